@@ -452,7 +452,7 @@ class TinyLlama(nn.Module):
 
 # ---------------------------------------------------------------- weights: one canonical form for all versions
 
-# A fused weight is the concatenation of these canonical ones, in this order. Version 1 has no fused weights.
+# A fused weight is the concatenation of these canonical ones, in this order; version 1 has none.
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
