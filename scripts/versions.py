@@ -1,0 +1,64 @@
+"""The four training scripts as modules, and the comparison that no speed figure may do without: their gradients.
+
+from versions import load_version, loss_and_gradients, relative_error
+loss, gradients = loss_and_gradients(3, ["--preset", "tiny"])
+"""
+
+import importlib.util
+import pathlib
+import sys
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+SCRIPTS = {
+    1: REPOSITORY / "version1_pytorch_baseline" / "tiny_llama_v1.py",
+    2: REPOSITORY / "version2_pytorch_fused" / "tiny_llama_v2.py",
+    3: REPOSITORY / "version3_triton" / "tiny_llama_v3.py",
+    4: REPOSITORY / "version4_pytorch_sdpa" / "tiny_llama_v4.py",
+}
+
+
+def load_version(version):
+    """The module of tiny_llama_v<version>.py, loaded once by its path; importing it does no work."""
+    name = SCRIPTS[version].stem
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, SCRIPTS[version])
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def loss_and_gradients(version, argv, step=0):
+    """Loss of one batch with the initial weights, and its gradient with respect to every weight.
+
+    argv: command-line options of the script; step: which batch of the data. The step is run operation by operation,
+    never replayed from a graph. Returns (float in nats, {canonical name: float32 CPU tensor}); a weight without a
+    gradient is missing from it. Bad options end the program with status 2, as the script itself does.
+    """
+    import torch  # here, because the tools that only read the scripts do without it
+
+    script = load_version(version)
+    options = script.parse_options([*argv, "--no-graph"])
+    torch.use_deterministic_algorithms(False)  # set_up_backend switches it on where the version asks for it
+    script.set_up_backend(options)
+    trainer = script.Trainer(options)
+    tokens, labels = (tensor.to(trainer.device) for tensor in script.load_data(options).batch(step))
+    loss = script.compute_loss(trainer.model, tokens, labels, options)
+    scale = trainer.scaler.get_scale() if trainer.scaler.is_enabled() else 1.0
+    (loss.float() * scale).backward()
+    gradients = {name: p.grad / scale for name, p in trainer.model.named_parameters() if p.grad is not None}
+    canonical = script.canonical_views(gradients, trainer.config)
+    return loss.item(), {name: tensor.float().cpu() for name, tensor in canonical.items()}
+
+
+def relative_error(a, b):
+    """rms(a - b) / rms(b) of two tensors of one shape, in float64; infinite where only b is zero or a is not finite."""
+    a, b = a.double(), b.double()
+    difference, size = (a - b).square().mean().sqrt().item(), b.square().mean().sqrt().item()
+    if difference == 0:
+        return 0.0
+    return difference / size if size > 0 and difference == difference else float("inf")

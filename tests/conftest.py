@@ -1,0 +1,66 @@
+"""What all tests share. Without a GPU, Triton's kernels run in its interpreter, chosen before Triton is imported."""
+
+import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many processes as cores; the scripts that tests start inherit it
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import functools
+
+import pytest
+from versions import load_version
+
+
+def pytest_collection_modifyitems(items):
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(scope="session")
+def device():
+    """The device that kernels are tested on: the GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(scope="session")
+def version():
+    """version(n) is the module of tiny_llama_v<n>.py."""
+    return load_version
+
+
+def filled_with_nan(allocate):
+    """The allocation function, with NaN in every element of a floating-point result."""
+
+    @functools.wraps(allocate)
+    def poisoned(*args, **kwargs):
+        tensor = allocate(*args, **kwargs)
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+    return poisoned
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(request, monkeypatch):
+    """Under the mark "poisoned", an element that a kernel never writes reads as NaN instead of as what was there."""
+    if request.node.get_closest_marker("poisoned"):
+        for name in ("empty", "empty_like", "empty_strided"):
+            monkeypatch.setattr(torch, name, filled_with_nan(getattr(torch, name)))
+        for name in ("new_empty", "new_empty_strided"):
+            monkeypatch.setattr(torch.Tensor, name, filled_with_nan(getattr(torch.Tensor, name)))
+
+
+@pytest.fixture(autouse=True)
+def backend_settings():
+    """Leave the process-wide settings that the scripts make (determinism, precision) as they were."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    precision = torch.get_float32_matmul_precision()
+    yield
+    torch.use_deterministic_algorithms(deterministic)
+    torch.set_float32_matmul_precision(precision)
