@@ -1,0 +1,37 @@
+-- The views that a reader needs of a rocpd database, as plain tables; kernel times in nanoseconds.
+CREATE TABLE rocpd_metadata (id INTEGER PRIMARY KEY, tag TEXT, value TEXT);
+INSERT INTO rocpd_metadata (tag, value) VALUES ('schema_version', '3');
+CREATE TABLE kernels (id INTEGER, guid TEXT, tid INTEGER, category TEXT, region TEXT, name TEXT, nid INTEGER, pid INTEGER,
+  agent_abs_index INTEGER, dispatch_id INTEGER, stream_id INTEGER, queue_id INTEGER, "start" INTEGER, "end" INTEGER, duration INTEGER);
+INSERT INTO kernels VALUES (1, 'g', 4321, 'KERNEL_DISPATCH', '', 'void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(int, at::native::FillFunctor<float>, std::array<char*, 1ul>)', 1, 4321, 4, 1, 2, 1, 1550151853000000, 1550151853001000, 1000);
+INSERT INTO kernels VALUES (2, 'g', 4321, 'KERNEL_DISPATCH', '', 'Cijk_Alik_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64_MI16x16x1_SN_LDSB1', 1, 4321, 4, 2, 2, 1, 1550151853002000, 1550151853007000, 5000);
+INSERT INTO kernels VALUES (3, 'g', 4321, 'KERNEL_DISPATCH', '', 'attention_forward_kernel', 1, 4321, 4, 3, 2, 1, 1550151853009000, 1550151853013000, 4000);
+INSERT INTO kernels VALUES (4, 'g', 4321, 'KERNEL_DISPATCH', '', 'Cijk_Alik_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64_MI16x16x1_SN_LDSB1', 1, 4321, 4, 4, 2, 1, 1550151853014000, 1550151853021000, 7000);
+INSERT INTO kernels VALUES (5, 'g', 4321, 'KERNEL_DISPATCH', '', 'rmsnorm_backward_kernel', 1, 4321, 4, 5, 2, 1, 1550151853022000, 1550151853024500, 2500);
+INSERT INTO kernels VALUES (6, 'g', 4321, 'KERNEL_DISPATCH', '', 'Cijk_Alik_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64_MI16x16x1_SN_LDSB1', 1, 4321, 4, 6, 2, 1, 1550151853026000, 1550151853032000, 6000);
+INSERT INTO kernels VALUES (7, 'g', 4321, 'KERNEL_DISPATCH', '', 'void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(int, at::native::FillFunctor<float>, std::array<char*, 1ul>)', 1, 4321, 4, 7, 2, 1, 1550151853034000, 1550151853035500, 1500);
+INSERT INTO kernels VALUES (8, 'g', 4321, 'KERNEL_DISPATCH', '', 'adamw_kernel', 1, 4321, 4, 8, 2, 1, 1550151853040000, 1550151853043000, 3000);
+CREATE TABLE memory_copies (id INTEGER, name TEXT, pid INTEGER, "start" INTEGER, "end" INTEGER, duration INTEGER, size INTEGER);
+CREATE TABLE top_kernels (name TEXT, total_calls INTEGER, total_duration REAL, average REAL, percentage REAL);
+INSERT INTO top_kernels VALUES ('void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(int, at::native::FillFunctor<float>, std::array<char*, 1ul>)', 2, 2.5, 1.2500, 8.3333);
+INSERT INTO top_kernels VALUES ('Cijk_Alik_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64_MI16x16x1_SN_LDSB1', 3, 18.0, 6.0000, 60.0000);
+INSERT INTO top_kernels VALUES ('attention_forward_kernel', 1, 4.0, 4.0000, 13.3333);
+INSERT INTO top_kernels VALUES ('rmsnorm_backward_kernel', 1, 2.5, 2.5000, 8.3333);
+INSERT INTO top_kernels VALUES ('adamw_kernel', 1, 3.0, 3.0000, 10.0000);
+CREATE TABLE counters_collection (id INTEGER, dispatch_id INTEGER, kernel_name TEXT, counter_name TEXT, value REAL, duration INTEGER);
+INSERT INTO counters_collection VALUES (1, 1, 'void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(int, at::native::FillFunctor<float>, std::array<char*, 1ul>)', 'SQ_WAVES', 1024.0, 1000);
+INSERT INTO counters_collection VALUES (2, 1, 'void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(int, at::native::FillFunctor<float>, std::array<char*, 1ul>)', 'GRBM_GUI_ACTIVE', 2000.0, 1000);
+INSERT INTO counters_collection VALUES (3, 2, 'Cijk_Alik_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64_MI16x16x1_SN_LDSB1', 'SQ_WAVES', 1024.0, 5000);
+INSERT INTO counters_collection VALUES (4, 2, 'Cijk_Alik_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64_MI16x16x1_SN_LDSB1', 'GRBM_GUI_ACTIVE', 10000.0, 5000);
+INSERT INTO counters_collection VALUES (5, 3, 'attention_forward_kernel', 'SQ_WAVES', 1024.0, 4000);
+INSERT INTO counters_collection VALUES (6, 3, 'attention_forward_kernel', 'GRBM_GUI_ACTIVE', 8000.0, 4000);
+INSERT INTO counters_collection VALUES (7, 4, 'Cijk_Alik_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64_MI16x16x1_SN_LDSB1', 'SQ_WAVES', 1024.0, 7000);
+INSERT INTO counters_collection VALUES (8, 4, 'Cijk_Alik_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64_MI16x16x1_SN_LDSB1', 'GRBM_GUI_ACTIVE', 14000.0, 7000);
+INSERT INTO counters_collection VALUES (9, 5, 'rmsnorm_backward_kernel', 'SQ_WAVES', 1024.0, 2500);
+INSERT INTO counters_collection VALUES (10, 5, 'rmsnorm_backward_kernel', 'GRBM_GUI_ACTIVE', 5000.0, 2500);
+INSERT INTO counters_collection VALUES (11, 6, 'Cijk_Alik_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64_MI16x16x1_SN_LDSB1', 'SQ_WAVES', 1024.0, 6000);
+INSERT INTO counters_collection VALUES (12, 6, 'Cijk_Alik_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64_MI16x16x1_SN_LDSB1', 'GRBM_GUI_ACTIVE', 12000.0, 6000);
+INSERT INTO counters_collection VALUES (13, 7, 'void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(int, at::native::FillFunctor<float>, std::array<char*, 1ul>)', 'SQ_WAVES', 1024.0, 1500);
+INSERT INTO counters_collection VALUES (14, 7, 'void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(int, at::native::FillFunctor<float>, std::array<char*, 1ul>)', 'GRBM_GUI_ACTIVE', 3000.0, 1500);
+INSERT INTO counters_collection VALUES (15, 8, 'adamw_kernel', 'SQ_WAVES', 1024.0, 3000);
+INSERT INTO counters_collection VALUES (16, 8, 'adamw_kernel', 'GRBM_GUI_ACTIVE', 6000.0, 3000);
