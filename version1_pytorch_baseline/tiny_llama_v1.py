@@ -144,6 +144,11 @@ def check_version_options(options):
     """Version 1 takes every size that the model takes."""
 
 
+def describe_parts(options):
+    """What this version computes with, for the printed configuration."""
+    return "plain operations"
+
+
 def resolve_options(options):
     """Fill what was not given: preset first, then defaults, then what follows from other options."""
     chosen = {**DEFAULTS, **PRESETS.get(options.preset, {})}
@@ -828,7 +833,8 @@ def print_configuration(trainer, data):
     )
     print(f"  batch      {options.batch_size} sequences of {options.seq_len} tokens, vocabulary {config.vocab_size}")
     print(f"  data       {data.description}")
-    print(f"  precision  {precision_name(options)}{', deterministic' if options.deterministic else ''}", flush=True)
+    print(f"  precision  {precision_name(options)}{', deterministic' if options.deterministic else ''}")
+    print(f"  parts      {describe_parts(options)}", flush=True)
 
 
 def print_step(step, options, record, device):

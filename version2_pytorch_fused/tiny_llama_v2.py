@@ -139,17 +139,17 @@ def add_profiling_options(parser):
 def add_switch(group, name, default, meaning):
     """--enable-NAME and --disable-NAME."""
     target = f"enable_{name.replace('-', '_')}"
-    group.add_argument(f"--enable-{name}", dest=target, action="store_true", help=f"{meaning} (default: {default})")
+    group.add_argument(f"--enable-{name}", dest=target, action="store_true", help=meaning)
     group.add_argument(f"--disable-{name}", dest=target, action="store_false", help=argparse.SUPPRESS)
     group.set_defaults(**{target: default})
 
 
 def add_version_options(parser):
     group = parser.add_argument_group("fusions; each --enable-X has its --disable-X")
-    add_switch(group, "qkv-fusion", True, "one product for q, k and v")
-    add_switch(group, "flash-attention", True, "attention in one kernel")
-    add_switch(group, "swiglu-fusion", True, "one product for gate and up")
-    add_switch(group, "torch-compile", False, "let torch.compile fuse the rest")
+    add_switch(group, "qkv-fusion", True, "one product for q, k and v (on)")
+    add_switch(group, "flash-attention", True, "attention in one kernel (on)")
+    add_switch(group, "swiglu-fusion", True, "one product for gate and up (on)")
+    add_switch(group, "torch-compile", False, "let torch.compile fuse the rest (off)")
     group.add_argument("--enable-all-fusion", action="store_true", help="all four")
     modes = ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
     group.add_argument("--compile-mode", choices=modes, default="default", help="of torch.compile (%(default)s)")
@@ -161,6 +161,12 @@ def check_version_options(options):
         options.enable_swiglu_fusion = options.enable_torch_compile = True
     if options.graph and options.enable_torch_compile and "reduce" in options.compile_mode:
         raise ValueError("--compile-mode reduce-overhead makes graphs of its own: use it with --no-graph")
+
+
+def describe_parts(options):
+    """What this version computes with, for the printed configuration."""
+    names = ("qkv-fusion", "flash-attention", "swiglu-fusion", "torch-compile")
+    return ", ".join(name for name in names if getattr(options, f"enable_{name.replace('-', '_')}")) or "none fused"
 
 
 def resolve_options(options):
@@ -876,7 +882,8 @@ def print_configuration(trainer, data):
     )
     print(f"  batch      {options.batch_size} sequences of {options.seq_len} tokens, vocabulary {config.vocab_size}")
     print(f"  data       {data.description}")
-    print(f"  precision  {precision_name(options)}{', deterministic' if options.deterministic else ''}", flush=True)
+    print(f"  precision  {precision_name(options)}{', deterministic' if options.deterministic else ''}")
+    print(f"  parts      {describe_parts(options)}", flush=True)
 
 
 def print_step(step, options, record, device):

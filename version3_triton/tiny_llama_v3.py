@@ -1,0 +1,1789 @@
+#!/usr/bin/env python3
+"""Tiny LLaMA, version 3: kernels of our own in Triton, forward and backward, for what lies between the products.
+
+    python tiny_llama_v3.py                                     # trains on a synthetic stream, GPU if there is one
+    python tiny_llama_v3.py --preset medium --use-amp
+    python tiny_llama_v3.py --disable-attention-kernel          # each kernel has its own switch
+
+The lesson of this version is bytes: a tensor that is read and written once instead of several times. Matrix products
+stay with the BLAS; normalization with its residual addition, rotary embedding, SwiGLU, attention, the loss and the
+optimizer are one kernel each way. With --use-amp the model itself is 16-bit and the optimizer keeps float32 weights.
+Without a GPU the kernels run in Triton's interpreter: right, but slow.
+
+Letters in shapes and comments: B batch, T tokens of a sequence, C hidden_dim, H query heads, K key/value heads,
+D head_dim = C / H, F intermediate_dim, V vocab_size.
+
+A name that also stands in another version is the same code there, character for character, unless it is listed as a
+fork: `diff` of two versions shows what the next one changes and nothing else.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import datetime
+import hashlib
+import json
+import math
+import os
+import pathlib
+import pickle
+import platform
+import resource
+import subprocess
+import sys
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
+import triton
+import triton.language as tl
+
+VERSION = 3
+GRAPH_BY_DEFAULT = True
+DETERMINISTIC_BY_DEFAULT = False
+
+# ---------------------------------------------------------------- configuration
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Sizes of the model."""
+
+    vocab_size: int
+    hidden_dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    intermediate_dim: int
+    norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+
+    @property
+    def head_dim(self):
+        return self.hidden_dim // self.num_heads
+
+
+SIZES = ("hidden_dim", "num_layers", "num_heads", "intermediate_dim", "seq_len", "batch_size")
+PRESETS = {
+    "tiny": dict(zip(SIZES, (256, 4, 8, 512, 128, 8), strict=True)),
+    "small": dict(zip(SIZES, (512, 8, 8, 2048, 128, 8), strict=True)),
+    "medium": dict(zip(SIZES, (1024, 12, 16, 4096, 512, 16), strict=True)),
+}
+DEFAULTS = {"hidden_dim": 512, "num_layers": 8, "num_heads": 8, "seq_len": 256, "batch_size": 8}
+SORT_KEYS = [
+    f"{prefix}{key}"
+    for key in ("cpu_time_total", "cuda_time_total", "device_time_total", "cpu_memory_usage", "device_memory_usage")
+    for prefix in ("", "self_")
+] + ["count"]
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one sentence, with exit status 2."""
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def add_model_options(parser):
+    group = parser.add_argument_group("model and batch")
+    group.add_argument("--preset", choices=PRESETS, help="sizes to start from; single options override it")
+    group.add_argument("--batch-size", type=int, metavar="B", help="sequences in a step (8)")
+    group.add_argument("--seq-len", type=int, metavar="T", help="tokens in a sequence (256)")
+    group.add_argument("--hidden-dim", type=int, metavar="C", help="width of the model (512)")
+    group.add_argument("--num-layers", type=int, metavar="L", help="transformer blocks (8)")
+    group.add_argument("--num-heads", type=int, metavar="H", help="query heads (8)")
+    group.add_argument("--num-kv-heads", type=int, metavar="K", help="key and value heads (half the query heads)")
+    group.add_argument("--intermediate-dim", type=int, metavar="F", help="width of the feed-forward part (4 x hidden)")
+    group.add_argument("--vocab-size", type=int, default=1000, metavar="V", help="distinct tokens (%(default)s)")
+
+
+def add_training_options(parser):
+    group = parser.add_argument_group("training")
+    flag = argparse.BooleanOptionalAction
+    group.add_argument("--num-steps", type=int, default=50, help="measured training steps (%(default)s)")
+    group.add_argument("--warmup-steps", type=int, default=3, help="steps before the clock starts (%(default)s)")
+    group.add_argument("--learning-rate", type=float, default=3e-4, help="of AdamW (%(default)s)")
+    group.add_argument("--seed", type=int, default=0, help="of weights and batches (%(default)s)")
+    group.add_argument("--data", metavar="PATH", help="text file, or folder of them, read as bytes (synthetic stream)")
+    group.add_argument("--use-amp", action="store_true", help="automatic mixed precision")
+    group.add_argument("--amp-dtype", choices=["bfloat16", "float16"], default="bfloat16", help="(%(default)s)")
+    group.add_argument("--tf32", action="store_true", help="let float32 matrix products use TF32 matrix units")
+    group.add_argument("--graph", action=flag, help=f"replay the step from a CUDA/HIP graph ({GRAPH_BY_DEFAULT})")
+    group.add_argument(
+        "--deterministic",
+        action=flag,
+        default=DETERMINISTIC_BY_DEFAULT,
+        help="same bits in every run (%(default)s)",
+    )
+    group.add_argument("--device", help="cpu, cuda or cuda:N; PyTorch calls AMD GPUs cuda too (a GPU if there is one)")
+    group.add_argument("--metrics-file", metavar="JSON", help="write configuration, environment, steps and summary")
+    group.add_argument("--validate-setup", action="store_true", help="three small steps that check this machine")
+    group.add_argument("--checkpoint-dir", metavar="DIR", default="checkpoints", help="for --save-every (%(default)s)")
+    group.add_argument("--save-every", type=int, default=0, metavar="N", help="write a checkpoint every N steps")
+    group.add_argument("--resume", action="store_true", help="continue from the newest sound checkpoint")
+
+
+def add_profiling_options(parser):
+    group = parser.add_argument_group("profiling with PyTorch's profiler (on steps after the measured ones)")
+    group.add_argument("--enable-pytorch-profiler", action="store_true", help="write a trace for ui.perfetto.dev")
+    group.add_argument("--profile-dir", metavar="DIR", default="pytorch_profiles", help="(%(default)s)")
+    group.add_argument("--profile-steps", type=int, default=3, metavar="N", help="steps to profile (%(default)s)")
+    group.add_argument(
+        "--profile-memory", "--enable-memory-profiling", action="store_true", help="memory of every operator"
+    )
+    group.add_argument("--profile-operators", action="store_true", help="print a table of the operators")
+    group.add_argument(
+        "--sort-by", choices=SORT_KEYS, metavar="KEY", default="cuda_time_total", help="of that table (%(default)s)"
+    )
+    group.add_argument("--profile-attention-only", action="store_true", help="profile one attention layer alone")
+
+
+def add_switch(group, name, default, meaning):
+    """--enable-NAME and --disable-NAME."""
+    target = f"enable_{name.replace('-', '_')}"
+    group.add_argument(f"--enable-{name}", dest=target, action="store_true", help=meaning)
+    group.add_argument(f"--disable-{name}", dest=target, action="store_false", help=argparse.SUPPRESS)
+    group.set_defaults(**{target: default})
+
+
+def add_version_options(parser):
+    group = parser.add_argument_group("Triton kernels, all on; each --enable-X has its --disable-X")
+    add_switch(group, "rmsnorm-kernel", True, "RMSNorm with the residual addition")
+    add_switch(group, "rope-kernel", True, "rotary embedding")
+    add_switch(group, "swiglu-kernel", True, "SwiGLU, computed again in the backward")
+    add_switch(group, "attention-kernel", True, "flash attention")
+    add_switch(group, "loss-kernel", True, "cross-entropy")
+    add_switch(group, "optimizer-kernel", True, "AdamW in one launch")
+
+
+def check_version_options(options):
+    head_dim = options.hidden_dim // options.num_heads
+    if options.enable_attention_kernel and head_dim not in HEAD_DIMS:
+        raise ValueError(
+            f"--hidden-dim / --num-heads must be one of {', '.join(map(str, HEAD_DIMS))} for the attention kernel, "
+            f"not {head_dim}: choose other sizes or --disable-attention-kernel"
+        )
+    if options.enable_rmsnorm_kernel and options.hidden_dim > MAX_ROW:
+        raise ValueError(f"--hidden-dim must be at most {MAX_ROW} for the RMSNorm kernel, not {options.hidden_dim}")
+    if options.use_amp and not options.enable_optimizer_kernel:
+        raise ValueError("--use-amp needs the optimizer kernel, which keeps the float32 weights: leave it enabled")
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if torch.device(options.device).type == "cpu" and not interpreted:
+        raise ValueError("--device cpu runs the kernels in Triton's interpreter: set TRITON_INTERPRET=1 and try again")
+    if options.use_amp and options.amp_dtype == "bfloat16" and interpreted:
+        raise ValueError("--amp-dtype bfloat16 needs a GPU, Triton's interpreter cannot multiply it: use float16")
+
+
+def describe_parts(options):
+    """What this version computes with, for the printed configuration."""
+    kernels = ("rmsnorm", "rope", "swiglu", "attention", "loss", "optimizer")
+    parts = [kernel for kernel in kernels if getattr(options, f"enable_{kernel}_kernel")]
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    note = ", in Triton's interpreter: results are right, times mean nothing" if interpreted else ""
+    return f"Triton kernels for {', '.join(parts) or 'nothing'}{note}"
+
+
+def resolve_options(options):
+    """Fill what was not given: preset first, then defaults, then what follows from other options."""
+    chosen = {**DEFAULTS, **PRESETS.get(options.preset, {})}
+    if options.hidden_dim not in (None, chosen["hidden_dim"]):
+        chosen.pop("intermediate_dim", None)
+    for name, value in chosen.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if options.validate_setup:
+        options.num_steps, options.warmup_steps = 3, 1
+    if options.num_kv_heads is None:
+        options.num_kv_heads = max(1, options.num_heads // 2)
+    if options.intermediate_dim is None:
+        options.intermediate_dim = 4 * options.hidden_dim
+    if options.device is None:
+        options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.graph is None:
+        options.graph = GRAPH_BY_DEFAULT and not options.enable_pytorch_profiler
+    options.profile = (
+        options.enable_pytorch_profiler
+        or options.profile_memory
+        or options.profile_operators
+        or options.profile_attention_only
+    )
+
+
+def check_sizes(options):
+    positive = "batch_size seq_len hidden_dim num_layers num_heads num_kv_heads intermediate_dim vocab_size num_steps"
+    for name in (positive + " profile_steps").split():
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}")
+    for name in ("warmup_steps", "save_every", "seed"):
+        if getattr(options, name) < 0:
+            raise ValueError(f"--{name.replace('_', '-')} must not be negative, but is {getattr(options, name)}")
+    if not (math.isfinite(options.learning_rate) and options.learning_rate > 0):
+        raise ValueError(f"--learning-rate must be a positive number, not {options.learning_rate}")
+    if options.hidden_dim % (2 * options.num_heads):
+        raise ValueError(
+            f"--hidden-dim must be a multiple of 2 x --num-heads = {2 * options.num_heads} "
+            f"(rotary embeddings turn pairs), not {options.hidden_dim}"
+        )
+    if options.num_heads % options.num_kv_heads:
+        raise ValueError(f"--num-kv-heads must divide --num-heads {options.num_heads}, not {options.num_kv_heads}")
+
+
+def check_places(options):
+    """Refuse a device that is not there and a file that cannot be written, before any work is done."""
+    try:
+        device = torch.device(options.device)
+    except RuntimeError:
+        raise ValueError(f"--device must be cpu, cuda or cuda:N, not {options.device}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device must be cpu, cuda or cuda:N, not {options.device}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"--device {options.device} is not there: PyTorch sees {torch.cuda.device_count()} GPUs here")
+    if options.metrics_file:
+        path = pathlib.Path(options.metrics_file)
+        target = path if path.exists() else path.parent
+        if path.is_dir() or not os.access(target, os.W_OK):
+            raise ValueError(f"--metrics-file {path} cannot be written: choose a file in a folder that can")
+    if options.resume and not pathlib.Path(options.checkpoint_dir).is_dir():
+        raise ValueError(f"--resume needs an existing --checkpoint-dir, and {options.checkpoint_dir} is not there")
+
+
+def parse_options(argv=None):
+    """Options from the command line, complete and checked; a wrong one ends the program with status 2."""
+    parser = Parser(
+        prog=f"tiny_llama_v{VERSION}.py",
+        description=f"Train a tiny LLaMA, version {VERSION}.",
+        epilog=f"example: python tiny_llama_v{VERSION}.py --preset small --num-steps 20 --metrics-file v{VERSION}.json",
+    )
+    for add in (add_model_options, add_training_options, add_profiling_options, add_version_options):
+        add(parser)
+    options = parser.parse_args(argv)
+    try:
+        resolve_options(options)
+        check_sizes(options)
+        check_places(options)
+        check_version_options(options)
+    except ValueError as error:
+        parser.error(str(error))
+    return options
+
+
+def model_config(options):
+    return Config(**{f.name: getattr(options, f.name) for f in dataclasses.fields(Config) if hasattr(options, f.name)})
+
+
+# ---------------------------------------------------------------- data
+
+
+class SyntheticStream:
+    """A stream of tokens that can be learned, and whose best reachable loss is known.
+
+    After token t comes one of up to four fixed successors of t, with probabilities 1/2, 1/4, 1/8, 1/8; the successors
+    are drawn once from the seed. No model can do better than the entropy of that choice.
+    """
+
+    def __init__(self, options):
+        self.options = options
+        branches = min(4, options.vocab_size)
+        self.probabilities = np.array([0.5 ** min(i + 1, branches - 1) for i in range(branches)])
+        self.best_loss = float(-(self.probabilities * np.log(self.probabilities)).sum())
+        self.order = np.random.default_rng(options.seed).permutation(options.vocab_size)
+        self.description = f"synthetic stream, best reachable loss {self.best_loss:.4f}"
+
+    def batch(self, step):
+        """Tokens and next tokens of one step, two int64 tensors [B, T]; a function of seed and step alone."""
+        B, T, V = self.options.batch_size, self.options.seq_len, self.options.vocab_size
+        rng = np.random.default_rng((self.options.seed, step))
+        choices = rng.choice(len(self.probabilities), size=(B, T), p=self.probabilities)
+        stream = np.empty((B, T + 1), dtype=np.int64)
+        stream[:, 0] = rng.integers(0, V, size=B)
+        for t in range(T):
+            stream[:, t + 1] = self.order[(stream[:, t] + choices[:, t]) % V]
+        stream = torch.from_numpy(stream)
+        return stream[:, :-1], stream[:, 1:]
+
+
+class TextStream:
+    """Random windows of real text, one token a byte."""
+
+    best_loss = None
+
+    def __init__(self, options):
+        self.options = options
+        self.bytes = np.frombuffer(read_text(pathlib.Path(options.data)), dtype=np.uint8)
+        if len(self.bytes) <= options.seq_len:
+            raise ValueError(
+                f"--data {options.data} holds {len(self.bytes)} bytes of text, "
+                f"but --seq-len {options.seq_len} needs at least {options.seq_len + 1}"
+            )
+        if self.bytes.max() >= options.vocab_size:
+            raise ValueError(
+                f"--vocab-size {options.vocab_size} is too small for --data {options.data}: "
+                f"it must be at least {self.bytes.max() + 1}"
+            )
+        self.description = f"{len(self.bytes):,} bytes of text from {options.data}"
+
+    def batch(self, step):
+        """Tokens and next tokens of one step, two int64 tensors [B, T]; a function of seed and step alone."""
+        B, T = self.options.batch_size, self.options.seq_len
+        starts = np.random.default_rng((self.options.seed, step)).integers(0, len(self.bytes) - T, size=(B, 1))
+        windows = torch.from_numpy(self.bytes[starts + np.arange(T + 1)].astype(np.int64))
+        return windows[:, :-1], windows[:, 1:]
+
+
+def read_text(path):
+    """The bytes of a text file, or of all text files directly in a folder, in the order of their names."""
+    try:
+        files = [path] if not path.is_dir() else sorted(p for p in path.iterdir() if p.is_file())
+        contents = [file.read_bytes() for file in files]
+    except OSError as error:
+        raise ValueError(f"--data {path} cannot be read: {error.strerror}") from None
+    # A NUL byte marks a binary file; those that happen to lie in a folder of text are passed over.
+    return b"\n".join(content for content in contents if b"\0" not in content)
+
+
+def load_data(options):
+    return TextStream(options) if options.data else SyntheticStream(options)
+
+
+# ---------------------------------------------------------------- operations: what the kernels compute
+
+
+def annotate(name):
+    """A named range for the PyTorch profiler and, on a GPU, for NVTX/ROCTX timelines."""
+    if torch.compiler.is_compiling():
+        return contextlib.nullcontext()
+    ranges = contextlib.ExitStack()
+    ranges.enter_context(torch.profiler.record_function(name))
+    if torch.cuda.is_available():
+        ranges.enter_context(torch.cuda.nvtx.range(name))
+    return ranges
+
+
+def at_least_float32(x):
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def rms_norm(x, weight, eps):
+    """x / sqrt(mean(x²) + eps) · weight over the last dimension, computed in float32."""
+    wide = at_least_float32(x)
+    normalized = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (normalized * weight).to(x.dtype)
+
+
+def rope_tables(seq_len, head_dim, theta, device):
+    """Cosine and sine of t · theta^(-2i / D) for position t and pair i: two float32 tensors [T, D/2]."""
+    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), frequencies)
+    return angles.cos().float().to(device), angles.sin().float().to(device)
+
+
+def apply_rope(x, cos, sin):
+    """Turn the pairs (x[i], x[i + D/2]) of every head of x [B, T, heads, D] by their position's angles."""
+    first, second = at_least_float32(x).chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+def causal_attention(query, key, value):
+    """softmax(query keyᵀ / sqrt(D)) value in one kernel, each token seeing itself and those before it.
+
+    query [B, T, H, D], key and value [B, T, K, D] with H a multiple of K; returns [B, T, H, D].
+    """
+    grouped = query.dtype in (torch.float16, torch.bfloat16)
+    if not grouped:
+        # In float32 only the slow kernel that writes the scores shares keys between heads; the fused one wants copies.
+        key, value = (x.repeat_interleave(query.shape[2] // x.shape[2], dim=2) for x in (key, value))
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+    return mixed.transpose(1, 2)
+
+
+def swiglu(gate, up):
+    """silu(gate) · up, with silu(x) = x · sigmoid(x)."""
+    return F.silu(gate) * up
+
+
+# ---------------------------------------------------------------- kernels: the lesson of this version
+
+HEAD_DIMS = (16, 32, 64, 128)
+MAX_ROW = 32768
+TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+def gpu_architecture(device):
+    """'gfx942', 'sm_90', ... of the GPU, or 'cpu' where Triton's interpreter runs the kernels."""
+    if device.type == "cpu":
+        return "cpu"
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        return properties.gcnArchName.split(":")[0]
+    return f"sm_{properties.major}{properties.minor}"
+
+
+def program_count(device):
+    """Programs that fill the GPU once, for kernels that walk over their work."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+def tile_of(columns, architecture, elements=4096):
+    """ROWS and BLOCK (powers of two) of a tile that covers a row of so many columns, or a part of a long row.
+
+    The interpreter pays for each program and not for each element, so that its tiles are large.
+    """
+    if architecture == "cpu":
+        elements = 65536
+    block = min(triton.next_power_of_2(columns), elements)
+    return {"ROWS": elements // block, "BLOCK": block}
+
+
+def row_tile(columns, architecture):
+    """As tile_of, for kernels that need a whole row at once."""
+    return tile_of(columns, architecture, elements=max(4096, triton.next_power_of_2(columns)))
+
+
+def check_kernel_input(name, *tensors):
+    """Refuse, before any launch, what the kernels would read wrongly."""
+    first = tensors[0]
+    for tensor in tensors:
+        if tensor.device != first.device or tensor.dtype != first.dtype:
+            raise ValueError(f"{name}: all tensors must share device and dtype, not {tensor.dtype} and {first.dtype}")
+    if first.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise ValueError(f"{name}: the kernels take float32, float16 and bfloat16, not {first.dtype}")
+
+
+# ---- RMSNorm, with the residual add in front of it
+# forward    x = residual + branch,  rstd = 1 / sqrt(mean(x²) + eps),  y = x · rstd · w
+# backward   g = dy · w,  dx = dresidual + rstd · (g - x · rstd² · mean(g · x)),  dw = Σ_rows dy · x · rstd
+#            and since x is a sum, dx is the gradient of both its terms
+
+
+@triton.jit
+def rmsnorm_forward_kernel(
+    residual_ptr, branch_ptr, w_ptr, x_ptr, y_ptr, rstd_ptr, rows, C, eps,
+    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program normalizes ROWS rows of [rows, C]; BLOCK >= C."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = (row[:, None] < rows) & (column[None, :] < C)
+    offsets = row[:, None].to(tl.int64) * C + column[None, :]
+    x = tl.load(residual_ptr + offsets, mask=inside, other=0.0)
+    if ADD:
+        branch = tl.load(branch_ptr + offsets, mask=inside, other=0.0)
+        x = (x.to(tl.float32) + branch.to(tl.float32)).to(x_ptr.dtype.element_ty)
+        tl.store(x_ptr + offsets, x, mask=inside)
+    x = x.to(tl.float32)
+    rstd = tl.rsqrt(tl.sum(x * x, 1) / C + eps)
+    tl.store(rstd_ptr + row, rstd, mask=row < rows)
+    w = tl.load(w_ptr + column, mask=column < C, other=0.0).to(tl.float32)
+    tl.store(y_ptr + offsets, (x * rstd[:, None] * w[None, :]).to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def rmsnorm_backward_kernel(
+    dy_ptr, dresidual_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, rows, C,
+    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program p of P walks tiles p, p + P, ... of ROWS rows and leaves its share of dw in dw[p]: no atomics."""
+    column = tl.arange(0, BLOCK)
+    w = tl.load(w_ptr + column, mask=column < C, other=0.0).to(tl.float32)
+    dw = tl.zeros([ROWS, BLOCK], tl.float32)
+    for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
+        inside = (row[:, None] < rows) & (column[None, :] < C)
+        offsets = row[:, None].to(tl.int64) * C + column[None, :]
+        dy = tl.load(dy_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)[:, None]
+        g = dy * w[None, :]
+        dx = rstd * (g - x * (rstd * rstd * tl.sum(g * x, 1)[:, None] / C))
+        if ADD:
+            dx += tl.load(dresidual_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+        dw += dy * x * rstd
+        tl.store(dx_ptr + offsets, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+    tl.store(dw_ptr + tl.program_id(0).to(tl.int64) * C + column, tl.sum(dw, 0), mask=column < C)
+
+
+class AddRMSNormFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, residual, branch, w, eps):
+        ctx.set_materialize_grads(False)
+        C = residual.shape[-1]
+        residual = residual.contiguous()
+        branch = branch.contiguous() if branch is not None else None
+        x = residual if branch is None else torch.empty_like(residual)
+        y = torch.empty_like(residual)
+        rows = y.numel() // C
+        rstd = torch.empty(rows, dtype=torch.float32, device=y.device)
+        tile = row_tile(C, gpu_architecture(y.device))
+        rmsnorm_forward_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
+            residual, residual if branch is None else branch, w, x, y, rstd, rows, C, eps, branch is not None, **tile
+        )
+        ctx.save_for_backward(x, w, rstd)
+        ctx.added = branch is not None
+        return x, y
+
+    @staticmethod
+    def backward(ctx, dx_later, dy):
+        x, w, rstd = ctx.saved_tensors
+        C, rows = x.shape[-1], rstd.numel()
+        dy = torch.zeros_like(x) if dy is None else dy.contiguous()
+        dx_later = None if dx_later is None else dx_later.contiguous()
+        tile = row_tile(C, gpu_architecture(x.device))
+        programs = min(triton.cdiv(rows, tile["ROWS"]), program_count(x.device))
+        dx = torch.empty_like(x)
+        dw = torch.empty(programs, C, dtype=torch.float32, device=x.device)
+        rmsnorm_backward_kernel[(programs,)](
+            dy, dy if dx_later is None else dx_later, x, w, rstd, dx, dw, rows, C, dx_later is not None, **tile
+        )
+        return dx, dx if ctx.added else None, dw.sum(0).to(w.dtype), None
+
+
+def add_rms_norm(residual, branch, w, eps):
+    """x = residual + branch and its RMSNorm, in one pass over memory.
+
+    residual, branch [..., C] of one dtype (branch None: nothing is added); w [C]; eps is added to the mean square.
+    Returns (x, norm(x) · w), both like residual. Sums are taken in float32.
+    """
+    check_kernel_input("add_rms_norm", *(t for t in (residual, branch) if t is not None))
+    if residual.shape[-1] > MAX_ROW:
+        raise ValueError(f"add_rms_norm: a row must fit one tile of {MAX_ROW} columns, not {residual.shape[-1]}")
+    if branch is not None and branch.shape != residual.shape:
+        raise ValueError(f"add_rms_norm: residual {tuple(residual.shape)} and branch {tuple(branch.shape)} must agree")
+    return AddRMSNormFunction.apply(residual, branch, w, eps)
+
+
+# ---- rotary embedding of the packed projections
+# forward    (x₁, x₂) -> (x₁ · cos - x₂ · sin, x₂ · cos + x₁ · sin)
+# backward   the transpose of a rotation is the rotation by the opposite angle: the same kernel with sin negated
+
+
+@triton.jit
+def rope_kernel(
+    x_ptr, y_ptr, cos_ptr, sin_ptr, tokens, T, heads, turned, HALF,
+    INVERSE: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """One program turns TOKENS x HEADS heads of x [tokens, heads, 2 · HALF]; heads from `turned` on are copied."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)[:, None, None]
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[None, :, None]
+    pair = tl.arange(0, PAIRS)[None, None, :]
+    angle = (token % T) * HALF + pair
+    known = (token < tokens) & (pair < HALF)
+    cos = tl.load(cos_ptr + angle, mask=known, other=0.0)
+    sin = tl.load(sin_ptr + angle, mask=known, other=0.0)
+    if INVERSE:
+        sin = -sin
+    cos = tl.where(head < turned, cos, 1.0)
+    sin = tl.where(head < turned, sin, 0.0)
+    inside = known & (head < heads)
+    offsets = (token.to(tl.int64) * heads + head) * (2 * HALF) + pair
+    x1 = tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+    x2 = tl.load(x_ptr + offsets + HALF, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y_ptr + offsets, (x1 * cos - x2 * sin).to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(y_ptr + offsets + HALF, (x2 * cos + x1 * sin).to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def turn(x, cos, sin, turned, inverse):
+    B, T, heads, D = x.shape
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    pairs = triton.next_power_of_2(D // 2)
+    tile = tile_of(pairs * triton.next_power_of_2(heads), gpu_architecture(x.device), elements=2048)
+    grid = (triton.cdiv(B * T, tile["ROWS"]), triton.cdiv(heads * pairs, tile["BLOCK"]))
+    rope_kernel[grid](
+        x, y, cos, sin, B * T, T, heads, turned, D // 2, inverse, tile["ROWS"], tile["BLOCK"] // pairs, pairs
+    )
+    return y
+
+
+class RoPEFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, cos, sin, turned):
+        ctx.save_for_backward(cos, sin)
+        ctx.turned = turned
+        return turn(x, cos, sin, turned, inverse=False)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return turn(dy, *ctx.saved_tensors, ctx.turned, inverse=True), None, None, None
+
+
+def rope(x, cos, sin, turned):
+    """Turn the first `turned` heads of x [B, T, heads, D] by the angles of cos and sin [T, D/2]; copy the others.
+
+    The copy lets query, key and value stay in one tensor from their projection to their gradient.
+    """
+    check_kernel_input("rope", x)
+    if cos.shape != (x.shape[1], x.shape[3] // 2) or not (cos.is_contiguous() and sin.is_contiguous()):
+        raise ValueError(
+            f"rope: cos and sin must be contiguous {(x.shape[1], x.shape[3] // 2)}, not {tuple(cos.shape)}"
+        )
+    return RoPEFunction.apply(x, cos, sin, turned)
+
+
+# ---- SwiGLU, packed, and the down projection behind it
+# forward    y = silu(a) · b,  silu(a) = a · σ(a)
+# backward   da = dy · b · σ(a) · (1 + a · (1 - σ(a))),  db = dy · silu(a)
+#            y is computed again from a and b, so that the widest tensor of the layer is not kept for the backward
+
+
+@triton.jit
+def swiglu_forward_kernel(x_ptr, y_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """One program computes a tile [ROWS, BLOCK] of y [rows, F] from x [rows, 2F], whose rows hold a and then b."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    inside = (row < rows) & (column < F)
+    a = tl.load(x_ptr + row * 2 * F + column, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(x_ptr + row * 2 * F + F + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y_ptr + row * F + column, (a * tl.sigmoid(a) * b).to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def swiglu_backward_kernel(dy_ptr, x_ptr, dx_ptr, y_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """One program computes a tile [ROWS, BLOCK] of both halves of dx [rows, 2F], and of y [rows, F] once more."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    inside = (row < rows) & (column < F)
+    dy = tl.load(dy_ptr + row * F + column, mask=inside, other=0.0).to(tl.float32)
+    a = tl.load(x_ptr + row * 2 * F + column, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(x_ptr + row * 2 * F + F + column, mask=inside, other=0.0).to(tl.float32)
+    sigmoid = tl.sigmoid(a)
+    silu = a * sigmoid
+    da = dy * b * sigmoid * (1 + a * (1 - sigmoid))
+    tl.store(dx_ptr + row * 2 * F + column, da.to(dx_ptr.dtype.element_ty), mask=inside)
+    tl.store(dx_ptr + row * 2 * F + F + column, (dy * silu).to(dx_ptr.dtype.element_ty), mask=inside)
+    tl.store(y_ptr + row * F + column, (silu * b).to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def swiglu_grid(rows, width, device):
+    tile = tile_of(width, gpu_architecture(device), elements=2048)
+    return (triton.cdiv(rows, tile["ROWS"]), triton.cdiv(width, tile["BLOCK"])), tile
+
+
+class SwiGLUDownFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, down):
+        rows, width = x.shape[0], x.shape[1] // 2
+        y = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+        grid, tile = swiglu_grid(rows, width, x.device)
+        swiglu_forward_kernel[grid](x, y, rows, width, **tile)
+        ctx.save_for_backward(x, down)
+        return y @ down.t()
+
+    @staticmethod
+    def backward(ctx, dz):
+        x, down = ctx.saved_tensors
+        rows, width = x.shape[0], x.shape[1] // 2
+        dy = dz @ down
+        dx, y = torch.empty_like(x), torch.empty_like(dy)
+        grid, tile = swiglu_grid(rows, width, x.device)
+        swiglu_backward_kernel[grid](dy, x, dx, y, rows, width, **tile)
+        return dx, dz.t() @ y
+
+
+def swiglu_down(x, down):
+    """(silu(a) · b) downᵀ for x [..., 2F] whose last dimension holds a and then b; down [C, F]; returns [..., C]."""
+    check_kernel_input("swiglu_down", x, down)
+    if x.shape[-1] != 2 * down.shape[1]:
+        raise ValueError(f"swiglu_down: x must have 2 x {down.shape[1]} columns, not {x.shape[-1]}")
+    return SwiGLUDownFunction.apply(x.flatten(0, -2).contiguous(), down).view(*x.shape[:-1], down.shape[0])
+
+
+# ---- causal flash attention with grouped queries, on the packed projections
+# The rows of qkv [B, T, H + 2K, D] hold H query heads, K key heads and K value heads; query head h reads
+# key/value head h // (H/K).
+# forward    S = q kᵀ / sqrt(D) where key <= query,  lse = logsumexp(S),  P = exp(S - lse),  o = P v
+# backward   Δ = Σ_D do · o,  dS = P · (do vᵀ - Δ),  dq = dS k / sqrt(D),  dk = dSᵀ q / sqrt(D),  dv = Pᵀ do
+# Exponentials are taken to base 2, the hardware's own: `scale` is log2(e) / sqrt(D), and lse is in units of log 2.
+
+
+@triton.jit
+def load_tile(ptr, first, T, stride, ROWS: tl.constexpr, D: tl.constexpr):
+    """Rows first to first + ROWS of a matrix [T, D] with that row stride; rows from T on read as zero."""
+    row = tl.arange(0, ROWS)[:, None]
+    tile = ptr + first * stride.to(tl.int64) + row * stride + tl.arange(0, D)[None, :]
+    return tl.load(tile, mask=first + row < T, other=0.0)
+
+
+@triton.jit
+def store_tile(ptr, tile, first, T, stride, ROWS: tl.constexpr, D: tl.constexpr):
+    row = tl.arange(0, ROWS)[:, None]
+    pointers = ptr + first * stride.to(tl.int64) + row * stride + tl.arange(0, D)[None, :]
+    tl.store(pointers, tile.to(ptr.dtype.element_ty), mask=first + row < T)
+
+
+@triton.jit
+def visible(first_query, first_key, QUERIES: tl.constexpr, KEYS: tl.constexpr):
+    """Which keys of a tile [QUERIES, KEYS] of scores a query may see: itself and those before it."""
+    return first_query + tl.arange(0, QUERIES)[:, None] >= first_key + tl.arange(0, KEYS)[None, :]
+
+
+@triton.jit
+def attend(
+    o, highest, total, q, k_ptr, v_ptr, first, start, T, stride, scale,
+    DIAGONAL: tl.constexpr, D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Take one tile of keys into the running sums of a tile of queries (online softmax)."""
+    k = load_tile(k_ptr, start, T, stride, BLOCK_K, D)
+    S = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if DIAGONAL:
+        S = tl.where(visible(first, start, BLOCK_Q, BLOCK_K), S, -float("inf"))
+    raised = tl.maximum(highest, tl.max(S, 1))
+    P = tl.exp2(S * scale - (raised * scale)[:, None])
+    shrink = tl.exp2((highest - raised) * scale)
+    v = load_tile(v_ptr, start, T, stride, BLOCK_K, D)
+    o = tl.dot(P.to(v.dtype), v, o * shrink[:, None], input_precision=PRECISION)
+    return o, raised, total * shrink + tl.sum(P, 1)
+
+
+@triton.jit
+def attention_forward_kernel(
+    qkv_ptr, o_ptr, lse_ptr, T, stride_b, stride_t, stride_o, scale,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program computes BLOCK_Q rows of o for one head, walking the keys up to the diagonal."""
+    first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_Q  # the longest walks start first
+    b, h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
+    q_ptr = qkv_ptr + b * stride_b + h * D
+    k_ptr = qkv_ptr + b * stride_b + (H + h // (H // K)) * D
+    v_ptr = k_ptr + K * D
+    q = load_tile(q_ptr, first, T, stride_t, BLOCK_Q, D)
+    o = tl.zeros([BLOCK_Q, D], tl.float32)
+    highest = tl.full([BLOCK_Q], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_Q], tl.float32)
+    for start in range(0, first, BLOCK_K):
+        o, highest, total = attend(
+            o, highest, total, q, k_ptr, v_ptr, first, start, T, stride_t, scale, False, D, BLOCK_Q, BLOCK_K, PRECISION
+        )
+    for start in range(first, min(first + BLOCK_Q, T), BLOCK_K):
+        o, highest, total = attend(
+            o, highest, total, q, k_ptr, v_ptr, first, start, T, stride_t, scale, True, D, BLOCK_Q, BLOCK_K, PRECISION
+        )
+    store_tile(o_ptr + b * T * stride_o + h * D, o / total[:, None], first, T, stride_o, BLOCK_Q, D)
+    row = first + tl.arange(0, BLOCK_Q)
+    lse_ptr += tl.program_id(0).to(tl.int64) * T
+    tl.store(lse_ptr + row, highest * scale + tl.log2(total), mask=row < T)
+
+
+@triton.jit
+def dq_step(
+    dq, q, do, lse, delta, k_ptr, v_ptr, first, start, T, stride, scale,
+    DIAGONAL: tl.constexpr, D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add one tile of keys to dq [BLOCK_Q, D]."""
+    k = load_tile(k_ptr, start, T, stride, BLOCK_K, D)
+    v = load_tile(v_ptr, start, T, stride, BLOCK_K, D)
+    S = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    P = tl.exp2(S * scale - lse[:, None])
+    if DIAGONAL:
+        P = tl.where(visible(first, start, BLOCK_Q, BLOCK_K), P, 0.0)
+    dS = P * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - delta[:, None])
+    return tl.dot(dS.to(k.dtype), k, dq, input_precision=PRECISION)
+
+
+@triton.jit
+def attention_backward_dq_kernel(
+    qkv_ptr, o_ptr, do_ptr, lse_ptr, delta_ptr, dqkv_ptr, T, stride_b, stride_t, stride_o, stride_db, stride_dt, scale,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program computes BLOCK_Q rows of dq for one query head, and leaves their Δ for the other backward kernel."""
+    first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_Q
+    b, h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
+    k_ptr = qkv_ptr + b * stride_b + (H + h // (H // K)) * D
+    v_ptr = k_ptr + K * D
+    q = load_tile(qkv_ptr + b * stride_b + h * D, first, T, stride_t, BLOCK_Q, D)
+    do = load_tile(do_ptr + b * T * stride_o + h * D, first, T, stride_o, BLOCK_Q, D)
+    o = load_tile(o_ptr + b * T * stride_o + h * D, first, T, stride_o, BLOCK_Q, D)
+    row = first + tl.arange(0, BLOCK_Q)
+    statistics = tl.program_id(0).to(tl.int64) * T + row
+    delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
+    tl.store(delta_ptr + statistics, delta, mask=row < T)
+    lse = tl.load(lse_ptr + statistics, mask=row < T, other=0.0)
+    dq = tl.zeros([BLOCK_Q, D], tl.float32)
+    for start in range(0, first, BLOCK_K):
+        dq = dq_step(
+            dq, q, do, lse, delta, k_ptr, v_ptr, first, start, T, stride_t, scale, False, D, BLOCK_Q, BLOCK_K, PRECISION
+        )
+    for start in range(first, min(first + BLOCK_Q, T), BLOCK_K):
+        dq = dq_step(
+            dq, q, do, lse, delta, k_ptr, v_ptr, first, start, T, stride_t, scale, True, D, BLOCK_Q, BLOCK_K, PRECISION
+        )
+    # scale is log2(e) / sqrt(D), and the derivative wants 1 / sqrt(D)
+    store_tile(dqkv_ptr + b * stride_db + h * D, dq * (scale * 0.6931471805599453), first, T, stride_dt, BLOCK_Q, D)
+
+
+@triton.jit
+def dkdv_step(
+    dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, first, start, T, stride, stride_o, scale,
+    DIAGONAL: tl.constexpr, D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add one tile of queries to dk and dv [BLOCK_K, D]; scores are kept transposed, [BLOCK_K, BLOCK_Q]."""
+    q = load_tile(q_ptr, start, T, stride, BLOCK_Q, D)
+    do = load_tile(do_ptr, start, T, stride_o, BLOCK_Q, D)
+    row = start + tl.arange(0, BLOCK_Q)
+    lse = tl.load(lse_ptr + row, mask=row < T, other=0.0)
+    delta = tl.load(delta_ptr + row, mask=row < T, other=0.0)
+    P = tl.exp2(tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale - lse[None, :])
+    if DIAGONAL:
+        P = tl.where(first + tl.arange(0, BLOCK_K)[:, None] <= row[None, :], P, 0.0)
+    dv = tl.dot(P.to(do.dtype), do, dv, input_precision=PRECISION)
+    dS = P * (tl.dot(v, tl.trans(do), input_precision=PRECISION) - delta[None, :])
+    return tl.dot(dS.to(q.dtype), q, dk, input_precision=PRECISION), dv
+
+
+@triton.jit
+def attention_backward_dkdv_kernel(
+    qkv_ptr, do_ptr, lse_ptr, delta_ptr, dqkv_ptr, T, stride_b, stride_t, stride_o, stride_db, stride_dt, scale,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program owns BLOCK_K rows of dk and dv of one key/value head, so that nothing is added with atomics."""
+    first = tl.program_id(1) * BLOCK_K
+    b, kv = (tl.program_id(0) // K).to(tl.int64), tl.program_id(0) % K
+    k_ptr = qkv_ptr + b * stride_b + (H + kv) * D
+    k = load_tile(k_ptr, first, T, stride_t, BLOCK_K, D)
+    v = load_tile(k_ptr + K * D, first, T, stride_t, BLOCK_K, D)
+    dk = tl.zeros([BLOCK_K, D], tl.float32)
+    dv = tl.zeros([BLOCK_K, D], tl.float32)
+    for h in range(kv * (H // K), (kv + 1) * (H // K)):  # every query head that reads this key/value head
+        q_ptr = qkv_ptr + b * stride_b + h * D
+        o_offset = b * T * stride_o + h * D
+        statistics = (b * H + h) * T
+        for start in range(first, min(first + BLOCK_K, T), BLOCK_Q):
+            dk, dv = dkdv_step(
+                dk, dv, k, v, q_ptr, do_ptr + o_offset, lse_ptr + statistics, delta_ptr + statistics,
+                first, start, T, stride_t, stride_o, scale, True, D, BLOCK_Q, BLOCK_K, PRECISION,
+            )  # fmt: skip
+        for start in range(first + BLOCK_K, T, BLOCK_Q):
+            dk, dv = dkdv_step(
+                dk, dv, k, v, q_ptr, do_ptr + o_offset, lse_ptr + statistics, delta_ptr + statistics,
+                first, start, T, stride_t, stride_o, scale, False, D, BLOCK_Q, BLOCK_K, PRECISION,
+            )  # fmt: skip
+    dk_ptr = dqkv_ptr + b * stride_db + (H + kv) * D
+    store_tile(dk_ptr, dk * (scale * 0.6931471805599453), first, T, stride_dt, BLOCK_K, D)
+    store_tile(dk_ptr + K * D, dv, first, T, stride_dt, BLOCK_K, D)
+
+
+def attention_tiles(architecture, head_dim, dtype):
+    """Tile sizes, warps and pipeline depth of the three attention kernels, by GPU architecture, D and dtype."""
+    if architecture == "cpu":
+        return dict.fromkeys(("forward", "dq", "dkdv"), {"BLOCK_Q": 64, "BLOCK_K": 64})
+    small = {"BLOCK_Q": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 2}
+    if dtype == torch.float32 or head_dim > 128:
+        return dict.fromkeys(("forward", "dq", "dkdv"), small)
+    square = {"BLOCK_Q": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 2}
+    return dict.fromkeys(("forward", "dq", "dkdv"), square)
+
+
+def dot_precision(architecture):
+    """TF32 in the kernels' float32 products where PyTorch's own are allowed to use it and the GPU has it."""
+    allowed = torch.get_float32_matmul_precision() != "highest"
+    return "tf32" if allowed and (architecture.startswith("sm_") or architecture == "gfx942") else "ieee"
+
+
+class FlashAttentionFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, qkv, H, K):
+        B, T, _, D = qkv.shape
+        architecture = gpu_architecture(qkv.device)
+        ctx.tiles = attention_tiles(architecture, D, qkv.dtype)
+        ctx.shape = {"H": H, "K": K, "D": D, "PRECISION": dot_precision(architecture)}
+        ctx.scale = math.log2(math.e) / math.sqrt(D)
+        o = torch.empty(B, T, H, D, dtype=qkv.dtype, device=qkv.device)
+        lse = torch.empty(B, H, T, dtype=torch.float32, device=qkv.device)
+        tile = ctx.tiles["forward"]
+        attention_forward_kernel[(B * H, triton.cdiv(T, tile["BLOCK_Q"]))](
+            qkv, o, lse, T, qkv.stride(0), qkv.stride(1), H * D, ctx.scale, **ctx.shape, **tile
+        )
+        ctx.save_for_backward(qkv, o, lse)
+        return o
+
+    @staticmethod
+    def backward(ctx, do):
+        qkv, o, lse = ctx.saved_tensors
+        B, T, H, D = o.shape
+        do = do.contiguous()
+        dqkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
+        delta = torch.empty_like(lse)
+        strides = (qkv.stride(0), qkv.stride(1), H * D, dqkv.stride(0), dqkv.stride(1))
+        tile = ctx.tiles["dq"]
+        attention_backward_dq_kernel[(B * H, triton.cdiv(T, tile["BLOCK_Q"]))](
+            qkv, o, do, lse, delta, dqkv, T, *strides, ctx.scale, **ctx.shape, **tile
+        )
+        tile = ctx.tiles["dkdv"]
+        attention_backward_dkdv_kernel[(B * ctx.shape["K"], triton.cdiv(T, tile["BLOCK_K"]))](
+            qkv, do, lse, delta, dqkv, T, *strides, ctx.scale, **ctx.shape, **tile
+        )
+        return dqkv, None, None
+
+
+def flash_attention(qkv, H, K):
+    """Causal attention of H query heads over K key/value heads, packed as qkv [B, T, H + 2K, D]; returns [B, T, H, D].
+
+    D must be 16, 32, 64 or 128 and H a multiple of K. Batch and token strides are free, heads are contiguous.
+    Memory grows linearly with T: the scores exist one tile at a time (Dao et al., FlashAttention, arXiv:2205.14135).
+    """
+    check_kernel_input("flash_attention", qkv)
+    if qkv.shape[3] not in HEAD_DIMS or H % K or qkv.shape[2] != H + 2 * K:
+        raise ValueError(
+            f"flash_attention: head_dim must be one of {HEAD_DIMS} and H = {H} a multiple of K = {K} "
+            f"with H + 2K heads packed, not {tuple(qkv.shape)}"
+        )
+    if qkv.stride(3) != 1 or qkv.stride(2) != qkv.shape[3] or 0 in qkv.stride():
+        qkv = qkv.contiguous()
+    return FlashAttentionFunction.apply(qkv, H, K)
+
+
+# ---- cross-entropy, on the logits as they are
+# forward    loss = mean over rows of logsumexp(x) - x[label]
+# backward   dx = (softmax(x) - onehot(label)) · dloss / rows
+
+
+@triton.jit
+def cross_entropy_forward_kernel(
+    x_ptr, label_ptr, loss_ptr, lse_ptr, rows, V, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """One program computes ROWS losses from x [rows, V], walking the vocabulary in tiles of BLOCK."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    x_ptr += row.to(tl.int64)[:, None] * V
+    highest = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    for start in range(0, V, BLOCK):
+        column = start + tl.arange(0, BLOCK)[None, :]
+        inside = (row[:, None] < rows) & (column < V)
+        # Rows past the end read as zero: their sums stay finite, and nothing of them is stored.
+        x = tl.load(x_ptr + column, mask=inside, other=0.0).to(tl.float32)
+        x = tl.where(column < V, x, -float("inf"))
+        raised = tl.maximum(highest, tl.max(x, 1))
+        total = total * tl.exp(highest - raised) + tl.sum(tl.exp(x - raised[:, None]), 1)
+        highest = raised
+    lse = highest + tl.log(total)
+    label = tl.load(label_ptr + row, mask=row < rows, other=0)
+    picked = tl.load(x_ptr + label[:, None], mask=row[:, None] < rows, other=0.0).to(tl.float32)
+    tl.store(lse_ptr + row, lse, mask=row < rows)
+    tl.store(loss_ptr + row, lse - tl.sum(picked, 1), mask=row < rows)
+
+
+@triton.jit
+def cross_entropy_backward_kernel(
+    x_ptr, label_ptr, lse_ptr, dloss_ptr, dx_ptr, rows, V, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """One program computes a tile [ROWS, BLOCK] of dx [rows, V]."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = (row[:, None] < rows) & (column < V)
+    offsets = row.to(tl.int64)[:, None] * V + column
+    x = tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+    lse = tl.load(lse_ptr + row, mask=row < rows, other=0.0)
+    label = tl.load(label_ptr + row, mask=row < rows, other=0)
+    onehot = tl.where(column == label[:, None], 1.0, 0.0)
+    dx = (tl.exp(x - lse[:, None]) - onehot) * (tl.load(dloss_ptr) / rows)
+    tl.store(dx_ptr + offsets, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+
+
+class CrossEntropyFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, labels):
+        rows, V = logits.shape
+        loss = torch.empty(rows, dtype=torch.float32, device=logits.device)
+        lse = torch.empty_like(loss)
+        tile = tile_of(V, gpu_architecture(logits.device))
+        cross_entropy_forward_kernel[(triton.cdiv(rows, tile["ROWS"]),)](logits, labels, loss, lse, rows, V, **tile)
+        ctx.save_for_backward(logits, labels, lse)
+        return loss.mean()
+
+    @staticmethod
+    def backward(ctx, dloss):
+        logits, labels, lse = ctx.saved_tensors
+        rows, V = logits.shape
+        dx = torch.empty_like(logits)
+        tile = tile_of(V, gpu_architecture(logits.device))
+        grid = (triton.cdiv(rows, tile["ROWS"]), triton.cdiv(V, tile["BLOCK"]))
+        cross_entropy_backward_kernel[grid](logits, labels, lse, dloss, dx, rows, V, **tile)
+        return dx, None
+
+
+def cross_entropy(logits, labels):
+    """Mean of logsumexp(logits) - logits[label] over all rows: logits [..., V], labels int64 [...] in 0 to V - 1."""
+    check_kernel_input("cross_entropy", logits)
+    return CrossEntropyFunction.apply(logits.flatten(0, -2).contiguous(), labels.flatten().contiguous())
+
+
+# ---- AdamW for all parameters in one launch, with the copy that the 16-bit model computes with
+# m = β₁ m + (1 - β₁) g,  v = β₂ v + (1 - β₂) g²,  w = (1 - lr · λ) w - lr · m̂ / (sqrt(v̂) + eps)
+
+
+@triton.jit
+def adamw_kernel(
+    table_ptr, chunk_ptr, power_ptr, grad_scale_ptr, found_inf_ptr, lr, keep, beta1, fresh1, beta2, fresh2, eps,
+    DTYPE: tl.constexpr, COPY: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program updates BLOCK elements of one parameter whose gradient is of that DTYPE.
+
+    table [parameters, 6] holds the addresses of weight, m, v, gradient and 16-bit copy, and the element count;
+    chunk [programs, 2] says which parameter and which part of it; power [2] is β₁ᵗ and β₂ᵗ in float64.
+    keep = 1 - lr · λ and fresh = 1 - β come rounded once, from the host.
+    """
+    row = table_ptr + tl.load(chunk_ptr + 2 * tl.program_id(0)) * 6
+    offsets = tl.load(chunk_ptr + 2 * tl.program_id(0) + 1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < tl.load(row + 5)
+    if SCALED:  # a step whose scaled gradients overflowed changes nothing
+        inside = inside & (tl.load(found_inf_ptr) == 0.0)
+    # Every tensor starts at a multiple of 16 bytes, which lets the loads be wide.
+    w_ptr = tl.multiple_of(tl.load(row).to(tl.pointer_type(tl.float32)), 16) + offsets
+    m_ptr = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(tl.float32)), 16) + offsets
+    v_ptr = tl.multiple_of(tl.load(row + 2).to(tl.pointer_type(tl.float32)), 16) + offsets
+    g_ptr = tl.multiple_of(tl.load(row + 3).to(tl.pointer_type(DTYPE)), 16) + offsets
+    g = tl.load(g_ptr, mask=inside, other=0.0).to(tl.float32)
+    if SCALED:
+        g = g / tl.load(grad_scale_ptr)
+    m = beta1 * tl.load(m_ptr, mask=inside, other=0.0) + fresh1 * g
+    v = beta2 * tl.load(v_ptr, mask=inside, other=0.0) + fresh2 * g * g
+    m_hat = m / (1 - tl.load(power_ptr)).to(tl.float32)
+    v_hat = v / (1 - tl.load(power_ptr + 1)).to(tl.float32)
+    w = keep * tl.load(w_ptr, mask=inside, other=0.0) - lr * m_hat / (tl.sqrt(v_hat) + eps)
+    tl.store(w_ptr, w, mask=inside)
+    tl.store(m_ptr, m, mask=inside)
+    tl.store(v_ptr, v, mask=inside)
+    if COPY:
+        c_ptr = tl.multiple_of(tl.load(row + 4).to(tl.pointer_type(DTYPE)), 16) + offsets
+        tl.store(c_ptr, w.to(DTYPE), mask=inside)
+
+
+class FusedAdamW(torch.optim.Optimizer):
+    """AdamW (Loshchilov and Hutter, arXiv:1711.05101) that reads and writes every tensor once.
+
+    A 16-bit parameter has a float32 weight in `masters`, which is what is trained; the parameter is its rounded copy.
+    Works with torch.amp.GradScaler without waiting for the GPU, and inside a captured graph.
+    """
+
+    BLOCK = 4096
+    _step_supports_amp_scaling = True
+
+    def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self.masters = {p: p.master for p in parameters if p.dtype != torch.float32}
+        device = parameters[0].device
+        self.count = torch.zeros((), dtype=torch.float64, device=device)
+        self.powers = torch.ones(2, dtype=torch.float64, device=device)
+        for p in parameters:
+            moments = (torch.zeros(p.shape, dtype=torch.float32, device=device) for _ in range(2))
+            self.state[p] = dict(zip(("step", "exp_avg", "exp_avg_sq"), (self.count, *moments), strict=True))
+        self.betas = torch.tensor(betas, dtype=torch.float64, device=device)
+        self.chunks, self.spare_tables, self.captured_tables = {}, [], []
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        found_inf, grad_scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        self.count += 1 if found_inf is None else 1 - found_inf.reshape(())
+        torch.pow(self.betas, self.count, out=self.powers)
+        for group in self.param_groups:
+            trained = [p for p in group["params"] if p.grad is not None]
+            for dtype in sorted({p.dtype for p in trained}, key=str):
+                self.update(group, [p for p in trained if p.dtype == dtype], grad_scale, found_inf)
+
+    def update(self, group, parameters, grad_scale, found_inf):
+        """One launch for parameters of one dtype."""
+        device, dtype = parameters[0].device, parameters[0].dtype
+        lr, (beta1, beta2) = group["lr"], group["betas"]
+        gradients = [p.grad.contiguous() for p in parameters]
+        table = self.address_table(parameters, gradients, device)
+        chunks = self.chunk_table(parameters, device)
+        adamw_kernel[(len(chunks),)](
+            table, chunks, self.powers, grad_scale, found_inf, lr, 1 - lr * group["weight_decay"],
+            beta1, 1 - beta1, beta2, 1 - beta2, group["eps"],
+            TRITON_DTYPES[dtype], parameters[0] in self.masters, found_inf is not None, self.BLOCK,
+        )  # fmt: skip
+
+    def chunk_table(self, parameters, device):
+        """int32 [programs, 2]: which parameter, and which BLOCK of it, a program updates."""
+        key = tuple(map(id, parameters))
+        if key not in self.chunks:
+            chunks = [(i, c) for i, p in enumerate(parameters) for c in range(triton.cdiv(p.numel(), self.BLOCK))]
+            self.chunks[key] = torch.tensor(chunks, dtype=torch.int32).to(device)
+        return self.chunks[key]
+
+    def address_table(self, parameters, gradients, device):
+        """int64 [parameters, 6]: addresses of weight, m, v, gradient and 16-bit copy, and the number of elements."""
+        rows = []
+        for p, gradient in zip(parameters, gradients, strict=True):
+            state = self.state[p]
+            tensors = (self.masters.get(p, p), state["exp_avg"], state["exp_avg_sq"], gradient, p)
+            rows.append([*(t.data_ptr() for t in tensors), p.numel()])
+        rows = torch.tensor(rows)
+        if device.type == "cpu":
+            return rows
+        if not torch.cuda.is_current_stream_capturing():
+            # A capture cannot allocate the pinned memory that its copy reads at every replay: keep some at hand.
+            while len(self.spare_tables) < 2:
+                self.spare_tables.append(torch.empty(len(self.state), 6, dtype=torch.int64, pin_memory=True))
+            return rows.to(device)
+        pinned = self.spare_tables.pop()[: len(rows)].copy_(rows)
+        self.captured_tables.append(pinned)
+        return pinned.to(device, non_blocking=True)
+
+
+# ---------------------------------------------------------------- model
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped queries: H query heads read K key/value heads."""
+
+    def __init__(self, config, options):
+        super().__init__()
+        C, D = config.hidden_dim, config.head_dim
+        self.heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+        self.head_dim = D
+        self.qkv_proj = nn.Linear(C, sum(self.heads) * D, bias=False)
+        self.o_proj = nn.Linear(config.num_heads * D, C, bias=False)
+        self.rope_kernel, self.attention_kernel = options.enable_rope_kernel, options.enable_attention_kernel
+
+    def turn(self, qkv, cos, sin):
+        H, K, _ = self.heads
+        if self.rope_kernel:
+            return rope(qkv, cos, sin, H + K)
+        query, key, value = qkv.split(self.heads, dim=2)
+        return torch.cat([apply_rope(query, cos, sin), apply_rope(key, cos, sin), value], dim=2)
+
+    def forward(self, x, cos, sin):
+        with annotate("qkv projection"):
+            qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
+        with annotate("rope"):
+            qkv = self.turn(qkv, cos, sin)
+        with annotate("attention"):
+            H, K, _ = self.heads
+            split = self.heads
+            mixed = flash_attention(qkv, H, K) if self.attention_kernel else causal_attention(*qkv.split(split, dim=2))
+        with annotate("output projection"):
+            return self.o_proj(mixed.flatten(-2))
+
+
+class FeedForward(nn.Module):
+    """down(silu(gate(x)) · up(x))."""
+
+    def __init__(self, config, options):
+        super().__init__()
+        self.gate_up_proj = nn.Linear(config.hidden_dim, 2 * config.intermediate_dim, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_dim, config.hidden_dim, bias=False)
+        self.swiglu_kernel = options.enable_swiglu_kernel
+
+    def forward(self, x):
+        with annotate("feed-forward"):
+            gate_up = self.gate_up_proj(x)
+            if self.swiglu_kernel:
+                return swiglu_down(gate_up, self.down_proj.weight)
+            return self.down_proj(swiglu(*gate_up.chunk(2, dim=-1)))
+
+
+class AddRMSNorm(nn.Module):
+    """The residual addition and the norm behind it: returns x = residual + branch, and norm(x)."""
+
+    def __init__(self, config, options):
+        super().__init__()
+        self.eps = config.norm_eps
+        self.weight = nn.Parameter(torch.ones(config.hidden_dim))
+        self.kernel = options.enable_rmsnorm_kernel
+
+    def forward(self, residual, branch):
+        with annotate("rms norm"):
+            if self.kernel:
+                return add_rms_norm(residual, branch, self.weight, self.eps)
+            x = residual if branch is None else residual + branch
+            return x, rms_norm(x, self.weight, self.eps)
+
+
+class Block(nn.Module):
+    """Takes and returns the residual stream as a sum still to be taken: the next norm adds it on its way."""
+
+    def __init__(self, config, options):
+        super().__init__()
+        self.attention_norm = AddRMSNorm(config, options)
+        self.attention = Attention(config, options)
+        self.feed_forward_norm = AddRMSNorm(config, options)
+        self.feed_forward = FeedForward(config, options)
+
+    def forward(self, residual, branch, cos, sin):
+        residual, x = self.attention_norm(residual, branch)
+        residual, x = self.feed_forward_norm(residual, self.attention(x, cos, sin))
+        return residual, self.feed_forward(x)
+
+
+class TinyLlama(nn.Module):
+    """Tokens [B, T] to logits [B, T, V]; the output projection is the token embedding."""
+
+    def __init__(self, config, options):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_dim)
+        self.layers = nn.ModuleList(Block(config, options) for _ in range(config.num_layers))
+        self.norm = AddRMSNorm(config, options)
+        cos, sin = rope_tables(options.seq_len, config.head_dim, config.rope_theta, options.device)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def forward(self, tokens):
+        T = tokens.shape[1]
+        residual, branch = self.embed_tokens(tokens), None
+        for layer in self.layers:
+            residual, branch = layer(residual, branch, self.cos[:T], self.sin[:T])
+        with annotate("output head"):
+            return F.linear(self.norm(residual, branch)[1], self.embed_tokens.weight)
+
+
+# ---------------------------------------------------------------- weights: one canonical form for all versions
+
+# A fused weight is the concatenation of these canonical ones, in this order; version 1 has none.
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+
+def weight_shapes(config):
+    """Canonical name -> shape of every weight, in the order in which the seed draws them."""
+    C, kv = config.hidden_dim, config.num_kv_heads * config.head_dim
+    shapes = {"embed_tokens.weight": (config.vocab_size, C)}
+    for i in range(config.num_layers):
+        layer = {
+            "attention_norm": (C,),
+            "attention.q_proj": (C, C),
+            "attention.k_proj": (kv, C),
+            "attention.v_proj": (kv, C),
+            "attention.o_proj": (C, C),
+            "feed_forward_norm": (C,),
+            "feed_forward.gate_proj": (config.intermediate_dim, C),
+            "feed_forward.up_proj": (config.intermediate_dim, C),
+            "feed_forward.down_proj": (C, config.intermediate_dim),
+        }
+        shapes.update({f"layers.{i}.{name}.weight": shape for name, shape in layer.items()})
+    return {**shapes, "norm.weight": (C,)}
+
+
+def initial_weights(config, seed):
+    """Canonical name -> float32 CPU tensor: ones for the norms, N(0, 0.02) for the rest."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.ones(shape) if len(shape) == 1 else torch.empty(shape).normal_(0, 0.02, generator=generator)
+        for name, shape in weight_shapes(config).items()
+    }
+
+
+def canonical_views(tensors, config):
+    """Canonical name -> tensor for {parameter name: tensor}; parts of fused tensors are views of them."""
+    shapes, views = weight_shapes(config), {}
+    for name, tensor in tensors.items():
+        prefix, module, _ = ("." + name).rsplit(".", 2)
+        parts = [f"{prefix}.{part}.weight"[1:] for part in FUSED.get(module, (module,))]
+        views.update(zip(parts, tensor.split([shapes[part][0] for part in parts]), strict=True))
+    return views
+
+
+def build_model(options, device):
+    """The model with its initial weights on the device; with --use-amp its matrices are 16-bit."""
+    config = model_config(options)
+    with torch.device(device):
+        model = TinyLlama(config, options)
+    with torch.no_grad():
+        weights = initial_weights(config, options.seed)
+        for name, view in canonical_views(dict(model.named_parameters()), config).items():
+            view.copy_(weights[name])
+    if options.use_amp:
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.master = parameter.detach().clone()
+                parameter.data = parameter.data.to(getattr(torch, options.amp_dtype))
+    return model
+
+
+# ---------------------------------------------------------------- one training step
+
+
+def make_optimizer(model, options):
+    if options.enable_optimizer_kernel:
+        return FusedAdamW(model.parameters(), lr=options.learning_rate)
+    return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, capturable=options.graph)
+
+
+def compute_loss(model, tokens, labels, options):
+    """Mean cross-entropy of predicting labels [B, T] from tokens [B, T]."""
+    logits = model(tokens)
+    with annotate("loss"):
+        if options.enable_loss_kernel:
+            return cross_entropy(logits, labels)
+        return F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
+
+
+class PhaseClock:
+    """Times of forward, backward and optimizer: events on a GPU, so that nothing waits; the host's clock on a CPU."""
+
+    def __init__(self, device, in_graph=False):
+        self.device = device
+        self.available = not (in_graph and torch.version.hip)  # a HIP graph cannot hold timing events
+        if device.type == "cuda" and self.available:
+            outside = {"external": True} if in_graph else {}
+            self.marks = [torch.cuda.Event(enable_timing=True, **outside) for _ in range(4)]
+        else:
+            self.marks = [0.0] * 4
+
+    def mark(self, border):
+        if self.device.type == "cpu":
+            self.marks[border] = time.perf_counter()
+        elif self.available:
+            self.marks[border].record()
+
+    def milliseconds(self):
+        """Forward, backward, optimizer of the last step; call after synchronising. None where not measured."""
+        if not self.available:
+            return [None] * 3
+        pairs = list(zip(self.marks, self.marks[1:], strict=False))
+        if self.device.type == "cpu":
+            return [1000 * (end - start) for start, end in pairs]
+        return [start.elapsed_time(end) for start, end in pairs]
+
+
+class Trainer:
+    """Model, optimizer and the step that trains them: run operation by operation, or replayed from a graph."""
+
+    def __init__(self, options):
+        self.options = options
+        self.config = model_config(options)
+        self.device = torch.device(options.device)
+        self.model = build_model(options, self.device)
+        self.optimizer = make_optimizer(self.model, options)
+        scaled = options.use_amp and options.amp_dtype == "float16"
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=scaled)
+        self.fresh_scaler = self.scaler.state_dict()
+        shape = (options.batch_size, options.seq_len)
+        self.tokens, self.labels = (torch.zeros(shape, dtype=torch.int64, device=self.device) for _ in range(2))
+        self.clock = PhaseClock(self.device)
+        self.graph, self.graph_reason = None, None if options.graph else "not asked for"
+        self.loss = None
+
+    def step(self):
+        """Forward, backward and optimizer, once, on the batch in self.tokens and self.labels."""
+        self.clock.mark(0)
+        self.optimizer.zero_grad(set_to_none=True)
+        with annotate("forward"):
+            self.loss = compute_loss(self.model, self.tokens, self.labels, self.options)
+        self.clock.mark(1)
+        with annotate("backward"):
+            self.scaler.scale(self.loss).backward()
+        self.clock.mark(2)
+        with annotate("optimizer"):
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.clock.mark(3)
+        self.loss = self.loss.detach()
+
+    def run(self, tokens, labels):
+        """One training step on a batch [B, T]; returns its record: the loss, and times in ms."""
+        self.tokens.copy_(tokens)
+        self.labels.copy_(labels)
+        self.synchronize()
+        start = time.perf_counter()
+        self.graph.replay() if self.graph else self.step()
+        self.synchronize()
+        step_ms = 1000 * (time.perf_counter() - start)
+        phases = dict(zip(("forward_ms", "backward_ms", "optimizer_ms"), self.clock.milliseconds(), strict=True))
+        return {"loss": self.loss.item(), **phases, "step_ms": step_ms}
+
+    def synchronize(self):
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def warm_up(self, tokens, labels, saved):
+        """Compile, allocate and capture on a throw-away batch, then return to the saved state; seconds it took."""
+        start = time.perf_counter()
+        self.tokens.copy_(tokens)
+        self.labels.copy_(labels)
+        # A graph must find the optimizer's state in place, and a resumed run must have it to fill it.
+        least = 2 if self.options.graph else int(saved["step"] > 0)
+        for _ in range(max(least, self.options.warmup_steps)):
+            self.step()
+        if self.options.graph:
+            self.capture()
+        restore(self, saved)
+        self.synchronize()
+        return time.perf_counter() - start
+
+    def capture(self):
+        """Record one step into a graph; keep running operation by operation, with the reason, where that fails."""
+        if self.device.type == "cpu":
+            self.graph_reason = "a CPU has no graphs"
+            return
+        eager_clock, self.clock = self.clock, PhaseClock(self.device, in_graph=True)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # The warm-up ran on this very stream, so that every library handle that the step needs exists already.
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+                self.step()
+            self.graph = graph
+        except RuntimeError as error:
+            self.clock, self.graph_reason = eager_clock, str(error).splitlines()[0]
+
+
+def parameters_trained(model):
+    """Number of parameters whose tensor got a finite gradient that is not all zero in the last step."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return sum(g.numel() for g in gradients if bool(g.isfinite().all()) and bool(g.count_nonzero()))
+
+
+def flops_per_step(config, batch_size, seq_len):
+    """Floating-point operations of one training step, a multiply-add counted as two.
+
+    6 for each weight of a matrix product and token (2 forward, 4 backward), and the two products of causal attention,
+    of which half the T x T square is needed. Norms, activations and the optimizer are left out, as is usual.
+    """
+    matrices = sum(math.prod(shape) for shape in weight_shapes(config).values() if len(shape) == 2)
+    attention = config.num_layers * batch_size * seq_len**2 * config.hidden_dim
+    return 6 * matrices * batch_size * seq_len + 6 * attention
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def training_state(trainer):
+    """Canonical name -> tensor for the float32 weights and, once there, both moments of AdamW; views, not copies."""
+    optimizer, config = trainer.optimizer, trainer.config
+    parameters = dict(trainer.model.named_parameters())
+    masters = getattr(optimizer, "masters", {})  # float32 weights, where the model computes with 16-bit ones
+    state = {"weights": canonical_views({n: masters.get(p, p).detach() for n, p in parameters.items()}, config)}
+    if optimizer.state:
+        for moment in ("exp_avg", "exp_avg_sq"):
+            state[moment] = canonical_views({n: optimizer.state[p][moment] for n, p in parameters.items()}, config)
+    return state
+
+
+@torch.no_grad()
+def restore(trainer, saved):
+    """Bring weights, moments and step count back in place (a captured graph keeps using the same memory)."""
+    for kind, tensors in training_state(trainer).items():
+        for name, tensor in tensors.items():
+            tensor.copy_(saved[kind][name]) if kind in saved else tensor.zero_()
+    for parameter, master in getattr(trainer.optimizer, "masters", {}).items():
+        parameter.copy_(master)
+    for state in trainer.optimizer.state.values():
+        state["step"].fill_(saved["step"])
+    trainer.scaler.load_state_dict(saved.get("scaler") or trainer.fresh_scaler)
+
+
+def save_checkpoint(trainer, folder, step):
+    """Write step_N.pt whole or not at all, and keep the two newest."""
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {kind: {n: t.cpu() for n, t in tensors.items()} for kind, tensors in training_state(trainer).items()}
+    content |= {"step": step, "scaler": trainer.scaler.state_dict(), "config": dataclasses.asdict(trainer.config)}
+    partial = folder / f"step_{step:09d}.pt.partial"
+    with open(partial, "wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, partial.with_suffix(""))
+    for old in sorted(folder.glob("step_*.pt"))[:-2]:
+        old.unlink()
+
+
+def newest_checkpoint(folder, config):
+    """The newest checkpoint of the folder that is sound; a damaged one is named and passed over."""
+    for path in sorted(pathlib.Path(folder).glob("step_*.pt"), reverse=True):
+        try:
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+        except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+            print(f"{path} is damaged and passed over: {str(error).splitlines()[0]}", file=sys.stderr)
+            continue
+        if saved["config"] != dataclasses.asdict(config):
+            raise ValueError(f"--resume: {path} belongs to a model of other sizes, {saved['config']}")
+        return saved
+    raise ValueError(f"--resume: {folder} holds no sound checkpoint (step_*.pt)")
+
+
+# ---------------------------------------------------------------- measurement
+
+# Dense matrix peaks of the vendors' data sheets in TFLOP/s: bfloat16 and float16, TF32, float32. None: no such units.
+# MI250X is one of its two dies, which is what PyTorch sees as a GPU.
+PEAK_TFLOPS = {
+    "MI250X": (191.5, None, 47.9),
+    "MI300A": (980.6, 490.3, 122.6),
+    "MI300X": (1307.4, 653.7, 163.4),
+    "MI325X": (1307.4, 653.7, 163.4),
+    "MI355X": (2516.6, None, 157.3),
+    "A100": (311.9, 156.0, 19.5),
+    "H100": (989.4, 494.7, 66.9),
+    "H200": (989.4, 494.7, 66.9),
+    "B200": (2250.0, 1125.0, 75.0),
+}
+
+
+def precision_name(options):
+    return options.amp_dtype if options.use_amp else "tf32" if options.tf32 else "float32"
+
+
+def peak_tflops(device_name, precision):
+    """The GPU's peak at that precision in TFLOP/s, or None where it is not known."""
+    column = {"tf32": 1, "float32": 2}.get(precision, 0)
+    return next((peaks[column] for name, peaks in PEAK_TFLOPS.items() if name in device_name), None)
+
+
+def peak_memory_mb(device):
+    """Most memory in use at once, in MiB: the GPU's tensors, or the whole process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def device_name(device):
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return platform.processor() or platform.machine()
+
+
+def environment(device):
+    """What a figure needs beside it: device, versions, date, commit and the script itself."""
+    script = pathlib.Path(__file__).resolve()
+    try:
+        command = ["git", "-C", str(script.parent), "rev-parse", "HEAD"]
+        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = None
+    return {
+        "device": device_name(device),
+        "device_type": device.type,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": getattr(sys.modules.get("triton"), "__version__", None),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit,
+        "script_sha256": hashlib.sha256(script.read_bytes()).hexdigest(),
+    }
+
+
+def spread(values):
+    low, middle, high = np.percentile(values, [25, 50, 75])
+    return {"median": float(middle), "p25": float(low), "p75": float(high)}
+
+
+def summarize(trainer, steps, warmup_s, best_loss):
+    """The figures of a run from its steps' records."""
+    options, config = trainer.options, trainer.config
+    step_ms = spread([step["step_ms"] for step in steps])
+    phases = {
+        name: spread([step[name] for step in steps])["median"] if steps[0][name] is not None else None
+        for name in ("forward_ms", "backward_ms", "optimizer_ms")
+    }
+    steps_per_second = 1000 / step_ms["median"]
+    flops, precision = flops_per_step(config, options.batch_size, options.seq_len), precision_name(options)
+    tflops = flops * steps_per_second / 1e12
+    peak = peak_tflops(device_name(trainer.device), precision)
+    return {
+        "parameters": sum(p.numel() for p in trainer.model.parameters()),
+        "parameters_trained": parameters_trained(trainer.model),
+        "step_ms": step_ms,
+        **phases,
+        "samples_per_second": options.batch_size * steps_per_second,
+        "tokens_per_second": options.batch_size * options.seq_len * steps_per_second,
+        "peak_memory_mb": peak_memory_mb(trainer.device),
+        "first_loss": steps[0]["loss"],
+        "final_loss": steps[-1]["loss"],
+        "best_loss_known": best_loss,
+        "flops_per_step": flops,
+        "tflops": tflops,
+        "mfu": tflops / peak if peak else None,
+        "precision": precision,
+        "graph": {"captured": trainer.graph is not None, "reason": trainer.graph_reason},
+        "warmup_s": warmup_s,
+    }
+
+
+def write_metrics(trainer, steps, summary):
+    content = {
+        "version": VERSION,
+        "config": dataclasses.asdict(trainer.config),
+        "options": vars(trainer.options),
+        "environment": environment(trainer.device),
+        "steps": steps,
+        "summary": summary,
+    }
+    pathlib.Path(trainer.options.metrics_file).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def print_configuration(trainer, data):
+    options, config = trainer.options, trainer.config
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    print(f"Tiny LLaMA version {VERSION} on {device_name(trainer.device)} ({trainer.device})")
+    print(
+        f"  model      {parameters:,} parameters: width {config.hidden_dim}, {config.num_layers} layers, "
+        f"{config.num_heads} query heads, {config.num_kv_heads} key/value heads, feed-forward {config.intermediate_dim}"
+    )
+    print(f"  batch      {options.batch_size} sequences of {options.seq_len} tokens, vocabulary {config.vocab_size}")
+    print(f"  data       {data.description}")
+    print(f"  precision  {precision_name(options)}{', deterministic' if options.deterministic else ''}")
+    print(f"  parts      {describe_parts(options)}", flush=True)
+
+
+def print_step(step, options, record, device):
+    rate = 1000 * options.batch_size / record["step_ms"]
+    print(
+        f"step {step + 1:5d}/{options.num_steps}  loss {record['loss']:8.4f}  {rate:9.1f} samples/s  "
+        f"{record['step_ms']:9.3f} ms  peak {peak_memory_mb(device):8.1f} MB",
+        flush=True,
+    )
+
+
+def print_summary(summary, steps):
+    step = summary["step_ms"]
+    phases = [summary[f"{name}_ms"] for name in ("forward", "backward", "optimizer")]
+    phases = "not measured:" if None in phases else " / ".join(f"{phase:.3f}" for phase in phases) + " ms"
+    peak = "" if summary["mfu"] is None else f", {100 * summary['mfu']:.1f} % of the GPU's peak"
+    best = "" if summary["best_loss_known"] is None else f" (best reachable {summary['best_loss_known']:.4f})"
+    share = 100 * summary["parameters_trained"] / summary["parameters"]
+    graph = "replayed from a graph" if summary["graph"]["captured"] else f"eager: {summary['graph']['reason']}"
+    print(f"summary of {len(steps)} steps, after {summary['warmup_s']:.1f} s of warm-up; {graph}")
+    print(f"  loss       {summary['first_loss']:.4f} -> {summary['final_loss']:.4f}{best}")
+    print(f"  step       {step['median']:.3f} ms median, quartiles {step['p25']:.3f} to {step['p75']:.3f}")
+    print(f"  phases     {phases} forward / backward / optimizer")
+    print(f"  speed      {summary['samples_per_second']:,.1f} samples/s, {summary['tokens_per_second']:,.0f} tokens/s")
+    print(f"  compute    {summary['tflops']:,.3f} TFLOP/s{peak}")
+    print(f"  memory     {summary['peak_memory_mb']:,.1f} MB peak")
+    print(f"  trained    {summary['parameters_trained']:,} of {summary['parameters']:,} parameters ({share:.1f} %)")
+
+
+# ---------------------------------------------------------------- profiling
+
+
+def attention_step(trainer):
+    """Forward and backward of the first attention layer alone, on random input [B, T, C]."""
+    options, model = trainer.options, trainer.model
+    dtype = next(model.layers.parameters()).dtype
+    shape = (options.batch_size, options.seq_len, options.hidden_dim)
+    x = torch.randn(shape, device=trainer.device, dtype=dtype, requires_grad=True)
+    with torch.autocast(trainer.device.type, getattr(torch, options.amp_dtype), enabled=options.use_amp):
+        y = model.layers[0].attention(x, model.cos, model.sin)
+    y.backward(torch.ones_like(y))
+
+
+def profile(trainer, data):
+    """Run some more steps under PyTorch's profiler and leave what was asked for: trace, operator table, memory."""
+    options = trainer.options
+    on_gpu = trainer.device.type == "cuda"
+    folder = pathlib.Path(options.profile_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    activities = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * on_gpu
+    with torch.profiler.profile(
+        activities=activities, record_shapes=True, profile_memory=options.profile_memory
+    ) as profiler:
+        for step in range(options.num_steps, options.num_steps + options.profile_steps):
+            attention_step(trainer) if options.profile_attention_only else trainer.run(*data.batch(step))
+        trainer.synchronize()
+    part = "_attention" if options.profile_attention_only else ""
+    moment = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
+    trace = folder / f"trace_v{VERSION}{part}_{moment}_{os.getpid()}.json"
+    profiler.export_chrome_trace(str(trace))
+    print(f"profiled {options.profile_steps} more steps: open {trace} in https://ui.perfetto.dev")
+    if options.profile_operators or options.profile_memory:
+        print_operators(profiler, options, on_gpu)
+
+
+def print_operators(profiler, options, on_gpu):
+    """The operators of a profile, sorted by time and, if asked for, by memory."""
+    keys = [options.sort_by] if options.profile_operators else []
+    keys += ["self_device_memory_usage"] if options.profile_memory else []
+    for key in keys:
+        key = key.replace("cuda_", "device_") if on_gpu else key.replace("cuda_", "cpu_").replace("device_", "cpu_")
+        print(f"operators by {key}")
+        print(profiler.key_averages().table(sort_by=key, row_limit=20, max_name_column_width=50))
+
+
+# ---------------------------------------------------------------- main
+
+
+def set_up_backend(options):
+    """Precision and determinism of the libraries, before their first use."""
+    torch.manual_seed(options.seed)
+    torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
+    if options.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        # Filling every fresh tensor costs a pass over memory and would hide what it is meant to show: unwritten ones.
+        torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+def train(trainer, data, first_step):
+    """Yield the record of each measured step, from first_step to --num-steps."""
+    options = trainer.options
+    interval = max(1, options.num_steps // 10)
+    for step in range(first_step, options.num_steps):
+        record = {"step": step, **trainer.run(*data.batch(step))}
+        yield record
+        if not math.isfinite(record["loss"]):
+            raise FloatingPointError(f"the loss of step {step + 1} is {record['loss']}: lower --learning-rate")
+        if step == first_step or (step + 1) % interval == 0 or step + 1 == options.num_steps:
+            print_step(step, options, record, trainer.device)
+        if options.save_every and (step + 1) % options.save_every == 0:
+            save_checkpoint(trainer, options.checkpoint_dir, step + 1)
+
+
+def run(options, data, saved):
+    """Warm up, train, report, profile; returns the exit status. What was measured is written however it ends."""
+    trainer = Trainer(options)
+    print_configuration(trainer, data)
+    warmup_s = trainer.warm_up(*data.batch(0), saved)
+    if options.graph and trainer.graph is None:
+        print(f"  graph      not captured, running operation by operation: {trainer.graph_reason}")
+    steps, status = [], 0
+    try:
+        for record in train(trainer, data, saved["step"]):
+            steps.append(record)
+    except FloatingPointError as error:
+        print(f"tiny_llama_v{VERSION}.py: stopped: {error}", file=sys.stderr)
+        status = 1
+    except KeyboardInterrupt:
+        print(f"interrupted after {len(steps)} steps", file=sys.stderr)
+        status = 130
+    summary = summarize(trainer, steps, warmup_s, data.best_loss) if steps else None
+    if options.metrics_file:
+        write_metrics(trainer, steps, summary)
+    if status == 0:
+        print_summary(summary, steps)
+        if options.profile:
+            profile(trainer, data)
+        if options.validate_setup:
+            status = int(summary["parameters_trained"] != summary["parameters"])
+            print("set-up check " + ("failed: not every parameter is trained" if status else "passed"))
+    return status
+
+
+def main(argv=None):
+    options = parse_options(argv)
+    prog = f"tiny_llama_v{VERSION}.py"
+    try:
+        data = load_data(options)
+        config = model_config(options)
+        saved = {"weights": initial_weights(config, options.seed), "step": 0}
+        if options.resume:
+            saved = newest_checkpoint(options.checkpoint_dir, config)
+            if saved["step"] >= options.num_steps:
+                raise ValueError(f"--resume: step {saved['step']} is reached already; raise --num-steps")
+    except ValueError as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
+        return 2
+    set_up_backend(options)
+    # One stream for all that runs, so that what a graph captures has been warmed up where it is captured.
+    on_gpu = torch.device(options.device).type == "cuda"
+    try:
+        with torch.cuda.stream(torch.cuda.Stream(options.device)) if on_gpu else contextlib.nullcontext():
+            return run(options, data, saved)
+    except torch.OutOfMemoryError:
+        print(f"{prog}: out of memory: lower --batch-size, --seq-len or the model's sizes", file=sys.stderr)
+    except OSError as error:
+        print(f"{prog}: {error.filename or 'output'} cannot be written: {error.strerror}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1047 @@
+#!/usr/bin/env python3
+"""Tiny LLaMA, version 4: PyTorch's own fused parts, compiled, and the whole step in one graph launch.
+
+    python tiny_llama_v4.py                                     # trains on a synthetic stream, GPU if there is one
+    python tiny_llama_v4.py --preset medium --use-amp
+    python tiny_llama_v4.py --preset small --no-graph           # the same step, launched kernel by kernel
+
+The lesson of this version is what libraries give: scaled_dot_product_attention with a backend that is chosen and
+printed, fused RMSNorm and AdamW, torch.compile for what lies between them, and a CUDA/HIP graph that replays forward,
+backward and optimizer with a single launch.
+
+Letters in shapes and comments: B batch, T tokens of a sequence, C hidden_dim, H query heads, K key/value heads,
+D head_dim = C / H, F intermediate_dim, V vocab_size.
+
+A name that also stands in another version is the same code there, character for character, unless it is listed as a
+fork: `diff` of two versions shows what the next one changes and nothing else.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import datetime
+import functools
+import hashlib
+import json
+import math
+import os
+import pathlib
+import pickle
+import platform
+import resource
+import subprocess
+import sys
+import time
+import warnings
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+VERSION = 4
+GRAPH_BY_DEFAULT = True
+DETERMINISTIC_BY_DEFAULT = False
+
+# ---------------------------------------------------------------- configuration
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Sizes of the model."""
+
+    vocab_size: int
+    hidden_dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    intermediate_dim: int
+    norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+
+    @property
+    def head_dim(self):
+        return self.hidden_dim // self.num_heads
+
+
+SIZES = ("hidden_dim", "num_layers", "num_heads", "intermediate_dim", "seq_len", "batch_size")
+PRESETS = {
+    "tiny": dict(zip(SIZES, (256, 4, 8, 512, 128, 8), strict=True)),
+    "small": dict(zip(SIZES, (512, 8, 8, 2048, 128, 8), strict=True)),
+    "medium": dict(zip(SIZES, (1024, 12, 16, 4096, 512, 16), strict=True)),
+}
+DEFAULTS = {"hidden_dim": 512, "num_layers": 8, "num_heads": 8, "seq_len": 256, "batch_size": 8}
+SORT_KEYS = [
+    f"{prefix}{key}"
+    for key in ("cpu_time_total", "cuda_time_total", "device_time_total", "cpu_memory_usage", "device_memory_usage")
+    for prefix in ("", "self_")
+] + ["count"]
+
+
+# In the order in which they are tried: the first that can run the model's attention, forward and backward, is used.
+SDPA_BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one sentence, with exit status 2."""
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def add_model_options(parser):
+    group = parser.add_argument_group("model and batch")
+    group.add_argument("--preset", choices=PRESETS, help="sizes to start from; single options override it")
+    group.add_argument("--batch-size", type=int, metavar="B", help="sequences in a step (8)")
+    group.add_argument("--seq-len", type=int, metavar="T", help="tokens in a sequence (256)")
+    group.add_argument("--hidden-dim", type=int, metavar="C", help="width of the model (512)")
+    group.add_argument("--num-layers", type=int, metavar="L", help="transformer blocks (8)")
+    group.add_argument("--num-heads", type=int, metavar="H", help="query heads (8)")
+    group.add_argument("--num-kv-heads", type=int, metavar="K", help="key and value heads (half the query heads)")
+    group.add_argument("--intermediate-dim", type=int, metavar="F", help="width of the feed-forward part (4 x hidden)")
+    group.add_argument("--vocab-size", type=int, default=1000, metavar="V", help="distinct tokens (%(default)s)")
+
+
+def add_training_options(parser):
+    group = parser.add_argument_group("training")
+    flag = argparse.BooleanOptionalAction
+    group.add_argument("--num-steps", type=int, default=50, help="measured training steps (%(default)s)")
+    group.add_argument("--warmup-steps", type=int, default=3, help="steps before the clock starts (%(default)s)")
+    group.add_argument("--learning-rate", type=float, default=3e-4, help="of AdamW (%(default)s)")
+    group.add_argument("--seed", type=int, default=0, help="of weights and batches (%(default)s)")
+    group.add_argument("--data", metavar="PATH", help="text file, or folder of them, read as bytes (synthetic stream)")
+    group.add_argument("--use-amp", action="store_true", help="automatic mixed precision")
+    group.add_argument("--amp-dtype", choices=["bfloat16", "float16"], default="bfloat16", help="(%(default)s)")
+    group.add_argument("--tf32", action="store_true", help="let float32 matrix products use TF32 matrix units")
+    group.add_argument("--graph", action=flag, help=f"replay the step from a CUDA/HIP graph ({GRAPH_BY_DEFAULT})")
+    group.add_argument(
+        "--deterministic",
+        action=flag,
+        default=DETERMINISTIC_BY_DEFAULT,
+        help="same bits in every run (%(default)s)",
+    )
+    group.add_argument("--device", help="cpu, cuda or cuda:N; PyTorch calls AMD GPUs cuda too (a GPU if there is one)")
+    group.add_argument("--metrics-file", metavar="JSON", help="write configuration, environment, steps and summary")
+    group.add_argument("--validate-setup", action="store_true", help="three small steps that check this machine")
+    group.add_argument("--checkpoint-dir", metavar="DIR", default="checkpoints", help="for --save-every (%(default)s)")
+    group.add_argument("--save-every", type=int, default=0, metavar="N", help="write a checkpoint every N steps")
+    group.add_argument("--resume", action="store_true", help="continue from the newest sound checkpoint")
+
+
+def add_profiling_options(parser):
+    group = parser.add_argument_group("profiling with PyTorch's profiler (on steps after the measured ones)")
+    group.add_argument("--enable-pytorch-profiler", action="store_true", help="write a trace for ui.perfetto.dev")
+    group.add_argument("--profile-dir", metavar="DIR", default="pytorch_profiles", help="(%(default)s)")
+    group.add_argument("--profile-steps", type=int, default=3, metavar="N", help="steps to profile (%(default)s)")
+    group.add_argument(
+        "--profile-memory", "--enable-memory-profiling", action="store_true", help="memory of every operator"
+    )
+    group.add_argument("--profile-operators", action="store_true", help="print a table of the operators")
+    group.add_argument(
+        "--sort-by", choices=SORT_KEYS, metavar="KEY", default="cuda_time_total", help="of that table (%(default)s)"
+    )
+    group.add_argument("--profile-attention-only", action="store_true", help="profile one attention layer alone")
+
+
+def add_switch(group, name, default, meaning):
+    """--enable-NAME and --disable-NAME."""
+    target = f"enable_{name.replace('-', '_')}"
+    group.add_argument(f"--enable-{name}", dest=target, action="store_true", help=meaning)
+    group.add_argument(f"--disable-{name}", dest=target, action="store_false", help=argparse.SUPPRESS)
+    group.set_defaults(**{target: default})
+
+
+def add_version_options(parser):
+    group = parser.add_argument_group("libraries; --enable-torch-compile has its --disable-torch-compile")
+    add_switch(group, "torch-compile", None, "let torch.compile fuse the rest (on a GPU)")
+    modes = ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+    group.add_argument("--compile-mode", choices=modes, default="default", help="of torch.compile (%(default)s)")
+    names = ["auto", *SDPA_BACKENDS]
+    group.add_argument("--sdpa-backend", choices=names, default="auto", help="of attention (the first that can)")
+
+
+def check_version_options(options):
+    if options.enable_torch_compile is None:
+        options.enable_torch_compile = torch.device(options.device).type == "cuda"
+    if options.graph and options.enable_torch_compile and "reduce" in options.compile_mode:
+        raise ValueError("--compile-mode reduce-overhead makes graphs of its own: use it with --no-graph")
+
+
+def describe_parts(options):
+    """What this version computes with, for the printed configuration."""
+    compiled = f", torch.compile ({options.compile_mode})" if options.enable_torch_compile else ""
+    return f"{choose_backend(options)} attention, fused RMSNorm and AdamW{compiled}"
+
+
+def resolve_options(options):
+    """Fill what was not given: preset first, then defaults, then what follows from other options."""
+    chosen = {**DEFAULTS, **PRESETS.get(options.preset, {})}
+    if options.hidden_dim not in (None, chosen["hidden_dim"]):
+        chosen.pop("intermediate_dim", None)
+    for name, value in chosen.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if options.validate_setup:
+        options.num_steps, options.warmup_steps = 3, 1
+    if options.num_kv_heads is None:
+        options.num_kv_heads = max(1, options.num_heads // 2)
+    if options.intermediate_dim is None:
+        options.intermediate_dim = 4 * options.hidden_dim
+    if options.device is None:
+        options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.graph is None:
+        options.graph = GRAPH_BY_DEFAULT and not options.enable_pytorch_profiler
+    options.profile = (
+        options.enable_pytorch_profiler
+        or options.profile_memory
+        or options.profile_operators
+        or options.profile_attention_only
+    )
+
+
+def check_sizes(options):
+    positive = "batch_size seq_len hidden_dim num_layers num_heads num_kv_heads intermediate_dim vocab_size num_steps"
+    for name in (positive + " profile_steps").split():
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}")
+    for name in ("warmup_steps", "save_every", "seed"):
+        if getattr(options, name) < 0:
+            raise ValueError(f"--{name.replace('_', '-')} must not be negative, but is {getattr(options, name)}")
+    if not (math.isfinite(options.learning_rate) and options.learning_rate > 0):
+        raise ValueError(f"--learning-rate must be a positive number, not {options.learning_rate}")
+    if options.hidden_dim % (2 * options.num_heads):
+        raise ValueError(
+            f"--hidden-dim must be a multiple of 2 x --num-heads = {2 * options.num_heads} "
+            f"(rotary embeddings turn pairs), not {options.hidden_dim}"
+        )
+    if options.num_heads % options.num_kv_heads:
+        raise ValueError(f"--num-kv-heads must divide --num-heads {options.num_heads}, not {options.num_kv_heads}")
+
+
+def check_places(options):
+    """Refuse a device that is not there and a file that cannot be written, before any work is done."""
+    try:
+        device = torch.device(options.device)
+    except RuntimeError:
+        raise ValueError(f"--device must be cpu, cuda or cuda:N, not {options.device}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device must be cpu, cuda or cuda:N, not {options.device}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"--device {options.device} is not there: PyTorch sees {torch.cuda.device_count()} GPUs here")
+    if options.metrics_file:
+        path = pathlib.Path(options.metrics_file)
+        target = path if path.exists() else path.parent
+        if path.is_dir() or not os.access(target, os.W_OK):
+            raise ValueError(f"--metrics-file {path} cannot be written: choose a file in a folder that can")
+    if options.resume and not pathlib.Path(options.checkpoint_dir).is_dir():
+        raise ValueError(f"--resume needs an existing --checkpoint-dir, and {options.checkpoint_dir} is not there")
+
+
+def parse_options(argv=None):
+    """Options from the command line, complete and checked; a wrong one ends the program with status 2."""
+    parser = Parser(
+        prog=f"tiny_llama_v{VERSION}.py",
+        description=f"Train a tiny LLaMA, version {VERSION}.",
+        epilog=f"example: python tiny_llama_v{VERSION}.py --preset small --num-steps 20 --metrics-file v{VERSION}.json",
+    )
+    for add in (add_model_options, add_training_options, add_profiling_options, add_version_options):
+        add(parser)
+    options = parser.parse_args(argv)
+    try:
+        resolve_options(options)
+        check_sizes(options)
+        check_places(options)
+        check_version_options(options)
+    except ValueError as error:
+        parser.error(str(error))
+    return options
+
+
+def model_config(options):
+    return Config(**{f.name: getattr(options, f.name) for f in dataclasses.fields(Config) if hasattr(options, f.name)})
+
+
+# ---------------------------------------------------------------- data
+
+
+class SyntheticStream:
+    """A stream of tokens that can be learned, and whose best reachable loss is known.
+
+    After token t comes one of up to four fixed successors of t, with probabilities 1/2, 1/4, 1/8, 1/8; the successors
+    are drawn once from the seed. No model can do better than the entropy of that choice.
+    """
+
+    def __init__(self, options):
+        self.options = options
+        branches = min(4, options.vocab_size)
+        self.probabilities = np.array([0.5 ** min(i + 1, branches - 1) for i in range(branches)])
+        self.best_loss = float(-(self.probabilities * np.log(self.probabilities)).sum())
+        self.order = np.random.default_rng(options.seed).permutation(options.vocab_size)
+        self.description = f"synthetic stream, best reachable loss {self.best_loss:.4f}"
+
+    def batch(self, step):
+        """Tokens and next tokens of one step, two int64 tensors [B, T]; a function of seed and step alone."""
+        B, T, V = self.options.batch_size, self.options.seq_len, self.options.vocab_size
+        rng = np.random.default_rng((self.options.seed, step))
+        choices = rng.choice(len(self.probabilities), size=(B, T), p=self.probabilities)
+        stream = np.empty((B, T + 1), dtype=np.int64)
+        stream[:, 0] = rng.integers(0, V, size=B)
+        for t in range(T):
+            stream[:, t + 1] = self.order[(stream[:, t] + choices[:, t]) % V]
+        stream = torch.from_numpy(stream)
+        return stream[:, :-1], stream[:, 1:]
+
+
+class TextStream:
+    """Random windows of real text, one token a byte."""
+
+    best_loss = None
+
+    def __init__(self, options):
+        self.options = options
+        self.bytes = np.frombuffer(read_text(pathlib.Path(options.data)), dtype=np.uint8)
+        if len(self.bytes) <= options.seq_len:
+            raise ValueError(
+                f"--data {options.data} holds {len(self.bytes)} bytes of text, "
+                f"but --seq-len {options.seq_len} needs at least {options.seq_len + 1}"
+            )
+        if self.bytes.max() >= options.vocab_size:
+            raise ValueError(
+                f"--vocab-size {options.vocab_size} is too small for --data {options.data}: "
+                f"it must be at least {self.bytes.max() + 1}"
+            )
+        self.description = f"{len(self.bytes):,} bytes of text from {options.data}"
+
+    def batch(self, step):
+        """Tokens and next tokens of one step, two int64 tensors [B, T]; a function of seed and step alone."""
+        B, T = self.options.batch_size, self.options.seq_len
+        starts = np.random.default_rng((self.options.seed, step)).integers(0, len(self.bytes) - T, size=(B, 1))
+        windows = torch.from_numpy(self.bytes[starts + np.arange(T + 1)].astype(np.int64))
+        return windows[:, :-1], windows[:, 1:]
+
+
+def read_text(path):
+    """The bytes of a text file, or of all text files directly in a folder, in the order of their names."""
+    try:
+        files = [path] if not path.is_dir() else sorted(p for p in path.iterdir() if p.is_file())
+        contents = [file.read_bytes() for file in files]
+    except OSError as error:
+        raise ValueError(f"--data {path} cannot be read: {error.strerror}") from None
+    # A NUL byte marks a binary file; those that happen to lie in a folder of text are passed over.
+    return b"\n".join(content for content in contents if b"\0" not in content)
+
+
+def load_data(options):
+    return TextStream(options) if options.data else SyntheticStream(options)
+
+
+# ---------------------------------------------------------------- operations: the lesson of this version
+
+
+def annotate(name):
+    """A named range for the PyTorch profiler and, on a GPU, for NVTX/ROCTX timelines."""
+    if torch.compiler.is_compiling():
+        return contextlib.nullcontext()
+    ranges = contextlib.ExitStack()
+    ranges.enter_context(torch.profiler.record_function(name))
+    if torch.cuda.is_available():
+        ranges.enter_context(torch.cuda.nvtx.range(name))
+    return ranges
+
+
+def at_least_float32(x):
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def rope_tables(seq_len, head_dim, theta, device):
+    """Cosine and sine of t · theta^(-2i / D) for position t and pair i: two float32 tensors [T, D/2]."""
+    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), frequencies)
+    return angles.cos().float().to(device), angles.sin().float().to(device)
+
+
+def apply_rope(x, cos, sin):
+    """Turn the pairs (x[i], x[i + D/2]) of every head of x [B, T, heads, D] by their position's angles."""
+    first, second = at_least_float32(x).chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+def causal_attention(query, key, value):
+    """softmax(query keyᵀ / sqrt(D)) value in one kernel, each token seeing itself and those before it.
+
+    query [B, T, H, D], key and value [B, T, K, D] with H a multiple of K; returns [B, T, H, D].
+    """
+    grouped = query.dtype in (torch.float16, torch.bfloat16)
+    if not grouped:
+        # In float32 only the slow kernel that writes the scores shares keys between heads; the fused one wants copies.
+        key, value = (x.repeat_interleave(query.shape[2] // x.shape[2], dim=2) for x in (key, value))
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+    return mixed.transpose(1, 2)
+
+
+@functools.cache
+def can_run(backend, dtype, device, T, H, K, D):
+    """Whether this backend alone runs causal attention of that shape, forward and backward."""
+    shapes = [(1, T, heads, D) for heads in (H, K, K)]
+    query, key, value = (torch.zeros(shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes)
+    try:
+        with warnings.catch_warnings(), sdpa_kernel(SDPA_BACKENDS[backend]):
+            warnings.simplefilter("ignore")  # PyTorch warns of each reason why a backend cannot run
+            causal_attention(query, key, value).sum().backward()
+    except RuntimeError:
+        return False
+    return True
+
+
+def choose_backend(options):
+    """The name of the attention backend to use: the one asked for, or the first that can."""
+    if options.sdpa_backend != "auto":
+        return options.sdpa_backend
+    dtype = getattr(torch, options.amp_dtype) if options.use_amp else torch.float32
+    sizes = (options.seq_len, options.num_heads, options.num_kv_heads, options.hidden_dim // options.num_heads)
+    return next(backend for backend in SDPA_BACKENDS if can_run(backend, dtype, options.device, *sizes))
+
+
+def swiglu(gate, up):
+    """silu(gate) · up, with silu(x) = x · sigmoid(x)."""
+    return F.silu(gate) * up
+
+
+# ---------------------------------------------------------------- model
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped queries: H query heads read K key/value heads."""
+
+    def __init__(self, config, options):
+        super().__init__()
+        C, D = config.hidden_dim, config.head_dim
+        self.head_dim = D
+        self.sizes = [C, config.num_kv_heads * D, config.num_kv_heads * D]
+        self.qkv_proj = nn.Linear(C, sum(self.sizes), bias=False)
+        self.o_proj = nn.Linear(config.num_heads * D, C, bias=False)
+
+    def forward(self, x, cos, sin):
+        heads = (*x.shape[:-1], -1, self.head_dim)
+        with annotate("qkv projection"):
+            query, key, value = (part.view(heads) for part in self.qkv_proj(x).split(self.sizes, dim=-1))
+        with annotate("rope"):
+            query, key = apply_rope(query, cos, sin), apply_rope(key, cos, sin)
+        with annotate("attention"):
+            mixed = causal_attention(query, key, value)
+        with annotate("output projection"):
+            return self.o_proj(mixed.flatten(-2))
+
+
+class FeedForward(nn.Module):
+    """down(silu(gate(x)) · up(x))."""
+
+    def __init__(self, config, options):
+        super().__init__()
+        self.gate_up_proj = nn.Linear(config.hidden_dim, 2 * config.intermediate_dim, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_dim, config.hidden_dim, bias=False)
+
+    def forward(self, x):
+        with annotate("feed-forward"):
+            return self.down_proj(swiglu(*self.gate_up_proj(x).chunk(2, dim=-1)))
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, config, options):
+        super().__init__()
+        self.eps = config.norm_eps
+        self.weight = nn.Parameter(torch.ones(config.hidden_dim))
+
+    def forward(self, x):
+        with annotate("rms norm"):
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Block(nn.Module):
+    def __init__(self, config, options):
+        super().__init__()
+        self.attention_norm = RMSNorm(config, options)
+        self.attention = Attention(config, options)
+        self.feed_forward_norm = RMSNorm(config, options)
+        self.feed_forward = FeedForward(config, options)
+
+    def forward(self, x, cos, sin):
+        x = x + self.attention(self.attention_norm(x), cos, sin)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class TinyLlama(nn.Module):
+    """Tokens [B, T] to logits [B, T, V]; the output projection is the token embedding."""
+
+    def __init__(self, config, options):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_dim)
+        self.layers = nn.ModuleList(Block(config, options) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config, options)
+        cos, sin = rope_tables(options.seq_len, config.head_dim, config.rope_theta, options.device)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        if options.enable_torch_compile:
+            self.compile(mode=options.compile_mode)
+
+    def forward(self, tokens):
+        T = tokens.shape[1]
+        x = self.embed_tokens(tokens)
+        for layer in self.layers:
+            x = layer(x, self.cos[:T], self.sin[:T])
+        with annotate("output head"):
+            return F.linear(self.norm(x), self.embed_tokens.weight)
+
+
+# ---------------------------------------------------------------- weights: one canonical form for all versions
+
+# A fused weight is the concatenation of these canonical ones, in this order; version 1 has none.
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+
+def weight_shapes(config):
+    """Canonical name -> shape of every weight, in the order in which the seed draws them."""
+    C, kv = config.hidden_dim, config.num_kv_heads * config.head_dim
+    shapes = {"embed_tokens.weight": (config.vocab_size, C)}
+    for i in range(config.num_layers):
+        layer = {
+            "attention_norm": (C,),
+            "attention.q_proj": (C, C),
+            "attention.k_proj": (kv, C),
+            "attention.v_proj": (kv, C),
+            "attention.o_proj": (C, C),
+            "feed_forward_norm": (C,),
+            "feed_forward.gate_proj": (config.intermediate_dim, C),
+            "feed_forward.up_proj": (config.intermediate_dim, C),
+            "feed_forward.down_proj": (C, config.intermediate_dim),
+        }
+        shapes.update({f"layers.{i}.{name}.weight": shape for name, shape in layer.items()})
+    return {**shapes, "norm.weight": (C,)}
+
+
+def initial_weights(config, seed):
+    """Canonical name -> float32 CPU tensor: ones for the norms, N(0, 0.02) for the rest."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.ones(shape) if len(shape) == 1 else torch.empty(shape).normal_(0, 0.02, generator=generator)
+        for name, shape in weight_shapes(config).items()
+    }
+
+
+def canonical_views(tensors, config):
+    """Canonical name -> tensor for {parameter name: tensor}; parts of fused tensors are views of them."""
+    shapes, views = weight_shapes(config), {}
+    for name, tensor in tensors.items():
+        prefix, module, _ = ("." + name).rsplit(".", 2)
+        parts = [f"{prefix}.{part}.weight"[1:] for part in FUSED.get(module, (module,))]
+        views.update(zip(parts, tensor.split([shapes[part][0] for part in parts]), strict=True))
+    return views
+
+
+def build_model(options, device):
+    """The model with its initial weights on the device."""
+    config = model_config(options)
+    with torch.device(device):
+        model = TinyLlama(config, options)
+    with torch.no_grad():
+        weights = initial_weights(config, options.seed)
+        for name, view in canonical_views(dict(model.named_parameters()), config).items():
+            view.copy_(weights[name])
+    return model
+
+
+# ---------------------------------------------------------------- one training step
+
+
+def make_optimizer(model, options):
+    return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, capturable=options.graph, fused=True)
+
+
+def compute_loss(model, tokens, labels, options):
+    """Mean cross-entropy of predicting labels [B, T] from tokens [B, T]."""
+    dtype = getattr(torch, options.amp_dtype)
+    backend = SDPA_BACKENDS[choose_backend(options)]
+    with sdpa_kernel(backend), torch.autocast(tokens.device.type, dtype, enabled=options.use_amp):
+        logits = model(tokens)
+    with annotate("loss"):
+        return F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
+
+
+class PhaseClock:
+    """Times of forward, backward and optimizer: events on a GPU, so that nothing waits; the host's clock on a CPU."""
+
+    def __init__(self, device, in_graph=False):
+        self.device = device
+        self.available = not (in_graph and torch.version.hip)  # a HIP graph cannot hold timing events
+        if device.type == "cuda" and self.available:
+            outside = {"external": True} if in_graph else {}
+            self.marks = [torch.cuda.Event(enable_timing=True, **outside) for _ in range(4)]
+        else:
+            self.marks = [0.0] * 4
+
+    def mark(self, border):
+        if self.device.type == "cpu":
+            self.marks[border] = time.perf_counter()
+        elif self.available:
+            self.marks[border].record()
+
+    def milliseconds(self):
+        """Forward, backward, optimizer of the last step; call after synchronising. None where not measured."""
+        if not self.available:
+            return [None] * 3
+        pairs = list(zip(self.marks, self.marks[1:], strict=False))
+        if self.device.type == "cpu":
+            return [1000 * (end - start) for start, end in pairs]
+        return [start.elapsed_time(end) for start, end in pairs]
+
+
+class Trainer:
+    """Model, optimizer and the step that trains them: run operation by operation, or replayed from a graph."""
+
+    def __init__(self, options):
+        self.options = options
+        self.config = model_config(options)
+        self.device = torch.device(options.device)
+        self.model = build_model(options, self.device)
+        self.optimizer = make_optimizer(self.model, options)
+        scaled = options.use_amp and options.amp_dtype == "float16"
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=scaled)
+        self.fresh_scaler = self.scaler.state_dict()
+        shape = (options.batch_size, options.seq_len)
+        self.tokens, self.labels = (torch.zeros(shape, dtype=torch.int64, device=self.device) for _ in range(2))
+        self.clock = PhaseClock(self.device)
+        self.graph, self.graph_reason = None, None if options.graph else "not asked for"
+        self.loss = None
+
+    def step(self):
+        """Forward, backward and optimizer, once, on the batch in self.tokens and self.labels."""
+        self.clock.mark(0)
+        self.optimizer.zero_grad(set_to_none=True)
+        with annotate("forward"):
+            self.loss = compute_loss(self.model, self.tokens, self.labels, self.options)
+        self.clock.mark(1)
+        with annotate("backward"):
+            self.scaler.scale(self.loss).backward()
+        self.clock.mark(2)
+        with annotate("optimizer"):
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.clock.mark(3)
+        self.loss = self.loss.detach()
+
+    def run(self, tokens, labels):
+        """One training step on a batch [B, T]; returns its record: the loss, and times in ms."""
+        self.tokens.copy_(tokens)
+        self.labels.copy_(labels)
+        self.synchronize()
+        start = time.perf_counter()
+        self.graph.replay() if self.graph else self.step()
+        self.synchronize()
+        step_ms = 1000 * (time.perf_counter() - start)
+        phases = dict(zip(("forward_ms", "backward_ms", "optimizer_ms"), self.clock.milliseconds(), strict=True))
+        return {"loss": self.loss.item(), **phases, "step_ms": step_ms}
+
+    def synchronize(self):
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def warm_up(self, tokens, labels, saved):
+        """Compile, allocate and capture on a throw-away batch, then return to the saved state; seconds it took."""
+        start = time.perf_counter()
+        self.tokens.copy_(tokens)
+        self.labels.copy_(labels)
+        # A graph must find the optimizer's state in place, and a resumed run must have it to fill it.
+        least = 2 if self.options.graph else int(saved["step"] > 0)
+        for _ in range(max(least, self.options.warmup_steps)):
+            self.step()
+        if self.options.graph:
+            self.capture()
+        restore(self, saved)
+        self.synchronize()
+        return time.perf_counter() - start
+
+    def capture(self):
+        """Record one step into a graph; keep running operation by operation, with the reason, where that fails."""
+        if self.device.type == "cpu":
+            self.graph_reason = "a CPU has no graphs"
+            return
+        eager_clock, self.clock = self.clock, PhaseClock(self.device, in_graph=True)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # The warm-up ran on this very stream, so that every library handle that the step needs exists already.
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+                self.step()
+            self.graph = graph
+        except RuntimeError as error:
+            self.clock, self.graph_reason = eager_clock, str(error).splitlines()[0]
+
+
+def parameters_trained(model):
+    """Number of parameters whose tensor got a finite gradient that is not all zero in the last step."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return sum(g.numel() for g in gradients if bool(g.isfinite().all()) and bool(g.count_nonzero()))
+
+
+def flops_per_step(config, batch_size, seq_len):
+    """Floating-point operations of one training step, a multiply-add counted as two.
+
+    6 for each weight of a matrix product and token (2 forward, 4 backward), and the two products of causal attention,
+    of which half the T x T square is needed. Norms, activations and the optimizer are left out, as is usual.
+    """
+    matrices = sum(math.prod(shape) for shape in weight_shapes(config).values() if len(shape) == 2)
+    attention = config.num_layers * batch_size * seq_len**2 * config.hidden_dim
+    return 6 * matrices * batch_size * seq_len + 6 * attention
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def training_state(trainer):
+    """Canonical name -> tensor for the float32 weights and, once there, both moments of AdamW; views, not copies."""
+    optimizer, config = trainer.optimizer, trainer.config
+    parameters = dict(trainer.model.named_parameters())
+    masters = getattr(optimizer, "masters", {})  # float32 weights, where the model computes with 16-bit ones
+    state = {"weights": canonical_views({n: masters.get(p, p).detach() for n, p in parameters.items()}, config)}
+    if optimizer.state:
+        for moment in ("exp_avg", "exp_avg_sq"):
+            state[moment] = canonical_views({n: optimizer.state[p][moment] for n, p in parameters.items()}, config)
+    return state
+
+
+@torch.no_grad()
+def restore(trainer, saved):
+    """Bring weights, moments and step count back in place (a captured graph keeps using the same memory)."""
+    for kind, tensors in training_state(trainer).items():
+        for name, tensor in tensors.items():
+            tensor.copy_(saved[kind][name]) if kind in saved else tensor.zero_()
+    for parameter, master in getattr(trainer.optimizer, "masters", {}).items():
+        parameter.copy_(master)
+    for state in trainer.optimizer.state.values():
+        state["step"].fill_(saved["step"])
+    trainer.scaler.load_state_dict(saved.get("scaler") or trainer.fresh_scaler)
+
+
+def save_checkpoint(trainer, folder, step):
+    """Write step_N.pt whole or not at all, and keep the two newest."""
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {kind: {n: t.cpu() for n, t in tensors.items()} for kind, tensors in training_state(trainer).items()}
+    content |= {"step": step, "scaler": trainer.scaler.state_dict(), "config": dataclasses.asdict(trainer.config)}
+    partial = folder / f"step_{step:09d}.pt.partial"
+    with open(partial, "wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, partial.with_suffix(""))
+    for old in sorted(folder.glob("step_*.pt"))[:-2]:
+        old.unlink()
+
+
+def newest_checkpoint(folder, config):
+    """The newest checkpoint of the folder that is sound; a damaged one is named and passed over."""
+    for path in sorted(pathlib.Path(folder).glob("step_*.pt"), reverse=True):
+        try:
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+        except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+            print(f"{path} is damaged and passed over: {str(error).splitlines()[0]}", file=sys.stderr)
+            continue
+        if saved["config"] != dataclasses.asdict(config):
+            raise ValueError(f"--resume: {path} belongs to a model of other sizes, {saved['config']}")
+        return saved
+    raise ValueError(f"--resume: {folder} holds no sound checkpoint (step_*.pt)")
+
+
+# ---------------------------------------------------------------- measurement
+
+# Dense matrix peaks of the vendors' data sheets in TFLOP/s: bfloat16 and float16, TF32, float32. None: no such units.
+# MI250X is one of its two dies, which is what PyTorch sees as a GPU.
+PEAK_TFLOPS = {
+    "MI250X": (191.5, None, 47.9),
+    "MI300A": (980.6, 490.3, 122.6),
+    "MI300X": (1307.4, 653.7, 163.4),
+    "MI325X": (1307.4, 653.7, 163.4),
+    "MI355X": (2516.6, None, 157.3),
+    "A100": (311.9, 156.0, 19.5),
+    "H100": (989.4, 494.7, 66.9),
+    "H200": (989.4, 494.7, 66.9),
+    "B200": (2250.0, 1125.0, 75.0),
+}
+
+
+def precision_name(options):
+    return options.amp_dtype if options.use_amp else "tf32" if options.tf32 else "float32"
+
+
+def peak_tflops(device_name, precision):
+    """The GPU's peak at that precision in TFLOP/s, or None where it is not known."""
+    column = {"tf32": 1, "float32": 2}.get(precision, 0)
+    return next((peaks[column] for name, peaks in PEAK_TFLOPS.items() if name in device_name), None)
+
+
+def peak_memory_mb(device):
+    """Most memory in use at once, in MiB: the GPU's tensors, or the whole process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def device_name(device):
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return platform.processor() or platform.machine()
+
+
+def environment(device):
+    """What a figure needs beside it: device, versions, date, commit and the script itself."""
+    script = pathlib.Path(__file__).resolve()
+    try:
+        command = ["git", "-C", str(script.parent), "rev-parse", "HEAD"]
+        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = None
+    return {
+        "device": device_name(device),
+        "device_type": device.type,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": getattr(sys.modules.get("triton"), "__version__", None),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit,
+        "script_sha256": hashlib.sha256(script.read_bytes()).hexdigest(),
+    }
+
+
+def spread(values):
+    low, middle, high = np.percentile(values, [25, 50, 75])
+    return {"median": float(middle), "p25": float(low), "p75": float(high)}
+
+
+def summarize(trainer, steps, warmup_s, best_loss):
+    """The figures of a run from its steps' records."""
+    options, config = trainer.options, trainer.config
+    step_ms = spread([step["step_ms"] for step in steps])
+    phases = {
+        name: spread([step[name] for step in steps])["median"] if steps[0][name] is not None else None
+        for name in ("forward_ms", "backward_ms", "optimizer_ms")
+    }
+    steps_per_second = 1000 / step_ms["median"]
+    flops, precision = flops_per_step(config, options.batch_size, options.seq_len), precision_name(options)
+    tflops = flops * steps_per_second / 1e12
+    peak = peak_tflops(device_name(trainer.device), precision)
+    return {
+        "parameters": sum(p.numel() for p in trainer.model.parameters()),
+        "parameters_trained": parameters_trained(trainer.model),
+        "step_ms": step_ms,
+        **phases,
+        "samples_per_second": options.batch_size * steps_per_second,
+        "tokens_per_second": options.batch_size * options.seq_len * steps_per_second,
+        "peak_memory_mb": peak_memory_mb(trainer.device),
+        "first_loss": steps[0]["loss"],
+        "final_loss": steps[-1]["loss"],
+        "best_loss_known": best_loss,
+        "flops_per_step": flops,
+        "tflops": tflops,
+        "mfu": tflops / peak if peak else None,
+        "precision": precision,
+        "graph": {"captured": trainer.graph is not None, "reason": trainer.graph_reason},
+        "warmup_s": warmup_s,
+    }
+
+
+def write_metrics(trainer, steps, summary):
+    content = {
+        "version": VERSION,
+        "config": dataclasses.asdict(trainer.config),
+        "options": vars(trainer.options),
+        "environment": environment(trainer.device),
+        "steps": steps,
+        "summary": summary,
+    }
+    pathlib.Path(trainer.options.metrics_file).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def print_configuration(trainer, data):
+    options, config = trainer.options, trainer.config
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    print(f"Tiny LLaMA version {VERSION} on {device_name(trainer.device)} ({trainer.device})")
+    print(
+        f"  model      {parameters:,} parameters: width {config.hidden_dim}, {config.num_layers} layers, "
+        f"{config.num_heads} query heads, {config.num_kv_heads} key/value heads, feed-forward {config.intermediate_dim}"
+    )
+    print(f"  batch      {options.batch_size} sequences of {options.seq_len} tokens, vocabulary {config.vocab_size}")
+    print(f"  data       {data.description}")
+    print(f"  precision  {precision_name(options)}{', deterministic' if options.deterministic else ''}")
+    print(f"  parts      {describe_parts(options)}", flush=True)
+
+
+def print_step(step, options, record, device):
+    rate = 1000 * options.batch_size / record["step_ms"]
+    print(
+        f"step {step + 1:5d}/{options.num_steps}  loss {record['loss']:8.4f}  {rate:9.1f} samples/s  "
+        f"{record['step_ms']:9.3f} ms  peak {peak_memory_mb(device):8.1f} MB",
+        flush=True,
+    )
+
+
+def print_summary(summary, steps):
+    step = summary["step_ms"]
+    phases = [summary[f"{name}_ms"] for name in ("forward", "backward", "optimizer")]
+    phases = "not measured:" if None in phases else " / ".join(f"{phase:.3f}" for phase in phases) + " ms"
+    peak = "" if summary["mfu"] is None else f", {100 * summary['mfu']:.1f} % of the GPU's peak"
+    best = "" if summary["best_loss_known"] is None else f" (best reachable {summary['best_loss_known']:.4f})"
+    share = 100 * summary["parameters_trained"] / summary["parameters"]
+    graph = "replayed from a graph" if summary["graph"]["captured"] else f"eager: {summary['graph']['reason']}"
+    print(f"summary of {len(steps)} steps, after {summary['warmup_s']:.1f} s of warm-up; {graph}")
+    print(f"  loss       {summary['first_loss']:.4f} -> {summary['final_loss']:.4f}{best}")
+    print(f"  step       {step['median']:.3f} ms median, quartiles {step['p25']:.3f} to {step['p75']:.3f}")
+    print(f"  phases     {phases} forward / backward / optimizer")
+    print(f"  speed      {summary['samples_per_second']:,.1f} samples/s, {summary['tokens_per_second']:,.0f} tokens/s")
+    print(f"  compute    {summary['tflops']:,.3f} TFLOP/s{peak}")
+    print(f"  memory     {summary['peak_memory_mb']:,.1f} MB peak")
+    print(f"  trained    {summary['parameters_trained']:,} of {summary['parameters']:,} parameters ({share:.1f} %)")
+
+
+# ---------------------------------------------------------------- profiling
+
+
+def attention_step(trainer):
+    """Forward and backward of the first attention layer alone, on random input [B, T, C]."""
+    options, model = trainer.options, trainer.model
+    dtype = next(model.layers.parameters()).dtype
+    shape = (options.batch_size, options.seq_len, options.hidden_dim)
+    x = torch.randn(shape, device=trainer.device, dtype=dtype, requires_grad=True)
+    with torch.autocast(trainer.device.type, getattr(torch, options.amp_dtype), enabled=options.use_amp):
+        y = model.layers[0].attention(x, model.cos, model.sin)
+    y.backward(torch.ones_like(y))
+
+
+def profile(trainer, data):
+    """Run some more steps under PyTorch's profiler and leave what was asked for: trace, operator table, memory."""
+    options = trainer.options
+    on_gpu = trainer.device.type == "cuda"
+    folder = pathlib.Path(options.profile_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    activities = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * on_gpu
+    with torch.profiler.profile(
+        activities=activities, record_shapes=True, profile_memory=options.profile_memory
+    ) as profiler:
+        for step in range(options.num_steps, options.num_steps + options.profile_steps):
+            attention_step(trainer) if options.profile_attention_only else trainer.run(*data.batch(step))
+        trainer.synchronize()
+    part = "_attention" if options.profile_attention_only else ""
+    moment = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
+    trace = folder / f"trace_v{VERSION}{part}_{moment}_{os.getpid()}.json"
+    profiler.export_chrome_trace(str(trace))
+    print(f"profiled {options.profile_steps} more steps: open {trace} in https://ui.perfetto.dev")
+    if options.profile_operators or options.profile_memory:
+        print_operators(profiler, options, on_gpu)
+
+
+def print_operators(profiler, options, on_gpu):
+    """The operators of a profile, sorted by time and, if asked for, by memory."""
+    keys = [options.sort_by] if options.profile_operators else []
+    keys += ["self_device_memory_usage"] if options.profile_memory else []
+    for key in keys:
+        key = key.replace("cuda_", "device_") if on_gpu else key.replace("cuda_", "cpu_").replace("device_", "cpu_")
+        print(f"operators by {key}")
+        print(profiler.key_averages().table(sort_by=key, row_limit=20, max_name_column_width=50))
+
+
+# ---------------------------------------------------------------- main
+
+
+def set_up_backend(options):
+    """Precision and determinism of the libraries, before their first use."""
+    torch.manual_seed(options.seed)
+    torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
+    if options.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        # Filling every fresh tensor costs a pass over memory and would hide what it is meant to show: unwritten ones.
+        torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+def train(trainer, data, first_step):
+    """Yield the record of each measured step, from first_step to --num-steps."""
+    options = trainer.options
+    interval = max(1, options.num_steps // 10)
+    for step in range(first_step, options.num_steps):
+        record = {"step": step, **trainer.run(*data.batch(step))}
+        yield record
+        if not math.isfinite(record["loss"]):
+            raise FloatingPointError(f"the loss of step {step + 1} is {record['loss']}: lower --learning-rate")
+        if step == first_step or (step + 1) % interval == 0 or step + 1 == options.num_steps:
+            print_step(step, options, record, trainer.device)
+        if options.save_every and (step + 1) % options.save_every == 0:
+            save_checkpoint(trainer, options.checkpoint_dir, step + 1)
+
+
+def run(options, data, saved):
+    """Warm up, train, report, profile; returns the exit status. What was measured is written however it ends."""
+    trainer = Trainer(options)
+    print_configuration(trainer, data)
+    warmup_s = trainer.warm_up(*data.batch(0), saved)
+    if options.graph and trainer.graph is None:
+        print(f"  graph      not captured, running operation by operation: {trainer.graph_reason}")
+    steps, status = [], 0
+    try:
+        for record in train(trainer, data, saved["step"]):
+            steps.append(record)
+    except FloatingPointError as error:
+        print(f"tiny_llama_v{VERSION}.py: stopped: {error}", file=sys.stderr)
+        status = 1
+    except KeyboardInterrupt:
+        print(f"interrupted after {len(steps)} steps", file=sys.stderr)
+        status = 130
+    summary = summarize(trainer, steps, warmup_s, data.best_loss) if steps else None
+    if options.metrics_file:
+        write_metrics(trainer, steps, summary)
+    if status == 0:
+        print_summary(summary, steps)
+        if options.profile:
+            profile(trainer, data)
+        if options.validate_setup:
+            status = int(summary["parameters_trained"] != summary["parameters"])
+            print("set-up check " + ("failed: not every parameter is trained" if status else "passed"))
+    return status
+
+
+def main(argv=None):
+    options = parse_options(argv)
+    prog = f"tiny_llama_v{VERSION}.py"
+    try:
+        data = load_data(options)
+        config = model_config(options)
+        saved = {"weights": initial_weights(config, options.seed), "step": 0}
+        if options.resume:
+            saved = newest_checkpoint(options.checkpoint_dir, config)
+            if saved["step"] >= options.num_steps:
+                raise ValueError(f"--resume: step {saved['step']} is reached already; raise --num-steps")
+    except ValueError as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
+        return 2
+    set_up_backend(options)
+    # One stream for all that runs, so that what a graph captures has been warmed up where it is captured.
+    on_gpu = torch.device(options.device).type == "cuda"
+    try:
+        with torch.cuda.stream(torch.cuda.Stream(options.device)) if on_gpu else contextlib.nullcontext():
+            return run(options, data, saved)
+    except torch.OutOfMemoryError:
+        print(f"{prog}: out of memory: lower --batch-size, --seq-len or the model's sizes", file=sys.stderr)
+    except OSError as error:
+        print(f"{prog}: {error.filename or 'output'} cannot be written: {error.strerror}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
