@@ -38,11 +38,12 @@ gpu_kind() {
 
 # The interpreter to start from; where our own environment is activated, the one that it was made from.
 base_python() {
-    local python
+    local python recorded=''
     python=$(command -v "${TINY_LLAMA_PYTHON:-python3}") || fail "There is no ${TINY_LLAMA_PYTHON:-python3} here:" \
         "install Python 3.10 or newer, or name one, as in TINY_LLAMA_PYTHON=python3.12."
     if [[ $python == "$VENV"/* ]]; then
-        python=$("$python" -c 'import sys; print(sys._base_executable)')
+        [ ! -s "$MARK" ] || read -r _ recorded <"$MARK"
+        python=${recorded:-$("$python" -c 'import sys; print(sys._base_executable)')}
     fi
     printf '%s\n' "$python"
 }

@@ -32,17 +32,20 @@ def load_version(version):
     return sys.modules[name]
 
 
-def loss_and_gradients(version, argv, step=0):
+def loss_and_gradients(version, argv, step=0, full_precision=False):
     """Loss of one batch with the initial weights, and its gradient with respect to every weight.
 
-    argv: command-line options of the script; step: which batch of the data. The step is run operation by operation,
-    never replayed from a graph. Returns (float in nats, {canonical name: float32 CPU tensor}); a weight without a
-    gradient is missing from it. Bad options end the program with status 2, as the script itself does.
+    argv: command-line options of the script; step: which batch of the data; full_precision: in float32 whatever argv
+    says. The step is run operation by operation, never replayed from a graph. Returns (float in nats, {canonical name:
+    float32 CPU tensor}); a weight without a gradient is missing from it. Bad options end the program with status 2, as
+    the script itself does.
     """
     import torch  # here, because the tools that only read the scripts do without it
 
     script = load_version(version)
     options = script.parse_options([*argv, "--no-graph"])
+    if full_precision:
+        options.use_amp = options.tf32 = False
     torch.use_deterministic_algorithms(False)  # set_up_backend switches it on where the version asks for it
     script.set_up_backend(options)
     trainer = script.Trainer(options)

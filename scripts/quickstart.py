@@ -1,0 +1,225 @@
+"""Train the four versions alike, check that they compute the same, and compare their speed: what quickstart.sh runs.
+
+    python scripts/quickstart.py --preset small --num-steps 20 --results runs/today
+
+Options that are not listed here go to all four training scripts. No speed is shown for a version whose losses or
+gradients are not version 1's. Exit status: 0; 1 where a version fails or disagrees; 2 for a bad option; 130 when
+interrupted.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import torch
+from versions import SCRIPTS, load_version, loss_and_gradients, relative_error
+
+# On two CPU cores, with version 3's kernels in Triton's interpreter, all of it takes about a minute.
+CPU_SIZES = "--hidden-dim 64 --num-layers 2 --num-heads 4 --seq-len 64 --batch-size 4 --vocab-size 256 --num-steps 20"
+LOSSES_COMPARED = 10  # steps; later losses carry every rounding before them, and training amplifies it
+LOSS_BOUND = 1e-4  # relative, float32
+GRADIENT_BOUND = {"cpu": 1e-5, "cuda": 1e-4}  # relative, float32
+
+
+def parse_arguments(argv):
+    """(folder for the metrics files or None, options for the training scripts); exit status 2 for a wrong one."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument(
+        "--results", type=pathlib.Path, metavar="FOLDER", help="keep the metrics files v1.json ... there"
+    )
+    parser.add_argument("--preset", help="tiny, small or medium (small on a GPU, a smaller model on a CPU)")
+    parser.add_argument("--device", help="as in the training scripts (a GPU if there is one)")
+    parser.add_argument("--data", default=os.path.dirname(os.__file__), help="text to train on (%(default)s)")
+    parser.add_argument("--metrics-file", help=argparse.SUPPRESS)
+    arguments, rest = parser.parse_known_args(argv)
+    if arguments.metrics_file:
+        parser.exit(2, "quickstart: error: --metrics-file is one for each version: name a folder with --results\n")
+    on_cpu = arguments.device == "cpu" or not torch.cuda.is_available()
+    sizes = CPU_SIZES.split() if on_cpu and not arguments.preset else ["--preset", arguments.preset or "small"]
+    device = ["--device", arguments.device] if arguments.device else []
+    return arguments.results, [*sizes, *device, "--data", arguments.data, *rest]
+
+
+def check_options(argv):
+    """Version 1's options, once all versions have accepted theirs and the data was read; else exit status 2."""
+    options = [load_version(version).parse_options(argv) for version in SCRIPTS]
+    try:
+        load_version(1).load_data(options[0])
+    except ValueError as error:
+        print(f"quickstart: error: {error}", file=sys.stderr)
+        sys.exit(2)
+    return options[0]
+
+
+def train(version, argv, metrics):
+    """Run one training script in a process of its own; its metrics, or None where it failed, with its last words."""
+    print(f"V{version}  {SCRIPTS[version].parent.name}: training", flush=True)
+    command = [sys.executable, "-u", str(SCRIPTS[version]), *argv, "--metrics-file", str(metrics)]
+    output = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        for line in process.stdout:
+            output.append(line)
+            if line.startswith("step"):
+                print(f"V{version}  {line}", end="", flush=True)
+    if process.returncode == 0:
+        return json.loads(metrics.read_text())
+    print("".join(output[-20:]), end="", file=sys.stderr)
+    print(f"V{version}  failed with exit status {process.returncode}", file=sys.stderr, flush=True)
+    return None
+
+
+class Reference:
+    """What a version's first loss and gradients must be, and how far from it they may be.
+
+    In float32 the bounds are fixed. In a lower precision the reference is version 1 in float32, and a version may be
+    twice as far from it as version 1 in that precision is: the rounding is the same, where it falls is not. A loss is
+    a mean of so many roundings that its own distance may vanish by chance; it may be off by one of them.
+    """
+
+    def __init__(self, options, argv):
+        device = torch.device(options.device).type
+        self.loss, self.gradients = loss_and_gradients(1, argv, full_precision=True)
+        self.loss_bound = LOSS_BOUND
+        self.bounds = dict.fromkeys(self.gradients, GRADIENT_BOUND[device])
+        self.version_1 = self.loss, self.gradients
+        if options.use_amp or options.tf32:
+            # TF32 keeps as many bits as float16.
+            dtype = getattr(torch, options.amp_dtype) if options.use_amp else torch.float16
+            self.loss_bound = torch.finfo(dtype).eps
+            self.version_1 = loss_and_gradients(1, argv)
+            for name, gradient in self.version_1[1].items():
+                self.bounds[name] += 2 * relative_error(gradient, self.gradients[name])
+
+    def check(self, loss, gradients):
+        """(what is wrong or None, a sentence with the largest error) of a version's first loss and gradients."""
+        missing = [name for name in self.gradients if name not in gradients]
+        if missing:
+            return f"{len(missing)} weights get no gradient, {missing[0]} for one", ""
+        loss_error = abs(loss - self.loss) / self.loss
+        if not loss_error <= self.loss_bound:
+            return f"the first loss is {loss:.6f} instead of {self.loss:.6f}", ""
+        errors = {name: relative_error(gradients[name], wanted) for name, wanted in self.gradients.items()}
+        worst = max(errors, key=lambda name: errors[name] / self.bounds[name])
+        found = f"relative error {errors[worst]:.1e} of the gradient of {worst}, allowed {self.bounds[worst]:.1e}"
+        return (None if errors[worst] <= self.bounds[worst] else found), found
+
+
+def compare_training(run, first, bound):
+    """What is wrong with the metrics of a run beside those of version 1's run, or None."""
+    summary = run["summary"]
+    if summary["parameters_trained"] != summary["parameters"]:
+        return f"only {summary['parameters_trained']:,} of {summary['parameters']:,} parameters are trained"
+    pairs = list(zip(run["steps"], first["steps"], strict=True))[:LOSSES_COMPARED]
+    for step, wanted in pairs:
+        if not abs(step["loss"] - wanted["loss"]) <= bound * abs(wanted["loss"]):
+            return f"the loss of step {step['step'] + 1} is {step['loss']:.6f} instead of {wanted['loss']:.6f}"
+    return None
+
+
+def check_agreement(options, argv, runs):
+    """Version -> what is wrong with it, or None; prints a line for each but the first."""
+    print("Comparing losses and gradients, from the same weights on the same batch", flush=True)
+    reference, problems = Reference(options, argv), {}
+    for version, run in runs.items():
+        loss, gradients = reference.version_1 if version == 1 else loss_and_gradients(version, argv)
+        problem, found = reference.check(loss, gradients)
+        problems[version] = problem or compare_training(run, runs[1], reference.loss_bound)
+        if version > 1 or problems[version]:
+            verdict = f"disagrees: {problems[version]}" if problems[version] else f"agrees: {found}"
+            print(f"V{version}  {verdict}", flush=True)
+    return problems
+
+
+def interpreted(version, run):
+    return version == 3 and run["environment"]["device_type"] == "cpu"
+
+
+def table_row(version, run, first, problem):
+    """The cells of one version; of one that disagrees only what is no speed."""
+    summary = run["summary"]
+    loss = f"{summary['first_loss']:.4f} -> {summary['final_loss']:.4f}"
+    trained = f"{100 * summary['parameters_trained'] / summary['parameters']:.0f} %"
+    name = f"V{version} {SCRIPTS[version].parent.name.split('_', 1)[1]}"
+    if problem:
+        return [name, loss, *["-"] * 7, trained]
+    step = summary["step_ms"]["median"]
+    speed = "-" if interpreted(version, run) else f"{first['summary']['step_ms']['median'] / step:.2f}x"
+    phases = [summary[f"{phase}_ms"] for phase in ("forward", "backward", "optimizer")]
+    return [
+        name,
+        loss,
+        f"{step:.2f}",
+        "-" if None in phases else " / ".join(f"{phase:.2f}" for phase in phases),
+        "graph" if summary["graph"]["captured"] else "eager",
+        f"{summary['samples_per_second']:,.1f}",
+        f"{summary['tokens_per_second']:,.0f}",
+        f"{summary['peak_memory_mb']:,.0f}",
+        speed,
+        trained,
+    ]
+
+
+def print_table(runs, problems):
+    header = ["version", "loss", "step ms", "fwd / bwd / opt ms", "runs", "samples/s", "tokens/s", "peak MB", "speed"]
+    rows = [[*header, "trained"]]
+    rows += [table_row(version, run, runs[1], problems[version]) for version, run in runs.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    print()
+    for row in rows:
+        print(
+            "  ".join([row[0].ljust(widths[0])] + [cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)])
+        )
+    print()
+
+
+def print_footnotes(options, runs):
+    run = runs[1]
+    machine = run["environment"]
+    print(f"{machine['device']}, PyTorch {machine['torch']}, {run['summary']['precision']}; step: median of", end=" ")
+    print(f"{len(run['steps'])}, after warm-up; speed: V1's step / this step; data: {options.data}")
+    if 3 in runs and interpreted(3, runs[3]):
+        print("V3's kernels ran in Triton's interpreter, which needs no GPU: its times mean nothing.")
+
+
+def quickstart(argv, folder):
+    """Train, check, compare; the exit status."""
+    options = check_options(argv)
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = {version: train(version, argv, folder / f"v{version}.json") for version in SCRIPTS}
+    trained = {version: run for version, run in runs.items() if run}
+    if 1 not in trained:
+        return 1
+    problems = check_agreement(options, argv, trained)
+    print_table(trained, problems)
+    print_footnotes(options, trained)
+    wrong = [f"V{version}" for version in SCRIPTS if version not in trained or problems[version]]
+    if wrong:
+        print(f"{' and '.join(wrong)} failed or disagreed with V1, as said above.", file=sys.stderr)
+        return 1
+    print("All four versions compute the same losses and gradients.")
+    return 0
+
+
+def main(argv=None):
+    results, options = parse_arguments(argv)
+    try:
+        with contextlib.ExitStack() as stack:
+            folder = results or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            return quickstart(options, folder.resolve())
+    except OSError as error:
+        print(f"quickstart: error: {error.filename} cannot be written: {error.strerror}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
