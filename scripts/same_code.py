@@ -1,13 +1,13 @@
 """Same name, same code: what two versions both define at their top level is the same source text in both.
 
     python scripts/same_code.py              check the four scripts
-    python scripts/same_code.py --fix        copy each definition from the version before it over its copies
+    python scripts/same_code.py --fix        copy each definition from the first version that has it over its copies
     python scripts/same_code.py --diff 1 3   what version 3 changes: the lesson, and nothing else
     python scripts/same_code.py FILE FILE    check other files; their definitions alone, not the two lists below
 
 Compared are functions, classes and assignments, also under a top-level if, try or with, together with the decorators
 and comments right above them, and what each import binds. Shared names stand in the same order, so that a diff of two
-versions is short. A name in FORKS may differ, and must; a name in SHARED is in all four.
+versions is short. A name in FORKS differs, and only as said there; a name in SHARED is in all four.
 
 Exit status: 0, 1 where something differs, 2 for bad arguments or a file that cannot be read.
 """
@@ -22,28 +22,34 @@ from typing import NamedTuple
 
 from versions import REPOSITORY, SCRIPTS
 
-# name -> (versions that change it, why); every other version has the text of the nearest earlier one
+# name -> (which versions share a text, "124 3" for 1, 2 and 4 against 3; why they differ)
 FORKS = {
-    "VERSION": ({2, 3, 4}, "the number of the version"),
-    "GRAPH_BY_DEFAULT": ({3}, "a graph pays where kernels are small"),
-    "DETERMINISTIC_BY_DEFAULT": ({2}, "version 1 teaches determinism and what it costs"),
-    "add_version_options": ({2, 3, 4}, "each version's own switches"),
-    "check_version_options": ({2, 3, 4}, "what each version's kernels can take"),
-    "causal_attention": ({2, 3, 4}, "scores and softmax, SDPA, a kernel"),
-    "Attention": ({2, 3, 4}, "separate or fused projections"),
-    "FeedForward": ({2, 3, 4}, "separate or fused projections"),
-    "TinyLlama": ({2, 3, 4}, "torch.compile, and where the residual is added"),
+    "VERSION": ("1 2 3 4", "the number of the version"),
+    "GRAPH_BY_DEFAULT": ("12 34", "a graph pays where kernels are small"),
+    "DETERMINISTIC_BY_DEFAULT": ("1 234", "version 1 teaches determinism and what it costs"),
+    "add_version_options": ("1 2 3 4", "each version's own switches"),
+    "check_version_options": ("1 2 3 4", "what each version's kernels can take"),
+    "describe_parts": ("1 2 3 4", "what each version computes with"),
+    "causal_attention": ("1 234", "scores and softmax, or SDPA"),
+    "Attention": ("1 2 3 4", "separate projections, fused ones behind a switch, on packed tensors, fused"),
+    "FeedForward": ("1 2 3 4", "separate projections, fused ones behind a switch, on packed tensors, fused"),
+    "RMSNorm": ("12 4", "PyTorch's fused norm; version 3's norm has a name of its own, for it takes the residual"),
+    "Block": ("124 3", "version 3's norms add the residual"),
+    "TinyLlama": ("1 24 3", "torch.compile; version 3's norms add the residual"),
+    "build_model": ("124 3", "16-bit weights beside float32 masters"),
+    "make_optimizer": ("12 3 4", "PyTorch's AdamW, a kernel, PyTorch's fused AdamW"),
+    "compute_loss": ("12 3 4", "autocast, kernels, a pinned SDPA backend"),
 }
 
 # The convention: one set of options, weights, batches, figures and JSON keys.
 SHARED = set(
     """
-    Config PRESETS DEFAULTS add_model_options add_training_options add_profiling_options add_version_options
-    check_version_options resolve_options check_sizes check_places parse_options model_config
-    SyntheticStream TextStream load_data
-    weight_shapes initial_weights canonical_views build_model
-    make_optimizer compute_loss PhaseClock Trainer parameters_trained flops_per_step
-    save_checkpoint newest_checkpoint environment summarize write_metrics print_summary profile set_up_backend main
+    VERSION Config PRESETS DEFAULTS Parser add_model_options add_training_options add_profiling_options
+    add_version_options check_version_options describe_parts resolve_options check_sizes check_places parse_options
+    model_config SyntheticStream TextStream load_data annotate rope_tables Attention FeedForward Block TinyLlama
+    weight_shapes initial_weights canonical_views build_model make_optimizer compute_loss PhaseClock Trainer
+    parameters_trained flops_per_step training_state restore save_checkpoint newest_checkpoint PEAK_TFLOPS environment
+    summarize write_metrics print_configuration print_step print_summary profile set_up_backend train run main
     """.split()
 )
 
@@ -102,28 +108,21 @@ def text_of(copies):
     return "".join(copy.text for copy in copies)
 
 
-def homes(tables, forks):
-    """(path, name, path of the nearest earlier definition, whether it may differ) of each name defined again."""
-    latest = {}
-    for number, (path, table) in enumerate(tables.items(), start=1):
-        for name in table:
-            if name in latest:
-                yield path, name, latest[name], number in forks.get(name, ((), ""))[0]
-            latest[name] = path
-
-
-def equal(tables, path, name, origin):
-    return text_of(tables[path][name]) == text_of(tables[origin][name])
+def group_of(name, version, forks):
+    """The versions that share this version's text of the name, as a string; None where its fork does not tell."""
+    groups = forks[name][0].split() if name in forks else ["all"]
+    return next((group for group in groups if group == "all" or str(version) in group), None)
 
 
 def drift(tables, forks):
-    """(path, name, home) of each copy that differs from its home: the text before it, back to the last fork."""
+    """(path, name, home) of each copy that differs from its home, the first of its group that defines the name."""
     home, differing = {}, []
-    for path, name, previous, forked in homes(tables, forks):
-        origin = path if forked else home.get(name, previous)
-        home[name] = origin
-        if not equal(tables, path, name, origin):
-            differing.append((path, name, origin))
+    for version, (path, table) in enumerate(tables.items(), start=1):
+        for name, copies in table.items():
+            group = group_of(name, version, forks)
+            origin = home.setdefault((name, group), path)
+            if group and text_of(copies) != text_of(tables[origin][name]):
+                differing.append((path, name, origin))
     return differing
 
 
@@ -148,19 +147,20 @@ def order_problems(tables):
     return problems
 
 
-def list_problems(tables, forks, shared):
-    """Sentences about forks that are none any more and shared names that a file lacks."""
-    problems, real = [], set()
-    for path, name, previous, forked in homes(tables, forks):
-        if forked and equal(tables, path, name, previous):
-            problems.append(f"{name} of {path} is listed as a fork, but equals that of {previous}")
-        real.add((name, list(tables).index(path) + 1))
-    listed = {(name, number) for name, (numbers, _) in forks.items() for number in numbers}
-    problems += [
-        f"{name} is listed as a fork of version {n}, which has no earlier one" for name, n in sorted(listed - real)
-    ]
-    for path, table in tables.items():
-        problems += [f"{path} lacks {name}, which all versions share" for name in sorted(shared - set(table))]
+def fork_problems(tables, forks):
+    """Sentences about what the fork list says and the files do not bear out."""
+    problems, paths = [], list(tables)
+    for name, (groups, _) in forks.items():
+        defining = {str(version) for version, path in enumerate(paths, start=1) if name in tables[path]}
+        if defining != set(groups) - {" "}:
+            problems.append(
+                f"{name} is a fork of {groups}, but versions {' '.join(sorted(defining)) or 'none'} define it"
+            )
+            continue
+        text = {group: text_of(tables[paths[int(group[0]) - 1]][name]) for group in groups.split()}
+        for one, two in itertools.combinations(text, 2):
+            if text[one] == text[two]:
+                problems.append(f"{name} is a fork between versions {one} and {two}, but their copies are equal")
     return problems
 
 
@@ -169,7 +169,10 @@ def check(paths, forks=None, shared=frozenset()):
     forks = forks or {}
     tables = {path: definitions(path) for path in paths}
     problems = [describe(tables, *difference) for difference in drift(tables, forks)]
-    return problems + order_problems(tables) + list_problems(tables, forks, shared)
+    problems += order_problems(tables) + fork_problems(tables, forks)
+    for path, table in tables.items():
+        problems += [f"{path} lacks {name}, which all versions share" for name in sorted(shared - set(table))]
+    return problems
 
 
 def fix(paths, forks=None):

@@ -80,20 +80,24 @@ def test_a_name_bound_twice_is_compared_whole(files):
     assert same_code.check(files("X = 1\nX += 2\n", "X = 1\nX += 3\n"))
 
 
-def test_fork_may_differ_where_it_is_listed(files):
+def test_fork_may_differ_as_it_is_listed_and_not_otherwise(files):
     changed = HOME.replace("size = 3", "size = 4")
-    forks = {"Model": ({2}, "the lesson of version 2")}
+    forks = {"Model": ("1 23", "the lesson of version 2")}
     assert same_code.check(files(HOME, changed, changed), forks) == []
-    problems = same_code.check(files(HOME, changed, HOME), forks)
-    assert len(problems) == 1 and problems[0].startswith("Model of")
+    paths = files(HOME, changed, HOME.replace("size = 3", "size = 5"))
+    (problem,) = same_code.check(paths, forks)
+    assert problem.startswith(f"Model of {paths[2]} differs from that of {paths[1]}")
+    assert same_code.check(paths, {"Model": ("1 2 3", "three lessons")}) == []
 
 
 def test_stale_forks_are_reported(files):
     paths = files(HOME, HOME)
-    (equal,) = same_code.check(paths, {"Model": ({2}, "no longer")})
-    assert equal == f"Model of {paths[1]} is listed as a fork, but equals that of {paths[0]}"
-    (gone,) = same_code.check(paths, {"Removed": ({2}, "renamed since")})
-    assert gone.startswith("Removed is listed as a fork of version 2")
+    (equal,) = same_code.check(paths, {"Model": ("1 2", "no longer")})
+    assert equal == "Model is a fork between versions 1 and 2, but their copies are equal"
+    (gone,) = same_code.check(paths, {"Removed": ("1 2", "renamed since")})
+    assert gone == "Removed is a fork of 1 2, but versions none define it"
+    (partial,) = same_code.check(files(HOME, HOME.replace("size = 3", "size = 4"), ""), {"Model": ("1 23", "lost")})
+    assert partial == "Model is a fork of 1 23, but versions 1 2 define it"
 
 
 def test_order_of_shared_names(files):
@@ -109,7 +113,7 @@ def test_required_names(files):
 def test_fix_copies_the_home_and_spares_forks(files):
     third = HOME.replace("0.5", "0.75").replace("radius**2", "radius**4").replace("size = 3", "size = 5")
     paths = files(HOME, HOME.replace("0.5", "0.25").replace("# how far a step goes", "# other"), third)
-    forks = {"Model": ({3}, "its lesson")}
+    forks = {"Model": ("12 3", "its lesson")}
     assert same_code.fix(paths, forks) == 3
     texts = [path.read_text() for path in paths]
     assert texts[1] == texts[0]
