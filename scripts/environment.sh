@@ -134,6 +134,9 @@ prepare() {
 
 use_environment() {
     local group=$1 stamp=$VENV/$1.stamp kind base key versions
+    if [ "${TINY_LLAMA_CPU:-0}" = 1 ]; then
+        export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1
+    fi
     kind=$(gpu_kind)
     base=$(base_python) || exit 1
     key="$kind $base $(cat "$ROOT/pyproject.toml" "$CONSTRAINTS" "$ROOT"/scripts/environment.* | cksum)"

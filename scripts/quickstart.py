@@ -42,6 +42,8 @@ def parse_arguments(argv):
     if arguments.metrics_file:
         parser.exit(2, "quickstart: error: --metrics-file is one for each version: name a folder with --results\n")
     on_cpu = arguments.device == "cpu" or not torch.cuda.is_available()
+    if on_cpu:
+        os.environ["TRITON_INTERPRET"] = "1"  # before version 3 imports Triton, here and in its own process
     sizes = CPU_SIZES.split() if on_cpu and not arguments.preset else ["--preset", arguments.preset or "small"]
     device = ["--device", arguments.device] if arguments.device else []
     return arguments.results, [*sizes, *device, "--data", arguments.data, *rest]

@@ -13,13 +13,13 @@ import quickstart
 import torch
 from versions import REPOSITORY, SCRIPTS, load_version, loss_and_gradients
 
-TINY = "--hidden-dim 32 --num-layers 1 --num-heads 2 --seq-len 16 --batch-size 2 --vocab-size 256 --device cpu".split()
+TINY = "--hidden-dim 32 --num-layers 1 --num-heads 2 --seq-len 16 --batch-size 2 --vocab-size 256".split()
 SHORT = [*TINY, "--num-steps", "3", "--warmup-steps", "1"]
 NORM = "layers.0.attention_norm.weight"
 
 
 def run(checkout, *arguments):
-    command = [sys.executable, checkout / "scripts" / "quickstart.py", *map(str, arguments)]
+    command = [sys.executable, checkout / "scripts" / "quickstart.py", "--device", "cpu", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=checkout)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from versions import SCRIPTS, load_version, loss_and_gradients, relative_error
 
-SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --seq-len 8 --batch-size 2 --vocab-size 50 --device cpu".split()
+SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --seq-len 8 --batch-size 2 --vocab-size 50".split()
 
 
 def test_a_version_is_loaded_once_from_its_own_file():
@@ -32,19 +32,20 @@ def test_gradient_predicts_how_the_loss_changes(version):
     script = load_version(version)
     loss, gradients = loss_and_gradients(version, SIZES, step=3)
     options = script.parse_options([*SIZES, "--no-graph"])
-    model = script.build_model(options, "cpu")
+    model = script.build_model(options, options.device)
     parameters = dict(model.named_parameters())
     assert gradients.keys() == script.initial_weights(script.model_config(options), options.seed).keys()
     length = math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values()))
-    batch, losses = script.load_data(options).batch(3), {}
+    tokens, labels = (tensor.to(options.device) for tensor in script.load_data(options).batch(3))
+    losses = {}
     for move in (-1e-2, 1e-2):
         views = script.canonical_views(parameters, script.model_config(options))
         with torch.no_grad():
             for name, view in views.items():
-                view += move * gradients[name] / length
-            losses[move] = float(script.compute_loss(model, *batch, options))
+                view += move * gradients[name].to(view.device) / length
+            losses[move] = float(script.compute_loss(model, tokens, labels, options))
             for name, view in views.items():
-                view -= move * gradients[name] / length
+                view -= move * gradients[name].to(view.device) / length
     slope = (losses[1e-2] - losses[-1e-2]) / 2e-2
     assert slope == pytest.approx(length, rel=1e-2)
     assert loss == pytest.approx(sum(losses.values()) / 2, rel=1e-3)
