@@ -1023,7 +1023,7 @@ def cross_entropy(logits, labels):
 @triton.jit
 def adamw_kernel(
     table_ptr, chunk_ptr, power_ptr, grad_scale_ptr, found_inf_ptr, lr, keep, beta1, fresh1, beta2, fresh2, eps,
-    DTYPE: tl.constexpr, COPY: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
+    DTYPE: tl.constexpr, COPY: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program updates BLOCK elements of one parameter whose gradient is of that DTYPE.
 
@@ -1033,10 +1033,13 @@ def adamw_kernel(
     """
     row = table_ptr + tl.load(chunk_ptr + 2 * tl.program_id(0)) * 6
     offsets = tl.load(chunk_ptr + 2 * tl.program_id(0) + 1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = offsets < tl.load(row + 5)
+    count = tl.load(row + 5)
+    if WIDE:  # every count is a multiple of 16, which lets the masked loads be wide
+        count = tl.multiple_of(count, 16)
+    inside = offsets < count
     if SCALED:  # a step whose scaled gradients overflowed changes nothing
         inside = inside & (tl.load(found_inf_ptr) == 0.0)
-    # Every tensor starts at a multiple of 16 bytes, which lets the loads be wide.
+    # PyTorch starts every tensor at a multiple of 16 bytes.
     w_ptr = tl.multiple_of(tl.load(row).to(tl.pointer_type(tl.float32)), 16) + offsets
     m_ptr = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(tl.float32)), 16) + offsets
     v_ptr = tl.multiple_of(tl.load(row + 2).to(tl.pointer_type(tl.float32)), 16) + offsets
@@ -1100,7 +1103,8 @@ class FusedAdamW(torch.optim.Optimizer):
         adamw_kernel[(len(chunks),)](
             table, chunks, self.powers, grad_scale, found_inf, lr, 1 - lr * group["weight_decay"],
             beta1, 1 - beta1, beta2, 1 - beta2, group["eps"],
-            TRITON_DTYPES[dtype], parameters[0] in self.masters, found_inf is not None, self.BLOCK,
+            TRITON_DTYPES[dtype], parameters[0] in self.masters, found_inf is not None,
+            all(p.numel() % 16 == 0 for p in parameters), self.BLOCK,
         )  # fmt: skip
 
     def chunk_table(self, parameters, device):

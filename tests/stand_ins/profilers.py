@@ -27,7 +27,8 @@ ONE_VALUE = set(
     "-i --input -o --output-file -d --output-directory --log-level -E --extra-counters --summary-output-file -u "
     "--summary-units --kernel-include-regex --kernel-exclude-regex --collection-period-unit --perfetto-backend "
     "--perfetto-buffer-size --perfetto-buffer-fill-policy --perfetto-shmem-size-hint -A --agent-index --rocm-root "
-    "-n --name -p --path --subpath --output --export --import --metrics --set --page --clock-control --device --type".split()
+    "-n --name -p --path --subpath --output --export --import --metrics --set --page --clock-control --device "
+    "--type".split()
 )
 SEVERAL_VALUES = set(
     "--output-format -f --pmc --preload --kernel-iteration-range --summary-groups --kernel-names".split()
