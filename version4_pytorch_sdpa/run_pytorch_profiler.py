@@ -1,0 +1,1 @@
+../scripts/run_pytorch_profiler.py
