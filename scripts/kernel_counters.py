@@ -14,6 +14,7 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 
+from command_line import run_tool
 from kernel_times import KernelFileError, clean, column, group_of, short, write_csv
 
 # Of the many metrics in a report of Nsight Compute, the ones to print first: time, compute, memory, occupancy.
@@ -168,19 +169,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--top", type=int, default=20, metavar="N", help="kernels to print (%(default)s)")
     parser.add_argument("--csv", metavar="FILE", help="write every counter of every kernel as CSV")
     options = parser.parse_args(argv)
-    try:
+
+    def work() -> None:
         rows = table(read_counters(*options.paths))
         if options.csv:
             with open(options.csv, "w", encoding="utf-8", newline="") as file:
                 write_csv(rows, file)
-    except KernelFileError as error:
-        print(f"kernel_counters.py: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"kernel_counters.py: {error.filename or 'output'} cannot be written: {error.strerror}", file=sys.stderr)
-        return 1
-    print(as_text(rows, options.top))
-    return 0
+        print(as_text(rows, options.top))
+
+    return run_tool("kernel_counters.py", work)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 
+from command_line import run_tool
+
 GROUPS = ("GEMM", "attention", "normalisation", "element-wise", "optimizer", "copies", "other")
 
 # The first pattern that is found in a kernel's name decides. The names of torch.compile's kernels list every operation
@@ -561,20 +563,13 @@ def write_results(kernels: list[Kernel], options: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     options = parse_options(argv)
-    try:
+
+    def work() -> None:
         if options.top < 1:
             raise KernelFileError(f"--top must be at least 1, not {options.top}")
         write_results(read_kernels(*options.paths), options)
-    except KernelFileError as error:
-        print(f"kernel_times.py: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # the reader, head for one, has seen enough
-        sys.stderr.close()
-        return 0
-    except OSError as error:
-        print(f"kernel_times.py: {error.filename or 'output'} cannot be written: {error.strerror}", file=sys.stderr)
-        return 1
-    return 0
+
+    return run_tool("kernel_times.py", work)
 
 
 if __name__ == "__main__":

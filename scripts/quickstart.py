@@ -42,9 +42,12 @@ def parse_arguments(argv):
     if arguments.metrics_file:
         parser.exit(2, "quickstart: error: --metrics-file is one for each version: name a folder with --results\n")
     on_cpu = arguments.device == "cpu" or not torch.cuda.is_available()
+    sizes = ["--preset", arguments.preset or "small"]
     if on_cpu:
         os.environ["TRITON_INTERPRET"] = "1"  # before version 3 imports Triton, here and in its own process
-    sizes = CPU_SIZES.split() if on_cpu and not arguments.preset else ["--preset", arguments.preset or "small"]
+        if not arguments.preset:
+            sizes = CPU_SIZES.split()
+            os.environ.setdefault("OMP_NUM_THREADS", "1")  # so small a model only waits for a second thread
     device = ["--device", arguments.device] if arguments.device else []
     return arguments.results, [*sizes, *device, "--data", arguments.data, *rest]
 

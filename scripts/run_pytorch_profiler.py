@@ -20,18 +20,10 @@ import subprocess
 import sys
 
 import kernel_times
-from version_folder import add_version_option, version_meant
+from command_line import Failure, add_version_option, result_folder, run_tool, version_meant
 from versions import SCRIPTS
 
 PHASES = {"forward": "#dbe9f6", "backward": "#f6e3d3", "optimizer": "#dff0dc"}
-
-
-class Failure(Exception):
-    """Ends the program with this status and, unless it is empty, this sentence."""
-
-    def __init__(self, status: int, sentence: str = ""):
-        super().__init__(sentence)
-        self.status = status
 
 
 # ---------------------------------------------------------------- profiling
@@ -52,11 +44,7 @@ def training_command(version: int, folder: pathlib.Path, options: argparse.Names
 
 def profile(version: int, options: argparse.Namespace, rest: list[str]) -> dict:
     """Run the training script under PyTorch's profiler; returns what profile_*.json holds."""
-    folder = pathlib.Path(options.profile_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Failure(1, f"--profile-dir {folder} cannot be made: {error.strerror}") from None
+    folder = result_folder(options.profile_dir)
     command = training_command(version, folder, options, rest)
     before = set(folder.glob(f"trace_v{version}_*.json"))
     status = subprocess.run(command).returncode
@@ -274,28 +262,17 @@ def parse_options(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]
 
 def main(argv: list[str] | None = None) -> int:
     options, rest = parse_options(argv)
-    try:
+
+    def work() -> None:
+        if options.analyze_existing and rest:
+            raise Failure(2, f"{' '.join(rest)} means nothing with --analyze-existing")
         if options.analyze_existing:
-            if rest:
-                raise Failure(2, f"{' '.join(rest)} means nothing with --analyze-existing")
             analyze(options.analyze_existing, options)
         else:
             content = profile(version_meant(options.version), options, rest)
             write_results(content, pathlib.Path(options.profile_dir), options.generate_report)
-    except Failure as error:
-        if str(error):
-            print(f"run_pytorch_profiler.py: {error}", file=sys.stderr)
-        return error.status
-    except ValueError as error:  # KernelFileError among them
-        print(f"run_pytorch_profiler.py: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # the reader, head for one, has seen enough
-        sys.stderr.close()
-        return 0
-    except OSError as error:
-        print(f"run_pytorch_profiler.py: {error.filename} cannot be written: {error.strerror}", file=sys.stderr)
-        return 1
-    return 0
+
+    return run_tool("run_pytorch_profiler.py", work)
 
 
 if __name__ == "__main__":

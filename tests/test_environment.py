@@ -206,12 +206,12 @@ def test_no_python(machine):
 
 
 def test_old_python(machine):
-    write_tool(machine.tools / "python3", f'case "$*" in *version_info*) exit 1 ;; esac\nexec {sys.executable} "$@"')
+    write_tool(machine.tools / "python3", f'case "$*" in *version_info*) exit 1 ;; esac\nexec "{sys.executable}" "$@"')
     assert len(machine.fails("older than Python 3.10", "TINY_LLAMA_PYTHON").stderr.splitlines()) == 1
 
 
 def test_no_venv_module(machine):
-    write_tool(machine.tools / "python3", f'case "$*" in *ensurepip*) exit 1 ;; esac\nexec {sys.executable} "$@"')
+    write_tool(machine.tools / "python3", f'case "$*" in *ensurepip*) exit 1 ;; esac\nexec "{sys.executable}" "$@"')
     write_module(machine.packages, "torch", "2.13.0")
     machine.fails("cannot make virtual environments", "python3-venv")
 

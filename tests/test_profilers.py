@@ -303,7 +303,7 @@ def test_wrappers_run_from_anywhere_and_with_spaces_in_paths(tmp_path):
     scripts.mkdir()
     for name in ("tiny_llama_v1.py", "get_hotspots.sh"):
         shutil.copy(FOLDERS[0] / name, copy)
-    for name in ("profile_common.sh", "kernel_times.py"):
+    for name in ("profile_common.sh", "kernel_times.py", "command_line.py", "versions.py"):
         shutil.copy(REPOSITORY / "scripts" / name, scripts)
     result = run_wrapper(copy / "get_hotspots.sh", "--profiler", "rocm", profilers="rocm-6.4", cwd=tmp_path)
     assert result.returncode == 0, result.stderr

@@ -18,9 +18,11 @@ fork: `diff` of two versions shows what the next one changes and nothing else.
 """
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import datetime
+import functools
 import hashlib
 import json
 import math
@@ -159,6 +161,7 @@ def add_version_options(parser):
     add_switch(group, "attention-kernel", True, "flash attention")
     add_switch(group, "loss-kernel", True, "cross-entropy")
     add_switch(group, "optimizer-kernel", True, "AdamW in one launch")
+    add_switch(group, "side-stream", True, "weight gradients beside the chain of the other gradients")
 
 
 def check_version_options(options):
@@ -426,8 +429,8 @@ def gpu_architecture(device):
 
 
 def program_count(device):
-    """Programs that fill the GPU once, for kernels that walk over their work."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    """Programs that keep the GPU busy, for kernels that walk over their work."""
+    return 4 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 def tile_of(columns, architecture, elements=4096):
@@ -509,6 +512,24 @@ def rmsnorm_backward_kernel(
     tl.store(dw_ptr + tl.program_id(0).to(tl.int64) * C + column, tl.sum(dw, 0), mask=column < C)
 
 
+@triton.jit
+def column_sum_kernel(x_ptr, sum_ptr, rows, C, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """One program adds up BLOCK columns of x [rows, C], always in the same order."""
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for first in range(0, rows, ROWS):
+        row = first + tl.arange(0, ROWS)[:, None]
+        inside = (row < rows) & (column[None, :] < C)
+        total += tl.load(x_ptr + row.to(tl.int64) * C + column[None, :], mask=inside, other=0.0)
+    tl.store(sum_ptr + column, tl.sum(total, 0), mask=column < C)
+
+
+def column_sums(x):
+    sums = torch.empty(x.shape[1], dtype=torch.float32, device=x.device)
+    column_sum_kernel[(triton.cdiv(x.shape[1], 16),)](x, sums, *x.shape, ROWS=128, BLOCK=16)
+    return sums
+
+
 class AddRMSNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, residual, branch, w, eps):
@@ -537,11 +558,11 @@ class AddRMSNormFunction(torch.autograd.Function):
         tile = row_tile(C, gpu_architecture(x.device))
         programs = min(triton.cdiv(rows, tile["ROWS"]), program_count(x.device))
         dx = torch.empty_like(x)
-        dw = torch.empty(programs, C, dtype=torch.float32, device=x.device)
+        shares = torch.empty(programs, C, dtype=torch.float32, device=x.device)
         rmsnorm_backward_kernel[(programs,)](
-            dy, dy if dx_later is None else dx_later, x, w, rstd, dx, dw, rows, C, dx_later is not None, **tile
+            dy, dy if dx_later is None else dx_later, x, w, rstd, dx, shares, rows, C, dx_later is not None, **tile
         )
-        return dx, dx if ctx.added else None, dw.sum(0).to(w.dtype), None
+        return dx, dx if ctx.added else None, column_sums(shares).to(w.dtype), None
 
 
 def add_rms_norm(residual, branch, w, eps):
@@ -626,6 +647,72 @@ def rope(x, cos, sin, turned):
     return RoPEFunction.apply(x, cos, sin, turned)
 
 
+# ---- the products' weight gradients, beside the chain of the other gradients
+# Nothing waits for a weight's gradient but the optimizer, so it can be computed on a second stream. What that stream
+# still reads is kept alive here: the main stream waits for the oldest products before their operands may be reused.
+
+ASIDE = collections.deque()
+MOST_ASIDE = 4
+
+
+@functools.cache
+def side_stream(device):
+    return torch.cuda.Stream(device)
+
+
+def weight_gradient(dy, x, w, beside):
+    """dyᵀ x for dy [rows, out] and x [rows, in]; if beside, it is ready for the main stream only behind `joined`."""
+    # A second gradient of one weight is added to the first on the main stream, and must find it complete.
+    again = w.grad is not None or any(w is other for *_, other in ASIDE)
+    if not beside or again or dy.device.type == "cpu":
+        join(dy.device)
+        return dy.t() @ x
+    main, side = torch.cuda.current_stream(dy.device), side_stream(dy.device)
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        dw = dy.t() @ x
+        ASIDE.append((side.record_event(), dy, x, w))
+    if len(ASIDE) > MOST_ASIDE:
+        main.wait_event(ASIDE.popleft()[0])
+    return dw
+
+
+def join(device):
+    """Let the main stream wait for all weight gradients under way."""
+    if ASIDE:
+        torch.cuda.current_stream(device).wait_stream(side_stream(device))
+        ASIDE.clear()
+
+
+class JoinedFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, dx):
+        join(dx.device)
+        return dx
+
+
+def joined(x):
+    """x itself; its backward, the last of the model, waits for the weight gradients."""
+    return JoinedFunction.apply(x)
+
+
+class LinearFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w, beside):
+        ctx.save_for_backward(x, w)
+        ctx.beside = beside
+        return F.linear(x, w)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, w = ctx.saved_tensors
+        return dy @ w, weight_gradient(dy.flatten(0, -2), x.flatten(0, -2), w, ctx.beside), None
+
+
 # ---- SwiGLU, packed, and the down projection behind it
 # forward    y = silu(a) · b,  silu(a) = a · σ(a)
 # backward   da = dy · b · σ(a) · (1 + a · (1 - σ(a))),  db = dy · silu(a)
@@ -667,12 +754,13 @@ def swiglu_grid(rows, width, device):
 
 class SwiGLUDownFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, down):
+    def forward(ctx, x, down, beside):
         rows, width = x.shape[0], x.shape[1] // 2
         y = torch.empty(rows, width, dtype=x.dtype, device=x.device)
         grid, tile = swiglu_grid(rows, width, x.device)
         swiglu_forward_kernel[grid](x, y, rows, width, **tile)
         ctx.save_for_backward(x, down)
+        ctx.beside = beside
         return y @ down.t()
 
     @staticmethod
@@ -683,15 +771,18 @@ class SwiGLUDownFunction(torch.autograd.Function):
         dx, y = torch.empty_like(x), torch.empty_like(dy)
         grid, tile = swiglu_grid(rows, width, x.device)
         swiglu_backward_kernel[grid](dy, x, dx, y, rows, width, **tile)
-        return dx, dz.t() @ y
+        return dx, weight_gradient(dz, y, down, ctx.beside), None
 
 
-def swiglu_down(x, down):
-    """(silu(a) · b) downᵀ for x [..., 2F] whose last dimension holds a and then b; down [C, F]; returns [..., C]."""
+def swiglu_down(x, down, beside=False):
+    """(silu(a) · b) downᵀ for x [..., 2F] whose last dimension holds a and then b; down [C, F]; returns [..., C].
+
+    beside: compute down's gradient on the side stream, see weight_gradient.
+    """
     check_kernel_input("swiglu_down", x, down)
     if x.shape[-1] != 2 * down.shape[1]:
         raise ValueError(f"swiglu_down: x must have 2 x {down.shape[1]} columns, not {x.shape[-1]}")
-    return SwiGLUDownFunction.apply(x.flatten(0, -2).contiguous(), down).view(*x.shape[:-1], down.shape[0])
+    return SwiGLUDownFunction.apply(x.flatten(0, -2).contiguous(), down, beside).view(*x.shape[:-1], down.shape[0])
 
 
 # ---- causal flash attention with grouped queries, on the packed projections
@@ -871,21 +962,48 @@ def attention_backward_dkdv_kernel(
     store_tile(dk_ptr + K * D, dv, first, T, stride_dt, BLOCK_K, D)
 
 
-def attention_tiles(architecture, head_dim, dtype):
-    """Tile sizes, warps and pipeline depth of the three attention kernels, by GPU architecture, D and dtype."""
+def attention_tiles(architecture, head_dim, dtype, T, precision):
+    """Tile sizes, warps and pipeline depth of the three attention kernels.
+
+    By GPU architecture, D, dtype, sequence length and precision of float32 products. Measured on sm_90; elsewhere the
+    largest that the compiler fits into the GPU's registers and shared memory (scripts/inspect_kernels.py shows it).
+    """
+
+    def tile(queries, keys, warps, stages):
+        return {"BLOCK_Q": queries, "BLOCK_K": keys, "num_warps": warps, "num_stages": stages}
+
     if architecture == "cpu":
         return dict.fromkeys(("forward", "dq", "dkdv"), {"BLOCK_Q": 64, "BLOCK_K": 64})
-    small = {"BLOCK_Q": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 2}
-    if dtype == torch.float32 or head_dim > 128:
-        return dict.fromkeys(("forward", "dq", "dkdv"), small)
-    square = {"BLOCK_Q": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 2}
-    return dict.fromkeys(("forward", "dq", "dkdv"), square)
+    if dtype == torch.float32:
+        if precision == "ieee" or head_dim > 64:
+            return dict.fromkeys(("forward", "dq", "dkdv"), tile(32, 32, 4, 1))
+        return {
+            "forward": tile(64, 64, 4, 1),
+            "dq": tile(64, 64, 4, 2 if precision == "tf32" else 1),
+            "dkdv": tile(64, 64, 4, 1),
+        }
+    if head_dim > 64:
+        return dict.fromkeys(("forward", "dq", "dkdv"), tile(64, 64, 4, 2))
+    long = T > 1024
+    return {
+        "forward": tile(128, 64, 8, 3) if long else tile(64, 64, 4, 2),
+        "dq": tile(64, 64, 4, 3),
+        "dkdv": tile(32, 128, 4, 3) if long else tile(32, 64, 4, 3),
+    }
 
 
-def dot_precision(architecture):
-    """TF32 in the kernels' float32 products where PyTorch's own are allowed to use it and the GPU has it."""
+def dot_precision(architecture, dtype):
+    """How the kernels multiply float32: in TF32 where PyTorch's own products may, else exactly.
+
+    NVIDIA's matrix units know no float32, but three TF32 products of the high and low parts are as exact as one in
+    float32, and faster than the ordinary units are.
+    """
+    if dtype != torch.float32 or architecture == "cpu":
+        return "ieee"
     allowed = torch.get_float32_matmul_precision() != "highest"
-    return "tf32" if allowed and (architecture.startswith("sm_") or architecture == "gfx942") else "ieee"
+    if architecture.startswith("sm_"):
+        return "tf32" if allowed else "tf32x3"
+    return "tf32" if allowed and architecture == "gfx942" else "ieee"
 
 
 class FlashAttentionFunction(torch.autograd.Function):
@@ -893,8 +1011,9 @@ class FlashAttentionFunction(torch.autograd.Function):
     def forward(ctx, qkv, H, K):
         B, T, _, D = qkv.shape
         architecture = gpu_architecture(qkv.device)
-        ctx.tiles = attention_tiles(architecture, D, qkv.dtype)
-        ctx.shape = {"H": H, "K": K, "D": D, "PRECISION": dot_precision(architecture)}
+        precision = dot_precision(architecture, qkv.dtype)
+        ctx.tiles = attention_tiles(architecture, D, qkv.dtype, T, precision)
+        ctx.shape = {"H": H, "K": K, "D": D, "PRECISION": precision}
         ctx.scale = math.log2(math.e) / math.sqrt(D)
         o = torch.empty(B, T, H, D, dtype=qkv.dtype, device=qkv.device)
         lse = torch.empty(B, H, T, dtype=torch.float32, device=qkv.device)
@@ -1067,7 +1186,7 @@ class FusedAdamW(torch.optim.Optimizer):
     Works with torch.amp.GradScaler without waiting for the GPU, and inside a captured graph.
     """
 
-    BLOCK = 4096
+    BLOCK = 1024
     _step_supports_amp_scaling = True
 
     def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
@@ -1149,6 +1268,7 @@ class Attention(nn.Module):
         self.qkv_proj = nn.Linear(C, sum(self.heads) * D, bias=False)
         self.o_proj = nn.Linear(config.num_heads * D, C, bias=False)
         self.rope_kernel, self.attention_kernel = options.enable_rope_kernel, options.enable_attention_kernel
+        self.beside = options.enable_side_stream
 
     def turn(self, qkv, cos, sin):
         H, K, _ = self.heads
@@ -1159,7 +1279,7 @@ class Attention(nn.Module):
 
     def forward(self, x, cos, sin):
         with annotate("qkv projection"):
-            qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
+            qkv = LinearFunction.apply(x, self.qkv_proj.weight, self.beside).unflatten(-1, (-1, self.head_dim))
         with annotate("rope"):
             qkv = self.turn(qkv, cos, sin)
         with annotate("attention"):
@@ -1167,7 +1287,7 @@ class Attention(nn.Module):
             split = self.heads
             mixed = flash_attention(qkv, H, K) if self.attention_kernel else causal_attention(*qkv.split(split, dim=2))
         with annotate("output projection"):
-            return self.o_proj(mixed.flatten(-2))
+            return LinearFunction.apply(mixed.flatten(-2), self.o_proj.weight, self.beside)
 
 
 class FeedForward(nn.Module):
@@ -1177,13 +1297,13 @@ class FeedForward(nn.Module):
         super().__init__()
         self.gate_up_proj = nn.Linear(config.hidden_dim, 2 * config.intermediate_dim, bias=False)
         self.down_proj = nn.Linear(config.intermediate_dim, config.hidden_dim, bias=False)
-        self.swiglu_kernel = options.enable_swiglu_kernel
+        self.swiglu_kernel, self.beside = options.enable_swiglu_kernel, options.enable_side_stream
 
     def forward(self, x):
         with annotate("feed-forward"):
-            gate_up = self.gate_up_proj(x)
+            gate_up = LinearFunction.apply(x, self.gate_up_proj.weight, self.beside)
             if self.swiglu_kernel:
-                return swiglu_down(gate_up, self.down_proj.weight)
+                return swiglu_down(gate_up, self.down_proj.weight, self.beside)
             return self.down_proj(swiglu(*gate_up.chunk(2, dim=-1)))
 
 
@@ -1234,7 +1354,7 @@ class TinyLlama(nn.Module):
 
     def forward(self, tokens):
         T = tokens.shape[1]
-        residual, branch = self.embed_tokens(tokens), None
+        residual, branch = joined(self.embed_tokens(tokens)), None
         for layer in self.layers:
             residual, branch = layer(residual, branch, self.cos[:T], self.sin[:T])
         with annotate("output head"):
