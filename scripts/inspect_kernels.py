@@ -1,0 +1,562 @@
+#!/usr/bin/env python3
+"""What every Triton kernel becomes on every GPU, without having one: registers, spills, LDS, occupancy, matrix units.
+
+    python scripts/inspect_kernels.py                              what the presets small and medium launch, everywhere
+    python scripts/inspect_kernels.py --target gfx942 --dtype bf16 --kernel attention --dump-assembly assembly
+    python scripts/inspect_kernels.py --all --target gfx90a        every head size, odd lengths, wide rows
+
+One training step of version 3 runs on tensors without data, as if it were on the target, and its launches are written
+down instead of being made: so each kernel is compiled with the tiles, warps and specializations that a real launch has.
+
+registers   of one thread; on Instinct vector and accumulation registers together
+spills      of one thread: vector registers in scratch memory, or bytes of stack on NVIDIA; "+n s" scalar registers kept
+            in the lanes of vector registers, which costs instructions and no memory
+shared      memory that one program asks for, LDS on AMD; tensor memory of Blackwell is checked too
+occupancy   waves (warps) on a SIMD (an SM's quarter) of at most so many, and what limits it
+matrix      matrix instructions in the code, MFMA or WMMA on AMD, mma.sync, wgmma or tcgen05 on NVIDIA
+
+Exit status: 0 when everything fits; 1 when a kernel does not compile, asks for more shared or tensor memory than the
+target has, spills on Instinct or a data-centre NVIDIA GPU, or multiplies 16-bit or TF32 tiles without matrix units;
+2 for bad arguments.
+"""
+
+import argparse
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import multiprocessing
+import os
+import pathlib
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, NamedTuple
+from unittest import mock
+
+from versions import load_version
+
+# ---------------------------------------------------------------- GPUs
+
+
+class Target(NamedTuple):
+    """What a compute unit (AMD) or a multiprocessor (NVIDIA) has for the programs on it.
+
+    It has four SIMDs (NVIDIA: partitions); on RDNA a work-group processor, two compute units, is counted as one.
+    """
+
+    backend: str
+    warp_size: int
+    data_centre: bool
+    registers: int  # of a SIMD, for each lane
+    granule: int  # registers are handed out in multiples of it
+    most_waves: int  # on a SIMD
+    shared: int  # bytes that one program may ask for
+    unit_shared: int  # bytes for all programs on the unit
+    shared_granule: int
+    shared_overhead: int  # bytes of each program that it cannot use
+    most_programs: int  # on the unit
+    units: int  # of the GPU that one usually meets
+
+
+KB = 1024
+# AMD: LLVM's AMDGPUUsage (granules of registers and LDS), the CDNA2, CDNA3, CDNA4 and RDNA3 instruction set manuals.
+# NVIDIA: CUDA C++ Programming Guide, technical specifications per compute capability; 64 K registers of an SM are 512
+# for each lane of its four partitions, and a warp's 32 lanes take them in units of 256, which is 8 a lane.
+TARGETS = {
+    "gfx90a": Target("hip", 64, True, 512, 8, 8, 64 * KB, 64 * KB, 512, 0, 16, 104),
+    "gfx942": Target("hip", 64, True, 512, 8, 8, 64 * KB, 64 * KB, 512, 0, 16, 304),
+    "gfx950": Target("hip", 64, True, 512, 8, 8, 160 * KB, 160 * KB, 1280, 0, 16, 256),
+    "gfx1100": Target("hip", 32, False, 1536, 24, 16, 64 * KB, 128 * KB, 512, 0, 32, 48),
+    "sm_80": Target("cuda", 32, True, 512, 8, 16, 163 * KB, 164 * KB, 128, KB, 32, 108),
+    "sm_90": Target("cuda", 32, True, 512, 8, 16, 227 * KB, 228 * KB, 128, KB, 32, 132),
+    "sm_100": Target("cuda", 32, True, 512, 8, 16, 227 * KB, 228 * KB, 128, KB, 32, 148),
+}
+SIMDS = 4
+TENSOR_MEMORY = 512  # columns of a Blackwell multiprocessor
+
+
+def round_up(value, granule):
+    return -(-value // granule) * granule
+
+
+def occupancy(target, registers, shared, warps, tensor_memory=0):
+    """Waves on a SIMD when a unit is full of programs of so many warps, and what keeps more from fitting.
+
+    registers: of a thread; shared: bytes of a program; tensor_memory: columns of a program.
+    """
+    waves = min(target.most_waves, target.registers // round_up(max(registers, 1), target.granule))
+    bytes_each = round_up(shared, target.shared_granule) + target.shared_overhead
+    programs = {
+        "waves": target.most_waves * SIMDS // warps,
+        "registers": waves * SIMDS // warps,
+        "shared": target.unit_shared // bytes_each if bytes_each else target.most_programs,
+        "tensor memory": TENSOR_MEMORY // tensor_memory if tensor_memory else target.most_programs,
+        "programs": target.most_programs,
+    }
+    limit = min(programs, key=programs.get)
+    return programs[limit] * warps / SIMDS, limit
+
+
+# ---------------------------------------------------------------- what is launched
+
+PRECISIONS = {
+    "fp32": [],
+    "tf32": ["--tf32"],
+    "bf16": ["--use-amp", "--amp-dtype", "bfloat16"],
+    "fp16": ["--use-amp", "--amp-dtype", "float16"],
+}
+TINY = "--num-layers 1 --num-heads 2 --vocab-size 16 --seq-len 16 --batch-size 1".split()
+
+
+class Case(NamedTuple):
+    """One run whose launches are wanted."""
+
+    source: str  # a key of SOURCES
+    label: str
+    argv: tuple
+
+
+class Launch(NamedTuple):
+    """All that a kernel is compiled from, in a form that another process can read."""
+
+    source: str
+    kernel: str
+    target: str
+    signature: dict
+    constexprs: dict
+    attributes: dict
+    options: dict
+
+    def key(self):
+        return repr(self)
+
+    def constants(self):
+        """'D=64 BLOCK_Q=64 ...' of the constant parameters and the warps and stages of the launch."""
+        names = list(self.signature)
+        values = {names[path[0]]: value for path, value in self.constexprs.items() if len(path) == 1}
+        values |= {"warps": self.options["num_warps"], "stages": self.options["num_stages"]}
+        return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+def gpu_target(name):
+    from triton.backends.compiler import GPUTarget
+
+    target = TARGETS[name]
+    architecture = int(name[3:]) if target.backend == "cuda" else name
+    return GPUTarget(target.backend, architecture, target.warp_size)
+
+
+@contextlib.contextmanager
+def recorded_launches(source, module, target):
+    """Collect the launches that the module's code makes, as if on that target, instead of making them."""
+    from triton.compiler import make_backend
+    from triton.runtime.jit import JITFunction, create_function_from_signature
+
+    backend, launches = make_backend(gpu_target(target)), []
+
+    def record(kernel, *args, grid, warmup, **kwargs):
+        binder = create_function_from_signature(kernel.signature, kernel.params, backend)
+        bound, specialization, rest = binder(*args, **kwargs)
+        options, signature, constexprs, attributes = kernel._pack_args(backend, kwargs, bound, specialization, rest)
+        launches.append(
+            Launch(source, kernel.fn.__name__, target, signature, constexprs, attributes, dict(vars(options)))
+        )
+
+    with contextlib.ExitStack() as patches:
+        for place, name, value in (
+            (JITFunction, "run", record),
+            (module, "gpu_architecture", lambda device: target),
+            (module, "program_count", lambda device: TARGETS[target].units),
+        ):
+            patches.enter_context(mock.patch.object(place, name, value))
+        yield launches
+
+
+def training_step(script, argv):
+    """One step of version 3 with these options: the model on tensors without data, the optimizer on the CPU.
+
+    The optimizer's launch does not depend on the sizes of the model, and its tables want real addresses.
+    """
+    import torch
+
+    with mock.patch.object(script, "check_version_options", lambda options: None):  # they ask about this machine
+        options = script.parse_options([*argv, "--device", "cpu", "--disable-side-stream"])
+        width = 32 if options.hidden_dim % 16 == 0 else 36
+        small = script.parse_options([*argv, *TINY, "--hidden-dim", str(width), "--device", "cpu"])
+    script.set_up_backend(options)
+    options.device = "meta"
+    shapes = script.weight_shapes(script.model_config(options))
+    weights = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    with mock.patch.object(script, "initial_weights", lambda config, seed: weights):
+        model = script.build_model(options, "meta")
+    tokens = torch.zeros(options.batch_size, options.seq_len, dtype=torch.int64, device="meta")
+    script.compute_loss(model, tokens, tokens, options).backward()
+    trainer = script.Trainer(small)
+    for parameter in trainer.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    trainer.scaler.scale(torch.zeros(()))  # makes its scale at the first use
+    trainer.scaler.step(trainer.optimizer)
+
+
+class Source(NamedTuple):
+    """Where kernels come from: how to load their module, and what runs the code that launches them."""
+
+    load: Any
+    run: Any
+
+
+SOURCES = {"version3": Source(lambda: load_version(3), training_step)}
+
+
+def preset_cases(presets, precisions):
+    return [
+        Case("version3", precision, ("--preset", preset, *PRECISIONS[precision]))
+        for preset in presets
+        for precision in precisions
+    ]
+
+
+def all_cases(precisions):
+    """Every head size and head ratio, lengths that divide nothing, sequences of one, narrow and wide rows."""
+    sizes = [
+        f"--hidden-dim {heads * D} --num-heads {heads} --num-kv-heads {kv} --seq-len {T} --vocab-size {V}"
+        for D in (16, 32, 64, 128)
+        for heads, kv, T, V in ((8, 4, 512, 1000), (8, 1, 4096, 32000), (6, 6, 100, 999), (2, 1, 1, 50))
+    ]
+    sizes += [f"--hidden-dim {C} --num-heads {C // 128} --vocab-size 128256" for C in (4096, 8192, 16384, 32768)]
+    return [
+        Case(
+            "version3", precision, tuple(f"{size} --num-layers 2 --batch-size 2".split()) + tuple(PRECISIONS[precision])
+        )
+        for size in sizes
+        for precision in precisions
+    ]
+
+
+# ---------------------------------------------------------------- what it becomes
+
+
+@dataclasses.dataclass
+class Kernel:
+    """A compiled kernel; counts of a thread, bytes of a program."""
+
+    kernel: str
+    target: str
+    precisions: list
+    constants: str
+    error: str | None = None
+    registers: int = 0
+    spills: int = 0
+    scalar_spills: int = 0
+    scratch_bytes: int = 0
+    shared_bytes: int = 0
+    tensor_memory: int = 0
+    matrix_instructions: dict = dataclasses.field(default_factory=dict)
+    low_precision_dots: int = 0
+    dots_without_matrix_units: int = 0
+    code_bytes: int = 0
+    waves: float = 0.0
+    limit: str = ""
+    seconds: float = 0.0
+
+    def problems(self):
+        """Why it does not fit its target: an empty list when it does."""
+        target = TARGETS[self.target]
+        if self.error:
+            return [f"does not compile: {self.error}"]
+        found = []
+        if self.shared_bytes > target.shared:
+            found.append(f"asks for {self.shared_bytes} bytes of shared memory, the target has {target.shared}")
+        if self.tensor_memory > TENSOR_MEMORY:
+            found.append(f"asks for {self.tensor_memory} columns of tensor memory, the target has {TENSOR_MEMORY}")
+        if target.data_centre and (self.spills or self.scratch_bytes):
+            found.append(f"spills {self.spills} registers, {self.scratch_bytes} bytes of scratch memory")
+        if self.dots_without_matrix_units or (self.low_precision_dots and not self.matrix_instructions):
+            missing = self.dots_without_matrix_units or self.low_precision_dots
+            found.append(f"{missing} of {self.low_precision_dots} 16-bit or TF32 products run without matrix units")
+        return found
+
+
+MATRIX = {
+    "amdgcn": re.compile(r"\bv_(mfma|smfmac|wmma|swmmac)_"),
+    "ptx": re.compile(r"\b(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b"),
+}
+LOW_PRECISION_DOT = re.compile(r"tt\.dot .*(?:x(?:bf16|f16)[,>]|inputPrecision = tf32).*")
+
+
+def assembly_facts(asm):
+    """Registers and spills from the metadata that LLVM writes under the AMD assembly."""
+
+    def entry(name):
+        found = re.search(rf"^\s+\.{name}:\s*(\d+)", asm["amdgcn"], re.MULTILINE)
+        return int(found.group(1)) if found else 0
+
+    return {
+        "registers": entry("vgpr_count"),
+        "spills": entry("vgpr_spill_count"),
+        "scalar_spills": entry("sgpr_spill_count"),
+        "scratch_bytes": entry("private_segment_fixed_size"),
+    }
+
+
+def cubin_facts(asm):
+    """Registers and stack from the resource usage that cuobjdump reads in the binary.
+
+    A Triton kernel has no variables on the stack, so that what is there was spilled; Triton itself counts it so.
+    """
+    from triton import knobs
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "kernel.cubin"
+        path.write_bytes(asm["cubin"])
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    used = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
+    stack = used["STACK"] + used["LOCAL"]
+    return {"registers": used["REG"], "spills": stack // 4, "scratch_bytes": stack}
+
+
+def code_bytes(binary):
+    """Bytes in the executable sections of an ELF file (a cubin or an hsaco)."""
+    start, size, count = struct.unpack_from("<Q", binary, 40)[0], *struct.unpack_from("<HH", binary, 58)
+    total = 0
+    for at in range(start, start + size * count, size):
+        flags, length = struct.unpack_from("<Q", binary, at + 8)[0], struct.unpack_from("<Q", binary, at + 32)[0]
+        total += length if flags & 4 else 0  # SHF_EXECINSTR
+    return total
+
+
+def matrix_facts(asm):
+    """Products of 16-bit or TF32 tiles in the program, those left to vector units, and the matrix instructions."""
+    text, pattern = next((asm[kind], pattern) for kind, pattern in MATRIX.items() if kind in asm)
+    counts = {}
+    for name in pattern.findall(text):
+        counts[name] = counts.get(name, 0) + 1
+    left = [line for line in LOW_PRECISION_DOT.findall(asm["ttgir"]) if "parent = #blocked" in line]
+    return {
+        "matrix_instructions": counts,
+        "low_precision_dots": len(LOW_PRECISION_DOT.findall(asm["ttir"])),
+        "dots_without_matrix_units": len(left),
+    }
+
+
+def compiled(launch):
+    """Triton's compiled kernel; its cache makes the second time short."""
+    import triton
+    from triton.compiler import ASTSource
+
+    kernel = getattr(SOURCES[launch.source].load(), launch.kernel)
+    source = ASTSource(kernel, launch.signature, launch.constexprs, launch.attributes)
+    return triton.compile(source, target=gpu_target(launch.target), options=launch.options)
+
+
+def first_line(error):
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
+
+
+def inspect_launch(launch, dump_folder=None):
+    """Compile a launch and read what became of it."""
+    from triton import TritonError
+
+    row = Kernel(launch.kernel, launch.target, [], launch.constants())
+    start = time.perf_counter()
+    try:
+        result = compiled(launch)
+    except (TritonError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
+        row.error = first_line(error)
+        return row
+    target, asm, metadata = TARGETS[launch.target], result.asm, result.metadata
+    facts = assembly_facts(asm) if target.backend == "hip" else cubin_facts(asm)
+    facts |= matrix_facts(asm)
+    facts["shared_bytes"] = metadata.shared
+    facts["tensor_memory"] = getattr(metadata, "tmem_size", None) or 0
+    facts["code_bytes"] = code_bytes(asm["hsaco" if target.backend == "hip" else "cubin"])
+    row = dataclasses.replace(row, **facts, seconds=time.perf_counter() - start)
+    row.waves, row.limit = occupancy(target, row.registers, row.shared_bytes, metadata.num_warps, row.tensor_memory)
+    if dump_folder:
+        dump(launch, asm, pathlib.Path(dump_folder))
+    return row
+
+
+def dump(launch, asm, folder):
+    """Write the assembly: AMD's as LLVM leaves it, NVIDIA's PTX."""
+    constants = re.sub(r"[^\w=.]+", "_", launch.constants())
+    types = "_".join(sorted({kind.strip("*") for kind in launch.signature.values() if kind.startswith("*")}))
+    extension = "amdgcn" if "amdgcn" in asm else "ptx"
+    name = f"{launch.target}_{launch.kernel}_{types}_{constants}"[:200]
+    (folder / f"{name}.{extension}").write_text(asm[extension])
+
+
+# ---------------------------------------------------------------- many of them, in worker processes
+
+
+def prepare_worker():
+    """Before Triton is imported: compile, do not interpret."""
+    os.environ["TRITON_INTERPRET"] = "0"
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def case_launches(case, target):
+    """What the case launches on the target."""
+    source = SOURCES[case.source]
+    module = source.load()
+    with recorded_launches(case.source, module, target) as launches:
+        source.run(module, case.argv)
+    return launches
+
+
+class Workers:
+    """Processes that compile, apart from this one, which may have chosen Triton's interpreter already."""
+
+    def __init__(self, jobs):
+        context = multiprocessing.get_context("spawn")
+        self.pool = concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context, initializer=prepare_worker)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.pool.shutdown(cancel_futures=True)
+
+    def all(self, function, arguments, progress=lambda done, total: None):
+        """function(*a) for each a of arguments, in their order; progress is told after each."""
+        futures = [self.pool.submit(function, *a) for a in arguments]
+        for done, _ in enumerate(concurrent.futures.as_completed(futures), 1):
+            progress(done, len(futures))
+        return [future.result() for future in futures]
+
+
+def inspect_cases(cases, targets, kernel="", jobs=2, dump_folder=None, progress=lambda done, total: None):
+    """Compile what the cases launch on the targets, each distinct launch once: a list of Kernel.
+
+    kernel: a part of the name of the kernels wanted; dump_folder: where their assembly goes.
+    """
+    with Workers(jobs) as workers:
+        asked = [(case, target) for target in targets for case in cases]
+        precisions, launches = {}, {}
+        for (case, _), found in zip(asked, workers.all(case_launches, asked), strict=True):
+            for launch in found:
+                if kernel in launch.kernel:
+                    launches[launch.key()] = launch
+                    precisions.setdefault(launch.key(), {})[case.label] = None
+        rows = workers.all(inspect_launch, [(launch, dump_folder) for launch in launches.values()], progress)
+    for row, key in zip(rows, launches, strict=True):
+        row.precisions = list(precisions[key])
+    return rows
+
+
+# ---------------------------------------------------------------- the command
+
+
+COLUMNS = ("target", "kernel", "for", "constants", "registers", "spills", "shared", "occupancy", "matrix", "code")
+
+
+def cells(row):
+    """The row of the table for a kernel."""
+    target = TARGETS[row.target]
+    if row.error:
+        return [row.target, row.kernel, ",".join(row.precisions), row.constants, *["-"] * 6]
+    spills = f"{row.spills}" + (f"+{row.scalar_spills}s" if row.scalar_spills else "")
+    return [
+        row.target,
+        row.kernel.removesuffix("_kernel"),
+        ",".join(row.precisions),
+        row.constants,
+        f"{row.registers}",
+        spills,
+        f"{row.shared_bytes / KB:.1f} KB",
+        f"{row.waves:g}/{target.most_waves} {row.limit}",
+        " ".join(f"{count} {name}" for name, count in row.matrix_instructions.items()) or "-",
+        f"{row.code_bytes / KB:.1f} KB",
+    ]
+
+
+def print_table(rows):
+    table = [COLUMNS, *(cells(row) for row in rows)]
+    widths = [max(len(line[column]) for line in table) for column in range(len(COLUMNS))]
+    for line in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def print_verdict(rows):
+    """What does not fit, and what spills where that is no fault; returns the exit status."""
+    failed = [(row, problem) for row in rows for problem in row.problems()]
+    for row, problem in failed:
+        print(f"DOES NOT FIT  {row.target} {row.kernel} {','.join(row.precisions)} {row.constants}: {problem}")
+    for row in rows:
+        if row.spills and not row.problems():
+            print(f"spills        {row.target} {row.kernel} {','.join(row.precisions)} {row.constants}: {row.spills}")
+    misfits = len({id(row) for row, _ in failed})
+    print(
+        f"{len(rows)} kernels compiled in {sum(row.seconds for row in rows):.0f} s of processor time, {misfits} misfits"
+    )
+    return 1 if failed else 0
+
+
+def show_progress(done, total):
+    if sys.stderr.isatty():
+        print(f"\r{done} of {total} kernels", end="" if done < total else "\n", file=sys.stderr, flush=True)
+    elif done % 50 == 0:
+        print(f"{done} of {total} kernels", file=sys.stderr, flush=True)
+
+
+def parse_options(argv):
+    parser = argparse.ArgumentParser(
+        prog="inspect_kernels.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "--target", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="GPU", help=f"{', '.join(TARGETS)} (all)"
+    )
+    add("--dtype", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="precision of the model (all)")
+    add("--kernel", default="", metavar="PART", help="only kernels whose name contains this")
+    add("--preset", nargs="+", choices=["tiny", "small", "medium"], default=["small", "medium"], help="(small medium)")
+    add("--all", action="store_true", help="the whole matrix of head sizes, lengths and widths instead of presets")
+    add("--json", action="store_true", help="print the figures as JSON instead of a table")
+    add("--dump-assembly", metavar="DIR", help="write each kernel's assembly (PTX on NVIDIA) into this folder")
+    add("--jobs", type=int, default=2, metavar="N", help="kernels compiled at a time (%(default)s)")
+    options = parser.parse_args(argv)
+    if options.jobs < 1:
+        parser.error(f"--jobs must be at least 1, not {options.jobs}")
+    if options.dump_assembly:
+        try:
+            pathlib.Path(options.dump_assembly).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"--dump-assembly {options.dump_assembly} cannot be written: {error.strerror}")
+    return options
+
+
+def main(argv=None):
+    options = parse_options(argv)
+    cases = all_cases(options.dtype) if options.all else preset_cases(options.preset, options.dtype)
+    try:
+        rows = inspect_cases(cases, options.target, options.kernel, options.jobs, options.dump_assembly, show_progress)
+    except BrokenProcessPool:
+        print(
+            "inspect_kernels.py: the compiler ended its process: try one --target and --kernel at a time",
+            file=sys.stderr,
+        )
+        return 1
+    if not rows:
+        print(f"inspect_kernels.py: no kernel's name contains {options.kernel}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps([{**dataclasses.asdict(row), "problems": row.problems()} for row in rows], indent=1))
+        return int(any(row.problems() for row in rows))
+    print_table(rows)
+    return print_verdict(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
