@@ -24,6 +24,9 @@ def run_tool(program: str, work: Callable[[], int | None]) -> int:
         if str(error):
             print(f"{program}: {error}", file=sys.stderr)
         return error.status
+    except ModuleNotFoundError as error:
+        print(f"{program}: {sys.executable} has no {error.name}: run scripts/quickstart.sh first", file=sys.stderr)
+        return 1
     except ValueError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 2

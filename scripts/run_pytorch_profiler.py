@@ -29,6 +29,18 @@ PHASES = {"forward": "#dbe9f6", "backward": "#f6e3d3", "optimizer": "#dff0dc"}
 # ---------------------------------------------------------------- profiling
 
 
+def interpreted_sizes(version: int, options: argparse.Namespace, rest: list[str]) -> list[str]:
+    """Sizes that version 3 can be profiled with where its kernels run in Triton's interpreter, if none are given."""
+    import torch
+
+    chosen = any(word.startswith(("--preset", "--hidden-dim", "--num-layers")) for word in rest)
+    if version != 3 or chosen or torch.cuda.is_available():
+        return []
+    options.batch_size, options.seq_len = options.batch_size or "2", options.seq_len or "32"
+    print("no GPU here: Triton's interpreter is slow, so a very small model is profiled; its times mean nothing")
+    return ["--hidden-dim", "64", "--num-layers", "2", "--num-heads", "4"]
+
+
 def training_command(version: int, folder: pathlib.Path, options: argparse.Namespace, rest: list[str]) -> list[str]:
     sizes = [f"--{name.replace('_', '-')}" for name in ("batch_size", "seq_len", "num_steps")]
     given = [getattr(options, name) for name in ("batch_size", "seq_len", "num_steps")]
@@ -45,7 +57,7 @@ def training_command(version: int, folder: pathlib.Path, options: argparse.Names
 def profile(version: int, options: argparse.Namespace, rest: list[str]) -> dict:
     """Run the training script under PyTorch's profiler; returns what profile_*.json holds."""
     folder = result_folder(options.profile_dir)
-    command = training_command(version, folder, options, rest)
+    command = training_command(version, folder, options, interpreted_sizes(version, options, rest) + rest)
     before = set(folder.glob(f"trace_v{version}_*.json"))
     status = subprocess.run(command).returncode
     if status:

@@ -33,6 +33,7 @@ def run_wrapper(wrapper, *arguments, profilers=None, cwd=None, **environment):
         "PATH": os.pathsep.join([*paths, str(pathlib.Path(sys.executable).parent), os.environ["PATH"]]),
         "TINY_LLAMA_PYTHON": str(STAND_INS / "training_python"),
         "STAND_IN_PYTHON": sys.executable,
+        "OMP_NUM_THREADS": "1",
         **environment,
     }
     return subprocess.run(

@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Every profiler there is, one after the other, on one version; a profiler that is missing is passed over and named.
+#
+#   ./run_all_profilers.sh                              PyTorch's profiler and the count of FLOPs
+#   ./run_all_profilers.sh --enable-rocm-tools          and the ROCm profilers (NVIDIA's where there is no ROCm)
+#   ./run_all_profilers.sh --batch-size 8 --seq-len 128 --enable-rocm-tools --profile-dir ./complete_rocm_analysis
+#   ../scripts/run_all_profilers.sh --version 3         from any folder
+#
+# Other options go to the training script. Leaves everything under --profile-dir (all_profiles).
+
+set -uo pipefail
+called=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+target=all_profiles rocm="" version="" passed=()
+while [ $# -gt 0 ]; do
+    case $1 in
+        -h | --help) sed -n -e '1d' -e '/^#/!q' -e 's/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit 0 ;;
+        --enable-rocm-tools) rocm=1 ;;
+        --profile-dir | --version)
+            [ $# -gt 1 ] || { echo "run_all_profilers.sh: $1 needs a value" >&2 && exit 2; }
+            [ "$1" = --version ] && version=$2 || target=$2
+            shift
+            ;;
+        *) passed+=("$1") ;;
+    esac
+    shift
+done
+
+folder=$called
+if [ -n "$version" ]; then
+    folder=$(echo "$called"/../version"$version"_*)
+elif ! [ -f "$folder/get_trace.sh" ]; then
+    folder=$PWD
+fi
+if ! [ -f "$folder/get_trace.sh" ]; then
+    echo "run_all_profilers.sh: say which version with --version 1, 2, 3 or 4, or run this in a version's folder" >&2
+    exit 2
+fi
+# shellcheck source=profile_common.sh
+source "$folder/../scripts/profile_common.sh"
+find_python
+mkdir -p "$target" 2>/dev/null || fail 1 "--profile-dir $target cannot be made: choose a writable folder"
+
+results=() failed=0
+
+note() { # NAME STATUS: keep the outcome for the list at the end
+    case $2 in
+        0) results+=("done     $1") ;;
+        *) results+=("FAILED   $1 (exit status $2)") && failed=1 ;;
+    esac
+    [ "$2" != 130 ] || exit 130
+}
+
+tool() { # NAME COMMAND...
+    echo && echo "=== $1"
+    "${@:2}" ${passed[@]+"${passed[@]}"}
+    note "$1" $?
+}
+
+wrapper() { # NAME: run get_NAME.sh unless it would only repeat PyTorch's profiler
+    local choice
+    choice=$("$folder/get_$1.sh" --dry-run 2>&1 | sed -n 's/.* uses \(.*\)/\1/p')
+    if [[ $choice == PyTorch* ]]; then
+        results+=("missing  get_$1.sh: ${choice#*because }")
+    else
+        tool "get_$1.sh" "$folder/get_$1.sh" --output-dir "$target"
+    fi
+}
+
+version=$(basename "$folder") && version=${version#version} && version=${version%%_*}
+tool run_pytorch_profiler.py "$PYTHON" "$SCRIPTS/run_pytorch_profiler.py" --version "$version" \
+    --profile-dir "$target/pytorch_profiles" --generate-report
+tool run_deepspeed_flops.py "$PYTHON" "$SCRIPTS/run_deepspeed_flops.py" --version "$version" \
+    --profile-dir "$target/flops_analysis" --computational-intensity
+if [ -n "$rocm" ]; then
+    for name in hotspots trace counters rocprof_sys rocprof_compute; do wrapper "$name"; done
+fi
+
+echo && echo "=== all profilers, results in $target"
+printf '%s\n' "${results[@]}"
+exit $failed
