@@ -1,0 +1,404 @@
+"""Version 3's operations as cases: their inputs, the definition they must meet, and the judgement of what they return.
+
+`check(script, case, dtype, device)` runs a case through the kernels of a script, through plain PyTorch in the same
+dtype and through plain PyTorch in float64, and raises Wrong unless every output and every gradient is as close to
+float64 as plain PyTorch is: at most twice its error, plus 1e-6.
+
+Inputs lie between bands of NaN, so that a load past their end shows. What the kernels allocate holds NaN, so that an
+element that is never written shows, and lies between bands of a number, so that a store past its end shows.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from versions import load_version, relative_error
+
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
+BAND = 1 << 17  # elements; more than any tile holds, so that a stray store ends inside the band
+SENTINEL = 77
+ALLOCATORS = {name: getattr(torch, name) for name in ("empty", "empty_like", "zeros", "zeros_like")}
+
+
+class Wrong(AssertionError):
+    """A kernel returned something else than its definition says, or touched what it must not."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One call of one operation; call(script, *inputs, *constants) and define(*inputs, *constants) return its outputs.
+
+    inputs are differentiated, in the dtype of the check (float32 for those in `wide`); constants are not, and are
+    float32 or integers. Outputs without a cotangent are in `unused`. parts: result -> (names, sizes, dimension) splits
+    a packed result, so that each part has an error of its own. layouts: how an input, a constant or the cotangents
+    ("cotangents") lie in memory, see strides_of. gpu_tiles: with three programs, and the tiles of a GPU instead of the
+    interpreter's large ones, so that one program does the work of several.
+    """
+
+    call: Callable
+    define: Callable
+    names: tuple[str, ...]
+    inputs: dict[str, torch.Tensor]
+    constants: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    wide: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    parts: dict[str, tuple] = dataclasses.field(default_factory=dict)
+    layouts: dict[str, str] = dataclasses.field(default_factory=dict)
+    gpu_tiles: bool = False
+
+
+# ---------------------------------------------------------------- memory
+
+
+def strides_of(shape, layout):
+    """Strides, in elements, of one of LAYOUTS."""
+    widened = [*shape[:-1], shape[-1] + 3] if layout == "padded" and len(shape) else shape
+    strides = [math.prod(widened[i + 1 :]) for i in range(len(shape))]
+    if layout == "reversed":
+        strides = [math.prod(shape[:i]) for i in range(len(shape))]
+    if layout == "every second":
+        strides = [2 * stride for stride in strides]
+    if layout == "expanded":
+        strides[:1] = [0] * len(strides[:1])
+    return strides
+
+
+LAYOUTS = ("contiguous", "shifted", "padded", "reversed", "every second", "expanded")
+
+
+def placed(tensor, layout="contiguous"):
+    """A copy in that layout, with NaN (integers: 0) around it and in its gaps; expanded, its first row repeats."""
+    strides = strides_of(tensor.shape, layout)
+    extent = 1 + sum(stride * (size - 1) for stride, size in zip(strides, tensor.shape, strict=True))
+    start = BAND + (layout == "shifted")  # one element further: no longer at a multiple of 16 bytes
+    fill = math.nan if tensor.is_floating_point() else 0
+    memory = ALLOCATORS["empty"](start + extent + BAND, dtype=tensor.dtype, device=tensor.device).fill_(fill)
+    view = memory.as_strided(tensor.shape, strides, start)
+    expanded = layout == "expanded" and tensor.ndim
+    (view[:1] if expanded else view).copy_(tensor[:1] if expanded else tensor)
+    return view
+
+
+def around(view):
+    """What lies before and behind a contiguous tensor that was placed."""
+    memory = view.detach().as_strided((view.numel() + 2 * BAND,), (1,), 0)
+    return torch.cat([memory[:BAND], memory[BAND + view.numel() :]])
+
+
+class GuardedMemory(contextlib.ExitStack):
+    """While entered, torch.empty and its kin give NaN between bands of a number (torch.zeros: zeros between them)."""
+
+    def __enter__(self):
+        self.bands = []
+        for name in ALLOCATORS:
+            self.enter_context(mock.patch.object(torch, name, getattr(self, name)))
+        return self
+
+    def guarded(self, like, fill, device):
+        memory = ALLOCATORS["empty"](like.numel() + 2 * BAND, dtype=like.dtype, device=device).fill_(SENTINEL)
+        self.bands.append((tuple(like.shape), memory[:BAND], memory[BAND + like.numel() :]))
+        return memory.as_strided(like.shape, like.stride(), BAND).fill_(fill)
+
+    def allocated(self, name, args, device, options):
+        """As the allocator of that name would, on the meta device for shape and strides alone."""
+        like = ALLOCATORS[name](*args, device="meta", **options)
+        fill = 0 if "zeros" in name else math.nan if like.is_floating_point() else SENTINEL
+        return self.guarded(like, fill, device)
+
+    def empty(self, *size, device=None, pin_memory=False, **options):
+        if pin_memory or str(device) == "meta":
+            return ALLOCATORS["empty"](*size, device=device, pin_memory=pin_memory, **options)
+        return self.allocated("empty", size, device, options)
+
+    def zeros(self, *size, device=None, **options):
+        return self.allocated("zeros", size, device, options)
+
+    def empty_like(self, tensor, device=None, **options):
+        return self.allocated("empty_like", (tensor,), device or tensor.device, options)
+
+    def zeros_like(self, tensor, device=None, **options):
+        return self.allocated("zeros_like", (tensor,), device or tensor.device, options)
+
+    def check(self):
+        """Raise Wrong where a store went past a tensor's ends."""
+        for shape, before, after in self.bands:
+            for side, band in (("before the start", before.flip(0)), ("past the end", after)):
+                touched = (band != SENTINEL).nonzero()
+                if len(touched):
+                    raise Wrong(f"a store {int(touched[0]) + 1} elements {side} of a tensor {shape}")
+
+
+@contextlib.contextmanager
+def gpu_tiles(script, device, architecture="gfx942"):
+    """Three programs for all the work, and on a CPU the tiles of a GPU."""
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(mock.patch.object(script, "program_count", lambda device: 3))
+        if device.type == "cpu":
+            patches.enter_context(mock.patch.object(script, "gpu_architecture", lambda device: architecture))
+        yield
+
+
+# ---------------------------------------------------------------- judgement
+
+
+def evaluate(function, case, inputs, constants, cotangents, backwards=1):
+    """Name -> tensor of the outputs and gradients; and the gradients of further passes through the same graph.
+
+    cotangents: name -> tensor, or a function that makes them of the outputs.
+    """
+    inputs = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
+    outputs = function(*inputs.values(), *constants.values())
+    outputs = dict(zip(case.names, outputs if isinstance(outputs, tuple) else (outputs,), strict=True))
+    cotangents = cotangents(outputs) if callable(cotangents) else cotangents
+    used = [outputs[name] for name in cotangents]
+    passes = []
+    for _ in range(backwards):
+        gradients = torch.autograd.grad(
+            used, list(inputs.values()), list(cotangents.values()), retain_graph=True, materialize_grads=True
+        )
+        passes.append({f"d{name}": gradient for name, gradient in zip(inputs, gradients, strict=True)})
+    return {name: output.detach() for name, output in outputs.items()} | passes[0], passes[1:], cotangents
+
+
+def split(case, results):
+    """Packed results in their parts, each of which is judged alone."""
+    parts = {}
+    for name, tensor in results.items():
+        names, sizes, dimension = case.parts.get(name, ((name,), None, 0))
+        parts.update(zip(names, tensor.split(sizes, dimension) if sizes else (tensor,), strict=True))
+    return parts
+
+
+def judge(name, result, plain, exact):
+    """How far a result is from float64, and how far it may be; raises Wrong where it is too far."""
+    if result.shape != plain.shape or result.dtype != plain.dtype:
+        raise Wrong(f"{name} is {result.dtype} {tuple(result.shape)}, not {plain.dtype} {tuple(plain.shape)}")
+    missing = (result.isnan() & ~plain.isnan()).nonzero().tolist()
+    if missing:
+        raise Wrong(f"{name}: {len(missing)} of {result.numel()} elements are NaN or never written, first {missing[0]}")
+    error, bound = relative_error(result, exact), 2 * relative_error(plain, exact) + 1e-6
+    if not error <= bound:
+        worst = (result.double() - exact).abs().flatten().argmax().item()
+        raise Wrong(
+            f"{name}: relative error {error:.2e}, allowed {bound:.2e}; worst at flat index {worst} of "
+            f"{tuple(result.shape)}: {result.flatten()[worst]:.8g} instead of {exact.flatten()[worst]:.8g}"
+        )
+    return error, bound
+
+
+def cast(case, tensors, dtype):
+    """Tensors in the dtype of a run; constants and wide inputs have float32 beside 16-bit ones."""
+    wide = {*case.wide, *case.constants}
+    dtypes = {name: torch.promote_types(dtype, torch.float32) if name in wide else dtype for name in tensors}
+    return {name: t.to(dtypes[name]) if t.is_floating_point() else t for name, t in tensors.items()}
+
+
+def random_cotangents(case, device):
+    """A function that makes a cotangent in its layout for every output that is used."""
+
+    def make(outputs):
+        generator = torch.Generator().manual_seed(1)
+        layout = case.layouts.get("cotangents", "contiguous")
+        return {
+            name: placed(torch.randn(output.shape, generator=generator).to(device, output.dtype), layout)
+            for name, output in outputs.items()
+            if name not in case.unused
+        }
+
+    return make
+
+
+def check(script, case, dtype, device, backwards=1):
+    """Raise Wrong unless the script's kernels do what the case defines; returns name -> (error, bound)."""
+    given = {name: tensor.to(device) for name, tensor in (case.inputs | case.constants).items()}
+    given = {n: placed(t, case.layouts.get(n, "contiguous")) for n, t in cast(case, given, dtype).items()}
+    values = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in given.items()}
+
+    def arguments(tensors):
+        return {n: tensors[n].detach().clone() for n in case.inputs}, {n: tensors[n] for n in case.constants}
+
+    plain, _, cotangents = evaluate(case.define, case, *arguments(values), random_cotangents(case, device))
+    doubled = cast(dataclasses.replace(case, constants={}, wide=()), values, torch.float64)
+    exact, _, _ = evaluate(case.define, case, *arguments(doubled), {n: t.double() for n, t in cotangents.items()})
+    kept = {name: tensor.clone() for name, tensor in cotangents.items()}
+    placed_inputs = {name: given[name] for name in case.inputs}, {name: given[name] for name in case.constants}
+    with gpu_tiles(script, device) if case.gpu_tiles else contextlib.nullcontext(), GuardedMemory() as memory:
+        results, again, _ = evaluate(
+            lambda *tensors: case.call(script, *tensors), case, *placed_inputs, cotangents, backwards
+        )
+    memory.check()
+    for name, tensor in (given | cotangents).items():
+        if not torch.equal(tensor, (values | kept)[name]):
+            raise Wrong(f"{name} was overwritten")
+    for later in again:
+        for name, gradient in later.items():
+            if not torch.equal(gradient, results[name]):
+                raise Wrong(f"{name} of a second backward differs from that of the first")
+    results, plain, exact = (split(case, of) for of in (results, plain, exact))
+    return {name: judge(name, results[name], plain[name], exact[name]) for name in exact}
+
+
+# ---------------------------------------------------------------- operations: version 1's functions define them
+
+
+def normal(*shape, scale=1.0, seed=0):
+    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def norm_case(*shape, branch=True, eps=1e-6, scale=1.0, **options):
+    """add_rms_norm of [..., C]; without a branch nothing is added."""
+
+    def define(x, *others):
+        x = x + others[0] if branch else x
+        return x, load_version(1).rms_norm(x, others[-1], eps)
+
+    def call(script, x, *others):
+        return script.add_rms_norm(x, others[0] if branch else None, others[-1], eps)
+
+    terms = {"residual": normal(*shape, scale=scale)} | (
+        {"branch": normal(*shape, scale=scale, seed=1)} if branch else {}
+    )
+    return Case(call, define, ("x", "y"), terms | {"w": 1 + normal(shape[-1], seed=2)}, **options)
+
+
+def rope_case(B, T, H, K, D, turned=None, scale=1.0, **options):
+    """rope of [B, T, H + 2K, D], whose first H + K heads are turned."""
+    heads, turned = H + 2 * K, H + K if turned is None else turned
+
+    def define(x, cos, sin):
+        return torch.cat([load_version(1).apply_rope(x[:, :, :turned], cos, sin), x[:, :, turned:]], dim=2)
+
+    cos, sin = load_version(1).rope_tables(T, D, 10000.0, "cpu")
+    sizes = [turned, heads - turned]
+    return Case(
+        lambda script, x, cos, sin: script.rope(x, cos, sin, turned),
+        define,
+        ("y",),
+        {"x": normal(B, T, heads, D, scale=scale)},
+        {"cos": cos, "sin": sin},
+        parts={"y": (("turned", "copied"), sizes, 2), "dx": (("dturned", "dcopied"), sizes, 2)} if all(sizes) else {},
+        **options,
+    )
+
+
+def swiglu_case(*shape, width, C, scale=1.0, **options):
+    """swiglu_down of [..., 2 x width] with a down projection [C, width]."""
+
+    def define(x, down):
+        return load_version(1).swiglu(*x.chunk(2, dim=-1)) @ down.t()
+
+    inputs = {"x": normal(*shape, 2 * width, scale=scale), "down": normal(C, width, scale=width**-0.5, seed=1)}
+    parts = {"dx": (("dgate", "dup"), [width, width], -1)}
+    return Case(lambda script, x, down: script.swiglu_down(x, down), define, ("z",), inputs, parts=parts, **options)
+
+
+def attention_case(B, T, H, K, D, scale=1.0, **options):
+    """flash_attention of H query heads over K key/value heads, packed as [B, T, H + 2K, D]."""
+    # The only token of a sequence sees itself alone: dq and dk are zero but for rounding, and have no relative error.
+    parts = {"dqkv": (("dq", "dk", "dv"), [H, K, K], 2)} if T > 1 else {}
+    return Case(
+        lambda script, qkv: script.flash_attention(qkv, H, K),
+        lambda qkv: load_version(1).causal_attention(*qkv.split([H, K, K], dim=2)),
+        ("o",),
+        {"qkv": normal(B, T, H + 2 * K, D, scale=scale)},
+        parts=parts,
+        **options,
+    )
+
+
+def loss_case(*shape, V, scale=3.0, offset=0.0, **options):
+    """cross_entropy of logits [..., V], normal ones times `scale` plus `offset`."""
+
+    def define(logits, labels):
+        logits = load_version(1).at_least_float32(logits)
+        return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
+
+    labels = torch.randint(0, V, shape, generator=torch.Generator().manual_seed(1))
+    inputs = {"logits": normal(*shape, V, scale=scale) + offset}
+    return Case(
+        lambda script, logits, labels: script.cross_entropy(logits, labels),
+        define,
+        ("loss",),
+        inputs,
+        {"labels": labels},
+        **options,
+    )
+
+
+# Operation -> name -> arguments of its case. Each has a size for every axis that no tile divides, one with more work
+# than programs, a single token or row, and more than one sequence.
+CASES = {
+    "add_rms_norm": (
+        norm_case,
+        {
+            "ragged": ((37, 100), {}),
+            "more rows than programs": ((3, 100, 100), {"gpu_tiles": True}),
+            "one row": ((1, 1, 16), {}),
+            "one column": ((5, 1), {}),
+            "long rows": ((3, 2500), {}),
+            "nothing added": ((2, 5, 48), {"branch": False}),
+            "large epsilon": ((4, 24), {"eps": 0.5}),
+            "small values": ((4, 64), {"scale": 1e-3}),
+            "float32 weight": ((6, 40), {"wide": ("w",)}),
+            "sum not used": ((3, 24), {"unused": ("x",)}),
+            "norm not used": ((3, 24), {"unused": ("y",)}),
+        },
+    ),
+    "rope": (
+        rope_case,
+        {
+            "ragged": ((2, 37, 3, 3, 32), {}),
+            "more tokens than programs": ((2, 21, 4, 1, 64), {"gpu_tiles": True}),
+            "more heads than a tile": ((1, 5, 40, 3, 64), {"gpu_tiles": True}),
+            "one token": ((2, 1, 2, 1, 16), {}),
+            "odd number of pairs": ((2, 9, 8, 1, 6), {}),
+            "all heads": ((1, 5, 4, 2, 16), {"turned": 8}),
+            "no head": ((1, 5, 4, 2, 16), {"turned": 0}),
+        },
+    ),
+    "swiglu_down": (
+        swiglu_case,
+        {
+            "ragged": ((37,), {"width": 50, "C": 20}),
+            "wider than a tile": ((2, 5), {"width": 2100, "C": 7, "gpu_tiles": True}),
+            "more rows than a tile": ((130,), {"width": 33, "C": 5, "gpu_tiles": True}),
+            "one token": ((1, 1), {"width": 8, "C": 4}),
+            "large values": ((3, 11), {"width": 16, "C": 8, "scale": 20.0}),
+        },
+    ),
+    "flash_attention": (
+        attention_case,
+        {
+            "ragged": ((2, 70, 4, 2, 32), {}),
+            "whole tiles": ((1, 64, 2, 2, 16), {}),
+            "one token": ((3, 1, 4, 1, 64), {}),
+            "three tiles": ((1, 130, 1, 1, 16), {}),
+            "eight queries a key": ((1, 37, 8, 1, 16), {}),
+            "tiles of a GPU": ((1, 75, 4, 1, 64), {"gpu_tiles": True}),
+            "large heads": ((1, 70, 2, 1, 128), {}),
+            "sharp": ((1, 40, 2, 1, 32), {"scale": 3.0}),
+        },
+    ),
+    "cross_entropy": (
+        loss_case,
+        {
+            "ragged": ((37,), {"V": 50}),
+            "longer than a tile": ((3,), {"V": 70000}),
+            "more rows than a tile": ((2, 9), {"V": 1000, "gpu_tiles": True}),
+            "several tiles of a GPU": ((5,), {"V": 9000, "gpu_tiles": True}),
+            "one row": ((1, 1), {"V": 7}),
+            "confident": ((20,), {"V": 30, "scale": 50.0}),
+            "far from zero": ((20,), {"V": 30, "offset": 1000.0}),
+        },
+    ),
+}
+
+
+def case_of(operation, name):
+    make, cases = CASES[operation]
+    args, options = cases[name]
+    return make(*args, **options)

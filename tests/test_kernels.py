@@ -1,0 +1,463 @@
+"""Version 3's kernels: right to the measured tolerance whatever their input looks like, or a refusal before launch."""
+
+import contextlib
+import itertools
+from unittest import mock
+
+import pytest
+import torch
+import triton
+from kernel_cases import (
+    CASES,
+    DTYPES,
+    LAYOUTS,
+    Case,
+    GuardedMemory,
+    around,
+    attention_case,
+    case_of,
+    check,
+    judge,
+    placed,
+)
+from versions import load_version
+
+V3 = load_version(3)
+DTYPE_NAMES = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
+ALL_CASES = [(operation, name) for operation, (_, cases) in CASES.items() for name in cases]
+ARCHITECTURES = ("gfx90a", "gfx942", "gfx950", "gfx1100", "sm_80", "sm_90", "sm_100")
+SMALL = {
+    "add_rms_norm": "large epsilon",
+    "rope": "odd number of pairs",
+    "swiglu_down": "one token",
+    "flash_attention": "one token",
+    "cross_entropy": "one row",
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES)
+@pytest.mark.parametrize(("operation", "name"), ALL_CASES)
+def test_outputs_and_gradients(operation, name, dtype, device):
+    """Also: a second backward gives the same, no input changes, all is written, and nothing beside it."""
+    check(V3, case_of(operation, name), dtype, device, backwards=2)
+
+
+@pytest.mark.parametrize("queries_a_key", [1, 2, 4, 8])
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 128])
+def test_every_head_size_and_grouping(head_dim, queries_a_key, device):
+    for dtype in DTYPES:
+        check(V3, attention_case(1, 19, 2 * queries_a_key, 2, head_dim), dtype, device)
+
+
+def tiles_of(architectures):
+    """Distinct tile sizes of the three attention kernels over architectures, sizes, dtypes and precisions."""
+    found = {}
+    for architecture, head_dim, dtype, T in itertools.product(architectures, V3.HEAD_DIMS, DTYPES, (64, 4096)):
+        for allowed in ("highest", "high"):
+            with mock.patch.object(torch, "get_float32_matmul_precision", lambda allowed=allowed: allowed):
+                precision = V3.dot_precision(architecture, dtype)
+            tiles = V3.attention_tiles(architecture, head_dim, dtype, T, precision)
+            key = " ".join(f"{name} {tile['BLOCK_Q']}x{tile['BLOCK_K']}" for name, tile in tiles.items())
+            found.setdefault(key, (tiles, head_dim, dtype))
+    return found
+
+
+TILES = tiles_of(ARCHITECTURES)
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="a GPU has tiles of its own; the interpreter can take those of all"
+)
+@pytest.mark.parametrize("key", TILES)
+def test_attention_tiles_of_every_gpu(key, device):
+    """A walk must end at the diagonal, whichever way a tile is longer; three tiles of the longest, the last ragged."""
+    tiles, head_dim, dtype = TILES[key]
+    T = 2 * max(size for tile in tiles.values() for size in (tile["BLOCK_Q"], tile["BLOCK_K"])) + 5
+    with mock.patch.object(V3, "attention_tiles", lambda *_: tiles):
+        check(V3, attention_case(1, T, 2, 1, head_dim), dtype, device)
+
+
+# ---------------------------------------------------------------- how tensors lie in memory, and how they are used
+
+
+def tensors_of(operation):
+    case = case_of(operation, next(iter(CASES[operation][1])))
+    return [*case.inputs, *case.constants, "cotangents"]
+
+
+@pytest.mark.parametrize(("operation", "tensor"), [(o, t) for o in CASES for t in tensors_of(o)])
+def test_layouts_are_right_or_refused(operation, tensor, device):
+    name = {"flash_attention": "sharp", "cross_entropy": "ragged"}.get(operation, SMALL[operation])
+    for layout in LAYOUTS[1:]:
+        case = case_of(operation, name)
+        case = Case(**{**vars(case), "layouts": {tensor: layout}})
+        with contextlib.suppress(ValueError):
+            check(V3, case, torch.float32, device)
+
+
+@pytest.mark.parametrize("operation", CASES)
+def test_common_layouts_are_taken(operation, device):
+    """Nothing is refused that a model meets: slices, transposed and expanded activations and gradients."""
+    name = {"flash_attention": "sharp", "cross_entropy": "ragged"}.get(operation, SMALL[operation])
+    first = next(iter(case_of(operation, name).inputs))
+    for layout, tensor in itertools.product(("padded", "reversed", "expanded"), (first, "cotangents")):
+        case = Case(**{**vars(case_of(operation, name)), "layouts": {tensor: layout}})
+        check(V3, case, torch.float32, device)
+
+
+@pytest.mark.parametrize("operation", CASES)
+def test_double_use(operation, device):
+    """A tensor that two operations read gets both gradients, and the second call does not disturb the first."""
+    case = case_of(operation, SMALL[operation])
+    once = [tensor.to(device).requires_grad_() for tensor in case.inputs.values()]
+    constants = [tensor.to(device) for tensor in case.constants.values()]
+
+    def total(script_or_none, inputs):
+        outputs = case.call(V3, *inputs, *constants) if script_or_none else case.define(*inputs, *constants)
+        return sum((o * o).sum() for o in (outputs if isinstance(outputs, tuple) else (outputs,)))
+
+    def use(script_or_none, factor):
+        inputs = [tensor.detach().clone().requires_grad_() for tensor in once]
+        first = total(script_or_none, inputs)
+        second = total(script_or_none, [factor * tensor for tensor in inputs])
+        return torch.autograd.grad(first + second + inputs[0].sum(), inputs)
+
+    for gradient, wanted in zip(use(V3, 0.5), use(None, 0.5), strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_residual_and_branch_may_be_one_tensor(device):
+    x, w = torch.randn(5, 24, device=device), torch.rand(24, device=device)
+    x.requires_grad_()
+    total, normed = V3.add_rms_norm(x, x, w, 1e-6)
+    cotangent = torch.randn(5, 24, device=device)
+    (gradient,) = torch.autograd.grad((normed * cotangent).sum() + total.sum(), x)
+    doubled = (2 * x).detach().requires_grad_()
+    wanted = load_version(1).rms_norm(doubled, w, 1e-6)
+    (wanted,) = torch.autograd.grad((wanted * cotangent).sum() + doubled.sum(), doubled)
+    torch.testing.assert_close(gradient, 2 * wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_the_two_terms_share_no_memory(device):
+    """x = residual + branch has one gradient for both; what is done to one must not reach the other."""
+    residual, branch = (torch.randn(3, 16, device=device, requires_grad=True) for _ in range(2))
+    V3.add_rms_norm(residual, branch, torch.ones(16, device=device), 1e-6)[1].sum().backward()
+    kept = branch.grad.clone()
+    residual.grad.zero_()
+    assert torch.equal(branch.grad, kept)
+
+
+def test_two_runs_are_bitwise_equal(device):
+    for operation in CASES:
+        case = case_of(operation, next(iter(CASES[operation][1])))
+        runs = []
+        for _ in range(2):
+            inputs = [tensor.to(device).requires_grad_() for tensor in case.inputs.values()]
+            outputs = case.call(V3, *inputs, *(tensor.to(device) for tensor in case.constants.values()))
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            runs.append([*outputs, *torch.autograd.grad(sum(o.sum() for o in outputs), inputs)])
+        assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True)), operation
+
+
+# ---------------------------------------------------------------- refusals
+
+
+class Launched(AssertionError):
+    """A kernel was launched on what should have been refused."""
+
+
+@contextlib.contextmanager
+def no_launch():
+    """While in use, a kernel that is launched raises instead of reading what it must not."""
+
+    class Refusing:
+        def __getitem__(self, grid):
+            raise Launched("a kernel was launched")
+
+    kernels = [name for name, value in vars(V3).items() if isinstance(value, triton.runtime.jit.KernelInterface)]
+    with contextlib.ExitStack() as patches:
+        for name in kernels:
+            patches.enter_context(mock.patch.object(V3, name, Refusing()))
+        yield
+
+
+def rows(*shape, dtype=torch.float32, device="cpu"):
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+LABELS = torch.zeros(4, dtype=torch.int64)
+WRONG_INPUT = {
+    "add_rms_norm of integers": lambda: V3.add_rms_norm(rows(4, 8, dtype=torch.int32), None, rows(8), 1e-6),
+    "add_rms_norm of float64": lambda: V3.add_rms_norm(rows(4, 8, dtype=torch.float64), None, rows(8), 1e-6),
+    "two dtypes": lambda: V3.add_rms_norm(rows(4, 8), rows(4, 8, dtype=torch.float16), rows(8), 1e-6),
+    "two devices": lambda: V3.add_rms_norm(rows(4, 8), rows(4, 8, device="meta"), rows(8), 1e-6),
+    "branch of another shape": lambda: V3.add_rms_norm(rows(4, 8), rows(2, 8), rows(8), 1e-6),
+    "norm weight too short": lambda: V3.add_rms_norm(rows(4, 8), None, rows(7), 1e-6),
+    "norm weight elsewhere": lambda: V3.add_rms_norm(rows(4, 8), None, rows(8, device="meta"), 1e-6),
+    "norm weight of integers": lambda: V3.add_rms_norm(rows(4, 8), None, rows(8, dtype=torch.int64), 1e-6),
+    "row too long": lambda: V3.add_rms_norm(rows(1, 40000), None, rows(40000), 1e-6),
+    "rope of float64": lambda: V3.rope(rows(1, 5, 3, 8, dtype=torch.float64), rows(5, 4), rows(5, 4), 2),
+    "too few cosines": lambda: V3.rope(rows(1, 5, 3, 8), rows(4, 4), rows(5, 4), 2),
+    "too few sines": lambda: V3.rope(rows(1, 5, 3, 8), rows(5, 4), rows(4, 4), 2),
+    "cosines of another width": lambda: V3.rope(rows(1, 5, 3, 8), rows(5, 8), rows(5, 8), 2),
+    "sines elsewhere": lambda: V3.rope(rows(1, 5, 3, 8), rows(5, 4), rows(5, 4, device="meta"), 2),
+    "transposed cosines": lambda: V3.rope(rows(1, 4, 3, 8), rows(4, 4).t(), rows(4, 4).t(), 2),
+    "odd head size": lambda: V3.rope(rows(1, 5, 3, 7), rows(5, 3), rows(5, 3), 2),
+    "rope without a batch": lambda: V3.rope(rows(5, 3, 8), rows(5, 4), rows(5, 4), 2),
+    "down of another width": lambda: V3.swiglu_down(rows(4, 16), rows(3, 9)),
+    "down of another dtype": lambda: V3.swiglu_down(rows(4, 16), rows(3, 8, dtype=torch.float16)),
+    "down elsewhere": lambda: V3.swiglu_down(rows(4, 16), rows(3, 8, device="meta")),
+    "odd packed width": lambda: V3.swiglu_down(rows(4, 17), rows(3, 8)),
+    "attention in float64": lambda: V3.flash_attention(rows(1, 5, 4, 16, dtype=torch.float64), 2, 1),
+    "head size 24": lambda: V3.flash_attention(rows(1, 5, 4, 24), 2, 1),
+    "heads that do not divide": lambda: V3.flash_attention(rows(1, 5, 7, 16), 3, 2),
+    "heads that do not add up": lambda: V3.flash_attention(rows(1, 5, 5, 16), 2, 1),
+    "no key head": lambda: V3.flash_attention(rows(1, 5, 2, 16), 2, 0),
+    "attention without a batch": lambda: V3.flash_attention(rows(5, 4, 16), 2, 1),
+    "logits of float64": lambda: V3.cross_entropy(rows(4, 8, dtype=torch.float64), LABELS),
+    "too few labels": lambda: V3.cross_entropy(rows(5, 8), LABELS),
+    "labels that are no integers": lambda: V3.cross_entropy(rows(4, 8), LABELS.float()),
+    "labels elsewhere": lambda: V3.cross_entropy(rows(4, 8), LABELS.to("meta")),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_INPUT)
+def test_wrong_input_is_refused_before_launch(name):
+    with no_launch(), pytest.raises(ValueError, match=r"\w+: .+") as error:
+        WRONG_INPUT[name]()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("operation", CASES)
+def test_no_rows_at_all(operation, device):
+    """Nothing in, nothing out, and gradients of zero; as plain PyTorch, whose mean of no losses is not a number."""
+    case = case_of(operation, SMALL[operation])
+    first = next(iter(case.inputs))
+    inputs = {name: tensor[:0] if name in (first, "branch") else tensor for name, tensor in case.inputs.items()}
+    constants = {name: tensor[:0] if name == "labels" else tensor for name, tensor in case.constants.items()}
+    inputs = [tensor.to(device).requires_grad_() for tensor in inputs.values()]
+    constants = [tensor.to(device) for tensor in constants.values()]
+    try:
+        outputs = case.call(V3, *inputs, *constants)
+    except ValueError:
+        return
+    wanted = case.define(*inputs, *constants)
+    for output, plain in zip(*(o if isinstance(o, tuple) else (o,) for o in (outputs, wanted)), strict=True):
+        torch.testing.assert_close(output, plain, equal_nan=True)
+    total = sum(o.sum() for o in (outputs if isinstance(outputs, tuple) else (outputs,)))
+    for tensor, gradient in zip(inputs, torch.autograd.grad(total, inputs), strict=True):
+        assert gradient.shape == tensor.shape and not gradient.count_nonzero()
+
+
+# ---------------------------------------------------------------- what only a GPU shows
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", ["add_rms_norm", "rope", "swiglu_down", "flash_attention"])
+def test_more_elements_than_an_int32_counts(operation, device):
+    """The last rows of 2^31 elements and more are what they are alone: forward, and backward of their gradient."""
+    T, H, D, C = 1024, 2, 64, 256
+    shape = {"rope": (T, H + 2, D), "flash_attention": (T, H + 2, D)}.get(operation, (C,))
+    count = -(-(2**31 + 5) // torch.Size(shape).numel())
+    x = torch.randn(count, *shape, device=device, dtype=torch.float16).requires_grad_()
+    cos, sin = V3.rope_tables(T, D, 10000.0, device)
+    down, w = torch.randn(16, C // 2, device=device, dtype=torch.float16), torch.ones(C, device=device)
+    apply = {
+        "add_rms_norm": lambda x: V3.add_rms_norm(x, None, w, 1e-6)[1],
+        "rope": lambda x: V3.rope(x, cos, sin, H + 1),
+        "swiglu_down": lambda x: V3.swiglu_down(x, down),
+        "flash_attention": lambda x: V3.flash_attention(x, H, 1),
+    }[operation]
+    y = apply(x)
+    (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    last = x[-3:].detach().clone().requires_grad_()
+    alone = apply(last)
+    (dlast,) = torch.autograd.grad(alone, last, torch.ones_like(alone))
+    torch.testing.assert_close(y[-3:], alone, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(dx[-3:], dlast, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_changing_sequence_lengths_do_not_recompile_without_end(device):
+    """What is compiled for lengths that are a multiple of 16, and for others, serves all lengths."""
+    kernels = [value for value in vars(V3).values() if isinstance(value, triton.JITFunction)]
+
+    def compiled():
+        return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
+
+    def train(T):
+        argv = f"--hidden-dim 64 --num-layers 1 --num-heads 2 --batch-size 2 --no-graph --seq-len {T}".split()
+        options = V3.parse_options(argv)
+        V3.Trainer(options).run(*V3.load_data(options).batch(0))
+
+    for T in (16, 17, 32, 33, 64, 65, 128, 129):
+        train(T)
+    before = compiled()
+    for T in (18, 40, 48, 77, 80, 100, 112, 127):
+        train(T)
+    assert compiled() == before > 0
+
+
+@pytest.mark.gpu
+def test_strides_of_one(device):
+    """Triton compiles an argument of 1 as a constant; a single token may have any stride."""
+    qkv = torch.randn(3, 1, 4, 16, device=device)
+    strided = qkv.as_strided(qkv.shape, (64, 1, 16, 1))
+    assert torch.equal(V3.flash_attention(strided, 2, 1), V3.flash_attention(qkv, 2, 1))
+
+
+# ---------------------------------------------------------------- AdamW
+
+SHAPES = [(5,), (33, 7), (1024,), (1,), (3, 1100)]
+
+
+def parameters_for(dtype, device, shapes=SHAPES):
+    """float32 weights, and the parameters of that dtype that an optimizer of 16-bit parameters has beside them."""
+    generator = torch.Generator().manual_seed(3)
+    masters = [placed(torch.randn(shape, generator=generator).to(device)) for shape in shapes]
+    parameters = []
+    for master in masters:
+        parameter = torch.nn.Parameter(master if dtype == torch.float32 else placed(master.to(dtype)))
+        if dtype != torch.float32:
+            parameter.master = master
+        parameters.append(parameter)
+    return masters, parameters
+
+
+def gradients_for(step, dtype, device, shapes=SHAPES):
+    generator = torch.Generator().manual_seed(100 + step)
+    return [placed((0.3 * torch.randn(shape, generator=generator)).to(device, dtype)) for shape in shapes]
+
+
+def train_reference(kind, dtype, steps, device, **options):
+    """Weights and moments after some steps of torch.optim.AdamW in the dtype `kind`, with the same gradients."""
+    masters, _ = parameters_for(torch.float32, device)
+    parameters = [torch.nn.Parameter(master.to(kind, copy=True)) for master in masters]
+    optimizer = torch.optim.AdamW(parameters, foreach=False, **options)
+    for step in steps:
+        for parameter, gradient in zip(parameters, gradients_for(step, dtype, device), strict=True):
+            parameter.grad = gradient.to(kind)
+        optimizer.step()
+    return [(p.detach(), *(optimizer.state[p][name] for name in ("exp_avg", "exp_avg_sq"))) for p in parameters]
+
+
+def assert_adamw(optimizer, masters, parameters, dtype, steps, device, **options):
+    """Each step's sum of changes, and the moments, by the measured tolerance; and 16-bit parameters rounded once."""
+    start, _ = parameters_for(torch.float32, device)
+    plain, exact = (train_reference(kind, dtype, steps, device, **options) for kind in (torch.float32, torch.float64))
+    for i, (master, parameter) in enumerate(zip(masters, parameters, strict=True)):
+        judge("weight", master, plain[i][0], exact[i][0])
+        judge("change", master - start[i], plain[i][0] - start[i], exact[i][0] - start[i])
+        for j, name in enumerate(("exp_avg", "exp_avg_sq"), start=1):
+            judge(name, optimizer.state[parameter][name], plain[i][j], exact[i][j])
+        assert torch.equal(parameter.detach(), master.to(dtype))
+
+
+def step_with(step, parameters, gradients):
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    with GuardedMemory() as memory:
+        step()
+    memory.check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES)
+def test_adamw(dtype, device):
+    """Ragged sizes, more elements than one program takes, weights and gradients unharmed around their ends."""
+    options = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.3}
+    masters, parameters = parameters_for(dtype, device)
+    with GuardedMemory() as memory:
+        optimizer = V3.FusedAdamW(parameters, **options)
+    for step in range(4):
+        gradients = gradients_for(step, dtype, device)
+        step_with(optimizer.step, parameters, gradients)
+        assert all(torch.equal(*pair) for pair in zip(gradients, gradients_for(step, dtype, device), strict=True))
+        assert_adamw(optimizer, masters, parameters, dtype, range(step + 1), device, **options)
+    memory.check()
+    assert all(around(tensor).isnan().all() for tensor in (*masters, *parameters))
+
+
+def test_adamw_of_sizes_that_are_multiples_of_16(device):
+    """These take wide loads; the defaults are those of PyTorch's AdamW."""
+    shapes = [(16,), (32, 33), (2048,)]
+    _, parameters = parameters_for(torch.float32, device, shapes)
+    twins = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
+    optimizer, reference = V3.FusedAdamW(parameters, lr=1e-2), torch.optim.AdamW(twins, lr=1e-2)
+    for step in range(3):
+        gradients = gradients_for(step, torch.float32, device, shapes)
+        step_with(optimizer.step, parameters, gradients)
+        for twin, gradient in zip(twins, gradients, strict=True):
+            twin.grad = gradient
+        reference.step()
+    for parameter, twin in zip(parameters, twins, strict=True):
+        torch.testing.assert_close(parameter, twin, rtol=1e-6, atol=1e-7)
+
+
+def test_adamw_leaves_a_parameter_without_gradient_alone(device):
+    _, parameters = parameters_for(torch.float32, device)
+    kept = parameters[1].detach().clone()
+    optimizer = V3.FusedAdamW(parameters, lr=0.1)
+    step_with(
+        optimizer, parameters, [None if i == 1 else g for i, g in enumerate(gradients_for(0, torch.float32, device))]
+    )
+    assert torch.equal(parameters[1], kept) and not optimizer.state[parameters[1]]["exp_avg"].count_nonzero()
+
+
+def test_adamw_groups_have_their_own_options(device):
+    _, parameters = parameters_for(torch.float32, device)
+    twins = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
+    optimizers = [
+        make([{"params": of[:2], "lr": 0.1, "weight_decay": 0.5}, {"params": of[2:], "betas": (0.5, 0.6)}], lr=0.01)
+        for make, of in ((V3.FusedAdamW, parameters), (torch.optim.AdamW, twins))
+    ]
+    for step in range(2):
+        for optimizer, of in zip(optimizers, (parameters, twins), strict=True):
+            for parameter, gradient in zip(of, gradients_for(step, torch.float32, device), strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+    for parameter, twin in zip(parameters, twins, strict=True):
+        torch.testing.assert_close(parameter, twin, rtol=1e-6, atol=1e-6)
+
+
+def state_of(optimizer, masters, parameters):
+    """Everything that a step may change, as copies."""
+    moments = [optimizer.state[p][name] for p in parameters for name in ("step", "exp_avg", "exp_avg_sq")]
+    return [tensor.detach().clone() for tensor in (*masters, *parameters, *moments)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES)
+def test_adamw_with_a_gradient_scaler(dtype, device):
+    """A step whose gradients overflow changes nothing but the scale, and the next ones are as if it had not been."""
+    options = {"lr": 0.05, "weight_decay": 0.1}
+    masters, parameters = parameters_for(dtype, device)
+    optimizer = V3.FusedAdamW(parameters, **options)
+    scaler = torch.amp.GradScaler(device.type, init_scale=64.0, growth_interval=1000)
+
+    def scaled_step(gradients):
+        scaler.scale(torch.zeros((), device=device))  # a scaler makes its scale when it is first used
+        step_with(lambda: scaler.step(optimizer), parameters, [g * scaler.get_scale() for g in gradients])
+        scaler.update()
+
+    scaled_step(gradients_for(0, dtype, device))
+    before = state_of(optimizer, masters, parameters)
+    overflowed = gradients_for(7, dtype, device)
+    overflowed[-1][2, 1050] = torch.inf
+    scaled_step(overflowed)
+    assert all(torch.equal(*pair) for pair in zip(before, state_of(optimizer, masters, parameters), strict=True))
+    assert scaler.get_scale() == 32.0
+    scaled_step(gradients_for(1, dtype, device))
+    assert_adamw(optimizer, masters, parameters, dtype, (0, 1), device, **options)
+
+
+def test_adamw_after_unscaled_gradients(device):
+    """Clipping needs GradScaler.unscale_ before the step: what was unscaled is not scaled again."""
+    _, parameters = parameters_for(torch.float32, device)
+    optimizer = V3.FusedAdamW(parameters, lr=0.05, weight_decay=0.1)
+    scaler = torch.amp.GradScaler(device.type, init_scale=64.0)
+    scaler.scale(torch.zeros((), device=device))
+    for parameter, gradient in zip(parameters, gradients_for(0, torch.float32, device), strict=True):
+        parameter.grad = 64 * gradient
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    assert_adamw(optimizer, parameters, parameters, torch.float32, (0,), device, lr=0.05, weight_decay=0.1)
