@@ -18,11 +18,9 @@ fork: `diff` of two versions shows what the next one changes and nothing else.
 """
 
 import argparse
-import collections
 import contextlib
 import dataclasses
 import datetime
-import functools
 import hashlib
 import json
 import math
@@ -161,7 +159,6 @@ def add_version_options(parser):
     add_switch(group, "attention-kernel", True, "flash attention")
     add_switch(group, "loss-kernel", True, "cross-entropy")
     add_switch(group, "optimizer-kernel", True, "AdamW in one launch")
-    add_switch(group, "side-stream", True, "weight gradients beside the chain of the other gradients")
 
 
 def check_version_options(options):
@@ -444,9 +441,9 @@ def tile_of(columns, architecture, elements=4096):
     return {"ROWS": elements // block, "BLOCK": block}
 
 
-def row_tile(columns, architecture):
+def row_tile(columns, architecture, elements=4096):
     """As tile_of, for kernels that need a whole row at once."""
-    return tile_of(columns, architecture, elements=max(4096, triton.next_power_of_2(columns)))
+    return tile_of(columns, architecture, max(elements, triton.next_power_of_2(columns)))
 
 
 def check_kernel_input(name, *tensors):
@@ -526,7 +523,7 @@ def column_sum_kernel(x_ptr, sum_ptr, rows, C, ROWS: tl.constexpr, BLOCK: tl.con
 
 def column_sums(x):
     sums = torch.empty(x.shape[1], dtype=torch.float32, device=x.device)
-    column_sum_kernel[(triton.cdiv(x.shape[1], 16),)](x, sums, *x.shape, ROWS=128, BLOCK=16)
+    column_sum_kernel[(triton.cdiv(x.shape[1], 8),)](x, sums, *x.shape, ROWS=128, BLOCK=8)
     return sums
 
 
@@ -555,7 +552,8 @@ class AddRMSNormFunction(torch.autograd.Function):
         C, rows = x.shape[-1], rstd.numel()
         dy = torch.zeros_like(x) if dy is None else dy.contiguous()
         dx_later = None if dx_later is None else dx_later.contiguous()
-        tile = row_tile(C, gpu_architecture(x.device))
+        # Small tensors want few programs, whose shares are added up afterwards; large ones want many.
+        tile = row_tile(C, gpu_architecture(x.device), elements=4096 if x.numel() < 2**22 else 2048)
         programs = min(triton.cdiv(rows, tile["ROWS"]), program_count(x.device))
         dx = torch.empty_like(x)
         shares = torch.empty(programs, C, dtype=torch.float32, device=x.device)
@@ -647,72 +645,6 @@ def rope(x, cos, sin, turned):
     return RoPEFunction.apply(x, cos, sin, turned)
 
 
-# ---- the products' weight gradients, beside the chain of the other gradients
-# Nothing waits for a weight's gradient but the optimizer, so it can be computed on a second stream. What that stream
-# still reads is kept alive here: the main stream waits for the oldest products before their operands may be reused.
-
-ASIDE = collections.deque()
-MOST_ASIDE = 4
-
-
-@functools.cache
-def side_stream(device):
-    return torch.cuda.Stream(device)
-
-
-def weight_gradient(dy, x, w, beside):
-    """dyᵀ x for dy [rows, out] and x [rows, in]; if beside, it is ready for the main stream only behind `joined`."""
-    # A second gradient of one weight is added to the first on the main stream, and must find it complete.
-    again = w.grad is not None or any(w is other for *_, other in ASIDE)
-    if not beside or again or dy.device.type == "cpu":
-        join(dy.device)
-        return dy.t() @ x
-    main, side = torch.cuda.current_stream(dy.device), side_stream(dy.device)
-    side.wait_stream(main)
-    with torch.cuda.stream(side):
-        dw = dy.t() @ x
-        ASIDE.append((side.record_event(), dy, x, w))
-    if len(ASIDE) > MOST_ASIDE:
-        main.wait_event(ASIDE.popleft()[0])
-    return dw
-
-
-def join(device):
-    """Let the main stream wait for all weight gradients under way."""
-    if ASIDE:
-        torch.cuda.current_stream(device).wait_stream(side_stream(device))
-        ASIDE.clear()
-
-
-class JoinedFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, dx):
-        join(dx.device)
-        return dx
-
-
-def joined(x):
-    """x itself; its backward, the last of the model, waits for the weight gradients."""
-    return JoinedFunction.apply(x)
-
-
-class LinearFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, w, beside):
-        ctx.save_for_backward(x, w)
-        ctx.beside = beside
-        return F.linear(x, w)
-
-    @staticmethod
-    def backward(ctx, dy):
-        x, w = ctx.saved_tensors
-        return dy @ w, weight_gradient(dy.flatten(0, -2), x.flatten(0, -2), w, ctx.beside), None
-
-
 # ---- SwiGLU, packed, and the down projection behind it
 # forward    y = silu(a) · b,  silu(a) = a · σ(a)
 # backward   da = dy · b · σ(a) · (1 + a · (1 - σ(a))),  db = dy · silu(a)
@@ -754,13 +686,12 @@ def swiglu_grid(rows, width, device):
 
 class SwiGLUDownFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, down, beside):
+    def forward(ctx, x, down):
         rows, width = x.shape[0], x.shape[1] // 2
         y = torch.empty(rows, width, dtype=x.dtype, device=x.device)
         grid, tile = swiglu_grid(rows, width, x.device)
         swiglu_forward_kernel[grid](x, y, rows, width, **tile)
         ctx.save_for_backward(x, down)
-        ctx.beside = beside
         return y @ down.t()
 
     @staticmethod
@@ -771,18 +702,15 @@ class SwiGLUDownFunction(torch.autograd.Function):
         dx, y = torch.empty_like(x), torch.empty_like(dy)
         grid, tile = swiglu_grid(rows, width, x.device)
         swiglu_backward_kernel[grid](dy, x, dx, y, rows, width, **tile)
-        return dx, weight_gradient(dz, y, down, ctx.beside), None
+        return dx, dz.t() @ y
 
 
-def swiglu_down(x, down, beside=False):
-    """(silu(a) · b) downᵀ for x [..., 2F] whose last dimension holds a and then b; down [C, F]; returns [..., C].
-
-    beside: compute down's gradient on the side stream, see weight_gradient.
-    """
+def swiglu_down(x, down):
+    """(silu(a) · b) downᵀ for x [..., 2F] whose last dimension holds a and then b; down [C, F]; returns [..., C]."""
     check_kernel_input("swiglu_down", x, down)
     if x.shape[-1] != 2 * down.shape[1]:
         raise ValueError(f"swiglu_down: x must have 2 x {down.shape[1]} columns, not {x.shape[-1]}")
-    return SwiGLUDownFunction.apply(x.flatten(0, -2).contiguous(), down, beside).view(*x.shape[:-1], down.shape[0])
+    return SwiGLUDownFunction.apply(x.flatten(0, -2).contiguous(), down).view(*x.shape[:-1], down.shape[0])
 
 
 # ---- causal flash attention with grouped queries, on the packed projections
@@ -1268,7 +1196,6 @@ class Attention(nn.Module):
         self.qkv_proj = nn.Linear(C, sum(self.heads) * D, bias=False)
         self.o_proj = nn.Linear(config.num_heads * D, C, bias=False)
         self.rope_kernel, self.attention_kernel = options.enable_rope_kernel, options.enable_attention_kernel
-        self.beside = options.enable_side_stream
 
     def turn(self, qkv, cos, sin):
         H, K, _ = self.heads
@@ -1279,7 +1206,7 @@ class Attention(nn.Module):
 
     def forward(self, x, cos, sin):
         with annotate("qkv projection"):
-            qkv = LinearFunction.apply(x, self.qkv_proj.weight, self.beside).unflatten(-1, (-1, self.head_dim))
+            qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
         with annotate("rope"):
             qkv = self.turn(qkv, cos, sin)
         with annotate("attention"):
@@ -1287,7 +1214,7 @@ class Attention(nn.Module):
             split = self.heads
             mixed = flash_attention(qkv, H, K) if self.attention_kernel else causal_attention(*qkv.split(split, dim=2))
         with annotate("output projection"):
-            return LinearFunction.apply(mixed.flatten(-2), self.o_proj.weight, self.beside)
+            return self.o_proj(mixed.flatten(-2))
 
 
 class FeedForward(nn.Module):
@@ -1297,13 +1224,13 @@ class FeedForward(nn.Module):
         super().__init__()
         self.gate_up_proj = nn.Linear(config.hidden_dim, 2 * config.intermediate_dim, bias=False)
         self.down_proj = nn.Linear(config.intermediate_dim, config.hidden_dim, bias=False)
-        self.swiglu_kernel, self.beside = options.enable_swiglu_kernel, options.enable_side_stream
+        self.swiglu_kernel = options.enable_swiglu_kernel
 
     def forward(self, x):
         with annotate("feed-forward"):
-            gate_up = LinearFunction.apply(x, self.gate_up_proj.weight, self.beside)
+            gate_up = self.gate_up_proj(x)
             if self.swiglu_kernel:
-                return swiglu_down(gate_up, self.down_proj.weight, self.beside)
+                return swiglu_down(gate_up, self.down_proj.weight)
             return self.down_proj(swiglu(*gate_up.chunk(2, dim=-1)))
 
 
@@ -1354,7 +1281,7 @@ class TinyLlama(nn.Module):
 
     def forward(self, tokens):
         T = tokens.shape[1]
-        residual, branch = joined(self.embed_tokens(tokens)), None
+        residual, branch = self.embed_tokens(tokens), None
         for layer in self.layers:
             residual, branch = layer(residual, branch, self.cos[:T], self.sin[:T])
         with annotate("output head"):

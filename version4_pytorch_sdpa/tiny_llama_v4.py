@@ -162,8 +162,8 @@ def add_version_options(parser):
     add_switch(group, "torch-compile", None, "let torch.compile fuse the rest (on a GPU)")
     modes = ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
     group.add_argument("--compile-mode", choices=modes, default="default", help="of torch.compile (%(default)s)")
-    names = ["auto", *SDPA_BACKENDS]
-    group.add_argument("--sdpa-backend", choices=names, default="auto", help="of attention (the first that can)")
+    names = ["auto", *SDPA_BACKENDS, "flex"]
+    group.add_argument("--attention-backend", choices=names, default="auto", help="(the first that can)")
 
 
 def check_version_options(options):
@@ -171,6 +171,8 @@ def check_version_options(options):
         options.enable_torch_compile = torch.device(options.device).type == "cuda"
     if options.graph and options.enable_torch_compile and "reduce" in options.compile_mode:
         raise ValueError("--compile-mode reduce-overhead makes graphs of its own: use it with --no-graph")
+    if options.attention_backend == "flex" and not options.enable_torch_compile:
+        raise ValueError("--attention-backend flex is fast only when compiled: use it with --enable-torch-compile")
 
 
 def describe_parts(options):
@@ -401,10 +403,28 @@ def can_run(backend, dtype, device, T, H, K, D):
     return True
 
 
+@functools.cache
+def causal_blocks(T, device):
+    """Which tiles of the T x T scores flex attention has to visit."""
+    from torch.nn.attention.flex_attention import create_block_mask  # takes a second to import
+
+    return create_block_mask(lambda b, h, query, key: query >= key, None, None, T, T, device=device)
+
+
+def flexible_attention(query, key, value, blocks):
+    """As causal_attention, by a kernel that torch.compile generates."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    return flex_attention(query, key, value, block_mask=blocks, enable_gqa=True).transpose(1, 2)
+
+
 def choose_backend(options):
     """The name of the attention backend to use: the one asked for, or the first that can."""
-    if options.sdpa_backend != "auto":
-        return options.sdpa_backend
+    if options.attention_backend != "auto":
+        return options.attention_backend
+    if options.tf32 and not options.use_amp and options.enable_torch_compile:
+        return "flex"  # the only one that uses TF32
     dtype = getattr(torch, options.amp_dtype) if options.use_amp else torch.float32
     sizes = (options.seq_len, options.num_heads, options.num_kv_heads, options.hidden_dim // options.num_heads)
     return next(backend for backend in SDPA_BACKENDS if can_run(backend, dtype, options.device, *sizes))
@@ -428,6 +448,8 @@ class Attention(nn.Module):
         self.sizes = [C, config.num_kv_heads * D, config.num_kv_heads * D]
         self.qkv_proj = nn.Linear(C, sum(self.sizes), bias=False)
         self.o_proj = nn.Linear(config.num_heads * D, C, bias=False)
+        flex = choose_backend(options) == "flex"
+        self.blocks = causal_blocks(options.seq_len, options.device) if flex else None
 
     def forward(self, x, cos, sin):
         heads = (*x.shape[:-1], -1, self.head_dim)
@@ -436,7 +458,10 @@ class Attention(nn.Module):
         with annotate("rope"):
             query, key = apply_rope(query, cos, sin), apply_rope(key, cos, sin)
         with annotate("attention"):
-            mixed = causal_attention(query, key, value)
+            if self.blocks is None:
+                mixed = causal_attention(query, key, value)
+            else:
+                mixed = flexible_attention(query, key, value, self.blocks)
         with annotate("output projection"):
             return self.o_proj(mixed.flatten(-2))
 
@@ -462,7 +487,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x):
         with annotate("rms norm"):
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+            return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
 class Block(nn.Module):
@@ -547,7 +572,7 @@ def canonical_views(tensors, config):
 
 
 def build_model(options, device):
-    """The model with its initial weights on the device."""
+    """The model with its initial weights on the device; with --use-amp its matrices are 16-bit."""
     config = model_config(options)
     with torch.device(device):
         model = TinyLlama(config, options)
@@ -555,21 +580,80 @@ def build_model(options, device):
         weights = initial_weights(config, options.seed)
         for name, view in canonical_views(dict(model.named_parameters()), config).items():
             view.copy_(weights[name])
+    if options.use_amp:
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.master = parameter.detach().clone()
+                parameter.data = parameter.data.to(getattr(torch, options.amp_dtype))
     return model
 
 
 # ---------------------------------------------------------------- one training step
 
 
+def adamw_update(tensors, correction1, correction2, scale, overflow, lr, decay, beta1, beta2, eps):
+    """One step of AdamW; compiled, it reads and writes every tensor once.
+
+    tensors: (parameter, float32 master, gradient, m, v) of each parameter. correction: 1 - βᵗ. scale: what the
+    gradients were multiplied by. overflow: whether they became infinite, in which case nothing changes.
+    """
+    for parameter, master, gradient, m, v in tensors:
+        gradient = gradient.float() / scale
+        new_m = torch.lerp(m, gradient, 1 - beta1)
+        new_v = torch.lerp(v, gradient * gradient, 1 - beta2)
+        change = lr * (new_m / correction1) / ((new_v / correction2).sqrt() + eps)
+        m.copy_(torch.where(overflow, m, new_m))
+        v.copy_(torch.where(overflow, v, new_v))
+        master.copy_(torch.where(overflow, master, master * (1 - lr * decay) - change))
+        if parameter is not master:
+            parameter.copy_(master)
+
+
+class MasterAdamW(torch.optim.Optimizer):
+    """AdamW for 16-bit parameters, each with a float32 weight in `masters`, which is what is trained.
+
+    Works with torch.amp.GradScaler without waiting for the GPU, and inside a captured graph.
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, params, lr, compiled, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self.masters = {p: p.master for p in parameters if hasattr(p, "master")}
+        self.count = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
+        for p in parameters:
+            m, v = (torch.zeros(p.shape, dtype=torch.float32, device=p.device) for _ in range(2))
+            self.state[p] = {"step": self.count, "exp_avg": m, "exp_avg_sq": v}
+        self.update = torch.compile(adamw_update) if compiled else adamw_update
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        overflow = getattr(self, "found_inf", torch.zeros_like(self.count)).reshape(()) > 0
+        scale = getattr(self, "grad_scale", torch.ones_like(self.count)).reshape(()).float()
+        self.count += ~overflow
+        for group in self.param_groups:
+            trained = [p for p in group["params"] if p.grad is not None]
+            states = [self.state[p] for p in trained]
+            tensors = [
+                (p, self.masters.get(p, p), p.grad, state["exp_avg"], state["exp_avg_sq"])
+                for p, state in zip(trained, states, strict=True)
+            ]
+            corrections = [(1 - beta**self.count).float() for beta in group["betas"]]
+            constants = (group["lr"], group["weight_decay"], *group["betas"], group["eps"])
+            self.update(tensors, *corrections, scale, overflow, *constants)
+
+
 def make_optimizer(model, options):
+    if options.use_amp:
+        return MasterAdamW(model.parameters(), options.learning_rate, compiled=options.enable_torch_compile)
     return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, capturable=options.graph, fused=True)
 
 
 def compute_loss(model, tokens, labels, options):
     """Mean cross-entropy of predicting labels [B, T] from tokens [B, T]."""
-    dtype = getattr(torch, options.amp_dtype)
-    backend = SDPA_BACKENDS[choose_backend(options)]
-    with sdpa_kernel(backend), torch.autocast(tokens.device.type, dtype, enabled=options.use_amp):
+    backend = SDPA_BACKENDS.get(choose_backend(options), SDPBackend.MATH)
+    with sdpa_kernel(backend):
         logits = model(tokens)
     with annotate("loss"):
         return F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
