@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """What one would take instead of the four versions: Hugging Face's Llama as it is, compiled, in a graph, or with Liger.
 
     python scripts/peers.py --library transformers --preset small --use-amp
