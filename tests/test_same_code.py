@@ -72,7 +72,8 @@ def test_drift_is_found_and_shown(files, name, old, new):
 
 
 def test_names_of_one_file_and_of_functions_are_its_own(files):
-    own = HOME + "\n    def only_here():\n        RATE = 7\n        return [area for area in range(RATE)]\n"
+    own = HOME + "\n    def only_here():\n        RATE = 7\n        return RATE\n"
+    own += "\n    SQUARES = [area**2 for area in range(3)]\n"
     assert same_code.check(files(HOME, own)) == []
 
 
