@@ -565,7 +565,8 @@ def build_model(options, device):
 
 
 def make_optimizer(model, options):
-    return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, capturable=options.graph)
+    capturable = options.graph and torch.device(options.device).type == "cuda"
+    return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, capturable=capturable)
 
 
 def compute_loss(model, tokens, labels, options):

@@ -522,8 +522,11 @@ def column_sum_kernel(x_ptr, sum_ptr, rows, C, ROWS: tl.constexpr, BLOCK: tl.con
 
 
 def column_sums(x):
-    sums = torch.empty(x.shape[1], dtype=torch.float32, device=x.device)
-    column_sum_kernel[(triton.cdiv(x.shape[1], 8),)](x, sums, *x.shape, ROWS=128, BLOCK=8)
+    """The sums of the columns of x [rows, C], float32, over many small programs."""
+    rows, C = x.shape
+    sums = torch.empty(C, dtype=torch.float32, device=x.device)
+    tile = {"ROWS": 128, "BLOCK": 8} if x.device.type == "cuda" else {"ROWS": 4, "BLOCK": triton.next_power_of_2(C)}
+    column_sum_kernel[(triton.cdiv(C, tile["BLOCK"]),)](x, sums, rows, C, **tile)
     return sums
 
 
@@ -570,11 +573,13 @@ def add_rms_norm(residual, branch, w, eps):
     Returns (x, norm(x) · w), both like residual. Sums are taken in float32.
     """
     check_kernel_input("add_rms_norm", *(t for t in (residual, branch) if t is not None))
+    if w.shape != residual.shape[-1:] or w.device != residual.device or not w.is_floating_point():
+        raise ValueError(f"add_rms_norm: w must hold {residual.shape[-1]} numbers on {residual.device}, not {w.shape}")
     if residual.shape[-1] > MAX_ROW:
         raise ValueError(f"add_rms_norm: a row must fit one tile of {MAX_ROW} columns, not {residual.shape[-1]}")
     if branch is not None and branch.shape != residual.shape:
         raise ValueError(f"add_rms_norm: residual {tuple(residual.shape)} and branch {tuple(branch.shape)} must agree")
-    return AddRMSNormFunction.apply(residual, branch, w, eps)
+    return AddRMSNormFunction.apply(residual, branch, w.contiguous(), eps)
 
 
 # ---- rotary embedding of the packed projections
@@ -638,11 +643,13 @@ def rope(x, cos, sin, turned):
     The copy lets query, key and value stay in one tensor from their projection to their gradient.
     """
     check_kernel_input("rope", x)
-    if cos.shape != (x.shape[1], x.shape[3] // 2) or not (cos.is_contiguous() and sin.is_contiguous()):
-        raise ValueError(
-            f"rope: cos and sin must be contiguous {(x.shape[1], x.shape[3] // 2)}, not {tuple(cos.shape)}"
-        )
-    return RoPEFunction.apply(x, cos, sin, turned)
+    if x.ndim != 4 or x.shape[3] % 2:
+        raise ValueError(f"rope: x must be [B, T, heads, D] with an even D, not {tuple(x.shape)}")
+    wanted = (x.shape[1], x.shape[3] // 2)
+    for table in (cos, sin):
+        if table.shape != wanted or table.dtype != torch.float32 or table.device != x.device:
+            raise ValueError(f"rope: cos and sin must be float32 {wanted} on {x.device}, not {tuple(table.shape)}")
+    return RoPEFunction.apply(x, cos.contiguous(), sin.contiguous(), turned)
 
 
 # ---- SwiGLU, packed, and the down projection behind it
@@ -684,24 +691,33 @@ def swiglu_grid(rows, width, device):
     return (triton.cdiv(rows, tile["ROWS"]), triton.cdiv(width, tile["BLOCK"])), tile
 
 
+def swiglu_forward(x):
+    """y [rows, F] of x [rows, 2F]."""
+    rows, width = x.shape[0], x.shape[1] // 2
+    y = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    grid, tile = swiglu_grid(rows, width, x.device)
+    swiglu_forward_kernel[grid](x, y, rows, width, **tile)
+    return y
+
+
+def swiglu_backward(dy, x):
+    """dx [rows, 2F], and y [rows, F] once more, of dy [rows, F] and x [rows, 2F]."""
+    dx, y = torch.empty_like(x), torch.empty_like(dy)
+    grid, tile = swiglu_grid(*dy.shape, x.device)
+    swiglu_backward_kernel[grid](dy, x, dx, y, *dy.shape, **tile)
+    return dx, y
+
+
 class SwiGLUDownFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, down):
-        rows, width = x.shape[0], x.shape[1] // 2
-        y = torch.empty(rows, width, dtype=x.dtype, device=x.device)
-        grid, tile = swiglu_grid(rows, width, x.device)
-        swiglu_forward_kernel[grid](x, y, rows, width, **tile)
         ctx.save_for_backward(x, down)
-        return y @ down.t()
+        return swiglu_forward(x) @ down.t()
 
     @staticmethod
     def backward(ctx, dz):
         x, down = ctx.saved_tensors
-        rows, width = x.shape[0], x.shape[1] // 2
-        dy = dz @ down
-        dx, y = torch.empty_like(x), torch.empty_like(dy)
-        grid, tile = swiglu_grid(rows, width, x.device)
-        swiglu_backward_kernel[grid](dy, x, dx, y, rows, width, **tile)
+        dx, y = swiglu_backward(dz @ down, x)
         return dx, dz.t() @ y
 
 
@@ -978,7 +994,7 @@ def flash_attention(qkv, H, K):
     Memory grows linearly with T: the scores exist one tile at a time (Dao et al., FlashAttention, arXiv:2205.14135).
     """
     check_kernel_input("flash_attention", qkv)
-    if qkv.shape[3] not in HEAD_DIMS or H % K or qkv.shape[2] != H + 2 * K:
+    if qkv.ndim != 4 or qkv.shape[3] not in HEAD_DIMS or K < 1 or H % K or qkv.shape[2] != H + 2 * K:
         raise ValueError(
             f"flash_attention: head_dim must be one of {HEAD_DIMS} and H = {H} a multiple of K = {K} "
             f"with H + 2K heads packed, not {tuple(qkv.shape)}"
@@ -989,13 +1005,14 @@ def flash_attention(qkv, H, K):
 
 
 # ---- cross-entropy, on the logits as they are
-# forward    loss = mean over rows of logsumexp(x) - x[label]
+# forward    loss = mean over rows of logsumexp(x) - x[label];  logsumexp is kept as the row's maximum and the rest,
+#            because their sum would round the rest away where logits are large
 # backward   dx = (softmax(x) - onehot(label)) · dloss / rows
 
 
 @triton.jit
 def cross_entropy_forward_kernel(
-    x_ptr, label_ptr, loss_ptr, lse_ptr, rows, V, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr, label_ptr, loss_ptr, highest_ptr, log_total_ptr, rows, V, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """One program computes ROWS losses from x [rows, V], walking the vocabulary in tiles of BLOCK."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -1011,16 +1028,18 @@ def cross_entropy_forward_kernel(
         raised = tl.maximum(highest, tl.max(x, 1))
         total = total * tl.exp(highest - raised) + tl.sum(tl.exp(x - raised[:, None]), 1)
         highest = raised
-    lse = highest + tl.log(total)
+    log_total = tl.log(total)
     label = tl.load(label_ptr + row, mask=row < rows, other=0)
     picked = tl.load(x_ptr + label[:, None], mask=row[:, None] < rows, other=0.0).to(tl.float32)
-    tl.store(lse_ptr + row, lse, mask=row < rows)
-    tl.store(loss_ptr + row, lse - tl.sum(picked, 1), mask=row < rows)
+    tl.store(highest_ptr + row, highest, mask=row < rows)
+    tl.store(log_total_ptr + row, log_total, mask=row < rows)
+    tl.store(loss_ptr + row, log_total - (tl.sum(picked, 1) - highest), mask=row < rows)
 
 
 @triton.jit
 def cross_entropy_backward_kernel(
-    x_ptr, label_ptr, lse_ptr, dloss_ptr, dx_ptr, rows, V, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr, label_ptr, highest_ptr, log_total_ptr, dloss_ptr, dx_ptr, rows, V,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program computes a tile [ROWS, BLOCK] of dx [rows, V]."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -1028,10 +1047,11 @@ def cross_entropy_backward_kernel(
     inside = (row[:, None] < rows) & (column < V)
     offsets = row.to(tl.int64)[:, None] * V + column
     x = tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
-    lse = tl.load(lse_ptr + row, mask=row < rows, other=0.0)
+    highest = tl.load(highest_ptr + row, mask=row < rows, other=0.0)
+    log_total = tl.load(log_total_ptr + row, mask=row < rows, other=0.0)
     label = tl.load(label_ptr + row, mask=row < rows, other=0)
     onehot = tl.where(column == label[:, None], 1.0, 0.0)
-    dx = (tl.exp(x - lse[:, None]) - onehot) * (tl.load(dloss_ptr) / rows)
+    dx = (tl.exp((x - highest[:, None]) - log_total[:, None]) - onehot) * (tl.load(dloss_ptr) / rows)
     tl.store(dx_ptr + offsets, dx.to(dx_ptr.dtype.element_ty), mask=inside)
 
 
@@ -1040,26 +1060,32 @@ class CrossEntropyFunction(torch.autograd.Function):
     def forward(ctx, logits, labels):
         rows, V = logits.shape
         loss = torch.empty(rows, dtype=torch.float32, device=logits.device)
-        lse = torch.empty_like(loss)
+        highest, log_total = torch.empty_like(loss), torch.empty_like(loss)
         tile = tile_of(V, gpu_architecture(logits.device))
-        cross_entropy_forward_kernel[(triton.cdiv(rows, tile["ROWS"]),)](logits, labels, loss, lse, rows, V, **tile)
-        ctx.save_for_backward(logits, labels, lse)
+        grid = (triton.cdiv(rows, tile["ROWS"]),)
+        cross_entropy_forward_kernel[grid](logits, labels, loss, highest, log_total, rows, V, **tile)
+        ctx.save_for_backward(logits, labels, highest, log_total)
         return loss.mean()
 
     @staticmethod
     def backward(ctx, dloss):
-        logits, labels, lse = ctx.saved_tensors
+        logits, labels, highest, log_total = ctx.saved_tensors
         rows, V = logits.shape
         dx = torch.empty_like(logits)
         tile = tile_of(V, gpu_architecture(logits.device))
         grid = (triton.cdiv(rows, tile["ROWS"]), triton.cdiv(V, tile["BLOCK"]))
-        cross_entropy_backward_kernel[grid](logits, labels, lse, dloss, dx, rows, V, **tile)
+        cross_entropy_backward_kernel[grid](logits, labels, highest, log_total, dloss, dx, rows, V, **tile)
         return dx, None
 
 
 def cross_entropy(logits, labels):
     """Mean of logsumexp(logits) - logits[label] over all rows: logits [..., V], labels int64 [...] in 0 to V - 1."""
     check_kernel_input("cross_entropy", logits)
+    if labels.shape != logits.shape[:-1] or labels.dtype != torch.int64 or labels.device != logits.device:
+        raise ValueError(
+            f"cross_entropy: labels must be int64 {tuple(logits.shape[:-1])} on {logits.device}, "
+            f"not {labels.dtype} {tuple(labels.shape)} on {labels.device}"
+        )
     return CrossEntropyFunction.apply(logits.flatten(0, -2).contiguous(), labels.flatten().contiguous())
 
 
@@ -1070,29 +1096,29 @@ def cross_entropy(logits, labels):
 @triton.jit
 def adamw_kernel(
     table_ptr, chunk_ptr, power_ptr, grad_scale_ptr, found_inf_ptr, lr, keep, beta1, fresh1, beta2, fresh2, eps,
-    DTYPE: tl.constexpr, COPY: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    DTYPE: tl.constexpr, COPY: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program updates BLOCK elements of one parameter whose gradient is of that DTYPE.
 
     table [parameters, 6] holds the addresses of weight, m, v, gradient and 16-bit copy, and the element count;
     chunk [programs, 2] says which parameter and which part of it; power [2] is β₁ᵗ and β₂ᵗ in float64.
-    keep = 1 - lr · λ and fresh = 1 - β come rounded once, from the host.
+    keep = 1 - lr · λ and fresh = 1 - β come rounded once, from the host. A gradient scaler's pointers may be None.
     """
     row = table_ptr + tl.load(chunk_ptr + 2 * tl.program_id(0)) * 6
     offsets = tl.load(chunk_ptr + 2 * tl.program_id(0) + 1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     count = tl.load(row + 5)
+    if found_inf_ptr is not None:  # a step whose scaled gradients overflowed changes nothing
+        count = tl.where(tl.load(found_inf_ptr) == 0.0, count, 0)
     if WIDE:  # every count is a multiple of 16, which lets the masked loads be wide
         count = tl.multiple_of(count, 16)
     inside = offsets < count
-    if SCALED:  # a step whose scaled gradients overflowed changes nothing
-        inside = inside & (tl.load(found_inf_ptr) == 0.0)
     # PyTorch starts every tensor at a multiple of 16 bytes.
     w_ptr = tl.multiple_of(tl.load(row).to(tl.pointer_type(tl.float32)), 16) + offsets
     m_ptr = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(tl.float32)), 16) + offsets
     v_ptr = tl.multiple_of(tl.load(row + 2).to(tl.pointer_type(tl.float32)), 16) + offsets
     g_ptr = tl.multiple_of(tl.load(row + 3).to(tl.pointer_type(DTYPE)), 16) + offsets
     g = tl.load(g_ptr, mask=inside, other=0.0).to(tl.float32)
-    if SCALED:
+    if grad_scale_ptr is not None:
         g = g / tl.load(grad_scale_ptr)
     m = beta1 * tl.load(m_ptr, mask=inside, other=0.0) + fresh1 * g
     v = beta2 * tl.load(v_ptr, mask=inside, other=0.0) + fresh2 * g * g
@@ -1123,24 +1149,22 @@ class FusedAdamW(torch.optim.Optimizer):
         self.masters = {p: p.master for p in parameters if p.dtype != torch.float32}
         device = parameters[0].device
         self.count = torch.zeros((), dtype=torch.float64, device=device)
-        self.powers = torch.ones(2, dtype=torch.float64, device=device)
         for p in parameters:
             moments = (torch.zeros(p.shape, dtype=torch.float32, device=device) for _ in range(2))
             self.state[p] = dict(zip(("step", "exp_avg", "exp_avg_sq"), (self.count, *moments), strict=True))
-        self.betas = torch.tensor(betas, dtype=torch.float64, device=device)
+        self.betas = [torch.tensor(group["betas"], dtype=torch.float64, device=device) for group in self.param_groups]
         self.chunks, self.spare_tables, self.captured_tables = {}, [], []
 
     @torch.no_grad()
     def step(self, closure=None):
         found_inf, grad_scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         self.count += 1 if found_inf is None else 1 - found_inf.reshape(())
-        torch.pow(self.betas, self.count, out=self.powers)
-        for group in self.param_groups:
+        for group, betas in zip(self.param_groups, self.betas, strict=True):
             trained = [p for p in group["params"] if p.grad is not None]
             for dtype in sorted({p.dtype for p in trained}, key=str):
-                self.update(group, [p for p in trained if p.dtype == dtype], grad_scale, found_inf)
+                self.update(group, [p for p in trained if p.dtype == dtype], betas**self.count, grad_scale, found_inf)
 
-    def update(self, group, parameters, grad_scale, found_inf):
+    def update(self, group, parameters, powers, grad_scale, found_inf):
         """One launch for parameters of one dtype."""
         device, dtype = parameters[0].device, parameters[0].dtype
         lr, (beta1, beta2) = group["lr"], group["betas"]
@@ -1148,9 +1172,9 @@ class FusedAdamW(torch.optim.Optimizer):
         table = self.address_table(parameters, gradients, device)
         chunks = self.chunk_table(parameters, device)
         adamw_kernel[(len(chunks),)](
-            table, chunks, self.powers, grad_scale, found_inf, lr, 1 - lr * group["weight_decay"],
+            table, chunks, powers, grad_scale, found_inf, lr, 1 - lr * group["weight_decay"],
             beta1, 1 - beta1, beta2, 1 - beta2, group["eps"],
-            TRITON_DTYPES[dtype], parameters[0] in self.masters, found_inf is not None,
+            TRITON_DTYPES[dtype], parameters[0] in self.masters,
             all(p.numel() % 16 == 0 for p in parameters), self.BLOCK,
         )  # fmt: skip
 
@@ -1356,7 +1380,8 @@ def build_model(options, device):
 def make_optimizer(model, options):
     if options.enable_optimizer_kernel:
         return FusedAdamW(model.parameters(), lr=options.learning_rate)
-    return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, capturable=options.graph)
+    capturable = options.graph and torch.device(options.device).type == "cuda"
+    return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, capturable=capturable)
 
 
 def compute_loss(model, tokens, labels, options):
