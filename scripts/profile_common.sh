@@ -96,7 +96,7 @@ training_command() { # DEFAULT OPTIONS -- OPTIONS OF THE USER, which win by comi
     [ "$HERE" != "$PWD" ] || script=${script##*/}
     if [ "$PROFILER" = pytorch ] && ! have_amd_gpu && ! have_nvidia_gpu; then
         sizes=(--hidden-dim 64 --num-layers 2 --num-heads 4 --batch-size 2 --seq-len 32)
-        [[ " $* " = *" --preset"* ]] || echo "$NAME: no GPU here, so it is a very small model; it tells nothing of a GPU"
+        [[ " $* " = *" --preset"* ]] || echo "$NAME: no GPU here: profiles a very small model"
     fi
     # Single sizes would overrule the preset that the user asks for.
     [[ " $* " != *" --preset"* ]] || sizes=()
@@ -235,7 +235,9 @@ explain() { # STATUS: end with it and the reason that the log gives
     elif said "free\(\): invalid pointer|No HIP GPUs are available"; then
         fail "$status" "no GPU under the profiler: PyTorch and the profiler must come from the same ROCm release ($log)"
     fi
-    fail "$status" "the training script or its profiler ended with exit status $status; what it said is in $log"
+    local without=""
+    [ "$PROFILER" != nsight ] || without="; --profiler pytorch does without $TOOL"
+    fail "$status" "the training script or its profiler ended with exit status $status; what it said is in $log$without"
 }
 
 largest() { # PATTERN...: the largest file of the result with such a name; it ends the wrapper if there is none

@@ -14,6 +14,7 @@ import sqlite3
 import subprocess
 import sys
 
+import kernel_counters
 import kernel_times
 import pytest
 
@@ -284,3 +285,48 @@ def test_a_written_trace_reads_back_as_the_same_kernels(tmp_path):
     before, after = (kernel_times.table(kernel_times.read_kernels(p)) for p in (path, tmp_path / "trace.json"))
     for one, other in zip(before, after, strict=True):
         assert one == pytest.approx(other)
+
+
+# ---------------------------------------------------------------- kernel_counters.py
+
+
+@pytest.mark.parametrize("name", ["rocm-6.2", "rocm-6.4", "rocm-7.0", "rocm-7.0/results.sql"])
+def test_counters_of_every_format(name, tmp_path):
+    path = sample(name, tmp_path) if name.endswith(".sql") else SAMPLES / name / "counter_collection.csv"
+    rows = kernel_counters.table(kernel_counters.read_counters(path))
+    active = {row["group"]: row for row in rows if row["counter"] == "GRBM_GUI_ACTIVE"}
+    assert [active["GEMM"][key] for key in ("launches", "mean", "min", "max")] == [3, 12000, 10000, 14000]
+    assert len(active) == 5
+
+
+def test_metrics_of_nsight_compute_have_units():
+    rows = kernel_counters.table(kernel_counters.read_counters(SAMPLES / "ncu/raw.csv"))
+    assert [(row["counter"], row["unit"], row["mean"]) for row in rows if row["group"] == "GEMM"] == [
+        ("gpu__time_duration.sum", "ns", 6000),
+        ("sm__throughput.avg.pct_of_peak_sustained_elapsed", "%", 61),
+    ]
+    assert "[1] gpu__time_duration.sum ns" in kernel_counters.as_text(rows, 5)
+
+
+def test_a_counter_that_never_counts_is_named():
+    text = kernel_counters.as_text(kernel_counters.table([("adamw_kernel", "SQ_WAVES", "", 0.0)] * 2), 5)
+    assert "SQ_WAVES is 0 in every launch" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b"a,b\n1,2\n", "no column of kernel names"),
+        (b'"Kernel_Name","Counter_Name","Counter_Value"\n"k","SQ_WAVES"\n', "cut off or damaged: row 2"),
+        (b'"Kernel_Name","Counter_Name","Counter_Value"\n"k","SQ_WAVES",many\n', "text where a number belongs"),
+        (b'"Kernel_Name","Counter_Name","Counter_Value"\n', "holds no counter"),
+        (b"SQLite format 3\0 and no more", "is damaged"),
+    ],
+)
+def test_broken_counter_files_get_one_sentence(content, words, tmp_path, capsys):
+    path = tmp_path / "counter_collection.csv"
+    path.write_bytes(content)
+    assert kernel_counters.main([str(path)]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err and len(captured.err.splitlines()) == 1 and not captured.out

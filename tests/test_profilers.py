@@ -72,7 +72,8 @@ SHELLCHECK = shutil.which("shellcheck", path=os.pathsep.join([os.path.dirname(sy
 @pytest.mark.skipif(not SHELLCHECK, reason="shellcheck is not installed")
 def test_shellcheck_finds_nothing():
     scripts = [FOLDERS[0] / wrapper for wrapper in WRAPPERS]
-    scripts += [*REPOSITORY.glob("scripts/*profile*.sh"), STAND_INS / "training_python"]
+    scripts += [*REPOSITORY.glob("scripts/*profile*.sh"), REPOSITORY / "scripts" / "try_wrappers.sh"]
+    scripts += [STAND_INS / "training_python"]
     result = subprocess.run([SHELLCHECK, "--external-sources", *scripts], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
 
@@ -125,7 +126,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize(("wrapper", "release"), COMMANDS, ids=" ".join)
+@pytest.mark.parametrize(("wrapper", "release"), COMMANDS, ids=[" ".join(key) for key in COMMANDS])
 def test_dry_run_prints_the_exact_command_of_the_release(wrapper, release):
     folder = SCRIPTS[3].parent
     before = sorted(folder.rglob("*"))
@@ -136,6 +137,13 @@ def test_dry_run_prints_the_exact_command_of_the_release(wrapper, release):
     command = without_time(result.stdout.splitlines()[-1])
     assert command == COMMANDS[wrapper, release].format(python=STAND_INS / "training_python")
     assert sorted(folder.rglob("*")) == before
+
+
+def test_a_preset_is_not_overruled_by_sizes_of_the_wrapper():
+    result = run_wrapper(
+        FOLDERS[0] / "get_trace.sh", *("--profiler", "rocm", "--dry-run", "--preset", "medium"), profilers="rocm-7.0"
+    )
+    assert "--preset medium" in result.stdout and "--batch-size" not in result.stdout
 
 
 RESULTS = {

@@ -99,11 +99,21 @@ def test_the_page_of_memory_shows_the_peak_of_the_trace(profile_folder):
     assert page.count("<title>forward,") == 2 and "http" not in page.replace("http-equiv", "")
 
 
+def test_on_a_gpu_the_memory_of_the_gpu_is_shown(tmp_path):
+    def event(ts, device, total):
+        return {"name": "[memory]", "ph": "i", "ts": ts, "args": {"Device Type": device, "Total Allocated": total}}
+
+    trace = tmp_path / "trace.json"
+    events = [event(1000.0, 0, 2**30), event(2000.0, 1, 3 * 2**20), event(3500.0, 1, 2**20)]
+    trace.write_text(json.dumps({"traceEvents": events}))
+    assert profiler.memory_events(trace) == ("GPU", [(0.0, 3.0), (1.5, 1.0)], [])
+
+
 def test_the_line_of_memory_keeps_its_peak_when_it_is_thinned():
     points = [(float(i), 1.0) for i in range(5000)]
-    points[3333] = (3333.0, 9.0)
+    points[3334] = (3334.0, 9.0)
     thin = profiler.thinned(points)
-    assert len(thin) <= 2000 and (3333.0, 9.0) in thin
+    assert len(thin) <= 2000 and (3334.0, 9.0) in thin
 
 
 def test_earlier_profiles_are_read_again(profile_folder):
@@ -225,6 +235,7 @@ def test_the_documented_command_writes_all_its_files(tmp_path):
     assert content["measured"]["tflops"] == pytest.approx(
         content["analytic"]["total"] / content["measured"]["step_ms"] / 1e9, rel=1e-6
     )
+    assert sum(row["flops"] for row in content["intensity"]["products"]) == content["analytic"]["matrix_products"]
     assert content["ceilings"]["matmul_tflops"] > 0 and content["ceilings"]["copy_tb_s"] > 0
     assert (folder / "roofline.png").read_bytes()[:4] == b"\x89PNG"
     assert re.search(r"TinyLlama\.layers\.1\.attention +0\.\d+", (folder / "model_profile.txt").read_text())
