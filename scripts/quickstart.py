@@ -84,8 +84,9 @@ class Reference:
     """What a version's first loss and gradients must be, and how far from it they may be.
 
     In float32 the bounds are fixed. In a lower precision the reference is version 1 in float32, and a version may be
-    twice as far from it as version 1 in that precision is: the rounding is the same, where it falls is not. A loss is
-    a mean of so many roundings that its own distance may vanish by chance; it may be off by one of them.
+    twice as far from it as version 1 in that precision is (the rounding is the same, where it falls is not), and one
+    rounding more, for it may keep its gradients in that precision. A loss is a mean of so many roundings that its own
+    distance may vanish by chance: it may be off by the distance of two neighbouring numbers.
     """
 
     def __init__(self, options, argv):
@@ -99,8 +100,9 @@ class Reference:
             dtype = getattr(torch, options.amp_dtype) if options.use_amp else torch.float16
             self.loss_bound = torch.finfo(dtype).eps
             self.version_1 = loss_and_gradients(1, argv)
+            rounding = torch.finfo(dtype).eps / 2 if options.use_amp else 0.0
             for name, gradient in self.version_1[1].items():
-                self.bounds[name] += 2 * relative_error(gradient, self.gradients[name])
+                self.bounds[name] += rounding + 2 * relative_error(gradient, self.gradients[name])
 
     def check(self, loss, gradients):
         """(what is wrong or None, a sentence with the largest error) of a version's first loss and gradients."""

@@ -36,7 +36,7 @@ FORKS = {
     "RMSNorm": ("12 4", "PyTorch's fused norm; version 3's norm has a name of its own, for it takes the residual"),
     "Block": ("124 3", "version 3's norms add the residual"),
     "TinyLlama": ("1 24 3", "torch.compile; version 3's norms add the residual"),
-    "build_model": ("124 3", "16-bit weights beside float32 masters"),
+    "build_model": ("12 34", "16-bit weights beside float32 masters"),
     "make_optimizer": ("12 3 4", "PyTorch's AdamW, a kernel, PyTorch's fused AdamW"),
     "compute_loss": ("12 3 4", "autocast, kernels, a pinned SDPA backend"),
 }

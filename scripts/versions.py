@@ -50,12 +50,22 @@ def loss_and_gradients(version, argv, step=0, full_precision=False):
     script.set_up_backend(options)
     trainer = script.Trainer(options)
     tokens, labels = (tensor.to(trainer.device) for tensor in script.load_data(options).batch(step))
-    loss = script.compute_loss(trainer.model, tokens, labels, options)
     scale = trainer.scaler.get_scale() if trainer.scaler.is_enabled() else 1.0
-    (loss.float() * scale).backward()
-    gradients = {name: p.grad / scale for name, p in trainer.model.named_parameters() if p.grad is not None}
+    loss, gradients = scaled_gradients(script, trainer, tokens, labels, scale)
+    while scale > 1 and not all(bool(tensor.isfinite().all()) for tensor in gradients.values()):
+        scale /= 2  # as the gradient scaler does, step by step, until nothing overflows
+        loss, gradients = scaled_gradients(script, trainer, tokens, labels, scale)
     canonical = script.canonical_views(gradients, trainer.config)
-    return loss.item(), {name: tensor.float().cpu() for name, tensor in canonical.items()}
+    return loss, {name: tensor.cpu() for name, tensor in canonical.items()}
+
+
+def scaled_gradients(script, trainer, tokens, labels, scale):
+    """The loss, and the gradients that went backwards multiplied by scale, divided by it again."""
+    trainer.optimizer.zero_grad(set_to_none=True)
+    loss = script.compute_loss(trainer.model, tokens, labels, trainer.options)
+    (loss.float() * scale).backward()
+    parameters = trainer.model.named_parameters()
+    return loss.item(), {name: p.grad.float() / scale for name, p in parameters if p.grad is not None}
 
 
 def relative_error(a, b):
