@@ -111,6 +111,7 @@ name_result() { # PREFIX such as traces/trace: set OUT, a folder that does not e
     [ "$HERE" != "$PWD" ] || root=.
     OUT=${OUTPUT_DIR:-$root}/$1_$(date +%Y%m%d_%H%M%S)
     OUT=${OUT#./}
+    [[ $OUT != *..* ]] || OUT=$(realpath -m "$OUT") # rocprof-compute refuses a path with ..
     while [ -e "$OUT" ]; do OUT+=_2; done
 }
 

@@ -207,14 +207,15 @@ def measured_figures(metrics: dict | None, peaks: dict) -> dict | None:
     if metrics is None:
         return None
     summary, environment = metrics["summary"], metrics["environment"]
-    known = next((name for name in peaks if name in environment["device"]), None)
+    column = {"tf32": 1, "float32": 2}.get(summary["precision"], 0)
+    peak = next((columns[column] for name, columns in peaks.items() if name in environment["device"]), None)
     return {
         "environment": environment,
         "step_ms": summary["step_ms"]["median"],
         "tflops": summary["tflops"],
         "mfu": summary["mfu"],
         "precision": summary["precision"],
-        "gpu": known,
+        "peak_tflops": peak,
     }
 
 
@@ -222,12 +223,8 @@ def mfu_rows(flops: int, measured: dict | None, peaks: dict) -> list[dict]:
     """This run first, then the shortest possible step at the data-sheet peak of each known GPU and precision."""
     rows = []
     if measured:
-        column = {"tf32": 1, "float32": 2}.get(measured["precision"], 0)
-        peak = peaks[measured["gpu"]][column] if measured["gpu"] else None
-        rows.append(
-            [measured["environment"]["device"], measured["precision"], peak, measured["step_ms"], measured["tflops"]]
-        )
-        rows[0].append(measured["mfu"])
+        keys = ("precision", "peak_tflops", "step_ms", "tflops", "mfu")
+        rows.append([measured["environment"]["device"], *(measured[key] for key in keys)])
     for gpu, columns in peaks.items():
         for precision, peak in zip(("bfloat16", "tf32", "float32"), columns, strict=True):
             if peak:
@@ -291,7 +288,7 @@ def ceilings(options, precision: str) -> dict:
     }
 
 
-def roofline_png(path: pathlib.Path, content: dict, roofs: dict, peak: float | None) -> None:
+def roofline_png(path: pathlib.Path, content: dict) -> None:
     """Attainable TFLOP/s over FLOP a byte: measured roofs, the step, and where the matrix products stand."""
     try:
         import matplotlib
@@ -300,7 +297,8 @@ def roofline_png(path: pathlib.Path, content: dict, roofs: dict, peak: float | N
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    top, bandwidth = roofs["matmul_tflops"], roofs["copy_tb_s"]
+    top, bandwidth = content["ceilings"]["matmul_tflops"], content["ceilings"]["copy_tb_s"]
+    peak = content["measured"] and content["measured"]["peak_tflops"]
     figure, axes = pyplot.subplots(figsize=(8, 5), dpi=120)
     rows = content["intensity"]["products"]
     x = [row["flop_per_byte"] for row in rows] + [content["intensity"]["step_flop_per_byte_at_most"], top / bandwidth]
@@ -385,32 +383,44 @@ def count_all(version: int, options) -> tuple[dict, list, str]:
     return content, products, modules
 
 
+def training_arguments(options, rest: list[str]) -> list[str]:
+    """Options for the training script; the sizes of a preset are not overruled by this tool's own."""
+    preset = any(word.startswith("--preset") for word in rest)
+    sizes = {"--batch-size": options.batch_size, "--seq-len": options.seq_len, "--num-steps": options.num_steps}
+    own = {} if preset else {"--batch-size": "8", "--seq-len": "128"}
+    return [word for name, value in sizes.items() if value or name in own for word in (name, value or own[name])] + rest
+
+
 def run(version: int, options, rest: list[str]) -> int:
     """Count, measure and write; returns the exit status, 1 where a count does not agree with the formula."""
     folder = result_folder(options.profile_dir)
-    sizes = ["--batch-size", options.batch_size, "--seq-len", options.seq_len, "--num-steps", options.num_steps]
-    arguments = [*sizes, *rest]
+    arguments = training_arguments(options, rest)
     script = load_version(version)
     chosen = script.parse_options([*arguments, "--no-graph"])
     content, products, modules = count_all(version, chosen)
-    metrics = measure(version, chosen, arguments, folder)
-    content["measured"] = measured_figures(metrics, script.PEAK_TFLOPS)
+    content["measured"] = measured_figures(measure(version, chosen, arguments, folder), script.PEAK_TFLOPS)
     content["peak_tflops"] = script.PEAK_TFLOPS
     with_intensity = options.computational_intensity or options.generate_roofline
     parameters = sum(script.math.prod(shape) for shape in script.weight_shapes(script.model_config(chosen)).values())
     content["intensity"] = intensity(products, parameters, content["analytic"]["total"]) if with_intensity else None
-    rows = mfu_rows(content["analytic"]["total"], content["measured"], script.PEAK_TFLOPS)
     if options.generate_roofline:
         print("measuring this device's ceilings ...", flush=True)
         content["ceilings"] = ceilings(chosen, content["precision"])
-        peak = rows[0]["peak_tflops"] if content["measured"] else None
-        roofline_png(folder / "roofline.png", content, content["ceilings"], peak)
-    (folder / "flops_profile.json").write_text(json.dumps(content, indent=1) + "\n")
-    (folder / "model_profile.txt").write_text(f"FLOPs of the forward pass, by module\n\n{modules}\n")
-    with open(folder / "mfu_analysis.csv", "w", encoding="utf-8", newline="") as file:
-        write_csv(rows, file)
-    print("\n" + as_text(content) + f"\n\nwrote {', '.join(sorted(str(path) for path in folder.iterdir()))}")
+    write_results(content, modules, folder)
+    if options.generate_roofline:
+        roofline_png(folder / "roofline.png", content)
+        print(f"drew {folder / 'roofline.png'}")
     return 0 if all(row["agrees"] for row in content["checks"]) else 1
+
+
+def write_results(content: dict, modules: str, folder: pathlib.Path) -> None:
+    names = ("flops_profile.json", "model_profile.txt", "mfu_analysis.csv")
+    profile, table, mfu = (folder / name for name in names)
+    profile.write_text(json.dumps(content, indent=1) + "\n")
+    table.write_text(f"FLOPs of the forward pass, by module\n\n{modules}\n")
+    with open(mfu, "w", encoding="utf-8", newline="") as file:
+        write_csv(mfu_rows(content["analytic"]["total"], content["measured"], content["peak_tflops"]), file)
+    print(f"\n{as_text(content)}\n\nwrote {profile}, {table}, {mfu}")
 
 
 def analyze(path: pathlib.Path, folder: pathlib.Path) -> int:
@@ -441,8 +451,8 @@ def parse_options(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]
         "--generate-roofline; options that are not listed go to the training script",
         allow_abbrev=False,
     )
-    parser.add_argument("--batch-size", default="8", metavar="B", help="sequences in a step (%(default)s)")
-    parser.add_argument("--seq-len", default="128", metavar="T", help="tokens in a sequence (%(default)s)")
+    parser.add_argument("--batch-size", metavar="B", help="sequences in a step (8)")
+    parser.add_argument("--seq-len", metavar="T", help="tokens in a sequence (128)")
     parser.add_argument("--num-steps", default="10", metavar="N", help="steps to measure (%(default)s)")
     parser.add_argument("--profile-dir", default="flops_analysis", metavar="DIR", help="results (%(default)s)")
     parser.add_argument("--computational-intensity", action="store_true", help="FLOP a byte of every matrix product")

@@ -245,6 +245,38 @@ def test_the_command_that_analyses_is_printed(tmp_path):
     assert (pathlib.Path(folder) / "sysinfo.csv").is_file()
 
 
+def test_a_path_that_goes_up_is_made_plain_for_rocprof_compute(tmp_path):
+    (tmp_path / "here").mkdir()
+    arguments = ("--profiler", "rocm", "--output-dir", "../there")
+    result = run_wrapper(FOLDERS[0] / "get_rocprof_compute.sh", *arguments, profilers="rocm-7.0", cwd=tmp_path / "here")
+    assert result.returncode == 0, result.stderr
+    assert list((tmp_path / "there").rglob("pmc_perf.csv"))
+
+
+@pytest.mark.parametrize(
+    ("release", "arguments", "status"),
+    [
+        ("6.2", "--runtime-trace -- true", 2),
+        ("6.2", "--kernel-trace true", 2),
+        ("6.2", "--pmc SQ_WAVES -- true", 2),
+        ("6.4", "--stats -- true", 1),
+        ("6.4", "--kernel-trace true", 1),
+        ("6.4", "--output-format rocpd --kernel-trace -- true", 2),
+        ("6.4", "--pmc SQ_WAVES --stats -- true", 1),
+        ("7.0", "--stats -- true", 1),
+        ("7.0", "--pmc SQ_WAVES --stats -- true", 0),
+        ("7.0", "--output-format rocpd --kernel-trace -- true", 0),
+        ("7.0", "--kernel-trace", 1),
+        ("7.0", "--hip-run -- true", 2),
+        ("10.0", "--kernel-trace -- false", 1),
+    ],
+)
+def test_the_stand_ins_refuse_what_the_real_rocprofv3_refuses(release, arguments, status, tmp_path):
+    program = STAND_INS / f"rocm-{release}" / "rocprofv3"
+    result = subprocess.run([sys.executable, program, *arguments.split()], cwd=tmp_path, capture_output=True)
+    assert result.returncode == status, result.stderr
+
+
 # ---------------------------------------------------------------- what goes wrong
 
 

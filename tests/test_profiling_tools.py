@@ -257,6 +257,22 @@ def test_earlier_results_that_are_none_are_refused(content, words, tmp_path, cap
     assert words in capsys.readouterr().err
 
 
+def test_a_preset_is_not_overruled_by_sizes_of_the_tool():
+    options, rest = flops.parse_options(["--preset", "medium", "--num-steps", "2"])
+    assert flops.training_arguments(options, rest) == ["--num-steps", "2", "--preset", "medium"]
+    options, rest = flops.parse_options(["--seq-len", "64", "--use-amp"])
+    assert flops.training_arguments(options, rest) == ("--batch-size 8 --seq-len 64 --num-steps 10 --use-amp".split())
+
+
+def test_without_matplotlib_everything_but_the_picture_is_there(tmp_path, monkeypatch, capsys):
+    without_training(monkeypatch)
+    monkeypatch.setattr(flops, "ceilings", lambda *arguments: {"matmul_tflops": 1.0, "copy_tb_s": 1.0})
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert flops.main(["--version", "1", *BY_HAND, "--generate-roofline", "--profile-dir", str(tmp_path)]) == 1
+    assert "needs matplotlib" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"flops_profile.json", "model_profile.txt", "mfu_analysis.csv"}
+
+
 def test_kernels_of_version_3_are_not_timed_in_the_interpreter(capsys):
     options = argparse.Namespace(device="cpu", enable_rope_kernel=True)
     assert flops.measure(3, options, [], pathlib.Path()) is None

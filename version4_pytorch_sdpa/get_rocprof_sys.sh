@@ -7,8 +7,8 @@
 #   ./get_rocprof_sys.sh --dry-run                     print the command and run nothing
 #   ./get_rocprof_sys.sh --profiler pytorch --output-dir /tmp/profiles
 #
-# Leaves rocprof_sys/profile_<timestamp>/ with a trace for https://ui.perfetto.dev. It grows with every step: where it
-# is too large, get_trace.sh is the lighter tool.
+# Leaves rocprof_sys/profile_<timestamp>/ with a trace for https://ui.perfetto.dev (version 46 of it for a trace made
+# before ROCm 6.3.1). It grows with every step: where it is too large, get_trace.sh is the lighter tool.
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/profile_common.sh"
