@@ -215,9 +215,9 @@ COLOURS = {"float32": "#4477aa", "tf32": "#228833", "bfloat16": "#ee6677", "floa
 
 
 def draw(table, path):
-    """Bars of the step time with their quartiles, a panel for each configuration; ImportError without matplotlib.
+    """Bars of samples/s with their quartiles, a panel for each configuration; ImportError without matplotlib.
 
-    White paper of its own, so that it reads on a light and on a dark page.
+    On white paper of its own, so that it reads on a light and on a dark page.
     """
     import matplotlib
 
@@ -227,14 +227,12 @@ def draw(table, path):
     panels = {}
     for row in table:
         if row["status"] == "ok":
-            panels.setdefault((row["preset"], row["batch_size"], row["seq_len"], row["options"]), []).append(row)
-    if not panels:
-        return
-    heights = [0.28 * len(panel) + 1.1 for panel in panels.values()]
+            panels.setdefault((row["preset"], row["batch_size"], row["seq_len"]), []).append(row)
+    heights = [0.28 * len(panel) + 1.1 for panel in panels.values()] or [1]
     figure, axes = plt.subplots(
-        len(panels), 1, figsize=(9, sum(heights)), squeeze=False, height_ratios=heights, facecolor="white"
+        len(heights), 1, figsize=(9, sum(heights)), squeeze=False, height_ratios=heights, facecolor="white"
     )
-    for ax, (configuration, panel) in zip(axes[:, 0], panels.items(), strict=True):
+    for ax, (configuration, panel) in zip(axes[:, 0], panels.items(), strict=False):
         draw_panel(ax, configuration, panel)
     figure.tight_layout()
     figure.savefig(path, dpi=120, facecolor="white")
@@ -242,22 +240,19 @@ def draw(table, path):
 
 
 def draw_panel(ax, configuration, panel):
-    steps = [row["step_ms"] for row in panel]
-    spread = [
-        [row["step_ms"] - row["step_p25_ms"] for row in panel],
-        [row["step_p75_ms"] - row["step_ms"] for row in panel],
-    ]
+    preset, batch_size, seq_len = configuration
+    rates = [row["samples_per_second"] for row in panel]
+    low = [1000 * batch_size / row["step_p75_ms"] for row in panel]
+    high = [1000 * batch_size / row["step_p25_ms"] for row in panel]
+    spread = np.maximum(0, [np.subtract(rates, low), np.subtract(high, rates)]).tolist()
     places = range(len(panel))
-    ax.barh(places, steps, xerr=spread, color=[COLOURS[row["precision"]] for row in panel], ecolor="black", capsize=2)
-    ax.set_yticks(
-        places, [f"{row['model']}, {'graph' if row['captured'] else 'eager'}, {row['precision']}" for row in panel]
-    )
+    ax.barh(places, rates, xerr=spread, color=[COLOURS[row["precision"]] for row in panel], capsize=2)
+    names = [f"{row['model']}, {'graph' if row['captured'] else 'eager'}, {row['precision']}" for row in panel]
+    ax.set_yticks(places, names)
     ax.invert_yaxis()
-    ax.set_xscale("log")
-    ax.set_xlabel("ms a step (bar: median, whisker: quartiles)")
-    for place, row in zip(places, panel, strict=True):
+    ax.set_xlim(0, 1.3 * max(high))
+    ax.set_xlabel("samples/s (whiskers: quartiles; text: step in ms, times V1 in float32)")
+    for place, row, end in zip(places, panel, high, strict=True):
         times = "" if row["speed"] is None else f"  {row['speed']:.2f}x"
-        ax.text(row["step_p75_ms"], place, f"  {row['step_ms']:.2f}{times}", va="center", fontsize=8)
-    ax.margins(x=0.15)
-    preset, batch_size, seq_len, options = configuration
-    ax.set_title(f"{preset}: batch {batch_size}, {seq_len} tokens {options}".rstrip(), loc="left")
+        ax.text(end, place, f"  {row['step_ms']:.2f} ms{times}", va="center", fontsize=8)
+    ax.set_title(f"{preset}: batch {batch_size}, {seq_len} tokens", loc="left")

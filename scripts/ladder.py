@@ -1,0 +1,345 @@
+"""The README's ladder and its goals, generated from a recorded run: no figure in them is typed by hand.
+
+    python scripts/ladder.py                                  # print the tables of the newest recorded run
+    python scripts/ladder.py --write                          # put them between the markers of README.md
+    python scripts/ladder.py --check                          # does README.md say what was recorded?
+    python scripts/ladder.py --picture ladder.png --recorded scripts/recorded/nvidia-h200_2026-11-20
+
+A recorded run is a folder scripts/recorded/<device>_<date> with suite.json of benchmark_suite.py and, where kernels
+were measured, kernels.json of benchmark_kernels.py. The markers are <!-- ladder:begin --> and <!-- ladder:end -->.
+
+Exit status: 0; 1 where --check finds a difference; 2 for a bad option or a file that cannot be read.
+"""
+
+import argparse
+import difflib
+import json
+import pathlib
+import sys
+
+from benchmark_results import draw, number, read_results, rows
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+RECORDED = REPOSITORY / "scripts" / "recorded"
+BEGIN, END = "<!-- ladder:begin -->", "<!-- ladder:end -->"
+PRECISIONS = {"float32": "fp32", "tf32": "TF32", "bfloat16": "bf16", "float16": "fp16"}
+NAMES = {
+    "v1": "V1",
+    "v1+nodet": "V1, `--no-deterministic`",
+    "v2": "V2",
+    "v2+compile": "V2, torch.compile",
+    "v3": "V3",
+    "v4": "V4",
+    "hf": "Hugging Face",
+    "hf-compile": "Hugging Face, torch.compile",
+    "hf-graph": "Hugging Face",
+    "hf-compile-graph": "Hugging Face, torch.compile",
+    "liger": "Hugging Face with Liger",
+}
+ADAMW_BYTES = 28  # a parameter: weight and two moments read and written, gradient read; all float32
+GRAPH_BY_DEFAULT = {"v1": False, "v2": False, "v3": True, "v4": True}
+SPEED_GOALS = {"float32": (5.5, 1.15), "tf32": (15, 5), "bfloat16": (30, 12)}  # small, medium
+KERNEL_GOALS = {"RMSNorm": 0.8, "RMSNorm + residual": 0.8, "RoPE": 0.8, "SwiGLU": 0.8}
+ATTENTION_GOALS = {512: 1.0, 2048: 0.7, 8192: 0.7}
+
+
+class Recorded:
+    """The rows of a recorded run, its machine, and the rates of its device."""
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder)
+        results = read_results(self.folder / "suite.json")
+        self.runs = [run for run in results["runs"] if run["status"] == "ok"]
+        self.rows = [row for row in rows(results) if row["status"] == "ok"]
+        if not self.rows:
+            raise ValueError(f"{self.folder / 'suite.json'} holds no successful run")
+        path = self.folder / "kernels.json"
+        self.kernels = json.loads(path.read_text()) if path.exists() else None
+
+    def row(self, preset, model, precision, graph=None):
+        """The row of a model, run as it is by default or as said; None where it was not measured."""
+        graph = GRAPH_BY_DEFAULT.get(model, model.endswith("-graph")) if graph is None else graph
+        asked = (preset, model, precision, graph)
+        return next((r for r in self.rows if (r["preset"], r["model"], r["precision"], r["graph"]) == asked), None)
+
+    def floor_ms(self, row):
+        """Its FLOPs at the measured rate of matrix products, and AdamW's bytes at that of a copy; None if not known."""
+        rate = self.kernels and self.kernels["ceilings"]["product"].get(row["precision"])
+        if not rate:
+            return None
+        copy = self.kernels["ceilings"]["copy"]
+        return row["flops_per_step"] / rate / 1e9 + ADAMW_BYTES * row["parameters"] / copy / 1e6
+
+
+def newest_folder():
+    """The recorded run whose last session is the newest."""
+    sessions = {path.parent: read_results(path)["sessions"][-1]["date"] for path in RECORDED.glob("*/suite.json")}
+    if not sessions:
+        raise ValueError(f"there is no recorded run below {RECORDED.name}: name one with --recorded")
+    return max(sessions, key=sessions.get)
+
+
+# ---- the ladder
+
+
+def markdown_table(header, lines):
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *lines))
+
+
+def machine_line(recorded):
+    """Where and when it was measured, in one sentence."""
+    environments = [run["environment"] for run in recorded.runs]
+    first, dates = environments[0], sorted(e["date"][:10] for e in environments)
+    commits = sorted({e["commit"][:10] for e in environments if e["commit"]})
+    backend = f"CUDA {first['cuda']}" if first["cuda"] else f"HIP {first['hip']}" if first["hip"] else "CPU"
+    triton = next((e["triton"] for e in environments if e["triton"]), None)
+    versions = ", ".join([f"PyTorch {first['torch']}", *([f"Triton {triton}"] if triton else []), backend])
+    period = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    repeats = sorted({row["repeats"] for row in recorded.rows})
+    count = str(repeats[0]) if len(repeats) == 1 else f"{repeats[0]} to {repeats[-1]}"
+    return (
+        f"One {first['device']} ({versions}), {period}, commit {', '.join(commits) or 'unknown'}; medians of {count} "
+        f"processes a case. Step in ms, and in brackets how many times faster than V1 in fp32 as it runs by default. "
+        f"All runs: `{recorded.folder.name}`."
+    )
+
+
+def step_cell(row):
+    if row is None:
+        return ""
+    return f"{row['step_ms']:.2f}" + ("" if row["speed"] is None else f" ({row['speed']:.2f}x)")
+
+
+def ladder_table(recorded, configuration):
+    """One line for each model and way to run it, a column for each precision; memory and compute of the last one."""
+    chosen = [r for r in recorded.rows if (r["preset"], r["batch_size"], r["seq_len"], r["options"]) == configuration]
+    precisions = [name for name in PRECISIONS if any(r["precision"] == name for r in chosen)]
+    order = {model: place for place, model in enumerate(NAMES)}
+    found = {(r["model"], r["captured"], r["precision"]): r for r in chosen}
+    ways = sorted({(r["model"], r["captured"]) for r in chosen}, key=lambda way: (order.get(way[0], 99), way))
+    last = PRECISIONS[precisions[-1]]
+    header = ["", "runs", *(PRECISIONS[p] for p in precisions), f"{last} peak MB", f"{last} TFLOP/s", f"{last} MFU"]
+    lines = []
+    for model, captured in ways:
+        steps = [found.get((model, captured, precision)) for precision in precisions]
+        row, more = steps[-1], ["", "", ""]
+        if row:
+            more = [f"{row['peak_memory_mb']:,.0f}", f"{row['tflops']:.1f}", number(row["mfu"], ".1%")]
+        lines.append([NAMES.get(model, model), "graph" if captured else "eager", *map(step_cell, steps), *more])
+    preset, batch_size, seq_len, options = configuration
+    title = f"**{preset}**: batch {batch_size}, {seq_len} tokens {options}".rstrip()
+    return f"{title}\n\n{markdown_table(header, lines)}"
+
+
+# ---- the goals
+
+
+def verdict(value, bound, pattern, least=True):
+    """'31.20x (>= 30x)', with a word where it was missed."""
+    if value is None:
+        return "not measured"
+    reached = value >= bound if least else value <= bound
+    return f"{format(value, pattern)} ({'>=' if least else '<='} {bound:g}{'' if reached else ', missed'})"
+
+
+def both(recorded, preset, precision, figure):
+    """[figure of V3, of V4], or None unless both were measured."""
+    found = [recorded.row(preset, model, precision) for model in ("v3", "v4")]
+    values = [figure(row) if row else None for row in found]
+    return None if None in values else values
+
+
+def speed_goal(recorded, preset, precision):
+    values = both(recorded, preset, precision, lambda row: row["speed"])
+    return min(values) if values else None
+
+
+def peer_goal(recorded, preset):
+    ours = both(recorded, preset, "bfloat16", lambda row: row["step_ms"])
+    peer = recorded.row(preset, "hf-compile-graph", "bfloat16")
+    return peer["step_ms"] / min(ours) if ours and peer else None
+
+
+def floor_goal(recorded, preset):
+    shares = both(recorded, preset, "bfloat16", lambda row: (recorded.floor_ms(row) or 0) / row["step_ms"])
+    return max(shares) or None if shares else None
+
+
+def memory_goal(recorded, preset):
+    peaks = both(recorded, preset, "bfloat16", lambda row: row["peak_memory_mb"])
+    first = recorded.row(preset, "v1", "float32")
+    return max(peaks) / first["peak_memory_mb"] if peaks and first else None
+
+
+def reported_speeds(recorded, preset, model, precisions):
+    """'1.09x fp32, 5.53x bf16' against V1 in float32."""
+    found = [(PRECISIONS[p], recorded.row(preset, model, p, graph=False)) for p in precisions]
+    return ", ".join(f"{row['speed']:.2f}x {name}" for name, row in found if row and row["speed"]) or "not measured"
+
+
+def graph_gains(recorded, preset, precision):
+    """'V1 3.10x, V2 2.95x': the step launched operation by operation over the step in a graph."""
+    gains = []
+    for model in ("v1", "v1+nodet", "v2", "v2+compile", "v3", "v4"):
+        eager = recorded.row(preset, model, precision, graph=False)
+        graph = recorded.row(preset, model, precision, graph=True)
+        if eager and graph and graph["captured"]:
+            gains.append(f"{NAMES[model]} {eager['step_ms'] / graph['step_ms']:.2f}x")
+    return ", ".join(gains) or "not measured"
+
+
+def goals_table(recorded):
+    """The goals of the steps of the presets small and medium, with what was reached."""
+    presets = ("small", "medium")
+    lines = []
+    for precision, bounds in SPEED_GOALS.items():
+        cells = [
+            verdict(speed_goal(recorded, preset, precision), bound, ".2f")
+            for preset, bound in zip(presets, bounds, strict=True)
+        ]
+        lines.append([f"V3 and V4, {PRECISIONS[precision]}: the slower, against V1 fp32", *cells])
+    cells = [verdict(peer_goal(recorded, p), b, ".2f") for p, b in zip(presets, (1.5, 1.3), strict=True)]
+    lines.append(["best of V3 and V4, bf16, against Hugging Face, torch.compile, graph", *cells])
+    cells = [verdict(floor_goal(recorded, p), b, ".2f") for p, b in zip(presets, (0.33, 0.68), strict=True)]
+    lines.append(["best of V3 and V4, bf16: share of the floor", *cells])
+    memory = memory_goal(recorded, "medium")
+    lines.append(["V3 and V4, bf16: the larger peak memory, against V1 fp32", "", verdict(memory, 0.4, ".2f", False)])
+    for name, model in (("V2 with torch.compile, eager", "v2+compile"), ("V1 with `--no-deterministic`", "v1+nodet")):
+        cells = [reported_speeds(recorded, preset, model, ("float32", "bfloat16")) for preset in presets]
+        lines.append([f"{name}, against V1 fp32", *cells])
+    for precision in ("float32", "bfloat16"):
+        cells = [graph_gains(recorded, preset, precision) for preset in presets]
+        lines.append([f"eager step / step in a graph, {PRECISIONS[precision]}", *cells])
+    return markdown_table(["goal", *presets], lines)
+
+
+def kernel_goal(name):
+    """(the figure that counts, the least it should be) of version 3's kernel for that operation, or None."""
+    for kernel, bound in KERNEL_GOALS.items():
+        if name in (f"{kernel} forward", f"{kernel} backward"):
+            return "share", bound
+    return None
+
+
+def attention_goal(size):
+    return next((bound for tokens, bound in ATTENTION_GOALS.items() if f" {tokens} tokens" in size), None)
+
+
+def kernels_table(kernels):
+    """Each of version 3's kernels beside the ceiling and the fastest of PyTorch's operators."""
+    lines = []
+    for record in kernels["operations"]:
+        ours = next((c for c in record["candidates"] if c["name"] == "V3" and "us" in c), None)
+        if ours is None:
+            continue
+        others = [c for c in record["candidates"] if c["name"] != "V3" and "us" in c]
+        best = min(others, key=lambda c: c["us"]["median"], default=None)
+        share, times = f"{ours['share']:.0%}", "" if best is None else f"{ours['against_pytorch']:.2f}"
+        goal = kernel_goal(record["operation"])
+        if goal:
+            share = verdict(ours["share"], goal[1], ".2f")
+        elif record["operation"].startswith("attention") and best:
+            bound = attention_goal(record["size"])
+            times = verdict(ours["against_pytorch"], bound, ".2f") if bound else times
+        rate = f"{ours['rate']:,.0f} {record['unit']}"
+        name = f"{record['operation']}, {record['size']}"
+        lines.append([name, f"{ours['us']['median']:.1f}", rate, share, best["name"] if best else "", times])
+    header = ["V3's kernel", "us", "rate", "share of the ceiling", "fastest of PyTorch's", "its time / V3's"]
+    return markdown_table(header, lines)
+
+
+def kernels_text(kernels):
+    products = ", ".join(f"{PRECISIONS[p]} {rate:.0f}" for p, rate in kernels["ceilings"]["product"].items())
+    return (
+        f"Ceilings of this {kernels['environment']['device']}: copy {kernels['ceilings']['copy']:,.0f} GB/s (read and "
+        f"written), 8192³ products {products} TFLOP/s. Kernels in {PRECISIONS[kernels['dtype']]}, alone:\n\n"
+        f"{kernels_table(kernels)}"
+    )
+
+
+def markdown(recorded):
+    """Everything between the markers."""
+    configurations = dict.fromkeys((r["preset"], r["batch_size"], r["seq_len"], r["options"]) for r in recorded.rows)
+    parts = [machine_line(recorded), *(ladder_table(recorded, c) for c in configurations), goals_table(recorded)]
+    return "\n\n".join([*parts, *([kernels_text(recorded.kernels)] if recorded.kernels else [])])
+
+
+# ---- the README
+
+
+def split_readme(path):
+    """(text up to and with the first marker, between the markers, the second marker and the rest)."""
+    text = path.read_text()
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise ValueError(f"{path.name} needs one line {BEGIN} and, further down, one line {END}")
+    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    return text[:start], text[start:end], text[end:]
+
+
+def check(path, wanted):
+    """0 where the README says what was recorded, else 1 with the difference."""
+    _, found, _ = split_readme(path)
+    if found.strip() == wanted.strip():
+        print(f"{path.name} agrees with the recorded run")
+        return 0
+    difference = difflib.unified_diff(
+        found.strip().splitlines(), wanted.splitlines(), path.name, "recorded", "", "", 0, ""
+    )
+    print("\n".join(difference))
+    print(f"{path.name} disagrees with the recorded run: python scripts/ladder.py --write", file=sys.stderr)
+    return 1
+
+
+def draw_ladder(recorded, path):
+    """The versions and the strongest peer, each as it runs by default."""
+    chosen = ("v1", "v2", "v2+compile", "v3", "v4", "hf-compile-graph")
+    shown = [
+        r for r in recorded.rows if r["model"] in chosen and r is recorded.row(r["preset"], r["model"], r["precision"])
+    ]
+    try:
+        draw(shown or recorded.rows, path)
+    except ImportError:
+        raise ValueError("--picture needs matplotlib: pip install '.[plots]'") from None
+
+
+def parse_arguments(argv):
+    class Parser(argparse.ArgumentParser):
+        def error(self, message):
+            self.exit(2, f"{self.prog}: error: {message}\n")
+
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="ladder.py")
+    parser.add_argument("--recorded", type=pathlib.Path, metavar="FOLDER", help="which recorded run (the newest)")
+    parser.add_argument(
+        "--readme", type=pathlib.Path, default=REPOSITORY / "README.md", metavar="FILE", help="(README.md)"
+    )
+    parser.add_argument("--write", action="store_true", help="put the tables into the README")
+    parser.add_argument("--check", action="store_true", help="compare the README with them")
+    parser.add_argument("--picture", type=pathlib.Path, metavar="PNG", help="draw the ladder")
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    arguments = parse_arguments(argv)
+    try:
+        recorded = Recorded(arguments.recorded or newest_folder())
+        text = markdown(recorded)
+        if arguments.picture:
+            draw_ladder(recorded, arguments.picture)
+        if arguments.write:
+            before, _, after = split_readme(arguments.readme)
+            arguments.readme.write_text(f"{before}\n{text}\n{after}")
+        if arguments.check:
+            return check(arguments.readme, text)
+        if not (arguments.write or arguments.picture):
+            print(text)
+    except ValueError as error:
+        print(f"ladder.py: error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"ladder.py: error: {error.filename} cannot be read or written: {error.strerror}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+../scripts/benchmark_suite.py
