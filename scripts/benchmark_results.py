@@ -182,7 +182,7 @@ COLUMNS = [
     ("MFU", "throughput", lambda row: number(row["mfu"], ".1%")),
     ("speed", "throughput", lambda row: number(row["speed"], ".2f") + "x" * (row["speed"] is not None)),
     ("peak MB", "memory", lambda row: f"{row['peak_memory_mb']:,.0f}"),
-    ("trained", "accuracy", lambda row: f"{row['parameters_trained'] / row['parameters']:.0%}"),
+    ("trained", "", lambda row: f"{row['parameters_trained'] / row['parameters']:.0%}"),
     ("loss error", "accuracy", lambda row: number(row["loss_error"], ".1e")),
     ("gradient error", "accuracy", lambda row: number(row["gradient_error"], ".1e")),
 ]

@@ -306,6 +306,14 @@ def rounds_to_run(cases_of_configurations, repeats, results):
     return [tasks for tasks in todo if tasks]
 
 
+def keep_to_own_cores(place, places):
+    """Give this thread, and the processes that it starts, an equal part of the cores, so that lanes do not disturb."""
+    if places > 1 and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        own = cores[place * len(cores) // places : (place + 1) * len(cores) // places]
+        os.sched_setaffinity(0, own or cores)
+
+
 class Suite:
     """Runs the rounds, on one GPU or on several at once, and keeps the results file up to date."""
 
@@ -329,7 +337,8 @@ class Suite:
         for item in items:
             waiting.put(item)
 
-        def take(gpu):
+        def take(place, gpu):
+            keep_to_own_cores(place, len(self.lanes))
             while True:
                 try:
                     item = waiting.get_nowait()
@@ -339,7 +348,7 @@ class Suite:
 
         with concurrent.futures.ThreadPoolExecutor(len(self.lanes)) as pool:
             try:
-                for lane in [pool.submit(take, gpu) for gpu in self.lanes]:
+                for lane in [pool.submit(take, place, gpu) for place, gpu in enumerate(self.lanes)]:
                     lane.result()
             except BaseException:
                 self.processes.stop()
@@ -463,6 +472,16 @@ def cpu_name():
     )
 
 
+def driver():
+    """The GPU driver's own line about its version, or None."""
+    for path in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
+        try:
+            return pathlib.Path(path).read_text().splitlines()[0]
+        except (OSError, IndexError):
+            continue
+    return None
+
+
 def session(arguments):
     """When, with which arguments and on what host the suite was started."""
     kept = {name: value for name, value in vars(arguments).items() if name not in ("results", "append")}
@@ -471,6 +490,8 @@ def session(arguments):
         "arguments": kept,
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "driver": driver(),
         "system": platform.platform(),
     }
 

@@ -98,9 +98,9 @@ def machine_line(recorded):
     repeats = sorted({row["repeats"] for row in recorded.rows})
     count = str(repeats[0]) if len(repeats) == 1 else f"{repeats[0]} to {repeats[-1]}"
     return (
-        f"One {first['device']} ({versions}), {period}, commit {', '.join(commits) or 'unknown'}; medians of {count} "
-        f"processes a case. Step in ms, and in brackets how many times faster than V1 in fp32 as it runs by default. "
-        f"All runs: `{recorded.folder.name}`."
+        f"{first['device']} ({versions}), {period}, commit {', '.join(commits) or 'unknown'}; each figure is the "
+        f"median of {count} processes. Step in ms, and in brackets how many times faster than V1 in fp32 as it runs by "
+        f"default, both on one GPU. All runs: `scripts/recorded/{recorded.folder.name}`."
     )
 
 
@@ -115,7 +115,8 @@ def ladder_table(recorded, configuration):
     chosen = [r for r in recorded.rows if (r["preset"], r["batch_size"], r["seq_len"], r["options"]) == configuration]
     precisions = [name for name in PRECISIONS if any(r["precision"] == name for r in chosen)]
     order = {model: place for place, model in enumerate(NAMES)}
-    found = {(r["model"], r["captured"], r["precision"]): r for r in chosen}
+    asked_for = sorted(chosen, key=lambda r: r["graph"] == r["captured"])  # a graph that failed gives way to eager
+    found = {(r["model"], r["captured"], r["precision"]): r for r in asked_for}
     ways = sorted({(r["model"], r["captured"]) for r in chosen}, key=lambda way: (order.get(way[0], 99), way))
     last = PRECISIONS[precisions[-1]]
     header = ["", "runs", *(PRECISIONS[p] for p in precisions), f"{last} peak MB", f"{last} TFLOP/s", f"{last} MFU"]

@@ -268,6 +268,9 @@ def test_rounds_are_shared_between_gpus_and_stay_on_one(stand_ins):
     for run in results_in(stand_ins)["runs"]:
         gpus.setdefault((run["case"].preset, run["repeat"]), set()).add(run["gpu"])
     assert len(gpus) == 4 and all(len(used) == 1 for used in gpus.values())
+    if hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1:
+        cores = {line[1]: set(line[2].split(",")) for line in log_of(stand_ins)}
+        assert not cores["0"] & cores["5"]
 
 
 @pytest.mark.parametrize(
@@ -551,7 +554,7 @@ def line_with(text, start):
 
 def test_ladder_tables(tmp_path):
     text = ladder.markdown(ladder.Recorded(recorded_folder(tmp_path / "toy_2026-01-02")))
-    assert "One Toy GPU (PyTorch 2.0, Triton 3.0, CUDA 13.0), 2026-01-02, commit 0123456789;" in text
+    assert "Toy GPU (PyTorch 2.0, Triton 3.0, CUDA 13.0), 2026-01-02, commit 0123456789;" in text
     assert "**small**: batch 8, 128 tokens" in text and "**medium**" in text
     assert line_with(text, "V1 | eager") == "| V1 | eager | 100.00 (1.00x) |  |  |  |  |  |"
     assert line_with(text, "V1 | graph") == "| V1 | graph | 50.00 (2.00x) |  |  |  |  |  |"

@@ -9,7 +9,8 @@ import time
 arguments = sys.argv[1:]
 name = pathlib.Path(__file__).stem
 with open(pathlib.Path(__file__).with_name("log"), "a") as log:
-    print(name, os.environ.get("CUDA_VISIBLE_DEVICES"), *arguments, file=log)
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0)))) if hasattr(os, "sched_getaffinity") else "all"
+    print(name, os.environ.get("CUDA_VISIBLE_DEVICES"), cores, *arguments, file=log)
 if name == "v2":
     print("step 1\nTraceback:\nRuntimeError: no such kernel", file=sys.stderr)
     sys.exit(1)
