@@ -36,7 +36,7 @@ class Case:
     float32 or integers. unused: outputs without a cotangent; rough: results that need only be numbers.
     parts: result -> (names, sizes, dimension) splits a packed result, so that each part has an error of its own.
     layouts: how an input, a constant or the cotangents ("cotangents") lie in memory, see strides_of.
-    gpu_tiles: with three programs, and the tiles of a GPU instead of the interpreter's large ones, so that one program
+    gpu_tiles: with six programs, and the tiles of a GPU instead of the interpreter's large ones, so that one program
     does the work of several.
     """
 
@@ -136,9 +136,9 @@ class GuardedMemory(contextlib.ExitStack):
 
 @contextlib.contextmanager
 def gpu_tiles(script, device, architecture="gfx942"):
-    """Three programs for all the work, and on a CPU the tiles of a GPU."""
+    """Six programs for all the work, and on a CPU the tiles of a GPU."""
     with contextlib.ExitStack() as patches:
-        patches.enter_context(mock.patch.object(script, "program_count", lambda device: 3))
+        patches.enter_context(mock.patch.object(script, "program_count", lambda device: 6))
         if device.type == "cpu":
             patches.enter_context(mock.patch.object(script, "gpu_architecture", lambda device: architecture))
         yield
@@ -343,20 +343,21 @@ def attention_case(B, T, H, K, D, scale=1.0, value_scale=1.0, **options):
     )
 
 
-def loss_case(*shape, V, scale=3.0, offset=0.0, **options):
-    """cross_entropy of logits [..., V], normal ones times `scale` plus `offset`."""
+def loss_case(*shape, V, scale=3.0, offset=0.0, first=0.0, **options):
+    """cross_entropy of logits [..., V], normal ones times `scale` plus `offset`, and `first` on top of the first."""
 
     def define(logits, labels):
         logits = load_version(1).at_least_float32(logits)
         return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
     labels = torch.randint(0, V, shape, generator=torch.Generator().manual_seed(1))
-    inputs = {"logits": normal(*shape, V, scale=scale) + offset}
+    logits = normal(*shape, V, scale=scale) + offset
+    logits[..., 0] += first
     return Case(
         lambda script, logits, labels: script.cross_entropy(logits, labels),
         define,
         ("loss",),
-        inputs,
+        {"logits": logits},
         {"labels": labels},
         **options,
     )
@@ -423,6 +424,7 @@ CASES = {
             "longer than a tile": ((3,), {"V": 70000}),
             "more rows than a tile": ((2, 9), {"V": 1000, "gpu_tiles": True}),
             "several tiles of a GPU": ((5,), {"V": 9000, "gpu_tiles": True}),
+            "largest in the first tile": ((5,), {"V": 5000, "gpu_tiles": True, "first": 200.0}),
             "one row": ((1, 1), {"V": 7}),
             "confident": ((20,), {"V": 30, "scale": 50.0}),
             "far from zero": ((20,), {"V": 30, "offset": 1000.0}),
@@ -435,3 +437,102 @@ def case_of(operation, name):
     make, cases = CASES[operation]
     args, options = cases[name]
     return make(*args, **options)
+
+
+# ---------------------------------------------------------------- AdamW: torch.optim.AdamW defines it
+
+ADAMW_SHAPES = [(5,), (33, 7), (1024,), (1,), (3, 1100)]
+
+
+def adamw_parameters(dtype, device, shapes=ADAMW_SHAPES):
+    """float32 weights, and parameters: those weights themselves, or their 16-bit copies with `master`."""
+    masters = [placed(normal(*shape, seed=i).to(device)) for i, shape in enumerate(shapes)]
+    parameters = [torch.nn.Parameter(m if dtype == torch.float32 else placed(m.to(dtype))) for m in masters]
+    if dtype != torch.float32:
+        for parameter, master in zip(parameters, masters, strict=True):
+            parameter.master = master
+    return masters, parameters
+
+
+def adamw_gradients(step, dtype, device, shapes=ADAMW_SHAPES):
+    seeds = range(100 * step + 100, 100 * step + 100 + len(shapes))
+    return [placed(normal(*s, scale=0.3, seed=seed).to(device, dtype)) for s, seed in zip(shapes, seeds, strict=True)]
+
+
+def adamw_reference(kind, dtype, steps, device, **options):
+    """(weight, first moment, second moment) of each parameter after steps of torch.optim.AdamW in the dtype `kind`."""
+    masters, _ = adamw_parameters(torch.float32, device)
+    parameters = [torch.nn.Parameter(master.to(kind, copy=True)) for master in masters]
+    optimizer = torch.optim.AdamW(parameters, foreach=False, **options)
+    for step in steps:
+        for parameter, gradient in zip(parameters, adamw_gradients(step, dtype, device), strict=True):
+            parameter.grad = gradient.to(kind)
+        optimizer.step()
+    return [(p.detach(), *(optimizer.state[p][name] for name in ("exp_avg", "exp_avg_sq"))) for p in parameters]
+
+
+def judge_adamw(optimizer, masters, parameters, dtype, steps, device, **options):
+    """Weights, what they changed by, and moments, by the measured tolerance; 16-bit copies are the rounded weights."""
+    start, _ = adamw_parameters(torch.float32, device)
+    plain, exact = (adamw_reference(kind, dtype, steps, device, **options) for kind in (torch.float32, torch.float64))
+    for i, (master, parameter) in enumerate(zip(masters, parameters, strict=True)):
+        judge("weight", master.detach(), plain[i][0], exact[i][0])
+        judge("change", master.detach() - start[i], plain[i][0] - start[i], exact[i][0] - start[i])
+        for j, name in enumerate(("exp_avg", "exp_avg_sq"), start=1):
+            judge(name, optimizer.state[parameter][name], plain[i][j], exact[i][j])
+        if not torch.equal(parameter.detach(), master.to(dtype)):
+            raise Wrong("a parameter is not its rounded weight")
+
+
+def guarded_step(step, parameters, gradients):
+    copies = [gradient.clone() for gradient in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    with GuardedMemory() as memory:
+        step()
+    memory.check()
+    check_untouched(dict(enumerate(gradients)), copies)
+
+
+def check_adamw(script, dtype, device):
+    """Raise Wrong unless FusedAdamW is AdamW, step by step, and writes nowhere else."""
+    options = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.3}
+    masters, parameters = adamw_parameters(dtype, device)
+    with GuardedMemory() as memory:
+        optimizer = script.FusedAdamW(parameters, **options)
+    for step in range(3):
+        guarded_step(optimizer.step, parameters, adamw_gradients(step, dtype, device))
+        judge_adamw(optimizer, masters, parameters, dtype, range(step + 1), device, **options)
+    memory.check()
+    for tensor in (*masters, *parameters):
+        if not around(tensor).isnan().all():
+            raise Wrong("a store beside a parameter")
+
+
+def check_adamw_with_scaler(script, dtype, device):
+    """Raise Wrong unless scaled gradients train as others do, and a step whose gradients overflow changes nothing."""
+    options = {"lr": 0.05, "weight_decay": 0.1}
+    masters, parameters = adamw_parameters(dtype, device)
+    optimizer = script.FusedAdamW(parameters, **options)
+    scaler = torch.amp.GradScaler(device.type, init_scale=64.0, growth_interval=1000)
+
+    def scaled_step(gradients):
+        scaler.scale(torch.zeros((), device=device))  # a scaler makes its scale when it is first used
+        scaled = [placed(gradient * scaler.get_scale()) for gradient in gradients]
+        guarded_step(lambda: scaler.step(optimizer), parameters, scaled)
+        scaler.update()
+
+    def state():
+        moments = [optimizer.state[p][name] for p in parameters for name in ("step", "exp_avg", "exp_avg_sq")]
+        return dict(enumerate(tensor.detach() for tensor in (*masters, *parameters, *moments)))
+
+    scaled_step(adamw_gradients(0, dtype, device))
+    before = [tensor.clone() for tensor in state().values()]
+    overflowed = adamw_gradients(7, dtype, device)
+    overflowed[-1][2, 1050] = math.inf
+    scaled_step(overflowed)
+    check_untouched(state(), before)
+    if scaler.get_scale() != 32.0:
+        raise Wrong("the scaler did not see the overflow")
+    scaled_step(adamw_gradients(1, dtype, device))
+    judge_adamw(optimizer, masters, parameters, dtype, (0, 1), device, **options)
