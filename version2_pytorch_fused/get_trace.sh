@@ -34,6 +34,7 @@ case $PROFILER in
     pytorch)
         profile "${TRAIN[@]}" --enable-pytorch-profiler --profile-dir "$OUT"
         trace=$(largest "trace_*.json")
+        report kernel_times.py "$trace" --top 10 # a trace that is cut off would not be read
         ;;
 esac
 

@@ -40,6 +40,7 @@ case $PROFILER in
         [ -z "$FLAG" ] || fail 1 "PyTorch's profiler does not sample call stacks: leave --sample out"
         profile "${TRAIN[@]}" --enable-pytorch-profiler --profile-memory --profile-dir "$OUT"
         trace=$(largest "trace_*.json")
+        report kernel_times.py "$trace" --top 10 # a trace that is cut off would not be read
         ;;
 esac
 
