@@ -3,6 +3,7 @@
 #
 #   ./get_trace.sh                                  rocprofv3, else Nsight Systems, else PyTorch's profiler
 #   ./get_trace.sh --preset medium --use-amp        options of the training script go through
+#   ./get_trace.sh --no-graph                       operation by operation: ROCm before 7.2.2 loses kernels of a graph
 #   ./get_trace.sh --dry-run                        print the command and run nothing
 #   ./get_trace.sh --profiler pytorch --output-dir /tmp/profiles
 #
