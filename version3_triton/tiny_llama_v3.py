@@ -1384,13 +1384,18 @@ def make_optimizer(model, options):
     return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, capturable=capturable)
 
 
+def mean_loss(logits, labels):
+    """Mean cross-entropy of logits [B, T, V] against labels [B, T], computed in float32."""
+    return F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
+
+
 def compute_loss(model, tokens, labels, options):
     """Mean cross-entropy of predicting labels [B, T] from tokens [B, T]."""
     logits = model(tokens)
     with annotate("loss"):
         if options.enable_loss_kernel:
             return cross_entropy(logits, labels)
-        return F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
+        return mean_loss(logits, labels)
 
 
 class PhaseClock:

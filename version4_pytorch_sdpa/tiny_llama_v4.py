@@ -416,15 +416,20 @@ def flexible_attention(query, key, value, blocks):
     from torch.nn.attention.flex_attention import flex_attention
 
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-    return flex_attention(query, key, value, block_mask=blocks, enable_gqa=True).transpose(1, 2)
+    # PyTorch's own backward tiles for float32 are 16 x 16 and take twice the time of these.
+    tiles = {"BLOCK_M1": 64, "BLOCK_N1": 64, "BLOCK_M2": 64, "BLOCK_N2": 64, "bwd_num_warps": 4, "bwd_num_stages": 1}
+    options = tiles if query.dtype == torch.float32 else None
+    mixed = flex_attention(query, key, value, block_mask=blocks, enable_gqa=True, kernel_options=options)
+    return mixed.transpose(1, 2)
 
 
 def choose_backend(options):
     """The name of the attention backend to use: the one asked for, or the first that can."""
     if options.attention_backend != "auto":
         return options.attention_backend
-    if options.tf32 and not options.use_amp and options.enable_torch_compile:
-        return "flex"  # the only one that uses TF32
+    on_gpu = torch.device(options.device).type == "cuda"
+    if on_gpu and options.enable_torch_compile and (options.use_amp or options.tf32):
+        return "flex"  # the compiler reads and writes the projections as they are, and uses TF32
     dtype = getattr(torch, options.amp_dtype) if options.use_amp else torch.float32
     sizes = (options.seq_len, options.num_heads, options.num_kv_heads, options.hidden_dim // options.num_heads)
     return next(backend for backend in SDPA_BACKENDS if can_run(backend, dtype, options.device, *sizes))
@@ -591,22 +596,33 @@ def build_model(options, device):
 # ---------------------------------------------------------------- one training step
 
 
-def adamw_update(tensors, correction1, correction2, scale, overflow, lr, decay, beta1, beta2, eps):
-    """One step of AdamW; compiled, it reads and writes every tensor once.
+def adamw_update(parameters, masters, gradients, m, v, count, scaler, lr, decay, beta1, beta2, eps):
+    """One step of AdamW on lists of tensors; compiled, it reads and writes every tensor once.
 
-    tensors: (parameter, float32 master, gradient, m, v) of each parameter. correction: 1 - βᵗ. scale: what the
-    gradients were multiplied by. overflow: whether they became infinite, in which case nothing changes.
+    masters are the float32 weights, of which the parameters are rounded copies (or the parameters themselves); count
+    is the number of the step. scaler: None, or what the gradients were multiplied by and whether that made them
+    infinite, in which case nothing changes.
     """
-    for parameter, master, gradient, m, v in tensors:
-        gradient = gradient.float() / scale
-        new_m = torch.lerp(m, gradient, 1 - beta1)
-        new_v = torch.lerp(v, gradient * gradient, 1 - beta2)
-        change = lr * (new_m / correction1) / ((new_v / correction2).sqrt() + eps)
-        m.copy_(torch.where(overflow, m, new_m))
-        v.copy_(torch.where(overflow, v, new_v))
-        master.copy_(torch.where(overflow, master, master * (1 - lr * decay) - change))
-        if parameter is not master:
-            parameter.copy_(master)
+    gradients = [gradient.float() for gradient in gradients]
+    going = torch.ones_like(count, dtype=torch.float32)
+    if scaler is not None:
+        scale, infinite = (tensor.reshape(()) for tensor in scaler)
+        going = torch.where(infinite > 0, 0.0, going)
+        gradients = [torch.where(infinite > 0, 0.0, gradient / scale) for gradient in gradients]
+    count += going
+    correction1, correction2 = ((1 - beta**count).float() for beta in (beta1, beta2))
+    torch._foreach_mul_(m, 1 - (1 - beta1) * going)
+    torch._foreach_add_(m, torch._foreach_mul(gradients, (1 - beta1) * going))
+    torch._foreach_mul_(v, 1 - (1 - beta2) * going)
+    squares = torch._foreach_mul(gradients, gradients)
+    torch._foreach_add_(v, torch._foreach_mul(squares, (1 - beta2) * going))
+    spread = torch._foreach_div(torch._foreach_sqrt(v), correction2.sqrt())
+    torch._foreach_add_(spread, eps)
+    change = torch._foreach_div(torch._foreach_mul(m, going * lr / correction1), spread)
+    torch._foreach_mul_(masters, 1 - lr * decay * going)
+    torch._foreach_sub_(masters, change)
+    copies = [(p, master) for p, master in zip(parameters, masters, strict=True) if p is not master]
+    torch._foreach_copy_(*map(list, zip(*copies, strict=True)))
 
 
 class MasterAdamW(torch.optim.Optimizer):
@@ -621,27 +637,33 @@ class MasterAdamW(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         parameters = [p for group in self.param_groups for p in group["params"]]
         self.masters = {p: p.master for p in parameters if hasattr(p, "master")}
-        self.count = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
         for p in parameters:
             m, v = (torch.zeros(p.shape, dtype=torch.float32, device=p.device) for _ in range(2))
-            self.state[p] = {"step": self.count, "exp_avg": m, "exp_avg_sq": v}
+            self.state[p] = {"exp_avg": m, "exp_avg_sq": v}
+        for group in self.param_groups:
+            count = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
+            for p in group["params"]:
+                self.state[p]["step"] = count
         self.update = torch.compile(adamw_update) if compiled else adamw_update
 
     @torch.no_grad()
     def step(self, closure=None):
-        overflow = getattr(self, "found_inf", torch.zeros_like(self.count)).reshape(()) > 0
-        scale = getattr(self, "grad_scale", torch.ones_like(self.count)).reshape(()).float()
-        self.count += ~overflow
+        scaler = (self.grad_scale, self.found_inf) if hasattr(self, "found_inf") else None
         for group in self.param_groups:
             trained = [p for p in group["params"] if p.grad is not None]
             states = [self.state[p] for p in trained]
-            tensors = [
-                (p, self.masters.get(p, p), p.grad, state["exp_avg"], state["exp_avg_sq"])
-                for p, state in zip(trained, states, strict=True)
-            ]
-            corrections = [(1 - beta**self.count).float() for beta in group["betas"]]
-            constants = (group["lr"], group["weight_decay"], *group["betas"], group["eps"])
-            self.update(tensors, *corrections, scale, overflow, *constants)
+            self.update(
+                trained,
+                [self.masters.get(p, p) for p in trained],
+                [p.grad for p in trained],
+                *([state[moment] for state in states] for moment in ("exp_avg", "exp_avg_sq")),
+                states[0]["step"],
+                scaler,
+                group["lr"],
+                group["weight_decay"],
+                *group["betas"],
+                group["eps"],
+            )
 
 
 def make_optimizer(model, options):
@@ -650,13 +672,24 @@ def make_optimizer(model, options):
     return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, capturable=options.graph, fused=True)
 
 
+def mean_loss(logits, labels):
+    """Mean cross-entropy of logits [B, T, V] against labels [B, T], computed in float32."""
+    return F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
+
+
+@functools.cache
+def compiled(function):
+    return torch.compile(function)
+
+
 def compute_loss(model, tokens, labels, options):
     """Mean cross-entropy of predicting labels [B, T] from tokens [B, T]."""
     backend = SDPA_BACKENDS.get(choose_backend(options), SDPBackend.MATH)
     with sdpa_kernel(backend):
         logits = model(tokens)
     with annotate("loss"):
-        return F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
+        loss_function = compiled(mean_loss) if options.enable_torch_compile else mean_loss
+        return loss_function(logits, labels)
 
 
 class PhaseClock:
