@@ -139,7 +139,7 @@ use_environment() {
     fi
     kind=$(gpu_kind)
     base=$(base_python) || exit 1
-    key="$kind $base $(cat "$ROOT/pyproject.toml" "$CONSTRAINTS" "$ROOT"/scripts/environment.* | cksum)"
+    key="$kind $base ${PYTHONPATH:-} $(cat "$ROOT/pyproject.toml" "$CONSTRAINTS" "$ROOT"/scripts/environment.* | cksum)"
     [[ -x $PYTHON && "$(cat "$stamp" 2>/dev/null)" == "$key" ]] && return
     prepare "$kind" "$base"
     install_unmet "$kind" "$group"
