@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from triton.runtime.jit import KernelInterface
 from versions import load_version, relative_error
 
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
@@ -142,6 +143,21 @@ def gpu_tiles(script, device, architecture="gfx942"):
         if device.type == "cpu":
             patches.enter_context(mock.patch.object(script, "gpu_architecture", lambda device: architecture))
         yield
+
+
+@contextlib.contextmanager
+def launches(refuse=False):
+    """The set of names of the kernels that are launched while in use; or, refusing, Wrong for the first of them."""
+    names, launch = set(), KernelInterface.__getitem__
+
+    def record(kernel, grid):
+        if refuse:
+            raise Wrong(f"{kernel.__name__} was launched")
+        names.add(kernel.__name__)
+        return launch(kernel, grid)
+
+    with mock.patch.object(KernelInterface, "__getitem__", record):
+        yield names
 
 
 # ---------------------------------------------------------------- judgement
@@ -494,12 +510,12 @@ def guarded_step(step, parameters, gradients):
     check_untouched(dict(enumerate(gradients)), copies)
 
 
-def check_adamw(script, dtype, device):
-    """Raise Wrong unless FusedAdamW is AdamW, step by step, and writes nowhere else."""
+def check_adamw(make, dtype, device):
+    """Raise Wrong unless the optimizer that `make` makes is AdamW, step by step, and writes nowhere else."""
     options = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.3}
     masters, parameters = adamw_parameters(dtype, device)
     with GuardedMemory() as memory:
-        optimizer = script.FusedAdamW(parameters, **options)
+        optimizer = make(parameters, **options)
     for step in range(3):
         guarded_step(optimizer.step, parameters, adamw_gradients(step, dtype, device))
         judge_adamw(optimizer, masters, parameters, dtype, range(step + 1), device, **options)
@@ -509,11 +525,11 @@ def check_adamw(script, dtype, device):
             raise Wrong("a store beside a parameter")
 
 
-def check_adamw_with_scaler(script, dtype, device):
+def check_adamw_with_scaler(make, dtype, device):
     """Raise Wrong unless scaled gradients train as others do, and a step whose gradients overflow changes nothing."""
     options = {"lr": 0.05, "weight_decay": 0.1}
     masters, parameters = adamw_parameters(dtype, device)
-    optimizer = script.FusedAdamW(parameters, **options)
+    optimizer = make(parameters, **options)
     scaler = torch.amp.GradScaler(device.type, init_scale=64.0, growth_interval=1000)
 
     def scaled_step(gradients):

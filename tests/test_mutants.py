@@ -180,8 +180,8 @@ def load_source(source, folder):
 def check_operation(script, operation, device, dtypes=DTYPES):
     for dtype in dtypes:
         if operation == "adamw":
-            check_adamw(script, dtype, device)
-            check_adamw_with_scaler(script, dtype, device)
+            check_adamw(script.FusedAdamW, dtype, device)
+            check_adamw_with_scaler(script.FusedAdamW, dtype, device)
         else:
             for name in CASES[operation][1]:
                 check(script, case_of(operation, name), dtype, device)
