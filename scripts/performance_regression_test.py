@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Is the current version at least so many times as fast as the baseline? Answered with the spread of the steps.
+
+Reads metrics files (--metrics-file of the training scripts), several of each side where runs were repeated. The
+speed-up is the ratio of the median step times; its 95 % interval comes from drawing runs and steps anew. Runs of
+different devices, libraries, sizes or precisions are refused unless --allow-different is given, and so is a run that
+does not train every parameter, whose speed means nothing.
+
+Exit status: 0 fast enough, or too close to tell without --strict; 1 slower; 2 for bad input.
+"""
+
+import argparse
+import sys
+
+from analysis import Parser, differences, emit, progress, read_metrics
+from command_line import Failure, run_tool
+
+DRAWS = 2000
+LOSS_BOUND = 0.02  # relative difference of the first losses: a lower precision may make so much, a wrong model more
+
+
+def step_times(metrics: list[dict]) -> list[list[float]]:
+    """Step times in ms, a list for each run."""
+    return [[step["step_ms"] for step in content["steps"]] for content in metrics]
+
+
+def draw_median(runs, rng):
+    """The median step of runs drawn anew, each with its steps drawn anew."""
+    import numpy as np
+
+    chosen = [runs[i] for i in rng.integers(len(runs), size=len(runs))]
+    return np.median([np.median(rng.choice(run, size=len(run))) for run in chosen])
+
+
+def speedup(baseline: list[list[float]], current: list[list[float]], seed: int = 0) -> dict:
+    """Median step of both in ms, their ratio, and the ratio's 95 % interval by bootstrap over runs and steps."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    medians = [float(np.median([np.median(run) for run in runs])) for runs in (baseline, current)]
+    ratios = [draw_median(baseline, rng) / draw_median(current, rng) for _ in range(DRAWS)]
+    low, high = np.percentile(ratios, [2.5, 97.5])
+    return {
+        "baseline_ms": medians[0],
+        "current_ms": medians[1],
+        "speedup": medians[0] / medians[1],
+        "low": float(low),
+        "high": float(high),
+    }
+
+
+def judge(result: dict, wanted: float) -> str:
+    """faster, slower, or too close to tell: whether the interval lies above, below or around the wanted speed-up."""
+    if result["low"] >= wanted:
+        return "faster"
+    return "slower" if result["high"] < wanted else "too close to tell"
+
+
+def check(baseline: list[dict], current: list[dict], allow_different: bool) -> list[str]:
+    """What differs between the runs. Failure where it may not, or where a run's speed means nothing."""
+    for content in [*baseline, *current]:
+        summary = content["summary"]
+        if summary["parameters_trained"] != summary["parameters"]:
+            raise Failure(
+                1,
+                f"version {content['version']} trained {summary['parameters_trained']:,} of {summary['parameters']:,} "
+                "parameters: its speed means nothing until every gradient is there",
+            )
+    found = [d for content in [*baseline[1:], *current] for d in differences(baseline[0], content)]
+    found = list(dict.fromkeys(found))
+    if found and not allow_different:
+        raise Failure(2, f"the runs are not comparable ({'; '.join(found)}): measure alike, or add --allow-different")
+    first, other = baseline[0]["summary"]["first_loss"], current[0]["summary"]["first_loss"]
+    if not found and not abs(first - other) <= LOSS_BOUND * abs(first):
+        raise Failure(
+            1, f"the first loss is {other:.4f} instead of {first:.4f}: the current version computes otherwise"
+        )
+    return found
+
+
+def as_text(content: dict) -> str:
+    result = content["result"]
+    sentence = {
+        "faster": "PASSED: at least",
+        "slower": "FAILED: slower than",
+        "too close to tell": "too close to tell from",
+    }[content["verdict"]]
+    lines = [f"different: {difference}" for difference in content["differences"]]
+    lines += [
+        f"baseline  {result['baseline_ms']:10.3f} ms a step, {content['baseline_steps']} steps",
+        f"current   {result['current_ms']:10.3f} ms a step, {content['current_steps']} steps",
+        f"speed-up  {result['speedup']:10.3f}x, 95 % interval {result['low']:.3f}x to {result['high']:.3f}x",
+        f"{sentence} the {content['min_speedup']}x asked for",
+    ]
+    if content["verdict"] == "too close to tell":
+        lines.append("the interval holds both answers: measure more steps, or more runs of each")
+    return "\n".join(lines)
+
+
+def compare(options: argparse.Namespace) -> int:
+    baseline = [read_metrics(path) for path in options.baseline_results]
+    current = [read_metrics(path) for path in options.current_results]
+    found = check(baseline, current, options.allow_different)
+    times = step_times(baseline), step_times(current)
+    if min(len(run) for runs in times for run in runs) < 5:
+        progress("a run has fewer than 5 steps: its spread says little")
+    result = speedup(*times)
+    content = {
+        "verdict": judge(result, options.min_speedup),
+        "min_speedup": options.min_speedup,
+        "result": result,
+        "baseline_steps": sum(map(len, times[0])),
+        "current_steps": sum(map(len, times[1])),
+        "differences": found,
+        "environment": current[0]["environment"],
+    }
+    emit(content, as_text(content), options.json)
+    return int(content["verdict"] == "slower" or (options.strict and content["verdict"] != "faster"))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = Parser(
+        "performance_regression_test.py",
+        "Fail if the current version is not at least so many times as fast as the baseline.",
+        "--baseline-results ../version1_baseline_metrics.json --current-results ./version2_metrics.json "
+        "--min-speedup 1.3; write the files with tiny_llama_v*.py --metrics-file",
+    )
+    files = {"nargs": "+", "required": True, "metavar": "JSON"}
+    parser.add_argument("--baseline-results", **files, help="metrics files of the baseline, one a run")
+    parser.add_argument("--current-results", **files, help="metrics files of the current version, one a run")
+    parser.add_argument("--min-speedup", type=float, default=1.0, metavar="X", help="that is wanted (%(default)s)")
+    parser.add_argument("--strict", action="store_true", help="also fail where the spread leaves it open")
+    parser.add_argument("--allow-different", action="store_true", help="compare different machines or configurations")
+    options = parser.parse_args(argv)
+    if not options.min_speedup > 0:
+        parser.error(f"--min-speedup must be positive, not {options.min_speedup}")
+    return run_tool("performance_regression_test.py", lambda: compare(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+../scripts/performance_regression_test.py
