@@ -15,7 +15,6 @@ PYTHON=$VENV/bin/python
 MARK=$VENV/made-by-tiny-llama # a folder without it is never cleared
 PROBE=$ROOT/scripts/environment.py
 CONSTRAINTS=$ROOT/scripts/constraints.txt
-CPU_WHEELS=https://download.pytorch.org/whl/cpu
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -93,21 +92,14 @@ pip_is_configured() {
     "$PYTHON" -m pip config list 2>/dev/null | grep -Eq '(index-url|find-links|no-index)='
 }
 
-reachable() {
-    "$PYTHON" -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)' "$1" 2>/dev/null
-}
-
 # install_unmet KIND GROUP
 install_unmet() {
     local kind=$1 unmet options=(--constraint "$CONSTRAINTS" --disable-pip-version-check --no-input)
     read -ra unmet <<<"$("$PYTHON" "$PROBE" unmet "$2")"
     [ ${#unmet[@]} -gt 0 ] || return 0
     if [[ $kind == none && " ${unmet[*]} " == *" torch "* ]] && ! pip_is_configured; then
-        if reachable "$CPU_WHEELS/torch/"; then
-            options+=(--extra-index-url "$CPU_WHEELS")
-        else
-            say "Taking PyTorch from pip's default index, whose Linux build brings its CUDA libraries (gigabytes)."
-        fi
+        say "Taking PyTorch from pip's default index, whose Linux build brings its CUDA libraries (gigabytes);" \
+            "set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds for a small one."
     fi
     say "Installing ${unmet[*]}"
     PIP_USER=0 "$PYTHON" -m pip install "${options[@]}" "${unmet[@]}" >&2 || fail "pip could not install ${unmet[*]}:" \

@@ -561,8 +561,9 @@ class AddRMSNormFunction(torch.autograd.Function):
         dx = torch.empty_like(x)
         shares = torch.empty(programs, C, dtype=torch.float32, device=x.device)
         rmsnorm_backward_kernel[(programs,)](
-            dy, dy if dx_later is None else dx_later, x, w, rstd, dx, shares, rows, C, dx_later is not None, **tile
-        )
+            dy, dy if dx_later is None else dx_later, x, w, rstd, dx, shares, rows, C, dx_later is not None, **tile,
+            num_warps=8 if x.dtype == torch.float32 or C <= 512 else 4,
+        )  # fmt: skip
         return dx, dx if ctx.added else None, column_sums(shares).to(w.dtype), None
 
 
@@ -906,34 +907,52 @@ def attention_backward_dkdv_kernel(
     store_tile(dk_ptr + K * D, dv, first, T, stride_dt, BLOCK_K, D)
 
 
+# Queries, keys, warps and pipeline depth of the tiles of the forward, dq and dk/dv kernels: by family of GPUs, by the
+# kind of product (16-bit, or the precision of float32 ones) and by head size up to 64 or up to 128. Those of sm_90 and
+# D = 64 are measured; the others are large ones that compile without spilled registers, as far as there are any, and
+# fit the shared memory (scripts/inspect_kernels.py shows both).
+ATTENTION_TILES = {
+    ("sm_90", "16-bit", 64): ((64, 64, 4, 2), (64, 64, 4, 3), (32, 64, 4, 3)),
+    ("sm_90", "16-bit", 128): ((128, 64, 8, 3), (64, 64, 8, 2), (32, 64, 8, 2)),
+    ("sm_90", "tf32", 64): ((64, 64, 4, 1), (64, 64, 4, 2), (32, 32, 4, 2)),
+    ("sm_90", "tf32x3", 64): ((64, 64, 4, 1), (64, 64, 4, 1), (32, 32, 4, 1)),
+    ("sm_100", "16-bit", 64): ((128, 64, 8, 3), (128, 64, 8, 3), (32, 128, 8, 3)),
+    ("sm_100", "16-bit", 128): ((128, 64, 8, 3), (64, 64, 8, 2), (32, 64, 8, 2)),
+    ("sm_100", "tf32", 64): ((64, 64, 4, 1), (64, 64, 4, 2), (32, 32, 4, 2)),
+    ("sm_100", "tf32x3", 64): ((64, 64, 8, 1), (64, 64, 8, 1), (32, 32, 4, 1)),
+    ("sm_80", "16-bit", 64): ((128, 64, 8, 3), (128, 64, 8, 3), (32, 64, 4, 2)),
+    ("sm_80", "16-bit", 128): ((64, 32, 4, 2), (64, 32, 8, 1), (32, 64, 8, 1)),
+    ("sm_80", "tf32", 64): ((64, 64, 4, 1), (128, 32, 8, 3), (32, 32, 4, 2)),
+    ("sm_80", "tf32x3", 64): ((64, 16, 4, 2), (32, 32, 4, 2), (32, 32, 4, 2)),
+    ("gfx9", "16-bit", 64): ((128, 64, 4, 2), (128, 64, 4, 1), (32, 128, 4, 1)),
+    ("gfx9", "16-bit", 128): ((128, 32, 4, 2), (128, 32, 8, 1), (32, 128, 4, 1)),
+    ("gfx9", "tf32", 64): ((64, 64, 4, 1), (64, 32, 4, 1), (32, 64, 4, 1)),
+    ("gfx9", "ieee", 64): ((64, 64, 4, 1), (64, 32, 4, 1), (32, 64, 4, 1)),
+    ("gfx9", "ieee", 128): ((32, 32, 4, 2), (32, 16, 4, 2), (16, 32, 4, 1)),
+    ("gfx11", "16-bit", 64): ((64, 32, 4, 2), (64, 32, 8, 1), (32, 32, 8, 1)),
+    ("gfx11", "16-bit", 128): ((64, 32, 8, 1), (32, 16, 4, 1), (16, 64, 16, 1)),
+    ("gfx11", "ieee", 64): ((32, 16, 4, 1), (16, 16, 8, 1), (16, 16, 8, 1)),
+}
+SMALL_TILES = ((16, 16, 8, 1), (16, 16, 16, 1), (16, 32, 16, 1))  # for what the table does not name
+LONG_FORWARD_TILE = (128, 64, 8, 3)  # sm_90, T > 1024: long walks pay for more queries a tile
+
+
 def attention_tiles(architecture, head_dim, dtype, T, precision):
-    """Tile sizes, warps and pipeline depth of the three attention kernels.
-
-    By GPU architecture, D, dtype, sequence length and precision of float32 products. Measured on sm_90; elsewhere the
-    largest that the compiler fits into the GPU's registers and shared memory (scripts/inspect_kernels.py shows it).
-    """
-
-    def tile(queries, keys, warps, stages):
-        return {"BLOCK_Q": queries, "BLOCK_K": keys, "num_warps": warps, "num_stages": stages}
-
+    """Tile sizes, warps and pipeline depth of the three attention kernels, by name of the kernel."""
     if architecture == "cpu":
         return dict.fromkeys(("forward", "dq", "dkdv"), {"BLOCK_Q": 64, "BLOCK_K": 64})
-    if dtype == torch.float32:
-        if precision == "ieee" or head_dim > 64:
-            return dict.fromkeys(("forward", "dq", "dkdv"), tile(32, 32, 4, 1))
-        return {
-            "forward": tile(64, 64, 4, 1),
-            "dq": tile(64, 64, 4, 2 if precision == "tf32" else 1),
-            "dkdv": tile(64, 64, 4, 1),
-        }
-    if head_dim > 64:
-        return dict.fromkeys(("forward", "dq", "dkdv"), tile(64, 64, 4, 2))
-    long = T > 1024
-    return {
-        "forward": tile(128, 64, 8, 3) if long else tile(64, 64, 4, 2),
-        "dq": tile(64, 64, 4, 3),
-        "dkdv": tile(32, 128, 4, 3) if long else tile(32, 64, 4, 3),
-    }
+    if architecture.startswith("sm_"):
+        family = architecture if architecture in ("sm_90", "sm_100") else "sm_80"
+    else:
+        family = "gfx9" if architecture.startswith("gfx9") else "gfx11"
+    product = precision if dtype == torch.float32 else "16-bit"
+    wide = 64 if head_dim <= 64 else 128
+    forward, dq, dkdv = ATTENTION_TILES.get((family, product, wide), SMALL_TILES)
+    if (family, product, wide) == ("sm_90", "16-bit", 64) and T > 1024:
+        forward = LONG_FORWARD_TILE
+    names = ("BLOCK_Q", "BLOCK_K", "num_warps", "num_stages")
+    tiles = {"forward": forward, "dq": dq, "dkdv": dkdv}
+    return {kernel: dict(zip(names, tile, strict=True)) for kernel, tile in tiles.items()}
 
 
 def dot_precision(architecture, dtype):
@@ -945,7 +964,7 @@ def dot_precision(architecture, dtype):
     if dtype != torch.float32 or architecture == "cpu":
         return "ieee"
     allowed = torch.get_float32_matmul_precision() != "highest"
-    if architecture.startswith("sm_"):
+    if architecture.startswith("sm_") and int(architecture[3:]) >= 80:
         return "tf32" if allowed else "tf32x3"
     return "tf32" if allowed and architecture == "gfx942" else "ieee"
 
@@ -1436,7 +1455,8 @@ class Trainer:
         self.model = build_model(options, self.device)
         self.optimizer = make_optimizer(self.model, options)
         scaled = options.use_amp and options.amp_dtype == "float16"
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=scaled)
+        # PyTorch's first scale, 65536, overflows gradients that are kept in 16 bits: the first steps would be skipped.
+        self.scaler = torch.amp.GradScaler(self.device.type, init_scale=2.0**10, enabled=scaled)
         self.fresh_scaler = self.scaler.state_dict()
         shape = (options.batch_size, options.seq_len)
         self.tokens, self.labels = (torch.zeros(shape, dtype=torch.int64, device=self.device) for _ in range(2))
@@ -1763,7 +1783,7 @@ def profile(trainer, data):
         trainer.synchronize()
     part = "_attention" if options.profile_attention_only else ""
     moment = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
-    trace = folder / f"trace_v{VERSION}{part}_{moment}_{os.getpid()}.json"
+    trace = folder / f"trace_v{VERSION}{part}_{moment}_{os.getpid()}.pt.trace.json"
     profiler.export_chrome_trace(str(trace))
     print(f"profiled {options.profile_steps} more steps: open {trace} in https://ui.perfetto.dev")
     if options.profile_operators or options.profile_memory:

@@ -730,7 +730,8 @@ class Trainer:
         self.model = build_model(options, self.device)
         self.optimizer = make_optimizer(self.model, options)
         scaled = options.use_amp and options.amp_dtype == "float16"
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=scaled)
+        # PyTorch's first scale, 65536, overflows gradients that are kept in 16 bits: the first steps would be skipped.
+        self.scaler = torch.amp.GradScaler(self.device.type, init_scale=2.0**10, enabled=scaled)
         self.fresh_scaler = self.scaler.state_dict()
         shape = (options.batch_size, options.seq_len)
         self.tokens, self.labels = (torch.zeros(shape, dtype=torch.int64, device=self.device) for _ in range(2))
@@ -1057,7 +1058,7 @@ def profile(trainer, data):
         trainer.synchronize()
     part = "_attention" if options.profile_attention_only else ""
     moment = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
-    trace = folder / f"trace_v{VERSION}{part}_{moment}_{os.getpid()}.json"
+    trace = folder / f"trace_v{VERSION}{part}_{moment}_{os.getpid()}.pt.trace.json"
     profiler.export_chrome_trace(str(trace))
     print(f"profiled {options.profile_steps} more steps: open {trace} in https://ui.perfetto.dev")
     if options.profile_operators or options.profile_memory:
