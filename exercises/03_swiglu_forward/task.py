@@ -1,0 +1,29 @@
+"""What exercise 03 must compute, and typical mistakes."""
+
+from versions import load_version
+
+from grading import Mistake, Task, random
+
+TASK = Task(
+    cases={
+        "one tile": {"rows": 4, "F": 32},
+        "ragged": {"rows": 5, "F": 20},
+        "several tiles a row": {"rows": 3, "F": 70},
+        "large values": {"rows": 2, "F": 8, "scale": 20.0},
+    },
+    inputs=lambda rows, F, scale=1.5: {"x": random(rows, 2 * F, seed=1, scale=scale, offset=0.4)},
+    define=lambda x: {"y": load_version(1).swiglu(*x.chunk(2, dim=1))},
+    names={"y": "row column"},
+    owner=lambda module, name, index, inputs: (index[0] // module.ROWS, index[1] // module.BLOCK),
+    mistakes={
+        "gate and up exchanged": Mistake("a * tl.sigmoid(a) * b", "b * tl.sigmoid(b) * a", "y"),
+        "sigmoid instead of silu": Mistake("a * tl.sigmoid(a) * b", "tl.sigmoid(a) * b", "y"),
+        "up beside gate": Mistake("x_ptr + row * 2 * F + F + column", "x_ptr + row * 2 * F + 2 * column + 1", "y"),
+        "rows of one width": Mistake("row * 2 * F", "row * F", "y", count=2),
+        "row runs into the next": Mistake(
+            "(row < rows) & (column < F)", "(row < rows) & (column < 2 * F)", "y", "stray"
+        ),
+        "columns not masked": Mistake("(row < rows) & (column < F)", "row < rows", "y", "stray"),
+        "first columns alone": Mistake("tl.program_id(1) * BLOCK + ", "", "y", "unwritten"),
+    },
+)

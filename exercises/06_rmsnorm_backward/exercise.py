@@ -1,0 +1,51 @@
+"""Exercise 06: RMSNorm backward, with partial sums for the weight's gradient."""
+
+import triton
+import triton.language as tl
+
+ROWS, PROGRAMS = 2, 3
+
+
+@triton.jit
+def rmsnorm_backward_kernel(
+    dy_ptr, dresidual_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, rows, C,
+    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program p of P walks tiles p, p + P, ... of ROWS rows and leaves its share of dw in dw[p]: no atomics."""
+    column = tl.arange(0, BLOCK)
+    w = tl.load(w_ptr + column, mask=column < C, other=0.0).to(tl.float32)
+    dw = tl.zeros([ROWS, BLOCK], tl.float32)
+    for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
+        inside = (row[:, None] < rows) & (column[None, :] < C)
+        offsets = row[:, None].to(tl.int64) * C + column[None, :]
+        dy = tl.load(dy_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)[:, None]
+        # TODO: dx [ROWS, BLOCK] in float32, and where ADD the gradient dresidual on top of it;
+        # what these rows give for dw is added to the program's own tile
+        # end of TODO
+        tl.store(dx_ptr + offsets, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+    # TODO: leave this program's share of dw in row tl.program_id(0) of dw_ptr, a matrix [programs, C]
+    # end of TODO
+
+
+@triton.jit
+def column_sum_kernel(x_ptr, sum_ptr, rows, C, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """One program adds up BLOCK columns of x [rows, C], always in the same order."""
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for first in range(0, rows, ROWS):
+        row = first + tl.arange(0, ROWS)[:, None]
+        inside = (row < rows) & (column[None, :] < C)
+        # TODO: add up these rows of x
+        # end of TODO
+    tl.store(sum_ptr + column, tl.sum(total, 0), mask=column < C)
+
+
+def run(dy, dresidual, x, w, rstd, dx, dw, shares):
+    """dy, dresidual, x [rows, C], w [C], rstd [rows] -> dx [rows, C], dw [C]; shares [PROGRAMS, C]: of each program."""
+    rows, C = x.shape
+    block = triton.next_power_of_2(C)
+    rmsnorm_backward_kernel[(PROGRAMS,)](dy, dresidual, x, w, rstd, dx, shares, rows, C, True, ROWS, block)
+    column_sum_kernel[(triton.cdiv(C, 16),)](shares, dw, PROGRAMS, C, ROWS, 16)

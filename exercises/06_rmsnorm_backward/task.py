@@ -1,0 +1,61 @@
+"""What exercise 06 must compute, and typical mistakes."""
+
+import torch
+from versions import load_version
+
+from grading import Mistake, Task, random
+
+EPS = 1e-6
+
+
+def inputs(rows, C):
+    x = random(rows, C, seed=3, scale=1.4, offset=0.6)
+    return {
+        "dy": random(rows, C, seed=1, scale=0.8, offset=0.2),
+        "dresidual": random(rows, C, seed=2),
+        "x": x,
+        "w": random(C, seed=4, offset=1.5),
+        "rstd": (x.square().mean(1) + EPS).rsqrt(),
+    }
+
+
+def define(dy, dresidual, x, w, rstd):
+    x.requires_grad_()
+    w.requires_grad_()
+    dx, dw = torch.autograd.grad(load_version(1).rms_norm(x, w, EPS), (x, w), dy)
+    return {"dx": dx + dresidual, "dw": dw.to(torch.promote_types(dw.dtype, torch.float32))}
+
+
+def storage(results, inputs):
+    return {"dx": results["dx"], "dw": results["dw"], "shares": results["dw"].expand(3, -1)}
+
+
+TASK = Task(
+    cases={
+        "a tile for each program": {"rows": 6, "C": 8},
+        "ragged": {"rows": 5, "C": 12},
+        "more tiles than programs": {"rows": 37, "C": 20},
+    },
+    inputs=inputs,
+    define=define,
+    names={"dx": "row column", "dw": "column"},
+    owner=lambda module, name, index, inputs: (
+        (index[0] // 16,) if name == "dw" else (index[0] // module.ROWS % module.PROGRAMS,)
+    ),
+    wide=("rstd",),
+    storage=storage,
+    views=lambda outputs, inputs: {"dx": outputs["dx"], "dw": outputs["dw"]},
+    mistakes={
+        "dx without the part along x": Mistake(
+            "rstd * (g - x * (rstd * rstd * tl.sum(g * x, 1)[:, None] / C))", "rstd * g", "dx"
+        ),
+        "mean over the tile": Mistake("tl.sum(g * x, 1)[:, None] / C", "tl.sum(g * x, 1)[:, None] / BLOCK", "dx"),
+        "weight forgotten": Mistake("g = dy * w[None, :]", "g = dy", "dx"),
+        "rstd once": Mistake("rstd * rstd * tl.sum", "rstd * tl.sum", "dx"),
+        "last rows alone": Mistake("dw += dy * x * rstd", "dw = dy * x * rstd", "dw"),
+        "dw with the weight": Mistake("dw += dy * x * rstd", "dw += g * x * rstd", "dw"),
+        "dw without rstd": Mistake("dw += dy * x * rstd", "dw += dy * x", "dw"),
+        "all programs in one row": Mistake("dw_ptr + tl.program_id(0).to(tl.int64) * C", "dw_ptr", "dw", "unwritten"),
+        "first shares alone": Mistake("total += tl.load(", "total = tl.load(", "dw"),
+    },
+)
