@@ -2,13 +2,17 @@
 
 import json
 import os
+import pathlib
 import shlex
 import subprocess
 import sys
 
+import analyze_kernel_launches as launches
+import analyze_kernel_reduction as reduction
 import performance_regression_test as regression
 import pytest
 import torch
+import traces
 import validate_numerical_accuracy as accuracy
 from versions import REPOSITORY, SCRIPTS, load_version
 
@@ -44,6 +48,8 @@ def refused(main, arguments, capsys, words, status=2):
 TOOLS = {
     "validate_numerical_accuracy.py": [2],
     "performance_regression_test.py": [2],
+    "analyze_kernel_reduction.py": [2],
+    "analyze_kernel_launches.py": [2],
 }
 
 
@@ -207,3 +213,173 @@ def test_the_documented_regression_command_reads_what_the_scripts_write(tmp_path
     command = "performance_regression_test.py --baseline-results ../version1_baseline_metrics.json "
     result = call(2, command + "--current-results ./version2_metrics.json --min-speedup 0.01", cwd=tmp_path / "v2")
     assert "PASSED" in result.stdout and "6 steps" in result.stdout
+
+
+# ---------------------------------------------------------------- traces and the launches in them
+
+
+SAMPLES = pathlib.Path(__file__).parent / "samples"
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory):
+    """Folders with a trace of two steps of versions 1 and 2, as the documented commands leave them."""
+    workshop = tmp_path_factory.mktemp("workshop")
+    folders = {1: workshop / "version1_pytorch_baseline" / "pytorch_profiles", 2: workshop / "v2" / "fusion_analysis"}
+    for version, folder in folders.items():
+        arguments = [*SIZES, "--num-steps", "2", "--profile-steps", "2", "--enable-pytorch-profiler"]
+        file = folder.parent / f"metrics_v{version}.json"
+        folder.mkdir(parents=True)
+        load_version(version).main([*arguments, "--profile-dir", str(folder), "--metrics-file", str(file)])
+    return folders
+
+
+def test_flops_and_bytes_of_operators_by_hand():
+    def found(name, *tensors):
+        dims, types, strides = zip(*((t[0], t[1], t[2] if len(t) > 2 else []) for t in tensors), strict=True)
+        return traces.work(name, list(dims), list(types), list(strides))
+
+    # 2 x 3 times 3 x 4: 24 multiply-adds; 6 + 12 + 8 numbers
+    assert found("aten::mm", ([2, 3], "float"), ([3, 4], "float")) == (48, 104)
+    assert found("aten::bmm", ([5, 2, 3], "c10::Half"), ([5, 3, 4], "c10::Half")) == (240, 260)
+    assert found("aten::addmm", ([4], "float"), ([2, 3], "float"), ([3, 4], "float")) == (48, 120)
+    assert found("aten::mul", ([2, 8], "float"), ([2, 1], "float")) == (0, 64 + 8 + 64)
+    assert found("aten::add_", ([2, 8], "float"), ([2, 8], "float")) == (0, 192)
+    assert found("aten::copy_", ([8], "float"), ([8], "c10::Half")) == (0, 48)
+    # a dimension that was expanded is one row in memory
+    assert found("aten::copy_", ([4, 8], "float", [8, 1]), ([4, 8], "float", [0, 1])) == (0, 128 + 32)
+    assert found("aten::cat", ([[2, 8], [2, 8]], "TensorList", [[8, 1], [8, 1]]))[1] == 256
+    assert found("aten::embedding", ([100, 8], "float"), ([2, 3], "long int")) == (0, 48 + 2 * 4 * 6 * 8)
+    # batch 1, 2 heads, 4 tokens, width 8: two products of 4 x 4 x 8 a head, halved, a multiply-add being two
+    heads = [([1, 2, 4, 8], "float")] * 3
+    assert found("aten::_scaled_dot_product_flash_attention_for_cpu", *heads)[0] == 2 * 2 * 2 * 4 * 4 * 8 / 2
+    assert found("aten::_flash_attention_forward", *[([1, 4, 2, 8], "float")] * 3)[0] == 2 * 2 * 2 * 4 * 4 * 8 / 2
+    assert traces.work("aten::zeros", [], [], []) == (None, None)
+
+
+def test_the_roofline_is_the_slower_of_the_two():
+    ceilings = {"matmul_tflops": 100.0, "copy_tb_s": 2.0}
+    assert traces.roofline_us(1e9, 1e6, ceilings) == pytest.approx(10.0)
+    assert traces.roofline_us(0.0, 1e8, ceilings) == pytest.approx(50.0)
+    assert traces.roofline_us(1e9, None, ceilings) is None
+
+
+def test_operators_that_only_call_others_do_not_count():
+    profile = traces.read_profile(SAMPLES / "pytorch" / "trace_cpu.json")
+    times = {kernel.name: kernel.total_ns for kernel in profile.calls}
+    # linear and t do nothing themselves; addmm took 40 us, of which its copy took 4
+    assert times == {"aten::addmm": 36e3, "aten::copy_": 4e3, "aten::silu": 9e3, "aten::mm": 30e3}
+
+
+def test_kernels_belong_to_the_operator_that_launched_them(tmp_path):
+    dims = {
+        "External id": 7,
+        "Input Dims": [[2, 3], [3, 4]],
+        "Input type": ["float", "float"],
+        "Input Strides": [[], []],
+    }
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 5, "pid": 1, "tid": 1, "args": dims},
+        {"ph": "X", "cat": "kernel", "name": "splitK gemm", "ts": 10, "dur": 3, "args": {"External id": 7}},
+        {"ph": "X", "cat": "kernel", "name": "reduce", "ts": 14, "dur": 1, "args": {"External id": 7}},
+        {"ph": "X", "cat": "kernel", "name": "lonely", "ts": 16, "dur": 2, "args": {}},
+    ]
+    file = tmp_path / "trace_x.json"
+    file.write_text(json.dumps({"deviceProperties": [{"name": "MI300X"}], "traceEvents": events}))
+    profile = traces.read_profile(file)
+    product, lonely = profile.operations
+    assert (product.us, product.flops, product.bytes, product.group) == (4, 48, 104, "GEMM")
+    assert (lonely.name, lonely.flops, profile.device, profile.steps) == ("lonely", None, "MI300X", None)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_products_of_a_trace_are_those_of_the_model(profiled, version):
+    profile = traces.read_profile(profiled[version])
+    script = load_version(version)
+    config = script.model_config(script.parse_options(SIZES))
+    attention = 6 * 2 * 16**2 * 32  # 6 L B T T C
+    matrices = script.flops_per_step(config, 2, 16) - attention
+    products = sum(o.flops for o in profile.operations if o.name == "aten::mm")
+    assert profile.steps == 2 and products == 2 * matrices
+
+
+# ---------------------------------------------------------------- analyze_kernel_reduction.py
+
+
+def test_kernels_a_step_are_counted_from_the_traces(tmp_path, capsys):
+    def trace(name, kernels, steps):
+        events = [{"ph": "X", "cat": "user_annotation", "name": "optimizer", "ts": i, "dur": 1} for i in range(steps)]
+        events += [
+            {"ph": "X", "cat": "kernel", "name": k, "ts": 9 + i, "dur": 2.0} for i, k in enumerate(kernels * steps)
+        ]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "trace_1.json").write_text(json.dumps({"traceEvents": events}))
+        return str(tmp_path / name)
+
+    baseline = trace("v1", ["gemm_q", "gemm_k", "gemm_v", "softmax_kernel"], 3)
+    fused = trace("v2", ["gemm_qkv", "flash_fwd"], 2)
+    assert reduction.main(["--baseline", baseline, "--fused", fused, "--json", "-"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    rows = {row["group"]: (row["baseline_calls"], row["fused_calls"], row["fewer_percent"]) for row in content["rows"]}
+    assert rows == {"GEMM": (3, 1, pytest.approx(200 / 3)), "attention": (1, 1, 0), "all": (4, 2, 50)}
+    assert content["rows"][-1]["baseline_ms"] == pytest.approx(0.008)
+    assert content["change"]["gemm_qkv"] == 1 and content["change"]["gemm_q"] == -1
+
+
+def test_the_documented_reduction_command(profiled):
+    folder = profiled[2].parent
+    command = (
+        "analyze_kernel_reduction.py --baseline ../version1_pytorch_baseline/pytorch_profiles --fused ./fusion_analysis"
+    )
+    result = call(2, command, cwd=folder)
+    # q, k, v become one product and gate, up one, in each of forward, gradient of input and gradient of weight
+    products = {v: sum(o.name == "aten::mm" for o in traces.read_profile(profiled[v]).operations) / 2 for v in (1, 2)}
+    assert products == {1: 24, 2: 15}
+    assert "-9.0  aten::mm" in result.stdout and "operators a step became" in result.stdout
+
+
+def test_bad_input_of_the_reduction(profiled, tmp_path, capsys):
+    gpu = SAMPLES / "pytorch" / "trace_gpu.json"
+    refused(reduction.main, ["--baseline", profiled[1], "--fused", gpu], capsys, "one profile is of a CPU")
+    refused(reduction.main, ["--baseline", gpu, "--fused", gpu], capsys, "--baseline-steps")
+    refused(reduction.main, ["--baseline", tmp_path, "--fused", gpu], capsys, "without kernel times")
+    refused(reduction.main, ["--baseline", tmp_path / "no", "--fused", gpu], capsys, "does not exist")
+    refused(reduction.main, ["--baseline", gpu, "--fused", gpu, "--top", "0"], capsys, "--top must be")
+
+
+# ---------------------------------------------------------------- analyze_kernel_launches.py
+
+
+@pytest.mark.parametrize(
+    "sample", ["pytorch/trace_gpu.json", "nsys/report_cuda_gpu_trace.csv", "rocm-6.2/kernel_trace.csv"]
+)
+def test_gaps_of_the_samples_by_hand(sample, capsys):
+    assert launches.main(["--trace-file", str(SAMPLES / sample), "--steps", "2", "--json", "-"]) == 0
+    figures = json.loads(capsys.readouterr().out)["figures"]
+    copy = "rocm" not in sample  # that sample has its one copy, 997 to 999, in a file of its own
+    # kernels 1000-1001 1002-1007 1009-1013 1014-1021 1022-1024.5 1026-1032 1034-1035.5 1040-1043
+    assert figures["busy_us"] == pytest.approx(30 + 2 * copy) and figures["idle_us"] == pytest.approx(13 + copy)
+    assert (figures["launches"], figures["launches_a_step"]) == (8 + copy, (8 + copy) / 2)
+    assert figures["gap_median_us"] == pytest.approx(1.5) and figures["launch_bound"]
+
+
+def test_overlapping_queues_are_busy_once_and_pauses_are_no_gaps():
+    rows = [(0, 10), (4, 4), (5, 10), (17, 3), (5020, 10)]
+    rows = [{"start_ns": 1e3 * s, "duration_ns": 1e3 * d, "kernel": f"k{i}"} for i, (s, d) in enumerate(rows)]
+    figures = launches.launch_figures(rows, None, pause_us=1000)
+    assert (figures["busy_us"], figures["idle_us"], figures["paused_us"], figures["gaps"]) == (28, 2, 5000, 1)
+    assert not figures["launch_bound"]
+    assert launches.largest_gaps(rows, 1000, 5) == [{"gap_us": 2, "after": "k2", "before": "k3"}]
+
+
+def test_the_documented_launch_command_reads_results_csv(tmp_path):
+    (tmp_path / "results.csv").write_bytes((SAMPLES / "rocm-6.4" / "kernel_trace.csv").read_bytes())
+    result = call(2, "analyze_kernel_launches.py --trace-file results.csv", cwd=tmp_path)
+    assert "8 launches" in result.stdout and "launch-bound: the GPU waits 30.2 %" in result.stdout
+
+
+def test_bad_input_of_the_launch_analysis(capsys):
+    for sample, words in (("rocm-6.2/kernel_stats.csv", "keep sums"), ("pytorch/trace_cpu.json", "on a GPU")):
+        refused(launches.main, ["--trace-file", SAMPLES / sample], capsys, words)
+    refused(launches.main, ["--trace-file", "nowhere.csv"], capsys, "does not exist")
+    refused(launches.main, ["--trace-file", "nowhere.csv", "--steps", "0"], capsys, "must be positive")

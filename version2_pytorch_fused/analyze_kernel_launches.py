@@ -1,0 +1,1 @@
+../scripts/analyze_kernel_launches.py
