@@ -102,7 +102,13 @@ def read_profile(path: str | pathlib.Path, steps: int | None = None) -> Profile:
 
 def newest_trace(path: pathlib.Path) -> pathlib.Path | None:
     """The PyTorch trace that kernel_times reads for this path; None where it reads something else."""
-    for file in kernel_times.files_of(path):
+    if not path.exists():
+        raise Failure(2, f"{path} does not exist")
+    try:
+        files = kernel_times.files_of(path)
+    except KernelFileError as error:
+        raise Failure(2, f"{path} {error}") from None
+    for file in files:
         if file.name.endswith((".json", ".json.gz")) and '"traceEvents"' in text_of(file):
             return file
     return None

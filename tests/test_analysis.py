@@ -7,6 +7,8 @@ import shlex
 import subprocess
 import sys
 
+import analyze_batch_scaling as batches
+import analyze_gemm_operations as gemm_tool
 import analyze_kernel_launches as launches
 import analyze_kernel_reduction as reduction
 import performance_regression_test as regression
@@ -50,6 +52,8 @@ TOOLS = {
     "performance_regression_test.py": [2],
     "analyze_kernel_reduction.py": [2],
     "analyze_kernel_launches.py": [2],
+    "analyze_gemm_operations.py": [1],
+    "analyze_batch_scaling.py": [1],
 }
 
 
@@ -383,3 +387,129 @@ def test_bad_input_of_the_launch_analysis(capsys):
         refused(launches.main, ["--trace-file", SAMPLES / sample], capsys, words)
     refused(launches.main, ["--trace-file", "nowhere.csv"], capsys, "does not exist")
     refused(launches.main, ["--trace-file", "nowhere.csv", "--steps", "0"], capsys, "must be positive")
+
+
+# ---------------------------------------------------------------- analyze_gemm_operations.py
+
+
+CONFIG = """
+hidden_dim: 32
+num_layers: 2
+num_heads: 4
+num_kv_heads: 2
+intermediate_dim: 48
+vocab_size: 64
+"""
+
+
+@pytest.fixture
+def toy_config(tmp_path):
+    file = tmp_path / "tiny_llama_v1_config.yaml"
+    file.write_text(CONFIG)
+    return file
+
+
+def test_the_products_are_those_of_the_step(toy_config):
+    script = load_version(1)
+    config = gemm_tool.read_config(toy_config, script.Config)
+    products = gemm_tool.gemms(config, 3, 8)
+    # version 1 computes the whole square of scores, of which the formula counts half
+    other_half = 6 * 2 * 3 * 8**2 * 32
+    assert sum(g.calls * g.flops for g in products) == script.flops_per_step(config, 3, 8) + other_half
+    keys = next(g for g in products if g.names == "k, v" and g.part == "weight gradient")
+    assert (keys.m, keys.k, keys.n, keys.calls) == (16, 24, 32, 4)
+    assert (keys.flops, keys.bytes(4)) == (24576, 4 * (16 * 24 + 24 * 32 + 16 * 32))
+
+
+def test_what_holds_a_product_back_by_hand():
+    square = gemm_tool.Gemm("x", "forward", 1, 1000, 1000, 1000, 2)  # 2 GFLOP, 12 MB, 500/3 FLOP a byte
+    roofs = {"matmul_tflops": 10.0, "copy_tb_s": 1.0}
+    assert gemm_tool.measured(square, 250e-6, 4, roofs)["bound"] == "compute"
+    assert gemm_tool.measured(square, 500e-6, 4, roofs)["bound"] == "too small"
+    row = gemm_tool.measured(square, 500e-6, 4, {"matmul_tflops": 10.0, "copy_tb_s": 0.03})
+    assert (row["bound"], row["tflops"], row["share_of_peak"]) == ("memory", 4.0, 0.4)
+    assert row["share_of_attainable"] == pytest.approx(0.8)
+    (step,) = gemm_tool.analyzed({(1, 2): [(square, 250e-6)]}, 4, {"matmul_tflops": 1.0, "copy_tb_s": 1.0})
+    assert (step["share_of_peak"], step["ms"], step["calls"]) == (1.0, 0.5, 2)
+
+
+def test_the_documented_gemm_command(toy_config):
+    command = 'analyze_gemm_operations.py --model-config tiny_llama_v1_config.yaml --batch-sizes "4,8" '
+    result = call(1, command + '--sequence-lengths "8,16" --json gemms.json --device cpu', cwd=toy_config.parent)
+    steps = json.loads((toy_config.parent / "gemms.json").read_text())["steps"]
+    assert [(step["batch_size"], step["seq_len"]) for step in steps] == [(4, 8), (4, 16), (8, 8), (8, 16)]
+    assert all(g["us"] > 0 and 0 < g["share_of_peak"] <= 1 for step in steps for g in step["gemms"])
+    assert "gate, up, weight gradient" in result.stdout and "batch 8, 16 tokens" in result.stderr
+
+
+def test_the_configuration_of_version_1_is_its_default():
+    script = load_version(1)
+    config = gemm_tool.read_config(FOLDERS[1] / "tiny_llama_v1_config.yaml", script.Config)
+    assert config == script.model_config(script.parse_options([]))
+
+
+def test_bad_input_of_the_gemm_tool(toy_config, capsys, monkeypatch):
+    def config(text):
+        toy_config.write_text(text)
+        return ["--model-config", toy_config]
+
+    refused(gemm_tool.main, ["--model-config", "nowhere.yaml"], capsys, "cannot be read")
+    refused(gemm_tool.main, config("hidden_dim: [1"), capsys, "no valid YAML")
+    refused(gemm_tool.main, config("just text"), capsys, "must name vocab_size")
+    refused(gemm_tool.main, config(CONFIG.replace("32", "wide")), capsys, "hidden_dim must be a positive")
+    refused(gemm_tool.main, config(CONFIG.replace("num_kv_heads: 2", "num_kv_heads: 3")), capsys, "must divide")
+    refused(gemm_tool.main, [*config(CONFIG), "--batch-sizes", "0"], capsys, "--batch-sizes")
+    refused(gemm_tool.main, [*config(CONFIG), "--batch-sizes", "a"], capsys, "--batch-sizes")
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    refused(gemm_tool.main, config(CONFIG), capsys, "pip install pyyaml", status=1)
+
+
+# ---------------------------------------------------------------- analyze_batch_scaling.py
+
+
+def scaling_trace(folder, batch, step_us, steps=3, memory=None):
+    """A trace of steps of that length: 50 us on the host, the rest a kernel that ends later."""
+    dims = {"Input Dims": [[64, 32], [batch, 16], []]}
+    events = []
+    for i in range(steps):
+        begin = 10_000 * i
+        events += [
+            {"ph": "X", "cat": "user_annotation", "name": "forward", "ts": begin, "dur": 20},
+            {"ph": "X", "cat": "cpu_op", "name": "aten::embedding", "ts": begin, "dur": 5, "args": dims},
+            {"ph": "X", "cat": "user_annotation", "name": "optimizer", "ts": begin + 40, "dur": 10},
+            {"ph": "X", "cat": "kernel", "name": "gemm", "ts": begin + 30, "dur": step_us - 30},
+        ]
+        if memory:
+            arguments = {"Device Type": 1, "Total Allocated": memory * 2**20}
+            events.append({"ph": "i", "name": "[memory]", "ts": begin, "args": arguments})
+    folder.mkdir()
+    (folder / "trace_v1.json").write_text(json.dumps({"traceEvents": events}))
+
+
+def test_the_documented_scaling_command_by_hand(tmp_path):
+    for batch in (4, 8, 16, 32):
+        scaling_trace(tmp_path / f"scaling_bs{batch}", batch, 100 + 50 * batch, memory=10 + 3 * batch)
+    folders = " ".join(f"scaling_bs{batch}" for batch in (16, 32, 4, 8))  # the order of the shell
+    result = call(1, f"analyze_batch_scaling.py --profile-dirs {folders} --json -", cwd=tmp_path)
+    content = json.loads(result.stdout)
+    assert [row["batch_size"] for row in content["rows"]] == [4, 8, 16, 32]
+    assert [row["step_ms"] for row in content["rows"]] == pytest.approx([0.3, 0.5, 0.9, 1.7])
+    found = [content[key] for key in ("fixed_ms", "ms_a_sequence", "fixed_mib", "mib_a_sequence")]
+    assert found == pytest.approx([0.1, 0.05, 10, 3])
+    assert content["rows"][1]["efficiency"] == pytest.approx((8 / 0.5) / (4 / 0.3) / 2)
+    assert content["best_batch_size"] == 32
+
+
+def test_scaling_reads_what_the_scripts_write(profiled, capsys):
+    assert batches.main(["--profile-dirs", str(profiled[1])]) == 0
+    row = capsys.readouterr().out.splitlines()[1].split()
+    assert row[:3] == ["2", "16", "2"] and float(row[3]) > 0
+
+
+def test_bad_input_of_the_scaling_analysis(tmp_path, capsys):
+    scaling_trace(tmp_path / "a", 4, 100)
+    refused(batches.main, ["--profile-dirs", "scaling_bs*"], capsys, "scaling_bs* does not exist")
+    refused(batches.main, ["--profile-dirs", tmp_path / "a", FOLDERS[1]], capsys, "without kernel times")
+    refused(batches.main, ["--profile-dirs", tmp_path / "a", tmp_path / "a"], capsys, "same batch size")
+    refused(batches.main, ["--profile-dirs", SAMPLES / "rocm-6.2"], capsys, "no PyTorch trace")
+    refused(batches.main, ["--profile-dirs", SAMPLES / "pytorch" / "trace_gpu.json"], capsys, "marks no training steps")
