@@ -1,0 +1,54 @@
+"""What exercise 10 must compute, and typical mistakes."""
+
+from triton import cdiv
+
+from attention_definition import QUERY_NAMES, gradients, parts, saved
+from grading import Mistake, Task
+
+
+def inputs(**sizes):
+    given = saved(**sizes)
+    del given["delta"]
+    return given
+
+
+def define(qkv, o, do, lse, H, K):
+    delta = (do.to(lse.dtype) * o.to(lse.dtype)).sum(3).transpose(1, 2)
+    return {"delta": delta.contiguous(), "dq": gradients(qkv, do, H, K)["dq"]}
+
+
+def owner(module, name, index, inputs):
+    H, T = inputs["H"], inputs["qkv"].shape[1]
+    b, h, t = (index[0], index[2], index[1]) if name == "dq" else index
+    return b * H + h, cdiv(T, module.BLOCK_Q) - 1 - t // module.BLOCK_Q
+
+
+TASK = Task(
+    cases={
+        "one tile of queries": {"B": 1, "T": 32, "H": 1, "K": 1},
+        "two tiles of queries": {"B": 1, "T": 64, "H": 1, "K": 1},
+        "ragged": {"B": 1, "T": 43, "H": 1, "K": 1},
+        "grouped heads of two sequences": {"B": 2, "T": 37, "H": 4, "K": 2},
+    },
+    inputs=inputs,
+    define=define,
+    names={"delta": "sequence head token", "dq": QUERY_NAMES},
+    owner=owner,
+    wide=("lse",),
+    storage=lambda results, inputs: {"delta": results["delta"], "dqkv": inputs["qkv"]},
+    views=lambda outputs, inputs: {
+        "delta": outputs["delta"],
+        "dq": parts(outputs["dqkv"], inputs["H"], inputs["K"])["dq"],
+    },
+    mistakes={
+        "delta left out": Mistake("input_precision=PRECISION) - delta[:, None])", "input_precision=PRECISION))", "dq"),
+        "delta from do alone": Mistake("do.to(tl.float32) * o.to(tl.float32)", "do.to(tl.float32)", "delta"),
+        "delta not stored": Mistake("delta, mask=row < T", "delta, mask=row < 0", "delta", "unwritten"),
+        "scale to the wrong base": Mistake("dq * (scale * 0.6931471805599453)", "dq * scale", "dq"),
+        "scale forgotten": Mistake("dq * (scale * 0.6931471805599453)", "dq", "dq"),
+        "no mask on the diagonal": Mistake("if DIAGONAL:", "if False:", "dq"),
+        "not multiplied by P": Mistake("dS = P * (", "dS = (", "dq"),
+        "values instead of keys": Mistake("tl.dot(dS.to(k.dtype), k, dq", "tl.dot(dS.to(k.dtype), v, dq", "dq"),
+        "last tile of keys alone": Mistake("k, dq, input_precision", "k, dq * 0.0, input_precision", "dq"),
+    },
+)

@@ -1,0 +1,54 @@
+"""What exercise 11 must compute, and typical mistakes."""
+
+from attention_definition import QUERY_NAMES, gradients, parts, saved
+from grading import Mistake, Task
+
+
+def inputs(**sizes):
+    given = saved(**sizes)
+    del given["o"]
+    return given
+
+
+def define(qkv, do, lse, delta, H, K):
+    results = gradients(qkv, do, H, K)
+    return {"dv": results["dv"], "dk": results["dk"]}
+
+
+def views(outputs, inputs):
+    found = parts(outputs["dqkv"], inputs["H"], inputs["K"])
+    return {"dv": found["dv"], "dk": found["dk"]}
+
+
+TASK = Task(
+    cases={
+        "one tile of keys": {"B": 1, "T": 32, "H": 1, "K": 1},
+        "two tiles of keys": {"B": 1, "T": 64, "H": 1, "K": 1},
+        "ragged": {"B": 1, "T": 43, "H": 1, "K": 1},
+        "two queries a key": {"B": 1, "T": 32, "H": 2, "K": 1},
+        "grouped heads of two sequences": {"B": 2, "T": 37, "H": 4, "K": 2},
+    },
+    inputs=inputs,
+    define=define,
+    names={"dk": QUERY_NAMES, "dv": QUERY_NAMES},
+    owner=lambda module, name, index, inputs: (index[0] * inputs["K"] + index[2], index[1] // module.BLOCK_K),
+    wide=("lse", "delta"),
+    storage=lambda results, inputs: {"dqkv": inputs["qkv"]},
+    views=views,
+    mistakes={
+        "first query head alone": Mistake("(kv + 1) * (H // K))", "kv * (H // K) + 1)", "dv"),
+        "query heads interleaved": Mistake("range(kv * (H // K), (kv + 1) * (H // K))", "range(kv, H, K)", "dv"),
+        "no mask on the diagonal": Mistake("if DIAGONAL:", "if False:", "dv"),
+        "mask the wrong way": Mistake("[:, None] <= row[None, :]", "[:, None] >= row[None, :]", "dv"),
+        "later queries forgotten": Mistake("range(first + BLOCK_K, T, BLOCK_Q)", "range(T, T, BLOCK_Q)", "dv"),
+        "delta left out": Mistake("input_precision=PRECISION) - delta[None, :])", "input_precision=PRECISION))", "dk"),
+        "dv from dS": Mistake(
+            "    dv = tl.dot(P.to(do.dtype), do, dv, input_precision=PRECISION)\n",
+            "    dv = tl.dot((P * P).to(do.dtype), do, dv, input_precision=PRECISION)\n",
+            "dv",
+        ),
+        "dk to the wrong base": Mistake("dk * (scale * 0.6931471805599453)", "dk * scale", "dk"),
+        "dv scaled too": Mistake("K * D, dv, first", "K * D, dv * scale, first", "dv"),
+        "dk and dv exchanged": Mistake("dk_ptr + K * D, dv", "dk_ptr, dv", "dv", "unwritten"),
+    },
+)
