@@ -28,7 +28,7 @@ def step_times(events: list[dict]) -> list[float]:
     kernels = [e for e in events if e.get("cat") == "kernel"]
     times = []
     borders = [start(e) for e in marks["forward"][1:]] + [float("inf")]
-    for forward, optimizer, border in zip(marks["forward"], marks["optimizer"], borders, strict=True):
+    for forward, optimizer, border in zip(marks["forward"], marks["optimizer"], borders, strict=False):
         ends = [end(optimizer)] + [end(e) for e in kernels if start(forward) <= start(e) < border]
         times.append((max(ends) - start(forward)) / 1e3)
     return times

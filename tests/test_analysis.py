@@ -11,11 +11,13 @@ import analyze_batch_scaling as batches
 import analyze_gemm_operations as gemm_tool
 import analyze_kernel_launches as launches
 import analyze_kernel_reduction as reduction
+import compare_versions as versions_tool
 import performance_regression_test as regression
 import pytest
 import torch
 import traces
 import validate_numerical_accuracy as accuracy
+from command_line import Failure
 from versions import REPOSITORY, SCRIPTS, load_version
 
 SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --batch-size 2 --seq-len 16 --vocab-size 64 --device cpu".split()
@@ -52,6 +54,7 @@ TOOLS = {
     "performance_regression_test.py": [2],
     "analyze_kernel_reduction.py": [2],
     "analyze_kernel_launches.py": [2],
+    "compare_versions.py": [2],
     "analyze_gemm_operations.py": [1],
     "analyze_batch_scaling.py": [1],
 }
@@ -513,3 +516,78 @@ def test_bad_input_of_the_scaling_analysis(tmp_path, capsys):
     refused(batches.main, ["--profile-dirs", tmp_path / "a", tmp_path / "a"], capsys, "same batch size")
     refused(batches.main, ["--profile-dirs", SAMPLES / "rocm-6.2"], capsys, "no PyTorch trace")
     refused(batches.main, ["--profile-dirs", SAMPLES / "pytorch" / "trace_gpu.json"], capsys, "marks no training steps")
+
+
+# ---------------------------------------------------------------- compare_versions.py
+
+
+def in_this_process(script, argv):
+    """What analysis.train does, without a process of its own."""
+    file = pathlib.Path(script).parent.name + ".json"
+    module = next(load_version(n) for n, path in SCRIPTS.items() if path == pathlib.Path(script).resolve())
+    torch.use_deterministic_algorithms(False)
+    assert module.main([*argv, "--metrics-file", file]) == 0
+    return json.loads(pathlib.Path(file).read_text())
+
+
+def run_of(times, peak=100.0, trained=10):
+    summary = {
+        "parameters": 10, "parameters_trained": trained, "first_loss": 6.9, "final_loss": 6.0, "flops_per_step": 2e9,
+        "mfu": 0.1, "step_ms": {"median": 20.0}, "peak_memory_mb": peak, "graph": {"captured": False},
+        "forward_ms": 1.0, "backward_ms": 2.0, "optimizer_ms": None,
+    }  # fmt: skip
+    options = {"batch_size": 4, "seq_len": 16}
+    return {"summary": summary, "options": options, "environment": {}, "steps": [{"step_ms": t} for t in times]}
+
+
+def test_figures_and_speed_ups_by_hand():
+    good, bad = ({"passed": passed, "worst": {}} for passed in (True, False))
+    first = versions_tool.figures("v1", [run_of([20.0, 20.0]), run_of([20.0, 30.0], peak=120.0)], None)
+    assert first["step_ms"] == {"p25": 20.0, "median": 20.0, "p75": 22.5} and first["peak_memory_mb"] == 120
+    assert (first["samples_per_second"], first["tokens_per_second"], first["tflops"]) == (200, 3200, 0.1)
+    assert (first["forward_ms"], first["optimizer_ms"], first["mfu"]) == (1.0, None, 0.1)
+    rows = [first]
+    for trained, accurate in ((10, good), (9, good), (10, bad)):
+        rows.append(versions_tool.figures("x", [run_of([8.0], trained=trained)], accurate))
+    versions_tool.add_speedups(rows)
+    assert [row["speedup"] for row in rows] == [1.0, 2.5, None, None]
+
+
+def test_the_documented_comparison_runs_from_its_folder():
+    options = shlex.join([*SIZES, "--rounds", "1", "--num-steps", "3"])
+    result = call(2, f"compare_versions.py --v1 ../version1_pytorch_baseline --v2 . --json - {options}")
+    rows = json.loads(result.stdout)["rows"]
+    assert [row["name"] for row in rows] == ["v1", "v2"]
+    assert rows[0]["final_loss"] == pytest.approx(rows[1]["final_loss"])
+    assert rows[1]["accuracy"]["passed"] and rows[1]["speedup"] > 0
+    assert "round 1 of 1, v2" in result.stderr
+
+
+def test_without_folders_all_four_are_compared(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(versions_tool, "train", in_this_process)
+    assert versions_tool.main([*SIZES, "--rounds", "1", "--num-steps", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[-5:-1]] == ["v1", "v2", "v3", "v4"] and "interpreter" in lines[-1]
+
+
+def test_a_version_that_fails_is_named_and_the_rest_compared(tmp_path, monkeypatch, capsys):
+    def failing(script, argv):
+        if "version2" in str(script):
+            raise Failure(1, "tiny_llama_v2.py failed: no memory")
+        return in_this_process(script, argv)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(versions_tool, "train", failing)
+    arguments = ["--v1", str(FOLDERS[1]), "--v2", str(FOLDERS[2]), "--v4", str(FOLDERS[4]), "--rounds", "1"]
+    assert versions_tool.main([*arguments, *SIZES, "--num-steps", "2"]) == 1
+    output = capsys.readouterr().out
+    assert "v2: tiny_llama_v2.py failed" in output and "\nv4 " in output and "\nv2 " not in output
+
+
+def test_bad_input_of_the_comparison(capsys):
+    refused(versions_tool.main, ["--v1", FOLDERS[1]], capsys, "give two folders")
+    refused(versions_tool.main, ["--v1", "nowhere", "--v2", FOLDERS[2]], capsys, "does not exist")
+    refused(versions_tool.main, ["--rounds", "0"], capsys, "--rounds must be")
+    arguments = ["--v1", FOLDERS[1], "--v2", FOLDERS[2], "--num-heads", "5"]
+    refused(versions_tool.main, arguments, capsys, "--hidden-dim must be")

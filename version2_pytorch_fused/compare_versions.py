@@ -1,0 +1,1 @@
+../scripts/compare_versions.py
