@@ -6,7 +6,6 @@ import sys
 import time
 
 import pytest
-import torch
 from versions import REPOSITORY, SCRIPTS
 
 sys.path.insert(0, str(REPOSITORY / "exercises"))
@@ -174,10 +173,9 @@ def test_endless_loop_is_ended(tmp_path):
         check.grade([(EXERCISES["01"], path)], timeout=1)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the variable is set where there is no GPU")
 def test_interpreter_is_chosen_before_triton_is_imported(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert check.environment()["TRITON_INTERPRET"] == "1"
+    assert check.grade([(EXERCISES["01"], EXERCISES["01"] / "solution.py")])[0]["passed"]
 
 
 # ---------------------------------------------------------------- verify sees what it must
