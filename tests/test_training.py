@@ -67,7 +67,10 @@ def test_a_cpu_says_why_it_has_no_graph(version):
 def test_graph_gives_the_losses_of_eager(version, precision):
     eager, _ = train(version, ["--no-graph", *precision])
     replayed, trainer = train(version, ["--graph", *precision])
-    assert trainer.graph is not None, trainer.graph_reason
+    if version in (1, 2) and "float16" in precision:
+        assert trainer.graph is None and "gradient scaler" in trainer.graph_reason
+    else:
+        assert trainer.graph is not None, trainer.graph_reason
     assert replayed == pytest.approx(eager, rel=1e-5 if not precision else 2e-3)
 
 

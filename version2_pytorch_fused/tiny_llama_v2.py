@@ -30,6 +30,7 @@ import resource
 import subprocess
 import sys
 import time
+import zipfile
 
 import numpy as np
 import torch
@@ -682,6 +683,9 @@ class Trainer:
         if self.device.type == "cpu":
             self.graph_reason = "a CPU has no graphs"
             return
+        if self.scaler.is_enabled() and not getattr(self.optimizer, "_step_supports_amp_scaling", False):
+            self.graph_reason = "with this optimizer the gradient scaler waits for the GPU in every step"
+            return
         eager_clock, self.clock = self.clock, PhaseClock(self.device, in_graph=True)
         graph = torch.cuda.CUDAGraph()
         try:
@@ -754,13 +758,27 @@ def save_checkpoint(trainer, folder, step):
         old.unlink()
 
 
+def read_checkpoint(path):
+    """What save_checkpoint wrote, or a ValueError that says what is wrong with the file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if archive.testzip():  # torch.load does not compare the checksums that torch.save writes
+                raise ValueError("a checksum does not match")
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except (zipfile.BadZipFile, RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"it cannot be read ({type(error).__name__})") from None
+    if not isinstance(saved, dict) or not {"step", "config", "weights", "scaler"} <= set(saved):
+        raise ValueError("it is not a checkpoint of this workshop")
+    return saved
+
+
 def newest_checkpoint(folder, config):
-    """The newest checkpoint of the folder that is sound; a damaged one is named and passed over."""
+    """The newest checkpoint of the folder that is sound; another one is named and passed over."""
     for path in sorted(pathlib.Path(folder).glob("step_*.pt"), reverse=True):
         try:
-            saved = torch.load(path, map_location="cpu", weights_only=True)
-        except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-            print(f"{path} is damaged and passed over: {str(error).splitlines()[0]}", file=sys.stderr)
+            saved = read_checkpoint(path)
+        except ValueError as error:
+            print(f"{path} is damaged and passed over: {error}", file=sys.stderr)
             continue
         if saved["config"] != dataclasses.asdict(config):
             raise ValueError(f"--resume: {path} belongs to a model of other sizes, {saved['config']}")

@@ -32,6 +32,7 @@ import resource
 import subprocess
 import sys
 import time
+import zipfile
 
 import numpy as np
 import torch
@@ -742,14 +743,14 @@ def swiglu_down(x, down):
 def load_tile(ptr, first, T, stride, ROWS: tl.constexpr, D: tl.constexpr):
     """Rows first to first + ROWS of a matrix [T, D] with that row stride; rows from T on read as zero."""
     row = tl.arange(0, ROWS)[:, None]
-    tile = ptr + first * stride.to(tl.int64) + row * stride + tl.arange(0, D)[None, :]
+    tile = ptr + first * tl.cast(stride, tl.int64) + row * stride + tl.arange(0, D)[None, :]
     return tl.load(tile, mask=first + row < T, other=0.0)
 
 
 @triton.jit
 def store_tile(ptr, tile, first, T, stride, ROWS: tl.constexpr, D: tl.constexpr):
     row = tl.arange(0, ROWS)[:, None]
-    pointers = ptr + first * stride.to(tl.int64) + row * stride + tl.arange(0, D)[None, :]
+    pointers = ptr + first * tl.cast(stride, tl.int64) + row * stride + tl.arange(0, D)[None, :]
     tl.store(pointers, tile.to(ptr.dtype.element_ty), mask=first + row < T)
 
 
@@ -1018,7 +1019,9 @@ def flash_attention(qkv, H, K):
             f"flash_attention: head_dim must be one of {HEAD_DIMS} and H = {H} a multiple of K = {K} "
             f"with H + 2K heads packed, not {tuple(qkv.shape)}"
         )
-    if qkv.stride(3) != 1 or qkv.stride(2) != qkv.shape[3] or 0 in qkv.stride():
+    # Inside a tile of up to 128 rows the kernels count in 32 bits.
+    far_apart = 128 * qkv.stride(1) >= 2**31
+    if qkv.stride(3) != 1 or qkv.stride(2) != qkv.shape[3] or 0 in qkv.stride() or far_apart:
         qkv = qkv.contiguous()
     return FlashAttentionFunction.apply(qkv, H, K)
 
@@ -1516,6 +1519,9 @@ class Trainer:
         if self.device.type == "cpu":
             self.graph_reason = "a CPU has no graphs"
             return
+        if self.scaler.is_enabled() and not getattr(self.optimizer, "_step_supports_amp_scaling", False):
+            self.graph_reason = "with this optimizer the gradient scaler waits for the GPU in every step"
+            return
         eager_clock, self.clock = self.clock, PhaseClock(self.device, in_graph=True)
         graph = torch.cuda.CUDAGraph()
         try:
@@ -1588,13 +1594,27 @@ def save_checkpoint(trainer, folder, step):
         old.unlink()
 
 
+def read_checkpoint(path):
+    """What save_checkpoint wrote, or a ValueError that says what is wrong with the file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if archive.testzip():  # torch.load does not compare the checksums that torch.save writes
+                raise ValueError("a checksum does not match")
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except (zipfile.BadZipFile, RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"it cannot be read ({type(error).__name__})") from None
+    if not isinstance(saved, dict) or not {"step", "config", "weights", "scaler"} <= set(saved):
+        raise ValueError("it is not a checkpoint of this workshop")
+    return saved
+
+
 def newest_checkpoint(folder, config):
-    """The newest checkpoint of the folder that is sound; a damaged one is named and passed over."""
+    """The newest checkpoint of the folder that is sound; another one is named and passed over."""
     for path in sorted(pathlib.Path(folder).glob("step_*.pt"), reverse=True):
         try:
-            saved = torch.load(path, map_location="cpu", weights_only=True)
-        except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-            print(f"{path} is damaged and passed over: {str(error).splitlines()[0]}", file=sys.stderr)
+            saved = read_checkpoint(path)
+        except ValueError as error:
+            print(f"{path} is damaged and passed over: {error}", file=sys.stderr)
             continue
         if saved["config"] != dataclasses.asdict(config):
             raise ValueError(f"--resume: {path} belongs to a model of other sizes, {saved['config']}")
