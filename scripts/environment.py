@@ -1,7 +1,7 @@
 """What environment.sh asks an interpreter about itself. Standard library only: it runs before anything is installed.
 
-    python3 scripts/environment.py unmet run     the requirements of the four scripts that this interpreter lacks
-    python3 scripts/environment.py unmet test    and those of the test suite
+    python3 scripts/environment.py unmet run KIND    the requirements of the four scripts that this interpreter lacks
+    python3 scripts/environment.py unmet test KIND   and those of the test suite; KIND: none, nvidia or amd GPU
     python3 scripts/environment.py torch         version, build (rocm, cuda or cpu) and folder of a usable PyTorch
     python3 scripts/environment.py summary       one line of versions, after a real import
 
@@ -37,12 +37,15 @@ def within(version: str, low: str, high: str) -> bool:
     return numbers(low) <= numbers(version) and (not high or numbers(version) < numbers(high))
 
 
-def unmet(group: str) -> list[str]:
-    """Names of the group's requirements that are missing here or outside their bounds."""
+def unmet(group: str, kind: str) -> list[str]:
+    """Names of the group's requirements that are missing here or outside their bounds.
+
+    Upper bounds are those of Triton's interpreter, which nobody uses where there is a GPU.
+    """
     names = []
     for name, low, high in requirements(group):
         try:
-            met = within(importlib.metadata.version(name), low, high)
+            met = within(importlib.metadata.version(name), low, high if kind == "none" else "")
         except importlib.metadata.PackageNotFoundError:
             # ROCm's builds distribute the module triton under another name
             met = importlib.util.find_spec(name) is not None
@@ -71,7 +74,7 @@ def summary() -> str:
 
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["unmet"]:
-        print(" ".join(unmet(arguments[1])))
+        print(" ".join(unmet(*arguments[1:])))
     elif arguments == ["torch"]:
         build = torch_build()
         print(build)

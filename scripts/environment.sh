@@ -95,7 +95,7 @@ pip_is_configured() {
 # install_unmet KIND GROUP
 install_unmet() {
     local kind=$1 unmet options=(--constraint "$CONSTRAINTS" --disable-pip-version-check --no-input)
-    read -ra unmet <<<"$("$PYTHON" "$PROBE" unmet "$2")"
+    read -ra unmet <<<"$("$PYTHON" "$PROBE" unmet "$2" "$kind")"
     [ ${#unmet[@]} -gt 0 ] || return 0
     if [[ $kind == none && " ${unmet[*]} " == *" torch "* ]] && ! pip_is_configured; then
         say "Taking PyTorch from pip's default index, whose Linux build brings its CUDA libraries (gigabytes);" \
