@@ -6,6 +6,7 @@
 A profile of another tool (rocprofv3, Nsight Systems) gives calls without shapes, and its number of steps must be said.
 """
 
+import argparse
 import dataclasses
 import gzip
 import json
@@ -207,9 +208,9 @@ def operation(event: dict, launches: list[dict]) -> Operation:
 
 def tensor_bytes(dims: list, kind: str, strides: list) -> int:
     """Bytes of a tensor, or of a list of tensors; a dimension with stride 0 is one and the same memory."""
-    if kind not in ELEMENT_BYTES or not dims:
+    if kind not in ELEMENT_BYTES or (kind == "TensorList" and not dims):
         return 0
-    if isinstance(dims[0], list):
+    if dims and isinstance(dims[0], list):
         parts = strides or [[]] * len(dims)
         return sum(tensor_bytes(d, kind, s) for d, s in zip(dims, parts, strict=False))
     repeated = [stride == 0 and size > 1 for size, stride in zip(dims, strides, strict=False)]
@@ -250,3 +251,76 @@ def roofline_us(flops: float | None, moved: float | None, ceilings: dict) -> flo
     if moved is None:
         return None
     return max((flops or 0.0) / ceilings["matmul_tflops"] / 1e6, moved / ceilings["copy_tb_s"] / 1e6)
+
+
+def operator_table(profile: Profile, steps: int, ceilings: dict | None) -> list[dict]:
+    """A row a step for each operator and group, longest first.
+
+    Keys: operator group dtype calls ms share_percent flops bytes roofline_ms of_roofline tflops gb_s. flops, bytes and
+    what follows from them are None where some call did not record its shapes, roofline_ms also without ceilings;
+    of_roofline is the shortest possible time over the measured one.
+    """
+    parts: dict[tuple[str, str], list[Operation]] = {}
+    for one in profile.operations:
+        parts.setdefault((one.name, one.group), []).append(one)
+    whole = sum(one.us for one in profile.operations)
+    rows = []
+    for (name, group), calls in parts.items():
+        us = sum(one.us for one in calls)
+        shapes_known = all(one.bytes is not None for one in calls)
+        flops, moved = (sum(getattr(one, key) or 0 for one in calls) / steps for key in ("flops", "bytes"))
+        shortest = None
+        if shapes_known and ceilings:
+            shortest = sum(roofline_us(one.flops, one.bytes, ceilings) for one in calls)
+        rows.append(
+            {
+                "operator": name,
+                "group": group,
+                "dtype": calls[0].dtype,
+                "calls": len(calls) / steps,
+                "ms": us / steps / 1e3,
+                "share_percent": 100 * us / whole if whole else 0.0,
+                "flops": flops if shapes_known else None,
+                "bytes": moved if shapes_known else None,
+                "roofline_ms": None if shortest is None else shortest / steps / 1e3,
+                "of_roofline": None if shortest is None or not us else shortest / us,
+                "tflops": flops * steps / us / 1e6 if shapes_known and us else None,
+                "gb_s": moved * steps / us / 1e3 if shapes_known and us else None,
+            }
+        )
+    return sorted(rows, key=lambda row: -row["ms"])
+
+
+def ceilings_for(profile: Profile, file: str | None) -> tuple[dict | None, str]:
+    """({"matmul_tflops", "copy_tb_s"} or None, where they come from or why there are none).
+
+    file: a flops_profile.json of run_deepspeed_flops.py --generate-roofline. Without one they are measured here, if
+    this is the device that was profiled, in the precision of the profile's first matrix product.
+    """
+    if file:
+        return read_ceilings(pathlib.Path(file)), f"read from {file}"
+    import torch
+
+    here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    if not profile.on_cpu and (here is None or profile.device not in (None, here)):
+        return None, f"the profile is of {profile.device or 'a GPU'}, not of this machine: give its --ceilings FILE"
+    from run_deepspeed_flops import ceilings
+
+    kinds = {"c10::BFloat16": "bfloat16", "c10::Half": "float16"}
+    dtype = next((one.dtype for one in profile.operations if one.name in PRODUCTS), "float")
+    precision = kinds.get(dtype, "float32")
+    options = argparse.Namespace(device="cpu" if profile.on_cpu else "cuda")
+    return ceilings(options, precision), f"measured here, products in {precision}"
+
+
+def read_ceilings(file: pathlib.Path) -> dict:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        found = content.get("ceilings", content)
+        return {key: float(found[key]) for key in ("matmul_tflops", "copy_tb_s")}
+    except OSError as error:
+        raise Failure(2, f"--ceilings {file} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise Failure(
+            2, f"--ceilings {file} holds no ceilings: write it with run_deepspeed_flops.py --generate-roofline"
+        ) from None

@@ -1,5 +1,6 @@
 """The analysis tools: their numbers against cases known by hand, and the documented commands from their folders."""
 
+import csv
 import json
 import os
 import pathlib
@@ -8,10 +9,12 @@ import subprocess
 import sys
 
 import analyze_batch_scaling as batches
+import analyze_bottlenecks as bottlenecks
 import analyze_gemm_operations as gemm_tool
 import analyze_kernel_launches as launches
 import analyze_kernel_reduction as reduction
 import compare_versions as versions_tool
+import memory_bandwidth_analyzer as bandwidth
 import performance_regression_test as regression
 import pytest
 import torch
@@ -56,6 +59,8 @@ TOOLS = {
     "analyze_kernel_launches.py": [2],
     "compare_versions.py": [2],
     "analyze_gemm_operations.py": [1],
+    "analyze_bottlenecks.py": [1],
+    "memory_bandwidth_analyzer.py": [2],
     "analyze_batch_scaling.py": [1],
 }
 
@@ -591,3 +596,109 @@ def test_bad_input_of_the_comparison(capsys):
     refused(versions_tool.main, ["--rounds", "0"], capsys, "--rounds must be")
     arguments = ["--v1", FOLDERS[1], "--v2", FOLDERS[2], "--num-heads", "5"]
     refused(versions_tool.main, arguments, capsys, "--hidden-dim must be")
+
+
+# ---------------------------------------------------------------- analyze_bottlenecks.py, memory_bandwidth_analyzer.py
+
+
+@pytest.fixture
+def known_trace(tmp_path):
+    """Two steps of a product (1 GFLOP, 8 MB, 20 us), an addition (12 MB, 10 us), and a kernel without shapes (10 us)."""
+
+    def operator(i, name, *shapes):
+        shapes = {
+            "Input Dims": list(shapes),
+            "Input type": ["float"] * len(shapes),
+            "Input Strides": [[]] * len(shapes),
+        }
+        return {"ph": "X", "cat": "cpu_op", "name": name, "ts": i, "dur": 1, "args": {"External id": i} | shapes}
+
+    def kernel(i, name, us, number):
+        return {"ph": "X", "cat": "kernel", "name": name, "ts": 100 * i, "dur": us, "args": {"External id": number}}
+
+    events = []
+    for step in (0, 10):
+        events += [
+            {"ph": "X", "cat": "user_annotation", "name": "optimizer", "ts": step, "dur": 1},
+            operator(step + 1, "aten::mm", [1000, 500], [500, 1000]),
+            operator(step + 2, "aten::add", [1000, 1000], [1000, 1000]),
+            kernel(step + 1, "gemm", 20.0, step + 1),
+            kernel(step + 2, "vectorized_elementwise_kernel", 10.0, step + 2),
+            kernel(step + 3, "lonely", 10.0, 0),
+        ]
+    folder = tmp_path / "pytorch_profiles"
+    folder.mkdir()
+    (folder / "trace_v1.json").write_text(json.dumps({"deviceProperties": [{"name": "GPU"}], "traceEvents": events}))
+    ceilings = tmp_path / "flops_profile.json"
+    ceilings.write_text(json.dumps({"ceilings": {"matmul_tflops": 100.0, "copy_tb_s": 2.0}}))
+    return tmp_path
+
+
+def test_the_documented_bottleneck_command_by_hand(known_trace):
+    command = "analyze_bottlenecks.py --profile-data pytorch_profiles/ --output-report bottlenecks_v1.md "
+    call(1, command + "--ceilings flops_profile.json", cwd=known_trace)
+    with open(known_trace / "bottleneck_analysis" / "operator_timing.csv", newline="") as file:
+        rows = {row["operator"]: row for row in csv.DictReader(file)}
+    # 1 GFLOP at 100 TFLOP/s is 10 of 20 us; 12 MB at 2 TB/s is 6 of 10 us
+    assert float(rows["aten::mm"]["of_roofline"]) == pytest.approx(0.5)
+    assert float(rows["aten::mm"]["tflops"]) == pytest.approx(50)
+    assert float(rows["aten::add"]["of_roofline"]) == pytest.approx(0.6)
+    assert float(rows["aten::add"]["gb_s"]) == pytest.approx(1200)
+    assert rows["lonely"]["bytes"] == "" and float(rows["lonely"]["ms"]) == 0.01
+    targets = json.loads((known_trace / "bottleneck_analysis" / "optimization_targets.json").read_text())["targets"]
+    found = [(t["rank"], t["group"], t["could_save_ms"], t["share_percent"]) for t in targets]
+    assert found[0] == (1, "GEMM", pytest.approx(0.01), pytest.approx(50)) and found[1][1:3] == ("other", None)
+    assert found[2] == (3, "element-wise", pytest.approx(0.004), pytest.approx(25))
+    assert targets[0]["step_could_be"] == pytest.approx(4 / 3)
+    report = (known_trace / "bottlenecks_v1.md").read_text()
+    assert "| 1 | `aten::mm` | GEMM | 1 | 0.020 | 50.0 | 50.000 | 400.0 | 50 % |" in report
+    assert "| 1 | GEMM | 0.020 | 50.0 | 0.010 | 1.33 | version 2 (one product for q, k, v" in report
+
+
+def test_a_profile_of_another_device_has_no_roofline_of_this_one(known_trace, monkeypatch, capsys):
+    monkeypatch.chdir(known_trace)
+    assert bottlenecks.main(["--profile-data", "pytorch_profiles"]) == 0
+    assert "no roofline: the profile is of GPU" in capsys.readouterr().out
+    assert "No roofline" in (known_trace / "bottlenecks.md").read_text()
+    refused(bandwidth.main, ["--profile-data", "pytorch_profiles"], capsys, "--ceilings FILE")
+
+
+def test_the_documented_bandwidth_command_by_hand(known_trace):
+    pytest.importorskip("matplotlib")
+    (known_trace / "complete_rocm_analysis").mkdir()
+    (known_trace / "pytorch_profiles").rename(known_trace / "complete_rocm_analysis" / "pytorch_profiles")
+    command = "memory_bandwidth_analyzer.py --profile-data ./complete_rocm_analysis --generate-roofline-plot "
+    result = call(2, command + "--ceilings flops_profile.json --json -", cwd=known_trace)
+    content = json.loads(result.stdout)
+    rows = {row["operator"]: row for row in content["operators"]}
+    assert rows["aten::mm"]["flop_per_byte"] == 125 and rows["aten::mm"]["bound"] == "compute"
+    assert rows["aten::add"]["share_of_copy"] == pytest.approx(0.6) and rows["aten::add"]["bound"] == "memory"
+    assert content["summary"]["bytes"] == 20e6 and content["summary"]["unknown_ms"] == pytest.approx(0.01)
+    assert content["summary"]["memory_bound_ms"] == pytest.approx(0.01)
+    assert content["summary"]["gb_s"] == pytest.approx(20e6 / 30e-6 / 1e9)
+    picture = known_trace / "complete_rocm_analysis" / "pytorch_profiles" / "roofline.png"
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_ceilings_are_measured_for_a_profile_of_this_cpu(profiled, capsys):
+    assert bandwidth.main(["--profile-data", str(profiled[2]), "--json", "-"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["ceilings"]["copy_tb_s"] > 0 and "measured here" in content["ceilings_from"]
+    assert content["summary"]["unknown_ms"] == pytest.approx(0, abs=0.05 * content["summary"]["ms"])
+
+
+def test_bad_input_of_the_roofline_tools(known_trace, capsys, monkeypatch):
+    monkeypatch.chdir(known_trace)
+    for main in (bottlenecks.main, bandwidth.main):
+        rocm, trace = SAMPLES / "rocm-6.2" / "kernel_trace.csv", SAMPLES / "pytorch" / "trace_gpu.json"
+        refused(main, ["--profile-data", rocm], capsys, "--enable-pytorch-profiler")
+        refused(main, ["--profile-data", trace], capsys, "--steps N")
+        refused(main, ["--profile-data", "nowhere"], capsys, "does not exist")
+        for text, words in (("{", "holds no ceilings"), (None, "cannot be read")):
+            pathlib.Path("c.json").unlink(missing_ok=True)
+            if text:
+                pathlib.Path("c.json").write_text(text)
+            refused(main, ["--profile-data", "pytorch_profiles", "--ceilings", "c.json"], capsys, words)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    arguments = ["--profile-data", "pytorch_profiles", "--ceilings", "flops_profile.json", "--generate-roofline-plot"]
+    refused(bandwidth.main, arguments, capsys, "needs matplotlib", status=1)

@@ -1,0 +1,1 @@
+../scripts/memory_bandwidth_analyzer.py
