@@ -238,25 +238,7 @@ SUMMARY_KEYS = set(
 ENVIRONMENT_KEYS = set("device device_type python torch triton cuda hip date commit script_sha256".split())
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """version -> (metrics, printed) of a short run of each version in a process of its own, with time to compare."""
-    folder, runs = tmp_path_factory.mktemp("a folder with spaces"), {}
-    for version in SCRIPTS:
-        script = pathlib.Path(shutil.copy(SCRIPTS[version], folder))  # alone: nothing of the repository is beside it
-        command = [sys.executable, script.name, *SHORT, "--metrics-file", f"v{version}.json"]
-        environment = {
-            name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")
-        }
-        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, env=environment)
-        assert result.returncode == 0, result.stderr
-        runs[version] = strict_json((folder / f"v{version}.json").read_text()), result.stdout
-    return runs
-
-
-@pytest.mark.parametrize("version", SCRIPTS)
-def test_metrics_have_the_documented_keys(version, recorded):
-    metrics, _ = recorded[version]
+def check_keys(version, metrics):
     assert list(metrics) == ["version", "config", "options", "environment", "steps", "summary"]
     assert metrics["version"] == version
     assert [step.keys() for step in metrics["steps"]] == [STEP_KEYS] * 3
@@ -264,15 +246,13 @@ def test_metrics_have_the_documented_keys(version, recorded):
     assert metrics["summary"]["step_ms"].keys() == {"median", "p25", "p75"}
     assert metrics["environment"].keys() == ENVIRONMENT_KEYS
     assert metrics["summary"]["graph"].keys() == {"captured", "reason"}
-    options = metrics["options"]
-    assert (options["hidden_dim"], options["num_steps"], options["metrics_file"]) == (32, 3, f"v{version}.json")
-    assert metrics["config"]["head_dim" if "head_dim" in metrics["config"] else "hidden_dim"] in (16, 32)
+    options, config = metrics["options"], metrics["config"]
+    assert (options["hidden_dim"], options["num_steps"], options["metrics_file"]) == (32, 3, "metrics.json")
+    assert (config["hidden_dim"], config["num_kv_heads"], config["intermediate_dim"]) == (32, 1, 128)
 
 
-@pytest.mark.parametrize("version", SCRIPTS)
-def test_metrics_are_consistent(version, recorded):
-    metrics, _ = recorded[version]
-    steps, summary = metrics["steps"], metrics["summary"]
+def check_figures(steps, summary):
+    """What follows from the steps, and what can be counted by hand."""
     assert [step["step"] for step in steps] == [0, 1, 2]
     assert summary["first_loss"] == steps[0]["loss"] and summary["final_loss"] == steps[-1]["loss"]
     times = sorted(step["step_ms"] for step in steps)
@@ -292,14 +272,46 @@ def test_metrics_are_consistent(version, recorded):
     assert summary["graph"]["captured"] == (summary["graph"]["reason"] is None)
 
 
-@pytest.mark.parametrize("version", SCRIPTS)
-def test_environment_describes_the_run(version, recorded):
-    environment = recorded[version][0]["environment"]
+def check_environment(version, environment):
     assert environment["script_sha256"] == hashlib.sha256(SCRIPTS[version].read_bytes()).hexdigest()
     age = datetime.datetime.now(datetime.timezone.utc) - datetime.datetime.fromisoformat(environment["date"])
     assert datetime.timedelta(0) <= age < datetime.timedelta(hours=1)
     assert environment["torch"] == torch.__version__ and environment["commit"] is None  # the copy has no repository
     assert environment["device_type"] == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def check_printed(version, metrics, out):
+    assert out.startswith(f"Tiny LLaMA version {version} on ")
+    pattern = r"^step +(\d)/3  loss +([\d.]+) +[\d.]+ samples/s +[\d.]+ ms  peak +[\d.]+ MB$"
+    lines = [(int(step) - 1, float(loss)) for step, loss in re.findall(pattern, out, re.MULTILINE)]
+    assert lines == [(step["step"], pytest.approx(step["loss"], abs=1e-4)) for step in metrics["steps"]]
+    count = f"{metrics['summary']['parameters']:,}"
+    assert f"trained    {count} of {count} parameters (100.0 %)" in out and "best reachable 1.2130" in out
+    assert ("interpreter" in out) == (version == 3 and not torch.cuda.is_available())
+
+
+@pytest.mark.parametrize("version", SCRIPTS)
+def test_a_script_alone(version, tmp_path, capsys):
+    """Copied to an empty folder with a space in its name, it runs, and prints and writes what it promises."""
+    folder = tmp_path / "an empty folder"
+    folder.mkdir()
+    script = shutil.copy(SCRIPTS[version], folder)
+    (tmp_path / "elsewhere").mkdir()
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
+    command = [sys.executable, script, *SHORT, "--metrics-file", "metrics.json"]
+    result = subprocess.run(
+        command, cwd=tmp_path / "elsewhere", capture_output=True, text=True, timeout=200, env=environment
+    )
+    assert result.returncode == 0 and not result.stderr, result.stderr
+    assert [path.name for path in folder.iterdir() if path.name != "__pycache__"] == [SCRIPTS[version].name]
+    metrics = strict_json((tmp_path / "elsewhere" / "metrics.json").read_text())
+    check_keys(version, metrics)
+    check_figures(metrics["steps"], metrics["summary"])
+    check_environment(version, metrics["environment"])
+    check_printed(version, metrics, result.stdout)
+    assert call(1, [*SHORT, "--metrics-file", tmp_path / "v1.json"], capsys)[0] == 0
+    wanted = [step["loss"] for step in strict_json((tmp_path / "v1.json").read_text())["steps"]]
+    assert [step["loss"] for step in metrics["steps"]] == pytest.approx(wanted, rel=1e-5)
 
 
 def test_commit_is_that_of_the_repository():
@@ -308,29 +320,6 @@ def test_commit_is_that_of_the_repository():
     result = subprocess.run(git, capture_output=True, text=True)
     wanted = result.stdout.strip() if result.returncode == 0 else None
     assert script.environment(torch.device("cpu"))["commit"] == wanted
-
-
-def test_losses_are_equal_in_all_versions(recorded):
-    losses = {v: [step["loss"] for step in metrics["steps"]] for v, (metrics, _) in recorded.items()}
-    for version in (2, 3, 4):
-        assert losses[version] == pytest.approx(losses[1], rel=1e-5)
-
-
-@pytest.mark.parametrize("version", SCRIPTS)
-def test_printed_lines(version, recorded):
-    metrics, out = recorded[version]
-    assert out.startswith(f"Tiny LLaMA version {version} on ")
-    lines = re.findall(
-        r"^step +(\d)/3  loss +([\d.]+) +[\d.]+ samples/s +[\d.]+ ms  peak +[\d.]+ MB$", out, re.MULTILINE
-    )
-    assert [(int(step), float(loss)) for step, loss in lines] == [
-        (step["step"] + 1, pytest.approx(step["loss"], abs=1e-4)) for step in metrics["steps"]
-    ]
-    count = f"{metrics['summary']['parameters']:,}"
-    assert f"trained    {count} of {count} parameters (100.0 %)" in out
-    assert "best reachable 1.2130" in out and "40" in out
-    if version == 3 and not torch.cuda.is_available():
-        assert "interpreter" in out
 
 
 # ---------------------------------------------------------------- how a run ends
@@ -426,11 +415,14 @@ def test_a_disk_that_is_full_when_the_metrics_are_written(tmp_path, capsys, monk
 
 
 @pytest.mark.parametrize("version", SCRIPTS)
-def test_validate_setup(version, capsys, monkeypatch):
+def test_validate_setup(version, capsys):
     status, out, _ = call(version, [*MINI, "--validate-setup"], capsys)
     assert status == 0 and "set-up check passed" in out and "step     3/3" in out
-    monkeypatch.setattr(load_version(version), "parameters_trained", lambda model: 1)
-    status, out, _ = call(version, [*MINI, "--validate-setup"], capsys)
+
+
+def test_validate_setup_fails_where_a_parameter_is_not_trained(capsys, monkeypatch):
+    monkeypatch.setattr(load_version(1), "parameters_trained", lambda model: 1)
+    status, out, _ = call(1, [*MINI, "--validate-setup"], capsys)
     assert status == 1 and "set-up check failed" in out and "passed" not in out
 
 
@@ -484,7 +476,8 @@ def test_memory_of_every_operator(tmp_path, capsys):
 
 @pytest.mark.parametrize("version", SCRIPTS)
 def test_attention_alone(version, tmp_path, capsys):
-    status, _, _ = call(version, [*SHORT, "--profile-attention-only", "--profile-dir", tmp_path], capsys)
+    argv = [*SHORT, "--profile-attention-only", "--profile-dir", tmp_path, "--profile-steps", "1"]
+    status, _, _ = call(version, argv, capsys)
     names = events_of(tmp_path)
     assert status == 0 and names >= {"qkv projection", "attention", "output projection"}
     assert not names & {"feed-forward", "output head", "loss", "optimizer"}
