@@ -205,6 +205,16 @@ def test_faults_of_an_exercise_are_seen(tmp_path):
     assert "is not that of" in faults("solution.py", lambda text: text.replace("a * tl.sigmoid(a) * b", "b * a"))[0]
 
 
+def test_stale_kernels_are_copied_again(tmp_path):
+    folder = tmp_path / EXERCISES["09"].name
+    shutil.copytree(EXERCISES["09"], folder, ignore=shutil.ignore_patterns("__pycache__"))
+    of_version3 = check.kernels(SCRIPTS[3])
+    changed = of_version3 | {"load_tile": of_version3["load_tile"].replace("other=0.0", "other=0")}
+    assert "load_tile of solution.py is not" in next(check.faults_of(folder, changed))
+    check.copy_kernels(folder, changed)
+    assert list(check.faults_of(folder, changed)) == []
+
+
 def test_wrong_verdicts_are_seen():
     mistake = grading.Mistake("a", "b", "dx")
     right = {"passed": False, "kind": "value", "tensor": "dx", "sentence": ""}

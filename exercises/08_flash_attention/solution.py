@@ -12,14 +12,14 @@ BLOCK_Q, BLOCK_K = 32, 16
 def load_tile(ptr, first, T, stride, ROWS: tl.constexpr, D: tl.constexpr):
     """Rows first to first + ROWS of a matrix [T, D] with that row stride; rows from T on read as zero."""
     row = tl.arange(0, ROWS)[:, None]
-    tile = ptr + first * stride.to(tl.int64) + row * stride + tl.arange(0, D)[None, :]
+    tile = ptr + first * tl.cast(stride, tl.int64) + row * stride + tl.arange(0, D)[None, :]
     return tl.load(tile, mask=first + row < T, other=0.0)
 
 
 @triton.jit
 def store_tile(ptr, tile, first, T, stride, ROWS: tl.constexpr, D: tl.constexpr):
     row = tl.arange(0, ROWS)[:, None]
-    pointers = ptr + first * stride.to(tl.int64) + row * stride + tl.arange(0, D)[None, :]
+    pointers = ptr + first * tl.cast(stride, tl.int64) + row * stride + tl.arange(0, D)[None, :]
     tl.store(pointers, tile.to(ptr.dtype.element_ty), mask=first + row < T)
 
 
