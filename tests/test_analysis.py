@@ -14,6 +14,7 @@ import analyze_gemm_operations as gemm_tool
 import analyze_kernel_launches as launches
 import analyze_kernel_reduction as reduction
 import compare_versions as versions_tool
+import fusion_ablation_study as ablation
 import memory_bandwidth_analyzer as bandwidth
 import performance_regression_test as regression
 import pytest
@@ -61,6 +62,7 @@ TOOLS = {
     "analyze_gemm_operations.py": [1],
     "analyze_bottlenecks.py": [1],
     "memory_bandwidth_analyzer.py": [2],
+    "fusion_ablation_study.py": [2],
     "analyze_batch_scaling.py": [1],
 }
 
@@ -603,7 +605,7 @@ def test_bad_input_of_the_comparison(capsys):
 
 @pytest.fixture
 def known_trace(tmp_path):
-    """Two steps of a product (1 GFLOP, 8 MB, 20 us), an addition (12 MB, 10 us), and a kernel without shapes (10 us)."""
+    """Two steps of a product (1 GFLOP, 8 MB, 20 us), an addition (12 MB, 10 us), a kernel without shapes (10 us)."""
 
     def operator(i, name, *shapes):
         shapes = {
@@ -702,3 +704,70 @@ def test_bad_input_of_the_roofline_tools(known_trace, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     arguments = ["--profile-data", "pytorch_profiles", "--ceilings", "flops_profile.json", "--generate-roofline-plot"]
     refused(bandwidth.main, arguments, capsys, "needs matplotlib", status=1)
+
+
+# ---------------------------------------------------------------- fusion_ablation_study.py
+
+
+def combination(on, steps, memory=100.0, kernels=10.0):
+    row = {"on": list(on), "name": "", "reason": None, "kernels": kernels}
+    return ablation.finished(row | {"runs": [{"step_ms": {"median": t}, "peak_memory_mb": memory} for t in steps]})
+
+
+def test_worth_of_switches_by_hand():
+    rows = [
+        combination("", [16.0, 16.0, 20.0], kernels=40.0),
+        combination("a", [8.0, 8.0, 8.0], memory=90.0, kernels=30.0),
+        combination("b", [16.0, 17.0, 15.0], kernels=40.0),
+        combination("ab", [4.0, 4.0, 3.0], memory=80.0, kernels=30.0),
+    ]
+    first, second = ablation.worth(rows, ("a", "b"))
+    # alone 16 / 8, on top of b 16 / 4; the closest round is 16 / 8, the widest 15 / 3
+    assert (first["switch"], first["alone"], first["last"], first["pairs"]) == ("a", 2, 4, 2)
+    assert (first["speedup"], first["low"], first["high"]) == (pytest.approx(8**0.5), 2, 5)
+    assert (first["memory_mb"], first["kernels"]) == (-15, -10)
+    assert (second["alone"], second["last"], second["low"]) == (1, 2, pytest.approx(16 / 17))
+
+
+def test_a_combination_that_failed_is_left_out_of_all_pairs():
+    rows = [combination("", [10.0]), combination("a", [5.0]), combination("b", []) | {"step_ms": None}]
+    first, second = ablation.worth(rows, ("a", "b"))
+    assert (first["switch"], first["pairs"], first["last"]) == ("a", 1, None)
+    assert (second["pairs"], second["speedup"], second["memory_mb"]) == (0, None, None)
+
+
+def test_combinations_of_switches():
+    assert [len(ablation.combinations(tuple("abcd"), every)) for every in (True, False)] == [16, 10]
+    on = frozenset(["b"])
+    assert ablation.switch_options(("a", "b"), on) == ["--disable-a", "--enable-b"]
+
+
+def test_the_switches_are_those_of_the_scripts():
+    for version, switches in ablation.SWITCHES.items():
+        names = {f"enable_{switch.replace('-', '_')}" for switch in switches}
+        options = vars(load_version(version).parse_options(SIZES))
+        assert names == {name for name in options if name.startswith("enable_")} - {
+            "enable_pytorch_profiler",
+            "enable_all_fusion",
+        }
+
+
+def test_the_documented_ablation_command():
+    command = "fusion_ablation_study.py --all-combinations --switches qkv-fusion --rounds 1 --num-steps 2 --json - "
+    content = json.loads(call(2, command + shlex.join(SIZES)).stdout)
+    off, on = content["combinations"]
+    # one product instead of three in each of forward, gradient of input and gradient of weight
+    assert (off["name"], on["name"]) == ("none", "qkv-fusion") and on["kernels"] < off["kernels"] - 6
+    assert content["switches"][0]["speedup"] == pytest.approx(off["step_ms"] / on["step_ms"])
+
+
+def test_bad_input_of_the_ablation(capsys, monkeypatch):
+    refused(ablation.main, ["--switches", "no-fusion", *SIZES], capsys, "no-fusion is none of qkv-fusion")
+    refused(ablation.main, ["--rounds", "0"], capsys, "--rounds must be")
+    refused(ablation.main, ["--num-heads", "5"], capsys, "--hidden-dim must be")
+
+    def failing(script, argv):
+        raise Failure(1, "tiny_llama_v2.py failed: broken")
+
+    monkeypatch.setattr(ablation, "train", failing)
+    refused(ablation.main, ["--switches", "qkv-fusion", *SIZES], capsys, "no combination ran", status=1)

@@ -1,0 +1,1 @@
+../scripts/fusion_ablation_study.py
