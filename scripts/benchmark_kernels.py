@@ -165,17 +165,6 @@ def rope_operations(bench):
 def swiglu_operations(bench):
     """The activation alone, without the down projection that version 3 joins to it."""
     v3, rows, width = bench.v3, bench.sizes["swiglu_rows"], bench.sizes["feed_forward"]
-    grid, tile = v3.swiglu_grid(rows, width, bench.device)
-
-    def forward(s):
-        y = torch.empty_like(s["dy"])
-        v3.swiglu_forward_kernel[grid](s["x"], y, rows, width, **tile)
-        return y
-
-    def backward(s):
-        dx, y = torch.empty_like(s["x"]), torch.empty_like(s["dy"])
-        v3.swiglu_backward_kernel[grid](s["dy"], s["x"], dx, y, rows, width, **tile)
-        return dx, y
 
     def pytorch(s):
         gate, up = s["x"].chunk(2, dim=-1)
@@ -183,10 +172,14 @@ def swiglu_operations(bench):
 
     sets = bench.sets(lambda: {"x": bench.tensor(rows, 2 * width, grad=True), "dy": bench.tensor(rows, width)})
     size, tensor = f"{rows} x {width}", rows * width * bench.dtype.itemsize
-    yield operation("SwiGLU forward", size, "GB/s", 3 * tensor, sets, {"V3": forward, "PyTorch": pytorch})
-    ways = {"V3": backward, "PyTorch": backward_of(pytorch, lambda s: [s["x"]], lambda s: [s["dy"]])}
+    forward = {"V3": lambda s: v3.swiglu_forward(s["x"]), "PyTorch": pytorch}
+    yield operation("SwiGLU forward", size, "GB/s", 3 * tensor, sets, forward)
+    backward = {
+        "V3": lambda s: v3.swiglu_backward(s["dy"], s["x"]),
+        "PyTorch": backward_of(pytorch, lambda s: [s["x"]], lambda s: [s["dy"]]),
+    }
     # Version 3 computes the activation once more and writes it too.
-    yield Operation("SwiGLU backward", size, "GB/s", {"V3": 6 * tensor, "PyTorch": 5 * tensor}, sets, ways)
+    yield Operation("SwiGLU backward", size, "GB/s", {"V3": 6 * tensor, "PyTorch": 5 * tensor}, sets, backward)
 
 
 def loss_operations(bench):
@@ -436,6 +429,8 @@ def parse_arguments(argv):
         os.environ["TRITON_INTERPRET"] = "1"  # before version 3 imports Triton
     elif not torch.cuda.is_available():
         parser.error(f"--device {arguments.device} is not there: PyTorch sees no GPU")
+    if arguments.json and not os.access(arguments.json if arguments.json.exists() else arguments.json.parent, os.W_OK):
+        parser.error(f"--json {arguments.json} cannot be written: choose a file in a folder that can")
     arguments.dtype = arguments.dtype or ("float32" if arguments.device.type == "cpu" else "bfloat16")
     return arguments
 

@@ -35,7 +35,17 @@ import tempfile
 import threading
 import time
 
-from benchmark_results import Case, draw, empty_results, read_results, rows, text_table, write_csv, write_results
+from benchmark_results import (
+    Case,
+    draw,
+    empty_results,
+    interpreted,
+    read_results,
+    rows,
+    text_table,
+    write_csv,
+    write_results,
+)
 from versions import REPOSITORY, SCRIPTS, load_version, loss_and_gradients, relative_error
 
 PEER_SCRIPT = REPOSITORY / "scripts" / "peers.py"
@@ -57,6 +67,9 @@ METRICS = ("throughput", "memory", "accuracy")
 CHECK_GRADIENTS = "--check-gradients"
 EXPECTED_SECONDS = 20  # of a process, until one has been seen
 STEPS = {"medium": 20}  # a step of the medium preset takes up to a quarter of a second
+# Without a GPU, where version 3's kernels run in Triton's interpreter, a model that takes seconds a step.
+CPU_DEFAULTS = {"presets": ["tiny"], "batch_sizes": [2], "seq_lengths": [32], "num_steps": 5}
+CPU_OPTIONS = "--hidden-dim 64 --num-layers 2 --num-heads 4 --vocab-size 256"
 REFUSED = 2  # exit status of a script for what it cannot do here: an option, a precision, a missing package
 
 
@@ -87,7 +100,7 @@ class Parser(argparse.ArgumentParser):
 def add_grid_options(parser):
     group = parser.add_argument_group("what to measure")
     group.add_argument("--models", type=listed(), default=["v1", "v2", "v3", "v4"], help="(v1,v2,v3,v4)")
-    group.add_argument("--presets", type=listed(), help="tiny, small, medium (small on a GPU, tiny on a CPU)")
+    group.add_argument("--presets", type=listed(), help="tiny, small, medium (small; on a CPU a toy)")
     group.add_argument("--batch-sizes", type=listed(convert=positive), help="sequences in a step (the preset's)")
     group.add_argument("--seq-lengths", "--seq-lens", type=listed(convert=positive), help="tokens (the preset's)")
     group.add_argument(
@@ -125,6 +138,10 @@ def parse_arguments(argv):
     on_cpu = arguments.device == "cpu" or not gpu_available()
     if on_cpu:
         os.environ["TRITON_INTERPRET"] = "1"  # before version 3 imports Triton, here and in its own process
+        if not (arguments.presets or rest):
+            arguments.options = CPU_OPTIONS
+            for name, value in CPU_DEFAULTS.items():
+                setattr(arguments, name, getattr(arguments, name) or value)
     arguments.presets = arguments.presets or ["tiny" if on_cpu else "small"]
     moment = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
     arguments.results = arguments.results or pathlib.Path("benchmark_results") / moment
@@ -520,6 +537,8 @@ def write_tables(arguments, results):
         of_configuration.setdefault(name, []).append(row)
     for name, some in of_configuration.items():
         print(f"\n{name}\n{text_table(some, arguments.metrics)}")
+    if any(map(interpreted, results["runs"])):
+        print("\nv3's kernels ran in Triton's interpreter, which needs no GPU: its times mean nothing.")
     write_csv(table, arguments.results / "suite.csv")
     files = ["suite.json", "suite.csv"]
     try:
@@ -546,6 +565,8 @@ def benchmark(arguments):
     for model in arguments.models:
         check_model(model, arguments.options)
     cases = grid(arguments)
+    if arguments.options == CPU_OPTIONS:
+        print("Without a GPU, and without --presets, a toy model is measured.", file=sys.stderr)
     arguments.results.mkdir(parents=True, exist_ok=True)
     results = earlier_results(arguments, cases)
     results["sessions"].append(session(arguments))

@@ -87,6 +87,13 @@ def test_speed_needs_version_1_of_the_same_configuration():
     assert rows(results)[1]["speed"] is None
 
 
+def test_times_of_the_interpreter_are_no_speed():
+    results = hand_made()
+    for run in results["runs"]:
+        run["environment"] = ENVIRONMENT | {"device_type": "cpu"}
+    assert [row["speed"] for row in rows(results)] == [1, None]
+
+
 def test_a_single_run_keeps_its_own_quartiles():
     row = rows(results_of([run_of(FIRST, 0, 40.0)]))[0]
     assert (row["step_p25_ms"], row["step_ms"], row["step_p75_ms"]) == (39, 40, 42)
@@ -126,6 +133,7 @@ def stand_ins(tmp_path, monkeypatch):
     metrics = {"environment": ENVIRONMENT, "config": {}, "summary": summary_of(40.0)}
     (folder / "metrics.json").write_text(json.dumps(metrics))
     monkeypatch.setattr(benchmark_suite, "script_of", lambda model: folder / f"{model.split('+')[0]}.py")
+    monkeypatch.setattr(benchmark_suite, "gpu_available", lambda: True)  # the same defaults on every machine
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
     return folder
@@ -179,6 +187,14 @@ def test_a_failing_and_a_refused_case_are_reported_and_survived(stand_ins, capsy
         ("v3", "ok", "40.0"),
         ("v1", "ok", "40.0"),
     ]
+
+
+def test_without_a_gpu_the_default_is_a_toy(stand_ins, monkeypatch, capsys):
+    monkeypatch.setenv("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "0"))
+    monkeypatch.setattr(benchmark_suite, "gpu_available", lambda: False)
+    assert suite(stand_ins, *"--models v1 --repeats 1".split()) == 0
+    assert "--batch-size 2 --seq-len 32 --hidden-dim 64" in " ".join(log_of(stand_ins)[0])
+    assert "a toy model is measured" in capsys.readouterr().err
 
 
 def test_a_refused_model_is_no_failure(stand_ins):
