@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 
+import analysis
 import analyze_batch_scaling as batches
 import analyze_bottlenecks as bottlenecks
 import analyze_gemm_operations as gemm_tool
@@ -16,6 +17,7 @@ import analyze_kernel_reduction as reduction
 import compare_versions as versions_tool
 import fusion_ablation_study as ablation
 import memory_bandwidth_analyzer as bandwidth
+import optimize_batch_size as batch_tool
 import performance_regression_test as regression
 import pytest
 import torch
@@ -63,6 +65,7 @@ TOOLS = {
     "analyze_bottlenecks.py": [1],
     "memory_bandwidth_analyzer.py": [2],
     "fusion_ablation_study.py": [2],
+    "optimize_batch_size.py": [2],
     "analyze_batch_scaling.py": [1],
 }
 
@@ -771,3 +774,61 @@ def test_bad_input_of_the_ablation(capsys, monkeypatch):
 
     monkeypatch.setattr(ablation, "train", failing)
     refused(ablation.main, ["--switches", "qkv-fusion", *SIZES], capsys, "no combination ran", status=1)
+
+
+# ---------------------------------------------------------------- optimize_batch_size.py
+
+
+def probe_of(limit, rate):
+    """A device that holds so many sequences of 10 MB beside 100 MB, and computes rate(batch size) of them a second."""
+
+    def probe(batch_size):
+        if batch_size > limit:
+            raise analysis.OutOfMemory(1, "out of memory")
+        speed = rate(batch_size)
+        step = {"median": 1e3 * batch_size / speed}
+        return {"samples_per_second": speed, "step_ms": step, "peak_memory_mb": 100 + 10 * batch_size}
+
+    return probe
+
+
+def test_the_largest_batch_is_found_despite_probes_that_run_out_of_memory():
+    rows = batch_tool.Search(probe_of(23, lambda b: b), 1e9, 4096, to_the_limit=True).run()
+    assert [row["batch_size"] for row in rows if not row["fits"]] == [24, 32]
+    assert batch_tool.best(rows, "memory")["batch_size"] in (22, 23)
+    # 100 + 10 b <= 250
+    rows = batch_tool.Search(probe_of(1000, lambda b: b), 250.0, 4096, to_the_limit=True).run()
+    assert batch_tool.best(rows, "memory")["batch_size"] == 15
+    assert next(row for row in rows if row["batch_size"] == 16)["peak_memory_mb"] == 260
+
+
+def test_throughput_takes_the_smallest_batch_that_is_as_fast():
+    rows = batch_tool.Search(probe_of(10**6, lambda b: min(b, 8) + b / 1e6), 1e9, 4096, to_the_limit=False).run()
+    assert [row["batch_size"] for row in rows] == [1, 2, 4, 8, 16, 32]
+    assert batch_tool.best(rows, "throughput")["batch_size"] == 8
+    assert batch_tool.best(rows, "latency")["batch_size"] in (1, 2, 4, 8)
+    none = batch_tool.Search(probe_of(0, lambda b: b), 1e9, 8, to_the_limit=False).run()
+    assert batch_tool.best(none, "throughput") is None and len(none) == 1
+
+
+def test_the_documented_batch_size_command_from_its_folder():
+    command = "optimize_batch_size.py --target-memory-usage 0.8 --seq-len 16 --optimization-target throughput "
+    model = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64 --device cpu --num-steps 2 --max-batch-size 2"
+    result = call(2, command + model + " --json -")
+    content = json.loads(result.stdout)
+    assert [row["batch_size"] for row in content["probes"]] == [1, 2] and content["version"] == 2
+    assert content["budget_mb"] == pytest.approx(0.8 * content["device_memory_mb"])
+    assert content["best"] in content["probes"] and "batch size 2 ..." in result.stderr
+
+
+def test_bad_input_of_the_batch_size_search(capsys, monkeypatch):
+    version = ["--version", "2", "--hidden-dim", "32", "--num-heads", "2"]
+    refused(batch_tool.main, ["--target-memory-usage", "1.5"], capsys, "--target-memory-usage must be")
+    refused(batch_tool.main, ["--max-batch-size", "0"], capsys, "--max-batch-size must be")
+    refused(batch_tool.main, ["--version", "2", "--num-heads", "5"], capsys, "--hidden-dim must be")
+
+    def out_of_memory(script, argv):
+        raise analysis.OutOfMemory(1, "out of memory")
+
+    monkeypatch.setattr(batch_tool, "train", out_of_memory)
+    refused(batch_tool.main, version, capsys, "not even one sequence", status=1)

@@ -1,0 +1,164 @@
+#!/usr/bin/env python3
+"""The best batch size of a version on this device, found by training with each: as large as memory allows, or fastest.
+
+Doubles the batch until two doublings bring no more throughput, or its peak is above the share of memory that may be
+used, or the device runs out of it; then halves the gap. Every probe is a process of its own, so one that runs out of
+memory costs nothing else. Options that are not listed here go to the training script.
+
+Exit status: 0 found; 1 where not even one sequence fits; 2 for bad input.
+"""
+
+import argparse
+import os
+import sys
+
+from analysis import OutOfMemory, Parser, emit, known, load_script, on_cpu, progress, text_table, train, with_sizes
+from command_line import Failure, add_version_option, run_tool, version_meant
+from versions import SCRIPTS
+
+TARGETS = ("throughput", "memory", "latency")
+ENOUGH = 1.02  # a larger batch must give so many times the samples a second to be worth its memory
+
+
+def device_memory_mb(argv: list[str]) -> float:
+    """Memory of the device, in MiB: the GPU's, or the machine's."""
+    import torch
+
+    if on_cpu(argv):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20
+    chosen = [word for flag, word in zip(argv, argv[1:], strict=False) if flag == "--device"]
+    return torch.cuda.get_device_properties(chosen[-1] if chosen else "cuda").total_memory / 2**20
+
+
+class Search:
+    """Probes batch sizes and remembers the outcomes. probe(batch size) gives a summary or raises OutOfMemory."""
+
+    def __init__(self, probe, budget_mb: float, largest: int, to_the_limit: bool):
+        self.probe, self.budget_mb, self.largest, self.to_the_limit = probe, budget_mb, largest, to_the_limit
+        self.rows: dict[int, dict] = {}
+
+    def fits(self, batch_size: int) -> bool:
+        """Whether it runs within the budget; measures it if that is not known yet."""
+        if batch_size not in self.rows:
+            row = {"batch_size": batch_size, "samples_per_second": None, "step_ms": None, "peak_memory_mb": None}
+            try:
+                summary = self.probe(batch_size)
+                row |= {key: summary[key] for key in ("samples_per_second", "peak_memory_mb")}
+                row |= {"step_ms": summary["step_ms"]["median"], "fits": summary["peak_memory_mb"] <= self.budget_mb}
+            except OutOfMemory:
+                row["fits"] = False
+            self.rows[batch_size] = row
+        return self.rows[batch_size]["fits"]
+
+    def saturated(self) -> bool:
+        """Whether the last two doublings gained no throughput."""
+        rates = [row["samples_per_second"] for row in self.rows.values()]
+        return len(rates) > 2 and max(rates[-2:]) < ENOUGH * max(rates[:-2])
+
+    def run(self) -> list[dict]:
+        """Rows of all probes by batch size: powers of two, then the gap between the last that fits and the next.
+
+        Unless it is to go to the limit of memory, it ends where a larger batch gives no more throughput.
+        """
+        batch_size = 1
+        while batch_size <= self.largest and self.fits(batch_size):
+            if not self.to_the_limit and self.saturated():
+                return [self.rows[size] for size in sorted(self.rows)]
+            batch_size *= 2
+        low, high = batch_size // 2, min(batch_size, self.largest + 1)
+        while low and high - low > max(1, low // 8):
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.fits(middle) else (low, middle)
+        return [self.rows[size] for size in sorted(self.rows)]
+
+
+def best(rows: list[dict], target: str) -> dict | None:
+    """The row to take; None where none fits.
+
+    throughput: the smallest batch within 2 % of the fastest; memory: the largest that fits; latency: the shortest step.
+    """
+    fitting = [row for row in rows if row["fits"]]
+    if not fitting:
+        return None
+    if target == "memory":
+        return max(fitting, key=lambda row: row["batch_size"])
+    if target == "latency":
+        return min(fitting, key=lambda row: row["step_ms"])
+    fastest = max(row["samples_per_second"] for row in fitting)
+    return next(row for row in fitting if fastest < ENOUGH * row["samples_per_second"])
+
+
+def as_text(content: dict) -> str:
+    def outcome(row):
+        if row["peak_memory_mb"] is None:
+            return "out of memory"
+        return "fits" if row["fits"] else "above the limit"
+
+    rows = [
+        [row["batch_size"], known(row["step_ms"], ",.3f"), known(row["samples_per_second"], ",.1f")]
+        + [known(row["peak_memory_mb"], ",.0f"), outcome(row)]
+        for row in content["probes"]
+    ]
+    found = content["best"]
+    share = 100 * found["peak_memory_mb"] / content["device_memory_mb"]
+    return "\n".join(
+        [
+            f"version {content['version']}, up to {content['budget_mb']:,.0f} of {content['device_memory_mb']:,.0f} MB",
+            text_table(["batch", "step ms", "samples/s", "peak MB", ""], rows, left=0),
+            f"best for {content['target']}: --batch-size {found['batch_size']}, {found['samples_per_second']:,.1f} "
+            f"samples/s, {found['peak_memory_mb']:,.0f} MB ({share:.1f} % of the device)",
+        ]
+    )
+
+
+def search(options: argparse.Namespace, rest: list[str]) -> None:
+    version = version_meant(options.version)
+    argv = with_sizes([*rest, "--seq-len", str(options.seq_len), "--num-steps", str(options.num_steps)])
+    load_script(SCRIPTS[version], "--version").parse_options(argv)
+
+    def probe(batch_size: int) -> dict:
+        progress(f"batch size {batch_size} ...")
+        return train(SCRIPTS[version], [*argv, "--batch-size", str(batch_size)])["summary"]
+
+    memory = device_memory_mb(argv)
+    budget = options.target_memory_usage * memory
+    to_the_limit = options.optimization_target == "memory"
+    probes = Search(probe, budget, options.max_batch_size, to_the_limit).run()
+    found = best(probes, options.optimization_target)
+    if found is None:
+        raise Failure(1, f"not even one sequence of {options.seq_len} tokens stays within {budget:,.0f} MB")
+    content = {
+        "version": version,
+        "options": argv,
+        "target": options.optimization_target,
+        "device_memory_mb": memory,
+        "budget_mb": budget,
+        "probes": probes,
+        "best": found,
+    }
+    emit(content, as_text(content), options.json)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = Parser(
+        "optimize_batch_size.py",
+        "Find the best batch size on this device by measuring.",
+        "--target-memory-usage 0.8 --seq-len 128 --optimization-target throughput; options that are not listed go to "
+        "the training script",
+    )
+    parser.add_argument("--target-memory-usage", type=float, default=0.8, metavar="X", help="share of memory (0.8)")
+    parser.add_argument("--seq-len", type=int, default=128, metavar="T", help="tokens in a sequence (%(default)s)")
+    parser.add_argument("--optimization-target", choices=TARGETS, default="throughput", help="(%(default)s)")
+    parser.add_argument("--max-batch-size", type=int, default=4096, metavar="B", help="largest to try (%(default)s)")
+    parser.add_argument("--num-steps", type=int, default=10, metavar="N", help="steps of a probe (%(default)s)")
+    add_version_option(parser)
+    options, rest = parser.parse_known_args(argv)
+    if not 0 < options.target_memory_usage <= 1:
+        parser.error(f"--target-memory-usage must be above 0 and at most 1, not {options.target_memory_usage}")
+    if options.max_batch_size < 1:
+        parser.error(f"--max-batch-size must be at least 1, not {options.max_batch_size}")
+    return run_tool("optimize_batch_size.py", lambda: search(options, rest))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

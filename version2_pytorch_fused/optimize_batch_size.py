@@ -1,0 +1,1 @@
+../scripts/optimize_batch_size.py
