@@ -50,6 +50,8 @@ class Recorded:
         self.folder = pathlib.Path(folder)
         results = read_results(self.folder / "suite.json")
         self.runs = [run for run in results["runs"] if run["status"] == "ok"]
+        told = [session.get("arguments", {}).get("commit") for session in results["sessions"]]
+        self.commits = {run["environment"]["commit"] or told[run["session"]] for run in self.runs} - {None}
         self.rows = [row for row in rows(results) if row["status"] == "ok"]
         if not self.rows:
             raise ValueError(f"{self.folder / 'suite.json'} holds no successful run")
@@ -90,7 +92,7 @@ def machine_line(recorded):
     """Where and when it was measured, in one sentence."""
     environments = [run["environment"] for run in recorded.runs]
     first, dates = environments[0], sorted(e["date"][:10] for e in environments)
-    commits = sorted({e["commit"][:10] for e in environments if e["commit"]})
+    commits = sorted(commit[:10] for commit in recorded.commits)
     backend = f"CUDA {first['cuda']}" if first["cuda"] else f"HIP {first['hip']}" if first["hip"] else "CPU"
     triton = next((e["triton"] for e in environments if e["triton"]), None)
     versions = ", ".join([f"PyTorch {first['torch']}", *([f"Triton {triton}"] if triton else []), backend])

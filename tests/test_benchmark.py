@@ -42,7 +42,7 @@ ENVIRONMENT = {
 
 
 def run_of(case, repeat, step_ms, **more):
-    run = {"case": case, "repeat": repeat, "status": "ok", "reason": None, "seconds": 1.0, "script_sha256": "0"}
+    run = {"case": case, "repeat": repeat, "status": "ok", "reason": None, "seconds": 1.0, "session": 0}
     return run | {"environment": ENVIRONMENT, "config": {}, "summary": summary_of(step_ms, **more)}
 
 
@@ -611,6 +611,18 @@ def test_ladder_goals(tmp_path):
     assert "0.70 (>= 0.8, missed)" in line_with(text, "RMSNorm backward")
     attention = [line.split("|")[-2].strip() for line in text.splitlines() if line.startswith("| attention")]
     assert attention == ["0.80 (>= 1, missed)", "0.80 (>= 0.7)"]
+
+
+def test_ladder_names_the_commit_that_the_suite_was_told(tmp_path):
+    results = hand_made()
+    for run in results["runs"]:
+        run["environment"] = ENVIRONMENT | {"commit": None}
+    results["sessions"][0]["arguments"] = {"commit": "fedcba9876543210"}
+    write_results(results, tmp_path / "suite.json")
+    assert "commit fedcba9876;" in ladder.markdown(ladder.Recorded(tmp_path))
+    results["sessions"][0]["arguments"] = {"commit": None}
+    write_results(results, tmp_path / "suite.json")
+    assert "commit unknown;" in ladder.markdown(ladder.Recorded(tmp_path))
 
 
 def test_ladder_without_kernels_says_so(tmp_path):
