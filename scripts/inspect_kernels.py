@@ -4,6 +4,7 @@
     python scripts/inspect_kernels.py                              what the presets small and medium launch, everywhere
     python scripts/inspect_kernels.py --target gfx942 --dtype bf16 --kernel attention --dump-assembly assembly
     python scripts/inspect_kernels.py --all --target gfx90a        every head size, odd lengths, wide rows
+    python scripts/inspect_kernels.py --target gfx1100 --dtype bf16 --tiles 32x32 64x32 --warps 4 8     what if
 
 One training step of version 3 runs on tensors without data, as if it were on the target, and its launches are written
 down instead of being made: so each kernel is compiled with the tiles, warps and specializations that a real launch has.
@@ -14,16 +15,19 @@ spills      of one thread: vector registers in scratch memory, or bytes of stack
 shared      memory that one program asks for, LDS on AMD; tensor memory of Blackwell is checked too
 occupancy   waves (warps) on a SIMD (an SM's quarter) of at most so many, and what limits it
 matrix      matrix instructions in the code, MFMA or WMMA on AMD, mma.sync, wgmma or tcgen05 on NVIDIA
+code        bytes of instructions
 
-Exit status: 0 when everything fits; 1 when a kernel does not compile, asks for more shared or tensor memory than the
-target has, spills on Instinct or a data-centre NVIDIA GPU, or multiplies 16-bit or TF32 tiles without matrix units;
-2 for bad arguments.
+Exit status: 0 when everything fits; 1 when a kernel does not compile, or to nothing, asks for more shared or tensor
+memory than the target has, spills on Instinct or a data-centre NVIDIA GPU, or multiplies 16-bit or TF32 tiles without
+matrix units; 2 for bad arguments.
 """
 
 import argparse
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -94,9 +98,9 @@ def occupancy(target, registers, shared, warps, tensor_memory=0):
     programs = {
         "waves": target.most_waves * SIMDS // warps,
         "registers": waves * SIMDS // warps,
+        "programs": target.most_programs,
         "shared": target.unit_shared // bytes_each if bytes_each else target.most_programs,
         "tensor memory": TENSOR_MEMORY // tensor_memory if tensor_memory else target.most_programs,
-        "programs": target.most_programs,
     }
     limit = min(programs, key=programs.get)
     return programs[limit] * warps / SIMDS, limit
@@ -132,15 +136,33 @@ class Launch(NamedTuple):
     attributes: dict
     options: dict
 
-    def key(self):
-        return repr(self)
-
     def constants(self):
-        """'D=64 BLOCK_Q=64 ...' of the constant parameters and the warps and stages of the launch."""
+        """Constant parameters by name, without those that are None, and of the head counts only their ratio.
+
+        Head counts scale addresses: a model of 8 heads and one of 16 run the same code, a ratio of one unrolls a loop.
+        """
         names = list(self.signature)
-        values = {names[path[0]]: value for path, value in self.constexprs.items() if len(path) == 1}
-        values |= {"warps": self.options["num_warps"], "stages": self.options["num_stages"]}
+        named = {names[path[0]]: value for path, value in self.constexprs.items() if len(path) == 1}
+        ratio = {"H/K": named.pop("H") // named.pop("K")} if "H" in named and "K" in named else {}
+        return ratio | {name: value for name, value in named.items() if value is not None}
+
+    def key(self):
+        """Equal for launches that need not be compiled apart."""
+        return repr((self._replace(constexprs=None), self.constants()))
+
+    def describe(self):
+        """'D=64 BLOCK_Q=64 ...' of the constant parameters, warps and stages."""
+        values = self.constants() | {"warps": self.options["num_warps"], "stages": self.options["num_stages"]}
         return " ".join(f"{name}={value}" for name, value in values.items())
+
+    def with_tile(self, tile, warps, stages):
+        """The launch with other tiles (queries, keys), warps and stages; None leaves what it has."""
+        names = list(self.signature)
+        blocks = {} if tile is None else dict(zip(("BLOCK_Q", "BLOCK_K"), tile, strict=True))
+        constexprs = {path: blocks.get(names[path[0]], value) for path, value in self.constexprs.items()}
+        given = {"num_warps": warps, "num_stages": stages}
+        options = self.options | {name: value for name, value in given.items() if value is not None}
+        return self._replace(constexprs=constexprs, options=options)
 
 
 def gpu_target(name):
@@ -185,7 +207,7 @@ def training_step(script, argv):
     import torch
 
     with mock.patch.object(script, "check_version_options", lambda options: None):  # they ask about this machine
-        options = script.parse_options([*argv, "--device", "cpu", "--disable-side-stream"])
+        options = script.parse_options([*argv, "--device", "cpu"])
         width = 32 if options.hidden_dim % 16 == 0 else 36
         small = script.parse_options([*argv, *TINY, "--hidden-dim", str(width), "--device", "cpu"])
     script.set_up_backend(options)
@@ -259,9 +281,11 @@ class Kernel:
     matrix_instructions: dict = dataclasses.field(default_factory=dict)
     low_precision_dots: int = 0
     dots_without_matrix_units: int = 0
+    stores: int = 0
     code_bytes: int = 0
     waves: float = 0.0
     limit: str = ""
+    hash: str = ""  # Triton's name for what it compiled, the same as for a real launch
     seconds: float = 0.0
 
     def problems(self):
@@ -270,6 +294,8 @@ class Kernel:
         if self.error:
             return [f"does not compile: {self.error}"]
         found = []
+        if not self.stores:
+            found.append("the compiler left nothing of it: its code writes no result")
         if self.shared_bytes > target.shared:
             found.append(f"asks for {self.shared_bytes} bytes of shared memory, the target has {target.shared}")
         if self.tensor_memory > TENSOR_MEMORY:
@@ -286,6 +312,9 @@ MATRIX = {
     "amdgcn": re.compile(r"\bv_(mfma|smfmac|wmma|swmmac)_"),
     "ptx": re.compile(r"\b(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b"),
 }
+STORE = {"amdgcn": re.compile(r"\b(?:global|buffer|flat)_store_"), "ptx": re.compile(r"\bst\.global\b")}
+DOT = re.compile(r"\btt\.dot ")
+ORDINARY_DOT = re.compile(r"\btt\.dot .*parent = #blocked")
 LOW_PRECISION_DOT = re.compile(r"tt\.dot .*(?:x(?:bf16|f16)[,>]|inputPrecision = tf32).*")
 
 
@@ -331,17 +360,20 @@ def code_bytes(binary):
     return total
 
 
-def matrix_facts(asm):
-    """Products of 16-bit or TF32 tiles in the program, those left to vector units, and the matrix instructions."""
-    text, pattern = next((asm[kind], pattern) for kind, pattern in MATRIX.items() if kind in asm)
+def instruction_facts(asm):
+    """Products of 16-bit or TF32 tiles, those left to vector units, matrix instructions and stores in the code."""
+    kind = "amdgcn" if "amdgcn" in asm else "ptx"
     counts = {}
-    for name in pattern.findall(text):
+    for name in MATRIX[kind].findall(asm[kind]):
         counts[name] = counts.get(name, 0) + 1
-    left = [line for line in LOW_PRECISION_DOT.findall(asm["ttgir"]) if "parent = #blocked" in line]
+    # A product that no matrix unit takes is compiled for the ordinary ones, at times after widening it to float32.
+    low, every = len(LOW_PRECISION_DOT.findall(asm["ttir"])), len(DOT.findall(asm["ttir"]))
+    ordinary = len(ORDINARY_DOT.findall(asm["ttgir"]))
     return {
         "matrix_instructions": counts,
-        "low_precision_dots": len(LOW_PRECISION_DOT.findall(asm["ttir"])),
-        "dots_without_matrix_units": len(left),
+        "low_precision_dots": low,
+        "dots_without_matrix_units": ordinary if low == every else 0,
+        "stores": len(STORE[kind].findall(asm[kind])),
     }
 
 
@@ -364,7 +396,7 @@ def inspect_launch(launch, dump_folder=None):
     """Compile a launch and read what became of it."""
     from triton import TritonError
 
-    row = Kernel(launch.kernel, launch.target, [], launch.constants())
+    row = Kernel(launch.kernel, launch.target, [], launch.describe())
     start = time.perf_counter()
     try:
         result = compiled(launch)
@@ -373,9 +405,10 @@ def inspect_launch(launch, dump_folder=None):
         return row
     target, asm, metadata = TARGETS[launch.target], result.asm, result.metadata
     facts = assembly_facts(asm) if target.backend == "hip" else cubin_facts(asm)
-    facts |= matrix_facts(asm)
+    facts |= instruction_facts(asm)
     facts["shared_bytes"] = metadata.shared
     facts["tensor_memory"] = getattr(metadata, "tmem_size", None) or 0
+    facts["hash"] = result.hash
     facts["code_bytes"] = code_bytes(asm["hsaco" if target.backend == "hip" else "cubin"])
     row = dataclasses.replace(row, **facts, seconds=time.perf_counter() - start)
     row.waves, row.limit = occupancy(target, row.registers, row.shared_bytes, metadata.num_warps, row.tensor_memory)
@@ -386,7 +419,7 @@ def inspect_launch(launch, dump_folder=None):
 
 def dump(launch, asm, folder):
     """Write the assembly: AMD's as LLVM leaves it, NVIDIA's PTX."""
-    constants = re.sub(r"[^\w=.]+", "_", launch.constants())
+    constants = re.sub(r"[^\w=.]+", "_", launch.describe())
     types = "_".join(sorted({kind.strip("*") for kind in launch.signature.values() if kind.startswith("*")}))
     extension = "amdgcn" if "amdgcn" in asm else "ptx"
     name = f"{launch.target}_{launch.kernel}_{types}_{constants}"[:200]
@@ -434,22 +467,40 @@ class Workers:
         return [future.result() for future in futures]
 
 
-def inspect_cases(cases, targets, kernel="", jobs=2, dump_folder=None, progress=lambda done, total: None):
+def wanted_launches(workers, cases, targets, kernel=""):
+    """Distinct launches of the cases on the targets, and the labels of the cases that each of them serves."""
+    asked = [(case, target) for target in targets for case in cases]
+    labels, launches = {}, {}
+    for (case, _), found in zip(asked, workers.all(case_launches, asked), strict=True):
+        for launch in found:
+            if kernel in launch.kernel:
+                launches.setdefault(launch.key(), launch)
+                labels.setdefault(launch.key(), {})[case.label] = None
+    return [(launch, list(labels[key])) for key, launch in launches.items()]
+
+
+def other_tiles(wanted, tiles, warps, stages):
+    """The attention launches with each combination of other tiles, warps and stages; [None] leaves what they have."""
+    return [
+        (launch.with_tile(*choice), labels)
+        for launch, labels in wanted
+        if "BLOCK_Q" in launch.constants()
+        for choice in itertools.product(tiles, warps, stages)
+    ]
+
+
+def inspect_cases(cases, targets, kernel="", jobs=2, dump_folder=None, change=None, progress=lambda done, total: None):
     """Compile what the cases launch on the targets, each distinct launch once: a list of Kernel.
 
-    kernel: a part of the name of the kernels wanted; dump_folder: where their assembly goes.
+    kernel: a part of the name of the kernels wanted; dump_folder: where their assembly goes; change: turns the list of
+    (Launch, labels) into the one that is compiled; progress: is told how many of how many are done.
     """
     with Workers(jobs) as workers:
-        asked = [(case, target) for target in targets for case in cases]
-        precisions, launches = {}, {}
-        for (case, _), found in zip(asked, workers.all(case_launches, asked), strict=True):
-            for launch in found:
-                if kernel in launch.kernel:
-                    launches[launch.key()] = launch
-                    precisions.setdefault(launch.key(), {})[case.label] = None
-        rows = workers.all(inspect_launch, [(launch, dump_folder) for launch in launches.values()], progress)
-    for row, key in zip(rows, launches, strict=True):
-        row.precisions = list(precisions[key])
+        wanted = wanted_launches(workers, cases, targets, kernel)
+        wanted = change(wanted) if change else wanted
+        rows = workers.all(inspect_launch, [(launch, dump_folder) for launch, _ in wanted], progress)
+    for row, (_, labels) in zip(rows, wanted, strict=True):
+        row.precisions = labels
     return rows
 
 
@@ -508,8 +559,24 @@ def show_progress(done, total):
         print(f"{done} of {total} kernels", file=sys.stderr, flush=True)
 
 
+def tile(text):
+    """(64, 32) of '64x32'."""
+    found = re.fullmatch(r"(\d+)x(\d+)", text)
+    sizes = tuple(map(int, found.groups())) if found else ()
+    if not found or any(size < 1 or size & (size - 1) for size in sizes):
+        raise argparse.ArgumentTypeError(f"a tile is two powers of two, as in 64x32, not {text}")
+    return sizes
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one sentence, with exit status 2."""
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
 def parse_options(argv):
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="inspect_kernels.py",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -523,6 +590,10 @@ def parse_options(argv):
     add("--kernel", default="", metavar="PART", help="only kernels whose name contains this")
     add("--preset", nargs="+", choices=["tiny", "small", "medium"], default=["small", "medium"], help="(small medium)")
     add("--all", action="store_true", help="the whole matrix of head sizes, lengths and widths instead of presets")
+    what_if = "what if: compile the attention kernels with these"
+    add("--tiles", nargs="+", type=tile, metavar="QxK", help=f"{what_if} tiles of queries and keys, as in 64x32")
+    add("--warps", nargs="+", type=int, metavar="N", help=f"{what_if} numbers of warps")
+    add("--stages", nargs="+", type=int, metavar="N", help=f"{what_if} pipeline depths")
     add("--json", action="store_true", help="print the figures as JSON instead of a table")
     add("--dump-assembly", metavar="DIR", help="write each kernel's assembly (PTX on NVIDIA) into this folder")
     add("--jobs", type=int, default=2, metavar="N", help="kernels compiled at a time (%(default)s)")
@@ -540,8 +611,14 @@ def parse_options(argv):
 def main(argv=None):
     options = parse_options(argv)
     cases = all_cases(options.dtype) if options.all else preset_cases(options.preset, options.dtype)
+    choices = [values or [None] for values in (options.tiles, options.warps, options.stages)]
+    change = None
+    if options.tiles or options.warps or options.stages:
+        change = functools.partial(other_tiles, tiles=choices[0], warps=choices[1], stages=choices[2])
     try:
-        rows = inspect_cases(cases, options.target, options.kernel, options.jobs, options.dump_assembly, show_progress)
+        rows = inspect_cases(
+            cases, options.target, options.kernel, options.jobs, options.dump_assembly, change, show_progress
+        )
     except BrokenProcessPool:
         print(
             "inspect_kernels.py: the compiler ended its process: try one --target and --kernel at a time",
@@ -549,7 +626,9 @@ def main(argv=None):
         )
         return 1
     if not rows:
-        print(f"inspect_kernels.py: no kernel's name contains {options.kernel}", file=sys.stderr)
+        print(
+            f"inspect_kernels.py: no kernel of this kind has {options.kernel or 'tiles'} in its name", file=sys.stderr
+        )
         return 2
     if options.json:
         print(json.dumps([{**dataclasses.asdict(row), "problems": row.problems()} for row in rows], indent=1))

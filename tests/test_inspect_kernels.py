@@ -1,0 +1,317 @@
+"""Version 3's kernels compiled for GPUs that are not here, and the sense of the tool that does it."""
+
+import functools
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+
+import inspect_kernels
+import pytest
+import torch
+from inspect_kernels import PRECISIONS, TARGETS, Kernel, inspect_cases, occupancy, other_tiles, preset_cases
+from versions import REPOSITORY, load_version
+
+TOOL = REPOSITORY / "scripts" / "inspect_kernels.py"
+
+# Kernels that do not fit, in a module of their own; read by a process that does not interpret.
+WRONG = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def product_kernel(x_ptr, y_ptr, SIZE: tl.constexpr):
+    offsets = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    x = tl.load(x_ptr + offsets)
+    tl.store(y_ptr + offsets, tl.dot(x, x, input_precision="ieee"))
+
+
+@triton.jit
+def rows_kernel(x_ptr, y_ptr, SIZE: tl.constexpr):
+    offsets = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    x = tl.load(x_ptr + offsets)
+    tl.store(y_ptr + offsets, x / tl.sum(x))
+
+
+@triton.jit
+def missing_kernel(x_ptr):
+    tl.store(x_ptr, nowhere)
+
+
+def gpu_architecture(device):
+    return "cpu"
+
+
+def program_count(device):
+    return 1
+
+
+def tensors(dtype, size):
+    return [torch.empty(size, size, dtype=d, device="meta") for d in (dtype, torch.float32)]
+
+
+def product(dtype, size, warps):
+    product_kernel[(1,)](*tensors(dtype, size), size, num_warps=warps)
+
+
+def rows(size):
+    rows_kernel[(1,)](*tensors(torch.float32, size), size, num_warps=1)
+"""
+DRIVER = """
+import importlib, json, os, sys
+os.environ["TRITON_INTERPRET"] = "0"
+sys.path[:0] = [{scripts!r}, {folder!r}]
+import torch
+from inspect_kernels import Case, SOURCES, Source, case_launches, inspect_launch
+wrong = importlib.import_module("wrong")
+for name, target, run in (
+    ("too much shared memory", "gfx942", lambda module, argv: module.product(torch.bfloat16, 256, 8)),
+    ("spills", "sm_90", lambda module, argv: module.product(torch.bfloat16, 256, 8)),
+    ("spills", "gfx1100", lambda module, argv: module.rows(128)),
+    ("spills", "sm_80", lambda module, argv: module.rows(128)),
+    ("fits", "gfx942", lambda module, argv: module.product(torch.bfloat16, 64, 4)),
+    ("fits", "sm_90", lambda module, argv: module.product(torch.bfloat16, 64, 4)),
+    ("fits", "gfx1100", lambda module, argv: module.product(torch.float32, 16, 4)),
+    ("too small for matrix units", "gfx90a", lambda module, argv: module.product(torch.bfloat16, 4, 1)),
+    ("missing", "gfx950", lambda module, argv: module.missing_kernel[(1,)](torch.empty(4, device="meta"))),
+):
+    SOURCES["wrong"] = Source(lambda: wrong, run)
+    row = inspect_launch(*case_launches(Case("wrong", "", ()), target))
+    print(json.dumps([name, target, row.problems(), vars(row)]))
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory):
+    """Nothing compiled before, so that what is tested is compiled now; inherited by the tool's processes."""
+    saved = os.environ.get("TRITON_CACHE_DIR")
+    os.environ["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    yield
+    os.environ.pop("TRITON_CACHE_DIR") if saved is None else os.environ.update(TRITON_CACHE_DIR=saved)
+
+
+def run_tool(*argv):
+    command = [sys.executable, str(TOOL), *argv]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+# ---------------------------------------------------------------- what training launches
+
+
+CHECKED = ("fp32", "bf16", "fp16")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_everything_the_presets_launch_fits_every_target():
+    """The promise to GPUs that are not here: nothing spills, all fits, products of 16-bit tiles use matrix units."""
+    rows = inspect_cases(preset_cases(["small", "medium"], CHECKED), list(TARGETS))
+    kernels = {name for name in vars(load_version(3)) if name.endswith("_kernel")}
+    for target, precision in itertools.product(TARGETS, CHECKED):
+        found = {row.kernel for row in rows if row.target == target and precision in row.precisions}
+        assert found == kernels, (target, precision)
+    assert [
+        f"{row.target} {row.kernel} {row.precisions} {row.constants}: {row.problems()}"
+        for row in rows
+        if row.problems()
+    ] == []
+    assert all(row.registers > 8 and row.code_bytes > 500 and row.waves >= 0.5 for row in rows)
+    products = [row for row in rows if "attention" in row.kernel and "fp32" not in row.precisions]
+    assert products and all(row.low_precision_dots >= 4 and row.matrix_instructions for row in products)
+    assert_fewest_spills([row for row in rows if row.spills])
+
+
+def assert_fewest_spills(spilling):
+    """Where spills are no fault: no tile that the kernels can take has fewer of them than the chosen one."""
+    for row in spilling:
+        cases = preset_cases(["small", "medium"], row.precisions)
+        others = functools.partial(
+            other_tiles,
+            tiles=[(16, 16), (32, 16), (16, 32), (32, 32), (64, 32), (32, 64)],
+            warps=[4, 8, 16],
+            stages=[1],
+        )
+        fewest = min(inspect_cases(cases, [row.target], row.kernel, change=others), key=lambda other: other.spills)
+        assert row.spills <= fewest.spills, f"{row.target} {row.kernel} {row.constants}: better {fewest.constants}"
+
+
+def test_a_launch_has_the_specializations_of_a_real_one():
+    """Multiples of 16 and ones are known to the compiler; a sequence length that is neither is not."""
+    cases = [
+        inspect_kernels.Case("version3", "", ("--preset", "tiny", "--seq-len", length)) for length in ("48", "49", "1")
+    ]
+    with inspect_kernels.Workers(1) as workers:
+        found = workers.all(inspect_kernels.case_launches, [(case, "gfx942") for case in cases])
+    described = []
+    for launches in found:
+        launch = next(launch for launch in launches if launch.kernel == "attention_forward_kernel")
+        T = list(launch.signature).index("T")
+        described.append((launch.signature["T"], launch.attributes.get((T,), []), launch.constexprs.get((T,))))
+        assert launch.signature["qkv_ptr"] == "*fp32" and launch.signature["scale"] == "fp32"
+        assert ["tt.divisibility", 16] in launch.attributes[(0,)] and ["tt.pointer_range", 32] in launch.attributes[
+            (0,)
+        ]
+    assert described == [("i32", [["tt.divisibility", 16]], None), ("i32", [], None), ("constexpr", [], 1)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_compiled_kernels_are_those_that_this_gpu_runs(precision):
+    """Triton's hash covers source, constants, specializations, options and target: equal hashes are equal programs."""
+    V3 = load_version(3)
+    target = V3.gpu_architecture(torch.device("cuda"))
+    if target not in TARGETS:
+        pytest.skip(f"{target} is no target of the tool")
+    rows = inspect_cases(preset_cases(["tiny"], [precision]), [target])
+    options = V3.parse_options(["--preset", "tiny", "--no-graph", *PRECISIONS[precision]])
+    V3.set_up_backend(options)
+    trainer = V3.Trainer(options)
+    trainer.run(*V3.load_data(options).batch(0))
+    for name in {row.kernel for row in rows}:
+        caches = getattr(V3, name).device_caches.values()
+        launched = {kernel.hash for cache in caches for kernel in cache[0].values()}
+        assert {row.hash for row in rows if row.kernel == name} & launched, name
+
+
+# ---------------------------------------------------------------- what does not fit is seen
+
+
+@functools.cache
+def wrong_kernels(folder):
+    (folder / "wrong.py").write_text(WRONG)
+    (folder / "driver.py").write_text(DRIVER.format(scripts=str(TOOL.parent), folder=str(folder)))
+    result = subprocess.run([sys.executable, str(folder / "driver.py")], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    rows = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("[")]
+    return {(name, target): (problems, facts) for name, target, problems, facts in rows}
+
+
+def test_kernels_that_do_not_fit_are_named(tmp_path_factory):
+    found = wrong_kernels(tmp_path_factory.getbasetemp())
+    problems, facts = found["too much shared memory", "gfx942"]
+    assert any("shared memory" in text for text in problems) and facts["shared_bytes"] == 128 * 1024
+    for key in (("too much shared memory", "gfx942"), ("spills", "sm_80"), ("spills", "sm_90")):
+        problems, facts = found[key]
+        assert any(f"spills {facts['spills']} registers" in text for text in problems) and facts["spills"] > 50
+    problems, facts = found["too small for matrix units", "gfx90a"]
+    assert any("matrix units" in text for text in problems) and facts["dots_without_matrix_units"] == 1
+    assert any("does not compile" in text and "nowhere" in text for text in found["missing", "gfx950"][0])
+
+
+def test_spills_are_no_fault_outside_of_data_centres(tmp_path_factory):
+    problems, facts = wrong_kernels(tmp_path_factory.getbasetemp())["spills", "gfx1100"]
+    assert problems == [] and facts["spills"] > 100
+
+
+def test_kernels_that_fit_have_nothing_against_them(tmp_path_factory):
+    found = wrong_kernels(tmp_path_factory.getbasetemp())
+    assert {key[1]: problems for key, (problems, _) in found.items() if key[0] == "fits"} == {
+        "gfx942": [], "sm_90": [], "gfx1100": [],
+    }  # fmt: skip
+    assert set(found["fits", "gfx942"][1]["matrix_instructions"]) == {"mfma"}
+    assert set(found["fits", "sm_90"][1]["matrix_instructions"]) <= {"wgmma.mma_async", "mma.sync"}
+    assert found["fits", "gfx1100"][1]["low_precision_dots"] == 0
+
+
+def test_a_kernel_of_which_nothing_is_left_is_seen():
+    """As Triton 3.7.1 makes of some TF32 products on sm_100: a trap instead of the kernel."""
+    assert "writes no result" in Kernel("k", "sm_100", ["fp32"], "", registers=4).problems()[0]
+
+
+# ---------------------------------------------------------------- occupancy
+
+
+@pytest.mark.parametrize(
+    ("target", "registers", "shared", "warps", "waves", "limit"),
+    [
+        ("gfx942", 64, 0, 4, 8, "waves"),
+        ("gfx942", 65, 0, 4, 7, "registers"),
+        ("gfx942", 256, 0, 4, 2, "registers"),
+        ("gfx942", 257, 0, 4, 1, "registers"),
+        ("gfx942", 32, 33 * 1024, 4, 1, "shared"),
+        ("gfx950", 32, 80 * 1024, 4, 2, "shared"),
+        ("gfx1100", 96, 0, 4, 16, "waves"),
+        ("gfx1100", 256, 0, 4, 5, "registers"),
+        ("sm_80", 255, 0, 4, 2, "registers"),
+        ("sm_80", 128, 0, 8, 4, "registers"),
+        ("sm_90", 32, 227 * 1024, 8, 2, "shared"),
+        ("sm_90", 32, 113 * 1024, 8, 4, "shared"),
+        ("gfx942", 32, 0, 1, 4, "programs"),
+    ],
+)
+def test_occupancy(target, registers, shared, warps, waves, limit):
+    assert occupancy(TARGETS[target], registers, shared, warps) == (waves, limit)
+
+
+def test_occupancy_counts_tensor_memory():
+    assert occupancy(TARGETS["sm_100"], 32, 0, 4, tensor_memory=256) == (2, "tensor memory")
+
+
+def test_occupancy_is_what_llvm_says(tmp_path):
+    """LLVM notes the waves that registers allow under the assembly; shared memory is not known to it."""
+    amd = [name for name, target in TARGETS.items() if target.backend == "hip"]
+    cases = preset_cases(["tiny"], ["bf16"])
+    rows = inspect_cases(cases, amd, "rmsnorm", dump_folder=tmp_path) + inspect_cases(
+        cases, amd, "dq", dump_folder=tmp_path
+    )
+    files = list(tmp_path.glob("*.amdgcn"))
+    assert len(files) == len(rows) >= 4 * len(amd)
+    seen = set()
+    for file in files:
+        text, target = file.read_text(), TARGETS[file.name.split("_")[0]]
+        registers = int(re.search(r"\.vgpr_count:\s*(\d+)", text).group(1))
+        noted = int(re.search(r"; Occupancy: (\d+)", text).group(1))
+        assert occupancy(target, registers, 0, 4)[0] == noted, file.name
+        seen.add(noted)
+    assert len(seen) >= 3
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_table_and_assembly(tmp_path):
+    folder = tmp_path / "two words"
+    argv = ["--target", "gfx90a", "sm_80", "--dtype", "bf16", "--preset", "tiny", "--kernel", "rope"]
+    result = run_tool(*argv, "--dump-assembly", str(folder), "--jobs", "1")
+    assert result.returncode == 0, result.stderr
+    header, *lines, total = result.stdout.splitlines()
+    assert header.split() == list(inspect_kernels.COLUMNS)
+    assert [line.split()[:2] for line in lines] == [["gfx90a", "rope"]] * 2 + [["sm_80", "rope"]] * 2
+    starts = {line.index(cell) for line, cell in zip(lines, ["INVERSE"] * 4, strict=True)}
+    assert starts == {header.index("constants")} and total.startswith("4 kernels compiled")
+    assert sorted(file.suffix for file in folder.iterdir()) == [".amdgcn", ".amdgcn", ".ptx", ".ptx"]
+    assert all("rope_kernel" in file.read_text() for file in folder.iterdir())
+
+
+def test_json():
+    result = run_tool(
+        "--target", "gfx942", "--dtype", "fp32", "tf32", "--preset", "tiny", "--kernel", "swiglu_f", "--json"
+    )
+    (row,) = json.loads(result.stdout)
+    assert result.returncode == 0 and row["problems"] == [] and row["precisions"] == ["fp32", "tf32"]
+    assert row["registers"] > 0 and row["code_bytes"] > 500
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--target", "gfx1"],
+        ["--jobs", "0"],
+        ["--dtype", "fp8"],
+        ["--tiles", "3x32"],
+        ["--target", "gfx942", "--kernel", "nothing"],
+        ["--target", "gfx942", "--warps", "8", "--kernel", "rope"],
+    ],
+)
+def test_bad_arguments(argv):
+    result = run_tool("--preset", "tiny", *argv)
+    assert result.returncode == 2 and argv[-1] in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_help_has_an_example():
+    result = run_tool("--help")
+    assert result.returncode == 0 and "python scripts/inspect_kernels.py --all --target gfx90a" in result.stdout
