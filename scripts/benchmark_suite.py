@@ -18,6 +18,7 @@ Exit status: 0; 1 where all cases of a model failed; 2 for a bad option; 130 whe
 
 import argparse
 import concurrent.futures
+import contextlib
 import datetime
 import functools
 import hashlib
@@ -246,7 +247,8 @@ def last_words(output):
 def kill(process):
     """End a process with all that it started (torch.compile starts workers)."""
     if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it ended just now
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 class Processes:
