@@ -14,6 +14,7 @@ import analyze_bottlenecks as bottlenecks
 import analyze_gemm_operations as gemm_tool
 import analyze_kernel_launches as launches
 import analyze_kernel_reduction as reduction
+import analyze_memory_scaling as memory_tool
 import compare_versions as versions_tool
 import fusion_ablation_study as ablation
 import memory_bandwidth_analyzer as bandwidth
@@ -66,6 +67,7 @@ TOOLS = {
     "memory_bandwidth_analyzer.py": [2],
     "fusion_ablation_study.py": [2],
     "optimize_batch_size.py": [2],
+    "analyze_memory_scaling.py": [2],
     "analyze_batch_scaling.py": [1],
 }
 
@@ -832,3 +834,51 @@ def test_bad_input_of_the_batch_size_search(capsys, monkeypatch):
 
     monkeypatch.setattr(batch_tool, "train", out_of_memory)
     refused(batch_tool.main, version, capsys, "not even one sequence", status=1)
+
+
+# ---------------------------------------------------------------- analyze_memory_scaling.py
+
+
+def test_growth_by_hand():
+    lengths = [128, 256, 512, 1024]
+    linear = memory_tool.growth(lengths, [100 + 0.5 * t for t in lengths])
+    assert linear["growth"] == "linear" and linear["square_mb"] == pytest.approx(0, abs=1e-6)
+    quadratic = memory_tool.growth(lengths, [100 + 0.5 * t + 0.002 * t * t for t in lengths])
+    assert quadratic["fit"] == pytest.approx((100, 0.5, 0.002)) and quadratic["growth"] == "quadratic"
+    assert quadratic["square_mb"] == pytest.approx(0.002 * 1024**2)
+    square = 0.002 * (1024**2 - 128**2)
+    assert quadratic["square_share"] == pytest.approx(square / (0.5 * 896 + square))
+    for peaks in ([1.0, 2.0], [5.0, 5.0, 5.0]):
+        assert memory_tool.growth(lengths[: len(peaks)], peaks)["growth"] is None
+
+
+def test_memory_of_versions_side_by_side(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+
+    def peaks(script, argv):
+        length, version = int(argv[-1]), int(script.stem[-1])
+        if length == 512 and version == 1:
+            raise analysis.OutOfMemory(1, "out of memory")
+        return {"summary": {"peak_memory_mb": 10 + length * (length if version == 1 else 1)}}
+
+    monkeypatch.setattr(memory_tool, "train", peaks)
+    picture = tmp_path / "memory.png"
+    arguments = ["--versions", "v1,v2", "--seq-lengths", "64,512,128,256", "--picture", str(picture), *SIZES[:6]]
+    assert memory_tool.main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == "version 1 4,106.0 16,394.0 65,546.0 out of memory 100 quadratic".split()
+    assert lines[3].split() == "version 2 74.0 138.0 266.0 522.0 0 linear".split()
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_memory_is_that_of_the_scripts(capsys):
+    model = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64 --device cpu"
+    result = call(2, f"analyze_memory_scaling.py --versions 2 --seq-lengths 16 --batch-size 2 {model} --json -")
+    content = json.loads(result.stdout)
+    assert content["rows"][0]["peaks_mb"][0] > 50 and content["rows"][0]["growth"] is None and content["on_cpu"]
+
+
+def test_bad_input_of_the_memory_tool(capsys):
+    refused(memory_tool.main, ["--versions", "5"], capsys, "choose from 1, 2, 3, 4")
+    refused(memory_tool.main, ["--seq-lengths", "0"], capsys, "at least 1")
+    refused(memory_tool.main, ["--versions", "1", "--num-heads", "5"], capsys, "--hidden-dim must be")

@@ -1,0 +1,1 @@
+../scripts/analyze_memory_scaling.py
