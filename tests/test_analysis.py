@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -17,10 +18,12 @@ import analyze_kernel_reduction as reduction
 import analyze_memory_scaling as memory_tool
 import compare_versions as versions_tool
 import fusion_ablation_study as ablation
+import generate_fusion_report as fusion_report
 import memory_bandwidth_analyzer as bandwidth
 import optimize_batch_size as batch_tool
 import performance_regression_test as regression
 import pytest
+import report_page
 import torch
 import traces
 import validate_numerical_accuracy as accuracy
@@ -68,6 +71,7 @@ TOOLS = {
     "fusion_ablation_study.py": [2],
     "optimize_batch_size.py": [2],
     "analyze_memory_scaling.py": [2],
+    "generate_fusion_report.py": [2],
     "analyze_batch_scaling.py": [1],
 }
 
@@ -882,3 +886,94 @@ def test_bad_input_of_the_memory_tool(capsys):
     refused(memory_tool.main, ["--versions", "5"], capsys, "choose from 1, 2, 3, 4")
     refused(memory_tool.main, ["--seq-lengths", "0"], capsys, "at least 1")
     refused(memory_tool.main, ["--versions", "1", "--num-heads", "5"], capsys, "--hidden-dim must be")
+
+
+# ---------------------------------------------------------------- generate_fusion_report.py, report_page.py
+
+
+@pytest.fixture
+def two_profiles(profiled, tmp_path):
+    """A workshop folder with the profiles of versions 1 and 2 as run_all_profilers.sh leaves them."""
+    names = {1: "version1_pytorch_baseline/complete_analysis", 2: "v2/complete_rocm_analysis"}
+    folders = {version: tmp_path / name for version, name in names.items()}
+    for version, folder in folders.items():
+        metrics = json.loads((profiled[version].parent / f"metrics_v{version}.json").read_text())
+        place = folder / "pytorch_profiles"
+        place.mkdir(parents=True)
+        trace = next(profiled[version].glob("trace_*.json"))
+        shutil.copy(trace, place)
+        content = {"version": version, "trace": trace.name, "steps_profiled": 2}
+        content |= {key: metrics[key] for key in ("environment", "config", "summary")}
+        content["summary"]["step_ms"] = {"median": 20.0 / version, "p25": 19.0 / version, "p75": 21.0 / version}
+        (place / f"profile_v{version}_1.json").write_text(json.dumps(content))
+    return folders
+
+
+def test_the_documented_fusion_report(two_profiles):
+    pytest.importorskip("matplotlib")
+    command = "generate_fusion_report.py --baseline ../version1_pytorch_baseline/complete_analysis "
+    command += "--fused ./complete_rocm_analysis --output ./fusion_comparison_report.md"
+    result = call(2, command, cwd=two_profiles[2].parent)
+    report = (two_profiles[2].parent / "fusion_comparison_report.md").read_text()
+    assert "| step, median ms | 20.000 | 10.000 | 2.00 |" in report
+    assert "10.000 ms a step, version 1 20.000 ms: 2.00x." in report
+    before, after = (len(traces.read_profile(two_profiles[v]).calls) // 2 for v in (1, 2))
+    assert f"{before} operators a step became {after}." in result.stdout
+    assert f"| all | {before:.1f} | {after:.1f} | {100 * (before - after) / before:.1f} |" in report
+    page = (two_profiles[2].parent / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 2 and "<td>2.00</td>" in page
+    assert not any(word in page for word in ("http:", "https:", "<script", "<link"))
+
+
+def test_a_page_escapes_what_it_is_given():
+    body = [report_page.table(["<h>"], [["<td>"]]), report_page.paragraph("1 < 2")]
+    text = report_page.page("a < b", [("x & y", body)])
+    assert "<title>a &lt; b</title>" in text and "x &amp; y" in text and "&lt;td&gt;" in text and "1 &lt; 2" in text
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed to open the page in")
+def test_the_page_opens_in_a_browser_on_a_phone(two_profiles, tmp_path):
+    output = two_profiles[2].parent / "report.md"
+    folders = ["--baseline", str(two_profiles[1]), "--fused", str(two_profiles[2])]
+    assert fusion_report.main([*folders, "--output", str(output)]) == 0
+    page = output.parent / "report.html"
+    sizes = "document.documentElement.scrollWidth + ' ' + document.images[0].naturalWidth"
+    page.write_text(page.read_text().replace("</body>", f"<script>document.title = {sizes}</script></body>"))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=500,900", f"--user-data-dir={tmp_path}"]
+    command = [BROWSER, *options, "--dump-dom", page.as_uri()]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    width, picture = map(int, result.stdout.split("<title>")[1].split("</title>")[0].split())
+    assert width <= 500 and picture > 500
+
+
+def test_bad_input_of_the_fusion_report(two_profiles, tmp_path, capsys):
+    both = ["--baseline", two_profiles[1], "--fused", two_profiles[2]]
+    refused(fusion_report.main, ["--baseline", "nowhere", "--fused", two_profiles[2]], capsys, "is no folder")
+    (tmp_path / "empty").mkdir()
+    refused(fusion_report.main, ["--baseline", tmp_path / "empty", *both[2:]], capsys, "holds no profile_v")
+    refused(fusion_report.main, [*both, "--use-amp"], capsys, "means nothing")
+    refused(fusion_report.main, [*both, "--output", "a.md", "--output-dir", "b"], capsys, "not allowed with")
+    file = next(two_profiles[2].rglob("profile_v2_1.json"))
+    content = json.loads(file.read_text())
+    content["config"]["hidden_dim"] = 64
+    file.write_text(json.dumps(content))
+    refused(fusion_report.main, both, capsys, "hidden_dim: 32, 64")
+    assert fusion_report.main([*map(str, both), "--allow-different", "--output", str(tmp_path / "r.md")]) == 0
+    assert "differ in hidden_dim: 32, 64" in (tmp_path / "r.md").read_text()
+    file.write_text("{}")
+    refused(fusion_report.main, both, capsys, "damaged")
+
+
+def test_without_folders_both_versions_are_profiled(two_profiles, tmp_path, monkeypatch, capsys):
+    def profile(version, folder, rest):
+        assert rest == ["--tf32"]
+        shutil.copytree(two_profiles[version], folder)
+
+    monkeypatch.setattr(fusion_report, "profile_version", profile)
+    folder = tmp_path / "optimization_analysis"
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert fusion_report.main(["--output-dir", str(folder), "--tf32"]) == 0
+    assert (folder / "fusion_report.md").is_file() and "no report.html" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+../scripts/generate_fusion_report.py
