@@ -114,7 +114,7 @@ PRECISIONS = {
     "bf16": ["--use-amp", "--amp-dtype", "bfloat16"],
     "fp16": ["--use-amp", "--amp-dtype", "float16"],
 }
-TINY = "--num-layers 1 --num-heads 2 --vocab-size 16 --seq-len 16 --batch-size 1".split()
+TINY = "--num-layers 1 --num-heads 2 --num-kv-heads 1 --vocab-size 16 --seq-len 16 --batch-size 1".split()
 
 
 class Case(NamedTuple):
@@ -244,18 +244,17 @@ def preset_cases(presets, precisions):
 
 
 def all_cases(precisions):
-    """Every head size and head ratio, lengths that divide nothing, sequences of one, narrow and wide rows."""
-    sizes = [
-        f"--hidden-dim {heads * D} --num-heads {heads} --num-kv-heads {kv} --seq-len {T} --vocab-size {V}"
-        for D in (16, 32, 64, 128)
-        for heads, kv, T, V in ((8, 4, 512, 1000), (8, 1, 4096, 32000), (6, 6, 100, 999), (2, 1, 1, 50))
-    ]
-    sizes += [f"--hidden-dim {C} --num-heads {C // 128} --vocab-size 128256" for C in (4096, 8192, 16384, 32768)]
+    """Every head size with an even length and with one that divides nothing, long and single ones, wide rows."""
+    shapes = [(D, *rest) for D in (16, 32, 64, 128) for rest in ((8, 4, 512, 1000), (8, 1, 100, 999))]
+    shapes += [(64, 8, 8, 4096, 32000), (128, 8, 4, 4096, 32000), (64, 8, 4, 1, 1000)]
+    shapes += [(128, C // 128, 8, 512, 128256) for C in (4096, 32768)]
     return [
-        Case(
-            "version3", precision, tuple(f"{size} --num-layers 2 --batch-size 2".split()) + tuple(PRECISIONS[precision])
-        )
-        for size in sizes
+        Case("version3", precision, tuple(argv.split()) + tuple(PRECISIONS[precision]))
+        for D, heads, kv, T, V in shapes
+        for argv in [
+            f"--hidden-dim {D * heads} --num-heads {heads} --num-kv-heads {kv} --seq-len {T} --vocab-size {V} "
+            "--num-layers 2 --batch-size 2"
+        ]
         for precision in precisions
     ]
 
