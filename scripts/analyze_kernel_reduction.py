@@ -21,16 +21,16 @@ def counts(profile: Profile, steps: int) -> dict:
     """Calls and milliseconds a step, whole, by group and by name."""
     calls, times, names = Counter(), Counter(), Counter()
     for kernel in profile.calls:
-        calls[kernel.group] += kernel.calls / steps
-        times[kernel.group] += kernel.total_ns / 1e6 / steps
-        names[kernel.name] += kernel.calls / steps
+        calls[kernel.group] += kernel.calls
+        times[kernel.group] += kernel.total_ns
+        names[kernel.name] += kernel.calls
     return {
         "path": str(profile.path),
         "steps": steps,
-        "calls_a_step": sum(calls.values()),
-        "ms_a_step": sum(times.values()),
-        "groups": {group: {"calls": calls[group], "ms": times[group]} for group in GROUPS if group in calls},
-        "names": dict(names),
+        "calls_a_step": sum(calls.values()) / steps,
+        "ms_a_step": sum(times.values()) / 1e6 / steps,
+        "groups": {g: {"calls": calls[g] / steps, "ms": times[g] / 1e6 / steps} for g in GROUPS if g in calls},
+        "names": {name: number / steps for name, number in names.items()},
     }
 
 

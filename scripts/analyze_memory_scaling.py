@@ -61,15 +61,15 @@ def growth(lengths: list[int], peaks: list[float]) -> dict:
     }
 
 
-def measure(versions: list[int], lengths: list[int], argv: list[str]) -> list[dict]:
+def measure(scripts: dict[int, pathlib.Path], lengths: list[int], argv: list[str]) -> list[dict]:
     """A row for each version: its peaks in MB, None where it ran out of memory, and how they grow."""
     rows = []
-    for version in versions:
+    for version, script in scripts.items():
         peaks: list[float | None] = []
         for length in lengths:
             progress(f"version {version}, {length} tokens ...")
             try:
-                summary = train(SCRIPTS[version], [*argv, "--seq-len", str(length)])["summary"]
+                summary = train(script, [*argv, "--seq-len", str(length)])["summary"]
                 peaks.append(summary["peak_memory_mb"])
             except OutOfMemory:
                 peaks.append(None)
@@ -118,7 +118,7 @@ def study(options: argparse.Namespace, rest: list[str]) -> None:
     for version in options.versions:
         script = load_script(SCRIPTS[version], "--versions")
         chosen = script.parse_options([*argv, "--seq-len", str(lengths[0])])
-    rows = measure(options.versions, lengths, argv)
+    rows = measure({version: SCRIPTS[version] for version in options.versions}, lengths, argv)
     if all(peak is None for row in rows for peak in row["peaks_mb"]):
         raise Failure(1, f"not even {lengths[0]} tokens fit into memory: lower --batch-size")
     import torch

@@ -2,18 +2,39 @@
 """Train versions alike, in turns, and compare step, throughput, memory, losses and gradients.
 
 Without folders all four are compared. Each round trains every version once in a process of its own, so that what drifts
-hits all of them alike. A version whose gradients are not the first one's gets no speed-up. Options that are not listed
-here go to all training scripts.
+hits all of them alike. A version whose gradients are not the first one's gets no speed-up. With --report FOLDER every
+version is profiled as well, and report.html holds tables and pictures: steps, kernels by group, a roofline of each, and
+with --seq-lengths memory over the sequence length. Options that are not listed here go to all training scripts.
 
 Exit status: 0 compared; 1 where a version fails or computes something else; 2 for bad input.
 """
 
 import argparse
+import json
+import pathlib
 import statistics
 import sys
 
-from analysis import Parser, emit, known, load_script, on_cpu, progress, script_path, text_table, train, with_sizes
-from command_line import Failure, run_tool
+import analyze_memory_scaling as memory
+import report_page
+from analysis import (
+    Parser,
+    emit,
+    known,
+    load_script,
+    numbers,
+    on_cpu,
+    progress,
+    script_path,
+    text_table,
+    train,
+    with_sizes,
+)
+from analyze_kernel_reduction import counts
+from command_line import Failure, result_folder, run_tool
+from kernel_times import GROUPS
+from memory_bandwidth_analyzer import bandwidth_rows, roofline
+from traces import Profile, ceilings_for, operator_table, read_profile, steps_needed
 from validate_numerical_accuracy import compare, outcome, verdict
 from versions import SCRIPTS
 
@@ -74,7 +95,8 @@ def accuracies(paths: dict, argv: list[str], tolerance: float) -> dict:
     return found
 
 
-def as_text(content: dict) -> str:
+def table_of(content: dict) -> tuple[list[str], list[list[str]]]:
+    """Heading and cells of the table of versions."""
     rows, first = content["rows"], content["rows"][0]["name"]
     lines = []
     for row in rows:
@@ -88,16 +110,100 @@ def as_text(content: dict) -> str:
             + [f"{row['trained']:.0%}", worst or "-", known(row["speedup"], ".2f") + "x" * (row["speedup"] is not None)]
         )
     header = ["", "runs", "step ms", "quartiles", "forward", "backward", "optimizer", "tokens/s", "peak MB", "loss"]
-    header += ["trained", "error", f"over {first}"]
-    environment = rows[0]["environment"]
-    text = [
-        f"{environment['device']}, PyTorch {environment['torch']}, options {' '.join(content['options']) or 'none'}"
+    return [*header, "trained", "error", f"over {first}"], lines
+
+
+def machine(content: dict) -> str:
+    environment = content["rows"][0]["environment"]
+    return f"{environment['device']}, PyTorch {environment['torch']}; {' '.join(content['options'])}"
+
+
+def notes(content: dict) -> list[str]:
+    """What a reader of the figures must know."""
+    interpreted = "without a GPU version 3's kernels run in Triton's interpreter: its times mean nothing"
+    return [*content["problems"], *[interpreted] * content["interpreted"]]
+
+
+def as_text(content: dict) -> str:
+    return "\n".join([machine(content), text_table(*table_of(content), left=2), *notes(content)])
+
+
+def profiles_of(content: dict, paths: dict, folder: pathlib.Path) -> dict[str, Profile]:
+    """name -> profile of some more steps of each version that ran, its trace kept below the folder."""
+    found = {}
+    for row in content["rows"]:
+        name = row["name"]
+        progress(f"{name}: profiling ...")
+        place = result_folder(str(folder / f"profile_{name}"))
+        train(paths[name], [*content["options"], "--enable-pytorch-profiler", "--profile-dir", str(place)])
+        found[name] = read_profile(place)
+    return found
+
+
+def kernel_section(profiles: dict[str, Profile], content: dict, folder: pathlib.Path) -> list[str]:
+    """The stacked bars and the table of kernels by group; the figures go into the content too."""
+    counted = {name: counts(profile, steps_needed(profile)) for name, profile in profiles.items()}
+    content["kernels"] = {name: {key: c[key] for key in ("calls_a_step", "groups")} for name, c in counted.items()}
+    what = next(iter(profiles.values())).what
+    columns = {name: {group: part["ms"] for group, part in c["groups"].items()} for name, c in counted.items()}
+    report_page.group_bars(folder / "kernel_groups.png", columns, f"ms of {what} a step")
+    groups = [group for group in GROUPS if any(group in column for column in columns.values())]
+    rows = []
+    for name, c in counted.items():
+        cells = [f"{columns[name].get(group, 0.0):,.3f}" for group in groups]
+        rows.append([name, f"{c['calls_a_step']:,.0f}", *cells, f"{c['ms_a_step']:,.3f}"])
+    return [
+        report_page.picture(folder / "kernel_groups.png", f"time of the groups of {what} in each version"),
+        report_page.table(["", f"{what} a step", *(f"{group} ms" for group in groups), "all ms"], rows),
     ]
-    text.append(text_table(header, lines, left=2))
-    text += content["problems"]
-    if content["interpreted"]:
-        text.append("without a GPU version 3's kernels run in Triton's interpreter: its times mean nothing")
-    return "\n".join(text)
+
+
+def roofline_section(profiles: dict[str, Profile], content: dict, folder: pathlib.Path) -> list[str]:
+    """A roofline picture for each version with the operators of its step."""
+    progress("measuring this device's ceilings ...")
+    ceilings, origin = ceilings_for(next(iter(profiles.values())), None)
+    content["ceilings"] = ceilings
+    parts = [report_page.paragraph(f"Ceilings {origin}.")]
+    for name, profile in profiles.items():
+        table = operator_table(profile, steps_needed(profile), ceilings)
+        rows = bandwidth_rows(table, ceilings) if ceilings else []
+        if rows:
+            path = folder / f"roofline_{name}.png"
+            roofline(path, rows, ceilings, f"Operators of a step of {name}")
+            parts.append(report_page.picture(path, f"roofline of {name}"))
+    return parts
+
+
+def memory_section(paths: dict, content: dict, lengths: list[int], folder: pathlib.Path) -> list[str]:
+    """Memory over the sequence length: the lines, and their figures."""
+    scripts = {int(row["name"][1:]): paths[row["name"]] for row in content["rows"]}
+    rows = memory.measure(scripts, lengths, [*content["options"], "--num-steps", "2"])
+    device = content["rows"][0]["environment"]["device"]
+    content["memory"] = {"device": device, "lengths": lengths, "rows": rows}
+    memory.draw(folder / "memory.png", content["memory"])
+    cells = [[f"v{r['version']}", *(known(p, ",.1f") for p in r["peaks_mb"]), r["growth"] or "-"] for r in rows]
+    return [
+        report_page.picture(folder / "memory.png", "peak memory over the sequence length"),
+        report_page.table(["peak MB", *(f"{length} tokens" for length in lengths), "growth"], cells),
+    ]
+
+
+def write_report(content: dict, paths: dict, folder: pathlib.Path, lengths: list[int] | None) -> None:
+    """report.html, its pictures, the traces and comparison.json in the folder."""
+    profiles = profiles_of(content, paths, folder)
+    report_page.step_bars(folder / "steps.png", [row for row in content["rows"] if row["speedup"] is not None])
+    words = [report_page.paragraph(line) for line in (machine(content), *notes(content))]
+    steps = [report_page.picture(folder / "steps.png", "step time of the versions")]
+    sections = [
+        ("The steps", [*words, *steps, report_page.table(*table_of(content))]),
+        ("Kernels by group", kernel_section(profiles, content, folder)),
+        ("Roofline", roofline_section(profiles, content, folder)),
+    ]
+    if lengths:
+        sections.append(("Memory over sequence length", memory_section(paths, content, lengths, folder)))
+    (folder / "comparison.json").write_text(json.dumps(content, indent=1) + "\n")
+    (folder / "report.html").write_text(report_page.page("Comparison of the versions", sections), encoding="utf-8")
+    progress(f"wrote {folder / 'report.html'}")
 
 
 def measure(paths: dict, argv: list[str], rounds: int) -> tuple[dict, list[str]]:
@@ -147,6 +253,8 @@ def run(options: argparse.Namespace, rest: list[str]) -> int:
     if len(paths) < 2:
         raise Failure(2, "give two folders or more, as --v1 DIR --v2 DIR, or none to compare all four")
     content = study(paths, ["--num-steps", str(options.num_steps), *rest], options.rounds)
+    if options.report:
+        write_report(content, paths, result_folder(options.report), options.seq_lengths)
     emit(content, as_text(content), options.json)
     return 1 if content["problems"] else 0
 
@@ -161,6 +269,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.add_argument(f"--v{n}", metavar="DIR", help=f"folder, or script, of version {n}")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each version (%(default)s)")
     parser.add_argument("--num-steps", type=int, default=20, metavar="N", help="steps of a run (%(default)s)")
+    parser.add_argument("--report", metavar="FOLDER", help="profile as well, and write report.html there")
+    parser.add_argument("--seq-lengths", type=numbers, metavar="T,..", help="memory over these lengths, for the report")
     options, rest = parser.parse_known_args(argv)
     if options.rounds < 1:
         parser.error(f"--rounds must be at least 1, not {options.rounds}")

@@ -587,6 +587,27 @@ def test_without_folders_all_four_are_compared(tmp_path, monkeypatch, capsys):
     assert [line.split()[0] for line in lines[-5:-1]] == ["v1", "v2", "v3", "v4"] and "interpreter" in lines[-1]
 
 
+def test_the_report_holds_tables_and_pictures(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    for module in (versions_tool, memory_tool):
+        monkeypatch.setattr(module, "train", in_this_process)
+    folder = tmp_path / "our report"
+    arguments = ["--v1", str(FOLDERS[1]), "--v2", str(FOLDERS[2]), "--rounds", "1", "--num-steps", "2"]
+    arguments += ["--report", str(folder), "--seq-lengths", "16,32"]
+    assert versions_tool.main([*arguments, *SIZES]) == 0
+    content = json.loads((folder / "comparison.json").read_text())
+    # by hand: 8 and 5 products with weights, each forward and twice backward, and 6 of version 1's attention
+    assert [content["kernels"][v]["groups"]["GEMM"]["calls"] for v in ("v1", "v2")] == [30, 15]
+    assert content["memory"]["lengths"] == [16, 32] and content["memory"]["rows"][1]["peaks_mb"][1] > 0
+    page = (folder / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 5
+    assert not any(word in page for word in ("http:", "https:", "<script"))
+    assert f"<td>{content['rows'][1]['step_ms']['median']:.3f}</td>" in page
+    names = {path.name for path in folder.glob("*.png")}
+    assert names == {"steps.png", "kernel_groups.png", "roofline_v1.png", "roofline_v2.png", "memory.png"}
+
+
 def test_a_version_that_fails_is_named_and_the_rest_compared(tmp_path, monkeypatch, capsys):
     def failing(script, argv):
         if "version2" in str(script):
