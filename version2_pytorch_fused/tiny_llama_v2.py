@@ -969,6 +969,8 @@ def profile(trainer, data):
     moment = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
     trace = folder / f"trace_v{VERSION}{part}_{moment}_{os.getpid()}.pt.trace.json"
     profiler.export_chrome_trace(str(trace))
+    if not trace.is_file():
+        raise OSError(None, "the profiler left no file", str(trace))
     print(f"profiled {options.profile_steps} more steps: open {trace} in https://ui.perfetto.dev")
     if options.profile_operators or options.profile_memory:
         print_operators(profiler, options, on_gpu)
@@ -1065,8 +1067,16 @@ def main(argv=None):
             return run(options, data, saved)
     except torch.OutOfMemoryError:
         print(f"{prog}: out of memory: lower --batch-size, --seq-len or the model's sizes", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("interrupted outside of the measured steps", file=sys.stderr)
+        return 130
     except OSError as error:
         print(f"{prog}: {error.filename or 'output'} cannot be written: {error.strerror}", file=sys.stderr)
+    except RuntimeError as error:
+        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            raise
+        reason = str(error).strip().splitlines()[0]
+        print(f"{prog}: torch.compile failed, run with --disable-torch-compile: {reason}", file=sys.stderr)
     return 1
 
 
