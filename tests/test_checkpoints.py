@@ -90,9 +90,7 @@ sys.exit(script.main(sys.argv[4:]))
 """
 
 
-@pytest.mark.parametrize(
-    ("version", "moment"), [*((1, moment) for moment in MOMENTS), (3, "half written"), (3, "renamed")]
-)
+@pytest.mark.parametrize(("version", "moment"), [*((1, moment) for moment in MOMENTS), (3, "half written")])
 def test_killed_while_saving(version, moment, tmp_path, uninterrupted, capsys):
     code, resumed_at = MOMENTS[moment]
     folder = tmp_path / "checkpoints"
@@ -159,10 +157,10 @@ def test_switches_may_change_between_the_runs(interrupted, uninterrupted):
 def test_float16_resumes_with_its_scale(version, tmp_path):
     """The scale of the gradients and, in version 3, the float32 weights behind the 16-bit ones come back."""
     half = ("--use-amp", "--amp-dtype", "float16")
-    wanted = run(version, tmp_path / "all", *half, steps=5)
-    run(version, tmp_path / "part", *half, steps=3)
-    losses = run(version, tmp_path / "part", *half, "--resume", steps=5)
-    assert losses == {step: pytest.approx(wanted[step], rel=SAME) for step in (2, 3, 4)}
+    wanted = run(version, tmp_path / "all", *half, steps=4)
+    run(version, tmp_path / "part", *half, steps=EVERY)
+    losses = run(version, tmp_path / "part", *half, "--resume", steps=4)
+    assert losses == {step: pytest.approx(wanted[step], rel=SAME) for step in (2, 3)}
     saved = torch.load(sorted((tmp_path / "part").glob("step_*.pt"))[0], weights_only=True)
     assert saved["scaler"]["scale"] > 1 and all(w.dtype == torch.float32 for w in saved["weights"].values())
 

@@ -9,6 +9,8 @@ import torch
 from kernel_cases import launches
 from versions import SCRIPTS, load_version, loss_and_gradients, relative_error
 
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's, of what its compiler uses
+
 # No size is a power of two but the head's, which the attention kernel wants.
 MODEL = "--hidden-dim 48 --num-layers 2 --num-heads 3 --num-kv-heads 1 --intermediate-dim 72 --vocab-size 50".split()
 MODEL += "--seq-len 19 --batch-size 3".split()

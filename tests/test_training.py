@@ -35,9 +35,10 @@ def baseline():
 # ---------------------------------------------------------------- losses
 
 
-@pytest.mark.parametrize("version", [2, 3, 4])
+@pytest.mark.parametrize("version", [2, 4])
 def test_ten_steps_give_the_losses_of_version_1(version, baseline):
-    losses, _ = train(version, ["--no-graph", "--warmup-steps", "0"])
+    """Version 3's ten steps: test_loss_falls_through_the_kernels."""
+    losses, _ = train(version, ["--no-graph"])
     assert losses == pytest.approx(baseline, rel=SAME_LOSS)
     assert len(set(losses)) == 10
 
@@ -110,7 +111,7 @@ def test_loss_falls_through_the_kernels(precision):
     argv = [*LEARNING, "--num-layers", "1", "--vocab-size", "20", "--warmup-steps", "0", *precision]
     losses, _ = train(3, argv, steps=10)
     assert losses[-1] < losses[0] - 0.5
-    assert losses == pytest.approx(train(1, argv, steps=10)[0], rel=1e-4 if not precision else 0.02)
+    assert losses == pytest.approx(train(1, argv, steps=10)[0], rel=0.02 if precision else SAME_LOSS)
 
 
 @pytest.fixture
