@@ -31,8 +31,9 @@ if not torch.cuda.is_available():
 from triton.runtime.jit import KernelInterface
 from versions import relative_error
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (not INTERPRETED)
 BAND = 1 << 14
 SENTINEL = 77
 # Quiet NaNs with a payload that no arithmetic makes from ordinary numbers.
