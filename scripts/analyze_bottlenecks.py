@@ -74,6 +74,23 @@ def ceiling_lines(content: dict) -> list[str]:
     ]
 
 
+def operator_cells(rows: list[dict]) -> list[list]:
+    return [
+        [
+            i,
+            f"`{row['operator']}`",
+            row["group"],
+            f"{row['calls']:,.0f}",
+            f"{row['ms']:,.3f}",
+            f"{row['share_percent']:.1f}",
+            known(row["tflops"], ".3f"),
+            known(row["gb_s"], ",.1f"),
+            percent(row["of_roofline"]),
+        ]
+        for i, row in enumerate(rows, 1)
+    ]
+
+
 def report(content: dict, top: int) -> str:
     rows, whole = content["operators"], sum(row["ms"] for row in content["operators"])
     what = "operators" if content["on_cpu"] else "kernels"
@@ -100,22 +117,8 @@ def report(content: dict, top: int) -> str:
     ]
     header = ["rank", "group", "ms a step", "%", "could save ms", "step faster by x at most", "addressed by"]
     lines += [markdown_table(header, cells, left=2), "", "## Operators by measured time", ""]
-    cells = [
-        [
-            i,
-            f"`{row['operator']}`",
-            row["group"],
-            f"{row['calls']:,.0f}",
-            f"{row['ms']:,.3f}",
-            f"{row['share_percent']:.1f}",
-            known(row["tflops"], ".3f"),
-            known(row["gb_s"], ",.1f"),
-            percent(row["of_roofline"]),
-        ]
-        for i, row in enumerate(rows[:top], 1)
-    ]
     header = ["rank", "operator", "group", "calls a step", "ms a step", "%", "TFLOP/s", "GB/s", "of the roofline"]
-    return "\n".join([*lines, markdown_table(header, cells, left=3), ""])
+    return "\n".join([*lines, markdown_table(header, operator_cells(rows[:top]), left=3), ""])
 
 
 def as_text(content: dict, files: list[pathlib.Path]) -> str:

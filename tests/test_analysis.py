@@ -387,7 +387,7 @@ def test_gaps_of_the_samples_by_hand(sample, capsys):
 
 
 def test_overlapping_queues_are_busy_once_and_pauses_are_no_gaps():
-    rows = [(0, 10), (4, 4), (5, 10), (17, 3), (5020, 10)]
+    rows = [(0, 10), (4, 4), (9, 6), (17, 3), (5020, 10)]
     rows = [{"start_ns": 1e3 * s, "duration_ns": 1e3 * d, "kernel": f"k{i}"} for i, (s, d) in enumerate(rows)]
     figures = launches.launch_figures(rows, None, pause_us=1000)
     assert (figures["busy_us"], figures["idle_us"], figures["paused_us"], figures["gaps"]) == (28, 2, 5000, 1)
