@@ -3,16 +3,17 @@
 from grading import Mistake, Task, random
 
 
-def inputs(rows, C, scale=2.0, offset=0.5, first=0.0):
+def inputs(rows, C, scale=2.0, offset=0.5, first=0.0, second=0.0):
     x = random(rows, C, seed=1, scale=scale, offset=offset)
     x[:, :16] += first
+    x[:, 16:] += second
     return {"x": x}
 
 
 TASK = Task(
     cases={
         "one tile": {"rows": 2, "C": 16},
-        "two tiles": {"rows": 2, "C": 32},
+        "two tiles, the second higher": {"rows": 2, "C": 32, "second": 3.0},
         "ragged": {"rows": 3, "C": 41},
         "large and far from zero": {"rows": 3, "C": 50, "scale": 30.0, "offset": 200.0},
         "far below zero": {"rows": 3, "C": 50, "offset": -300.0},
