@@ -182,8 +182,8 @@ def check_sizes(options):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}")
     for name in ("warmup_steps", "save_every", "seed"):
-        if getattr(options, name) < 0:
-            raise ValueError(f"--{name.replace('_', '-')} must not be negative, but is {getattr(options, name)}")
+        if not 0 <= getattr(options, name) < 2**63:
+            raise ValueError(f"--{name.replace('_', '-')} must be from 0 to 2^63 - 1, not {getattr(options, name)}")
     if not (math.isfinite(options.learning_rate) and options.learning_rate > 0):
         raise ValueError(f"--learning-rate must be a positive number, not {options.learning_rate}")
     if options.hidden_dim % (2 * options.num_heads):
@@ -836,6 +836,15 @@ def summarize(trainer, steps, warmup_s, best_loss):
     }
 
 
+def finite(value):
+    """The value with None for every number in it that JSON does not know."""
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write_metrics(trainer, steps, summary):
     content = {
         "version": VERSION,
@@ -845,7 +854,7 @@ def write_metrics(trainer, steps, summary):
         "steps": steps,
         "summary": summary,
     }
-    pathlib.Path(trainer.options.metrics_file).write_text(json.dumps(content, indent=1) + "\n")
+    pathlib.Path(trainer.options.metrics_file).write_text(json.dumps(finite(content), indent=1) + "\n")
 
 
 def print_configuration(trainer, data):
@@ -996,39 +1005,51 @@ def run(options, data, saved):
     return status
 
 
+def prepare(options):
+    """The data, and the state to start from: the initial weights, or those of a checkpoint."""
+    data, config = load_data(options), model_config(options)
+    if not options.resume:
+        return data, {"weights": initial_weights(config, options.seed), "step": 0}
+    saved = newest_checkpoint(options.checkpoint_dir, config)
+    if saved["step"] >= options.num_steps:
+        raise ValueError(f"--resume: step {saved['step']} is reached already; raise --num-steps")
+    return data, saved
+
+
+def explain(error):
+    """One sentence for what the user can do something about; None for what is a mistake of this program."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
+        return "out of memory: lower --batch-size, --seq-len or the model's sizes"
+    if isinstance(error, OSError):
+        return f"{error.filename or 'output'} cannot be written: {error.strerror}"
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        return f"torch.compile failed, run with --disable-torch-compile: {str(error).strip().splitlines()[0]}"
+    return None
+
+
 def main(argv=None):
     options = parse_options(argv)
     prog = f"tiny_llama_v{VERSION}.py"
-    try:
-        data = load_data(options)
-        config = model_config(options)
-        saved = {"weights": initial_weights(config, options.seed), "step": 0}
-        if options.resume:
-            saved = newest_checkpoint(options.checkpoint_dir, config)
-            if saved["step"] >= options.num_steps:
-                raise ValueError(f"--resume: step {saved['step']} is reached already; raise --num-steps")
-    except ValueError as error:
-        print(f"{prog}: error: {error}", file=sys.stderr)
-        return 2
-    set_up_backend(options)
     # One stream for all that runs, so that what a graph captures has been warmed up where it is captured.
     on_gpu = torch.device(options.device).type == "cuda"
     try:
+        try:
+            data, saved = prepare(options)
+        except ValueError as error:
+            print(f"{prog}: error: {error}", file=sys.stderr)
+            return 2
+        set_up_backend(options)
         with torch.cuda.stream(torch.cuda.Stream(options.device)) if on_gpu else contextlib.nullcontext():
             return run(options, data, saved)
-    except torch.OutOfMemoryError:
-        print(f"{prog}: out of memory: lower --batch-size, --seq-len or the model's sizes", file=sys.stderr)
     except KeyboardInterrupt:
         print("interrupted outside of the measured steps", file=sys.stderr)
         return 130
-    except OSError as error:
-        print(f"{prog}: {error.filename or 'output'} cannot be written: {error.strerror}", file=sys.stderr)
-    except RuntimeError as error:
-        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+    except (RuntimeError, MemoryError, OSError) as error:
+        sentence = explain(error)
+        if sentence is None:
             raise
-        reason = str(error).strip().splitlines()[0]
-        print(f"{prog}: torch.compile failed, run with --disable-torch-compile: {reason}", file=sys.stderr)
-    return 1
+        print(f"{prog}: {sentence}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

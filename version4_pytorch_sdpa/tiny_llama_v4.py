@@ -174,6 +174,11 @@ def check_version_options(options):
         raise ValueError("--compile-mode reduce-overhead makes graphs of its own: use it with --no-graph")
     if options.attention_backend == "flex" and not options.enable_torch_compile:
         raise ValueError("--attention-backend flex is fast only when compiled: use it with --enable-torch-compile")
+    if options.attention_backend in SDPA_BACKENDS and not runs_here(options.attention_backend, options):
+        raise ValueError(
+            f"--attention-backend {options.attention_backend} cannot run this model's attention on {options.device} in "
+            f"{precision_name(options)}: leave it out to get one that can"
+        )
 
 
 def describe_parts(options):
@@ -214,8 +219,8 @@ def check_sizes(options):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}")
     for name in ("warmup_steps", "save_every", "seed"):
-        if getattr(options, name) < 0:
-            raise ValueError(f"--{name.replace('_', '-')} must not be negative, but is {getattr(options, name)}")
+        if not 0 <= getattr(options, name) < 2**63:
+            raise ValueError(f"--{name.replace('_', '-')} must be from 0 to 2^63 - 1, not {getattr(options, name)}")
     if not (math.isfinite(options.learning_rate) and options.learning_rate > 0):
         raise ValueError(f"--learning-rate must be a positive number, not {options.learning_rate}")
     if options.hidden_dim % (2 * options.num_heads):
@@ -424,6 +429,12 @@ def flexible_attention(query, key, value, blocks):
     return mixed.transpose(1, 2)
 
 
+def runs_here(backend, options):
+    dtype = getattr(torch, options.amp_dtype) if options.use_amp else torch.float32
+    sizes = (options.seq_len, options.num_heads, options.num_kv_heads, options.hidden_dim // options.num_heads)
+    return can_run(backend, dtype, options.device, *sizes)
+
+
 def choose_backend(options):
     """The name of the attention backend to use: the one asked for, or the first that can."""
     if options.attention_backend != "auto":
@@ -431,9 +442,7 @@ def choose_backend(options):
     on_gpu = torch.device(options.device).type == "cuda"
     if on_gpu and options.enable_torch_compile and (options.use_amp or options.tf32):
         return "flex"  # the compiler reads and writes the projections as they are, and uses TF32
-    dtype = getattr(torch, options.amp_dtype) if options.use_amp else torch.float32
-    sizes = (options.seq_len, options.num_heads, options.num_kv_heads, options.hidden_dim // options.num_heads)
-    return next(backend for backend in SDPA_BACKENDS if can_run(backend, dtype, options.device, *sizes))
+    return next(backend for backend in SDPA_BACKENDS if runs_here(backend, options))
 
 
 def swiglu(gate, up):
@@ -995,6 +1004,15 @@ def summarize(trainer, steps, warmup_s, best_loss):
     }
 
 
+def finite(value):
+    """The value with None for every number in it that JSON does not know."""
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write_metrics(trainer, steps, summary):
     content = {
         "version": VERSION,
@@ -1004,7 +1022,7 @@ def write_metrics(trainer, steps, summary):
         "steps": steps,
         "summary": summary,
     }
-    pathlib.Path(trainer.options.metrics_file).write_text(json.dumps(content, indent=1) + "\n")
+    pathlib.Path(trainer.options.metrics_file).write_text(json.dumps(finite(content), indent=1) + "\n")
 
 
 def print_configuration(trainer, data):
@@ -1155,39 +1173,51 @@ def run(options, data, saved):
     return status
 
 
+def prepare(options):
+    """The data, and the state to start from: the initial weights, or those of a checkpoint."""
+    data, config = load_data(options), model_config(options)
+    if not options.resume:
+        return data, {"weights": initial_weights(config, options.seed), "step": 0}
+    saved = newest_checkpoint(options.checkpoint_dir, config)
+    if saved["step"] >= options.num_steps:
+        raise ValueError(f"--resume: step {saved['step']} is reached already; raise --num-steps")
+    return data, saved
+
+
+def explain(error):
+    """One sentence for what the user can do something about; None for what is a mistake of this program."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
+        return "out of memory: lower --batch-size, --seq-len or the model's sizes"
+    if isinstance(error, OSError):
+        return f"{error.filename or 'output'} cannot be written: {error.strerror}"
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        return f"torch.compile failed, run with --disable-torch-compile: {str(error).strip().splitlines()[0]}"
+    return None
+
+
 def main(argv=None):
     options = parse_options(argv)
     prog = f"tiny_llama_v{VERSION}.py"
-    try:
-        data = load_data(options)
-        config = model_config(options)
-        saved = {"weights": initial_weights(config, options.seed), "step": 0}
-        if options.resume:
-            saved = newest_checkpoint(options.checkpoint_dir, config)
-            if saved["step"] >= options.num_steps:
-                raise ValueError(f"--resume: step {saved['step']} is reached already; raise --num-steps")
-    except ValueError as error:
-        print(f"{prog}: error: {error}", file=sys.stderr)
-        return 2
-    set_up_backend(options)
     # One stream for all that runs, so that what a graph captures has been warmed up where it is captured.
     on_gpu = torch.device(options.device).type == "cuda"
     try:
+        try:
+            data, saved = prepare(options)
+        except ValueError as error:
+            print(f"{prog}: error: {error}", file=sys.stderr)
+            return 2
+        set_up_backend(options)
         with torch.cuda.stream(torch.cuda.Stream(options.device)) if on_gpu else contextlib.nullcontext():
             return run(options, data, saved)
-    except torch.OutOfMemoryError:
-        print(f"{prog}: out of memory: lower --batch-size, --seq-len or the model's sizes", file=sys.stderr)
     except KeyboardInterrupt:
         print("interrupted outside of the measured steps", file=sys.stderr)
         return 130
-    except OSError as error:
-        print(f"{prog}: {error.filename or 'output'} cannot be written: {error.strerror}", file=sys.stderr)
-    except RuntimeError as error:
-        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+    except (RuntimeError, MemoryError, OSError) as error:
+        sentence = explain(error)
+        if sentence is None:
             raise
-        reason = str(error).strip().splitlines()[0]
-        print(f"{prog}: torch.compile failed, run with --disable-torch-compile: {reason}", file=sys.stderr)
-    return 1
+        print(f"{prog}: {sentence}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":
