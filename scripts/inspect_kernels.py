@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """What every Triton kernel becomes on every GPU, without having one: registers, spills, LDS, occupancy, matrix units.
 
-    python scripts/inspect_kernels.py                              what the presets small and medium launch, everywhere
+    python scripts/inspect_kernels.py                              what the presets launch, for every target
     python scripts/inspect_kernels.py --target gfx942 --dtype bf16 --kernel attention --dump-assembly assembly
     python scripts/inspect_kernels.py --all --target gfx90a        every head size, odd lengths, wide rows
     python scripts/inspect_kernels.py --target gfx1100 --dtype bf16 --tiles 32x32 64x32 --warps 4 8     what if
 
-One training step of version 3 runs on tensors without data, as if it were on the target, and its launches are written
-down instead of being made: so each kernel is compiled with the tiles, warps and specializations that a real launch has.
+One training step of version 3, with the presets small and medium, runs on tensors without data, as if it were on the
+target, and its launches are written down instead of being made; likewise the solutions of the exercises. So each kernel
+is compiled with the tiles, warps and specializations that a real launch has.
 
 registers   of one thread; on Instinct vector and accumulation registers together
 spills      of one thread: vector registers in scratch memory, or bytes of stack on NVIDIA; "+n s" scalar registers kept
@@ -25,8 +26,10 @@ matrix units; 2 for bad arguments.
 import argparse
 import concurrent.futures
 import contextlib
+import copy
 import dataclasses
 import functools
+import importlib
 import itertools
 import json
 import multiprocessing
@@ -42,7 +45,10 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
 from unittest import mock
 
-from versions import load_version
+from command_line import Failure, run_tool
+from versions import REPOSITORY, load_version
+
+EXERCISES = REPOSITORY / "exercises"
 
 # ---------------------------------------------------------------- GPUs
 
@@ -120,7 +126,7 @@ TINY = "--num-layers 1 --num-heads 2 --num-kv-heads 1 --vocab-size 16 --seq-len 
 class Case(NamedTuple):
     """One run whose launches are wanted."""
 
-    source: str  # a key of SOURCES
+    source: str  # v3, or the folder of an exercise
     label: str
     argv: tuple
 
@@ -190,12 +196,10 @@ def recorded_launches(source, module, target):
         )
 
     with contextlib.ExitStack() as patches:
-        for place, name, value in (
-            (JITFunction, "run", record),
-            (module, "gpu_architecture", lambda device: target),
-            (module, "program_count", lambda device: TARGETS[target].units),
-        ):
-            patches.enter_context(mock.patch.object(place, name, value))
+        patches.enter_context(mock.patch.object(JITFunction, "run", record))
+        for name, answer in (("gpu_architecture", target), ("program_count", TARGETS[target].units)):
+            if hasattr(module, name):
+                patches.enter_context(mock.patch.object(module, name, lambda device, answer=answer: answer))
         yield launches
 
 
@@ -225,6 +229,32 @@ def training_step(script, argv):
     trainer.scaler.step(trainer.optimizer)
 
 
+@functools.cache
+def exercise_grading():
+    """The module that knows what the exercises are given."""
+    sys.path.insert(0, str(EXERCISES))
+    return importlib.import_module("grading")
+
+
+@functools.cache
+def exercise_solution(name):
+    return exercise_grading().load_module(EXERCISES / name / "solution.py", f"solution_{name}")
+
+
+def exercise_run(name, module, argv):
+    """Run a solution in a dtype on the inputs of some of its task's cases: argv is the dtype and their numbers."""
+    import torch
+
+    grading = exercise_grading()
+    task, dtype = grading.load_task(EXERCISES / name), getattr(torch, argv[0])
+    sizes = list(task.cases.values())
+    for case in argv[1:] or range(len(sizes)):
+        with mock.patch.object(grading, "DEVICE", torch.device("cpu")):
+            inputs = grading.cast(task, task.inputs(**sizes[int(case)]), dtype)
+        storage = task.storage(task.define(**copy.deepcopy(inputs)), inputs)
+        module.run(**inputs, **{result: torch.empty(like.shape, dtype=like.dtype) for result, like in storage.items()})
+
+
 class Source(NamedTuple):
     """Where kernels come from: how to load their module, and what runs the code that launches them."""
 
@@ -232,12 +262,31 @@ class Source(NamedTuple):
     run: Any
 
 
-SOURCES = {"version3": Source(lambda: load_version(3), training_step)}
+SOURCES = {"v3": Source(lambda: load_version(3), training_step)}
+
+
+def source_of(name):
+    """The source of that name, or the exercise whose folder it is."""
+    if name in SOURCES:
+        return SOURCES[name]
+    return Source(functools.partial(exercise_solution, name), functools.partial(exercise_run, name))
+
+
+def exercise_cases(precisions, *numbers):
+    """The solutions of the exercises, on the cases of these numbers or on all; TF32 is nothing that they ask for."""
+    folders = sorted(folder.name for folder in EXERCISES.glob("[0-9][0-9]_*") if (folder / "solution.py").is_file())
+    dtypes = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+    return [
+        Case(folder, precision, (dtypes[precision], *map(str, numbers)))
+        for folder in folders
+        for precision in precisions
+        if precision in dtypes
+    ]
 
 
 def preset_cases(presets, precisions):
     return [
-        Case("version3", precision, ("--preset", preset, *PRECISIONS[precision]))
+        Case("v3", precision, ("--preset", preset, *PRECISIONS[precision]))
         for preset in presets
         for precision in precisions
     ]
@@ -249,7 +298,7 @@ def all_cases(precisions):
     shapes += [(64, 8, 8, 4096, 32000), (128, 8, 4, 4096, 32000), (64, 8, 4, 1, 1000)]
     shapes += [(128, C // 128, 8, 512, 128256) for C in (4096, 32768)]
     return [
-        Case("version3", precision, tuple(argv.split()) + tuple(PRECISIONS[precision]))
+        Case("v3", precision, tuple(argv.split()) + tuple(PRECISIONS[precision]))
         for D, heads, kv, T, V in shapes
         for argv in [
             f"--hidden-dim {D * heads} --num-heads {heads} --num-kv-heads {kv} --seq-len {T} --vocab-size {V} "
@@ -266,6 +315,7 @@ def all_cases(precisions):
 class Kernel:
     """A compiled kernel; counts of a thread, bytes of a program."""
 
+    source: str
     kernel: str
     target: str
     precisions: list
@@ -286,6 +336,9 @@ class Kernel:
     limit: str = ""
     hash: str = ""  # Triton's name for what it compiled, the same as for a real launch
     seconds: float = 0.0
+
+    def title(self):
+        return f"{self.target} {self.source} {self.kernel} {','.join(self.precisions)} {self.constants}"
 
     def problems(self):
         """Why it does not fit its target: an empty list when it does."""
@@ -381,7 +434,7 @@ def compiled(launch):
     import triton
     from triton.compiler import ASTSource
 
-    kernel = getattr(SOURCES[launch.source].load(), launch.kernel)
+    kernel = getattr(source_of(launch.source).load(), launch.kernel)
     source = ASTSource(kernel, launch.signature, launch.constexprs, launch.attributes)
     return triton.compile(source, target=gpu_target(launch.target), options=launch.options)
 
@@ -395,7 +448,7 @@ def inspect_launch(launch, dump_folder=None):
     """Compile a launch and read what became of it."""
     from triton import TritonError
 
-    row = Kernel(launch.kernel, launch.target, [], launch.describe())
+    row = Kernel(launch.source, launch.kernel, launch.target, [], launch.describe())
     start = time.perf_counter()
     try:
         result = compiled(launch)
@@ -421,7 +474,7 @@ def dump(launch, asm, folder):
     constants = re.sub(r"[^\w=.]+", "_", launch.describe())
     types = "_".join(sorted({kind.strip("*") for kind in launch.signature.values() if kind.startswith("*")}))
     extension = "amdgcn" if "amdgcn" in asm else "ptx"
-    name = f"{launch.target}_{launch.kernel}_{types}_{constants}"[:200]
+    name = f"{launch.target}_{launch.source[:2]}_{launch.kernel}_{types}_{constants}"[:200]
     (folder / f"{name}.{extension}").write_text(asm[extension])
 
 
@@ -438,7 +491,7 @@ def prepare_worker():
 
 def case_launches(case, target):
     """What the case launches on the target."""
-    source = SOURCES[case.source]
+    source = source_of(case.source)
     module = source.load()
     with recorded_launches(case.source, module, target) as launches:
         source.run(module, case.argv)
@@ -506,18 +559,29 @@ def inspect_cases(cases, targets, kernel="", jobs=2, dump_folder=None, change=No
 # ---------------------------------------------------------------- the command
 
 
-COLUMNS = ("target", "kernel", "for", "constants", "registers", "spills", "shared", "occupancy", "matrix", "code")
+COLUMNS = (
+    "target",
+    "from",
+    "kernel",
+    "for",
+    "constants",
+    "registers",
+    "spills",
+    "shared",
+    "occupancy",
+    "matrix",
+    "code",
+)
 
 
 def cells(row):
     """The row of the table for a kernel."""
-    target = TARGETS[row.target]
+    target, name = TARGETS[row.target], [row.target, row.source[:2], row.kernel.removesuffix("_kernel")]
     if row.error:
-        return [row.target, row.kernel, ",".join(row.precisions), row.constants, *["-"] * 6]
+        return [*name, ",".join(row.precisions), row.constants, *["-"] * 6]
     spills = f"{row.spills}" + (f"+{row.scalar_spills}s" if row.scalar_spills else "")
     return [
-        row.target,
-        row.kernel.removesuffix("_kernel"),
+        *name,
         ",".join(row.precisions),
         row.constants,
         f"{row.registers}",
@@ -540,10 +604,10 @@ def print_verdict(rows):
     """What does not fit, and what spills where that is no fault; returns the exit status."""
     failed = [(row, problem) for row in rows for problem in row.problems()]
     for row, problem in failed:
-        print(f"DOES NOT FIT  {row.target} {row.kernel} {','.join(row.precisions)} {row.constants}: {problem}")
+        print(f"DOES NOT FIT  {row.title()}: {problem}")
     for row in rows:
         if row.spills and not row.problems():
-            print(f"spills        {row.target} {row.kernel} {','.join(row.precisions)} {row.constants}: {row.spills}")
+            print(f"spills        {row.title()}: {row.spills} registers")
     misfits = len({id(row) for row, _ in failed})
     print(
         f"{len(rows)} kernels compiled in {sum(row.seconds for row in rows):.0f} s of processor time, {misfits} misfits"
@@ -586,6 +650,7 @@ def parse_options(argv):
         "--target", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="GPU", help=f"{', '.join(TARGETS)} (all)"
     )
     add("--dtype", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="precision of the model (all)")
+    add("--source", nargs="+", choices=["v3", "exercises"], default=["v3", "exercises"], help="whose kernels (both)")
     add("--kernel", default="", metavar="PART", help="only kernels whose name contains this")
     add("--preset", nargs="+", choices=["tiny", "small", "medium"], default=["small", "medium"], help="(small medium)")
     add("--all", action="store_true", help="the whole matrix of head sizes, lengths and widths instead of presets")
@@ -607,33 +672,44 @@ def parse_options(argv):
     return options
 
 
-def main(argv=None):
-    options = parse_options(argv)
-    cases = all_cases(options.dtype) if options.all else preset_cases(options.preset, options.dtype)
+def asked_cases(options):
+    if options.all:
+        found = {"v3": all_cases(options.dtype), "exercises": exercise_cases(options.dtype)}
+    else:
+        found = {"v3": preset_cases(options.preset, options.dtype), "exercises": exercise_cases(options.dtype, -1)}
+    return [case for source in options.source for case in found[source]]
+
+
+def report(options):
+    """Inspect and print; returns the exit status."""
     choices = [values or [None] for values in (options.tiles, options.warps, options.stages)]
     change = None
     if options.tiles or options.warps or options.stages:
         change = functools.partial(other_tiles, tiles=choices[0], warps=choices[1], stages=choices[2])
     try:
         rows = inspect_cases(
-            cases, options.target, options.kernel, options.jobs, options.dump_assembly, change, show_progress
+            asked_cases(options),
+            options.target,
+            options.kernel,
+            options.jobs,
+            options.dump_assembly,
+            change,
+            show_progress,
         )
     except BrokenProcessPool:
-        print(
-            "inspect_kernels.py: the compiler ended its process: try one --target and --kernel at a time",
-            file=sys.stderr,
-        )
-        return 1
+        raise Failure(1, "the compiler ended its process: try one --target and one --kernel at a time") from None
     if not rows:
-        print(
-            f"inspect_kernels.py: no kernel of this kind has {options.kernel or 'tiles'} in its name", file=sys.stderr
-        )
-        return 2
+        raise Failure(2, f"no kernel of this kind has {options.kernel or 'tiles'} in its name")
     if options.json:
         print(json.dumps([{**dataclasses.asdict(row), "problems": row.problems()} for row in rows], indent=1))
         return int(any(row.problems() for row in rows))
     print_table(rows)
     return print_verdict(rows)
+
+
+def main(argv=None):
+    options = parse_options(argv)
+    return run_tool("inspect_kernels.py", lambda: report(options))
 
 
 if __name__ == "__main__":
