@@ -38,6 +38,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
@@ -551,6 +552,7 @@ class AddRMSNormFunction(torch.autograd.Function):
         return x, y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dx_later, dy):
         x, w, rstd = ctx.saved_tensors
         C, rows = x.shape[-1], rstd.numel()
@@ -635,6 +637,7 @@ class RoPEFunction(torch.autograd.Function):
         return turn(x, cos, sin, turned, inverse=False)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dy):
         return turn(dy, *ctx.saved_tensors, ctx.turned, inverse=True), None, None, None
 
@@ -717,6 +720,7 @@ class SwiGLUDownFunction(torch.autograd.Function):
         return swiglu_forward(x) @ down.t()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dz):
         x, down = ctx.saved_tensors
         dx, y = swiglu_backward(dz @ down, x)
@@ -989,6 +993,7 @@ class FlashAttentionFunction(torch.autograd.Function):
         return o
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, do):
         qkv, o, lse = ctx.saved_tensors
         B, T, H, D = o.shape
@@ -1090,6 +1095,7 @@ class CrossEntropyFunction(torch.autograd.Function):
         return loss.mean()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dloss):
         logits, labels, highest, log_total = ctx.saved_tensors
         rows, V = logits.shape
@@ -1191,6 +1197,7 @@ class FusedAdamW(torch.optim.Optimizer):
         device, dtype = parameters[0].device, parameters[0].dtype
         lr, (beta1, beta2) = group["lr"], group["betas"]
         gradients = [p.grad.contiguous() for p in parameters]
+        gradients = [g if g.data_ptr() % 16 == 0 else g.clone() for g in gradients]  # views may start anywhere
         table = self.address_table(parameters, gradients, device)
         chunks = self.chunk_table(parameters, device)
         adamw_kernel[(len(chunks),)](
