@@ -489,6 +489,20 @@ def prepare_worker():
     torch.set_num_threads(1)
 
 
+def obstacle(target):
+    """Why the installed Triton cannot compile for a target, or None where it can."""
+    from triton import knobs
+    from triton.compiler import make_backend
+
+    try:
+        make_backend(gpu_target(target))
+        if TARGETS[target].backend == "cuda":  # a build for AMD alone comes without these
+            _ = knobs.nvidia.cuobjdump, knobs.nvidia.ptxas_blackwell if target == "sm_100" else knobs.nvidia.ptxas
+    except RuntimeError as error:
+        return first_line(error)
+    return None
+
+
 def case_launches(case, target):
     """What the case launches on the target."""
     source = source_of(case.source)
@@ -545,9 +559,14 @@ def inspect_cases(cases, targets, kernel="", jobs=2, dump_folder=None, change=No
     """Compile what the cases launch on the targets, each distinct launch once: a list of Kernel.
 
     kernel: a part of the name of the kernels wanted; dump_folder: where their assembly goes; change: turns the list of
-    (Launch, labels) into the one that is compiled; progress: is told how many of how many are done.
+    (Launch, labels) into the one that is compiled; progress: is told how many of how many are done. A target that the
+    installed Triton cannot compile for is left out, with a warning.
     """
     with Workers(jobs) as workers:
+        obstacles = dict(zip(targets, workers.all(obstacle, [(target,) for target in targets]), strict=True))
+        for target in filter(obstacles.get, targets):
+            print(f"{target} is left out, Triton cannot compile for it here: {obstacles[target]}", file=sys.stderr)
+        targets = [target for target in targets if not obstacles[target]]
         wanted = wanted_launches(workers, cases, targets, kernel)
         wanted = change(wanted) if change else wanted
         rows = workers.all(inspect_launch, [(launch, dump_folder) for launch, _ in wanted], progress)
@@ -609,9 +628,8 @@ def print_verdict(rows):
         if row.spills and not row.problems():
             print(f"spills        {row.title()}: {row.spills} registers")
     misfits = len({id(row) for row, _ in failed})
-    print(
-        f"{len(rows)} kernels compiled in {sum(row.seconds for row in rows):.0f} s of processor time, {misfits} misfits"
-    )
+    verdict = f"{misfits} of them do not fit" if misfits else "all fit"
+    print(f"{len(rows)} kernels compiled in {sum(row.seconds for row in rows):.0f} s: {verdict}")
     return 1 if failed else 0
 
 

@@ -75,7 +75,9 @@ import importlib, json, os, sys
 os.environ["TRITON_INTERPRET"] = "0"
 sys.path[:0] = [{scripts!r}, {folder!r}]
 import torch
-from inspect_kernels import Case, SOURCES, Source, case_launches, inspect_launch
+import triton
+from unittest import mock
+from inspect_kernels import Case, SOURCES, Source, case_launches, inspect_launch, obstacle
 wrong = importlib.import_module("wrong")
 for name, target, run in (
     ("too much shared memory", "gfx942", lambda module, argv: module.product(torch.bfloat16, 256, 8)),
@@ -91,6 +93,9 @@ for name, target, run in (
     SOURCES["wrong"] = Source(lambda: wrong, run)
     row = inspect_launch(*case_launches(Case("wrong", "", ()), target))
     print(json.dumps([name, target, row.problems(), vars(row)]))
+with mock.patch.object(triton.knobs.NvidiaTool, "from_path", lambda path: None):
+    print(json.dumps(["obstacle", "sm_90", obstacle("sm_90"), None]))
+print(json.dumps(["obstacle", "gfx942", obstacle("gfx942"), None]))
 """
 
 
@@ -224,6 +229,11 @@ def test_kernels_that_do_not_fit_are_named(tmp_path_factory):
     assert any("does not compile" in text and "nowhere" in text for text in found["missing", "gfx950"][0])
 
 
+def test_a_target_that_triton_cannot_compile_for_is_left_out(tmp_path_factory):
+    found = wrong_kernels(tmp_path_factory.getbasetemp())
+    assert "Cannot find" in found["obstacle", "sm_90"][0] and found["obstacle", "gfx942"][0] is None
+
+
 def test_spills_are_no_fault_outside_of_data_centres(tmp_path_factory):
     problems, facts = wrong_kernels(tmp_path_factory.getbasetemp())["spills", "gfx1100"]
     assert problems == [] and facts["spills"] > 100
@@ -285,7 +295,9 @@ def test_table_and_assembly(tmp_path):
     assert header.split() == list(inspect_kernels.COLUMNS)
     assert [line.split()[:3] for line in lines] == [["gfx90a", "v3", "rope"]] * 2 + [["sm_80", "v3", "rope"]] * 2
     starts = {line.index(cell) for line, cell in zip(lines, ["INVERSE"] * 4, strict=True)}
-    assert starts == {header.index("constants")} and total.startswith("4 kernels compiled")
+    assert (
+        starts == {header.index("constants")} and total.startswith("4 kernels compiled") and total.endswith("all fit")
+    )
     assert sorted(file.suffix for file in folder.iterdir()) == [".amdgcn", ".amdgcn", ".ptx", ".ptx"]
     assert all("rope_kernel" in file.read_text() for file in folder.iterdir())
 
