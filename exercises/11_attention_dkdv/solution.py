@@ -81,5 +81,5 @@ def run(qkv, do, lse, delta, H, K, dqkv):
     strides = (qkv.stride(0), qkv.stride(1), H * D, dqkv.stride(0), dqkv.stride(1))
     scale = math.log2(math.e) / math.sqrt(D)
     attention_backward_dkdv_kernel[(B * K, triton.cdiv(T, BLOCK_K))](
-        qkv, do, lse, delta, dqkv, T, *strides, scale, H, K, D, BLOCK_Q, BLOCK_K, "ieee", num_stages=1
+        qkv, do, lse, delta, dqkv, T, *strides, scale, H, K, D, BLOCK_Q, BLOCK_K, "ieee", num_stages=2
     )
