@@ -629,7 +629,7 @@ def print_verdict(rows):
             print(f"spills        {row.title()}: {row.spills} registers")
     misfits = len({id(row) for row, _ in failed})
     verdict = f"{misfits} of them do not fit" if misfits else "all fit"
-    print(f"{len(rows)} kernels compiled in {sum(row.seconds for row in rows):.0f} s: {verdict}")
+    print(f"{len(rows)} kernels, {sum(row.seconds for row in rows):.0f} s of processor time: {verdict}")
     return 1 if failed else 0
 
 
