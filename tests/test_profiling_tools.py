@@ -318,9 +318,10 @@ def test_all_profilers_go_on_after_a_failure_and_end_with_1(tmp_path):
     python.write_text(f'#!/bin/sh\ncase $1 in *run_*.py) exit 2 ;; esac\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     result = call(
-        3,
+        2,
         "run_all_profilers.sh",
-        *("--enable-rocm-tools", "--profile-dir", tmp_path / "results"),
+        "--enable-rocm-tools",
+        cwd=tmp_path,
         PATH=f"{STAND_INS / 'nvidia'}{os.pathsep}{os.environ['PATH']}",
         TINY_LLAMA_PYTHON=str(STAND_INS / "training_python"),
         STAND_IN_PYTHON=str(python),
@@ -333,6 +334,8 @@ def test_all_profilers_go_on_after_a_failure_and_end_with_1(tmp_path):
         "FAILED   run_deepspeed_flops.py (exit status 2)",
     ]
     assert [line.split()[0] for line in outcome[2:]] == ["done"] * 5
+    (table,) = tmp_path.glob("all_profiles/hotspots/hotspot_*/hotspots.csv")
+    assert "\nattention_forward_kernel,attention," in table.read_text()
 
 
 def test_a_version_that_is_not_there_is_refused(tmp_path):
