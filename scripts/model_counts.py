@@ -596,7 +596,7 @@ def gpu_table():
         peaks = [load_version(1).peak_tflops(gpu, precision) for precision in ("float32", "tf32", "bfloat16")]
         cells = ["" if p is None else f"{p:,.1f}" for p in peaks] + [f"{bandwidth:.3f}"]
         rows.append([gpu, *cells, *("" if p is None else f"{p / bandwidth:,.0f}" for p in peaks)])
-    header = ["GPU", "fp32 TFLOP/s", "TF32", "bf16", "TB/s", "FLOP/B at the ridge, fp32", "TF32", "bf16"]
+    header = ["GPU", "fp32 TFLOP/s", "TF32", "bf16", "TB/s", "ridge FLOP/B, fp32", "TF32", "bf16"]
     return markdown_table(header, rows)
 
 
@@ -637,7 +637,7 @@ def flops_table():
     rows.append(["**all**", "", "", *(f"**{sum(flops.values()) / 1e9:,.2f}**" for flops in required.values())])
     others = [total(step_numbers(1, "float32", s), "operations") for s in presets.values()]
     rows.append(["everything else, operations", "", "", *(f"{n / 1e9:,.2f}" for n in others)])
-    header = ["part", "forward, each layer", "forward, once", *(f"`{name}`, GFLOP a step" for name in presets)]
+    header = ["GFLOP of a step", "forward, each layer", "forward, once", *(f"`{name}`" for name in presets)]
     return markdown_table(header, rows)
 
 
@@ -692,17 +692,22 @@ def step_table(quantity, unit, name, preset="small"):
     return markdown_table([f"{name}, `{preset}`, fp32", *(f"V{version}" for version in SCRIPTS)], rows)
 
 
+def bounded(us, bound):
+    """The time, in bold where computing bounds it."""
+    return f"**{us:,.0f}**" if bound == "compute" else f"{us:,.0f}"
+
+
 def roofline_table(version, precision, preset):
     numbers = step_numbers(version, precision, preset_sizes(preset))
     columns = {gpu: part_roofline(numbers, gpu, precision) for gpu in BANDWIDTH_TB_S}
     flops, operations, moved = (both_phases(numbers, quantity) for quantity in QUANTITIES[:3])
     rows = []
     for part in PARTS:
-        times = [f"{column[part][0]:,.0f} {column[part][1]}" for column in columns.values()]
+        times = [bounded(*column[part]) for column in columns.values()]
         work = flops[part] + operations[part]
         rows.append([part, f"{work / 1e9:,.2f}", f"{moved[part] / 1e6:,.0f}", f"{work / moved[part]:,.1f}", *times])
-    sums = [f"**{shortest_step_ms(numbers, gpu, precision):,.2f} ms**" for gpu in BANDWIDTH_TB_S]
-    rows.append(["**step**", "", "", "", *sums])
+    sums = [f"{1e3 * shortest_step_ms(numbers, gpu, precision):,.0f}" for gpu in BANDWIDTH_TB_S]
+    rows.append(["all, one after the other", "", "", "", *sums])
     header = [f"V{version}, `{preset}`, {PRECISIONS[precision]}", "GFLOP", "MB", "FLOP/B"]
     return markdown_table([*header, *(f"{gpu}, us" for gpu in BANDWIDTH_TB_S)], rows)
 
