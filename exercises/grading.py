@@ -8,6 +8,7 @@ outputs. Inputs lie between bands of NaN, so that a load past their end shows; o
 an element that is never written shows, and lie between bands of a number, so that a store past their end shows.
 """
 
+import contextlib
 import copy
 import dataclasses
 import importlib.util
@@ -30,6 +31,8 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
 from triton.runtime.jit import KernelInterface
 from versions import relative_error
+
+from speed import DeviceTimer, Speed, measure
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -65,28 +68,14 @@ class Mistake:
 
 
 @dataclasses.dataclass(frozen=True)
-class Speed:
-    """How a kernel is timed on a GPU.
-
-    sizes: of inputs too large for a cache. tiles: names of the answer's module that are then larger, since small tiles
-    suit the interpreter. floor: the least share of a copy's GB/s, each input and output moved once.
-    """
-
-    sizes: dict[str, int]
-    tiles: dict[str, int]
-    floor: float = 0.5
-
-
-@dataclasses.dataclass(frozen=True)
 class Task:
     """What run() of an exercise must compute.
 
     cases: name -> sizes, the smallest first. inputs(**sizes): name -> float32 tensor or number, what run() is given.
     define(**inputs): name -> tensor that run() must leave, computed in the dtype of the inputs (float64 for the truth).
-    names: result -> what its dimensions are called. owner(module, result, index, inputs): the program that writes it, or
-    () where none does.
-    wide: inputs that are float32 beside 16-bit ones. storage(results, inputs): output -> tensor of its shape and
-    dtype, where outputs are packed; views(outputs, inputs): result -> its part of the outputs.
+    names: result -> what its dimensions are called. owner(module, result, index, inputs): the program that writes it,
+    () where none does. wide: inputs that are float32 beside 16-bit ones. storage(results, inputs): output -> tensor
+    of its shape and dtype, where outputs are packed; views(outputs, inputs): result -> its part of the outputs.
     mistakes: name -> Mistake. dtypes: those that the answer is run in. kernel: whether it must launch one.
     tolerance: relative error that is allowed beside twice that of PyTorch.
     then(module, source): raises Wrong for what the results cannot show. speed: how fast it must be on a GPU.
@@ -287,6 +276,30 @@ def run_case(task, module, sizes, dtype):
         raise Wrong("no kernel", None, "the results are right, but no kernel was launched: compute them in the kernel")
 
 
+def check_speed(task, module, timer):
+    """A sentence on the answer's speed; raises Wrong where it is below the task's floor."""
+    speed = task.speed
+    inputs = cast(task, task.inputs(**speed.sizes), torch.float32)
+    results = task.storage(task.define(**copy.deepcopy(inputs)), inputs)
+    outputs = {name: torch.empty(like.shape, dtype=like.dtype, device=DEVICE) for name, like in results.items()}
+    del results
+    with contextlib.ExitStack() as larger:
+        for name, size in speed.tiles.items():
+            larger.enter_context(mock.patch.object(module, name, size))
+        rate, copy_rate = measure(module.run, inputs, outputs, DEVICE, timer)
+    sentence = f"{rate:,.0f} GB/s, {rate / copy_rate:.0%} of a copy's {copy_rate:,.0f}"
+    if rate < speed.floor * copy_rate:
+        raise Wrong("slow", None, f"right but slow: {sentence}; at least {speed.floor:.0%} are asked")
+    return sentence
+
+
+def describe_speed(task, module):
+    """What to add to a verdict."""
+    if task.speed is None:
+        return ""
+    return "; its speed needs a GPU" if INTERPRETED else f"; {check_speed(task, module, DeviceTimer(DEVICE))}"
+
+
 def describe_crash(error, path):
     """The line of the answer that failed, and why."""
     line = None
@@ -318,7 +331,7 @@ def grade(folder, path):
         case = None
         task.then(module, pathlib.Path(path).read_text(encoding="utf-8"))
         dtypes = f"{len(task.dtypes)} dtypes" if len(task.dtypes) > 1 else str(task.dtypes[0]).removeprefix("torch.")
-        verdict |= {"passed": True, "sentence": f"{len(task.cases)} cases in {dtypes}"}
+        verdict |= {"passed": True, "sentence": f"{len(task.cases)} cases in {dtypes}{describe_speed(task, module)}"}
     except Wrong as wrong:
         verdict |= {"kind": wrong.kind, "tensor": wrong.tensor, "sentence": str(wrong)}
     except Exception as error:  # whatever a participant's code raises is a verdict on it

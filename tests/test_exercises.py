@@ -1,5 +1,8 @@
 """The hands-on kernels: stubs, solutions and wrong answers are in order, and the checker behaves as its help says."""
 
+import dataclasses
+import math
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +14,7 @@ from versions import REPOSITORY, SCRIPTS
 sys.path.insert(0, str(REPOSITORY / "exercises"))
 import check
 import grading
+import speed
 from command_line import Failure
 
 EXERCISES = check.exercises()
@@ -231,3 +235,95 @@ def test_wrong_verdicts_are_seen():
     assert check.judge_verdict(mistake, right | {"kind": "crash"})
     assert check.judge_verdict(mistake, right | {"passed": True})
     assert check.judge_verdict(None, right) and not check.judge_verdict(None, {"passed": True})
+
+
+# ---------------------------------------------------------------- speed
+
+
+class FakeTimer:
+    """Takes the given milliseconds for each kind of call, the answer's first; calls it once, as a real one does."""
+
+    def __init__(self, *milliseconds):
+        self.left = [list(times) for times in milliseconds]
+
+    def milliseconds(self, call):
+        call()
+        return self.left.pop(0)
+
+
+def small_task(floor):
+    task = grading.load_task(EXERCISES["03"])
+    sizes, tiles = {"rows": 4, "F": 64}, {"ROWS": 2, "BLOCK": 64}
+    return dataclasses.replace(task, speed=speed.Speed(sizes, tiles, floor))
+
+
+def solution_module(number):
+    return grading.load_module(check.solution_of(EXERCISES[number]), f"timed_{number}")
+
+
+def test_speed_is_bytes_over_the_median_beside_a_copy():
+    moved = 4 * (4 * 128 + 4 * 64)  # x [4, 128] and y [4, 64] in float32
+    timer = FakeTimer([moved / 3e9, moved / 2e9, 9.0], [moved / 4e9] * 3)  # the median moves 2,000 GB/s
+    sentence = grading.check_speed(small_task(0.4), solution_module("03"), timer)
+    assert sentence == "2,000 GB/s, 50% of a copy's 4,000"
+
+
+def test_speed_below_the_floor_fails():
+    with pytest.raises(grading.Wrong, match="right but slow: .* at least 60% are asked") as caught:
+        grading.check_speed(small_task(0.6), solution_module("03"), FakeTimer([2.0], [1.0]))
+    assert caught.value.kind == "slow"
+
+
+def test_speed_is_measured_with_the_task_s_tiles_and_puts_the_answer_s_back():
+    module, seen = solution_module("03"), []
+    run = module.run
+    module.run = lambda **tensors: seen.append((module.ROWS, module.BLOCK)) or run(**tensors)
+    grading.check_speed(small_task(0.1), module, FakeTimer([1.0], [1.0]))
+    assert seen == [(2, 64)] and (module.ROWS, module.BLOCK) == (4, 32)
+
+
+def test_speed_without_a_gpu_is_said_to_need_one(monkeypatch):
+    monkeypatch.setattr(grading, "INTERPRETED", True)
+    assert grading.describe_speed(small_task(0.5), None) == "; its speed needs a GPU"
+    assert grading.describe_speed(grading.load_task(EXERCISES["12"]), None) == ""
+
+
+TIMED = [number for number, folder in EXERCISES.items() if grading.load_task(folder).speed]
+
+
+@pytest.mark.parametrize("number", TIMED)
+def test_timed_exercises_can_be_timed(number):
+    """With their own tiles and few data, through the interpreter where there is no GPU."""
+    task = grading.load_task(EXERCISES[number])
+    small = dataclasses.replace(task.speed, sizes=next(iter(task.cases.values())))
+    sentence = grading.check_speed(
+        dataclasses.replace(task, speed=small), solution_module(number), FakeTimer([1.0], [1.0])
+    )
+    assert re.search(r"\d+% of a copy's", sentence)
+
+
+def test_sizes_of_timed_exercises_are_too_large_for_a_cache():
+    assert TIMED == ["01", "02", "03", "04", "05", "13"]
+    for number in TIMED:
+        task = grading.load_task(EXERCISES[number])
+        sizes = task.speed.sizes
+        assert set(sizes) <= set().union(*task.cases.values()) | {"D"}
+        assert math.prod(size for name, size in sizes.items() if name != "turned") * 4 >= speed.FLUSH_BYTES
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", TIMED)
+def test_speed_on_a_gpu(number):
+    """The solution reaches the floor, and no kernel is faster than the copy by more than noise."""
+    task, module = grading.load_task(EXERCISES[number]), solution_module(number)
+    sentence = grading.check_speed(task, module, speed.DeviceTimer(grading.DEVICE))
+    print(f"exercise {number}: {sentence}")
+    assert int(re.search(r"(\d+)%", sentence)[1]) < 115
+
+
+@pytest.mark.gpu
+def test_a_kernel_of_tiny_programs_is_too_slow_on_a_gpu():
+    task, module = grading.load_task(EXERCISES["03"]), solution_module("03")
+    slow = dataclasses.replace(task, speed=dataclasses.replace(task.speed, tiles={"ROWS": 1, "BLOCK": 16}))
+    with pytest.raises(grading.Wrong, match="right but slow"):
+        grading.check_speed(slow, module, speed.DeviceTimer(grading.DEVICE))

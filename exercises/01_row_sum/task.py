@@ -1,6 +1,6 @@
 """What exercise 01 must compute, and typical mistakes."""
 
-from grading import Mistake, Task, random
+from grading import Mistake, Speed, Task, random
 
 TASK = Task(
     cases={
@@ -13,6 +13,7 @@ TASK = Task(
     define=lambda x: {"sum": x.sum(1)},
     names={"sum": "row"},
     owner=lambda module, name, index, inputs: (index[0] // module.ROWS,),
+    speed=Speed({"rows": 131072, "C": 1024}, {}),
     mistakes={
         "columns not masked": Mistake("(row[:, None] < rows) & (column[None, :] < C)", "row[:, None] < rows", "sum"),
         "rows not masked in the store": Mistake(", mask=row < rows)", ")", "sum", "stray"),

@@ -2,7 +2,7 @@
 
 from versions import load_version
 
-from grading import Mistake, Task, random
+from grading import Mistake, Speed, Task, random
 
 V1 = load_version(1)
 
@@ -34,6 +34,7 @@ TASK = Task(
     define=define,
     names={"x": "row column", "rstd": "row", "y": "row column"},
     owner=lambda module, name, index, inputs: (index[0] // module.ROWS,),
+    speed=Speed({"rows": 65536, "C": 1024}, {}),
     mistakes={
         "mean over the tile": Mistake("tl.sum(x * x, 1) / C", "tl.sum(x * x, 1) / BLOCK", "rstd"),
         "epsilon forgotten": Mistake("/ C + eps", "/ C", "rstd"),

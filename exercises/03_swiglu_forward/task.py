@@ -2,7 +2,7 @@
 
 from versions import load_version
 
-from grading import Mistake, Task, random
+from grading import Mistake, Speed, Task, random
 
 TASK = Task(
     cases={
@@ -15,6 +15,7 @@ TASK = Task(
     define=lambda x: {"y": load_version(1).swiglu(*x.chunk(2, dim=1))},
     names={"y": "row column"},
     owner=lambda module, name, index, inputs: (index[0] // module.ROWS, index[1] // module.BLOCK),
+    speed=Speed({"rows": 16384, "F": 4096}, {"ROWS": 1, "BLOCK": 2048}),
     mistakes={
         "gate and up exchanged": Mistake("a * tl.sigmoid(a) * b", "b * tl.sigmoid(b) * a", "y"),
         "sigmoid instead of silu": Mistake("a * tl.sigmoid(a) * b", "tl.sigmoid(a) * b", "y"),

@@ -3,7 +3,7 @@
 import torch
 from versions import load_version
 
-from grading import Mistake, Task, random
+from grading import Mistake, Speed, Task, random
 
 
 def define(dy, x):
@@ -34,6 +34,7 @@ TASK = Task(
     owner=lambda module, name, index, inputs: (index[0] // module.ROWS, index[1] // module.BLOCK),
     storage=lambda results, inputs: {"dx": torch.cat([results["da"], results["db"]], 1), "y": results["y"]},
     views=views,
+    speed=Speed({"rows": 16384, "F": 4096}, {"ROWS": 1, "BLOCK": 2048}),
     mistakes={
         "da without the sigmoid's slope": Mistake(
             "dy * b * sigmoid * (1 + a * (1 - sigmoid))", "dy * b * sigmoid", "da"

@@ -3,7 +3,7 @@
 import torch
 from versions import load_version
 
-from grading import Mistake, Task, random
+from grading import Mistake, Speed, Task, random
 
 V1 = load_version(1)
 
@@ -42,6 +42,7 @@ TASK = Task(
     names={"y": "sequence token head element", "dx": "sequence token head element"},
     owner=owner,
     wide=("cos", "sin"),
+    speed=Speed({"B": 64, "T": 512, "heads": 32, "turned": 24, "D": 64}, {"TOKENS": 2, "HEADS": 32}),
     mistakes={
         "backward turns forwards": Mistake("sin = -sin", "sin = sin", "dx"),
         "other direction": Mistake("(x1 * cos - x2 * sin)", "(x1 * cos + x2 * sin)", "y"),
