@@ -46,6 +46,11 @@ def folder_of(number):
     return found[number.zfill(2)]
 
 
+def solution_of(folder):
+    """solution.py, which inspect_kernels.py compiles for every GPU; answer.py where no kernel is launched."""
+    return next(path for path in (folder / "solution.py", folder / "answer.py") if path.is_file())
+
+
 def title(folder):
     return (folder / "README.md").read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
 
@@ -192,7 +197,7 @@ def show_solution(folder, give_up):
         if not give_up:
             raise Failure(1, f"exercise {number} is not passed yet: try a hint, or add --give-up")
         remember(folder, given_up=True)
-    print((folder / "solution.py").read_text(encoding="utf-8"), end="")
+    print(solution_of(folder).read_text(encoding="utf-8"), end="")
     return 0
 
 
@@ -214,23 +219,23 @@ def kernels(path):
 
 def faults_of(folder, of_version3):
     """Sentences on what is wrong with an exercise's files, before anything is run."""
-    stub, solution = ((folder / f"{name}.py").read_text(encoding="utf-8") for name in ("exercise", "solution"))
+    stub, solution = (path.read_text(encoding="utf-8") for path in (folder / "exercise.py", solution_of(folder)))
     if is_started(stub):
         yield "exercise.py is started: git restore it"
     elif not same_outside_regions(stub, solution):
-        yield "exercise.py and solution.py differ outside the TODO regions"
+        yield f"exercise.py and {solution_of(folder).name} differ outside the TODO regions"
     if len(hints(folder)) != 3 or not all(hints(folder)):
         yield "hints.md needs three sections that start with ##"
     if len((folder / "README.md").read_text(encoding="utf-8").splitlines()) > 60:
         yield "README.md is longer than a page of 60 lines"
-    for name, text in kernels(folder / "solution.py").items():
+    for name, text in kernels(solution_of(folder)).items():
         if name in of_version3 and text != of_version3[name]:
             yield f"{name} of solution.py is not that of tiny_llama_v3.py: verify --fix copies it"
 
 
 def copy_kernels(folder, of_version3):
     """Bring the kernels shared with tiny_llama_v3.py to its text; those with a TODO stay as they are."""
-    for path in (folder / "solution.py", folder / "exercise.py"):
+    for path in (solution_of(folder), folder / "exercise.py"):
         text = path.read_text(encoding="utf-8")
         for name, old in kernels(path).items():
             if name in of_version3 and not REGION.search(old + "\n"):
@@ -242,7 +247,7 @@ def wrong_answers(folder, scratch):
     """(name, file, mistake) of each typical mistake: the solution with one text replaced."""
     from grading import load_task
 
-    solution = (folder / "solution.py").read_text(encoding="utf-8")
+    solution = solution_of(folder).read_text(encoding="utf-8")
     for i, (name, mistake) in enumerate(load_task(folder).mistakes.items()):
         path = pathlib.Path(scratch, f"{folder.name}_{i}.py")
         changed = solution.replace(mistake.text, mistake.replacement)
@@ -273,7 +278,7 @@ def verify(numbers, fix=False):
     with tempfile.TemporaryDirectory() as scratch:
         answers = []
         for folder in folders.values():
-            answers.append((folder, folder / "solution.py", "solution", None))
+            answers.append((folder, solution_of(folder), "solution", None))
             answers += [(folder, path, name, mistake) for name, path, mistake in wrong_answers(folder, scratch)]
         verdicts = grade([answer[:2] for answer in answers], timeout=600)
     for (folder, _, name, mistake), verdict in zip(answers, verdicts, strict=True):

@@ -65,15 +65,31 @@ class Mistake:
 
 
 @dataclasses.dataclass(frozen=True)
+class Speed:
+    """How a kernel is timed on a GPU.
+
+    sizes: of inputs too large for a cache. tiles: names of the answer's module that are then larger, since small tiles
+    suit the interpreter. floor: the least share of a copy's GB/s, each input and output moved once.
+    """
+
+    sizes: dict[str, int]
+    tiles: dict[str, int]
+    floor: float = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
 class Task:
     """What run() of an exercise must compute.
 
     cases: name -> sizes, the smallest first. inputs(**sizes): name -> float32 tensor or number, what run() is given.
     define(**inputs): name -> tensor that run() must leave, computed in the dtype of the inputs (float64 for the truth).
-    names: result -> what its dimensions are called. owner(module, result, index, inputs): the program that writes it.
+    names: result -> what its dimensions are called. owner(module, result, index, inputs): the program that writes it, or
+    () where none does.
     wide: inputs that are float32 beside 16-bit ones. storage(results, inputs): output -> tensor of its shape and
     dtype, where outputs are packed; views(outputs, inputs): result -> its part of the outputs.
-    mistakes: name -> Mistake.
+    mistakes: name -> Mistake. dtypes: those that the answer is run in. kernel: whether it must launch one.
+    tolerance: relative error that is allowed beside twice that of PyTorch.
+    then(module, source): raises Wrong for what the results cannot show. speed: how fast it must be on a GPU.
     """
 
     cases: dict[str, dict]
@@ -85,6 +101,11 @@ class Task:
     wide: tuple[str, ...] = ()
     storage: Callable = lambda results, inputs: results
     views: Callable = lambda outputs, inputs: outputs
+    dtypes: tuple[torch.dtype, ...] = tuple(DTYPES)
+    kernel: bool = True
+    tolerance: float = 1e-6
+    then: Callable = lambda module, source: None
+    speed: Speed | None = None
 
 
 def load_module(path, name):
@@ -146,9 +167,9 @@ class Judge:
     def place(self, name, index):
         """'row 7, column 96 (program 1)'."""
         names = self.task.names[name].split()
-        program = self.task.owner(self.module, name, index, self.inputs)
         where = ", ".join(f"{dimension} {i}" for dimension, i in zip(names, index, strict=True))
-        return f"{where} (program {', '.join(map(str, program))})"
+        program = self.task.owner(self.module, name, index, self.inputs)
+        return f"{where} (program {', '.join(map(str, program))})" if program else where
 
     def check_written(self, name, got):
         integer, bits = UNWRITTEN[got.dtype]
@@ -174,7 +195,7 @@ class Judge:
     def check_values(self, got, plain, exact):
         """Blame the first result that is wrong: the others follow from it, or are computed after it."""
         errors = {name: relative_error(got[name], exact[name]) for name in exact}
-        bounds = {name: 2 * relative_error(plain[name], exact[name]) + 1e-6 for name in exact}
+        bounds = {name: 2 * relative_error(plain[name], exact[name]) + self.task.tolerance for name in exact}
         wrong = [name for name in exact if not errors[name] <= bounds[name]]
         if not wrong:
             return
@@ -205,9 +226,14 @@ class Judge:
         return f"; only {', '.join(parts)} of {tuple(got.shape)} is wrong" if parts else ""
 
 
+def same(a, b):
+    """Whether two tensors are equal, NaN in the same places included."""
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
 def check_inputs(inputs, originals):
     for name, original in originals.items():
-        if isinstance(original, torch.Tensor) and not torch.equal(inputs[name], original):
+        if isinstance(original, torch.Tensor) and not same(inputs[name], original):
             raise Wrong("changed", name, f"{name}: the kernel changed its input; write to the outputs alone")
 
 
@@ -257,7 +283,7 @@ def run_case(task, module, sizes, dtype):
     for name in exact:
         judge.check_finite(name, got[name], exact[name])
     judge.check_values(got, plain, exact)
-    if not launched:
+    if task.kernel and not launched:
         raise Wrong("no kernel", None, "the results are right, but no kernel was launched: compute them in the kernel")
 
 
@@ -286,10 +312,13 @@ def grade(folder, path):
         task = load_task(folder)
         module = load_module(path, f"answer_{pathlib.Path(path).stem}")
         for case, sizes in task.cases.items():
-            for dtype in DTYPES:
+            for dtype in task.dtypes:
                 case_name = f"{case}, {str(dtype).removeprefix('torch.')}"
                 run_case(task, module, sizes, dtype)
-        verdict |= {"passed": True, "sentence": f"{len(task.cases)} cases in {len(DTYPES)} dtypes"}
+        case = None
+        task.then(module, pathlib.Path(path).read_text(encoding="utf-8"))
+        dtypes = f"{len(task.dtypes)} dtypes" if len(task.dtypes) > 1 else str(task.dtypes[0]).removeprefix("torch.")
+        verdict |= {"passed": True, "sentence": f"{len(task.cases)} cases in {dtypes}"}
     except Wrong as wrong:
         verdict |= {"kind": wrong.kind, "tensor": wrong.tensor, "sentence": str(wrong)}
     except Exception as error:  # whatever a participant's code raises is a verdict on it

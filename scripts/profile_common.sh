@@ -190,6 +190,7 @@ prepare_rocm() { # what a machine may hold against the ROCm profilers
 # ---------------------------------------------------------------- running
 
 counter_file() { # FILE: the counters in the form that rocprofv3 of ROCm 6.2 reads
+    echo "echo 'pmc: ${COUNTERS[*]}' > $1"
     [ -n "$DRY_RUN" ] || { make_result && echo "pmc: ${COUNTERS[*]}" >"$1"; }
 }
 
@@ -241,7 +242,7 @@ explain() { # STATUS: end with it and the reason that the log gives
     fail "$status" "the training script or its profiler ended with exit status $status; what it said is in $log$without"
 }
 
-largest() { # PATTERN...: the largest file of the result with such a name; it ends the wrapper if there is none
+largest() { # PATTERN...: the largest file of the first name that the result holds; it ends the wrapper if there is none
     [ -z "$DRY_RUN" ] || return 0
     local pattern file best="" most=0 size
     for pattern in "$@"; do
@@ -249,6 +250,7 @@ largest() { # PATTERN...: the largest file of the result with such a name; it en
             size=$(wc -c <"$file")
             [ "$size" -le "$most" ] || { most=$size && best=$file; }
         done < <(find "$OUT" -name "$pattern" -type f)
+        [ -z "$best" ] || break
     done
     [ -n "$best" ] || fail 1 "$TOOL left no $1 in $OUT: see $OUT/log.txt, and whether the disk is full"
     echo "$best"

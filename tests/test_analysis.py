@@ -28,6 +28,7 @@ import torch
 import traces
 import validate_numerical_accuracy as accuracy
 from command_line import Failure
+from in_process import run_here
 from versions import REPOSITORY, SCRIPTS, load_version
 
 SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --batch-size 2 --seq-len 16 --vocab-size 64 --device cpu".split()
@@ -37,16 +38,15 @@ FOLDERS = {version: script.parent for version, script in SCRIPTS.items()}
 def call(version, command, cwd=None, status=0):
     """Run a documented command in a version's folder; its result, whose status must be as expected."""
     program, *arguments = shlex.split(command)
-    result = subprocess.run(
-        [sys.executable, FOLDERS[version] / program, *arguments],
-        cwd=cwd or FOLDERS[version],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    result = run_here([sys.executable, FOLDERS[version] / program, *arguments], cwd=cwd or FOLDERS[version])
     assert result.returncode == status, result.stdout + result.stderr
-    assert "Traceback" not in result.stderr
     return result
+
+
+@pytest.fixture
+def one_process(monkeypatch):
+    """The programs that a tool starts run in this process; what they print is kept from the screen."""
+    monkeypatch.setattr(subprocess, "run", run_here)
 
 
 def refused(main, arguments, capsys, words, status=2):
@@ -537,15 +537,6 @@ def test_bad_input_of_the_scaling_analysis(tmp_path, capsys):
 # ---------------------------------------------------------------- compare_versions.py
 
 
-def in_this_process(script, argv):
-    """What analysis.train does, without a process of its own."""
-    file = pathlib.Path(script).parent.name + ".json"
-    module = next(load_version(n) for n, path in SCRIPTS.items() if path == pathlib.Path(script).resolve())
-    torch.use_deterministic_algorithms(False)
-    assert module.main([*argv, "--metrics-file", file]) == 0
-    return json.loads(pathlib.Path(file).read_text())
-
-
 def run_of(times, peak=100.0, trained=10):
     summary = {
         "parameters": 10, "parameters_trained": trained, "first_loss": 6.9, "final_loss": 6.0, "flops_per_step": 2e9,
@@ -569,7 +560,7 @@ def test_figures_and_speed_ups_by_hand():
     assert [row["speedup"] for row in rows] == [1.0, 2.5, None, None]
 
 
-def test_the_documented_comparison_runs_from_its_folder():
+def test_the_documented_comparison_runs_from_its_folder(one_process):
     options = shlex.join([*SIZES, "--rounds", "1", "--num-steps", "3"])
     result = call(2, f"compare_versions.py --v1 ../version1_pytorch_baseline --v2 . --json - {options}")
     rows = json.loads(result.stdout)["rows"]
@@ -579,19 +570,14 @@ def test_the_documented_comparison_runs_from_its_folder():
     assert "round 1 of 1, v2" in result.stderr
 
 
-def test_without_folders_all_four_are_compared(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(versions_tool, "train", in_this_process)
+def test_without_folders_all_four_are_compared(one_process, capsys):
     assert versions_tool.main([*SIZES, "--rounds", "1", "--num-steps", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[-5:-1]] == ["v1", "v2", "v3", "v4"] and "interpreter" in lines[-1]
 
 
-def test_the_report_holds_tables_and_pictures(tmp_path, monkeypatch, capsys):
+def test_the_report_holds_tables_and_pictures(one_process, tmp_path):
     pytest.importorskip("matplotlib")
-    monkeypatch.chdir(tmp_path)
-    for module in (versions_tool, memory_tool):
-        monkeypatch.setattr(module, "train", in_this_process)
     folder = tmp_path / "our report"
     arguments = ["--v1", str(FOLDERS[1]), "--v2", str(FOLDERS[2]), "--rounds", "1", "--num-steps", "2"]
     arguments += ["--report", str(folder), "--seq-lengths", "16,32"]
@@ -608,13 +594,12 @@ def test_the_report_holds_tables_and_pictures(tmp_path, monkeypatch, capsys):
     assert names == {"steps.png", "kernel_groups.png", "roofline_v1.png", "roofline_v2.png", "memory.png"}
 
 
-def test_a_version_that_fails_is_named_and_the_rest_compared(tmp_path, monkeypatch, capsys):
+def test_a_version_that_fails_is_named_and_the_rest_compared(one_process, monkeypatch, capsys):
     def failing(script, argv):
         if "version2" in str(script):
             raise Failure(1, "tiny_llama_v2.py failed: no memory")
-        return in_this_process(script, argv)
+        return analysis.train(script, argv)
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(versions_tool, "train", failing)
     arguments = ["--v1", str(FOLDERS[1]), "--v2", str(FOLDERS[2]), "--v4", str(FOLDERS[4]), "--rounds", "1"]
     assert versions_tool.main([*arguments, *SIZES, "--num-steps", "2"]) == 1
@@ -782,7 +767,7 @@ def test_the_switches_are_those_of_the_scripts():
         }
 
 
-def test_the_documented_ablation_command():
+def test_the_documented_ablation_command(one_process):
     command = "fusion_ablation_study.py --all-combinations --switches qkv-fusion --rounds 1 --num-steps 2 --json - "
     content = json.loads(call(2, command + shlex.join(SIZES)).stdout)
     off, on = content["combinations"]
@@ -838,7 +823,7 @@ def test_throughput_takes_the_smallest_batch_that_is_as_fast():
     assert batch_tool.best(none, "throughput") is None and len(none) == 1
 
 
-def test_the_documented_batch_size_command_from_its_folder():
+def test_the_documented_batch_size_command_from_its_folder(one_process):
     command = "optimize_batch_size.py --target-memory-usage 0.8 --seq-len 16 --optimization-target throughput "
     model = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64 --device cpu --num-steps 2 --max-batch-size 2"
     result = call(2, command + model + " --json -")
@@ -896,9 +881,17 @@ def test_memory_of_versions_side_by_side(tmp_path, monkeypatch, capsys):
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
-def test_memory_is_that_of_the_scripts(capsys):
-    model = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64 --device cpu"
-    result = call(2, f"analyze_memory_scaling.py --versions 2 --seq-lengths 16 --batch-size 2 {model} --json -")
+def test_memory_is_that_of_the_scripts():
+    """In real processes, as every tool that trains starts them."""
+    model = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64 --device cpu".split()
+    command = [sys.executable, FOLDERS[2] / "analyze_memory_scaling.py", "--versions", "2", "--seq-lengths", "16"]
+    result = subprocess.run(
+        [*command, "--batch-size", "2", *model, "--json", "-"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
     content = json.loads(result.stdout)
     assert content["rows"][0]["peaks_mb"][0] > 50 and content["rows"][0]["growth"] is None and content["on_cpu"]
 

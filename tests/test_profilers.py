@@ -358,10 +358,14 @@ def test_wrappers_run_from_anywhere_and_with_spaces_in_paths(tmp_path):
 @pytest.mark.parametrize("wrapper", [*WRAPPERS, "get_counters.sh --pmc"])
 def test_nvidia_profilers_leave_the_same_kind_of_result(wrapper, tmp_path):
     wrapper, *counters = wrapper.split()
+    record = tmp_path / "record"
     arguments = ("--output-dir", tmp_path, "--profiler", "nsight", "--preset", "small", *counters)
-    result = run_wrapper(FOLDERS[2] / wrapper, *arguments, profilers="nvidia")
+    result = run_wrapper(FOLDERS[2] / wrapper, *arguments, profilers="nvidia", STAND_IN_RECORD=str(record))
     assert result.returncode == 0, result.stdout + result.stderr
     folder = result_of(tmp_path)
+    profiled = recorded(record)[0]
+    if profiled[0] == "ncu":  # which repeats every kernel that it looks at: one launch of each, by its full name
+        assert profiled[profiled.index("--kernel-id") + 1] == "::regex:.:1" and "demangled" in profiled
     if wrapper in ("get_trace.sh", "get_rocprof_sys.sh"):
         assert len(json.loads((folder / "trace.json").read_text())["traceEvents"]) > 8
     elif wrapper == "get_hotspots.sh":
@@ -394,6 +398,35 @@ def test_faults_of_nvidia_profilers(arguments, fault, words, tmp_path):
     result = run_wrapper(FOLDERS[0] / wrapper, *arguments, profilers="nvidia", STAND_IN_FAULT=fault)
     assert result.returncode == 1 and words in result.stderr
     assert not SUCCESS.search(result.stdout)
+
+
+def try_wrappers(tmp_path, *arguments, **environment):
+    """try_wrappers.sh on version 3, where nvidia's stand-ins are and run_deepspeed_flops.py ends with status 2."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ncase $1 in *run_*.py) exit 2 ;; esac\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    arguments = ("--version", "3", "--output-dir", tmp_path / "all of them", *arguments)
+    script = REPOSITORY / "scripts" / "try_wrappers.sh"
+    environment = {"STAND_IN_PYTHON": str(python), "ROCM_PATH": "/nowhere", **environment}
+    return run_wrapper(script, *arguments, profilers="nvidia", **environment)
+
+
+def test_all_wrappers_are_tried_and_each_has_its_line(tmp_path):
+    result = try_wrappers(tmp_path, STAND_IN_FAULT="no-permission")
+    lines = {line.split("version3_triton/")[1].split("  ")[0]: line for line in result.stdout.splitlines()[:-1]}
+    assert list(lines)[:5] == ["get_trace.sh", "get_hotspots.sh", *WRAPPERS[1:2], "get_rocprof_sys.sh", WRAPPERS[3]]
+    words = {name: line.split("  ")[0] for name, line in lines.items()}
+    assert [words.pop(name) for name in (WRAPPERS[3], "get_counters.sh --pmc")] == ["FAILED (1)"] * 2
+    assert words.pop("run_deepspeed_flops.py --generate-roofline") == "FAILED (2)"
+    assert set(words.values()) == {"done"} and "administrator" in lines["get_counters.sh --pmc"]
+    assert result.returncode == 1 and result.stdout.splitlines()[-1].startswith("4 delivered, 3 failed")
+    assert "--preset small" in next(tmp_path.rglob("get_trace.sh.log")).read_text()
+
+
+def test_what_the_time_limit_leaves_no_room_for_is_not_tried(tmp_path):
+    result = try_wrappers(tmp_path, "--time-limit", "20")
+    assert result.returncode == 1 and result.stdout.startswith("0 delivered, 0 failed")
+    assert "not tried for lack of time: version3_triton/get_trace.sh" in result.stdout
 
 
 # ---------------------------------------------------------------- PyTorch's profiler, for real

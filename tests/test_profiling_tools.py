@@ -15,6 +15,7 @@ import pytest
 import run_deepspeed_flops as flops
 import run_pytorch_profiler as profiler
 from command_line import Failure, version_meant
+from in_process import run_here
 from versions import SCRIPTS, load_version
 
 STAND_INS = pathlib.Path(__file__).parent / "stand_ins"
@@ -62,12 +63,20 @@ def test_the_folder_tells_the_version(monkeypatch, tmp_path):
 # ---------------------------------------------------------------- run_pytorch_profiler.py
 
 
+@pytest.fixture
+def one_process(monkeypatch):
+    """The training script that a tool starts runs in this process."""
+    monkeypatch.setattr(subprocess, "run", run_here)
+
+
 @pytest.fixture(scope="module")
 def profile_folder(tmp_path_factory):
     """What one run of run_pytorch_profiler.py left."""
     folder = tmp_path_factory.mktemp("profile") / "fusion analysis"
     arguments = (*SMALL, "--num-steps", "2", "--profile-steps", "2", "--profile-dir", folder, "--generate-report")
-    result = call(2, "run_pytorch_profiler.py", *arguments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "run", run_here)
+        result = run_here([sys.executable, SCRIPTS[2].parent / "run_pytorch_profiler.py", *arguments])
     assert result.returncode == 0, result.stdout + result.stderr
     assert "trace_v2_" in result.stdout and "aten::mm" in result.stdout
     return folder
@@ -118,7 +127,9 @@ def test_the_line_of_memory_keeps_its_peak_when_it_is_thinned():
 
 def test_earlier_profiles_are_read_again(profile_folder):
     made = next(profile_folder.glob("profile_*.json"))
-    result = call(2, "run_pytorch_profiler.py", "--analyze-existing", made)
+    result = call(
+        2, "run_pytorch_profiler.py", "--analyze-existing", made
+    )  # a process of its own, started from its link
     total = sum(row["total_us"] for row in json.loads(made.read_text())["kernels"]) / 1e3
     assert result.returncode == 0 and f"{total:,.3f} ms in all" in result.stdout
 
@@ -225,11 +236,12 @@ def test_shortest_steps_at_the_peaks_and_the_mfu_of_this_run():
     assert best["step_ms"] == pytest.approx(200 / 163.4)
 
 
-def test_the_documented_command_writes_all_its_files(tmp_path):
+def test_the_documented_command_writes_all_its_files(one_process, tmp_path):
     pytest.importorskip("matplotlib")
     folder = tmp_path / "flops_analysis"
-    options = ("--num-steps", "2", "--computational-intensity", "--generate-roofline", "--profile-dir", folder)
-    result = call(2, "run_deepspeed_flops.py", *SMALL, *options)
+    tool = [sys.executable, SCRIPTS[2].parent / "run_deepspeed_flops.py"]
+    options = ("--num-steps", "2", "--computational-intensity", "--generate-roofline")
+    result = run_here([*tool, *SMALL, *options], cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     content = json.loads((folder / "flops_profile.json").read_text())
     assert content["measured"]["tflops"] == pytest.approx(
@@ -241,7 +253,7 @@ def test_the_documented_command_writes_all_its_files(tmp_path):
     assert re.search(r"TinyLlama\.layers\.1\.attention +0\.\d+", (folder / "model_profile.txt").read_text())
     with open(folder / "mfu_analysis.csv", newline="") as file:
         assert float(next(csv.DictReader(file))["step_ms"]) == content["measured"]["step_ms"]
-    again = call(2, "run_deepspeed_flops.py", "--analyze-results", "flops_profile.json", "--profile-dir", folder)
+    again = run_here([*tool, "--analyze-results", "flops_profile.json"], cwd=tmp_path)
     assert again.returncode == 0 and "as expected" in again.stdout and "FLOP/byte" in again.stdout
 
 
@@ -284,9 +296,11 @@ def test_kernels_of_version_3_are_not_timed_in_the_interpreter(capsys):
 
 def test_all_profilers_run_and_missing_ones_are_named(tmp_path):
     result = call(
-        1,
+        2,
         "run_all_profilers.sh",
-        *(*SMALL, "--num-steps", "1", "--profile-steps", "1", "--enable-rocm-tools", "--profile-dir", tmp_path / "all"),
+        *("--batch-size", "8", "--seq-len", "128", "--enable-rocm-tools", "--profile-dir", "./complete_rocm_analysis"),
+        *(*SMALL, "--num-steps", "1", "--profile-steps", "1"),
+        cwd=tmp_path,
         TINY_LLAMA_CPU="1",
         TINY_LLAMA_PYTHON=sys.executable,
     )
@@ -294,18 +308,23 @@ def test_all_profilers_run_and_missing_ones_are_named(tmp_path):
     outcome = result.stdout.split("=== all profilers")[1]
     assert "done     run_pytorch_profiler.py" in outcome and "done     run_deepspeed_flops.py" in outcome
     assert len(re.findall(r"^missing  get_\w+\.sh: \S+ is (not )?installed", outcome, re.MULTILINE)) == 5
-    assert kernel_times.read_kernels(tmp_path / "all" / "pytorch_profiles")
-    assert (tmp_path / "all" / "flops_analysis" / "flops_profile.json").is_file()
+    folder = tmp_path / "complete_rocm_analysis"
+    assert kernel_times.read_kernels(folder / "pytorch_profiles")
+    assert json.loads((folder / "flops_analysis" / "flops_profile.json").read_text())["version"] == 2
 
 
 def test_all_profilers_go_on_after_a_failure_and_end_with_1(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ncase $1 in *run_*.py) exit 2 ;; esac\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
     result = call(
-        3,
+        2,
         "run_all_profilers.sh",
-        *("--num-heads", "5", "--enable-rocm-tools", "--profile-dir", tmp_path),
+        "--enable-rocm-tools",
+        cwd=tmp_path,
         PATH=f"{STAND_INS / 'nvidia'}{os.pathsep}{os.environ['PATH']}",
         TINY_LLAMA_PYTHON=str(STAND_INS / "training_python"),
-        STAND_IN_PYTHON=sys.executable,
+        STAND_IN_PYTHON=str(python),
         TINY_LLAMA_CPU="",
     )
     outcome = result.stdout.split("=== all profilers")[1].splitlines()[1:]
@@ -315,6 +334,8 @@ def test_all_profilers_go_on_after_a_failure_and_end_with_1(tmp_path):
         "FAILED   run_deepspeed_flops.py (exit status 2)",
     ]
     assert [line.split()[0] for line in outcome[2:]] == ["done"] * 5
+    (table,) = tmp_path.glob("all_profiles/hotspots/hotspot_*/hotspots.csv")
+    assert "\nattention_forward_kernel,attention," in table.read_text()
 
 
 def test_a_version_that_is_not_there_is_refused(tmp_path):

@@ -41,8 +41,9 @@ case $PROFILER${FLAG:+ counters} in
         ;;
     "nsight counters")
         [ ${#COUNTERS[@]} -gt 0 ] || COUNTERS=(gpu__time_duration.sum sm__throughput.avg.pct_of_peak_sustained_elapsed)
+        # ncu repeats a kernel for every few counters: the first launch of each kernel, by its full name, is enough.
         profile ncu --metrics "$(IFS=, && echo "${COUNTERS[*]}")" --clock-control none \
-            --export "$OUT/report" "${TRAIN[@]}"
+            --kernel-name-base demangled --kernel-id ::regex:.:1 --export "$OUT/report" "${TRAIN[@]}"
         export_report ncu.csv ncu --import "$OUT/report.ncu-rep" --csv --page raw
         ;;
     pytorch)

@@ -31,7 +31,9 @@ case $PROFILER in
         finish "read it with: $TOOL analyze -p $(dirname "$found") --list-stats"
         ;;
     nsight)
-        profile ncu --set basic --clock-control none --export "$OUT/report" "${TRAIN[@]}"
+        # ncu repeats a kernel for every few counters: the first launch of each kernel, by its full name, is enough.
+        profile ncu --set basic --clock-control none --kernel-name-base demangled --kernel-id ::regex:.:1 \
+            --export "$OUT/report" "${TRAIN[@]}"
         export_report ncu.csv ncu --import "$OUT/report.ncu-rep" --csv --page raw
         report kernel_counters.py "$OUT" --top 15 --csv "$OUT/counters.csv"
         finish "" "read it with: ncu --import $OUT/report.ncu-rep"

@@ -28,7 +28,7 @@ ONE_VALUE = set(
     "--summary-units --kernel-include-regex --kernel-exclude-regex --collection-period-unit --perfetto-backend "
     "--perfetto-buffer-size --perfetto-buffer-fill-policy --perfetto-shmem-size-hint -A --agent-index --rocm-root "
     "-n --name -p --path --subpath --output --export --import --metrics --set --page --clock-control --device "
-    "--type".split()
+    "--type --kernel-name-base --kernel-id".split()
 )
 SEVERAL_VALUES = set(
     "--output-format -f --pmc --preload --kernel-iteration-range --summary-groups --kernel-names".split()
@@ -221,7 +221,7 @@ def rocprof_sys(arguments):
 # ---------------------------------------------------------------- nsys and ncu
 
 NSYS_PROFILE = "--trace --sample --cpuctxsw --cuda-graph-trace --output --force-overwrite".split()
-NCU = "--metrics --set --clock-control --export --import --csv --page".split()
+NCU = "--metrics --set --clock-control --kernel-name-base --kernel-id --export --import --csv --page".split()
 
 
 def until_program(arguments, accepted):

@@ -1,0 +1,85 @@
+"""What exercise 12 must compute, and typical mistakes."""
+
+import inspect_kernels
+import torch
+
+from grading import Mistake, Task, Wrong
+from tile_compiler import TARGET, compiled
+
+LEAST_QUERIES, LEAST_WAVES = 64, 2
+
+
+def inputs(target, sizes):
+    """Registers of a thread, shared bytes of a program and its warps, of some kernels; and the limits of a GPU."""
+    registers, shared, warps = (torch.tensor(column, dtype=torch.float32) for column in zip(*sizes, strict=True))
+    gpu = inspect_kernels.TARGETS[target]
+    return {
+        "registers": registers,
+        "shared": shared,
+        "warps": warps,
+        "simd_registers": gpu.registers,
+        "granule": gpu.granule,
+        "most_waves": gpu.most_waves,
+        "unit_shared": gpu.unit_shared,
+        "shared_granule": gpu.shared_granule,
+    }
+
+
+def define(registers, shared, warps, simd_registers, **limits):
+    target = inspect_kernels.TARGETS[TARGET]._replace(registers=simd_registers, **limits)
+    rows = zip(registers.tolist(), shared.tolist(), warps.tolist(), strict=True)
+    waves = [inspect_kernels.occupancy(target, *map(int, row))[0] for row in rows]
+    return {"waves": torch.tensor(waves, dtype=registers.dtype, device=registers.device)}
+
+
+def check_tile(module, source):
+    """Compile the attention forward with TILE for the target; Wrong where it cannot be launched or is no good."""
+    tile = getattr(module, "TILE", None)
+    powers = isinstance(tile, tuple) and len(tile) == 4 and all(isinstance(n, int) and n > 0 for n in tile)
+    if not powers or any(n & (n - 1) for n in tile[:3]) or min(tile[:2]) < 16:
+        raise Wrong(
+            "tile", "TILE", f"TILE must be (queries, keys, warps, stages), powers of two from 16 on, not {tile}"
+        )
+    row = compiled(*tile)
+    faults = [f"does not compile: {row.error}"] if row.error else row.problems()
+    if not faults and tile[0] < LEAST_QUERIES:
+        faults = [f"owns {tile[0]} queries, and at least {LEAST_QUERIES} are wanted"]
+    if not faults and row.waves < LEAST_WAVES:
+        faults = [f"leaves {row.waves:g} wave on a SIMD for its {row.limit}, and {LEAST_WAVES} are wanted"]
+    if faults:
+        raise Wrong("tile", "TILE", f"TILE {tile} on {TARGET}, {row.registers} registers: it {faults[0]}")
+
+
+TASK = Task(
+    cases={
+        "registers limit": {"target": "gfx942", "sizes": [(128, 512, 4), (130, 512, 4), (222, 1024, 4)]},
+        "shared memory limits": {"target": "gfx942", "sizes": [(40, 32768, 4), (40, 24000, 8)]},
+        "granules": {"target": "gfx942", "sizes": [(97, 21600, 4), (169, 10000, 2)]},
+        "many waves": {"target": "gfx942", "sizes": [(16, 512, 4), (100, 512, 8)]},
+        "wide and narrow programs": {"target": "gfx942", "sizes": [(160, 4096, 8), (160, 4096, 16), (90, 9000, 1)]},
+        "another GPU": {"target": "gfx1100", "sizes": [(256, 8192, 4), (200, 30000, 8), (100, 16384, 4)]},
+    },
+    inputs=inputs,
+    define=define,
+    names={"waves": "kernel"},
+    owner=lambda module, name, index, inputs: (),
+    wide=("registers", "shared", "warps"),
+    dtypes=(torch.float32,),
+    kernel=False,
+    then=check_tile,
+    mistakes={
+        "registers not rounded": Mistake("(-(-registers // granule) * granule)", "registers", "waves"),
+        "shared bytes not rounded": Mistake("(-(-shared // shared_granule) * shared_granule)", "shared", "waves"),
+        "one SIMD instead of four": Mistake("waves * SIMDS // warps", "waves // warps", "waves"),
+        "half a program": Mistake("waves * SIMDS // warps", "waves * SIMDS / warps", "waves"),
+        "shared memory forgotten": Mistake(
+            "unit_shared // (-(-shared // shared_granule) * shared_granule)", "99", "waves"
+        ),
+        "more waves than a SIMD can hold": Mistake("min(most_waves, simd_registers", "min(99, simd_registers", "waves"),
+        "two stages of a large tile": Mistake("(64, 32, 8, 1)", "(64, 64, 4, 2)", "TILE", "tile"),
+        "a tile that spills": Mistake("(64, 32, 8, 1)", "(64, 64, 8, 1)", "TILE", "tile"),
+        "one wave": Mistake("(64, 32, 8, 1)", "(64, 64, 4, 1)", "TILE", "tile"),
+        "too few queries": Mistake("(64, 32, 8, 1)", "(32, 32, 4, 1)", "TILE", "tile"),
+        "no power of two": Mistake("(64, 32, 8, 1)", "(96, 32, 8, 1)", "TILE", "tile"),
+    },
+)

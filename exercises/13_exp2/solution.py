@@ -1,0 +1,41 @@
+"""Exercise 13: softmax of scaled scores and its gradient, in powers of two."""
+
+import math
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def softmax_forward_kernel(x_ptr, p_ptr, lse_ptr, C, scale, BLOCK: tl.constexpr):
+    """One program computes p, the softmax of a row of x [rows, C] times scale to base 2, and its lse; BLOCK >= C."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * C + column, mask=column < C, other=-float("inf")).to(tl.float32)
+    highest = tl.max(x, 0) * scale
+    lse = highest + tl.log2(tl.sum(tl.exp2(x * scale - highest), 0))
+    p = tl.exp2(x * scale - lse)
+    tl.store(lse_ptr + row, lse)
+    tl.store(p_ptr + row * C + column, p.to(p_ptr.dtype.element_ty), mask=column < C)
+
+
+@triton.jit
+def softmax_backward_kernel(dp_ptr, x_ptr, lse_ptr, dx_ptr, C, scale, BLOCK: tl.constexpr):
+    """One program computes a row of dx from dp, x and the forward's lse; p is computed once more."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * C + column, mask=column < C, other=-float("inf")).to(tl.float32)
+    dp = tl.load(dp_ptr + row * C + column, mask=column < C, other=0.0).to(tl.float32)
+    lse = tl.load(lse_ptr + row)
+    p = tl.exp2(x * scale - lse)
+    dx = p * (dp - tl.sum(p * dp, 0)) * (scale * 0.6931471805599453)
+    tl.store(dx_ptr + row * C + column, dx.to(dx_ptr.dtype.element_ty), mask=column < C)
+
+
+def run(x, dp, D, p, lse, dx):
+    """x, dp [rows, C] -> p = softmax(x / sqrt(D)), lse [rows] to base 2 in float32, and dx [rows, C]."""
+    rows, C = x.shape
+    scale = math.log2(math.e) / math.sqrt(D)
+    block = triton.next_power_of_2(C)
+    softmax_forward_kernel[(rows,)](x, p, lse, C, scale, block)
+    softmax_backward_kernel[(rows,)](dp, x, lse, dx, C, scale, block)

@@ -1,0 +1,90 @@
+"""Exercise 16: a layer that does not train, the test that shows it, and its backward."""
+
+import torch
+import triton
+import triton.language as tl
+
+ROWS, BLOCK = 4, 32
+
+
+@triton.jit
+def swiglu_forward_kernel(x_ptr, y_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """One program computes a tile [ROWS, BLOCK] of y [rows, F] from x [rows, 2F], whose rows hold a and then b."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    inside = (row < rows) & (column < F)
+    a = tl.load(x_ptr + row * 2 * F + column, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(x_ptr + row * 2 * F + F + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y_ptr + row * F + column, (a * tl.sigmoid(a) * b).to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def swiglu_backward_kernel(dy_ptr, x_ptr, dx_ptr, y_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """One program computes a tile [ROWS, BLOCK] of both halves of dx [rows, 2F], and of y [rows, F] once more."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    inside = (row < rows) & (column < F)
+    dy = tl.load(dy_ptr + row * F + column, mask=inside, other=0.0).to(tl.float32)
+    a = tl.load(x_ptr + row * 2 * F + column, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(x_ptr + row * 2 * F + F + column, mask=inside, other=0.0).to(tl.float32)
+    sigmoid = tl.sigmoid(a)
+    silu = a * sigmoid
+    da = dy * b * sigmoid * (1 + a * (1 - sigmoid))
+    tl.store(dx_ptr + row * 2 * F + column, da.to(dx_ptr.dtype.element_ty), mask=inside)
+    tl.store(dx_ptr + row * 2 * F + F + column, (dy * silu).to(dx_ptr.dtype.element_ty), mask=inside)
+    tl.store(y_ptr + row * F + column, (silu * b).to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def grid(rows, F):
+    return triton.cdiv(rows, ROWS), triton.cdiv(F, BLOCK)
+
+
+def swiglu_forward(x):
+    """y [rows, F] of x [rows, 2F]."""
+    rows, F = x.shape[0], x.shape[1] // 2
+    y = torch.empty(rows, F, dtype=x.dtype, device=x.device)
+    swiglu_forward_kernel[grid(rows, F)](x, y, rows, F, ROWS, BLOCK)
+    return y
+
+
+def swiglu_backward(dy, x):
+    """dx [rows, 2F] of dy [rows, F], which is contiguous, and x."""
+    dx, y = torch.empty_like(x), torch.empty_like(dy)
+    swiglu_backward_kernel[grid(*dy.shape)](dy, x, dx, y, *dy.shape, ROWS, BLOCK)
+    return dx
+
+
+class SwiGLUFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return swiglu_forward(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        return swiglu_backward(dy.contiguous(), x)
+
+
+def swiglu(x):
+    apply = swiglu_forward
+    apply = SwiGLUFunction.apply
+    return apply(x)
+
+
+def is_trained(gradient):
+    """Whether a tensor with this gradient, which may be None, is trained."""
+    return gradient is not None and bool(gradient.isfinite().all()) and bool(gradient.count_nonzero())
+
+
+def run(x, gate_up, down, dy, gradients, found, y, ddown, dgate_up, dx):
+    """found [n]: is_trained of None and of the rows of gradients [n - 1, m]; y of the layer, and every gradient."""
+    for i, gradient in enumerate([None, *gradients]):
+        found[i] = is_trained(gradient)
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, gate_up, down)]
+    result = swiglu(leaves[0] @ leaves[1].T) @ leaves[2].T
+    result.backward(dy)
+    y.copy_(result.detach())
+    for leaf, out in zip(leaves, (dx, dgate_up, ddown), strict=True):
+        if leaf.grad is not None:
+            out.copy_(leaf.grad)

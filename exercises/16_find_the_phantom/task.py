@@ -1,0 +1,69 @@
+"""What exercise 16 must compute, and typical mistakes."""
+
+import math
+
+import torch
+from versions import load_version
+
+from grading import Mistake, Task, random
+
+
+def inputs(rows, C, F, N):
+    gradients = torch.zeros(5, 4)
+    gradients[1, 2], gradients[2], gradients[3, 0], gradients[4, 1] = 1e-4, 0.5, math.nan, math.inf
+    return {
+        "x": random(rows, C, seed=1, scale=1.2, offset=0.3),
+        "gate_up": random(2 * F, C, seed=2, scale=0.6, offset=0.1),
+        "down": random(N, F, seed=3, scale=0.7),
+        "dy": random(rows, N, seed=4, scale=0.8, offset=0.2),
+        "gradients": gradients,
+    }
+
+
+def define(x, gate_up, down, dy, gradients):
+    leaves = [tensor.detach().requires_grad_() for tensor in (x, gate_up, down)]
+    gate, up = (leaves[0] @ leaves[1].T).chunk(2, dim=1)
+    y = load_version(1).swiglu(gate, up) @ leaves[2].T
+    dx, dgate_up, ddown = torch.autograd.grad(y, leaves, dy)
+    found = gradients.isfinite().all(1) & gradients.count_nonzero(1).bool()
+    found = torch.cat([found.new_zeros(1), found]).to(x.dtype)
+    return {"found": found, "y": y.detach(), "ddown": ddown, "dgate_up": dgate_up, "dx": dx}
+
+
+TASK = Task(
+    cases={
+        "one tile": {"rows": 4, "C": 8, "F": 32, "N": 8},
+        "ragged": {"rows": 5, "C": 6, "F": 20, "N": 7},
+        "several tiles": {"rows": 9, "C": 12, "F": 70, "N": 10},
+    },
+    inputs=inputs,
+    define=define,
+    names={
+        "found": "gradient",
+        "y": "row column",
+        "ddown": "row column",
+        "dgate_up": "row column",
+        "dx": "row column",
+    },
+    owner=lambda module, name, index, inputs: (),
+    mistakes={
+        "the phantom": Mistake("    apply = SwiGLUFunction.apply\n", "", "dgate_up", "unwritten"),
+        "a detour around the gradient": Mistake(
+            "        return swiglu_backward(dy.contiguous(), x)", "        return None", "dgate_up", "unwritten"
+        ),
+        "gradient of the forward": Mistake(
+            "return swiglu_backward(dy.contiguous(), x)", "return torch.cat([swiglu_forward(x)] * 2, 1)", "dgate_up"
+        ),
+        "dy ignored": Mistake(
+            "return swiglu_backward(dy.contiguous(), x)",
+            "return swiglu_backward(torch.ones_like(dy, memory_format=torch.contiguous_format), x)",
+            "dgate_up",
+        ),
+        "None forgotten": Mistake("gradient is not None and ", "", None, "crash"),
+        "zeros count as trained": Mistake(" and bool(gradient.count_nonzero())", "", "found"),
+        "NaN counts as trained": Mistake(" and bool(gradient.isfinite().all())", "", "found"),
+        "every element must differ from zero": Mistake(
+            "bool(gradient.count_nonzero())", "bool(gradient.all())", "found"
+        ),
+    },
+)

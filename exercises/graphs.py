@@ -1,0 +1,112 @@
+"""A graph of operations for exercise 15: the GPU's own, or a tape that behaves like one on a CPU.
+
+A graph is captured once and then replays the same operations on the same addresses. Like a GPU's, the tape computes
+nothing while it captures, refuses to hand a value to the host then, and wants every operation to have run before.
+"""
+
+import contextlib
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+def tensors(values):
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
+def address(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
+class Warming(TorchDispatchMode):
+    """Remembers which operations have run."""
+
+    def __init__(self, known):
+        super().__init__()
+        self.known = known
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.known.add(function)
+        return function(*args, **(kwargs or {}))
+
+
+class Recording(TorchDispatchMode):
+    """Runs and keeps every operation, and how the tensors from outside looked before."""
+
+    def __init__(self, known):
+        super().__init__()
+        self.known, self.calls, self.before, self.own = known, [], {}, set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("operation not permitted when stream is capturing: a value is asked for by the host")
+        if function not in self.known:
+            raise RuntimeError(f"{function} has not run before the capture: its library is not ready, warm up first")
+        for tensor in tensors((args, kwargs)):
+            if address(tensor) not in self.own | self.before.keys():
+                self.before[address(tensor)] = tensor.untyped_storage(), tensor.untyped_storage().clone()
+        out = function(*args, **kwargs)
+        self.own |= {address(tensor) for tensor in tensors(out)} - self.before.keys()
+        self.calls.append((function, args, kwargs, out))
+        return out
+
+
+class Tape:
+    """The stand-in on a CPU."""
+
+    def __init__(self):
+        self.known, self.calls, self.replays = set(), [], 0
+
+    def warm_up(self):
+        """A context for the runs before the capture."""
+        return Warming(self.known)
+
+    @contextlib.contextmanager
+    def capture(self):
+        """A context whose operations are recorded; what they changed is as before when it ends."""
+        with Recording(self.known) as recording:
+            yield
+        for storage, contents in recording.before.values():
+            storage.copy_(contents)
+        self.calls = recording.calls
+
+    def replay(self):
+        self.replays += 1
+        with torch.no_grad():
+            for function, args, kwargs, out in self.calls:
+                given = {address(tensor) for tensor in tensors((args, kwargs))}
+                again = function(*args, **kwargs)
+                for old, new in zip(tensors(out), tensors(again), strict=True):
+                    if address(old) not in given:
+                        old.copy_(new)
+
+
+class DeviceGraph:
+    """A CUDA or HIP graph; warm-up and capture share a stream, so that what is made for it exists."""
+
+    def __init__(self):
+        self.graph, self.stream, self.replays = torch.cuda.CUDAGraph(), torch.cuda.Stream(), 0
+
+    @contextlib.contextmanager
+    def warm_up(self):
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            yield
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def capture(self):
+        return torch.cuda.graph(self.graph, stream=self.stream)
+
+    def replay(self):
+        self.replays += 1
+        self.graph.replay()
+
+
+made = []  # every graph, for the checker, which asks the last one how often it was replayed
+
+
+def new_graph(device):
+    made.append(DeviceGraph() if device.type == "cuda" else Tape())
+    return made[-1]

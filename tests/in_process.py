@@ -1,0 +1,61 @@
+"""The repository's Python programs without processes of their own: importing PyTorch once is enough for all tests.
+
+run_here() stands in for subprocess.run. Some tests start real processes all the same, so that the way is tried too.
+"""
+
+import contextlib
+import importlib
+import io
+import os
+import pathlib
+import subprocess
+import sys
+
+import torch
+from versions import REPOSITORY, SCRIPTS, load_version
+
+real_run = subprocess.run
+
+
+def module_of(program):
+    """The module of a program of this repository; None for another program, or one that needs a process of its own."""
+    path = pathlib.Path(program).resolve()
+    for version, script in SCRIPTS.items():
+        if path == script:
+            # Where there is a GPU, Triton was imported for it, and its interpreter needs a process of its own.
+            return None if version == 3 and torch.cuda.is_available() else load_version(version)
+    return importlib.import_module(path.stem) if path.parent == REPOSITORY / "scripts" else None
+
+
+@contextlib.contextmanager
+def called_as(program, folder):
+    """The state of a fresh process in that folder, as far as the programs look at it; put back afterwards."""
+    arguments, place, interpret = sys.argv, os.getcwd(), os.environ.get("TRITON_INTERPRET")
+    deterministic, precision = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+    sys.argv = [str(program)]
+    torch.use_deterministic_algorithms(False)
+    os.chdir(folder or place)
+    try:
+        yield
+    finally:
+        sys.argv = arguments
+        os.chdir(place)
+        torch.use_deterministic_algorithms(deterministic)
+        torch.set_float32_matmul_precision(precision)
+        if interpret is None:
+            os.environ.pop("TRITON_INTERPRET", None)
+
+
+def run_here(command, *arguments, cwd=None, **options):
+    """subprocess.run, with what it prints always captured as text; other programs than ours get a real process."""
+    python, program, *words = map(str, command) if len(command) > 1 else (None, None)
+    module = module_of(program) if python == sys.executable and program.endswith(".py") else None
+    if module is None:
+        return real_run(command, *arguments, cwd=cwd, **options)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), called_as(program, cwd):
+        try:
+            status = module.main(words)
+        except SystemExit as end:
+            status = end.code
+    return subprocess.CompletedProcess(command, status or 0, out.getvalue(), err.getvalue())
