@@ -17,7 +17,10 @@ PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
 
 
 class Case(NamedTuple):
-    """What one process measures. options: further options for the training script, as one string."""
+    """What one run measures. options: further options for the training script, as one string.
+
+    processes: how many torchrun starts on one machine, with batch_size sequences each; 1 is the script alone.
+    """
 
     model: str
     preset: str
@@ -26,6 +29,7 @@ class Case(NamedTuple):
     precision: str
     graph: bool
     options: str = ""
+    processes: int = 1
 
     @property
     def configuration(self):
@@ -34,7 +38,8 @@ class Case(NamedTuple):
 
     def __str__(self):
         way = "graph" if self.graph else "eager"
-        return f"{self.preset} b{self.batch_size} t{self.seq_len} {self.precision} {self.model} {way}"
+        together = f" x{self.processes}" if self.processes > 1 else ""
+        return f"{self.preset} b{self.batch_size} t{self.seq_len} {self.precision} {self.model} {way}{together}"
 
 
 def empty_results():
@@ -85,7 +90,16 @@ def reference_steps(results):
         (run["case"].configuration, run["repeat"]): run["summary"]["step_ms"]["median"]
         for run in results["runs"]
         if run["status"] == "ok" and run["case"][0] == "v1" and run["case"].precision == "float32"
-        if not run["case"].graph
+        if not run["case"].graph and run["case"].processes == 1
+    }
+
+
+def single_steps(results):
+    """(case, repeat) -> step time of every case that ran in one process."""
+    return {
+        (run["case"], run["repeat"]): run["summary"]["step_ms"]["median"]
+        for run in results["runs"]
+        if run["status"] == "ok" and run["case"].processes == 1
     }
 
 
@@ -96,12 +110,22 @@ def interpreted(run):
 
 
 def speed(runs, reference):
-    """Version 1's step time over this case's, the median over the repeats that have both; None without any."""
+    """Throughput over that of version 1 alone, the median over the repeats that have both; None without any."""
     ratios = []
     for run in runs:
         first = reference.get((run["case"].configuration, run["repeat"]))
         if first is not None and not interpreted(run):
-            ratios.append(first / run["summary"]["step_ms"]["median"])
+            ratios.append(run["case"].processes * first / run["summary"]["step_ms"]["median"])
+    return quartiles(ratios)[1] if ratios else None
+
+
+def efficiency(runs, singles):
+    """Weak scaling: throughput a process over that of one process alone, the median over the repeats; None without."""
+    ratios = []
+    for run in runs:
+        single = singles.get((run["case"]._replace(processes=1), run["repeat"]))
+        if single is not None:
+            ratios.append(single / run["summary"]["step_ms"]["median"])
     return quartiles(ratios)[1] if ratios else None
 
 
@@ -110,7 +134,7 @@ def phase_median(summaries, phase):
     return None if None in times else quartiles(times)[1]
 
 
-def measured_row(runs, reference):
+def measured_row(runs, reference, singles):
     """The figures of one case from its successful runs."""
     summaries = [run["summary"] for run in runs]
     first = summaries[0]
@@ -123,11 +147,12 @@ def measured_row(runs, reference):
         "step_p25_ms": low,
         "step_p75_ms": high,
         **{phase: phase_median(summaries, phase) for phase in PHASES},
-        "samples_per_second": 1000 * case.batch_size / step,
-        "tokens_per_second": 1000 * case.batch_size * case.seq_len / step,
+        "samples_per_second": 1000 * case.processes * case.batch_size / step,
+        "tokens_per_second": 1000 * case.processes * case.batch_size * case.seq_len / step,
         "tflops": tflops,
         "mfu": first["mfu"] and first["mfu"] * tflops / first["tflops"],
         "speed": speed(runs, reference),
+        "efficiency": efficiency(runs, singles) if case.processes > 1 else None,
         "peak_memory_mb": max(summary["peak_memory_mb"] for summary in summaries),
         "flops_per_step": first["flops_per_step"],
         "parameters": first["parameters"],
@@ -143,10 +168,11 @@ def measured_row(runs, reference):
 def rows(results):
     """One flat dictionary for each case, in the order of their first runs: its figures, or why there are none.
 
-    Times in ms, memory in MiB; speed is version 1's float32 step time over this one in the same round of processes;
-    errors are relative to version 1 in float32. status: ok, failed, or not available.
+    Times in ms, memory in MiB of the process that needs most; speed is throughput over that of version 1 in float32 in
+    the same round of processes, efficiency throughput a process over that of the same case in one process; errors are
+    relative to version 1 in float32. status: ok, failed, or not available.
     """
-    reference, runs_of, found = reference_steps(results), {}, []
+    reference, singles, runs_of, found = reference_steps(results), single_steps(results), {}, []
     accuracy = {(e["case"].configuration, e["case"].model, e["case"].precision): e for e in results["accuracy"]}
     for run in results["runs"]:
         runs_of.setdefault(run["case"], []).append(run)
@@ -155,8 +181,8 @@ def rows(results):
         row = case._asdict() | {"status": "ok" if good else runs[-1]["status"], "reason": None}
         if len(good) < len(runs):
             row["reason"] = next(run["reason"] for run in runs if run["status"] != "ok")
-        row |= measured_row(good, reference) if good else {"repeats": 0}
-        checked = accuracy.get((case.configuration, case.model, case.precision), {})
+        row |= measured_row(good, reference, singles) if good else {"repeats": 0}
+        checked = accuracy.get((case.configuration, case.model, case.precision), {}) if case.processes == 1 else {}
         found.append(row | {key: checked.get(key) for key in ("loss_error", "gradient_error", "worst_gradient")})
     return found
 
@@ -179,6 +205,7 @@ COLUMNS = [
     ("precision", "", lambda row: row["precision"]),
     ("model", "", lambda row: row["model"]),
     ("runs", "", lambda row: "graph" if row["captured"] else "eager" + "!" * row["graph"]),
+    ("processes", "scaling", lambda row: str(row["processes"])),
     ("step ms", "", lambda row: f"{row['step_ms']:.3f}"),
     ("quartiles", "", lambda row: f"{row['step_p25_ms']:.3f} - {row['step_p75_ms']:.3f}"),
     ("repeats", "", lambda row: str(row["repeats"])),
@@ -187,6 +214,7 @@ COLUMNS = [
     ("TFLOP/s", "throughput", lambda row: f"{row['tflops']:.2f}"),
     ("MFU", "throughput", lambda row: number(row["mfu"], ".1%")),
     ("speed", "throughput", lambda row: number(row["speed"], ".2f") + "x" * (row["speed"] is not None)),
+    ("efficiency", "scaling", lambda row: number(row["efficiency"], ".1%")),
     ("peak MB", "memory", lambda row: f"{row['peak_memory_mb']:,.0f}"),
     ("trained", "", lambda row: f"{row['parameters_trained'] / row['parameters']:.0%}"),
     ("loss error", "accuracy", lambda row: number(row["loss_error"], ".1e")),
@@ -196,7 +224,8 @@ COLUMNS = [
 
 def text_table(table, metrics):
     """Aligned lines for the measured rows of one configuration, and a sentence for each of the others."""
-    columns = [column for column in COLUMNS if not column[1] or column[1] in metrics]
+    scaled = ["scaling"] if any(row["processes"] > 1 for row in table) else []
+    columns = [column for column in COLUMNS if not column[1] or column[1] in [*metrics, *scaled]]
     lines = [[heading for heading, _, _ in columns]]
     lines += [[cell(row) for _, _, cell in columns] for row in table if row["status"] == "ok"]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -207,7 +236,8 @@ def text_table(table, metrics):
     ]
     notes = []
     for row in table:
-        name = f"{row['precision']} {row['model']} {'graph' if row['graph'] else 'eager'}"
+        together = f" x{row['processes']}" if row["processes"] > 1 else ""
+        name = f"{row['precision']} {row['model']} {'graph' if row['graph'] else 'eager'}{together}"
         if row["reason"]:
             notes.append(f"{name}: {row['status'] if row['status'] != 'ok' else 'a repeat failed'}: {row['reason']}")
         elif row["graph"] and not row["captured"]:
@@ -248,12 +278,16 @@ def draw(table, path):
 def draw_panel(ax, configuration, panel):
     preset, batch_size, seq_len = configuration
     rates = [row["samples_per_second"] for row in panel]
-    low = [1000 * batch_size / row["step_p75_ms"] for row in panel]
-    high = [1000 * batch_size / row["step_p25_ms"] for row in panel]
+    low = [1000 * row["processes"] * batch_size / row["step_p75_ms"] for row in panel]
+    high = [1000 * row["processes"] * batch_size / row["step_p25_ms"] for row in panel]
     spread = np.maximum(0, [np.subtract(rates, low), np.subtract(high, rates)]).tolist()
     places = range(len(panel))
     ax.barh(places, rates, xerr=spread, color=[COLOURS[row["precision"]] for row in panel], capsize=2)
-    names = [f"{row['model']}, {'graph' if row['captured'] else 'eager'}, {row['precision']}" for row in panel]
+    names = [
+        f"{row['model']}{' x' + str(row['processes']) if row['processes'] > 1 else ''}, "
+        f"{'graph' if row['captured'] else 'eager'}, {row['precision']}"
+        for row in panel
+    ]
     ax.set_yticks(places, names)
     ax.invert_yaxis()
     ax.set_xlim(0, 1.3 * max(high))

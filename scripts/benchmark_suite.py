@@ -4,13 +4,15 @@
     python scripts/benchmark_suite.py --presets small,medium --precisions float32,tf32,bfloat16 --repeats 3
     python scripts/benchmark_suite.py --models v1,v1+nodet,v2+compile,v3,hf-compile-graph --graph on,off
     python scripts/benchmark_suite.py --results runs/h200 --append --time-limit 500    # what fits; again: the rest
+    python scripts/benchmark_suite.py --models v3,v4 --presets medium --precisions bfloat16 --nproc 1,2,4,8
 
 A model is v1 to v4, or a peer where its packages are installed: hf, hf-compile, hf-graph, hf-compile-graph (Hugging
 Face's Llama) and liger. v2+compile, v1+nodet and v1+det switch torch.compile and determinism; any other +NAME stands
 for the version's own option --NAME, as in v3+disable-attention-kernel. Options that are not listed go to all scripts.
 
-Every case runs in a process of its own. A repeat is a round over all cases of a configuration, so that what drifts
-hits all of them; a round stays on one GPU. Results are written after every process: FOLDER/suite.json, suite.csv and,
+Every case runs in a process of its own, or with --nproc in as many as it says, started by torchrun with the same batch
+each. A repeat is a round over all cases of a configuration, so that what drifts hits all of them; a round stays on one
+GPU, or with --nproc on the first ones. Results are written after every process: FOLDER/suite.json, suite.csv and,
 with matplotlib, suite.png. A case that fails, or that this machine cannot run, is reported and passed over.
 
 Exit status: 0; 1 where all cases of a model failed; 2 for a bad option; 130 when interrupted.
@@ -67,6 +69,7 @@ PRECISIONS = {
 METRICS = ("throughput", "memory", "accuracy")
 CHECK_GRADIENTS = "--check-gradients"
 EXPECTED_SECONDS = 20  # of a process, until one has been seen
+SECONDS_TO_END = 40  # torchrun kills what has not ended after 30
 STEPS = {"medium": 20}  # a step of the medium preset takes up to a quarter of a second
 # Without a GPU, where version 3's kernels run in Triton's interpreter, a model that takes seconds a step.
 CPU_DEFAULTS = {"presets": ["tiny"], "batch_sizes": [2], "seq_lengths": [32], "num_steps": 5}
@@ -108,6 +111,9 @@ def add_grid_options(parser):
         "--precisions", type=listed(PRECISIONS), default=["float32"], help="float32, tf32, bfloat16, float16"
     )
     group.add_argument("--graph", type=listed(["on", "off", "default"]), default=["default"], help="on, off, default")
+    group.add_argument(
+        "--nproc", type=listed(convert=positive), default=[1], help="processes of a case, one a GPU: 1,2,4,8 (1)"
+    )
     group.add_argument("--metrics", type=listed(METRICS), default=list(METRICS), help=f"({','.join(METRICS)})")
 
 
@@ -137,6 +143,8 @@ def parse_arguments(argv):
     arguments.options = shlex.join(rest)
     if arguments.gpus and arguments.device:
         parser.error("--gpus and --device exclude each other")
+    if arguments.gpus and max(arguments.nproc) > 1:
+        parser.error("--gpus shares GPUs among rounds, but --nproc takes them for one: leave one of them out")
     on_cpu = arguments.device == "cpu" or not gpu_available()
     if on_cpu:
         os.environ["TRITON_INTERPRET"] = "1"  # before version 3 imports Triton, here and in its own process
@@ -206,10 +214,11 @@ def grid(arguments):
     """The cases of each configuration, in the order in which a round runs them."""
     return [
         [
-            Case(model, *configuration, precision, graph, arguments.options)
+            Case(model, *configuration, precision, graph, arguments.options, processes)
             for precision in arguments.precisions
             for model in arguments.models
             for graph in graph_choices(model, arguments.graph)
+            for processes in ([1] if model in PEERS else arguments.nproc)
         ]
         for configuration in configurations(arguments)
     ]
@@ -245,9 +254,12 @@ def last_words(output):
 
 
 def kill(process):
-    """End a process with all that it started (torch.compile starts workers)."""
+    """End a process with all that it started: torchrun the others, torch.compile workers."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):  # it ended just now
+            process.terminate()  # torchrun then ends its processes, which are no group of its own
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(SECONDS_TO_END)
             os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -286,13 +298,19 @@ class Processes:
             kill(process)
 
 
+def launcher(processes):
+    """What starts a script that many times on this machine."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    return [sys.executable, *(torchrun if processes > 1 else [])]
+
+
 def run_case(case, arguments, processes, gpu=None):
     """The record of one process: status ok, failed or not available, and its environment and summary."""
     steps = arguments.num_steps or STEPS.get(case.preset, 50)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         metrics_file = pathlib.Path(folder) / "metrics.json"
-        command = [sys.executable, str(script_of(case.model)), *training_options(case, arguments)]
+        command = [*launcher(case.processes), str(script_of(case.model)), *training_options(case, arguments)]
         command += ["--graph" if case.graph else "--no-graph", "--num-steps", str(steps)]
         status, output, errors = processes.run([*command, "--metrics-file", str(metrics_file)], arguments.timeout, gpu)
         record = {
@@ -449,7 +467,7 @@ def accuracy_cases(cases_of_configurations, results):
         chosen = {}
         for case in cases:
             key = case.configuration, case.model, case.precision
-            if case in ran and case.model not in PEERS and key not in done:
+            if case in ran and case.model not in PEERS and case.processes == 1 and key not in done:
                 chosen.setdefault(key, case)
         found.append(list(chosen.values()))
     return [cases for cases in found if cases]

@@ -41,6 +41,7 @@ GRAPH_BY_DEFAULT = {"v1": False, "v2": False, "v3": True, "v4": True}
 SPEED_GOALS = {"float32": (5.5, 1.15), "tf32": (15, 5), "bfloat16": (30, 12)}  # small, medium
 KERNEL_GOALS = {"RMSNorm": 0.8, "RMSNorm + residual": 0.8, "RoPE": 0.8, "SwiGLU": 0.8}
 ATTENTION_GOALS = {512: 1.0, 2048: 0.7, 8192: 0.7}
+SCALING_GOALS = {2: 0.95, 4: 0.92, 8: 0.90}  # of the medium preset in bfloat16, the better of V3 and V4
 
 
 class Recorded:
@@ -52,7 +53,9 @@ class Recorded:
         self.runs = [run for run in results["runs"] if run["status"] == "ok"]
         told = [session.get("arguments", {}).get("commit") for session in results["sessions"]]
         self.commits = {run["environment"]["commit"] or told[run["session"]] for run in self.runs} - {None}
-        self.rows = [row for row in rows(results) if row["status"] == "ok"]
+        measured = [row for row in rows(results) if row["status"] == "ok"]
+        self.rows = [row for row in measured if row["processes"] == 1]
+        self.scaled = [row for row in measured if row["processes"] > 1]
         if not self.rows:
             raise ValueError(f"{self.folder / 'suite.json'} holds no successful run")
         path = self.folder / "kernels.json"
@@ -132,6 +135,32 @@ def ladder_table(recorded, configuration):
     preset, batch_size, seq_len, options = configuration
     title = f"**{preset}**: batch {batch_size}, {seq_len} tokens {options}".rstrip()
     return f"{title}\n\n{markdown_table(header, lines)}"
+
+
+def scaling_goal(row, rows):
+    """The efficiency of a row, and the goal beside that of the better version where there is one."""
+    goal_of = ("medium", "bfloat16", row["processes"])
+    alike = [r for r in rows if (r["preset"], r["precision"], r["processes"]) == goal_of and r["model"] in ("v3", "v4")]
+    best = max(alike, key=lambda r: r["efficiency"] or 0, default=None)
+    bound = SCALING_GOALS.get(row["processes"]) if row is best else None
+    return verdict(row["efficiency"], bound, ".3f") if bound else number(row["efficiency"], ".3f")
+
+
+def scaling_table(recorded):
+    """Weak scaling: each model on several GPUs of one machine, with the same batch on each."""
+    lines = [
+        [
+            f"{NAMES.get(row['model'], row['model'])}, {row['preset']}, {PRECISIONS[row['precision']]}",
+            "graph" if row["captured"] else "eager",
+            str(row["processes"]),
+            f"{row['step_ms']:.2f}",
+            f"{row['samples_per_second']:,.0f}",
+            scaling_goal(row, recorded.scaled),
+        ]
+        for row in recorded.scaled
+    ]
+    header = ["several GPUs, one batch on each", "runs", "GPUs", "step ms", "samples/s", "rate a GPU / rate of one"]
+    return markdown_table(header, lines)
 
 
 # ---- the goals
@@ -264,6 +293,7 @@ def markdown(recorded):
     """Everything between the markers."""
     configurations = dict.fromkeys((r["preset"], r["batch_size"], r["seq_len"], r["options"]) for r in recorded.rows)
     parts = [machine_line(recorded), *(ladder_table(recorded, c) for c in configurations), goals_table(recorded)]
+    parts += [scaling_table(recorded)] if recorded.scaled else []
     return "\n\n".join([*parts, *([kernels_text(recorded.kernels)] if recorded.kernels else [])])
 
 

@@ -37,6 +37,7 @@ FORKS = {
     "Block": ("124 3", "version 3's norms add the residual"),
     "TinyLlama": ("1 24 3", "torch.compile; version 3's norms add the residual"),
     "build_model": ("12 34", "16-bit weights beside float32 masters"),
+    "matrix_dtype": ("12 34", "16-bit weights beside float32 masters"),
     "make_optimizer": ("12 3 4", "PyTorch's AdamW, a kernel, PyTorch's fused AdamW"),
     "compute_loss": ("12 3 4", "autocast, kernels, a pinned SDPA backend"),
 }
@@ -44,10 +45,12 @@ FORKS = {
 # The convention: one set of options, weights, batches, figures and JSON keys.
 SHARED = set(
     """
-    VERSION Config PRESETS DEFAULTS Parser add_model_options add_training_options add_profiling_options
-    add_version_options check_version_options describe_parts resolve_options check_sizes check_places parse_options
+    VERSION Config PRESETS DEFAULTS Parser add_model_options add_training_options add_parallel_options
+    add_profiling_options add_version_options check_version_options describe_parts launch_ranks resolve_options
+    check_sizes check_places parse_options
     model_config SyntheticStream TextStream load_data annotate rope_tables Attention FeedForward Block TinyLlama
-    weight_shapes initial_weights canonical_views build_model make_optimizer compute_loss PhaseClock Trainer
+    weight_shapes initial_weights canonical_views build_model matrix_dtype process_group parallel_model gather
+    make_optimizer compute_loss PhaseClock Trainer
     parameters_trained flops_per_step training_state restore save_checkpoint newest_checkpoint PEAK_TFLOPS environment
     summarize write_metrics print_configuration print_step print_summary profile set_up_backend train run main
     """.split()

@@ -12,6 +12,7 @@ import benchmark_kernels
 import benchmark_results
 import benchmark_suite
 import ladder
+import numpy as np
 import pytest
 import torch
 from benchmark_results import Case, read_results, rows, write_results
@@ -92,6 +93,22 @@ def test_times_of_the_interpreter_are_no_speed():
     for run in results["runs"]:
         run["environment"] = ENVIRONMENT | {"device_type": "cpu"}
     assert [row["speed"] for row in rows(results)] == [1, None]
+
+
+def test_efficiency_is_throughput_a_process_over_that_of_one():
+    """Steps of 4, 5 and 10 ms alone; of 8 ms together 50, 62.5 and 125 %: the median, and 8 processes' throughput."""
+    results = hand_made()
+    together = THIRD._replace(processes=8)
+    results["runs"] += [run_of(together, i, 8.0) for i in range(3)]
+    alone, eight = rows(results)[1:]
+    assert [8.0 / ms for ms in V3_MS] == [2.0, 1.6, 0.8]
+    assert (alone["efficiency"], eight["efficiency"]) == (None, 1 / 1.6)
+    assert eight["samples_per_second"] == 8 * 8 / 0.008
+    assert eight["speed"] == pytest.approx(8 * np.median(np.divide(V1_MS, 8.0)))
+    assert "v3" in str(together) and str(together).endswith("x8") and "x" not in str(THIRD).split()[-1]
+    table = benchmark_results.text_table([alone, eight], ["throughput"])
+    assert "processes" in table and "62.5%" in table
+    assert "processes" not in benchmark_results.text_table([alone], ["throughput"])
 
 
 def test_a_single_run_keeps_its_own_quartiles():
@@ -328,6 +345,8 @@ def test_an_interrupted_suite_keeps_what_it_has(stand_ins, monkeypatch, capsys):
         ("--batch-sizes 0", "--batch-sizes"),
         ("--hiden-dim 3", "unrecognized arguments: --hiden-dim 3"),
         ("--gpus 0 --device cpu", "exclude each other"),
+        ("--gpus 0,1 --nproc 2", "leave one of them out"),
+        ("--nproc 0", "--nproc"),
     ],
 )
 def test_bad_options_are_answered_in_a_sentence(options, sentence, tmp_path, capsys, monkeypatch):
@@ -400,6 +419,40 @@ def test_suite_on_real_scripts(tmp_path):
     assert results["runs"][0]["environment"]["torch"] == torch.__version__
     assert (tmp_path / "my runs" / "suite.png").read_bytes().startswith(b"\x89PNG")
     assert "gradient error" in done.stdout and "2 of 2" not in done.stdout
+
+
+@pytest.mark.slow
+def test_suite_on_two_processes(tmp_path):
+    sizes = [
+        "--presets",
+        "tiny",
+        "--batch-sizes",
+        "2",
+        "--seq-lengths",
+        "16",
+        "--repeats",
+        "1",
+        "--num-steps",
+        "3",
+        *TOY,
+    ]
+    command = [sys.executable, str(REPOSITORY / "scripts" / "benchmark_suite.py"), "--models", "v1", "--nproc", "1,2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "--results", "runs", "--device", "cpu", *sizes],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    alone, together = rows(read_results(tmp_path / "runs" / "suite.json"))
+    assert (alone["processes"], together["processes"]) == (1, 2)
+    assert together["parameters_trained"] == together["parameters"] == alone["parameters"]
+    assert together["flops_per_step"] == 2 * alone["flops_per_step"]
+    assert together["efficiency"] == pytest.approx(alone["step_ms"] / together["step_ms"])
+    assert together["gradient_error"] is None and alone["gradient_error"] == 0
 
 
 # ---- peers, with a stand-in of the library
@@ -611,6 +664,22 @@ def test_ladder_goals(tmp_path):
     assert "0.70 (>= 0.8, missed)" in line_with(text, "RMSNorm backward")
     attention = [line.split("|")[-2].strip() for line in text.splitlines() if line.startswith("| attention")]
     assert attention == ["0.80 (>= 1, missed)", "0.80 (>= 0.7)"]
+
+
+def test_ladder_scaling(tmp_path):
+    """The goal stands beside the better version alone, and the row of several GPUs is none of the ladder's."""
+    folder = recorded_folder(tmp_path / "toy_2026-01-02")
+    results = read_results(folder / "suite.json")
+    text = ladder.markdown(ladder.Recorded(folder))
+    assert "several GPUs" not in text
+    for model, ms in (("v3", 8.5), ("v4", 12.5)):
+        case = Case(model, "medium", 8, 128, "bfloat16", True, processes=4)
+        results["runs"].append(run_of(case, 0, ms, graph={"captured": True, "reason": None}))
+    write_results(results, folder / "suite.json")
+    scaled = ladder.markdown(ladder.Recorded(folder))
+    assert scaled.startswith(text.split("Ceilings")[0].rstrip())
+    assert line_with(scaled, "V3, medium") == "| V3, medium, bf16 | graph | 4 | 8.50 | 3,765 | 0.941 (>= 0.92) |"
+    assert line_with(scaled, "V4, medium") == "| V4, medium, bf16 | graph | 4 | 12.50 | 2,560 | 0.800 |"
 
 
 def test_ladder_names_the_commit_that_the_suite_was_told(tmp_path):

@@ -233,7 +233,8 @@ def test_a_metrics_file_in_a_read_only_folder_is_refused(surroundings, capsys, m
 STEP_KEYS = {"step", "loss", "forward_ms", "backward_ms", "optimizer_ms", "step_ms"}
 SUMMARY_KEYS = set(
     """parameters parameters_trained step_ms forward_ms backward_ms optimizer_ms samples_per_second tokens_per_second
-    peak_memory_mb first_loss final_loss best_loss_known flops_per_step tflops mfu precision graph warmup_s""".split()
+    peak_memory_mb first_loss final_loss best_loss_known flops_per_step tflops mfu precision graph warmup_s parallel
+    world_size rank_step_ms""".split()
 )
 ENVIRONMENT_KEYS = set("device device_type python torch triton cuda hip date commit script_sha256".split())
 

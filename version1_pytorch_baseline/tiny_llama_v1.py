@@ -4,6 +4,7 @@
     python tiny_llama_v1.py                                     # trains on a synthetic stream, GPU if there is one
     python tiny_llama_v1.py --preset small --metrics-file v1.json
     python tiny_llama_v1.py --preset tiny --data some.txt       # trains on the bytes of a text file or folder
+    torchrun --nproc-per-node 2 tiny_llama_v1.py                # trains on two GPUs, or in two processes on a CPU
 
 The lesson of this version is to measure: every operation is a kernel of its own (separate q, k and v projections, a
 score matrix in memory, separate gate and up projections), runs deterministically and carries a name in the profilers.
@@ -20,6 +21,7 @@ import contextlib
 import dataclasses
 import datetime
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -27,15 +29,19 @@ import pathlib
 import pickle
 import platform
 import resource
+import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 VERSION = 1
 GRAPH_BY_DEFAULT = False
@@ -77,10 +83,12 @@ SORT_KEYS = [
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one sentence, with exit status 2."""
+    """An argument parser whose errors are one sentence, said by one process of a machine, with exit status 2."""
+
+    speaks = True
 
     def error(self, message):
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        self.exit(2, f"{self.prog}: error: {message}\n" if self.speaks else None)
 
 
 def add_model_options(parser):
@@ -122,6 +130,16 @@ def add_training_options(parser):
     group.add_argument("--resume", action="store_true", help="continue from the newest sound checkpoint")
 
 
+def add_parallel_options(parser):
+    group = parser.add_argument_group("several processes, one a GPU, started by torchrun; --batch-size is each one's")
+    group.add_argument(
+        "--parallel", choices=["ddp", "fsdp"], help="copy the model into every process, or shard it over them (ddp)"
+    )
+    group.add_argument(
+        "--compress-gradients", action="store_true", help="send float32 gradients in 16 bits, those of --amp-dtype"
+    )
+
+
 def add_profiling_options(parser):
     group = parser.add_argument_group("profiling with PyTorch's profiler (on steps after the measured ones)")
     group.add_argument("--enable-pytorch-profiler", action="store_true", help="write a trace for ui.perfetto.dev")
@@ -150,7 +168,59 @@ def describe_parts(options):
     return "plain operations"
 
 
-def resolve_options(options):
+def launch_ranks(variables):
+    """What torchrun says of this process in environment variables; one process alone where it says nothing.
+
+    Raises ValueError where they do not fit together.
+    """
+    ranks = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+    if not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & set(variables):
+        return {name.lower(): value for name, value in ranks.items()} | {"launched": False}
+    way_out = "start the script with torchrun, or unset RANK, LOCAL_RANK and WORLD_SIZE to run it alone"
+    for name in (*ranks, "MASTER_ADDR", "MASTER_PORT"):
+        if not variables.get(name):
+            raise ValueError(f"{name} is not set, but other variables of a distributed launch are: {way_out}")
+        if name != "MASTER_ADDR" and not variables[name].isdecimal():
+            raise ValueError(f"{name} is {variables[name]!r} and no number: {way_out}")
+    ranks = {name: int(variables[name]) for name in ranks}
+    for rank, size in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        if ranks[rank] >= ranks[size]:
+            raise ValueError(f"{rank} is {ranks[rank]}, but must be below {size}, which is {ranks[size]}: {way_out}")
+    return {name.lower(): value for name, value in ranks.items()} | {"launched": True}
+
+
+def resolve_parallel(options, ranks):
+    """Where this process stands among the others, which part of the GPUs is its own, and how they share the work."""
+    options.rank, options.world_size = ranks["rank"], ranks["world_size"]
+    if not ranks["launched"]:
+        if options.parallel or options.compress_gradients:
+            raise ValueError("--parallel and --compress-gradients need several processes: start with torchrun")
+        return
+    options.parallel = options.parallel or "ddp"
+    if options.device == "cuda":
+        there = torch.cuda.device_count()
+        if ranks["local_world_size"] > there:
+            raise ValueError(
+                f"{ranks['local_world_size']} processes were started on a machine where PyTorch sees {there} GPUs: "
+                f"use torchrun --nproc-per-node {max(1, there)}, or --device cpu"
+            )
+        options.device = f"cuda:{ranks['local_rank']}"
+    elif options.device.startswith("cuda") and ranks["local_world_size"] > 1:
+        raise ValueError(f"--device {options.device} would give all processes one GPU: leave out its number")
+
+
+def check_parallel(options):
+    """Refuse what several processes cannot do together."""
+    if options.parallel == "fsdp":
+        if options.use_amp and options.amp_dtype == "float16":
+            raise ValueError("--parallel fsdp does not scale the gradients of float16: use --amp-dtype bfloat16")
+        if options.profile_attention_only:
+            raise ValueError("--profile-attention-only needs whole layers: leave out --parallel fsdp")
+    if options.compress_gradients and options.amp_dtype == "bfloat16" and torch.device(options.device).type == "cpu":
+        raise ValueError("--compress-gradients in bfloat16 needs a GPU: use --amp-dtype float16")
+
+
+def resolve_options(options, ranks):
     """Fill what was not given: preset first, then defaults, then what follows from other options."""
     chosen = {**DEFAULTS, **PRESETS.get(options.preset, {})}
     if options.hidden_dim not in (None, chosen["hidden_dim"]):
@@ -166,6 +236,7 @@ def resolve_options(options):
         options.intermediate_dim = 4 * options.hidden_dim
     if options.device is None:
         options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    resolve_parallel(options, ranks)
     if options.graph is None:
         options.graph = GRAPH_BY_DEFAULT and not options.enable_pytorch_profiler
     options.profile = (
@@ -205,7 +276,7 @@ def check_places(options):
         raise ValueError(f"--device must be cpu, cuda or cuda:N, not {options.device}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"--device {options.device} is not there: PyTorch sees {torch.cuda.device_count()} GPUs here")
-    if options.metrics_file:
+    if options.metrics_file and options.rank == 0:
         path = pathlib.Path(options.metrics_file)
         target = path if path.exists() else path.parent
         if path.is_dir() or not os.access(target, os.W_OK):
@@ -221,13 +292,17 @@ def parse_options(argv=None):
         description=f"Train a tiny LLaMA, version {VERSION}.",
         epilog=f"example: python tiny_llama_v{VERSION}.py --preset small --num-steps 20 --metrics-file v{VERSION}.json",
     )
-    for add in (add_model_options, add_training_options, add_profiling_options, add_version_options):
+    groups = (add_model_options, add_training_options, add_parallel_options, add_profiling_options)
+    for add in (*groups, add_version_options):
         add(parser)
-    options = parser.parse_args(argv)
     try:
-        resolve_options(options)
+        ranks = launch_ranks(os.environ)
+        parser.speaks = ranks["local_rank"] == 0
+        options = parser.parse_args(argv)
+        resolve_options(options, ranks)
         check_sizes(options)
         check_places(options)
+        check_parallel(options)
         check_version_options(options)
     except ValueError as error:
         parser.error(str(error))
@@ -239,6 +314,11 @@ def model_config(options):
 
 
 # ---------------------------------------------------------------- data
+
+
+def own_rows(batch, options):
+    """The rows of this process, B of the B x world_size that all processes draw alike."""
+    return batch[options.rank * options.batch_size :][: options.batch_size]
 
 
 class SyntheticStream:
@@ -257,15 +337,15 @@ class SyntheticStream:
         self.description = f"synthetic stream, best reachable loss {self.best_loss:.4f}"
 
     def batch(self, step):
-        """Tokens and next tokens of one step, two int64 tensors [B, T]; a function of seed and step alone."""
-        B, T, V = self.options.batch_size, self.options.seq_len, self.options.vocab_size
+        """Tokens and next tokens of one step, two int64 tensors [B, T]; a function of seed, step and rank alone."""
+        B, T, V = self.options.batch_size * self.options.world_size, self.options.seq_len, self.options.vocab_size
         rng = np.random.default_rng((self.options.seed, step))
         choices = rng.choice(len(self.probabilities), size=(B, T), p=self.probabilities)
         stream = np.empty((B, T + 1), dtype=np.int64)
         stream[:, 0] = rng.integers(0, V, size=B)
         for t in range(T):
             stream[:, t + 1] = self.order[(stream[:, t] + choices[:, t]) % V]
-        stream = torch.from_numpy(stream)
+        stream = own_rows(torch.from_numpy(stream), self.options)
         return stream[:, :-1], stream[:, 1:]
 
 
@@ -290,9 +370,10 @@ class TextStream:
         self.description = f"{len(self.bytes):,} bytes of text from {options.data}"
 
     def batch(self, step):
-        """Tokens and next tokens of one step, two int64 tensors [B, T]; a function of seed and step alone."""
-        B, T = self.options.batch_size, self.options.seq_len
+        """Tokens and next tokens of one step, two int64 tensors [B, T]; a function of seed, step and rank alone."""
+        B, T = self.options.batch_size * self.options.world_size, self.options.seq_len
         starts = np.random.default_rng((self.options.seed, step)).integers(0, len(self.bytes) - T, size=(B, 1))
+        starts = own_rows(starts, self.options)
         windows = torch.from_numpy(self.bytes[starts + np.arange(T + 1)].astype(np.int64))
         return windows[:, :-1], windows[:, 1:]
 
@@ -513,6 +594,107 @@ def build_model(options, device):
     return model
 
 
+def matrix_dtype(options):
+    """Dtype of the weight matrices: autocast converts them in every step."""
+    return torch.float32
+
+
+# ---------------------------------------------------------------- several processes, one a GPU
+
+# Who waits longer than this for another process ends. Compiling takes longer, but all processes compile at once.
+PATIENCE = datetime.timedelta(seconds=50)
+
+
+@contextlib.contextmanager
+def process_group(options):
+    """Join the processes that torchrun started, if it did, and leave them when all went well."""
+    if not options.parallel:
+        yield
+        return
+    device = torch.device(options.device)
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=PATIENCE, device_id=device if on_gpu else None)
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if options.rank else sys.stdout):
+        yield
+    dist.destroy_process_group()
+
+
+def announce_end(prog):
+    """Say so when the launcher ends this process, even while it waits inside a library for one that is gone.
+
+    Python runs a signal's handler only between two of its own instructions; the byte that it writes to the wake-up
+    pipe reaches a waiting thread at once.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.set_wakeup_fd(writer)
+
+    def wait():
+        while os.read(reader, 1)[0] != signal.SIGTERM:
+            pass
+        print(f"{prog}: ended by the launcher: another process of the job failed, or its time is over", file=sys.stderr)
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def parallel_model(model, options):
+    """What the training step calls: the model alone, one of DDP's replicas of it, or itself sharded by FSDP2.
+
+    Both average the gradients over all processes while the backward still runs. DDP sends them in buckets; FSDP2
+    gathers the weights of a block before its forward and its backward, and keeps 1 / world_size of weights, gradients
+    and moments in each process.
+    """
+    device, sent = torch.device(options.device), getattr(torch, options.amp_dtype)
+    if options.parallel == "ddp":
+        known = inspect.signature(DistributedDataParallel).parameters
+        still = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # PyTorch < 2.13
+        ids = [device] if device.type == "cuda" else None
+        replica = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **{still: False})
+        if options.compress_gradients:
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            hooks = {torch.bfloat16: default_hooks.bf16_compress_hook, torch.float16: default_hooks.fp16_compress_hook}
+            replica.register_comm_hook(None, hooks[sent])
+        return replica
+    if options.parallel == "fsdp":
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        reduced = sent if options.compress_gradients else None
+        policy = MixedPrecisionPolicy(matrix_dtype(options), reduced, cast_forward_inputs=False)
+        mesh = dist.init_device_mesh(device.type, (options.world_size,))
+        for module in (*model.layers, model):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+    return model
+
+
+def whole(tensor):
+    """The tensor itself, or a copy on the CPU of what FSDP2 keeps in parts; all processes must ask together."""
+    return tensor.full_tensor().cpu() if hasattr(tensor, "full_tensor") else tensor
+
+
+def put(tensor, value):
+    """Write a whole value into a tensor of which this process may keep a part."""
+    if hasattr(tensor, "full_tensor"):
+        from torch.distributed.tensor import distribute_tensor
+
+        value = distribute_tensor(value, tensor.device_mesh, tensor.placements, src_data_rank=None)
+    tensor.copy_(value)
+
+
+def gather(numbers, device):
+    """The numbers of every process: float64 [world_size, len(numbers)]; all processes must ask together."""
+    mine = torch.tensor([numbers], dtype=torch.float64, device=device)
+    if not dist.is_initialized():
+        return mine
+    everyone = mine.new_empty(dist.get_world_size(), len(numbers))
+    dist.all_gather_into_tensor(everyone, mine)
+    return everyone
+
+
 # ---------------------------------------------------------------- one training step
 
 
@@ -570,7 +752,9 @@ class Trainer:
         self.options = options
         self.config = model_config(options)
         self.device = torch.device(options.device)
-        self.model = build_model(options, self.device)
+        # FSDP2 moves one block after the other to the GPU and keeps a part of it there.
+        self.model = build_model(options, torch.device("cpu") if options.parallel == "fsdp" else self.device)
+        self.replica = parallel_model(self.model, options)
         self.optimizer = make_optimizer(self.model, options)
         scaled = options.use_amp and options.amp_dtype == "float16"
         # PyTorch's first scale, 65536, overflows gradients that are kept in 16 bits: the first steps would be skipped.
@@ -587,7 +771,7 @@ class Trainer:
         self.clock.mark(0)
         self.optimizer.zero_grad(set_to_none=True)
         with annotate("forward"):
-            self.loss = compute_loss(self.model, self.tokens, self.labels, self.options)
+            self.loss = compute_loss(self.replica, self.tokens, self.labels, self.options)
         self.clock.mark(1)
         with annotate("backward"):
             self.scaler.scale(self.loss).backward()
@@ -599,7 +783,10 @@ class Trainer:
         self.loss = self.loss.detach()
 
     def run(self, tokens, labels):
-        """One training step on a batch [B, T]; returns its record: the loss, and times in ms."""
+        """One training step on a batch [B, T]; returns its record: the loss, and times in ms.
+
+        Of several processes: the mean loss, the time of the slowest, and this one's phases.
+        """
         self.tokens.copy_(tokens)
         self.labels.copy_(labels)
         self.synchronize()
@@ -608,7 +795,9 @@ class Trainer:
         self.synchronize()
         step_ms = 1000 * (time.perf_counter() - start)
         phases = dict(zip(("forward_ms", "backward_ms", "optimizer_ms"), self.clock.milliseconds(), strict=True))
-        return {"loss": self.loss.item(), **phases, "step_ms": step_ms}
+        losses, times = gather([self.loss.item(), step_ms], self.device).T.tolist()
+        record = {"loss": sum(losses) / len(losses), **phases, "step_ms": max(times)}
+        return record | ({"rank_step_ms": times} if self.options.parallel else {})
 
     def synchronize(self):
         if self.device.type == "cuda":
@@ -619,8 +808,11 @@ class Trainer:
         start = time.perf_counter()
         self.tokens.copy_(tokens)
         self.labels.copy_(labels)
-        # A graph must find the optimizer's state in place, and a resumed run must have it to fill it.
-        least = 2 if self.options.graph else int(saved["step"] > 0)
+        # A graph must find the optimizer's state in place, and a resumed run must have it to fill it. DDP arranges its
+        # buckets anew after the first step and measures itself for ten, which waits for the GPU.
+        least = int(saved["step"] > 0)
+        if self.options.graph and self.device.type == "cuda":
+            least = 11 if self.options.parallel else 2
         for _ in range(max(least, self.options.warmup_steps)):
             self.step()
         if self.options.graph:
@@ -634,23 +826,30 @@ class Trainer:
         if self.device.type == "cpu":
             self.graph_reason = "a CPU has no graphs"
             return
+        if self.options.parallel == "fsdp":
+            self.graph_reason = "FSDP allocates and frees the gathered weights in every step"
+            return
         if self.scaler.is_enabled() and not getattr(self.optimizer, "_step_supports_amp_scaling", False):
             self.graph_reason = "with this optimizer the gradient scaler waits for the GPU in every step"
             return
         eager_clock, self.clock = self.clock, PhaseClock(self.device, in_graph=True)
         graph = torch.cuda.CUDAGraph()
+        # The thread that watches over NCCL or RCCL asks for its events meanwhile, which must not spoil the capture.
+        mode = "thread_local" if self.options.parallel else "global"
         try:
             # The warm-up ran on this very stream, so that every library handle that the step needs exists already.
-            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode=mode):
                 self.step()
             self.graph = graph
         except RuntimeError as error:
             self.clock, self.graph_reason = eager_clock, str(error).splitlines()[0]
+            self.replica = None  # DDP is left in the middle of a step, and must let go of the model before the next one
+            self.replica = parallel_model(self.model, self.options)
 
 
 def parameters_trained(model):
     """Number of parameters whose tensor got a finite gradient that is not all zero in the last step."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    gradients = (whole(p.grad) for p in model.parameters() if p.grad is not None)
     return sum(g.numel() for g in gradients if bool(g.isfinite().all()) and bool(g.count_nonzero()))
 
 
@@ -668,24 +867,35 @@ def flops_per_step(config, batch_size, seq_len):
 # ---------------------------------------------------------------- checkpoints
 
 
-def training_state(trainer):
-    """Canonical name -> tensor for the float32 weights and, once there, both moments of AdamW; views, not copies."""
-    optimizer, config = trainer.optimizer, trainer.config
-    parameters = dict(trainer.model.named_parameters())
+def state_tensors(trainer):
+    """weights, exp_avg, exp_avg_sq -> {parameter name: float32 tensor}; the moments once the optimizer has them."""
+    optimizer, parameters = trainer.optimizer, dict(trainer.model.named_parameters())
     masters = getattr(optimizer, "masters", {})  # float32 weights, where the model computes with 16-bit ones
-    state = {"weights": canonical_views({n: masters.get(p, p).detach() for n, p in parameters.items()}, config)}
+    tensors = {"weights": {name: masters.get(p, p).detach() for name, p in parameters.items()}}
     if optimizer.state:
         for moment in ("exp_avg", "exp_avg_sq"):
-            state[moment] = canonical_views({n: optimizer.state[p][moment] for n, p in parameters.items()}, config)
-    return state
+            tensors[moment] = {name: optimizer.state[p][moment] for name, p in parameters.items()}
+    return tensors
+
+
+def training_state(trainer):
+    """weights, exp_avg, exp_avg_sq -> {canonical name: whole float32 tensor}: views where the tensor is here whole."""
+    return {
+        kind: canonical_views({name: whole(tensor) for name, tensor in tensors.items()}, trainer.config)
+        for kind, tensors in state_tensors(trainer).items()
+    }
 
 
 @torch.no_grad()
 def restore(trainer, saved):
     """Bring weights, moments and step count back in place (a captured graph keeps using the same memory)."""
-    for kind, tensors in training_state(trainer).items():
+    for kind, tensors in state_tensors(trainer).items():
         for name, tensor in tensors.items():
-            tensor.copy_(saved[kind][name]) if kind in saved else tensor.zero_()
+            value = whole(tensor)
+            for canonical, view in canonical_views({name: value}, trainer.config).items():
+                view.copy_(saved[kind][canonical]) if kind in saved else view.zero_()
+            if value is not tensor:
+                put(tensor, value)
     for parameter, master in getattr(trainer.optimizer, "masters", {}).items():
         parameter.copy_(master)
     for state in trainer.optimizer.state.values():
@@ -694,11 +904,13 @@ def restore(trainer, saved):
 
 
 def save_checkpoint(trainer, folder, step):
-    """Write step_N.pt whole or not at all, and keep the two newest."""
+    """Write step_N.pt whole or not at all, and keep the two newest; of several processes, the first one writes."""
+    content = {kind: {n: t.cpu() for n, t in tensors.items()} for kind, tensors in training_state(trainer).items()}
+    if trainer.options.rank:
+        return
+    content |= {"step": step, "scaler": trainer.scaler.state_dict(), "config": dataclasses.asdict(trainer.config)}
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    content = {kind: {n: t.cpu() for n, t in tensors.items()} for kind, tensors in training_state(trainer).items()}
-    content |= {"step": step, "scaler": trainer.scaler.state_dict(), "config": dataclasses.asdict(trainer.config)}
     partial = folder / f"step_{step:09d}.pt.partial"
     with open(partial, "wb") as file:
         torch.save(content, file)
@@ -805,34 +1017,38 @@ def spread(values):
 
 
 def summarize(trainer, steps, warmup_s, best_loss):
-    """The figures of a run from its steps' records."""
+    """The figures of a run from its steps' records; of several processes, of all together."""
     options, config = trainer.options, trainer.config
     step_ms = spread([step["step_ms"] for step in steps])
     phases = {
         name: spread([step[name] for step in steps])["median"] if steps[0][name] is not None else None
         for name in ("forward_ms", "backward_ms", "optimizer_ms")
     }
-    steps_per_second = 1000 / step_ms["median"]
-    flops, precision = flops_per_step(config, options.batch_size, options.seq_len), precision_name(options)
+    steps_per_second, batch_size = 1000 / step_ms["median"], options.batch_size * options.world_size
+    flops, precision = flops_per_step(config, batch_size, options.seq_len), precision_name(options)
     tflops = flops * steps_per_second / 1e12
     peak = peak_tflops(device_name(trainer.device), precision)
+    by_rank = zip(*(step["rank_step_ms"] for step in steps), strict=True) if options.parallel else []
     return {
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "parameters_trained": parameters_trained(trainer.model),
         "step_ms": step_ms,
         **phases,
-        "samples_per_second": options.batch_size * steps_per_second,
-        "tokens_per_second": options.batch_size * options.seq_len * steps_per_second,
-        "peak_memory_mb": peak_memory_mb(trainer.device),
+        "samples_per_second": batch_size * steps_per_second,
+        "tokens_per_second": batch_size * options.seq_len * steps_per_second,
+        "peak_memory_mb": gather([peak_memory_mb(trainer.device)], trainer.device).max().item(),
         "first_loss": steps[0]["loss"],
         "final_loss": steps[-1]["loss"],
         "best_loss_known": best_loss,
         "flops_per_step": flops,
         "tflops": tflops,
-        "mfu": tflops / peak if peak else None,
+        "mfu": tflops / (peak * options.world_size) if peak else None,
         "precision": precision,
         "graph": {"captured": trainer.graph is not None, "reason": trainer.graph_reason},
         "warmup_s": warmup_s,
+        "parallel": options.parallel,
+        "world_size": options.world_size,
+        "rank_step_ms": [spread(times)["median"] for times in by_rank],
     }
 
 
@@ -866,13 +1082,19 @@ def print_configuration(trainer, data):
         f"{config.num_heads} query heads, {config.num_kv_heads} key/value heads, feed-forward {config.intermediate_dim}"
     )
     print(f"  batch      {options.batch_size} sequences of {options.seq_len} tokens, vocabulary {config.vocab_size}")
+    if options.parallel:
+        engine = {"ddp": "DDP", "fsdp": "FSDP2"}[options.parallel]
+        print(
+            f"  processes  {options.world_size}, {engine} over {dist.get_backend()}, "
+            f"{options.world_size * options.batch_size} sequences a step in all"
+        )
     print(f"  data       {data.description}")
     print(f"  precision  {precision_name(options)}{', deterministic' if options.deterministic else ''}")
     print(f"  parts      {describe_parts(options)}", flush=True)
 
 
 def print_step(step, options, record, device):
-    rate = 1000 * options.batch_size / record["step_ms"]
+    rate = 1000 * options.batch_size * options.world_size / record["step_ms"]
     print(
         f"step {step + 1:5d}/{options.num_steps}  loss {record['loss']:8.4f}  {rate:9.1f} samples/s  "
         f"{record['step_ms']:9.3f} ms  peak {peak_memory_mb(device):8.1f} MB",
@@ -884,13 +1106,16 @@ def print_summary(summary, steps):
     step = summary["step_ms"]
     phases = [summary[f"{name}_ms"] for name in ("forward", "backward", "optimizer")]
     phases = "not measured:" if None in phases else " / ".join(f"{phase:.3f}" for phase in phases) + " ms"
-    peak = "" if summary["mfu"] is None else f", {100 * summary['mfu']:.1f} % of the GPU's peak"
+    peak = "" if summary["mfu"] is None else f", {100 * summary['mfu']:.1f} % of the peak"
     best = "" if summary["best_loss_known"] is None else f" (best reachable {summary['best_loss_known']:.4f})"
     share = 100 * summary["parameters_trained"] / summary["parameters"]
     graph = "replayed from a graph" if summary["graph"]["captured"] else f"eager: {summary['graph']['reason']}"
     print(f"summary of {len(steps)} steps, after {summary['warmup_s']:.1f} s of warm-up; {graph}")
     print(f"  loss       {summary['first_loss']:.4f} -> {summary['final_loss']:.4f}{best}")
     print(f"  step       {step['median']:.3f} ms median, quartiles {step['p25']:.3f} to {step['p75']:.3f}")
+    if summary["parallel"]:
+        slow, fast = (pick(summary["rank_step_ms"]) for pick in (max, min))
+        print(f"  processes  {summary['world_size']}, medians from {fast:.3f} ms to {slow:.3f} ms")
     print(f"  phases     {phases} forward / backward / optimizer")
     print(f"  speed      {summary['samples_per_second']:,.1f} samples/s, {summary['tokens_per_second']:,.0f} tokens/s")
     print(f"  compute    {summary['tflops']:,.3f} TFLOP/s{peak}")
@@ -927,6 +1152,7 @@ def profile(trainer, data):
         trainer.synchronize()
     part = "_attention" if options.profile_attention_only else ""
     moment = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
+    part += f"_rank{options.rank}" if options.parallel else ""
     trace = folder / f"trace_v{VERSION}{part}_{moment}_{os.getpid()}.pt.trace.json"
     profiler.export_chrome_trace(str(trace))
     if not trace.is_file():
@@ -991,9 +1217,11 @@ def run(options, data, saved):
         status = 1
     except KeyboardInterrupt:
         print(f"interrupted after {len(steps)} steps", file=sys.stderr)
+        if options.parallel:  # the processes stop in different steps, and can sum up nothing together
+            return 130
         status = 130
     summary = summarize(trainer, steps, warmup_s, data.best_loss) if steps else None
-    if options.metrics_file:
+    if options.metrics_file and options.rank == 0:
         write_metrics(trainer, steps, summary)
     if status == 0:
         print_summary(summary, steps)
@@ -1011,6 +1239,8 @@ def prepare(options):
     if not options.resume:
         return data, {"weights": initial_weights(config, options.seed), "step": 0}
     saved = newest_checkpoint(options.checkpoint_dir, config)
+    if len(set(gather([saved["step"]], options.device).flatten().tolist())) > 1:
+        raise ValueError(f"--resume: the processes find different checkpoints in {options.checkpoint_dir}: share it")
     if saved["step"] >= options.num_steps:
         raise ValueError(f"--resume: step {saved['step']} is reached already; raise --num-steps")
     return data, saved
@@ -1022,6 +1252,8 @@ def explain(error):
         return "out of memory: lower --batch-size, --seq-len or the model's sizes"
     if isinstance(error, OSError):
         return f"{error.filename or 'output'} cannot be written: {error.strerror}"
+    if isinstance(error, dist.DistError) or "gloo" in str(error):
+        return f"another process of this job ended, or did not answer: {str(error).strip().splitlines()[0]}"
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return f"torch.compile failed, run with --disable-torch-compile: {str(error).strip().splitlines()[0]}"
     return None
@@ -1030,17 +1262,21 @@ def explain(error):
 def main(argv=None):
     options = parse_options(argv)
     prog = f"tiny_llama_v{VERSION}.py"
+    if options.parallel:
+        prog += f", process {options.rank} of {options.world_size}"
+        announce_end(prog)
     # One stream for all that runs, so that what a graph captures has been warmed up where it is captured.
     on_gpu = torch.device(options.device).type == "cuda"
     try:
-        try:
-            data, saved = prepare(options)
-        except ValueError as error:
-            print(f"{prog}: error: {error}", file=sys.stderr)
-            return 2
         set_up_backend(options)
-        with torch.cuda.stream(torch.cuda.Stream(options.device)) if on_gpu else contextlib.nullcontext():
-            return run(options, data, saved)
+        with process_group(options):
+            try:
+                data, saved = prepare(options)
+            except ValueError as error:
+                print(f"{prog}: error: {error}", file=sys.stderr)
+                return 2
+            with torch.cuda.stream(torch.cuda.Stream(options.device)) if on_gpu else contextlib.nullcontext():
+                return run(options, data, saved)
     except KeyboardInterrupt:
         print("interrupted outside of the measured steps", file=sys.stderr)
         return 130

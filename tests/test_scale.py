@@ -1,0 +1,257 @@
+"""More than one process: the same losses, gradients and weights as one, and an end for all when one ends."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from parallel_worker import trained
+from versions import SCRIPTS, load_version, relative_error
+
+WORKER = pathlib.Path(__file__).with_name("parallel_worker.py")
+# Sizes that do not divide by two: FSDP2 gives the processes unequal parts of some weights.
+SIZES = "--hidden-dim 32 --num-layers 2 --num-heads 2 --intermediate-dim 44 --vocab-size 51 --seq-len 11 --seed 3"
+CASES = [
+    (version, [*SIZES.split(), "--warmup-steps", "1", "--batch-size", "2", "--parallel", engine])
+    for version in SCRIPTS
+    for engine in ("ddp", "fsdp")
+]
+# Differences in float32: relative for losses, rms over rms for tensors. The mean over rows is taken in another order,
+# which moves gradients by 1.6e-7; AdamW's division makes 3.5e-6 of it in the weights after three steps.
+SAME = {"losses": 1e-6, "gradients": 1e-6, "weights": 2e-5}
+
+
+def launch(processes, *command, timeout=300, **options):
+    """torchrun on this machine with that many processes; its finished process."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    return subprocess.run(
+        [*torchrun, *map(str, command)], capture_output=True, text=True, timeout=timeout, env=environment(), **options
+    )
+
+
+def environment():
+    """Threads as a machine of two cores needs them for two processes; no rank of a launch around this one."""
+    outside = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return {name: value for name, value in os.environ.items() if name not in outside} | {"OMP_NUM_THREADS": "1"}
+
+
+def two_processes(folder, cases, device):
+    results = folder / "results.pt"
+    worked = launch(2, WORKER, results, json.dumps([(version, [*argv, "--device", device]) for version, argv in cases]))
+    assert worked.returncode == 0, worked.stderr[-3000:]
+    return torch.load(results)
+
+
+def alone(version, argv, batch_size=4):
+    """The same case in this one process, with the rows that the two processes had together."""
+    argv = list(argv)
+    argv[argv.index("--batch-size") + 1] = str(batch_size)
+    for option in ("--parallel", "--amp-dtype"):
+        if option in argv:
+            del argv[argv.index(option) : argv.index(option) + 2]
+    return trained(version, [option for option in argv if option != "--compress-gradients"])
+
+
+def assert_same(got, wanted, scale=1):
+    assert got["losses"] == pytest.approx(wanted["losses"], rel=scale * SAME["losses"])
+    for kind in ("gradients", "weights"):
+        assert got[kind].keys() == wanted[kind].keys()
+        errors = {name: relative_error(got[kind][name], wanted[kind][name]) for name in wanted[kind]}
+        worst = max(errors, key=errors.get)
+        assert errors[worst] <= scale * SAME[kind], f"{kind}: {worst} is {errors[worst]:.1e} off"
+
+
+COMPRESSED = (1, [*CASES[0][1], "--compress-gradients", "--amp-dtype", "float16"])
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Results of all cases on the CPU, from one launch: a launch costs more than the cases."""
+    found = two_processes(tmp_path_factory.mktemp("scale"), [*CASES, COMPRESSED], "cpu")
+    return {(version, *argv): result for (version, argv), result in zip([*CASES, COMPRESSED], found, strict=True)}
+
+
+@pytest.mark.parametrize("version, argv", CASES, ids=[f"v{v}-{argv[-1]}" for v, argv in CASES])
+def test_two_processes_train_as_one(results, version, argv):
+    if version == 3 and torch.cuda.is_available():
+        pytest.skip("with a GPU, Triton's kernels do not run on the CPU")
+    assert_same(results[(version, *argv)], alone(version, [*argv, "--device", "cpu"]))
+
+
+def test_compressed_gradients_are_those_of_float32_rounded(results):
+    version, argv = COMPRESSED
+    got, wanted = results[(version, *argv)], alone(version, [*argv, "--device", "cpu"])
+    errors = [relative_error(got["gradients"][name], wanted["gradients"][name]) for name in wanted["gradients"]]
+    assert 1e-5 < max(errors) < 2e-3  # float16 rounds to 2^-11; exact ones would mean that nothing was compressed
+
+
+# ---------------------------------------------------------------- from the command line
+
+
+def test_a_run_of_two_reports_once_and_its_checkpoint_goes_on_in_one(tmp_path):
+    """Sharded, stopped after four of six steps, and resumed by one process with the batch of both."""
+    sizes, folder = SIZES.split(), tmp_path / "check points"
+    common = ["--warmup-steps", "1", "--device", "cpu", "--checkpoint-dir", str(folder)]
+    metrics = [tmp_path / "two.json", tmp_path / "one.json"]
+    two = launch(
+        2, SCRIPTS[1], *sizes, *common, "--batch-size", 3, "--num-steps", 4, "--save-every", 2, "--parallel", "fsdp",
+        "--metrics-file", metrics[0], cwd=tmp_path,
+    )  # fmt: skip
+    assert two.returncode == 0, two.stderr
+    assert len(re.findall("^summary of 4 steps", two.stdout, re.MULTILINE)) == 1
+    assert "processes  2, FSDP2 over gloo, 6 sequences a step in all" in two.stdout
+    content = json.loads(metrics[0].read_text())
+    summary = content["summary"]
+    assert (summary["world_size"], summary["parallel"], len(summary["rank_step_ms"])) == (2, "fsdp", 2)
+    assert summary["parameters_trained"] == summary["parameters"]
+    assert summary["samples_per_second"] == pytest.approx(2 * 3 * 1000 / summary["step_ms"]["median"])
+    for step in content["steps"]:
+        assert step["step_ms"] == max(step["rank_step_ms"])
+
+    one = ["--batch-size", "6", "--num-steps", "6", *common, "--metrics-file", str(metrics[1])]
+    assert load_version(1).main([*sizes, *one, "--resume"]) == 0
+    resumed = [step["loss"] for step in json.loads(metrics[1].read_text())["steps"]]
+    assert load_version(1).main([*sizes, *one]) == 0
+    unbroken = [step["loss"] for step in json.loads(metrics[1].read_text())["steps"]]
+    assert [step["loss"] for step in content["steps"]] + resumed == pytest.approx(unbroken, rel=SAME["weights"])
+
+
+def test_the_rows_of_two_processes_are_those_of_one(tmp_path):
+    script = load_version(1)
+    text = tmp_path / "text"
+    text.write_bytes(bytes(range(1, 51)) * 9)  # a NUL byte would make it a binary file
+    for data in ([], ["--data", str(text)]):
+        both = script.load_data(script.parse_options([*SIZES.split(), *data, "--batch-size", "4"])).batch(5)
+        parts = []
+        for rank in range(2):
+            options = script.parse_options([*SIZES.split(), *data, "--batch-size", "2"])
+            options.rank, options.world_size = rank, 2
+            parts.append(script.load_data(options).batch(5))
+        for wanted, got in zip(both, zip(*parts, strict=True), strict=True):
+            assert torch.equal(torch.cat(got), wanted)
+
+
+def process_of_rank(rank, launcher):
+    """Process id of the training process with that rank below the launcher."""
+    for folder in pathlib.Path("/proc").iterdir():
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1]) if folder.name.isdecimal() else 0
+            if parent == launcher and f"\0LOCAL_RANK={rank}\0".encode() in (folder / "environ").read_bytes():
+                return int(folder.name)
+        except OSError:
+            continue  # it ended meanwhile
+    raise AssertionError(f"no process of rank {rank} below {launcher}")
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+@pytest.mark.skipif(not pathlib.Path("/proc/self/environ").exists(), reason="finds the processes in /proc")
+def test_when_one_process_dies_all_end_within_a_minute_and_say_so(tmp_path, engine):
+    command = [SCRIPTS[1], *SIZES.split(), "--batch-size", "2", "--num-steps", "1000000", "--device", "cpu"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    job = subprocess.Popen(
+        [*torchrun, *map(str, command), "--parallel", engine],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), cwd=tmp_path,
+    )  # fmt: skip
+    try:
+        while "step     1/" not in job.stdout.readline():
+            assert job.poll() is None, job.stderr.read()
+        start = time.monotonic()
+        os.kill(process_of_rank(1, job.pid), signal.SIGKILL)
+        _, errors = job.communicate(timeout=60)
+    finally:
+        job.terminate()  # the launcher ends its processes
+        job.wait(60)
+    assert time.monotonic() - start < 60
+    assert job.returncode != 0
+    assert re.search(
+        r"^tiny_llama_v1.py, process 0 of 2: (ended by the launcher|another process)", errors, re.MULTILINE
+    )
+    assert "rank      : 1" in errors and "SIGKILL" in errors
+    assert "summary of" not in errors
+
+
+LAUNCH = {
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+}
+
+
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        ({"RANK": None}, "RANK is not set"),
+        ({"WORLD_SIZE": None}, "WORLD_SIZE is not set"),
+        ({"MASTER_PORT": None}, "MASTER_PORT is not set"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
+        ({"RANK": "two"}, "RANK is 'two' and no number"),
+        ({"WORLD_SIZE": "-2"}, "WORLD_SIZE is '-2' and no number"),
+        ({"RANK": "2"}, "RANK is 2, but must be below WORLD_SIZE, which is 2"),
+        ({"LOCAL_RANK": "2"}, "LOCAL_RANK is 2, but must be below LOCAL_WORLD_SIZE, which is 2"),
+    ],
+)
+def test_wrong_rank_variables_are_named(monkeypatch, capsys, changed, said):
+    for name, value in (LAUNCH | changed).items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match="2"):
+        load_version(1).parse_options([])
+    errors = capsys.readouterr().err
+    assert said in errors and "torchrun" in errors
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("local_rank, lines", [(0, 1), (1, 0)])
+def test_one_process_of_a_machine_says_what_is_wrong_for_all(monkeypatch, capsys, local_rank, lines):
+    for name, value in (LAUNCH | {"RANK": str(local_rank), "LOCAL_RANK": str(local_rank)}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match="2"):
+        load_version(1).parse_options(["--seq-len", "0"])
+    assert capsys.readouterr().err.count("\n") == lines
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch, capsys):
+    for name, value in (LAUNCH | {"RANK": "0", "LOCAL_RANK": "0"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(SystemExit, match="2"):
+        load_version(1).parse_options(["--device", "cuda"])
+    assert "2 processes were started on a machine where PyTorch sees 1 GPUs" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        load_version(1).parse_options(["--device", "cuda:0"])
+    assert "would give all processes one GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--parallel", "ddp"], ["--compress-gradients"]])
+def test_options_of_several_processes_are_refused_for_one(capsys, option):
+    with pytest.raises(SystemExit, match="2"):
+        load_version(1).parse_options(option)
+    assert "start with torchrun" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- on GPUs
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("version", SCRIPTS)
+@pytest.mark.parametrize("argv", [[], ["--use-amp"]], ids=["float32", "bfloat16"])
+def test_ddp_trains_from_a_graph_as_without_it(tmp_path, version, argv):
+    """As many processes as GPUs, up to two; replayed and launched one by one, with and without DDP."""
+    processes, sizes = min(2, torch.cuda.device_count()), [*SIZES.replace("51", "64").split(), *argv]
+    cases = [(version, [*sizes, "--batch-size", "2", way]) for way in ("--graph", "--no-graph")]
+    results = tmp_path / "results.pt"
+    worked = launch(processes, WORKER, results, json.dumps(cases))
+    assert worked.returncode == 0, worked.stderr[-3000:]
+    replayed, launched = torch.load(results)
+    assert replayed["graph"] or torch.version.hip
+    scale = 1e4 if argv else 10  # gradients are added up in 16 bits, or by tiles in another order
+    assert_same(replayed, launched, scale)
+    assert_same(launched, alone(version, [*sizes, "--batch-size", "2", "--no-graph"], 2 * processes), scale)
