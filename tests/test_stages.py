@@ -118,21 +118,81 @@ def test_bad_options_are_those_of_the_script():
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
 
 
+# ---------------------------------------------------------------- symptoms that need a GPU
+
+
+def gpu_run(stage, *options):
+    """(module, trainer, steps, summary, what the stage says) of a stage in this process, with its default sizes."""
+    v3, runs = stage.load(), []
+    status = stage_tools.run_stage(v3, "", lambda *run: runs.append(run) or [], options)
+    assert status == 0
+    said = list(stage.report(*runs[0]))
+    print("\n".join(said))
+    return *runs[0], said
+
+
+def phases(summary):
+    return [summary[f"{name}_ms"] for name in ("forward", "backward", "optimizer")]
+
+
 @pytest.mark.gpu
-def test_stage_3_claims_less_time_than_has_passed():
-    v3 = stage3.load()
-    summaries = []
-    status = stage_tools.run_stage(v3, "", lambda *run: summaries.append(run) or [], ["--preset", "medium"])
-    (_, _, steps, _) = summaries[0]
-    assert status == 0 and sum(v3.really_ms) > 1.5 * sum(step["step_ms"] for step in steps)
+def test_stage_1_starts_far_too_high_on_a_gpu():
+    *_, summary, said = gpu_run(stage1)
+    assert summary["first_loss"] > 100 and len(said) == 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [[], ["--preset", "medium"], ["--use-amp"]], ids=" ".join)
+def test_stage_2_pays_for_its_layout_on_a_gpu(options):
+    v3, trainer, _, slow, _ = gpu_run(stage2, *options)
+    strided, right = stage2.attention_ms(v3, trainer)
+    assert strided > 1.2 * right
+    *_, summary, _ = gpu_run(stage5, *options)
+    assert slow["step_ms"]["median"] > 1.02 * summary["step_ms"]["median"]
+    assert slow["final_loss"] == pytest.approx(summary["final_loss"], rel=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [[], ["--preset", "medium"], ["--preset", "medium", "--no-graph"]], ids=" ".join)
+def test_stage_3_claims_less_time_than_has_passed(options):
+    v3, _, steps, summary, _ = gpu_run(stage3, *options)
+    assert sum(v3.really_ms[: len(steps)]) > 1.5 * sum(step["step_ms"] for step in steps)
+    if None not in phases(summary):  # a HIP graph has no phases
+        assert sum(phases(summary)) > 1.5 * summary["step_ms"]["median"]
 
 
 @pytest.mark.gpu
 def test_stage_4_is_slower_than_stage_5():
-    medians = []
-    for stage in (stage4, stage5):
-        stage_tools.run_stage(stage.load(), "", lambda *run: medians.append(run[3]["step_ms"]["median"]) or [], [])
-    assert medians[0] > 1.5 * medians[1]
+    slow, right = (gpu_run(stage, "--no-graph")[3] for stage in (stage4, stage5))
+    assert slow["step_ms"]["median"] > 1.5 * right["step_ms"]["median"]
+    assert slow["forward_ms"] > slow["backward_ms"]
+
+
+@pytest.mark.gpu
+def test_stage_6_is_fast_and_small_and_does_not_train_on_a_gpu():
+    phantom, right = (gpu_run(stage, "--num-steps", "200")[3] for stage in (stage6, stage5))
+    assert phantom["step_ms"]["median"] < 0.8 * right["step_ms"]["median"]
+    assert phantom["peak_memory_mb"] < 0.8 * right["peak_memory_mb"]
+    assert phantom["parameters_trained"] == 512_000 and right["parameters_trained"] == right["parameters"]
+    assert phantom["first_loss"] == pytest.approx(right["first_loss"], abs=0.02)
+    assert phantom["final_loss"] > right["final_loss"] + 0.1
+    forward, backward, _ = phases(phantom)
+    assert forward is None or backward < forward  # None in a HIP graph
+
+
+@pytest.mark.gpu
+def test_run_all_stages_on_a_gpu(tmp_path):
+    done = subprocess.run(
+        [str(FOLDER / "run_all_stages.sh"), "--profiler", "pytorch", "--output-dir", str(tmp_path), "--num-steps", "5"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TINY_LLAMA_PYTHON": sys.executable},
+    )
+    assert done.returncode == 0, done.stderr
+    for stage in STAGES:
+        for name in ("output.log", "metrics.json", "profile.csv"):
+            assert (tmp_path / f"stage{stage}_{name}").stat().st_size > 100
+    assert "published" in (tmp_path / "comparison.txt").read_text()
 
 
 def test_changed_script_ends_a_stage_with_a_sentence():
@@ -208,7 +268,14 @@ def test_comparison_comes_from_recorded_runs(tmp_path, monkeypatch, capsys):
     compare_stages.main()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "a GPU, torch 2, triton 3; B 8, T 128, 8 layers of 512"
-    assert lines[3].split() == "6 2.000 4000.0 - 1.250 0.500 100.0 7.0000 -> 6.5000 50.0 %".split()
+    assert lines[3].split() == "6 2.000 4000.0 - - 1.250 0.500 100.0 7.0000 -> 6.5000 50.0 % - - -".split()
+    (tmp_path / "stage5_metrics.json").write_text(metrics().replace("4000.0", "5000.0"))
+    (tmp_path / "stage2_metrics.json").write_text(metrics())
+    compare_stages.main()
+    lines = capsys.readouterr().out.splitlines()
+    stage_2, stage_5 = (next(line.split() for line in lines if line.split()[0] == stage) for stage in "25")
+    assert stage_2[3:5] == ["80.0", "%"] and stage_5[3:5] == ["100.0", "%"]
+    assert stage_2[-4:] == ["15.2", "0.7", "%", "282"] and stage_5[-4:] == ["2065.0", "100.0", "%", "281.8"]
     (tmp_path / "stage6_metrics.json").write_text(metrics(device="another GPU"))
     with pytest.raises(Failure, match="run differently"):
         compare_stages.main()

@@ -16,7 +16,15 @@ sys.path.insert(0, str(HERE.parents[2] / "scripts"))
 
 from command_line import Failure, run_tool  # noqa: E402
 
-HEADINGS = "stage", "step ms", "samples/s", "forward", "backward", "optimizer", "peak MB", "loss", "trained"
+HEADINGS = (
+    "stage", "step ms", "samples/s", "of stage 5", "forward", "backward", "optimizer", "peak MB", "loss", "trained",
+    "published", "of stage 5", "MB",
+)  # fmt: skip
+# What the scripts that this workshop starts from report: samples/s, and peak memory in MB.
+PUBLISHED = {2: (15.2, 282), 3: (310.8, 282), 4: (306.0, 282), 5: (2065.0, 281.8)}
+NOTE = """published: samples/s and peak MB of another machine, one MI325X with ROCm 6.4.4 (8 sequences of 128 tokens,
+width 512, 8 layers). Weights and two moments of all parameters alone take 366 MB: what these runs left out, stage 6
+shows."""
 
 
 def recorded(folder):
@@ -34,7 +42,21 @@ def recorded(folder):
     return found
 
 
-def row(stage, summary):
+def share(rate, rates):
+    return f"{100 * rate / rates[5]:.1f} %" if 5 in rates else "-"
+
+
+def published(stage):
+    """The last three cells of a row."""
+    if stage not in PUBLISHED:
+        return "-", "-", "-"
+    rate, memory = PUBLISHED[stage]
+    return f"{rate:.1f}", share(rate, {number: figures[0] for number, figures in PUBLISHED.items()}), f"{memory:g}"
+
+
+def row(stage, summary, rates):
+    """Cells; rates: samples/s by stage."""
+
     def phase(name):
         value = summary[f"{name}_ms"]
         return "-" if value is None else f"{value:.3f}"
@@ -43,10 +65,12 @@ def row(stage, summary):
         str(stage),
         f"{summary['step_ms']['median']:.3f}",
         f"{summary['samples_per_second']:.1f}",
+        share(rates[stage], rates),
         *map(phase, ("forward", "backward", "optimizer")),
         f"{summary['peak_memory_mb']:.1f}",
         f"{summary['first_loss']:.4f} -> {summary['final_loss']:.4f}",
         f"{100 * summary['parameters_trained'] / summary['parameters']:.1f} %",
+        *published(stage),
     )
 
 
@@ -70,10 +94,12 @@ def main():
     parser.add_argument("folder", nargs="?", default=HERE / "results", type=pathlib.Path, help="(results)")
     metrics = recorded(parser.parse_args().folder)
     print(origin(metrics))
-    rows = [HEADINGS, *(row(stage, run["summary"]) for stage, run in sorted(metrics.items()))]
+    rates = {stage: run["summary"]["samples_per_second"] for stage, run in metrics.items()}
+    rows = [HEADINGS, *(row(stage, run["summary"], rates) for stage, run in sorted(metrics.items()))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for cells in rows:
         print("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
+    print(NOTE)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,13 @@ import importlib.util
 import pathlib
 import re
 import shutil
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[3] / "exercises"))
+from speed import DeviceTimer
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "tiny_llama_v3.py"
 GPU_SIZES = "--batch-size 8 --seq-len 128".split()
@@ -40,6 +44,11 @@ def load_v3(section: tuple[str, str] = ("", ""), changes: dict[str, str] | None 
     sys.modules[spec.name] = v3
     spec.loader.exec_module(v3)
     return v3
+
+
+def device_ms(device, call: Callable) -> float:
+    """Median milliseconds of a call by the GPU's own events."""
+    return statistics.median(DeviceTimer(device).milliseconds(call))
 
 
 def with_defaults(v3, argv: Sequence[str]) -> list[str]:

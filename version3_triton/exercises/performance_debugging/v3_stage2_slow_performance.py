@@ -9,7 +9,7 @@ lines, of which it uses a few bytes each.
 
 import sys
 
-from stage_tools import load_v3, run_stage
+from stage_tools import device_ms, load_v3, run_stage
 
 TITLE = "stage 2: the loss is right; where does the time go?"
 SECTION = ("def load_tile", "def attention_tiles")
@@ -22,17 +22,37 @@ STRIDED = {
 }
 
 
+def strided(qkv):
+    """qkv [B, T, heads, D] in a tensor of that shape that holds [B, T, D, heads]."""
+    return qkv.transpose(2, 3).contiguous().view(qkv.shape)
+
+
 def load():
     v3 = load_v3(SECTION, STRIDED)
     kernel = v3.FlashAttentionFunction.apply
 
     def flash_attention(qkv, H, K):
-        B, T, heads, D = qkv.shape
-        strided = qkv.transpose(2, 3).contiguous().view(B, T, heads, D)  # holds [B, T, D, heads]
-        return kernel(strided, H, K).view(B, T, D, H).transpose(2, 3)
+        B, T, _, D = qkv.shape
+        return kernel(strided(qkv), H, K).view(B, T, D, H).transpose(2, 3)
 
     v3.flash_attention = flash_attention
     return v3
+
+
+def attention_ms(v3, trainer):
+    """Median milliseconds of one layer's attention forward on random qkv: this kernel alone, and version 3's."""
+    options, config, dtype = trainer.options, trainer.config, next(trainer.model.layers.parameters()).dtype
+    H, K = config.num_heads, config.num_kv_heads
+    shape = (options.batch_size, options.seq_len, H + 2 * K, config.head_dim)
+    qkv = v3.torch.randn(shape, device=trainer.device, dtype=dtype)
+
+    with v3.torch.no_grad():
+        return [
+            device_ms(
+                trainer.device, lambda module=module, given=given: module.FlashAttentionFunction.apply(given, H, K)
+            )
+            for module, given in ((v3, strided(qkv)), (load_v3(), qkv))
+        ]
 
 
 def report(v3, trainer, steps, summary):
@@ -44,7 +64,9 @@ def report(v3, trainer, steps, summary):
     if trainer.device.type == "cpu":
         yield "how much slower the attention kernels are needs a GPU: the interpreter does not know cache lines"
     else:
-        yield "compare the attention kernels of stage2_profile.csv and stage5_profile.csv"
+        slow, right = attention_ms(v3, trainer)
+        yield f"attention forward of a layer: {slow:.4f} ms, and {right:.4f} ms where the elements are neighbours"
+        yield "compare the attention kernels and the copies of stage2_profile.csv and stage5_profile.csv"
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def report(v3, trainer, steps, summary):
     yield f"{len(steps)} steps: the clock says {claimed:.3f} ms, and {really:.3f} ms have passed"
     phases = [summary[f"{name}_ms"] for name in ("forward", "backward", "optimizer")]
     if None in phases:
-        yield "phases are not measured inside a graph here: --no-graph shows them"
+        yield "phases are not measured inside a graph here: --no-graph --preset medium shows them"
     else:
         yield f"a step of {summary['step_ms']['median']:.3f} ms has phases of {sum(phases):.3f} ms together"
     if trainer.device.type == "cpu":

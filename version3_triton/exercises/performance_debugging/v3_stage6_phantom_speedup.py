@@ -11,6 +11,7 @@ import sys
 from stage_tools import load_v3, run_stage
 
 TITLE = "stage 6: faster than version 3, in less memory; what is the price?"
+BYTES = 16  # a parameter: weight, gradient and two moments; with 16-bit weights and gradients their float32 weight too
 KERNELS = ("add_rms_norm", "rope", "swiglu_down", "flash_attention")
 
 
@@ -34,6 +35,9 @@ def report(v3, trainer, steps, summary):
     )
     share = 100 * summary["parameters_trained"] / summary["parameters"]
     yield f"{share:.2f} % of the parameters are trained"
+    if trainer.device.type == "cuda":
+        needed = BYTES * summary["parameters"] / 2**20
+        yield f"peak {summary['peak_memory_mb']:.1f} MB; to train all takes {needed:.1f} MB without any activation"
     yield f"loss {summary['first_loss']:.4f} -> {summary['final_loss']:.4f}: compare stage 5 over 200 steps"
 
 
