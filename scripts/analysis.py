@@ -19,6 +19,7 @@ CPU_SIZES = "--hidden-dim 64 --num-layers 2 --num-heads 4 --seq-len 32 --batch-s
 # Options and environment that two runs must share before their times may be compared.
 SAME_OPTIONS = ("batch_size", "seq_len", "data", "use_amp", "tf32")
 SAME_MACHINE = ("device", "device_type", "torch", "cuda", "hip")
+WIDTH = 5.5  # inches of every picture
 
 
 class Parser(argparse.ArgumentParser):
@@ -184,8 +185,11 @@ def differences(first: dict, second: dict) -> list[str]:
 
 
 @contextlib.contextmanager
-def matplotlib_figure(path: pathlib.Path, **figure_options):
-    """(figure, axes) on white paper, saved to path; Failure without matplotlib."""
+def matplotlib_figure(path: pathlib.Path, height: float):
+    """(figure, axes) on white paper, saved to path; Failure without matplotlib.
+
+    The picture is as wide as a phone's screen in inches of its type, so that the type is readable there.
+    """
     try:
         import matplotlib
     except ImportError:
@@ -193,7 +197,15 @@ def matplotlib_figure(path: pathlib.Path, **figure_options):
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(facecolor="white", **figure_options)
+    figure, axes = pyplot.subplots(figsize=(WIDTH, height), facecolor="white", layout="constrained")
     yield figure, axes
-    figure.savefig(path, bbox_inches="tight", dpi=120, facecolor="white")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, bbox_inches="tight", dpi=200, facecolor="white")
     pyplot.close(figure)
+
+
+def legend_below(figure, handles: list, labels: list[str], columns: int, title: str | None = None) -> None:
+    """A legend under everything else, where it hides nothing."""
+    figure.legend(
+        handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.01), ncols=columns, frameon=False, title=title
+    )

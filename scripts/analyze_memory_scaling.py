@@ -17,6 +17,7 @@ from analysis import (
     Parser,
     emit,
     known,
+    legend_below,
     load_script,
     matplotlib_figure,
     numbers,
@@ -82,7 +83,7 @@ def measure(scripts: dict[int, pathlib.Path], lengths: list[int], argv: list[str
 def draw(path: pathlib.Path, content: dict) -> None:
     """Peak memory over length, a line for each version; a cross at the top where it ran out of memory."""
     lengths = content["lengths"]
-    with matplotlib_figure(path, figsize=(8, 5)) as (_, axes):
+    with matplotlib_figure(path, height=3.4) as (figure, axes):
         top = max(peak for row in content["rows"] for peak in row["peaks_mb"] if peak is not None)
         for row in content["rows"]:
             colour, label = COLOURS[row["version"]], f"version {row['version']}"
@@ -92,9 +93,10 @@ def draw(path: pathlib.Path, content: dict) -> None:
             lost = [t for t, p in zip(lengths, row["peaks_mb"], strict=True) if p is None]
             axes.plot(lost, [1.05 * top] * len(lost), "x", color=colour, markersize=10)
         axes.set(xlabel="tokens in a sequence", ylabel="peak memory, MB", title=f"Training memory, {content['device']}")
+        axes.set_xticks(lengths)
         axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.2)
-        axes.legend(loc="upper left")
+        axes.grid(alpha=0.3)
+        legend_below(figure, *axes.get_legend_handles_labels(), columns=2)
 
 
 def as_text(content: dict) -> str:

@@ -49,7 +49,7 @@ def quartiles(values: list[float]) -> dict:
     return {"p25": low, "median": middle, "p75": high}
 
 
-def figures(name: str, runs: list[dict], accuracy: dict | None) -> dict:
+def figures(name: str, runs: list[dict], accuracy: dict | None, interpreted: bool = False) -> dict:
     """The row of a version from its runs; steps of all runs count alike."""
     summaries = [run["summary"] for run in runs]
     step = quartiles([step["step_ms"] for run in runs for step in run["steps"]])
@@ -74,14 +74,20 @@ def figures(name: str, runs: list[dict], accuracy: dict | None) -> dict:
         "captured": all(summary["graph"]["captured"] for summary in summaries),
         "environment": runs[0]["environment"],
         "accuracy": accuracy,
+        "interpreted": interpreted,
     }
 
 
+def right(row: dict) -> bool:
+    """Whether a version trains every parameter and computes what the first one does."""
+    return row["trained"] == 1 and (row["accuracy"] is None or row["accuracy"]["passed"])
+
+
 def add_speedups(rows: list[dict]) -> None:
-    """Into each row the first one's step over its own; None where it does not compute the same."""
+    """Into each row the first one's step over its own; None where that means nothing."""
     for row in rows:
-        right = row["trained"] == 1 and (row["accuracy"] is None or row["accuracy"]["passed"])
-        row["speedup"] = rows[0]["step_ms"]["median"] / row["step_ms"]["median"] if right else None
+        timed = right(row) and not (row["interpreted"] or rows[0]["interpreted"])
+        row["speedup"] = rows[0]["step_ms"]["median"] / row["step_ms"]["median"] if timed else None
 
 
 def accuracies(paths: dict, argv: list[str], tolerance: float) -> dict:
@@ -121,7 +127,47 @@ def machine(content: dict) -> str:
 def notes(content: dict) -> list[str]:
     """What a reader of the figures must know."""
     interpreted = "without a GPU version 3's kernels run in Triton's interpreter: its times mean nothing"
-    return [*content["problems"], *[interpreted] * content["interpreted"]]
+    return [*content["problems"], *[interpreted] * any(row["interpreted"] for row in content["rows"])]
+
+
+def finding(content: dict) -> str:
+    """What the report says first: the fastest of the versions that compute the same."""
+    first = content["rows"][0]
+    best = min((row for row in content["rows"] if row["speedup"]), key=lambda row: row["step_ms"]["median"])
+    step = f"{best['step_ms']['median']:,.3f} ms a step"
+    if best is first:
+        return f"No version is faster than {first['name']}, which takes {step}."
+    sure = best["step_ms"]["p75"] < first["step_ms"]["p25"]
+    return (
+        f"{best['name'].capitalize()} is the fastest: {step}, {best['speedup']:.2f} times as fast as {first['name']}"
+        f"{'.' if sure else ', which the spread leaves open.'}"
+    )
+
+
+def figures_table(content: dict) -> str:
+    """The table of versions for a page: a column for each, a row for each figure, so that it fits a phone."""
+    rows = content["rows"]
+
+    def cells(pattern, values):
+        return [known(value, pattern) for value in values]
+
+    lines = [
+        ["how it ran", *("graph" if row["captured"] else "eager" for row in rows)],
+        ["step, median ms", *cells(",.3f", (row["step_ms"]["median"] for row in rows))],
+        ["lower quartile ms", *cells(",.3f", (row["step_ms"]["p25"] for row in rows))],
+        ["upper quartile ms", *cells(",.3f", (row["step_ms"]["p75"] for row in rows))],
+    ]
+    for key in ("forward", "backward", "optimizer"):
+        lines.append([f"{key} ms", *cells(",.3f", (row[f"{key}_ms"] for row in rows))])
+    for name, key, pattern in (
+        ("tokens/s", "tokens_per_second", ",.0f"), ("TFLOP/s", "tflops", ",.3f"), ("MFU", "mfu", ".1%"),
+        ("peak memory MB", "peak_memory_mb", ",.0f"), ("last loss", "final_loss", ".4f"), ("trained", "trained", ".0%"),
+    ):  # fmt: skip
+        lines.append([name, *cells(pattern, (row[key] for row in rows))])
+    errors = [row["accuracy"] and row["accuracy"]["worst"]["error"] for row in rows]
+    lines.append(["largest relative error", *cells(".1e", errors)])
+    lines.append([f"times {rows[0]['name']}'s speed", *cells(".2f", (row["speedup"] for row in rows))])
+    return report_page.table(["", *(row["name"] for row in rows)], lines)
 
 
 def as_text(content: dict) -> str:
@@ -129,10 +175,12 @@ def as_text(content: dict) -> str:
 
 
 def profiles_of(content: dict, paths: dict, folder: pathlib.Path) -> dict[str, Profile]:
-    """name -> profile of some more steps of each version that ran, its trace kept below the folder."""
+    """name -> profile of some more steps of each version whose times mean something, its trace kept in the folder."""
     found = {}
     for row in content["rows"]:
         name = row["name"]
+        if row["interpreted"]:
+            continue
         progress(f"{name}: profiling ...")
         place = result_folder(str(folder / f"profile_{name}"))
         train(paths[name], [*content["options"], "--enable-pytorch-profiler", "--profile-dir", str(place)])
@@ -146,15 +194,19 @@ def kernel_section(profiles: dict[str, Profile], content: dict, folder: pathlib.
     content["kernels"] = {name: {key: c[key] for key in ("calls_a_step", "groups")} for name, c in counted.items()}
     what = next(iter(profiles.values())).what
     columns = {name: {group: part["ms"] for group, part in c["groups"].items()} for name, c in counted.items()}
-    report_page.group_bars(folder / "kernel_groups.png", columns, f"ms of {what} a step")
-    groups = [group for group in GROUPS if any(group in column for column in columns.values())]
-    rows = []
-    for name, c in counted.items():
-        cells = [f"{columns[name].get(group, 0.0):,.3f}" for group in groups]
-        rows.append([name, f"{c['calls_a_step']:,.0f}", *cells, f"{c['ms_a_step']:,.3f}"])
+    report_page.group_bars(folder / "kernel_groups.png", columns, what)
+    rows = [
+        [f"{group} ms", *(f"{column.get(group, 0.0):,.3f}" for column in columns.values())]
+        for group in GROUPS
+        if any(group in column for column in columns.values())
+    ]
+    rows.append(["all ms", *(f"{c['ms_a_step']:,.3f}" for c in counted.values())])
+    rows.append([f"{what} a step", *(f"{c['calls_a_step']:,.0f}" for c in counted.values())])
     return [
-        report_page.picture(folder / "kernel_groups.png", f"time of the groups of {what} in each version"),
-        report_page.table(["", f"{what} a step", *(f"{group} ms" for group in groups), "all ms"], rows),
+        report_page.picture(
+            folder / "kernel_groups.png", f"Time of each group of {what} in a step, profiled without a graph."
+        ),
+        report_page.table(["", *columns], rows),
     ]
 
 
@@ -163,14 +215,19 @@ def roofline_section(profiles: dict[str, Profile], content: dict, folder: pathli
     progress("measuring this device's ceilings ...")
     ceilings, origin = ceilings_for(next(iter(profiles.values())), None)
     content["ceilings"] = ceilings
-    parts = [report_page.paragraph(f"Ceilings {origin}.")]
+    if ceilings is None:
+        return [report_page.paragraph(f"No roofline: {origin}.")]
+    roofs = f"{ceilings['matmul_tflops']:,.3f} TFLOP/s of a large product, {ceilings['copy_tb_s']:,.3f} TB/s of a copy"
+    meaning = "A disc above the line found its data in a cache."
+    parts = [report_page.paragraph(f"The lines are this device's ceilings, {origin}: {roofs}. {meaning}")]
     for name, profile in profiles.items():
-        table = operator_table(profile, steps_needed(profile), ceilings)
-        rows = bandwidth_rows(table, ceilings) if ceilings else []
+        rows = bandwidth_rows(operator_table(profile, steps_needed(profile), ceilings), ceilings)
         if rows:
             path = folder / f"roofline_{name}.png"
             roofline(path, rows, ceilings, f"Operators of a step of {name}")
-            parts.append(report_page.picture(path, f"roofline of {name}"))
+            parts.append(report_page.picture(path, f"Roofline of {name}: what each operator reaches."))
+        else:
+            parts.append(report_page.paragraph(f"No roofline of {name}: its profile recorded no shapes.", small=True))
     return parts
 
 
@@ -181,22 +238,29 @@ def memory_section(paths: dict, content: dict, lengths: list[int], folder: pathl
     device = content["rows"][0]["environment"]["device"]
     content["memory"] = {"device": device, "lengths": lengths, "rows": rows}
     memory.draw(folder / "memory.png", content["memory"])
-    cells = [[f"v{r['version']}", *(known(p, ",.1f") for p in r["peaks_mb"]), r["growth"] or "-"] for r in rows]
+    peaks = zip(*(row["peaks_mb"] for row in rows), strict=True)
+    cells = [
+        [f"{length} tokens, MB", *(known(p, ",.1f") for p in of)] for length, of in zip(lengths, peaks, strict=True)
+    ]
+    cells.append(["growth", *(row["growth"] or "-" for row in rows)])
     return [
-        report_page.picture(folder / "memory.png", "peak memory over the sequence length"),
-        report_page.table(["peak MB", *(f"{length} tokens" for length in lengths), "growth"], cells),
+        report_page.picture(folder / "memory.png", "Peak memory over the length of the sequences."),
+        report_page.table(["", *(f"v{row['version']}" for row in rows)], cells),
     ]
 
 
 def write_report(content: dict, paths: dict, folder: pathlib.Path, lengths: list[int] | None) -> None:
     """report.html, its pictures, the traces and comparison.json in the folder."""
+    timed = [row for row in content["rows"] if row["speedup"] is not None]
+    if not timed:
+        raise Failure(1, f"no report: {'; '.join(notes(content))}")
     profiles = profiles_of(content, paths, folder)
-    report_page.step_bars(folder / "steps.png", [row for row in content["rows"] if row["speedup"] is not None])
-    words = [report_page.paragraph(line) for line in (machine(content), *notes(content))]
-    steps = [report_page.picture(folder / "steps.png", "step time of the versions")]
+    report_page.step_bars(folder / "steps.png", timed)
+    words = [report_page.paragraph(finding(content)), *map(report_page.paragraph, notes(content))]
+    steps = report_page.picture(folder / "steps.png", f"Time of a step, and times {timed[0]['name']}'s speed.")
     sections = [
-        ("The steps", [*words, *steps, report_page.table(*table_of(content))]),
-        ("Kernels by group", kernel_section(profiles, content, folder)),
+        ("The steps", [*words, steps, figures_table(content), report_page.paragraph(machine(content), small=True)]),
+        ("Where the time goes", kernel_section(profiles, content, folder)),
         ("Roofline", roofline_section(profiles, content, folder)),
     ]
     if lengths:
@@ -234,16 +298,17 @@ def study(paths: dict, argv: list[str], rounds: int) -> dict:
         raise Failure(1, "; ".join(problems))
     lower = "--use-amp" in argv or "--tf32" in argv
     found = accuracies({name: paths[name] for name in runs}, argv, TOLERANCE["lower" if lower else "float32"])
-    rows = [figures(name, runs[name], found[name]) for name in runs]
+    interpreted = "v3" if on_cpu(argv) else None
+    rows = [figures(name, runs[name], found[name], name == interpreted) for name in runs]
     add_speedups(rows)
     for row in rows:
-        if row["speedup"] is None:
+        if not right(row):
             worst = row["accuracy"] and row["accuracy"]["worst"]
             where = f", {worst['kind']} {worst['name']} is off by {worst['error']:.1e}" if worst else ""
             problems.append(
                 f"{row['name']}: no speed-up is shown, for it does not compute what {rows[0]['name']} does{where}"
             )
-    return {"options": argv, "rows": rows, "problems": problems, "interpreted": on_cpu(argv) and "v3" in runs}
+    return {"options": argv, "rows": rows, "problems": problems}
 
 
 def run(options: argparse.Namespace, rest: list[str]) -> int:

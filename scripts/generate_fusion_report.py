@@ -153,15 +153,15 @@ def html_page(content: dict, folder: pathlib.Path) -> str:
         version["name"]: {group: part["ms"] for group, part in content["kernels"][key]["groups"].items()}
         for version, key in zip(content["versions"], ("baseline", "fused"), strict=True)
     }
-    report_page.group_bars(groups, columns, f"ms of {content['what']} a step")
+    report_page.group_bars(groups, columns, content["what"])
     names = " and ".join(version["name"] for version in content["versions"])
-    words = [report_page.paragraph(line) for line in (machine(content), *findings(content))]
+    words = [*map(report_page.paragraph, findings(content)), report_page.paragraph(machine(content), small=True)]
     step_parts = [
-        report_page.picture(steps, "step time of both versions"),
+        report_page.picture(steps, "Time of a step, and times the first one's speed."),
         report_page.table(figures, figure_rows(content)),
     ]
     group_parts = [
-        report_page.picture(groups, f"time of the groups of {content['what']} in both versions"),
+        report_page.picture(groups, f"Time that each group of {content['what']} takes in a step."),
         report_page.table(kernels, kernel_rows(content)),
     ]
     sections = [

@@ -11,19 +11,11 @@ import argparse
 import pathlib
 import sys
 
-from analysis import Parser, emit, known, matplotlib_figure, progress, text_table
+from analysis import Parser, emit, known, legend_below, matplotlib_figure, progress, text_table
 from command_line import Failure, run_tool
+from kernel_times import short
+from report_page import GROUP_COLOURS
 from traces import ceilings_for, operator_table, read_profile, steps_needed
-
-COLOURS = {
-    "GEMM": "#4477aa",
-    "attention": "#ee6677",
-    "normalisation": "#228833",
-    "element-wise": "#ccbb44",
-    "optimizer": "#66ccee",
-    "copies": "#aa3377",
-    "other": "#777777",
-}
 
 
 def bound(row: dict, ceilings: dict) -> str | None:
@@ -72,40 +64,37 @@ def roofline(path: pathlib.Path, rows: list[dict], ceilings: dict, title: str) -
 
     An operator without FLOPs of products counts one operation a number moved, so that it has a place in the picture.
     """
-    from kernel_times import short
-
     placed = []
-    for row in rows:
+    for row in sorted(rows, key=lambda row: -row["ms"]):
         flops = row["flops"] or row["bytes"] / 4
         placed.append((flops / row["bytes"], flops / row["ms"] / 1e9, row))
-    with matplotlib_figure(path, figsize=(9, 5.5)) as (_, axes):
+    with matplotlib_figure(path, height=4) as (figure, axes):
         xs = [x for x, _, _ in placed] + [balance(ceilings)]
         span = [min(xs) / 4, max(xs) * 8]
         corner = [span[0], balance(ceilings), span[1]]
         roof = [min(ceilings["matmul_tflops"], ceilings["copy_tb_s"] * x) for x in corner]
         axes.plot(corner, roof, color="black", linewidth=2)
-        longest = max(row["ms"] for row in rows)
-        for group, colour in COLOURS.items():
-            part = [(x, y, row["ms"]) for x, y, row in placed if row["group"] == group]
+        handles = []
+        for group, colour in GROUP_COLOURS.items():
+            part = [(x, y, 15 + 500 * row["ms"] / placed[0][2]["ms"]) for x, y, row in placed if row["group"] == group]
             if part:
-                sizes = [20 + 700 * ms / longest for _, _, ms in part]
-                axes.scatter(
-                    [p[0] for p in part],
-                    [p[1] for p in part],
-                    sizes,
-                    colour,
-                    alpha=0.65,
-                    label=group,
-                    edgecolors="white",
-                )
-        for x, y, row in sorted(placed, key=lambda one: -one[2]["ms"])[:6]:
-            axes.annotate(short(row["operator"], 30), (x, y), fontsize=8, xytext=(6, 4), textcoords="offset points")
+                axes.scatter(*zip(*part, strict=True), colour, alpha=0.65, edgecolors="white")
+                handles.append((axes.scatter([], [], 50, colour), group))
         axes.set(xscale="log", yscale="log", xlim=span, ylabel="TFLOP/s", title=title)
-        axes.set_xlabel("FLOP a byte (operators without products: one for every four bytes)")
-        axes.grid(True, which="both", alpha=0.2)
-        legend = axes.legend(loc="lower right", fontsize=8, title="area: time of a step")
-        for handle in legend.legend_handles:
-            handle.set_sizes([60])
+        axes.set_xlabel("FLOP a byte (without products: one for every four bytes)")
+        axes.grid(True, alpha=0.3)
+        name_discs(axes, placed)
+        legend_below(figure, *map(list, zip(*handles, strict=True)), columns=4, title="area: time of a step")
+
+
+def name_discs(axes, placed: list, most: int = 6) -> None:
+    """Names at the discs of the longest operators, as far as no name stands on another."""
+    names: list[tuple[float, float]] = []
+    for x, y, row in placed[:most]:
+        at = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))
+        if all(abs(at[0] - x0) > 0.3 or abs(at[1] - y0) > 0.05 for x0, y0 in names):
+            names.append((at[0], at[1]))
+            axes.annotate(short(row["operator"], 28), (x, y), fontsize=8, xytext=(9, 3), textcoords="offset points")
 
 
 def as_text(content: dict, top: int) -> str:

@@ -1,6 +1,7 @@
 """The analysis tools: their numbers against cases known by hand, and the documented commands from their folders."""
 
 import csv
+import html
 import json
 import os
 import pathlib
@@ -589,7 +590,7 @@ def test_the_report_holds_tables_and_pictures(one_process, tmp_path):
     page = (folder / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 5
     assert not any(word in page for word in ("http:", "https:", "<script"))
-    assert f"<td>{content['rows'][1]['step_ms']['median']:.3f}</td>" in page
+    assert f"<td>{content['rows'][1]['step_ms']['median']:.3f}</td>" in page and "ms a step" in page
     names = {path.name for path in folder.glob("*.png")}
     assert names == {"steps.png", "kernel_groups.png", "roofline_v1.png", "roofline_v2.png", "memory.png"}
 
@@ -946,21 +947,73 @@ def test_a_page_escapes_what_it_is_given():
 
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# What the page inside the frame of a phone's size turned out as: it becomes the title, which --dump-dom prints.
+LOOK = """
+<script>
+frame.onload = () => { const page = frame.contentDocument, all = [...page.querySelectorAll("*")];
+  document.title = JSON.stringify({ width: page.documentElement.scrollWidth, height: page.body.scrollHeight,
+    pictures: [...page.images].map(image => [image.naturalWidth, image.clientWidth]),
+    cut: all.filter(e => e.scrollWidth > e.clientWidth + 1 && e.clientWidth).map(e => e.outerHTML.slice(0, 60)),
+    type: Math.min(...all.filter(e => e.tagName == "TD").map(e => parseFloat(page.defaultView
+      .getComputedStyle(e).fontSize))) }); };
+</script>
+"""
+
+
+def seen_in_a_browser(page, folder, width):
+    """What LOOK says of the page in a window so many pixels wide; a message on the browser's console is a failure."""
+    frame = (
+        f'<iframe id="frame" style="width:{width}px;height:900px;border:0" srcdoc="{html.escape(page.read_text())}">'
+    )
+    wrapper = folder / "frame.html"
+    wrapper.write_text(
+        f"<!DOCTYPE html><html><head><title>none</title></head><body>{frame}</iframe>{LOOK}</body></html>"
+    )
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=9000"]
+    command = [BROWSER, *options, f"--user-data-dir={folder / 'profile'}", "--dump-dom", wrapper.as_uri()]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "CONSOLE" not in result.stderr, result.stderr
+    return json.loads(html.unescape(result.stdout.split("<title>")[1].split("</title>")[0]))
+
+
+def assert_readable(page, folder, width):
+    seen = seen_in_a_browser(page, folder, width)
+    assert seen["width"] <= width and seen["cut"] == [] and seen["height"] > 500, seen
+    assert seen["pictures"] and all(natural > 500 and shown > 0.8 * width for natural, shown in seen["pictures"])
+    assert seen["type"] > 11
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed to open the page in")
-def test_the_page_opens_in_a_browser_on_a_phone(two_profiles, tmp_path):
+def test_the_fusion_report_opens_in_a_browser_on_a_phone(two_profiles, tmp_path):
+    pytest.importorskip("matplotlib")
     output = two_profiles[2].parent / "report.md"
     folders = ["--baseline", str(two_profiles[1]), "--fused", str(two_profiles[2])]
     assert fusion_report.main([*folders, "--output", str(output)]) == 0
-    page = output.parent / "report.html"
-    sizes = "document.documentElement.scrollWidth + ' ' + document.images[0].naturalWidth"
-    page.write_text(page.read_text().replace("</body>", f"<script>document.title = {sizes}</script></body>"))
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=500,900", f"--user-data-dir={tmp_path}"]
-    command = [BROWSER, *options, "--dump-dom", page.as_uri()]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    width, picture = map(int, result.stdout.split("<title>")[1].split("</title>")[0].split())
-    assert width <= 500 and picture > 500
+    assert_readable(output.parent / "report.html", tmp_path, 390)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed to open the page in")
+def test_the_comparison_of_a_gpu_opens_in_a_browser_on_a_phone(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    content = {"options": ["--preset", "medium", "--use-amp"], "problems": [], "rows": []}
+    for version in range(1, 5):
+        row = versions_tool.figures(f"v{version}", [run_of([1248.91 / version] * 3, peak=15613.0)], None)
+        row["environment"] = {"device": "AMD Instinct MI300X", "torch": "2.13.0"}
+        content["rows"].append(row | {"tokens_per_second": 1234567.8, "trained": 1.0})
+    versions_tool.add_speedups(content["rows"])
+    profile = traces.read_profile(SAMPLES / "pytorch" / "trace_gpu.json", steps=2)
+    monkeypatch.setattr(versions_tool, "profiles_of", lambda *_: {f"v{n}": profile for n in range(1, 5)})
+    ceilings = {"matmul_tflops": 100.0, "copy_tb_s": 2.0}
+    monkeypatch.setattr(versions_tool, "ceilings_for", lambda *_: (ceilings, "measured here"))
+    monkeypatch.setattr(memory_tool, "train", lambda _, argv: {"summary": {"peak_memory_mb": 20.0 * int(argv[-1])}})
+    versions_tool.write_report(content, {f"v{n}": SCRIPTS[n] for n in range(1, 5)}, tmp_path, [128, 256, 512, 1024])
+    page = (tmp_path / "report.html").read_text()
+    assert "V4 is the fastest: 312.228 ms a step, 4.00 times as fast as v1." in page and "AMD Instinct MI300X" in page
+    assert_readable(tmp_path / "report.html", tmp_path, 390)
+    broken = tmp_path / "broken.html"
+    broken.write_text(page.replace("<td>15,613</td>", f"<td>{'15,613' * 20}</td>").replace("base64,", "base64,x"))
+    seen = seen_in_a_browser(broken, tmp_path, 390)
+    assert seen["cut"] and any(natural == 0 for natural, _ in seen["pictures"])
 
 
 def test_bad_input_of_the_fusion_report(two_profiles, tmp_path, capsys):
