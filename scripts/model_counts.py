@@ -34,9 +34,12 @@ from collections import Counter, defaultdict
 from fractions import Fraction
 from unittest import mock
 
-from analysis import Parser, emit, markdown_table, on_cpu, text_table
+import torch
+from analysis import Parser, emit, markdown_table, text_table
 from command_line import Failure, add_version_option, run_tool, version_meant
 from ladder import PRECISIONS, Recorded, newest_folder
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from versions import REPOSITORY, SCRIPTS, load_version
 
 PAGE = REPOSITORY / "TINY_LLAMA_ARCHITECTURE.md"
@@ -205,9 +208,6 @@ ATTENTION_PRODUCTS = {
 
 def operator_bytes(function, operands, arguments, results):
     """Bytes of every operand that is read and of every result or operand that is written."""
-    import torch
-    from torch.utils._pytree import tree_leaves
-
     name = function.overloadpacket.__name__
     if name == "embedding":  # of the table only the rows that the tokens name
         return total_bytes([operands[1], *results, *results])
@@ -221,88 +221,82 @@ def operator_bytes(function, operands, arguments, results):
     return total_bytes(reads) + total_bytes(written) + total_bytes(fresh)
 
 
-def make_collector():  # a class in a function, because its base comes with PyTorch, which --help does without
+class Collector(TorchDispatchMode):
     """A mode that adds up, for each part and phase, the operators that run inside it."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
 
-    class Collector(TorchDispatchMode):
-        def __init__(self):
-            super().__init__()
-            self.counts, self.stack, self.ranges = defaultdict(Counts), [], []
-            self.start()
-            self.host_scalars = False  # whether what touches scalars alone happens on the host
+    def __init__(self):
+        super().__init__()
+        self.counts, self.stack, self.ranges = defaultdict(Counts), [], []
+        self.start()
+        self.host_scalars = False  # whether what touches scalars alone happens on the host
 
-        @contextlib.contextmanager
-        def inside(self, part):
-            """Everything in here, and the backward of it, belongs to the part."""
-            start = torch.autograd._get_sequence_nr()
-            self.stack.append(part)
-            yield
-            self.stack.pop()
-            self.ranges.append((start, torch.autograd._get_sequence_nr(), part))
+    @contextlib.contextmanager
+    def inside(self, part):
+        """Everything in here, and the backward of it, belongs to the part."""
+        start = torch.autograd._get_sequence_nr()
+        self.stack.append(part)
+        yield
+        self.stack.pop()
+        self.ranges.append((start, torch.autograd._get_sequence_nr(), part))
 
-        def part(self, name):
-            """The part that runs now: told by ranges, in the backward by those in which its node was made."""
-            if self.phase == "optimizer":
-                return "AdamW"
-            if self.phase == "forward":
-                found = self.stack[-1] if self.stack else None
-            else:
-                node = torch._C._current_autograd_node()
-                number = -1 if node is None else node._sequence_nr()
-                around = [(end - start, part) for start, end, part in self.ranges if start <= number < end]
-                if not around and (node is None or "AccumulateGrad" in node.name()):
-                    return self.last  # sums of gradients belong to what ran before them
-                found = min(around)[1] if around else None
-            found = found or "norms and residual"  # the residual additions stand between the ranges
-            if found == "feed-forward":
-                found = "down projection" if name in ("mm", "bmm", "addmm") else "SwiGLU"
-            self.last = found
-            return found
+    def part(self, name):
+        """The part that runs now: told by ranges, in the backward by those in which its node was made."""
+        if self.phase == "optimizer":
+            return "AdamW"
+        if self.phase == "forward":
+            found = self.stack[-1] if self.stack else None
+        else:
+            node = torch._C._current_autograd_node()
+            number = -1 if node is None else node._sequence_nr()
+            around = [(end - start, part) for start, end, part in self.ranges if start <= number < end]
+            if not around and (node is None or "AccumulateGrad" in node.name()):
+                return self.last  # sums of gradients belong to what ran before them
+            found = min(around)[1] if around else None
+        found = found or "norms and residual"  # the residual additions stand between the ranges
+        if found == "feed-forward":
+            found = "down projection" if name in ("mm", "bmm", "addmm") else "SwiGLU"
+        self.last = found
+        return found
 
-        def start(self):
-            """Forget what was added so far."""
-            self.counts.clear()
-            self.ranges.clear()
-            self.phase, self.last = "forward", "cross-entropy"
+    def start(self):
+        """Forget what was added so far."""
+        self.counts.clear()
+        self.ranges.clear()
+        self.phase, self.last = "forward", "cross-entropy"
 
-        def add(self, name, moved, flops=None, operations=None):
-            phase = "backward" if self.phase == "optimizer" else self.phase
-            key = (self.part(name), phase)
-            done = Counts(flops or Formula(), operations or Formula(), moved, Formula.of(1))
-            self.counts[key] = self.counts[key].combined(done, 1)
+    def add(self, name, moved, flops=None, operations=None):
+        phase = "backward" if self.phase == "optimizer" else self.phase
+        key = (self.part(name), phase)
+        done = Counts(flops or Formula(), operations or Formula(), moved, Formula.of(1))
+        self.counts[key] = self.counts[key].combined(done, 1)
 
-        def keep(self, formula):
-            key = (self.part("keep"), "forward")
-            self.counts[key] = self.counts[key].combined(Counts(kept=formula), 1)
+    def keep(self, formula):
+        key = (self.part("keep"), "forward")
+        self.counts[key] = self.counts[key].combined(Counts(kept=formula), 1)
 
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            results = function(*args, **(kwargs or {}))
-            name, schema = function.overloadpacket.__name__, function._schema
-            view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-            if view or name in NO_LAUNCH:
-                return results
-            operands = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, torch.Tensor)]
-            outputs = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
-            everything = [tensor for tensor in (*operands, *outputs) if tensor.numel()]
-            scalars = all(tensor.ndim == 0 for tensor in everything)
-            if not everything or (scalars and self.phase == "optimizer" and self.host_scalars):
-                return results
-            flops = operations = None
-            if name in ("mm", "bmm"):
-                flops = elements(outputs[0]) * 2 * factored(operands[0].shape[-1])
-            elif name in ATTENTION_PRODUCTS:
-                flops = attention_flops(name)
-            elif name not in ONLY_MOVES:
-                lists = isinstance(args[0], (list, tuple))
-                largest = args[0] if lists else [max(everything, key=torch.Tensor.numel)]
-                operations = sum(map(elements, largest), Formula())
-            self.add(name, operator_bytes(function, operands, args, outputs), flops, operations)
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        results = function(*args, **(kwargs or {}))
+        name, schema = function.overloadpacket.__name__, function._schema
+        view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+        if view or name in NO_LAUNCH:
             return results
-
-    return Collector()
+        operands = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, torch.Tensor)]
+        outputs = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+        everything = [tensor for tensor in (*operands, *outputs) if tensor.numel()]
+        scalars = all(tensor.ndim == 0 for tensor in everything)
+        if not everything or (scalars and self.phase == "optimizer" and self.host_scalars):
+            return results
+        flops = operations = None
+        if name in ("mm", "bmm"):
+            flops = elements(outputs[0]) * 2 * factored(operands[0].shape[-1])
+        elif name in ATTENTION_PRODUCTS:
+            flops = attention_flops(name)
+        elif name not in ONLY_MOVES:
+            lists = isinstance(args[0], (list, tuple))
+            largest = args[0] if lists else [max(everything, key=torch.Tensor.numel)]
+            operations = sum(map(elements, largest), Formula())
+        self.add(name, operator_bytes(function, operands, args, outputs), flops, operations)
+        return results
 
 
 def attention_flops(name):
@@ -326,8 +320,6 @@ class NotedKernel:
 
     def moved(self, given):
         """Every tensor that the kernel was handed moves once, some of them in part."""
-        import torch
-
         if self.name == "adamw_kernel":
             return adamw_bytes(given)
         tensors = {t.data_ptr(): t for t in given.values() if isinstance(t, torch.Tensor)}
@@ -350,7 +342,6 @@ def adamw_bytes(given):
 
 def noted_rms_norm(collector):
     """F.rms_norm as a GPU runs it, one kernel each way; on a CPU PyTorch takes it apart."""
-    import torch
 
     class Norm(torch.autograd.Function):
         @staticmethod
@@ -373,8 +364,6 @@ def noted_rms_norm(collector):
 @contextlib.contextmanager
 def looked_into(script, collector):
     """Within this the script tells the collector its parts, and its kernels are noted instead of run."""
-    import torch
-
     with contextlib.ExitStack() as patches:
 
         def replace(target, name, value):
@@ -412,8 +401,6 @@ def within(collector, part, forward):
 
 def keep_hooks(model, collector):
     """Hooks that add up what the backward will need, each storage once, without the model's own tensors."""
-    import torch
-
     seen = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     alive = []  # a storage that is freed could give its address to another
 
@@ -441,7 +428,7 @@ def prime_options(script, precision, argv, layers):
 
 def counted_step(version, precision, argv, layers):
     """{(part, phase): Counts} of one step of a model with so many layers and the prime sizes."""
-    script, collector = load_version(version), make_collector()
+    script, collector = load_version(version), Collector()
     options = prime_options(script, precision, argv, layers)
     with mock.patch.object(script, "HEAD_DIMS", (PRIME_SIZES["D"],), create=True), looked_into(script, collector):
         trainer = script.Trainer(options)
@@ -728,29 +715,36 @@ def known_gpu(name):
     return next((gpu for gpu in BANDWIDTH_TB_S if gpu in name), None)
 
 
-def measured_table(recorded):
-    """Each recorded step of the four versions beside what its counts say."""
-    rows = []
+def predicted_and_measured(row, version, gpu, sizes):
+    """The cells of a recorded step: what its counts say, and what was measured."""
+    precision = row["precision"]
+    numbers = step_numbers(version, precision, sizes)
+    launches = total(numbers, "launches")
+    least = state_bytes(version, precision) * sum(parameters(sizes).values()) + total(numbers, "kept")
+    shortest = "" if gpu is None else f"{shortest_step_ms(numbers, gpu, precision):.2f}"
+    counted = [f"{launches:,}", f"{total(numbers, 'bytes') / 1e6:,.0f}", shortest, f"{least / 2**20:,.0f}"]
+    rate = f"{1e3 * row['step_ms'] / launches:.1f}"
+    if version == 4:  # it runs compiled, and is counted as it is not
+        counted, rate = [f"≤&nbsp;{cell}" if cell else "" for cell in counted], ""
+    title = f"V{version}&nbsp;{PRECISIONS[precision]}&nbsp;{'graph' if row['captured'] else 'eager'}"
+    return [title, *counted, f"{row['step_ms']:.2f}", rate, f"{row['peak_memory_mb']:,.0f}"]
+
+
+def measured_tables(recorded):
+    """Each recorded step of the four versions, a table for each configuration."""
+    versions, gpu = {f"v{n}": n for n in SCRIPTS}, known_gpu(recorded.runs[0]["environment"]["device"])
+    tables = defaultdict(list)
     for row in recorded.rows:
-        device = recorded.runs[0]["environment"]["device"]
-        version, gpu = {f"v{n}": n for n in SCRIPTS}.get(row["model"]), known_gpu(device)
-        if version is None or gpu is None or row["precision"] not in PRECISION_OPTIONS:
-            continue
-        argv = ["--preset", row["preset"], "--batch-size", str(row["batch_size"]), "--seq-len", str(row["seq_len"])]
+        if row["model"] in versions and row["precision"] in PRECISION_OPTIONS:
+            tables[row["preset"], row["batch_size"], row["seq_len"], row["options"]].append(row)
+    texts = []
+    for (preset, batch_size, seq_len, more), chosen in tables.items():
+        argv = ["--preset", preset, "--batch-size", str(batch_size), "--seq-len", str(seq_len), *more.split()]
         sizes = sizes_of(load_version(1).parse_options([*argv, "--device", "cpu"]))
-        numbers, count = step_numbers(version, row["precision"], sizes), sum(parameters(sizes).values())
-        launches, shortest = total(numbers, "launches"), shortest_step_ms(numbers, gpu, row["precision"])
-        least = state_bytes(version, row["precision"]) * count + total(numbers, "kept")
-        way = "graph" if row["captured"] else "eager"
-        most = "≤ " if version == 4 and device != "cpu" else ""  # it runs compiled, and is counted as it is not
-        counted = [f"{launches:,}", f"{total(numbers, 'bytes') / 1e6:,.0f}", f"{shortest:.2f}", f"{least / 2**20:,.0f}"]
-        rate = "" if most else f"{1e3 * row['step_ms'] / launches:.1f}"
-        title = f"V{version}, `{row['preset']}`, {PRECISIONS[row['precision']]}, {way}"
-        measured = [f"{row['step_ms']:.2f}", rate, f"{row['peak_memory_mb']:,.0f}"]
-        rows.append([title, *(most + cell for cell in counted), *measured])
-    header = ["", "launches", "MB moved", "shortest step, ms", "state and kept, MiB"]
-    header += ["**measured** step, ms", "us a launch", "peak, MiB"]
-    return markdown_table(header, rows)
+        rows = [predicted_and_measured(row, versions[row["model"]], gpu, sizes) for row in chosen]
+        header = [f"`{preset}`", "launches", "MB", "least ms", "least MiB", "step ms", "us/launch", "peak MiB"]
+        texts.append(markdown_table(header, rows))
+    return "\n\n".join(texts)
 
 
 def corrections():
@@ -790,8 +784,8 @@ def machine(recorded):
     first = recorded.runs[0]["environment"]
     dates = sorted({run["environment"]["date"][:10] for run in recorded.runs})
     return (
-        f"{first['device']} (PyTorch {first['torch']}), {', '.join(dates)}, `scripts/recorded/{recorded.folder.name}`: "
-        f"counted for the data sheet of this GPU, and measured."
+        f"Measured on one {first['device']} (PyTorch {first['torch']}), {', '.join(dates)}, "
+        f"`scripts/recorded/{recorded.folder.name}`."
     )
 
 
@@ -810,7 +804,7 @@ def blocks(recorded):
         "roofline": roofline_table(1, "float32", "small") + "\n\n" + roofline_table(3, "bfloat16", "medium"),
         "shortest": shortest_table(),
         "corrections": corrections(),
-        "measured": machine(recorded) + "\n\n" + measured_table(recorded),
+        "measured": machine(recorded) + "\n\n" + measured_tables(recorded),
     }
 
 
@@ -941,7 +935,6 @@ def main(argv=None):
     options, rest = parser.parse_known_args(argv)
 
     def work():
-        on_cpu(["--device", "cpu"])
         return page(options) if options.markdown or options.write or options.check else count(options, rest)
 
     return run_tool("model_counts.py", work)
