@@ -1,4 +1,4 @@
-"""What a page tells its reader to run: its bash blocks as commands, what is wrong with them, and with its links.
+"""What a page tells its reader to run: its commands, what is wrong with them, and with its links.
 
 from page_commands import commands, faults_of_command, faults_of_links
 """
@@ -12,6 +12,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+INDENTED = re.compile(r"^    (?:python |\./)", re.MULTILINE)
 FENCE = re.compile(r"^ *```bash\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PASSES_ON = re.compile(
@@ -27,13 +28,21 @@ class Command(NamedTuple):
         return shlex.split(self.text, comments=True)
 
 
-def commands(page: pathlib.Path) -> list[Command]:
-    """The commands of all bash blocks of a page, one for each line; lines that end with a backslash are joined."""
-    text, found = page.read_text(encoding="utf-8"), []
+def blocks(text: str):
+    """(number of the first line, text) of every bash block, and of every indented line that starts a program."""
     for block in FENCE.finditer(text):
-        number = text.count("\n", 0, block.start(1)) + 1
+        yield text.count("\n", 0, block.start(1)) + 1, block[1]
+    for number, line in enumerate(FENCE.sub(lambda block: "\n" * block[0].count("\n"), text).splitlines(), 1):
+        if INDENTED.match(line):
+            yield number, line
+
+
+def commands(page: pathlib.Path) -> list[Command]:
+    """The commands of a page, one for each line; lines that end with a backslash are joined."""
+    found = []
+    for number, block in blocks(page.read_text(encoding="utf-8")):
         pending = ""
-        for offset, line in enumerate(block[1].splitlines()):
+        for offset, line in enumerate(block.splitlines()):
             pending += line.strip()
             if pending.endswith("\\"):
                 pending = pending[:-1]
