@@ -781,12 +781,12 @@ def put(tensor, value):
 
 def gather(numbers, device):
     """The numbers of every process: float64 [world_size, len(numbers)]; all processes must ask together."""
-    mine = torch.tensor([numbers], dtype=torch.float64, device=device)
+    mine = torch.tensor(numbers, dtype=torch.float64, device=device)
     if not dist.is_initialized():
-        return mine
-    everyone = mine.new_empty(dist.get_world_size(), len(numbers))
-    dist.all_gather_into_tensor(everyone, mine)
-    return everyone
+        return mine[None]
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, mine)
+    return torch.stack(everyone)
 
 
 # ---------------------------------------------------------------- one training step
