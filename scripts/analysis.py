@@ -9,7 +9,8 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 from command_line import Failure
 from versions import SCRIPTS, load_version
@@ -133,6 +134,34 @@ def with_sizes(argv: list[str]) -> list[str]:
     if on_cpu(argv) and not any(word.startswith(("--preset", "--hidden-dim", "--num-layers")) for word in argv):
         return [*CPU_SIZES, *argv]
     return argv
+
+
+class TimeLimit:
+    """So many seconds (None: any number) for runs whose length only the earlier ones tell."""
+
+    def __init__(self, seconds: float | None):
+        self.seconds, self.began, self.took = seconds, time.monotonic(), []
+
+    def timed(self, work: Callable):
+        """What work() returns; how long it took counts for room()."""
+        start = time.monotonic()
+        try:
+            return work()
+        finally:
+            self.took.append(time.monotonic() - start)
+
+    def room(self, runs: int) -> bool:
+        """Whether so many further runs would end in time. The first is always let through."""
+        if self.seconds is None or not self.took:
+            return True
+        needed = max(max(self.took), 1.25 * runs * sum(self.took) / len(self.took))
+        return time.monotonic() - self.began + needed <= self.seconds
+
+
+def add_time_limit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--time-limit", type=float, metavar="S", help="start nothing that would not end in so many seconds"
+    )
 
 
 class OutOfMemory(Failure):

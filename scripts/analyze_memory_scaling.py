@@ -9,12 +9,15 @@ Exit status: 0 measured; 1 where nothing ran, or the picture needs matplotlib; 2
 """
 
 import argparse
+import functools
 import pathlib
 import sys
 
 from analysis import (
     OutOfMemory,
     Parser,
+    TimeLimit,
+    add_time_limit,
     emit,
     known,
     legend_below,
@@ -62,22 +65,35 @@ def growth(lengths: list[int], peaks: list[float]) -> dict:
     }
 
 
-def measure(scripts: dict[int, pathlib.Path], lengths: list[int], argv: list[str]) -> list[dict]:
-    """A row for each version: its peaks in MB, None where it ran out of memory, and how they grow."""
-    rows = []
-    for version, script in scripts.items():
-        peaks: list[float | None] = []
-        for length in lengths:
-            progress(f"version {version}, {length} tokens ...")
+def measure(scripts: dict[int, pathlib.Path], lengths: list[int], argv: list[str], limit: TimeLimit) -> dict:
+    """{"lengths", "rows"}: for each version its peaks in MB, None where it ran out of memory, and how they grow.
+
+    Goes up the lengths, and ends before one that the time limit leaves no room for.
+    """
+    peaks: dict[int, list[float | None]] = {version: [] for version in scripts}
+    for place, length in enumerate(lengths):
+        if not limit.room(len(scripts)):
+            progress(f"no time is left for {', '.join(map(str, lengths[place:]))} tokens")
+            lengths = lengths[:place]
+            break
+        for version, script in scripts.items():
+            progress(f"{length} tokens, version {version} ...")
+            run = functools.partial(train, script, [*argv, "--seq-len", str(length)])
             try:
-                summary = train(script, [*argv, "--seq-len", str(length)])["summary"]
-                peaks.append(summary["peak_memory_mb"])
+                peaks[version].append(limit.timed(run)["summary"]["peak_memory_mb"])
             except OutOfMemory:
-                peaks.append(None)
-        pairs = [(length, peak) for length, peak in zip(lengths, peaks, strict=True) if peak is not None]
-        found = growth([length for length, _ in pairs], [peak for _, peak in pairs]) if pairs else {"growth": None}
-        rows.append({"version": version, "peaks_mb": peaks, **found})
-    return rows
+                peaks[version].append(None)
+    rows = []
+    for version, found in peaks.items():
+        pairs = [(length, peak) for length, peak in zip(lengths, found, strict=True) if peak is not None]
+        rows.append(
+            {
+                "version": version,
+                "peaks_mb": found,
+                **(growth(*zip(*pairs, strict=True)) if pairs else {"growth": None}),
+            }
+        )
+    return {"lengths": lengths, "rows": rows}
 
 
 def draw(path: pathlib.Path, content: dict) -> None:
@@ -92,6 +108,10 @@ def draw(path: pathlib.Path, content: dict) -> None:
             axes.plot([t for t, _ in pairs], [p for _, p in pairs], "o-", color=colour, label=label, linewidth=2)
             lost = [t for t, p in zip(lengths, row["peaks_mb"], strict=True) if p is None]
             axes.plot(lost, [1.05 * top] * len(lost), "x", color=colour, markersize=10)
+            for length in lost:
+                axes.annotate(
+                    "out of memory", (length, 1.05 * top), xytext=(-8, -3), textcoords="offset points", ha="right"
+                )
         axes.set(xlabel="tokens in a sequence", ylabel="peak memory, MB", title=f"Training memory, {content['device']}")
         axes.set_xticks(lengths)
         axes.set_ylim(bottom=0)
@@ -120,13 +140,15 @@ def study(options: argparse.Namespace, rest: list[str]) -> None:
     for version in options.versions:
         script = load_script(SCRIPTS[version], "--versions")
         chosen = script.parse_options([*argv, "--seq-len", str(lengths[0])])
-    rows = measure({version: SCRIPTS[version] for version in options.versions}, lengths, argv)
-    if all(peak is None for row in rows for peak in row["peaks_mb"]):
+    measured = measure(
+        {version: SCRIPTS[version] for version in options.versions}, lengths, argv, TimeLimit(options.time_limit)
+    )
+    if all(peak is None for row in measured["rows"] for peak in row["peaks_mb"]):
         raise Failure(1, f"not even {lengths[0]} tokens fit into memory: lower --batch-size")
     import torch
 
     device = script.device_name(torch.device(chosen.device))
-    content = {"device": device, "on_cpu": on_cpu(argv), "options": argv, "lengths": lengths, "rows": rows}
+    content = {"device": device, "on_cpu": on_cpu(argv), "options": argv, **measured}
     if options.picture:
         draw(pathlib.Path(options.picture), content)
         progress(f"drew {options.picture}")
@@ -153,6 +175,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--batch-size", type=int, metavar="B", help="sequences in a step (the scripts' own)")
     parser.add_argument("--picture", metavar="PNG", help="draw the lines (needs matplotlib)")
+    add_time_limit(parser)
     options, rest = parser.parse_known_args(argv)
     return run_tool("analyze_memory_scaling.py", lambda: study(options, rest))
 

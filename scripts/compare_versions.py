@@ -10,6 +10,7 @@ Exit status: 0 compared; 1 where a version fails or computes something else; 2 f
 """
 
 import argparse
+import functools
 import json
 import pathlib
 import statistics
@@ -19,6 +20,8 @@ import analyze_memory_scaling as memory
 import report_page
 from analysis import (
     Parser,
+    TimeLimit,
+    add_time_limit,
     emit,
     known,
     load_script,
@@ -231,13 +234,14 @@ def roofline_section(profiles: dict[str, Profile], content: dict, folder: pathli
     return parts
 
 
-def memory_section(paths: dict, content: dict, lengths: list[int], folder: pathlib.Path) -> list[str]:
+def memory_section(paths: dict, content: dict, lengths: list[int], folder: pathlib.Path, limit: TimeLimit) -> list[str]:
     """Memory over the sequence length: the lines, and their figures."""
     scripts = {int(row["name"][1:]): paths[row["name"]] for row in content["rows"]}
-    rows = memory.measure(scripts, lengths, [*content["options"], "--num-steps", "2"])
     device = content["rows"][0]["environment"]["device"]
-    content["memory"] = {"device": device, "lengths": lengths, "rows": rows}
+    measured = memory.measure(scripts, lengths, [*content["options"], "--num-steps", "2"], limit)
+    content["memory"] = {"device": device, **measured}
     memory.draw(folder / "memory.png", content["memory"])
+    lengths, rows = measured["lengths"], measured["rows"]
     peaks = zip(*(row["peaks_mb"] for row in rows), strict=True)
     cells = [
         [f"{length} tokens, MB", *(known(p, ",.1f") for p in of)] for length, of in zip(lengths, peaks, strict=True)
@@ -249,7 +253,7 @@ def memory_section(paths: dict, content: dict, lengths: list[int], folder: pathl
     ]
 
 
-def write_report(content: dict, paths: dict, folder: pathlib.Path, lengths: list[int] | None) -> None:
+def write_report(content: dict, paths: dict, folder: pathlib.Path, lengths: list[int] | None, limit: TimeLimit) -> None:
     """report.html, its pictures, the traces and comparison.json in the folder."""
     timed = [row for row in content["rows"] if row["speedup"] is not None]
     if not timed:
@@ -264,22 +268,28 @@ def write_report(content: dict, paths: dict, folder: pathlib.Path, lengths: list
         ("Roofline", roofline_section(profiles, content, folder)),
     ]
     if lengths:
-        sections.append(("Memory over sequence length", memory_section(paths, content, lengths, folder)))
+        sections.append(("Memory over sequence length", memory_section(paths, content, lengths, folder, limit)))
     (folder / "comparison.json").write_text(json.dumps(content, indent=1) + "\n")
     (folder / "report.html").write_text(report_page.page("Comparison of the versions", sections), encoding="utf-8")
     progress(f"wrote {folder / 'report.html'}")
 
 
-def measure(paths: dict, argv: list[str], rounds: int) -> tuple[dict, list[str]]:
-    """name -> metrics of its runs, and a sentence for each version that failed."""
+def measure(paths: dict, argv: list[str], rounds: int, limit: TimeLimit, after: int) -> tuple[dict, list[str]]:
+    """name -> metrics of its runs, and a sentence for each version that failed.
+
+    A round after the first is left out where the limit has no room for it and for what comes after: so many runs.
+    """
     runs, problems = {name: [] for name in paths}, []
     for i in range(rounds):
+        if not limit.room(len(runs) + after):
+            progress(f"no time is left for round {i + 1} of {rounds}")
+            break
         for name, path in paths.items():
             if name not in runs:
                 continue
             progress(f"round {i + 1} of {rounds}, {name}: training ...")
             try:
-                runs[name].append(train(path, argv))
+                runs[name].append(limit.timed(functools.partial(train, path, argv)))
             except Failure as error:
                 if error.status == 2:
                     raise
@@ -288,12 +298,12 @@ def measure(paths: dict, argv: list[str], rounds: int) -> tuple[dict, list[str]]
     return runs, problems
 
 
-def study(paths: dict, argv: list[str], rounds: int) -> dict:
+def study(paths: dict, argv: list[str], rounds: int, limit: TimeLimit, after: int) -> dict:
     """What --json writes: a row for each version that ran, and a sentence for each that failed or differs."""
     argv = with_sizes(argv)
     for name, path in paths.items():
         load_script(path, f"--{name}").parse_options(argv)  # a wrong option ends it here, before any training
-    runs, problems = measure(paths, argv, rounds)
+    runs, problems = measure(paths, argv, rounds, limit, after)
     if not runs:
         raise Failure(1, "; ".join(problems))
     lower = "--use-amp" in argv or "--tf32" in argv
@@ -317,9 +327,12 @@ def run(options: argparse.Namespace, rest: list[str]) -> int:
     paths = {name: script_path(path, f"--{name}") for name, path in chosen.items()}
     if len(paths) < 2:
         raise Failure(2, "give two folders or more, as --v1 DIR --v2 DIR, or none to compare all four")
-    content = study(paths, ["--num-steps", str(options.num_steps), *rest], options.rounds)
+    limit = TimeLimit(options.time_limit)
+    # gradients and a profile of each version, and their memory for each length
+    after = len(paths) * (2 + len(options.seq_lengths or [])) if options.report else len(paths)
+    content = study(paths, ["--num-steps", str(options.num_steps), *rest], options.rounds, limit, after)
     if options.report:
-        write_report(content, paths, result_folder(options.report), options.seq_lengths)
+        write_report(content, paths, result_folder(options.report), options.seq_lengths, limit)
     emit(content, as_text(content), options.json)
     return 1 if content["problems"] else 0
 
@@ -334,6 +347,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.add_argument(f"--v{n}", metavar="DIR", help=f"folder, or script, of version {n}")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each version (%(default)s)")
     parser.add_argument("--num-steps", type=int, default=20, metavar="N", help="steps of a run (%(default)s)")
+    add_time_limit(parser)
     parser.add_argument("--report", metavar="FOLDER", help="profile as well, and write report.html there")
     parser.add_argument("--seq-lengths", type=numbers, metavar="T,..", help="memory over these lengths, for the report")
     options, rest = parser.parse_known_args(argv)

@@ -9,13 +9,25 @@ Exit status: 0 measured; 1 where nothing ran; 2 for bad input.
 """
 
 import argparse
+import functools
 import itertools
 import pathlib
 import statistics
 import sys
 import tempfile
 
-from analysis import Parser, emit, known, load_script, progress, text_table, train, with_sizes
+from analysis import (
+    Parser,
+    TimeLimit,
+    add_time_limit,
+    emit,
+    known,
+    load_script,
+    progress,
+    text_table,
+    train,
+    with_sizes,
+)
 from command_line import Failure, run_tool
 from traces import read_profile
 from versions import SCRIPTS
@@ -53,20 +65,28 @@ def profiled_run(script: pathlib.Path, argv: list[str]) -> tuple[dict, float | N
     return metrics, calls / profile.steps if profile.steps else None
 
 
-def measure(script, switches: tuple, wanted: list[frozenset[str]], argv: list[str], rounds: int) -> list[dict]:
-    """A row for each combination: on, status, and where it ran the medians of its rounds, memory and kernels."""
+def measure(script, switches: tuple, wanted: list[frozenset[str]], argv: list[str], rounds: int, limit) -> list[dict]:
+    """A row for each combination: on, status, and where it ran the medians of its rounds, memory and kernels.
+
+    limit: a TimeLimit; it leaves out combinations of the first round, or whole further rounds.
+    """
     rows = [{"on": sorted(on), "name": name_of(on, switches), "runs": [], "reason": None} for on in wanted]
     for i in range(rounds):
+        if i and not limit.room(len(rows)):
+            progress(f"no time is left for round {i + 1} of {rounds}")
+            break
         for place, (on, row) in enumerate(zip(wanted, rows, strict=True), 1):
+            if not i and not limit.room(1):
+                row["reason"] = "not run: no time was left"
             if row["reason"]:
                 continue
             progress(f"round {i + 1} of {rounds}, {place} of {len(rows)}: {row['name']} ...")
             options = [*argv, *switch_options(switches, on)]
             try:
                 if i == 0:
-                    metrics, row["kernels"] = profiled_run(script, options)
+                    metrics, row["kernels"] = limit.timed(functools.partial(profiled_run, script, options))
                 else:
-                    metrics = train(script, options)
+                    metrics = limit.timed(functools.partial(train, script, options))
                 row["runs"].append(metrics["summary"])
             except Failure as error:
                 row["reason"] = str(error)
@@ -158,7 +178,7 @@ def study(options: argparse.Namespace, rest: list[str]) -> None:
     if unknown:
         raise Failure(2, f"--switches: {unknown[0]} is none of {', '.join(SWITCHES[version])}")
     wanted = combinations(switches, options.all_combinations)
-    rows = measure(SCRIPTS[version], switches, wanted, argv, options.rounds)
+    rows = measure(SCRIPTS[version], switches, wanted, argv, options.rounds, TimeLimit(options.time_limit))
     if not any(row["step_ms"] for row in rows):
         raise Failure(1, f"no combination ran: {rows[0]['reason']}")
     content = {"version": version, "options": argv, "combinations": rows, "switches": worth(rows, switches)}
@@ -176,6 +196,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--switches", type=lambda text: text.split(","), metavar="X,..", help="these alone (all)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each combination (%(default)s)")
     parser.add_argument("--num-steps", type=int, default=20, metavar="N", help="steps of a run (%(default)s)")
+    add_time_limit(parser)
     options, rest = parser.parse_known_args(argv)
     if options.rounds < 1:
         parser.error(f"--rounds must be at least 1, not {options.rounds}")

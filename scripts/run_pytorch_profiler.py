@@ -14,12 +14,15 @@ Options that are not listed here go to the training script, so its sizes and swi
 import argparse
 import datetime
 import json
+import math
 import pathlib
 import shlex
 import subprocess
 import sys
 
 import kernel_times
+import report_page
+from analysis import markdown_table
 from command_line import Failure, add_version_option, result_folder, run_tool, version_meant
 from versions import SCRIPTS
 
@@ -110,53 +113,61 @@ def thinned(points: list[tuple[float, float]], most: int = 2000) -> list[tuple[f
 
 def memory_page(version: int, device: str, points: list[tuple[float, float]], phases: list) -> str:
     """A page with the memory in use over time as one picture; it needs nothing from the network."""
-    width, height, left, bottom = 1000, 380, 70, 40
-    end, top = max(t for t, _ in points) or 1.0, 1.05 * max(m for _, m in points) or 1.0
-    floor = min(0.0, min(m for _, m in points))
+    peak_time, peak = max(points, key=lambda point: point[1])
+    counted = "all tensors" if device == "GPU" else "tensors made since the profile began"
+    key = " ".join(f'<span style="background:{colour}">&nbsp;{name}&nbsp;</span>' for name, colour in PHASES.items())
+    words = (
+        f"<p>{device} memory, {counted}: {len(points):,} allocations and releases, peak <b>{peak:,.1f} MiB</b> after "
+        f"{peak_time:,.1f} ms.</p><p>{key}</p>"
+    )
+    return report_page.page(
+        f"Memory of version {version}", [("Memory over time", [words, memory_drawing(points, phases)])]
+    )
+
+
+def round_step(span: float) -> float:
+    """The smallest of 1, 2, 2.5, 5 times a power of ten of which four reach over the span."""
+    power = 10.0 ** math.floor(math.log10(max(span, 1e-9) / 4))
+    return next(power * factor for factor in (1, 2, 2.5, 5, 10) if 4 * power * factor >= span * (1 - 1e-9))
+
+
+def memory_drawing(points: list[tuple[float, float]], phases: list) -> str:
+    """The memory in MiB over time in ms as an SVG, its type large enough for a phone."""
+    width, height, left, top, bottom = 520, 340, 62, 28, 44
+    end, floor = max(t for t, _ in points) or 1.0, min(0.0, min(m for _, m in points))
+    rungs = round_step(max(m for _, m in points) - floor)
+    most = floor + 4 * rungs
 
     def x(t: float) -> float:
-        return left + (width - left - 10) * min(max(t / end, 0), 1)
+        return left + (width - left - 8) * min(max(t / end, 0), 1)
 
     def y(m: float) -> float:
-        return 10 + (height - bottom - 10) * (1 - (m - floor) / (top - floor))
+        return top + (height - bottom - top) * (1 - (m - floor) / (most - floor))
 
     drawing = [
-        f'<rect x="{x(a):.1f}" y="10" width="{max(0.5, x(b) - x(a)):.1f}" height="{height - bottom - 10}" '
+        f'<rect x="{x(a):.1f}" y="{top}" width="{max(0.5, x(b) - x(a)):.1f}" height="{height - bottom - top}" '
         f'fill="{PHASES[name]}"><title>{name}, {b - a:.2f} ms</title></rect>'
         for name, a, b in phases
     ]
-    for i in range(6):
-        m, t = floor + (top - floor) * i / 5, end * i / 5
-        drawing.append(f'<text x="{left - 6}" y="{y(m):.1f}" text-anchor="end">{m:,.1f}</text>')
-        drawing.append(f'<text x="{x(t):.1f}" y="{height - 18}" text-anchor="middle">{t:,.1f}</text>')
-        drawing.append(f'<path d="M{left} {y(m):.1f}H{width - 10}" stroke="#ddd"/>')
+    for i in range(5):
+        m, t = floor + rungs * i, i * round_step(end)
+        drawing.append(f'<text x="{left - 6}" y="{y(m) + 5:.1f}" text-anchor="end">{m:,.4g}</text>')
+        drawing.append(f'<path d="M{left} {y(m):.1f}H{width - 8}" stroke="#ccc"/>')
+        if t <= 0.97 * end:
+            drawing.append(f'<text x="{x(t):.1f}" y="{height - bottom + 18}" text-anchor="middle">{t:,.4g}</text>')
     line = "".join(f"H{x(t):.1f}V{y(m):.1f}" for t, m in thinned(points))
-    drawing.append(
-        f'<path d="M{x(0):.1f} {y(points[0][1]):.1f}{line}" fill="none" stroke="#1f4e9c" stroke-width="1.5"/>'
-    )
-    peak_time, peak = max(points, key=lambda point: point[1])
-    drawing.append(f'<circle cx="{x(peak_time):.1f}" cy="{y(peak):.1f}" r="4" fill="#c0392b"/>')
-    counted = "all tensors" if device == "GPU" else "tensors made since the profile began"
-    key = " ".join(f'<span style="background:{colour}">&nbsp;{name}&nbsp;</span>' for name, colour in PHASES.items())
-    return f"""<!DOCTYPE html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>Memory over time, version {version}</title>
-<style>body {{ font: 15px sans-serif; margin: 1.5em; }} svg {{ max-width: 100%; font-size: 12px; }}</style>
-<h1>Memory over time, version {version}</h1>
-<p>{device} memory, {counted}, in MiB over milliseconds: {len(points):,} allocations and releases, peak
-<b>{peak:,.1f} MiB</b> after {peak_time:,.1f} ms. {key}</p>
-<svg viewBox="0 0 {width} {height}" role="img" aria-label="memory in MiB over time in ms">
-{chr(10).join(drawing)}
-</svg></html>
-"""
+    at, peak = max(points, key=lambda point: point[1])
+    drawing += [
+        f'<path d="M{x(0):.1f} {y(points[0][1]):.1f}{line}" fill="none" stroke="#1f4e9c" stroke-width="1.5"/>',
+        f'<circle cx="{x(at):.1f}" cy="{y(peak):.1f}" r="4" fill="#c0392b"/>',
+        f'<text x="{left - 6}" y="14" text-anchor="end">MiB</text>',
+        f'<text x="{width - 8}" y="{height - 6}" text-anchor="end">ms since the profile began</text>',
+    ]
+    frame = f'viewBox="0 0 {width} {height}" role="img" aria-label="memory in MiB over time in ms"'
+    return f'<svg {frame} style="width:100%;font-size:14px">\n' + "\n".join(drawing) + "\n</svg>"
 
 
 # ---------------------------------------------------------------- reports
-
-
-def markdown_table(header: list[str], rows: list[list]) -> list[str]:
-    lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
-    return lines + ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
 
 
 def figures(content: dict) -> list[str]:
@@ -174,7 +185,7 @@ def figures(content: dict) -> list[str]:
     return [
         *(f"# Profile of version {content['version']}", "", ", ".join(where), ""),
         *(f"    python {shlex.join(content['command'])}", "", "## The steps without the profiler", ""),
-        *markdown_table(["figure", "measured"], rows),
+        markdown_table(["figure", "measured"], rows),
     ]
 
 
@@ -194,9 +205,9 @@ def report(content: dict) -> str:
     groups = [[row["group"], *cells(row), f"{row['share_percent']:.1f}"] for row in content["groups"]]
     lines = [
         *(*figures(content), "", f"## Groups of {what} in {steps} profiled steps", ""),
-        *markdown_table(["group", "calls a step", "ms a step", "%"], groups),
+        markdown_table(["group", "calls a step", "ms a step", "%"], groups),
         *("", f"## The longest {what}", ""),
-        *markdown_table(["name", "group", "calls a step", "ms a step", "mean us"], kernels),
+        markdown_table(["name", "group", "calls a step", "ms a step", "mean us"], kernels, left=2),
         *("", f"Timeline: open `{content['trace']}` in https://ui.perfetto.dev."),
         "Memory over time: open `memory_timeline.html` in a browser.",
     ]

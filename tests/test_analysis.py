@@ -789,6 +789,50 @@ def test_bad_input_of_the_ablation(capsys, monkeypatch):
     refused(ablation.main, ["--switches", "qkv-fusion", *SIZES], capsys, "no combination ran", status=1)
 
 
+def test_the_time_limit_by_hand(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(analysis.time, "monotonic", lambda: now[0])
+    limit, endless = analysis.TimeLimit(60), analysis.TimeLimit(None)
+    assert limit.room(1000)  # nothing is known of how long a run takes
+    for seconds in (10, 20):
+        limit.timed(lambda seconds=seconds: now.__setitem__(0, now[0] + seconds))
+    # 30 of 60 s are gone; a run takes 15 s in the mean, and a quarter more may be needed
+    assert limit.room(1) and not limit.room(2)
+    now[0] += 11
+    assert not limit.room(1) and endless.room(10**9)  # the longest took 20 s
+
+
+def test_what_the_time_limit_leaves_out_of_the_studies(monkeypatch, tmp_path, capsys):
+    """Each run takes 10 s of a clock that stands still otherwise."""
+    now = [0.0]
+    monkeypatch.setattr(analysis.time, "monotonic", lambda: now[0])
+
+    def run(script, argv):
+        now[0] += 10
+        return {"summary": {"peak_memory_mb": 10.0, "step_ms": {"median": 5.0}}}
+
+    monkeypatch.setattr(memory_tool, "train", run)
+    arguments = ["--versions", "1,2", "--seq-lengths", "16,32,64", "--time-limit", "50", "--json", "-", *SIZES]
+    assert memory_tool.main(arguments) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["lengths"] == [16, 32] and "no time is left for 64 tokens" in captured.err
+
+    monkeypatch.setattr(ablation, "train", run)
+    monkeypatch.setattr(ablation, "profiled_run", lambda *arguments: (run(*arguments), 7.0))
+    arguments = ["--all-combinations", "--switches", "qkv-fusion,torch-compile", "--json", "-", *SIZES]
+    for seconds, ran, rounds in ((35, 3, 1), (75, 4, 1), (95, 4, 2)):
+        now[0] = 0.0
+        assert ablation.main([*arguments, "--time-limit", str(seconds)]) == 0
+        rows = json.loads(capsys.readouterr().out)["combinations"]
+        assert sum(row["reason"] is None for row in rows) == ran and len(rows[0]["steps_ms"]) == rounds
+
+    monkeypatch.setattr(versions_tool, "train", run)
+    for seconds, rounds in ((39, 1), (70, 2), (95, 3)):
+        now[0] = 0.0
+        found, _ = versions_tool.measure(dict.fromkeys("ab"), [], 3, analysis.TimeLimit(seconds), after=2)
+        assert [len(of) for of in found.values()] == [rounds] * 2
+
+
 # ---------------------------------------------------------------- optimize_batch_size.py
 
 
@@ -1006,7 +1050,9 @@ def test_the_comparison_of_a_gpu_opens_in_a_browser_on_a_phone(tmp_path, monkeyp
     ceilings = {"matmul_tflops": 100.0, "copy_tb_s": 2.0}
     monkeypatch.setattr(versions_tool, "ceilings_for", lambda *_: (ceilings, "measured here"))
     monkeypatch.setattr(memory_tool, "train", lambda _, argv: {"summary": {"peak_memory_mb": 20.0 * int(argv[-1])}})
-    versions_tool.write_report(content, {f"v{n}": SCRIPTS[n] for n in range(1, 5)}, tmp_path, [128, 256, 512, 1024])
+    versions_tool.write_report(
+        content, {f"v{n}": SCRIPTS[n] for n in range(1, 5)}, tmp_path, [128, 256, 512, 1024], analysis.TimeLimit(None)
+    )
     page = (tmp_path / "report.html").read_text()
     assert "V4 is the fastest: 312.228 ms a step, 4.00 times as fast as v1." in page and "AMD Instinct MI300X" in page
     assert_readable(tmp_path / "report.html", tmp_path, 390)
