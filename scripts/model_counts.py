@@ -195,7 +195,7 @@ MODULES = {
 }  # fmt: skip
 NO_LAUNCH = "empty empty_like empty_strided new_empty new_empty_strided _unsafe_view lift_fresh".split()
 ONLY_MOVES = "_to_copy copy_ clone cat embedding zero_ fill_ ones ones_like zeros zeros_like triu repeat".split()
-ONLY_WRITES = ("copy_", "zero_", "fill_")  # their first operand
+ONLY_WRITES = ("copy_", "_foreach_copy_", "zero_", "fill_")  # their first argument
 # Products over the causal half of the scores in one launch.
 ATTENTION_PRODUCTS = {
     "attention_forward_kernel": 2,
@@ -206,19 +206,22 @@ ATTENTION_PRODUCTS = {
 }
 
 
-def operator_bytes(function, operands, arguments, results):
+def tensors_in(arguments):
+    return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+
+
+def operator_bytes(function, args, kwargs, results):
     """Bytes of every operand that is read and of every result or operand that is written."""
     name = function.overloadpacket.__name__
     if name == "embedding":  # of the table only the rows that the tokens name
-        return total_bytes([operands[1], *results, *results])
-    reads = operands[1:] if name in ONLY_WRITES else operands
+        return total_bytes([args[1], *results, *results])
+    reads = tensors_in((args[name in ONLY_WRITES :], kwargs))
     written = []
-    for declared, value in zip(function._schema.arguments, arguments, strict=False):
+    for declared, value in zip(function._schema.arguments, args, strict=False):
         # The fused optimizer declares that it may unscale gradients in place; without a scaler it does not.
         if declared.alias_info is not None and declared.alias_info.is_write and declared.name != "grads":
-            written += [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-    fresh = [] if written else results
-    return total_bytes(reads) + total_bytes(written) + total_bytes(fresh)
+            written += tensors_in(value)
+    return total_bytes(reads) + total_bytes(written or results)
 
 
 class Collector(TorchDispatchMode):
@@ -278,24 +281,21 @@ class Collector(TorchDispatchMode):
         results = function(*args, **(kwargs or {}))
         name, schema = function.overloadpacket.__name__, function._schema
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-        if view or name in NO_LAUNCH:
-            return results
-        operands = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, torch.Tensor)]
-        outputs = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
-        everything = [tensor for tensor in (*operands, *outputs) if tensor.numel()]
+        outputs = tensors_in(results)
+        everything = [tensor for tensor in (*tensors_in((args, kwargs)), *outputs) if tensor.numel()]
         scalars = all(tensor.ndim == 0 for tensor in everything)
-        if not everything or (scalars and self.phase == "optimizer" and self.host_scalars):
+        on_host = scalars and self.phase == "optimizer" and self.host_scalars
+        if view or name in NO_LAUNCH or on_host or not everything:
             return results
         flops = operations = None
         if name in ("mm", "bmm"):
-            flops = elements(outputs[0]) * 2 * factored(operands[0].shape[-1])
+            flops = elements(outputs[0]) * 2 * factored(args[0].shape[-1])
         elif name in ATTENTION_PRODUCTS:
             flops = attention_flops(name)
         elif name not in ONLY_MOVES:
-            lists = isinstance(args[0], (list, tuple))
-            largest = args[0] if lists else [max(everything, key=torch.Tensor.numel)]
+            largest = args[0] if isinstance(args[0], (list, tuple)) else [max(everything, key=torch.Tensor.numel)]
             operations = sum(map(elements, largest), Formula())
-        self.add(name, operator_bytes(function, operands, args, outputs), flops, operations)
+        self.add(name, operator_bytes(function, args, kwargs, outputs), flops, operations)
         return results
 
 
@@ -825,7 +825,7 @@ def filled(text, tables):
 
 def check(path, tables):
     """0 where the page says what the scripts do, else 1 with the difference."""
-    found = path.read_text(encoding="utf-8")
+    found = page_text(path)
     wanted = filled(found, tables)
     if found == wanted:
         print(f"{path.name} agrees with the scripts and the recorded run")
@@ -907,11 +907,18 @@ def count(options, argv):
     return 0
 
 
+def page_text(path):
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise Failure(2, f"--page {path} cannot be read: name a copy of {PAGE.name}") from None
+
+
 def page(options):
     """Print, write or check the tables of the page."""
     tables = blocks(Recorded(options.recorded or newest_folder()))
     if options.write:
-        options.page.write_text(filled(options.page.read_text(encoding="utf-8"), tables), encoding="utf-8")
+        options.page.write_text(filled(page_text(options.page), tables), encoding="utf-8")
     if options.check:
         return check(options.page, tables)
     if options.markdown:

@@ -127,6 +127,27 @@ def test_every_version_does_the_same_products_with_weights(version):
 
 # ---- bytes
 
+
+def test_bytes_of_operators_by_hand():
+    aten, (x, y) = torch.ops.aten, (torch.zeros(13, 17) for _ in range(2))
+
+    def moved(function, *args):
+        return model_counts.operator_bytes(function, args, None, [function(*args)]).written()
+
+    assert moved(aten.mul.Tensor, x, y) == "12BT"
+    assert moved(aten.add_.Tensor, x, y) == "12BT"
+    assert moved(aten.copy_.default, x, y) == "8BT"
+    assert moved(aten.zero_.default, x) == "4BT"
+    assert moved(aten.mul.Tensor, x, y[:, :1].expand(13, 17)) == "8BT + 4B"
+    assert moved(aten.embedding.default, torch.zeros(23, 19), torch.zeros(13, 17, dtype=torch.int64)) == "8BTF + 8BT"
+    assert moved(aten.cat.default, [x, y]) == "16BT"
+
+
+def test_bytes_of_version_1_s_norm_by_hand():
+    """pow and both products read and write x, the second reads w, mean reads x, and three touch a number a row."""
+    assert step_formulas(1, "float32")["norms and residual", "forward"][1].bytes.written() == "28BTC + 24BT + 4C"
+
+
 PRODUCTS = {"down projection": ["down"], "output head": ["output head"]}
 
 
@@ -406,6 +427,7 @@ def test_text_names_every_part(capsys):
         (["--version", "2", "--enable-all-fusion"], "leave it disabled"),
         (["--version", "1", "--use-amp"], "--precision"),
         (["--markdown", "--recorded", "/nowhere"], "cannot be read"),
+        (["--check", "--page", "/nowhere"], "cannot be read"),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(capsys, argv, sentence):
