@@ -9,11 +9,13 @@ import sys
 import time
 
 import pytest
+import torch
 from versions import REPOSITORY, SCRIPTS
 
 sys.path.insert(0, str(REPOSITORY / "exercises"))
 import check
 import grading
+import graphs
 import speed
 from command_line import Failure
 
@@ -327,3 +329,31 @@ def test_a_kernel_of_tiny_programs_is_too_slow_on_a_gpu():
     slow = dataclasses.replace(task, speed=dataclasses.replace(task.speed, tiles={"ROWS": 1, "BLOCK": 16}))
     with pytest.raises(grading.Wrong, match="right but slow"):
         grading.check_speed(slow, module, speed.DeviceTimer(grading.DEVICE))
+
+
+# ---------------------------------------------------------------- the stand-in for a graph
+
+
+def test_tape_computes_nothing_while_it_captures_and_the_same_at_every_replay():
+    x, total, tape = torch.tensor([1.0, 2.0]), torch.zeros(2), graphs.Tape()
+
+    def work():
+        total.add_(2 * x)
+        return total.sum()
+
+    with tape.warm_up():
+        work()
+    total.zero_()
+    with tape.capture():
+        result = work()
+    assert total.tolist() == [0, 0]
+    tape.replay()
+    assert total.tolist() == [2, 4] and result.item() == 6
+    x.copy_(torch.tensor([5.0, 0.0]))
+    tape.replay()
+    assert total.tolist() == [12, 4] and result.item() == 16 and tape.replays == 2
+
+
+@pytest.mark.gpu
+def test_exercise_15_uses_the_graph_of_a_gpu():
+    assert isinstance(graphs.new_graph(torch.device("cuda")), graphs.DeviceGraph)

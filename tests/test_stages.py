@@ -175,7 +175,7 @@ def test_stage_6_is_fast_and_small_and_does_not_train_on_a_gpu():
     assert phantom["peak_memory_mb"] < 0.8 * right["peak_memory_mb"]
     assert phantom["parameters_trained"] == 512_000 and right["parameters_trained"] == right["parameters"]
     assert phantom["first_loss"] == pytest.approx(right["first_loss"], abs=0.02)
-    assert phantom["final_loss"] > right["final_loss"] + 0.1
+    assert phantom["final_loss"] > right["final_loss"] + 0.5
     forward, backward, _ = phases(phantom)
     assert forward is None or backward < forward  # None in a HIP graph
 
