@@ -574,8 +574,11 @@ class TinyLlama(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         if options.enable_torch_compile:
-            # FSDP2 gathers a block's weights between the blocks, where a graph of the whole model would see none.
-            for module in self.layers if options.parallel == "fsdp" else [self]:
+            if options.parallel:
+                # Compiled one by one, blocks give their gradients one by one, to be sent meanwhile. PyTorch would cut a
+                # model in DDP into such parts itself, but before 2.13 not one with flex attention.
+                torch._dynamo.config.optimize_ddp = False
+            for module in self.layers if options.parallel else [self]:
                 module.compile(mode=options.compile_mode)
 
     def forward(self, tokens):
