@@ -74,12 +74,17 @@ def known(value, pattern: str) -> str:
     return "-" if value is None else format(value, pattern)
 
 
+def positive(text: str) -> int:
+    """A type for argparse: a whole number of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
 def numbers(text: str) -> list[int]:
     """A type for argparse: positive whole numbers separated by commas."""
-    values = [int(part) for part in text.split(",")]
-    if min(values) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: every number must be at least 1")
-    return values
+    return [positive(part) for part in text.split(",")]
 
 
 # ---------------------------------------------------------------- training scripts
@@ -158,6 +163,10 @@ class TimeLimit:
         return time.monotonic() - self.began + needed <= self.seconds
 
 
+def add_steps(parser: argparse.ArgumentParser, option: str = "--steps") -> None:
+    parser.add_argument(option, type=positive, metavar="N", help="steps in it, where it does not say so itself")
+
+
 def add_time_limit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time-limit", type=float, metavar="S", help="start nothing that would not end in so many seconds"
@@ -193,7 +202,7 @@ def read_metrics(path: str | pathlib.Path) -> dict:
     try:
         content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise Failure(2, f"{path} cannot be read: {error.strerror}") from None
+        raise Failure(2, f"{path} cannot be read ({error.strerror}): write it with --metrics-file") from None
     except ValueError:
         raise Failure(2, f"{path} is cut off or damaged: it is no valid JSON") from None
     if not isinstance(content, dict) or not {"config", "options", "environment", "steps", "summary"} <= content.keys():

@@ -9,14 +9,13 @@ Exit status: 0 analysed, 2 for bad input.
 """
 
 import argparse
-import json
 import pathlib
 import statistics
 import sys
 
 from analysis import Parser, emit, known, text_table
 from command_line import Failure, run_tool
-from traces import newest_trace, text_of
+from traces import content_of, newest_trace
 
 
 def step_times(events: list[dict]) -> list[float]:
@@ -63,7 +62,7 @@ def read_folder(folder: pathlib.Path) -> dict:
     file = newest_trace(folder)
     if file is None:
         raise Failure(2, f"{folder} holds no PyTorch trace: profile with tiny_llama_v1.py --enable-pytorch-profiler")
-    content = json.loads(text_of(file))
+    content = content_of(file)
     events = [e for e in content["traceEvents"] if isinstance(e, dict) and "ts" in e]
     complete = [e for e in events if e.get("ph") == "X" and "dur" in e]
     shape, times = batch_shape(complete), step_times(complete)

@@ -16,7 +16,7 @@ import json
 import pathlib
 import sys
 
-from analysis import Parser, emit, known, markdown_table, progress
+from analysis import Parser, add_steps, emit, known, markdown_table, positive, progress
 from command_line import Failure, run_tool
 from kernel_times import write_csv
 from traces import ceilings_for, operator_table, read_profile, steps_needed
@@ -176,11 +176,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--profile-data", required=True, metavar="DIR", help="PyTorch trace, or its folder")
     parser.add_argument("--output-report", default="bottlenecks.md", metavar="FILE", help="Markdown (%(default)s)")
     parser.add_argument("--ceilings", metavar="FILE", help="flops_profile.json with the device's ceilings (measured)")
-    parser.add_argument("--steps", type=int, metavar="N", help="steps in it, where it does not say so itself")
-    parser.add_argument("--top", type=int, default=25, metavar="N", help="operators in the report (%(default)s)")
+    add_steps(parser)
+    parser.add_argument("--top", type=positive, default=25, metavar="N", help="operators in the report (%(default)s)")
     options = parser.parse_args(argv)
-    if options.top < 1 or (options.steps is not None and options.steps < 1):
-        parser.error("--top and --steps must be positive")
     return run_tool("analyze_bottlenecks.py", lambda: analyze(options))
 
 

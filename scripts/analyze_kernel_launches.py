@@ -11,7 +11,7 @@ Exit status: 0 analysed, 2 for bad input.
 import argparse
 import sys
 
-from analysis import Parser, emit, known, text_table
+from analysis import Parser, add_steps, emit, known, positive, text_table
 from command_line import Failure, run_tool
 from kernel_times import KernelFileError, launches_of, short
 from traces import read_profile
@@ -123,12 +123,12 @@ def main(argv: list[str] | None = None) -> int:
         "--trace-file results.csv --steps 30",
     )
     parser.add_argument("--trace-file", required=True, metavar="FILE", help="trace with single launches, or its folder")
-    parser.add_argument("--steps", type=int, metavar="N", help="steps in it, where it does not say so itself")
+    add_steps(parser)
     parser.add_argument("--pause-us", type=float, default=1000.0, help="longer gaps are no idle time (%(default)s)")
-    parser.add_argument("--top", type=int, default=5, metavar="N", help="longest gaps to print (%(default)s)")
+    parser.add_argument("--top", type=positive, default=5, metavar="N", help="longest gaps to print (%(default)s)")
     options = parser.parse_args(argv)
-    if options.pause_us <= 0 or options.top < 1 or (options.steps is not None and options.steps < 1):
-        parser.error("--steps, --pause-us and --top must be positive")
+    if options.pause_us <= 0:
+        parser.error(f"--pause-us must be positive, not {options.pause_us}")
     return run_tool("analyze_kernel_launches.py", lambda: analyze(options))
 
 

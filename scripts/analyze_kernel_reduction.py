@@ -11,7 +11,7 @@ import argparse
 import sys
 from collections import Counter
 
-from analysis import Parser, emit, text_table
+from analysis import Parser, add_steps, emit, positive, text_table
 from command_line import Failure, run_tool
 from kernel_times import GROUPS, short
 from traces import Profile, read_profile, steps_needed
@@ -108,13 +108,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--baseline", required=True, metavar="DIR", help="file or folder with the unfused profile")
     parser.add_argument("--fused", required=True, metavar="DIR", help="file or folder with the fused profile")
-    parser.add_argument("--baseline-steps", type=int, metavar="N", help="steps in it, where it does not say so itself")
-    parser.add_argument("--fused-steps", type=int, metavar="N", help="steps in it, where it does not say so itself")
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="changes by name to print (%(default)s)")
+    add_steps(parser, "--baseline-steps")
+    add_steps(parser, "--fused-steps")
+    parser.add_argument("--top", type=positive, default=10, metavar="N", help="changes by name to print (%(default)s)")
     options = parser.parse_args(argv)
-    for name in ("baseline_steps", "fused_steps", "top"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}")
     return run_tool("analyze_kernel_reduction.py", lambda: analyze(options))
 
 

@@ -27,6 +27,7 @@ from analysis import (
     load_script,
     numbers,
     on_cpu,
+    positive,
     progress,
     script_path,
     text_table,
@@ -345,14 +346,12 @@ def main(argv: list[str] | None = None) -> int:
     )
     for n in SCRIPTS:
         parser.add_argument(f"--v{n}", metavar="DIR", help=f"folder, or script, of version {n}")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each version (%(default)s)")
+    parser.add_argument("--rounds", type=positive, default=3, metavar="N", help="runs of each version (%(default)s)")
     parser.add_argument("--num-steps", type=int, default=20, metavar="N", help="steps of a run (%(default)s)")
     add_time_limit(parser)
     parser.add_argument("--report", metavar="FOLDER", help="profile as well, and write report.html there")
     parser.add_argument("--seq-lengths", type=numbers, metavar="T,..", help="memory over these lengths, for the report")
     options, rest = parser.parse_known_args(argv)
-    if options.rounds < 1:
-        parser.error(f"--rounds must be at least 1, not {options.rounds}")
     return run_tool("compare_versions.py", lambda: run(options, rest))
 
 

@@ -23,6 +23,7 @@ from analysis import (
     emit,
     known,
     load_script,
+    positive,
     progress,
     text_table,
     train,
@@ -194,12 +195,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--version", type=int, choices=SWITCHES, default=2, help="2 or 3 (%(default)s)")
     parser.add_argument("--all-combinations", action="store_true", help="all on/off combinations, not single ones only")
     parser.add_argument("--switches", type=lambda text: text.split(","), metavar="X,..", help="these alone (all)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each combination (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=positive, default=3, metavar="N", help="runs of each combination (%(default)s)"
+    )
     parser.add_argument("--num-steps", type=int, default=20, metavar="N", help="steps of a run (%(default)s)")
     add_time_limit(parser)
     options, rest = parser.parse_known_args(argv)
-    if options.rounds < 1:
-        parser.error(f"--rounds must be at least 1, not {options.rounds}")
     return run_tool("fusion_ablation_study.py", lambda: study(options, rest))
 
 

@@ -9,6 +9,7 @@ As a module: `read_counters(path)` gives (kernel, counter, unit, value) for each
 import argparse
 import contextlib
 import csv
+import json
 import pathlib
 import sqlite3
 import sys
@@ -168,6 +169,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("paths", nargs="+", metavar="PATH", help="files or folders that a profiler left")
     parser.add_argument("--top", type=int, default=20, metavar="N", help="kernels to print (%(default)s)")
     parser.add_argument("--csv", metavar="FILE", help="write every counter of every kernel as CSV")
+    parser.add_argument("--json", metavar="FILE", help="write them as JSON (- prints it instead of the text)")
     options = parser.parse_args(argv)
 
     def work() -> None:
@@ -175,7 +177,10 @@ def main(argv: list[str] | None = None) -> int:
         if options.csv:
             with open(options.csv, "w", encoding="utf-8", newline="") as file:
                 write_csv(rows, file)
-        print(as_text(rows, options.top))
+        text = json.dumps({"counters": rows}, indent=1)
+        if options.json not in (None, "-"):
+            pathlib.Path(options.json).write_text(text + "\n", encoding="utf-8")
+        print(text if options.json == "-" else as_text(rows, options.top))
 
     return run_tool("kernel_counters.py", work)
 

@@ -11,7 +11,17 @@ import argparse
 import pathlib
 import sys
 
-from analysis import Parser, emit, known, legend_below, matplotlib_figure, progress, text_table
+from analysis import (
+    Parser,
+    add_steps,
+    emit,
+    known,
+    legend_below,
+    matplotlib_figure,
+    positive,
+    progress,
+    text_table,
+)
 from command_line import Failure, run_tool
 from kernel_times import short
 from report_page import GROUP_COLOURS
@@ -169,11 +179,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--generate-roofline-plot", action="store_true", help="draw roofline.png beside the trace")
     parser.add_argument("--plot-file", metavar="PNG", help="another place for the picture")
     parser.add_argument("--ceilings", metavar="FILE", help="flops_profile.json with the device's ceilings (measured)")
-    parser.add_argument("--steps", type=int, metavar="N", help="steps in it, where it does not say so itself")
-    parser.add_argument("--top", type=int, default=20, metavar="N", help="operators to print (%(default)s)")
+    add_steps(parser)
+    parser.add_argument("--top", type=positive, default=20, metavar="N", help="operators to print (%(default)s)")
     options = parser.parse_args(argv)
-    if options.top < 1 or (options.steps is not None and options.steps < 1):
-        parser.error("--top and --steps must be positive")
     return run_tool("memory_bandwidth_analyzer.py", lambda: analyze(options))
 
 

@@ -12,7 +12,19 @@ import argparse
 import os
 import sys
 
-from analysis import OutOfMemory, Parser, emit, known, load_script, on_cpu, progress, text_table, train, with_sizes
+from analysis import (
+    OutOfMemory,
+    Parser,
+    emit,
+    known,
+    load_script,
+    on_cpu,
+    positive,
+    progress,
+    text_table,
+    train,
+    with_sizes,
+)
 from command_line import Failure, add_version_option, run_tool, version_meant
 from versions import SCRIPTS
 
@@ -149,14 +161,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--target-memory-usage", type=float, default=0.8, metavar="X", help="share of memory (0.8)")
     parser.add_argument("--seq-len", type=int, default=128, metavar="T", help="tokens in a sequence (%(default)s)")
     parser.add_argument("--optimization-target", choices=TARGETS, default="throughput", help="(%(default)s)")
-    parser.add_argument("--max-batch-size", type=int, default=4096, metavar="B", help="largest to try (%(default)s)")
+    parser.add_argument(
+        "--max-batch-size", type=positive, default=4096, metavar="B", help="largest to try (%(default)s)"
+    )
     parser.add_argument("--num-steps", type=int, default=10, metavar="N", help="steps of a probe (%(default)s)")
     add_version_option(parser)
     options, rest = parser.parse_known_args(argv)
     if not 0 < options.target_memory_usage <= 1:
         parser.error(f"--target-memory-usage must be above 0 and at most 1, not {options.target_memory_usage}")
-    if options.max_batch_size < 1:
-        parser.error(f"--max-batch-size must be at least 1, not {options.max_batch_size}")
     return run_tool("optimize_batch_size.py", lambda: search(options, rest))
 
 

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 
+from analysis import legend_below, matplotlib_figure
 from command_line import Failure, add_version_option, result_folder, run_tool, version_meant
 from kernel_times import write_csv
 from versions import SCRIPTS, load_version
@@ -290,35 +291,28 @@ def ceilings(options, precision: str) -> dict:
 
 def roofline_png(path: pathlib.Path, content: dict) -> None:
     """Attainable TFLOP/s over FLOP a byte: measured roofs, the step, and where the matrix products stand."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise Failure(1, "--generate-roofline needs matplotlib: pip install '.[plots]'") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     top, bandwidth = content["ceilings"]["matmul_tflops"], content["ceilings"]["copy_tb_s"]
-    peak = content["measured"] and content["measured"]["peak_tflops"]
-    figure, axes = pyplot.subplots(figsize=(8, 5), dpi=120)
-    rows = content["intensity"]["products"]
-    x = [row["flop_per_byte"] for row in rows] + [content["intensity"]["step_flop_per_byte_at_most"], top / bandwidth]
-    span = [min(x) / 4, max(x) * 4]
-    points = [span[0], top / bandwidth, span[1]]
-    axes.plot(
-        points, [min(top, bandwidth * p) for p in points], color="black", label="measured: copy and matrix product"
-    )
-    if peak:
-        axes.axhline(peak, color="gray", linestyle="--", label=f"data sheet: {peak:,.0f} TFLOP/s")
-    axes.plot(x[: len(rows)], [min(top, bandwidth * p) for p in x[: len(rows)]], "o", mfc="none", color="tab:blue")
-    axes.plot([], [], "o", mfc="none", color="tab:blue", label="matrix products of the step: attainable")
-    if content["measured"]:
-        axes.plot(x[len(rows)], content["measured"]["tflops"], "s", color="tab:red", label="the whole step: measured")
-    axes.set(xscale="log", yscale="log", xlim=span, xlabel="FLOP a byte, each operand moved once", ylabel="TFLOP/s")
-    axes.set_title(f"Roofline of version {content['version']}, {content['precision']}")
-    axes.grid(True, which="both", alpha=0.2)
-    axes.legend(loc="lower right", fontsize=8)
-    figure.savefig(path, bbox_inches="tight")
-    pyplot.close(figure)
+    measured = content["measured"]
+    products = [row["flop_per_byte"] for row in content["intensity"]["products"]]
+    step = content["intensity"]["step_flop_per_byte_at_most"]
+    span = [min(*products, step, top / bandwidth) / 4, max(*products, step, top / bandwidth) * 4]
+
+    def roof(places):
+        return [min(top, bandwidth * place) for place in places]
+
+    with matplotlib_figure(path, height=3.6) as (figure, axes):
+        corner = [span[0], top / bandwidth, span[1]]
+        axes.plot(corner, roof(corner), color="black", label="measured: copy and matrix product")
+        if measured and measured["peak_tflops"]:
+            label = f"data sheet: {measured['peak_tflops']:,.0f} TFLOP/s"
+            axes.axhline(measured["peak_tflops"], color="gray", linestyle="--", label=label)
+        axes.plot(products, roof(products), "o", mfc="none", color="#4477aa", label="products of the step: attainable")
+        if measured:
+            axes.plot(step, measured["tflops"], "s", color="#ee6677", label="the whole step: measured")
+        axes.set(xscale="log", yscale="log", xlim=span, xlabel="FLOP a byte, each operand moved once", ylabel="TFLOP/s")
+        axes.set_title(f"Roofline of version {content['version']}, {content['precision']}")
+        axes.grid(True, alpha=0.3)
+        legend_below(figure, *axes.get_legend_handles_labels(), columns=1)
 
 
 # ---------------------------------------------------------------- results

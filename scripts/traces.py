@@ -84,7 +84,7 @@ def read_profile(path: str | pathlib.Path, steps: int | None = None) -> Profile:
     file = newest_trace(path)
     if file is None:
         return Profile(path, kernels, [], steps or recorded_steps(path), None)
-    content = json.loads(text_of(file))
+    content = content_of(file)
     events = content["traceEvents"] if isinstance(content, dict) else content
     complete = [e for e in events if isinstance(e, dict) and e.get("ph") == "X" and "dur" in e and "ts" in e]
     operators = [e for e in complete if e.get("cat") == "cpu_op"]
@@ -104,7 +104,7 @@ def read_profile(path: str | pathlib.Path, steps: int | None = None) -> Profile:
 def newest_trace(path: pathlib.Path) -> pathlib.Path | None:
     """The PyTorch trace that kernel_times reads for this path; None where it reads something else."""
     if not path.exists():
-        raise Failure(2, f"{path} does not exist")
+        raise Failure(2, f"{path} does not exist: give a profile, or the folder that it lies in")
     try:
         files = kernel_times.files_of(path)
     except KernelFileError as error:
@@ -118,6 +118,14 @@ def newest_trace(path: pathlib.Path) -> pathlib.Path | None:
 def text_of(file: pathlib.Path) -> str:
     content = file.read_bytes()
     return (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode("utf-8", errors="replace")
+
+
+def content_of(file: pathlib.Path):
+    """The JSON in a file, which may be compressed; Failure where it is damaged."""
+    try:
+        return json.loads(text_of(file))
+    except json.JSONDecodeError as error:
+        raise Failure(2, f"{file} is cut off or damaged: no valid JSON at line {error.lineno}") from None
 
 
 def steps_of(events: list[dict]) -> int | None:
@@ -135,7 +143,7 @@ def recorded_steps(path: pathlib.Path) -> int | None:
     files = [path] if path.is_file() else sorted(path.glob("profile_*.json"))
     for file in files:
         if file.suffix == ".json":
-            content = json.loads(text_of(file))
+            content = content_of(file)
             if isinstance(content, dict) and "steps_profiled" in content:
                 return content["steps_profiled"]
     return None

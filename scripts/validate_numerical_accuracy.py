@@ -10,7 +10,7 @@ Exit status: 0 within the tolerance, 1 beyond it, 2 for bad input.
 import argparse
 import sys
 
-from analysis import Parser, emit, load_script, on_cpu, progress, script_path, text_table, with_sizes
+from analysis import Parser, emit, load_script, on_cpu, positive, progress, script_path, text_table, with_sizes
 from command_line import run_tool
 from versions import relative_error, scaled_gradients
 
@@ -127,13 +127,13 @@ def parse_options(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]
     parser.add_argument("--baseline", required=True, metavar="A", help="script, or a version's folder, that is right")
     parser.add_argument("--optimized", required=True, metavar="B", help="script, or folder, to be checked")
     parser.add_argument("--tolerance", type=float, default=1e-4, help="largest relative error (%(default)s)")
-    parser.add_argument("--steps", type=int, default=10, metavar="N", help="training steps to compare (%(default)s)")
+    parser.add_argument(
+        "--steps", type=positive, default=10, metavar="N", help="training steps to compare (%(default)s)"
+    )
     parser.add_argument("--optimized-options", default="", metavar="TEXT", help="options for B alone, as one text")
     options, rest = parser.parse_known_args(argv)
     if not options.tolerance >= 0:
         parser.error(f"--tolerance must not be negative, but is {options.tolerance}")
-    if options.steps < 1:
-        parser.error(f"--steps must be at least 1, not {options.steps}")
     return options, rest
 
 

@@ -150,7 +150,7 @@ def test_a_copy_without_a_gradient_is_found(tmp_path, capsys):
         (["--baseline", "nowhere.py", "--optimized", SCRIPTS[2]], "does not exist"),
         (["--baseline", FOLDERS[1].parent, "--optimized", SCRIPTS[2]], "holds 0 files"),
         (["--baseline", SCRIPTS[1], "--optimized", REPOSITORY / "scripts" / "versions.py", *SIZES], "has no Trainer"),
-        (["--baseline", SCRIPTS[1], "--optimized", SCRIPTS[2], "--steps", "0"], "--steps must be"),
+        (["--baseline", SCRIPTS[1], "--optimized", SCRIPTS[2], "--steps", "0"], "--steps: must be"),
         (["--baseline", SCRIPTS[1]], "--optimized"),
         (["--baseline", SCRIPTS[1], "--optimized", SCRIPTS[2], "--num-heads", "5"], "--hidden-dim"),
     ],
@@ -368,7 +368,7 @@ def test_bad_input_of_the_reduction(profiled, tmp_path, capsys):
     refused(reduction.main, ["--baseline", gpu, "--fused", gpu], capsys, "--baseline-steps")
     refused(reduction.main, ["--baseline", tmp_path, "--fused", gpu], capsys, "without kernel times")
     refused(reduction.main, ["--baseline", tmp_path / "no", "--fused", gpu], capsys, "does not exist")
-    refused(reduction.main, ["--baseline", gpu, "--fused", gpu, "--top", "0"], capsys, "--top must be")
+    refused(reduction.main, ["--baseline", gpu, "--fused", gpu, "--top", "0"], capsys, "--top: must be")
 
 
 # ---------------------------------------------------------------- analyze_kernel_launches.py
@@ -406,7 +406,7 @@ def test_bad_input_of_the_launch_analysis(capsys):
     for sample, words in (("rocm-6.2/kernel_stats.csv", "keep sums"), ("pytorch/trace_cpu.json", "on a GPU")):
         refused(launches.main, ["--trace-file", SAMPLES / sample], capsys, words)
     refused(launches.main, ["--trace-file", "nowhere.csv"], capsys, "does not exist")
-    refused(launches.main, ["--trace-file", "nowhere.csv", "--steps", "0"], capsys, "must be positive")
+    refused(launches.main, ["--trace-file", "nowhere.csv", "--steps", "0"], capsys, "--steps: must be")
 
 
 # ---------------------------------------------------------------- analyze_gemm_operations.py
@@ -532,6 +532,8 @@ def test_bad_input_of_the_scaling_analysis(tmp_path, capsys):
     refused(batches.main, ["--profile-dirs", tmp_path / "a", FOLDERS[1]], capsys, "without kernel times")
     refused(batches.main, ["--profile-dirs", tmp_path / "a", tmp_path / "a"], capsys, "same batch size")
     refused(batches.main, ["--profile-dirs", SAMPLES / "rocm-6.2"], capsys, "no PyTorch trace")
+    (tmp_path / "cut.json").write_text('{"traceEvents": [')
+    refused(batches.main, ["--profile-dirs", tmp_path / "cut.json"], capsys, "cut.json is cut off or damaged")
     refused(batches.main, ["--profile-dirs", SAMPLES / "pytorch" / "trace_gpu.json"], capsys, "marks no training steps")
 
 
@@ -611,7 +613,7 @@ def test_a_version_that_fails_is_named_and_the_rest_compared(one_process, monkey
 def test_bad_input_of_the_comparison(capsys):
     refused(versions_tool.main, ["--v1", FOLDERS[1]], capsys, "give two folders")
     refused(versions_tool.main, ["--v1", "nowhere", "--v2", FOLDERS[2]], capsys, "does not exist")
-    refused(versions_tool.main, ["--rounds", "0"], capsys, "--rounds must be")
+    refused(versions_tool.main, ["--rounds", "0"], capsys, "--rounds: must be")
     arguments = ["--v1", FOLDERS[1], "--v2", FOLDERS[2], "--num-heads", "5"]
     refused(versions_tool.main, arguments, capsys, "--hidden-dim must be")
 
@@ -779,7 +781,7 @@ def test_the_documented_ablation_command(one_process):
 
 def test_bad_input_of_the_ablation(capsys, monkeypatch):
     refused(ablation.main, ["--switches", "no-fusion", *SIZES], capsys, "no-fusion is none of qkv-fusion")
-    refused(ablation.main, ["--rounds", "0"], capsys, "--rounds must be")
+    refused(ablation.main, ["--rounds", "0"], capsys, "--rounds: must be")
     refused(ablation.main, ["--num-heads", "5"], capsys, "--hidden-dim must be")
 
     def failing(script, argv):
@@ -881,7 +883,7 @@ def test_the_documented_batch_size_command_from_its_folder(one_process):
 def test_bad_input_of_the_batch_size_search(capsys, monkeypatch):
     version = ["--version", "2", "--hidden-dim", "32", "--num-heads", "2"]
     refused(batch_tool.main, ["--target-memory-usage", "1.5"], capsys, "--target-memory-usage must be")
-    refused(batch_tool.main, ["--max-batch-size", "0"], capsys, "--max-batch-size must be")
+    refused(batch_tool.main, ["--max-batch-size", "0"], capsys, "--max-batch-size: must be")
     refused(batch_tool.main, ["--version", "2", "--num-heads", "5"], capsys, "--hidden-dim must be")
 
     def out_of_memory(script, argv):
