@@ -1,8 +1,8 @@
-"""The README's ladder and its goals, generated from a recorded run: no figure in them is typed by hand.
+"""The READMEs' measured tables, generated from a recorded run: no figure in them is typed by hand.
 
-    python scripts/ladder.py                                  # print the tables of the newest recorded run
-    python scripts/ladder.py --write                          # put them between the markers of README.md
-    python scripts/ladder.py --check                          # does README.md say what was recorded?
+    python scripts/ladder.py                                  # print README.md's tables of the newest recorded run
+    python scripts/ladder.py --write                          # put them between the markers of all READMEs
+    python scripts/ladder.py --check                          # do the READMEs say what was recorded?
     python scripts/ladder.py --picture ladder.png --recorded scripts/recorded/nvidia-h200_2026-11-20
 
 A recorded run is a folder scripts/recorded/<device>_<date> with suite.json of benchmark_suite.py and, where kernels
@@ -18,8 +18,8 @@ import pathlib
 import sys
 
 from benchmark_results import draw, number, read_results, rows
+from versions import REPOSITORY, SCRIPTS
 
-REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 RECORDED = REPOSITORY / "scripts" / "recorded"
 BEGIN, END = "<!-- ladder:begin -->", "<!-- ladder:end -->"
 PRECISIONS = {"float32": "fp32", "tf32": "TF32", "bfloat16": "bf16", "float16": "fp16"}
@@ -102,10 +102,13 @@ def machine_line(recorded):
     period = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     repeats = sorted({row["repeats"] for row in recorded.rows})
     count = str(repeats[0]) if len(repeats) == 1 else f"{repeats[0]} to {repeats[-1]}"
+    each = "each figure is the median of the steps of one process"
+    if repeats[-1] > 1:
+        each = f"each figure is the median of {count} processes"
     return (
-        f"{first['device']} ({versions}), {period}, commit {', '.join(commits) or 'unknown'}; each figure is the "
-        f"median of {count} processes. Step in ms, and in brackets how many times faster than V1 in fp32 as it runs by "
-        f"default, both on one GPU. All runs: `scripts/recorded/{recorded.folder.name}`."
+        f"{first['device']} ({versions}), {period}, {each}{', commit ' * bool(commits)}{', '.join(commits)}. Step in "
+        f"ms, and in brackets how many times faster than V1 in fp32 as it runs by default, both on one GPU. All runs: "
+        f"`scripts/recorded/{recorded.folder.name}`."
     )
 
 
@@ -242,7 +245,10 @@ def goals_table(recorded):
     for precision in ("float32", "bfloat16"):
         cells = [graph_gains(recorded, preset, precision) for preset in presets]
         lines.append([f"eager step / step in a graph, {PRECISIONS[precision]}", *cells])
-    return markdown_table(["goal", *presets], lines)
+    measured = [line for line in lines if set(line[1:]) - {"not measured", ""}]
+    left_out = len(lines) - len(measured)
+    note = f"\n\n{left_out} goals have not been measured yet." if left_out else ""
+    return markdown_table(["goal", *presets], measured) + note
 
 
 def kernel_goal(name):
@@ -290,36 +296,70 @@ def kernels_text(kernels):
 
 
 def markdown(recorded):
-    """Everything between the markers."""
+    """Everything between the markers of README.md."""
     configurations = dict.fromkeys((r["preset"], r["batch_size"], r["seq_len"], r["options"]) for r in recorded.rows)
     parts = [machine_line(recorded), *(ladder_table(recorded, c) for c in configurations), goals_table(recorded)]
     parts += [scaling_table(recorded)] if recorded.scaled else []
     return "\n\n".join([*parts, *([kernels_text(recorded.kernels)] if recorded.kernels else [])])
 
 
-# ---- the README
+def version_markdown(recorded, model):
+    """Everything between the markers of a version's README: its own runs, beside version 1's default."""
+    chosen = [row for row in recorded.rows if row["model"].split("+")[0] == model]
+    lines = []
+    for row in chosen:
+        phases = [row[name] for name in ("forward_ms", "backward_ms", "optimizer_ms")]
+        lines.append(
+            [
+                f"{row['preset']}, {PRECISIONS[row['precision']]}",
+                NAMES.get(row["model"], row["model"]),
+                "graph" if row["captured"] else "eager",
+                step_cell(row),
+                "" if None in phases else " / ".join(f"{phase:.2f}" for phase in phases),
+                f"{row['samples_per_second']:,.0f}",
+                f"{row['peak_memory_mb']:,.0f}",
+                number(row["mfu"], ".1%"),
+            ]
+        )
+    header = ["", "", "runs", "step ms", "forward / backward / optimizer ms", "samples/s", "peak MB", "MFU"]
+    if not lines:
+        return f"The recorded run, `scripts/recorded/{recorded.folder.name}`, has no row of this version yet."
+    return f"{machine_line(recorded)}\n\n{markdown_table(header, lines)}"
+
+
+# ---- the READMEs
+
+
+def pages(recorded, readme=None):
+    """(path, what is to stand between its markers) of every page, or of one that takes README.md's place."""
+    if readme:
+        return [(readme, markdown(recorded))]
+    of_versions = [
+        (script.parent / "README.md", version_markdown(recorded, f"v{version}")) for version, script in SCRIPTS.items()
+    ]
+    return [(REPOSITORY / "README.md", markdown(recorded)), *of_versions]
 
 
 def split_readme(path):
     """(text up to and with the first marker, between the markers, the second marker and the rest)."""
     text = path.read_text()
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"{path.name} needs one line {BEGIN} and, further down, one line {END}")
+        raise ValueError(f"{path} needs one line {BEGIN} and, further down, one line {END}")
     start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
     return text[:start], text[start:end], text[end:]
 
 
 def check(path, wanted):
-    """0 where the README says what was recorded, else 1 with the difference."""
+    """0 where the page says what was recorded, else 1 with the difference."""
     _, found, _ = split_readme(path)
     if found.strip() == wanted.strip():
-        print(f"{path.name} agrees with the recorded run")
+        print(f"{path} agrees with the recorded run")
         return 0
     difference = difflib.unified_diff(
-        found.strip().splitlines(), wanted.splitlines(), path.name, "recorded", "", "", 0, ""
+        found.strip().splitlines(), wanted.splitlines(), str(path), "recorded", n=0, lineterm=""
     )
     print("\n".join(difference))
-    print(f"{path.name} disagrees with the recorded run: python scripts/ladder.py --write", file=sys.stderr)
+    print(f"{path} disagrees with the recorded run: python scripts/ladder.py --write", file=sys.stderr)
     return 1
 
 
@@ -343,10 +383,10 @@ def parse_arguments(argv):
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="ladder.py")
     parser.add_argument("--recorded", type=pathlib.Path, metavar="FOLDER", help="which recorded run (the newest)")
     parser.add_argument(
-        "--readme", type=pathlib.Path, default=REPOSITORY / "README.md", metavar="FILE", help="(README.md)"
+        "--readme", type=pathlib.Path, metavar="FILE", help="one page instead of all, with README.md's tables"
     )
-    parser.add_argument("--write", action="store_true", help="put the tables into the README")
-    parser.add_argument("--check", action="store_true", help="compare the README with them")
+    parser.add_argument("--write", action="store_true", help="put the tables into the READMEs")
+    parser.add_argument("--check", action="store_true", help="compare the READMEs with them")
     parser.add_argument("--picture", type=pathlib.Path, metavar="PNG", help="draw the ladder")
     return parser.parse_args(argv)
 
@@ -355,16 +395,15 @@ def main(argv=None):
     arguments = parse_arguments(argv)
     try:
         recorded = Recorded(arguments.recorded or newest_folder())
-        text = markdown(recorded)
         if arguments.picture:
             draw_ladder(recorded, arguments.picture)
-        if arguments.write:
-            before, _, after = split_readme(arguments.readme)
-            arguments.readme.write_text(f"{before}\n{text}\n{after}")
+        for path, text in pages(recorded, arguments.readme) if arguments.write else []:
+            before, _, after = split_readme(path)
+            path.write_text(f"{before}\n{text}\n{after}")
         if arguments.check:
-            return check(arguments.readme, text)
+            return max([check(path, text) for path, text in pages(recorded, arguments.readme)])
         if not (arguments.write or arguments.picture):
-            print(text)
+            print(markdown(recorded))
     except ValueError as error:
         print(f"ladder.py: error: {error}", file=sys.stderr)
         return 2

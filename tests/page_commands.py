@@ -54,8 +54,11 @@ def commands(page: pathlib.Path) -> list[Command]:
 
 
 def program_of(words: list[str]) -> tuple[str, list[str]]:
-    """The path of the program that a command runs, and its arguments."""
-    return (words[1], words[2:]) if words[0] in ("python", "bash") else (words[0], words[1:])
+    """The path of the program that a command runs, and its arguments; behind a launcher's own options."""
+    place = 1 if words[0] in ("python", "bash") else 0
+    if words[0] in ("torchrun", "sbatch"):
+        place = next(place for place, word in enumerate(words) if word.endswith((".py", ".sbatch")))
+    return words[place], words[place + 1 :]
 
 
 @functools.cache
@@ -91,6 +94,8 @@ def faults_of_command(command: Command, folder: pathlib.Path, versions: list[pat
         return [f"{where}: {program} does not exist"]
     if words[0] == program and not os.access(path, os.X_OK):
         return [f"{where}: {program} cannot be executed"]
+    if path.suffix == ".sbatch":  # its first argument is a version, whose options follow
+        path = next(folder.glob(f"version{arguments[0]}_*/tiny_llama_v*.py"))
     text = help_of(path)
     if not text:
         return [f"{where}: {program} --help fails"]

@@ -638,7 +638,8 @@ def line_with(text, start):
 
 def test_ladder_tables(tmp_path):
     text = ladder.markdown(ladder.Recorded(recorded_folder(tmp_path / "toy_2026-01-02")))
-    assert "Toy GPU (PyTorch 2.0, Triton 3.0, CUDA 13.0), 2026-01-02, commit 0123456789;" in text
+    assert "Toy GPU (PyTorch 2.0, Triton 3.0, CUDA 13.0), 2026-01-02, each figure is the median of the steps" in text
+    assert "of one process, commit 0123456789. Step in ms" in text
     assert "**small**: batch 8, 128 tokens" in text and "**medium**" in text
     assert line_with(text, "V1 | eager") == "| V1 | eager | 100.00 (1.00x) |  |  |  |  |  |"
     assert line_with(text, "V1 | graph") == "| V1 | graph | 50.00 (2.00x) |  |  |  |  |  |"
@@ -656,7 +657,8 @@ def test_ladder_goals(tmp_path):
     assert line_with(text, "best of V3 and V4, bf16: share").endswith("| 0.50 (>= 0.33) | 0.13 (>= 0.68, missed) |")
     assert line_with(text, "V3 and V4, bf16: the larger peak").endswith("|  | 0.45 (<= 0.4, missed) |")
     assert line_with(text, "eager step / step in a graph, fp32").endswith("| V1 2.00x | V1 2.00x |")
-    assert line_with(text, "V2 with torch.compile").endswith("| not measured | not measured |")
+    assert "V2 with torch.compile" not in text  # what was not measured is counted, not listed
+    assert "3 goals have not been measured yet." in text
     assert (
         line_with(text, "RoPE forward")
         == "| RoPE forward, 1 x 2 | 10.0 | 3,000 GB/s | 0.90 (>= 0.8) | SDPA flash | 2.00 |"
@@ -688,17 +690,26 @@ def test_ladder_names_the_commit_that_the_suite_was_told(tmp_path):
         run["environment"] = ENVIRONMENT | {"commit": None}
     results["sessions"][0]["arguments"] = {"commit": "fedcba9876543210"}
     write_results(results, tmp_path / "suite.json")
-    assert "commit fedcba9876;" in ladder.markdown(ladder.Recorded(tmp_path))
+    assert "commit fedcba9876." in ladder.markdown(ladder.Recorded(tmp_path))
     results["sessions"][0]["arguments"] = {"commit": None}
     write_results(results, tmp_path / "suite.json")
-    assert "commit unknown;" in ladder.markdown(ladder.Recorded(tmp_path))
+    assert ", commit " not in ladder.markdown(ladder.Recorded(tmp_path))
 
 
-def test_ladder_without_kernels_says_so(tmp_path):
+def test_ladder_without_kernels_has_no_floor(tmp_path):
     folder = recorded_folder(tmp_path / "toy_2026-01-02")
+    assert "share of the floor" in ladder.markdown(ladder.Recorded(folder))
     (folder / "kernels.json").unlink()
-    text = ladder.markdown(ladder.Recorded(folder))
-    assert line_with(text, "best of V3 and V4, bf16: share").endswith("| not measured | not measured |")
+    assert "share of the floor" not in ladder.markdown(ladder.Recorded(folder))
+
+
+def test_a_version_page_has_the_runs_of_that_version(tmp_path):
+    recorded = ladder.Recorded(recorded_folder(tmp_path / "toy_2026-01-02"))
+    text = ladder.version_markdown(recorded, "v3")
+    rows = [line for line in text.splitlines() if "| V3 |" in line]
+    assert len(rows) == 6 and "V4" not in text.split("All runs")[1]
+    assert rows[0] == "| small, fp32 | V3 | graph | 10.00 (10.00x) |  | 800 | 450 | 1.0% |"
+    assert "no row of this version" in ladder.version_markdown(recorded, "v9")
 
 
 def test_ladder_check_is_green_after_write_and_red_after_a_change(tmp_path, capsys):
