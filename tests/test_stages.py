@@ -242,7 +242,7 @@ def metrics(**changes):
     v3_like = {
         "config": {"num_layers": 8, "hidden_dim": 512},
         "options": {"batch_size": 8, "seq_len": 128},
-        "environment": {"device": "a GPU", "torch": "2", "triton": "3"} | changes,
+        "environment": {"device": "a GPU", "device_type": "cuda", "torch": "2", "triton": "3"} | changes,
         "summary": {
             "step_ms": {"median": 2.0},
             "samples_per_second": 4000.0,
@@ -267,6 +267,7 @@ def test_comparison_comes_from_recorded_runs(tmp_path, monkeypatch, capsys):
     (tmp_path / "stage6_metrics.json").write_text(metrics())
     compare_stages.main()
     lines = capsys.readouterr().out.splitlines()
+    assert "mean nothing" not in lines[-1]
     assert lines[0] == "a GPU, torch 2, triton 3; B 8, T 128, 8 layers of 512"
     assert lines[3].split() == "6 2.000 4000.0 - - 1.250 0.500 100.0 7.0000 -> 6.5000 50.0 % - - -".split()
     (tmp_path / "stage5_metrics.json").write_text(metrics().replace("4000.0", "5000.0"))
@@ -279,6 +280,10 @@ def test_comparison_comes_from_recorded_runs(tmp_path, monkeypatch, capsys):
     (tmp_path / "stage6_metrics.json").write_text(metrics(device="another GPU"))
     with pytest.raises(Failure, match="run differently"):
         compare_stages.main()
+    for stage in "1256":
+        (tmp_path / f"stage{stage}_metrics.json").write_text(metrics(device_type="cpu"))
+    compare_stages.main()
+    assert "mean nothing" in capsys.readouterr().out.splitlines()[-1]
     (tmp_path / "stage6_metrics.json").write_text("{")
     with pytest.raises(Failure, match="incomplete"):
         compare_stages.main()

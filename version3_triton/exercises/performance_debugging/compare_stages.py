@@ -100,6 +100,8 @@ def main():
     for cells in rows:
         print("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
     print(NOTE)
+    if any(run["environment"]["device_type"] == "cpu" for run in metrics.values()):
+        print("measured: in Triton's interpreter, so that times and speeds mean nothing; losses and shares trained do.")
 
 
 if __name__ == "__main__":
