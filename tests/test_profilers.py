@@ -245,6 +245,18 @@ def test_the_command_that_analyses_is_printed(tmp_path):
     assert (pathlib.Path(folder) / "sysinfo.csv").is_file()
 
 
+def test_the_workload_is_where_its_table_lies_not_a_larger_database(tmp_path):
+    (tmp_path / "pass_1").mkdir()
+    (tmp_path / "pass_1" / "results.db").write_bytes(b"x" * 999)
+    (tmp_path / "sysinfo.csv").write_text("x")
+    source = (
+        f"source '{REPOSITORY / 'scripts' / 'profile_common.sh'}'; DRY_RUN=; OUT='{tmp_path}'; TOOL=rocprof-compute"
+    )
+    command = f"{source}; largest pmc_perf.csv sysinfo.csv '*.db'"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert result.stdout == f"{tmp_path / 'sysinfo.csv'}\n", result.stderr
+
+
 def test_a_path_that_goes_up_is_made_plain_for_rocprof_compute(tmp_path):
     (tmp_path / "here").mkdir()
     arguments = ("--profiler", "rocm", "--output-dir", "../there")
