@@ -24,16 +24,17 @@ WIDTH = 5.5  # inches of every picture
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence, with an example and the option --json that all tools have."""
+    """A parser whose errors are one sentence, with an example and the option --json that all studies have."""
 
-    def __init__(self, program: str, description: str, example: str):
+    def __init__(self, program: str, description: str, example: str, with_json: bool = True):
         super().__init__(
             prog=program,
             description=description,
             epilog=f"example: python {program} {example}",
             allow_abbrev=False,
         )
-        self.add_argument("--json", metavar="FILE", help="write the figures as JSON (- prints it instead of the text)")
+        if with_json:
+            self.add_argument("--json", metavar="FILE", help="write the figures as JSON (- prints it, not the text)")
 
     def error(self, message: str):
         self.exit(2, f"{self.prog}: error: {message}\n")

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 
-from analysis import legend_below, matplotlib_figure
+from analysis import Parser, legend_below, matplotlib_figure
 from command_line import Failure, add_version_option, result_folder, run_tool, version_meant
 from kernel_times import write_csv
 from versions import SCRIPTS, load_version
@@ -438,12 +438,12 @@ def analyze(path: pathlib.Path, folder: pathlib.Path) -> int:
 
 
 def parse_options(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(
-        prog="run_deepspeed_flops.py",
-        description="Count the floating-point operations of a training step, and measure how fast they run.",
-        epilog="example: python run_deepspeed_flops.py --batch-size 8 --seq-len 256 --computational-intensity "
-        "--generate-roofline; options that are not listed go to the training script",
-        allow_abbrev=False,
+    parser = Parser(
+        "run_deepspeed_flops.py",
+        "Count the floating-point operations of a training step, and measure how fast they run.",
+        "--batch-size 8 --seq-len 256 --computational-intensity --generate-roofline; options that are not listed go to "
+        "the training script",
+        with_json=False,  # its flops_profile.json is always written
     )
     parser.add_argument("--batch-size", metavar="B", help="sequences in a step (8)")
     parser.add_argument("--seq-len", metavar="T", help="tokens in a sequence (128)")

@@ -22,7 +22,7 @@ import sys
 
 import kernel_times
 import report_page
-from analysis import markdown_table
+from analysis import Parser, markdown_table
 from command_line import Failure, add_version_option, result_folder, run_tool, version_meant
 from versions import SCRIPTS
 
@@ -266,12 +266,12 @@ def profile_of(path: pathlib.Path) -> dict:
 
 
 def parse_options(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(
-        prog="run_pytorch_profiler.py",
-        description="Profile a version with PyTorch's profiler, or read earlier profiles.",
-        epilog="example: python run_pytorch_profiler.py --batch-size 8 --profile-dir ./fusion_analysis "
-        "--generate-report; options that are not listed go to the training script",
-        allow_abbrev=False,
+    parser = Parser(
+        "run_pytorch_profiler.py",
+        "Profile a version with PyTorch's profiler, or read earlier profiles.",
+        "--batch-size 8 --profile-dir ./fusion_analysis --generate-report; options that are not listed go to the "
+        "training script",
+        with_json=False,  # its profile_*.json is always written
     )
     parser.add_argument("--batch-size", metavar="B", help="sequences in a step (8)")
     parser.add_argument("--seq-len", metavar="T", help="tokens in a sequence (256)")

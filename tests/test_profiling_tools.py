@@ -143,6 +143,7 @@ def test_a_pattern_without_files_reads_the_traces_beside_it(profile_folder):
     ("arguments", "status", "words"),
     [
         (["--analyze-existing", "nowhere.json"], 2, "does not exist"),
+        (["--version", "9"], 2, "invalid choice"),
         (["--analyze-existing", __file__], 2, "no columns of kernel times"),
         (["--analyze-existing", "x.json", "--use-amp"], 2, "means nothing"),
         (["--num-heads", "5"], 2, "tiny_llama_v1.py: error: --hidden-dim"),
