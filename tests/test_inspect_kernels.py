@@ -135,7 +135,10 @@ def test_everything_the_presets_launch_fits_every_target(tmp_path):
         assert {row.kernel for row in found if row.source == "v3"} == kernels, (target, precision)
         assert {row.source for row in found} - {"v3"} == exercises, (target, precision)
     assert [f"{row.title()}: {row.problems()}" for row in rows if row.problems()] == []
-    assert all(row.registers > 8 and row.code_bytes > 300 and row.waves >= 0.5 for row in rows)
+    # Figures that were misread would be 0 or 1. Exercise 01 needs 6 registers on gfx942, and no kernel needs less.
+    small = [row.title() for row in rows if row.registers < (9 if row.source == "v3" else 6) or row.code_bytes <= 300]
+    assert small == []
+    assert all(row.waves >= 0.5 for row in rows)
     products = [row for row in rows if "attention" in row.kernel and "fp32" not in row.precisions]
     assert products and all(row.low_precision_dots >= 2 and row.matrix_instructions for row in products)
     assert_fewest_spills([row for row in rows if row.spills])
@@ -295,9 +298,7 @@ def test_table_and_assembly(tmp_path):
     assert header.split() == list(inspect_kernels.COLUMNS)
     assert [line.split()[:3] for line in lines] == [["gfx90a", "v3", "rope"]] * 2 + [["sm_80", "v3", "rope"]] * 2
     starts = {line.index(cell) for line, cell in zip(lines, ["INVERSE"] * 4, strict=True)}
-    assert (
-        starts == {header.index("constants")} and total.startswith("4 kernels compiled") and total.endswith("all fit")
-    )
+    assert starts == {header.index("constants")} and total.startswith("4 kernels, ") and total.endswith("all fit")
     assert sorted(file.suffix for file in folder.iterdir()) == [".amdgcn", ".amdgcn", ".ptx", ".ptx"]
     assert all("rope_kernel" in file.read_text() for file in folder.iterdir())
 
