@@ -99,6 +99,23 @@ def test_the_measured_tables_say_what_was_recorded(capsys):
     assert model_counts.main(["--check"]) == 0
 
 
+def test_times_on_exercise_pages_were_recorded():
+    """Answers quote times of the newest recorded run: a new one that changes them has to change the pages."""
+    import ladder
+
+    recorded = ladder.Recorded(ladder.newest_folder()).rows
+    known = [value for row in recorded for value in row.values() if isinstance(value, float)]
+    quoted = 0
+    for page in sorted(REPOSITORY.glob("version*/exercises/*.md")):
+        for text in re.findall(r"(\d+\.\d+)(?=(?: / \d+\.\d+)*\s+ms\b)", page.read_text()):
+            quoted += 1
+            decimals = len(text.split(".")[1])
+            assert float(text) in {round(value, decimals) for value in known}, (
+                f"{page.name}: {text} ms was not recorded"
+            )
+    assert quoted > 10
+
+
 @pytest.mark.parametrize(
     "text, said",
     [
