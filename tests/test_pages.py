@@ -111,7 +111,7 @@ def test_times_on_exercise_pages_were_recorded():
             quoted += 1
             decimals = len(text.split(".")[1])
             assert float(text) in {round(value, decimals) for value in known}, (
-                f"{page.name}: {text} ms was not recorded"
+                f"{page.name}: {text} ms is not recorded"
             )
     assert quoted > 10
 
