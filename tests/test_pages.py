@@ -110,9 +110,7 @@ def test_times_on_exercise_pages_were_recorded():
         for text in re.findall(r"(\d+\.\d+)(?=(?: / \d+\.\d+)*\s+ms\b)", page.read_text()):
             quoted += 1
             decimals = len(text.split(".")[1])
-            assert float(text) in {round(value, decimals) for value in known}, (
-                f"{page.name}: {text} ms is not recorded"
-            )
+            assert float(text) in {round(value, decimals) for value in known}, f"{page.name}: {text} ms is not recorded"
     assert quoted > 10
 
 
