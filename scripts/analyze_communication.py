@@ -13,10 +13,9 @@ import re
 import sys
 
 from analysis import Parser, emit, text_table
-from analyze_kernel_launches import busy_intervals
+from analyze_kernel_launches import busy_intervals, launches_on_gpu
 from command_line import Failure, run_tool
-from kernel_times import KernelFileError, launches_of
-from traces import read_profile, steps_needed
+from traces import steps_needed
 
 COMMUNICATES = re.compile(r"^(nccl|rccl|msccl)", re.IGNORECASE)  # ncclDevKernel_..., rccl_main_kernel
 
@@ -63,13 +62,7 @@ def trace_files(names: list[str]) -> list[pathlib.Path]:
 
 
 def read_communication(path: pathlib.Path, steps: int | None) -> dict:
-    profile = read_profile(path, steps)
-    if profile.on_cpu:
-        raise Failure(2, f"{path} holds no launches on a GPU: gloo's communication on a CPU is not traced")
-    try:
-        launches = launches_of(profile.calls)
-    except KernelFileError as error:
-        raise Failure(2, f"{path}: {error}") from None
+    profile, launches = launches_on_gpu(path, steps)
     return {"trace": str(path), "steps": steps_needed(profile), **communication(launches, steps_needed(profile))}
 
 

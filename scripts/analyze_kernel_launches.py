@@ -9,12 +9,13 @@ Exit status: 0 analysed, 2 for bad input.
 """
 
 import argparse
+import pathlib
 import sys
 
 from analysis import Parser, add_steps, emit, known, positive, text_table
 from command_line import Failure, run_tool
 from kernel_times import KernelFileError, launches_of, short
-from traces import read_profile
+from traces import Profile, read_profile
 
 IDLE_BOUND = 0.25  # share of idle time, pauses left out, above which a step waits for launches
 SHORT_US = 10.0  # a kernel shorter than what a launch costs on most hosts
@@ -99,14 +100,19 @@ def as_text(content: dict) -> str:
     return "\n".join(lines)
 
 
-def analyze(options: argparse.Namespace) -> None:
-    profile = read_profile(options.trace_file, options.steps)
+def launches_on_gpu(path: str | pathlib.Path, steps: int | None) -> tuple[Profile, list[dict]]:
+    """A profile and its launches in order of time; Failure where it holds none of a GPU."""
+    profile = read_profile(path, steps)
     if profile.on_cpu:
         raise Failure(2, f"{profile.path} holds no launches on a GPU: record it on a machine with one")
     try:
-        launches = launches_of(profile.calls)
+        return profile, launches_of(profile.calls)
     except KernelFileError as error:
         raise Failure(2, f"{profile.path}: {error}") from None
+
+
+def analyze(options: argparse.Namespace) -> None:
+    profile, launches = launches_on_gpu(options.trace_file, options.steps)
     content = {
         "trace": str(profile.path),
         "pause_us": options.pause_us,
