@@ -2153,7 +2153,7 @@ def explain(error):
     if isinstance(error, OSError):
         return f"{error.filename or 'output'} cannot be written: {error.strerror}"
     if isinstance(error, dist.DistError) or "gloo" in str(error):
-        return f"another process of this job ended, or did not answer: {str(error).strip().splitlines()[0]}"
+        return "another process of this job ended, or did not answer: look for what it said"
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return f"torch.compile failed, run with --disable-torch-compile: {str(error).strip().splitlines()[0]}"
     return None
