@@ -135,7 +135,8 @@ def test_dry_run_prints_the_exact_command_of_the_release(wrapper, release):
     )
     assert result.returncode == 0, result.stderr
     command = without_time(result.stdout.splitlines()[-1])
-    assert command == COMMANDS[wrapper, release].format(python=STAND_INS / "training_python")
+    python = str(STAND_INS / "training_python").replace(" ", "\\ ")  # as bash quotes it
+    assert command == COMMANDS[wrapper, release].format(python=python)
     assert sorted(folder.rglob("*")) == before
 
 
