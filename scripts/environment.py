@@ -19,9 +19,9 @@ PYPROJECT = pathlib.Path(__file__).resolve().parent.parent / "pyproject.toml"
 
 def requirements(group: str) -> list[tuple[str, str, str]]:
     """(name, lower bound, upper bound or "") of each dependency in pyproject.toml; group is "run" or "test"."""
-    text = PYPROJECT.read_text().split("[tool.")[0]
-    if group == "run":
-        text = text.split("[project.optional-dependencies]")[0]
+    text, extras = PYPROJECT.read_text().split("[tool.")[0].split("[project.optional-dependencies]")
+    if group == "test":  # what plots and peers need is not the tests' business
+        text += re.search(r"^test = \[.*?^\]", extras, re.DOTALL | re.MULTILINE)[0]
     # tomllib came with Python 3.11; these lists need no more than a pattern
     found = re.findall(r'"([\w-]+)>=([\d.]+)(?:,<([\d.]+))?(; sys_platform == \'linux\')?"', text)
     return [(name, low, high) for name, low, high, linux in found if not linux or sys.platform == "linux"]

@@ -252,6 +252,16 @@ def test_shell_scripts_are_clean():
         pytest.skip("shellcheck is not installed")
     hidden = (".venv", ".git")
     scripts = {p.resolve() for p in REPOSITORY.rglob("*.sh") if p.relative_to(REPOSITORY).parts[0] not in hidden}
-    scripts = sorted({*scripts, REPOSITORY / ".ci" / "run"})
+    scripts = sorted({*scripts, REPOSITORY / ".ci" / "run", REPOSITORY / "scripts" / "train.sbatch"})
     result = subprocess.run([checker, *scripts], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_tests_install_no_other_extra():
+    """What plots and peers need would be gigabytes and minutes for whoever runs the tests."""
+    import environment
+
+    names = {group: [name for name, _, _ in environment.requirements(group)] for group in ("run", "test")}
+    assert names["run"] == ["torch", "triton", "numpy"]
+    assert set(names["run"]) < set(names["test"]) and "pytest" in names["test"]
+    assert "transformers" not in names["test"] and "transformers" in (REPOSITORY / "pyproject.toml").read_text()
