@@ -13,7 +13,6 @@ Exit status: 0, 2 for a bad option or where torchrun did not start it.
 import json
 import pathlib
 import statistics
-import sys
 import time
 
 import torch
@@ -104,4 +103,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    load_version(1).leave(main())

@@ -51,6 +51,7 @@ def main(results, cases):
         found = [trained(version, argv) for version, argv in json.loads(cases)]
         if options.rank == 0:
             torch.save(found, results)
+    first.leave(0)
 
 
 if __name__ == "__main__":

@@ -1292,5 +1292,18 @@ def main(argv=None):
         return 1
 
 
+def leave(status):
+    """End the program, all of whose work is done.
+
+    One that torchrun started ends without the interpreter's clean-up: threads of the communication libraries that come
+    back to the interpreter meanwhile would make it abort, now and then, and torchrun report a failure.
+    """
+    if "RANK" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
