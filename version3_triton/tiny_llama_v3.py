@@ -1877,9 +1877,9 @@ def peak_memory_mb(device):
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     status = pathlib.Path("/proc/self/status")
-    if status.exists() and "VmHWM:" in status.read_text():
-        return int(status.read_text().split("VmHWM:")[1].split()[0]) / 2**10
-    # On Linux this one starts at the peak of the process that started this one.
+    text = status.read_text() if status.exists() else ""
+    if "VmHWM:" in text:  # on Linux getrusage begins with the peak of the process that started this one
+        return int(text.split("VmHWM:")[1].split()[0]) / 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
