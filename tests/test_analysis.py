@@ -778,7 +778,7 @@ def test_combinations_of_switches():
 def test_the_switches_are_those_of_the_scripts():
     for version, switches in ablation.SWITCHES.items():
         names = {f"enable_{switch.replace('-', '_')}" for switch in switches}
-        options = vars(load_version(version).parse_options(SIZES))
+        options = vars(load_version(version).parse_options(HERE))
         assert names == {name for name in options if name.startswith("enable_")} - {
             "enable_pytorch_profiler",
             "enable_all_fusion",

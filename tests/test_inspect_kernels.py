@@ -188,6 +188,12 @@ def test_a_launch_has_the_specializations_of_a_real_one():
     assert described == [("i32", [["tt.divisibility", 16]], None), ("i32", [], None), ("constexpr", [], 1)]
 
 
+def test_launches_have_the_tiles_of_a_gpu():
+    """Small in every kernel: the interpreter's tiles are made for few programs, and cover whole rows."""
+    rows = inspect_cases(preset_cases(["small"], ["fp32"]), ["gfx942"], "column_sum")
+    assert rows and all("ROWS=128 BLOCK=8" in row.title() for row in rows)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_compiled_kernels_are_those_that_this_gpu_runs(precision):

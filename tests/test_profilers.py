@@ -464,6 +464,7 @@ def test_without_any_profiler_pytorch_leaves_the_same_kind_of_result(version, wr
         *("--profile-steps", "1", "--device", "cpu"),
         TINY_LLAMA_CPU="1",
         TINY_LLAMA_PYTHON=sys.executable,
+        CUDA_VISIBLE_DEVICES="",
     )
     assert result.returncode == 0, result.stdout + result.stderr
     folder = result_of(tmp_path)

@@ -27,11 +27,16 @@ CASES = [
 SAME = {"losses": 1e-6, "gradients": 1e-6, "weights": 2e-5}
 
 
-def launch(processes, *command, timeout=300, **options):
+def launch(processes, *command, timeout=300, variables=(), **options):
     """torchrun on this machine with that many processes; its finished process."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     return subprocess.run(
-        [*torchrun, *map(str, command)], capture_output=True, text=True, timeout=timeout, env=environment(), **options
+        [*torchrun, *map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment() | dict(variables),
+        **options,
     )
 
 
@@ -43,7 +48,9 @@ def environment():
 
 def two_processes(folder, cases, device):
     results = folder / "results.pt"
-    worked = launch(2, WORKER, results, json.dumps([(version, [*argv, "--device", device]) for version, argv in cases]))
+    cases = json.dumps([(version, [*argv, "--device", device]) for version, argv in cases])
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}  # version 3 then takes the interpreter
+    worked = launch(2, WORKER, results, cases, variables=hidden)
     assert worked.returncode == 0, worked.stderr[-3000:]
     return torch.load(results)
 

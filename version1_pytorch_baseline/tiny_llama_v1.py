@@ -34,6 +34,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 import zipfile
 
 import numpy as np
@@ -1183,6 +1184,9 @@ def set_up_backend(options):
     """Precision and determinism of the libraries, before their first use."""
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
+    # What torch.compile says to the user of TF32 left off and of sums over few classes; the first is --tf32's choice.
+    for message in ("TensorFloat32 tensor cores", r"\s*Online softmax is disabled"):
+        warnings.filterwarnings("ignore", message)
     if options.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

@@ -35,6 +35,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 import zipfile
 
 import numpy as np
@@ -180,6 +181,11 @@ def add_version_options(parser):
     add_switch(group, "optimizer-kernel", True, "AdamW in one launch")
 
 
+def release(version):
+    """(major, minor) of a library's version."""
+    return tuple(map(int, version.split(".")[:2]))
+
+
 def check_version_options(options):
     head_dim = options.hidden_dim // options.num_heads
     if options.enable_attention_kernel and head_dim not in HEAD_DIMS:
@@ -198,6 +204,11 @@ def check_version_options(options):
         raise ValueError("--device cpu runs the kernels in Triton's interpreter: set TRITON_INTERPRET=1 and try again")
     if options.use_amp and options.amp_dtype == "bfloat16" and interpreted:
         raise ValueError("--amp-dtype bfloat16 needs a GPU, Triton's interpreter cannot multiply it: use float16")
+    if interpreted and release(triton.__version__) < (3, 7) and release(np.__version__) >= (2, 4):
+        raise ValueError(
+            f"the interpreter of Triton {triton.__version__} needs NumPy before 2.4, not {np.__version__}: "
+            "pip install 'numpy<2.4'"
+        )
 
 
 def describe_parts(options):
@@ -609,7 +620,9 @@ def column_sums(x):
     """The sums of the columns of x [rows, C], float32, over many small programs."""
     rows, C = x.shape
     sums = torch.empty(C, dtype=torch.float32, device=x.device)
-    tile = {"ROWS": 128, "BLOCK": 8} if x.device.type == "cuda" else {"ROWS": 4, "BLOCK": triton.next_power_of_2(C)}
+    tile = {"ROWS": 128, "BLOCK": 8}
+    if gpu_architecture(x.device) == "cpu":
+        tile = {"ROWS": 4, "BLOCK": triton.next_power_of_2(C)}
     column_sum_kernel[(triton.cdiv(C, tile["BLOCK"]),)](x, sums, rows, C, **tile)
     return sums
 
@@ -1003,7 +1016,7 @@ ATTENTION_TILES = {
     ("sm_90", "16-bit", 128): ((128, 64, 8, 3), (64, 64, 8, 2), (32, 64, 8, 2)),
     ("sm_90", "tf32", 64): ((64, 64, 4, 1), (64, 64, 4, 2), (32, 32, 4, 2)),
     ("sm_90", "tf32x3", 64): ((64, 64, 4, 1), (64, 64, 4, 1), (32, 32, 4, 1)),
-    ("sm_100", "16-bit", 64): ((128, 64, 8, 3), (128, 64, 8, 3), (32, 128, 8, 3)),
+    ("sm_100", "16-bit", 64): ((128, 64, 8, 2), (128, 64, 8, 3), (32, 128, 8, 3)),
     ("sm_100", "16-bit", 128): ((128, 64, 8, 3), (64, 64, 8, 2), (32, 64, 8, 2)),
     ("sm_100", "tf32", 64): ((64, 64, 4, 1), (64, 64, 4, 2), (32, 32, 4, 2)),
     ("sm_100", "tf32x3", 64): ((64, 64, 8, 1), (64, 64, 8, 1), (32, 32, 4, 1)),
@@ -2079,6 +2092,9 @@ def set_up_backend(options):
     """Precision and determinism of the libraries, before their first use."""
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
+    # What torch.compile says to the user of TF32 left off and of sums over few classes; the first is --tf32's choice.
+    for message in ("TensorFloat32 tensor cores", r"\s*Online softmax is disabled"):
+        warnings.filterwarnings("ignore", message)
     if options.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
