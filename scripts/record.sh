@@ -7,6 +7,7 @@
 #   ./scripts/record.sh FOLDER --only suite,kernels                some of: suite kernels scaling links communication
 #                                                                  report ablation2 ablation3 stages wrappers
 #   ./scripts/record.sh FOLDER --repeats 1                         processes of each case of the suite (3)
+#   ./scripts/record.sh FOLDER --commit HASH                       where the files are a copy without Git's history
 #
 # scaling, links and communication need several GPUs. Afterwards: python scripts/ladder.py --write, and
 # python scripts/model_counts.py --write. Exit status: 0 all is there; 1 something failed or is left; 2 a bad option.
@@ -17,6 +18,7 @@ scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${TINY_LLAMA_PYTHON:-python3}
 limit=86400
 repeats=3
+commit=()
 only=
 folder=
 
@@ -31,13 +33,14 @@ while [[ $# -gt 0 ]]; do
             sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
             exit 0
             ;;
-        --time-limit | --repeats | --only)
+        --time-limit | --repeats | --only | --commit)
             [[ $# -gt 1 ]] || fail "$1 needs a value"
-            [[ $1 == --only || $2 =~ ^[1-9][0-9]*$ ]] || fail "$1 needs a positive number, not $2"
+            [[ $1 == --only || $1 == --commit || $2 =~ ^[1-9][0-9]*$ ]] || fail "$1 needs a positive number, not $2"
             case $1 in
                 --time-limit) limit=$2 ;;
                 --repeats) repeats=$2 ;;
                 --only) only=,$2, ;;
+                --commit) commit=(--commit "$2") ;;
             esac
             shift 2
             ;;
@@ -92,6 +95,7 @@ suite() {
     local name=$1
     shift
     local options=(--results "$folder" --append --time-limit "$(($(seconds_left) - 15))" --repeats "$repeats")
+    options+=(${commit[@]+"${commit[@]}"})
     step "$name" 60 suite.json "$python" "$scripts/benchmark_suite.py" "${options[@]}" "$@"
     if grep -q "processes were not run" "$folder/$name.log" 2>/dev/null && [[ ! " ${missing[*]} " == *" $name "* ]]; then
         echo "$name: $(tail -n 1 "$folder/$name.log")"

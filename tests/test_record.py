@@ -62,6 +62,11 @@ def test_several_gpus_are_measured_together(record, tmp_path):
     assert "--nproc 1,2,4 " in log.replace("\n", " \n") and "--nproc-per-node 4" in log
 
 
+def test_a_copy_without_history_says_its_commit(record, tmp_path):
+    assert record("--only", "suite", "--commit", "0123abc").returncode == 0
+    assert all("--commit 0123abc" in line for line in (tmp_path / "log").read_text().splitlines())
+
+
 def test_what_would_not_end_in_time_is_left(record, tmp_path):
     done = record("--only", "kernels", "--time-limit", "100")
     assert done.returncode == 1
