@@ -359,6 +359,27 @@ def attention_case(B, T, H, K, D, scale=1.0, value_scale=1.0, **options):
     )
 
 
+def rotary_case(B, T, H, K, D, scale=1.0, **options):
+    """rotary_attention, whose q and k are turned before they meet."""
+    case = attention_case(B, T, H, K, D, scale, **options)
+
+    def define(qkv, cos, sin):
+        query, key, value = qkv.split([H, K, K], dim=2)
+        query, key = (load_version(1).apply_rope(x, cos, sin) for x in (query, key))
+        return load_version(1).causal_attention(query, key, value)
+
+    tables = dict(zip(("cos", "sin"), load_version(1).rope_tables(T, D, 10000.0, "cpu"), strict=True))
+    return Case(
+        lambda script, qkv, cos, sin: script.rotary_attention(qkv, cos, sin, H, K),
+        define,
+        ("o",),
+        case.inputs,
+        tables,
+        parts=case.parts,
+        **options,
+    )
+
+
 def loss_case(*shape, V, scale=3.0, offset=0.0, first=0.0, **options):
     """cross_entropy of logits [..., V], normal ones times `scale` plus `offset`, and `first` on top of the first."""
 
@@ -431,6 +452,17 @@ CASES = {
             "tiles of a GPU": ((1, 75, 4, 1, 64), {"gpu_tiles": True}),
             "large heads": ((1, 70, 2, 1, 128), {}),
             "sharp": ((1, 40, 2, 1, 32), {"scale": 3.0}),
+        },
+    ),
+    "rotary_attention": (
+        rotary_case,
+        {
+            "ragged": ((2, 70, 4, 2, 32), {}),
+            "whole tiles": ((1, 64, 2, 2, 16), {}),
+            "one token": ((3, 1, 4, 1, 64), {}),
+            "three tiles": ((1, 130, 1, 1, 16), {}),
+            "tiles of a GPU": ((1, 75, 4, 1, 64), {"gpu_tiles": True}),
+            "large heads": ((1, 70, 2, 1, 128), {}),
         },
     ),
     "cross_entropy": (

@@ -23,6 +23,7 @@ from kernel_cases import (
     check_adamw_with_scaler,
     judge_adamw,
     launches,
+    rotary_case,
 )
 from versions import load_version
 
@@ -35,6 +36,7 @@ SMALL = {
     "rope": "odd number of pairs",
     "swiglu_down": "one token",
     "flash_attention": "one token",
+    "rotary_attention": "whole tiles",
     "cross_entropy": "one row",
 }
 
@@ -50,7 +52,8 @@ def test_outputs_and_gradients(operation, name, dtype, device):
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 128])
 def test_every_head_size_and_grouping(head_dim, queries_a_key, device):
     for dtype in DTYPES:
-        check(V3, attention_case(1, 19, 2 * queries_a_key, 2, head_dim), dtype, device)
+        for make in (attention_case, rotary_case):
+            check(V3, make(1, 19, 2 * queries_a_key, 2, head_dim), dtype, device)
 
 
 def tiles_of(architectures):
@@ -78,7 +81,7 @@ def test_attention_tiles_of_every_gpu(key, device):
     tiles, head_dim, dtype = TILES[key]
     T = 2 * max(size for tile in tiles.values() for size in (tile["BLOCK_Q"], tile["BLOCK_K"])) + 5
     with mock.patch.object(V3, "attention_tiles", lambda *_: tiles):
-        check(V3, attention_case(1, T, 2, 1, head_dim), dtype, device)
+        check(V3, rotary_case(1, T, 2, 1, head_dim), dtype, device)
 
 
 # ---------------------------------------------------------------- how tensors lie in memory, and how they are used

@@ -507,6 +507,7 @@ def swiglu(gate, up):
 
 HEAD_DIMS = (16, 32, 64, 128)
 MAX_ROW = 32768
+PRODUCT_WORDS = 4096  # a larger vocabulary than this wants its embedding's gradient added up row by row
 TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -737,18 +738,22 @@ class RoPEFunction(torch.autograd.Function):
         return turn(dy, *ctx.saved_tensors, ctx.turned, inverse=True), None, None, None
 
 
+def check_rope(name, x, cos, sin):
+    if x.ndim != 4 or x.shape[3] % 2:
+        raise ValueError(f"{name}: x must be [B, T, heads, D] with an even D, not {tuple(x.shape)}")
+    wanted = (x.shape[1], x.shape[3] // 2)
+    for table in (cos, sin):
+        if table.shape != wanted or table.dtype != torch.float32 or table.device != x.device:
+            raise ValueError(f"{name}: cos and sin must be float32 {wanted} on {x.device}, not {tuple(table.shape)}")
+
+
 def rope(x, cos, sin, turned):
     """Turn the first `turned` heads of x [B, T, heads, D] by the angles of cos and sin [T, D/2]; copy the others.
 
     The copy lets query, key and value stay in one tensor from their projection to their gradient.
     """
     check_kernel_input("rope", x)
-    if x.ndim != 4 or x.shape[3] % 2:
-        raise ValueError(f"rope: x must be [B, T, heads, D] with an even D, not {tuple(x.shape)}")
-    wanted = (x.shape[1], x.shape[3] // 2)
-    for table in (cos, sin):
-        if table.shape != wanted or table.dtype != torch.float32 or table.device != x.device:
-            raise ValueError(f"rope: cos and sin must be float32 {wanted} on {x.device}, not {tuple(table.shape)}")
+    check_rope("rope", x, cos, sin)
     return RoPEFunction.apply(x, cos.contiguous(), sin.contiguous(), turned)
 
 
@@ -836,6 +841,7 @@ def swiglu_down(x, down):
 # forward    S = q kᵀ / sqrt(D) where key <= query,  lse = logsumexp(S),  P = exp(S - lse),  o = P v
 # backward   Δ = Σ_D do · o,  dS = P · (do vᵀ - Δ),  dq = dS k / sqrt(D),  dk = dSᵀ q / sqrt(D),  dv = Pᵀ do
 # Exponentials are taken to base 2, the hardware's own: `scale` is log2(e) / sqrt(D), and lse is in units of log 2.
+# Where q and k are turned heads, the backward kernels turn dq and dk back on their way out, in registers.
 
 
 @triton.jit
@@ -851,6 +857,19 @@ def store_tile(ptr, tile, first, T, stride, ROWS: tl.constexpr, D: tl.constexpr)
     row = tl.arange(0, ROWS)[:, None]
     pointers = ptr + first * tl.cast(stride, tl.int64) + row * stride + tl.arange(0, D)[None, :]
     tl.store(pointers, tile.to(ptr.dtype.element_ty), mask=first + row < T)
+
+
+@triton.jit
+def store_turned_back(ptr, tile, cos_ptr, sin_ptr, first, T, stride, ROWS: tl.constexpr, D: tl.constexpr):
+    """store_tile, with every row turned by the opposite of its position's angle; cos and sin are [T, D/2]."""
+    HALF: tl.constexpr = D // 2
+    x1, x2 = tl.split(tl.permute(tl.reshape(tile, [ROWS, 2, HALF]), (0, 2, 1)))
+    row, pair = first + tl.arange(0, ROWS)[:, None], tl.arange(0, HALF)[None, :]
+    cos = tl.load(cos_ptr + row * HALF + pair, mask=row < T, other=0.0)
+    sin = tl.load(sin_ptr + row * HALF + pair, mask=row < T, other=0.0)
+    pointers = ptr + row * tl.cast(stride, tl.int64) + pair
+    tl.store(pointers, (x1 * cos + x2 * sin).to(ptr.dtype.element_ty), mask=row < T)
+    tl.store(pointers + HALF, (x2 * cos - x1 * sin).to(ptr.dtype.element_ty), mask=row < T)
 
 
 @triton.jit
@@ -925,11 +944,15 @@ def dq_step(
 
 @triton.jit
 def attention_backward_dq_kernel(
-    qkv_ptr, o_ptr, do_ptr, lse_ptr, delta_ptr, dqkv_ptr, T, stride_b, stride_t, stride_o, stride_db, stride_dt, scale,
+    qkv_ptr, o_ptr, do_ptr, lse_ptr, delta_ptr, dqkv_ptr, cos_ptr, sin_ptr,
+    T, stride_b, stride_t, stride_o, stride_db, stride_dt, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program computes BLOCK_Q rows of dq for one query head, and leaves their Δ for the other backward kernel."""
+    """One program computes BLOCK_Q rows of dq for one query head, and leaves their Δ for the other backward kernel.
+
+    cos and sin may be None, in both backward kernels: then nothing is turned back.
+    """
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_Q
     b, h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
     k_ptr = qkv_ptr + b * stride_b + (H + h // (H // K)) * D
@@ -951,8 +974,12 @@ def attention_backward_dq_kernel(
         dq = dq_step(
             dq, q, do, lse, delta, k_ptr, v_ptr, first, start, T, stride_t, scale, True, D, BLOCK_Q, BLOCK_K, PRECISION
         )
-    # scale is log2(e) / sqrt(D), and the derivative wants 1 / sqrt(D)
-    store_tile(dqkv_ptr + b * stride_db + h * D, dq * (scale * 0.6931471805599453), first, T, stride_dt, BLOCK_Q, D)
+    dq *= scale * 0.6931471805599453  # scale is log2(e) / sqrt(D), and the derivative wants 1 / sqrt(D)
+    dq_ptr = dqkv_ptr + b * stride_db + h * D
+    if cos_ptr is not None:
+        store_turned_back(dq_ptr, dq, cos_ptr, sin_ptr, first, T, stride_dt, BLOCK_Q, D)
+    else:
+        store_tile(dq_ptr, dq, first, T, stride_dt, BLOCK_Q, D)
 
 
 @triton.jit
@@ -976,7 +1003,8 @@ def dkdv_step(
 
 @triton.jit
 def attention_backward_dkdv_kernel(
-    qkv_ptr, do_ptr, lse_ptr, delta_ptr, dqkv_ptr, T, stride_b, stride_t, stride_o, stride_db, stride_dt, scale,
+    qkv_ptr, do_ptr, lse_ptr, delta_ptr, dqkv_ptr, cos_ptr, sin_ptr,
+    T, stride_b, stride_t, stride_o, stride_db, stride_dt, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -1003,7 +1031,11 @@ def attention_backward_dkdv_kernel(
                 first, start, T, stride_t, stride_o, scale, False, D, BLOCK_Q, BLOCK_K, PRECISION,
             )  # fmt: skip
     dk_ptr = dqkv_ptr + b * stride_db + (H + kv) * D
-    store_tile(dk_ptr, dk * (scale * 0.6931471805599453), first, T, stride_dt, BLOCK_K, D)
+    dk *= scale * 0.6931471805599453
+    if cos_ptr is not None:
+        store_turned_back(dk_ptr, dk, cos_ptr, sin_ptr, first, T, stride_dt, BLOCK_K, D)
+    else:
+        store_tile(dk_ptr, dk, first, T, stride_dt, BLOCK_K, D)
     store_tile(dk_ptr + K * D, dv, first, T, stride_dt, BLOCK_K, D)
 
 
@@ -1029,7 +1061,7 @@ ATTENTION_TILES = {
     ("gfx9", "tf32", 64): ((64, 64, 4, 1), (64, 32, 4, 1), (32, 64, 4, 1)),
     ("gfx9", "ieee", 64): ((64, 64, 4, 1), (64, 32, 4, 1), (32, 64, 4, 1)),
     ("gfx9", "ieee", 128): ((32, 32, 4, 2), (32, 16, 4, 2), (16, 32, 4, 1)),
-    ("gfx11", "16-bit", 64): ((64, 32, 4, 2), (64, 32, 8, 1), (32, 32, 8, 1)),
+    ("gfx11", "16-bit", 64): ((64, 32, 4, 2), (64, 32, 8, 1), (16, 64, 16, 1)),
     ("gfx11", "16-bit", 128): ((64, 32, 8, 1), (32, 16, 4, 1), (16, 64, 16, 1)),
     ("gfx11", "ieee", 64): ((32, 16, 4, 1), (16, 16, 8, 1), (16, 16, 8, 1)),
 }
@@ -1069,42 +1101,68 @@ def dot_precision(architecture, dtype):
     return "tf32" if allowed and architecture == "gfx942" else "ieee"
 
 
+def attention_setting(qkv, H, K):
+    """(tiles of the three kernels, the constants they share, scale)."""
+    T, D = qkv.shape[1], qkv.shape[3]
+    architecture = gpu_architecture(qkv.device)
+    precision = dot_precision(architecture, qkv.dtype)
+    shape = {"H": H, "K": K, "D": D, "PRECISION": precision}
+    return attention_tiles(architecture, D, qkv.dtype, T, precision), shape, math.log2(math.e) / math.sqrt(D)
+
+
+def attention_forward(qkv, H, K):
+    """(o [B, T, H, D], lse [B, H, T] in units of log 2)."""
+    B, T, _, D = qkv.shape
+    tiles, shape, scale = attention_setting(qkv, H, K)
+    o = torch.empty(B, T, H, D, dtype=qkv.dtype, device=qkv.device)
+    lse = torch.empty(B, H, T, dtype=torch.float32, device=qkv.device)
+    tile = tiles["forward"]
+    attention_forward_kernel[(B * H, triton.cdiv(T, tile["BLOCK_Q"]))](
+        qkv, o, lse, T, qkv.stride(0), qkv.stride(1), H * D, scale, **shape, **tile
+    )
+    return o, lse
+
+
+def attention_backward(do, qkv, o, lse, K, cos=None, sin=None):
+    """The gradient of qkv; with cos and sin of what the first heads were before they were turned."""
+    B, T, H, D = o.shape
+    tiles, shape, scale = attention_setting(qkv, H, K)
+    do = do.contiguous()
+    dqkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
+    delta = torch.empty_like(lse)
+    strides = (qkv.stride(0), qkv.stride(1), H * D, dqkv.stride(0), dqkv.stride(1))
+    tile = tiles["dq"]
+    attention_backward_dq_kernel[(B * H, triton.cdiv(T, tile["BLOCK_Q"]))](
+        qkv, o, do, lse, delta, dqkv, cos, sin, T, *strides, scale, **shape, **tile
+    )
+    tile = tiles["dkdv"]
+    attention_backward_dkdv_kernel[(B * K, triton.cdiv(T, tile["BLOCK_K"]))](
+        qkv, do, lse, delta, dqkv, cos, sin, T, *strides, scale, **shape, **tile
+    )
+    return dqkv
+
+
 class FlashAttentionFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, qkv, H, K):
-        B, T, _, D = qkv.shape
-        architecture = gpu_architecture(qkv.device)
-        precision = dot_precision(architecture, qkv.dtype)
-        ctx.tiles = attention_tiles(architecture, D, qkv.dtype, T, precision)
-        ctx.shape = {"H": H, "K": K, "D": D, "PRECISION": precision}
-        ctx.scale = math.log2(math.e) / math.sqrt(D)
-        o = torch.empty(B, T, H, D, dtype=qkv.dtype, device=qkv.device)
-        lse = torch.empty(B, H, T, dtype=torch.float32, device=qkv.device)
-        tile = ctx.tiles["forward"]
-        attention_forward_kernel[(B * H, triton.cdiv(T, tile["BLOCK_Q"]))](
-            qkv, o, lse, T, qkv.stride(0), qkv.stride(1), H * D, ctx.scale, **ctx.shape, **tile
-        )
+        o, lse = attention_forward(qkv, H, K)
         ctx.save_for_backward(qkv, o, lse)
+        ctx.K = K
         return o
 
     @staticmethod
     @once_differentiable
     def backward(ctx, do):
-        qkv, o, lse = ctx.saved_tensors
-        B, T, H, D = o.shape
-        do = do.contiguous()
-        dqkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
-        delta = torch.empty_like(lse)
-        strides = (qkv.stride(0), qkv.stride(1), H * D, dqkv.stride(0), dqkv.stride(1))
-        tile = ctx.tiles["dq"]
-        attention_backward_dq_kernel[(B * H, triton.cdiv(T, tile["BLOCK_Q"]))](
-            qkv, o, do, lse, delta, dqkv, T, *strides, ctx.scale, **ctx.shape, **tile
+        return attention_backward(do, *ctx.saved_tensors, ctx.K), None, None
+
+
+def check_attention(name, qkv, H, K):
+    check_kernel_input(name, qkv)
+    if qkv.ndim != 4 or qkv.shape[3] not in HEAD_DIMS or K < 1 or H % K or qkv.shape[2] != H + 2 * K:
+        raise ValueError(
+            f"{name}: head_dim must be one of {HEAD_DIMS} and H = {H} a multiple of K = {K} "
+            f"with H + 2K heads packed, not {tuple(qkv.shape)}"
         )
-        tile = ctx.tiles["dkdv"]
-        attention_backward_dkdv_kernel[(B * ctx.shape["K"], triton.cdiv(T, tile["BLOCK_K"]))](
-            qkv, do, lse, delta, dqkv, T, *strides, ctx.scale, **ctx.shape, **tile
-        )
-        return dqkv, None, None
 
 
 def flash_attention(qkv, H, K):
@@ -1113,17 +1171,39 @@ def flash_attention(qkv, H, K):
     D must be 16, 32, 64 or 128 and H a multiple of K. Batch and token strides are free, heads are contiguous.
     Memory grows linearly with T: the scores exist one tile at a time (Dao et al., FlashAttention, arXiv:2205.14135).
     """
-    check_kernel_input("flash_attention", qkv)
-    if qkv.ndim != 4 or qkv.shape[3] not in HEAD_DIMS or K < 1 or H % K or qkv.shape[2] != H + 2 * K:
-        raise ValueError(
-            f"flash_attention: head_dim must be one of {HEAD_DIMS} and H = {H} a multiple of K = {K} "
-            f"with H + 2K heads packed, not {tuple(qkv.shape)}"
-        )
+    check_attention("flash_attention", qkv, H, K)
     # Inside a tile of up to 128 rows the kernels count in 32 bits.
     far_apart = 128 * qkv.stride(1) >= 2**31
     if qkv.stride(3) != 1 or qkv.stride(2) != qkv.shape[3] or 0 in qkv.stride() or far_apart:
         qkv = qkv.contiguous()
     return FlashAttentionFunction.apply(qkv, H, K)
+
+
+class RotaryAttentionFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, qkv, cos, sin, H, K):
+        with annotate("rope"):
+            turned = turn(qkv, cos, sin, H + K, inverse=False)
+        o, lse = attention_forward(turned, H, K)
+        ctx.save_for_backward(turned, o, lse, cos, sin)
+        ctx.K = K
+        return o
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, do):
+        turned, o, lse, cos, sin = ctx.saved_tensors
+        return attention_backward(do, turned, o, lse, ctx.K, cos, sin), None, None, None, None
+
+
+def rotary_attention(qkv, cos, sin, H, K):
+    """flash_attention(rope(qkv, cos, sin, H + K), H, K), with a pass over memory less in the backward.
+
+    qkv [B, T, H + 2K, D] as flash_attention takes it, cos and sin float32 [T, D/2]; returns [B, T, H, D].
+    """
+    check_attention("rotary_attention", qkv, H, K)
+    check_rope("rotary_attention", qkv, cos, sin)
+    return RotaryAttentionFunction.apply(qkv.contiguous(), cos.contiguous(), sin.contiguous(), H, K)
 
 
 # ---- cross-entropy, on the logits as they are
@@ -1283,9 +1363,9 @@ class FusedAdamW(torch.optim.Optimizer):
         found_inf, grad_scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         self.count += 1 if found_inf is None else 1 - found_inf.reshape(())
         for group, betas in zip(self.param_groups, self.betas, strict=True):
-            trained = [p for p in group["params"] if p.grad is not None]
+            trained, powers = [p for p in group["params"] if p.grad is not None], betas**self.count
             for dtype in sorted({p.dtype for p in trained}, key=str):
-                self.update(group, [p for p in trained if p.dtype == dtype], betas**self.count, grad_scale, found_inf)
+                self.update(group, [p for p in trained if p.dtype == dtype], powers, grad_scale, found_inf)
 
     def update(self, group, parameters, powers, grad_scale, found_inf):
         """One launch for parameters of one dtype."""
@@ -1330,6 +1410,32 @@ class FusedAdamW(torch.optim.Optimizer):
         return pinned.to(device, non_blocking=True)
 
 
+# ---- token embedding
+# forward    x = w[token]
+# backward   dw = onehot(token)ᵀ dx: for a small vocabulary a product is faster than adding up rows one by one, and it
+#            adds them in the same order every time
+
+
+class EmbeddingFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tokens, w):
+        ctx.save_for_backward(tokens)
+        ctx.words = w.shape[0]
+        return F.embedding(tokens, w)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dx):
+        tokens = ctx.saved_tensors[0].flatten()
+        onehot = tokens == torch.arange(ctx.words, device=tokens.device)[:, None]
+        return None, onehot.to(dx.dtype) @ dx.flatten(0, -2)
+
+
+def embed(tokens, w):
+    """w[tokens] for int64 tokens [...] and w [V, C]; returns [..., C]."""
+    return EmbeddingFunction.apply(tokens, w) if w.shape[0] <= PRODUCT_WORDS else F.embedding(tokens, w)
+
+
 # ---------------------------------------------------------------- model
 
 
@@ -1352,15 +1458,21 @@ class Attention(nn.Module):
         query, key, value = qkv.split(self.heads, dim=2)
         return torch.cat([apply_rope(query, cos, sin), apply_rope(key, cos, sin), value], dim=2)
 
-    def forward(self, x, cos, sin):
-        with annotate("qkv projection"):
-            qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
+    def attend(self, qkv, cos, sin):
+        H, K, _ = self.heads
+        if self.rope_kernel and self.attention_kernel:
+            with annotate("attention"):
+                return rotary_attention(qkv, cos, sin, H, K)
         with annotate("rope"):
             qkv = self.turn(qkv, cos, sin)
         with annotate("attention"):
-            H, K, _ = self.heads
             split = self.heads
-            mixed = flash_attention(qkv, H, K) if self.attention_kernel else causal_attention(*qkv.split(split, dim=2))
+            return flash_attention(qkv, H, K) if self.attention_kernel else causal_attention(*qkv.split(split, dim=2))
+
+    def forward(self, x, cos, sin):
+        with annotate("qkv projection"):
+            qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
+        mixed = self.attend(qkv, cos, sin)
         with annotate("output projection"):
             return self.o_proj(mixed.flatten(-2))
 
@@ -1429,7 +1541,7 @@ class TinyLlama(nn.Module):
 
     def forward(self, tokens):
         T = tokens.shape[1]
-        residual, branch = self.embed_tokens(tokens), None
+        residual, branch = embed(tokens, self.embed_tokens.weight), None
         for layer in self.layers:
             residual, branch = layer(residual, branch, self.cos[:T], self.sin[:T])
         with annotate("output head"):

@@ -45,6 +45,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 VERSION = 4
 GRAPH_BY_DEFAULT = True
@@ -582,7 +583,13 @@ class FeedForward(nn.Module):
 
     def forward(self, x):
         with annotate("feed-forward"):
-            return self.down_proj(swiglu(*self.gate_up_proj(x).chunk(2, dim=-1)))
+            # Two products with the halves of the packed weight: halves of one product would have to be put together
+            # again in the backward. Recomputed there: what the last product reads, a third of what is kept otherwise.
+            gate, up = (F.linear(x, weight) for weight in self.gate_up_proj.weight.chunk(2))
+            return checkpoint(self.rest, gate, up, use_reentrant=False, preserve_rng_state=False)
+
+    def rest(self, gate, up):
+        return self.down_proj(swiglu(gate, up))
 
 
 class RMSNorm(nn.Module):
@@ -806,21 +813,21 @@ def gather(numbers, device):
 # ---------------------------------------------------------------- one training step
 
 
-def adamw_update(parameters, masters, gradients, m, v, count, scaler, lr, decay, beta1, beta2, eps):
+def adamw_update(parameters, masters, gradients, m, v, corrections, scaler, lr, decay, beta1, beta2, eps):
     """One step of AdamW on lists of tensors; compiled, it reads and writes every tensor once.
 
-    masters are the float32 weights, of which the parameters are rounded copies (or the parameters themselves); count
-    is the number of the step. scaler: None, or what the gradients were multiplied by and whether that made them
-    infinite, in which case nothing changes.
+    masters are the float32 weights, of which the parameters are rounded copies (or the parameters themselves);
+    corrections float32 [2] holds 1 - βᵗ. It is no part of what is compiled, which would compute the powers, in float64,
+    again for every element. scaler: None, or what the gradients were multiplied by and whether that made them infinite,
+    in which case nothing changes.
     """
     gradients = [gradient.float() for gradient in gradients]
-    going = torch.ones_like(count, dtype=torch.float32)
+    going = 1.0
     if scaler is not None:
         scale, infinite = (tensor.reshape(()) for tensor in scaler)
-        going = torch.where(infinite > 0, 0.0, going)
+        going = torch.where(infinite > 0, 0.0, 1.0)
         gradients = [torch.where(infinite > 0, 0.0, gradient / scale) for gradient in gradients]
-    count += going
-    correction1, correction2 = ((1 - beta**count).float() for beta in (beta1, beta2))
+    correction1, correction2 = corrections.unbind()
     torch._foreach_mul_(m, 1 - (1 - beta1) * going)
     torch._foreach_add_(m, torch._foreach_mul(gradients, (1 - beta1) * going))
     torch._foreach_mul_(v, 1 - (1 - beta2) * going)
@@ -851,24 +858,28 @@ class MasterAdamW(torch.optim.Optimizer):
         for p in parameters:
             m, v = (torch.zeros(p.shape, dtype=torch.float32, device=p.device) for _ in range(2))
             self.state[p] = {"exp_avg": m, "exp_avg_sq": v}
+        self.betas = []
         for group in self.param_groups:
             count = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
             for p in group["params"]:
                 self.state[p]["step"] = count
+            self.betas.append(torch.tensor(group["betas"], dtype=torch.float64, device=parameters[0].device))
         self.update = torch.compile(adamw_update) if compiled else adamw_update
 
     @torch.no_grad()
     def step(self, closure=None):
         scaler = (self.grad_scale, self.found_inf) if hasattr(self, "found_inf") else None
-        for group in self.param_groups:
+        for group, betas in zip(self.param_groups, self.betas, strict=True):
             trained = [p for p in group["params"] if p.grad is not None]
             states = [self.state[p] for p in trained]
+            count = states[0]["step"]
+            count += 1 if scaler is None else 1 - scaler[1].reshape(())
             self.update(
                 trained,
                 [self.masters.get(p, p) for p in trained],
                 [p.grad for p in trained],
                 *([state[moment] for state in states] for moment in ("exp_avg", "exp_avg_sq")),
-                states[0]["step"],
+                (1 - betas**count).float(),
                 scaler,
                 group["lr"],
                 group["weight_decay"],

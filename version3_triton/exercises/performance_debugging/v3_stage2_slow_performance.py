@@ -35,7 +35,10 @@ def load():
         B, T, _, D = qkv.shape
         return kernel(strided(qkv), H, K).view(B, T, D, H).transpose(2, 3)
 
-    v3.flash_attention = flash_attention
+    def rotary_attention(qkv, cos, sin, H, K):
+        return flash_attention(v3.rope(qkv, cos, sin, H + K), H, K)
+
+    v3.flash_attention, v3.rotary_attention = flash_attention, rotary_attention
     return v3
 
 

@@ -12,7 +12,7 @@ from stage_tools import load_v3, run_stage
 
 TITLE = "stage 6: faster than version 3, in less memory; what is the price?"
 BYTES = 16  # a parameter: weight, gradient and two moments; with 16-bit weights and gradients their float32 weight too
-KERNELS = ("add_rms_norm", "rope", "swiglu_down", "flash_attention")
+KERNELS = ("add_rms_norm", "rope", "swiglu_down", "flash_attention", "rotary_attention")
 
 
 def load():
