@@ -52,7 +52,7 @@ class Recorded:
         results = read_results(self.folder / "suite.json")
         self.runs = [run for run in results["runs"] if run["status"] == "ok"]
         told = [session.get("arguments", {}).get("commit") for session in results["sessions"]]
-        self.commits = {run["environment"]["commit"] or told[run["session"]] for run in self.runs} - {None}
+        self.commits = {told[run["session"]] or run["environment"]["commit"] for run in self.runs} - {None}
         measured = [row for row in rows(results) if row["status"] == "ok"]
         self.rows = [row for row in measured if row["processes"] == 1]
         self.scaled = [row for row in measured if row["processes"] > 1]
