@@ -126,7 +126,9 @@ def add_run_options(parser):
     group.add_argument("--timeout", type=positive, default=600, help="seconds that a process may take (%(default)s)")
     group.add_argument("--time-limit", type=positive, help="seconds after which no further process is started")
     group.add_argument("--results", type=pathlib.Path, metavar="FOLDER", help="(benchmark_results/DATE_TIME)")
-    group.add_argument("--commit", metavar="HASH", help="of this code, for a copy without Git's history or with an older one")
+    group.add_argument(
+        "--commit", metavar="HASH", help="of this code, for a copy without Git's history or with an older one"
+    )
     group.add_argument("--append", action="store_true", help="keep what FOLDER/suite.json holds and run what it lacks")
 
 

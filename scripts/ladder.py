@@ -54,12 +54,23 @@ class Recorded:
         told = [session.get("arguments", {}).get("commit") for session in results["sessions"]]
         self.commits = {told[run["session"]] or run["environment"]["commit"] for run in self.runs} - {None}
         measured = [row for row in rows(results) if row["status"] == "ok"]
-        self.rows = [row for row in measured if row["processes"] == 1]
+        self.rows = sorted((row for row in measured if row["processes"] == 1), key=self.place)
         self.scaled = [row for row in measured if row["processes"] > 1]
         if not self.rows:
             raise ValueError(f"{self.folder / 'suite.json'} holds no successful run")
         path = self.folder / "kernels.json"
         self.kernels = json.loads(path.read_text()) if path.exists() else None
+
+    def place(self, row):
+        """Where a row stands in tables and pictures: by preset, precision, eager or graph, and model."""
+        presets = list(dict.fromkeys(run["case"].preset for run in self.runs))
+        models = {model: place for place, model in enumerate(NAMES)}
+        precision = list(PRECISIONS).index(row["precision"])
+        return presets.index(row["preset"]), precision, row["captured"], models.get(row["model"], 99), row["model"]
+
+    def by_default(self, row):
+        """Whether a row is of a model as it runs without being asked for a graph, or for none."""
+        return row["graph"] == GRAPH_BY_DEFAULT.get(row["model"].split("+")[0], row["model"].endswith("-graph"))
 
     def row(self, preset, model, precision, graph=None):
         """The row of a model, run as it is by default or as said; None where it was not measured."""
@@ -118,9 +129,9 @@ def step_cell(row):
     return f"{row['step_ms']:.2f}" + ("" if row["speed"] is None else f" ({row['speed']:.2f}x)")
 
 
-def ladder_table(recorded, configuration):
+def ladder_table(recorded, configuration, rows):
     """One line for each model and way to run it, a column for each precision; memory and compute of the last one."""
-    chosen = [r for r in recorded.rows if (r["preset"], r["batch_size"], r["seq_len"], r["options"]) == configuration]
+    chosen = [r for r in rows if (r["preset"], r["batch_size"], r["seq_len"], r["options"]) == configuration]
     precisions = [name for name in PRECISIONS if any(r["precision"] == name for r in chosen)]
     order = {model: place for place, model in enumerate(NAMES)}
     asked_for = sorted(chosen, key=lambda r: r["graph"] == r["captured"])  # a graph that failed gives way to eager
@@ -295,12 +306,22 @@ def kernels_text(kernels):
     )
 
 
+def steps_text(recorded, rows):
+    """The machine, the given rows, the goals, and several GPUs."""
+    configurations = dict.fromkeys((r["preset"], r["batch_size"], r["seq_len"], r["options"]) for r in rows)
+    parts = [machine_line(recorded), *(ladder_table(recorded, c, rows) for c in configurations), goals_table(recorded)]
+    return "\n\n".join([*parts, *([scaling_table(recorded)] if recorded.scaled else [])])
+
+
+def readme_markdown(recorded):
+    """Everything between the markers of README.md: every model as it runs by default."""
+    return steps_text(recorded, [row for row in recorded.rows if recorded.by_default(row)])
+
+
 def markdown(recorded):
-    """Everything between the markers of README.md."""
-    configurations = dict.fromkeys((r["preset"], r["batch_size"], r["seq_len"], r["options"]) for r in recorded.rows)
-    parts = [machine_line(recorded), *(ladder_table(recorded, c) for c in configurations), goals_table(recorded)]
-    parts += [scaling_table(recorded)] if recorded.scaled else []
-    return "\n\n".join([*parts, *([kernels_text(recorded.kernels)] if recorded.kernels else [])])
+    """All that was recorded."""
+    kernels = [kernels_text(recorded.kernels)] if recorded.kernels else []
+    return "\n\n".join([steps_text(recorded, recorded.rows), *kernels])
 
 
 def version_markdown(recorded, model):
@@ -324,7 +345,8 @@ def version_markdown(recorded, model):
     header = ["", "", "runs", "step ms", "forward / backward / optimizer ms", "samples/s", "peak MB", "MFU"]
     if not lines:
         return f"The recorded run, `scripts/recorded/{recorded.folder.name}`, has no row of this version yet."
-    return f"{machine_line(recorded)}\n\n{markdown_table(header, lines)}"
+    kernels = [kernels_text(recorded.kernels)] if model == "v3" and recorded.kernels else []
+    return "\n\n".join([machine_line(recorded), markdown_table(header, lines), *kernels])
 
 
 # ---- the READMEs
@@ -333,11 +355,11 @@ def version_markdown(recorded, model):
 def pages(recorded, readme=None):
     """(path, what is to stand between its markers) of every page, or of one that takes README.md's place."""
     if readme:
-        return [(readme, markdown(recorded))]
+        return [(readme, readme_markdown(recorded))]
     of_versions = [
         (script.parent / "README.md", version_markdown(recorded, f"v{version}")) for version, script in SCRIPTS.items()
     ]
-    return [(REPOSITORY / "README.md", markdown(recorded)), *of_versions]
+    return [(REPOSITORY / "README.md", readme_markdown(recorded)), *of_versions]
 
 
 def split_readme(path):

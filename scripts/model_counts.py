@@ -187,7 +187,7 @@ class Counts:
 RANGES = {
     "qkv projection": "QKV projection", "rope": "RoPE", "attention": "attention", "feed-forward": "feed-forward",
     "output projection": "output projection", "rms norm": "norms and residual", "output head": "output head",
-    "loss": "cross-entropy",
+    "loss": "cross-entropy", "embedding": "embedding", "gate and up projection": "gate and up",
 }  # fmt: skip
 MODULES = {
     "embed_tokens": "embedding", "gate_proj": "gate and up", "up_proj": "gate and up", "gate_up_proj": "gate and up",
@@ -238,9 +238,11 @@ class Collector(TorchDispatchMode):
         """Everything in here, and the backward of it, belongs to the part."""
         start = torch.autograd._get_sequence_nr()
         self.stack.append(part)
-        yield
-        self.stack.pop()
-        self.ranges.append((start, torch.autograd._get_sequence_nr(), part))
+        try:
+            yield
+        finally:  # a checkpoint leaves its second forward by an exception
+            self.stack.pop()
+            self.ranges.append((start, torch.autograd._get_sequence_nr(), part))
 
     def part(self, name):
         """The part that runs now: told by ranges, in the backward by those in which its node was made."""
@@ -256,7 +258,8 @@ class Collector(TorchDispatchMode):
                 return self.last  # sums of gradients belong to what ran before them
             found = min(around)[1] if around else None
         found = found or "norms and residual"  # the residual additions stand between the ranges
-        if found == "feed-forward":
+        # A checkpoint computes the input of the down projection once more, in that one's backward.
+        if found == "feed-forward" or found == "down projection" and self.phase == "backward":
             found = "down projection" if name in ("mm", "bmm", "addmm") else "SwiGLU"
         self.last = found
         return found

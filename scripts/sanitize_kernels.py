@@ -59,6 +59,9 @@ def attention(script, like):
         qkv = random_leaf(B, T, H + 2 * K, D, **like)
         backward(script.flash_attention(qkv, H, K))
         yield qkv.grad
+        qkv = random_leaf(B, T, H + 2 * K, D, **like)
+        backward(script.rotary_attention(qkv, *script.rope_tables(T, D, 10000.0, like["device"]), H, K))
+        yield qkv.grad
 
 
 def cross_entropy(script, like):

@@ -645,6 +645,9 @@ def test_ladder_tables(tmp_path):
     assert line_with(text, "V1 | graph") == "| V1 | graph | 50.00 (2.00x) |  |  |  |  |  |"
     wanted = "| V3 | graph | 10.00 (10.00x) | 5.00 (20.00x) | 2.00 (50.00x) | 410 | 1.0 | 5.0% |"
     assert line_with(text, "V3 | graph") == wanted
+    readme = ladder.readme_markdown(ladder.Recorded(tmp_path / "toy_2026-01-02"))
+    assert line_with(readme, "V3 | graph") == wanted and "| goal |" in readme
+    assert "| V1 | graph" not in readme and "RoPE forward" not in readme  # those stand on the versions' pages
 
 
 def test_ladder_goals(tmp_path):
@@ -706,6 +709,7 @@ def test_ladder_without_kernels_has_no_floor(tmp_path):
 def test_a_version_page_has_the_runs_of_that_version(tmp_path):
     recorded = ladder.Recorded(recorded_folder(tmp_path / "toy_2026-01-02"))
     text = ladder.version_markdown(recorded, "v3")
+    assert "| RoPE forward, 1 x 2 |" in text and "Ceilings" not in ladder.version_markdown(recorded, "v4")
     rows = [line for line in text.splitlines() if "| V3 |" in line]
     assert len(rows) == 6 and "V4" not in text.split("All runs")[1]
     assert rows[0] == "| small, fp32 | V3 | graph | 10.00 (10.00x) |  | 800 | 450 | 1.0% |"

@@ -84,6 +84,23 @@ def test_attention_tiles_of_every_gpu(key, device):
         check(V3, rotary_case(1, T, 2, 1, head_dim), dtype, device)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES)
+@pytest.mark.parametrize("words", [1, 40, V3.PRODUCT_WORDS + 1])
+def test_gradient_of_the_embedding(words, dtype, device):
+    """Rows that many tokens name, that one names and that none does; by a product and, with many words, row by row."""
+    tokens = torch.randint(0, max(1, words // 2), (3, 50), generator=torch.Generator().manual_seed(0)).to(device)
+    w, dx = (torch.randn(*shape, device=device).to(dtype) for shape in ((words, 24), (3, 50, 24)))
+    w.requires_grad_()
+    x = V3.embed(tokens, w)
+    assert torch.equal(x, w[tokens])
+    assert ("EmbeddingFunction" in type(x.grad_fn).__name__) == (words <= V3.PRODUCT_WORDS)
+    x.backward(dx)
+    exact = torch.zeros(words, 24, dtype=torch.float64, device=device)
+    exact.index_add_(0, tokens.flatten(), dx.flatten(0, 1).double())
+    rounding = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+    assert (w.grad - exact).abs().max() <= rounding * exact.abs().max()
+
+
 # ---------------------------------------------------------------- how tensors lie in memory, and how they are used
 
 

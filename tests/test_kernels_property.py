@@ -19,6 +19,7 @@ from kernel_cases import (
     loss_case,
     norm_case,
     rope_case,
+    rotary_case,
     swiglu_case,
 )
 from versions import load_version
@@ -108,7 +109,11 @@ def test_flash_attention(device, data, dtype):
     value_scale = data.draw(scales(dtype), label="scale of values") if T > 1 else 1.0
     # Where one key takes all of a query, dq and dk are sums that cancel, of which only rounding is left.
     rough = ("dqkv", "dq", "dk", "dv") if scale > 1 else ()
-    case = drawn(data, attention_case, B, T, ratio * K, K, D, scale=scale, value_scale=value_scale, rough=rough)
+    sizes = (B, T, ratio * K, K, D)
+    if data.draw(st.booleans(), label="turned first"):
+        case = drawn(data, rotary_case, *sizes, scale=scale, rough=rough)
+    else:
+        case = drawn(data, attention_case, *sizes, scale=scale, value_scale=value_scale, rough=rough)
     hold(case, dtype, device)
 
 

@@ -117,6 +117,8 @@ def test_every_version_does_the_same_products_with_weights(version):
     numbers = step_numbers(version, "float32", model_counts.preset_sizes("small"))
     required = model_counts.required_flops(model_counts.preset_sizes("small"))
     done = model_counts.both_phases(numbers, "flops")
+    if version == 3:  # its embedding's gradient is a product of the size of one of the head's three
+        required |= {"embedding": required["output head"] // 3}
     assert {part: n for part, n in done.items() if part != "attention"} == {
         part: n for part, n in required.items() if part != "attention"
     }
@@ -187,8 +189,8 @@ def test_bytes_of_version_3_s_kernels_are_those_of_their_benchmark():
     (H, K, D), tokens = sizes["heads"], sizes["tokens"]
     values = {"B": 1, "T": tokens, "C": H * D, "K": K, "D": D}
     tables = Formula.of(4, "TD").at(values)  # read from a cache
-    moved = [formulas["RoPE", phase][0].bytes.at(values) - tables for phase in PHASES]
-    assert moved == kernel_work(benchmark_kernels.rope_operations(bench))
+    moved = formulas["RoPE", "forward"][0].bytes.at(values) - tables
+    assert [moved] * 2 == kernel_work(benchmark_kernels.rope_operations(bench))
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -335,7 +337,7 @@ def test_launches_of_version_3_are_those_of_its_kernels(device, monkeypatch):
     launches = model_counts.both_phases(numbers, "launches")
     for part, names in kernels.items():
         assert launches[part] == sum(counts[f"{name}_kernel"] for name in names), part
-    assert launches["RoPE"] == 2 * layers
+    assert launches["RoPE"] == layers  # attention's backward turns its gradients back itself
     assert counts["cross_entropy_forward_kernel"] == counts["adamw_kernel"] == 1
 
 
@@ -370,7 +372,7 @@ def test_every_part_of_a_step_is_counted():
     for version in SCRIPTS:
         for (part, phase), pair in step_formulas(version, "float32").items():
             runs = of_step([c.launches for c in pair]).at({"L": 1})
-            assert runs > 0 or (part, phase) == ("AdamW", "forward"), (version, part, phase)
+            assert runs > 0 or (part, phase) == ("AdamW", "forward") or version == 3 and part == "RoPE"
 
 
 # ---- roofline

@@ -97,7 +97,7 @@ MUTANTS = {
             "total * shrink + tl.sum(P.to(tl.float16).to(tl.float32), 1)",
         ),
         "weights in 16 bits": ("tl.dot(P.to(v.dtype), v,", "tl.dot(P.to(tl.float16).to(v.dtype), v,"),
-        "scale to the wrong base": ("ctx.scale = math.log2(math.e) / math.sqrt(D)", "ctx.scale = 1 / math.sqrt(D)"),
+        "scale to the wrong base": ("shape, math.log2(math.e) / math.sqrt(D)", "shape, 1 / math.sqrt(D)"),
         "logarithms of two bases": ("highest * scale + tl.log2(total)", "highest * scale + tl.log(total)"),
         "earlier keys skipped": (
             "for start in range(0, first, BLOCK_K):",
@@ -105,8 +105,8 @@ MUTANTS = {
             2,
         ),
         "wrong key head": ("(H + h // (H // K)) * D", "(H + h % K) * D", 2),
-        "dq not scaled": ("dq * (scale * 0.6931471805599453)", "dq"),
-        "dk not scaled": ("dk * (scale * 0.6931471805599453)", "dk"),
+        "dq not scaled": ("dq *= scale * 0.6931471805599453", "dq *= 1.0"),
+        "dk not scaled": ("dk *= scale * 0.6931471805599453", "dk *= 1.0"),
         "delta forgotten in dq": ("input_precision=PRECISION) - delta[:, None])", "input_precision=PRECISION))"),
         "delta forgotten in dk": ("input_precision=PRECISION) - delta[None, :])", "input_precision=PRECISION))"),
         "delta without do": ("delta = tl.sum(do.to(tl.float32) * o.to", "delta = tl.sum(o.to(tl.float32) * o.to"),
@@ -126,6 +126,30 @@ MUTANTS = {
             "tile.to(ptr.dtype.element_ty), mask=first + row < T + 1)",
         ),
         "rows past the end read": ("return tl.load(tile, mask=first + row < T, other=0.0)", "return tl.load(tile)"),
+    },
+    "rotary_attention": {
+        "turned forwards once more": (
+            "tl.store(pointers, (x1 * cos + x2 * sin)",
+            "tl.store(pointers, (x1 * cos - x2 * sin)",
+        ),
+        "second half turned forwards": ("(x2 * cos - x1 * sin).to(ptr", "(x2 * cos + x1 * sin).to(ptr"),
+        "halves exchanged": ("x1, x2 = tl.split(", "x2, x1 = tl.split("),
+        "every tile turned as the first": ("tl.load(cos_ptr + row * HALF", "tl.load(cos_ptr + (row - first) * HALF"),
+        "row past the end stored": (
+            "(x1 * cos + x2 * sin).to(ptr.dtype.element_ty), mask=row < T)",
+            "(x1 * cos + x2 * sin).to(ptr.dtype.element_ty), mask=row < T + 1)",
+        ),
+        "dq not turned back": (
+            "store_turned_back(dq_ptr, dq, cos_ptr, sin_ptr, first, T, stride_dt, BLOCK_Q, D)",
+            "store_tile(dq_ptr, dq, first, T, stride_dt, BLOCK_Q, D)",
+        ),
+        "dk not turned back": (
+            "store_turned_back(dk_ptr, dk, cos_ptr, sin_ptr, first, T, stride_dt, BLOCK_K, D)",
+            "store_tile(dk_ptr, dk, first, T, stride_dt, BLOCK_K, D)",
+        ),
+        "turned back twice": ("ctx.K, cos, sin), None, None, None, None", "ctx.K, cos, -sin), None, None, None, None"),
+        "values turned too": ("turn(qkv, cos, sin, H + K, inverse", "turn(qkv, cos, sin, H + 2 * K, inverse"),
+        "nothing turned before": ("attention_forward(turned, H, K)", "attention_forward(qkv, H, K)"),
     },
     "cross_entropy": {
         "label's own term forgotten": ("tl.where(column == label[:, None], 1.0, 0.0)", "0.0"),

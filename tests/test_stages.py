@@ -153,8 +153,9 @@ def test_stage_2_pays_for_its_layout_on_a_gpu(options):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", [[], ["--preset", "medium"], ["--preset", "medium", "--no-graph"]], ids=" ".join)
+@pytest.mark.parametrize("options", [[], ["--preset", "medium"]], ids=" ".join)
 def test_stage_3_claims_less_time_than_has_passed(options):
+    """In a graph: launched one by one, kernels soon fill the queue, and asking for one waits for the GPU after all."""
     v3, _, steps, summary, _ = gpu_run(stage3, *options)
     assert sum(v3.really_ms[: len(steps)]) > 1.5 * sum(step["step_ms"] for step in steps)
     if None not in phases(summary):  # a HIP graph has no phases

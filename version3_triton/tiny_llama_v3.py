@@ -623,7 +623,7 @@ def column_sums(x):
     sums = torch.empty(C, dtype=torch.float32, device=x.device)
     tile = {"ROWS": 128, "BLOCK": 8}
     if gpu_architecture(x.device) == "cpu":
-        tile = {"ROWS": 4, "BLOCK": triton.next_power_of_2(C)}
+        tile = {"ROWS": 2, "BLOCK": triton.next_power_of_2(C)}
     column_sum_kernel[(triton.cdiv(C, tile["BLOCK"]),)](x, sums, rows, C, **tile)
     return sums
 
@@ -1541,7 +1541,8 @@ class TinyLlama(nn.Module):
 
     def forward(self, tokens):
         T = tokens.shape[1]
-        residual, branch = embed(tokens, self.embed_tokens.weight), None
+        with annotate("embedding"):
+            residual, branch = embed(tokens, self.embed_tokens.weight), None
         for layer in self.layers:
             residual, branch = layer(residual, branch, self.cos[:T], self.sin[:T])
         with annotate("output head"):

@@ -585,7 +585,8 @@ class FeedForward(nn.Module):
         with annotate("feed-forward"):
             # Two products with the halves of the packed weight: halves of one product would have to be put together
             # again in the backward. Recomputed there: what the last product reads, a third of what is kept otherwise.
-            gate, up = (F.linear(x, weight) for weight in self.gate_up_proj.weight.chunk(2))
+            with annotate("gate and up projection"):
+                gate, up = (F.linear(x, weight) for weight in self.gate_up_proj.weight.chunk(2))
             return checkpoint(self.rest, gate, up, use_reentrant=False, preserve_rng_state=False)
 
     def rest(self, gate, up):
