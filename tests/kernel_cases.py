@@ -312,6 +312,14 @@ def norm_case(*shape, branch=True, eps=1e-6, scale=1.0, **options):
     return Case(call, define, ("x", "y"), terms | {"w": 1 + normal(shape[-1], seed=2)}, **options)
 
 
+def check_column_sums(script, device):
+    """column_sums of more rows than a tile has."""
+    x = normal(300, 24)
+    error = relative_error(script.column_sums(x.to(device)).cpu(), x.double().sum(0))
+    if not error < 1e-6:
+        raise Wrong(f"column_sums: relative error {error:.1e}")
+
+
 def rope_case(B, T, H, K, D, turned=None, scale=1.0, **options):
     """rope of [B, T, H + 2K, D], whose first H + K heads are turned."""
     heads, turned = H + 2 * K, H + K if turned is None else turned

@@ -21,6 +21,7 @@ from kernel_cases import (
     check,
     check_adamw,
     check_adamw_with_scaler,
+    check_column_sums,
     judge_adamw,
     launches,
     rotary_case,
@@ -82,6 +83,10 @@ def test_attention_tiles_of_every_gpu(key, device):
     T = 2 * max(size for tile in tiles.values() for size in (tile["BLOCK_Q"], tile["BLOCK_K"])) + 5
     with mock.patch.object(V3, "attention_tiles", lambda *_: tiles):
         check(V3, rotary_case(1, T, 2, 1, head_dim), dtype, device)
+
+
+def test_sums_of_columns(device):
+    check_column_sums(V3, device)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES)

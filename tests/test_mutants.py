@@ -8,7 +8,16 @@ import importlib.util
 
 import pytest
 import torch
-from kernel_cases import CASES, DTYPES, Wrong, case_of, check, check_adamw, check_adamw_with_scaler
+from kernel_cases import (
+    CASES,
+    DTYPES,
+    Wrong,
+    case_of,
+    check,
+    check_adamw,
+    check_adamw_with_scaler,
+    check_column_sums,
+)
 from versions import SCRIPTS
 
 pytestmark = [
@@ -207,6 +216,8 @@ def check_operation(script, operation, device, dtypes=DTYPES):
             check_adamw(script.FusedAdamW, dtype, device)
             check_adamw_with_scaler(script.FusedAdamW, dtype, device)
         else:
+            if operation == "add_rms_norm":
+                check_column_sums(script, device)
             for name in CASES[operation][1]:
                 check(script, case_of(operation, name), dtype, device)
 

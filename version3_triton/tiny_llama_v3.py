@@ -623,7 +623,7 @@ def column_sums(x):
     sums = torch.empty(C, dtype=torch.float32, device=x.device)
     tile = {"ROWS": 128, "BLOCK": 8}
     if gpu_architecture(x.device) == "cpu":
-        tile = {"ROWS": 2, "BLOCK": triton.next_power_of_2(C)}
+        tile = {"ROWS": 4, "BLOCK": triton.next_power_of_2(C)}
     column_sum_kernel[(triton.cdiv(C, tile["BLOCK"]),)](x, sums, rows, C, **tile)
     return sums
 
