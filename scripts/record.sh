@@ -9,8 +9,9 @@
 #   ./scripts/record.sh FOLDER --repeats 1                         processes of each case of the suite (3)
 #   ./scripts/record.sh FOLDER --commit HASH                       where the files are a copy without Git's history
 #
-# scaling, links and communication need several GPUs. Afterwards: python scripts/ladder.py --write, and
-# python scripts/model_counts.py --write. Exit status: 0 all is there; 1 something failed or is left; 2 a bad option.
+# scaling, links and communication need several GPUs, and the suite uses all. Afterwards: python scripts/ladder.py
+# --write, and python scripts/model_counts.py --write. Exit status: 0 all is there; 1 something failed or is left; 2 a
+# bad option.
 
 set -uo pipefail
 
@@ -96,6 +97,8 @@ suite() {
     shift
     local options=(--results "$folder" --append --time-limit "$(($(seconds_left) - 15))" --repeats "$repeats")
     options+=(${commit[@]+"${commit[@]}"})
+    # Configurations and repeats side by side, each on a GPU of its own; what runs on several GPUs has them to itself.
+    [[ $name != suite || $gpus -eq 1 ]] || options+=(--gpus "$(seq -s , 0 $((gpus - 1)))")
     step "$name" 60 suite.json "$python" "$scripts/benchmark_suite.py" "${options[@]}" "$@"
     if grep -q "processes were not run" "$folder/$name.log" 2>/dev/null && [[ ! " ${missing[*]} " == *" $name "* ]]; then
         echo "$name: $(tail -n 1 "$folder/$name.log")"

@@ -62,6 +62,13 @@ def test_several_gpus_are_measured_together(record, tmp_path):
     assert "--nproc 1,2,4 " in log.replace("\n", " \n") and "--nproc-per-node 4" in log
 
 
+def test_several_gpus_take_a_part_of_the_suite_each(record, tmp_path):
+    assert record("--only", "suite", gpus=3).returncode == 0
+    assert (tmp_path / "log").read_text().count("--gpus 0,1,2") == 2
+    assert record("--only", "scaling", gpus=3).returncode == 0
+    assert (tmp_path / "log").read_text().count("--gpus") == 2
+
+
 def test_a_copy_without_history_says_its_commit(record, tmp_path):
     assert record("--only", "suite", "--commit", "0123abc").returncode == 0
     assert all("--commit 0123abc" in line for line in (tmp_path / "log").read_text().splitlines())
