@@ -699,6 +699,15 @@ def test_ladder_names_the_commit_that_the_suite_was_told(tmp_path):
     assert ", commit " not in ladder.markdown(ladder.Recorded(tmp_path))
 
 
+def test_ladder_says_when_version_1_depends_on_the_host(tmp_path):
+    folder = recorded_folder(tmp_path / "toy_2026-01-02")
+    assert "by host" not in ladder.markdown(ladder.Recorded(folder))
+    results = read_results(folder / "suite.json")
+    results["runs"].append(run_of(Case("v1", "small", 8, 128, "float32", False), 1, 70.0))
+    write_results(results, folder / "suite.json")
+    assert " V1 took 70.0 to 100.0 ms (small), by host: " in ladder.markdown(ladder.Recorded(folder))
+
+
 def test_ladder_without_kernels_has_no_floor(tmp_path):
     folder = recorded_folder(tmp_path / "toy_2026-01-02")
     assert "share of the floor" in ladder.markdown(ladder.Recorded(folder))
