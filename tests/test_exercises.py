@@ -58,9 +58,7 @@ def test_kernels_of_version_3_are_compared():
         "attend",
         "attention_forward_kernel",
         "dq_step",
-        "attention_backward_dq_kernel",
         "dkdv_step",
-        "attention_backward_dkdv_kernel",
     } <= of_exercises & set(of_version3)
 
 

@@ -42,7 +42,7 @@ def dq_step(
 
 
 @triton.jit
-def attention_backward_dq_kernel(
+def dq_kernel(
     qkv_ptr, o_ptr, do_ptr, lse_ptr, delta_ptr, dqkv_ptr, T, stride_b, stride_t, stride_o, stride_db, stride_dt, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -78,6 +78,6 @@ def run(qkv, o, do, lse, H, K, delta, dqkv):
     B, T, _, D = qkv.shape
     strides = (qkv.stride(0), qkv.stride(1), H * D, dqkv.stride(0), dqkv.stride(1))
     scale = math.log2(math.e) / math.sqrt(D)
-    attention_backward_dq_kernel[(B * H, triton.cdiv(T, BLOCK_Q))](
+    dq_kernel[(B * H, triton.cdiv(T, BLOCK_Q))](
         qkv, o, do, lse, delta, dqkv, T, *strides, scale, H, K, D, BLOCK_Q, BLOCK_K, "ieee"
     )

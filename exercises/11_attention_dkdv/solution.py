@@ -43,7 +43,7 @@ def dkdv_step(
 
 
 @triton.jit
-def attention_backward_dkdv_kernel(
+def dkdv_kernel(
     qkv_ptr, do_ptr, lse_ptr, delta_ptr, dqkv_ptr, T, stride_b, stride_t, stride_o, stride_db, stride_dt, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -80,6 +80,6 @@ def run(qkv, do, lse, delta, H, K, dqkv):
     B, T, _, D = qkv.shape
     strides = (qkv.stride(0), qkv.stride(1), H * D, dqkv.stride(0), dqkv.stride(1))
     scale = math.log2(math.e) / math.sqrt(D)
-    attention_backward_dkdv_kernel[(B * K, triton.cdiv(T, BLOCK_K))](
+    dkdv_kernel[(B * K, triton.cdiv(T, BLOCK_K))](
         qkv, do, lse, delta, dqkv, T, *strides, scale, H, K, D, BLOCK_Q, BLOCK_K, "ieee", num_stages=2
     )
