@@ -178,9 +178,10 @@ def rows(results):
         runs_of.setdefault(run["case"], []).append(run)
     for case, runs in runs_of.items():
         good = [run for run in runs if run["status"] == "ok"]
-        row = case._asdict() | {"status": "ok" if good else runs[-1]["status"], "reason": None}
-        if len(good) < len(runs):
-            row["reason"] = next(run["reason"] for run in runs if run["status"] != "ok")
+        # A round on another host brings its own run of version 1, for its ratios alone.
+        good = [run for run in good if not run.get("yardstick")] or good
+        row = case._asdict() | {"status": "ok" if good else runs[-1]["status"]}
+        row["reason"] = next((run["reason"] for run in runs if run["status"] != "ok"), None)
         row |= measured_row(good, reference, singles) if good else {"repeats": 0}
         checked = accuracy.get((case.configuration, case.model, case.precision), {}) if case.processes == 1 else {}
         found.append(row | {key: checked.get(key) for key in ("loss_error", "gradient_error", "worst_gradient")})

@@ -44,6 +44,10 @@ ATTENTION_GOALS = {512: 1.0, 2048: 0.7, 8192: 0.7}
 SCALING_GOALS = {2: 0.95, 4: 0.92, 8: 0.90}  # of the medium preset in bfloat16, the better of V3 and V4
 
 
+def graph_by_default(model):
+    return GRAPH_BY_DEFAULT.get(model.split("+")[0], model.endswith("-graph"))
+
+
 class Recorded:
     """The rows of a recorded run, its machine, and the rates of its device."""
 
@@ -70,11 +74,11 @@ class Recorded:
 
     def by_default(self, row):
         """Whether a row is of a model as it runs without being asked for a graph, or for none."""
-        return row["graph"] == GRAPH_BY_DEFAULT.get(row["model"].split("+")[0], row["model"].endswith("-graph"))
+        return row["graph"] == graph_by_default(row["model"])
 
     def row(self, preset, model, precision, graph=None):
         """The row of a model, run as it is by default or as said; None where it was not measured."""
-        graph = GRAPH_BY_DEFAULT.get(model, model.endswith("-graph")) if graph is None else graph
+        graph = graph_by_default(model) if graph is None else graph
         asked = (preset, model, precision, graph)
         return next((r for r in self.rows if (r["preset"], r["model"], r["precision"], r["graph"]) == asked), None)
 
@@ -131,7 +135,7 @@ def spread_of_version_1(recorded):
     told = [f"{min(ms):.1f} to {max(ms):.1f} ms ({of[0]})" for of, ms in steps.items() if max(ms) > 1.1 * min(ms)]
     if not told:
         return ""
-    return f" V1 took {', '.join(told)}, by host: between rows of different repeats compare steps, not brackets."
+    return f" V1 took {', '.join(told)}, by host: a bracket is a ratio on one host, eager steps of two do not compare."
 
 
 def step_cell(row):

@@ -708,6 +708,13 @@ def test_ladder_says_when_version_1_depends_on_the_host(tmp_path):
     assert " V1 took 70.0 to 100.0 ms (small), by host: " in ladder.markdown(ladder.Recorded(folder))
 
 
+def test_a_yardstick_is_for_the_ratios_of_its_round_alone():
+    runs = [run_of(FIRST, 0, 100.0), run_of(FIRST, 1, 60.0) | {"yardstick": True}, run_of(THIRD, 1, 2.0)]
+    first, third = rows(results_of(runs))
+    assert (first["step_ms"], first["speed"], first["repeats"]) == (100.0, 1.0, 1)
+    assert third["speed"] == 30.0
+
+
 def test_ladder_without_kernels_has_no_floor(tmp_path):
     folder = recorded_folder(tmp_path / "toy_2026-01-02")
     assert "share of the floor" in ladder.markdown(ladder.Recorded(folder))

@@ -818,9 +818,8 @@ def adamw_update(parameters, masters, gradients, m, v, corrections, scaler, lr, 
     """One step of AdamW on lists of tensors; compiled, it reads and writes every tensor once.
 
     masters are the float32 weights, of which the parameters are rounded copies (or the parameters themselves);
-    corrections float32 [2] holds 1 - βᵗ. It is no part of what is compiled, which would compute the powers, in float64,
-    again for every element. scaler: None, or what the gradients were multiplied by and whether that made them infinite,
-    in which case nothing changes.
+    corrections float32 [2] holds 1 - βᵗ. scaler: None, or what the gradients were multiplied by and whether that made
+    them infinite, in which case nothing changes.
     """
     gradients = [gradient.float() for gradient in gradients]
     going = 1.0
