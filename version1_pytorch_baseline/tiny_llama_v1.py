@@ -791,6 +791,8 @@ class Trainer:
         self.tokens.copy_(tokens)
         self.labels.copy_(labels)
         self.synchronize()
+        if self.options.parallel:
+            dist.barrier()  # who came early would wait for the others within the step, and hold up its own products
         start = time.perf_counter()
         self.graph.replay() if self.graph else self.step()
         self.synchronize()

@@ -624,7 +624,7 @@ def column_sums(x):
     tile = {"ROWS": 128, "BLOCK": 8}
     if gpu_architecture(x.device) == "cpu":
         tile = {"ROWS": 4, "BLOCK": triton.next_power_of_2(C)}
-    column_sum_kernel[(triton.cdiv(C, tile["BLOCK"]),)](x, sums, rows, C, **tile)
+    column_sum_kernel[(triton.cdiv(C, tile["BLOCK"]),)](x, sums, rows, C, **tile, num_warps=8)
     return sums
 
 
@@ -654,14 +654,15 @@ class AddRMSNormFunction(torch.autograd.Function):
         C, rows = x.shape[-1], rstd.numel()
         dy = torch.zeros_like(x) if dy is None else dy.contiguous()
         dx_later = None if dx_later is None else dx_later.contiguous()
-        # Small tensors want few programs, whose shares are added up afterwards; large ones want many.
-        tile = row_tile(C, gpu_architecture(x.device), elements=4096 if x.numel() < 2**22 else 2048)
-        programs = min(triton.cdiv(rows, tile["ROWS"]), program_count(x.device))
+        # A tile is loaded, added up and stored before the next one is: many small programs keep the memory busy.
+        wide = x.dtype == torch.float32
+        tile = row_tile(C, gpu_architecture(x.device), elements=2048 if wide else 1024)
+        programs = min(triton.cdiv(rows, tile["ROWS"]), program_count(x.device) * (1 if wide else 2))
         dx = torch.empty_like(x)
         shares = torch.empty(programs, C, dtype=torch.float32, device=x.device)
         rmsnorm_backward_kernel[(programs,)](
             dy, dy if dx_later is None else dx_later, x, w, rstd, dx, shares, rows, C, dx_later is not None, **tile,
-            num_warps=8 if x.dtype == torch.float32 or C <= 512 else 4,
+            num_warps=8 if wide else 4 if C > 512 else 2,
         )  # fmt: skip
         return dx, dx if ctx.added else None, column_sums(shares).to(w.dtype), None
 
@@ -1427,8 +1428,8 @@ class EmbeddingFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dx):
         tokens = ctx.saved_tensors[0].flatten()
-        onehot = tokens == torch.arange(ctx.words, device=tokens.device)[:, None]
-        return None, onehot.to(dx.dtype) @ dx.flatten(0, -2)
+        onehot = dx.new_zeros(tokens.numel(), ctx.words).scatter_(1, tokens[:, None], 1)
+        return None, onehot.t() @ dx.flatten(0, -2)
 
 
 def embed(tokens, w):
@@ -1812,6 +1813,8 @@ class Trainer:
         self.tokens.copy_(tokens)
         self.labels.copy_(labels)
         self.synchronize()
+        if self.options.parallel:
+            dist.barrier()  # who came early would wait for the others within the step, and hold up its own products
         start = time.perf_counter()
         self.graph.replay() if self.graph else self.step()
         self.synchronize()

@@ -843,6 +843,22 @@ def adamw_update(parameters, masters, gradients, m, v, corrections, scaler, lr, 
         torch._foreach_copy_(*map(list, zip(*copies, strict=True)))
 
 
+LARGE = 2**19  # elements from which on a tensor is worth a kernel of its own
+
+
+def adamw_by_size(parameters, *lists_and_settings):
+    """As adamw_update, for the compiler: each large tensor alone, the small ones together.
+
+    A list becomes one kernel. That of a long list has to look up in every block which tensor it is for, and takes a
+    fifth longer on large ones; kernels of their own for the small ones would cost more launches than they save.
+    """
+    large = [i for i, p in enumerate(parameters) if p.numel() >= LARGE]
+    groups = [[i] for i in large] + [[i for i in range(len(parameters)) if i not in large]]
+    lists, settings = (parameters, *lists_and_settings[:4]), lists_and_settings[4:]
+    for group in filter(None, groups):
+        adamw_update(*([tensors[i] for i in group] for tensors in lists), *settings)
+
+
 class MasterAdamW(torch.optim.Optimizer):
     """AdamW for 16-bit parameters, each with a float32 weight in `masters`, which is what is trained.
 
@@ -864,7 +880,7 @@ class MasterAdamW(torch.optim.Optimizer):
             for p in group["params"]:
                 self.state[p]["step"] = count
             self.betas.append(torch.tensor(group["betas"], dtype=torch.float64, device=parameters[0].device))
-        self.update = torch.compile(adamw_update) if compiled else adamw_update
+        self.update = torch.compile(adamw_by_size) if compiled else adamw_update
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -987,6 +1003,8 @@ class Trainer:
         self.tokens.copy_(tokens)
         self.labels.copy_(labels)
         self.synchronize()
+        if self.options.parallel:
+            dist.barrier()  # who came early would wait for the others within the step, and hold up its own products
         start = time.perf_counter()
         self.graph.replay() if self.graph else self.step()
         self.synchronize()
