@@ -3,16 +3,18 @@
     python scripts/ladder.py                                  # print README.md's tables of the newest recorded run
     python scripts/ladder.py --write                          # put them between the markers of all READMEs
     python scripts/ladder.py --check                          # do the READMEs say what was recorded?
-    python scripts/ladder.py --picture ladder.png --recorded scripts/recorded/nvidia-h200_2026-11-20
+    python scripts/ladder.py --picture ladder.png --recorded scripts/recorded/nvidia-h200_2026-11-22
 
 A recorded run is a folder scripts/recorded/<device>_<date> with suite.json of benchmark_suite.py and, where kernels
-were measured, kernels.json of benchmark_kernels.py. The markers are <!-- ladder:begin --> and <!-- ladder:end -->.
+were measured, kernels.json of benchmark_kernels.py. Kernels and numbers of GPUs that a run lacks are taken, with their
+date, from the newest older run of the same device. The markers are <!-- ladder:begin --> and <!-- ladder:end -->.
 
 Exit status: 0; 1 where --check finds a difference; 2 for a bad option or a file that cannot be read.
 """
 
 import argparse
 import difflib
+import functools
 import json
 import pathlib
 import sys
@@ -36,6 +38,7 @@ NAMES = {
     "hf-compile-graph": "Hugging Face, torch.compile",
     "liger": "Hugging Face with Liger",
 }
+PRESETS = ("tiny", "small", "medium")
 ADAMW_BYTES = 28  # a parameter: weight and two moments read and written, gradient read; all float32
 GRAPH_BY_DEFAULT = {"v1": False, "v2": False, "v3": True, "v4": True}
 SPEED_GOALS = {"float32": (5.5, 1.15), "tf32": (15, 5), "bfloat16": (30, 12)}  # small, medium
@@ -57,17 +60,36 @@ class Recorded:
         self.runs = [run for run in results["runs"] if run["status"] == "ok"]
         told = [session.get("arguments", {}).get("commit") for session in results["sessions"]]
         self.commits = {told[run["session"]] or run["environment"]["commit"] for run in self.runs} - {None}
+        self.date = results["sessions"][-1]["date"]
         measured = [row for row in rows(results) if row["status"] == "ok"]
         self.rows = sorted((row for row in measured if row["processes"] == 1), key=self.place)
         self.scaled = [row for row in measured if row["processes"] > 1]
         if not self.rows:
             raise ValueError(f"{self.folder / 'suite.json'} holds no successful run")
-        path = self.folder / "kernels.json"
-        self.kernels = json.loads(path.read_text()) if path.exists() else None
+
+    @property
+    def device(self):
+        return self.runs[0]["environment"]["device"]
+
+    @functools.cached_property
+    def earlier(self):
+        """The older runs beside it on a device of the same name, newest first."""
+        beside = [Recorded(path.parent) for path in self.folder.absolute().parent.glob("*_????-??-??/suite.json")]
+        older = [run for run in beside if run.date < self.date and run.device == self.device]
+        return sorted(older, key=lambda run: run.date, reverse=True)
+
+    @functools.cached_property
+    def kernels(self):
+        """What benchmark_kernels.py wrote, here or in the newest older run that has it; None where there is none."""
+        for folder in (self.folder, *(run.folder for run in self.earlier)):
+            path = folder / "kernels.json"
+            if path.exists():
+                return json.loads(path.read_text())
+        return None
 
     def place(self, row):
         """Where a row stands in tables and pictures: by preset, precision, eager or graph, and model."""
-        presets = list(dict.fromkeys(run["case"].preset for run in self.runs))
+        presets = list(dict.fromkeys([*PRESETS, *(run["case"].preset for run in self.runs)]))
         models = {model: place for place, model in enumerate(NAMES)}
         precision = list(PRECISIONS).index(row["precision"])
         return presets.index(row["preset"]), precision, row["captured"], models.get(row["model"], 99), row["model"]
@@ -176,7 +198,12 @@ def scaling_goal(row, rows):
 
 
 def scaling_table(recorded):
-    """Weak scaling: each model on several GPUs of one machine, with the same batch on each."""
+    """Weak scaling: each model on several GPUs of one machine, with the same batch on each; the newest of each."""
+    found = {}
+    for run in (recorded, *recorded.earlier):
+        for row in run.scaled:
+            what = tuple(row[name] for name in ("preset", "precision", "model", "captured", "processes"))
+            found.setdefault(what, (run, row))
     lines = [
         [
             f"{NAMES.get(row['model'], row['model'])}, {row['preset']}, {PRECISIONS[row['precision']]}",
@@ -184,12 +211,13 @@ def scaling_table(recorded):
             str(row["processes"]),
             f"{row['step_ms']:.2f}",
             f"{row['samples_per_second']:,.0f}",
-            scaling_goal(row, recorded.scaled),
+            scaling_goal(row, run.scaled),
+            run.date[:10],
         ]
-        for row in recorded.scaled
+        for run, row in sorted(found.values(), key=lambda of: of[1]["processes"])
     ]
-    header = ["several GPUs, one batch on each", "runs", "GPUs", "step ms", "samples/s", "rate a GPU / rate of one"]
-    return markdown_table(header, lines)
+    header = ["several GPUs, one batch on each", "runs", "GPUs", "step ms", "samples/s", "rate of each / of one", "on"]
+    return markdown_table(header, lines) if lines else None
 
 
 # ---- the goals
@@ -314,9 +342,11 @@ def kernels_table(kernels):
 
 def kernels_text(kernels):
     products = ", ".join(f"{PRECISIONS[p]} {rate:.0f}" for p, rate in kernels["ceilings"]["product"].items())
+    environment = kernels["environment"]
     return (
-        f"Ceilings of this {kernels['environment']['device']}: copy {kernels['ceilings']['copy']:,.0f} GB/s (read and "
-        f"written), 8192³ products {products} TFLOP/s. Kernels in {PRECISIONS[kernels['dtype']]}, alone:\n\n"
+        f"Ceilings of this {environment['device']}, {environment['date'][:10]}: copy "
+        f"{kernels['ceilings']['copy']:,.0f} GB/s (read and written), 8192³ products {products} TFLOP/s. Kernels in "
+        f"{PRECISIONS[kernels['dtype']]}, alone:\n\n"
         f"{kernels_table(kernels)}"
     )
 
@@ -325,7 +355,7 @@ def steps_text(recorded, rows):
     """The machine, the given rows, the goals, and several GPUs."""
     configurations = dict.fromkeys((r["preset"], r["batch_size"], r["seq_len"], r["options"]) for r in rows)
     parts = [machine_line(recorded), *(ladder_table(recorded, c, rows) for c in configurations), goals_table(recorded)]
-    return "\n\n".join([*parts, *([scaling_table(recorded)] if recorded.scaled else [])])
+    return "\n\n".join(filter(None, [*parts, scaling_table(recorded)]))
 
 
 def readme_markdown(recorded):

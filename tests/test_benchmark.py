@@ -683,8 +683,32 @@ def test_ladder_scaling(tmp_path):
     write_results(results, folder / "suite.json")
     scaled = ladder.markdown(ladder.Recorded(folder))
     assert scaled.startswith(text.split("Ceilings")[0].rstrip())
-    assert line_with(scaled, "V3, medium") == "| V3, medium, bf16 | graph | 4 | 8.50 | 3,765 | 0.941 (>= 0.92) |"
-    assert line_with(scaled, "V4, medium") == "| V4, medium, bf16 | graph | 4 | 12.50 | 2,560 | 0.800 |"
+    three, four = line_with(scaled, "V3, medium"), line_with(scaled, "V4, medium")
+    assert three == "| V3, medium, bf16 | graph | 4 | 8.50 | 3,765 | 0.941 (>= 0.92) | 2026-01-02 |"
+    assert four == "| V4, medium, bf16 | graph | 4 | 12.50 | 2,560 | 0.800 | 2026-01-02 |"
+
+
+def test_ladder_takes_what_a_run_lacks_from_an_older_one(tmp_path):
+    """Kernels and rows of several GPUs, with their own date; never from a newer run or another device."""
+    old, new = (recorded_folder(tmp_path / f"toy_2026-01-0{day}") for day in (2, 5))
+    results = read_results(old / "suite.json")
+    case = Case("v3", "medium", 8, 128, "bfloat16", True, processes=4)
+    results["runs"].append(run_of(case, 0, 8.5, graph={"captured": True, "reason": None}))
+    write_results(results, old / "suite.json")
+    (new / "kernels.json").unlink()
+    results = read_results(new / "suite.json")
+    results["sessions"][-1]["date"] = "2026-01-05T00:00:00+00:00"
+    write_results(results, new / "suite.json")
+    text = ladder.markdown(ladder.Recorded(new))
+    assert "2026-01-02: copy" in text.split("Ceilings")[1]
+    assert line_with(text, "V3, medium").endswith("| 2026-01-02 |")
+    for run in results["runs"]:
+        run["environment"]["device"] = "another toy"
+    write_results(results, new / "suite.json")
+    other = ladder.markdown(ladder.Recorded(new))
+    assert "Ceilings" not in other and "several GPUs" not in other
+    (old / "kernels.json").rename(new / "kernels.json")
+    assert "Ceilings" not in ladder.markdown(ladder.Recorded(old))
 
 
 def test_ladder_names_the_commit_that_the_suite_was_told(tmp_path):

@@ -845,7 +845,7 @@ class Trainer:
         self.labels.copy_(labels)
         self.synchronize()
         if self.options.parallel:
-            dist.barrier()  # who came early would wait for the others within the step, and hold up its own products
+            dist.barrier()  # who came early would count its waiting for the others as part of the step
         start = time.perf_counter()
         self.graph.replay() if self.graph else self.step()
         self.synchronize()
