@@ -319,22 +319,44 @@ def test_strides_of_one(device):
 # ---------------------------------------------------------------- AdamW
 
 
+V4 = load_version(4)
+
+
+def adamw_by_size(parameters, **options):
+    """Version 4's as torch.compile gets it: large tensors one by one, the small ones together."""
+    optimizer = V4.MasterAdamW(parameters, compiled=False, **options)
+    optimizer.update = V4.adamw_by_size
+    return optimizer
+
+
 # The kernel, and version 4's for 16-bit models, which is left to torch.compile.
-OPTIMIZERS = {"kernel": V3.FusedAdamW, "compiler": functools.partial(load_version(4).MasterAdamW, compiled=False)}
+OPTIMIZERS = {
+    "kernel": V3.FusedAdamW,
+    "compiler": functools.partial(V4.MasterAdamW, compiled=False),
+    "compiler, by size": adamw_by_size,
+}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_adamw(name, dtype, device):
+def test_adamw(name, dtype, device, monkeypatch):
     """Ragged sizes, more elements than one program takes, nothing harmed beside them; judged after every step."""
+    monkeypatch.setattr(V4, "LARGE", 1000)
     check_adamw(OPTIMIZERS[name], dtype, device)
+
+
+@pytest.mark.parametrize("large", [1, 10**6], ids=["all are large", "none is large"])
+def test_adamw_by_size_with_an_empty_group(large, device, monkeypatch):
+    monkeypatch.setattr(V4, "LARGE", large)
+    check_adamw(adamw_by_size, torch.float32, device)
 
 
 # PyTorch's scaler does not take bfloat16, which has no need of one.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_adamw_with_a_gradient_scaler(name, dtype, device):
+def test_adamw_with_a_gradient_scaler(name, dtype, device, monkeypatch):
     """A step whose gradients overflow changes nothing but the scale, and the next ones are as if it had not been."""
+    monkeypatch.setattr(V4, "LARGE", 1000)
     check_adamw_with_scaler(OPTIMIZERS[name], dtype, device)
 
 
