@@ -4,7 +4,8 @@ import re
 import subprocess
 
 import pytest
-from page_commands import Command, commands, faults_of_command, faults_of_links
+from page_commands import Command, commands
+from page_faults import faults_of_command, faults_of_links
 from versions import REPOSITORY, SCRIPTS
 
 FOLDERS = [script.parent for script in SCRIPTS.values()]

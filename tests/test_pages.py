@@ -5,30 +5,14 @@ import shlex
 
 import pytest
 import torch
-from page_commands import blocks, commands, faults_of_command, faults_of_links, program_of
+from page_commands import FOLDERS, PAGES, blocks, commands, program_of, start_of
+from page_faults import faults_of_command, faults_of_links
 from versions import REPOSITORY, SCRIPTS, load_version
 
-FOLDERS = [script.parent for script in SCRIPTS.values()]
-PAGES = [
-    REPOSITORY / "README.md",
-    REPOSITORY / "TINY_LLAMA_ARCHITECTURE.md",
-    REPOSITORY / "scripts" / "README.md",
-    REPOSITORY / "scripts" / "SCALING.md",
-    REPOSITORY / "exercises" / "README.md",
-    REPOSITORY / "version3_triton" / "README_WORKSHOP.md",
-    REPOSITORY / "version3_triton" / "NOTEBOOK.md",
-    *(folder / "README.md" for folder in FOLDERS),
-]
 SHORT = (
     "--hidden-dim 32 --num-layers 1 --num-heads 2 --seq-len 16 --batch-size 2 --num-steps 2 --warmup-steps 1".split()
 )
 named = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-
-
-def start_of(page):
-    """The folder in which a page's commands are meant: its own, but for pages that speak from the top."""
-    from_the_top = {REPOSITORY / "scripts" / "SCALING.md", REPOSITORY / "exercises" / "README.md"}
-    return REPOSITORY if page in from_the_top else page.parent
 
 
 @named

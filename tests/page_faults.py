@@ -1,64 +1,21 @@
-"""What a page tells its reader to run: its commands, what is wrong with them, and with its links.
+"""What is wrong with the commands of a page, and with its links.
 
-from page_commands import commands, faults_of_command, faults_of_links
+from page_faults import faults_of_command, faults_of_links
 """
 
 import functools
 import os
 import pathlib
 import re
-import shlex
 import subprocess
 import sys
-from typing import NamedTuple
 
-INDENTED = re.compile(r"^    (?:python |\./)", re.MULTILINE)
-FENCE = re.compile(r"^ *```bash\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+from page_commands import Command, program_of
+
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PASSES_ON = re.compile(
     r"options? (that are not listed )?(of the training script |of tiny_llama_v3.py )?go|go(es)? through"
 )
-
-
-class Command(NamedTuple):
-    line: int  # of the page, from 1
-    text: str
-
-    def words(self):
-        return shlex.split(self.text, comments=True)
-
-
-def blocks(text: str):
-    """(number of the first line, text) of every bash block, and of every indented line that starts a program."""
-    for block in FENCE.finditer(text):
-        yield text.count("\n", 0, block.start(1)) + 1, block[1]
-    for number, line in enumerate(FENCE.sub(lambda block: "\n" * block[0].count("\n"), text).splitlines(), 1):
-        if INDENTED.match(line):
-            yield number, line
-
-
-def commands(page: pathlib.Path) -> list[Command]:
-    """The commands of a page, one for each line; lines that end with a backslash are joined."""
-    found = []
-    for number, block in blocks(page.read_text(encoding="utf-8")):
-        pending = ""
-        for offset, line in enumerate(block.splitlines()):
-            pending += line.strip()
-            if pending.endswith("\\"):
-                pending = pending[:-1]
-                continue
-            if shlex.split(pending, comments=True):
-                found.append(Command(number + offset, pending))
-            pending = ""
-    return found
-
-
-def program_of(words: list[str]) -> tuple[str, list[str]]:
-    """The path of the program that a command runs, and its arguments; behind a launcher's own options."""
-    place = 1 if words[0] in ("python", "bash") else 0
-    if words[0] in ("torchrun", "sbatch"):
-        place = next(place for place, word in enumerate(words) if word.endswith((".py", ".sbatch")))
-    return words[place], words[place + 1 :]
 
 
 @functools.cache
