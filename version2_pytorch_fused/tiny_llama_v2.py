@@ -1205,7 +1205,10 @@ def profile(trainer, data):
     folder.mkdir(parents=True, exist_ok=True)
     activities = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * on_gpu
     with torch.profiler.profile(
-        activities=activities, record_shapes=True, profile_memory=options.profile_memory
+        activities=activities,
+        record_shapes=True,
+        profile_memory=options.profile_memory,
+        acc_events=True,  # there is one cycle; without it PyTorch 2.11 warns of events of others
     ) as profiler:
         for step in range(options.num_steps, options.num_steps + options.profile_steps):
             attention_step(trainer) if options.profile_attention_only else trainer.run(*data.batch(step))
