@@ -5,7 +5,7 @@
 #   ./scripts/record.sh scripts/recorded/DEVICE_DATE               one to two hours on one GPU
 #   ./scripts/record.sh FOLDER --time-limit 560                    start nothing that would not end; again: the rest
 #   ./scripts/record.sh FOLDER --only suite,kernels                some of: suite kernels scaling links communication
-#                                                                  report ablation2 ablation3 stages wrappers
+#                                                                  report ablation2 ablation3 stages pages wrappers
 #   ./scripts/record.sh FOLDER --repeats 1                         processes of each case of the suite (3)
 #   ./scripts/record.sh FOLDER --commit HASH                       where the files are a copy without Git's history
 #
@@ -137,6 +137,8 @@ for version in 2 3; do
 done
 step stages 300 stages/comparison.txt \
     "$scripts/../version3_triton/exercises/performance_debugging/run_all_stages.sh" --output-dir "$folder/stages"
+step pages 300 pages.json "$python" "$scripts/try_pages.py" --jobs 4 --time-limit "$(seconds_left)" \
+    --output-dir "$folder/tried_pages" --json "$folder/pages.json"
 step wrappers 300 wrappers.txt wrappers
 
 if [[ ${#missing[@]} -gt 0 ]]; then

@@ -44,14 +44,14 @@ def programs(tmp_path):
 
 
 def test_what_is_there_is_kept(record, tmp_path):
-    some = ["--only", "suite,kernels,ablation2,ablation3"]
+    some = ["--only", "suite,kernels,ablation2,ablation3,pages"]
     first = record(*some)
     assert first.returncode == 0 and "all there" in first.stdout
     study = "fusion_ablation_study.py"
-    assert programs(tmp_path) == ["benchmark_suite.py"] * 2 + ["benchmark_kernels.py", study, study]
+    assert programs(tmp_path) == ["benchmark_suite.py"] * 2 + ["benchmark_kernels.py", study, study, "try_pages.py"]
     second = record(*some)
-    assert second.returncode == 0 and second.stdout.count(": kept") == 3
-    assert programs(tmp_path)[5:] == ["benchmark_suite.py"] * 2  # it knows itself what it lacks
+    assert second.returncode == 0 and second.stdout.count(": kept") == 4
+    assert programs(tmp_path)[6:] == ["benchmark_suite.py"] * 2  # it knows itself what it lacks
 
 
 def test_several_gpus_are_measured_together(record, tmp_path):
