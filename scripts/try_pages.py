@@ -31,7 +31,7 @@ from page_commands import PAGES, Command, commands, start_of
 from versions import REPOSITORY
 
 RUN_ALONE = ("test.sh", "record.sh", "try_pages.py", "try_wrappers.sh")  # these try everything themselves
-SAID_WITH_STATUS_1 = re.compile(r"check\.py \d+")  # of an exercise that nobody has started
+SAID_WITH_STATUS_1 = re.compile(r"check\.py (solution )?\d+")  # of an exercise that nobody has started
 PLACEHOLDER = re.compile(r"\b[A-Z]+_[A-Z]+\b(?!=)")
 LEFT_OUT = (".git", ".venv", "*cache*", "tried_pages", "tried_wrappers")
 
@@ -53,6 +53,8 @@ def passed_over(command: Command, gpus: int) -> str | None:
         needed = int(processes) if processes.isdigit() else 2  # "gpu" is all there are; one has nobody to talk to
     if any(pathlib.Path(word).name in RUN_ALONE for word in words[:2]):
         return "run it by itself"
+    if "--watch" in words:
+        return "waits for its user"
     if "--nnodes" in words or words[0] == "sbatch":
         return "needs several hosts"
     if found := PLACEHOLDER.search(" ".join(words)):

@@ -436,6 +436,17 @@ def test_validate_setup(version, capsys):
     assert status == 0 and "set-up check passed" in out and "step     3/3" in out
 
 
+@pytest.mark.parametrize("version", SCRIPTS)
+def test_validate_setup_is_small_unless_sizes_are_given(version):
+    """A laptop's answer comes in seconds, in Triton's interpreter too; a given preset or size is taken."""
+    parse = load_version(version).parse_options
+    small = parse(["--validate-setup", "--device", "cpu"])
+    assert (small.hidden_dim, small.intermediate_dim, small.num_layers, small.batch_size) == (64, 256, 2, 2)
+    assert parse(["--validate-setup", "--device", "cpu", "--preset", "tiny"]).hidden_dim == 256
+    assert parse(["--validate-setup", "--device", "cpu", "--seq-len", "48"]).seq_len == 48
+    assert parse(["--device", "cpu"]).hidden_dim == 512
+
+
 def test_validate_setup_fails_where_a_parameter_is_not_trained(capsys, monkeypatch):
     monkeypatch.setattr(load_version(1), "parameters_trained", lambda model: 1)
     status, out, _ = call(1, [*MINI, "--validate-setup"], capsys)

@@ -32,17 +32,18 @@ def test_each_command_gets_a_line(page_of, capsys, tmp_path):
         "pwd",
         "echo fine; echo 'no such thing' >&2; exit 3   # why not",
         "python check.py 01 || exit 1",
+        "python check.py solution 01 || exit 1",
         "record.sh FOLDER",
         "echo still here",
     )
     assert try_pages.main(["--output-dir", "a folder", "--json", "tried.json"]) == 1
     said = capsys.readouterr()
     tried = json.loads((tmp_path / "tried.json").read_text())["commands"]
-    assert [t["ended"] for t in tried] == ["ok", "ok", "failed", "ok", "passed over", "ok"]
+    assert [t["ended"] for t in tried] == ["ok", "ok", "failed", "ok", "ok", "passed over", "ok"]
     assert tried[0]["words"] == sys.executable
     assert tried[1]["words"] == str(tmp_path / "a folder" / "copy" / "version1_pytorch_baseline")
     assert tried[2]["words"] == "status 3: no such thing" and "why not" not in tried[2]["command"]
-    assert "4 ok, 1 failed, 0 cut off, 0 not run, 1 passed over" in said.out
+    assert "5 ok, 1 failed, 0 cut off, 0 not run, 1 passed over" in said.out
     assert said.out.count("status 3: no such thing") == 1 and "still here" in said.err
     assert not (tmp_path / "a folder" / "copy" / ".git").exists()
 
@@ -82,6 +83,7 @@ def test_the_time_limit_is_kept_to(page_of, capsys):
         ("sbatch --nodes 2 a.sbatch", 8, "needs several hosts"),
         ("python ladder.py --picture recorded/DEVICE_DATE/ladder.png", 1, "DEVICE_DATE stands for something else"),
         ("python scripts/try_pages.py", 1, "run it by itself"),
+        ("python exercises/check.py 01 --watch", 1, "waits for its user"),
         ("ROCR_VISIBLE_DEVICES=0 python a.py", 0, None),
     ],
 )

@@ -76,6 +76,7 @@ PRESETS = {
     "medium": dict(zip(SIZES, (1024, 12, 16, 4096, 512, 16), strict=True)),
 }
 DEFAULTS = {"hidden_dim": 512, "num_layers": 8, "num_heads": 8, "seq_len": 256, "batch_size": 8}
+SETUP_CHECK = {"hidden_dim": 64, "num_layers": 2, "num_heads": 4, "seq_len": 32, "batch_size": 2}
 SORT_KEYS = [
     f"{prefix}{key}"
     for key in ("cpu_time_total", "cuda_time_total", "device_time_total", "cpu_memory_usage", "device_memory_usage")
@@ -223,7 +224,7 @@ def check_parallel(options):
 
 def resolve_options(options, ranks):
     """Fill what was not given: preset first, then defaults, then what follows from other options."""
-    chosen = {**DEFAULTS, **PRESETS.get(options.preset, {})}
+    chosen = {**(SETUP_CHECK if options.validate_setup else DEFAULTS), **PRESETS.get(options.preset, {})}
     if options.hidden_dim not in (None, chosen["hidden_dim"]):
         chosen.pop("intermediate_dim", None)
     for name, value in chosen.items():
