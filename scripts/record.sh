@@ -137,7 +137,7 @@ for version in 2 3; do
 done
 step stages 300 stages/comparison.txt \
     "$scripts/../version3_triton/exercises/performance_debugging/run_all_stages.sh" --output-dir "$folder/stages"
-step pages 300 pages.json "$python" "$scripts/try_pages.py" --jobs 4 --time-limit "$(seconds_left)" \
+step pages 300 pages.json "$python" "$scripts/try_pages.py" --jobs 4 --time-limit "$(($(seconds_left) - 20))" \
     --output-dir "$folder/tried_pages" --json "$folder/pages.json"
 step wrappers 300 wrappers.txt wrappers
 

@@ -1,18 +1,20 @@
 """Run the commands of the pages on this machine, each page's in order, and print a line for each: how it ended,
 seconds, the command, and its last words.
 
-    python try_pages.py                                          # all pages: an hour on one GPU
+    python try_pages.py                                          # all pages
     python try_pages.py ../version3_triton/README.md --each 60   # one page, and at most a minute for a command
-    python try_pages.py --jobs 4 --time-limit 560                # four pages at a time; starts nothing after 560 s
+    python try_pages.py --jobs 4 --time-limit 560                # four pages at a time; what runs after 560 s is ended
 
 They run in a copy of the repository in --output-dir, so that nothing here changes, with this Python as `python`; each
 one's output is kept beside it. Passed over, with the reason: what needs more GPUs or hosts than there are, what stands
 for something else (DEVICE_DATE), and what tries everything itself.
 
-Exit status: 0 all that was run ended well; 1 one did not, or was not run for lack of time.
+Exit status: 0 all that was run ended well; 1 one did not, or was not run for lack of time; 2 bad input.
 """
 
 import concurrent.futures
+import contextlib
+import math
 import os
 import pathlib
 import re
@@ -33,7 +35,9 @@ from versions import REPOSITORY
 RUN_ALONE = ("test.sh", "record.sh", "try_pages.py", "try_wrappers.sh")  # these try everything themselves
 SAID_WITH_STATUS_1 = re.compile(r"check\.py (solution )?\d+")  # of an exercise that nobody has started
 PLACEHOLDER = re.compile(r"\b[A-Z]+_[A-Z]+\b(?!=)")
-LEFT_OUT = (".git", ".venv", "*cache*", "tried_pages", "tried_wrappers")
+LEFT_OUT = (".git", ".venv", "__pycache__", ".pytest_cache", ".ruff_cache", ".hypothesis")
+MARK = "made-by-try-pages"  # a copy without it is never removed
+GRACE = 10  # seconds that a command has to end itself and what it started, before it is killed
 
 
 class Tried(NamedTuple):
@@ -63,10 +67,21 @@ def passed_over(command: Command, gpus: int) -> str | None:
 
 
 def copy_repository(folder: pathlib.Path) -> pathlib.Path:
-    """A fresh copy of the repository below the folder, results of earlier runs left out."""
-    copy = folder / "copy"
+    """A fresh copy of the repository in DIR/copy, without caches, Git's history and that folder itself.
+
+    Raises Failure where there is a folder of that name that another program made.
+    """
+    copy, by_name = folder / "copy", shutil.ignore_patterns(*LEFT_OUT)
+    if copy.exists() and not (copy / MARK).exists():
+        raise Failure(2, f"{copy} was not made by this program: choose another --output-dir")
     shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(REPOSITORY, copy, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT, folder.name))
+
+    def left_out(place, names):
+        return by_name(place, names) | {name for name in names if pathlib.Path(place, name) == folder}
+
+    copy.mkdir()
+    (copy / MARK).touch()
+    shutil.copytree(REPOSITORY, copy, symlinks=True, ignore=left_out, dirs_exist_ok=True)
     return copy
 
 
@@ -83,20 +98,20 @@ def environment_with_python(folder: pathlib.Path) -> dict[str, str]:
 
 
 class Trial:
-    """All pages' commands, run in the copy until the time is over."""
+    """Runs pages' commands in the copy until the time is over."""
 
     def __init__(self, options, gpus):
-        self.folder = pathlib.Path(options.output_dir).absolute()
+        self.deadline = time.monotonic() + options.time_limit
+        self.folder = pathlib.Path(options.output_dir).resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.copy = copy_repository(self.folder)
         self.environment = environment_with_python(self.folder)
         self.each, self.gpus = options.each, gpus
-        self.deadline = time.monotonic() + (options.time_limit or float("inf"))
         self.running, self.lock, self.stopped = set(), threading.Lock(), False
 
     def run(self, command: Command, place: pathlib.Path, log: pathlib.Path) -> tuple[str, int | None]:
         """How a command ended in a folder, and its exit status."""
-        seconds = min(self.each, self.deadline - time.monotonic())
+        seconds = min(self.each, max(0, self.deadline - time.monotonic()), threading.TIMEOUT_MAX)
         with open(log, "w", encoding="utf-8") as output:
             process = subprocess.Popen(
                 ["bash", "-c", command.text], cwd=place, env=self.environment, start_new_session=True,
@@ -105,11 +120,11 @@ class Trial:
             with self.lock:
                 self.running.add(process)
             try:
-                status = process.wait(seconds)
+                status = process.wait(0 if self.stopped else seconds)
             except subprocess.TimeoutExpired:
-                kill(process)
                 return "cut off", None
             finally:
+                end(process)
                 with self.lock:
                     self.running.discard(process)
         ended_well = status == 0 or (status == 1 and SAID_WITH_STATUS_1.search(command.text))
@@ -138,14 +153,18 @@ class Trial:
 
     def stop(self):
         with self.lock:
-            self.stopped = True
-            for process in self.running:
-                kill(process)
+            self.stopped, running = True, list(self.running)
+        for process in running:
+            end(process)
 
 
-def kill(process: subprocess.Popen) -> None:
-    """End a command and all that it started."""
-    os.killpg(process.pid, signal.SIGKILL)
+def end(process: subprocess.Popen) -> None:
+    """End a command and what it started: a launcher such as torchrun ends its own processes when it is asked to."""
+    with contextlib.suppress(ProcessLookupError):  # nothing of it is left
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
@@ -175,10 +194,10 @@ def parse_arguments(argv):
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="pages to try (all)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="pages at a time (%(default)s)")
     parser.add_argument("--each", type=float, default=600, metavar="S", help="seconds for a command (%(default)s)")
-    parser.add_argument("--time-limit", type=float, metavar="S", help="start nothing later, and end what runs")
+    parser.add_argument("--time-limit", type=float, default=math.inf, metavar="S", help="end all after that (never)")
     parser.add_argument("--output-dir", default="tried_pages", metavar="DIR", help="(%(default)s)")
     options = parser.parse_args(argv)
-    if options.jobs < 1 or options.each <= 0 or (options.time_limit or 1) <= 0:
+    if options.jobs < 1 or options.each <= 0 or options.time_limit <= 0:
         parser.error("--jobs, --each and --time-limit must be positive")
     return options
 

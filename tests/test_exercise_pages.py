@@ -4,11 +4,10 @@ import re
 import subprocess
 
 import pytest
-from page_commands import Command, commands
+from page_commands import FOLDERS, Command, commands
 from page_faults import faults_of_command, faults_of_links
 from versions import REPOSITORY, SCRIPTS
 
-FOLDERS = [script.parent for script in SCRIPTS.values()]
 PAGES = {
     f"{folder.name.split('_')[0]}/{page.name}": page
     for folder in FOLDERS

@@ -64,6 +64,37 @@ def test_what_takes_too_long_is_ended_with_all_that_it_started(page_of, tmp_path
     assert "1 ok, 0 failed, 1 cut off" in capsys.readouterr().out
 
 
+def test_nothing_that_a_command_started_outlives_it(page_of, tmp_path):
+    page_of(f"(sleep 3; touch '{tmp_path}/left') & true")
+    assert try_pages.main([]) == 0
+    time.sleep(4)
+    assert not (tmp_path / "left").exists()
+
+
+def test_what_does_not_end_when_asked_is_killed(page_of, capsys, monkeypatch):
+    monkeypatch.setattr(try_pages, "GRACE", 1)
+    page_of("trap '' TERM; sleep 60; sleep 60; sleep 60")
+    start = time.monotonic()
+    assert try_pages.main(["--each", "1"]) == 1
+    assert time.monotonic() - start < 20
+    assert "1 cut off" in capsys.readouterr().out
+
+
+def test_a_folder_of_somebody_else_is_left_alone(page_of, tmp_path, capsys):
+    page_of("true")
+    (tmp_path / "mine" / "copy").mkdir(parents=True)
+    (tmp_path / "mine" / "copy" / "thesis.txt").write_text("years")
+    assert try_pages.main(["--output-dir", "mine"]) == 2
+    assert "was not made by this program: choose another --output-dir" in capsys.readouterr().err
+    assert (tmp_path / "mine" / "copy" / "thesis.txt").exists()
+    assert [try_pages.main([]) for _ in range(2)] == [0, 0]  # its own is made anew
+
+
+def test_results_inside_the_repository_are_not_copied_into_themselves(page_of, tmp_path):
+    page_of("ls .. > listed; ! grep -q results listed")
+    assert try_pages.main(["--output-dir", str(tmp_path / "repository" / "results")]) == 0
+
+
 def test_the_time_limit_is_kept_to(page_of, capsys):
     page_of("sleep 60", "echo next")
     start = time.monotonic()
@@ -104,6 +135,7 @@ def test_pages_that_are_none(capsys):
     assert capsys.readouterr().err == (
         "try_pages.py: nowhere.md is no page whose commands are known; without a name all of them are tried\n"
     )
-    with pytest.raises(SystemExit, match="2"):
-        try_pages.main(["--jobs", "0"])
+    for wrong in (["--jobs", "0"], ["--each", "-1"], ["--time-limit", "0"]):
+        with pytest.raises(SystemExit, match="2"):
+            try_pages.main(wrong)
     assert len(PAGES) == 11
