@@ -335,8 +335,8 @@ class NotedKernel:
 
 
 def adamw_bytes(given):
-    """Weight and both moments read and written, the gradient read, and the 16-bit copy written where there is one."""
-    wide = 24 + (4 if not given["COPY"] else 2 * given["DTYPE"].primitive_bitwidth // 8)
+    """Weight and both moments read and written, the gradient read; beside float16 the rounded copy written."""
+    wide = 24 + {"fp32": 4, "bf16": 2, "fp16": 4}[given["DTYPE"].name]
     total = Formula()
     for count in given["table_ptr"][:, 5].tolist():
         total += factored(count) * wide

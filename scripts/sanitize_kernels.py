@@ -40,10 +40,9 @@ def rope(script, like):
 
 def swiglu(script, like):
     for rows, width in ((37, 50), (3, 3000), (1, 1)):
-        # Without the BLAS's products, whose bulk copies these tools do not follow.
         x, dy = torch.randn(rows, 2 * width, **like), torch.randn(rows, width, **like)
         yield script.swiglu_forward(x)
-        yield from script.swiglu_backward(dy, x)
+        yield script.swiglu_backward(dy, x)
 
 
 def attention(script, like):

@@ -124,6 +124,7 @@ def test_bad_options_are_those_of_the_script():
 def gpu_run(stage, *options):
     """(module, trainer, steps, summary, what the stage says) of a stage in this process, with its default sizes."""
     v3, runs = stage.load(), []
+    v3.torch.cuda.reset_peak_memory_stats()  # other tests of this process ran larger models
     status = stage_tools.run_stage(v3, "", lambda *run: runs.append(run) or [], options)
     assert status == 0
     said = list(stage.report(*runs[0]))

@@ -176,7 +176,7 @@ def add_version_options(parser):
     group = parser.add_argument_group("Triton kernels, all on; each --enable-X has its --disable-X")
     add_switch(group, "rmsnorm-kernel", True, "RMSNorm with the residual addition")
     add_switch(group, "rope-kernel", True, "rotary embedding")
-    add_switch(group, "swiglu-kernel", True, "SwiGLU, computed again in the backward")
+    add_switch(group, "swiglu-kernel", True, "SwiGLU of gate and up in one tensor")
     add_switch(group, "attention-kernel", True, "flash attention")
     add_switch(group, "loss-kernel", True, "cross-entropy")
     add_switch(group, "optimizer-kernel", True, "AdamW in one launch")
@@ -510,6 +510,7 @@ HEAD_DIMS = (16, 32, 64, 128)
 MAX_ROW = 32768
 PRODUCT_WORDS = 4096  # a larger vocabulary than this wants its embedding's gradient added up row by row
 TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+BFLOAT16_NAN = 0x7FC0  # its bits
 
 
 def gpu_architecture(device):
@@ -759,10 +760,9 @@ def rope(x, cos, sin, turned):
     return RoPEFunction.apply(x, cos.contiguous(), sin.contiguous(), turned)
 
 
-# ---- SwiGLU, packed, and the down projection behind it
+# ---- SwiGLU, packed
 # forward    y = silu(a) · b,  silu(a) = a · σ(a)
 # backward   da = dy · b · σ(a) · (1 + a · (1 - σ(a))),  db = dy · silu(a)
-#            y is computed again from a and b, so that the widest tensor of the layer is not kept for the backward
 
 
 @triton.jit
@@ -777,8 +777,8 @@ def swiglu_forward_kernel(x_ptr, y_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.c
 
 
 @triton.jit
-def swiglu_backward_kernel(dy_ptr, x_ptr, dx_ptr, y_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """One program computes a tile [ROWS, BLOCK] of both halves of dx [rows, 2F], and of y [rows, F] once more."""
+def swiglu_backward_kernel(dy_ptr, x_ptr, dx_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """One program computes a tile [ROWS, BLOCK] of both halves of dx [rows, 2F]."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     inside = (row < rows) & (column < F)
@@ -786,11 +786,9 @@ def swiglu_backward_kernel(dy_ptr, x_ptr, dx_ptr, y_ptr, rows, F, ROWS: tl.const
     a = tl.load(x_ptr + row * 2 * F + column, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(x_ptr + row * 2 * F + F + column, mask=inside, other=0.0).to(tl.float32)
     sigmoid = tl.sigmoid(a)
-    silu = a * sigmoid
     da = dy * b * sigmoid * (1 + a * (1 - sigmoid))
     tl.store(dx_ptr + row * 2 * F + column, da.to(dx_ptr.dtype.element_ty), mask=inside)
-    tl.store(dx_ptr + row * 2 * F + F + column, (dy * silu).to(dx_ptr.dtype.element_ty), mask=inside)
-    tl.store(y_ptr + row * F + column, (silu * b).to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(dx_ptr + row * 2 * F + F + column, (dy * a * sigmoid).to(dx_ptr.dtype.element_ty), mask=inside)
 
 
 def swiglu_grid(rows, width, device):
@@ -808,33 +806,31 @@ def swiglu_forward(x):
 
 
 def swiglu_backward(dy, x):
-    """dx [rows, 2F], and y [rows, F] once more, of dy [rows, F] and x [rows, 2F]."""
-    dx, y = torch.empty_like(x), torch.empty_like(dy)
+    """dx [rows, 2F] of dy [rows, F] and x [rows, 2F]."""
+    dx = torch.empty_like(x)
     grid, tile = swiglu_grid(*dy.shape, x.device)
-    swiglu_backward_kernel[grid](dy, x, dx, y, *dy.shape, **tile)
-    return dx, y
+    swiglu_backward_kernel[grid](dy, x, dx, *dy.shape, **tile)
+    return dx
 
 
-class SwiGLUDownFunction(torch.autograd.Function):
+class SwiGLUFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, down):
-        ctx.save_for_backward(x, down)
-        return swiglu_forward(x) @ down.t()
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return swiglu_forward(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dz):
-        x, down = ctx.saved_tensors
-        dx, y = swiglu_backward(dz @ down, x)
-        return dx, dz.t() @ y
+    def backward(ctx, dy):
+        return swiglu_backward(dy.contiguous(), *ctx.saved_tensors)
 
 
-def swiglu_down(x, down):
-    """(silu(a) · b) downᵀ for x [..., 2F] whose last dimension holds a and then b; down [C, F]; returns [..., C]."""
-    check_kernel_input("swiglu_down", x, down)
-    if x.shape[-1] != 2 * down.shape[1]:
-        raise ValueError(f"swiglu_down: x must have 2 x {down.shape[1]} columns, not {x.shape[-1]}")
-    return SwiGLUDownFunction.apply(x.flatten(0, -2).contiguous(), down).view(*x.shape[:-1], down.shape[0])
+def packed_swiglu(x):
+    """silu(a) · b for x [..., 2F] whose last dimension holds a and then b; returns [..., F]."""
+    check_kernel_input("packed_swiglu", x)
+    if x.shape[-1] % 2:
+        raise ValueError(f"packed_swiglu: x must have an even number of columns, not {x.shape[-1]}")
+    return SwiGLUFunction.apply(x.flatten(0, -2).contiguous()).view(*x.shape[:-1], x.shape[-1] // 2)
 
 
 # ---- causal flash attention with grouped queries, on the packed projections
@@ -1294,20 +1290,66 @@ def cross_entropy(logits, labels):
     return CrossEntropyFunction.apply(logits.flatten(0, -2).contiguous(), labels.flatten().contiguous())
 
 
-# ---- AdamW for all parameters in one launch, with the copy that the 16-bit model computes with
+# ---- AdamW for all parameters in one launch
 # m = β₁ m + (1 - β₁) g,  v = β₂ v + (1 - β₂) g²,  w = (1 - lr · λ) w - lr · m̂ / (sqrt(v̂) + eps)
+# What is trained is a float32 w, of which a 16-bit model computes with a rounded copy. bfloat16 is float32 without its
+# lower 16 bits, so that beside such a copy only those are kept, as an integer to be added: bits of w = 2¹⁶ copy + rest.
+
+
+def split_bits(w):
+    """(w in bfloat16, rounded to the nearest and halves away from 0; int16 rest) of a float32 w: no bit is lost."""
+    bits = w.contiguous().view(torch.int32)
+    upper = torch.where(w.isnan(), BFLOAT16_NAN, (bits + 2**15) >> 16)
+    return upper.to(torch.int16).view(torch.bfloat16), (bits - (upper << 16)).to(torch.int16)
+
+
+def join_bits(copy, rest):
+    """The float32 of which split_bits gave these two."""
+    return ((copy.detach().view(torch.int16).to(torch.int32) << 16) + rest).view(torch.float32)
+
+
+@triton.jit
+def elements(row, column: tl.constexpr, offsets, DTYPE: tl.constexpr):
+    """Pointers into the tensor whose address that column of the table's row holds; 16 divides all addresses."""
+    return tl.multiple_of(tl.load(row + column).to(tl.pointer_type(DTYPE)), 16) + offsets
+
+
+@triton.jit
+def load_weight(row, offsets, inside, SPLIT: tl.constexpr):
+    if SPLIT:
+        copy = tl.load(elements(row, 0, offsets, tl.int16), mask=inside, other=0).to(tl.int32)
+        rest = tl.load(elements(row, 1, offsets, tl.int16), mask=inside, other=0).to(tl.int32)
+        return ((copy << 16) + rest).to(tl.float32, bitcast=True)
+    else:
+        return tl.load(elements(row, 1, offsets, tl.float32), mask=inside, other=0.0)
+
+
+@triton.jit
+def store_weight(row, offsets, inside, w, SPLIT: tl.constexpr, COPY: tl.constexpr, NAN: tl.constexpr):
+    if SPLIT:
+        bits = w.to(tl.int32, bitcast=True)
+        upper = tl.where(w == w, (bits + 0x8000) >> 16, NAN)
+        tl.store(elements(row, 0, offsets, tl.int16), upper.to(tl.int16), mask=inside)
+        tl.store(elements(row, 1, offsets, tl.int16), (bits - (upper << 16)).to(tl.int16), mask=inside)
+    else:
+        tl.store(elements(row, 1, offsets, tl.float32), w, mask=inside)
+        if COPY:
+            tl.store(elements(row, 0, offsets, tl.float16), w.to(tl.float16), mask=inside)
 
 
 @triton.jit
 def adamw_kernel(
     table_ptr, chunk_ptr, power_ptr, grad_scale_ptr, found_inf_ptr, lr, keep, beta1, fresh1, beta2, fresh2, eps,
-    DTYPE: tl.constexpr, COPY: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    DTYPE: tl.constexpr, SPLIT: tl.constexpr, COPY: tl.constexpr, NAN: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program updates BLOCK elements of one parameter whose gradient is of that DTYPE.
+    """One program updates BLOCK elements of one parameter of that DTYPE.
 
-    table [parameters, 6] holds the addresses of weight, m, v, gradient and 16-bit copy, and the element count;
-    chunk [programs, 2] says which parameter and which part of it; power [2] is β₁ᵗ and β₂ᵗ in float64.
-    keep = 1 - lr · λ and fresh = 1 - β come rounded once, from the host. A gradient scaler's pointers may be None.
+    table [parameters, 6] holds the addresses of parameter, rest, m, v and gradient, and the element count; chunk
+    [programs, 2] says which parameter and which part of it; power [2] is β₁ᵗ and β₂ᵗ in float64. keep = 1 - lr · λ and
+    fresh = 1 - β come rounded once, from the host. A gradient scaler's pointers may be None.
+    The rest is int16 where weights are SPLIT, else the float32 weight, of which COPY writes one in float16. NAN is the
+    upper half of a float32 that is none.
     """
     row = table_ptr + tl.load(chunk_ptr + 2 * tl.program_id(0)) * 6
     offsets = tl.load(chunk_ptr + 2 * tl.program_id(0) + 1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -1317,32 +1359,25 @@ def adamw_kernel(
     if WIDE:  # every count is a multiple of 16, which lets the masked loads be wide
         count = tl.multiple_of(count, 16)
     inside = offsets < count
-    # PyTorch starts every tensor at a multiple of 16 bytes.
-    w_ptr = tl.multiple_of(tl.load(row).to(tl.pointer_type(tl.float32)), 16) + offsets
-    m_ptr = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(tl.float32)), 16) + offsets
-    v_ptr = tl.multiple_of(tl.load(row + 2).to(tl.pointer_type(tl.float32)), 16) + offsets
-    g_ptr = tl.multiple_of(tl.load(row + 3).to(tl.pointer_type(DTYPE)), 16) + offsets
-    g = tl.load(g_ptr, mask=inside, other=0.0).to(tl.float32)
+    m_ptr, v_ptr = elements(row, 2, offsets, tl.float32), elements(row, 3, offsets, tl.float32)
+    g = tl.load(elements(row, 4, offsets, DTYPE), mask=inside, other=0.0).to(tl.float32)
     if grad_scale_ptr is not None:
         g = g / tl.load(grad_scale_ptr)
     m = beta1 * tl.load(m_ptr, mask=inside, other=0.0) + fresh1 * g
     v = beta2 * tl.load(v_ptr, mask=inside, other=0.0) + fresh2 * g * g
     m_hat = m / (1 - tl.load(power_ptr)).to(tl.float32)
     v_hat = v / (1 - tl.load(power_ptr + 1)).to(tl.float32)
-    w = keep * tl.load(w_ptr, mask=inside, other=0.0) - lr * m_hat / (tl.sqrt(v_hat) + eps)
-    tl.store(w_ptr, w, mask=inside)
+    w = keep * load_weight(row, offsets, inside, SPLIT) - lr * m_hat / (tl.sqrt(v_hat) + eps)
+    store_weight(row, offsets, inside, w, SPLIT, COPY, NAN)
     tl.store(m_ptr, m, mask=inside)
     tl.store(v_ptr, v, mask=inside)
-    if COPY:
-        c_ptr = tl.multiple_of(tl.load(row + 4).to(tl.pointer_type(DTYPE)), 16) + offsets
-        tl.store(c_ptr, w.to(DTYPE), mask=inside)
 
 
 class FusedAdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov and Hutter, arXiv:1711.05101) that reads and writes every tensor once.
 
-    A 16-bit parameter has a float32 weight in `masters`, which is what is trained; the parameter is its rounded copy.
-    Works with torch.amp.GradScaler without waiting for the GPU, and inside a captured graph.
+    A 16-bit parameter comes with its float32 weight as `master`, which is what is trained; the parameter is its rounded
+    copy. Works with torch.amp.GradScaler without waiting for the GPU, and inside a captured graph.
     """
 
     BLOCK = 1024
@@ -1351,7 +1386,11 @@ class FusedAdamW(torch.optim.Optimizer):
     def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         parameters = [p for group in self.param_groups for p in group["params"]]
-        self.masters = {p: p.master for p in parameters if p.dtype != torch.float32}
+        self.rests = {}  # of 16-bit parameters: what each lacks of its weight, or the weight itself beside float16
+        for p in parameters:
+            if p.dtype != torch.float32:
+                self.rests[p] = split_bits(p.master)[1] if p.dtype == torch.bfloat16 else p.master
+                del p.master
         device = parameters[0].device
         self.count = torch.zeros((), dtype=torch.float64, device=device)
         for p in parameters:
@@ -1359,6 +1398,18 @@ class FusedAdamW(torch.optim.Optimizer):
             self.state[p] = dict(zip(("step", "exp_avg", "exp_avg_sq"), (self.count, *moments), strict=True))
         self.betas = [torch.tensor(group["betas"], dtype=torch.float64, device=device) for group in self.param_groups]
         self.chunks, self.spare_tables, self.captured_tables = {}, [], []
+
+    def exact_weight(self, parameter):
+        if parameter.dtype == torch.bfloat16:
+            return join_bits(parameter, self.rests[parameter])
+        return self.rests.get(parameter, parameter)
+
+    @torch.no_grad()
+    def set_weight(self, parameter, weight):
+        copy, rest = split_bits(weight) if parameter.dtype == torch.bfloat16 else (weight, weight)
+        parameter.copy_(copy)
+        if parameter in self.rests:
+            self.rests[parameter].copy_(rest)
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -1380,7 +1431,7 @@ class FusedAdamW(torch.optim.Optimizer):
         adamw_kernel[(len(chunks),)](
             table, chunks, powers, grad_scale, found_inf, lr, 1 - lr * group["weight_decay"],
             beta1, 1 - beta1, beta2, 1 - beta2, group["eps"],
-            TRITON_DTYPES[dtype], parameters[0] in self.masters,
+            TRITON_DTYPES[dtype], dtype == torch.bfloat16, dtype == torch.float16, BFLOAT16_NAN,
             all(p.numel() % 16 == 0 for p in parameters), self.BLOCK,
         )  # fmt: skip
 
@@ -1393,11 +1444,11 @@ class FusedAdamW(torch.optim.Optimizer):
         return self.chunks[key]
 
     def address_table(self, parameters, gradients, device):
-        """int64 [parameters, 6]: addresses of weight, m, v, gradient and 16-bit copy, and the number of elements."""
+        """int64 [parameters, 6]: addresses of parameter, rest, m, v and gradient, and the number of elements."""
         rows = []
         for p, gradient in zip(parameters, gradients, strict=True):
             state = self.state[p]
-            tensors = (self.masters.get(p, p), state["exp_avg"], state["exp_avg_sq"], gradient, p)
+            tensors = (p, self.rests.get(p, p), state["exp_avg"], state["exp_avg_sq"], gradient)
             rows.append([*(t.data_ptr() for t in tensors), p.numel()])
         rows = torch.tensor(rows)
         if device.type == "cpu":
@@ -1491,9 +1542,8 @@ class FeedForward(nn.Module):
     def forward(self, x):
         with annotate("feed-forward"):
             gate_up = self.gate_up_proj(x)
-            if self.swiglu_kernel:
-                return swiglu_down(gate_up, self.down_proj.weight)
-            return self.down_proj(swiglu(*gate_up.chunk(2, dim=-1)))
+            y = packed_swiglu(gate_up) if self.swiglu_kernel else swiglu(*gate_up.chunk(2, dim=-1))
+            return self.down_proj(y)
 
 
 class AddRMSNorm(nn.Module):
@@ -1896,8 +1946,8 @@ def flops_per_step(config, batch_size, seq_len):
 def state_tensors(trainer):
     """weights, exp_avg, exp_avg_sq -> {parameter name: float32 tensor}; the moments once the optimizer has them."""
     optimizer, parameters = trainer.optimizer, dict(trainer.model.named_parameters())
-    masters = getattr(optimizer, "masters", {})  # float32 weights, where the model computes with 16-bit ones
-    tensors = {"weights": {name: masters.get(p, p).detach() for name, p in parameters.items()}}
+    exact = getattr(optimizer, "exact_weight", lambda p: p)  # of which the model computes with a rounded copy
+    tensors = {"weights": {name: exact(p).detach() for name, p in parameters.items()}}
     if optimizer.state:
         for moment in ("exp_avg", "exp_avg_sq"):
             tensors[moment] = {name: optimizer.state[p][moment] for name, p in parameters.items()}
@@ -1915,15 +1965,17 @@ def training_state(trainer):
 @torch.no_grad()
 def restore(trainer, saved):
     """Bring weights, moments and step count back in place (a captured graph keeps using the same memory)."""
+    parameters = dict(trainer.model.named_parameters())
+    set_weight = getattr(trainer.optimizer, "set_weight", put)
     for kind, tensors in state_tensors(trainer).items():
         for name, tensor in tensors.items():
             value = whole(tensor)
             for canonical, view in canonical_views({name: value}, trainer.config).items():
                 view.copy_(saved[kind][canonical]) if kind in saved else view.zero_()
-            if value is not tensor:
+            if kind == "weights":
+                set_weight(parameters[name], value)
+            elif value is not tensor:
                 put(tensor, value)
-    for parameter, master in getattr(trainer.optimizer, "masters", {}).items():
-        parameter.copy_(master)
     for state in trainer.optimizer.state.values():
         state["step"].fill_(saved["step"])
     trainer.scaler.load_state_dict(saved.get("scaler") or trainer.fresh_scaler)

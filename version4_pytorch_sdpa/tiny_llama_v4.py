@@ -883,6 +883,14 @@ class MasterAdamW(torch.optim.Optimizer):
             self.betas.append(torch.tensor(group["betas"], dtype=torch.float64, device=parameters[0].device))
         self.update = torch.compile(adamw_by_size) if compiled else adamw_update
 
+    def exact_weight(self, parameter):
+        return self.masters.get(parameter, parameter)
+
+    @torch.no_grad()
+    def set_weight(self, parameter, weight):
+        self.exact_weight(parameter).copy_(weight)
+        parameter.copy_(weight)
+
     @torch.no_grad()
     def step(self, closure=None):
         scaler = (self.grad_scale, self.found_inf) if hasattr(self, "found_inf") else None
@@ -1086,8 +1094,8 @@ def flops_per_step(config, batch_size, seq_len):
 def state_tensors(trainer):
     """weights, exp_avg, exp_avg_sq -> {parameter name: float32 tensor}; the moments once the optimizer has them."""
     optimizer, parameters = trainer.optimizer, dict(trainer.model.named_parameters())
-    masters = getattr(optimizer, "masters", {})  # float32 weights, where the model computes with 16-bit ones
-    tensors = {"weights": {name: masters.get(p, p).detach() for name, p in parameters.items()}}
+    exact = getattr(optimizer, "exact_weight", lambda p: p)  # of which the model computes with a rounded copy
+    tensors = {"weights": {name: exact(p).detach() for name, p in parameters.items()}}
     if optimizer.state:
         for moment in ("exp_avg", "exp_avg_sq"):
             tensors[moment] = {name: optimizer.state[p][moment] for name, p in parameters.items()}
@@ -1105,15 +1113,17 @@ def training_state(trainer):
 @torch.no_grad()
 def restore(trainer, saved):
     """Bring weights, moments and step count back in place (a captured graph keeps using the same memory)."""
+    parameters = dict(trainer.model.named_parameters())
+    set_weight = getattr(trainer.optimizer, "set_weight", put)
     for kind, tensors in state_tensors(trainer).items():
         for name, tensor in tensors.items():
             value = whole(tensor)
             for canonical, view in canonical_views({name: value}, trainer.config).items():
                 view.copy_(saved[kind][canonical]) if kind in saved else view.zero_()
-            if value is not tensor:
+            if kind == "weights":
+                set_weight(parameters[name], value)
+            elif value is not tensor:
                 put(tensor, value)
-    for parameter, master in getattr(trainer.optimizer, "masters", {}).items():
-        parameter.copy_(master)
     for state in trainer.optimizer.state.values():
         state["step"].fill_(saved["step"])
     trainer.scaler.load_state_dict(saved.get("scaler") or trainer.fresh_scaler)

@@ -43,7 +43,7 @@ class ElementSwiGLUFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
-        d_gate_up, _ = v3.swiglu_backward(dy.contiguous(), x @ weight.t())
+        d_gate_up = v3.swiglu_backward(dy.contiguous(), x @ weight.t())
         return d_gate_up @ weight, d_gate_up.t() @ x
 
 
