@@ -261,7 +261,7 @@ def judge_verdict(mistake, verdict):
         return None if verdict["passed"] else f"the solution fails: {verdict['sentence']}"
     if verdict["passed"]:
         return "passes"
-    if (verdict["kind"], verdict["tensor"]) != (mistake.kind, mistake.blames):
+    if verdict["kind"] not in (mistake.kind, mistake.gpu_kind) or verdict["tensor"] != mistake.blames:
         return f"should be blamed for {mistake.kind} of {mistake.blames}, not: {verdict['sentence']}"
     return None
 

@@ -58,13 +58,17 @@ class Wrong(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Mistake:
-    """A typical wrong answer: the solution with `text` replaced, and the tensor that the checker must blame for it."""
+    """A typical wrong answer: the solution with `text` replaced, and the tensor that the checker must blame for it.
+
+    A GPU may show it as another kind: the sum of NaN that marks unwritten elements is a NaN of its own there.
+    """
 
     text: str
     replacement: str
     blames: str
     kind: str = "value"
     count: int = 1
+    gpu_kind: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

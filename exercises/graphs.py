@@ -31,19 +31,32 @@ class Warming(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-class Recording(TorchDispatchMode):
-    """Runs and keeps every operation, and how the tensors from outside looked before."""
+class Capturing(TorchDispatchMode):
+    """Refuses what a capture cannot hold. A GPU's libraries forgive a missing warm-up once others have used them."""
 
     def __init__(self, known):
         super().__init__()
-        self.known, self.calls, self.before, self.own = known, [], {}, set()
+        self.known = known
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
         if function is torch.ops.aten._local_scalar_dense.default:
             raise RuntimeError("operation not permitted when stream is capturing: a value is asked for by the host")
         if function not in self.known:
             raise RuntimeError(f"{function} has not run before the capture: its library is not ready, warm up first")
+        return self.run(function, args, kwargs or {})
+
+    def run(self, function, args, kwargs):
+        return function(*args, **kwargs)
+
+
+class Recording(Capturing):
+    """Runs and keeps every operation, and how the tensors from outside looked before."""
+
+    def __init__(self, known):
+        super().__init__(known)
+        self.calls, self.before, self.own = [], {}, set()
+
+    def run(self, function, args, kwargs):
         for tensor in tensors((args, kwargs)):
             if address(tensor) not in self.own | self.before.keys():
                 self.before[address(tensor)] = tensor.untyped_storage(), tensor.untyped_storage().clone()
@@ -87,17 +100,20 @@ class DeviceGraph:
     """A CUDA or HIP graph; warm-up and capture share a stream, so that what is made for it exists."""
 
     def __init__(self):
-        self.graph, self.stream, self.replays = torch.cuda.CUDAGraph(), torch.cuda.Stream(), 0
+        self.graph, self.stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        self.known, self.replays = set(), 0
 
     @contextlib.contextmanager
     def warm_up(self):
         self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), Warming(self.known):
             yield
         torch.cuda.current_stream().wait_stream(self.stream)
 
+    @contextlib.contextmanager
     def capture(self):
-        return torch.cuda.graph(self.graph, stream=self.stream)
+        with torch.cuda.graph(self.graph, stream=self.stream), Capturing(self.known):
+            yield
 
     def replay(self):
         self.replays += 1

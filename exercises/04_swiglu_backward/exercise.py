@@ -7,19 +7,19 @@ ROWS, BLOCK = 4, 32
 
 
 @triton.jit
-def swiglu_backward_kernel(dy_ptr, x_ptr, dx_ptr, y_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """One program computes a tile [ROWS, BLOCK] of both halves of dx [rows, 2F], and of y [rows, F] once more."""
+def swiglu_backward_kernel(dy_ptr, x_ptr, dx_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """One program computes a tile [ROWS, BLOCK] of both halves of dx [rows, 2F]."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     inside = (row < rows) & (column < F)
     dy = tl.load(dy_ptr + row * F + column, mask=inside, other=0.0).to(tl.float32)
     a = tl.load(x_ptr + row * 2 * F + column, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(x_ptr + row * 2 * F + F + column, mask=inside, other=0.0).to(tl.float32)
-    # TODO: da into the first half of dx, db into the second, and y
+    # TODO: da into the first half of dx, db into the second
     # end of TODO
 
 
-def run(dy, x, dx, y):
-    """dy [rows, F], x [rows, 2F] -> dx [rows, 2F] = [da, db], and y [rows, F] = silu(a) · b once more."""
-    rows, F = y.shape
-    swiglu_backward_kernel[(triton.cdiv(rows, ROWS), triton.cdiv(F, BLOCK))](dy, x, dx, y, rows, F, ROWS, BLOCK)
+def run(dy, x, dx):
+    """dy [rows, F], x [rows, 2F] -> dx [rows, 2F] = [da, db]."""
+    rows, F = dy.shape
+    swiglu_backward_kernel[(triton.cdiv(rows, ROWS), triton.cdiv(F, BLOCK))](dy, x, dx, rows, F, ROWS, BLOCK)

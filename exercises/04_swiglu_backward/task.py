@@ -10,12 +10,12 @@ def define(dy, x):
     a, b = (half.detach().requires_grad_() for half in x.chunk(2, dim=1))
     y = load_version(1).swiglu(a, b)
     da, db = torch.autograd.grad(y, (a, b), dy)
-    return {"da": da, "db": db, "y": y.detach()}
+    return {"da": da, "db": db}
 
 
 def views(outputs, inputs):
     da, db = outputs["dx"].chunk(2, dim=1)
-    return {"da": da, "db": db, "y": outputs["y"]}
+    return {"da": da, "db": db}
 
 
 TASK = Task(
@@ -30,9 +30,9 @@ TASK = Task(
         "x": random(rows, 2 * F, seed=2, scale=scale, offset=0.4),
     },
     define=define,
-    names={"da": "row column", "db": "row column", "y": "row column"},
+    names={"da": "row column", "db": "row column"},
     owner=lambda module, name, index, inputs: (index[0] // module.ROWS, index[1] // module.BLOCK),
-    storage=lambda results, inputs: {"dx": torch.cat([results["da"], results["db"]], 1), "y": results["y"]},
+    storage=lambda results, inputs: {"dx": torch.cat([results["da"], results["db"]], 1)},
     views=views,
     speed=Speed({"rows": 16384, "F": 4096}, {"ROWS": 1, "BLOCK": 2048}),
     mistakes={
@@ -41,16 +41,15 @@ TASK = Task(
         ),
         "wrong sign in the slope": Mistake("(1 + a * (1 - sigmoid))", "(1 - a * (1 - sigmoid))", "da"),
         "da without b": Mistake("dy * b * sigmoid", "dy * sigmoid", "da"),
-        "db with the sigmoid alone": Mistake("(dy * silu).to(", "(dy * sigmoid).to(", "db"),
-        "db without dy": Mistake("(dy * silu).to(", "silu.to(", "db"),
+        "db with the sigmoid alone": Mistake("(dy * a * sigmoid).to(", "(dy * sigmoid).to(", "db"),
+        "db without dy": Mistake("(dy * a * sigmoid).to(", "(a * sigmoid).to(", "db"),
         "halves exchanged": Mistake(
             "tl.store(dx_ptr + row * 2 * F + column, da.to(dx_ptr.dtype.element_ty), mask=inside)\n"
-            "    tl.store(dx_ptr + row * 2 * F + F + column, (dy * silu)",
+            "    tl.store(dx_ptr + row * 2 * F + F + column, (dy * a * sigmoid)",
             "tl.store(dx_ptr + row * 2 * F + F + column, da.to(dx_ptr.dtype.element_ty), mask=inside)\n"
-            "    tl.store(dx_ptr + row * 2 * F + column, (dy * silu)",
+            "    tl.store(dx_ptr + row * 2 * F + column, (dy * a * sigmoid)",
             "da",
         ),
-        "y without b": Mistake("(silu * b).to(", "silu.to(", "y"),
         "second half forgotten": Mistake(
             "dx_ptr + row * 2 * F + F + column", "dx_ptr + row * 2 * F + column", "db", "unwritten"
         ),

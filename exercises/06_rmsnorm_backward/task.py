@@ -55,7 +55,9 @@ TASK = Task(
         "last rows alone": Mistake("dw += dy * x * rstd", "dw = dy * x * rstd", "dw"),
         "dw with the weight": Mistake("dw += dy * x * rstd", "dw += g * x * rstd", "dw"),
         "dw without rstd": Mistake("dw += dy * x * rstd", "dw += dy * x", "dw"),
-        "all programs in one row": Mistake("dw_ptr + tl.program_id(0).to(tl.int64) * C", "dw_ptr", "dw", "unwritten"),
+        "all programs in one row": Mistake(
+            "dw_ptr + tl.program_id(0).to(tl.int64) * C", "dw_ptr", "dw", "unwritten", gpu_kind="value"
+        ),
         "first shares alone": Mistake("total += tl.load(", "total = tl.load(", "dw"),
     },
 )

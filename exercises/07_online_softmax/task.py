@@ -25,9 +25,11 @@ TASK = Task(
     owner=lambda module, name, index, inputs: (index[0],),
     mistakes={
         "sum not rescaled": Mistake("total * tl.exp(highest - raised) + ", "total + ", "y"),
-        "highest of the last tile": Mistake("raised = tl.maximum(highest, tl.max(x, 0))", "raised = tl.max(x, 0)", "y"),
+        "highest of the last tile": Mistake(
+            "raised = tl.maximum(highest, tl.max(x, 0))", "raised = tl.max(x, 0, keep_dims=True)", "y"
+        ),
         "nothing subtracted": Mistake("raised = tl.maximum(highest, tl.max(x, 0))", "raised = highest * 0.0", "y"),
-        "last tile alone": Mistake("total * tl.exp(highest - raised) + ", "", "y"),
+        "last tile alone": Mistake("total * tl.exp(highest - raised) + ", "total * 0.0 + ", "y"),
         "highest not kept": Mistake("        highest = raised\n", "", "y"),
         "outside reads as zero": Mistake(
             'mask=column < C, other=-float("inf")).to(tl.float32)\n        raised',

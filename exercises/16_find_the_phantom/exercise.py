@@ -19,8 +19,8 @@ def swiglu_forward_kernel(x_ptr, y_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.c
 
 
 @triton.jit
-def swiglu_backward_kernel(dy_ptr, x_ptr, dx_ptr, y_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """One program computes a tile [ROWS, BLOCK] of both halves of dx [rows, 2F], and of y [rows, F] once more."""
+def swiglu_backward_kernel(dy_ptr, x_ptr, dx_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """One program computes a tile [ROWS, BLOCK] of both halves of dx [rows, 2F]."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     inside = (row < rows) & (column < F)
@@ -28,11 +28,9 @@ def swiglu_backward_kernel(dy_ptr, x_ptr, dx_ptr, y_ptr, rows, F, ROWS: tl.const
     a = tl.load(x_ptr + row * 2 * F + column, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(x_ptr + row * 2 * F + F + column, mask=inside, other=0.0).to(tl.float32)
     sigmoid = tl.sigmoid(a)
-    silu = a * sigmoid
     da = dy * b * sigmoid * (1 + a * (1 - sigmoid))
     tl.store(dx_ptr + row * 2 * F + column, da.to(dx_ptr.dtype.element_ty), mask=inside)
-    tl.store(dx_ptr + row * 2 * F + F + column, (dy * silu).to(dx_ptr.dtype.element_ty), mask=inside)
-    tl.store(y_ptr + row * F + column, (silu * b).to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(dx_ptr + row * 2 * F + F + column, (dy * a * sigmoid).to(dx_ptr.dtype.element_ty), mask=inside)
 
 
 def grid(rows, F):
@@ -49,8 +47,8 @@ def swiglu_forward(x):
 
 def swiglu_backward(dy, x):
     """dx [rows, 2F] of dy [rows, F], which is contiguous, and x."""
-    dx, y = torch.empty_like(x), torch.empty_like(dy)
-    swiglu_backward_kernel[grid(*dy.shape)](dy, x, dx, y, *dy.shape, ROWS, BLOCK)
+    dx = torch.empty_like(x)
+    swiglu_backward_kernel[grid(*dy.shape)](dy, x, dx, *dy.shape, ROWS, BLOCK)
     return dx
 
 
