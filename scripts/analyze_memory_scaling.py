@@ -100,7 +100,7 @@ def draw(path: pathlib.Path, content: dict) -> None:
     """Peak memory over length, a line for each version; a cross at the top where it ran out of memory."""
     lengths = content["lengths"]
     with matplotlib_figure(path, height=3.4) as (figure, axes):
-        top = max(peak for row in content["rows"] for peak in row["peaks_mb"] if peak is not None)
+        top = max((peak for row in content["rows"] for peak in row["peaks_mb"] if peak is not None), default=1.0)
         for row in content["rows"]:
             colour, label = COLOURS[row["version"]], f"version {row['version']}"
             pairs = [(t, p) for t, p in zip(lengths, row["peaks_mb"], strict=True) if p is not None]

@@ -240,6 +240,8 @@ def memory_section(paths: dict, content: dict, lengths: list[int], folder: pathl
     scripts = {int(row["name"][1:]): paths[row["name"]] for row in content["rows"]}
     device = content["rows"][0]["environment"]["device"]
     measured = memory.measure(scripts, lengths, [*content["options"], "--num-steps", "2"], limit)
+    if not measured["lengths"]:
+        return [report_page.paragraph("No time was left to measure it.")]
     content["memory"] = {"device": device, **measured}
     memory.draw(folder / "memory.png", content["memory"])
     lengths, rows = measured["lengths"], measured["rows"]
@@ -268,11 +270,16 @@ def write_report(content: dict, paths: dict, folder: pathlib.Path, lengths: list
         ("Where the time goes", kernel_section(profiles, content, folder)),
         ("Roofline", roofline_section(profiles, content, folder)),
     ]
+    keep_report(content, sections, folder)
     if lengths:
         sections.append(("Memory over sequence length", memory_section(paths, content, lengths, folder, limit)))
+        keep_report(content, sections, folder)
+    progress(f"wrote {folder / 'report.html'}")
+
+
+def keep_report(content: dict, sections: list, folder: pathlib.Path) -> None:
     (folder / "comparison.json").write_text(json.dumps(content, indent=1) + "\n")
     (folder / "report.html").write_text(report_page.page("Comparison of the versions", sections), encoding="utf-8")
-    progress(f"wrote {folder / 'report.html'}")
 
 
 def measure(paths: dict, argv: list[str], rounds: int, limit: TimeLimit, after: int) -> tuple[dict, list[str]]:

@@ -1053,8 +1053,8 @@ def test_the_fusion_report_opens_in_a_browser_on_a_phone(two_profiles, tmp_path)
     assert_readable(output.parent / "report.html", tmp_path, 390)
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed to open the page in")
-def test_the_comparison_of_a_gpu_opens_in_a_browser_on_a_phone(tmp_path, monkeypatch):
+def known_comparison(monkeypatch):
+    """Content and scripts of a comparison of four versions on a GPU, whose measurements are known."""
     pytest.importorskip("matplotlib")
     content = {"options": ["--preset", "medium", "--use-amp"], "problems": [], "rows": []}
     for version in range(1, 5):
@@ -1067,9 +1067,42 @@ def test_the_comparison_of_a_gpu_opens_in_a_browser_on_a_phone(tmp_path, monkeyp
     ceilings = {"matmul_tflops": 100.0, "copy_tb_s": 2.0}
     monkeypatch.setattr(versions_tool, "ceilings_for", lambda *_: (ceilings, "measured here"))
     monkeypatch.setattr(memory_tool, "train", lambda _, argv: {"summary": {"peak_memory_mb": 20.0 * int(argv[-1])}})
-    versions_tool.write_report(
-        content, {f"v{n}": SCRIPTS[n] for n in range(1, 5)}, tmp_path, [128, 256, 512, 1024], analysis.TimeLimit(None)
+    return content, {f"v{n}": SCRIPTS[n] for n in range(1, 5)}
+
+
+def test_a_report_without_time_for_memory_says_so(tmp_path, monkeypatch):
+    limit = analysis.TimeLimit(0)
+    limit.took.append(1.0)
+    versions_tool.write_report(*known_comparison(monkeypatch), tmp_path, [128, 256], limit)
+    page = (tmp_path / "report.html").read_text()
+    assert "No time was left to measure it." in page and "V4 is the fastest" in page
+    assert not (tmp_path / "memory.png").exists() and "memory" not in json.loads(
+        (tmp_path / "comparison.json").read_text()
     )
+
+
+def test_a_report_that_is_ended_while_it_measures_memory_keeps_the_rest(tmp_path, monkeypatch):
+    def ended(script, argv):
+        raise KeyboardInterrupt
+
+    comparison = known_comparison(monkeypatch)
+    monkeypatch.setattr(memory_tool, "train", ended)
+    with pytest.raises(KeyboardInterrupt):
+        versions_tool.write_report(*comparison, tmp_path, [128, 256], analysis.TimeLimit(None))
+    assert "V4 is the fastest" in (tmp_path / "report.html").read_text()
+
+
+def test_memory_that_no_length_fits_into_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    rows = [{"version": 1, "peaks_mb": [None, None], "growth": None}]
+    memory_tool.draw(tmp_path / "memory.png", {"device": "a GPU", "lengths": [128, 256], "rows": rows})
+    assert (tmp_path / "memory.png").stat().st_size > 0
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed to open the page in")
+def test_the_comparison_of_a_gpu_opens_in_a_browser_on_a_phone(tmp_path, monkeypatch):
+    comparison = known_comparison(monkeypatch)
+    versions_tool.write_report(*comparison, tmp_path, [128, 256, 512, 1024], analysis.TimeLimit(None))
     page = (tmp_path / "report.html").read_text()
     assert "V4 is the fastest: 312.228 ms a step, 4.00 times as fast as v1." in page and "AMD Instinct MI300X" in page
     assert_readable(tmp_path / "report.html", tmp_path, 390)
