@@ -6,8 +6,8 @@
     python scripts/ladder.py --picture ladder.png --recorded scripts/recorded/nvidia-h200_2026-11-22
 
 A recorded run is a folder scripts/recorded/<device>_<date> with suite.json of benchmark_suite.py and, where kernels
-were measured, kernels.json of benchmark_kernels.py. Kernels and numbers of GPUs that a run lacks are taken, with their
-date, from the newest older run of the same device. The markers are <!-- ladder:begin --> and <!-- ladder:end -->.
+were measured, kernels.json of benchmark_kernels.py. What a run lacks is taken, marked or with its date, from the newest
+older run of the same device that has it. The markers are <!-- ladder:begin --> and <!-- ladder:end -->.
 
 Exit status: 0; 1 where --check finds a difference; 2 for a bad option or a file that cannot be read.
 """
@@ -40,6 +40,8 @@ NAMES = {
 }
 PRESETS = ("tiny", "small", "medium")
 ADAMW_BYTES = 28  # a parameter: weight and two moments read and written, gradient read; all float32
+SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+WHAT = ("preset", "batch_size", "seq_len", "options", "precision", "model", "graph")  # tells a row from the others
 GRAPH_BY_DEFAULT = {"v1": False, "v2": False, "v3": True, "v4": True}
 SPEED_GOALS = {"float32": (5.5, 1.15), "tf32": (15, 5), "bfloat16": (30, 12)}  # small, medium
 KERNEL_GOALS = {"RMSNorm": 0.8, "RMSNorm + residual": 0.8, "RoPE": 0.8, "SwiGLU": 0.8}
@@ -79,6 +81,27 @@ class Recorded:
         return sorted(older, key=lambda run: run.date, reverse=True)
 
     @functools.cached_property
+    def known(self):
+        """The rows, and those that this run lacks of the newest older one that has them: `run` says whose each is."""
+        found = {}
+        for run in (self, *self.earlier):
+            for row in run.rows:
+                found.setdefault(tuple(row[name] for name in WHAT), row | {"run": run})
+        return sorted(found.values(), key=self.place)
+
+    def mark(self, run):
+        """' ²' for behind a figure of the second of the older runs."""
+        return "" if run is self else f" {1 + self.earlier.index(run)}".translate(SUPERSCRIPTS)
+
+    def notes(self, text):
+        """A sentence that says which older runs the marks in the cells of tables mean; "" where there are none."""
+        found = [run for run in self.earlier if f"{self.mark(run)} |" in text]
+        told = "; ".join(
+            f"{self.mark(run).strip()} {run.date[:10]}, `scripts/recorded/{run.folder.name}`" for run in found
+        )
+        return f"Taken from older runs, with their own ratios: {told}." if told else ""
+
+    @functools.cached_property
     def kernels(self):
         """What benchmark_kernels.py wrote, here or in the newest older run that has it; None where there is none."""
         for folder in (self.folder, *(run.folder for run in self.earlier)):
@@ -89,10 +112,10 @@ class Recorded:
 
     def place(self, row):
         """Where a row stands in tables and pictures: by preset, precision, eager or graph, and model."""
-        presets = list(dict.fromkeys([*PRESETS, *(run["case"].preset for run in self.runs)]))
+        preset = [*PRESETS, row["preset"]].index(row["preset"]), str(row["preset"])
         models = {model: place for place, model in enumerate(NAMES)}
         precision = list(PRECISIONS).index(row["precision"])
-        return presets.index(row["preset"]), precision, row["captured"], models.get(row["model"], 99), row["model"]
+        return preset, precision, row["captured"], models.get(row["model"], 99), row["model"]
 
     def by_default(self, row):
         """Whether a row is of a model as it runs without being asked for a graph, or for none."""
@@ -150,20 +173,23 @@ def machine_line(recorded):
 
 
 def spread_of_version_1(recorded):
-    """A sentence where version 1 took a tenth more in one repeat than in another: the host launches its kernels."""
-    steps = {}
-    for (configuration, _), ms in reference_steps({"runs": recorded.runs}).items():
-        steps.setdefault(configuration, []).append(ms)
+    """A sentence where version 1 took a tenth more in one run than in another: the host launches its kernels."""
+    steps = {configuration: [] for configuration, _ in reference_steps({"runs": recorded.runs})}
+    for run in (recorded, *recorded.earlier):
+        for (configuration, _), ms in reference_steps({"runs": run.runs}).items():
+            if configuration in steps:
+                steps[configuration].append(ms)
     told = [f"{min(ms):.1f} to {max(ms):.1f} ms ({of[0]})" for of, ms in steps.items() if max(ms) > 1.1 * min(ms)]
     if not told:
         return ""
     return f" V1 took {', '.join(told)}, by host: a bracket is a ratio on one host, eager steps of two do not compare."
 
 
-def step_cell(row):
+def step_cell(row, recorded):
     if row is None:
         return ""
-    return f"{row['step_ms']:.2f}" + ("" if row["speed"] is None else f" ({row['speed']:.2f}x)")
+    times = "" if row["speed"] is None else f" ({row['speed']:.2f}x)"
+    return f"{row['step_ms']:.2f}{times}{recorded.mark(row['run'])}"
 
 
 def ladder_table(recorded, configuration, rows):
@@ -182,7 +208,8 @@ def ladder_table(recorded, configuration, rows):
         row, more = steps[-1], ["", "", ""]
         if row:
             more = [f"{row['peak_memory_mb']:,.0f}", f"{row['tflops']:.1f}", number(row["mfu"], ".1%")]
-        lines.append([NAMES.get(model, model), "graph" if captured else "eager", *map(step_cell, steps), *more])
+        cells = [step_cell(step, recorded) for step in steps]
+        lines.append([NAMES.get(model, model), "graph" if captured else "eager", *cells, *more])
     preset, batch_size, seq_len, options = configuration
     title = f"**{preset}**: batch {batch_size}, {seq_len} tokens {options}".rstrip()
     return f"{title}\n\n{markdown_table(header, lines)}"
@@ -224,11 +251,18 @@ def scaling_table(recorded):
 
 
 def verdict(value, bound, pattern, least=True):
-    """'31.20x (>= 30x)', with a word where it was missed."""
-    if value is None:
-        return "not measured"
+    """'31.20 (>= 30)', with a word where it was missed."""
     reached = value >= bound if least else value <= bound
     return f"{format(value, pattern)} ({'>=' if least else '<='} {bound:g}{'' if reached else ', missed'})"
+
+
+def newest(recorded, figure, show=str):
+    """A figure as the newest run that has it tells it, with the mark of an older one."""
+    for run in (recorded, *recorded.earlier):
+        value = figure(run)
+        if value is not None:
+            return show(value) + recorded.mark(run)
+    return "not measured"
 
 
 def both(recorded, preset, precision, figure):
@@ -263,7 +297,7 @@ def memory_goal(recorded, preset):
 def reported_speeds(recorded, preset, model, precisions):
     """'1.09x fp32, 5.53x bf16' against V1 in float32."""
     found = [(PRECISIONS[p], recorded.row(preset, model, p, graph=False)) for p in precisions]
-    return ", ".join(f"{row['speed']:.2f}x {name}" for name, row in found if row and row["speed"]) or "not measured"
+    return ", ".join(f"{row['speed']:.2f}x {name}" for name, row in found if row and row["speed"]) or None
 
 
 def graph_gains(recorded, preset, precision):
@@ -274,31 +308,38 @@ def graph_gains(recorded, preset, precision):
         graph = recorded.row(preset, model, precision, graph=True)
         if eager and graph and graph["captured"]:
             gains.append(f"{NAMES[model]} {eager['step_ms'] / graph['step_ms']:.2f}x")
-    return ", ".join(gains) or "not measured"
+    return ", ".join(gains) or None
 
 
 def goals_table(recorded):
     """The goals of the steps of the presets small and medium, with what was reached."""
     presets = ("small", "medium")
-    lines = []
-    for precision, bounds in SPEED_GOALS.items():
-        cells = [
-            verdict(speed_goal(recorded, preset, precision), bound, ".2f")
-            for preset, bound in zip(presets, bounds, strict=True)
-        ]
-        lines.append([f"V3 and V4, {PRECISIONS[precision]}: the slower, against V1 fp32", *cells])
-    cells = [verdict(peer_goal(recorded, p), b, ".2f") for p, b in zip(presets, (1.5, 1.3), strict=True)]
-    lines.append(["best of V3 and V4, bf16, against Hugging Face, torch.compile, graph", *cells])
-    cells = [verdict(floor_goal(recorded, p), b, ".2f") for p, b in zip(presets, (0.33, 0.68), strict=True)]
-    lines.append(["best of V3 and V4, bf16: share of the floor", *cells])
-    memory = memory_goal(recorded, "medium")
-    lines.append(["V3 and V4, bf16: the larger peak memory, against V1 fp32", "", verdict(memory, 0.4, ".2f", False)])
+
+    def line(name, figure, bounds=None, pattern=".2f"):
+        cells = []
+        for i, preset in enumerate(presets):
+            show = functools.partial(verdict, bound=bounds[i], pattern=pattern) if bounds else str
+            cells.append(newest(recorded, lambda run, preset=preset: figure(run, preset), show))
+        return [name, *cells]
+
+    lines = [
+        line(
+            f"V3 and V4, {PRECISIONS[precision]}: the slower, against V1 fp32",
+            functools.partial(speed_goal, precision=precision),
+            bounds,
+        )
+        for precision, bounds in SPEED_GOALS.items()
+    ]
+    lines.append(line("best of V3 and V4, bf16, against Hugging Face, torch.compile, graph", peer_goal, (1.5, 1.3)))
+    lines.append(line("best of V3 and V4, bf16: share of the floor", floor_goal, (0.33, 0.68)))
+    memory = newest(recorded, lambda run: memory_goal(run, "medium"), lambda value: verdict(value, 0.4, ".2f", False))
+    lines.append(["V3 and V4, bf16: the larger peak memory, against V1 fp32", "", memory])
     for name, model in (("V2 with torch.compile, eager", "v2+compile"), ("V1 with `--no-deterministic`", "v1+nodet")):
-        cells = [reported_speeds(recorded, preset, model, ("float32", "bfloat16")) for preset in presets]
-        lines.append([f"{name}, against V1 fp32", *cells])
+        figure = functools.partial(reported_speeds, model=model, precisions=("float32", "bfloat16"))
+        lines.append(line(f"{name}, against V1 fp32", figure))
     for precision in ("float32", "bfloat16"):
-        cells = [graph_gains(recorded, preset, precision) for preset in presets]
-        lines.append([f"eager step / step in a graph, {PRECISIONS[precision]}", *cells])
+        figure = functools.partial(graph_gains, precision=precision)
+        lines.append(line(f"eager step / step in a graph, {PRECISIONS[precision]}", figure))
     measured = [line for line in lines if set(line[1:]) - {"not measured", ""}]
     left_out = len(lines) - len(measured)
     note = f"\n\n{left_out} goals have not been measured yet." if left_out else ""
@@ -354,24 +395,28 @@ def kernels_text(kernels):
 def steps_text(recorded, rows):
     """The machine, the given rows, the goals, and several GPUs."""
     configurations = dict.fromkeys((r["preset"], r["batch_size"], r["seq_len"], r["options"]) for r in rows)
-    parts = [machine_line(recorded), *(ladder_table(recorded, c, rows) for c in configurations), goals_table(recorded)]
-    return "\n\n".join(filter(None, [*parts, scaling_table(recorded)]))
+    tables = [*(ladder_table(recorded, c, rows) for c in configurations), goals_table(recorded)]
+    notes = recorded.notes("\n".join(tables))
+    return "\n\n".join(filter(None, [machine_line(recorded), *tables, notes, scaling_table(recorded)]))
 
 
 def readme_markdown(recorded):
-    """Everything between the markers of README.md: every model as it runs by default."""
-    return steps_text(recorded, [row for row in recorded.rows if recorded.by_default(row)])
+    """Everything between the markers of README.md: the versions and the strongest peer, as they run by default."""
+    weaker = ("hf", "hf-compile", "hf-graph")
+    return steps_text(
+        recorded, [row for row in recorded.known if recorded.by_default(row) and row["model"] not in weaker]
+    )
 
 
 def markdown(recorded):
     """All that was recorded."""
     kernels = [kernels_text(recorded.kernels)] if recorded.kernels else []
-    return "\n\n".join([steps_text(recorded, recorded.rows), *kernels])
+    return "\n\n".join([steps_text(recorded, recorded.known), *kernels])
 
 
 def version_markdown(recorded, model):
     """Everything between the markers of a version's README: its own runs, beside version 1's default."""
-    chosen = [row for row in recorded.rows if row["model"].split("+")[0] == model]
+    chosen = [row for row in recorded.known if row["model"].split("+")[0] == model]
     lines = []
     for row in chosen:
         phases = [row[name] for name in ("forward_ms", "backward_ms", "optimizer_ms")]
@@ -380,7 +425,7 @@ def version_markdown(recorded, model):
                 f"{row['preset']}, {PRECISIONS[row['precision']]}",
                 NAMES.get(row["model"], row["model"]),
                 "graph" if row["captured"] else "eager",
-                step_cell(row),
+                step_cell(row, recorded),
                 "" if None in phases else " / ".join(f"{phase:.2f}" for phase in phases),
                 f"{row['samples_per_second']:,.0f}",
                 f"{row['peak_memory_mb']:,.0f}",
@@ -391,7 +436,8 @@ def version_markdown(recorded, model):
     if not lines:
         return f"The recorded run, `scripts/recorded/{recorded.folder.name}`, has no row of this version yet."
     kernels = [kernels_text(recorded.kernels)] if model == "v3" and recorded.kernels else []
-    return "\n\n".join([machine_line(recorded), markdown_table(header, lines), *kernels])
+    table = markdown_table(header, lines)
+    return "\n\n".join(filter(None, [machine_line(recorded), table, recorded.notes(table), *kernels]))
 
 
 # ---- the READMEs

@@ -718,7 +718,7 @@ def known_gpu(name):
     return next((gpu for gpu in BANDWIDTH_TB_S if gpu in name), None)
 
 
-def predicted_and_measured(row, version, gpu, sizes):
+def predicted_and_measured(row, version, gpu, sizes, mark):
     """The cells of a recorded step: what its counts say, and what was measured."""
     precision = row["precision"]
     numbers = step_numbers(version, precision, sizes)
@@ -730,24 +730,27 @@ def predicted_and_measured(row, version, gpu, sizes):
     if version == 4:  # it runs compiled, and is counted as it is not
         counted, rate = [f"≤&nbsp;{cell}" if cell else "" for cell in counted], ""
     title = f"V{version}&nbsp;{PRECISIONS[precision]}&nbsp;{'graph' if row['captured'] else 'eager'}"
-    return [title, *counted, f"{row['step_ms']:.2f}", rate, f"{row['peak_memory_mb']:,.0f}"]
+    return [title, *counted, f"{row['step_ms']:.2f}{mark}", rate, f"{row['peak_memory_mb']:,.0f}"]
 
 
 def measured_tables(recorded):
     """Each recorded step of the four versions, a table for each configuration."""
     versions, gpu = {f"v{n}": n for n in SCRIPTS}, known_gpu(recorded.runs[0]["environment"]["device"])
     tables = defaultdict(list)
-    for row in recorded.rows:
+    for row in recorded.known:
         if row["model"] in versions and row["precision"] in PRECISION_OPTIONS:
             tables[row["preset"], row["batch_size"], row["seq_len"], row["options"]].append(row)
     texts = []
     for (preset, batch_size, seq_len, more), chosen in tables.items():
         argv = ["--preset", preset, "--batch-size", str(batch_size), "--seq-len", str(seq_len), *more.split()]
         sizes = sizes_of(load_version(1).parse_options([*argv, "--device", "cpu"]))
-        rows = [predicted_and_measured(row, versions[row["model"]], gpu, sizes) for row in chosen]
+        rows = [
+            predicted_and_measured(row, versions[row["model"]], gpu, sizes, recorded.mark(row["run"])) for row in chosen
+        ]
         header = [f"`{preset}`", "launches", "MB", "least ms", "least MiB", "step ms", "us/launch", "peak MiB"]
         texts.append(markdown_table(header, rows))
-    return "\n\n".join(texts)
+    notes = recorded.notes("\n".join(texts))
+    return "\n\n".join([*texts, *([notes] if notes else [])])
 
 
 def corrections():

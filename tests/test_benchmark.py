@@ -711,6 +711,24 @@ def test_ladder_takes_what_a_run_lacks_from_an_older_one(tmp_path):
     assert "Ceilings" not in ladder.markdown(ladder.Recorded(old))
 
 
+def test_ladder_marks_the_rows_of_an_older_run(tmp_path):
+    """A step and a goal that the newer run has not measured, with a note that names the older; never the reverse."""
+    old, new = (recorded_folder(tmp_path / f"toy_2026-01-0{day}") for day in (2, 5))
+    assert "older runs" not in ladder.markdown(ladder.Recorded(new))
+    results = read_results(new / "suite.json")
+    results["runs"] = [run for run in results["runs"] if run["case"].model != "v2" and not run["case"].graph]
+    results["runs"][0]["summary"]["step_ms"]["median"] = 90.0
+    results["sessions"][-1]["date"] = "2026-01-05T00:00:00+00:00"
+    write_results(results, new / "suite.json")
+    text = ladder.markdown(ladder.Recorded(new))
+    assert line_with(text, "V1 | eager").startswith("| V1 | eager | 90.00 (1.00x) |")
+    assert line_with(text, "V2 | eager").startswith("| V2 | eager | 80.00 (1.25x) ¹ |")
+    assert line_with(text, "eager step / step in a graph, fp32").endswith("| V1 2.00x ¹ | V1 2.00x ¹ |")
+    assert "from older runs, with their own ratios: ¹ 2026-01-02, `scripts/recorded/toy_2026-01-02`." in text
+    assert "80.00 (1.25x) ¹" in ladder.version_markdown(ladder.Recorded(new), "v2")
+    assert "¹" not in ladder.markdown(ladder.Recorded(old))
+
+
 def test_ladder_names_the_commit_that_the_suite_was_told(tmp_path):
     results = hand_made()
     for run in results["runs"]:
