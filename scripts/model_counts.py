@@ -131,6 +131,8 @@ PRIME_OPTIONS = (
 @functools.cache
 def factored(number):
     """The product of sizes that a number of elements is; ValueError where it is none."""
+    if number < 1:
+        raise ValueError(f"{number} elements are no product of the model's sizes")
     powers, rest = {}, number
     for prime in (2, 3, 5, 7, 11, 13, 17, 19, 23):
         powers[prime] = 0
@@ -409,7 +411,7 @@ def keep_hooks(model, collector):
 
     def pack(tensor):
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in seen:
+        if storage.nbytes() and storage.data_ptr() not in seen:  # a checkpoint of PyTorch 2.11 keeps an empty one
             seen.add(storage.data_ptr())
             alive.append(storage)
             collector.keep(factored(storage.nbytes() // tensor.element_size()) * tensor.element_size())

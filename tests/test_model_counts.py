@@ -351,9 +351,18 @@ def test_a_number_of_elements_tells_its_sizes():
     assert factored(B * T * (H + 2 * K) * D).written() == "2BTKD + BTC"
     assert factored(T * D // 2).written() == "1/2TD"
     assert factored(B * H * T * T).written() == "BT^2H"
-    for number in (29, 3, H + K + 1):
+    for number in (29, 3, H + K + 1, 0):
         with pytest.raises(ValueError, match="no product of the model's sizes"):
             factored(number)
+
+
+def test_an_empty_tensor_that_is_kept_counts_nothing():
+    collector = model_counts.Collector()
+    with model_counts.keep_hooks(torch.nn.Linear(2, 2), collector):
+        torch.empty(0, requires_grad=True).exp()
+        assert not any(counts.kept.terms for counts in collector.counts.values())
+        torch.ones(model_counts.PRIME_SIZES["B"], requires_grad=True).exp()
+    assert any(counts.kept.terms for counts in collector.counts.values())
 
 
 @pytest.mark.parametrize("version", SCRIPTS)
