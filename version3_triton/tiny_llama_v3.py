@@ -7,8 +7,8 @@
 
 The lesson of this version is bytes: a tensor that is read and written once instead of several times. Matrix products
 stay with the BLAS; normalization with its residual addition, rotary embedding, SwiGLU, attention, the loss and the
-optimizer are one kernel each way. With --use-amp the model itself is 16-bit and the optimizer keeps float32 weights.
-Without a GPU the kernels run in Triton's interpreter: right, but slow.
+optimizer are one kernel each way. With --use-amp the model itself is 16-bit, and the optimizer keeps what its weights
+lack of float32. Without a GPU the kernels run in Triton's interpreter: right, but slow.
 
 Letters in shapes and comments: B batch, T tokens of a sequence, C hidden_dim, H query heads, K key/value heads,
 D head_dim = C / H, F intermediate_dim, V vocab_size.
