@@ -41,7 +41,7 @@ NAMES = {
 PRESETS = ("tiny", "small", "medium")
 ADAMW_BYTES = 28  # a parameter: weight and two moments read and written, gradient read; all float32
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-WHAT = ("preset", "batch_size", "seq_len", "options", "precision", "model", "graph")  # tells a row from the others
+ROW = ("preset", "batch_size", "seq_len", "options", "precision", "model", "graph")  # tells a row from the others
 GRAPH_BY_DEFAULT = {"v1": False, "v2": False, "v3": True, "v4": True}
 SPEED_GOALS = {"float32": (5.5, 1.15), "tf32": (15, 5), "bfloat16": (30, 12)}  # small, medium
 KERNEL_GOALS = {"RMSNorm": 0.8, "RMSNorm + residual": 0.8, "RoPE": 0.8, "SwiGLU": 0.8}
@@ -86,7 +86,7 @@ class Recorded:
         found = {}
         for run in (self, *self.earlier):
             for row in run.rows:
-                found.setdefault(tuple(row[name] for name in WHAT), row | {"run": run})
+                found.setdefault(tuple(row[name] for name in ROW), row | {"run": run})
         return sorted(found.values(), key=self.place)
 
     def mark(self, run):
@@ -315,10 +315,10 @@ def goals_table(recorded):
     """The goals of the steps of the presets small and medium, with what was reached."""
     presets = ("small", "medium")
 
-    def line(name, figure, bounds=None, pattern=".2f"):
+    def line(name, figure, bounds=None):
         cells = []
         for i, preset in enumerate(presets):
-            show = functools.partial(verdict, bound=bounds[i], pattern=pattern) if bounds else str
+            show = functools.partial(verdict, bound=bounds[i], pattern=".2f") if bounds else str
             cells.append(newest(recorded, lambda run, preset=preset: figure(run, preset), show))
         return [name, *cells]
 
