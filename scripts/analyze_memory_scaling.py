@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Peak memory over the sequence length for each version, side by side: where it grows linearly, where with the square.
 
-Every point is a training run of its own. From three lengths on, a parabola a + b T + c T² through the peaks tells the
-part that grows with the square, which is the T x T scores of attention where they are kept in memory. Options that are
-not listed here go to all training scripts.
+Every point is a training run of its own; on a GPU those of one length run side by side. From three lengths on, a
+parabola a + b T + c T² through the peaks tells the part that grows with the square, which is the T x T scores of
+attention where they are kept in memory. Options that are not listed here go to all training scripts.
 
 Exit status: 0 measured; 1 where nothing ran, or the picture needs matplotlib; 2 for bad input.
 """
 
 import argparse
+import concurrent.futures
 import functools
 import pathlib
 import sys
@@ -65,24 +66,44 @@ def growth(lengths: list[int], peaks: list[float]) -> dict:
     }
 
 
+def peak_of(script: pathlib.Path, argv: list[str]) -> float | None:
+    try:
+        return train(script, argv)["summary"]["peak_memory_mb"]
+    except OutOfMemory:
+        return None
+
+
+def peaks_side_by_side(scripts: dict[int, pathlib.Path], argv: list[str]) -> dict[int, float | None]:
+    """Each version's peak in MB, all run at once; who runs out of memory among the others runs once more alone."""
+    with concurrent.futures.ThreadPoolExecutor(len(scripts)) as pool:
+        found = dict(zip(scripts, pool.map(lambda script: peak_of(script, argv), scripts.values()), strict=True))
+    if len(scripts) > 1:
+        found |= {version: peak_of(scripts[version], argv) for version, peak in found.items() if peak is None}
+    return found
+
+
 def measure(scripts: dict[int, pathlib.Path], lengths: list[int], argv: list[str], limit: TimeLimit) -> dict:
     """{"lengths", "rows"}: for each version its peaks in MB, None where it ran out of memory, and how they grow.
 
     Goes up the lengths, and ends before one that the time limit leaves no room for.
     """
     peaks: dict[int, list[float | None]] = {version: [] for version in scripts}
+    one_by_one = on_cpu(argv)  # whose memory and cores all processes share
     for place, length in enumerate(lengths):
-        if not limit.room(len(scripts)):
+        if not limit.room(len(scripts) if one_by_one else 1):
             progress(f"no time is left for {', '.join(map(str, lengths[place:]))} tokens")
             lengths = lengths[:place]
             break
-        for version, script in scripts.items():
-            progress(f"{length} tokens, version {version} ...")
-            run = functools.partial(train, script, [*argv, "--seq-len", str(length)])
-            try:
-                peaks[version].append(limit.timed(run)["summary"]["peak_memory_mb"])
-            except OutOfMemory:
-                peaks[version].append(None)
+        sized, found = [*argv, "--seq-len", str(length)], {}
+        if one_by_one:
+            for version, script in scripts.items():
+                progress(f"{length} tokens, version {version} ...")
+                found[version] = limit.timed(functools.partial(peak_of, script, sized))
+        else:
+            progress(f"{length} tokens, all versions ...")
+            found = limit.timed(functools.partial(peaks_side_by_side, scripts, sized))
+        for version, peak in found.items():
+            peaks[version].append(peak)
     rows = []
     for version, found in peaks.items():
         pairs = [(length, peak) for length, peak in zip(lengths, found, strict=True) if peak is not None]

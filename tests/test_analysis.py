@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 
 import analysis
 import analyze_batch_scaling as batches
@@ -1090,6 +1091,34 @@ def test_a_report_that_is_ended_while_it_measures_memory_keeps_the_rest(tmp_path
     with pytest.raises(KeyboardInterrupt):
         versions_tool.write_report(*comparison, tmp_path, [128, 256], analysis.TimeLimit(None))
     assert "V4 is the fastest" in (tmp_path / "report.html").read_text()
+
+
+def test_memory_on_a_gpu_is_measured_side_by_side(monkeypatch):
+    """All versions meet in each length; the one that finds no room among the others is run again when they are gone."""
+    together, inside, alone = threading.Barrier(3, timeout=20), [], []
+
+    def run(script, argv):
+        inside.append(script)
+        if inside.count("two") < 2:
+            together.wait()
+            if script == "two":
+                raise analysis.OutOfMemory(1, "no room")
+        else:
+            alone.append(len(inside))
+        return {"summary": {"peak_memory_mb": float(argv[-1])}}
+
+    monkeypatch.setattr(memory_tool, "train", run)
+    monkeypatch.setattr(memory_tool, "on_cpu", lambda argv: False)
+    scripts = {1: "one", 2: "two", 3: "three"}
+    measured = memory_tool.measure(scripts, [64], [], analysis.TimeLimit(None))
+    assert [row["peaks_mb"] for row in measured["rows"]] == [[64.0]] * 3 and alone == [4]
+
+    def never(script, argv):
+        raise analysis.OutOfMemory(1, "no room")
+
+    monkeypatch.setattr(memory_tool, "train", never)
+    measured = memory_tool.measure({1: "one", 2: "two"}, [64], [], analysis.TimeLimit(None))
+    assert [row["peaks_mb"] for row in measured["rows"]] == [[None], [None]]
 
 
 def test_memory_that_no_length_fits_into_is_drawn(tmp_path):
