@@ -1077,9 +1077,8 @@ def test_a_report_without_time_for_memory_says_so(tmp_path, monkeypatch):
     versions_tool.write_report(*known_comparison(monkeypatch), tmp_path, [128, 256], limit)
     page = (tmp_path / "report.html").read_text()
     assert "No time was left to measure it." in page and "V4 is the fastest" in page
-    assert not (tmp_path / "memory.png").exists() and "memory" not in json.loads(
-        (tmp_path / "comparison.json").read_text()
-    )
+    content = json.loads((tmp_path / "comparison.json").read_text())
+    assert not (tmp_path / "memory.png").exists() and "memory" not in content
 
 
 def test_a_report_that_is_ended_while_it_measures_memory_keeps_the_rest(tmp_path, monkeypatch):

@@ -381,7 +381,6 @@ def test_adamw_that_learns_nothing_changes_no_bit(device):
     parameter = torch.nn.Parameter(weights.to(torch.bfloat16))
     parameter.master = weights.clone()
     optimizer = V3.FusedAdamW([parameter], lr=0.0, weight_decay=0.0)
-    optimizer.set_weight(parameter, weights)
     before, parameter.grad = parameter.detach().clone(), torch.zeros_like(parameter)
     optimizer.step()
     known = ~weights.isnan()

@@ -1389,7 +1389,9 @@ class FusedAdamW(torch.optim.Optimizer):
         self.rests = {}  # of 16-bit parameters: what each lacks of its weight, or the weight itself beside float16
         for p in parameters:
             if p.dtype != torch.float32:
-                self.rests[p] = split_bits(p.master)[1] if p.dtype == torch.bfloat16 else p.master
+                weight = p.master
+                self.rests[p] = torch.empty_like(weight, dtype=torch.int16) if p.dtype == torch.bfloat16 else weight
+                self.set_weight(p, weight)
                 del p.master
         device = parameters[0].device
         self.count = torch.zeros((), dtype=torch.float64, device=device)
