@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
+BY_COPIES = "+copies"  # a model on several GPUs that exchange gradients by copies; on one it is the model without it
 
 
 class Case(NamedTuple):
@@ -95,12 +96,12 @@ def reference_steps(results):
 
 
 def single_steps(results):
-    """(case, repeat) -> step time of every case that ran in one process."""
-    return {
-        (run["case"], run["repeat"]): run["summary"]["step_ms"]["median"]
-        for run in results["runs"]
-        if run["status"] == "ok" and run["case"].processes == 1
-    }
+    """Case -> step times of its runs in one process, which several GPUs shared: they differ by some percent."""
+    steps = {}
+    for run in results["runs"]:
+        if run["status"] == "ok" and run["case"].processes == 1:
+            steps.setdefault(run["case"], []).append(run["summary"]["step_ms"]["median"])
+    return steps
 
 
 def interpreted(run):
@@ -120,13 +121,11 @@ def speed(runs, reference):
 
 
 def efficiency(runs, singles):
-    """Weak scaling: throughput a process over that of one process alone, the median over the repeats; None without."""
-    ratios = []
-    for run in runs:
-        single = singles.get((run["case"]._replace(processes=1), run["repeat"]))
-        if single is not None:
-            ratios.append(single / run["summary"]["step_ms"]["median"])
-    return quartiles(ratios)[1] if ratios else None
+    """Weak scaling: throughput a process over that of one process alone, medians of both; None without the latter."""
+    case = runs[0]["case"]
+    alone = singles.get(case._replace(model=case.model.removesuffix(BY_COPIES), processes=1))
+    steps = [run["summary"]["step_ms"]["median"] for run in runs]
+    return quartiles(alone)[1] / quartiles(steps)[1] if alone else None
 
 
 def phase_median(summaries, phase):

@@ -8,11 +8,12 @@
 
 A model is v1 to v4, or a peer where its packages are installed: hf, hf-compile, hf-graph, hf-compile-graph (Hugging
 Face's Llama) and liger. v2+compile, v1+nodet and v1+det switch torch.compile and determinism; any other +NAME stands
-for the version's own option --NAME, as in v3+disable-attention-kernel. Options that are not listed go to all scripts.
+for the version's own option --NAME, as in v3+disable-attention-kernel. +copies, behind all others, is for several GPUs
+that exchange gradients by copies. Options that are not listed go to all scripts.
 
 Every case runs in a process of its own, or with --nproc in as many as it says, started by torchrun with the same batch
 each. A repeat is a round over all cases of a configuration, so that what drifts hits all of them; a round stays on one
-GPU, or with --nproc on the first ones. Results are written after every process: FOLDER/suite.json, suite.csv and,
+GPU. With --nproc it takes the first ones, and one process alone the next GPU in each repeat. Results are written after every process: FOLDER/suite.json, suite.csv and,
 with matplotlib, suite.png. A case that fails, or that this machine cannot run, is reported and passed over.
 
 Exit status: 0; 1 where all cases of a model failed; 2 for a bad option; 130 when interrupted.
@@ -39,6 +40,7 @@ import threading
 import time
 
 from benchmark_results import (
+    BY_COPIES,
     Case,
     draw,
     empty_results,
@@ -178,8 +180,9 @@ def script_of(model):
 
 def own_options(model):
     """The options that make a version's or peer's script the model of that name."""
-    name, *modifiers = model.split("+")
-    return [*PEERS.get(name, []), *(f"--{MODIFIERS.get(modifier, modifier)}" for modifier in modifiers)]
+    name, *modifiers = model.removesuffix(BY_COPIES).split("+")
+    exchange = ["--exchange", "copies"] if model.endswith(BY_COPIES) else []
+    return [*PEERS.get(name, []), *(f"--{MODIFIERS.get(modifier, modifier)}" for modifier in modifiers), *exchange]
 
 
 def check_model(model, options):
@@ -189,7 +192,8 @@ def check_model(model, options):
         print(f"benchmark_suite.py: error: --models: {name} is none of v1 to v4, {', '.join(PEERS)}", file=sys.stderr)
         sys.exit(2)
     if name not in PEERS:
-        load_version(int(name[1:])).parse_options([*own_options(model), *shlex.split(options)])
+        alone = own_options(model.removesuffix(BY_COPIES))
+        load_version(int(name[1:])).parse_options([*alone, *shlex.split(options)])
 
 
 def graph_choices(model, wanted):
@@ -212,6 +216,13 @@ def configurations(arguments):
                 yield preset, batch_size, seq_len
 
 
+def process_counts(model, wanted):
+    """Of the wanted numbers of processes, those that a model can have."""
+    if model in PEERS:
+        return [1]
+    return [count for count in wanted if count > 1 or not model.endswith(BY_COPIES)]
+
+
 def grid(arguments):
     """The cases of each configuration, in the order in which a round runs them."""
     return [
@@ -220,7 +231,7 @@ def grid(arguments):
             for precision in arguments.precisions
             for model in arguments.models
             for graph in graph_choices(model, arguments.graph)
-            for processes in ([1] if model in PEERS else arguments.nproc)
+            for processes in process_counts(model, arguments.nproc)
         ]
         for configuration in configurations(arguments)
     ]
@@ -401,6 +412,8 @@ class Suite:
                 continue
             if self.processes.stopped or time.monotonic() + self.expected(case) > self.deadline:
                 return
+            if case.processes == 1 and max(self.arguments.nproc) > 1:
+                gpu = repeat % max(self.arguments.nproc)
             record = run_case(case, self.arguments, self.processes, gpu)
             with self.lock:
                 if not self.processes.stopped:

@@ -32,6 +32,8 @@ NAMES = {
     "v2+compile": "V2, torch.compile",
     "v3": "V3",
     "v4": "V4",
+    "v3+copies": "V3, by copies",
+    "v4+copies": "V4, by copies",
     "hf": "Hugging Face",
     "hf-compile": "Hugging Face, torch.compile",
     "hf-graph": "Hugging Face",
@@ -218,7 +220,8 @@ def ladder_table(recorded, configuration, rows):
 def scaling_goal(row, rows):
     """The efficiency of a row, and the goal beside that of the better version where there is one."""
     goal_of = ("medium", "bfloat16", row["processes"])
-    alike = [r for r in rows if (r["preset"], r["precision"], r["processes"]) == goal_of and r["model"] in ("v3", "v4")]
+    alike = [r for r in rows if (r["preset"], r["precision"], r["processes"]) == goal_of]
+    alike = [r for r in alike if r["model"].startswith(("v3", "v4"))]
     best = max(alike, key=lambda r: r["efficiency"] or 0, default=None)
     bound = SCALING_GOALS.get(row["processes"]) if row is best else None
     return verdict(row["efficiency"], bound, ".3f") if bound else number(row["efficiency"], ".3f")

@@ -1,12 +1,15 @@
 """More than one process: the same losses, gradients and weights as one, and an end for all when one ends."""
 
+import concurrent.futures
 import json
+import math
 import os
 import pathlib
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -237,18 +240,106 @@ def test_more_processes_than_gpus_are_refused(monkeypatch, capsys):
     assert "would give all processes one GPU" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", [["--parallel", "ddp"], ["--compress-gradients"]])
+@pytest.mark.parametrize("option", [["--parallel", "ddp"], ["--compress-gradients"], ["--exchange", "copies"]])
 def test_options_of_several_processes_are_refused_for_one(capsys, option):
     with pytest.raises(SystemExit, match="2"):
         load_version(1).parse_options(option)
     assert "start with torchrun" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "changed, options, said",
+    [
+        ({"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}, [], "needs all GPUs in one host"),
+        ({}, ["--device", "cpu"], "needs GPUs"),
+        ({}, ["--parallel", "fsdp"], "leave out the other option"),
+        ({}, ["--compress-gradients"], "leave out the other option"),
+    ],
+)
+def test_copies_are_refused_where_they_cannot_be(monkeypatch, capsys, changed, options, said):
+    for name, value in (LAUNCH | {"RANK": "0", "LOCAL_RANK": "0"} | changed).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(SystemExit, match="2"):
+        load_version(1).parse_options(["--exchange", "copies", *([] if "--device" in options else GPU), *options])
+    assert said in capsys.readouterr().err
+
+
+GPU = ["--device", "cuda"]
+
+
+# ---------------------------------------------------------------- the exchange of gradients
+
+
+class Shared:
+    """Symmetric memory as one process sees it, of processes that are threads here."""
+
+    def __init__(self, memories, meeting):
+        self.memories, self.meeting = memories, meeting
+
+    def get_buffer(self, owner, shape, dtype, offset=0):
+        count = math.prod(shape)
+        return self.memories[owner].view(dtype)[offset : offset + count].view(shape)
+
+    def barrier(self, channel, timeout_ms):
+        self.meeting.wait(timeout_ms / 1000)
+
+
+@pytest.mark.parametrize("processes", [2, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_copies_give_every_process_the_mean(processes, dtype):
+    """Two buckets, one behind the other and of sizes that do not divide, through the same memory."""
+    script, meeting = load_version(1), threading.Barrier(processes)
+    largest = 4 * 3001
+    exchanges = [object.__new__(script.CopyExchange) for _ in range(processes)]
+    place_bytes = -(-largest // processes // 256) * 256
+    memories = [torch.full(((processes + 1) * place_bytes,), 255, dtype=torch.uint8) for _ in range(processes)]
+    for rank, exchange in enumerate(exchanges):
+        exchange.processes, exchange.rank, exchange.place_bytes = processes, rank, place_bytes
+        exchange.shared = Shared(memories, meeting)
+    generator = torch.Generator().manual_seed(1)
+    given = [
+        [torch.randn(size, generator=generator).to(dtype) for _ in range(processes)]
+        for size in (largest // dtype.itemsize, 997)
+    ]
+    means = [torch.stack(bucket).double().mean(0).to(dtype) for bucket in given]
+
+    def work(rank):
+        for bucket in given:
+            exchanges[rank].exchange(bucket[rank])
+
+    with concurrent.futures.ThreadPoolExecutor(processes) as pool:
+        list(pool.map(work, range(processes)))
+    for bucket, mean in zip(given, means, strict=True):
+        for result in bucket:
+            torch.testing.assert_close(result, mean, rtol=0 if dtype == torch.bfloat16 else 3e-7, atol=1e-7)
+            assert torch.equal(result, bucket[0])  # or the processes' weights would drift apart
+
+
+def test_a_linear_layer_writes_its_gradient_into_the_bucket():
+    script = load_version(3)
+    layer, x = script.Linear(6, 5), torch.randn(2, 3, 6, requires_grad=True)
+    optimizer = script.FusedAdamW(layer.parameters(), lr=0.1, in_buckets=True)
+    bucket = torch.zeros(40)
+    layer.weight.grad = bucket[3:33].view(5, 6)
+    optimizer.zero_grad()
+    wanted = torch.autograd.grad((torch.nn.functional.linear(x, layer.weight) ** 2).sum(), [x, layer.weight])
+    for times in (1, 2):  # the second time without forgetting the first: gradients add up
+        x.grad = None
+        (layer(x) ** 2).sum().backward()
+        torch.testing.assert_close(x.grad, wanted[0])
+        torch.testing.assert_close(layer.weight.grad, times * wanted[1])
+        assert layer.weight.grad.data_ptr() == bucket[3:].data_ptr()
+    torch.testing.assert_close(bucket[3:33].view(5, 6), 2 * wanted[1])
+
+
 # ---------------------------------------------------------------- on GPUs
 
-# Each version in each precision: DDP in a graph, DDP operation by operation, and FSDP2.
+# Each version in each precision: DDP in a graph, and with copies, DDP operation by operation, and FSDP2.
 GPU_SIZES = [*SIZES.replace("51", "64").split(), "--warmup-steps", "1", "--batch-size", "2"]
 WAYS = {"graph": ["--graph"], "ddp": ["--no-graph"], "fsdp": ["--no-graph", "--parallel", "fsdp"]}
+if torch.cuda.device_count() > 1:
+    WAYS["copies"] = ["--graph", "--exchange", "copies"]
 GPU_CASES = {
     (version, precision, way): [*GPU_SIZES, *argv, *options]
     for version in SCRIPTS
@@ -278,4 +369,4 @@ def test_gpus_train_as_one(gpu_results, version, precision):
     for way in WAYS:
         result = gpu_results[version, precision, way]
         assert_same(result, one, scale)
-        assert result["graph"] == (way == "graph") or torch.version.hip
+        assert result["graph"] == (way in ("graph", "copies")) or torch.version.hip

@@ -147,6 +147,10 @@ def add_parallel_options(parser):
     group.add_argument(
         "--compress-gradients", action="store_true", help="send float32 gradients in 16 bits, those of --amp-dtype"
     )
+    group.add_argument(
+        "--exchange", choices=["all-reduce", "copies"], default="all-reduce",
+        help="how DDP averages gradients: by NCCL or RCCL, or on one host by the GPUs' copy engines (%(default)s)",
+    )  # fmt: skip
 
 
 def add_profiling_options(parser):
@@ -246,10 +250,14 @@ def resolve_parallel(options, ranks):
     """Where this process stands among the others, which part of the GPUs is its own, and how they share the work."""
     options.rank, options.world_size = ranks["rank"], ranks["world_size"]
     if not ranks["launched"]:
-        if options.parallel or options.compress_gradients:
-            raise ValueError("--parallel and --compress-gradients need several processes: start with torchrun")
+        if options.parallel or options.compress_gradients or options.exchange == "copies":
+            raise ValueError(
+                "--parallel, --compress-gradients and --exchange need several processes: start with torchrun"
+            )
         return
     options.parallel = options.parallel or "ddp"
+    if options.exchange == "copies" and ranks["local_world_size"] < ranks["world_size"]:
+        raise ValueError("--exchange copies needs all GPUs in one host: leave it out on several")
     if options.device == "cuda":
         there = torch.cuda.device_count()
         if ranks["local_world_size"] > there:
@@ -271,6 +279,11 @@ def check_parallel(options):
             raise ValueError("--profile-attention-only needs whole layers: leave out --parallel fsdp")
     if options.compress_gradients and options.amp_dtype == "bfloat16" and torch.device(options.device).type == "cpu":
         raise ValueError("--compress-gradients in bfloat16 needs a GPU: use --amp-dtype float16")
+    if options.exchange == "copies":
+        if torch.device(options.device).type == "cpu":
+            raise ValueError("--exchange copies needs GPUs, whose copy engines it uses: leave it out")
+        if options.parallel == "fsdp" or options.compress_gradients:
+            raise ValueError("--exchange copies is DDP's and sends gradients as they are: leave out the other option")
 
 
 def resolve_options(options, ranks):
@@ -1377,13 +1390,14 @@ class FusedAdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov and Hutter, arXiv:1711.05101) that reads and writes every tensor once.
 
     A 16-bit parameter comes with its float32 weight as `master`, which is what is trained; the parameter is its rounded
-    copy. Works with torch.amp.GradScaler without waiting for the GPU, and inside a captured graph.
+    copy. Works with torch.amp.GradScaler without waiting for the GPU, and inside a captured graph. Where gradients lie
+    in DDP's buckets, which stay, zero_grad leaves each parameter its `gradient_place` there.
     """
 
     BLOCK = 1024
     _step_supports_amp_scaling = True
 
-    def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+    def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, in_buckets=False):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         parameters = [p for group in self.param_groups for p in group["params"]]
         self.rests = {}  # of 16-bit parameters: what each lacks of its weight, or the weight itself beside float16
@@ -1400,6 +1414,7 @@ class FusedAdamW(torch.optim.Optimizer):
             self.state[p] = dict(zip(("step", "exp_avg", "exp_avg_sq"), (self.count, *moments), strict=True))
         self.betas = [torch.tensor(group["betas"], dtype=torch.float64, device=device) for group in self.param_groups]
         self.chunks, self.spare_tables, self.captured_tables = {}, [], []
+        self.in_buckets = in_buckets
 
     def exact_weight(self, parameter):
         if parameter.dtype == torch.bfloat16:
@@ -1412,6 +1427,12 @@ class FusedAdamW(torch.optim.Optimizer):
         parameter.copy_(copy)
         if parameter in self.rests:
             self.rests[parameter].copy_(rest)
+
+    def zero_grad(self, set_to_none=True):
+        if self.in_buckets:
+            for p in self.state:
+                p.gradient_place = p.grad
+        super().zero_grad(set_to_none)
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -1491,6 +1512,39 @@ def embed(tokens, w):
     return EmbeddingFunction.apply(tokens, w) if w.shape[0] <= PRODUCT_WORDS else F.embedding(tokens, w)
 
 
+# ---- linear layer
+# forward    y = x wᵀ
+# backward   dx = dy w,  dw = dyᵀ x, which is written right into the bucket that DDP sends: it need not be copied there
+
+
+class LinearFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        ctx.w = w  # as the parameter that it is, with its place
+        return F.linear(x, w)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        x, w = ctx.saved_tensors
+        # A new view each time: autograd keeps a gradient as it is only where nobody else holds it.
+        place = ctx.w.gradient_place.detach() if ctx.w.grad is None else None
+        return dy @ w, torch.mm(dy.flatten(0, -2).t(), x.flatten(0, -2), out=place)
+
+
+class Linear(nn.Linear):
+    """nn.Linear without a bias, used once in a forward; its weight's gradient goes where the optimizer says."""
+
+    def __init__(self, in_features, out_features):
+        super().__init__(in_features, out_features, bias=False)
+
+    def forward(self, x):
+        if getattr(self.weight, "gradient_place", None) is None:
+            return super().forward(x)
+        return LinearFunction.apply(x, self.weight)
+
+
 # ---------------------------------------------------------------- model
 
 
@@ -1502,8 +1556,8 @@ class Attention(nn.Module):
         C, D = config.hidden_dim, config.head_dim
         self.heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         self.head_dim = D
-        self.qkv_proj = nn.Linear(C, sum(self.heads) * D, bias=False)
-        self.o_proj = nn.Linear(config.num_heads * D, C, bias=False)
+        self.qkv_proj = Linear(C, sum(self.heads) * D)
+        self.o_proj = Linear(config.num_heads * D, C)
         self.rope_kernel, self.attention_kernel = options.enable_rope_kernel, options.enable_attention_kernel
 
     def turn(self, qkv, cos, sin):
@@ -1537,8 +1591,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, config, options):
         super().__init__()
-        self.gate_up_proj = nn.Linear(config.hidden_dim, 2 * config.intermediate_dim, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_dim, config.hidden_dim, bias=False)
+        self.gate_up_proj = Linear(config.hidden_dim, 2 * config.intermediate_dim)
+        self.down_proj = Linear(config.intermediate_dim, config.hidden_dim)
         self.swiglu_kernel = options.enable_swiglu_kernel
 
     def forward(self, x):
@@ -1677,6 +1731,7 @@ def matrix_dtype(options):
 
 # Who waits longer than this for another process ends. Compiling takes longer, but all processes compile at once.
 PATIENCE = datetime.timedelta(seconds=50)
+BUCKET_MB = 25  # gradients that DDP sends together, as it does by default
 
 
 @contextlib.contextmanager
@@ -1715,6 +1770,81 @@ def announce_end(prog):
     threading.Thread(target=wait, daemon=True).start()
 
 
+def mean_by_all_reduce(_, bucket):
+    """DDP's own exchange, but with the division left to NCCL or RCCL: a pass over the gradients less."""
+    future = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0])
+
+
+class CopyExchange:
+    """Averages the gradients of DDP's buckets by copies between the GPUs of one host, which their copy engines make.
+
+    The programs of an all-reduce hold compute units that the backward lacks meanwhile. Here each process owns a part of
+    a bucket: it takes the mean of what all have put into its inbox, and they fetch that from its outbox. As many bytes
+    are sent as around a ring. Inboxes and outboxes lie in memory that all processes see, PyTorch's symmetric memory.
+    """
+
+    LEAST_BYTES = 2**20  # what is smaller has gone through an all-reduce before three barriers are passed
+
+    def __init__(self, largest_bytes, device):
+        from torch.distributed import _symmetric_memory as symmetric_memory
+
+        self.processes, self.rank = dist.get_world_size(), dist.get_rank()
+        self.largest_bytes = largest_bytes
+        self.place_bytes = -(-largest_bytes // self.processes // 256) * 256
+        memory = symmetric_memory.empty((self.processes + 1) * self.place_bytes, dtype=torch.uint8, device=device)
+        self.shared = symmetric_memory.rendezvous(memory, dist.group.WORLD)
+        self.stream = torch.cuda.Stream(device)
+
+    def mean(self, _, bucket):
+        """DDP's hook: a future of the bucket's gradients, averaged in place."""
+        flat = bucket.buffer()
+        if not self.LEAST_BYTES <= flat.nbytes <= self.largest_bytes:  # DDP's very first bucket holds all gradients
+            return mean_by_all_reduce(None, bucket)
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            self.exchange(flat)
+            future = torch.futures.Future(devices=[flat.device])
+            future.set_result(flat)
+        return future
+
+    def exchange(self, flat):
+        """Replace flat [n] by its mean over the processes."""
+        parts = flat.split(-(-flat.numel() // self.processes // 64) * 64)  # 64 elements: every part starts aligned
+        owners = [(self.rank + i) % self.processes for i in range(self.processes)]  # not all write to the same one
+        self.barrier()  # nobody reads any more what the last bucket left
+        for owner in owners:
+            self.place(owner, self.rank, parts[owner]).copy_(parts[owner])
+        self.barrier()
+        mine = parts[self.rank]
+        row = self.place_bytes // mine.itemsize
+        inbox = self.shared.get_buffer(self.rank, (self.processes, row), mine.dtype)[:, : mine.numel()]
+        torch.mean(inbox, 0, out=self.place(self.rank, self.processes, mine))
+        self.barrier()
+        for owner in owners:
+            parts[owner].copy_(self.place(owner, self.processes, parts[owner]))
+
+    def place(self, owner, number, part):
+        """Memory of the owner for a tensor like part: in its inbox that of a sender, or behind them its outbox."""
+        return self.shared.get_buffer(owner, part.shape, part.dtype, number * self.place_bytes // part.itemsize)
+
+    def barrier(self):
+        self.shared.barrier(0, int(1000 * PATIENCE.total_seconds()))
+
+
+def exchange_hook(model, options):
+    """What DDP calls to average a bucket; None for its own way."""
+    device, sent = torch.device(options.device), getattr(torch, options.amp_dtype)
+    if options.compress_gradients:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        return {torch.bfloat16: default_hooks.bf16_compress_hook, torch.float16: default_hooks.fp16_compress_hook}[sent]
+    if options.exchange == "copies":
+        # DDP closes a bucket with the gradient that fills it.
+        return CopyExchange(BUCKET_MB * 2**20 + max(p.nbytes for p in model.parameters()), device).mean
+    return mean_by_all_reduce if device.type == "cuda" else None  # gloo knows no mean
+
+
 def parallel_model(model, options):
     """What the training step calls: the model alone, one of DDP's replicas of it, or itself sharded by FSDP2.
 
@@ -1722,22 +1852,21 @@ def parallel_model(model, options):
     gathers the weights of a block before its forward and its backward, and keeps 1 / world_size of weights, gradients
     and moments in each process.
     """
-    device, sent = torch.device(options.device), getattr(torch, options.amp_dtype)
+    device = torch.device(options.device)
     if options.parallel == "ddp":
         known = inspect.signature(DistributedDataParallel).parameters
         still = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # PyTorch < 2.13
         ids = [device] if device.type == "cuda" else None
-        replica = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **{still: False})
-        if options.compress_gradients:
-            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-            hooks = {torch.bfloat16: default_hooks.bf16_compress_hook, torch.float16: default_hooks.fp16_compress_hook}
-            replica.register_comm_hook(None, hooks[sent])
+        buckets = {"gradient_as_bucket_view": True, "bucket_cap_mb": BUCKET_MB}
+        replica = DistributedDataParallel(model, device_ids=ids, **buckets, **{still: False})
+        hook = exchange_hook(model, options)
+        if hook:
+            replica.register_comm_hook(None, hook)
         return replica
     if options.parallel == "fsdp":
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        reduced = sent if options.compress_gradients else None
+        reduced = getattr(torch, options.amp_dtype) if options.compress_gradients else None
         policy = MixedPrecisionPolicy(matrix_dtype(options), reduced, cast_forward_inputs=False)
         mesh = dist.init_device_mesh(device.type, (options.world_size,))
         for module in (*model.layers, model):
@@ -1774,7 +1903,7 @@ def gather(numbers, device):
 
 def make_optimizer(model, options):
     if options.enable_optimizer_kernel:
-        return FusedAdamW(model.parameters(), lr=options.learning_rate)
+        return FusedAdamW(model.parameters(), lr=options.learning_rate, in_buckets=options.parallel == "ddp")
     capturable = options.graph and torch.device(options.device).type == "cuda"
     return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, capturable=capturable)
 
@@ -2168,6 +2297,7 @@ def print_configuration(trainer, data):
     print(f"  batch      {options.batch_size} sequences of {options.seq_len} tokens, vocabulary {config.vocab_size}")
     if options.parallel:
         engine = {"ddp": "DDP", "fsdp": "FSDP2"}[options.parallel]
+        engine += " by copies" if options.exchange == "copies" else ""
         print(
             f"  processes  {options.world_size}, {engine} over {dist.get_backend()}, "
             f"{options.world_size * options.batch_size} sequences a step in all"
