@@ -13,8 +13,9 @@ that exchange gradients by copies. Options that are not listed go to all scripts
 
 Every case runs in a process of its own, or with --nproc in as many as it says, started by torchrun with the same batch
 each. A repeat is a round over all cases of a configuration, so that what drifts hits all of them; a round stays on one
-GPU. With --nproc it takes the first ones, and one process alone the next GPU in each repeat. Results are written after every process: FOLDER/suite.json, suite.csv and,
-with matplotlib, suite.png. A case that fails, or that this machine cannot run, is reported and passed over.
+GPU. With --nproc it takes the first ones, and one process alone the next GPU in each repeat. Results are written after
+every process: FOLDER/suite.json, suite.csv and, with matplotlib, suite.png. A case that fails, or that this machine
+cannot run, is reported and passed over.
 
 Exit status: 0; 1 where all cases of a model failed; 2 for a bad option; 130 when interrupted.
 """

@@ -340,8 +340,9 @@ def adamw_bytes(given):
     """Weight and both moments read and written, the gradient read; beside float16 the rounded copy written."""
     wide = 24 + {"fp32": 4, "bf16": 2, "fp16": 4}[given["DTYPE"].name]
     total = Formula()
-    for count in given["table_ptr"][:, 5].tolist():
-        total += factored(count) * wide
+    counts = given["table_ptr"][:, 5].tolist()
+    for row in set(given["chunk_ptr"][:, 0].tolist()):  # the rows of the table that this launch works on
+        total += factored(counts[row]) * wide
     return total
 
 

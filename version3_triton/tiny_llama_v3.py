@@ -23,6 +23,7 @@ import dataclasses
 import datetime
 import hashlib
 import inspect
+import itertools
 import json
 import math
 import os
@@ -1439,17 +1440,20 @@ class FusedAdamW(torch.optim.Optimizer):
         found_inf, grad_scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         self.count += 1 if found_inf is None else 1 - found_inf.reshape(())
         for group, betas in zip(self.param_groups, self.betas, strict=True):
-            trained, powers = [p for p in group["params"] if p.grad is not None], betas**self.count
-            for dtype in sorted({p.dtype for p in trained}, key=str):
-                self.update(group, [p for p in trained if p.dtype == dtype], powers, grad_scale, found_inf)
+            trained = sorted((p for p in group["params"] if p.grad is not None), key=lambda p: str(p.dtype))
+            gradients = [p.grad.contiguous() for p in trained]
+            gradients = [g if g.data_ptr() % 16 == 0 else g.clone() for g in gradients]  # views may start anywhere
+            powers, rows = betas**self.count, self.address_table(trained, gradients)  # in one copy to the GPU
+            first = 0
+            for _, alike in itertools.groupby(trained, lambda p: p.dtype):
+                parameters = list(alike)
+                self.update(group, parameters, rows[first:], powers, grad_scale, found_inf)
+                first += len(parameters)
 
-    def update(self, group, parameters, powers, grad_scale, found_inf):
-        """One launch for parameters of one dtype."""
+    def update(self, group, parameters, table, powers, grad_scale, found_inf):
+        """One launch for parameters of one dtype, whose addresses are the first rows of the table."""
         device, dtype = parameters[0].device, parameters[0].dtype
         lr, (beta1, beta2) = group["lr"], group["betas"]
-        gradients = [p.grad.contiguous() for p in parameters]
-        gradients = [g if g.data_ptr() % 16 == 0 else g.clone() for g in gradients]  # views may start anywhere
-        table = self.address_table(parameters, gradients, device)
         chunks = self.chunk_table(parameters, device)
         adamw_kernel[(len(chunks),)](
             table, chunks, powers, grad_scale, found_inf, lr, 1 - lr * group["weight_decay"],
@@ -1466,19 +1470,19 @@ class FusedAdamW(torch.optim.Optimizer):
             self.chunks[key] = torch.tensor(chunks, dtype=torch.int32).to(device)
         return self.chunks[key]
 
-    def address_table(self, parameters, gradients, device):
+    def address_table(self, parameters, gradients):
         """int64 [parameters, 6]: addresses of parameter, rest, m, v and gradient, and the number of elements."""
         rows = []
         for p, gradient in zip(parameters, gradients, strict=True):
             state = self.state[p]
             tensors = (p, self.rests.get(p, p), state["exp_avg"], state["exp_avg_sq"], gradient)
             rows.append([*(t.data_ptr() for t in tensors), p.numel()])
-        rows = torch.tensor(rows)
+        rows, device = torch.tensor(rows, dtype=torch.int64).view(-1, 6), self.count.device
         if device.type == "cpu":
             return rows
         if not torch.cuda.is_current_stream_capturing():
             # A capture cannot allocate the pinned memory that its copy reads at every replay: keep some at hand.
-            while len(self.spare_tables) < 2:
+            while len(self.spare_tables) < len(self.param_groups):
                 self.spare_tables.append(torch.empty(len(self.state), 6, dtype=torch.int64, pin_memory=True))
             return rows.to(device)
         pinned = self.spare_tables.pop()[: len(rows)].copy_(rows)
