@@ -262,9 +262,14 @@ def environment_for(gpu):
 
 
 def last_words(output):
-    """The last line that says something, without the name of the script; of a traceback, its exception."""
+    """The last line that says something, without the name of the script; of a traceback, its exception.
+
+    Behind torchrun's report of several processes it is the first of them that says why it ended.
+    """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return re.sub(r"^\S+\.py: (error: )?", "", lines[-1]) if lines else "it printed nothing"
+    if "ChildFailedError" in output:
+        lines = [line for line in lines if re.match(r"\S+\.py\b.*: \S|\[rank\d+\]: [\w.]+: \S", line)][:1] or lines
+    return re.sub(r"^(\S+\.py\b[^:]*: (error: )?|\[rank\d+\]: )", "", lines[-1]) if lines else "it printed nothing"
 
 
 def kill(process):

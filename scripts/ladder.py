@@ -217,23 +217,29 @@ def ladder_table(recorded, configuration, rows):
     return f"{title}\n\n{markdown_table(header, lines)}"
 
 
+def fastest(rows):
+    """Of rows on several GPUs, the one of versions 3 and 4 that counts for the goal of each number of GPUs."""
+    found = {}
+    for row in sorted(rows, key=lambda r: r["efficiency"] or 0):
+        if (row["preset"], row["precision"], row["model"][:2]) in (("medium", "bfloat16", v) for v in ("v3", "v4")):
+            found[row["processes"]] = row
+    return list(found.values())
+
+
 def scaling_goal(row, rows):
     """The efficiency of a row, and the goal beside that of the better version where there is one."""
-    goal_of = ("medium", "bfloat16", row["processes"])
-    alike = [r for r in rows if (r["preset"], r["precision"], r["processes"]) == goal_of]
-    alike = [r for r in alike if r["model"].startswith(("v3", "v4"))]
-    best = max(alike, key=lambda r: r["efficiency"] or 0, default=None)
-    bound = SCALING_GOALS.get(row["processes"]) if row is best else None
+    bound = SCALING_GOALS.get(row["processes"]) if row in fastest(rows) else None
     return verdict(row["efficiency"], bound, ".3f") if bound else number(row["efficiency"], ".3f")
 
 
-def scaling_table(recorded):
-    """Weak scaling: each model on several GPUs of one machine, with the same batch on each; the newest of each."""
+def scaling_table(recorded, chosen=list):
+    """Weak scaling: the newest row of each model on several GPUs, with the same batch on each; of those the chosen."""
     found = {}
     for run in (recorded, *recorded.earlier):
         for row in run.scaled:
             what = tuple(row[name] for name in ("preset", "precision", "model", "captured", "processes"))
             found.setdefault(what, (run, row))
+    shown = chosen([row for _, row in found.values()])
     lines = [
         [
             f"{NAMES.get(row['model'], row['model'])}, {row['preset']}, {PRECISIONS[row['precision']]}",
@@ -245,6 +251,7 @@ def scaling_table(recorded):
             run.date[:10],
         ]
         for run, row in sorted(found.values(), key=lambda of: of[1]["processes"])
+        if row in shown
     ]
     header = ["several GPUs, one batch on each", "runs", "GPUs", "step ms", "samples/s", "rate of each / of one", "on"]
     return markdown_table(header, lines) if lines else None
@@ -260,12 +267,15 @@ def verdict(value, bound, pattern, least=True):
 
 
 def newest(recorded, figure, show=str):
-    """A figure as the newest run that has it tells it, with the mark of an older one."""
-    for run in (recorded, *recorded.earlier):
-        value = figure(run)
-        if value is not None:
-            return show(value) + recorded.mark(run)
-    return "not measured"
+    """A figure as the newest run that has it tells it, with the mark of an older one, and the range of numbers."""
+    found = [(figure(run), run) for run in (recorded, *recorded.earlier)]
+    found = [(value, run) for value, run in found if value is not None]
+    if not found:
+        return "not measured"
+    (value, run), values = found[0], [value for value, _ in found]
+    several = len(values) > 1 and not isinstance(value, str)
+    spread = f"; {min(values):.2f} to {max(values):.2f} in {len(values)} runs" if several else ""
+    return show(value) + spread + recorded.mark(run)
 
 
 def both(recorded, preset, precision, figure):
@@ -395,20 +405,19 @@ def kernels_text(kernels):
     )
 
 
-def steps_text(recorded, rows):
-    """The machine, the given rows, the goals, and several GPUs."""
+def steps_text(recorded, rows, scaled=list):
+    """The machine, the given rows, the goals, and several GPUs with the rows that scaled chooses."""
     configurations = dict.fromkeys((r["preset"], r["batch_size"], r["seq_len"], r["options"]) for r in rows)
     tables = [*(ladder_table(recorded, c, rows) for c in configurations), goals_table(recorded)]
     notes = recorded.notes("\n".join(tables))
-    return "\n\n".join(filter(None, [machine_line(recorded), *tables, notes, scaling_table(recorded)]))
+    return "\n\n".join(filter(None, [machine_line(recorded), *tables, notes, scaling_table(recorded, scaled)]))
 
 
 def readme_markdown(recorded):
     """Everything between the markers of README.md: the versions and the strongest peer, as they run by default."""
     weaker = ("hf", "hf-compile", "hf-graph")
-    return steps_text(
-        recorded, [row for row in recorded.known if recorded.by_default(row) and row["model"] not in weaker]
-    )
+    shown = [row for row in recorded.known if recorded.by_default(row) and row["model"] not in weaker]
+    return steps_text(recorded, shown, fastest)
 
 
 def markdown(recorded):

@@ -124,7 +124,8 @@ suite suite "${grid[@]}" --precisions float32,bfloat16 --models v1+nodet,v2,v2+c
 step kernels 120 kernels.json "$python" "$scripts/benchmark_kernels.py" --json "$folder/kernels.json"
 if [[ $gpus -gt 1 ]]; then
     counts=$(for n in 1 2 4 8; do [[ $n -le $gpus ]] && echo "$n"; done | paste -sd, -)
-    suite scaling --presets medium --precisions bfloat16 --models v3,v4 --metrics throughput,memory --nproc "$counts"
+    suite scaling --presets medium --precisions bfloat16 --metrics throughput,memory --models v3,v3+copies,v4 \
+        --nproc "$counts"
     torchrun=("$python" -m torch.distributed.run --standalone --nproc-per-node "$gpus")
     step links 60 links.json "${torchrun[@]}" "$scripts/measure_allreduce.py" --json "$folder/links.json"
     step communication 120 communication.json communication

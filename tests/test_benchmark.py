@@ -96,15 +96,17 @@ def test_times_of_the_interpreter_are_no_speed():
 
 
 def test_efficiency_is_throughput_a_process_over_that_of_one():
-    """Steps of 4, 5 and 10 ms alone; of 8 ms together 50, 62.5 and 125 %: the median, and 8 processes' throughput."""
+    """Steps of 4, 5 and 10 ms alone, on three GPUs; of 6, 8 and 10 ms together: the ratio of the medians."""
     results = hand_made()
     together = THIRD._replace(processes=8)
-    results["runs"] += [run_of(together, i, 8.0) for i in range(3)]
-    alone, eight = rows(results)[1:]
-    assert [8.0 / ms for ms in V3_MS] == [2.0, 1.6, 0.8]
-    assert (alone["efficiency"], eight["efficiency"]) == (None, 1 / 1.6)
+    results["runs"] += [run_of(together, i, ms) for i, ms in enumerate((6.0, 8.0, 10.0))]
+    by_copies = together._replace(model="v3+copies")
+    results["runs"] += [run_of(by_copies, 0, 6.25)]
+    alone, eight, copied = rows(results)[1:]
+    assert V3_MS == [4.0, 5.0, 10.0]
+    assert (alone["efficiency"], eight["efficiency"], copied["efficiency"]) == (None, 5 / 8, 5 / 6.25)
     assert eight["samples_per_second"] == 8 * 8 / 0.008
-    assert eight["speed"] == pytest.approx(8 * np.median(np.divide(V1_MS, 8.0)))
+    assert eight["speed"] == pytest.approx(8 * np.median(np.divide(V1_MS, [6.0, 8.0, 10.0])))
     assert "v3" in str(together) and str(together).endswith("x8") and "x" not in str(THIRD).split()[-1]
     table = benchmark_results.text_table([alone, eight], ["throughput"])
     assert "processes" in table and "62.5%" in table
@@ -453,6 +455,23 @@ def test_suite_on_two_processes(tmp_path):
     assert together["flops_per_step"] == 2 * alone["flops_per_step"]
     assert together["efficiency"] == pytest.approx(alone["step_ms"] / together["step_ms"])
     assert together["gradient_error"] is None and alone["gradient_error"] == 0
+
+
+def test_copies_are_for_several_processes_alone():
+    assert benchmark_suite.own_options("v3+copies") == ["--exchange", "copies"]
+    assert benchmark_suite.own_options("v2+compile+copies") == ["--enable-torch-compile", "--exchange", "copies"]
+    assert benchmark_suite.process_counts("v3+copies", [1, 2, 4]) == [2, 4]
+    assert benchmark_suite.process_counts("v3", [1, 2]) == [1, 2]
+
+
+def test_of_several_processes_the_reason_is_told_by_the_first_that_has_one():
+    report = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n=====\nRoot Cause: rank 0\n====="
+    refused = "tiny_llama_v1.py: error: --exchange copies needs GPUs: leave it out"
+    assert benchmark_suite.last_words(f"W1122 warning\n{refused}\n{report}") == refused.partition("error: ")[2]
+    died = "[rank1]: Traceback:\n[rank1]: RuntimeError: out of luck\ntiny_llama_v1.py, process 0 of 2: another ended"
+    assert benchmark_suite.last_words(f"{died}\n{report}") == "RuntimeError: out of luck"
+    assert benchmark_suite.last_words(report) == "====="
+    assert benchmark_suite.last_words("Traceback:\nValueError: no\n") == "ValueError: no"
 
 
 # ---- peers, with a stand-in of the library
