@@ -324,13 +324,13 @@ def test_a_linear_layer_writes_its_gradient_into_the_bucket():
     layer.weight.grad = bucket[3:33].view(5, 6)
     optimizer.zero_grad()
     wanted = torch.autograd.grad((torch.nn.functional.linear(x, layer.weight) ** 2).sum(), [x, layer.weight])
-    for times in (1, 2):  # the second time without forgetting the first: gradients add up
+    for scale, total in (1, 1), (3, 4):  # the second time without forgetting the first: gradients add up
         x.grad = None
-        (layer(x) ** 2).sum().backward()
-        torch.testing.assert_close(x.grad, wanted[0])
-        torch.testing.assert_close(layer.weight.grad, times * wanted[1])
+        (scale * layer(x) ** 2).sum().backward()
+        torch.testing.assert_close(x.grad, scale * wanted[0])
+        torch.testing.assert_close(layer.weight.grad, total * wanted[1])
         assert layer.weight.grad.data_ptr() == bucket[3:].data_ptr()
-    torch.testing.assert_close(bucket[3:33].view(5, 6), 2 * wanted[1])
+    torch.testing.assert_close(bucket[3:33].view(5, 6), 4 * wanted[1])
 
 
 # ---------------------------------------------------------------- on GPUs
