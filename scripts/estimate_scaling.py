@@ -7,7 +7,9 @@ v3.json is what --metrics-file of a training script wrote on one GPU; links.json
 host. What is assumed, and can be changed by options or is printed with the result:
 
 - A gradient is as wide as the weights that the model computes with, and ready when its share of the backward is over.
-  DDP adds up buckets of 25 MiB, the first of 1 MiB, one after the other, beside the backward and without slowing it.
+  DDP adds up buckets of 25 MiB, the first of 1 MiB, one after the other, beside the backward.
+- What is hidden there is not free: it holds units and bandwidth that the backward wants, and slows it by a fifth of its
+  own time. That is what two and four H200 with NVLink measured (scripts/SCALING.md).
 - All-reduce of b bytes over n GPUs: every byte crosses 2 (n - 1) / n times, within a host at the measured bus rate for
   that size, between hosts over one network port a GPU. To start up it takes the measured time of the smallest tensor
   within a host, and between m hosts 2 (m - 1) hops in a ring or 2 log2(m) in a tree. The faster of the two is taken, as
@@ -32,6 +34,14 @@ from command_line import Failure, run_tool
 MIB = 2**20
 SIXTEEN_BIT_WEIGHTS = (3, 4)  # versions whose --use-amp computes with, and sends gradients of, 16-bit weights
 QUARTILES_APART = 1.349  # of a normal distribution, in standard deviations
+TIMES = {
+    "ring_ms": "ring ms",
+    "tree_ms": "tree ms",
+    "exposed_ms": "exposed ms",
+    "slower_ms": "backward +ms",
+    "waiting_ms": "slowest ms",
+    "step_ms": "step ms",
+}
 
 
 class Work(NamedTuple):
@@ -126,16 +136,22 @@ def exposed_s(work: Work, gpus: int, links: Links, bucket_bytes: int) -> float:
     return max(0.0, end - work.backward_s)
 
 
-def estimate(work: Work, gpus: int, links: Links, bucket_bytes: int) -> dict:
-    """Step, its parts and the efficiency on so many GPUs; times in ms."""
+def estimate(work: Work, gpus: int, links: Links, bucket_bytes: int, contention: float) -> dict:
+    """Step, its parts and the efficiency on so many GPUs; times in ms.
+
+    contention: by which share of the time that communication is hidden the backward gets longer.
+    """
     waiting = work.spread_s * math.sqrt(2 * math.log(gpus))
     exposed = exposed_s(work, gpus, links, bucket_bytes)
-    step = work.step_s + exposed + waiting
+    hidden = sum(fastest_s(size, gpus, links) for size in buckets(work.gradient_bytes, bucket_bytes)) - exposed
+    slower = contention * hidden
+    step = work.step_s + exposed + slower + waiting
     return {
         "gpus": gpus,
         "ring_ms": 1e3 * allreduce_s(work.gradient_bytes, gpus, links, tree=False),
         "tree_ms": 1e3 * allreduce_s(work.gradient_bytes, gpus, links, tree=True),
         "exposed_ms": 1e3 * exposed,
+        "slower_ms": 1e3 * slower,
         "waiting_ms": 1e3 * waiting,
         "step_ms": 1e3 * step,
         "efficiency": work.step_s / step,
@@ -164,13 +180,13 @@ def as_text(content: dict) -> str:
     cells = [
         [
             row["gpus"],
-            *(f"{row[name]:.3f}" for name in ("ring_ms", "tree_ms", "exposed_ms", "waiting_ms", "step_ms")),
+            *(f"{row[name]:.3f}" for name in TIMES),
             f"{100 * row['efficiency']:.1f} %",
             known(row["measured"], ".1%"),
         ]
         for row in content["estimates"]
     ]
-    header = ["GPUs", "ring ms", "tree ms", "exposed ms", "slowest ms", "step ms", "efficiency", "measured"]
+    header = ["GPUs", *TIMES.values(), "efficiency", "measured"]
     network = content["network"]
     return (
         f"one GPU: step {work['step_ms']:.3f} ms, of it backward {work['backward_ms']:.3f} ms; "
@@ -185,7 +201,7 @@ def run(options: argparse.Namespace) -> None:
     links = read_links(options.links, 1e9 * options.network_gb_s, options.network_us / 1e6)
     measured = measured_efficiencies(options.measured, options.metrics) if options.measured else {}
     sizes = itertools.takewhile(lambda gpus: gpus <= options.gpus, (2**power for power in itertools.count()))
-    found = [estimate(work, gpus, links, int(options.bucket_mib * MIB)) for gpus in sizes]
+    found = [estimate(work, gpus, links, int(options.bucket_mib * MIB), options.contention) for gpus in sizes]
     content = {
         "work": {
             "step_ms": 1e3 * work.step_s,
@@ -218,7 +234,16 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--network-us", type=float, default=5.0, metavar="X", help="a hop between hosts (%(default)s)")
     parser.add_argument("--bucket-mib", type=float, default=25.0, metavar="X", help="DDP's buckets (%(default)s)")
+    parser.add_argument(
+        "--contention",
+        type=float,
+        default=0.2,
+        metavar="X",
+        help="share of the hidden communication's time by which it slows the backward (%(default)s)",
+    )
     options = parser.parse_args(argv)
+    if options.contention < 0:
+        parser.error("--contention must not be negative: 0 hides communication for nothing")
     if min(options.gpus, options.network_gb_s, options.network_us, options.bucket_mib) <= 0:
         parser.error("--gpus, --network-gb-s, --network-us and --bucket-mib must be positive")
     return run_tool("estimate_scaling.py", lambda: run(options))

@@ -127,9 +127,19 @@ def test_only_what_outlasts_the_backward_is_exposed():
 def test_the_slowest_of_many_is_waited_for():
     work = Work(step_s=0.02, spread_s=0.001, backward_s=0.01, gradient_bytes=MIB)
     free = LINKS._replace(start_s=0, network_hop_s=0, bus=[(1, 1e18)], network=1e18)
-    row = estimate_scaling.estimate(work, 1024, free, MIB)
+    row = estimate_scaling.estimate(work, 1024, free, MIB, contention=0.5)
     assert row["waiting_ms"] == pytest.approx(math.sqrt(2 * math.log(1024)))
     assert row["efficiency"] == pytest.approx(20 / (20 + row["waiting_ms"]))
+
+
+def test_what_is_hidden_slows_the_backward():
+    """Of two all-reduces one is hidden, and costs half of its time there."""
+    work = Work(step_s=0.03, spread_s=0.0, backward_s=0.010, gradient_bytes=2 * MIB)
+    one = 1e3 * estimate_scaling.allreduce_s(MIB, 2, LINKS, tree=True)
+    row = estimate_scaling.estimate(work, 2, LINKS, MIB, contention=0.5)
+    assert (row["exposed_ms"], row["slower_ms"]) == pytest.approx((one, one / 2))
+    assert row["step_ms"] == pytest.approx(30 + 1.5 * one)
+    assert estimate_scaling.estimate(work, 1, LINKS, MIB, contention=0.5)["step_ms"] == pytest.approx(30)
 
 
 def test_the_estimate_stands_beside_what_was_measured(tmp_path, capsys):
