@@ -19,7 +19,7 @@ import json
 import pathlib
 import sys
 
-from benchmark_results import draw, number, read_results, reference_steps, rows
+from benchmark_results import Case, draw, number, read_results, reference_steps, rows
 from versions import REPOSITORY, SCRIPTS
 
 RECORDED = REPOSITORY / "scripts" / "recorded"
@@ -43,7 +43,6 @@ NAMES = {
 PRESETS = ("tiny", "small", "medium")
 ADAMW_BYTES = 28  # a parameter: weight and two moments read and written, gradient read; all float32
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-ROW = ("preset", "batch_size", "seq_len", "options", "precision", "model", "graph")  # tells a row from the others
 GRAPH_BY_DEFAULT = {"v1": False, "v2": False, "v3": True, "v4": True}
 SPEED_GOALS = {"float32": (5.5, 1.15), "tf32": (15, 5), "bfloat16": (30, 12)}  # small, medium
 KERNEL_GOALS = {"RMSNorm": 0.8, "RMSNorm + residual": 0.8, "RoPE": 0.8, "SwiGLU": 0.8}
@@ -82,14 +81,21 @@ class Recorded:
         older = [run for run in beside if run.date < self.date and run.device == self.device]
         return sorted(older, key=lambda run: run.date, reverse=True)
 
-    @functools.cached_property
-    def known(self):
-        """The rows, and those that this run lacks of the newest older one that has them: `run` says whose each is."""
+    def of_all_runs(self, rows_of):
+        """The rows of this run, and those that it lacks of the newest older one that has them; `run` says whose."""
         found = {}
         for run in (self, *self.earlier):
-            for row in run.rows:
-                found.setdefault(tuple(row[name] for name in ROW), row | {"run": run})
-        return sorted(found.values(), key=self.place)
+            for row in rows_of(run):
+                found.setdefault(tuple(row[name] for name in Case._fields), row | {"run": run})
+        return list(found.values())
+
+    @functools.cached_property
+    def known(self):
+        return sorted(self.of_all_runs(lambda run: run.rows), key=self.place)
+
+    @functools.cached_property
+    def known_scaled(self):
+        return sorted(self.of_all_runs(lambda run: run.scaled), key=lambda row: row["processes"])
 
     def mark(self, run):
         """' ²' for behind a figure of the second of the older runs."""
@@ -223,23 +229,18 @@ def fastest(rows):
     for row in sorted(rows, key=lambda r: r["efficiency"] or 0):
         if (row["preset"], row["precision"], row["model"][:2]) in (("medium", "bfloat16", v) for v in ("v3", "v4")):
             found[row["processes"]] = row
-    return list(found.values())
+    return sorted(found.values(), key=lambda r: r["processes"])
 
 
-def scaling_goal(row, rows):
-    """The efficiency of a row, and the goal beside that of the better version where there is one."""
-    bound = SCALING_GOALS.get(row["processes"]) if row in fastest(rows) else None
+def scaling_goal(row, best):
+    """The efficiency of a row, and the goal beside one of the best where there is one."""
+    bound = SCALING_GOALS.get(row["processes"]) if row in best else None
     return verdict(row["efficiency"], bound, ".3f") if bound else number(row["efficiency"], ".3f")
 
 
 def scaling_table(recorded, chosen=list):
     """Weak scaling: the newest row of each model on several GPUs, with the same batch on each; of those the chosen."""
-    found = {}
-    for run in (recorded, *recorded.earlier):
-        for row in run.scaled:
-            what = tuple(row[name] for name in ("preset", "precision", "model", "captured", "processes"))
-            found.setdefault(what, (run, row))
-    shown = chosen([row for _, row in found.values()])
+    best = fastest(recorded.known_scaled)
     lines = [
         [
             f"{NAMES.get(row['model'], row['model'])}, {row['preset']}, {PRECISIONS[row['precision']]}",
@@ -247,11 +248,10 @@ def scaling_table(recorded, chosen=list):
             str(row["processes"]),
             f"{row['step_ms']:.2f}",
             f"{row['samples_per_second']:,.0f}",
-            scaling_goal(row, run.scaled),
-            run.date[:10],
+            scaling_goal(row, best),
+            row["run"].date[:10],
         ]
-        for run, row in sorted(found.values(), key=lambda of: of[1]["processes"])
-        if row in shown
+        for row in chosen(recorded.known_scaled)
     ]
     header = ["several GPUs, one batch on each", "runs", "GPUs", "step ms", "samples/s", "rate of each / of one", "on"]
     return markdown_table(header, lines) if lines else None
@@ -267,14 +267,15 @@ def verdict(value, bound, pattern, least=True):
 
 
 def newest(recorded, figure, show=str):
-    """A figure as the newest run that has it tells it, with the mark of an older one, and the range of numbers."""
+    """A figure as the newest run that has it tells it, the range of a number over all, and the mark of an older run."""
     found = [(figure(run), run) for run in (recorded, *recorded.earlier)]
     found = [(value, run) for value, run in found if value is not None]
     if not found:
         return "not measured"
     (value, run), values = found[0], [value for value, _ in found]
-    several = len(values) > 1 and not isinstance(value, str)
-    spread = f"; {min(values):.2f} to {max(values):.2f} in {len(values)} runs" if several else ""
+    spread = ""
+    if not isinstance(value, str) and f"{min(values):.2f}" != f"{max(values):.2f}":
+        spread = f"; {min(values):.2f} to {max(values):.2f} in {len(values)} runs"
     return show(value) + spread + recorded.mark(run)
 
 
