@@ -91,10 +91,12 @@ class Recorded:
 
     @functools.cached_property
     def known(self):
+        """The rows on one GPU, in the order of the tables."""
         return sorted(self.of_all_runs(lambda run: run.rows), key=self.place)
 
     @functools.cached_property
     def known_scaled(self):
+        """The rows on several GPUs."""
         return sorted(self.of_all_runs(lambda run: run.scaled), key=lambda row: row["processes"])
 
     def mark(self, run):

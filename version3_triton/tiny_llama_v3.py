@@ -1775,7 +1775,7 @@ def announce_end(prog):
 
 
 def mean_by_all_reduce(_, bucket):
-    """DDP's own exchange, but with the division left to NCCL or RCCL: a pass over the gradients less."""
+    """DDP's own exchange, but NCCL or RCCL divide: gradients that lie in the bucket already are not read for it."""
     future = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, async_op=True).get_future()
     return future.then(lambda done: done.value()[0])
 
