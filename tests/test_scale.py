@@ -313,6 +313,15 @@ def test_copies_give_every_process_the_mean(processes, dtype):
             assert torch.equal(result, bucket[0])  # or the processes' weights would drift apart
 
 
+def test_where_memory_cannot_be_shared_a_sentence_says_so(monkeypatch):
+    script = load_version(1)
+    monkeypatch.setattr(script.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(script.dist, "get_rank", lambda: 0)
+    with pytest.raises(RuntimeError, match="do not share their memory: leave it out") as refused:
+        script.CopyExchange(2**20, torch.device("cpu"))  # there is no symmetric memory on a CPU
+    assert script.explain(refused.value) == str(refused.value)
+
+
 def test_a_linear_layer_writes_its_gradient_into_the_bucket():
     script = load_version(3)
     layer, x = script.Linear(6, 5), torch.randn(2, 3, 6, requires_grad=True)

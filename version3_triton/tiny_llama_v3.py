@@ -1736,6 +1736,7 @@ def matrix_dtype(options):
 # Who waits longer than this for another process ends. Compiling takes longer, but all processes compile at once.
 PATIENCE = datetime.timedelta(seconds=50)
 BUCKET_MB = 25  # gradients that DDP sends together, as it does by default
+NO_COPIES = "--exchange copies cannot be had with these GPUs"
 
 
 @contextlib.contextmanager
@@ -1796,8 +1797,12 @@ class CopyExchange:
         self.processes, self.rank = dist.get_world_size(), dist.get_rank()
         self.largest_bytes = largest_bytes
         self.place_bytes = -(-largest_bytes // self.processes // 256) * 256
-        memory = symmetric_memory.empty((self.processes + 1) * self.place_bytes, dtype=torch.uint8, device=device)
-        self.shared = symmetric_memory.rendezvous(memory, dist.group.WORLD)
+        try:
+            memory = symmetric_memory.empty((self.processes + 1) * self.place_bytes, dtype=torch.uint8, device=device)
+            self.shared = symmetric_memory.rendezvous(memory, dist.group.WORLD)
+        except RuntimeError as error:
+            said = str(error).splitlines()[0]
+            raise RuntimeError(f"{NO_COPIES}, which do not share their memory: leave it out ({said})") from error
         self.stream = torch.cuda.Stream(device)
 
     def mean(self, _, bucket):
@@ -2476,6 +2481,8 @@ def explain(error):
         return "out of memory: lower --batch-size, --seq-len or the model's sizes"
     if isinstance(error, OSError):
         return f"{error.filename or 'output'} cannot be written: {error.strerror}"
+    if str(error).startswith(NO_COPIES):
+        return str(error)
     if isinstance(error, dist.DistError) or "gloo" in str(error):
         return "another process of this job ended, or did not answer: look for what it said"
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
