@@ -734,8 +734,9 @@ class CopyExchange:
         self.largest_bytes = largest_bytes
         self.place_bytes = -(-largest_bytes // self.processes // 256) * 256
         try:
-            memory = symmetric_memory.empty((self.processes + 1) * self.place_bytes, dtype=torch.uint8, device=device)
-            self.shared = symmetric_memory.rendezvous(memory, dist.group.WORLD)
+            size = (self.processes + 1) * self.place_bytes
+            self.memory = symmetric_memory.empty(size, dtype=torch.uint8, device=device)
+            self.shared = symmetric_memory.rendezvous(self.memory, dist.group.WORLD)
         except RuntimeError as error:
             said = str(error).splitlines()[0]
             raise RuntimeError(f"{NO_COPIES}, which do not share their memory: leave it out ({said})") from error
