@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """How much of a step's communication between GPUs is hidden behind its computation, from one trace a process.
 
-A kernel of NCCL or RCCL communicates; it is hidden while any other kernel or copy runs on the same GPU, and exposed
-while none does. Record the traces with --enable-pytorch-profiler under torchrun, which leaves one for each process.
+A kernel of NCCL or RCCL communicates, and so do a copy to or from another GPU and the barrier that waits for its owner
+(--exchange copies). It is hidden while any other kernel or copy runs on the same GPU, and exposed while none does.
+Record the traces with --enable-pytorch-profiler under torchrun, which leaves one for each process.
 
 Exit status: 0 analysed, 2 for bad input.
 """
@@ -17,7 +18,8 @@ from analyze_kernel_launches import busy_intervals, launches_on_gpu
 from command_line import Failure, run_tool
 from traces import steps_needed
 
-COMMUNICATES = re.compile(r"^(nccl|rccl|msccl)", re.IGNORECASE)  # ncclDevKernel_..., rccl_main_kernel
+BARRIER = "c10d::symmetric_memory::barrier_kernel"
+COMMUNICATES = re.compile(rf"(nccl|rccl|msccl|Memcpy PtoP|(void )?{BARRIER})", re.IGNORECASE)  # ncclDevKernel_...
 
 
 def length_ns(intervals: list[tuple[float, float]]) -> float:
@@ -43,7 +45,7 @@ def communication(launches: list[dict], steps: int) -> dict:
     busy, talk = length_ns(busy_intervals(launches)), busy_intervals(talking)
     exposed = length_ns(talk) - overlap_ns(talk, computing)
     return {
-        "collectives_a_step": len(talking) / steps,
+        "transfers_a_step": sum(BARRIER not in row["kernel"] for row in talking) / steps,
         "communication_ms": length_ns(talk) / steps / 1e6,
         "exposed_ms": exposed / steps / 1e6,
         "busy_ms": busy / steps / 1e6,
@@ -71,7 +73,7 @@ def as_text(rows: list[dict]) -> str:
         [
             pathlib.Path(row["trace"]).name,
             row["steps"],
-            f"{row['collectives_a_step']:.1f}",
+            f"{row['transfers_a_step']:.1f}",
             f"{row['communication_ms']:.3f}",
             f"{row['exposed_ms']:.3f}",
             f"{row['busy_ms']:.3f}",
@@ -79,7 +81,7 @@ def as_text(rows: list[dict]) -> str:
         ]
         for row in rows
     ]
-    header = ["a step of", "steps", "collectives", "communication ms", "of it exposed", "GPU busy ms", "exposed"]
+    header = ["a step of", "steps", "transfers", "communication ms", "of it exposed", "GPU busy ms", "exposed"]
     return text_table(header, cells)
 
 
