@@ -9,9 +9,9 @@
 #   ./scripts/record.sh FOLDER --repeats 1                         processes of each case of the suite (3)
 #   ./scripts/record.sh FOLDER --commit HASH                       where the files are a copy without Git's history
 #
-# scaling, links and communication need several GPUs, and the suite uses all. Afterwards: python scripts/ladder.py
-# --write, and python scripts/model_counts.py --write. Exit status: 0 all is there; 1 something failed or is left; 2 a
-# bad option.
+# scaling, links and communication need several GPUs, and the suite uses all; what needs one alone runs side by side
+# where there are several. Afterwards: python scripts/ladder.py --write, and python scripts/model_counts.py --write.
+# Exit status: 0 all is there; 1 something failed or is left; 2 a bad option.
 
 set -uo pipefail
 
@@ -117,11 +117,48 @@ wrappers() {
     "$scripts/try_wrappers.sh" --time-limit "$(seconds_left)" --output-dir "$folder/tried_wrappers" >"$folder/wrappers.txt"
 }
 
+on_one_gpu=(kernels report ablation2 ablation3 stages wrappers)
+
+# One of the steps above; its result is the file that step is told.
+run_on_one_gpu() {
+    local left
+    left=$(seconds_left)
+    case $1 in
+        kernels) step kernels 120 kernels.json "$python" "$scripts/benchmark_kernels.py" --json "$folder/kernels.json" ;;
+        report)
+            step report 400 report/report.html "$python" "$scripts/compare_versions.py" --report "$folder/report" \
+                --preset medium --seq-lengths 128,256,512,1024 --time-limit "$left"
+            ;;
+        ablation*)
+            step "$1" 400 "$1.json" "$python" "$scripts/fusion_ablation_study.py" --version "${1#ablation}" \
+                --preset small --rounds 1 --json "$folder/$1.json" --time-limit "$left"
+            ;;
+        stages)
+            step stages 300 stages/comparison.txt \
+                "$scripts/../version3_triton/exercises/performance_debugging/run_all_stages.sh" \
+                --output-dir "$folder/stages"
+            ;;
+        wrappers) step wrappers 300 wrappers.txt wrappers ;;
+    esac
+}
+
+# Every so many-th of them, one after the other on one GPU; leaves the names of what is missing in a file.
+run_lane() {
+    local lane=$1 name=CUDA_VISIBLE_DEVICES devices i
+    [[ -z ${HIP_VISIBLE_DEVICES-} ]] || name=HIP_VISIBLE_DEVICES
+    IFS=, read -ra devices <<<"${!name-$(seq -s , 0 $((gpus - 1)))}"
+    export "$name=${devices[lane]}"
+    missing=()
+    for ((i = lane; i < ${#on_one_gpu[@]}; i += gpus)); do
+        run_on_one_gpu "${on_one_gpu[i]}"
+    done
+    printf '%s\n' ${missing[@]+"${missing[@]}"} | sed '/^$/d' >"$folder/lane$lane.missing"
+}
+
 grid=(--presets "small,medium" --metrics "throughput,memory,accuracy")
 suite suite "${grid[@]}" --precisions float32,tf32,bfloat16 \
     --models v1,v1+nodet,v2,v2+compile,v3,v4,hf-compile-graph,hf-graph --graph default
 suite suite "${grid[@]}" --precisions float32,bfloat16 --models v1+nodet,v2,v2+compile,v3,v4 --graph on,off
-step kernels 120 kernels.json "$python" "$scripts/benchmark_kernels.py" --json "$folder/kernels.json"
 if [[ $gpus -gt 1 ]]; then
     counts=$(for n in 1 2 4 8; do [[ $n -le $gpus ]] && echo "$n"; done | paste -sd, -)
     suite scaling --presets medium --precisions bfloat16 --metrics throughput,memory --models v3,v3+copies,v4 \
@@ -130,17 +167,14 @@ if [[ $gpus -gt 1 ]]; then
     step links 60 links.json "${torchrun[@]}" "$scripts/measure_allreduce.py" --json "$folder/links.json"
     step communication 120 communication.json communication
 fi
-step report 400 report/report.html "$python" "$scripts/compare_versions.py" --report "$folder/report" --preset medium \
-    --seq-lengths 128,256,512,1024 --time-limit "$(seconds_left)"
-for version in 2 3; do
-    step "ablation$version" 400 "ablation$version.json" "$python" "$scripts/fusion_ablation_study.py" \
-        --version "$version" --preset small --rounds 1 --json "$folder/ablation$version.json" --time-limit "$(seconds_left)"
+for ((lane = 0; lane < gpus; lane++)); do
+    run_lane "$lane" &
 done
-step stages 300 stages/comparison.txt \
-    "$scripts/../version3_triton/exercises/performance_debugging/run_all_stages.sh" --output-dir "$folder/stages"
+wait
+mapfile -t -O "${#missing[@]}" missing < <(cat "$folder"/lane*.missing)
+rm "$folder"/lane*.missing
 step pages 300 pages.json "$python" "$scripts/try_pages.py" --jobs 4 --time-limit "$(($(seconds_left) - 20))" \
     --output-dir "$folder/tried_pages" --json "$folder/pages.json"
-step wrappers 300 wrappers.txt wrappers
 
 if [[ ${#missing[@]} -gt 0 ]]; then
     echo "not there yet: ${missing[*]}; the same command goes on"

@@ -10,7 +10,7 @@ SCRIPT = REPOSITORY / "scripts" / "record.sh"
 # Answers for the number of GPUs; else notes the program and writes the file that --json or --results names.
 PYTHON = """#!/bin/bash
 if [[ $1 == -c ]]; then echo "$GPUS"; exit 0; fi
-echo "$*" >>"$LOG"
+echo "$* on ${CUDA_VISIBLE_DEVICES-all}" >>"$LOG"
 [[ "$*" != *"$FAILS"* ]] || { echo "it broke" ; exit 1; }
 while [[ $# -gt 0 ]]; do
     [[ $1 != --json ]] || echo '{}' >"$2"
@@ -38,8 +38,12 @@ def record(tmp_path):
     return run
 
 
+def lines_of(tmp_path):
+    return (tmp_path / "log").read_text().splitlines()
+
+
 def programs(tmp_path):
-    words = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    words = [line.split() for line in lines_of(tmp_path)]
     return [next(os.path.basename(word) for word in line if word.endswith(".py")) for line in words]
 
 
@@ -60,6 +64,27 @@ def test_several_gpus_are_measured_together(record, tmp_path):
     assert programs(tmp_path) == ["benchmark_suite.py", "measure_allreduce.py"]
     log = (tmp_path / "log").read_text()
     assert "--nproc 1,2,4 " in log.replace("\n", " \n") and "--nproc-per-node 4" in log
+
+
+def test_what_needs_one_gpu_runs_side_by_side(record, tmp_path, monkeypatch):
+    """Four steps on three GPUs, of which one fails: each sees one, the fourth that of the first."""
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    some = ["--only", "kernels,report,ablation2,ablation3"]
+    done = record(*some, gpus=3, fails="benchmark_kernels")
+    assert done.returncode == 1 and done.stdout.endswith("not there yet: kernels; the same command goes on\n")
+    on = {name: line.rpartition(" ")[2] for name, line in zip(programs(tmp_path), lines_of(tmp_path), strict=True)}
+    assert set(on) == {"benchmark_kernels.py", "compare_versions.py", "fusion_ablation_study.py"}
+    assert (on["benchmark_kernels.py"], on["compare_versions.py"]) == ("0", "1")
+    assert sorted(line.rpartition(" ")[2] for line in lines_of(tmp_path)) == ["0", "0", "1", "2"]
+    assert record(*some, gpus=3).returncode == 0
+
+
+def test_gpus_are_counted_among_the_visible_ones(record, tmp_path, monkeypatch):
+    monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+    assert record("--only", "kernels,report", gpus=2).returncode == 0
+    assert sorted(line.rpartition(" ")[2] for line in lines_of(tmp_path)) == ["6", "7"]
 
 
 def test_several_gpus_take_a_part_of_the_suite_each(record, tmp_path):
