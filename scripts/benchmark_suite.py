@@ -150,7 +150,10 @@ def parse_arguments(argv):
         parser.error("--gpus and --device exclude each other")
     if arguments.gpus and max(arguments.nproc) > 1:
         parser.error("--gpus shares GPUs among rounds, but --nproc takes them for one: leave one of them out")
-    on_cpu = arguments.device == "cpu" or not gpu_available()
+    copied = [model for model in arguments.models if model.endswith(BY_COPIES)]
+    if copied and max(arguments.nproc) == 1:
+        parser.error(f"{copied[0]} is for several GPUs: add --nproc 2, or as many as there are")
+    on_cpu = arguments.device == "cpu" or not gpu_count()
     if on_cpu:
         os.environ["TRITON_INTERPRET"] = "1"  # before version 3 imports Triton, here and in its own process
         if not (arguments.presets or rest):
@@ -165,10 +168,10 @@ def parse_arguments(argv):
     return arguments
 
 
-def gpu_available():
+def gpu_count():
     import torch  # here, so that a wrong option is answered at once
 
-    return torch.cuda.is_available()
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 # ---- the cases
@@ -377,6 +380,7 @@ class Suite:
     def __init__(self, arguments, results, rounds):
         self.arguments, self.results = arguments, results
         self.lanes = arguments.gpus or [None]
+        self.take_turns = min(max(arguments.nproc), gpu_count())  # GPUs on which one process alone runs, beside several
         self.processes, self.lock = Processes(), threading.Lock()
         self.rounds = rounds
         self.left = [task for tasks in rounds for task in tasks]
@@ -418,12 +422,11 @@ class Suite:
                 continue
             if self.processes.stopped or time.monotonic() + self.expected(case) > self.deadline:
                 return
-            if case.processes == 1 and max(self.arguments.nproc) > 1:
-                gpu = repeat % max(self.arguments.nproc)
-            record = run_case(case, self.arguments, self.processes, gpu)
+            place = repeat % self.take_turns if case.processes == 1 and self.take_turns > 1 else gpu
+            record = run_case(case, self.arguments, self.processes, place)
             with self.lock:
                 if not self.processes.stopped:
-                    self.keep({"case": case, "repeat": repeat, "gpu": gpu, **record})
+                    self.keep({"case": case, "repeat": repeat, "gpu": place, **record})
 
     def expected(self, case):
         """Seconds that a process of this case will take: as before, or as those of its configuration, or as any."""

@@ -229,7 +229,8 @@ def fastest(rows):
     """Of rows on several GPUs, the one of versions 3 and 4 that counts for the goal of each number of GPUs."""
     found = {}
     for row in sorted(rows, key=lambda r: r["efficiency"] or 0):
-        if (row["preset"], row["precision"], row["model"][:2]) in (("medium", "bfloat16", v) for v in ("v3", "v4")):
+        counts = (row["preset"], row["precision"]) == ("medium", "bfloat16") and row["model"].startswith(("v3", "v4"))
+        if counts:
             found[row["processes"]] = row
     return sorted(found.values(), key=lambda r: r["processes"])
 

@@ -148,6 +148,7 @@ run_lane() {
     [[ -z ${HIP_VISIBLE_DEVICES-} ]] || name=HIP_VISIBLE_DEVICES
     IFS=, read -ra devices <<<"${!name-$(seq -s , 0 $((gpus - 1)))}"
     export "$name=${devices[lane]}"
+    echo "what GPU $lane was to do" >"$folder/lane$lane.missing" # unless it comes to the end
     missing=()
     for ((i = lane; i < ${#on_one_gpu[@]}; i += gpus)); do
         run_on_one_gpu "${on_one_gpu[i]}"

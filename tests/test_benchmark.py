@@ -152,7 +152,7 @@ def stand_ins(tmp_path, monkeypatch):
     metrics = {"environment": ENVIRONMENT, "config": {}, "summary": summary_of(40.0)}
     (folder / "metrics.json").write_text(json.dumps(metrics))
     monkeypatch.setattr(benchmark_suite, "script_of", lambda model: folder / f"{model.split('+')[0]}.py")
-    monkeypatch.setattr(benchmark_suite, "gpu_available", lambda: True)  # the same defaults on every machine
+    monkeypatch.setattr(benchmark_suite, "gpu_count", lambda: 1)  # the same defaults on every machine
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
     return folder
@@ -210,7 +210,7 @@ def test_a_failing_and_a_refused_case_are_reported_and_survived(stand_ins, capsy
 
 def test_without_a_gpu_the_default_is_a_toy(stand_ins, monkeypatch, capsys):
     monkeypatch.setenv("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "0"))
-    monkeypatch.setattr(benchmark_suite, "gpu_available", lambda: False)
+    monkeypatch.setattr(benchmark_suite, "gpu_count", lambda: 0)
     assert suite(stand_ins, *"--models v1 --repeats 1".split()) == 0
     assert "--batch-size 2 --seq-len 32 --hidden-dim 64" in " ".join(log_of(stand_ins)[0])
     assert "a toy model is measured" in capsys.readouterr().err
@@ -310,6 +310,17 @@ def test_rounds_are_shared_between_gpus_and_stay_on_one(stand_ins):
         assert not cores["0"] & cores["5"]
 
 
+@pytest.mark.parametrize("gpus, wanted", [(1, [None, None, None]), (2, [0, 1, 0]), (8, [0, 1, 0])])
+def test_one_process_beside_several_takes_another_gpu_in_each_repeat(stand_ins, monkeypatch, gpus, wanted):
+    """Of those that two processes use; the stand-ins run without torchrun."""
+    monkeypatch.setattr(benchmark_suite, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(benchmark_suite, "launcher", lambda processes: [sys.executable])
+    assert suite(stand_ins, *"--models v1 --nproc 1,2 --repeats 3".split()) == 0
+    runs = results_in(stand_ins)["runs"]
+    assert [run["gpu"] for run in runs if run["case"].processes == 1] == wanted
+    assert [run["gpu"] for run in runs if run["case"].processes == 2] == [None] * 3
+
+
 @pytest.mark.parametrize(
     "variable, visible, wanted",
     [("CUDA_VISIBLE_DEVICES", "4,6", "6"), ("HIP_VISIBLE_DEVICES", "2,3", "3"), ("OTHER", "", "1")],
@@ -349,6 +360,7 @@ def test_an_interrupted_suite_keeps_what_it_has(stand_ins, monkeypatch, capsys):
         ("--gpus 0 --device cpu", "exclude each other"),
         ("--gpus 0,1 --nproc 2", "leave one of them out"),
         ("--nproc 0", "--nproc"),
+        ("--models v1,v3+copies", "v3+copies is for several GPUs: add --nproc 2"),
     ],
 )
 def test_bad_options_are_answered_in_a_sentence(options, sentence, tmp_path, capsys, monkeypatch):

@@ -4,13 +4,14 @@ import json
 import math
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 
 import analyze_communication
 import estimate_scaling
 import pytest
-from benchmark_results import Case, write_results
+from benchmark_results import Case, read_results, write_results
 from estimate_scaling import MIB, Links, Work
 from test_benchmark import results_of, run_of
 from test_scale import SIZES, environment, launch
@@ -171,6 +172,27 @@ def test_the_estimate_stands_beside_what_was_measured(tmp_path, capsys):
         shown = capsys.readouterr().out
         assert f"{megabytes} MB of gradients" in shown and (measured or "-") in shown.splitlines()[5]
         assert [line.split()[0] for line in shown.splitlines()[4:7]] == ["1", "2", "4"]
+
+
+def test_the_page_tells_what_the_estimate_makes_of_the_recorded_run():
+    """One GPU's step by the medians of its runs, and the links of the one host where they were measured alone."""
+    recorded = REPOSITORY / "scripts" / "recorded"
+    runs = read_results(recorded / "nvidia-h200-c_2026-11-22" / "suite.json")["runs"]
+    wanted = Case("v3", "medium", 16, 512, "bfloat16", True)
+    alone = [run["summary"] for run in runs if run["case"] == wanted]
+    assert len(alone) == 4
+    step = statistics.median(summary["step_ms"]["median"] for summary in alone) / 1e3
+    apart = statistics.median(summary["step_ms"]["p75"] - summary["step_ms"]["p25"] for summary in alone) / 1e3
+    backward = statistics.median(summary["backward_ms"] for summary in alone) / 1e3
+    work = Work(step, apart / estimate_scaling.QUARTILES_APART, backward, 2 * alone[0]["parameters"])
+    links = estimate_scaling.read_links(str(recorded / "nvidia-h200_2026-11-20" / "links.json"), 50e9, 5e-6)
+    page = " ".join((REPOSITORY / "scripts" / "SCALING.md").read_text().split())
+    for contention, sentence in (
+        (0.2, "The estimate has {}, {}, and {} for eight and {} for 1024 GPUs"),
+        (0.0, "if hiding were free, {}, {}, {} and {}."),
+    ):
+        found = [estimate_scaling.estimate(work, n, links, 25 * MIB, contention)["efficiency"] for n in (2, 4, 8, 1024)]
+        assert sentence.format(*(f"{value:.3f}" for value in found)) in page
 
 
 @pytest.mark.parametrize(
