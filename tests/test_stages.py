@@ -1,5 +1,6 @@
 """The debugging journey: every stage shows its symptom, and has no fault besides."""
 
+import gc
 import inspect
 import json
 import math
@@ -7,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -118,13 +120,21 @@ def test_bad_options_are_those_of_the_script():
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
 
 
+def test_a_run_leaves_no_model_in_memory():
+    v3, trainers = stage5.load(), []
+    stage_tools.run_stage(v3, "", lambda v3, trainer, *rest: trainers.append(weakref.ref(trainer)) or [], TINY)
+    gc.collect()
+    assert [trainer() for trainer in trainers] == [None]
+
+
 # ---------------------------------------------------------------- symptoms that need a GPU
 
 
 def gpu_run(stage, *options):
     """(module, trainer, steps, summary, what the stage says) of a stage in this process, with its default sizes."""
     v3, runs = stage.load(), []
-    v3.torch.cuda.reset_peak_memory_stats()  # other tests of this process ran larger models
+    gc.collect()  # other tests of this process ran larger models
+    v3.torch.cuda.reset_peak_memory_stats()
     status = stage_tools.run_stage(v3, "", lambda *run: runs.append(run) or [], options)
     assert status == 0
     said = list(stage.report(*runs[0]))

@@ -72,7 +72,10 @@ def run_stage(v3, title: str, report: Callable, argv: Sequence[str] | None = Non
 
     v3.summarize = remember
     print(title, flush=True)
-    status = v3.main(argv)
+    try:
+        status = v3.main(argv)
+    finally:
+        v3.summarize = summarize  # what stays in the module would keep the model in memory
     if runs:
         print("the symptom")
         for line in report(v3, *runs[-1]):
