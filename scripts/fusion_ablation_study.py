@@ -40,13 +40,14 @@ SWITCHES = {
 
 
 def combinations(switches: tuple[str, ...], every: bool) -> list[frozenset[str]]:
-    """Which switches are on: all of the 2^n, or none, all, each alone and all but each."""
-    if every:
-        sizes = range(len(switches) + 1)
-        return [frozenset(chosen) for size in sizes for chosen in itertools.combinations(switches, size)]
+    """Which switches are on: none, all, and then the rest of the 2^n, or each alone and all but each."""
     full = frozenset(switches)
-    wanted = [frozenset(), *(frozenset([s]) for s in switches), *(full - {s} for s in switches), full]
-    return list(dict.fromkeys(wanted))
+    if every:
+        sizes = range(1, len(switches))
+        others = [frozenset(chosen) for size in sizes for chosen in itertools.combinations(switches, size)]
+    else:
+        others = [*(frozenset([s]) for s in switches), *(full - {s} for s in switches)]
+    return list(dict.fromkeys([frozenset(), full, *others]))
 
 
 def switch_options(switches: tuple[str, ...], on: frozenset[str]) -> list[str]:
@@ -54,6 +55,9 @@ def switch_options(switches: tuple[str, ...], on: frozenset[str]) -> list[str]:
 
 
 def name_of(on: frozenset[str], switches: tuple[str, ...]) -> str:
+    off = [switch for switch in switches if switch not in on]
+    if len(switches) > 2 and len(off) < 2:
+        return f"all but {off[0]}" if off else "all"
     return " + ".join(switch for switch in switches if switch in on) or "none"
 
 

@@ -772,6 +772,10 @@ def test_a_combination_that_failed_is_left_out_of_all_pairs():
 
 def test_combinations_of_switches():
     assert [len(ablation.combinations(tuple("abcd"), every)) for every in (True, False)] == [16, 10]
+    for every in (True, False):  # the two that a time limit must not leave out come first
+        assert ablation.combinations(("a", "b"), every)[:2] == [frozenset(), frozenset("ab")]
+    names = [ablation.name_of(frozenset(on), tuple("abcd")) for on in ("", "ac", "abd", "abcd")]
+    assert names == ["none", "a + c", "all but c", "all"]
     on = frozenset(["b"])
     assert ablation.switch_options(("a", "b"), on) == ["--disable-a", "--enable-b"]
 
