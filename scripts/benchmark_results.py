@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
-BY_COPIES = "+copies"  # a model on several GPUs that exchange gradients by copies; on one it is the model without it
+PEER_ADAMW = "+peer-adamw"  # version 3 on several GPUs without DDP
+FOR_SEVERAL = (PEER_ADAMW, "+copies")  # on one GPU it is the model without it; older runs have the second
 
 
 class Case(NamedTuple):
@@ -123,7 +124,8 @@ def speed(runs, reference):
 def efficiency(runs, singles):
     """Weak scaling: throughput a process over that of one process alone, medians of both; None without the latter."""
     case = runs[0]["case"]
-    alone = singles.get(case._replace(model=case.model.removesuffix(BY_COPIES), processes=1))
+    model = next((case.model.removesuffix(name) for name in FOR_SEVERAL if case.model.endswith(name)), case.model)
+    alone = singles.get(case._replace(model=model, processes=1))
     steps = [run["summary"]["step_ms"]["median"] for run in runs]
     return quartiles(alone)[1] / quartiles(steps)[1] if alone else None
 

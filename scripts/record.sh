@@ -162,7 +162,7 @@ suite suite "${grid[@]}" --precisions float32,tf32,bfloat16 \
 suite suite "${grid[@]}" --precisions float32,bfloat16 --models v1+nodet,v2,v2+compile,v3,v4 --graph on,off
 if [[ $gpus -gt 1 ]]; then
     counts=$(for n in 1 2 4 8; do [[ $n -le $gpus ]] && echo "$n"; done | paste -sd, -)
-    suite scaling --presets medium --precisions bfloat16 --metrics throughput,memory --models v3,v3+copies,v4 \
+    suite scaling --presets medium --precisions bfloat16 --metrics throughput,memory --models v3,v3+peer-adamw,v4 \
         --nproc "$counts"
     torchrun=("$python" -m torch.distributed.run --standalone --nproc-per-node "$gpus")
     step links 60 links.json "${torchrun[@]}" "$scripts/measure_allreduce.py" --json "$folder/links.json"

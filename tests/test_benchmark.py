@@ -100,11 +100,11 @@ def test_efficiency_is_throughput_a_process_over_that_of_one():
     results = hand_made()
     together = THIRD._replace(processes=8)
     results["runs"] += [run_of(together, i, ms) for i, ms in enumerate((6.0, 8.0, 10.0))]
-    by_copies = together._replace(model="v3+copies")
-    results["runs"] += [run_of(by_copies, 0, 6.25)]
-    alone, eight, copied = rows(results)[1:]
+    for model in ("v3+peer-adamw", "v3+copies"):
+        results["runs"] += [run_of(together._replace(model=model), 0, 6.25)]
+    alone, eight, *others = rows(results)[1:]
     assert V3_MS == [4.0, 5.0, 10.0]
-    assert (alone["efficiency"], eight["efficiency"], copied["efficiency"]) == (None, 5 / 8, 5 / 6.25)
+    assert [row["efficiency"] for row in (alone, eight, *others)] == [None, 5 / 8, 5 / 6.25, 5 / 6.25]
     assert eight["samples_per_second"] == 8 * 8 / 0.008
     assert eight["speed"] == pytest.approx(8 * np.median(np.divide(V1_MS, [6.0, 8.0, 10.0])))
     assert "v3" in str(together) and str(together).endswith("x8") and "x" not in str(THIRD).split()[-1]
@@ -360,7 +360,8 @@ def test_an_interrupted_suite_keeps_what_it_has(stand_ins, monkeypatch, capsys):
         ("--gpus 0 --device cpu", "exclude each other"),
         ("--gpus 0,1 --nproc 2", "leave one of them out"),
         ("--nproc 0", "--nproc"),
-        ("--models v1,v3+copies", "v3+copies is for several GPUs: add --nproc 2"),
+        ("--models v1,v3+peer-adamw", "v3+peer-adamw is for several GPUs: add --nproc 2"),
+        ("--models v3,v4+peer-adamw --nproc 2", "unrecognized arguments: --peer-adamw"),
     ],
 )
 def test_bad_options_are_answered_in_a_sentence(options, sentence, tmp_path, capsys, monkeypatch):
@@ -469,16 +470,16 @@ def test_suite_on_two_processes(tmp_path):
     assert together["gradient_error"] is None and alone["gradient_error"] == 0
 
 
-def test_copies_are_for_several_processes_alone():
-    assert benchmark_suite.own_options("v3+copies") == ["--exchange", "copies"]
-    assert benchmark_suite.own_options("v2+compile+copies") == ["--enable-torch-compile", "--exchange", "copies"]
-    assert benchmark_suite.process_counts("v3+copies", [1, 2, 4]) == [2, 4]
+def test_peers_are_for_several_processes_alone():
+    assert benchmark_suite.own_options("v3+peer-adamw") == ["--peer-adamw"]
+    assert benchmark_suite.own_options("v3+compile+peer-adamw") == ["--enable-torch-compile", "--peer-adamw"]
+    assert benchmark_suite.process_counts("v3+peer-adamw", [1, 2, 4]) == [2, 4]
     assert benchmark_suite.process_counts("v3", [1, 2]) == [1, 2]
 
 
 def test_of_several_processes_the_reason_is_told_by_the_first_that_has_one():
     report = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n=====\nRoot Cause: rank 0\n====="
-    refused = "tiny_llama_v1.py: error: --exchange copies needs GPUs: leave it out"
+    refused = "tiny_llama_v3.py: error: --peer-adamw needs GPUs: leave it out"
     assert benchmark_suite.last_words(f"W1122 warning\n{refused}\n{report}") == refused.partition("error: ")[2]
     died = "[rank1]: Traceback:\n[rank1]: RuntimeError: out of luck\ntiny_llama_v1.py, process 0 of 2: another ended"
     assert benchmark_suite.last_words(f"{died}\n{report}") == "RuntimeError: out of luck"

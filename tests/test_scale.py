@@ -1,6 +1,5 @@
 """More than one process: the same losses, gradients and weights as one, and an end for all when one ends."""
 
-import concurrent.futures
 import json
 import math
 import os
@@ -9,11 +8,11 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 import torch
+from kernel_cases import normal
 from parallel_worker import trained
 from versions import SCRIPTS, load_version, relative_error
 
@@ -240,7 +239,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch, capsys):
     assert "would give all processes one GPU" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", [["--parallel", "ddp"], ["--compress-gradients"], ["--exchange", "copies"]])
+@pytest.mark.parametrize("option", [["--parallel", "ddp"], ["--compress-gradients"]])
 def test_options_of_several_processes_are_refused_for_one(capsys, option):
     with pytest.raises(SystemExit, match="2"):
         load_version(1).parse_options(option)
@@ -254,71 +253,152 @@ def test_options_of_several_processes_are_refused_for_one(capsys, option):
         ({}, ["--device", "cpu"], "needs GPUs"),
         ({}, ["--parallel", "fsdp"], "leave out the other option"),
         ({}, ["--compress-gradients"], "leave out the other option"),
+        ({}, ["--disable-optimizer-kernel"], "leave out the other option"),
+        ({}, ["--use-amp", "--amp-dtype", "float16"], "use --amp-dtype bfloat16"),
+        (None, [], "start with torchrun"),
     ],
 )
-def test_copies_are_refused_where_they_cannot_be(monkeypatch, capsys, changed, options, said):
-    for name, value in (LAUNCH | {"RANK": "0", "LOCAL_RANK": "0"} | changed).items():
-        monkeypatch.setenv(name, value)
+def test_peers_are_refused_where_they_cannot_be(monkeypatch, capsys, changed, options, said):
+    if changed is not None:
+        for name, value in (LAUNCH | {"RANK": "0", "LOCAL_RANK": "0"} | changed).items():
+            monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(SystemExit, match="2"):
-        load_version(1).parse_options(["--device", "cuda", "--exchange", "copies", *options])
+        load_version(3).parse_options(["--device", "cuda", "--peer-adamw", *options])
     assert said in capsys.readouterr().err
 
 
-# ---------------------------------------------------------------- the exchange of gradients
+# ---------------------------------------------------------------- AdamW that reads and writes the memory of all GPUs
+
+PEER_SHAPES = [(33, 64), (7,), (3, 1100), (1024,), (5, 3)]
+PEER_DTYPES = {"float32": [torch.float32] * 5, "mixed": [torch.bfloat16, torch.float32] * 2 + [torch.bfloat16]}
 
 
-class Shared:
-    """Symmetric memory as one process sees it, of processes that are threads here."""
+class SymmetricMemory:
+    """PyTorch's symmetric memory, of processes that take turns in this one; `rank` is whose turn it is."""
 
-    def __init__(self, memories, meeting):
-        self.memories, self.meeting = memories, meeting
+    def __init__(self, processes):
+        self.rank, self.memories, self.waited = 0, [None] * processes, []
 
-    def get_buffer(self, owner, shape, dtype, offset=0):
-        count = math.prod(shape)
-        return self.memories[owner].view(dtype)[offset : offset + count].view(shape)
+    def empty(self, size, dtype, device):
+        for rank, memory in enumerate(self.memories):
+            self.memories[rank] = torch.full((size,), 255, dtype=dtype) if memory is None else memory
+        return self.memories[self.rank]
+
+    def rendezvous(self, memory, group):
+        assert memory is self.memories[self.rank]
+        return self
+
+    def get_buffer(self, rank, shape, dtype):
+        return self.memories[rank].view(dtype)[: math.prod(shape)].view(shape)
 
     def barrier(self, channel, timeout_ms):
-        self.meeting.wait(timeout_ms / 1000)
+        self.waited.append([memory.clone() for memory in self.memories])
 
 
-@pytest.mark.parametrize("processes", [2, 3, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_copies_give_every_process_the_mean(processes, dtype):
-    """Two buckets, one behind the other and of sizes that do not divide, through the same memory."""
-    script, meeting = load_version(1), threading.Barrier(processes)
-    largest = 4 * 3001
-    exchanges = [object.__new__(script.CopyExchange) for _ in range(processes)]
-    place_bytes = -(-largest // processes // 256) * 256
-    memories = [torch.full(((processes + 1) * place_bytes,), 255, dtype=torch.uint8) for _ in range(processes)]
-    for rank, exchange in enumerate(exchanges):
-        exchange.processes, exchange.rank, exchange.place_bytes = processes, rank, place_bytes
-        exchange.shared = Shared(memories, meeting)
-    generator = torch.Generator().manual_seed(1)
-    given = [
-        [torch.randn(size, generator=generator).to(dtype) for _ in range(processes)]
-        for size in (largest // dtype.itemsize, 997)
-    ]
-    means = [torch.stack(bucket).double().mean(0).to(dtype) for bucket in given]
+@pytest.fixture
+def peers(monkeypatch):
+    """peers(processes, dtypes) makes symmetric memory, and a list of (parameters, optimizer) that share it."""
+    script = load_version(3)
 
-    def work(rank):
-        for bucket in given:
-            exchanges[rank].exchange(bucket[rank])
+    def make(processes, dtypes):
+        shared = SymmetricMemory(processes)
+        monkeypatch.setitem(sys.modules, "torch.distributed._symmetric_memory", shared)
+        monkeypatch.setattr(torch.distributed, "_symmetric_memory", shared, raising=False)
+        monkeypatch.setattr(script.dist, "get_world_size", lambda: processes)
+        monkeypatch.setattr(script.dist, "get_rank", lambda: shared.rank)
+        made = []
+        for shared.rank in range(processes):
+            weights = [normal(*shape, seed=i) for i, shape in enumerate(PEER_SHAPES)]
+            model = torch.nn.ParameterList(w.to(dtype) for w, dtype in zip(weights, dtypes, strict=True))
+            for p, weight in zip(model, weights, strict=True):
+                if p.dtype != torch.float32:
+                    p.master = weight
+            memory = script.PeerMemory(model, torch.device("cpu"))
+            made.append((list(model), script.FusedAdamW(model.parameters(), lr=0.05, peers=memory)))
+        return shared, made
 
-    with concurrent.futures.ThreadPoolExecutor(processes) as pool:
-        list(pool.map(work, range(processes)))
-    for bucket, mean in zip(given, means, strict=True):
-        for result in bucket:
-            torch.testing.assert_close(result, mean, rtol=0 if dtype == torch.bfloat16 else 3e-7, atol=1e-7)
-            assert torch.equal(result, bucket[0])  # or the processes' weights would drift apart
+    return make
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 16])
+@pytest.mark.parametrize("dtypes", PEER_DTYPES.values(), ids=PEER_DTYPES)
+def test_peers_train_by_the_mean_gradient(peers, processes, dtypes, monkeypatch):
+    """Against AdamW in float64, and bit for bit alike in all; 16 processes are more than there are blocks."""
+    shared, made = peers(processes, dtypes)
+    exact = [normal(*shape, seed=i).double().requires_grad_() for i, shape in enumerate(PEER_SHAPES)]
+    reference = torch.optim.AdamW(exact, lr=0.05)
+    for step in range(3):
+        given = [
+            [normal(*shape, seed=100 * step + 10 * rank + i).to(dtype) for i, (shape, dtype) in enumerate(kinds)]
+            for rank in range(processes)
+            for kinds in [list(zip(PEER_SHAPES, dtypes, strict=True))]
+        ]
+        for i, weight in enumerate(exact):
+            weight.grad = torch.stack([gradients[i].double() for gradients in given]).mean(0)
+        reference.step()
+        for (parameters, optimizer), gradients in zip(made, given, strict=True):
+            for i, (p, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+                p.grad = p.gradient_place.copy_(gradient) if i % 2 else gradient  # some are there already
+            optimizer.peers.put_gradients(parameters)
+        for shared.rank, (_, optimizer) in enumerate(made):
+            optimizer.step()
+    pieces = joined(monkeypatch, shared, made)
+    for i, weight in enumerate(exact):
+        state = reference.state[weight]
+        found = whole_state(made, pieces, i)
+        assert relative_error(found["weight"], weight) < 2e-6
+        assert relative_error(found["exp_avg"], state["exp_avg"]) < 1e-6
+        assert relative_error(found["exp_avg_sq"], state["exp_avg_sq"]) < 1e-6
+        assert all(torch.equal(parameters[i], made[0][0][i]) for parameters, _ in made)
+
+
+def joined(monkeypatch, shared, made):
+    """What each process adds in gather_state: a list of tensors of bytes, for each process."""
+    pieces = [[] for _ in made]
+    monkeypatch.setattr(load_version(3).dist, "all_reduce", lambda tensor: pieces[shared.rank].append(tensor.clone()))
+    for shared.rank, (_, optimizer) in enumerate(made):
+        optimizer.gather_state()
+    return pieces
+
+
+def whole_state(made, pieces, i):
+    """The weight in float32 and the moments of parameter i, when what the processes add has been added up."""
+    parameters, optimizer = made[0]
+    totals, place = [sum(pair) for pair in zip(*pieces, strict=True)], 0
+    for p in [p for alike in optimizer.by_dtype(optimizer.param_groups[0]) for p in alike]:
+        names = ["rest"] * (p in optimizer.rests) + ["exp_avg", "exp_avg_sq"]
+        found = dict(zip(names, totals[place:], strict=False))
+        place += len(names)
+        if p is parameters[i]:
+            kinds = {"rest": torch.int16, "exp_avg": torch.float32, "exp_avg_sq": torch.float32}
+            found = {name: found[name].view(kinds[name]).view(p.shape) for name in names}
+            script = load_version(3)
+            return found | {"weight": script.join_bits(p, found["rest"]) if "rest" in found else p.detach()}
+    raise AssertionError("not trained")
+
+
+def test_peers_wait_for_all_gradients_and_for_all_weights(peers):
+    shared, made = peers(2, PEER_DTYPES["mixed"])
+    parameters, optimizer = made[0]
+    for p in parameters:
+        p.grad = torch.ones_like(p)
+    before = [memory.clone() for memory in shared.memories]
+    optimizer.step()
+    first, second = shared.waited
+    own = [p.gradient_place for p in parameters]
+    assert all((place == 1).all() for place in own) and torch.equal(first[1], before[1])
+    assert not torch.equal(first[0], before[0])  # the gradients
+    assert not torch.equal(second[0], first[0]) and not torch.equal(second[1], first[1])  # the weights of both
+    assert torch.equal(second[1], shared.memories[1])
 
 
 def test_where_memory_cannot_be_shared_a_sentence_says_so(monkeypatch):
-    script = load_version(1)
+    script = load_version(3)
     monkeypatch.setattr(script.dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(script.dist, "get_rank", lambda: 0)
-    with pytest.raises(RuntimeError, match="do not share their memory: leave it out") as refused:
-        script.CopyExchange(2**20, torch.device("cpu"))  # there is no symmetric memory on a CPU
+    with pytest.raises(script.Refusal, match="do not share their memory: leave out --peer-adamw") as refused:
+        script.PeerMemory(torch.nn.Linear(2, 2), torch.device("cpu"))  # there is no symmetric memory on a CPU
     assert script.explain(refused.value) == str(refused.value)
 
 
@@ -341,16 +421,17 @@ def test_a_linear_layer_writes_its_gradient_into_the_bucket():
 
 # ---------------------------------------------------------------- on GPUs
 
-# Each version in each precision: DDP in a graph, and with copies, DDP operation by operation, and FSDP2.
+# Each version in each precision: DDP in a graph, DDP operation by operation, and FSDP2; and version 3's peers.
 GPU_SIZES = [*SIZES.replace("51", "64").split(), "--warmup-steps", "1", "--batch-size", "2"]
 WAYS = {"graph": ["--graph"], "ddp": ["--no-graph"], "fsdp": ["--no-graph", "--parallel", "fsdp"]}
 if torch.cuda.device_count() > 1:
-    WAYS["copies"] = ["--graph", "--exchange", "copies"]
+    WAYS["peers"] = ["--graph", "--peer-adamw"]
 GPU_CASES = {
     (version, precision, way): [*GPU_SIZES, *argv, *options]
     for version in SCRIPTS
     for precision, argv in {"float32": [], "bfloat16": ["--use-amp"]}.items()
     for way, options in WAYS.items()
+    if way != "peers" or version == 3
 }
 
 
@@ -372,7 +453,7 @@ def test_gpus_train_as_one(gpu_results, version, precision):
     scale = 10 if precision == "float32" else 1e4
     processes, argv = min(2, torch.cuda.device_count()), GPU_CASES[version, precision, "ddp"]
     one = alone(version, argv, 2 * processes)
-    for way in WAYS:
+    for way in [way for way in WAYS if (version, precision, way) in gpu_results]:
         result = gpu_results[version, precision, way]
         assert_same(result, one, scale)
-        assert result["graph"] == (way in ("graph", "copies")) or torch.version.hip
+        assert result["graph"] == (way in ("graph", "peers")) or torch.version.hip

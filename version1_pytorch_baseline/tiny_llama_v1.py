@@ -140,10 +140,6 @@ def add_parallel_options(parser):
     group.add_argument(
         "--compress-gradients", action="store_true", help="send float32 gradients in 16 bits, those of --amp-dtype"
     )
-    group.add_argument(
-        "--exchange", choices=["all-reduce", "copies"], default="all-reduce",
-        help="how DDP averages gradients: by NCCL or RCCL, or on one host by the GPUs' copy engines (%(default)s)",
-    )  # fmt: skip
 
 
 def add_profiling_options(parser):
@@ -199,14 +195,11 @@ def resolve_parallel(options, ranks):
     """Where this process stands among the others, which part of the GPUs is its own, and how they share the work."""
     options.rank, options.world_size = ranks["rank"], ranks["world_size"]
     if not ranks["launched"]:
-        if options.parallel or options.compress_gradients or options.exchange == "copies":
-            raise ValueError(
-                "--parallel, --compress-gradients and --exchange need several processes: start with torchrun"
-            )
+        if options.parallel or options.compress_gradients:
+            raise ValueError("--parallel and --compress-gradients need several processes: start with torchrun")
         return
     options.parallel = options.parallel or "ddp"
-    if options.exchange == "copies" and ranks["local_world_size"] < ranks["world_size"]:
-        raise ValueError("--exchange copies needs all GPUs in one host: leave it out on several")
+    options.one_host = ranks["local_world_size"] == ranks["world_size"]
     if options.device == "cuda":
         there = torch.cuda.device_count()
         if ranks["local_world_size"] > there:
@@ -228,11 +221,6 @@ def check_parallel(options):
             raise ValueError("--profile-attention-only needs whole layers: leave out --parallel fsdp")
     if options.compress_gradients and options.amp_dtype == "bfloat16" and torch.device(options.device).type == "cpu":
         raise ValueError("--compress-gradients in bfloat16 needs a GPU: use --amp-dtype float16")
-    if options.exchange == "copies":
-        if torch.device(options.device).type == "cpu":
-            raise ValueError("--exchange copies needs GPUs, whose copy engines it uses: leave it out")
-        if options.parallel == "fsdp" or options.compress_gradients:
-            raise ValueError("--exchange copies is DDP's and sends gradients as they are: leave out the other option")
 
 
 def resolve_options(options, ranks):
@@ -618,8 +606,6 @@ def matrix_dtype(options):
 
 # Who waits longer than this for another process ends. Compiling takes longer, but all processes compile at once.
 PATIENCE = datetime.timedelta(seconds=50)
-BUCKET_MB = 25  # gradients that DDP sends together, as it does by default
-NO_COPIES = "--exchange copies cannot be had with these GPUs"
 
 
 @contextlib.contextmanager
@@ -664,77 +650,13 @@ def mean_by_all_reduce(_, bucket):
     return future.then(lambda done: done.value()[0])
 
 
-class CopyExchange:
-    """Averages the gradients of DDP's buckets by copies between the GPUs of one host, which their copy engines make.
-
-    The programs of an all-reduce hold compute units that the backward lacks meanwhile. Here each process owns a part of
-    a bucket: it takes the mean of what all have put into its inbox, and they fetch that from its outbox. As many bytes
-    are sent as around a ring. Inboxes and outboxes lie in memory that all processes see, PyTorch's symmetric memory.
-    """
-
-    LEAST_BYTES = 2**20  # what is smaller has gone through an all-reduce before three barriers are passed
-
-    def __init__(self, largest_bytes, device):
-        from torch.distributed import _symmetric_memory as symmetric_memory
-
-        self.processes, self.rank = dist.get_world_size(), dist.get_rank()
-        self.largest_bytes = largest_bytes
-        self.place_bytes = -(-largest_bytes // self.processes // 256) * 256
-        try:
-            size = (self.processes + 1) * self.place_bytes
-            self.memory = symmetric_memory.empty(size, dtype=torch.uint8, device=device)
-            self.shared = symmetric_memory.rendezvous(self.memory, dist.group.WORLD)
-        except RuntimeError as error:
-            said = str(error).splitlines()[0]
-            raise RuntimeError(f"{NO_COPIES}, which do not share their memory: leave it out ({said})") from error
-        self.stream = torch.cuda.Stream(device)
-
-    def mean(self, _, bucket):
-        """DDP's hook: a future of the bucket's gradients, averaged in place."""
-        flat = bucket.buffer()
-        if not self.LEAST_BYTES <= flat.nbytes <= self.largest_bytes:  # DDP's very first bucket holds all gradients
-            return mean_by_all_reduce(None, bucket)
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            self.exchange(flat)
-            future = torch.futures.Future(devices=[flat.device])
-            future.set_result(flat)
-        return future
-
-    def exchange(self, flat):
-        """Replace flat [n] by its mean over the processes."""
-        parts = flat.split(-(-flat.numel() // self.processes // 64) * 64)  # 64 elements: every part starts aligned
-        owners = [(self.rank + i) % self.processes for i in range(self.processes)]  # not all write to the same one
-        self.barrier()  # nobody reads any more what the last bucket left
-        for owner in owners:
-            self.place(owner, self.rank, parts[owner]).copy_(parts[owner])
-        self.barrier()
-        mine = parts[self.rank]
-        row = self.place_bytes // mine.itemsize
-        inbox = self.shared.get_buffer(self.rank, (self.processes, row), mine.dtype)[:, : mine.numel()]
-        torch.mean(inbox, 0, out=self.place(self.rank, self.processes, mine))
-        self.barrier()
-        for owner in owners:
-            parts[owner].copy_(self.place(owner, self.processes, parts[owner]))
-
-    def place(self, owner, number, part):
-        """Memory of the owner for a tensor like part: in its inbox that of a sender, or behind them its outbox."""
-        return self.shared.get_buffer(owner, part.shape, part.dtype, number * self.place_bytes // part.itemsize)
-
-    def barrier(self):
-        self.shared.barrier(0, int(1000 * PATIENCE.total_seconds()))
-
-
-def exchange_hook(model, options):
+def exchange_hook(options):
     """What DDP calls to average a bucket; None for its own way."""
     device, sent = torch.device(options.device), getattr(torch, options.amp_dtype)
     if options.compress_gradients:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
         return {torch.bfloat16: default_hooks.bf16_compress_hook, torch.float16: default_hooks.fp16_compress_hook}[sent]
-    if options.exchange == "copies":
-        # DDP closes a bucket with the gradient that fills it.
-        return CopyExchange(BUCKET_MB * 2**20 + max(p.nbytes for p in model.parameters()), device).mean
     return mean_by_all_reduce if device.type == "cuda" else None  # gloo knows no mean
 
 
@@ -750,9 +672,8 @@ def parallel_model(model, options):
         known = inspect.signature(DistributedDataParallel).parameters
         still = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # PyTorch < 2.13
         ids = [device] if device.type == "cuda" else None
-        buckets = {"gradient_as_bucket_view": True, "bucket_cap_mb": BUCKET_MB}
-        replica = DistributedDataParallel(model, device_ids=ids, **buckets, **{still: False})
-        hook = exchange_hook(model, options)
+        replica = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **{still: False})
+        hook = exchange_hook(options)
         if hook:
             replica.register_comm_hook(None, hook)
         return replica
@@ -968,6 +889,7 @@ def flops_per_step(config, batch_size, seq_len):
 def state_tensors(trainer):
     """weights, exp_avg, exp_avg_sq -> {parameter name: float32 tensor}; the moments once the optimizer has them."""
     optimizer, parameters = trainer.optimizer, dict(trainer.model.named_parameters())
+    getattr(optimizer, "gather_state", lambda: None)()  # of which each process may have a share alone
     exact = getattr(optimizer, "exact_weight", lambda p: p)  # of which the model computes with a rounded copy
     tensors = {"weights": {name: exact(p).detach() for name, p in parameters.items()}}
     if optimizer.state:
@@ -1076,10 +998,11 @@ def peak_tflops(device_name, precision):
     return next((peaks[column] for name, peaks in PEAK_TFLOPS.items() if name in device_name), None)
 
 
-def peak_memory_mb(device):
+def peak_memory_mb(trainer):
     """Most memory in use at once, in MiB: the GPU's tensors, or the whole process on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
+    if trainer.device.type == "cuda":
+        peers = getattr(trainer.optimizer, "peers", None)  # PyTorch does not count what GPUs share
+        return (torch.cuda.max_memory_allocated(trainer.device) + (peers.memory.nbytes if peers else 0)) / 2**20
     status = pathlib.Path("/proc/self/status")
     text = status.read_text() if status.exists() else ""
     if "VmHWM:" in text:  # on Linux getrusage begins with the peak of the process that started this one
@@ -1140,7 +1063,7 @@ def summarize(trainer, steps, warmup_s, best_loss):
         **phases,
         "samples_per_second": batch_size * steps_per_second,
         "tokens_per_second": batch_size * options.seq_len * steps_per_second,
-        "peak_memory_mb": gather([peak_memory_mb(trainer.device)], trainer.device).max().item(),
+        "peak_memory_mb": gather([peak_memory_mb(trainer)], trainer.device).max().item(),
         "first_loss": steps[0]["loss"],
         "final_loss": steps[-1]["loss"],
         "best_loss_known": best_loss,
@@ -1187,8 +1110,7 @@ def print_configuration(trainer, data):
     )
     print(f"  batch      {options.batch_size} sequences of {options.seq_len} tokens, vocabulary {config.vocab_size}")
     if options.parallel:
-        engine = {"ddp": "DDP", "fsdp": "FSDP2"}[options.parallel]
-        engine += " by copies" if options.exchange == "copies" else ""
+        engine = {"ddp": "DDP", "fsdp": "FSDP2"}.get(options.parallel, options.parallel)
         print(
             f"  processes  {options.world_size}, {engine} over {dist.get_backend()}, "
             f"{options.world_size * options.batch_size} sequences a step in all"
@@ -1198,11 +1120,12 @@ def print_configuration(trainer, data):
     print(f"  parts      {describe_parts(options)}", flush=True)
 
 
-def print_step(step, options, record, device):
+def print_step(trainer, step, record):
+    options = trainer.options
     rate = 1000 * options.batch_size * options.world_size / record["step_ms"]
     print(
         f"step {step + 1:5d}/{options.num_steps}  loss {record['loss']:8.4f}  {rate:9.1f} samples/s  "
-        f"{record['step_ms']:9.3f} ms  peak {peak_memory_mb(device):8.1f} MB",
+        f"{record['step_ms']:9.3f} ms  peak {peak_memory_mb(trainer):8.1f} MB",
         flush=True,
     )
 
@@ -1307,7 +1230,7 @@ def train(trainer, data, first_step):
         if not math.isfinite(record["loss"]):
             raise FloatingPointError(f"the loss of step {step + 1} is {record['loss']}: lower --learning-rate")
         if step == first_step or (step + 1) % interval == 0 or step + 1 == options.num_steps:
-            print_step(step, options, record, trainer.device)
+            print_step(trainer, step, record)
         if options.save_every and (step + 1) % options.save_every == 0:
             save_checkpoint(trainer, options.checkpoint_dir, step + 1)
 
@@ -1357,13 +1280,17 @@ def prepare(options):
     return data, saved
 
 
+class Refusal(RuntimeError):
+    """What this machine cannot do, with the way out, in one sentence."""
+
+
 def explain(error):
     """One sentence for what the user can do something about; None for what is a mistake of this program."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
         return "out of memory: lower --batch-size, --seq-len or the model's sizes"
     if isinstance(error, OSError):
         return f"{error.filename or 'output'} cannot be written: {error.strerror}"
-    if str(error).startswith(NO_COPIES):
+    if isinstance(error, Refusal):
         return str(error)
     if isinstance(error, dist.DistError) or "gloo" in str(error):
         return "another process of this job ended, or did not answer: look for what it said"

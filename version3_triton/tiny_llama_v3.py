@@ -148,10 +148,6 @@ def add_parallel_options(parser):
     group.add_argument(
         "--compress-gradients", action="store_true", help="send float32 gradients in 16 bits, those of --amp-dtype"
     )
-    group.add_argument(
-        "--exchange", choices=["all-reduce", "copies"], default="all-reduce",
-        help="how DDP averages gradients: by NCCL or RCCL, or on one host by the GPUs' copy engines (%(default)s)",
-    )  # fmt: skip
 
 
 def add_profiling_options(parser):
@@ -185,6 +181,10 @@ def add_version_options(parser):
     add_switch(group, "attention-kernel", True, "flash attention")
     add_switch(group, "loss-kernel", True, "cross-entropy")
     add_switch(group, "optimizer-kernel", True, "AdamW in one launch")
+    group.add_argument(
+        "--peer-adamw", action="store_true",
+        help="on several GPUs of one host, in the place of DDP: AdamW reads all GPUs' gradients and writes all weights",
+    )  # fmt: skip
 
 
 def release(version):
@@ -203,6 +203,9 @@ def check_version_options(options):
         raise ValueError(f"--hidden-dim must be at most {MAX_ROW} for the RMSNorm kernel, not {options.hidden_dim}")
     if options.use_amp and not options.enable_optimizer_kernel:
         raise ValueError("--use-amp needs the optimizer kernel, which keeps the float32 weights: leave it enabled")
+    if options.peer_adamw:
+        check_peers(options)
+        options.parallel = "peer AdamW"
     if options.parallel == "fsdp":
         options.enable_optimizer_kernel = False  # FSDP2 gives parts of tensors, which PyTorch's AdamW knows
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
@@ -215,6 +218,20 @@ def check_version_options(options):
             f"the interpreter of Triton {triton.__version__} needs NumPy before 2.4, not {np.__version__}: "
             "pip install 'numpy<2.4'"
         )
+
+
+def check_peers(options):
+    """Refuse --peer-adamw where GPUs cannot reach each other's memory, and beside what it cannot do."""
+    if not options.parallel:
+        raise ValueError("--peer-adamw needs several processes: start with torchrun")
+    if not options.one_host:
+        raise ValueError("--peer-adamw needs all GPUs in one host: leave it out on several")
+    if torch.device(options.device).type == "cpu":
+        raise ValueError("--peer-adamw needs GPUs, which reach each other's memory: leave it out")
+    if options.parallel == "fsdp" or options.compress_gradients or not options.enable_optimizer_kernel:
+        raise ValueError("--peer-adamw takes the place of DDP, and AdamW's kernel does it: leave out the other option")
+    if options.use_amp and options.amp_dtype == "float16":
+        raise ValueError("--peer-adamw does not scale the gradients of float16: use --amp-dtype bfloat16")
 
 
 def describe_parts(options):
@@ -251,14 +268,11 @@ def resolve_parallel(options, ranks):
     """Where this process stands among the others, which part of the GPUs is its own, and how they share the work."""
     options.rank, options.world_size = ranks["rank"], ranks["world_size"]
     if not ranks["launched"]:
-        if options.parallel or options.compress_gradients or options.exchange == "copies":
-            raise ValueError(
-                "--parallel, --compress-gradients and --exchange need several processes: start with torchrun"
-            )
+        if options.parallel or options.compress_gradients:
+            raise ValueError("--parallel and --compress-gradients need several processes: start with torchrun")
         return
     options.parallel = options.parallel or "ddp"
-    if options.exchange == "copies" and ranks["local_world_size"] < ranks["world_size"]:
-        raise ValueError("--exchange copies needs all GPUs in one host: leave it out on several")
+    options.one_host = ranks["local_world_size"] == ranks["world_size"]
     if options.device == "cuda":
         there = torch.cuda.device_count()
         if ranks["local_world_size"] > there:
@@ -280,11 +294,6 @@ def check_parallel(options):
             raise ValueError("--profile-attention-only needs whole layers: leave out --parallel fsdp")
     if options.compress_gradients and options.amp_dtype == "bfloat16" and torch.device(options.device).type == "cpu":
         raise ValueError("--compress-gradients in bfloat16 needs a GPU: use --amp-dtype float16")
-    if options.exchange == "copies":
-        if torch.device(options.device).type == "cpu":
-            raise ValueError("--exchange copies needs GPUs, whose copy engines it uses: leave it out")
-        if options.parallel == "fsdp" or options.compress_gradients:
-            raise ValueError("--exchange copies is DDP's and sends gradients as they are: leave out the other option")
 
 
 def resolve_options(options, ranks):
@@ -1323,9 +1332,12 @@ def join_bits(copy, rest):
 
 
 @triton.jit
-def elements(row, column: tl.constexpr, offsets, DTYPE: tl.constexpr):
-    """Pointers into the tensor whose address that column of the table's row holds; 16 divides all addresses."""
-    return tl.multiple_of(tl.load(row + column).to(tl.pointer_type(DTYPE)), 16) + offsets
+def elements(row, column: tl.constexpr, offsets, DTYPE: tl.constexpr, shift=0):
+    """Pointers into the tensor whose address that column of the table's row holds, on the GPU where the shift leads.
+
+    16 divides all addresses and shifts.
+    """
+    return tl.multiple_of((tl.load(row + column) + shift).to(tl.pointer_type(DTYPE)), 16) + offsets
 
 
 @triton.jit
@@ -1339,31 +1351,45 @@ def load_weight(row, offsets, inside, SPLIT: tl.constexpr):
 
 
 @triton.jit
-def store_weight(row, offsets, inside, w, SPLIT: tl.constexpr, COPY: tl.constexpr, NAN: tl.constexpr):
+def store_everywhere(row, offsets, inside, values, shift_ptr, DTYPE: tl.constexpr, PEERS: tl.constexpr):
+    """Store values into the parameter, here and on every other GPU."""
+    tl.store(elements(row, 0, offsets, DTYPE), values, mask=inside)
+    for peer in tl.static_range(PEERS):
+        tl.store(elements(row, 0, offsets, DTYPE, tl.load(shift_ptr + peer)), values, mask=inside)
+
+
+@triton.jit
+def store_weight(
+    row, offsets, inside, w, shift_ptr,
+    SPLIT: tl.constexpr, COPY: tl.constexpr, NAN: tl.constexpr, PEERS: tl.constexpr,
+):  # fmt: skip
     if SPLIT:
         bits = w.to(tl.int32, bitcast=True)
         upper = tl.where(w == w, (bits + 0x8000) >> 16, NAN)
-        tl.store(elements(row, 0, offsets, tl.int16), upper.to(tl.int16), mask=inside)
+        store_everywhere(row, offsets, inside, upper.to(tl.int16), shift_ptr, tl.int16, PEERS)
         tl.store(elements(row, 1, offsets, tl.int16), (bits - (upper << 16)).to(tl.int16), mask=inside)
-    else:
+    elif COPY:
+        store_everywhere(row, offsets, inside, w.to(tl.float16), shift_ptr, tl.float16, PEERS)
         tl.store(elements(row, 1, offsets, tl.float32), w, mask=inside)
-        if COPY:
-            tl.store(elements(row, 0, offsets, tl.float16), w.to(tl.float16), mask=inside)
+    else:
+        store_everywhere(row, offsets, inside, w, shift_ptr, tl.float32, PEERS)
 
 
 @triton.jit
 def adamw_kernel(
-    table_ptr, chunk_ptr, power_ptr, grad_scale_ptr, found_inf_ptr, lr, keep, beta1, fresh1, beta2, fresh2, eps,
+    table_ptr, chunk_ptr, power_ptr, grad_scale_ptr, found_inf_ptr, shift_ptr,
+    lr, keep, beta1, fresh1, beta2, fresh2, eps,
     DTYPE: tl.constexpr, SPLIT: tl.constexpr, COPY: tl.constexpr, NAN: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    PEERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program updates BLOCK elements of one parameter of that DTYPE.
+    """One program updates BLOCK elements of one parameter of that DTYPE, on as many PEERS, other GPUs, as well.
 
     table [parameters, 6] holds the addresses of parameter, rest, m, v and gradient, and the element count; chunk
     [programs, 2] says which parameter and which part of it; power [2] is β₁ᵗ and β₂ᵗ in float64. keep = 1 - lr · λ and
     fresh = 1 - β come rounded once, from the host. A gradient scaler's pointers may be None.
     The rest is int16 where weights are SPLIT, else the float32 weight, of which COPY writes one in float16. NAN is the
-    upper half of a float32 that is none.
+    upper half of a float32 that is none. shift [PEERS] leads from an address here to the same tensor of each other GPU:
+    the gradient is the mean over all.
     """
     row = table_ptr + tl.load(chunk_ptr + 2 * tl.program_id(0)) * 6
     offsets = tl.load(chunk_ptr + 2 * tl.program_id(0) + 1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -1375,6 +1401,11 @@ def adamw_kernel(
     inside = offsets < count
     m_ptr, v_ptr = elements(row, 2, offsets, tl.float32), elements(row, 3, offsets, tl.float32)
     g = tl.load(elements(row, 4, offsets, DTYPE), mask=inside, other=0.0).to(tl.float32)
+    for peer in tl.static_range(PEERS):
+        theirs = elements(row, 4, offsets, DTYPE, tl.load(shift_ptr + peer))
+        g += tl.load(theirs, mask=inside, other=0.0).to(tl.float32)
+    if PEERS:
+        g = g / (PEERS + 1)
     if grad_scale_ptr is not None:
         g = g / tl.load(grad_scale_ptr)
     m = beta1 * tl.load(m_ptr, mask=inside, other=0.0) + fresh1 * g
@@ -1382,7 +1413,7 @@ def adamw_kernel(
     m_hat = m / (1 - tl.load(power_ptr)).to(tl.float32)
     v_hat = v / (1 - tl.load(power_ptr + 1)).to(tl.float32)
     w = keep * load_weight(row, offsets, inside, SPLIT) - lr * m_hat / (tl.sqrt(v_hat) + eps)
-    store_weight(row, offsets, inside, w, SPLIT, COPY, NAN)
+    store_weight(row, offsets, inside, w, shift_ptr, SPLIT, COPY, NAN, PEERS)
     tl.store(m_ptr, m, mask=inside)
     tl.store(v_ptr, v, mask=inside)
 
@@ -1393,12 +1424,15 @@ class FusedAdamW(torch.optim.Optimizer):
     A 16-bit parameter comes with its float32 weight as `master`, which is what is trained; the parameter is its rounded
     copy. Works with torch.amp.GradScaler without waiting for the GPU, and inside a captured graph. Where gradients lie
     in DDP's buckets, which stay, zero_grad leaves each parameter its `gradient_place` there.
+
+    With peers, a PeerMemory, all processes must take each step together. Each updates its share of all parameters by
+    the mean of all gradients, and writes the new weights to all (ZeRO-1: Rajbhandari et al., arXiv:1910.02054).
     """
 
     BLOCK = 1024
     _step_supports_amp_scaling = True
 
-    def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, in_buckets=False):
+    def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, in_buckets=False, peers=None):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         parameters = [p for group in self.param_groups for p in group["params"]]
         self.rests = {}  # of 16-bit parameters: what each lacks of its weight, or the weight itself beside float16
@@ -1415,7 +1449,7 @@ class FusedAdamW(torch.optim.Optimizer):
             self.state[p] = dict(zip(("step", "exp_avg", "exp_avg_sq"), (self.count, *moments), strict=True))
         self.betas = [torch.tensor(group["betas"], dtype=torch.float64, device=device) for group in self.param_groups]
         self.chunks, self.spare_tables, self.captured_tables = {}, [], []
-        self.in_buckets = in_buckets
+        self.in_buckets, self.peers = in_buckets, peers
 
     def exact_weight(self, parameter):
         if parameter.dtype == torch.bfloat16:
@@ -1438,37 +1472,69 @@ class FusedAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         found_inf, grad_scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if self.peers:
+            self.peers.put_gradients(self.state)
+            self.peers.barrier()  # all gradients are there
         self.count += 1 if found_inf is None else 1 - found_inf.reshape(())
         for group, betas in zip(self.param_groups, self.betas, strict=True):
-            trained = sorted((p for p in group["params"] if p.grad is not None), key=lambda p: str(p.dtype))
+            of_dtypes = self.by_dtype(group)
+            trained = [p for parameters in of_dtypes for p in parameters]
             gradients = [p.grad.contiguous() for p in trained]
             gradients = [g if g.data_ptr() % 16 == 0 else g.clone() for g in gradients]  # views may start anywhere
             powers, rows = betas**self.count, self.address_table(trained, gradients)  # in one copy to the GPU
             first = 0
-            for _, alike in itertools.groupby(trained, lambda p: p.dtype):
-                parameters = list(alike)
+            for parameters in of_dtypes:
                 self.update(group, parameters, rows[first:], powers, grad_scale, found_inf)
                 first += len(parameters)
+        if self.peers:
+            self.peers.barrier()  # all gradients are read, and all weights written
+
+    def by_dtype(self, group):
+        """Lists of the group's parameters that have a gradient, those of one dtype together."""
+        trained = sorted((p for p in group["params"] if p.grad is not None), key=lambda p: str(p.dtype))
+        return [list(alike) for _, alike in itertools.groupby(trained, lambda p: p.dtype)]
 
     def update(self, group, parameters, table, powers, grad_scale, found_inf):
         """One launch for parameters of one dtype, whose addresses are the first rows of the table."""
         device, dtype = parameters[0].device, parameters[0].dtype
         lr, (beta1, beta2) = group["lr"], group["betas"]
         chunks = self.chunk_table(parameters, device)
+        if not len(chunks):  # of small parameters there is no share for each of many processes
+            return
         adamw_kernel[(len(chunks),)](
-            table, chunks, powers, grad_scale, found_inf, lr, 1 - lr * group["weight_decay"],
-            beta1, 1 - beta1, beta2, 1 - beta2, group["eps"],
+            table, chunks, powers, grad_scale, found_inf, self.peers and self.peers.shifts,
+            lr, 1 - lr * group["weight_decay"], beta1, 1 - beta1, beta2, 1 - beta2, group["eps"],
             TRITON_DTYPES[dtype], dtype == torch.bfloat16, dtype == torch.float16, BFLOAT16_NAN,
-            all(p.numel() % 16 == 0 for p in parameters), self.BLOCK,
+            all(p.numel() % 16 == 0 for p in parameters), len(self.peers.shifts) if self.peers else 0, self.BLOCK,
         )  # fmt: skip
 
     def chunk_table(self, parameters, device):
         """int32 [programs, 2]: which parameter, and which BLOCK of it, a program updates."""
         key = tuple(map(id, parameters))
         if key not in self.chunks:
-            chunks = [(i, c) for i, p in enumerate(parameters) for c in range(triton.cdiv(p.numel(), self.BLOCK))]
-            self.chunks[key] = torch.tensor(chunks, dtype=torch.int32).to(device)
+            self.chunks[key] = torch.tensor(self.share(parameters), dtype=torch.int32).view(-1, 2).to(device)
         return self.chunks[key]
+
+    def share(self, parameters):
+        """[(parameter, which BLOCK of it), ...] that this process updates: all of them, or with peers an equal part."""
+        chunks = [(i, c) for i, p in enumerate(parameters) for c in range(triton.cdiv(p.numel(), self.BLOCK))]
+        if not self.peers:
+            return chunks
+        rank, processes, count = self.peers.rank, self.peers.processes, len(chunks)
+        return chunks[rank * count // processes : (rank + 1) * count // processes]
+
+    @torch.no_grad()
+    def gather_state(self):
+        """Make weights and moments whole in every process where each has updated its share; all must ask together."""
+        if not self.peers:
+            return
+        for parameters in [alike for group in self.param_groups for alike in self.by_dtype(group)]:
+            blocks = {i: [c for _, c in mine] for i, mine in itertools.groupby(self.share(parameters), lambda x: x[0])}
+            for i, p in enumerate(parameters):
+                own = slice(blocks[i][0] * self.BLOCK, (blocks[i][-1] + 1) * self.BLOCK) if i in blocks else slice(0)
+                for tensor in (self.rests.get(p), self.state[p]["exp_avg"], self.state[p]["exp_avg_sq"]):
+                    if tensor is not None:
+                        self.peers.join(tensor.view(-1), own)
 
     def address_table(self, parameters, gradients):
         """int64 [parameters, 6]: addresses of parameter, rest, m, v and gradient, and the number of elements."""
@@ -1488,6 +1554,55 @@ class FusedAdamW(torch.optim.Optimizer):
         pinned = self.spare_tables.pop()[: len(rows)].copy_(rows)
         self.captured_tables.append(pinned)
         return pinned.to(device, non_blocking=True)
+
+
+# ---- memory of all GPUs of a host, which AdamW reads gradients from and writes weights to
+
+
+class PeerMemory:
+    """Weights and gradients of a model in memory that all GPUs of a host reach, laid out alike in each process.
+
+    A parameter moves there, and gets a `gradient_place` there. shifts, int64 [processes - 1], lead from an address here
+    to the same place in each other process. It is PyTorch's symmetric memory; who waits too long for another one ends.
+    """
+
+    def __init__(self, model, device):
+        from torch.distributed import _symmetric_memory as symmetric_memory
+
+        self.processes, self.rank = dist.get_world_size(), dist.get_rank()
+        parameters = list(model.parameters())
+        sizes = [-(-p.nbytes // 256) * 256 for p in parameters for _ in ("weight", "gradient")]
+        try:
+            self.memory = symmetric_memory.empty(sum(sizes), dtype=torch.uint8, device=device)
+            self.shared = symmetric_memory.rendezvous(self.memory, dist.group.WORLD)
+        except RuntimeError as error:
+            said = str(error).splitlines()[0]
+            raise Refusal(f"these GPUs do not share their memory: leave out --peer-adamw ({said})") from error
+        places = iter(self.memory.split(sizes))
+        for p in parameters:
+            weight, p.gradient_place = (next(places)[: p.nbytes].view(p.dtype).view(p.shape) for _ in range(2))
+            p.data = weight.copy_(p.data)
+        starts = [self.shared.get_buffer(r, (1,), torch.uint8).data_ptr() for r in range(self.processes)]
+        others = [(self.rank + i) % self.processes for i in range(1, self.processes)]  # not all begin with the same one
+        self.shifts = torch.tensor([starts[r] - starts[self.rank] for r in others], dtype=torch.int64, device=device)
+
+    def put_gradients(self, parameters):
+        """Bring the gradients into this memory that autograd has put elsewhere."""
+        away = [p for p in parameters if p.grad is not None and p.grad.data_ptr() != p.gradient_place.data_ptr()]
+        if away:
+            torch._foreach_copy_([p.gradient_place for p in away], [p.grad for p in away])
+        for p in away:
+            p.grad = p.gradient_place
+
+    def barrier(self):
+        self.shared.barrier(0, int(1000 * PATIENCE.total_seconds()))
+
+    def join(self, flat, own):
+        """Fill flat [n], of which a slice is this process's own, with what is the other processes'."""
+        kept = flat[own].clone()
+        flat.zero_()
+        flat[own] = kept
+        dist.all_reduce(flat.view(torch.uint8))  # as bytes, which are 0 in all processes but one
 
 
 # ---- token embedding
@@ -1735,8 +1850,6 @@ def matrix_dtype(options):
 
 # Who waits longer than this for another process ends. Compiling takes longer, but all processes compile at once.
 PATIENCE = datetime.timedelta(seconds=50)
-BUCKET_MB = 25  # gradients that DDP sends together, as it does by default
-NO_COPIES = "--exchange copies cannot be had with these GPUs"
 
 
 @contextlib.contextmanager
@@ -1781,77 +1894,13 @@ def mean_by_all_reduce(_, bucket):
     return future.then(lambda done: done.value()[0])
 
 
-class CopyExchange:
-    """Averages the gradients of DDP's buckets by copies between the GPUs of one host, which their copy engines make.
-
-    The programs of an all-reduce hold compute units that the backward lacks meanwhile. Here each process owns a part of
-    a bucket: it takes the mean of what all have put into its inbox, and they fetch that from its outbox. As many bytes
-    are sent as around a ring. Inboxes and outboxes lie in memory that all processes see, PyTorch's symmetric memory.
-    """
-
-    LEAST_BYTES = 2**20  # what is smaller has gone through an all-reduce before three barriers are passed
-
-    def __init__(self, largest_bytes, device):
-        from torch.distributed import _symmetric_memory as symmetric_memory
-
-        self.processes, self.rank = dist.get_world_size(), dist.get_rank()
-        self.largest_bytes = largest_bytes
-        self.place_bytes = -(-largest_bytes // self.processes // 256) * 256
-        try:
-            size = (self.processes + 1) * self.place_bytes
-            self.memory = symmetric_memory.empty(size, dtype=torch.uint8, device=device)
-            self.shared = symmetric_memory.rendezvous(self.memory, dist.group.WORLD)
-        except RuntimeError as error:
-            said = str(error).splitlines()[0]
-            raise RuntimeError(f"{NO_COPIES}, which do not share their memory: leave it out ({said})") from error
-        self.stream = torch.cuda.Stream(device)
-
-    def mean(self, _, bucket):
-        """DDP's hook: a future of the bucket's gradients, averaged in place."""
-        flat = bucket.buffer()
-        if not self.LEAST_BYTES <= flat.nbytes <= self.largest_bytes:  # DDP's very first bucket holds all gradients
-            return mean_by_all_reduce(None, bucket)
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            self.exchange(flat)
-            future = torch.futures.Future(devices=[flat.device])
-            future.set_result(flat)
-        return future
-
-    def exchange(self, flat):
-        """Replace flat [n] by its mean over the processes."""
-        parts = flat.split(-(-flat.numel() // self.processes // 64) * 64)  # 64 elements: every part starts aligned
-        owners = [(self.rank + i) % self.processes for i in range(self.processes)]  # not all write to the same one
-        self.barrier()  # nobody reads any more what the last bucket left
-        for owner in owners:
-            self.place(owner, self.rank, parts[owner]).copy_(parts[owner])
-        self.barrier()
-        mine = parts[self.rank]
-        row = self.place_bytes // mine.itemsize
-        inbox = self.shared.get_buffer(self.rank, (self.processes, row), mine.dtype)[:, : mine.numel()]
-        torch.mean(inbox, 0, out=self.place(self.rank, self.processes, mine))
-        self.barrier()
-        for owner in owners:
-            parts[owner].copy_(self.place(owner, self.processes, parts[owner]))
-
-    def place(self, owner, number, part):
-        """Memory of the owner for a tensor like part: in its inbox that of a sender, or behind them its outbox."""
-        return self.shared.get_buffer(owner, part.shape, part.dtype, number * self.place_bytes // part.itemsize)
-
-    def barrier(self):
-        self.shared.barrier(0, int(1000 * PATIENCE.total_seconds()))
-
-
-def exchange_hook(model, options):
+def exchange_hook(options):
     """What DDP calls to average a bucket; None for its own way."""
     device, sent = torch.device(options.device), getattr(torch, options.amp_dtype)
     if options.compress_gradients:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
         return {torch.bfloat16: default_hooks.bf16_compress_hook, torch.float16: default_hooks.fp16_compress_hook}[sent]
-    if options.exchange == "copies":
-        # DDP closes a bucket with the gradient that fills it.
-        return CopyExchange(BUCKET_MB * 2**20 + max(p.nbytes for p in model.parameters()), device).mean
     return mean_by_all_reduce if device.type == "cuda" else None  # gloo knows no mean
 
 
@@ -1867,9 +1916,8 @@ def parallel_model(model, options):
         known = inspect.signature(DistributedDataParallel).parameters
         still = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # PyTorch < 2.13
         ids = [device] if device.type == "cuda" else None
-        buckets = {"gradient_as_bucket_view": True, "bucket_cap_mb": BUCKET_MB}
-        replica = DistributedDataParallel(model, device_ids=ids, **buckets, **{still: False})
-        hook = exchange_hook(model, options)
+        replica = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **{still: False})
+        hook = exchange_hook(options)
         if hook:
             replica.register_comm_hook(None, hook)
         return replica
@@ -1913,7 +1961,9 @@ def gather(numbers, device):
 
 def make_optimizer(model, options):
     if options.enable_optimizer_kernel:
-        return FusedAdamW(model.parameters(), lr=options.learning_rate, in_buckets=options.parallel == "ddp")
+        peers = PeerMemory(model, torch.device(options.device)) if options.peer_adamw else None
+        in_buckets = options.parallel == "ddp"
+        return FusedAdamW(model.parameters(), options.learning_rate, in_buckets=in_buckets, peers=peers)
     capturable = options.graph and torch.device(options.device).type == "cuda"
     return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, capturable=capturable)
 
@@ -2087,6 +2137,7 @@ def flops_per_step(config, batch_size, seq_len):
 def state_tensors(trainer):
     """weights, exp_avg, exp_avg_sq -> {parameter name: float32 tensor}; the moments once the optimizer has them."""
     optimizer, parameters = trainer.optimizer, dict(trainer.model.named_parameters())
+    getattr(optimizer, "gather_state", lambda: None)()  # of which each process may have a share alone
     exact = getattr(optimizer, "exact_weight", lambda p: p)  # of which the model computes with a rounded copy
     tensors = {"weights": {name: exact(p).detach() for name, p in parameters.items()}}
     if optimizer.state:
@@ -2195,10 +2246,11 @@ def peak_tflops(device_name, precision):
     return next((peaks[column] for name, peaks in PEAK_TFLOPS.items() if name in device_name), None)
 
 
-def peak_memory_mb(device):
+def peak_memory_mb(trainer):
     """Most memory in use at once, in MiB: the GPU's tensors, or the whole process on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
+    if trainer.device.type == "cuda":
+        peers = getattr(trainer.optimizer, "peers", None)  # PyTorch does not count what GPUs share
+        return (torch.cuda.max_memory_allocated(trainer.device) + (peers.memory.nbytes if peers else 0)) / 2**20
     status = pathlib.Path("/proc/self/status")
     text = status.read_text() if status.exists() else ""
     if "VmHWM:" in text:  # on Linux getrusage begins with the peak of the process that started this one
@@ -2259,7 +2311,7 @@ def summarize(trainer, steps, warmup_s, best_loss):
         **phases,
         "samples_per_second": batch_size * steps_per_second,
         "tokens_per_second": batch_size * options.seq_len * steps_per_second,
-        "peak_memory_mb": gather([peak_memory_mb(trainer.device)], trainer.device).max().item(),
+        "peak_memory_mb": gather([peak_memory_mb(trainer)], trainer.device).max().item(),
         "first_loss": steps[0]["loss"],
         "final_loss": steps[-1]["loss"],
         "best_loss_known": best_loss,
@@ -2306,8 +2358,7 @@ def print_configuration(trainer, data):
     )
     print(f"  batch      {options.batch_size} sequences of {options.seq_len} tokens, vocabulary {config.vocab_size}")
     if options.parallel:
-        engine = {"ddp": "DDP", "fsdp": "FSDP2"}[options.parallel]
-        engine += " by copies" if options.exchange == "copies" else ""
+        engine = {"ddp": "DDP", "fsdp": "FSDP2"}.get(options.parallel, options.parallel)
         print(
             f"  processes  {options.world_size}, {engine} over {dist.get_backend()}, "
             f"{options.world_size * options.batch_size} sequences a step in all"
@@ -2317,11 +2368,12 @@ def print_configuration(trainer, data):
     print(f"  parts      {describe_parts(options)}", flush=True)
 
 
-def print_step(step, options, record, device):
+def print_step(trainer, step, record):
+    options = trainer.options
     rate = 1000 * options.batch_size * options.world_size / record["step_ms"]
     print(
         f"step {step + 1:5d}/{options.num_steps}  loss {record['loss']:8.4f}  {rate:9.1f} samples/s  "
-        f"{record['step_ms']:9.3f} ms  peak {peak_memory_mb(device):8.1f} MB",
+        f"{record['step_ms']:9.3f} ms  peak {peak_memory_mb(trainer):8.1f} MB",
         flush=True,
     )
 
@@ -2426,7 +2478,7 @@ def train(trainer, data, first_step):
         if not math.isfinite(record["loss"]):
             raise FloatingPointError(f"the loss of step {step + 1} is {record['loss']}: lower --learning-rate")
         if step == first_step or (step + 1) % interval == 0 or step + 1 == options.num_steps:
-            print_step(step, options, record, trainer.device)
+            print_step(trainer, step, record)
         if options.save_every and (step + 1) % options.save_every == 0:
             save_checkpoint(trainer, options.checkpoint_dir, step + 1)
 
@@ -2476,13 +2528,17 @@ def prepare(options):
     return data, saved
 
 
+class Refusal(RuntimeError):
+    """What this machine cannot do, with the way out, in one sentence."""
+
+
 def explain(error):
     """One sentence for what the user can do something about; None for what is a mistake of this program."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
         return "out of memory: lower --batch-size, --seq-len or the model's sizes"
     if isinstance(error, OSError):
         return f"{error.filename or 'output'} cannot be written: {error.strerror}"
-    if str(error).startswith(NO_COPIES):
+    if isinstance(error, Refusal):
         return str(error)
     if isinstance(error, dist.DistError) or "gloo" in str(error):
         return "another process of this job ended, or did not answer: look for what it said"
