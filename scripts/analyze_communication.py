@@ -2,8 +2,9 @@
 """How much of a step's communication between GPUs is hidden behind its computation, from one trace a process.
 
 A kernel of NCCL or RCCL communicates, and so do a copy to or from another GPU and the barrier that waits for its owner.
-It is hidden while any other kernel or copy runs on the same GPU, and exposed while none does. With --peer-adamw only the
-barriers count: what AdamW's kernel reads from and writes to other GPUs is not told apart from its own work. Record the traces with --enable-pytorch-profiler under torchrun, which leaves one for each process.
+It is hidden while any other kernel or copy runs on the same GPU, and exposed while none does. With --peer-adamw only
+barriers count: what AdamW's kernel reads from and writes to other GPUs is not told apart from its own work.
+Record the traces with --enable-pytorch-profiler under torchrun, which leaves one for each process.
 
 Exit status: 0 analysed, 2 for bad input.
 """
