@@ -31,6 +31,7 @@ GROUPS = ("GEMM", "attention", "normalisation", "element-wise", "optimizer", "co
 # that was fused into them, so they are told apart before the words of single operations are looked for.
 GROUP_PATTERNS = [
     ("GEMM", r"^triton_tem_(?!.*attention)"),
+    ("optimizer", r"^(triton|cpp)_.*_foreach_"),
     ("other", r"^(triton|cpp)_.*(log_softmax|nll_loss|embedding)"),
     ("attention", r"^(triton|cpp)_.*(softmax|attention)"),
     ("normalisation", r"^(triton|cpp)_.*(rsqrt|norm)"),

@@ -6,8 +6,9 @@
     python scripts/ladder.py --picture ladder.png --recorded scripts/recorded/nvidia-h200_2026-11-22
 
 A recorded run is a folder scripts/recorded/<device>_<date> with suite.json of benchmark_suite.py and, where kernels
-were measured, kernels.json of benchmark_kernels.py. What a run lacks is taken, marked or with its date, from the newest
-older run of the same device that has it. The markers are <!-- ladder:begin --> and <!-- ladder:end -->.
+were measured, kernels.json of benchmark_kernels.py. The newest run with version 1 counts. What it lacks is taken,
+marked or with its date, from the newest other run of the same device that has it. The markers are
+<!-- ladder:begin --> and <!-- ladder:end -->.
 
 Exit status: 0; 1 where --check finds a difference; 2 for a bad option or a file that cannot be read.
 """
@@ -75,16 +76,17 @@ class Recorded:
         return self.runs[0]["environment"]["device"]
 
     @functools.cached_property
-    def earlier(self):
-        """The older runs beside it on a device of the same name, newest first."""
-        beside = [Recorded(path.parent) for path in self.folder.absolute().parent.glob("*_????-??-??/suite.json")]
-        older = [run for run in beside if run.date < self.date and run.device == self.device]
-        return sorted(older, key=lambda run: run.date, reverse=True)
+    def others(self):
+        """The runs beside it on a device of the same name, newest first."""
+        folder = self.folder.absolute()
+        paths = [path.parent for path in folder.parent.glob("*_????-??-??/suite.json") if path.parent != folder]
+        runs = [run for run in map(Recorded, paths) if run.device == self.device]
+        return sorted(runs, key=lambda run: run.date, reverse=True)
 
     def of_all_runs(self, rows_of):
-        """The rows of this run, and those that it lacks of the newest older one that has them; `run` says whose."""
+        """The rows of this run, and those that it lacks of the newest other one that has them; `run` says whose."""
         found = {}
-        for run in (self, *self.earlier):
+        for run in (self, *self.others):
             for row in rows_of(run):
                 found.setdefault(tuple(row[name] for name in Case._fields), row | {"run": run})
         return list(found.values())
@@ -100,25 +102,27 @@ class Recorded:
         return sorted(self.of_all_runs(lambda run: run.scaled), key=lambda row: row["processes"])
 
     def mark(self, run):
-        """' ²' for behind a figure of the second of the older runs."""
-        return "" if run is self else f" {1 + self.earlier.index(run)}".translate(SUPERSCRIPTS)
+        """' ²' for behind a figure of the second of the other runs."""
+        return "" if run is self else f" {1 + self.others.index(run)}".translate(SUPERSCRIPTS)
 
     def notes(self, text):
-        """A sentence that says which older runs the marks in the cells of tables mean; "" where there are none."""
-        found = [run for run in self.earlier if f"{self.mark(run)} |" in text]
+        """A sentence that says which other runs the marks in the cells of tables mean; "" where there are none."""
+        found = [run for run in self.others if f"{self.mark(run)} |" in text]
         told = "; ".join(
             f"{self.mark(run).strip()} {run.date[:10]}, `scripts/recorded/{run.folder.name}`" for run in found
         )
-        return f"Taken from older runs, with their own ratios: {told}." if told else ""
+        return f"Taken from other runs, with their own ratios: {told}." if told else ""
 
     @functools.cached_property
     def kernels(self):
-        """What benchmark_kernels.py wrote, here or in the newest older run that has it; None where there is none."""
-        for folder in (self.folder, *(run.folder for run in self.earlier)):
-            path = folder / "kernels.json"
-            if path.exists():
-                return json.loads(path.read_text())
-        return None
+        """What benchmark_kernels.py wrote, here or in the newest other run that has it; None where there is none."""
+        return next(iter(self.all_kernels), None)
+
+    @functools.cached_property
+    def all_kernels(self):
+        """What benchmark_kernels.py wrote in this run and in the others, in their order."""
+        paths = [run.folder / "kernels.json" for run in (self, *self.others)]
+        return [json.loads(path.read_text()) for path in paths if path.exists()]
 
     def place(self, row):
         """Where a row stands in tables and pictures: by preset, precision, eager or graph, and model."""
@@ -138,20 +142,25 @@ class Recorded:
         return next((r for r in self.rows if (r["preset"], r["model"], r["precision"], r["graph"]) == asked), None)
 
     def floor_ms(self, row):
-        """Its FLOPs at the measured rate of matrix products, and AdamW's bytes at that of a copy; None if not known."""
-        rate = self.kernels and self.kernels["ceilings"]["product"].get(row["precision"])
+        """Its FLOPs at the measured rate of matrix products, and AdamW's bytes at that of a copy; None if not known.
+
+        The rates are the highest of all runs: GPUs of one name differ, and a floor lies below all of them.
+        """
+        ceilings = [kernels["ceilings"] for kernels in self.all_kernels]
+        rate = max((known["product"].get(row["precision"], 0) for known in ceilings), default=0)
         if not rate:
             return None
-        copy = self.kernels["ceilings"]["copy"]
+        copy = max(known["copy"] for known in ceilings)
         return row["flops_per_step"] / rate / 1e9 + ADAMW_BYTES * row["parameters"] / copy / 1e6
 
 
 def newest_folder():
-    """The recorded run whose last session is the newest."""
-    sessions = {path.parent: read_results(path)["sessions"][-1]["date"] for path in RECORDED.glob("*/suite.json")}
-    if not sessions:
-        raise ValueError(f"there is no recorded run below {RECORDED.name}: name one with --recorded")
-    return max(sessions, key=sessions.get)
+    """The recorded run whose last session is the newest, of those with version 1, to which all is compared."""
+    found = {path.parent: read_results(path) for path in RECORDED.glob("*/suite.json")}
+    dates = {folder: results["sessions"][-1]["date"] for folder, results in found.items() if reference_steps(results)}
+    if not dates:
+        raise ValueError(f"there is no recorded run of version 1 below {RECORDED.name}: name one with --recorded")
+    return max(dates, key=dates.get)
 
 
 # ---- the ladder
@@ -185,7 +194,7 @@ def machine_line(recorded):
 def spread_of_version_1(recorded):
     """A sentence where version 1 took a tenth more in one run than in another: the host launches its kernels."""
     steps = {configuration: [] for configuration, _ in reference_steps({"runs": recorded.runs})}
-    for run in (recorded, *recorded.earlier):
+    for run in (recorded, *recorded.others):
         for (configuration, _), ms in reference_steps({"runs": run.runs}).items():
             if configuration in steps:
                 steps[configuration].append(ms)
@@ -270,8 +279,8 @@ def verdict(value, bound, pattern, least=True):
 
 
 def newest(recorded, figure, show=str):
-    """A figure as the newest run that has it tells it, the range of a number over all, and the mark of an older run."""
-    found = [(figure(run), run) for run in (recorded, *recorded.earlier)]
+    """A figure as this run or the newest other has it, the range of a number over all, and the mark of another run."""
+    found = [(figure(run), run) for run in (recorded, *recorded.others)]
     found = [(value, run) for value, run in found if value is not None]
     if not found:
         return "not measured"

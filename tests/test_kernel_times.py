@@ -140,6 +140,8 @@ def test_other_units_are_converted(tmp_path):
         ("adamw_kernel", "optimizer"),
         ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
         ("aten::_fused_adamw_", "optimizer"),
+        ("triton_poi_fused__foreach_add__foreach_copy__foreach_div__foreach_mul_mul_unbind_0", "optimizer"),
+        ("triton_for_fused__foreach_add__foreach_mul_2", "optimizer"),
         ("__amd_rocclr_copyBuffer", "copies"),
         ("__amd_rocclr_fillBufferAligned", "copies"),
         ("Memcpy DtoH (Device -> Pinned)", "copies"),

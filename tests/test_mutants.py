@@ -188,7 +188,7 @@ MUTANTS = {
         "overflow not seen": ("tl.where(tl.load(found_inf_ptr) == 0.0, count, 0)", "count + 0 * tl.load(row + 5)"),
         "overflowed step counted": ("1 - found_inf.reshape(())", "1"),
         "gradient not unscaled": ("g = g / tl.load(grad_scale_ptr)", "g = g"),
-        "float16 copy of another": ("w.to(tl.float16), mask", "(w * 0.999).to(tl.float16), mask"),
+        "float16 copy of another": ("w.to(tl.float16), shift_ptr", "(w * 0.999).to(tl.float16), shift_ptr"),
         "bfloat16 copy cut off": ("tl.where(w == w, (bits + 0x8000) >> 16, NAN)", "bits >> 16"),
         "rest without its sign": ("(copy << 16) + rest)", "(copy << 16) + (rest & 0xFFFF))"),
         "old rest": ("(bits - (upper << 16)).to(tl.int16)", "(bits - bits).to(tl.int16)"),
