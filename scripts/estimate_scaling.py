@@ -7,7 +7,7 @@ v3.json is what --metrics-file of a training script wrote on one GPU; links.json
 host. What is assumed, and can be changed by options or is printed with the result:
 
 - A gradient is as wide as the weights that the model computes with, and ready when its share of the backward is over.
-  DDP adds up buckets of 25 MiB, the first of 1 MiB, one after the other, beside the backward.
+  DDP adds up buckets of 25 MiB, one after the other, beside the backward.
 - What is hidden there is not free: it holds units and bandwidth that the backward wants, and slows it by a fifth of its
   own time. That is what two and four H200 with NVLink measured (scripts/SCALING.md).
 - All-reduce of b bytes over n GPUs: every byte crosses 2 (n - 1) / n times, within a host at the measured bus rate for
@@ -118,10 +118,10 @@ def fastest_s(size: float, gpus: int, links: Links) -> float:
 
 
 def buckets(gradient_bytes: int, bucket_bytes: int) -> list[int]:
-    """Sizes of DDP's buckets in the order in which the backward fills them; the first is small, to start early."""
+    """Sizes of DDP's buckets in the order in which the backward fills them."""
     sizes, left = [], gradient_bytes
     while left:
-        sizes.append(min(left, bucket_bytes if sizes else MIB))
+        sizes.append(min(left, bucket_bytes))
         left -= sizes[-1]
     return sizes
 

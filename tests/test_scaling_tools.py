@@ -131,7 +131,7 @@ def test_only_what_outlasts_the_backward_is_exposed():
     one = estimate_scaling.allreduce_s(MIB, 2, slow, tree=True)
     assert estimate_scaling.exposed_s(work, 2, slow, MIB) == pytest.approx(0.005 + 2 * one - 0.010)
     assert estimate_scaling.exposed_s(work, 1, slow, MIB) == 0
-    assert estimate_scaling.buckets(28 * MIB, 25 * MIB) == [MIB, 25 * MIB, 2 * MIB]
+    assert estimate_scaling.buckets(28 * MIB, 25 * MIB) == [25 * MIB, 3 * MIB]
 
 
 def test_the_slowest_of_many_is_waited_for():
@@ -188,7 +188,7 @@ def test_the_page_tells_what_the_estimate_makes_of_the_recorded_run():
     links = estimate_scaling.read_links(str(recorded / "nvidia-h200_2026-11-20" / "links.json"), 50e9, 5e-6)
     page = " ".join((REPOSITORY / "scripts" / "SCALING.md").read_text().split())
     for contention, sentence in (
-        (0.2, "The estimate has {}, {}, and {} for eight and {} for 1024 GPUs"),
+        (0.2, "The estimate for DDP has {}, {}, and {} for eight and {} for 1024 GPUs"),
         (0.0, "if hiding were free, {}, {}, {} and {}."),
     ):
         found = [estimate_scaling.estimate(work, n, links, 25 * MIB, contention)["efficiency"] for n in (2, 4, 8, 1024)]

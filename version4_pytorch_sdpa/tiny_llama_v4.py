@@ -721,6 +721,8 @@ def matrix_dtype(options):
 
 # Who waits longer than this for another process ends. Compiling takes longer, but all processes compile at once.
 PATIENCE = datetime.timedelta(seconds=50)
+# Gradients that DDP sends together; by default it begins with a bucket of 1 MiB, and steps took longer.
+BUCKET_MB = 25
 
 
 @contextlib.contextmanager
@@ -787,7 +789,8 @@ def parallel_model(model, options):
         known = inspect.signature(DistributedDataParallel).parameters
         still = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # PyTorch < 2.13
         ids = [device] if device.type == "cuda" else None
-        replica = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **{still: False})
+        buckets = {"gradient_as_bucket_view": True, "bucket_cap_mb": BUCKET_MB}
+        replica = DistributedDataParallel(model, device_ids=ids, **buckets, **{still: False})
         hook = exchange_hook(options)
         if hook:
             replica.register_comm_hook(None, hook)
