@@ -101,13 +101,18 @@ class Recorded:
         """The rows on several GPUs."""
         return sorted(self.of_all_runs(lambda run: run.scaled), key=lambda row: row["processes"])
 
+    @functools.cached_property
+    def marked(self):
+        """The other runs in the order of their marks, those with rows in the tables first."""
+        return sorted(self.others, key=lambda run: all(row["run"] is not run for row in self.known))
+
     def mark(self, run):
         """' ²' for behind a figure of the second of the other runs."""
-        return "" if run is self else f" {1 + self.others.index(run)}".translate(SUPERSCRIPTS)
+        return "" if run is self else f" {1 + self.marked.index(run)}".translate(SUPERSCRIPTS)
 
     def notes(self, text):
         """A sentence that says which other runs the marks in the cells of tables mean; "" where there are none."""
-        found = [run for run in self.others if f"{self.mark(run)} |" in text]
+        found = [run for run in self.marked if f"{self.mark(run)} |" in text]
         told = "; ".join(
             f"{self.mark(run).strip()} {run.date[:10]}, `scripts/recorded/{run.folder.name}`" for run in found
         )
