@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 tests/parallel_worker.py results.pt CASES
 
 CASES is JSON: a list of [version, [option, ...]]. Saved is a list with one dict a case: "losses" of the steps, and
-"gradients" of the first and "weights" after the last one, {canonical name: tensor}; "graph" says whether the steps were
-replayed.
+"gradients" of the first, and "weights", "exp_avg" and "exp_avg_sq" after the last one, {canonical name: tensor}; "graph"
+says whether the steps were replayed.
 """
 
 import contextlib
@@ -40,10 +40,13 @@ def trained(version, argv):
             torch.distributed.all_gather_object(everyone, gradients)
             gradients = {name: sum(theirs[name].double() for theirs in everyone) / len(everyone) for name in gradients}
         losses += [trainer.run(*data.batch(step))["loss"] for step in range(1, STEPS)]
+        state = {
+            kind: {n: t.cpu() for n, t in tensors.items()} for kind, tensors in script.training_state(trainer).items()
+        }
         return {
             "losses": losses,
             "gradients": gradients,
-            "weights": {name: weight.cpu() for name, weight in script.training_state(trainer)["weights"].items()},
+            **state,
             "graph": trainer.graph is not None,
         }
 
