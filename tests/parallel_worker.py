@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 2 tests/parallel_worker.py results.pt CASES
 
-CASES is JSON: a list of [version, [option, ...]]. Saved is a list with one dict a case: "losses" of the steps, and
-"gradients" of the first, and "weights", "exp_avg" and "exp_avg_sq" after the last one, {canonical name: tensor}; "graph"
-says whether the steps were replayed.
+CASES is JSON: a list of [version, [option, ...]]. Saved is a list with one dict a case: "losses" of the steps, and of
+{canonical name: tensor} the "gradients" of the first one and "weights", "exp_avg" and "exp_avg_sq" after the last;
+"graph" says whether the steps were replayed.
 """
 
 import contextlib

@@ -25,8 +25,8 @@ CASES = [
     for engine in ("ddp", "fsdp")
 ]
 # Differences in float32: relative for losses, rms over rms for tensors. The mean over rows is taken in another order,
-# which moves gradients by 1.6e-7; AdamW's division makes 3.5e-6 of it in the weights after three steps, and these 2.4e-6
-# in the moments.
+# which moves gradients by 1.6e-7; AdamW's division makes 3.5e-6 of it in the weights after three steps, which makes
+# 2.4e-6 of it in the moments.
 SAME = {"losses": 1e-6, "gradients": 1e-6, "weights": 2e-5, "exp_avg": 1e-5, "exp_avg_sq": 1e-5}
 
 
