@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
-PEER_ADAMW = "+peer-adamw"  # version 3 on several GPUs without DDP
-FOR_SEVERAL = (PEER_ADAMW, "+copies")  # on one GPU it is the model without it; older runs have the second
+PEER_ADAMW = "+peer-adamw"  # version 3 on several GPUs without DDP; on one it is the model without it
+COPIES = "+copies"  # another way, of older recorded runs
 
 
 class Case(NamedTuple):
@@ -124,7 +124,7 @@ def speed(runs, reference):
 def efficiency(runs, singles):
     """Weak scaling: throughput a process over that of one process alone, medians of both; None without the latter."""
     case = runs[0]["case"]
-    model = next((case.model.removesuffix(name) for name in FOR_SEVERAL if case.model.endswith(name)), case.model)
+    model = case.model.replace(PEER_ADAMW, "").replace(COPIES, "")
     alone = singles.get(case._replace(model=model, processes=1))
     steps = [run["summary"]["step_ms"]["median"] for run in runs]
     return quartiles(alone)[1] / quartiles(steps)[1] if alone else None

@@ -150,7 +150,7 @@ def parse_arguments(argv):
         parser.error("--gpus and --device exclude each other")
     if arguments.gpus and max(arguments.nproc) > 1:
         parser.error("--gpus shares GPUs among rounds, but --nproc takes them for one: leave one of them out")
-    several = [model for model in arguments.models if model.endswith(PEER_ADAMW)]
+    several = [model for model in arguments.models if PEER_ADAMW in model]
     if several and max(arguments.nproc) == 1:
         parser.error(f"{several[0]} is for several GPUs: add --nproc 2, or as many as there are")
     on_cpu = arguments.device == "cpu" or not gpu_count()
@@ -196,7 +196,7 @@ def check_model(model, options):
         sys.exit(2)
     if name not in PEERS:
         # Several processes are not here yet, to be asked for.
-        alone = own_options(model.removesuffix(PEER_ADAMW) if name == "v3" else model)
+        alone = own_options(model.replace(PEER_ADAMW, "") if name == "v3" else model)
         load_version(int(name[1:])).parse_options([*alone, *shlex.split(options)])
 
 
@@ -224,7 +224,7 @@ def process_counts(model, wanted):
     """Of the wanted numbers of processes, those that a model can have."""
     if model in PEERS:
         return [1]
-    return [count for count in wanted if count > 1 or not model.endswith(PEER_ADAMW)]
+    return [count for count in wanted if count > 1 or PEER_ADAMW not in model]
 
 
 def grid(arguments):

@@ -361,6 +361,7 @@ def test_an_interrupted_suite_keeps_what_it_has(stand_ins, monkeypatch, capsys):
         ("--gpus 0,1 --nproc 2", "leave one of them out"),
         ("--nproc 0", "--nproc"),
         ("--models v1,v3+peer-adamw", "v3+peer-adamw is for several GPUs: add --nproc 2"),
+        ("--models v3+peer-adamw+foo --nproc 2", "unrecognized arguments: --foo"),
         ("--models v3,v4+peer-adamw --nproc 2", "unrecognized arguments: --peer-adamw"),
     ],
 )
@@ -472,8 +473,9 @@ def test_suite_on_two_processes(tmp_path):
 
 def test_peers_are_for_several_processes_alone():
     assert benchmark_suite.own_options("v3+peer-adamw") == ["--peer-adamw"]
-    assert benchmark_suite.own_options("v3+compile+peer-adamw") == ["--enable-torch-compile", "--peer-adamw"]
-    assert benchmark_suite.process_counts("v3+peer-adamw", [1, 2, 4]) == [2, 4]
+    assert benchmark_suite.own_options("v3+nodet+peer-adamw") == ["--no-deterministic", "--peer-adamw"]
+    for model in ("v3+peer-adamw", "v3+peer-adamw+nodet"):
+        assert benchmark_suite.process_counts(model, [1, 2, 4]) == [2, 4]
     assert benchmark_suite.process_counts("v3", [1, 2]) == [1, 2]
 
 
