@@ -256,7 +256,7 @@ def scaling_goal(row, best):
 
 
 def scaling_table(recorded, chosen=list):
-    """Weak scaling: this run's or the newest row of each model, with the same batch on each GPU; of those the chosen."""
+    """Weak scaling: this run's or the newest row of each model, the same batch on each GPU; of those the chosen."""
     best = fastest(recorded.known_scaled)
     lines = [
         [
