@@ -26,8 +26,8 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "scripts"))
 
-from command_line import Failure, run_tool
-from versions import SCRIPTS
+from common.command_line import Failure, run_tool
+from common.versions import SCRIPTS
 
 PROGRESS = HERE / ".progress.json"
 TIMEOUT = 120  # seconds an answer may take; the slowest solution needs a few

@@ -30,8 +30,8 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
 from triton.runtime.jit import KernelInterface
-from versions import relative_error
 
+from common.versions import relative_error
 from speed import DeviceTimer, Speed, measure
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

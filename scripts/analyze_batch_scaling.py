@@ -13,9 +13,9 @@ import pathlib
 import statistics
 import sys
 
-from analysis import Parser, emit, known, text_table
-from command_line import Failure, run_tool
-from traces import content_of, newest_trace
+from common.analysis import Parser, emit, known, text_table
+from common.command_line import Failure, run_tool
+from common.traces import content_of, newest_trace
 
 
 def step_times(events: list[dict]) -> list[float]:

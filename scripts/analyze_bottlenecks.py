@@ -16,10 +16,10 @@ import json
 import pathlib
 import sys
 
-from analysis import Parser, add_steps, emit, known, markdown_table, positive, progress
-from command_line import Failure, run_tool
+from common.analysis import Parser, add_steps, emit, known, markdown_table, positive, progress
+from common.command_line import Failure, run_tool
+from common.traces import ceilings_for, operator_table, read_profile, steps_needed
 from kernel_times import write_csv
-from traces import ceilings_for, operator_table, read_profile, steps_needed
 
 ADDRESSED_BY = {
     "GEMM": "version 2 (one product for q, k, v and one for gate, up); a lower precision with --tf32 or --use-amp",

@@ -14,10 +14,10 @@ import pathlib
 import re
 import sys
 
-from analysis import Parser, emit, text_table
 from analyze_kernel_launches import busy_intervals, launches_on_gpu
-from command_line import Failure, run_tool
-from traces import steps_needed
+from common.analysis import Parser, emit, text_table
+from common.command_line import Failure, run_tool
+from common.traces import steps_needed
 
 BARRIER = "c10d::symmetric_memory::barrier_kernel"
 COMMUNICATES = re.compile(rf"(nccl|rccl|msccl|Memcpy PtoP|(void )?{BARRIER})", re.IGNORECASE)  # ncclDevKernel_...

@@ -13,10 +13,10 @@ import dataclasses
 import pathlib
 import sys
 
-from analysis import Parser, emit, numbers, progress, text_table
-from command_line import Failure, run_tool
+from common.analysis import Parser, emit, numbers, progress, text_table
+from common.command_line import Failure, run_tool
+from common.versions import load_version
 from run_deepspeed_flops import ceilings, timed
-from versions import load_version
 
 SMALL = 0.5  # share of the attainable rate below which a product is too small for the device
 PRECISIONS = ("float32", "tf32", "bfloat16", "float16")

@@ -12,10 +12,10 @@ import argparse
 import pathlib
 import sys
 
-from analysis import Parser, add_steps, emit, known, positive, text_table
-from command_line import Failure, run_tool
+from common.analysis import Parser, add_steps, emit, known, positive, text_table
+from common.command_line import Failure, run_tool
+from common.traces import Profile, read_profile
 from kernel_times import KernelFileError, launches_of, short
-from traces import Profile, read_profile
 
 IDLE_BOUND = 0.25  # share of idle time, pauses left out, above which a step waits for launches
 SHORT_US = 10.0  # a kernel shorter than what a launch costs on most hosts

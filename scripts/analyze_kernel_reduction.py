@@ -11,10 +11,10 @@ import argparse
 import sys
 from collections import Counter
 
-from analysis import Parser, add_steps, emit, positive, text_table
-from command_line import Failure, run_tool
+from common.analysis import Parser, add_steps, emit, positive, text_table
+from common.command_line import Failure, run_tool
+from common.traces import Profile, read_profile, steps_needed
 from kernel_times import GROUPS, short
-from traces import Profile, read_profile, steps_needed
 
 
 def counts(profile: Profile, steps: int) -> dict:

@@ -14,7 +14,7 @@ import functools
 import pathlib
 import sys
 
-from analysis import (
+from common.analysis import (
     OutOfMemory,
     Parser,
     TimeLimit,
@@ -31,8 +31,8 @@ from analysis import (
     train,
     with_sizes,
 )
-from command_line import Failure, run_tool
-from versions import SCRIPTS
+from common.command_line import Failure, run_tool
+from common.versions import SCRIPTS
 
 QUADRATIC = 0.25  # share of the growth from which on it counts as quadratic
 COLOURS = {1: "#777777", 2: "#4477aa", 3: "#ee6677", 4: "#228833"}

@@ -40,7 +40,7 @@ import tempfile
 import threading
 import time
 
-from benchmark_results import (
+from common.benchmark_results import (
     PEER_ADAMW,
     Case,
     draw,
@@ -52,9 +52,9 @@ from benchmark_results import (
     write_csv,
     write_results,
 )
-from versions import REPOSITORY, SCRIPTS, load_version, loss_and_gradients, relative_error
+from common.versions import REPOSITORY, SCRIPTS, load_version, loss_and_gradients, relative_error
 
-PEER_SCRIPT = REPOSITORY / "scripts" / "peers.py"
+PEER_SCRIPT = REPOSITORY / "scripts" / "common" / "peers.py"
 PEERS = {
     "hf": ["--library", "transformers"],
     "hf-compile": ["--library", "transformers", "--enable-torch-compile"],

@@ -17,8 +17,9 @@ import statistics
 import sys
 
 import analyze_memory_scaling as memory
-import report_page
-from analysis import (
+from analyze_kernel_reduction import counts
+from common import report_page
+from common.analysis import (
     Parser,
     TimeLimit,
     add_time_limit,
@@ -34,13 +35,12 @@ from analysis import (
     train,
     with_sizes,
 )
-from analyze_kernel_reduction import counts
-from command_line import Failure, result_folder, run_tool
+from common.command_line import Failure, result_folder, run_tool
+from common.traces import Profile, ceilings_for, operator_table, read_profile, steps_needed
+from common.versions import SCRIPTS
 from kernel_times import GROUPS
 from memory_bandwidth_analyzer import bandwidth_rows, roofline
-from traces import Profile, ceilings_for, operator_table, read_profile, steps_needed
 from validate_numerical_accuracy import compare, outcome, verdict
-from versions import SCRIPTS
 
 TOLERANCE = {"float32": 1e-4, "lower": 3e-2}  # of losses and gradients, relative
 

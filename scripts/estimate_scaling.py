@@ -27,9 +27,9 @@ import pathlib
 import sys
 from typing import NamedTuple
 
-from analysis import Parser, emit, known, read_metrics, text_table
-from benchmark_results import read_results, rows
-from command_line import Failure, run_tool
+from common.analysis import Parser, emit, known, read_metrics, text_table
+from common.benchmark_results import read_results, rows
+from common.command_line import Failure, run_tool
 
 MIB = 2**20
 SIXTEEN_BIT_WEIGHTS = (3, 4)  # versions whose --use-amp computes with, and sends gradients of, 16-bit weights

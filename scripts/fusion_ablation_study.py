@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 
-from analysis import (
+from common.analysis import (
     Parser,
     TimeLimit,
     add_time_limit,
@@ -29,9 +29,9 @@ from analysis import (
     train,
     with_sizes,
 )
-from command_line import Failure, run_tool
-from traces import read_profile
-from versions import SCRIPTS
+from common.command_line import Failure, run_tool
+from common.traces import read_profile
+from common.versions import SCRIPTS
 
 SWITCHES = {
     2: ("qkv-fusion", "flash-attention", "swiglu-fusion", "torch-compile"),

@@ -14,12 +14,12 @@ import pathlib
 import subprocess
 import sys
 
-import report_page
-from analysis import Parser, emit, known, markdown_table, progress, with_sizes
 from analyze_kernel_reduction import compared, counts
-from command_line import Failure, result_folder, run_tool
-from traces import read_profile, steps_needed
-from versions import REPOSITORY
+from common import report_page
+from common.analysis import Parser, emit, known, markdown_table, progress, with_sizes
+from common.command_line import Failure, result_folder, run_tool
+from common.traces import read_profile, steps_needed
+from common.versions import REPOSITORY
 
 
 def newest_profile(folder: pathlib.Path) -> dict:

@@ -45,8 +45,8 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
 from unittest import mock
 
-from command_line import Failure, run_tool
-from versions import REPOSITORY, load_version
+from common.command_line import Failure, run_tool
+from common.versions import REPOSITORY, load_version
 
 EXERCISES = REPOSITORY / "exercises"
 

@@ -15,7 +15,7 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 
-from command_line import run_tool
+from common.command_line import run_tool
 from kernel_times import KernelFileError, clean, column, group_of, short, write_csv
 
 # Of the many metrics in a report of Nsight Compute, the ones to print first: time, compute, memory, occupancy.

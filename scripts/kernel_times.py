@@ -23,7 +23,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 
-from command_line import run_tool
+from common.command_line import run_tool
 
 GROUPS = ("GEMM", "attention", "normalisation", "element-wise", "optimizer", "copies", "other")
 

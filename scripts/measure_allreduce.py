@@ -17,9 +17,10 @@ import time
 
 import torch
 import torch.distributed as dist
-from analysis import Parser, text_table
-from command_line import Failure, run_tool
-from versions import load_version
+
+from common.analysis import Parser, text_table
+from common.command_line import Failure, run_tool
+from common.versions import load_version
 
 KIB, MIB = 2**10, 2**20
 DTYPE = {"cuda": torch.bfloat16, "cpu": torch.float32}

@@ -11,7 +11,7 @@ import argparse
 import pathlib
 import sys
 
-from analysis import (
+from common.analysis import (
     Parser,
     add_steps,
     emit,
@@ -22,10 +22,10 @@ from analysis import (
     progress,
     text_table,
 )
-from command_line import Failure, run_tool
+from common.command_line import Failure, run_tool
+from common.report_page import GROUP_COLOURS
+from common.traces import ceilings_for, operator_table, read_profile, steps_needed
 from kernel_times import short
-from report_page import GROUP_COLOURS
-from traces import ceilings_for, operator_table, read_profile, steps_needed
 
 
 def bound(row: dict, ceilings: dict) -> str | None:

@@ -35,12 +35,13 @@ from fractions import Fraction
 from unittest import mock
 
 import torch
-from analysis import Parser, emit, markdown_table, text_table
-from command_line import Failure, add_version_option, run_tool, version_meant
-from ladder import PRECISIONS, Recorded, newest_folder
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from versions import REPOSITORY, SCRIPTS, load_version
+
+from common.analysis import Parser, emit, markdown_table, text_table
+from common.command_line import Failure, add_version_option, run_tool, version_meant
+from common.versions import REPOSITORY, SCRIPTS, load_version
+from maintain.ladder import PRECISIONS, Recorded, newest_folder
 
 PAGE = REPOSITORY / "TINY_LLAMA_ARCHITECTURE.md"
 PARTS = (

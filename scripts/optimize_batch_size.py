@@ -12,7 +12,7 @@ import argparse
 import os
 import sys
 
-from analysis import (
+from common.analysis import (
     OutOfMemory,
     Parser,
     emit,
@@ -25,8 +25,8 @@ from analysis import (
     train,
     with_sizes,
 )
-from command_line import Failure, add_version_option, run_tool, version_meant
-from versions import SCRIPTS
+from common.command_line import Failure, add_version_option, run_tool, version_meant
+from common.versions import SCRIPTS
 
 TARGETS = ("throughput", "memory", "latency")
 ENOUGH = 1.02  # a larger batch must give so many times the samples a second to be worth its memory

@@ -12,8 +12,8 @@ Exit status: 0 fast enough, or too close to tell without --strict; 1 slower; 2 f
 import argparse
 import sys
 
-from analysis import Parser, differences, emit, progress, read_metrics
-from command_line import Failure, run_tool
+from common.analysis import Parser, differences, emit, progress, read_metrics
+from common.command_line import Failure, run_tool
 
 DRAWS = 2000
 LOSS_BOUND = 0.02  # relative difference of the first losses: a lower precision may make so much, a wrong model more

@@ -17,7 +17,8 @@ import sys
 import tempfile
 
 import torch
-from versions import SCRIPTS, load_version, loss_and_gradients, relative_error
+
+from common.versions import SCRIPTS, load_version, loss_and_gradients, relative_error
 
 # On two CPU cores, with version 3's kernels in Triton's interpreter, all of it takes about a minute.
 CPU_SIZES = "--hidden-dim 64 --num-layers 2 --num-heads 4 --seq-len 64 --batch-size 2 --vocab-size 256 --num-steps 20"

@@ -11,6 +11,6 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
     exit 0
 fi
-source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
+source "$(dirname -- "${BASH_SOURCE[0]}")/common/environment.sh"
 use_environment run
 exec "$PYTHON" "$ROOT/scripts/quickstart.py" "$@"

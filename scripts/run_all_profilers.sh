@@ -35,8 +35,8 @@ if ! [ -f "$folder/get_trace.sh" ]; then
     echo "run_all_profilers.sh: say which version with --version 1, 2, 3 or 4, or run this in a version's folder" >&2
     exit 2
 fi
-# shellcheck source=profile_common.sh
-source "$folder/../scripts/profile_common.sh"
+# shellcheck source=common/profile_common.sh
+source "$folder/../scripts/common/profile_common.sh"
 find_python
 mkdir -p "$target" 2>/dev/null || fail 1 "--profile-dir $target cannot be made: choose a writable folder"
 

@@ -21,10 +21,10 @@ import subprocess
 import sys
 import time
 
-from analysis import Parser, legend_below, matplotlib_figure
-from command_line import Failure, add_version_option, result_folder, run_tool, version_meant
+from common.analysis import Parser, legend_below, matplotlib_figure
+from common.command_line import Failure, add_version_option, result_folder, run_tool, version_meant
+from common.versions import SCRIPTS, load_version
 from kernel_times import write_csv
-from versions import SCRIPTS, load_version
 
 # AdamW in float32 reads weight, gradient and both moments and writes three of them: bytes a parameter.
 ADAMW_BYTES = 28

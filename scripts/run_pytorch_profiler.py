@@ -21,10 +21,10 @@ import subprocess
 import sys
 
 import kernel_times
-import report_page
-from analysis import Parser, markdown_table
-from command_line import Failure, add_version_option, result_folder, run_tool, version_meant
-from versions import SCRIPTS
+from common import report_page
+from common.analysis import Parser, markdown_table
+from common.command_line import Failure, add_version_option, result_folder, run_tool, version_meant
+from common.versions import SCRIPTS
 
 PHASES = {"forward": "#dbe9f6", "backward": "#f6e3d3", "optimizer": "#dff0dc"}
 

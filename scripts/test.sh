@@ -2,13 +2,13 @@
 # Makes the Python environment and runs the test suite in it; options go to pytest, paths are the repository's:
 #   ./scripts/test.sh                                    everything, in two processes
 #   ./scripts/test.sh -k attention -x                    what matches, until the first failure
-#   ./scripts/test.sh -n 0 -s tests/test_same_code.py    one file, in one process, with what it prints
+#   ./scripts/test.sh -n 0 -s tests/tools/test_same_code.py    one file, in one process, with what it prints
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
     exit 0
 fi
-source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
+source "$(dirname -- "${BASH_SOURCE[0]}")/common/environment.sh"
 use_environment test
 cd -- "$ROOT"
 exec "$PYTHON" -m pytest -n 2 --dist worksteal --durations 10 "$@"

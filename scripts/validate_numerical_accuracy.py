@@ -10,9 +10,9 @@ Exit status: 0 within the tolerance, 1 beyond it, 2 for bad input.
 import argparse
 import sys
 
-from analysis import Parser, emit, load_script, on_cpu, positive, progress, script_path, text_table, with_sizes
-from command_line import run_tool
-from versions import relative_error, scaled_gradients
+from common.analysis import Parser, emit, load_script, on_cpu, positive, progress, script_path, text_table, with_sizes
+from common.command_line import run_tool
+from common.versions import relative_error, scaled_gradients
 
 
 def outcome(script, argv: list[str], steps: int) -> dict:

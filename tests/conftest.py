@@ -13,7 +13,8 @@ if not torch.cuda.is_available():
 import functools
 
 import pytest
-from versions import load_version
+
+from common.versions import load_version
 
 
 def pytest_collection_modifyitems(items):

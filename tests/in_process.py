@@ -12,7 +12,8 @@ import subprocess
 import sys
 
 import torch
-from versions import REPOSITORY, SCRIPTS, load_version
+
+from common.versions import REPOSITORY, SCRIPTS, load_version
 
 real_run = subprocess.run
 
@@ -24,7 +25,9 @@ def module_of(program):
         if path == script:
             # Where there is a GPU, Triton was imported for it, and its interpreter needs a process of its own.
             return None if version == 3 and torch.cuda.is_available() else load_version(version)
-    return importlib.import_module(path.stem) if path.parent == REPOSITORY / "scripts" else None
+    if REPOSITORY / "scripts" not in path.parents:
+        return None
+    return importlib.import_module(".".join(path.relative_to(REPOSITORY / "scripts").with_suffix("").parts))
 
 
 @contextlib.contextmanager

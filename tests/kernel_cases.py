@@ -17,7 +17,8 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from triton.runtime.jit import KernelInterface
-from versions import load_version, relative_error
+
+from common.versions import load_version, relative_error
 
 ALL_DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 DTYPES = ALL_DTYPES if torch.cuda.is_available() else ALL_DTYPES[:2]  # Triton's interpreter multiplies no bfloat16

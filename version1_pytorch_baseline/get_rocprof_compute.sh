@@ -10,7 +10,7 @@
 # Leaves rocprof_compute/profile_<timestamp>/ and prints the command that analyses it.
 
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../scripts/profile_common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/common/profile_common.sh"
 
 take_flag --roof "$@" # sets FLAG (1 or empty), and REST to the other options
 # Every pass over the counters runs the whole script, or every kernel, once more: two steps have all the kernels.

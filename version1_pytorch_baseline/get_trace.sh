@@ -10,7 +10,7 @@
 # Leaves traces/trace_<timestamp>/ with a trace for https://ui.perfetto.dev.
 
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../scripts/profile_common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/common/profile_common.sh"
 
 setup traces/trace rocprofv3 nsys --num-steps 5 -- "$@"
 

@@ -11,7 +11,7 @@
 # before ROCm 6.3.1). It grows with every step: where it is too large, get_trace.sh is the lighter tool.
 
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../scripts/profile_common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/common/profile_common.sh"
 
 take_flag --sample "$@" # sets FLAG (1 or empty), and REST to the other options
 setup rocprof_sys/profile "rocprof-sys-run omnitrace-run" nsys --num-steps 2 --warmup-steps 1 -- \

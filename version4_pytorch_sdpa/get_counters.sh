@@ -11,7 +11,7 @@
 # Leaves counters/counter_<timestamp>/ with the profiler's files and launches.csv, or counters.csv with --pmc.
 
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../scripts/profile_common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/common/profile_common.sh"
 
 take_counters "$@" # sets FLAG (1 or empty), COUNTERS, and REST to the other options
 nsight=nsys

@@ -9,7 +9,7 @@
 # Leaves hotspots/hotspot_<timestamp>/ with the profiler's files, hotspots.csv and hotspots.json.
 
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../scripts/profile_common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/common/profile_common.sh"
 
 # Operation by operation: ROCm before 7.2.2 loses kernels of a captured graph. They are the same kernels either way.
 setup hotspots/hotspot rocprofv3 nsys --num-steps 10 --no-graph -- "$@"

@@ -1,7 +1,6 @@
 """What exercise 03 must compute, and typical mistakes."""
 
-from versions import load_version
-
+from common.versions import load_version
 from grading import Mistake, Speed, Task, random
 
 TASK = Task(

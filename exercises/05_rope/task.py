@@ -1,8 +1,8 @@
 """What exercise 05 must compute, and typical mistakes."""
 
 import torch
-from versions import load_version
 
+from common.versions import load_version
 from grading import Mistake, Speed, Task, random
 
 V1 = load_version(1)

@@ -1,8 +1,8 @@
 """What exercise 06 must compute, and typical mistakes."""
 
 import torch
-from versions import load_version
 
+from common.versions import load_version
 from grading import Mistake, Task, random
 
 EPS = 1e-6

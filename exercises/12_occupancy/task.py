@@ -1,8 +1,8 @@
 """What exercise 12 must compute, and typical mistakes."""
 
-import inspect_kernels
 import torch
 
+import inspect_kernels
 from grading import Mistake, Task, Wrong
 from tile_compiler import TARGET, compiled
 

@@ -3,8 +3,8 @@
 import math
 
 import torch
-from versions import load_version
 
+from common.versions import load_version
 from grading import Mistake, Task, random
 
 

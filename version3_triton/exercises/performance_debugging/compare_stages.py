@@ -14,7 +14,7 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[2] / "scripts"))
 
-from command_line import Failure, run_tool  # noqa: E402
+from common.command_line import Failure, run_tool  # noqa: E402
 
 HEADINGS = (
     "stage", "step ms", "samples/s", "of stage 5", "forward", "backward", "optimizer", "peak MB", "loss", "trained",

@@ -1,0 +1,88 @@
+"""What environment.sh asks an interpreter about itself. Standard library only: it runs before anything is installed.
+
+    python3 environment.py unmet run KIND    the requirements of the four scripts that this interpreter lacks
+    python3 environment.py unmet test KIND   and those of the test suite; KIND: none, nvidia or amd GPU
+    python3 environment.py torch         version, build (rocm, cuda or cpu) and folder of a usable PyTorch
+    python3 environment.py summary       one line of versions, after a real import
+
+Exit status: 0; 1 where there is no usable PyTorch (torch) or an import fails (summary).
+"""
+
+import importlib.metadata
+import importlib.util
+import pathlib
+import re
+import sys
+
+PYPROJECT = pathlib.Path(__file__).resolve().parents[2] / "pyproject.toml"
+
+
+def requirements(group: str) -> list[tuple[str, str, str]]:
+    """(name, lower bound, upper bound or "") of each dependency in pyproject.toml; group is "run" or "test"."""
+    text, extras = PYPROJECT.read_text().split("[tool.")[0].split("[project.optional-dependencies]")
+    if group == "test":  # what plots and peers need is not the tests' business
+        text += re.search(r"^test = \[.*?^\]", extras, re.DOTALL | re.MULTILINE)[0]
+    # tomllib came with Python 3.11; these lists need no more than a pattern
+    found = re.findall(r'"([\w-]+)>=([\d.]+)(?:,<([\d.]+))?(; sys_platform == \'linux\')?"', text)
+    return [(name, low, high) for name, low, high, linux in found if not linux or sys.platform == "linux"]
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """(2, 13, 0) from "2.13.0+cpu"."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.split("+")[0]))
+
+
+def within(version: str, low: str, high: str) -> bool:
+    """Whether low <= version < high, high "" meaning any."""
+    return numbers(low) <= numbers(version) and (not high or numbers(version) < numbers(high))
+
+
+def unmet(group: str, kind: str) -> list[str]:
+    """Names of the group's requirements that are missing here or outside their bounds.
+
+    Upper bounds are those of Triton's interpreter, which nobody uses where there is a GPU.
+    """
+    names = []
+    for name, low, high in requirements(group):
+        try:
+            met = within(importlib.metadata.version(name), low, high if kind == "none" else "")
+        except importlib.metadata.PackageNotFoundError:
+            # ROCm's builds distribute the module triton under another name
+            met = importlib.util.find_spec(name) is not None
+        if not met and name not in names:
+            names.append(name)
+    return names
+
+
+def torch_build() -> str:
+    """ "2.13.0+cpu cpu FOLDER" of a PyTorch that imports and is new enough, else ""."""
+    try:
+        import torch
+    except (ImportError, OSError):
+        return ""
+    low, high = next(bounds for name, *bounds in requirements("run") if name == "torch")
+    if not within(torch.__version__, low, high):
+        return ""
+    build = "rocm" if torch.version.hip else "cuda" if torch.version.cuda else "cpu"
+    return f"{torch.__version__} {build} {pathlib.Path(torch.__file__).parent.parent}"
+
+
+def summary() -> str:
+    """The versions of the requirements of the four scripts, each imported."""
+    return ", ".join(f"{name} {importlib.import_module(name).__version__}" for name, _, _ in requirements("run"))
+
+
+def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["unmet"]:
+        print(" ".join(unmet(*arguments[1:])))
+    elif arguments == ["torch"]:
+        build = torch_build()
+        print(build)
+        return 0 if build else 1
+    else:
+        print(summary())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

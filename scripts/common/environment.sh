@@ -1,0 +1,145 @@
+# shellcheck shell=bash
+# Sourced by quickstart.sh and test.sh. Makes the workshop's Python environment and leaves its interpreter in $PYTHON:
+#   use_environment run     what the four scripts need (the dependencies of pyproject.toml)
+#   use_environment test    and what the test suite needs
+# A PyTorch that the current python3 has is used as it is; otherwise pip installs the versions of constraints.txt,
+# from where pip is configured to take them (PIP_INDEX_URL, PIP_FIND_LINKS, ...). Settings:
+#   TINY_LLAMA_VENV=FOLDER     where the environment is made (default: .venv in the repository)
+#   TINY_LLAMA_PYTHON=PYTHON   the interpreter to start from (default: python3)
+#   TINY_LLAMA_CPU=1           do without this machine's GPU
+
+ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
+VENV=${TINY_LLAMA_VENV:-$ROOT/.venv}
+[[ $VENV == /* ]] || VENV=$PWD/$VENV
+PYTHON=$VENV/bin/python
+MARK=$VENV/made-by-tiny-llama # a folder without it is never cleared
+PROBE=$ROOT/scripts/common/environment.py
+CONSTRAINTS=$ROOT/scripts/constraints.txt
+
+say() { printf '%s\n' "$*" >&2; }
+
+fail() {
+    say "$*"
+    exit 1
+}
+
+gpu_kind() {
+    if [ "${TINY_LLAMA_CPU:-0}" = 1 ]; then
+        echo none
+    elif nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
+        echo nvidia
+    elif [ -e /dev/kfd ] || rocminfo 2>/dev/null | grep -q 'Device Type: *GPU'; then
+        echo amd
+    else
+        echo none
+    fi
+}
+
+# The interpreter to start from; where our own environment is activated, the one that it was made from.
+base_python() {
+    local python recorded=''
+    python=$(command -v "${TINY_LLAMA_PYTHON:-python3}") || fail "There is no ${TINY_LLAMA_PYTHON:-python3} here:" \
+        "install Python 3.10 or newer, or name one, as in TINY_LLAMA_PYTHON=python3.12."
+    if [[ $python == "$VENV"/* ]]; then
+        [ ! -s "$MARK" ] || read -r _ recorded <"$MARK"
+        python=${recorded:-$("$python" -c 'import sys; print(sys._base_executable)')}
+    fi
+    printf '%s\n' "$python"
+}
+
+# usable KIND PYTHON: prints the folder of a PyTorch that serves this kind of GPU; fails where there is none.
+usable() {
+    local build='' folder=''
+    if [ -x "$2" ]; then
+        read -r _ build folder < <("$2" "$PROBE" torch 2>/dev/null) || return 1
+    fi
+    case $1:$build in
+    amd:rocm | nvidia:cuda | none:?*) printf '%s\n' "$folder" ;;
+    *) return 1 ;;
+    esac
+}
+
+# make_venv KIND PYTHON [OPTION...]
+make_venv() {
+    local kind=$1 base=$2
+    "$base" -c 'import venv, ensurepip' 2>/dev/null || fail "$base cannot make virtual environments:" \
+        "install its venv module (Debian, Ubuntu: apt install python3-venv)."
+    if [ -e "$MARK" ]; then
+        rm -rf -- "$VENV"
+    elif [ -n "$(ls -A "$VENV" 2>/dev/null)" ]; then
+        fail "$VENV has no PyTorch that fits and was not made by this script:" \
+            "remove it, or set TINY_LLAMA_VENV to another folder."
+    fi
+    if ! { mkdir -p "$VENV" && : >"$MARK"; } 2>/dev/null; then
+        fail "Cannot write $VENV: set TINY_LLAMA_VENV to a folder that can be written," \
+            "as in TINY_LLAMA_VENV=~/tiny_llama_venv."
+    fi
+    say "Making the Python environment in $VENV"
+    "$base" -m venv "${@:3}" "$VENV" >&2 || fail "$base could not make a virtual environment: its message is above."
+    printf '%s\n' "$kind $base" >"$MARK"
+}
+
+# reuse FOLDER: lets the environment see the PyTorch in FOLDER, which --system-site-packages does not reach
+# where the current python3 is itself the interpreter of a virtual environment.
+reuse() {
+    local folder=$1 packages
+    [ "$(usable none "$PYTHON")" = "$folder" ] && return
+    packages=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    printf '%s\n' "$folder" >"$packages/current_python.pth"
+}
+
+pip_is_configured() {
+    "$PYTHON" -m pip config list 2>/dev/null | grep -Eq '(index-url|find-links|no-index)='
+}
+
+# install_unmet KIND GROUP
+install_unmet() {
+    local kind=$1 unmet options=(--constraint "$CONSTRAINTS" --disable-pip-version-check --no-input)
+    read -ra unmet <<<"$("$PYTHON" "$PROBE" unmet "$2" "$kind")"
+    [ ${#unmet[@]} -gt 0 ] || return 0
+    if [[ $kind == none && " ${unmet[*]} " == *" torch "* ]] && ! pip_is_configured; then
+        say "Taking PyTorch from pip's default index, whose Linux build brings its CUDA libraries (gigabytes);" \
+            "set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds for a small one."
+    fi
+    say "Installing ${unmet[*]}"
+    PIP_USER=0 "$PYTHON" -m pip install "${options[@]}" "${unmet[@]}" >&2 || fail "pip could not install ${unmet[*]}:" \
+        "its message is above (without a network, set PIP_INDEX_URL or PIP_FIND_LINKS to packages that you can reach)."
+}
+
+# prepare KIND PYTHON: an environment with pip, and with a re-used PyTorch where there is one
+prepare() {
+    local kind=$1 base=$2 folder
+    usable "$kind" "$PYTHON" >/dev/null && return
+    "$base" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+        fail "$base is older than Python 3.10: name a newer one, as in TINY_LLAMA_PYTHON=python3.12."
+    if folder=$(usable "$kind" "$base"); then
+        say "Using the PyTorch of $base, in $folder"
+        make_venv "$kind" "$base" --system-site-packages
+        reuse "$folder"
+    elif [ "$kind" = amd ]; then
+        fail "This machine has an AMD GPU and $base has no ROCm build of PyTorch (2.11 or newer): load your site's" \
+            "PyTorch module or install one as pytorch.org/get-started says, or set TINY_LLAMA_CPU=1 to run on the CPU."
+    elif [ "$(cat "$MARK" 2>/dev/null)" != "$kind $base" ] || ! "$PYTHON" -m pip --version >/dev/null 2>&1; then
+        make_venv "$kind" "$base"
+    fi
+}
+
+use_environment() {
+    local group=$1 stamp=$VENV/$1.stamp kind base key versions
+    if [ "${TINY_LLAMA_CPU:-0}" = 1 ]; then
+        export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1
+    fi
+    kind=$(gpu_kind)
+    base=$(base_python) || exit 1
+    key="$kind $base ${PYTHONPATH:-} $(cat "$ROOT/pyproject.toml" "$CONSTRAINTS" "$ROOT"/scripts/common/environment.* | cksum)"
+    [[ -x $PYTHON && "$(cat "$stamp" 2>/dev/null)" == "$key" ]] && return
+    prepare "$kind" "$base"
+    install_unmet "$kind" "$group"
+    versions=$("$PYTHON" "$PROBE" summary) ||
+        fail "The environment in $VENV does not work: its message is above; remove the folder and try again."
+    if [ "$kind" = nvidia ] && ! usable nvidia "$PYTHON" >/dev/null; then
+        say "pip's settings gave a PyTorch without CUDA: the NVIDIA GPU of this machine will not be used."
+    fi
+    say "Python environment in $VENV: $versions"
+    printf '%s\n' "$key" >"$stamp"
+}

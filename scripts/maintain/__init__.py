@@ -1,0 +1,1 @@
+"""Programs that keep this repository true: checks, recordings and generated tables."""

@@ -1,0 +1,367 @@
+"""What only a GPU can show: equal bits, long training, tensors of more than 2^31 elements; and sanitize.sh's own sense.
+
+The sanitizer itself is run by sanitize.sh; here stand-ins for it show that the script tells what it was told.
+"""
+
+import ast
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from common.versions import REPOSITORY, SCRIPTS, load_version
+from maintain import sanitize_kernels
+
+V3 = load_version(3)
+GB = 2**30
+LIMIT = 2**31  # elements that a 32-bit index can tell apart
+
+
+# ---------------------------------------------------------------- two runs, the same bits
+
+
+def short_run(argv, steps):
+    """Losses of some steps of version 3 as its command runs them; and the gradients and weights that they end with."""
+    options = V3.parse_options(argv)
+    V3.set_up_backend(options)
+    data = V3.load_data(options)
+    with torch.cuda.stream(torch.cuda.Stream(options.device)):
+        trainer = V3.Trainer(options)
+        trainer.warm_up(*data.batch(0), {"weights": V3.initial_weights(trainer.config, options.seed), "step": 0})
+        losses = [trainer.run(*data.batch(step))["loss"] for step in range(steps)]
+        tensors = {f"{name} gradient": p.grad.clone() for name, p in trainer.model.named_parameters()}
+        tensors |= {name: t.clone() for name, t in V3.training_state(trainer)["weights"].items()}
+        trainer.synchronize()
+    assert options.graph == (trainer.graph is not None), trainer.graph_reason
+    return losses, tensors
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graph", ["--graph", "--no-graph"])
+@pytest.mark.parametrize("precision", ["", "--tf32", "--use-amp", "--use-amp --amp-dtype float16"])
+def test_two_runs_give_the_same_bits(precision, graph):
+    argv = ["--preset", "small", "--deterministic", graph, *precision.split()]
+    losses, tensors = short_run(argv, 5)
+    filler = torch.empty(123457, device="cuda")  # the second run's tensors lie elsewhere
+    losses_again, tensors_again = short_run(argv, 5)
+    del filler
+    assert losses == losses_again and len(set(losses)) == 5
+    different = [name for name in tensors if not torch.equal(tensors[name], tensors_again[name])]
+    assert not different
+
+
+# ---------------------------------------------------------------- a thousand steps
+
+STEPS = 1000
+WINDOW = 50
+SEEDS = (0, 1, 2)
+
+
+def smoothed_losses(version, folder, *argv):
+    """Means of the losses of WINDOW steps each, of a run of the command: STEPS / WINDOW values."""
+    file = folder / f"v{version}{''.join(argv)}.json"
+    command = [sys.executable, str(SCRIPTS[version]), "--preset", "tiny", "--num-steps", str(STEPS), "--graph"]
+    result = subprocess.run(
+        [*command, "--metrics-file", str(file), *argv], capture_output=True, text=True, cwd=folder, check=False
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    losses = [step["loss"] for step in json.loads(file.read_text())["steps"]]
+    assert len(losses) == STEPS
+    return np.reshape(losses, (-1, WINDOW)).mean(1)
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory):
+    """Version 1 in float32: the smoothed losses of seed 0, and how far apart the seeds are at each point."""
+    folder = tmp_path_factory.mktemp("baseline")
+    runs = np.stack([smoothed_losses(1, folder, "--no-deterministic", "--seed", str(seed)) for seed in SEEDS])
+    return runs[0], np.ptp(runs, axis=0)
+
+
+def strays(losses, reference, spread):
+    """The windows in which a run strays from the reference: [(window, loss, reference, allowed), ...].
+
+    Both runs see the same batches from the same weights, so that rounding alone tells them apart; other seeds tell
+    what a training run's loss means at all. Rounding may move it by half of what a seed does, or by half a percent
+    where all seeds agree. A gradient that is lost, or an update that bfloat16 swallows, costs many times that.
+    """
+    allowed = np.maximum(spread / 2, 0.005 * reference)
+    outside = np.abs(losses - reference) > allowed
+    return [(int(i), losses[i], reference[i], allowed[i]) for i in np.flatnonzero(outside)]
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("version", [3, 4])
+def test_a_thousand_bfloat16_steps_stay_with_float32(version, baseline, tmp_path):
+    reference, spread = baseline
+    losses = smoothed_losses(version, tmp_path, "--use-amp")
+    print(f"\nlast {WINDOW} steps: {losses[-1]:.4f}, version 1 in float32 {reference[-1]:.4f}")
+    print(f"largest distance {np.abs(losses - reference).max():.4f}, of the seeds {spread.max():.4f}")
+    assert reference[-1] < 0.5 * reference[0]
+    assert not strays(losses, reference, spread)
+
+
+def test_straying_losses_are_seen():
+    reference, spread = np.linspace(6, 1.3, 20), np.full(20, 0.1)
+    assert not strays(reference + 0.04, reference, spread)
+    assert not strays(reference * 1.004, reference, 0 * spread)
+    assert [window for window, *_ in strays(reference + 0.07, reference, spread)] == list(range(20))
+    one_off = np.where(np.arange(20) == 7, reference - 0.1, reference)
+    assert [window for window, *_ in strays(one_off, reference, spread)] == [7]
+
+
+# ---------------------------------------------------------------- more than 2^31 elements
+
+
+@pytest.fixture
+def room():
+    """room(n) skips the test where the GPU has less than n bytes free."""
+
+    def ask(needed):
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info()[0]
+        if free < needed:
+            pytest.skip(f"needs {needed / GB:.0f} GB of free GPU memory, there are {free / GB:.0f}")
+
+    yield ask
+    torch.cuda.empty_cache()
+
+
+def leaf(*shape):
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+
+def probes(rows, width):
+    """Slices of three rows each: the first, those around each 2^31st element, the last."""
+    borders = [LIMIT * i // width for i in range(1, rows * width // LIMIT + 1)]
+    return [
+        slice(max(0, min(row, rows - 3)), max(0, min(row, rows - 3)) + 3)
+        for row in (0, *(b - 1 for b in borders), rows)
+    ]
+
+
+def test_probes_lie_around_the_limit():
+    assert probes(10, LIMIT // 4) == [slice(0, 3), slice(3, 6), slice(7, 10), slice(7, 10)]
+
+
+def compare_rows(operation, x, dy, slices):
+    """operation(x) and its gradient, whose rows are independent, against the same rows computed alone: equal bits."""
+    y = operation(x)
+    y.backward(dy)
+    for part in slices:
+        alone = x.detach()[part].clone().requires_grad_()
+        y_alone = operation(alone)
+        y_alone.backward(dy[part])
+        assert y_alone.count_nonzero() > 0.9 * y_alone.numel()
+        assert torch.equal(y[part], y_alone), part
+        assert torch.equal(x.grad[part], alone.grad), part
+
+
+@pytest.mark.gpu
+def test_rmsnorm_beyond_the_limit(room):
+    rows, C = LIMIT // 4096 + 5, 4096
+    room(12 * rows * C * 2)
+    w = torch.randn(C, device="cuda", dtype=torch.bfloat16)
+    branch = leaf(1, C).detach().expand(rows, C)
+    compare_rows(
+        lambda x: V3.add_rms_norm(x, branch[: len(x)], w, 1e-6)[1], leaf(rows, C), leaf(rows, C), probes(rows, C)
+    )
+
+
+@pytest.mark.gpu
+def test_swiglu_beyond_the_limit(room):
+    width = 2048
+    rows = LIMIT // (2 * width) + 5
+    room(14 * rows * width * 2)
+    slices = probes(rows, 2 * width) + probes(rows, width)
+    compare_rows(V3.packed_swiglu, leaf(rows, 2 * width), leaf(rows, width), slices)
+
+
+@pytest.mark.gpu
+def test_rope_beyond_the_limit(room):
+    T, heads, D = 256, 16, 128
+    B = LIMIT // (T * heads * D) + 3
+    room(7 * B * T * heads * D * 2)
+    tables = V3.rope_tables(T, D, 10000.0, "cuda")
+    slices = probes(B, T * heads * D)
+    compare_rows(lambda x: V3.rope(x, *tables, heads - 4), leaf(B, T, heads, D), leaf(B, T, heads, D), slices)
+
+
+@pytest.mark.gpu
+def test_attention_beyond_the_limit(room):
+    T, H, K, D = 128, 4, 2, 128
+    B = LIMIT // (T * (H + 2 * K) * D) + 3
+    room(8 * B * T * (H + 2 * K) * D * 2)
+    slices = probes(B, T * (H + 2 * K) * D)
+    compare_rows(lambda x: V3.flash_attention(x, H, K), leaf(B, T, H + 2 * K, D), leaf(B, T, H, D), slices)
+
+
+@pytest.mark.gpu
+def test_attention_of_tokens_that_lie_far_apart(room):
+    """Sequence-first tensors: two tokens of a sequence are 2^25 elements apart, a tile of them more than 2^31."""
+    T, H, K, D = 128, 2, 1, 128
+    B = 2**25 // ((H + 2 * K) * D)
+    room(5 * B * T * (H + 2 * K) * D * 2)
+    qkv = torch.randn(T, B, H + 2 * K, D, device="cuda", dtype=torch.bfloat16).transpose(0, 1)
+    assert qkv.stride(1) == 2**25
+    with torch.no_grad():
+        o = V3.flash_attention(qkv, H, K)
+    for part in (slice(0, 3), slice(B // 2, B // 2 + 3), slice(B - 3, B)):
+        alone = V3.flash_attention(qkv[part].contiguous(), H, K)
+        assert torch.equal(o[part], alone), part
+
+
+@pytest.mark.gpu
+def test_cross_entropy_beyond_the_limit(room):
+    V = 128256
+    rows = LIMIT // V + 7
+    room(5 * rows * V * 2)
+    logits, labels = leaf(rows, V), torch.randint(V, (rows,), device="cuda")
+    labels[-3:] = V - 1
+    V3.cross_entropy(logits, labels).backward()
+    for part in probes(rows, V):
+        alone = logits.detach()[part].clone().requires_grad_()
+        V3.cross_entropy(alone, labels[part]).backward()
+        # The mean over all rows instead of three: a factor that bfloat16 rounds elsewhere, by one part in 2^8 at most.
+        assert torch.allclose(logits.grad[part].float() * (rows / 3), alone.grad.float(), rtol=2**-7, atol=1e-12)
+
+
+@pytest.mark.gpu
+def test_adamw_beyond_the_limit(room):
+    count = LIMIT + 4100
+    room(6 * count * 4)
+    big = torch.nn.Parameter(torch.randn(count, device="cuda"))
+    parts = (slice(0, 4096), slice(LIMIT - 2048, LIMIT + 2048), slice(count - 4096, count))
+    small = [torch.nn.Parameter(big.detach()[part].clone()) for part in parts]
+    big.grad = torch.randn_like(big)
+    V3.FusedAdamW([big], lr=1e-2).step()
+    for parameter, part in zip(small, parts, strict=True):
+        parameter.grad = big.grad[part].clone()
+        before = parameter.detach().clone()
+        V3.FusedAdamW([parameter], lr=1e-2).step()
+        assert torch.equal(big.detach()[part], parameter) and not torch.equal(before, parameter)
+
+
+# ---------------------------------------------------------------- the sanitizer's script
+
+
+def kernel_names():
+    """Names of version 3's kernels: the decorated functions that are launched, not those that are inlined."""
+    tree = ast.parse(SCRIPTS[3].read_text())
+    return {f.name for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name.endswith("_kernel")}
+
+
+def test_every_kernel_belongs_to_one_group_of_the_sanitizer():
+    names, groups = kernel_names(), sanitize_kernels.GROUPS
+    assert len(names) >= 10
+    for name in names:
+        assert len([g for g, (_, parts) in groups.items() if any(part in name for part in parts)]) == 1, name
+
+
+@pytest.mark.parametrize("group", sanitize_kernels.GROUPS)
+def test_a_group_launches_all_its_kernels(group, device, monkeypatch):
+    launched = set()
+    kernels = {name: getattr(V3, name) for name in kernel_names()}
+    interface = next(iter(kernels.values())).__class__
+    launch = interface.run
+
+    def record(kernel, *args, **kwargs):
+        launched.add(kernel.fn.__name__)
+        return launch(kernel, *args, **kwargs)
+
+    monkeypatch.setattr(interface, "run", record)
+    sanitize_kernels.run_group(group, device)
+    _, parts = sanitize_kernels.GROUPS[group]
+    assert launched >= {name for name in kernels if any(part in name for part in parts)}
+
+
+SANITIZER = """
+while [ "${1#--}" != "$1" ]; do echo "option $1 $2" && shift 2; done
+case $FOUND in
+    nothing) "$@" && echo "========= ERROR SUMMARY: 0 errors" ;;
+    errors) "$@" && echo "========= Invalid __global__ read" && echo "========= ERROR SUMMARY: 3 errors" && exit 1 ;;
+    hazards) "$@" && echo "========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)" ;;
+    refused) echo "========= Error: Device not supported" && echo "========= ERROR SUMMARY: 0 errors" ;;
+    silence) "$@" ;;
+esac
+"""
+PYTHON = f"""
+case $* in
+    *--list) exec "{sys.executable}" "$@" ;;
+    *broken) echo "a kernel failed" && exit 1 ;;
+    *nonsense) echo "sanitize_kernels.py: error: there is no group nonsense" >&2 && exit 2 ;;
+    *.py) echo "all: done" ;;
+    *) echo "${{@: -1}}: done" ;;
+esac
+"""
+
+
+@pytest.fixture
+def sanitize(tmp_path):
+    """sanitize(argv, found): result of sanitize.sh where the sanitizer finds that; without="..." leaves a tool out."""
+
+    def run(*argv, found="nothing", without=""):
+        tools = {"nvidia-smi": "exit 0", "compute-sanitizer": SANITIZER, "python stand-in": PYTHON}
+        for name, text in tools.items():
+            (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+            (tmp_path / name).chmod(0o755)
+        for name in without.split():
+            (tmp_path / name).unlink()
+        environment = {
+            "PATH": f"{tmp_path}:/usr/bin:/bin",
+            "FOUND": found,
+            "TINY_LLAMA_PYTHON": str(tmp_path / "python stand-in"),
+        }
+        command = ["bash", str(REPOSITORY / "scripts" / "maintain" / "sanitize.sh"), *argv]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)
+
+    return run
+
+
+def test_sanitize_prints_a_line_for_each_tool_and_group(sanitize):
+    result = sanitize()
+    lines = [line.split()[:2] for line in result.stdout.splitlines() if "SUMMARY" in line]
+    assert result.returncode == 0, result.stderr
+    assert lines == [
+        [tool, group] for group in sanitize_kernels.GROUPS for tool in ("memcheck", "racecheck", "initcheck")
+    ]
+    assert result.stdout.endswith("nothing was found\n")
+
+
+def test_sanitize_takes_tools_and_groups(sanitize):
+    result = sanitize("racecheck", "--", "rope", "adamw")
+    assert [line.split()[:2] for line in result.stdout.splitlines()[:-1]] == [
+        ["racecheck", "rope"],
+        ["racecheck", "adamw"],
+    ]
+
+
+@pytest.mark.parametrize("found", ["errors", "hazards", "refused", "silence"])
+def test_sanitize_fails_where_something_is_found(sanitize, found):
+    result = sanitize("memcheck", found=found)
+    assert result.returncode == 1 and "nothing was found" not in result.stdout
+    assert result.stdout.count("option --tool memcheck") == len(sanitize_kernels.GROUPS)
+
+
+@pytest.mark.parametrize("argv", [["nonsense"], ["--", "nonsense"]])
+def test_sanitize_refuses_what_it_does_not_know(sanitize, argv):
+    result = sanitize(*argv)
+    assert result.returncode == 2 and "nonsense" in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_sanitize_stops_where_the_kernels_do_not_run(sanitize):
+    result = sanitize("--", "broken")
+    assert result.returncode == 1 and "a kernel failed" in result.stdout and "SUMMARY" not in result.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what the test does without")
+@pytest.mark.parametrize("missing", ["nvidia-smi", "compute-sanitizer"])
+def test_sanitize_says_in_one_sentence_what_is_missing(sanitize, missing):
+    result = sanitize(without=missing)
+    assert result.returncode == 1 and not result.stdout
+    assert result.stderr.startswith("sanitize.sh: ") and result.stderr.count("\n") == 1

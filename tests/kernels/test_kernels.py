@@ -1,0 +1,445 @@
+"""Version 3's kernels: right to the measured tolerance whatever their input looks like, or a refusal before launch."""
+
+import contextlib
+import functools
+import itertools
+from unittest import mock
+
+import pytest
+import torch
+import triton
+
+from common.versions import load_version
+from kernel_cases import (
+    ADAMW_SHAPES,
+    ALL_DTYPES,
+    CASES,
+    DTYPES,
+    LAYOUTS,
+    Case,
+    adamw_gradients,
+    adamw_parameters,
+    attention_case,
+    case_of,
+    check,
+    check_adamw,
+    check_adamw_with_scaler,
+    check_column_sums,
+    judge_adamw,
+    launches,
+    rotary_case,
+)
+
+V3 = load_version(3)
+ALL_CASES = [(operation, name) for operation, (_, cases) in CASES.items() for name in cases]
+ARCHITECTURES = ("gfx90a", "gfx942", "gfx950", "gfx1100", "sm_80", "sm_90", "sm_100")
+SMALL = {
+    "add_rms_norm": "large epsilon",
+    "rope": "odd number of pairs",
+    "packed_swiglu": "one token",
+    "flash_attention": "one token",
+    "rotary_attention": "whole tiles",
+    "cross_entropy": "one row",
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("operation", "name"), ALL_CASES)
+def test_outputs_and_gradients(operation, name, dtype, device):
+    """Also: a second backward gives the same, no input changes, all is written, and nothing beside it."""
+    check(V3, case_of(operation, name), dtype, device, backwards=2)
+
+
+@pytest.mark.parametrize("queries_a_key", [1, 2, 4, 8])
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 128])
+def test_every_head_size_and_grouping(head_dim, queries_a_key, device):
+    for dtype in DTYPES:
+        for make in (attention_case, rotary_case):
+            check(V3, make(1, 19, 2 * queries_a_key, 2, head_dim), dtype, device)
+
+
+def tiles_of(architectures):
+    """Distinct tile sizes of the three attention kernels over architectures, sizes, dtypes and precisions."""
+    found = {}
+    for architecture, head_dim, dtype, T in itertools.product(architectures, V3.HEAD_DIMS, DTYPES, (64, 4096)):
+        for allowed in ("highest", "high"):
+            with mock.patch.object(torch, "get_float32_matmul_precision", lambda allowed=allowed: allowed):
+                precision = V3.dot_precision(architecture, dtype)
+            tiles = V3.attention_tiles(architecture, head_dim, dtype, T, precision)
+            key = " ".join(f"{name} {tile['BLOCK_Q']}x{tile['BLOCK_K']}" for name, tile in tiles.items())
+            found.setdefault(key, (tiles, head_dim, dtype))
+    return found
+
+
+TILES = tiles_of(ARCHITECTURES)
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="a GPU has tiles of its own; the interpreter can take those of all"
+)
+@pytest.mark.parametrize("key", TILES)
+def test_attention_tiles_of_every_gpu(key, device):
+    """A walk must end at the diagonal, whichever way a tile is longer; three tiles of the longest, the last ragged."""
+    tiles, head_dim, dtype = TILES[key]
+    T = 2 * max(size for tile in tiles.values() for size in (tile["BLOCK_Q"], tile["BLOCK_K"])) + 5
+    with mock.patch.object(V3, "attention_tiles", lambda *_: tiles):
+        check(V3, rotary_case(1, T, 2, 1, head_dim), dtype, device)
+
+
+def test_sums_of_columns(device):
+    check_column_sums(V3, device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("words", [1, 40, V3.PRODUCT_WORDS + 1])
+def test_gradient_of_the_embedding(words, dtype, device):
+    """Rows that many tokens name, that one names and that none does; by a product and, with many words, row by row."""
+    tokens = torch.randint(0, max(1, words // 2), (3, 50), generator=torch.Generator().manual_seed(0)).to(device)
+    w, dx = (torch.randn(*shape, device=device).to(dtype) for shape in ((words, 24), (3, 50, 24)))
+    w.requires_grad_()
+    x = V3.embed(tokens, w)
+    assert torch.equal(x, w[tokens])
+    assert ("EmbeddingFunction" in type(x.grad_fn).__name__) == (words <= V3.PRODUCT_WORDS)
+    x.backward(dx)
+    exact = torch.zeros(words, 24, dtype=torch.float64, device=device)
+    exact.index_add_(0, tokens.flatten(), dx.flatten(0, 1).double())
+    rounding = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+    assert (w.grad - exact).abs().max() <= rounding * exact.abs().max()
+
+
+# ---------------------------------------------------------------- how tensors lie in memory, and how they are used
+
+
+def tensors_of(operation):
+    case = case_of(operation, next(iter(CASES[operation][1])))
+    return [*case.inputs, *case.constants, "cotangents"]
+
+
+@pytest.mark.parametrize(("operation", "tensor"), [(o, t) for o in CASES for t in tensors_of(o)])
+def test_layouts_are_right_or_refused(operation, tensor, device):
+    name = {"flash_attention": "sharp", "cross_entropy": "ragged"}.get(operation, SMALL[operation])
+    for layout in LAYOUTS[1:]:
+        case = case_of(operation, name)
+        case = Case(**{**vars(case), "layouts": {tensor: layout}})
+        with contextlib.suppress(ValueError):
+            check(V3, case, torch.float32, device)
+
+
+@pytest.mark.parametrize("operation", CASES)
+def test_common_layouts_are_taken(operation, device):
+    """Nothing is refused that a model meets: slices, transposed and expanded activations and gradients."""
+    name = {"flash_attention": "sharp", "cross_entropy": "ragged"}.get(operation, SMALL[operation])
+    first = next(iter(case_of(operation, name).inputs))
+    for layout, tensor in itertools.product(("padded", "reversed", "expanded"), (first, "cotangents")):
+        case = Case(**{**vars(case_of(operation, name)), "layouts": {tensor: layout}})
+        check(V3, case, torch.float32, device)
+
+
+@pytest.mark.parametrize("operation", CASES)
+def test_double_use(operation, device):
+    """A tensor that two operations read gets both gradients, and the second call does not disturb the first."""
+    case = case_of(operation, SMALL[operation])
+    once = [tensor.to(device).requires_grad_() for tensor in case.inputs.values()]
+    constants = [tensor.to(device) for tensor in case.constants.values()]
+
+    def total(script_or_none, inputs):
+        outputs = case.call(V3, *inputs, *constants) if script_or_none else case.define(*inputs, *constants)
+        return sum((o * o).sum() for o in (outputs if isinstance(outputs, tuple) else (outputs,)))
+
+    def use(script_or_none, factor):
+        inputs = [tensor.detach().clone().requires_grad_() for tensor in once]
+        first = total(script_or_none, inputs)
+        second = total(script_or_none, [factor * tensor for tensor in inputs])
+        return torch.autograd.grad(first + second + inputs[0].sum(), inputs)
+
+    for gradient, wanted in zip(use(V3, 0.5), use(None, 0.5), strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_residual_and_branch_may_be_one_tensor(device):
+    x, w = torch.randn(5, 24, device=device), torch.rand(24, device=device)
+    x.requires_grad_()
+    total, normed = V3.add_rms_norm(x, x, w, 1e-6)
+    cotangent = torch.randn(5, 24, device=device)
+    (gradient,) = torch.autograd.grad((normed * cotangent).sum() + total.sum(), x)
+    doubled = (2 * x).detach().requires_grad_()
+    wanted = load_version(1).rms_norm(doubled, w, 1e-6)
+    (wanted,) = torch.autograd.grad((wanted * cotangent).sum() + doubled.sum(), doubled)
+    torch.testing.assert_close(gradient, 2 * wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_the_two_terms_share_no_memory(device):
+    """x = residual + branch has one gradient for both; what is done to one must not reach the other."""
+    residual, branch = (torch.randn(3, 16, device=device, requires_grad=True) for _ in range(2))
+    V3.add_rms_norm(residual, branch, torch.ones(16, device=device), 1e-6)[1].sum().backward()
+    kept = branch.grad.clone()
+    residual.grad.zero_()
+    assert torch.equal(branch.grad, kept)
+
+
+def test_two_runs_are_bitwise_equal(device):
+    for operation in CASES:
+        case = case_of(operation, next(iter(CASES[operation][1])))
+        runs = []
+        for _ in range(2):
+            inputs = [tensor.to(device).requires_grad_() for tensor in case.inputs.values()]
+            outputs = case.call(V3, *inputs, *(tensor.to(device) for tensor in case.constants.values()))
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            runs.append([*outputs, *torch.autograd.grad(sum(o.sum() for o in outputs), inputs)])
+        assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True)), operation
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def rows(*shape, dtype=torch.float32, device="cpu"):
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+LABELS = torch.zeros(4, dtype=torch.int64)
+WRONG_INPUT = {
+    "add_rms_norm of integers": lambda: V3.add_rms_norm(rows(4, 8, dtype=torch.int32), None, rows(8), 1e-6),
+    "add_rms_norm of float64": lambda: V3.add_rms_norm(rows(4, 8, dtype=torch.float64), None, rows(8), 1e-6),
+    "two dtypes": lambda: V3.add_rms_norm(rows(4, 8), rows(4, 8, dtype=torch.float16), rows(8), 1e-6),
+    "two devices": lambda: V3.add_rms_norm(rows(4, 8), rows(4, 8, device="meta"), rows(8), 1e-6),
+    "branch of another shape": lambda: V3.add_rms_norm(rows(4, 8), rows(2, 8), rows(8), 1e-6),
+    "norm weight too short": lambda: V3.add_rms_norm(rows(4, 8), None, rows(7), 1e-6),
+    "norm weight elsewhere": lambda: V3.add_rms_norm(rows(4, 8), None, rows(8, device="meta"), 1e-6),
+    "norm weight of integers": lambda: V3.add_rms_norm(rows(4, 8), None, rows(8, dtype=torch.int64), 1e-6),
+    "row too long": lambda: V3.add_rms_norm(rows(1, 40000), None, rows(40000), 1e-6),
+    "rope of float64": lambda: V3.rope(rows(1, 5, 3, 8, dtype=torch.float64), rows(5, 4), rows(5, 4), 2),
+    "too few cosines": lambda: V3.rope(rows(1, 5, 3, 8), rows(4, 4), rows(5, 4), 2),
+    "too few sines": lambda: V3.rope(rows(1, 5, 3, 8), rows(5, 4), rows(4, 4), 2),
+    "cosines of another width": lambda: V3.rope(rows(1, 5, 3, 8), rows(5, 8), rows(5, 8), 2),
+    "sines elsewhere": lambda: V3.rope(rows(1, 5, 3, 8), rows(5, 4), rows(5, 4, device="meta"), 2),
+    "odd head size": lambda: V3.rope(rows(1, 5, 3, 7), rows(5, 3), rows(5, 3), 2),
+    "rope without a batch": lambda: V3.rope(rows(5, 3, 8), rows(5, 4), rows(5, 4), 2),
+    "SwiGLU of float64": lambda: V3.packed_swiglu(rows(4, 16, dtype=torch.float64)),
+    "odd packed width": lambda: V3.packed_swiglu(rows(4, 17)),
+    "attention in float64": lambda: V3.flash_attention(rows(1, 5, 4, 16, dtype=torch.float64), 2, 1),
+    "head size 24": lambda: V3.flash_attention(rows(1, 5, 4, 24), 2, 1),
+    "heads that do not divide": lambda: V3.flash_attention(rows(1, 5, 7, 16), 3, 2),
+    "heads that do not add up": lambda: V3.flash_attention(rows(1, 5, 5, 16), 2, 1),
+    "no key head": lambda: V3.flash_attention(rows(1, 5, 2, 16), 2, 0),
+    "attention without a batch": lambda: V3.flash_attention(rows(5, 4, 16), 2, 1),
+    "logits of float64": lambda: V3.cross_entropy(rows(4, 8, dtype=torch.float64), LABELS),
+    "too few labels": lambda: V3.cross_entropy(rows(5, 8), LABELS),
+    "labels that are no integers": lambda: V3.cross_entropy(rows(4, 8), LABELS.float()),
+    "labels elsewhere": lambda: V3.cross_entropy(rows(4, 8), LABELS.to("meta")),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_INPUT)
+def test_wrong_input_is_refused_before_launch(name):
+    with launches(refuse=True), pytest.raises(ValueError, match=r"\w+: .+") as error:
+        WRONG_INPUT[name]()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("operation", CASES)
+def test_no_rows_at_all(operation, device):
+    """Nothing in, nothing out, and gradients of zero; as plain PyTorch, whose mean of no losses is not a number."""
+    case = case_of(operation, SMALL[operation])
+    first = next(iter(case.inputs))
+    inputs = {name: tensor[:0] if name in (first, "branch") else tensor for name, tensor in case.inputs.items()}
+    constants = {name: tensor[:0] if name == "labels" else tensor for name, tensor in case.constants.items()}
+    inputs = [tensor.to(device).requires_grad_() for tensor in inputs.values()]
+    constants = [tensor.to(device) for tensor in constants.values()]
+    try:
+        outputs = case.call(V3, *inputs, *constants)
+    except ValueError:
+        return
+    wanted = case.define(*inputs, *constants)
+    for output, plain in zip(*(o if isinstance(o, tuple) else (o,) for o in (outputs, wanted)), strict=True):
+        torch.testing.assert_close(output, plain, equal_nan=True)
+    total = sum(o.sum() for o in (outputs if isinstance(outputs, tuple) else (outputs,)))
+    for tensor, gradient in zip(inputs, torch.autograd.grad(total, inputs), strict=True):
+        assert gradient.shape == tensor.shape and not gradient.count_nonzero()
+
+
+# ---------------------------------------------------------------- what only a GPU shows
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", ["add_rms_norm", "rope", "packed_swiglu", "flash_attention"])
+def test_more_elements_than_an_int32_counts(operation, device):
+    """The last rows of 2^31 elements and more are what they are alone: forward, and backward of their gradient."""
+    T, H, D, C = 1024, 2, 64, 256
+    shape = {"rope": (T, H + 2, D), "flash_attention": (T, H + 2, D)}.get(operation, (C,))
+    count = -(-(2**31 + 5) // torch.Size(shape).numel())
+    x = torch.randn(count, *shape, device=device, dtype=torch.float16).requires_grad_()
+    cos, sin = V3.rope_tables(T, D, 10000.0, device)
+    w = torch.ones(C, device=device)
+    apply = {
+        "add_rms_norm": lambda x: V3.add_rms_norm(x, None, w, 1e-6)[1],
+        "rope": lambda x: V3.rope(x, cos, sin, H + 1),
+        "packed_swiglu": V3.packed_swiglu,
+        "flash_attention": lambda x: V3.flash_attention(x, H, 1),
+    }[operation]
+    y = apply(x)
+    (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    last = x[-3:].detach().clone().requires_grad_()
+    alone = apply(last)
+    (dlast,) = torch.autograd.grad(alone, last, torch.ones_like(alone))
+    torch.testing.assert_close(y[-3:], alone, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(dx[-3:], dlast, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_changing_sequence_lengths_do_not_recompile_without_end(device):
+    """What is compiled for lengths and numbers of tokens that are a multiple of 16, and for others, serves all."""
+    kernels = [value for value in vars(V3).values() if isinstance(value, triton.JITFunction)]
+
+    def compiled():
+        return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
+
+    def train(T):
+        argv = f"--hidden-dim 64 --num-layers 1 --num-heads 2 --batch-size 2 --no-graph --seq-len {T}".split()
+        options = V3.parse_options(argv)
+        V3.Trainer(options).run(*V3.load_data(options).batch(0))
+
+    for T in (16, 17, 24, 32, 33, 64, 65, 128, 129):
+        train(T)
+    before = compiled()
+    for T in (18, 40, 48, 77, 80, 100, 112, 127):
+        train(T)
+    assert compiled() == before > 0
+
+
+@pytest.mark.gpu
+def test_strides_of_one(device):
+    """Triton compiles an argument of 1 as a constant; a single token may have any stride."""
+    qkv = torch.randn(3, 1, 4, 16, device=device)
+    strided = qkv.as_strided(qkv.shape, (64, 1, 16, 1))
+    assert torch.equal(V3.flash_attention(strided, 2, 1), V3.flash_attention(qkv, 2, 1))
+
+
+# ---------------------------------------------------------------- AdamW
+
+
+V4 = load_version(4)
+
+
+def adamw_by_size(parameters, **options):
+    """Version 4's as torch.compile gets it: large tensors one by one, the small ones together."""
+    optimizer = V4.MasterAdamW(parameters, compiled=False, **options)
+    optimizer.update = V4.adamw_by_size
+    return optimizer
+
+
+# The kernel, and version 4's for 16-bit models, which is left to torch.compile.
+OPTIMIZERS = {
+    "kernel": V3.FusedAdamW,
+    "compiler": functools.partial(V4.MasterAdamW, compiled=False),
+    "compiler, by size": adamw_by_size,
+}
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_adamw(name, dtype, device, monkeypatch):
+    """Ragged sizes, more elements than one program takes, nothing harmed beside them; judged after every step."""
+    monkeypatch.setattr(V4, "LARGE", 1000)
+    check_adamw(OPTIMIZERS[name], dtype, device)
+
+
+@pytest.mark.parametrize("large", [1, 10**6], ids=["all are large", "none is large"])
+def test_adamw_by_size_with_an_empty_group(large, device, monkeypatch):
+    monkeypatch.setattr(V4, "LARGE", large)
+    check_adamw(adamw_by_size, torch.float32, device)
+
+
+# PyTorch's scaler does not take bfloat16, which has no need of one.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_adamw_with_a_gradient_scaler(name, dtype, device, monkeypatch):
+    """A step whose gradients overflow changes nothing but the scale, and the next ones are as if it had not been."""
+    monkeypatch.setattr(V4, "LARGE", 1000)
+    check_adamw_with_scaler(OPTIMIZERS[name], dtype, device)
+
+
+def awkward_weights(device):
+    """float32 with every upper half, each before lower halves around those where its rounding turns."""
+    lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
+    return ((torch.arange(2**16)[:, None] << 16) + lower).to(torch.int32).view(torch.float32).to(device)
+
+
+def test_a_weight_split_in_halves_loses_no_bit(device):
+    """Infinities, the largest number, which rounds to infinity, -0.0 and halves; NaN stays one in both copies."""
+    weights = awkward_weights(device)
+    copy, rest = V3.split_bits(weights)
+    assert torch.equal(V3.join_bits(copy, rest)[~weights.isnan()], weights[~weights.isnan()])
+    assert V3.join_bits(copy, rest)[weights.isnan()].isnan().all() and torch.equal(copy.isnan(), weights.isnan())
+    upright = weights.view(torch.int32) & 0xFFFF != 0x8000  # PyTorch rounds halves to the even neighbour
+    known = upright & ~weights.isnan()
+    assert torch.equal(copy[known], weights.to(torch.bfloat16)[known])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # NaN, in the interpreter
+def test_adamw_that_learns_nothing_changes_no_bit(device):
+    weights = awkward_weights(device)
+    parameter = torch.nn.Parameter(weights.to(torch.bfloat16))
+    parameter.master = weights.clone()
+    optimizer = V3.FusedAdamW([parameter], lr=0.0, weight_decay=0.0)
+    before, parameter.grad = parameter.detach().clone(), torch.zeros_like(parameter)
+    optimizer.step()
+    known = ~weights.isnan()
+    kept, wanted = (tensor.view(torch.int32)[known] for tensor in (optimizer.exact_weight(parameter), weights))
+    assert torch.equal(kept, wanted) and torch.equal(parameter[known], before[known])
+    assert parameter[~known].isnan().all() and optimizer.exact_weight(parameter)[~known].isnan().all()
+
+
+def adamw_twins(device, groups, shapes=ADAMW_SHAPES, steps=3, **options):
+    """Parameters after some steps of FusedAdamW, and of torch.optim.AdamW; groups(parameters) are the optimizer's."""
+    trained = []
+    for make in (V3.FusedAdamW, torch.optim.AdamW):
+        _, parameters = adamw_parameters(torch.float32, device, shapes)
+        optimizer = make(groups(parameters), **options)
+        for step in range(steps):
+            for parameter, gradient in zip(
+                parameters, adamw_gradients(step, torch.float32, device, shapes), strict=True
+            ):
+                parameter.grad = gradient
+            optimizer.step()
+        trained.append(parameters)
+    return trained
+
+
+def test_adamw_of_sizes_that_are_multiples_of_16(device):
+    """These take wide loads; the defaults are those of PyTorch's AdamW."""
+    ours, theirs = adamw_twins(device, list, [(16,), (32, 33), (2048,)], lr=1e-2)
+    for parameter, twin in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(parameter, twin, rtol=1e-6, atol=1e-7)
+
+
+def test_adamw_groups_have_their_own_options(device):
+    def groups(of):
+        return [{"params": of[:2], "lr": 0.1, "weight_decay": 0.5}, {"params": of[2:], "betas": (0.5, 0.6)}]
+
+    for parameter, twin in zip(*adamw_twins(device, groups, lr=0.01), strict=True):
+        torch.testing.assert_close(parameter, twin, rtol=1e-6, atol=1e-6)
+
+
+def test_adamw_leaves_a_parameter_without_gradient_alone(device):
+    _, parameters = adamw_parameters(torch.float32, device)
+    kept = parameters[0].detach().clone()
+    optimizer = V3.FusedAdamW(parameters, lr=0.1)
+    for parameter, gradient in zip(parameters[1:], adamw_gradients(0, torch.float32, device)[1:], strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+    assert torch.equal(parameters[0], kept) and not optimizer.state[parameters[0]]["exp_avg"].count_nonzero()
+
+
+def test_adamw_after_unscaled_gradients(device):
+    """Clipping needs GradScaler.unscale_ before the step: what was unscaled is not scaled again."""
+    options = {"lr": 0.05, "weight_decay": 0.1}
+    _, parameters = adamw_parameters(torch.float32, device)
+    optimizer = V3.FusedAdamW(parameters, **options)
+    scaler = torch.amp.GradScaler(device.type, init_scale=64.0)
+    scaler.scale(torch.zeros((), device=device))
+    for parameter, gradient in zip(parameters, adamw_gradients(0, torch.float32, device), strict=True):
+        parameter.grad = 64 * gradient
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    judge_adamw(optimizer, parameters, torch.float32, (0,), device, **options)

@@ -1,0 +1,121 @@
+"""The pages: their commands exist, take those options and run, their links lead somewhere, and they stay short."""
+
+import re
+import shlex
+
+import pytest
+import torch
+from page_faults import faults_of_command, faults_of_links
+
+from common.versions import REPOSITORY, SCRIPTS, load_version
+from maintain.page_commands import FOLDERS, PAGES, blocks, commands, program_of, start_of
+
+SHORT = (
+    "--hidden-dim 32 --num-layers 1 --num-heads 2 --seq-len 16 --batch-size 2 --num-steps 2 --warmup-steps 1".split()
+)
+named = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+
+
+@named
+def test_commands_exist_and_take_their_options(page):
+    faults = []
+    for command in commands(page):
+        if program_of(command.words())[0] == "-c":
+            continue
+        faults += faults_of_command(command, start_of(page), FOLDERS)
+    assert not faults, "\n".join(faults)
+
+
+@named
+def test_links_lead_somewhere(page):
+    assert faults_of_links(page) == []
+
+
+@named
+def test_links_into_pages_meet_a_heading(page):
+    """GitHub's anchors: the heading in small letters, without punctuation, with hyphens for spaces."""
+    for target in re.findall(r"\]\(([^)\s]*#[^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        file, anchor = target.split("#")
+        path = page.parent / file if file else page
+        headings = re.findall(r"^#+ (.*)", path.read_text(), re.MULTILINE)
+        anchors = [re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings]
+        assert anchor in anchors, f"{target}: {path.name} has no such heading"
+
+
+@pytest.mark.parametrize("version", SCRIPTS)
+def test_the_commands_under_run_do_run(version, tmp_path, monkeypatch, capsys):
+    """Each command that trains the version, with smaller sizes behind its own options."""
+    monkeypatch.chdir(tmp_path)
+    text = (SCRIPTS[version].parent / "README.md").read_text()
+    section = text.split("## Run\n")[1].split("\n## ")[0]
+    lines = [line for _, block in blocks(section) for line in block.splitlines() if f"tiny_llama_v{version}.py" in line]
+    assert len(lines) >= 2
+    if not torch.cuda.is_available():
+        lines = [line for line in lines if "# with a GPU" not in line]
+    for line in lines:
+        argv = shlex.split(line, comments=True)[2:]
+        assert load_version(version).main([*argv, *SHORT]) == 0, line
+        assert "trained    " in capsys.readouterr().out
+
+
+def test_pages_of_versions_are_short():
+    for page in PAGES:
+        if page.name != "TINY_LLAMA_ARCHITECTURE.md":
+            assert len(page.read_text().splitlines()) <= 200, page
+    first_screens = (REPOSITORY / "README.md").read_text().split("## Add something")[0].splitlines()
+    assert len(first_screens) < 130
+
+
+def test_tables_of_figures_are_generated():
+    """A figure with a unit in a table stands between markers, or in the notebook, which names its machine."""
+    unit = re.compile(r"^\|.*\b\d+(\.\d+)?x? (ms|us|GB/s|TB/s|TFLOP/s|samples/s)\b")
+    for page in PAGES:
+        if page.name == "NOTEBOOK.md":
+            continue
+        free = re.sub(r"<!-- (\S+):begin -->.*?<!-- \1:end -->", "", page.read_text(), flags=re.DOTALL)
+        typed = [line for line in free.splitlines() if unit.search(line)]
+        assert not typed, f"{page.relative_to(REPOSITORY)}: {typed[0]}"
+
+
+def test_the_measured_tables_say_what_was_recorded(capsys):
+    import model_counts
+    from maintain import ladder
+
+    assert ladder.main(["--check"]) == 0
+    assert model_counts.main(["--check"]) == 0
+
+
+def test_times_on_exercise_pages_were_recorded():
+    """Answers quote the newest known times: a new recorded run that changes them has to change the pages."""
+    from maintain import ladder
+
+    recorded = ladder.Recorded(ladder.newest_folder()).known
+    known = [value for row in recorded for value in row.values() if isinstance(value, float)]
+    quoted = 0
+    for page in sorted(REPOSITORY.glob("version*/exercises/*.md")):
+        for text in re.findall(r"(\d+\.\d+)(?=(?: / \d+\.\d+)*\s+ms\b)", page.read_text()):
+            quoted += 1
+            decimals = len(text.split(".")[1])
+            assert float(text) in {round(value, decimals) for value in known}, f"{page.name}: {text} ms is not recorded"
+    assert quoted > 10
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("```bash\npython scripts/nothing.py\n```\n", "does not exist"),
+        ("```bash\npython scripts/maintain/ladder.py --wirte\n```\n", "knows no --wirte"),
+        (
+            "```bash\ntorchrun --nproc-per-node 2 version1_pytorch_baseline/tiny_llama_v1.py --paralel ddp\n```\n",
+            "--paralel",
+        ),
+        ("```bash\nsbatch --nodes 2 scripts/train.sbatch 3 --presett medium\n```\n", "--presett"),
+    ],
+)
+def test_a_wrong_command_is_found(tmp_path, text, said):
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    faults = [fault for command in commands(page) for fault in faults_of_command(command, REPOSITORY, FOLDERS)]
+    assert len(faults) == 1 and said in faults[0]

@@ -1,0 +1,62 @@
+"""As much of Hugging Face's transformers as scripts/common/peers.py asks for, computed by version 1."""
+
+import torch
+from torch import nn
+
+from common.versions import load_version
+
+
+class LlamaConfig:
+    def __init__(self, **sizes):
+        self.__dict__.update(sizes)
+
+
+class Norm(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(c.hidden_size))
+        self.eps = c.rms_norm_eps
+
+    def forward(self, x):
+        return load_version(1).rms_norm(x, self.weight, self.eps)
+
+
+class Layer(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        C, F, self.D = c.hidden_size, c.intermediate_size, c.hidden_size // c.num_attention_heads
+        kv = c.num_key_value_heads * self.D
+        names = {"q_proj": C, "k_proj": kv, "v_proj": kv, "o_proj": C}
+        self.self_attn = nn.ModuleDict({name: nn.Linear(C, size, bias=False) for name, size in names.items()})
+        sizes = {"gate_proj": (C, F), "up_proj": (C, F), "down_proj": (F, C)}
+        self.mlp = nn.ModuleDict({name: nn.Linear(*size, bias=False) for name, size in sizes.items()})
+        self.input_layernorm, self.post_attention_layernorm = Norm(c), Norm(c)
+
+    def forward(self, x, tables):
+        v1, a, m, h = load_version(1), self.self_attn, self.mlp, self.input_layernorm(x)
+        q, k, v = (a[name](h).unflatten(-1, (-1, self.D)) for name in ("q_proj", "k_proj", "v_proj"))
+        x = x + a["o_proj"](v1.causal_attention(v1.apply_rope(q, *tables), v1.apply_rope(k, *tables), v).flatten(-2))
+        h = self.post_attention_layernorm(x)
+        return x + m["down_proj"](v1.swiglu(m["gate_proj"](h), m["up_proj"](h)))
+
+
+class LlamaForCausalLM(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.c = c
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.model.layers = nn.ModuleList(Layer(c) for _ in range(c.num_hidden_layers))
+        self.model.norm = Norm(c)
+        self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(self, input_ids, labels, shift_labels, use_cache):
+        D = self.c.hidden_size // self.c.num_attention_heads
+        tables = load_version(1).rope_tables(input_ids.shape[1], D, 10000.0, input_ids.device)
+        x = self.model.embed_tokens(input_ids)
+        for layer in self.model.layers:
+            x = layer(x, tables)
+        logits = self.lm_head(self.model.norm(x)).float()
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), shift_labels.flatten())
+        return type("Output", (), {"loss": loss})

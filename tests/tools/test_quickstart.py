@@ -1,0 +1,162 @@
+"""quickstart: four versions that agree, and versions that do not."""
+
+import copy
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import quickstart
+from common.versions import REPOSITORY, SCRIPTS, load_version, loss_and_gradients
+
+TINY = "--hidden-dim 32 --num-layers 1 --num-heads 2 --seq-len 16 --batch-size 2 --vocab-size 256".split()
+SHORT = [*TINY, "--num-steps", "3", "--warmup-steps", "1"]
+NORM = "layers.0.attention_norm.weight"
+
+
+def run(checkout, *arguments):
+    command = [sys.executable, checkout / "scripts" / "quickstart.py", "--device", "cpu", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=checkout)
+
+
+def rows(output):
+    """Version -> the cells of its row in the table."""
+    table = output.split("\n\n")[1].splitlines()[1:]
+    return {row[:2]: re.split(r" {2,}", row) for row in table}
+
+
+def test_four_versions_agree_on_real_text(tmp_path):
+    result = run(REPOSITORY, *SHORT, "--results", tmp_path / "kept here")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.endswith("All four versions compute the same losses and gradients.\n")
+    assert result.stdout.count("agrees: relative error") == 3
+    assert "in Triton's interpreter, which needs no GPU: its times mean nothing" in result.stdout
+    table = rows(result.stdout)
+    assert list(table) == ["V1", "V2", "V3", "V4"]
+    for version, cells in enumerate(table.values(), start=1):
+        metrics = json.loads((tmp_path / "kept here" / f"v{version}.json").read_text())
+        assert metrics["version"] == version and metrics["options"]["data"] == os.path.dirname(os.__file__)
+        assert cells[2] == f"{metrics['summary']['step_ms']['median']:.2f}"
+        assert cells[-1] == "100 %"
+    assert len({cells[1] for cells in table.values()}) == 1  # loss, first -> last
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A copy of what quickstart needs, for versions to be spoiled in it."""
+    tools = ("common/versions.py", "quickstart.py")
+    for path in (*SCRIPTS.values(), *(REPOSITORY / "scripts" / name for name in tools)):
+        target = tmp_path / path.relative_to(REPOSITORY)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    return tmp_path
+
+
+def spoil(checkout, version, code):
+    """Put code right before a script's start."""
+    path = checkout / SCRIPTS[version].relative_to(REPOSITORY)
+    body, start, rest = path.read_text().partition('if __name__ == "__main__":')
+    assert start
+    path.write_text(f"{body}{code}\n\n\n{start}{rest}")
+
+
+HALF_A_GRADIENT = """
+def swiglu(gate, up):
+    return F.silu(gate) * (up + up.detach()) / 2
+"""
+OTHER_RATE = """
+right_optimizer = make_optimizer
+
+
+def make_optimizer(model, options):
+    optimizer = right_optimizer(model, options)
+    for group in optimizer.param_groups:
+        group["lr"] *= 2
+    return optimizer
+"""
+
+
+def test_versions_that_fail_or_disagree_get_no_speed(checkout):
+    spoil(checkout, 2, HALF_A_GRADIENT)
+    spoil(checkout, 3, "def main():\n    sys.exit('the kernel did not compile')")
+    spoil(checkout, 4, OTHER_RATE)
+    result = run(checkout, *SHORT)
+    assert result.returncode == 1
+    assert "V2  disagrees: relative error 5.0e-01 of the gradient of layers.0.feed_forward.up_proj" in result.stdout
+    assert "the kernel did not compile" in result.stderr and "V3  failed with exit status 1" in result.stderr
+    assert "V4  disagrees: the loss of step 2 is" in result.stdout
+    assert result.stderr.endswith("V2 and V3 and V4 failed or disagreed with V1, as said above.\n")
+    table = rows(result.stdout)
+    assert list(table) == ["V1", "V2", "V4"]
+    assert table["V2"][2:-1] == table["V4"][2:-1] == ["-"] * 7
+    assert table["V1"][2] != "-"
+
+
+@pytest.mark.parametrize(
+    "arguments, word",
+    [
+        (["--hidden-dim", "30"], "--hidden-dim"),
+        (["--data", "no/such/text"], "no/such/text"),
+        (["--metrics-file", "x.json"], "--results"),
+        (["--preset", "gigantic"], "--preset"),
+        (["--results", os.devnull + "/folder"], "cannot be written"),
+    ],
+)
+def test_bad_options_end_with_status_2_before_any_training(arguments, word):
+    result = run(REPOSITORY, *arguments)
+    assert result.returncode == 2 and result.stdout == ""
+    assert word in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+@pytest.fixture(scope="module", params=[[], ["--use-amp"], ["--use-amp", "--amp-dtype", "float16"]], ids=" ".join)
+def measured(request):
+    """(what version 1 must compute, what it computes) in a precision."""
+    argv = [*TINY, *request.param]
+    return quickstart.Reference(load_version(1).parse_options(argv), argv), loss_and_gradients(1, argv)
+
+
+def test_reference_accepts_version_1(measured):
+    reference, (loss, gradients) = measured
+    assert reference.check(loss, gradients)[0] is None
+
+
+@pytest.mark.parametrize(
+    "spoiled, words",
+    [
+        (lambda g: g * 1.1, f"of the gradient of {NORM}"),
+        (lambda g: torch.zeros_like(g), f"of the gradient of {NORM}"),
+        (lambda g: torch.where(torch.arange(len(g)) == 0, float("nan"), g), f"of the gradient of {NORM}"),
+    ],
+    ids=["scaled", "zero", "nan"],
+)
+def test_reference_names_the_wrong_gradient(measured, spoiled, words):
+    reference, (loss, gradients) = measured
+    problem, _ = reference.check(loss, {**gradients, NORM: spoiled(gradients[NORM])})
+    assert words in problem
+
+
+def test_reference_refuses_a_wrong_loss_and_a_missing_gradient(measured):
+    reference, (loss, gradients) = measured
+    assert "the first loss is" in reference.check(loss * 1.01, gradients)[0]
+    assert "the first loss is" in reference.check(float("nan"), gradients)[0]
+    assert f"{NORM} for one" in reference.check(loss, {n: g for n, g in gradients.items() if n != NORM})[0]
+
+
+def test_training_is_compared_with_version_1():
+    steps = [{"step": step, "loss": 5.0 - step / 10} for step in range(12)]
+    first = {"summary": {"parameters": 10, "parameters_trained": 10}, "steps": steps}
+    assert quickstart.compare_training(first, first, 1e-4) is None
+    other = copy.deepcopy(first)
+    other["steps"][4]["loss"] *= 1.001
+    assert quickstart.compare_training(other, first, 1e-4) == "the loss of step 5 is 4.604600 instead of 4.600000"
+    other = copy.deepcopy(first)
+    other["summary"]["parameters_trained"] = 1
+    assert quickstart.compare_training(other, first, 1e-4) == "only 1 of 10 parameters are trained"
+    other = copy.deepcopy(first)
+    other["steps"][0]["loss"] = float("nan")
+    assert quickstart.compare_training(other, first, 1e-4).startswith("the loss of step 1 is nan")
