@@ -1,42 +1,37 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Tiny LLaMA, version 4: PyTorch's own fused parts, compiled, and the whole step in one graph launch.
 
-    python tiny_llama_v4.py                                     # trains on a synthetic stream, GPU if there is one
     python tiny_llama_v4.py --preset medium --use-amp
     python tiny_llama_v4.py --preset small --no-graph           # the same step, launched kernel by kernel
+    python tiny_llama_v4.py --attention-backend flash           # choose the attention kernel by hand
 
-The lesson of this version is what libraries give: scaled_dot_product_attention with a backend that is chosen and
-printed, fused RMSNorm and AdamW, torch.compile for what lies between them, and a CUDA/HIP graph that replays forward,
-backward and optimizer with a single launch.
+This version teaches what libraries give: scaled_dot_product_attention or flex attention with a backend that is chosen
+and printed, fused RMSNorm and AdamW, torch.compile for what lies between them, and a CUDA/HIP graph that replays
+forward, backward and optimizer with a single launch.
 
-Letters in shapes and comments: B batch, T tokens of a sequence, C hidden_dim, H query heads, K key/value heads,
-D head_dim = C / H, F intermediate_dim, V vocab_size.
-
-A name that also stands in another version is the same code there, character for character, unless it is listed as a
-fork: `diff` of two versions shows what the next one changes and nothing else.
+Shapes: B batch, T tokens, C hidden_dim, H query heads, K key/value heads, D = C / H, F intermediate_dim, V vocab_size.
 """
 
 import argparse
 import contextlib
-import dataclasses
 import datetime
 import functools
 import hashlib
-import inspect
+import io
 import json
 import math
 import os
 import pathlib
 import pickle
 import platform
+import re
 import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 import warnings
-import zipfile
 
 import numpy as np
 import torch
@@ -44,48 +39,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 VERSION = 4
 GRAPH_BY_DEFAULT = True
 DETERMINISTIC_BY_DEFAULT = False
-
-# ---------------------------------------------------------------- configuration
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """Sizes of the model."""
-
-    vocab_size: int
-    hidden_dim: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    intermediate_dim: int
-    norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
-
-    @property
-    def head_dim(self):
-        return self.hidden_dim // self.num_heads
-
-
-SIZES = ("hidden_dim", "num_layers", "num_heads", "intermediate_dim", "seq_len", "batch_size")
-PRESETS = {
-    "tiny": dict(zip(SIZES, (256, 4, 8, 512, 128, 8), strict=True)),
-    "small": dict(zip(SIZES, (512, 8, 8, 2048, 128, 8), strict=True)),
-    "medium": dict(zip(SIZES, (1024, 12, 16, 4096, 512, 16), strict=True)),
-}
-DEFAULTS = {"hidden_dim": 512, "num_layers": 8, "num_heads": 8, "seq_len": 256, "batch_size": 8}
-SETUP_CHECK = {"hidden_dim": 64, "num_layers": 2, "num_heads": 4, "seq_len": 32, "batch_size": 2}
-SORT_KEYS = [
-    f"{prefix}{key}"
-    for key in ("cpu_time_total", "cuda_time_total", "device_time_total", "cpu_memory_usage", "device_memory_usage")
-    for prefix in ("", "self_")
-] + ["count"]
-
+FSDP_GATHERS_AMP_DTYPE = True  # the model computes with 16-bit weights
 
 # In the order in which they are tried: the first that can run the model's attention, forward and backward, is used.
 SDPA_BACKENDS = {
@@ -96,415 +55,78 @@ SDPA_BACKENDS = {
 }
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one sentence, said by one process of a machine, with exit status 2."""
-
-    speaks = True
-
-    def error(self, message):
-        self.exit(2, f"{self.prog}: error: {message}\n" if self.speaks else None)
-
-
-def add_model_options(parser):
-    group = parser.add_argument_group("model and batch")
-    group.add_argument("--preset", choices=PRESETS, help="sizes to start from; single options override it")
-    group.add_argument("--batch-size", type=int, metavar="B", help="sequences in a step (8)")
-    group.add_argument("--seq-len", type=int, metavar="T", help="tokens in a sequence (256)")
-    group.add_argument("--hidden-dim", type=int, metavar="C", help="width of the model (512)")
-    group.add_argument("--num-layers", type=int, metavar="L", help="transformer blocks (8)")
-    group.add_argument("--num-heads", type=int, metavar="H", help="query heads (8)")
-    group.add_argument("--num-kv-heads", type=int, metavar="K", help="key and value heads (half the query heads)")
-    group.add_argument("--intermediate-dim", type=int, metavar="F", help="width of the feed-forward part (4 x hidden)")
-    group.add_argument("--vocab-size", type=int, default=1000, metavar="V", help="distinct tokens (%(default)s)")
-
-
-def add_training_options(parser):
-    group = parser.add_argument_group("training")
-    flag = argparse.BooleanOptionalAction
-    group.add_argument("--num-steps", type=int, default=50, help="measured training steps (%(default)s)")
-    group.add_argument("--warmup-steps", type=int, default=3, help="steps before the clock starts (%(default)s)")
-    group.add_argument("--learning-rate", type=float, default=3e-4, help="of AdamW (%(default)s)")
-    group.add_argument("--seed", type=int, default=0, help="of weights and batches (%(default)s)")
-    group.add_argument("--data", metavar="PATH", help="text file, or folder of them, read as bytes (synthetic stream)")
-    group.add_argument("--use-amp", action="store_true", help="automatic mixed precision")
-    group.add_argument("--amp-dtype", choices=["bfloat16", "float16"], default="bfloat16", help="(%(default)s)")
-    group.add_argument("--tf32", action="store_true", help="let float32 matrix products use TF32 matrix units")
-    group.add_argument("--graph", action=flag, help=f"replay the step from a CUDA/HIP graph ({GRAPH_BY_DEFAULT})")
-    group.add_argument(
-        "--deterministic",
-        action=flag,
-        default=DETERMINISTIC_BY_DEFAULT,
-        help="same bits in every run (%(default)s)",
-    )
-    group.add_argument("--device", help="cpu, cuda or cuda:N; PyTorch calls AMD GPUs cuda too (a GPU if there is one)")
-    group.add_argument("--metrics-file", metavar="JSON", help="write configuration, environment, steps and summary")
-    group.add_argument("--validate-setup", action="store_true", help="three small steps that check this machine")
-    group.add_argument("--checkpoint-dir", metavar="DIR", default="checkpoints", help="for --save-every (%(default)s)")
-    group.add_argument("--save-every", type=int, default=0, metavar="N", help="write a checkpoint every N steps")
-    group.add_argument("--resume", action="store_true", help="continue from the newest sound checkpoint")
-
-
-def add_parallel_options(parser):
-    group = parser.add_argument_group("several processes, one a GPU, started by torchrun; --batch-size is each one's")
-    group.add_argument(
-        "--parallel", choices=["ddp", "fsdp"], help="copy the model into every process, or shard it over them (ddp)"
-    )
-    group.add_argument(
-        "--compress-gradients", action="store_true", help="send float32 gradients in 16 bits, those of --amp-dtype"
-    )
-
-
-def add_profiling_options(parser):
-    group = parser.add_argument_group("profiling with PyTorch's profiler (on steps after the measured ones)")
-    group.add_argument("--enable-pytorch-profiler", action="store_true", help="write a trace for ui.perfetto.dev")
-    group.add_argument("--profile-dir", metavar="DIR", default="pytorch_profiles", help="(%(default)s)")
-    group.add_argument("--profile-steps", type=int, default=3, metavar="N", help="steps to profile (%(default)s)")
-    group.add_argument(
-        "--profile-memory", "--enable-memory-profiling", action="store_true", help="memory of every operator"
-    )
-    group.add_argument("--profile-operators", action="store_true", help="print a table of the operators")
-    group.add_argument(
-        "--sort-by", choices=SORT_KEYS, metavar="KEY", default="cuda_time_total", help="of that table (%(default)s)"
-    )
-    group.add_argument("--profile-attention-only", action="store_true", help="profile one attention layer alone")
-
-
-def add_switch(group, name, default, meaning):
-    """--enable-NAME and --disable-NAME."""
-    target = f"enable_{name.replace('-', '_')}"
-    group.add_argument(f"--enable-{name}", dest=target, action="store_true", help=meaning)
-    group.add_argument(f"--disable-{name}", dest=target, action="store_false", help=argparse.SUPPRESS)
-    group.set_defaults(**{target: default})
-
-
-def add_version_options(parser):
-    group = parser.add_argument_group("libraries; --enable-torch-compile has its --disable-torch-compile")
-    add_switch(group, "torch-compile", None, "let torch.compile fuse the rest (on a GPU)")
-    modes = ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-    group.add_argument("--compile-mode", choices=modes, default="default", help="of torch.compile (%(default)s)")
-    names = ["auto", *SDPA_BACKENDS, "flex"]
-    group.add_argument("--attention-backend", choices=names, default="auto", help="(the first that can)")
-
-
-def check_version_options(options):
-    if options.enable_torch_compile is None:
-        options.enable_torch_compile = torch.device(options.device).type == "cuda"
-    if options.graph and options.enable_torch_compile and "reduce" in options.compile_mode:
-        raise ValueError("--compile-mode reduce-overhead makes graphs of its own: use it with --no-graph")
-    if options.attention_backend == "flex" and not options.enable_torch_compile:
-        raise ValueError("--attention-backend flex is fast only when compiled: use it with --enable-torch-compile")
-    if options.attention_backend in SDPA_BACKENDS and not runs_here(options.attention_backend, options):
-        raise ValueError(
-            f"--attention-backend {options.attention_backend} cannot run this model's attention on {options.device} in "
-            f"{precision_name(options)}: leave it out to get one that can"
-        )
-
-
-def describe_parts(options):
-    """What this version computes with, for the printed configuration."""
-    compiled = f", torch.compile ({options.compile_mode})" if options.enable_torch_compile else ""
-    return f"{choose_backend(options)} attention, fused RMSNorm and AdamW{compiled}"
-
-
-def launch_ranks(variables):
-    """What torchrun says of this process in environment variables; one process alone where it says nothing.
-
-    Raises ValueError where they do not fit together.
-    """
-    ranks = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
-    if not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & set(variables):
-        return {name.lower(): value for name, value in ranks.items()} | {"launched": False}
-    way_out = "start the script with torchrun, or unset RANK, LOCAL_RANK and WORLD_SIZE to run it alone"
-    for name in (*ranks, "MASTER_ADDR", "MASTER_PORT"):
-        if not variables.get(name):
-            raise ValueError(f"{name} is not set, but other variables of a distributed launch are: {way_out}")
-        if name != "MASTER_ADDR" and not variables[name].isdecimal():
-            raise ValueError(f"{name} is {variables[name]!r} and no number: {way_out}")
-    ranks = {name: int(variables[name]) for name in ranks}
-    for rank, size in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
-        if ranks[rank] >= ranks[size]:
-            raise ValueError(f"{rank} is {ranks[rank]}, but must be below {size}, which is {ranks[size]}: {way_out}")
-    return {name.lower(): value for name, value in ranks.items()} | {"launched": True}
-
-
-def resolve_parallel(options, ranks):
-    """Where this process stands among the others, which part of the GPUs is its own, and how they share the work."""
-    options.rank, options.world_size = ranks["rank"], ranks["world_size"]
-    if not ranks["launched"]:
-        if options.parallel or options.compress_gradients:
-            raise ValueError("--parallel and --compress-gradients need several processes: start with torchrun")
-        return
-    options.parallel = options.parallel or "ddp"
-    options.one_host = ranks["local_world_size"] == ranks["world_size"]
-    if options.device == "cuda":
-        there = torch.cuda.device_count()
-        if ranks["local_world_size"] > there:
-            raise ValueError(
-                f"{ranks['local_world_size']} processes were started on a machine where PyTorch sees {there} GPUs: "
-                f"use torchrun --nproc-per-node {max(1, there)}, or --device cpu"
-            )
-        options.device = f"cuda:{ranks['local_rank']}"
-    elif options.device.startswith("cuda") and ranks["local_world_size"] > 1:
-        raise ValueError(f"--device {options.device} would give all processes one GPU: leave out its number")
-
-
-def check_parallel(options):
-    """Refuse what several processes cannot do together."""
-    if options.parallel == "fsdp":
-        if options.use_amp and options.amp_dtype == "float16":
-            raise ValueError("--parallel fsdp does not scale the gradients of float16: use --amp-dtype bfloat16")
-        if options.profile_attention_only:
-            raise ValueError("--profile-attention-only needs whole layers: leave out --parallel fsdp")
-    if options.compress_gradients and options.amp_dtype == "bfloat16" and torch.device(options.device).type == "cpu":
-        raise ValueError("--compress-gradients in bfloat16 needs a GPU: use --amp-dtype float16")
-
-
-def resolve_options(options, ranks):
-    """Fill what was not given: preset first, then defaults, then what follows from other options."""
-    chosen = {**(SETUP_CHECK if options.validate_setup else DEFAULTS), **PRESETS.get(options.preset, {})}
-    if options.hidden_dim not in (None, chosen["hidden_dim"]):
-        chosen.pop("intermediate_dim", None)
-    for name, value in chosen.items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
-    if options.validate_setup:
-        options.num_steps, options.warmup_steps = 3, 1
-    if options.num_kv_heads is None:
-        options.num_kv_heads = max(1, options.num_heads // 2)
-    if options.intermediate_dim is None:
-        options.intermediate_dim = 4 * options.hidden_dim
-    if options.device is None:
-        options.device = "cuda" if torch.cuda.is_available() else "cpu"
-    resolve_parallel(options, ranks)
-    if options.graph is None:
-        options.graph = GRAPH_BY_DEFAULT and not options.enable_pytorch_profiler
-    options.profile = (
-        options.enable_pytorch_profiler
-        or options.profile_memory
-        or options.profile_operators
-        or options.profile_attention_only
-    )
-
-
-def check_sizes(options):
-    positive = "batch_size seq_len hidden_dim num_layers num_heads num_kv_heads intermediate_dim vocab_size num_steps"
-    for name in (positive + " profile_steps").split():
-        if getattr(options, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}")
-    for name in ("warmup_steps", "save_every", "seed"):
-        if not 0 <= getattr(options, name) < 2**63:
-            raise ValueError(f"--{name.replace('_', '-')} must be from 0 to 2^63 - 1, not {getattr(options, name)}")
-    if not (math.isfinite(options.learning_rate) and options.learning_rate > 0):
-        raise ValueError(f"--learning-rate must be a positive number, not {options.learning_rate}")
-    if options.hidden_dim % (2 * options.num_heads):
-        raise ValueError(
-            f"--hidden-dim must be a multiple of 2 x --num-heads = {2 * options.num_heads} "
-            f"(rotary embeddings turn pairs), not {options.hidden_dim}"
-        )
-    if options.num_heads % options.num_kv_heads:
-        raise ValueError(f"--num-kv-heads must divide --num-heads {options.num_heads}, not {options.num_kv_heads}")
-
-
-def check_places(options):
-    """Refuse a device that is not there and a file that cannot be written, before any work is done."""
-    try:
-        device = torch.device(options.device)
-    except RuntimeError:
-        raise ValueError(f"--device must be cpu, cuda or cuda:N, not {options.device}") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"--device must be cpu, cuda or cuda:N, not {options.device}")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"--device {options.device} is not there: PyTorch sees {torch.cuda.device_count()} GPUs here")
-    if options.metrics_file and options.rank == 0:
-        path = pathlib.Path(options.metrics_file)
-        target = path if path.exists() else path.parent
-        if path.is_dir() or not os.access(target, os.W_OK):
-            raise ValueError(f"--metrics-file {path} cannot be written: choose a file in a folder that can")
-    if options.resume and not pathlib.Path(options.checkpoint_dir).is_dir():
-        raise ValueError(f"--resume needs an existing --checkpoint-dir, and {options.checkpoint_dir} is not there")
-
-
-def parse_options(argv=None):
-    """Options from the command line, complete and checked; a wrong one ends the program with status 2."""
-    parser = Parser(
-        prog=f"tiny_llama_v{VERSION}.py",
-        description=f"Train a tiny LLaMA, version {VERSION}.",
-        epilog=f"example: python tiny_llama_v{VERSION}.py --preset small --num-steps 20 --metrics-file v{VERSION}.json",
-    )
-    groups = (add_model_options, add_training_options, add_parallel_options, add_profiling_options)
-    for add in (*groups, add_version_options):
-        add(parser)
-    try:
-        ranks = launch_ranks(os.environ)
-        parser.speaks = ranks["local_rank"] == 0
-        options = parser.parse_args(argv)
-        resolve_options(options, ranks)
-        check_sizes(options)
-        check_places(options)
-        check_parallel(options)
-        check_version_options(options)
-    except ValueError as error:
-        parser.error(str(error))
-    return options
-
-
-def model_config(options):
-    return Config(**{f.name: getattr(options, f.name) for f in dataclasses.fields(Config) if hasattr(options, f.name)})
-
-
-# ---------------------------------------------------------------- data
-
-
-def own_rows(batch, options):
-    """The rows of this process, B of the B x world_size that all processes draw alike."""
-    return batch[options.rank * options.batch_size :][: options.batch_size]
-
-
-class SyntheticStream:
-    """A stream of tokens that can be learned, and whose best reachable loss is known.
-
-    After token t comes one of up to four fixed successors of t, with probabilities 1/2, 1/4, 1/8, 1/8; the successors
-    are drawn once from the seed. No model can do better than the entropy of that choice.
-    """
-
-    def __init__(self, options):
-        self.options = options
-        branches = min(4, options.vocab_size)
-        self.probabilities = np.array([0.5 ** min(i + 1, branches - 1) for i in range(branches)])
-        self.best_loss = float(-(self.probabilities * np.log(self.probabilities)).sum())
-        self.order = np.random.default_rng(options.seed).permutation(options.vocab_size)
-        self.description = f"synthetic stream, best reachable loss {self.best_loss:.4f}"
-
-    def batch(self, step):
-        """Tokens and next tokens of one step, two int64 tensors [B, T]; a function of seed, step and rank alone."""
-        B, T, V = self.options.batch_size * self.options.world_size, self.options.seq_len, self.options.vocab_size
-        rng = np.random.default_rng((self.options.seed, step))
-        choices = rng.choice(len(self.probabilities), size=(B, T), p=self.probabilities)
-        stream = np.empty((B, T + 1), dtype=np.int64)
-        stream[:, 0] = rng.integers(0, V, size=B)
-        for t in range(T):
-            stream[:, t + 1] = self.order[(stream[:, t] + choices[:, t]) % V]
-        stream = own_rows(torch.from_numpy(stream), self.options)
-        return stream[:, :-1], stream[:, 1:]
-
-
-class TextStream:
-    """Random windows of real text, one token a byte."""
-
-    best_loss = None
-
-    def __init__(self, options):
-        self.options = options
-        self.bytes = np.frombuffer(read_text(pathlib.Path(options.data)), dtype=np.uint8)
-        if len(self.bytes) <= options.seq_len:
-            raise ValueError(
-                f"--data {options.data} holds {len(self.bytes)} bytes of text, "
-                f"but --seq-len {options.seq_len} needs at least {options.seq_len + 1}"
-            )
-        if self.bytes.max() >= options.vocab_size:
-            raise ValueError(
-                f"--vocab-size {options.vocab_size} is too small for --data {options.data}: "
-                f"it must be at least {self.bytes.max() + 1}"
-            )
-        self.description = f"{len(self.bytes):,} bytes of text from {options.data}"
-
-    def batch(self, step):
-        """Tokens and next tokens of one step, two int64 tensors [B, T]; a function of seed, step and rank alone."""
-        B, T = self.options.batch_size * self.options.world_size, self.options.seq_len
-        starts = np.random.default_rng((self.options.seed, step)).integers(0, len(self.bytes) - T, size=(B, 1))
-        starts = own_rows(starts, self.options)
-        windows = torch.from_numpy(self.bytes[starts + np.arange(T + 1)].astype(np.int64))
-        return windows[:, :-1], windows[:, 1:]
-
-
-def read_text(path):
-    """The bytes of a text file, or of all text files directly in a folder, in the order of their names."""
-    try:
-        files = [path] if not path.is_dir() else sorted(p for p in path.iterdir() if p.is_file())
-        contents = [file.read_bytes() for file in files]
-    except OSError as error:
-        raise ValueError(f"--data {path} cannot be read: {error.strerror}") from None
-    # A NUL byte marks a binary file; those that happen to lie in a folder of text are passed over.
-    return b"\n".join(content for content in contents if b"\0" not in content)
-
-
-def load_data(options):
-    return TextStream(options) if options.data else SyntheticStream(options)
-
-
-# ---------------------------------------------------------------- operations: the lesson of this version
-
-
-def annotate(name):
-    """A named range for the PyTorch profiler and, on a GPU, for NVTX/ROCTX timelines."""
-    if torch.compiler.is_compiling():
-        return contextlib.nullcontext()
-    ranges = contextlib.ExitStack()
-    ranges.enter_context(torch.profiler.record_function(name))
-    if torch.cuda.is_available():
-        ranges.enter_context(torch.cuda.nvtx.range(name))
-    return ranges
-
-
 def at_least_float32(x):
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def rope_tables(seq_len, head_dim, theta, device):
-    """Cosine and sine of t · theta^(-2i / D) for position t and pair i: two float32 tensors [T, D/2]."""
+    """Return cos and sin of t · theta^(-2i / D) for position t and pair i: two float32 tensors [T, D/2]."""
     frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), frequencies)
     return angles.cos().float().to(device), angles.sin().float().to(device)
 
 
 def apply_rope(x, cos, sin):
-    """Turn the pairs (x[i], x[i + D/2]) of every head of x [B, T, heads, D] by their position's angles."""
-    first, second = at_least_float32(x).chunk(2, dim=-1)
+    """Rotate the pairs (x[i], x[i + D/2]) of every head of x [B, T, heads, D]."""
+    x1, x2 = at_least_float32(x).chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+    return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1).to(x.dtype)
 
 
-def causal_attention(query, key, value):
-    """softmax(query keyᵀ / sqrt(D)) value in one kernel, each token seeing itself and those before it.
+def causal_attention(q, k, v):
+    """Return softmax(q kᵀ / sqrt(D)) v under a causal mask: q [B, T, H, D], k and v [B, T, K, D] -> [B, T, H, D].
 
-    query [B, T, H, D], key and value [B, T, K, D] with H a multiple of K; returns [B, T, H, D].
+    One kernel computes it tile by tile and never writes the T x T scores (FlashAttention, arXiv:2205.14135).
     """
-    grouped = query.dtype in (torch.float16, torch.bfloat16)
-    if not grouped:
-        # In float32 only the slow kernel that writes the scores shares keys between heads; the fused one wants copies.
-        key, value = (x.repeat_interleave(query.shape[2] // x.shape[2], dim=2) for x in (key, value))
-    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-    mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
-    return mixed.transpose(1, 2)
+    grouped = q.dtype in (torch.float16, torch.bfloat16)
+    if not grouped:  # in float32 only the slow kernel that writes the scores lets heads share keys
+        k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
 
 
-@functools.cache
-def can_run(backend, dtype, device, T, H, K, D):
-    """Whether this backend alone runs causal attention of that shape, forward and backward."""
-    shapes = [(1, T, heads, D) for heads in (H, K, K)]
-    query, key, value = (torch.zeros(shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes)
+def swiglu(gate, up):
+    """Return silu(gate) · up, where silu(x) = x · sigmoid(x)."""
+    return F.silu(gate) * up
+
+
+# ---------------------------------------------------------------- attention backends
+
+
+def can_run(backend, config):
+    """Return True if a backend runs this model's attention, forward and backward: try it on one sequence."""
+    heads, dtype = (config.num_heads, config.num_kv_heads, config.num_kv_heads), config.dtype
+    options = {"dtype": dtype if config.use_amp else torch.float32, "device": config.device, "requires_grad": True}
+    q, k, v = (torch.zeros(1, config.seq_len, n, config.head_dim, **options) for n in heads)
     try:
         with warnings.catch_warnings(), sdpa_kernel(SDPA_BACKENDS[backend]):
-            warnings.simplefilter("ignore")  # PyTorch warns of each reason why a backend cannot run
-            causal_attention(query, key, value).sum().backward()
+            warnings.simplefilter("ignore")  # PyTorch warns about each reason why a backend cannot run
+            causal_attention(q, k, v).sum().backward()
     except RuntimeError:
         return False
     return True
 
 
+def choose_backend(config):
+    """Return flex where it is fast, else the first SDPA backend that can run this model's attention."""
+    if config.on_gpu and config.enable_torch_compile and (config.use_amp or config.tf32):
+        return "flex"  # the compiler reads and writes the projections in place, and uses TF32
+    return next(backend for backend in SDPA_BACKENDS if can_run(backend, config))
+
+
 @functools.cache
 def causal_blocks(T, device):
-    """Which tiles of the T x T scores flex attention has to visit."""
+    """Return flex attention's mask: the tiles of the T x T scores that it has to visit."""
     from torch.nn.attention.flex_attention import create_block_mask  # takes a second to import
 
     return create_block_mask(lambda b, h, query, key: query >= key, None, None, T, T, device=device)
 
 
-def flexible_tiles(dtype):
-    """Tiles of 64 x 64, which fit every GPU at head sizes up to 64.
+def flex_tiles(dtype):
+    """Return kernel options with tiles of 64 x 64, which fit every GPU at head sizes up to 64.
 
-    PyTorch's own for float32 are 16 x 16 in the backward and take twice the time; those for 16 bits, of 128, take a
-    tenth more at 512 tokens, where much of a tile on the diagonal is masked.
+    PyTorch's defaults for float32 are 16 x 16 in the backward and take twice the time; those for 16 bits, 128 x 128,
+    take 10 % longer at 512 tokens, where much of a tile on the diagonal is masked.
     """
     sizes = dict.fromkeys(("bwd_BLOCK_M1", "bwd_BLOCK_N1", "bwd_BLOCK_M2", "bwd_BLOCK_N2"), 64) | {"bwd_num_warps": 4}
     if dtype == torch.float32:
@@ -513,90 +135,62 @@ def flexible_tiles(dtype):
     return sizes | forward | {"bwd_num_stages": 2}
 
 
-def flexible_attention(query, key, value, blocks):
-    """As causal_attention, by a kernel that torch.compile generates."""
+def flexible_attention(q, k, v, blocks):
+    """Return the same as causal_attention, from a kernel that torch.compile generates."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-    tiles = flexible_tiles(query.dtype) if query.shape[-1] <= 64 else None
-    mixed = flex_attention(query, key, value, block_mask=blocks, enable_gqa=True, kernel_options=tiles)
-    return mixed.transpose(1, 2)
-
-
-def runs_here(backend, options):
-    dtype = getattr(torch, options.amp_dtype) if options.use_amp else torch.float32
-    sizes = (options.seq_len, options.num_heads, options.num_kv_heads, options.hidden_dim // options.num_heads)
-    return can_run(backend, dtype, options.device, *sizes)
-
-
-def choose_backend(options):
-    """The name of the attention backend to use: the one asked for, or the first that can."""
-    if options.attention_backend != "auto":
-        return options.attention_backend
-    on_gpu = torch.device(options.device).type == "cuda"
-    if on_gpu and options.enable_torch_compile and (options.use_amp or options.tf32):
-        return "flex"  # the compiler reads and writes the projections as they are, and uses TF32
-    return next(backend for backend in SDPA_BACKENDS if runs_here(backend, options))
-
-
-def swiglu(gate, up):
-    """silu(gate) · up, with silu(x) = x · sigmoid(x)."""
-    return F.silu(gate) * up
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    tiles = flex_tiles(q.dtype) if q.shape[-1] <= 64 else None
+    return flex_attention(q, k, v, block_mask=blocks, enable_gqa=True, kernel_options=tiles).transpose(1, 2)
 
 
 # ---------------------------------------------------------------- model
 
 
 class Attention(nn.Module):
-    """Causal self-attention with grouped queries: H query heads read K key/value heads."""
+    """Causal self-attention with grouped queries: H query heads share K key/value heads."""
 
-    def __init__(self, config, options):
+    def __init__(self, config):
         super().__init__()
-        C, D = config.hidden_dim, config.head_dim
-        self.head_dim = D
-        self.sizes = [C, config.num_kv_heads * D, config.num_kv_heads * D]
-        self.qkv_proj = nn.Linear(C, sum(self.sizes), bias=False)
-        self.o_proj = nn.Linear(config.num_heads * D, C, bias=False)
-        flex = choose_backend(options) == "flex"
-        self.blocks = causal_blocks(options.seq_len, options.device) if flex else None
+        C, kv = config.hidden_dim, config.num_kv_heads * config.head_dim
+        self.head_dim, self.sizes = config.head_dim, [C, kv, kv]
+        self.qkv_proj = nn.Linear(C, C + 2 * kv, bias=False)
+        self.o_proj = nn.Linear(C, C, bias=False)
+        self.blocks = causal_blocks(config.seq_len, config.device) if config.attention_backend == "flex" else None
 
     def forward(self, x, cos, sin):
-        heads = (*x.shape[:-1], -1, self.head_dim)
         with annotate("qkv projection"):
-            query, key, value = (part.view(heads) for part in self.qkv_proj(x).split(self.sizes, dim=-1))
+            q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv_proj(x).split(self.sizes, dim=-1))
         with annotate("rope"):
-            query, key = apply_rope(query, cos, sin), apply_rope(key, cos, sin)
+            q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
         with annotate("attention"):
-            if self.blocks is None:
-                mixed = causal_attention(query, key, value)
-            else:
-                mixed = flexible_attention(query, key, value, self.blocks)
+            mixed = flexible_attention(q, k, v, self.blocks) if self.blocks else causal_attention(q, k, v)
         with annotate("output projection"):
             return self.o_proj(mixed.flatten(-2))
 
 
 class FeedForward(nn.Module):
-    """down(silu(gate(x)) · up(x))."""
+    """Compute down(silu(gate(x)) · up(x)) of x [B, T, C]."""
 
-    def __init__(self, config, options):
+    def __init__(self, config):
         super().__init__()
         self.gate_up_proj = nn.Linear(config.hidden_dim, 2 * config.intermediate_dim, bias=False)
         self.down_proj = nn.Linear(config.intermediate_dim, config.hidden_dim, bias=False)
 
     def forward(self, x):
         with annotate("feed-forward"):
-            # Two products with the halves of the packed weight: halves of one product would have to be put together
-            # again in the backward. Recomputed there: what the last product reads, a third of what is kept otherwise.
+            # Two GEMMs with the halves of the packed weight: the backward of one would have to concatenate gradients.
+            # silu(gate) · up is computed again in the backward instead of saved: a third of this layer's activations.
             with annotate("gate and up projection"):
                 gate, up = (F.linear(x, weight) for weight in self.gate_up_proj.weight.chunk(2))
-            return checkpoint(self.rest, gate, up, use_reentrant=False, preserve_rng_state=False)
+            return checkpoint(self.activate, gate, up, use_reentrant=False, preserve_rng_state=False)
 
-    def rest(self, gate, up):
+    def activate(self, gate, up):
         return self.down_proj(swiglu(gate, up))
 
 
 class RMSNorm(nn.Module):
-    def __init__(self, config, options):
+    def __init__(self, config):
         super().__init__()
         self.eps = config.norm_eps
         self.weight = nn.Parameter(torch.ones(config.hidden_dim))
@@ -607,12 +201,12 @@ class RMSNorm(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, config, options):
+    def __init__(self, config):
         super().__init__()
-        self.attention_norm = RMSNorm(config, options)
-        self.attention = Attention(config, options)
-        self.feed_forward_norm = RMSNorm(config, options)
-        self.feed_forward = FeedForward(config, options)
+        self.attention_norm = RMSNorm(config)
+        self.attention = Attention(config)
+        self.feed_forward_norm = RMSNorm(config)
+        self.feed_forward = FeedForward(config)
 
     def forward(self, x, cos, sin):
         x = x + self.attention(self.attention_norm(x), cos, sin)
@@ -620,949 +214,915 @@ class Block(nn.Module):
 
 
 class TinyLlama(nn.Module):
-    """Tokens [B, T] to logits [B, T, V]; the output projection is the token embedding."""
+    """Map tokens [B, T] to logits [B, T, V]; the output head shares the token embedding."""
 
-    def __init__(self, config, options):
+    def __init__(self, config):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_dim)
-        self.layers = nn.ModuleList(Block(config, options) for _ in range(config.num_layers))
-        self.norm = RMSNorm(config, options)
-        cos, sin = rope_tables(options.seq_len, config.head_dim, config.rope_theta, options.device)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
-        if options.enable_torch_compile:
-            if options.parallel:
-                # Compiled one by one, blocks give their gradients one by one, to be sent meanwhile. PyTorch would cut a
-                # model in DDP into such parts itself, but before 2.13 not one with flex attention.
-                torch._dynamo.config.optimize_ddp = False
-            for module in self.layers if options.parallel else [self]:
-                module.compile(mode=options.compile_mode)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config)
+        if config.enable_torch_compile:
+            # Under DDP each block is compiled on its own, so its gradients are sent while earlier blocks still compute.
+            torch._dynamo.config.optimize_ddp = not config.parallel
+            for module in self.layers if config.parallel else [self]:
+                module.compile(mode=config.compile_mode)
+        self.cos, self.sin = rope_tables(config.seq_len, config.head_dim, config.rope_theta, config.device)
 
     def forward(self, tokens):
-        T = tokens.shape[1]
         x = self.embed_tokens(tokens)
         for layer in self.layers:
-            x = layer(x, self.cos[:T], self.sin[:T])
+            x = layer(x, self.cos, self.sin)
         with annotate("output head"):
             return F.linear(self.norm(x), self.embed_tokens.weight)
 
 
-# ---------------------------------------------------------------- weights: one canonical form for all versions
+# ---------------------------------------------------------------- loss, optimizer, options
 
-# A fused weight is the concatenation of these canonical ones, in this order; version 1 has none.
+
+def mean_loss(logits, labels):
+    """Return the mean cross-entropy of logits [B, T, V] against labels [B, T], computed in float32."""
+    return F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
+
+
+def compute_loss(model, tokens, labels, config):
+    """Return the mean cross-entropy of predicting labels [B, T] from tokens [B, T]."""
+    with sdpa_kernel(SDPA_BACKENDS.get(config.attention_backend, SDPBackend.MATH)):
+        logits = model(tokens)
+    with annotate("loss"):
+        return torch.compile(mean_loss, disable=not config.enable_torch_compile)(logits, labels)
+
+
+class MasterAdamW(torch.optim.Optimizer):
+    """Train 16-bit matrices through float32 master weights, which PyTorch's fused AdamW updates."""
+
+    _step_supports_amp_scaling = True  # GradScaler passes grad_scale and found_inf instead of synchronising
+
+    def __init__(self, params, dtype, **settings):
+        super().__init__(params, {})
+        self.parameters = self.param_groups[0]["params"]
+        self.masters = [nn.Parameter(p.detach().clone()) for p in self.parameters]
+        self.inner = torch.optim.AdamW(self.masters, **settings)
+        for p, master in zip(self.parameters, self.masters, strict=True):
+            if p.ndim == 2:
+                p.data = p.data.to(dtype)
+            state = {"step": torch.zeros((), device=p.device)}
+            state |= {moment: torch.zeros_like(master.data) for moment in ("exp_avg", "exp_avg_sq")}
+            self.inner.state[master], self.state[p] = state, state | {"master": master.data}
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for name in ("grad_scale", "found_inf"):
+            setattr(self.inner, name, getattr(self, name, None))
+        for master in self.masters:
+            master.grad = torch.empty_like(master)
+        torch._foreach_copy_([master.grad for master in self.masters], [p.grad for p in self.parameters])
+        self.inner.step()
+        self.inner.zero_grad()
+        torch._foreach_copy_(self.parameters, self.masters)
+
+
+def make_optimizer(model, config):
+    """Return PyTorch's fused AdamW, on float32 master weights if the model computes with 16-bit ones."""
+    settings = {"lr": config.learning_rate, "capturable": config.graph and config.on_gpu, "fused": True}
+    if config.use_amp and config.parallel != "fsdp":
+        return MasterAdamW(model.parameters(), config.dtype, **settings)
+    return torch.optim.AdamW(model.parameters(), **settings)
+
+
+def get_weight(parameter, state):
+    """Return the float32 weight of a parameter: its master weight if it has one."""
+    return state.get("master", parameter)
+
+
+def set_weight(parameter, state, weight):
+    """Overwrite a parameter and its master weight in place with a float32 weight."""
+    state.get("master", parameter).copy_(weight)
+    parameter.copy_(weight)
+
+
+def add_version_options(add):
+    switch = {"dest": "enable_torch_compile", "default": None}
+    add("--enable-torch-compile", action="store_true", help="let torch.compile fuse the rest (on a GPU)", **switch)
+    add("--disable-torch-compile", action="store_false", help=argparse.SUPPRESS, **switch)
+    modes = ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+    add("--compile-mode", choices=modes, default="default", help="of torch.compile (%(default)s)")
+    names = ["auto", *SDPA_BACKENDS, "flex"]
+    add("--attention-backend", choices=names, default="auto", help="attention kernel (the first that can run)")
+
+
+def complete_version_options(config):
+    """Complete and check the options of this version; return a description of its parts."""
+    if config.enable_torch_compile is None:
+        config.enable_torch_compile = config.on_gpu
+    if config.graph and config.enable_torch_compile and "reduce" in config.compile_mode:
+        raise UserError("--compile-mode reduce-overhead captures graphs of its own: add --no-graph")
+    backend = config.attention_backend
+    if backend == "flex" and not config.enable_torch_compile:
+        raise UserError("--attention-backend flex is slow unless compiled: add --enable-torch-compile")
+    if backend in SDPA_BACKENDS and not can_run(backend, config):
+        raise UserError(f"--attention-backend {backend} cannot run this model in {config.precision}: leave it out")
+    if backend == "auto":
+        config.attention_backend = choose_backend(config)
+    mode = f", torch.compile ({config.compile_mode})" if config.enable_torch_compile else ""
+    return f"{config.attention_backend} attention, fused RMSNorm and AdamW{mode}"
+
+
+# ============ The training harness below is the same in all four versions. You can stop reading here. ============
+# It uses from above: the four constants; TinyLlama(config), tokens [B, T] to logits [B, T, V]; compute_loss;
+# make_optimizer, an AdamW that keeps all that lasts as tensors in optimizer.state[p]; get_weight and set_weight, the
+# float32 weight of a parameter that may be 16-bit; add_version_options and complete_version_options.
+
+MODEL = "vocab_size hidden_dim num_layers num_heads num_kv_heads intermediate_dim norm_eps rope_theta".split()
+SIZES = ("hidden_dim", "num_layers", "num_heads", "intermediate_dim", "seq_len", "batch_size")
+PRESETS = {
+    "default": (512, 8, 8, 2048, 256, 8),
+    "check": (64, 2, 4, 256, 32, 2),  # --validate-setup
+    "tiny": (256, 4, 8, 512, 128, 8),
+    "small": (512, 8, 8, 2048, 128, 8),
+    "medium": (1024, 12, 16, 4096, 512, 16),
+}
+TIMES = ("cpu_time_total", "cuda_time_total", "device_time_total", "cpu_memory_usage", "device_memory_usage")
+SORT_KEYS = [*TIMES, *(f"self_{key}" for key in TIMES), "count"]
+
+
+class UserError(Exception):
+    """An error that the user can fix: printed as one line, exit status 2."""
+
+
+class Config(argparse.Namespace):
+    """All options of a run, completed and checked, and properties that follow from them."""
+
+    head_dim = property(lambda self: self.hidden_dim // self.num_heads)
+    dtype = property(lambda self: getattr(torch, self.amp_dtype))
+    precision = property(lambda self: self.amp_dtype if self.use_amp else "tf32" if self.tf32 else "float32")
+    on_gpu = property(lambda self: self.device.startswith("cuda"))
+    device_name = property(lambda self: torch.cuda.get_device_name(self.device) if self.on_gpu else platform.machine())
+
+
+def between(kind, low, high):
+    """Return a converter for argparse that accepts numbers from low to high."""
+
+    def number(text):
+        if not low <= kind(text) <= high:
+            raise argparse.ArgumentTypeError(f"must be from {low} to {high}, got {text}")
+        return kind(text)
+
+    return number
+
+
+def build_parser():
+    """Return the command line of this version."""
+    example = f"example: python tiny_llama_v{VERSION}.py --preset small --num-steps 20 --metrics-file v{VERSION}.json"
+    parser = argparse.ArgumentParser(description=f"Train a tiny LLaMA, version {VERSION}.", epilog=example)
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
+    parser.error = lambda message: parser.exit(
+        2, f"{parser.prog}: error: {message}\n" if first else None
+    )  # one line, once
+    parser.set_defaults(version=VERSION, norm_eps=1e-6, rope_theta=10000.0)
+    add_model_options(parser.add_argument_group("model and batch").add_argument)
+    add_training_options(parser.add_argument_group("training").add_argument)
+    add_profiling_options(
+        parser.add_argument_group("PyTorch's profiler, on steps after the measured ones").add_argument
+    )
+    add_version_options(parser.add_argument_group(f"version {VERSION}").add_argument)
+    return parser
+
+
+def add_model_options(add):
+    positive = between(int, 1, 2**24)
+    add("--preset", choices=["tiny", "small", "medium"], help="sizes to start from; single options override it")
+    add("--batch-size", type=positive, metavar="B", help="sequences per step and process (8)")
+    add("--seq-len", type=positive, metavar="T", help="tokens per sequence (256)")
+    add("--hidden-dim", type=positive, metavar="C", help="width of the model (512)")
+    add("--num-layers", type=between(int, 1, 10_000), metavar="L", help="transformer blocks (8)")
+    add("--num-heads", type=positive, metavar="H", help="query heads (8)")
+    add("--num-kv-heads", type=positive, metavar="K", help="key and value heads (half the query heads)")
+    add("--intermediate-dim", type=positive, metavar="F", help="width of the feed-forward part (4 x hidden)")
+    add("--vocab-size", type=positive, default=1000, metavar="V", help="distinct tokens (%(default)s)")
+
+
+def add_training_options(add):
+    flag, whole = argparse.BooleanOptionalAction, between(int, 0, 2**63 - 1)
+    add(
+        "--num-steps",
+        type=between(int, 1, 10**9 - 1),
+        default=50,
+        metavar="N",
+        help="measured training steps (%(default)s)",
+    )
+    add("--warmup-steps", type=whole, default=3, metavar="N", help="steps before the measured ones (%(default)s)")
+    add("--learning-rate", type=between(float, 1e-30, 1e30), default=3e-4, metavar="R", help="of AdamW (%(default)s)")
+    add("--seed", type=whole, default=0, metavar="N", help="of weights and batches (%(default)s)")
+    add("--data", metavar="PATH", help="text file, or folder of text files, read as bytes (synthetic data)")
+    add("--use-amp", action="store_true", help="automatic mixed precision")
+    add("--amp-dtype", choices=["bfloat16", "float16"], default="bfloat16", help="(%(default)s)")
+    add("--tf32", action="store_true", help="allow TF32 in float32 matmuls")
+    add("--graph", action=flag, help=f"replay the step from a CUDA/HIP graph ({GRAPH_BY_DEFAULT})")
+    add("--deterministic", action=flag, default=DETERMINISTIC_BY_DEFAULT, help="bitwise reproducible (%(default)s)")
+    add("--device", help="cpu, cuda or cuda:N; AMD GPUs are cuda too (a GPU if there is one)")
+    add("--metrics-file", metavar="JSON", help="write configuration, environment, steps and summary")
+    add("--validate-setup", action="store_true", help="check this machine with three small steps")
+    add("--checkpoint-dir", metavar="DIR", default="checkpoints", help="(%(default)s)")
+    add("--save-every", type=whole, default=0, metavar="N", help="write a checkpoint every N steps")
+    add("--resume", action="store_true", help="continue from the newest checkpoint")
+    add("--parallel", choices=["ddp", "fsdp"], help="under torchrun: replicate the model, or shard it (ddp)")
+
+
+def add_profiling_options(add):
+    add("--enable-pytorch-profiler", action="store_true", help="write a trace for ui.perfetto.dev")
+    add("--profile-dir", metavar="DIR", default="pytorch_profiles", help="(%(default)s)")
+    add("--profile-steps", type=between(int, 1, 10_000), default=3, metavar="N", help="steps to profile (%(default)s)")
+    add("--profile-memory", "--enable-memory-profiling", action="store_true", help="memory of every operator")
+    add("--profile-operators", action="store_true", help="print a table of the operators")
+    add("--sort-by", choices=SORT_KEYS, metavar="KEY", default="cuda_time_total", help="its order (%(default)s)")
+    add("--profile-attention-only", action="store_true", help="profile one attention layer alone")
+
+
+def parse_options(argv=None):
+    """Return the options from the command line, completed and checked; a wrong one exits with status 2."""
+    parser = build_parser()
+    config = parser.parse_args(argv, Config())
+    try:
+        read_ranks(config)
+        complete_options(config)
+        check_options(config)
+        config.parts = complete_version_options(config)
+        if config.rank == 0:
+            check_paths(config)
+    except UserError as error:
+        parser.error(str(error))
+    return config
+
+
+def read_ranks(config):
+    """Read rank and world size from torchrun's environment."""
+    ranks = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    config.launched = bool({*ranks, "MASTER_ADDR", "MASTER_PORT"} & set(os.environ))
+    for name, alone in ranks.items():
+        text = os.environ.get(name, "") if config.launched else str(alone)
+        if not re.fullmatch("[0-9]{1,9}", text):
+            raise UserError(f"{name} is {text!r} in the environment: start with torchrun, or unset its variables")
+        setattr(config, name.lower(), int(text))
+
+
+def complete_options(config):
+    """Fill in what was not given, from the preset and from other options."""
+    for name, value in vars(config).items():
+        if value == "":
+            raise UserError(f"--{name.replace('_', '-')} must not be empty")
+    preset = config.preset or ("check" if config.validate_setup else "default")
+    sizes = dict(zip(SIZES, PRESETS[preset], strict=True))
+    if config.hidden_dim not in (None, sizes["hidden_dim"]):
+        sizes["intermediate_dim"] = 4 * config.hidden_dim
+    for name, value in sizes.items():
+        setattr(config, name, getattr(config, name) or value)
+    config.num_kv_heads = config.num_kv_heads or max(1, config.num_heads // 2)
+    if config.validate_setup:
+        config.num_steps, config.warmup_steps = 3, 1
+    config.device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if config.device == "cuda":
+        config.device = f"cuda:{config.local_rank}"
+    config.parallel = config.parallel or ("ddp" if config.launched else None)
+    profiling = ("enable_pytorch_profiler", "profile_memory", "profile_operators", "profile_attention_only")
+    config.profile = any(getattr(config, name) for name in profiling)
+    if config.graph is None:
+        config.graph = GRAPH_BY_DEFAULT and not config.profile
+
+
+def check_options(config):
+    """Raise UserError for options that do not fit together or not this machine."""
+    multiple, gpus, fsdp = 2 * config.num_heads, torch.cuda.device_count(), config.parallel == "fsdp"
+    if config.hidden_dim % multiple:
+        raise UserError(f"--hidden-dim must be a multiple of 2 x --num-heads ({multiple}), got {config.hidden_dim}")
+    if config.num_heads % config.num_kv_heads:
+        raise UserError(f"--num-kv-heads must divide --num-heads ({config.num_heads}), got {config.num_kv_heads}")
+    if not re.fullmatch("cpu|cuda(:[0-9]{1,9})?", config.device):
+        raise UserError(f"--device must be cpu, cuda or cuda:N, got {config.device}")
+    if config.on_gpu and int(config.device[5:]) >= gpus:
+        raise UserError(f"--device {config.device} does not exist: PyTorch sees {gpus} GPUs, one per process")
+    if config.on_gpu and config.local_world_size > 1 and config.device != f"cuda:{config.local_rank}":
+        raise UserError(f"--device {config.device} would give all processes one GPU: leave out its number")
+    if config.parallel and not config.launched:
+        raise UserError("--parallel needs several processes: start with torchrun")
+    if fsdp and not config.on_gpu and torch.__version__ < (2, 9):
+        raise UserError(f"--parallel fsdp on a CPU needs PyTorch 2.9, where gloo averages, got {torch.__version__}")
+    if fsdp and (config.profile_attention_only or (config.use_amp and config.amp_dtype == "float16")):
+        raise UserError("--parallel fsdp supports neither --profile-attention-only nor float16: use --parallel ddp")
+
+
+def check_paths(config):
+    """Raise UserError unless every file that the run will write can be created."""
+    places = {"--metrics-file": config.metrics_file}
+    places |= {"--checkpoint-dir": config.save_every and os.path.join(config.checkpoint_dir, "step")}
+    places |= {"--profile-dir": config.profile and os.path.join(config.profile_dir, "trace")}
+    for option, path in ((option, pathlib.Path(path)) for option, path in places.items() if path):
+        try:
+            if option != "--metrics-file":
+                path.parent.mkdir(parents=True, exist_ok=True)
+            elif path.exists() and not path.is_file():
+                raise UserError(f"--metrics-file must be a regular file, got {path}")
+            probe = path.with_name(path.name + ".partial")
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise UserError(f"{option}: cannot write to {path.parent}: {error.strerror}") from None
+    if config.save_every and not config.resume and list_checkpoints(config):
+        raise UserError(f"--checkpoint-dir {config.checkpoint_dir} holds checkpoints: add --resume or name another one")
+
+
+# ---------------------------------------------------------------- data and initial weights
+
+
+class SyntheticStream:
+    """Generate a Markov chain of known entropy, best_loss: four successors per token, odds 1/2, 1/4, 1/8 and 1/8."""
+
+    def __init__(self, config):
+        self.T, self.V = config.seq_len, config.vocab_size
+        branches = min(4, self.V)
+        self.probabilities = np.array([0.5 ** min(i + 1, branches - 1) for i in range(branches)])
+        self.best_loss = float(-(self.probabilities * np.log(self.probabilities)).sum())
+        self.order = np.random.default_rng(config.seed).permutation(self.V)
+        self.description = f"synthetic stream, best reachable loss {self.best_loss:.4f}"
+
+    def draw(self, rng, rows):
+        choices = rng.choice(len(self.probabilities), size=(rows, self.T), p=self.probabilities)
+        windows = np.empty((rows, self.T + 1), dtype=np.int64)
+        windows[:, 0] = rng.integers(0, self.V, size=rows)
+        for t in range(self.T):
+            windows[:, t + 1] = self.order[(windows[:, t] + choices[:, t]) % self.V]
+        return windows
+
+
+class TextStream:
+    """Draw random windows of text, one token per byte."""
+
+    best_loss = None
+
+    def __init__(self, config):
+        self.T, path = config.seq_len, pathlib.Path(config.data)
+        try:
+            files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
+            texts = [file.read_bytes() for file in files]
+        except OSError as error:
+            raise UserError(f"--data {path} cannot be read: {error.strerror}") from None
+        text = b"\n".join(text for text in texts if b"\0" not in text)  # NUL marks a binary file
+        if len(text) <= self.T:
+            raise UserError(f"--data {path} has {len(text)} bytes of text: --seq-len must be less, got {self.T}")
+        if max(text) >= config.vocab_size:
+            raise UserError(f"--vocab-size must be at least {max(text) + 1} for --data {path}, got {config.vocab_size}")
+        self.bytes = np.frombuffer(text, dtype=np.uint8)
+        self.description = f"{len(text):,} bytes of text from {path}"
+
+    def draw(self, rng, rows):
+        starts = rng.integers(0, len(self.bytes) - self.T, size=(rows, 1))
+        return self.bytes[starts + np.arange(self.T + 1)].astype(np.int64)
+
+
+def load_data(config):
+    return TextStream(config) if config.data else SyntheticStream(config)
+
+
+def batch(data, step, config):
+    """Return this rank's tokens and labels [B, T] of one step: a function of seed, step and rank alone."""
+    windows = data.draw(np.random.default_rng((config.seed, step)), config.batch_size * config.world_size)
+    windows = torch.from_numpy(windows)[config.rank * config.batch_size :][: config.batch_size]
+    return windows[:, :-1], windows[:, 1:]
+
+
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
-def weight_shapes(config):
-    """Canonical name -> shape of every weight, in the order in which the seed draws them."""
-    C, kv = config.hidden_dim, config.num_kv_heads * config.head_dim
-    shapes = {"embed_tokens.weight": (config.vocab_size, C)}
-    for i in range(config.num_layers):
-        layer = {
-            "attention_norm": (C,),
-            "attention.q_proj": (C, C),
-            "attention.k_proj": (kv, C),
-            "attention.v_proj": (kv, C),
-            "attention.o_proj": (C, C),
-            "feed_forward_norm": (C,),
-            "feed_forward.gate_proj": (config.intermediate_dim, C),
-            "feed_forward.up_proj": (config.intermediate_dim, C),
-            "feed_forward.down_proj": (C, config.intermediate_dim),
-        }
-        shapes.update({f"layers.{i}.{name}.weight": shape for name, shape in layer.items()})
-    return {**shapes, "norm.weight": (C,)}
-
-
-def initial_weights(config, seed):
-    """Canonical name -> float32 CPU tensor: ones for the norms, N(0, 0.02) for the rest."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.ones(shape) if len(shape) == 1 else torch.empty(shape).normal_(0, 0.02, generator=generator)
-        for name, shape in weight_shapes(config).items()
-    }
-
-
 def canonical_views(tensors, config):
-    """Canonical name -> tensor for {parameter name: tensor}; parts of fused tensors are views of them."""
-    shapes, views = weight_shapes(config), {}
+    """Return {name in version 1: view} of {parameter name: tensor}; a fused weight is the concatenation of several."""
+    kv, views = config.num_kv_heads * config.head_dim, {}
+    rows = {"qkv_proj": [config.hidden_dim, kv, kv], "gate_up_proj": [config.intermediate_dim] * 2}
     for name, tensor in tensors.items():
-        prefix, module, _ = ("." + name).rsplit(".", 2)
-        parts = [f"{prefix}.{part}.weight"[1:] for part in FUSED.get(module, (module,))]
-        views.update(zip(parts, tensor.split([shapes[part][0] for part in parts]), strict=True))
+        module = name.split(".")[-2]
+        for part, view in zip(FUSED.get(module, [module]), tensor.split(rows.get(module, len(tensor))), strict=True):
+            views[name.replace(module, part)] = view
     return views
 
 
-def build_model(options, device):
-    """The model with its initial weights on the device; with --use-amp its matrices are 16-bit.
-
-    FSDP2 keeps the float32 weights itself, and gathers them as 16-bit ones.
-    """
-    config = model_config(options)
-    with torch.device(device):
-        model = TinyLlama(config, options)
-    with torch.no_grad():
-        weights = initial_weights(config, options.seed)
-        for name, view in canonical_views(dict(model.named_parameters()), config).items():
-            view.copy_(weights[name])
-    if options.use_amp and options.parallel != "fsdp":
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.master = parameter.detach().clone()
-                parameter.data = parameter.data.to(matrix_dtype(options))
-    return model
+@torch.no_grad()
+def initialize(model, config):
+    """Draw matrices from N(0, 0.02) on the CPU in canonical order, and set norms to one."""
+    generator = torch.Generator().manual_seed(config.seed)
+    for view in canonical_views(dict(model.named_parameters()), config).values():
+        view.fill_(1) if view.ndim == 1 else view.copy_(torch.empty(view.shape).normal_(0, 0.02, generator=generator))
 
 
-def matrix_dtype(options):
-    """Dtype of the weight matrices; the float32 weights beside 16-bit ones are what is trained."""
-    return getattr(torch, options.amp_dtype) if options.use_amp else torch.float32
-
-
-# ---------------------------------------------------------------- several processes, one a GPU
-
-# Who waits longer than this for another process ends. Compiling takes longer, but all processes compile at once.
-PATIENCE = datetime.timedelta(seconds=50)
-# Gradients that DDP sends together; by default it begins with a bucket of 1 MiB, and steps took longer.
-BUCKET_MB = 25
+# ---------------------------------------------------------------- several processes, training step
 
 
 @contextlib.contextmanager
-def process_group(options):
-    """Join the processes that torchrun started, if it did, and leave them when all went well."""
-    if not options.parallel:
-        yield
-        return
-    device = torch.device(options.device)
-    on_gpu = device.type == "cuda"
-    if on_gpu:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=PATIENCE, device_id=device if on_gpu else None)
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if options.rank else sys.stdout):
+def process_group(config):
+    """Join torchrun's process group and silence the standard output of all ranks but the first."""
+    device = torch.device(config.device) if config.on_gpu else None
+    timeout = datetime.timedelta(seconds=50)  # for a rank that does not answer; all ranks compile at the same time
+    dist.init_process_group("nccl" if device else "gloo", timeout=timeout, device_id=device)
+    with open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull if config.rank else sys.stdout):
         yield
     dist.destroy_process_group()
 
 
-def announce_end(prog):
-    """Say so when the launcher ends this process, even while it waits inside a library for one that is gone.
+def replicate(model, config):
+    """Return the model wrapped in DDP, or the model itself without --parallel ddp."""
+    if config.parallel != "ddp":
+        return model
+    # Named although 25 MiB is the default: without it DDP starts with a bucket of 1 MiB, and steps took longer.
+    replica = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=25)
 
-    Python runs a signal's handler only between two of its own instructions; the byte that it writes to the wake-up
-    pipe reaches a waiting thread at once.
-    """
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    signal.set_wakeup_fd(writer)
+    def average(_, bucket):
+        future = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, async_op=True).get_future()
+        return future.then(lambda done: done.value()[0])
 
-    def wait():
-        while os.read(reader, 1)[0] != signal.SIGTERM:
-            pass
-        print(f"{prog}: ended by the launcher: another process of the job failed, or its time is over", file=sys.stderr)
-        os._exit(128 + signal.SIGTERM)
-
-    threading.Thread(target=wait, daemon=True).start()
+    if config.on_gpu:  # NCCL and RCCL average inside the all-reduce: DDP need not divide first. gloo cannot
+        replica.register_comm_hook(None, average)
+    return replica
 
 
-def mean_by_all_reduce(_, bucket):
-    """DDP's own exchange, but NCCL or RCCL divide: gradients that lie in the bucket already are not read for it."""
-    future = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, async_op=True).get_future()
-    return future.then(lambda done: done.value()[0])
+def shard(model, config):
+    """Shard weights, gradients and optimizer state over all ranks with FSDP2, one block at a time."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    gathered = config.dtype if config.use_amp and FSDP_GATHERS_AMP_DTYPE else None
+    policy = MixedPrecisionPolicy(gathered, cast_forward_inputs=False)
+    mesh = dist.init_device_mesh("cuda" if config.on_gpu else "cpu", (config.world_size,))
+    for module in (*model.layers, model):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
-def exchange_hook(options):
-    """What DDP calls to average a bucket; None for its own way."""
-    device, sent = torch.device(options.device), getattr(torch, options.amp_dtype)
-    if options.compress_gradients:
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-        return {torch.bfloat16: default_hooks.bf16_compress_hook, torch.float16: default_hooks.fp16_compress_hook}[sent]
-    return mean_by_all_reduce if device.type == "cuda" else None  # gloo knows no mean
+def full_tensor(tensor):
+    """Return a whole tensor for one that FSDP2 may have sharded. Collective."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def parallel_model(model, options):
-    """What the training step calls: the model alone, one of DDP's replicas of it, or itself sharded by FSDP2.
+def shard_like(tensor, whole):
+    """Return a whole CPU tensor as FSDP2 shards the given one, or as it is."""
+    if not hasattr(tensor, "device_mesh"):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
 
-    Both average the gradients over all processes while the backward still runs. DDP sends them in buckets; FSDP2
-    gathers the weights of a block before its forward and its backward, and keeps 1 / world_size of weights, gradients
-    and moments in each process.
-    """
-    device = torch.device(options.device)
-    if options.parallel == "ddp":
-        known = inspect.signature(DistributedDataParallel).parameters
-        still = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # PyTorch < 2.13
-        ids = [device] if device.type == "cuda" else None
-        buckets = {"gradient_as_bucket_view": True, "bucket_cap_mb": BUCKET_MB}
-        replica = DistributedDataParallel(model, device_ids=ids, **buckets, **{still: False})
-        hook = exchange_hook(options)
-        if hook:
-            replica.register_comm_hook(None, hook)
-        return replica
-    if options.parallel == "fsdp":
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-        reduced = getattr(torch, options.amp_dtype) if options.compress_gradients else None
-        policy = MixedPrecisionPolicy(matrix_dtype(options), reduced, cast_forward_inputs=False)
-        mesh = dist.init_device_mesh(device.type, (options.world_size,))
-        for module in (*model.layers, model):
-            fully_shard(module, mesh=mesh, mp_policy=policy)
-    return model
+    return distribute_tensor(whole.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
 
 
-def whole(tensor):
-    """The tensor itself, or a copy on the CPU of what FSDP2 keeps in parts; all processes must ask together."""
-    return tensor.full_tensor().cpu() if hasattr(tensor, "full_tensor") else tensor
+def gather(values, config):
+    """Return the values of every rank, float64 [world_size, len(values)]. Collective: every rank must call it."""
+    mine = torch.tensor(values, dtype=torch.float64, device=config.device)
+    ranks = [mine.clone() for _ in range(config.world_size)]
+    if config.parallel:
+        dist.all_gather(ranks, mine)
+    return torch.stack(ranks)
 
 
-def put(tensor, value):
-    """Write a whole value into a tensor of which this process may keep a part."""
-    if hasattr(tensor, "full_tensor"):
-        from torch.distributed.tensor import distribute_tensor
-
-        value = distribute_tensor(value, tensor.device_mesh, tensor.placements, src_data_rank=None)
-    tensor.copy_(value)
-
-
-def gather(numbers, device):
-    """The numbers of every process: float64 [world_size, len(numbers)]; all processes must ask together."""
-    mine = torch.tensor(numbers, dtype=torch.float64, device=device)
-    if not dist.is_initialized():
-        return mine[None]
-    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, mine)
-    return torch.stack(everyone)
-
-
-# ---------------------------------------------------------------- one training step
-
-
-def adamw_update(parameters, masters, gradients, m, v, corrections, scaler, lr, decay, beta1, beta2, eps):
-    """One step of AdamW on lists of tensors; compiled, it reads and writes every tensor once.
-
-    masters are the float32 weights, of which the parameters are rounded copies (or the parameters themselves);
-    corrections float32 [2] holds 1 - βᵗ. scaler: None, or what the gradients were multiplied by and whether that made
-    them infinite, in which case nothing changes.
-    """
-    gradients = [gradient.float() for gradient in gradients]
-    going = 1.0
-    if scaler is not None:
-        scale, infinite = (tensor.reshape(()) for tensor in scaler)
-        going = torch.where(infinite > 0, 0.0, 1.0)
-        gradients = [torch.where(infinite > 0, 0.0, gradient / scale) for gradient in gradients]
-    correction1, correction2 = corrections.unbind()
-    torch._foreach_mul_(m, 1 - (1 - beta1) * going)
-    torch._foreach_add_(m, torch._foreach_mul(gradients, (1 - beta1) * going))
-    torch._foreach_mul_(v, 1 - (1 - beta2) * going)
-    squares = torch._foreach_mul(gradients, gradients)
-    torch._foreach_add_(v, torch._foreach_mul(squares, (1 - beta2) * going))
-    spread = torch._foreach_div(torch._foreach_sqrt(v), correction2.sqrt())
-    torch._foreach_add_(spread, eps)
-    change = torch._foreach_div(torch._foreach_mul(m, going * lr / correction1), spread)
-    torch._foreach_mul_(masters, 1 - lr * decay * going)
-    torch._foreach_sub_(masters, change)
-    copies = [(p, master) for p, master in zip(parameters, masters, strict=True) if p is not master]
-    if copies:
-        torch._foreach_copy_(*map(list, zip(*copies, strict=True)))
-
-
-LARGE = 2**19  # elements from which on a tensor is worth a kernel of its own
-
-
-def adamw_by_size(parameters, *lists_and_settings):
-    """As adamw_update, for the compiler: each large tensor alone, the small ones together.
-
-    A list becomes one kernel. That of a long list has to look up in every block which tensor it is for, and takes a
-    fifth longer on large ones; kernels of their own for the small ones would cost more launches than they save.
-    """
-    large = [i for i, p in enumerate(parameters) if p.numel() >= LARGE]
-    groups = [[i] for i in large] + [[i for i in range(len(parameters)) if i not in large]]
-    lists, settings = (parameters, *lists_and_settings[:4]), lists_and_settings[4:]
-    for group in filter(None, groups):
-        adamw_update(*([tensors[i] for i in group] for tensors in lists), *settings)
-
-
-class MasterAdamW(torch.optim.Optimizer):
-    """AdamW for 16-bit parameters, each with a float32 weight in `masters`, which is what is trained.
-
-    Works with torch.amp.GradScaler without waiting for the GPU, and inside a captured graph.
-    """
-
-    _step_supports_amp_scaling = True
-
-    def __init__(self, params, lr, compiled, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        self.masters = {p: p.master for p in parameters if hasattr(p, "master")}
-        for p in parameters:
-            m, v = (torch.zeros(p.shape, dtype=torch.float32, device=p.device) for _ in range(2))
-            self.state[p] = {"exp_avg": m, "exp_avg_sq": v}
-        self.betas = []
-        for group in self.param_groups:
-            count = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
-            for p in group["params"]:
-                self.state[p]["step"] = count
-            self.betas.append(torch.tensor(group["betas"], dtype=torch.float64, device=parameters[0].device))
-        self.update = torch.compile(adamw_by_size) if compiled else adamw_update
-
-    def exact_weight(self, parameter):
-        return self.masters.get(parameter, parameter)
-
-    @torch.no_grad()
-    def set_weight(self, parameter, weight):
-        self.exact_weight(parameter).copy_(weight)
-        parameter.copy_(weight)
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        scaler = (self.grad_scale, self.found_inf) if hasattr(self, "found_inf") else None
-        for group, betas in zip(self.param_groups, self.betas, strict=True):
-            trained = [p for p in group["params"] if p.grad is not None]
-            states = [self.state[p] for p in trained]
-            count = states[0]["step"]
-            count += 1 if scaler is None else 1 - scaler[1].reshape(())
-            self.update(
-                trained,
-                [self.masters.get(p, p) for p in trained],
-                [p.grad for p in trained],
-                *([state[moment] for state in states] for moment in ("exp_avg", "exp_avg_sq")),
-                (1 - betas**count).float(),
-                scaler,
-                group["lr"],
-                group["weight_decay"],
-                *group["betas"],
-                group["eps"],
-            )
-
-
-def make_optimizer(model, options):
-    if options.use_amp and options.parallel != "fsdp":
-        return MasterAdamW(model.parameters(), options.learning_rate, compiled=options.enable_torch_compile)
-    return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, capturable=options.graph, fused=True)
-
-
-def mean_loss(logits, labels):
-    """Mean cross-entropy of logits [B, T, V] against labels [B, T], computed in float32."""
-    return F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
-
-
-@functools.cache
-def compiled(function):
-    return torch.compile(function)
-
-
-def compute_loss(model, tokens, labels, options):
-    """Mean cross-entropy of predicting labels [B, T] from tokens [B, T]."""
-    backend = SDPA_BACKENDS.get(choose_backend(options), SDPBackend.MATH)
-    with sdpa_kernel(backend):
-        logits = model(tokens)
-    with annotate("loss"):
-        loss_function = compiled(mean_loss) if options.enable_torch_compile else mean_loss
-        return loss_function(logits, labels)
-
-
-class PhaseClock:
-    """Times of forward, backward and optimizer: events on a GPU, so that nothing waits; the host's clock on a CPU."""
-
-    def __init__(self, device, in_graph=False):
-        self.device = device
-        self.available = not (in_graph and torch.version.hip)  # a HIP graph cannot hold timing events
-        if device.type == "cuda" and self.available:
-            outside = {"external": True} if in_graph else {}
-            self.marks = [torch.cuda.Event(enable_timing=True, **outside) for _ in range(4)]
-        else:
-            self.marks = [0.0] * 4
-
-    def mark(self, border):
-        if self.device.type == "cpu":
-            self.marks[border] = time.perf_counter()
-        elif self.available:
-            self.marks[border].record()
-
-    def milliseconds(self):
-        """Forward, backward, optimizer of the last step; call after synchronising. None where not measured."""
-        if not self.available:
-            return [None] * 3
-        pairs = list(zip(self.marks, self.marks[1:], strict=False))
-        if self.device.type == "cpu":
-            return [1000 * (end - start) for start, end in pairs]
-        return [start.elapsed_time(end) for start, end in pairs]
+PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
 
 
 class Trainer:
-    """Model, optimizer and the step that trains them: run operation by operation, or replayed from a graph."""
+    """Hold model and optimizer, and run the training step eagerly or from a captured graph."""
 
-    def __init__(self, options):
-        self.options = options
-        self.config = model_config(options)
-        self.device = torch.device(options.device)
-        # FSDP2 moves one block after the other to the GPU and keeps a part of it there.
-        self.model = build_model(options, torch.device("cpu") if options.parallel == "fsdp" else self.device)
-        self.replica = parallel_model(self.model, options)
-        self.optimizer = make_optimizer(self.model, options)
-        scaled = options.use_amp and options.amp_dtype == "float16"
-        # PyTorch's first scale, 65536, overflows gradients that are kept in 16 bits: the first steps would be skipped.
-        self.scaler = torch.amp.GradScaler(self.device.type, init_scale=2.0**10, enabled=scaled)
-        self.fresh_scaler = self.scaler.state_dict()
-        shape = (options.batch_size, options.seq_len)
-        self.tokens, self.labels = (torch.zeros(shape, dtype=torch.int64, device=self.device) for _ in range(2))
-        self.clock = PhaseClock(self.device)
-        self.graph, self.graph_reason = None, None if options.graph else "not asked for"
-        self.loss = None
+    def __init__(self, config):
+        self.config = config
+        with torch.device("cpu" if config.parallel == "fsdp" else config.device):
+            self.model = TinyLlama(config)
+        initialize(self.model, config)
+        initial = {name: p.detach().to("cpu", copy=True) for name, p in self.model.named_parameters()}
+        if config.parallel == "fsdp":
+            shard(self.model, config)
+        self.optimizer = make_optimizer(self.model, config)
+        self.replica = replicate(self.model, config)
+        shape = (2, config.batch_size, config.seq_len)
+        self.tokens, self.labels = torch.zeros(shape, dtype=torch.int64, device=config.device)
+        # PyTorch's initial scale, 65536, overflows 16-bit gradients: the first steps would be skipped.
+        self.scaler = torch.amp.GradScaler(self.tokens.device.type, 2.0**10, enabled=config.precision == "float16")
+        self.initial = {"step": 0, "tensors": initial, "scaler": self.scaler.state_dict()}
+        self.synchronize = torch.cuda.synchronize if config.on_gpu else lambda: None
+        self.graph, self.graph_reason = None, None if config.graph else "no --graph"
+        self.saved = []  # checkpoints that this run wrote
 
     def step(self):
-        """Forward, backward and optimizer, once, on the batch in self.tokens and self.labels."""
-        self.clock.mark(0)
+        """Run forward, backward and optimizer on the batch in self.tokens and self.labels."""
+        self.marks = []
+        self.mark()
         self.optimizer.zero_grad(set_to_none=True)
         with annotate("forward"):
-            self.loss = compute_loss(self.replica, self.tokens, self.labels, self.options)
-        self.clock.mark(1)
+            loss = compute_loss(self.replica, self.tokens, self.labels, self.config)
+        self.mark()
         with annotate("backward"):
-            self.scaler.scale(self.loss).backward()
-        self.clock.mark(2)
+            self.scaler.scale(loss).backward()
+        self.mark()
         with annotate("optimizer"):
             self.scaler.step(self.optimizer)
             self.scaler.update()
-        self.clock.mark(3)
-        self.loss = self.loss.detach()
+        self.mark()
+        self.loss = loss.detach()
+
+    def mark(self):
+        """Mark the border of two phases, with an event on a GPU and the host's clock on a CPU."""
+        if not self.config.on_gpu:
+            self.marks.append(time.perf_counter())
+        elif not (torch.cuda.is_current_stream_capturing() and torch.version.hip):  # HIP graphs cannot hold the events
+            self.marks.append(torch.cuda.Event(enable_timing=True, external=torch.cuda.is_current_stream_capturing()))
+            self.marks[-1].record()
 
     def run(self, tokens, labels):
-        """One training step on a batch [B, T]; returns its record: the loss, and times in ms.
-
-        Of several processes: the mean loss, the time of the slowest, and this one's phases.
-        """
+        """Train on a batch [B, T] and return its record: mean loss, time of the slowest rank, phases of this one."""
         self.tokens.copy_(tokens)
         self.labels.copy_(labels)
         self.synchronize()
-        if self.options.parallel:
-            dist.barrier()  # who came early would count its waiting for the others as part of the step
+        if self.config.parallel:
+            dist.barrier()  # waiting for a late rank is not part of the step
         start = time.perf_counter()
         self.graph.replay() if self.graph else self.step()
         self.synchronize()
         step_ms = 1000 * (time.perf_counter() - start)
-        phases = dict(zip(("forward_ms", "backward_ms", "optimizer_ms"), self.clock.milliseconds(), strict=True))
-        losses, times = gather([self.loss.item(), step_ms], self.device).T.tolist()
+        pairs = zip(self.marks, self.marks[1:], strict=False)
+        phases = [start.elapsed_time(end) if self.config.on_gpu else 1000 * (end - start) for start, end in pairs]
+        phases = dict(zip(PHASES, phases or [None] * 3, strict=True))
+        losses, times = gather([self.loss.item(), step_ms], self.config).T.tolist()
         record = {"loss": sum(losses) / len(losses), **phases, "step_ms": max(times)}
-        return record | ({"rank_step_ms": times} if self.options.parallel else {})
+        return record | ({"rank_step_ms": times} if self.config.parallel else {})
 
-    def synchronize(self):
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def warm_up(self, tokens, labels, saved):
-        """Compile, allocate and capture on a throw-away batch, then return to the saved state; seconds it took."""
-        start = time.perf_counter()
+    def warm_up(self, tokens, labels, start):
+        """Compile, allocate and capture on a throw-away batch, then go to the start; return the seconds it took."""
+        began = time.perf_counter()
         self.tokens.copy_(tokens)
         self.labels.copy_(labels)
-        # A graph must find the optimizer's state in place, and a resumed run must have it to fill it. DDP arranges its
-        # buckets anew after the first step and measures itself for ten, which waits for the GPU.
-        least = int(saved["step"] > 0)
-        if self.options.graph and self.device.type == "cuda":
-            least = 11 if self.options.parallel else 2
-        for _ in range(max(least, self.options.warmup_steps)):
+        required = int(self.config.resume)  # a checkpoint is copied into existing optimizer state
+        if self.config.graph and self.config.on_gpu:
+            required = 11 if self.config.parallel else 2  # DDP rebuilds its buckets and times itself for ten steps
+        for _ in range(max(required, self.config.warmup_steps)):
             self.step()
-        if self.options.graph:
+        if self.config.graph:
             self.capture()
-        restore(self, saved)
+        self.restore(start)
         self.synchronize()
-        return time.perf_counter() - start
+        return time.perf_counter() - began
+
+    @torch.no_grad()
+    def restore(self, saved):
+        """Overwrite weights and optimizer state in place, where a captured graph finds them; what is not saved is 0."""
+        for name, p in self.model.named_parameters():
+            state = self.optimizer.state[p]
+            set_weight(p, state, shard_like(p, saved["tensors"][name]))
+            for key in state.keys() & set(ADAMW):
+                whole = saved["tensors"].get(f"{name}.{key}")
+                state[key].zero_() if whole is None else state[key].copy_(shard_like(state[key], whole))
+        self.scaler.load_state_dict(saved["scaler"] or self.initial["scaler"])
 
     def capture(self):
-        """Record one step into a graph; keep running operation by operation, with the reason, where that fails."""
-        if self.device.type == "cpu":
+        """Capture one step into a graph; stay eager, with a reason, where that fails."""
+        config = self.config
+        if not config.on_gpu:
             self.graph_reason = "a CPU has no graphs"
+        elif config.parallel == "fsdp":
+            self.graph_reason = "FSDP2 allocates the gathered weights in every step"
+        elif self.scaler.is_enabled() and not hasattr(self.optimizer, "_step_supports_amp_scaling"):
+            self.graph_reason = "with this optimizer the gradient scaler synchronises in every step"
+        if self.graph_reason:
             return
-        if self.options.parallel == "fsdp":
-            self.graph_reason = "FSDP allocates and frees the gathered weights in every step"
-            return
-        if self.scaler.is_enabled() and not getattr(self.optimizer, "_step_supports_amp_scaling", False):
-            self.graph_reason = "with this optimizer the gradient scaler waits for the GPU in every step"
-            return
-        eager_clock, self.clock = self.clock, PhaseClock(self.device, in_graph=True)
         graph = torch.cuda.CUDAGraph()
-        # The thread that watches over NCCL or RCCL asks for its events meanwhile, which must not spoil the capture.
-        mode = "thread_local" if self.options.parallel else "global"
+        mode = "thread_local" if config.parallel else "global"  # NCCL's watchdog thread queries events meanwhile
         try:
-            # The warm-up ran on this very stream, so that every library handle that the step needs exists already.
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode=mode):
                 self.step()
             self.graph = graph
         except RuntimeError as error:
-            self.clock, self.graph_reason = eager_clock, str(error).splitlines()[0]
-            self.replica = None  # DDP is left in the middle of a step, and must let go of the model before the next one
-            self.replica = parallel_model(self.model, self.options)
-
-
-def parameters_trained(model):
-    """Number of parameters whose tensor got a finite gradient that is not all zero in the last step."""
-    gradients = (whole(p.grad) for p in model.parameters() if p.grad is not None)
-    return sum(g.numel() for g in gradients if bool(g.isfinite().all()) and bool(g.count_nonzero()))
-
-
-def flops_per_step(config, batch_size, seq_len):
-    """Floating-point operations of one training step, a multiply-add counted as two.
-
-    6 for each weight of a matrix product and token (2 forward, 4 backward), and the two products of causal attention,
-    of which half the T x T square is needed. Norms, activations and the optimizer are left out, as is usual.
-    """
-    matrices = sum(math.prod(shape) for shape in weight_shapes(config).values() if len(shape) == 2)
-    attention = config.num_layers * batch_size * seq_len**2 * config.hidden_dim
-    return 6 * matrices * batch_size * seq_len + 6 * attention
+            self.graph_reason = str(error).splitlines()[0]
+            self.replica = None  # DDP was interrupted within a step and must release the model before a new wrapper
+            self.replica = replicate(self.model, config)
 
 
 # ---------------------------------------------------------------- checkpoints
 
-
-def state_tensors(trainer):
-    """weights, exp_avg, exp_avg_sq -> {parameter name: float32 tensor}; the moments once the optimizer has them."""
-    optimizer, parameters = trainer.optimizer, dict(trainer.model.named_parameters())
-    getattr(optimizer, "gather_state", lambda: None)()  # of which each process may have a share alone
-    exact = getattr(optimizer, "exact_weight", lambda p: p)  # of which the model computes with a rounded copy
-    tensors = {"weights": {name: exact(p).detach() for name, p in parameters.items()}}
-    if optimizer.state:
-        for moment in ("exp_avg", "exp_avg_sq"):
-            tensors[moment] = {name: optimizer.state[p][moment] for name, p in parameters.items()}
-    return tensors
+# A checkpoint is one file of whole float32 tensors: any number of processes, DDP or FSDP2, can continue from it.
+ADAMW = ("step", "exp_avg", "exp_avg_sq")
+COMPARED = "seed learning_rate data batch_size world_size seq_len use_amp amp_dtype tf32".split()
 
 
-def training_state(trainer):
-    """weights, exp_avg, exp_avg_sq -> {canonical name: whole float32 tensor}: views where the tensor is here whole."""
-    return {
-        kind: canonical_views({name: whole(tensor) for name, tensor in tensors.items()}, trainer.config)
-        for kind, tensors in state_tensors(trainer).items()
-    }
-
-
-@torch.no_grad()
-def restore(trainer, saved):
-    """Bring weights, moments and step count back in place (a captured graph keeps using the same memory)."""
-    parameters = dict(trainer.model.named_parameters())
-    set_weight = getattr(trainer.optimizer, "set_weight", put)
-    for kind, tensors in state_tensors(trainer).items():
-        for name, tensor in tensors.items():
-            value = whole(tensor)
-            for canonical, view in canonical_views({name: value}, trainer.config).items():
-                view.copy_(saved[kind][canonical]) if kind in saved else view.zero_()
-            if kind == "weights":
-                set_weight(parameters[name], value)
-            elif value is not tensor:
-                put(tensor, value)
-    for state in trainer.optimizer.state.values():
-        state["step"].fill_(saved["step"])
-    trainer.scaler.load_state_dict(saved.get("scaler") or trainer.fresh_scaler)
-
-
-def save_checkpoint(trainer, folder, step):
-    """Write step_N.pt whole or not at all, and keep the two newest; of several processes, the first one writes."""
-    content = {kind: {n: t.cpu() for n, t in tensors.items()} for kind, tensors in training_state(trainer).items()}
-    if trainer.options.rank:
+def save_checkpoint(trainer, step):
+    """Write step_N.pt and its SHA-256 as its last 32 bytes; keep the two newest of this run. Collective."""
+    config, tensors = trainer.config, {}
+    for name, p in trainer.model.named_parameters():
+        state = trainer.optimizer.state[p]
+        for key, tensor in [("", get_weight(p, state).detach()), *((f".{key}", state[key]) for key in ADAMW)]:
+            whole = full_tensor(tensor)
+            if not bool(whole.isfinite().all()):
+                raise FloatingPointError(f"{name}{key} is not finite after step {step}: lower --learning-rate")
+            tensors[name + key] = whole.cpu() if config.rank == 0 else None
+    if config.rank:
         return
-    content |= {"step": step, "scaler": trainer.scaler.state_dict(), "config": dataclasses.asdict(trainer.config)}
-    folder = pathlib.Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"step_{step:09d}.pt.partial"
-    with open(partial, "wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, partial.with_suffix(""))
-    for old in sorted(folder.glob("step_*.pt"))[:-2]:
-        old.unlink()
+    path, buffer = pathlib.Path(config.checkpoint_dir) / f"step_{step:09d}.pt", io.BytesIO()
+    if path.exists():
+        raise OSError(None, "it exists already: does another run use this folder?", str(path))
+    scaler = trainer.scaler.state_dict()
+    torch.save({"step": step, "options": vars(config), "tensors": tensors, "scaler": scaler}, buffer)
+    write_file(path, buffer.getbuffer(), hashlib.sha256(buffer.getbuffer()).digest())
+    trainer.saved.append(path)
+    for old in trainer.saved[:-2]:
+        old.unlink(missing_ok=True)
 
 
-def read_checkpoint(path):
-    """What save_checkpoint wrote, or a ValueError that says what is wrong with the file."""
+def write_file(path, *parts):
+    """Write a file completely or not at all: beside its place first, then rename it."""
+    partial = path.with_name(path.name + ".partial")
     try:
-        with zipfile.ZipFile(path) as archive:
-            if archive.testzip():  # torch.load does not compare the checksums that torch.save writes
-                raise ValueError("a checksum does not match")
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except (zipfile.BadZipFile, RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
-        raise ValueError(f"it cannot be read ({type(error).__name__})") from None
-    if not isinstance(saved, dict) or not {"step", "config", "weights", "scaler"} <= set(saved):
-        raise ValueError("it is not a checkpoint of this workshop")
+        with open(partial, "wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def list_checkpoints(config):
+    """Return the files step_N.pt of --checkpoint-dir, the newest first."""
+    return sorted(pathlib.Path(config.checkpoint_dir).glob(f"step_{'[0-9]' * 9}.pt"), reverse=True)
+
+
+def find_checkpoint(config):
+    """Return the contents of the newest checkpoint; raise UserError if this run cannot continue from it. Collective."""
+    path = next(iter(list_checkpoints(config)), None)
+    if path is None:
+        raise UserError(f"--resume: {config.checkpoint_dir} holds no checkpoint (step_N.pt)")
+    try:
+        data = path.read_bytes()
+        intact = hashlib.sha256(data[:-32]).digest() == data[-32:]
+        # weights_only: somebody else's file must not run code here.
+        saved = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True) if intact else None
+        options = {name: saved["options"][name] for name in ("version", *MODEL, *COMPARED)}
+    except OSError as error:
+        raise UserError(f"--resume: {path} cannot be read: {error.strerror}") from None
+    except (RuntimeError, ValueError, LookupError, TypeError, EOFError, pickle.UnpicklingError):
+        raise UserError(f"--resume: {path} is damaged: remove it to continue from an older checkpoint") from None
+    now = vars(config)
+    differ = [f"{name} {old} -> {now[name]}" for name, old in options.items() if old != now[name]]
+    if differ and differ[0].split()[0] not in COMPARED:
+        raise UserError(f"--resume: {path} belongs to another model: {', '.join(differ)}")
+    if len(gather([saved["step"]], config).unique()) > 1:
+        raise UserError(f"--resume: the ranks find different checkpoints in {config.checkpoint_dir}: share the folder")
+    if saved["step"] >= config.num_steps:
+        raise UserError(f"--resume: step {saved['step']} is reached already: raise --num-steps")
+    print(f"resuming from {path}{', with other options: ' * bool(differ)}{', '.join(differ)}")
     return saved
 
 
-def newest_checkpoint(folder, config):
-    """The newest checkpoint of the folder that is sound; another one is named and passed over."""
-    for path in sorted(pathlib.Path(folder).glob("step_*.pt"), reverse=True):
-        try:
-            saved = read_checkpoint(path)
-        except ValueError as error:
-            print(f"{path} is damaged and passed over: {error}", file=sys.stderr)
-            continue
-        if saved["config"] != dataclasses.asdict(config):
-            raise ValueError(f"--resume: {path} belongs to a model of other sizes, {saved['config']}")
-        return saved
-    raise ValueError(f"--resume: {folder} holds no sound checkpoint (step_*.pt)")
+# ---------------------------------------------------------------- measurement and profiling
 
 
-# ---------------------------------------------------------------- measurement
-
-# Dense matrix peaks of the vendors' data sheets in TFLOP/s: bfloat16 and float16, TF32, float32. None: no such units.
-# MI250X is one of its two dies, which is what PyTorch sees as a GPU.
-PEAK_TFLOPS = {
-    "MI250X": (191.5, None, 47.9),
-    "MI300A": (980.6, 490.3, 122.6),
-    "MI300X": (1307.4, 653.7, 163.4),
-    "MI325X": (1307.4, 653.7, 163.4),
-    "MI355X": (2516.6, None, 157.3),
-    "A100": (311.9, 156.0, 19.5),
-    "H100": (989.4, 494.7, 66.9),
-    "H200": (989.4, 494.7, 66.9),
-    "B200": (2250.0, 1125.0, 75.0),
-}
-
-
-def precision_name(options):
-    return options.amp_dtype if options.use_amp else "tf32" if options.tf32 else "float32"
-
-
-def peak_tflops(device_name, precision):
-    """The GPU's peak at that precision in TFLOP/s, or None where it is not known."""
-    column = {"tf32": 1, "float32": 2}.get(precision, 0)
-    return next((peaks[column] for name, peaks in PEAK_TFLOPS.items() if name in device_name), None)
-
-
-def peak_memory_mb(trainer):
-    """Most memory in use at once, in MiB: the GPU's tensors, or the whole process on a CPU."""
-    if trainer.device.type == "cuda":
-        peers = getattr(trainer.optimizer, "peers", None)  # PyTorch does not count what GPUs share
-        return (torch.cuda.max_memory_allocated(trainer.device) + (peers.memory.nbytes if peers else 0)) / 2**20
+def peak_memory_mb(config):
+    """Return the peak memory in MiB: PyTorch's allocations on a GPU, the whole process on a CPU."""
+    if config.on_gpu:
+        return torch.cuda.max_memory_allocated(config.device) / 2**20
     status = pathlib.Path("/proc/self/status")
-    text = status.read_text() if status.exists() else ""
-    if "VmHWM:" in text:  # on Linux getrusage begins with the peak of the process that started this one
-        return int(text.split("VmHWM:")[1].split()[0]) / 2**10
+    if status.exists():  # on Linux getrusage starts from the peak of the parent process
+        return int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1]) / 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def device_name(device):
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return platform.processor() or platform.machine()
+def flops_per_step(model, config):
+    """Return the FLOPs of a step: 6 per matmul weight and token, and the needed half of the T x T attention matmuls."""
+    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2)
+    per_token = 6 * (matrices + config.num_layers * config.seq_len * config.hidden_dim)
+    return config.world_size * config.batch_size * config.seq_len * per_token
 
 
-def environment(device):
-    """What a figure needs beside it: device, versions, date, commit and the script itself."""
+def parameters_trained(model):
+    """Count the parameters whose tensor got a finite gradient that is not all zero. Collective under FSDP."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return sum(g.numel() for g in map(full_tensor, gradients) if bool(g.isfinite().all()) and bool(g.count_nonzero()))
+
+
+def environment(config):
+    """Return device, software versions, date, commit and hash of the script."""
     script = pathlib.Path(__file__).resolve()
-    try:
-        command = ["git", "-C", str(script.parent), "rev-parse", "HEAD"]
-        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = None
-    return {
-        "device": device_name(device),
-        "device_type": device.type,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": getattr(sys.modules.get("triton"), "__version__", None),
-        "cuda": torch.version.cuda,
-        "hip": torch.version.hip,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit,
-        "script_sha256": hashlib.sha256(script.read_bytes()).hexdigest(),
-    }
+    command, commit = ["git", "-C", str(script.parent), "rev-parse", "HEAD"], None
+    with contextlib.suppress(OSError):  # there may be no git
+        commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
+    versions |= {"hip": torch.version.hip, "triton": getattr(sys.modules.get("triton"), "__version__", None)}
+    found = {"device": config.device_name, "device_type": config.device.split(":")[0], **versions, "commit": commit}
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return found | {"date": date, "script_sha256": hashlib.sha256(script.read_bytes()).hexdigest()}
 
 
-def spread(values):
-    low, middle, high = np.percentile(values, [25, 50, 75])
-    return {"median": float(middle), "p25": float(low), "p75": float(high)}
+def quartiles(values):
+    return dict(zip(("p25", "median", "p75"), np.percentile(values, [25, 50, 75]).tolist(), strict=True))
 
 
-def summarize(trainer, steps, warmup_s, best_loss):
-    """The figures of a run from its steps' records; of several processes, of all together."""
-    options, config = trainer.options, trainer.config
-    step_ms = spread([step["step_ms"] for step in steps])
-    phases = {
-        name: spread([step[name] for step in steps])["median"] if steps[0][name] is not None else None
-        for name in ("forward_ms", "backward_ms", "optimizer_ms")
-    }
-    steps_per_second, batch_size = 1000 / step_ms["median"], options.batch_size * options.world_size
-    flops, precision = flops_per_step(config, batch_size, options.seq_len), precision_name(options)
-    tflops = flops * steps_per_second / 1e12
-    peak = peak_tflops(device_name(trainer.device), precision)
-    by_rank = zip(*(step["rank_step_ms"] for step in steps), strict=True) if options.parallel else []
-    return {
-        "parameters": sum(p.numel() for p in trainer.model.parameters()),
-        "parameters_trained": parameters_trained(trainer.model),
-        "step_ms": step_ms,
-        **phases,
-        "samples_per_second": batch_size * steps_per_second,
-        "tokens_per_second": batch_size * options.seq_len * steps_per_second,
-        "peak_memory_mb": gather([peak_memory_mb(trainer)], trainer.device).max().item(),
-        "first_loss": steps[0]["loss"],
-        "final_loss": steps[-1]["loss"],
-        "best_loss_known": best_loss,
-        "flops_per_step": flops,
-        "tflops": tflops,
-        "mfu": tflops / (peak * options.world_size) if peak else None,
-        "precision": precision,
-        "graph": {"captured": trainer.graph is not None, "reason": trainer.graph_reason},
-        "warmup_s": warmup_s,
-        "parallel": options.parallel,
-        "world_size": options.world_size,
-        "rank_step_ms": [spread(times)["median"] for times in by_rank],
-    }
+def summarize(trainer, steps, warmup_s, data):
+    """Return the results of a run, over all ranks. Collective."""
+    config, step_ms = trainer.config, quartiles([step["step_ms"] for step in steps])
+    phases = {name: [step[name] for step in steps] for name in PHASES}
+    phases = {name: None if None in times else quartiles(times)["median"] for name, times in phases.items()}
+    rate = 1000 * config.batch_size * config.world_size / step_ms["median"]
+    flops, memory = flops_per_step(trainer.model, config), gather([peak_memory_mb(config)], config).max().item()
+    by_rank = zip(*(step.get("rank_step_ms", []) for step in steps), strict=True)
+    summary = {"parameters": sum(p.numel() for p in trainer.model.parameters())}
+    summary |= {"parameters_trained": parameters_trained(trainer.model), "step_ms": step_ms, **phases}
+    summary |= {"samples_per_second": rate, "tokens_per_second": rate * config.seq_len, "peak_memory_mb": memory}
+    summary |= {"first_loss": steps[0]["loss"], "final_loss": steps[-1]["loss"], "best_loss_known": data.best_loss}
+    summary |= {"flops_per_step": flops, "tflops": flops / step_ms["median"] / 1e9, "precision": config.precision}
+    summary |= {"graph": {"captured": trainer.graph is not None, "reason": trainer.graph_reason}, "warmup_s": warmup_s}
+    ranks_ms = [quartiles(times)["median"] for times in by_rank]
+    return summary | {"parallel": config.parallel, "world_size": config.world_size, "rank_step_ms": ranks_ms}
 
 
-def finite(value):
-    """The value with None for every number in it that JSON does not know."""
-    if isinstance(value, dict):
-        return {key: finite(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def write_metrics(trainer, steps, summary):
-    content = {
-        "version": VERSION,
-        "config": dataclasses.asdict(trainer.config),
-        "options": vars(trainer.options),
-        "environment": environment(trainer.device),
-        "steps": steps,
-        "summary": summary,
-    }
-    pathlib.Path(trainer.options.metrics_file).write_text(json.dumps(finite(content), indent=1) + "\n")
+def write_metrics(config, steps, summary):
+    """Write configuration, environment, step records and summary as JSON."""
+    model = {name: getattr(config, name) for name in MODEL}
+    content = {"version": VERSION, "config": model, "options": vars(config), "environment": environment(config)}
+    content |= {"steps": steps, "summary": summary}
+    content = json.loads(json.dumps(content), parse_constant=lambda name: None)  # NaN and Infinity are not JSON
+    write_file(pathlib.Path(config.metrics_file).resolve(), json.dumps(content, indent=1).encode() + b"\n")
 
 
 def print_configuration(trainer, data):
-    options, config = trainer.options, trainer.config
-    parameters = sum(p.numel() for p in trainer.model.parameters())
-    print(f"Tiny LLaMA version {VERSION} on {device_name(trainer.device)} ({trainer.device})")
-    print(
-        f"  model      {parameters:,} parameters: width {config.hidden_dim}, {config.num_layers} layers, "
-        f"{config.num_heads} query heads, {config.num_kv_heads} key/value heads, feed-forward {config.intermediate_dim}"
-    )
-    print(f"  batch      {options.batch_size} sequences of {options.seq_len} tokens, vocabulary {config.vocab_size}")
-    if options.parallel:
-        engine = {"ddp": "DDP", "fsdp": "FSDP2"}.get(options.parallel, options.parallel)
-        print(
-            f"  processes  {options.world_size}, {engine} over {dist.get_backend()}, "
-            f"{options.world_size * options.batch_size} sequences a step in all"
-        )
+    config, parameters = trainer.config, sum(p.numel() for p in trainer.model.parameters())
+    print(f"Tiny LLaMA version {VERSION} on {config.device_name} ({config.device})")
+    sizes = f"width {config.hidden_dim}, {config.num_layers} layers, {config.num_heads} query heads"
+    sizes += f", {config.num_kv_heads} key/value heads, feed-forward {config.intermediate_dim}"
+    print(f"  model      {parameters:,} parameters: {sizes}")
+    print(f"  batch      {config.batch_size} sequences of {config.seq_len} tokens, vocabulary {config.vocab_size}")
+    if config.parallel:
+        print(f"  ranks      {config.world_size}, {config.parallel} over {dist.get_backend()}")
     print(f"  data       {data.description}")
-    print(f"  precision  {precision_name(options)}{', deterministic' if options.deterministic else ''}")
-    print(f"  parts      {describe_parts(options)}", flush=True)
-
-
-def print_step(trainer, step, record):
-    options = trainer.options
-    rate = 1000 * options.batch_size * options.world_size / record["step_ms"]
-    print(
-        f"step {step + 1:5d}/{options.num_steps}  loss {record['loss']:8.4f}  {rate:9.1f} samples/s  "
-        f"{record['step_ms']:9.3f} ms  peak {peak_memory_mb(trainer):8.1f} MB",
-        flush=True,
-    )
+    print(f"  precision  {config.precision}{', deterministic' if config.deterministic else ''}")
+    print(f"  parts      {config.parts}")
+    print("  warm-up    the first steps can take minutes if they are compiled", flush=True)
 
 
 def print_summary(summary, steps):
-    step = summary["step_ms"]
-    phases = [summary[f"{name}_ms"] for name in ("forward", "backward", "optimizer")]
-    phases = "not measured:" if None in phases else " / ".join(f"{phase:.3f}" for phase in phases) + " ms"
-    peak = "" if summary["mfu"] is None else f", {100 * summary['mfu']:.1f} % of the peak"
-    best = "" if summary["best_loss_known"] is None else f" (best reachable {summary['best_loss_known']:.4f})"
-    share = 100 * summary["parameters_trained"] / summary["parameters"]
-    graph = "replayed from a graph" if summary["graph"]["captured"] else f"eager: {summary['graph']['reason']}"
+    step, ranks = summary["step_ms"], summary["rank_step_ms"]
+    phases = [f"{summary[name]:.3f}" for name in PHASES if summary[name] is not None]
+    phases = " / ".join(phases) + " ms" if phases else "not measured:"
+    best = f" (best reachable on average {summary['best_loss_known']:.4f})" if summary["best_loss_known"] else ""
+    graph = "replayed from a graph" if summary["graph"]["captured"] else f"eager ({summary['graph']['reason']})"
+    trained, parameters = summary["parameters_trained"], summary["parameters"]
     print(f"summary of {len(steps)} steps, after {summary['warmup_s']:.1f} s of warm-up; {graph}")
     print(f"  loss       {summary['first_loss']:.4f} -> {summary['final_loss']:.4f}{best}")
     print(f"  step       {step['median']:.3f} ms median, quartiles {step['p25']:.3f} to {step['p75']:.3f}")
-    if summary["parallel"]:
-        slow, fast = (pick(summary["rank_step_ms"]) for pick in (max, min))
-        print(f"  processes  {summary['world_size']}, medians from {fast:.3f} ms to {slow:.3f} ms")
+    if ranks:
+        print(f"  processes  {len(ranks)}, medians from {min(ranks):.3f} ms to {max(ranks):.3f} ms")
     print(f"  phases     {phases} forward / backward / optimizer")
     print(f"  speed      {summary['samples_per_second']:,.1f} samples/s, {summary['tokens_per_second']:,.0f} tokens/s")
-    print(f"  compute    {summary['tflops']:,.3f} TFLOP/s{peak}")
+    print(f"  compute    {summary['tflops']:,.3f} TFLOP/s")
     print(f"  memory     {summary['peak_memory_mb']:,.1f} MB peak")
-    print(f"  trained    {summary['parameters_trained']:,} of {summary['parameters']:,} parameters ({share:.1f} %)")
+    print(f"  trained    {trained:,} of {parameters:,} parameters ({trained / parameters:.1%})", flush=True)
 
 
-# ---------------------------------------------------------------- profiling
+def annotate(name):
+    """Name a region in PyTorch's profiler and, on a GPU, in NVTX/ROCTX timelines."""
+    regions = contextlib.ExitStack()
+    if not torch.compiler.is_compiling():
+        regions.enter_context(torch.profiler.record_function(name))
+        if torch.cuda.is_available():
+            regions.enter_context(torch.cuda.nvtx.range(name))
+    return regions
 
 
 def attention_step(trainer):
-    """Forward and backward of the first attention layer alone, on random input [B, T, C]."""
-    options, model = trainer.options, trainer.model
-    dtype = next(model.layers.parameters()).dtype
-    shape = (options.batch_size, options.seq_len, options.hidden_dim)
-    x = torch.randn(shape, device=trainer.device, dtype=dtype, requires_grad=True)
-    with torch.autocast(trainer.device.type, getattr(torch, options.amp_dtype), enabled=options.use_amp):
+    """Run forward and backward of the first attention layer alone, on random input [B, T, C]."""
+    config, model = trainer.config, trainer.model
+    shape, dtype = (config.batch_size, config.seq_len, config.hidden_dim), model.layers[0].attention.o_proj.weight.dtype
+    x = torch.randn(shape, device=config.device, dtype=dtype, requires_grad=True)
+    with torch.autocast(x.device.type, config.dtype, enabled=config.use_amp):
         y = model.layers[0].attention(x, model.cos, model.sin)
     y.backward(torch.ones_like(y))
 
 
 def profile(trainer, data):
-    """Run some more steps under PyTorch's profiler and leave what was asked for: trace, operator table, memory."""
-    options = trainer.options
-    on_gpu = trainer.device.type == "cuda"
-    folder = pathlib.Path(options.profile_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    activities = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * on_gpu
-    with torch.profiler.profile(
-        activities=activities,
-        record_shapes=True,
-        profile_memory=options.profile_memory,
-        acc_events=True,  # there is one cycle; without it PyTorch 2.11 warns of events of others
-    ) as profiler:
-        for step in range(options.num_steps, options.num_steps + options.profile_steps):
-            attention_step(trainer) if options.profile_attention_only else trainer.run(*data.batch(step))
+    """Profile some more steps: write a trace, and print tables of the operators."""
+    config, part = trainer.config, "attention" if trainer.config.profile_attention_only else "whole"
+    activities = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * config.on_gpu
+    settings = {"record_shapes": True, "profile_memory": config.profile_memory}
+    settings["acc_events"] = True  # without it PyTorch 2.11 warns about events of other cycles
+    with torch.profiler.profile(activities=activities, **settings) as profiler:
+        for step in range(config.num_steps, config.num_steps + config.profile_steps):
+            attention_step(trainer) if part == "attention" else trainer.run(*batch(data, step, config))
         trainer.synchronize()
-    part = "_attention" if options.profile_attention_only else ""
-    moment = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
-    part += f"_rank{options.rank}" if options.parallel else ""
-    trace = folder / f"trace_v{VERSION}{part}_{moment}_{os.getpid()}.pt.trace.json"
+        metadata = {name: getattr(config, name) for name in (*MODEL, "seq_len", "batch_size", "precision")}
+        metadata |= {"version": VERSION, "part": part, "peak_memory_mb": peak_memory_mb(config)}
+        profiler.add_metadata_json("tiny_llama", json.dumps(metadata))
+    name = f"trace_v{VERSION}{'_attention' * (part == 'attention')}{f'_rank{config.rank}' if config.parallel else ''}"
+    trace = pathlib.Path(config.profile_dir, f"{name}_{time.strftime('%Y%m%d_%H%M%S')}_{os.getpid()}.pt.trace.json")
     profiler.export_chrome_trace(str(trace))
     if not trace.is_file():
-        raise OSError(None, "the profiler left no file", str(trace))
-    print(f"profiled {options.profile_steps} more steps: open {trace} in https://ui.perfetto.dev")
-    if options.profile_operators or options.profile_memory:
-        print_operators(profiler, options, on_gpu)
-
-
-def print_operators(profiler, options, on_gpu):
-    """The operators of a profile, sorted by time and, if asked for, by memory."""
-    keys = [options.sort_by] if options.profile_operators else []
-    keys += ["self_device_memory_usage"] if options.profile_memory else []
-    for key in keys:
-        key = key.replace("cuda_", "device_") if on_gpu else key.replace("cuda_", "cpu_").replace("device_", "cpu_")
+        raise OSError(None, "the profiler wrote no file", str(trace))
+    print(f"profiled {config.profile_steps} more steps: open {trace} in https://ui.perfetto.dev")
+    for key in [config.sort_by] * config.profile_operators + ["self_device_memory_usage"] * config.profile_memory:
+        key = key.replace("cuda_", "device_").replace("device_", "device_" if config.on_gpu else "cpu_")
         print(f"operators by {key}")
         print(profiler.key_averages().table(sort_by=key, row_limit=20, max_name_column_width=50))
 
 
-# ---------------------------------------------------------------- main
-
-
-def set_up_backend(options):
-    """Precision and determinism of the libraries, before their first use."""
-    torch.manual_seed(options.seed)
-    torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
-    # What torch.compile says to the user of TF32 left off and of sums over few classes; the first is --tf32's choice.
-    for message in ("TensorFloat32 tensor cores", r"\s*Online softmax is disabled"):
-        warnings.filterwarnings("ignore", message)
-    if options.deterministic:
+def set_up_backend(config):
+    """Set precision and determinism of the libraries before their first use."""
+    torch.manual_seed(config.seed)
+    if config.on_gpu:
+        torch.cuda.set_device(config.device)
+    torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+    warnings.filterwarnings(
+        "ignore", r"TensorFloat32 tensor cores|\s*Online softmax is disabled"
+    )  # torch.compile's hints
+    if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-        # Filling every fresh tensor costs a pass over memory and would hide what it is meant to show: unwritten ones.
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # costs a pass over memory per tensor
 
 
-def train(trainer, data, first_step):
-    """Yield the record of each measured step, from first_step to --num-steps."""
-    options = trainer.options
-    interval = max(1, options.num_steps // 10)
-    for step in range(first_step, options.num_steps):
-        record = {"step": step, **trainer.run(*data.batch(step))}
-        yield record
+def train(trainer, data, first_step, steps):
+    """Train up to --num-steps and append a record per step; raise FloatingPointError if the run diverges."""
+    config = trainer.config
+    for step in range(first_step, config.num_steps):
+        record = {"step": step, **trainer.run(*batch(data, step, config))}
+        steps.append(record)
         if not math.isfinite(record["loss"]):
             raise FloatingPointError(f"the loss of step {step + 1} is {record['loss']}: lower --learning-rate")
-        if step == first_step or (step + 1) % interval == 0 or step + 1 == options.num_steps:
-            print_step(trainer, step, record)
-        if options.save_every and (step + 1) % options.save_every == 0:
-            save_checkpoint(trainer, options.checkpoint_dir, step + 1)
+        if step in (first_step, config.num_steps - 1) or (step + 1) % max(1, config.num_steps // 10) == 0:
+            rate = 1000 * config.batch_size * config.world_size / record["step_ms"]
+            speed = f"{rate:9.1f} samples/s  {record['step_ms']:9.3f} ms  peak {peak_memory_mb(config):8.1f} MB"
+            print(f"step {step + 1:5d}/{config.num_steps}  loss {record['loss']:8.4f}  {speed}", flush=True)
+        if config.save_every and (step + 1) % config.save_every == 0:
+            save_checkpoint(trainer, step + 1)
 
 
-def run(options, data, saved):
-    """Warm up, train, report, profile; returns the exit status. What was measured is written however it ends."""
-    trainer = Trainer(options)
-    print_configuration(trainer, data)
-    warmup_s = trainer.warm_up(*data.batch(0), saved)
-    if options.graph and trainer.graph is None:
-        print(f"  graph      not captured, running operation by operation: {trainer.graph_reason}")
-    steps, status = [], 0
+def run(config):
+    """Warm up, train, report and profile; return the exit status. Metrics are written however the run ends."""
+    data = load_data(config)
+    saved = find_checkpoint(config) if config.resume else None
+    trainer, steps, summary, warmup_s = Trainer(config), [], None, None
     try:
-        for record in train(trainer, data, saved["step"]):
-            steps.append(record)
-    except FloatingPointError as error:
-        print(f"tiny_llama_v{VERSION}.py: stopped: {error}", file=sys.stderr)
-        status = 1
-    except KeyboardInterrupt:
-        print(f"interrupted after {len(steps)} steps", file=sys.stderr)
-        if options.parallel:  # the processes stop in different steps, and can sum up nothing together
-            return 130
-        status = 130
-    summary = summarize(trainer, steps, warmup_s, data.best_loss) if steps else None
-    if options.metrics_file and options.rank == 0:
-        write_metrics(trainer, steps, summary)
-    if status == 0:
-        print_summary(summary, steps)
-        if options.profile:
-            profile(trainer, data)
-        if options.validate_setup:
-            status = int(summary["parameters_trained"] != summary["parameters"])
-            print("set-up check " + ("failed: not every parameter is trained" if status else "passed"))
-    return status
+        print_configuration(trainer, data)
+        warmup_s = trainer.warm_up(*batch(data, 0, config), saved or trainer.initial)
+        if config.graph and not trainer.graph:
+            print(f"  graph      not captured, running eagerly: {trainer.graph_reason}")
+        train(trainer, data, saved["step"] if saved else 0, steps)
+        summary = summarize(trainer, steps, warmup_s, data)
+    finally:
+        if steps and not summary and not config.parallel:
+            with contextlib.suppress(RuntimeError):  # the GPU may have failed
+                summary = summarize(trainer, steps, warmup_s, data)
+        if steps and config.metrics_file and config.rank == 0:
+            write_metrics(config, steps, summary)
+    print_summary(summary, steps)
+    if config.profile:
+        profile(trainer, data)
+    passed = summary["parameters_trained"] == summary["parameters"] or not config.validate_setup
+    if config.validate_setup:
+        print("set-up check " + ("passed" if passed else "failed: not every parameter is trained"))
+    return int(not passed)
 
 
-def prepare(options):
-    """The data, and the state to start from: the initial weights, or those of a checkpoint."""
-    data, config = load_data(options), model_config(options)
-    if not options.resume:
-        return data, {"weights": initial_weights(config, options.seed), "step": 0}
-    saved = newest_checkpoint(options.checkpoint_dir, config)
-    if len(set(gather([saved["step"]], options.device).flatten().tolist())) > 1:
-        raise ValueError(f"--resume: the processes find different checkpoints in {options.checkpoint_dir}: share it")
-    if saved["step"] >= options.num_steps:
-        raise ValueError(f"--resume: step {saved['step']} is reached already; raise --num-steps")
-    return data, saved
-
-
-class Refusal(RuntimeError):
-    """What this machine cannot do, with the way out, in one sentence."""
-
-
-def explain(error):
-    """One sentence for what the user can do something about; None for what is a mistake of this program."""
+def user_message(error):
+    """Return exit status and one line for an error; no line (None) for a bug of this program."""
+    first_line = str(error).strip().partition("\n")[0]
+    if isinstance(error, UserError):
+        return 2, f"error: {error}"
+    if isinstance(error, KeyboardInterrupt):
+        return 130, "interrupted"
+    if isinstance(error, SystemExit):
+        return error.code, "terminated"
+    if isinstance(error, FloatingPointError):
+        return 1, f"stopped: {error}"
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
-        return "out of memory: lower --batch-size, --seq-len or the model's sizes"
+        return 1, "out of memory: lower --batch-size, --seq-len or the model's sizes"
     if isinstance(error, OSError):
-        return f"{error.filename or 'output'} cannot be written: {error.strerror}"
-    if isinstance(error, Refusal):
-        return str(error)
+        return 1, f"cannot write {error.filename or 'to standard output'}: {error.strerror}"
     if isinstance(error, dist.DistError) or "gloo" in str(error):
-        return "another process of this job ended, or did not answer: look for what it said"
+        return 1, f"another process of this job ended or did not answer: {first_line}"
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        return f"torch.compile failed, run with --disable-torch-compile: {str(error).strip().splitlines()[0]}"
-    return None
+        return 1, f"torch.compile failed, run with --disable-torch-compile: {first_line}"
+    return 1, None
 
 
 def main(argv=None):
-    options = parse_options(argv)
-    prog = f"tiny_llama_v{VERSION}.py"
-    if options.parallel:
-        prog += f", process {options.rank} of {options.world_size}"
-        announce_end(prog)
-    # One stream for all that runs, so that what a graph captures has been warmed up where it is captured.
-    on_gpu = torch.device(options.device).type == "cuda"
+    """Run the script and return its exit status."""
+    config = parse_options(argv)
     try:
-        set_up_backend(options)
-        with process_group(options):
-            try:
-                data, saved = prepare(options)
-            except ValueError as error:
-                print(f"{prog}: error: {error}", file=sys.stderr)
-                return 2
-            with torch.cuda.stream(torch.cuda.Stream(options.device)) if on_gpu else contextlib.nullcontext():
-                return run(options, data, saved)
-    except KeyboardInterrupt:
-        print("interrupted outside of the measured steps", file=sys.stderr)
-        return 130
-    except (RuntimeError, MemoryError, OSError) as error:
-        sentence = explain(error)
-        if sentence is None:
+        set_up_backend(config)
+        # One stream for everything: a graph must be captured on the stream that was warmed up.
+        stream = torch.cuda.stream(torch.cuda.Stream()) if config.on_gpu else contextlib.nullcontext()
+        with process_group(config) if config.parallel else contextlib.nullcontext(), stream:
+            return run(config)
+    except BaseException as error:
+        status, message = user_message(error)
+        if message is None:
             raise
-        print(f"{prog}: {sentence}", file=sys.stderr)
-        return 1
-
-
-def leave(status):
-    """End the program, all of whose work is done.
-
-    One that torchrun started ends without the interpreter's clean-up: threads of the communication libraries that come
-    back to the interpreter meanwhile would make it abort, now and then, and torchrun report a failure.
-    """
-    if "RANK" in os.environ:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)
+        process = f", process {config.rank} of {config.world_size}" if config.parallel else ""
+        print(f"tiny_llama_v{VERSION}.py{process}: {message}", file=sys.stderr)
+        return status
 
 
 if __name__ == "__main__":
-    leave(main())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception: the metrics are written
+    status = main()
+    try:
+        sys.stdout.flush()
+    except OSError:  # reported already; Python must not try again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    # Threads of the communication libraries can abort the interpreter's clean-up.
+    (os._exit if "RANK" in os.environ else sys.exit)(status)
