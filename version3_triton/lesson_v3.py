@@ -229,21 +229,18 @@ class AddRMSNormFunction(torch.autograd.Function):
         dresidual = dresidual.contiguous() if add else dy
         # Each iteration loads, reduces and stores one tile: many small programs keep the memory busy.
         wide = x.dtype == torch.float32
-        num_warps = 8 if wide else 4 if C > 512 else 2
         tile = tile_shape(C, x.device, elements=2048 if wide else 1024, whole_row=True)
         programs = min(triton.cdiv(rows, tile["ROWS"]), program_count(x.device) * (1 if wide else 2))
         dx, partial_sums = torch.empty_like(x), torch.empty(programs, C, dtype=torch.float32, device=x.device)
         rmsnorm_backward_kernel[(programs,)](
-            dy, dresidual, x, w, rstd, dx, partial_sums, rows, C, add, **tile, num_warps=num_warps
-        )
+            dy, dresidual, x, w, rstd, dx, partial_sums, rows, C, add, **tile,
+            num_warps=8 if wide else 4 if C > 512 else 2,
+        )  # fmt: skip
         return dx, dx if ctx.add else None, column_sums(partial_sums).to(w.dtype), None
 
 
 def add_rms_norm(residual, branch, w, eps):
-    """Return x = residual + branch and x / sqrt(mean(x²) + eps) · w, in one pass over memory.
-
-    residual, branch [..., C] of one dtype (branch None: nothing is added); w [C]. Sums are float32.
-    """
+    """Return x = residual + branch [..., C] (branch None: nothing is added) and x / sqrt(mean(x²) + eps) · w."""
     check_input("add_rms_norm: residual", residual)
     C, device = residual.shape[-1], residual.device
     if C > MAX_ROW:
@@ -257,6 +254,7 @@ def add_rms_norm(residual, branch, w, eps):
 # ---------------------------------------------------------------- RoPE (arXiv:2104.09864) on the packed projections
 # forward    (x₁, x₂) -> (x₁ · cos - x₂ · sin, x₂ · cos + x₁ · sin)
 # backward   the transpose of a rotation is the rotation by the opposite angle: the same kernel with sin negated
+# Value heads are copied: query, key and value stay in one tensor from their projection to their gradient.
 
 
 @triton.jit
@@ -320,10 +318,7 @@ def check_rope(name, x, cos, sin):
 
 
 def rope(x, cos, sin, rotated_heads):
-    """Rotate the first heads of x [B, T, heads, D] by the angles of cos and sin [T, D/2], and copy the others.
-
-    The copy keeps query, key and value in one tensor from their projection to their gradient.
-    """
+    """Rotate the first heads of x [B, T, heads, D] by the angles of cos and sin [T, D/2], and copy the others."""
     check_rope("rope", x, cos, sin)
     if not 0 <= rotated_heads <= x.shape[2]:
         raise ValueError(f"rope: rotated_heads must be from 0 to {x.shape[2]}, got {rotated_heads}")
@@ -531,32 +526,40 @@ def attention_backward_dkdv_kernel(
     store_tile(dqkv_ptr + k_offset + K * D, dv, first, T, STRIDE, BLOCK_K, D)
 
 
-# A tile is (BLOCK_Q, BLOCK_K, num_warps, num_stages). MEASURED_TILES, for D = 64, are used as they are. For any other
-# GPU, dtype or head size triton.autotune times all candidates in the first eager step with this T, D and dtype, and
-# caches the fastest on disk; --deterministic takes the first one. On every GPU some compile without spilled registers.
+# A tile is (BLOCK_Q, BLOCK_K, num_warps, num_stages); rows are for forward, dq and dk/dv. MEASURED_TILES, of D = 64, are
+# used as they are. For other GPUs, dtypes and head sizes triton.autotune times the candidates in the first eager step
+# with this T, D and dtype, and caches the fastest on disk; --deterministic takes the first one. Except for D = 128 on
+# gfx11, each kernel has candidates that compile without spilled registers.
+KERNEL_ROWS = ("forward", "dq", "dkdv")
 MEASURED_TILES = {
-    ("sm_90", "16-bit"): {"forward": (64, 64, 4, 2), "dq": (64, 64, 4, 3), "dkdv": (32, 64, 4, 3)},
-    ("sm_90", "tf32"): {"forward": (64, 64, 4, 1), "dq": (64, 64, 4, 2), "dkdv": (32, 32, 4, 2)},
-    ("sm_90", "tf32x3"): {"forward": (64, 64, 4, 1), "dq": (64, 64, 4, 1), "dkdv": (32, 32, 4, 1)},
+    ("sm_90", "16-bit"): ((64, 64, 4, 2), (64, 64, 4, 3), (32, 64, 4, 3)),
+    ("sm_90", "tf32"): ((64, 64, 4, 1), (64, 64, 4, 2), (32, 32, 4, 2)),
+    ("sm_90", "tf32x3"): ((64, 64, 4, 1), (64, 64, 4, 1), (32, 32, 4, 1)),
 }
 LONG_FORWARD_TILE = (128, 64, 8, 3)  # sm_90, 16-bit, T > 1024: long rows pay for more queries per tile
-CANDIDATES_16_BIT = (
-    (64, 32, 8, 1), (64, 64, 4, 2), (64, 64, 4, 3), (32, 64, 4, 3), (128, 64, 8, 3), (32, 16, 4, 1), (16, 64, 16, 1),
-)  # fmt: skip
-CANDIDATES_32_BIT = (
-    (32, 16, 4, 1), (64, 64, 4, 1), (64, 64, 4, 2), (32, 32, 4, 1), (32, 32, 4, 2), (16, 16, 8, 1), (16, 32, 16, 1),
-)  # fmt: skip
+CANDIDATE_TILES = {
+    "16-bit": (
+        ((64, 32, 4, 2), (64, 64, 4, 2), (128, 64, 8, 3), (128, 64, 4, 2), (128, 32, 4, 2), (64, 32, 8, 1)),
+        ((32, 16, 4, 1), (64, 64, 4, 3), (128, 64, 8, 3), (128, 64, 4, 1), (128, 32, 8, 1), (64, 32, 8, 1)),
+        ((32, 16, 4, 1), (32, 64, 4, 3), (32, 128, 8, 3), (32, 128, 4, 1), (32, 64, 8, 2), (16, 64, 16, 1)),
+    ),
+    "32-bit": (
+        ((32, 16, 4, 1), (64, 64, 4, 1), (64, 64, 8, 1), (32, 32, 4, 2), (64, 16, 4, 2), (16, 16, 8, 1)),
+        ((16, 16, 8, 1), (64, 64, 4, 1), (64, 64, 4, 2), (64, 32, 4, 1), (32, 32, 4, 2), (32, 16, 4, 2)),
+        ((16, 16, 8, 1), (32, 32, 4, 1), (32, 32, 4, 2), (32, 64, 4, 1), (16, 32, 4, 1), (16, 32, 16, 1)),
+    ),
+}
 
 
 def attention_tiles(kernel, architecture, D, dtype, T, precision):
     """Return the tiles to choose from for the "forward", "dq" or "dkdv" kernel."""
     if architecture == "cpu":
         return ((64, 64, 4, 1),)
-    wide = dtype == torch.float32
+    wide, row = dtype == torch.float32, KERNEL_ROWS.index(kernel)
     measured = MEASURED_TILES.get((architecture, precision if wide else "16-bit"))
     if D != 64 or not measured:
-        return CANDIDATES_32_BIT if wide else CANDIDATES_16_BIT
-    return (LONG_FORWARD_TILE if kernel == "forward" and T > 1024 and not wide else measured[kernel],)
+        return CANDIDATE_TILES["32-bit" if wide else "16-bit"][row]
+    return (LONG_FORWARD_TILE if kernel == "forward" and T > 1024 and not wide else measured[row],)
 
 
 def dot_precision(architecture, dtype):
@@ -918,8 +921,7 @@ class Attention(nn.Module):
         self.rope_kernel, self.attention_kernel = config.enable_rope_kernel, config.enable_attention_kernel
 
     def attend(self, qkv, cos, sin):
-        """Return RoPE and attention by one fused operation, or by two of which either may be the reference."""
-        H, K, _ = self.heads
+            H, K, _ = self.heads
         if self.rope_kernel and self.attention_kernel:
             return rotary_attention(qkv, cos, sin, H, K)
         with annotate("rope"):
@@ -956,7 +958,7 @@ class FeedForward(nn.Module):
 
 
 class AddRMSNorm(nn.Module):
-    """Return x = residual + branch, and norm(x)."""
+    """Return x = residual + branch and norm(x)."""
 
     def __init__(self, config):
         super().__init__()
@@ -1050,10 +1052,8 @@ def complete_version_options(config):
     """Check and complete the options of this version; return a description of its parts."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if config.enable_attention_kernel and config.head_dim not in HEAD_DIMS:
-        raise UserError(
-            f"--hidden-dim / --num-heads must be one of {', '.join(map(str, HEAD_DIMS))} for the attention kernel, "
-            f"got {config.head_dim}: choose other sizes or --disable-attention-kernel"
-        )
+        wanted = f"{', '.join(map(str, HEAD_DIMS))} for the attention kernel (--disable-attention-kernel)"
+        raise UserError(f"--hidden-dim / --num-heads must be one of {wanted}, got {config.head_dim}")
     if config.enable_rmsnorm_kernel and config.hidden_dim > MAX_ROW:
         raise UserError(f"--hidden-dim must be at most {MAX_ROW} for the RMSNorm kernel, got {config.hidden_dim}")
     if config.use_amp and not config.enable_optimizer_kernel:
