@@ -526,7 +526,7 @@ def attention_backward_dkdv_kernel(
     store_tile(dqkv_ptr + k_offset + K * D, dv, first, T, STRIDE, BLOCK_K, D)
 
 
-# A tile is (BLOCK_Q, BLOCK_K, num_warps, num_stages); rows are for forward, dq and dk/dv. MEASURED_TILES, of D = 64, are
+# A tile is (BLOCK_Q, BLOCK_K, num_warps, num_stages); rows are for forward, dq, dk/dv. MEASURED_TILES, of D = 64, are
 # used as they are. For other GPUs, dtypes and head sizes triton.autotune times the candidates in the first eager step
 # with this T, D and dtype, and caches the fastest on disk; --deterministic takes the first one. Except for D = 128 on
 # gfx11, each kernel has candidates that compile without spilled registers.
@@ -921,7 +921,7 @@ class Attention(nn.Module):
         self.rope_kernel, self.attention_kernel = config.enable_rope_kernel, config.enable_attention_kernel
 
     def attend(self, qkv, cos, sin):
-            H, K, _ = self.heads
+        H, K, _ = self.heads
         if self.rope_kernel and self.attention_kernel:
             return rotary_attention(qkv, cos, sin, H, K)
         with annotate("rope"):
@@ -1039,15 +1039,6 @@ def add_version_options(add):
         add(f"--disable-{kernel}-kernel", **target, action="store_false", help=argparse.SUPPRESS)
 
 
-def check_interpreter(config):
-    """Refuse what Triton's interpreter cannot run."""
-    if config.use_amp and config.amp_dtype == "bfloat16":
-        raise UserError("--amp-dtype must be float16 in Triton's interpreter, which has no bfloat16 dot, got bfloat16")
-    triton_release, numpy_release = (tuple(map(int, x.__version__.split(".")[:2])) for x in (triton, np))
-    if triton_release < (3, 7) and numpy_release >= (2, 4):
-        raise UserError(f"numpy must be < 2.4 for the interpreter of Triton {triton.__version__}, got {np.__version__}")
-
-
 def complete_version_options(config):
     """Check and complete the options of this version; return a description of its parts."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
@@ -1060,8 +1051,11 @@ def complete_version_options(config):
         raise UserError("--use-amp must have the optimizer kernel, which keeps the float32 weights, got it disabled")
     if not config.on_gpu and not interpreted:
         raise UserError("--device must be cuda unless TRITON_INTERPRET=1 runs the kernels on the CPU, got cpu")
-    if interpreted:
-        check_interpreter(config)
+    if interpreted and config.use_amp and config.amp_dtype == "bfloat16":
+        raise UserError("--amp-dtype must be float16 in Triton's interpreter, which has no bfloat16 dot, got bfloat16")
+    triton_release, numpy_release = (tuple(map(int, x.__version__.split(".")[:2])) for x in (triton, np))
+    if interpreted and triton_release < (3, 7) and numpy_release >= (2, 4):
+        raise UserError(f"numpy must be < 2.4 for the interpreter of Triton {triton.__version__}, got {np.__version__}")
     if config.parallel == "fsdp":
         config.enable_optimizer_kernel = False  # FSDP2 shards the float32 weights; PyTorch's AdamW updates the shards
     parts = [kernel for kernel in KERNELS if getattr(config, f"enable_{kernel}_kernel")]
