@@ -526,58 +526,6 @@ def attention_backward_dkdv_kernel(
     store_tile(dqkv_ptr + k_offset + K * D, dv, first, T, STRIDE, BLOCK_K, D)
 
 
-# A tile is (BLOCK_Q, BLOCK_K, num_warps, num_stages); rows are for forward, dq, dk/dv. MEASURED_TILES, of D = 64, are
-# used as they are. For other GPUs, dtypes and head sizes triton.autotune times the candidates in the first eager step
-# with this T, D and dtype, and caches the fastest on disk; --deterministic takes the first one. Except for D = 128 on
-# gfx11, each kernel has candidates that compile without spilled registers.
-KERNEL_ROWS = ("forward", "dq", "dkdv")
-MEASURED_TILES = {
-    ("sm_90", "16-bit"): ((64, 64, 4, 2), (64, 64, 4, 3), (32, 64, 4, 3)),
-    ("sm_90", "tf32"): ((64, 64, 4, 1), (64, 64, 4, 2), (32, 32, 4, 2)),
-    ("sm_90", "tf32x3"): ((64, 64, 4, 1), (64, 64, 4, 1), (32, 32, 4, 1)),
-}
-LONG_FORWARD_TILE = (128, 64, 8, 3)  # sm_90, 16-bit, T > 1024: long rows pay for more queries per tile
-CANDIDATE_TILES = {
-    "16-bit": (
-        ((64, 32, 4, 2), (64, 64, 4, 2), (128, 64, 8, 3), (128, 64, 4, 2), (128, 32, 4, 2), (64, 32, 8, 1)),
-        ((32, 16, 4, 1), (64, 64, 4, 3), (128, 64, 8, 3), (128, 64, 4, 1), (128, 32, 8, 1), (64, 32, 8, 1)),
-        ((32, 16, 4, 1), (32, 64, 4, 3), (32, 128, 8, 3), (32, 128, 4, 1), (32, 64, 8, 2), (16, 64, 16, 1)),
-    ),
-    "32-bit": (
-        ((32, 16, 4, 1), (64, 64, 4, 1), (64, 64, 8, 1), (32, 32, 4, 2), (64, 16, 4, 2), (16, 16, 8, 1)),
-        ((16, 16, 8, 1), (64, 64, 4, 1), (64, 64, 4, 2), (64, 32, 4, 1), (32, 32, 4, 2), (32, 16, 4, 2)),
-        ((16, 16, 8, 1), (32, 32, 4, 1), (32, 32, 4, 2), (32, 64, 4, 1), (16, 32, 4, 1), (16, 32, 16, 1)),
-    ),
-}
-
-
-def attention_tiles(kernel, architecture, D, dtype, T, precision):
-    """Return the tiles to choose from for the "forward", "dq" or "dkdv" kernel."""
-    if architecture == "cpu":
-        return ((64, 64, 4, 1),)
-    wide, row = dtype == torch.float32, KERNEL_ROWS.index(kernel)
-    measured = MEASURED_TILES.get((architecture, precision if wide else "16-bit"))
-    if D != 64 or not measured:
-        return CANDIDATE_TILES["32-bit" if wide else "16-bit"][row]
-    return (LONG_FORWARD_TILE if kernel == "forward" and T > 1024 and not wide else measured[row],)
-
-
-def dot_precision(architecture, dtype):
-    """Return how the kernels multiply float32: in TF32 where PyTorch's matmuls may use it, else exactly."""
-    if dtype != torch.float32 or architecture == "cpu":
-        return "ieee"
-    allowed = torch.get_float32_matmul_precision() != "highest"
-    if architecture.startswith("sm_") and int(architecture[3:]) >= 80:
-        return "tf32" if allowed else "tf32x3"  # three TF32 dots are as exact as float32, and faster than FMA units
-    return "tf32" if allowed and architecture == "gfx942" else "ieee"
-
-
-@functools.cache
-def autotuned(kernel, tiles):
-    configs = [triton.Config({"BLOCK_Q": q, "BLOCK_K": k}, num_warps=w, num_stages=s) for q, k, w, s in tiles]
-    return triton.autotune(configs, key=["T", "D", "PRECISION"])(kernel)
-
-
 def launch_attention(kernel, name, qkv, H, K, *tensors):
     """Launch one of the three kernels: one program per head of the batch and BLOCK_Q or BLOCK_K tokens."""
     B, T, _, D = qkv.shape
@@ -636,6 +584,59 @@ def rotary_attention(qkv, cos, sin, H, K):
     check_attention("rotary_attention", qkv, H, K)
     check_rope("rotary_attention", qkv, cos, sin)
     return AttentionFunction.apply(qkv.contiguous(), cos.contiguous(), sin.contiguous(), H, K)
+
+
+# ---------------------------------------------------------------- tiles of the attention kernels
+# A tile is (BLOCK_Q, BLOCK_K, num_warps, num_stages); rows are for forward, dq, dk/dv. MEASURED_TILES, of D = 64, are
+# used as they are. For other GPUs, dtypes and head sizes triton.autotune times the candidates in the first eager step
+# with this T, D and dtype, and caches the fastest on disk; --deterministic takes the first one. Except for D = 128 on
+# gfx11, each kernel has candidates that compile without spilled registers.
+KERNEL_ROWS = ("forward", "dq", "dkdv")
+MEASURED_TILES = {
+    ("sm_90", "16-bit"): ((64, 64, 4, 2), (64, 64, 4, 3), (32, 64, 4, 3)),
+    ("sm_90", "tf32"): ((64, 64, 4, 1), (64, 64, 4, 2), (32, 32, 4, 2)),
+    ("sm_90", "tf32x3"): ((64, 64, 4, 1), (64, 64, 4, 1), (32, 32, 4, 1)),
+}
+LONG_FORWARD_TILE = (128, 64, 8, 3)  # sm_90, 16-bit, T > 1024: long rows pay for more queries per tile
+CANDIDATE_TILES = {
+    "16-bit": (
+        ((64, 32, 4, 2), (64, 64, 4, 2), (128, 64, 8, 3), (128, 64, 4, 2), (128, 32, 4, 2), (64, 32, 8, 1)),
+        ((32, 16, 4, 1), (64, 64, 4, 3), (128, 64, 8, 3), (128, 64, 4, 1), (128, 32, 8, 1), (64, 32, 8, 1)),
+        ((32, 16, 4, 1), (32, 64, 4, 3), (32, 128, 8, 3), (32, 128, 4, 1), (32, 64, 8, 2), (16, 64, 16, 1)),
+    ),
+    "32-bit": (
+        ((32, 16, 4, 1), (64, 64, 4, 1), (64, 64, 8, 1), (32, 32, 4, 2), (64, 16, 4, 2), (16, 16, 8, 1)),
+        ((16, 16, 8, 1), (64, 64, 4, 1), (64, 64, 4, 2), (64, 32, 4, 1), (32, 32, 4, 2), (32, 16, 4, 2)),
+        ((16, 16, 8, 1), (32, 32, 4, 1), (32, 32, 4, 2), (32, 64, 4, 1), (16, 32, 4, 1), (16, 32, 16, 1)),
+    ),
+}
+
+
+def attention_tiles(kernel, architecture, D, dtype, T, precision):
+    """Return the tiles to choose from for the "forward", "dq" or "dkdv" kernel."""
+    if architecture == "cpu":
+        return ((64, 64, 4, 1),)
+    wide, row = dtype == torch.float32, KERNEL_ROWS.index(kernel)
+    measured = MEASURED_TILES.get((architecture, precision if wide else "16-bit"))
+    if D != 64 or not measured:
+        return CANDIDATE_TILES["32-bit" if wide else "16-bit"][row]
+    return (LONG_FORWARD_TILE if kernel == "forward" and T > 1024 and not wide else measured[row],)
+
+
+def dot_precision(architecture, dtype):
+    """Return how the kernels multiply float32: in TF32 where PyTorch's matmuls may use it, else exactly."""
+    if dtype != torch.float32 or architecture == "cpu":
+        return "ieee"
+    allowed = torch.get_float32_matmul_precision() != "highest"
+    if architecture.startswith("sm_") and int(architecture[3:]) >= 80:
+        return "tf32" if allowed else "tf32x3"  # three TF32 dots are as exact as float32, and faster than FMA units
+    return "tf32" if allowed and architecture == "gfx942" else "ieee"
+
+
+@functools.cache
+def autotuned(kernel, tiles):
+    configs = [triton.Config({"BLOCK_Q": q, "BLOCK_K": k}, num_warps=w, num_stages=s) for q, k, w, s in tiles]
+    return triton.autotune(configs, key=["T", "D", "PRECISION"])(kernel)
 
 
 # ---------------------------------------------------------------- cross-entropy
@@ -769,9 +770,9 @@ def pointers(row, column: tl.constexpr, offsets, DTYPE: tl.constexpr):
 def adamw_kernel(
     table_ptr, chunk_ptr, power_ptr, grad_scale_ptr, found_inf_ptr,
     lr, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, eps,
-    DTYPE: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    DTYPE: tl.constexpr, SPLIT: tl.constexpr, COPY: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Update BLOCK elements of one parameter of that DTYPE per program."""
+    """Update BLOCK elements of one parameter of that DTYPE per program; SPLIT: low bits, COPY: master."""
     row = table_ptr + tl.load(chunk_ptr + 2 * tl.program_id(0)) * 6
     offsets = tl.load(chunk_ptr + 2 * tl.program_id(0) + 1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     count = tl.load(row + 5)
@@ -788,21 +789,21 @@ def adamw_kernel(
     v = beta2 * tl.load(v_ptr, mask=mask, other=0.0) + one_minus_beta2 * g * g
     m_hat = m / (1 - tl.load(power_ptr)).to(tl.float32)
     v_hat = v / (1 - tl.load(power_ptr + 1)).to(tl.float32)
-    if tl.bfloat16 == DTYPE:
+    if SPLIT:
         copy = tl.load(pointers(row, 0, offsets, tl.int16), mask=mask, other=0).to(tl.int32)
         low_bits = tl.load(pointers(row, 1, offsets, tl.int16), mask=mask, other=0).to(tl.int32)
         w = ((copy << 16) + low_bits).to(tl.float32, bitcast=True)
     else:
         w = tl.load(pointers(row, 1, offsets, tl.float32), mask=mask, other=0.0)
     w = decay * w - lr * m_hat / (tl.sqrt(v_hat) + eps)
-    if tl.bfloat16 == DTYPE:
+    if SPLIT:
         bits = w.to(tl.int32, bitcast=True)
         upper = tl.where(w == w, (bits + 0x8000) >> 16, 0x7FC0)
         tl.store(pointers(row, 0, offsets, tl.int16), upper.to(tl.int16), mask=mask)
         tl.store(pointers(row, 1, offsets, tl.int16), (bits - (upper << 16)).to(tl.int16), mask=mask)
     else:
         tl.store(pointers(row, 0, offsets, DTYPE), w.to(DTYPE), mask=mask)
-        if tl.float16 == DTYPE:
+        if COPY:
             tl.store(pointers(row, 1, offsets, tl.float32), w, mask=mask)
     tl.store(m_ptr, m, mask=mask)
     tl.store(v_ptr, v, mask=mask)
@@ -851,10 +852,11 @@ class FusedAdamW(torch.optim.Optimizer):
         table = self.address_table(trained, grads)
         for group, powers, parameters in launches:
             lr, (beta1, beta2), chunks = group["lr"], group["betas"], self.chunk_table(parameters)
+            dtype, aligned = parameters[0].dtype, all(p.numel() % 16 == 0 for p in parameters)
             adamw_kernel[(len(chunks),)](
                 table, chunks, powers, getattr(self, "grad_scale", None), found_inf,
                 lr, 1 - lr * group["weight_decay"], beta1, 1 - beta1, beta2, 1 - beta2, group["eps"],
-                TRITON_DTYPES[parameters[0].dtype], all(p.numel() % 16 == 0 for p in parameters), self.BLOCK,
+                TRITON_DTYPES[dtype], dtype == torch.bfloat16, dtype == torch.float16, aligned, self.BLOCK,
             )  # fmt: skip
             table = table[len(parameters) :]
 
