@@ -430,6 +430,7 @@ def attention_forward_kernel(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_Q rows of o for one head per program: online softmax over the keys up to the diagonal."""
+    tl.static_assert(BLOCK_Q % BLOCK_K == 0)
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_Q  # the longest rows start first
     b, h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
@@ -462,6 +463,7 @@ def attention_backward_dq_kernel(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_Q rows of dq for one head per program, and their Δ for the dk/dv kernel."""
+    tl.static_assert(BLOCK_Q % BLOCK_K == 0)
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_Q
     b, h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
@@ -497,6 +499,7 @@ def attention_backward_dkdv_kernel(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_K rows of dk and dv of one key/value head per program: no atomics. Scores are transposed."""
+    tl.static_assert(BLOCK_K % BLOCK_Q == 0)
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = tl.program_id(1) * BLOCK_K
     b, kv = (tl.program_id(0) // K).to(tl.int64), tl.program_id(0) % K
@@ -602,7 +605,7 @@ CANDIDATE_TILES = {
     "16-bit": (
         ((64, 32, 4, 2), (64, 64, 4, 2), (128, 64, 8, 3), (128, 64, 4, 2), (128, 32, 4, 2), (64, 32, 8, 1)),
         ((32, 16, 4, 1), (64, 64, 4, 3), (128, 64, 8, 3), (128, 64, 4, 1), (128, 32, 8, 1), (64, 32, 8, 1)),
-        ((32, 16, 4, 1), (32, 64, 4, 3), (32, 128, 8, 3), (32, 128, 4, 1), (32, 64, 8, 2), (16, 64, 16, 1)),
+        ((16, 32, 4, 1), (32, 64, 4, 3), (32, 128, 8, 3), (32, 128, 4, 1), (32, 64, 8, 2), (16, 64, 16, 1)),
     ),
     "32-bit": (
         ((32, 16, 4, 1), (64, 64, 4, 1), (64, 64, 8, 1), (32, 32, 4, 2), (64, 16, 4, 2), (16, 16, 8, 1)),
