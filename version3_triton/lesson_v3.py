@@ -16,7 +16,6 @@ Shapes: B batch, T tokens, C hidden_dim, H query heads, K key/value heads, D = C
 """
 
 import argparse
-import contextlib
 import functools
 import itertools
 import math
@@ -44,22 +43,14 @@ MAX_ROW = 32768  # columns of the RMSNorm kernels, which hold whole rows in regi
 MAX_ONE_HOT = 4096  # vocabulary up to which the embedding's gradient is a matmul
 TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
-# ---------------------------------------------------------------- reference operations: what the kernels compute
 
-
-def annotate(name):
-    """Name a region in PyTorch's profiler and, on a GPU, in NVTX/ROCTX timelines."""
-    regions = contextlib.ExitStack()
-    if not torch.compiler.is_compiling():
-        regions.enter_context(torch.profiler.record_function(name))
-        if torch.cuda.is_available():
-            regions.enter_context(torch.cuda.nvtx.range(name))
-    return regions
+def at_least_float32(x):
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def rms_norm(x, weight, eps):
     """Return x / sqrt(mean(x²) + eps) · weight, computed in float32."""
-    wide = x.float()
+    wide = at_least_float32(x)
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
 
 
@@ -72,15 +63,18 @@ def rope_tables(seq_len, head_dim, theta, device):
 
 def apply_rope(x, cos, sin):
     """Rotate the pairs (x[i], x[i + D/2]) of every head of x [B, T, heads, D]."""
-    x1, x2 = x.float().chunk(2, dim=-1)
+    x1, x2 = at_least_float32(x).chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1).to(x.dtype)
 
 
 def causal_attention(q, k, v):
-    """Return softmax(q kᵀ / sqrt(D)) v under a causal mask: q [B, T, H, D], k and v [B, T, K, D] -> [B, T, H, D]."""
+    """Return softmax(q kᵀ / sqrt(D)) v under a causal mask: q [B, T, H, D], k and v [B, T, K, D] -> [B, T, H, D].
+
+    One kernel computes it tile by tile and never writes the T x T scores (FlashAttention, arXiv:2205.14135).
+    """
     grouped = q.dtype in (torch.float16, torch.bfloat16)
-    if not grouped:  # in float32 only the slow kernel that materialises the scores shares keys between heads
+    if not grouped:  # in float32 only the slow kernel that writes the scores lets heads share keys
         k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
@@ -743,21 +737,21 @@ def join_bits(copy, low_bits):
     return ((copy.detach().view(torch.int16).to(torch.int32) << 16) + low_bits).view(torch.float32)
 
 
-def get_weight(p, state):
-    """Return the float32 weight of a parameter, given its optimizer state."""
-    return join_bits(p, state["low_bits"]) if "low_bits" in state else state.get("master", p).detach()
+def get_weight(parameter, state):
+    """Return the float32 weight of a parameter: joined from its low bits, its master, or the parameter itself."""
+    return join_bits(parameter, state["low_bits"]) if "low_bits" in state else state.get("master", parameter)
 
 
 @torch.no_grad()
-def set_weight(p, state, weight):
-    """Write a float32 weight into a parameter and its low bits or master, in place."""
-    copy = weight
+def set_weight(parameter, state, weight):
+    """Overwrite a parameter, and its low bits or master, in place with a float32 weight."""
     if "low_bits" in state:
         copy, low_bits = split_bits(weight)
+        parameter.copy_(copy)
         state["low_bits"].copy_(low_bits)
-    elif "master" in state:
-        state["master"].copy_(weight)
-    p.copy_(copy)
+    else:
+        parameter.copy_(weight)
+        state.get("master", parameter).copy_(weight)
 
 
 @triton.jit
@@ -947,7 +941,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """down(silu(gate(x)) · up(x))"""
+    """Compute down(silu(gate(x)) · up(x)) of x [B, T, C]."""
 
     def __init__(self, config):
         super().__init__()
@@ -996,7 +990,7 @@ class Block(nn.Module):
 
 
 class TinyLlama(nn.Module):
-    """Tokens [B, T] to logits [B, T, V]; the output head shares the token embedding."""
+    """Map tokens [B, T] to logits [B, T, V]; the output head shares the token embedding."""
 
     def __init__(self, config):
         super().__init__()
@@ -1024,7 +1018,7 @@ def compute_loss(model, tokens, labels, config):
     with annotate("loss"):
         if config.enable_loss_kernel:
             return cross_entropy(logits, labels)
-        return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+        return F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
 
 
 def make_optimizer(model, config):
@@ -1037,11 +1031,16 @@ def make_optimizer(model, config):
 KERNELS = ("rmsnorm", "rope", "swiglu", "attention", "loss", "optimizer")
 
 
+def add_switch(add, name, default, meaning):
+    """Add --enable-NAME and --disable-NAME."""
+    target = f"enable_{name.replace('-', '_')}"
+    add(f"--enable-{name}", dest=target, action="store_true", default=default, help=meaning)
+    add(f"--disable-{name}", dest=target, action="store_false", default=default, help=argparse.SUPPRESS)
+
+
 def add_version_options(add):
     for kernel in KERNELS:
-        target = {"dest": f"enable_{kernel}_kernel", "default": True}
-        add(f"--enable-{kernel}-kernel", **target, action="store_true", help=f"Triton for {kernel} (on)")
-        add(f"--disable-{kernel}-kernel", **target, action="store_false", help=argparse.SUPPRESS)
+        add_switch(add, f"{kernel}-kernel", True, f"Triton for {kernel} (on)")
 
 
 def complete_version_options(config):
