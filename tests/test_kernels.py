@@ -333,9 +333,16 @@ def test_adamw_with_a_gradient_scaler(dtype, device):
     check_adamw_with_scaler(V3, dtype, device)
 
 
-def test_a_gradient_at_any_address(device):
-    """DDP's gradients are views of its buckets, which start anywhere."""
+def test_a_gradient_at_any_address(device, monkeypatch):
+    """DDP's gradients are views of its buckets, which start anywhere; the kernel reads 16 bytes at a time."""
     weights, memory = normal(4, 16).to(device), normal(65).to(device)
+    address_table = V3.FusedAdamW.address_table
+
+    def check_addresses(optimizer, parameters, grads):
+        assert all(grad.data_ptr() % 16 == 0 for grad in grads)
+        return address_table(optimizer, parameters, grads)
+
+    monkeypatch.setattr(V3.FusedAdamW, "address_table", check_addresses)
     trained = []
     for gradient in (memory[1:].view(4, 16), memory[1:].clone().view(4, 16)):
         parameter = torch.nn.Parameter(weights.clone())
