@@ -784,8 +784,7 @@ def adamw_kernel(
         g = g / tl.load(grad_scale_ptr)
     m = beta1 * tl.load(m_ptr, mask=mask, other=0.0) + one_minus_beta1 * g
     v = beta2 * tl.load(v_ptr, mask=mask, other=0.0) + one_minus_beta2 * g * g
-    m_hat = m / (1 - tl.load(power_ptr)).to(tl.float32)
-    v_hat = v / (1 - tl.load(power_ptr + 1)).to(tl.float32)
+    m_hat, v_hat = m / (1 - tl.load(power_ptr)).to(tl.float32), v / (1 - tl.load(power_ptr + 1)).to(tl.float32)
     if SPLIT:
         copy = tl.load(pointers(row, 0, offsets, tl.int16), mask=mask, other=0).to(tl.int32)
         low_bits = tl.load(pointers(row, 1, offsets, tl.int16), mask=mask, other=0).to(tl.int32)
