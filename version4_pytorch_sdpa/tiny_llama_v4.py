@@ -4,7 +4,6 @@
 
     python tiny_llama_v4.py --preset medium --use-amp
     python tiny_llama_v4.py --preset small --no-graph           # the same step, launched kernel by kernel
-    python tiny_llama_v4.py --attention-backend flash           # choose the attention kernel by hand
 
 This version teaches what libraries give: scaled_dot_product_attention or flex attention with a backend that is chosen
 and printed, fused RMSNorm and AdamW, torch.compile for what lies between them, and a CUDA/HIP graph that replays
@@ -39,6 +38,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim.adamw import adamw
 from torch.utils.checkpoint import checkpoint
 
 VERSION = 4
@@ -123,11 +123,9 @@ def causal_blocks(T, device):
 
 
 def flex_tiles(dtype):
-    """Return kernel options with tiles of 64 x 64, which fit every GPU at head sizes up to 64.
-
-    PyTorch's defaults for float32 are 16 x 16 in the backward and take twice the time; those for 16 bits, 128 x 128,
-    take 10 % longer at 512 tokens, where much of a tile on the diagonal is masked.
-    """
+    """Return tiles of 64 x 64, which fit every GPU at head sizes up to 64."""
+    # PyTorch's defaults for float32 are 16 x 16 in the backward and take twice the time; those for 16 bits, 128 x 128,
+    # take 10 % longer at 512 tokens, where much of a tile on the diagonal is masked.
     sizes = dict.fromkeys(("bwd_BLOCK_M1", "bwd_BLOCK_N1", "bwd_BLOCK_M2", "bwd_BLOCK_N2"), 64) | {"bwd_num_warps": 4}
     if dtype == torch.float32:
         return sizes | {"bwd_num_stages": 1}
@@ -181,8 +179,7 @@ class FeedForward(nn.Module):
         with annotate("feed-forward"):
             # Two GEMMs with the halves of the packed weight: the backward of one would have to concatenate gradients.
             # silu(gate) · up is computed again in the backward instead of saved: a third of this layer's activations.
-            with annotate("gate and up projection"):
-                gate, up = (F.linear(x, weight) for weight in self.gate_up_proj.weight.chunk(2))
+            gate, up = (F.linear(x, weight) for weight in self.gate_up_proj.weight.chunk(2))
             return checkpoint(self.activate, gate, up, use_reentrant=False, preserve_rng_state=False)
 
     def activate(self, gate, up):
@@ -252,41 +249,46 @@ def compute_loss(model, tokens, labels, config):
         return torch.compile(mean_loss, disable=not config.enable_torch_compile)(logits, labels)
 
 
+def adamw_update(parameters, grads, masters, exp_avgs, exp_avg_sqs, step, **settings):
+    """Update float32 masters with PyTorch's AdamW and round them to the parameters; compiled, each is read once."""
+    grads, steps = [grad.float() for grad in grads], [step.clone() for _ in masters]  # AdamW adds 1 to each
+    constants = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8, "amsgrad": False, "maximize": False}
+    adamw(masters, grads, exp_avgs, exp_avg_sqs, [], steps, **constants, **settings)
+    torch._foreach_copy_(parameters, masters)
+    step.copy_(steps[0])
+
+
 class MasterAdamW(torch.optim.Optimizer):
-    """Train 16-bit matrices through float32 master weights, which PyTorch's fused AdamW updates."""
+    """Train 16-bit matrices through float32 master weights."""
 
     _step_supports_amp_scaling = True  # GradScaler passes grad_scale and found_inf instead of synchronising
 
-    def __init__(self, params, dtype, **settings):
+    def __init__(self, params, config):
         super().__init__(params, {})
-        self.parameters = self.param_groups[0]["params"]
-        self.masters = [nn.Parameter(p.detach().clone()) for p in self.parameters]
-        self.inner = torch.optim.AdamW(self.masters, **settings)
-        for p, master in zip(self.parameters, self.masters, strict=True):
-            if p.ndim == 2:
-                p.data = p.data.to(dtype)
-            state = {"step": torch.zeros((), device=p.device)}
-            state |= {moment: torch.zeros_like(master.data) for moment in ("exp_avg", "exp_avg_sq")}
-            self.inner.state[master], self.state[p] = state, state | {"master": master.data}
+        self.parameters, self.lr = self.param_groups[0]["params"], config.learning_rate
+        self.compile = config.enable_torch_compile
+        self.steps = torch.zeros((), device=self.parameters[0].device)
+        for p in self.parameters:
+            master = p.detach().clone()
+            moments = {moment: torch.zeros_like(master) for moment in ("exp_avg", "exp_avg_sq")}
+            self.state[p] = {"step": self.steps, "master": master, **moments}
+            p.data = p.data.to(config.dtype) if p.ndim == 2 else p.data
 
     @torch.no_grad()
     def step(self, closure=None):
-        for name in ("grad_scale", "found_inf"):
-            setattr(self.inner, name, getattr(self, name, None))
-        for master in self.masters:
-            master.grad = torch.empty_like(master)
-        torch._foreach_copy_([master.grad for master in self.masters], [p.grad for p in self.parameters])
-        self.inner.step()
-        self.inner.zero_grad()
-        torch._foreach_copy_(self.parameters, self.masters)
+        scaling = {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}
+        states = [[self.state[p][key] for p in self.parameters] for key in ("master", "exp_avg", "exp_avg_sq")]
+        compiled = self.compile and scaling["found_inf"] is None
+        settings = {"foreach": True, "capturable": True} if compiled else {"fused": True, **scaling}
+        update = torch.compile(adamw_update, disable=not compiled)
+        update(self.parameters, [p.grad for p in self.parameters], *states, self.steps, lr=self.lr, **settings)
 
 
 def make_optimizer(model, config):
-    """Return PyTorch's fused AdamW, on float32 master weights if the model computes with 16-bit ones."""
-    settings = {"lr": config.learning_rate, "capturable": config.graph and config.on_gpu, "fused": True}
+    """Return PyTorch's AdamW, on float32 master weights if the model computes with 16-bit ones."""
     if config.use_amp and config.parallel != "fsdp":
-        return MasterAdamW(model.parameters(), config.dtype, **settings)
-    return torch.optim.AdamW(model.parameters(), **settings)
+        return MasterAdamW(model.parameters(), config)
+    return torch.optim.AdamW(model.parameters(), lr=config.learning_rate, capturable=config.on_gpu, fused=True)
 
 
 def get_weight(parameter, state):
@@ -306,8 +308,7 @@ def add_version_options(add):
     add("--disable-torch-compile", action="store_false", help=argparse.SUPPRESS, **switch)
     modes = ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
     add("--compile-mode", choices=modes, default="default", help="of torch.compile (%(default)s)")
-    names = ["auto", *SDPA_BACKENDS, "flex"]
-    add("--attention-backend", choices=names, default="auto", help="attention kernel (the first that can run)")
+    add("--attention-backend", choices=["auto", *SDPA_BACKENDS, "flex"], default="auto", help="(first that can run)")
 
 
 def complete_version_options(config):
