@@ -36,7 +36,8 @@ ROCM_BUILDS = {
 
 def requirements(group: str) -> list[tuple[str, str, str]]:
     """(name, lower bound, upper bound or "") of each dependency in pyproject.toml; group is "run" or "test"."""
-    text, extras = PYPROJECT.read_text().split("[tool.")[0].split("[project.optional-dependencies]")
+    text = PYPROJECT.read_text().split("[project]")[1].split("[tool.")[0]
+    text, extras = text.split("[project.optional-dependencies]")
     if group == "test":  # what plots and peers need is not the tests' business
         text += re.search(r"^test = \[.*?^\]", extras, re.DOTALL | re.MULTILINE)[0]
     # tomllib came with Python 3.11; these lists need no more than a pattern
@@ -90,7 +91,9 @@ def summary() -> str:
 
 
 def rocm_release() -> str:
-    """Return "6.4.1", the ROCm release from the files that it installs or from amd-smi; "" where neither tells."""
+    """Return "6.4.1", the ROCm release that is named, installed or known to amd-smi; "" where none of them tells."""
+    if os.environ.get("TINY_LLAMA_ROCM"):
+        return os.environ["TINY_LLAMA_ROCM"]
     roots = [pathlib.Path(os.environ["ROCM_PATH"])] if os.environ.get("ROCM_PATH") else []
     roots += [OPT / "rocm", *sorted(OPT.glob("rocm/core*"), reverse=True), *sorted(OPT.glob("rocm-*"), reverse=True)]
     header = r"ROCM_VERSION_MAJOR\s+(\d+)[\s\S]*?ROCM_VERSION_MINOR\s+(\d+)[\s\S]*?ROCM_VERSION_PATCH\s+(\d+)"

@@ -9,6 +9,7 @@
 #   TINY_LLAMA_PYTHON=PYTHON   the interpreter to start from (default: python3)
 #   TINY_LLAMA_CPU=1           do without this machine's GPU
 #   TINY_LLAMA_SET=oldest      install the oldest supported versions instead, in .venv-oldest
+#   TINY_LLAMA_ROCM=6.4        install the PyTorch build for this ROCm release, not for the one that is found
 #   TINY_LLAMA_TORCH_INDEX=URL a mirror of PyTorch's index (default: https://download.pytorch.org/whl)
 
 ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
@@ -110,11 +111,11 @@ install_rocm_torch() {
         older) fail "ROCm $release is too old: PyTorch 2.7, the oldest that the workshop supports, needs ROCm 6.2." \
             "Load a newer ROCm or your site's PyTorch module, or set TINY_LLAMA_CPU=1 to run on the CPU." ;;
         unknown) fail "This machine has an AMD GPU, but no ROCm release was found (no .info/version below ROCM_PATH or" \
-            "/opt/rocm, no amd-smi): load your site's PyTorch or ROCm module, or install the PyTorch build for your" \
-            "driver, as in: $base $command" ;;
-        newer) fail "PyTorch's index has no build for ROCm $release that this script knows. Load your site's PyTorch module," \
-            "or install one as pytorch.org/get-started says. The newest build known here brings ROCm ${folder#rocm}" \
-            "with it: $base $command" ;;
+            "/opt/rocm, no amd-smi): load your site's PyTorch or ROCm module, or name the release of your driver, as in" \
+            "TINY_LLAMA_ROCM=6.4 ./scripts/quickstart.sh" ;;
+        newer) fail "PyTorch's index has no build for ROCm $release that this script knows: load your site's PyTorch module," \
+            "or install one as pytorch.org/get-started says. The newest build known here brings its own ROCm" \
+            "${folder#rocm}, which drivers of newer releases often run: TINY_LLAMA_ROCM=${folder#rocm} ./scripts/quickstart.sh" ;;
     esac
     make_venv amd "$base"
     say "ROCm $release: installing PyTorch $version built for ${folder/rocm/ROCm }, gigabytes, from $TORCH_INDEX/$folder"

@@ -18,13 +18,15 @@ PINNED = {"torch": "2.13.0", "triton": "3.7.1", "numpy": "2.3.5" if sys.version_
 TORCH = "class version:\n    hip, cuda = {hip!r}, {cuda!r}\n"
 
 
-def write_module(folder, name, version, hip=None, cuda=None):
-    """A stand-in for an installed package: a module with a version, and its metadata."""
+def write_module(folder, name, version, hip=None, cuda=None, project=None, requires=None):
+    """A stub of an installed package: a module with a version, and its metadata, maybe under another project's name."""
+    project = project or name
     body = f"__version__ = {version!r}\n" + (TORCH.format(hip=hip, cuda=cuda) if name == "torch" else "")
     files = {
         f"{name}/__init__.py": body,
-        f"{name}-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-        f"{name}-{version}.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{project}-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n"
+        + (f"Requires-Dist: {requires}\n" if requires else ""),
+        f"{project}-{version}.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -32,13 +34,14 @@ def write_module(folder, name, version, hip=None, cuda=None):
     return files
 
 
-def write_wheel(folder, name, version, **build):
+def write_wheel(folder, name, version, project=None, **build):
     unpacked = folder / f"unpacked_{name}"
-    files = write_module(unpacked, name, version, **build)
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+    project = project or name
+    files = write_module(unpacked, name, version, project=project, **build)
+    with zipfile.ZipFile(folder / f"{project}-{version}-py3-none-any.whl", "w") as wheel:
         for path in files:
             wheel.write(unpacked / path, path)
-        wheel.writestr(f"{name}-{version}.dist-info/RECORD", "")
+        wheel.writestr(f"{project}-{version}.dist-info/RECORD", "")
 
 
 def write_tool(path, text):
@@ -83,19 +86,24 @@ class Machine:
         write_tool(self.tools / "rocminfo", "echo '  Device Type:             GPU'")
 
     def has_torch_index(self, **builds):
-        """Serve folders of PyTorch's index from files: rocm6_4="2.9.1" is torch 2.9.1+rocm6.4 in whl/rocm6.4."""
+        """Serve folders of PyTorch's index from files: rocm6_4="2.9.1" is torch 2.9.1+rocm6.4 in whl/rocm6.4.
+
+        As there, torch requires the module triton under another project's name.
+        """
         whl = self.wheels.parent / "whl"
         self.settings["TINY_LLAMA_TORCH_INDEX"] = whl.as_uri()
         self.settings["PIP_NO_INDEX"] = "0"
         self.settings["PIP_INDEX_URL"] = (self.wheels.parent / "no index").as_uri()
-        for name, version in builds.items():
-            rocm = name.replace("_", ".")
-            for project, number in {"torch": f"{version}+{rocm}", "triton": "3.4.0"}.items():
-                folder = whl / rocm / project
-                folder.mkdir(parents=True)
-                write_wheel(folder, project, number, **({"hip": rocm[4:]} if project == "torch" else {}))
-                wheel = next(folder.glob("*.whl")).name
-                (folder / "index.html").write_text(f'<a href="{wheel.replace("+", "%2B")}">{wheel}</a>')
+        for folder, version in builds.items():
+            rocm = folder.replace("_", ".")
+            torch, triton = whl / rocm / "torch", whl / rocm / "pytorch-triton-rocm"
+            for path in (torch, triton):
+                path.mkdir(parents=True)
+            write_wheel(torch, "torch", f"{version}+{rocm}", hip=rocm[4:], requires="pytorch-triton-rocm==3.4.0")
+            write_wheel(triton, "triton", "3.4.0", project="pytorch_triton_rocm")
+            for path in (torch, triton):
+                wheel = next(path.glob("*.whl")).name
+                (path / "index.html").write_text(f'<a href="{wheel.replace("+", "%2B")}">{wheel}</a>')
 
     def has_nvidia_gpu(self):
         self.settings.pop("TINY_LLAMA_CPU")
@@ -220,7 +228,8 @@ def test_amd_gpu_gets_the_pytorch_of_its_rocm(machine, file, text, release, vers
     result = machine.run()
     assert result.returncode == 0, result.stderr
     assert f"ROCm {release}: installing PyTorch {version} built for {folder.replace('rocm', 'ROCm ')}" in result.stderr
-    assert machine.versions()["torch"][0] == f"{version}+{folder}"
+    assert "Installing numpy\n" in result.stderr  # triton came with torch
+    assert [machine.versions()[name][0] for name in ("torch", "triton")] == [f"{version}+{folder}", "3.4.0"]
     again = machine.run()
     assert (again.returncode, again.stderr) == (0, "")
 
@@ -239,9 +248,9 @@ def test_amd_gpu_without_a_network_is_told_the_command(machine, name):
     "text, words",
     [
         ("6.0.2-115", ["ROCm 6.0.2 is too old", "needs ROCm 6.2", "TINY_LLAMA_CPU=1"]),
-        ("7.14.0", ["no build for ROCm 7.14.0", "PyTorch module", "torch==2.13.0", "/rocm7.2"]),
-        ("10.0.0", ["no build for ROCm 10.0.0", "PyTorch module", "torch==2.13.0", "/rocm7.2"]),
-        (None, ["no ROCm release was found", "ROCM_PATH", "torch==2.13.0"]),
+        ("7.14.0", ["no build for ROCm 7.14.0", "PyTorch module", "TINY_LLAMA_ROCM=7.2 ./scripts/quickstart.sh"]),
+        ("10.0.0", ["no build for ROCm 10.0.0", "PyTorch module", "TINY_LLAMA_ROCM=7.2 ./scripts/quickstart.sh"]),
+        (None, ["no ROCm release was found", "ROCM_PATH", "TINY_LLAMA_ROCM=6.4 ./scripts/quickstart.sh"]),
     ],
 )
 def test_amd_gpu_whose_rocm_has_no_build_is_told_what_to_do(machine, text, words):
@@ -249,7 +258,7 @@ def test_amd_gpu_whose_rocm_has_no_build_is_told_what_to_do(machine, text, words
         install_release(machine, "rocm/.info/version", text)
     else:
         machine.has_amd_gpu()
-    result = machine.fails("https://download.pytorch.org/whl/" if text != "6.0.2-115" else "module", *words)
+    result = machine.fails(*words)
     assert len(result.stderr.splitlines()) == 1
     assert not machine.venv.exists()
 
@@ -260,6 +269,8 @@ def test_the_rocm_of_a_module_comes_before_the_installed_one(machine):
     (machine.opt / "modules" / ".info" / "version").write_text("6.4.3-128")
     machine.settings["ROCM_PATH"] = str(machine.opt / "modules")
     assert machine.run('"$(base_python)" "$PROBE" rocm').stdout == "exact 6.4.3 2.9.1 rocm6.4\n"
+    machine.settings["TINY_LLAMA_ROCM"] = "7.0"  # what the user says comes before both
+    assert machine.run('"$(base_python)" "$PROBE" rocm').stdout == "exact 7.0 2.10.0 rocm7.0\n"
 
 
 @pytest.mark.parametrize(
