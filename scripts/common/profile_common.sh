@@ -5,7 +5,7 @@
 # setup leaves:  PROFILER  rocm, nsight or pytorch      TOOL  the profiler's command     VERSION  1 to 4
 #                TRAIN     the training command         OUT   the folder of this result  DRY_RUN  empty or 1
 #
-# Settings, those of scripts/common/environment.sh: TINY_LLAMA_PYTHON, TINY_LLAMA_VENV and TINY_LLAMA_CPU=1; and ROCM_PATH.
+# Settings, those of environment.sh: TINY_LLAMA_PYTHON, TINY_LLAMA_VENV and TINY_LLAMA_CPU=1; and ROCM_PATH.
 
 SCRIPTS=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 WRAPPER=${BASH_SOURCE[${#BASH_SOURCE[@]} - 1]}

@@ -114,7 +114,8 @@ communication() {
 }
 
 wrappers() {
-    "$scripts/maintain/try_wrappers.sh" --time-limit "$(seconds_left)" --output-dir "$folder/tried_wrappers" >"$folder/wrappers.txt"
+    "$scripts/maintain/try_wrappers.sh" --time-limit "$(seconds_left)" --output-dir "$folder/tried_wrappers" \
+        >"$folder/wrappers.txt"
 }
 
 on_one_gpu=(kernels report ablation2 ablation3 stages wrappers)
@@ -124,7 +125,10 @@ run_on_one_gpu() {
     local left
     left=$(seconds_left)
     case $1 in
-        kernels) step kernels 120 kernels.json "$python" "$scripts/maintain/benchmark_kernels.py" --json "$folder/kernels.json" ;;
+        kernels)
+            step kernels 120 kernels.json "$python" "$scripts/maintain/benchmark_kernels.py" \
+                --json "$folder/kernels.json"
+            ;;
         report)
             step report 400 report/report.html "$python" "$scripts/compare_versions.py" --report "$folder/report" \
                 --preset medium --seq-lengths 128,256,512,1024 --time-limit "$left"

@@ -283,7 +283,7 @@ def test_a_path_that_goes_up_is_made_plain_for_rocprof_compute(tmp_path):
         ("10.0", "--kernel-trace -- false", 1),
     ],
 )
-def test_the_stand_ins_refuse_what_the_real_rocprofv3_refuses(release, arguments, status, tmp_path):
+def test_the_stubs_refuse_what_the_real_rocprofv3_refuses(release, arguments, status, tmp_path):
     program = STUBS / f"rocm-{release}" / "rocprofv3"
     result = subprocess.run([sys.executable, program, *arguments.split()], cwd=tmp_path, capture_output=True)
     assert result.returncode == status, result.stderr
