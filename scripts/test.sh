@@ -3,6 +3,8 @@
 #   ./scripts/test.sh                                    everything, in two processes
 #   ./scripts/test.sh -k attention -x                    what matches, until the first failure
 #   ./scripts/test.sh -n 0 -s tests/tools/test_same_code.py    one file, in one process, with what it prints
+# It uses the PyTorch of the current python3 where there is one. The oldest supported versions, in .venv-oldest:
+#   TINY_LLAMA_SET=oldest ./scripts/test.sh
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
