@@ -372,7 +372,6 @@ def between(kind, low, high):
 
 
 def build_parser():
-    """Return the command line of this version."""
     example = f"example: python tiny_llama_v{VERSION}.py --preset small --num-steps 20 --metrics-file v{VERSION}.json"
     parser = argparse.ArgumentParser(description=f"Train a tiny LLaMA, version {VERSION}.", epilog=example)
     first = os.environ.get("LOCAL_RANK", "0") == "0"
@@ -1063,11 +1062,13 @@ def run(config):
         train(trainer, data, saved["step"] if saved else 0, steps)
         summary = summarize(trainer, steps, warmup_s, data)
     finally:
+        handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to ranks that may be writing here
         if steps and not summary and not config.parallel:
             with contextlib.suppress(RuntimeError):  # the GPU may have failed
                 summary = summarize(trainer, steps, warmup_s, data)
         if steps and config.metrics_file and config.rank == 0:
             write_metrics(config, steps, summary)
+        signal.signal(signal.SIGTERM, handler)
     print_summary(summary, steps)
     if config.profile:
         profile(trainer, data)
