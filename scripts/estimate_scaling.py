@@ -27,8 +27,9 @@ import pathlib
 import sys
 from typing import NamedTuple
 
-from common.analysis import Parser, emit, known, read_metrics, text_table
 from common.benchmark_results import read_results, rows
+
+from common.analysis import Parser, emit, known, read_metrics, text_table
 from common.command_line import Failure, run_tool
 
 MIB = 2**20
