@@ -8,8 +8,8 @@
 
 A model is v1 to v4, or a peer where its packages are installed: hf (Hugging Face's Llama) or liger (the same with
 Liger's kernels). +compile, +nodet, +det and +fsdp switch torch.compile, determinism and FSDP2; any other +NAME is the
-script's own option --NAME, as in v3+disable-attention-kernel. Options that are not listed go to all scripts. The
-precision fp8 is version 3's and Hugging Face's (with torchao).
+script's own option --NAME, as in v3+disable-attention-kernel. hf+compile:bfloat16:fp8 runs in these precisions alone.
+Options that are not listed go to all scripts. The precision fp8 is version 3's and Hugging Face's (with torchao).
 
 Every case runs in a process of its own, or with --nproc under torchrun with the same batch per process. A repeat is a
 round over all cases, so that drift hits all alike. Results are written after every process: FOLDER/suite.json,
@@ -126,7 +126,11 @@ def parse_arguments(argv):
     arguments.results = arguments.results or pathlib.Path("benchmark_results") / moment
     if (arguments.results / "suite.json").exists() and not arguments.append:
         parser.error(f"{arguments.results} holds results already: add --append, or choose another --results folder")
-    for model in arguments.models:
+    arguments.limits = {model.split(":")[0]: model.split(":")[1:] for model in arguments.models}
+    arguments.models = list(arguments.limits)
+    for model, precisions in arguments.limits.items():
+        if wrong := set(precisions) - set(PRECISIONS):
+            parser.error(f"--models: {wrong.pop()} is none of {', '.join(PRECISIONS)}")
         if model.split("+")[0] not in SCRIPT_OF:
             parser.error(f"--models: {model} is none of {', '.join(SCRIPT_OF)}")
         if model.split("+")[0] not in PEERS:
@@ -185,6 +189,7 @@ def grid(arguments):
         for precision in arguments.precisions
         for model in arguments.models
         if model.split("+")[0] in ONLY.get(precision, SCRIPT_OF)
+        and precision in (arguments.limits[model] or PRECISIONS)
         for graph in graph_choices(model, arguments.graph)
         for processes in process_counts(model, arguments.nproc)
     ]
@@ -204,16 +209,18 @@ def run_case(case, arguments, steps=None):
     """Run one process and return its record: status ok, failed or not available, and the summary."""
     steps = steps or arguments.num_steps or STEPS.get(case.preset, 50)
     argv = [*training_options(case, arguments), "--graph" if case.graph else "--no-graph", "--num-steps", str(steps)]
-    record = {"case": case, "steps": steps, "script_sha256": hash_of(script_of(case.model))}
+    record = {"case": case, "script_sha256": hash_of(script_of(case.model))}
     try:
-        summary = train(script_of(case.model), argv, case.processes, arguments.timeout)["summary"]
-        return record | {"status": "ok", "reason": None, "summary": summary}
+        metrics = train(script_of(case.model), argv, case.processes, arguments.timeout)
+        steps_ms = [round(step["step_ms"], 4) for step in metrics["steps"]]
+        return record | {"status": "ok", "reason": None, "summary": metrics["summary"], "steps_ms": steps_ms}
     except Failure as error:
         return record | {"status": "not available" if error.status == 2 else "failed", "reason": str(error)}
 
 
 def compile_first(cases, arguments):
-    """Run one step of every case, several at a time, so that no measured process compiles."""
+    """Run one step of every case that compiles, several at a time, so that no measured process has to."""
+    cases = [case for case in cases if "+compile" in case.model or case.model[:2] in ("v3", "v4")]
     progress(f"compiling {len(cases)} cases, {arguments.compile_first} at a time")
     with concurrent.futures.ThreadPoolExecutor(arguments.compile_first) as pool:
         for done in concurrent.futures.as_completed([pool.submit(run_case, c, arguments, 1) for c in cases]):

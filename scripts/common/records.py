@@ -116,11 +116,9 @@ def step_of(run: dict) -> float:
 
 
 def step_quartiles(runs: list[dict]) -> list[float]:
-    """Return the quartiles of the repeats' medians; of a single run those of its own steps."""
-    if len(runs) == 1:
-        step = runs[0]["summary"]["step_ms"]
-        return [step["p25"], step["median"], step["p75"]]
-    return [float(value) for value in np.percentile([step_of(run) for run in runs], [25, 50, 75])]
+    """Return the quartiles of all steps of all runs; of old records, which lack them, those of the medians."""
+    steps = [step for run in runs for step in run.get("steps_ms") or [step_of(run)]]
+    return [float(value) for value in np.percentile(steps, [25, 50, 75])]
 
 
 def reference_steps(runs: list[dict]) -> dict:

@@ -52,8 +52,8 @@ def explained(results):
     repeats = sorted({row["repeats"] for row in results["rows"]})
     count = f"{repeats[0]} to {repeats[-1]}" if repeats[0] < repeats[-1] else str(repeats[0])
     return (
-        f"Step time: median and quartiles of {count} processes each, run in turns. Times V1: V1 in fp32 over this row "
-        "in the same round. Peak memory: the largest of them."
+        f"Step time: median and quartiles of all steps of {count} processes, run in turns with the other rows. Times V1: "
+        "V1 in fp32 over this row in the same round. Peak memory: the largest."
     )
 
 
