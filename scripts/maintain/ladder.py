@@ -51,9 +51,10 @@ def explained(results):
     """Return what a row's numbers are, in one sentence."""
     repeats = sorted({row["repeats"] for row in results["rows"]})
     count = f"{repeats[0]} to {repeats[-1]}" if repeats[0] < repeats[-1] else str(repeats[0])
+    steps = "all steps" if "steps_ms" in results["runs"][0] else "the medians"
     return (
-        f"Step time: median and quartiles of all steps of {count} processes, run in turns with the other rows. Times V1: "
-        "V1 in fp32 over this row in the same round. Peak memory: the largest."
+        f"Step time: median and quartiles of {steps} of {count} processes, which took turns with the other rows. "
+        "Times V1: V1 in fp32 over this row in the same round. Peak memory: the largest."
     )
 
 
