@@ -51,7 +51,7 @@ def hand_made(**more):
 def test_rows_by_hand():
     """Speed is the median of the ratios within a round, 10, 12 and 5, not the ratio of the medians."""
     first, third = rows(hand_made())
-    assert (first["step_p25_ms"], first["step_ms"], first["step_p75_ms"]) == (40, 50, 60)  # of all fifteen steps
+    assert (first["step_p25_ms"], first["step_ms"], first["step_p75_ms"]) == (40.5, 50, 59.5)  # of all steps
     assert first["samples_per_second"] == 8 / 0.050 and first["tokens_per_second"] == 8 * 128 / 0.050
     assert first["tflops"] == pytest.approx(2e9 / 0.050 / 1e12) and first["forward_ms"] == 12.5
     assert first["optimizer_ms"] is None and first["gradient_error"] is None
@@ -78,7 +78,7 @@ def test_efficiency_is_throughput_per_process_over_that_of_one():
         results["runs"] += [run_of(case, i, ms) for i, ms in enumerate((6.0, 8.0, 10.0))]
     alone, eight, sharded = rows(results)[1:]
     assert [row["efficiency"] for row in (alone, eight, sharded)] == [None, 5 / 8, 5 / 8]
-    assert eight["samples_per_second"] == 8 * 8 / 0.008 and eight["speed"] == pytest.approx(8 * 60 / 8)
+    assert eight["samples_per_second"] == 8 * 8 / 0.008 and eight["speed"] == pytest.approx(8 * 40 / 6)
     assert str(together).endswith("x8")
     header, cells = records.table_of([alone, eight], ["throughput"])
     assert "processes" in header and "62.5%" in cells[1]
@@ -121,9 +121,9 @@ def test_times_have_the_digits_they_are_worth(value, text):
 
 
 def test_the_machine_and_the_versions_are_on_one_line():
-    line = records_line = provenance.machine_line(RECORD)
+    line = provenance.machine_line(RECORD)
     assert line == "Toy GPU, driver 580.1, CUDA 13.0; torch 2.0, transformers 5.1; 2026-01-02, commit 0123456789"
-    assert provenance.machine_line(RECORD | {"modified": True}) == f"{records_line} with changes that are not committed"
+    assert provenance.machine_line(RECORD | {"modified": True}) == f"{line} with changes that are not committed"
 
 
 def test_a_copy_without_history_is_told_its_commit(monkeypatch):
@@ -165,10 +165,8 @@ def test_a_quoted_time_is_of_its_row_and_column():
     def row_of(*asked):
         return {"step_ms": 32.298, "forward_ms": 13.218} if asked == ("v1", "small", "float32", None) else None
 
-    page = (
-        "takes 9.99 ms<!-- v1 small float32 --> or 1.0 / 2.0 ms<!-- v1 small float32 forward_ms step_ms -->, not 7.1 ms"
-    )
-    page += "<!-- v3 small float32 graph --> and 5.5 ms<!-- v1 small float32 nothing_ms -->"
+    page = "takes 9.99 ms<!-- v1 small float32 --> or 1.0 / 2.0 ms<!-- v1 small float32 forward_ms step_ms -->, not "
+    page += "7.1 ms<!-- v3 small float32 graph --> and 5.5 ms<!-- v1 small float32 nothing_ms -->"
     wanted = page.replace("9.99", "32.30").replace("1.0 / 2.0", "13.2 / 32.3")
     assert fill_quotes(page, row_of) == wanted
     assert quoted_rows(page)[2] == ("v3", "small", "float32", "graph")
@@ -192,11 +190,8 @@ def recorded(tmp_path):
     alone = Case("v3", "medium", 8, 128, "bfloat16", True)
     ddp = [run_of(alone, 0, 8.0, **CAPTURED), run_of(alone._replace(processes=4), 0, 10.0, **CAPTURED)]
     checked = {"case": runs[3]["case"], "loss_error": 0.0, "gradient_error": 2e-3, "worst_gradient": "w"}
-    for part, results in (
-        ("headline", results_of(runs, [checked])),
-        ("graph", results_of(graph)),
-        ("ddp", results_of(ddp)),
-    ):
+    parts = {"headline": results_of(runs, [checked]), "graph": results_of(graph), "ddp": results_of(ddp)}
+    for part, results in parts.items():
         (folder / part).mkdir(parents=True)
         write_results(results, folder / part / "suite.json")
     us = {"median": 10.0}
@@ -241,7 +236,7 @@ def recorded(tmp_path):
 def test_tables_by_hand(table, line, recorded):
     text = ladder.tables_of(Record(recorded))[table]
     assert line in text, text
-    assert "V1" not in text.split("Peak memory")[-1] or table != "v3"
+    assert "| V1 |" not in text or table != "v3"
 
 
 def test_a_part_that_was_not_recorded_has_no_table(recorded):
@@ -262,11 +257,8 @@ def test_check_is_green_after_write_and_red_after_a_change(recorded, tmp_path, c
     assert ladder.main([*options, "--check"]) == 0
     text = page.read_text()
     assert "old" not in text and "10.00 ms<!-- v3 small float32 -->" in text and text.endswith("<!-- x:begin -->\n")
-    for wrong, said in (
-        (("| 10.00 | 10.00 to", "| 9.00 | 9.00 to"), "-| V3 | fp32"),
-        (("10.00 ms", "11.00 ms"), "-11.00"),
-    ):
-        page.write_text(text.replace(*wrong))
+    for wrong, said in (("| 10.00 | 10.00 to", "-| V3 | fp32"), ("10.00 ms", "-11.00 ms")):
+        page.write_text(text.replace(wrong, wrong.replace("10.00", "11.00")))
         capsys.readouterr()
         assert ladder.main([*options, "--check"]) == 1
         shown = capsys.readouterr()
