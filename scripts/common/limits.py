@@ -122,14 +122,16 @@ def read_counters(path):
 
 
 def limit_of(row):
-    """Name the busiest unit above its threshold, or latency."""
-    units = {"memory bandwidth": "memory", "matrix units": "matrix", "vector units": "compute"}
-    busiest = max(units, key=lambda name: row[units[name]] or 0)
-    if (row[units[busiest]] or 0) >= BUSY:
-        return busiest
-    if row["occupancy"] is not None and row["occupancy"] < FEW_WAVES:
-        return "latency, few waves"
-    return "latency"
+    """Name the unit that limits the kernel, or latency."""
+    memory, matrix, compute = (row[column] or 0 for column in ("memory", "matrix", "compute"))
+    if memory >= max(BUSY, matrix):
+        return "memory bandwidth"
+    if matrix >= BUSY:  # before compute, in which Nsight Compute counts the matrix units too
+        return "matrix units"
+    if compute >= BUSY:
+        return "compute units"
+    few = row["occupancy"] is not None and row["occupancy"] < FEW_WAVES
+    return "latency, few waves" if few else "latency"
 
 
 def as_text(rows, width=40):
@@ -140,9 +142,7 @@ def as_text(rows, width=40):
         name = row["kernel"] if len(row["kernel"]) <= width else row["kernel"][: width - 3] + "..."
         cells = "".join(f"{'-' if row[column] is None else f'{row[column]:,.1f}':>11}" for column in COLUMNS)
         lines.append(f"{name:<{width}}{cells}  {limit_of(row)}")
-    lines.append(
-        f"limited by: the busiest unit from {BUSY} % of its peak on, else latency; few waves: below {FEW_WAVES} %"
-    )
+    lines.append(f"limited by: a unit at {BUSY} % of its peak or more, else latency (few waves: under {FEW_WAVES} %)")
     return "\n".join(lines)
 
 

@@ -111,26 +111,26 @@ largest() { # PATTERN...: set FOUND to the largest file of the first name that t
 }
 
 report() { # TOOL.py OPTIONS...: read the result of every rank (@OUT@) with a tool of scripts/; print that of rank 0
-    local place
+    local tool=$SCRIPTS/$1 place target=/dev/stdout
+    shift
     [ -z "$DRY_RUN" ] || return 0
     places
     [ ${#PLACES[@]} = 1 ] || echo "rank 0 of ${#PLACES[@]}; the others have the same files in $OUT/rank*"
     for place in "${PLACES[@]}"; do
-        if [ "$place" = "${PLACES[0]}" ]; then
-            "$PYTHON" "$SCRIPTS/$1" "${@:2//@OUT@/$place}"
-        else
-            "$PYTHON" "$SCRIPTS/$1" "${@:2//@OUT@/$place}" >/dev/null
-        fi || give_up 1 "$TOOL saw no kernel, or its files cannot be read: the sentence above says which"
+        "$PYTHON" "$tool" "${@//@OUT@/$place}" >"$target" ||
+            give_up 1 "$TOOL saw no kernel, or its files cannot be read: the sentence above says which"
+        target=/dev/null
     done
 }
 
 export_report() { # FILE COMMAND...: turn every rank's report of nsys or ncu into a table; write its output to FILE
-    local place
+    local file=$1 place
+    shift
     [ -n "$DRY_RUN" ] || largest "report.*-rep"
     places
     for place in "${PLACES[@]}"; do
-        show "${@:2//@OUT@/$place}"
-        [ -n "$DRY_RUN" ] || "${@:2//@OUT@/$place}" >"$place/$1" ||
+        show "${@//@OUT@/$place}"
+        [ -n "$DRY_RUN" ] || "${@//@OUT@/$place}" >"$place/$file" ||
             give_up 1 "$TOOL could not export its report: --profiler pytorch does without it"
     done
 }
