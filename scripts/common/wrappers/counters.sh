@@ -5,7 +5,14 @@ WRAPPER=$1
 shift
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-SETS=() PASSES=() # a pass is a string of counters that one run reads
+SETS=() PASSES=() ASKED="" # a pass is a string of counters that one run reads
+
+ask() { # SET: note what was asked for; on NVIDIA nsys takes the times, ncu reads the counters
+    ASKED+=" $1"
+    [ "$1" = times ] || COUNTERS_WANTED=1
+    [[ $ASKED == *times* ]] || NSIGHT=ncu
+    [ "$1" != times ] || NSIGHT=nsys
+}
 
 own_option() {
     local names=()
@@ -17,8 +24,9 @@ own_option() {
             done
             TAKEN=$((1 + ${#names[@]}))
             if [ ${#names[@]} = 0 ]; then SETS+=(waves); else PASSES+=("${names[*]}"); fi
+            ask counters
             ;;
-        --set) [ $# -gt 1 ] || fail 2 "--set needs a value" && SETS+=("$2") TAKEN=2 ;;
+        --set) [ $# -gt 1 ] || fail 2 "--set needs a value" && SETS+=("$2") TAKEN=2 && ask "$2" ;;
         --kernel) [ $# -gt 1 ] || fail 2 "--kernel needs a value" && KERNEL=$2 TAKEN=2 ;;
         *) return 1 ;;
     esac
@@ -100,12 +108,8 @@ sample_instructions() { # pc or thread-trace, where the installed release has th
     finish "" "the samples are in $FIRST/$1"
 }
 
-# Without a request: the times, and the counters where they can be had.
-case " $* " in *" --pmc "* | *" --set "*) ASKED=1 ;; *) ASKED="" SETS=(times waves) ;; esac
-nsight=ncu
-case " $* " in *" --set times "*) nsight=nsys ;; *) [ -n "$ASKED" ] || nsight=nsys ;; esac
-[ $nsight = nsys ] || COUNTERS_WANTED=1
-setup counters/counter rocprofv3 $nsight --num-steps 3 -- "$@"
+setup counters/counter rocprofv3 nsys --num-steps 3 -- "$@"
+[ -n "$ASKED" ] || SETS=(times waves) # the counters where they can be had
 expand_sets
 [ "$PROFILER" != rocm ] || rocprofv3_steady
 for set in ${SETS[@]+"${SETS[@]}"}; do

@@ -75,7 +75,7 @@ choose_profiler() { # WANTED "ROCM TOOLS" NSIGHT_TOOL: set PROFILER, TOOL and WH
 
 tool_has() { # OPTION [SUBCOMMAND]: whether the profiler's help names the option; needs no GPU
     local help
-    help=$("$TOOL" ${2:+"$2"} --help 2>&1) || fail 1 "$(reason 1 "$help")"
+    help=$("$TOOL" ${2:+"$2"} --help 2>&1) || fail 1 "$(reason 1 "$(plain <<<"$help")")"
     grep -Eq -- "(^|[^[:alnum:]-])$1([^[:alnum:]-]|\$)" <<<"$help"
 }
 

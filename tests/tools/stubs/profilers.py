@@ -283,10 +283,7 @@ def rocprof_compute(arguments):
     if FAULT == "no-packages":
         text = "[ERROR] The '{}' package was not found in the current execution environment."
         lines = [text.format("astunparse==1.6.2"), text.format("dash>=3.0.0"), "", "See: /opt/rocm/requirements.txt"]
-        raise Refused(1, "\x1b[31m" + "\n".join(lines))
-    locales = subprocess.run(["locale", "-a"], capture_output=True, text=True).stdout.splitlines()
-    if not newer_than("6.3") and "en_US.utf8" not in locales:
-        raise Refused(1, "ERROR Please ensure that the 'en_US.UTF-8' locale is available on your system.")
+        raise Refused(1, "\n".join(lines))
     if arguments[:1] == ["analyze"]:
         return analyze(arguments[1:])
     if arguments[:1] != ["profile"]:
@@ -296,7 +293,11 @@ def rocprof_compute(arguments):
     if "--help" in options:
         print("usage: profile [options] -- <application>\n  " + "\n  ".join(accepted))
         return 0
-    return compute_profile(parse(options, accepted, optional_values=False), command)
+    given = parse(options, accepted, optional_values=False)
+    locales = subprocess.run(["locale", "-a"], capture_output=True, text=True).stdout.splitlines()
+    if not newer_than("6.3") and "en_US.utf8" not in locales:
+        raise Refused(1, "ERROR Please ensure that the 'en_US.UTF-8' locale is available on your system.")
+    return compute_profile(given, command)
 
 
 def compute_profile(given, command):
@@ -464,7 +465,7 @@ def main():
     try:
         return PROGRAMS[PROGRAM](sys.argv[1:])
     except Refused as error:
-        print(error, file=sys.stderr)
+        print(f"\x1b[31m{error}\x1b[0m", file=sys.stderr)
         return error.status
 
 
