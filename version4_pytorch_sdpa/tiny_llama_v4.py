@@ -79,7 +79,7 @@ def causal_attention(q, k, v):
     One kernel computes it tile by tile and never writes the T x T scores (FlashAttention, arXiv:2205.14135).
     """
     grouped = q.dtype in (torch.float16, torch.bfloat16)
-    if not grouped:  # in float32 only the slow kernel that writes the scores lets heads share keys
+    if not grouped:  # in float32 only the slow math backend supports enable_gqa
         k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
@@ -110,20 +110,20 @@ def can_run(backend, config):
 def choose_backend(config):
     """Return flex where it is fast, else the first SDPA backend that can run this model's attention."""
     if config.on_gpu and config.enable_torch_compile and (config.use_amp or config.tf32):
-        return "flex"  # the compiler reads and writes the projections in place, and uses TF32
-    return next(backend for backend in SDPA_BACKENDS if can_run(backend, config))
+        return "flex"  # Inductor fuses the layout changes around it, and it can use TF32
+    return next((backend for backend in SDPA_BACKENDS if can_run(backend, config)), "math")
 
 
 @functools.cache
 def causal_blocks(T, device):
-    """Return flex attention's mask: the tiles of the T x T scores that it has to visit."""
+    """Return flex attention's BlockMask: the score tiles on and below the diagonal."""
     from torch.nn.attention.flex_attention import create_block_mask  # takes a second to import
 
     return create_block_mask(lambda b, h, query, key: query >= key, None, None, T, T, device=device)
 
 
 def flex_tiles(dtype):
-    """Return tiles of 64 x 64, which fit every GPU at head sizes up to 64."""
+    """Return kernel options with tiles of 64 x 64, which fit every GPU if head_dim <= 64."""
     # PyTorch's defaults for float32 are 16 x 16 in the backward and take twice the time; those for 16 bits, 128 x 128,
     # take 10 % longer at 512 tokens, where much of a tile on the diagonal is masked.
     sizes = dict.fromkeys(("bwd_BLOCK_M1", "bwd_BLOCK_N1", "bwd_BLOCK_M2", "bwd_BLOCK_N2"), 64) | {"bwd_num_warps": 4}
@@ -133,7 +133,7 @@ def flex_tiles(dtype):
     return sizes | forward | {"bwd_num_stages": 2}
 
 
-def flexible_attention(q, k, v, blocks):
+def compiled_flex_attention(q, k, v, blocks):
     """Return the same as causal_attention, from a kernel that torch.compile generates."""
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -162,9 +162,9 @@ class Attention(nn.Module):
         with annotate("rope"):
             q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
         with annotate("attention"):
-            mixed = flexible_attention(q, k, v, self.blocks) if self.blocks else causal_attention(q, k, v)
+            context = compiled_flex_attention(q, k, v, self.blocks) if self.blocks else causal_attention(q, k, v)
         with annotate("output projection"):
-            return self.o_proj(mixed.flatten(-2))
+            return self.o_proj(context.flatten(-2))
 
 
 class FeedForward(nn.Module):
@@ -177,12 +177,12 @@ class FeedForward(nn.Module):
 
     def forward(self, x):
         with annotate("feed-forward"):
-            # Two GEMMs with the halves of the packed weight: the backward of one would have to concatenate gradients.
-            # silu(gate) · up is computed again in the backward instead of saved: a third of this layer's activations.
+            # Two GEMMs on halves of one weight: a single GEMM would make the backward concatenate the two gradients.
+            # Recomputing silu(gate) · up in the backward, not saving it, saves a third of this layer's activations.
             gate, up = (F.linear(x, weight) for weight in self.gate_up_proj.weight.chunk(2))
-            return checkpoint(self.activate, gate, up, use_reentrant=False, preserve_rng_state=False)
+            return checkpoint(self.activate_and_project, gate, up, use_reentrant=False, preserve_rng_state=False)
 
-    def activate(self, gate, up):
+    def activate_and_project(self, gate, up):
         return self.down_proj(swiglu(gate, up))
 
 
@@ -250,7 +250,7 @@ def compute_loss(model, tokens, labels, config):
 
 
 def adamw_update(parameters, grads, masters, exp_avgs, exp_avg_sqs, step, **settings):
-    """Update float32 masters with PyTorch's AdamW and round them to the parameters; compiled, each is read once."""
+    """Update float32 masters with PyTorch's AdamW and copy them to the parameters, in one kernel if compiled."""
     grads, steps = [grad.float() for grad in grads], [step.clone() for _ in masters]  # AdamW adds 1 to each
     constants = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8, "amsgrad": False, "maximize": False}
     adamw(masters, grads, exp_avgs, exp_avg_sqs, [], steps, **constants, **settings)
@@ -259,7 +259,7 @@ def adamw_update(parameters, grads, masters, exp_avgs, exp_avg_sqs, step, **sett
 
 
 class MasterAdamW(torch.optim.Optimizer):
-    """Train 16-bit matrices through float32 master weights."""
+    """Update float32 master weights of every parameter; the matrices themselves become 16-bit."""
 
     _step_supports_amp_scaling = True  # GradScaler passes grad_scale and found_inf instead of synchronising
 
@@ -267,12 +267,12 @@ class MasterAdamW(torch.optim.Optimizer):
         super().__init__(params, {})
         self.parameters, self.lr = self.param_groups[0]["params"], config.learning_rate
         self.compile = config.enable_torch_compile
-        self.steps = torch.zeros((), device=self.parameters[0].device)
+        self.step_count = torch.zeros((), device=self.parameters[0].device)
         for p in self.parameters:
             master = p.detach().clone()
             moments = {moment: torch.zeros_like(master) for moment in ("exp_avg", "exp_avg_sq")}
-            self.state[p] = {"step": self.steps, "master": master, **moments}
-            p.data = p.data.to(config.dtype) if p.ndim == 2 else p.data
+            self.state[p] = {"step": self.step_count, "master": master, **moments}
+            p.data = p.data.to(config.dtype if p.ndim == 2 else p.dtype)
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -281,7 +281,7 @@ class MasterAdamW(torch.optim.Optimizer):
         compiled = self.compile and scaling["found_inf"] is None
         settings = {"foreach": True, "capturable": True} if compiled else {"fused": True, **scaling}
         update = torch.compile(adamw_update, disable=not compiled)
-        update(self.parameters, [p.grad for p in self.parameters], *states, self.steps, lr=self.lr, **settings)
+        update(self.parameters, [p.grad for p in self.parameters], *states, self.step_count, lr=self.lr, **settings)
 
 
 def make_optimizer(model, config):
@@ -304,7 +304,7 @@ def set_weight(parameter, state, weight):
 
 def add_version_options(add):
     switch = {"dest": "enable_torch_compile", "default": None}
-    add("--enable-torch-compile", action="store_true", help="let torch.compile fuse the rest (on a GPU)", **switch)
+    add("--enable-torch-compile", action="store_true", help="fuse the other operations (on for GPUs)", **switch)
     add("--disable-torch-compile", action="store_false", help=argparse.SUPPRESS, **switch)
     modes = ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
     add("--compile-mode", choices=modes, default="default", help="of torch.compile (%(default)s)")
@@ -315,13 +315,13 @@ def complete_version_options(config):
     """Complete and check the options of this version; return a description of its parts."""
     if config.enable_torch_compile is None:
         config.enable_torch_compile = config.on_gpu
-    if config.graph and config.enable_torch_compile and "reduce" in config.compile_mode:
-        raise UserError("--compile-mode reduce-overhead captures graphs of its own: add --no-graph")
+    if config.graph and config.enable_torch_compile and config.compile_mode in ("reduce-overhead", "max-autotune"):
+        raise UserError(f"--compile-mode {config.compile_mode} captures its own graphs: add --no-graph")
     backend = config.attention_backend
-    if backend == "flex" and not config.enable_torch_compile:
-        raise UserError("--attention-backend flex is slow unless compiled: add --enable-torch-compile")
+    if backend == "flex" and not (config.on_gpu and config.enable_torch_compile):
+        raise UserError("--attention-backend flex needs a GPU and torch.compile: use another backend")
     if backend in SDPA_BACKENDS and not can_run(backend, config):
-        raise UserError(f"--attention-backend {backend} cannot run this model in {config.precision}: leave it out")
+        raise UserError(f"--attention-backend {backend} cannot run this model in {config.precision}: use auto")
     if backend == "auto":
         config.attention_backend = choose_backend(config)
     mode = f", torch.compile ({config.compile_mode})" if config.enable_torch_compile else ""
@@ -329,9 +329,9 @@ def complete_version_options(config):
 
 
 # ============ The training harness below is the same in all four versions. You can stop reading here. ============
-# It uses from above: the four constants; TinyLlama(config), tokens [B, T] to logits [B, T, V]; compute_loss;
-# make_optimizer, an AdamW that keeps all that lasts as tensors in optimizer.state[p]; get_weight and set_weight, the
-# float32 weight of a parameter that may be 16-bit; add_version_options and complete_version_options.
+# From above it calls TinyLlama, compute_loss, get_weight, set_weight, add_version_options, complete_version_options and
+# make_optimizer, whose AdamW must store its state as tensors in optimizer.state[p]. The code above uses two names from
+# here: annotate(name) marks a region for profilers, UserError is printed as one line.
 
 MODEL = "vocab_size hidden_dim num_layers num_heads num_kv_heads intermediate_dim norm_eps rope_theta".split()
 SIZES = ("hidden_dim", "num_layers", "num_heads", "intermediate_dim", "seq_len", "batch_size")
@@ -342,8 +342,8 @@ PRESETS = {
     "small": (512, 8, 8, 2048, 128, 8),
     "medium": (1024, 12, 16, 4096, 512, 16),
 }
-TIMES = ("cpu_time_total", "cuda_time_total", "device_time_total", "cpu_memory_usage", "device_memory_usage")
-SORT_KEYS = [*TIMES, *(f"self_{key}" for key in TIMES), "count"]
+COLUMNS = ("cpu_time_total", "cuda_time_total", "device_time_total", "cpu_memory_usage", "device_memory_usage")
+SORT_KEYS = [*COLUMNS, *(f"self_{key}" for key in COLUMNS), "count"]
 
 
 class UserError(Exception):
@@ -368,69 +368,64 @@ def between(kind, low, high):
             raise argparse.ArgumentTypeError(f"must be from {low} to {high}, got {text}")
         return kind(text)
 
+    number.__name__ = kind.__name__  # argparse puts it into its message
     return number
 
 
 def build_parser():
-    example = f"example: python tiny_llama_v{VERSION}.py --preset small --num-steps 20 --metrics-file v{VERSION}.json"
-    parser = argparse.ArgumentParser(description=f"Train a tiny LLaMA, version {VERSION}.", epilog=example)
-    first = os.environ.get("LOCAL_RANK", "0") == "0"
-    parser.error = lambda message: parser.exit(2, f"{parser.prog}: error: {message}\n" if first else None)
+    example = f"example: python tiny_llama_v{VERSION}.py --preset small --metrics-file v{VERSION}.json"
+    parser = argparse.ArgumentParser(description="Train a tiny LLaMA.", epilog=example, allow_abbrev=False)
+    is_rank0 = os.environ.get("LOCAL_RANK", "0") == "0"
+    parser.error = lambda message: parser.exit(2, f"{parser.prog}: error: {message}\n" if is_rank0 else None)
     parser.set_defaults(version=VERSION, norm_eps=1e-6, rope_theta=10000.0)
     add_model_options(parser.add_argument_group("model and batch").add_argument)
     add_training_options(parser.add_argument_group("training").add_argument)
-    add_profiling_options(parser.add_argument_group("PyTorch's profiler, on steps after the measured").add_argument)
+    add_profiling_options(parser.add_argument_group("PyTorch profiler (extra steps after the measured)").add_argument)
     add_version_options(parser.add_argument_group(f"version {VERSION}").add_argument)
     return parser
 
 
 def add_model_options(add):
     positive = between(int, 1, 2**24)
-    add("--preset", choices=["tiny", "small", "medium"], help="sizes to start from; single options override it")
-    add("--batch-size", type=positive, metavar="B", help="sequences per step and process (8)")
+    add("--preset", choices=["tiny", "small", "medium"], help="sizes of model and batch; other options override them")
+    add("--batch-size", type=positive, metavar="B", help="sequences per step and rank (8)")
     add("--seq-len", type=positive, metavar="T", help="tokens per sequence (256)")
     add("--hidden-dim", type=positive, metavar="C", help="width of the model (512)")
     add("--num-layers", type=between(int, 1, 10_000), metavar="L", help="transformer blocks (8)")
     add("--num-heads", type=positive, metavar="H", help="query heads (8)")
     add("--num-kv-heads", type=positive, metavar="K", help="key and value heads (half the query heads)")
-    add("--intermediate-dim", type=positive, metavar="F", help="width of the feed-forward part (4 x hidden)")
+    add("--intermediate-dim", type=positive, metavar="F", help="feed-forward width (4 x hidden without --preset)")
     add("--vocab-size", type=positive, default=1000, metavar="V", help="distinct tokens (%(default)s)")
 
 
 def add_training_options(add):
-    flag, whole = argparse.BooleanOptionalAction, between(int, 0, 2**63 - 1)
-    add(
-        "--num-steps",
-        type=between(int, 1, 10**9 - 1),
-        default=50,
-        metavar="N",
-        help="measured training steps (%(default)s)",
-    )
-    add("--warmup-steps", type=whole, default=3, metavar="N", help="steps before the measured ones (%(default)s)")
-    add("--learning-rate", type=between(float, 1e-30, 1e30), default=3e-4, metavar="R", help="of AdamW (%(default)s)")
-    add("--seed", type=whole, default=0, metavar="N", help="of weights and batches (%(default)s)")
+    flag, count = argparse.BooleanOptionalAction, between(int, 0, 2**63 - 1)
+    add("--num-steps", type=between(int, 1, 10**9 - 1), default=50, metavar="N", help="measured steps (%(default)s)")
+    add("--warmup-steps", type=count, default=3, metavar="N", help="steps before the measured ones (%(default)s)")
+    add("--learning-rate", type=between(float, 1e-30, 1e30), default=3e-4, metavar="R", help="for AdamW (%(default)s)")
+    add("--seed", type=count, default=0, metavar="N", help="for weights and batches (%(default)s)")
     add("--data", metavar="PATH", help="text file, or folder of text files, read as bytes (synthetic data)")
     add("--use-amp", action="store_true", help="automatic mixed precision")
-    add("--amp-dtype", choices=["bfloat16", "float16"], default="bfloat16", help="(%(default)s)")
+    add("--amp-dtype", choices=["bfloat16", "float16"], default="bfloat16", help="used by --use-amp (%(default)s)")
     add("--tf32", action="store_true", help="allow TF32 in float32 matmuls")
     add("--graph", action=flag, help=f"replay the step from a CUDA/HIP graph ({GRAPH_BY_DEFAULT})")
     add("--deterministic", action=flag, default=DETERMINISTIC_BY_DEFAULT, help="bitwise reproducible (%(default)s)")
     add("--device", help="cpu, cuda or cuda:N; AMD GPUs are cuda too (a GPU if there is one)")
-    add("--metrics-file", metavar="JSON", help="write configuration, environment, steps and summary")
-    add("--validate-setup", action="store_true", help="check this machine with three small steps")
-    add("--checkpoint-dir", metavar="DIR", default="checkpoints", help="(%(default)s)")
-    add("--save-every", type=whole, default=0, metavar="N", help="write a checkpoint every N steps")
+    add("--metrics-file", metavar="FILE", help="write configuration, environment, steps and summary as JSON")
+    add("--validate-setup", action="store_true", help="run three small steps; every parameter must get a gradient")
+    add("--checkpoint-dir", metavar="DIR", default="checkpoints", help="of --save-every and --resume (%(default)s)")
+    add("--save-every", type=count, default=0, metavar="N", help="write a checkpoint every N steps (0: never)")
     add("--resume", action="store_true", help="continue from the newest checkpoint")
     add("--parallel", choices=["ddp", "fsdp"], help="under torchrun: replicate the model, or shard it (ddp)")
 
 
 def add_profiling_options(add):
     add("--enable-pytorch-profiler", action="store_true", help="write a trace for ui.perfetto.dev")
-    add("--profile-dir", metavar="DIR", default="pytorch_profiles", help="(%(default)s)")
+    add("--profile-dir", metavar="DIR", default="pytorch_profiles", help="folder of the traces (%(default)s)")
     add("--profile-steps", type=between(int, 1, 10_000), default=3, metavar="N", help="steps to profile (%(default)s)")
-    add("--profile-memory", "--enable-memory-profiling", action="store_true", help="memory of every operator")
+    add("--profile-memory", "--enable-memory-profiling", action="store_true", help="and a table of memory by operator")
     add("--profile-operators", action="store_true", help="print a table of the operators")
-    add("--sort-by", choices=SORT_KEYS, metavar="KEY", default="cuda_time_total", help="its order (%(default)s)")
+    add("--sort-by", choices=SORT_KEYS, metavar="KEY", default="cuda_time_total", help="table order (%(default)s)")
     add("--profile-attention-only", action="store_true", help="profile one attention layer alone")
 
 
@@ -457,10 +452,11 @@ def read_ranks(config):
     for name, alone in ranks.items():
         text = os.environ.get(name, "") if config.launched else str(alone)
         if not re.fullmatch("[0-9]{1,9}", text):
-            raise UserError(f"{name} is {text!r} in the environment: start with torchrun, or unset its variables")
+            raise UserError(f"{name} in the environment is {text or 'missing'}: use torchrun, or unset the others")
         setattr(config, name.lower(), int(text))
-    if config.launched and (not os.environ.get("MASTER_ADDR") or config.rank >= config.world_size):
-        raise UserError("RANK, WORLD_SIZE and MASTER_ADDR must fit together: start with torchrun, or unset them")
+    address = os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT", "").isdecimal()
+    if config.launched and (not address or config.rank >= config.world_size):
+        raise UserError("RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT is wrong: start with torchrun, or unset all four")
 
 
 def complete_options(config):
@@ -497,13 +493,13 @@ def check_options(config):
     if not re.fullmatch("cpu|cuda(:[0-9]{1,9})?", config.device):
         raise UserError(f"--device must be cpu, cuda or cuda:N, got {config.device}")
     if config.on_gpu and int(config.device[5:]) >= gpus:
-        raise UserError(f"--device {config.device} does not exist: PyTorch sees {gpus} GPUs, one per process")
+        raise UserError(f"--device {config.device} does not exist (PyTorch sees {gpus}): use fewer processes or cpu")
     if config.on_gpu and config.local_world_size > 1 and config.device != f"cuda:{config.local_rank}":
         raise UserError(f"--device {config.device} would give all processes one GPU: leave out its number")
     if config.parallel and not config.launched:
-        raise UserError("--parallel needs several processes: start with torchrun")
+        raise UserError("--parallel needs torchrun: start with torchrun --nproc-per-node N")
     if fsdp and not config.on_gpu and torch.__version__ < (2, 9):
-        raise UserError(f"--parallel fsdp on a CPU needs PyTorch 2.9, where gloo averages, got {torch.__version__}")
+        raise UserError(f"--parallel fsdp on a CPU needs PyTorch 2.9, got {torch.__version__}: use --parallel ddp")
     if fsdp and (config.profile_attention_only or (config.use_amp and config.amp_dtype == "float16")):
         raise UserError("--parallel fsdp supports neither --profile-attention-only nor float16: use --parallel ddp")
 
@@ -519,7 +515,7 @@ def check_paths(config):
                 path.parent.mkdir(parents=True, exist_ok=True)
             elif path.exists() and not path.is_file():
                 raise UserError(f"--metrics-file must be a regular file, got {path}")
-            probe = path.with_name(path.name + ".partial")
+            probe = path.with_name(f"{path.name}.{os.getpid()}.probe")
             probe.touch()
             probe.unlink()
         except OSError as error:
@@ -540,7 +536,7 @@ class SyntheticStream:
         self.probabilities = np.array([0.5 ** min(i + 1, branches - 1) for i in range(branches)])
         self.best_loss = float(-(self.probabilities * np.log(self.probabilities)).sum())
         self.order = np.random.default_rng(config.seed).permutation(self.V)
-        self.description = f"synthetic stream, best reachable loss {self.best_loss:.4f}"
+        self.description = f"synthetic, entropy {self.best_loss:.4f} nats per token"
 
     def draw(self, rng, rows):
         choices = rng.choice(len(self.probabilities), size=(rows, self.T), p=self.probabilities)
@@ -565,7 +561,7 @@ class TextStream:
             raise UserError(f"--data {path} cannot be read: {error.strerror}") from None
         text = b"\n".join(text for text in texts if b"\0" not in text)  # NUL marks a binary file
         if len(text) <= self.T:
-            raise UserError(f"--data {path} has {len(text)} bytes of text: --seq-len must be less, got {self.T}")
+            raise UserError(f"--seq-len must be less than the {len(text)} bytes of text in --data {path}, got {self.T}")
         if max(text) >= config.vocab_size:
             raise UserError(f"--vocab-size must be at least {max(text) + 1} for --data {path}, got {config.vocab_size}")
         self.bytes = np.frombuffer(text, dtype=np.uint8)
@@ -581,7 +577,7 @@ def load_data(config):
 
 
 def batch(data, step, config):
-    """Return this rank's tokens and labels [B, T] of one step: a function of seed, step and rank alone."""
+    """Draw the batch of all ranks from (seed, step); return this rank's slice of it, tokens and labels [B, T]."""
     windows = data.draw(np.random.default_rng((config.seed, step)), config.batch_size * config.world_size)
     windows = torch.from_numpy(windows)[config.rank * config.batch_size :][: config.batch_size]
     return windows[:, :-1], windows[:, 1:]
@@ -591,7 +587,7 @@ FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj
 
 
 def canonical_views(tensors, config):
-    """Return {name in version 1: view} of {parameter name: tensor}; a fused weight is the concatenation of several."""
+    """Return views of the tensors under version 1's parameter names; split each fused weight into its parts."""
     kv, views = config.num_kv_heads * config.head_dim, {}
     rows = {"qkv_proj": [config.hidden_dim, kv, kv], "gate_up_proj": [config.intermediate_dim] * 2}
     for name, tensor in tensors.items():
@@ -616,7 +612,7 @@ def initialize(model, config):
 def process_group(config):
     """Join torchrun's process group and silence the standard output of all ranks but the first."""
     device = torch.device(config.device) if config.on_gpu else None
-    timeout = datetime.timedelta(seconds=50)  # for a rank that does not answer; all ranks compile at the same time
+    timeout = datetime.timedelta(seconds=50)  # ranks compile at the same time, so none waits for minutes
     dist.init_process_group("nccl" if device else "gloo", timeout=timeout, device_id=device)
     with open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull if config.rank else sys.stdout):
         yield
@@ -627,14 +623,14 @@ def replicate(model, config):
     """Return the model wrapped in DDP, or the model itself without --parallel ddp."""
     if config.parallel != "ddp":
         return model
-    # Named although 25 MiB is the default: without it DDP starts with a bucket of 1 MiB, and steps took longer.
+    # 25 MiB is the default, but unless it is passed explicitly DDP makes the first bucket 1 MiB, which is slower.
     replica = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=25)
 
     def average(_, bucket):
         future = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, async_op=True).get_future()
         return future.then(lambda done: done.value()[0])
 
-    if config.on_gpu:  # NCCL and RCCL average inside the all-reduce: DDP need not divide first. gloo cannot
+    if config.on_gpu:  # average inside the all-reduce instead of dividing first; gloo has no ReduceOp.AVG
         replica.register_comm_hook(None, average)
     return replica
 
@@ -651,12 +647,12 @@ def shard(model, config):
 
 
 def full_tensor(tensor):
-    """Return a whole tensor for one that FSDP2 may have sharded. Collective."""
+    """Gather a tensor that FSDP2 may have sharded. Collective."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def shard_like(tensor, whole):
-    """Return a whole CPU tensor as FSDP2 shards the given one, or as it is."""
+    """Shard a full CPU tensor like the given one; without FSDP2 return it unchanged."""
     if not hasattr(tensor, "device_mesh"):
         return whole
     from torch.distributed.tensor import distribute_tensor
@@ -689,8 +685,8 @@ class Trainer:
             shard(self.model, config)
         self.optimizer = make_optimizer(self.model, config)
         self.replica = replicate(self.model, config)
-        shape = (2, config.batch_size, config.seq_len)
-        self.tokens, self.labels = torch.zeros(shape, dtype=torch.int64, device=config.device)
+        static = {"size": (config.batch_size, config.seq_len), "dtype": torch.int64, "device": config.device}
+        self.tokens, self.labels = torch.zeros(**static), torch.zeros(**static)  # a graph reads these addresses
         # PyTorch's initial scale, 65536, overflows 16-bit gradients: the first steps would be skipped.
         self.scaler = torch.amp.GradScaler(self.tokens.device.type, 2.0**10, enabled=config.precision == "float16")
         self.initial = {"step": 0, "tensors": initial, "scaler": self.scaler.state_dict()}
@@ -716,16 +712,16 @@ class Trainer:
         self.loss = loss.detach()
 
     def mark(self):
-        """Mark the border of two phases, with an event on a GPU and the host's clock on a CPU."""
+        """Record a timestamp between two phases: an event on a GPU, the host's clock on a CPU."""
         in_graph = self.config.on_gpu and torch.cuda.is_current_stream_capturing()
         if not self.config.on_gpu:
             self.marks.append(time.perf_counter())
-        elif not in_graph or (torch.version.cuda and torch.__version__ >= (2, 8)):  # others cannot time inside a graph
+        elif not in_graph or (torch.version.cuda and torch.__version__ >= (2, 8)):  # ROCm cannot time inside a graph
             self.marks.append(torch.cuda.Event(enable_timing=True, **({"external": True} if in_graph else {})))
             self.marks[-1].record()
 
     def run(self, tokens, labels):
-        """Train on a batch [B, T] and return its record: mean loss, time of the slowest rank, phases of this one."""
+        """Train on a batch and return its record: mean loss, step time of the slowest rank, phases of this rank."""
         self.tokens.copy_(tokens)
         self.labels.copy_(labels)
         self.synchronize()
@@ -736,21 +732,23 @@ class Trainer:
         self.synchronize()
         step_ms = 1000 * (time.perf_counter() - start)
         pairs = zip(self.marks, self.marks[1:], strict=False)
-        phases = [start.elapsed_time(end) if self.config.on_gpu else 1000 * (end - start) for start, end in pairs]
+        phases = [first.elapsed_time(last) if self.config.on_gpu else 1000 * (last - first) for first, last in pairs]
         phases = dict(zip(PHASES, phases or [None] * 3, strict=True))
         losses, times = gather([self.loss.item(), step_ms], self.config).T.tolist()
         record = {"loss": sum(losses) / len(losses), **phases, "step_ms": max(times)}
         return record | ({"rank_step_ms": times} if self.config.parallel else {})
 
     def warm_up(self, tokens, labels, start):
-        """Compile, allocate and capture on a throw-away batch, then go to the start; return the seconds it took."""
+        """Compile, allocate and capture, then restore the state to start from; return the seconds it took."""
         began = time.perf_counter()
         self.tokens.copy_(tokens)
         self.labels.copy_(labels)
         required = int(self.config.resume)  # a checkpoint is copied into existing optimizer state
         if self.config.graph and self.config.on_gpu:
-            required = 11 if self.config.parallel else 2  # DDP rebuilds its buckets and times itself for ten steps
+            required = 11 if self.config.parallel else 2  # DDP rebuilds buckets and collects timings for ten steps
         for _ in range(max(required, self.config.warmup_steps)):
+            self.step()
+        while self.config.resume and not self.optimizer.state:  # float16's scaler skipped the steps so far
             self.step()
         if self.config.graph:
             self.capture()
@@ -760,10 +758,10 @@ class Trainer:
 
     @torch.no_grad()
     def restore(self, saved):
-        """Overwrite weights and optimizer state in place, where a captured graph finds them; what is not saved is 0."""
+        """Overwrite weights and optimizer state in place, since a graph holds their addresses; zero unsaved state."""
         for name, p in self.model.named_parameters():
             if name not in saved["tensors"]:
-                raise UserError(f"--resume: the checkpoint lacks {name}: resume with the switches of its run")
+                raise UserError(f"--resume: the checkpoint lacks {name}: use the --enable-* options of its run")
             state = self.optimizer.state[p]
             set_weight(p, state, shard_like(p, saved["tensors"][name]))
             for key in state.keys() & set(ADAMW):
@@ -772,7 +770,7 @@ class Trainer:
         self.scaler.load_state_dict(saved["scaler"] or self.initial["scaler"])
 
     def capture(self):
-        """Capture one step into a graph; stay eager, with a reason, where that fails."""
+        """Capture one step into a graph; if that fails, stay eager and set graph_reason."""
         config = self.config
         if not config.on_gpu:
             self.graph_reason = "a CPU has no graphs"
@@ -790,7 +788,7 @@ class Trainer:
             self.graph = graph
         except RuntimeError as error:
             self.graph_reason = str(error).splitlines()[0]
-            self.replica = None  # DDP was interrupted within a step and must release the model before a new wrapper
+            self.replica = None  # drop the interrupted DDP wrapper before wrapping the model again
             self.replica = replicate(self.model, config)
 
 
@@ -825,7 +823,7 @@ def save_checkpoint(trainer, step):
 
 
 def write_file(path, *parts):
-    """Write a file completely or not at all: beside its place first, then rename it."""
+    """Write a file atomically: write path.partial, then rename it."""
     partial = path.with_name(path.name + ".partial")
     try:
         with open(partial, "wb") as file:
@@ -952,27 +950,27 @@ def print_configuration(trainer, data):
         print(f"  ranks      {config.world_size}, {config.parallel} over {dist.get_backend()}")
     print(f"  data       {data.description}")
     print(f"  precision  {config.precision}{', deterministic' if config.deterministic else ''}")
-    print(f"  parts      {config.parts}")
-    print("  warm-up    the first steps can take minutes if they are compiled", flush=True)
+    print(f"  uses       {config.parts}")
+    print("  warm-up    running; compilation, if any, can take minutes", flush=True)
 
 
 def print_summary(summary, steps):
     step, ranks = summary["step_ms"], summary["rank_step_ms"]
-    phases = [f"{summary[name]:.3f}" for name in PHASES if summary[name] is not None]
-    phases = " / ".join(phases) + " ms" if phases else "not measured:"
-    best = f" (best reachable on average {summary['best_loss_known']:.4f})" if summary["best_loss_known"] else ""
+    phases = [f"{name[:-3]} {summary[name]:.3f} ms" for name in PHASES if summary[name] is not None]
+    phases = ", ".join(phases) or "not measured inside a graph"
+    best = f" (entropy of the data {summary['best_loss_known']:.4f})" if summary["best_loss_known"] else ""
     graph = "replayed from a graph" if summary["graph"]["captured"] else f"eager ({summary['graph']['reason']})"
     trained, parameters = summary["parameters_trained"], summary["parameters"]
-    print(f"summary of {len(steps)} steps, after {summary['warmup_s']:.1f} s of warm-up; {graph}")
+    print(f"summary of {len(steps)} steps, after {summary['warmup_s']:.1f} s of warm-up, {graph}")
     print(f"  loss       {summary['first_loss']:.4f} -> {summary['final_loss']:.4f}{best}")
     print(f"  step       {step['median']:.3f} ms median, quartiles {step['p25']:.3f} to {step['p75']:.3f}")
     if ranks:
-        print(f"  processes  {len(ranks)}, medians from {min(ranks):.3f} ms to {max(ranks):.3f} ms")
-    print(f"  phases     {phases} forward / backward / optimizer")
+        print(f"  ranks      {len(ranks)}, medians from {min(ranks):.3f} ms to {max(ranks):.3f} ms")
+    print(f"  phases     {phases}")
     print(f"  speed      {summary['samples_per_second']:,.1f} samples/s, {summary['tokens_per_second']:,.0f} tokens/s")
     print(f"  compute    {summary['tflops']:,.3f} TFLOP/s")
-    print(f"  memory     {summary['peak_memory_mb']:,.1f} MB peak")
-    print(f"  trained    {trained:,} of {parameters:,} parameters ({trained / parameters:.1%})", flush=True)
+    print(f"  memory     {summary['peak_memory_mb']:,.1f} MiB peak")
+    print(f"  trained    {trained:,} of {parameters:,} parameters ({100 * trained / parameters:.1f} %)", flush=True)
 
 
 def annotate(name):
@@ -1015,7 +1013,7 @@ def profile(trainer, data):
         raise OSError(None, "the profiler wrote no file", str(trace))
     print(f"profiled {config.profile_steps} more steps: open {trace} in https://ui.perfetto.dev")
     for key in [config.sort_by] * config.profile_operators + ["self_device_memory_usage"] * config.profile_memory:
-        key = key.replace("cuda_", "device_").replace("device_", "device_" if config.on_gpu else "cpu_")
+        key = re.sub("cuda_|device_", "device_" if config.on_gpu else "cpu_", key)
         print(f"operators by {key}")
         print(profiler.key_averages().table(sort_by=key, row_limit=20, max_name_column_width=50))
 
@@ -1043,14 +1041,14 @@ def train(trainer, data, first_step, steps):
             raise FloatingPointError(f"the loss of step {step + 1} is {record['loss']}: lower --learning-rate")
         if step in (first_step, config.num_steps - 1) or (step + 1) % max(1, config.num_steps // 10) == 0:
             rate = 1000 * config.batch_size * config.world_size / record["step_ms"]
-            speed = f"{rate:9.1f} samples/s  {record['step_ms']:9.3f} ms  peak {peak_memory_mb(config):8.1f} MB"
+            speed = f"{rate:9.1f} samples/s  {record['step_ms']:9.3f} ms  peak {peak_memory_mb(config):8.1f} MiB"
             print(f"step {step + 1:5d}/{config.num_steps}  loss {record['loss']:8.4f}  {speed}", flush=True)
         if config.save_every and (step + 1) % config.save_every == 0:
             save_checkpoint(trainer, step + 1)
 
 
 def run(config):
-    """Warm up, train, report and profile; return the exit status. Metrics are written however the run ends."""
+    """Warm up, train, report and profile; return the exit status. Write the metrics of a failed run, too."""
     data = load_data(config)
     saved = find_checkpoint(config) if config.resume else None
     trainer, steps, summary, warmup_s = Trainer(config), [], None, None
@@ -1059,7 +1057,8 @@ def run(config):
         warmup_s = trainer.warm_up(*batch(data, 0, config), saved or trainer.initial)
         if config.graph and not trainer.graph:
             print(f"  graph      not captured, running eagerly: {trainer.graph_reason}")
-        train(trainer, data, saved["step"] if saved else 0, steps)
+        with annotate("measured steps"):  # a range that profilers can select
+            train(trainer, data, saved["step"] if saved else 0, steps)
         summary = summarize(trainer, steps, warmup_s, data)
     finally:
         handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to ranks that may be writing here
@@ -1092,9 +1091,9 @@ def user_message(error):
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
         return 1, "out of memory: lower --batch-size, --seq-len or the model's sizes"
     if isinstance(error, OSError):
-        return 1, f"cannot write {error.filename or 'to standard output'}: {error.strerror}"
+        return 1, f"cannot access {error.filename or 'standard output'}: {error.strerror}"
     if isinstance(error, dist.DistError) or "gloo" in str(error):
-        return 1, f"another process of this job ended or did not answer: {first_line}"
+        return 1, f"communication failed, another rank may have ended: {first_line}"
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return 1, f"torch.compile failed, run with --disable-torch-compile: {first_line}"
     return 1, None
@@ -1113,8 +1112,8 @@ def main(argv=None):
         status, message = user_message(error)
         if message is None:
             raise
-        process = f", process {config.rank} of {config.world_size}" if config.parallel else ""
-        print(f"tiny_llama_v{VERSION}.py{process}: {message}", file=sys.stderr)
+        rank = f", rank {config.rank} of {config.world_size}" if config.parallel else ""
+        print(f"tiny_llama_v{VERSION}.py{rank}: {message}", file=sys.stderr)
         return status
 
 
