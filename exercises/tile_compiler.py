@@ -33,7 +33,9 @@ def compile_tile(queries, keys, warps, stages):
         binary = compile(source, target=gpu, options={"num_warps": warps, "num_stages": stages})
     except (TritonError, RuntimeError, ValueError) as error:
         return f"does not compile: {(str(error).strip().splitlines() or ['no message'])[-1]}"
-    count = {key: int(re.search(rf"\.{key}:\s*(\d+)", binary.asm["amdgcn"])[1]) for key in ("vgpr_count", "vgpr_spill_count")}
+    count = {
+        key: int(re.search(rf"\.{key}:\s*(\d+)", binary.asm["amdgcn"])[1]) for key in ("vgpr_count", "vgpr_spill_count")
+    }
     return count["vgpr_count"], count["vgpr_spill_count"], binary.metadata.shared
 
 
