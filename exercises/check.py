@@ -224,7 +224,7 @@ def show_scoreboard():
             rows.append((number, title(folder), cells(progress.get(number, {}).get("speed")), *others))
     print("GB/s, and percent of the copy bandwidth of the same GPU")
     for number, name, *numbers in rows:
-        print(f"{number:2s}  {name:34s}" + "".join(f"{text:>16s}" for text in numbers))
+        print(f"{number:2s}  {name:42s}" + "".join(f"{text:>16s}" for text in numbers))
     print(f"version 3 and PyTorch: recorded in bfloat16 on one {device}. Yours: float32, when a check passes on a GPU")
     return 0
 
