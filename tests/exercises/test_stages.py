@@ -12,6 +12,9 @@ import pytest
 from common.versions import REPOSITORY, SCRIPTS
 
 FOLDER = REPOSITORY / "version3_triton" / "exercises" / "performance_debugging"
+sys.path.insert(0, str(FOLDER))
+import stage_tools
+
 STAGES = {int(path.name[8]): path.name for path in sorted(FOLDER.glob("v3_stage*.py"))}
 TINY = "--batch-size 1 --seq-len 8 --num-layers 1 --num-steps 2 --warmup-steps 0 --device cpu --no-graph".split()
 FAULTS = {
@@ -61,19 +64,18 @@ def test_the_fault_is_found_and_the_repair_accepted(stage, repaired):
 def test_the_reference_has_no_fault():
     done = call(FOLDER / STAGES[5], "--check")
     assert done.returncode == 0 and "stage 5 has no fault" in done.stdout, done.stdout + done.stderr
-    assert call(FOLDER / STAGES[5], "--solution").stdout.strip() == "stage 5 has no fault"
 
 
 @pytest.mark.parametrize(
     ("stage", "old", "new", "said"),
     [
         (1, "normal_(0, 0.02", "normal_(0, 0.5", "a uniform guess"),
-        (2, "x * rstd * w", "x * rstd", "the gradient of|the first loss is"),
-        (3, "    trainer.synchronize()\n    start", "    start", "is reported as 81 ms"),
+        (2, "x * rstd * w", "x * rstd", "the first loss is"),
+        (3, "    trainer.synchronize()\n    start", "    start", "is reported as 80 ms"),
         (3, "    trainer.synchronize()\n    step_ms", "    step_ms", "is reported as 1 ms"),
         (4, "v3.packed_swiglu(", "v3.packed_swiglu(2 * ", "the first loss is"),
         (6, "v3.SwiGLUFunction.apply(", "v3.SwiGLUFunction.apply(1 * ", None),
-        (6, "v3.AttentionFunction.apply(", "v3.AttentionFunction.apply(qkv.detach() - 0 * ", "get no gradient"),
+        (6, "v3.AttentionFunction.apply(", "v3.AttentionFunction.apply(2 * ", "the first loss is"),
     ],
 )
 def test_half_a_repair_is_found(stage, old, new, said, repaired):
@@ -99,9 +101,14 @@ def test_a_run_tells_numbers_and_no_diagnosis(stage, tmp_path):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_reveal_explains(stage):
-    text = call(FOLDER / STAGES[stage], "--reveal").stdout
+    text = stage_tools.explanation(stage)
     assert all(f"*{word}.*" in text for word in ("Observed", "Cause", "Repair", "Lesson")) or stage == 5
     assert ("published" in text or "2065" in text) == (stage == 6)
+
+
+def test_reveal_and_solution_are_options_of_a_stage():
+    assert stage_tools.explanation(6) in call(FOLDER / STAGES[6], "--reveal").stdout
+    assert call(FOLDER / STAGES[6], "--solution").stdout == (FOLDER / "solutions" / "stage6.diff").read_text()
 
 
 def test_bad_options_are_those_of_the_script():
@@ -121,7 +128,7 @@ def test_symptoms_on_a_gpu(tmp_path):
         preset = ["--preset", *options] if options else []
         done = call(FOLDER / STAGES[stage], *preset, "--metrics-file", str(path))
         assert done.returncode == 0, done.stderr
-        summaries[stage, *options] = json.loads(path.read_text())["summary"]
+        summaries[(stage, *options)] = json.loads(path.read_text())["summary"]
 
     def time(*key):
         return summaries[key]["step_ms"]["median"]

@@ -17,6 +17,9 @@ def first_step(v3):
     """Return the loss of the first batch and {name: gradient, or None} of the initial weights."""
     config = v3.parse_options([*CPU_SIZES, "--no-graph"])
     trainer = v3.Trainer(config)
+    for parameter in trainer.model.parameters():
+        if parameter.ndim == 1:  # norms start at one, which would hide a forgotten weight
+            parameter.data.copy_(v3.torch.linspace(0.5, 1.5, len(parameter)))
     tokens, labels = v3.batch(v3.load_data(config), 0, config)
     loss = v3.compute_loss(trainer.model, tokens, labels, config)
     loss.backward()

@@ -77,7 +77,7 @@ def main(v3, stage):
         return 0
     if "--solution" in argv:
         diff = HERE / "solutions" / f"stage{stage}.diff"
-        print(diff.read_text(encoding="utf-8") if diff.is_file() else "stage 5 has no fault", end="")
+        print(diff.read_text(encoding="utf-8") if diff.is_file() else "stage 5 has no fault\n", end="")
         return 0
     print(f"stage {stage} of 6", flush=True)
     status = v3.main(add_defaults(v3, argv))
