@@ -29,6 +29,7 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it on import
+from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import KernelInterface
 
 from common.versions import relative_error
@@ -133,15 +134,26 @@ def placed_output(like):
     return view.view(like.shape), memory
 
 
+@contextlib.contextmanager
 def counted_launches():
-    """Return a patch of Triton that records launches, and the list that it appends to."""
-    names, launch = [], KernelInterface.__getitem__
+    """Record the names of the kernels that are launched in the list that this returns."""
+    names = []
 
-    def record(kernel, grid):
-        names.append(kernel.__name__)
-        return launch(kernel, grid)
+    def recording(launch):
+        def record(kernel, grid):
+            names.append(kernel.__name__)
+            return launch(kernel, grid)
 
-    return mock.patch.object(KernelInterface, "__getitem__", record), names
+        return record
+
+    with contextlib.ExitStack() as patches:
+        for owner in (
+            KernelInterface,
+            InterpretedFunction,
+        ):  # before Triton 3.6 the latter has its own
+            if "__getitem__" in vars(owner):
+                patches.enter_context(mock.patch.object(owner, "__getitem__", recording(owner.__getitem__)))
+        yield names
 
 
 def cast(task, values, dtype):
@@ -166,8 +178,7 @@ def run_case(task, module, sizes, dtype):
     plain, exact = task.define(**copy.deepcopy(originals)), task.define(**doubled(originals))
     inputs = {name: placed_input(v) if isinstance(v, torch.Tensor) else v for name, v in originals.items()}
     storage = {name: placed_output(like) for name, like in task.storage(plain, originals).items()}
-    patch, launched = counted_launches()
-    with patch:
+    with counted_launches() as launched:
         module.run(**inputs, **{name: view for name, (view, _) in storage.items()})
     check_inputs(inputs, originals)
     judge = Judge(task, module, originals, lambda suspect: suspect(**doubled(originals)))

@@ -30,6 +30,7 @@ def attention_forward_kernel(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_Q rows of o for one head per program: online softmax over the keys up to the diagonal."""
+    tl.static_assert(BLOCK_Q % BLOCK_K == 0)
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_Q  # the longest rows start first
     b, h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H

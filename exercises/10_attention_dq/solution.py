@@ -30,6 +30,7 @@ def dq_kernel(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_Q rows of dq for one head per program, and their Δ for the dk/dv kernel."""
+    tl.static_assert(BLOCK_Q % BLOCK_K == 0)
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_Q
     b, h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H

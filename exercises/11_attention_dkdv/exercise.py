@@ -30,6 +30,7 @@ def dkdv_kernel(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_K rows of dk and dv of one key/value head per program: no atomics. Scores are transposed."""
+    tl.static_assert(BLOCK_K % BLOCK_Q == 0)
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = tl.program_id(1) * BLOCK_K
     b, kv = (tl.program_id(0) // K).to(tl.int64), tl.program_id(0) % K
