@@ -39,7 +39,7 @@ def check_bands(name, memory, band):
     for side, part in (("before the start", memory[:band].flip(0)), ("past the end", memory[-band:])):
         touched = (part != SENTINEL).nonzero()
         if len(touched):
-            found = f"{len(touched)} elements outside the tensor are written"
+            found = f"{len(touched)} element{'s' * (len(touched) > 1)} outside the tensor written"
             raise Wrong("stray", name, f"{name}: {found}, the nearest {int(touched[0]) + 1} {side}: mask the store")
 
 
