@@ -1,23 +1,25 @@
 #!/usr/bin/env python3
-"""Hands-on kernels: check an answer, ask for a hint, see the solution.
+"""Hands-on kernels: check an answer, ask for a hint, compare it with the solution.
 
-    python exercises/check.py                    # the exercises, and how far you are
+    python exercises/check.py                    # list the exercises and your progress
     python exercises/check.py 02                 # check exercises/02_*/exercise.py
-    python exercises/check.py 02 --watch         # again whenever the file is saved, until it is right
-    python exercises/check.py hint 02            # the next hint; `hint 02 1` shows the first one again
-    python exercises/check.py solution 02        # once 02 is right; before that with --give-up
-    python exercises/check.py verify             # for maintainers: stubs, hints, solutions and wrong answers
+    python exercises/check.py 02 --watch         # check again whenever you save, until it passes
+    python exercises/check.py hint 02            # show the next hint; `hint 02 1` shows the first one again
+    python exercises/check.py solution 02        # show what separates your file from the solution, once you passed
+    python exercises/check.py scoreboard         # your GB/s compared with recorded ones
+    python exercises/check.py verify             # for maintainers: check stubs, hints, solutions and wrong answers
 
-Without a GPU the kernels run in Triton's interpreter: right results, one program after another, so that races between
-programs do not show.
+Without a GPU the kernels run in Triton's interpreter: the results are right, but programs run one after another, so
+races between programs do not show.
 """
 
 import argparse
-import ast
+import difflib
 import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,15 +29,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "scripts"))
 
 from common.command_line import Failure, run_tool
-from common.versions import SCRIPTS
 
 PROGRESS = HERE / ".progress.json"
-TIMEOUT = 120  # seconds an answer may take; the slowest solution needs a few
+TIMEOUT = 120  # seconds that an answer may take; the slowest solution needs a few
 REGION = re.compile(r"^ *# TODO\b.*?^ *# end of TODO\n", re.DOTALL | re.MULTILINE)
 
 
 def exercises():
-    """Number -> folder."""
+    """Return {number: folder}."""
     return {folder.name[:2]: folder for folder in sorted(HERE.glob("[0-9][0-9]_*")) if folder.is_dir()}
 
 
@@ -47,7 +48,7 @@ def folder_of(number):
 
 
 def solution_of(folder):
-    """solution.py, which inspect_kernels.py compiles for every GPU; answer.py where no kernel is launched."""
+    """Return solution.py, or answer.py where no kernel is launched: inspect_kernels.py compiles every solution.py."""
     return next(path for path in (folder / "solution.py", folder / "answer.py") if path.is_file())
 
 
@@ -56,13 +57,13 @@ def title(folder):
 
 
 def hints(folder):
-    """The sections of hints.md, each of which starts with '## '."""
+    """Return the sections of hints.md, each of which starts with '## '."""
     text = (folder / "hints.md").read_text(encoding="utf-8")
     return [section.split("\n", 1)[1].strip() for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]]
 
 
 def read_progress():
-    """Number -> {passed, given_up, hints: how many were shown, failed: a check failed since the last hint}."""
+    """Return {number: {passed, given_up, hints: how many were shown, failed: since the last hint, speed}}."""
     try:
         return json.loads(PROGRESS.read_text())
     except (FileNotFoundError, json.JSONDecodeError):
@@ -75,31 +76,41 @@ def remember(folder, **changes):
     try:
         PROGRESS.write_text(json.dumps(progress, indent=1) + "\n")
     except OSError as error:
-        print(f"check.py: progress is not remembered: {PROGRESS}: {error.strerror}", file=sys.stderr)
+        print(f"check.py: cannot save your progress: {PROGRESS}: {error.strerror}", file=sys.stderr)
 
 
 def progress_of(folder):
     return read_progress().get(folder.name[:2], {})
 
 
+def relative(path):
+    return os.path.relpath(path)
+
+
 # ---------------------------------------------------------------- answers
 
 
 def is_started(text):
-    """Whether any region between '# TODO' and '# end of TODO' holds more than comments; True without such regions."""
+    """Return True if a region between '# TODO' and '# end of TODO' holds more than comments, or if there is none."""
     regions = REGION.findall(text)
     lines = [line.strip() for region in regions for line in region.splitlines()]
     return not regions or any(line and line != "pass" and not line.startswith("#") for line in lines)
 
 
-def same_outside_regions(stub, solution):
-    """Whether the solution is the stub with lines in place of each of its regions."""
-    pieces = REGION.split(stub)
-    return re.fullmatch("(.+)".join(map(re.escape, pieces)), solution, re.DOTALL) is not None
+def describe_end(done, path):
+    """Return why a grading process left no verdict."""
+    missing = re.search(r"No module named '(\w+)'", done.stderr)
+    if missing:
+        return f"{sys.executable} has no {missing[1]}: run scripts/quickstart.sh first"
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        return f"{path} crashed Python ({name}): a load or store far outside a tensor does that. It said: {last}"
+    return f"{path} ended Python with status {done.returncode}: {last}"
 
 
 def grade(jobs, timeout=TIMEOUT):
-    """Verdicts of grading.py on [folder, file] pairs, in a process that cannot take this one down or hang it."""
+    """Return grading.py's verdicts on [folder, file] pairs, from a process that may crash or hang."""
     with tempfile.TemporaryDirectory() as scratch:
         job_file, verdict_file = pathlib.Path(scratch, "jobs.json"), pathlib.Path(scratch, "verdicts.json")
         job_file.write_text(json.dumps([[str(folder), str(path)] for folder, path in jobs]))
@@ -107,17 +118,10 @@ def grade(jobs, timeout=TIMEOUT):
         try:
             done = subprocess.run(child, timeout=timeout, stderr=subprocess.PIPE, text=True)
         except subprocess.TimeoutExpired:
-            raise Failure(1, f"not finished after {timeout} s: does a loop in the kernel end?") from None
+            raise Failure(1, f"not finished after {timeout} s: does every loop in your kernel end?") from None
         verdicts = json.loads(verdict_file.read_text()) if verdict_file.exists() else []
     if len(verdicts) < len(jobs):
-        missing = re.search(r"No module named '(\w+)'", done.stderr)
-        if missing:
-            raise Failure(1, f"{sys.executable} has no {missing[1]}: run scripts/quickstart.sh first")
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise Failure(
-            1, f"the check of {jobs[len(verdicts)][1]} ended with status {done.returncode}, as when a kernel reaches "
-            f"far outside its tensors: {last}"
-        )  # fmt: skip
+        raise Failure(1, describe_end(done, relative(jobs[len(verdicts)][1])))
     return verdicts
 
 
@@ -132,20 +136,21 @@ def show_list():
         word = "passed" if state.get("passed") else "started" if started else ""
         word += ", solution seen" if state.get("given_up") else ""
         print(f"{number}  {title(folder):50s} {word}".rstrip())
-    print("next: python exercises/check.py NN, with the number of an exercise whose README.md you have read")
+    print("new to Triton? read exercises/PRIMER.md. Then read an exercise's README.md and run: check.py NN")
+    return 0
 
 
 def check(folder):
-    """Check the answer in exercise.py; returns the exit status."""
+    """Check the answer in exercise.py and return the exit status."""
     number, path = folder.name[:2], folder / "exercise.py"
     if not is_started(path.read_text(encoding="utf-8")):
-        print(f"{number} not started: read {relative(folder / 'README.md')}, then write between the two comments")
-        print(f"   of {relative(path)}")
+        print(f"{number} not started: read {relative(folder / 'README.md')}, then write your lines between")
+        print(f"   # TODO and # end of TODO in {relative(path)}")
         return 1
     verdict = grade([(folder, path)])[0]
     if verdict["passed"]:
-        remember(folder, passed=True)
-        print(f"{number} passed: {verdict['sentence']}; compare with: python exercises/check.py solution {number}")
+        remember(folder, passed=True, **({"speed": verdict["speed"]} if verdict["speed"] else {}))
+        print(f"{number} passed: {verdict['sentence']}\n   compare: python exercises/check.py solution {number}")
         return 0
     remember(folder, failed=True)
     case = f" in case {verdict['case']}" if verdict["case"] else ""
@@ -153,12 +158,8 @@ def check(folder):
     return 1
 
 
-def relative(path):
-    return os.path.relpath(path)
-
-
 def watch(folder):
-    """Check whenever the file is saved, until it is right."""
+    """Check whenever the file is saved, until it passes."""
     path = folder / "exercise.py"
     while True:
         saved = path.stat().st_mtime_ns
@@ -167,7 +168,7 @@ def watch(folder):
                 return 0
         except Failure as error:
             print(f"   {error}")
-        print(f"   waiting for {relative(path)} to be saved, Ctrl-C ends", flush=True)
+        print(f"   waiting for you to save {relative(path)}; Ctrl-C ends", flush=True)
         while path.exists() and path.stat().st_mtime_ns == saved:
             time.sleep(0.3)
         while not path.exists():  # some editors replace the file
@@ -175,7 +176,7 @@ def watch(folder):
 
 
 def show_hint(folder, wanted):
-    """Hint number `wanted`, or the next one, which opens when a check has failed since the last."""
+    """Show hint number `wanted`, or the next one, which opens after another failed check."""
     texts, state = hints(folder), progress_of(folder)
     shown = state.get("hints", 0)
     if wanted is None:
@@ -187,107 +188,45 @@ def show_hint(folder, wanted):
     if wanted > shown:
         remember(folder, hints=wanted, failed=False)
     elif wanted < len(texts):
-        print("(the next hint opens after another check that fails)")
+        print("(the next hint opens after another failed check)")
     return 0
 
 
 def show_solution(folder, give_up):
-    number = folder.name[:2]
+    """Print the difference between the participant's file and the solution."""
+    number, mine, solution = folder.name[:2], folder / "exercise.py", solution_of(folder)
     if not progress_of(folder).get("passed"):
         if not give_up:
-            raise Failure(1, f"exercise {number} is not passed yet: try a hint, or add --give-up")
+            raise Failure(1, f"exercise {number} is not passed yet: ask for a hint, or add --give-up")
         remember(folder, given_up=True)
-    print(solution_of(folder).read_text(encoding="utf-8"), end="")
+    texts = (path.read_text(encoding="utf-8").splitlines() for path in (mine, solution))
+    lines = list(difflib.unified_diff(*texts, "yours", "solution", lineterm=""))
+    print("\n".join(lines) or "your file is the solution, letter for letter")
     return 0
 
 
-# ---------------------------------------------------------------- verify
-
-
-def kernels(path):
-    """Name -> source text, decorators included, of the kernels of a file."""
-    source = path.read_text(encoding="utf-8")
-    lines, found = source.splitlines(), {}
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef) and node.decorator_list:
-            end = node.end_lineno
-            while lines[end : end + 1] and lines[end].startswith(" "):  # comments belong to it as well
-                end += 1
-            found[node.name] = "\n".join(lines[node.decorator_list[0].lineno - 1 : end])
-    return found
-
-
-def faults_of(folder, of_version3):
-    """Sentences on what is wrong with an exercise's files, before anything is run."""
-    stub, solution = (path.read_text(encoding="utf-8") for path in (folder / "exercise.py", solution_of(folder)))
-    if is_started(stub):
-        yield "exercise.py is started: git restore it"
-    elif not same_outside_regions(stub, solution):
-        yield f"exercise.py and {solution_of(folder).name} differ outside the TODO regions"
-    if len(hints(folder)) != 3 or not all(hints(folder)):
-        yield "hints.md needs three sections that start with ##"
-    if len((folder / "README.md").read_text(encoding="utf-8").splitlines()) > 60:
-        yield "README.md is longer than a page of 60 lines"
-    for name, text in kernels(solution_of(folder)).items():
-        if name in of_version3 and text != of_version3[name]:
-            yield f"{name} of solution.py is not that of tiny_llama_v3.py: verify --fix copies it"
-
-
-def copy_kernels(folder, of_version3):
-    """Bring the kernels shared with tiny_llama_v3.py to its text; those with a TODO stay as they are."""
-    for path in (solution_of(folder), folder / "exercise.py"):
-        text = path.read_text(encoding="utf-8")
-        for name, old in kernels(path).items():
-            if name in of_version3 and not REGION.search(old + "\n"):
-                text = text.replace(old, of_version3[name])
-        path.write_text(text, encoding="utf-8")
-
-
-def wrong_answers(folder, scratch):
-    """(name, file, mistake) of each typical mistake: the solution with one text replaced."""
+def show_scoreboard():
+    """Print the participant's GB/s beside those of version 3 and PyTorch in the newest recorded run."""
     from grading import load_task
+    from speed import recorded_speed
 
-    solution = solution_of(folder).read_text(encoding="utf-8")
-    for i, (name, mistake) in enumerate(load_task(folder).mistakes.items()):
-        path = pathlib.Path(scratch, f"{folder.name}_{i}.py")
-        changed = solution.replace(mistake.text, mistake.replacement)
-        path.write_text(changed if solution.count(mistake.text) == mistake.count else "", encoding="utf-8")
-        yield name, path, mistake
+    def cells(speed):
+        return f"{speed[0]:,.0f} ({100 * speed[0] / speed[1]:.0f} %)" if speed else "-"
 
-
-def judge_verdict(mistake, verdict):
-    """A sentence where a verdict is not the one that this mistake (None: the solution) must get."""
-    if mistake is None:
-        return None if verdict["passed"] else f"the solution fails: {verdict['sentence']}"
-    if verdict["passed"]:
-        return "passes"
-    if verdict["kind"] not in (mistake.kind, mistake.gpu_kind) or verdict["tensor"] != mistake.blames:
-        return f"should be blamed for {mistake.kind} of {mistake.blames}, not: {verdict['sentence']}"
-    return None
-
-
-def verify(numbers, fix=False):
-    """Whether stubs are not started, solutions pass, and each mistake is blamed on the right tensor."""
-    start, faults = time.perf_counter(), []
-    of_version3 = kernels(SCRIPTS[3])
-    folders = {number: folder_of(number) for number in numbers} if numbers else exercises()
-    for number, folder in folders.items():
-        if fix:
-            copy_kernels(folder, of_version3)
-        faults += [f"{number}: {fault}" for fault in faults_of(folder, of_version3)]
-    with tempfile.TemporaryDirectory() as scratch:
-        answers = []
-        for folder in folders.values():
-            answers.append((folder, solution_of(folder), "solution", None))
-            answers += [(folder, path, name, mistake) for name, path, mistake in wrong_answers(folder, scratch)]
-        verdicts = grade([answer[:2] for answer in answers], timeout=600)
-    for (folder, _, name, mistake), verdict in zip(answers, verdicts, strict=True):
-        fault = judge_verdict(mistake, verdict)
-        faults += [f"{folder.name[:2]}, {name}: {fault}"] if fault else []
-        print(f"{folder.name[:2]}  {verdict['seconds']:5.1f} s  {name}: {verdict['sentence']}")
-    print("\n".join(faults) or f"{len(folders)} exercises and {len(answers) - len(folders)} wrong answers are in order")
-    print(f"{time.perf_counter() - start:.0f} s")
-    return int(bool(faults))
+    progress, device = read_progress(), None
+    rows = [("", "exercise", "yours", "version 3", "PyTorch")]
+    for number, folder in exercises().items():
+        speed = load_task(folder).speed
+        if speed:
+            recorded = recorded_speed(speed.operation) or {}
+            device = recorded.get("device", device)
+            others = [cells(recorded.get(name)) for name in ("V3", "PyTorch")]
+            rows.append((number, title(folder), cells(progress.get(number, {}).get("speed")), *others))
+    print("GB/s, and percent of the copy bandwidth of the same GPU")
+    for number, name, *numbers in rows:
+        print(f"{number:2s}  {name:42s}" + "".join(f"{text:>16s}" for text in numbers))
+    print(f"version 3 and PyTorch: recorded in bfloat16 on one {device}. Yours: float32, when a check passes on a GPU")
+    return 0
 
 
 # ---------------------------------------------------------------- main
@@ -298,7 +237,7 @@ def parse(argv):
     parser = argparse.ArgumentParser(
         prog="check.py", description=usage, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", nargs="?", default="list", help="list, NN, hint, solution or verify")
+    parser.add_argument("command", nargs="?", default="list", help="list, NN, hint, solution, scoreboard or verify")
     parser.add_argument("arguments", nargs="*", metavar="NN", help="number of an exercise, and of a hint")
     parser.add_argument("--watch", action="store_true", help="check again whenever the file is saved")
     parser.add_argument("--give-up", action="store_true", help="show the solution of an exercise that is not passed")
@@ -310,18 +249,20 @@ def main(argv=None):
     options = parse(argv)
     command, arguments = options.command, options.arguments
     if not all(argument.isdecimal() for argument in arguments):
-        raise Failure(2, f"{' '.join(arguments)}: after {command} come numbers, as in: check.py hint 02")
-    if command == "list" and not arguments:
-        return show_list()
+        raise Failure(2, f"{command} takes numbers, got {' '.join(arguments)}; for example: check.py hint 02")
     if command == "verify":
+        from verify import verify
+
         return verify(arguments, options.fix)
     if command.isdecimal() and not arguments:
         return watch(folder_of(command)) if options.watch else check(folder_of(command))
+    if command in ("list", "scoreboard") and not arguments:
+        return show_list() if command == "list" else show_scoreboard()
     if command == "hint" and len(arguments) in (1, 2):
         return show_hint(folder_of(arguments[0]), int(arguments[1]) if arguments[1:] else None)
     if command == "solution" and len(arguments) == 1:
         return show_solution(folder_of(arguments[0]), options.give_up)
-    raise Failure(2, "say list, NN, hint NN [n], solution NN [--give-up] or verify; see --help")
+    raise Failure(2, "use list, NN, hint NN [n], solution NN [--give-up], scoreboard or verify; see --help")
 
 
 if __name__ == "__main__":

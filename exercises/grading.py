@@ -1,11 +1,11 @@
-"""Runs answers to the exercises and judges them; check.py calls it in a process of its own.
+"""Run answers to the exercises and judge them. check.py calls this in a process of its own.
 
     python grading.py JOBS VERDICTS     # both JSON: a list of [folder of the exercise, file with the answer], and
-                                        # for each a verdict {passed, kind, tensor, case, sentence, seconds}
+                                        # for each a verdict {passed, kind, tensor, case, sentence, speed, seconds}
 
-What a task asks for stands in the task.py of its folder. An answer has a function run() that launches kernels on given
-outputs. Inputs lie between bands of NaN, so that a load past their end shows; outputs hold a NaN of their own, so that
-an element that is never written shows, and lie between bands of a number, so that a store past their end shows.
+The task.py of an exercise says what is required. An answer has a function run() that launches kernels on given outputs.
+Inputs lie between guard bands of NaN, which reveal a load past their end. Outputs are filled with a special NaN, which
+reveals elements that are never written, and lie between bands of a constant, which reveal a store past their end.
 """
 
 import contextlib
@@ -28,39 +28,27 @@ sys.modules.setdefault("grading", sys.modules[__name__])  # the tasks import it 
 import torch
 
 if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it on import
+from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import KernelInterface
 
 from common.versions import relative_error
-from speed import DeviceTimer, Speed, measure
+from judge import SENTINEL, UNWRITTEN, Judge, Wrong, check_bands, check_inputs
+from speed import DeviceTimer, Speed, measure, recorded_speed
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (not INTERPRETED)
 BAND = 1 << 14
-SENTINEL = 77
-# Quiet NaNs with a payload that no arithmetic makes from ordinary numbers.
-UNWRITTEN = {
-    torch.float32: (torch.int32, 0x7FC0BEEF),
-    torch.float16: (torch.int16, 0x7E5A),
-    torch.bfloat16: (torch.int16, 0x7FDA),
-}
-FACTORS = {2: "2", 0.5: "1/2", -1: "-1", math.log2(math.e): "log2(e)", math.log(2): "log(2)"}
 
-
-class Wrong(Exception):
-    """What is wrong with an answer: its kind, the tensor that shows it, and one sentence."""
-
-    def __init__(self, kind, tensor, sentence):
-        super().__init__(sentence)
-        self.kind, self.tensor = kind, tensor
+__all__ = ["Mistake", "Speed", "Task", "Wrong", "random", "relative_error"]  # used by the tasks
 
 
 @dataclasses.dataclass(frozen=True)
 class Mistake:
     """A typical wrong answer: the solution with `text` replaced, and the tensor that the checker must blame for it.
 
-    A GPU may show it as another kind: the sum of NaN that marks unwritten elements is a NaN of its own there.
+    says: words that the checker's sentence must contain. gpu_kind: a GPU may show the mistake as another kind.
     """
 
     text: str
@@ -69,20 +57,28 @@ class Mistake:
     kind: str = "value"
     count: int = 1
     gpu_kind: str | None = None
+    says: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
     """What run() of an exercise must compute.
 
-    cases: name -> sizes, the smallest first. inputs(**sizes): name -> float32 tensor or number, what run() is given.
-    define(**inputs): name -> tensor that run() must leave, computed in the dtype of the inputs (float64 for the truth).
-    names: result -> what its dimensions are called. owner(module, result, index, inputs): the program that writes it,
-    () where none does. wide: inputs that are float32 beside 16-bit ones. storage(results, inputs): output -> tensor
-    of its shape and dtype, where outputs are packed; views(outputs, inputs): result -> its part of the outputs.
-    mistakes: name -> Mistake. dtypes: those that the answer is run in. kernel: whether it must launch one.
-    tolerance: relative error that is allowed beside twice that of PyTorch.
-    then(module, source): raises Wrong for what the results cannot show. speed: how fast it must be on a GPU.
+    cases: name -> sizes, the smallest first.
+    inputs(**sizes): name -> float32 tensor or number, the arguments of run().
+    define(**inputs): name -> tensor that run() must produce, in the dtype of the inputs (float64 for the reference).
+    names: result -> names of its dimensions.
+    owner(module, result, index, inputs): the program that writes an element; () if no kernel does.
+    wide: inputs that stay float32 in a 16-bit run.
+    storage(results, inputs): output -> tensor of its shape and dtype, where outputs are packed.
+    views(outputs, inputs): result -> its part of the outputs.
+    mistakes: name -> Mistake.
+    suspects: sentence -> function like define that returns what a typical error computes.
+    labels: result of zeros and ones -> what each of its elements stands for.
+    dtypes: those that the answer is run in. kernel: True if it must launch one.
+    tolerance: relative error that is allowed in addition to twice PyTorch's.
+    then(module, source): raise Wrong for what the results cannot show.
+    speed: how fast the answer must be on a GPU.
     """
 
     cases: dict[str, dict]
@@ -94,6 +90,8 @@ class Task:
     wide: tuple[str, ...] = ()
     storage: Callable = lambda results, inputs: results
     views: Callable = lambda outputs, inputs: outputs
+    suspects: dict[str, Callable] = dataclasses.field(default_factory=dict)
+    labels: dict[str, tuple] = dataclasses.field(default_factory=dict)
     dtypes: tuple[torch.dtype, ...] = tuple(DTYPES)
     kernel: bool = True
     tolerance: float = 1e-6
@@ -113,22 +111,22 @@ def load_task(folder):
 
 
 def random(*shape, seed, scale=1.0, offset=0.0):
-    """Normal numbers; a scale and an offset keep constants and forgotten factors from being right by chance."""
+    """Draw normal numbers. A scale and an offset keep constants and forgotten factors from being right by chance."""
     return offset + scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-# ---------------------------------------------------------------- memory
+# ---------------------------------------------------------------- running one case
 
 
 def placed_input(tensor):
-    """A copy between bands of NaN."""
+    """Return a copy between guard bands of NaN."""
     memory = torch.full((tensor.numel() + 2 * BAND,), math.nan, dtype=tensor.dtype, device=DEVICE)
     view = memory[BAND : BAND + tensor.numel()].view(tensor.shape)
     return view.copy_(tensor)
 
 
 def placed_output(like):
-    """A tensor of that shape and dtype that holds the NaN of unwritten elements, and the memory around it."""
+    """Return a tensor of that shape and dtype filled with the NaN of unwritten elements, and the memory around it."""
     memory = torch.full((like.numel() + 2 * BAND,), SENTINEL, dtype=like.dtype, device=DEVICE)
     view = memory[BAND : BAND + like.numel()]
     integer, bits = UNWRITTEN[like.dtype]
@@ -136,113 +134,30 @@ def placed_output(like):
     return view.view(like.shape), memory
 
 
-def check_bands(name, memory):
-    for side, band in (("before the start", memory[:BAND].flip(0)), ("past the end", memory[-BAND:])):
-        touched = (band != SENTINEL).nonzero()
-        if len(touched):
-            raise Wrong(
-                "stray",
-                name,
-                f"{name}: {len(touched)} elements outside the tensor are written, "
-                f"the nearest {int(touched[0]) + 1} {side}: mask the store",
-            )
-
-
-# ---------------------------------------------------------------- judgement
-
-
-class Judge:
-    """Judges the results of one case: what the sentences need to name a place."""
-
-    def __init__(self, task, module, inputs):
-        self.task, self.module, self.inputs = task, module, inputs
-
-    def place(self, name, index):
-        """'row 7, column 96 (program 1)'."""
-        names = self.task.names[name].split()
-        where = ", ".join(f"{dimension} {i}" for dimension, i in zip(names, index, strict=True))
-        program = self.task.owner(self.module, name, index, self.inputs)
-        return f"{where} (program {', '.join(map(str, program))})" if program else where
-
-    def check_written(self, name, got):
-        integer, bits = UNWRITTEN[got.dtype]
-        unwritten = (got.contiguous().view(integer) == bits).nonzero().tolist()
-        if unwritten:
-            raise Wrong(
-                "unwritten",
-                name,
-                f"{name}: {len(unwritten)} of {got.numel()} elements are never written, "
-                f"the first at {self.place(name, unwritten[0])}",
-            )
-
-    def check_finite(self, name, got, exact):
-        bad = (~got.isfinite() & exact.isfinite()).nonzero().tolist()
-        if bad:
-            raise Wrong(
-                "value",
-                name,
-                f"{name}: {len(bad)} of {got.numel()} elements are NaN or infinite, the first at "
-                f"{self.place(name, bad[0])}: a load past the end of an input, or an overflow",
-            )
-
-    def check_values(self, got, plain, exact):
-        """Blame the first result that is wrong: the others follow from it, or are computed after it."""
-        errors = {name: relative_error(got[name], exact[name]) for name in exact}
-        bounds = {name: 2 * relative_error(plain[name], exact[name]) + self.task.tolerance for name in exact}
-        wrong = [name for name in exact if not errors[name] <= bounds[name]]
-        if not wrong:
-            return
-        name, *others = wrong
-        distance = (got[name].double() - exact[name]).abs()
-        worst = tuple(int(i) for i in torch.unravel_index(distance.argmax(), distance.shape))
-        raise Wrong(
-            "value",
-            name,
-            f"{name}: relative error {errors[name]:.1e}, allowed {bounds[name]:.1e}; worst at "
-            f"{self.place(name, worst)}: {got[name][worst]:.6g} instead of {exact[name][worst]:.6g}"
-            + self.pattern(name, got[name].double(), exact[name], bounds[name])
-            + (f"; also wrong: {', '.join(others)}" if others else ""),
-        )
-
-    def pattern(self, name, got, exact, bound):
-        """What the error looks like, where it looks like something."""
-        factor = ((got * exact).sum() / (exact * exact).sum()).item()
-        if factor and relative_error(got / factor, exact) < 10 * bound:
-            known = next((text for value, text in FACTORS.items() if math.isclose(factor, value, rel_tol=1e-3)), None)
-            return f"; every element is {known or f'{factor:.4g}'} times what it should be"
-        wrong = ((got - exact).abs() > 10 * bound * exact.square().mean().sqrt()).nonzero()
-        parts = []
-        for dimension, size, indices in zip(self.task.names[name].split(), got.shape, wrong.T, strict=True):
-            low, high = int(indices.min()), int(indices.max())
-            if high - low + 1 < size:
-                parts.append(f"{dimension} {low}" + (f" to {high}" if high > low else ""))
-        return f"; only {', '.join(parts)} of {tuple(got.shape)} is wrong" if parts else ""
-
-
-def same(a, b):
-    """Whether two tensors are equal, NaN in the same places included."""
-    return bool(((a == b) | (a.isnan() & b.isnan())).all())
-
-
-def check_inputs(inputs, originals):
-    for name, original in originals.items():
-        if isinstance(original, torch.Tensor) and not same(inputs[name], original):
-            raise Wrong("changed", name, f"{name}: the kernel changed its input; write to the outputs alone")
-
-
+@contextlib.contextmanager
 def counted_launches():
-    """A patch of Triton that counts launches, and the list that grows with them."""
-    names, launch = [], KernelInterface.__getitem__
+    """Record the names of the kernels that are launched in the list that this returns."""
+    names = []
 
-    def record(kernel, grid):
-        names.append(kernel.__name__)
-        return launch(kernel, grid)
+    def recording(launch):
+        def record(kernel, grid):
+            names.append(kernel.__name__)
+            return launch(kernel, grid)
 
-    return mock.patch.object(KernelInterface, "__getitem__", record), names
+        return record
+
+    with contextlib.ExitStack() as patches:
+        for owner in (
+            KernelInterface,
+            InterpretedFunction,
+        ):  # before Triton 3.6 the latter has its own
+            if "__getitem__" in vars(owner):
+                patches.enter_context(mock.patch.object(owner, "__getitem__", recording(owner.__getitem__)))
+        yield names
 
 
 def cast(task, values, dtype):
-    """Inputs on the device in the dtype of a run; numbers, and what is wide beside 16-bit tensors, stay as they are."""
+    """Move inputs to the device in the dtype of a run; numbers and wide inputs keep theirs."""
 
     def convert(name, value):
         if not isinstance(value, torch.Tensor):
@@ -258,21 +173,20 @@ def doubled(values):
 
 
 def run_case(task, module, sizes, dtype):
-    """Raise Wrong unless run() leaves what the task defines for these sizes in this dtype."""
+    """Raise Wrong unless run() produces what the task defines for these sizes in this dtype."""
     originals = cast(task, task.inputs(**sizes), dtype)
     plain, exact = task.define(**copy.deepcopy(originals)), task.define(**doubled(originals))
     inputs = {name: placed_input(v) if isinstance(v, torch.Tensor) else v for name, v in originals.items()}
     storage = {name: placed_output(like) for name, like in task.storage(plain, originals).items()}
-    patch, launched = counted_launches()
-    with patch:
+    with counted_launches() as launched:
         module.run(**inputs, **{name: view for name, (view, _) in storage.items()})
     check_inputs(inputs, originals)
-    judge = Judge(task, module, originals)
+    judge = Judge(task, module, originals, lambda suspect: suspect(**doubled(originals)))
     got = task.views({name: view for name, (view, _) in storage.items()}, originals)
     for name in exact:
         judge.check_written(name, got[name])
     for name, (_, memory) in storage.items():
-        check_bands(name, memory)
+        check_bands(name, memory, BAND)
     for name in exact:
         judge.check_finite(name, got[name], exact[name])
     judge.check_values(got, plain, exact)
@@ -280,8 +194,11 @@ def run_case(task, module, sizes, dtype):
         raise Wrong("no kernel", None, "the results are right, but no kernel was launched: compute them in the kernel")
 
 
+# ---------------------------------------------------------------- speed
+
+
 def check_speed(task, module, timer):
-    """A sentence on the answer's speed; raises Wrong where it is below the task's floor."""
+    """Return the answer's GB/s and those of a copy; raise Wrong if it is below the task's floor."""
     speed = task.speed
     inputs = cast(task, task.inputs(**speed.sizes), torch.float32)
     results = task.storage(task.define(**copy.deepcopy(inputs)), inputs)
@@ -291,21 +208,34 @@ def check_speed(task, module, timer):
         for name, size in speed.tiles.items():
             larger.enter_context(mock.patch.object(module, name, size))
         rate, copy_rate = measure(module.run, inputs, outputs, DEVICE, timer)
-    sentence = f"{rate:,.0f} GB/s, {rate / copy_rate:.0%} of a copy's {copy_rate:,.0f}"
     if rate < speed.floor * copy_rate:
-        raise Wrong("slow", None, f"right but slow: {sentence}; at least {speed.floor:.0%} are asked")
-    return sentence
+        sentence = describe_speed([rate, copy_rate])
+        raise Wrong("slow", None, f"right but slow: {sentence}; at least {100 * speed.floor:.0f} % are required")
+    return rate, copy_rate
 
 
-def describe_speed(task, module):
-    """What to add to a verdict."""
-    if task.speed is None:
-        return ""
-    return "; its speed needs a GPU" if INTERPRETED else f"; {check_speed(task, module, DeviceTimer(DEVICE))}"
+def describe_speed(speed):
+    rate, copy_rate = speed
+    return f"{rate:,.0f} GB/s, {100 * rate / copy_rate:.0f} % of the copy bandwidth ({copy_rate:,.0f} GB/s)"
+
+
+def describe_pass(task, speed):
+    dtypes = f"{len(task.dtypes)} dtypes" if len(task.dtypes) > 1 else str(task.dtypes[0]).removeprefix("torch.")
+    sentence = f"{len(task.cases)} cases in {dtypes}"
+    if task.speed and not speed:
+        return f"{sentence}; its speed needs a GPU"
+    if not speed:
+        return sentence
+    recorded = recorded_speed(task.speed.operation)
+    compared = f"; version 3 on one {recorded['device']}: {describe_speed(recorded['V3'])}" if recorded else ""
+    return f"{sentence}; {describe_speed(speed)}{compared}"
+
+
+# ---------------------------------------------------------------- verdicts
 
 
 def describe_crash(error, path):
-    """The line of the answer that failed, and why."""
+    """Return the line of the answer that failed, and why."""
     line = None
     while True:
         trace = error.__traceback__
@@ -322,25 +252,25 @@ def describe_crash(error, path):
 
 
 def grade(folder, path):
-    """The verdict on the answer in a file: the first case and dtype in which it is wrong."""
+    """Return the verdict on the answer in a file: the first case and dtype in which it is wrong."""
     start, case = time.perf_counter(), None
-    verdict = {"passed": False, "kind": None, "tensor": None}
+    verdict = {"passed": False, "kind": None, "tensor": None, "speed": None}
     try:
         task = load_task(folder)
         module = load_module(path, f"answer_{pathlib.Path(path).stem}")
-        for case, sizes in task.cases.items():
+        for name, sizes in task.cases.items():
             for dtype in task.dtypes:
-                case_name = f"{case}, {str(dtype).removeprefix('torch.')}"
+                case = f"{name}, {str(dtype).removeprefix('torch.')}"
                 run_case(task, module, sizes, dtype)
         case = None
         task.then(module, pathlib.Path(path).read_text(encoding="utf-8"))
-        dtypes = f"{len(task.dtypes)} dtypes" if len(task.dtypes) > 1 else str(task.dtypes[0]).removeprefix("torch.")
-        verdict |= {"passed": True, "sentence": f"{len(task.cases)} cases in {dtypes}{describe_speed(task, module)}"}
+        speed = check_speed(task, module, DeviceTimer(DEVICE)) if task.speed and not INTERPRETED else None
+        verdict |= {"passed": True, "speed": speed, "sentence": describe_pass(task, speed)}
     except Wrong as wrong:
         verdict |= {"kind": wrong.kind, "tensor": wrong.tensor, "sentence": str(wrong)}
     except Exception as error:  # whatever a participant's code raises is a verdict on it
         verdict |= {"kind": "crash", "sentence": describe_crash(error, path)}
-    return verdict | {"case": case and case_name, "seconds": time.perf_counter() - start}
+    return verdict | {"case": case, "seconds": time.perf_counter() - start}
 
 
 def main(jobs, verdicts):

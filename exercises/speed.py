@@ -1,36 +1,41 @@
-"""How fast an answer's kernels are on a GPU, beside a copy that is measured in the same run."""
+"""Measure an answer's GB/s on a GPU, compared with a copy kernel in the same run and with recorded results."""
 
 import dataclasses
+import json
+import pathlib
 import statistics
 
 import torch
 
-LAUNCHES = 20  # timed ones, of which the median counts
-FLUSH_BYTES = 1 << 28  # more than the last cache of any GPU so far
-FLUSHES = 4  # long enough for the host to get ahead of the GPU, so that its own time is not measured
+RECORDED = pathlib.Path(__file__).resolve().parent.parent / "scripts" / "recorded"
+LAUNCHES = 20  # timed launches, of which the median counts
+FLUSH_BYTES = 1 << 28  # larger than the last-level cache of any GPU so far
+FLUSHES = 4  # enough for the host to run ahead of the GPU, so that launch overhead is not measured
 
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
     """How a kernel is timed on a GPU.
 
-    sizes: of inputs too large for a cache. tiles: names of the answer's module that are then larger, since small tiles
-    suit the interpreter. floor: the least share of a copy's GB/s, each input and output moved once.
+    sizes: of inputs too large for a cache. tiles: names of the answer's module that are then larger, because small
+    tiles suit the interpreter. operation: its name in kernels.json of a recorded run. floor: the required fraction of
+    the copy bandwidth, counting each input and output once.
     """
 
     sizes: dict[str, int]
     tiles: dict[str, int]
+    operation: str = ""
     floor: float = 0.5
 
 
 class DeviceTimer:
-    """Milliseconds of calls by the events of a GPU, its caches emptied before each."""
+    """Time calls with the GPU's events, and empty its caches before each."""
 
     def __init__(self, device):
         self.device, self.flushed = device, torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
 
     def milliseconds(self, call):
-        """Of LAUNCHES calls, after one that compiles."""
+        """Return the times of LAUNCHES calls, after one that compiles."""
         call()
         pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(LAUNCHES)]
         for start, end in pairs:
@@ -44,20 +49,31 @@ class DeviceTimer:
 
 
 def gigabytes_per_second(call, moved, timer):
-    """Of a call that moves so many bytes: the median."""
+    """Return the median rate of a call that moves so many bytes."""
     return moved / statistics.median(timer.milliseconds(call)) / 1e6
 
 
 def copy_rate(moved, device, timer):
-    """GB/s of a kernel that reads and writes as many bytes together."""
+    """Return the GB/s of a kernel that reads and writes as many bytes together."""
     x = torch.ones(moved // 8, dtype=torch.float32, device=device)
     y = torch.empty_like(x)
-    # A kernel and no plain copy: that may be left to engines of its own, which are slower.
+    # A kernel instead of copy_(), which the driver may hand to slower copy engines.
     return gigabytes_per_second(lambda: torch.neg(x, out=y), 8 * x.numel(), timer)
 
 
 def measure(run, inputs, outputs, device, timer):
-    """(GB/s of run on inputs and outputs, name -> tensor or number, each moved once; GB/s of a copy)."""
+    """Return the GB/s of run on these inputs and outputs, each moved once, and those of a copy."""
     tensors = [value for value in (*inputs.values(), *outputs.values()) if isinstance(value, torch.Tensor)]
     moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     return gigabytes_per_second(lambda: run(**inputs, **outputs), moved, timer), copy_rate(moved, device, timer)
+
+
+def recorded_speed(operation):
+    """Return {"device": name, "V3": [GB/s, copy], "PyTorch": ...} of an operation from the newest record, or None."""
+    runs = [json.loads(path.read_text()) for path in RECORDED.glob("*/kernels.json")]
+    newest = max(runs, key=lambda run: run["environment"]["date"])
+    found = [entry for entry in newest["operations"] if entry["operation"] == operation]
+    if not found:
+        return None
+    rates = {c["name"]: [c["rate"], newest["ceilings"]["copy"]] for c in found[0]["candidates"] if c["reason"] is None}
+    return {"device": newest["environment"]["device"], **rates}

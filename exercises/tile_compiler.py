@@ -1,30 +1,56 @@
-"""The forward of flash attention compiled with other tiles, for a GPU that need not be here."""
+"""Compile the flash-attention forward kernel with a given tile for a GPU that need not be present."""
 
-import atexit
+import concurrent.futures
 import functools
+import multiprocessing
 import os
+import re
 from unittest import mock
 
-import inspect_kernels
+from common.occupancy import TARGETS
+from common.versions import load_version
 
 TARGET = "gfx942"
-HEADS_OF_128 = "--hidden-dim 256 --num-heads 2 --num-kv-heads 1"
-SMALL = "--num-layers 1 --batch-size 1 --seq-len 128 --vocab-size 64"
+POINTERS = {"qkv_ptr": "*fp32", "o_ptr": "*fp32", "lse_ptr": "*fp32"}
+CONSTANTS = {"H": 2, "K": 1, "D": 128, "PRECISION": "ieee"}
+
+
+def compile_tile(queries, keys, warps, stages):
+    """Return registers, spilled registers and shared bytes of the kernel, or a sentence if it does not compile."""
+    import triton
+    from triton import TritonError, compile
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 5) and not os.path.exists("/opt/rocm/llvm/bin/ld.lld"):
+        return f"needs Triton 3.5 or newer to be compiled without ROCm, this is {triton.__version__}"
+    kernel = load_version(3).attention_forward_kernel
+    constants = {**CONSTANTS, "BLOCK_Q": queries, "BLOCK_K": keys}
+    types = POINTERS | {"T": "i32", "scale": "fp32"}
+    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    constexprs = {(i,): constants[name] for i, name in enumerate(kernel.arg_names) if name in constants}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if name in (*POINTERS, "T")}
+    gpu = GPUTarget("hip", TARGET, TARGETS[TARGET].warp_size)
+    try:
+        source = ASTSource(kernel, signature, constexprs, aligned)
+        binary = compile(source, target=gpu, options={"num_warps": warps, "num_stages": stages})
+    except (TritonError, RuntimeError, ValueError) as error:
+        return f"does not compile: {(str(error).strip().splitlines() or ['no message'])[-1]}"
+    count = {
+        key: int(re.search(rf"\.{key}:\s*(\d+)", binary.asm["amdgcn"])[1]) for key in ("vgpr_count", "vgpr_spill_count")
+    }
+    return count["vgpr_count"], count["vgpr_spill_count"], binary.metadata.shared
 
 
 @functools.cache
 def compiler():
-    """A process that compiles, and the launch in float32 with heads of 128 whose tile is then changed."""
-    workers = inspect_kernels.Workers(1)
-    atexit.register(workers.pool.shutdown)
-    case = inspect_kernels.Case("v3", "fp32", tuple(f"{HEADS_OF_128} {SMALL}".split()))
-    with mock.patch.dict(os.environ, TRITON_INTERPRET="0"):  # read by the process when it starts, at the first task
-        launches = inspect_kernels.wanted_launches(workers, [case], [TARGET], "attention_forward")
-    return workers, launches[0][0]
+    """Return a process that compiles: this one may have replaced the compiler with Triton's interpreter."""
+    pool = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    with mock.patch.dict(os.environ, TRITON_INTERPRET="0"):  # the process reads it when it starts, at the first task
+        pool.submit(os.getpid).result()
+    return pool
 
 
 @functools.cache
-def compiled(queries, keys, warps, stages):
-    """What inspect_kernels.py says of that tile: registers, spills, shared bytes, waves."""
-    workers, launch = compiler()
-    return workers.all(inspect_kernels.inspect_launch, [(launch.with_tile((queries, keys), warps, stages), None)])[0]
+def compiled(*tile):
+    return compiler().submit(compile_tile, *tile).result()

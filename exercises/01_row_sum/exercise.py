@@ -8,14 +8,14 @@ ROWS = 4
 
 @triton.jit
 def row_sum_kernel(x_ptr, sum_ptr, rows, C, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """One program adds up ROWS rows of x [rows, C]; BLOCK >= C."""
+    """Sum ROWS rows of x [rows, C] per program; BLOCK >= C."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
-    # TODO: load the tile of x, add up its columns in float32, store one number a row in sum
+    # TODO: load the tile [ROWS, BLOCK] of x, sum its columns in float32, and store one number per row
     # end of TODO
 
 
 def run(x, sum):
-    """x [rows, C] -> sum [rows], of the same dtype."""
+    """Write the row sums of x [rows, C] into sum [rows], which has the dtype of x."""
     rows, C = x.shape
     row_sum_kernel[(triton.cdiv(rows, ROWS),)](x, sum, rows, C, ROWS, triton.next_power_of_2(C))

@@ -1,4 +1,4 @@
-"""What exercise 01 must compute, and typical mistakes."""
+"""Exercise 01: what run() must compute, and typical mistakes."""
 
 from grading import Mistake, Speed, Task, random
 

@@ -1,4 +1,4 @@
-"""Exercise 02: a residual addition and its RMSNorm, in one pass over memory."""
+"""Exercise 02: a residual add and its RMSNorm, in one pass over memory."""
 
 import triton
 import triton.language as tl
@@ -11,25 +11,25 @@ def rmsnorm_forward_kernel(
     residual_ptr, branch_ptr, w_ptr, x_ptr, y_ptr, rstd_ptr, rows, C, eps,
     ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program normalizes ROWS rows of [rows, C]; BLOCK >= C."""
+    """Normalize ROWS rows of [rows, C] per program; BLOCK >= C."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
-    inside = (row[:, None] < rows) & (column[None, :] < C)
+    mask = (row[:, None] < rows) & (column[None, :] < C)
     offsets = row[:, None].to(tl.int64) * C + column[None, :]
-    x = tl.load(residual_ptr + offsets, mask=inside, other=0.0)
+    x = tl.load(residual_ptr + offsets, mask=mask, other=0.0)
     if ADD:
-        branch = tl.load(branch_ptr + offsets, mask=inside, other=0.0)
+        branch = tl.load(branch_ptr + offsets, mask=mask, other=0.0)
         x = (x.to(tl.float32) + branch.to(tl.float32)).to(x_ptr.dtype.element_ty)
-        tl.store(x_ptr + offsets, x, mask=inside)
+        tl.store(x_ptr + offsets, x, mask=mask)
     x = x.to(tl.float32)
     rstd = tl.rsqrt(tl.sum(x * x, 1) / C + eps)
     tl.store(rstd_ptr + row, rstd, mask=row < rows)
     w = tl.load(w_ptr + column, mask=column < C, other=0.0).to(tl.float32)
-    tl.store(y_ptr + offsets, (x * rstd[:, None] * w[None, :]).to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(y_ptr + offsets, (x * rstd[:, None] * w[None, :]).to(y_ptr.dtype.element_ty), mask=mask)
 
 
 def run(residual, branch, w, eps, x, y, rstd):
-    """residual, branch [rows, C], w [C] -> x = residual + branch, y = norm(x) · w, and rstd [rows] in float32."""
+    """Write x = residual + branch [rows, C], y = norm(x) · w and rstd [rows], which is float32; w is [C]."""
     rows, C = x.shape
     rmsnorm_forward_kernel[(triton.cdiv(rows, ROWS),)](
         residual, branch, w, x, y, rstd, rows, C, eps, True, ROWS, triton.next_power_of_2(C)

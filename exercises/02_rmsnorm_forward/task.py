@@ -1,4 +1,4 @@
-"""What exercise 02 must compute, and typical mistakes."""
+"""Exercise 02: what run() must compute, and typical mistakes."""
 
 from common.versions import load_version
 from grading import Mistake, Speed, Task, random
@@ -33,7 +33,7 @@ TASK = Task(
     define=define,
     names={"x": "row column", "rstd": "row", "y": "row column"},
     owner=lambda module, name, index, inputs: (index[0] // module.ROWS,),
-    speed=Speed({"rows": 65536, "C": 1024}, {}),
+    speed=Speed({"rows": 65536, "C": 1024}, {}, "RMSNorm + residual forward"),
     mistakes={
         "mean over the tile": Mistake("tl.sum(x * x, 1) / C", "tl.sum(x * x, 1) / BLOCK", "rstd"),
         "epsilon forgotten": Mistake("/ C + eps", "/ C", "rstd"),
@@ -47,5 +47,8 @@ TASK = Task(
             "tl.store(x_ptr + offsets", "tl.store(residual_ptr + offsets", "residual", "changed"
         ),
         "normalized in 16 bits": Mistake("x = x.to(tl.float32)\n", "x = x.to(tl.float16).to(tl.float32)\n", "rstd"),
+        "product rounded to 16 bits": Mistake(
+            "rstd[:, None] * w[None, :]).to", "rstd[:, None] * w[None, :]).to(tl.float16).to", "y", says="16 bits"
+        ),
     },
 )

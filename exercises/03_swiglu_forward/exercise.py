@@ -8,7 +8,7 @@ ROWS, BLOCK = 4, 32
 
 @triton.jit
 def swiglu_forward_kernel(x_ptr, y_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """One program computes a tile [ROWS, BLOCK] of y [rows, F] from x [rows, 2F], whose rows hold a and then b."""
+    """Compute a tile [ROWS, BLOCK] of y [rows, F] per program from x [rows, 2F], whose rows hold a and then b."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     # TODO: load a and b, compute in float32, store y
@@ -16,6 +16,6 @@ def swiglu_forward_kernel(x_ptr, y_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.c
 
 
 def run(x, y):
-    """x [rows, 2F], whose rows hold a and then b -> y [rows, F] = silu(a) · b."""
+    """Write y [rows, F] = silu(a) · b for x [rows, 2F], whose rows hold a and then b."""
     rows, F = y.shape
     swiglu_forward_kernel[(triton.cdiv(rows, ROWS), triton.cdiv(F, BLOCK))](x, y, rows, F, ROWS, BLOCK)

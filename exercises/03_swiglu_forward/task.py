@@ -1,7 +1,9 @@
-"""What exercise 03 must compute, and typical mistakes."""
+"""Exercise 03: what run() must compute, and typical mistakes."""
 
 from common.versions import load_version
 from grading import Mistake, Speed, Task, random
+
+swiglu = load_version(1).swiglu
 
 TASK = Task(
     cases={
@@ -11,14 +13,22 @@ TASK = Task(
         "large values": {"rows": 2, "F": 8, "scale": 20.0},
     },
     inputs=lambda rows, F, scale=1.5: {"x": random(rows, 2 * F, seed=1, scale=scale, offset=0.4)},
-    define=lambda x: {"y": load_version(1).swiglu(*x.chunk(2, dim=1))},
+    define=lambda x: {"y": swiglu(*x.chunk(2, dim=1))},
+    suspects={
+        "it is silu(b) · a: the two halves are exchanged": lambda x: {"y": swiglu(*reversed(x.chunk(2, 1)))},
+        "it is σ(a) · b: a factor a is missing": lambda x: {"y": x.chunk(2, 1)[0].sigmoid() * x.chunk(2, 1)[1]},
+    },
     names={"y": "row column"},
     owner=lambda module, name, index, inputs: (index[0] // module.ROWS, index[1] // module.BLOCK),
-    speed=Speed({"rows": 16384, "F": 4096}, {"ROWS": 1, "BLOCK": 2048}),
+    speed=Speed({"rows": 16384, "F": 4096}, {"ROWS": 1, "BLOCK": 2048}, "SwiGLU forward"),
     mistakes={
-        "gate and up exchanged": Mistake("a * tl.sigmoid(a) * b", "b * tl.sigmoid(b) * a", "y"),
-        "sigmoid instead of silu": Mistake("a * tl.sigmoid(a) * b", "tl.sigmoid(a) * b", "y"),
-        "up beside gate": Mistake("x_ptr + row * 2 * F + F + column", "x_ptr + row * 2 * F + 2 * column + 1", "y"),
+        "gate and up exchanged": Mistake("a * tl.sigmoid(a) * b", "b * tl.sigmoid(b) * a", "y", says="exchanged"),
+        "sigmoid instead of silu": Mistake(
+            "a * tl.sigmoid(a) * b", "tl.sigmoid(a) * b", "y", says="factor a is missing"
+        ),
+        "gate and up interleaved": Mistake(
+            "x_ptr + row * 2 * F + F + column", "x_ptr + row * 2 * F + 2 * column + 1", "y"
+        ),
         "rows of one width": Mistake("row * 2 * F", "row * F", "y", count=2),
         "row runs into the next": Mistake(
             "(row < rows) & (column < F)", "(row < rows) & (column < 2 * F)", "y", "stray"

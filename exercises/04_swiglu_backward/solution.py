@@ -8,20 +8,20 @@ ROWS, BLOCK = 4, 32
 
 @triton.jit
 def swiglu_backward_kernel(dy_ptr, x_ptr, dx_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """One program computes a tile [ROWS, BLOCK] of both halves of dx [rows, 2F]."""
+    """Compute a tile [ROWS, BLOCK] of both halves of dx [rows, 2F] per program."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    inside = (row < rows) & (column < F)
-    dy = tl.load(dy_ptr + row * F + column, mask=inside, other=0.0).to(tl.float32)
-    a = tl.load(x_ptr + row * 2 * F + column, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(x_ptr + row * 2 * F + F + column, mask=inside, other=0.0).to(tl.float32)
+    mask = (row < rows) & (column < F)
+    dy = tl.load(dy_ptr + row * F + column, mask=mask, other=0.0).to(tl.float32)
+    a = tl.load(x_ptr + row * 2 * F + column, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(x_ptr + row * 2 * F + F + column, mask=mask, other=0.0).to(tl.float32)
     sigmoid = tl.sigmoid(a)
     da = dy * b * sigmoid * (1 + a * (1 - sigmoid))
-    tl.store(dx_ptr + row * 2 * F + column, da.to(dx_ptr.dtype.element_ty), mask=inside)
-    tl.store(dx_ptr + row * 2 * F + F + column, (dy * a * sigmoid).to(dx_ptr.dtype.element_ty), mask=inside)
+    tl.store(dx_ptr + row * 2 * F + column, da.to(dx_ptr.dtype.element_ty), mask=mask)
+    tl.store(dx_ptr + row * 2 * F + F + column, (dy * a * sigmoid).to(dx_ptr.dtype.element_ty), mask=mask)
 
 
 def run(dy, x, dx):
-    """dy [rows, F], x [rows, 2F] -> dx [rows, 2F] = [da, db]."""
+    """Write dx [rows, 2F] = [da, db] for dy [rows, F] and x [rows, 2F] = [a, b]."""
     rows, F = dy.shape
     swiglu_backward_kernel[(triton.cdiv(rows, ROWS), triton.cdiv(F, BLOCK))](dy, x, dx, rows, F, ROWS, BLOCK)

@@ -1,4 +1,4 @@
-"""What exercise 05 must compute, and typical mistakes."""
+"""Exercise 05: what run() must compute, and typical mistakes."""
 
 import torch
 
@@ -8,21 +8,25 @@ from grading import Mistake, Speed, Task, random
 V1 = load_version(1)
 
 
-def inputs(B, T, heads, turned, D):
+def inputs(B, T, heads, rotated_heads, D):
     cos, sin = V1.rope_tables(T, D, 10000.0, "cpu")
     return {
         "x": random(B, T, heads, D, seed=1, scale=1.6, offset=0.5),
         "dy": random(B, T, heads, D, seed=2, scale=0.7),
         "cos": cos,
         "sin": sin,
-        "turned": turned,
+        "rotated_heads": rotated_heads,
     }
 
 
-def define(x, dy, cos, sin, turned):
+def define(x, dy, cos, sin, rotated_heads):
     x.requires_grad_()
-    y = torch.cat([V1.apply_rope(x[:, :, :turned], cos, sin), x[:, :, turned:]], dim=2)
+    y = torch.cat([V1.apply_rope(x[:, :, :rotated_heads], cos, sin), x[:, :, rotated_heads:]], dim=2)
     return {"y": y.detach(), "dx": torch.autograd.grad(y, x, dy)[0]}
+
+
+def not_inverted(dy, **rest):
+    return {"dx": define(dy=dy, **rest | {"x": dy})["y"]}
 
 
 def owner(module, name, index, inputs):
@@ -32,27 +36,33 @@ def owner(module, name, index, inputs):
 
 TASK = Task(
     cases={
-        "one tile": {"B": 1, "T": 4, "heads": 2, "turned": 2, "D": 8},
-        "ragged tokens and heads": {"B": 1, "T": 5, "heads": 3, "turned": 3, "D": 8},
-        "some heads copied": {"B": 1, "T": 6, "heads": 5, "turned": 3, "D": 8},
-        "two sequences, three pairs": {"B": 2, "T": 5, "heads": 4, "turned": 3, "D": 6},
+        "one tile": {"B": 1, "T": 4, "heads": 2, "rotated_heads": 2, "D": 8},
+        "ragged tokens and heads": {"B": 1, "T": 5, "heads": 3, "rotated_heads": 3, "D": 8},
+        "some heads copied": {"B": 1, "T": 6, "heads": 5, "rotated_heads": 3, "D": 8},
+        "two sequences, three pairs": {"B": 2, "T": 5, "heads": 4, "rotated_heads": 3, "D": 6},
     },
     inputs=inputs,
     define=define,
+    suspects={
+        "y is rotated by the opposite angle": lambda sin, **rest: define(sin=-sin, **rest),
+        "dx is rotated by the angle of the forward: INVERSE has no effect": not_inverted,
+    },
     names={"y": "sequence token head element", "dx": "sequence token head element"},
     owner=owner,
     wide=("cos", "sin"),
-    speed=Speed({"B": 64, "T": 512, "heads": 32, "turned": 24, "D": 64}, {"TOKENS": 2, "HEADS": 32}),
+    speed=Speed(
+        {"B": 64, "T": 512, "heads": 32, "rotated_heads": 24, "D": 64}, {"TOKENS": 2, "HEADS": 32}, "RoPE forward"
+    ),
     mistakes={
-        "backward turns forwards": Mistake("sin = -sin", "sin = sin", "dx"),
-        "other direction": Mistake("(x1 * cos - x2 * sin)", "(x1 * cos + x2 * sin)", "y"),
-        "second half of the pair": Mistake("(x2 * cos + x1 * sin)", "(x2 * cos - x1 * sin)", "y"),
-        "neighbours as pairs": Mistake("tl.load(x_ptr + offsets + HALF", "tl.load(x_ptr + offsets + 1", "y"),
-        "all heads turned": Mistake("tl.where(head < turned, sin, 0.0)", "sin", "y"),
+        "backward rotates forwards": Mistake("sin = -sin", "sin = sin", "dx", says="INVERSE"),
+        "rotated the other way": Mistake("(x1 * cos - x2 * sin)", "(x1 * cos + x2 * sin)", "y"),
+        "wrong sign in the second half": Mistake("(x2 * cos + x1 * sin)", "(x2 * cos - x1 * sin)", "y"),
+        "adjacent elements as pairs": Mistake("tl.load(x_ptr + offsets + HALF", "tl.load(x_ptr + offsets + 1", "y"),
+        "all heads rotated": Mistake("tl.where(head < rotated_heads, sin, 0.0)", "sin", "y"),
         "other heads not copied": Mistake(
-            "inside = known & (head < heads)", "inside = known & (head < turned)", "y", "unwritten"
+            "mask = angle_mask & (head < heads)", "mask = angle_mask & (head < rotated_heads)", "y", "unwritten"
         ),
-        "heads not masked": Mistake("inside = known & (head < heads)", "inside = known", "y", "stray"),
+        "heads not masked": Mistake("mask = angle_mask & (head < heads)", "mask = angle_mask", "y", "stray"),
         "stored over the input": Mistake(
             "tl.store(y_ptr + offsets + HALF", "tl.store(x_ptr + offsets + HALF", "x", "changed"
         ),

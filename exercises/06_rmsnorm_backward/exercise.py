@@ -11,41 +11,41 @@ def rmsnorm_backward_kernel(
     dy_ptr, dresidual_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, rows, C,
     ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program p of P walks tiles p, p + P, ... of ROWS rows and leaves its share of dw in dw[p]: no atomics."""
+    """Loop over tiles p, p + P, ... of ROWS rows in program p of P, and store its partial sum of dw in dw[p]."""
     column = tl.arange(0, BLOCK)
     w = tl.load(w_ptr + column, mask=column < C, other=0.0).to(tl.float32)
     dw = tl.zeros([ROWS, BLOCK], tl.float32)
     for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = first + tl.arange(0, ROWS)
-        inside = (row[:, None] < rows) & (column[None, :] < C)
+        mask = (row[:, None] < rows) & (column[None, :] < C)
         offsets = row[:, None].to(tl.int64) * C + column[None, :]
-        dy = tl.load(dy_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)[:, None]
-        # TODO: dx [ROWS, BLOCK] in float32, and where ADD the gradient dresidual on top of it;
-        # what these rows give for dw is added to the program's own tile
+        # TODO: compute dx [ROWS, BLOCK] in float32; if ADD, add the gradient dresidual;
+        # accumulate this tile's contribution to dw in the program's own tile
         # end of TODO
-        tl.store(dx_ptr + offsets, dx.to(dx_ptr.dtype.element_ty), mask=inside)
-    # TODO: leave this program's share of dw in row tl.program_id(0) of dw_ptr, a matrix [programs, C]
+        tl.store(dx_ptr + offsets, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+    # TODO: store this program's partial sum in row tl.program_id(0) of the matrix [programs, C] at dw_ptr
     # end of TODO
 
 
 @triton.jit
 def column_sum_kernel(x_ptr, sum_ptr, rows, C, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """One program adds up BLOCK columns of x [rows, C], always in the same order."""
+    """Sum BLOCK columns of x [rows, C] per program, always in the same order: no atomics."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    partial_sums = tl.zeros([ROWS, BLOCK], tl.float32)
     for first in range(0, rows, ROWS):
         row = first + tl.arange(0, ROWS)[:, None]
-        inside = (row < rows) & (column[None, :] < C)
-        # TODO: add up these rows of x
+        mask = (row < rows) & (column[None, :] < C)
+        # TODO: add these rows of x to partial_sums
         # end of TODO
-    tl.store(sum_ptr + column, tl.sum(total, 0), mask=column < C)
+    tl.store(sum_ptr + column, tl.sum(partial_sums, 0), mask=column < C)
 
 
-def run(dy, dresidual, x, w, rstd, dx, dw, shares):
-    """dy, dresidual, x [rows, C], w [C], rstd [rows] -> dx [rows, C], dw [C]; shares [PROGRAMS, C]: of each program."""
+def run(dy, dresidual, x, w, rstd, dx, dw, partial_sums):
+    """Write dx [rows, C] and dw [C] for dy, dresidual, x [rows, C], w [C], rstd [rows]; partial_sums [PROGRAMS, C]."""
     rows, C = x.shape
     block = triton.next_power_of_2(C)
-    rmsnorm_backward_kernel[(PROGRAMS,)](dy, dresidual, x, w, rstd, dx, shares, rows, C, True, ROWS, block)
-    column_sum_kernel[(triton.cdiv(C, 16),)](shares, dw, PROGRAMS, C, ROWS, 16)
+    rmsnorm_backward_kernel[(PROGRAMS,)](dy, dresidual, x, w, rstd, dx, partial_sums, rows, C, True, ROWS, block)
+    column_sum_kernel[(triton.cdiv(C, 16),)](partial_sums, dw, PROGRAMS, C, ROWS, 16)

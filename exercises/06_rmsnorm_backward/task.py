@@ -1,4 +1,4 @@
-"""What exercise 06 must compute, and typical mistakes."""
+"""Exercise 06: what run() must compute, and typical mistakes."""
 
 import torch
 
@@ -27,7 +27,7 @@ def define(dy, dresidual, x, w, rstd):
 
 
 def storage(results, inputs):
-    return {"dx": results["dx"], "dw": results["dw"], "shares": results["dw"].expand(3, -1)}
+    return {"dx": results["dx"], "dw": results["dw"], "partial_sums": results["dw"].expand(3, -1)}
 
 
 TASK = Task(
@@ -52,12 +52,12 @@ TASK = Task(
         "mean over the tile": Mistake("tl.sum(g * x, 1)[:, None] / C", "tl.sum(g * x, 1)[:, None] / BLOCK", "dx"),
         "weight forgotten": Mistake("g = dy * w[None, :]", "g = dy", "dx"),
         "rstd once": Mistake("rstd * rstd * tl.sum", "rstd * tl.sum", "dx"),
-        "last rows alone": Mistake("dw += dy * x * rstd", "dw = dy * x * rstd", "dw"),
+        "last rows only": Mistake("dw += dy * x * rstd", "dw = dy * x * rstd", "dw"),
         "dw with the weight": Mistake("dw += dy * x * rstd", "dw += g * x * rstd", "dw"),
         "dw without rstd": Mistake("dw += dy * x * rstd", "dw += dy * x", "dw"),
         "all programs in one row": Mistake(
             "dw_ptr + tl.program_id(0).to(tl.int64) * C", "dw_ptr", "dw", "unwritten", gpu_kind="value"
         ),
-        "first shares alone": Mistake("total += tl.load(", "total = tl.load(", "dw"),
+        "last partial sums only": Mistake("partial_sums += tl.load(", "partial_sums = tl.load(", "dw"),
     },
 )

@@ -1,4 +1,6 @@
-"""What exercise 07 must compute, and typical mistakes."""
+"""Exercise 07: what run() must compute, and typical mistakes."""
+
+import math
 
 from grading import Mistake, Task, random
 
@@ -17,26 +19,31 @@ TASK = Task(
         "ragged": {"rows": 3, "C": 41},
         "large and far from zero": {"rows": 3, "C": 50, "scale": 30.0, "offset": 200.0},
         "far below zero": {"rows": 3, "C": 50, "offset": -300.0},
-        "highest in the first tile": {"rows": 2, "C": 40, "first": 200.0},
+        "maximum in the first tile": {"rows": 2, "C": 40, "first": 200.0},
     },
     inputs=inputs,
     define=lambda x: {"y": x.softmax(1)},
+    suspects={
+        "y is not divided by l": lambda x: {"y": (x - x.amax(1, keepdim=True)).exp()},
+        "y is a softmax to base 2: is it exp2 instead of exp?": lambda x: {"y": (x * math.log(2)).softmax(1)},
+    },
     names={"y": "row column"},
     owner=lambda module, name, index, inputs: (index[0],),
     mistakes={
-        "sum not rescaled": Mistake("total * tl.exp(highest - raised) + ", "total + ", "y"),
-        "highest of the last tile": Mistake(
-            "raised = tl.maximum(highest, tl.max(x, 0))", "raised = tl.max(x, 0, keep_dims=True)", "y"
+        "sum not rescaled": Mistake("l * tl.exp(m - m_new) + ", "l + ", "y"),
+        "maximum of the last tile": Mistake(
+            "m_new = tl.maximum(m, tl.max(x, 0))", "m_new = tl.max(x, 0, keep_dims=True)", "y"
         ),
-        "nothing subtracted": Mistake("raised = tl.maximum(highest, tl.max(x, 0))", "raised = highest * 0.0", "y"),
-        "last tile alone": Mistake("total * tl.exp(highest - raised) + ", "total * 0.0 + ", "y"),
-        "highest not kept": Mistake("        highest = raised\n", "", "y"),
+        "nothing subtracted": Mistake("m_new = tl.maximum(m, tl.max(x, 0))", "m_new = m * 0.0", "y"),
+        "last tile only": Mistake("l * tl.exp(m - m_new) + ", "l * 0.0 + ", "y"),
+        "maximum not kept": Mistake("        m = m_new\n", "", "y"),
         "outside reads as zero": Mistake(
-            'mask=column < C, other=-float("inf")).to(tl.float32)\n        raised',
-            "mask=column < C, other=0.0).to(tl.float32)\n        raised",
+            'mask=column < C, other=-float("inf")).to(tl.float32)\n        m_new',
+            "mask=column < C, other=0.0).to(tl.float32)\n        m_new",
             "y",
         ),
-        "not divided": Mistake("tl.exp(x - highest) / total", "tl.exp(x - highest)", "y"),
+        "not divided": Mistake("tl.exp(x - m) / l", "tl.exp(x - m)", "y", says="not divided by l"),
+        "powers of two": Mistake("tl.exp(", "tl.exp2(", "y", count=3, says="exp2"),
         "store not masked": Mistake("element_ty), mask=column < C", "element_ty)", "y", "stray"),
     },
 )

@@ -1,4 +1,4 @@
-"""What exercise 09 must compute, and typical mistakes."""
+"""Exercise 09: what run() must compute, and typical mistakes."""
 
 from triton import cdiv
 
@@ -25,19 +25,16 @@ TASK = Task(
     names={"o": QUERY_NAMES, "lse": "sequence head token"},
     owner=owner,
     mistakes={
-        "token does not see itself": Mistake(
-            "tl.arange(0, QUERIES)[:, None] >= first_key", "tl.arange(0, QUERIES)[:, None] > first_key", "o"
-        ),
-        "sees the next token": Mistake("first_query + tl.arange", "first_query + 1 + tl.arange", "o"),
+        "token does not see itself": Mistake("query[:, None] >= start", "query[:, None] > start", "o"),
+        "sees the next token": Mistake("query[:, None] >= start", "query[:, None] + 1 >= start", "o"),
         "no mask on the diagonal": Mistake("if DIAGONAL:", "if False:", "o"),
-        "masked scores are zero": Mistake('BLOCK_K), S, -float("inf"))', "BLOCK_K), S, 0.0)", "o"),
-        "keys in front forgotten": Mistake("range(0, first, BLOCK_K)", "range(first, first, BLOCK_K)", "o"),
-        "diagonal forgotten": Mistake(
-            "range(first, min(first + BLOCK_Q, T), BLOCK_K)", "range(first, min(first + BLOCK_K, T), BLOCK_K)", "o"
-        ),
+        "masked scores are zero": Mistake('S, -float("inf"))', "S, 0.0)", "o"),
+        "keys left of the diagonal forgotten": Mistake("range(DIAGONAL * first,", "range(first,", "o"),
+        "diagonal forgotten": Mistake("DIAGONAL * BLOCK_Q, T)", "DIAGONAL * BLOCK_K, T)", "o"),
         "keys of another head": Mistake("(H + h // (H // K)) * D", "(H + h % K) * D", "o"),
-        "not divided by the sum": Mistake("o / total[:, None]", "o", "o"),
-        "lse without its maximum": Mistake("highest * scale + tl.log2(total)", "tl.log2(total)", "lse"),
-        "lse without its sum": Mistake("highest * scale + tl.log2(total)", "highest * scale", "lse"),
+        "not divided by the sum": Mistake("o / l[:, None]", "o", "o"),
+        "another query head's place": Mistake("o_ptr + (b * T * H + h) * D", "o_ptr + b * T * H * D", "o", "unwritten"),
+        "lse without its maximum": Mistake("m * scale + tl.log2(l)", "tl.log2(l)", "lse"),
+        "lse without its sum": Mistake("m * scale + tl.log2(l)", "m * scale", "lse"),
     },
 )

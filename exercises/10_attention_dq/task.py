@@ -1,4 +1,4 @@
-"""What exercise 10 must compute, and typical mistakes."""
+"""Exercise 10: what run() must compute, and typical mistakes."""
 
 from triton import cdiv
 
@@ -43,12 +43,14 @@ TASK = Task(
     mistakes={
         "delta left out": Mistake("input_precision=PRECISION) - delta[:, None])", "input_precision=PRECISION))", "dq"),
         "delta from do alone": Mistake("do.to(tl.float32) * o.to(tl.float32)", "do.to(tl.float32)", "delta"),
-        "delta not stored": Mistake("delta, mask=row < T", "delta, mask=row < 0", "delta", "unwritten"),
-        "scale to the wrong base": Mistake("dq * (scale * 0.6931471805599453)", "dq * scale", "dq"),
+        "delta not stored": Mistake("delta, mask=query < T", "delta, mask=query < 0", "delta", "unwritten"),
+        "scale to the wrong base": Mistake(
+            "dq * (scale * 0.6931471805599453)", "dq * scale", "dq", says="log2(e) times"
+        ),
         "scale forgotten": Mistake("dq * (scale * 0.6931471805599453)", "dq", "dq"),
         "no mask on the diagonal": Mistake("if DIAGONAL:", "if False:", "dq"),
         "not multiplied by P": Mistake("dS = P * (", "dS = (", "dq"),
         "values instead of keys": Mistake("tl.dot(dS.to(k.dtype), k, dq", "tl.dot(dS.to(k.dtype), v, dq", "dq"),
-        "last tile of keys alone": Mistake("k, dq, input_precision", "k, dq * 0.0, input_precision", "dq"),
+        "last tile of keys only": Mistake("k, dq, input_precision", "k, dq * 0.0, input_precision", "dq"),
     },
 )

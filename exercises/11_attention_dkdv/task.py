@@ -1,4 +1,4 @@
-"""What exercise 11 must compute, and typical mistakes."""
+"""Exercise 11: what run() must compute, and typical mistakes."""
 
 from attention_definition import QUERY_NAMES, gradients, parts, saved
 from grading import Mistake, Task
@@ -36,19 +36,19 @@ TASK = Task(
     storage=lambda results, inputs: {"dqkv": inputs["qkv"]},
     views=views,
     mistakes={
-        "first query head alone": Mistake("(kv + 1) * (H // K))", "kv * (H // K) + 1)", "dv"),
+        "first query head only": Mistake("(kv + 1) * (H // K))", "kv * (H // K) + 1)", "dv"),
         "query heads interleaved": Mistake("range(kv * (H // K), (kv + 1) * (H // K))", "range(kv, H, K)", "dv"),
-        "no mask on the diagonal": Mistake("if DIAGONAL:", "if False:", "dv"),
-        "mask the wrong way": Mistake("[:, None] <= row[None, :]", "[:, None] >= row[None, :]", "dv"),
-        "later queries forgotten": Mistake("range(first + BLOCK_K, T, BLOCK_Q)", "range(T, T, BLOCK_Q)", "dv"),
+        "no mask on the diagonal": Mistake("if not BELOW:", "if False:", "dv"),
+        "mask the wrong way": Mistake("[:, None] <= query[None, :]", "[:, None] >= query[None, :]", "dv"),
+        "later queries forgotten": Mistake("T if BELOW else", "0 if BELOW else", "dv"),
         "delta left out": Mistake("input_precision=PRECISION) - delta[None, :])", "input_precision=PRECISION))", "dk"),
         "dv from dS": Mistake(
-            "    dv = tl.dot(P.to(do.dtype), do, dv, input_precision=PRECISION)\n",
-            "    dv = tl.dot((P * P).to(do.dtype), do, dv, input_precision=PRECISION)\n",
+            "dv = tl.dot(P.to(do.dtype)",
+            "dv = tl.dot((P * P).to(do.dtype)",
             "dv",
         ),
-        "dk to the wrong base": Mistake("dk * (scale * 0.6931471805599453)", "dk * scale", "dk"),
+        "dk to the wrong base": Mistake("dk * (scale * 0.6931471805599453)", "dk * scale", "dk", says="log2(e) times"),
         "dv scaled too": Mistake("K * D, dv, first", "K * D, dv * scale, first", "dv"),
-        "dk and dv exchanged": Mistake("dk_ptr + K * D, dv", "dk_ptr, dv", "dv", "unwritten"),
+        "dk and dv exchanged": Mistake("k_offset + K * D, dv", "k_offset, dv", "dv", "unwritten"),
     },
 )

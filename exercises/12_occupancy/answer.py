@@ -1,14 +1,15 @@
-"""Exercise 12: waves on a SIMD, and a tile of attention that fits its GPU."""
+"""Exercise 12: waves per SIMD, and an attention tile that fits its GPU."""
 
-SIMDS = 4  # of a compute unit or multiprocessor
+SIMDS = 4  # per compute unit or multiprocessor
 
 TILE = (64, 32, 8, 1)
 
 
 def occupancy(registers, shared, warps, simd_registers, granule, most_waves, unit_shared, shared_granule):
-    """Waves on a SIMD when a unit is full of programs of `warps` warps; registers of a thread, bytes of a program.
+    """Return the waves per SIMD on a unit full of programs.
 
-    simd_registers and most_waves are those of one SIMD, unit_shared is of the whole unit.
+    registers: per thread; shared: bytes per program; warps: per program; simd_registers and most_waves: of one SIMD;
+    unit_shared: bytes of the whole unit; granule and shared_granule: allocation units.
     """
     waves = min(most_waves, simd_registers // (-(-registers // granule) * granule))
     programs = min(waves * SIMDS // warps, unit_shared // (-(-shared // shared_granule) * shared_granule))
@@ -16,6 +17,6 @@ def occupancy(registers, shared, warps, simd_registers, granule, most_waves, uni
 
 
 def run(registers, shared, warps, waves, **limits):
-    """registers, shared, warps [kernels] -> waves [kernels]."""
+    """Write the waves per SIMD [kernels] for registers, shared, warps [kernels]."""
     for i, sizes in enumerate(zip(registers.tolist(), shared.tolist(), warps.tolist(), strict=True)):
         waves[i] = occupancy(*map(int, sizes), **limits)

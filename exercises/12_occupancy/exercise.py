@@ -1,21 +1,22 @@
-"""Exercise 12: waves on a SIMD, and a tile of attention that fits its GPU."""
+"""Exercise 12: waves per SIMD, and an attention tile that fits its GPU."""
 
-SIMDS = 4  # of a compute unit or multiprocessor
+SIMDS = 4  # per compute unit or multiprocessor
 
-# TODO: TILE = (queries, keys, warps, stages) of the attention forward: float32, heads of 128, gfx942
+# TODO: TILE = (queries, keys, warps, stages) of the attention forward in float32 with heads of 128, for gfx942
 # end of TODO
 
 
 def occupancy(registers, shared, warps, simd_registers, granule, most_waves, unit_shared, shared_granule):
-    """Waves on a SIMD when a unit is full of programs of `warps` warps; registers of a thread, bytes of a program.
+    """Return the waves per SIMD on a unit full of programs.
 
-    simd_registers and most_waves are those of one SIMD, unit_shared is of the whole unit.
+    registers: per thread; shared: bytes per program; warps: per program; simd_registers and most_waves: of one SIMD;
+    unit_shared: bytes of the whole unit; granule and shared_granule: allocation units.
     """
-    # TODO: whole programs that registers and shared bytes allow, then the waves of a SIMD
+    # TODO: compute how many whole programs registers and shared memory allow, then the waves per SIMD
     # end of TODO
 
 
 def run(registers, shared, warps, waves, **limits):
-    """registers, shared, warps [kernels] -> waves [kernels]."""
+    """Write the waves per SIMD [kernels] for registers, shared, warps [kernels]."""
     for i, sizes in enumerate(zip(registers.tolist(), shared.tolist(), warps.tolist(), strict=True)):
         waves[i] = occupancy(*map(int, sizes), **limits)

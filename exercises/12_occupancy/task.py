@@ -1,8 +1,9 @@
-"""What exercise 12 must compute, and typical mistakes."""
+"""Exercise 12: what run() must compute, and typical mistakes."""
 
 import torch
 
-import inspect_kernels
+from common.occupancy import TARGETS
+from common.occupancy import occupancy as reference
 from grading import Mistake, Task, Wrong
 from tile_compiler import TARGET, compiled
 
@@ -10,9 +11,9 @@ LEAST_QUERIES, LEAST_WAVES = 64, 2
 
 
 def inputs(target, sizes):
-    """Registers of a thread, shared bytes of a program and its warps, of some kernels; and the limits of a GPU."""
+    """Return registers per thread, shared bytes and warps per program of some kernels, and the limits of a GPU."""
     registers, shared, warps = (torch.tensor(column, dtype=torch.float32) for column in zip(*sizes, strict=True))
-    gpu = inspect_kernels.TARGETS[target]
+    gpu = TARGETS[target]
     return {
         "registers": registers,
         "shared": shared,
@@ -26,28 +27,40 @@ def inputs(target, sizes):
 
 
 def define(registers, shared, warps, simd_registers, **limits):
-    target = inspect_kernels.TARGETS[TARGET]._replace(registers=simd_registers, **limits)
+    target = TARGETS[TARGET]._replace(registers=simd_registers, **limits)
     rows = zip(registers.tolist(), shared.tolist(), warps.tolist(), strict=True)
-    waves = [inspect_kernels.occupancy(target, *map(int, row))[0] for row in rows]
+    waves = [reference(target, *map(int, row))[0] for row in rows]
     return {"waves": torch.tensor(waves, dtype=registers.dtype, device=registers.device)}
 
 
+def find_tile_fault(tile):
+    """Return why a tile cannot be launched on the target or is no good there, or None."""
+    result = compiled(*tile)
+    if isinstance(result, str):
+        return f"it {result}"
+    registers, spills, shared = result
+    waves, limit = reference(TARGETS[TARGET], registers, shared, tile[2])
+    if shared > TARGETS[TARGET].shared:
+        return f"it needs {shared:,} bytes of LDS, and a program can have {TARGETS[TARGET].shared:,}"
+    if spills:
+        return f"it spills {spills} of its registers to memory: a thread has at most 512"
+    if tile[0] < LEAST_QUERIES:
+        return f"it owns {tile[0]} queries, at least {LEAST_QUERIES} are required"
+    if waves < LEAST_WAVES:
+        return f"{registers} registers per thread leave {waves:g} wave per SIMD ({limit}), {LEAST_WAVES} are required"
+    return None
+
+
 def check_tile(module, source):
-    """Compile the attention forward with TILE for the target; Wrong where it cannot be launched or is no good."""
+    """Compile the attention forward with TILE for the target; raise Wrong if it cannot be launched or is no good."""
     tile = getattr(module, "TILE", None)
-    powers = isinstance(tile, tuple) and len(tile) == 4 and all(isinstance(n, int) and n > 0 for n in tile)
-    if not powers or any(n & (n - 1) for n in tile[:3]) or min(tile[:2]) < 16:
-        raise Wrong(
-            "tile", "TILE", f"TILE must be (queries, keys, warps, stages), powers of two from 16 on, not {tile}"
-        )
-    row = compiled(*tile)
-    faults = [f"does not compile: {row.error}"] if row.error else row.problems()
-    if not faults and tile[0] < LEAST_QUERIES:
-        faults = [f"owns {tile[0]} queries, and at least {LEAST_QUERIES} are wanted"]
-    if not faults and row.waves < LEAST_WAVES:
-        faults = [f"leaves {row.waves:g} wave on a SIMD for its {row.limit}, and {LEAST_WAVES} are wanted"]
-    if faults:
-        raise Wrong("tile", "TILE", f"TILE {tile} on {TARGET}, {row.registers} registers: it {faults[0]}")
+    positive = isinstance(tile, tuple) and len(tile) == 4 and all(isinstance(n, int) and n > 0 for n in tile)
+    if not positive or any(n & (n - 1) for n in tile[:3]) or min(tile[:2]) < 16:
+        wanted = "(queries, keys, warps, stages): powers of two, queries and keys at least 16"
+        raise Wrong("tile", "TILE", f"TILE must be {wanted}, got {tile}")
+    fault = find_tile_fault(tile)
+    if fault:
+        raise Wrong("tile", "TILE", f"TILE {tile} on {TARGET}: {fault}")
 
 
 TASK = Task(

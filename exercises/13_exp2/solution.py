@@ -8,12 +8,12 @@ import triton.language as tl
 
 @triton.jit
 def softmax_forward_kernel(x_ptr, p_ptr, lse_ptr, C, scale, BLOCK: tl.constexpr):
-    """One program computes p, the softmax of a row of x [rows, C] times scale to base 2, and its lse; BLOCK >= C."""
+    """Compute p, the softmax of a row of x [rows, C] times scale to base 2, and its lse, per program; BLOCK >= C."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * C + column, mask=column < C, other=-float("inf")).to(tl.float32)
-    highest = tl.max(x, 0) * scale
-    lse = highest + tl.log2(tl.sum(tl.exp2(x * scale - highest), 0))
+    m = tl.max(x, 0) * scale
+    lse = m + tl.log2(tl.sum(tl.exp2(x * scale - m), 0))
     p = tl.exp2(x * scale - lse)
     tl.store(lse_ptr + row, lse)
     tl.store(p_ptr + row * C + column, p.to(p_ptr.dtype.element_ty), mask=column < C)
@@ -21,7 +21,7 @@ def softmax_forward_kernel(x_ptr, p_ptr, lse_ptr, C, scale, BLOCK: tl.constexpr)
 
 @triton.jit
 def softmax_backward_kernel(dp_ptr, x_ptr, lse_ptr, dx_ptr, C, scale, BLOCK: tl.constexpr):
-    """One program computes a row of dx from dp, x and the forward's lse; p is computed once more."""
+    """Compute a row of dx per program from dp, x and the forward's lse; p is recomputed."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * C + column, mask=column < C, other=-float("inf")).to(tl.float32)
@@ -33,7 +33,7 @@ def softmax_backward_kernel(dp_ptr, x_ptr, lse_ptr, dx_ptr, C, scale, BLOCK: tl.
 
 
 def run(x, dp, D, p, lse, dx):
-    """x, dp [rows, C] -> p = softmax(x / sqrt(D)), lse [rows] to base 2 in float32, and dx [rows, C]."""
+    """Write p = softmax(x / sqrt(D)) and dx for x, dp [rows, C], and lse [rows] to base 2 in float32."""
     rows, C = x.shape
     scale = math.log2(math.e) / math.sqrt(D)
     block = triton.next_power_of_2(C)

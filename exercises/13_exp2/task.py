@@ -1,4 +1,4 @@
-"""What exercise 13 must compute, and typical mistakes."""
+"""Exercise 13: what run() must compute, and typical mistakes."""
 
 import math
 import re
@@ -19,7 +19,7 @@ def define(x, dp, D):
 def check_base(module, source):
     found = re.search(r"\btl\.(?:math\.)?(exp|log)\(", source)
     if found:
-        raise Wrong("base", None, f"the results are right, but tl.{found[1]} is used: write it with tl.{found[1]}2")
+        raise Wrong("base", None, f"the results are right, but tl.{found[1]} is used: use tl.{found[1]}2")
 
 
 TASK = Task(
@@ -44,15 +44,15 @@ TASK = Task(
         "natural base": Mistake("math.log2(math.e) / math.sqrt(D)", "1 / math.sqrt(D)", "lse"),
         "not scaled": Mistake("math.log2(math.e) / math.sqrt(D)", "math.log2(math.e)", "lse"),
         "logarithm of the other base": Mistake("math.log2(math.e) /", "math.log(2) /", "lse"),
-        "highest not scaled": Mistake("tl.max(x, 0) * scale", "tl.max(x, 0)", "lse"),
-        "nothing subtracted": Mistake("highest = tl.max(x, 0) * scale", "highest = 0.0", "lse"),
-        "highest not added again": Mistake("lse = highest + ", "lse = ", "lse"),
-        "gradient to the wrong base": Mistake("(scale * 0.6931471805599453)", "scale", "dx"),
+        "maximum not scaled": Mistake("tl.max(x, 0) * scale", "tl.max(x, 0)", "lse"),
+        "nothing subtracted": Mistake("m = tl.max(x, 0) * scale", "m = 0.0", "lse"),
+        "maximum not added back": Mistake("lse = m + ", "lse = ", "lse"),
+        "gradient to the wrong base": Mistake("(scale * 0.6931471805599453)", "scale", "dx", says="log2(e) times"),
         "gradient not scaled": Mistake(" * (scale * 0.6931471805599453)", "", "dx"),
-        "gradient of each element alone": Mistake("(dp - tl.sum(p * dp, 0))", "dp", "dx"),
+        "gradient without its row sum": Mistake("(dp - tl.sum(p * dp, 0))", "dp", "dx"),
         "e instead of two": Mistake(
-            "highest + tl.log2(tl.sum(tl.exp2(x * scale - highest), 0))",
-            "highest + tl.log2(tl.sum(tl.exp((x * scale - highest) * 0.6931471805599453), 0))",
+            "m + tl.log2(tl.sum(tl.exp2(x * scale - m), 0))",
+            "m + tl.log2(tl.sum(tl.exp((x * scale - m) * 0.6931471805599453), 0))",
             None,
             "base",
         ),

@@ -1,4 +1,4 @@
-"""Exercise 14: products of rounded numbers, and float32 from three of them."""
+"""Exercise 14: matmuls of rounded numbers, and float32 accuracy from three of them."""
 
 import triton
 import triton.language as tl
@@ -8,35 +8,35 @@ BLOCK = 16
 
 @triton.jit
 def rounded(x, DROP: tl.constexpr):
-    """float32 x without its last DROP bits of fraction, rounded to the nearest, ties to even."""
-    # TODO: return it
+    """Return float32 x without the last DROP bits of its fraction, rounded to nearest, ties to even."""
+    # TODO: round by the bits
     # end of TODO
 
 
 @triton.jit
-def split_product_kernel(
+def split_matmul_kernel(
     a_ptr, b_ptr, high_ptr, one_ptr, three_ptr, M, N, K, DROP: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """One program computes a tile [BLOCK, BLOCK] of a [M, K] times b [K, N]; the first column's also store a's high."""
+    """Compute a tile [BLOCK, BLOCK] of a [M, K] b [K, N] per program; column 0 also stores the high part of a."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     one = tl.zeros([BLOCK, BLOCK], tl.float32)
     three = tl.zeros([BLOCK, BLOCK], tl.float32)
     for start in range(0, K, BLOCK):
         k = start + tl.arange(0, BLOCK)
-        a_inside = (row < M) & (k[None, :] < K)
-        a = tl.load(a_ptr + row * K + k[None, :], mask=a_inside, other=0.0)
+        a_mask = (row < M) & (k[None, :] < K)
+        a = tl.load(a_ptr + row * K + k[None, :], mask=a_mask, other=0.0)
         b = tl.load(b_ptr + k[:, None] * N + column, mask=(k[:, None] < K) & (column < N), other=0.0)
         a_high, b_high = rounded(a, DROP), rounded(b, DROP)
-        tl.store(high_ptr + row * K + k[None, :], a_high, mask=a_inside & (tl.program_id(1) == 0))
-        # TODO: add to one [BLOCK, BLOCK] the product of the high parts, to three all products but low times low
+        tl.store(high_ptr + row * K + k[None, :], a_high, mask=a_mask & (tl.program_id(1) == 0))
+        # TODO: add high x high to one [BLOCK, BLOCK], and all but low x low to three
         # end of TODO
     tl.store(one_ptr + row * N + column, one, mask=(row < M) & (column < N))
     tl.store(three_ptr + row * N + column, three, mask=(row < M) & (column < N))
 
 
 def run(a, b, drop, high, one, three):
-    """a [M, K], b [K, N] -> high: a rounded; one: the product of rounded a and b; three: of high and low parts."""
+    """Write a rounded (high), and a [M, K] b [K, N] from the high parts (one) and from high and low parts (three)."""
     (M, K), N = a.shape, b.shape[1]
     grid = (triton.cdiv(M, BLOCK), triton.cdiv(N, BLOCK))
-    split_product_kernel[grid](a, b, high, one, three, M, N, K, drop, BLOCK)
+    split_matmul_kernel[grid](a, b, high, one, three, M, N, K, drop, BLOCK)

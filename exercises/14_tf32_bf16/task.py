@@ -1,4 +1,4 @@
-"""What exercise 14 must compute, and typical mistakes."""
+"""Exercise 14: what run() must compute, and typical mistakes."""
 
 import torch
 
@@ -6,7 +6,7 @@ from grading import Mistake, Task, random
 
 
 def rounded(x, drop):
-    """x without the last `drop` bits of a float32's fraction, to the nearest, ties to even; in the dtype of x."""
+    """Return x without the last `drop` bits of a float32's fraction, rounded to nearest, ties to even."""
     fraction, exponent = torch.frexp(x)
     places = 2.0 ** (24 - drop)
     return torch.ldexp(torch.round(fraction * places) / places, exponent)
@@ -21,7 +21,7 @@ def define(a, b, drop):
 
 def inputs(M, N, K, drop, ties=False):
     a = random(M, K, seed=1, scale=1.3, offset=0.4)
-    if ties:  # half-way between two neighbours, and once each side of a power of two
+    if ties:  # halfway between two neighbours, on both sides of a power of two
         a = torch.tensor([1.0, 2.0, -1.0])[:, None] * (1 + (torch.arange(K) + 0.5) * 2.0 ** (drop - 23))
     return {"a": a, "b": random(K, N, seed=2, scale=0.8, offset=-0.3), "drop": drop}
 
@@ -48,11 +48,11 @@ TASK = Task(
         "ties away from zero": Mistake("(1 << (DROP - 1)) - 1 + ((bits >> DROP) & 1)", "1 << (DROP - 1)", "high"),
         "always thirteen bits": Mistake("((bits >> DROP) << DROP)", "((bits >> 13) << 13)", "high"),
         "one without rounding": Mistake("one = tl.dot(a_high, b_high, one", "one = tl.dot(a, b, one", "one"),
-        "two products": Mistake('        three = tl.dot(a_low, b_high, three, input_precision="ieee")\n', "", "three"),
+        "two matmuls": Mistake('        three = tl.dot(a_low, b_high, three, input_precision="ieee")\n', "", "three"),
         "low times low instead of high times high": Mistake(
             "three = tl.dot(a_high, b_high, three", "three = tl.dot(a_low, b_low, three", "three"
         ),
-        "last tile alone": Mistake(
+        "last tile only": Mistake(
             "three = tl.dot(a_low, b_high, three", "three = tl.dot(a_low, b_high, three * 0", "three"
         ),
         "low part not what was dropped": Mistake("rounded(a - a_high, DROP)", "rounded(a_high - a, DROP)", "three"),

@@ -5,18 +5,18 @@ import torch
 from graphs import new_graph
 
 
-def training_step(w, momentum, x, target, rate):
-    """A step of gradient descent with momentum on w [C, N], in place; returns the loss of x [B, C], a tensor."""
+def training_step(w, momentum, x, target, lr):
+    """Run a step of gradient descent with momentum on w [C, N] in place; return the loss of x [B, C] as a tensor."""
     loss = (x @ w - target).square().mean()
-    (gradient,) = torch.autograd.grad(loss, w)
+    (grad,) = torch.autograd.grad(loss, w)
     with torch.no_grad():
-        momentum.mul_(0.9).add_(gradient)
-        w.sub_(rate * momentum)
+        momentum.mul_(0.9).add_(grad)
+        w.sub_(lr * momentum)
     return loss.detach()
 
 
-def run(x, target, weight, rates, losses, final):
-    """Train weight [C, N] on x [steps, B, C], target [steps, B, N] with rates [steps]; losses [steps], final [C, N]."""
+def run(x, target, weight, lrs, losses, final):
+    """Train weight [C, N] on x [steps, B, C], target [steps, B, N] with lrs [steps]; write losses [steps] and final."""
     graph = new_graph(x.device)
-    # TODO: capture training_step once, and replay it for every batch from the given weight on
+    # TODO: capture training_step once, and replay it for every batch, starting from the given weight
     # end of TODO

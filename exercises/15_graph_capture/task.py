@@ -1,4 +1,4 @@
-"""What exercise 15 must compute, and typical mistakes."""
+"""Exercise 15: what run() must compute, and typical mistakes."""
 
 import torch
 
@@ -11,26 +11,28 @@ def inputs(steps, B, C, N):
         "x": random(steps, B, C, seed=1, scale=1.1, offset=0.3),
         "target": random(steps, B, N, seed=2),
         "weight": random(C, N, seed=3, scale=0.4),
-        "rates": 0.2 * 0.7 ** torch.arange(steps),
+        "lrs": 0.2 * 0.7 ** torch.arange(steps),
     }
 
 
-def define(x, target, weight, rates):
-    """The same steps, run operation by operation."""
+def define(x, target, weight, lrs):
+    """Run the same steps eagerly."""
     w, momentum, losses = weight.clone(), torch.zeros_like(weight), []
-    for batch, wanted, rate in zip(x, target, rates, strict=True):
-        error = batch @ w - wanted
+    for batch, batch_target, lr in zip(x, target, lrs, strict=True):
+        error = batch @ w - batch_target
         losses.append(error.square().mean())
         momentum = 0.9 * momentum + 2 / error.numel() * batch.T @ error
-        w = w - rate * momentum
+        w = w - lr * momentum
     return {"losses": torch.stack(losses), "final": w}
 
 
 def check_replayed(module, source):
-    """After the last case."""
+    """Raise Wrong unless every step of the last case was a replay."""
     steps, replays = list(TASK.cases.values())[-1]["steps"], graphs.made[-1].replays
     if replays != steps:
-        raise Wrong("no graph", None, f"the results are right, but {steps} steps replayed the graph {replays} times")
+        raise Wrong(
+            "no graph", None, f"the results are right, but in {steps} steps the graph was replayed {replays} times"
+        )
 
 
 TASK = Task(
@@ -43,27 +45,30 @@ TASK = Task(
     define=define,
     names={"losses": "step", "final": "row column"},
     owner=lambda module, name, index, inputs: (),
-    wide=("x", "target", "weight", "rates"),
+    wide=("x", "target", "weight", "lrs"),
     dtypes=(torch.float32,),
     kernel=False,
     then=check_replayed,
     mistakes={
         "no warm-up": Mistake(
-            "    with graph.warm_up():\n        training_step(w, momentum, batch, wanted, rate)\n", "", None, "crash"
-        ),
-        "loss read inside the capture": Mistake(
-            "        loss = training_step(w, momentum, batch, wanted, rate)\n",
-            "        loss = torch.tensor(training_step(w, momentum, batch, wanted, rate).item())\n",
+            "    with graph.warm_up():\n        training_step(w, momentum, batch, batch_target, lr)\n",
+            "",
             None,
             "crash",
         ),
-        "weight as the warm-up left it": Mistake("        w.copy_(weight)\n", "", "losses"),
-        "momentum as the warm-up left it": Mistake("        momentum.zero_()\n", "", "final"),
+        "loss read inside the capture": Mistake(
+            "        loss = training_step(w, momentum, batch, batch_target, lr)\n",
+            "        loss = torch.tensor(training_step(w, momentum, batch, batch_target, lr).item())\n",
+            None,
+            "crash",
+        ),
+        "weight left as the warm-up changed it": Mistake("        w.copy_(weight)\n", "", "losses"),
+        "momentum left as the warm-up changed it": Mistake("        momentum.zero_()\n", "", "final"),
         "another tensor instead of its contents": Mistake("batch.copy_(x[i])", "batch = x[i]", "losses"),
-        "target of the first batch": Mistake("        wanted.copy_(target[i])\n", "", "losses"),
-        "rate as a number": Mistake(
-            "loss = training_step(w, momentum, batch, wanted, rate)",
-            "loss = training_step(w, momentum, batch, wanted, 0.2)",
+        "target of the first batch": Mistake("        batch_target.copy_(target[i])\n", "", "losses"),
+        "learning rate as a number": Mistake(
+            "loss = training_step(w, momentum, batch, batch_target, lr)",
+            "loss = training_step(w, momentum, batch, batch_target, 0.2)",
             "final",
         ),
         "trained on the given weight": Mistake(
@@ -74,9 +79,9 @@ TASK = Task(
             "        losses[i] = loss\n        graph.replay()\n",
             "losses",
         ),
-        "operation by operation": Mistake(
+        "eager": Mistake(
             "        graph.replay()\n        losses[i] = loss\n",
-            "        losses[i] = training_step(w, momentum, batch, wanted, rate)\n",
+            "        losses[i] = training_step(w, momentum, batch, batch_target, lr)\n",
             None,
             "no graph",
         ),

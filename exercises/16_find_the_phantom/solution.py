@@ -9,28 +9,28 @@ ROWS, BLOCK = 4, 32
 
 @triton.jit
 def swiglu_forward_kernel(x_ptr, y_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """One program computes a tile [ROWS, BLOCK] of y [rows, F] from x [rows, 2F], whose rows hold a and then b."""
+    """Compute a tile [ROWS, BLOCK] of y [rows, F] per program from x [rows, 2F], whose rows hold a and then b."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    inside = (row < rows) & (column < F)
-    a = tl.load(x_ptr + row * 2 * F + column, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(x_ptr + row * 2 * F + F + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y_ptr + row * F + column, (a * tl.sigmoid(a) * b).to(y_ptr.dtype.element_ty), mask=inside)
+    mask = (row < rows) & (column < F)
+    a = tl.load(x_ptr + row * 2 * F + column, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(x_ptr + row * 2 * F + F + column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y_ptr + row * F + column, (a * tl.sigmoid(a) * b).to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def swiglu_backward_kernel(dy_ptr, x_ptr, dx_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """One program computes a tile [ROWS, BLOCK] of both halves of dx [rows, 2F]."""
+    """Compute a tile [ROWS, BLOCK] of both halves of dx [rows, 2F] per program."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    inside = (row < rows) & (column < F)
-    dy = tl.load(dy_ptr + row * F + column, mask=inside, other=0.0).to(tl.float32)
-    a = tl.load(x_ptr + row * 2 * F + column, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(x_ptr + row * 2 * F + F + column, mask=inside, other=0.0).to(tl.float32)
+    mask = (row < rows) & (column < F)
+    dy = tl.load(dy_ptr + row * F + column, mask=mask, other=0.0).to(tl.float32)
+    a = tl.load(x_ptr + row * 2 * F + column, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(x_ptr + row * 2 * F + F + column, mask=mask, other=0.0).to(tl.float32)
     sigmoid = tl.sigmoid(a)
     da = dy * b * sigmoid * (1 + a * (1 - sigmoid))
-    tl.store(dx_ptr + row * 2 * F + column, da.to(dx_ptr.dtype.element_ty), mask=inside)
-    tl.store(dx_ptr + row * 2 * F + F + column, (dy * a * sigmoid).to(dx_ptr.dtype.element_ty), mask=inside)
+    tl.store(dx_ptr + row * 2 * F + column, da.to(dx_ptr.dtype.element_ty), mask=mask)
+    tl.store(dx_ptr + row * 2 * F + F + column, (dy * a * sigmoid).to(dx_ptr.dtype.element_ty), mask=mask)
 
 
 def grid(rows, F):
@@ -38,7 +38,7 @@ def grid(rows, F):
 
 
 def swiglu_forward(x):
-    """y [rows, F] of x [rows, 2F]."""
+    """Return y [rows, F] for x [rows, 2F]."""
     rows, F = x.shape[0], x.shape[1] // 2
     y = torch.empty(rows, F, dtype=x.dtype, device=x.device)
     swiglu_forward_kernel[grid(rows, F)](x, y, rows, F, ROWS, BLOCK)
@@ -46,7 +46,7 @@ def swiglu_forward(x):
 
 
 def swiglu_backward(dy, x):
-    """dx [rows, 2F] of dy [rows, F], which is contiguous, and x."""
+    """Return dx [rows, 2F] for x and a contiguous dy [rows, F]."""
     dx = torch.empty_like(x)
     swiglu_backward_kernel[grid(*dy.shape)](dy, x, dx, *dy.shape, ROWS, BLOCK)
     return dx
@@ -65,20 +65,21 @@ class SwiGLUFunction(torch.autograd.Function):
 
 
 def swiglu(x):
+    """Return silu(a) · b [rows, F] for x [rows, 2F]."""
     apply = swiglu_forward
     apply = SwiGLUFunction.apply
     return apply(x)
 
 
-def is_trained(gradient):
-    """Whether a tensor with this gradient, which may be None, is trained."""
-    return gradient is not None and bool(gradient.isfinite().all()) and bool(gradient.count_nonzero())
+def is_trained(grad):
+    """Return True if a tensor with this gradient, which may be None, is trained."""
+    return grad is not None and bool(grad.isfinite().all()) and bool(grad.count_nonzero())
 
 
-def run(x, gate_up, down, dy, gradients, found, y, ddown, dgate_up, dx):
-    """found [n]: is_trained of None and of the rows of gradients [n - 1, m]; y of the layer, and every gradient."""
-    for i, gradient in enumerate([None, *gradients]):
-        found[i] = is_trained(gradient)
+def run(x, gate_up, down, dy, grads, found, y, ddown, dgate_up, dx):
+    """Write is_trained of None and of the rows of grads [n, m] into found [1 + n]; y of the layer; every gradient."""
+    for i, grad in enumerate([None, *grads]):
+        found[i] = is_trained(grad)
     leaves = [tensor.clone().requires_grad_() for tensor in (x, gate_up, down)]
     result = swiglu(leaves[0] @ leaves[1].T) @ leaves[2].T
     result.backward(dy)

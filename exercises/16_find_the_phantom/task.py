@@ -1,4 +1,4 @@
-"""What exercise 16 must compute, and typical mistakes."""
+"""Exercise 16: what run() must compute, and typical mistakes."""
 
 import math
 
@@ -9,23 +9,23 @@ from grading import Mistake, Task, random
 
 
 def inputs(rows, C, F, N):
-    gradients = torch.zeros(5, 4)
-    gradients[1, 2], gradients[2], gradients[3, 0], gradients[4, 1] = 1e-4, 0.5, math.nan, math.inf
+    grads = torch.zeros(5, 4)
+    grads[1, 2], grads[2], grads[3, 0], grads[4, 1] = 1e-4, 0.5, math.nan, math.inf
     return {
         "x": random(rows, C, seed=1, scale=1.2, offset=0.3),
         "gate_up": random(2 * F, C, seed=2, scale=0.6, offset=0.1),
         "down": random(N, F, seed=3, scale=0.7),
         "dy": random(rows, N, seed=4, scale=0.8, offset=0.2),
-        "gradients": gradients,
+        "grads": grads,
     }
 
 
-def define(x, gate_up, down, dy, gradients):
+def define(x, gate_up, down, dy, grads):
     leaves = [tensor.detach().requires_grad_() for tensor in (x, gate_up, down)]
     gate, up = (leaves[0] @ leaves[1].T).chunk(2, dim=1)
     y = load_version(1).swiglu(gate, up) @ leaves[2].T
     dx, dgate_up, ddown = torch.autograd.grad(y, leaves, dy)
-    found = gradients.isfinite().all(1) & gradients.count_nonzero(1).bool()
+    found = grads.isfinite().all(1) & grads.count_nonzero(1).bool()
     found = torch.cat([found.new_zeros(1), found]).to(x.dtype)
     return {"found": found, "y": y.detach(), "ddown": ddown, "dgate_up": dgate_up, "dx": dx}
 
@@ -45,6 +45,7 @@ TASK = Task(
         "dgate_up": "row column",
         "dx": "row column",
     },
+    labels={"found": ("None", "all zeros", "zeros but one", "all nonzero", "one NaN", "one infinity")},
     owner=lambda module, name, index, inputs: (),
     mistakes={
         "the phantom": Mistake("    apply = SwiGLUFunction.apply\n", "", "dgate_up", "unwritten"),
@@ -59,11 +60,11 @@ TASK = Task(
             "return swiglu_backward(torch.ones_like(dy, memory_format=torch.contiguous_format), x)",
             "dgate_up",
         ),
-        "None forgotten": Mistake("gradient is not None and ", "", None, "crash"),
-        "zeros count as trained": Mistake(" and bool(gradient.count_nonzero())", "", "found"),
-        "NaN counts as trained": Mistake(" and bool(gradient.isfinite().all())", "", "found"),
+        "None forgotten": Mistake("grad is not None and ", "", None, "crash"),
+        "zeros count as trained": Mistake(" and bool(grad.count_nonzero())", "", "found", says="all zeros gives True"),
+        "NaN counts as trained": Mistake(" and bool(grad.isfinite().all())", "", "found", says="one NaN gives True"),
         "every element must differ from zero": Mistake(
-            "bool(gradient.count_nonzero())", "bool(gradient.all())", "found"
+            "bool(grad.count_nonzero())", "bool(grad.all())", "found", says="zeros but one gives False"
         ),
     },
 )

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""One table of the stages from what their runs recorded.
+"""Print one table of the stages from the metrics that their runs recorded.
 
-python compare_stages.py                            # of results/
-python compare_stages.py FOLDER                     # of another folder with stage1_metrics.json, ...
+python compare_stages.py                            # the runs in results/
+python compare_stages.py results repaired           # and those in another folder, below them
 """
 
 import argparse
@@ -17,18 +17,21 @@ sys.path.insert(0, str(HERE.parents[2] / "scripts"))
 from common.command_line import Failure, run_tool  # noqa: E402
 
 HEADINGS = (
-    "stage", "step ms", "samples/s", "of stage 5", "forward", "backward", "optimizer", "peak MB", "loss", "trained",
-    "published", "of stage 5", "MB",
-)  # fmt: skip
-# What the scripts that this workshop starts from report: samples/s, and peak memory in MB.
-PUBLISHED = {2: (15.2, 282), 3: (310.8, 282), 4: (306.0, 282), 5: (2065.0, 281.8)}
-NOTE = """published: samples/s and peak MB of another machine, one MI325X with ROCm 6.4.4 (8 sequences of 128 tokens,
-width 512, 8 layers). Weights and two moments of all parameters alone take 366 MB: what these runs left out, stage 6
-shows."""
+    "stage",
+    "step ms",
+    "samples/s",
+    "of stage 5",
+    "forward",
+    "backward",
+    "optimizer",
+    "peak MB",
+    "loss",
+    "trained",
+)
 
 
-def recorded(folder):
-    """Stage number -> metrics that tiny_llama_v3.py wrote."""
+def read_metrics(folder):
+    """Return {stage: metrics that tiny_llama_v3.py wrote} of a folder."""
     found = {}
     for path in sorted(folder.glob("stage*_metrics.json")):
         try:
@@ -42,20 +45,8 @@ def recorded(folder):
     return found
 
 
-def share(rate, rates):
-    return f"{100 * rate / rates[5]:.1f} %" if 5 in rates else "-"
-
-
-def published(stage):
-    """The last three cells of a row."""
-    if stage not in PUBLISHED:
-        return "-", "-", "-"
-    rate, memory = PUBLISHED[stage]
-    return f"{rate:.1f}", share(rate, {number: figures[0] for number, figures in PUBLISHED.items()}), f"{memory:g}"
-
-
-def row(stage, summary, rates):
-    """Cells; rates: samples/s by stage."""
+def describe_row(stage, summary, reference):
+    """Return the cells of a stage; reference: samples/s of stage 5, or None."""
 
     def phase(name):
         value = summary[f"{name}_ms"]
@@ -65,43 +56,45 @@ def row(stage, summary, rates):
         str(stage),
         f"{summary['step_ms']['median']:.3f}",
         f"{summary['samples_per_second']:.1f}",
-        share(rates[stage], rates),
+        f"{100 * summary['samples_per_second'] / reference:.1f} %" if reference else "-",
         *map(phase, ("forward", "backward", "optimizer")),
         f"{summary['peak_memory_mb']:.1f}",
         f"{summary['first_loss']:.4f} -> {summary['final_loss']:.4f}",
         f"{100 * summary['parameters_trained'] / summary['parameters']:.1f} %",
-        *published(stage),
     )
 
 
-def origin(metrics):
-    """Where and of what a table's figures come; raises Failure where the runs differ in it."""
-    kinds = set()
-    for run in metrics.values():
-        environment, config, options = run["environment"], run["config"], run["options"]
-        batch = f"B {options['batch_size']}, T {options['seq_len']}"
-        size = f"{batch}, {config['num_layers']} layers of {config['hidden_dim']}"
-        kinds.add(f"{environment['device']}, torch {environment['torch']}, triton {environment['triton']}; {size}")
-    if len(kinds) > 1:
-        raise Failure(
-            1, f"the stages were run differently, so that they cannot be compared: {' | '.join(sorted(kinds))}"
-        )
-    return kinds.pop()
+def describe_setup(runs):
+    """Return device, versions and sizes of the runs; raise Failure if the runs differ in them."""
+    setups = set()
+    for run in runs:
+        environment, options = run["environment"], run["options"]
+        sizes = f"B {options['batch_size']}, T {options['seq_len']}, {options['num_layers']} layers of "
+        versions = f"torch {environment['torch']}, triton {environment['triton']}"
+        setups.add(f"{environment['device']}, {versions}; {sizes}{options['hidden_dim']}")
+    if len(setups) > 1:
+        raise Failure(1, f"the stages cannot be compared, their setups differ: {' | '.join(sorted(setups))}")
+    return setups.pop()
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="compare_stages.py", description="One table of the stages' recorded runs.")
-    parser.add_argument("folder", nargs="?", default=HERE / "results", type=pathlib.Path, help="(results)")
-    metrics = recorded(parser.parse_args().folder)
-    print(origin(metrics))
-    rates = {stage: run["summary"]["samples_per_second"] for stage, run in metrics.items()}
-    rows = [HEADINGS, *(row(stage, run["summary"], rates) for stage, run in sorted(metrics.items()))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for cells in rows:
-        print("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
-    print(NOTE)
-    if any(run["environment"]["device_type"] == "cpu" for run in metrics.values()):
-        print("measured: in Triton's interpreter, so that times and speeds mean nothing; losses and shares trained do.")
+    parser = argparse.ArgumentParser(
+        prog="compare_stages.py", description="Print one table of the stages' recorded runs."
+    )
+    parser.add_argument("folders", nargs="*", default=[HERE / "results"], type=pathlib.Path, help="(results)")
+    folders = {folder: read_metrics(folder) for folder in parser.parse_args().folders}
+    runs = [run for metrics in folders.values() for run in metrics.values()]
+    print(describe_setup(runs))
+    rates = [metrics[5]["summary"]["samples_per_second"] for metrics in folders.values() if 5 in metrics]
+    for folder, metrics in folders.items():
+        rows = [HEADINGS, *(describe_row(stage, run["summary"], rates and rates[0]) for stage, run in metrics.items())]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        if len(folders) > 1:
+            print(folder.name)
+        for cells in rows:
+            print("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
+    if any(run["environment"]["device_type"] == "cpu" for run in runs):
+        print("measured in Triton's interpreter: times mean nothing, losses and trained parameters do")
 
 
 if __name__ == "__main__":

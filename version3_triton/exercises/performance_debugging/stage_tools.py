@@ -1,83 +1,87 @@
-"""What the stages share: version 3 as a module, its run with a stage's fault, and a look at what came of it."""
+"""Run, check and explain a stage: version 3 with one part replaced by the code in the stage's file."""
 
-import atexit
 import importlib.util
+import os
 import pathlib
 import re
-import shutil
-import statistics
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
+import textwrap
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[3] / "exercises"))
-from speed import DeviceTimer
+HERE = pathlib.Path(__file__).resolve().parent
+SCRIPT = HERE.parents[1] / "tiny_llama_v3.py"
+sys.path.append(str(HERE.parents[2] / "scripts"))
 
-SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "tiny_llama_v3.py"
-GPU_SIZES = "--batch-size 8 --seq-len 128".split()
+GPU_SIZES = "--batch-size 8 --seq-len 128 --num-steps 20".split()
 CPU_SIZES = (
-    "--batch-size 2 --seq-len 16 --hidden-dim 32 --num-heads 2 --num-layers 2 --intermediate-dim 32 --vocab-size 100"
+    "--batch-size 2 --seq-len 16 --hidden-dim 32 --num-heads 2 --num-layers 2 --intermediate-dim 32 --vocab-size 100 "
+    "--num-steps 5 --warmup-steps 1"
 ).split()
+OWN_OPTIONS = {
+    "--check": "say whether the fault is repaired; runs a small model in Triton's interpreter",
+    "--reveal": "print what is wrong, how it shows and how to repair it",
+    "--solution": "print a repair as a diff",
+}
+# No GPU is visible to a check: Triton's interpreter then runs the kernels, and every machine gets the same verdict.
+CHECK_ENVIRONMENT = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 
 
-def load_v3(section: tuple[str, str] = ("", ""), changes: dict[str, str] | None = None):
-    """The module of tiny_llama_v3.py; with changes, regular expressions that are replaced in a section of its source.
-
-    section: the texts with which it starts and before which it ends. Where one finds nothing, as when the
-    script has changed, the program ends with a sentence on it.
-    """
-    path = SCRIPT
-    if changes:
-        source = SCRIPT.read_text(encoding="utf-8")
-        start, end = source.find(section[0]), source.find(section[1])
-        part = source[start:end]
-        for pattern, replacement in changes.items():
-            part, count = re.subn(pattern, replacement, part)
-            if not count or start < 0 or end < 0:
-                sys.exit(f"{SCRIPT} has no {pattern} from {section[0]} on: bring the stage up to date with it")
-        folder = tempfile.mkdtemp()  # Triton reads a kernel's source from its file whenever it compiles it
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        path = pathlib.Path(folder) / SCRIPT.name
-        path.write_text(source[:start] + part + source[end:], encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("tiny_llama_v3_stage", path)
+def load_v3():
+    """Return a fresh module of tiny_llama_v3.py, whose parts a stage may replace."""
+    spec = importlib.util.spec_from_file_location("tiny_llama_v3_stage", SCRIPT)
     v3 = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = v3
     spec.loader.exec_module(v3)
     return v3
 
 
-def device_ms(device, call: Callable) -> float:
-    """Median milliseconds of a call by the GPU's own events."""
-    return statistics.median(DeviceTimer(device).milliseconds(call))
-
-
-def with_defaults(v3, argv: Sequence[str]) -> list[str]:
-    """The options of the stages in front of the user's, which win; a preset or --help stands alone."""
+def add_defaults(v3, argv):
+    """Return argv after the stages' sizes; a preset or the device of the user replaces those that it must."""
     on_gpu = v3.torch.cuda.is_available() and "cpu" not in argv
-    sizes = GPU_SIZES if on_gpu else CPU_SIZES
-    chosen = any(option.startswith("--preset") for option in argv)
-    steps = ["--num-steps", "20"] if on_gpu else ["--num-steps", "5", "--warmup-steps", "1"]
-    return [*([] if chosen else sizes), *steps, *argv]
+    if on_gpu and any(option.startswith("--preset") for option in argv):
+        return ["--num-steps", "20", *argv]
+    return [*(GPU_SIZES if on_gpu else CPU_SIZES), *argv]
 
 
-def run_stage(v3, title: str, report: Callable, argv: Sequence[str] | None = None) -> int:
-    """Version 3's main() with the stage's defaults, then what report(v3, trainer, steps, summary) tells; its status."""
-    argv = with_defaults(v3, sys.argv[1:] if argv is None else argv)
-    runs, summarize = [], v3.summarize
+def explanation(stage):
+    """Return the folded part of the stage's section in WORKSHOP_GUIDE.md."""
+    guide = (HERE / "WORKSHOP_GUIDE.md").read_text(encoding="utf-8")
+    section = re.search(rf"^## Stage {stage}\b.*?(?=^## |\Z)", guide, re.DOTALL | re.MULTILINE)[0]
+    return re.search(r"</summary>\n+(.*?)</details>", section, re.DOTALL)[1].strip()
 
-    def remember(trainer, steps, *rest):
-        summary = summarize(trainer, steps, *rest)
-        runs.append((trainer, steps, summary))
-        return summary
 
-    v3.summarize = remember
-    print(title, flush=True)
-    try:
-        status = v3.main(argv)
-    finally:
-        v3.summarize = summarize  # what stays in the module would keep the model in memory
-    if runs:
-        print("the symptom")
-        for line in report(v3, *runs[-1]):
-            print(f"  {line}")
+def check(v3, stage, argv):
+    """Print the verdict of stage_checks.py in this process or, unless it uses the interpreter, in a new one."""
+    if any(os.environ.get(name) != value for name, value in CHECK_ENVIRONMENT.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | CHECK_ENVIRONMENT)
+    from stage_checks import CHECKS, check_model
+
+    fault = check_model(v3, stage) or CHECKS[stage](v3)
+    if fault:
+        print(f"stage {stage} still has a fault: {fault}")
+        return 1
+    script = pathlib.Path(sys.argv[0]).name
+    print(f"stage {stage} has no fault: measure again with python {script}, and compare with stage 5")
+    return 0
+
+
+def main(v3, stage):
+    """Train the stage, or follow one of its own options; return the exit status."""
+    argv = sys.argv[1:]
+    if {"-h", "--help"} & set(argv):
+        print("options of the stage (all others are those of tiny_llama_v3.py, below)")
+        print("\n".join(f"  {name:11s} {text}" for name, text in OWN_OPTIONS.items()))
+    if "--check" in argv:
+        return check(v3, stage, argv)
+    if "--reveal" in argv:
+        print(explanation(stage))
+        return 0
+    if "--solution" in argv:
+        diff = HERE / "solutions" / f"stage{stage}.diff"
+        print(diff.read_text(encoding="utf-8") if diff.is_file() else "stage 5 has no fault\n", end="")
+        return 0
+    print(f"stage {stage} of 6", flush=True)
+    status = v3.main(add_defaults(v3, argv))
+    if status == 0 and stage != 5:
+        text = "Which number is wrong, and why? Repair this file, then run it with --check. --reveal explains."
+        print(textwrap.fill(text, 100))
     return status

@@ -1,0 +1,145 @@
+"""Judge the results of one case, and say in one sentence what is wrong with them."""
+
+import math
+
+import torch
+
+from common.versions import relative_error
+
+SENTINEL = 77
+# Quiet NaNs with a payload that no arithmetic makes from ordinary numbers.
+UNWRITTEN = {
+    torch.float32: (torch.int32, 0x7FC0BEEF),
+    torch.float16: (torch.int16, 0x7E5A),
+    torch.bfloat16: (torch.int16, 0x7FDA),
+}
+FACTORS = {2: "2", 0.5: "1/2", -1: "-1", math.log2(math.e): "log2(e)", math.log(2): "ln(2)"}
+
+
+class Wrong(Exception):
+    """What is wrong with an answer: its kind, the tensor that shows it, and one sentence."""
+
+    def __init__(self, kind, tensor, sentence):
+        super().__init__(sentence)
+        self.kind, self.tensor = kind, tensor
+
+
+def same(a, b):
+    """Return True if two tensors are equal, NaN in the same places included."""
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def check_inputs(inputs, originals):
+    for name, original in originals.items():
+        if isinstance(original, torch.Tensor) and not same(inputs[name], original):
+            raise Wrong("changed", name, f"{name}: the kernel changed its input; store to the outputs only")
+
+
+def check_bands(name, memory, band):
+    for side, part in (("before the start", memory[:band].flip(0)), ("past the end", memory[-band:])):
+        touched = (part != SENTINEL).nonzero()
+        if len(touched):
+            found = f"{len(touched)} element{'s' * (len(touched) > 1)} outside the tensor written"
+            raise Wrong("stray", name, f"{name}: {found}, the nearest {int(touched[0]) + 1} {side}: mask the store")
+
+
+def describe_factor(factor):
+    """Return how all elements differ from what they should be, given their common factor."""
+    known = next((text for value, text in FACTORS.items() if math.isclose(factor, value, rel_tol=1e-3)), None)
+    if not known and abs(factor - 1) < 0.1:
+        return f"every element is {100 * abs(factor - 1):.2g} % too {'large' if factor > 1 else 'small'}"
+    return f"every element is {known or f'{factor:.4g}'} times its correct value"
+
+
+class Judge:
+    """Hold what the sentences on one case need: the task, the answer's module and the inputs.
+
+    compute(suspect): what a suspect of the task returns for these inputs.
+    """
+
+    def __init__(self, task, module, inputs, compute):
+        self.task, self.module, self.inputs, self.compute = task, module, inputs, compute
+
+    def place(self, name, index):
+        """Return 'row 7, column 96 (program 1)'."""
+        names = self.task.names[name].split()
+        where = ", ".join(f"{dimension} {i}" for dimension, i in zip(names, index, strict=True))
+        program = self.task.owner(self.module, name, index, self.inputs)
+        return f"{where} (program {', '.join(map(str, program))})" if program else where
+
+    def check_written(self, name, got):
+        integer, bits = UNWRITTEN[got.dtype]
+        unwritten = (got.contiguous().view(integer) == bits).nonzero().tolist()
+        if unwritten:
+            missing = f"{len(unwritten)} of {got.numel()} elements are never written"
+            raise Wrong("unwritten", name, f"{name}: {missing}, the first at {self.place(name, unwritten[0])}")
+
+    def check_finite(self, name, got, exact):
+        bad = (~got.isfinite() & exact.isfinite()).nonzero().tolist()
+        if bad:
+            found = f"{len(bad)} of {got.numel()} elements are NaN or infinite, the first at {self.place(name, bad[0])}"
+            raise Wrong("value", name, f"{name}: {found}: a load past the end of an input, an overflow, or inf - inf")
+
+    def check_values(self, got, plain, exact):
+        """Blame the first wrong result: the others follow from it, or are computed after it."""
+        got = {name: got[name].double() for name in exact}
+        errors = {name: relative_error(got[name], exact[name]) for name in exact}
+        bounds = {name: 2 * relative_error(plain[name], exact[name]) + self.task.tolerance for name in exact}
+        wrong = [name for name in exact if not errors[name] <= bounds[name]]
+        if not wrong:
+            return
+        name, *others = wrong
+        if name in self.task.labels:
+            raise Wrong("value", name, self.describe_labels(name, got[name], exact[name]))
+        distance = (got[name] - exact[name]).abs()
+        worst = tuple(int(i) for i in torch.unravel_index(distance.argmax(), distance.shape))
+        cause = self.find_suspect(got, exact, bounds, wrong)
+        raise Wrong(
+            "value",
+            name,
+            f"{name}: relative error {errors[name]:.1e}, allowed {bounds[name]:.1e}; worst at "
+            f"{self.place(name, worst)}: {got[name][worst]:.6g} instead of {exact[name][worst]:.6g}; "
+            + (cause or self.describe_pattern(name, got[name], exact[name], bounds[name], errors[name]))
+            + (f"; also wrong: {', '.join(others)}" if others else ""),
+        )
+
+    def describe_labels(self, name, got, exact):
+        """Return which elements of a result of zeros and ones are wrong, by what they stand for."""
+        faults = [
+            f"{label} gives {bool(mine)}, should be {bool(right)}"
+            for label, mine, right in zip(self.task.labels[name], got.tolist(), exact.tolist(), strict=True)
+            if mine != right
+        ]
+        return f"{name}: {'; '.join(faults)}"
+
+    def find_suspect(self, got, exact, bounds, wrong):
+        """Return the typical error that computes these results, or None."""
+        for sentence, suspect in self.task.suspects.items():
+            results = self.compute(suspect)
+            alike = all(relative_error(got[name], results[name]) < 10 * bounds[name] for name in results)
+            if alike and all(name in results and relative_error(results[name], exact[name]) > 0.01 for name in wrong):
+                return sentence
+        return None
+
+    def describe_pattern(self, name, got, exact, bound, error):
+        """Return what the error looks like: a common factor, a region, or noise."""
+        factor = ((got * exact).sum() / (exact * exact).sum()).item()
+        if factor and relative_error(got / factor, exact) < min(10 * bound, error / 4):
+            return describe_factor(factor)
+        wrong = ((got - exact).abs() > 10 * bound * exact.square().mean().sqrt()).nonzero()
+        if bool(((got - exact).abs() <= 2e-3 * exact.abs() + bound * exact.abs().max()).all()):
+            return "all elements are right to about 3 digits: look for a rounding to 16 bits, or a missing one"
+        if not len(wrong):
+            return "all elements are slightly off: is a sum or a product taken in 16 bits?"
+        if len(wrong) == got.numel():
+            return "every element is wrong"
+        parts, volume = [], 1
+        for dimension, size, indices in zip(self.task.names[name].split(), got.shape, wrong.T, strict=True):
+            low, high = int(indices.min()), int(indices.max())
+            volume *= high - low + 1
+            if high - low + 1 < size:
+                parts.append(f"{dimension} {low}" + (f" to {high}" if high > low else ""))
+        if volume == len(wrong):
+            return f"only {', '.join(parts)} of {tuple(got.shape)} is wrong"
+        region = f", all of them in {', '.join(parts)}" if parts else ""
+        return f"{len(wrong)} of {got.numel()} elements are wrong{region}"

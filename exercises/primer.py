@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""The kernel of PRIMER.md: run it, change it, print what a program sees.
+
+python exercises/primer.py
+"""
+
+import os
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it on import
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scale_kernel(x_ptr, w_ptr, y_ptr, rows, C, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Compute ROWS rows of y = x · w per program, for x [rows, C] and w [C]; BLOCK >= C."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    mask = (row[:, None] < rows) & (column[None, :] < C)
+    offsets = row[:, None] * C + column[None, :]
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0)
+    w = tl.load(w_ptr + column, mask=column < C, other=0.0)
+    y = x.to(tl.float32) * w[None, :].to(tl.float32)
+    tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def scale(x, w):
+    """Return x · w for x [rows, C] and w [C]."""
+    (rows, C), y = x.shape, torch.empty_like(x)
+    ROWS, BLOCK = 4, triton.next_power_of_2(C)
+    scale_kernel[(triton.cdiv(rows, ROWS),)](x, w, y, rows, C, ROWS, BLOCK, num_warps=4)
+    return y
+
+
+if __name__ == "__main__":
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x, w = torch.randn(10, 6, device=device), torch.randn(6, device=device)
+    print("largest difference from PyTorch:", (scale(x, w) - x * w).abs().max().item())
+    print(f"{triton.cdiv(10, 4)} programs of 4 rows for 10 rows; tiles of 8 columns for 6 columns")

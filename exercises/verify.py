@@ -1,0 +1,106 @@
+"""Check the exercises themselves: untouched stubs, three hints, passing solutions, recognised mistakes."""
+
+import ast
+import pathlib
+import re
+import tempfile
+import time
+
+from check import REGION, exercises, folder_of, grade, hints, is_started, solution_of
+from common.versions import SCRIPTS
+from grading import load_task
+
+
+def same_outside_regions(stub, solution):
+    """Return True if the solution is the stub with lines in place of each of its regions."""
+    pieces = REGION.split(stub)
+    return re.fullmatch("(.+)".join(map(re.escape, pieces)), solution, re.DOTALL) is not None
+
+
+def kernels(path):
+    """Return {name: source text, decorators included} of the kernels in a file."""
+    source = path.read_text(encoding="utf-8")
+    lines, found = source.splitlines(), {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef) and node.decorator_list:
+            end = node.end_lineno
+            while lines[end : end + 1] and lines[end].startswith(" "):  # comments belong to it as well
+                end += 1
+            found[node.name] = "\n".join(lines[node.decorator_list[0].lineno - 1 : end])
+    return found
+
+
+def find_faults(folder, of_version3):
+    """Yield sentences on what is wrong with an exercise's files, without running any."""
+    stub, solution = (path.read_text(encoding="utf-8") for path in (folder / "exercise.py", solution_of(folder)))
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    if is_started(stub):
+        yield "exercise.py is started: git restore it"
+    elif not same_outside_regions(stub, solution):
+        yield f"exercise.py and {solution_of(folder).name} differ outside the TODO regions"
+    if len(hints(folder)) != 3 or not all(hints(folder)):
+        yield "hints.md needs three sections that start with ##"
+    if len(readme.splitlines()) > 60:
+        yield "README.md is longer than 60 lines"
+    if "**Deliverable.**" not in readme:
+        yield "README.md names no deliverable"
+    for name, text in kernels(solution_of(folder)).items():
+        if name in of_version3 and text != of_version3[name]:
+            yield f"{name} of solution.py differs from tiny_llama_v3.py: verify --fix copies it"
+
+
+def copy_kernels(folder, of_version3):
+    """Copy the kernels shared with tiny_llama_v3.py from there; those with a TODO stay as they are."""
+    for path in (solution_of(folder), folder / "exercise.py"):
+        text = path.read_text(encoding="utf-8")
+        for name, old in kernels(path).items():
+            if name in of_version3 and not REGION.search(old + "\n"):
+                text = text.replace(old, of_version3[name])
+        path.write_text(text, encoding="utf-8")
+
+
+def wrong_answers(folder, scratch):
+    """Yield (name, file, mistake) of each typical mistake: the solution with one text replaced."""
+    solution = solution_of(folder).read_text(encoding="utf-8")
+    for i, (name, mistake) in enumerate(load_task(folder).mistakes.items()):
+        path = pathlib.Path(scratch, f"{folder.name}_{i}.py")
+        changed = solution.replace(mistake.text, mistake.replacement)
+        path.write_text(changed if solution.count(mistake.text) == mistake.count else "", encoding="utf-8")
+        yield name, path, mistake
+
+
+def judge_verdict(mistake, verdict):
+    """Return what is wrong with a verdict on this mistake (None: on the solution), or None."""
+    if mistake is None:
+        return None if verdict["passed"] else f"the solution fails: {verdict['sentence']}"
+    if verdict["passed"]:
+        return "passes"
+    if verdict["kind"] not in (mistake.kind, mistake.gpu_kind) or verdict["tensor"] != mistake.blames:
+        return f"should be blamed for {mistake.kind} of {mistake.blames}, not: {verdict['sentence']}"
+    if mistake.says not in verdict["sentence"]:
+        return f"should be told {mistake.says!r}, not: {verdict['sentence']}"
+    return None
+
+
+def verify(numbers, fix=False):
+    """Check all exercises or those of these numbers, print the checker's sentence on each mistake, return a status."""
+    start, faults = time.perf_counter(), []
+    of_version3 = kernels(SCRIPTS[3])
+    folders = {number: folder_of(number) for number in numbers} if numbers else exercises()
+    for number, folder in folders.items():
+        if fix:
+            copy_kernels(folder, of_version3)
+        faults += [f"{number}: {fault}" for fault in find_faults(folder, of_version3)]
+    with tempfile.TemporaryDirectory() as scratch:
+        answers = []
+        for folder in folders.values():
+            answers.append((folder, solution_of(folder), "solution", None))
+            answers += [(folder, path, name, mistake) for name, path, mistake in wrong_answers(folder, scratch)]
+        verdicts = grade([answer[:2] for answer in answers], timeout=900)
+    for (folder, _, name, mistake), verdict in zip(answers, verdicts, strict=True):
+        fault = judge_verdict(mistake, verdict)
+        faults += [f"{folder.name[:2]}, {name}: {fault}"] if fault else []
+        print(f"{folder.name[:2]}  {verdict['seconds']:5.1f} s  {name}: {verdict['sentence']}")
+    print("\n".join(faults) or f"{len(folders)} exercises and {len(answers) - len(folders)} wrong answers are in order")
+    print(f"{time.perf_counter() - start:.0f} s")
+    return int(bool(faults))

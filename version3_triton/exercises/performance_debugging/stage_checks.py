@@ -1,0 +1,134 @@
+"""Decide in Triton's interpreter whether a stage still has a fault; sentences give what was measured."""
+
+import contextlib
+import math
+from unittest import mock
+
+import numpy as np
+from stage_tools import CPU_SIZES
+from triton.runtime.interpreter import InterpreterBuilder
+
+from common.versions import load_version, relative_error
+
+LINE = 128  # bytes of a cache line
+
+
+def first_step(v3):
+    """Return the loss of the first batch and {name: gradient, or None} of the initial weights."""
+    config = v3.parse_options([*CPU_SIZES, "--no-graph"])
+    trainer = v3.Trainer(config)
+    for parameter in trainer.model.parameters():
+        if parameter.ndim == 1:  # norms start at one, which would hide a forgotten weight
+            parameter.data.copy_(v3.torch.linspace(0.5, 1.5, len(parameter)))
+    tokens, labels = v3.batch(v3.load_data(config), 0, config)
+    loss = v3.compute_loss(trainer.model, tokens, labels, config)
+    loss.backward()
+    return loss.item(), {name: parameter.grad for name, parameter in trainer.model.named_parameters()}
+
+
+def check_model(v3, stage):
+    """Return what is wrong with the first loss and the gradients, compared with version 3, or None."""
+    loss, grads = first_step(v3)
+    right_loss, right_grads = first_step(load_version(3))
+    missing = [name for name, grad in grads.items() if grad is None]
+    if missing:
+        return f"{len(missing)} of {len(grads)} tensors get no gradient, among them {missing[0]}"
+    if stage == 1:  # other random weights are as good
+        return None
+    if not math.isclose(loss, right_loss, rel_tol=1e-4):
+        return f"the first loss is {loss:.4f}, version 3's is {right_loss:.4f}"
+    wrong = [name for name, grad in grads.items() if not relative_error(grad, right_grads[name]) < 1e-4]
+    return f"the gradient of {wrong[0]} is not version 3's" if wrong else None
+
+
+# ---------------------------------------------------------------- stage 1
+
+
+def check_loss(v3):
+    """Compare the first loss with that of a uniform guess."""
+    config = v3.parse_options(CPU_SIZES)
+    loss, uniform = first_step(v3)[0], math.log(config.vocab_size)
+    if abs(loss - uniform) > 0.2:
+        return f"the first loss is {loss:.2f}; a uniform guess over {config.vocab_size} tokens has {uniform:.2f}"
+    return None
+
+
+# ---------------------------------------------------------------- stages 2 and 4
+
+
+@contextlib.contextmanager
+def counted_lines():
+    """Collect in a list how many cache lines each load and store of the kernels touches."""
+    counts, load, store = [], InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+
+    def count(pointers, mask):
+        counts.append(len(np.unique(pointers.data[mask.data.astype(bool)] // LINE)))
+
+    def counted_load(self, pointers, mask, *rest):
+        count(pointers, mask)
+        return load(self, pointers, mask, *rest)
+
+    def counted_store(self, pointers, value, mask, *rest):
+        count(pointers, mask)
+        return store(self, pointers, value, mask, *rest)
+
+    replaced = {"create_masked_load": counted_load, "create_masked_store": counted_store}
+    with mock.patch.multiple(InterpreterBuilder, **replaced):
+        yield counts
+
+
+def traffic(v3):
+    """Return the bytes of all cache lines that the kernels touch in a forward and backward."""
+    with counted_lines() as counts:
+        first_step(v3)
+    return LINE * sum(counts)
+
+
+def check_traffic(v3):
+    """Compare the kernels' memory traffic with version 3's."""
+    mine, right = traffic(v3), traffic(load_version(3))
+    if mine > 1.1 * right:
+        return f"its kernels touch {mine / 1e6:.2f} MB of cache lines in a small step, version 3's {right / 1e6:.2f} MB"
+    return None
+
+
+# ---------------------------------------------------------------- stage 3
+
+
+class VirtualGPU:
+    """Simulate a GPU for Trainer.run: launches return after 1 ms, the work takes longer, synchronize() waits for it."""
+
+    def __init__(self, config, work_ms, backlog_ms):
+        self.config, self.work_ms, self.graph, self.marks = config, work_ms, None, []
+        self.now, self.done = 0.0, backlog_ms
+        self.tokens = self.labels = self.loss = self
+
+    def step(self):
+        self.now += 1
+        self.done = max(self.done, self.now) + self.work_ms
+
+    def synchronize(self):
+        self.now = max(self.now, self.done)
+
+    def item(self):
+        self.synchronize()
+        return 0.0
+
+    def copy_(self, _):
+        pass
+
+    def perf_counter(self):
+        return self.now / 1000
+
+
+def check_clock(v3):
+    """Time a step of known duration on a simulated GPU that still has earlier work to do."""
+    gpu = VirtualGPU(v3.parse_options(CPU_SIZES), work_ms=50.0, backlog_ms=30.0)
+    with mock.patch("time.perf_counter", gpu.perf_counter):
+        claimed = v3.Trainer.run(gpu, None, None)["step_ms"]
+    if abs(claimed - 51) > 0.5:
+        return f"on a simulated GPU a step of 51 ms, begun with 30 ms of earlier work, is reported as {claimed:.0f} ms"
+    return None
+
+
+CHECKS = {1: check_loss, 2: check_traffic, 3: check_clock, 4: check_traffic, 5: check_traffic, 6: check_traffic}
