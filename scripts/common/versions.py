@@ -50,7 +50,7 @@ def loss_and_gradients(version, argv, step=0, full_precision=False):
 
 
 def batch_gradients(script, trainer, tokens, labels):
-    """Return loss and canonical gradients of a batch; lower the loss scale, as GradScaler does, until none overflows."""
+    """Return loss and canonical gradients; halve the loss scale, as GradScaler does, until none overflows."""
     tokens, labels = (tensor.to(trainer.config.device) for tensor in (tokens, labels))
     scale = trainer.scaler.get_scale()  # 1 without a scaler
     loss, gradients = scaled_gradients(script, trainer, tokens, labels, scale)

@@ -1,4 +1,4 @@
-"""Four scripts in two halves: one harness, lessons of bounded length, and no two texts for one name without a reason."""
+"""Four scripts in two halves: one harness, lessons of bounded length, and one text for a name that two share."""
 
 import ast
 import collections
