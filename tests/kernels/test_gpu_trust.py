@@ -291,7 +291,7 @@ esac
 
 @pytest.fixture
 def sanitize(tmp_path):
-    """Return a function that runs sanitize.sh with stubs; `found` is the sanitizer's result, `without` missing tools."""
+    """Return a function that runs sanitize.sh with stubs: `found` is its result, `without` names missing tools."""
 
     def run(*argv, found="nothing", without=""):
         tools = {"nvidia-smi": "exit 0", "compute-sanitizer": SANITIZER, "python stub": PYTHON}

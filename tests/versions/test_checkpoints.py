@@ -151,7 +151,10 @@ def test_16_bits_resume_exactly(version, tmp_path):
     run(version, tmp_path / "part", *half, steps=2)
     losses = run(version, tmp_path / "part", *half, "--resume", steps=4)
     assert losses == {step: pytest.approx(wanted[step], rel=SAME) for step in (2, 3)}
-    saved = torch.load(tmp_path / "part" / "step_000000002.pt", weights_only=True)
+    *_, saved = last = [
+        torch.load(tmp_path / name / "step_000000004.pt", weights_only=True) for name in ("all", "part")
+    ]
+    assert last[0]["scaler"] == last[1]["scaler"]
     assert all(tensor.dtype == torch.float32 for name, tensor in saved["tensors"].items() if "step" not in name)
     assert version == 4 or saved["scaler"]["scale"] > 1
 
