@@ -1,9 +1,8 @@
-"""What all tests share. Without a GPU, Triton's kernels run in its interpreter, chosen before Triton is imported."""
+"""Fixtures of all tests. Without a GPU, Triton's kernels run in its interpreter, chosen before Triton is imported."""
 
 import os
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many processes as cores; the scripts that tests start inherit it
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process per core, and tensors too small for threads
 
 import torch
 
@@ -26,18 +25,18 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def device():
-    """The device that kernels are tested on: the GPU where there is one."""
+    """Return the device that kernels are tested on: the GPU if there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture(scope="session")
 def version():
-    """version(n) is the module of tiny_llama_v<n>.py."""
+    """Return load_version: version(n) is the module of tiny_llama_v<n>.py."""
     return load_version
 
 
 def filled_with_nan(allocate):
-    """The allocation function, with NaN in every element of a floating-point result."""
+    """Wrap an allocation function: it fills floating-point tensors with NaN."""
 
     @functools.wraps(allocate)
     def poisoned(*args, **kwargs):
@@ -49,7 +48,7 @@ def filled_with_nan(allocate):
 
 @pytest.fixture(autouse=True)
 def poisoned_memory(request, monkeypatch):
-    """Under the mark "poisoned", an element that a kernel never writes reads as NaN instead of as what was there."""
+    """Under the mark "poisoned", let memory that a kernel never writes read as NaN."""
     if request.node.get_closest_marker("poisoned"):
         for name in ("empty", "empty_like", "empty_strided"):
             monkeypatch.setattr(torch, name, filled_with_nan(getattr(torch, name)))
@@ -59,7 +58,7 @@ def poisoned_memory(request, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def backend_settings():
-    """Leave the process-wide settings that the scripts make (determinism, precision) as they were."""
+    """Restore the process-wide settings that the scripts make: determinism and precision."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     precision = torch.get_float32_matmul_precision()
     yield

@@ -1,7 +1,4 @@
-"""What only a GPU can show: equal bits, long training, tensors of more than 2^31 elements; and sanitize.sh's own sense.
-
-The sanitizer itself is run by sanitize.sh; here stand-ins for it show that the script tells what it was told.
-"""
+"""GPU only: equal bits, long training, more than 2^31 elements. And sanitize.sh with a stub for the sanitizer."""
 
 import ast
 import json
@@ -14,6 +11,7 @@ import torch
 
 from common.versions import REPOSITORY, SCRIPTS, load_version
 from maintain import sanitize_kernels
+from training import tensors, train
 
 V3 = load_version(3)
 GB = 2**30
@@ -24,19 +22,11 @@ LIMIT = 2**31  # elements that a 32-bit index can tell apart
 
 
 def short_run(argv, steps):
-    """Losses of some steps of version 3 as its command runs them; and the gradients and weights that they end with."""
-    options = V3.parse_options(argv)
-    V3.set_up_backend(options)
-    data = V3.load_data(options)
-    with torch.cuda.stream(torch.cuda.Stream(options.device)):
-        trainer = V3.Trainer(options)
-        trainer.warm_up(*data.batch(0), {"weights": V3.initial_weights(trainer.config, options.seed), "step": 0})
-        losses = [trainer.run(*data.batch(step))["loss"] for step in range(steps)]
-        tensors = {f"{name} gradient": p.grad.clone() for name, p in trainer.model.named_parameters()}
-        tensors |= {name: t.clone() for name, t in V3.training_state(trainer)["weights"].items()}
-        trainer.synchronize()
-    assert options.graph == (trainer.graph is not None), trainer.graph_reason
-    return losses, tensors
+    """Return losses of version 3, and the tensors it ends with."""
+    losses, trainer = train(3, argv, steps)
+    assert trainer.config.graph == (trainer.graph is not None), trainer.graph_reason
+    found = tensors(V3, trainer)
+    return losses, {f"{kind} {name}": tensor for kind, named in found.items() for name, tensor in named.items()}
 
 
 @pytest.mark.gpu
@@ -44,13 +34,12 @@ def short_run(argv, steps):
 @pytest.mark.parametrize("precision", ["", "--tf32", "--use-amp", "--use-amp --amp-dtype float16"])
 def test_two_runs_give_the_same_bits(precision, graph):
     argv = ["--preset", "small", "--deterministic", graph, *precision.split()]
-    losses, tensors = short_run(argv, 5)
-    filler = torch.empty(123457, device="cuda")  # the second run's tensors lie elsewhere
-    losses_again, tensors_again = short_run(argv, 5)
+    losses, first = short_run(argv, 5)
+    filler = torch.empty(123457, device="cuda")  # moves the tensors of the second run
+    losses_again, second = short_run(argv, 5)
     del filler
     assert losses == losses_again and len(set(losses)) == 5
-    different = [name for name in tensors if not torch.equal(tensors[name], tensors_again[name])]
-    assert not different
+    assert not [name for name in first if not torch.equal(first[name], second[name])]
 
 
 # ---------------------------------------------------------------- a thousand steps
@@ -61,7 +50,7 @@ SEEDS = (0, 1, 2)
 
 
 def smoothed_losses(version, folder, *argv):
-    """Means of the losses of WINDOW steps each, of a run of the command: STEPS / WINDOW values."""
+    """Train from the command line; return the means of the losses of WINDOW steps each."""
     file = folder / f"v{version}{''.join(argv)}.json"
     command = [sys.executable, str(SCRIPTS[version]), "--preset", "tiny", "--num-steps", str(STEPS), "--graph"]
     result = subprocess.run(
@@ -75,18 +64,17 @@ def smoothed_losses(version, folder, *argv):
 
 @pytest.fixture(scope="module")
 def baseline(tmp_path_factory):
-    """Version 1 in float32: the smoothed losses of seed 0, and how far apart the seeds are at each point."""
+    """Version 1 in float32: smoothed losses of seed 0, and the range over seeds of each."""
     folder = tmp_path_factory.mktemp("baseline")
     runs = np.stack([smoothed_losses(1, folder, "--no-deterministic", "--seed", str(seed)) for seed in SEEDS])
     return runs[0], np.ptp(runs, axis=0)
 
 
 def strays(losses, reference, spread):
-    """The windows in which a run strays from the reference: [(window, loss, reference, allowed), ...].
+    """Return the windows in which a run strays from the reference: [(window, loss, reference, allowed), ...].
 
-    Both runs see the same batches from the same weights, so that rounding alone tells them apart; other seeds tell
-    what a training run's loss means at all. Rounding may move it by half of what a seed does, or by half a percent
-    where all seeds agree. A gradient that is lost, or an update that bfloat16 swallows, costs many times that.
+    Both runs see the same batches and start from the same weights: only rounding differs. It may move a loss by half
+    of what another seed does, or by 0.5 % where all seeds agree. A lost gradient or update costs many times that.
     """
     allowed = np.maximum(spread / 2, 0.005 * reference)
     outside = np.abs(losses - reference) > allowed
@@ -120,7 +108,7 @@ def test_straying_losses_are_seen():
 
 @pytest.fixture
 def room():
-    """room(n) skips the test where the GPU has less than n bytes free."""
+    """Return a function that skips the test unless the GPU has so many bytes free."""
 
     def ask(needed):
         torch.cuda.empty_cache()
@@ -137,7 +125,7 @@ def leaf(*shape):
 
 
 def probes(rows, width):
-    """Slices of three rows each: the first, those around each 2^31st element, the last."""
+    """Return slices of three rows: the first, those around each 2^31st element, the last."""
     borders = [LIMIT * i // width for i in range(1, rows * width // LIMIT + 1)]
     return [
         slice(max(0, min(row, rows - 3)), max(0, min(row, rows - 3)) + 3)
@@ -150,7 +138,7 @@ def test_probes_lie_around_the_limit():
 
 
 def compare_rows(operation, x, dy, slices):
-    """operation(x) and its gradient, whose rows are independent, against the same rows computed alone: equal bits."""
+    """Compare an operation on independent rows and its gradient with the same rows alone, bit by bit."""
     y = operation(x)
     y.backward(dy)
     for part in slices:
@@ -203,7 +191,7 @@ def test_attention_beyond_the_limit(room):
 
 @pytest.mark.gpu
 def test_attention_of_tokens_that_lie_far_apart(room):
-    """Sequence-first tensors: two tokens of a sequence are 2^25 elements apart, a tile of them more than 2^31."""
+    """In a sequence-first tensor two tokens are 2^25 elements apart, and a tile spans more than 2^31."""
     T, H, K, D = 128, 2, 1, 128
     B = 2**25 // ((H + 2 * K) * D)
     room(5 * B * T * (H + 2 * K) * D * 2)
@@ -251,7 +239,7 @@ def test_adamw_beyond_the_limit(room):
 
 
 def kernel_names():
-    """Names of version 3's kernels: the decorated functions that are launched, not those that are inlined."""
+    """Return the names of version 3's kernels that are launched, not those that are inlined."""
     tree = ast.parse(SCRIPTS[3].read_text())
     return {f.name for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name.endswith("_kernel")}
 
@@ -303,10 +291,10 @@ esac
 
 @pytest.fixture
 def sanitize(tmp_path):
-    """sanitize(argv, found): result of sanitize.sh where the sanitizer finds that; without="..." leaves a tool out."""
+    """Return a function that runs sanitize.sh with stubs: `found` is its result, `without` names missing tools."""
 
     def run(*argv, found="nothing", without=""):
-        tools = {"nvidia-smi": "exit 0", "compute-sanitizer": SANITIZER, "python stand-in": PYTHON}
+        tools = {"nvidia-smi": "exit 0", "compute-sanitizer": SANITIZER, "python stub": PYTHON}
         for name, text in tools.items():
             (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
             (tmp_path / name).chmod(0o755)
@@ -315,7 +303,7 @@ def sanitize(tmp_path):
         environment = {
             "PATH": f"{tmp_path}:/usr/bin:/bin",
             "FOUND": found,
-            "TINY_LLAMA_PYTHON": str(tmp_path / "python stand-in"),
+            "TINY_LLAMA_PYTHON": str(tmp_path / "python stub"),
         }
         command = ["bash", str(REPOSITORY / "scripts" / "maintain" / "sanitize.sh"), *argv]
         return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)

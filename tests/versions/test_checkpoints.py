@@ -1,50 +1,51 @@
-"""Checkpoints: a run killed at any moment and resumed gives the losses of one that was never stopped."""
+"""Checkpoints: exact continuation after any kill, damaged and foreign files refused, and no file of others touched."""
 
+import collections
+import hashlib
+import io
 import json
 import os
-import signal
+import random
 import subprocess
 import sys
-import zipfile
 
 import pytest
 import torch
 
-from common.versions import SCRIPTS, load_version
+from common.versions import REPOSITORY, SCRIPTS, load_version
 
 SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --intermediate-dim 40 --vocab-size 40 --seq-len 12 --batch-size 2"
 LAST = 8  # steps of a run
 EVERY = 2  # steps between its checkpoints
-SAME = 1e-5 if torch.cuda.is_available() else 1e-6  # relative difference of losses
+SAME = 1e-5 if torch.cuda.is_available() else 0  # relative difference of losses
 
 
 def arguments(folder, *argv):
-    return [*SIZES.split(), "--save-every", str(EVERY), "--checkpoint-dir", str(folder), "--warmup-steps", "1", *argv]
+    words = [*SIZES.split(), "--save-every", EVERY, "--checkpoint-dir", folder, "--warmup-steps", 1, *argv]
+    return list(map(str, words))
 
 
 def run(version, folder, *argv, steps=LAST):
-    """Losses by step of a run in this process; it must succeed."""
+    """Run in this process, successfully; return {step: loss}."""
     metrics = folder.parent / f"{folder.name}.json"
-    status = load_version(version).main(
-        arguments(folder, "--num-steps", str(steps), "--metrics-file", str(metrics), *argv)
-    )
-    assert status == 0
+    argv = arguments(folder, "--num-steps", steps, "--metrics-file", metrics, *argv)
+    assert load_version(version).main(argv) == 0
     return {step["step"]: step["loss"] for step in json.loads(metrics.read_text())["steps"]}
 
 
 def saved_steps(folder):
-    return [int(path.stem.removeprefix("step_")) for path in sorted(folder.glob("step_*.pt"))]
+    return [int(path.stem.removeprefix("step_")) for path in sorted(folder.glob("step_?????????.pt"))]
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """Losses by step of a run of version 1 that nothing disturbs: those of every version."""
+    """Losses by step of a run of version 1 that nothing disturbs."""
     return run(1, tmp_path_factory.mktemp("uninterrupted") / "all")
 
 
 @pytest.fixture
 def interrupted(tmp_path):
-    """The folder of a run of version 1 that ended after step 5: checkpoints of steps 2 and 4."""
+    """The folder of a run of version 1 that ended after step 5, with checkpoints of steps 2 and 4."""
     folder = tmp_path / "folder with spaces"
     run(1, folder, steps=5)
     assert saved_steps(folder) == [2, 4]
@@ -56,204 +57,281 @@ def assert_continues(losses, wanted, first):
     assert losses == {step: pytest.approx(wanted[step], rel=SAME) for step in losses}
 
 
-# ---------------------------------------------------------------- killed
+def refusal(capsys, folder, *argv, version=1):
+    """Return the one line with which a resumed run exits with status 2."""
+    assert load_version(version).main(arguments(folder, "--resume", *argv)) == 2
+    error = capsys.readouterr().err
+    assert "--resume" in error and error.count("\n") == 1
+    return error
 
-# Code that makes a run kill itself at some moment of its second checkpoint, of step 4; and the step it must resume at.
-HALF_WRITTEN = """
-def save(content, file):
-    buffer = io.BytesIO()
-    plain_save(content, buffer)
-    file.write(buffer.getvalue()[: buffer.tell() // 2 if content["step"] == 4 else None])
-    file.flush()
-    content["step"] == 4 and die()
-plain_save, torch.save = torch.save, save
-"""
+
+# ---------------------------------------------------------------- ended by a signal
+
+# Code that ends a run at some moment of its second checkpoint, of step 4; and the step at which it must resume.
 MOMENTS = {
-    "before the first checkpoint": ("os.fsync = die", 0),
-    "half written": (HALF_WRITTEN, 2),
-    "written and not renamed": (
-        "plain, os.replace = os.replace, lambda a, b: die() if '4.pt' in str(a) else plain(a, b)",
-        2,
-    ),
-    "renamed": ("plain, os.replace = os.replace, lambda a, b: (plain(a, b), '4.pt' in str(a) and die())", 4),
-    "while old ones are removed": ("pathlib.Path.unlink = die", 6),
+    "before the first checkpoint": ("os.fsync = end", 0),
+    "half serialised": ("torch.serialization._save = half_serialise", 2),
+    "half written": ("FourthFile.ends = True", 2),
+    "written, not renamed": ("os.replace = lambda a, b: end() if '4.pt' in str(b) else plain_replace(a, b)", 2),
+    "renamed": ("os.replace = lambda a, b: (plain_replace(a, b), '4.pt' in str(b) and end())", 4),
 }
 RUNNER = """
-import io, os, pathlib, signal, sys
+import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 import torch
 from common.versions import load_version
-def die(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-script = load_version(int(sys.argv[2]))
-exec(sys.argv[3])
-sys.exit(script.main(sys.argv[4:]))
+plain_open, plain_replace, plain_save = open, os.replace, torch.serialization._save
+def end(*_):
+    os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+def half_serialise(content, archive, *rest):
+    if content["step"] == 4:
+        archive.write_record("data.pkl", bytes(5000), 5000)
+        end()
+    plain_save(content, archive, *rest)
+class FourthFile:
+    ends = False
+    def __init__(self, file):
+        self.file = file
+    def __enter__(self):
+        return self
+    def __exit__(self, *_):
+        self.file.close()
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+    def writelines(self, parts):
+        self.file.write(bytes(parts[0])[:5000])
+        self.file.flush()
+        end()
+def opened(path, *mode):
+    file = plain_open(path, *mode)
+    return FourthFile(file) if FourthFile.ends and "4.pt" in str(path) and "wb" in mode else file
+script = load_version(int(sys.argv[3]))
+script.open = opened
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as the script's last lines do
+exec(sys.argv[4])
+sys.exit(script.main(sys.argv[5:]))
 """
+STATUS = {"SIGKILL": -9, "SIGTERM": 143, "SIGINT": 130}
 
 
-@pytest.mark.parametrize(("version", "moment"), [*((1, moment) for moment in MOMENTS), (3, "half written")])
-def test_killed_while_saving(version, moment, tmp_path, uninterrupted, capsys):
+@pytest.mark.parametrize("name", STATUS)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_ended_while_saving(moment, name, tmp_path, uninterrupted, capsys):
     code, resumed_at = MOMENTS[moment]
     folder = tmp_path / "checkpoints"
-    scripts = str(SCRIPTS[1].parent.parent / "scripts")
-    command = [sys.executable, "-c", RUNNER, scripts, str(version), code]
-    killed = subprocess.run([*command, *arguments(folder, "--num-steps", str(LAST))], capture_output=True, timeout=200)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    command = [sys.executable, "-c", RUNNER, str(REPOSITORY / "scripts"), name, "1", code]
+    command += arguments(folder, "--num-steps", LAST)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == STATUS[name], ended.stderr
+    assert ended.stderr.count("\n") == (name != "SIGKILL"), ended.stderr
+    if name != "SIGKILL":
+        assert not list(folder.glob("*.partial"))
     if not resumed_at:
-        assert load_version(version).main(arguments(folder, "--resume")) == 2
-        assert "holds no sound checkpoint" in capsys.readouterr().err
+        assert "holds no checkpoint" in refusal(capsys, folder)
         return
-    assert_continues(run(version, folder, "--resume"), uninterrupted, resumed_at)
-    assert not list(folder.glob("*.partial")) and len(saved_steps(folder)) == 2
+    assert_continues(run(1, folder, "--resume"), uninterrupted, resumed_at)
+    assert not list(folder.glob("*.partial"))
 
 
-@pytest.mark.parametrize("version", [1, 3])
-def test_killed_from_outside(version, tmp_path, uninterrupted):
-    """Wherever it is when a later step appears, which is not the same in every run."""
-    folder = tmp_path / "checkpoints"
-    command = [sys.executable, SCRIPTS[version], *arguments(folder, "--num-steps", "100000")]
-    # A line is printed every 10000 steps: wait for files instead.
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            while process.poll() is None and not any(step >= 4 for step in saved_steps(folder)):
-                try:
-                    process.wait(timeout=0.02)
-                except subprocess.TimeoutExpired:
-                    continue
-        finally:
-            process.kill()
-        assert process.wait() == -signal.SIGKILL, process.stderr.read()
-    newest = saved_steps(folder)[-1]
-    wanted = uninterrupted if newest < LAST - 1 else run(1, tmp_path / "longer", steps=newest + 3)
-    losses = run(version, folder, "--resume", steps=newest + 2)
-    assert losses == {step: pytest.approx(wanted[step], rel=SAME) for step in (newest, newest + 1)}
+# ---------------------------------------------------------------- resumed
 
 
-# ---------------------------------------------------------------- resumed, in any version
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_every_version_resumes_exactly(version, tmp_path):
+    wanted = run(version, tmp_path / "all")
+    run(version, tmp_path / "part", steps=5)
+    assert_continues(run(version, tmp_path / "part", "--resume"), wanted, 4)
 
 
-@pytest.mark.parametrize("version", SCRIPTS)
-def test_every_version_resumes_a_run_of_version_1(version, interrupted, uninterrupted):
-    assert_continues(run(version, interrupted, "--resume"), uninterrupted, 4)
-
-
-def test_version_1_resumes_a_run_of_version_3(tmp_path, uninterrupted):
-    run(3, tmp_path / "v3", steps=EVERY)
-    assert_continues(run(1, tmp_path / "v3", "--resume"), uninterrupted, EVERY)
+@pytest.mark.parametrize("version", [1, 3, 4])
+def test_16_bits_resume_exactly(version, tmp_path):
+    """The scale of the gradients and the float32 weights of versions 3 and 4 come back."""
+    half = ("--use-amp", "--amp-dtype", "bfloat16" if version == 4 else "float16")
+    wanted = run(version, tmp_path / "all", *half, steps=4)
+    run(version, tmp_path / "part", *half, steps=2)
+    losses = run(version, tmp_path / "part", *half, "--resume", steps=4)
+    assert losses == {step: pytest.approx(wanted[step], rel=SAME) for step in (2, 3)}
+    *_, saved = last = [
+        torch.load(tmp_path / name / "step_000000004.pt", weights_only=True) for name in ("all", "part")
+    ]
+    assert last[0]["scaler"] == last[1]["scaler"]
+    assert all(tensor.dtype == torch.float32 for name, tensor in saved["tensors"].items() if "step" not in name)
+    assert version == 4 or saved["scaler"]["scale"] > 1
 
 
 def test_a_run_resumed_twice(interrupted, uninterrupted):
     assert list(run(1, interrupted, "--resume", steps=6)) == [4, 5]
     assert_continues(run(1, interrupted, "--resume"), uninterrupted, 6)
-    assert saved_steps(interrupted) == [6, 8]
+    assert saved_steps(interrupted) == [2, 4, 6, 8]  # a run removes only what it wrote itself
 
 
-def test_switches_may_change_between_the_runs(interrupted, uninterrupted):
-    """A checkpoint holds canonical weights, not those of one fusion."""
-    losses = run(2, interrupted, "--resume", "--disable-qkv-fusion", "--disable-swiglu-fusion")
-    assert_continues(losses, uninterrupted, 4)
+def test_a_run_keeps_its_two_newest_checkpoints(tmp_path):
+    run(1, tmp_path / "checkpoints")
+    assert saved_steps(tmp_path / "checkpoints") == [LAST - EVERY, LAST]
 
 
-@pytest.mark.parametrize("version", [1, 3])
-def test_float16_resumes_with_its_scale(version, tmp_path):
-    """The scale of the gradients and, in version 3, the float32 weights behind the 16-bit ones come back."""
-    half = ("--use-amp", "--amp-dtype", "float16")
-    wanted = run(version, tmp_path / "all", *half, steps=4)
-    run(version, tmp_path / "part", *half, steps=EVERY)
-    losses = run(version, tmp_path / "part", *half, "--resume", steps=4)
-    assert losses == {step: pytest.approx(wanted[step], rel=SAME) for step in (2, 3)}
-    saved = torch.load(sorted((tmp_path / "part").glob("step_*.pt"))[0], weights_only=True)
-    assert saved["scaler"]["scale"] > 1 and all(w.dtype == torch.float32 for w in saved["weights"].values())
-
-
-# ---------------------------------------------------------------- damaged, foreign, unfit
-
-
-def truncate(path):
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def empty(path):
-    os.truncate(path, 0)
-
-
-def scramble(path):
-    path.write_bytes(bytes(range(256)) * 40)
-
-
-def flip_a_bit(path):
-    """In the numbers of the largest tensor, which a reader that does not compare checksums takes as they are."""
-    with zipfile.ZipFile(path) as archive:
-        largest = max(archive.infolist(), key=lambda member: member.file_size)
-    content = bytearray(path.read_bytes())
-    content[largest.header_offset + 1000] ^= 0x40
-    path.write_bytes(content)
-
-
-def replace_by_weights(path):
-    torch.save({"weight": torch.zeros(3)}, path)
-
-
-def replace_by_a_list(path):
-    torch.save([1, 2, 3], path)
+def test_other_options_than_the_checkpoints_are_said_in_one_line(interrupted, capsys):
+    run(1, interrupted, "--resume", "--seed", 7, "--learning-rate", "1e-3", "--batch-size", 4)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("resuming from")]
+    assert line.endswith("with other options: seed 0 -> 7, learning_rate 0.0003 -> 0.001, batch_size 2 -> 4")
+    run(1, interrupted, "--resume", "--seed", 7, "--learning-rate", "1e-3", "--batch-size", 4, steps=10)
+    assert "other options" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "damage", [truncate, empty, scramble, flip_a_bit, replace_by_weights, replace_by_a_list], ids=lambda d: d.__name__
+    ("version", "argv", "words"),
+    [
+        (1, ["--num-layers", "2"], "another model: num_layers 1 -> 2"),
+        (1, ["--num-steps", "4"], "step 4 is reached already"),
+        (2, [], "another model: version 1 -> 2"),
+    ],
 )
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(damage, interrupted, uninterrupted, capsys):
-    newest = interrupted / "step_000000004.pt"
-    damage(newest)
-    assert_continues(run(1, interrupted, "--resume"), uninterrupted, 2)
-    errors = capsys.readouterr().err
-    assert str(newest) in errors and len(errors.strip().splitlines()) == 1
+def test_a_checkpoint_that_does_not_fit_is_refused(interrupted, capsys, monkeypatch, version, argv, words):
+    monkeypatch.setattr(load_version(version), "Trainer", lambda *_: pytest.fail("a model was built"))
+    assert words in refusal(capsys, interrupted, *argv, version=version)
 
 
-def test_no_sound_checkpoint_left(interrupted, capsys):
-    for path in interrupted.glob("step_*.pt"):
-        truncate(path)
-    assert load_version(1).main(arguments(interrupted, "--resume")) == 2
-    *passed_over, error = capsys.readouterr().err.strip().splitlines()
-    assert len(passed_over) == 2 and "--resume" in error and "no sound checkpoint" in error
+def test_other_switches_than_the_checkpoints_are_refused(tmp_path, capsys):
+    """Version 2 names its weights after its fusions."""
+    run(2, tmp_path / "checkpoints", steps=2)
+    assert "switches" in refusal(capsys, tmp_path / "checkpoints", "--disable-qkv-fusion", version=2)
 
 
-def test_partial_files_are_ignored(interrupted, uninterrupted, capsys):
-    newest = interrupted / "step_000000004.pt"
-    newest.rename(interrupted / "step_000000008.pt.partial")
-    assert_continues(run(1, interrupted, "--resume"), uninterrupted, 2)
-    assert not capsys.readouterr().err
+@pytest.mark.parametrize("folder", ["empty", "missing"])
+def test_resuming_from_nothing_is_refused(tmp_path, capsys, folder):
+    (tmp_path / "empty").mkdir()
+    assert "holds no checkpoint" in refusal(capsys, tmp_path / folder, "--save-every", "0")
 
 
+# ---------------------------------------------------------------- damaged and malicious files
+
+
+def test_random_damages_are_all_refused(interrupted, capsys, monkeypatch):
+    """Flipped bits, changed bytes, cut, extended and swapped files: each is named, and none raises or is accepted."""
+    script, newest, draw = load_version(1), interrupted / "step_000000004.pt", random.Random(0)
+    sound, config = newest.read_bytes(), script.parse_options(arguments(interrupted, "--resume"))
+    assert script.find_checkpoint(config)["step"] == 4
+    damages = {
+        "bit": lambda: flipped(sound, draw.randrange(len(sound)), 1 << draw.randrange(8)),
+        "byte": lambda: flipped(sound, draw.randrange(len(sound)), draw.randrange(1, 256)),
+        "end": lambda: flipped(sound, len(sound) - 1 - draw.randrange(300), draw.randrange(1, 256)),
+        "cut": lambda: sound[: draw.randrange(len(sound))],
+        "begun later": lambda: sound[draw.randrange(1, len(sound)) :],
+        "extended": lambda: sound + draw.randbytes(draw.randrange(1, 50)),
+        "zeros": lambda: overwritten(sound, draw.randrange(len(sound) - 99), bytes(99)),
+        "noise": lambda: draw.randbytes(draw.randrange(1000)),
+    }
+    refused = collections.Counter()
+    for name in [*damages] * 60:
+        content = damages[name]()
+        newest.write_bytes(content)
+        with pytest.raises(script.UserError, match=r"step_000000004\.pt is damaged: remove it"):
+            pytest.fail(f"accepted: {name}") if content == sound else script.find_checkpoint(config)
+        refused[name] += 1
+    assert refused == dict.fromkeys(damages, 60)
+
+
+def flipped(content, position, bits):
+    return overwritten(content, position, bytes([content[position] ^ bits]))
+
+
+def overwritten(content, position, replacement):
+    """Return the content with other bytes in it; zeros become ones where they were zeros before."""
+    if content[position : position + len(replacement)] == replacement:
+        replacement = bytes(byte ^ 1 for byte in replacement)
+    return content[:position] + replacement + content[position + len(replacement) :]
+
+
+class Command:
+    """Run a command when it is unpickled."""
+
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize("version", SCRIPTS)
-def test_refused_before_any_model_is_built(version, interrupted, capsys, monkeypatch):
-    """Another model's checkpoint, no checkpoint at all, a step that is reached already: status 2 and one sentence."""
-    script = load_version(version)
-    monkeypatch.setattr(script, "build_model", lambda *_: pytest.fail("a model was built"))
-    (interrupted.parent / "none").mkdir()
-    for argv, words in (
-        (arguments(interrupted, "--resume", "--num-layers", "2"), "other sizes"),
-        (arguments(interrupted.parent / "none", "--resume"), "no sound checkpoint"),
-        (arguments(interrupted, "--resume", "--num-steps", "4"), "--num-steps"),
-    ):
-        assert script.main(argv) == 2
-        error = capsys.readouterr().err
-        assert "--resume" in error and words in error and len(error.strip().splitlines()) == 1
+def test_a_pickle_that_would_run_a_command_is_refused(version, legacy, tmp_path, capsys):
+    """Its SHA-256 is valid: only the loader's weights_only stands between the file and the command."""
+    folder, proof = tmp_path / "checkpoints", tmp_path / "executed"
+    folder.mkdir()
+    buffer = io.BytesIO()
+    content = {"step": 4, "options": Command(f"touch {proof}"), "tensors": {}, "scaler": {}}
+    torch.save(content, buffer, _use_new_zipfile_serialization=not legacy)
+    data = buffer.getvalue()
+    (folder / "step_000000004.pt").write_bytes(data + hashlib.sha256(data).digest())
+    assert "is damaged" in refusal(capsys, folder, version=version)
+    assert not proof.exists()
+    torch.load(io.BytesIO(data), weights_only=False)
+    assert proof.exists()  # the command would have run
+
+
+@pytest.mark.parametrize("content", [[1, 2, 3], {"step": 4}, {"step": 4, "options": {}}, torch.zeros(3)], ids=str)
+def test_other_contents_with_a_valid_digest_are_refused(interrupted, capsys, content):
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    data = buffer.getvalue()
+    (interrupted / "step_000000004.pt").write_bytes(data + hashlib.sha256(data).digest())
+    assert "is damaged" in refusal(capsys, interrupted)
+
+
+def test_a_damaged_checkpoint_removed_the_one_before_it_is_used(interrupted, uninterrupted):
+    (interrupted / "step_000000004.pt").unlink()
+    (interrupted / "step_000000006.pt.partial").write_bytes(b"half of one")
+    assert_continues(run(1, interrupted, "--resume"), uninterrupted, 2)
+
+
+# ---------------------------------------------------------------- files of others
+
+
+def test_a_fresh_run_refuses_a_folder_that_holds_checkpoints(interrupted, capsys):
+    before = {path: path.read_bytes() for path in interrupted.iterdir()}
     with pytest.raises(SystemExit, match="2"):
-        script.main(arguments(interrupted.parent / "nowhere", "--resume"))
-    assert "--resume" in capsys.readouterr().err
+        load_version(1).main(arguments(interrupted))
+    assert "holds checkpoints: add --resume" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in interrupted.iterdir()}
 
 
-def test_a_folder_that_cannot_be_written(tmp_path, capsys):
-    (tmp_path / "file").write_text("in the way")
-    assert load_version(1).main(arguments(tmp_path / "file", "--num-steps", "3")) in (1, 2)
+def test_files_of_the_user_are_neither_read_nor_removed(tmp_path, uninterrupted):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    names = ("step_best.pt", "step_5.pt", "step_000000002.pt.bak", "notes.txt")
+    for name in names:
+        (folder / name).write_text(name)
+    run(1, folder, steps=5)
+    assert_continues(run(1, folder, "--resume"), uninterrupted, 4)
+    assert all((folder / name).read_text() == name for name in names)
+
+
+def test_a_second_run_in_the_folder_ends_and_the_first_ones_files_stay(tmp_path, capsys, monkeypatch):
+    """The second run starts before the first has saved anything, and finds step 2 when it wants to write it."""
+    folder, script = tmp_path / "checkpoints", load_version(1)
+    config = script.parse_options(arguments(folder, "--num-steps", 4, "--seed", 1))
+    run(1, folder, steps=4)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.setattr(script, "parse_options", lambda argv: config)
+    assert script.main() == 1
     error = capsys.readouterr().err
-    assert str(tmp_path / "file") in error and len(error.strip().splitlines()) == 1
+    assert "step_000000002.pt: it exists already: does another run use this folder?" in error
+    assert before == {path: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_diverged_run_saves_nothing(tmp_path, capsys):
+    """The loss of a step is finite, and its update is not: the checkpoint refuses it."""
+    argv = arguments(tmp_path / "checkpoints", "--save-every", 1, "--learning-rate", "1e30", "--num-steps", 5)
+    assert load_version(1).main(argv) == 1
+    assert "lower --learning-rate" in capsys.readouterr().err
+    for path in (tmp_path / "checkpoints").iterdir():
+        saved = torch.load(path, weights_only=True)
+        assert all(bool(tensor.isfinite().all()) for tensor in saved["tensors"].values()), path
 
 
 def test_a_checkpoint_is_small(interrupted):
-    """Three float32 numbers for each parameter, and little beside: no optimizer's object, no step's tensors."""
-    script = load_version(1)
-    options = script.parse_options(SIZES.split())
-    parameters = sum(weight.numel() for weight in script.initial_weights(script.model_config(options), 0).values())
+    """Three float32 numbers per parameter, and little else."""
+    saved = torch.load(interrupted / "step_000000004.pt", weights_only=True)
+    count = sum(tensor.numel() for name, tensor in saved["tensors"].items() if name.endswith("weight"))
     size = (interrupted / "step_000000004.pt").stat().st_size
-    assert 12 * parameters < size < 12 * parameters + 60000
+    assert 12 * count < size < 12 * count + 60000

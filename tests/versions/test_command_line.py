@@ -1,18 +1,16 @@
-"""The scripts as they are called: options, refusals, what they print and write, and how they end."""
+"""The scripts as they are called: options, refusals, and what they print and write."""
 
-import contextlib
 import datetime
 import hashlib
 import json
 import math
 import os
-import pathlib
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -28,31 +26,242 @@ RANGES = {
 
 
 def call(version, argv, capsys):
-    """Exit status, standard output and standard error of a script's main."""
-    try:
-        status = load_version(version).main([str(argument) for argument in argv])
-    except SystemExit as end:
-        status = end.code
-    except KeyboardInterrupt:  # which would end pytest
-        status = "a traceback of KeyboardInterrupt"
+    """Return exit status, standard output and standard error of a script's main."""
+    with mock.patch.object(sys, "argv", [str(SCRIPTS[version])]):  # argparse takes the program's name from it
+        try:
+            status = load_version(version).main([str(argument) for argument in argv])
+        except SystemExit as end:
+            status = end.code
+        except KeyboardInterrupt:  # it would end pytest
+            status = "a traceback of KeyboardInterrupt"
     captured = capsys.readouterr()
     return status, captured.out, captured.err
 
 
 def strict_json(text):
-    """What JSON allows: Python's own reader also takes NaN and Infinity, which no other does."""
-    return json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
+    """Parse JSON without NaN and Infinity, which only Python's reader accepts."""
+    return json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
 
 
 # ---------------------------------------------------------------- options
 
+# The options of the workshop's guides, and all others: each line is a command line that must parse.
+COMMAND_LINES = {
+    "1234": """
+        --batch-size 8 --seq-len 128 --num-steps 20
+        --hidden-dim 512 --num-layers 8 --num-heads 8 --learning-rate 3e-4
+        --num-kv-heads 4 --intermediate-dim 1408 --vocab-size 32000
+        --preset tiny --seed 3 --warmup-steps 0
+        --preset small --deterministic --no-graph
+        --preset medium --no-deterministic --graph --tf32
+        --use-amp --amp-dtype float16
+        --device cpu --validate-setup
+        --save-every 5 --checkpoint-dir folder/new --metrics-file metrics.json
+        --resume
+        --enable-pytorch-profiler --profile-dir folder --profile-steps 5
+        --enable-pytorch-profiler --profile-memory --profile-operators --sort-by cuda_time_total
+        --enable-memory-profiling --sort-by self_cpu_time_total
+        --profile-attention-only
+        --data long.txt --seq-len 8 --vocab-size 128
+    """,
+    "2": """
+        --enable-qkv-fusion --enable-flash-attention --enable-swiglu-fusion
+        --disable-qkv-fusion --disable-flash-attention --disable-swiglu-fusion --disable-torch-compile
+        --enable-torch-compile --compile-mode max-autotune
+        --enable-all-fusion --use-amp --amp-dtype bfloat16
+    """,
+    "3": """
+        --disable-rmsnorm-kernel --disable-rope-kernel --disable-swiglu-kernel
+        --disable-attention-kernel --disable-loss-kernel --disable-optimizer-kernel
+        --enable-rmsnorm-kernel --enable-attention-kernel
+    """,
+    "4": """
+        --attention-backend math
+        --attention-backend auto --disable-torch-compile
+        --enable-torch-compile --compile-mode default
+    """,
+}
+# Words of the error, a colon, and a command line with the error.
+ODD_COMMAND_LINES = {
+    "1234": """
+        --batch-size: --batch-size 0
+        --batch-size: --batch-size 2.5
+        --batch-size: --batch-size 1e3
+        --batch-size: --batch-size 99999999999999999999999
+        --batch-size: --batch-size
+        --batch-size: --batch-size ''
+        --seq-len: --seq-len -1
+        --seq-len: --seq-len eight
+        --seq-len: --seq-len 16777217
+        --hidden-dim: --hidden-dim 0
+        --hidden-dim: --hidden-dim 100 --num-heads 8
+        --hidden-dim: --hidden-dim 24 --num-heads 8
+        --hidden-dim: --num-heads 7
+        --hidden-dim: --hidden-dim -512
+        --num-layers: --num-layers 0
+        --num-layers: --num-layers 1000000000
+        --num-heads: --num-heads 0
+        --num-kv-heads: --num-kv-heads 0
+        --num-kv-heads: --num-kv-heads 3
+        --num-kv-heads: --num-kv-heads 16
+        --intermediate-dim: --intermediate-dim -5
+        --intermediate-dim: --intermediate-dim nan
+        --vocab-size: --vocab-size 0
+        --vocab-size: --vocab-size 1000000000000
+        --num-steps: --num-steps 0
+        --num-steps: --num-steps -3
+        --num-steps: --num-steps 1000000000
+        --num-steps: --num-steps inf
+        --warmup-steps: --warmup-steps -1
+        --warmup-steps: --warmup-steps 9223372036854775808
+        --profile-steps: --profile-steps 0
+        --profile-steps: --profile-steps 10001
+        --save-every: --save-every -2
+        --save-every: --save-every often
+        --seed: --seed -1
+        --seed: --seed 1180591620717411303424
+        --seed: --seed 0x10
+        --learning-rate: --learning-rate 0
+        --learning-rate: --learning-rate -1e-3
+        --learning-rate: --learning-rate nan
+        --learning-rate: --learning-rate inf
+        --learning-rate: --learning-rate 1e400
+        --learning-rate: --learning-rate fast
+        --preset: --preset huge
+        --preset: --preset default
+        --preset: --preset ''
+        --amp-dtype: --amp-dtype float8
+        --amp-dtype: --amp-dtype ''
+        --sort-by: --sort-by beauty
+        --parallel: --parallel ddp
+        --parallel: --parallel fsdp
+        --parallel: --parallel zero
+        --device: --device toaster
+        --device: --device meta
+        --device: --device mps
+        --device: --device CPU
+        --device: --device cpu:0
+        --device: --device cpu:5
+        --device: --device cuda:99
+        --device: --device cuda:-1
+        --device: --device cuda:1e3
+        --device: --device cuda:99999999999999999999
+        --device: --device ''
+        --frobnicate: --frobnicate
+        stray: stray
+        -x: -x
+        --use-amp: --use-amp=yes
+        --peer-adamw: --peer-adamw
+        --compress-gradients: --compress-gradients
+        --data: --data ''
+        --data: --data nowhere.txt
+        --data: --data empty.txt
+        --data: --data folder
+        --data: --data binary
+        --data: --data short.txt --seq-len 100
+        --data: --data long.txt/below
+        --data: --data LONGNAME
+        --data: --data
+        --vocab-size: --data long.txt --vocab-size 100 --seq-len 8
+        --vocab-size: --data folder/.. --vocab-size 32 --seq-len 8
+        --metrics-file: --metrics-file ''
+        --metrics-file: --metrics-file no/folder/metrics.json
+        --metrics-file: --metrics-file folder
+        --metrics-file: --metrics-file /
+        --metrics-file: --metrics-file long.txt/metrics.json
+        --metrics-file: --metrics-file LONGNAME
+        --checkpoint-dir: --checkpoint-dir '' --save-every 1
+        --checkpoint-dir: --checkpoint-dir long.txt --save-every 1
+        --checkpoint-dir: --checkpoint-dir LONGNAME --save-every 1
+        --checkpoint-dir: --checkpoint-dir /proc/none --save-every 1
+        --profile-dir: --profile-dir '' --profile-operators
+        --profile-dir: --profile-dir long.txt --profile-operators
+        --profile-dir: --profile-dir LONGNAME --profile-memory
+        --profile-dir: --profile-dir /proc/none --profile-attention-only
+        --resume: --resume --checkpoint-dir nowhere
+        --resume: --resume --checkpoint-dir folder
+        --resume: --resume --checkpoint-dir LONGNAME
+        --resume: --resume --checkpoint-dir long.txt
+        --resume: --resume --checkpoint-dir not-ours
+        --resume: --resume=yes
+        --resume: --resume --checkpoint-dir damaged
+    """,
+    "2": """
+        --compile-mode: --compile-mode wildly
+        --compile-mode: --enable-torch-compile --compile-mode reduce-overhead --graph
+        --enable: --enable
+    """,
+    "3": """
+        --hidden-dim: --hidden-dim 96 --num-heads 4
+        --hidden-dim: --hidden-dim 65536 --num-heads 512
+        --disable-attention-kernel: --hidden-dim 24 --num-heads 1
+        optimizer: --use-amp --amp-dtype float16 --disable-optimizer-kernel
+        --compile-mode: --compile-mode default
+    """,
+    "4": """
+        --attention-backend: --attention-backend fastest
+        --attention-backend: --attention-backend flex --disable-torch-compile
+        --enable-qkv-fusion: --enable-qkv-fusion
+    """,
+}
+ON_A_CPU = {3: ("bfloat16", ["--use-amp"]), 4: ("--attention-backend", ["--attention-backend", "cudnn"])}
 
-def described(version, capsys):
-    """The help of a script by group heading, without what differs by its number and its defaults."""
+
+def lines_of(table, version):
+    lines = [line.strip() for versions, text in table.items() if str(version) in versions for line in text.splitlines()]
+    return [line for line in lines if line]
+
+
+@pytest.fixture
+def surroundings(tmp_path, monkeypatch):
+    """Run in a folder with texts and checkpoints that are no good."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("folder", "damaged", "not-ours"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "short.txt").write_text("too short")
+    (tmp_path / "long.txt").write_text("z" * 100)
+    (tmp_path / "binary").write_bytes(bytes(1000))
+    (tmp_path / "damaged" / "step_000000005.pt").write_bytes(b"half of a checkpoint")
+    (tmp_path / "not-ours" / "step_best.pt").write_bytes(b"somebody's")
+
+
+@pytest.mark.parametrize("version", SCRIPTS)
+def test_every_documented_option_parses(version, surroundings):
+    script, given = load_version(version), set()
+    for line in lines_of(COMMAND_LINES, version):
+        if (version, line[:9]) != (3, "--use-amp") or torch.cuda.is_available() or "float16" in line.split():
+            script.parse_options(line.split())
+            given |= {word for word in line.split() if word.startswith("--")}
+    known = {option for action in script.build_parser()._actions for option in action.option_strings}
+    only_under_torchrun = {"--parallel"}
+    untested = {
+        option for option in known - given - only_under_torchrun if not re.match("-h|--(help|enable|disable)", option)
+    }
+    assert not untested
+
+
+@pytest.mark.parametrize("version", SCRIPTS)
+def test_odd_command_lines_are_refused_in_one_sentence(version, surroundings, capsys, monkeypatch):
+    script = load_version(version)
+    monkeypatch.setattr(script, "Trainer", lambda *_: pytest.fail("a model was built"))
+    lines = lines_of(ODD_COMMAND_LINES, version)
+    assert len(lines) >= 100
+    if not torch.cuda.is_available() and version in ON_A_CPU:
+        lines.append(f"{ON_A_CPU[version][0]}: {shlex.join(ON_A_CPU[version][1])}")
+    for line in lines:
+        words, _, argv = line.partition(": ")
+        status, out, err = call(version, shlex.split(argv.replace("LONGNAME", "n" * 5000)), capsys)
+        assert status == 2 and not out, f"{line}: status {status}"
+        assert words in err and err.startswith(SCRIPTS[version].name) and err.count("\n") == 1, f"{line}: {err}"
+
+
+def help_by_group(version, capsys):
+    """Return the help by group heading, without what differs by version number and default."""
     status, text, _ = call(version, ["--help"], capsys)
     assert status == 0
     text = re.sub(r"(tiny_llama_v|version |v)[1-4]\b", r"\1N", text)
-    text = re.sub(r"(HIP graph|in every run) \((True|False)\)", r"\1 (default)", text)
+    text = re.sub(r"(HIP graph|reproducible) \((True|False)\)", r"\1 (default)", text)
     paragraphs = text.split("\n\n")
     assert paragraphs[0].startswith("usage: tiny_llama_vN.py")
     return {paragraph.splitlines()[0]: paragraph for paragraph in paragraphs[1:]}
@@ -60,52 +269,51 @@ def described(version, capsys):
 
 def test_help_is_the_same_but_for_each_versions_own_options(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    groups = {version: described(version, capsys) for version in SCRIPTS}
+    groups = {version: help_by_group(version, capsys) for version in SCRIPTS}
     own = {version: groups[version].keys() - groups[1].keys() for version in SCRIPTS}
-    assert own[1] == set() and all(len(own[version]) == 1 for version in (2, 3, 4))
+    assert [len(own[version]) for version in SCRIPTS] == [0, 1, 1, 1]
     for version in (2, 3, 4):
-        shared = {heading: text for heading, text in groups[version].items() if heading not in own[version]}
-        assert shared == groups[1]
-        assert "--enable-" in groups[version][own[version].pop()]
-    for option in "--preset --data --metrics-file --resume --profile-operators --enable-memory-profiling".split():
-        assert option in "\n".join(groups[1].values())
+        assert "--enable-" in groups[version].pop(own[version].pop())
+        assert groups[version] == groups[1]
 
 
 @pytest.mark.parametrize("version", SCRIPTS)
 def test_help_has_an_example_that_works(version, capsys):
-    status, out, _ = call(version, ["--help"], capsys)
-    assert status == 0
+    _, out, _ = call(version, ["--help"], capsys)
     program, script, *argv = shlex.split(out.split("example:")[1])
     assert (program, script) == ("python", SCRIPTS[version].name)
     assert load_version(version).parse_options(argv).num_steps > 0
-    options = re.findall(r"^  (--.*)$", out, flags=re.MULTILINE)
-    assert len(options) > 25
 
 
 @pytest.mark.parametrize("version", SCRIPTS)
 def test_defaults_and_presets(version):
     script = load_version(version)
     sizes = ("hidden_dim", "num_layers", "num_heads", "num_kv_heads", "intermediate_dim", "seq_len", "batch_size")
-
-    def chosen(*argv):
-        options = script.parse_options(argv)
-        return tuple(getattr(options, name) for name in sizes)
-
-    assert chosen() == (512, 8, 8, 4, 2048, 256, 8)
-    assert chosen("--preset", "tiny") == (256, 4, 8, 4, 512, 128, 8)
-    assert chosen("--preset", "small") == (512, 8, 8, 4, 2048, 128, 8)
-    assert chosen("--preset", "medium") == (1024, 12, 16, 8, 4096, 512, 16)
-    assert chosen("--preset", "small", "--num-layers", "2", "--seq-len", "64") == (512, 2, 8, 4, 2048, 64, 8)
-    assert chosen("--hidden-dim", "64", "--num-heads", "4") == (64, 8, 4, 2, 256, 256, 8)
-    assert chosen("--preset", "tiny", "--hidden-dim", "128", "--num-heads", "1") == (128, 4, 1, 1, 512, 128, 8)
-    options = script.parse_options([])
-    assert (options.num_steps, options.vocab_size, options.learning_rate) == (50, 1000, 3e-4)
-    assert options.deterministic == (version == 1) and options.graph == (version in (3, 4))
+    for argv, wanted in {
+        "": (512, 8, 8, 4, 2048, 256, 8),
+        "--preset tiny": (256, 4, 8, 4, 512, 128, 8),
+        "--preset small": (512, 8, 8, 4, 2048, 128, 8),
+        "--preset medium": (1024, 12, 16, 8, 4096, 512, 16),
+        "--preset small --num-layers 2 --seq-len 64": (512, 2, 8, 4, 2048, 64, 8),
+        "--hidden-dim 64 --num-heads 4": (64, 8, 4, 2, 256, 256, 8),
+        "--preset tiny --hidden-dim 128 --num-heads 1": (128, 4, 1, 1, 512, 128, 8),
+        "--validate-setup": (64, 2, 4, 2, 256, 32, 2),
+        "--validate-setup --preset tiny": (256, 4, 8, 4, 512, 128, 8),
+        "--validate-setup --seq-len 48": (64, 2, 4, 2, 256, 48, 2),
+    }.items():
+        if version == 3 and "--num-heads 1" in argv and not argv.startswith("--hidden"):
+            argv += " --disable-attention-kernel" if 128 not in script.HEAD_DIMS else ""
+        config = script.parse_options(argv.split())
+        assert tuple(getattr(config, name) for name in sizes) == wanted, argv
+    config = script.parse_options([])
+    assert (config.num_steps, config.vocab_size, config.learning_rate) == (50, 1000, 3e-4)
+    assert (config.norm_eps, config.rope_theta) == (1e-6, 10000.0)
+    assert config.deterministic == (version == 1) and config.graph == (version in (3, 4))
     assert script.parse_options(["--enable-memory-profiling"]).profile_memory
 
 
 @pytest.mark.parametrize("version", SCRIPTS)
-def test_precision_and_determinism_are_what_is_asked_for(version, backend_settings):
+def test_precision_and_determinism_are_set(version, backend_settings):
     script = load_version(version)
     for argv, tf32, deterministic in (
         ([], False, version == 1),
@@ -119,115 +327,18 @@ def test_precision_and_determinism_are_what_is_asked_for(version, backend_settin
         assert not (deterministic and torch.utils.deterministic.fill_uninitialized_memory)
 
 
-# ---------------------------------------------------------------- refusals: status 2 and one sentence
-
-# What the sentence must name -> options
-BAD_OPTIONS = {
-    "--batch-size": ["--batch-size", "0"],
-    "--seq-len": ["--seq-len", "-1"],
-    "--hidden-dim": ["--hidden-dim", "0"],
-    "--num-layers": ["--num-layers", "0"],
-    "--num-heads": ["--num-heads", "0"],
-    "--num-kv-heads": ["--num-kv-heads", "0"],
-    "--intermediate-dim": ["--intermediate-dim", "-5"],
-    "--vocab-size": ["--vocab-size", "0"],
-    "--num-steps": ["--num-steps", "0"],
-    "--warmup-steps": ["--warmup-steps", "-1"],
-    "--profile-steps": ["--profile-steps", "0"],
-    "--save-every": ["--save-every", "-2"],
-    "--seed": ["--seed", "-1"],
-    "--seed -> too large": ["--seed", str(2**70)],
-    "--learning-rate": ["--learning-rate", "0"],
-    "--learning-rate -> not finite": ["--learning-rate", "nan"],
-    "--learning-rate -> no number": ["--learning-rate", "fast"],
-    "--batch-size -> no integer": ["--batch-size", "2.5"],
-    "--hidden-dim -> does not divide": ["--hidden-dim", "100", "--num-heads", "8"],
-    "--hidden-dim -> odd heads": ["--hidden-dim", "24", "--num-heads", "8"],
-    "--num-kv-heads -> does not divide": ["--num-kv-heads", "3"],
-    "--num-kv-heads -> more than heads": ["--num-kv-heads", "16"],
-    "--preset": ["--preset", "huge"],
-    "--amp-dtype": ["--amp-dtype", "float8"],
-    "--sort-by": ["--sort-by", "beauty"],
-    "--device": ["--device", "toaster"],
-    "--device -> of another kind": ["--device", "meta"],
-    "--device -> not there": ["--device", "cuda:99"],
-    "--frobnicate": ["--frobnicate"],
-    "stray": ["stray"],
-    "--data": ["--data", "nowhere.txt"],
-    "--data -> empty": ["--data", "empty.txt"],
-    "--data -> no text": ["--data", "folder"],
-    "--data -> binary": ["--data", "binary"],
-    "--data -> too short": ["--data", "short.txt", "--seq-len", "100"],
-    "--vocab-size -> smaller than the text's": ["--data", "long.txt", "--vocab-size", "100", "--seq-len", "8"],
-    "--metrics-file": ["--metrics-file", "no/folder/metrics.json"],
-    "--metrics-file -> a folder": ["--metrics-file", "folder"],
-    "--resume": ["--resume", "--checkpoint-dir", "nowhere"],
-}
-BAD_OPTIONS_OF = {
-    2: {
-        "--compile-mode": ["--compile-mode", "wildly"],
-        "--compile-mode -> has graphs": ["--enable-torch-compile", "--compile-mode", "reduce-overhead", "--graph"],
-    },
-    3: {
-        "--hidden-dim -> head size": ["--hidden-dim", "96", "--num-heads", "4"],
-        "--hidden-dim -> long rows": ["--hidden-dim", "65536", "--num-heads", "512"],
-        "--disable-attention-kernel": ["--hidden-dim", "24", "--num-heads", "1"],
-        "optimizer": ["--use-amp", "--amp-dtype", "float16", "--disable-optimizer-kernel"],
-    },
-    4: {
-        "--attention-backend": ["--attention-backend", "fastest"],
-        "--attention-backend -> not compiled": ["--attention-backend", "flex", "--disable-torch-compile"],
-    },
-}
-ON_A_CPU = {
-    3: {"bfloat16": ["--use-amp"]},
-    4: {"--attention-backend": ["--attention-backend", "cudnn"]},
-}
-
-
-@pytest.fixture
-def surroundings(tmp_path, monkeypatch):
-    """A folder to run in, with texts that are no good."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "empty.txt").touch()
-    (tmp_path / "short.txt").write_text("too short")
-    (tmp_path / "long.txt").write_text("z" * 100)
-    (tmp_path / "binary").write_bytes(bytes(1000))
-    return tmp_path
-
-
-def assert_refused(version, argv, words, capsys, monkeypatch):
-    script = load_version(version)
-    for name in ("build_model", "initial_weights"):
-        monkeypatch.setattr(script, name, lambda *_: pytest.fail(f"a model was built for {argv}"))
-    status, out, err = call(version, argv, capsys)
-    assert status == 2, f"{argv}: status {status}"
-    assert words in err and err.startswith(f"{SCRIPTS[version].name}: error: ") and err.endswith("\n"), err
-    assert len(err.splitlines()) == 1 and not out, err
-
-
-@pytest.mark.parametrize("name", BAD_OPTIONS)
-def test_bad_options_are_refused(name, surroundings, capsys, monkeypatch):
-    for version in SCRIPTS:
-        assert_refused(version, BAD_OPTIONS[name], name.split(" -> ")[0], capsys, monkeypatch)
-
-
-@pytest.mark.parametrize(("version", "name"), [(v, name) for v, names in BAD_OPTIONS_OF.items() for name in names])
-def test_bad_options_of_one_version_are_refused(version, name, surroundings, capsys, monkeypatch):
-    assert_refused(version, BAD_OPTIONS_OF[version][name], name.split(" -> ")[0], capsys, monkeypatch)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can")
-@pytest.mark.parametrize(("version", "name"), [(v, name) for v, names in ON_A_CPU.items() for name in names])
-def test_what_a_cpu_cannot_is_refused(version, name, surroundings, capsys, monkeypatch):
-    assert_refused(version, [*MINI, *ON_A_CPU[version][name]], name, capsys, monkeypatch)
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
-def test_a_metrics_file_in_a_read_only_folder_is_refused(surroundings, capsys, monkeypatch):
-    (surroundings / "folder").chmod(0o500)
-    assert_refused(1, ["--metrics-file", "folder/metrics.json"], "--metrics-file", capsys, monkeypatch)
+@pytest.mark.parametrize(
+    ("triton", "numpy", "works"), [("3.6.0", "2.4.1", False), ("3.6.0", "2.3.5", True), ("3.7.1", "2.10.0", True)]
+)
+def test_an_interpreter_that_numpy_stops_is_named(triton, numpy, works, monkeypatch, capsys):
+    """NumPy 2.4 refuses one-element arrays as loop bounds, which Triton's interpreter uses before 3.7."""
+    script = load_version(3)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(script.triton, "__version__", triton)
+    monkeypatch.setattr(script.np, "__version__", numpy)
+    monkeypatch.setattr(script, "Trainer", lambda *_: sys.exit(0))
+    status, _, err = call(3, ["--device", "cpu"], capsys)
+    assert (status, "numpy must be < 2.4" in err) == ((0, False) if works else (2, True))
 
 
 # ---------------------------------------------------------------- what a run writes and prints
@@ -235,7 +346,7 @@ def test_a_metrics_file_in_a_read_only_folder_is_refused(surroundings, capsys, m
 STEP_KEYS = {"step", "loss", "forward_ms", "backward_ms", "optimizer_ms", "step_ms"}
 SUMMARY_KEYS = set(
     """parameters parameters_trained step_ms forward_ms backward_ms optimizer_ms samples_per_second tokens_per_second
-    peak_memory_mb first_loss final_loss best_loss_known flops_per_step tflops mfu precision graph warmup_s parallel
+    peak_memory_mb first_loss final_loss best_loss_known flops_per_step tflops precision graph warmup_s parallel
     world_size rank_step_ms""".split()
 )
 ENVIRONMENT_KEYS = set("device device_type python torch triton cuda hip date commit script_sha256".split())
@@ -254,13 +365,14 @@ def check_keys(version, metrics):
     assert (config["hidden_dim"], config["num_kv_heads"], config["intermediate_dim"]) == (32, 1, 128)
 
 
-def check_figures(steps, summary):
-    """What follows from the steps, and what can be counted by hand."""
+def check_numbers(steps, summary):
+    """Check what follows from the steps, and what can be counted by hand."""
     assert [step["step"] for step in steps] == [0, 1, 2]
     assert summary["first_loss"] == steps[0]["loss"] and summary["final_loss"] == steps[-1]["loss"]
     times = sorted(step["step_ms"] for step in steps)
     assert summary["step_ms"]["median"] == pytest.approx(times[1])
-    assert times[0] <= summary["step_ms"]["p25"] <= times[1] <= summary["step_ms"]["p75"] <= times[2]
+    assert summary["step_ms"]["p25"] == pytest.approx((times[0] + times[1]) / 2)
+    assert summary["step_ms"]["p75"] == pytest.approx((times[1] + times[2]) / 2)
     assert summary["samples_per_second"] == pytest.approx(2 * 1000 / times[1])
     assert summary["tokens_per_second"] == pytest.approx(8 * summary["samples_per_second"])
     assert summary["tflops"] == pytest.approx(summary["flops_per_step"] / times[1] / 1e9)
@@ -289,27 +401,26 @@ def check_printed(version, metrics, out):
     lines = [(int(step) - 1, float(loss)) for step, loss in re.findall(pattern, out, re.MULTILINE)]
     assert lines == [(step["step"], pytest.approx(step["loss"], abs=1e-4)) for step in metrics["steps"]]
     count = f"{metrics['summary']['parameters']:,}"
-    assert f"trained    {count} of {count} parameters (100.0 %)" in out and "best reachable 1.2130" in out
+    assert f"trained    {count} of {count} parameters (100.0%)" in out and "best reachable on average 1.2130" in out
     assert ("interpreter" in out) == (version == 3 and not torch.cuda.is_available())
 
 
 @pytest.mark.parametrize("version", SCRIPTS)
 def test_a_script_alone(version, tmp_path, capsys):
-    """Copied to an empty folder with a space in its name, it runs, and prints and writes what it promises."""
-    folder = tmp_path / "an empty folder"
-    folder.mkdir()
-    script = shutil.copy(SCRIPTS[version], folder)
-    (tmp_path / "elsewhere").mkdir()
+    """Copied to a folder with a space in its name, it runs, and prints and writes what it promises."""
+    for name in ("an empty folder", "elsewhere"):
+        (tmp_path / name).mkdir()
+    script = shutil.copy(SCRIPTS[version], tmp_path / "an empty folder")
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
     command = [sys.executable, script, *SHORT, "--metrics-file", "metrics.json"]
-    result = subprocess.run(
-        command, cwd=tmp_path / "elsewhere", capture_output=True, text=True, timeout=200, env=environment
-    )
+    pipes = {"capture_output": True, "text": True, "timeout": 200, "env": environment}
+    result = subprocess.run(command, cwd=tmp_path / "elsewhere", **pipes)
     assert result.returncode == 0 and not result.stderr, result.stderr
-    assert [path.name for path in folder.iterdir() if path.name != "__pycache__"] == [SCRIPTS[version].name]
+    written = [path.name for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    assert sorted(written) == ["metrics.json", SCRIPTS[version].name]
     metrics = strict_json((tmp_path / "elsewhere" / "metrics.json").read_text())
     check_keys(version, metrics)
-    check_figures(metrics["steps"], metrics["summary"])
+    check_numbers(metrics["steps"], metrics["summary"])
     check_environment(version, metrics["environment"])
     check_printed(version, metrics, result.stdout)
     assert call(1, [*SHORT, "--metrics-file", tmp_path / "v1.json"], capsys)[0] == 0
@@ -319,116 +430,9 @@ def test_a_script_alone(version, tmp_path, capsys):
 
 def test_commit_is_that_of_the_repository():
     script = load_version(1)
-    git = ["git", "-C", str(SCRIPTS[1].parent), "rev-parse", "HEAD"]
-    result = subprocess.run(git, capture_output=True, text=True)
-    wanted = result.stdout.strip() if result.returncode == 0 else None
-    assert script.environment(torch.device("cpu"))["commit"] == wanted
-
-
-@pytest.mark.parametrize(
-    ("triton", "numpy", "works"), [("3.6.0", "2.4.1", False), ("3.6.0", "2.3.5", True), ("3.7.1", "2.10.0", True)]
-)
-def test_an_interpreter_that_numpy_stops_is_named(triton, numpy, works, monkeypatch, capsys):
-    """NumPy 2.4 takes no array of one number for a number any more, and the interpreter before 3.7 counts on that."""
-    script = load_version(3)
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(script.triton, "__version__", triton)
-    monkeypatch.setattr(script.np, "__version__", numpy)
-    with contextlib.nullcontext() if works else pytest.raises(SystemExit, match="2"):
-        script.parse_options(["--device", "cpu"])
-    assert ("pip install 'numpy<2.4'" in capsys.readouterr().err) != works
-
-
-# ---------------------------------------------------------------- how a run ends
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of numbers that overflow in the interpreter
-@pytest.mark.parametrize("version", SCRIPTS)
-def test_a_loss_that_is_not_finite_stops_the_run(version, tmp_path, capsys):
-    metrics = tmp_path / "metrics.json"
-    argv = [*MINI, "--num-steps", "9", "--warmup-steps", "0", "--learning-rate", "1e30", "--metrics-file", metrics]
-    status, out, err = call(version, argv, capsys)
-    assert status == 1
-    assert re.fullmatch(rf"{SCRIPTS[version].name}: .*step [2-9]\b.*--learning-rate.*\n", err), err
-    assert "trained" not in out  # no summary, which would look like success
-    steps = strict_json(metrics.read_text())["steps"]
-    assert 2 <= len(steps) < 9 and steps[0]["loss"] > 0
-
-
-@pytest.mark.parametrize("version", [1, 3])
-def test_interrupt_from_the_keyboard(version, tmp_path):
-    """The metrics so far are written, and the status is 130."""
-    metrics = tmp_path / "metrics.json"
-    command = [sys.executable, SCRIPTS[version], *MINI, "--num-steps", "100000", "--metrics-file", metrics]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            for line in process.stdout:
-                if line.startswith("step"):
-                    process.send_signal(signal.SIGINT)
-                    break
-            out, err = process.communicate(timeout=100)
-        finally:
-            process.kill()
-    assert process.returncode == 130, err
-    assert "Traceback" not in err and "summary" not in out
-    content = strict_json(metrics.read_text())
-    assert content["steps"] and content["summary"]["first_loss"] == content["steps"][0]["loss"]
-
-
-@pytest.mark.parametrize("moment", ["build_model", "initial_weights", "warm_up", "profile"])
-def test_interrupt_at_other_moments(moment, tmp_path, capsys, monkeypatch):
-    """Compiling and capturing takes minutes, and profiling comes after the summary."""
-    script = load_version(1)
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(script.Trainer if moment == "warm_up" else script, moment, interrupt)
-    status, _, err = call(1, [*SHORT, "--enable-pytorch-profiler", "--profile-dir", tmp_path], capsys)
-    assert status == 130 and len(err.splitlines()) == 1
-
-
-GPU_FULL = torch.OutOfMemoryError("HIP out of memory. Tried to allocate 20.00 GiB")
-CPU_FULL = RuntimeError(
-    "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried 4e12"
-)
-NUMPY_FULL = MemoryError("Unable to allocate 7.28 TiB for an array")
-
-
-@pytest.mark.parametrize(
-    ("moment", "error"),
-    [("build_model", GPU_FULL), ("build_model", CPU_FULL), ("initial_weights", CPU_FULL), ("load_data", NUMPY_FULL)],
-    ids=["model on a GPU", "model on a CPU", "weights", "data"],
-)
-def test_out_of_memory_says_what_to_lower(moment, error, capsys, monkeypatch):
-    def fail(*_):
-        raise error
-
-    monkeypatch.setattr(load_version(1), moment, fail)
-    status, _, err = call(1, SHORT, capsys)
-    assert status == 1 and len(err.splitlines()) == 1
-    assert "memory" in err and "--batch-size" in err and "--seq-len" in err
-
-
-def test_other_errors_are_not_hidden(monkeypatch):
-    """An error that no sentence is written for keeps its traceback: it is a mistake in the script."""
-
-    def fail(*_):
-        raise RuntimeError("shapes cannot be multiplied")
-
-    monkeypatch.setattr(load_version(1), "build_model", fail)
-    with pytest.raises(RuntimeError, match="shapes"):
-        load_version(1).main(SHORT)
-
-
-def test_a_disk_that_is_full_when_the_metrics_are_written(tmp_path, capsys, monkeypatch):
-    def fail(path, *_, **__):
-        raise OSError(28, "No space left on device", str(path))
-
-    monkeypatch.setattr(pathlib.Path, "write_text", fail)
-    status, _, err = call(1, [*SHORT, "--metrics-file", tmp_path / "metrics.json"], capsys)
-    assert status == 1 and len(err.splitlines()) == 1
-    assert "metrics.json" in err and "No space left" in err
+    git = subprocess.run(["git", "-C", SCRIPTS[1].parent, "rev-parse", "HEAD"], capture_output=True, text=True)
+    wanted = git.stdout.strip() if git.returncode == 0 else None
+    assert script.environment(script.parse_options([]))["commit"] == wanted
 
 
 @pytest.mark.parametrize("version", SCRIPTS)
@@ -437,33 +441,14 @@ def test_validate_setup(version, capsys):
     assert status == 0 and "set-up check passed" in out and "step     3/3" in out
 
 
-@pytest.mark.parametrize("version", SCRIPTS)
-def test_validate_setup_is_small_unless_sizes_are_given(version):
-    """A laptop's answer comes in seconds, in Triton's interpreter too; a given preset or size is taken."""
-    parse = load_version(version).parse_options
-    small = parse(["--validate-setup", "--device", "cpu"])
-    assert (small.hidden_dim, small.intermediate_dim, small.num_layers, small.batch_size) == (64, 256, 2, 2)
-    assert parse(["--validate-setup", "--device", "cpu", "--preset", "tiny"]).hidden_dim == 256
-    assert parse(["--validate-setup", "--device", "cpu", "--seq-len", "48"]).seq_len == 48
-    assert parse(["--device", "cpu"]).hidden_dim == 512
-
-
-def test_validate_setup_fails_where_a_parameter_is_not_trained(capsys, monkeypatch):
-    monkeypatch.setattr(load_version(1), "parameters_trained", lambda model: 1)
-    status, out, _ = call(1, [*MINI, "--validate-setup"], capsys)
-    assert status == 1 and "set-up check failed" in out and "passed" not in out
-
-
 # ---------------------------------------------------------------- profiling
 
 
 def column(table, heading):
-    """The values of a column of a profiler's table, times in microseconds."""
+    """Return a column of a profiler's table, times in microseconds."""
     lines = [line.strip() for line in table.splitlines() if "  " in line.strip() and not line.startswith("-")]
     rows = [re.split(r" {2,}", line) for line in lines]
-    position = rows[0].index(heading)
-    units = {"us": 1.0, "ms": 1e3, "s": 1e6}
-    values = []
+    position, units, values = rows[0].index(heading), {"us": 1.0, "ms": 1e3, "s": 1e6}, []
     for row in rows[1:]:
         if len(row) == len(rows[0]):
             number, unit = re.fullmatch(r"([\d.]+)(us|ms|s|)", row[position]).groups()
@@ -471,18 +456,33 @@ def column(table, heading):
     return values
 
 
-def events_of(folder):
-    (trace,) = folder.glob("trace_*.json")
-    return {event.get("name") for event in strict_json(trace.read_text())["traceEvents"]}
+def trace_in(folder):
+    """Return the names of the events, and the script's metadata, of the only trace in a folder."""
+    (path,) = folder.glob("trace_*.json")
+    content = strict_json(path.read_text())
+    return {event.get("name") for event in content["traceEvents"]}, content["tiny_llama"]
 
 
 @pytest.mark.parametrize("version", SCRIPTS)
-def test_profile_leaves_a_trace_with_named_ranges(version, tmp_path, capsys):
+def test_a_trace_has_named_ranges_and_says_what_it_is_of(version, tmp_path, capsys):
     argv = [*SHORT, "--enable-pytorch-profiler", "--profile-dir", tmp_path / "new" / "folder", "--profile-steps", "1"]
     argv += ["--disable-torch-compile"] * (version == 4)  # compiled code has no ranges
     status, out, _ = call(version, argv, capsys)
     assert status == 0 and "perfetto" in out and "operators by" not in out
-    assert events_of(tmp_path / "new" / "folder") >= RANGES
+    names, metadata = trace_in(tmp_path / "new" / "folder")
+    assert names >= RANGES
+    assert (metadata["version"], metadata["part"], metadata["precision"]) == (version, "whole", "float32")
+    assert (metadata["hidden_dim"], metadata["seq_len"], metadata["batch_size"]) == (32, 8, 2)
+    assert metadata["peak_memory_mb"] > 0
+
+
+@pytest.mark.parametrize("version", SCRIPTS)
+def test_attention_alone(version, tmp_path, capsys):
+    argv = [*SHORT, "--profile-attention-only", "--profile-dir", tmp_path, "--profile-steps", "1"]
+    status, _, _ = call(version, argv, capsys)
+    names, metadata = trace_in(tmp_path)
+    assert status == 0 and names >= {"qkv projection", "attention", "output projection"}
+    assert not names & {"feed-forward", "output head", "loss", "optimizer"} and metadata["part"] == "attention"
 
 
 @pytest.mark.parametrize(
@@ -503,26 +503,10 @@ def test_memory_of_every_operator(tmp_path, capsys):
     assert re.search(r"(CPU|CUDA) Mem", table) and re.search(r"aten::\w+ .*\d (Kb|KB|b|B|Mb|MB)\b", table)
 
 
-@pytest.mark.parametrize("version", SCRIPTS)
-def test_attention_alone(version, tmp_path, capsys):
-    argv = [*SHORT, "--profile-attention-only", "--profile-dir", tmp_path, "--profile-steps", "1"]
-    status, _, _ = call(version, argv, capsys)
-    names = events_of(tmp_path)
-    assert status == 0 and names >= {"qkv projection", "attention", "output projection"}
-    assert not names & {"feed-forward", "output head", "loss", "optimizer"}
-
-
 def test_profiling_does_not_change_the_measured_steps(tmp_path, capsys):
-    """It runs on steps of its own behind them."""
     losses = []
     for argv in ([], ["--profile-operators", "--profile-dir", tmp_path]):
         metrics = tmp_path / "metrics.json"
         assert call(1, [*SHORT, "--metrics-file", metrics, *argv], capsys)[0] == 0
         losses.append([step["loss"] for step in strict_json(metrics.read_text())["steps"]])
     assert losses[0] == losses[1] and len(losses[0]) == 3
-
-
-def test_a_profile_folder_that_cannot_be_made(tmp_path, capsys):
-    (tmp_path / "file").write_text("in the way")
-    status, _, err = call(1, [*SHORT, "--profile-operators", "--profile-dir", tmp_path / "file"], capsys)
-    assert status in (1, 2) and len(err.splitlines()) == 1 and "file" in err

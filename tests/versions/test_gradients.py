@@ -1,4 +1,4 @@
-"""Four versions of one model: the same weights, and the same gradient for every one of them, switch by switch."""
+"""Four versions of one model: the same weights and the same gradient for every one of them, switch by switch."""
 
 import contextlib
 import functools
@@ -9,10 +9,11 @@ import torch
 
 from common.versions import SCRIPTS, load_version, loss_and_gradients, relative_error
 from kernel_cases import launches
+from training import tensors, train
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's, of what its compiler uses
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own compiler causes it
 
-# No size is a power of two but the head's, which the attention kernel wants.
+# Only the head size is a power of two, which the attention kernel requires.
 MODEL = "--hidden-dim 48 --num-layers 2 --num-heads 3 --num-kv-heads 1 --intermediate-dim 72 --vocab-size 50".split()
 MODEL += "--seq-len 19 --batch-size 3".split()
 GRADIENT_ERROR = 1e-4 if torch.cuda.is_available() else 1e-5
@@ -32,38 +33,35 @@ V3_KERNELS = {
 
 
 @functools.cache
-def baseline():
-    """Loss and gradients of version 1, which defines the model."""
-    return loss_and_gradients(1, MODEL, step=1)
+def exact():
+    """Return loss and gradients of version 1 computed in float64 throughout."""
+    script = load_version(1)
+    config = script.parse_options(MODEL)
+    trainer, data = script.Trainer(config), script.load_data(config)
+    model = trainer.model.double()
+    tokens, labels = (tensor.to(config.device) for tensor in script.batch(data, 1, config))
+    loss = script.compute_loss(model, tokens, labels, config)
+    loss.backward()
+    return loss.item(), {name: p.grad.cpu() for name, p in model.named_parameters()}
 
 
-def assert_same_gradients(version, *switches):
-    wanted_loss, wanted = baseline()
+def assert_exact(version, *switches):
+    wanted_loss, wanted = exact()
     loss, gradients = loss_and_gradients(version, [*MODEL, *switches], step=1)
     assert loss == pytest.approx(wanted_loss, rel=1e-6)
-    assert gradients.keys() == wanted.keys()
+    assert {name: g.shape for name, g in gradients.items()} == {name: g.shape for name, g in wanted.items()}
     for name, gradient in gradients.items():
-        assert gradient.isfinite().all() and gradient.count_nonzero(), name
+        assert gradient.count_nonzero(), name
         assert relative_error(gradient, wanted[name]) <= GRADIENT_ERROR, name
 
 
-def test_every_weight_of_version_1_has_a_gradient():
-    script = load_version(1)
-    options = script.parse_options(MODEL)
-    _, gradients = baseline()
-    assert {name: g.shape for name, g in gradients.items()} == {
-        name: w.shape for name, w in script.initial_weights(script.model_config(options), 0).items()
-    }
-    assert all(g.isfinite().all() and g.count_nonzero() for g in gradients.values())
-
-
-@pytest.mark.parametrize("version", [2, 3, 4])
-def test_every_gradient_equals_that_of_version_1(version):
-    assert_same_gradients(version)
+@pytest.mark.parametrize("version", SCRIPTS)
+def test_every_gradient_in_float32_is_that_of_float64(version):
+    assert_exact(version)
 
 
 def compiled_without_a_compiler():
-    """On a CPU, torch.compile traces and runs what it traced: the C++ that it would generate takes half a minute."""
+    """Let torch.compile trace only on a CPU: the C++ that it would generate takes half a minute to compile."""
     if torch.cuda.is_available():
         return contextlib.nullcontext()
     return mock.patch.object(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
@@ -73,50 +71,43 @@ def only(switch, of):
     return [f"--{'enable' if other == switch else 'disable'}-{other}" for other in of]
 
 
-@pytest.mark.parametrize("switch", [*V2_SWITCHES, None])
-def test_fusions_of_version_2_each_alone(switch):
+@pytest.mark.parametrize(
+    "switches", [*(only(switch, V2_SWITCHES) for switch in (*V2_SWITCHES, None)), ["--enable-all-fusion"]], ids=str
+)
+def test_fusions_of_version_2(switches):
     with compiled_without_a_compiler():
-        assert_same_gradients(2, *only(switch, V2_SWITCHES))
-
-
-def test_fusions_of_version_2_all_together():
-    with compiled_without_a_compiler():
-        assert_same_gradients(2, "--enable-all-fusion")
+        assert_exact(2, *switches)
 
 
 def test_fusions_of_version_2_do_what_they_say():
     script = load_version(2)
-
-    def model(*switches):
-        options = script.parse_options([*MODEL, *switches])
-        return script.build_model(options, options.device)
-
-    fused, plain = model("--enable-all-fusion"), model(*only(None, V2_SWITCHES))
+    fused, plain = (
+        script.TinyLlama(script.parse_options([*MODEL, *argv, "--device", "cpu"]))
+        for argv in (["--enable-all-fusion"], only(None, V2_SWITCHES))
+    )
     assert {"qkv_proj", "gate_up_proj"} <= {name.split(".")[-2] for name, _ in fused.named_parameters()}
     assert not any("qkv" in name or "gate_up" in name for name, _ in plain.named_parameters())
     assert fused._compiled_call_impl is not None and plain._compiled_call_impl is None
-    for built, fused_attention in ((fused, True), (plain, False)):
-        with mock.patch.object(torch.nn.functional, "scaled_dot_product_attention") as attention:
-            attention.side_effect = RuntimeError("called")
-            with pytest.raises(RuntimeError, match="called") if fused_attention else contextlib.nullcontext():
-                built.layers[0].attention(torch.zeros(1, 19, 48, device=fused.cos.device), fused.cos, fused.sin)
+    for model, expected in ((fused, pytest.raises(RuntimeError, match="called")), (plain, contextlib.nullcontext())):
+        sdpa = mock.patch.object(
+            torch.nn.functional, "scaled_dot_product_attention", side_effect=RuntimeError("called")
+        )
+        with sdpa, expected:
+            model.layers[0].attention(torch.zeros(1, 19, 48), model.cos, model.sin)
 
 
 def launched(*switches):
-    """Names of the kernels that one training step of version 3 launches."""
-    script = load_version(3)
-    options = script.parse_options([*MODEL, *switches, "--no-graph"])
-    trainer, batch = script.Trainer(options), script.load_data(options).batch(0)
+    """Return the names of the kernels that training with version 3 launches."""
     with launches() as names:
-        trainer.run(*batch)
+        train(3, [*MODEL, *switches, "--no-graph", "--warmup-steps", "0"], steps=1)
     return names
 
 
 @pytest.mark.parametrize("switch", V3_KERNELS)
-def test_kernels_of_version_3_each_alone(switch):
-    """Each on its own, and all but that one."""
-    assert_same_gradients(3, *only(switch, V3_KERNELS))
-    assert_same_gradients(3, f"--disable-{switch}")
+def test_kernels_of_version_3(switch):
+    """Each kernel alone, and all but that one."""
+    assert_exact(3, *only(switch, V3_KERNELS))
+    assert_exact(3, f"--disable-{switch}")
     assert launched(*only(switch, V3_KERNELS)) == V3_KERNELS[switch]
 
 
@@ -125,67 +116,75 @@ def test_kernels_of_version_3_all_together():
 
 
 @pytest.mark.parametrize("backend", load_version(4).SDPA_BACKENDS)
-def test_every_attention_of_version_4(backend, device):
-    if not load_version(4).can_run(backend, torch.float32, str(device), 19, 3, 1, 16):
-        pytest.skip(f"the {backend} attention does not run in float32 on this device")
-    assert_same_gradients(4, "--attention-backend", backend)
+def test_every_attention_of_version_4(backend, capsys):
+    try:
+        assert_exact(4, "--attention-backend", backend)
+    except SystemExit:
+        assert backend != "math"
+        pytest.skip(capsys.readouterr().err.strip())
 
 
 @pytest.mark.gpu
 def test_version_4_with_flexible_attention():
-    assert_same_gradients(4, "--attention-backend", "flex", "--enable-torch-compile")
-
-
-def exact_gradients(version, argv):
-    """Version 1's gradients computed in float64 throughout."""
-    script = load_version(version)
-    options = script.parse_options([*argv, "--no-graph"])
-    model = script.build_model(options, options.device).double()
-    tokens, labels = (tensor.to(options.device) for tensor in script.load_data(options).batch(1))
-    script.compute_loss(model, tokens, labels, options).backward()
-    gradients = {name: p.grad for name, p in model.named_parameters()}
-    return script.canonical_views(gradients, script.model_config(options))
+    assert_exact(4, "--attention-backend", "flex", "--enable-torch-compile")
 
 
 @pytest.mark.parametrize(("version", "dtype"), [(v, d) for v in (2, 3, 4) for d in ("bfloat16", "float16")])
-def test_mixed_precision_is_as_good_as_plain_pytorch(version, dtype):
-    """No further from float64 than twice version 1, which is plain PyTorch under autocast."""
+def test_mixed_precision_is_as_good_as_plain_autocast(version, dtype):
+    """At most twice as far from float64 as version 1."""
     if version == 3 and dtype == "bfloat16" and not torch.cuda.is_available():
-        pytest.skip("Triton's interpreter cannot multiply bfloat16")
+        pytest.skip("Triton's interpreter has no bfloat16 dot")
     mixed = [*MODEL, "--use-amp", "--amp-dtype", dtype]
-    exact = exact_gradients(1, MODEL)
+    _, wanted = exact()
     _, plain = loss_and_gradients(1, mixed, step=1)
     _, gradients = loss_and_gradients(version, mixed, step=1)
-    assert gradients.keys() == exact.keys()
+    assert gradients.keys() == wanted.keys()
     for name, gradient in gradients.items():
-        wanted = exact[name].cpu()
-        assert gradient.isfinite().all() and gradient.count_nonzero(), name
-        assert relative_error(gradient, wanted) <= 2 * relative_error(plain[name], wanted) + 1e-6, name
+        assert gradient.count_nonzero(), name
+        assert relative_error(plain[name], wanted[name]) > 1e-5, name  # it does compute in 16 bits
+        assert relative_error(gradient, wanted[name]) <= 2 * relative_error(plain[name], wanted[name]) + 1e-6, name
 
 
-@pytest.mark.parametrize("version", SCRIPTS)
-def test_same_seed_same_initial_weights(version):
-    script = load_version(version)
-    wanted = load_version(1).initial_weights(load_version(1).Config(50, 48, 2, 3, 1, 72), 5)
-    for switches in ([], only(None, V2_SWITCHES) if version == 2 else ["--no-graph"]):
-        options = script.parse_options([*MODEL, "--seed", "5", *switches])
-        parameters = dict(script.build_model(options, options.device).named_parameters())
-        weights = script.canonical_views(parameters, script.model_config(options))
+def initial_weights(version, *argv):
+    trainer = train(version, [*MODEL, *argv, "--warmup-steps", "0", "--no-graph"], steps=0)[1]
+    named = {name: p.detach().cpu() for name, p in trainer.model.named_parameters()}
+    return load_version(version).canonical_views(named, trainer.config)
+
+
+def test_same_seed_same_initial_weights_in_every_version():
+    wanted, other_seed = initial_weights(1, "--seed", "5"), initial_weights(1, "--seed", "6")
+    for argv in ([2], [2, *only(None, V2_SWITCHES)], [3], [4]):
+        weights = initial_weights(*argv, "--seed", "5")
         assert weights.keys() == wanted.keys()
-        assert all(torch.equal(weight.cpu(), wanted[name]) for name, weight in weights.items())
-    another = script.initial_weights(script.model_config(options), 6)
-    assert not any(torch.equal(another[name], wanted[name]) for name in wanted if wanted[name].ndim == 2)
+        assert all(torch.equal(weight, wanted[name]) for name, weight in weights.items())
+    assert not any(torch.equal(other_seed[name], wanted[name]) for name in wanted if wanted[name].ndim == 2)
 
 
 def test_initial_weights_are_as_documented():
-    """Ones for the norms, N(0, 0.02) for the rest, every matrix of its own."""
-    script = load_version(1)
-    weights = script.initial_weights(script.Config(200, 64, 2, 4, 2, 128), 0)
+    """Ones for norms, N(0, 0.02) for matrices, each drawn on its own."""
+    weights = initial_weights(1)
     for name, weight in weights.items():
         if weight.ndim == 1:
             assert torch.equal(weight, torch.ones_like(weight)), name
         else:
             assert weight.std().item() == pytest.approx(0.02, rel=0.1), name
             assert abs(weight.mean().item()) < 0.002, name
-    matrices = [weight.flatten()[:50] for weight in weights.values() if weight.ndim == 2]
-    assert len({tuple(matrix.tolist()) for matrix in matrices}) == len(matrices)
+    matrices = [tuple(weight.flatten()[:50].tolist()) for weight in weights.values() if weight.ndim == 2]
+    assert len(set(matrices)) == len(matrices)
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_16_bit_weights_have_float32_masters(version):
+    """After some steps the float32 weight rounds to the 16-bit one, and moved by less than 16 bits can hold."""
+    dtype = "bfloat16" if version == 4 or torch.cuda.is_available() else "float16"
+    argv = [*MODEL, "--use-amp", "--amp-dtype", dtype, "--learning-rate", "1e-6"]
+    _, trainer = train(version, [*argv, "--warmup-steps", "0"], steps=2)
+    weights, initial = tensors(load_version(version), trainer)["weights"], initial_weights(1)
+    for name, p in trainer.model.named_parameters():
+        if p.ndim == 2:
+            weight = load_version(version).get_weight(p, trainer.optimizer.state[p])
+            assert p.dtype == getattr(torch, dtype) and weight.dtype == torch.float32
+            assert relative_error(p.detach(), weight) < 2**-8, name
+    for name, weight in weights.items():
+        moved = (weight - initial[name]).abs()
+        assert 0 < moved.max() < 5e-6 and moved.count_nonzero() > 0.9 * moved.numel(), name

@@ -1,0 +1,34 @@
+"""Train a version in this process, from a command line's options to losses and tensors."""
+
+import contextlib
+
+import torch
+
+from common.versions import load_version
+
+
+def train(version, argv, steps=10):
+    """Return the losses of some steps after the warm-up, and the trainer."""
+    script = load_version(version)
+    config = script.parse_options(list(map(str, argv)))
+    torch.use_deterministic_algorithms(False)  # set_up_backend only ever turns it on
+    script.set_up_backend(config)
+    data = script.load_data(config)
+    # A graph must be captured on the stream that was warmed up, and not on the default stream.
+    with torch.cuda.stream(torch.cuda.Stream(config.device)) if config.on_gpu else contextlib.nullcontext():
+        trainer = script.Trainer(config)
+        trainer.warm_up(*script.batch(data, 0, config), trainer.initial)
+        losses = [trainer.run(*script.batch(data, step, config))["loss"] for step in range(steps)]
+        trainer.synchronize()
+    return losses, trainer
+
+
+def tensors(script, trainer):
+    """Return {"gradients", "weights", "exp_avg", "exp_avg_sq": {canonical name: CPU tensor}}. Collective under FSDP."""
+    found = {"gradients": {}, "weights": {}, "exp_avg": {}, "exp_avg_sq": {}}
+    for name, p in trainer.model.named_parameters():
+        state = trainer.optimizer.state[p]
+        of_p = {"gradients": p.grad, "weights": script.get_weight(p, state)} | state
+        for kind, named in found.items():
+            named[name] = script.full_tensor(of_p[kind]).detach().to("cpu", copy=True)
+    return {kind: script.canonical_views(named, trainer.config) for kind, named in found.items()}

@@ -1,0 +1,249 @@
+"""How a run ends: one line and a status for each reason, the metrics written, and no place found bad after the work."""
+
+import contextlib
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from test_command_line import MINI, SHORT, call, strict_json
+
+from common.versions import SCRIPTS, load_version
+
+LONG = [*MINI, "--num-steps", "3000", "--warmup-steps", "1"]  # prints a line after step 1 and every 300 steps
+
+
+@contextlib.contextmanager
+def started(version, *argv, **options):
+    """Start a script with pipes; kill it at the end."""
+    command = [sys.executable, SCRIPTS[version], *map(str, argv)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
+    with subprocess.Popen(command, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_to_first_step(process):
+    while not process.stdout.readline().startswith("step"):
+        assert process.poll() is None, process.stderr.read()
+
+
+# ---------------------------------------------------------------- signals
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "status"), [(1, "SIGINT", 130), (1, "SIGTERM", 143), (3, "SIGINT", 130), (4, "SIGTERM", 143)]
+)
+def test_a_signal_ends_the_run_with_its_metrics(version, name, status, tmp_path):
+    metrics = tmp_path / "metrics.json"
+    with started(version, *LONG, "--num-steps", "1000000", "--metrics-file", metrics) as process:
+        read_to_first_step(process)
+        process.send_signal(getattr(signal, name))
+        out, err = process.communicate(timeout=100)
+    assert process.returncode == status and err.count("\n") == 1, err
+    assert re.search("interrupted|terminated", err) and "summary" not in out
+    content = strict_json(metrics.read_text())
+    assert content["steps"] and content["summary"]["first_loss"] == content["steps"][0]["loss"]
+
+
+@pytest.mark.parametrize("moment", ["load_data", "TinyLlama", "warm_up", "summarize", "print_summary", "profile"])
+def test_an_interrupt_at_any_other_moment(moment, tmp_path, capsys, monkeypatch):
+    """Compiling and capturing take minutes, and profiling comes after the summary."""
+    script = load_version(1)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(script.Trainer if moment == "warm_up" else script, moment, interrupt)
+    argv = [*SHORT, "--enable-pytorch-profiler", "--profile-dir", tmp_path, "--metrics-file", tmp_path / "metrics.json"]
+    status, _, err = call(1, argv, capsys)
+    assert status == 130 and err == "tiny_llama_v1.py: interrupted\n"
+    assert (tmp_path / "metrics.json").exists() == (moment in ("print_summary", "profile"))
+
+
+def test_sigterm_while_the_metrics_are_written(tmp_path):
+    """torchrun sends it to the other ranks when one has ended."""
+    metrics, script = tmp_path / "metrics.json", SCRIPTS[1]
+    code = "import os, runpy, signal, sys; sys.argv = sys.argv[1:]; plain = os.fsync\n"
+    code += "os.fsync = lambda fd: (os.kill(os.getpid(), signal.SIGTERM), plain(fd))\n"
+    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [sys.executable, "-c", code, script, *MINI, "--num-steps", "9", "--warmup-steps", "0"]
+    command += ["--learning-rate", "1e30", "--metrics-file", metrics]
+    ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200)
+    assert ended.returncode in (1, 143) and ended.stderr.count("\n") == 1, ended.stderr
+    assert strict_json(metrics.read_text())["steps"]
+
+
+# ---------------------------------------------------------------- standard output
+
+
+def test_a_broken_pipe(tmp_path):
+    metrics = tmp_path / "metrics.json"
+    with started(1, *LONG, "--metrics-file", metrics) as process:
+        read_to_first_step(process)
+        process.stdout.close()
+        err = process.stderr.read()
+    assert process.returncode == 1 and err == "tiny_llama_v1.py: cannot write to standard output: Broken pipe\n"
+    assert strict_json(metrics.read_text())["summary"]["final_loss"] > 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")
+def test_standard_output_on_a_full_disk():
+    with open("/dev/full", "w") as full, started(1, *SHORT, stdout=full) as process:
+        err = process.stderr.read()
+    assert process.returncode == 1 and err.count("\n") == 1 and "standard output: No space left" in err
+
+
+def test_standard_output_closed_from_the_start(tmp_path):
+    command = f'exec "{sys.executable}" "{SCRIPTS[1]}" {" ".join(SHORT)} --metrics-file "{tmp_path}/m.json" >&-'
+    ended = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=200)
+    assert ended.returncode == 0 and not ended.stderr
+    assert strict_json((tmp_path / "m.json").read_text())["steps"]
+
+
+# ---------------------------------------------------------------- full disks
+
+
+def checked_run(folder, capsys):
+    """Run with checkpoints and metrics in a folder that may be too small; return the status."""
+    (folder / "metrics.json").write_text('"older"')
+    argv = [*SHORT, "--num-steps", 4, "--save-every", 2, "--checkpoint-dir", folder / "checkpoints"]
+    status, _, err = call(1, [*argv, "--metrics-file", folder / "metrics.json"], capsys)
+    left = [path.name for path in folder.rglob("*") if path.is_file()]
+    assert not [name for name in left if "partial" in name]
+    content = strict_json((folder / "metrics.json").read_text())
+    if status:
+        assert status in (1, 2) and err.count("\n") == 1, err
+        assert re.search(r"cannot write (to )?/.*: (No space left|File too large)", err), err
+    else:
+        assert content["summary"] and len(left) == 3
+    assert content == "older" or content["steps"]
+    return status
+
+
+SPACE = [4, 12, 40, 80, 110, 150, 200, 240, 280, 1000]  # KiB; a checkpoint takes about 110
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system")
+def test_a_full_disk_leaves_whole_files_only(tmp_path, capsys):
+    outcomes = set()
+    for space in SPACE:
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={space}k", "tmpfs", tmp_path]).returncode:
+            pytest.skip("no tmpfs can be mounted here")
+        try:
+            status = checked_run(tmp_path, capsys)
+            for path in (tmp_path / "checkpoints").glob("*"):
+                torch.load(path, weights_only=True)
+            outcomes.add((status, len(list((tmp_path / "checkpoints").glob("*")))))
+        finally:
+            subprocess.run(["umount", tmp_path], check=True)
+    assert {(1, 0), (1, 1), (0, 2)} <= outcomes  # too small for one checkpoint, for two, and large enough
+
+
+def test_a_file_that_may_not_grow_leaves_the_older_one(tmp_path, capsys):
+    """As a disk quota does, for users who may not mount a file system."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    try:
+        assert checked_run(tmp_path, capsys) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / "metrics.json").read_text() == '"older"'
+
+
+# ---------------------------------------------------------------- places that cannot be written
+
+PLACES = {
+    "metrics in no folder": ["--metrics-file", "none/metrics.json"],
+    "metrics below a file": ["--metrics-file", "file/metrics.json"],
+    "metrics is a folder": ["--metrics-file", "folder"],
+    "metrics is a link to nowhere": ["--metrics-file", "link to a file nowhere"],
+    "metrics has a long name": ["--metrics-file", "m" * 300],
+    "metrics in a read-only folder": ["--metrics-file", "read-only/metrics.json"],
+    "checkpoints are a file": ["--save-every", "1", "--checkpoint-dir", "file"],
+    "checkpoints below a file": ["--save-every", "1", "--checkpoint-dir", "file/below"],
+    "checkpoints are a dangling link": ["--save-every", "1", "--checkpoint-dir", "dangling"],
+    "checkpoints have a long name": ["--save-every", "1", "--checkpoint-dir", "c" * 300],
+    "checkpoints in a read-only folder": ["--save-every", "1", "--checkpoint-dir", "read-only"],
+    "profiles are a file": ["--profile-operators", "--profile-dir", "file"],
+    "profiles are a dangling link": ["--enable-pytorch-profiler", "--profile-dir", "dangling"],
+    "profiles in a read-only folder": ["--profile-memory", "--profile-dir", "read-only"],
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(place, tmp_path, capsys, monkeypatch):
+    if "read-only" in place and os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "read-only").mkdir(mode=0o500)
+    (tmp_path / "link to a file nowhere").symlink_to("none/metrics.json")
+    (tmp_path / "dangling").symlink_to("nowhere/below")
+    monkeypatch.setattr(load_version(1), "Trainer", lambda *_: pytest.fail("a model was built"))
+    status, out, err = call(1, [*SHORT, *PLACES[place]], capsys)
+    assert status == 2 and not out and err.count("\n") == 1
+    option = next(word for word in reversed(PLACES[place]) if word.startswith("--"))
+    assert option in err and (tmp_path / "file").read_text() == "in the way"
+
+
+def test_metrics_through_a_link(tmp_path, capsys):
+    """The link stays; a loop of links is replaced."""
+    (tmp_path / "link").symlink_to("target")
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("link", "loop"):
+        assert call(1, [*SHORT, "--metrics-file", tmp_path / name], capsys)[0] == 0
+        assert strict_json((tmp_path / name).read_text())["summary"]
+    assert (tmp_path / "link").is_symlink()
+
+
+# ---------------------------------------------------------------- errors of the run
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of numbers that overflow in the interpreter
+@pytest.mark.parametrize("version", SCRIPTS)
+def test_a_loss_that_is_not_finite_stops_the_run(version, tmp_path, capsys):
+    metrics = tmp_path / "metrics.json"
+    argv = [*MINI, "--num-steps", "9", "--warmup-steps", "0", "--learning-rate", "1e30", "--metrics-file", metrics]
+    status, out, err = call(version, argv, capsys)
+    assert status == 1 and "trained" not in out  # no summary, which would look like success
+    assert re.fullmatch(rf"{SCRIPTS[version].name}: .*step [2-9]\b.*--learning-rate.*\n", err), err
+    steps = strict_json(metrics.read_text())["steps"]
+    assert 2 <= len(steps) < 9 and steps[0]["loss"] > 0
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--hidden-dim", str(2**24), "--vocab-size", str(2**24)],
+        ["--batch-size", str(2**24), "--seq-len", str(2**20)],
+    ],
+    ids=" ".join,
+)
+def test_out_of_memory_says_what_to_lower(argv, capsys):
+    """Sizes for which this machine has no memory, whichever it is."""
+    status, _, err = call(1, [*SHORT, *argv], capsys)
+    assert status == 1 and err.count("\n") == 1
+    assert "out of memory" in err and "--batch-size" in err and "--seq-len" in err
+
+
+def test_other_errors_keep_their_traceback(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("shapes cannot be multiplied")
+
+    monkeypatch.setattr(load_version(1), "TinyLlama", fail)
+    with pytest.raises(RuntimeError, match="shapes"):
+        load_version(1).main(SHORT)
+
+
+def test_validate_setup_fails_where_a_parameter_is_not_trained(capsys, monkeypatch):
+    monkeypatch.setattr(load_version(1), "parameters_trained", lambda model: 1)
+    status, out, _ = call(1, [*MINI, "--validate-setup"], capsys)
+    assert status == 1 and "set-up check failed" in out and "passed" not in out
