@@ -1,6 +1,5 @@
 """Metrics files and runs of the training scripts, until they move to runs.py; re-exports command_line and tables."""
 
-import contextlib
 import json
 import pathlib
 import subprocess
@@ -23,12 +22,12 @@ from common.command_line import (  # noqa: F401
     script_path,
     with_sizes,
 )
+from common.report import legend_below, matplotlib_figure  # noqa: F401
 from common.tables import emit, known, markdown_table, text_table  # noqa: F401
 
 # Options and environment that two runs must share before their times may be compared.
 SAME_OPTIONS = ("batch_size", "seq_len", "data", "use_amp", "tf32")
 SAME_MACHINE = ("device", "device_type", "torch", "cuda", "hip")
-WIDTH = 5.5  # inches of every picture
 
 
 class TimeLimit:
@@ -100,30 +99,3 @@ def differences(first: dict, second: dict) -> list[str]:
         pairs.append(("amp_dtype", first["options"].get("amp_dtype"), second["options"].get("amp_dtype")))
     pairs += [(key, value, second["config"].get(key)) for key, value in first["config"].items()]
     return [f"{key}: {one}, {other}" for key, one, other in pairs if one != other]
-
-
-@contextlib.contextmanager
-def matplotlib_figure(path: pathlib.Path, height: float):
-    """(figure, axes) on white paper, saved to path; Failure without matplotlib.
-
-    The picture is as wide as a phone's screen in inches of its type, so that the type is readable there.
-    """
-    try:
-        import matplotlib
-    except ImportError:
-        raise Failure(1, f"{path.name} needs matplotlib: pip install '.[plots]'") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(WIDTH, height), facecolor="white", layout="constrained")
-    yield figure, axes
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, bbox_inches="tight", dpi=200, facecolor="white")
-    pyplot.close(figure)
-
-
-def legend_below(figure, handles: list, labels: list[str], columns: int, title: str | None = None) -> None:
-    """A legend under everything else, where it hides nothing."""
-    figure.legend(
-        handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.01), ncols=columns, frameon=False, title=title
-    )
