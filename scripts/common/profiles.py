@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from common.command_line import Failure
+from common.tables import rounded
 
 GROUPS = ("GEMM", "attention", "normalisation", "element-wise", "optimizer", "copies", "other")
 
@@ -64,8 +65,9 @@ NO_WORK = re.compile(
     r"|autograd::|torch::|Optimizer|detach$|\w*Backward\d+$|Torch-Compiled|TorchDynamo|CompiledFunction|## )"
 )
 KEEPS_TIME = re.compile(r"aten::(mm|bmm|addmm|baddbmm)$|\w+Function(Backward)?$")
+PHASES = ("forward", "backward", "optimizer")
 HOST = ("operator", "interpreted")  # kinds of calls on a CPU
-INTERPRETED = "version 3's kernels ran in Triton's interpreter: these times say nothing about a GPU"
+INTERPRETED = "Version 3's kernels ran in Triton's interpreter: these times say nothing about a GPU."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +120,9 @@ class Profile:
     steps: int | None = None
     device: str | None = None
     metadata: dict = dataclasses.field(default_factory=dict)  # version, part, sizes, precision, peak_memory_mb
+    step_ms: list[float] = dataclasses.field(default_factory=list)  # of each marked step, under the profiler
+    memory: list[dict] = dataclasses.field(default_factory=list)  # events of --profile-memory, in order of time
+    phases: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)  # name, start and end in us
 
     @property
     def on_cpu(self) -> bool:
@@ -370,7 +375,12 @@ def read_trace(path: pathlib.Path, events: list, head: dict) -> Profile:
         working = sorted(operators_that_work(operators), key=lambda e: e["ts"])
         calls = [launch(e["name"], 1e3 * e["ts"], 1e3 * e["dur"], track_of(e), kind) for e in working]
         operations = [operation(e, [e]) for e in working]
-    return Profile(path, calls, operations, steps_of(complete), devices[0].get("name"), metadata)
+    memory = [e for e in events if isinstance(e, dict) and e.get("name") == "[memory]"]
+    memory = [e for e in memory if e["args"]["Device Type"] != 0] or memory  # of the GPU, if there is one
+    memory = sorted(memory, key=lambda e: e["ts"])
+    phases = phases_of(complete)
+    steps, device = steps_of(complete), devices[0].get("name")
+    return Profile(path, calls, operations, steps, device, metadata, step_times(phases, calls), memory, phases)
 
 
 def track_of(event: dict) -> str:
@@ -436,6 +446,23 @@ def operation(event: dict, launches: list[dict]) -> Operation:
         arguments.get("Input Strides") or [[]] * len(dims),
         tuple(clean(e["name"]) for e in launches),
     )
+
+
+def phases_of(events: list[dict]) -> list[tuple[str, float, float]]:
+    """Return name, start and end of each marked phase of a step, in order of time."""
+    marks = [e for e in events if e.get("cat") == "user_annotation" and e["name"] in PHASES]
+    return sorted(((e["name"], e["ts"], e["ts"] + e["dur"]) for e in marks), key=lambda phase: phase[1])
+
+
+def step_times(phases: list[tuple[str, float, float]], calls: list[Kernel]) -> list[float]:
+    """Return the milliseconds of each step: from its forward to the end of its optimizer or of its last kernel."""
+    starts, optimizers = ([phase for phase in phases if phase[0] == name] for name in ("forward", "optimizer"))
+    times = []
+    borders = [start for _, start, _ in starts[1:]] + [float("inf")]
+    for (_, start, _), (_, _, end), border in zip(starts, optimizers, borders, strict=False):
+        ends = [call.end_ns / 1e3 for call in calls if start <= call.start_ns / 1e3 < border]
+        times.append((max([end, *ends]) - start) / 1e3)
+    return times
 
 
 def steps_of(events: list[dict]) -> int | None:
@@ -626,6 +653,49 @@ def kernel_table(kernels: list[Kernel]) -> list[dict]:
 def group_table(kernels: list[Kernel]) -> list[dict]:
     """Return a row per group that occurs, largest total first."""
     return [{"group": name, **row} for name, _, row in sums(kernels, lambda kernel: kernel.group)]
+
+
+def counts_per_step(profile: Profile, steps: int) -> dict:
+    """Return calls and milliseconds per step: in all, by group and, calls only, by name."""
+    calls, times, names = Counter(), Counter(), Counter()
+    for kernel in profile.calls:
+        calls[kernel.group] += kernel.calls
+        times[kernel.group] += kernel.total_ns
+        names[kernel.name] += kernel.calls
+    return {
+        "path": str(profile.path),
+        "title": profile.title,
+        "steps": steps,
+        "calls": sum(calls.values()) / steps,
+        "ms": sum(times.values()) / 1e6 / steps,
+        "groups": {g: {"calls": calls[g] / steps, "ms": times[g] / 1e6 / steps} for g in GROUPS if g in calls},
+        "names": {name: number / steps for name, number in names.items()},
+    }
+
+
+def compare_counts(baseline: dict, fused: dict) -> dict:
+    """Return two results of `counts_per_step`, a row per group with both, and the change per name."""
+    rows = []
+    for group in (*GROUPS, "all"):
+        before, after = (part if group == "all" else part["groups"].get(group) for part in (baseline, fused))
+        if before or after:
+            before, after = (part or {"calls": 0.0, "ms": 0.0} for part in (before, after))
+            fewer = 100 * (before["calls"] - after["calls"]) / before["calls"] if before["calls"] else None
+            row = {"group": group, "baseline_calls": before["calls"], "fused_calls": after["calls"]}
+            rows.append(row | {"fewer_percent": fewer, "baseline_ms": before["ms"], "fused_ms": after["ms"]})
+    names = set(baseline["names"]) | set(fused["names"])
+    change = {name: fused["names"].get(name, 0) - baseline["names"].get(name, 0) for name in names}
+    return {"baseline": baseline, "fused": fused, "rows": rows, "change": change}
+
+
+def count_cells(rows: list[dict]) -> list[list[str]]:
+    """Return the cells of a table of `compare_counts`: group, calls before and after, % fewer, ms before and after."""
+    return [
+        [row["group"], f"{row['baseline_calls']:,.1f}", f"{row['fused_calls']:,.1f}"]
+        + ["-" if row["fewer_percent"] is None else f"{row['fewer_percent']:.1f} %"]
+        + [rounded(row["baseline_ms"]), rounded(row["fused_ms"])]
+        for row in rows
+    ]
 
 
 def launches_of(kernels: list[Kernel]) -> list[Kernel]:

@@ -40,10 +40,11 @@ def tensor_bytes(dims: list, kind: str, strides: list) -> int:
 def work(name: str, dims: list, types: list, strides: list) -> tuple[float | None, float | None]:
     """Return FLOPs and the fewest possible bytes of an operator with these inputs; None where it cannot be told.
 
-    Every input is read once and, where its size follows from them, the output written once.
+    Every input is read once and, where its size follows from them, the output written once. A Python autograd function,
+    whose kernels read saved tensors too, cannot be told from its inputs.
     """
     inputs = [tensor_bytes(*tensor) for tensor in zip(dims, types, strides, strict=False)]
-    if not any(inputs):
+    if not any(inputs) or re.search(r"Function(Backward)?$", name):
         return None, None
     size = next(ELEMENT_BYTES[kind] for kind, n in zip(types, inputs, strict=False) if n)
     if name in PRODUCTS:
