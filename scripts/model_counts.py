@@ -40,8 +40,9 @@ from torch.utils._pytree import tree_leaves
 
 from common.analysis import Parser, emit, markdown_table, text_table
 from common.command_line import Failure, add_version_option, run_tool, version_meant
+from common.provenance import machine_line
+from common.records import PRECISIONS, Record, newest_record
 from common.versions import REPOSITORY, SCRIPTS, load_version
-from maintain.ladder import PRECISIONS, Recorded, newest_folder
 
 PAGE = REPOSITORY / "TINY_LLAMA_ARCHITECTURE.md"
 PARTS = (
@@ -722,7 +723,7 @@ def known_gpu(name):
     return next((gpu for gpu in BANDWIDTH_TB_S if gpu in name), None)
 
 
-def predicted_and_measured(row, version, gpu, sizes, mark):
+def predicted_and_measured(row, version, gpu, sizes):
     """The cells of a recorded step: what its counts say, and what was measured."""
     precision = row["precision"]
     numbers = step_numbers(version, precision, sizes)
@@ -734,27 +735,24 @@ def predicted_and_measured(row, version, gpu, sizes, mark):
     if version == 4:  # it runs compiled, and is counted as it is not
         counted, rate = [f"≤&nbsp;{cell}" if cell else "" for cell in counted], ""
     title = f"V{version}&nbsp;{PRECISIONS[precision]}&nbsp;{'graph' if row['captured'] else 'eager'}"
-    return [title, *counted, f"{row['step_ms']:.2f}{mark}", rate, f"{row['peak_memory_mb']:,.0f}"]
+    return [title, *counted, f"{row['step_ms']:.2f}", rate, f"{row['peak_memory_mb']:,.0f}"]
 
 
 def measured_tables(recorded):
     """Each recorded step of the four versions, a table for each configuration."""
-    versions, gpu = {f"v{n}": n for n in SCRIPTS}, known_gpu(recorded.runs[0]["environment"]["device"])
+    versions, gpu = {f"v{n}": n for n in SCRIPTS}, known_gpu(recorded.suite()["record"]["device"])
     tables = defaultdict(list)
-    for row in recorded.known:
+    for row in [*recorded.suite()["rows"], *recorded.suite("graph")["rows"]]:
         if row["model"] in versions and row["precision"] in PRECISION_OPTIONS:
             tables[row["preset"], row["batch_size"], row["seq_len"], row["options"]].append(row)
     texts = []
     for (preset, batch_size, seq_len, more), chosen in tables.items():
         argv = ["--preset", preset, "--batch-size", str(batch_size), "--seq-len", str(seq_len), *more.split()]
         sizes = sizes_of(load_version(1).parse_options([*argv, "--device", "cpu"]))
-        rows = [
-            predicted_and_measured(row, versions[row["model"]], gpu, sizes, recorded.mark(row["run"])) for row in chosen
-        ]
+        rows = [predicted_and_measured(row, versions[row["model"]], gpu, sizes) for row in chosen]
         header = [f"`{preset}`", "launches", "MB", "least ms", "least MiB", "step ms", "us/launch", "peak MiB"]
         texts.append(markdown_table(header, rows))
-    notes = recorded.notes("\n".join(texts))
-    return "\n\n".join([*texts, *([notes] if notes else [])])
+    return "\n\n".join(texts)
 
 
 def corrections():
@@ -791,12 +789,7 @@ def corrections():
 
 
 def machine(recorded):
-    first = recorded.runs[0]["environment"]
-    dates = sorted({run["environment"]["date"][:10] for run in recorded.runs})
-    return (
-        f"Measured on one {first['device']} (PyTorch {first['torch']}), {', '.join(dates)}, "
-        f"`scripts/recorded/{recorded.folder.name}`."
-    )
+    return f"{machine_line(recorded.suite()['record'])}; `scripts/recorded/{recorded.folder.name}`."
 
 
 def blocks(recorded):
@@ -926,7 +919,7 @@ def page_text(path):
 
 def page(options):
     """Print, write or check the tables of the page."""
-    tables = blocks(Recorded(options.recorded or newest_folder()))
+    tables = blocks(Record(options.recorded) if options.recorded else newest_record())
     if options.write:
         options.page.write_text(filled(page_text(options.page), tables), encoding="utf-8")
     if options.check:
