@@ -30,6 +30,13 @@ def page(title: str, facts: list[tuple[str, str]], notice: list[str], sections: 
     return environment.get_template("report.html").render(content).lstrip()
 
 
+def model_sizes(config: dict) -> str:
+    """Return the sizes of a model in words, from the config of a metrics file or a trace's metadata."""
+    heads = f"{config['num_heads']} query and {config['num_kv_heads']} key/value heads"
+    width = f"width {config['hidden_dim']}, feed-forward {config['intermediate_dim']}"
+    return f"{config['num_layers']} layers, {width}, {heads}, vocabulary {config['vocab_size']}"
+
+
 def text(sentence: str, small: bool = False) -> dict:
     return {"kind": "small" if small else "text", "text": sentence[:1].upper() + sentence[1:]}
 
@@ -96,6 +103,16 @@ class Chart:
         d = "M" + "L".join(f"{self.x(x)} {self.y(y)}" for x, y in points)
         self.paths.append({"d": d, "color": color})
 
+    def stairs(self, points: list[tuple[float, float]], color: str) -> None:
+        """Draw a line that keeps its value from one point to the next."""
+        (x, y), *rest = points
+        d = f"M{self.x(x)} {self.y(y)}" + "".join(f"H{self.x(x)}V{self.y(y)}" for x, y in rest)
+        self.paths.append({"d": d, "color": color})
+
+    def band(self, name: str, start: float, end: float, color: str) -> None:
+        box = {"x": self.x(start), "y": TOP, "width": max(0.5, self.x(end) - self.x(start))}
+        self.bands.append(box | {"height": HEIGHT - BOTTOM - TOP, "name": name, "color": color})
+
     def axes(self, x_ticks: Iterable[float], y_ticks: Iterable[float], x_label: str, y_label: str) -> None:
         for tick in y_ticks:
             self.write(LEFT - 6, self.y(tick) + 5, f"{tick:,.4g}", "end")
@@ -125,6 +142,29 @@ def apart(places: list[float], gap: float) -> list[float]:
     for before, after in zip(order, order[1:], strict=False):
         moved[after] = max(moved[after], moved[before] + gap)
     return moved
+
+
+def memory_over_time(points: list[tuple[float, float]], phases: list[tuple], caption: str) -> dict:
+    """Return memory in MiB over time in ms, with a mark at the peak and bands for the phases (name, start, end)."""
+    end, peak = points[-1][0] or 1.0, max(points, key=lambda point: point[1])
+    ticks = even_ticks(peak[1], min(0.0, *(memory for _, memory in points)))
+    chart = Chart((0, end), (ticks[0], ticks[-1]))
+    colors: dict[str, str] = {}
+    for name, start, stop in phases:
+        if name not in colors:
+            colors[name] = f"c{len(colors)}"
+            chart.write(chart.x(start) + 2, TOP + 12 + 14 * len(colors), name, color=colors[name])
+        chart.band(f"{name}, {stop - start:.2f} ms", start, stop, colors[name])
+    chart.axes([tick for tick in even_ticks(end) if tick <= 0.97 * end], ticks, "ms since the profile began", "MiB")
+    chart.stairs(thinned(points), "c0")
+    chart.discs.append({"x": chart.x(peak[0]), "y": chart.y(peak[1]), "r": 4, "name": "peak", "color": "c1"})
+    return chart.part(caption)
+
+
+def thinned(points: list[tuple[float, float]], most: int = 2000) -> list[tuple[float, float]]:
+    """Return at most so many of the points: of each stretch of time the highest, and no peak is lost."""
+    stretch = max(1, -(-len(points) // most))
+    return [max(points[i : i + stretch], key=lambda point: point[1]) for i in range(0, len(points), stretch)]
 
 
 def memory_lines(lengths: list[int], series: dict[str, list[float | None]], caption: str) -> dict:
