@@ -16,8 +16,8 @@ from common.profiles import GROUPS, short
 from common.tables import rounded
 
 COLORS = {group: f"c{i}" for i, group in enumerate(GROUPS)}
-WIDTH, HEIGHT = 520, 340  # of a chart, in the pixels of its 13-pixel type: a phone shows it three quarters as large
-LEFT, RIGHT, TOP, BOTTOM = 58, 10, 24, 44
+WIDTH, HEIGHT = 460, 320  # of a chart, in the pixels of its 15-pixel type: a phone shows it at three quarters
+LEFT, RIGHT, TOP, BOTTOM = 62, 10, 28, 50
 
 
 def page(title: str, facts: list[tuple[str, str]], notice: list[str], sections: list[tuple[str, list[dict]]]) -> str:
@@ -118,8 +118,8 @@ class Chart:
             self.write(LEFT - 6, self.y(tick) + 5, f"{tick:,.4g}", "end")
             self.paths.append({"d": f"M{LEFT} {self.y(tick)}H{self.right}", "color": "grid"})
         for tick in x_ticks:
-            self.write(self.x(tick), HEIGHT - BOTTOM + 17, f"{tick:,.4g}", "middle")
-        self.write(4, 13, y_label)
+            self.write(self.x(tick), HEIGHT - BOTTOM + 19, f"{tick:,.4g}", "middle")
+        self.write(4, 15, y_label)
         self.write(self.right, HEIGHT - 6, x_label, "end")
 
     def part(self, caption: str) -> dict:
