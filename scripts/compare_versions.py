@@ -2,9 +2,9 @@
 """Train versions alike, in turns, and compare step, throughput, memory, losses and gradients.
 
 Without folders all four are compared. Each round trains every version once in a process of its own: what drifts hits
-all of them alike. A version whose gradients are not the first one's gets no speed-up. With --report FOLDER every version
-is profiled as well, and report.html holds tables and charts: steps, kernels by group, rooflines and, with --seq-lengths,
-memory over the sequence length. Options that are not listed here go to all training scripts.
+all of them alike. A version whose gradients are not the first one's gets no speed-up. With --report FOLDER every
+version is profiled as well, and report.html holds tables and charts: steps, kernels by group, rooflines and, with
+--seq-lengths, memory over the sequence length. Options that are not listed here go to all training scripts.
 
 Exit status: 0 compared; 1 where a version fails or computes something else; 2 for bad input.
 """
@@ -255,11 +255,9 @@ def roofline_section(profiles: dict[str, Profile], content: dict) -> list[dict]:
         return [pages.text(f"No roofline: {origin}.")]
     tables = {name: operator_table(profile, steps_needed(profile), ceilings) for name, profile in profiles.items()}
     limits = pages.roofline_limits([row for rows in tables.values() for row in rows], ceilings)
-    roofs = (
-        f"{rounded(ceilings['matmul_tflops'])} TFLOP/s of a large matmul, {rounded(ceilings['copy_tb_s'])} TB/s of a"
-    )
-    parts = [pages.text(f"The lines are this device's ceilings, {origin}: {roofs} copy. A disc above found its data in a "
-                        "cache. Operators without matmuls have no place here: their limit is the bandwidth.")]  # fmt: skip
+    roofs = f"{rounded(ceilings['matmul_tflops'])} TFLOP/s of a large matmul, {rounded(ceilings['copy_tb_s'])} TB/s of"
+    meaning = "A disc above them found its data in a cache. Operators without matmuls have no place here."
+    parts = [pages.text(f"The lines are this device's ceilings, {origin}: {roofs} a copy. {meaning}")]
     for name, rows in tables.items():
         if any(row["flops"] for row in rows):
             parts.append(pages.roofline(rows, ceilings, limits, f"Roofline of {name}: the larger a disc, the longer."))

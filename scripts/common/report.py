@@ -135,6 +135,13 @@ def even_ticks(most: float, least: float = 0.0) -> list[float]:
     return [least + step * i for i in range(5)]
 
 
+def log_ticks(least: float, most: float) -> list[float]:
+    """Return the powers of ten between two values, and their multiples by 2 and 5 if those are few."""
+    powers = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
+    factors = (1,) if len(powers) > 5 else (1, 2, 5)
+    return [value for i in powers for value in (factor * 10.0**i for factor in factors) if least <= value <= most]
+
+
 def apart(places: list[float], gap: float) -> list[float]:
     """Return the places moved down as little as needed to keep this gap between any two."""
     moved = list(places)
@@ -195,8 +202,7 @@ def roofline(rows: list[dict], ceilings: dict, limits: tuple, caption: str) -> d
     limits: (least, most) FLOP per byte and TFLOP/s, one scale for all charts of a page.
     """
     chart = Chart(*limits, log=True)
-    powers = [[10.0**i for i in range(math.ceil(a - 1e-9), math.floor(b) + 1)] for a, b in (chart.xs, chart.ys)]
-    chart.axes(*powers, "FLOP per byte", "TFLOP/s")
+    chart.axes(log_ticks(*limits[0]), log_ticks(*limits[1]), "FLOP per byte", "TFLOP/s")
     (least, most), balance = limits[0], ceilings["matmul_tflops"] / ceilings["copy_tb_s"]
     corners = sorted({least, min(max(balance, least), most), most})
     chart.line([(x, min(ceilings["matmul_tflops"], ceilings["copy_tb_s"] * x)) for x in corners], "ink")
