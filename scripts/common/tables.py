@@ -31,8 +31,10 @@ def rounded(value: float | None, digits: int = 3) -> str:
     """Return the number with so many significant digits and separated thousands, or a dash: 0.0123, 1.23, 12,345."""
     if value is None:
         return "-"
+    if not value:
+        return "0"
     number = float(f"{value:.{digits - 1}e}")
-    places = digits - 1 - (int(f"{number:e}".split("e")[1]) if number else 0)
+    places = digits - 1 - int(f"{number:e}".split("e")[1])
     return f"{value if places <= 0 else number:,.{max(0, places)}f}"
 
 
