@@ -1,4 +1,4 @@
-"""The four training scripts as modules, and the comparison that no speed figure may do without: their gradients.
+"""Load the four training scripts as modules, and compute the loss and gradients of one batch with each.
 
 from common.versions import load_version, loss_and_gradients, relative_error
 loss, gradients = loss_and_gradients(3, ["--preset", "tiny"])
@@ -18,12 +18,11 @@ SCRIPTS = {
 
 
 def load_version(version):
-    """The module of tiny_llama_v<version>.py, loaded once by its path; importing it does no work."""
+    """Return the module of tiny_llama_v<version>.py, loaded once."""
     name = SCRIPTS[version].stem
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, SCRIPTS[version])
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
         except BaseException:
@@ -33,43 +32,45 @@ def load_version(version):
 
 
 def loss_and_gradients(version, argv, step=0, full_precision=False):
-    """Loss of one batch with the initial weights, and its gradient with respect to every weight.
+    """Return the loss of one batch with the initial weights, and its gradients {canonical name: float32 CPU tensor}.
 
-    argv: command-line options of the script; step: which batch of the data; full_precision: in float32 whatever argv
-    says. The step is run operation by operation, never replayed from a graph. Returns (float in nats, {canonical name:
-    float32 CPU tensor}); a weight without a gradient is missing from it. Bad options end the program with status 2, as
-    the script itself does.
+    argv holds options of the script. The step runs eagerly; full_precision overrides the precision in argv. A weight
+    without a gradient is left out. Wrong options end the program with status 2, as in the script.
     """
-    import torch  # here, because the tools that only read the scripts do without it
+    import torch  # here: tools that only need the paths start faster without it
 
     script = load_version(version)
-    options = script.parse_options([*argv, "--no-graph"])
+    config = script.parse_options([*argv, "--no-graph"])
     if full_precision:
-        options.use_amp = options.tf32 = False
-    torch.use_deterministic_algorithms(False)  # set_up_backend switches it on where the version asks for it
-    script.set_up_backend(options)
-    trainer = script.Trainer(options)
-    tokens, labels = (tensor.to(trainer.device) for tensor in script.load_data(options).batch(step))
-    scale = trainer.scaler.get_scale() if trainer.scaler.is_enabled() else 1.0
+        config.use_amp = config.tf32 = False
+    torch.use_deterministic_algorithms(False)  # set_up_backend only ever turns it on
+    script.set_up_backend(config)
+    trainer, data = script.Trainer(config), script.load_data(config)
+    return batch_gradients(script, trainer, *script.batch(data, step, config))
+
+
+def batch_gradients(script, trainer, tokens, labels):
+    """Return loss and canonical gradients of a batch; lower the loss scale, as GradScaler does, until none overflows."""
+    tokens, labels = (tensor.to(trainer.config.device) for tensor in (tokens, labels))
+    scale = trainer.scaler.get_scale()  # 1 without a scaler
     loss, gradients = scaled_gradients(script, trainer, tokens, labels, scale)
     while scale > 1 and not all(bool(tensor.isfinite().all()) for tensor in gradients.values()):
-        scale /= 2  # as the gradient scaler does, step by step, until nothing overflows
+        scale /= 2
         loss, gradients = scaled_gradients(script, trainer, tokens, labels, scale)
-    canonical = script.canonical_views(gradients, trainer.config)
-    return loss, {name: tensor.cpu() for name, tensor in canonical.items()}
+    return loss, {name: tensor.cpu() for name, tensor in script.canonical_views(gradients, trainer.config).items()}
 
 
 def scaled_gradients(script, trainer, tokens, labels, scale):
-    """The loss, and the gradients that went backwards multiplied by scale, divided by it again."""
+    """Return the loss, and the float32 gradients of scale · loss divided by scale."""
     trainer.optimizer.zero_grad(set_to_none=True)
-    loss = script.compute_loss(trainer.model, tokens, labels, trainer.options)
-    (loss.float() * scale).backward()
+    loss = script.compute_loss(trainer.model, tokens, labels, trainer.config)
+    (loss * scale).backward()
     parameters = trainer.model.named_parameters()
     return loss.item(), {name: p.grad.float() / scale for name, p in parameters if p.grad is not None}
 
 
 def relative_error(a, b):
-    """rms(a - b) / rms(b) of two tensors of one shape, in float64; infinite where only b is zero or a is not finite."""
+    """Return rms(a - b) / rms(b) in float64; infinity if only b is zero or if a is not finite."""
     a, b = a.double(), b.double()
     difference, size = (a - b).square().mean().sqrt().item(), b.square().mean().sqrt().item()
     if difference == 0:

@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Check that the training harness, the lower half of each tiny_llama_vN.py, is the same bytes in all four scripts.
+
+    python scripts/maintain/harness.py              # check: exit status 1 if a harness differs
+    python scripts/maintain/harness.py --write 3    # copy the harness of version 3 into the other three
+    python scripts/maintain/harness.py --diff 1 3   # print how the lesson of version 3 differs from that of version 1
+"""
+
+import argparse
+import difflib
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from common.versions import SCRIPTS
+
+HEADING = b"# ============ The training harness below"
+
+
+def halves(script):
+    """Return the lesson and the harness of a script, as bytes; the harness starts with its heading."""
+    lesson, heading, harness = script.read_bytes().partition(HEADING)
+    if not heading or HEADING in harness:
+        raise SystemExit(f"harness.py: {script} must have one line that starts with {HEADING.decode()!r}")
+    return lesson, heading + harness
+
+
+def print_diff(versions):
+    lessons = [halves(SCRIPTS[version])[0].decode().splitlines(keepends=True) for version in versions]
+    sys.stdout.writelines(difflib.unified_diff(*lessons, *(SCRIPTS[version].name for version in versions)))
+
+
+def differing(source):
+    """Return the scripts whose harness is not that of the source version."""
+    return [script for script in SCRIPTS.values() if halves(script)[1] != halves(SCRIPTS[source])[1]]
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", type=int, choices=SCRIPTS, metavar="VERSION", help="copy its harness to the others")
+    parser.add_argument("--diff", nargs=2, type=int, choices=SCRIPTS, metavar="VERSION", help="compare two lessons")
+    arguments = parser.parse_args(argv)
+    if arguments.diff:
+        print_diff(arguments.diff)
+        return 0
+    source = arguments.write or 1
+    for script in differing(source):
+        print(f"{script.name}: " + (f"harness of version {source} written" if arguments.write else "harness differs"))
+        if arguments.write:
+            script.write_bytes(halves(script)[0] + halves(SCRIPTS[source])[1])
+    return int(bool(differing(source)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
