@@ -95,17 +95,19 @@ def required_flops(s: Sizes) -> dict[str, int]:
     return {part: 3 * (s.L * layer + once) for part, (layer, once) in forward_flops(s).items()}
 
 
-# Matmuls over the causal half of the scores, forward and backward. Version 1 computes the masked half too; fused kernels
-# recompute the scores in the backward; version 3's two backward kernels recompute scores and their gradients each.
+# Matmuls over the causal half of the scores, forward and backward. Version 1 computes the masked half too; fused
+# kernels recompute scores in the backward, and both backward kernels of version 3 the scores and their gradients.
 ATTENTION_MATMULS = {1: (4, 8), 2: (2, 5), 3: (2, 7), 4: (2, 5)}
 
 
-def flops_done(version: int, s: Sizes) -> dict[str, tuple[int, int]]:
-    """Return {part: (FLOPs of the forward, FLOPs of the backward)} that a version computes in a step."""
-    done = {part: (needed // 3, 2 * needed // 3) for part, needed in required_flops(s).items()}
-    done["attention"] = tuple(n * s.L * s.B * s.T * s.T * s.C for n in ATTENTION_MATMULS[version])
+def flops_done(version: int, s: Sizes) -> dict[str, dict[str, tuple]]:
+    """Return {part: {phase: (FLOPs of each layer, FLOPs outside the layers)}} that a version computes."""
+    needed = forward_flops(s)
+    done = {part: {"forward": pair, "backward": (2 * pair[0], 2 * pair[1])} for part, pair in needed.items()}
+    one = s.B * s.T * s.T * s.C
+    done["attention"] = {phase: (n * one, 0) for phase, n in zip(PHASES, ATTENTION_MATMULS[version], strict=True)}
     if version == 3 and not s.V > MAX_ONE_HOT:
-        done["embedding"] = (0, 2 * s.B * s.T * s.C * s.V)
+        done["embedding"] = {"forward": (0, 0), "backward": (0, 2 * s.B * s.T * s.C * s.V)}
     return done
 
 
@@ -116,7 +118,10 @@ def operations(s: Sizes) -> dict[str, tuple[float, float]]:
     rotated = x + rows * s.kv
     return {
         "embedding": (0, x + s.V * s.C),
-        "norms and residual": (s.L * (10 * x + 4 * rows) + 4 * x + 2 * rows, s.L * (22 * x + 8 * rows) + 10 * x + 4 * rows),
+        "norms and residual": (
+            s.L * (10 * x + 4 * rows) + 4 * x + 2 * rows,
+            s.L * (24 * x + 6 * rows) + 11 * x + 3 * rows,
+        ),
         "QKV projection": (0, s.L * 2 * x),
         "RoPE": (s.L * 3 * rotated, s.L * 3.5 * rotated),
         "attention": (s.L * 3 * scores, s.L * (3 * scores + 2 * x)),
@@ -171,10 +176,9 @@ def norm(s: Sizes, version: int, e: int, residual: bool) -> Part:
         terms = 4 if residual else 2
         return Part([terms * e * n + r + w], [(terms if residual else 3) * e * n + r + 2 * w, 2 * w], e * n + r)
     if version == 4:
-        half = (w // 2) if e == 2 else w  # the weight as it is read
-        casts = [w + half] * (e == 2)
-        saved = e * n + r + half * (e == 2)
-        part = Part([*casts, 2 * e * n + r + half], [3 * e * n + r + 2 * half, *casts], saved)
+        read, casts = e * s.C, [CAST * s.C] * (e == 2)  # the weight, which a 16-bit model casts
+        saved = e * n + r + read * (e == 2)
+        part = Part([*casts, 2 * e * n + r + read], [3 * e * n + r + 2 * read, *casts], saved)
         return part + Part([3 * e * n], [3 * e * n]) if residual else part
     x = 4 * n
     forward = [2 * x, x + r, 2 * r, 2 * r, 2 * x + r, 2 * x + w]  # pow, mean, + eps, rsqrt, x · rstd, · w
@@ -344,8 +348,9 @@ def step_counts(version: int, precision: str, s: Sizes) -> dict[str, dict[str, d
         counts[part] = {}
         for i, phase in enumerate(PHASES):
             each, single = (getattr(p, phase) for p in pair)
+            done = flops.get(part, {}).get(phase, (0, 0))
             counts[part][phase] = {
-                "flops": flops.get(part, (0, 0))[i],
+                "flops": s.L * done[0] + done[1],
                 "operations": elementwise.get(part, (0, 0))[i],
                 "bytes": s.L * sum(each) + sum(single),
                 "launches": s.L * len(each) + len(single),
