@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What each fusion of version 2, or each kernel of version 3, is worth: alone, taken away, and in combination.
+"""Measure what each fusion of version 2, or kernel of version 3, is worth: alone, taken away, and in combination.
 
-Every combination trains in a process of its own, in rounds, so that what drifts hits all alike. A switch's worth is the
-step without it over the step with it: in pairs of combinations that differ in nothing else. Options that are not listed
-here go to the training script.
+Every combination trains in a process of its own, in rounds, so that drift hits all alike. A switch's worth is the step
+without it over the step with it, in pairs of combinations that differ in nothing else. Options that are not listed here
+go to the training script.
 
 Exit status: 0 measured; 1 where nothing ran; 2 for bad input.
 """
@@ -16,20 +16,10 @@ import statistics
 import sys
 import tempfile
 
-from common.analysis import (
-    Parser,
-    TimeLimit,
-    add_time_limit,
-    emit,
-    known,
-    load_script,
-    positive,
-    progress,
-    text_table,
-    train,
-    with_sizes,
-)
+from common.analysis import Parser, add_time_limit, emit, known, load_script, positive, progress, text_table, with_sizes
 from common.command_line import Failure, run_tool
+from common.records import significant
+from common.runs import TimeLimit, train
 from common.traces import read_profile
 from common.versions import SCRIPTS
 
@@ -40,7 +30,7 @@ SWITCHES = {
 
 
 def combinations(switches: tuple[str, ...], every: bool) -> list[frozenset[str]]:
-    """Which switches are on: none, all, and then the rest of the 2^n, or each alone and all but each."""
+    """Return sets of switches that are on: none, all, then the rest of the 2^n, or each alone and all but each."""
     full = frozenset(switches)
     if every:
         sizes = range(1, len(switches))
@@ -62,7 +52,7 @@ def name_of(on: frozenset[str], switches: tuple[str, ...]) -> str:
 
 
 def profiled_run(script: pathlib.Path, argv: list[str]) -> tuple[dict, float | None]:
-    """Metrics of a run, and the kernels (operators on a CPU) a step that was profiled after the measured ones."""
+    """Return the metrics of a run, and how many kernels (operators on a CPU) a step that was profiled after it has."""
     with tempfile.TemporaryDirectory() as folder:
         metrics = train(script, [*argv, "--enable-pytorch-profiler", "--profile-dir", folder])
         profile = read_profile(folder)
@@ -71,7 +61,7 @@ def profiled_run(script: pathlib.Path, argv: list[str]) -> tuple[dict, float | N
 
 
 def measure(script, switches: tuple, wanted: list[frozenset[str]], argv: list[str], rounds: int, limit) -> list[dict]:
-    """A row for each combination: on, status, and where it ran the medians of its rounds, memory and kernels.
+    """Return a row per combination: on, status, and if it ran the medians of its rounds, memory and kernels.
 
     limit: a TimeLimit; it leaves out combinations of the first round, or whole further rounds.
     """
@@ -80,26 +70,30 @@ def measure(script, switches: tuple, wanted: list[frozenset[str]], argv: list[st
         if i and not limit.room(len(rows)):
             progress(f"no time is left for round {i + 1} of {rounds}")
             break
-        for place, (on, row) in enumerate(zip(wanted, rows, strict=True), 1):
-            if not i and not limit.room(1):
+        for done, (on, row) in enumerate(zip(wanted, rows, strict=True), i * len(rows)):
+            if not i and not limit.room():
                 row["reason"] = "not run: no time was left"
-            if row["reason"]:
-                continue
-            progress(f"round {i + 1} of {rounds}, {place} of {len(rows)}: {row['name']} ...")
-            options = [*argv, *switch_options(switches, on)]
-            try:
-                if i == 0:
-                    metrics, row["kernels"] = limit.timed(functools.partial(profiled_run, script, options))
-                else:
-                    metrics = limit.timed(functools.partial(train, script, options))
-                row["runs"].append(metrics["summary"])
-            except Failure as error:
-                row["reason"] = str(error)
+            if not row["reason"]:
+                count = f"[{done + 1}/{rounds * len(rows)}]"
+                progress(f"{count} {row['name']} ... ({limit.left(rounds * len(rows) - done)})")
+                measure_once(script, [*argv, *switch_options(switches, on)], row, limit)
     return [finished(row) for row in rows]
 
 
+def measure_once(script, argv: list[str], row: dict, limit) -> None:
+    """Run a combination once more and keep its summary, or the reason why it failed; the first time profile it too."""
+    try:
+        if row["runs"]:
+            metrics = limit.timed(functools.partial(train, script, argv))
+        else:
+            metrics, row["kernels"] = limit.timed(functools.partial(profiled_run, script, argv))
+        row["runs"].append(metrics["summary"])
+    except Failure as error:
+        row["reason"] = str(error)
+
+
 def finished(row: dict) -> dict:
-    """The row with the medians of its runs in the place of the runs."""
+    """Return the row with the medians of its runs in their place."""
     runs = row.pop("runs")
     if row["reason"] or not runs:
         return row | {"steps_ms": [], "step_ms": None, "peak_memory_mb": None, "kernels": None}
@@ -109,9 +103,9 @@ def finished(row: dict) -> dict:
 
 
 def worth(rows: list[dict], switches: tuple[str, ...]) -> list[dict]:
-    """For each switch: speed-up of adding it, over all pairs that differ in it alone, round by round.
+    """Return for each switch the speed-up of adding it, over all pairs that differ in it alone, round by round.
 
-    alone is added to nothing, last added to all the others; low and high the smallest and largest pair.
+    alone: added to nothing; last: added to all the others; low and high: the smallest and largest pair.
     """
     by_set = {frozenset(row["on"]): row for row in rows if row["step_ms"] is not None}
     found = []
@@ -142,7 +136,7 @@ def ratio_of(without: dict, with_it: dict) -> float:
 
 
 def change(pairs: list, key: str) -> float | None:
-    """Mean of what adding the switch changes; None where some pair does not know it."""
+    """Return the mean of what adding the switch changes; None if some pair does not know it."""
     values = [None if None in (a[key], b[key]) else b[key] - a[key] for _, a, b in pairs]
     return statistics.mean(values) if values and None not in values else None
 
@@ -152,13 +146,13 @@ def as_text(content: dict) -> str:
     rows = []
     for row in sorted(content["combinations"], key=lambda row: row["step_ms"] or float("inf")):
         if row["step_ms"] is not None:
-            spread = f"{min(row['steps_ms']):.3f} - {max(row['steps_ms']):.3f}"
+            spread = f"{significant(min(row['steps_ms']))} to {significant(max(row['steps_ms']))}"
             speed = known(base and base / row["step_ms"], ".2f")
             memory, kernels = f"{row['peak_memory_mb']:,.0f}", known(row["kernels"], ",.0f")
-            rows.append([row["name"], f"{row['step_ms']:.3f}", spread, speed, memory, kernels])
+            rows.append([row["name"], significant(row["step_ms"]), spread, speed, memory, kernels])
     lines = [text_table(["on", "step ms", "rounds", "over none", "peak MB", "kernels"], rows), ""]
     cells = [
-        [row["switch"], row["pairs"], *(known(row[key], ".3f") for key in ("speedup", "low", "high", "alone", "last"))]
+        [row["switch"], row["pairs"], *(known(row[key], ".2f") for key in ("speedup", "low", "high", "alone", "last"))]
         + [known(row["memory_mb"], "+,.1f"), known(row["kernels"], "+,.1f")]
         for row in content["switches"]
     ]
@@ -167,8 +161,8 @@ def as_text(content: dict) -> str:
     lines += [f"{row['name']}: {row['reason']}" for row in content["combinations"] if row["reason"]]
     best = content["switches"][0]
     if best["speedup"] is not None:
-        sure = "" if best["low"] > 1 else ", which the spread leaves open"
-        lines.append(f"worth most: {best['switch']}, {best['speedup']:.3f}x{sure}")
+        sure = "" if best["low"] > 1 else ", within the spread of the rounds"
+        lines.append(f"worth most: {best['switch']}, {best['speedup']:.2f}x{sure}")
     return "\n".join(lines)
 
 

@@ -12,21 +12,22 @@ The formulas stand in common/counts.py, which also says what each quantity count
 Exit status: 0; 1 if --check finds a difference; 2 for a bad option or a file that cannot be read or written.
 """
 
-import difflib
 import pathlib
 import sys
 from collections import Counter, defaultdict
 
 from common import counts
-from common.command_line import PRECISIONS, Failure, Parser, add_version_option, run_tool, version_meant
+from common.command_line import Failure, Parser, add_version_option, run_tool, version_meant
 from common.counts import PARTS, PHASES, QUANTITIES, Part, Sizes, both_phases, step_counts, total
+from common.pages import fill, write_or_check
+from common.provenance import machine_line
+from common.records import PRECISIONS, Record, newest_record
 from common.tables import emit, markdown_table, text_table
 from common.versions import REPOSITORY, SCRIPTS, load_version
 
 PAGE = REPOSITORY / "TINY_LLAMA_ARCHITECTURE.md"
 PRESETS = ("tiny", "small", "medium")
 GPUS = ("MI300X", "H200", "MI250X")  # in the tables; --json has all that are known
-SHORT = {"float32": "fp32", "tf32": "TF32", "bfloat16": "bf16", "float16": "fp16"}
 
 # ---------------------------------------------------------------- formulas as text
 
@@ -64,7 +65,7 @@ class Formula:
         """Return the formula, highest powers first: 4BTC + 2BT^2H."""
         order = "BTCHKDFVL"
         terms = sorted(self.terms.items(), key=lambda term: (-len(term[0]), [order.index(x) for x in term[0]]))
-        return " + ".join((f"{n}" if n != 1 or not letters else "") + powers(letters, power) for letters, n in terms)
+        return " + ".join(("" if n == 1 and name else str(n)) + powers(name, power) for name, n in terms)
 
 
 def formula(value) -> Formula:
@@ -104,8 +105,13 @@ def part_formulas(version: int, precision: str, sizes: Sizes) -> dict:
 # ---------------------------------------------------------------- the page's tables
 
 
+def sizes_of_options(argv: list[str]) -> Sizes:
+    """Return the sizes that a training script's options choose; every version has the same ones."""
+    return counts.sizes_of(load_version(1).parse_options([*argv, "--device", "cpu"]))
+
+
 def preset_sizes(preset: str) -> Sizes:
-    return counts.sizes_of(load_version(1).parse_options(["--preset", preset, "--device", "cpu"]))
+    return sizes_of_options(["--preset", preset])
 
 
 def math(value) -> str:
@@ -188,7 +194,7 @@ def step_table(quantity: str, unit: float, name: str) -> str:
     for preset in PRESETS:
         for precision in ("float32", "bfloat16"):
             sums = [total(step_counts(v, precision, preset_sizes(preset)), quantity) / unit for v in SCRIPTS]
-            rows.append([f"**step of `{preset}`, {SHORT[precision]}**", *(f"**{n:,.0f}**" for n in sums)])
+            rows.append([f"**step of `{preset}`, {PRECISIONS[precision]}**", *(f"**{n:,.0f}**" for n in sums)])
     return markdown_table([f"{name}, `small`, fp32", *versions_header()], rows)
 
 
@@ -213,7 +219,7 @@ def roofline_table(version: int, precision: str, preset: str) -> str:
         rows.append([part, f"{work / 1e9:,.2f}", f"{moved[part] / 1e6:,.0f}", f"{work / moved[part]:,.1f}", *times])
     sums = [f"{1e3 * counts.shortest_step_ms(step, gpu, precision):,.0f}" for gpu in GPUS]
     rows.append(["all, one after the other", "", "", "", *sums])
-    header = [f"V{version}, `{preset}`, {SHORT[precision]}", "GFLOP", "MB", "FLOP/B"]
+    header = [f"V{version}, `{preset}`, {PRECISIONS[precision]}", "GFLOP", "MB", "FLOP/B"]
     return markdown_table([*header, *(f"{gpu}, us" for gpu in GPUS)], rows)
 
 
@@ -225,7 +231,7 @@ def shortest_table() -> str:
             steps = [step_counts(version, precision, preset_sizes(preset)) for version in SCRIPTS]
             for gpu in GPUS:
                 times = [f"{counts.shortest_step_ms(step, gpu, precision):,.2f}" for step in steps]
-                rows.append([f"`{preset}`, {SHORT[precision]}, {gpu}", *times])
+                rows.append([f"`{preset}`, {PRECISIONS[precision]}, {gpu}", *times])
     return markdown_table(["shortest step, ms", *versions_header()], rows)
 
 
@@ -270,102 +276,67 @@ def predicted_and_measured(row: dict, gpu: str | None, sizes: Sizes) -> list[str
     rate = f"{1e3 * row['step_ms'] / launches:.1f}"
     if version == 4:  # it runs compiled, but is counted without torch.compile
         counted, rate = [f"≤&nbsp;{cell}" if cell else "" for cell in counted], ""
-    title = f"V{version}&nbsp;{SHORT[precision]}&nbsp;{'graph' if row['captured'] else 'eager'}"
+    title = f"V{version}&nbsp;{PRECISIONS[precision]}&nbsp;{'graph' if row['captured'] else 'eager'}"
     return [title, *counted, f"{row['step_ms']:.2f}", rate, f"{row['peak_memory_mb']:,.0f}"]
 
 
-def measured_tables(recorded) -> str:
+def measured_tables(recorded: Record) -> str:
     """Return the recorded steps of the four versions, one table per configuration."""
-    device = recorded.runs[0]["environment"]
-    gpu, tables = counts.known_gpu(device["device"]), defaultdict(list)
-    for row in recorded.rows:
-        if row["model"] in ("v1", "v2", "v3", "v4") and row["precision"] in PRECISIONS:
+    tables, record = defaultdict(list), recorded.suite()["record"]
+    for row in [*recorded.suite()["rows"], *recorded.suite("graph")["rows"]]:
+        if row["model"] in ("v1", "v2", "v3", "v4") and row["precision"] in counts.ELEMENT_BYTES:
             tables[row["preset"], row["batch_size"], row["seq_len"], row["options"]].append(row)
-    texts = []
+    texts = [f"{machine_line(record)}; `scripts/recorded/{recorded.folder.name}`."]
     for (preset, batch_size, seq_len, more), chosen in tables.items():
         argv = ["--preset", preset, "--batch-size", str(batch_size), "--seq-len", str(seq_len), *more.split()]
-        sizes = counts.sizes_of(load_version(1).parse_options([*argv, "--device", "cpu"]))
+        sizes, gpu = sizes_of_options(argv), counts.known_gpu(record["device"])
         header = [f"`{preset}`", "launches", "MB", "least ms", "least MiB", "step ms", "us/launch", "peak MiB"]
         texts.append(markdown_table(header, [predicted_and_measured(row, gpu, sizes) for row in chosen]))
-    dates = sorted({run["environment"]["date"][:10] for run in recorded.runs})
-    where = f"Measured on one {device['device']} (PyTorch {device['torch']}), {', '.join(dates)}, "
-    return "\n\n".join([f"{where}`scripts/recorded/{recorded.folder.name}`.", *texts])
-
-
-def read_recorded(folder: pathlib.Path | None):
-    from maintain.ladder import Recorded, newest_folder  # until common/records.py reads recorded runs
-
-    return Recorded(folder or newest_folder())
+    return "\n\n".join(texts)
 
 
 # ---------------------------------------------------------------- the page
 
 
-def blocks(recorded) -> dict[str, str]:
-    """Return {name: the text between its markers in the page}."""
-    return {
+def page_tables(recorded: Record) -> dict[str, str]:
+    """Return {name of the markers in the page: table}."""
+    tables = {
         "presets": presets_table(),
         "parameters": parameter_table(),
         "flops": flops_table(),
         "launches": launches_table(),
         "bytes": formula_table("bytes"),
-        "bytes of a step": step_table("bytes", 1e6, "MB"),
+        "bytes-of-a-step": step_table("bytes", 1e6, "MB"),
         "saved": formula_table("saved"),
-        "saved of a step": step_table("saved", 2**20, "MiB"),
+        "saved-of-a-step": step_table("saved", 2**20, "MiB"),
         "gpus": gpu_table(),
         "roofline": roofline_table(1, "float32", "small") + "\n\n" + roofline_table(3, "bfloat16", "medium"),
         "shortest": shortest_table(),
         "corrections": corrections(),
         "measured": measured_tables(recorded),
     }
+    return {f"counts-{name}": table for name, table in tables.items()}
 
 
-def markers(name: str) -> tuple[str, str]:
-    return f"<!-- counts: {name} -->", f"<!-- end of counts: {name} -->"
-
-
-def filled(text: str, tables: dict) -> str:
-    """Return the page's text with every table between its markers."""
-    for name, table in tables.items():
-        begin, end = markers(name)
-        if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-            raise Failure(2, f"{PAGE.name} needs one line {begin} and, further down, one line {end}")
-        before, rest = text.split(begin)
-        text = f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
-    return text
-
-
-def page_text(path: pathlib.Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise Failure(2, f"--page {path} cannot be read: name a copy of {PAGE.name}") from None
-
-
-def check(path: pathlib.Path, tables: dict) -> int:
-    """Return 0 if the page has these tables, else print the difference and return 1."""
-    found = page_text(path)
-    wanted = filled(found, tables)
-    if found == wanted:
-        print(f"{path.name} agrees with the formulas and the recorded run")
-        return 0
-    print(
-        "\n".join(difflib.unified_diff(found.splitlines(), wanted.splitlines(), path.name, "counted", n=0, lineterm=""))
-    )
-    print(f"{path.name} disagrees: python scripts/model_counts.py --write", file=sys.stderr)
-    return 1
-
-
-def page(options) -> int:
+def write_page(options) -> int:
     """Print, write or check the tables of the page."""
-    tables = blocks(read_recorded(options.recorded))
-    if options.write:
-        options.page.write_text(filled(page_text(options.page), tables), encoding="utf-8")
-    if options.check:
-        return check(options.page, tables)
+    tables = page_tables(Record(options.recorded) if options.recorded else newest_record())
     if options.markdown:
-        print("\n\n".join(f"{markers(name)[0]}\n{table}\n{markers(name)[1]}" for name, table in tables.items()))
-    return 0
+        print("\n\n".join(f"{name}\n{table}" for name, table in tables.items()))
+        return 0
+    try:
+        text = options.page.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise Failure(2, f"--page {options.page} cannot be read: name a copy of {PAGE.name}") from None
+    for name in tables:
+        if f"<!-- {name}:begin -->" not in text or f"<!-- {name}:end -->" not in text:
+            raise Failure(2, f"{options.page} must have the lines <!-- {name}:begin --> and <!-- {name}:end -->")
+    if options.write:
+        write_or_check({options.page: fill(text, tables)}, check=False, remedy="")
+        return 0
+    return write_or_check(
+        {options.page: fill(text, tables)}, check=True, remedy="python scripts/model_counts.py --write"
+    )
 
 
 # ---------------------------------------------------------------- one step
@@ -427,13 +398,9 @@ def as_text(content: dict) -> str:
 
 
 def count(options, argv: list[str]) -> int:
-    version = version_meant(options.version)
-    config = load_version(1).parse_options(
-        [*argv, "--device", "cpu"]
-    )  # sizes alone: other versions have their switches
-    if config.use_amp or config.tf32:
+    if {"--use-amp", "--tf32", "--amp-dtype"} & set(argv):
         raise Failure(2, "choose the precision with --precision, not with the training script's options")
-    content = content_of(version, options.precision, counts.sizes_of(config))
+    content = content_of(version_meant(options.version), options.precision, sizes_of_options(argv))
     emit(content, as_text(content), options.json)
     return 0
 
@@ -442,7 +409,7 @@ def main(argv: list[str] | None = None) -> int:
     example = "--preset small --version 3 --precision bfloat16; the sizes are the training script's options"
     parser = Parser("model_counts.py", __doc__.splitlines()[0], example)
     add_version_option(parser)
-    parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="(%(default)s)")
+    parser.add_argument("--precision", choices=counts.ELEMENT_BYTES, default="float32", help="(%(default)s)")
     parser.add_argument("--markdown", action="store_true", help=f"print the tables of {PAGE.name}")
     parser.add_argument("--write", action="store_true", help="put them into the page")
     parser.add_argument("--check", action="store_true", help="compare the page with them")
@@ -451,7 +418,7 @@ def main(argv: list[str] | None = None) -> int:
     options, rest = parser.parse_known_args(argv)
 
     def work() -> int:
-        return page(options) if options.markdown or options.write or options.check else count(options, rest)
+        return write_page(options) if options.markdown or options.write or options.check else count(options, rest)
 
     return run_tool("model_counts.py", work)
 

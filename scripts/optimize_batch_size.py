@@ -1,31 +1,21 @@
 #!/usr/bin/env python3
-"""The best batch size of a version on this device, found by training with each: as large as memory allows, or fastest.
+"""Find the best batch size of a version on this device by training with each: the largest that fits, or the fastest.
 
-Doubles the batch until two doublings bring no more throughput, or its peak is above the share of memory that may be
-used, or the device runs out of it; then halves the gap. Every probe is a process of its own, so one that runs out of
-memory costs nothing else. Options that are not listed here go to the training script.
+Double the batch until two doublings bring no more throughput, the peak passes the share of memory that may be used, or
+the device runs out of it; then halve the gap. Every probe is a process of its own, so one that runs out of memory costs
+nothing else. Options that are not listed here go to the training script.
 
-Exit status: 0 found; 1 where not even one sequence fits; 2 for bad input.
+Exit status: 0 found; 1 if not even one sequence fits; 2 for bad input.
 """
 
 import argparse
 import os
 import sys
 
-from common.analysis import (
-    OutOfMemory,
-    Parser,
-    emit,
-    known,
-    load_script,
-    on_cpu,
-    positive,
-    progress,
-    text_table,
-    train,
-    with_sizes,
-)
+from common.analysis import Parser, emit, known, load_script, on_cpu, positive, progress, text_table, with_sizes
 from common.command_line import Failure, add_version_option, run_tool, version_meant
+from common.records import significant
+from common.runs import OutOfMemory, train
 from common.versions import SCRIPTS
 
 TARGETS = ("throughput", "memory", "latency")
@@ -33,7 +23,7 @@ ENOUGH = 1.02  # a larger batch must give so many times the samples a second to 
 
 
 def device_memory_mb(argv: list[str]) -> float:
-    """Memory of the device, in MiB: the GPU's, or the machine's."""
+    """Return the memory of the device in MiB: the GPU's, or the machine's."""
     import torch
 
     if on_cpu(argv):
@@ -43,14 +33,14 @@ def device_memory_mb(argv: list[str]) -> float:
 
 
 class Search:
-    """Probes batch sizes and remembers the outcomes. probe(batch size) gives a summary or raises OutOfMemory."""
+    """Probe batch sizes and remember the outcomes; probe(batch size) returns a summary or raises OutOfMemory."""
 
     def __init__(self, probe, budget_mb: float, largest: int, to_the_limit: bool):
         self.probe, self.budget_mb, self.largest, self.to_the_limit = probe, budget_mb, largest, to_the_limit
         self.rows: dict[int, dict] = {}
 
     def fits(self, batch_size: int) -> bool:
-        """Whether it runs within the budget; measures it if that is not known yet."""
+        """Return whether it runs within the budget; measure it if that is not known yet."""
         if batch_size not in self.rows:
             row = {"batch_size": batch_size, "samples_per_second": None, "step_ms": None, "peak_memory_mb": None}
             try:
@@ -63,14 +53,14 @@ class Search:
         return self.rows[batch_size]["fits"]
 
     def saturated(self) -> bool:
-        """Whether the last two doublings gained no throughput."""
+        """Return whether the last two doublings gained no throughput."""
         rates = [row["samples_per_second"] for row in self.rows.values()]
         return len(rates) > 2 and max(rates[-2:]) < ENOUGH * max(rates[:-2])
 
     def run(self) -> list[dict]:
-        """Rows of all probes by batch size: powers of two, then the gap between the last that fits and the next.
+        """Return the rows of all probes by batch size: powers of two, then between the last that fits and the next.
 
-        Unless it is to go to the limit of memory, it ends where a larger batch gives no more throughput.
+        Without to_the_limit, stop when a larger batch gives no more throughput.
         """
         batch_size = 1
         while batch_size <= self.largest and self.fits(batch_size):
@@ -85,7 +75,7 @@ class Search:
 
 
 def best(rows: list[dict], target: str) -> dict | None:
-    """The row to take; None where none fits.
+    """Return the row to take; None if none fits.
 
     throughput: the smallest batch within 2 % of the fastest; memory: the largest that fits; latency: the shortest step.
     """
@@ -107,7 +97,7 @@ def as_text(content: dict) -> str:
         return "fits" if row["fits"] else "above the limit"
 
     rows = [
-        [row["batch_size"], known(row["step_ms"], ",.3f"), known(row["samples_per_second"], ",.1f")]
+        [row["batch_size"], significant(row["step_ms"]), known(row["samples_per_second"], ",.1f")]
         + [known(row["peak_memory_mb"], ",.0f"), outcome(row)]
         for row in content["probes"]
     ]

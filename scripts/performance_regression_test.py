@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Is the current version at least so many times as fast as the baseline? Answered with the spread of the steps.
+"""Fail unless the current version is at least so many times as fast as the baseline, beyond the spread of the steps.
 
-Reads metrics files (--metrics-file of the training scripts), several of each side where runs were repeated. The
-speed-up is the ratio of the median step times; its 95 % interval comes from drawing runs and steps anew. Runs of
-different devices, libraries, sizes or precisions are refused unless --allow-different is given, and so is a run that
-does not train every parameter, whose speed means nothing.
+Reads metrics files (--metrics-file of the training scripts), several of each side if runs were repeated. The
+speed-up is the ratio of the median step times; its 95 % interval comes from a bootstrap over runs and steps. Runs of
+different devices, libraries, sizes or precisions are refused without --allow-different, and so is a run that does not
+train every parameter: its speed means nothing.
 
 Exit status: 0 fast enough, or too close to tell without --strict; 1 slower; 2 for bad input.
 """
@@ -12,30 +12,25 @@ Exit status: 0 fast enough, or too close to tell without --strict; 1 slower; 2 f
 import argparse
 import sys
 
-from common.analysis import Parser, differences, emit, progress, read_metrics
+import numpy as np
+
+from common.analysis import Parser, emit, progress
 from common.command_line import Failure, run_tool
+from common.records import significant
+from common.runs import differences, read_metrics
 
 DRAWS = 2000
 LOSS_BOUND = 0.02  # relative difference of the first losses: a lower precision may make so much, a wrong model more
 
 
-def step_times(metrics: list[dict]) -> list[list[float]]:
-    """Step times in ms, a list for each run."""
-    return [[step["step_ms"] for step in content["steps"]] for content in metrics]
-
-
-def draw_median(runs, rng):
-    """The median step of runs drawn anew, each with its steps drawn anew."""
-    import numpy as np
-
+def draw_median(runs: list[list[float]], rng: np.random.Generator) -> float:
+    """Return the median step of resampled runs with resampled steps."""
     chosen = [runs[i] for i in rng.integers(len(runs), size=len(runs))]
     return np.median([np.median(rng.choice(run, size=len(run))) for run in chosen])
 
 
 def speedup(baseline: list[list[float]], current: list[list[float]], seed: int = 0) -> dict:
-    """Median step of both in ms, their ratio, and the ratio's 95 % interval by bootstrap over runs and steps."""
-    import numpy as np
-
+    """Return the median step of both in ms, their ratio, and its 95 % interval by a bootstrap over runs and steps."""
     rng = np.random.default_rng(seed)
     medians = [float(np.median([np.median(run) for run in runs])) for runs in (baseline, current)]
     ratios = [draw_median(baseline, rng) / draw_median(current, rng) for _ in range(DRAWS)]
@@ -50,14 +45,14 @@ def speedup(baseline: list[list[float]], current: list[list[float]], seed: int =
 
 
 def judge(result: dict, wanted: float) -> str:
-    """faster, slower, or too close to tell: whether the interval lies above, below or around the wanted speed-up."""
+    """Return whether the interval lies above, below or around the wanted speed-up."""
     if result["low"] >= wanted:
         return "faster"
     return "slower" if result["high"] < wanted else "too close to tell"
 
 
 def check(baseline: list[dict], current: list[dict], allow_different: bool) -> list[str]:
-    """What differs between the runs. Failure where it may not, or where a run's speed means nothing."""
+    """Return what differs between the runs; raise Failure if it may not, or if a run's speed means nothing."""
     for content in [*baseline, *current]:
         summary = content["summary"]
         if summary["parameters_trained"] != summary["parameters"]:
@@ -78,19 +73,21 @@ def check(baseline: list[dict], current: list[dict], allow_different: bool) -> l
     return found
 
 
+SENTENCES = {
+    "faster": "PASSED: at least",
+    "slower": "FAILED: slower than",
+    "too close to tell": "too close to tell from",
+}
+
+
 def as_text(content: dict) -> str:
     result = content["result"]
-    sentence = {
-        "faster": "PASSED: at least",
-        "slower": "FAILED: slower than",
-        "too close to tell": "too close to tell from",
-    }[content["verdict"]]
     lines = [f"different: {difference}" for difference in content["differences"]]
     lines += [
-        f"baseline  {result['baseline_ms']:10.3f} ms a step, {content['baseline_steps']} steps",
-        f"current   {result['current_ms']:10.3f} ms a step, {content['current_steps']} steps",
-        f"speed-up  {result['speedup']:10.3f}x, 95 % interval {result['low']:.3f}x to {result['high']:.3f}x",
-        f"{sentence} the {content['min_speedup']}x asked for",
+        f"baseline  {significant(result['baseline_ms']):>9} ms per step, {content['baseline_steps']} steps",
+        f"current   {significant(result['current_ms']):>9} ms per step, {content['current_steps']} steps",
+        f"speed-up  {result['speedup']:9.2f}x, 95 % interval {result['low']:.2f}x to {result['high']:.2f}x",
+        f"{SENTENCES[content['verdict']]} the {content['min_speedup']}x asked for",
     ]
     if content["verdict"] == "too close to tell":
         lines.append("the interval holds both answers: measure more steps, or more runs of each")
@@ -101,7 +98,7 @@ def compare(options: argparse.Namespace) -> int:
     baseline = [read_metrics(path) for path in options.baseline_results]
     current = [read_metrics(path) for path in options.current_results]
     found = check(baseline, current, options.allow_different)
-    times = step_times(baseline), step_times(current)
+    times = [[[step["step_ms"] for step in run["steps"]] for run in runs] for runs in (baseline, current)]
     if min(len(run) for runs in times for run in runs) < 5:
         progress("a run has fewer than 5 steps: its spread says little")
     result = speedup(*times)

@@ -1,12 +1,13 @@
-"""What one would take instead of the four versions: Hugging Face's Llama as it is, compiled, in a graph, or with Liger.
+"""What one would take instead of the four versions: Hugging Face's Llama, with Liger's kernels, or in fp8 by torchao.
 
-    python scripts/common/peers.py --library transformers --preset small --use-amp
-    python scripts/common/peers.py --library transformers --preset small --use-amp --enable-torch-compile --graph
+    python scripts/common/peers.py --preset small --use-amp
+    python scripts/common/peers.py --preset small --use-amp --enable-torch-compile --no-graph
+    python scripts/common/peers.py --preset small --use-amp --enable-torch-compile --fp8
     python scripts/common/peers.py --library liger --preset small --use-amp
 
 This is version 1's script with a library's model, loss and optimizer in place of its own. Weights, batches, options,
-the timed step, the printed summary and the metrics file are version 1's, so that the figures can stand beside ours.
-Exit status: as version 1's; 2 also where the library is not installed.
+the timed step, the graph, the printed summary and the metrics file are version 1's, so the numbers can be compared.
+Exit status: as version 1's; 2 also if the library is not installed.
 """
 
 import importlib
@@ -21,9 +22,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from common.versions import SCRIPTS
 
-PACKAGES = {"transformers": ("transformers",), "liger": ("transformers", "liger_kernel.transformers")}
+PACKAGES = {"transformers": ["transformers"], "liger": ["transformers", "liger_kernel.transformers"]}
 
-# The library's names of modules -> the canonical ones; what is not listed is called the same.
+# The library's names of modules -> version 1's; what is not listed is called the same.
 CANONICAL = {
     "self_attn": "attention",
     "mlp": "feed_forward",
@@ -33,33 +34,28 @@ CANONICAL = {
 
 
 class LibraryLlama(nn.Module):
-    """LlamaForCausalLM of these sizes: tokens and labels [B, T] to the loss. Its parameters carry canonical names."""
+    """Map tokens and labels [B, T] to the loss with LlamaForCausalLM; parameters carry version 1's names."""
 
-    def __init__(self, config, options):
+    def __init__(self, config):
         super().__init__()
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        if options.library == "liger":
+        if config.library == "liger":
             from liger_kernel.transformers import apply_liger_kernel_to_llama
 
             apply_liger_kernel_to_llama()
-        self.llama = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=config.vocab_size,
-                hidden_size=config.hidden_dim,
-                intermediate_size=config.intermediate_dim,
-                num_hidden_layers=config.num_layers,
-                num_attention_heads=config.num_heads,
-                num_key_value_heads=config.num_kv_heads,
-                max_position_embeddings=options.seq_len,
-                rms_norm_eps=config.norm_eps,
-                tie_word_embeddings=True,
-                attn_implementation="sdpa",
-                bos_token_id=None,
-                eos_token_id=None,
-            )
-        )
-        if options.enable_torch_compile:
+        sizes = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_dim}
+        sizes |= {"intermediate_size": config.intermediate_dim, "num_hidden_layers": config.num_layers}
+        sizes |= {"num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads}
+        sizes |= {"max_position_embeddings": config.seq_len, "rms_norm_eps": config.norm_eps}
+        options = {"tie_word_embeddings": True, "attn_implementation": "sdpa", "bos_token_id": None}
+        self.llama = LlamaForCausalLM(LlamaConfig(**sizes, **options, eos_token_id=None))
+        if config.fp8:
+            from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+            recipe = Float8LinearConfig.from_recipe_name("rowwise")
+            convert_to_float8_training(self.llama.model, config=recipe)  # not the head, as in version 3
+        if config.enable_torch_compile:
             self.compile()
 
     def named_parameters(self, *args, **kwargs):
@@ -72,60 +68,61 @@ class LibraryLlama(nn.Module):
         return self.llama(input_ids=tokens, labels=labels, shift_labels=labels, use_cache=False).loss
 
 
-def add_version_options(parser):
-    group = parser.add_argument_group("library")
-    group.add_argument("--library", choices=PACKAGES, default="transformers", help="whose model (%(default)s)")
-    group.add_argument("--enable-torch-compile", action="store_true", help="compile model and loss")
-
-
-def check_version_options(options):
-    if options.profile_attention_only:
-        raise ValueError("--profile-attention-only is for the four versions: leave it out here")
-    if options.library == "liger" and torch.device(options.device).type == "cpu":
-        raise ValueError("--library liger needs a GPU: its kernels have nothing to run on here")
-    for package in PACKAGES[options.library]:
-        name = package.split(".")[0].replace("_", "-")
-        try:
-            importlib.import_module(package)
-        except ImportError as error:
-            raise ValueError(f"--library {options.library} needs the package {name} ({error}): install it") from None
-
-
-def describe_parts(options):
-    packages = [importlib.import_module(package.split(".")[0]) for package in PACKAGES[options.library]]
-    names = [f"{package.__name__} {getattr(package, '__version__', '')}".strip() for package in packages]
-    compiled = ", torch.compile" * options.enable_torch_compile
-    return f"{' with '.join(names)}: SDPA attention, fused AdamW{compiled}"
-
-
-def make_optimizer(model, options):
-    return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, capturable=options.graph, fused=True)
-
-
-def compute_loss(model, tokens, labels, options):
-    """Mean cross-entropy of predicting labels [B, T] from tokens [B, T], computed by the library."""
-    with torch.autocast(tokens.device.type, getattr(torch, options.amp_dtype), enabled=options.use_amp):
+def compute_loss(model, tokens, labels, config):
+    """Return the mean cross-entropy of predicting labels [B, T] from tokens [B, T], computed by the library."""
+    with torch.autocast(tokens.device.type, config.dtype, enabled=config.use_amp):
         return model(tokens, labels)
 
 
+def make_optimizer(model, config):
+    graph = config.graph and config.on_gpu
+    return torch.optim.AdamW(model.parameters(), lr=config.learning_rate, capturable=graph, fused=True)
+
+
+def add_version_options(add):
+    add("--library", choices=PACKAGES, default="transformers", help="whose model (%(default)s)")
+    add("--enable-torch-compile", action="store_true", help="compile model and loss")
+    add("--fp8", action="store_true", help="torchao's float8 linear layers with a scale per row, with --use-amp")
+
+
+def complete_version_options(config, user_error):
+    """Check these options and import the packages; return a description of the parts."""
+    if config.profile_attention_only:
+        raise user_error("--profile-attention-only is for the four versions: leave it out here")
+    if (config.library == "liger" or config.fp8) and not config.on_gpu:
+        raise user_error(f"{'--fp8' if config.fp8 else '--library liger'} needs a GPU, got {config.device}")
+    if config.fp8 and not config.use_amp:
+        raise user_error("--fp8 needs --use-amp: the other operations run in 16 bits")
+    names = []
+    for package in PACKAGES[config.library] + ["torchao"] * config.fp8:
+        name = package.split(".")[0]
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise user_error(f"{name.replace('_', '-')} cannot be imported ({error}): install it") from None
+        names.append(f"{name} {getattr(sys.modules[name], '__version__', '')}".strip())
+    return f"{' with '.join(names)}: SDPA attention, fused AdamW{', torch.compile' * config.enable_torch_compile}"
+
+
 def peer_script():
-    """A module of version 1's script, for itself alone, whose model, loss, optimizer and own options are ours."""
+    """Return a module of version 1's script of its own, with this file's model, loss, optimizer and options."""
     spec = importlib.util.spec_from_file_location("tiny_llama_peer", SCRIPTS[1])
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
+    build_parser = script.build_parser
 
-    class Parser(script.Parser):
-        def __init__(self, **texts):
-            example = "example: python scripts/common/peers.py --preset small --use-amp --enable-torch-compile --graph"
-            super().__init__(**texts | {"prog": "peers.py", "description": __doc__.split("\n")[0], "epilog": example})
+    def described_parser():
+        parser = build_parser()
+        parser.prog, parser.description = "peers.py", __doc__.split("\n")[0]
+        parser.epilog = "example: python scripts/common/peers.py --preset small --use-amp --enable-torch-compile"
+        return parser
 
     script.__file__ = __file__  # the commit and the hash that the metrics name are this file's
-    script.VERSION = "peer"
-    script.DETERMINISTIC_BY_DEFAULT = False
-    script.Parser = Parser
-    script.TinyLlama = LibraryLlama
-    for part in (add_version_options, check_version_options, describe_parts, make_optimizer, compute_loss):
-        setattr(script, part.__name__, part)
+    script.VERSION, script.GRAPH_BY_DEFAULT, script.DETERMINISTIC_BY_DEFAULT = "peer", True, False
+    script.TinyLlama, script.build_parser = LibraryLlama, described_parser
+    script.compute_loss, script.make_optimizer = compute_loss, make_optimizer
+    script.add_version_options = add_version_options
+    script.complete_version_options = lambda config: complete_version_options(config, script.UserError)
     return script
 
 

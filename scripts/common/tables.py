@@ -47,7 +47,7 @@ def emit(content: dict, text: str, target: str | None) -> None:
 
 
 def write_csv(rows: list[dict], file) -> None:
-    """Write rows of equal keys to an open file."""
+    """Write rows of equal keys to an open file, with at most six decimals."""
     writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()} for row in rows)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Check that the training harness, the lower half of each tiny_llama_vN.py, is the same bytes in all four scripts.
 
-    python scripts/maintain/harness.py              # check: exit status 1 if a harness differs
-    python scripts/maintain/harness.py --write 3    # copy the harness of version 3 into the other three
-    python scripts/maintain/harness.py --diff 1 3   # print how the lesson of version 3 differs from that of version 1
+python scripts/maintain/harness.py              # check: exit status 1 if a harness differs
+python scripts/maintain/harness.py --write 3    # copy the harness of version 3 into the other three
+python scripts/maintain/harness.py --diff 1 3   # print how the lesson of version 3 differs from that of version 1
 """
 
 import argparse

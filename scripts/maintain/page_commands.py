@@ -1,4 +1,4 @@
-"""What the pages tell their readers to run, and from which folder.
+"""Find the commands that the pages tell their readers to run, and the folder to run them in.
 
 from maintain.page_commands import PAGES, commands, program_of, start_of
 """
@@ -35,18 +35,18 @@ class Command(NamedTuple):
 
 
 def start_of(page: pathlib.Path) -> pathlib.Path:
-    """The folder in which a page's commands are meant: its own, but for pages that speak from the top."""
+    """Return the folder in which a page's commands run: its own, except for two pages that start at the top."""
     from_the_top = {REPOSITORY / "scripts" / "SCALING.md", REPOSITORY / "exercises" / "README.md"}
     return REPOSITORY if page in from_the_top else page.parent
 
 
 def gpus_named(line: str) -> int:
-    """How many GPUs its comment asks for, at least."""
+    """Return how many GPUs its comment asks for, at least."""
     return 1 if "# with a GPU" in line else 2 if "# with GPUs" in line else 0
 
 
 def blocks(text: str):
-    """(number of the first line, text) of every bash block, and of every indented line that starts a program."""
+    """Yield (number of the first line, text) of every bash block and of every indented line that starts a program."""
     for block in FENCE.finditer(text):
         yield text.count("\n", 0, block.start(1)) + 1, block[1]
     for number, line in enumerate(FENCE.sub(lambda block: "\n" * block[0].count("\n"), text).splitlines(), 1):
@@ -55,7 +55,7 @@ def blocks(text: str):
 
 
 def commands(page: pathlib.Path) -> list[Command]:
-    """The commands of a page, one for each line; lines that end with a backslash are joined."""
+    """Return the commands of a page, one per line; lines that end with a backslash are joined."""
     found = []
     for number, block in blocks(page.read_text(encoding="utf-8")):
         pending, of_block = "", gpus_named(block.splitlines()[0])
@@ -71,7 +71,7 @@ def commands(page: pathlib.Path) -> list[Command]:
 
 
 def program_of(words: list[str]) -> tuple[str, list[str]]:
-    """The path of the program that a command runs, and its arguments; behind a launcher's own options."""
+    """Return the path of the program that a command runs, after a launcher's own options, and its arguments."""
     place = 1 if words[0] in ("python", "bash") else 0
     if words[0] in ("torchrun", "sbatch"):
         place = next(place for place, word in enumerate(words) if word.endswith((".py", ".sbatch")))

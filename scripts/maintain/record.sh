@@ -1,16 +1,23 @@
 #!/usr/bin/env bash
-# Measures on this machine's GPUs what the pages show, into one folder. What is there already is kept: a run that was
-# cut off goes on.
+# Measure on this machine's GPU what the pages show: one folder, one part after the other, each complete in itself.
 #
-#   ./scripts/maintain/record.sh scripts/recorded/DEVICE_DATE      one to two hours on one GPU
-#   ./scripts/maintain/record.sh FOLDER --time-limit 560           start nothing that would not end; again: the rest
-#   ./scripts/maintain/record.sh FOLDER --only suite,kernels       some of: suite kernels scaling links communication
-#                                                                  report ablation2 ablation3 stages pages wrappers
-#   ./scripts/maintain/record.sh FOLDER --repeats 1                processes of each case of the suite (3)
-#   ./scripts/maintain/record.sh FOLDER --commit HASH              where the files are a copy without Git's history
+#   ./scripts/maintain/record.sh scripts/recorded/DEVICE_DATE                    all parts
+#   ./scripts/maintain/record.sh FOLDER --only headline,kernels                  some of them
+#   ./scripts/maintain/record.sh FOLDER --time-limit 560                         end after so many seconds; again: the rest
 #
-# scaling, links and communication need several GPUs, and the suite uses all; what needs one alone runs side by side
-# where there are several. Afterwards: python scripts/maintain/ladder.py --write, python scripts/model_counts.py --write.
+# part       minutes at most   what
+# headline   20                versions, presets and precisions as they run by default, and the best peers, in turns
+# graph      20                the same steps with and without a graph
+# kernels     8                version 3's kernels alone
+# ablation2  10                version 2's switches: each alone, taken away, all
+# ablation3  10                version 3's kernels likewise
+# stages     10                the debugging exercise
+# memory     10                peak memory over the length of the sequences
+# ddp, fsdp  10 each           several GPUs, on all of them
+# links       5                all-reduce alone, on all GPUs
+#
+# headline, graph, ddp and fsdp take up what is missing if they were cut off, on the same host. TINY_LLAMA_COMMIT names
+# the commit if the files are a copy without Git's history. Afterwards: python scripts/maintain/ladder.py --write
 # Exit status: 0 all is there; 1 something failed or is left; 2 a bad option.
 
 set -uo pipefail
@@ -18,8 +25,6 @@ set -uo pipefail
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=${TINY_LLAMA_PYTHON:-python3}
 limit=86400
-repeats=3
-commit=()
 only=
 folder=
 
@@ -34,20 +39,15 @@ while [[ $# -gt 0 ]]; do
             sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
             exit 0
             ;;
-        --time-limit | --repeats | --only | --commit)
+        --time-limit | --only)
             [[ $# -gt 1 ]] || fail "$1 needs a value"
-            [[ $1 == --only || $1 == --commit || $2 =~ ^[1-9][0-9]*$ ]] || fail "$1 needs a positive number, not $2"
-            case $1 in
-                --time-limit) limit=$2 ;;
-                --repeats) repeats=$2 ;;
-                --only) only=,$2, ;;
-                --commit) commit=(--commit "$2") ;;
-            esac
+            [[ $1 == --only || $2 =~ ^[1-9][0-9]*$ ]] || fail "$1 needs a positive number, got $2"
+            [[ $1 == --only ]] && only=$2 || limit=$2
             shift 2
             ;;
         -*) fail "unknown option $1; --help lists them" ;;
         *)
-            [[ -z $folder ]] || fail "one folder, not $folder and $1"
+            [[ -z $folder ]] || fail "one folder, got $folder and $1"
             folder=$1
             shift
             ;;
@@ -56,133 +56,83 @@ done
 [[ -n $folder ]] || fail "name the folder for the results; --help shows how"
 mkdir -p "$folder" 2>/dev/null && [[ -w $folder ]] || fail "$folder cannot be written: choose another folder"
 folder=$(cd "$folder" && pwd)
-
 if ! gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())'); then
     fail "$python has no PyTorch: run scripts/quickstart.sh first, or set TINY_LLAMA_PYTHON"
 fi
-[[ $gpus -gt 0 ]] || fail "PyTorch sees no GPU here: figures of a CPU are none of this workshop's"
+[[ $gpus -gt 0 ]] || fail "PyTorch sees no GPU here, and times of a CPU are not recorded"
 
-missing=() # what failed or is left
+parts=(headline graph kernels ablation2 ablation3 stages memory)
+[[ $gpus -eq 1 ]] || parts+=(ddp fsdp links)
+for name in ${only//,/ }; do
+    [[ " ${parts[*]} " == *" $name "* ]] || fail "--only: $name is none of ${parts[*]}"
+done
+left=() # what failed or is left
 
-seconds_left() {
-    echo $((limit - SECONDS))
+# Print the seconds that a part may take: its minutes, or what is left of --time-limit.
+bound() {
+    local seconds=$((limit - SECONDS)) most=$((60 * $1))
+    echo $((seconds < most ? seconds : most))
 }
 
-# step NAME SECONDS RESULT COMMAND...: runs the command, unless its result is there or it could not end in time.
-step() {
-    local name=$1 needs=$2 result=$folder/$3
-    shift 3
-    [[ -z $only || $only == *,$name,* ]] || return 0
-    if [[ $name != suite && $name != scaling && -e $result ]]; then
+# part NAME MINUTES COMMAND...: runs the command in the part's folder, unless its record says that it is complete.
+part() {
+    local name=$1 seconds place=$folder/$1 start=$SECONDS
+    seconds=$(bound "$2")
+    shift 2
+    [[ -z $only || ,$only, == *,$name,* ]] || return 0
+    if [[ -e $place/record.json ]]; then
         echo "$name: kept"
-    elif [[ $(seconds_left) -lt $needs ]]; then
-        echo "$name: left for the next run, it takes about $needs s"
-        missing+=("$name")
+    elif [[ $seconds -lt 120 ]]; then
+        echo "$name: no time left"
+        left+=("$name")
     else
-        local start=$SECONDS bounded=(timeout "$(seconds_left)")
-        [[ $(type -t "$1") != function ]] || bounded=() # those keep to the limit themselves
-        if "${bounded[@]}" "$@" >"$folder/$name.log" 2>&1; then
+        mkdir -p "$place"
+        "$python" "$scripts/common/provenance.py" "$(basename "$1")" "${@:2}" >"$place/started.json" &&
+            (cd "$place" && timeout --kill-after=40 "$seconds" "$@") >"$place/log.txt" 2>&1
+        local status=$?
+        if [[ $status -eq 0 ]]; then
+            mv "$place/started.json" "$place/record.json"
             echo "$name: done in $((SECONDS - start)) s"
         else
-            echo "$name: failed, see $folder/$name.log: $(tail -n 1 "$folder/$name.log")"
-            [[ $name == suite || $name == scaling || ! -e $result ]] || mv -f "$result" "$result.failed"
-            missing+=("$name")
+            echo "$name: status $status, see $place/log.txt: $(tail -n 1 "$place/log.txt")"
+            left+=("$name")
         fi
     fi
 }
 
-# The suite itself takes up what is missing, and says in its last line whether anything is left.
+# suite NAME MINUTES OPTION...: the same for the suite, which keeps to its time limit and takes up what is missing.
 suite() {
-    local name=$1
-    shift
-    local options=(--results "$folder" --append --time-limit "$(($(seconds_left) - 15))" --repeats "$repeats")
-    options+=(${commit[@]+"${commit[@]}"})
-    # Configurations and repeats side by side, each on a GPU of its own; what runs on several GPUs has them to itself.
-    [[ $name != suite || $gpus -eq 1 ]] || options+=(--gpus "$(seq -s , 0 $((gpus - 1)))")
-    step "$name" 60 suite.json "$python" "$scripts/benchmark_suite.py" "${options[@]}" "$@"
-    if grep -q "processes were not run" "$folder/$name.log" 2>/dev/null && [[ ! " ${missing[*]} " == *" $name "* ]]; then
-        echo "$name: $(tail -n 1 "$folder/$name.log")"
-        missing+=("$name")
-    fi
+    local name=$1 minutes=$2
+    shift 2
+    part "$name" "$minutes" "$python" "$scripts/benchmark_suite.py" --results . --append \
+        --time-limit $(($(bound "$minutes") - 90)) "$@"
 }
 
-# A trace of every process, and how much of its communication is hidden.
-communication() {
-    timeout "$(seconds_left)" "${torchrun[@]}" "$scripts/../version3_triton/tiny_llama_v3.py" --preset medium --use-amp \
-        --graph --num-steps 10 --enable-pytorch-profiler --profile-dir "$folder/communication_traces" &&
-        "$python" "$scripts/analyze_communication.py" "$folder/communication_traces" --json "$folder/communication.json"
-}
-
-wrappers() {
-    "$scripts/maintain/try_wrappers.sh" --time-limit "$(seconds_left)" --output-dir "$folder/tried_wrappers" \
-        >"$folder/wrappers.txt"
-}
-
-on_one_gpu=(kernels report ablation2 ablation3 stages wrappers)
-
-# One of the steps above; its result is the file that step is told.
-run_on_one_gpu() {
-    local left
-    left=$(seconds_left)
-    case $1 in
-        kernels)
-            step kernels 120 kernels.json "$python" "$scripts/maintain/benchmark_kernels.py" \
-                --json "$folder/kernels.json"
-            ;;
-        report)
-            step report 400 report/report.html "$python" "$scripts/compare_versions.py" --report "$folder/report" \
-                --preset medium --seq-lengths 128,256,512,1024 --time-limit "$left"
-            ;;
-        ablation*)
-            step "$1" 400 "$1.json" "$python" "$scripts/fusion_ablation_study.py" --version "${1#ablation}" \
-                --preset small --rounds 1 --json "$folder/$1.json" --time-limit "$left"
-            ;;
-        stages)
-            step stages 300 stages/comparison.txt \
-                "$scripts/../version3_triton/exercises/performance_debugging/run_all_stages.sh" \
-                --output-dir "$folder/stages"
-            ;;
-        wrappers) step wrappers 300 wrappers.txt wrappers ;;
-    esac
-}
-
-# Every so many-th of them, one after the other on one GPU; leaves the names of what is missing in a file.
-run_lane() {
-    local lane=$1 name=CUDA_VISIBLE_DEVICES devices i
-    [[ -z ${HIP_VISIBLE_DEVICES-} ]] || name=HIP_VISIBLE_DEVICES
-    IFS=, read -ra devices <<<"${!name-$(seq -s , 0 $((gpus - 1)))}"
-    export "$name=${devices[lane]}"
-    echo "what GPU $lane was to do" >"$folder/lane$lane.missing" # unless it comes to the end
-    missing=()
-    for ((i = lane; i < ${#on_one_gpu[@]}; i += gpus)); do
-        run_on_one_gpu "${on_one_gpu[i]}"
-    done
-    printf '%s\n' ${missing[@]+"${missing[@]}"} | sed '/^$/d' >"$folder/lane$lane.missing"
-}
-
-grid=(--presets "small,medium" --metrics "throughput,memory,accuracy")
-suite suite "${grid[@]}" --precisions float32,tf32,bfloat16 \
-    --models v1,v1+nodet,v2,v2+compile,v3,v4,hf-compile-graph,hf-graph --graph default
-suite suite "${grid[@]}" --precisions float32,bfloat16 --models v1+nodet,v2,v2+compile,v3,v4 --graph on,off
-if [[ $gpus -gt 1 ]]; then
-    counts=$(for n in 1 2 4 8; do [[ $n -le $gpus ]] && echo "$n"; done | paste -sd, -)
-    suite scaling --presets medium --precisions bfloat16 --metrics throughput,memory --models v3,v3+peer-adamw,v4 \
-        --nproc "$counts"
-    torchrun=("$python" -m torch.distributed.run --standalone --nproc-per-node "$gpus")
-    step links 60 links.json "${torchrun[@]}" "$scripts/measure_allreduce.py" --json "$folder/links.json"
-    step communication 120 communication.json communication
-fi
-for ((lane = 0; lane < gpus; lane++)); do
-    run_lane "$lane" &
+versions=v1,v2,v2+compile,v3,v4
+suite headline 20 --models $versions,hf+compile:bfloat16:fp8,liger+compile:bfloat16 --presets small,medium \
+    --precisions float32,tf32,bfloat16,fp8 --repeats 2 --compile-first 4
+suite graph 20 --models v1+nodet,v2,v2+compile,v3,v4 --presets small,medium --repeats 2 --compile-first 4 \
+    --precisions float32,bfloat16 --graph on,off --metrics throughput,memory
+part kernels 8 "$python" "$scripts/maintain/benchmark_kernels.py" --json kernels.json
+for version in 2 3; do
+    part ablation$version 10 "$python" "$scripts/fusion_ablation_study.py" --version $version --preset small \
+        --use-amp --rounds 2 --time-limit $(($(bound 10) - 60)) --json ablation.json
 done
-wait
-mapfile -t -O "${#missing[@]}" missing < <(cat "$folder"/lane*.missing)
-rm "$folder"/lane*.missing
-step pages 300 pages.json "$python" "$scripts/maintain/try_pages.py" --jobs 4 --time-limit "$(($(seconds_left) - 20))" \
-    --output-dir "$folder/tried_pages" --json "$folder/pages.json"
+part stages 10 "$scripts/../version3_triton/exercises/performance_debugging/run_all_stages.sh" --output-dir "$folder/stages"
+part memory 10 "$python" "$scripts/analyze_memory_scaling.py" --preset medium --batch-size 4 --use-amp \
+    --seq-lengths 512,1024,2048,4096 --time-limit $(($(bound 10) - 60)) --json memory.json
+if [[ $gpus -gt 1 ]]; then
+    counts=$(for n in 1 2 4 8; do [[ $n -gt $gpus ]] || echo "$n"; done | paste -sd, -)
+    for way in ddp fsdp; do
+        suite $way 10 --models "$([[ $way == ddp ]] && echo v3,v4 || echo v3,v3+fsdp)" --presets medium --repeats 2 \
+            --precisions bfloat16 --nproc "$counts" --metrics throughput,memory
+    done
+    part links 5 "$python" -m torch.distributed.run --standalone --nproc-per-node "$gpus" \
+        "$scripts/measure_allreduce.py" --json links.json
+fi
 
-if [[ ${#missing[@]} -gt 0 ]]; then
-    echo "not there yet: ${missing[*]}; the same command goes on"
+if [[ ${#left[@]} -gt 0 ]]; then
+    echo "not complete yet: ${left[*]}; the same command goes on"
     exit 1
 fi
-echo "all there: $folder"
+echo "complete: $folder"

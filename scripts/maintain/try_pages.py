@@ -1,9 +1,8 @@
-"""Run the commands of the pages on this machine, each page's in order, and print a line for each: how it ended,
-seconds, the command, and its last words.
+"""Run the commands of the pages on this machine in order; print how each ended, its seconds and its last line.
 
     python try_pages.py                                          # all pages
     python try_pages.py ../../version3_triton/README.md --each 60   # one page, and at most a minute for a command
-    python try_pages.py --jobs 4 --time-limit 560                # four pages at a time; what runs after 560 s is ended
+    python try_pages.py --time-limit 560                         # what still runs after 560 s is ended
 
 They run in a copy of the repository in --output-dir, so that nothing here changes, with this Python as `python`; each
 one's output is kept beside it. Passed over, with the reason: what needs more GPUs or hosts than there are, what stands
@@ -12,15 +11,12 @@ for something else (DEVICE_DATE), and what tries everything itself.
 Exit status: 0 all that was run ended well; 1 one did not, or was not run for lack of time; 2 bad input.
 """
 
-import concurrent.futures
-import contextlib
 import math
 import os
 import pathlib
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -31,6 +27,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from common.analysis import Parser, emit, progress
 from common.command_line import Failure, run_tool
+from common.runs import end
 from common.versions import REPOSITORY
 from maintain.page_commands import PAGES, Command, commands, start_of
 
@@ -39,7 +36,7 @@ SAID_WITH_STATUS_1 = re.compile(r"check\.py (solution )?\d+")  # of an exercise 
 PLACEHOLDER = re.compile(r"\b[A-Z]+_[A-Z]+\b(?!=)")
 LEFT_OUT = (".git", ".venv", "__pycache__", ".pytest_cache", ".ruff_cache", ".hypothesis")
 MARK = "made-by-try-pages"  # a copy without it is never removed
-GRACE = 10  # seconds that a command has to end itself and what it started, before it is killed
+GRACE_S = 10  # for a command to end itself and what it started, before it is killed
 
 
 class Tried(NamedTuple):
@@ -51,7 +48,7 @@ class Tried(NamedTuple):
 
 
 def passed_over(command: Command, gpus: int) -> str | None:
-    """Why a command of a page is none for a machine with so many GPUs; None where it is one."""
+    """Return why a machine with so many GPUs cannot run a command; None if it can."""
     words = command.words()
     needed = command.gpus
     if words[0] == "torchrun" and "cpu" not in words:
@@ -69,9 +66,9 @@ def passed_over(command: Command, gpus: int) -> str | None:
 
 
 def copy_repository(folder: pathlib.Path) -> pathlib.Path:
-    """A fresh copy of the repository in DIR/copy, without caches, Git's history and that folder itself.
+    """Copy the repository to DIR/copy, without caches, Git's history and that folder itself; return the copy.
 
-    Raises Failure where there is a folder of that name that another program made.
+    Raise Failure if another program made a folder of that name.
     """
     copy, by_name = folder / "copy", shutil.ignore_patterns(*LEFT_OUT)
     if copy.exists() and not (copy / MARK).exists():
@@ -88,7 +85,7 @@ def copy_repository(folder: pathlib.Path) -> pathlib.Path:
 
 
 def environment_with_python(folder: pathlib.Path) -> dict[str, str]:
-    """This environment with a `python` and a `torchrun` that are this very interpreter."""
+    """Return this environment with a `python` and a `torchrun` that are this very interpreter."""
     programs = folder / "bin"
     programs.mkdir(exist_ok=True)
     for name, arguments in (("python", ""), ("torchrun", "-m torch.distributed.run ")):
@@ -100,7 +97,7 @@ def environment_with_python(folder: pathlib.Path) -> dict[str, str]:
 
 
 class Trial:
-    """Runs pages' commands in the copy until the time is over."""
+    """Run the pages' commands in the copy until the time is over."""
 
     def __init__(self, options, gpus):
         self.deadline = time.monotonic() + options.time_limit
@@ -109,65 +106,50 @@ class Trial:
         self.copy = copy_repository(self.folder)
         self.environment = environment_with_python(self.folder)
         self.each, self.gpus = options.each, gpus
-        self.running, self.lock, self.stopped = set(), threading.Lock(), False
 
     def run(self, command: Command, place: pathlib.Path, log: pathlib.Path) -> tuple[str, int | None]:
-        """How a command ended in a folder, and its exit status."""
+        """Run a command in a folder; return how it ended and its exit status."""
         seconds = min(self.each, max(0, self.deadline - time.monotonic()), threading.TIMEOUT_MAX)
         with open(log, "w", encoding="utf-8") as output:
             process = subprocess.Popen(
                 ["bash", "-c", command.text], cwd=place, env=self.environment, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
-            with self.lock:
-                self.running.add(process)
             try:
-                status = process.wait(0 if self.stopped else seconds)
+                status = process.wait(seconds)
             except subprocess.TimeoutExpired:
                 return "cut off", None
             finally:
-                end(process)
-                with self.lock:
-                    self.running.discard(process)
+                end(process, GRACE_S)  # and what it left running
         ended_well = status == 0 or (status == 1 and SAID_WITH_STATUS_1.search(command.text))
         return ("ok", status) if ended_well else ("failed", status)
 
     def attempt(self, page: pathlib.Path, command: Command) -> Tried:
+        """Run a command of a page, unless it is to be passed over or there is no time left."""
         name, shown = str(page.relative_to(REPOSITORY)), command.text.split(" #")[0].strip()
         if reason := passed_over(command, self.gpus):
             return Tried(name, shown, "passed over", 0.0, reason)
-        if self.stopped or self.deadline - time.monotonic() < 5:
+        if self.deadline - time.monotonic() < 5:
             return Tried(name, shown, "not run", 0.0, "no time left")
         log = self.folder / "logs" / f"{name.replace(os.sep, '.')}.{command.line}.log"
         log.parent.mkdir(exist_ok=True)
         start = time.monotonic()
         ended, status = self.run(command, self.copy / start_of(page).relative_to(REPOSITORY), log)
-        said = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-        words = f"status {status}: " * (ended == "failed") + (said[-1] if said else "")
+        words = f"status {status}: " * (ended == "failed") + last_line(log)
         return Tried(name, shown, ended, round(time.monotonic() - start, 1), words)
 
-    def try_page(self, page: pathlib.Path) -> list[Tried]:
+    def try_pages(self, pages: list[pathlib.Path]) -> list[Tried]:
+        """Try all commands of the pages in order, and print a line for each."""
         found = []
-        for command in commands(page):
+        for page, command in [(page, command) for page in pages for command in commands(page)]:
             found.append(self.attempt(page, command))
             progress(line_of(found[-1]))
         return found
 
-    def stop(self):
-        with self.lock:
-            self.stopped, running = True, list(self.running)
-        for process in running:
-            end(process)
 
-
-def end(process: subprocess.Popen) -> None:
-    """End a command and what it started: a launcher such as torchrun ends its own processes when it is asked to."""
-    with contextlib.suppress(ProcessLookupError):  # nothing of it is left
-        os.killpg(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE)
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def last_line(log: pathlib.Path) -> str:
+    said = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return said[-1] if said else ""
 
 
 def line_of(tried: Tried) -> str:
@@ -175,7 +157,7 @@ def line_of(tried: Tried) -> str:
 
 
 def summary(tried: list[Tried], folder: pathlib.Path) -> str:
-    """How many ended how, and once more those that did not end well."""
+    """Return how many ended how, and once more those that did not end well."""
     kinds = ("ok", "failed", "cut off", "not run", "passed over")
     counts = ", ".join(f"{sum(t.ended == kind for t in tried)} {kind}" for kind in kinds)
     bad = [line_of(t) for t in tried if t.ended in ("failed", "cut off")]
@@ -183,7 +165,7 @@ def summary(tried: list[Tried], folder: pathlib.Path) -> str:
 
 
 def pages_meant(names: list[str]) -> list[pathlib.Path]:
-    """The pages of those paths, or all. Raises Failure for one that is no page of the workshop."""
+    """Return the pages of those paths, or all; raise Failure for one that is no page of the workshop."""
     known = {page.resolve(): page for page in PAGES}
     for name in names:
         if pathlib.Path(name).resolve() not in known:
@@ -194,13 +176,12 @@ def pages_meant(names: list[str]) -> list[pathlib.Path]:
 def parse_arguments(argv):
     parser = Parser("try_pages.py", __doc__.split("\n\n")[0], "../../version3_triton/README.md --each 60")
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="pages to try (all)")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="pages at a time (%(default)s)")
     parser.add_argument("--each", type=float, default=600, metavar="S", help="seconds for a command (%(default)s)")
     parser.add_argument("--time-limit", type=float, default=math.inf, metavar="S", help="end all after that (never)")
     parser.add_argument("--output-dir", default="tried_pages", metavar="DIR", help="(%(default)s)")
     options = parser.parse_args(argv)
-    if options.jobs < 1 or options.each <= 0 or options.time_limit <= 0:
-        parser.error("--jobs, --each and --time-limit must be positive")
+    if options.each <= 0 or options.time_limit <= 0:
+        parser.error("--each and --time-limit must be positive")
     return options
 
 
@@ -210,13 +191,7 @@ def work(argv):
     options = parse_arguments(argv)
     pages = pages_meant(options.pages)
     trial = Trial(options, torch.cuda.device_count())
-    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        waiting = [pool.submit(trial.try_page, page) for page in pages]
-        try:
-            tried = [t for done in waiting for t in done.result()]
-        except KeyboardInterrupt:
-            trial.stop()
-            raise
+    tried = trial.try_pages(pages)
     emit({"gpus": trial.gpus, "commands": [t._asdict() for t in tried]}, summary(tried, trial.folder), options.json)
     return int(any(t.ended not in ("ok", "passed over") for t in tried))
 

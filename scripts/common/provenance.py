@@ -1,0 +1,103 @@
+"""What ran where: command, commit, machine and versions of packages, which every recorded run has once.
+
+python scripts/common/provenance.py COMMAND...    # prints this about a command that is about to run here
+"""
+
+import contextlib
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import re
+import shlex
+import subprocess
+import sys
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+PACKAGES = ("torch", "triton", "numpy", "transformers", "liger-kernel", "torchao")
+SAME_RUN = ("commit", "modified", "device", "driver", "host", "packages")  # of all calls that fill one results file
+
+
+def git(*arguments: str) -> str | None:
+    """Return what git prints about this repository; None without git or history."""
+    try:
+        done = subprocess.run(["git", "-C", str(REPOSITORY), *arguments], capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def first_match(path: str, pattern: str) -> str | None:
+    """Return the first group of a pattern in a file of the system; None without the file or a match."""
+    with contextlib.suppress(OSError):
+        found = re.search(pattern, pathlib.Path(path).read_text())
+        return found and found[1].strip()
+    return None
+
+
+def package_version(name: str) -> str | None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
+    return None
+
+
+def describe(command: list[str]) -> dict:
+    """Return the record of a command that runs now: date, commit, machine and versions of packages.
+
+    TINY_LLAMA_COMMIT names the commit where the files are a copy without the repository's own history.
+    """
+    import torch
+
+    on_gpu, told = torch.cuda.is_available(), os.environ.get("TINY_LLAMA_COMMIT")
+    boot = first_match("/proc/sys/kernel/random/boot_id", r"(\S+)") or platform.node()
+    driver = first_match("/proc/driver/nvidia/version", r"  (\d[\d.]+) ")
+    runtime = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"HIP {torch.version.hip}"
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(command),
+        "commit": told or git("rev-parse", "HEAD"),
+        "modified": not told and bool(git("status", "--porcelain", "--untracked-files=no")),
+        "device": torch.cuda.get_device_name() if on_gpu else platform.machine(),
+        "device_type": "cuda" if on_gpu else "cpu",
+        "driver": driver or first_match("/sys/module/amdgpu/version", "(.+)"),
+        "runtime": runtime if on_gpu else "no GPU",
+        "packages": {name: package_version(name) for name in PACKAGES},
+        "python": platform.python_version(),
+        "host": hashlib.sha256(boot.encode()).hexdigest()[:12],
+        "cpu": first_match("/proc/cpuinfo", r"model name\s*:(.*)") or platform.processor(),
+        "cores": os.cpu_count(),
+    }
+
+
+def hash_of(path: pathlib.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def machine_line(record: dict) -> str:
+    """Return GPU, versions, date and commit of a record as one line of a page."""
+    versions = ", ".join(f"{name} {version}" for name, version in record["packages"].items() if version)
+    driver = f", driver {record['driver']}" if record["driver"] else ""
+    commit = f", commit {record['commit'][:10]}" if record["commit"] else ""
+    modified = " with changes that are not committed" if record["modified"] else ""
+    return f"{record['device']}{driver}, {record['runtime']}; {versions}; {record['date'][:10]}{commit}{modified}"
+
+
+def faults_of_commit(commit: str | None, ran: set[tuple[pathlib.Path, str]]) -> list[str]:
+    """Return which of the scripts (path, SHA-256) that ran are not those of a commit, as far as git knows it."""
+    if not commit or git("cat-file", "-e", f"{commit}^{{commit}}") is None:
+        return []
+    faults = set()
+    for path, sha256 in ran:
+        path = path.relative_to(REPOSITORY).as_posix()
+        command = ["git", "-C", str(REPOSITORY), "show", f"{commit}:{path}"]
+        shown = subprocess.run(command, capture_output=True)
+        if shown.returncode == 0 and hashlib.sha256(shown.stdout).hexdigest() != sha256:
+            faults.add(f"{path} of commit {commit[:10]} is not what ran")
+    return sorted(faults)
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe(sys.argv[1:]), indent=1))

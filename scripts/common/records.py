@@ -1,0 +1,375 @@
+"""Recorded runs: what ran where, the measurements of each process, and the rows that every table is computed from.
+
+A results file suite.json holds one "record" (command, commit, machine, versions of packages), "runs" (one process each:
+case, repeat, status, summary) and "accuracy" (one comparison with version 1 each). rows() turns it into one row per
+case. A recorded run is a folder below scripts/recorded/ with one folder per part: headline/suite.json,
+graph/suite.json, kernels/kernels.json and so on; maintain/record.sh writes it.
+"""
+
+import csv
+import json
+import os
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+RECORDED = REPOSITORY / "scripts" / "recorded"
+PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
+PRECISIONS = {"float32": "fp32", "tf32": "TF32", "bfloat16": "bf16", "float16": "fp16", "fp8": "fp8"}
+MODELS = {
+    "v1": "V1",
+    "v1+nodet": "V1, `--no-deterministic`",
+    "v2": "V2",
+    "v2+compile": "V2, torch.compile",
+    "v3": "V3",
+    "v4": "V4",
+    "hf": "Hugging Face",
+    "hf+compile": "Hugging Face, torch.compile",
+    "liger": "Hugging Face with Liger",
+    "liger+compile": "Hugging Face with Liger, torch.compile",
+}
+
+
+class Case(NamedTuple):
+    """What one run measures. options: further options of the training script, as one string.
+
+    processes: how many torchrun starts on one machine, with batch_size sequences each; 1 is the script alone.
+    """
+
+    model: str
+    preset: str
+    batch_size: int
+    seq_len: int
+    precision: str
+    graph: bool
+    options: str = ""
+    processes: int = 1
+
+    @property
+    def configuration(self):
+        """Return what two cases must share to be compared."""
+        return self.preset, self.batch_size, self.seq_len, self.options
+
+    def __str__(self):
+        way = "graph" if self.graph else "eager"
+        together = f" x{self.processes}" if self.processes > 1 else ""
+        return f"{self.preset} b{self.batch_size} t{self.seq_len} {self.precision} {self.model} {way}{together}"
+
+
+# ---------------------------------------------------------------- results files
+
+
+def read_results(path: str | pathlib.Path) -> dict:
+    """Return the contents of a results file; ValueError with one sentence where it is none."""
+    try:
+        results = json.loads(pathlib.Path(path).read_text())
+        if "sessions" in results:
+            modernize(results)
+        for entry in [*results["runs"], *results["accuracy"]]:
+            entry["case"] = Case(**entry["case"])
+        if not isinstance(results["record"], dict):
+            raise TypeError("no record")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no results file of benchmark_suite.py ({error!r})") from None
+    return results
+
+
+def modernize(results: dict) -> None:
+    """Give a file of 2026-11-22 or older the present form, as far as it knows what is asked for."""
+    sessions, known = results.pop("sessions"), next(r["environment"] for r in results["runs"] if r["status"] == "ok")
+    told = {session.get("arguments", {}).get("commit") for session in sessions} - {None}
+    results["record"] = {key: known[key] for key in ("device", "device_type", "python")}
+    results["record"] |= {"date": sessions[-1]["date"], "commit": next(iter(told), None), "modified": False}
+    results["record"] |= {"driver": None, "runtime": f"CUDA {known['cuda']}", "command": None}
+    results["record"]["packages"] = {name: known[name] for name in ("torch", "triton")}
+    for entry in results["runs"]:
+        case = entry["case"]
+        if case["model"].startswith("hf"):
+            case["model"] = case["model"].removesuffix("-graph").replace("-", "+")
+    results["runs"] = [run for run in results["runs"] if run["case"]["processes"] == 1]  # the others have no part
+
+
+def write_results(results: dict, path: pathlib.Path) -> None:
+    """Write the file whole or not at all, with one line per run."""
+    parts = [f'"record": {json.dumps(results["record"])}']
+    for kind in ("runs", "accuracy"):
+        lines = [json.dumps(entry | {"case": entry["case"]._asdict()}) for entry in results[kind]]
+        parts.append(f'"{kind}": [\n' + ",\n".join(lines) + "\n]")
+    partial = pathlib.Path(f"{path}.partial")
+    partial.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+    os.replace(partial, path)
+
+
+# ---------------------------------------------------------------- rows
+
+
+def median(values: list) -> float:
+    return float(np.median(values))
+
+
+def step_of(run: dict) -> float:
+    return run["summary"]["step_ms"]["median"]
+
+
+def step_quartiles(runs: list[dict]) -> list[float]:
+    """Return the quartiles of all steps of all runs; of old records, which lack them, those of the medians."""
+    steps = [step for run in runs for step in run.get("steps_ms") or [step_of(run)]]
+    return [float(value) for value in np.percentile(steps, [25, 50, 75])]
+
+
+def reference_steps(runs: list[dict]) -> dict:
+    """Return {(configuration, repeat): step time of version 1 as it runs by default, in float32}."""
+    return {
+        (run["case"].configuration, run["repeat"]): step_of(run)
+        for run in runs
+        if (run["case"].model, run["case"].precision, run["case"].graph, run["case"].processes)
+        == ("v1", "float32", False, 1)
+    }
+
+
+def speed(runs: list[dict], reference: dict) -> float | None:
+    """Return throughput over that of version 1 alone: the median over the repeats that have both."""
+    ratios = []
+    for run in runs:
+        first = reference.get((run["case"].configuration, run["repeat"]))
+        if first is not None:
+            ratios.append(run["case"].processes * first / step_of(run))
+    return median(ratios) if ratios else None
+
+
+def efficiency(case: Case, step_ms: float, alone: dict) -> float | None:
+    """Return weak scaling: throughput per process over that of one process alone; None for one process."""
+    single = alone.get(case._replace(model=case.model.replace("+fsdp", ""), processes=1))
+    return median(single) / step_ms if case.processes > 1 and single else None
+
+
+def measured_row(runs: list[dict], reference: dict, alone: dict) -> dict:
+    """Return the numbers of one case from its successful runs."""
+    summaries, case = [run["summary"] for run in runs], runs[0]["case"]
+    low, step, high = step_quartiles(runs)
+    phases = {name: [summary[name] for summary in summaries] for name in PHASES}
+    return {
+        "repeats": len(runs),
+        "step_ms": step,
+        "step_p25_ms": low,
+        "step_p75_ms": high,
+        **{name: None if None in times else median(times) for name, times in phases.items()},
+        "samples_per_second": 1000 * case.processes * case.batch_size / step,
+        "tokens_per_second": 1000 * case.processes * case.batch_size * case.seq_len / step,
+        "tflops": summaries[0]["flops_per_step"] / step / 1e9,
+        "speed": speed(runs, reference),
+        "efficiency": efficiency(case, step, alone),
+        "peak_memory_mb": max(summary["peak_memory_mb"] for summary in summaries),
+        "flops_per_step": summaries[0]["flops_per_step"],
+        "parameters": summaries[0]["parameters"],
+        "parameters_trained": min(summary["parameters_trained"] for summary in summaries),
+        "captured": all(summary["graph"]["captured"] for summary in summaries),
+        "graph_reason": next((s["graph"]["reason"] for s in summaries if not s["graph"]["captured"]), None),
+        "warmup_s": median([summary["warmup_s"] for summary in summaries]),
+    }
+
+
+def rows(results: dict) -> list[dict]:
+    """Return one flat dictionary per case in the order of the tables: its numbers, or why there are none.
+
+    Times in ms, memory in MiB of the process that needs most. speed is throughput over version 1's in float32 in the
+    same round; errors are relative to version 1 in float32. status: ok, failed, or not available.
+    """
+    good = [run for run in results["runs"] if run["status"] == "ok"]
+    reference, alone, runs_of, found = reference_steps(good), {}, {}, []
+    for run in good:
+        if run["case"].processes == 1:
+            alone.setdefault(run["case"], []).append(step_of(run))
+    accuracy = {(e["case"].configuration, e["case"].model, e["case"].precision): e for e in results["accuracy"]}
+    for run in results["runs"]:
+        runs_of.setdefault(run["case"], []).append(run)
+    for case, runs in runs_of.items():
+        ran = [run for run in runs if run["status"] == "ok"]
+        row = case._asdict() | {"status": "ok" if ran else runs[-1]["status"]}
+        row["reason"] = next((run["reason"] for run in runs if run["status"] != "ok"), None)
+        row |= measured_row(ran, reference, alone) if ran else {"repeats": 0}
+        checked = accuracy.get((case.configuration, case.model, case.precision), {}) if case.processes == 1 else {}
+        if results["record"]["device_type"] == "cpu" and case.model.startswith("v3"):
+            row["speed"] = None  # of Triton's interpreter
+        found.append(row | {key: checked.get(key) for key in ("loss_error", "gradient_error", "worst_gradient")})
+    return sorted(found, key=place)
+
+
+def place(row: dict) -> tuple:
+    """Return where a row stands in tables and pictures: by preset and sizes, model, precision, processes."""
+    presets, models = ["tiny", "small", "medium"], list(MODELS)
+    preset = presets.index(row["preset"]) if row["preset"] in presets else len(presets)
+    model = models.index(row["model"]) if row["model"] in models else len(models)
+    sizes = row["preset"], row["batch_size"], row["seq_len"], row["options"]
+    return preset, sizes, model, row["model"], list(PRECISIONS).index(row["precision"]), row["processes"], row["graph"]
+
+
+def configurations(table: list[dict]) -> dict[str, list[dict]]:
+    """Return {title of a configuration: its rows}."""
+    found = {}
+    for row in table:
+        title = f"{row['preset']}: batch {row['batch_size']}, {row['seq_len']} tokens {row['options']}".rstrip()
+        found.setdefault(title, []).append(row)
+    return found
+
+
+# ---------------------------------------------------------------- tables
+
+
+def significant(value: float | None) -> str:
+    """Return a time with the four digits that it is worth; a dash where it is not known."""
+    return "-" if value is None else f"{value:#.4g}".rstrip(".") if value < 1e4 else f"{value:,.0f}"
+
+
+def known(value, pattern: str) -> str:
+    return "-" if value is None else format(value, pattern)
+
+
+# Heading, the metric it belongs to, and the cell of a measured row.
+COLUMNS = [
+    ("", "", lambda row: MODELS.get(row["model"], row["model"])),
+    ("precision", "", lambda row: PRECISIONS[row["precision"]]),
+    ("runs", "", lambda row: "graph" if row["captured"] else "eager"),
+    ("processes", "scaling", lambda row: str(row["processes"])),
+    ("step ms", "", lambda row: significant(row["step_ms"])),
+    ("quartiles", "", lambda row: f"{significant(row['step_p25_ms'])} to {significant(row['step_p75_ms'])}"),
+    ("times V1", "throughput", lambda row: known(row["speed"], ".2f")),
+    ("samples/s", "throughput", lambda row: f"{row['samples_per_second']:,.0f}"),
+    ("TFLOP/s", "throughput", lambda row: f"{row['tflops']:.1f}"),
+    ("efficiency", "scaling", lambda row: known(row["efficiency"], ".1%")),
+    ("peak MB", "memory", lambda row: f"{row['peak_memory_mb']:,.0f}"),
+    ("gradient error", "accuracy", lambda row: known(row["gradient_error"], ".1e")),
+]
+
+
+def table_of(table: list[dict], metrics: tuple | list, drop: tuple = ()) -> tuple[list[str], list[list[str]]]:
+    """Return header and cells of the measured rows, with the columns of these metrics."""
+    wanted = ["", *metrics, *(["scaling"] if any(row["processes"] > 1 for row in table) else [])]
+    columns = [column for column in COLUMNS if column[1] in wanted and column[0] not in drop]
+    cells = [[cell(row) for _, _, cell in columns] for row in table if row["status"] == "ok"]
+    return [heading for heading, _, _ in columns], cells
+
+
+def notes_of(table: list[dict]) -> list[str]:
+    """Return a sentence for each row that failed, ran eagerly against its wish, or did not train all parameters."""
+    notes = []
+    for row in table:
+        name = str(Case(*(row[field] for field in Case._fields)))
+        if row["reason"]:
+            notes.append(f"{name}: {row['status'] if row['status'] != 'ok' else 'a repeat failed'}: {row['reason']}")
+        elif row["graph"] and not row["captured"]:
+            notes.append(f"{name}: ran eagerly: {row['graph_reason']}")
+        if row["repeats"] and row["parameters_trained"] != row["parameters"]:
+            notes.append(f"{name}: trains {row['parameters_trained']:,} of {row['parameters']:,} parameters")
+    return notes
+
+
+def write_csv(table: list[dict], path: pathlib.Path) -> None:
+    """Write the rows; the columns are those of the most complete row."""
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(max(table, key=len)))
+        writer.writeheader()
+        writer.writerows(table)
+
+
+# ---------------------------------------------------------------- picture
+
+COLORS = {"float32": "#4477aa", "tf32": "#228833", "bfloat16": "#ee6677", "float16": "#aa3377", "fp8": "#ccbb44"}
+
+
+def draw(table: list[dict], path: pathlib.Path) -> None:
+    """Draw bars of samples/s with their quartiles, one panel per configuration; ImportError without matplotlib.
+
+    The paper is white, so the picture reads on a light and on a dark page.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    panels = configurations([row for row in table if row["status"] == "ok"])
+    heights = [0.28 * len(panel) + 1.1 for panel in panels.values()] or [1]
+    figure, axes = plt.subplots(
+        len(heights), 1, figsize=(9, sum(heights)), squeeze=False, height_ratios=heights, facecolor="white"
+    )
+    for ax, (title, panel) in zip(axes[:, 0], panels.items(), strict=False):
+        draw_panel(ax, title, panel)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120, facecolor="white")
+    plt.close(figure)
+
+
+def draw_panel(ax, title: str, panel: list[dict]) -> None:
+    rates = np.array([row["samples_per_second"] for row in panel])
+    low, high = (rates * [row["step_ms"] / row[key] for row in panel] for key in ("step_p75_ms", "step_p25_ms"))
+    bars = range(len(panel))
+    ax.barh(bars, rates, xerr=[rates - low, high - rates], color=[COLORS[r["precision"]] for r in panel], capsize=2)
+    together = [f" x{row['processes']}" if row["processes"] > 1 else "" for row in panel]
+    names = [MODELS.get(row["model"], row["model"]).replace("`", "") for row in panel]
+    ways = [f"{'graph' if row['captured'] else 'eager'}, {PRECISIONS[row['precision']]}" for row in panel]
+    ax.set_yticks(bars, [f"{name}{n}, {way}" for name, n, way in zip(names, together, ways, strict=True)])
+    ax.invert_yaxis()
+    ax.set_xlim(0, 1.3 * max(high))
+    ax.set_xlabel("samples/s (whiskers: quartiles; text: step in ms, times V1 in fp32)")
+    for bar, row, end in zip(bars, panel, high, strict=True):
+        times = "" if row["speed"] is None else f"  {row['speed']:.2f}x"
+        ax.text(end, bar, f"  {significant(row['step_ms'])} ms{times}", va="center", fontsize=8)
+    ax.set_title(title, loc="left")
+
+
+# ---------------------------------------------------------------- recorded runs
+
+
+class Record:
+    """One recorded run: the rows of its parts, and the files beside them."""
+
+    def __init__(self, folder: str | pathlib.Path):
+        self.folder, self.parts = pathlib.Path(folder), {}
+        if not self.path("headline", "suite.json").exists():
+            raise ValueError(f"{self.folder} has no headline/suite.json: it is no recorded run")
+
+    def path(self, part: str, name: str) -> pathlib.Path:
+        """Return where a part keeps a file; runs of 2026-11-22 and older have no folders for parts."""
+        nested = self.folder / part / name
+        return self.folder / name if part == "headline" and not nested.exists() else nested
+
+    def suite(self, part: str = "headline") -> dict:
+        """Return the results of a part with "rows"; without any where the part was not recorded."""
+        if part not in self.parts:
+            path = self.path(part, "suite.json")
+            results = read_results(path) if path.exists() else {"record": None, "runs": [], "accuracy": []}
+            measured = rows(results) if results["runs"] else []
+            self.parts[part] = results | {"rows": [row for row in measured if row["status"] == "ok"]}
+        return self.parts[part]
+
+    def json(self, part: str, name: str) -> dict | None:
+        """Return the content of a part's file, with its record; None where the part was not recorded."""
+        path, record = self.folder / part / name, self.folder / part / "record.json"
+        if not path.exists() or not record.exists():
+            return None
+        return json.loads(path.read_text()) | {"record": json.loads(record.read_text())}
+
+    def row(self, model: str, preset: str, precision: str, way: str | None = None) -> dict | None:
+        """Return the row of a model on one GPU, from the headline or else from the part with and without a graph."""
+        for row in [*self.suite("headline")["rows"], *self.suite("graph")["rows"]]:
+            asked = way in (None, "graph" if row["captured"] else "eager") and row["processes"] == 1
+            if asked and (row["model"], row["preset"], row["precision"]) == (model, preset, precision):
+                return row
+        return None
+
+
+def newest_record() -> Record:
+    """Return the recorded run of the newest date, among those whose headline has version 1."""
+    found = {}
+    for path in [*RECORDED.glob("*/headline/suite.json"), *RECORDED.glob("*/suite.json")]:
+        results = read_results(path)
+        if reference_steps([run for run in results["runs"] if run["status"] == "ok"]):
+            folder = path.parent.parent if path.parent.name == "headline" else path.parent
+            found[path.parent.name == "headline", results["record"]["date"]] = folder
+    if not found:
+        raise ValueError(f"there is no recorded run of version 1 below {RECORDED.name}: name one with --recorded")
+    return Record(found[max(found)])

@@ -1,0 +1,129 @@
+"""Run training scripts in processes of their own, and read the metrics files that they write."""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+from common.command_line import Failure
+
+GRACE_S = 40  # torchrun kills after 30 seconds the ranks that ignore SIGTERM
+# Options and environment that two runs must share before their times may be compared.
+SAME_OPTIONS = ("batch_size", "seq_len", "data", "use_amp", "tf32")
+SAME_MACHINE = ("device", "device_type", "torch", "cuda", "hip")
+
+
+class OutOfMemory(Failure):
+    """A training script that did not fit into the device's memory."""
+
+
+def end(process: subprocess.Popen, grace_s: float = GRACE_S) -> None:
+    """End a process that leads a session and everything it started; a launcher gets time to end its ranks."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def run_process(command: list[str], timeout: float | None = None, **options) -> subprocess.CompletedProcess:
+    """Run a command like subprocess.run, but on a timeout or an interrupt end its children too."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes, **options) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except BaseException:
+            end(process)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+def last_words(output: str) -> str:
+    """Return the last line without the program's name; under torchrun the first rank's error instead of its report."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    if "ChildFailedError" in output:
+        lines = [line for line in lines if re.match(r"\S+\.py\b.*: \S|\[rank\d+\]: [\w.]+: \S", line)][:1] or lines
+    return re.sub(r"^(\S+\.py\b[^:]*: (error: )?|\[rank\d+\]: )", "", lines[-1]) if lines else "it printed nothing"
+
+
+def train(script: pathlib.Path, argv: list[str], processes: int = 1, timeout: float | None = None) -> dict:
+    """Run a training script, under torchrun if several processes are wanted, and return its metrics.
+
+    Raise OutOfMemory, or Failure with the script's last line: status 2 if it refused its options, else 1.
+    """
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    launcher = [sys.executable, *(torchrun if processes > 1 else [])]
+    with tempfile.TemporaryDirectory() as folder:
+        metrics = pathlib.Path(folder) / "metrics.json"
+        try:
+            result = run_process([*launcher, str(script), *argv, "--metrics-file", str(metrics)], timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise Failure(1, f"{script.name} ran longer than {timeout:g} s") from None
+        if result.returncode == 0:
+            return json.loads(metrics.read_text())
+    words = last_words(result.stderr or result.stdout)
+    if "out of memory" in words or result.returncode == -signal.SIGKILL:
+        raise OutOfMemory(1, f"{script.name}: out of memory")
+    raise Failure(2 if result.returncode == 2 else 1, f"{script.name} failed: {words}")
+
+
+class TimeLimit:
+    """Measure how long runs take, to say how long the others will and to start none that would pass the limit."""
+
+    def __init__(self, seconds: float | None):
+        self.seconds, self.began, self.took = seconds, time.monotonic(), []
+
+    def timed(self, work: Callable):
+        """Return work() and remember how long it took."""
+        start = time.monotonic()
+        try:
+            return work()
+        finally:
+            self.took.append(time.monotonic() - start)
+
+    def room(self, runs: int = 1) -> bool:
+        """Return whether so many further runs would end in time; the first run is always let through."""
+        if self.seconds is None or not self.took:
+            return True
+        needed = max(max(self.took), 1.25 * runs * sum(self.took) / len(self.took))
+        return time.monotonic() - self.began + needed <= self.seconds
+
+    def left(self, runs: int) -> str:
+        """Return how long so many further runs will take, in words."""
+        if not self.took:
+            return "time left unknown"
+        seconds = runs * sum(self.took) / len(self.took)
+        return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
+
+
+def read_metrics(path: str | pathlib.Path) -> dict:
+    """Return the content of a file that --metrics-file wrote; Failure with one sentence where it is none."""
+    try:
+        content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Failure(2, f"{path} cannot be read ({error.strerror}): write it with --metrics-file") from None
+    except ValueError:
+        raise Failure(2, f"{path} is cut off or damaged: it is no valid JSON") from None
+    if not isinstance(content, dict) or not {"config", "options", "environment", "steps", "summary"} <= content.keys():
+        raise Failure(2, f"{path} is no metrics file: write one with tiny_llama_v*.py --metrics-file")
+    if not content["summary"]:
+        raise Failure(2, f"{path} holds no measured step: its run failed before the first")
+    return content
+
+
+def differences(first: dict, second: dict) -> list[str]:
+    """Return what makes the times of two metrics incomparable, as "name: one, other"."""
+    pairs = [(key, first["environment"].get(key), second["environment"].get(key)) for key in SAME_MACHINE]
+    pairs += [(key, first["options"].get(key), second["options"].get(key)) for key in SAME_OPTIONS]
+    if first["options"].get("use_amp"):
+        pairs.append(("amp_dtype", first["options"].get("amp_dtype"), second["options"].get("amp_dtype")))
+    pairs += [(key, value, second["config"].get(key)) for key, value in first["config"].items()]
+    return [f"{key}: {one}, {other}" for key, one, other in pairs if one != other]
