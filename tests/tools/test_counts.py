@@ -144,7 +144,7 @@ def test_text_names_every_part(capsys):
         (["--version", "2", "--enable-torch-compile"], "--enable-torch-compile"),
         (["--version", "1", "--use-amp"], "--precision"),
         (["--version", "1", "--hidden-dim", "7"], "--hidden-dim must be"),
-        (["--markdown", "--recorded", "/nowhere"], "cannot be read"),
+        (["--markdown", "--recorded", "/nowhere"], "no recorded run"),
         (["--check", "--page", "/nowhere"], "cannot be read"),
     ],
 )
