@@ -2,7 +2,7 @@
 """Rank the operators of a step by time, with their distance from the device's limits and the version that tackles them.
 
 Reads a PyTorch trace. From the recorded shapes follow the bytes and FLOPs that each operator needs at least, and from
-the device's ceilings (a large matrix product, a large copy) the shortest time for them. Writes the report, and beside it
+the device's ceilings (a large matmul, a large copy) the shortest time for them. Writes the report, and beside it
 
     bottleneck_analysis/operator_timing.csv         a row per operator
     bottleneck_analysis/optimization_targets.json   the groups, by the time that could be saved

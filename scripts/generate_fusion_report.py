@@ -2,8 +2,8 @@
 """Report what fusion changed: step, memory and kernels of two profiles side by side.
 
 Reads two folders of run_pytorch_profiler.py or run_all_profilers.sh (results and a trace each); without them versions 1
-and 2 are profiled first, with options that are not listed here. Writes Markdown, and beside it report.html with the same
-tables and charts of the steps and of their kernels.
+and 2 are profiled first, with options that are not listed here. Writes Markdown, and beside it report.html with the
+same tables and charts of the steps and of their kernels.
 
 Exit status: 0 written; 1 where profiling fails; 2 for bad input.
 """

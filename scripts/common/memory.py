@@ -8,16 +8,17 @@ from common.command_line import on_cpu, progress
 from common.runs import OutOfMemory, TimeLimit, train
 
 QUADRATIC = 0.25  # fraction of the growth from which on it counts as quadratic
+GREW = 1.05  # memory that grew less is called neither: a process's memory varies
 
 
 def growth(lengths: list[int], peaks: list[float]) -> dict:
     """Fit a + b T + c T² and return how much of the growth from shortest to longest is quadratic.
 
-    growth is None where it cannot be told: from fewer than three lengths, or where memory did not grow.
+    growth is None where it cannot be told: from fewer than three lengths, or where memory hardly grew.
     """
     import numpy as np
 
-    if len(lengths) < 3 or peaks[-1] <= peaks[0]:
+    if len(lengths) < 3 or peaks[-1] < GREW * peaks[0]:
         return {"fit": None, "square_share": None, "growth": None}
     c, b, a = map(float, np.polyfit(lengths, peaks, 2))
     square = c * (lengths[-1] ** 2 - lengths[0] ** 2)

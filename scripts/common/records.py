@@ -307,7 +307,13 @@ def draw_panel(ax, title: str, panel: list[dict]) -> None:
     rates = np.array([row["samples_per_second"] for row in panel])
     low, high = (rates * [row["step_ms"] / row[key] for row in panel] for key in ("step_p75_ms", "step_p25_ms"))
     bars = range(len(panel))
-    ax.barh(bars, rates, xerr=[rates - low, high - rates], color=[COLORS[r["precision"]] for r in panel], capsize=2)
+    ax.barh(
+        bars,
+        rates,
+        xerr=np.array([rates - low, high - rates]).tolist(),
+        color=[COLORS[r["precision"]] for r in panel],
+        capsize=2,
+    )
     together = [f" x{row['processes']}" if row["processes"] > 1 else "" for row in panel]
     names = [MODELS.get(row["model"], row["model"]).replace("`", "") for row in panel]
     ways = [f"{'graph' if row['captured'] else 'eager'}, {PRECISIONS[row['precision']]}" for row in panel]

@@ -16,8 +16,8 @@ from common.profiles import GROUPS, short
 from common.tables import rounded
 
 COLORS = {group: f"c{i}" for i, group in enumerate(GROUPS)}
-WIDTH, HEIGHT = 520, 340  # of a chart, in the pixels of its 13-pixel type: a phone shows it three quarters as large
-LEFT, RIGHT, TOP, BOTTOM = 58, 10, 24, 44
+WIDTH, HEIGHT = 460, 320  # of a chart, in the pixels of its 15-pixel type: a phone shows it at three quarters
+LEFT, RIGHT, TOP, BOTTOM = 62, 10, 28, 50
 
 
 def page(title: str, facts: list[tuple[str, str]], notice: list[str], sections: list[tuple[str, list[dict]]]) -> str:
@@ -118,8 +118,8 @@ class Chart:
             self.write(LEFT - 6, self.y(tick) + 5, f"{tick:,.4g}", "end")
             self.paths.append({"d": f"M{LEFT} {self.y(tick)}H{self.right}", "color": "grid"})
         for tick in x_ticks:
-            self.write(self.x(tick), HEIGHT - BOTTOM + 17, f"{tick:,.4g}", "middle")
-        self.write(4, 13, y_label)
+            self.write(self.x(tick), HEIGHT - BOTTOM + 19, f"{tick:,.4g}", "middle")
+        self.write(4, 15, y_label)
         self.write(self.right, HEIGHT - 6, x_label, "end")
 
     def part(self, caption: str) -> dict:
@@ -133,6 +133,13 @@ def even_ticks(most: float, least: float = 0.0) -> list[float]:
     power = 10.0 ** math.floor(math.log10(span / 4))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if 4 * power * factor >= span * (1 - 1e-9))
     return [least + step * i for i in range(5)]
+
+
+def log_ticks(least: float, most: float) -> list[float]:
+    """Return the powers of ten between two values, and their multiples by 2 and 5 if those are few."""
+    powers = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
+    factors = (1,) if len(powers) > 5 else (1, 2, 5)
+    return [value for i in powers for value in (factor * 10.0**i for factor in factors) if least <= value <= most]
 
 
 def apart(places: list[float], gap: float) -> list[float]:
@@ -195,8 +202,7 @@ def roofline(rows: list[dict], ceilings: dict, limits: tuple, caption: str) -> d
     limits: (least, most) FLOP per byte and TFLOP/s, one scale for all charts of a page.
     """
     chart = Chart(*limits, log=True)
-    powers = [[10.0**i for i in range(math.ceil(a - 1e-9), math.floor(b) + 1)] for a, b in (chart.xs, chart.ys)]
-    chart.axes(*powers, "FLOP per byte", "TFLOP/s")
+    chart.axes(log_ticks(*limits[0]), log_ticks(*limits[1]), "FLOP per byte", "TFLOP/s")
     (least, most), balance = limits[0], ceilings["matmul_tflops"] / ceilings["copy_tb_s"]
     corners = sorted({least, min(max(balance, least), most), most})
     chart.line([(x, min(ceilings["matmul_tflops"], ceilings["copy_tb_s"] * x)) for x in corners], "ink")

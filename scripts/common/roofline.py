@@ -136,7 +136,7 @@ def ceilings_for(profile: Profile, file: str | None) -> tuple[dict | None, str]:
         return None, f"the profile is of {profile.device or 'a GPU'}, not of this machine: give its --ceilings FILE"
     precision = profile.metadata.get("precision", "float32")
     found = measure_ceilings("cpu" if profile.on_cpu else "cuda", precision)
-    return found, f"measured here, products in {precision}"
+    return found, f"measured here, matmuls in {precision}"
 
 
 def read_ceilings(file: pathlib.Path) -> dict:

@@ -141,9 +141,10 @@ class Trial:
     def try_pages(self, pages: list[pathlib.Path]) -> list[Tried]:
         """Try all commands of the pages in order, and print a line for each."""
         found = []
-        for page, command in [(page, command) for page in pages for command in commands(page)]:
-            found.append(self.attempt(page, command))
-            progress(line_of(found[-1]))
+        for page in pages:
+            for command in commands(page):
+                found.append(self.attempt(page, command))
+                progress(line_of(found[-1]))
         return found
 
 

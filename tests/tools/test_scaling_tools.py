@@ -9,11 +9,11 @@ import subprocess
 import sys
 
 import pytest
+from common.benchmark_results import Case, read_results, write_results
 from test_benchmark import results_of, run_of
 
 import analyze_communication
 import estimate_scaling
-from common.benchmark_results import Case, read_results, write_results
 from common.versions import REPOSITORY, load_version
 from estimate_scaling import MIB, Links, Work
 from processes import SIZES, environment, launch
