@@ -377,6 +377,79 @@ def state_bytes(version: int, precision: str) -> int:
     return 12 + 2 * (precision == "float16" and version == 3 or version == 4 and ELEMENT_BYTES[precision] == 2)
 
 
+# ---------------------------------------------------------------- kernels and GEMMs
+
+# Version 3's kernels: the part and phase of each, and which of its launches there.
+KERNELS = {
+    "rmsnorm_forward_kernel": ("norms and residual", "forward", slice(None)),
+    "rmsnorm_backward_kernel": ("norms and residual", "backward", slice(0, None, 2)),
+    "column_sum_kernel": ("norms and residual", "backward", slice(1, None, 2)),
+    "rope_kernel": ("RoPE", "forward", slice(None)),
+    "attention_forward_kernel": ("attention", "forward", slice(None)),
+    "attention_backward_dq_kernel": ("attention", "backward", slice(0, 1)),
+    "attention_backward_dkdv_kernel": ("attention", "backward", slice(1, 2)),
+    "swiglu_forward_kernel": ("SwiGLU", "forward", slice(None)),
+    "swiglu_backward_kernel": ("SwiGLU", "backward", slice(None)),
+    "cross_entropy_forward_kernel": ("cross-entropy", "forward", slice(0, 1)),
+    "cross_entropy_backward_kernel": ("cross-entropy", "backward", slice(1, None)),
+    "adamw_kernel": ("AdamW", "backward", slice(2, None)),
+}
+KERNEL_MATMULS = {"attention_forward_kernel": 2, "attention_backward_dq_kernel": 3, "attention_backward_dkdv_kernel": 4}
+
+
+def kernel_counts(precision: str, s: Sizes) -> dict[str, tuple[float, float]]:
+    """Return {kernel of version 3: (FLOPs, bytes) of a launch, on average over a step}.
+
+    Attention's FLOPs are those of its matmuls, those of the others the operations of version 1.
+    """
+    layer, once, found = parts_of_layer(3, precision, s), parts_once(3, precision, s), {}
+    elementwise = operations(s)
+    for kernel, (part, phase, which) in KERNELS.items():
+        each, single = (getattr(parts.get(part, Part()), phase)[which] for parts in (layer, once))
+        launches = s.L * len(each) + len(single)
+        flops = s.L * KERNEL_MATMULS.get(kernel, 0) * s.B * s.T * s.T * s.C
+        if kernel not in KERNEL_MATMULS and kernel != "column_sum_kernel":
+            flops = elementwise[part][PHASES.index(phase)]
+        found[kernel] = flops / launches, (s.L * sum(each) + sum(single)) / launches
+    return found
+
+
+class Gemm(NamedTuple):
+    """So many calls in a step of `batch` matmuls of [m, k] and [k, n]; part: forward, input or weight gradient."""
+
+    names: str
+    part: str
+    batch: int
+    m: int
+    k: int
+    n: int
+    calls: int
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batch * self.m * self.k * self.n
+
+    def bytes(self, e: int) -> int:
+        return self.batch * matmul(self.m, self.k, self.n, e)
+
+
+def gemms(s: Sizes) -> list[Gemm]:
+    """Return the matmuls of version 1's training step; equal shapes stand together."""
+    rows, found = s.B * s.T, []
+    weights = [("q, o", s.C, s.C, 2), ("k, v", s.C, s.kv, 2), ("gate, up", s.C, s.F, 2), ("down", s.F, s.C, 1)]
+    calls = [(name, k, n, times * s.L) for name, k, n, times in weights] + [("output head", s.C, s.V, 1)]
+    for name, k, n, times in calls:
+        found.append(Gemm(name, "forward", 1, rows, k, n, times))
+        found.append(Gemm(name, "input gradient", 1, rows, n, k, times))
+        found.append(Gemm(name, "weight gradient", 1, n, rows, k, times))
+    heads = s.B * s.H
+    found.append(Gemm("scores", "forward", heads, s.T, s.D, s.T, s.L))
+    found.append(Gemm("weights x value", "forward", heads, s.T, s.T, s.D, s.L))
+    found.append(Gemm("gradient of weights", "input gradient", heads, s.T, s.D, s.T, s.L))
+    found.append(Gemm("gradients of q, k, v", "input gradient", heads, s.T, s.T, s.D, 3 * s.L))
+    return found
+
+
 # ---------------------------------------------------------------- GPUs
 
 # Dense peaks of the data sheets in TFLOP/s, and memory bandwidth in TB/s, of a GPU as PyTorch sees it: MI250X is one of
