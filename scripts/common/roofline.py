@@ -4,6 +4,7 @@ ceilings, origin = ceilings_for(profile, None)          # {"matmul_tflops", "cop
 rows = operator_table(profile, steps_needed(profile), ceilings)
 """
 
+import argparse
 import json
 import math
 import pathlib
@@ -11,8 +12,10 @@ import re
 import time
 from collections.abc import Callable
 
+from common import counts
 from common.command_line import Failure
 from common.profiles import Operation, Profile
+from common.report import matplotlib_figure
 
 ELEMENT_BYTES = {
     "float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "int": 4, "bool": 1, "unsigned char": 1,
@@ -22,6 +25,7 @@ PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
 ATTENTION_TOKENS = {  # dimension of the tokens in the shape of the query, per form of the operator's name
     r"_scaled_dot_product_\w+": 2,
     r"_(flash|efficient)_attention_\w+": 1,
+    r"_cudnn_attention_\w+": 2,
 }
 
 
@@ -91,16 +95,37 @@ def operator_table(profile: Profile, steps: int, ceilings: dict | None) -> list[
     for one in profile.operations:
         parts.setdefault((one.name, one.group), []).append(one)
     whole = sum(one.us for one in profile.operations)
-    rows = [operator_row(calls, steps, ceilings, whole) for calls in parts.values()]
+    known = counted_kernels(profile.metadata)
+    rows = [operator_row(calls, steps, ceilings, whole, known) for calls in parts.values()]
     return sorted(rows, key=lambda row: -row["ms"])
 
 
-def operator_row(calls: list[Operation], steps: int, ceilings: dict | None, whole_us: float) -> dict:
+def counted_kernels(metadata: dict) -> dict[str, tuple[float, float]]:
+    """Return {kernel: (FLOPs, bytes) of a launch} of the kernels whose work the sizes in a trace tell."""
+    if not metadata:
+        return {}
+    config = argparse.Namespace(**metadata, head_dim=metadata["hidden_dim"] // metadata["num_heads"])
+    sizes, precision = counts.sizes_of(config), metadata["precision"]
+    attention = counts.step_counts(4, precision, sizes._replace(L=1))["attention"]
+    forward, backward = ((phase["flops"], phase["bytes"]) for phase in attention.values())
+    return counts.kernel_counts(precision, sizes) | {"flex_attention": forward, "flex_attention_backward": backward}
+
+
+def work_of(one: Operation, known: dict) -> tuple[float | None, float | None]:
+    """Return FLOPs and bytes of an operation: of its kernels where the counts know them, else from its shapes."""
+    names = [re.sub(r"^triton_tem_\w*?(flex_attention(_backward)?).*", r"\1", name) for name in one.launches]
+    found = [known[name] for name in names if name in known]
+    if found:
+        return tuple(map(sum, zip(*found, strict=True)))
+    return work(one.name, one.dims, one.types, one.strides)
+
+
+def operator_row(calls: list[Operation], steps: int, ceilings: dict | None, whole_us: float, known: dict) -> dict:
     us, first = sum(one.us for one in calls), calls[0]
-    counts = [work(one.name, one.dims, one.types, one.strides) for one in calls]
-    shapes_known = all(moved is not None for _, moved in counts)
-    flops, moved = ((sum(count[i] for count in counts) if shapes_known else None) for i in (0, 1))
-    shortest = sum(roofline_us(*count, ceilings) for count in counts) if shapes_known and ceilings else None
+    works = [work_of(one, known) for one in calls]
+    shapes_known = all(moved is not None for _, moved in works)
+    flops, moved = ((sum(count[i] for count in works) if shapes_known else None) for i in (0, 1))
+    shortest = sum(roofline_us(*count, ceilings) for count in works) if shapes_known and ceilings else None
     kinds = [kind for kind, shape in zip(first.types, first.dims, strict=False) if shape and kind in ELEMENT_BYTES]
     return {
         "operator": first.name,
@@ -181,3 +206,40 @@ def shortest_s(task: Callable, device: str, repeats: int = 10) -> float:
         synchronize()
         best = min(best, time.perf_counter() - start)
     return best
+
+
+# ---------------------------------------------------------------- picture
+
+FLOP_PER_BYTE = (0.1, 2000)  # of every picture: rooflines of two versions can be laid side by side
+
+
+def draw_roofline(
+    path: pathlib.Path, title: str, ceilings: dict, points: list[tuple], peak: float | None = None
+) -> None:
+    """Draw points (name, FLOP per byte, TFLOP/s, ms or None) under the device's ceilings, named where there is room.
+
+    A disc's area is its time. The scales follow from the ceilings alone.
+    """
+    top, bandwidth = ceilings["matmul_tflops"], ceilings["copy_tb_s"]
+    low, high = FLOP_PER_BYTE
+    limits = (bandwidth * low / 30, 3 * max(top, peak or 0))
+    longest = max((ms for *_, ms in points if ms), default=1)
+    with matplotlib_figure(path, height=4) as (_, axes):
+        corner = [low, top / bandwidth, high]
+        axes.plot(corner, [min(top, bandwidth * x) for x in corner], color="black", linewidth=2)
+        axes.text(high, 1.1 * top, f"{top:,.4g} TFLOP/s", ha="right", fontsize=8)
+        axes.text(1.3 * low, 1.8 * bandwidth * low, f"{1e3 * bandwidth:,.0f} GB/s", rotation=35, fontsize=8)
+        if peak:
+            axes.axhline(peak, color="gray", linestyle="--")
+            axes.text(low, 1.1 * peak, f" data sheet: {peak:,.4g} TFLOP/s", color="gray", fontsize=8)
+        axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=limits, title=title)
+        axes.set(xlabel="FLOP per byte", ylabel="TFLOP/s")
+        axes.grid(True, alpha=0.3)
+        named: list[tuple[float, float]] = []
+        for name, x, y, ms in points:
+            axes.scatter([x], [y], 40 if ms is None else 20 + 400 * ms / longest, "#4477aa", alpha=0.6)
+            place = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))
+            if all(abs(place[0] - a) > 0.28 or abs(place[1] - b) > 0.045 for a, b in named):
+                named.append(tuple(place))
+                side, align = ((-9, 3), "right") if place[0] > 0.6 else ((9, 3), "left")
+                axes.annotate(name, (x, y), fontsize=8, xytext=side, textcoords="offset points", ha=align)
