@@ -11,7 +11,7 @@ import json
 import sys
 
 from common.command_line import Parser, positive, run_tool
-from common.profiles import Kernel, group_table, kernel_table, kernel_text, launches_of, read_kernels, short  # noqa: F401
+from common.profiles import Kernel, group_table, kernel_table, kernel_text, launches_of, read_kernels
 from common.tables import write_csv
 
 

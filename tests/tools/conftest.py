@@ -11,6 +11,7 @@ from in_process import run_here
 
 SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --batch-size 2 --seq-len 16 --vocab-size 64 --device cpu".split()
 METADATA = {"version": 1, "part": "whole", "hidden_dim": 32, "num_layers": 1, "batch_size": 2, "seq_len": 16}
+METADATA |= {"num_heads": 2, "num_kv_heads": 1, "intermediate_dim": 128, "vocab_size": 64}
 METADATA |= {"precision": "float32", "peak_memory_mb": 100.0}
 
 

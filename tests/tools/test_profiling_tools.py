@@ -1,8 +1,5 @@
 """run_pytorch_profiler.py, run_deepspeed_flops.py and run_all_profilers.sh, from the folders that offer them."""
 
-import argparse
-import csv
-import importlib.util
 import json
 import os
 import pathlib
@@ -11,13 +8,12 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 import kernel_times
 import run_deepspeed_flops as flops
 import run_pytorch_profiler as profiler
 from common.command_line import Failure, version_meant
-from common.versions import SCRIPTS, load_version
+from common.versions import SCRIPTS
 from in_process import run_here
 
 STUBS = pathlib.Path(__file__).parent / "stubs"
