@@ -14,7 +14,7 @@ import analyze_memory_scaling as memory_tool
 import compare_versions as versions_tool
 import generate_fusion_report as fusion_report
 import validate_numerical_accuracy as accuracy_tool
-from common import accuracy, memory, report
+from common import accuracy, memory, report, runs
 from common.profiles import read_profile
 from common.runs import OutOfMemory
 from common.versions import REPOSITORY, SCRIPTS
@@ -128,6 +128,21 @@ def test_without_folders_all_four_are_compared(capsys):
     interpreted = not torch.cuda.is_available()
     assert (rows["v3"] == "-") == interpreted == ("interpreter" in output)
     assert "round 1 of 1, v2: training, about" in errors and "gradients, 4 of 4: v4" in errors
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(39, 1), (70, 2), (95, 3)])
+def test_rounds_that_the_time_limit_has_no_room_for_are_left_out(seconds, rounds, monkeypatch):
+    """Each run takes 10 s of a clock that stands still otherwise."""
+    now = [0.0]
+    monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
+
+    def run(script, argv):
+        now[0] += 10
+        return {"summary": {}}
+
+    monkeypatch.setattr(versions_tool, "train", run)
+    found, problems = versions_tool.measure(dict.fromkeys("ab"), [], 3, runs.TimeLimit(seconds), after=2)
+    assert [len(of) for of in found.values()] == [rounds] * 2 and not problems
 
 
 @pytest.fixture(scope="module")

@@ -1,28 +1,25 @@
-"""run_pytorch_profiler.py, run_deepspeed_flops.py and run_all_profilers.sh, from the folders that offer them."""
+"""run_pytorch_profiler.py and run_all_profilers.sh, from the folders that offer them."""
 
 import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-import kernel_times
-import run_deepspeed_flops as flops
 import run_pytorch_profiler as profiler
+from common import report
 from common.command_line import Failure, version_meant
+from common.profiles import read_kernels, read_profile
+from common.tables import rounded
 from common.versions import SCRIPTS
 from in_process import run_here
 
 STUBS = pathlib.Path(__file__).parent / "stubs"
 SMALL = "--batch-size 2 --seq-len 32 --hidden-dim 64 --num-layers 2 --num-heads 4 --device cpu".split()
-# hidden 32, 1 layer, 2 query heads and 1 key head of 16, feed-forward 16, vocabulary 10; 1 sequence of 4 tokens
-BY_HAND = (
-    "--batch-size 1 --seq-len 4 --hidden-dim 32 --num-layers 1 --num-heads 2 --intermediate-dim 16 --vocab-size 10 "
-    "--device cpu"
-).split()
 
 
 def call(version, tool, *arguments, cwd=None, **environment):
@@ -51,7 +48,7 @@ def test_the_folder_tells_the_version(monkeypatch, tmp_path):
         monkeypatch.setattr(sys, "argv", [str(script.parent / "run_pytorch_profiler.py")])
         assert version_meant() == version
         assert version_meant(2) == 2
-    monkeypatch.setattr(sys, "argv", [str(flops.__file__)])
+    monkeypatch.setattr(sys, "argv", [str(profiler.__file__)])
     with pytest.raises(Failure, match="--version"):
         version_meant()
     monkeypatch.chdir(SCRIPTS[4].parent)
@@ -59,12 +56,6 @@ def test_the_folder_tells_the_version(monkeypatch, tmp_path):
 
 
 # ---------------------------------------------------------------- run_pytorch_profiler.py
-
-
-@pytest.fixture
-def one_process(monkeypatch):
-    """The training script that a tool starts runs in this process."""
-    monkeypatch.setattr(subprocess, "run", run_here)
 
 
 @pytest.fixture(scope="module")
@@ -90,51 +81,60 @@ def test_a_profile_holds_kernels_figures_and_a_trace(profile_folder):
     assert calls == next(row["calls"] for row in content["kernels"] if row["kernel"] == "aten::mm") > 0
 
 
-def test_the_report_gives_figures_a_step(profile_folder):
+def test_the_report_gives_results_per_step(profile_folder):
     content = json.loads(next(profile_folder.glob("profile_v2_*.json")).read_text())
     text = (profile_folder / "profiling_report.md").read_text()
-    products = next(row for row in content["groups"] if row["group"] == "GEMM")
-    assert f"| GEMM | {products['calls'] / 2:,.0f} | {products['total_us'] / 2e3:,.3f} |" in text
-    assert f"{content['summary']['step_ms']['median']:.3f} ms (" in text
+    gemms = next(row for row in content["groups"] if row["group"] == "GEMM")
+    assert f"| GEMM | {gemms['calls'] / 2:,.0f} | {rounded(gemms['total_us'] / 2e3)} |" in text
+    assert f"{rounded(content['summary']['step_ms']['median'])} ms (" in text
 
 
 def test_the_page_of_memory_shows_the_peak_of_the_trace(profile_folder):
     trace = json.loads(next(profile_folder.glob("trace_*.json")).read_text())
     peak = max(e["args"]["Total Allocated"] for e in trace["traceEvents"] if e["name"] == "[memory]") / 2**20
     page = (profile_folder / "memory_timeline.html").read_text()
-    assert f"<b>{peak:,.1f} MiB</b>" in page
-    assert page.count("<title>forward,") == 2 and "http" not in page.replace("http-equiv", "")
+    assert f"Peak {peak:,.1f} MiB" in page and "version 2, 2 x 32 tokens" in page
+    assert page.count("<title>forward,") == 2 and "http" not in page
 
 
-def test_on_a_gpu_the_memory_of_the_gpu_is_shown(tmp_path):
+def test_on_a_gpu_the_memory_of_the_gpu_is_shown(make_trace):
     def event(ts, device, total):
         return {"name": "[memory]", "ph": "i", "ts": ts, "args": {"Device Type": device, "Total Allocated": total}}
 
-    trace = tmp_path / "trace.json"
-    events = [event(1000.0, 0, 2**30), event(2000.0, 1, 3 * 2**20), event(3500.0, 1, 2**20)]
-    trace.write_text(json.dumps({"traceEvents": events}))
-    assert profiler.memory_events(trace) == ("GPU", [(0.0, 3.0), (1.5, 1.0)], [])
+    trace = make_trace("p/trace.json", {"gemm": 1})
+    content = json.loads(trace.read_text())
+    content["traceEvents"] += [event(2000.0, 1, 3 * 2**20), event(1000.0, 0, 2**30), event(1500.0, 1, 2**20)]
+    trace.write_text(json.dumps(content))
+    page = profiler.memory_page(read_profile(trace))
+    assert "Peak 3.0 MiB after 0.500 ms, 2 allocations and releases: all tensors" in page and "MI300X" in page
 
 
 def test_the_line_of_memory_keeps_its_peak_when_it_is_thinned():
     points = [(float(i), 1.0) for i in range(5000)]
     points[3334] = (3334.0, 9.0)
-    thin = profiler.thinned(points)
+    thin = report.thinned(points)
     assert len(thin) <= 2000 and (3334.0, 9.0) in thin
 
 
 def test_earlier_profiles_are_read_again(profile_folder):
+    """In a process of its own, started from its link."""
     made = next(profile_folder.glob("profile_*.json"))
-    result = call(
-        2, "run_pytorch_profiler.py", "--analyze-existing", made
-    )  # a process of its own, started from its link
+    result = call(2, "run_pytorch_profiler.py", "--analyze-existing", made)
     total = sum(row["total_us"] for row in json.loads(made.read_text())["kernels"]) / 1e3
     assert result.returncode == 0 and f"{total:,.3f} ms in all" in result.stdout
 
 
-def test_a_pattern_without_files_reads_the_traces_beside_it(profile_folder):
-    result = call(2, "run_pytorch_profiler.py", "--analyze-existing", profile_folder / "nothing_*.json")
-    assert result.returncode == 0 and "aten::mm" in result.stdout and f"reading {profile_folder}" in result.stdout
+@pytest.mark.parametrize("with_memory", [True, False])
+def test_the_guides_two_commands_leave_every_file(with_memory, profile_folder, profiled, tmp_path):
+    """The script alone leaves a trace; --analyze-existing, whose pattern finds nothing yet, makes the rest of it."""
+    shutil.copy(next((profile_folder if with_memory else profiled[1]).glob("trace_*.json")), tmp_path)
+    result = call(1, "run_pytorch_profiler.py", "--analyze-existing", tmp_path / "profile_*.json")
+    assert result.returncode == 0 and "aten::mm" in result.stdout and f"newest trace in {tmp_path}" in result.stdout
+    assert (tmp_path / "memory_timeline.html").exists() == with_memory
+    assert ("record them with --profile-memory" in result.stdout) != with_memory
+    (made,) = tmp_path.glob("profile_v*_*.json")
+    again = call(1, "run_pytorch_profiler.py", "--analyze-existing", made, "--generate-report")
+    assert again.returncode == 0 and "## Groups of operators in 2" in (tmp_path / "profiling_report.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_all_profilers_run_and_missing_ones_are_named(tmp_path):
     assert "done     run_pytorch_profiler.py" in outcome and "done     run_deepspeed_flops.py" in outcome
     assert len(re.findall(r"^missing  get_\w+\.sh: \S+ is (not )?installed", outcome, re.MULTILINE)) == 5
     folder = tmp_path / "complete_rocm_analysis"
-    assert kernel_times.read_kernels(folder / "pytorch_profiles")
+    assert read_kernels(folder / "pytorch_profiles")
     assert json.loads((folder / "flops_analysis" / "flops_profile.json").read_text())["version"] == 2
 
 
@@ -198,7 +198,9 @@ def test_all_profilers_go_on_after_a_failure_and_end_with_1(tmp_path):
     ]
     assert [line.split()[0] for line in outcome[2:]] == ["done"] * 5
     (table,) = tmp_path.glob("all_profiles/hotspots/hotspot_*/hotspots.csv")
-    assert "\nattention_forward_kernel,attention," in table.read_text()
+    assert (
+        table.read_text().startswith("group,kind,calls,total_us,") and ",attention_forward_kernel" in table.read_text()
+    )
 
 
 def test_a_version_that_is_not_there_is_refused(tmp_path):
