@@ -89,9 +89,9 @@ def test_shared_key_heads_are_counted_for_the_query_heads():
 
 
 def test_mfu_and_the_shortest_steps_at_the_peaks():
-    summary = {"step_ms": {"median": 2.0}, "tflops": 100.0, "precision": "tf32", "world_size": 1}
+    summary = {"step_ms": {"median": 2.0}, "tflops": 100.0, "precision": "tf32", "world_size": 2}
     rates = flops.measured_rates(summary, {"device": "NVIDIA H200"})
-    assert (rates["peak_tflops"], rates["mfu"]) == (494.7, pytest.approx(100 / 494.7))
+    assert (rates["peak_tflops"], rates["mfu"]) == (494.7, pytest.approx(100 / 494.7 / 2))  # of two GPUs
     first, *others = flops.mfu_rows(200_000_000_000, rates)
     assert first["device"] == "NVIDIA H200" and first["mfu"] == rates["mfu"]
     best = next(row for row in others if row["device"].startswith("MI300X") and row["precision"] == "float32")
