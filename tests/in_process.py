@@ -62,3 +62,8 @@ def run_here(command, *arguments, cwd=None, **options):
         except SystemExit as end:
             status = end.code
     return subprocess.CompletedProcess(command, status or 0, out.getvalue(), err.getvalue())
+
+
+def process_here(command, timeout=None):
+    """Stand in for common.runs.run_process."""
+    return run_here(command, capture_output=True, text=True, timeout=timeout)

@@ -27,10 +27,10 @@ import memory_bandwidth_analyzer as bandwidth
 import optimize_batch_size as batch_tool
 import performance_regression_test as regression
 import validate_numerical_accuracy as accuracy
-from common import analysis, report_page, traces
+from common import analysis, report_page, runs, traces
 from common.command_line import Failure
 from common.versions import REPOSITORY, SCRIPTS, load_version
-from in_process import run_here
+from in_process import process_here, run_here
 
 SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --batch-size 2 --seq-len 16 --vocab-size 64 --device cpu".split()
 # Version 3 computes on this machine's GPU, or else in the interpreter that Triton was imported with.
@@ -59,6 +59,7 @@ def interpreter_setting():
 @pytest.fixture
 def one_process(monkeypatch):
     """The programs that a tool starts run in this process; what they print is kept from the screen."""
+    monkeypatch.setattr(runs, "run_process", process_here)
     monkeypatch.setattr(subprocess, "run", run_here)
 
 

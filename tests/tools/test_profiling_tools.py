@@ -16,9 +16,10 @@ import torch
 import kernel_times
 import run_deepspeed_flops as flops
 import run_pytorch_profiler as profiler
+from common import runs
 from common.command_line import Failure, version_meant
 from common.versions import SCRIPTS, load_version
-from in_process import run_here
+from in_process import process_here, run_here
 
 STUBS = pathlib.Path(__file__).parent / "stubs"
 SMALL = "--batch-size 2 --seq-len 32 --hidden-dim 64 --num-layers 2 --num-heads 4 --device cpu".split()
@@ -68,6 +69,7 @@ def test_the_folder_tells_the_version(monkeypatch, tmp_path):
 @pytest.fixture
 def one_process(monkeypatch):
     """The training script that a tool starts runs in this process."""
+    monkeypatch.setattr(runs, "run_process", process_here)
     monkeypatch.setattr(subprocess, "run", run_here)
 
 
