@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every profiler there is, one after the other, on one version; a profiler that is missing is passed over and named.
+# Run every profiler on one version, one after the other; name those that are missing. Ctrl-C stops with a summary.
 #
 #   ./run_all_profilers.sh                              PyTorch's profiler and the count of FLOPs
 #   ./run_all_profilers.sh --enable-rocm-tools          and the ROCm profilers (NVIDIA's where there is no ROCm)
@@ -35,25 +35,27 @@ if ! [ -f "$folder/get_trace.sh" ]; then
     echo "run_all_profilers.sh: say which version with --version 1, 2, 3 or 4, or run this in a version's folder" >&2
     exit 2
 fi
-# shellcheck source=common/profile_common.sh
-source "$folder/../scripts/common/profile_common.sh"
+# shellcheck source=common/wrappers/setup.sh
+source "$folder/../scripts/common/wrappers/setup.sh"
 find_python
 mkdir -p "$target" 2>/dev/null || fail 1 "--profile-dir $target cannot be made: choose a writable folder"
 
 results=() failed=0
+trap 'failed=130' INT # bash waits for the tool to end, then goes on to the summary
 
-note() { # NAME STATUS: keep the outcome for the list at the end
-    case $2 in
-        0) results+=("done     $1") ;;
-        *) results+=("FAILED   $1 (exit status $2)") && failed=1 ;;
-    esac
-    [ "$2" != 130 ] || exit 130
-}
-
-tool() { # NAME COMMAND...
+tool() { # NAME COMMAND...: run it unless the user stopped an earlier one, and note the outcome
+    local status
+    [ $failed != 130 ] || { results+=("not run  $1") && return; }
     echo && echo "=== $1"
     "${@:2}" ${passed[@]+"${passed[@]}"}
-    note "$1" $?
+    status=$?
+    if [ $status = 130 ] || [ $failed = 130 ]; then
+        results+=("stopped  $1") failed=130
+    elif [ $status = 0 ]; then
+        results+=("done     $1")
+    else
+        results+=("FAILED   $1 (exit status $status)") failed=1
+    fi
 }
 
 wrapper() { # NAME: run get_NAME.sh unless it would only repeat PyTorch's profiler

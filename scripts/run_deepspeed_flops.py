@@ -217,14 +217,13 @@ def bound(flop_per_byte: float, ceilings: dict | None) -> str:
     return "compute" if flop_per_byte * ceilings["copy_tb_s"] > ceilings["matmul_tflops"] else "memory"
 
 
-def roofline_points(content: dict) -> list[tuple]:
-    """Return the step as it was measured, and each part at what the ceilings allow."""
-    ceilings, found, measured = content["ceilings"], content["intensity"], content["measured"]
+def draw(path: pathlib.Path, content: dict) -> None:
+    """Draw the measured step under the ceilings, and name the parts where their FLOP per byte is."""
+    found, measured = content["intensity"], content["measured"]
     points = [("step, measured", found["step_flop_per_byte"], measured["tflops"], None)] if measured else []
-    for row in sorted(found["parts"], key=lambda row: -row["flops"]):
-        x = row["flop_per_byte"]
-        points.append((row["part"], x, min(ceilings["matmul_tflops"], ceilings["copy_tb_s"] * x), None))
-    return points
+    parts = {row["part"]: row["flop_per_byte"] for row in found["parts"]}
+    title = f"Version {content['version']}, {content['precision']}: the step and its parts"
+    draw_roofline(path, title, content["ceilings"], points, parts)
 
 
 # ---------------------------------------------------------------- results
@@ -284,9 +283,7 @@ def run(version: int, options, arguments: list[str]) -> int:
         content["ceilings"] = measure_ceilings(device, content["precision"])
     write_results(content, modules, folder)
     if options.generate_roofline:
-        title = f"Version {version}, {content['precision']}: the parts of a step"
-        peak = measured["peak_tflops"] if measured else None
-        draw_roofline(folder / "roofline.png", title, content["ceilings"], roofline_points(content), peak)
+        draw(folder / "roofline.png", content)
         print(f"drew {folder / 'roofline.png'}")
     return 0 if all(row["agrees"] for row in content["checks"]) else 1
 

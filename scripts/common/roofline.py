@@ -210,36 +210,53 @@ def shortest_s(task: Callable, device: str, repeats: int = 10) -> float:
 
 # ---------------------------------------------------------------- picture
 
-FLOP_PER_BYTE = (0.1, 2000)  # of every picture: rooflines of two versions can be laid side by side
+WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 1}
+FLOP_PER_BYTE = (0.05, 3000)  # of every picture: the rooflines of two versions can be laid side by side
 
 
 def draw_roofline(
-    path: pathlib.Path, title: str, ceilings: dict, points: list[tuple], peak: float | None = None
+    path: pathlib.Path, title: str, ceilings: dict, points: list[tuple], parts: dict | None = None
 ) -> None:
-    """Draw points (name, FLOP per byte, TFLOP/s, ms or None) under the device's ceilings, named where there is room.
+    """Draw points (name, FLOP per byte, TFLOP/s, ms or None), whose area is their time, under the device's ceilings.
 
-    A disc's area is its time. The scales follow from the ceilings alone.
+    parts: {name: FLOP per byte} of what has no time of its own, named along the roof. The scales follow from the
+    ceilings alone.
     """
     top, bandwidth = ceilings["matmul_tflops"], ceilings["copy_tb_s"]
     low, high = FLOP_PER_BYTE
-    limits = (bandwidth * low / 30, 3 * max(top, peak or 0))
     longest = max((ms for *_, ms in points if ms), default=1)
-    with matplotlib_figure(path, height=4) as (_, axes):
-        corner = [low, top / bandwidth, high]
-        axes.plot(corner, [min(top, bandwidth * x) for x in corner], color="black", linewidth=2)
-        axes.text(high, 1.1 * top, f"{top:,.4g} TFLOP/s", ha="right", fontsize=8)
-        axes.text(1.3 * low, 1.8 * bandwidth * low, f"{1e3 * bandwidth:,.0f} GB/s", rotation=35, fontsize=8)
-        if peak:
-            axes.axhline(peak, color="gray", linestyle="--")
-            axes.text(low, 1.1 * peak, f" data sheet: {peak:,.4g} TFLOP/s", color="gray", fontsize=8)
-        axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=limits, title=title)
+    with matplotlib_figure(path, height=4.5) as (_, axes):
+        axes.plot([low, top / bandwidth, high], [bandwidth * low, top, top], color="black", linewidth=2)
+        axes.text(high, 1.15 * top, f"matmul {top:,.4g} TFLOP/s", ha="right", fontsize=8)
+        axes.text(
+            1.3 * low, 15 * bandwidth * low, f"copy {1e3 * bandwidth:,.4g} GB/s", fontsize=8, ha="left", va="bottom"
+        )
+        axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bandwidth * low / 100, 3 * top), title=title)
         axes.set(xlabel="FLOP per byte", ylabel="TFLOP/s")
         axes.grid(True, alpha=0.3)
+        for name, x in merged(parts or {}):
+            y = min(top, bandwidth * x)
+            axes.plot([x], [y], "o", color="#4477aa", markersize=5)
+            axes.annotate(
+                name, (x, y), (0, -7), textcoords="offset points", rotation=90, fontsize=8, ha="center", va="top"
+            )
         named: list[tuple[float, float]] = []
         for name, x, y, ms in points:
-            axes.scatter([x], [y], 40 if ms is None else 20 + 400 * ms / longest, "#4477aa", alpha=0.6)
+            axes.scatter([x], [y], 40 if ms is None else 20 + 400 * ms / longest, "#ee6677", alpha=0.6, zorder=3)
             place = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))
-            if all(abs(place[0] - a) > 0.28 or abs(place[1] - b) > 0.045 for a, b in named):
+            if all(abs(place[0] - a) > 0.3 or abs(place[1] - b) > 0.045 for a, b in named):
                 named.append(tuple(place))
-                side, align = ((-9, 3), "right") if place[0] > 0.6 else ((9, 3), "left")
-                axes.annotate(name, (x, y), fontsize=8, xytext=side, textcoords="offset points", ha=align)
+                right = place[0] > 0.6
+                offset, align = ((-9, -10), "right") if right else ((9, -10), "left")
+                axes.annotate(name, (x, y), offset, textcoords="offset points", fontsize=8, ha=align, bbox=WHITE)
+
+
+def merged(parts: dict[str, float]) -> list[tuple[str, float]]:
+    """Return (names, FLOP per byte), with parts that would stand on each other as one."""
+    found: list[tuple[str, float]] = []
+    for name, x in sorted(parts.items(), key=lambda part: part[1]):
+        if found and x < 1.35 * found[-1][1]:
+            found[-1] = f"{found[-1][0]}, {name}", found[-1][1]
+        else:
+            found.append((name, x))
+    return found

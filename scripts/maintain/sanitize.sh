@@ -12,7 +12,7 @@
 # 2 for a bad argument.
 
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../common/profile_common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../common/wrappers/setup.sh"
 
 tools=() groups=()
 while [ $# -gt 0 ]; do

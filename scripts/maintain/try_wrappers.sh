@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tries every profiling wrapper of every version on this machine, and the count of FLOPs with its roofline; checks what
-# each one left and prints a line for it: how it ended, seconds, which profiler it used and why, what it left.
+# Try every profiling wrapper of every version on this machine, and the count of FLOPs with its roofline. Check what
+# each one left and print a line for it: how it ended, seconds, which profiler it used and why, what it left.
 #
 #   ./scripts/maintain/try_wrappers.sh                    all of them; preset small, or a toy model without a GPU
 #   ./scripts/maintain/try_wrappers.sh --version 3        those of one version
@@ -35,8 +35,8 @@ done
 [[ $limit$each =~ ^[0-9]+$ ]] || { echo "try_wrappers.sh: --time-limit and --each must be whole seconds" >&2 && exit 2; }
 mkdir -p "$target" || exit 1
 target=$(cd "$target" && pwd)
-# shellcheck source=../common/profile_common.sh
-source "$scripts/common/profile_common.sh"
+# shellcheck source=../common/wrappers/setup.sh
+source "$scripts/common/wrappers/setup.sh"
 find_python
 
 counting=()
@@ -50,15 +50,11 @@ fi
 
 left() { # TRY RESULT_FOLDER: what proves that it delivered; fails where that is missing or cannot be read
     case $1 in
-        get_trace.sh | get_rocprof_sys.sh)
-            if find "$2" -name '*.pftrace' -o -name '*.proto' | grep -q .; then
-                du -sh "$2"
-            else
-                "$PYTHON" "$SCRIPTS/kernel_times.py" "$2" --top 1 | head -n 1
-            fi
+        get_trace.sh | get_rocprof_sys.sh) "$PYTHON" "$SCRIPTS/kernel_times.py" "$2" --top 1 | head -n 1 ;;
+        get_rocprof_compute.sh) # without a GPU or its profiler, PyTorch's times
+            if [ -e "$2/limits.csv" ]; then sed -n 2p "$2/limits.csv"; else sed -n 2p "$2/kernels.csv"; fi | grep .
             ;;
-        get_rocprof_compute.sh) find "$2" \( -name '*.csv' -o -name '*.db' \) -size +0 | grep . | head -n 1 ;;
-        "get_counters.sh --pmc") sed -n 2p "$2/counters.csv" | grep . ;;
+        "get_counters.sh --set"*) sed -n 2p "$2/counters.csv" | grep . ;;
         get_counters.sh) sed -n 2p "$2/launches.csv" | grep . ;;
         get_hotspots.sh) sed -n 2p "$2/hotspots.csv" | grep . ;;
         run_deepspeed_flops.py*) test -s "$2/roofline.png" && sed -n 2p "$2/mfu_analysis.csv" ;;
@@ -96,7 +92,7 @@ attempt() { # FOLDER NAME OPTION...: run it, look at what it left, print the lin
 delivered=0 failed=0 passed_over=()
 tries=(get_trace.sh get_hotspots.sh get_counters.sh get_rocprof_sys.sh get_rocprof_compute.sh)
 if { have_amd_gpu && find_tool rocprofv3; } || { have_nvidia_gpu && find_tool ncu; }; then
-    tries+=("get_counters.sh --pmc")
+    tries+=("get_counters.sh --set memory")
 fi
 tries+=("run_deepspeed_flops.py --generate-roofline")
 # shellcheck disable=SC2231 # the version may be a pattern

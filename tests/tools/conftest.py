@@ -6,8 +6,9 @@ import subprocess
 
 import pytest
 
+from common import runs
 from common.versions import load_version
-from in_process import run_here
+from in_process import process_here, run_here
 
 SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --batch-size 2 --seq-len 16 --vocab-size 64 --device cpu".split()
 METADATA = {"version": 1, "part": "whole", "hidden_dim": 32, "num_layers": 1, "batch_size": 2, "seq_len": 16}
@@ -29,6 +30,7 @@ def interpreter_setting():
 def one_process(monkeypatch):
     """Run the programs that a tool starts in this process; what they print is kept from the screen."""
     monkeypatch.setattr(subprocess, "run", run_here)
+    monkeypatch.setattr(runs, "run_process", process_here)
 
 
 @pytest.fixture(scope="session")

@@ -1,69 +1,79 @@
-"""The profiling wrappers, against stand-ins for the profilers of four ROCm releases and NVIDIA, and really on a CPU."""
+"""The profiling wrappers, with stubs for the profilers of five ROCm releases and of NVIDIA, and for real on a CPU."""
 
 import json
 import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-import kernel_counters
-import kernel_times
+from common import limits, perfetto
 from common.versions import REPOSITORY, SCRIPTS
 
-STUBS = pathlib.Path(__file__).parent / "stubs"
-SAMPLES = pathlib.Path(__file__).parent / "samples"
+STUBS, SAMPLES = (pathlib.Path(__file__).parent / name for name in ("stubs", "samples"))
 FOLDERS = [script.parent for script in SCRIPTS.values()]
+FOLDER = SCRIPTS[3].parent  # replays a graph by default
 WRAPPERS = ("get_trace.sh", "get_counters.sh", "get_hotspots.sh", "get_rocprof_compute.sh", "get_rocprof_sys.sh")
-ROCM = ("6.2", "6.4", "7.0", "10.0")
-SUCCESS = re.compile(r"^(open|read it|the whole table|every|these are)", re.MULTILINE)  # what only a success prints
+ROCM = ("6.2", "6.3", "6.4", "7.0", "10.0")
+SUCCESS = re.compile(r"^(open|read more|the whole table|every|these are)", re.MULTILINE)  # printed by a success alone
+PYTHON = str(STUBS / "training_python")
 
 
-def run_wrapper(wrapper, *arguments, profilers=None, cwd=None, **environment):
-    """Run a wrapper (path) with a folder of stubs/ first on PATH; training is played by a stand-in as well."""
-    paths = [str(STUBS / profilers)] if profilers else []
-    environment = {
-        **{
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("ROCPROF", "TINY_LLAMA", "STAND_IN"))
-        },
-        "PATH": os.pathsep.join([*paths, str(pathlib.Path(sys.executable).parent), os.environ["PATH"]]),
-        "TINY_LLAMA_PYTHON": str(STUBS / "training_python"),
-        "STAND_IN_PYTHON": sys.executable,
-        "OMP_NUM_THREADS": "1",
-        **environment,
-    }
-    return subprocess.run(
-        ["bash", str(wrapper), *map(str, arguments)], env=environment, cwd=cwd, capture_output=True, text=True
-    )
+@pytest.fixture
+def run(tmp_path):
+    """Return a function that runs a wrapper (path) with stubs first on PATH; a stub plays the training as well."""
+
+    def run_wrapper(wrapper, *arguments, profilers=None, release=None, cwd=None, **environment):
+        paths = [str(STUBS / profilers)] if profilers else []
+        if profilers and profilers.startswith("rocm-"):
+            release = profilers[5:] if release is None else release
+            arguments = ("--profiler", "rocm", *arguments)
+        if release:
+            (tmp_path / "rocm" / ".info").mkdir(parents=True, exist_ok=True)
+            (tmp_path / "rocm" / ".info" / "version").write_text(f"{release}-83\n")
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("ROCPROF", "TINY_LLAMA", "STAND_IN"))}
+        environment = {
+            **kept,
+            "PATH": os.pathsep.join([*paths, str(pathlib.Path(sys.executable).parent), os.environ["PATH"]]),
+            "ROCM_PATH": str(tmp_path / "rocm"),
+            "TINY_LLAMA_PYTHON": PYTHON,
+            "STAND_IN_PYTHON": sys.executable,
+            "STAND_IN_RECORD": str(tmp_path / "record"),
+            "OMP_NUM_THREADS": "1",
+            **environment,
+        }
+        wrapper = wrapper if isinstance(wrapper, pathlib.Path) else FOLDER / wrapper
+        command = ["bash", str(wrapper), *map(str, arguments)]
+        return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True)
+
+    return run_wrapper
 
 
 def result_of(folder):
-    """The one result folder that a wrapper left under --output-dir."""
-    results = [path for path in folder.glob("*/*") if path.is_dir()]
-    assert len(results) == 1, results
-    return results[0]
+    """Return the one result folder under --output-dir."""
+    (result,) = [path for path in folder.glob("*/*") if path.is_dir()]
+    return result
 
 
-def recorded(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def recorded(tmp_path):
+    """Return the command lines of the profilers that ran an application, as text with the result's folder as OUT."""
+    lines = [json.loads(line) for line in (tmp_path / "record").read_text().splitlines()]
+    text = [" ".join(words) for words in lines if PYTHON in words or "@RANK@" in words]
+    return [re.sub(r"\S+/\w+_\d{8}_\d{6}(_2)*", "OUT", line) for line in text]
 
 
-def without_time(text):
-    return re.sub(r"\d{8}_\d{6}(_2)*", "TIME", text)
-
-
-# ---------------------------------------------------------------- the files themselves
+# ---------------------------------------------------------------- the files
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_wrapper_is_the_same_text_in_every_folder(wrapper):
-    first, *others = [(folder / wrapper).read_bytes() for folder in FOLDERS]
-    assert others == [first] * 3
+def test_a_wrapper_is_the_same_short_text_in_every_folder(wrapper):
+    first, *others = [(folder / wrapper).read_text() for folder in FOLDERS]
+    assert others == [first] * 3 and len(first.splitlines()) <= 15
     assert all(os.access(folder / wrapper, os.X_OK) for folder in FOLDERS)
 
 
@@ -72,212 +82,249 @@ SHELLCHECK = shutil.which("shellcheck", path=os.pathsep.join([os.path.dirname(sy
 
 @pytest.mark.skipif(not SHELLCHECK, reason="shellcheck is not installed")
 def test_shellcheck_finds_nothing():
-    scripts = [FOLDERS[0] / wrapper for wrapper in WRAPPERS]
-    scripts += [*REPOSITORY.glob("scripts/**/*profile*.sh"), REPOSITORY / "scripts" / "maintain" / "try_wrappers.sh"]
-    scripts += [STUBS / "training_python"]
+    bodies = [path for path in REPOSITORY.glob("scripts/common/wrappers/*.sh") if os.access(path, os.X_OK)]
+    scripts = [*bodies, *FOLDERS[0].glob("get_*.sh"), REPOSITORY / "scripts" / "run_all_profilers.sh"]
+    scripts += [REPOSITORY / "scripts" / "maintain" / "try_wrappers.sh", STUBS / "training_python"]
     result = subprocess.run([SHELLCHECK, "--external-sources", *scripts], capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout
+    assert len(bodies) == 5 and result.returncode == 0, result.stdout
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_help_has_an_example_and_runs_nothing(wrapper):
-    result = run_wrapper(FOLDERS[0] / wrapper, "--help")
-    assert (
-        result.returncode == 0 and f"./{wrapper} --preset medium" in result.stdout or "--num-steps 5" in result.stdout
+def test_help_names_options_results_and_documentation(wrapper, run):
+    text = run(wrapper, "--help").stdout
+    assert all(
+        words in text for words in (f"./{wrapper} --preset medium", "--nproc-per-node N (1)", "https://rocm.docs")
     )
-    assert "#" not in result.stdout and "uses" not in result.stdout
+    assert re.search(r"^Writes \w+/\w+_<timestamp>/", text, re.MULTILINE) and "#" not in text and "uses" not in text
 
 
 # ---------------------------------------------------------------- ROCm, by release
 
-TRAIN = "{python} tiny_llama_v3.py --batch-size 8 --seq-len 128 "
-TRACE_62 = "--hip-runtime-trace --kernel-trace --memory-copy-trace --marker-trace"
-TRACE = " --output-format pftrace -d traces/trace_TIME -o trace_%pid% -- " + TRAIN + "--num-steps 5 --use-amp"
-KERNELS = (
-    " --output-format csv -d {folder}_TIME -o {name}_%pid% -- " + TRAIN + "--num-steps {steps} --no-graph --use-amp"
-)
-COMPUTE = " -- " + TRAIN + "--num-steps 1 --warmup-steps 1 --no-graph --use-amp"
-SYSTEM = "--trace --profile -- " + TRAIN + "--num-steps 2 --warmup-steps 1 --use-amp"
-HOTSPOTS = "rocprofv3 --kernel-trace --stats" + KERNELS.replace("{folder}", "hotspots/hotspot")
-COUNTERS = KERNELS.replace("{folder}", "counters/counter").replace("{steps}", "3")
-WORK = "rocprof_compute/profile_TIME/workloads/tiny_llama_v3"
-ENVIRONMENT = "env {0}_OUTPUT_PATH=rocprof_sys/profile_TIME {0}_TIME_OUTPUT=OFF "
-COMMANDS = {
-    ("get_trace.sh", "6.2"): f"rocprofv3 {TRACE_62}" + TRACE,
-    ("get_trace.sh", "6.4"): "rocprofv3 --runtime-trace" + TRACE,
-    ("get_trace.sh", "7.0"): "rocprofv3 --runtime-trace" + TRACE,
-    ("get_trace.sh", "10.0"): "rocprofv3 --runtime-trace" + TRACE,
-    **{
-        ("get_hotspots.sh", release): HOTSPOTS.replace("{name}", "kernels").replace("{steps}", "10") for release in ROCM
-    },
-    **{
-        ("get_counters.sh", release): "rocprofv3 --kernel-trace" + COUNTERS.replace("{name}", "kernels")
-        for release in ROCM
-    },
-    ("get_rocprof_compute.sh", "6.2"): f"omniperf profile -n tiny_llama_v3 -p {WORK} --no-roof" + COMPUTE,
-    ("get_rocprof_compute.sh", "6.4"): f"rocprof-compute profile -n tiny_llama_v3 -p {WORK} --no-roof" + COMPUTE,
-    ("get_rocprof_compute.sh", "7.0"): f"rocprof-compute profile -n tiny_llama_v3 -p {WORK} --no-roof" + COMPUTE,
-    ("get_rocprof_compute.sh", "10.0"): f"rocprof-compute profile -n tiny_llama_v3 --output-directory {WORK} --no-roof"
-    + COMPUTE,
-    ("get_rocprof_sys.sh", "6.2"): ENVIRONMENT.format("OMNITRACE") + "omnitrace-run " + SYSTEM,
-    **{
-        ("get_rocprof_sys.sh", release): ENVIRONMENT.format("ROCPROFSYS") + "rocprof-sys-run " + SYSTEM
-        for release in ROCM[1:]
-    },
+COMMANDS = [line.split(maxsplit=2) for line in (SAMPLES / "wrappers/commands.txt").read_text().splitlines()[1:]]
+DELIVERED = {  # steps, files, and what the last lines say
+    "get_trace.sh": (
+        "--num-steps 5",
+        "*.pftrace *_kernel_trace.csv",
+        r"attention +1 +0.004[^#]*\nopen \S+.pftrace in http",
+    ),
+    "get_counters.sh": (
+        "--num-steps 3",
+        "launches.csv counters.csv",
+        r"1,024.0 +5,000.0[^#]*\nevery counter .*counters.csv",
+    ),
+    "get_hotspots.sh": (
+        "--num-steps 10",
+        "hotspots.csv hotspots.json",
+        r"attention +1 +0.004 +13.3[^#]*\nthe whole table is",
+    ),
+    "get_rocprof_compute.sh": (
+        *("--num-steps 1 --warmup-steps 1", "limits.csv workloads/tiny_llama_v3/sysinfo.csv"),
+        r"adamw_kernel .* 83.2 .*memory bandwidth[^#]*\nread more of a kernel with: \S+ analyze -p \S+ -k 0$",
+    ),
+    "get_rocprof_sys.sh": (
+        *("--num-steps 2 --warmup-steps 1", "*.proto wall_clock-*.txt"),
+        r"attention +1 +0.009[^#]*\nopen \S+\.proto in http",
+    ),
 }
 
 
-@pytest.mark.parametrize(("wrapper", "release"), COMMANDS, ids=[" ".join(key) for key in COMMANDS])
-def test_dry_run_prints_the_exact_command_of_the_release(wrapper, release):
-    folder = SCRIPTS[3].parent
-    before = sorted(folder.rglob("*"))
-    result = run_wrapper(
-        folder / wrapper, "--profiler", "rocm", "--dry-run", "--use-amp", profilers=f"rocm-{release}", cwd=folder
-    )
-    assert result.returncode == 0, result.stderr
-    command = without_time(result.stdout.splitlines()[-1])
-    python = str(STUBS / "training_python").replace(" ", "\\ ")  # as bash quotes it
-    assert command == COMMANDS[wrapper, release].format(python=python)
-    assert sorted(folder.rglob("*")) == before
-
-
-def test_a_preset_is_not_overruled_by_sizes_of_the_wrapper():
-    result = run_wrapper(
-        FOLDERS[0] / "get_trace.sh", *("--profiler", "rocm", "--dry-run", "--preset", "medium"), profilers="rocm-7.0"
-    )
-    assert "--preset medium" in result.stdout and "--batch-size" not in result.stdout
-
-
-RESULTS = {
-    "get_trace.sh": ("traces/trace_*", "*.pftrace"),
-    "get_counters.sh": ("counters/counter_*", "launches.csv"),
-    "get_hotspots.sh": ("hotspots/hotspot_*", "hotspots.csv"),
-    "get_rocprof_compute.sh": ("rocprof_compute/profile_*", "workloads/tiny_llama_v*/pmc_perf.csv"),
-    "get_rocprof_sys.sh": ("rocprof_sys/profile_*", "*.proto"),
-}
+@pytest.mark.parametrize("release", ROCM)
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_command_files_and_last_lines_of_every_release(wrapper, release, run, tmp_path):
+    arguments = ("--output-dir", tmp_path / "results", "--use-amp")
+    result = run(wrapper, *arguments, profilers=f"rocm-{release}", cwd=FOLDER, ROCPROF_OUTPUT_FORMAT="rocpd")
+    assert result.returncode == 0, result.stdout + result.stderr
+    steps, files, last = DELIVERED[wrapper]
+    no_graph = "--no-graph " * (release != "10.0" or wrapper == "get_rocprof_compute.sh")
+    train = f"{PYTHON} tiny_llama_v3.py --batch-size 8 --seq-len 128 {no_graph}{steps} --use-amp"
+    since = max((r for w, r, _ in COMMANDS if w == wrapper and ROCM.index(r) <= ROCM.index(release)), key=ROCM.index)
+    assert recorded(tmp_path) == [f"{command} -- {train}" for w, r, command in COMMANDS if (w, r) == (wrapper, since)]
+    folder = result_of(tmp_path / "results")
+    assert all(len(list(folder.glob(file))) == 1 for file in files.split()) and not list(folder.rglob("*.db"))
+    assert PYTHON in (folder / "command.txt").read_text() and "training" in (folder / "log.txt").read_text()
+    assert re.search(last, result.stdout.strip()), result.stdout
+    assert ("because profilers before ROCm 7.2.2" in result.stdout) == (no_graph != "" and "compute" not in wrapper)
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name[:8])
-@pytest.mark.parametrize("release", ROCM)
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_every_wrapper_in_every_folder_with_every_release(wrapper, release, folder, tmp_path):
-    record, options = tmp_path / "record", tmp_path / "options"
-    result = run_wrapper(
-        folder / wrapper,
-        *("--profiler", "rocm", "--output-dir", tmp_path / "results", "--num-steps", "7"),
-        profilers=f"rocm-{release}",
-        STAND_IN_RECORD=str(record),
-        STAND_IN_OPTIONS=str(options),
+def test_a_dry_run_names_the_version_of_the_folder_and_writes_nothing(folder, run):
+    before = sorted(folder.rglob("*"))
+    result = run(folder / "get_hotspots.sh", "--dry-run", "--preset", "medium", profilers="rocm-7.0", cwd=folder)
+    assert re.search(rf"-- \S+ tiny_llama_v{folder.name[7]}.py .*--preset medium$", result.stdout.splitlines()[-1])
+    assert "--batch-size" not in result.stdout and sorted(folder.rglob("*")) == before  # a preset is not overruled
+
+
+@pytest.mark.parametrize(
+    ("version", "release", "arguments", "chosen"),
+    [(3, "7.2.1", "", True), (4, "7.2.2", "", False), (3, "10.0", "", False), (3, "", "", True), (1, "6.2", "", False)]
+    + [(3, "6.4", "--graph", False), (3, "6.4", "--no-graph", False)],
+)
+def test_the_release_decides_about_graphs(version, release, arguments, chosen, run):
+    folder = SCRIPTS[version].parent
+    result = run(folder / "get_trace.sh", "--dry-run", *arguments.split(), profilers="rocm-6.4", release=release)
+    assert ("--no-graph --num-steps" in result.stdout) == ("because profilers before" in result.stdout) == chosen
+    assert ("lose the kernels" in result.stderr) == (arguments == "--graph")
+
+
+def test_options_after_two_hyphens_go_to_the_profiler(run):
+    def last(wrapper, *arguments, **options):
+        return run(wrapper, "--dry-run", *arguments, **options).stdout.splitlines()[-1]
+
+    filters = ("--", "--kernel-iteration-range", "3")
+    assert " -o kernels_%pid% --kernel-iteration-range 3 -- " in last("get_hotspots.sh", *filters, profilers="rocm-7.0")
+    command = last("get_rocprof_compute.sh", "--kernel", "attn", "--roof", "--", "-b", "2", profilers="rocm-6.4")
+    assert " -k attn -b 2 -- " in command and "roof" not in command.split(" profile ")[1].replace("rocprof", "")
+    assert " --sample cputime --trace-wait 5 -- " in last(
+        "get_rocprof_sys.sh", "--sample", "--", "--trace-wait", "5", profilers="rocm-7.0"
     )
+    nsight = last(
+        "get_counters.sh", "--profiler", "nsight", "--set", "lds", "--", "--launch-skip=9", profilers="nvidia"
+    )
+    assert "ncu --import" in nsight
+    result = run("get_trace.sh", "--profiler", "pytorch", "--", "--delay", "3")
+    assert result.returncode == 2 and "no options after --" in result.stderr
+
+
+def test_only_marked_steps_are_recorded_where_the_script_marks_them(run, tmp_path):
+    copy = tmp_path / "version3_triton"
+    (tmp_path / "scripts").symlink_to(REPOSITORY / "scripts")
+    copy.mkdir()
+    shutil.copy(FOLDER / "get_hotspots.sh", copy)
+    shutil.copy(FOLDER / "get_rocprof_compute.sh", copy)
+    (copy / "tiny_llama_v3.py").write_text("torch.cuda.profiler.start()\nroctx.roctxProfilerResume(0)\n")
+    for wrapper, profilers, words in (
+        ("get_hotspots.sh", "rocm-7.0", "--marker-trace --selected-regions"),
+        ("get_hotspots.sh", "rocm-6.4", "--kernel-trace --stats --output-format"),  # which cannot
+        ("get_hotspots.sh", "nvidia", "--capture-range=cudaProfilerApi"),
+        ("get_rocprof_compute.sh", "nvidia", "--profile-from-start=off"),
+    ):
+        options = () if profilers.startswith("rocm") else ("--profiler", "nsight")
+        assert words in run(copy / wrapper, "--dry-run", *options, profilers=profilers).stdout
+
+
+def test_rocpd_is_converted(run, tmp_path):
+    result = run("get_trace.sh", "--rocpd", "--output-dir", tmp_path / "results", profilers="rocm-10.0")
+    folder = result_of(tmp_path / "results")
+    assert result.returncode == 0 and (folder / "trace_results.pftrace").is_file(), result.stderr
+    assert "attention_forward_kernel" in result.stdout and "rocpd summary -i" in result.stdout
+    assert run("get_trace.sh", "--rocpd", profilers="rocm-6.4").returncode == 2
+
+
+def test_torchrun_starts_the_profiler_per_rank(run, tmp_path):
+    arguments = ("--nproc-per-node", 2, "--output-dir", tmp_path / "results")
+    result = run("get_hotspots.sh", *arguments, profilers="rocm-7.0")
     assert result.returncode == 0, result.stdout + result.stderr
-    place, product = RESULTS[wrapper]
-    assert len(list((tmp_path / "results").glob(f"{place}/{product}"))) == 1
-    command = recorded(record)[-1]
-    assert command[command.index("--") + 1] == str(STUBS / "training_python")
-    assert re.search(rf"{folder.name}/tiny_llama_v\d.py .* --num-steps 7$", options.read_text())
-    assert SUCCESS.search(result.stdout)
+    folder = result_of(tmp_path / "results")
+    for rank in ("rank0", "rank1"):
+        assert "attention_forward_kernel" in (folder / rank / "hotspots.csv").read_text()
+        assert len(list((folder / rank).glob("kernels_*_kernel_stats.csv"))) == 1
+    assert "rank 0 of 2" in result.stdout and result.stdout.count("attention_forward_kernel") == 1
+    for wrapper, profilers, words in (
+        ("get_rocprof_compute.sh", "rocm-7.0", rf"-- {PYTHON} -m torch.distributed.run .*--nproc-per-node 2 \S+_v3.py"),
+        ("get_rocprof_compute.sh", "nvidia", r"rank@RANK@/report"),
+        ("get_trace.sh", "nvidia", r"--output \S+/rank@RANK@/report"),
+        ("get_rocprof_sys.sh", "rocm-6.4", r"ROCPROFSYS_OUTPUT_PATH=\S+/rank@RANK@"),
+    ):
+        options = () if profilers.startswith("rocm") else ("--profiler", "nsight")
+        assert re.search(words, run(wrapper, "--dry-run", *arguments, *options, profilers=profilers).stdout), words
 
 
-def test_hot_kernels_are_printed_and_kept(tmp_path):
-    result = run_wrapper(
-        FOLDERS[2] / "get_hotspots.sh", "--profiler", "rocm", "--output-dir", tmp_path, profilers="rocm-7.0"
-    )
-    assert re.search(r"attention_forward_kernel +attention +1 +0.004 +13.3", result.stdout)
-    content = json.loads((result_of(tmp_path) / "hotspots.json").read_text())
-    assert [row["group"] for row in content["groups"]][0] == "GEMM"
-    assert "tiny_llama_v3.py" in (result_of(tmp_path) / "command.txt").read_text()
-
-
-def test_processes_do_not_overwrite_each_other(tmp_path):
-    for wrapper, product, count in (("get_hotspots.sh", "*kernel_stats.csv", 2), ("get_trace.sh", "*.pftrace", 2)):
-        target = tmp_path / wrapper
-        arguments = ("--profiler", "rocm", "--output-dir", target)
-        result = run_wrapper(FOLDERS[0] / wrapper, *arguments, profilers="rocm-6.4", STAND_IN_PROCESSES="2")
-        assert result.returncode == 0, result.stderr
-        assert len(list(result_of(target).glob(product))) == count
-    kernels = kernel_times.read_kernels(result_of(tmp_path / "get_hotspots.sh"))
-    assert sum(kernel.calls for kernel in kernels) == 16
-
-
-def test_an_inherited_output_format_is_not_added(tmp_path):
-    arguments = ("--profiler", "rocm", "--output-dir", tmp_path)
-    result = run_wrapper(
-        FOLDERS[0] / "get_hotspots.sh", *arguments, profilers="rocm-7.0", ROCPROF_OUTPUT_FORMAT="rocpd"
-    )
-    assert result.returncode == 0 and not list(tmp_path.rglob("*.db"))
+# ---------------------------------------------------------------- counters and limits
 
 
 @pytest.mark.parametrize("release", ROCM)
-def test_counters_are_read_on_every_release(release, tmp_path):
-    record = tmp_path / "record"
-    result = run_wrapper(
-        FOLDERS[2] / "get_counters.sh",
-        *("--pmc", "SQ_WAVES,GRBM_GUI_ACTIVE", "--use-amp", "--profiler", "rocm", "--output-dir", tmp_path),
-        profilers=f"rocm-{release}",
-        STAND_IN_RECORD=str(record),
-    )
+def test_counters_are_read_in_passes(release, run, tmp_path):
+    arguments = ("--set", "memory", "--pmc", "SQ_WAVES,GRBM_GUI_ACTIVE", "--use-amp", "--kernel", "attention")
+    result = run("get_counters.sh", *arguments, "--output-dir", tmp_path / "results", profilers=f"rocm-{release}")
     assert result.returncode == 0, result.stderr
-    assert re.search(r"rmsnorm_backward_kernel +1 +1,024.0 +5,000.0", result.stdout)
-    rows = kernel_counters.table(kernel_counters.read_counters(result_of(tmp_path)))
-    assert {row["counter"]: row["mean"] for row in rows if row["group"] == "GEMM"} == {
-        "SQ_WAVES": 1024,
-        "GRBM_GUI_ACTIVE": 12000,
-    }
-    command = recorded(record)[-1]
+    folder = result_of(tmp_path / "results")
+    rows = [line.rsplit(",", 6) for line in (folder / "counters.csv").read_text().splitlines()]
+    means = {row[1]: row[4] for row in rows if row[0].startswith("adamw_kernel")}
+    assert means.keys() == {"SQ_WAVES", "GRBM_GUI_ACTIVE", "FETCH_SIZE", "WRITE_SIZE", "TCC_HIT_sum", "TCC_MISS_sum"}
+    assert float(means["GRBM_GUI_ACTIVE"]) == 6000 and not (folder / "launches.csv").exists()
+    commands = recorded(tmp_path)
+    assert len(commands) == 3 and all(command.endswith("--use-amp") for command in commands)
+    assert all(f"-d OUT/pass_{number} " in command for number, command in enumerate(commands))
     if release == "6.2":
-        assert pathlib.Path(command[command.index("-i") + 1]).read_text() == "pmc: SQ_WAVES GRBM_GUI_ACTIVE\n"
+        assert all("--kernel-names attention" in command for command in commands)
+        assert (folder / "pass_0.txt").read_text() == "pmc: SQ_WAVES GRBM_GUI_ACTIVE\n"
     else:
-        at = command.index("--pmc")
-        assert command[at + 1 : at + 4] == ["SQ_WAVES", "GRBM_GUI_ACTIVE", "--output-format"]
-    assert command[-1] == "--use-amp"
+        assert "--pmc SQ_WAVES GRBM_GUI_ACTIVE --kernel-include-regex attention --output-format" in commands[0]
 
 
-def test_the_roofline_benchmark_and_sampling_are_asked_for_by_name():
-    arguments = ("--profiler", "rocm", "--dry-run")
-    compute = run_wrapper(FOLDERS[0] / "get_rocprof_compute.sh", "--roof", *arguments, profilers="rocm-7.0").stdout
-    assert "--no-roof" not in compute and "--roof" not in compute
-    system = run_wrapper(FOLDERS[0] / "get_rocprof_sys.sh", "--sample", *arguments, profilers="rocm-7.0")
-    assert "--profile --sample cputime -- " in system.stdout and "compare no times" in system.stderr
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        ("--pmc SQ_WAVES no_such", 0, "did not come: no_such; 'rocprofv3 -L'"),
+        ("--pmc no_such", 1, "none of the counters came: 'rocprofv3 -L'"),
+        ("--pmc " + " ".join(f"SQ_{letter}" for letter in "ABCDEFGHI"), 134, "exit status 134"),
+        ("--set registers", 2, "--set must be times, waves"),
+        ("--set pc", 0, ""),
+        ("--set pc --profiler nsight", 2, "needs rocprofv3"),
+    ],
+)
+def test_counters_that_do_not_come(arguments, status, words, run, tmp_path):
+    paths = os.pathsep.join([str(STUBS / "nvidia"), os.environ["PATH"]])
+    arguments = (*arguments.split(), "--output-dir", tmp_path / "results")
+    result = run("get_counters.sh", *arguments, profilers="rocm-7.0", PATH=f"{STUBS / 'rocm-7.0'}{os.pathsep}{paths}")
+    assert result.returncode == status and words in result.stderr, result.stdout + result.stderr
+    assert status == 0 or not [path for path in (tmp_path / "results").glob("*/*") if path.is_dir()]
 
 
-def test_the_command_that_analyses_is_printed(tmp_path):
-    arguments = ("--profiler", "rocm", "--output-dir", tmp_path)
-    result = run_wrapper(FOLDERS[3] / "get_rocprof_compute.sh", *arguments, profilers="rocm-6.4")
-    folder = re.search(r"^read it with: rocprof-compute analyze -p (\S+) --list-stats$", result.stdout, re.MULTILINE)[1]
-    assert (pathlib.Path(folder) / "sysinfo.csv").is_file()
+def test_times_are_kept_where_counters_that_nobody_asked_for_fail(run, tmp_path):
+    arguments = ("--profiler", "nsight", "--output-dir", tmp_path / "results")
+    result = run("get_counters.sh", *arguments, profilers="nvidia", STAND_IN_FAULT="no-permission")
+    assert result.returncode == 0 and "times alone: no permission for the GPU's counters" in result.stderr
+    assert (result_of(tmp_path / "results") / "launches.csv").is_file()
+    result = run("get_counters.sh", *arguments, "--pmc", profilers="nvidia", STAND_IN_FAULT="no-permission")
+    assert result.returncode == 1 and "administrator" in result.stderr
 
 
-def test_the_workload_is_where_its_table_lies_not_a_larger_database(tmp_path):
-    (tmp_path / "pass_1").mkdir()
-    (tmp_path / "pass_1" / "results.db").write_bytes(b"x" * 999)
-    (tmp_path / "sysinfo.csv").write_text("x")
-    source = f"source '{REPOSITORY}/scripts/common/profile_common.sh'; DRY_RUN=; OUT='{tmp_path}'; TOOL=rocprof-compute"
-    command = f"{source}; largest pmc_perf.csv sysinfo.csv '*.db'"
-    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert result.stdout == f"{tmp_path / 'sysinfo.csv'}\n", result.stderr
+@pytest.mark.parametrize("release", ["6.2", "6.3", "6.4"])
+def test_rocprof_compute_gets_a_python_that_is_a_file(release, run, tmp_path):
+    paths = os.pathsep.join([str(STUBS / f"rocm-{release}"), str(STUBS), os.environ["PATH"]])
+    options = {"profilers": f"rocm-{release}", "TINY_LLAMA_PYTHON": "training_python", "PATH": paths}
+    result = run("get_rocprof_compute.sh", "--output-dir", tmp_path / "results", **options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    stub = [sys.executable, STUBS / f"rocm-{release}" / ("omniperf" if release == "6.2" else "rocprof-compute")]
+    command = [*stub, "profile", "-n", "x", "-p", tmp_path / "x", "--no-roof", "--", "sh", "-c", "true"]
+    result = subprocess.run(command, env={**os.environ, "PATH": paths}, capture_output=True, text=True)
+    assert (result.returncode == 0) == (release == "6.4"), (
+        result.stderr
+    )  # the stub, as the real one, refuses a bare name
 
 
-def test_a_path_that_goes_up_is_made_plain_for_rocprof_compute(tmp_path):
-    (tmp_path / "here").mkdir()
-    arguments = ("--profiler", "rocm", "--output-dir", "../there")
-    result = run_wrapper(FOLDERS[0] / "get_rocprof_compute.sh", *arguments, profilers="rocm-7.0", cwd=tmp_path / "here")
-    assert result.returncode == 0, result.stderr
-    assert list((tmp_path / "there").rglob("pmc_perf.csv"))
+def test_limits_of_an_old_layout_and_their_names(tmp_path):
+    (row,) = limits.read_folder(SAMPLES / "rocprof-compute")
+    assert row["kernel"] == "vecCopy(double*, double*, double*, int, int)" and row["mean_us"] == 20
+    assert (row["matrix"], row["memory"], row["occupancy"]) == (0.5, 25.6, None)
+    base = dict.fromkeys(limits.COLUMNS)
+    for values, limit in (
+        ({"memory": 83.0, "matrix": 10.0}, "memory bandwidth"),
+        ({"matrix": 81.0, "compute": 85.0, "memory": 70.0}, "matrix units"),
+        ({"compute": 60.0}, "compute units"),
+        ({"memory": 59.9, "occupancy": 12.0}, "latency, few waves"),
+        ({"occupancy": 50.0}, "latency"),
+    ):
+        assert limits.limit_of(base | values) == limit
+    (tmp_path / "analysis_0.txt").write_text("no table")
+    assert limits.main([str(tmp_path)]) == 1
+
+
+# ---------------------------------------------------------------- faults
 
 
 @pytest.mark.parametrize(
     ("release", "arguments", "status"),
     [
         ("6.2", "--runtime-trace -- true", 2),
-        ("6.2", "--kernel-trace true", 2),
         ("6.2", "--pmc SQ_WAVES -- true", 2),
+        ("6.3", "--pmc SQ_WAVES -- true", 0),
         ("6.4", "--stats -- true", 1),
         ("6.4", "--kernel-trace true", 1),
         ("6.4", "--output-format rocpd --kernel-trace -- true", 2),
         ("6.4", "--pmc SQ_WAVES --stats -- true", 1),
-        ("7.0", "--stats -- true", 1),
         ("7.0", "--pmc SQ_WAVES --stats -- true", 0),
-        ("7.0", "--output-format rocpd --kernel-trace -- true", 0),
         ("7.0", "--kernel-trace", 1),
         ("7.0", "--hip-run -- true", 2),
         ("10.0", "--kernel-trace -- false", 1),
@@ -289,193 +336,176 @@ def test_the_stubs_refuse_what_the_real_rocprofv3_refuses(release, arguments, st
     assert result.returncode == status, result.stderr
 
 
-# ---------------------------------------------------------------- what goes wrong
+def says(text):
+    return {"STAND_IN_STATUS": "1", "STAND_IN_SAYS": text}
 
 
 @pytest.mark.parametrize(
-    ("wrapper", "environment", "status", "words"),
+    ("wrapper", "release", "environment", "status", "words"),
     [
-        ("get_hotspots.sh", {"STAND_IN_STATUS": "3"}, 3, "ended with exit status 3"),
-        ("get_hotspots.sh", {"STAND_IN_STATUS": "2"}, 2, "ended with exit status 2"),
-        ("get_hotspots.sh", {"STAND_IN_STATUS": "130"}, 130, "interrupted"),
-        ("get_hotspots.sh", {"STAND_IN_FAULT": "no-kernels"}, 1, "holds no result"),
-        ("get_trace.sh", {"STAND_IN_FAULT": "no-report"}, 1, "left no *.pftrace"),
-        ("get_trace.sh", {"STAND_IN_STATUS": "1", "STAND_IN_SAYS": "No space left on device"}, 1, "disk is full"),
-        ("get_trace.sh", {"STAND_IN_STATUS": "1", "STAND_IN_SAYS": "No module named 'torch'"}, 1, "has no PyTorch"),
-        (
-            "get_trace.sh",
-            {"STAND_IN_STATUS": "1", "STAND_IN_SAYS": "No HIP GPUs are available"},
-            1,
-            "same ROCm release",
-        ),
-        (
-            "get_trace.sh",
-            {"STAND_IN_STATUS": "1", "STAND_IN_SAYS": "Unable to open /dev/kfd read-write"},
-            1,
-            "groups render and video",
-        ),
-        ("get_rocprof_compute.sh", {"STAND_IN_FAULT": "unsupported"}, 1, "does not support this GPU"),
-        ("get_rocprof_compute.sh", {"STAND_IN_STATUS": "5"}, 5, "ended with exit status 5"),
-        ("get_rocprof_sys.sh", {"STAND_IN_FAULT": "no-report"}, 1, "left no *.proto"),
-        ("get_counters.sh", {"STAND_IN_FAULT": "no-kernels"}, 1, "holds no result"),
+        ("get_hotspots.sh -- --no-such", "7.0", {}, 2, "does not know an option: rocprofv3: error: unrecognized"),
+        ("get_hotspots.sh", "7.0", {"STAND_IN_STATUS": "3"}, 3, "ended with exit status 3"),
+        ("get_hotspots.sh", "7.0", {"STAND_IN_STATUS": "130"}, 130, "interrupted"),
+        ("get_trace.sh", "7.0", {"STAND_IN_FAULT": "no-report"}, 1, "left no *.pftrace"),
+        ("get_trace.sh", "7.0", says("No space left on device"), 1, "disk is full"),
+        ("get_trace.sh", "7.0", says("\x1b[31mNo module named 'torch'"), 1, "has no PyTorch"),
+        ("get_trace.sh", "7.0", says("No HIP GPUs are available"), 1, "same ROCm release"),
+        ("get_trace.sh", "7.0", says("Unable to open /dev/kfd read-write"), 1, "groups render and video"),
+        ("get_rocprof_compute.sh", "7.0", {"STAND_IN_FAULT": "unsupported"}, 1, "does not support this GPU"),
+        ("get_rocprof_compute.sh", "6.3", {"STAND_IN_FAULT": "no-locale"}, 1, "locale-gen en_US.UTF-8"),
+        ("get_rocprof_compute.sh", "6.4", {"STAND_IN_FAULT": "no-packages"}, 1, "astunparse, dash: install them with"),
+        ("get_rocprof_compute.sh", "10.0", {"STAND_IN_FAULT": "no-kernels"}, 1, "left no pmc_perf.csv"),
+        ("get_rocprof_sys.sh", "7.0", {"STAND_IN_FAULT": "no-report"}, 1, "left no *.proto"),
+        *((wrapper, "6.4", {"STAND_IN_FAULT": "no-kernels"}, 1, "") for wrapper in WRAPPERS),
     ],
 )
-def test_a_failure_is_one_sentence_with_its_status_and_no_success(wrapper, environment, status, words, tmp_path):
-    arguments = ("--profiler", "rocm", "--output-dir", tmp_path)
-    result = run_wrapper(FOLDERS[1] / wrapper, *arguments, profilers="rocm-7.0", **environment)
+def test_a_failure_is_one_sentence_with_its_status_and_no_result(
+    wrapper, release, environment, status, words, run, tmp_path
+):
+    target = tmp_path / "results"
+    wrapper, *options = wrapper.split()
+    result = run(wrapper, "--output-dir", target, *options, profilers=f"rocm-{release}", **environment)
     assert result.returncode == status
-    sentences = [
-        line for line in result.stderr.splitlines() if line.startswith(f"{wrapper}: ") and "warning" not in line
-    ]
-    assert len(sentences) == 1 and words in sentences[0], result.stderr
-    assert not SUCCESS.search(result.stdout)
+    said = [line for line in result.stderr.splitlines() if line.startswith(f"{wrapper}: ") and "warning" not in line]
+    assert len(said) == 1 and words in said[0] and "\x1b" not in said[0], result.stderr
+    assert not SUCCESS.search(result.stdout) and not [path for path in target.glob("*/*") if path.is_dir()]
+    logs = list(target.glob("*/*_failed.log"))  # none where nothing was started
+    assert len(logs) == ("no-packages" not in environment.values())
 
 
-def test_bad_options_of_the_wrapper_end_with_2(tmp_path):
-    for arguments, words in ((["--profiler", "vtune"], "must be auto"), (["--output-dir"], "needs a value")):
-        result = run_wrapper(FOLDERS[0] / "get_trace.sh", *arguments)
-        assert result.returncode == 2 and words in result.stderr
-
-
-def test_a_place_that_cannot_be_written_is_said_before_anything_runs(tmp_path):
+def test_bad_options_and_places(run, tmp_path):
     (tmp_path / "file").touch()
-    arguments = ("--profiler", "rocm", "--output-dir", tmp_path / "file")
-    result = run_wrapper(FOLDERS[0] / "get_trace.sh", *arguments, profilers="rocm-6.4")
-    assert result.returncode == 1 and "--output-dir" in result.stderr and "\ntraining" not in result.stdout
+    for arguments, status, words in (
+        (["--profiler", "vtune"], 2, "must be auto"),
+        (["--output-dir"], 2, "needs a value"),
+        (["--nproc-per-node", "0"], 2, "must be 1 or more"),
+        (["--output-dir", tmp_path / "file"], 1, "choose a writable folder with --output-dir"),
+    ):
+        result = run("get_trace.sh", *arguments, profilers="rocm-6.4")
+        assert result.returncode == status and words in result.stderr and "\ntraining" not in result.stdout
 
 
-def test_an_installed_profiler_without_its_gpu_is_not_used(tmp_path):
-    result = run_wrapper(FOLDERS[0] / "get_trace.sh", "--dry-run", profilers="rocm-7.0", TINY_LLAMA_CPU="1")
-    assert "uses PyTorch's profiler, because rocprofv3 is installed, but there is no AMD GPU" in result.stdout
-
-
-def test_wrappers_run_from_anywhere_and_with_spaces_in_paths(tmp_path):
-    copy = tmp_path / "a copy" / FOLDERS[0].name
-    scripts = tmp_path / "a copy" / "scripts"
-    copy.mkdir(parents=True)
-    (scripts / "common").mkdir(parents=True)
-    for name in ("tiny_llama_v1.py", "get_hotspots.sh"):
-        shutil.copy(FOLDERS[0] / name, copy)
-    for name in ("common/profile_common.sh", "kernel_times.py", "common/command_line.py", "common/versions.py"):
-        shutil.copy(REPOSITORY / "scripts" / name, scripts / name)
-    result = run_wrapper(copy / "get_hotspots.sh", "--profiler", "rocm", profilers="rocm-6.4", cwd=tmp_path)
+def test_wrappers_run_from_anywhere_and_with_spaces_in_paths(run, tmp_path):
+    copy = tmp_path / "a copy" / FOLDER.name
+    shutil.copytree(FOLDER, copy, symlinks=True)
+    (tmp_path / "a copy" / "scripts").symlink_to(REPOSITORY / "scripts")
+    result = run(copy / "get_hotspots.sh", profilers="rocm-6.4", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert len(list(copy.glob("hotspots/hotspot_*/hotspots.csv"))) == 1
-    assert not [path for path in tmp_path.iterdir() if path.name not in ("a copy",)]
+    result = run(copy / "get_rocprof_compute.sh", profilers="rocm-6.4", cwd=tmp_path)
+    assert result.returncode == 1 and "splits the command at spaces" in result.stderr
+    (tmp_path / "here").mkdir()
+    arguments = ("--output-dir", "../there")  # rocprof-compute refuses a path with ..
+    assert run("get_rocprof_compute.sh", *arguments, profilers="rocm-7.0", cwd=tmp_path / "here").returncode == 0
+    assert list((tmp_path / "there").rglob("limits.csv"))
+
+
+def test_perfetto_traces(run, tmp_path):
+    target = tmp_path / "out.csv"
+    (tmp_path / "results").mkdir()
+    assert run("get_rocprof_sys.sh", "--output-dir", tmp_path / "results", profilers="rocm-6.4").returncode == 0
+    trace = next(tmp_path.rglob("*.proto")).read_bytes()
+    names = [(name, end - start) for _, name, start, end in perfetto.kernels_of(trace)]
+    assert names == [("adamw_kernel", 4000), ("attention_forward_kernel", 9000)]  # not the host's hipLaunchKernel
+    (tmp_path / "cut.proto").write_bytes(trace[:-20])
+    assert perfetto.main([str(tmp_path / "cut.proto"), "--csv", str(target)]) == 1 and not target.exists()
 
 
 # ---------------------------------------------------------------- NVIDIA
 
 
 @pytest.mark.parametrize("wrapper", [*WRAPPERS, "get_counters.sh --pmc"])
-def test_nvidia_profilers_leave_the_same_kind_of_result(wrapper, tmp_path):
+def test_nvidia_profilers_leave_the_same_kind_of_result(wrapper, run, tmp_path):
     wrapper, *counters = wrapper.split()
-    record = tmp_path / "record"
-    arguments = ("--output-dir", tmp_path, "--profiler", "nsight", "--preset", "small", *counters)
-    result = run_wrapper(FOLDERS[2] / wrapper, *arguments, profilers="nvidia", STAND_IN_RECORD=str(record))
+    arguments = ("--output-dir", tmp_path / "results", "--profiler", "nsight", "--preset", "small", *counters)
+    result = run(wrapper, *arguments, profilers="nvidia")
     assert result.returncode == 0, result.stdout + result.stderr
-    folder = result_of(tmp_path)
-    profiled = recorded(record)[0]
-    if profiled[0] == "ncu":  # which repeats every kernel that it looks at: one launch of each, by its full name
-        assert profiled[profiled.index("--kernel-id") + 1] == "::regex:.:1" and "demangled" in profiled
+    folder, commands = result_of(tmp_path / "results"), recorded(tmp_path)
+    for command in commands:
+        if command.startswith("ncu"):  # which repeats every kernel that it looks at: one launch of each
+            assert "--kernel-id ::regex:.:1 --export" in command and "demangled" in command
+    assert [command.split()[0] for command in commands] == {
+        "get_counters.sh": ["ncu"] if counters else ["nsys", "ncu"],
+        "get_rocprof_compute.sh": ["ncu"],
+    }.get(wrapper, ["nsys"])
     if wrapper in ("get_trace.sh", "get_rocprof_sys.sh"):
         assert len(json.loads((folder / "trace.json").read_text())["traceEvents"]) > 8
-    elif wrapper == "get_hotspots.sh":
-        assert "attention_forward_kernel" in (folder / "hotspots.csv").read_text()
-    elif counters or wrapper == "get_rocprof_compute.sh":
+    elif wrapper == "get_rocprof_compute.sh":
+        assert re.search(r"nvjet_\S+ +- +6.0 +42.0 .*compute units", result.stdout)
+    elif wrapper == "get_counters.sh":
         assert re.search(r"nvjet_\S+ +2 +6,000.0 +61.0", result.stdout)
-    else:
-        assert len((folder / "launches.csv").read_text().splitlines()) == 10
+        assert (folder / "launches.csv").exists() != bool(counters)
 
 
-def test_an_nvidia_gpu_without_rocm_is_profiled_by_nsys():
-    result = run_wrapper(FOLDERS[0] / "get_trace.sh", "--dry-run", profilers="nvidia", ROCM_PATH="/nowhere")
-    if shutil.which("rocprofv3") and os.path.exists("/dev/kfd"):
-        pytest.skip("an AMD GPU is here and comes first")
-    assert "uses nsys, because rocprofv3 is " in result.stdout
-    assert "--cuda-graph-trace=node" in result.stdout
+def test_the_profiler_is_chosen_by_what_is_here(run):
+    result = run("get_trace.sh", "--dry-run", profilers="nvidia", ROCM_PATH="/nowhere")
+    if not (shutil.which("rocprofv3") and os.path.exists("/dev/kfd")):
+        assert "uses nsys, because rocprofv3 is " in result.stdout and "--cuda-graph-trace=node" in result.stdout
+    paths = os.pathsep.join([str(STUBS / "rocm-7.0"), os.environ["PATH"]])
+    text = run("get_trace.sh", "--dry-run", PATH=paths, TINY_LLAMA_CPU="1").stdout
+    assert "uses PyTorch's profiler, because rocprofv3 is installed, but there is no AMD GPU" in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "fault", "words"),
-    [
-        (["get_counters.sh", "--pmc"], "no-permission", "administrator"),
-        (["get_trace.sh"], "no-report", "left no report"),
-        (["get_hotspots.sh"], "no-report", "left no report"),
-    ],
-)
-def test_faults_of_nvidia_profilers(arguments, fault, words, tmp_path):
-    wrapper, *counters = arguments
-    arguments = ("--output-dir", tmp_path, "--profiler", "nsight", *counters)
-    result = run_wrapper(FOLDERS[0] / wrapper, *arguments, profilers="nvidia", STAND_IN_FAULT=fault)
-    assert result.returncode == 1 and words in result.stderr
-    assert not SUCCESS.search(result.stdout)
+# ---------------------------------------------------------------- all wrappers, and PyTorch's profiler for real
 
 
-def try_wrappers(tmp_path, *arguments, **environment):
-    """try_wrappers.sh on version 3, where nvidia's stand-ins are and run_deepspeed_flops.py ends with status 2."""
+def interpreter(tmp_path, cases):
+    """Return a Python that plays run_*.py as the shell's cases say."""
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\ncase $1 in *run_*.py) exit 2 ;; esac\nexec "{sys.executable}" "$@"\n')
+    python.write_text(f'#!/bin/bash\ncase $1 in {cases} esac\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
-    arguments = ("--version", "3", "--output-dir", tmp_path / "all of them", *arguments)
+    return str(python)
+
+
+def test_all_wrappers_are_tried_and_each_has_its_line(run, tmp_path):
     script = REPOSITORY / "scripts" / "maintain" / "try_wrappers.sh"
-    environment = {"STAND_IN_PYTHON": str(python), "ROCM_PATH": "/nowhere", **environment}
-    return run_wrapper(script, *arguments, profilers="nvidia", **environment)
-
-
-def test_all_wrappers_are_tried_and_each_has_its_line(tmp_path):
-    result = try_wrappers(tmp_path, STAND_IN_FAULT="no-permission")
+    environment = {"STAND_IN_PYTHON": interpreter(tmp_path, "*run_*.py) exit 2 ;;"), "ROCM_PATH": "/nowhere"}
+    environment |= {"profilers": "nvidia", "STAND_IN_FAULT": "no-permission"}
+    result = run(script, "--version", "3", "--output-dir", tmp_path / "all of them", **environment)
     lines = {line.split("version3_triton/")[1].split("  ")[0]: line for line in result.stdout.splitlines()[:-1]}
-    assert list(lines)[:5] == ["get_trace.sh", "get_hotspots.sh", *WRAPPERS[1:2], "get_rocprof_sys.sh", WRAPPERS[3]]
-    words = {name: line.split("  ")[0] for name, line in lines.items()}
-    assert [words.pop(name) for name in (WRAPPERS[3], "get_counters.sh --pmc")] == ["FAILED (1)"] * 2
-    assert words.pop("run_deepspeed_flops.py --generate-roofline") == "FAILED (2)"
-    assert set(words.values()) == {"done"} and "administrator" in lines["get_counters.sh --pmc"]
+    failed = [name for name, line in lines.items() if line.startswith("FAILED")]
+    assert failed == [
+        "get_rocprof_compute.sh",
+        "get_counters.sh --set memory",
+        "run_deepspeed_flops.py --generate-roofline",
+    ]
     assert result.returncode == 1 and result.stdout.splitlines()[-1].startswith("4 delivered, 3 failed")
-    assert "--preset small" in next(tmp_path.rglob("get_trace.sh.log")).read_text()
+    assert "administrator" in lines["get_rocprof_compute.sh"]
+    result = run(script, "--version", "3", "--output-dir", tmp_path / "few", "--time-limit", "20", **environment)
+    assert result.returncode == 1 and "not tried for lack of time: version3_triton/get_trace.sh" in result.stdout
 
 
-def test_what_the_time_limit_leaves_no_room_for_is_not_tried(tmp_path):
-    result = try_wrappers(tmp_path, "--time-limit", "20")
-    assert result.returncode == 1 and result.stdout.startswith("0 delivered, 0 failed")
-    assert "not tried for lack of time: version3_triton/get_trace.sh" in result.stdout
-
-
-# ---------------------------------------------------------------- PyTorch's profiler, for real
-
-
-def test_counters_without_a_profiler_that_has_them_are_refused(tmp_path):
-    arguments = ("--pmc", "SQ_WAVES", "--profiler", "pytorch", "--output-dir", tmp_path)
-    result = run_wrapper(FOLDERS[0] / "get_counters.sh", *arguments)
-    assert result.returncode == 1 and "need rocprofv3 or ncu" in result.stderr
-    assert not list(tmp_path.iterdir())
+def test_interrupted_profilers_end_with_a_summary(tmp_path):
+    slow = f"*run_deepspeed*) touch '{tmp_path}/started'; exec sleep 60 ;; *run_pytorch*) exit 0 ;;"
+    environment = {**os.environ, "TINY_LLAMA_PYTHON": interpreter(tmp_path, slow), "TINY_LLAMA_CPU": "1"}
+    command = ["bash", REPOSITORY / "scripts" / "run_all_profilers.sh", "--version", "3", "--enable-rocm-tools"]
+    process = subprocess.Popen(
+        [*command, "--profile-dir", tmp_path / "all"], env=environment, start_new_session=True, stdout=subprocess.PIPE
+    )
+    while not (tmp_path / "started").exists() and process.poll() is None:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    outcome = process.communicate()[0].decode().split("=== all profilers")[1].splitlines()[1:]
+    assert outcome[:2] == ["done     run_pytorch_profiler.py", "stopped  run_deepspeed_flops.py"]
+    assert process.returncode == 130 and len(outcome) == 7
 
 
 @pytest.mark.parametrize(
-    ("version", "wrapper"),
-    [(1, "get_trace.sh"), (1, "get_rocprof_sys.sh"), (2, "get_rocprof_compute.sh"), (3, "get_hotspots.sh")]
-    + [(4, "get_counters.sh")],
+    ("version", "wrapper", "product"),
+    [(1, "get_trace.sh", None), (2, "get_rocprof_compute.sh", "kernels.csv"), (4, "get_counters.sh", "launches.csv")],
 )
-def test_without_any_profiler_pytorch_leaves_the_same_kind_of_result(version, wrapper, tmp_path):
-    result = run_wrapper(
+def test_without_any_profiler_pytorch_leaves_the_same_kind_of_result(version, wrapper, product, run, tmp_path):
+    result = run(
         SCRIPTS[version].parent / wrapper,
-        *("--output-dir", tmp_path, "--profiler", "pytorch", "--num-steps", "1", "--warmup-steps", "1"),
+        *("--output-dir", tmp_path / "results", "--profiler", "pytorch", "--num-steps", "1", "--warmup-steps", "1"),
         *("--profile-steps", "1", "--device", "cpu"),
         TINY_LLAMA_CPU="1",
         TINY_LLAMA_PYTHON=sys.executable,
         CUDA_VISIBLE_DEVICES="",
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    folder = result_of(tmp_path)
+    folder = result_of(tmp_path / "results")
     trace = next(folder.glob("trace_*.json"))
     assert len(json.loads(trace.read_text())["traceEvents"]) > 100
-    products = {
-        "get_trace.sh": [],
-        "get_rocprof_sys.sh": [],
-        "get_rocprof_compute.sh": ["kernels.csv"],
-        "get_hotspots.sh": ["hotspots.csv", "hotspots.json"],
-        "get_counters.sh": ["launches.csv"],
-    }
-    for product in products[wrapper]:
-        assert "aten::mm" in (folder / product).read_text()
-    assert f"open {trace}" in result.stdout or "aten::mm" in result.stdout
+    assert "aten::mm" in ((folder / product).read_text() if product else result.stdout)
+    assert f"open {trace}" in result.stdout or "times alone" in result.stdout + result.stderr

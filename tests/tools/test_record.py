@@ -1,136 +1,182 @@
-"""scripts/maintain/record.sh: what it runs, that it goes on where it was cut off, and that a failure is one."""
+"""maintain/record.sh: the parts it runs, that it goes on where it was cut off, and that a failure is one."""
 
+import json
 import os
+import re
 import subprocess
 
 import pytest
 
+import benchmark_suite
 from common.versions import REPOSITORY
 
 SCRIPT = REPOSITORY / "scripts" / "maintain" / "record.sh"
-# Answers for the number of GPUs; else notes the program and writes the file that --json or --results names.
+# Answers for the number of GPUs and for provenance.py; notes every other program and where it ran.
 PYTHON = """#!/bin/bash
-if [[ $1 == -c ]]; then echo "$GPUS"; exit 0; fi
-echo "$* on ${CUDA_VISIBLE_DEVICES-all}" >>"$LOG"
-[[ "$*" != *"$FAILS"* ]] || { echo "it broke" ; exit 1; }
-while [[ $# -gt 0 ]]; do
-    [[ $1 != --json ]] || echo '{}' >"$2"
-    [[ $1 != --results ]] || { mkdir -p "$2"; echo '{}' >"$2/suite.json"; }
-    shift
-done
-echo "$LAST_WORDS"
+[[ $1 != -c ]] || { echo "$GPUS"; exit 0; }
+[[ $1 != *provenance.py ]] || { echo '{"command": "'"${*:2}"'"}'; exit 0; }
+echo "$(basename "$PWD") $*" >>"$LOG"
+[[ "$*" != *"$FAILS"* ]] || { echo "it broke"; exit 1; }
 """
 
 
 @pytest.fixture
 def record(tmp_path):
-    """record(argument, ...) runs the script with the stand-in; its finished process."""
+    """Return record(argument, ...), which runs the script with the stub and returns its finished process."""
     python = tmp_path / "a python"
     python.write_text(PYTHON)
     python.chmod(0o755)
 
-    def run(*arguments, gpus=1, fails="nothing", last_words="done"):
+    def run(*arguments, gpus=1, fails="nothing"):
         given = {"TINY_LLAMA_PYTHON": str(python), "LOG": str(tmp_path / "log"), "GPUS": str(gpus), "FAILS": fails}
-        return subprocess.run(
-            ["bash", SCRIPT, tmp_path / "re sults", *arguments],
-            capture_output=True, text=True, timeout=60, env=os.environ | given | {"LAST_WORDS": last_words},
-        )  # fmt: skip
+        command = ["bash", SCRIPT, tmp_path / "re sults", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | given)
 
     return run
 
 
-def lines_of(tmp_path):
-    return (tmp_path / "log").read_text().splitlines()
+def ran(tmp_path):
+    """Return (part, program) of every line of the log."""
+    lines = (tmp_path / "log").read_text().splitlines()
+    return [(line.split()[0], re.findall(r"/(\w+\.py)", line)[-1]) for line in lines]
 
 
-def programs(tmp_path):
-    words = [line.split() for line in lines_of(tmp_path)]
-    return [next(os.path.basename(word) for word in line if word.endswith(".py")) for line in words]
-
-
-def test_what_is_there_is_kept(record, tmp_path):
-    some = ["--only", "suite,kernels,ablation2,ablation3,pages"]
+def test_each_part_is_complete_in_itself_and_kept(record, tmp_path):
+    some = ["--only", "headline,kernels,ablation2,ablation3,memory"]
     first = record(*some)
-    assert first.returncode == 0 and "all there" in first.stdout
-    study = "fusion_ablation_study.py"
-    assert programs(tmp_path) == ["benchmark_suite.py"] * 2 + ["benchmark_kernels.py", study, study, "try_pages.py"]
+    assert first.returncode == 0 and first.stdout.endswith(f"complete: {tmp_path / 're sults'}\n"), first.stdout
+    study, suite = "fusion_ablation_study.py", "benchmark_suite.py"
+    wanted = [("headline", suite), ("kernels", "benchmark_kernels.py"), ("ablation2", study), ("ablation3", study)]
+    assert ran(tmp_path) == [*wanted, ("memory", "analyze_memory_scaling.py")]
+    kept = json.loads((tmp_path / "re sults" / "kernels" / "record.json").read_text())
+    assert kept["command"].endswith("benchmark_kernels.py --json kernels.json")
     second = record(*some)
-    assert second.returncode == 0 and second.stdout.count(": kept") == 4
-    assert programs(tmp_path)[6:] == ["benchmark_suite.py"] * 2  # it knows itself what it lacks
+    assert second.returncode == 0 and second.stdout.count(": kept") == 5 and len(ran(tmp_path)) == 5
 
 
-def test_several_gpus_are_measured_together(record, tmp_path):
-    done = record("--only", "scaling,links", gpus=4)
-    assert done.returncode == 0, done.stdout
-    assert programs(tmp_path) == ["benchmark_suite.py", "measure_allreduce.py"]
-    log = (tmp_path / "log").read_text()
-    assert "--nproc 1,2,4 " in log.replace("\n", " \n") and "--nproc-per-node 4" in log
+def test_what_was_cut_off_goes_on_and_a_failure_is_named(record, tmp_path):
+    done = record("--only", "kernels,ablation2", fails="benchmark_kernels")
+    assert done.returncode == 1
+    assert "kernels: status 1" in done.stdout and "it broke" in done.stdout and "ablation2: done" in done.stdout
+    assert done.stdout.endswith("not complete yet: kernels; the same command goes on\n")
+    assert record("--only", "kernels").returncode == 0
+    assert [part for part, _ in ran(tmp_path)] == ["kernels", "ablation2", "kernels"]
 
 
-def test_what_needs_one_gpu_runs_side_by_side(record, tmp_path, monkeypatch):
-    """Four steps on three GPUs, of which one fails: each sees one, the fourth that of the first."""
-    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-        monkeypatch.delenv(name, raising=False)
-    some = ["--only", "kernels,report,ablation2,ablation3"]
-    done = record(*some, gpus=3, fails="benchmark_kernels")
-    assert done.returncode == 1 and done.stdout.endswith("not there yet: kernels; the same command goes on\n")
-    on = {name: line.rpartition(" ")[2] for name, line in zip(programs(tmp_path), lines_of(tmp_path), strict=True)}
-    assert set(on) == {"benchmark_kernels.py", "compare_versions.py", "fusion_ablation_study.py"}
-    assert (on["benchmark_kernels.py"], on["compare_versions.py"]) == ("0", "1")
-    assert sorted(line.rpartition(" ")[2] for line in lines_of(tmp_path)) == ["0", "0", "1", "2"]
-    assert record(*some, gpus=3).returncode == 0
-
-
-def test_gpus_are_counted_among_the_visible_ones(record, tmp_path, monkeypatch):
-    monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
-    assert record("--only", "kernels,report", gpus=2).returncode == 0
-    assert sorted(line.rpartition(" ")[2] for line in lines_of(tmp_path)) == ["6", "7"]
-
-
-def test_several_gpus_take_a_part_of_the_suite_each(record, tmp_path):
-    assert record("--only", "suite", gpus=3).returncode == 0
-    assert (tmp_path / "log").read_text().count("--gpus 0,1,2") == 2
-    assert record("--only", "scaling", gpus=3).returncode == 0
-    assert (tmp_path / "log").read_text().count("--gpus") == 2
-
-
-def test_a_copy_without_history_says_its_commit(record, tmp_path):
-    assert record("--only", "suite", "--commit", "0123abc").returncode == 0
-    assert all("--commit 0123abc" in line for line in (tmp_path / "log").read_text().splitlines())
+@pytest.mark.parametrize(("limit", "bounded"), [("560", 470), ("100000", 1110)])
+def test_the_headline_is_bounded(limit, bounded, record, tmp_path):
+    assert record("--only", "headline", "--time-limit", limit).returncode == 0
+    given = int(re.search(r"--time-limit (\d+)", (tmp_path / "log").read_text())[1])
+    assert bounded - 10 <= given <= bounded
 
 
 def test_what_would_not_end_in_time_is_left(record, tmp_path):
     done = record("--only", "kernels", "--time-limit", "100")
     assert done.returncode == 1
-    assert "kernels: left for the next run" in done.stdout and "not there yet: kernels" in done.stdout
-    assert not (tmp_path / "log").exists()
+    assert "kernels: no time left" in done.stdout and not (tmp_path / "log").exists()
 
 
-def test_what_the_suite_left_is_said(record):
-    done = record("--only", "suite", last_words="3 of 9 processes were not run: repeat the command with --append")
-    assert done.returncode == 1
-    assert "3 of 9 processes were not run" in done.stdout and "not there yet: suite" in done.stdout
+@pytest.mark.parametrize(("gpus", "counts"), [(2, "1,2"), (4, "1,2,4"), (6, "1,2,4")])
+def test_several_gpus_are_measured_where_there_are_some(gpus, counts, record, tmp_path):
+    assert record("--only", "ddp,fsdp,links", gpus=gpus).returncode == 0
+    suite = "benchmark_suite.py"
+    assert ran(tmp_path) == [("ddp", suite), ("fsdp", suite), ("links", "measure_allreduce.py")]
+    log = (tmp_path / "log").read_text()
+    assert log.count(f"--nproc {counts} ") == 2 and f"--nproc-per-node {gpus}" in log and "v3,v3+fsdp" in log
 
 
-def test_a_failure_is_named_and_its_result_is_no_result(record, tmp_path):
-    done = record("--only", "kernels,ablation2", fails="benchmark_kernels")
-    assert done.returncode == 1
-    assert "kernels: failed" in done.stdout and "it broke" in done.stdout and "ablation2: done" in done.stdout
-    assert record("--only", "kernels").returncode == 0
-    assert programs(tmp_path).count("benchmark_kernels.py") == 2
+def test_the_suite_takes_the_options_that_it_is_given(record, tmp_path, monkeypatch):
+    """Every case of the headline once: versions in all precisions, peers in bfloat16 and fp8 alone."""
+    assert record("--only", "headline,graph").returncode == 0
+    monkeypatch.setattr(benchmark_suite, "gpu_count", lambda: 1)
+    cases = []
+    for line in (tmp_path / "log").read_text().splitlines():
+        words = line.split("benchmark_suite.py ")[1].split()
+        arguments = benchmark_suite.parse_arguments([*words, "--results", str(tmp_path / "new")])
+        cases.append(
+            [(case.preset, case.model, case.precision, case.graph) for case in benchmark_suite.grid(arguments)]
+        )
+    headline, graph = cases
+    assert len(set(headline)) == len(headline) == 38 and len(set(graph)) == len(graph) == 40
+    assert [model for preset, model, precision, _ in headline if (preset, precision) == ("small", "fp8")] == [
+        "v3", "hf+compile",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "arguments, gpus, said",
+    ("arguments", "gpus", "said"),
     [
         (["--frobnicate"], 1, "unknown option --frobnicate"),
-        (["--time-limit", "soon"], 1, "needs a positive number"),
+        (["--time-limit", "soon"], 1, "needs a positive number, got soon"),
         (["another"], 1, "one folder"),
-        (["--only", "suite"], 0, "PyTorch sees no GPU here"),
+        (["--only", "suite"], 1, "suite is none of headline"),
+        (["--only", "ddp"], 1, "ddp is none of headline"),
+        ([], 0, "PyTorch sees no GPU here"),
     ],
 )
 def test_bad_options_are_one_sentence(record, arguments, gpus, said):
     done = record(*arguments, gpus=gpus)
     assert done.returncode == 2
     assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+CONTRIBUTE = REPOSITORY / "scripts" / "maintain" / "contribute_record.sh"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--bad"], ["--time-limit"], ["--time-limit", "soon"], ["--folder"]], ids=" ".join
+)
+def test_contribute_refuses_a_bad_option_before_it_installs_anything(arguments):
+    result = subprocess.run(["bash", CONTRIBUTE, *arguments], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2 and arguments[0] in result.stderr and result.stdout == ""
+
+
+@pytest.fixture
+def contribute(tmp_path):
+    """Run contribute_record.sh in a copy whose tools only note how they were called."""
+    (tmp_path / "scripts" / "common").mkdir(parents=True)
+    (tmp_path / "scripts" / "maintain").mkdir()
+    script = tmp_path / "scripts" / "maintain" / CONTRIBUTE.name
+    script.write_text(CONTRIBUTE.read_text())
+    python = tmp_path / "python"
+    python.write_text("""#!/bin/bash
+if [[ $1 == -c ]]; then echo "$GPU"; else echo "$*" >>"$LOG"; fi
+[[ "$*" != "-m pytest"* ]] || exit "$TESTS"
+""")
+    python.chmod(0o755)
+    (tmp_path / "scripts" / "common" / "environment.sh").write_text(
+        f"ROOT={tmp_path} PYTHON={python}\nuse_environment() {{ :; }}\n"
+    )
+    record = tmp_path / "scripts" / "maintain" / "record.sh"
+    record.write_text('#!/bin/bash\necho "record $*" >>"$LOG"\nexit "$RECORD"\n')
+    record.chmod(0o755)
+
+    def run(*arguments, gpu="AMD Instinct MI300X", tests=0, record=0):
+        given = {"LOG": str(tmp_path / "log"), "GPU": gpu, "TESTS": str(tests), "RECORD": str(record)}
+        return subprocess.run(
+            ["bash", script, *arguments], capture_output=True, text=True, timeout=60, env=os.environ | given
+        )
+
+    return run
+
+
+def test_contribute_tests_then_records_within_the_limit(contribute, tmp_path):
+    result = contribute("--time-limit", "600")
+    assert result.returncode == 0 and "The record is complete" in result.stdout, result.stderr
+    tests, record, table = lines_of(tmp_path)
+    assert "pytest -q tests/kernels" in tests and table.endswith("tested_on.py --write")
+    (folder,) = (tmp_path / "scripts" / "recorded").iterdir()
+    assert folder.name.startswith("amd-instinct-mi300x_20") and (folder / "tests.txt").exists()
+    limit = int(record.split("--time-limit ")[1])
+    assert f"record {folder} --only suite,kernels --repeats 1" in record and 500 < limit <= 600
+    contribute()
+    assert len([line for line in lines_of(tmp_path) if line.startswith("-m pytest")]) == 1  # what passed is kept
+
+
+def test_contribute_says_what_is_not_there(contribute, tmp_path):
+    failed = contribute(tests=1)
+    assert failed.returncode == 1 and "tests.log: please open an issue" in failed.stderr
+    assert "The record is complete" not in failed.stdout
+    assert contribute(record=1).returncode == 1
+    without = contribute(gpu="")
+    assert without.returncode == 2 and "no GPU" in without.stderr

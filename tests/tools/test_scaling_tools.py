@@ -4,18 +4,15 @@ import json
 import math
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 
 import pytest
-from common.benchmark_results import Case, read_results, write_results
-from test_benchmark import results_of, run_of
 
 import analyze_communication
 import estimate_scaling
 from common.versions import REPOSITORY, load_version
-from estimate_scaling import MIB, Links, Work
+from estimate_scaling import BUCKET_BYTES, Links, Work
 from processes import SIZES, environment, launch
 
 # ---- communication in a trace
@@ -80,14 +77,17 @@ def test_a_folder_without_traces_says_how_to_record_one(tmp_path, capsys):
 
 # ---- all-reduce
 
+ALLREDUCE = REPOSITORY / "scripts" / "measure_allreduce.py"
+
 
 def test_allreduce_is_measured_and_read_by_the_estimate(tmp_path):
-    tool = REPOSITORY / "scripts" / "measure_allreduce.py"
-    done = launch(2, tool, "--device", "cpu", "--largest-mib", "1", "--repeats", "2", "--json", tmp_path / "links.json")
+    options = ["--device", "cpu", "--largest-mib", "1", "--repeats", "2", "--json", tmp_path / "links.json"]
+    done = launch(2, ALLREDUCE, *options)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("all-reduce of 2 processes, gloo") == 1
-    rows = json.loads((tmp_path / "links.json").read_text())["allreduce"]
-    assert [row["bytes"] for row in rows] == [2**16, 2**18, 2**20]
+    content = json.loads((tmp_path / "links.json").read_text())
+    rows = content["allreduce"]
+    assert [row["bytes"] for row in rows] == [2**16, 2**18, 2**20] and content["environment"]["commit"]
     for row in rows:
         assert row["gb_s"] == pytest.approx(row["bytes"] / row["us"] / 1e3)
         assert row["bus_gb_s"] == pytest.approx(row["gb_s"])  # 2 (n - 1) / n is 1 for two
@@ -95,122 +95,89 @@ def test_allreduce_is_measured_and_read_by_the_estimate(tmp_path):
     assert (links.gpus_per_host, links.start_s) == (2, rows[0]["us"] / 1e6)
 
 
-def test_allreduce_needs_a_launcher(tmp_path):
-    tool = REPOSITORY / "scripts" / "measure_allreduce.py"
-    done = subprocess.run([sys.executable, tool], capture_output=True, text=True, timeout=120, env=environment())
+def test_allreduce_needs_a_launcher():
+    done = subprocess.run([sys.executable, ALLREDUCE], capture_output=True, text=True, timeout=120, env=environment())
     assert done.returncode == 2
     assert "torchrun" in done.stderr and done.stderr.count("\n") == 1
 
 
 # ---- the estimate
 
+MIB = 2**20
 LINKS = Links(gpus_per_host=8, start_s=1e-5, bus=[(1e6, 100e9), (3e6, 300e9)], network=25e9, network_hop_s=1e-6)
-
-
-def test_rates_lie_between_the_measured_ones():
-    assert [estimate_scaling.bus_rate(LINKS, size) for size in (1, 1e6, 2e6, 3e6, 1e9)] == [
-        100e9, 100e9, 200e9, 300e9, 300e9,
-    ]  # fmt: skip
 
 
 def test_allreduce_by_hand():
     """3 MB over 8 GPUs cross 1.75 times at 300 GB/s; over 32, 1.9375 times through 8 ports of 25 GB/s together."""
-    assert estimate_scaling.allreduce_s(3e6, 1, LINKS, tree=True) == 0
-    assert estimate_scaling.allreduce_s(3e6, 8, LINKS, tree=False) == pytest.approx(1e-5 + 1.75 * 3e6 / 300e9)
+    assert estimate_scaling.allreduce_s(3e6, 1, LINKS) == 0
+    assert estimate_scaling.allreduce_s(3e6, 8, LINKS) == pytest.approx(1e-5 + 1.75 * 3e6 / 300e9)
+    assert estimate_scaling.allreduce_s(2e6, 8, LINKS) == pytest.approx(1e-5 + 1.75 * 2e6 / 200e9)  # between two sizes
+    assert estimate_scaling.allreduce_s(9e6, 8, LINKS) == pytest.approx(1e-5 + 1.75 * 9e6 / 300e9)  # beyond the last
     carried = 1.9375 * 3e6 / (8 * 25e9)
-    assert estimate_scaling.allreduce_s(3e6, 32, LINKS, tree=False) == pytest.approx(1e-5 + 6e-6 + carried)
-    assert estimate_scaling.allreduce_s(3e6, 32, LINKS, tree=True) == pytest.approx(1e-5 + 4e-6 + carried)
-    assert estimate_scaling.fastest_s(3e6, 32, LINKS) == estimate_scaling.allreduce_s(3e6, 32, LINKS, tree=True)
+    assert estimate_scaling.allreduce_s(3e6, 32, LINKS) == pytest.approx(1e-5 + 4e-6 + carried)  # a tree over 4 hosts
+    assert estimate_scaling.allreduce_s(3e6, 16, LINKS) == pytest.approx(1e-5 + 2e-6 + 1.875 * 3e6 / (8 * 25e9))
 
 
 def test_only_what_outlasts_the_backward_is_exposed():
-    """Two buckets of 1 MiB in a backward of 10 ms: the second starts at its end, unless the first still runs."""
+    """Two buckets in a backward of 10 ms: the second starts at its end, unless the first still runs."""
+    assert estimate_scaling.buckets(28 * MIB) == [25 * MIB, 3 * MIB]
     slow = LINKS._replace(start_s=0.006)
-    work = Work(step_s=0.03, spread_s=0.0, backward_s=0.010, gradient_bytes=2 * MIB)
-    one = estimate_scaling.allreduce_s(MIB, 2, LINKS, tree=True)
-    assert estimate_scaling.exposed_s(work, 2, LINKS, MIB) == pytest.approx(one)
-    one = estimate_scaling.allreduce_s(MIB, 2, slow, tree=True)
-    assert estimate_scaling.exposed_s(work, 2, slow, MIB) == pytest.approx(0.005 + 2 * one - 0.010)
-    assert estimate_scaling.exposed_s(work, 1, slow, MIB) == 0
-    assert estimate_scaling.buckets(28 * MIB, 25 * MIB) == [25 * MIB, 3 * MIB]
+    work = Work(step_s=0.03, spread_s=0.0, backward_s=0.010, gradient_bytes=2 * BUCKET_BYTES)
+    one = estimate_scaling.allreduce_s(BUCKET_BYTES, 2, LINKS)
+    assert estimate_scaling.communication_s(work, 2, LINKS) == pytest.approx((one, one))
+    one = estimate_scaling.allreduce_s(BUCKET_BYTES, 2, slow)
+    assert estimate_scaling.communication_s(work, 2, slow)[0] == pytest.approx(0.005 + 2 * one - 0.010)
+    assert estimate_scaling.communication_s(work, 1, slow) == (0, 0)
 
 
-def test_the_slowest_of_many_is_waited_for():
+def test_the_parts_of_an_estimated_step():
+    """The slowest of 1024 is waited for; of two all-reduces one is hidden, and costs half of its time there."""
     work = Work(step_s=0.02, spread_s=0.001, backward_s=0.01, gradient_bytes=MIB)
     free = LINKS._replace(start_s=0, network_hop_s=0, bus=[(1, 1e18)], network=1e18)
-    row = estimate_scaling.estimate(work, 1024, free, MIB, contention=0.5)
+    row = estimate_scaling.estimate(work, 1024, free, contention=0.5)
     assert row["waiting_ms"] == pytest.approx(math.sqrt(2 * math.log(1024)))
     assert row["efficiency"] == pytest.approx(20 / (20 + row["waiting_ms"]))
-
-
-def test_what_is_hidden_slows_the_backward():
-    """Of two all-reduces one is hidden, and costs half of its time there."""
-    work = Work(step_s=0.03, spread_s=0.0, backward_s=0.010, gradient_bytes=2 * MIB)
-    one = 1e3 * estimate_scaling.allreduce_s(MIB, 2, LINKS, tree=True)
-    row = estimate_scaling.estimate(work, 2, LINKS, MIB, contention=0.5)
+    work = work._replace(spread_s=0.0, gradient_bytes=2 * BUCKET_BYTES)
+    one = 1e3 * estimate_scaling.allreduce_s(BUCKET_BYTES, 2, LINKS)
+    row = estimate_scaling.estimate(work, 2, LINKS, contention=0.5)
     assert (row["exposed_ms"], row["slower_ms"]) == pytest.approx((one, one / 2))
-    assert row["step_ms"] == pytest.approx(30 + 1.5 * one)
-    assert estimate_scaling.estimate(work, 1, LINKS, MIB, contention=0.5)["step_ms"] == pytest.approx(30)
+    assert row["step_ms"] == pytest.approx(20 + 1.5 * one)
 
 
-def test_the_estimate_stands_beside_what_was_measured(tmp_path, capsys):
-    """Gradients of version 3 in bfloat16 are 2 bytes wide, of version 2 4; efficiencies are those of the same case."""
-    links = {"processes": 8, "allreduce": [{"bytes": 65536, "us": 20.0, "bus_gb_s": 300.0}]}
-    (tmp_path / "links.json").write_text(json.dumps(links))
-    script = load_version(1)
-    metrics = tmp_path / "v.json"
-    assert script.main([*SIZES.split(), "--num-steps", "2", "--device", "cpu", "--metrics-file", str(metrics)]) == 0
-    content = json.loads(metrics.read_text())
+@pytest.fixture
+def metrics(tmp_path):
+    """Return the metrics file of a small run in one process, and its content."""
+    path = tmp_path / "v.json"
+    assert (
+        load_version(1).main([*SIZES.split(), "--num-steps", "2", "--device", "cpu", "--metrics-file", str(path)]) == 0
+    )
+    return path, json.loads(path.read_text())
+
+
+def test_the_estimate_from_files(metrics, tmp_path, capsys):
+    """Gradients of version 3 in bfloat16 are 2 bytes wide, of version 2 4."""
+    links, (path, content) = tmp_path / "links.json", metrics
+    links.write_text(json.dumps({"processes": 8, "allreduce": [{"bytes": 65536, "us": 20.0, "bus_gb_s": 300.0}]}))
     content["summary"] |= {"precision": "bfloat16", "parameters": 1_000_000}
-    case = Case("v3", "small", content["options"]["batch_size"], content["options"]["seq_len"], "bfloat16", False)
-    runs = [run_of(case, 0, 10.0), run_of(case._replace(processes=2), 0, 12.5)]
-    write_results(results_of(runs), tmp_path / "suite.json")
-    files = ["--links", str(tmp_path / "links.json"), "--measured", str(tmp_path / "suite.json")]
-    capsys.readouterr()
-    for version, megabytes, measured in ((2, "4.0", ""), (3, "2.0", "80.0%")):
-        metrics.write_text(json.dumps(content | {"version": version}))
-        assert estimate_scaling.main(["--metrics", str(metrics), *files, "--gpus", "4"]) == 0
+    for version, megabytes in ((2, "4.0"), (3, "2.0")):
+        path.write_text(json.dumps(content | {"version": version}))
+        capsys.readouterr()
+        assert estimate_scaling.main(["--metrics", str(path), "--links", str(links), "--gpus", "5"]) == 0
         shown = capsys.readouterr().out
-        assert f"{megabytes} MB of gradients" in shown and (measured or "-") in shown.splitlines()[5]
-        assert [line.split()[0] for line in shown.splitlines()[4:7]] == ["1", "2", "4"]
-
-
-def test_the_page_tells_what_the_estimate_makes_of_the_recorded_run():
-    """One GPU's step by the medians of its runs, and the links of the one host where they were measured alone."""
-    recorded = REPOSITORY / "scripts" / "recorded"
-    runs = read_results(recorded / "nvidia-h200-c_2026-11-22" / "suite.json")["runs"]
-    wanted = Case("v3", "medium", 16, 512, "bfloat16", True)
-    alone = [run["summary"] for run in runs if run["case"] == wanted]
-    assert len(alone) == 4
-    step = statistics.median(summary["step_ms"]["median"] for summary in alone) / 1e3
-    apart = statistics.median(summary["step_ms"]["p75"] - summary["step_ms"]["p25"] for summary in alone) / 1e3
-    backward = statistics.median(summary["backward_ms"] for summary in alone) / 1e3
-    work = Work(step, apart / estimate_scaling.QUARTILES_APART, backward, 2 * alone[0]["parameters"])
-    links = estimate_scaling.read_links(str(recorded / "nvidia-h200_2026-11-20" / "links.json"), 50e9, 5e-6)
-    page = " ".join((REPOSITORY / "scripts" / "SCALING.md").read_text().split())
-    for contention, sentence in (
-        (0.2, "The estimate for DDP has {}, {}, and {} for eight and {} for 1024 GPUs"),
-        (0.0, "if hiding were free, {}, {}, {} and {}."),
-    ):
-        found = [estimate_scaling.estimate(work, n, links, 25 * MIB, contention)["efficiency"] for n in (2, 4, 8, 1024)]
-        assert sentence.format(*(f"{value:.3f}" for value in found)) in page
+        assert f"{megabytes} MB of gradients" in shown
+        assert [line.split()[0] for line in shown.splitlines()[4:]] == ["1", "2", "4"]
 
 
 @pytest.mark.parametrize(
-    "change, said",
-    [({"world_size": 2}, "is of 2 processes"), ({"backward_ms": None}, "--no-graph")],
+    ("change", "said"),
+    [({"world_size": 2}, "is of 2 processes"), ({"backward_ms": None}, "--no-graph"), ({}, "none.json cannot be read")],
 )
-def test_metrics_that_do_not_serve_are_refused(tmp_path, capsys, change, said):
-    metrics = tmp_path / "v.json"
-    assert (
-        load_version(1).main([*SIZES.split(), "--num-steps", "2", "--device", "cpu", "--metrics-file", str(metrics)])
-        == 0
-    )
-    content = json.loads(metrics.read_text())
+def test_files_that_do_not_serve_are_refused(change, said, metrics, tmp_path, capsys):
+    path, content = metrics
     content["summary"] |= change
-    metrics.write_text(json.dumps(content))
+    path.write_text(json.dumps(content))
     capsys.readouterr()
-    assert estimate_scaling.main(["--metrics", str(metrics), "--links", str(tmp_path / "none.json")]) == 2
+    assert estimate_scaling.main(["--metrics", str(path), "--links", str(tmp_path / "none.json")]) == 2
     errors = capsys.readouterr().err
     assert said in errors and errors.count("\n") == 1
 

@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""Tell what limits the top kernels: occupancy, memory bandwidth, cache hit rates, matrix units. Standard library only.
+
+Reads the speed-of-light tables that `rocprof-compute analyze -k N -b 2` printed to analysis_N.txt (omniperf 2 to
+rocprof-compute 3), or Nsight Compute's metrics in the JSON of kernel_counters.py.
+"""
+
+import argparse
+import csv
+import json
+import pathlib
+import re
+import sys
+
+BUSY = 60  # a unit above this percentage of its peak limits the kernel
+FEW_WAVES = 30  # below this percentage of the resident waves, latency is hardly hidden
+COLUMNS = ("time_percent", "mean_us", "occupancy", "memory", "l2_hit", "l1_hit", "matrix", "compute")
+HEADINGS = ("time %", "mean us", "waves %", "memory %", "L2 hit %", "L1 hit %", "matrix %", "compute %")
+
+# The names of rocprof-compute's metrics by release; where several are listed in one tuple, their percentages add up.
+ROCM_METRICS = {
+    "occupancy": [("Wavefront Occupancy",)],
+    "memory": [("L2-Fabric Read BW", "L2-Fabric Write BW"), ("HBM BW",), ("HBM Bandwidth",)],
+    "l2_hit": [("L2 Cache Hit Rate",), ("GL2 Cache Hit Rate",)],
+    "l1_hit": [("vL1D Cache Hit Rate",), ("Vector L1D Cache Hit Rate",), ("GL0 Cache Hit Rate",)],
+    "matrix": [("MFMA Utilization",), ("MFMA Util",), ("WMMA Utilization",)],
+    "compute": [("VALU Utilization",), ("VALU Util",)],
+}
+NCU_METRICS = {
+    "mean_us": "gpu__time_duration.sum",
+    "occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "memory": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+    "l2_hit": "lts__t_sector_hit_rate.pct",
+    "l1_hit": "l1tex__t_sector_hit_rate.pct",
+    "matrix": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+    "compute": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+}
+MICROSECONDS = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3}
+
+
+class LimitsError(ValueError):
+    """Hold one sentence for the user about a file without the expected tables."""
+
+
+def number(text):
+    """Return a cell's number, or None for an empty one."""
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def tables(text):
+    """Yield the rows of every boxed table as dictionaries; join cells that are wrapped over several lines."""
+    header, rows, cells = None, [], None
+    for line in text.splitlines():
+        line = line.strip()
+        if line[:1] == "│":
+            parts = [part.strip() for part in line.strip("│").split("│")]
+            joined = [f"{a}{'' if len(a) == 40 else ' '}{b}".strip() for a, b in zip(cells or [], parts, strict=False)]
+            cells = parts if cells is None else joined
+        elif line[:1] in ("╞", "├", "╘") and cells is not None:
+            if line[0] == "╞":
+                header = cells
+            else:
+                rows.append(dict(zip(header or [], cells, strict=False)))
+            cells = None
+        if line[:1] == "╘":
+            yield rows
+            header, rows = None, []
+
+
+def first_of(row, *starts):
+    """Return the first cell whose column begins with one of the words."""
+    return next((row[name] for start in starts for name in row if name.startswith(start)), "")
+
+
+def analysed_kernel(text, index):
+    """Return the limits of kernel number `index` from what one analysis printed, or None where it has no metrics."""
+    kernel, percents = {}, {}
+    for rows in tables(text):
+        if rows and first_of(rows[0], "Kernel") and len(rows) > index and not kernel:
+            row = rows[index]
+            kernel = {"kernel": re.sub(r" ?(\.kd|\[clone \.kd\])$", "", first_of(row, "Kernel"))}
+            kernel["time_percent"] = number(first_of(row, "Pct", "Percent"))
+            mean_ns = number(first_of(row, "Mean"))
+            kernel["mean_us"] = None if mean_ns is None else mean_ns / 1e3
+        if rows and "Metric" in rows[0]:
+            percents |= {row["Metric"]: number(first_of(row, "Pct", "Percent", "PoP")) for row in rows}
+    if not percents or not kernel:
+        return None
+    for column, choices in ROCM_METRICS.items():
+        found = next((names for names in choices if names[0] in percents), ())
+        known = [percents[name] for name in found if percents.get(name) is not None]
+        kernel[column] = sum(known) if known else None
+    return kernel
+
+
+def read_folder(folder):
+    """Return a row per kernel from analysis_0.txt, analysis_1.txt, ... of a folder."""
+    files = sorted(folder.glob("analysis_*.txt"), key=lambda file: int(file.stem.split("_")[1]))
+    kernels = [analysed_kernel(file.read_text(errors="replace"), int(file.stem.split("_")[1])) for file in files]
+    rows = [kernel for kernel in kernels if kernel and kernel["kernel"]]
+    if not rows:
+        raise LimitsError(f"{folder} holds no analysis with a speed-of-light table: the profile saw no kernel")
+    return rows
+
+
+def read_counters(path):
+    """Return a row per kernel from the JSON of kernel_counters.py, the longest first."""
+    kernels = {}
+    for row in json.loads(path.read_text())["counters"]:
+        kernel = kernels.setdefault(row["kernel"], {"kernel": row["kernel"]} | dict.fromkeys(COLUMNS))
+        for column, metric in NCU_METRICS.items():
+            if row["counter"] == metric:
+                scale = MICROSECONDS.get(row["unit"], 1.0) if column == "mean_us" else 1.0
+                kernel[column] = row["mean"] * scale
+    rows = [kernel for kernel in kernels.values() if kernel["memory"] is not None or kernel["compute"] is not None]
+    if not rows:
+        raise LimitsError(f"{path} holds none of the metrics: {', '.join(NCU_METRICS.values())}")
+    return sorted(rows, key=lambda row: -(row["mean_us"] or 0))
+
+
+def limit_of(row):
+    """Name the unit that limits the kernel, or latency."""
+    memory, matrix, compute = (row[column] or 0 for column in ("memory", "matrix", "compute"))
+    if memory >= max(BUSY, matrix):
+        return "memory bandwidth"
+    if matrix >= BUSY:  # before compute, in which Nsight Compute counts the matrix units too
+        return "matrix units"
+    if compute >= BUSY:
+        return "compute units"
+    few = row["occupancy"] is not None and row["occupancy"] < FEW_WAVES
+    return "latency, few waves" if few else "latency"
+
+
+def as_text(rows, width=40):
+    """Return the table and the rule behind its last column."""
+    lines = ["what limits the top kernels, in percent of the GPU's peak"]
+    lines.append(f"{'kernel':<{width}}" + "".join(f"{heading:>11}" for heading in HEADINGS) + "  limited by")
+    for row in rows:
+        name = row["kernel"] if len(row["kernel"]) <= width else row["kernel"][: width - 3] + "..."
+        cells = "".join(f"{'-' if row[column] is None else f'{row[column]:,.1f}':>11}" for column in COLUMNS)
+        lines.append(f"{name:<{width}}{cells}  {limit_of(row)}")
+    lines.append(f"limited by: a unit at {BUSY} % of its peak or more, else latency (few waves: under {FEW_WAVES} %)")
+    return "\n".join(lines)
+
+
+def main(argv=None):
+    """Print the table and write it as CSV; return the exit status."""
+    parser = argparse.ArgumentParser(prog="limits.py", description="Tell what limits the top kernels of a profile.")
+    parser.add_argument("path", nargs="?", type=pathlib.Path, help="folder of analysis_N.txt, or counters.json")
+    parser.add_argument("--top", type=int, default=5, metavar="N", help="kernels to print (%(default)s)")
+    parser.add_argument("--csv", metavar="FILE", help="write every kernel as CSV")
+    parser.add_argument("--ncu-metrics", action="store_true", help="print the metrics to collect with ncu and exit")
+    options = parser.parse_args(argv)
+    if options.ncu_metrics:
+        print(",".join(NCU_METRICS.values()))
+        return 0
+    if options.path is None:
+        parser.error("give a folder of analysis_N.txt, or counters.json")
+    try:
+        rows = read_folder(options.path) if options.path.is_dir() else read_counters(options.path)
+        if options.csv:
+            with open(options.csv, "w", encoding="utf-8", newline="") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(["kernel", *COLUMNS, "limited_by"])
+                writer.writerows([row["kernel"], *(row[column] for column in COLUMNS), limit_of(row)] for row in rows)
+    except (LimitsError, OSError, json.JSONDecodeError, KeyError) as error:
+        print(f"limits.py: {error}", file=sys.stderr)
+        return 1
+    print(as_text(rows[: options.top]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Body of get_rocprof_compute.sh: WRAPPER OPTIONS...
+set -euo pipefail
+WRAPPER=$1
+shift
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+ROOF="" COUNTERS_WANTED=1
+own_option() {
+    case $1 in
+        --roof) ROOF=1 ;;
+        --kernel) [ $# -gt 1 ] || fail 2 "--kernel needs a value" && KERNEL=$2 TAKEN=2 ;;
+        *) return 1 ;;
+    esac
+}
+
+check_spaces() { # before ROCm 10 the tool joins the command's words with spaces and splits them again
+    local word
+    for word in "${TRAIN[@]}"; do
+        [[ $word != *" "* ]] || ! older_than 10.0 ||
+            fail 1 "$TOOL splits the command at spaces, and '$word' has one: run in a folder without spaces"
+    done
+}
+
+analyse() { # write the speed-of-light table of each of the top kernels to analysis_N.txt
+    local kernel
+    for kernel in 0 1 2 3 4; do
+        show "$TOOL" analyze -p "$WORKLOAD" -k $kernel -b 2
+        "$TOOL" analyze -p "$WORKLOAD" -k $kernel -b 2 >"$OUT/analysis_$kernel.txt" 2>&1 || break
+    done
+    grep -q "Metric" "$OUT/analysis_0.txt" || give_up 1 "$(reason 1 "$(plain <"$OUT/analysis_0.txt")")"
+}
+
+profile_rocm() {
+    local work=$OUT/workloads/tiny_llama_v$VERSION place
+    check_spaces
+    place=(--output-directory "$work")
+    tool_has --output-directory profile || place=(-p "$work") # up to ROCm 7.2
+    [ -n "$ROOF" ] || place+=(--no-roof)
+    [ -z "$KERNEL" ] || place+=(-k "$KERNEL")
+    # Each pass over the counters runs the command again, so torchrun goes inside, and one workload holds every GPU.
+    [ -z "$PROCESSES" ] || TRAIN=("$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$PROCESSES"
+        "${TRAIN[@]:1}")
+    GPUS=$PROCESSES PROCESSES=""
+    profile "$TOOL" profile -n "tiny_llama_v$VERSION" "${place[@]}" ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
+    largest pmc_perf.csv "results_*.csv" "*.db" # what a finished pass leaves: sysinfo.csv is written before
+    [ -z "$DRY_RUN" ] || return 0
+    WORKLOAD=$(dirname "$FOUND")
+    analyse
+    report common/limits.py @OUT@ --csv @OUT@/limits.csv
+    finish "" "read more of a kernel with: $TOOL analyze -p $WORKLOAD -k 0${GPUS:+ --gpu-id 0}"
+}
+
+profile_ncu() {
+    run_ncu --set basic --metrics "$("$PYTHON" "$SCRIPTS/common/limits.py" --ncu-metrics)" || failed $?
+    report kernel_counters.py @OUT@ --top 1 --csv @OUT@/counters.csv --json @OUT@/counters.json >/dev/null
+    report common/limits.py @OUT@/counters.json --csv @OUT@/limits.csv
+    finish "" "read more with: ncu --import $FIRST/report.ncu-rep"
+}
+
+# Every pass runs the whole script, or every kernel, once more: two steps have all the kernels.
+setup rocprof_compute/profile "rocprof-compute omniperf" ncu --num-steps 1 --warmup-steps 1 -- "$@"
+case $PROFILER in
+    rocm) profile_rocm ;;
+    nsight) profile_ncu ;;
+    pytorch)
+        TRAIN+=(--profile-operators)
+        profile_pytorch
+        report kernel_times.py @OUT@ --top 15 --csv @OUT@/kernels.csv
+        finish "" "these are times alone: counters need rocprof-compute or ncu; the whole table is in $OUT"
+        ;;
+esac

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Body of get_rocprof_sys.sh: WRAPPER OPTIONS...
+set -euo pipefail
+WRAPPER=$1
+shift
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+SAMPLE=""
+own_option() { [ "$1" = --sample ] && SAMPLE=1; }
+
+setup rocprof_sys/profile "rocprof-sys-run omnitrace-run" nsys --num-steps 2 --warmup-steps 1 -- "$@"
+[ -z "$SAMPLE" ] || warn "sampling interrupts every thread many times a second: compare no times of this run"
+case $PROFILER in
+    rocm)
+        warn "every call is recorded, and what does not fit in the trace's buffer is lost: keep to few steps"
+        settings=ROCPROFSYS
+        [ "$TOOL" = rocprof-sys-run ] || settings=OMNITRACE # its name up to ROCm 6.2
+        profile env "${settings}_OUTPUT_PATH=$PLACE" "${settings}_TIME_OUTPUT=OFF" \
+            "$TOOL" --trace --profile ${SAMPLE:+--sample cputime} ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
+        largest "*.proto" "*.pftrace"
+        report common/perfetto.py @OUT@ --csv @OUT@/from_trace_kernel_trace.csv
+        [ -z "$(find "$OUT" -name from_trace_kernel_trace.csv 2>/dev/null)" ] || report kernel_times.py @OUT@ --top 10
+        ;;
+    nsight)
+        profile_nsys cuda,nvtx,osrt ${SAMPLE:+process-tree}
+        report kernel_times.py @OUT@ --top 10 --trace @OUT@/trace.json
+        largest trace.json
+        ;;
+    pytorch)
+        [ -z "$SAMPLE" ] || fail 2 "PyTorch's profiler does not sample call stacks: leave --sample out"
+        TRAIN+=(--profile-memory)
+        profile_pytorch
+        largest "trace_*.json"
+        report kernel_times.py @OUT@ --top 10
+        ;;
+esac
+finish "" "open $FOUND in https://ui.perfetto.dev"

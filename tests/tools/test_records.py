@@ -1,0 +1,308 @@
+"""Recorded runs: rows by hand, what ran where, generated parts of pages, and the ladder's tables on made-up runs."""
+
+import json
+import pathlib
+import subprocess
+
+import pytest
+
+from common import provenance, records
+from common.pages import fill, fill_quotes, quoted_rows
+from common.records import Case, Record, read_results, rows, write_results
+from common.versions import SCRIPTS
+from maintain import ladder
+
+RECORD = {
+    "date": "2026-01-02T03:04:05+00:00", "command": "benchmark_suite.py --models v1", "commit": "0123456789abcdef",
+    "modified": False, "device": "Toy GPU", "device_type": "cuda", "driver": "580.1", "runtime": "CUDA 13.0",
+    "packages": {"torch": "2.0", "transformers": "5.1", "torchao": None},
+}  # fmt: skip
+FIRST = Case("v1", "small", 8, 128, "float32", False)
+THIRD = Case("v3", "small", 8, 128, "bfloat16", True)
+CAPTURED = {"graph": {"captured": True, "reason": None}}
+V1_MS, V3_MS = [40.0, 60.0, 50.0], [4.0, 5.0, 10.0]
+
+
+def run_of(case, repeat, step_ms, **more):
+    summary = {
+        "parameters": 1000, "parameters_trained": 1000,
+        "step_ms": {"median": step_ms, "p25": step_ms - 1, "p75": step_ms + 2},
+        "forward_ms": step_ms / 4, "backward_ms": step_ms / 2, "optimizer_ms": None, "peak_memory_mb": 100.0,
+        "flops_per_step": 2e9, "graph": {"captured": False, "reason": "no --graph"}, "warmup_s": 1.0, **more,
+    }  # fmt: skip
+    run = {"case": case, "repeat": repeat, "status": "ok", "reason": None, "script_sha256": "0"}
+    return run | {"summary": summary, "steps_ms": [step_ms - 1, step_ms, step_ms, step_ms, step_ms + 1]}
+
+
+def results_of(runs, accuracy=(), **more):
+    return {"record": RECORD | more, "runs": runs, "accuracy": list(accuracy)}
+
+
+def hand_made(**more):
+    runs = [run_of(FIRST, i, ms) for i, ms in enumerate(V1_MS)]
+    runs += [run_of(THIRD, i, ms, peak_memory_mb=30.0 + i, **CAPTURED) for i, ms in enumerate(V3_MS)]
+    checked = {"case": THIRD, "loss_error": 1e-4, "gradient_error": 2e-3, "worst_gradient": "norm.weight"}
+    return results_of(runs, [checked], **more)
+
+
+# ---------------------------------------------------------------- rows
+
+
+def test_rows_by_hand():
+    """Speed is the median of the ratios within a round, 10, 12 and 5, not the ratio of the medians."""
+    first, third = rows(hand_made())
+    assert (first["step_p25_ms"], first["step_ms"], first["step_p75_ms"]) == (40.5, 50, 59.5)  # of all steps
+    assert first["samples_per_second"] == 8 / 0.050 and first["tokens_per_second"] == 8 * 128 / 0.050
+    assert first["tflops"] == pytest.approx(2e9 / 0.050 / 1e12) and first["forward_ms"] == 12.5
+    assert first["optimizer_ms"] is None and first["gradient_error"] is None
+    assert (third["captured"], third["repeats"], third["peak_memory_mb"]) == (True, 3, 32)  # the peak of all
+    assert (first["speed"], third["speed"], third["gradient_error"]) == (1, 10, 2e-3)
+
+
+def test_speed_needs_version_1_of_the_same_configuration():
+    results = hand_made()
+    for run in results["runs"][3:]:
+        run["case"] = THIRD._replace(seq_len=64)
+    assert [row["speed"] for row in rows(results) if row["model"] == "v3"] == [None]
+
+
+def test_times_of_the_interpreter_are_no_speed():
+    assert [row["speed"] for row in rows(hand_made(device_type="cpu"))] == [1, None]
+
+
+def test_efficiency_is_throughput_per_process_over_that_of_one():
+    """Steps of 4, 5 and 10 ms alone; of 6, 8 and 10 ms together, and with FSDP2: the ratio of the medians."""
+    results = hand_made()
+    together = THIRD._replace(processes=8)
+    for case in (together, together._replace(model="v3+fsdp")):
+        results["runs"] += [run_of(case, i, ms) for i, ms in enumerate((6.0, 8.0, 10.0))]
+    alone, eight, sharded = rows(results)[1:]
+    assert [row["efficiency"] for row in (alone, eight, sharded)] == [None, 5 / 8, 5 / 8]
+    assert eight["samples_per_second"] == 8 * 8 / 0.008 and eight["speed"] == pytest.approx(8 * 40 / 6)
+    assert str(together).endswith("x8")
+    header, cells = records.table_of([alone, eight], ["throughput"])
+    assert "processes" in header and "62.5%" in cells[1]
+    assert "processes" not in records.table_of([alone], ["throughput"])[0]
+
+
+def test_what_went_wrong_is_noted():
+    failed = {"case": FIRST, "repeat": 1, "status": "failed", "reason": "out of memory"}
+    eager, partly = run_of(THIRD, 0, 4.0), run_of(FIRST._replace(model="v4"), 0, 1.0, parameters_trained=16)
+    notes = "\n".join(records.notes_of(rows(results_of([run_of(FIRST, 0, 40.0), failed, eager, partly]))))
+    assert "v1 eager: a repeat failed: out of memory" in notes
+    assert "v3 graph: ran eagerly: no --graph" in notes
+    assert "v4 eager: trains 16 of 1,000 parameters" in notes
+    row = rows(results_of([failed]))[0]
+    assert (row["status"], row["repeats"]) == ("failed", 0)
+
+
+def test_results_survive_writing_and_reading(tmp_path):
+    path = tmp_path / "suite.json"
+    write_results(hand_made(), path)
+    assert read_results(path) == hand_made()
+    assert len(path.read_text().splitlines()) == 14  # a line for each entry, so that a diff names runs
+    for text in ('{"runs": [{"case": {"model": "v1"}}], "accuracy": []}', "{", '{"runs": [], "accuracy": []}'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="is no results file"):
+            read_results(path)
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_results(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.2484, "1.248"), (18.456, "18.46"), (249.41, "249.4"), (1234.6, "1235"), (12345.6, "12,346"), (None, "-")],
+)
+def test_times_have_the_digits_they_are_worth(value, text):
+    assert records.significant(value) == text
+
+
+# ---------------------------------------------------------------- what ran where
+
+
+def test_the_machine_and_the_versions_are_on_one_line():
+    line = provenance.machine_line(RECORD)
+    assert line == "Toy GPU, driver 580.1, CUDA 13.0; torch 2.0, transformers 5.1; 2026-01-02, commit 0123456789"
+    assert provenance.machine_line(RECORD | {"modified": True}) == f"{line} with changes that are not committed"
+
+
+def test_a_copy_without_history_is_told_its_commit(monkeypatch):
+    monkeypatch.setenv("TINY_LLAMA_COMMIT", "fedcba")
+    record = provenance.describe(["a b.py", "--c"])
+    assert (record["commit"], record["modified"], record["command"]) == ("fedcba", False, "'a b.py' --c")
+
+
+def test_a_script_that_is_not_the_commits_is_a_fault(tmp_path, monkeypatch):
+    """A repository of one commit, in which the script has changed since."""
+    script = tmp_path / "v1.py"
+    script.write_text("one\n")
+    mail = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for command in (["init", "-q"], ["add", "v1.py"], [*mail, "commit", "-qm", "one"]):
+        subprocess.run(["git", "-C", tmp_path, *command], check=True)
+    monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
+    commit, ran = provenance.git("rev-parse", "HEAD"), provenance.hash_of(script)
+    assert provenance.describe([])["modified"] is False
+    assert provenance.faults_of_commit(commit, {(script, ran)}) == []
+    script.write_text("two\n")
+    assert provenance.describe([])["modified"] is True
+    assert provenance.faults_of_commit(commit, {(script, provenance.hash_of(script))}) == [
+        f"v1.py of commit {commit[:10]} is not what ran"
+    ]
+    assert provenance.faults_of_commit("0" * 40, {(script, ran)}) == []  # a shallow clone cannot know
+
+
+# ---------------------------------------------------------------- generated parts of pages
+
+
+def test_tables_are_put_between_their_own_markers():
+    page = "a\n<!-- v1:begin -->\nold\n<!-- v1:end -->\nb\n<!-- bytes of a step:begin -->\nkept\n"
+    page += "<!-- bytes of a step:end -->\n"
+    assert fill(page, {"v1": "new", "v2": "none"}) == page.replace("old", "new")
+    assert fill(page, {"bytes of a step": "new"}) == page.replace("kept", "new")
+
+
+def test_a_quoted_time_is_of_its_row_and_column():
+    def row_of(*asked):
+        return {"step_ms": 32.298, "forward_ms": 13.218} if asked == ("v1", "small", "float32", None) else None
+
+    page = "takes 9.99 ms<!-- v1 small float32 --> or 1.0 / 2.0 ms<!-- v1 small float32 forward_ms step_ms -->, not "
+    page += "7.1 ms<!-- v3 small float32 graph --> and 5.5 ms<!-- v1 small float32 nothing_ms -->"
+    wanted = page.replace("9.99", "32.30").replace("1.0 / 2.0", "13.2 / 32.3")
+    assert fill_quotes(page, row_of) == wanted
+    assert quoted_rows(page)[2] == ("v3", "small", "float32", "graph")
+
+
+# ---------------------------------------------------------------- the ladder
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """Return the folder of a run with all parts; V1 takes 100 ms everywhere, V3 10 and in bfloat16 2."""
+    folder = tmp_path / "toy_2026-01-02"
+    runs, graph = [], []
+    for preset in ("small", "medium"):
+        first = Case("v1", preset, 8, 128, "float32", False)
+        runs += [run_of(first, 0, 100.0, peak_memory_mb=1000.0), run_of(first._replace(model="v2"), 0, 80.0)]
+        for precision, ms in (("float32", 10.0), ("bfloat16", 2.0)):
+            runs.append(run_of(Case("v3", preset, 8, 128, precision, True), 0, ms, peak_memory_mb=410.0, **CAPTURED))
+        runs.append(run_of(Case("hf+compile", preset, 8, 128, "bfloat16", True), 0, 4.0, **CAPTURED))
+        graph += [run_of(first, 0, 100.0), run_of(first._replace(graph=True), 0, 50.0, **CAPTURED)]
+    alone = Case("v3", "medium", 8, 128, "bfloat16", True)
+    ddp = [run_of(alone, 0, 8.0, **CAPTURED), run_of(alone._replace(processes=4), 0, 10.0, **CAPTURED)]
+    checked = {"case": runs[3]["case"], "loss_error": 0.0, "gradient_error": 2e-3, "worst_gradient": "w"}
+    parts = {"headline": results_of(runs, [checked]), "graph": results_of(graph), "ddp": results_of(ddp)}
+    for part, results in parts.items():
+        (folder / part).mkdir(parents=True)
+        write_results(results, folder / part / "suite.json")
+    us = {"median": 10.0}
+    ours = {"name": "V3", "us": us, "rate": 3000.0, "share": 0.9, "against_pytorch": 2.0}
+    rope = {
+        "operation": "RoPE forward",
+        "size": "1 x 2",
+        "unit": "GB/s",
+        "candidates": [ours, {"name": "SDPA", "us": us}],
+    }
+    ceilings = {"copy": 4000.0, "product": {"float32": 50.0, "bfloat16": 2.0}}
+    worth = {"switch": "a", "alone": 1.25, "last": 1.5, "memory_mb": -7.0, "kernels": None}
+    steps = [{"on": [], "step_ms": 5.0}, {"on": ["a"], "step_ms": 4.0}]
+    for part, name, content in (
+        ("kernels", "kernels", {"dtype": "bfloat16", "ceilings": ceilings, "operations": [rope]}),
+        ("ablation3", "ablation", {"combinations": steps, "switches": [worth]}),
+        ("memory", "memory", {"lengths": [512, 1024], "rows": [{"version": 1, "peaks_mb": [10.0, None]}]}),
+    ):
+        (folder / part).mkdir()
+        (folder / part / f"{name}.json").write_text(json.dumps(content))
+        (folder / part / "record.json").write_text(json.dumps(RECORD))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        ("headline", "| V1 | fp32 | eager | 100.0 | 100.0 to 100.0 | 1.00 | 80 | 0.0 | 1,000 | - |"),
+        ("headline", "| V3 | bf16 | graph | 2.000 | 2.000 to 2.000 | 50.00 | 4,000 | 1.0 | 410 | 2.0e-03 |"),
+        ("headline", "| Hugging Face, torch.compile | bf16 | graph | 4.000 |"),
+        ("headline", "Toy GPU, driver 580.1, CUDA 13.0; torch 2.0, transformers 5.1; 2026-01-02, commit 0123456789; `"),
+        ("v3", "| V3 | fp32 | graph | 10.00 | 10.00 to 10.00 | 10.00 | 800 | 0.2 | 410 |"),
+        ("graph", "| small | V1 | fp32 | 100.0 | 50.00 | 2.00 |"),
+        ("ddp", "| V3 | bf16 | graph | 4 | 10.00 | 10.00 to 10.00 | - | 3,200 | 0.2 | 80.0% | 100 |"),
+        ("kernels", "| RoPE forward, 1 x 2 | 10.0 | 3,000 GB/s | 90% | SDPA | 2.00 |"),
+        ("kernels", "copy 4,000 GB/s (read and written), 8192³ matmuls fp32 50, bf16 2 TFLOP/s. Kernels in bf16"),
+        ("ablation3", "| a | 1.25 | 1.50 | -7 | - |"),
+        ("ablation3", "Without any switch 5.000 ms, with all 4.000 ms per step."),
+        ("memory", "| V1 | 10 | - |"),
+    ],
+)
+def test_tables_by_hand(table, line, recorded):
+    text = ladder.tables_of(Record(recorded))[table]
+    assert line in text, text
+    assert "| V1 |" not in text or table != "v3"
+
+
+def test_a_part_that_was_not_recorded_has_no_table(recorded):
+    tables = ladder.tables_of(Record(recorded))
+    assert "ablation2" not in tables and "fsdp" not in tables and "v4" not in tables
+    (recorded / "kernels" / "record.json").unlink()  # cut off: not complete
+    assert "kernels" not in ladder.tables_of(Record(recorded))
+
+
+def test_check_is_green_after_write_and_red_after_a_change(recorded, tmp_path, capsys):
+    page = tmp_path / "README.md"
+    page.write_text(
+        "# T\n\n<!-- v3:begin -->\nold\n<!-- v3:end -->\n\n1.00 ms<!-- v3 small float32 --> <!-- x:begin -->\n"
+    )
+    options = ["--recorded", str(recorded), "--page", str(page)]
+    assert ladder.main([*options, "--check"]) == 1
+    assert ladder.main([*options, "--write"]) == 0
+    assert ladder.main([*options, "--check"]) == 0
+    text = page.read_text()
+    assert "old" not in text and "10.00 ms<!-- v3 small float32 -->" in text and text.endswith("<!-- x:begin -->\n")
+    for wrong, said in (("| 10.00 | 10.00 to", "-| V3 | fp32"), ("10.00 ms", "-11.00 ms")):
+        page.write_text(text.replace(wrong, wrong.replace("10.00", "11.00")))
+        capsys.readouterr()
+        assert ladder.main([*options, "--check"]) == 1
+        shown = capsys.readouterr()
+        assert said in shown.out and "disagrees with what was recorded" in shown.err
+    page.write_text(text + "2.00 ms<!-- v4 small float32 -->\n")
+    assert ladder.main([*options, "--check"]) == 1
+    assert "which was not recorded" in capsys.readouterr().err
+
+
+def test_check_is_red_where_another_script_ran_than_the_commit_has(recorded, tmp_path, monkeypatch, capsys):
+    (tmp_path / "page.md").write_text("")
+    options = ["--recorded", str(recorded), "--page", str(tmp_path / "page.md"), "--check"]
+    assert ladder.main(options) == 0
+    results = read_results(recorded / "headline" / "suite.json")
+    results["record"]["commit"] = provenance.git("rev-parse", "HEAD")
+    write_results(results, recorded / "headline" / "suite.json")
+    assert ladder.main(options) == 1
+    assert f"tiny_llama_v1.py of commit {results['record']['commit'][:10]} is not what ran" in capsys.readouterr().err
+
+
+def test_picture_and_errors(recorded, tmp_path, capsys):
+    assert ladder.main(["--recorded", str(recorded), "--picture", str(tmp_path / "ladder.png")]) == 0
+    assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
+    assert ladder.main(["--recorded", str(tmp_path / "nothing")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert ladder.main(["--recorded", str(recorded)]) == 0
+    assert "## headline" in capsys.readouterr().out
+
+
+def test_the_newest_recorded_run_is_the_default(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "RECORDED", tmp_path)
+    with pytest.raises(ValueError, match="no recorded run"):
+        records.newest_record()
+    for name, month, case in (("b_old", 1, FIRST), ("a_new", 2, FIRST), ("c_without_v1", 3, THIRD)):
+        (tmp_path / name / "headline").mkdir(parents=True)
+        results = results_of([run_of(case, 0, 10.0)], date=f"2026-0{month}-01")
+        write_results(results, tmp_path / name / "headline" / "suite.json")
+    assert records.newest_record().folder == tmp_path / "a_new"
+
+
+def test_the_pages_say_what_was_recorded():
+    assert ladder.main(["--check"]) == 0
+
+
+def test_every_script_of_a_recorded_run_is_known():
+    assert set(ladder.SCRIPT_OF) == {*(f"v{version}" for version in SCRIPTS), "hf", "liger"}
+    assert all(isinstance(path, pathlib.Path) and path.is_file() for path in ladder.SCRIPT_OF.values())
