@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
 # Makes the Python environment and runs the test suite in it; options go to pytest, paths are the repository's:
-#   ./scripts/test.sh                                    everything, in two processes
-#   ./scripts/test.sh -k attention -x                    what matches, until the first failure
-#   ./scripts/test.sh -n 0 -s tests/tools/test_same_code.py    one file, in one process, with what it prints
+#   ./scripts/test.sh                                          all but the slow tests, in two processes
+#   ./scripts/test.sh --all                                    the slow ones too (compilation for other GPUs, Hugging Face)
+#   ./scripts/test.sh -k attention -x                          what matches, until the first failure
+#   ./scripts/test.sh -n 0 -s tests/versions/test_training.py  one file, in one process, with what it prints
+# It uses the PyTorch of the current python3 where there is one. The oldest supported versions, in .venv-oldest:
+#   TINY_LLAMA_SET=oldest ./scripts/test.sh
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
@@ -11,4 +14,9 @@ fi
 source "$(dirname -- "${BASH_SOURCE[0]}")/common/environment.sh"
 use_environment test
 cd -- "$ROOT"
-exec "$PYTHON" -m pytest -n 2 --dist worksteal --durations 10 "$@"
+which=(-m "not slow")
+if [[ ${1:-} == --all ]]; then
+    which=()
+    shift
+fi
+exec "$PYTHON" -m pytest -n 2 --dist worksteal --durations 10 "${which[@]}" "$@"

@@ -137,6 +137,15 @@ class GuardedMemory(contextlib.ExitStack):
                     raise Wrong(f"a store {int(touched[0]) + 1} elements {side} of a tensor {shape}")
 
 
+def attention_tile_of(small, large):
+    """Return a stub for attention_tiles: a tile is longer where its kernel keeps rows in registers."""
+
+    def attention_tiles(kernel, *_):
+        return ((small, large, 4, 1) if kernel == "dkdv" else (large, small, 4, 1),)
+
+    return attention_tiles
+
+
 @contextlib.contextmanager
 def gpu_tiles(script, device, architecture="gfx942"):
     """Six programs for all the work, and on a CPU the tiles of a GPU."""
@@ -144,6 +153,8 @@ def gpu_tiles(script, device, architecture="gfx942"):
         patches.enter_context(mock.patch.object(script, "program_count", lambda device: 6))
         if device.type == "cpu":
             patches.enter_context(mock.patch.object(script, "gpu_architecture", lambda device: architecture))
+            # Without a GPU there is nothing to tune.
+            patches.enter_context(mock.patch.object(script, "attention_tiles", attention_tile_of(32, 64)))
         yield
 
 
@@ -502,24 +513,23 @@ def case_of(operation, name):
 ADAMW_SHAPES = [(5,), (33, 7), (1024,), (1,), (3, 1100)]
 
 
-def adamw_parameters(dtype, device, shapes=ADAMW_SHAPES):
-    """float32 weights, and parameters: those weights themselves, or their 16-bit copies with `master`."""
+def adamw_parameters(device, shapes=ADAMW_SHAPES):
+    """Return float32 weights and the parameters that hold them, which lie between bands of NaN."""
     masters = [placed(normal(*shape, seed=i).to(device)) for i, shape in enumerate(shapes)]
-    parameters = [torch.nn.Parameter(m if dtype == torch.float32 else placed(m.to(dtype))) for m in masters]
-    if dtype != torch.float32:
-        for parameter, master in zip(parameters, masters, strict=True):
-            parameter.master = master
-    return masters, parameters
+    return masters, [torch.nn.Parameter(master) for master in masters]
 
 
 def adamw_gradients(step, dtype, device, shapes=ADAMW_SHAPES):
+    """Return gradients: those of matrices in the dtype, others in float32."""
     seeds = range(100 * step + 100, 100 * step + 100 + len(shapes))
-    return [placed(normal(*s, scale=0.3, seed=seed).to(device, dtype)) for s, seed in zip(shapes, seeds, strict=True)]
+    dtypes = [dtype if len(shape) == 2 else torch.float32 for shape in shapes]
+    drawn = [normal(*shape, scale=0.3, seed=seed) for shape, seed in zip(shapes, seeds, strict=True)]
+    return [placed(gradient.to(device, kind)) for gradient, kind in zip(drawn, dtypes, strict=True)]
 
 
 def adamw_reference(kind, dtype, steps, device, **options):
     """(weight, first moment, second moment) of each parameter after steps of torch.optim.AdamW in the dtype `kind`."""
-    masters, _ = adamw_parameters(torch.float32, device)
+    masters, _ = adamw_parameters(device)
     parameters = [torch.nn.Parameter(master.to(kind, copy=True)) for master in masters]
     optimizer = torch.optim.AdamW(parameters, foreach=False, **options)
     for step in steps:
@@ -529,26 +539,25 @@ def adamw_reference(kind, dtype, steps, device, **options):
     return [(p.detach(), *(optimizer.state[p][name] for name in ("exp_avg", "exp_avg_sq"))) for p in parameters]
 
 
-def exact_weights(optimizer, parameters):
-    """float32 weights of an optimizer of ours; of PyTorch's, the parameters."""
-    exact = getattr(optimizer, "exact_weight", lambda parameter: parameter)
-    return [exact(parameter).detach() for parameter in parameters]
+def exact_weights(script, optimizer, parameters):
+    """Return the float32 weights."""
+    return [script.get_weight(parameter, optimizer.state[parameter]).detach() for parameter in parameters]
 
 
-def rounded(weight, dtype, away):
-    """As PyTorch rounds float32, or with bfloat16's halves away from 0, as the kernel does."""
+def rounded(weight, dtype):
+    """Round float32 as the kernel does: bfloat16's halves away from zero."""
     copy = weight.to(dtype)
-    if dtype != torch.bfloat16 or not away:
+    if dtype != torch.bfloat16:
         return copy
     halves = weight.contiguous().view(torch.int32) & 0xFFFF == 0x8000
     return torch.where(halves, torch.nextafter(weight, weight * math.inf).to(dtype), copy)
 
 
-def judge_adamw(optimizer, parameters, dtype, steps, device, **options):
+def judge_adamw(script, optimizer, parameters, dtype, steps, device, **options):
     """Weights, what they changed by, and moments, by the measured tolerance; 16-bit copies are the rounded weights."""
-    start, _ = adamw_parameters(torch.float32, device)
+    start, _ = adamw_parameters(device)
     plain, exact = (adamw_reference(kind, dtype, steps, device, **options) for kind in (torch.float32, torch.float64))
-    for i, (weight, parameter) in enumerate(zip(exact_weights(optimizer, parameters), parameters, strict=True)):
+    for i, (weight, parameter) in enumerate(zip(exact_weights(script, optimizer, parameters), parameters, strict=True)):
         judge("weight", weight, plain[i][0], exact[i][0])
         change = exact[i][0] - start[i]
         # The change is a difference of rounded weights: it is known no better than they are.
@@ -556,9 +565,7 @@ def judge_adamw(optimizer, parameters, dtype, steps, device, **options):
         judge("change", weight - start[i], plain[i][0] - start[i], change, extra=rounding)
         for j, name in enumerate(("exp_avg", "exp_avg_sq"), start=1):
             judge(name, optimizer.state[parameter][name], plain[i][j], exact[i][j])
-        if not torch.equal(
-            parameter.detach(), rounded(weight, dtype, away=parameter in getattr(optimizer, "rests", ()))
-        ):
+        if not torch.equal(parameter.detach(), rounded(weight, parameter.dtype)):
             raise Wrong("a parameter is not its rounded weight")
 
 
@@ -572,26 +579,26 @@ def guarded_step(step, parameters, gradients):
     check_untouched(dict(enumerate(gradients)), copies)
 
 
-def check_adamw(make, dtype, device):
-    """Raise Wrong unless the optimizer that `make` makes is AdamW, step by step, and writes nowhere else."""
+def check_adamw(script, dtype, device):
+    """Raise Wrong unless FusedAdamW is AdamW, step by step, and writes nowhere else."""
     options = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.3}
-    masters, parameters = adamw_parameters(dtype, device)
+    masters, parameters = adamw_parameters(device)
     with GuardedMemory() as memory:
-        optimizer = make(parameters, **options)
+        optimizer = script.FusedAdamW(parameters, matrix_dtype=dtype, **options)
     for step in range(3):
         guarded_step(optimizer.step, parameters, adamw_gradients(step, dtype, device))
-        judge_adamw(optimizer, parameters, dtype, range(step + 1), device, **options)
+        judge_adamw(script, optimizer, parameters, dtype, range(step + 1), device, **options)
     memory.check()
-    for tensor in (*masters, *parameters):
+    for tensor in masters:
         if not around(tensor).isnan().all():
             raise Wrong("a store beside a parameter")
 
 
-def check_adamw_with_scaler(make, dtype, device):
+def check_adamw_with_scaler(script, dtype, device):
     """Raise Wrong unless scaled gradients train as others do, and a step whose gradients overflow changes nothing."""
     options = {"lr": 0.05, "weight_decay": 0.1}
-    _, parameters = adamw_parameters(dtype, device)
-    optimizer = make(parameters, **options)
+    _, parameters = adamw_parameters(device)
+    optimizer = script.FusedAdamW(parameters, matrix_dtype=dtype, **options)
     scaler = torch.amp.GradScaler(device.type, init_scale=64.0, growth_interval=1000)
 
     def scaled_step(gradients):
@@ -602,7 +609,7 @@ def check_adamw_with_scaler(make, dtype, device):
 
     def state():
         moments = [optimizer.state[p][name] for p in parameters for name in ("step", "exp_avg", "exp_avg_sq")]
-        tensors = (*exact_weights(optimizer, parameters), *parameters, *moments)
+        tensors = (*exact_weights(script, optimizer, parameters), *parameters, *moments)
         return dict(enumerate(tensor.detach() for tensor in tensors))
 
     scaled_step(adamw_gradients(0, dtype, device))
@@ -614,4 +621,4 @@ def check_adamw_with_scaler(make, dtype, device):
     if scaler.get_scale() != 32.0:
         raise Wrong("the scaler did not see the overflow")
     scaled_step(adamw_gradients(1, dtype, device))
-    judge_adamw(optimizer, parameters, dtype, (0, 1), device, **options)
+    judge_adamw(script, optimizer, parameters, dtype, (0, 1), device, **options)

@@ -293,19 +293,14 @@ def between(kind, low, high):
 
 
 def build_parser():
-    """Return the command line of this version."""
     example = f"example: python tiny_llama_v{VERSION}.py --preset small --num-steps 20 --metrics-file v{VERSION}.json"
     parser = argparse.ArgumentParser(description=f"Train a tiny LLaMA, version {VERSION}.", epilog=example)
     first = os.environ.get("LOCAL_RANK", "0") == "0"
-    parser.error = lambda message: parser.exit(
-        2, f"{parser.prog}: error: {message}\n" if first else None
-    )  # one line, once
+    parser.error = lambda message: parser.exit(2, f"{parser.prog}: error: {message}\n" if first else None)
     parser.set_defaults(version=VERSION, norm_eps=1e-6, rope_theta=10000.0)
     add_model_options(parser.add_argument_group("model and batch").add_argument)
     add_training_options(parser.add_argument_group("training").add_argument)
-    add_profiling_options(
-        parser.add_argument_group("PyTorch's profiler, on steps after the measured ones").add_argument
-    )
+    add_profiling_options(parser.add_argument_group("PyTorch's profiler, on steps after the measured").add_argument)
     add_version_options(parser.add_argument_group(f"version {VERSION}").add_argument)
     return parser
 
@@ -385,6 +380,8 @@ def read_ranks(config):
         if not re.fullmatch("[0-9]{1,9}", text):
             raise UserError(f"{name} is {text!r} in the environment: start with torchrun, or unset its variables")
         setattr(config, name.lower(), int(text))
+    if config.launched and (not os.environ.get("MASTER_ADDR") or config.rank >= config.world_size):
+        raise UserError("RANK, WORLD_SIZE and MASTER_ADDR must fit together: start with torchrun, or unset them")
 
 
 def complete_options(config):
@@ -434,7 +431,7 @@ def check_options(config):
 
 def check_paths(config):
     """Raise UserError unless every file that the run will write can be created."""
-    places = {"--metrics-file": config.metrics_file}
+    places = {"--metrics-file": config.metrics_file and os.path.realpath(config.metrics_file)}
     places |= {"--checkpoint-dir": config.save_every and os.path.join(config.checkpoint_dir, "step")}
     places |= {"--profile-dir": config.profile and os.path.join(config.profile_dir, "trace")}
     for option, path in ((option, pathlib.Path(path)) for option, path in places.items() if path):
@@ -641,10 +638,11 @@ class Trainer:
 
     def mark(self):
         """Mark the border of two phases, with an event on a GPU and the host's clock on a CPU."""
+        in_graph = self.config.on_gpu and torch.cuda.is_current_stream_capturing()
         if not self.config.on_gpu:
             self.marks.append(time.perf_counter())
-        elif not (torch.cuda.is_current_stream_capturing() and torch.version.hip):  # HIP graphs cannot hold the events
-            self.marks.append(torch.cuda.Event(enable_timing=True, external=torch.cuda.is_current_stream_capturing()))
+        elif not in_graph or (torch.version.cuda and torch.__version__ >= (2, 8)):  # others cannot time inside a graph
+            self.marks.append(torch.cuda.Event(enable_timing=True, **({"external": True} if in_graph else {})))
             self.marks[-1].record()
 
     def run(self, tokens, labels):
@@ -685,6 +683,8 @@ class Trainer:
     def restore(self, saved):
         """Overwrite weights and optimizer state in place, where a captured graph finds them; what is not saved is 0."""
         for name, p in self.model.named_parameters():
+            if name not in saved["tensors"]:
+                raise UserError(f"--resume: the checkpoint lacks {name}: resume with the switches of its run")
             state = self.optimizer.state[p]
             set_weight(p, state, shard_like(p, saved["tensors"][name]))
             for key in state.keys() & set(ADAMW):
@@ -859,7 +859,7 @@ def write_metrics(config, steps, summary):
     content = {"version": VERSION, "config": model, "options": vars(config), "environment": environment(config)}
     content |= {"steps": steps, "summary": summary}
     content = json.loads(json.dumps(content), parse_constant=lambda name: None)  # NaN and Infinity are not JSON
-    write_file(pathlib.Path(config.metrics_file).resolve(), json.dumps(content, indent=1).encode() + b"\n")
+    write_file(pathlib.Path(os.path.realpath(config.metrics_file)), json.dumps(content, indent=1).encode() + b"\n")
 
 
 def print_configuration(trainer, data):
@@ -947,9 +947,7 @@ def set_up_backend(config):
     if config.on_gpu:
         torch.cuda.set_device(config.device)
     torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
-    warnings.filterwarnings(
-        "ignore", r"TensorFloat32 tensor cores|\s*Online softmax is disabled"
-    )  # torch.compile's hints
+    warnings.filterwarnings("ignore", r"TensorFloat32 tensor cores|\s*Online softmax is disabled")  # hints of compile
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -985,11 +983,13 @@ def run(config):
         train(trainer, data, saved["step"] if saved else 0, steps)
         summary = summarize(trainer, steps, warmup_s, data)
     finally:
+        handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to ranks that may be writing here
         if steps and not summary and not config.parallel:
             with contextlib.suppress(RuntimeError):  # the GPU may have failed
                 summary = summarize(trainer, steps, warmup_s, data)
         if steps and config.metrics_file and config.rank == 0:
             write_metrics(config, steps, summary)
+        signal.signal(signal.SIGTERM, handler)
     print_summary(summary, steps)
     if config.profile:
         profile(trainer, data)
@@ -1044,7 +1044,7 @@ if __name__ == "__main__":
     status = main()
     try:
         sys.stdout.flush()
-    except OSError:  # reported already; Python must not try again
+    except (OSError, AttributeError):  # reported already, or closed from the start; Python must not try again
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     # Threads of the communication libraries can abort the interpreter's clean-up.
     (os._exit if "RANK" in os.environ else sys.exit)(status)

@@ -59,12 +59,14 @@ MAX_ROW = 32768  # columns of the RMSNorm kernels, which hold whole rows in regi
 MAX_ONE_HOT = 4096  # vocabulary up to which the embedding's gradient is a matmul
 TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
-# ---------------------------------------------------------------- reference operations: what the kernels compute
+
+def at_least_float32(x):
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def rms_norm(x, weight, eps):
     """Return x / sqrt(mean(x²) + eps) · weight, computed in float32."""
-    wide = x.float()
+    wide = at_least_float32(x)
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
 
 
@@ -77,15 +79,18 @@ def rope_tables(seq_len, head_dim, theta, device):
 
 def apply_rope(x, cos, sin):
     """Rotate the pairs (x[i], x[i + D/2]) of every head of x [B, T, heads, D]."""
-    x1, x2 = x.float().chunk(2, dim=-1)
+    x1, x2 = at_least_float32(x).chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1).to(x.dtype)
 
 
 def causal_attention(q, k, v):
-    """Return softmax(q kᵀ / sqrt(D)) v under a causal mask: q [B, T, H, D], k and v [B, T, K, D] -> [B, T, H, D]."""
+    """Return softmax(q kᵀ / sqrt(D)) v under a causal mask: q [B, T, H, D], k and v [B, T, K, D] -> [B, T, H, D].
+
+    One kernel computes it tile by tile and never writes the T x T scores (FlashAttention, arXiv:2205.14135).
+    """
     grouped = q.dtype in (torch.float16, torch.bfloat16)
-    if not grouped:  # in float32 only the slow kernel that materialises the scores shares keys between heads
+    if not grouped:  # in float32 only the slow kernel that writes the scores lets heads share keys
         k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
@@ -435,6 +440,7 @@ def attention_forward_kernel(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_Q rows of o for one head per program: online softmax over the keys up to the diagonal."""
+    tl.static_assert(BLOCK_Q % BLOCK_K == 0)
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_Q  # the longest rows start first
     b, h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
@@ -467,6 +473,7 @@ def attention_backward_dq_kernel(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_Q rows of dq for one head per program, and their Δ for the dk/dv kernel."""
+    tl.static_assert(BLOCK_Q % BLOCK_K == 0)
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_Q
     b, h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
@@ -502,6 +509,7 @@ def attention_backward_dkdv_kernel(
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_K rows of dk and dv of one key/value head per program: no atomics. Scores are transposed."""
+    tl.static_assert(BLOCK_K % BLOCK_Q == 0)
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = tl.program_id(1) * BLOCK_K
     b, kv = (tl.program_id(0) // K).to(tl.int64), tl.program_id(0) % K
@@ -607,7 +615,7 @@ CANDIDATE_TILES = {
     "16-bit": (
         ((64, 32, 4, 2), (64, 64, 4, 2), (128, 64, 8, 3), (128, 64, 4, 2), (128, 32, 4, 2), (64, 32, 8, 1)),
         ((32, 16, 4, 1), (64, 64, 4, 3), (128, 64, 8, 3), (128, 64, 4, 1), (128, 32, 8, 1), (64, 32, 8, 1)),
-        ((32, 16, 4, 1), (32, 64, 4, 3), (32, 128, 8, 3), (32, 128, 4, 1), (32, 64, 8, 2), (16, 64, 16, 1)),
+        ((16, 32, 4, 1), (32, 64, 4, 3), (32, 128, 8, 3), (32, 128, 4, 1), (32, 64, 8, 2), (16, 64, 16, 1)),
     ),
     "32-bit": (
         ((32, 16, 4, 1), (64, 64, 4, 1), (64, 64, 8, 1), (32, 32, 4, 2), (64, 16, 4, 2), (16, 16, 8, 1)),
@@ -745,21 +753,21 @@ def join_bits(copy, low_bits):
     return ((copy.detach().view(torch.int16).to(torch.int32) << 16) + low_bits).view(torch.float32)
 
 
-def get_weight(p, state):
-    """Return the float32 weight of a parameter, given its optimizer state."""
-    return join_bits(p, state["low_bits"]) if "low_bits" in state else state.get("master", p).detach()
+def get_weight(parameter, state):
+    """Return the float32 weight of a parameter: joined from its low bits, its master, or the parameter itself."""
+    return join_bits(parameter, state["low_bits"]) if "low_bits" in state else state.get("master", parameter)
 
 
 @torch.no_grad()
-def set_weight(p, state, weight):
-    """Write a float32 weight into a parameter and its low bits or master, in place."""
-    copy = weight
+def set_weight(parameter, state, weight):
+    """Overwrite a parameter, and its low bits or master, in place with a float32 weight."""
     if "low_bits" in state:
         copy, low_bits = split_bits(weight)
+        parameter.copy_(copy)
         state["low_bits"].copy_(low_bits)
-    elif "master" in state:
-        state["master"].copy_(weight)
-    p.copy_(copy)
+    else:
+        parameter.copy_(weight)
+        state.get("master", parameter).copy_(weight)
 
 
 @triton.jit
@@ -792,8 +800,7 @@ def adamw_kernel(
         g = g / tl.load(grad_scale_ptr)
     m = beta1 * tl.load(m_ptr, mask=mask, other=0.0) + one_minus_beta1 * g
     v = beta2 * tl.load(v_ptr, mask=mask, other=0.0) + one_minus_beta2 * g * g
-    m_hat = m / (1 - tl.load(power_ptr)).to(tl.float32)
-    v_hat = v / (1 - tl.load(power_ptr + 1)).to(tl.float32)
+    m_hat, v_hat = m / (1 - tl.load(power_ptr)).to(tl.float32), v / (1 - tl.load(power_ptr + 1)).to(tl.float32)
     if SPLIT:
         copy = tl.load(pointers(row, 0, offsets, tl.int16), mask=mask, other=0).to(tl.int32)
         low_bits = tl.load(pointers(row, 1, offsets, tl.int16), mask=mask, other=0).to(tl.int32)
@@ -949,7 +956,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """down(silu(gate(x)) · up(x))"""
+    """Compute down(silu(gate(x)) · up(x)) of x [B, T, C]."""
 
     def __init__(self, config):
         super().__init__()
@@ -998,7 +1005,7 @@ class Block(nn.Module):
 
 
 class TinyLlama(nn.Module):
-    """Tokens [B, T] to logits [B, T, V]; the output head shares the token embedding."""
+    """Map tokens [B, T] to logits [B, T, V]; the output head shares the token embedding."""
 
     def __init__(self, config):
         super().__init__()
@@ -1026,7 +1033,7 @@ def compute_loss(model, tokens, labels, config):
     with annotate("loss"):
         if config.enable_loss_kernel:
             return cross_entropy(logits, labels)
-        return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+        return F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
 
 
 def make_optimizer(model, config):
@@ -1039,11 +1046,16 @@ def make_optimizer(model, config):
 KERNELS = ("rmsnorm", "rope", "swiglu", "attention", "loss", "optimizer")
 
 
+def add_switch(add, name, default, meaning):
+    """Add --enable-NAME and --disable-NAME."""
+    target = f"enable_{name.replace('-', '_')}"
+    add(f"--enable-{name}", dest=target, action="store_true", default=default, help=meaning)
+    add(f"--disable-{name}", dest=target, action="store_false", default=default, help=argparse.SUPPRESS)
+
+
 def add_version_options(add):
     for kernel in KERNELS:
-        target = {"dest": f"enable_{kernel}_kernel", "default": True}
-        add(f"--enable-{kernel}-kernel", **target, action="store_true", help=f"Triton for {kernel} (on)")
-        add(f"--disable-{kernel}-kernel", **target, action="store_false", help=argparse.SUPPRESS)
+        add_switch(add, f"{kernel}-kernel", True, f"Triton for {kernel} (on)")
 
 
 def complete_version_options(config):
@@ -1114,19 +1126,14 @@ def between(kind, low, high):
 
 
 def build_parser():
-    """Return the command line of this version."""
     example = f"example: python tiny_llama_v{VERSION}.py --preset small --num-steps 20 --metrics-file v{VERSION}.json"
     parser = argparse.ArgumentParser(description=f"Train a tiny LLaMA, version {VERSION}.", epilog=example)
     first = os.environ.get("LOCAL_RANK", "0") == "0"
-    parser.error = lambda message: parser.exit(
-        2, f"{parser.prog}: error: {message}\n" if first else None
-    )  # one line, once
+    parser.error = lambda message: parser.exit(2, f"{parser.prog}: error: {message}\n" if first else None)
     parser.set_defaults(version=VERSION, norm_eps=1e-6, rope_theta=10000.0)
     add_model_options(parser.add_argument_group("model and batch").add_argument)
     add_training_options(parser.add_argument_group("training").add_argument)
-    add_profiling_options(
-        parser.add_argument_group("PyTorch's profiler, on steps after the measured ones").add_argument
-    )
+    add_profiling_options(parser.add_argument_group("PyTorch's profiler, on steps after the measured").add_argument)
     add_version_options(parser.add_argument_group(f"version {VERSION}").add_argument)
     return parser
 
@@ -1206,6 +1213,8 @@ def read_ranks(config):
         if not re.fullmatch("[0-9]{1,9}", text):
             raise UserError(f"{name} is {text!r} in the environment: start with torchrun, or unset its variables")
         setattr(config, name.lower(), int(text))
+    if config.launched and (not os.environ.get("MASTER_ADDR") or config.rank >= config.world_size):
+        raise UserError("RANK, WORLD_SIZE and MASTER_ADDR must fit together: start with torchrun, or unset them")
 
 
 def complete_options(config):
@@ -1255,7 +1264,7 @@ def check_options(config):
 
 def check_paths(config):
     """Raise UserError unless every file that the run will write can be created."""
-    places = {"--metrics-file": config.metrics_file}
+    places = {"--metrics-file": config.metrics_file and os.path.realpath(config.metrics_file)}
     places |= {"--checkpoint-dir": config.save_every and os.path.join(config.checkpoint_dir, "step")}
     places |= {"--profile-dir": config.profile and os.path.join(config.profile_dir, "trace")}
     for option, path in ((option, pathlib.Path(path)) for option, path in places.items() if path):
@@ -1462,10 +1471,11 @@ class Trainer:
 
     def mark(self):
         """Mark the border of two phases, with an event on a GPU and the host's clock on a CPU."""
+        in_graph = self.config.on_gpu and torch.cuda.is_current_stream_capturing()
         if not self.config.on_gpu:
             self.marks.append(time.perf_counter())
-        elif not (torch.cuda.is_current_stream_capturing() and torch.version.hip):  # HIP graphs cannot hold the events
-            self.marks.append(torch.cuda.Event(enable_timing=True, external=torch.cuda.is_current_stream_capturing()))
+        elif not in_graph or (torch.version.cuda and torch.__version__ >= (2, 8)):  # others cannot time inside a graph
+            self.marks.append(torch.cuda.Event(enable_timing=True, **({"external": True} if in_graph else {})))
             self.marks[-1].record()
 
     def run(self, tokens, labels):
@@ -1506,6 +1516,8 @@ class Trainer:
     def restore(self, saved):
         """Overwrite weights and optimizer state in place, where a captured graph finds them; what is not saved is 0."""
         for name, p in self.model.named_parameters():
+            if name not in saved["tensors"]:
+                raise UserError(f"--resume: the checkpoint lacks {name}: resume with the switches of its run")
             state = self.optimizer.state[p]
             set_weight(p, state, shard_like(p, saved["tensors"][name]))
             for key in state.keys() & set(ADAMW):
@@ -1680,7 +1692,7 @@ def write_metrics(config, steps, summary):
     content = {"version": VERSION, "config": model, "options": vars(config), "environment": environment(config)}
     content |= {"steps": steps, "summary": summary}
     content = json.loads(json.dumps(content), parse_constant=lambda name: None)  # NaN and Infinity are not JSON
-    write_file(pathlib.Path(config.metrics_file).resolve(), json.dumps(content, indent=1).encode() + b"\n")
+    write_file(pathlib.Path(os.path.realpath(config.metrics_file)), json.dumps(content, indent=1).encode() + b"\n")
 
 
 def print_configuration(trainer, data):
@@ -1768,9 +1780,7 @@ def set_up_backend(config):
     if config.on_gpu:
         torch.cuda.set_device(config.device)
     torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
-    warnings.filterwarnings(
-        "ignore", r"TensorFloat32 tensor cores|\s*Online softmax is disabled"
-    )  # torch.compile's hints
+    warnings.filterwarnings("ignore", r"TensorFloat32 tensor cores|\s*Online softmax is disabled")  # hints of compile
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -1806,11 +1816,13 @@ def run(config):
         train(trainer, data, saved["step"] if saved else 0, steps)
         summary = summarize(trainer, steps, warmup_s, data)
     finally:
+        handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to ranks that may be writing here
         if steps and not summary and not config.parallel:
             with contextlib.suppress(RuntimeError):  # the GPU may have failed
                 summary = summarize(trainer, steps, warmup_s, data)
         if steps and config.metrics_file and config.rank == 0:
             write_metrics(config, steps, summary)
+        signal.signal(signal.SIGTERM, handler)
     print_summary(summary, steps)
     if config.profile:
         profile(trainer, data)
@@ -1865,7 +1877,7 @@ if __name__ == "__main__":
     status = main()
     try:
         sys.stdout.flush()
-    except OSError:  # reported already; Python must not try again
+    except (OSError, AttributeError):  # reported already, or closed from the start; Python must not try again
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     # Threads of the communication libraries can abort the interpreter's clean-up.
     (os._exit if "RANK" in os.environ else sys.exit)(status)

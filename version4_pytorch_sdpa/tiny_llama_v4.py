@@ -4,7 +4,6 @@
 
     python tiny_llama_v4.py --preset medium --use-amp
     python tiny_llama_v4.py --preset small --no-graph           # the same step, launched kernel by kernel
-    python tiny_llama_v4.py --attention-backend flash           # choose the attention kernel by hand
 
 This version teaches what libraries give: scaled_dot_product_attention or flex attention with a backend that is chosen
 and printed, fused RMSNorm and AdamW, torch.compile for what lies between them, and a CUDA/HIP graph that replays
@@ -39,6 +38,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim.adamw import adamw
 from torch.utils.checkpoint import checkpoint
 
 VERSION = 4
@@ -123,11 +123,9 @@ def causal_blocks(T, device):
 
 
 def flex_tiles(dtype):
-    """Return kernel options with tiles of 64 x 64, which fit every GPU at head sizes up to 64.
-
-    PyTorch's defaults for float32 are 16 x 16 in the backward and take twice the time; those for 16 bits, 128 x 128,
-    take 10 % longer at 512 tokens, where much of a tile on the diagonal is masked.
-    """
+    """Return tiles of 64 x 64, which fit every GPU at head sizes up to 64."""
+    # PyTorch's defaults for float32 are 16 x 16 in the backward and take twice the time; those for 16 bits, 128 x 128,
+    # take 10 % longer at 512 tokens, where much of a tile on the diagonal is masked.
     sizes = dict.fromkeys(("bwd_BLOCK_M1", "bwd_BLOCK_N1", "bwd_BLOCK_M2", "bwd_BLOCK_N2"), 64) | {"bwd_num_warps": 4}
     if dtype == torch.float32:
         return sizes | {"bwd_num_stages": 1}
@@ -181,8 +179,7 @@ class FeedForward(nn.Module):
         with annotate("feed-forward"):
             # Two GEMMs with the halves of the packed weight: the backward of one would have to concatenate gradients.
             # silu(gate) · up is computed again in the backward instead of saved: a third of this layer's activations.
-            with annotate("gate and up projection"):
-                gate, up = (F.linear(x, weight) for weight in self.gate_up_proj.weight.chunk(2))
+            gate, up = (F.linear(x, weight) for weight in self.gate_up_proj.weight.chunk(2))
             return checkpoint(self.activate, gate, up, use_reentrant=False, preserve_rng_state=False)
 
     def activate(self, gate, up):
@@ -252,41 +249,46 @@ def compute_loss(model, tokens, labels, config):
         return torch.compile(mean_loss, disable=not config.enable_torch_compile)(logits, labels)
 
 
+def adamw_update(parameters, grads, masters, exp_avgs, exp_avg_sqs, step, **settings):
+    """Update float32 masters with PyTorch's AdamW and round them to the parameters; compiled, each is read once."""
+    grads, steps = [grad.float() for grad in grads], [step.clone() for _ in masters]  # AdamW adds 1 to each
+    constants = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8, "amsgrad": False, "maximize": False}
+    adamw(masters, grads, exp_avgs, exp_avg_sqs, [], steps, **constants, **settings)
+    torch._foreach_copy_(parameters, masters)
+    step.copy_(steps[0])
+
+
 class MasterAdamW(torch.optim.Optimizer):
-    """Train 16-bit matrices through float32 master weights, which PyTorch's fused AdamW updates."""
+    """Train 16-bit matrices through float32 master weights."""
 
     _step_supports_amp_scaling = True  # GradScaler passes grad_scale and found_inf instead of synchronising
 
-    def __init__(self, params, dtype, **settings):
+    def __init__(self, params, config):
         super().__init__(params, {})
-        self.parameters = self.param_groups[0]["params"]
-        self.masters = [nn.Parameter(p.detach().clone()) for p in self.parameters]
-        self.inner = torch.optim.AdamW(self.masters, **settings)
-        for p, master in zip(self.parameters, self.masters, strict=True):
-            if p.ndim == 2:
-                p.data = p.data.to(dtype)
-            state = {"step": torch.zeros((), device=p.device)}
-            state |= {moment: torch.zeros_like(master.data) for moment in ("exp_avg", "exp_avg_sq")}
-            self.inner.state[master], self.state[p] = state, state | {"master": master.data}
+        self.parameters, self.lr = self.param_groups[0]["params"], config.learning_rate
+        self.compile = config.enable_torch_compile
+        self.steps = torch.zeros((), device=self.parameters[0].device)
+        for p in self.parameters:
+            master = p.detach().clone()
+            moments = {moment: torch.zeros_like(master) for moment in ("exp_avg", "exp_avg_sq")}
+            self.state[p] = {"step": self.steps, "master": master, **moments}
+            p.data = p.data.to(config.dtype) if p.ndim == 2 else p.data
 
     @torch.no_grad()
     def step(self, closure=None):
-        for name in ("grad_scale", "found_inf"):
-            setattr(self.inner, name, getattr(self, name, None))
-        for master in self.masters:
-            master.grad = torch.empty_like(master)
-        torch._foreach_copy_([master.grad for master in self.masters], [p.grad for p in self.parameters])
-        self.inner.step()
-        self.inner.zero_grad()
-        torch._foreach_copy_(self.parameters, self.masters)
+        scaling = {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}
+        states = [[self.state[p][key] for p in self.parameters] for key in ("master", "exp_avg", "exp_avg_sq")]
+        compiled = self.compile and scaling["found_inf"] is None
+        settings = {"foreach": True, "capturable": True} if compiled else {"fused": True, **scaling}
+        update = torch.compile(adamw_update, disable=not compiled)
+        update(self.parameters, [p.grad for p in self.parameters], *states, self.steps, lr=self.lr, **settings)
 
 
 def make_optimizer(model, config):
-    """Return PyTorch's fused AdamW, on float32 master weights if the model computes with 16-bit ones."""
-    settings = {"lr": config.learning_rate, "capturable": config.graph and config.on_gpu, "fused": True}
+    """Return PyTorch's AdamW, on float32 master weights if the model computes with 16-bit ones."""
     if config.use_amp and config.parallel != "fsdp":
-        return MasterAdamW(model.parameters(), config.dtype, **settings)
-    return torch.optim.AdamW(model.parameters(), **settings)
+        return MasterAdamW(model.parameters(), config)
+    return torch.optim.AdamW(model.parameters(), lr=config.learning_rate, capturable=config.on_gpu, fused=True)
 
 
 def get_weight(parameter, state):
@@ -306,8 +308,7 @@ def add_version_options(add):
     add("--disable-torch-compile", action="store_false", help=argparse.SUPPRESS, **switch)
     modes = ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
     add("--compile-mode", choices=modes, default="default", help="of torch.compile (%(default)s)")
-    names = ["auto", *SDPA_BACKENDS, "flex"]
-    add("--attention-backend", choices=names, default="auto", help="attention kernel (the first that can run)")
+    add("--attention-backend", choices=["auto", *SDPA_BACKENDS, "flex"], default="auto", help="(first that can run)")
 
 
 def complete_version_options(config):
@@ -371,19 +372,14 @@ def between(kind, low, high):
 
 
 def build_parser():
-    """Return the command line of this version."""
     example = f"example: python tiny_llama_v{VERSION}.py --preset small --num-steps 20 --metrics-file v{VERSION}.json"
     parser = argparse.ArgumentParser(description=f"Train a tiny LLaMA, version {VERSION}.", epilog=example)
     first = os.environ.get("LOCAL_RANK", "0") == "0"
-    parser.error = lambda message: parser.exit(
-        2, f"{parser.prog}: error: {message}\n" if first else None
-    )  # one line, once
+    parser.error = lambda message: parser.exit(2, f"{parser.prog}: error: {message}\n" if first else None)
     parser.set_defaults(version=VERSION, norm_eps=1e-6, rope_theta=10000.0)
     add_model_options(parser.add_argument_group("model and batch").add_argument)
     add_training_options(parser.add_argument_group("training").add_argument)
-    add_profiling_options(
-        parser.add_argument_group("PyTorch's profiler, on steps after the measured ones").add_argument
-    )
+    add_profiling_options(parser.add_argument_group("PyTorch's profiler, on steps after the measured").add_argument)
     add_version_options(parser.add_argument_group(f"version {VERSION}").add_argument)
     return parser
 
@@ -463,6 +459,8 @@ def read_ranks(config):
         if not re.fullmatch("[0-9]{1,9}", text):
             raise UserError(f"{name} is {text!r} in the environment: start with torchrun, or unset its variables")
         setattr(config, name.lower(), int(text))
+    if config.launched and (not os.environ.get("MASTER_ADDR") or config.rank >= config.world_size):
+        raise UserError("RANK, WORLD_SIZE and MASTER_ADDR must fit together: start with torchrun, or unset them")
 
 
 def complete_options(config):
@@ -512,7 +510,7 @@ def check_options(config):
 
 def check_paths(config):
     """Raise UserError unless every file that the run will write can be created."""
-    places = {"--metrics-file": config.metrics_file}
+    places = {"--metrics-file": config.metrics_file and os.path.realpath(config.metrics_file)}
     places |= {"--checkpoint-dir": config.save_every and os.path.join(config.checkpoint_dir, "step")}
     places |= {"--profile-dir": config.profile and os.path.join(config.profile_dir, "trace")}
     for option, path in ((option, pathlib.Path(path)) for option, path in places.items() if path):
@@ -719,10 +717,11 @@ class Trainer:
 
     def mark(self):
         """Mark the border of two phases, with an event on a GPU and the host's clock on a CPU."""
+        in_graph = self.config.on_gpu and torch.cuda.is_current_stream_capturing()
         if not self.config.on_gpu:
             self.marks.append(time.perf_counter())
-        elif not (torch.cuda.is_current_stream_capturing() and torch.version.hip):  # HIP graphs cannot hold the events
-            self.marks.append(torch.cuda.Event(enable_timing=True, external=torch.cuda.is_current_stream_capturing()))
+        elif not in_graph or (torch.version.cuda and torch.__version__ >= (2, 8)):  # others cannot time inside a graph
+            self.marks.append(torch.cuda.Event(enable_timing=True, **({"external": True} if in_graph else {})))
             self.marks[-1].record()
 
     def run(self, tokens, labels):
@@ -763,6 +762,8 @@ class Trainer:
     def restore(self, saved):
         """Overwrite weights and optimizer state in place, where a captured graph finds them; what is not saved is 0."""
         for name, p in self.model.named_parameters():
+            if name not in saved["tensors"]:
+                raise UserError(f"--resume: the checkpoint lacks {name}: resume with the switches of its run")
             state = self.optimizer.state[p]
             set_weight(p, state, shard_like(p, saved["tensors"][name]))
             for key in state.keys() & set(ADAMW):
@@ -937,7 +938,7 @@ def write_metrics(config, steps, summary):
     content = {"version": VERSION, "config": model, "options": vars(config), "environment": environment(config)}
     content |= {"steps": steps, "summary": summary}
     content = json.loads(json.dumps(content), parse_constant=lambda name: None)  # NaN and Infinity are not JSON
-    write_file(pathlib.Path(config.metrics_file).resolve(), json.dumps(content, indent=1).encode() + b"\n")
+    write_file(pathlib.Path(os.path.realpath(config.metrics_file)), json.dumps(content, indent=1).encode() + b"\n")
 
 
 def print_configuration(trainer, data):
@@ -1025,9 +1026,7 @@ def set_up_backend(config):
     if config.on_gpu:
         torch.cuda.set_device(config.device)
     torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
-    warnings.filterwarnings(
-        "ignore", r"TensorFloat32 tensor cores|\s*Online softmax is disabled"
-    )  # torch.compile's hints
+    warnings.filterwarnings("ignore", r"TensorFloat32 tensor cores|\s*Online softmax is disabled")  # hints of compile
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -1063,11 +1062,13 @@ def run(config):
         train(trainer, data, saved["step"] if saved else 0, steps)
         summary = summarize(trainer, steps, warmup_s, data)
     finally:
+        handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to ranks that may be writing here
         if steps and not summary and not config.parallel:
             with contextlib.suppress(RuntimeError):  # the GPU may have failed
                 summary = summarize(trainer, steps, warmup_s, data)
         if steps and config.metrics_file and config.rank == 0:
             write_metrics(config, steps, summary)
+        signal.signal(signal.SIGTERM, handler)
     print_summary(summary, steps)
     if config.profile:
         profile(trainer, data)
@@ -1122,7 +1123,7 @@ if __name__ == "__main__":
     status = main()
     try:
         sys.stdout.flush()
-    except OSError:  # reported already; Python must not try again
+    except (OSError, AttributeError):  # reported already, or closed from the start; Python must not try again
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     # Threads of the communication libraries can abort the interpreter's clean-up.
     (os._exit if "RANK" in os.environ else sys.exit)(status)

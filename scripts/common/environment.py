@@ -1,25 +1,43 @@
-"""What environment.sh asks an interpreter about itself. Standard library only: it runs before anything is installed.
+"""Answer environment.sh's questions about an interpreter. Standard library only: it runs before any installation.
 
     python3 environment.py unmet run KIND    the requirements of the four scripts that this interpreter lacks
     python3 environment.py unmet test KIND   and those of the test suite; KIND: none, nvidia or amd GPU
-    python3 environment.py torch         version, build (rocm, cuda or cpu) and folder of a usable PyTorch
-    python3 environment.py summary       one line of versions, after a real import
+    python3 environment.py torch             version, build (rocm, cuda or cpu) and folder of a usable PyTorch
+    python3 environment.py summary           one line of versions, after a real import
+    python3 environment.py rocm              "exact 6.4.1 2.9.1 rocm6.4": this machine's ROCm release, the PyTorch to
+                                             install and its folder in PyTorch's index
+
+rocm answers "newer" instead of "exact" for a release without a build of its own, with the newest build; "older" for one
+that no supported PyTorch was built for; "unknown" where no release was found.
 
 Exit status: 0; 1 where there is no usable PyTorch (torch) or an import fails (summary).
 """
 
 import importlib.metadata
 import importlib.util
+import os
 import pathlib
 import re
+import subprocess
 import sys
 
+OPT = pathlib.Path("/opt")
 PYPROJECT = pathlib.Path(__file__).resolve().parents[2] / "pyproject.toml"
+# ROCm release -> the newest PyTorch built for it up to the pinned one, and its folder below download.pytorch.org/whl
+ROCM_BUILDS = {
+    (6, 2): ("2.7.1", "rocm6.2.4"),
+    (6, 3): ("2.9.1", "rocm6.3"),
+    (6, 4): ("2.9.1", "rocm6.4"),
+    (7, 0): ("2.10.0", "rocm7.0"),
+    (7, 1): ("2.13.0", "rocm7.1"),
+    (7, 2): ("2.13.0", "rocm7.2"),
+}
 
 
 def requirements(group: str) -> list[tuple[str, str, str]]:
     """(name, lower bound, upper bound or "") of each dependency in pyproject.toml; group is "run" or "test"."""
-    text, extras = PYPROJECT.read_text().split("[tool.")[0].split("[project.optional-dependencies]")
+    text = PYPROJECT.read_text().split("[project]")[1].split("[tool.")[0]
+    text, extras = text.split("[project.optional-dependencies]")
     if group == "test":  # what plots and peers need is not the tests' business
         text += re.search(r"^test = \[.*?^\]", extras, re.DOTALL | re.MULTILINE)[0]
     # tomllib came with Python 3.11; these lists need no more than a pattern
@@ -72,6 +90,40 @@ def summary() -> str:
     return ", ".join(f"{name} {importlib.import_module(name).__version__}" for name, _, _ in requirements("run"))
 
 
+def rocm_release() -> str:
+    """Return "6.4.1", the ROCm release that is named, installed or known to amd-smi; "" where none of them tells."""
+    if os.environ.get("TINY_LLAMA_ROCM"):
+        return os.environ["TINY_LLAMA_ROCM"]
+    roots = [pathlib.Path(os.environ["ROCM_PATH"])] if os.environ.get("ROCM_PATH") else []
+    roots += [OPT / "rocm", *sorted(OPT.glob("rocm/core*"), reverse=True), *sorted(OPT.glob("rocm-*"), reverse=True)]
+    header = r"ROCM_VERSION_MAJOR\s+(\d+)[\s\S]*?ROCM_VERSION_MINOR\s+(\d+)[\s\S]*?ROCM_VERSION_PATCH\s+(\d+)"
+    for root in roots:
+        for name, pattern in (
+            (".info/version", r"(\d+)\.(\d+)\.(\d+)"),
+            (".info/version-dev", r"(\d+)\.(\d+)\.(\d+)"),
+            ("include/rocm-core/rocm_version.h", header),
+        ):
+            path = root / name
+            found = re.search(pattern, path.read_text()) if path.is_file() else None
+            if found:
+                return ".".join(found.groups())
+    try:
+        answer = subprocess.run(["amd-smi", "version"], capture_output=True, text=True, timeout=30).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    found = re.search(r"ROCm version: *(\d+\.\d+\.\d+)", answer)
+    return found[1] if found else ""
+
+
+def rocm_build(release: str) -> str:
+    """Return "exact|newer|older|unknown RELEASE TORCH FOLDER" for a ROCm release, "" being an unknown one."""
+    if release and numbers(release)[:2] in ROCM_BUILDS:
+        return " ".join(("exact", release, *ROCM_BUILDS[numbers(release)[:2]]))
+    oldest, newest = min(ROCM_BUILDS), max(ROCM_BUILDS)
+    fit = "unknown" if not release else "older" if numbers(release) < oldest else "newer"
+    return " ".join((fit, release or "-", *ROCM_BUILDS[oldest if fit == "older" else newest]))
+
+
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["unmet"]:
         print(" ".join(unmet(*arguments[1:])))
@@ -79,6 +131,8 @@ def main(arguments: list[str]) -> int:
         build = torch_build()
         print(build)
         return 0 if build else 1
+    elif arguments == ["rocm"]:
+        print(rocm_build(rocm_release()))
     else:
         print(summary())
     return 0

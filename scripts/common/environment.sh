@@ -2,19 +2,29 @@
 # Sourced by quickstart.sh and test.sh. Makes the workshop's Python environment and leaves its interpreter in $PYTHON:
 #   use_environment run     what the four scripts need (the dependencies of pyproject.toml)
 #   use_environment test    and what the test suite needs
-# A PyTorch that the current python3 has is used as it is; otherwise pip installs the versions of constraints.txt,
-# from where pip is configured to take them (PIP_INDEX_URL, PIP_FIND_LINKS, ...). Settings:
+# A PyTorch that the current python3 has, from a site's module for instance, is used as it is. Otherwise pip installs the
+# versions of constraints.txt from where pip is configured to take them (PIP_INDEX_URL, PIP_FIND_LINKS, ...), and on an
+# AMD GPU the build for the ROCm release of the machine from PyTorch's own index. Settings:
 #   TINY_LLAMA_VENV=FOLDER     where the environment is made (default: .venv in the repository)
 #   TINY_LLAMA_PYTHON=PYTHON   the interpreter to start from (default: python3)
 #   TINY_LLAMA_CPU=1           do without this machine's GPU
+#   TINY_LLAMA_SET=oldest      install the oldest supported versions instead, in .venv-oldest
+#   TINY_LLAMA_ROCM=6.4        install the PyTorch build for this ROCm release, not for the one that is found
+#   TINY_LLAMA_TORCH_INDEX=URL a mirror of PyTorch's index (default: https://download.pytorch.org/whl)
 
 ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
-VENV=${TINY_LLAMA_VENV:-$ROOT/.venv}
+SET=${TINY_LLAMA_SET:-pinned}
+case $SET in
+    pinned) CONSTRAINTS=$ROOT/scripts/common/constraints.txt VENV=$ROOT/.venv ;;
+    oldest) CONSTRAINTS=$ROOT/scripts/common/constraints-oldest.txt VENV=$ROOT/.venv-oldest ;;
+    *) echo "TINY_LLAMA_SET is pinned or oldest, not $SET" >&2 && exit 2 ;;
+esac
+VENV=${TINY_LLAMA_VENV:-$VENV}
 [[ $VENV == /* ]] || VENV=$PWD/$VENV
 PYTHON=$VENV/bin/python
 MARK=$VENV/made-by-tiny-llama # a folder without it is never cleared
 PROBE=$ROOT/scripts/common/environment.py
-CONSTRAINTS=$ROOT/scripts/constraints.txt
+TORCH_INDEX=${TINY_LLAMA_TORCH_INDEX:-https://download.pytorch.org/whl}
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -92,6 +102,29 @@ pip_is_configured() {
     "$PYTHON" -m pip config list 2>/dev/null | grep -Eq '(index-url|find-links|no-index)='
 }
 
+# install_rocm_torch PYTHON: installs the PyTorch that was built for this machine's ROCm, from PyTorch's own index.
+install_rocm_torch() {
+    local base=$1 fit release version folder command
+    read -r fit release version folder < <("$base" "$PROBE" rocm)
+    command="-m pip install torch==$version+$folder --index-url $TORCH_INDEX/$folder"
+    case $fit in
+        older) fail "ROCm $release is too old: PyTorch 2.7, the oldest that the workshop supports, needs ROCm 6.2." \
+            "Load a newer ROCm or your site's PyTorch module, or set TINY_LLAMA_CPU=1 to run on the CPU." ;;
+        unknown) fail "This machine has an AMD GPU, but no ROCm release was found (no .info/version below ROCM_PATH or" \
+            "/opt/rocm, no amd-smi): load your site's PyTorch or ROCm module, or name the release of your driver, as in" \
+            "TINY_LLAMA_ROCM=6.4 ./scripts/quickstart.sh" ;;
+        newer) fail "PyTorch's index has no build for ROCm $release that this script knows: load your site's PyTorch module," \
+            "or install one as pytorch.org/get-started says. The newest build known here brings its own ROCm" \
+            "${folder#rocm}, which drivers of newer releases often run: TINY_LLAMA_ROCM=${folder#rocm} ./scripts/quickstart.sh" ;;
+    esac
+    make_venv amd "$base"
+    say "ROCm $release: installing PyTorch $version built for ${folder/rocm/ROCm }, gigabytes, from $TORCH_INDEX/$folder"
+    # shellcheck disable=SC2086 # the command is also printed
+    PIP_USER=0 "$PYTHON" $command --disable-pip-version-check --no-input --retries 2 >&2 ||
+        fail "pip could not install PyTorch $version for ROCm $release: its message is above. Load your site's PyTorch" \
+            "module, set TINY_LLAMA_TORCH_INDEX to a mirror, or run this where there is a network: $PYTHON $command"
+}
+
 # install_unmet KIND GROUP
 install_unmet() {
     local kind=$1 unmet options=(--constraint "$CONSTRAINTS" --disable-pip-version-check --no-input)
@@ -112,13 +145,12 @@ prepare() {
     usable "$kind" "$PYTHON" >/dev/null && return
     "$base" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
         fail "$base is older than Python 3.10: name a newer one, as in TINY_LLAMA_PYTHON=python3.12."
-    if folder=$(usable "$kind" "$base"); then
+    if [ "$SET" = pinned ] && folder=$(usable "$kind" "$base"); then
         say "Using the PyTorch of $base, in $folder"
         make_venv "$kind" "$base" --system-site-packages
         reuse "$folder"
     elif [ "$kind" = amd ]; then
-        fail "This machine has an AMD GPU and $base has no ROCm build of PyTorch (2.11 or newer): load your site's" \
-            "PyTorch module or install one as pytorch.org/get-started says, or set TINY_LLAMA_CPU=1 to run on the CPU."
+        install_rocm_torch "$base"
     elif [ "$(cat "$MARK" 2>/dev/null)" != "$kind $base" ] || ! "$PYTHON" -m pip --version >/dev/null 2>&1; then
         make_venv "$kind" "$base"
     fi
@@ -131,7 +163,7 @@ use_environment() {
     fi
     kind=$(gpu_kind)
     base=$(base_python) || exit 1
-    key="$kind $base ${PYTHONPATH:-} $(cat "$ROOT/pyproject.toml" "$CONSTRAINTS" "$ROOT"/scripts/common/environment.* | cksum)"
+    key="$kind $SET $base ${PYTHONPATH:-} $(cat "$ROOT/pyproject.toml" "$ROOT"/scripts/common/{constraints,environment}* | cksum)"
     [[ -x $PYTHON && "$(cat "$stamp" 2>/dev/null)" == "$key" ]] && return
     prepare "$kind" "$base"
     install_unmet "$kind" "$group"

@@ -20,6 +20,7 @@ PAGES = [
     REPOSITORY / "scripts" / "README.md",
     REPOSITORY / "scripts" / "SCALING.md",
     REPOSITORY / "TINY_LLAMA_ARCHITECTURE.md",
+    REPOSITORY / ".github" / "CONTRIBUTING.md",
 ]
 INDENTED = re.compile(r"^    (?:python |\./)", re.MULTILINE)
 FENCE = re.compile(r"^ *```bash\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
@@ -31,12 +32,15 @@ class Command(NamedTuple):
     gpus: int = 0  # that it needs, as its comment or the first one of its block says: "with a GPU", "with GPUs"
 
     def words(self):
-        return shlex.split(self.text, comments=True)
+        """Return the words of the command, without the variables that are set before it."""
+        return shlex.split(re.sub(r"^(?:[A-Z_]+=\S+ )+", "", self.text), comments=True)
 
 
 def start_of(page: pathlib.Path) -> pathlib.Path:
-    """Return the folder in which a page's commands run: its own, except for two pages that start at the top."""
-    from_the_top = {REPOSITORY / "scripts" / "SCALING.md", REPOSITORY / "exercises" / "README.md"}
+    """Return the folder in which a page's commands run: its own, except for pages that start at the top."""
+    from_the_top = {
+        REPOSITORY / name for name in ("scripts/SCALING.md", "exercises/README.md", ".github/CONTRIBUTING.md")
+    }
     return REPOSITORY if page in from_the_top else page.parent
 
 

@@ -1,7 +1,6 @@
 """Version 3's kernels: right to the measured tolerance whatever their input looks like, or a refusal before launch."""
 
 import contextlib
-import functools
 import itertools
 from unittest import mock
 
@@ -20,6 +19,7 @@ from kernel_cases import (
     adamw_gradients,
     adamw_parameters,
     attention_case,
+    attention_tile_of,
     case_of,
     check,
     check_adamw,
@@ -27,6 +27,7 @@ from kernel_cases import (
     check_column_sums,
     judge_adamw,
     launches,
+    normal,
     rotary_case,
 )
 
@@ -58,32 +59,25 @@ def test_every_head_size_and_grouping(head_dim, queries_a_key, device):
             check(V3, make(1, 19, 2 * queries_a_key, 2, head_dim), dtype, device)
 
 
-def tiles_of(architectures):
-    """Distinct tile sizes of the three attention kernels over architectures, sizes, dtypes and precisions."""
-    found = {}
-    for architecture, head_dim, dtype, T in itertools.product(architectures, V3.HEAD_DIMS, DTYPES, (64, 4096)):
-        for allowed in ("highest", "high"):
-            with mock.patch.object(torch, "get_float32_matmul_precision", lambda allowed=allowed: allowed):
-                precision = V3.dot_precision(architecture, dtype)
-            tiles = V3.attention_tiles(architecture, head_dim, dtype, T, precision)
-            key = " ".join(f"{name} {tile['BLOCK_Q']}x{tile['BLOCK_K']}" for name, tile in tiles.items())
-            found.setdefault(key, (tiles, head_dim, dtype))
-    return found
+TILES = sorted({tuple(sorted(tile[:2])) for rows in V3.CANDIDATE_TILES.values() for row in rows for tile in row})
 
 
-TILES = tiles_of(ARCHITECTURES)
-
-
-@pytest.mark.skipif(
-    torch.cuda.is_available(), reason="a GPU has tiles of its own; the interpreter can take those of all"
-)
-@pytest.mark.parametrize("key", TILES)
-def test_attention_tiles_of_every_gpu(key, device):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU tunes its own tiles; the interpreter can take all of them")
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_attention_tiles_of_every_gpu(tile, device):
     """A walk must end at the diagonal, whichever way a tile is longer; three tiles of the longest, the last ragged."""
-    tiles, head_dim, dtype = TILES[key]
-    T = 2 * max(size for tile in tiles.values() for size in (tile["BLOCK_Q"], tile["BLOCK_K"])) + 5
-    with mock.patch.object(V3, "attention_tiles", lambda *_: tiles):
-        check(V3, rotary_case(1, T, 2, 1, head_dim), dtype, device)
+    with mock.patch.object(V3, "attention_tiles", attention_tile_of(*tile)):
+        check(V3, rotary_case(1, 2 * max(tile) + 5, 2, 1, 16), torch.float32, device)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_tiles_are_measured_or_candidates(architecture):
+    """Every kernel of every GPU has tiles, one where it was measured; the interpreter always has one."""
+    for kernel, D, dtype, T in itertools.product(V3.KERNEL_ROWS, V3.HEAD_DIMS, ALL_DTYPES, (64, 4096)):
+        measured = architecture == "sm_90" and D == 64
+        tiles = V3.attention_tiles(kernel, architecture, D, dtype, T, "tf32x3")
+        assert all((k % q if kernel == "dkdv" else q % k) == 0 for q, k, _, _ in tiles)
+        assert (len(tiles) == 1) == measured and len(V3.attention_tiles(kernel, "cpu", D, dtype, T, "ieee")) == 1
 
 
 def test_sums_of_columns(device):
@@ -91,7 +85,7 @@ def test_sums_of_columns(device):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("words", [1, 40, V3.PRODUCT_WORDS + 1])
+@pytest.mark.parametrize("words", [1, 40, V3.MAX_ONE_HOT + 1])
 def test_gradient_of_the_embedding(words, dtype, device):
     """Rows that many tokens name, that one names and that none does; by a product and, with many words, row by row."""
     tokens = torch.randint(0, max(1, words // 2), (3, 50), generator=torch.Generator().manual_seed(0)).to(device)
@@ -99,7 +93,7 @@ def test_gradient_of_the_embedding(words, dtype, device):
     w.requires_grad_()
     x = V3.embed(tokens, w)
     assert torch.equal(x, w[tokens])
-    assert ("EmbeddingFunction" in type(x.grad_fn).__name__) == (words <= V3.PRODUCT_WORDS)
+    assert ("EmbeddingFunction" in type(x.grad_fn).__name__) == (words <= V3.MAX_ONE_HOT)
     x.backward(dx)
     exact = torch.zeros(words, 24, dtype=torch.float64, device=device)
     exact.index_add_(0, tokens.flatten(), dx.flatten(0, 1).double())
@@ -213,6 +207,15 @@ WRONG_INPUT = {
     "cosines of another width": lambda: V3.rope(rows(1, 5, 3, 8), rows(5, 8), rows(5, 8), 2),
     "sines elsewhere": lambda: V3.rope(rows(1, 5, 3, 8), rows(5, 4), rows(5, 4, device="meta"), 2),
     "odd head size": lambda: V3.rope(rows(1, 5, 3, 7), rows(5, 3), rows(5, 3), 2),
+    "negative rotated heads": lambda: V3.rope(rows(1, 5, 3, 8), rows(5, 4), rows(5, 4), -1),
+    "more rotated heads than there are": lambda: V3.rope(rows(1, 5, 3, 8), rows(5, 4), rows(5, 4), 4),
+    "norm of one dimension": lambda: V3.add_rms_norm(rows(8), None, rows(8), 1e-6),
+    "norm of nothing": lambda: V3.add_rms_norm(rows(0, 8), None, rows(8), 1e-6),
+    "SwiGLU of one dimension": lambda: V3.packed_swiglu(rows(8)),
+    "SwiGLU of width 0": lambda: V3.packed_swiglu(rows(4, 0)),
+    "negative query heads": lambda: V3.flash_attention(rows(1, 5, 2, 16), -2, 2),
+    "logits of one dimension": lambda: V3.cross_entropy(rows(8), LABELS[0]),
+    "16-bit parameters": lambda: V3.FusedAdamW([torch.nn.Parameter(rows(4, dtype=torch.float16))], 1e-3),
     "rope without a batch": lambda: V3.rope(rows(5, 3, 8), rows(5, 4), rows(5, 4), 2),
     "SwiGLU of float64": lambda: V3.packed_swiglu(rows(4, 16, dtype=torch.float64)),
     "odd packed width": lambda: V3.packed_swiglu(rows(4, 17)),
@@ -318,45 +321,66 @@ def test_strides_of_one(device):
 # ---------------------------------------------------------------- AdamW
 
 
-V4 = load_version(4)
-
-
-def adamw_by_size(parameters, **options):
-    """Version 4's as torch.compile gets it: large tensors one by one, the small ones together."""
-    optimizer = V4.MasterAdamW(parameters, compiled=False, **options)
-    optimizer.update = V4.adamw_by_size
-    return optimizer
-
-
-# The kernel, and version 4's for 16-bit models, which is left to torch.compile.
-OPTIMIZERS = {
-    "kernel": V3.FusedAdamW,
-    "compiler": functools.partial(V4.MasterAdamW, compiled=False),
-    "compiler, by size": adamw_by_size,
-}
-
-
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_adamw(name, dtype, device, monkeypatch):
+def test_adamw(dtype, device):
     """Ragged sizes, more elements than one program takes, nothing harmed beside them; judged after every step."""
-    monkeypatch.setattr(V4, "LARGE", 1000)
-    check_adamw(OPTIMIZERS[name], dtype, device)
-
-
-@pytest.mark.parametrize("large", [1, 10**6], ids=["all are large", "none is large"])
-def test_adamw_by_size_with_an_empty_group(large, device, monkeypatch):
-    monkeypatch.setattr(V4, "LARGE", large)
-    check_adamw(adamw_by_size, torch.float32, device)
+    check_adamw(V3, dtype, device)
 
 
 # PyTorch's scaler does not take bfloat16, which has no need of one.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_adamw_with_a_gradient_scaler(name, dtype, device, monkeypatch):
+def test_adamw_with_a_gradient_scaler(dtype, device):
     """A step whose gradients overflow changes nothing but the scale, and the next ones are as if it had not been."""
-    monkeypatch.setattr(V4, "LARGE", 1000)
-    check_adamw_with_scaler(OPTIMIZERS[name], dtype, device)
+    check_adamw_with_scaler(V3, dtype, device)
+
+
+def test_a_gradient_at_any_address(device, monkeypatch):
+    """DDP's gradients are views of its buckets, which start anywhere; the kernel reads 16 bytes at a time."""
+    weights, memory = normal(4, 16).to(device), normal(65).to(device)
+    address_table = V3.FusedAdamW.address_table
+
+    def check_addresses(optimizer, parameters, grads):
+        assert all(grad.data_ptr() % 16 == 0 for grad in grads)
+        return address_table(optimizer, parameters, grads)
+
+    monkeypatch.setattr(V3.FusedAdamW, "address_table", check_addresses)
+    trained = []
+    for gradient in (memory[1:].view(4, 16), memory[1:].clone().view(4, 16)):
+        parameter = torch.nn.Parameter(weights.clone())
+        parameter.grad = gradient
+        V3.FusedAdamW([parameter], lr=0.1).step()
+        trained.append(parameter)
+    assert torch.equal(*trained) and not torch.equal(trained[0], weights)
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
+def test_state_may_be_overwritten_in_place(dtype, device):
+    """All that lasts is in optimizer.state: a restored optimizer goes on as the first one did."""
+    gradients = [normal(8, 16, seed=seed).to(device, dtype) for seed in range(4)]
+    runs = []
+    for disturb in (False, True):
+        parameter = torch.nn.Parameter(normal(8, 16).to(device))
+        optimizer = V3.FusedAdamW([parameter], lr=0.1, matrix_dtype=dtype)
+        state = {"weight": parameter.data, **optimizer.state[parameter]}
+        saved = {name: tensor.clone() for name, tensor in state.items()}
+        for gradient in gradients[: 2 if disturb else 0]:
+            parameter.grad = gradient
+            optimizer.step()
+        for name, tensor in state.items():
+            tensor.copy_(saved[name])
+        for gradient in gradients[2:]:
+            parameter.grad = gradient
+            optimizer.step()
+        runs.append([tensor.clone() for tensor in state.values()])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize("label", [-100, -1, 8, 2**40])
+def test_a_label_out_of_range_makes_the_loss_nan(label, device):
+    logits, labels = normal(4, 8).to(device).requires_grad_(), torch.zeros(4, dtype=torch.int64, device=device)
+    assert V3.cross_entropy(logits, labels).isfinite()
+    labels[2] = label
+    assert V3.cross_entropy(logits, labels).isnan()
 
 
 def awkward_weights(device):
@@ -379,22 +403,22 @@ def test_a_weight_split_in_halves_loses_no_bit(device):
 @pytest.mark.filterwarnings("ignore:invalid value")  # NaN, in the interpreter
 def test_adamw_that_learns_nothing_changes_no_bit(device):
     weights = awkward_weights(device)
-    parameter = torch.nn.Parameter(weights.to(torch.bfloat16))
-    parameter.master = weights.clone()
-    optimizer = V3.FusedAdamW([parameter], lr=0.0, weight_decay=0.0)
+    parameter = torch.nn.Parameter(weights.clone())
+    optimizer = V3.FusedAdamW([parameter], lr=0.0, weight_decay=0.0, matrix_dtype=torch.bfloat16)
     before, parameter.grad = parameter.detach().clone(), torch.zeros_like(parameter)
     optimizer.step()
     known = ~weights.isnan()
-    kept, wanted = (tensor.view(torch.int32)[known] for tensor in (optimizer.exact_weight(parameter), weights))
+    exact = V3.get_weight(parameter, optimizer.state[parameter])
+    kept, wanted = (tensor.view(torch.int32)[known] for tensor in (exact, weights))
     assert torch.equal(kept, wanted) and torch.equal(parameter[known], before[known])
-    assert parameter[~known].isnan().all() and optimizer.exact_weight(parameter)[~known].isnan().all()
+    assert parameter[~known].isnan().all() and exact[~known].isnan().all()
 
 
 def adamw_twins(device, groups, shapes=ADAMW_SHAPES, steps=3, **options):
     """Parameters after some steps of FusedAdamW, and of torch.optim.AdamW; groups(parameters) are the optimizer's."""
     trained = []
     for make in (V3.FusedAdamW, torch.optim.AdamW):
-        _, parameters = adamw_parameters(torch.float32, device, shapes)
+        _, parameters = adamw_parameters(device, shapes)
         optimizer = make(groups(parameters), **options)
         for step in range(steps):
             for parameter, gradient in zip(
@@ -422,7 +446,7 @@ def test_adamw_groups_have_their_own_options(device):
 
 
 def test_adamw_leaves_a_parameter_without_gradient_alone(device):
-    _, parameters = adamw_parameters(torch.float32, device)
+    _, parameters = adamw_parameters(device)
     kept = parameters[0].detach().clone()
     optimizer = V3.FusedAdamW(parameters, lr=0.1)
     for parameter, gradient in zip(parameters[1:], adamw_gradients(0, torch.float32, device)[1:], strict=True):
@@ -434,7 +458,7 @@ def test_adamw_leaves_a_parameter_without_gradient_alone(device):
 def test_adamw_after_unscaled_gradients(device):
     """Clipping needs GradScaler.unscale_ before the step: what was unscaled is not scaled again."""
     options = {"lr": 0.05, "weight_decay": 0.1}
-    _, parameters = adamw_parameters(torch.float32, device)
+    _, parameters = adamw_parameters(device)
     optimizer = V3.FusedAdamW(parameters, **options)
     scaler = torch.amp.GradScaler(device.type, init_scale=64.0)
     scaler.scale(torch.zeros((), device=device))
@@ -442,4 +466,4 @@ def test_adamw_after_unscaled_gradients(device):
         parameter.grad = 64 * gradient
     scaler.unscale_(optimizer)
     scaler.step(optimizer)
-    judge_adamw(optimizer, parameters, torch.float32, (0,), device, **options)
+    judge_adamw(V3, optimizer, parameters, torch.float32, (0,), device, **options)

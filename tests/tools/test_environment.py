@@ -2,6 +2,8 @@
 
 import os
 import pathlib
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -16,13 +18,15 @@ PINNED = {"torch": "2.13.0", "triton": "3.7.1", "numpy": "2.3.5" if sys.version_
 TORCH = "class version:\n    hip, cuda = {hip!r}, {cuda!r}\n"
 
 
-def write_module(folder, name, version, hip=None, cuda=None):
-    """A stand-in for an installed package: a module with a version, and its metadata."""
+def write_module(folder, name, version, hip=None, cuda=None, project=None, requires=None):
+    """A stub of an installed package: a module with a version, and its metadata, maybe under another project's name."""
+    project = project or name
     body = f"__version__ = {version!r}\n" + (TORCH.format(hip=hip, cuda=cuda) if name == "torch" else "")
     files = {
         f"{name}/__init__.py": body,
-        f"{name}-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-        f"{name}-{version}.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{project}-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n"
+        + (f"Requires-Dist: {requires}\n" if requires else ""),
+        f"{project}-{version}.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -30,13 +34,14 @@ def write_module(folder, name, version, hip=None, cuda=None):
     return files
 
 
-def write_wheel(folder, name, version, **build):
+def write_wheel(folder, name, version, project=None, **build):
     unpacked = folder / f"unpacked_{name}"
-    files = write_module(unpacked, name, version, **build)
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+    project = project or name
+    files = write_module(unpacked, name, version, project=project, **build)
+    with zipfile.ZipFile(folder / f"{project}-{version}-py3-none-any.whl", "w") as wheel:
         for path in files:
             wheel.write(unpacked / path, path)
-        wheel.writestr(f"{name}-{version}.dist-info/RECORD", "")
+        wheel.writestr(f"{project}-{version}.dist-info/RECORD", "")
 
 
 def write_tool(path, text):
@@ -53,9 +58,13 @@ class Machine:
         (self.checkout / "scripts" / "common").mkdir(parents=True)
         for name in (
             "pyproject.toml",
-            *(f"scripts/{n}" for n in ("common/environment.sh", "common/environment.py", "constraints.txt")),
+            *(f"scripts/common/{n}" for n in ("environment.sh", "environment.py")),
+            *(f"scripts/common/constraints{n}.txt" for n in ("", "-oldest", "-tests")),
         ):
             shutil.copy(REPOSITORY / name, self.checkout / name)
+        self.opt = folder / "opt"  # a ROCm of this machine's own must not be found
+        probe = self.checkout / "scripts" / "common" / "environment.py"
+        probe.write_text(probe.read_text().replace('Path("/opt")', f"Path({str(self.opt)!r})"))
         self.venv = self.checkout / ".venv"
         self.python = folder / "python"
         venv.create(self.python, with_pip=False)
@@ -63,7 +72,7 @@ class Machine:
         self.wheels = folder / "wheels"
         self.wheels.mkdir()
         self.tools = folder / "tools"
-        for tool in ("nvidia-smi", "rocminfo"):
+        for tool in ("nvidia-smi", "rocminfo", "amd-smi"):
             write_tool(self.tools / tool, "exit 1")
         self.settings = {"TINY_LLAMA_CPU": "1"}  # a real /dev/kfd cannot be hidden
 
@@ -75,6 +84,26 @@ class Machine:
     def has_amd_gpu(self):
         self.settings.pop("TINY_LLAMA_CPU")
         write_tool(self.tools / "rocminfo", "echo '  Device Type:             GPU'")
+
+    def has_torch_index(self, **builds):
+        """Serve folders of PyTorch's index from files: rocm6_4="2.9.1" is torch 2.9.1+rocm6.4 in whl/rocm6.4.
+
+        As there, torch requires the module triton under another project's name.
+        """
+        whl = self.wheels.parent / "whl"
+        self.settings["TINY_LLAMA_TORCH_INDEX"] = whl.as_uri()
+        self.settings["PIP_NO_INDEX"] = "0"
+        self.settings["PIP_INDEX_URL"] = (self.wheels.parent / "no index").as_uri()
+        for folder, version in builds.items():
+            rocm = folder.replace("_", ".")
+            torch, triton = whl / rocm / "torch", whl / rocm / "pytorch-triton-rocm"
+            for path in (torch, triton):
+                path.mkdir(parents=True)
+            write_wheel(torch, "torch", f"{version}+{rocm}", hip=rocm[4:], requires="pytorch-triton-rocm==3.4.0")
+            write_wheel(triton, "triton", "3.4.0", project="pytorch_triton_rocm")
+            for path in (torch, triton):
+                wheel = next(path.glob("*.whl")).name
+                (path / "index.html").write_text(f'<a href="{wheel.replace("+", "%2B")}">{wheel}</a>')
 
     def has_nvidia_gpu(self):
         self.settings.pop("TINY_LLAMA_CPU")
@@ -138,13 +167,13 @@ def test_fresh_machine_gets_the_pinned_versions_once(machine):
 def test_pytorch_of_the_current_python_is_used_as_it_is(machine, vendor):
     if vendor != "none":
         getattr(machine, f"has_{vendor}_gpu")()
-    build = {"none": {}, "amd": {"hip": "7.0"}, "nvidia": {"cuda": "13.0"}}[vendor]
-    for name, version in {"torch": "2.11.0", "triton": "3.6.0", "numpy": "2.2.0"}.items():
+    build = {"none": {}, "amd": {"hip": "6.2"}, "nvidia": {"cuda": "13.0"}}[vendor]
+    for name, version in {"torch": "2.7.1", "triton": "3.3.1", "numpy": "2.2.0"}.items():
         write_module(machine.packages, name, version, **(build if name == "torch" else {}))
     result = machine.run()
     assert result.returncode == 0, result.stderr
     assert "Installing" not in result.stderr
-    assert machine.versions()["torch"] == ["2.11.0", str(machine.packages / "torch" / "__init__.py")]
+    assert machine.versions()["torch"] == ["2.7.1", str(machine.packages / "torch" / "__init__.py")]
 
 
 def test_only_what_the_current_python_lacks_is_installed(machine):
@@ -164,19 +193,127 @@ def test_an_old_pytorch_is_not_used(machine):
     assert machine.versions()["torch"][0] == PINNED["torch"]
 
 
-@pytest.mark.parametrize(
-    "installed",
-    [None, ("2.13.0", {"cuda": "13.0"}), ("2.13.0", {}), ("2.6.0", {"hip": "6.2"})],
-    ids=["none", "cuda", "cpu", "old rocm"],
-)
-def test_amd_gpu_without_rocm_pytorch_is_told_what_to_install(machine, installed):
+HEADER = "#define ROCM_VERSION_MAJOR   {}\n#define ROCM_VERSION_MINOR   {}\n#define ROCM_VERSION_PATCH   {}\n"
+RELEASES = {  # file below /opt and its text, or amd-smi's answer; release; PyTorch and its folder in the index
+    "6.2": ("rocm/.info/version", "6.2.0-66\n", "6.2.0", "2.7.1", "rocm6.2.4"),
+    "6.4": ("rocm-6.4.1/.info/version", "6.4.1-83\n", "6.4.1", "2.9.1", "rocm6.4"),
+    "7.0": ("rocm/include/rocm-core/rocm_version.h", HEADER.format(7, 0, 2), "7.0.2", "2.10.0", "rocm7.0"),
+    "7.1 in a folder of its own": ("rocm/core-7.1/.info/version", "7.1.1", "7.1.1", "2.13.0", "rocm7.1"),
+    "7.2 development": ("rocm/.info/version-dev", "7.2.0-43\n", "7.2.0", "2.13.0", "rocm7.2"),
+    "6.3 without files": (
+        "amd-smi",
+        "AMDSMI Tool: 24.7.1+0012a68 | AMDSMI Library version: 24.7.1.0 | ROCm version: 6.3.4",
+        "6.3.4",
+        "2.9.1",
+        "rocm6.3",
+    ),
+}
+
+
+def install_release(machine, file, text):
+    """Put what tells the ROCm release where an installed one has it."""
     machine.has_amd_gpu()
+    if file == "amd-smi":
+        write_tool(machine.tools / "amd-smi", f'echo "{text}"')
+    else:
+        (machine.opt / file).parent.mkdir(parents=True)
+        (machine.opt / file).write_text(text)
+
+
+@pytest.mark.parametrize("file, text, release, version, folder", RELEASES.values(), ids=RELEASES)
+def test_amd_gpu_gets_the_pytorch_of_its_rocm(machine, file, text, release, version, folder):
+    install_release(machine, file, text)
     machine.add_wheels(cuda="13.0")
-    if installed:
-        write_module(machine.packages, "torch", installed[0], **installed[1])
-    result = machine.fails("AMD GPU", "ROCm build of PyTorch", "TINY_LLAMA_CPU=1")
+    machine.has_torch_index(**{folder.replace(".", "_"): version})
+    result = machine.run()
+    assert result.returncode == 0, result.stderr
+    assert f"ROCm {release}: installing PyTorch {version} built for {folder.replace('rocm', 'ROCm ')}" in result.stderr
+    assert "Installing numpy\n" in result.stderr  # triton came with torch
+    assert [machine.versions()[name][0] for name in ("torch", "triton")] == [f"{version}+{folder}", "3.4.0"]
+    again = machine.run()
+    assert (again.returncode, again.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["6.2", "7.2 development"])
+def test_amd_gpu_without_a_network_is_told_the_command(machine, name):
+    file, text, release, version, folder = RELEASES[name]
+    install_release(machine, file, text)
+    machine.add_wheels(cuda="13.0")
+    machine.has_torch_index()
+    command = f"torch=={version}+{folder} --index-url {machine.settings['TINY_LLAMA_TORCH_INDEX']}/{folder}"
+    machine.fails(f"PyTorch {version} for ROCm {release}", "PyTorch module", command)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("6.0.2-115", ["ROCm 6.0.2 is too old", "needs ROCm 6.2", "TINY_LLAMA_CPU=1"]),
+        ("7.14.0", ["no build for ROCm 7.14.0", "PyTorch module", "TINY_LLAMA_ROCM=7.2 ./scripts/quickstart.sh"]),
+        ("10.0.0", ["no build for ROCm 10.0.0", "PyTorch module", "TINY_LLAMA_ROCM=7.2 ./scripts/quickstart.sh"]),
+        (None, ["no ROCm release was found", "ROCM_PATH", "TINY_LLAMA_ROCM=6.4 ./scripts/quickstart.sh"]),
+    ],
+)
+def test_amd_gpu_whose_rocm_has_no_build_is_told_what_to_do(machine, text, words):
+    if text:
+        install_release(machine, "rocm/.info/version", text)
+    else:
+        machine.has_amd_gpu()
+    result = machine.fails(*words)
     assert len(result.stderr.splitlines()) == 1
     assert not machine.venv.exists()
+
+
+def test_the_rocm_of_a_module_comes_before_the_installed_one(machine):
+    install_release(machine, "rocm/.info/version", "6.2.0-66")
+    (machine.opt / "modules" / ".info").mkdir(parents=True)
+    (machine.opt / "modules" / ".info" / "version").write_text("6.4.3-128")
+    machine.settings["ROCM_PATH"] = str(machine.opt / "modules")
+    assert machine.run('"$(base_python)" "$PROBE" rocm').stdout == "exact 6.4.3 2.9.1 rocm6.4\n"
+    machine.settings["TINY_LLAMA_ROCM"] = "7.0"  # what the user says comes before both
+    assert machine.run('"$(base_python)" "$PROBE" rocm').stdout == "exact 7.0 2.10.0 rocm7.0\n"
+
+
+@pytest.mark.parametrize(
+    "version, build", [("2.13.0", {"cuda": "13.0"}), ("2.13.0", {}), ("2.6.0", {"hip": "6.2"})], ids=str
+)
+def test_amd_gpu_does_not_use_another_build(machine, version, build):
+    install_release(machine, "rocm/.info/version", "6.4.1-83")
+    write_module(machine.packages, "torch", version, **build)
+    machine.has_torch_index(rocm6_4="2.9.1")
+    machine.add_wheels()
+    assert machine.run().returncode == 0
+    assert machine.versions()["torch"][0] == "2.9.1+rocm6.4"
+
+
+def test_the_oldest_set_has_an_environment_of_its_own(machine):
+    oldest = {"torch": "2.7.1", "triton": "3.3.1", "numpy": "1.26.4"}
+    if sys.version_info >= (3, 13) or platform.machine() == "aarch64":
+        pytest.skip("the oldest set has other versions here")
+    machine.add_wheels()
+    for name, version in oldest.items():
+        write_wheel(machine.wheels, name, version)
+    write_module(machine.packages, "torch", "2.12.0")  # of another set: not used
+    machine.settings["TINY_LLAMA_SET"] = "oldest"
+    result = machine.run()
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"{machine.checkout}/.venv-oldest/bin/python\n"
+    machine.venv = machine.checkout / ".venv-oldest"
+    assert {name: version for name, (version, _) in machine.versions().items()} == oldest
+    machine.settings["TINY_LLAMA_SET"] = "newest"
+    assert "pinned or oldest, not newest" in machine.run().stderr
+
+
+def test_the_oldest_set_is_the_floor_of_pyproject():
+    """The floor is what the suite runs with: the least version of each set of constraints-oldest.txt."""
+    from common import environment
+
+    text = (REPOSITORY / "scripts" / "common" / "constraints-oldest.txt").read_text()
+    for name, low, high in environment.requirements("run"):
+        versions = re.findall(rf"^{name}==([\d.]+)", text, re.MULTILINE)
+        least = min(environment.numbers(version) for version in versions)
+        floor = environment.numbers(low)
+        assert least[: len(floor)] == floor, f"{name}: {low} in pyproject.toml, {least} in the oldest set"
+        assert not high or all(environment.within(version, low, high) for version in versions)
 
 
 def test_nvidia_gpu_gets_another_environment_than_no_gpu(machine):
@@ -251,7 +388,7 @@ def test_shell_scripts_are_clean():
     checker = shutil.which("shellcheck", path=f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
     if not checker:
         pytest.skip("shellcheck is not installed")
-    hidden = (".venv", ".git")
+    hidden = (".venv", ".venv-oldest", ".git")
     scripts = {p.resolve() for p in REPOSITORY.rglob("*.sh") if p.relative_to(REPOSITORY).parts[0] not in hidden}
     scripts = sorted({*scripts, REPOSITORY / ".ci" / "run", REPOSITORY / "scripts" / "train.sbatch"})
     result = subprocess.run([checker, *scripts], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)

@@ -33,7 +33,7 @@ def rows(output):
 def test_four_versions_agree_on_real_text(tmp_path):
     result = run(REPOSITORY, *SHORT, "--results", tmp_path / "kept here")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.endswith("All four versions compute the same losses and gradients.\n")
+    assert "\nAll four versions compute the same losses and gradients.\n" in result.stdout
     assert result.stdout.count("agrees: relative error") == 3
     assert "in Triton's interpreter, which needs no GPU: its times mean nothing" in result.stdout
     table = rows(result.stdout)
@@ -44,6 +44,50 @@ def test_four_versions_agree_on_real_text(tmp_path):
         assert cells[2] == f"{metrics['summary']['step_ms']['median']:.2f}"
         assert cells[-1] == "100 %"
     assert len({cells[1] for cells in table.values()}) == 1  # loss, first -> last
+
+
+def test_the_next_step_works_as_printed(tmp_path):
+    """The last lines are commands for a shell that is in the same folder and knows nothing of the environment."""
+    environment = {**os.environ, "PYTHONPATH": ""}
+    venv = tmp_path / "my env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", venv], check=True)
+    reused = next((venv / "lib").glob("python3*")) / "site-packages" / "reused.pth"
+    reused.write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    program = "import sys; sys.argv[0] = 'q'; import quickstart; quickstart.print_next_step()"
+    printed = subprocess.run(
+        [venv / "bin" / "python", "-c", program],
+        cwd=REPOSITORY,
+        env={**environment, "PYTHONPATH": str(REPOSITORY / "scripts")},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    commands = [line.strip() for line in printed.splitlines() if line.startswith("    ")]
+    assert commands[0] == f"source '{venv}/bin/activate'"
+    assert commands[1] == "python version1_pytorch_baseline/tiny_llama_v1.py --preset tiny"
+    commands[1] += f" --num-steps 1 {' '.join(TINY)}"
+    script = " && ".join(["set -e", *commands, "command -v python"])
+    result = subprocess.run(
+        ["bash", "-c", script], cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=250
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith(f"{venv}/bin/python\n")
+
+
+def test_version_3_is_passed_over_without_triton():
+    """As on macOS and Windows; None in sys.modules is how Python says that a module is not to be found."""
+    program = "import sys; sys.modules['triton'] = None; import quickstart; sys.exit(quickstart.main(sys.argv[1:]))"
+    result = subprocess.run(
+        [sys.executable, "-c", program, "--device", "cpu", *SHORT],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "scripts")},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "V3  passed over: its kernels need Triton" in result.stdout
+    assert "All three versions compute the same losses and gradients.\n" in result.stdout
+    assert list(rows(result.stdout)) == ["V1", "V2", "V4"]
 
 
 @pytest.fixture

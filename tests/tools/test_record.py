@@ -118,3 +118,67 @@ def test_bad_options_are_one_sentence(record, arguments, gpus, said):
     done = record(*arguments, gpus=gpus)
     assert done.returncode == 2
     assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+CONTRIBUTE = REPOSITORY / "scripts" / "maintain" / "contribute_record.sh"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--bad"], ["--time-limit"], ["--time-limit", "soon"], ["--folder"]], ids=" ".join
+)
+def test_contribute_refuses_a_bad_option_before_it_installs_anything(arguments):
+    result = subprocess.run(["bash", CONTRIBUTE, *arguments], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2 and arguments[0] in result.stderr and result.stdout == ""
+
+
+@pytest.fixture
+def contribute(tmp_path):
+    """Run contribute_record.sh in a copy whose tools only note how they were called."""
+    (tmp_path / "scripts" / "common").mkdir(parents=True)
+    (tmp_path / "scripts" / "maintain").mkdir()
+    script = tmp_path / "scripts" / "maintain" / CONTRIBUTE.name
+    script.write_text(CONTRIBUTE.read_text())
+    python = tmp_path / "python"
+    python.write_text("""#!/bin/bash
+if [[ $1 == -c ]]; then echo "$GPU"; else echo "$*" >>"$LOG"; fi
+[[ "$*" != "-m pytest"* ]] || exit "$TESTS"
+""")
+    python.chmod(0o755)
+    (tmp_path / "scripts" / "common" / "environment.sh").write_text(
+        f"ROOT={tmp_path} PYTHON={python}\nuse_environment() {{ :; }}\n"
+    )
+    record = tmp_path / "scripts" / "maintain" / "record.sh"
+    record.write_text('#!/bin/bash\necho "record $*" >>"$LOG"\nexit "$RECORD"\n')
+    record.chmod(0o755)
+
+    def run(*arguments, gpu="AMD Instinct MI300X", tests=0, record=0):
+        given = {"LOG": str(tmp_path / "log"), "GPU": gpu, "TESTS": str(tests), "RECORD": str(record)}
+        return subprocess.run(
+            ["bash", script, *arguments], capture_output=True, text=True, timeout=60, env=os.environ | given
+        )
+
+    return run
+
+
+def test_contribute_tests_then_records_within_the_limit(contribute, tmp_path):
+    result = contribute("--time-limit", "600")
+    assert result.returncode == 0 and "The record is complete" in result.stdout, result.stderr
+    tests, record, table = (tmp_path / "log").read_text().splitlines()
+    assert "pytest -q tests/kernels" in tests and table.endswith("tested_on.py --write")
+    (folder,) = (tmp_path / "scripts" / "recorded").iterdir()
+    assert folder.name.startswith("amd-instinct-mi300x_20") and (folder / "tests.txt").exists()
+    limit = int(record.split("--time-limit ")[1])
+    assert f"record {folder} --only headline,kernels" in record and 500 < limit <= 600
+    contribute()
+    assert (
+        len([line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("-m pytest")]) == 1
+    )  # what passed is kept
+
+
+def test_contribute_says_what_is_not_there(contribute, tmp_path):
+    failed = contribute(tests=1)
+    assert failed.returncode == 1 and "tests.log: please open an issue" in failed.stderr
+    assert "The record is complete" not in failed.stdout
+    assert contribute(record=1).returncode == 1
+    without = contribute(gpu="")
+    assert without.returncode == 2 and "no GPU" in without.stderr

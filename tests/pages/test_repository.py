@@ -1,0 +1,98 @@
+"""What a visitor looks for first: the licence, what was tested where, the workflow, and how to contribute."""
+
+import json
+import re
+
+import pytest
+import yaml
+
+from common.versions import REPOSITORY, SCRIPTS
+from maintain import tested_on
+
+GITHUB = REPOSITORY / ".github"
+
+
+def test_the_table_says_what_was_recorded(capsys):
+    assert tested_on.main([]) == 0, capsys.readouterr().err
+
+
+@pytest.fixture
+def readme(tmp_path, monkeypatch):
+    """A copy of README.md that the tool takes for the real one."""
+    monkeypatch.setattr(tested_on, "README", tmp_path / "README.md")
+    (tmp_path / "README.md").write_text((REPOSITORY / "README.md").read_text())
+    return tmp_path / "README.md"
+
+
+def test_a_table_that_differs_is_found_and_written(readme):
+    right = readme.read_text()
+    readme.write_text(right.replace("| never |", "| executed |"))
+    assert tested_on.main([]) == 1
+    assert tested_on.main(["--write"]) == 0 and readme.read_text() == right
+    readme.write_text(right.replace(tested_on.END, ""))
+    with pytest.raises(SystemExit) as ended:
+        tested_on.main([])
+    assert ended.value.code == 2
+
+
+def record(folder, device, driver, **environment):
+    """A record of one run on a device."""
+    case = {"model": "v3+fp8", "processes": 2}
+    found = {"device": device, "torch": "2.9.1", "triton": "3.5.1", "cuda": None, "hip": None, "date": "2027-01-02T03"}
+    runs = [{"status": "ok", "case": case, "environment": {**found, **environment}}]
+    runs.append({"status": "failed", "case": {"model": "v4", "processes": 1}, "environment": None})
+    folder.mkdir()
+    (folder / "suite.json").write_text(json.dumps({"sessions": [{"driver": driver}], "runs": runs}))
+
+
+def test_a_record_of_an_amd_gpu_changes_the_table(tmp_path):
+    before = tested_on.table(tmp_path)
+    assert "any AMD GPU" in before[-1] and "gfx942" in before[3]
+    record(tmp_path / "mi325x", "AMD Instinct MI325X", "6.12.12", hip="6.4.43484")
+    (tmp_path / "mi325x" / "tests.txt").write_text("219 passed")
+    after = tested_on.table(tmp_path)
+    versions = "driver 6.12.12, PyTorch 2.9.1, Triton 3.5.1, ROCm 6.4.43484"
+    parts = "versions 3 on 2 GPUs, test suite; last on 2027-01-02"
+    assert after[2] == f"| executed | AMD Instinct MI325X | {versions} | {parts} |"
+    assert "any AMD GPU" not in after[-1]
+    assert "gfx942" not in after[4] and "gfx90a" in after[4]
+
+
+def test_every_target_can_be_recognised():
+    assert set(tested_on.targets()) == set(tested_on.TARGET_OF)
+    assert len(tested_on.targets()) > 5
+
+
+def test_the_licence_is_stated_where_it_is_looked_for():
+    assert "MIT License" in (GITHUB / "LICENSE").read_text()
+    assert re.search(r'^license = "MIT"$', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)
+    assert "(.github/LICENSE)" in (REPOSITORY / "README.md").read_text()
+
+
+@pytest.mark.parametrize("version", SCRIPTS)
+def test_a_script_that_is_copied_alone_states_its_licence(version):
+    assert "\n# SPDX-License-Identifier: MIT\n" in "\n" + SCRIPTS[version].read_text()[:2000]
+
+
+def test_the_workflow_covers_both_sets_and_processors():
+    workflow = yaml.safe_load((GITHUB / "workflows" / "tests.yml").read_text())
+    matrix = workflow["jobs"]["suite"]["strategy"]["matrix"]
+    assert matrix["python"] == ["3.10", "3.12", "3.14"]
+    assert matrix["set"] == ["oldest", "pinned"]
+    assert len(matrix["runner"]) == 2 and matrix["runner"][1].endswith("-arm")
+    for job in workflow["jobs"].values():
+        for line in (line for step in job["steps"] for line in step.get("run", "").splitlines()):
+            for script in re.findall(r"\./(\S+\.sh)", line):
+                assert (REPOSITORY / script).is_file(), line
+
+
+@pytest.mark.parametrize("form", sorted((GITHUB / "ISSUE_TEMPLATE").glob("[!c]*.yml")), ids=lambda path: path.stem)
+def test_an_issue_form_is_one(form):
+    """Check the keys that GitHub demands: without one it shows no form at all."""
+    text = yaml.safe_load(form.read_text())
+    assert text["name"] and text["description"]
+    ids = [part["id"] for part in text["body"]]
+    assert len(ids) == len(set(ids))
+    for part in text["body"]:
+        assert part["type"] in ("input", "textarea", "dropdown") and part["attributes"]["label"]
+        assert part["type"] != "dropdown" or part["attributes"]["options"]
