@@ -65,7 +65,6 @@ def run_here(command, *arguments, cwd=None, **options):
     return subprocess.CompletedProcess(command, status or 0, out.getvalue(), err.getvalue())
 
 
-<<<<<<< HEAD
 def call(version, command, cwd=None, status=0):
     """Run a documented command in a version's folder; return its result, whose status must be as expected."""
     program, *arguments = shlex.split(command)
@@ -83,8 +82,8 @@ def refused(main, arguments, capsys, words, status=2):
         found = error.code
     errors = capsys.readouterr().err.strip().splitlines()
     assert found == status and words in errors[-1], errors
-=======
+
+
 def process_here(command, timeout=None):
     """Stand in for common.runs.run_process."""
     return run_here(command, capture_output=True, text=True, timeout=timeout)
->>>>>>> t2

@@ -47,7 +47,7 @@ if [[ ! -e $folder/tests.txt ]]; then
         status=1
     fi
 fi
-TINY_LLAMA_PYTHON=$PYTHON "$ROOT/scripts/maintain/record.sh" "$folder" --only suite,kernels --repeats 1 \
+TINY_LLAMA_PYTHON=$PYTHON "$ROOT/scripts/maintain/record.sh" "$folder" --only headline,kernels \
     --time-limit "$((limit > SECONDS ? limit - SECONDS : 1))" || status=1
 "$PYTHON" "$ROOT/scripts/maintain/tested_on.py" --write
 
