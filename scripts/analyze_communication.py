@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""How much of a step's communication between GPUs is hidden behind its computation, from one trace a process.
+"""Measure how much of a step's communication between GPUs is hidden behind computation, from one trace per rank.
 
-A kernel of NCCL or RCCL communicates, and so do a copy to or from another GPU and the barrier that waits for its owner.
-It is hidden while any other kernel or copy runs on the same GPU, and exposed while none does. With --peer-adamw only
-barriers count: what AdamW's kernel reads from and writes to other GPUs is not told apart from its own work.
-Record the traces with --enable-pytorch-profiler under torchrun, which leaves one for each process.
+A kernel of NCCL or RCCL communicates, and so does a copy to or from another GPU. It is hidden while any other kernel or
+copy runs on the same GPU, and exposed while none does. Record the traces with --enable-pytorch-profiler under torchrun;
+of a folder the newest trace of each rank is read.
 
 Exit status: 0 analysed, 2 for bad input.
 """
@@ -14,13 +13,11 @@ import pathlib
 import re
 import sys
 
-from analyze_kernel_launches import busy_intervals, launches_on_gpu
-from common.analysis import Parser, emit, text_table
-from common.command_line import Failure, run_tool
-from common.traces import steps_needed
+from common.command_line import Failure, Parser, add_steps, run_tool
+from common.profiles import Kernel, Profile, busy_intervals, gpu_launches, steps_needed, unlike, whole_traces
+from common.tables import emit, text_table
 
-BARRIER = "c10d::symmetric_memory::barrier_kernel"
-COMMUNICATES = re.compile(rf"(nccl|rccl|msccl|Memcpy PtoP|(void )?{BARRIER})", re.IGNORECASE)  # ncclDevKernel_...
+COMMUNICATES = re.compile(r"(nccl|rccl|msccl|Memcpy PtoP)", re.IGNORECASE)  # ncclDevKernel_...
 
 
 def length_ns(intervals: list[tuple[float, float]]) -> float:
@@ -28,7 +25,7 @@ def length_ns(intervals: list[tuple[float, float]]) -> float:
 
 
 def overlap_ns(ones: list[tuple[float, float]], others: list[tuple[float, float]]) -> float:
-    """How long both run; each list is sorted, and its intervals do not overlap."""
+    """Return how long both run; each list is sorted, and its intervals do not overlap."""
     total, i, j = 0.0, 0, 0
     while i < len(ones) and j < len(others):
         total += max(0.0, min(ones[i][1], others[j][1]) - max(ones[i][0], others[j][0]))
@@ -39,14 +36,14 @@ def overlap_ns(ones: list[tuple[float, float]], others: list[tuple[float, float]
     return total
 
 
-def communication(launches: list[dict], steps: int) -> dict:
-    """Times in ms a step: communicating, of that exposed, and busy with anything; exposed_share is of busy time."""
-    talking = [row for row in launches if COMMUNICATES.match(row["kernel"])]
-    computing = busy_intervals([row for row in launches if not COMMUNICATES.match(row["kernel"])])
+def communication(launches: list[Kernel], steps: int) -> dict:
+    """Return times in ms per step: communicating, of that exposed, and busy with anything."""
+    talking = [kernel for kernel in launches if COMMUNICATES.match(kernel.name)]
+    computing = busy_intervals(kernel for kernel in launches if not COMMUNICATES.match(kernel.name))
     busy, talk = length_ns(busy_intervals(launches)), busy_intervals(talking)
     exposed = length_ns(talk) - overlap_ns(talk, computing)
     return {
-        "transfers_a_step": sum(BARRIER not in row["kernel"] for row in talking) / steps,
+        "transfers_per_step": len(talking) / steps,
         "communication_ms": length_ns(talk) / steps / 1e6,
         "exposed_ms": exposed / steps / 1e6,
         "busy_ms": busy / steps / 1e6,
@@ -55,53 +52,58 @@ def communication(launches: list[dict], steps: int) -> dict:
 
 
 def trace_files(names: list[str]) -> list[pathlib.Path]:
-    """The files that are named, and those that lie in the folders that are."""
+    """Return the files that are named and, of each folder, the newest trace of each rank."""
     files = []
     for path in map(pathlib.Path, names):
-        files += sorted(path.glob("trace_*.pt.trace.json*")) if path.is_dir() else [path]
+        newest: dict[str, pathlib.Path] = {}
+        for file in whole_traces(path) if path.is_dir() else []:
+            rank = re.search(r"_rank(\d+)_", file.name)
+            newest.setdefault(rank[1] if rank else "", file)
+        ranks = sorted((rank for rank in newest if rank), key=int) or list(newest)
+        files += [newest[rank] for rank in ranks] if path.is_dir() else [path]
     if not files:
         raise Failure(2, f"{' '.join(names)} holds no trace_*.pt.trace.json: record one with --enable-pytorch-profiler")
     return files
 
 
-def read_communication(path: pathlib.Path, steps: int | None) -> dict:
-    profile, launches = launches_on_gpu(path, steps)
-    return {"trace": str(path), "steps": steps_needed(profile), **communication(launches, steps_needed(profile))}
-
-
 def as_text(rows: list[dict]) -> str:
     cells = [
         [
-            pathlib.Path(row["trace"]).name,
-            row["steps"],
-            f"{row['transfers_a_step']:.1f}",
-            f"{row['communication_ms']:.3f}",
-            f"{row['exposed_ms']:.3f}",
-            f"{row['busy_ms']:.3f}",
-            f"{100 * row['exposed_share']:.1f} %",
+            *(row["trace"], row["steps"], f"{row['transfers_per_step']:.1f}", f"{row['communication_ms']:.3f}"),
+            *(f"{row['exposed_ms']:.3f}", f"{row['busy_ms']:.3f}", f"{100 * row['exposed_share']:.1f} %"),
         ]
         for row in rows
     ]
-    header = ["a step of", "steps", "transfers", "communication ms", "of it exposed", "GPU busy ms", "exposed"]
+    header = ["per step of", "steps", "transfers", "communication ms", "exposed ms", "GPU busy ms", "exposed"]
     return text_table(header, cells)
 
 
 def analyze(options: argparse.Namespace) -> None:
-    rows = [read_communication(path, options.steps) for path in trace_files(options.traces)]
+    rows, first = [], None
+    for file in trace_files(options.traces):
+        profile, launches = gpu_launches(file, options.steps)
+        found = unlike((first or profile).metadata, profile.metadata)
+        if found:
+            raise Failure(2, f"{first.path} and {file} are unlike ({'; '.join(found)}): give the ranks of one run")
+        first = first or profile
+        rows.append(rank_row(profile, launches))
     emit({"processes": rows}, as_text(rows), options.json)
+
+
+def rank_row(profile: Profile, launches: list[Kernel]) -> dict:
+    steps = steps_needed(profile)
+    return {"trace": str(profile.path), "steps": steps, **communication(launches, steps)}
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(
         "analyze_communication.py",
-        "How much of the communication between GPUs is hidden behind computation, for each process's trace.",
+        "Measure how much of the communication between GPUs is hidden behind computation, per rank.",
         "pytorch_profiles/",
     )
-    parser.add_argument("traces", nargs="+", metavar="TRACE", help="traces of one run's processes, or their folder")
-    parser.add_argument("--steps", type=int, metavar="N", help="steps in each, where they do not say so themselves")
+    parser.add_argument("traces", nargs="+", metavar="TRACE", help="traces of one run's ranks, or their folder")
+    add_steps(parser)
     options = parser.parse_args(argv)
-    if options.steps is not None and options.steps < 1:
-        parser.error("--steps must be positive")
     return run_tool("analyze_communication.py", lambda: analyze(options))
 
 

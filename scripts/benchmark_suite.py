@@ -28,8 +28,7 @@ import shlex
 import subprocess
 import sys
 
-from common.analysis import positive, progress, text_table
-from common.command_line import Failure, run_tool
+from common.command_line import Failure, positive, progress, run_tool
 from common.provenance import SAME_RUN, describe, hash_of
 from common.records import (
     Case,
@@ -45,6 +44,7 @@ from common.records import (
     write_results,
 )
 from common.runs import TimeLimit, last_words, run_process, train
+from common.tables import text_table
 from common.versions import REPOSITORY, SCRIPTS, load_version, loss_and_gradients, relative_error
 
 PEERS = {"hf": ["--library", "transformers"], "liger": ["--library", "liger"]}

@@ -27,10 +27,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.analysis import Parser, emit, text_table
-from common.command_line import Failure, run_tool
+from common.command_line import Failure, Parser, run_tool
 from common.records import significant
 from common.runs import read_metrics
+from common.tables import emit, text_table
 
 BUCKET_BYTES = 25 * 2**20
 SIXTEEN_BIT_WEIGHTS = (3, 4)  # versions whose --use-amp computes with, and sends gradients of, 16-bit weights

@@ -16,11 +16,11 @@ import statistics
 import sys
 import tempfile
 
-from common.analysis import Parser, add_time_limit, emit, known, load_script, positive, progress, text_table, with_sizes
-from common.command_line import Failure, run_tool
+from common.command_line import Failure, Parser, add_time_limit, load_script, positive, progress, run_tool, with_sizes
+from common.profiles import read_profile
 from common.records import significant
 from common.runs import TimeLimit, train
-from common.traces import read_profile
+from common.tables import emit, known, text_table
 from common.versions import SCRIPTS
 
 SWITCHES = {

@@ -18,8 +18,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from common.analysis import Parser, emit, positive, text_table
-from common.command_line import Failure, run_tool
+from common.command_line import Failure, Parser, positive, run_tool
+from common.tables import emit, text_table
 from common.versions import load_version
 
 KIB, MIB = 2**10, 2**20

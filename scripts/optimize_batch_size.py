@@ -12,10 +12,21 @@ import argparse
 import os
 import sys
 
-from common.analysis import Parser, emit, known, load_script, on_cpu, positive, progress, text_table, with_sizes
-from common.command_line import Failure, add_version_option, run_tool, version_meant
+from common.command_line import (
+    Failure,
+    Parser,
+    add_version_option,
+    load_script,
+    on_cpu,
+    positive,
+    progress,
+    run_tool,
+    version_meant,
+    with_sizes,
+)
 from common.records import significant
 from common.runs import OutOfMemory, train
+from common.tables import emit, known, text_table
 from common.versions import SCRIPTS
 
 TARGETS = ("throughput", "memory", "latency")

@@ -14,10 +14,10 @@ import sys
 
 import numpy as np
 
-from common.analysis import Parser, emit, progress
-from common.command_line import Failure, run_tool
+from common.command_line import Failure, Parser, progress, run_tool
 from common.records import significant
 from common.runs import differences, read_metrics
+from common.tables import emit
 
 DRAWS = 2000
 LOSS_BOUND = 0.02  # relative difference of the first losses: a lower precision may make so much, a wrong model more

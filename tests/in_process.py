@@ -8,6 +8,7 @@ import importlib
 import io
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 
@@ -62,6 +63,25 @@ def run_here(command, *arguments, cwd=None, **options):
         except SystemExit as end:
             status = end.code
     return subprocess.CompletedProcess(command, status or 0, out.getvalue(), err.getvalue())
+
+
+def call(version, command, cwd=None, status=0):
+    """Run a documented command in a version's folder; return its result, whose status must be as expected."""
+    program, *arguments = shlex.split(command)
+    folder = SCRIPTS[version].parent
+    result = run_here([sys.executable, folder / program, *arguments], cwd=cwd or folder)
+    assert result.returncode == status, result.stdout + result.stderr
+    return result
+
+
+def refused(main, arguments, capsys, words, status=2):
+    """Check that a tool answers bad input with one sentence and this status."""
+    try:
+        found = main([str(word) for word in arguments])
+    except SystemExit as error:
+        found = error.code
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert found == status and words in errors[-1], errors
 
 
 def process_here(command, timeout=None):

@@ -1,23 +1,52 @@
-"""What the tools' command lines share: how they fail, and which of the four versions they are meant for."""
+"""The tools' command line: one parser, errors as one line, and the options that several tools share."""
 
+import argparse
+import importlib.util
 import os
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from common.versions import SCRIPTS
+from common.versions import SCRIPTS, load_version
+
+# Sizes for a machine without a GPU, where version 3's kernels run in Triton's interpreter.
+CPU_SIZES = "--hidden-dim 64 --num-layers 2 --num-heads 4 --seq-len 32 --batch-size 2 --vocab-size 256".split()
+PRECISIONS = {  # name -> options of the training scripts
+    "float32": [],
+    "tf32": ["--tf32"],
+    "bfloat16": ["--use-amp", "--amp-dtype", "bfloat16"],
+    "float16": ["--use-amp", "--amp-dtype", "float16"],
+}
 
 
 class Failure(Exception):
-    """Ends a tool with this exit status (2 bad input, 1 a failure) and, unless it is empty, this one sentence."""
+    """End a tool with this exit status (2 for bad input, 1 for a failure) and, unless it is empty, one sentence."""
 
     def __init__(self, status: int, sentence: str = ""):
         super().__init__(sentence)
         self.status = status
 
 
+class Parser(argparse.ArgumentParser):
+    """Parse a tool's options; a wrong one prints one line and exits with status 2."""
+
+    def __init__(self, program: str, description: str | None, example: str | None = None, with_json: bool = True):
+        super().__init__(
+            prog=program,
+            description=description,
+            epilog=example and f"example: python {program} {example}",
+            allow_abbrev=False,
+            formatter_class=argparse.HelpFormatter if example else argparse.RawDescriptionHelpFormatter,
+        )
+        if with_json:
+            self.add_argument("--json", metavar="FILE", help="write the results as JSON (- prints it, not the text)")
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
 def run_tool(program: str, work: Callable[[], int | None]) -> int:
-    """The exit status of a tool's work; what goes wrong becomes one sentence for the user instead of a traceback."""
+    """Run a tool's work and return its exit status; print errors as one line instead of a traceback."""
     try:
         return work() or 0
     except Failure as error:
@@ -41,21 +70,59 @@ def run_tool(program: str, work: Callable[[], int | None]) -> int:
         return 130
 
 
-def result_folder(name: str) -> pathlib.Path:
-    """The folder that --profile-dir names, made if it is not there."""
+def progress(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def result_folder(name: str | pathlib.Path, option: str = "--profile-dir") -> pathlib.Path:
+    """Return the folder that an option names, created if needed."""
     folder = pathlib.Path(name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Failure(1, f"--profile-dir {folder} cannot be made: {error.strerror}") from None
+        raise Failure(1, f"{option} {folder} cannot be made: {error.strerror}") from None
     return folder
 
 
-def version_meant(wanted: int | None = None) -> int:
-    """wanted, else the version of the folder that the program was called from or in.
+# ---------------------------------------------------------------- options
 
-    The folders offer the tools as symbolic links, so the path by which a tool was called tells the version. Raises
-    Failure where neither that nor the current folder does.
+
+def positive(text: str) -> int:
+    """Convert an option's text to a whole number of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def numbers(text: str) -> list[int]:
+    """Convert an option's text to positive whole numbers separated by commas."""
+    return [positive(part) for part in text.split(",")]
+
+
+def listed(choices: Collection | None = None, convert: Callable = str) -> Callable[[str], list]:
+    """Return a converter for values separated by commas, each one of the choices if there are any."""
+
+    def parse(text: str) -> list:
+        values = [convert(part) for part in text.split(",") if part]
+        if not values or any(choices and value not in choices for value in values):
+            allowed = ", ".join(map(str, choices)) if choices else "one or more values"
+            raise argparse.ArgumentTypeError(f"{text!r}: choose from {allowed}")
+        return list(dict.fromkeys(values))
+
+    return parse
+
+
+def add_version_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--version", type=int, choices=SCRIPTS, metavar="N", help="1 to 4 (that of the folder this is called in)"
+    )
+
+
+def version_meant(wanted: int | None = None) -> int:
+    """Return the wanted version, or else that of the folder that the program was called from or in.
+
+    The folders offer the tools as symbolic links, so the path by which a tool was called tells the version.
     """
     if wanted is not None:
         return wanted
@@ -66,8 +133,65 @@ def version_meant(wanted: int | None = None) -> int:
     raise Failure(2, "say which version with --version 1, 2, 3 or 4, or run this in a version's folder")
 
 
-def add_version_option(parser) -> None:
-    """The option --version, for argparse."""
+def add_steps(parser: argparse.ArgumentParser, option: str = "--steps") -> None:
+    parser.add_argument(option, type=positive, metavar="N", help="steps in it, where it does not say so itself")
+
+
+def add_time_limit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--version", type=int, choices=SCRIPTS, metavar="N", help="1 to 4 (the folder in which this is called tells)"
+        "--time-limit", type=float, metavar="S", help="start nothing that would not end in so many seconds"
     )
+
+
+# ---------------------------------------------------------------- options for the training scripts
+
+
+def on_cpu(argv: list[str]) -> bool:
+    """Return whether these options train on the CPU; if so, have version 3's kernels interpreted."""
+    import torch
+
+    chosen = [word for flag, word in zip(argv, argv[1:], strict=False) if flag == "--device"]
+    cpu = chosen[-1:] == ["cpu"] or "--device=cpu" in argv or not torch.cuda.is_available()
+    if cpu:
+        os.environ["TRITON_INTERPRET"] = "1"  # before version 3 imports Triton
+    return cpu
+
+
+def with_sizes(argv: list[str]) -> list[str]:
+    """Return the options, on a CPU after those of a very small model unless they choose sizes themselves."""
+    if on_cpu(argv) and not any(word.startswith(("--preset", "--hidden-dim", "--num-layers")) for word in argv):
+        return [*CPU_SIZES, *argv]
+    return argv
+
+
+def script_path(name: str | pathlib.Path, option: str) -> pathlib.Path:
+    """Return the training script that a file or a version's folder means."""
+    path = pathlib.Path(name)
+    if path.is_dir():
+        found = sorted(path.glob("tiny_llama_v*.py"))
+        if len(found) != 1:
+            raise Failure(2, f"{option} {path} holds {len(found)} files tiny_llama_v*.py: name the script itself")
+        path = found[0]
+    if not path.is_file():
+        raise Failure(2, f"{option} {path} does not exist: name a tiny_llama_v*.py")
+    return path
+
+
+def load_script(path: pathlib.Path, option: str):
+    """Return the module of a training script anywhere, one of the four or a copy with changes."""
+    path = path.resolve()
+    for version, script in SCRIPTS.items():
+        if path == script:
+            return load_version(version)
+    name = f"{path.stem}_{abs(hash(str(path)))}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None:
+        raise Failure(2, f"{option} {path} is no Python script")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise Failure(2, f"{option} {path} is no valid Python: {error.msg} in line {error.lineno}") from None
+    if not hasattr(module, "Trainer") or not hasattr(module, "canonical_views"):
+        raise Failure(2, f"{option} {path} is not a training script of this workshop: it has no Trainer")
+    return module

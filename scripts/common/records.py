@@ -10,6 +10,7 @@ import csv
 import json
 import os
 import pathlib
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -84,7 +85,8 @@ def modernize(results: dict) -> None:
     told = {session.get("arguments", {}).get("commit") for session in sessions} - {None}
     results["record"] = {key: known[key] for key in ("device", "device_type", "python")}
     results["record"] |= {"date": sessions[-1]["date"], "commit": next(iter(told), None), "modified": False}
-    results["record"] |= {"driver": None, "runtime": f"CUDA {known['cuda']}", "command": None}
+    driver = re.search(r"\d+\.[\d.]+", sessions[-1].get("driver") or "")
+    results["record"] |= {"driver": driver and driver[0], "runtime": f"CUDA {known['cuda']}", "command": None}
     results["record"]["packages"] = {name: known[name] for name in ("torch", "triton")}
     for entry in results["runs"]:
         case = entry["case"]

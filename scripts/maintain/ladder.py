@@ -19,7 +19,6 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.analysis import known, markdown_table
 from common.command_line import run_tool
 from common.pages import fill, fill_quotes, quoted_rows, write_or_check
 from common.provenance import faults_of_commit, machine_line
@@ -33,6 +32,7 @@ from common.records import (
     significant,
     table_of,
 )
+from common.tables import known, markdown_table
 from common.versions import REPOSITORY, SCRIPTS
 from maintain.page_commands import PAGES
 

@@ -3,18 +3,18 @@
     python scripts/maintain/tested_on.py            compare the table in README.md with the records
     python scripts/maintain/tested_on.py --write    replace it
 
-The rows come from scripts/recorded/*/suite.json, the targets of inspect_kernels.py, the stubs of tests/tools/stubs and
+The rows come from the runs in scripts/recorded/, the targets of inspect_kernels.py, the stubs of tests/tools/stubs and
 the sets of versions in scripts/common/constraints*.txt. Exit status: 0; 1 where the table differs; 2 for a bad option.
 """
 
 import argparse
-import json
 import pathlib
 import re
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from common.environment import ROCM_BUILDS, numbers
+from common.records import Record
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 README = REPOSITORY / "README.md"
@@ -30,11 +30,14 @@ TARGET_OF = {
     "gfx1100": r"RX 7900|W7[89]00",
 }
 PARTS = {
+    "graph": "with and without a graph",
+    "kernels": "each kernel alone",
     "kernels.json": "each kernel alone",
-    "report": "report",
+    "ablation3": "ablation",
     "stages": "debugging stages",
-    "communication.json": "communication",
-    "wrappers.txt": "wrappers",
+    "memory": "memory over length",
+    "ddp": "DDP on several GPUs",
+    "fsdp": "FSDP2 on several GPUs",
     "tests.txt": "test suite",
 }
 OTHER_PLATFORMS = ["aarch64", "macOS", "Windows (in WSL it is Linux)"]
@@ -49,24 +52,23 @@ def together(words):
 def executed(recorded):
     """Yield (device, versions, parts) for each device and set of versions below the folder, newest first."""
     groups = {}
-    for path in sorted(recorded.glob("*/suite.json")):
-        suite = json.loads(path.read_text())
-        drivers = [re.search(r"\d+\.[\d.]+", session.get("driver") or "") for session in suite["sessions"]]
-        driver = f"driver {drivers[-1][0]}" if drivers[-1] else "driver not recorded"
-        for run in (run for run in suite["runs"] if run["status"] == "ok"):
-            found = run["environment"]
-            runtime = f"ROCm {found['hip']}" if found["hip"] else f"CUDA {found['cuda']}"
-            versions = f"{driver}, PyTorch {found['torch']}, Triton {found['triton']}, {runtime}"
-            group = groups.setdefault((found["device"], versions), {"dates": set(), "runs": [], "folders": set()})
-            group["dates"].add(found["date"][:10])
-            group["runs"].append(run["case"])
-            group["folders"].add(path.parent)
+    for folder in sorted({path.parent for name in ("suite.json", "headline") for path in recorded.glob(f"*/{name}")}):
+        results = Record(folder).suite()
+        found, runtime = results["record"], results["record"]["runtime"].replace("HIP", "ROCm")
+        driver = f"driver {found['driver']}" if found["driver"] else "driver not recorded"
+        versions = f"{driver}, PyTorch {found['packages']['torch']}, Triton {found['packages']['triton']}, {runtime}"
+        group = groups.setdefault((found["device"], versions), {"dates": set(), "models": set(), "parts": set()})
+        group["dates"].add(found["date"][:10])
+        group["models"] |= {row["model"] for row in results["rows"]}
+        group["parts"] |= {part for name, part in PARTS.items() if (folder / name).exists()}
     for (device, versions), group in sorted(groups.items(), key=lambda item: max(item[1]["dates"]), reverse=True):
-        numbered = sorted({case["model"][1] for case in group["runs"] if re.match(r"v\d", case["model"])})
-        counts = sorted({case["processes"] for case in group["runs"]})
-        parts = [f"versions {together(numbered)} on {together(counts)} GPU{'s' if counts != [1] else ''}"]
-        parts += [part for name, part in PARTS.items() if any((folder / name).exists() for folder in group["folders"])]
-        yield device, versions, f"{', '.join(parts)}; last on {max(group['dates'])}"
+        numbered = sorted({model[1] for model in group["models"] if re.match(r"v\d", model)})
+        parts = [part for part in dict.fromkeys(PARTS.values()) if part in group["parts"]]
+        yield (
+            device,
+            versions,
+            f"{', '.join([f'versions {together(numbered)}', *parts])}; last on {max(group['dates'])}",
+        )
 
 
 def versions_of(name):

@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.analysis import Parser, emit, progress
-from common.command_line import Failure, run_tool
+from common.command_line import Failure, Parser, progress, run_tool
 from common.runs import end
+from common.tables import emit
 from common.versions import REPOSITORY
 from maintain.page_commands import PAGES, Command, commands, start_of
 

@@ -1,11 +1,11 @@
 """What a visitor looks for first: the licence, what was tested where, the workflow, and how to contribute."""
 
-import json
 import re
 
 import pytest
 import yaml
 
+from common.records import PHASES, Case, write_results
 from common.versions import REPOSITORY, SCRIPTS
 from maintain import tested_on
 
@@ -35,24 +35,28 @@ def test_a_table_that_differs_is_found_and_written(readme):
     assert ended.value.code == 2
 
 
-def record(folder, device, driver, **environment):
-    """A record of one run on a device."""
-    case = {"model": "v3+fp8", "processes": 2}
-    found = {"device": device, "torch": "2.9.1", "triton": "3.5.1", "cuda": None, "hip": None, "date": "2027-01-02T03"}
-    runs = [{"status": "ok", "case": case, "environment": {**found, **environment}}]
-    runs.append({"status": "failed", "case": {"model": "v4", "processes": 1}, "environment": None})
-    folder.mkdir()
-    (folder / "suite.json").write_text(json.dumps({"sessions": [{"driver": driver}], "runs": runs}))
+def record(folder, device, driver, runtime):
+    """Write a record of one run on a device, and of one that failed."""
+    case = Case("v3", "small", 8, 128, "bfloat16", True)
+    step = {"p25": 1.0, "median": 1.0, "p75": 1.0}
+    numbers = dict.fromkeys(("peak_memory_mb", "flops_per_step", "parameters", "parameters_trained", "warmup_s"), 1)
+    numbers |= dict.fromkeys(PHASES) | {"step_ms": step, "graph": {"captured": True, "reason": None}}
+    ran = {"case": case, "repeat": 0, "status": "ok", "reason": None, "summary": numbers}
+    failed = {"case": case._replace(model="v4"), "repeat": 0, "status": "failed", "reason": "no"}
+    found = {"device": device, "device_type": "cuda", "driver": driver, "runtime": runtime, "date": "2027-01-02T03"}
+    found["packages"] = {"torch": "2.9.1", "triton": "3.5.1"}
+    (folder / "headline").mkdir(parents=True)
+    write_results({"record": found, "runs": [ran, failed], "accuracy": []}, folder / "headline" / "suite.json")
 
 
 def test_a_record_of_an_amd_gpu_changes_the_table(tmp_path):
     before = tested_on.table(tmp_path)
     assert "any AMD GPU" in before[-1] and "gfx942" in before[3]
-    record(tmp_path / "mi325x", "AMD Instinct MI325X", "6.12.12", hip="6.4.43484")
+    record(tmp_path / "mi325x", "AMD Instinct MI325X", "6.12.12", "HIP 6.4.43484")
     (tmp_path / "mi325x" / "tests.txt").write_text("219 passed")
     after = tested_on.table(tmp_path)
     versions = "driver 6.12.12, PyTorch 2.9.1, Triton 3.5.1, ROCm 6.4.43484"
-    parts = "versions 3 on 2 GPUs, test suite; last on 2027-01-02"
+    parts = "versions 3, test suite; last on 2027-01-02"
     assert after[2] == f"| executed | AMD Instinct MI325X | {versions} | {parts} |"
     assert "any AMD GPU" not in after[-1]
     assert "gfx942" not in after[4] and "gfx90a" in after[4]

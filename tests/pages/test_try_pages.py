@@ -140,4 +140,4 @@ def test_pages_that_are_none(capsys):
     for wrong in (["--each", "-1"], ["--time-limit", "0"]):
         with pytest.raises(SystemExit, match="2"):
             try_pages.main(wrong)
-    assert len(PAGES) == 11
+    assert len(PAGES) == 12

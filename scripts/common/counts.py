@@ -1,0 +1,506 @@
+"""FLOPs, bytes, launches and saved activations of every part of a training step, as functions of the sizes.
+
+    sizes = sizes_of(load_version(3).parse_options(["--preset", "small"]))
+    step = step_counts(3, "bfloat16", sizes)
+    step["attention"]["backward"]["flops"], total(step, "bytes")
+
+The order is that of TINY_LLAMA_ARCHITECTURE.md. tests/tools/test_counts.py compares every part with the operators and
+kernels that the scripts run.
+
+flops       of matmuls, 2 per multiply-add; attention kernels compute the causal half of the scores
+operations  of everything else: one per element of the largest operand, as version 1 computes it in float32
+bytes       each launch reads its operands once and writes its results once; a cache may save some of it
+launches    operators that compute; PyTorch's may start more than one kernel, a Triton kernel is one
+saved       bytes that the backward needs from the forward, each storage once, without parameters and RoPE tables
+
+Version 4 is counted without torch.compile, and gradient scaling (float16) is left out.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+PARTS = (
+    "embedding", "norms and residual", "QKV projection", "RoPE", "attention", "output projection", "gate and up",
+    "SwiGLU", "down projection", "output head", "cross-entropy", "AdamW",
+)  # fmt: skip
+PHASES = ("forward", "backward")
+QUANTITIES = ("flops", "operations", "bytes", "launches", "saved")
+ELEMENT_BYTES = {"float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2}
+CAST = 6  # bytes: an element is read in float32 and written in 16 bits, or the other way round
+MAX_ONE_HOT = 4096  # vocabulary up to which version 3 computes the embedding's gradient as a matmul
+
+
+class Sizes(NamedTuple):
+    """Batch, tokens, hidden_dim, query heads, key/value heads, head_dim, intermediate_dim, vocab_size, layers."""
+
+    B: int
+    T: int
+    C: int
+    H: int
+    K: int
+    D: int
+    F: int
+    V: int
+    L: int
+
+    @property
+    def kv(self) -> int:
+        """Columns of the keys."""
+        return self.K * self.D
+
+
+def sizes_of(config) -> Sizes:
+    """Return the sizes in a training script's options."""
+    names = "batch_size seq_len hidden_dim num_heads num_kv_heads head_dim intermediate_dim vocab_size num_layers"
+    return Sizes(*(getattr(config, name) for name in names.split()))
+
+
+# ---------------------------------------------------------------- parameters and FLOPs
+
+
+def parameters(s: Sizes) -> dict[str, tuple]:
+    """Return {part: (parameters of each layer, parameters outside the layers)}."""
+    return {
+        "embedding": (0, s.V * s.C),
+        "norms and residual": (2 * s.C, s.C),
+        "QKV projection": (s.C * (s.C + 2 * s.kv), 0),
+        "output projection": (s.C * s.C, 0),
+        "gate and up": (2 * s.C * s.F, 0),
+        "down projection": (s.C * s.F, 0),
+    }
+
+
+def parameter_count(s: Sizes) -> int:
+    return sum(s.L * layer + once for layer, once in parameters(s).values())
+
+
+def forward_flops(s: Sizes) -> dict[str, tuple]:
+    """Return {part: (FLOPs of each layer, FLOPs outside the layers)} that the forward needs; the backward needs twice.
+
+    A matmul of m x k with k x n takes 2mkn. Of the T x T scores the causal half is needed, in two matmuls.
+    """
+    rows = s.B * s.T
+    return {
+        "QKV projection": (2 * rows * s.C * (s.C + 2 * s.kv), 0),
+        "attention": (2 * rows * s.T * s.C, 0),
+        "output projection": (2 * rows * s.C * s.C, 0),
+        "gate and up": (4 * rows * s.C * s.F, 0),
+        "down projection": (2 * rows * s.C * s.F, 0),
+        "output head": (0, 2 * rows * s.C * s.V),
+    }
+
+
+def required_flops(s: Sizes) -> dict[str, int]:
+    """Return {part: FLOPs of a step that no version can do without}."""
+    return {part: 3 * (s.L * layer + once) for part, (layer, once) in forward_flops(s).items()}
+
+
+# Matmuls over the causal half of the scores, forward and backward. Version 1 computes the masked half too; fused
+# kernels recompute scores in the backward, and both backward kernels of version 3 the scores and their gradients.
+ATTENTION_MATMULS = {1: (4, 8), 2: (2, 5), 3: (2, 7), 4: (2, 5)}
+
+
+def flops_done(version: int, s: Sizes) -> dict[str, dict[str, tuple]]:
+    """Return {part: {phase: (FLOPs of each layer, FLOPs outside the layers)}} that a version computes."""
+    needed = forward_flops(s)
+    done = {part: {"forward": pair, "backward": (2 * pair[0], 2 * pair[1])} for part, pair in needed.items()}
+    one = s.B * s.T * s.T * s.C
+    done["attention"] = {phase: (n * one, 0) for phase, n in zip(PHASES, ATTENTION_MATMULS[version], strict=True)}
+    if version == 3 and not s.V > MAX_ONE_HOT:
+        done["embedding"] = {"forward": (0, 0), "backward": (0, 2 * s.B * s.T * s.C * s.V)}
+    return done
+
+
+def operations(s: Sizes) -> dict[str, tuple[float, float]]:
+    """Return {part: (forward, backward)}: element-wise operations and reductions of a step of version 1."""
+    rows, x = s.B * s.T, s.B * s.T * s.C
+    scores, wide, logits = s.B * s.H * s.T * s.T, rows * s.F, rows * s.V
+    rotated = x + rows * s.kv
+    return {
+        "embedding": (0, x + s.V * s.C),
+        "norms and residual": (
+            s.L * (10 * x + 4 * rows) + 4 * x + 2 * rows,
+            s.L * (24 * x + 6 * rows) + 11 * x + 3 * rows,
+        ),
+        "QKV projection": (0, s.L * 2 * x),
+        "RoPE": (s.L * 3 * rotated, s.L * 3.5 * rotated),
+        "attention": (s.L * 3 * scores, s.L * (3 * scores + 2 * x)),
+        "gate and up": (0, s.L * x),
+        "SwiGLU": (s.L * 2 * wide, s.L * 3 * wide),
+        "cross-entropy": (2 * logits, 2 * logits),
+        "AdamW": (0, 8 * parameter_count(s)),
+    }
+
+
+# ---------------------------------------------------------------- bytes, launches, saved activations
+
+
+@dataclasses.dataclass
+class Part:
+    """The bytes of each launch, forward and backward, and the bytes saved for backward."""
+
+    forward: list = dataclasses.field(default_factory=list)
+    backward: list = dataclasses.field(default_factory=list)
+    saved: int = 0
+
+    def __add__(self, other: "Part") -> "Part":
+        return Part(self.forward + other.forward, self.backward + other.backward, self.saved + other.saved)
+
+
+def matmul(m: int, k: int, n: int, e: int) -> int:
+    """Return the bytes of a matmul of m x k with k x n elements of e bytes."""
+    return e * (m * k + k * n + m * n)
+
+
+def projection(rows: int, k: int, n: int, e: int, autocast: bool, wide_input: bool = True, saved: int = 0) -> Part:
+    """Count x Wᵀ and its two gradients; autocast converts the weight and, if it is float32, the input each time."""
+    casts = [CAST * k * n] * autocast + [CAST * rows * k] * (autocast and wide_input)
+    one = matmul(rows, k, n, e)
+    return Part([one, *casts], [one, one, *casts], saved + 2 * k * n * autocast)
+
+
+def embedding(s: Sizes, version: int, e: int) -> Part:
+    e = 4 if version < 3 else e  # under autocast the residual stream and the weights are float32
+    x, tokens, table = e * s.B * s.T * s.C, 8 * s.B * s.T, e * s.V * s.C
+    add = 3 * table  # the gradient of the output head is added
+    if version == 3 and not s.V > MAX_ONE_HOT:
+        onehot = e * s.B * s.T * s.V
+        return Part([2 * x + tokens], [onehot, tokens + e * s.B * s.T, onehot + x + table, add], tokens)
+    return Part([2 * x + tokens], [x + tokens + table, add], tokens)
+
+
+def norm(s: Sizes, version: int, e: int, residual: bool) -> Part:
+    """Count an RMSNorm, with the residual add that belongs to it."""
+    n, r, w = s.B * s.T * s.C, 4 * s.B * s.T, 4 * s.C
+    if version == 3:  # forward; backward with partial sums of dw, and their sum
+        terms = 4 if residual else 2
+        return Part([terms * e * n + r + w], [(terms if residual else 3) * e * n + r + 2 * w, 2 * w], e * n + r)
+    if version == 4:
+        read, casts = e * s.C, [CAST * s.C] * (e == 2)  # the weight, which a 16-bit model casts
+        saved = e * n + r + read * (e == 2)
+        part = Part([*casts, 2 * e * n + r + read], [3 * e * n + r + 2 * read, *casts], saved)
+        return part + Part([3 * e * n], [3 * e * n]) if residual else part
+    x = 4 * n
+    forward = [2 * x, x + r, 2 * r, 2 * r, 2 * x + r, 2 * x + w]  # pow, mean, + eps, rsqrt, x · rstd, · w
+    weight = [3 * x, x + w, 2 * x + w]  # dy · x · rstd and its sum over rows: dw; dy · w
+    rstd = [3 * x, x + r, 2 * r, 2 * r, 3 * r]  # its gradient, a sum over columns, and the derivative of rsqrt
+    mean = [x + r, 2 * x, 2 * x, 3 * x]  # the derivatives of mean and pow
+    part = Part(forward, [*weight, 2 * x + r, *rstd, *mean, 3 * x], 2 * x + r)
+    if residual:  # the gradient of a sum goes to both terms; one comes from a 16-bit matmul
+        cast = [CAST * n] * (e == 2)
+        part += Part([2 * x + e * n], [3 * x, *cast])
+    return part
+
+
+def qkv_projection(s: Sizes, version: int, e: int) -> Part:
+    rows, autocast = s.B * s.T, version < 3 and e == 2
+    x, packed = rows * s.C, rows * (s.C + 2 * s.kv)
+    if version == 1:
+        parts = [projection(rows, s.C, n, e, autocast) for n in (s.C, s.kv, s.kv)]
+        copies = 3 if autocast else 1
+        return parts[0] + parts[1] + parts[2] + Part([], [12 * x, 12 * x], copies * e * x)  # dx is the sum of three
+    part = projection(rows, s.C, s.C + 2 * s.kv, e, autocast, saved=e * x)
+    return part if version == 3 else part + Part([], [2 * e * packed])  # dq, dk and dv are concatenated
+
+
+def rope(s: Sizes, version: int, e: int) -> Part:
+    rows, table = s.B * s.T, 2 * s.T * s.D  # bytes of the cosines, as many of the sines
+    if version == 3:  # the backward is part of the attention kernels
+        return Part([2 * e * rows * (s.C + 2 * s.kv) + 2 * table])
+    part = Part()
+    for n in (rows * s.C, rows * s.kv):
+        multiply, add, cat = 4 * n + table, 6 * n, 8 * n  # float32; cos and sin multiply halves of the heads
+        casts = [CAST * n] * 2 if e == 2 else []
+        part += Part([multiply] * 4 + [add, add, cat, *casts], [multiply] * 4 + [4 * n, add, add, cat, *casts])
+    return part
+
+
+def scored_attention(s: Sizes, e: int) -> Part:
+    """Count version 1's attention, which writes the scores."""
+    q, kv, n, mask = s.B * s.T * s.C, s.B * s.T * s.kv, s.B * s.H * s.T * s.T, s.T * s.T
+    repeat, bmm = [e * (q + kv)] * 2, e * (2 * q + n)  # of k and v; every bmm has two operands of T x D, one of T x T
+    casts = [CAST * n] * 2 if e == 2 else []
+    # copies of q, k and v; bmm, 1 / sqrt(D), mask, softmax, bmm; ones and triu
+    forward = [*repeat, *[2 * e * q] * 3, bmm, 2 * e * n, 8 * n + mask, 8 * n, bmm, mask, 2 * mask, *casts]
+    # copy of do; dP, dv, softmax, mask, 1 / sqrt(D), dq, dk; sums over the query heads of a key head
+    backward = [2 * e * q, bmm, bmm, 12 * n, 8 * n + mask, 2 * e * n, bmm, bmm, *repeat, *casts]
+    return Part(forward, backward, 3 * e * q + (4 if e == 4 else 6) * n + mask)
+
+
+def attention(s: Sizes, version: int, e: int) -> Part:
+    if version == 1:
+        return scored_attention(s, e)
+    q, kv, row = e * s.B * s.T * s.C, e * s.B * s.T * s.kv, 4 * s.B * s.T * s.H
+    if version == 3:  # forward; dq, with the row sums Δ; dk and dv. The last two read the RoPE tables
+        tables, qkv = 4 * s.T * s.D, q + 2 * kv
+        backward = [qkv + 3 * q + 2 * row + tables, qkv + q + 2 * row + 2 * kv + tables]
+        return Part([qkv + q + row], backward, qkv + q + row)
+    if e == 4:  # float32 kernels want a key head for every query head
+        repeat = [q + kv] * 2
+        return Part([*repeat, 4 * q + row], [8 * q + row, *repeat], 4 * q + row)
+    packed = q + 2 * kv  # v is a view of the packed projection, which stays
+    return Part([2 * q + 2 * kv + row], [4 * q + 4 * kv + row], packed + 2 * q + kv + row)
+
+
+def output_projection(s: Sizes, version: int, e: int) -> Part:
+    rows = s.B * s.T
+    part = projection(rows, s.C, s.C, e, version < 3 and e == 2, wide_input=False)
+    copy = e * rows * s.C  # version 1 copies the mixed values; fused kernels write them as they are read here
+    return part + Part([2 * copy], [], copy) if version == 1 else part
+
+
+def gate_up_projection(s: Sizes, version: int, e: int) -> Part:
+    rows, autocast = s.B * s.T, version < 3 and e == 2
+    x = e * rows * s.C
+    if version in (2, 3):
+        return projection(rows, s.C, 2 * s.F, e, autocast, saved=x)
+    add = (4 if version == 1 else e) * 3 * rows * s.C  # dx is the sum of two
+    part = projection(rows, s.C, s.F, e, autocast)
+    part += part + Part([], [add], 2 * x if autocast else x)
+    # version 4 multiplies with halves of a packed weight, whose gradients are concatenated
+    return part + Part([], [4 * e * s.C * s.F]) if version == 4 else part
+
+
+def swiglu(s: Sizes, version: int, e: int) -> Part:
+    n = e * s.B * s.T * s.F
+    if version == 3:
+        return Part([3 * n], [5 * n], 2 * n)
+    forward, backward = [2 * n, 3 * n], [3 * n, 3 * n, 3 * n]  # silu, · b; dy · b, dy · silu(a), silu's derivative
+    if version == 2:  # the gradients of both halves are concatenated
+        return Part(forward, [*backward, 4 * n], 3 * n)
+    if version == 4:  # silu(a) · b is recomputed in the backward
+        return Part(forward, forward + backward, 2 * n)
+    return Part(forward, backward, 3 * n)
+
+
+def down_projection(s: Sizes, version: int, e: int) -> Part:
+    rows, saved = s.B * s.T, 0 if version == 4 else e * s.B * s.T * s.F
+    return projection(rows, s.F, s.C, e, version < 3 and e == 2, wide_input=False, saved=saved)
+
+
+def output_head(s: Sizes, version: int, e: int) -> Part:
+    rows = s.B * s.T
+    return projection(rows, s.C, s.V, e, version < 3 and e == 2, saved=e * rows * s.C)
+
+
+def cross_entropy(s: Sizes, version: int, e: int) -> Part:
+    n, rows = s.B * s.T * s.V, s.B * s.T
+    if version == 3:  # the kernel reads labels and writes loss, maximum and log(l) of each row; mean. ones_like
+        return Part([e * n + 20 * rows, 4 * rows + 4], [4, 2 * e * n + 16 * rows + 4], e * n + 16 * rows)
+    casts = [CAST * n] * (e == 2)
+    forward = [*casts, 8 * n, 4 * n + 8 * rows + 8]  # log_softmax, nll_loss
+    return Part(forward, [4, 8 * n + 8 * rows + 8, 12 * n, *casts], 4 * n + 8 * rows + 4)
+
+
+def adamw(s: Sizes, version: int, precision: str) -> Part:
+    """Count the optimizer; the update of its step counters is a launch of few bytes."""
+    vectors = (2 * s.L + 1) * s.C
+    matrices, e = parameter_count(s) - vectors, ELEMENT_BYTES[precision]
+    if version < 3:  # foreach: decay, lerp, · beta2, addcmul, sqrt, / , + eps, addcdiv
+        return Part([], [n * (matrices + vectors) for n in (8, 12, 8, 16, 8, 8, 8, 16)])
+    if version == 4:
+        steps = 4 * (6 * s.L + 2)  # a counter per tensor
+        fused = [2 * steps, 28 * (matrices + vectors) + steps]
+        copies = [CAST * matrices + 8 * vectors] * (2 * (e == 2))  # gradients to float32, weights back to 16 bits
+        return Part([], [*fused, *copies])
+    wide = 26 if precision == "bfloat16" else 28  # a bfloat16 copy and its low bits are float32 in two pieces
+    updates = [wide * matrices, 28 * vectors] if e == 2 else [28 * (matrices + vectors)]
+    return Part([], [16, 40, *updates])  # t + 1, beta ** t
+
+
+def parts_of_layer(version: int, precision: str, s: Sizes) -> dict[str, Part]:
+    """Return {part: Part} of each layer."""
+    e = ELEMENT_BYTES[precision]
+    one_norm = norm(s, version, e, residual=True)
+    return {
+        "norms and residual": one_norm + one_norm,
+        "QKV projection": qkv_projection(s, version, e),
+        "RoPE": rope(s, version, e),
+        "attention": attention(s, version, e),
+        "output projection": output_projection(s, version, e),
+        "gate and up": gate_up_projection(s, version, e),
+        "SwiGLU": swiglu(s, version, e),
+        "down projection": down_projection(s, version, e),
+    }
+
+
+def parts_once(version: int, precision: str, s: Sizes) -> dict[str, Part]:
+    """Return {part: Part} of what a step does outside the layers."""
+    e = ELEMENT_BYTES[precision]
+    return {
+        "embedding": embedding(s, version, e),
+        "norms and residual": norm(s, version, e, residual=False),
+        "output head": output_head(s, version, e),
+        "cross-entropy": cross_entropy(s, version, e),
+        "AdamW": adamw(s, version, precision),
+    }
+
+
+# ---------------------------------------------------------------- a whole step
+
+
+def step_counts(version: int, precision: str, s: Sizes) -> dict[str, dict[str, dict]]:
+    """Return {part: {phase: {quantity: number}}} of a training step."""
+    layer, once = parts_of_layer(version, precision, s), parts_once(version, precision, s)
+    flops, elementwise, counts = flops_done(version, s), operations(s), {}
+    for part in PARTS:
+        pair = layer.get(part, Part()), once.get(part, Part())
+        counts[part] = {}
+        for i, phase in enumerate(PHASES):
+            each, single = (getattr(p, phase) for p in pair)
+            done = flops.get(part, {}).get(phase, (0, 0))
+            counts[part][phase] = {
+                "flops": s.L * done[0] + done[1],
+                "operations": elementwise.get(part, (0, 0))[i],
+                "bytes": s.L * sum(each) + sum(single),
+                "launches": s.L * len(each) + len(single),
+                "saved": s.L * pair[0].saved + pair[1].saved if phase == "forward" else 0,
+            }
+    return counts
+
+
+def both_phases(counts: dict, quantity: str) -> dict[str, float]:
+    """Return {part: forward and backward together}."""
+    return {part: sum(phases[phase][quantity] for phase in PHASES) for part, phases in counts.items()}
+
+
+def total(counts: dict, quantity: str) -> float:
+    return sum(both_phases(counts, quantity).values())
+
+
+def state_bytes(version: int, precision: str) -> int:
+    """Return bytes per parameter held during the forward: weight, both moments, and a 16-bit copy or low bits.
+
+    Of versions 3 and 4 the 16-bit weights; versions 1 and 2 cast theirs in each step, and these count as saved.
+    Version 3 holds a bfloat16 copy and 16 low bits: together one float32 weight.
+    """
+    return 12 + 2 * (precision == "float16" and version == 3 or version == 4 and ELEMENT_BYTES[precision] == 2)
+
+
+# ---------------------------------------------------------------- kernels and GEMMs
+
+# Version 3's kernels: the part and phase of each, and which of its launches there.
+KERNELS = {
+    "rmsnorm_forward_kernel": ("norms and residual", "forward", slice(None)),
+    "rmsnorm_backward_kernel": ("norms and residual", "backward", slice(0, None, 2)),
+    "column_sum_kernel": ("norms and residual", "backward", slice(1, None, 2)),
+    "rope_kernel": ("RoPE", "forward", slice(None)),
+    "attention_forward_kernel": ("attention", "forward", slice(None)),
+    "attention_backward_dq_kernel": ("attention", "backward", slice(0, 1)),
+    "attention_backward_dkdv_kernel": ("attention", "backward", slice(1, 2)),
+    "swiglu_forward_kernel": ("SwiGLU", "forward", slice(None)),
+    "swiglu_backward_kernel": ("SwiGLU", "backward", slice(None)),
+    "cross_entropy_forward_kernel": ("cross-entropy", "forward", slice(0, 1)),
+    "cross_entropy_backward_kernel": ("cross-entropy", "backward", slice(1, None)),
+    "adamw_kernel": ("AdamW", "backward", slice(2, None)),
+}
+KERNEL_MATMULS = {"attention_forward_kernel": 2, "attention_backward_dq_kernel": 3, "attention_backward_dkdv_kernel": 4}
+
+
+def kernel_counts(precision: str, s: Sizes) -> dict[str, tuple[float, float]]:
+    """Return {kernel of version 3: (FLOPs, bytes) of a launch, on average over a step}.
+
+    Attention's FLOPs are those of its matmuls, those of the others the operations of version 1.
+    """
+    layer, once, found = parts_of_layer(3, precision, s), parts_once(3, precision, s), {}
+    elementwise = operations(s)
+    for kernel, (part, phase, which) in KERNELS.items():
+        each, single = (getattr(parts.get(part, Part()), phase)[which] for parts in (layer, once))
+        launches = s.L * len(each) + len(single)
+        flops = s.L * KERNEL_MATMULS.get(kernel, 0) * s.B * s.T * s.T * s.C
+        if kernel not in KERNEL_MATMULS and kernel != "column_sum_kernel":
+            flops = elementwise[part][PHASES.index(phase)]
+        found[kernel] = flops / launches, (s.L * sum(each) + sum(single)) / launches
+    return found
+
+
+class Gemm(NamedTuple):
+    """So many calls in a step of `batch` matmuls of [m, k] and [k, n]; part: forward, input or weight gradient."""
+
+    names: str
+    part: str
+    batch: int
+    m: int
+    k: int
+    n: int
+    calls: int
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batch * self.m * self.k * self.n
+
+    def bytes(self, e: int) -> int:
+        return self.batch * matmul(self.m, self.k, self.n, e)
+
+
+def gemms(s: Sizes) -> list[Gemm]:
+    """Return the matmuls of version 1's training step; equal shapes stand together."""
+    rows, found = s.B * s.T, []
+    weights = [("q, o", s.C, s.C, 2), ("k, v", s.C, s.kv, 2), ("gate, up", s.C, s.F, 2), ("down", s.F, s.C, 1)]
+    calls = [(name, k, n, times * s.L) for name, k, n, times in weights] + [("output head", s.C, s.V, 1)]
+    for name, k, n, times in calls:
+        found.append(Gemm(name, "forward", 1, rows, k, n, times))
+        found.append(Gemm(name, "input gradient", 1, rows, n, k, times))
+        found.append(Gemm(name, "weight gradient", 1, n, rows, k, times))
+    heads = s.B * s.H
+    found.append(Gemm("scores", "forward", heads, s.T, s.D, s.T, s.L))
+    found.append(Gemm("weights x value", "forward", heads, s.T, s.T, s.D, s.L))
+    found.append(Gemm("gradient of weights", "input gradient", heads, s.T, s.D, s.T, s.L))
+    found.append(Gemm("gradients of q, k, v", "input gradient", heads, s.T, s.T, s.D, 3 * s.L))
+    return found
+
+
+# ---------------------------------------------------------------- GPUs
+
+# Dense peaks of the data sheets in TFLOP/s, and memory bandwidth in TB/s, of a GPU as PyTorch sees it: MI250X is one of
+# its two dies. A GPU without units for a precision has no entry.
+PEAK_TFLOPS = {
+    "MI250X": {"bfloat16": 191.5, "float32": 47.9},
+    "MI300A": {"float8": 1961.2, "bfloat16": 980.6, "tf32": 490.3, "float32": 122.6},
+    "MI300X": {"float8": 2614.9, "bfloat16": 1307.4, "tf32": 653.7, "float32": 163.4},
+    "MI325X": {"float8": 2614.9, "bfloat16": 1307.4, "tf32": 653.7, "float32": 163.4},
+    "MI355X": {"float8": 5033.2, "bfloat16": 2516.6, "float32": 157.3},
+    "A100": {"bfloat16": 311.9, "tf32": 156.0, "float32": 19.5},
+    "H100": {"float8": 1978.9, "bfloat16": 989.4, "tf32": 494.7, "float32": 66.9},
+    "H200": {"float8": 1978.9, "bfloat16": 989.4, "tf32": 494.7, "float32": 66.9},
+    "B200": {"float8": 4500.0, "bfloat16": 2250.0, "tf32": 1125.0, "float32": 75.0},
+}
+BANDWIDTH_TB_S = {
+    "MI250X": 1.638, "MI300A": 5.3, "MI300X": 5.3, "MI325X": 6.0, "MI355X": 8.0, "A100": 2.039, "H100": 3.35,
+    "H200": 4.8, "B200": 8.0,
+}  # fmt: skip
+
+
+def known_gpu(device_name: str) -> str | None:
+    """Return the GPU of the tables that a device's name means."""
+    return next((gpu for gpu in PEAK_TFLOPS if gpu in device_name), None)
+
+
+def peak_tflops(device_name: str, precision: str) -> float | None:
+    """Return a device's peak in a precision; None if the tables do not know it."""
+    precision = "bfloat16" if precision == "float16" else precision
+    return PEAK_TFLOPS.get(known_gpu(device_name), {}).get(precision)
+
+
+def roofline_us(work: dict, gpu: str, precision: str) -> tuple[float, str]:
+    """Return (shortest time in us, "memory" or "compute") of {quantity: number} at a GPU's peaks.
+
+    A GPU without units for a precision computes in float32.
+    """
+    matmul_peak = peak_tflops(gpu, precision) or peak_tflops(gpu, "float32")
+    compute = work["flops"] / matmul_peak + work["operations"] / peak_tflops(gpu, "float32")
+    memory = work["bytes"] / BANDWIDTH_TB_S[gpu]
+    return max(compute, memory) / 1e6, "compute" if compute > memory else "memory"
+
+
+def rooflines(counts: dict, gpu: str, precision: str) -> dict[str, tuple[float, str]]:
+    """Return {part: (us, bound)}; forward and backward are bound separately, the longer one names the bound."""
+    rows = {}
+    for part, phases in counts.items():
+        times = [roofline_us(phases[phase], gpu, precision) for phase in PHASES]
+        rows[part] = sum(us for us, _ in times), max(times)[1]
+    return rows
+
+
+def shortest_step_ms(counts: dict, gpu: str, precision: str) -> float:
+    return sum(us for us, _ in rooflines(counts, gpu, precision).values()) / 1e3

@@ -1,0 +1,262 @@
+"""Count FLOPs and bytes of the operators in a trace from their recorded shapes, and relate them to a device's ceilings.
+
+ceilings, origin = ceilings_for(profile, None)          # {"matmul_tflops", "copy_tb_s"}
+rows = operator_table(profile, steps_needed(profile), ceilings)
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import re
+import time
+from collections.abc import Callable
+
+from common import counts
+from common.command_line import Failure
+from common.profiles import Operation, Profile
+from common.report import matplotlib_figure
+
+ELEMENT_BYTES = {
+    "float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "int": 4, "bool": 1, "unsigned char": 1,
+    "TensorList": 4,  # the trace does not say which: the lists of this model are float32
+}  # fmt: skip
+PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}  # which input is the left factor
+ATTENTION_TOKENS = {  # dimension of the tokens in the shape of the query, per form of the operator's name
+    r"_scaled_dot_product_\w+": 2,
+    r"_(flash|efficient)_attention_\w+": 1,
+    r"_cudnn_attention_\w+": 2,
+}
+
+
+def tensor_bytes(dims: list, kind: str, strides: list) -> int:
+    """Return the bytes of a tensor, or of a list of tensors; a dimension with stride 0 is one and the same memory."""
+    if kind not in ELEMENT_BYTES or (kind == "TensorList" and not dims):
+        return 0
+    if dims and isinstance(dims[0], list):
+        parts = strides or [[]] * len(dims)
+        return sum(tensor_bytes(d, kind, s) for d, s in zip(dims, parts, strict=False))
+    repeated = [stride == 0 and size > 1 for size, stride in zip(dims, strides, strict=False)]
+    repeated += [False] * (len(dims) - len(repeated))
+    return ELEMENT_BYTES[kind] * math.prod(1 if same else size for size, same in zip(dims, repeated, strict=True))
+
+
+def work(name: str, dims: list, types: list, strides: list) -> tuple[float | None, float | None]:
+    """Return FLOPs and the fewest possible bytes of an operator with these inputs; None where it cannot be told.
+
+    Every input is read once and, where its size follows from them, the output written once. A Python autograd function,
+    whose kernels read saved tensors too, cannot be told from its inputs.
+    """
+    inputs = [tensor_bytes(*tensor) for tensor in zip(dims, types, strides, strict=False)]
+    if not any(inputs) or re.search(r"Function(Backward)?$", name):
+        return None, None
+    size = next(ELEMENT_BYTES[kind] for kind, n in zip(types, inputs, strict=False) if n)
+    if name in PRODUCTS:
+        left, right = dims[PRODUCTS[name] :][:2]
+        rows, inner, columns = left[-2], left[-1], right[-1]
+        batch = left[0] if len(left) == 3 else 1
+        return 2.0 * batch * rows * inner * columns, float(sum(inputs) + size * batch * rows * columns)
+    for pattern, place in ATTENTION_TOKENS.items():
+        if re.fullmatch(rf"aten::{pattern}", name):
+            # the causal half of two products; the backward makes five, and its first input is the output's gradient
+            backward = name.endswith("backward")
+            query = dims[1 if backward else 0]
+            flops = 2.0 * math.prod(query) * query[place] * (2.5 if backward else 1)
+            return flops, float(sum(inputs) + (sum(inputs[1:4]) if backward else inputs[0]))
+    return 0.0, float(bytes_without_products(name, dims, inputs, size))
+
+
+def bytes_without_products(name: str, dims: list, inputs: list[int], size: int) -> int:
+    """Return the bytes read and written by an operator without matrix products."""
+    if name == "aten::embedding":
+        return inputs[1] + 2 * size * math.prod(dims[1]) * dims[0][-1]
+    if re.search(r"copy_$|fill_$|zero_$|sum|mean|norm|nll_loss_forward|index_select|^Mem", name):
+        return sum(inputs)  # the output is among the inputs, or small
+    if name.endswith("cat"):
+        return 2 * sum(inputs)
+    return sum(inputs) + (inputs[0] if name.endswith("_") else max(inputs))
+
+
+def roofline_us(flops: float | None, moved: float | None, ceilings: dict) -> float | None:
+    """Return the shortest time that the device's ceilings allow; None where the bytes are not known."""
+    if moved is None:
+        return None
+    return max((flops or 0.0) / ceilings["matmul_tflops"] / 1e6, moved / ceilings["copy_tb_s"] / 1e6)
+
+
+def operator_table(profile: Profile, steps: int, ceilings: dict | None) -> list[dict]:
+    """Return a row, per step, for each operator and group, longest first.
+
+    Keys: operator group dtype calls ms share_percent flops bytes roofline_ms of_roofline tflops gb_s. flops, bytes and
+    what follows from them are None where some call did not record its shapes, roofline_ms also without ceilings;
+    of_roofline is the shortest possible time over the measured one.
+    """
+    parts: dict[tuple[str, str], list[Operation]] = {}
+    for one in profile.operations:
+        parts.setdefault((one.name, one.group), []).append(one)
+    whole = sum(one.us for one in profile.operations)
+    known = counted_kernels(profile.metadata)
+    rows = [operator_row(calls, steps, ceilings, whole, known) for calls in parts.values()]
+    return sorted(rows, key=lambda row: -row["ms"])
+
+
+def counted_kernels(metadata: dict) -> dict[str, tuple[float, float]]:
+    """Return {kernel: (FLOPs, bytes) of a launch} of the kernels whose work the sizes in a trace tell."""
+    if not metadata:
+        return {}
+    config = argparse.Namespace(**metadata, head_dim=metadata["hidden_dim"] // metadata["num_heads"])
+    sizes, precision = counts.sizes_of(config), metadata["precision"]
+    attention = counts.step_counts(4, precision, sizes._replace(L=1))["attention"]
+    forward, backward = ((phase["flops"], phase["bytes"]) for phase in attention.values())
+    return counts.kernel_counts(precision, sizes) | {"flex_attention": forward, "flex_attention_backward": backward}
+
+
+def work_of(one: Operation, known: dict) -> tuple[float | None, float | None]:
+    """Return FLOPs and bytes of an operation: of its kernels where the counts know them, else from its shapes."""
+    names = [re.sub(r"^triton_tem_\w*?(flex_attention(_backward)?).*", r"\1", name) for name in one.launches]
+    found = [known[name] for name in names if name in known]
+    if found:
+        return tuple(map(sum, zip(*found, strict=True)))
+    return work(one.name, one.dims, one.types, one.strides)
+
+
+def operator_row(calls: list[Operation], steps: int, ceilings: dict | None, whole_us: float, known: dict) -> dict:
+    us, first = sum(one.us for one in calls), calls[0]
+    works = [work_of(one, known) for one in calls]
+    shapes_known = all(moved is not None for _, moved in works)
+    flops, moved = ((sum(count[i] for count in works) if shapes_known else None) for i in (0, 1))
+    shortest = sum(roofline_us(*count, ceilings) for count in works) if shapes_known and ceilings else None
+    kinds = [kind for kind, shape in zip(first.types, first.dims, strict=False) if shape and kind in ELEMENT_BYTES]
+    return {
+        "operator": first.name,
+        "group": first.group,
+        "dtype": kinds[0] if kinds else "",
+        "calls": len(calls) / steps,
+        "ms": us / steps / 1e3,
+        "share_percent": 100 * us / whole_us if whole_us else 0.0,
+        "flops": flops / steps if shapes_known else None,
+        "bytes": moved / steps if shapes_known else None,
+        "roofline_ms": None if shortest is None else shortest / steps / 1e3,
+        "of_roofline": shortest / us if shortest is not None and us else None,
+        "tflops": flops / us / 1e6 if shapes_known and us else None,
+        "gb_s": moved / us / 1e3 if shapes_known and us else None,
+    }
+
+
+# ---------------------------------------------------------------- ceilings
+
+
+def ceilings_for(profile: Profile, file: str | None) -> tuple[dict | None, str]:
+    """Return {"matmul_tflops", "copy_tb_s"}, or None, and where they come from or why there are none.
+
+    file: a flops_profile.json of run_deepspeed_flops.py --generate-roofline. Without one they are measured here, if
+    this is the device that was profiled, in the precision of the profile.
+    """
+    if file:
+        return read_ceilings(pathlib.Path(file)), f"read from {file}"
+    import torch
+
+    here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    if not profile.on_cpu and (here is None or profile.device not in (None, here)):
+        return None, f"the profile is of {profile.device or 'a GPU'}, not of this machine: give its --ceilings FILE"
+    precision = profile.metadata.get("precision", "float32")
+    found = measure_ceilings("cpu" if profile.on_cpu else "cuda", precision)
+    return found, f"measured here, matmuls in {precision}"
+
+
+def read_ceilings(file: pathlib.Path) -> dict:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        found = content.get("ceilings", content)
+        return {key: float(found[key]) for key in ("matmul_tflops", "copy_tb_s")}
+    except OSError as error:
+        raise Failure(2, f"--ceilings {file} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise Failure(
+            2, f"--ceilings {file} holds no ceilings: write it with run_deepspeed_flops.py --generate-roofline"
+        ) from None
+
+
+def measure_ceilings(device: str, precision: str) -> dict:
+    """Return what a device reaches: TFLOP/s of a large matrix product, TB/s of a copy (read and written)."""
+    import torch
+
+    size, megabytes = (8192, 1024) if device.startswith("cuda") else (1024, 128)
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    dtype = getattr(torch, precision, torch.float32)
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    source = torch.zeros(megabytes * 2**18, device=device)
+    target = torch.empty_like(source)
+    return {
+        "matmul_tflops": 2 * size**3 / shortest_s(lambda: a @ b, device) / 1e12,
+        "copy_tb_s": 2 * 4 * source.numel() / shortest_s(lambda: target.copy_(source), device) / 1e12,
+    }
+
+
+def shortest_s(task: Callable, device: str, repeats: int = 10) -> float:
+    """Return the shortest time of a call in seconds."""
+    import torch
+
+    synchronize = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    best = math.inf
+    for _ in range(repeats):
+        synchronize()
+        start = time.perf_counter()
+        task()
+        synchronize()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+# ---------------------------------------------------------------- picture
+
+WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 1}
+FLOP_PER_BYTE = (0.05, 3000)  # of every picture: the rooflines of two versions can be laid side by side
+
+
+def draw_roofline(
+    path: pathlib.Path, title: str, ceilings: dict, points: list[tuple], parts: dict | None = None
+) -> None:
+    """Draw points (name, FLOP per byte, TFLOP/s, ms or None), whose area is their time, under the device's ceilings.
+
+    parts: {name: FLOP per byte} of what has no time of its own, named along the roof. The scales follow from the
+    ceilings alone.
+    """
+    top, bandwidth = ceilings["matmul_tflops"], ceilings["copy_tb_s"]
+    low, high = FLOP_PER_BYTE
+    longest = max((ms for *_, ms in points if ms), default=1)
+    with matplotlib_figure(path, height=4.5) as (_, axes):
+        axes.plot([low, top / bandwidth, high], [bandwidth * low, top, top], color="black", linewidth=2)
+        axes.text(high, 1.15 * top, f"matmul {top:,.4g} TFLOP/s", ha="right", fontsize=8)
+        axes.text(
+            1.3 * low, 15 * bandwidth * low, f"copy {1e3 * bandwidth:,.4g} GB/s", fontsize=8, ha="left", va="bottom"
+        )
+        axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bandwidth * low / 100, 3 * top), title=title)
+        axes.set(xlabel="FLOP per byte", ylabel="TFLOP/s")
+        axes.grid(True, alpha=0.3)
+        for name, x in merged(parts or {}):
+            y = min(top, bandwidth * x)
+            axes.plot([x], [y], "o", color="#4477aa", markersize=5)
+            axes.annotate(
+                name, (x, y), (0, -7), textcoords="offset points", rotation=90, fontsize=8, ha="center", va="top"
+            )
+        named: list[tuple[float, float]] = []
+        for name, x, y, ms in points:
+            axes.scatter([x], [y], 40 if ms is None else 20 + 400 * ms / longest, "#ee6677", alpha=0.6, zorder=3)
+            place = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))
+            if all(abs(place[0] - a) > 0.3 or abs(place[1] - b) > 0.045 for a, b in named):
+                named.append(tuple(place))
+                right = place[0] > 0.6
+                offset, align = ((-9, -10), "right") if right else ((9, -10), "left")
+                axes.annotate(name, (x, y), offset, textcoords="offset points", fontsize=8, ha=align, bbox=WHITE)
+
+
+def merged(parts: dict[str, float]) -> list[tuple[str, float]]:
+    """Return (names, FLOP per byte), with parts that would stand on each other as one."""
+    found: list[tuple[str, float]] = []
+    for name, x in sorted(parts.items(), key=lambda part: part[1]):
+        if found and x < 1.35 * found[-1][1]:
+            found[-1] = f"{found[-1][0]}, {name}", found[-1][1]
+        else:
+            found.append((name, x))
+    return found

@@ -1,0 +1,55 @@
+"""Tables for terminals, Markdown pages and files."""
+
+import csv
+import json
+import pathlib
+from collections.abc import Iterable
+
+
+def text_table(header: list[str], rows: Iterable[Iterable], left: int = 1) -> str:
+    """Return aligned lines; the first `left` columns start at the left, the others end at the right."""
+    lines = [header, *([str(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
+        for line in lines
+    )
+
+
+def markdown_table(header: list[str], rows: Iterable[Iterable], left: int = 1) -> str:
+    marks = ["---"] * left + ["---:"] * (len(header) - left)
+    cells = [header, marks, *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
+
+
+def known(value, pattern: str) -> str:
+    """Return the formatted value, or a dash where it is not known."""
+    return "-" if value is None else format(value, pattern)
+
+
+def rounded(value: float | None, digits: int = 3) -> str:
+    """Return the number with so many significant digits and separated thousands, or a dash: 0.0123, 1.23, 12,345."""
+    if value is None:
+        return "-"
+    if not value:
+        return "0"
+    number = float(f"{value:.{digits - 1}e}")
+    places = digits - 1 - int(f"{number:e}".split("e")[1])
+    return f"{value if places <= 0 else number:,.{max(0, places)}f}"
+
+
+def emit(content: dict, text: str, target: str | None) -> None:
+    """Print the text, and write the content as JSON where --json asked for it."""
+    if target == "-":
+        print(json.dumps(content, indent=1))
+        return
+    if target:
+        pathlib.Path(target).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    print(text)
+
+
+def write_csv(rows: list[dict], file) -> None:
+    """Write rows of equal keys to an open file, with at most six decimals."""
+    writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()} for row in rows)

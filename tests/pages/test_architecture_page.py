@@ -1,0 +1,111 @@
+"""TINY_LLAMA_ARCHITECTURE.md: its names, links and formulas."""
+
+import math
+import re
+
+import torch
+
+from common.versions import REPOSITORY, SCRIPTS, load_version
+
+PAGE_TEXT = (REPOSITORY / "TINY_LLAMA_ARCHITECTURE.md").read_text(encoding="utf-8")
+
+
+def names_of(version):
+    """Return the functions, classes and constants that a script defines."""
+    found = re.findall(r"^\s*(?:def|class) (\w+)|^(\w+) = ", SCRIPTS[version].read_text(), re.MULTILINE)
+    return {name for pair in found for name in pair if name}
+
+
+def test_every_formula_stands_where_the_page_says():
+    table = PAGE_TEXT.split("### Where each formula stands")[1].split("##")[0]
+    lines = [line.strip("|").split("|") for line in table.strip().splitlines()][2:]
+    assert len(lines) > 5
+    for line in lines:
+        for versions, cell in zip(((1, 2), (3,), (4,)), line[1:], strict=True):
+            names = re.findall(r"`(\w+)`", cell)
+            assert names, line
+            for version in versions:
+                assert set(names) <= names_of(version), (version, names)
+
+
+def test_every_name_of_code_in_the_page_exists():
+    known = {"foreach", "dq", "dk", "dv", *load_version(1).PRESETS}.union(*map(names_of, SCRIPTS))
+    text = re.sub(r"```.*?```", "", PAGE_TEXT, flags=re.DOTALL)
+    for code in re.findall(r"`([^`]+)`", text):
+        if code.startswith(("python ", "scripts/")):
+            assert (REPOSITORY / re.search(r"scripts/[\w./-]+", code)[0]).exists(), code
+        else:
+            assert set(code.split(".")) <= known | {"forward"}, code
+
+
+# What GitHub's MathJax renders, as far as the page uses it; \operatorname, \bm and own macros are refused there.
+COMMANDS = set(
+    "beta bigl bigr Bigl Bigr begin cdot cos Delta delta ell end epsilon eta exp frac hat in infty lambda le leftarrow "
+    "lfloor log Longrightarrow mathbb mathbf mathcal mathrm max odot partial qquad quad rfloor sigma sin sqrt sum text "
+    "tfrac theta times top varepsilon".split()
+)
+
+
+def without_code(text):
+    return re.sub(r"`[^`\n]*`", "", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+def formulas_of_the_page():
+    """Return the formulas in blocks and those in lines."""
+    blocks = re.findall(r"```math\n(.*?)```", PAGE_TEXT, re.DOTALL)
+    return blocks, re.findall(r"\$([^$\n]+)\$", without_code(PAGE_TEXT))
+
+
+def test_formulas_are_what_github_renders():
+    blocks, inline = formulas_of_the_page()
+    assert len(blocks) > 10 and len(inline) > 50
+    assert without_code(PAGE_TEXT).count("$") == 2 * len(inline)
+    for formula in (*blocks, *inline):
+        assert set(re.findall(r"\\([A-Za-z]+)", formula)) <= COMMANDS, formula
+        depth = [0]
+        for sign in re.sub(r"\\[{}]", "", formula):
+            depth.append(depth[-1] + {"{": 1, "}": -1}.get(sign, 0))
+        assert min(depth) == 0 == depth[-1], formula
+        assert re.findall(r"\\begin{(\w+)}", formula) == re.findall(r"\\end{(\w+)}", formula)
+        assert len(re.findall(r"\\[bB]igl", formula)) == len(re.findall(r"\\[bB]igr", formula))
+    for formula in inline:  # there Markdown reads a backslash before punctuation, and emphasis, before the formula
+        assert not re.search(r"\\[^A-Za-z]|[^\w]_|\*", formula), formula
+        assert formula == formula.strip(), formula
+
+
+def test_tables_have_the_columns_of_their_headers():
+    for table in re.findall(r"(?:^\|.*\n)+", PAGE_TEXT, re.MULTILINE):
+        columns = [line.count("|") for line in table.strip().splitlines()]
+        assert len(set(columns)) == 1, table[:80]
+
+
+def test_the_derivatives_of_the_page_are_those_of_autograd():
+    """Type the formulas of section 5 once more, in float64."""
+    g = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64).requires_grad_()
+
+    x, w, dy = draw(5, 8), draw(8), draw(5, 8).detach()
+    r = (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
+    dx, dw = torch.autograd.grad(x * r * w, (x, w), dy)
+    torch.testing.assert_close(dx, r * (dy * w - x * r**2 * (dy * w * x).mean(-1, keepdim=True)))
+    torch.testing.assert_close(dw, (dy * x * r).sum(0))
+
+    q, k, v, do = draw(6, 4), draw(6, 4), draw(6, 4), draw(6, 4).detach()
+    S = (q @ k.T / math.sqrt(4)).masked_fill(torch.ones(6, 6, dtype=torch.bool).triu(1), -math.inf)
+    P = S.softmax(-1)
+    o = P @ v
+    dS = P * (do @ v.T - (do * o).sum(-1, keepdim=True))
+    expected = torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
+    for found, wanted in zip((dS @ k / 2, dS.T @ q / 2, P.T @ do), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+    z, labels = draw(5, 7), torch.arange(5)
+    (dz,) = torch.autograd.grad(torch.nn.functional.cross_entropy(z, labels), z)
+    torch.testing.assert_close(dz, (z.softmax(-1) - torch.nn.functional.one_hot(labels, 7)) / 5)
+
+    a, b, dy = draw(5, 3), draw(5, 3), draw(5, 3).detach()
+    da, db = torch.autograd.grad(torch.nn.functional.silu(a) * b, (a, b), dy)
+    torch.testing.assert_close(da, dy * b * a.sigmoid() * (1 + a * (1 - a.sigmoid())))
+    torch.testing.assert_close(db, dy * a * a.sigmoid())

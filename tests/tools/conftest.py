@@ -1,0 +1,103 @@
+"""Fixtures of the tools' tests: traces that the scripts wrote, and traces whose numbers are known by hand."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from common import runs
+from common.versions import load_version
+from in_process import process_here, run_here
+
+SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --batch-size 2 --seq-len 16 --vocab-size 64 --device cpu".split()
+METADATA = {"version": 1, "part": "whole", "hidden_dim": 32, "num_layers": 1, "batch_size": 2, "seq_len": 16}
+METADATA |= {"num_heads": 2, "num_kv_heads": 1, "intermediate_dim": 128, "vocab_size": 64}
+METADATA |= {"precision": "float32", "peak_memory_mb": 100.0}
+
+
+@pytest.fixture(autouse=True)
+def interpreter_setting():
+    """Tools that train on a CPU switch Triton's interpreter on for what they start: not for the tests to come."""
+    before = os.environ.get("TRITON_INTERPRET")
+    yield
+    os.environ.pop("TRITON_INTERPRET", None)
+    if before is not None:
+        os.environ["TRITON_INTERPRET"] = before
+
+
+@pytest.fixture
+def one_process(monkeypatch):
+    """Run the programs that a tool starts in this process; what they print is kept from the screen."""
+    monkeypatch.setattr(subprocess, "run", run_here)
+    monkeypatch.setattr(runs, "run_process", process_here)
+
+
+@pytest.fixture(scope="session")
+def profiled(tmp_path_factory):
+    """Folders with a trace of two steps of versions 1 and 2, as the documented commands leave them."""
+    workshop = tmp_path_factory.mktemp("workshop")
+    folders = {1: workshop / "version1_pytorch_baseline" / "pytorch_profiles", 2: workshop / "v2" / "fusion_analysis"}
+    for version, folder in folders.items():
+        arguments = [*SIZES, "--num-steps", "2", "--profile-steps", "2", "--enable-pytorch-profiler"]
+        file = folder.parent / f"metrics_v{version}.json"
+        folder.mkdir(parents=True)
+        load_version(version).main([*arguments, "--profile-dir", str(folder), "--metrics-file", str(file)])
+    return folders
+
+
+@pytest.fixture
+def make_trace(tmp_path):
+    """make_trace("folder/trace_1.json", kernels, steps, **metadata) writes a trace of a GPU, each newer than the last.
+
+    Every step takes 50 us on the host; its kernels, {name: us}, run one after the other from 30 us on.
+    """
+    made = []
+
+    def make(name, kernels, steps=2, **metadata):
+        events = []
+        for begin in range(0, 10_000 * steps, 10_000):
+            for mark, at, duration in (("forward", 0, 20), ("backward", 20, 20), ("optimizer", 40, 10)):
+                events.append({"cat": "user_annotation", "name": mark, "ts": begin + at, "dur": duration})
+            at = begin + 30
+            for kernel, us in kernels.items():
+                events.append({"cat": "kernel", "name": kernel, "ts": at, "dur": us, "args": {"External id": 0}})
+                at += us
+        content = {"deviceProperties": [{"name": "MI300X"}], "tiny_llama": METADATA | metadata}
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(content | {"traceEvents": [{"ph": "X"} | event for event in events]}))
+        made.append(path)
+        os.utime(path, (1e9 + len(made), 1e9 + len(made)))
+        return path
+
+    return make
+
+
+@pytest.fixture
+def known_trace(tmp_path):
+    """Two steps of a matmul (1 GFLOP, 8 MB, 20 us), an addition (12 MB, 10 us), a kernel without shapes (10 us)."""
+
+    def operator(i, name, *shapes):
+        found = {"Input Dims": list(shapes), "Input type": ["float"] * len(shapes), "Input Strides": [[]] * len(shapes)}
+        return {"ph": "X", "cat": "cpu_op", "name": name, "ts": i, "dur": 1, "args": {"External id": i} | found}
+
+    def kernel(i, name, us, number):
+        return {"ph": "X", "cat": "kernel", "name": name, "ts": 100 * i, "dur": us, "args": {"External id": number}}
+
+    events = []
+    for step in (0, 10):
+        events += [
+            {"ph": "X", "cat": "user_annotation", "name": "optimizer", "ts": step, "dur": 1},
+            operator(step + 1, "aten::mm", [1000, 500], [500, 1000]),
+            operator(step + 2, "aten::add", [1000, 1000], [1000, 1000]),
+            kernel(step + 1, "gemm", 20.0, step + 1),
+            kernel(step + 2, "vectorized_elementwise_kernel", 10.0, step + 2),
+            kernel(step + 3, "lonely", 10.0, 0),
+        ]
+    folder = tmp_path / "pytorch_profiles"
+    folder.mkdir()
+    (folder / "trace_v1.json").write_text(json.dumps({"deviceProperties": [{"name": "GPU"}], "traceEvents": events}))
+    ceilings = tmp_path / "flops_profile.json"
+    ceilings.write_text(json.dumps({"ceilings": {"matmul_tflops": 100.0, "copy_tb_s": 2.0}}))
+    return tmp_path

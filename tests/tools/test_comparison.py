@@ -1,0 +1,378 @@
+"""Comparisons of versions: accuracy, compare_versions.py, memory over length, the fusion report, and their pages."""
+
+import html
+import json
+import re
+import shlex
+import shutil
+import subprocess
+
+import pytest
+import torch
+
+import analyze_memory_scaling as memory_tool
+import compare_versions as versions_tool
+import generate_fusion_report as fusion_report
+import validate_numerical_accuracy as accuracy_tool
+from common import accuracy, memory, report, runs
+from common.profiles import read_profile
+from common.runs import OutOfMemory
+from common.versions import REPOSITORY, SCRIPTS
+from conftest import SIZES
+from in_process import call, refused
+
+# Version 3 computes on this machine's GPU, or else in the interpreter that Triton was imported with.
+HERE = [*SIZES[:-1], "cuda" if torch.cuda.is_available() else "cpu"]
+FOLDERS = {version: script.parent for version, script in SCRIPTS.items()}
+
+# ---------------------------------------------------------------- validate_numerical_accuracy.py
+
+
+def test_errors_of_two_outcomes_by_hand():
+    def outcome(loss, gradient, losses):
+        weights = {"w": torch.tensor([3.0, 4.0])}
+        return {"logits": torch.ones(2), "loss": loss, "gradients": gradient, "losses": losses, "weights": weights}
+
+    one = {"w": torch.tensor([3.0, 4.0]), "v": torch.tensor([1.0])}
+    entries = accuracy.compare(
+        outcome(2.0, one, [4.0, 5.0]), outcome(2.02, {"w": torch.tensor([3.0, 4.5])}, [4.0, 5.5])
+    )
+    errors = {
+        entry["name"] if entry["kind"] != "weight after training" else "after": entry["error"] for entry in entries
+    }
+    expected = {"logits": 0, "loss": 0.01, "w": 0.1, "v": float("inf"), "after": 0, "step 1": 0, "step 2": 0.1}
+    assert errors == pytest.approx(expected)
+    result = accuracy.verdict(entries, 0.05)
+    assert (result["passed"], result["beyond"], result["worst"]["name"]) == (False, 3, "v")
+    assert accuracy.verdict([e for e in entries if e["error"] <= 0.05], 0.05)["passed"]
+    nan = {"kind": "loss", "name": "loss", "error": accuracy.scalar_error(float("nan"), 1.0)}
+    assert not accuracy.verdict([nan], 1e9)["passed"]
+
+
+def test_the_documented_accuracy_command_passes():
+    command = "validate_numerical_accuracy.py --baseline ../version1_pytorch_baseline/tiny_llama_v1.py "
+    result = call(2, command + f"--optimized ./tiny_llama_v2.py --tolerance 1e-4 --json - {shlex.join(SIZES)}")
+    content = json.loads(result.stdout)
+    kinds = [entry["kind"] for entry in content["entries"]]
+    # embedding, last norm, and 9 weights in the only layer
+    assert (kinds.count("gradient"), kinds.count("loss of a step"), kinds.count("logits")) == (11, 10, 1)
+    assert content["verdict"]["passed"] and 0 < content["verdict"]["worst"]["error"] < 1e-5
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_a_version_agrees_with_version_1(version, capsys):
+    arguments = ["--baseline", FOLDERS[1], "--optimized", FOLDERS[version], "--steps", "2", *HERE]
+    assert accuracy_tool.main([str(word) for word in arguments]) == 0
+    assert "passed" in capsys.readouterr().out
+
+
+def test_a_copy_without_a_gradient_is_found(tmp_path, capsys):
+    line = "return self.o_proj(mixed.flatten(-2))"
+    copy = tmp_path / "my copy.py"
+    copy.write_text(SCRIPTS[2].read_text().replace(line, f"{line}.detach()"))
+    assert f"{line}.detach()" in copy.read_text()
+    arguments = ["--baseline", str(SCRIPTS[1]), "--optimized", str(copy), "--steps", "1", *SIZES]
+    assert accuracy_tool.main(arguments) == 1
+    captured = capsys.readouterr().out
+    assert "FAILED" in captured and "attention" in captured.splitlines()[-1] and "inf" in captured
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--baseline", "nowhere.py", "--optimized", SCRIPTS[2]], "does not exist"),
+        (["--baseline", FOLDERS[1].parent, "--optimized", SCRIPTS[2]], "holds 0 files"),
+        (["--baseline", SCRIPTS[1], "--optimized", REPOSITORY / "scripts/common/tables.py", *SIZES], "has no Trainer"),
+        (["--baseline", SCRIPTS[1], "--optimized", SCRIPTS[2], "--steps", "0"], "--steps: must be"),
+        (["--baseline", SCRIPTS[1], "--optimized", SCRIPTS[2], "--tolerance", "-1"], "must not be negative"),
+        (["--baseline", SCRIPTS[1]], "--optimized"),
+        (["--baseline", SCRIPTS[1], "--optimized", SCRIPTS[2], "--num-heads", "5"], "--hidden-dim"),
+    ],
+)
+def test_bad_input_of_the_accuracy_check(arguments, words, capsys):
+    refused(accuracy_tool.main, arguments, capsys, words)
+
+
+# ---------------------------------------------------------------- compare_versions.py
+
+
+def run_of(times, peak=100.0, trained=10):
+    summary = {"parameters": 10, "parameters_trained": trained, "first_loss": 6.9, "final_loss": 6.0}
+    summary |= {"flops_per_step": 2e9, "peak_memory_mb": peak, "graph": {"captured": False}, "precision": "float32"}
+    summary |= {"forward_ms": 1.0, "backward_ms": 2.0, "optimizer_ms": None}
+    options = {"batch_size": 4, "seq_len": 16}
+    config = {"hidden_dim": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "intermediate_dim": 256}
+    content = {"summary": summary, "options": options, "config": config | {"vocab_size": 99}, "environment": {}}
+    return content | {"steps": [{"step_ms": time} for time in times]}
+
+
+def test_results_and_speed_ups_by_hand():
+    good, bad = ({"passed": passed, "worst": {}} for passed in (True, False))
+    first = versions_tool.results("v1", [run_of([20.0, 20.0]), run_of([20.0, 30.0], peak=120.0)], None)
+    assert first["step_ms"] == {"p25": 20.0, "median": 20.0, "p75": 22.5} and first["peak_memory_mb"] == 120
+    assert (first["samples_per_second"], first["tokens_per_second"], first["tflops"]) == (200, 3200, 0.1)
+    assert (first["forward_ms"], first["optimizer_ms"]) == (1.0, None)
+    rows = [first]
+    for trained, accurate in ((10, good), (9, good), (10, bad)):
+        rows.append(versions_tool.results("x", [run_of([8.0], trained=trained)], accurate))
+    versions_tool.add_speedups(rows)
+    assert [row["speedup"] for row in rows] == [1.0, 2.5, None, None]
+
+
+def test_without_folders_all_four_are_compared(capsys):
+    assert versions_tool.main([*HERE, "--rounds", "1", "--num-steps", "2"]) == 0
+    output, errors = capsys.readouterr()
+    table = [line.split() for line in output.splitlines() if re.match("v[1-4] ", line)]
+    rows = {line[0]: line[-1] for line in table}
+    assert list(rows) == ["v1", "v2", "v3", "v4"] and rows["v1"] == "1.00x"
+    interpreted = not torch.cuda.is_available()
+    assert (rows["v3"] == "-") == interpreted == ("interpreter" in output)
+    assert "round 1 of 1, v2: training, about" in errors and "gradients, 4 of 4: v4" in errors
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(39, 1), (70, 2), (95, 3)])
+def test_rounds_that_the_time_limit_has_no_room_for_are_left_out(seconds, rounds, monkeypatch):
+    """Each run takes 10 s of a clock that stands still otherwise."""
+    now = [0.0]
+    monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
+
+    def run(script, argv):
+        now[0] += 10
+        return {"summary": {}}
+
+    monkeypatch.setattr(versions_tool, "train", run)
+    found, problems = versions_tool.measure(dict.fromkeys("ab"), [], 3, runs.TimeLimit(seconds), after=2)
+    assert [len(of) for of in found.values()] == [rounds] * 2 and not problems
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    """The folder that the documented command leaves with --report, and what it printed."""
+    folder = tmp_path_factory.mktemp("comparison") / "our report"
+    options = shlex.join([*SIZES, "--rounds", "1", "--num-steps", "3", "--seq-lengths", "16,32"])
+    command = f"compare_versions.py --v1 ../version1_pytorch_baseline --v2 . --report '{folder}' --json - {options}"
+    return folder, call(2, command)
+
+
+def test_the_documented_comparison(comparison):
+    rows = json.loads(comparison[1].stdout)["rows"]
+    assert [row["name"] for row in rows] == ["v1", "v2"]
+    assert rows[0]["final_loss"] == pytest.approx(rows[1]["final_loss"])
+    assert rows[1]["accuracy"]["passed"] and rows[1]["speedup"] > 0
+
+
+def test_the_report_says_first_what_was_measured_and_what_to_notice(comparison):
+    folder, _ = comparison
+    content = json.loads((folder / "comparison.json").read_text())
+    # by hand: 8 and 5 matmuls with weights, each forward and twice backward, and 6 of version 1's attention
+    assert [content["kernels"][v]["groups"]["GEMM"]["calls"] for v in ("v1", "v2")] == [30, 15]
+    assert content["memory"]["lengths"] == [16, 32] and content["memory"]["rows"][1]["peaks_mb"][1] > 0
+    page = (folder / "report.html").read_text()
+    places = [
+        page.index(words) for words in ("<dt>device", "1 layers, width 32", "float32", 'class="notice"', "<h2>The")
+    ]
+    assert places == sorted(places)
+    assert page.count("<svg") == 3 and page.count('<div class="bar">') == 4
+    assert not any(word in page for word in ("http:", "https:", "<script", "{{"))
+    assert f"<td>{report.rounded(content['rows'][1]['step_ms']['median'])}</td>" in page
+
+
+def test_a_version_that_fails_is_named_and_the_rest_compared(tmp_path, capsys):
+    """Version 2 here is a copy that fails after its options are read."""
+    copy = tmp_path / "tiny_llama_v2.py"
+    text = SCRIPTS[2].read_text()
+    copy.write_text(text.replace("def run(config):", "def run(config):\n    sys.exit('no room at all')\n", 1))
+    assert copy.read_text() != text
+    arguments = ["--v1", str(FOLDERS[1]), "--v2", str(copy), "--v4", str(FOLDERS[4]), "--rounds", "1"]
+    assert versions_tool.main([*arguments, *SIZES, "--num-steps", "2"]) == 1
+    output = capsys.readouterr().out
+    assert "v2: tiny_llama_v2.py failed" in output and "\nv4 " in output and "\nv2 " not in output
+
+
+def test_bad_input_of_the_comparison(capsys):
+    refused(versions_tool.main, ["--v1", FOLDERS[1]], capsys, "give two folders")
+    refused(versions_tool.main, ["--v1", "nowhere", "--v2", FOLDERS[2]], capsys, "does not exist")
+    refused(versions_tool.main, ["--rounds", "0"], capsys, "--rounds: must be")
+    arguments = ["--v1", FOLDERS[1], "--v2", FOLDERS[2], "--num-heads", "5"]
+    refused(versions_tool.main, arguments, capsys, "--hidden-dim must be")
+
+
+# ---------------------------------------------------------------- analyze_memory_scaling.py
+
+
+def test_growth_by_hand():
+    lengths = [128, 256, 512, 1024]
+    linear = memory.growth(lengths, [100 + 0.5 * t for t in lengths])
+    assert linear["growth"] == "linear" and linear["square_share"] == pytest.approx(0, abs=1e-6)
+    quadratic = memory.growth(lengths, [100 + 0.5 * t + 0.002 * t * t for t in lengths])
+    assert quadratic["fit"] == pytest.approx((100, 0.5, 0.002)) and quadratic["growth"] == "quadratic"
+    square = 0.002 * (1024**2 - 128**2)
+    assert quadratic["square_share"] == pytest.approx(square / (0.5 * 896 + square))
+    for peaks in ([1.0, 2.0], [5.0, 5.0, 5.0], [400.0, 401.0, 410.0]):
+        assert memory.growth(lengths[: len(peaks)], peaks)["growth"] is None
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_memory_of_versions_side_by_side(on_cpu, tmp_path, monkeypatch, capsys):
+    """The runs' results are made up; a run beside others has no room for 256 tokens, alone it has."""
+    runs = []
+
+    def run(script, argv):
+        length, version = int(argv[-1]), int(script.stem[-1])
+        runs.append((version, length))
+        if version == 1 and (length == 512 or length == 256 and runs.count((1, 256)) == 1 and not on_cpu):
+            raise OutOfMemory(1, "out of memory")
+        return {"summary": {"peak_memory_mb": 10 + length * (length if version == 1 else 1)}}
+
+    monkeypatch.setattr(memory, "train", run)
+    monkeypatch.setattr(memory, "on_cpu", lambda argv: on_cpu)
+    page = tmp_path / "memory.html"
+    arguments = ["--versions", "v1,2", "--seq-lengths", "64,512,128,256", "--picture", str(page), *SIZES[:6]]
+    assert memory_tool.main([*arguments, "--device", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == "version 1 4,106 16,394 65,546 out of memory 100 quadratic".split()
+    assert lines[3].split() == "version 2 74 138 266 522 0 linear".split()
+    assert "x V1: out of memory" in page.read_text() and ">V2</text>" in page.read_text()
+    assert runs.count((1, 256)) == (1 if on_cpu else 2)
+
+
+def test_memory_is_that_of_the_scripts_and_ends_at_the_limit():
+    """In real processes, as every tool that trains starts them."""
+    command = "analyze_memory_scaling.py --versions 2 --seq-lengths 16,32 --time-limit 0 --json - "
+    result = call(2, command + "--hidden-dim 32 --num-layers 1 --num-heads 2 --batch-size 2 --device cpu")
+    content = json.loads(result.stdout)
+    assert content["lengths"] == [16] and "no time is left for 32 tokens" in result.stderr
+    assert content["rows"][0]["peaks_mb"][0] > 50 and content["rows"][0]["growth"] is None and content["on_cpu"]
+
+
+def test_bad_input_of_the_memory_tool(capsys):
+    refused(memory_tool.main, ["--versions", "5"], capsys, "choose from 1, 2, 3, 4")
+    refused(memory_tool.main, ["--seq-lengths", "0"], capsys, "at least 1")
+    refused(memory_tool.main, ["--versions", "1", "--num-heads", "5"], capsys, "--hidden-dim must be")
+
+
+# ---------------------------------------------------------------- generate_fusion_report.py
+
+
+@pytest.fixture
+def two_profiles(profiled, tmp_path):
+    """A workshop folder with the profiles of versions 1 and 2 as run_all_profilers.sh leaves them."""
+    names = {1: "version1_pytorch_baseline/complete_analysis", 2: "v2/complete_rocm_analysis"}
+    folders = {version: tmp_path / name for version, name in names.items()}
+    for version, folder in folders.items():
+        metrics = json.loads((profiled[version].parent / f"metrics_v{version}.json").read_text())
+        place = folder / "pytorch_profiles"
+        place.mkdir(parents=True)
+        trace = next(profiled[version].glob("trace_*.json"))
+        shutil.copy(trace, place)
+        content = {"version": version, "trace": trace.name, "steps_profiled": 2, "metadata": {"batch_size": 2}}
+        content["metadata"]["seq_len"] = 16
+        content |= {key: metrics[key] for key in ("environment", "config", "summary")}
+        content["summary"]["step_ms"] = {"median": 20.0 / version, "p25": 19.0 / version, "p75": 21.0 / version}
+        (place / f"profile_v{version}_1.json").write_text(json.dumps(content))
+    return folders
+
+
+def test_the_documented_fusion_report(two_profiles):
+    command = "generate_fusion_report.py --baseline ../version1_pytorch_baseline/complete_analysis "
+    command += "--fused ./complete_rocm_analysis --output ./fusion_comparison_report.md"
+    result = call(2, command, cwd=two_profiles[2].parent)
+    text = (two_profiles[2].parent / "fusion_comparison_report.md").read_text()
+    assert "| step, median ms | 20.0 | 10.0 | 2.00 |" in text
+    assert "Version 2 takes 10.0 ms per step, version 1 20.0 ms: 2.00x." in text
+    before, after = (len(read_profile(two_profiles[v]).calls) // 2 for v in (1, 2))
+    assert f"{before} operators per step became {after}." in result.stdout
+    assert f"| all | {before:.1f} | {after:.1f} | {100 * (before - after) / before:.1f} % |" in text
+    page = (two_profiles[2].parent / "report.html").read_text()
+    assert page.count('<div class="bar">') == 4 and "<td>2.00</td>" in page and "10.0 ms, 2.00x" in page
+
+
+def test_bad_input_of_the_fusion_report(two_profiles, tmp_path, capsys):
+    both = ["--baseline", two_profiles[1], "--fused", two_profiles[2]]
+    refused(fusion_report.main, ["--baseline", "nowhere", "--fused", two_profiles[2]], capsys, "is no folder")
+    (tmp_path / "empty").mkdir()
+    refused(fusion_report.main, ["--baseline", tmp_path / "empty", *both[2:]], capsys, "holds no profile_v")
+    refused(fusion_report.main, [*both, "--use-amp"], capsys, "means nothing")
+    refused(fusion_report.main, [*both, "--output", "a.md", "--output-dir", "b"], capsys, "not allowed with")
+    file = next(two_profiles[2].rglob("profile_v2_1.json"))
+    content = json.loads(file.read_text())
+    content["config"]["hidden_dim"] = 64
+    file.write_text(json.dumps(content))
+    refused(fusion_report.main, both, capsys, "hidden_dim: 32, 64")
+    assert fusion_report.main([*map(str, both), "--allow-different", "--output", str(tmp_path / "r.md")]) == 0
+    assert "differ in hidden_dim: 32, 64" in (tmp_path / "r.md").read_text()
+    file.write_text("{}")
+    refused(fusion_report.main, both, capsys, "damaged")
+
+
+# ---------------------------------------------------------------- pages
+
+
+def test_a_page_escapes_what_it_is_given():
+    parts = [report.table(["<h>"], [["<td>"]]), report.text("1 < 2")]
+    text = report.page("a < b", [("<k>", "<v>")], ["<n>"], [("x & y", parts)])
+    for words in (
+        "<title>a &lt; b</title>",
+        "x &amp; y",
+        "&lt;td&gt;",
+        "1 &lt; 2",
+        "&lt;k&gt;",
+        "&lt;v&gt;",
+        "&lt;n&gt;",
+    ):
+        assert words in text
+
+
+def test_labels_at_the_ends_of_lines_keep_apart():
+    moved = report.apart([100.0, 98.0, 50.0, 101.0], gap=15)
+    assert moved == [113.0, 98.0, 50.0, 128.0]
+    chart = report.memory_lines([128, 256], {"v1": [100.0, 200.0], "v2": [90.0, 201.0]}, "memory")
+    ends = [text["y"] for text in chart["texts"] if text["text"] in ("v1", "v2")]
+    assert abs(ends[0] - ends[1]) >= 15
+
+
+@pytest.mark.parametrize(
+    ("most", "ticks"), [(1.1, [0, 0.5, 1, 1.5, 2]), (8, [0, 2, 4, 6, 8]), (900, [0, 250, 500, 750, 1000])]
+)
+def test_ticks_are_round_and_reach_the_largest_value(most, ticks):
+    assert report.even_ticks(most) == ticks
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# What the page inside the frame of a phone's size turned out as: it becomes the title, which --dump-dom prints.
+LOOK = """
+<script>
+frame.onload = () => { const page = frame.contentDocument, all = [...page.querySelectorAll("*")];
+  const size = e => parseFloat(page.defaultView.getComputedStyle(e).fontSize);
+  const scale = e => e.ownerSVGElement.clientWidth / e.ownerSVGElement.viewBox.baseVal.width;
+  document.title = JSON.stringify({ width: page.documentElement.scrollWidth, height: page.body.scrollHeight,
+    paper: page.defaultView.getComputedStyle(page.body).backgroundColor, charts: page.querySelectorAll("svg").length,
+    cut: all.filter(e => e.scrollWidth > e.clientWidth + 1 && e.clientWidth && !e.closest("svg, .track"))
+      .map(e => e.outerHTML.slice(0, 60)),
+    type: Math.min(...all.filter(e => e.tagName == "TD").map(size),
+      ...all.filter(e => e.tagName == "text").map(e => size(e) * scale(e))) }); };
+</script>
+"""
+
+
+def seen_in_a_browser(page, folder, width, dark=False):
+    """Return what LOOK says of the page in a window so many pixels wide; a message on its console is a failure."""
+    frame = f'<iframe id="frame" style="width:{width}px;height:900px;border:0" srcdoc="{html.escape(page)}"></iframe>'
+    wrapper = folder / "frame.html"
+    wrapper.write_text(f"<!DOCTYPE html><html><head><title>none</title></head><body>{frame}{LOOK}</body></html>")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=9000"]
+    options += ["--blink-settings=preferredColorScheme=0"] * dark
+    command = [BROWSER, *options, f"--user-data-dir={folder / 'profile'}", "--dump-dom", wrapper.as_uri()]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "CONSOLE" not in result.stderr, result.stderr
+    return json.loads(html.unescape(result.stdout.split("<title>")[1].split("</title>")[0]))
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed to open the page in")
+def test_the_report_is_readable_on_a_phone_and_in_dark_mode(comparison, tmp_path):
+    page = (comparison[0] / "report.html").read_text()
+    light, dark = (seen_in_a_browser(page, tmp_path, 390, dark) for dark in (False, True))
+    assert light["width"] <= 390 and light["cut"] == [] and light["charts"] == 3 and light["type"] > 11, light
+    assert (light["paper"], dark["paper"]) == ("rgb(255, 255, 255)", "rgb(22, 24, 28)")
+    row = page[page.index("<td>tokens/s") :].split("</tr>")[0]
+    assert seen_in_a_browser(page.replace(row, row.replace("<td>", "<td>1,234,567,890")), tmp_path, 390)["cut"]

@@ -1,0 +1,173 @@
+"""common/counts.py against the operators and kernels that the scripts run, and model_counts.py, which prints it."""
+
+import itertools
+import json
+import re
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import model_counts
+from collector import collect, toy_config
+from common import counts
+from common.counts import PARTS, PHASES, both_phases, step_counts, total
+from common.versions import SCRIPTS, load_version
+from model_counts import PAGE, PRESETS, preset_sizes
+
+PAGE_TEXT = PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("version", SCRIPTS)
+def test_every_part_is_what_the_script_runs(version, precision, monkeypatch):
+    counted = collect(version, precision, monkeypatch)
+    expected = step_counts(version, precision, counts.sizes_of(toy_config(version, precision)))
+    quantities = ["flops", "bytes", "launches", "saved"] + ["operations"] * (version == 1 and precision == "float32")
+    keys = [(part, phase, quantity) for part in PARTS for phase in PHASES for quantity in quantities]
+    found = {key: counted[key] for key in keys}
+    assert found == {(part, phase, quantity): expected[part][phase][quantity] for part, phase, quantity in keys}
+    assert {key[0] for key in counted} == set(PARTS)
+
+
+def meta_model(version, preset):
+    """Return a preset's model without data, and its options."""
+    script = load_version(version)
+    config = script.parse_options(["--preset", preset, "--device", "cpu"])
+    config.device = "meta"
+    with torch.device("meta"):
+        return script.TinyLlama(config), config
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_version_1_does_the_flops_that_pytorch_counts(preset):
+    model, config = meta_model(1, preset)
+    tokens = torch.zeros(config.batch_size, config.seq_len, dtype=torch.int64, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        forward = counter.get_total_flops()
+        loss.backward()
+    step = step_counts(1, "float32", preset_sizes(preset))
+    assert sum(step[part]["forward"]["flops"] for part in PARTS) == forward
+    assert total(step, "flops") == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("version", SCRIPTS)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_parameters_and_required_flops_are_those_of_the_script(version, preset, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    model, config = meta_model(version, preset)
+    sizes = counts.sizes_of(config)
+    assert counts.parameter_count(sizes) == sum(p.numel() for p in model.parameters())
+    assert sum(counts.required_flops(sizes).values()) == load_version(version).flops_per_step(model, config)
+
+
+def test_every_version_does_the_same_matmuls_with_weights():
+    required = counts.required_flops(preset_sizes("small"))
+    for version, matmuls in {1: 12, 2: 7, 3: 9, 4: 7}.items():  # over the causal half; 6 are needed
+        done = both_phases(step_counts(version, "float32", preset_sizes("small")), "flops")
+        assert done["attention"] * 6 == required["attention"] * matmuls
+        assert done["embedding"] == (required["output head"] // 3 if version == 3 else 0)
+        assert all(done[part] == flops for part, flops in required.items() if part != "attention")
+
+
+def test_a_large_vocabulary_makes_version_3_add_embedding_rows_one_by_one():
+    assert counts.MAX_ONE_HOT == load_version(3).MAX_ONE_HOT
+    sizes = preset_sizes("small")._replace(V=counts.MAX_ONE_HOT + 1)
+    assert step_counts(3, "float32", sizes)["embedding"] == step_counts(1, "float32", sizes)["embedding"]
+
+
+# ---- peaks and rooflines
+
+
+def test_the_roofline_is_the_longer_of_both_times():
+    work = {"flops": 10**12, "operations": 0, "bytes": 10**6}
+    assert counts.roofline_us(work, "H200", "bfloat16") == (pytest.approx(1e6 / 989.4), "compute")
+    work = {"flops": 10**6, "operations": 10**6, "bytes": 48 * 10**8}
+    assert counts.roofline_us(work, "H200", "bfloat16") == (pytest.approx(1000), "memory")
+
+
+def test_peaks_of_devices():
+    assert counts.PEAK_TFLOPS.keys() == counts.BANDWIDTH_TB_S.keys()
+    assert counts.peak_tflops("AMD Instinct MI300X", "tf32") == 653.7
+    assert counts.peak_tflops("NVIDIA H200", "float16") == counts.peak_tflops("NVIDIA H200", "bfloat16") == 989.4
+    assert counts.peak_tflops("AMD Instinct MI250X/MI250", "tf32") is None is counts.peak_tflops("x86_64", "float32")
+    for peaks in counts.PEAK_TFLOPS.values():  # fewer bits are never slower, fp8 doubles bf16
+        assert list(peaks.values()) == sorted(peaks.values(), reverse=True)
+        assert "float8" not in peaks or peaks["float8"] == pytest.approx(2 * peaks["bfloat16"], rel=1e-3)
+
+
+# ---- command line and page
+
+
+def run(capsys, *argv):
+    try:
+        status = model_counts.main([str(word) for word in argv])
+    except SystemExit as ending:
+        status = ending.code
+    return status, *capsys.readouterr()
+
+
+def test_json_holds_formulas_numbers_and_rooflines(capsys):
+    status, out, _ = run(capsys, "--version", 3, "--preset", "tiny", "--precision", "float16", "--json", "-")
+    content = json.loads(out)
+    assert status == 0 and list(content["parts"]) == list(PARTS) and content["step"]["parameters"] == 2_617_600
+    swiglu = content["parts"]["SwiGLU"]
+    assert swiglu["formulas"]["forward"]["layer"] == {"bytes": "6BTF", "launches": "1", "saved": "4BTF"}
+    assert swiglu["forward"]["bytes"] == 6 * 8 * 128 * 512 * 4
+    assert swiglu["roofline"]["MI300X"]["bound"] == "memory"
+
+
+def test_formulas_have_the_values_of_the_numbers(capsys):
+    _, out, _ = run(capsys, "--version", 4, "--num-layers", 3, "--precision", "bfloat16", "--json", "-")
+    content = json.loads(out)
+    sizes = content["sizes"]
+    for row in content["parts"].values():
+        for phase, quantity in itertools.product(PHASES, ("flops", "bytes", "launches", "saved")):
+            value = 0
+            for where, times in (("layer", sizes["L"]), ("once", 1)):
+                text = row["formulas"][phase].get(where, {}).get(quantity, "0")
+                text = re.sub(r"(?<=[\dA-Z])(?=[A-Z])", "*", text.replace("^", "**"))
+                value += times * eval(text, dict(sizes))
+            assert value == row[phase][quantity]
+
+
+def test_text_names_every_part(capsys):
+    status, out, _ = run(capsys, "--version", 1, "--preset", "small")
+    assert status == 0 and all(part in out for part in PARTS)
+    assert "31,977,984 parameters, 199.64 GFLOP needed" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--version", "2", "--enable-torch-compile"], "--enable-torch-compile"),
+        (["--version", "1", "--use-amp"], "--precision"),
+        (["--version", "1", "--hidden-dim", "7"], "--hidden-dim must be"),
+        (["--markdown", "--recorded", "/nowhere"], "no recorded run"),
+        (["--check", "--page", "/nowhere"], "cannot be read"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(capsys, argv, words):
+    status, _, error = run(capsys, *argv)
+    assert status == 2 and words in error and error.count("\n") == 1
+
+
+def test_the_page_has_the_tables_of_the_formulas(capsys):
+    assert run(capsys, "--check")[0] == 0
+
+
+def test_check_finds_a_changed_number_and_write_repairs_it(capsys, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(PAGE_TEXT.replace("31,977,984", "31,977,985"), encoding="utf-8")
+    status, out, _ = run(capsys, "--check", "--page", page)
+    assert status == 1 and "31,977,985" in out
+    assert run(capsys, "--write", "--page", page)[0] == 0
+    assert page.read_text(encoding="utf-8") == PAGE_TEXT
+
+
+def test_a_page_without_its_markers_is_refused(capsys, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(PAGE_TEXT.replace("<!-- counts-saved:begin -->", ""), encoding="utf-8")
+    status, _, error = run(capsys, "--check", "--page", page)
+    assert status == 2 and "counts-saved" in error

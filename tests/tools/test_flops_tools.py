@@ -1,0 +1,324 @@
+"""run_deepspeed_flops.py, analyze_gemm_operations.py and memory_bandwidth_analyzer.py: their numbers by hand."""
+
+import csv
+import importlib.util
+import json
+import re
+import sys
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import analyze_gemm_operations as gemm_tool
+import memory_bandwidth_analyzer as bandwidth
+import run_deepspeed_flops as flops
+from common import counts, roofline
+from common.counts import Gemm
+from common.profiles import Operation
+from common.versions import SCRIPTS, load_version
+from in_process import run_here
+
+FOLDERS = {version: script.parent for version, script in SCRIPTS.items()}
+# hidden 32, 1 layer, 2 query heads and 1 key head of 16, feed-forward 16, vocabulary 10; 1 sequence of 4 tokens
+BY_HAND = (
+    "--batch-size 1 --seq-len 4 --hidden-dim 32 --num-layers 1 --num-heads 2 --intermediate-dim 16 --vocab-size 10 "
+    "--device cpu"
+).split()
+METADATA = dict(zip("vocab_size hidden_dim num_layers num_heads num_kv_heads".split(), (50, 64, 2, 4, 2), strict=True))
+METADATA |= {"intermediate_dim": 96, "seq_len": 16, "batch_size": 2, "version": 3, "part": "whole"}
+
+
+def refused(main, arguments, capsys, words, status=2):
+    """Check that a tool answers bad input with one line and this status."""
+    try:
+        found = main([str(word) for word in arguments])
+    except SystemExit as error:
+        found = error.code
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert found == status and words in errors[-1], errors
+
+
+# ---------------------------------------------------------------- run_deepspeed_flops.py
+
+
+@pytest.fixture
+def without_training(monkeypatch):
+    monkeypatch.setattr(flops, "measure", lambda *arguments: None)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.mark.parametrize("version", SCRIPTS)
+def test_a_step_counted_by_hand(version, tmp_path, without_training):
+    status = flops.main(["--version", str(version), *BY_HAND, "--profile-dir", str(tmp_path)])
+    content = json.loads((tmp_path / "flops_profile.json").read_text())
+    # q and o 1024, k, v, gate, up and down 512, head 320: 4928 weights, 4 tokens, 6 operations each;
+    # attention: 3 x 2 matmuls x 2 operations x 4 x 4 pairs, halved, of 32 numbers
+    assert content["analytic"] == {"total": 121344, "matrix_products": 118272, "attention": 3072}
+    counter = content["flop_counter_mode"]
+    # version 3 computes the embedding's gradient as a matmul too: 2 x 4 tokens x 320
+    assert counter["matrix_products"] == 118272 + 2560 * (version == 3)
+    assert counter["attention"] == (6144 if version == 1 else 7168)
+    assert counter["backward"] > counter["forward"]
+    assert status == 0 and all(row["agrees"] for row in content["checks"])
+
+
+def test_a_wrong_formula_is_found(tmp_path, monkeypatch, without_training, capsys):
+    right = counts.required_flops
+    monkeypatch.setattr(counts, "required_flops", lambda sizes: {part: 2 * n for part, n in right(sizes).items()})
+    assert flops.main(["--version", "1", *BY_HAND, "--profile-dir", str(tmp_path)]) == 1
+    assert "NOT the expected" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+@pytest.mark.parametrize("version", SCRIPTS)
+def test_deepspeed_counts_the_same(version):
+    config = load_version(version).parse_options([*BY_HAND, "--no-graph"])
+    rows = flops.count(version, config)[0]["checks"]
+    assert [row["agrees"] for row in rows if row["counter"] == "DeepSpeed"] == [True]
+
+
+def test_shared_key_heads_are_counted_for_the_query_heads():
+    B, T, H, K, D = 2, 16, 4, 2, 8
+    query, key, value = (torch.randn(B, heads, T, D, requires_grad=True) for heads in (H, K, K))
+    with FlopCounterMode(display=False, custom_mapping=flops.attention_formulas()) as counter:
+        attend = torch.nn.functional.scaled_dot_product_attention
+        attend(query, key, value, is_causal=True, enable_gqa=True).sum().backward()
+    forward = 4 * B * H * T * T * D
+    assert counter.get_total_flops() in (forward * 7 // 2, forward * 3)  # a fused kernel, or plain matmuls
+
+
+def test_mfu_and_the_shortest_steps_at_the_peaks():
+    summary = {"step_ms": {"median": 2.0}, "tflops": 100.0, "precision": "tf32", "world_size": 2}
+    rates = flops.measured_rates(summary, {"device": "NVIDIA H200"})
+    assert (rates["peak_tflops"], rates["mfu"]) == (494.7, pytest.approx(100 / 494.7 / 2))  # of two GPUs
+    first, *others = flops.mfu_rows(200_000_000_000, rates)
+    assert first["device"] == "NVIDIA H200" and first["mfu"] == rates["mfu"]
+    best = next(row for row in others if row["device"].startswith("MI300X") and row["precision"] == "float32")
+    assert best["step_ms"] == pytest.approx(200 / 163.4)
+    assert flops.measured_rates(summary, {"device": "x86_64"})["mfu"] is None
+
+
+def test_the_documented_command_writes_all_its_files(tmp_path):
+    pytest.importorskip("matplotlib")
+    folder, tool = tmp_path / "flops_analysis", [sys.executable, FOLDERS[2] / "run_deepspeed_flops.py"]
+    options = ("--num-steps", "2", "--computational-intensity", "--generate-roofline")
+    result = run_here([*tool, *BY_HAND, *options], cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    content = json.loads((folder / "flops_profile.json").read_text())
+    step_ms = content["measured"]["step_ms"]
+    assert content["measured"]["tflops"] == pytest.approx(content["analytic"]["total"] / step_ms / 1e9, rel=1e-6)
+    parts = {row["part"]: row for row in content["intensity"]["parts"]}
+    assert parts["down projection"]["flops"] == 3 * 2 * 4 * 32 * 16
+    assert parts["down projection"]["bytes"] == 3 * 4 * (4 * 32 + 4 * 16 + 32 * 16)
+    assert content["ceilings"]["matmul_tflops"] > 0 and content["ceilings"]["copy_tb_s"] > 0
+    assert (folder / "roofline.png").read_bytes()[:4] == b"\x89PNG"
+    assert re.search(r"TinyLlama\.layers\.0\.attention +0\.\d+", (folder / "model_profile.txt").read_text())
+    with open(folder / "mfu_analysis.csv", newline="") as file:
+        assert float(next(csv.DictReader(file))["step_ms"]) == pytest.approx(step_ms, rel=1e-5)
+    again = run_here([*tool, "--analyze-results", "flops_profile.json"], cwd=tmp_path)
+    assert again.returncode == 0 and "as expected" in again.stdout and "FLOP/byte" in again.stdout
+
+
+def test_without_matplotlib_everything_but_the_picture_is_there(tmp_path, monkeypatch, without_training, capsys):
+    monkeypatch.setattr(flops, "measure_ceilings", lambda *arguments: {"matmul_tflops": 1.0, "copy_tb_s": 1.0})
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    arguments = ["--version", "1", *BY_HAND, "--generate-roofline", "--profile-dir", tmp_path]
+    refused(flops.main, arguments, capsys, "needs matplotlib", status=1)
+    assert {path.name for path in tmp_path.iterdir()} == {"flops_profile.json", "model_profile.txt", "mfu_analysis.csv"}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "cannot be read"), ("{", "no valid JSON"), ("[1]", "is not a flops_profile.json")],
+)
+def test_earlier_results_that_are_none_are_refused(content, words, tmp_path, capsys):
+    path = tmp_path / "flops_profile.json"
+    if content is not None:
+        path.write_text(content)
+    refused(flops.main, ["--analyze-results", path], capsys, words)
+
+
+# ---------------------------------------------------------------- analyze_gemm_operations.py
+
+CONFIG = dict(zip(gemm_tool.NAMES, (64, 32, 2, 4, 2, 48), strict=True))
+
+
+@pytest.fixture
+def toy_config(tmp_path):
+    file = tmp_path / "tiny_llama_v1_config.yaml"
+    file.write_text("\n".join(f"{name}: {value}" for name, value in CONFIG.items()))
+    return file
+
+
+def test_the_gemms_are_those_of_the_step():
+    sizes = gemm_tool.sizes_of(CONFIG, 3, 8)
+    found = counts.gemms(sizes)
+    # the FLOPs and bytes of version 1's matmuls, as test_counts.py compares them with the script
+    assert sum(g.calls * g.flops for g in found) == counts.total(counts.step_counts(1, "float32", sizes), "flops")
+    down = counts.down_projection(sizes, 1, 4)
+    moved = sizes.L * (sum(down.forward) + sum(down.backward))
+    assert sum(g.calls * g.bytes(4) for g in found if g.names == "down") == moved
+    keys = next(g for g in found if g.names == "k, v" and g.part == "weight gradient")
+    assert (keys.m, keys.k, keys.n, keys.calls) == (16, 24, 32, 4)
+
+
+def test_what_limits_a_gemm_by_hand():
+    square = Gemm("x", "forward", 1, 1000, 1000, 1000, 2)  # 2 GFLOP, 12 MB, 500/3 FLOP per byte
+    roofs = {"matmul_tflops": 10.0, "copy_tb_s": 1.0}
+    assert gemm_tool.measured(square, 250e-6, 4, roofs)["bound"] == "compute"
+    assert gemm_tool.measured(square, 500e-6, 4, roofs)["bound"] == "too small"
+    row = gemm_tool.measured(square, 500e-6, 4, {"matmul_tflops": 10.0, "copy_tb_s": 0.03})
+    assert (row["bound"], row["tflops"], row["share_of_peak"]) == ("memory", 4.0, 0.4)
+    assert row["share_of_attainable"] == pytest.approx(0.8)
+    sizes = gemm_tool.sizes_of(CONFIG, 1, 2)
+    (step,) = gemm_tool.analyzed({sizes: [(square, 250e-6)]}, 4, {"matmul_tflops": 1.0, "copy_tb_s": 1.0})
+    assert (step["share_of_peak"], step["ms"], step["calls"], step["flops"]) == (1.0, 0.5, 2, 4e9)
+
+
+def test_the_documented_gemm_command(toy_config):
+    command = [sys.executable, FOLDERS[1] / "analyze_gemm_operations.py", "--model-config", toy_config.name]
+    lists = ["--batch-sizes", "4,8", "--sequence-lengths", "8,16", "--json", "gemms.json", "--device", "cpu"]
+    result = run_here([*command, *lists], cwd=toy_config.parent)
+    assert result.returncode == 0, result.stderr
+    steps = json.loads((toy_config.parent / "gemms.json").read_text())["steps"]
+    assert [(step["batch_size"], step["seq_len"]) for step in steps] == [(4, 8), (4, 16), (8, 8), (8, 16)]
+    assert all(g["us"] > 0 and 0 < g["share_of_peak"] <= 1 for step in steps for g in step["gemms"])
+    assert "gate, up, weight gradient" in result.stdout and "batch 8, 16 tokens" in result.stderr
+
+
+def test_the_configuration_of_version_1_is_its_default():
+    config = load_version(1).parse_options(["--device", "cpu"])
+    found = gemm_tool.read_config(FOLDERS[1] / "tiny_llama_v1_config.yaml")
+    assert gemm_tool.sizes_of(found, 8, 256) == counts.sizes_of(config)
+
+
+def test_bad_input_of_the_gemm_tool(toy_config, capsys, monkeypatch):
+    good = toy_config.read_text()
+
+    def config(text):
+        toy_config.write_text(text)
+        return ["--model-config", toy_config]
+
+    refused(gemm_tool.main, ["--model-config", "nowhere.yaml"], capsys, "cannot be read")
+    refused(gemm_tool.main, config("hidden_dim: [1"), capsys, "no valid YAML")
+    refused(gemm_tool.main, config("just text"), capsys, "must name vocab_size")
+    refused(gemm_tool.main, config(good.replace("32", "wide")), capsys, "hidden_dim must be a positive")
+    refused(gemm_tool.main, config(good.replace("num_kv_heads: 2", "num_kv_heads: 3")), capsys, "must divide")
+    refused(gemm_tool.main, [*config(good), "--batch-sizes", "0"], capsys, "--batch-sizes")
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    refused(gemm_tool.main, config(good), capsys, "pip install pyyaml", status=1)
+
+
+# ---------------------------------------------------------------- rooflines of traces
+
+
+def kernel_event(i, name, us):
+    args = {"External id": i}
+    return {"ph": "X", "cat": "kernel", "name": name, "ts": 100 * i, "dur": us, "args": args}
+
+
+def operator_event(i, name, *shapes, kind="c10::BFloat16"):
+    args = {"External id": i, "Input Dims": list(shapes), "Input type": [kind] * len(shapes)}
+    return {"ph": "X", "cat": "cpu_op", "name": name, "ts": i, "dur": 1, "args": args}
+
+
+@pytest.fixture
+def known_trace(tmp_path):
+    """Write a step of a matmul (1 GFLOP, 4 MB, 20 us), an addition (6 MB, 10 us), version 3's attention and a kernel
+    without shapes, with ceilings of 100 TFLOP/s and 2 TB/s."""
+    events = [
+        {"ph": "X", "cat": "user_annotation", "name": "optimizer", "ts": 0, "dur": 1},
+        operator_event(1, "aten::mm", [1000, 500], [500, 1000]),
+        kernel_event(1, "gemm", 20.0),
+        operator_event(2, "aten::add", [1000, 1000], [1000, 1000]),
+        kernel_event(2, "vectorized_elementwise_kernel", 10.0),
+        operator_event(3, "AttentionFunction", [2, 16, 8, 16]),
+        kernel_event(3, "rope_kernel", 1.0),
+        kernel_event(3, "attention_forward_kernel", 4.0),
+        kernel_event(0, "lonely", 10.0),
+    ]
+    folder = tmp_path / "complete_rocm_analysis" / "pytorch_profiles"
+    folder.mkdir(parents=True)
+    content = {"deviceProperties": [{"name": "GPU"}], "traceEvents": events}
+    content["tiny_llama"] = METADATA | {"precision": "bfloat16", "norm_eps": 1e-6, "rope_theta": 1e4}
+    (folder / "trace_v3.json").write_text(json.dumps(content))
+    ceilings = {"ceilings": {"matmul_tflops": 100.0, "copy_tb_s": 2.0}}
+    (tmp_path / "flops_profile.json").write_text(json.dumps(ceilings))
+    return tmp_path
+
+
+def test_the_documented_bandwidth_command_by_hand(known_trace):
+    pytest.importorskip("matplotlib")
+    command = [sys.executable, FOLDERS[2] / "memory_bandwidth_analyzer.py", "--generate-roofline-plot", "--json", "-"]
+    data = ["--profile-data", "./complete_rocm_analysis", "--ceilings", "flops_profile.json"]
+    result = run_here([*command, *data], cwd=known_trace)
+    assert result.returncode == 0, result.stderr
+    content = json.loads(result.stdout)
+    rows = {row["operator"]: row for row in content["operators"]}
+    assert rows["aten::mm"]["flop_per_byte"] == 250 and rows["aten::mm"]["bound"] == "compute"
+    assert rows["aten::mm"]["tflops"] == pytest.approx(50) and rows["aten::mm"]["of_roofline"] == pytest.approx(0.5)
+    assert rows["aten::add"]["share_of_copy"] == pytest.approx(0.3) and rows["aten::add"]["bound"] == "memory"
+    # q [2, 16, 4, 16], k and v [2, 16, 2, 16]: 2 matmuls over the causal half; RoPE reads and writes 128 columns
+    forward = 2 * 2 * 16 * 16 * 64
+    attention = rows["AttentionFunction"]
+    assert attention["flops"] == forward + 3 * 2 * 16 * (64 + 32)
+    rope = 2 * 2 * 32 * 128 + 4 * 16 * 16
+    assert attention["bytes"] == rope + 2 * 32 * (128 + 64) + 4 * 2 * 16 * 4
+    assert content["summary"]["unknown_ms"] == pytest.approx(0.01)
+    assert content["summary"]["memory_bound_ms"] == pytest.approx(0.015)
+    picture = known_trace / "complete_rocm_analysis" / "pytorch_profiles" / "roofline.png"
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_fused_attention_is_compute_bound_where_its_flops_say_so():
+    """Flash attention does 191 FLOP per byte at medium, whichever way the trace names it."""
+    sizes = {"hidden_dim": 1024, "num_layers": 12, "num_heads": 16, "num_kv_heads": 8, "intermediate_dim": 4096}
+    metadata = METADATA | sizes | {"seq_len": 512, "batch_size": 16, "precision": "bfloat16"}
+    known = roofline.counted_kernels(metadata)
+    B, T, H, K, D = 16, 512, 16, 8, 64
+    dims, kinds = [[B, T, H, D], [B, T, K, D], [B, T, K, D]], ["c10::BFloat16"] * 3
+    flash = Operation("aten::_flash_attention_forward", "attention", 1, dims, kinds, [[]] * 3, ("fmha",))
+    shapes = roofline.work_of(flash, known)
+    for name in ("attention_forward_kernel", "triton_tem_fused_flex_attention_3"):
+        one = Operation("CompiledFunction", "attention", 1, [], [], [], (name,))
+        work = roofline.work_of(one, known)
+        assert work[0] == shapes[0] == 2 * B * T * T * H * D
+        assert work[1] == pytest.approx(shapes[1], rel=0.02)  # the operator's shapes lack the row sums
+    both = roofline.work_of(Operation("x", "", 1, [], [], [], ("triton_tem_fused_flex_attention_backward_4",)), known)
+    assert both[0] == 2.5 * shapes[0]
+
+
+def test_kernel_counts_are_those_of_the_parts():
+    sizes = gemm_tool.sizes_of(CONFIG, 2, 16)
+    kernels, step = counts.kernel_counts("float32", sizes), counts.step_counts(3, "float32", sizes)
+    launches = {"rmsnorm_forward_kernel": 5, "rmsnorm_backward_kernel": 5, "column_sum_kernel": 5}
+
+    def moved(*names):
+        return sum(launches.get(name, 2) * kernels[name][1] for name in names)
+
+    norm = step["norms and residual"]
+    assert moved("rmsnorm_forward_kernel") == pytest.approx(norm["forward"]["bytes"])
+    assert moved("rmsnorm_backward_kernel", "column_sum_kernel") == pytest.approx(norm["backward"]["bytes"])
+    backward = [f"attention_backward_{name}_kernel" for name in ("dq", "dkdv")]
+    assert moved(*backward) == step["attention"]["backward"]["bytes"]
+    assert sum(2 * kernels[name][0] for name in backward) == step["attention"]["backward"]["flops"]
+    defined = {
+        name for name, kernel in vars(load_version(3)).items() if name.endswith("_kernel") and hasattr(kernel, "fn")
+    }
+    assert counts.KERNELS.keys() <= defined
+
+
+def test_parts_that_would_stand_on_each_other_are_one():
+    assert roofline.merged({"b": 110, "a": 100, "c": 200}) == [("a, b", 100), ("c", 200)]
+
+
+def test_bad_input_of_the_bandwidth_tool(known_trace, capsys, monkeypatch):
+    monkeypatch.chdir(known_trace)
+    data = ["--profile-data", "complete_rocm_analysis"]
+    refused(bandwidth.main, data, capsys, "--ceilings FILE")  # a profile of another device
+    refused(bandwidth.main, ["--profile-data", "nowhere"], capsys, "does not exist")
+    refused(bandwidth.main, [*data, "--ceilings", "nowhere.json"], capsys, "cannot be read")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    arguments = [*data, "--ceilings", "flops_profile.json", "--generate-roofline-plot"]
+    refused(bandwidth.main, arguments, capsys, "needs matplotlib", status=1)

@@ -1,0 +1,426 @@
+"""The reader of profiles, on one small run of eight launches written in the form of every profiler.
+
+The sample files follow the column lists of the profilers' sources; the run is the same in all of them: 30 us in five
+kernels, of which the GEMM takes 18 us in three launches of 5, 7 and 6 us.
+"""
+
+import csv
+import gzip
+import io
+import json
+import pathlib
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+import kernel_counters
+import kernel_times
+from common.command_line import Failure
+from common.profiles import (
+    counter_table,
+    group_of,
+    group_table,
+    kernel_table,
+    read_counters,
+    read_kernels,
+    read_pair,
+    read_profile,
+)
+from in_process import refused
+
+SAMPLES = pathlib.Path(__file__).parent / "samples"
+LAUNCHES = [f"rocm-{version}/kernel_trace.csv" for version in ("6.2", "6.4", "7.0")]
+LAUNCHES += ["rocpd2csv/kernel_trace.csv", "rocm-7.0/results.sql", "nsys/report.sql"]
+LAUNCHES += ["nsys/report_cuda_gpu_trace.csv", "pytorch/trace_gpu.json"]
+SUMS = [f"rocm-{version}/kernel_stats.csv" for version in ("6.2", "6.4", "7.0")]
+SUMS += ["nsys/report_cuda_gpu_kern_sum.csv", "nsys/stats_output.txt"]
+
+
+def sample(name, folder):
+    """Return the path of a sample; a database is made from its SQL."""
+    if not name.endswith(".sql"):
+        return SAMPLES / name
+    path = folder / "results.db"
+    connection = sqlite3.connect(path)
+    connection.executescript((SAMPLES / name).read_text())
+    connection.close()
+    return path
+
+
+# ---------------------------------------------------------------- kernels of every profiler
+
+
+@pytest.mark.parametrize("name", LAUNCHES + SUMS)
+def test_every_format_gives_the_same_table(name, tmp_path):
+    kernels = read_kernels(sample(name, tmp_path))
+    first, *rows = (row for row in kernel_table(kernels) if row["kind"] == "kernel")
+    assert first["group"] == "GEMM" and first["calls"] == 3
+    assert [first[key] for key in ("total_us", "mean_us", "min_us", "max_us")] == pytest.approx([18.0, 6.0, 5.0, 7.0])
+    found = sorted((row["group"], row["calls"], round(row["total_us"], 3)) for row in rows)
+    others = [("attention", 1, 4.0), ("copies", 2, 2.5), ("normalisation", 1, 2.5), ("optimizer", 1, 3.0)]
+    assert found == others
+    fill = next(row["kernel"] for row in rows if row["calls"] == 2)
+    assert fill.startswith("void at::native::vectorized_elementwise")
+    assert sum(row["share_percent"] for row in group_table(kernels)) == pytest.approx(100)
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_launches_know_their_start(name, tmp_path):
+    kernels = [k for k in read_kernels(sample(name, tmp_path)) if k.kind == "kernel"]
+    start = kernels[0].start_ns
+    assert [round(k.start_ns - start) for k in kernels] == [0, 2000, 9000, 14000, 22000, 26000, 34000, 40000]
+    assert [round(k.end_ns - k.start_ns) for k in kernels] == [1000, 5000, 4000, 7000, 2500, 6000, 1500, 3000]
+    assert len({k.track for k in kernels}) == 1
+
+
+@pytest.mark.parametrize("name", ["nsys/report.sql", "nsys/report_cuda_gpu_trace.csv", "pytorch/trace_gpu.json"])
+def test_copies_count_as_copies(name, tmp_path):
+    kernels = read_kernels(sample(name, tmp_path))
+    assert [(k.total_ns, k.group) for k in kernels if k.kind == "copy"] == [(pytest.approx(2000), "copies")]
+
+
+def test_old_statistics_have_no_extremes():
+    row = kernel_table(read_kernels(SAMPLES / "rocprof-v1/results.stats.csv"))[0]
+    assert row["kernel"].startswith("Cijk_") and not row["kernel"].endswith(".kd]")
+    assert (row["total_us"], row["min_us"], row["max_us"]) == (18.0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "times"),
+    [
+        (
+            "Time (%),Total Time (ms),Instances,Avg (ms),Min (ms),Max (ms),Name\n100,3,2,1.5,1,2,adamw",
+            [3000, 1000, 2000],
+        ),
+        ("Name,Calls,DURATION (usec),AVERAGE (usec),MIN (usec),MAX (usec)\nadamw,2,3,1.5,1,2", [3, 1, 2]),
+    ],
+)
+def test_other_units_are_converted(text, times, tmp_path):
+    path = tmp_path / "kern_sum.csv"
+    path.write_text(text + "\n")
+    row = kernel_table(read_kernels(path))[0]
+    assert [row[key] for key in ("total_us", "min_us", "max_us")] == times
+
+
+GROUPED = {
+    "GEMM": [
+        "Cijk_Alik_Bljk_SB_MT64x64x16_SE_K1",
+        "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT",
+        "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_nn_align8>",
+        "ampere_sgemm_128x64_tn",
+        "sm90_xmma_gemm_f32f32_tf32f32_f32_nt_n_tilesize64x64x32_cublas",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float>",
+        "triton_tem_fused_mm_3",
+        "aten::addmm",
+    ],
+    "attention": [
+        "attention_forward_kernel",
+        "attention_backward_dkdv_kernel",
+        "attention_backward_dq_kernel",
+        "attention_delta_kernel",
+        "attn_fwd",
+        "bwd_kernel_dk_dv",
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, cutlass::bfloat16_t>>",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_6_128x128x64",
+        "fmha_cutlassF_f32_aligned_64x64_rf_sm80",
+        "void (anonymous namespace)::softmax_warp_forward<float, float, float, 7, false, false>",
+    ],
+    "other": [
+        "void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, true, false>",
+        "aten::_log_softmax",
+        "triton_per_fused__log_softmax_nll_loss_forward_2",
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+    ],
+    "normalisation": [
+        "rmsnorm_forward_kernel",
+        "add_rms_norm_backward_kernel",
+        "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_3",
+        "aten::_fused_rms_norm_backward",
+    ],
+    "element-wise": [
+        "rope_kernel",
+        "swiglu_backward_kernel",
+        "triton_poi_fused_mul_silu_0",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>",
+    ],
+    "optimizer": [
+        "adamw_kernel",
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>",
+        "aten::_fused_adamw_",
+        "triton_poi_fused__foreach_add__foreach_copy__foreach_div__foreach_mul_mul_unbind_0",
+        "triton_for_fused__foreach_add__foreach_mul_2",
+    ],
+    "copies": [
+        "__amd_rocclr_copyBuffer",
+        "__amd_rocclr_fillBufferAligned",
+        "Memcpy DtoH (Device -> Pinned)",
+        "MEMORY_COPY_HOST_TO_DEVICE",
+        "void at::native::elementwise_kernel<128, 2, at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>",
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "group"), [(name, group) for group, names in GROUPED.items() for name in names])
+def test_groups(name, group):
+    assert group_of(name) == group
+
+
+# ---------------------------------------------------------------- PyTorch's traces
+
+
+def test_on_a_cpu_the_innermost_operators_that_compute_count():
+    kernels = read_kernels(SAMPLES / "pytorch/trace_cpu.json")
+    # linear and t do nothing themselves; addmm took 40 us, of which its copy took 4
+    own = {kernel.name: kernel.total_ns for kernel in kernels}
+    assert own == {"aten::addmm": 36e3, "aten::copy_": 4e3, "aten::silu": 9e3, "aten::mm": 30e3}
+    assert {kernel.kind for kernel in kernels} == {"operator"}
+
+
+def test_kernels_belong_to_the_operator_that_launched_them(tmp_path):
+    shapes = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"], "Input Strides": [[], []]}
+    event = {"ph": "X", "pid": 1, "tid": 1}
+    events = [
+        event | {"cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 5, "args": {"External id": 7} | shapes},
+        event | {"cat": "kernel", "name": "splitK gemm", "ts": 10, "dur": 3, "args": {"External id": 7}},
+        event | {"cat": "kernel", "name": "reduce", "ts": 14, "dur": 1, "args": {"External id": 7}},
+        event | {"cat": "kernel", "name": "lonely", "ts": 16, "dur": 2, "args": {}},
+    ]
+    file = tmp_path / "trace_x.json"
+    file.write_text(json.dumps({"deviceProperties": [{"name": "MI300X"}], "traceEvents": events}))
+    profile = read_profile(file)
+    product, lonely = profile.operations
+    assert (product.us, product.dims, product.group) == (4, [[2, 3], [3, 4]], "GEMM")
+    assert product.launches == ("splitK gemm", "reduce")
+    assert (lonely.name, lonely.dims, profile.device, profile.steps) == ("lonely", [], "MI300X", None)
+
+
+def test_a_trace_says_what_it_is(profiled):
+    profile = read_profile(profiled[2])
+    assert (profile.steps, len(profile.step_ms), profile.metadata["version"]) == (2, 2, 2)
+    assert all(time > 0 for time in profile.step_ms) and profile.metadata["peak_memory_mb"] > 50
+    assert "(version 2, 2 x 16 tokens, width 32, 1 layers, float32)" in profile.title
+
+
+def test_of_piled_up_traces_the_newest_of_whole_steps_is_read(make_trace):
+    make_trace("p/trace_1.json", {"gemm_1": 1})
+    folder = make_trace("p/trace_2.json", {"gemm_2": 1}).parent
+    partial = make_trace("p/trace_3.json", {"gemm_3": 1}, part="attention")
+    assert read_profile(folder).calls[0].name == read_kernels(folder)[0].name == "gemm_2"
+    assert read_profile(partial).calls[0].name == "gemm_3" and "attention alone" in read_profile(partial).title
+
+
+def test_a_folder_with_partial_traces_alone_is_refused(make_trace):
+    folder = make_trace("p/trace_1.json", {"gemm": 1}, part="attention").parent
+    with pytest.raises(Failure, match="only traces of attention alone"):
+        read_profile(folder)
+
+
+def test_a_pair_is_the_newest_whose_runs_are_alike(make_trace):
+    make_trace("v1/trace_1.json", {"small": 1})
+    first = make_trace("v1/trace_2.json", {"large": 1}, batch_size=64).parent
+    make_trace("v2/trace_1.json", {"fused large": 1}, batch_size=64, version=2)
+    second = make_trace("v2/trace_2.json", {"fused small": 1}, version=2, peak_memory_mb=7.0).parent
+    assert [p.calls[0].name for p in read_pair(first, second)] == ["small", "fused small"]
+    make_trace("v2/trace_3.json", {"fused large": 1}, batch_size=64, version=2)
+    assert [p.calls[0].name for p in read_pair(first, second)] == ["large", "fused large"]
+
+
+def test_a_pair_of_unlike_runs_is_refused_and_says_why(make_trace):
+    first = make_trace("v1/trace_1.json", {"a": 1}, seq_len=64)
+    second = make_trace("v2/trace_1.json", {"b": 1}, precision="bfloat16").parent
+    with pytest.raises(Failure, match=r"unlike \(seq_len: 64, 16; precision: float32, bfloat16\)"):
+        read_pair(first, second)
+    assert [p.calls[0].name for p in read_pair(first, second, allow_different=True)] == ["a", "b"]
+
+
+def test_a_table_of_interpreted_kernels_says_so(tmp_path, capsys):
+    content = json.loads((SAMPLES / "pytorch/trace_cpu.json").read_text())
+    path = tmp_path / "trace_v3.json"
+    for version, said in ((1, False), (3, True)):
+        path.write_text(json.dumps(content | {"tiny_llama": {"version": version}}))
+        assert kernel_times.main([str(path), "--json", str(tmp_path / "t.json")]) == 0
+        assert ("ran in Triton's interpreter" in capsys.readouterr().out) == said
+        kernel_times.main([str(tmp_path / "t.json")])  # read back, the table still knows
+        assert ("ran in Triton's interpreter" in capsys.readouterr().out) == said
+
+
+# ---------------------------------------------------------------- folders and files
+
+
+def test_gzipped_traces_are_read(tmp_path):
+    path = tmp_path / "trace_1.json.gz"
+    path.write_bytes(gzip.compress((SAMPLES / "pytorch/trace_gpu.json").read_bytes()))
+    assert len(read_kernels(path)) == len(read_profile(tmp_path).calls) == 9
+
+
+def test_a_folder_gives_its_most_detailed_run_once(tmp_path):
+    for process in ("host/11", "host/12"):
+        (tmp_path / process).mkdir(parents=True)
+        for kind in ("kernel_trace", "kernel_stats", "domain_stats", "counter_collection"):
+            (tmp_path / process / f"x_{kind}.csv").write_bytes((SAMPLES / f"rocm-6.4/{kind}.csv").read_bytes())
+    kernels = read_kernels(tmp_path)
+    assert len(kernels) == 16  # two processes, each read from its trace and not from its statistics again
+    assert all(kernel.start_ns is not None for kernel in kernels)
+    (tmp_path / "trace_1.json").write_bytes((SAMPLES / "pytorch/trace_gpu.json").read_bytes())
+    assert len(read_kernels(tmp_path)) == 16 and len(read_profile(tmp_path).calls) == 9  # which knows shapes and steps
+
+
+def broken_files(folder):
+    """Yield (path, words that its error must have) for everything that goes wrong with files of profilers."""
+    trace = (SAMPLES / "rocm-6.4/kernel_trace.csv").read_bytes()
+    stats = (SAMPLES / "rocm-6.4/kernel_stats.csv").read_bytes()
+    cpu = (SAMPLES / "pytorch/trace_cpu.json").read_bytes()
+    database = sample("rocm-7.0/results.sql", folder).read_bytes()
+    contents = {
+        "empty.csv": (b"", "is empty"),
+        "cut.csv": (trace[:-90], "cut off or damaged: line 9"),
+        "header.csv": (trace.splitlines()[0] + b"\n", "names no kernel"),
+        "letters.csv": (trace.replace(b"1550151853000000", b"soon"), "line 2 has text where a number belongs"),
+        "backwards.csv": (trace.replace(b",1550151853001000,", b",1,"), "line 2"),
+        "hip_api_stats.csv": (stats.replace(b"adamw_kernel", b"hipMalloc"), "not kernels"),
+        "counter_collection.csv": ((SAMPLES / "rocm-6.4/counter_collection.csv").read_bytes(), "kernel_counters.py"),
+        "other.csv": (b"a,b,c,d\n1,2,3,4\n", "no columns of kernel times"),
+        "cut.json": (cpu[:300], "no valid JSON"),
+        "other.json": (b'{"steps": []}', "neither a trace"),
+        "no_events.json": (b'{"traceEvents": []}', "names no kernel"),
+        "cut.json.gz": (gzip.compress(cpu)[:-20], "cannot be unpacked"),
+        "cut.db": (database[: len(database) // 2], "damaged or cut-off database"),
+        "trace.pftrace": (b"\x0a\x10\x00\x01\x02", "ui.perfetto.dev"),
+    }
+    for name, (content, words) in contents.items():
+        (folder / name).write_bytes(content)
+        yield folder / name, words
+    connection = sqlite3.connect(folder / "graphs.sqlite")
+    connection.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INT, end INT)")
+    connection.close()
+    yield folder / "graphs.sqlite", "--cuda-graph-trace=node"
+    yield folder / "missing.csv", "does not exist"
+    (folder / "nothing").mkdir()
+    yield folder / "nothing", "folder without kernel times"
+
+
+def test_broken_files_get_one_sentence_that_names_them(tmp_path):
+    for path, words in broken_files(tmp_path):
+        with pytest.raises(Failure) as caught:
+            read_kernels(path)
+        message = str(caught.value)
+        assert words in message and message.count(str(path)) == 1 and "\n" not in message, message
+
+
+# ---------------------------------------------------------------- kernel_times.py
+
+
+def test_bad_input_ends_with_2_and_one_line(tmp_path, capsys):
+    (tmp_path / "empty.csv").touch()
+    stats = SAMPLES / "rocm-6.4/kernel_stats.csv"
+    refused(kernel_times.main, [tmp_path / "empty.csv"], capsys, "is empty")
+    refused(kernel_times.main, [stats, "--launches", "-"], capsys, "keep sums")
+    refused(kernel_times.main, [stats, "--top", 0], capsys, "--top: must be")
+    refused(kernel_times.main, [stats, "--csv", tmp_path / "no folder" / "x.csv"], capsys, "cannot be written", 1)
+
+
+def test_text_names_kernels_and_groups():
+    """In a process of its own, as the wrappers start it."""
+    command = [sys.executable, kernel_times.__file__, SAMPLES / "rocm-6.4/kernel_trace.csv", "--top", "2"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "5 kernels and copies, 8 calls, 0.030 ms in all" in text
+    assert "attention_forward_kernel" in text and "adamw_kernel" not in text
+    assert "and 3 more with 0.008 ms (26.7 %)" in text
+    assert "optimizer            0.003 ms   10.0 %" in text
+
+
+def test_the_guides_sort_command_orders_the_csv_by_total_time(tmp_path):
+    path = tmp_path / "stage4_profile.csv"
+    kernel_times.main([str(SAMPLES / "rocm-6.4/kernel_trace.csv"), "--csv", str(path)])
+    command = ["bash", "-c", f"sort -t',' -k4 -nr {path} | head -20"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [float(line.split(",")[3]) for line in lines[:3]] == [18, 4, 3] and len(lines) == 6
+    assert lines[0].endswith("LDSB1") and lines[1].endswith(",attention_forward_kernel")
+    rows = list(csv.DictReader(io.StringIO(path.read_text())))
+    assert float(rows[0]["total_us"]) == 18 and float(rows[0]["share_percent"]) == 60
+
+
+def test_a_table_is_read_back_from_its_json(tmp_path):
+    path, target = SAMPLES / "rocm-6.4/kernel_trace.csv", tmp_path / "t.json"
+    assert kernel_times.main([str(path), "--top", "1", "--json", str(target)]) == 0
+    content = json.loads(target.read_text())
+    group = {"group": "GEMM", "calls": 3, "total_us": 18.0, "share_percent": 60.0, "mean_us": 6.0}
+    assert content["groups"][0] == group | {"min_us": 5.0, "max_us": 7.0}
+    assert kernel_table(read_kernels(target)) == content["kernels"] and len(content["kernels"]) == 5
+
+
+@pytest.mark.parametrize("option", ["--launches", "--trace"])
+def test_written_launches_read_back_as_the_same_kernels(option, tmp_path):
+    path, target = sample("nsys/report.sql", tmp_path), tmp_path / ("launches" + (".json" * (option == "--trace")))
+    assert kernel_times.main([str(path), option, str(target)]) == 0
+    before, after = (
+        [(k.name, pytest.approx(k.start_ns), k.total_ns) for k in sorted(read_kernels(p), key=lambda k: k.start_ns)]
+        for p in (path, target)
+    )
+    assert before == after
+    if option == "--trace":
+        events = [event for event in json.loads(target.read_text())["traceEvents"] if event["ph"] == "X"]
+        assert all(isinstance(event[key], int) for event in events for key in ("pid", "tid"))  # as Perfetto wants it
+
+
+# ---------------------------------------------------------------- counters
+
+
+@pytest.mark.parametrize("name", ["rocm-6.2", "rocm-6.4", "rocm-7.0", "rocm-7.0/results.sql"])
+def test_counters_of_every_format(name, tmp_path):
+    path = sample(name, tmp_path) if name.endswith(".sql") else SAMPLES / name / "counter_collection.csv"
+    rows = counter_table(read_counters(path))
+    active = {row["group"]: row for row in rows if row["counter"] == "GRBM_GUI_ACTIVE"}
+    assert [active["GEMM"][key] for key in ("launches", "mean", "min", "max")] == [3, 12000, 10000, 14000]
+    assert len(active) == 5
+
+
+def test_metrics_of_nsight_compute_have_units(capsys):
+    rows = counter_table(read_counters(SAMPLES / "ncu/raw.csv"))
+    found = [(row["counter"], row["unit"], row["mean"]) for row in rows if row["group"] == "GEMM"]
+    assert found == [
+        ("gpu__time_duration.sum", "ns", 6000),
+        ("sm__throughput.avg.pct_of_peak_sustained_elapsed", "%", 61),
+    ]
+    assert kernel_counters.main([str(SAMPLES / "ncu/raw.csv")]) == 0
+    assert "[1] gpu__time_duration.sum ns" in capsys.readouterr().out
+
+
+def test_counters_of_rocprof_compute_have_a_column_each(tmp_path):
+    (tmp_path / "pmc_perf.csv").write_text(
+        'Dispatch_ID,Kernel_Name,GPU_ID,Grid_Size,Start_Timestamp,SQ_WAVES,TCC_HIT_sum\n0,"f(a, b)",4,64,1,8,30\n'
+        '1,"f(a, b)",4,64,9,12,50\n'
+    )
+    rows = counter_table(read_counters(tmp_path))
+    assert [(row["counter"], row["launches"], row["mean"]) for row in rows] == [
+        ("SQ_WAVES", 2, 10),
+        ("TCC_HIT_sum", 2, 40),
+    ]
+
+
+def test_a_counter_that_is_always_0_is_pointed_out(tmp_path, capsys):
+    path = tmp_path / "x_counter_collection.csv"
+    path.write_text('"Kernel_Name","Counter_Name","Counter_Value"\n"adamw_kernel","SQ_WAVES",0\n')
+    assert kernel_counters.main([str(tmp_path), "--csv", str(tmp_path / "out.csv")]) == 0
+    assert "SQ_WAVES is 0 in every launch" in capsys.readouterr().out
+    assert "adamw_kernel,optimizer,SQ_WAVES,,1,0.0,0.0,0.0" in (tmp_path / "out.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        ("a,b\n1,2\n", "has no counters"),
+        ('"Kernel_Name","Counter_Name","Counter_Value"\n"k","SQ_WAVES"\n', "row 2 has 2 cells of 3"),
+        ('"Kernel_Name","Counter_Name","Counter_Value"\n"k","SQ_WAVES","many"\n', "row 2 has text"),
+        (None, "does not exist"),
+    ],
+)
+def test_broken_counter_files(text, words, tmp_path, capsys):
+    path = tmp_path / "counters.csv"
+    if text is not None:
+        path.write_text(text)
+    refused(kernel_counters.main, [path], capsys, words)

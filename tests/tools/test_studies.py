@@ -1,0 +1,257 @@
+"""The studies: regression check, fusion ablation and the search for a batch size."""
+
+import json
+import shlex
+
+import pytest
+
+import fusion_ablation_study as ablation
+import optimize_batch_size as batch_tool
+import performance_regression_test as regression
+from common import runs
+from common.command_line import Failure
+from common.versions import load_version
+from in_process import call, refused
+
+SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --batch-size 2 --seq-len 16 --vocab-size 64 --device cpu".split()
+
+
+# ---------------------------------------------------------------- performance_regression_test.py
+
+
+def metrics(folder, name, times, **changes):
+    """A metrics file with these step times in ms; changes replace entries of its parts."""
+    content = {
+        "version": 1,
+        "config": {"hidden_dim": 32, "num_layers": 1},
+        "options": {"batch_size": 2, "seq_len": 16, "data": None, "use_amp": False, "tf32": False},
+        "environment": {"device": "MI300X", "device_type": "cuda", "torch": "2.13", "cuda": None, "hip": "7.0"},
+        "steps": [{"step_ms": time} for time in times],
+        "summary": {"parameters": 10, "parameters_trained": 10, "first_loss": 6.9},
+    }
+    for part, values in changes.items():
+        content[part] = content[part] | values
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def regression_status(baseline, current, *options):
+    return regression.main(["--baseline-results", str(baseline), "--current-results", str(current), *options])
+
+
+def test_the_speed_up_and_its_interval_by_hand():
+    # every draw of equal steps is the same: 20 / 8
+    assert regression.speedup([[20.0] * 9], [[8.0] * 9])["low"] == 2.5
+    result = regression.speedup([[20.0] * 9], [[10.0] * 5 + [16.0] * 4])
+    assert (result["speedup"], result["low"], result["high"]) == (2.0, 1.25, 2.0)
+    assert [regression.judge(result, x) for x in (1.2, 1.3, 2.1)] == ["faster", "too close to tell", "slower"]
+
+
+def test_slower_fails_faster_passes_and_the_open_case_is_said(tmp_path, capsys):
+    base, fast = metrics(tmp_path, "base", [20.0] * 9), metrics(tmp_path, "fast", [10.0] * 9)
+    assert regression_status(base, fast, "--min-speedup", "1.3") == 0
+    assert "speed-up       2.00x" in capsys.readouterr().out
+    assert regression_status(fast, base, "--min-speedup", "1.0") == 1
+    assert "FAILED" in capsys.readouterr().out
+    spread = metrics(tmp_path, "spread", [10.0] * 5 + [16.0] * 4)
+    assert regression_status(base, spread, "--min-speedup", "1.3") == 0
+    assert "too close to tell" in capsys.readouterr().out
+    assert regression_status(base, spread, "--min-speedup", "1.3", "--strict", "--json", "-") == 1
+    assert json.loads(capsys.readouterr().out)["result"]["low"] == 1.25
+
+
+def test_runs_that_cannot_be_compared_are_refused(tmp_path, capsys):
+    base = metrics(tmp_path, "base", [20.0] * 9)
+    for part, key in (("environment", "device"), ("config", "num_layers"), ("options", "seq_len"), ("options", "tf32")):
+        other = metrics(tmp_path, "other", [10.0] * 9, **{part: {key: 99}})
+        arguments = ["--baseline-results", base, "--current-results", other]
+        refused(regression.main, arguments, capsys, f"{key}: ")
+        assert regression_status(base, other, "--allow-different") == 0
+        assert f"different: {key}: " in capsys.readouterr().out
+    for summary, words in (({"parameters_trained": 9}, "trained 9 of 10"), ({"first_loss": 7.2}, "first loss is 7.2")):
+        other = metrics(tmp_path, "other", [10.0] * 9, summary=summary)
+        refused(regression.main, ["--baseline-results", base, "--current-results", other], capsys, words, status=1)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "cannot be read"), ("{", "no valid JSON"), ("[]", "no metrics file"), ('{"a": 1}', "no metrics file")],
+)
+def test_files_that_are_no_metrics_are_refused(content, words, tmp_path, capsys):
+    path = tmp_path / "other.json"
+    if content is not None:
+        path.write_text(content)
+    base = metrics(tmp_path, "base", [20.0])
+    refused(regression.main, ["--baseline-results", base, "--current-results", path], capsys, words)
+
+
+def test_the_documented_regression_command_reads_what_the_scripts_write(tmp_path):
+    (tmp_path / "v2").mkdir()
+    for version, name in ((1, "version1_baseline_metrics"), (2, "v2/version2_metrics")):
+        file = tmp_path / f"{name}.json"
+        assert load_version(version).main([*SIZES, "--num-steps", "6", "--metrics-file", str(file)]) == 0
+    command = "performance_regression_test.py --baseline-results ../version1_baseline_metrics.json "
+    result = call(2, command + "--current-results ./version2_metrics.json --min-speedup 0.01", cwd=tmp_path / "v2")
+    assert "PASSED" in result.stdout and "6 steps" in result.stdout
+
+
+# ---------------------------------------------------------------- fusion_ablation_study.py
+
+
+def combination(on, steps, memory=100.0, kernels=10.0):
+    row = {"on": list(on), "name": "", "reason": None, "kernels": kernels}
+    return ablation.finished(row | {"runs": [{"step_ms": {"median": t}, "peak_memory_mb": memory} for t in steps]})
+
+
+def test_worth_of_switches_by_hand():
+    rows = [
+        combination("", [16.0, 16.0, 20.0], kernels=40.0),
+        combination("a", [8.0, 8.0, 8.0], memory=90.0, kernels=30.0),
+        combination("b", [16.0, 17.0, 15.0], kernels=40.0),
+        combination("ab", [4.0, 4.0, 3.0], memory=80.0, kernels=30.0),
+    ]
+    first, second = ablation.worth(rows, ("a", "b"))
+    # alone 16 / 8, on top of b 16 / 4; the closest round is 16 / 8, the widest 15 / 3
+    assert (first["switch"], first["alone"], first["last"], first["pairs"]) == ("a", 2, 4, 2)
+    assert (first["speedup"], first["low"], first["high"]) == (pytest.approx(8**0.5), 2, 5)
+    assert (first["memory_mb"], first["kernels"]) == (-15, -10)
+    assert (second["alone"], second["last"], second["low"]) == (1, 2, pytest.approx(16 / 17))
+
+
+def test_a_combination_that_failed_is_left_out_of_all_pairs():
+    rows = [combination("", [10.0]), combination("a", [5.0]), combination("b", []) | {"step_ms": None}]
+    first, second = ablation.worth(rows, ("a", "b"))
+    assert (first["switch"], first["pairs"], first["last"]) == ("a", 1, None)
+    assert (second["pairs"], second["speedup"], second["memory_mb"]) == (0, None, None)
+
+
+def test_combinations_of_switches():
+    assert [len(ablation.combinations(tuple("abcd"), every)) for every in (True, False)] == [16, 10]
+    for every in (True, False):  # the two that a time limit must not leave out come first
+        assert ablation.combinations(("a", "b"), every)[:2] == [frozenset(), frozenset("ab")]
+    names = [ablation.name_of(frozenset(on), tuple("abcd")) for on in ("", "ac", "abd", "abcd")]
+    assert names == ["none", "a + c", "all but c", "all"]
+    on = frozenset(["b"])
+    assert ablation.switch_options(("a", "b"), on) == ["--disable-a", "--enable-b"]
+
+
+def test_the_switches_are_those_of_the_scripts():
+    for version, switches in ablation.SWITCHES.items():
+        names = {f"enable_{switch.replace('-', '_')}" for switch in switches}
+        options = vars(load_version(version).parse_options(SIZES))
+        assert names == {name for name in options if name.startswith("enable_")} - {
+            "enable_pytorch_profiler",
+            "enable_all_fusion",
+        }
+
+
+def test_the_documented_ablation_command(one_process):
+    command = "fusion_ablation_study.py --all-combinations --switches qkv-fusion --rounds 1 --num-steps 2 --json - "
+    content = json.loads(call(2, command + shlex.join(SIZES)).stdout)
+    off, on = content["combinations"]
+    # one product instead of three in each of forward, gradient of input and gradient of weight
+    assert (off["name"], on["name"]) == ("none", "qkv-fusion") and on["kernels"] < off["kernels"] - 6
+    assert content["switches"][0]["speedup"] == pytest.approx(off["step_ms"] / on["step_ms"])
+
+
+def test_bad_input_of_the_ablation(capsys, monkeypatch):
+    refused(ablation.main, ["--switches", "no-fusion", *SIZES], capsys, "no-fusion is none of qkv-fusion")
+    refused(ablation.main, ["--rounds", "0"], capsys, "--rounds: must be")
+    refused(ablation.main, ["--num-heads", "5"], capsys, "--hidden-dim must be")
+
+    def failing(script, argv):
+        raise Failure(1, "tiny_llama_v2.py failed: broken")
+
+    monkeypatch.setattr(ablation, "train", failing)
+    refused(ablation.main, ["--switches", "qkv-fusion", *SIZES], capsys, "no combination ran", status=1)
+
+
+def test_the_time_limit_by_hand(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
+    limit, endless = runs.TimeLimit(60), runs.TimeLimit(None)
+    assert limit.room(1000)  # nothing is known of how long a run takes
+    for seconds in (10, 20):
+        limit.timed(lambda seconds=seconds: now.__setitem__(0, now[0] + seconds))
+    # 30 of 60 s are gone; a run takes 15 s in the mean, and a quarter more may be needed
+    assert limit.room(1) and not limit.room(2)
+    now[0] += 11
+    assert not limit.room(1) and endless.room(10**9)  # the longest took 20 s
+
+
+def test_what_the_time_limit_leaves_out_of_the_studies(monkeypatch, tmp_path, capsys):
+    """Each run takes 10 s of a clock that stands still otherwise."""
+    now = [0.0]
+    monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
+
+    def run(script, argv):
+        now[0] += 10
+        return {"summary": {"peak_memory_mb": 10.0, "step_ms": {"median": 5.0}}}
+
+    monkeypatch.setattr(ablation, "train", run)
+    monkeypatch.setattr(ablation, "profiled_run", lambda *arguments: (run(*arguments), 7.0))
+    arguments = ["--all-combinations", "--switches", "qkv-fusion,torch-compile", "--json", "-", *SIZES]
+    for seconds, ran, rounds in ((35, 3, 1), (75, 4, 1), (95, 4, 2)):
+        now[0] = 0.0
+        assert ablation.main([*arguments, "--time-limit", str(seconds)]) == 0
+        rows = json.loads(capsys.readouterr().out)["combinations"]
+        assert sum(row["reason"] is None for row in rows) == ran and len(rows[0]["steps_ms"]) == rounds
+
+
+# ---------------------------------------------------------------- optimize_batch_size.py
+
+
+def probe_of(limit, rate):
+    """A device that holds so many sequences of 10 MB beside 100 MB, and computes rate(batch size) of them a second."""
+
+    def probe(batch_size):
+        if batch_size > limit:
+            raise runs.OutOfMemory(1, "out of memory")
+        speed = rate(batch_size)
+        step = {"median": 1e3 * batch_size / speed}
+        return {"samples_per_second": speed, "step_ms": step, "peak_memory_mb": 100 + 10 * batch_size}
+
+    return probe
+
+
+def test_the_largest_batch_is_found_despite_probes_that_run_out_of_memory():
+    rows = batch_tool.Search(probe_of(23, lambda b: b), 1e9, 4096, to_the_limit=True).run()
+    assert [row["batch_size"] for row in rows if not row["fits"]] == [24, 32]
+    assert batch_tool.best(rows, "memory")["batch_size"] in (22, 23)
+    # 100 + 10 b <= 250
+    rows = batch_tool.Search(probe_of(1000, lambda b: b), 250.0, 4096, to_the_limit=True).run()
+    assert batch_tool.best(rows, "memory")["batch_size"] == 15
+    assert next(row for row in rows if row["batch_size"] == 16)["peak_memory_mb"] == 260
+
+
+def test_throughput_takes_the_smallest_batch_that_is_as_fast():
+    rows = batch_tool.Search(probe_of(10**6, lambda b: min(b, 8) + b / 1e6), 1e9, 4096, to_the_limit=False).run()
+    assert [row["batch_size"] for row in rows] == [1, 2, 4, 8, 16, 32]
+    assert batch_tool.best(rows, "throughput")["batch_size"] == 8
+    assert batch_tool.best(rows, "latency")["batch_size"] in (1, 2, 4, 8)
+    none = batch_tool.Search(probe_of(0, lambda b: b), 1e9, 8, to_the_limit=False).run()
+    assert batch_tool.best(none, "throughput") is None and len(none) == 1
+
+
+def test_the_documented_batch_size_command_from_its_folder(one_process):
+    command = "optimize_batch_size.py --target-memory-usage 0.8 --seq-len 16 --optimization-target throughput "
+    model = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64 --device cpu --num-steps 2 --max-batch-size 2"
+    result = call(2, command + model + " --json -")
+    content = json.loads(result.stdout)
+    assert [row["batch_size"] for row in content["probes"]] == [1, 2] and content["version"] == 2
+    assert content["budget_mb"] == pytest.approx(0.8 * content["device_memory_mb"])
+    assert content["best"] in content["probes"] and "batch size 2 ..." in result.stderr
+
+
+def test_bad_input_of_the_batch_size_search(capsys, monkeypatch):
+    version = ["--version", "2", "--hidden-dim", "32", "--num-heads", "2"]
+    refused(batch_tool.main, ["--target-memory-usage", "1.5"], capsys, "--target-memory-usage must be")
+    refused(batch_tool.main, ["--max-batch-size", "0"], capsys, "--max-batch-size: must be")
+    refused(batch_tool.main, ["--version", "2", "--num-heads", "5"], capsys, "--hidden-dim must be")
+
+    def out_of_memory(script, argv):
+        raise runs.OutOfMemory(1, "out of memory")
+
+    monkeypatch.setattr(batch_tool, "train", out_of_memory)
+    refused(batch_tool.main, version, capsys, "not even one sequence", status=1)
