@@ -1,6 +1,6 @@
-"""The repository's Python programs without processes of their own: importing PyTorch once is enough for all tests.
+"""Run the repository's Python programs in this process: PyTorch is imported once for all tests.
 
-run_here() stands in for subprocess.run. Some tests start real processes all the same, so that the way is tried too.
+run_here() replaces subprocess.run. Some tests start real processes all the same.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ real_run = subprocess.run
 
 
 def module_of(program):
-    """The module of a program of this repository; None for another program, or one that needs a process of its own."""
+    """Return the module of a program of this repository, or None if it needs a process of its own."""
     path = pathlib.Path(program).resolve()
     for version, script in SCRIPTS.items():
         if path == script:
-            # Where there is a GPU, Triton was imported for it, and its interpreter needs a process of its own.
+            # With a GPU, Triton was imported for it, and its interpreter needs a process of its own.
             return None if version == 3 and torch.cuda.is_available() else load_version(version)
     if REPOSITORY / "scripts" not in path.parents:
         return None
@@ -33,7 +33,7 @@ def module_of(program):
 
 @contextlib.contextmanager
 def called_as(program, folder):
-    """The state of a fresh process in that folder, as far as the programs look at it; put back afterwards."""
+    """Set the state of a fresh process in a folder, as far as the programs read it; restore it afterwards."""
     arguments, place, interpret = sys.argv, os.getcwd(), os.environ.get("TRITON_INTERPRET")
     deterministic, precision = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
     sys.argv = [str(program)]
@@ -51,7 +51,7 @@ def called_as(program, folder):
 
 
 def run_here(command, *arguments, cwd=None, **options):
-    """subprocess.run, with what it prints always captured as text; other programs than ours get a real process."""
+    """Run a command as subprocess.run does, its output captured as text; other programs get a real process."""
     python, program, *words = map(str, command) if len(command) > 1 else (None, None)
     module = module_of(program) if python == sys.executable and program.endswith(".py") else None
     if module is None:

@@ -269,7 +269,7 @@ def test_a_pickle_that_would_run_a_command_is_refused(version, legacy, tmp_path,
     assert proof.exists()  # the command would have run
 
 
-@pytest.mark.parametrize("content", [[1, 2, 3], {"step": 4}, {"step": 4, "options": {}}, torch.zeros(3)], ids=str)
+@pytest.mark.parametrize("content", [[1, 2, 3], {"step": 4}, {"step": 4, "options": {}}, 7], ids=str)
 def test_other_contents_with_a_valid_digest_are_refused(interrupted, capsys, content):
     buffer = io.BytesIO()
     torch.save(content, buffer)

@@ -17,7 +17,7 @@ LESSONS = {
     "GRAPH_BY_DEFAULT": "12 34",
     "DETERMINISTIC_BY_DEFAULT": "1 234",
     "FSDP_GATHERS_AMP_DTYPE": "12 34",
-    "causal_attention": "1 24 3",
+    "causal_attention": "1 234",
     "Attention": "1 2 3 4",
     "FeedForward": "1 2 3 4",
     "RMSNorm": "12 4",
@@ -29,8 +29,6 @@ LESSONS = {
     "set_weight": "12 3 4",
     "add_version_options": "1 2 3 4",
     "complete_version_options": "1 2 3 4",
-    "rms_norm": "12 3",  # version 3 has them as references for its kernels
-    "apply_rope": "124 3",
 }
 
 
