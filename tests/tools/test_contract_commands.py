@@ -21,7 +21,7 @@ import torch
 
 import benchmark_suite
 import kernel_times
-from common import runs, traces
+from common import profiles, runs
 from common.versions import REPOSITORY, SCRIPTS, load_version
 from in_process import process_here, run_here
 
@@ -251,7 +251,7 @@ def test_the_first_run(folders):
 
 def test_the_first_profile_and_what_reads_it(folders):
     text = run(folders, "C58", MODEL + " --seq-len 16")
-    profile = traces.read_profile(folders[1] / "pytorch_profiles")
+    profile = profiles.read_profile(folders[1] / "pytorch_profiles")
     assert trained_all(text, 10) and f"open pytorch_profiles/{profile.path.name} in https://ui.perfetto.dev" in text
     # by hand: 8 products with weights, each forward and twice backward
     assert sum(operation.name == "aten::mm" for operation in profile.operations) == 24 * profile.steps
@@ -308,7 +308,7 @@ def in_microseconds(text):
 def test_the_setup_is_validated(folders):
     text = run(folders, "C74", MODEL)
     assert "set-up check passed" in text and trained_all(text, 3)
-    assert traces.read_profile(folders[1] / "pytorch_profiles").steps == 3
+    assert profiles.read_profile(folders[1] / "pytorch_profiles").steps == 3
 
 
 # ---------------------------------------------------------------- version 2
