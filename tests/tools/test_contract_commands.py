@@ -341,7 +341,7 @@ def test_switches_of_version_2(number, parts, folders, monkeypatch):
 
     monkeypatch.setattr(torch.nn.Module, "compile", traced)
     text = run(folders, number, TOY)
-    assert trained_all(text, 2) and f"  parts      {parts}\n" in text and modes == ["default"]
+    assert trained_all(text, 2) and f"  uses       {parts}\n" in text and modes == ["default"]
     assert ("  precision  bfloat16" in text) == (number == "C39")
 
 
@@ -360,7 +360,7 @@ def test_a_fusion_report_without_profiles_makes_them(folders):
     text = run(folders, "C56", MODEL + " --seq-len 16 --profile-steps 1")
     place = folders[2] / "optimization_analysis"
     report = (place / "fusion_report.md").read_text()
-    assert "operators a step became" in text and "| GEMM | 30.0 | 15.0 | 50.0 |" in report
+    assert "operators per step became" in text and "| GEMM | 30.0 | 15.0 | 50.0 |" in report
     assert {path.name for path in place.glob("profile_v*")} == {"profile_v1", "profile_v2"}
 
 
