@@ -912,12 +912,12 @@ def quantize_weights_kernel(
     table_ptr, chunk_ptr, dtype: tl.constexpr, fp8: tl.constexpr, LIMIT: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Quantize ROWS rows of one matrix w [N, K] per program into q [N, K] and its transpose [K, N].
+    """Quantize ROWS rows of one matrix w [N, K] per program into q [N, K].
 
-    table [matrices, 6]: addresses of w, q, transpose and scale; N and K. chunk [programs, 2]: a matrix, and which rows.
+    table [matrices, 5]: addresses of w, q and scale; N and K. chunk [programs, 2]: a matrix, and which rows.
     """
-    entry = table_ptr + tl.load(chunk_ptr + 2 * tl.program_id(0)) * 6
-    N, K = tl.multiple_of(tl.load(entry + 4), 16), tl.multiple_of(tl.load(entry + 5), 16)
+    entry = table_ptr + tl.load(chunk_ptr + 2 * tl.program_id(0)) * 5
+    N, K = tl.multiple_of(tl.load(entry + 3), 16), tl.multiple_of(tl.load(entry + 4), 16)
     row = tl.load(chunk_ptr + 2 * tl.program_id(0) + 1) * ROWS + tl.arange(0, ROWS).to(tl.int64)[:, None]
     largest = tl.zeros([ROWS, BLOCK], tl.float32)
     for first in range(0, K, BLOCK):
@@ -925,14 +925,13 @@ def quantize_weights_kernel(
         w = tl.load(pointers(entry, 0, row * K + column, dtype), mask=(row < N) & (column < K), other=0.0)
         largest = tl.maximum(largest, tl.abs(w.to(tl.float32)))
     scale = row_scale(largest, LIMIT)
-    tl.store(pointers(entry, 3, row, tl.float32), scale, mask=row < N)
+    tl.store(pointers(entry, 2, row, tl.float32), scale, mask=row < N)
     for first in range(0, K, BLOCK):
         column = first + tl.arange(0, BLOCK)[None, :]
         mask = (row < N) & (column < K)
         w = tl.load(pointers(entry, 0, row * K + column, dtype), mask=mask, other=0.0)
         q = (w.to(tl.float32) / scale).to(fp8)
         tl.store(pointers(entry, 1, row * K + column, fp8), q, mask=mask)
-        tl.store(pointers(entry, 2, column * N + row, fp8), q, mask=mask)
 
 
 class FP8Linear(nn.Linear):
@@ -998,19 +997,19 @@ class FP8FeedForwardFunction(torch.autograd.Function):
 
 
 class FP8Weights:
-    """Quantize the weights of all FP8Linear modules of a model in one launch, at the start of every step."""
+    """Quantize the weights of all FP8Linear modules of a model at the start of every step."""
 
-    ROWS, BLOCK = 32, 128
+    ROWS, BLOCK = 32, 256
 
     def __init__(self, model):
         rows, chunks = [], []
-        for linear in (module for module in model.modules() if isinstance(module, FP8Linear)):
+        self.layers = [module for module in model.modules() if isinstance(module, FP8Linear)]
+        for linear in self.layers:
             (N, K), device = linear.weight.shape, linear.weight.device
             linear.q, scale = empty_fp8(N, K, device)
-            linear.transpose, linear.scale = empty_fp8(K, N, device)[0], scale.view(1, N)
-            linear.ones = torch.ones(1, K, device=device)
+            linear.scale, linear.ones = scale.view(1, N), torch.ones(1, K, device=device)
             chunks += [(len(rows), part) for part in range(triton.cdiv(N, self.ROWS))]
-            rows.append([t.data_ptr() for t in (linear.weight, linear.q, linear.transpose, scale)] + [N, K])
+            rows.append([t.data_ptr() for t in (linear.weight, linear.q, scale)] + [N, K])
         self.table = torch.tensor(rows, dtype=torch.int64).to(device)
         self.chunks = torch.tensor(chunks, dtype=torch.int32).to(device)
         fp8 = tl.float8e4b8 if linear.q.dtype == torch.float8_e4m3fnuz else tl.float8e4nv
@@ -1018,7 +1017,9 @@ class FP8Weights:
 
     def update(self):
         grid = (len(self.chunks),)
-        quantize_weights_kernel[grid](self.table, self.chunks, *self.constants, self.ROWS, self.BLOCK)
+        quantize_weights_kernel[grid](self.table, self.chunks, *self.constants, self.ROWS, self.BLOCK, num_warps=8)
+        for linear in self.layers:
+            linear.transpose = transpose_fp8(linear.q)
 
 
 # ---------------------------------------------------------------- model
