@@ -120,9 +120,9 @@ def tile_shape(columns, device, elements=4096, whole_row=False):
     return {"ROWS": max(1, elements // block), "BLOCK": block}
 
 
-def launch_tiles(kernel, rows, columns, *arguments, elements=4096, whole_row=False):
+def launch_tiles(kernel, rows, columns, *arguments, elements=4096, whole_row=False, num_warps=4):
     """Launch kernel(*arguments, rows, columns, ROWS, BLOCK) with one program per tile of [rows, columns]."""
-    tile = tile_shape(columns, arguments[0].device, elements, whole_row)
+    tile = tile_shape(columns, arguments[0].device, elements, whole_row) | {"num_warps": num_warps}
     kernel[(triton.cdiv(rows, tile["ROWS"]), triton.cdiv(columns, tile["BLOCK"]))](*arguments, rows, columns, **tile)
 
 
@@ -784,6 +784,244 @@ class FusedAdamW(torch.optim.Optimizer):
             )  # fmt: skip
 
 
+# ---------------------------------------------------------------- fp8: fewer bits (--fp8)
+# The four projections of a block multiply in fp8 (e4m3, 3 bits of mantissa), about twice as fast as in bfloat16. Each
+# row is divided by its scale, its largest magnitude / the largest fp8 number: x = a x̂ with x̂ in fp8, a in float32.
+# forward    x = a x̂, w = s ŵ:    y[t, n] = a[t] s[n] Σ_k x̂[t, k] ŵ[n, k]
+# backward   the scales s stand in the sum over n, so dy takes them before it is quantized: dy s = b ĝ
+#            dx[t, k] = b[t] Σ_n ĝ[t, n] ŵ[n, k]
+#            dw[n, k] = (c / s[n]) Σ_t ĝ[t, n] x̃[t, k]  with  x̃[t] = x̂[t] a[t] b[t] / c,  c = max_t(a[t] b[t])
+# GPUs multiply fp8 only if both operands are contiguous along the sum: ŵ exists in both layouts; ĝ and x̃ are transposed
+# for dw. This pays in the feed-forward part; in the attention part dw stays a bfloat16 matmul.
+
+
+def fp8_dtype(architecture):
+    """Return the GPU's e4m3 dtype (on gfx942 one of its own, whose largest number is 240, not 448), or None."""
+    if architecture == "gfx942":
+        return torch.float8_e4m3fnuz
+    nvidia = architecture.startswith("sm_") and int(architecture[3:]) >= 89
+    return torch.float8_e4m3fn if nvidia or architecture.startswith(("cpu", "gfx95", "gfx12")) else None
+
+
+def fp8_matmul(x, x_scale, w, w_scale):
+    """Return (x · x_scale) (w · w_scale)ᵀ in bfloat16: x [M, K] and w [N, K] in fp8, scales [M, 1] and [1, N]."""
+    if not hasattr(F, "scaled_mm"):  # public from PyTorch 2.10 on
+        return torch._scaled_mm(x, w.t(), x_scale, w_scale, out_dtype=torch.bfloat16, use_fast_accum=True)
+    row_wise = F.ScalingType.RowWise
+    return F.scaled_mm(x, w.t(), x_scale, row_wise, w_scale, row_wise, use_fast_accum=True)
+
+
+def empty_fp8(rows, columns, device):
+    """Allocate an fp8 matrix [rows, columns] and its scales [rows, 1]."""
+    q = torch.empty(rows, columns, dtype=fp8_dtype(gpu_architecture(device)), device=device)
+    return q, torch.empty(rows, 1, dtype=torch.float32, device=device)
+
+
+@triton.jit
+def row_scale(x, LIMIT: tl.constexpr):
+    """Return what each row of x [ROWS, BLOCK] is divided by; a row of zeros gets a scale that is not zero."""
+    return tl.maximum(tl.max(tl.abs(x), 1), 1e-20)[:, None] / LIMIT
+
+
+@triton.jit
+def quantize_rows_kernel(
+    x_ptr, factor_ptr, q_ptr, scale_ptr, LIMIT: tl.constexpr, rows, C, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Quantize ROWS rows of x [rows, C] · factor [C] per program; BLOCK >= C."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    mask = (row < rows) & (column < C)
+    offsets = row.to(tl.int64) * C + column
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    if factor_ptr is not None:
+        x *= tl.load(factor_ptr + column, mask=column < C, other=0.0)
+    scale = row_scale(x, LIMIT)
+    tl.store(scale_ptr + row, scale, mask=row < rows)
+    tl.store(q_ptr + offsets, (x / scale).to(q_ptr.dtype.element_ty), mask=mask)
+
+
+def quantize_rows(x, factor=None):
+    """Return x [rows, C] (times factor [1, C]) in fp8 and its scales [rows, 1]."""
+    q, scale = empty_fp8(*x.shape, x.device)
+    launch_tiles(quantize_rows_kernel, *x.shape, x, factor, q, scale, torch.finfo(q.dtype).max, whole_row=True)
+    return q, scale
+
+
+@triton.jit
+def swiglu_quantize_kernel(
+    x_ptr, q_ptr, scale_ptr, LIMIT: tl.constexpr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Compute and quantize ROWS rows of silu(gate) · up per program; BLOCK >= F."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    mask = (row < rows) & (column < F)
+    gate = tl.load(x_ptr + row * 2 * F + column, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + row * 2 * F + F + column, mask=mask, other=0.0).to(tl.float32)
+    y = gate * tl.sigmoid(gate) * up
+    scale = row_scale(y, LIMIT)
+    tl.store(scale_ptr + row, scale, mask=row < rows)
+    tl.store(q_ptr + row * F + column, (y / scale).to(q_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def swiglu_backward_quantize_kernel(
+    dy_ptr, x_ptr, factor_ptr, q_ptr, scale_ptr, LIMIT: tl.constexpr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Compute and quantize ROWS rows of (dgate, dup) · factor [2F] per program; BLOCK >= F."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    mask = (row < rows) & (column < F)
+    offsets = row * 2 * F + column
+    dy = tl.load(dy_ptr + row * F + column, mask=mask, other=0.0).to(tl.float32)
+    gate = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + offsets + F, mask=mask, other=0.0).to(tl.float32)
+    sigmoid = tl.sigmoid(gate)
+    dgate = dy * up * sigmoid * (1 + gate * (1 - sigmoid))
+    dgate *= tl.load(factor_ptr + column, mask=column < F, other=0.0)
+    dup = dy * gate * sigmoid * tl.load(factor_ptr + F + column, mask=column < F, other=0.0)
+    scale = tl.maximum(row_scale(dgate, LIMIT), row_scale(dup, LIMIT))
+    tl.store(scale_ptr + row, scale, mask=row < rows)
+    tl.store(q_ptr + offsets, (dgate / scale).to(q_ptr.dtype.element_ty), mask=mask)
+    tl.store(q_ptr + offsets + F, (dup / scale).to(q_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def transpose_kernel(x_ptr, y_ptr, a_ptr, b_ptr, c_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Transpose a tile of x [rows, columns] per program, and multiply its rows by a b / c (unless a is None)."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)[:, None]
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)[None, :]
+    mask = (row < rows) & (column < columns)
+    x = tl.load(x_ptr + row * columns + column, mask=mask, other=0.0)
+    if a_ptr is not None:
+        a, b = tl.load(a_ptr + row, mask=row < rows, other=0.0), tl.load(b_ptr + row, mask=row < rows, other=0.0)
+        x = (x.to(tl.float32) * (a * b / tl.load(c_ptr))).to(x_ptr.dtype.element_ty)
+    tl.store(y_ptr + column * rows + row, x, mask=mask)
+
+
+def transpose_fp8(x, a=None, b=None, c=None):
+    """Return xᵀ, contiguous, for x [rows, columns] in fp8; with scales, (x · a · b / c)ᵀ."""
+    (rows, columns), (ROWS, BLOCK) = x.shape, (32, 128)
+    y = torch.empty(columns, rows, dtype=x.dtype, device=x.device)
+    grid = (triton.cdiv(rows, ROWS), triton.cdiv(columns, BLOCK))
+    transpose_kernel[grid](x, y, a, b, c, rows, columns, ROWS, BLOCK)
+    return y
+
+
+@triton.jit
+def quantize_weights_kernel(
+    table_ptr, chunk_ptr, dtype: tl.constexpr, fp8: tl.constexpr, LIMIT: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Quantize ROWS rows of one matrix w [N, K] per program into q [N, K].
+
+    table [matrices, 5]: addresses of w, q and scale; N and K. chunk [programs, 2]: a matrix, and which rows.
+    """
+    entry = table_ptr + tl.load(chunk_ptr + 2 * tl.program_id(0)) * 5
+    N, K = tl.multiple_of(tl.load(entry + 3), 16), tl.multiple_of(tl.load(entry + 4), 16)
+    row = tl.load(chunk_ptr + 2 * tl.program_id(0) + 1) * ROWS + tl.arange(0, ROWS).to(tl.int64)[:, None]
+    largest = tl.zeros([ROWS, BLOCK], tl.float32)
+    for first in range(0, K, BLOCK):
+        column = first + tl.arange(0, BLOCK)[None, :]
+        w = tl.load(pointers(entry, 0, row * K + column, dtype), mask=(row < N) & (column < K), other=0.0)
+        largest = tl.maximum(largest, tl.abs(w.to(tl.float32)))
+    scale = row_scale(largest, LIMIT)
+    tl.store(pointers(entry, 2, row, tl.float32), scale, mask=row < N)
+    for first in range(0, K, BLOCK):
+        column = first + tl.arange(0, BLOCK)[None, :]
+        mask = (row < N) & (column < K)
+        w = tl.load(pointers(entry, 0, row * K + column, dtype), mask=mask, other=0.0)
+        q = (w.to(tl.float32) / scale).to(fp8)
+        tl.store(pointers(entry, 1, row * K + column, fp8), q, mask=mask)
+
+
+class FP8Linear(nn.Linear):
+    """Hold a weight [N, K] and, from FP8Weights, its fp8 copies: q, transpose, scale [1, N] and ones [1, K]."""
+
+    def forward(self, x):
+        return FP8LinearFunction.apply(x, self.weight, self)
+
+    def dgrad(self, dy):
+        """Return dx [tokens, K] for dy [tokens, N], and dy · scale in fp8 with its own scales."""
+        g, b = quantize_rows(dy, self.scale)
+        return fp8_matmul(g, b, self.transpose, self.ones), g, b
+
+    def wgrad(self, g, b, x, a):
+        """Return dw [N, K] from fp8 operands: dy · scale = b g [tokens, N] and the input a x [tokens, K]."""
+        c = (a * b).max()
+        return fp8_matmul(transpose_fp8(g), c / self.scale.view(-1, 1), transpose_fp8(x, a, b, c), self.ones)
+
+
+class FP8LinearFunction(torch.autograd.Function):
+    """Multiply in fp8, forward and for dx; dw is a bfloat16 matmul."""
+
+    @staticmethod
+    def forward(ctx, x, weight, linear):
+        ctx.save_for_backward(x)
+        ctx.linear = linear
+        return fp8_matmul(*quantize_rows(x.flatten(0, -2)), linear.q, linear.scale).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        dy = dy.flatten(0, -2)
+        dx, _, _ = ctx.linear.dgrad(dy)
+        return dx.view(x.shape), dy.t() @ x.flatten(0, -2), None
+
+
+class FP8FeedForwardFunction(torch.autograd.Function):
+    """Compute down(silu(gate(x)) · up(x)) and its gradients with fp8 matmuls alone."""
+
+    @staticmethod
+    def forward(ctx, x, gate_up_weight, down_weight, gate_up, down):
+        ctx.gate_up, ctx.down, ctx.shape = gate_up, down, x.shape
+        x, a = quantize_rows(x.flatten(0, -2))
+        h = fp8_matmul(x, a, gate_up.q, gate_up.scale)
+        y, a_y = empty_fp8(len(h), h.shape[1] // 2, h.device)
+        limit = torch.finfo(y.dtype).max
+        launch_tiles(swiglu_quantize_kernel, *y.shape, h, y, a_y, limit, whole_row=True, num_warps=8)
+        ctx.save_for_backward(x, a, h, y, a_y)
+        return fp8_matmul(y, a_y, down.q, down.scale).view(ctx.shape)
+
+    @staticmethod
+    def backward(ctx, dout):
+        x, a, h, y, a_y = ctx.saved_tensors
+        gate_up, down = ctx.gate_up, ctx.down
+        dy, g, b = down.dgrad(dout.flatten(0, -2).contiguous())
+        dw_down = down.wgrad(g, b, y, a_y)
+        g, b = empty_fp8(*h.shape, h.device)
+        limit = torch.finfo(g.dtype).max
+        arguments = (dy, h, gate_up.scale, g, b, limit)
+        launch_tiles(swiglu_backward_quantize_kernel, *y.shape, *arguments, whole_row=True, num_warps=8)
+        dx = fp8_matmul(g, b, gate_up.transpose, gate_up.ones)
+        return dx.view(ctx.shape), gate_up.wgrad(g, b, x, a), dw_down, None, None
+
+
+class FP8Weights:
+    """Quantize the weights of all FP8Linear modules of a model at the start of every step."""
+
+    ROWS, BLOCK = 32, 256
+
+    def __init__(self, model):
+        rows, chunks = [], []
+        self.layers = [module for module in model.modules() if isinstance(module, FP8Linear)]
+        for linear in self.layers:
+            (N, K), device = linear.weight.shape, linear.weight.device
+            linear.q, scale = empty_fp8(N, K, device)
+            linear.scale, linear.ones = scale.view(1, N), torch.ones(1, K, device=device)
+            chunks += [(len(rows), part) for part in range(triton.cdiv(N, self.ROWS))]
+            rows.append([t.data_ptr() for t in (linear.weight, linear.q, scale)] + [N, K])
+        self.table = torch.tensor(rows, dtype=torch.int64).to(device)
+        self.chunks = torch.tensor(chunks, dtype=torch.int32).to(device)
+        fp8 = tl.float8e4b8 if linear.q.dtype == torch.float8_e4m3fnuz else tl.float8e4nv
+        self.constants = TRITON_DTYPES[linear.weight.dtype], fp8, torch.finfo(linear.q.dtype).max
+
+    def update(self):
+        grid = (len(self.chunks),)
+        quantize_weights_kernel[grid](self.table, self.chunks, *self.constants, self.ROWS, self.BLOCK, num_warps=8)
+        for linear in self.layers:
+            linear.transpose = transpose_fp8(linear.q)
+
+
 # ---------------------------------------------------------------- model
 
 
@@ -809,8 +1047,9 @@ class Attention(nn.Module):
         super().__init__()
         C, self.head_dim = config.hidden_dim, config.head_dim
         self.heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
-        self.qkv_proj = nn.Linear(C, sum(self.heads) * self.head_dim, bias=False)
-        self.o_proj = nn.Linear(C, C, bias=False)
+        linear = FP8Linear if config.fp8 else nn.Linear
+        self.qkv_proj = linear(C, sum(self.heads) * self.head_dim, bias=False)
+        self.o_proj = linear(C, C, bias=False)
         self.rope_kernel, self.attention_kernel = config.enable_rope_kernel, config.enable_attention_kernel
 
     def attend(self, qkv, cos, sin):
@@ -839,12 +1078,16 @@ class FeedForward(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.gate_up_proj = nn.Linear(config.hidden_dim, 2 * config.intermediate_dim, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_dim, config.hidden_dim, bias=False)
-        self.swiglu_kernel = config.enable_swiglu_kernel
+        linear = FP8Linear if config.fp8 else nn.Linear
+        self.gate_up_proj = linear(config.hidden_dim, 2 * config.intermediate_dim, bias=False)
+        self.down_proj = linear(config.intermediate_dim, config.hidden_dim, bias=False)
+        self.swiglu_kernel, self.fp8 = config.enable_swiglu_kernel, config.fp8
 
     def forward(self, x):
         with annotate("feed-forward"):
+            if self.fp8:
+                weights = self.gate_up_proj.weight, self.down_proj.weight
+                return FP8FeedForwardFunction.apply(x, *weights, self.gate_up_proj, self.down_proj)
             gate_up = self.gate_up_proj(x)
             y = packed_swiglu(gate_up) if self.swiglu_kernel else swiglu(*gate_up.chunk(2, dim=-1))
             return self.down_proj(y)
@@ -891,9 +1134,12 @@ class TinyLlama(nn.Module):
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = AddRMSNorm(config)
         self.cos, self.sin = rope_tables(config.seq_len, config.head_dim, config.rope_theta, config.device)
+        self.fp8_weights = None  # set by make_optimizer, which decides where the weights lie in memory
 
     def forward(self, tokens):
         T = tokens.shape[1]
+        if self.fp8_weights:
+            self.fp8_weights.update()
         with annotate("embedding"):
             embed = EmbeddingFunction.apply if self.embed_tokens.num_embeddings <= MAX_ONE_HOT else F.embedding
             residual, branch = embed(tokens, self.embed_tokens.weight), None
@@ -919,7 +1165,9 @@ def make_optimizer(model, config):
     if not config.enable_optimizer_kernel:
         return torch.optim.AdamW(model.parameters(), lr=config.learning_rate, capturable=config.graph and config.on_gpu)
     matrix_dtype = config.dtype if config.use_amp else torch.float32
-    return FusedAdamW(model.parameters(), config.learning_rate, matrix_dtype=matrix_dtype)
+    optimizer = FusedAdamW(model.parameters(), config.learning_rate, matrix_dtype=matrix_dtype)
+    model.fp8_weights = FP8Weights(model) if config.fp8 else None
+    return optimizer
 
 
 KERNELS = ("rmsnorm", "rope", "swiglu", "attention", "loss", "optimizer")
@@ -930,6 +1178,21 @@ def add_version_options(add):
         switch = {"dest": f"enable_{kernel}_kernel", "default": True}
         add(f"--enable-{kernel}-kernel", action="store_true", help=f"Triton for {kernel} (on)", **switch)
         add(f"--disable-{kernel}-kernel", action="store_false", help=argparse.SUPPRESS, **switch)
+    add("--fp8", action="store_true", help="with --use-amp: multiply in fp8 in the transformer blocks")
+
+
+def check_fp8(config):
+    """Raise UserError unless this GPU and these options can compute in fp8."""
+    architecture = gpu_architecture(torch.device(config.device))
+    if fp8_dtype(architecture) is None:
+        raise UserError(f"--fp8 needs a GPU with fp8 (sm_89, gfx942 or newer), got {architecture}")
+    if not config.use_amp or config.amp_dtype != "bfloat16" or config.parallel == "fsdp":
+        raise UserError("--fp8 must have --use-amp in bfloat16, and no --parallel fsdp")
+    qkv_dim, tokens = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.batch_size * config.seq_len
+    sizes = {"hidden_dim": config.hidden_dim, "intermediate_dim": config.intermediate_dim}
+    for name, size in (sizes | {"qkv width": qkv_dim, "batch_size x seq_len": tokens}).items():
+        if size % 16:
+            raise UserError(f"--fp8 needs sizes that are multiples of 16: {name} is {size}")
 
 
 def complete_version_options(config):
@@ -941,11 +1204,13 @@ def complete_version_options(config):
         raise UserError("--use-amp must have the optimizer kernel, which keeps the float32 weights, got it disabled")
     if not config.on_gpu and not interpreted:
         raise UserError("--device must be cuda unless TRITON_INTERPRET=1 runs the kernels on the CPU, got cpu")
-    if interpreted and config.use_amp and config.amp_dtype == "bfloat16":
+    if interpreted and config.enable_attention_kernel and config.use_amp and config.amp_dtype == "bfloat16":
         raise UserError("--amp-dtype must be float16 in Triton's interpreter, which has no bfloat16 dot, got bfloat16")
+    if config.fp8:
+        check_fp8(config)
     if config.parallel == "fsdp":
         config.enable_optimizer_kernel = False  # FSDP2 shards the float32 weights; PyTorch's AdamW updates the shards
-    parts = [kernel for kernel in KERNELS if getattr(config, f"enable_{kernel}_kernel")]
+    parts = [kernel for kernel in KERNELS if getattr(config, f"enable_{kernel}_kernel")] + ["fp8"] * config.fp8
     note = ", in Triton's interpreter: results are right, times mean nothing" if interpreted else ""
     return f"Triton kernels for {', '.join(parts) or 'nothing'}{note}"
 

@@ -1,0 +1,194 @@
+"""Version 3's --fp8: quantization against its definition, layers and training against float32 and bfloat16.
+
+Rounding to e4m3 (3 bits of mantissa) moves a number by 2^-4 of itself at most, and by 2^-10 of a scale below the normal
+numbers. Triton's interpreter loses the carry of a significand that rounds up to the next power of two (1.95 becomes 1.0
+instead of 2.0): these tests convert with PyTorch's rounding there.
+"""
+
+import numpy as np
+import pytest
+import torch
+from triton.runtime import interpreter
+
+from common.versions import load_version
+from kernel_cases import normal
+
+V3 = load_version(3)
+ULP = 2**-4
+
+
+@pytest.fixture(autouse=True)
+def rounding(monkeypatch):
+    """Round to fp8 as GPUs do, in Triton's interpreter too."""
+    convert = interpreter._convert_float
+
+    def rounded(data, source, target, mode):
+        if target.name != "fp8e4nv":
+            return convert(data, source, target, mode)
+        fp8 = torch.from_numpy(np.ascontiguousarray(data, dtype=np.float32)).to(torch.float8_e4m3fn)
+        return fp8.view(torch.uint8).numpy()
+
+    monkeypatch.setattr(interpreter, "_convert_float", rounded)
+
+
+def assert_quantized(q, scale, exact):
+    """Check q · scale against the float64 matrix, and that the largest number of a row uses the whole range."""
+    largest = torch.finfo(q.dtype).max
+    expected = exact.abs().amax(1, keepdim=True).clamp_min(1e-20) / largest
+    torch.testing.assert_close(scale.double(), expected, rtol=1e-5, atol=0)
+    error = (q.to(torch.float32).double() * scale - exact).abs()
+    assert (error <= ULP * exact.abs() * 1.001 + 2**-6 * ULP * scale * 1.001).all()
+
+
+def operand(rows, columns, device, seed=0):
+    """Return a bfloat16 matrix with a row of zeros, a row of large and one of small numbers."""
+    x = normal(rows, columns, seed=seed)
+    x[0] = 0
+    x[-1] *= 1e-4 if rows > 1 else 1
+    x[rows // 2] *= 1e3
+    return x.to(device, torch.bfloat16)
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (37, 48), (5, 100), (130, 16)])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_quantized_rows(shape, scaled, device):
+    x, factor = operand(*shape, device), torch.rand(1, shape[1], device=device) + 0.5 if scaled else None
+    q, scale = V3.quantize_rows(x, factor)
+    assert_quantized(q, scale, x.double() * (factor.double() if scaled else 1))
+
+
+def test_quantized_swiglu(device):
+    """Forward and backward, of rows that no tile divides, against float64."""
+    rows, width = 19, 50
+    h, dy = operand(rows, 2 * width, device), operand(rows, width, device, seed=1)
+    factor = torch.rand(1, 2 * width, device=device) + 0.5
+    (y, y_scale), (dh, dh_scale) = (V3.empty_fp8(rows, n * width, h.device) for n in (1, 2))
+    limit = torch.finfo(y.dtype).max
+    V3.launch_tiles(V3.swiglu_quantize_kernel, rows, width, h, y, y_scale, limit, whole_row=True)
+    arguments = (dy, h, factor, dh, dh_scale, limit)
+    V3.launch_tiles(V3.swiglu_backward_quantize_kernel, rows, width, *arguments, whole_row=True)
+    exact = h.double().requires_grad_()
+    output = V3.swiglu(*exact.chunk(2, dim=-1))
+    output.backward(dy.double())
+    assert_quantized(y, y_scale, output.detach())
+    assert_quantized(dh, dh_scale, exact.grad * factor.double())
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (48, 144), (112, 32), (64, 256), (256, 1024)])
+def test_quantized_weights(shape, device):
+    """Both layouts of every matrix hold the same numbers, whatever the sizes of the matrices before it."""
+    model = torch.nn.Sequential(*(V3.FP8Linear(k, n, bias=False) for n, k in (shape, shape[::-1], (16, 48))))
+    model.to(device, torch.bfloat16)
+    with torch.no_grad():
+        model[0].weight[0] = 0
+    V3.FP8Weights(model).update()
+    for linear in model:
+        assert_quantized(linear.q, linear.scale.view(-1, 1), linear.weight.detach().double())
+        assert torch.equal(linear.transpose.view(torch.uint8), linear.q.view(torch.uint8).t())
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (37, 50), (96, 272)])
+def test_transposition(shape, device):
+    q, a = V3.quantize_rows(operand(*shape, device))
+    assert torch.equal(V3.transpose_fp8(q).view(torch.uint8), q.view(torch.uint8).t())
+    b = torch.rand(shape[0], 1, device=device)
+    c = (a * b).max()
+    weighted = V3.transpose_fp8(q, a, b, c).to(torch.float32).double().t()
+    exact = q.to(torch.float32).double() * (a.double() * b / c)
+    assert ((weighted - exact).abs() <= 1.001 * ULP * (exact.abs() + 2**-6)).all()
+
+
+class PlainFeedForward(torch.nn.Module):
+    def __init__(self, gate_up, down):
+        super().__init__()
+        self.weights = torch.nn.ParameterList([gate_up, down])
+
+    def forward(self, x):
+        return V3.swiglu(*(x @ self.weights[0].t()).chunk(2, dim=-1)) @ self.weights[1].t()
+
+
+def relative(a, b):
+    return ((a.double() - b.double()).norm() / b.double().norm()).item()
+
+
+# Each operand carries an error of about 3 %; two matmuls and SwiGLU lie in a row.
+@pytest.mark.parametrize("tokens", [16, 80])
+def test_layers_against_float32(tokens, device):
+    """Outputs and all gradients of a linear layer and of the feed-forward part."""
+    model = torch.nn.ModuleDict({"up": V3.FP8Linear(64, 192, bias=False), "down": V3.FP8Linear(96, 64, bias=False)})
+    model.to(device, torch.bfloat16)
+    V3.FP8Weights(model).update()
+    plain = PlainFeedForward(*(model[name].weight.detach().float().clone() for name in ("up", "down")))
+    x, dy = (normal(2, tokens // 2, 64, seed=s).to(device, torch.bfloat16) for s in (0, 1))
+    functions = {
+        "linear": (lambda x: model["up"](x), lambda x: x @ plain.weights[0].t(), ["up"], dy.repeat(1, 1, 3)),
+        "feed-forward": (
+            lambda x: V3.FP8FeedForwardFunction.apply(
+                x, model["up"].weight, model["down"].weight, model["up"], model["down"]
+            ),
+            plain,
+            ["up", "down"],
+            dy,
+        ),
+    }
+    for name, (fp8, exact, used, cotangent) in functions.items():
+        ours, theirs = x.clone().requires_grad_(), x.float().requires_grad_()
+        output, wanted = fp8(ours), exact(theirs)
+        grads = torch.autograd.grad(output, [ours, *(model[n].weight for n in used)], cotangent)
+        exact_grads = torch.autograd.grad(wanted, [theirs, *plain.weights[: len(used)]], cotangent.float())
+        errors = [relative(a, b) for a, b in zip([output, *grads], [wanted, *exact_grads], strict=True)]
+        assert max(errors) < 0.12, (name, errors)
+
+
+SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 40 --batch-size 2 --seq-len 16 --learning-rate 0.01"
+
+
+def train(steps, device, *options):
+    interpreted = [] if device.type == "cuda" else ["--disable-attention-kernel"]
+    config = V3.parse_options([*SIZES.split(), *interpreted, "--warmup-steps", "0", "--no-graph", *options])
+    trainer, data = V3.Trainer(config), V3.SyntheticStream(config)
+    losses = [trainer.run(*V3.batch(data, step, config))["loss"] for step in range(steps)]
+    return losses, V3.parameters_trained(trainer.model), sum(p.numel() for p in trainer.model.parameters())
+
+
+def test_training_stays_near_bfloat16(device):
+    """The loss falls as in bfloat16, and every parameter gets a gradient."""
+    (bf16, _, _), (fp8, trained, parameters) = train(30, device, "--use-amp"), train(30, device, "--use-amp", "--fp8")
+    assert trained == parameters
+    assert bf16[-1] < bf16[0] - 0.5 and fp8 != bf16
+    assert abs(sum(fp8[-10:]) - sum(bf16[-10:])) < 0.05 * sum(bf16[-10:])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--fp8", "--use-amp"),
+        ("--fp8 --use-amp --amp-dtype float16", "bfloat16"),
+        ("--fp8 --use-amp --seq-len 9 --disable-attention-kernel", "multiples of 16: batch_size x seq_len is 18"),
+        ("--fp8 --use-amp --intermediate-dim 40 --disable-attention-kernel", "multiples of 16: intermediate_dim is 40"),
+    ],
+)
+def test_what_does_not_fit(options, message, capsys):
+    with pytest.raises(SystemExit) as exit:
+        V3.parse_options([*SIZES.split(), *options.split()])
+    assert exit.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dtype"),
+    [
+        ("sm_80", None),
+        ("sm_89", torch.float8_e4m3fn),
+        ("sm_90", torch.float8_e4m3fn),
+        ("sm_100", torch.float8_e4m3fn),
+        ("gfx90a", None),
+        ("gfx1100", None),
+        ("gfx942", torch.float8_e4m3fnuz),
+        ("gfx950", torch.float8_e4m3fn),
+        ("gfx1201", torch.float8_e4m3fn),
+    ],
+)
+def test_format_of_each_gpu(architecture, dtype):
+    assert V3.fp8_dtype(architecture) == dtype
