@@ -160,7 +160,7 @@ def launches_table() -> str:
     functions = {"in each layer": counts.parts_of_layer, "once": counts.parts_once}
     for where, function in functions.items():
         found = [function(version, "float32", s) for version in SCRIPTS]
-        for part in [part for part in PARTS if part in found[0]]:
+        for part in [part for part in PARTS if part in found[0] and found[0][part].backward + found[0][part].forward]:
             rows.append([f"{part}, {where}", *(f"{len(p[part].forward)} + {len(p[part].backward)}" for p in found)])
     for preset in PRESETS:
         steps = [step_counts(version, "float32", preset_sizes(preset)) for version in SCRIPTS]

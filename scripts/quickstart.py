@@ -58,11 +58,11 @@ def parse_arguments(argv):
 
 
 def check_options(argv):
-    """Version 1's options, once all versions have accepted theirs and the data was read; else exit status 2."""
+    """Return version 1's options if all versions accept theirs and the data can be read; else exit with status 2."""
     options = [load_version(version).parse_options(argv) for version in VERSIONS]
     try:
         load_version(1).load_data(options[0])
-    except ValueError as error:
+    except load_version(1).UserError as error:
         print(f"quickstart: error: {error}", file=sys.stderr)
         sys.exit(2)
     return options[0]

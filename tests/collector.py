@@ -19,7 +19,7 @@ TOY = (
 REGIONS = {
     "qkv projection": "QKV projection", "rope": "RoPE", "attention": "attention", "feed-forward": "SwiGLU",
     "output projection": "output projection", "rms norm": "norms and residual", "output head": "output head",
-    "loss": "cross-entropy", "gate and up projection": "gate and up", "embedding": "embedding",
+    "loss": "cross-entropy", "embedding": "embedding",
 }  # fmt: skip
 MODULES = {
     "embed_tokens": "embedding", "gate_proj": "gate and up", "up_proj": "gate and up", "gate_up_proj": "gate and up",
@@ -108,6 +108,8 @@ class Collector(TorchDispatchMode):
             self.last = min(around)[1]
         elif node is not None and "AccumulateGrad" not in node.name():  # sums of gradients belong to what ran before
             self.last = "norms and residual"
+        if self.config.version == 4 and self.last == "SwiGLU" and name == "cat":  # halves of the packed weight
+            self.last = "gate and up"
         recomputed = self.last == "down projection" and name in ("silu", "mul")
         return "SwiGLU" if recomputed else self.last
 
@@ -186,6 +188,21 @@ def fused_rms_norm(collector):
     return lambda x, shape, weight, eps: Norm.apply(x, weight)
 
 
+def told_linear(collector):
+    """Return F.linear, which in a feed-forward part outside of its modules is version 4's gate and up projection."""
+    linear = torch.nn.functional.linear
+
+    def told(x, weight, bias=None):
+        if not collector.stack or collector.stack[-1][0] != "SwiGLU":
+            return linear(x, weight, bias)
+        collector.enter("gate and up")
+        y = linear(x, weight, bias)
+        collector.leave()
+        return y
+
+    return told
+
+
 def saving(model, collector):
     """Return hooks that count what is saved for backward, each storage once, without the model's own tensors."""
     seen, alive = {t.untyped_storage().data_ptr() for t in (*model.parameters(), model.cos, model.sin)}, []
@@ -210,10 +227,11 @@ def collect(version, precision, monkeypatch):
     for name, kernel in list(vars(script).items()):
         if name.endswith("_kernel") and hasattr(kernel, "fn"):
             monkeypatch.setattr(script, name, NotedKernel(collector, name, kernel))
+    monkeypatch.setattr(torch.nn.functional, "linear", told_linear(collector))
     monkeypatch.setattr(torch.nn.functional, "rms_norm", fused_rms_norm(collector))
     trainer = script.Trainer(config)
-    group = getattr(trainer.optimizer, "inner", trainer.optimizer).param_groups[0]
-    group["foreach"] = version < 3  # the default on a GPU
+    if version < 3:
+        trainer.optimizer.param_groups[0]["foreach"] = True  # the default on a GPU
     for name, module in trainer.model.named_modules():
         part = MODULES.get(name.rsplit(".", 1)[-1])
         if part:

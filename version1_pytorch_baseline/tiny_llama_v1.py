@@ -714,10 +714,11 @@ def list_checkpoints(config):
 
 def find_checkpoint(config):
     """Return the contents of the newest checkpoint; raise UserError if this run cannot continue from it. Collective."""
-    path = next(iter(list_checkpoints(config)), None)
-    if path is None:
-        raise UserError(f"--resume: {config.checkpoint_dir} holds no checkpoint (step_N.pt)")
+    path = pathlib.Path(config.checkpoint_dir)
     try:
+        path = next(iter(list_checkpoints(config)), None)
+        if path is None:
+            raise UserError(f"--resume: {config.checkpoint_dir} holds no checkpoint (step_N.pt)")
         data = path.read_bytes()
         intact = hashlib.sha256(data[:-32]).digest() == data[-32:]
         # weights_only: somebody else's file must not run code here.

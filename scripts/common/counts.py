@@ -293,7 +293,7 @@ def cross_entropy(s: Sizes, version: int, e: int) -> Part:
 
 
 def adamw(s: Sizes, version: int, precision: str) -> Part:
-    """Count the optimizer; the update of its step counters is a launch of few bytes."""
+    """Count the optimizer, apart from adamw_of_layer; the update of its step counters is a launch of few bytes."""
     vectors = (2 * s.L + 1) * s.C
     matrices, e = parameter_count(s) - vectors, ELEMENT_BYTES[precision]
     if version < 3:  # foreach: decay, lerp, · beta2, addcmul, sqrt, / , + eps, addcdiv
@@ -301,11 +301,18 @@ def adamw(s: Sizes, version: int, precision: str) -> Part:
     if version == 4:
         steps = 4 * (6 * s.L + 2)  # a counter per tensor
         fused = [2 * steps, 28 * (matrices + vectors) + steps]
-        copies = [CAST * matrices + 8 * vectors] * (2 * (e == 2))  # gradients to float32, weights back to 16 bits
+        # 16 bits: casts and counters of the embedding and the last norm; masters back to 16 bits; one counter
+        copies = [CAST * s.V * s.C, 8, 8, CAST * matrices + 8 * vectors, 8] if e == 2 else []
         return Part([], [*fused, *copies])
     wide = 26 if precision == "bfloat16" else 28  # a bfloat16 copy and its low bits are float32 in two pieces
     updates = [wide * matrices, 28 * vectors] if e == 2 else [28 * (matrices + vectors)]
     return Part([], [16, 40, *updates])  # t + 1, beta ** t
+
+
+def adamw_of_layer(s: Sizes, version: int, e: int) -> Part:
+    """Count the casts of a layer's gradients to float32, and its step counters: version 4 in 16 bits."""
+    matrices = s.C * (s.C + 2 * s.kv), s.C * s.C, 2 * s.C * s.F, s.C * s.F
+    return Part([], [*(CAST * n for n in matrices), *[8] * 6]) if version == 4 and e == 2 else Part()
 
 
 def parts_of_layer(version: int, precision: str, s: Sizes) -> dict[str, Part]:
@@ -321,6 +328,7 @@ def parts_of_layer(version: int, precision: str, s: Sizes) -> dict[str, Part]:
         "gate and up": gate_up_projection(s, version, e),
         "SwiGLU": swiglu(s, version, e),
         "down projection": down_projection(s, version, e),
+        "AdamW": adamw_of_layer(s, version, e),
     }
 
 

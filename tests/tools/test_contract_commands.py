@@ -21,7 +21,7 @@ import torch
 
 import benchmark_suite
 import kernel_times
-from common import runs, traces
+from common import profiles, runs
 from common.versions import REPOSITORY, SCRIPTS, load_version
 from in_process import process_here, run_here
 
@@ -251,7 +251,7 @@ def test_the_first_run(folders):
 
 def test_the_first_profile_and_what_reads_it(folders):
     text = run(folders, "C58", MODEL + " --seq-len 16")
-    profile = traces.read_profile(folders[1] / "pytorch_profiles")
+    profile = profiles.read_profile(folders[1] / "pytorch_profiles")
     assert trained_all(text, 10) and f"open pytorch_profiles/{profile.path.name} in https://ui.perfetto.dev" in text
     # by hand: 8 products with weights, each forward and twice backward
     assert sum(operation.name == "aten::mm" for operation in profile.operations) == 24 * profile.steps
@@ -308,7 +308,7 @@ def in_microseconds(text):
 def test_the_setup_is_validated(folders):
     text = run(folders, "C74", MODEL)
     assert "set-up check passed" in text and trained_all(text, 3)
-    assert traces.read_profile(folders[1] / "pytorch_profiles").steps == 3
+    assert profiles.read_profile(folders[1] / "pytorch_profiles").steps == 3
 
 
 # ---------------------------------------------------------------- version 2
@@ -341,7 +341,7 @@ def test_switches_of_version_2(number, parts, folders, monkeypatch):
 
     monkeypatch.setattr(torch.nn.Module, "compile", traced)
     text = run(folders, number, TOY)
-    assert trained_all(text, 2) and f"  parts      {parts}\n" in text and modes == ["default"]
+    assert trained_all(text, 2) and f"  uses       {parts}\n" in text and modes == ["default"]
     assert ("  precision  bfloat16" in text) == (number == "C39")
 
 
@@ -360,7 +360,7 @@ def test_a_fusion_report_without_profiles_makes_them(folders):
     text = run(folders, "C56", MODEL + " --seq-len 16 --profile-steps 1")
     place = folders[2] / "optimization_analysis"
     report = (place / "fusion_report.md").read_text()
-    assert "operators a step became" in text and "| GEMM | 30.0 | 15.0 | 50.0 |" in report
+    assert "operators per step became" in text and "| GEMM | 30.0 | 15.0 | 50.0 |" in report
     assert {path.name for path in place.glob("profile_v*")} == {"profile_v1", "profile_v2"}
 
 
