@@ -8,16 +8,15 @@ ROWS = 4
 
 @triton.jit
 def rmsnorm_forward_kernel(
-    residual_ptr, branch_ptr, w_ptr, x_ptr, y_ptr, rstd_ptr, rows, C, eps,
-    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Normalize ROWS rows of [rows, C] per program; BLOCK >= C."""
+    residual_ptr, branch_ptr, w_ptr, x_ptr, y_ptr, rstd_ptr, eps, rows, C, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Add (unless branch is None) and normalize ROWS rows of [rows, C] per program; BLOCK >= C."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     mask = (row[:, None] < rows) & (column[None, :] < C)
     offsets = row[:, None].to(tl.int64) * C + column[None, :]
     x = tl.load(residual_ptr + offsets, mask=mask, other=0.0)
-    if ADD:
+    if branch_ptr is not None:
         branch = tl.load(branch_ptr + offsets, mask=mask, other=0.0)
         x = (x.to(tl.float32) + branch.to(tl.float32)).to(x_ptr.dtype.element_ty)
         tl.store(x_ptr + offsets, x, mask=mask)

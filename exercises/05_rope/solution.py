@@ -8,23 +8,17 @@ TOKENS, HEADS = 4, 2
 
 @triton.jit
 def rope_kernel(
-    x_ptr, y_ptr, cos_ptr, sin_ptr, tokens, T, heads, rotated_heads, HALF,
-    INVERSE: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
-):  # fmt: skip
-    """Rotate TOKENS x HEADS heads of x [tokens, heads, 2 · HALF] per program; copy heads from `rotated_heads` on."""
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)[:, None, None]
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[None, :, None]
-    pair = tl.arange(0, PAIRS)[None, None, :]
-    angle = (token % T) * HALF + pair
-    angle_mask = (token < tokens) & (pair < HALF)
-    cos = tl.load(cos_ptr + angle, mask=angle_mask, other=0.0)
-    sin = tl.load(sin_ptr + angle, mask=angle_mask, other=0.0)
-    if INVERSE:
-        sin = -sin
-    cos = tl.where(head < rotated_heads, cos, 1.0)
-    sin = tl.where(head < rotated_heads, sin, 0.0)
-    mask = angle_mask & (head < heads)
-    offsets = (token.to(tl.int64) * heads + head) * (2 * HALF) + pair
+    x_ptr, y_ptr, cos_ptr, sin_ptr, sign, T, heads, rotated_heads, rows, HALF, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Rotate ROWS heads of x [rows = tokens · heads, 2 · HALF] per program; copy heads from `rotated_heads` on."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    pair = tl.arange(0, BLOCK)[None, :]
+    mask = (row < rows) & (pair < HALF)
+    rotated = mask & (row % heads < rotated_heads)
+    angle = (row // heads % T) * HALF + pair
+    cos = tl.load(cos_ptr + angle, mask=rotated, other=1.0)
+    sin = tl.load(sin_ptr + angle, mask=rotated, other=0.0) * sign
+    offsets = row.to(tl.int64) * (2 * HALF) + pair
     x1 = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     x2 = tl.load(x_ptr + offsets + HALF, mask=mask, other=0.0).to(tl.float32)
     tl.store(y_ptr + offsets, (x1 * cos - x2 * sin).to(y_ptr.dtype.element_ty), mask=mask)

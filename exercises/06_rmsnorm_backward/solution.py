@@ -8,10 +8,9 @@ ROWS, PROGRAMS = 2, 3
 
 @triton.jit
 def rmsnorm_backward_kernel(
-    dy_ptr, dresidual_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, rows, C,
-    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Loop over tiles p, p + P, ... of ROWS rows in program p of P, and store its partial sum of dw in dw[p]."""
+    dy_ptr, dx_ptr, x_ptr, w_ptr, rstd_ptr, dresidual_ptr, dw_ptr, rows, C, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Compute every P-th tile of ROWS rows in each of P programs; store the partial sum of program p in dw[p]."""
     column = tl.arange(0, BLOCK)
     w = tl.load(w_ptr + column, mask=column < C, other=0.0).to(tl.float32)
     dw = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -23,11 +22,11 @@ def rmsnorm_backward_kernel(
         x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)[:, None]
         g = dy * w[None, :]
-        dx = rstd * (g - x * (rstd * rstd * tl.sum(g * x, 1)[:, None] / C))
-        if ADD:
-            dx += tl.load(dresidual_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        dresidual = rstd * (g - x * (rstd * rstd * tl.sum(g * x, 1)[:, None] / C))
+        if dx_ptr is not None:
+            dresidual += tl.load(dx_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         dw += dy * x * rstd
-        tl.store(dx_ptr + offsets, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        tl.store(dresidual_ptr + offsets, dresidual.to(dresidual_ptr.dtype.element_ty), mask=mask)
     tl.store(dw_ptr + tl.program_id(0).to(tl.int64) * C + column, tl.sum(dw, 0), mask=column < C)
 
 

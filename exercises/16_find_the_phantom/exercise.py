@@ -9,28 +9,28 @@ ROWS, BLOCK = 4, 32
 
 @triton.jit
 def swiglu_forward_kernel(x_ptr, y_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Compute a tile [ROWS, BLOCK] of y [rows, F] per program from x [rows, 2F], whose rows hold a and then b."""
+    """Compute a tile of y [rows, F] per program from x [rows, 2F], whose rows hold gate and then up."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     mask = (row < rows) & (column < F)
-    a = tl.load(x_ptr + row * 2 * F + column, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(x_ptr + row * 2 * F + F + column, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y_ptr + row * F + column, (a * tl.sigmoid(a) * b).to(y_ptr.dtype.element_ty), mask=mask)
+    gate = tl.load(x_ptr + row * 2 * F + column, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + row * 2 * F + F + column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y_ptr + row * F + column, (gate * tl.sigmoid(gate) * up).to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def swiglu_backward_kernel(dy_ptr, x_ptr, dx_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Compute a tile [ROWS, BLOCK] of both halves of dx [rows, 2F] per program."""
+    """Compute a tile of dgate and the same tile of dup per program; rows of dx [rows, 2F] hold dgate and then dup."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     mask = (row < rows) & (column < F)
     dy = tl.load(dy_ptr + row * F + column, mask=mask, other=0.0).to(tl.float32)
-    a = tl.load(x_ptr + row * 2 * F + column, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(x_ptr + row * 2 * F + F + column, mask=mask, other=0.0).to(tl.float32)
-    sigmoid = tl.sigmoid(a)
-    da = dy * b * sigmoid * (1 + a * (1 - sigmoid))
-    tl.store(dx_ptr + row * 2 * F + column, da.to(dx_ptr.dtype.element_ty), mask=mask)
-    tl.store(dx_ptr + row * 2 * F + F + column, (dy * a * sigmoid).to(dx_ptr.dtype.element_ty), mask=mask)
+    gate = tl.load(x_ptr + row * 2 * F + column, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + row * 2 * F + F + column, mask=mask, other=0.0).to(tl.float32)
+    sigmoid = tl.sigmoid(gate)
+    dgate = dy * up * sigmoid * (1 + gate * (1 - sigmoid))
+    tl.store(dx_ptr + row * 2 * F + column, dgate.to(dx_ptr.dtype.element_ty), mask=mask)
+    tl.store(dx_ptr + row * 2 * F + F + column, (dy * gate * sigmoid).to(dx_ptr.dtype.element_ty), mask=mask)
 
 
 def grid(rows, F):
