@@ -7,8 +7,8 @@
 
 A recorded run is a folder that maintain/record.sh wrote. Each table comes from one of its parts: headline, v1 to v4
 and v1_v3 from the headline; graph, kernels, ablation2, ablation3, memory, stages, ddp and fsdp from the part of that
-name. A
-page has a table where it has its markers (scripts/common/pages.py); a table whose part the run lacks keeps its text.
+name. A page has a table where it has its markers (scripts/common/pages.py); a table whose part the run lacks keeps
+its text.
 
 Exit status: 0; 1 if --check finds a difference; 2 for a bad option or a file that cannot be read.
 """
