@@ -5,9 +5,10 @@
     python scripts/maintain/ladder.py --check        # do the pages say what was recorded, and did the commit run it?
     python scripts/maintain/ladder.py --picture ladder.png --recorded scripts/recorded/NAME
 
-A recorded run is a folder that maintain/record.sh wrote. Each table comes from one of its parts: headline and v1 to v4
-from the headline; graph, kernels, ablation2, ablation3, memory, stages, ddp and fsdp from the part of that name. A page
-has a table where it has its markers (scripts/common/pages.py); a table whose part the run lacks keeps its text.
+A recorded run is a folder that maintain/record.sh wrote. Each table comes from one of its parts: headline, v1 to v4
+and v1_v3 from the headline; graph, kernels, ablation2, ablation3, memory, stages, ddp and fsdp from the part of that
+name. A page has a table where it has its markers (scripts/common/pages.py); a table whose part the run lacks keeps
+its text.
 
 Exit status: 0; 1 if --check finds a difference; 2 for a bad option or a file that cannot be read.
 """
@@ -155,6 +156,7 @@ def tables_of(recorded):
     for version in SCRIPTS:
         own = functools.partial(lambda row, name: row["model"].split("+")[0] == name, name=f"v{version}")
         made[f"v{version}"] = suite_tables(recorded, "headline", own)
+    made["v1_v3"] = suite_tables(recorded, "headline", lambda row: row["model"] in ("v1", "v3"))
     made |= {"graph": graph_table(recorded), "kernels": kernels_table(recorded), "memory": memory_table(recorded)}
     made |= {f"ablation{version}": ablation_table(recorded, f"ablation{version}") for version in (2, 3)}
     made |= {part: suite_tables(recorded, part) for part in ("ddp", "fsdp")}
