@@ -58,6 +58,7 @@ PRECISIONS = {
     "tf32": ["--tf32"],
     "bf16": ["--use-amp", "--amp-dtype", "bfloat16"],
     "fp16": ["--use-amp", "--amp-dtype", "float16"],
+    "fp8": ["--use-amp", "--fp8"],  # only on targets that multiply in fp8
 }
 TINY = "--num-layers 1 --num-heads 2 --num-kv-heads 1 --vocab-size 16 --seq-len 16 --batch-size 1".split()
 
@@ -134,11 +135,17 @@ def recorded_launches(source, module, target):
             Launch(source, kernel.fn.__name__, target, signature, constexprs, attributes, dict(vars(options)))
         )
 
+    tiles = getattr(module, "attention_tiles", None)
+    answers = {
+        "gpu_architecture": lambda device: target,
+        "program_count": lambda device: 4 * TARGETS[target].units,
+        "attention_tiles": lambda *choice: tiles(*choice)[:1],  # what --deterministic takes, without a GPU to time them
+    }
     with contextlib.ExitStack() as patches:
         patches.enter_context(mock.patch.object(JITFunction, "run", record))
-        for name, answer in (("gpu_architecture", target), ("program_count", TARGETS[target].units)):
+        for name, answer in answers.items():
             if hasattr(module, name):
-                patches.enter_context(mock.patch.object(module, name, lambda device, answer=answer: answer))
+                patches.enter_context(mock.patch.object(module, name, answer))
         yield launches
 
 
@@ -149,23 +156,32 @@ def training_step(script, argv):
     """
     import torch
 
-    with mock.patch.object(script, "check_version_options", lambda options: None):  # they ask about this machine
-        options = script.parse_options([*argv, "--device", "cpu"])
-        width = 32 if options.hidden_dim % 16 == 0 else 36
+    with mock.patch.object(script, "complete_version_options", lambda config: ""):  # asks about this machine
+        config = script.parse_options([*argv, "--device", "cpu"])
+        width = 32 if config.hidden_dim % 16 == 0 else 36
         small = script.parse_options([*argv, *TINY, "--hidden-dim", str(width), "--device", "cpu"])
-    script.set_up_backend(options)
-    options.device = "meta"
-    shapes = script.weight_shapes(script.model_config(options))
-    weights = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    with mock.patch.object(script, "initial_weights", lambda config, seed: weights):
-        model = script.build_model(options, "meta")
-    tokens = torch.zeros(options.batch_size, options.seq_len, dtype=torch.int64, device="meta")
-    script.compute_loss(model, tokens, tokens, options).backward()
+    if config.fp8 and script.fp8_dtype(script.gpu_architecture(torch.device("meta"))) is None:
+        return
+    script.set_up_backend(config)
+    config.device = "meta"
+    with torch.device("meta"):
+        model = script.TinyLlama(config)
+        tokens = torch.zeros(config.batch_size, config.seq_len, dtype=torch.int64)
+    script.make_optimizer(model, config)  # gives the model its 16-bit weights
+    with mock.patch.object(script, "fp8_matmul", fp8_product):
+        script.compute_loss(model, tokens, tokens, config).backward()
     trainer = script.Trainer(small)
     for parameter in trainer.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     trainer.scaler.scale(torch.zeros(()))  # makes its scale at the first use
     trainer.scaler.step(trainer.optimizer)
+
+
+def fp8_product(x, x_scale, w, w_scale):
+    """What version 3's fp8_matmul returns, which checks this machine and launches no kernel of Triton."""
+    import torch
+
+    return torch.empty(len(x), len(w), dtype=torch.bfloat16, device=x.device)
 
 
 @functools.cache

@@ -1199,7 +1199,12 @@ def complete_version_options(config):
     """Check and complete the options of this version; return a description of its parts."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if config.enable_attention_kernel and config.head_dim not in HEAD_DIMS:
-        raise UserError(f"--hidden-dim / --num-heads must be in {HEAD_DIMS} (attention kernel), got {config.head_dim}")
+        raise UserError(f"--hidden-dim / --num-heads must be in {HEAD_DIMS}, got {config.head_dim}: --disable-attention-kernel")
+    if config.enable_rmsnorm_kernel and config.hidden_dim > 32768:
+        raise UserError(f"--hidden-dim must be at most 32768 for the RMSNorm kernel, got {config.hidden_dim}")
+    triton_release, numpy_release = (tuple(map(int, x.__version__.split(".")[:2])) for x in (triton, np))
+    if interpreted and triton_release < (3, 7) and numpy_release >= (2, 4):
+        raise UserError(f"numpy must be < 2.4 for the interpreter of Triton {triton.__version__}, got {np.__version__}")
     if config.use_amp and not config.enable_optimizer_kernel:
         raise UserError("--use-amp must have the optimizer kernel, which keeps the float32 weights, got it disabled")
     if not config.on_gpu and not interpreted:

@@ -8,16 +8,15 @@ ROWS = 4
 
 @triton.jit
 def rmsnorm_forward_kernel(
-    residual_ptr, branch_ptr, w_ptr, x_ptr, y_ptr, rstd_ptr, rows, C, eps,
-    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Normalize ROWS rows of [rows, C] per program; BLOCK >= C."""
+    residual_ptr, branch_ptr, w_ptr, x_ptr, y_ptr, rstd_ptr, eps, rows, C, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Add (unless branch is None) and normalize ROWS rows of [rows, C] per program; BLOCK >= C."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     mask = (row[:, None] < rows) & (column[None, :] < C)
     offsets = row[:, None].to(tl.int64) * C + column[None, :]
     x = tl.load(residual_ptr + offsets, mask=mask, other=0.0)
-    if ADD:
+    if branch_ptr is not None:
         branch = tl.load(branch_ptr + offsets, mask=mask, other=0.0)
         x = (x.to(tl.float32) + branch.to(tl.float32)).to(x_ptr.dtype.element_ty)
         tl.store(x_ptr + offsets, x, mask=mask)
@@ -29,5 +28,5 @@ def run(residual, branch, w, eps, x, y, rstd):
     """Write x = residual + branch [rows, C], y = norm(x) · w and rstd [rows], which is float32; w is [C]."""
     rows, C = x.shape
     rmsnorm_forward_kernel[(triton.cdiv(rows, ROWS),)](
-        residual, branch, w, x, y, rstd, rows, C, eps, True, ROWS, triton.next_power_of_2(C)
+        residual, branch, w, x, y, rstd, eps, rows, C, ROWS, triton.next_power_of_2(C)
     )

@@ -31,5 +31,5 @@ def run(residual, branch, w, eps, x, y, rstd):
     """Write x = residual + branch [rows, C], y = norm(x) · w and rstd [rows], which is float32; w is [C]."""
     rows, C = x.shape
     rmsnorm_forward_kernel[(triton.cdiv(rows, ROWS),)](
-        residual, branch, w, x, y, rstd, rows, C, eps, True, ROWS, triton.next_power_of_2(C)
+        residual, branch, w, x, y, rstd, eps, rows, C, ROWS, triton.next_power_of_2(C)
     )

@@ -8,14 +8,14 @@ ROWS, BLOCK = 4, 32
 
 @triton.jit
 def swiglu_forward_kernel(x_ptr, y_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Compute a tile [ROWS, BLOCK] of y [rows, F] per program from x [rows, 2F], whose rows hold a and then b."""
+    """Compute a tile of y [rows, F] per program from x [rows, 2F], whose rows hold gate and then up."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    # TODO: load a and b, compute in float32, store y
+    # TODO: load gate and up, compute in float32, store y
     # end of TODO
 
 
 def run(x, y):
-    """Write y [rows, F] = silu(a) · b for x [rows, 2F], whose rows hold a and then b."""
+    """Write y [rows, F] = silu(gate) · up for x [rows, 2F], whose rows hold gate and then up."""
     rows, F = y.shape
     swiglu_forward_kernel[(triton.cdiv(rows, ROWS), triton.cdiv(F, BLOCK))](x, y, rows, F, ROWS, BLOCK)

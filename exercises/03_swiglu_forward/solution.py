@@ -18,6 +18,6 @@ def swiglu_forward_kernel(x_ptr, y_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.c
 
 
 def run(x, y):
-    """Write y [rows, F] = silu(a) · b for x [rows, 2F], whose rows hold a and then b."""
+    """Write y [rows, F] = silu(gate) · up for x [rows, 2F], whose rows hold gate and then up."""
     rows, F = y.shape
     swiglu_forward_kernel[(triton.cdiv(rows, ROWS), triton.cdiv(F, BLOCK))](x, y, rows, F, ROWS, BLOCK)

@@ -15,16 +15,18 @@ TASK = Task(
     inputs=lambda rows, F, scale=1.5: {"x": random(rows, 2 * F, seed=1, scale=scale, offset=0.4)},
     define=lambda x: {"y": swiglu(*x.chunk(2, dim=1))},
     suspects={
-        "it is silu(b) · a: the two halves are exchanged": lambda x: {"y": swiglu(*reversed(x.chunk(2, 1)))},
-        "it is σ(a) · b: a factor a is missing": lambda x: {"y": x.chunk(2, 1)[0].sigmoid() * x.chunk(2, 1)[1]},
+        "it is silu(up) · gate: the two halves are exchanged": lambda x: {"y": swiglu(*reversed(x.chunk(2, 1)))},
+        "it is σ(gate) · up: a factor gate is missing": lambda x: {"y": x.chunk(2, 1)[0].sigmoid() * x.chunk(2, 1)[1]},
     },
     names={"y": "row column"},
     owner=lambda module, name, index, inputs: (index[0] // module.ROWS, index[1] // module.BLOCK),
     speed=Speed({"rows": 16384, "F": 4096}, {"ROWS": 1, "BLOCK": 2048}, "SwiGLU forward"),
     mistakes={
-        "gate and up exchanged": Mistake("a * tl.sigmoid(a) * b", "b * tl.sigmoid(b) * a", "y", says="exchanged"),
+        "gate and up exchanged": Mistake(
+            "gate * tl.sigmoid(gate) * up", "up * tl.sigmoid(up) * gate", "y", says="exchanged"
+        ),
         "sigmoid instead of silu": Mistake(
-            "a * tl.sigmoid(a) * b", "tl.sigmoid(a) * b", "y", says="factor a is missing"
+            "gate * tl.sigmoid(gate) * up", "tl.sigmoid(gate) * up", "y", says="factor gate is missing"
         ),
         "gate and up interleaved": Mistake(
             "x_ptr + row * 2 * F + F + column", "x_ptr + row * 2 * F + 2 * column + 1", "y"

@@ -22,6 +22,6 @@ def swiglu_backward_kernel(dy_ptr, x_ptr, dx_ptr, rows, F, ROWS: tl.constexpr, B
 
 
 def run(dy, x, dx):
-    """Write dx [rows, 2F] = [da, db] for dy [rows, F] and x [rows, 2F] = [a, b]."""
+    """Write dx [rows, 2F] = [dgate, dup] for dy [rows, F] and x [rows, 2F] = [gate, up]."""
     rows, F = dy.shape
     swiglu_backward_kernel[(triton.cdiv(rows, ROWS), triton.cdiv(F, BLOCK))](dy, x, dx, rows, F, ROWS, BLOCK)

@@ -7,25 +7,25 @@ from grading import Mistake, Speed, Task, random
 
 
 def define(dy, x):
-    a, b = (half.detach().requires_grad_() for half in x.chunk(2, dim=1))
-    y = load_version(1).swiglu(a, b)
-    da, db = torch.autograd.grad(y, (a, b), dy)
-    return {"da": da, "db": db}
+    gate, up = (half.detach().requires_grad_() for half in x.chunk(2, dim=1))
+    y = load_version(1).swiglu(gate, up)
+    dgate, dup = torch.autograd.grad(y, (gate, up), dy)
+    return {"dgate": dgate, "dup": dup}
 
 
 def exchanged(dy, x):
     right = define(dy, x)
-    return {"da": right["db"], "db": right["da"]}
+    return {"dgate": right["dup"], "dup": right["dgate"]}
 
 
 def without_slope(dy, x):
-    a, b = x.chunk(2, dim=1)
-    return {"da": dy * b * a.sigmoid()}
+    gate, up = x.chunk(2, dim=1)
+    return {"dgate": dy * up * gate.sigmoid()}
 
 
 def views(outputs, inputs):
-    da, db = outputs["dx"].chunk(2, dim=1)
-    return {"da": da, "db": db}
+    dgate, dup = outputs["dx"].chunk(2, dim=1)
+    return {"dgate": dgate, "dup": dup}
 
 
 TASK = Task(
@@ -41,32 +41,32 @@ TASK = Task(
     },
     define=define,
     suspects={
-        "da and db are exchanged": exchanged,
-        "da is dy · b · σ(a): the term a · (1 - σ(a)) of silu'(a) is missing": without_slope,
+        "dgate and dup are exchanged": exchanged,
+        "dgate is dy · up · σ(gate): the term gate · (1 - σ(gate)) of silu'(gate) is missing": without_slope,
     },
-    names={"da": "row column", "db": "row column"},
+    names={"dgate": "row column", "dup": "row column"},
     owner=lambda module, name, index, inputs: (index[0] // module.ROWS, index[1] // module.BLOCK),
-    storage=lambda results, inputs: {"dx": torch.cat([results["da"], results["db"]], 1)},
+    storage=lambda results, inputs: {"dx": torch.cat([results["dgate"], results["dup"]], 1)},
     views=views,
     speed=Speed({"rows": 16384, "F": 4096}, {"ROWS": 1, "BLOCK": 2048}, "SwiGLU backward"),
     mistakes={
-        "da without the sigmoid's slope": Mistake(
-            "dy * b * sigmoid * (1 + a * (1 - sigmoid))", "dy * b * sigmoid", "da", says="is missing"
+        "dgate without the sigmoid's slope": Mistake(
+            "dy * up * sigmoid * (1 + gate * (1 - sigmoid))", "dy * up * sigmoid", "dgate", says="is missing"
         ),
-        "wrong sign in the slope": Mistake("(1 + a * (1 - sigmoid))", "(1 - a * (1 - sigmoid))", "da"),
-        "da without b": Mistake("dy * b * sigmoid", "dy * sigmoid", "da"),
-        "db with the sigmoid alone": Mistake("(dy * a * sigmoid).to(", "(dy * sigmoid).to(", "db"),
-        "db without dy": Mistake("(dy * a * sigmoid).to(", "(a * sigmoid).to(", "db"),
+        "wrong sign in the slope": Mistake("(1 + gate * (1 - sigmoid))", "(1 - gate * (1 - sigmoid))", "dgate"),
+        "dgate without up": Mistake("dy * up * sigmoid", "dy * sigmoid", "dgate"),
+        "dup with the sigmoid alone": Mistake("(dy * gate * sigmoid).to(", "(dy * sigmoid).to(", "dup"),
+        "dup without dy": Mistake("(dy * gate * sigmoid).to(", "(gate * sigmoid).to(", "dup"),
         "halves exchanged": Mistake(
-            "tl.store(dx_ptr + row * 2 * F + column, da.to(dx_ptr.dtype.element_ty), mask=mask)\n"
-            "    tl.store(dx_ptr + row * 2 * F + F + column, (dy * a * sigmoid)",
-            "tl.store(dx_ptr + row * 2 * F + F + column, da.to(dx_ptr.dtype.element_ty), mask=mask)\n"
-            "    tl.store(dx_ptr + row * 2 * F + column, (dy * a * sigmoid)",
-            "da",
+            "tl.store(dx_ptr + row * 2 * F + column, dgate.to(dx_ptr.dtype.element_ty), mask=mask)\n"
+            "    tl.store(dx_ptr + row * 2 * F + F + column, (dy * gate * sigmoid)",
+            "tl.store(dx_ptr + row * 2 * F + F + column, dgate.to(dx_ptr.dtype.element_ty), mask=mask)\n"
+            "    tl.store(dx_ptr + row * 2 * F + column, (dy * gate * sigmoid)",
+            "dgate",
             says="exchanged",
         ),
         "second half forgotten": Mistake(
-            "dx_ptr + row * 2 * F + F + column", "dx_ptr + row * 2 * F + column", "db", "unwritten"
+            "dx_ptr + row * 2 * F + F + column", "dx_ptr + row * 2 * F + column", "dup", "unwritten"
         ),
     },
 )

@@ -3,32 +3,27 @@
 import triton
 import triton.language as tl
 
-TOKENS, HEADS = 4, 2
+ROWS = 8
 
 
 @triton.jit
 def rope_kernel(
-    x_ptr, y_ptr, cos_ptr, sin_ptr, tokens, T, heads, rotated_heads, HALF,
-    INVERSE: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
-):  # fmt: skip
-    """Rotate TOKENS x HEADS heads of x [tokens, heads, 2 · HALF] per program; copy heads from `rotated_heads` on."""
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)[:, None, None]
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[None, :, None]
-    pair = tl.arange(0, PAIRS)[None, None, :]
-    angle = (token % T) * HALF + pair
-    angle_mask = (token < tokens) & (pair < HALF)
-    cos = tl.load(cos_ptr + angle, mask=angle_mask, other=0.0)
-    sin = tl.load(sin_ptr + angle, mask=angle_mask, other=0.0)
-    # TODO: rotate the pair (x1, x2) of every head, by the opposite angle if INVERSE; copy heads from
-    # `rotated_heads` on. `angle_mask` and `head` broadcast to [TOKENS, HEADS, PAIRS].
+    x_ptr, y_ptr, cos_ptr, sin_ptr, sign, T, heads, rotated_heads, rows, HALF, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Rotate ROWS heads of x [rows = tokens · heads, 2 · HALF] per program; copy heads from `rotated_heads` on."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    pair = tl.arange(0, BLOCK)[None, :]
+    # TODO: rotate the pair (x1, x2) of every head, by the opposite angle if sign is -1; copy heads from
+    # `rotated_heads` on. `row` and `pair` broadcast to [ROWS, BLOCK].
     # end of TODO
 
 
 def run(x, dy, cos, sin, rotated_heads, y, dx):
     """Write y, the first heads of x [B, T, heads, D] rotated by cos, sin [T, D/2], and dx, the gradient for dy."""
     B, T, heads, D = x.shape
-    grid = (triton.cdiv(B * T, TOKENS), triton.cdiv(heads, HEADS))
-    sizes = (B * T, T, heads, rotated_heads, D // 2)
-    pairs = triton.next_power_of_2(D // 2)
-    rope_kernel[grid](x, y, cos, sin, *sizes, False, TOKENS, HEADS, pairs)
-    rope_kernel[grid](dy, dx, cos, sin, *sizes, True, TOKENS, HEADS, pairs)
+    rows = B * T * heads
+    grid = (triton.cdiv(rows, ROWS),)
+    sizes = (T, heads, rotated_heads, rows, D // 2)
+    block = triton.next_power_of_2(D // 2)
+    rope_kernel[grid](x, y, cos, sin, 1.0, *sizes, ROWS, block)
+    rope_kernel[grid](dy, dx, cos, sin, -1.0, *sizes, ROWS, block)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-TOKENS, HEADS = 4, 2
+ROWS = 8
 
 
 @triton.jit
@@ -28,8 +28,9 @@ def rope_kernel(
 def run(x, dy, cos, sin, rotated_heads, y, dx):
     """Write y, the first heads of x [B, T, heads, D] rotated by cos, sin [T, D/2], and dx, the gradient for dy."""
     B, T, heads, D = x.shape
-    grid = (triton.cdiv(B * T, TOKENS), triton.cdiv(heads, HEADS))
-    sizes = (B * T, T, heads, rotated_heads, D // 2)
-    pairs = triton.next_power_of_2(D // 2)
-    rope_kernel[grid](x, y, cos, sin, *sizes, False, TOKENS, HEADS, pairs)
-    rope_kernel[grid](dy, dx, cos, sin, *sizes, True, TOKENS, HEADS, pairs)
+    rows = B * T * heads
+    grid = (triton.cdiv(rows, ROWS),)
+    sizes = (T, heads, rotated_heads, rows, D // 2)
+    block = triton.next_power_of_2(D // 2)
+    rope_kernel[grid](x, y, cos, sin, 1.0, *sizes, ROWS, block)
+    rope_kernel[grid](dy, dx, cos, sin, -1.0, *sizes, ROWS, block)

@@ -31,13 +31,14 @@ def not_inverted(dy, **rest):
 
 def owner(module, name, index, inputs):
     b, t, head, _ = index
-    return (b * inputs["x"].shape[1] + t) // module.TOKENS, head // module.HEADS
+    _, T, heads, _ = inputs["x"].shape
+    return (((b * T + t) * heads + head) // module.ROWS,)
 
 
 TASK = Task(
     cases={
         "one tile": {"B": 1, "T": 4, "heads": 2, "rotated_heads": 2, "D": 8},
-        "ragged tokens and heads": {"B": 1, "T": 5, "heads": 3, "rotated_heads": 3, "D": 8},
+        "ragged rows": {"B": 1, "T": 5, "heads": 3, "rotated_heads": 3, "D": 8},
         "some heads copied": {"B": 1, "T": 6, "heads": 5, "rotated_heads": 3, "D": 8},
         "two sequences, three pairs": {"B": 2, "T": 5, "heads": 4, "rotated_heads": 3, "D": 6},
     },
@@ -45,24 +46,23 @@ TASK = Task(
     define=define,
     suspects={
         "y is rotated by the opposite angle": lambda sin, **rest: define(sin=-sin, **rest),
-        "dx is rotated by the angle of the forward: INVERSE has no effect": not_inverted,
+        "dx is rotated by the angle of the forward: sign has no effect": not_inverted,
     },
     names={"y": "sequence token head element", "dx": "sequence token head element"},
     owner=owner,
     wide=("cos", "sin"),
-    speed=Speed(
-        {"B": 64, "T": 512, "heads": 32, "rotated_heads": 24, "D": 64}, {"TOKENS": 2, "HEADS": 32}, "RoPE forward"
-    ),
+    speed=Speed({"B": 64, "T": 512, "heads": 32, "rotated_heads": 24, "D": 64}, {"ROWS": 64}, "RoPE forward"),
     mistakes={
-        "backward rotates forwards": Mistake("sin = -sin", "sin = sin", "dx", says="INVERSE"),
+        "backward rotates forwards": Mistake("other=0.0) * sign", "other=0.0)", "dx", says="sign has no effect"),
         "rotated the other way": Mistake("(x1 * cos - x2 * sin)", "(x1 * cos + x2 * sin)", "y"),
         "wrong sign in the second half": Mistake("(x2 * cos + x1 * sin)", "(x2 * cos - x1 * sin)", "y"),
         "adjacent elements as pairs": Mistake("tl.load(x_ptr + offsets + HALF", "tl.load(x_ptr + offsets + 1", "y"),
-        "all heads rotated": Mistake("tl.where(head < rotated_heads, sin, 0.0)", "sin", "y"),
-        "other heads not copied": Mistake(
-            "mask = angle_mask & (head < heads)", "mask = angle_mask & (head < rotated_heads)", "y", "unwritten"
-        ),
-        "heads not masked": Mistake("mask = angle_mask & (head < heads)", "mask = angle_mask", "y", "stray"),
+        "all heads rotated": Mistake("mask & (row % heads < rotated_heads)", "mask", "y"),
+        "other heads zero": Mistake("mask=rotated, other=1.0", "mask=rotated, other=0.0", "y"),
+        "other heads not copied": Mistake("_ty), mask=mask", "_ty), mask=rotated", "y", "unwritten", count=2),
+        "position of the row": Mistake("row // heads % T", "row % T", "y"),
+        "rows not masked": Mistake("(row < rows) & (pair < HALF)", "pair < HALF", "y", "stray"),
+        "pairs not masked": Mistake("(row < rows) & (pair < HALF)", "row < rows", "y", "stray"),
         "stored over the input": Mistake(
             "tl.store(y_ptr + offsets + HALF", "tl.store(x_ptr + offsets + HALF", "x", "changed"
         ),

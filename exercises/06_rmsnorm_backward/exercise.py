@@ -8,10 +8,9 @@ ROWS, PROGRAMS = 2, 3
 
 @triton.jit
 def rmsnorm_backward_kernel(
-    dy_ptr, dresidual_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, rows, C,
-    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Loop over tiles p, p + P, ... of ROWS rows in program p of P, and store its partial sum of dw in dw[p]."""
+    dy_ptr, dx_ptr, x_ptr, w_ptr, rstd_ptr, dresidual_ptr, dw_ptr, rows, C, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Compute every P-th tile of ROWS rows in each of P programs; store the partial sum of program p in dw[p]."""
     column = tl.arange(0, BLOCK)
     w = tl.load(w_ptr + column, mask=column < C, other=0.0).to(tl.float32)
     dw = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -22,10 +21,10 @@ def rmsnorm_backward_kernel(
         dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)[:, None]
-        # TODO: compute dx [ROWS, BLOCK] in float32; if ADD, add the gradient dresidual;
+        # TODO: compute dresidual [ROWS, BLOCK] in float32; unless dx_ptr is None, add the gradient dx;
         # accumulate this tile's contribution to dw in the program's own tile
         # end of TODO
-        tl.store(dx_ptr + offsets, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        tl.store(dresidual_ptr + offsets, dresidual.to(dresidual_ptr.dtype.element_ty), mask=mask)
     # TODO: store this program's partial sum in row tl.program_id(0) of the matrix [programs, C] at dw_ptr
     # end of TODO
 
@@ -43,9 +42,9 @@ def column_sum_kernel(x_ptr, sum_ptr, rows, C, ROWS: tl.constexpr, BLOCK: tl.con
     tl.store(sum_ptr + column, tl.sum(partial_sums, 0), mask=column < C)
 
 
-def run(dy, dresidual, x, w, rstd, dx, dw, partial_sums):
-    """Write dx [rows, C] and dw [C] for dy, dresidual, x [rows, C], w [C], rstd [rows]; partial_sums [PROGRAMS, C]."""
+def run(dy, dx, x, w, rstd, dresidual, dw, partial_sums):
+    """Write dresidual [rows, C] and dw [C] for dy, dx, x [rows, C], w [C], rstd [rows]; partial_sums [PROGRAMS, C]."""
     rows, C = x.shape
     block = triton.next_power_of_2(C)
-    rmsnorm_backward_kernel[(PROGRAMS,)](dy, dresidual, x, w, rstd, dx, partial_sums, rows, C, True, ROWS, block)
+    rmsnorm_backward_kernel[(PROGRAMS,)](dy, dx, x, w, rstd, dresidual, partial_sums, rows, C, ROWS, block)
     column_sum_kernel[(triton.cdiv(C, 16),)](partial_sums, dw, PROGRAMS, C, ROWS, 16)

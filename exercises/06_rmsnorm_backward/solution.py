@@ -42,9 +42,9 @@ def column_sum_kernel(x_ptr, sum_ptr, rows, C, ROWS: tl.constexpr, BLOCK: tl.con
     tl.store(sum_ptr + column, tl.sum(partial_sums, 0), mask=column < C)
 
 
-def run(dy, dresidual, x, w, rstd, dx, dw, partial_sums):
-    """Write dx [rows, C] and dw [C] for dy, dresidual, x [rows, C], w [C], rstd [rows]; partial_sums [PROGRAMS, C]."""
+def run(dy, dx, x, w, rstd, dresidual, dw, partial_sums):
+    """Write dresidual [rows, C] and dw [C] for dy, dx, x [rows, C], w [C], rstd [rows]; partial_sums [PROGRAMS, C]."""
     rows, C = x.shape
     block = triton.next_power_of_2(C)
-    rmsnorm_backward_kernel[(PROGRAMS,)](dy, dresidual, x, w, rstd, dx, partial_sums, rows, C, True, ROWS, block)
+    rmsnorm_backward_kernel[(PROGRAMS,)](dy, dx, x, w, rstd, dresidual, partial_sums, rows, C, ROWS, block)
     column_sum_kernel[(triton.cdiv(C, 16),)](partial_sums, dw, PROGRAMS, C, ROWS, 16)

@@ -25,9 +25,8 @@ def store_tile(ptr, tile, first, T, STRIDE: tl.constexpr, ROWS: tl.constexpr, D:
 
 @triton.jit
 def attention_forward_kernel(
-    qkv_ptr, o_ptr, lse_ptr, T, scale,
-    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    qkv_ptr, o_ptr, lse_ptr, T, scale, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_Q rows of o for one head per program: online softmax over the keys up to the diagonal."""
     tl.static_assert(BLOCK_Q % BLOCK_K == 0)

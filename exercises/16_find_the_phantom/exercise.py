@@ -57,7 +57,7 @@ def swiglu_backward(dy, x):
 
 
 def swiglu(x):
-    """Return silu(a) · b [rows, F] for x [rows, 2F]."""
+    """Return silu(gate) · up [rows, F] for x [rows, 2F]."""
     apply = swiglu_forward
     # TODO: use SwiGLUFunction instead
     # end of TODO

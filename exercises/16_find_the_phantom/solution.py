@@ -65,7 +65,7 @@ class SwiGLUFunction(torch.autograd.Function):
 
 
 def swiglu(x):
-    """Return silu(a) · b [rows, F] for x [rows, 2F]."""
+    """Return silu(gate) · up [rows, F] for x [rows, 2F]."""
     apply = swiglu_forward
     apply = SwiGLUFunction.apply
     return apply(x)

@@ -174,12 +174,9 @@ def swiglu_operations(bench):
 
     sets = bench.sets(lambda: {"x": bench.tensor(rows, 2 * width, grad=True), "dy": bench.tensor(rows, width)})
     size, tensor = f"{rows} x {width}", rows * width * bench.dtype.itemsize
-    forward = {"V3": lambda s: v3.swiglu_forward(s["x"]), "PyTorch": pytorch}
+    forward = {"V3": lambda s: v3.packed_swiglu(s["x"]), "PyTorch": pytorch}
+    backward = {name: backward_of(way, lambda s: [s["x"]], lambda s: [s["dy"]]) for name, way in forward.items()}
     yield operation("SwiGLU forward", size, "GB/s", 3 * tensor, sets, forward)
-    backward = {
-        "V3": lambda s: v3.swiglu_backward(s["dy"], s["x"]),
-        "PyTorch": backward_of(pytorch, lambda s: [s["x"]], lambda s: [s["dy"]]),
-    }
     yield operation("SwiGLU backward", size, "GB/s", 5 * tensor, sets, backward)
 
 
@@ -453,7 +450,7 @@ def benchmark(arguments):
                 add_ratios(record, ceiling_of(record, found, arguments.dtype))
                 print_record(record)
                 records.append(record)
-    content = {"environment": bench.v3.environment(arguments.device), "dtype": arguments.dtype, "ceilings": found}
+    content = {"environment": bench.v3.environment(bench.v3.Config(device=str(bench.device))), "dtype": arguments.dtype, "ceilings": found}
     if arguments.json:
         lines = ",\n".join(json.dumps(record) for record in records)
         head = json.dumps(content)[:-1]

@@ -44,9 +44,10 @@ def rope(script, like):
 
 def swiglu(script, like):
     for rows, width in ((37, 50), (3, 3000), (1, 1)):
-        x, dy = torch.randn(rows, 2 * width, **like), torch.randn(rows, width, **like)
-        yield script.swiglu_forward(x)
-        yield script.swiglu_backward(dy, x)
+        x = random_leaf(rows, 2 * width, **like)
+        y = script.packed_swiglu(x)
+        backward(y)
+        yield from (y.detach(), x.grad)
 
 
 def attention(script, like):
@@ -76,12 +77,11 @@ def cross_entropy(script, like):
 
 def adamw(script, like):
     """One step, and with float16 one whose gradients overflow."""
-    parameters = [torch.nn.Parameter(torch.randn(shape, **like)) for shape in ((7, 13), (4096,), (1,), (3, 5000))]
+    shapes = ((7, 13), (4096,), (1,), (3, 5000))
+    parameters = [torch.nn.Parameter(torch.randn(shape, device=like["device"])) for shape in shapes]
+    optimizer = script.FusedAdamW(parameters, lr=1e-3, matrix_dtype=like["dtype"])
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
-        if parameter.dtype != torch.float32:
-            parameter.master = parameter.detach().float()
-    optimizer = script.FusedAdamW(parameters, lr=1e-3)
     scaler = torch.amp.GradScaler(like["device"].type, enabled=like["dtype"] == torch.float16)
     scaler.scale(torch.zeros((), device=like["device"]))
     for last in (1.0, float("inf")):

@@ -258,7 +258,7 @@ def test_the_first_profile_and_what_reads_it(folders):
 
     text = run(folders, "C60")
     total = sum(call.total_ns for call in kernel_times.read_kernels(profile.path)) / 1e6
-    assert "reading pytorch_profiles" in text and f"{total:,.3f} ms in all" in text
+    assert "reading the newest trace in pytorch_profiles" in text and f"{total:,.3f} ms in all" in text
 
     text = run(folders, "C68")
     place = folders[1] / "bottleneck_analysis"

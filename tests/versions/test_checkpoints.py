@@ -194,7 +194,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(interrupted, capsys, monkeypa
 def test_other_switches_than_the_checkpoints_are_refused(tmp_path, capsys):
     """Version 2 names its weights after its fusions."""
     run(2, tmp_path / "checkpoints", steps=2)
-    assert "switches" in refusal(capsys, tmp_path / "checkpoints", "--disable-qkv-fusion", version=2)
+    assert "--enable-" in refusal(capsys, tmp_path / "checkpoints", "--disable-qkv-fusion", version=2)
 
 
 @pytest.mark.parametrize("folder", ["empty", "missing"])

@@ -111,16 +111,18 @@ largest() { # PATTERN...: set FOUND to the largest file of the first name that t
 }
 
 report() { # TOOL.py OPTIONS...: read the result of every rank (@OUT@) with a tool of scripts/; print that of rank 0
-    local tool=$SCRIPTS/$1 place target=/dev/stdout
+    local tool=$SCRIPTS/$1 place target=1
     shift
     [ -z "$DRY_RUN" ] || return 0
     places
     [ ${#PLACES[@]} = 1 ] || echo "rank 0 of ${#PLACES[@]}; the others have the same files in $OUT/rank*"
+    exec 3>/dev/null
     for place in "${PLACES[@]}"; do
-        "$PYTHON" "$tool" "${@//@OUT@/$place}" >"$target" ||
+        "$PYTHON" "$tool" "${@//@OUT@/$place}" >&"$target" ||
             give_up 1 "$TOOL saw no kernel, or its files cannot be read: the sentence above says which"
-        target=/dev/null
+        target=3
     done
+    exec 3>&-
 }
 
 export_report() { # FILE COMMAND...: turn every rank's report of nsys or ncu into a table; write its output to FILE

@@ -40,7 +40,7 @@ class GateUpSwiGLUFunction(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         gate_up = x @ weight.t()
         d_gate_up = torch.empty_like(gate_up)
-        v3.launch_swiglu(v3.swiglu_backward_kernel, *dy.shape, dy.contiguous(), gate_up, d_gate_up)
+        v3.launch_tiles(v3.swiglu_backward_kernel, *dy.shape, dy.contiguous(), gate_up, d_gate_up, elements=2048)
         return d_gate_up @ weight, d_gate_up.t() @ x
 
 
