@@ -157,7 +157,7 @@ class NotedKernel:
 
     def moved(self, given):
         if self.name == "adamw_kernel":  # copy, low bits or master, both moments, gradient; all but the last written
-            wide = {"fp32": 28, "bf16": 26, "fp16": 28}[given["DTYPE"].name]
+            wide = {"fp32": 28, "bf16": 26, "fp16": 28}[given["dtype"].name]
             elements = given["table_ptr"][:, 5].tolist()
             return wide * sum(elements[row] for row in set(given["chunk_ptr"][:, 0].tolist()))
         tensors = {t.data_ptr(): t for t in given.values() if isinstance(t, torch.Tensor)}

@@ -1199,7 +1199,8 @@ def complete_version_options(config):
     """Check and complete the options of this version; return a description of its parts."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if config.enable_attention_kernel and config.head_dim not in HEAD_DIMS:
-        raise UserError(f"--hidden-dim / --num-heads must be in {HEAD_DIMS}, got {config.head_dim}: --disable-attention-kernel")
+        way_out = "or --disable-attention-kernel must be given"
+        raise UserError(f"--hidden-dim / --num-heads must be in {HEAD_DIMS}, {way_out}, got {config.head_dim}")
     if config.enable_rmsnorm_kernel and config.hidden_dim > 32768:
         raise UserError(f"--hidden-dim must be at most 32768 for the RMSNorm kernel, got {config.hidden_dim}")
     triton_release, numpy_release = (tuple(map(int, x.__version__.split(".")[:2])) for x in (triton, np))
