@@ -406,7 +406,7 @@ def count(options, argv: list[str]) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    example = "--preset small --version 3 --precision bfloat16; the sizes are the training script's options"
+    example = "--preset small --version 3 --precision bfloat16; options that are not listed go to the training script"
     parser = Parser("model_counts.py", __doc__.splitlines()[0], example)
     add_version_option(parser)
     parser.add_argument("--precision", choices=counts.ELEMENT_BYTES, default="float32", help="(%(default)s)")
