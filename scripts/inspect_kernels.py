@@ -444,6 +444,15 @@ def prepare_worker():
     torch.set_num_threads(1)
 
 
+def too_old():
+    """Return the sentence about a Triton without what this tool asks of it, or None where it has that."""
+    import triton
+
+    if hasattr(triton, "knobs") and hasattr(triton.knobs.nvidia, "ptxas_blackwell"):
+        return None
+    return f"needs Triton 3.6 or newer, got {triton.__version__}"
+
+
 def obstacle(target):
     """Why the installed Triton cannot compile for a target, or None where it can."""
     from triton import knobs
@@ -655,6 +664,8 @@ def asked_cases(options):
 
 def report(options):
     """Inspect and print; returns the exit status."""
+    if too_old():
+        raise Failure(2, too_old())
     choices = [values or [None] for values in (options.tiles, options.warps, options.stages)]
     change = None
     if options.tiles or options.warps or options.stages:

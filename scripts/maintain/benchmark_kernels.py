@@ -450,7 +450,11 @@ def benchmark(arguments):
                 add_ratios(record, ceiling_of(record, found, arguments.dtype))
                 print_record(record)
                 records.append(record)
-    content = {"environment": bench.v3.environment(bench.v3.Config(device=str(bench.device))), "dtype": arguments.dtype, "ceilings": found}
+    content = {
+        "environment": bench.v3.environment(bench.v3.Config(device=str(bench.device))),
+        "dtype": arguments.dtype,
+        "ceilings": found,
+    }
     if arguments.json:
         lines = ",\n".join(json.dumps(record) for record in records)
         head = json.dumps(content)[:-1]

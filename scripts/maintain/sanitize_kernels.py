@@ -91,14 +91,30 @@ def adamw(script, like):
     yield from (parameter.detach() for parameter in parameters)
 
 
+def fp8(script, like):
+    """A feed-forward part, once: its weights are bfloat16 in any model; its sizes must be multiples of 16."""
+    if like["dtype"] != torch.float32 or script.fp8_dtype(script.gpu_architecture(like["device"])) is None:
+        return
+    like = like | {"dtype": torch.bfloat16}
+    for tokens, C, width in ((112, 48, 80), (16, 16, 16), (48, 304, 528)):
+        gate_up = script.FP8Linear(C, 2 * width, bias=False, **like)
+        down = script.FP8Linear(width, C, bias=False, **like)
+        script.FP8Weights(torch.nn.Sequential(gate_up, down)).update()
+        x = random_leaf(tokens, C, **like)
+        y = script.FP8FeedForwardFunction.apply(x, gate_up.weight, down.weight, gate_up, down)
+        backward(y)
+        yield from (y.detach(), x.grad, gate_up.weight.grad, down.weight.grad)
+
+
 # group -> what runs it, and what the names of its kernels contain
 GROUPS = {
     "rmsnorm": (rmsnorm, ("rmsnorm_", "column_sum_")),
     "rope": (rope, ("rope_",)),
-    "swiglu": (swiglu, ("swiglu_",)),
+    "swiglu": (swiglu, ("swiglu_forward_kernel", "swiglu_backward_kernel")),
     "attention": (attention, ("attention_",)),
     "cross_entropy": (cross_entropy, ("cross_entropy_",)),
     "adamw": (adamw, ("adamw_",)),
+    "fp8": (fp8, ("quantize_", "transpose_")),
 }
 
 

@@ -201,7 +201,7 @@ def test_interpreter_is_chosen_before_triton_is_imported(monkeypatch):
         ("hints.md", "## 3", "3", "three sections"),
         ("README.md", "# SwiGLU", "\n" * 60, "longer than 60 lines"),
         ("README.md", "**Deliverable.**", "", "names no deliverable"),
-        ("solution.py", "a * tl.sigmoid(a) * b", "b * a", "differs from tiny_llama_v3.py"),
+        ("solution.py", "gate * tl.sigmoid(gate) * up", "up * gate", "differs from tiny_llama_v3.py"),
     ],
 )
 def test_faults_of_an_exercise_are_found(tmp_path, name, old, new, said):

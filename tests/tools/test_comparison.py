@@ -67,7 +67,7 @@ def test_a_version_agrees_with_version_1(version, capsys):
 
 
 def test_a_copy_without_a_gradient_is_found(tmp_path, capsys):
-    line = "return self.o_proj(mixed.flatten(-2))"
+    line = "return self.o_proj(context.flatten(-2))"
     copy = tmp_path / "my copy.py"
     copy.write_text(SCRIPTS[2].read_text().replace(line, f"{line}.detach()"))
     assert f"{line}.detach()" in copy.read_text()

@@ -25,6 +25,7 @@ from inspect_kernels import (
 )
 
 TOOL = REPOSITORY / "scripts" / "inspect_kernels.py"
+pytestmark = pytest.mark.skipif(bool(inspect_kernels.too_old()), reason=f"the tool {inspect_kernels.too_old()}")
 
 # Kernels that do not fit, in a module of their own; read by a process that does not interpret.
 WRONG = """
@@ -118,6 +119,7 @@ def run_tool(*argv):
 
 
 CHECKED = ("fp32", "bf16", "fp16")
+WITH_FP8 = ("gfx942", "gfx950", "sm_90", "sm_100")
 
 
 @pytest.mark.slow
@@ -127,14 +129,20 @@ def test_everything_the_presets_launch_fits_every_target(tmp_path):
 
     One test for all, because compiling takes minutes.
     """
-    cases = preset_cases(["small", "medium"], CHECKED) + exercise_cases(CHECKED, -1)
+    cases = preset_cases(["small", "medium"], (*CHECKED, "fp8")) + exercise_cases(CHECKED, -1)
     rows = inspect_cases(cases, list(TARGETS), dump_folder=tmp_path)
-    kernels = {name for name in vars(load_version(3)) if name.endswith("_kernel")}
+    every = {name for name in vars(load_version(3)) if name.endswith("_kernel")}
+    fp8 = {name for name in every if "quantize" in name or name == "transpose_kernel"}
+    kernels = every - fp8
     exercises = {file.parent.name for file in inspect_kernels.EXERCISES.glob("*/solution.py")}
     for target, precision in itertools.product(TARGETS, CHECKED):
         found = [row for row in rows if row.target == target and precision in row.precisions]
         assert {row.kernel for row in found if row.source == "v3"} == kernels, (target, precision)
         assert {row.source for row in found} - {"v3"} == exercises, (target, precision)
+    for target in TARGETS:  # the quantizing kernels compute SwiGLU themselves
+        found = {row.kernel for row in rows if row.target == target and "fp8" in row.precisions}
+        in_bf16 = {name for name in kernels if not name.startswith("swiglu")}
+        assert found == (in_bf16 | fp8 if target in WITH_FP8 else set()), target
     assert [f"{row.title()}: {row.problems()}" for row in rows if row.problems()] == []
     # Figures that were misread would be 0 or 1. Exercise 01 needs 6 registers on gfx942, and no kernel needs less.
     small = [row.title() for row in rows if row.registers < (9 if row.source == "v3" else 6) or row.code_bytes <= 300]
@@ -189,6 +197,19 @@ def test_a_launch_has_the_specializations_of_a_real_one():
     assert described == [("i32", [["tt.divisibility", 16]], None), ("i32", [], None), ("constexpr", [], 1)]
 
 
+@pytest.mark.parametrize("target", ["gfx942", "gfx90a"])
+def test_fp8_is_launched_where_it_is_multiplied(target):
+    """Its weights are quantized on targets that multiply in fp8; on others the case has no launch at all."""
+    (case,) = preset_cases(["tiny"], ["fp8"])
+    with inspect_kernels.Workers(1) as workers:
+        (launches,) = workers.all(inspect_kernels.case_launches, [(case, target)])
+    assert ("quantize_weights_kernel" in {launch.kernel for launch in launches}) == (target in WITH_FP8)
+    assert bool(launches) == (target in WITH_FP8)
+    for launch in launches:
+        if launch.kernel == "quantize_rows_kernel":
+            assert launch.signature["x_ptr"] == "*bf16" and launch.signature["q_ptr"] == "*fp8e4b8"
+
+
 def test_launches_have_the_tiles_of_a_gpu():
     """Small in every kernel: the interpreter's tiles are made for few programs, and cover whole rows."""
     rows = inspect_cases(preset_cases(["small"], ["fp32"]), ["gfx942"], "column_sum")
@@ -203,7 +224,7 @@ from common.versions import load_version
 v3 = load_version(3)
 options = v3.parse_options(sys.argv[2:])
 v3.set_up_backend(options)
-v3.Trainer(options).run(*v3.load_data(options).batch(0))
+v3.Trainer(options).run(*v3.batch(v3.load_data(options), 0, options))
 kernels = {name: kernel for name, kernel in vars(v3).items() if name.endswith("_kernel")}
 caches = {name: [cache[0] for cache in kernel.device_caches.values()] for name, kernel in kernels.items()}
 print(json.dumps({name: [k.hash for cache in found for k in cache.values()] for name, found in caches.items()}))
@@ -315,7 +336,7 @@ def test_table_and_assembly(tmp_path):
     header, *lines, total = result.stdout.splitlines()
     assert header.split() == list(inspect_kernels.COLUMNS)
     assert [line.split()[:3] for line in lines] == [["gfx90a", "v3", "rope"], ["sm_80", "v3", "rope"]]
-    starts = {line.index(cell) for line, cell in zip(lines, ["INVERSE"] * 2, strict=True)}
+    starts = {line.index(cell) for line, cell in zip(lines, ["ROWS"] * 2, strict=True)}
     assert starts == {header.index("constants")} and total.startswith("2 kernels, ") and total.endswith("all fit")
     assert sorted(file.suffix for file in folder.iterdir()) == [".amdgcn", ".ptx"]
     assert all("rope_kernel" in file.read_text() for file in folder.iterdir())
@@ -334,7 +355,7 @@ def test_json():
     [
         ["--target", "gfx1"],
         ["--jobs", "0"],
-        ["--dtype", "fp8"],
+        ["--dtype", "fp4"],
         ["--tiles", "3x32"],
         ["--target", "gfx942", "--kernel", "nothing"],
         ["--target", "gfx942", "--warps", "8", "--kernel", "rope"],
@@ -343,6 +364,15 @@ def test_json():
 def test_bad_arguments(argv):
     result = run_tool("--preset", "tiny", *argv)
     assert result.returncode == 2 and argv[-1] in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_an_old_triton_is_refused_in_one_sentence(monkeypatch, capsys):
+    import triton
+
+    monkeypatch.delattr(triton, "knobs", raising=False)
+    monkeypatch.setattr(triton, "__version__", "3.3.1")
+    assert inspect_kernels.main(["--target", "gfx942"]) == 2
+    assert capsys.readouterr().err == "inspect_kernels.py: needs Triton 3.6 or newer, got 3.3.1\n"
 
 
 def test_help_has_an_example():

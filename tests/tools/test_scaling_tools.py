@@ -11,6 +11,7 @@ import pytest
 
 import analyze_communication
 import estimate_scaling
+from common.profiles import gpu_launches
 from common.versions import REPOSITORY, load_version
 from estimate_scaling import BUCKET_BYTES, Links, Work
 from processes import SIZES, environment, launch
@@ -44,20 +45,19 @@ def test_communication_is_exposed_where_nothing_else_runs(tmp_path, capsys, grap
     rows = json.loads((tmp_path / "found.json").read_text())["processes"]
     assert len(rows) == 2
     for row in rows:
-        assert (row["steps"], row["transfers_a_step"]) == (2, 1)
+        assert (row["steps"], row["transfers_per_step"]) == (2, 1)
         assert row["communication_ms"] == pytest.approx(0.050)
         assert row["exposed_ms"] == pytest.approx(0.025)
         assert row["busy_ms"] == pytest.approx(0.090)
     assert "27.8 %" in capsys.readouterr().out
 
 
-def test_copies_between_gpus_and_their_barriers_communicate(tmp_path):
-    """Instead of the collective a copy to the other GPU, and behind it a barrier from 85 to 95: 55 us, 30 exposed."""
-    barrier = "c10d::symmetric_memory::barrier_kernel(unsigned int**, int)"
-    copied = [LAUNCHES[0], ("Memcpy PtoP (Device -> Device)", 40, 45), (barrier, 85, 10), LAUNCHES[2]]
+def test_copies_between_gpus_communicate(tmp_path):
+    """Instead of the collective a copy to the other GPU from 40 to 85: 45 us, 20 exposed."""
+    copied = [LAUNCHES[0], ("Memcpy PtoP (Device -> Device)", 40, 45), LAUNCHES[2]]
     path = trace(tmp_path / "trace_v3_rank0_1.pt.trace.json", copied)
-    row = analyze_communication.read_communication(path, None)
-    assert (row["transfers_a_step"], row["communication_ms"], row["exposed_ms"]) == pytest.approx((1, 0.055, 0.030))
+    row = analyze_communication.rank_row(*gpu_launches(path, None))
+    assert (row["transfers_per_step"], row["communication_ms"], row["exposed_ms"]) == pytest.approx((1, 0.045, 0.020))
 
 
 @pytest.mark.parametrize("content, said", [(None, "does not exist"), ("{", "trace.json"), ("", "trace.json")])

@@ -1,4 +1,4 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034,SC2153 # the wrappers and setup.sh set and use these variables too
 # Second half of every profiling wrapper: run the profiler, say why it failed, read and report the result.
 
 plain() { sed 's/\x1b\[[0-9;?]*[A-Za-z]//g'; } # without colours and other escape codes
