@@ -64,5 +64,5 @@ def run(qkv, do, lse, delta, H, K, dqkv):
     B, T, _, D = qkv.shape
     scale = math.log2(math.e) / math.sqrt(D)
     dkdv_kernel[(B * K, triton.cdiv(T, BLOCK_K))](
-        qkv, do, lse, delta, dqkv, T, scale, H, K, D, "ieee", BLOCK_Q, BLOCK_K, num_stages=2
+        qkv, do, lse, delta, dqkv, T, scale, H, K, D, "ieee", BLOCK_Q, BLOCK_K, num_stages=1
     )
