@@ -74,6 +74,7 @@ COMMAND_LINES = {
         --disable-rmsnorm-kernel --disable-rope-kernel --disable-swiglu-kernel
         --disable-attention-kernel --disable-loss-kernel --disable-optimizer-kernel
         --enable-rmsnorm-kernel --enable-attention-kernel
+        --disable-attention-kernel --use-amp --fp8
     """,
     "4": """
         --attention-backend math
@@ -134,6 +135,9 @@ ODD_COMMAND_LINES = {
         --disable-attention-kernel: --hidden-dim 24 --num-heads 1
         optimizer: --use-amp --amp-dtype float16 --disable-optimizer-kernel
         --compile-mode: --compile-mode default
+        --fp8: --fp8
+        --fp8: --fp8 --use-amp --amp-dtype float16
+        --fp8: --fp8 --use-amp --disable-attention-kernel --batch-size 1 --seq-len 24
     """,
     "4": """
         --attention-backend: --attention-backend fastest
