@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -21,7 +22,9 @@ FOLDER = SCRIPTS[3].parent  # replays a graph by default
 WRAPPERS = ("get_trace.sh", "get_counters.sh", "get_hotspots.sh", "get_rocprof_compute.sh", "get_rocprof_sys.sh")
 ROCM = ("6.2", "6.3", "6.4", "7.0", "10.0")
 SUCCESS = re.compile(r"^(open|read more|the whole table|every|these are)", re.MULTILINE)  # printed by a success alone
-PYTHON = str(STUBS / "training_python")
+# Old releases of rocprof-compute cannot take a path with a space, and a checkout may lie in such a folder.
+PYTHON = str(pathlib.Path(tempfile.mkdtemp(prefix="stub-")) / "training_python")
+os.symlink(STUBS / "training_python", PYTHON)
 
 
 @pytest.fixture
