@@ -1217,7 +1217,8 @@ def complete_version_options(config):
     if config.parallel == "fsdp":
         config.enable_optimizer_kernel = False  # FSDP2 shards the float32 weights; PyTorch's AdamW updates the shards
     parts = [kernel for kernel in KERNELS if getattr(config, f"enable_{kernel}_kernel")] + ["fp8"] * config.fp8
-    note = ", in Triton's interpreter: results are right, times mean nothing" if interpreted else ""
+    results = "its fp8 rounding is not a GPU's" if config.fp8 else "results are right"
+    note = f", in Triton's interpreter: {results}, times mean nothing" if interpreted else ""
     return f"Triton kernels for {', '.join(parts) or 'nothing'}{note}"
 
 
