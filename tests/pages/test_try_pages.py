@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from maintain import try_pages
-from maintain.page_commands import PAGES, Command, commands
+from common.pages import PAGES, Command, commands
 
 
 @pytest.fixture
