@@ -94,7 +94,7 @@ def try_pages(pages: list[pathlib.Path], options, gpus: int):
     deadline, logs = time.monotonic() + options.time_limit, result_folder(options.output_dir, "--output-dir").resolve()
     with tempfile.TemporaryDirectory() as temporary:
         copy, environment = copied_repository(pathlib.Path(temporary))
-        for page, command in ((page, command) for page in pages for command in commands(page)):
+        for page, command in [(p, command) for p in pages for command in commands(p)]:
             name, start = str(page.relative_to(REPOSITORY)), time.monotonic()
             ended, words = "passed over", passed_over(command, gpus)
             if not words and deadline - start < LEAST_S:
