@@ -24,7 +24,8 @@
 
 set -uo pipefail
 
-scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+scripts=$root/scripts
 python=${TINY_LLAMA_PYTHON:-python3}
 limit=86400 only='' folder='' toy=()
 sizes=(--presets 'small,medium' --repeats 2 --compile-first 4) model=(--preset small --use-amp --rounds 2)
@@ -88,7 +89,8 @@ part() {
     else
         mkdir -p "$place"
         set -- "${@/#SECONDS_LEFT/$((seconds - 30))}"
-        "$python" "$scripts/common/provenance.py" "$(basename "$1")" "${@:2}" >"$place/started.json" &&
+        local told=("$(basename "$1")" "${@:2}") # without the folders of this machine
+        "$python" "$scripts/common/provenance.py" "${told[@]//$root\//}" >"$place/started.json" &&
             (cd "$place" && timeout --kill-after=20 "$seconds" "$@") >>"$place/log.txt" 2>&1
         status=$?
         if [[ $status -eq 0 ]]; then
@@ -115,7 +117,7 @@ for version in 2 3; do
     part ablation$version 10 "$python" "$scripts/fusion_ablation_study.py" --version $version "${model[@]}" \
         --time-limit SECONDS_LEFT --json ablation.json
 done
-part stages 10 "$scripts/../version3_triton/exercises/performance_debugging/run_all_stages.sh" \
+part stages 10 "$root/version3_triton/exercises/performance_debugging/run_all_stages.sh" \
     --output-dir "$folder/stages" "${stage[@]}"
 part memory 10 "$python" "$scripts/analyze_memory_scaling.py" "${lengths[@]}" --time-limit SECONDS_LEFT --json memory.json
 if [[ $gpus -gt 1 ]]; then
