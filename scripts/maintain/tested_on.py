@@ -15,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from common.command_line import Parser
 from common.environment import ROCM_BUILDS, numbers
 from common.occupancy import TARGETS
-from common.pages import fill, write_or_check
+from common.pages import TABLE, fill, write_or_check
 from common.records import RECORDED, Record
 from common.tables import markdown_table
 from common.versions import REPOSITORY
@@ -98,10 +98,10 @@ def main(argv=None):
     parser = Parser("tested_on.py", __doc__, with_json=False)
     parser.add_argument("--write", action="store_true", help="replace the table in README.md")
     options = parser.parse_args(argv)
-    text, wanted = README.read_text(), table(RECORDED)
-    filled = fill(text, {"tested_on": wanted})
-    if wanted not in filled:
+    text = README.read_text()
+    if "tested_on" not in [match["name"] for match in TABLE.finditer(text)]:
         parser.error("README.md needs one line <!-- tested_on:begin --> and, further down, one line tested_on:end")
+    filled = fill(text, {"tested_on": table(RECORDED)})
     return write_or_check({README: filled}, not options.write, "python scripts/maintain/tested_on.py --write")
 
 
