@@ -7,7 +7,7 @@
 #   ./scripts/maintain/record.sh FOLDER --toy                                    try it at toy sizes, on a CPU too
 #
 # part       minutes at most   what
-# headline   20                versions, presets and precisions as they run by default, and the best peers, in turns
+# headline   30                versions, presets and precisions as they run by default, and the best peers, in turns
 # graph      20                the same steps with and without a graph
 # kernels     8                version 3's kernels alone
 # ablation2  10                version 2's switches: each alone, taken away, all
@@ -108,7 +108,7 @@ suite() { # NAME MINUTES OPTION...
         "${sizes[@]}" "${@:3}"
 }
 
-suite headline 20 --models v1,v2,v2+compile,v3,v4,hf+compile:bfloat16:fp8,liger+compile:bfloat16 \
+suite headline 30 --models v1,v2,v2+compile,v3,v4,hf+compile:bfloat16:fp8,liger+compile:bfloat16 \
     --precisions float32,tf32,bfloat16,fp8
 suite graph 20 --models v1+nodet,v2,v2+compile,v3,v4 --precisions float32,bfloat16 --graph on,off \
     --metrics throughput,memory
