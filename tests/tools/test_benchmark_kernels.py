@@ -21,13 +21,7 @@ def test_kernels_are_timed_with_pytorch(tmp_path, toy_kernels, capsys):
     path = tmp_path / "kernels.json"
     assert benchmark_kernels.main(["--json", str(path)]) == 0
     found = json.loads(path.read_text())
-    names = [record["operation"] for record in found["operations"]]
-    assert names == [
-        *("RMSNorm forward", "RMSNorm backward", "RMSNorm + residual forward", "RMSNorm + residual backward"),
-        *("RoPE forward", "RoPE backward", "SwiGLU forward", "SwiGLU backward"),
-        *("cross-entropy forward", "cross-entropy backward", "AdamW, float32"),
-        *("attention forward", "attention forward + backward"),
-    ]
+    assert len(found["operations"]) == 13
     for record in found["operations"]:
         ours, *others = record["candidates"]
         assert ours["name"] == "V3" and ours["us"]["p25"] <= ours["us"]["median"] <= ours["us"]["p75"]
@@ -46,12 +40,22 @@ def test_work_of_the_kernels():
     """Bytes and FLOPs by hand, for the toy sizes."""
     bench = Bench(torch.device("cpu"), torch.float32)
     work = {kind.name: kind.work for family in FAMILIES for kind in operations(bench, family)}
-    assert work["RMSNorm forward"] == 2 * 32 * 32 * 4
-    assert work["RMSNorm + residual backward"] == 4 * 32 * 32 * 4
-    assert work["SwiGLU backward"] == 5 * 16 * 32 * 4
-    assert work["AdamW, float32"] == 28 * 2 * 16 * 32
-    assert work["attention forward"] == 2 * 2 * 32 * 32 * 16
-    assert work["attention forward + backward"] == 7 * 2 * 32 * 32 * 16
+    norm, heads, logits = 32 * 32 * 4, 1 * 16 * 4 * 16 * 4, 32 * 40 * 4
+    assert work == {
+        "RMSNorm forward": 2 * norm,
+        "RMSNorm backward": 3 * norm,
+        "RMSNorm + residual forward": 4 * norm,
+        "RMSNorm + residual backward": 4 * norm,
+        "RoPE forward": 2 * heads,
+        "RoPE backward": 2 * heads,
+        "SwiGLU forward": 3 * 16 * 32 * 4,
+        "SwiGLU backward": 5 * 16 * 32 * 4,
+        "cross-entropy forward": logits,
+        "cross-entropy backward": 2 * logits,
+        "AdamW, float32": 28 * 2 * 16 * 32,
+        "attention forward": 2 * 2 * 32 * 32 * 16,
+        "attention forward + backward": 7 * 2 * 32 * 32 * 16,
+    }
 
 
 def test_kernels_compute_what_pytorch_does(device, toy_kernels):
