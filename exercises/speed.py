@@ -70,7 +70,7 @@ def measure(run, inputs, outputs, device, timer):
 
 def recorded_speed(operation):
     """Return {"device": name, "V3": [GB/s, copy], "PyTorch": ...} of an operation from the newest record, or None."""
-    runs = [json.loads(path.read_text()) for path in RECORDED.glob("*/kernels.json")]
+    runs = [json.loads(path.read_text()) for path in RECORDED.glob("*/kernels/kernels.json")]
     newest = max(runs, key=lambda run: run["environment"]["date"])
     found = [entry for entry in newest["operations"] if entry["operation"] == operation]
     if not found:

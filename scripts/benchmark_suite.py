@@ -18,17 +18,18 @@ suite.csv and, with matplotlib, suite.png. A case that fails, or that this machi
 Exit status: 0; 1 if all cases of a model failed or --time-limit left some out; 2 for a bad option; 130 if interrupted.
 """
 
-import argparse
 import concurrent.futures
 import datetime
 import json
 import os
 import pathlib
 import shlex
+import signal
 import subprocess
 import sys
 
-from common.command_line import Failure, positive, progress, run_tool
+from common import command_line
+from common.command_line import Failure, Parser, listed, positive, progress, run_tool
 from common.provenance import SAME_RUN, describe, hash_of
 from common.records import (
     Case,
@@ -40,11 +41,10 @@ from common.records import (
     significant,
     step_of,
     table_of,
-    write_csv,
     write_results,
 )
 from common.runs import TimeLimit, last_words, run_process, train
-from common.tables import text_table
+from common.tables import text_table, write_csv
 from common.versions import REPOSITORY, SCRIPTS, load_version, loss_and_gradients, relative_error
 
 PEERS = {"hf": ["--library", "transformers"], "liger": ["--library", "liger"]}
@@ -52,13 +52,7 @@ SCRIPT_OF = {f"v{version}": path for version, path in SCRIPTS.items()}
 SCRIPT_OF |= dict.fromkeys(PEERS, REPOSITORY / "scripts" / "common" / "peers.py")
 MODIFIERS = {"compile": ["--enable-torch-compile"], "nodet": ["--no-deterministic"], "det": ["--deterministic"]}
 MODIFIERS["fsdp"] = ["--parallel", "fsdp"]
-PRECISIONS = {
-    "float32": [],
-    "tf32": ["--tf32"],
-    "bfloat16": ["--use-amp", "--amp-dtype", "bfloat16"],
-    "float16": ["--use-amp", "--amp-dtype", "float16"],
-    "fp8": ["--use-amp", "--amp-dtype", "bfloat16", "--fp8"],
-}
+PRECISIONS = command_line.PRECISIONS | {"fp8": [*command_line.PRECISIONS["bfloat16"], "--fp8"]}
 ONLY = {"fp8": ("v3", "hf")}  # models with this precision; the others have all
 METRICS = ("throughput", "memory", "accuracy")
 CHECK_GRADIENTS = "--check-gradients"
@@ -66,23 +60,6 @@ STEPS = {"medium": 20}  # a step of the medium preset takes up to a quarter of a
 # Without a GPU, where version 3's kernels run in Triton's interpreter, a model that takes seconds per step.
 CPU_DEFAULTS = {"presets": ["tiny"], "batch_sizes": [2], "seq_lengths": [32], "num_steps": 5}
 CPU_OPTIONS = "--hidden-dim 64 --num-layers 2 --num-heads 4 --vocab-size 256"
-
-
-def listed(choices=None, convert=str):
-    """Return a converter for argparse: values separated by commas, each one of the choices if there are any."""
-
-    def parse(text):
-        values = [convert(part) for part in text.split(",") if part]
-        if not values or any(value not in (choices or values) for value in values):
-            raise argparse.ArgumentTypeError(f"{text!r}: choose from {', '.join(choices or ['one or more values'])}")
-        return list(dict.fromkeys(values))
-
-    return parse
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def add_options(parser):
@@ -101,7 +78,7 @@ def add_options(parser):
     add("--num-steps", type=positive, help="measured steps of a process (50; 20 for medium)")
     add("--device", help="as in the training scripts (a GPU if there is one)")
     add("--timeout", type=positive, default=600, help="seconds that a process may take (%(default)s)")
-    add("--time-limit", type=positive, help="seconds after which no further process is started")
+    add("--time-limit", type=positive, help="seconds after which all ends; --append does the rest")
     add("--compile-first", type=positive, metavar="N", help="fill the compilers' caches first, N cases at a time")
     add("--results", type=pathlib.Path, metavar="FOLDER", help="(benchmark_results/DATE_TIME)")
     add("--append", action="store_true", help="keep what FOLDER/suite.json holds and run what it lacks")
@@ -109,8 +86,7 @@ def add_options(parser):
 
 def parse_arguments(argv):
     """Return the checked arguments; options holds those of the training scripts."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = Parser(description=__doc__, formatter_class=form, allow_abbrev=False, prog="benchmark_suite.py")
+    parser = Parser("benchmark_suite.py", __doc__, with_json=False)
     add_options(parser)
     arguments, rest = parser.parse_known_args(argv)
     arguments.options = shlex.join(rest)
@@ -131,17 +107,12 @@ def parse_arguments(argv):
     for model, precisions in arguments.limits.items():
         if wrong := set(precisions) - set(PRECISIONS):
             parser.error(f"--models: {wrong.pop()} is none of {', '.join(PRECISIONS)}")
-        if model.split("+")[0] not in SCRIPT_OF:
+        if name_of(model) not in SCRIPT_OF:
             parser.error(f"--models: {model} is none of {', '.join(SCRIPT_OF)}")
-        if model.split("+")[0] not in PEERS:
-            check_options(model, arguments.options)
+        if name_of(model) not in PEERS:  # let the version's parser refuse an option that it does not know
+            known = [option for option in own_options(model) if option not in MODIFIERS["fsdp"]]  # needs torchrun
+            load_version(int(model[1])).parse_options([*known, *shlex.split(arguments.options)])
     return arguments
-
-
-def check_options(model, options):
-    """Let the version's parser refuse, in one sentence, an option that it does not know."""
-    known = [option for option in own_options(model) if option not in MODIFIERS["fsdp"]]  # these need torchrun
-    load_version(int(model[1])).parse_options([*known, *shlex.split(options)])
 
 
 def gpu_count():
@@ -153,8 +124,13 @@ def gpu_count():
 # ---------------------------------------------------------------- cases
 
 
-def script_of(model):
-    return SCRIPT_OF[model.split("+")[0]]
+def name_of(model):
+    """Return v1 to v4, hf or liger: the model without its modifiers."""
+    return model.split("+")[0]
+
+
+def script_of(case):
+    return SCRIPT_OF[name_of(case.model)]
 
 
 def own_options(model):
@@ -165,14 +141,13 @@ def own_options(model):
 
 def graph_choices(model, wanted):
     """Return with a graph, without, or both; peers run in a graph by default."""
-    name = model.split("+")[0]
-    default = True if name in PEERS else load_version(int(name[1:])).GRAPH_BY_DEFAULT
+    default = True if name_of(model) in PEERS else load_version(int(model[1])).GRAPH_BY_DEFAULT
     return list(dict.fromkeys({"on": True, "off": False, "default": default}[choice] for choice in wanted))
 
 
 def process_counts(model, wanted):
     """Return those of the wanted numbers of processes that a model can run with."""
-    if model.split("+")[0] in PEERS:
+    if name_of(model) in PEERS:
         return [1]
     return [count for count in wanted if count > 1 or "+fsdp" not in model]
 
@@ -188,8 +163,7 @@ def grid(arguments):
         for seq_len in arguments.seq_lengths or [sizes[preset]["seq_len"]]
         for precision in arguments.precisions
         for model in arguments.models
-        if model.split("+")[0] in ONLY.get(precision, SCRIPT_OF)
-        and precision in (arguments.limits[model] or PRECISIONS)
+        if name_of(model) in ONLY.get(precision, SCRIPT_OF) and precision in (arguments.limits[model] or PRECISIONS)
         for graph in graph_choices(model, arguments.graph)
         for processes in process_counts(model, arguments.nproc)
     ]
@@ -205,26 +179,35 @@ def training_options(case, arguments):
 # ---------------------------------------------------------------- runs
 
 
-def run_case(case, arguments, steps=None):
+def run_case(case, arguments, limit, steps=None):
     """Run one process and return its record: status ok, failed or not available, and the summary."""
     steps = steps or arguments.num_steps or STEPS.get(case.preset, 50)
     argv = [*training_options(case, arguments), "--graph" if case.graph else "--no-graph", "--num-steps", str(steps)]
-    record = {"case": case, "script_sha256": hash_of(script_of(case.model))}
+    record = {"case": case, "script_sha256": hash_of(script_of(case))}
     try:
-        metrics = train(script_of(case.model), argv, case.processes, arguments.timeout)
+        metrics = train(script_of(case), argv, case.processes, limit.bound(arguments.timeout))
         steps_ms = [round(step["step_ms"], 4) for step in metrics["steps"]]
         return record | {"status": "ok", "reason": None, "summary": metrics["summary"], "steps_ms": steps_ms}
     except Failure as error:
         return record | {"status": "not available" if error.status == 2 else "failed", "reason": str(error)}
 
 
-def compile_first(cases, arguments):
-    """Run one step of every case that compiles, several at a time, so that no measured process has to."""
-    cases = [case for case in cases if "+compile" in case.model or case.model[:2] in ("v3", "v4")]
+def compile_first(cases, arguments, limit):
+    """Run one step of every case that compiles, several at a time, so that no measured process has to.
+
+    What is not compiled after half of the time limit compiles in its first measured process.
+    """
+
+    def compile_one(case):
+        if limit.seconds and limit.bound(limit.seconds) < limit.seconds / 2:
+            return f"{case}: left to its first run"
+        return f"{case}: {run_case(case, arguments, limit, 1)['reason'] or 'compiled'}"
+
+    cases = [case for case in cases if "+compile" in case.model or name_of(case.model) in ("v3", "v4")]
     progress(f"compiling {len(cases)} cases, {arguments.compile_first} at a time")
     with concurrent.futures.ThreadPoolExecutor(arguments.compile_first) as pool:
-        for done in concurrent.futures.as_completed([pool.submit(run_case, c, arguments, 1) for c in cases]):
-            progress(f"  {done.result()['case']}: {done.result()['reason'] or 'compiled'}")
+        for done in concurrent.futures.as_completed([pool.submit(compile_one, case) for case in cases]):
+            progress(f"  {done.result()}")
 
 
 def tasks_left(cases, repeats, results):
@@ -234,14 +217,14 @@ def tasks_left(cases, repeats, results):
 
 
 def run_all(tasks, arguments, results, limit):
-    """Run the tasks that there is time for; return how many are left."""
+    """Run the tasks that there is time for, and write the results after each; return how many are left."""
     refused = set()
     for number, (case, repeat) in enumerate(tasks, 1):
         if not limit.room():
             return len(tasks) - number + 1
         if case in refused:
             continue
-        run = limit.timed(lambda case=case: run_case(case, arguments)) | {"repeat": repeat}
+        run = limit.timed(lambda case=case: run_case(case, arguments, limit)) | {"repeat": repeat}
         if run["status"] == "not available":
             refused.add(case)
         results["runs"].append(run)
@@ -276,26 +259,27 @@ def accuracy_cases(cases, results):
     found = {}
     for case in cases:
         key = case.configuration, case.model, case.precision
-        if case in ran and case.model.split("+")[0] not in PEERS and case.processes == 1 and key not in done:
+        if case in ran and name_of(case.model) not in PEERS and case.processes == 1 and key not in done:
             found.setdefault(case.configuration, {}).setdefault(key, case)
     return {configuration: list(chosen.values()) for configuration, chosen in found.items()}
 
 
-def measure_accuracy(cases, arguments, results):
-    """Compare cases of one configuration with version 1, all in one process of their own."""
+def measure_accuracy(cases, arguments, results, limit):
+    """Compare cases of one configuration with version 1, all in one process of their own; return how many are left."""
     progress(f"comparing the gradients of {cases[0].preset} with version 1's: {len(cases)} cases")
     requests = json.dumps([[int(case.model[1]), training_options(case, arguments)] for case in cases])
     command = [sys.executable, str(pathlib.Path(__file__).resolve()), CHECK_GRADIENTS, requests]
     try:
-        done = run_process(command, timeout=arguments.timeout)
-    except subprocess.TimeoutExpired:
-        progress(f"gradients of {cases[0].preset} took longer than --timeout {arguments.timeout}")
-        return
+        done = run_process(command, timeout=limit.bound(arguments.timeout))
+    except subprocess.TimeoutExpired as error:
+        progress(f"gradients of {cases[0].preset} took longer than {error.timeout:.0f} s")
+        return len(cases)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     results["accuracy"] += [{"case": case, **entry} for case, entry in zip(cases, found, strict=False)]
     write_results(results, arguments.results / "suite.json")
     if len(found) < len(cases):
         progress(f"{cases[len(found)]} and what follows: gradients not compared: {last_words(done.stderr)}")
+    return len(cases) - len(found)
 
 
 # ---------------------------------------------------------------- the whole
@@ -313,8 +297,8 @@ def results_to_fill(arguments, argv):
             raise Failure(2, f"{path} is of {told}: choose another --results folder")
     results["runs"] = [run for run in results["runs"] if run["status"] == "ok"]
     for run in results["runs"]:
-        if run["script_sha256"] != hash_of(script_of(run["case"].model)):
-            raise Failure(2, f"{path} is of another text of {script_of(run['case'].model).name}: choose another folder")
+        if run["script_sha256"] != hash_of(script_of(run["case"])):
+            raise Failure(2, f"{path} is of another text of {script_of(run['case']).name}: choose another folder")
     return results
 
 
@@ -325,7 +309,9 @@ def write_tables(arguments, results):
         print("\n".join([f"\n{title}", text_table(*table_of(some, arguments.metrics), left=3), *notes_of(some)]))
     if results["record"]["device_type"] == "cpu" and any(row["model"].startswith("v3") for row in table):
         print("\nVersion 3's kernels ran in Triton's interpreter, which needs no GPU: its times mean nothing.")
-    write_csv(table, arguments.results / "suite.csv")
+    with open(arguments.results / "suite.csv", "w", newline="") as file:
+        columns = max(table, key=len)  # a case that failed has fewer
+        write_csv([{name: row.get(name) for name in columns} for row in table], file)
     files = ["suite.json", "suite.csv"]
     try:
         draw(table, arguments.results / "suite.png")
@@ -333,12 +319,6 @@ def write_tables(arguments, results):
     except ImportError:
         print("\nno picture: matplotlib is not installed (pip install '.[plots]')")
     print(f"\n{arguments.results}: {', '.join(files)}")
-
-
-def failed_models(models, results):
-    """Return the models whose cases all failed."""
-    statuses = {model: {r["status"] for r in results["runs"] if r["case"].model == model} for model in models}
-    return [model for model, found in statuses.items() if found == {"failed"}]
 
 
 def benchmark(arguments, argv):
@@ -349,29 +329,32 @@ def benchmark(arguments, argv):
     results = results_to_fill(arguments, argv)
     arguments.results.mkdir(parents=True, exist_ok=True)
     tasks, limit, status = tasks_left(cases, arguments.repeats, results), TimeLimit(arguments.time_limit), 0
-    left = len(tasks)
     try:
         if arguments.compile_first and not results["runs"]:
-            compile_first(cases, arguments)
+            compile_first(cases, arguments, limit)
         left = run_all(tasks, arguments, results, limit)
-        for some in accuracy_cases(cases, results).values() if "accuracy" in arguments.metrics and not left else []:
-            measure_accuracy(some, arguments, results)
+        if "accuracy" in arguments.metrics and not left:
+            for some in accuracy_cases(cases, results).values():
+                left += measure_accuracy(some, arguments, results, limit)
     except KeyboardInterrupt:
         progress("interrupted: what was measured is kept")
         left, status = len(tasks_left(cases, arguments.repeats, results)), 130
     if results["runs"]:
         write_tables(arguments, results)
     if left:
-        print(f"{left} of {len(tasks)} processes were not run: repeat the command with --append")
-    for model in failed_models(arguments.models, results):
+        print(f"{left} processes or comparisons are left: repeat the command with --append")
+    statuses = {model: {r["status"] for r in results["runs"] if r["case"].model == model} for model in arguments.models}
+    failed = [model for model, found in statuses.items() if found == {"failed"}]
+    for model in failed:
         progress(f"benchmark_suite.py: all cases of {model} failed")
-    return status or int(bool(left or failed_models(arguments.models, results)))
+    return status or int(bool(left or failed))
 
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == [CHECK_GRADIENTS]:
         return check_gradients(json.loads(argv[1]))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` ends it like Ctrl-C: its process ends too
     arguments = parse_arguments(argv)
     return run_tool("benchmark_suite.py", lambda: benchmark(arguments, argv))
 

@@ -283,7 +283,7 @@ def predicted_and_measured(row: dict, gpu: str | None, sizes: Sizes) -> list[str
 def measured_tables(recorded: Record) -> str:
     """Return the recorded steps of the four versions, one table per configuration."""
     tables, record = defaultdict(list), recorded.suite()["record"]
-    for row in [*recorded.suite()["rows"], *recorded.suite("graph")["rows"]]:
+    for row in recorded.suite()["rows"]:
         if row["model"] in ("v1", "v2", "v3", "v4") and row["precision"] in counts.ELEMENT_BYTES:
             tables[row["preset"], row["batch_size"], row["seq_len"], row["options"]].append(row)
     texts = [f"{machine_line(record)}; `scripts/recorded/{recorded.folder.name}`."]

@@ -8,7 +8,6 @@ interrupted.
 """
 
 import argparse
-import contextlib
 import importlib.util
 import json
 import os
@@ -20,6 +19,8 @@ import tempfile
 
 import torch
 
+from common.command_line import Failure, Parser, run_tool
+from common.tables import text_table
 from common.versions import SCRIPTS, load_version, loss_and_gradients, relative_error
 
 # On two CPU cores, with version 3's kernels in Triton's interpreter, all of it takes about a minute.
@@ -32,23 +33,19 @@ GRADIENT_BOUND = {"cpu": 1e-5, "cuda": 1e-4}  # relative, float32
 
 
 def parse_arguments(argv):
-    """(folder for the metrics files or None, options for the training scripts); exit status 2 for a wrong one."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument(
-        "--results", type=pathlib.Path, metavar="FOLDER", help="keep the metrics files v1.json ... there"
-    )
-    parser.add_argument("--preset", help="tiny, small or medium (small on a GPU, a smaller model on a CPU)")
-    parser.add_argument("--device", help="as in the training scripts (a GPU if there is one)")
-    parser.add_argument("--data", default=os.path.dirname(os.__file__), help="text to train on (%(default)s)")
-    parser.add_argument("--metrics-file", help=argparse.SUPPRESS)
+    """Return (folder for the metrics files or None, options for the training scripts)."""
+    parser = Parser("quickstart", __doc__, with_json=False)
+    add = parser.add_argument
+    add("--results", type=pathlib.Path, metavar="FOLDER", help="keep the metrics files v1.json ... there")
+    add("--preset", help="tiny, small or medium (small on a GPU, a smaller model on a CPU)")
+    add("--device", help="as in the training scripts (a GPU if there is one)")
+    add("--data", default=os.path.dirname(os.__file__), help="text to train on (%(default)s)")
+    add("--metrics-file", help=argparse.SUPPRESS)
     arguments, rest = parser.parse_known_args(argv)
     if arguments.metrics_file:
-        parser.exit(2, "quickstart: error: --metrics-file is one for each version: name a folder with --results\n")
-    on_cpu = arguments.device == "cpu" or not torch.cuda.is_available()
+        parser.error("--metrics-file is one for each version: name a folder with --results")
     sizes = ["--preset", arguments.preset or "small"]
-    if on_cpu:
+    if arguments.device == "cpu" or not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"  # before version 3 imports Triton, here and in its own process
         if not arguments.preset:
             sizes = CPU_SIZES.split()
@@ -58,18 +55,17 @@ def parse_arguments(argv):
 
 
 def check_options(argv):
-    """Return version 1's options if all versions accept theirs and the data can be read; else exit with status 2."""
+    """Return version 1's options if all versions accept theirs and the data can be read."""
     options = [load_version(version).parse_options(argv) for version in VERSIONS]
     try:
         load_version(1).load_data(options[0])
     except load_version(1).UserError as error:
-        print(f"quickstart: error: {error}", file=sys.stderr)
-        sys.exit(2)
+        raise Failure(2, f"error: {error}") from None
     return options[0]
 
 
 def train(version, argv, metrics):
-    """Run one training script in a process of its own; its metrics, or None where it failed, with its last words."""
+    """Run one training script in a process of its own; return its metrics, or None where it failed."""
     print(f"V{version}  {SCRIPTS[version].parent.name}: training", flush=True)
     command = [sys.executable, "-u", str(SCRIPTS[version]), *argv, "--metrics-file", str(metrics)]
     output = []
@@ -86,7 +82,7 @@ def train(version, argv, metrics):
 
 
 class Reference:
-    """What a version's first loss and gradients must be, and how far from it they may be.
+    """Hold version 1's first loss and gradients, and how far from them those of a version may be.
 
     In float32 the bounds are fixed. In a lower precision the reference is version 1 in float32, and a version may be
     twice as far from it as version 1 in that precision is (the rounding is the same, where it falls is not), and one
@@ -110,7 +106,7 @@ class Reference:
                 self.bounds[name] += rounding + 2 * relative_error(gradient, self.gradients[name])
 
     def check(self, loss, gradients):
-        """(what is wrong or None, a sentence with the largest error) of a version's first loss and gradients."""
+        """Return (the fault or None, a sentence with the largest error) of a version's first loss and gradients."""
         missing = [name for name in self.gradients if name not in gradients]
         if missing:
             return f"{len(missing)} weights get no gradient, {missing[0]} for one", ""
@@ -124,7 +120,7 @@ class Reference:
 
 
 def compare_training(run, first, bound):
-    """What is wrong with the metrics of a run beside those of version 1's run, or None."""
+    """Return the first difference of a run's metrics from those of version 1's run, or None."""
     summary = run["summary"]
     if summary["parameters_trained"] != summary["parameters"]:
         return f"only {summary['parameters_trained']:,} of {summary['parameters']:,} parameters are trained"
@@ -136,7 +132,7 @@ def compare_training(run, first, bound):
 
 
 def check_agreement(options, argv, runs):
-    """Version -> what is wrong with it, or None; prints a line for each but the first."""
+    """Return {version: its fault or None}, and print a line for each but the first."""
     print("Comparing losses and gradients, from the same weights on the same batch", flush=True)
     reference, problems = Reference(options, argv), {}
     for version, run in runs.items():
@@ -154,7 +150,7 @@ def interpreted(version, run):
 
 
 def table_row(version, run, first, problem):
-    """The cells of one version; of one that disagrees only what is no speed."""
+    """Return the cells of one version; of one that disagrees only what is no speed."""
     summary = run["summary"]
     loss = f"{summary['first_loss']:.4f} -> {summary['final_loss']:.4f}"
     trained = f"{100 * summary['parameters_trained'] / summary['parameters']:.0f} %"
@@ -164,46 +160,32 @@ def table_row(version, run, first, problem):
     step = summary["step_ms"]["median"]
     speed = "-" if interpreted(version, run) else f"{first['summary']['step_ms']['median'] / step:.2f}x"
     phases = [summary[f"{phase}_ms"] for phase in ("forward", "backward", "optimizer")]
-    return [
-        name,
-        loss,
-        f"{step:.2f}",
-        "-" if None in phases else " / ".join(f"{phase:.2f}" for phase in phases),
-        "graph" if summary["graph"]["captured"] else "eager",
-        f"{summary['samples_per_second']:,.1f}",
-        f"{summary['tokens_per_second']:,.0f}",
-        f"{summary['peak_memory_mb']:,.0f}",
-        speed,
-        trained,
-    ]
+    way = "graph" if summary["graph"]["captured"] else "eager"
+    cells = [f"{step:.2f}", "-" if None in phases else " / ".join(f"{phase:.2f}" for phase in phases), way]
+    rates = [f"{summary['samples_per_second']:,.1f}", f"{summary['tokens_per_second']:,.0f}"]
+    return [name, loss, *cells, *rates, f"{summary['peak_memory_mb']:,.0f}", speed, trained]
 
 
-def print_table(runs, problems):
+def print_table(options, runs, problems):
     header = ["version", "loss", "step ms", "fwd / bwd / opt ms", "runs", "samples/s", "tokens/s", "peak MB", "speed"]
-    rows = [[*header, "trained"]]
-    rows += [table_row(version, run, runs[1], problems[version]) for version, run in runs.items()]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    print()
-    for row in rows:
-        print(
-            "  ".join([row[0].ljust(widths[0])] + [cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)])
-        )
-    print()
-
-
-def print_footnotes(options, runs):
-    run = runs[1]
-    machine = run["environment"]
-    print(f"{machine['device']}, PyTorch {machine['torch']}, {run['summary']['precision']}; step: median of", end=" ")
-    print(f"{len(run['steps'])}, after warm-up; speed: V1's step / this step; data: {options.data}")
+    rows = [table_row(version, run, runs[1], problems[version]) for version, run in runs.items()]
+    first, machine = runs[1], runs[1]["environment"]
+    print(f"\n{text_table([*header, 'trained'], rows)}\n")
+    print(
+        f"{machine['device']}, PyTorch {machine['torch']}, {first['summary']['precision']}; step: median of "
+        f"{len(first['steps'])}, after warm-up; speed: V1's step / this step; data: {options.data}"
+    )
     if 3 in runs and interpreted(3, runs[3]):
         print("V3's kernels ran in Triton's interpreter, which needs no GPU: its times mean nothing.")
 
 
 def quickstart(argv, folder):
-    """Train, check, compare; the exit status."""
+    """Train, check, compare; return the exit status."""
     options = check_options(argv)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Failure(2, f"error: {error.filename} cannot be written: {error.strerror}") from None
     if 3 not in VERSIONS:
         print("V3  passed over: its kernels need Triton, which is not installed (it exists for Linux only)", flush=True)
     runs = {version: train(version, argv, folder / f"v{version}.json") for version in VERSIONS}
@@ -211,8 +193,7 @@ def quickstart(argv, folder):
     if 1 not in trained:
         return 1
     problems = check_agreement(options, argv, trained)
-    print_table(trained, problems)
-    print_footnotes(options, trained)
+    print_table(options, trained, problems)
     wrong = [f"V{version}" for version in VERSIONS if version not in trained or problems[version]]
     if wrong:
         print(f"{' and '.join(wrong)} failed or disagreed with V1, as said above.", file=sys.stderr)
@@ -238,18 +219,14 @@ def short_path(path):
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
-def main(argv=None):
+def work(argv):
     results, options = parse_arguments(argv)
-    try:
-        with contextlib.ExitStack() as stack:
-            folder = results or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            return quickstart(options, folder.resolve())
-    except OSError as error:
-        print(f"quickstart: error: {error.filename} cannot be written: {error.strerror}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    with tempfile.TemporaryDirectory() as temporary:
+        return quickstart(options, (results or pathlib.Path(temporary)).resolve())
+
+
+def main(argv=None):
+    return run_tool("quickstart", lambda: work(argv))
 
 
 if __name__ == "__main__":

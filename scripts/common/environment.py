@@ -35,7 +35,7 @@ ROCM_BUILDS = {
 
 
 def requirements(group: str) -> list[tuple[str, str, str]]:
-    """(name, lower bound, upper bound or "") of each dependency in pyproject.toml; group is "run" or "test"."""
+    """Return (name, lower bound, upper bound or "") of each dependency in pyproject.toml; group is "run" or "test"."""
     text = PYPROJECT.read_text().split("[project]")[1].split("[tool.")[0]
     text, extras = text.split("[project.optional-dependencies]")
     if group == "test":  # what plots and peers need is not the tests' business
@@ -46,17 +46,17 @@ def requirements(group: str) -> list[tuple[str, str, str]]:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """(2, 13, 0) from "2.13.0+cpu"."""
+    """Return (2, 13, 0) for "2.13.0+cpu"."""
     return tuple(int(part) for part in re.findall(r"\d+", version.split("+")[0]))
 
 
 def within(version: str, low: str, high: str) -> bool:
-    """Whether low <= version < high, high "" meaning any."""
+    """Return low <= version < high, high "" meaning any."""
     return numbers(low) <= numbers(version) and (not high or numbers(version) < numbers(high))
 
 
 def unmet(group: str, kind: str) -> list[str]:
-    """Names of the group's requirements that are missing here or outside their bounds.
+    """Return the names of the group's requirements that are missing here or outside their bounds.
 
     Upper bounds are those of Triton's interpreter, which nobody uses where there is a GPU.
     """
@@ -73,7 +73,7 @@ def unmet(group: str, kind: str) -> list[str]:
 
 
 def torch_build() -> str:
-    """ "2.13.0+cpu cpu FOLDER" of a PyTorch that imports and is new enough, else ""."""
+    """Return "2.13.0+cpu cpu FOLDER" of a PyTorch that imports and is new enough, else ""."""
     try:
         import torch
     except (ImportError, OSError):
@@ -86,7 +86,7 @@ def torch_build() -> str:
 
 
 def summary() -> str:
-    """The versions of the requirements of the four scripts, each imported."""
+    """Return the versions of the requirements of the four scripts, each imported."""
     return ", ".join(f"{name} {importlib.import_module(name).__version__}" for name, _, _ in requirements("run"))
 
 
@@ -96,17 +96,12 @@ def rocm_release() -> str:
         return os.environ["TINY_LLAMA_ROCM"]
     roots = [pathlib.Path(os.environ["ROCM_PATH"])] if os.environ.get("ROCM_PATH") else []
     roots += [OPT / "rocm", *sorted(OPT.glob("rocm/core*"), reverse=True), *sorted(OPT.glob("rocm-*"), reverse=True)]
-    header = r"ROCM_VERSION_MAJOR\s+(\d+)[\s\S]*?ROCM_VERSION_MINOR\s+(\d+)[\s\S]*?ROCM_VERSION_PATCH\s+(\d+)"
-    for root in roots:
-        for name, pattern in (
-            (".info/version", r"(\d+)\.(\d+)\.(\d+)"),
-            (".info/version-dev", r"(\d+)\.(\d+)\.(\d+)"),
-            ("include/rocm-core/rocm_version.h", header),
-        ):
-            path = root / name
-            found = re.search(pattern, path.read_text()) if path.is_file() else None
-            if found:
-                return ".".join(found.groups())
+    plain, header = r"(\d+)\.(\d+)\.(\d+)", r"MAJOR\s+(\d+)[\s\S]*?MINOR\s+(\d+)[\s\S]*?PATCH\s+(\d+)"
+    files = {".info/version": plain, ".info/version-dev": plain, "include/rocm-core/rocm_version.h": header}
+    for path, pattern in [(root / name, pattern) for root in roots for name, pattern in files.items()]:
+        found = re.search(pattern, path.read_text()) if path.is_file() else None
+        if found:
+            return ".".join(found.groups())
     try:
         answer = subprocess.run(["amd-smi", "version"], capture_output=True, text=True, timeout=30).stdout
     except (OSError, subprocess.TimeoutExpired):
@@ -124,19 +119,12 @@ def rocm_build(release: str) -> str:
     return " ".join((fit, release or "-", *ROCM_BUILDS[oldest if fit == "older" else newest]))
 
 
-def main(arguments: list[str]) -> int:
-    if arguments[:1] == ["unmet"]:
-        print(" ".join(unmet(*arguments[1:])))
-    elif arguments == ["torch"]:
-        build = torch_build()
-        print(build)
-        return 0 if build else 1
-    elif arguments == ["rocm"]:
-        print(rocm_build(rocm_release()))
-    else:
-        print(summary())
-    return 0
+def main(question: str, *arguments: str) -> int:
+    answers = {"torch": torch_build, "summary": summary, "rocm": lambda: rocm_build(rocm_release())}
+    answer = " ".join(unmet(*arguments)) if question == "unmet" else answers[question]()
+    print(answer)
+    return int(question == "torch" and not answer)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))

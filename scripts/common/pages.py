@@ -1,4 +1,4 @@
-"""Generated parts of the pages: tables between markers, and times that a sentence quotes.
+"""The pages: the commands that they tell their readers to run, and their generated parts.
 
 <!-- NAME:begin -->                        a table, from the line after this marker
 <!-- NAME:end -->                          to the line before this one
@@ -9,12 +9,95 @@
 import difflib
 import pathlib
 import re
+import shlex
 import sys
 from collections.abc import Callable
+from typing import NamedTuple
 
+from common.versions import REPOSITORY, SCRIPTS
+
+FOLDERS = [script.parent for script in SCRIPTS.values()]
+PAGES = [
+    REPOSITORY / "README.md",
+    *(folder / "README.md" for folder in FOLDERS),
+    REPOSITORY / "version3_triton" / "README_WORKSHOP.md",
+    REPOSITORY / "version3_triton" / "NOTEBOOK.md",
+    REPOSITORY / "exercises" / "README.md",
+    REPOSITORY / "scripts" / "README.md",
+    REPOSITORY / "scripts" / "SCALING.md",
+    REPOSITORY / "TINY_LLAMA_ARCHITECTURE.md",
+    REPOSITORY / ".github" / "CONTRIBUTING.md",
+]
+# Pages whose commands start at the top of the repository; those of the others start in the page's own folder.
+FROM_THE_TOP = [REPOSITORY / name for name in ("scripts/SCALING.md", "exercises/README.md", ".github/CONTRIBUTING.md")]
+INDENTED = re.compile(r"^    (?:python |\./)", re.MULTILINE)
+FENCE = re.compile(r"^ *```bash\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 TABLE = re.compile(r"(<!-- (?P<name>[^<>]+):begin -->\n).*?(<!-- (?P=name):end -->)", re.DOTALL)
 TIMES = r"(?P<times>(?:\d+\.\d+ / )*\d+\.\d+)\s+ms\b"
 QUOTE = re.compile(rf"{TIMES}<!-- (?P<row>\S+ \S+ \S+)(?: (?P<way>eager|graph))?(?P<columns>(?: \w+_ms)*) -->")
+
+# ---------------------------------------------------------------- commands
+
+
+class Command(NamedTuple):
+    line: int  # of the page, from 1
+    text: str
+    gpus: int = 0  # that it needs, as its comment or the first one of its block says: "with a GPU", "with GPUs"
+
+    def words(self) -> list[str]:
+        """Return the words of the command, without the variables that are set before it."""
+        return shlex.split(re.sub(r"^(?:[A-Z_]+=\S+ )+", "", self.text), comments=True)
+
+
+def start_of(page: pathlib.Path) -> pathlib.Path:
+    """Return the folder in which a page's commands run."""
+    return REPOSITORY if page in FROM_THE_TOP else page.parent
+
+
+def gpus_named(line: str) -> int:
+    """Return how many GPUs a command's comment asks for, at least."""
+    return 1 if "# with a GPU" in line else 2 if "# with GPUs" in line else 0
+
+
+def blocks(text: str):
+    """Yield (number of the first line, text) of every bash block and of every indented line that starts a program."""
+    for block in FENCE.finditer(text):
+        yield text.count("\n", 0, block.start(1)) + 1, block[1]
+    for number, line in enumerate(FENCE.sub(lambda block: "\n" * block[0].count("\n"), text).splitlines(), 1):
+        if INDENTED.match(line):
+            yield number, line
+
+
+def commands(page: pathlib.Path) -> list[Command]:
+    """Return the commands of a page, one per line; lines that end with a backslash are joined."""
+    found = []
+    for number, block in blocks(page.read_text(encoding="utf-8")):
+        pending, of_block = "", gpus_named(block.splitlines()[0])
+        for offset, line in enumerate(block.splitlines()):
+            pending += line.strip()
+            if pending.endswith("\\"):
+                pending = pending[:-1]
+                continue
+            if shlex.split(pending, comments=True):
+                found.append(Command(number + offset, pending, max(of_block, gpus_named(pending))))
+            pending = ""
+    return found
+
+
+def program_of(words: list[str]) -> tuple[str, list[str]]:
+    """Return the path of the program that a command runs, after a launcher's own options, and its arguments."""
+    place = 1 if words[0] in ("python", "bash") else 0
+    if words[0] in ("torchrun", "sbatch"):
+        place = next(place for place, word in enumerate(words) if word.endswith((".py", ".sbatch")))
+    return words[place], words[place + 1 :]
+
+
+# ---------------------------------------------------------------- generated parts
+
+
+def all_pages() -> list[pathlib.Path]:
+    """Return the pages that may have generated parts."""
+    return [*PAGES, *sorted(REPOSITORY.glob("version*/exercises/**/*.md"))]
 
 
 def fill(text: str, tables: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""What one would take instead of the four versions: Hugging Face's Llama, with Liger's kernels, or in fp8 by torchao.
+"""Train Hugging Face's Llama like the four versions: as it is, with Liger's kernels, or in fp8 by torchao.
 
     python scripts/common/peers.py --preset small --use-amp
     python scripts/common/peers.py --preset small --use-amp --enable-torch-compile --no-graph

@@ -1,4 +1,4 @@
-"""Recorded runs: what ran where, the measurements of each process, and the rows that every table is computed from.
+"""Recorded runs: the measurements of each process, and the rows that every table is computed from.
 
 A results file suite.json holds one "record" (command, commit, machine, versions of packages), "runs" (one process each:
 case, repeat, status, summary) and "accuracy" (one comparison with version 1 each). rows() turns it into one row per
@@ -6,14 +6,14 @@ case. A recorded run is a folder below scripts/recorded/ with one folder per par
 graph/suite.json, kernels/kernels.json and so on; maintain/record.sh writes it.
 """
 
-import csv
 import json
 import os
 import pathlib
-import re
 from typing import NamedTuple
 
 import numpy as np
+
+from common.tables import known
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 RECORDED = REPOSITORY / "scripts" / "recorded"
@@ -34,7 +34,7 @@ MODELS = {
 
 
 class Case(NamedTuple):
-    """What one run measures. options: further options of the training script, as one string.
+    """Name what one run measures. options: further options of the training script, as one string.
 
     processes: how many torchrun starts on one machine, with batch_size sequences each; 1 is the script alone.
     """
@@ -66,8 +66,6 @@ def read_results(path: str | pathlib.Path) -> dict:
     """Return the contents of a results file; ValueError with one sentence where it is none."""
     try:
         results = json.loads(pathlib.Path(path).read_text())
-        if "sessions" in results:
-            modernize(results)
         for entry in [*results["runs"], *results["accuracy"]]:
             entry["case"] = Case(**entry["case"])
         if not isinstance(results["record"], dict):
@@ -77,22 +75,6 @@ def read_results(path: str | pathlib.Path) -> dict:
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no results file of benchmark_suite.py ({error!r})") from None
     return results
-
-
-def modernize(results: dict) -> None:
-    """Give a file of 2026-11-22 or older the present form, as far as it knows what is asked for."""
-    sessions, known = results.pop("sessions"), next(r["environment"] for r in results["runs"] if r["status"] == "ok")
-    told = {session.get("arguments", {}).get("commit") for session in sessions} - {None}
-    results["record"] = {key: known[key] for key in ("device", "device_type", "python")}
-    results["record"] |= {"date": sessions[-1]["date"], "commit": next(iter(told), None), "modified": False}
-    driver = re.search(r"\d+\.[\d.]+", sessions[-1].get("driver") or "")
-    results["record"] |= {"driver": driver and driver[0], "runtime": f"CUDA {known['cuda']}", "command": None}
-    results["record"]["packages"] = {name: known[name] for name in ("torch", "triton")}
-    for entry in results["runs"]:
-        case = entry["case"]
-        if case["model"].startswith("hf"):
-            case["model"] = case["model"].removesuffix("-graph").replace("-", "+")
-    results["runs"] = [run for run in results["runs"] if run["case"]["processes"] == 1]  # the others have no part
 
 
 def write_results(results: dict, path: pathlib.Path) -> None:
@@ -109,69 +91,59 @@ def write_results(results: dict, path: pathlib.Path) -> None:
 # ---------------------------------------------------------------- rows
 
 
-def median(values: list) -> float:
-    return float(np.median(values))
-
-
 def step_of(run: dict) -> float:
     return run["summary"]["step_ms"]["median"]
 
 
-def step_quartiles(runs: list[dict]) -> list[float]:
-    """Return the quartiles of all steps of all runs; of old records, which lack them, those of the medians."""
-    steps = [step for run in runs for step in run.get("steps_ms") or [step_of(run)]]
-    return [float(value) for value in np.percentile(steps, [25, 50, 75])]
+def median(values) -> float | None:
+    """Return the median; None without values or where one is not known."""
+    values = list(values)
+    return float(np.median(values)) if values and None not in values else None
 
 
-def reference_steps(runs: list[dict]) -> dict:
-    """Return {(configuration, repeat): step time of version 1 as it runs by default, in float32}."""
-    return {
-        (run["case"].configuration, run["repeat"]): step_of(run)
-        for run in runs
-        if (run["case"].model, run["case"].precision, run["case"].graph, run["case"].processes)
-        == ("v1", "float32", False, 1)
+def speed(runs: list[dict], good: list[dict]) -> float | None:
+    """Return throughput over that of version 1 alone in float32: the median over the rounds that have both."""
+    first = {
+        run["repeat"]: step_of(run)
+        for run in good
+        if run["case"] == runs[0]["case"]._replace(model="v1", precision="float32", graph=False, processes=1)
     }
+    rounds = [run for run in runs if run["repeat"] in first]
+    return median(run["case"].processes * first[run["repeat"]] / step_of(run) for run in rounds)
 
 
-def speed(runs: list[dict], reference: dict) -> float | None:
-    """Return throughput over that of version 1 alone: the median over the repeats that have both."""
-    ratios = []
-    for run in runs:
-        first = reference.get((run["case"].configuration, run["repeat"]))
-        if first is not None:
-            ratios.append(run["case"].processes * first / step_of(run))
-    return median(ratios) if ratios else None
-
-
-def efficiency(case: Case, step_ms: float, alone: dict) -> float | None:
+def efficiency(case: Case, step_ms: float, good: list[dict]) -> float | None:
     """Return weak scaling: throughput per process over that of one process alone; None for one process."""
-    single = alone.get(case._replace(model=case.model.replace("+fsdp", ""), processes=1))
-    return median(single) / step_ms if case.processes > 1 and single else None
+    single = case._replace(model=case.model.replace("+fsdp", ""), processes=1)
+    alone = median(step_of(run) for run in good if run["case"] == single)
+    return alone / step_ms if case.processes > 1 and alone else None
 
 
-def measured_row(runs: list[dict], reference: dict, alone: dict) -> dict:
-    """Return the numbers of one case from its successful runs."""
+def measured_row(runs: list[dict], good: list[dict]) -> dict:
+    """Return the numbers of one case from its runs, among all runs that went well."""
     summaries, case = [run["summary"] for run in runs], runs[0]["case"]
-    low, step, high = step_quartiles(runs)
-    phases = {name: [summary[name] for summary in summaries] for name in PHASES}
+    # The runs of 2026-11-22 lack the time of each step.
+    steps = [step for run in runs for step in run.get("steps_ms") or [step_of(run)]]
+    low, step, high = (float(value) for value in np.percentile(steps, [25, 50, 75]))
+    samples = 1000 * case.processes * case.batch_size / step
     return {
         "repeats": len(runs),
         "step_ms": step,
         "step_p25_ms": low,
         "step_p75_ms": high,
-        **{name: None if None in times else median(times) for name, times in phases.items()},
-        "samples_per_second": 1000 * case.processes * case.batch_size / step,
-        "tokens_per_second": 1000 * case.processes * case.batch_size * case.seq_len / step,
+        **{name: median(summary[name] for summary in summaries) for name in PHASES},
+        "samples_per_second": samples,
+        "tokens_per_second": samples * case.seq_len,
         "tflops": summaries[0]["flops_per_step"] / step / 1e9,
-        "speed": speed(runs, reference),
-        "efficiency": efficiency(case, step, alone),
+        "speed": speed(runs, good),
+        "efficiency": efficiency(case, step, good),
         "peak_memory_mb": max(summary["peak_memory_mb"] for summary in summaries),
         "flops_per_step": summaries[0]["flops_per_step"],
         "parameters": summaries[0]["parameters"],
         "parameters_trained": min(summary["parameters_trained"] for summary in summaries),
         "captured": all(summary["graph"]["captured"] for summary in summaries),
         "graph_reason": next((s["graph"]["reason"] for s in summaries if not s["graph"]["captured"]), None),
-        "warmup_s": median([summary["warmup_s"] for summary in summaries]),
+        "warmup_s": median(summary["warmup_s"] for summary in summaries),
     }
 
 
@@ -182,18 +154,15 @@ def rows(results: dict) -> list[dict]:
     same round; errors are relative to version 1 in float32. status: ok, failed, or not available.
     """
     good = [run for run in results["runs"] if run["status"] == "ok"]
-    reference, alone, runs_of, found = reference_steps(good), {}, {}, []
-    for run in good:
-        if run["case"].processes == 1:
-            alone.setdefault(run["case"], []).append(step_of(run))
     accuracy = {(e["case"].configuration, e["case"].model, e["case"].precision): e for e in results["accuracy"]}
+    runs_of, found = {}, []
     for run in results["runs"]:
         runs_of.setdefault(run["case"], []).append(run)
     for case, runs in runs_of.items():
         ran = [run for run in runs if run["status"] == "ok"]
         row = case._asdict() | {"status": "ok" if ran else runs[-1]["status"]}
         row["reason"] = next((run["reason"] for run in runs if run["status"] != "ok"), None)
-        row |= measured_row(ran, reference, alone) if ran else {"repeats": 0}
+        row |= measured_row(ran, good) if ran else {"repeats": 0}
         checked = accuracy.get((case.configuration, case.model, case.precision), {}) if case.processes == 1 else {}
         if results["record"]["device_type"] == "cpu" and case.model.startswith("v3"):
             row["speed"] = None  # of Triton's interpreter
@@ -203,11 +172,14 @@ def rows(results: dict) -> list[dict]:
 
 def place(row: dict) -> tuple:
     """Return where a row stands in tables and pictures: by preset and sizes, model, precision, processes."""
-    presets, models = ["tiny", "small", "medium"], list(MODELS)
-    preset = presets.index(row["preset"]) if row["preset"] in presets else len(presets)
-    model = models.index(row["model"]) if row["model"] in models else len(models)
+
+    def index(name, names):
+        return names.index(name) if name in names else len(names)
+
     sizes = row["preset"], row["batch_size"], row["seq_len"], row["options"]
-    return preset, sizes, model, row["model"], list(PRECISIONS).index(row["precision"]), row["processes"], row["graph"]
+    model, precision = index(row["model"], list(MODELS)), list(PRECISIONS).index(row["precision"])
+    way = row["model"], precision, row["processes"], row["graph"]
+    return index(row["preset"], ["tiny", "small", "medium"]), sizes, model, way
 
 
 def configurations(table: list[dict]) -> dict[str, list[dict]]:
@@ -225,10 +197,6 @@ def configurations(table: list[dict]) -> dict[str, list[dict]]:
 def significant(value: float | None) -> str:
     """Return a time with the four digits that it is worth; a dash where it is not known."""
     return "-" if value is None else f"{value:#.4g}".rstrip(".") if value < 1e4 else f"{value:,.0f}"
-
-
-def known(value, pattern: str) -> str:
-    return "-" if value is None else format(value, pattern)
 
 
 # Heading, the metric it belongs to, and the cell of a measured row.
@@ -270,62 +238,39 @@ def notes_of(table: list[dict]) -> list[str]:
     return notes
 
 
-def write_csv(table: list[dict], path: pathlib.Path) -> None:
-    """Write the rows; the columns are those of the most complete row."""
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(max(table, key=len)))
-        writer.writeheader()
-        writer.writerows(table)
-
-
 # ---------------------------------------------------------------- picture
 
 COLORS = {"float32": "#4477aa", "tf32": "#228833", "bfloat16": "#ee6677", "float16": "#aa3377", "fp8": "#ccbb44"}
 
 
 def draw(table: list[dict], path: pathlib.Path) -> None:
-    """Draw bars of samples/s with their quartiles, one panel per configuration; ImportError without matplotlib.
-
-    The paper is white, so the picture reads on a light and on a dark page.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    """Draw bars of samples/s with their quartiles, one panel per configuration; ImportError without matplotlib."""
+    from matplotlib.figure import Figure
 
     panels = configurations([row for row in table if row["status"] == "ok"])
     heights = [0.28 * len(panel) + 1.1 for panel in panels.values()] or [1]
-    figure, axes = plt.subplots(
-        len(heights), 1, figsize=(9, sum(heights)), squeeze=False, height_ratios=heights, facecolor="white"
-    )
-    for ax, (title, panel) in zip(axes[:, 0], panels.items(), strict=False):
+    # The paper is white, so the picture reads on a light and on a dark page.
+    figure = Figure(figsize=(9, sum(heights)), facecolor="white", layout="constrained")
+    axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for ax, (title, panel) in zip(axes, panels.items(), strict=False):
         draw_panel(ax, title, panel)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120, facecolor="white")
-    plt.close(figure)
+    figure.savefig(path, dpi=120)
 
 
 def draw_panel(ax, title: str, panel: list[dict]) -> None:
-    rates = np.array([row["samples_per_second"] for row in panel])
-    low, high = (rates * [row["step_ms"] / row[key] for row in panel] for key in ("step_p75_ms", "step_p25_ms"))
-    bars = range(len(panel))
-    ax.barh(
-        bars,
-        rates,
-        xerr=np.array([rates - low, high - rates]).tolist(),
-        color=[COLORS[r["precision"]] for r in panel],
-        capsize=2,
-    )
-    together = [f" x{row['processes']}" if row["processes"] > 1 else "" for row in panel]
-    names = [MODELS.get(row["model"], row["model"]).replace("`", "") for row in panel]
-    ways = [f"{'graph' if row['captured'] else 'eager'}, {PRECISIONS[row['precision']]}" for row in panel]
-    ax.set_yticks(bars, [f"{name}{n}, {way}" for name, n, way in zip(names, together, ways, strict=True)])
-    ax.invert_yaxis()
-    ax.set_xlim(0, 1.3 * max(high))
-    ax.set_xlabel("samples/s (whiskers: quartiles; text: step in ms, times V1 in fp32)")
-    for bar, row, end in zip(bars, panel, high, strict=True):
+    for bar, row in enumerate(panel):
+        rate = row["samples_per_second"]
+        low, high = (rate * row["step_ms"] / row[key] for key in ("step_p75_ms", "step_p25_ms"))
+        ax.barh(bar, rate, xerr=[[rate - low], [high - rate]], color=COLORS[row["precision"]], capsize=2)
         times = "" if row["speed"] is None else f"  {row['speed']:.2f}x"
-        ax.text(end, bar, f"  {significant(row['step_ms'])} ms{times}", va="center", fontsize=8)
+        ax.text(high, bar, f"  {significant(row['step_ms'])} ms{times}", va="center", fontsize=8)
+    together = [f" x{row['processes']}" if row["processes"] > 1 else "" for row in panel]
+    ways = [f"{'graph' if row['captured'] else 'eager'}, {PRECISIONS[row['precision']]}" for row in panel]
+    names = [MODELS.get(row["model"], row["model"]).replace("`", "") for row in panel]
+    ax.set_yticks(range(len(panel)), [f"{name}{n}, {way}" for name, n, way in zip(names, together, ways, strict=True)])
+    ax.invert_yaxis()
+    ax.margins(x=0.3)
+    ax.set_xlabel("samples/s (whiskers: quartiles; text: step in ms, times V1 in fp32)")
     ax.set_title(title, loc="left")
 
 
@@ -333,25 +278,19 @@ def draw_panel(ax, title: str, panel: list[dict]) -> None:
 
 
 class Record:
-    """One recorded run: the rows of its parts, and the files beside them."""
+    """Read one recorded run: the rows of its parts, and the files in their folders."""
 
     def __init__(self, folder: str | pathlib.Path):
         self.folder, self.parts = pathlib.Path(folder), {}
-        if not self.path("headline", "suite.json").exists():
+        if not (self.folder / "headline" / "suite.json").exists():
             raise ValueError(f"{self.folder} has no headline/suite.json: it is no recorded run")
-
-    def path(self, part: str, name: str) -> pathlib.Path:
-        """Return where a part keeps a file; runs of 2026-11-22 and older have no folders for parts."""
-        nested = self.folder / part / name
-        return self.folder / name if part == "headline" and not nested.exists() else nested
 
     def suite(self, part: str = "headline") -> dict:
         """Return the results of a part with "rows"; without any where the part was not recorded."""
         if part not in self.parts:
-            path = self.path(part, "suite.json")
+            path = self.folder / part / "suite.json"
             results = read_results(path) if path.exists() else {"record": None, "runs": [], "accuracy": []}
-            measured = rows(results) if results["runs"] else []
-            self.parts[part] = results | {"rows": [row for row in measured if row["status"] == "ok"]}
+            self.parts[part] = results | {"rows": [row for row in rows(results) if row["status"] == "ok"]}
         return self.parts[part]
 
     def json(self, part: str, name: str) -> dict | None:
@@ -371,13 +310,8 @@ class Record:
 
 
 def newest_record() -> Record:
-    """Return the recorded run of the newest date, among those whose headline has version 1."""
-    found = {}
-    for path in [*RECORDED.glob("*/headline/suite.json"), *RECORDED.glob("*/suite.json")]:
-        results = read_results(path)
-        if reference_steps([run for run in results["runs"] if run["status"] == "ok"]):
-            folder = path.parent.parent if path.parent.name == "headline" else path.parent
-            found[path.parent.name == "headline", results["record"]["date"]] = folder
+    """Return the recorded run with the newest complete headline; those in recorded/contributed/ make no pages."""
+    found = [Record(path.parents[1]) for path in RECORDED.glob("*/headline/record.json")]
     if not found:
-        raise ValueError(f"there is no recorded run of version 1 below {RECORDED.name}: name one with --recorded")
-    return Record(found[max(found)])
+        raise ValueError(f"there is no complete recorded run below {RECORDED.name}: name one with --recorded")
+    return max(found, key=lambda record: record.suite()["record"]["date"])

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import re
@@ -89,12 +90,17 @@ class TimeLimit:
         finally:
             self.took.append(time.monotonic() - start)
 
+    def bound(self, seconds: float) -> float:
+        """Return so many seconds, or those that are left of the limit if they are fewer."""
+        left = math.inf if self.seconds is None else self.began + self.seconds - time.monotonic()
+        return max(0.0, min(seconds, left))
+
     def room(self, runs: int = 1) -> bool:
         """Return whether so many further runs would end in time; the first run is always let through."""
-        if self.seconds is None or not self.took:
+        if not self.took:
             return True
         needed = max(max(self.took), 1.25 * runs * sum(self.took) / len(self.took))
-        return time.monotonic() - self.began + needed <= self.seconds
+        return needed <= self.bound(needed)
 
     def left(self, runs: int) -> str:
         """Return how long so many further runs will take, in words."""

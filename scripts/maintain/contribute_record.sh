@@ -1,38 +1,36 @@
 #!/usr/bin/env bash
 # Makes a record of this machine's GPU to contribute: tests Triton's kernels on it, measures the four versions and each
 # kernel alone, and says what to send. See .github/CONTRIBUTING.md.
-#   ./scripts/maintain/contribute_record.sh                     at most 30 minutes, into scripts/recorded/GPU_DATE
+#   ./scripts/maintain/contribute_record.sh                     at most 30 minutes, into scripts/recorded/contributed/GPU_DATE
 #   ./scripts/maintain/contribute_record.sh --time-limit 600    at most 10 minutes; the same command again does the rest
 #   ./scripts/maintain/contribute_record.sh --folder FOLDER     somewhere else, or to go on on another day
 # Exit status: 0 the record is complete; 1 a test failed or something is left; 2 for a bad option or without a GPU.
 set -euo pipefail
 
-limit=1800
-folder=
+fail() {
+    echo "contribute_record.sh: $1" >&2
+    exit 2
+}
+
+limit=1800 folder=''
 while [[ $# -gt 0 ]]; do
     case $1 in
-        -h | --help)
-            sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
-            exit 0
-            ;;
-        --time-limit) [[ ${2:-} =~ ^[1-9][0-9]*$ ]] && limit=$2 && shift 2 ;;
-        --folder) [[ -n ${2:-} ]] && folder=$2 && shift 2 ;;
-        *) false ;;
-    esac || {
-        echo "contribute_record.sh: $1 is unknown or lacks its value; --help shows the options" >&2
-        exit 2
-    }
+        -h | --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}" && exit 0 ;;
+        --time-limit) limit=${2:-} ;;
+        --folder) folder=${2:-} ;;
+        *) fail "$1 is unknown; --help shows the options" ;;
+    esac
+    [[ -n ${2:-} && $limit =~ ^[1-9][0-9]*$ ]] || fail "$1 needs a value; --help shows the options"
+    shift 2
 done
 
 source "$(dirname -- "${BASH_SOURCE[0]}")/../common/environment.sh"
 use_environment test
 if [[ -z $folder ]]; then
     name=$("$PYTHON" -c 'import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else "")')
-    [[ -n $name ]] || {
-        echo "contribute_record.sh: PyTorch sees no GPU here, and a record is of a GPU" >&2
-        exit 2
-    }
-    folder=$ROOT/scripts/recorded/$(tr '[:upper:]' '[:lower:]' <<<"$name" | sed 's/[^a-z0-9]\{1,\}/-/g; s/-$//')_$(date +%F)
+    [[ -n $name ]] || fail "PyTorch sees no GPU here, and a record is of a GPU"
+    name=$(tr '[:upper:]' '[:lower:]' <<<"$name" | sed 's/[^a-z0-9]\{1,\}/-/g; s/-$//')
+    folder=$ROOT/scripts/recorded/contributed/${name}_$(date +%F)
 fi
 mkdir -p "$folder"
 
@@ -41,7 +39,7 @@ status=0
 if [[ ! -e $folder/tests.txt ]]; then
     echo "Testing version 3's kernels on this GPU"
     if (cd "$ROOT" && timeout "$limit" "$PYTHON" -m pytest -q tests/kernels) >"$folder/tests.log" 2>&1; then
-        mv "$folder/tests.log" "$folder/tests.txt"
+        sed "s|$ROOT/||g" "$folder/tests.log" >"$folder/tests.txt"
     else
         echo "The tests failed or took too long, see $folder/tests.log: please open an issue with that file." >&2
         status=1

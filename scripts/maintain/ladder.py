@@ -13,39 +13,27 @@ its text.
 Exit status: 0; 1 if --check finds a difference; 2 for a bad option or a file that cannot be read.
 """
 
-import argparse
-import functools
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.command_line import run_tool
-from common.pages import fill, fill_quotes, quoted_rows, write_or_check
+from common.command_line import Parser, run_tool
+from common.pages import all_pages, fill, fill_quotes, quoted_rows, write_or_check
 from common.provenance import faults_of_commit, machine_line
-from common.records import (
-    MODELS,
-    PRECISIONS,
-    Record,
-    configurations,
-    draw,
-    newest_record,
-    significant,
-    table_of,
-)
+from common.records import MODELS, PRECISIONS, Record, configurations, draw, newest_record, significant, table_of
 from common.tables import known, markdown_table
 from common.versions import REPOSITORY, SCRIPTS
-from maintain.page_commands import PAGES
 
 PICTURE = ("v1", "v2", "v2+compile", "v3", "v4", "hf+compile")
 SCRIPT_OF = {f"v{version}": path for version, path in SCRIPTS.items()}
 SCRIPT_OF |= dict.fromkeys(("hf", "liger"), REPOSITORY / "scripts" / "common" / "peers.py")
 
 
-def origin(record, folder):
+def origin(record, recorded):
     """Return one line that says where a part was measured, and by which command."""
     command = f", `{record['command']}`" if record["command"] else ""
-    return f"{machine_line(record)}; `scripts/recorded/{folder.name}`{command}."
+    return f"{machine_line(record)}; `scripts/recorded/{recorded.folder.name}`{command}."
 
 
 def explained(results):
@@ -59,24 +47,22 @@ def explained(results):
     )
 
 
-def suite_tables(recorded, part, keep=lambda row: True):
+def suite_table(recorded, part, keep=lambda model: True):
     """Return the rows of a part, one table per preset; None without any."""
     results = recorded.suite(part)
-    shown = [row for row in results["rows"] if keep(row)]
+    shown = [row for row in results["rows"] if keep(row["model"])]
     if not shown:
         return None
-    checked = any(row["gradient_error"] is not None for row in shown)
-    drop = () if checked else ("gradient error",)
-    metrics = ("throughput", "memory", "accuracy")
+    drop = () if any(row["gradient_error"] is not None for row in shown) else ("gradient error",)
     tables = [
-        f"**{title}**\n\n{markdown_table(*table_of(rows, metrics, drop), left=3)}"
+        f"**{title}**\n\n{markdown_table(*table_of(rows, ('throughput', 'memory', 'accuracy'), drop), left=3)}"
         for title, rows in configurations(shown).items()
     ]
-    return "\n\n".join([origin(results["record"], recorded.folder), explained(results), *tables])
+    return "\n\n".join([origin(results["record"], recorded), explained(results), *tables])
 
 
 def graph_table(recorded):
-    """Return the steps launched one operation at a time beside the same ones replayed from a graph."""
+    """Return the steps launched one operation at a time, and the same ones replayed from a graph."""
     results, pairs = recorded.suite("graph"), {}
     for row in results["rows"]:
         pairs.setdefault((row["preset"], row["model"], row["precision"]), {})[row["captured"]] = row["step_ms"]
@@ -86,25 +72,19 @@ def graph_table(recorded):
         for (preset, model, precision), step in pairs.items()
         if len(step) == 2
     ]
-    if not lines:
-        return None
     header = ["preset", "", "precision", "eager ms", "graph ms", "eager / graph"]
-    return f"{origin(results['record'], recorded.folder)}\n\n{markdown_table(header, lines, left=3)}"
-
-
-def fastest_of_pytorch(candidates):
-    others = [c for c in candidates if c["name"] != "V3" and "us" in c]
-    return min(others, key=lambda c: c["us"]["median"], default=None)
+    return lines and f"{origin(results['record'], recorded)}\n\n{markdown_table(header, lines, left=3)}"
 
 
 def kernels_table(recorded):
-    """Return each of version 3's kernels beside the ceiling and the fastest of PyTorch's operators."""
+    """Return each of version 3's kernels with the ceiling and the fastest of PyTorch's operators."""
     kernels, lines = recorded.json("kernels", "kernels.json"), []
     for operation in kernels["operations"] if kernels else []:
-        ours = next((c for c in operation["candidates"] if c["name"] == "V3" and "us" in c), None)
-        best = fastest_of_pytorch(operation["candidates"])
-        if ours:
+        timed = [c for c in operation["candidates"] if "us" in c]
+        others = [c for c in timed if c["name"] != "V3"]
+        for ours in (c for c in timed if c["name"] == "V3"):
             cells = [f"{ours['us']['median']:.1f}", f"{ours['rate']:,.0f} {operation['unit']}", f"{ours['share']:.0%}"]
+            best = min(others, key=lambda c: c["us"]["median"], default=None)
             cells += [best["name"], f"{ours['against_pytorch']:.2f}"] if best else ["", ""]
             lines.append([f"{operation['operation']}, {operation['size']}", *cells])
     if not lines:
@@ -113,7 +93,7 @@ def kernels_table(recorded):
     ceilings = f"copy {kernels['ceilings']['copy']:,.0f} GB/s (read and written), 8192³ matmuls {rates} TFLOP/s"
     header = ["V3's kernel", "us", "rate", "of the ceiling", "fastest of PyTorch's", "its time / V3's"]
     told = f"Ceilings: {ceilings}. Kernels in {PRECISIONS[kernels['dtype']]}, alone:"
-    return f"{origin(kernels['record'], recorded.folder)} {told}\n\n{markdown_table(header, lines)}"
+    return f"{origin(kernels['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
 
 
 def ablation_table(recorded, part):
@@ -122,16 +102,15 @@ def ablation_table(recorded, part):
     if not study:
         return None
     steps = {frozenset(row["on"]): row["step_ms"] for row in study["combinations"]}
-    full = frozenset(row["switch"] for row in study["switches"])
+    none, every = (steps.get(frozenset(on)) for on in ((), (row["switch"] for row in study["switches"])))
     header = ["switch", "alone", "taken away from all", "peak MB", "kernels per step"]
     lines = [
         [row["switch"], *(known(row[key], ".2f") for key in ("alone", "last"))]
-        + [known(row["memory_mb"], "+,.0f"), known(row["kernels"], "+,.0f")]
+        + [known(row[key], "+,.0f") for key in ("memory_mb", "kernels")]
         for row in study["switches"]
     ]
-    none, every = steps.get(frozenset()), steps.get(full)
     told = f"Without any switch {significant(none)} ms, with all {significant(every)} ms per step. Speed-ups:"
-    return f"{origin(study['record'], recorded.folder)} {told}\n\n{markdown_table(header, lines)}"
+    return f"{origin(study['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
 
 
 def memory_table(recorded):
@@ -141,7 +120,7 @@ def memory_table(recorded):
         return None
     header = ["peak MB", *(f"{length:,} tokens" for length in found["lengths"])]
     lines = [[f"V{row['version']}", *(known(peak, ",.0f") for peak in row["peaks_mb"])] for row in found["rows"]]
-    return f"{origin(found['record'], recorded.folder)}\n\n{markdown_table(header, lines)}"
+    return f"{origin(found['record'], recorded)}\n\n{markdown_table(header, lines)}"
 
 
 def stages_table(recorded):
@@ -152,21 +131,15 @@ def stages_table(recorded):
 
 def tables_of(recorded):
     """Return {name of a table: its text} of all tables that the run has the measurements for."""
-    made = {"headline": suite_tables(recorded, "headline", lambda row: row["model"] not in ("hf", "v1+nodet"))}
-    for version in SCRIPTS:
-        own = functools.partial(lambda row, name: row["model"].split("+")[0] == name, name=f"v{version}")
-        made[f"v{version}"] = suite_tables(recorded, "headline", own)
-    made["v1_v3"] = suite_tables(recorded, "headline", lambda row: row["model"] in ("v1", "v3"))
+    made = {"headline": suite_table(recorded, "headline", lambda model: model not in ("hf", "v1+nodet"))}
+    for name in (f"v{version}" for version in SCRIPTS):
+        made[name] = suite_table(recorded, "headline", lambda model, name=name: model.split("+")[0] == name)
+    made["v1_v3"] = suite_table(recorded, "headline", lambda model: model in ("v1", "v3"))
     made |= {"graph": graph_table(recorded), "kernels": kernels_table(recorded), "memory": memory_table(recorded)}
-    made |= {f"ablation{version}": ablation_table(recorded, f"ablation{version}") for version in (2, 3)}
-    made |= {part: suite_tables(recorded, part) for part in ("ddp", "fsdp")}
+    made |= {part: ablation_table(recorded, part) for part in ("ablation2", "ablation3")}
+    made |= {part: suite_table(recorded, part) for part in ("ddp", "fsdp")}
     made["stages"] = stages_table(recorded)
     return {name: text for name, text in made.items() if text}
-
-
-def all_pages():
-    """Return the pages that may have generated parts."""
-    return [*PAGES, *sorted(REPOSITORY.glob("version*/exercises/**/*.md"))]
 
 
 def filled_pages(recorded, paths):
@@ -175,19 +148,14 @@ def filled_pages(recorded, paths):
     return {path: fill_quotes(fill(path.read_text(encoding="utf-8"), tables), recorded.row) for path in paths}
 
 
-def missing_quotes(recorded, paths):
-    """Return the rows that pages quote and the run lacks; none for the runs before 2026-11-23, which have no parts."""
-    quoted = [(path, row) for path in paths for row in quoted_rows(path.read_text(encoding="utf-8"))]
-    missing = [f"{path.name} quotes {row}, which was not recorded" for path, row in quoted if not recorded.row(*row)]
-    return missing if (recorded.folder / "headline").is_dir() else []
-
-
 def check(recorded, paths):
     """Return 1, with the differences, if a page disagrees or another text of a script ran than the commit has."""
     status = write_or_check(filled_pages(recorded, paths), True, "python scripts/maintain/ladder.py --write")
     results = recorded.suite()
     ran = {(SCRIPT_OF[run["case"].model.split("+")[0]], run["script_sha256"]) for run in results["runs"]}
-    for fault in [*faults_of_commit(results["record"]["commit"], ran), *missing_quotes(recorded, paths)]:
+    quoted = [(path, row) for path in paths for row in quoted_rows(path.read_text(encoding="utf-8"))]
+    missing = [f"{path.name} quotes {row}, which was not recorded" for path, row in quoted if not recorded.row(*row)]
+    for fault in [*faults_of_commit(results["record"]["commit"], ran), *missing]:
         print(f"{recorded.folder.name}: {fault}", file=sys.stderr)
         status = 1
     print(f"{len(paths)} pages compared with {recorded.folder.name}")
@@ -204,11 +172,7 @@ def draw_ladder(recorded, path):
 
 
 def parse_arguments(argv):
-    class Parser(argparse.ArgumentParser):
-        def error(self, message):
-            self.exit(2, f"{self.prog}: error: {message}\n")
-
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="ladder.py")
+    parser = Parser("ladder.py", __doc__, with_json=False)
     parser.add_argument("--recorded", type=pathlib.Path, metavar="FOLDER", help="which recorded run (the newest)")
     parser.add_argument("--page", type=pathlib.Path, action="append", metavar="FILE", help="these pages alone (all)")
     parser.add_argument("--write", action="store_true", help="put tables and quoted times into the pages")

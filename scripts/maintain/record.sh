@@ -4,9 +4,10 @@
 #   ./scripts/maintain/record.sh scripts/recorded/DEVICE_DATE                    all parts
 #   ./scripts/maintain/record.sh FOLDER --only headline,kernels                  some of them
 #   ./scripts/maintain/record.sh FOLDER --time-limit 560                         end after so many seconds; again: the rest
+#   ./scripts/maintain/record.sh FOLDER --toy                                    try it at toy sizes, on a CPU too
 #
 # part       minutes at most   what
-# headline   20                versions, presets and precisions as they run by default, and the best peers, in turns
+# headline   30                versions, presets and precisions as they run by default, and the best peers, in turns
 # graph      20                the same steps with and without a graph
 # kernels     8                version 3's kernels alone
 # ablation2  10                version 2's switches: each alone, taken away, all
@@ -16,17 +17,19 @@
 # ddp, fsdp  10 each           several GPUs, on all of them
 # links       5                all-reduce alone, on all GPUs
 #
-# headline, graph, ddp and fsdp take up what is missing if they were cut off, on the same host. TINY_LLAMA_COMMIT names
-# the commit if the files are a copy without Git's history. Afterwards: python scripts/maintain/ladder.py --write
+# headline, graph, ddp and fsdp write each row as it is measured, and take up what is missing if they were cut off, on
+# the same host. TINY_LLAMA_COMMIT names the commit if the files are a copy without Git's history. Afterwards:
+# python scripts/maintain/ladder.py --write
 # Exit status: 0 all is there; 1 something failed or is left; 2 a bad option.
 
 set -uo pipefail
 
-scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+scripts=$root/scripts
 python=${TINY_LLAMA_PYTHON:-python3}
-limit=86400
-only=
-folder=
+limit=86400 only='' folder='' toy=()
+sizes=(--presets 'small,medium' --repeats 2 --compile-first 4) model=(--preset small --use-amp --rounds 2)
+lengths=(--preset medium --batch-size 4 --use-amp --seq-lengths '512,1024,2048,4096') stage=()
 
 fail() {
     echo "record.sh: $1" >&2
@@ -35,61 +38,61 @@ fail() {
 
 while [[ $# -gt 0 ]]; do
     case $1 in
-        -h | --help)
-            sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
-            exit 0
+        -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit 0 ;;
+        --toy) toy=(--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64) ;;
+        --only)
+            [[ -n ${2:-} ]] || fail "$1 needs a value"
+            only=$2 && shift
             ;;
-        --time-limit | --only)
-            [[ $# -gt 1 ]] || fail "$1 needs a value"
-            [[ $1 == --only || $2 =~ ^[1-9][0-9]*$ ]] || fail "$1 needs a positive number, got $2"
-            [[ $1 == --only ]] && only=$2 || limit=$2
-            shift 2
+        --time-limit)
+            [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || fail "$1 needs a positive number, got ${2:-nothing}"
+            limit=$2 && shift
             ;;
         -*) fail "unknown option $1; --help lists them" ;;
         *)
             [[ -z $folder ]] || fail "one folder, got $folder and $1"
             folder=$1
-            shift
             ;;
     esac
+    shift
 done
 [[ -n $folder ]] || fail "name the folder for the results; --help shows how"
 mkdir -p "$folder" 2>/dev/null && [[ -w $folder ]] || fail "$folder cannot be written: choose another folder"
 folder=$(cd "$folder" && pwd)
-if ! gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())'); then
+gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())') ||
     fail "$python has no PyTorch: run scripts/quickstart.sh first, or set TINY_LLAMA_PYTHON"
-fi
-[[ $gpus -gt 0 ]] || fail "PyTorch sees no GPU here, and times of a CPU are not recorded"
-
+[[ $gpus -gt 0 || ${#toy[@]} -gt 0 ]] || fail "PyTorch sees no GPU here, and times of a CPU are not recorded"
 parts=(headline graph kernels ablation2 ablation3 stages memory)
-[[ $gpus -eq 1 ]] || parts+=(ddp fsdp links)
+[[ $gpus -lt 2 ]] || parts+=(ddp fsdp links)
 for name in ${only//,/ }; do
     [[ " ${parts[*]} " == *" $name "* ]] || fail "--only: $name is none of ${parts[*]}"
 done
+if [[ ${#toy[@]} -gt 0 ]]; then
+    sizes=(--presets tiny --repeats 2 --batch-sizes 2 --seq-lengths 16 --num-steps 3 "${toy[@]}")
+    model=("${toy[@]}" --batch-size 2 --seq-len 16 --num-steps 3 --rounds 1)
+    lengths=("${toy[@]}" --batch-size 2 --seq-lengths '16,32') stage=("${toy[@]}" --batch-size 2 --seq-len 16)
+fi
 left=() # what failed or is left
 
-# Print the seconds that a part may take: its minutes, or what is left of --time-limit.
-bound() {
-    local seconds=$((limit - SECONDS)) most=$((60 * $1))
-    echo $((seconds < most ? seconds : most))
-}
-
 # part NAME MINUTES COMMAND...: runs the command in the part's folder, unless its record says that it is complete.
+# The command may take its minutes, or what is left of --time-limit; SECONDS_LEFT in it becomes half a minute less.
 part() {
-    local name=$1 seconds place=$folder/$1 start=$SECONDS
-    seconds=$(bound "$2")
+    local name=$1 place=$folder/$1 start=$SECONDS status seconds=$((60 * $2))
     shift 2
     [[ -z $only || ,$only, == *,$name,* ]] || return 0
+    [[ $seconds -lt $((limit - SECONDS)) ]] || seconds=$((limit - SECONDS))
     if [[ -e $place/record.json ]]; then
         echo "$name: kept"
-    elif [[ $seconds -lt 120 ]]; then
+    elif [[ $seconds -lt 60 ]]; then
         echo "$name: no time left"
         left+=("$name")
     else
         mkdir -p "$place"
-        "$python" "$scripts/common/provenance.py" "$(basename "$1")" "${@:2}" >"$place/started.json" &&
-            (cd "$place" && timeout --kill-after=40 "$seconds" "$@") >"$place/log.txt" 2>&1
-        local status=$?
+        set -- "${@/#SECONDS_LEFT/$((seconds - 30))}"
+        local told=("$(basename "$1")" "${@:2}") # without the folders of this machine
+        "$python" "$scripts/common/provenance.py" "${told[@]//$root\//}" >"$place/started.json" &&
+            (cd "$place" && timeout --kill-after=20 "$seconds" "$@") >>"$place/log.txt" 2>&1
+        status=$?
         if [[ $status -eq 0 ]]; then
             mv "$place/started.json" "$place/record.json"
             echo "$name: done in $((SECONDS - start)) s"
@@ -100,33 +103,28 @@ part() {
     fi
 }
 
-# suite NAME MINUTES OPTION...: the same for the suite, which keeps to its time limit and takes up what is missing.
-suite() {
-    local name=$1 minutes=$2
-    shift 2
-    part "$name" "$minutes" "$python" "$scripts/benchmark_suite.py" --results . --append \
-        --time-limit $(($(bound "$minutes") - 90)) "$@"
+suite() { # NAME MINUTES OPTION...
+    part "$1" "$2" "$python" "$scripts/benchmark_suite.py" --results . --append --time-limit SECONDS_LEFT \
+        "${sizes[@]}" "${@:3}"
 }
 
-versions=v1,v2,v2+compile,v3,v4
-suite headline 20 --models $versions,hf+compile:bfloat16:fp8,liger+compile:bfloat16 --presets small,medium \
-    --precisions float32,tf32,bfloat16,fp8 --repeats 2 --compile-first 4
-suite graph 20 --models v1+nodet,v2,v2+compile,v3,v4 --presets small,medium --repeats 2 --compile-first 4 \
-    --precisions float32,bfloat16 --graph on,off --metrics throughput,memory
+suite headline 30 --models v1,v2,v2+compile,v3,v4,hf+compile:bfloat16:fp8,liger+compile:bfloat16 \
+    --precisions float32,tf32,bfloat16,fp8
+suite graph 20 --models v1+nodet,v2,v2+compile,v3,v4 --precisions float32,bfloat16 --graph on,off \
+    --metrics throughput,memory
 part kernels 8 "$python" "$scripts/maintain/benchmark_kernels.py" --json kernels.json
 for version in 2 3; do
-    part ablation$version 10 "$python" "$scripts/fusion_ablation_study.py" --version $version --preset small \
-        --use-amp --rounds 2 --time-limit $(($(bound 10) - 60)) --json ablation.json
+    part ablation$version 10 "$python" "$scripts/fusion_ablation_study.py" --version $version "${model[@]}" \
+        --time-limit SECONDS_LEFT --json ablation.json
 done
-part stages 10 "$scripts/../version3_triton/exercises/performance_debugging/run_all_stages.sh" --output-dir "$folder/stages"
-part memory 10 "$python" "$scripts/analyze_memory_scaling.py" --preset medium --batch-size 4 --use-amp \
-    --seq-lengths 512,1024,2048,4096 --time-limit $(($(bound 10) - 60)) --json memory.json
+part stages 10 "$root/version3_triton/exercises/performance_debugging/run_all_stages.sh" \
+    --output-dir "$folder/stages" "${stage[@]}"
+part memory 10 "$python" "$scripts/analyze_memory_scaling.py" "${lengths[@]}" --time-limit SECONDS_LEFT --json memory.json
 if [[ $gpus -gt 1 ]]; then
     counts=$(for n in 1 2 4 8; do [[ $n -gt $gpus ]] || echo "$n"; done | paste -sd, -)
-    for way in ddp fsdp; do
-        suite $way 10 --models "$([[ $way == ddp ]] && echo v3,v4 || echo v3,v3+fsdp)" --presets medium --repeats 2 \
-            --precisions bfloat16 --nproc "$counts" --metrics throughput,memory
-    done
+    sizes=(--presets medium --repeats 2 --precisions bfloat16 --metrics 'throughput,memory' --nproc "$counts")
+    suite ddp 10 --models v3,v4
+    suite fsdp 10 --models v3,v3+fsdp
     part links 5 "$python" -m torch.distributed.run --standalone --nproc-per-node "$gpus" \
         "$scripts/measure_allreduce.py" --json links.json
 fi

@@ -1,4 +1,4 @@
-"""Every kernel of version 3, forward and backward, at shapes that divide no tile: what sanitize.sh watches.
+"""Run every kernel of version 3, forward and backward, at shapes that divide no tile; sanitize.sh watches.
 
     python sanitize_kernels.py --list            groups, and what the names of their kernels contain
     python sanitize_kernels.py rmsnorm rope      runs these groups on the GPU, or in Triton's interpreter
@@ -6,7 +6,6 @@
 Exit status: 0; 1 where a result is not finite; 2 for an unknown group.
 """
 
-import argparse
 import pathlib
 import sys
 
@@ -14,6 +13,7 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from common.command_line import Failure, Parser, run_tool
 from common.versions import load_version
 
 
@@ -51,13 +51,8 @@ def swiglu(script, like):
 
 
 def attention(script, like):
-    for B, T, H, K, D in (
-        (2, 97, 4, 2, 32),
-        (1, 1, 4, 1, 64),
-        (1, 130, 8, 1, 16),
-        (1, 200, 2, 1, 128),
-        (1, 1100, 2, 2, 64),
-    ):
+    shapes = (2, 97, 4, 2, 32), (1, 1, 4, 1, 64), (1, 130, 8, 1, 16), (1, 200, 2, 1, 128), (1, 1100, 2, 2, 64)
+    for B, T, H, K, D in shapes:
         if like["device"].type == "cpu" and T > 100:
             continue  # the interpreter would take minutes
         qkv = random_leaf(B, T, H + 2 * K, D, **like)
@@ -119,38 +114,34 @@ GROUPS = {
 
 
 def run_group(name, device):
-    """Run a group in every dtype the device can compute with; the worst it can do is leave a result unwritten."""
+    """Run a group in every dtype the device can compute with; Failure where a result is left unwritten."""
     script, (function, _) = load_version(3), GROUPS[name]
     torch.manual_seed(0)
     for dtype in (torch.float32, torch.float16) + ((torch.bfloat16,) if device.type == "cuda" else ()):
         for result in function(script, {"device": device, "dtype": dtype}):
             if not result.isfinite().all():
-                raise FloatingPointError(f"{name} in {dtype} gives a result that is not finite")
+                raise Failure(1, f"{name} in {dtype} gives a result that is not finite")
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(
-        prog="sanitize_kernels.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def work(argv):
+    parser = Parser("sanitize_kernels.py", __doc__, with_json=False)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"{', '.join(GROUPS)} (all)")
     parser.add_argument("--list", action="store_true", help="print the groups and the names of their kernels")
     options = parser.parse_args(argv)
     for name in options.groups:
         if name not in GROUPS:
-            parser.exit(2, f"sanitize_kernels.py: error: there is no group {name}: choose from {', '.join(GROUPS)}\n")
+            parser.error(f"there is no group {name}: choose from {', '.join(GROUPS)}")
     if options.list:
-        for name, (_, kernels) in GROUPS.items():
-            print(name, *kernels)
-        return 0
+        print("\n".join(" ".join((name, *kernels)) for name, (_, kernels) in GROUPS.items()))
+        return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        for name in options.groups or GROUPS:
-            run_group(name, device)
-            print(f"{name}: done", flush=True)
-    except FloatingPointError as error:
-        print(f"sanitize_kernels.py: {error}", file=sys.stderr)
-        return 1
-    return 0
+    for name in options.groups or GROUPS:
+        run_group(name, device)
+        print(f"{name}: done", flush=True)
+
+
+def main(argv=None):
+    return run_tool("sanitize_kernels.py", lambda: work(argv))
 
 
 if __name__ == "__main__":

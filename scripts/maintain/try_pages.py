@@ -4,9 +4,9 @@
     python try_pages.py ../../version3_triton/README.md --each 60   # one page, and at most a minute for a command
     python try_pages.py --time-limit 560                         # what still runs after 560 s is ended
 
-They run in a copy of the repository in --output-dir, so that nothing here changes, with this Python as `python`; each
-one's output is kept beside it. Passed over, with the reason: what needs more GPUs or hosts than there are, what stands
-for something else (DEVICE_DATE), and what tries everything itself.
+They run in a temporary copy of the repository, with this Python as `python`; --output-dir keeps what each one printed.
+Passed over, with the reason: what needs more GPUs or hosts than there are, what stands for something else
+(DEVICE_DATE), and what tries everything itself.
 
 Exit status: 0 all that was run ended well; 1 one did not, or was not run for lack of time; 2 bad input.
 """
@@ -19,38 +19,29 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from typing import NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.command_line import Failure, Parser, progress, run_tool
+from common.command_line import Failure, Parser, progress, result_folder, run_tool
+from common.pages import PAGES, Command, commands, start_of
 from common.runs import end
 from common.tables import emit
 from common.versions import REPOSITORY
-from maintain.page_commands import PAGES, Command, commands, start_of
 
-RUN_ALONE = ("test.sh", "record.sh", "try_pages.py", "try_wrappers.sh")  # these try everything themselves
+RUN_ALONE = ("test.sh", "record.sh", "contribute_record.sh", "try_pages.py", "try_wrappers.sh")
 SAID_WITH_STATUS_1 = re.compile(r"check\.py (solution )?\d+")  # of an exercise that nobody has started
 PLACEHOLDER = re.compile(r"\b[A-Z]+_[A-Z]+\b(?!=)")
-LEFT_OUT = (".git", ".venv", "__pycache__", ".pytest_cache", ".ruff_cache", ".hypothesis")
-MARK = "made-by-try-pages"  # a copy without it is never removed
+LEFT_OUT = (".git", ".venv*", "__pycache__", ".pytest_cache", ".ruff_cache", ".hypothesis", "tried_pages")
 GRACE_S = 10  # for a command to end itself and what it started, before it is killed
-
-
-class Tried(NamedTuple):
-    page: str
-    command: str
-    ended: str  # "ok", "failed", "cut off", "passed over" or "not run"
-    seconds: float
-    words: str  # the last line that it printed, or the reason why it was not run
+LEAST_S = 5  # with less time left, a command is not begun
 
 
 def passed_over(command: Command, gpus: int) -> str | None:
     """Return why a machine with so many GPUs cannot run a command; None if it can."""
-    words = command.words()
-    needed = command.gpus
+    words, needed = command.words(), command.gpus
     if words[0] == "torchrun" and "cpu" not in words:
         processes = words[words.index("--nproc-per-node") + 1]
         needed = int(processes) if processes.isdigit() else 2  # "gpu" is all there are; one has nobody to talk to
@@ -65,104 +56,64 @@ def passed_over(command: Command, gpus: int) -> str | None:
     return None if gpus >= needed else "needs a GPU" if needed == 1 else f"needs {needed} GPUs"
 
 
-def copy_repository(folder: pathlib.Path) -> pathlib.Path:
-    """Copy the repository to DIR/copy, without caches, Git's history and that folder itself; return the copy.
-
-    Raise Failure if another program made a folder of that name.
-    """
-    copy, by_name = folder / "copy", shutil.ignore_patterns(*LEFT_OUT)
-    if copy.exists() and not (copy / MARK).exists():
-        raise Failure(2, f"{copy} was not made by this program: choose another --output-dir")
-    shutil.rmtree(copy, ignore_errors=True)
-
-    def left_out(place, names):
-        return by_name(place, names) | {name for name in names if pathlib.Path(place, name) == folder}
-
-    copy.mkdir()
-    (copy / MARK).touch()
-    shutil.copytree(REPOSITORY, copy, symlinks=True, ignore=left_out, dirs_exist_ok=True)
-    return copy
-
-
-def environment_with_python(folder: pathlib.Path) -> dict[str, str]:
-    """Return this environment with a `python` and a `torchrun` that are this very interpreter."""
-    programs = folder / "bin"
-    programs.mkdir(exist_ok=True)
+def copied_repository(folder: pathlib.Path) -> tuple[pathlib.Path, dict[str, str]]:
+    """Copy the repository; return the copy, and an environment whose python and torchrun are this interpreter."""
+    programs, copy = folder / "bin", folder / "copy"
+    shutil.copytree(REPOSITORY, copy, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    programs.mkdir()
     for name, arguments in (("python", ""), ("torchrun", "-m torch.distributed.run ")):
-        program = programs / name
-        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments}"$@"\n')
-        program.chmod(0o755)
+        (programs / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments}"$@"\n')
+        (programs / name).chmod(0o755)
     path = f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"
-    return os.environ | {"PATH": path, "TINY_LLAMA_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
+    return copy, os.environ | {"PATH": path, "TINY_LLAMA_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
 
 
-class Trial:
-    """Run the pages' commands in the copy until the time is over."""
-
-    def __init__(self, options, gpus):
-        self.deadline = time.monotonic() + options.time_limit
-        self.folder = pathlib.Path(options.output_dir).resolve()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.copy = copy_repository(self.folder)
-        self.environment = environment_with_python(self.folder)
-        self.each, self.gpus = options.each, gpus
-
-    def run(self, command: Command, place: pathlib.Path, log: pathlib.Path) -> tuple[str, int | None]:
-        """Run a command in a folder; return how it ended and its exit status."""
-        seconds = min(self.each, max(0, self.deadline - time.monotonic()), threading.TIMEOUT_MAX)
-        with open(log, "w", encoding="utf-8") as output:
-            process = subprocess.Popen(
-                ["bash", "-c", command.text], cwd=place, env=self.environment, start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-            try:
-                status = process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                return "cut off", None
-            finally:
-                end(process, GRACE_S)  # and what it left running
-        ended_well = status == 0 or (status == 1 and SAID_WITH_STATUS_1.search(command.text))
-        return ("ok", status) if ended_well else ("failed", status)
-
-    def attempt(self, page: pathlib.Path, command: Command) -> Tried:
-        """Run a command of a page, unless it is to be passed over or there is no time left."""
-        name, shown = str(page.relative_to(REPOSITORY)), command.text.split(" #")[0].strip()
-        if reason := passed_over(command, self.gpus):
-            return Tried(name, shown, "passed over", 0.0, reason)
-        if self.deadline - time.monotonic() < 5:
-            return Tried(name, shown, "not run", 0.0, "no time left")
-        log = self.folder / "logs" / f"{name.replace(os.sep, '.')}.{command.line}.log"
-        log.parent.mkdir(exist_ok=True)
-        start = time.monotonic()
-        ended, status = self.run(command, self.copy / start_of(page).relative_to(REPOSITORY), log)
-        words = f"status {status}: " * (ended == "failed") + last_line(log)
-        return Tried(name, shown, ended, round(time.monotonic() - start, 1), words)
-
-    def try_pages(self, pages: list[pathlib.Path]) -> list[Tried]:
-        """Try all commands of the pages in order, and print a line for each."""
-        found = []
-        for page in pages:
-            for command in commands(page):
-                found.append(self.attempt(page, command))
-                progress(line_of(found[-1]))
-        return found
+def run(command: Command, place: pathlib.Path, log: pathlib.Path, environment: dict, seconds: float) -> tuple:
+    """Run a command in a folder; return how it ended, and its exit status with its last line."""
+    with open(log, "w", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            ["bash", "-c", command.text], cwd=place, env=environment, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            status = process.wait(min(seconds, threading.TIMEOUT_MAX))
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            end(process, GRACE_S)  # and what it left running
+    said = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(said) if line.strip()), "")
+    if status is None:
+        return "cut off", last
+    ended_well = status == 0 or (status == 1 and SAID_WITH_STATUS_1.search(command.text))
+    return ("ok", last) if ended_well else ("failed", f"status {status}: {last}")
 
 
-def last_line(log: pathlib.Path) -> str:
-    said = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return said[-1] if said else ""
+def try_pages(pages: list[pathlib.Path], options, gpus: int):
+    """Yield, for every command of the pages: page, command, how it ended, seconds, words."""
+    deadline, logs = time.monotonic() + options.time_limit, result_folder(options.output_dir, "--output-dir").resolve()
+    with tempfile.TemporaryDirectory() as temporary:
+        copy, environment = copied_repository(pathlib.Path(temporary))
+        for page, command in [(p, command) for p in pages for command in commands(p)]:
+            name, start = str(page.relative_to(REPOSITORY)), time.monotonic()
+            ended, words = "passed over", passed_over(command, gpus)
+            if not words and deadline - start < LEAST_S:
+                ended, words = "not run", "no time left"
+            elif not words:
+                log = logs / f"{name.replace(os.sep, '.')}.{command.line}.log"
+                place = copy / start_of(page).relative_to(REPOSITORY)
+                ended, words = run(command, place, log, environment, min(options.each, deadline - start))
+            yield {
+                "page": name,
+                "command": command.text.split(" #")[0].strip(),
+                "ended": ended,
+                "seconds": round(time.monotonic() - start, 1),
+                "words": words,
+            }
 
 
-def line_of(tried: Tried) -> str:
-    return f"{tried.ended:12}{tried.seconds:5.0f} s  {tried.page}: {tried.command}  | {tried.words[:100]}"
-
-
-def summary(tried: list[Tried], folder: pathlib.Path) -> str:
-    """Return how many ended how, and once more those that did not end well."""
-    kinds = ("ok", "failed", "cut off", "not run", "passed over")
-    counts = ", ".join(f"{sum(t.ended == kind for t in tried)} {kind}" for kind in kinds)
-    bad = [line_of(t) for t in tried if t.ended in ("failed", "cut off")]
-    return "\n".join([*bad, f"{counts}; outputs in {folder / 'logs'}"])
+def line_of(tried: dict) -> str:
+    return "{ended:12}{seconds:5.0f} s  {page}: {command}  | {words:.100}".format(**tried)
 
 
 def pages_meant(names: list[str]) -> list[pathlib.Path]:
@@ -189,12 +140,15 @@ def parse_arguments(argv):
 def work(argv):
     import torch
 
-    options = parse_arguments(argv)
-    pages = pages_meant(options.pages)
-    trial = Trial(options, torch.cuda.device_count())
-    tried = trial.try_pages(pages)
-    emit({"gpus": trial.gpus, "commands": [t._asdict() for t in tried]}, summary(tried, trial.folder), options.json)
-    return int(any(t.ended not in ("ok", "passed over") for t in tried))
+    options, tried = parse_arguments(argv), []
+    for entry in try_pages(pages_meant(options.pages), options, torch.cuda.device_count()):
+        tried.append(entry)
+        progress(line_of(entry))
+    kinds = ("ok", "failed", "cut off", "not run", "passed over")
+    counts = ", ".join(f"{sum(t['ended'] == kind for t in tried)} {kind}" for kind in kinds)
+    bad = [line_of(t) for t in tried if t["ended"] in ("failed", "cut off")]
+    emit({"commands": tried}, "\n".join([*bad, f"{counts}; outputs in {options.output_dir}"]), options.json)
+    return int(any(t["ended"] not in ("ok", "passed over") for t in tried))
 
 
 def main(argv=None):

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 
-from maintain.page_commands import Command, program_of
+from common.pages import Command, program_of
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PASSES_ON = re.compile(

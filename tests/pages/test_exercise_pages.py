@@ -6,8 +6,8 @@ import subprocess
 import pytest
 from page_faults import faults_of_command, faults_of_links
 
+from common.pages import FOLDERS, Command, commands
 from common.versions import REPOSITORY, SCRIPTS
-from maintain.page_commands import FOLDERS, Command, commands
 
 PAGES = {
     f"{folder.name.split('_')[0]}/{page.name}": page

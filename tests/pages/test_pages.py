@@ -7,11 +7,9 @@ import pytest
 import torch
 from page_faults import faults_of_command, faults_of_links
 
-from common.pages import TABLE, quoted_rows
+from common.pages import FOLDERS, PAGES, TABLE, all_pages, blocks, commands, program_of, quoted_rows, start_of
 from common.records import MODELS, PRECISIONS
 from common.versions import REPOSITORY, SCRIPTS, load_version
-from maintain.ladder import all_pages
-from maintain.page_commands import FOLDERS, PAGES, blocks, commands, program_of, start_of
 
 SHORT = (
     "--hidden-dim 32 --num-layers 1 --num-heads 2 --seq-len 16 --batch-size 2 --num-steps 2 --warmup-steps 1".split()

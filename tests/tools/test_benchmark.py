@@ -4,9 +4,12 @@ import csv
 import json
 import os
 import pathlib
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -37,14 +40,6 @@ def script(folder, text):
     return path
 
 
-def alive(pid):
-    """Return whether a process runs; a zombie that nobody waits for does not."""
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize(
     ("text", "kind", "status", "said"),
     [
@@ -61,16 +56,6 @@ def test_how_a_script_failed_is_said(text, kind, status, said, tmp_path):
     assert type(caught.value) is kind and caught.value.status == status
 
 
-def test_a_script_that_hangs_is_ended_with_what_it_started(tmp_path):
-    child = "child = subprocess.Popen(['sleep', '60'])"
-    path = script(
-        tmp_path, f"{child}\npathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\ntime.sleep(60)"
-    )
-    with pytest.raises(Failure, match="ran longer than 3 s"):
-        runs.train(path, [], timeout=3)
-    assert not alive(int((tmp_path / "pid").read_text()))
-
-
 def test_of_several_processes_the_first_that_has_a_reason_tells_it():
     report = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n=====\nRoot Cause: rank 0\n====="
     refused = "tiny_llama_v3.py: error: --hidden-dim must be positive"
@@ -81,11 +66,17 @@ def test_of_several_processes_the_first_that_has_a_reason_tells_it():
     assert runs.last_words("Traceback:\nValueError: no\n") == "ValueError: no"
 
 
-def test_time_that_is_left():
+def test_time_that_is_left(monkeypatch):
+    monkeypatch.setattr(runs.time, "monotonic", lambda: 100.0)
     limit = runs.TimeLimit(None)
-    assert limit.left(5) == "time left unknown"
+    assert limit.left(5) == "time left unknown" and limit.room(99)
     limit.took += [10.0, 20.0]
     assert (limit.left(5), limit.left(40)) == ("about 75 s left", "about 10 min left")
+    assert limit.room(99) and limit.bound(600) == 600
+    limit.seconds = 50
+    assert limit.room(2) and not limit.room(3)  # of 15 s each, and a quarter more
+    monkeypatch.setattr(runs.time, "monotonic", lambda: 135.0)
+    assert limit.bound(600) == 15 and limit.bound(5) == 5 and not limit.room()  # the longest took 20 s
 
 
 # ---------------------------------------------------------------- the suite on stubs of the training scripts
@@ -217,32 +208,38 @@ def test_runs_of_another_machine_or_text_are_not_mixed(change, stubs, capsys, mo
     assert len(results_in(stubs)["runs"]) == 1
 
 
-def test_the_time_limit_leaves_out_what_would_not_end(stubs, capsys):
-    assert suite(stubs, "--models v1 --repeats 3 --time-limit 1 --num-steps 9") in (0, 1)
-    ran = len(log_of(stubs))
-    assert ran >= 1 and (f"{3 - ran} of 3 processes were not run" in capsys.readouterr().out) == (ran < 3)
-    assert suite(stubs, "--models v1 --repeats 3 --num-steps 9 --append") == 0
-    assert len(results_in(stubs)["runs"]) == len(log_of(stubs)) == 3
+def test_the_time_limit_leaves_out_what_would_not_end(stubs, capsys, monkeypatch):
+    monkeypatch.setattr(runs.TimeLimit, "room", lambda self: not self.took)
+    assert suite(stubs, "--models v1,v3 --repeats 1 --time-limit 600") == 1
+    assert "1 processes or comparisons are left: repeat the command with --append" in capsys.readouterr().out
 
 
-def test_a_process_that_hangs_is_reported(stubs, capsys):
-    assert suite(stubs, "--models v4,v1 --repeats 1 --timeout 2") == 1
-    assert "v4.py ran longer than 2 s" in capsys.readouterr().out
+def test_a_process_that_hangs_is_ended_at_the_limit(stubs, capsys):
+    assert suite(stubs, "--models v4 --repeats 1 --time-limit 1") == 1
+    assert re.search(r"v4.py ran longer than (1|0\.\d+) s", capsys.readouterr().out)
 
 
-def test_an_interrupted_suite_keeps_what_it_has(stubs, monkeypatch, capsys):
-    train = benchmark_suite.train
-
-    def interrupted(path, *rest):
-        if path.stem == "v3":
-            raise KeyboardInterrupt
-        return train(path, *rest)
-
-    monkeypatch.setattr(benchmark_suite, "train", interrupted)
-    assert suite(stubs, "--models v1,v3 --repeats 1") == 130
-    shown = capsys.readouterr()
-    assert "interrupted" in shown.err and "1 of 2 processes were not run" in shown.out
-    assert len(results_in(stubs)["runs"]) == 1
+def test_an_interrupted_suite_keeps_its_rows_and_ends_what_runs(stubs):
+    """A process of its own, as `timeout` ends it; its second training script hangs."""
+    program = f"""if True:
+        import pathlib, sys, benchmark_suite
+        benchmark_suite.SCRIPT_OF = {{name: pathlib.Path({str(stubs)!r}, f"{{name}}.py") for name in ("v1", "v4")}}
+        benchmark_suite.gpu_count = lambda: 1
+        sys.exit(benchmark_suite.main())
+    """
+    options = ["--models", "v1,v4", "--repeats", "1", "--results", str(stubs / "results")]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "scripts")}
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *options], env=environment, stdout=subprocess.PIPE
+    ) as process:
+        while process.poll() is None and not ((stubs / "log").exists() and "v4 " in (stubs / "log").read_text()):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=60)[0].decode()
+    assert process.returncode == 130 and "1 processes or comparisons are left" in said
+    assert [run["case"].model for run in results_in(stubs)["runs"]] == ["v1"]
+    commands = [path.read_bytes() for path in pathlib.Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not [words for words in commands if str(stubs / "v4.py").encode() in words]
 
 
 @pytest.mark.parametrize(
@@ -307,7 +304,7 @@ def test_gradients_that_cannot_be_compared_are_named(tmp_path, monkeypatch, caps
     arguments = benchmark_suite.parse_arguments(["--results", str(tmp_path)])
     results = {"record": {}, "runs": [], "accuracy": []}
     cases = [Case(model, "tiny", 8, 128, "float32", False) for model in ("v1", "v2")]
-    benchmark_suite.measure_accuracy(cases, arguments, results)
+    assert benchmark_suite.measure_accuracy(cases, arguments, results, runs.TimeLimit(None)) == 1
     assert [entry["case"].model for entry in results["accuracy"]] == ["v1"]
     assert "v2 eager and what follows: gradients not compared: RuntimeError: lost" in capsys.readouterr().err
 
