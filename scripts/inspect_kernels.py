@@ -200,7 +200,7 @@ class Compiler:
         self.rows = {}
 
     def launch(self, run, kernel, args, given):
-        """Compile in the place of a launch, with every choice of tiles, warps and stages that --tiles and others ask."""
+        """Compile instead of launching, once for each choice of --tiles, --warps and --stages."""
         if self.options.kernel not in kernel.fn.__name__:
             return
         for change in self.choices(given):
