@@ -13,31 +13,23 @@ import sys
 
 from common.command_line import Failure, Parser, add_steps, positive, progress, run_tool
 from common.profiles import INTERPRETED, read_profile, short, steps_needed
-from common.roofline import FLOP_PER_BYTE, ceilings_for, draw_roofline, operator_table
+from common.roofline import FLOP_PER_BYTE, bound, ceilings_for, ceilings_line, draw_roofline, operator_table
 from common.tables import emit, known, text_table
-
-
-def balance(ceilings: dict) -> float:
-    """Return the FLOP per byte from which on the device is compute-bound: where the two ceilings meet."""
-    return ceilings["matmul_tflops"] / ceilings["copy_tb_s"]
 
 
 def bandwidth_rows(rows: list[dict], ceilings: dict) -> list[dict]:
     """Return the operators whose bytes are known, with FLOP per byte, fraction of the copy bandwidth, and bound."""
-    found = []
-    for row in rows:
-        if row["bytes"] and row["gb_s"] is not None:
-            intensity = row["flops"] / row["bytes"]
-            bound = "compute" if intensity > balance(ceilings) else "memory"
-            share = row["gb_s"] / (1e3 * ceilings["copy_tb_s"])
-            found.append(row | {"flop_per_byte": intensity, "share_of_copy": share, "bound": bound})
+    found = [row | {"flop_per_byte": row["flops"] / row["bytes"]} for row in rows if row["bytes"] and row["gb_s"]]
+    for row in found:
+        row["share_of_copy"] = row["gb_s"] / (1e3 * ceilings["copy_tb_s"])
+        row["bound"] = bound(row["flop_per_byte"], ceilings)
     return found
 
 
 def summary(rows: list[dict], all_rows: list[dict], ceilings: dict) -> dict:
     """Return bytes and rate of the whole step, and the time of memory-bound operators and of unknown ones."""
     moved, ms = (sum(row[key] for row in rows) for key in ("bytes", "ms"))
-    total, rate = sum(row["ms"] for row in all_rows), moved / ms / 1e6 if ms else 0.0
+    total, rate = sum(row["ms"] for row in all_rows), moved / ms / 1e6
     return {
         "bytes": moved,
         "gb_s": rate,
@@ -45,18 +37,7 @@ def summary(rows: list[dict], all_rows: list[dict], ceilings: dict) -> dict:
         "ms": total,
         "memory_bound_ms": sum(row["ms"] for row in rows if row["bound"] == "memory"),
         "unknown_ms": total - ms,
-        "balance_flop_per_byte": balance(ceilings),
     }
-
-
-def roofline_points(rows: list[dict]) -> list[tuple]:
-    """Return the operators that compute as points of the picture, longest first."""
-    low, high = FLOP_PER_BYTE
-    placed = [row for row in rows if low <= row["flop_per_byte"] <= high]
-    return [
-        (short(row["operator"].removeprefix("aten::"), 26), row["flop_per_byte"], row["tflops"], row["ms"])
-        for row in placed
-    ]
 
 
 def as_text(content: dict, top: int) -> str:
@@ -66,12 +47,11 @@ def as_text(content: dict, top: int) -> str:
         rates = [f"{100 * row['share_of_copy']:.0f} %", f"{row['flop_per_byte']:.1f}", row["bound"]]
         rows.append([row["operator"], row["group"], *work, *rates])
     header = ["operator", "group", "ms per step", "MB per step", "GB/s", "of copy", "FLOP/B", "bound"]
-    share = 100 * whole["memory_bound_ms"] / whole["ms"] if whole["ms"] else 0.0
+    share = 100 * whole["memory_bound_ms"] / whole["ms"]
     return "\n".join(
         [
             content["title"],
-            f"ceilings {content['ceilings_from']}: copy {1e3 * ceilings['copy_tb_s']:,.1f} GB/s, "
-            f"matmul {ceilings['matmul_tflops']:.3f} TFLOP/s, balance {whole['balance_flop_per_byte']:.1f} FLOP/byte",
+            f"ceilings {content['ceilings_from']}: {ceilings_line(ceilings)}",
             "",
             text_table(header, rows, left=2),
             "",
@@ -81,6 +61,18 @@ def as_text(content: dict, top: int) -> str:
             f"bytes are not known for {known(whole['unknown_ms'], ',.3f')} ms",
         ]
     )
+
+
+def draw(target: pathlib.Path, name: str, content: dict) -> None:
+    """Draw the operators that compute."""
+    rows = [row for row in content["operators"] if row["flop_per_byte"] >= FLOP_PER_BYTE[0]]
+    points = [
+        (short(row["operator"].removeprefix("aten::"), 26), row["flop_per_byte"], row["tflops"], row["ms"])
+        for row in rows
+    ]
+    draw_roofline(target, f"Operators of a step that compute, {name}", content["ceilings"], points)
+    left_out = sum(row["ms"] for row in content["operators"]) - sum(row["ms"] for row in rows)
+    progress(f"drew {target}; not in it are operators without FLOPs, {left_out:,.3f} ms per step")
 
 
 def analyze(options: argparse.Namespace) -> None:
@@ -102,10 +94,7 @@ def analyze(options: argparse.Namespace) -> None:
     content = {"trace": str(profile.path), "title": profile.title, "steps": steps, "ceilings": ceilings}
     content |= {"ceilings_from": origin, "summary": summary(rows, table, ceilings), "operators": rows}
     if options.generate_roofline_plot:
-        target, points = pathlib.Path(options.plot_file or profile.path.parent / "roofline.png"), roofline_points(rows)
-        draw_roofline(target, f"Operators of a step that compute, {profile.path.name[:8]}", ceilings, points)
-        left_out = sum(row["ms"] for row in rows) - sum(ms for *_, ms in points)
-        progress(f"drew {target}; not in it are operators without FLOPs, {left_out:,.3f} ms per step")
+        draw(pathlib.Path(options.plot_file or profile.path.parent / "roofline.png"), profile.path.name[:8], content)
     emit(content, as_text(content, options.top), options.json)
 
 

@@ -376,6 +376,14 @@ def total(counts: dict, quantity: str) -> float:
     return sum(both_phases(counts, quantity).values())
 
 
+def intensity(counts: dict) -> dict[str, dict[str, float]]:
+    """Return {part: {"flops" (operations included), "bytes", "flop_per_byte"}} per part and for the "step"."""
+    flops, operations, moved = (both_phases(counts, quantity) for quantity in ("flops", "operations", "bytes"))
+    rows = {part: {"flops": flops[part] + operations[part], "bytes": moved[part]} for part in counts}
+    rows["step"] = {key: sum(row[key] for row in rows.values()) for key in ("flops", "bytes")}
+    return {part: row | {"flop_per_byte": row["flops"] / row["bytes"]} for part, row in rows.items()}
+
+
 def state_bytes(version: int, precision: str) -> int:
     """Return bytes per parameter held during the forward: weight, both moments, and a 16-bit copy or low bits.
 
