@@ -12,9 +12,12 @@ The formulas stand in common/counts.py, which also says what each quantity count
 Exit status: 0; 1 if --check finds a difference; 2 for a bad option or a file that cannot be read or written.
 """
 
+import itertools
 import pathlib
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
+
+import sympy
 
 from common import counts
 from common.command_line import Failure, Parser, add_version_option, run_tool, version_meant
@@ -27,78 +30,48 @@ from common.versions import REPOSITORY, SCRIPTS, load_version
 
 PAGE = REPOSITORY / "TINY_LLAMA_ARCHITECTURE.md"
 PRESETS = ("tiny", "small", "medium")
+VERSIONS = [f"V{version}" for version in SCRIPTS]
 GPUS = ("MI300X", "H200", "MI250X")  # in the tables; --json has all that are known
 
 # ---------------------------------------------------------------- formulas as text
 
-
-class Formula:
-    """A polynomial in the letters of the sizes: what the functions of counts.py return when they are given letters."""
-
-    def __init__(self, terms: dict, size: int = 0):
-        self.terms, self.size = {letters: n for letters, n in terms.items() if n}, size
-
-    def __add__(self, other):
-        total = Counter(self.terms)
-        total.update(formula(other).terms)
-        return Formula(total)
-
-    def __sub__(self, other):
-        return self + -1 * other
-
-    def __mul__(self, other):
-        product = Counter()
-        for ours, n in self.terms.items():
-            for theirs, m in formula(other).terms.items():
-                product["".join(sorted(ours + theirs, key=Sizes._fields.index))] += n * m
-        return Formula(product)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __gt__(self, number):
-        return self.size > number
-
-    def __bool__(self):
-        return bool(self.terms)
-
-    def text(self, power: str = "^{}") -> str:
-        """Return the formula, highest powers first: 4BTC + 2BT^2H."""
-        order = "BTCHKDFVL"
-        terms = sorted(self.terms.items(), key=lambda term: (-len(term[0]), [order.index(x) for x in term[0]]))
-        return " + ".join(("" if n == 1 and name else str(n)) + powers(name, power) for name, n in terms)
-
-
-def formula(value) -> Formula:
-    return value if isinstance(value, Formula) else Formula({"": value})
-
-
-def powers(letters: str, power: str) -> str:
-    return "".join(x + (power.format(n) if n > 1 else "") for x, n in Counter(letters).items())
+LETTERS = sympy.symbols("B T C H K D F V L")  # in the order of the page
 
 
 def letters(sizes: Sizes) -> Sizes:
-    """Return sizes whose values are their letters."""
-    return Sizes(*(Formula({name: 1}, size) for name, size in zip(Sizes._fields, sizes, strict=True)))
+    """Return sizes whose values are their letters: with them the functions of counts.py return formulas."""
+
+    class Letters(Sizes):
+        one_hot = sizes.one_hot
+
+    return Letters(*LETTERS)
+
+
+def formula(value, power: str = "^{}") -> str:
+    """Return a polynomial in the letters, highest powers first: 4BTC + 2BT^2H; nothing for zero."""
+    found = []
+    for powers, factor in sympy.Poly(value, *LETTERS).terms(order="grlex") if value != 0 else []:
+        name = "".join(f"{x}{power.format(n) if n > 1 else ''}" for x, n in zip(LETTERS, powers, strict=True) if n)
+        found.append(name if factor == 1 and name else f"{factor}{name}")
+    return " + ".join(found)
 
 
 def part_formulas(version: int, precision: str, sizes: Sizes) -> dict:
-    """Return {part: {phase: {"layer" or "once": {quantity: Formula}}}}."""
+    """Return {part: {phase: {"layer" or "once": {quantity: formula}}}}."""
     s = letters(sizes)
     flops = counts.flops_done(version, s)
     pieces = {"layer": counts.parts_of_layer(version, precision, s), "once": counts.parts_once(version, precision, s)}
     found = {part: {phase: {} for phase in PHASES} for part in PARTS}
-    for part in PARTS:
-        for phase in PHASES:
-            for i, (where, parts) in enumerate(pieces.items()):
-                piece = parts.get(part, Part())
-                launches = getattr(piece, phase)
-                values = {
-                    "flops": flops.get(part, {}).get(phase, (0, 0))[i],
-                    "bytes": sum(launches),
-                    "launches": len(launches),
-                    "saved": piece.saved if phase == "forward" else 0,
-                }
-                found[part][phase][where] = {name: formula(value) for name, value in values.items() if formula(value)}
+    for part, phase, (i, (where, parts)) in itertools.product(PARTS, PHASES, enumerate(pieces.items())):
+        piece = parts.get(part, Part())
+        launches = getattr(piece, phase)
+        values = {
+            "flops": flops.get(part, {}).get(phase, (0, 0))[i],
+            "bytes": sum(launches),
+            "launches": len(launches),
+            "saved": piece.saved if phase == "forward" else 0,
+        }
+        found[part][phase][where] = {quantity: value for quantity, value in values.items() if value != 0}
     return found
 
 
@@ -115,21 +88,12 @@ def preset_sizes(preset: str) -> Sizes:
 
 
 def math(value) -> str:
-    return f"${formula(value).text('^{{{}}}')}$" if formula(value) else ""
-
-
-def titles(names) -> list[str]:
-    return [f"`{name}`" for name in names]
-
-
-def versions_header() -> list[str]:
-    return [f"V{version}" for version in SCRIPTS]
+    return f"${formula(value, '^{{{}}}')}$" if value != 0 else ""
 
 
 def presets_table() -> str:
-    order = "BTCHKDFVL"
-    rows = [[f"`{preset}`", *(getattr(preset_sizes(preset), letter) for letter in order)] for preset in PRESETS]
-    return markdown_table(["preset", *(f"${letter}$" for letter in order)], rows)
+    rows = [[f"`{preset}`", *preset_sizes(preset)] for preset in PRESETS]
+    return markdown_table(["preset", *(f"${letter}$" for letter in LETTERS)], rows)
 
 
 def parameter_table() -> str:
@@ -139,7 +103,7 @@ def parameter_table() -> str:
         cells = [f"{s.L * table[part][0] + table[part][1]:,}" for s, table in zip(sizes, tables, strict=True)]
         rows.append([part, math(layer), math(once), *cells])
     rows.append(["**all**", "", "", *(f"**{counts.parameter_count(s):,}**" for s in sizes)])
-    return markdown_table(["part", "in each layer", "once", *titles(PRESETS)], rows)
+    return markdown_table(["part", "in each layer", "once", *(f"`{preset}`" for preset in PRESETS)], rows)
 
 
 def flops_table() -> str:
@@ -151,7 +115,9 @@ def flops_table() -> str:
     rows.append(["**all**", "", "", *(f"**{sum(flops.values()) / 1e9:,.2f}**" for flops in required)])
     others = [sum(map(sum, counts.operations(s).values())) for s in sizes]
     rows.append(["everything else, operations", "", "", *(f"{n / 1e9:,.2f}" for n in others)])
-    return markdown_table(["GFLOP of a step", "forward, each layer", "forward, once", *titles(PRESETS)], rows)
+    return markdown_table(
+        ["GFLOP of a step", "forward, each layer", "forward, once", *(f"`{preset}`" for preset in PRESETS)], rows
+    )
 
 
 def launches_table() -> str:
@@ -165,7 +131,7 @@ def launches_table() -> str:
     for preset in PRESETS:
         steps = [step_counts(version, "float32", preset_sizes(preset)) for version in SCRIPTS]
         rows.append([f"**step of `{preset}`**", *(f"**{total(step, 'launches'):,}**" for step in steps)])
-    return markdown_table(["launches, forward + backward", *versions_header()], rows)
+    return markdown_table(["launches, forward + backward", *VERSIONS], rows)
 
 
 def formula_table(quantity: str) -> str:
@@ -195,7 +161,7 @@ def step_table(quantity: str, unit: float, name: str) -> str:
         for precision in ("float32", "bfloat16"):
             sums = [total(step_counts(v, precision, preset_sizes(preset)), quantity) / unit for v in SCRIPTS]
             rows.append([f"**step of `{preset}`, {PRECISIONS[precision]}**", *(f"**{n:,.0f}**" for n in sums)])
-    return markdown_table([f"{name}, `small`, fp32", *versions_header()], rows)
+    return markdown_table([f"{name}, `small`, fp32", *VERSIONS], rows)
 
 
 def gpu_table() -> str:
@@ -232,7 +198,7 @@ def shortest_table() -> str:
             for gpu in GPUS:
                 times = [f"{counts.shortest_step_ms(step, gpu, precision):,.2f}" for step in steps]
                 rows.append([f"`{preset}`, {PRECISIONS[precision]}, {gpu}", *times])
-    return markdown_table(["shortest step, ms", *versions_header()], rows)
+    return markdown_table(["shortest step, ms", *VERSIONS], rows)
 
 
 def corrections() -> str:
@@ -359,7 +325,9 @@ def content_of(version: int, precision: str, sizes: Sizes) -> dict:
             gpu: dict(zip(("us", "bound"), rows[part], strict=True)) for gpu, rows in gpus.items()
         }
         parts[part]["formulas"] = {
-            phase: {where: {q: f.text() for q, f in found.items()} for where, found in places.items() if found}
+            phase: {
+                where: {q: formula(value) for q, value in found.items()} for where, found in places.items() if found
+            }
             for phase, places in formulas[part].items()
         }
     totals = {quantity: total(step, quantity) for quantity in QUANTITIES}
