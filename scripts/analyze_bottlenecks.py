@@ -17,7 +17,7 @@ import sys
 
 from common.command_line import Failure, Parser, add_steps, positive, progress, run_tool
 from common.profiles import INTERPRETED, read_profile, steps_needed
-from common.roofline import ceilings_for, operator_table
+from common.roofline import ceilings_for, ceilings_line, operator_table
 from common.tables import emit, known, markdown_table, rounded, write_csv
 
 ADDRESSED_BY = {
@@ -33,15 +33,12 @@ ADDRESSED_BY = {
 
 def targets(rows: list[dict]) -> list[dict]:
     """Return a row per group, by the time that could be saved; where that is not known, by its whole time."""
-    groups: dict[str, list[dict]] = {}
-    for row in rows:
-        groups.setdefault(row["group"], []).append(row)
-    whole = sum(row["ms"] for row in rows)
-    found = []
-    for group, part in groups.items():
-        ms = sum(row["ms"] for row in part)
+    whole, found = sum(row["ms"] for row in rows), []
+    for group in dict.fromkeys(row["group"] for row in rows):
+        part = [row for row in rows if row["group"] == group]
         judged = [row for row in part if row["roofline_ms"] is not None]
         saved = sum(max(0.0, row["ms"] - row["roofline_ms"]) for row in judged) if judged else None
+        ms = sum(row["ms"] for row in part)
         found.append(
             {
                 "group": group,
@@ -63,7 +60,7 @@ def ceiling_lines(content: dict) -> list[str]:
     if roofs is None:
         return [f"No roofline: {content['ceilings_from']}."]
     return [
-        f"Ceilings, {content['ceilings_from']}: {roofs['matmul_tflops']:.3f} TFLOP/s, {roofs['copy_tb_s']:.3f} TB/s.",
+        f"Ceilings, {content['ceilings_from']}: {ceilings_line(roofs)}.",
         "The roofline is the shortest time that they allow, every input read once; a fraction of it above 100 % means",
         "that the data was still in a cache.",
     ]

@@ -192,7 +192,7 @@ def test_bad_input_of_the_gemm_tool(toy_config, capsys, monkeypatch):
     refused(gemm_tool.main, ["--model-config", "nowhere.yaml"], capsys, "cannot be read")
     refused(gemm_tool.main, config("hidden_dim: [1"), capsys, "no valid YAML")
     refused(gemm_tool.main, config("just text"), capsys, "must name vocab_size")
-    refused(gemm_tool.main, config(good.replace("32", "wide")), capsys, "hidden_dim must be a positive")
+    refused(gemm_tool.main, config(good.replace("32", "wide")), capsys, "--hidden-dim")
     refused(gemm_tool.main, config(good.replace("num_kv_heads: 2", "num_kv_heads: 3")), capsys, "must divide")
     refused(gemm_tool.main, [*config(good), "--batch-sizes", "0"], capsys, "--batch-sizes")
     monkeypatch.setitem(sys.modules, "yaml", None)
