@@ -3,9 +3,8 @@
 
     python scripts/model_counts.py --preset small --version 3 --precision bfloat16
     python scripts/model_counts.py --version 1 --seq-len 1024 --json counts.json
-    python scripts/model_counts.py --markdown                 # the tables of TINY_LLAMA_ARCHITECTURE.md
-    python scripts/model_counts.py --write                    # put them between the markers of that page
-    python scripts/model_counts.py --check                    # compare the page with them
+    python scripts/model_counts.py --write                    # put the tables into TINY_LLAMA_ARCHITECTURE.md
+    python scripts/model_counts.py --check                    # compare that page with them
 
 The formulas stand in common/counts.py, which also says what each quantity counts.
 
@@ -71,7 +70,8 @@ def part_formulas(version: int, precision: str, sizes: Sizes) -> dict:
             "launches": len(launches),
             "saved": piece.saved if phase == "forward" else 0,
         }
-        found[part][phase][where] = {quantity: value for quantity, value in values.items() if value != 0}
+        if any(value != 0 for value in values.values()):
+            found[part][phase][where] = {quantity: value for quantity, value in values.items() if value != 0}
     return found
 
 
@@ -142,7 +142,8 @@ def formula_table(quantity: str) -> str:
         cells = []
         for version in found:
             layer, once = (
-                sum(version[part][phase][where].get(quantity, 0) for phase in PHASES) for where in ("layer", "once")
+                sum(version[part][phase].get(where, {}).get(quantity, 0) for phase in PHASES)
+                for where in ("layer", "once")
             )
             cells.append(math(layer) + (" a layer; " if layer and once else "") + math(once))
         if any(cells):
@@ -178,11 +179,12 @@ def gpu_table() -> str:
 def roofline_table(version: int, precision: str, preset: str) -> str:
     step, rows = step_counts(version, precision, preset_sizes(preset)), []
     columns = [counts.rooflines(step, gpu, precision) for gpu in GPUS]
-    flops, operations, moved = (both_phases(step, quantity) for quantity in QUANTITIES[:3])
+    work = counts.intensity(step)
     for part in PARTS:
         times = [f"**{us:,.0f}**" if bound == "compute" else f"{us:,.0f}" for us, bound in (c[part] for c in columns)]
-        work = flops[part] + operations[part]
-        rows.append([part, f"{work / 1e9:,.2f}", f"{moved[part] / 1e6:,.0f}", f"{work / moved[part]:,.1f}", *times])
+        row = work[part]
+        cells = [f"{row['flops'] / 1e9:,.2f}", f"{row['bytes'] / 1e6:,.0f}", f"{row['flop_per_byte']:,.1f}"]
+        rows.append([part, *cells, *times])
     sums = [f"{1e3 * counts.shortest_step_ms(step, gpu, precision):,.0f}" for gpu in GPUS]
     rows.append(["all, one after the other", "", "", "", *sums])
     header = [f"V{version}, `{preset}`, {PRECISIONS[precision]}", "GFLOP", "MB", "FLOP/B"]
@@ -211,19 +213,13 @@ def corrections() -> str:
     forward, backward = ([sum(len(getattr(p, phase)) for p in layer.values()) for layer in layers] for phase in PHASES)
     saved = 1 - (forward[1] + backward[1]) / (forward[0] + backward[0])
     separate, packed = (sum(layer["QKV projection"].forward) for layer in layers)
+    forward_text = f"{required / 1e6:,.1f} MFLOP; {computed / 1e6:,.1f} with the masked half of the scores"
+    bytes_text = f"{1 - packed / separate:.0%} of the forward (`small` with $K = H$, as published)"
     rows = [
-        [
-            "forward of one sequence of `tiny`",
-            "about 368 M",
-            f"{required / 1e6:,.1f} MFLOP; {computed / 1e6:,.1f} with the masked half of the scores",
-        ],
+        ["forward of one sequence of `tiny`", "about 368 M", forward_text],
         ["kernels in a layer of V1", "17, elsewhere 10 + 7 + 2 + 2", f"{forward[0]} forward, {backward[0]} backward"],
         ["launches that V2's fusions save", "40 to 60 %", f"{saved:.0%} of a layer"],
-        [
-            "bytes that one QKV product saves",
-            "about 40 %",
-            f"{1 - packed / separate:.0%} of the forward (`small` with $K = H$, as published)",
-        ],
+        ["bytes that one QKV product saves", "about 40 %", bytes_text],
     ]
     return markdown_table(["", "published", "counted"], rows, left=3)
 
@@ -285,24 +281,13 @@ def page_tables(recorded: Record) -> dict[str, str]:
 
 
 def write_page(options) -> int:
-    """Print, write or check the tables of the page."""
+    """Write or check the tables of the page."""
     tables = page_tables(Record(options.recorded) if options.recorded else newest_record())
-    if options.markdown:
-        print("\n\n".join(f"{name}\n{table}" for name, table in tables.items()))
-        return 0
-    try:
-        text = options.page.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise Failure(2, f"--page {options.page} cannot be read: name a copy of {PAGE.name}") from None
+    text = PAGE.read_text(encoding="utf-8")
     for name in tables:
         if f"<!-- {name}:begin -->" not in text or f"<!-- {name}:end -->" not in text:
-            raise Failure(2, f"{options.page} must have the lines <!-- {name}:begin --> and <!-- {name}:end -->")
-    if options.write:
-        write_or_check({options.page: fill(text, tables)}, check=False, remedy="")
-        return 0
-    return write_or_check(
-        {options.page: fill(text, tables)}, check=True, remedy="python scripts/model_counts.py --write"
-    )
+            raise Failure(2, f"{PAGE} must have the lines <!-- {name}:begin --> and <!-- {name}:end -->")
+    return write_or_check({PAGE: fill(text, tables)}, options.check, "python scripts/model_counts.py --write")
 
 
 # ---------------------------------------------------------------- one step
@@ -311,24 +296,19 @@ def write_page(options) -> int:
 def content_of(version: int, precision: str, sizes: Sizes) -> dict:
     """Return everything about one step, for --json."""
     step, formulas = step_counts(version, precision, sizes), part_formulas(version, precision, sizes)
-    weights, parts = counts.parameters(sizes), {}
+    weights, work, parts = counts.parameters(sizes), counts.intensity(step), {}
     gpus = {gpu: counts.rooflines(step, gpu, precision) for gpu in counts.PEAK_TFLOPS}
     for part in PARTS:
-        flops, operations, moved = (both_phases(step, quantity)[part] for quantity in QUANTITIES[:3])
         layer, once = weights.get(part, (0, 0))
         parts[part] = {
             "parameters": sizes.L * layer + once,
             **step[part],
-            "flop_per_byte": (flops + operations) / moved,
-        }
-        parts[part]["roofline"] = {
-            gpu: dict(zip(("us", "bound"), rows[part], strict=True)) for gpu, rows in gpus.items()
-        }
-        parts[part]["formulas"] = {
-            phase: {
-                where: {q: formula(value) for q, value in found.items()} for where, found in places.items() if found
-            }
-            for phase, places in formulas[part].items()
+            "flop_per_byte": work[part]["flop_per_byte"],
+            "roofline": {gpu: dict(zip(("us", "bound"), rows[part], strict=True)) for gpu, rows in gpus.items()},
+            "formulas": {
+                phase: {where: {q: formula(value) for q, value in found.items()} for where, found in places.items()}
+                for phase, places in formulas[part].items()
+            },
         }
     totals = {quantity: total(step, quantity) for quantity in QUANTITIES}
     totals["parameters"] = counts.parameter_count(sizes)
@@ -378,15 +358,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser("model_counts.py", __doc__.splitlines()[0], example)
     add_version_option(parser)
     parser.add_argument("--precision", choices=counts.ELEMENT_BYTES, default="float32", help="(%(default)s)")
-    parser.add_argument("--markdown", action="store_true", help=f"print the tables of {PAGE.name}")
-    parser.add_argument("--write", action="store_true", help="put them into the page")
-    parser.add_argument("--check", action="store_true", help="compare the page with them")
-    parser.add_argument("--page", type=pathlib.Path, default=PAGE, metavar="FILE", help=f"({PAGE.name})")
+    parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.name}")
+    parser.add_argument("--check", action="store_true", help="compare that page with them")
     parser.add_argument("--recorded", type=pathlib.Path, metavar="FOLDER", help="a recorded run (the newest)")
     options, rest = parser.parse_known_args(argv)
 
     def work() -> int:
-        return write_page(options) if options.markdown or options.write or options.check else count(options, rest)
+        return write_page(options) if options.write or options.check else count(options, rest)
 
     return run_tool("model_counts.py", work)
 
