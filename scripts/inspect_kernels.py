@@ -134,7 +134,23 @@ def dots_on_ordinary_units(asm, low, matrix):
     return low if low and not matrix else ordinary if low == every else 0
 
 
-def fill_in(row, result):
+def last_line(error):
+    lines = [line.strip() for line in str(error).splitlines() if re.search(r"\w", line)]
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
+
+
+@contextlib.contextmanager
+def errors_in(row):
+    """Write what the compiler or the assembler refuses into the row."""
+    from triton import TritonError
+
+    try:
+        yield
+    except (TritonError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
+        row.error = last_line(error)
+
+
+def fill_in(row, result, dump_folder):
     """Read registers, spills, memory, matrix instructions and occupancy of a compiled kernel into the row."""
     target, asm, metadata = TARGETS[row.target], result.asm, result.metadata
     row.registers, row.spills = assembly_registers(asm) if target.backend == "hip" else cubin_registers(asm)
@@ -146,11 +162,11 @@ def fill_in(row, result):
     row.dots_without_matrix_units = dots_on_ordinary_units(asm, row.dots, found)
     row.stores, row.hash = len(re.findall(STORE[target.backend], code)), result.hash
     row.waves, row.limit = occupancy(target, row.registers, row.shared_bytes, metadata.num_warps, row.tensor_memory)
-
-
-def first_line(error):
-    lines = [line.strip() for line in str(error).splitlines() if re.search(r"\w", line)]
-    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
+    if dump_folder:
+        name = re.sub(
+            r"[^\w=.]+", "_", "_".join([row.target, row.source[:2], row.kernel, *row.precisions, row.constants])
+        )
+        (pathlib.Path(dump_folder) / f"{name[:200]}.{'amdgcn' if target.backend == 'hip' else 'ptx'}").write_text(code)
 
 
 # ---------------------------------------------------------------- compiling instead of launching
@@ -176,8 +192,8 @@ class Driver:
         return 0
 
 
-def constants_of(kernel, args, given):
-    """Return the compile-time constants of a launch by name, and Triton's specialization of all arguments as text.
+def describe(kernel, args, given):
+    """Return the compile-time constants of a launch as text, and Triton's specialization of its other arguments.
 
     Of the head counts only their ratio: they scale addresses, and a model of 8 heads and one of 16 run the same code.
     """
@@ -185,69 +201,39 @@ def constants_of(kernel, args, given):
 
     *_, bind = kernel.device_caches[driver.active.get_current_device()]
     bound, specialization, _ = bind(*args, **given)
-    constants = {p.name: bound[p.name] for p in kernel.params if p.is_constexpr and bound[p.name] is not None}
+    constants = {p.name: bound[p.name] for p in kernel.params if p.is_constexpr}
     if {"H", "K"} <= constants.keys():
         constants["H/K"] = constants.pop("H") // constants.pop("K")
+    constants |= {"warps": given.get("num_warps", 4), "stages": given.get("num_stages")}
     kinds = [kind for p, kind in zip(kernel.params, specialization, strict=True) if not p.is_constexpr]
-    return constants, str(kinds)
+    return " ".join(f"{name}={value}" for name, value in constants.items() if value is not None), str(kinds)
 
 
-class Compiler:
-    """Compile the launches of kernels whose name contains a word, each distinct one once, and hold their rows."""
-
-    def __init__(self, source, target, label, options):
-        self.source, self.target, self.label, self.options = source, target, label, options
-        self.rows = {}
-
-    def launch(self, run, kernel, args, given):
-        """Compile instead of launching, once for each choice of --tiles, --warps and --stages."""
-        if self.options.kernel not in kernel.fn.__name__:
-            return
-        for change in self.choices(given):
-            constants, kinds = constants_of(kernel, args, given | change)
-            constants |= {"warps": (given | change).get("num_warps", 4), "stages": (given | change).get("num_stages")}
-            described = " ".join(f"{name}={value}" for name, value in constants.items() if value is not None)
-            key = kernel.fn.__name__, kinds, described
-            if key not in self.rows:
-                row = Kernel(self.source, kernel.fn.__name__, self.target, [self.label], described)
-                self.rows[key] = row
-                self.compile(row, lambda change=change: run(kernel, *args, grid=None, warmup=True, **given | change))
-
-    def choices(self, given):
-        wanted = self.options.tiles, self.options.warps, self.options.stages
-        if not any(wanted):
-            return [{}]
-        if "BLOCK_Q" not in given:
-            return []
-        names = ("BLOCK_Q", "BLOCK_K"), ("num_warps",), ("num_stages",)
-        lists = [[dict(zip(n, v, strict=True)) for v in w] if w else [{}] for n, w in zip(names, wanted, strict=True)]
-        return [tile | warps | stages for tile, warps, stages in itertools.product(*lists)]
-
-    def compile(self, row, work):
-        from triton import TritonError
-
-        try:
-            result = work()
-        except (TritonError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
-            row.error = first_line(error)
-            return
-        fill_in(row, result)
-        if self.options.dump_assembly:
-            kind = "amdgcn" if "amdgcn" in result.asm else "ptx"
-            name = re.sub(r"[^\w=.]+", "_", f"{row.target}_{row.source[:2]}_{row.kernel}_{self.label}_{row.constants}")
-            (pathlib.Path(self.options.dump_assembly) / f"{name[:200]}.{kind}").write_text(result.asm[kind])
+def choices(options, given):
+    """Return what --tiles, --warps and --stages change in a launch: nothing without them, no launch but attention's."""
+    wanted = {("BLOCK_Q", "BLOCK_K"): options.tiles, ("num_warps",): options.warps, ("num_stages",): options.stages}
+    if any(wanted.values()) and "BLOCK_Q" not in given:
+        return []
+    lists = [[dict(zip(names, v, strict=True)) for v in values or []] or [{}] for names, values in wanted.items()]
+    return [tile | warps | stages for tile, warps, stages in itertools.product(*lists)]
 
 
 @contextlib.contextmanager
 def compiled_launches(source, module, target, label, options):
-    """Compile what the module's code launches, as if on that target, instead of launching it; yield the Compiler."""
+    """Compile what the module's code launches, as if on that target, instead of launching it; yield {launch: row}."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    compiler, run = Compiler(source, target, label, options), JITFunction.run
+    rows, run = {}, JITFunction.run
 
     def compile_only(kernel, *args, grid, warmup, **given):
-        compiler.launch(run, kernel, args, given)
+        name = kernel.fn.__name__
+        for change in choices(options, given) if options.kernel in name else []:
+            constants, kinds = describe(kernel, args, given | change)
+            if (name, constants, kinds) not in rows:
+                rows[name, constants, kinds] = row = Kernel(source, name, target, [label], constants)
+                with errors_in(row):
+                    fill_in(row, run(kernel, *args, grid=None, warmup=True, **given | change), options.dump_assembly)
 
     tiles = getattr(module, "attention_tiles", None)
     answers = {
@@ -261,7 +247,7 @@ def compiled_launches(source, module, target, label, options):
         for name, answer in answers.items():
             if hasattr(module, name):
                 patches.enter_context(mock.patch.object(module, name, answer))
-        yield compiler
+        yield rows
 
 
 # ---------------------------------------------------------------- what is launched
@@ -323,16 +309,16 @@ def inspect(target, label, options):
     """Return a row for each distinct kernel that is launched on the target in one precision."""
     rows = []
     if "v3" in options.source:
-        with compiled_launches("v3", load_version(3), target, label, options) as compiler:
+        with compiled_launches("v3", load_version(3), target, label, options) as found:
             for preset in options.preset:
                 training_step(load_version(3), ["--preset", preset, *PRECISIONS[label], *options.sizes])
-        rows += compiler.rows.values()
+        rows += found.values()
     if "exercises" in options.source and label in EXERCISE_DTYPES:
         sys.path.insert(0, str(EXERCISES))
         for name in sorted(file.parent.name for file in EXERCISES.glob("[0-9][0-9]_*/solution.py")):
-            with compiled_launches(name, solution(name), target, label, options) as compiler:
+            with compiled_launches(name, solution(name), target, label, options) as found:
                 run_solution(name, solution(name), EXERCISE_DTYPES[label])
-            rows += compiler.rows.values()
+            rows += found.values()
     return rows
 
 
@@ -366,7 +352,7 @@ def obstacle(target):
         if TARGETS[target].backend == "cuda":  # a build for AMD alone comes without these
             _ = knobs.nvidia.cuobjdump, knobs.nvidia.ptxas_blackwell if target == "sm_100" else knobs.nvidia.ptxas
     except RuntimeError as error:
-        return first_line(error)
+        return last_line(error)
     return None
 
 
