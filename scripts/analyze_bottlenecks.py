@@ -15,9 +15,9 @@ import json
 import pathlib
 import sys
 
-from common.command_line import Failure, Parser, add_steps, positive, progress, run_tool
-from common.profiles import INTERPRETED, read_profile, steps_needed
-from common.roofline import ceilings_for, ceilings_line, operator_table
+from common.command_line import Parser, run_tool
+from common.profiles import INTERPRETED
+from common.roofline import add_trace_options, analyzed_trace, ceilings_line
 from common.tables import emit, known, markdown_table, rounded, write_csv
 
 ADDRESSED_BY = {
@@ -124,25 +124,8 @@ def write_files(content: dict, path: pathlib.Path, top: int) -> list[pathlib.Pat
 
 
 def analyze(options: argparse.Namespace) -> None:
-    profile = read_profile(options.profile_data, options.steps)
-    if not profile.operations:
-        raise Failure(2, f"{profile.path} holds no operators: give a trace of --enable-pytorch-profiler")
-    steps = steps_needed(profile)
-    if not options.ceilings:
-        progress("measuring this device's ceilings ...")
-    ceilings, origin = ceilings_for(profile, options.ceilings)
-    rows = operator_table(profile, steps, ceilings)
-    content = {
-        "trace": profile.title,
-        "device": profile.device or ("CPU" if profile.on_cpu else "GPU"),
-        "on_cpu": profile.on_cpu,
-        "interpreted": profile.interpreted,
-        "steps": steps,
-        "ceilings": ceilings,
-        "ceilings_from": origin,
-        "targets": targets(rows),
-        "operators": rows,
-    }
+    content = analyzed_trace(options)[1]
+    content["targets"] = targets(content["operators"])
     files = write_files(content, pathlib.Path(options.output_report), options.top)
     emit(content, as_text(content, files), options.json)
 
@@ -153,12 +136,8 @@ def main(argv: list[str] | None = None) -> int:
         "Rank the operators of a step by time, with their distance from the roofline and what tackles them.",
         "--profile-data pytorch_profiles/ --output-report bottlenecks_v1.md",
     )
-    add = parser.add_argument
-    add("--profile-data", required=True, metavar="DIR", help="PyTorch trace, or its folder")
-    add("--output-report", default="bottlenecks.md", metavar="FILE", help="Markdown (%(default)s)")
-    add("--ceilings", metavar="FILE", help="flops_profile.json with the device's ceilings (measured)")
-    add_steps(parser)
-    add("--top", type=positive, default=25, metavar="N", help="operators in the report (%(default)s)")
+    parser.add_argument("--output-report", default="bottlenecks.md", metavar="FILE", help="Markdown (%(default)s)")
+    add_trace_options(parser, top=25)
     options = parser.parse_args(argv)
     return run_tool("analyze_bottlenecks.py", lambda: analyze(options))
 

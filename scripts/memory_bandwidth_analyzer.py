@@ -11,9 +11,9 @@ import argparse
 import pathlib
 import sys
 
-from common.command_line import Failure, Parser, add_steps, positive, progress, run_tool
-from common.profiles import INTERPRETED, read_profile, short, steps_needed
-from common.roofline import FLOP_PER_BYTE, bound, ceilings_for, ceilings_line, draw_roofline, operator_table
+from common.command_line import Failure, Parser, progress, run_tool
+from common.profiles import INTERPRETED, short
+from common.roofline import FLOP_PER_BYTE, add_trace_options, analyzed_trace, bound, ceilings_line, draw_roofline
 from common.tables import emit, known, text_table
 
 
@@ -50,7 +50,7 @@ def as_text(content: dict, top: int) -> str:
     share = 100 * whole["memory_bound_ms"] / whole["ms"]
     return "\n".join(
         [
-            content["title"],
+            content["trace"],
             f"ceilings {content['ceilings_from']}: {ceilings_line(ceilings)}",
             "",
             text_table(header, rows, left=2),
@@ -76,23 +76,15 @@ def draw(target: pathlib.Path, name: str, content: dict) -> None:
 
 
 def analyze(options: argparse.Namespace) -> None:
-    profile = read_profile(options.profile_data, options.steps)
-    if not profile.operations:
-        raise Failure(2, f"{profile.path} holds no shapes: give a trace of --enable-pytorch-profiler")
-    steps = steps_needed(profile)
+    profile, content = analyzed_trace(options)
     if profile.interpreted:
         progress(INTERPRETED)
-    if not options.ceilings:
-        progress("measuring this device's ceilings ...")
-    ceilings, origin = ceilings_for(profile, options.ceilings)
-    if ceilings is None:
-        raise Failure(2, origin)
-    table = operator_table(profile, steps, ceilings)
-    rows = bandwidth_rows(table, ceilings)
+    if content["ceilings"] is None:
+        raise Failure(2, content["ceilings_from"])
+    rows = bandwidth_rows(content["operators"], content["ceilings"])
     if not rows:
         raise Failure(2, f"{profile.path} recorded no shapes: profile without --graph")
-    content = {"trace": str(profile.path), "title": profile.title, "steps": steps, "ceilings": ceilings}
-    content |= {"ceilings_from": origin, "summary": summary(rows, table, ceilings), "operators": rows}
+    content |= {"summary": summary(rows, content["operators"], content["ceilings"]), "operators": rows}
     if options.generate_roofline_plot:
         draw(pathlib.Path(options.plot_file or profile.path.parent / "roofline.png"), profile.path.name[:8], content)
     emit(content, as_text(content, options.top), options.json)
@@ -104,12 +96,9 @@ def main(argv: list[str] | None = None) -> int:
         "Measure the bandwidth that the operators of a step reach, and draw a roofline.",
         "--profile-data ./complete_rocm_analysis --generate-roofline-plot",
     )
-    parser.add_argument("--profile-data", required=True, metavar="DIR", help="PyTorch trace, or a folder with one")
     parser.add_argument("--generate-roofline-plot", action="store_true", help="draw roofline.png beside the trace")
     parser.add_argument("--plot-file", metavar="PNG", help="another place for the picture")
-    parser.add_argument("--ceilings", metavar="FILE", help="flops_profile.json with the device's ceilings (measured)")
-    add_steps(parser)
-    parser.add_argument("--top", type=positive, default=20, metavar="N", help="operators to print (%(default)s)")
+    add_trace_options(parser, top=20)
     options = parser.parse_args(argv)
     return run_tool("memory_bandwidth_analyzer.py", lambda: analyze(options))
 

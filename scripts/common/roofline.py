@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 
 from common import counts
-from common.command_line import Failure
-from common.profiles import Operation, Profile
+from common.command_line import Failure, add_steps, positive, progress
+from common.profiles import Operation, Profile, read_profile, steps_needed
 from common.report import matplotlib_figure
 from common.tables import rounded
 
@@ -141,6 +141,35 @@ def operator_row(calls: list[Operation], steps: int, ceilings: dict | None, whol
         "of_roofline": shortest / us if shortest is not None and us else None,
         "tflops": flops / us / 1e6 if shapes_known and us else None,
         "gb_s": moved / us / 1e3 if shapes_known and us else None,
+    }
+
+
+def add_trace_options(parser: argparse.ArgumentParser, top: int) -> None:
+    add = parser.add_argument
+    add("--profile-data", required=True, metavar="DIR", help="PyTorch trace, or a folder with one")
+    add("--ceilings", metavar="FILE", help="flops_profile.json with the device's ceilings (measured)")
+    add("--top", type=positive, default=top, metavar="N", help="operators to print (%(default)s)")
+    add_steps(parser)
+
+
+def analyzed_trace(options: argparse.Namespace) -> tuple[Profile, dict]:
+    """Return the profile that --profile-data names, and what the tools' JSON has of it: operators and ceilings."""
+    profile = read_profile(options.profile_data, options.steps)
+    if not profile.operations:
+        raise Failure(2, f"{profile.path} holds no operators: give a trace of --enable-pytorch-profiler")
+    steps = steps_needed(profile)
+    if not options.ceilings:
+        progress("measuring this device's ceilings ...")
+    ceilings, origin = ceilings_for(profile, options.ceilings)
+    return profile, {
+        "trace": profile.title,
+        "device": profile.device or ("CPU" if profile.on_cpu else "GPU"),
+        "on_cpu": profile.on_cpu,
+        "interpreted": profile.interpreted,
+        "steps": steps,
+        "ceilings": ceilings,
+        "ceilings_from": origin,
+        "operators": operator_table(profile, steps, ceilings),
     }
 
 
