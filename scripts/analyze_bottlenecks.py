@@ -15,9 +15,9 @@ import json
 import pathlib
 import sys
 
-from common.command_line import Failure, Parser, add_steps, positive, progress, run_tool
-from common.profiles import INTERPRETED, read_profile, steps_needed
-from common.roofline import ceilings_for, operator_table
+from common.command_line import Parser, run_tool
+from common.profiles import INTERPRETED
+from common.roofline import add_trace_options, analyzed_trace, ceilings_line
 from common.tables import emit, known, markdown_table, rounded, write_csv
 
 ADDRESSED_BY = {
@@ -33,15 +33,12 @@ ADDRESSED_BY = {
 
 def targets(rows: list[dict]) -> list[dict]:
     """Return a row per group, by the time that could be saved; where that is not known, by its whole time."""
-    groups: dict[str, list[dict]] = {}
-    for row in rows:
-        groups.setdefault(row["group"], []).append(row)
-    whole = sum(row["ms"] for row in rows)
-    found = []
-    for group, part in groups.items():
-        ms = sum(row["ms"] for row in part)
+    whole, found = sum(row["ms"] for row in rows), []
+    for group in dict.fromkeys(row["group"] for row in rows):
+        part = [row for row in rows if row["group"] == group]
         judged = [row for row in part if row["roofline_ms"] is not None]
         saved = sum(max(0.0, row["ms"] - row["roofline_ms"]) for row in judged) if judged else None
+        ms = sum(row["ms"] for row in part)
         found.append(
             {
                 "group": group,
@@ -63,7 +60,7 @@ def ceiling_lines(content: dict) -> list[str]:
     if roofs is None:
         return [f"No roofline: {content['ceilings_from']}."]
     return [
-        f"Ceilings, {content['ceilings_from']}: {roofs['matmul_tflops']:.3f} TFLOP/s, {roofs['copy_tb_s']:.3f} TB/s.",
+        f"Ceilings, {content['ceilings_from']}: {ceilings_line(roofs)}.",
         "The roofline is the shortest time that they allow, every input read once; a fraction of it above 100 % means",
         "that the data was still in a cache.",
     ]
@@ -127,25 +124,8 @@ def write_files(content: dict, path: pathlib.Path, top: int) -> list[pathlib.Pat
 
 
 def analyze(options: argparse.Namespace) -> None:
-    profile = read_profile(options.profile_data, options.steps)
-    if not profile.operations:
-        raise Failure(2, f"{profile.path} holds no operators: give a trace of --enable-pytorch-profiler")
-    steps = steps_needed(profile)
-    if not options.ceilings:
-        progress("measuring this device's ceilings ...")
-    ceilings, origin = ceilings_for(profile, options.ceilings)
-    rows = operator_table(profile, steps, ceilings)
-    content = {
-        "trace": profile.title,
-        "device": profile.device or ("CPU" if profile.on_cpu else "GPU"),
-        "on_cpu": profile.on_cpu,
-        "interpreted": profile.interpreted,
-        "steps": steps,
-        "ceilings": ceilings,
-        "ceilings_from": origin,
-        "targets": targets(rows),
-        "operators": rows,
-    }
+    content = analyzed_trace(options)[1]
+    content["targets"] = targets(content["operators"])
     files = write_files(content, pathlib.Path(options.output_report), options.top)
     emit(content, as_text(content, files), options.json)
 
@@ -156,12 +136,8 @@ def main(argv: list[str] | None = None) -> int:
         "Rank the operators of a step by time, with their distance from the roofline and what tackles them.",
         "--profile-data pytorch_profiles/ --output-report bottlenecks_v1.md",
     )
-    add = parser.add_argument
-    add("--profile-data", required=True, metavar="DIR", help="PyTorch trace, or its folder")
-    add("--output-report", default="bottlenecks.md", metavar="FILE", help="Markdown (%(default)s)")
-    add("--ceilings", metavar="FILE", help="flops_profile.json with the device's ceilings (measured)")
-    add_steps(parser)
-    add("--top", type=positive, default=25, metavar="N", help="operators in the report (%(default)s)")
+    parser.add_argument("--output-report", default="bottlenecks.md", metavar="FILE", help="Markdown (%(default)s)")
+    add_trace_options(parser, top=25)
     options = parser.parse_args(argv)
     return run_tool("analyze_bottlenecks.py", lambda: analyze(options))
 

@@ -9,14 +9,17 @@ Exit status: 0 measured, 2 for bad input.
 """
 
 import argparse
+import itertools
 import pathlib
 import platform
 import sys
 
+from common import counts
 from common.command_line import Failure, Parser, numbers, progress, run_tool
 from common.counts import ELEMENT_BYTES, Gemm, Sizes, gemms
-from common.roofline import measure_ceilings, shortest_s
+from common.roofline import bound, ceilings_line, measure_ceilings, shortest_s
 from common.tables import emit, text_table
+from common.versions import load_version
 
 SMALL = 0.5  # fraction of the attainable rate below which a GEMM is too small for the device
 CALLS = 20  # of a GEMM in one measurement on a GPU
@@ -24,7 +27,7 @@ NAMES = ("vocab_size", "hidden_dim", "num_layers", "num_heads", "num_kv_heads", 
 
 
 def read_config(path: pathlib.Path) -> dict:
-    """Return the model's sizes in a YAML file; Failure names what is missing or wrong."""
+    """Return the model's sizes in a YAML file; version 1's own options say what is wrong with them."""
     try:
         import yaml
     except ImportError:
@@ -35,20 +38,15 @@ def read_config(path: pathlib.Path) -> dict:
         raise Failure(2, f"--model-config {path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError):
         raise Failure(2, f"--model-config {path} is no valid YAML") from None
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or not set(NAMES) <= content.keys():
         raise Failure(2, f"--model-config {path} must name {', '.join(NAMES)}")
-    for name in NAMES:
-        if not isinstance(content.get(name), int) or content[name] < 1:
-            raise Failure(2, f"--model-config {path}: {name} must be a positive whole number, got {content.get(name)}")
-    if content["hidden_dim"] % content["num_heads"] or content["num_heads"] % content["num_kv_heads"]:
-        raise Failure(2, f"--model-config {path}: num_heads must divide hidden_dim, and num_kv_heads num_heads")
     return {name: content[name] for name in NAMES}
 
 
 def sizes_of(config: dict, batch_size: int, seq_len: int) -> Sizes:
-    C, H = config["hidden_dim"], config["num_heads"]
-    rest = config["num_kv_heads"], C // H, config["intermediate_dim"], config["vocab_size"], config["num_layers"]
-    return Sizes(batch_size, seq_len, C, H, *rest)
+    config = config | {"batch_size": batch_size, "seq_len": seq_len}
+    options = [word for name, value in config.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return counts.sizes_of(load_version(1).parse_options([*options, "--device", "cpu"]))
 
 
 def seconds(gemm: Gemm, device, dtype) -> float:
@@ -80,7 +78,6 @@ def measured(gemm: Gemm, duration: float, size: int, roofs: dict) -> dict:
     """Return the results of a GEMM that took so many seconds per call."""
     moved, rate = gemm.bytes(size), gemm.flops / duration / 1e12
     attainable = min(roofs["matmul_tflops"], roofs["copy_tb_s"] * gemm.flops / moved)
-    bound = "compute" if attainable == roofs["matmul_tflops"] else "memory"
     return gemm._asdict() | {
         "flops": gemm.flops,
         "bytes": moved,
@@ -89,7 +86,7 @@ def measured(gemm: Gemm, duration: float, size: int, roofs: dict) -> dict:
         "tflops": rate,
         "share_of_peak": rate / roofs["matmul_tflops"],
         "share_of_attainable": rate / attainable,
-        "bound": "too small" if rate < SMALL * attainable else bound,
+        "bound": "too small" if rate < SMALL * attainable else bound(gemm.flops / moved, roofs),
     }
 
 
@@ -124,9 +121,8 @@ def gemm_lines(step: dict) -> str:
 
 
 def as_text(content: dict, details: bool) -> str:
-    roofs, steps, rows = content["ceilings"], content["steps"], []
-    top, copy = roofs["matmul_tflops"], roofs["copy_tb_s"]
-    lines = [f"{content['device']}, {content['precision']}: fastest GEMM {top:.3f} TFLOP/s, copy {copy:.3f} TB/s", ""]
+    steps, rows = content["steps"], []
+    lines = [f"{content['device']}, {content['precision']}, fastest: {ceilings_line(content['ceilings'])}", ""]
     for step in steps if details else steps[-1:]:
         lines += [f"batch {step['batch_size']}, {step['seq_len']} tokens", gemm_lines(step), ""]
     for step in steps:
@@ -141,15 +137,14 @@ def analyze(options: argparse.Namespace) -> None:
     import torch
 
     config = read_config(pathlib.Path(options.model_config))
+    steps = [sizes_of(config, *size) for size in itertools.product(options.batch_sizes, options.sequence_lengths)]
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     roofs = measure_ceilings(str(device), options.precision)  # allows TF32 where it is asked for
     dtype = getattr(torch, options.precision, torch.float32)
     durations = {}
-    for batch_size in options.batch_sizes:
-        for seq_len in options.sequence_lengths:
-            progress(f"batch {batch_size}, {seq_len} tokens ...")
-            sizes = sizes_of(config, batch_size, seq_len)
-            durations[sizes] = [(gemm, seconds(gemm, device, dtype)) for gemm in gemms(sizes)]
+    for sizes in steps:
+        progress(f"batch {sizes.B}, {sizes.T} tokens ...")
+        durations[sizes] = [(gemm, seconds(gemm, device, dtype)) for gemm in gemms(sizes)]
     content = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "torch": torch.__version__,
@@ -167,12 +162,13 @@ def main(argv: list[str] | None = None) -> int:
         "Measure every GEMM of a training step.",
         '--model-config tiny_llama_v1_config.yaml --batch-sizes "4,8,16,32" --sequence-lengths "64,128,256"',
     )
-    parser.add_argument("--model-config", required=True, metavar="YAML", help="sizes, as tiny_llama_v1_config.yaml")
-    parser.add_argument("--batch-sizes", type=numbers, default=[8], metavar="B,..", help="(8)")
-    parser.add_argument("--sequence-lengths", type=numbers, default=[128], metavar="T,..", help="(128)")
-    parser.add_argument("--precision", choices=ELEMENT_BYTES, default="float32", help="(%(default)s)")
-    parser.add_argument("--device", help="cpu, cuda or cuda:N (a GPU if there is one)")
-    parser.add_argument("--details", action="store_true", help="print the GEMMs of every configuration")
+    add = parser.add_argument
+    add("--model-config", required=True, metavar="YAML", help="sizes, as tiny_llama_v1_config.yaml")
+    add("--batch-sizes", type=numbers, default=[8], metavar="B,..", help="(8)")
+    add("--sequence-lengths", type=numbers, default=[128], metavar="T,..", help="(128)")
+    add("--precision", choices=ELEMENT_BYTES, default="float32", help="(%(default)s)")
+    add("--device", help="cpu, cuda or cuda:N (a GPU if there is one)")
+    add("--details", action="store_true", help="print the GEMMs of every configuration")
     options = parser.parse_args(argv)
     return run_tool("analyze_gemm_operations.py", lambda: analyze(options))
 

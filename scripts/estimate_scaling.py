@@ -129,7 +129,7 @@ def estimate(work: Work, gpus: int, links: Links, contention: float) -> dict:
 
 def as_text(content: dict) -> str:
     work, network = content["work"], content["network"]
-    cells = [
+    rows = [
         [row["gpus"], *(f"{row[name]:.2f}" for name in COLUMNS), f"{row['efficiency']:.1%}"]
         for row in content["estimates"]
     ]
@@ -137,7 +137,7 @@ def as_text(content: dict) -> str:
         f"one GPU: step {significant(work['step_ms'])} ms, of it backward {significant(work['backward_ms'])} ms; "
         f"{work['gradient_mb']:,.1f} MB of gradients\n"
         f"hosts of {content['gpus_per_host']} GPUs, measured; between them, assumed, {network['gb_s']:g} GB/s "
-        f"per GPU and {network['us']:g} us per hop\n\n{text_table(['GPUs', *COLUMNS.values(), 'efficiency'], cells)}"
+        f"per GPU and {network['us']:g} us per hop\n\n{text_table(['GPUs', *COLUMNS.values(), 'efficiency'], rows)}"
     )
 
 

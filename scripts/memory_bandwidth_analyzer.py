@@ -11,33 +11,25 @@ import argparse
 import pathlib
 import sys
 
-from common.command_line import Failure, Parser, add_steps, positive, progress, run_tool
-from common.profiles import INTERPRETED, read_profile, short, steps_needed
-from common.roofline import FLOP_PER_BYTE, ceilings_for, draw_roofline, operator_table
+from common.command_line import Failure, Parser, progress, run_tool
+from common.profiles import INTERPRETED, short
+from common.roofline import FLOP_PER_BYTE, add_trace_options, analyzed_trace, bound, ceilings_line, draw_roofline
 from common.tables import emit, known, text_table
-
-
-def balance(ceilings: dict) -> float:
-    """Return the FLOP per byte from which on the device is compute-bound: where the two ceilings meet."""
-    return ceilings["matmul_tflops"] / ceilings["copy_tb_s"]
 
 
 def bandwidth_rows(rows: list[dict], ceilings: dict) -> list[dict]:
     """Return the operators whose bytes are known, with FLOP per byte, fraction of the copy bandwidth, and bound."""
-    found = []
-    for row in rows:
-        if row["bytes"] and row["gb_s"] is not None:
-            intensity = row["flops"] / row["bytes"]
-            bound = "compute" if intensity > balance(ceilings) else "memory"
-            share = row["gb_s"] / (1e3 * ceilings["copy_tb_s"])
-            found.append(row | {"flop_per_byte": intensity, "share_of_copy": share, "bound": bound})
+    found = [row | {"flop_per_byte": row["flops"] / row["bytes"]} for row in rows if row["bytes"] and row["gb_s"]]
+    for row in found:
+        row["share_of_copy"] = row["gb_s"] / (1e3 * ceilings["copy_tb_s"])
+        row["bound"] = bound(row["flop_per_byte"], ceilings)
     return found
 
 
 def summary(rows: list[dict], all_rows: list[dict], ceilings: dict) -> dict:
     """Return bytes and rate of the whole step, and the time of memory-bound operators and of unknown ones."""
     moved, ms = (sum(row[key] for row in rows) for key in ("bytes", "ms"))
-    total, rate = sum(row["ms"] for row in all_rows), moved / ms / 1e6 if ms else 0.0
+    total, rate = sum(row["ms"] for row in all_rows), moved / ms / 1e6
     return {
         "bytes": moved,
         "gb_s": rate,
@@ -45,18 +37,7 @@ def summary(rows: list[dict], all_rows: list[dict], ceilings: dict) -> dict:
         "ms": total,
         "memory_bound_ms": sum(row["ms"] for row in rows if row["bound"] == "memory"),
         "unknown_ms": total - ms,
-        "balance_flop_per_byte": balance(ceilings),
     }
-
-
-def roofline_points(rows: list[dict]) -> list[tuple]:
-    """Return the operators that compute as points of the picture, longest first."""
-    low, high = FLOP_PER_BYTE
-    placed = [row for row in rows if low <= row["flop_per_byte"] <= high]
-    return [
-        (short(row["operator"].removeprefix("aten::"), 26), row["flop_per_byte"], row["tflops"], row["ms"])
-        for row in placed
-    ]
 
 
 def as_text(content: dict, top: int) -> str:
@@ -66,12 +47,11 @@ def as_text(content: dict, top: int) -> str:
         rates = [f"{100 * row['share_of_copy']:.0f} %", f"{row['flop_per_byte']:.1f}", row["bound"]]
         rows.append([row["operator"], row["group"], *work, *rates])
     header = ["operator", "group", "ms per step", "MB per step", "GB/s", "of copy", "FLOP/B", "bound"]
-    share = 100 * whole["memory_bound_ms"] / whole["ms"] if whole["ms"] else 0.0
+    share = 100 * whole["memory_bound_ms"] / whole["ms"]
     return "\n".join(
         [
-            content["title"],
-            f"ceilings {content['ceilings_from']}: copy {1e3 * ceilings['copy_tb_s']:,.1f} GB/s, "
-            f"matmul {ceilings['matmul_tflops']:.3f} TFLOP/s, balance {whole['balance_flop_per_byte']:.1f} FLOP/byte",
+            content["trace"],
+            f"ceilings {content['ceilings_from']}: {ceilings_line(ceilings)}",
             "",
             text_table(header, rows, left=2),
             "",
@@ -83,29 +63,30 @@ def as_text(content: dict, top: int) -> str:
     )
 
 
+def draw(target: pathlib.Path, name: str, content: dict) -> None:
+    """Draw the operators that compute."""
+    rows = [row for row in content["operators"] if row["flop_per_byte"] >= FLOP_PER_BYTE[0]]
+    points = [
+        (short(row["operator"].removeprefix("aten::"), 26), row["flop_per_byte"], row["tflops"], row["ms"])
+        for row in rows
+    ]
+    draw_roofline(target, f"Operators of a step that compute, {name}", content["ceilings"], points)
+    left_out = sum(row["ms"] for row in content["operators"]) - sum(row["ms"] for row in rows)
+    progress(f"drew {target}; not in it are operators without FLOPs, {left_out:,.3f} ms per step")
+
+
 def analyze(options: argparse.Namespace) -> None:
-    profile = read_profile(options.profile_data, options.steps)
-    if not profile.operations:
-        raise Failure(2, f"{profile.path} holds no shapes: give a trace of --enable-pytorch-profiler")
-    steps = steps_needed(profile)
+    profile, content = analyzed_trace(options)
     if profile.interpreted:
         progress(INTERPRETED)
-    if not options.ceilings:
-        progress("measuring this device's ceilings ...")
-    ceilings, origin = ceilings_for(profile, options.ceilings)
-    if ceilings is None:
-        raise Failure(2, origin)
-    table = operator_table(profile, steps, ceilings)
-    rows = bandwidth_rows(table, ceilings)
+    if content["ceilings"] is None:
+        raise Failure(2, content["ceilings_from"])
+    rows = bandwidth_rows(content["operators"], content["ceilings"])
     if not rows:
         raise Failure(2, f"{profile.path} recorded no shapes: profile without --graph")
-    content = {"trace": str(profile.path), "title": profile.title, "steps": steps, "ceilings": ceilings}
-    content |= {"ceilings_from": origin, "summary": summary(rows, table, ceilings), "operators": rows}
+    content |= {"summary": summary(rows, content["operators"], content["ceilings"]), "operators": rows}
     if options.generate_roofline_plot:
-        target, points = pathlib.Path(options.plot_file or profile.path.parent / "roofline.png"), roofline_points(rows)
-        draw_roofline(target, f"Operators of a step that compute, {profile.path.name[:8]}", ceilings, points)
-        left_out = sum(row["ms"] for row in rows) - sum(ms for *_, ms in points)
-        progress(f"drew {target}; not in it are operators without FLOPs, {left_out:,.3f} ms per step")
+        draw(pathlib.Path(options.plot_file or profile.path.parent / "roofline.png"), profile.path.name[:8], content)
     emit(content, as_text(content, options.top), options.json)
 
 
@@ -115,12 +96,9 @@ def main(argv: list[str] | None = None) -> int:
         "Measure the bandwidth that the operators of a step reach, and draw a roofline.",
         "--profile-data ./complete_rocm_analysis --generate-roofline-plot",
     )
-    parser.add_argument("--profile-data", required=True, metavar="DIR", help="PyTorch trace, or a folder with one")
     parser.add_argument("--generate-roofline-plot", action="store_true", help="draw roofline.png beside the trace")
     parser.add_argument("--plot-file", metavar="PNG", help="another place for the picture")
-    parser.add_argument("--ceilings", metavar="FILE", help="flops_profile.json with the device's ceilings (measured)")
-    add_steps(parser)
-    parser.add_argument("--top", type=positive, default=20, metavar="N", help="operators to print (%(default)s)")
+    add_trace_options(parser, top=20)
     options = parser.parse_args(argv)
     return run_tool("memory_bandwidth_analyzer.py", lambda: analyze(options))
 

@@ -3,18 +3,20 @@
 
     python scripts/model_counts.py --preset small --version 3 --precision bfloat16
     python scripts/model_counts.py --version 1 --seq-len 1024 --json counts.json
-    python scripts/model_counts.py --markdown                 # the tables of TINY_LLAMA_ARCHITECTURE.md
-    python scripts/model_counts.py --write                    # put them between the markers of that page
-    python scripts/model_counts.py --check                    # compare the page with them
+    python scripts/model_counts.py --write                    # put the tables into TINY_LLAMA_ARCHITECTURE.md
+    python scripts/model_counts.py --check                    # compare that page with them
 
 The formulas stand in common/counts.py, which also says what each quantity counts.
 
 Exit status: 0; 1 if --check finds a difference; 2 for a bad option or a file that cannot be read or written.
 """
 
+import itertools
 import pathlib
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
+
+import sympy
 
 from common import counts
 from common.command_line import Failure, Parser, add_version_option, run_tool, version_meant
@@ -27,78 +29,49 @@ from common.versions import REPOSITORY, SCRIPTS, load_version
 
 PAGE = REPOSITORY / "TINY_LLAMA_ARCHITECTURE.md"
 PRESETS = ("tiny", "small", "medium")
+VERSIONS = [f"V{version}" for version in SCRIPTS]
 GPUS = ("MI300X", "H200", "MI250X")  # in the tables; --json has all that are known
 
 # ---------------------------------------------------------------- formulas as text
 
-
-class Formula:
-    """A polynomial in the letters of the sizes: what the functions of counts.py return when they are given letters."""
-
-    def __init__(self, terms: dict, size: int = 0):
-        self.terms, self.size = {letters: n for letters, n in terms.items() if n}, size
-
-    def __add__(self, other):
-        total = Counter(self.terms)
-        total.update(formula(other).terms)
-        return Formula(total)
-
-    def __sub__(self, other):
-        return self + -1 * other
-
-    def __mul__(self, other):
-        product = Counter()
-        for ours, n in self.terms.items():
-            for theirs, m in formula(other).terms.items():
-                product["".join(sorted(ours + theirs, key=Sizes._fields.index))] += n * m
-        return Formula(product)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __gt__(self, number):
-        return self.size > number
-
-    def __bool__(self):
-        return bool(self.terms)
-
-    def text(self, power: str = "^{}") -> str:
-        """Return the formula, highest powers first: 4BTC + 2BT^2H."""
-        order = "BTCHKDFVL"
-        terms = sorted(self.terms.items(), key=lambda term: (-len(term[0]), [order.index(x) for x in term[0]]))
-        return " + ".join(("" if n == 1 and name else str(n)) + powers(name, power) for name, n in terms)
-
-
-def formula(value) -> Formula:
-    return value if isinstance(value, Formula) else Formula({"": value})
-
-
-def powers(letters: str, power: str) -> str:
-    return "".join(x + (power.format(n) if n > 1 else "") for x, n in Counter(letters).items())
+LETTERS = sympy.symbols("B T C H K D F V L")  # in the order of the page
 
 
 def letters(sizes: Sizes) -> Sizes:
-    """Return sizes whose values are their letters."""
-    return Sizes(*(Formula({name: 1}, size) for name, size in zip(Sizes._fields, sizes, strict=True)))
+    """Return sizes whose values are their letters: with them the functions of counts.py return formulas."""
+
+    class Letters(Sizes):
+        one_hot = sizes.one_hot
+
+    return Letters(*LETTERS)
+
+
+def formula(value, power: str = "^{}") -> str:
+    """Return a polynomial in the letters, highest powers first: 4BTC + 2BT^2H; nothing for zero."""
+    found = []
+    for powers, factor in sympy.Poly(value, *LETTERS).terms(order="grlex") if value != 0 else []:
+        name = "".join(f"{x}{power.format(n) if n > 1 else ''}" for x, n in zip(LETTERS, powers, strict=True) if n)
+        found.append(name if factor == 1 and name else f"{factor}{name}")
+    return " + ".join(found)
 
 
 def part_formulas(version: int, precision: str, sizes: Sizes) -> dict:
-    """Return {part: {phase: {"layer" or "once": {quantity: Formula}}}}."""
+    """Return {part: {phase: {"layer" or "once": {quantity: formula}}}}."""
     s = letters(sizes)
     flops = counts.flops_done(version, s)
     pieces = {"layer": counts.parts_of_layer(version, precision, s), "once": counts.parts_once(version, precision, s)}
     found = {part: {phase: {} for phase in PHASES} for part in PARTS}
-    for part in PARTS:
-        for phase in PHASES:
-            for i, (where, parts) in enumerate(pieces.items()):
-                piece = parts.get(part, Part())
-                launches = getattr(piece, phase)
-                values = {
-                    "flops": flops.get(part, {}).get(phase, (0, 0))[i],
-                    "bytes": sum(launches),
-                    "launches": len(launches),
-                    "saved": piece.saved if phase == "forward" else 0,
-                }
-                found[part][phase][where] = {name: formula(value) for name, value in values.items() if formula(value)}
+    for part, phase, (i, (where, parts)) in itertools.product(PARTS, PHASES, enumerate(pieces.items())):
+        piece = parts.get(part, Part())
+        launches = getattr(piece, phase)
+        values = {
+            "flops": flops.get(part, {}).get(phase, (0, 0))[i],
+            "bytes": sum(launches),
+            "launches": len(launches),
+            "saved": piece.saved if phase == "forward" else 0,
+        }
+        if any(value != 0 for value in values.values()):
+            found[part][phase][where] = {quantity: value for quantity, value in values.items() if value != 0}
     return found
 
 
@@ -115,21 +88,12 @@ def preset_sizes(preset: str) -> Sizes:
 
 
 def math(value) -> str:
-    return f"${formula(value).text('^{{{}}}')}$" if formula(value) else ""
-
-
-def titles(names) -> list[str]:
-    return [f"`{name}`" for name in names]
-
-
-def versions_header() -> list[str]:
-    return [f"V{version}" for version in SCRIPTS]
+    return f"${formula(value, '^{{{}}}')}$" if value != 0 else ""
 
 
 def presets_table() -> str:
-    order = "BTCHKDFVL"
-    rows = [[f"`{preset}`", *(getattr(preset_sizes(preset), letter) for letter in order)] for preset in PRESETS]
-    return markdown_table(["preset", *(f"${letter}$" for letter in order)], rows)
+    rows = [[f"`{preset}`", *preset_sizes(preset)] for preset in PRESETS]
+    return markdown_table(["preset", *(f"${letter}$" for letter in LETTERS)], rows)
 
 
 def parameter_table() -> str:
@@ -139,7 +103,7 @@ def parameter_table() -> str:
         cells = [f"{s.L * table[part][0] + table[part][1]:,}" for s, table in zip(sizes, tables, strict=True)]
         rows.append([part, math(layer), math(once), *cells])
     rows.append(["**all**", "", "", *(f"**{counts.parameter_count(s):,}**" for s in sizes)])
-    return markdown_table(["part", "in each layer", "once", *titles(PRESETS)], rows)
+    return markdown_table(["part", "in each layer", "once", *(f"`{preset}`" for preset in PRESETS)], rows)
 
 
 def flops_table() -> str:
@@ -151,7 +115,9 @@ def flops_table() -> str:
     rows.append(["**all**", "", "", *(f"**{sum(flops.values()) / 1e9:,.2f}**" for flops in required)])
     others = [sum(map(sum, counts.operations(s).values())) for s in sizes]
     rows.append(["everything else, operations", "", "", *(f"{n / 1e9:,.2f}" for n in others)])
-    return markdown_table(["GFLOP of a step", "forward, each layer", "forward, once", *titles(PRESETS)], rows)
+    return markdown_table(
+        ["GFLOP of a step", "forward, each layer", "forward, once", *(f"`{preset}`" for preset in PRESETS)], rows
+    )
 
 
 def launches_table() -> str:
@@ -165,7 +131,7 @@ def launches_table() -> str:
     for preset in PRESETS:
         steps = [step_counts(version, "float32", preset_sizes(preset)) for version in SCRIPTS]
         rows.append([f"**step of `{preset}`**", *(f"**{total(step, 'launches'):,}**" for step in steps)])
-    return markdown_table(["launches, forward + backward", *versions_header()], rows)
+    return markdown_table(["launches, forward + backward", *VERSIONS], rows)
 
 
 def formula_table(quantity: str) -> str:
@@ -176,7 +142,8 @@ def formula_table(quantity: str) -> str:
         cells = []
         for version in found:
             layer, once = (
-                sum(version[part][phase][where].get(quantity, 0) for phase in PHASES) for where in ("layer", "once")
+                sum(version[part][phase].get(where, {}).get(quantity, 0) for phase in PHASES)
+                for where in ("layer", "once")
             )
             cells.append(math(layer) + (" a layer; " if layer and once else "") + math(once))
         if any(cells):
@@ -195,7 +162,7 @@ def step_table(quantity: str, unit: float, name: str) -> str:
         for precision in ("float32", "bfloat16"):
             sums = [total(step_counts(v, precision, preset_sizes(preset)), quantity) / unit for v in SCRIPTS]
             rows.append([f"**step of `{preset}`, {PRECISIONS[precision]}**", *(f"**{n:,.0f}**" for n in sums)])
-    return markdown_table([f"{name}, `small`, fp32", *versions_header()], rows)
+    return markdown_table([f"{name}, `small`, fp32", *VERSIONS], rows)
 
 
 def gpu_table() -> str:
@@ -212,11 +179,12 @@ def gpu_table() -> str:
 def roofline_table(version: int, precision: str, preset: str) -> str:
     step, rows = step_counts(version, precision, preset_sizes(preset)), []
     columns = [counts.rooflines(step, gpu, precision) for gpu in GPUS]
-    flops, operations, moved = (both_phases(step, quantity) for quantity in QUANTITIES[:3])
+    work = counts.intensity(step)
     for part in PARTS:
         times = [f"**{us:,.0f}**" if bound == "compute" else f"{us:,.0f}" for us, bound in (c[part] for c in columns)]
-        work = flops[part] + operations[part]
-        rows.append([part, f"{work / 1e9:,.2f}", f"{moved[part] / 1e6:,.0f}", f"{work / moved[part]:,.1f}", *times])
+        row = work[part]
+        cells = [f"{row['flops'] / 1e9:,.2f}", f"{row['bytes'] / 1e6:,.0f}", f"{row['flop_per_byte']:,.1f}"]
+        rows.append([part, *cells, *times])
     sums = [f"{1e3 * counts.shortest_step_ms(step, gpu, precision):,.0f}" for gpu in GPUS]
     rows.append(["all, one after the other", "", "", "", *sums])
     header = [f"V{version}, `{preset}`, {PRECISIONS[precision]}", "GFLOP", "MB", "FLOP/B"]
@@ -232,7 +200,7 @@ def shortest_table() -> str:
             for gpu in GPUS:
                 times = [f"{counts.shortest_step_ms(step, gpu, precision):,.2f}" for step in steps]
                 rows.append([f"`{preset}`, {PRECISIONS[precision]}, {gpu}", *times])
-    return markdown_table(["shortest step, ms", *versions_header()], rows)
+    return markdown_table(["shortest step, ms", *VERSIONS], rows)
 
 
 def corrections() -> str:
@@ -245,19 +213,13 @@ def corrections() -> str:
     forward, backward = ([sum(len(getattr(p, phase)) for p in layer.values()) for layer in layers] for phase in PHASES)
     saved = 1 - (forward[1] + backward[1]) / (forward[0] + backward[0])
     separate, packed = (sum(layer["QKV projection"].forward) for layer in layers)
+    forward_text = f"{required / 1e6:,.1f} MFLOP; {computed / 1e6:,.1f} with the masked half of the scores"
+    bytes_text = f"{1 - packed / separate:.0%} of the forward (`small` with $K = H$, as published)"
     rows = [
-        [
-            "forward of one sequence of `tiny`",
-            "about 368 M",
-            f"{required / 1e6:,.1f} MFLOP; {computed / 1e6:,.1f} with the masked half of the scores",
-        ],
+        ["forward of one sequence of `tiny`", "about 368 M", forward_text],
         ["kernels in a layer of V1", "17, elsewhere 10 + 7 + 2 + 2", f"{forward[0]} forward, {backward[0]} backward"],
         ["launches that V2's fusions save", "40 to 60 %", f"{saved:.0%} of a layer"],
-        [
-            "bytes that one QKV product saves",
-            "about 40 %",
-            f"{1 - packed / separate:.0%} of the forward (`small` with $K = H$, as published)",
-        ],
+        ["bytes that one QKV product saves", "about 40 %", bytes_text],
     ]
     return markdown_table(["", "published", "counted"], rows, left=3)
 
@@ -319,24 +281,13 @@ def page_tables(recorded: Record) -> dict[str, str]:
 
 
 def write_page(options) -> int:
-    """Print, write or check the tables of the page."""
+    """Write or check the tables of the page."""
     tables = page_tables(Record(options.recorded) if options.recorded else newest_record())
-    if options.markdown:
-        print("\n\n".join(f"{name}\n{table}" for name, table in tables.items()))
-        return 0
-    try:
-        text = options.page.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise Failure(2, f"--page {options.page} cannot be read: name a copy of {PAGE.name}") from None
+    text = PAGE.read_text(encoding="utf-8")
     for name in tables:
         if f"<!-- {name}:begin -->" not in text or f"<!-- {name}:end -->" not in text:
-            raise Failure(2, f"{options.page} must have the lines <!-- {name}:begin --> and <!-- {name}:end -->")
-    if options.write:
-        write_or_check({options.page: fill(text, tables)}, check=False, remedy="")
-        return 0
-    return write_or_check(
-        {options.page: fill(text, tables)}, check=True, remedy="python scripts/model_counts.py --write"
-    )
+            raise Failure(2, f"{PAGE} must have the lines <!-- {name}:begin --> and <!-- {name}:end -->")
+    return write_or_check({PAGE: fill(text, tables)}, options.check, "python scripts/model_counts.py --write")
 
 
 # ---------------------------------------------------------------- one step
@@ -345,22 +296,19 @@ def write_page(options) -> int:
 def content_of(version: int, precision: str, sizes: Sizes) -> dict:
     """Return everything about one step, for --json."""
     step, formulas = step_counts(version, precision, sizes), part_formulas(version, precision, sizes)
-    weights, parts = counts.parameters(sizes), {}
+    weights, work, parts = counts.parameters(sizes), counts.intensity(step), {}
     gpus = {gpu: counts.rooflines(step, gpu, precision) for gpu in counts.PEAK_TFLOPS}
     for part in PARTS:
-        flops, operations, moved = (both_phases(step, quantity)[part] for quantity in QUANTITIES[:3])
         layer, once = weights.get(part, (0, 0))
         parts[part] = {
             "parameters": sizes.L * layer + once,
             **step[part],
-            "flop_per_byte": (flops + operations) / moved,
-        }
-        parts[part]["roofline"] = {
-            gpu: dict(zip(("us", "bound"), rows[part], strict=True)) for gpu, rows in gpus.items()
-        }
-        parts[part]["formulas"] = {
-            phase: {where: {q: f.text() for q, f in found.items()} for where, found in places.items() if found}
-            for phase, places in formulas[part].items()
+            "flop_per_byte": work[part]["flop_per_byte"],
+            "roofline": {gpu: dict(zip(("us", "bound"), rows[part], strict=True)) for gpu, rows in gpus.items()},
+            "formulas": {
+                phase: {where: {q: formula(value) for q, value in found.items()} for where, found in places.items()}
+                for phase, places in formulas[part].items()
+            },
         }
     totals = {quantity: total(step, quantity) for quantity in QUANTITIES}
     totals["parameters"] = counts.parameter_count(sizes)
@@ -410,15 +358,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser("model_counts.py", __doc__.splitlines()[0], example)
     add_version_option(parser)
     parser.add_argument("--precision", choices=counts.ELEMENT_BYTES, default="float32", help="(%(default)s)")
-    parser.add_argument("--markdown", action="store_true", help=f"print the tables of {PAGE.name}")
-    parser.add_argument("--write", action="store_true", help="put them into the page")
-    parser.add_argument("--check", action="store_true", help="compare the page with them")
-    parser.add_argument("--page", type=pathlib.Path, default=PAGE, metavar="FILE", help=f"({PAGE.name})")
+    parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.name}")
+    parser.add_argument("--check", action="store_true", help="compare that page with them")
     parser.add_argument("--recorded", type=pathlib.Path, metavar="FOLDER", help="a recorded run (the newest)")
     options, rest = parser.parse_known_args(argv)
 
     def work() -> int:
-        return write_page(options) if options.markdown or options.write or options.check else count(options, rest)
+        return write_page(options) if options.write or options.check else count(options, rest)
 
     return run_tool("model_counts.py", work)
 

@@ -9,6 +9,7 @@ Exit status: 0 found; 1 if not even one sequence fits; 2 for bad input.
 """
 
 import argparse
+import contextlib
 import os
 import sys
 
@@ -53,13 +54,12 @@ class Search:
     def fits(self, batch_size: int) -> bool:
         """Return whether it runs within the budget; measure it if that is not known yet."""
         if batch_size not in self.rows:
-            row = {"batch_size": batch_size, "samples_per_second": None, "step_ms": None, "peak_memory_mb": None}
-            try:
+            row = dict.fromkeys(("batch_size", "samples_per_second", "step_ms", "peak_memory_mb"))
+            row |= {"batch_size": batch_size, "fits": False}
+            with contextlib.suppress(OutOfMemory):
                 summary = self.probe(batch_size)
                 row |= {key: summary[key] for key in ("samples_per_second", "peak_memory_mb")}
                 row |= {"step_ms": summary["step_ms"]["median"], "fits": summary["peak_memory_mb"] <= self.budget_mb}
-            except OutOfMemory:
-                row["fits"] = False
             self.rows[batch_size] = row
         return self.rows[batch_size]["fits"]
 
@@ -76,7 +76,7 @@ class Search:
         batch_size = 1
         while batch_size <= self.largest and self.fits(batch_size):
             if not self.to_the_limit and self.saturated():
-                return [self.rows[size] for size in sorted(self.rows)]
+                return list(self.rows.values())
             batch_size *= 2
         low, high = batch_size // 2, min(batch_size, self.largest + 1)
         while low and high - low > max(1, low // 8):
@@ -102,25 +102,17 @@ def best(rows: list[dict], target: str) -> dict | None:
 
 
 def as_text(content: dict) -> str:
-    def outcome(row):
-        if row["peak_memory_mb"] is None:
-            return "out of memory"
-        return "fits" if row["fits"] else "above the limit"
-
-    rows = [
-        [row["batch_size"], significant(row["step_ms"]), known(row["samples_per_second"], ",.1f")]
-        + [known(row["peak_memory_mb"], ",.0f"), outcome(row)]
-        for row in content["probes"]
-    ]
-    found = content["best"]
+    rows, found = [], content["best"]
+    for row in content["probes"]:
+        outcome = "out of memory" if row["peak_memory_mb"] is None else "fits" if row["fits"] else "above the limit"
+        speed = [significant(row["step_ms"]), known(row["samples_per_second"], ",.1f")]
+        rows.append([row["batch_size"], *speed, known(row["peak_memory_mb"], ",.0f"), outcome])
     share = 100 * found["peak_memory_mb"] / content["device_memory_mb"]
-    return "\n".join(
-        [
-            f"version {content['version']}, up to {content['budget_mb']:,.0f} of {content['device_memory_mb']:,.0f} MB",
-            text_table(["batch", "step ms", "samples/s", "peak MB", ""], rows, left=0),
-            f"best for {content['target']}: --batch-size {found['batch_size']}, {found['samples_per_second']:,.1f} "
-            f"samples/s, {found['peak_memory_mb']:,.0f} MB ({share:.1f} % of the device)",
-        ]
+    return (
+        f"version {content['version']}, up to {content['budget_mb']:,.0f} of {content['device_memory_mb']:,.0f} MB\n"
+        f"{text_table(['batch', 'step ms', 'samples/s', 'peak MB', ''], rows, left=0)}\n"
+        f"best for {content['target']}: --batch-size {found['batch_size']}, {found['samples_per_second']:,.1f} "
+        f"samples/s, {found['peak_memory_mb']:,.0f} MB ({share:.1f} % of the device)"
     )
 
 
@@ -133,22 +125,14 @@ def search(options: argparse.Namespace, rest: list[str]) -> None:
         progress(f"batch size {batch_size} ...")
         return train(SCRIPTS[version], [*argv, "--batch-size", str(batch_size)])["summary"]
 
-    memory = device_memory_mb(argv)
+    memory, target = device_memory_mb(argv), options.optimization_target
     budget = options.target_memory_usage * memory
-    to_the_limit = options.optimization_target == "memory"
-    probes = Search(probe, budget, options.max_batch_size, to_the_limit).run()
-    found = best(probes, options.optimization_target)
+    probes = Search(probe, budget, options.max_batch_size, to_the_limit=target == "memory").run()
+    found = best(probes, target)
     if found is None:
         raise Failure(1, f"not even one sequence of {options.seq_len} tokens stays within {budget:,.0f} MB")
-    content = {
-        "version": version,
-        "options": argv,
-        "target": options.optimization_target,
-        "device_memory_mb": memory,
-        "budget_mb": budget,
-        "probes": probes,
-        "best": found,
-    }
+    content = {"version": version, "options": argv, "target": target, "device_memory_mb": memory}
+    content |= {"budget_mb": budget, "probes": probes, "best": found}
     emit(content, as_text(content), options.json)
 
 
@@ -159,13 +143,12 @@ def main(argv: list[str] | None = None) -> int:
         "--target-memory-usage 0.8 --seq-len 128 --optimization-target throughput; options that are not listed go to "
         "the training script",
     )
-    parser.add_argument("--target-memory-usage", type=float, default=0.8, metavar="X", help="share of memory (0.8)")
-    parser.add_argument("--seq-len", type=int, default=128, metavar="T", help="tokens in a sequence (%(default)s)")
-    parser.add_argument("--optimization-target", choices=TARGETS, default="throughput", help="(%(default)s)")
-    parser.add_argument(
-        "--max-batch-size", type=positive, default=4096, metavar="B", help="largest to try (%(default)s)"
-    )
-    parser.add_argument("--num-steps", type=int, default=10, metavar="N", help="steps of a probe (%(default)s)")
+    add = parser.add_argument
+    add("--target-memory-usage", type=float, default=0.8, metavar="X", help="share of memory (%(default)s)")
+    add("--seq-len", type=int, default=128, metavar="T", help="tokens in a sequence (%(default)s)")
+    add("--optimization-target", choices=TARGETS, default="throughput", help="(%(default)s)")
+    add("--max-batch-size", type=positive, default=4096, metavar="B", help="largest to try (%(default)s)")
+    add("--num-steps", type=int, default=10, metavar="N", help="steps of a probe (%(default)s)")
     add_version_option(parser)
     options, rest = parser.parse_known_args(argv)
     if not 0 < options.target_memory_usage <= 1:

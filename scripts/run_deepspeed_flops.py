@@ -6,7 +6,7 @@ profiler, forward, if it is installed. The version's script then trains some ste
 into --profile-dir
 
     flops_profile.json      counts, checks and measurements
-    model_profile.txt       FLOPs of every module
+    model_profile.txt       FLOPs of every module: DeepSpeed's table, or without it FlopCounterMode's
     mfu_analysis.csv        this run, and the shortest possible step at the peak of known GPUs
     roofline.png            with --generate-roofline (needs matplotlib)
 
@@ -19,16 +19,8 @@ import pathlib
 import sys
 
 from common import counts
-from common.command_line import (
-    Failure,
-    Parser,
-    add_version_option,
-    progress,
-    result_folder,
-    run_tool,
-    version_meant,
-)
-from common.roofline import draw_roofline, measure_ceilings
+from common.command_line import Failure, Parser, add_version_option, progress, result_folder, run_tool, version_meant
+from common.roofline import bound, ceilings_line, draw_roofline, measure_ceilings
 from common.runs import train
 from common.tables import text_table, write_csv
 from common.versions import SCRIPTS, load_version
@@ -43,35 +35,13 @@ def required(sizes: counts.Sizes) -> dict:
     return {"total": total, "matrix_products": total - attention, "attention": attention}
 
 
-def attention_formulas() -> dict:
-    """Return FLOPs of fused attention for FlopCounterMode: every backend, also with key heads shared by query heads.
-
-    Both halves of the T x T scores count; the backward recomputes them: 2 matmuls forward, 5 backward.
-    """
-    import torch
-
-    def forward(query, key, value, *args, out_shape=None, **kwargs):
-        *heads, queries, width = query
-        return 4 * heads[0] * heads[1] * queries * key[-2] * width
-
-    def backward(grad_out, query, key, value, *args, out_shape=None, **kwargs):
-        return 5 * forward(query, key, value) // 2
-
-    formulas = {}
-    backends = "flash_attention efficient_attention cudnn_attention flash_attention_for_cpu"
-    for backend in backends.split():
-        for name, formula in ((backend, forward), (f"{backend}_backward", backward)):
-            operator = getattr(torch.ops.aten, f"_scaled_dot_product_{name}", None)
-            if operator is not None:
-                formulas[operator] = formula
-    return formulas
-
-
 def plain_options(config):
     """Switch off what a counter of PyTorch's operators cannot see; the matmuls stay the same."""
     for name in vars(config):
         if name == "enable_torch_compile" or (name.startswith("enable_") and name.endswith("_kernel")):
             setattr(config, name, False)
+        if name == "attention_backend":
+            config.attention_backend = "math"
     return config
 
 
@@ -84,38 +54,24 @@ def model_and_batch(script, config) -> tuple:
 
 
 def flop_counter(script, config) -> tuple[dict, str]:
-    """Return what FlopCounterMode counts in one step, and a table of modules."""
+    """Return what FlopCounterMode counts in one step with plain matmuls for attention, and a table of modules."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
     model, tokens, labels = model_and_batch(script, config)
-    with FlopCounterMode(display=False, custom_mapping=attention_formulas()) as counter:
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         loss = script.compute_loss(model, tokens, labels, config)
-        forward, modules = counter.get_total_flops(), module_table(counter.get_flop_counts())
+        forward, modules = counter.get_total_flops(), counter.get_flop_counts()
+        rows = [[module, f"{sum(found.values()) / 1e9:,.4f}"] for module, found in modules.items()]
         loss.backward()
     operators = {str(operator): flops for operator, flops in counter.get_flop_counts()["Global"].items()}
-    fused = {name: flops for name, flops in operators.items() if "scaled_dot_product" in name}
-    scores = {name: flops for name, flops in operators.items() if name in ("aten.bmm", "aten.baddbmm")}
-    total, attention = counter.get_total_flops(), sum((fused or scores).values())
-    found = {"total": total, "forward": forward, "backward": total - forward, "fused_attention": bool(fused)}
-    return found | {"matrix_products": total - attention, "attention": attention, "operators": operators}, modules
+    total, attention = counter.get_total_flops(), operators.get("aten.bmm", 0)
+    found = {"total": total, "forward": forward, "backward": total - forward, "attention": attention}
+    return found | {"matrix_products": total - attention, "operators": operators}, text_table(["module", "GFLOP"], rows)
 
 
-def module_table(found: dict) -> str:
-    """Return the FLOPs of every module and, under it, of its operators, from FlopCounterMode's counts."""
-    whole, rows = sum(found["Global"].values()), []
-
-    def in_order(module: str) -> list:
-        return [(word.isdigit(), int(word) if word.isdigit() else word) for word in module.split(".")]
-
-    for module in sorted(set(found) - {"Global"}, key=in_order):
-        rows.append((module, sum(found[module].values())))
-        rows += [(f"    {operator}", flops) for operator, flops in found[module].items()]
-    cells = [[str(name), f"{flops / 1e9:,.4f}", f"{100 * flops / whole:.1f}"] for name, flops in rows]
-    return text_table(["module and operator", "GFLOP", "%"], cells)
-
-
-def deepspeed_count(script, config) -> dict:
-    """Return the forward FLOPs that DeepSpeed's profiler counts, or the reason why there are none."""
+def deepspeed_count(script, config, table: pathlib.Path) -> dict:
+    """Return the forward FLOPs that DeepSpeed's profiler counts, or why there are none; write its table of modules."""
     if importlib.util.find_spec("deepspeed") is None:
         return {"forward": None, "reason": "DeepSpeed is not installed"}
     try:
@@ -128,19 +84,16 @@ def deepspeed_count(script, config) -> dict:
     model(tokens)
     profiler.stop_profile()
     forward = 2 * profiler.get_total_macs()  # its own FLOPs include activations
+    profiler.print_model_profile(output_file=str(table))
     profiler.end_profile()
     return {"forward": forward, "reason": None}
 
 
 def checks(needed: dict, counter: dict, deepspeed: dict, embedding: int) -> list[dict]:
-    """Compare the counters with the formulas: equal matmuls, and the known multiple of the needed attention.
-
-    Plain matmuls compute the whole square of the scores, twice the causal half; fused attention recomputes them.
-    """
-    multiple = 7 / 3 if counter["fused_attention"] else 2
+    """Compare the counters with the formulas: equal matmuls, and in attention the whole square of the scores."""
     rows = [
         ("matrix products", "FlopCounterMode", counter["matrix_products"], needed["matrix_products"] + embedding),
-        ("attention", "FlopCounterMode", counter["attention"], multiple * needed["attention"]),
+        ("attention", "FlopCounterMode", counter["attention"], 2 * needed["attention"]),
     ]
     if deepspeed["forward"] is not None:
         expected = (needed["matrix_products"] + 2 * needed["attention"]) / 3
@@ -149,19 +102,20 @@ def checks(needed: dict, counter: dict, deepspeed: dict, embedding: int) -> list
     return [dict(zip(names, row, strict=True)) | {"agrees": abs(row[2] - row[3]) <= 1e-6 * row[3]} for row in rows]
 
 
-def count(version: int, config) -> tuple[dict, str]:
-    """Return counts and checks of a version, and the table of modules."""
+def count(version: int, config, table: pathlib.Path) -> dict:
+    """Return counts and checks of a version, and write the table of modules."""
     progress("counting the operations of one step ...")
-    script, sizes = load_version(version), counts.sizes_of(config)
-    precision = config.precision
+    script, sizes, precision = load_version(version), counts.sizes_of(config), config.precision
     plain_options(config)
-    needed, step = required(sizes), counts.step_counts(version, precision, sizes)
     counter, modules = flop_counter(script, config)
-    deepspeed = deepspeed_count(script, config)
-    embedding = step["embedding"]["backward"]["flops"]  # version 3 computes this gradient as a matmul
+    deepspeed, needed = deepspeed_count(script, config, table), required(sizes)
+    if deepspeed["reason"]:
+        table.write_text(f"FLOPs of the forward pass, by module\n\n{modules}\n")
+    # version 3 computes the embedding's gradient as a matmul
+    embedding = counts.step_counts(version, precision, sizes)["embedding"]["backward"]["flops"]
     content = {"version": version, "batch_size": sizes.B, "seq_len": sizes.T, "precision": precision}
     content |= {"analytic": needed, "flop_counter_mode": counter, "deepspeed": deepspeed}
-    return content | {"checks": checks(needed, counter, deepspeed, embedding)}, modules
+    return content | {"checks": checks(needed, counter, deepspeed, embedding)}
 
 
 # ---------------------------------------------------------------- measuring
@@ -174,8 +128,7 @@ def measure(version: int, config, arguments: list[str]) -> dict | None:
         return None
     progress(f"training {config.num_steps} steps of version {version} ...")
     metrics = train(SCRIPTS[version], arguments)
-    summary, environment = metrics["summary"], metrics["environment"]
-    return measured_rates(summary, environment)
+    return measured_rates(metrics["summary"], metrics["environment"])
 
 
 def measured_rates(summary: dict, environment: dict) -> dict:
@@ -196,37 +149,16 @@ def mfu_rows(flops: int, measured: dict | None) -> list[dict]:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-# ---------------------------------------------------------------- intensity and roofline
-
-
-def intensity(version: int, precision: str, sizes: counts.Sizes) -> dict:
-    """Return the FLOP per byte of every part of a step, and of the step."""
-    step, rows = counts.step_counts(version, precision, sizes), []
-    for part, phases in step.items():
-        flops, operations, moved = (sum(p[q] for p in phases.values()) for q in ("flops", "operations", "bytes"))
-        rows.append({"part": part, "flops": flops + operations, "bytes": moved})
-        rows[-1]["flop_per_byte"] = rows[-1]["flops"] / moved
-    flops, moved = (sum(row[key] for row in rows) for key in ("flops", "bytes"))
-    return {"parts": rows, "step_flops": flops, "step_bytes": moved, "step_flop_per_byte": flops / moved}
-
-
-def bound(flop_per_byte: float, ceilings: dict | None) -> str:
-    """Return which ceiling of this device a part meets first."""
-    if ceilings is None:
-        return ""
-    return "compute" if flop_per_byte * ceilings["copy_tb_s"] > ceilings["matmul_tflops"] else "memory"
+# ---------------------------------------------------------------- results
 
 
 def draw(path: pathlib.Path, content: dict) -> None:
-    """Draw the measured step under the ceilings, and name the parts where their FLOP per byte is."""
-    found, measured = content["intensity"], content["measured"]
-    points = [("step, measured", found["step_flop_per_byte"], measured["tflops"], None)] if measured else []
-    parts = {row["part"]: row["flop_per_byte"] for row in found["parts"]}
+    """Draw the measured step under the ceilings, and the parts on them, where their FLOP per byte is."""
+    work, measured = content["intensity"], content["measured"]
+    points = [(part, row["flop_per_byte"], None, None) for part, row in work.items() if part != "step"]
+    points += [("step, measured", work["step"]["flop_per_byte"], measured["tflops"], None)] if measured else []
     title = f"Version {content['version']}, {content['precision']}: the step and its parts"
-    draw_roofline(path, title, content["ceilings"], points, parts)
-
-
-# ---------------------------------------------------------------- results
+    draw_roofline(path, title, content["ceilings"], points)
 
 
 def as_text(content: dict) -> str:
@@ -250,51 +182,40 @@ def as_text(content: dict) -> str:
 
 
 def intensity_lines(content: dict) -> list[str]:
-    found, ceilings = content["intensity"], content.get("ceilings")
-    header = ["part of the step", "GFLOP", "MB", "FLOP/byte"] + ["bound"] * bool(ceilings)
-    rows = [[row["part"], row["flops"], row["bytes"], row["flop_per_byte"]] for row in found["parts"]]
-    rows.append(["the step", found["step_flops"], found["step_bytes"], found["step_flop_per_byte"]])
-    cells = [
-        [name, f"{flops / 1e9:,.3f}", f"{moved / 1e6:,.1f}", f"{x:,.1f}"]
-        + ["" if name == "the step" else bound(x, ceilings)] * bool(ceilings)
-        for name, flops, moved, x in rows
-    ]
-    lines = ["", text_table(header, cells), "each launch reads its operands and writes its results once"]
-    if ceilings:
-        top, copy = ceilings["matmul_tflops"], ceilings["copy_tb_s"]
-        lines.append(
-            f"ceilings of this device: matmul {top:,.3f} TFLOP/s, copy {copy:,.3f} TB/s: {top / copy:,.1f} FLOP/byte"
-        )
-    return lines
+    ceilings, rows = content.get("ceilings"), []
+    for part, row in content["intensity"].items():
+        cells = [part, f"{row['flops'] / 1e9:,.3f}", f"{row['bytes'] / 1e6:,.1f}", f"{row['flop_per_byte']:,.1f}"]
+        rows.append(cells if ceilings is None else [*cells, bound(row["flop_per_byte"], ceilings)])
+    header = ["part of the step", "GFLOP", "MB", "FLOP/byte"] + ["bound"] * (ceilings is not None)
+    lines = ["", text_table(header, rows), "each launch reads its operands and writes its results once"]
+    return lines if ceilings is None else [*lines, f"ceilings of this device: {ceilings_line(ceilings)}"]
 
 
 def run(version: int, options, arguments: list[str]) -> int:
     """Count, measure and write; return 1 if a counter does not agree with the formula."""
     folder, script = result_folder(options.profile_dir), load_version(version)
-    chosen = script.parse_options([*arguments, "--no-graph"])
-    sizes, device = counts.sizes_of(chosen), chosen.device
-    measured = measure(version, chosen, arguments)
-    content, modules = count(version, chosen)
-    content |= {"measured": measured, "peak_tflops": counts.PEAK_TFLOPS, "intensity": None}
+    profile, table, mfu = (folder / name for name in ("flops_profile.json", "model_profile.txt", "mfu_analysis.csv"))
+    config = script.parse_options([*arguments, "--no-graph"])
+    sizes, device = counts.sizes_of(config), config.device
+    measured = measure(version, config, arguments)
+    content = count(version, config, table) | {"measured": measured, "intensity": None}
     if options.computational_intensity or options.generate_roofline:
-        content["intensity"] = intensity(version, content["precision"], sizes)
+        content["intensity"] = counts.intensity(counts.step_counts(version, content["precision"], sizes))
     if options.generate_roofline:
         progress("measuring this device's ceilings ...")
         content["ceilings"] = measure_ceilings(device, content["precision"])
-    write_results(content, modules, folder)
+    profile.write_text(json.dumps(content, indent=1) + "\n")
+    with open(mfu, "w", encoding="utf-8", newline="") as file:
+        write_csv(mfu_rows(content["analytic"]["total"], measured), file)
+    print(f"\n{as_text(content)}\n\nwrote {profile}, {table}, {mfu}")
     if options.generate_roofline:
         draw(folder / "roofline.png", content)
         print(f"drew {folder / 'roofline.png'}")
+    return verdict(content)
+
+
+def verdict(content: dict) -> int:
     return 0 if all(row["agrees"] for row in content["checks"]) else 1
-
-
-def write_results(content: dict, modules: str, folder: pathlib.Path) -> None:
-    profile, table, mfu = (folder / name for name in ("flops_profile.json", "model_profile.txt", "mfu_analysis.csv"))
-    profile.write_text(json.dumps(content, indent=1) + "\n")
-    table.write_text(f"FLOPs of the forward pass, by module\n\n{modules}\n")
-    with open(mfu, "w", encoding="utf-8", newline="") as file:
-        write_csv(mfu_rows(content["analytic"]["total"], content["measured"]), file)
-    print(f"\n{as_text(content)}\n\nwrote {profile}, {table}, {mfu}")
 
 
 def analyze(path: pathlib.Path, folder: pathlib.Path) -> int:
@@ -309,44 +230,36 @@ def analyze(path: pathlib.Path, folder: pathlib.Path) -> int:
     if not isinstance(content, dict) or not {"analytic", "checks", "measured", "intensity"} <= content.keys():
         raise Failure(2, f"--analyze-results {path} is not a flops_profile.json of this tool")
     print(f"{path}:\n{as_text(content)}")
-    return 0 if all(row["agrees"] for row in content["checks"]) else 1
-
-
-# ---------------------------------------------------------------- main
-
-
-def training_arguments(options, rest: list[str]) -> list[str]:
-    """Return options for the training script; a preset's sizes are not overruled by this tool's own defaults."""
-    defaults = {} if any(word.startswith("--preset") for word in rest) else {"--batch-size": "8", "--seq-len": "128"}
-    chosen = {"--batch-size": options.batch_size, "--seq-len": options.seq_len, "--num-steps": options.num_steps}
-    chosen = defaults | {name: value for name, value in chosen.items() if value}
-    return [word for pair in chosen.items() for word in pair] + rest
+    return verdict(content)
 
 
 def main(argv: list[str] | None = None) -> int:
+    example = "--batch-size 8 --seq-len 256 --computational-intensity --generate-roofline; options that are not listed"
     parser = Parser(
         "run_deepspeed_flops.py",
         "Count the FLOPs of a training step, and measure how fast they run.",
-        "--batch-size 8 --seq-len 256 --computational-intensity --generate-roofline; options that are not listed go to "
-        "the training script",
+        f"{example} go to the training script",
         with_json=False,  # its flops_profile.json is always written
     )
-    parser.add_argument("--batch-size", metavar="B", help="sequences in a step (8)")
-    parser.add_argument("--seq-len", metavar="T", help="tokens in a sequence (128)")
-    parser.add_argument("--num-steps", default="10", metavar="N", help="steps to measure (%(default)s)")
-    parser.add_argument("--profile-dir", default="flops_analysis", metavar="DIR", help="results (%(default)s)")
-    parser.add_argument(
-        "--computational-intensity", action="store_true", help="FLOP per byte of every part of the step"
-    )
-    parser.add_argument("--generate-roofline", action="store_true", help="measure ceilings and draw roofline.png")
-    parser.add_argument("--analyze-results", metavar="FILE", help="print an earlier flops_profile.json, nothing else")
+    add = parser.add_argument
+    add("--batch-size", metavar="B", help="sequences in a step (8)")
+    add("--seq-len", metavar="T", help="tokens in a sequence (128)")
+    add("--num-steps", default="10", metavar="N", help="steps to measure (%(default)s)")
+    add("--profile-dir", default="flops_analysis", metavar="DIR", help="results (%(default)s)")
+    add("--computational-intensity", action="store_true", help="FLOP per byte of every part of the step")
+    add("--generate-roofline", action="store_true", help="measure ceilings and draw roofline.png")
+    add("--analyze-results", metavar="FILE", help="print an earlier flops_profile.json, nothing else")
     add_version_option(parser)
     options, rest = parser.parse_known_args(argv)
+    # A preset's sizes are not overruled by this tool's own defaults.
+    sizes = {} if any(word.startswith("--preset") for word in rest) else {"--batch-size": "8", "--seq-len": "128"}
+    given = {"--batch-size": options.batch_size, "--seq-len": options.seq_len, "--num-steps": options.num_steps}
+    arguments = [word for pair in (sizes | {k: v for k, v in given.items() if v}).items() for word in pair] + rest
 
     def work() -> int:
         if options.analyze_results:
             return analyze(pathlib.Path(options.analyze_results), pathlib.Path(options.profile_dir))
-        return run(version_meant(options.version), options, training_arguments(options, rest))
+        return run(version_meant(options.version), options, arguments)
 
     return run_tool("run_deepspeed_flops.py", work)
 

@@ -45,8 +45,13 @@ class Sizes(NamedTuple):
 
     @property
     def kv(self) -> int:
-        """Columns of the keys."""
+        """Return the columns of the keys."""
         return self.K * self.D
+
+    @property
+    def one_hot(self) -> bool:
+        """Tell whether version 3 computes the embedding's gradient as a matmul."""
+        return self.V <= MAX_ONE_HOT
 
 
 def sizes_of(config) -> Sizes:
@@ -106,7 +111,7 @@ def flops_done(version: int, s: Sizes) -> dict[str, dict[str, tuple]]:
     done = {part: {"forward": pair, "backward": (2 * pair[0], 2 * pair[1])} for part, pair in needed.items()}
     one = s.B * s.T * s.T * s.C
     done["attention"] = {phase: (n * one, 0) for phase, n in zip(PHASES, ATTENTION_MATMULS[version], strict=True)}
-    if version == 3 and not s.V > MAX_ONE_HOT:
+    if version == 3 and s.one_hot:
         done["embedding"] = {"forward": (0, 0), "backward": (0, 2 * s.B * s.T * s.C * s.V)}
     return done
 
@@ -156,14 +161,14 @@ def projection(rows: int, k: int, n: int, e: int, autocast: bool, wide_input: bo
     """Count x Wᵀ and its two gradients; autocast converts the weight and, if it is float32, the input each time."""
     casts = [CAST * k * n] * autocast + [CAST * rows * k] * (autocast and wide_input)
     one = matmul(rows, k, n, e)
-    return Part([one, *casts], [one, one, *casts], saved + 2 * k * n * autocast)
+    return Part([one, *casts], [one, one, *casts], saved + (2 * k * n if autocast else 0))
 
 
 def embedding(s: Sizes, version: int, e: int) -> Part:
     e = 4 if version < 3 else e  # under autocast the residual stream and the weights are float32
     x, tokens, table = e * s.B * s.T * s.C, 8 * s.B * s.T, e * s.V * s.C
     add = 3 * table  # the gradient of the output head is added
-    if version == 3 and not s.V > MAX_ONE_HOT:
+    if version == 3 and s.one_hot:
         onehot = e * s.B * s.T * s.V
         return Part([2 * x + tokens], [onehot, tokens + e * s.B * s.T, onehot + x + table, add], tokens)
     return Part([2 * x + tokens], [x + tokens + table, add], tokens)
@@ -177,7 +182,7 @@ def norm(s: Sizes, version: int, e: int, residual: bool) -> Part:
         return Part([terms * e * n + r + w], [(terms if residual else 3) * e * n + r + 2 * w, 2 * w], e * n + r)
     if version == 4:
         read, casts = e * s.C, [CAST * s.C] * (e == 2)  # the weight, which a 16-bit model casts
-        saved = e * n + r + read * (e == 2)
+        saved = e * n + r + (read if e == 2 else 0)
         part = Part([*casts, 2 * e * n + r + read], [3 * e * n + r + 2 * read, *casts], saved)
         return part + Part([3 * e * n], [3 * e * n]) if residual else part
     x = 4 * n
@@ -374,6 +379,14 @@ def both_phases(counts: dict, quantity: str) -> dict[str, float]:
 
 def total(counts: dict, quantity: str) -> float:
     return sum(both_phases(counts, quantity).values())
+
+
+def intensity(counts: dict) -> dict[str, dict[str, float]]:
+    """Return {part: {"flops" (operations included), "bytes", "flop_per_byte"}} per part and for the "step"."""
+    flops, operations, moved = (both_phases(counts, quantity) for quantity in ("flops", "operations", "bytes"))
+    rows = {part: {"flops": flops[part] + operations[part], "bytes": moved[part]} for part in counts}
+    rows["step"] = {key: sum(row[key] for row in rows.values()) for key in ("flops", "bytes")}
+    return {part: row | {"flop_per_byte": row["flops"] / row["bytes"]} for part, row in rows.items()}
 
 
 def state_bytes(version: int, precision: str) -> int:

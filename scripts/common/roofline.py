@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable
 
 from common import counts
-from common.command_line import Failure
-from common.profiles import Operation, Profile
+from common.command_line import Failure, add_steps, positive, progress
+from common.profiles import Operation, Profile, read_profile, steps_needed
 from common.report import matplotlib_figure
+from common.tables import rounded
 
 ELEMENT_BYTES = {
     "float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "int": 4, "bool": 1, "unsigned char": 1,
@@ -143,7 +144,50 @@ def operator_row(calls: list[Operation], steps: int, ceilings: dict | None, whol
     }
 
 
+def add_trace_options(parser: argparse.ArgumentParser, top: int) -> None:
+    add = parser.add_argument
+    add("--profile-data", required=True, metavar="DIR", help="PyTorch trace, or a folder with one")
+    add("--ceilings", metavar="FILE", help="flops_profile.json with the device's ceilings (measured)")
+    add("--top", type=positive, default=top, metavar="N", help="operators to print (%(default)s)")
+    add_steps(parser)
+
+
+def analyzed_trace(options: argparse.Namespace) -> tuple[Profile, dict]:
+    """Return the profile that --profile-data names, and what the tools' JSON has of it: operators and ceilings."""
+    profile = read_profile(options.profile_data, options.steps)
+    if not profile.operations:
+        raise Failure(2, f"{profile.path} holds no operators: give a trace of --enable-pytorch-profiler")
+    steps = steps_needed(profile)
+    if not options.ceilings:
+        progress("measuring this device's ceilings ...")
+    ceilings, origin = ceilings_for(profile, options.ceilings)
+    return profile, {
+        "trace": profile.title,
+        "device": profile.device or ("CPU" if profile.on_cpu else "GPU"),
+        "on_cpu": profile.on_cpu,
+        "interpreted": profile.interpreted,
+        "steps": steps,
+        "ceilings": ceilings,
+        "ceilings_from": origin,
+        "operators": operator_table(profile, steps, ceilings),
+    }
+
+
 # ---------------------------------------------------------------- ceilings
+
+
+def balance(ceilings: dict) -> float:
+    """Return the FLOP per byte at which the two ceilings meet: below it the device is memory-bound."""
+    return ceilings["matmul_tflops"] / ceilings["copy_tb_s"]
+
+
+def bound(flop_per_byte: float, ceilings: dict) -> str:
+    return "compute" if flop_per_byte > balance(ceilings) else "memory"
+
+
+def ceilings_line(ceilings: dict) -> str:
+    top, copy = ceilings["matmul_tflops"], 1e3 * ceilings["copy_tb_s"]
+    return f"matmul {top:,.3f} TFLOP/s, copy {copy:,.1f} GB/s: {balance(ceilings):,.1f} FLOP/byte"
 
 
 def ceilings_for(profile: Profile, file: str | None) -> tuple[dict | None, str]:
@@ -210,53 +254,57 @@ def shortest_s(task: Callable, device: str, repeats: int = 10) -> float:
 
 # ---------------------------------------------------------------- picture
 
-WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 1}
 FLOP_PER_BYTE = (0.05, 3000)  # of every picture: the rooflines of two versions can be laid side by side
+NAMED = 14  # the points with the longest times get a name
 
 
-def draw_roofline(
-    path: pathlib.Path, title: str, ceilings: dict, points: list[tuple], parts: dict | None = None
-) -> None:
-    """Draw points (name, FLOP per byte, TFLOP/s, ms or None), whose area is their time, under the device's ceilings.
+def draw_roofline(path: pathlib.Path, title: str, ceilings: dict, points: list[tuple]) -> None:
+    """Draw points (name, FLOP per byte, TFLOP/s or None, ms or None) under the device's ceilings.
 
-    parts: {name: FLOP per byte} of what has no time of its own, named along the roof. The scales follow from the
-    ceilings alone.
+    A point's area is its time. One without a rate of its own lies on the ceiling. The scales follow from the ceilings
+    alone.
     """
     top, bandwidth = ceilings["matmul_tflops"], ceilings["copy_tb_s"]
     low, high = FLOP_PER_BYTE
     longest = max((ms for *_, ms in points if ms), default=1)
-    with matplotlib_figure(path, height=4.5) as (_, axes):
+    points = sorted(points, key=lambda point: -(point[3] or 0))
+    placed = [(name, x, min(top, bandwidth * x) if y is None else y) for name, x, y, _ in points]
+    with matplotlib_figure(path, height=5.0) as (_, axes):
         axes.plot([low, top / bandwidth, high], [bandwidth * low, top, top], color="black", linewidth=2)
-        axes.text(high, 1.15 * top, f"matmul {top:,.4g} TFLOP/s", ha="right", fontsize=8)
-        axes.text(
-            1.3 * low, 15 * bandwidth * low, f"copy {1e3 * bandwidth:,.4g} GB/s", fontsize=8, ha="left", va="bottom"
-        )
+        axes.text(high, 1.15 * top, f"matmul {rounded(top)} TFLOP/s", ha="right", fontsize=9)
+        axes.text(1.3 * low, 15 * bandwidth * low, f"copy {rounded(1e3 * bandwidth)} GB/s", fontsize=9)
         axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bandwidth * low / 100, 3 * top), title=title)
         axes.set(xlabel="FLOP per byte", ylabel="TFLOP/s")
         axes.grid(True, alpha=0.3)
-        for name, x in merged(parts or {}):
-            y = min(top, bandwidth * x)
-            axes.plot([x], [y], "o", color="#4477aa", markersize=5)
-            axes.annotate(
-                name, (x, y), (0, -7), textcoords="offset points", rotation=90, fontsize=8, ha="center", va="top"
-            )
-        named: list[tuple[float, float]] = []
-        for name, x, y, ms in points:
-            axes.scatter([x], [y], 40 if ms is None else 20 + 400 * ms / longest, "#ee6677", alpha=0.6, zorder=3)
-            place = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))
-            if all(abs(place[0] - a) > 0.3 or abs(place[1] - b) > 0.045 for a, b in named):
-                named.append(tuple(place))
-                right = place[0] > 0.6
-                offset, align = ((-9, -10), "right") if right else ((9, -10), "left")
-                axes.annotate(name, (x, y), offset, textcoords="offset points", fontsize=8, ha=align, bbox=WHITE)
+        for (_, x, y), (_, _, rate, ms) in zip(placed, points, strict=True):
+            area, color = (40, "#4477aa") if rate is None else (20 + 400 * (ms or longest / 8) / longest, "#cc3344")
+            axes.scatter([x], [y], area, color, alpha=0.7, zorder=3)
+        name_points(axes, placed[:NAMED], middle=(low * high) ** 0.5)
 
 
-def merged(parts: dict[str, float]) -> list[tuple[str, float]]:
-    """Return (names, FLOP per byte), with parts that would stand on each other as one."""
-    found: list[tuple[str, float]] = []
-    for name, x in sorted(parts.items(), key=lambda part: part[1]):
-        if found and x < 1.35 * found[-1][1]:
-            found[-1] = f"{found[-1][0]}, {name}", found[-1][1]
-        else:
-            found.append((name, x))
-    return found
+WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0}
+
+
+def name_points(axes, points: list[tuple], middle: float) -> None:
+    """Write each name (name, x, y) in a line of its own at the bottom, and draw a thin line from it to the point.
+
+    Names left of the middle run to the right, the others to the left. The outermost are lowest, so no line to a point
+    crosses a name of its side.
+    """
+    left = sorted((point for point in points if point[1] < middle), key=lambda point: point[1:])
+    right = sorted((point for point in points if point[1] >= middle), key=lambda point: (-point[1], point[2]))
+    for row, (name, x, y) in enumerate(left + right):
+        to_line, align = (3, "left") if row < len(left) else (-3, "right")
+        across = axes.get_xaxis_transform()  # x in data, y as a fraction of the height
+        height = 0.03 + 0.052 * row
+        axes.annotate(
+            "",
+            (x, y),
+            (x, height),
+            xycoords="data",
+            textcoords=across,
+            arrowprops={"arrowstyle": "-", "color": "#999999"},
+        )
+        axes.annotate(
+            name, (x, height), (to_line, 0), across, "offset points", fontsize=9, ha=align, va="center", bbox=WHITE
+        )

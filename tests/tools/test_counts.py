@@ -144,8 +144,7 @@ def test_text_names_every_part(capsys):
         (["--version", "2", "--enable-torch-compile"], "--enable-torch-compile"),
         (["--version", "1", "--use-amp"], "--precision"),
         (["--version", "1", "--hidden-dim", "7"], "--hidden-dim must be"),
-        (["--markdown", "--recorded", "/nowhere"], "no recorded run"),
-        (["--check", "--page", "/nowhere"], "cannot be read"),
+        (["--check", "--recorded", "/nowhere"], "no recorded run"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(capsys, argv, words):
@@ -157,17 +156,22 @@ def test_the_page_has_the_tables_of_the_formulas(capsys):
     assert run(capsys, "--check")[0] == 0
 
 
-def test_check_finds_a_changed_number_and_write_repairs_it(capsys, tmp_path):
-    page = tmp_path / "page.md"
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    path = tmp_path / "page.md"
+    monkeypatch.setattr(model_counts, "PAGE", path)
+    return path
+
+
+def test_check_finds_a_changed_number_and_write_repairs_it(capsys, page):
     page.write_text(PAGE_TEXT.replace("31,977,984", "31,977,985"), encoding="utf-8")
-    status, out, _ = run(capsys, "--check", "--page", page)
+    status, out, _ = run(capsys, "--check")
     assert status == 1 and "31,977,985" in out
-    assert run(capsys, "--write", "--page", page)[0] == 0
+    assert run(capsys, "--write")[0] == 0
     assert page.read_text(encoding="utf-8") == PAGE_TEXT
 
 
-def test_a_page_without_its_markers_is_refused(capsys, tmp_path):
-    page = tmp_path / "page.md"
+def test_a_page_without_its_markers_is_refused(capsys, page):
     page.write_text(PAGE_TEXT.replace("<!-- counts-saved:begin -->", ""), encoding="utf-8")
-    status, _, error = run(capsys, "--check", "--page", page)
+    status, _, error = run(capsys, "--check")
     assert status == 2 and "counts-saved" in error

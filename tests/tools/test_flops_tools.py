@@ -7,8 +7,6 @@ import re
 import sys
 
 import pytest
-import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 import analyze_gemm_operations as gemm_tool
 import memory_bandwidth_analyzer as bandwidth
@@ -58,7 +56,7 @@ def test_a_step_counted_by_hand(version, tmp_path, without_training):
     counter = content["flop_counter_mode"]
     # version 3 computes the embedding's gradient as a matmul too: 2 x 4 tokens x 320
     assert counter["matrix_products"] == 118272 + 2560 * (version == 3)
-    assert counter["attention"] == (6144 if version == 1 else 7168)
+    assert counter["attention"] == 6144  # both halves of the scores
     assert counter["backward"] > counter["forward"]
     assert status == 0 and all(row["agrees"] for row in content["checks"])
 
@@ -72,20 +70,11 @@ def test_a_wrong_formula_is_found(tmp_path, monkeypatch, without_training, capsy
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 @pytest.mark.parametrize("version", SCRIPTS)
-def test_deepspeed_counts_the_same(version):
+def test_deepspeed_counts_the_same(version, tmp_path):
     config = load_version(version).parse_options([*BY_HAND, "--no-graph"])
-    rows = flops.count(version, config)[0]["checks"]
+    rows = flops.count(version, config, tmp_path / "model_profile.txt")["checks"]
     assert [row["agrees"] for row in rows if row["counter"] == "DeepSpeed"] == [True]
-
-
-def test_shared_key_heads_are_counted_for_the_query_heads():
-    B, T, H, K, D = 2, 16, 4, 2, 8
-    query, key, value = (torch.randn(B, heads, T, D, requires_grad=True) for heads in (H, K, K))
-    with FlopCounterMode(display=False, custom_mapping=flops.attention_formulas()) as counter:
-        attend = torch.nn.functional.scaled_dot_product_attention
-        attend(query, key, value, is_causal=True, enable_gqa=True).sum().backward()
-    forward = 4 * B * H * T * T * D
-    assert counter.get_total_flops() in (forward * 7 // 2, forward * 3)  # a fused kernel, or plain matmuls
+    assert "DeepSpeed Flops Profiler" in (tmp_path / "model_profile.txt").read_text()
 
 
 def test_mfu_and_the_shortest_steps_at_the_peaks():
@@ -108,7 +97,7 @@ def test_the_documented_command_writes_all_its_files(tmp_path):
     content = json.loads((folder / "flops_profile.json").read_text())
     step_ms = content["measured"]["step_ms"]
     assert content["measured"]["tflops"] == pytest.approx(content["analytic"]["total"] / step_ms / 1e9, rel=1e-6)
-    parts = {row["part"]: row for row in content["intensity"]["parts"]}
+    parts = content["intensity"]
     assert parts["down projection"]["flops"] == 3 * 2 * 4 * 32 * 16
     assert parts["down projection"]["bytes"] == 3 * 4 * (4 * 32 + 4 * 16 + 32 * 16)
     assert content["ceilings"]["matmul_tflops"] > 0 and content["ceilings"]["copy_tb_s"] > 0
@@ -203,7 +192,7 @@ def test_bad_input_of_the_gemm_tool(toy_config, capsys, monkeypatch):
     refused(gemm_tool.main, ["--model-config", "nowhere.yaml"], capsys, "cannot be read")
     refused(gemm_tool.main, config("hidden_dim: [1"), capsys, "no valid YAML")
     refused(gemm_tool.main, config("just text"), capsys, "must name vocab_size")
-    refused(gemm_tool.main, config(good.replace("32", "wide")), capsys, "hidden_dim must be a positive")
+    refused(gemm_tool.main, config(good.replace("32", "wide")), capsys, "--hidden-dim")
     refused(gemm_tool.main, config(good.replace("num_kv_heads: 2", "num_kv_heads: 3")), capsys, "must divide")
     refused(gemm_tool.main, [*config(good), "--batch-sizes", "0"], capsys, "--batch-sizes")
     monkeypatch.setitem(sys.modules, "yaml", None)
@@ -307,10 +296,6 @@ def test_kernel_counts_are_those_of_the_parts():
         name for name, kernel in vars(load_version(3)).items() if name.endswith("_kernel") and hasattr(kernel, "fn")
     }
     assert counts.KERNELS.keys() <= defined
-
-
-def test_parts_that_would_stand_on_each_other_are_one():
-    assert roofline.merged({"b": 110, "a": 100, "c": 200}) == [("a, b", 100), ("c", 200)]
 
 
 def test_bad_input_of_the_bandwidth_tool(known_trace, capsys, monkeypatch):

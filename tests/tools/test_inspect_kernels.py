@@ -1,104 +1,22 @@
-"""Version 3's kernels compiled for GPUs that are not here, and the sense of the tool that does it."""
+"""inspect_kernels.py: version 3's kernels and the exercises' solutions compiled for GPUs that are not here."""
 
-import functools
 import itertools
 import json
 import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import inspect_kernels
+from common.occupancy import TARGETS, occupancy
 from common.versions import REPOSITORY, load_version
-from inspect_kernels import (
-    PRECISIONS,
-    TARGETS,
-    Kernel,
-    exercise_cases,
-    inspect_cases,
-    occupancy,
-    other_tiles,
-    preset_cases,
-)
+from inspect_kernels import EXERCISES, PRECISIONS, Kernel
 
-TOOL = REPOSITORY / "scripts" / "inspect_kernels.py"
 pytestmark = pytest.mark.skipif(bool(inspect_kernels.too_old()), reason=f"the tool {inspect_kernels.too_old()}")
-
-# Kernels that do not fit, in a module of their own; read by a process that does not interpret.
-WRONG = """
-import torch
-import triton
-import triton.language as tl
-
-
-@triton.jit
-def product_kernel(x_ptr, y_ptr, SIZE: tl.constexpr):
-    offsets = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
-    x = tl.load(x_ptr + offsets)
-    tl.store(y_ptr + offsets, tl.dot(x, x, input_precision="ieee"))
-
-
-@triton.jit
-def rows_kernel(x_ptr, y_ptr, SIZE: tl.constexpr):
-    offsets = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
-    x = tl.load(x_ptr + offsets)
-    tl.store(y_ptr + offsets, x / tl.sum(x))
-
-
-@triton.jit
-def missing_kernel(x_ptr):
-    tl.store(x_ptr, nowhere)
-
-
-def gpu_architecture(device):
-    return "cpu"
-
-
-def program_count(device):
-    return 1
-
-
-def tensors(dtype, size):
-    return [torch.empty(size, size, dtype=d, device="meta") for d in (dtype, torch.float32)]
-
-
-def product(dtype, size, warps):
-    product_kernel[(1,)](*tensors(dtype, size), size, num_warps=warps)
-
-
-def rows(size):
-    rows_kernel[(1,)](*tensors(torch.float32, size), size, num_warps=1)
-"""
-DRIVER = """
-import importlib, json, os, sys
-os.environ["TRITON_INTERPRET"] = "0"
-sys.path[:0] = [{scripts!r}, {folder!r}]
-import torch
-import triton
-from unittest import mock
-from inspect_kernels import Case, SOURCES, Source, case_launches, inspect_launch, obstacle
-wrong = importlib.import_module("wrong")
-for name, target, run in (
-    ("too much shared memory", "gfx942", lambda module, argv: module.product(torch.bfloat16, 256, 8)),
-    ("spills", "sm_90", lambda module, argv: module.product(torch.bfloat16, 256, 8)),
-    ("spills", "gfx1100", lambda module, argv: module.rows(128)),
-    ("spills", "sm_80", lambda module, argv: module.rows(128)),
-    ("fits", "gfx942", lambda module, argv: module.product(torch.bfloat16, 64, 4)),
-    ("fits", "sm_90", lambda module, argv: module.product(torch.bfloat16, 64, 4)),
-    ("fits", "gfx1100", lambda module, argv: module.product(torch.float32, 16, 4)),
-    ("too small for matrix units", "gfx90a", lambda module, argv: module.product(torch.bfloat16, 4, 1)),
-    ("missing", "gfx950", lambda module, argv: module.missing_kernel[(1,)](torch.empty(4, device="meta"))),
-):
-    SOURCES["wrong"] = Source(lambda: wrong, run)
-    row = inspect_launch(*case_launches(Case("wrong", "", ()), target))
-    print(json.dumps([name, target, row.problems(), vars(row)]))
-with mock.patch.object(triton.knobs.NvidiaTool, "from_path", lambda path: None):
-    print(json.dumps(["obstacle", "sm_90", obstacle("sm_90"), None]))
-print(json.dumps(["obstacle", "gfx942", obstacle("gfx942"), None]))
-"""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -111,12 +29,18 @@ def own_cache(tmp_path_factory):
 
 
 def run_tool(*argv):
-    command = [sys.executable, str(TOOL), *argv]
+    command = [sys.executable, REPOSITORY / "scripts" / "inspect_kernels.py", *map(str, argv)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-# ---------------------------------------------------------------- what training launches
+def kernels(*argv):
+    """Return the tool's exit status and its rows."""
+    result = run_tool(*argv, "--json", "-")
+    assert result.stdout, result.stderr[-2000:]
+    return result.returncode, [SimpleNamespace(**row) for row in json.loads(result.stdout)["kernels"]]
 
+
+# ---------------------------------------------------------------- what training launches
 
 CHECKED = ("fp32", "bf16", "fp16")
 WITH_FP8 = ("gfx942", "gfx950", "sm_90", "sm_100")
@@ -125,31 +49,28 @@ WITH_FP8 = ("gfx942", "gfx950", "sm_90", "sm_100")
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_everything_the_presets_launch_fits_every_target(tmp_path):
-    """The promise to GPUs that are not here: nothing spills, all fits, products of 16-bit tiles use matrix units.
+    """The promise to GPUs that are not here: nothing spills, all fits, matmuls of 16-bit tiles use matrix units.
 
     One test for all, because compiling takes minutes.
     """
-    cases = preset_cases(["small", "medium"], (*CHECKED, "fp8")) + exercise_cases(CHECKED, -1)
-    rows = inspect_cases(cases, list(TARGETS), dump_folder=tmp_path)
+    status, rows = kernels("--dtype", *CHECKED, "fp8", "--dump-assembly", tmp_path)
     every = {name for name in vars(load_version(3)) if name.endswith("_kernel")}
     fp8 = {name for name in every if "quantize" in name or name == "transpose_kernel"}
-    kernels = every - fp8
-    exercises = {file.parent.name for file in inspect_kernels.EXERCISES.glob("*/solution.py")}
+    exercises = {file.parent.name for file in EXERCISES.glob("*/solution.py")}
     for target, precision in itertools.product(TARGETS, CHECKED):
         found = [row for row in rows if row.target == target and precision in row.precisions]
-        assert {row.kernel for row in found if row.source == "v3"} == kernels, (target, precision)
+        assert {row.kernel for row in found if row.source == "v3"} == every - fp8, (target, precision)
         assert {row.source for row in found} - {"v3"} == exercises, (target, precision)
     for target in TARGETS:  # the quantizing kernels compute SwiGLU themselves
         found = {row.kernel for row in rows if row.target == target and "fp8" in row.precisions}
-        in_bf16 = {name for name in kernels if not name.startswith("swiglu")}
+        in_bf16 = {name for name in every - fp8 if not name.startswith("swiglu")}
         assert found == (in_bf16 | fp8 if target in WITH_FP8 else set()), target
-    assert [f"{row.title()}: {row.problems()}" for row in rows if row.problems()] == []
-    # Figures that were misread would be 0 or 1. Exercise 01 needs 6 registers on gfx942, and no kernel needs less.
-    small = [row.title() for row in rows if row.registers < (9 if row.source == "v3" else 6) or row.code_bytes <= 300]
-    assert small == []
+    assert (status, [(row.target, row.kernel, row.problems) for row in rows if row.problems]) == (0, [])
+    # Numbers that were misread would be 0 or 1. Exercise 01 needs 6 registers on gfx942, and no kernel needs less.
+    assert [row for row in rows if row.registers < (9 if row.source == "v3" else 6)] == []
     assert all(row.waves >= 0.5 for row in rows)
     products = [row for row in rows if "attention" in row.kernel and "fp32" not in row.precisions]
-    assert products and all(row.low_precision_dots >= 2 and row.matrix_instructions for row in products)
+    assert products and all(row.dots >= 2 and row.matrix_instructions for row in products)
     assert_fewest_spills([row for row in rows if row.spills])
     assert_occupancy_is_what_llvm_says(tmp_path)
 
@@ -157,14 +78,12 @@ def test_everything_the_presets_launch_fits_every_target(tmp_path):
 def assert_fewest_spills(spilling):
     """Where spills are no fault: no smaller tile and no more warps give fewer of them than what the kernel has."""
     for row in spilling:
-        cases = preset_cases(["small", "medium"], row.precisions) + exercise_cases(row.precisions, -1)
-        cases = [case for case in cases if case.source == row.source]
-        tiles = [(16, 16), (32, 16), (32, 32), (64, 32)]  # the shorter side divides the longer: the walks need it
-        tiles = [tile[::-1] for tile in tiles] if "dkdv" in row.kernel else tiles
-        change = functools.partial(other_tiles, tiles=tiles, warps=[4, 8, 16], stages=[1])
-        others = inspect_cases(cases, [row.target], row.kernel, change=change)
-        better = [other.constants for other in others if other.spills < row.spills]
-        assert not better, f"{row.title()} spills {row.spills} registers"
+        tiles = ["16x16", "32x16", "32x32", "64x32"]  # the shorter side divides the longer: the walks need it
+        tiles = ["x".join(tile.split("x")[::-1]) for tile in tiles] if "dkdv" in row.kernel else tiles
+        argv = ["--target", row.target, "--dtype", *row.precisions, "--kernel", row.kernel, "--tiles", *tiles]
+        others = kernels(*argv, "--warps", 4, 8, 16, "--stages", 1)[1]
+        better = [one.constants for one in others if one.source == row.source and one.spills < row.spills]
+        assert not better, f"{row.target} {row.source} {row.kernel} {row.constants} spills {row.spills} registers"
 
 
 def assert_occupancy_is_what_llvm_says(folder):
@@ -180,40 +99,13 @@ def assert_occupancy_is_what_llvm_says(folder):
     assert len({noted for _, noted in seen}) >= 5
 
 
-def test_a_launch_has_the_specializations_of_a_real_one():
-    """Multiples of 16 and ones are known to the compiler; a sequence length that is neither is not."""
-    cases = [inspect_kernels.Case("v3", "", ("--preset", "tiny", "--seq-len", length)) for length in ("48", "49", "1")]
-    with inspect_kernels.Workers(1) as workers:
-        found = workers.all(inspect_kernels.case_launches, [(case, "gfx942") for case in cases])
-    described = []
-    for launches in found:
-        launch = next(launch for launch in launches if launch.kernel == "attention_forward_kernel")
-        T = list(launch.signature).index("T")
-        described.append((launch.signature["T"], launch.attributes.get((T,), []), launch.constexprs.get((T,))))
-        assert launch.signature["qkv_ptr"] == "*fp32" and launch.signature["scale"] == "fp32"
-        assert ["tt.divisibility", 16] in launch.attributes[(0,)] and ["tt.pointer_range", 32] in launch.attributes[
-            (0,)
-        ]
-    assert described == [("i32", [["tt.divisibility", 16]], None), ("i32", [], None), ("constexpr", [], 1)]
-
-
-@pytest.mark.parametrize("target", ["gfx942", "gfx90a"])
-def test_fp8_is_launched_where_it_is_multiplied(target):
-    """Its weights are quantized on targets that multiply in fp8; on others the case has no launch at all."""
-    (case,) = preset_cases(["tiny"], ["fp8"])
-    with inspect_kernels.Workers(1) as workers:
-        (launches,) = workers.all(inspect_kernels.case_launches, [(case, target)])
-    assert ("quantize_weights_kernel" in {launch.kernel for launch in launches}) == (target in WITH_FP8)
-    assert bool(launches) == (target in WITH_FP8)
-    for launch in launches:
-        if launch.kernel == "quantize_rows_kernel":
-            assert launch.signature["x_ptr"] == "*bf16" and launch.signature["q_ptr"] == "*fp8e4b8"
-
-
-def test_launches_have_the_tiles_of_a_gpu():
-    """Small in every kernel: the interpreter's tiles are made for few programs, and cover whole rows."""
-    rows = inspect_cases(preset_cases(["small"], ["fp32"]), ["gfx942"], "column_sum")
-    assert rows and all("ROWS=128 BLOCK=8" in row.title() for row in rows)
+def test_launches_are_those_of_the_gpu_and_its_precision():
+    """fp8 weights are quantized where the target multiplies in fp8; tiles are a GPU's, not the interpreter's."""
+    argv = "--preset tiny --source v3 --kernel".split()
+    rows = kernels(*argv, *"quantize_weights --target gfx942 gfx90a --dtype fp8".split())[1]
+    assert [row.target for row in rows] == ["gfx942"]
+    rows = kernels(*argv, *"column_sum --target gfx942 --dtype fp32 --hidden-dim 512".split())[1]
+    assert rows and all("ROWS=128 BLOCK=8" in row.constants for row in rows)
 
 
 # A process of its own: PyTorch's compiler, used by another test, may have told Triton of another assembler.
@@ -238,7 +130,7 @@ def test_the_compiled_kernels_are_those_that_this_gpu_runs(precision):
     target = load_version(3).gpu_architecture(torch.device("cuda"))
     if target not in TARGETS:
         pytest.skip(f"{target} is no target of the tool")
-    rows = inspect_cases(preset_cases(["tiny"], [precision]), [target])
+    rows = kernels("--preset", "tiny", "--dtype", precision, "--target", target, "--source", "v3")[1]
     argv = [str(REPOSITORY / "scripts"), "--preset", "tiny", "--no-graph", *PRECISIONS[precision]]
     done = subprocess.run([sys.executable, "-c", STEP, *argv], capture_output=True, text=True, check=True)
     launched = json.loads(done.stdout.splitlines()[-1])
@@ -248,52 +140,45 @@ def test_the_compiled_kernels_are_those_that_this_gpu_runs(precision):
 
 # ---------------------------------------------------------------- what does not fit is seen
 
-
-@functools.cache
-def wrong_kernels(folder):
-    (folder / "wrong.py").write_text(WRONG)
-    (folder / "driver.py").write_text(DRIVER.format(scripts=str(TOOL.parent), folder=str(folder)))
-    result = subprocess.run([sys.executable, str(folder / "driver.py")], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[-2000:]
-    rows = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("[")]
-    return {(name, target): (problems, facts) for name, target, problems, facts in rows}
+ATTENTION = "--source v3 --preset tiny --kernel attention_forward --jobs 1".split()
 
 
-def test_kernels_that_do_not_fit_are_named(tmp_path_factory):
-    found = wrong_kernels(tmp_path_factory.getbasetemp())
-    problems, facts = found["too much shared memory", "gfx942"]
-    assert any("shared memory" in text for text in problems) and facts["shared_bytes"] == 128 * 1024
-    for key in (("too much shared memory", "gfx942"), ("spills", "sm_80"), ("spills", "sm_90")):
-        problems, facts = found[key]
-        assert any(f"spills {facts['spills']} registers" in text for text in problems) and facts["spills"] > 50
-    problems, facts = found["too small for matrix units", "gfx90a"]
-    assert any("matrix units" in text for text in problems) and facts["dots_without_matrix_units"] == 1
-    assert any("does not compile" in text and "nowhere" in text for text in found["missing", "gfx950"][0])
+def test_tiles_too_small_for_matrix_units_and_tiles_that_do_not_compile():
+    result = run_tool(*ATTENTION, *"--target gfx90a --dtype bf16 --tiles 4x4 32x64 --warps 1".split())
+    faults = [line for line in result.stdout.splitlines() if line.startswith("DOES NOT FIT")]
+    assert result.returncode == 1 and "2 kernels: 2 do not fit" in result.stdout
+    assert "BLOCK_Q=4 BLOCK_K=4" in faults[0] and "4 of 4 matmuls of tiles run without matrix units" in faults[0]
+    assert "does not compile: CompileTimeAssertionFailure: tl.static_assert(BLOCK_Q % BLOCK_K == 0)" in faults[1]
 
 
-def test_a_target_that_triton_cannot_compile_for_is_left_out(tmp_path_factory):
-    found = wrong_kernels(tmp_path_factory.getbasetemp())
-    assert "Cannot find" in found["obstacle", "sm_90"][0] and found["obstacle", "gfx942"][0] is None
+def test_too_much_shared_memory_and_spills_are_faults():
+    model = "--hidden-dim 256 --num-heads 2 --num-kv-heads 1".split()
+    argv = "--target sm_90 --dtype bf16 --tiles 128x128 --warps 4 --stages 4".split()
+    status, (row,) = kernels(*ATTENTION, *argv, *model)
+    assert status == 1 and row.shared_bytes == 288 * 1024 and row.spills > 50 and row.waves == 0
+    assert row.problems == [
+        f"requests {288 * 1024} bytes of shared memory, the target has {227 * 1024}",
+        f"spills {row.spills} registers",
+    ]
+    assert set(row.matrix_instructions) == {"wgmma.mma_async"}
 
 
-def test_spills_are_no_fault_outside_of_data_centres(tmp_path_factory):
-    problems, facts = wrong_kernels(tmp_path_factory.getbasetemp())["spills", "gfx1100"]
-    assert problems == [] and facts["spills"] > 100
-
-
-def test_kernels_that_fit_have_nothing_against_them(tmp_path_factory):
-    found = wrong_kernels(tmp_path_factory.getbasetemp())
-    assert {key[1]: problems for key, (problems, _) in found.items() if key[0] == "fits"} == {
-        "gfx942": [], "sm_90": [], "gfx1100": [],
-    }  # fmt: skip
-    assert set(found["fits", "gfx942"][1]["matrix_instructions"]) == {"mfma"}
-    assert set(found["fits", "sm_90"][1]["matrix_instructions"]) <= {"wgmma.mma_async", "mma.sync"}
-    assert found["fits", "gfx1100"][1]["low_precision_dots"] == 0
+def test_spills_are_no_fault_outside_of_data_centres():
+    result = run_tool(*ATTENTION, *"--target gfx1100 --dtype fp32 --tiles 32x32 --warps 1".split())
+    assert result.returncode == 0, result.stdout
+    assert re.search(r"^spills +gfx1100 v3 attention_forward_kernel fp32 .*: \d\d+ registers$", result.stdout, re.M)
 
 
 def test_a_kernel_of_which_nothing_is_left_is_seen():
-    """As Triton 3.7.1 makes of some TF32 products on sm_100: a trap instead of the kernel."""
+    """As Triton 3.7.1 makes of some TF32 matmuls on sm_100: a trap instead of the kernel."""
     assert "writes no result" in Kernel("v3", "k", "sm_100", ["fp32"], "", registers=4).problems()[0]
+
+
+def test_a_target_that_triton_cannot_compile_for_is_left_out(monkeypatch):
+    from triton import knobs
+
+    monkeypatch.setattr(knobs.NvidiaTool, "from_path", lambda path: None)
+    assert "Cannot find" in inspect_kernels.obstacle("sm_90") and inspect_kernels.obstacle("gfx942") is None
 
 
 # ---------------------------------------------------------------- occupancy
@@ -304,13 +189,11 @@ def test_a_kernel_of_which_nothing_is_left_is_seen():
     [
         ("gfx942", 64, 0, 4, 8, "waves"),
         ("gfx942", 65, 0, 4, 7, "registers"),
-        ("gfx942", 256, 0, 4, 2, "registers"),
         ("gfx942", 257, 0, 4, 1, "registers"),
         ("gfx942", 32, 33 * 1024, 4, 1, "shared"),
         ("gfx950", 32, 80 * 1024, 4, 2, "shared"),
         ("gfx1100", 96, 0, 4, 16, "waves"),
         ("gfx1100", 256, 0, 4, 5, "registers"),
-        ("sm_80", 255, 0, 4, 2, "registers"),
         ("sm_80", 128, 0, 8, 4, "registers"),
         ("sm_90", 32, 227 * 1024, 8, 2, "shared"),
         ("sm_90", 32, 113 * 1024, 8, 4, "shared"),
@@ -330,24 +213,15 @@ def test_occupancy_counts_tensor_memory():
 
 def test_table_and_assembly(tmp_path):
     folder = tmp_path / "two words"
-    argv = ["--target", "gfx90a", "sm_80", "--dtype", "bf16", "--preset", "tiny", "--kernel", "rope", "--source", "v3"]
-    result = run_tool(*argv, "--dump-assembly", str(folder), "--jobs", "1")
+    argv = "--target gfx90a sm_80 --dtype fp32 tf32 --preset tiny --kernel rope --source v3 --jobs 1".split()
+    result = run_tool(*argv, "--dump-assembly", folder)
     assert result.returncode == 0, result.stderr
     header, *lines, total = result.stdout.splitlines()
-    assert header.split() == list(inspect_kernels.COLUMNS)
-    assert [line.split()[:3] for line in lines] == [["gfx90a", "v3", "rope"], ["sm_80", "v3", "rope"]]
-    starts = {line.index(cell) for line, cell in zip(lines, ["ROWS"] * 2, strict=True)}
-    assert starts == {header.index("constants")} and total.startswith("2 kernels, ") and total.endswith("all fit")
-    assert sorted(file.suffix for file in folder.iterdir()) == [".amdgcn", ".ptx"]
+    assert header.split() == inspect_kernels.COLUMNS
+    assert [line.split()[:4] for line in lines] == [[gpu, "v3", "rope", "fp32,tf32"] for gpu in ("gfx90a", "sm_80")]
+    assert {line.index("ROWS") for line in lines} == {header.index("constants")} and total == "2 kernels: all fit"
+    assert sorted({file.suffix for file in folder.iterdir()}) == [".amdgcn", ".ptx"]
     assert all("rope_kernel" in file.read_text() for file in folder.iterdir())
-
-
-def test_json():
-    argv = ["--target", "gfx942", "--dtype", "fp32", "tf32", "--preset", "tiny", "--source", "v3"]
-    result = run_tool(*argv, "--kernel", "swiglu_f", "--json")
-    (row,) = json.loads(result.stdout)
-    assert result.returncode == 0 and row["problems"] == [] and row["precisions"] == ["fp32", "tf32"]
-    assert row["registers"] > 0 and row["code_bytes"] > 500
 
 
 @pytest.mark.parametrize(
@@ -357,13 +231,14 @@ def test_json():
         ["--jobs", "0"],
         ["--dtype", "fp4"],
         ["--tiles", "3x32"],
-        ["--target", "gfx942", "--kernel", "nothing"],
-        ["--target", "gfx942", "--warps", "8", "--kernel", "rope"],
+        ["--target", "gfx942", "--hidden-dim", "7"],
+        ["--target", "gfx942", "--dtype", "bf16", "--warps", "8", "--kernel", "rope"],
     ],
 )
 def test_bad_arguments(argv):
     result = run_tool("--preset", "tiny", *argv)
-    assert result.returncode == 2 and argv[-1] in result.stderr and result.stderr.count("\n") == 1
+    errors = [line for line in result.stderr.splitlines() if not re.match(r"1 of 1: gfx942 \w+, 0 kernels", line)]
+    assert result.returncode == 2 and argv[-1] in errors[0] and len(errors) == 1
 
 
 def test_an_old_triton_is_refused_in_one_sentence(monkeypatch, capsys):
@@ -373,8 +248,3 @@ def test_an_old_triton_is_refused_in_one_sentence(monkeypatch, capsys):
     monkeypatch.setattr(triton, "__version__", "3.3.1")
     assert inspect_kernels.main(["--target", "gfx942"]) == 2
     assert capsys.readouterr().err == "inspect_kernels.py: needs Triton 3.6 or newer, got 3.3.1\n"
-
-
-def test_help_has_an_example():
-    result = run_tool("--help")
-    assert result.returncode == 0 and "python scripts/inspect_kernels.py --all --target gfx90a" in result.stdout
