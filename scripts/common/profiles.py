@@ -171,7 +171,7 @@ def short(name, width):
 # ---------------------------------------------------------------- CSV: rocprofv3, rocpd, rocprof, rocprof-compute, ncu
 
 COLUMNS = {  # a profiler's heading, in lower case -> our name
-    **{"kernel_name": "name", "kernel name": "name", "kernelname": "name", "calls": "calls"},
+    **{"name": "name", "kernel_name": "name", "kernel name": "name", "kernelname": "name", "calls": "calls"},
     **{"start_timestamp": "start", "beginns": "start", "end_timestamp": "end", "endns": "end"},
     **{"totaldurationns": "total", "minns": "min", "maxns": "max"},
     **{"agent_id": "agent", "gpu-id": "agent", "queue_id": "queue", "queue-id": "queue"},
@@ -180,20 +180,22 @@ COLUMNS = {  # a profiler's heading, in lower case -> our name
 
 
 def read_rows(text):
-    """Return the columns of a CSV file by our names, and its rows as dictionaries."""
+    """Return the columns of a CSV file by our names, and its rows as dictionaries, read when they are asked for."""
     lines = [line for line in text.splitlines() if line and not line.startswith("==")]  # as ncu's messages do
-    header, *rows = csv.reader(lines)
+    header, *rows = list(csv.reader(lines)) or [[]]
     header = [COLUMNS.get(cell.strip().lower(), cell.strip()) for cell in header]
-    header = ["name" if cell == "Name" else cell for cell in header]
-    for number, row in enumerate(rows, 2):
-        if len(row) != len(header):
-            raise Failure(2, f"is cut off or damaged: line {number} has {len(row)} cells of {len(header)}")
-    return header, [dict(zip(header, row, strict=True)) for row in rows]
+    return header, (checked_row(header, row, number) for number, row in enumerate(rows, 2))
 
 
-def to_number(text):
+def checked_row(header, row, number):
+    if len(row) != len(header):
+        raise Failure(2, f"is cut off or damaged: line {number} has {len(row)} cells of {len(header)}")
+    return dict(zip(header, row, strict=True))
+
+
+def to_number(text, kind=float):
     try:
-        return float(text.replace(",", ""))  # ncu writes 1,024
+        return kind(text.replace(",", ""))  # ncu writes 1,024
     except ValueError:
         raise Failure(2, f"is damaged: {text!r} stands where a number belongs") from None
 
@@ -207,13 +209,14 @@ def read_csv(text):
         return [launch_of(row) for row in rows]
     if not {"name", "calls", "total"} <= set(header):
         raise Failure(2, "has no columns of kernel times: give a kernel_trace or kernel_stats file of rocprofv3")
-    if any(NOT_KERNELS.match(row["name"]) for row in rows):
+    kernels = [sums_of(row) for row in rows]
+    if any(NOT_KERNELS.match(kernel.name) for kernel in kernels):
         raise Failure(2, "lists calls of an API or whole domains, not kernels: give the kernel_stats file beside it")
-    return [sums_of(row) for row in rows]
+    return kernels
 
 
 def launch_of(row):
-    start, end = to_number(row["start"]), to_number(row["end"])
+    start, end = to_number(row["start"], int), to_number(row["end"], int)
     if end < start:
         raise Failure(2, f"is damaged: {row['name']} ends before it starts")
     # "Agent 4" in ROCm 7 is the bare 4 of ROCm 6
@@ -223,7 +226,7 @@ def launch_of(row):
 
 def sums_of(row):
     least, most = (to_number(row[key]) if key in row else None for key in ("min", "max"))
-    return Kernel(clean(row["name"]), to_number(row["total"]), int(to_number(row["calls"])), least, most)
+    return Kernel(clean(row["name"]), to_number(row["total"]), to_number(row["calls"], int), least, most)
 
 
 # ---------------------------------------------------------------- databases: rocpd, nsys
@@ -667,11 +670,11 @@ def counters_of(file):
 def counters_of_rows(header, rows):
     """Return the values of a table with a row per counter (rocprofv3), or with a column per counter."""
     wide = [column for column in header if COUNTER.match(column)]
-    if "name" not in header or not ("counter" in header or wide and rows):
+    if "name" not in header or not ("counter" in header or wide):
         raise Failure(2, "has no counters of kernels: give a counter_collection file of rocprofv3 or CSV of ncu")
     if "counter" in header:
         return [(clean(row["name"]), row["counter"], "", to_number(row["value"])) for row in rows if row["counter"]]
-    units = rows.pop(0) if "__" in wide[0] else {}  # ncu's first row
+    units = next(rows, {}) if "__" in wide[0] else {}  # ncu's first row
     return [
         (clean(row["name"]), column, units.get(column, ""), to_number(row[column]))
         for row in rows
