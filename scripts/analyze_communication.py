@@ -8,65 +8,57 @@ of a folder the newest trace of each rank is read.
 Exit status: 0 analysed, 2 for bad input.
 """
 
-import argparse
 import pathlib
 import re
 import sys
 
 from common.command_line import Failure, Parser, add_steps, run_tool
-from common.profiles import Kernel, Profile, busy_intervals, gpu_launches, steps_needed, unlike, whole_traces
+from common.profiles import busy_intervals, gpu_launches, steps_needed, unlike, whole_traces
 from common.tables import emit, text_table
 
 COMMUNICATES = re.compile(r"(nccl|rccl|msccl|Memcpy PtoP)", re.IGNORECASE)  # ncclDevKernel_...
 
 
-def length_ns(intervals: list[tuple[float, float]]) -> float:
-    return sum(end - start for start, end in intervals)
+def busy_ms(launches, steps):
+    return sum(end - start for start, end in busy_intervals(launches)) / steps / 1e6
 
 
-def overlap_ns(ones: list[tuple[float, float]], others: list[tuple[float, float]]) -> float:
-    """Return how long both run; each list is sorted, and its intervals do not overlap."""
-    total, i, j = 0.0, 0, 0
-    while i < len(ones) and j < len(others):
-        total += max(0.0, min(ones[i][1], others[j][1]) - max(ones[i][0], others[j][0]))
-        if ones[i][1] < others[j][1]:
-            i += 1
-        else:
-            j += 1
-    return total
-
-
-def communication(launches: list[Kernel], steps: int) -> dict:
+def communication(launches, steps):
     """Return times in ms per step: communicating, of that exposed, and busy with anything."""
     talking = [kernel for kernel in launches if COMMUNICATES.match(kernel.name)]
-    computing = busy_intervals(kernel for kernel in launches if not COMMUNICATES.match(kernel.name))
-    busy, talk = length_ns(busy_intervals(launches)), busy_intervals(talking)
-    exposed = length_ns(talk) - overlap_ns(talk, computing)
+    busy, computing = busy_ms(launches, steps), [k for k in launches if not COMMUNICATES.match(k.name)]
+    exposed = busy - busy_ms(computing, steps)  # what communication adds to the time in which the GPU is busy
     return {
         "transfers_per_step": len(talking) / steps,
-        "communication_ms": length_ns(talk) / steps / 1e6,
-        "exposed_ms": exposed / steps / 1e6,
-        "busy_ms": busy / steps / 1e6,
+        "communication_ms": busy_ms(talking, steps),
+        "exposed_ms": exposed,
+        "busy_ms": busy,
         "exposed_share": exposed / busy,
     }
 
 
-def trace_files(names: list[str]) -> list[pathlib.Path]:
+def trace_files(names):
     """Return the files that are named and, of each folder, the newest trace of each rank."""
     files = []
     for path in map(pathlib.Path, names):
-        newest: dict[str, pathlib.Path] = {}
+        newest = {}
         for file in whole_traces(path) if path.is_dir() else []:
             rank = re.search(r"_rank(\d+)_", file.name)
-            newest.setdefault(rank[1] if rank else "", file)
-        ranks = sorted((rank for rank in newest if rank), key=int) or list(newest)
-        files += [newest[rank] for rank in ranks] if path.is_dir() else [path]
+            newest.setdefault(int(rank[1]) if rank else -1, file)
+        if len(newest) > 1:
+            newest.pop(-1, None)  # a run of one process
+        files += [newest[rank] for rank in sorted(newest)] if path.is_dir() else [path]
     if not files:
         raise Failure(2, f"{' '.join(names)} holds no trace_*.pt.trace.json: record one with --enable-pytorch-profiler")
     return files
 
 
-def as_text(rows: list[dict]) -> str:
+def rank_row(profile, launches):
+    steps = steps_needed(profile)
+    return {"trace": str(profile.path), "steps": steps, **communication(launches, steps)}
+
+
+def as_text(rows):
     cells = [
         [
             *(row["trace"], row["steps"], f"{row['transfers_per_step']:.1f}", f"{row['communication_ms']:.3f}"),
@@ -78,24 +70,19 @@ def as_text(rows: list[dict]) -> str:
     return text_table(header, cells)
 
 
-def analyze(options: argparse.Namespace) -> None:
-    rows, first = [], None
-    for file in trace_files(options.traces):
-        profile, launches = gpu_launches(file, options.steps)
-        found = unlike((first or profile).metadata, profile.metadata)
-        if found:
-            raise Failure(2, f"{first.path} and {file} are unlike ({'; '.join(found)}): give the ranks of one run")
-        first = first or profile
-        rows.append(rank_row(profile, launches))
+def analyze(options):
+    found = [gpu_launches(file, options.steps) for file in trace_files(options.traces)]
+    first = found[0][0]
+    for profile, _ in found:
+        differences = unlike(first.metadata, profile.metadata)
+        if differences:
+            where = f"{first.path} and {profile.path} are unlike ({'; '.join(differences)})"
+            raise Failure(2, f"{where}: give the ranks of one run")
+    rows = [rank_row(*one) for one in found]
     emit({"processes": rows}, as_text(rows), options.json)
 
 
-def rank_row(profile: Profile, launches: list[Kernel]) -> dict:
-    steps = steps_needed(profile)
-    return {"trace": str(profile.path), "steps": steps, **communication(launches, steps)}
-
-
-def main(argv: list[str] | None = None) -> int:
+def main(argv=None):
     parser = Parser(
         "analyze_communication.py",
         "Measure how much of the communication between GPUs is hidden behind computation, per rank.",

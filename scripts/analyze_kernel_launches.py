@@ -8,19 +8,18 @@ is the host doing something else, such as the pause between steps that profilers
 Exit status: 0 analysed, 2 for bad input.
 """
 
-import argparse
 import statistics
 import sys
 
 from common.command_line import Parser, add_steps, positive, run_tool
-from common.profiles import Kernel, busy_intervals, gpu_launches, short
+from common.profiles import busy_intervals, gpu_launches, short
 from common.tables import emit, known, text_table
 
 IDLE_BOUND = 0.25  # fraction of idle time, without pauses, above which a step is launch-bound
 SHORT_US = 10.0  # a kernel shorter than what a launch costs on most hosts
 
 
-def launch_results(launches: list[Kernel], steps: int | None, pause_us: float) -> dict:
+def launch_results(launches, steps, pause_us):
     """Return counts, busy and idle time in microseconds, gaps, and the verdict."""
     stretches = busy_intervals(launches)
     gaps = [(after[0] - before[1]) / 1e3 for before, after in zip(stretches, stretches[1:], strict=False)]
@@ -46,7 +45,7 @@ def launch_results(launches: list[Kernel], steps: int | None, pause_us: float) -
     }
 
 
-def largest_gaps(launches: list[Kernel], pause_us: float, top: int) -> list[dict]:
+def largest_gaps(launches, pause_us, top):
     """Return the longest gaps that are no pauses: how long, after which kernel, before which."""
     found, last = [], launches[0]
     for kernel in launches[1:]:
@@ -56,19 +55,19 @@ def largest_gaps(launches: list[Kernel], pause_us: float, top: int) -> list[dict
     return sorted(found, key=lambda gap: -gap["gap_us"])[:top]
 
 
-def as_text(content: dict) -> str:
-    found = content["results"]
+def as_text(content):
+    found, pause_us = content["results"], content["pause_us"]
     steps = "steps not known (--steps N)" if found["steps"] is None else f"{found['steps']} steps"
     idle, verdict = 100 * found["idle_share"], "launch-bound" if found["launch_bound"] else "not launch-bound"
+    median, most = (known(found[key], ".1f") for key in ("gap_median_us", "gap_p90_us"))
     lines = [
         f"{content['trace']}: {found['launches']:,} launches, {steps}",
         f"  launches per step  {known(found['launches_per_step'], ',.1f')}",
         f"  busy               {found['busy_us'] / 1e3:,.3f} ms",
         f"  idle in gaps       {found['idle_us'] / 1e3:,.3f} ms, {idle:.1f} % of busy and idle",
-        f"  gaps               {found['gaps']:,}, median {known(found['gap_median_us'], '.1f')} us, "
-        f"9 of 10 below {known(found['gap_p90_us'], '.1f')} us",
-        f"  pauses             {found['pauses']:,} longer than {content['pause_us']:g} us, "
-        f"{found['paused_us'] / 1e3:,.3f} ms, not counted as idle",
+        f"  gaps               {found['gaps']:,}, median {median} us, 9 of 10 below {most} us",
+        f"  pauses             {found['pauses']:,} longer than {pause_us:g} us, {found['paused_us'] / 1e3:,.3f} ms, "
+        "not counted as idle",
         f"  kernels            median {found['kernel_median_us']:.1f} us, {found['short_kernels']:,} shorter than "
         f"{SHORT_US:g} us",
         f"  verdict            {verdict}: the GPU waits {idle:.1f} % of the time (bound: {100 * IDLE_BOUND:.0f} %)",
@@ -79,18 +78,15 @@ def as_text(content: dict) -> str:
     return "\n".join(lines)
 
 
-def analyze(options: argparse.Namespace) -> None:
+def analyze(options):
     profile, launches = gpu_launches(options.trace_file, options.steps)
-    content = {
-        "trace": profile.title,
-        "pause_us": options.pause_us,
-        "results": launch_results(launches, profile.steps, options.pause_us),
-        "largest_gaps": largest_gaps(launches, options.pause_us, options.top),
-    }
+    content = {"trace": profile.title, "pause_us": options.pause_us}
+    content["results"] = launch_results(launches, profile.steps, options.pause_us)
+    content["largest_gaps"] = largest_gaps(launches, options.pause_us, options.top)
     emit(content, as_text(content), options.json)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv=None):
     parser = Parser(
         "analyze_kernel_launches.py",
         "Find launches per step, gaps between them, and whether the step is launch-bound.",

@@ -8,55 +8,57 @@ compute are counted.
 Exit status: 0 counted, 2 for bad input.
 """
 
-import argparse
 import sys
 
 from common.command_line import Parser, add_steps, positive, run_tool
 from common.profiles import (
     INTERPRETED,
-    compare_counts,
-    count_cells,
-    counts_per_step,
+    compare_groups,
+    group_cells,
+    groups_per_step,
+    per_step,
     read_pair,
     short,
-    steps_needed,
     unlike,
 )
 from common.tables import emit, text_table
 
 
-def as_text(content: dict, top: int) -> str:
-    what = content["what"]
-    changes = sorted((item for item in content["change"].items() if item[1]), key=lambda item: -abs(item[1]))
-    lines = [
-        f"baseline  {content['baseline']['title']}, {content['baseline']['steps']} steps",
-        f"fused     {content['fused']['title']}, {content['fused']['steps']} steps",
-        *(f"unlike    {difference}" for difference in content["differences"]),
-        "",
-        text_table(
-            [f"{what} per step", "baseline", "fused", "fewer", "baseline ms", "fused ms"], count_cells(content["rows"])
-        ),
-        *[INTERPRETED] * content["interpreted"],
-        "",
-        f"{what} whose number changed most, per step",
-        *(f"{change:+10,.1f}  {short(name, 90)}" for name, change in changes[:top]),
-    ]
-    whole = content["rows"][-1]
-    lines += ["", f"{whole['baseline_calls']:,.0f} {what} per step became {whole['fused_calls']:,.0f}"]
-    return "\n".join(lines)
+def changes(pair):
+    """Return by how many calls per step each kernel's number changed, the largest change first."""
+    before, after = (per_step(one, one.steps, lambda call: call.name) for one in pair)
+    calls = {
+        name: [names.get(name, {"calls": 0.0})["calls"] for names in (before, after)] for name in {**before, **after}
+    }
+    found = {name: fused - baseline for name, (baseline, fused) in calls.items() if name != "all"}
+    return dict(sorted(found.items(), key=lambda change: -abs(change[1])))
 
 
-def analyze(options: argparse.Namespace) -> None:
+def as_text(content, top):
+    what, whole = content["what"], content["rows"][-1]
+    header = [f"{what} per step", "baseline", "fused", "fewer", "baseline ms", "fused ms"]
+    changed = [(name, number) for name, number in content["change"].items() if number][:top]
+    lines = [f"{name:<9} {content[name]['title']}, {content[name]['steps']} steps" for name in ("baseline", "fused")]
+    lines += [f"unlike    {difference}" for difference in content["differences"]]
+    lines += ["", text_table(header, group_cells(content["rows"])), *[INTERPRETED] * content["interpreted"], ""]
+    lines.append(f"{what} whose number changed most, per step")
+    lines += [f"{number:+10,.1f}  {short(name, 90)}" for name, number in changed]
+    return "\n".join([*lines, "", f"{whole['baseline_calls']:,.0f} {what} per step became {whole['fused_calls']:,.0f}"])
+
+
+def analyze(options):
     steps = (options.baseline_steps, options.fused_steps)
     pair = read_pair(options.baseline, options.fused, steps, options.allow_different)
-    names = ("--baseline-steps", "--fused-steps")
-    parts = [counts_per_step(one, steps_needed(one, name)) for one, name in zip(pair, names, strict=True)]
-    content = compare_counts(*parts) | {"what": pair[0].what, "interpreted": any(one.interpreted for one in pair)}
-    content["differences"] = unlike(*(one.metadata for one in pair))
+    names = ("baseline", "fused")
+    groups = [groups_per_step(one, f"--{name}-steps") for one, name in zip(pair, names, strict=True)]
+    content = {name: {"title": one.title, "steps": one.steps} for one, name in zip(pair, names, strict=True)}
+    content |= {"what": pair[0].what, "interpreted": any(one.interpreted for one in pair)}
+    content |= {"differences": unlike(*(one.metadata for one in pair))}
+    content |= {"rows": compare_groups(*groups), "change": changes(pair)}
     emit(content, as_text(content, options.top), options.json)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv=None):
     parser = Parser(
         "analyze_kernel_reduction.py",
         "Count the kernels of a training step in two profiles.",

@@ -7,8 +7,7 @@ A folder is searched for their files. The values are means over a kernel's launc
 import sys
 
 from common.command_line import Parser, positive, run_tool
-from common.profiles import counter_table as table
-from common.profiles import read_counters, short
+from common.profiles import counter_table, read_counters, short
 from common.tables import emit, text_table, write_csv
 
 # Of the many metrics in a report of Nsight Compute, the ones to print first: time, compute, memory, occupancy.
@@ -20,29 +19,35 @@ SHOWN_FIRST = (
 )
 
 
-def as_text(rows: list[dict], top: int) -> str:
+def as_text(rows, top):
     """Return kernels down, counters across, those with the largest sum of the first counter first."""
-    names = list(dict.fromkeys(row["counter"] for row in rows))
-    shown = [name for name in SHOWN_FIRST if name in names] or names[:4]
-    units = {row["counter"]: row["unit"] for row in rows}
     cells = {(row["kernel"], row["counter"]): row for row in rows}
+    names = {row["counter"]: row["unit"] for row in rows}
+    shown = [name for name in SHOWN_FIRST if name in names] or list(names)[:4]
     sums = {row["kernel"]: row["mean"] * row["launches"] for row in rows if row["counter"] == shown[0]}
-    kernels = sorted(sums, key=sums.get, reverse=True)
-    lines = [f"{len(kernels)} kernels; means of a launch:"]
-    lines += [f"  [{i}] {name} {units[name]}".rstrip() for i, name in enumerate(shown, 1)]
-    table_rows = [
+    lines = [f"{len(sums)} kernels; means of a launch:"]
+    lines += [f"  [{i}] {name} {names[name]}".rstrip() for i, name in enumerate(shown, 1)]
+    table = [
         [short(kernel, 44), f"{cells[kernel, shown[0]]['launches']:,}"]
         + [f"{cells[kernel, name]['mean']:,.1f}" if (kernel, name) in cells else "-" for name in shown]
-        for kernel in kernels[:top]
+        for kernel in sorted(sums, key=lambda kernel: -sums[kernel])[:top]
     ]
-    lines.append(text_table(["kernel", "launches", *(f"[{i}]" for i in range(1, len(shown) + 1))], table_rows))
+    lines.append(text_table(["kernel", "launches", *(f"[{i}]" for i in range(1, len(shown) + 1))], table))
     for name in shown:
         if all(row["max"] == 0 for row in rows if row["counter"] == name):
             lines.append(f"{name} is 0 in every launch: this GPU may not count it, or only at a stable power level")
     return "\n".join(lines)
 
 
-def main(argv: list[str] | None = None) -> int:
+def analyze(options):
+    rows = counter_table(read_counters(*options.paths))
+    if options.csv:
+        with open(options.csv, "w", encoding="utf-8", newline="") as file:
+            write_csv(rows, file)
+    emit({"counters": rows}, as_text(rows, options.top), options.json)
+
+
+def main(argv=None):
     parser = Parser(
         "kernel_counters.py",
         "Print the hardware counters of every kernel as one table.",
@@ -52,15 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--top", type=positive, default=20, metavar="N", help="kernels to print (%(default)s)")
     parser.add_argument("--csv", metavar="FILE", help="write every counter of every kernel as CSV")
     options = parser.parse_args(argv)
-
-    def work() -> None:
-        rows = table(read_counters(*options.paths))
-        if options.csv:
-            with open(options.csv, "w", encoding="utf-8", newline="") as file:
-                write_csv(rows, file)
-        emit({"counters": rows}, as_text(rows, options.top), options.json)
-
-    return run_tool("kernel_counters.py", work)
+    return run_tool("kernel_counters.py", lambda: analyze(options))
 
 
 if __name__ == "__main__":

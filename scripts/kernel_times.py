@@ -6,65 +6,66 @@ forms it takes the most detailed. The CSV's fourth column is the total time, its
 sort -t, -k4 -nr kernels.csv
 """
 
-import argparse
+import contextlib
 import json
+import pathlib
 import sys
 
 from common.command_line import Parser, positive, run_tool
-from common.profiles import Kernel, group_table, kernel_table, kernel_text, launches_of, read_kernels
+from common.profiles import KINDS, files_of, group_table, kernel_table, kernel_text, launches_of, read_kernels
 from common.tables import write_csv
 
 
-def launch_rows(kernels: list[Kernel]) -> list[dict]:
-    """Return a row per launch in order of time."""
-    return [
+def write_launches(calls, file):
+    """Write a row per launch in order of time."""
+    rows = [
         {"group": one.group, "kind": one.kind, "track": one.track, "start_ns": one.start_ns}
         | {"duration_ns": one.total_ns, "kernel": one.name}
-        for one in launches_of(kernels)
+        for one in launches_of(calls)
     ]
+    write_csv(rows, file)
 
 
-def write_json(kernels: list[Kernel], file) -> None:
-    json.dump({"kernels": kernel_table(kernels), "groups": group_table(kernels)}, file, indent=1)
+def write_json(calls, file):
+    json.dump({"kernels": kernel_table(calls), "groups": group_table(calls)}, file, indent=1)
     file.write("\n")
 
 
-def write_trace(kernels: list[Kernel], file) -> None:
+def write_trace(calls, file):
     """Write the launches as a Chrome trace, which ui.perfetto.dev opens."""
-    launches = launches_of(kernels)
+    launches = launches_of(calls)
     # One process per kind and one line per track; Perfetto wants whole numbers for both.
     kinds, tracks = (sorted({getattr(one, key) for one in launches}) for key in ("kind", "track"))
+    categories = {kind: category for category, kind in reversed(KINDS.items())}
     events = [{"ph": "M", "name": "process_name", "pid": i, "args": {"name": kind}} for i, kind in enumerate(kinds)]
     for one in launches:
         place = {"pid": kinds.index(one.kind), "tid": tracks.index(one.track)}
-        times = {"ts": one.start_ns / 1e3, "dur": one.total_ns / 1e3}
-        cat = {"copy": "gpu_memcpy", "kernel": "kernel"}.get(one.kind, "cpu_op")
-        events.append({"ph": "X", "cat": cat, "name": one.name, **place, **times, "args": {"group": one.group}})
+        times = {"ts": one.start_ns / 1e3, "dur": one.total_ns / 1e3, "args": {"group": one.group}}
+        events.append({"ph": "X", "cat": categories.get(one.kind, "cpu_op"), "name": one.name, **place, **times})
     json.dump({"displayTimeUnit": "ms", "traceEvents": events}, file)
 
 
 WRITERS = {
-    "csv": lambda kernels, file: write_csv(kernel_table(kernels), file),
+    "csv": lambda calls, file: write_csv(kernel_table(calls), file),
     "json": write_json,
-    "launches": lambda kernels, file: write_csv(launch_rows(kernels), file),
+    "launches": write_launches,
     "trace": write_trace,
 }
 
 
-def write_results(kernels: list[Kernel], options: argparse.Namespace) -> None:
+def write_results(calls, options):
     """Write the files that were asked for, and the table to standard output unless one of them goes there."""
     chosen = {name: getattr(options, name) for name in WRITERS if getattr(options, name)}
     for name, target in chosen.items():
-        if target == "-":
-            WRITERS[name](kernels, sys.stdout)
-        else:
-            with open(target, "w", encoding="utf-8", newline="") as file:
-                WRITERS[name](kernels, file)
+        with contextlib.ExitStack() as stack:
+            file = sys.stdout if target == "-" else stack.enter_context(open(target, "w", encoding="utf-8", newline=""))
+            WRITERS[name](calls, file)
     if "-" not in chosen.values():
-        print(kernel_text(kernels, options.top))
+        files = [file for path in options.paths for file in files_of(pathlib.Path(path))]
+        print(f"{kernel_text(calls, options.top)}\n\nread from {', '.join(map(str, files))}")
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv=None):
     parser = Parser(
         "kernel_times.py",
         "Print the kernel times of a profile as one table, whichever profiler wrote it.",

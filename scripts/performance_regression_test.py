@@ -9,113 +9,92 @@ train every parameter: its speed means nothing.
 Exit status: 0 fast enough, or too close to tell without --strict; 1 slower; 2 for bad input.
 """
 
-import argparse
 import sys
 
 import numpy as np
 
 from common.command_line import Failure, Parser, progress, run_tool
-from common.records import significant
 from common.runs import differences, read_metrics
-from common.tables import emit
+from common.tables import emit, rounded
 
 DRAWS = 2000
 LOSS_BOUND = 0.02  # relative difference of the first losses: a lower precision may make so much, a wrong model more
-
-
-def draw_median(runs: list[list[float]], rng: np.random.Generator) -> float:
-    """Return the median step of resampled runs with resampled steps."""
-    chosen = [runs[i] for i in rng.integers(len(runs), size=len(runs))]
-    return np.median([np.median(rng.choice(run, size=len(run))) for run in chosen])
-
-
-def speedup(baseline: list[list[float]], current: list[list[float]], seed: int = 0) -> dict:
-    """Return the median step of both in ms, their ratio, and its 95 % interval by a bootstrap over runs and steps."""
-    rng = np.random.default_rng(seed)
-    medians = [float(np.median([np.median(run) for run in runs])) for runs in (baseline, current)]
-    ratios = [draw_median(baseline, rng) / draw_median(current, rng) for _ in range(DRAWS)]
-    low, high = np.percentile(ratios, [2.5, 97.5])
-    return {
-        "baseline_ms": medians[0],
-        "current_ms": medians[1],
-        "speedup": medians[0] / medians[1],
-        "low": float(low),
-        "high": float(high),
-    }
-
-
-def judge(result: dict, wanted: float) -> str:
-    """Return whether the interval lies above, below or around the wanted speed-up."""
-    if result["low"] >= wanted:
-        return "faster"
-    return "slower" if result["high"] < wanted else "too close to tell"
-
-
-def check(baseline: list[dict], current: list[dict], allow_different: bool) -> list[str]:
-    """Return what differs between the runs; raise Failure if it may not, or if a run's speed means nothing."""
-    for content in [*baseline, *current]:
-        summary = content["summary"]
-        if summary["parameters_trained"] != summary["parameters"]:
-            raise Failure(
-                1,
-                f"version {content['version']} trained {summary['parameters_trained']:,} of {summary['parameters']:,} "
-                "parameters: its speed means nothing until every gradient is there",
-            )
-    found = [d for content in [*baseline[1:], *current] for d in differences(baseline[0], content)]
-    found = list(dict.fromkeys(found))
-    if found and not allow_different:
-        raise Failure(2, f"the runs are not comparable ({'; '.join(found)}): measure alike, or add --allow-different")
-    first, other = baseline[0]["summary"]["first_loss"], current[0]["summary"]["first_loss"]
-    if not found and not abs(first - other) <= LOSS_BOUND * abs(first):
-        raise Failure(
-            1, f"the first loss is {other:.4f} instead of {first:.4f}: the current version computes otherwise"
-        )
-    return found
-
-
-SENTENCES = {
+VERDICTS = {
     "faster": "PASSED: at least",
     "slower": "FAILED: slower than",
     "too close to tell": "too close to tell from",
 }
 
 
-def as_text(content: dict) -> str:
+def draw_median(runs, rng):
+    """Return the median step of resampled runs with resampled steps."""
+    chosen = [runs[i] for i in rng.integers(len(runs), size=len(runs))]
+    return np.median([np.median(rng.choice(run, size=len(run))) for run in chosen])
+
+
+def speedup(baseline, current, seed=0):
+    """Return the median step of both in ms, their ratio, and its 95 % interval by a bootstrap over runs and steps."""
+    rng = np.random.default_rng(seed)
+    before, after = (float(np.median([np.median(run) for run in runs])) for runs in (baseline, current))
+    ratios = [draw_median(baseline, rng) / draw_median(current, rng) for _ in range(DRAWS)]
+    low, high = map(float, np.percentile(ratios, [2.5, 97.5]))
+    return {"baseline_ms": before, "current_ms": after, "speedup": before / after, "low": low, "high": high}
+
+
+def judge(result, wanted):
+    """Return whether the interval lies above, below or around the wanted speed-up."""
+    if result["low"] >= wanted:
+        return "faster"
+    return "slower" if result["high"] < wanted else "too close to tell"
+
+
+def check(baseline, current, allow_different):
+    """Return what differs between the runs; raise Failure if it may not, or if a run's speed means nothing."""
+    for content in [*baseline, *current]:
+        trained, parameters = (content["summary"][key] for key in ("parameters_trained", "parameters"))
+        if trained != parameters:
+            meaning = "parameters: its speed means nothing until every gradient is there"
+            raise Failure(1, f"version {content['version']} trained {trained:,} of {parameters:,} {meaning}")
+    found = [d for content in [*baseline[1:], *current] for d in differences(baseline[0], content)]
+    found = list(dict.fromkeys(found))
+    if found and not allow_different:
+        raise Failure(2, f"the runs are not comparable ({'; '.join(found)}): measure alike, or add --allow-different")
+    first, other = baseline[0]["summary"]["first_loss"], current[0]["summary"]["first_loss"]
+    if not found and not abs(first - other) <= LOSS_BOUND * abs(first):
+        raise Failure(1, f"the first loss is {other:.4f}, not {first:.4f}: the current version computes something else")
+    return found
+
+
+def as_text(content):
     result = content["result"]
-    lines = [f"different: {difference}" for difference in content["differences"]]
-    lines += [
-        f"baseline  {significant(result['baseline_ms']):>9} ms per step, {content['baseline_steps']} steps",
-        f"current   {significant(result['current_ms']):>9} ms per step, {content['current_steps']} steps",
+    lines = [
+        *(f"different: {difference}" for difference in content["differences"]),
+        f"baseline  {rounded(result['baseline_ms'], 4):>9} ms per step, {content['baseline_steps']} steps",
+        f"current   {rounded(result['current_ms'], 4):>9} ms per step, {content['current_steps']} steps",
         f"speed-up  {result['speedup']:9.2f}x, 95 % interval {result['low']:.2f}x to {result['high']:.2f}x",
-        f"{SENTENCES[content['verdict']]} the {content['min_speedup']}x asked for",
+        f"{VERDICTS[content['verdict']]} the {content['min_speedup']}x asked for",
     ]
     if content["verdict"] == "too close to tell":
         lines.append("the interval holds both answers: measure more steps, or more runs of each")
     return "\n".join(lines)
 
 
-def compare(options: argparse.Namespace) -> int:
-    baseline = [read_metrics(path) for path in options.baseline_results]
-    current = [read_metrics(path) for path in options.current_results]
+def compare(options):
+    files = (options.baseline_results, options.current_results)
+    baseline, current = ([read_metrics(path) for path in paths] for paths in files)
     found = check(baseline, current, options.allow_different)
     times = [[[step["step_ms"] for step in run["steps"]] for run in runs] for runs in (baseline, current)]
     if min(len(run) for runs in times for run in runs) < 5:
         progress("a run has fewer than 5 steps: its spread says little")
     result = speedup(*times)
-    content = {
-        "verdict": judge(result, options.min_speedup),
-        "min_speedup": options.min_speedup,
-        "result": result,
-        "baseline_steps": sum(map(len, times[0])),
-        "current_steps": sum(map(len, times[1])),
-        "differences": found,
-        "environment": current[0]["environment"],
-    }
+    content = {"verdict": judge(result, options.min_speedup), "min_speedup": options.min_speedup, "result": result}
+    content |= {"baseline_steps": sum(map(len, times[0])), "current_steps": sum(map(len, times[1]))}
+    content |= {"differences": found, "environment": current[0]["environment"]}
     emit(content, as_text(content), options.json)
     return int(content["verdict"] == "slower" or (options.strict and content["verdict"] != "faster"))
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv=None):
     parser = Parser(
         "performance_regression_test.py",
         "Fail if the current version is not at least so many times as fast as the baseline.",

@@ -12,7 +12,6 @@ Trains a few steps with the version's own script and writes into --profile-dir
 Options that are not listed here go to the training script: its sizes and switches work here as well.
 """
 
-import argparse
 import datetime
 import json
 import pathlib
@@ -31,26 +30,16 @@ from common.command_line import (
     version_meant,
     with_sizes,
 )
-from common.profiles import (
-    HOST,
-    INTERPRETED,
-    PHASES,
-    Profile,
-    files_of,
-    group_table,
-    kernel_table,
-    kernel_text,
-    read_file,
-    read_profile,
-    short,
-)
-from common.tables import markdown_table, rounded
+from common.profiles import INTERPRETED, PHASES, group_table, kernel_table, kernel_text, read_profile, short
+from common.tables import rounded
 from common.versions import SCRIPTS
+
+METRICS = ("command", "environment", "config", "options", "summary")  # of profile_*.json, from the metrics file
 
 # ---------------------------------------------------------------- profiling
 
 
-def training_command(version: int, folder: pathlib.Path, options: argparse.Namespace, rest: list[str]) -> list[str]:
+def training_command(version, folder, options, rest):
     """Return the command that trains and profiles; version 3 is small where its kernels are interpreted."""
     sized = with_sizes(rest) if version == 3 else rest
     if sized != rest:
@@ -65,8 +54,8 @@ def training_command(version: int, folder: pathlib.Path, options: argparse.Names
     ]
 
 
-def profile(version: int, options: argparse.Namespace, rest: list[str]) -> tuple[dict, Profile]:
-    """Run the training script under PyTorch's profiler; return what profile_*.json holds, and the trace."""
+def profile(version, options, rest):
+    """Run the training script under PyTorch's profiler; return the trace, and the metrics with the command."""
     folder = result_folder(options.profile_dir)
     command = training_command(version, folder, options, rest)
     before = set(folder.glob(f"trace_v{version}_*.json"))
@@ -76,24 +65,15 @@ def profile(version: int, options: argparse.Namespace, rest: list[str]) -> tuple
     traces = set(folder.glob(f"trace_v{version}_*.json")) - before
     if not traces:
         raise Failure(1, f"the training script left no trace in {folder}")
-    trace = read_profile(traces.pop())
     metrics = json.loads((folder / f"metrics_v{version}.json").read_text())
-    content = {"command": [SCRIPTS[version].name, *command[2:]]}
-    content |= {key: metrics[key] for key in ("environment", "config", "options", "summary")}
-    return content_of(trace) | content, trace
+    metrics["command"] = [SCRIPTS[version].name, *command[2:]]
+    return read_profile(traces.pop()), {key: metrics[key] for key in METRICS}
 
 
-def content_of(trace: Profile) -> dict:
-    """Return the part of profile_*.json that a trace alone can tell."""
-    content = {"version": trace.metadata.get("version"), "trace": trace.path.name, "steps_profiled": trace.steps}
-    content |= {"device": trace.device, "metadata": trace.metadata}
-    return content | {"kernels": kernel_table(trace.calls), "groups": group_table(trace.calls)}
+# ---------------------------------------------------------------- pages
 
 
-# ---------------------------------------------------------------- memory over time
-
-
-def memory_page(trace: Profile) -> str | None:
+def memory_page(trace):
     """Return a page with the memory in use over time, or None if the trace has no memory events."""
     if not trace.memory:
         return None
@@ -110,96 +90,81 @@ def memory_page(trace: Profile) -> str | None:
     return pages.page("Memory over time", facts, notice, [("Memory", [chart])])
 
 
-# ---------------------------------------------------------------- reports
-
-
-def measured(content: dict) -> list[str]:
-    """Return the part of a report that says what ran where, and how fast without the profiler."""
-    summary, environment = content["summary"], content["environment"]
-    step, where = summary["step_ms"], [environment["device"], f"PyTorch {environment['torch']}"]
-    where += [f"Triton {environment['triton']}"] * bool(environment["triton"]) + [environment["date"]]
-    quartiles = f"{rounded(step['p25'])} to {rounded(step['p75'])}"
-    rows = [["step, median (quartiles)", f"{rounded(step['median'])} ms ({quartiles})"]]
-    for name in PHASES:
-        time = summary[f"{name}_ms"]
-        rows.append([name, "not measured" if time is None else f"{rounded(time)} ms"])
-    rows.append(["tokens per second", f"{summary['tokens_per_second']:,.0f}"])
-    rows.append(["peak memory", f"{summary['peak_memory_mb']:,.0f} MB"])
-    rows.append(["compute", f"{rounded(summary['tflops'])} TFLOP/s"])
-    lines = ["", ", ".join(where), "", f"    python {shlex.join(content['command'])}", ""]
-    return [*lines, "## The steps without the profiler", "", markdown_table(["", "measured"], rows)]
-
-
-def report(content: dict) -> str:
+def report(content, trace):
     """Return what was profiled and measured, as Markdown."""
-    steps, kind = content["steps_profiled"] or 1, content["kernels"][0]["kind"]
-    what = "operators" if kind in HOST else "kernels"
+    facts, sections, steps = [("profile", trace.title)], [], trace.steps or 1
+    if "summary" in content:
+        row = pages.row_of("measured", content)
+        facts = [*facts, *pages.facts_of(row), ("command", f"python {shlex.join(content['command'])}")]
+        table = pages.table(["", "measured"], pages.result_lines([row]))
+        sections.append(("The steps without the profiler", [table]))
 
-    def cells(row: dict) -> list[str]:
+    def cells(row):
         return [f"{row['calls'] / steps:,.0f}", rounded(row["total_us"] / 1e3 / steps)]
 
+    groups = [[row["group"], *cells(row), f"{row['share_percent']:.1f}"] for row in content["groups"]]
     kernels = [
         [f"`{short(row['kernel'], 70)}`", row["group"], *cells(row), rounded(row["mean_us"])]
         for row in content["kernels"][:20]
     ]
-    groups = [[row["group"], *cells(row), f"{row['share_percent']:.1f}"] for row in content["groups"]]
-    lines = [
-        f"# Profile of version {content['version']}",
-        *(measured(content) if "summary" in content else []),
-        *("", f"## Groups of {what} in {steps} profiled steps", "", *[INTERPRETED, ""] * (kind == "interpreted")),
-        markdown_table(["group", "calls per step", "ms per step", "%"], groups),
-        *("", f"## The longest {what}", ""),
-        markdown_table(["name", "group", "calls per step", "ms per step", "mean us"], kernels, left=2),
-        *("", f"Timeline: open `{content['trace']}` in https://ui.perfetto.dev."),
+    per_group = pages.table(["group", "calls per step", "ms per step", "%"], groups)
+    per_kernel = pages.table(["name", "group", "calls per step", "ms per step", "mean us"], kernels)
+    timeline = pages.text(f"Timeline: open `{content['trace']}` in https://ui.perfetto.dev.")
+    sections += [
+        (f"Groups of {trace.what} in {steps} profiled steps", [per_group]),
+        (f"The longest {trace.what}", [per_kernel, timeline]),
     ]
-    return "\n".join(lines) + "\n"
+    notice = [INTERPRETED] * trace.interpreted
+    return pages.markdown(f"Profile of version {content['version']}", facts, notice, sections)
 
 
-def write_results(content: dict, trace: Profile, folder: pathlib.Path, with_report: bool) -> None:
-    """Write profile_*.json, memory_timeline.html and, if wanted, the report; say what was written."""
-    moment = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
-    files = {folder / f"profile_v{content['version']}_{moment}.json": json.dumps(content, indent=1) + "\n"}
-    page = memory_page(trace)
+def content_of(trace, metrics):
+    """Return the content of profile_*.json: what a trace tells, and the metrics if they are known."""
+    content = {"version": trace.metadata.get("version"), "trace": trace.path.name, "steps_profiled": trace.steps}
+    content |= {"device": trace.device, "metadata": trace.metadata, **metrics}
+    return content | {"kernels": kernel_table(trace.calls), "groups": group_table(trace.calls)}
+
+
+def write_results(trace, content, with_report, with_profile=True):
+    """Write profile_*.json, memory_timeline.html and, if wanted, the report beside a trace; say what was written."""
+    folder, page, files = trace.path.parent, memory_page(trace), {}
+    if with_profile:
+        moment = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
+        files[folder / f"profile_v{content['version']}_{moment}.json"] = json.dumps(content, indent=1) + "\n"
     if page:
         files[folder / "memory_timeline.html"] = page
     if with_report:
-        files[folder / "profiling_report.md"] = report(content)
+        files[folder / "profiling_report.md"] = report(content, trace)
     for path, text in files.items():
         path.write_text(text, encoding="utf-8")
-    print(f"\n{trace.title}\n{kernel_text(trace.calls, 15)}\n\nwrote {', '.join(map(str, files))}")
+    print(f"\n{trace.title}\n{kernel_text(trace.calls, 15)}\n\nwrote {', '.join(map(str, files)) or 'nothing'}")
     if not page:
         print("no memory_timeline.html: the trace has no memory events, record them with --profile-memory")
     print(f"open {trace.path} in https://ui.perfetto.dev")
 
 
-# ---------------------------------------------------------------- earlier results
-
-
-def analyze(names: list[str], options: argparse.Namespace) -> None:
-    """Print the table of each earlier profile, and leave what is missing beside a trace."""
+def analyze(names, with_report):
+    """Print the table of each earlier profile; leave what is missing beside a training script's trace."""
     for name in dict.fromkeys(names):
         path = pathlib.Path(name)
         if not path.exists() and "*" in path.name and path.parent.is_dir():  # the shell found nothing for the pattern
             print(f"there is no {path}: reading the newest trace in {path.parent}")
             path = path.parent
-        found = read_file(path) if path.is_file() else read_profile(path)
-        if found.metadata:
-            write_results(content_of(found), found, found.path.parent, options.generate_report)
-            continue
-        print(f"{', '.join(map(str, files_of(path, traces_first=True)))}:\n{kernel_text(found.calls, 15)}\n")
-        if options.generate_report:
-            content = json.loads(path.read_text()) if path.suffix == ".json" else {}
-            if "steps_profiled" not in content:
-                raise Failure(2, f"{path} is neither a profile_*.json of this tool nor a trace of a training script")
-            target = path.with_name("profiling_report.md")
-            target.write_text(report(content))
-            print(f"wrote {target}")
+        trace = read_profile(path)
+        if path.is_file() and trace.path != path:  # a profile_*.json, which names its trace
+            write_results(trace, json.loads(path.read_text()), with_report, with_profile=False)
+        elif trace.metadata:
+            write_results(trace, content_of(trace, {}), with_report)
+        elif with_report:
+            raise Failure(2, f"{path} is no trace of a training script: --generate-report needs one")
+        else:
+            print(f"{trace.title}:\n{kernel_text(trace.calls, 15)}\n")
 
 
 # ---------------------------------------------------------------- main
 
 
-def parse_options(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
+def main(argv=None):
     parser = Parser(
         "run_pytorch_profiler.py",
         "Profile a version with PyTorch's profiler, or read earlier profiles.",
@@ -215,20 +180,16 @@ def parse_options(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]
     add("--generate-report", action="store_true", help="write profiling_report.md as well")
     add("--analyze-existing", nargs="+", metavar="FILE", help="read profiles instead of making one")
     add_version_option(parser)
-    return parser.parse_known_args(argv)
+    options, rest = parser.parse_known_args(argv)
 
-
-def main(argv: list[str] | None = None) -> int:
-    options, rest = parse_options(argv)
-
-    def work() -> None:
+    def work():
         if options.analyze_existing and rest:
             raise Failure(2, f"{' '.join(rest)} means nothing with --analyze-existing")
         if options.analyze_existing:
-            analyze(options.analyze_existing, options)
+            analyze(options.analyze_existing, options.generate_report)
         else:
-            results = profile(version_meant(options.version), options, rest)
-            write_results(*results, pathlib.Path(options.profile_dir), options.generate_report)
+            trace, metrics = profile(version_meant(options.version), options, rest)
+            write_results(trace, content_of(trace, metrics), options.generate_report)
 
     return run_tool("run_pytorch_profiler.py", work)
 

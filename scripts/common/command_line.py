@@ -5,7 +5,6 @@ import importlib.util
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Collection
 
 from common.versions import SCRIPTS, load_version
 
@@ -22,7 +21,7 @@ PRECISIONS = {  # name -> options of the training scripts
 class Failure(Exception):
     """End a tool with this exit status (2 for bad input, 1 for a failure) and, unless it is empty, one sentence."""
 
-    def __init__(self, status: int, sentence: str = ""):
+    def __init__(self, status, sentence=""):
         super().__init__(sentence)
         self.status = status
 
@@ -30,7 +29,7 @@ class Failure(Exception):
 class Parser(argparse.ArgumentParser):
     """Parse a tool's options; a wrong one prints one line and exits with status 2."""
 
-    def __init__(self, program: str, description: str | None, example: str | None = None, with_json: bool = True):
+    def __init__(self, program, description, example=None, with_json=True):
         super().__init__(
             prog=program,
             description=description,
@@ -41,11 +40,11 @@ class Parser(argparse.ArgumentParser):
         if with_json:
             self.add_argument("--json", metavar="FILE", help="write the results as JSON (- prints it, not the text)")
 
-    def error(self, message: str):
+    def error(self, message):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
-def run_tool(program: str, work: Callable[[], int | None]) -> int:
+def run_tool(program, work):
     """Run a tool's work and return its exit status; print errors as one line instead of a traceback."""
     try:
         return work() or 0
@@ -70,11 +69,11 @@ def run_tool(program: str, work: Callable[[], int | None]) -> int:
         return 130
 
 
-def progress(sentence: str) -> None:
+def progress(sentence):
     print(sentence, file=sys.stderr, flush=True)
 
 
-def result_folder(name: str | pathlib.Path, option: str = "--profile-dir") -> pathlib.Path:
+def result_folder(name, option="--profile-dir"):
     """Return the folder that an option names, created if needed."""
     folder = pathlib.Path(name)
     try:
@@ -87,7 +86,7 @@ def result_folder(name: str | pathlib.Path, option: str = "--profile-dir") -> pa
 # ---------------------------------------------------------------- options
 
 
-def positive(text: str) -> int:
+def positive(text):
     """Convert an option's text to a whole number of at least 1."""
     value = int(text)
     if value < 1:
@@ -95,15 +94,15 @@ def positive(text: str) -> int:
     return value
 
 
-def numbers(text: str) -> list[int]:
+def numbers(text):
     """Convert an option's text to positive whole numbers separated by commas."""
     return [positive(part) for part in text.split(",")]
 
 
-def listed(choices: Collection | None = None, convert: Callable = str) -> Callable[[str], list]:
+def listed(choices=None, convert=str):
     """Return a converter for values separated by commas, each one of the choices if there are any."""
 
-    def parse(text: str) -> list:
+    def parse(text):
         values = [convert(part) for part in text.split(",") if part]
         if not values or any(choices and value not in choices for value in values):
             allowed = ", ".join(map(str, choices)) if choices else "one or more values"
@@ -113,13 +112,13 @@ def listed(choices: Collection | None = None, convert: Callable = str) -> Callab
     return parse
 
 
-def add_version_option(parser: argparse.ArgumentParser) -> None:
+def add_version_option(parser):
     parser.add_argument(
         "--version", type=int, choices=SCRIPTS, metavar="N", help="1 to 4 (that of the folder this is called in)"
     )
 
 
-def version_meant(wanted: int | None = None) -> int:
+def version_meant(wanted=None):
     """Return the wanted version, or else that of the folder that the program was called from or in.
 
     The folders offer the tools as symbolic links, so the path by which a tool was called tells the version.
@@ -133,11 +132,11 @@ def version_meant(wanted: int | None = None) -> int:
     raise Failure(2, "say which version with --version 1, 2, 3 or 4, or run this in a version's folder")
 
 
-def add_steps(parser: argparse.ArgumentParser, option: str = "--steps") -> None:
+def add_steps(parser, option="--steps"):
     parser.add_argument(option, type=positive, metavar="N", help="steps in it, where it does not say so itself")
 
 
-def add_time_limit(parser: argparse.ArgumentParser) -> None:
+def add_time_limit(parser):
     parser.add_argument(
         "--time-limit", type=float, metavar="S", help="start nothing that would not end in so many seconds"
     )
@@ -146,7 +145,7 @@ def add_time_limit(parser: argparse.ArgumentParser) -> None:
 # ---------------------------------------------------------------- options for the training scripts
 
 
-def on_cpu(argv: list[str]) -> bool:
+def on_cpu(argv):
     """Return whether these options train on the CPU; if so, have version 3's kernels interpreted."""
     import torch
 
@@ -157,14 +156,14 @@ def on_cpu(argv: list[str]) -> bool:
     return cpu
 
 
-def with_sizes(argv: list[str]) -> list[str]:
+def with_sizes(argv):
     """Return the options, on a CPU after those of a very small model unless they choose sizes themselves."""
     if on_cpu(argv) and not any(word.startswith(("--preset", "--hidden-dim", "--num-layers")) for word in argv):
         return [*CPU_SIZES, *argv]
     return argv
 
 
-def script_path(name: str | pathlib.Path, option: str) -> pathlib.Path:
+def script_path(name, option):
     """Return the training script that a file or a version's folder means."""
     path = pathlib.Path(name)
     if path.is_dir():
@@ -177,7 +176,7 @@ def script_path(name: str | pathlib.Path, option: str) -> pathlib.Path:
     return path
 
 
-def load_script(path: pathlib.Path, option: str):
+def load_script(path, option):
     """Return the module of a training script anywhere, one of the four or a copy with changes."""
     path = path.resolve()
     for version, script in SCRIPTS.items():

@@ -32,76 +32,63 @@ def fields(data):
     at = 0
     while at < len(data):
         key, at = varint(data, at)
-        kind = key & 7
+        kind, size = key & 7, {1: 8, 5: 4}.get(key & 7)
         if kind == 0:
             value, at = varint(data, at)
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
-            value, at = int.from_bytes(data[at : at + size], "little"), at + size
-        elif kind == 2:
-            size, at = varint(data, at)
+        elif kind in (1, 2, 5):
+            if kind == 2:
+                size, at = varint(data, at)
             value, at = data[at : at + size], at + size
             if len(value) < size:
                 raise IndexError("the trace is cut off")
+            value = value if kind == 2 else int.from_bytes(value, "little")
         else:
             raise ValueError(f"unknown wire type {kind}")
         yield key >> 3, value
 
 
-def one(data, number, default=None):
-    """Return the last value of one field."""
-    return next((value for field, value in reversed(list(fields(data))) if field == number), default)
-
-
 class Sequence:
-    """Hold what later packets of one writer refer to: interned names, its clock, open slices."""
+    """Hold what later packets of one writer refer to: interned names, its clock and default track, open slices."""
 
     def __init__(self):
-        self.names, self.categories, self.clock, self.now, self.defaults, self.open = {}, {}, 0, 0, b"", {}
+        self.names, self.categories, self.clock, self.now, self.track, self.open = {}, {}, 0, 0, 0, {}
 
-    def reset(self, defaults):
-        """Take the packet's defaults and forget the names of before."""
-        self.names, self.categories, self.defaults = {}, {}, defaults
-        self.clock = one(defaults, 58, 0)
-
-    def learn(self, interned):
-        """Remember interned categories (1) and event names (2)."""
-        for field, value in fields(interned):
-            if field in (1, 2):
-                target = self.categories if field == 1 else self.names
-                target[one(value, 1)] = one(value, 2, b"").decode(errors="replace")
+    def kernel(self, packet):
+        """Read a packet; return (track, name, start, end) where it ends a kernel, else None."""
+        if packet.get(13, 0) & 1 or 59 in packet:  # forget the names of before, take new defaults
+            defaults = dict(fields(packet.get(59, b"")))
+            self.names, self.categories, self.clock = {}, {}, defaults.get(58, 0)
+            self.track = dict(fields(defaults.get(11, b""))).get(11, 0)
+        for number, clock in fields(packet.get(6, b"")):
+            clock = dict(fields(clock)) if number == 1 else {}
+            if clock.get(1) == INCREMENTAL_CLOCK:
+                self.now = clock.get(2, 0)
+        for number, entry in fields(packet.get(12, b"")):
+            if number in (1, 2):
+                entry = dict(fields(entry))
+                (self.categories if number == 1 else self.names)[entry[1]] = entry[2].decode(errors="replace")
+        now = self.time(packet)  # of every packet: each moves the incremental clock
+        return self.event(packet[11], now) if 11 in packet else None
 
     def time(self, packet):
         """Return the packet's time in nanoseconds."""
-        stamp = packet.get(8, 0)
-        if packet.get(58, self.clock) == INCREMENTAL_CLOCK:
-            self.now += stamp
-            return self.now
-        return stamp
-
-    def set_clock(self, snapshot):
-        """Set the start of the incremental clock."""
-        for field, clock in fields(snapshot):
-            if field == 1 and one(clock, 1) == INCREMENTAL_CLOCK:
-                self.now = one(clock, 2, 0)
+        if packet.get(58, self.clock) != INCREMENTAL_CLOCK:
+            return packet.get(8, 0)
+        self.now += packet.get(8, 0)
+        return self.now
 
     def event(self, event, now):
-        """Return (track, name, start, end) where this event ends a kernel, else None."""
-        categories, name, kind = set(), None, None
-        track = one(one(self.defaults, 11, b""), 11, 0)
-        for field, value in fields(event):
-            if field in (3, 22):
-                categories.add(self.categories.get(value, "") if field == 3 else value.decode(errors="replace"))
-            elif field in (10, 23):
-                name = self.names.get(value, "?") if field == 10 else value.decode(errors="replace")
-            elif field == 9:
-                kind = value
-            elif field == 11:
-                track = value
+        """Open or close a slice; return the kernel that it closes, else None."""
+        content, categories = dict(fields(event)), set()
+        for number, value in fields(event):
+            if number in (3, 22):
+                categories.add(self.categories.get(value) if number == 3 else value.decode(errors="replace"))
+        name = content[23].decode(errors="replace") if 23 in content else self.names.get(content.get(10), "?")
+        track = content.get(11, self.track)
         stack = self.open.setdefault(track, [])
-        if kind == SLICE_BEGIN:
-            stack.append((name or "?", now, bool(categories & KERNEL_CATEGORIES)))
-        elif kind == SLICE_END and stack:
+        if content.get(9) == SLICE_BEGIN:
+            stack.append((name, now, bool(categories & KERNEL_CATEGORIES)))
+        elif content.get(9) == SLICE_END and stack:
             name, start, kernel = stack.pop()
             return (track, name, start, now) if kernel else None
         return None
@@ -110,20 +97,10 @@ class Sequence:
 def kernels_of(data):
     """Yield (track, name, start_ns, end_ns) of every kernel in a trace."""
     sequences = {}
-    for field, content in fields(data):
-        if field != 1:
-            continue
-        packet = dict(fields(content))
-        sequence = sequences.setdefault(packet.get(10, 0), Sequence())
-        if packet.get(13, 0) & 1 or 59 in packet:
-            sequence.reset(packet.get(59, b""))
-        if 6 in packet:
-            sequence.set_clock(packet[6])
-        if 12 in packet:
-            sequence.learn(packet[12])
-        now = sequence.time(packet) if 8 in packet else sequence.now
-        if 11 in packet:
-            kernel = sequence.event(packet[11], now)
+    for number, content in fields(data):
+        if number == 1:
+            packet = dict(fields(content))
+            kernel = sequences.setdefault(packet.get(10, 0), Sequence()).kernel(packet)
             if kernel:
                 yield kernel
 

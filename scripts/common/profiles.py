@@ -4,27 +4,25 @@
     profile.calls, profile.operations, profile.steps, profile.metadata
     kernel_table(profile.calls), group_table(profile.calls)
 
-Kernel times come from rocprofv3 CSV files (ROCm 6.2 to 10, and those of rocpd2csv), rocpd databases (ROCm 7 and later),
-Nsight Systems databases and statistics, PyTorch (Chrome) traces, plain or gzipped, and the JSON of kernel_times.py.
-Counters come from rocprofv3 (CSV or rocpd), rocprof-compute (pmc_perf.csv) and Nsight Compute (CSV). Everything that
-is missing, cut off, damaged or of another kind raises Failure with one sentence that names the file.
+Kernel times come from CSV files of rocprofv3 (ROCm 6.2 to 10), rocpd and rocprof, from rocpd databases (ROCm 7 and
+later), SQLite exports of Nsight Systems, and PyTorch's traces, plain or gzipped. Counters come from rocprofv3 (CSV or
+rocpd), rocprof-compute (pmc_perf.csv) and Nsight Compute (CSV). A file that is missing, cut off, damaged or of another
+kind raises Failure with one sentence that names it.
 """
 
 import contextlib
 import csv
 import dataclasses
 import gzip
-import io
 import json
 import pathlib
 import re
 import sqlite3
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
 
 from common.command_line import Failure
-from common.tables import rounded
+from common.tables import known, rounded, text_table
 
 GROUPS = ("GEMM", "attention", "normalisation", "element-wise", "optimizer", "copies", "other")
 
@@ -66,6 +64,7 @@ NO_WORK = re.compile(
 )
 KEEPS_TIME = re.compile(r"aten::(mm|bmm|addmm|baddbmm)$|\w+Function(Backward)?$")
 PHASES = ("forward", "backward", "optimizer")
+KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}  # categories of a trace's events
 HOST = ("operator", "interpreted")  # kinds of calls on a CPU
 INTERPRETED = "Version 3's kernels ran in Triton's interpreter: these times say nothing about a GPU."
 
@@ -89,11 +88,11 @@ class Kernel:
     kind: str = "kernel"
 
     @property
-    def end_ns(self) -> float | None:
+    def end_ns(self):
         return None if self.start_ns is None else self.start_ns + self.total_ns
 
     @property
-    def group(self) -> str:
+    def group(self):
         return group_of(self.name)
 
 
@@ -125,19 +124,19 @@ class Profile:
     phases: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)  # name, start and end in us
 
     @property
-    def on_cpu(self) -> bool:
+    def on_cpu(self):
         return self.calls[0].kind in HOST
 
     @property
-    def interpreted(self) -> bool:
+    def interpreted(self):
         return self.calls[0].kind == "interpreted"
 
     @property
-    def what(self) -> str:
+    def what(self):
         return "operators" if self.on_cpu else "kernels"
 
     @property
-    def title(self) -> str:
+    def title(self):
         """Return the file's name and, if it says so itself, the version, sizes and precision in it."""
         found, parts = self.metadata, []
         if found:
@@ -147,21 +146,21 @@ class Profile:
         return f"{self.path}" + (f" ({', '.join(parts)})" if parts else "")
 
 
-def group_of(name: str) -> str:
+def group_of(name):
     """Return the group of a kernel or operator, one of GROUPS, by its name."""
     return next((group for group, pattern in COMPILED_PATTERNS if pattern.search(name)), "other")
 
 
-def launch(name: str, start_ns: float, duration_ns: float, track: str = "", kind: str = "kernel") -> Kernel:
+def launch(name, start_ns, duration_ns, track="", kind="kernel"):
     return Kernel(clean(name), duration_ns, 1, duration_ns, duration_ns, start_ns, track, kind)
 
 
-def clean(name: str) -> str:
+def clean(name):
     """Return the kernel's name without the mark of its code object that some tools leave at the end."""
     return re.sub(r"(\.kd| \[clone \.kd\])$", "", name.strip())
 
 
-def short(name: str, width: int) -> str:
+def short(name, width):
     """Return a name to display: return type, namespaces, and arguments of templates and functions go first."""
     name = re.sub(r"^(void|int) +", "", name).replace("(anonymous namespace)::", "").replace("at::native::", "")
     if len(name) > width:
@@ -169,112 +168,84 @@ def short(name: str, width: int) -> str:
     return name if len(name) <= width else name[: width - 3] + "..."
 
 
-# ---------------------------------------------------------------- CSV: rocprofv3, rocpd2csv, rocprof, nsys stats
+# ---------------------------------------------------------------- CSV: rocprofv3, rocpd, rocprof, rocprof-compute, ncu
+
+COLUMNS = {  # a profiler's heading, in lower case -> our name
+    **{"name": "name", "kernel_name": "name", "kernel name": "name", "kernelname": "name", "calls": "calls"},
+    **{"start_timestamp": "start", "beginns": "start", "end_timestamp": "end", "endns": "end"},
+    **{"totaldurationns": "total", "minns": "min", "maxns": "max"},
+    **{"agent_id": "agent", "gpu-id": "agent", "queue_id": "queue", "queue-id": "queue"},
+    **{"counter_name": "counter", "counter_value": "value"},
+}
 
 
-def column(header: list[str], *names: str) -> int | None:
-    """Return the index of the first of these columns that the header has, whatever their case."""
-    lowered = [cell.strip().lower() for cell in header]
-    return next((lowered.index(name) for name in names if name in lowered), None)
+def read_rows(text):
+    """Return the columns of a CSV file by our names, and its rows as dictionaries, read when they are asked for."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("==")]  # as ncu's messages do
+    header, *rows = list(csv.reader(lines)) or [[]]
+    header = [COLUMNS.get(cell.strip().lower(), cell.strip()) for cell in header]
+    return header, (checked_row(header, row, number) for number, row in enumerate(rows, 2))
 
 
-def unit_ns(heading: str) -> float:
-    """Return the nanoseconds in the unit that a heading names in brackets, as in "Total Time (us)"; 1 without any."""
-    unit = re.search(r"\((\w+?)(?:ec)?\)", heading)
-    return {"u": 1e3, "us": 1e3, "m": 1e6, "ms": 1e6, "s": 1e9}.get(unit[1].lower(), 1.0) if unit else 1.0
+def checked_row(header, row, number):
+    if len(row) != len(header):
+        raise Failure(2, f"is cut off or damaged: line {number} has {len(row)} cells of {len(header)}")
+    return dict(zip(header, row, strict=True))
 
 
-def header_row(lines: list[str]) -> int:
-    """Return the index of the line that heads the table: nsys prints some text before it."""
-    for index, line in enumerate(lines[:50]):
-        cells = next(csv.reader([line]), [])
-        if column(cells, "counter_name") is not None:
-            raise Failure(2, "holds hardware counters, not kernel times: read it with kernel_counters.py")
-        if len(cells) > 3 and (columns_of_launches(cells) or columns_of_sums(cells)):
-            return index
-    raise Failure(
-        2, "has no columns of kernel times: give kernel_trace or kernel_stats files of rocprofv3, or nsys stats as CSV"
-    )
+def to_number(text, kind=float):
+    try:
+        return kind(text.replace(",", ""))  # ncu writes 1,024
+    except ValueError:
+        raise Failure(2, f"is damaged: {text!r} stands where a number belongs") from None
 
 
-def columns_of_launches(header: list[str]) -> dict[str, int | None] | None:
-    """Return the columns of name, start, end (or duration) and place of launches; None for another kind of table."""
-    found = {
-        "name": column(header, "kernel_name", "kernelname", "name", "direction", "kernel"),
-        "start": column(header, "start_timestamp", "beginns", "start (ns)", "start_ns"),
-        "end": column(header, "end_timestamp", "endns"),
-        "duration": column(header, "duration (ns)", "duration_ns"),
-        "agent": column(header, "agent_id", "gpu-id", "device", "track"),
-        "queue": column(header, "queue_id", "queue-id", "strm"),
-    }
-    complete = None not in (found["name"], found["start"]) and (found["end"], found["duration"]) != (None, None)
-    return found if complete else None
-
-
-def columns_of_sums(header: list[str]) -> dict[str, int | None] | None:
-    """Return the columns of name, calls and total, smallest and largest time; None for another kind of table."""
-
-    def timed(*words: str) -> int | None:
-        starts = tuple(f"{word}{rest}" for word in words for rest in ("ns", " (", "durationns"))
-        return next((i for i, cell in enumerate(header) if cell.strip().lower().startswith(starts)), None)
-
-    found = {
-        "name": column(header, "name", "operation", "kernel_name"),
-        "calls": column(header, "calls", "instances", "count", "total_calls"),
-        "total": timed("total", "total time", "duration"),
-        "min": timed("min"),
-        "max": timed("max"),
-    }
-    return found if None not in (found["name"], found["calls"], found["total"]) else None
-
-
-def read_csv(text: str) -> list[Kernel]:
-    """Return the kernels of a CSV file of any supported layout."""
-    lines = text.splitlines()
-    first = header_row(lines)
-    header = next(csv.reader([lines[first]]))
-    launches, sums = columns_of_launches(header), columns_of_sums(header)
-    kernels = []
-    for number, row in enumerate(csv.reader(io.StringIO("\n".join(lines[first + 1 :]))), first + 2):
-        if not any(row):
-            break  # a blank line ends the table: nsys prints the next report after it
-        if len(row) != len(header):
-            raise Failure(2, f"is cut off or damaged: line {number} has {len(row)} cells of {len(header)}")
-        try:
-            kernels.append(launch_of_row(header, launches, row) if launches else sums_of_row(header, sums, row))
-        except ValueError:
-            raise Failure(2, f"is damaged: line {number} has text where a number belongs") from None
+def read_csv(text):
+    """Return the kernels of a table of launches, or of one of sums."""
+    header, rows = read_rows(text)
+    if "counter" in header:
+        raise Failure(2, "holds hardware counters, not kernel times: read it with kernel_counters.py")
+    if {"name", "start", "end"} <= set(header):
+        return [launch_of(row) for row in rows]
+    if not {"name", "calls", "total"} <= set(header):
+        raise Failure(2, "has no columns of kernel times: give a kernel_trace or kernel_stats file of rocprofv3")
+    kernels = [sums_of(row) for row in rows]
     if any(NOT_KERNELS.match(kernel.name) for kernel in kernels):
         raise Failure(2, "lists calls of an API or whole domains, not kernels: give the kernel_stats file beside it")
     return kernels
 
 
-def launch_of_row(header: list[str], at: dict[str, int | None], row: list[str]) -> Kernel:
-    start = float(row[at["start"]])
-    duration = float(row[at["end"]]) - start if at["end"] is not None else float(row[at["duration"]])
-    if duration < 0:
-        raise ValueError("end before start")
+def launch_of(row):
+    start, end = to_number(row["start"], int), to_number(row["end"], int)
+    if end < start:
+        raise Failure(2, f"is damaged: {row['name']} ends before it starts")
     # "Agent 4" in ROCm 7 is the bare 4 of ROCm 6
-    track = " ".join(row[at[key]].removeprefix("Agent ") for key in ("agent", "queue") if at[key] is not None)
-    moves = "direction" in header[at["name"]].lower() or row[at["name"]].startswith("[CUDA mem")
-    return launch(row[at["name"]], start, duration, track, "copy" if moves else "kernel")
+    track = " ".join(row[key].removeprefix("Agent ") for key in ("agent", "queue") if key in row)
+    return launch(row["name"], start, end - start, track)
 
 
-def sums_of_row(header: list[str], at: dict[str, int | None], row: list[str]) -> Kernel:
-    def time(key: str) -> float | None:
-        return None if at[key] is None else float(row[at[key]]) * unit_ns(header[at[key]])
-
-    name = clean(row[at["name"]])
-    moves = "operation" in header[at["name"]].lower() or name.startswith(("MEMORY_COPY", "[CUDA mem"))
-    kind = "copy" if moves else "kernel"
-    return Kernel(name, time("total"), int(row[at["calls"]]), time("min"), time("max"), kind=kind)
+def sums_of(row):
+    least, most = (to_number(row[key]) if key in row else None for key in ("min", "max"))
+    return Kernel(clean(row["name"]), to_number(row["total"]), to_number(row["calls"], int), least, most)
 
 
 # ---------------------------------------------------------------- databases: rocpd, nsys
 
+NSYS, COPIED = "CUPTI_ACTIVITY_KIND_", {1: "Host-to-Device", 2: "Device-to-Host", 8: "Device-to-Device"}
+DIRECTION = " ".join(f"WHEN {number} THEN '{words}'" for number, words in COPIED.items())
+PLACES = ("pid", "agent_abs_index", "queue_id", "deviceId", "streamId")
+# Table, kind, and the expression that names a row. The views of rocpd keep their names, its tables do not.
+TABLES = [
+    ("kernels", "kernel", "name"),
+    ("memory_copies", "copy", "name"),
+    (f"{NSYS}KERNEL", "kernel", "(SELECT value FROM StringIds WHERE id = demangledName)"),
+    (f"{NSYS}MEMCPY", "copy", f"'[CUDA memcpy ' || (CASE copyKind {DIRECTION} ELSE 'other' END) || ']'"),
+    (f"{NSYS}MEMSET", "copy", "'[CUDA memset]'"),
+]
+
 
 @contextlib.contextmanager
-def database(path: pathlib.Path):
+def database(path):
     """Open an SQLite file for reading; yield the connection and the names of its tables and views."""
     try:
         with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
@@ -283,128 +254,78 @@ def database(path: pathlib.Path):
         raise Failure(2, f"is a damaged or cut-off database ({error})") from None
 
 
-def read_database(path: pathlib.Path) -> list[Kernel]:
+def read_database(path):
     """Return kernels and copies of a rocpd database or of an SQLite export of Nsight Systems."""
     with database(path) as (connection, names):
-        if "kernels" in names:
-            return list(rocpd_kernels(connection, names))
-        if any(name.startswith("CUPTI_ACTIVITY_KIND") for name in names):
-            return list(nsys_kernels(connection, names))
-    if "rocpd_op" in names:
-        raise Failure(2, "is an RPD file of RocmProfileData; profile with rocprofv3 instead")
-    raise Failure(2, "is a database without kernel times, neither rocpd nor an export of Nsight Systems")
+        if f"{NSYS}GRAPH_TRACE" in names and f"{NSYS}KERNEL" not in names:
+            raise Failure(2, "holds CUDA graphs as a whole: record it with nsys --cuda-graph-trace=node")
+        tables = [table for table in TABLES if table[0] in names]
+        if not tables:
+            raise Failure(2, "is a database without kernel times, neither rocpd nor an export of Nsight Systems")
+        return [call for table in tables for call in calls_of(connection, *table)]
 
 
-def rocpd_kernels(connection: sqlite3.Connection, names: set[str]) -> Iterator[Kernel]:
-    # The views, not the tables behind them: those carry a suffix that differs from file to file.
-    for view, kind in (("kernels", "kernel"), ("memory_copies", "copy")):
-        if view not in names:
-            continue
-        columns = {row[1] for row in connection.execute(f"PRAGMA table_info({view})")}
-        places = [place for place in ("pid", "agent_abs_index", "queue_id") if place in columns]
-        query = f"SELECT {', '.join(['name', 'start', 'duration', *places])} FROM {view} ORDER BY start"
-        for name, start, duration, *where in connection.execute(query):
-            yield launch(name, start, duration, " ".join(map(str, where)), kind)
+def calls_of(connection, table, kind, name):
+    columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+    place = " || ' ' || ".join(place for place in PLACES if place in columns) or "''"
+    rows = connection.execute(f"SELECT {name}, start, end - start, {place} FROM {table} ORDER BY start")
+    return [launch(*row, kind) for row in rows]
 
 
-def nsys_kernels(connection: sqlite3.Connection, names: set[str]) -> Iterator[Kernel]:
-    if "CUPTI_ACTIVITY_KIND_GRAPH_TRACE" in names and "CUPTI_ACTIVITY_KIND_KERNEL" not in names:
-        raise Failure(2, "holds CUDA graphs as a whole: record it with nsys --cuda-graph-trace=node")
-    place = "deviceId || ' ' || streamId"
-    if "CUPTI_ACTIVITY_KIND_KERNEL" in names:
-        query = f"""SELECT s.value, start, end - start, {place} FROM CUPTI_ACTIVITY_KIND_KERNEL k
-                    JOIN StringIds s ON s.id = k.demangledName ORDER BY start"""
-        for row in connection.execute(query):
-            yield launch(*row)
-    if "CUPTI_ACTIVITY_KIND_MEMCPY" in names:
-        kinds = {1: "Host-to-Device", 2: "Device-to-Host", 8: "Device-to-Device", 10: "Peer-to-Peer"}
-        query = f"SELECT copyKind, start, end - start, {place} FROM CUPTI_ACTIVITY_KIND_MEMCPY ORDER BY start"
-        for kind, *row in connection.execute(query):
-            yield launch(f"[CUDA memcpy {kinds.get(kind, 'other')}]", *row, kind="copy")
-    if "CUPTI_ACTIVITY_KIND_MEMSET" in names:
-        query = f"SELECT '[CUDA memset]', start, end - start, {place} FROM CUPTI_ACTIVITY_KIND_MEMSET ORDER BY start"
-        for row in connection.execute(query):
-            yield launch(*row, kind="copy")
+# ---------------------------------------------------------------- PyTorch's traces
 
 
-# ---------------------------------------------------------------- JSON: PyTorch and Chrome traces, our own tables
-
-
-def read_json(path: pathlib.Path, text: str) -> Profile:
+def read_json(path, text):
+    """Return the profile in a trace, or in the trace beside a profile_*.json of run_pytorch_profiler.py."""
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
         raise Failure(2, f"is cut off or damaged: no valid JSON at line {error.lineno}") from None
-    if isinstance(content, dict) and isinstance(content.get("kernels"), list):
-        return Profile(path, read_table(content["kernels"]), steps=content.get("steps_profiled"))
-    events = content.get("traceEvents") if isinstance(content, dict) else content
-    if not isinstance(events, list):
-        raise Failure(2, "is JSON, but neither a trace (traceEvents) nor a table of kernel_times.py (kernels)")
-    return read_trace(path, events, content if isinstance(content, dict) else {})
+    if isinstance(content, dict) and isinstance(content.get("traceEvents"), list):
+        return read_trace(path, content)
+    if isinstance(content, dict) and "trace" in content and "steps_profiled" in content:
+        return read_file(path.with_name(content["trace"]))
+    raise Failure(2, "is JSON, but no trace of a profiler (traceEvents)")
 
 
-def read_table(rows: list[dict]) -> list[Kernel]:
-    """Return the kernels of rows that `kernel_table` gave and --json wrote."""
-
-    def nanoseconds(row: dict, key: str) -> float | None:
-        return None if row[key] is None else 1e3 * row[key]
-
-    try:
-        return [
-            Kernel(
-                *(row["kernel"], nanoseconds(row, "total_us"), row["calls"]),
-                *(nanoseconds(row, "min_us"), nanoseconds(row, "max_us")),
-                kind=row["kind"],
-            )
-            for row in rows
-        ]
-    except (KeyError, TypeError):
-        raise Failure(2, "is a table of kernels with columns missing: write it again with --json") from None
-
-
-def read_trace(path: pathlib.Path, events: list, head: dict) -> Profile:
+def read_trace(path, content):
     """Return the profile in a Chrome trace: what ran on the GPU or, without one, the operators that compute."""
-    complete = [e for e in events if isinstance(e, dict) and e.get("ph") == "X" and "dur" in e and "ts" in e]
-    operators = [e for e in complete if e.get("cat") == "cpu_op"]
-    metadata, devices = head.get("tiny_llama") or {}, head.get("deviceProperties") or [{}]
-    calls = gpu_calls(complete)
-    if calls:
-        operations = operations_of_kernels(complete, operators)
+    events = [event for event in content["traceEvents"] if "ts" in event]
+    events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
+    spans = [event for event in events if event.get("ph") == "X" and "dur" in event]
+    operators = [event for event in spans if event.get("cat") == "cpu_op"]
+    launches = [event for event in spans if event.get("cat") in KINDS]
+    metadata, devices = content.get("tiny_llama") or {}, content.get("deviceProperties") or [{}]
+    if launches:
+        calls, operations = [call_of(event, KINDS[event["cat"]]) for event in launches], launched(launches, operators)
     else:
         kind = "interpreted" if metadata.get("version") == 3 else "operator"
-        working = sorted(operators_that_work(operators), key=lambda e: e["ts"])
-        calls = [launch(e["name"], 1e3 * e["ts"], 1e3 * e["dur"], track_of(e), kind) for e in working]
-        operations = [operation(e, [e]) for e in working]
-    memory = [e for e in events if isinstance(e, dict) and e.get("name") == "[memory]"]
-    memory = [e for e in memory if e["args"]["Device Type"] != 0] or memory  # of the GPU, if there is one
-    memory = sorted(memory, key=lambda e: e["ts"])
-    phases = phases_of(complete)
-    steps, device = steps_of(complete), devices[0].get("name")
-    return Profile(path, calls, operations, steps, device, metadata, step_times(phases, calls), memory, phases)
+        working = operators_that_work(operators)
+        calls, operations = [call_of(event, kind) for event in working], [operation(one, [one]) for one in working]
+    memory = [event for event in events if event.get("name") == "[memory]"]
+    memory = [event for event in memory if event["args"]["Device Type"] != 0] or memory  # of the GPU, if there is one
+    marks = [event for event in spans if event.get("cat") == "user_annotation" and event["name"] in PHASES]
+    phases = [(event["name"], event["ts"], event["ts"] + event["dur"]) for event in marks]
+    times, device = step_times(phases, calls), devices[0].get("name")
+    return Profile(path, calls, operations, steps_of(spans), device, metadata, times, memory, phases)
 
 
-def track_of(event: dict) -> str:
+def track_of(event):
     return f"{event.get('pid')} {event.get('tid')}"
 
 
-def gpu_calls(events: list[dict]) -> list[Kernel]:
-    """Return what ran on a GPU, in order; the trace's microseconds become nanoseconds."""
-    kinds = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}
-    return [
-        launch(e["name"], 1e3 * e["ts"], 1e3 * e["dur"], track_of(e), kinds[e["cat"]])
-        for e in sorted(events, key=lambda e: e["ts"])
-        if e.get("cat") in kinds
-    ]
+def call_of(event, kind):
+    return launch(event["name"], 1e3 * event["ts"], 1e3 * event["dur"], track_of(event), kind)
 
 
-def operators_that_work(operators: list[dict]) -> list[dict]:
+def operators_that_work(operators):
     """Return the innermost operators that compute: those that only call others, or change no data, are left out.
 
     A matrix product stays although it copies an operand first, and a Python autograd function, in which interpreted
     kernels run, although it copies tensors; that time is taken off its "dur".
     """
     working, open_calls = [], {}
-    for event in sorted(operators, key=lambda e: (e["ts"], -e["dur"])):
+    for event in operators:
         stack = open_calls.setdefault(track_of(event), [])
         while stack and stack[-1][0]["ts"] + stack[-1][0]["dur"] <= event["ts"]:
             stack.pop()
@@ -420,41 +341,25 @@ def operators_that_work(operators: list[dict]) -> list[dict]:
     return [event | {"dur": max(0.0, own)} for event, innermost, own in working if innermost]
 
 
-def operations_of_kernels(events: list[dict], operators: list[dict]) -> list[Operation]:
+def launched(launches, operators):
     """Return the operators that launched the kernels, each with all of its launches; kernels of a graph have none."""
-    by_id = {e.get("args", {}).get("External id"): e for e in operators}
-    launched: dict[int, list[dict]] = {}
-    alone = []
-    for event in events:
-        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
-            number = event.get("args", {}).get("External id")
-            launched.setdefault(number, []).append(event) if number in by_id and number else alone.append(event)
-    found = [operation(by_id[number], kernels) for number, kernels in launched.items()]
-    return found + [operation(event, [event]) for event in alone]
+    by_id = {event.get("args", {}).get("External id"): event for event in operators}
+    found, alone = {}, []
+    for event in launches:
+        number = event.get("args", {}).get("External id")
+        found.setdefault(number, []).append(event) if number and number in by_id else alone.append(event)
+    return [operation(by_id[number], part) for number, part in found.items()] + [operation(e, [e]) for e in alone]
 
 
-def operation(event: dict, launches: list[dict]) -> Operation:
-    arguments = event.get("args", {})
+def operation(event, launches):
+    arguments, longest = event.get("args", {}), max(launches, key=lambda one: one["dur"])
     dims = arguments.get("Input Dims") or []
-    longest = max(launches, key=lambda e: e["dur"])
-    return Operation(
-        clean(event["name"]),
-        group_of(clean(longest["name"])),
-        sum(e["dur"] for e in launches),
-        dims,
-        arguments.get("Input type") or [],
-        arguments.get("Input Strides") or [[]] * len(dims),
-        tuple(clean(e["name"]) for e in launches),
-    )
+    types, strides = arguments.get("Input type") or [], arguments.get("Input Strides") or [[]] * len(dims)
+    names, us = tuple(clean(one["name"]) for one in launches), sum(one["dur"] for one in launches)
+    return Operation(clean(event["name"]), group_of(clean(longest["name"])), us, dims, types, strides, names)
 
 
-def phases_of(events: list[dict]) -> list[tuple[str, float, float]]:
-    """Return name, start and end of each marked phase of a step, in order of time."""
-    marks = [e for e in events if e.get("cat") == "user_annotation" and e["name"] in PHASES]
-    return sorted(((e["name"], e["ts"], e["ts"] + e["dur"]) for e in marks), key=lambda phase: phase[1])
-
-
-def step_times(phases: list[tuple[str, float, float]], calls: list[Kernel]) -> list[float]:
+def step_times(phases, calls):
     """Return the milliseconds of each step: from its forward to the end of its optimizer or of its last kernel."""
     starts, optimizers = ([phase for phase in phases if phase[0] == name] for name in ("forward", "optimizer"))
     times = []
@@ -465,29 +370,26 @@ def step_times(phases: list[tuple[str, float, float]], calls: list[Kernel]) -> l
     return times
 
 
-def steps_of(events: list[dict]) -> int | None:
+def steps_of(events):
     """Return the training steps in a trace: marked phases, else launches of a graph that holds a whole step."""
     names = Counter(e["name"] for e in events if e.get("cat") in ("user_annotation", "cuda_runtime", "hip_runtime"))
-    for marks in (("optimizer",), ("cudaGraphLaunch", "hipGraphLaunch"), ("attention",)):
-        found = sum(names[mark] for mark in marks)
-        if found:
-            return found
-    return None
+    graphs = names["cudaGraphLaunch"] + names["hipGraphLaunch"]
+    return names["optimizer"] or graphs or names["attention"] or None
 
 
 # ---------------------------------------------------------------- files and folders
 
 
-def read_file(path: pathlib.Path) -> Profile:
+def read_file(path):
     """Return the profile in one file, whose kind is told by its content and not by its name."""
     try:
-        with open(path, "rb") as file:
-            start = file.read(16)
-        if not start:
+        content = path.read_bytes()
+        if not content:
             raise Failure(2, "is empty: the profiler was stopped, or wrote nothing")
-        if start == b"SQLite format 3\0":
+        if content.startswith(b"SQLite format 3\0"):
             return Profile(path, read_database(path))
-        content = gzip.decompress(path.read_bytes()) if start[:2] == b"\x1f\x8b" else path.read_bytes()
+        if content.startswith(b"\x1f\x8b"):
+            content = gzip.decompress(content)
         if b"\0" in content:
             raise Failure(
                 2,
@@ -504,23 +406,16 @@ def read_file(path: pathlib.Path) -> Profile:
         raise Failure(2, f"{path} {error}") from None
 
 
-PYTORCH = ("trace_*.json", "trace_*.json.gz", "*.pt.trace.json", "*.pt.trace.json.gz")
-# What a folder is searched for: the first kind that is there is read. All its files count, one per process.
-OTHER_PROFILERS = [
-    ("*kernel_trace.csv", "*memory_copy_trace.csv"),
-    ("*kernel_stats.csv", "*memory_copy_stats.csv"),
-    ("*.db",),
-    ("*.sqlite",),
-    ("*cuda_gpu_trace.csv",),
-    ("*cuda_gpu_kern_sum.csv", "*cuda_gpu_mem_time_sum.csv"),
-]
+TRACES = ("*trace*.json", "*trace*.json.gz")  # of the training scripts, and of kernel_times.py
+# A folder is searched for traces, then for these; of the first kind that is there all files count, one per process.
+OTHER_PROFILERS = ("*kernel_trace.csv", "*kernel_stats.csv", "*.db", "*.sqlite")
 
 
-def matching(folder: pathlib.Path, patterns: Iterable[str]) -> list[pathlib.Path]:
+def matching(folder, *patterns):
     return sorted({file for pattern in patterns for file in folder.rglob(pattern) if file.is_file()})
 
 
-def files_of(path: pathlib.Path, traces_first: bool = False) -> list[pathlib.Path]:
+def files_of(path):
     """Return the files to read for a path: itself or, in a folder, those of one run.
 
     PyTorch's traces pile up in one folder from run to run: of these the newest one of whole steps is read.
@@ -529,25 +424,23 @@ def files_of(path: pathlib.Path, traces_first: bool = False) -> list[pathlib.Pat
         raise Failure(2, f"{path} does not exist: give a profile, or the folder that it lies in")
     if not path.is_dir():
         return [path]
-    others = next(filter(None, (matching(path, patterns) for patterns in OTHER_PROFILERS)), [])
-    if others and not (traces_first and matching(path, PYTORCH)):
-        return others
-    traces = whole_traces(path) or matching(path, ("*trace*.json", "*trace*.json.gz"))[:1]
-    if not traces:
+    others = (matching(path, pattern) for pattern in OTHER_PROFILERS)
+    files = whole_traces(path)[:1] or next(filter(None, others), [])
+    if not files:
         raise Failure(2, f"{path} is a folder without kernel times: no CSV, database or trace of a profiler lies in it")
-    return traces[:1]
+    return files
 
 
-def whole_traces(folder: pathlib.Path) -> list[pathlib.Path]:
+def whole_traces(folder):
     """Return PyTorch's traces of whole steps in a folder, the newest first. Failure if it holds only partial ones."""
-    files = sorted(matching(folder, PYTORCH), key=lambda file: (-file.stat().st_mtime, file.name))
+    files = sorted(matching(folder, *TRACES), key=lambda file: (-file.stat().st_mtime, file.name))
     whole = [file for file in files if metadata_of(file).get("part", "whole") == "whole"]
     if files and not whole:
         raise Failure(2, f"{folder} holds only traces of attention alone: profile whole steps, or name the file itself")
     return whole
 
 
-def metadata_of(file: pathlib.Path) -> dict:
+def metadata_of(file):
     """Return what a training script wrote into its trace about itself; nothing for another file."""
     try:
         with gzip.open(file) if file.suffix == ".gz" else open(file, "rb") as opened:
@@ -558,58 +451,52 @@ def metadata_of(file: pathlib.Path) -> dict:
         return {}  # read_file says what is wrong with it, if it is the one to be read
 
 
-def read_kernels(*paths: str | pathlib.Path) -> list[Kernel]:
-    """Return all launches (or sums, where a file keeps no more) in these files and folders, taken as one run."""
-    files = [file for path in paths for file in files_of(pathlib.Path(path))]
-    kernels = [kernel for file in files for kernel in read_file(file).calls]
-    if not kernels:
-        raise Failure(2, f"{', '.join(map(str, paths))} names no kernel: the profiler saw no work on a GPU")
-    return kernels
-
-
-def read_profile(path: str | pathlib.Path, steps: int | None = None) -> Profile:
+def read_profile(path, steps=None):
     """Return the profile in a file or folder; PyTorch's trace where there is one, which knows shapes and steps."""
-    profiles = [read_file(file) for file in files_of(pathlib.Path(path), traces_first=True)]
+    profiles = [read_file(file) for file in files_of(pathlib.Path(path))]
     calls = [call for profile in profiles for call in profile.calls]
     if not calls:
         raise Failure(2, f"{profiles[0].path} names no kernel: the profiler saw no work on a GPU")
     return dataclasses.replace(profiles[0], calls=calls, steps=steps or profiles[0].steps)
 
 
-def read_pair(
-    first: str | pathlib.Path, second: str | pathlib.Path, steps: tuple = (None, None), allow_different: bool = False
-) -> tuple[Profile, Profile]:
+def read_kernels(*paths):
+    """Return all launches (or sums, where a file keeps no more) in these files and folders, taken as one run."""
+    return [call for path in paths for call in read_profile(path).calls]
+
+
+def read_pair(first, second, steps=(None, None), allow_different=False):
     """Return two profiles of like runs: of the traces in the folders the newest pair whose sizes and precision agree.
 
     Failure names what differs if no two agree, unless that is allowed; the newest ones are read then.
     """
-    choices = [run_choices(pathlib.Path(path)) for path in (first, second)]
-    heads = {path: metadata_of(path) for paths in choices for path in paths}
-    alike = [(one, other) for other in choices[1] for one in choices[0] if not unlike(heads[one], heads[other])]
-    chosen = alike[0] if alike else (choices[0][0], choices[1][0])
-    profiles = tuple(read_profile(path, number) for path, number in zip(chosen, steps, strict=True))
-    found = unlike(*(profile.metadata for profile in profiles))
-    found += [f"device: {profiles[0].device}, {profiles[1].device}"] * (profiles[0].device != profiles[1].device)
-    if profiles[0].on_cpu != profiles[1].on_cpu:
+    choices = [whole_traces(pathlib.Path(path)) or [pathlib.Path(path)] for path in (first, second)]
+    chosen = newest_alike(*([(path, metadata_of(path)) for path in paths] for paths in choices))
+    one, other = (read_profile(path, number) for path, number in zip(chosen, steps, strict=True))
+    found = unlike(one.metadata, other.metadata)
+    found += [f"device: {one.device}, {other.device}"] * (one.device != other.device)
+    if one.on_cpu != other.on_cpu:
         raise Failure(2, "one profile is of a CPU and the other of a GPU: profile both on the same device")
     if found and not allow_different:
-        where = f"{profiles[0].path} and {profiles[1].path}"
-        raise Failure(2, f"{where} are unlike ({'; '.join(found)}): profile alike, or add --allow-different")
-    return profiles
+        where = f"{one.path} and {other.path} are unlike ({'; '.join(found)})"
+        raise Failure(2, f"{where}: profile alike, or add --allow-different")
+    return one, other
 
 
-def run_choices(path: pathlib.Path) -> list[pathlib.Path]:
-    """Return the traces of a folder, the newest first; for other profilers' files and for a file the path itself."""
-    return whole_traces(path) or [path]
+def newest_alike(first, second):
+    """Return of two lists of (item, metadata), newest first, the newest two items whose runs are alike, if any are."""
+    pairs = [(one, other) for other in second for one in first]
+    chosen = next((pair for pair in pairs if not unlike(pair[0][1], pair[1][1])), pairs[0])
+    return [item for item, _ in chosen]
 
 
-def unlike(first: dict, second: dict) -> list[str]:
+def unlike(first, second):
     """Return what differs between two traces' metadata apart from the version: "name: one, other"."""
     keys = [key for key in first if key in second and key not in ("version", "peak_memory_mb")]
     return [f"{key}: {first[key]}, {second[key]}" for key in keys if first[key] != second[key]]
 
 
-def steps_needed(profile: Profile, option: str = "--steps") -> int:
+def steps_needed(profile, option="--steps"):
     if profile.steps is None:
         raise Failure(2, f"{profile.path} does not say how many steps it holds: give {option} N")
     return profile.steps
@@ -618,94 +505,88 @@ def steps_needed(profile: Profile, option: str = "--steps") -> int:
 # ---------------------------------------------------------------- tables of kernels
 
 
-def sums(kernels: Iterable[Kernel], key: Callable[[Kernel], str]) -> Iterator[tuple[str, list[Kernel], dict]]:
+def sums(calls, key):
     """Yield each value of key, its kernels and its row: calls, times in microseconds, share; largest total first."""
-    parts: dict[str, list[Kernel]] = {}
-    for kernel in kernels:
-        parts.setdefault(key(kernel), []).append(kernel)
-    totals = {name: sum(kernel.total_ns for kernel in part) for name, part in parts.items()}
+    parts = {}
+    for call in calls:
+        parts.setdefault(key(call), []).append(call)
+    totals = {name: sum(call.total_ns for call in part) for name, part in parts.items()}
     whole = sum(totals.values())
     for name in sorted(parts, key=lambda name: -totals[name]):
-        part, calls = parts[name], sum(kernel.calls for kernel in parts[name])
-        known = all(k.min_ns is not None and k.max_ns is not None for k in part)
+        part, number = parts[name], sum(call.calls for call in parts[name])
+        measured = all(call.min_ns is not None for call in part)
         row = {
-            "calls": calls,
+            "calls": number,
             "total_us": totals[name] / 1e3,
             "share_percent": 100 * totals[name] / whole if whole else 0.0,
-            "mean_us": totals[name] / calls / 1e3 if calls else 0.0,
-            "min_us": min(k.min_ns for k in part) / 1e3 if known else None,
-            "max_us": max(k.max_ns for k in part) / 1e3 if known else None,
+            "mean_us": totals[name] / number / 1e3 if number else 0.0,
+            "min_us": min(call.min_ns for call in part) / 1e3 if measured else None,
+            "max_us": max(call.max_ns for call in part) / 1e3 if measured else None,
         }
         yield name, part, row
 
 
-def kernel_table(kernels: list[Kernel]) -> list[dict]:
+def kernel_table(calls):
     """Return a row per kernel, largest total first. min_us and max_us are None where a file does not say.
 
     The order of the columns is that of the CSV: total time is the fourth, and the name, which has commas, the last.
     """
     return [
         {"group": part[0].group, "kind": part[0].kind, **row, "kernel": name}
-        for name, part, row in sums(kernels, lambda kernel: kernel.name)
+        for name, part, row in sums(calls, lambda call: call.name)
     ]
 
 
-def group_table(kernels: list[Kernel]) -> list[dict]:
+def group_table(calls):
     """Return a row per group that occurs, largest total first."""
-    return [{"group": name, **row} for name, _, row in sums(kernels, lambda kernel: kernel.group)]
+    return [{"group": name, **row} for name, _, row in sums(calls, lambda call: call.group)]
 
 
-def counts_per_step(profile: Profile, steps: int) -> dict:
-    """Return calls and milliseconds per step: in all, by group and, calls only, by name."""
-    calls, times, names = Counter(), Counter(), Counter()
-    for kernel in profile.calls:
-        calls[kernel.group] += kernel.calls
-        times[kernel.group] += kernel.total_ns
-        names[kernel.name] += kernel.calls
-    return {
-        "path": str(profile.path),
-        "title": profile.title,
-        "steps": steps,
-        "calls": sum(calls.values()) / steps,
-        "ms": sum(times.values()) / 1e6 / steps,
-        "groups": {g: {"calls": calls[g] / steps, "ms": times[g] / 1e6 / steps} for g in GROUPS if g in calls},
-        "names": {name: number / steps for name, number in names.items()},
+def per_step(profile, steps, key):
+    """Return calls and milliseconds per step for each value of key, and for all calls together."""
+    found = {
+        name: {"calls": row["calls"] / steps, "ms": row["total_us"] / 1e3 / steps}
+        for name, _, row in sums(profile.calls, key)
     }
+    return found | {"all": {unit: sum(row[unit] for row in found.values()) for unit in ("calls", "ms")}}
 
 
-def compare_counts(baseline: dict, fused: dict) -> dict:
-    """Return two results of `counts_per_step`, a row per group with both, and the change per name."""
-    rows = []
+def groups_per_step(profile, option="--steps"):
+    """Return {"calls", "ms"} per step of each group that occurs, in the order of GROUPS, and of all."""
+    found = per_step(profile, steps_needed(profile, option), lambda call: call.group)
+    return {group: found[group] for group in (*GROUPS, "all") if group in found}
+
+
+def compare_groups(first, second):
+    """Return a row per group in either of two results of groups_per_step: calls, milliseconds, % fewer calls."""
+    rows, nothing = [], {"calls": 0.0, "ms": 0.0}
     for group in (*GROUPS, "all"):
-        before, after = (part if group == "all" else part["groups"].get(group) for part in (baseline, fused))
-        if before or after:
-            before, after = (part or {"calls": 0.0, "ms": 0.0} for part in (before, after))
-            fewer = 100 * (before["calls"] - after["calls"]) / before["calls"] if before["calls"] else None
-            row = {"group": group, "baseline_calls": before["calls"], "fused_calls": after["calls"]}
-            rows.append(row | {"fewer_percent": fewer, "baseline_ms": before["ms"], "fused_ms": after["ms"]})
-    names = set(baseline["names"]) | set(fused["names"])
-    change = {name: fused["names"].get(name, 0) - baseline["names"].get(name, 0) for name in names}
-    return {"baseline": baseline, "fused": fused, "rows": rows, "change": change}
+        if group in first or group in second:
+            one, other = first.get(group, nothing), second.get(group, nothing)
+            fewer = 100 * (one["calls"] - other["calls"]) / one["calls"] if one["calls"] else None
+            row = {"group": group, "baseline_calls": one["calls"], "fused_calls": other["calls"]}
+            rows.append(row | {"fewer_percent": fewer, "baseline_ms": one["ms"], "fused_ms": other["ms"]})
+    return rows
 
 
-def count_cells(rows: list[dict]) -> list[list[str]]:
-    """Return the cells of a table of `compare_counts`: group, calls before and after, % fewer, ms before and after."""
+def group_cells(rows):
+    """Return the cells of compare_groups: group, calls before and after, % fewer, milliseconds before and after."""
     return [
         [row["group"], f"{row['baseline_calls']:,.1f}", f"{row['fused_calls']:,.1f}"]
-        + ["-" if row["fewer_percent"] is None else f"{row['fewer_percent']:.1f} %"]
+        + [known(row["fewer_percent"], ".1f") + " %" * (row["fewer_percent"] is not None)]
         + [rounded(row["baseline_ms"]), rounded(row["fused_ms"])]
         for row in rows
     ]
 
 
-def launches_of(kernels: list[Kernel]) -> list[Kernel]:
+def launches_of(calls):
     """Return single launches in order of time; Failure where a file keeps only sums."""
-    if any(kernel.start_ns is None for kernel in kernels):
+    if any(call.start_ns is None for call in calls):
         raise Failure(2, "these files keep sums of kernel times, not single launches: give a trace")
-    return sorted(kernels, key=lambda kernel: kernel.start_ns)
+    return sorted(calls, key=lambda call: call.start_ns)
 
 
-def gpu_launches(path: str | pathlib.Path, steps: int | None) -> tuple[Profile, list[Kernel]]:
+def gpu_launches(path, steps):
     """Return a profile and its launches in order of time; Failure where nothing ran on a GPU."""
     profile = read_profile(path, steps)
     if profile.on_cpu:
@@ -713,60 +594,57 @@ def gpu_launches(path: str | pathlib.Path, steps: int | None) -> tuple[Profile, 
     return profile, launches_of(profile.calls)
 
 
-def busy_intervals(launches: Iterable[Kernel]) -> list[tuple[float, float]]:
+def busy_intervals(launches):
     """Return start and end in ns of the stretches in which something ran, whatever the queue. Ordered by time."""
-    merged: list[list[float]] = []
-    for kernel in launches:
-        if merged and kernel.start_ns <= merged[-1][1]:
-            merged[-1][1] = max(merged[-1][1], kernel.end_ns)
+    merged = []
+    for one in launches:
+        if merged and one.start_ns <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], one.end_ns)
         else:
-            merged.append([kernel.start_ns, kernel.end_ns])
-    return [(start, end) for start, end in merged]
+            merged.append([one.start_ns, one.end_ns])
+    return merged
 
 
-def kernel_text(kernels: list[Kernel], top: int, width: int = 44) -> str:
+def kernel_text(calls, top, width=44):
     """Return the table of the longest kernels and the sums by group, for reading."""
-    rows, whole_us = kernel_table(kernels), sum(kernel.total_ns for kernel in kernels) / 1e3
-    what = "operators on the CPU" if kernels[0].kind in HOST else "kernels and copies"
-    calls = sum(kernel.calls for kernel in kernels)
-    lines = [f"{len(rows)} {what}, {calls:,} calls, {whole_us / 1e3:,.3f} ms in all"]
-    lines += [INTERPRETED] * (kernels[0].kind == "interpreted")
-    form = f"{{:<{width}}}  {{:<13}}  {{:>7}}  {{:>10}}  {{:>5}}  {{:>9}}  {{:>9}}  {{:>9}}"
-    lines += ["", form.format("kernel", "group", "calls", "total ms", "%", "mean us", "min us", "max us")]
-    for row in rows[:top]:
-        times = ["-" if row[key] is None else f"{row[key]:,.1f}" for key in ("mean_us", "min_us", "max_us")]
-        share, total = f"{row['share_percent']:.1f}", f"{row['total_us'] / 1e3:,.3f}"
-        lines.append(form.format(short(row["kernel"], width), row["group"], f"{row['calls']:,}", total, share, *times))
+    rows, whole_us = kernel_table(calls), sum(call.total_ns for call in calls) / 1e3
+    what = "operators on the CPU" if calls[0].kind in HOST else "kernels and copies"
+    number = sum(call.calls for call in calls)
+    lines = [f"{len(rows)} {what}, {number:,} calls, {whole_us / 1e3:,.3f} ms in all"]
+    lines += [INTERPRETED] * (calls[0].kind == "interpreted")
+    cells = [
+        [short(row["kernel"], width), row["group"], f"{row['calls']:,}", f"{row['total_us'] / 1e3:,.3f}"]
+        + [f"{row['share_percent']:.1f}", *(known(row[key], ",.1f") for key in ("mean_us", "min_us", "max_us"))]
+        for row in rows[:top]
+    ]
+    header = ["kernel", "group", "calls", "total ms", "%", "mean us", "min us", "max us"]
+    lines += ["", text_table(header, cells, left=2)]
     if len(rows) > top:
         rest = sum(row["total_us"] for row in rows[top:])
-        share = 100 * rest / whole_us if whole_us else 0.0
-        lines.append(f"and {len(rows) - top} more with {rest / 1e3:,.3f} ms ({share:.1f} %)")
-    lines.append("")
-    for row in group_table(kernels):
-        lines.append(f"{row['group']:<13}  {row['total_us'] / 1e3:>11,.3f} ms  {row['share_percent']:>5.1f} %")
-    return "\n".join(lines)
+        lines.append(f"and {len(rows) - top} more with {rest / 1e3:,.3f} ms ({100 * rest / (whole_us or 1):.1f} %)")
+    groups = [
+        [row["group"], f"{row['total_us'] / 1e3:,.3f}", f"{row['share_percent']:.1f}"] for row in group_table(calls)
+    ]
+    return "\n".join([*lines, "", text_table(["group", "total ms", "%"], groups)])
 
 
 # ---------------------------------------------------------------- hardware counters
 
 COUNTER_FILES = ("*counter_collection.csv", "*.db", "ncu*.csv", "pmc_perf.csv")
 COUNTER = re.compile(r"\w+__\w|(SQ|SQC|TA|TD|TCP|TCC|SPI|CPC|CPF|GRBM)_")  # columns of ncu, of rocprof-compute
-Value = tuple[str, str, str, float]  # kernel, counter, unit, value
 
 
-def read_counters(*paths: str | pathlib.Path) -> list[Value]:
+def read_counters(*paths):
     """Return (kernel, counter, unit, value) of every launch in these files and folders."""
     values = []
     for path in map(pathlib.Path, paths):
-        if not path.exists():
-            raise Failure(2, f"{path} does not exist")
-        found = [matching(path, [pattern]) for pattern in COUNTER_FILES] if path.is_dir() else [[path]]
+        found = [matching(path, pattern) for pattern in COUNTER_FILES] if path.is_dir() else [[path]]
         files = next(filter(None, found), [])
         if not files:
             raise Failure(2, f"{path} is a folder without counters: no counter_collection or ncu file lies in it")
         for file in files:
             try:
-                values += counters_of_file(file)
+                values += counters_of(file)
             except OSError as error:
                 raise Failure(2, f"{file} cannot be read: {error.strerror}") from None
             except Failure as error:
@@ -776,55 +654,38 @@ def read_counters(*paths: str | pathlib.Path) -> list[Value]:
     return values
 
 
-def counters_of_file(file: pathlib.Path) -> list[Value]:
-    if file.read_bytes()[:16] != b"SQLite format 3\0":
-        return list(counters_of_csv(counter_rows(file)))
+def counters_of(file):
+    content = file.read_bytes()
+    if not content:
+        raise Failure(2, "is empty: the profiler was stopped, or wrote nothing")
+    if not content.startswith(b"SQLite format 3\0"):
+        return counters_of_rows(*read_rows(content.decode("utf-8", errors="replace")))
     with database(file) as (connection, names):
         if "counters_collection" not in names:
             raise Failure(2, "holds no counters")
-        query = "SELECT kernel_name, counter_name, value FROM counters_collection"
-        return [(clean(kernel), counter, "", float(value)) for kernel, counter, value in connection.execute(query)]
+        rows = connection.execute("SELECT kernel_name, counter_name, value FROM counters_collection")
+        return [(clean(kernel), counter, "", float(value)) for kernel, counter, value in rows]
 
 
-def counter_rows(file: pathlib.Path) -> list[list[str]]:
-    """Return the rows of a CSV file from its header on; ncu may print lines that begin with == before it."""
-    lines = [line for line in file.read_text(errors="replace").splitlines() if line and not line.startswith("==")]
-    if not lines:
-        raise Failure(2, "is empty: the profiler was stopped, or wrote nothing")
-    rows = list(csv.reader(lines))
-    for number, row in enumerate(rows, 1):
-        if len(row) != len(rows[0]):
-            raise Failure(2, f"is cut off or damaged: row {number} has {len(row)} cells of {len(rows[0])}")
-    return rows
-
-
-def counters_of_csv(rows: list[list[str]]) -> Iterator[Value]:
-    """Yield the values of a table with a row per counter, or with a column per counter."""
-    header, *rows = rows
-    kernel, counter = column(header, "kernel_name", "kernel name"), column(header, "counter_name", "metric name")
-    wide = [i for i, name in enumerate(header) if COUNTER.match(name)]
-    if kernel is None or (counter is None and not (wide and rows)):
+def counters_of_rows(header, rows):
+    """Return the values of a table with a row per counter (rocprofv3), or with a column per counter."""
+    wide = [column for column in header if COUNTER.match(column)]
+    if "name" not in header or not ("counter" in header or wide):
         raise Failure(2, "has no counters of kernels: give a counter_collection file of rocprofv3 or CSV of ncu")
-    value, unit = column(header, "counter_value", "metric value"), column(header, "metric unit")
-    units = rows[0] if counter is None and "__" in header[wide[0]] else None  # ncu's first row
-    for number, row in enumerate(rows[units is not None :], 2 + (units is not None)):
-        if counter is not None and row[counter]:
-            yield clean(row[kernel]), row[counter], row[unit] if unit is not None else "", to_number(row[value], number)
-        for i in wide if counter is None else []:
-            if row[i] and row[i][0] in "-.0123456789":  # some metrics are words
-                yield clean(row[kernel]), header[i], units[i] if units else "", to_number(row[i], number)
+    if "counter" in header:
+        return [(clean(row["name"]), row["counter"], "", to_number(row["value"])) for row in rows if row["counter"]]
+    units = next(rows, {}) if "__" in wide[0] else {}  # ncu's first row
+    return [
+        (clean(row["name"]), column, units.get(column, ""), to_number(row[column]))
+        for row in rows
+        for column in wide
+        if row[column][:1] in tuple("-.0123456789")  # some metrics are words
+    ]
 
 
-def to_number(text: str, row: int) -> float:
-    try:
-        return float(text.replace(",", ""))  # ncu writes 1,024
-    except ValueError:
-        raise Failure(2, f"is damaged: row {row} has text where a number belongs") from None
-
-
-def counter_table(values: list[Value]) -> list[dict]:
+def counter_table(values):
     """Return a row per kernel and counter: kernel group counter unit launches mean min max."""
-    parts: dict[tuple[str, str, str], list[float]] = {}
+    parts = {}
     for kernel, counter, unit, value in values:
         parts.setdefault((kernel, counter, unit), []).append(value)
     return [

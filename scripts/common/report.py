@@ -1,4 +1,4 @@
-"""Write tables and charts as one self-contained HTML page, for screens, phones, dark mode and print.
+"""Write tables and charts as one self-contained HTML page, for screens, phones, dark mode and print, or as Markdown.
 
     parts = [text("..."), table(header, rows), step_bars(rows), group_bars(columns, "kernels")]
     html = page("Comparison", facts, notice, [("The steps", parts)])
@@ -9,19 +9,18 @@ The markup is in report.html, a Jinja2 template; the functions here compute what
 import contextlib
 import math
 import pathlib
-from collections.abc import Iterable
 
 from common.command_line import Failure
-from common.profiles import GROUPS, short
-from common.tables import rounded
+from common.profiles import GROUPS, PHASES, short
+from common.tables import markdown_table, rounded
 
 COLORS = {group: f"c{i}" for i, group in enumerate(GROUPS)}
 WIDTH, HEIGHT = 460, 320  # of a chart, in the pixels of its 15-pixel type: a phone shows it at three quarters
 LEFT, RIGHT, TOP, BOTTOM = 62, 10, 28, 50
 
 
-def page(title: str, facts: list[tuple[str, str]], notice: list[str], sections: list[tuple[str, list[dict]]]) -> str:
-    """Return a whole page: what was measured, what to notice, and headings with their parts."""
+def page(title, facts, notice, sections):
+    """Return a whole page: facts [(name, value)], sentences to notice, and sections [(heading, parts)]."""
     import jinja2  # here: it comes with PyTorch, and the readers of traces do without both
 
     loader = jinja2.FileSystemLoader(pathlib.Path(__file__).parent)
@@ -30,48 +29,98 @@ def page(title: str, facts: list[tuple[str, str]], notice: list[str], sections: 
     return environment.get_template("report.html").render(content).lstrip()
 
 
-def model_sizes(config: dict) -> str:
-    """Return the sizes of a model in words, from the config of a metrics file or a trace's metadata."""
+def markdown(title, facts, notice, sections):
+    """Return the same as Markdown, without the charts."""
+    lines = [f"# {title}", "", *(f"- {name}: {value}" for name, value in facts), "", *notice]
+    for heading, parts in sections:
+        lines += ["", f"## {heading}"]
+        for part in parts:
+            if part["kind"] in ("table", "text"):
+                lines += ["", markdown_table(part["header"], part["rows"]) if "rows" in part else part["text"]]
+    return "\n".join(lines) + "\n"
+
+
+def text(sentence, kind="text"):
+    return {"kind": kind, "text": sentence[:1].upper() + sentence[1:]}
+
+
+def table(header, rows):
+    return {"kind": "table", "header": header, "rows": [list(row) for row in rows]}
+
+
+# ---------------------------------------------------------------- what was measured
+
+
+def row_of(name, metrics):
+    """Return one row from the content of a metrics file or a profile_*.json: summary, environment and sizes."""
+    return {"name": name, **metrics["summary"], **{key: metrics[key] for key in ("environment", "config", "options")}}
+
+
+def facts_of(row):
+    """Return device, sizes, precision and software of a row."""
+    config, options, environment = row["config"], row["options"], row["environment"]
     heads = f"{config['num_heads']} query and {config['num_kv_heads']} key/value heads"
     width = f"width {config['hidden_dim']}, feed-forward {config['intermediate_dim']}"
-    return f"{config['num_layers']} layers, {width}, {heads}, vocabulary {config['vocab_size']}"
+    model = f"{config['num_layers']} layers, {width}, {heads}, vocabulary {config['vocab_size']}"
+    software = [
+        f"{name} {environment[name.lower()]}" for name in ("PyTorch", "Triton") if environment.get(name.lower())
+    ]
+    return [
+        ("device", environment["device"]),
+        ("sizes", f"{model}, {options['batch_size']} sequences of {options['seq_len']} tokens"),
+        ("precision", row["precision"]),
+        ("software", ", ".join([*software, environment["date"]])),
+    ]
 
 
-def text(sentence: str, small: bool = False) -> dict:
-    return {"kind": "small" if small else "text", "text": sentence[:1].upper() + sentence[1:]}
+def result_lines(rows):
+    """Return the lines of a table of measured steps, a column per row: a page of them fits a phone."""
+    return [
+        ["step, median ms", *(rounded(row["step_ms"]["median"]) for row in rows)],
+        ["lower quartile ms", *(rounded(row["step_ms"]["p25"]) for row in rows)],
+        ["upper quartile ms", *(rounded(row["step_ms"]["p75"]) for row in rows)],
+        *([f"{phase} ms", *(rounded(row[f"{phase}_ms"]) for row in rows)] for phase in PHASES),
+        ["tokens/s", *(f"{row['tokens_per_second']:,.0f}" for row in rows)],
+        ["TFLOP/s", *(rounded(row["tflops"]) for row in rows)],
+        ["peak memory MB", *(f"{row['peak_memory_mb']:,.0f}" for row in rows)],
+        ["parameters trained", *(f"{row['parameters_trained'] / row['parameters']:.0%}" for row in rows)],
+    ]
 
 
-def table(header: list[str], rows: Iterable[Iterable]) -> dict:
-    return {"kind": "table", "header": header, "rows": [list(row) for row in rows]}
+def times_as_fast(first, other):
+    """Return how many times as fast as the first row the other one is, in words; say if the quartiles overlap."""
+    one, two = first["step_ms"], other["step_ms"]
+    apart = two["p75"] < one["p25"] or one["p75"] < two["p25"]
+    ratio = f"{one['median'] / two['median']:.2f} times as fast as {first['name']}"
+    return ratio if apart else f"{ratio}, but the quartiles overlap"
 
 
 # ---------------------------------------------------------------- bars
 
 
-def step_bars(rows: list[dict], caption: str) -> dict:
-    """Return the step time of each {"name", "step_ms": {"median", "p25", "p75"}} as a bar with its quartiles."""
+def step_bars(rows, caption):
+    """Return the step time of each row as a bar with its quartiles."""
     scale, first, bars = 100 / max(row["step_ms"]["p75"] for row in rows), rows[0]["step_ms"]["median"], []
     for row in rows:
-        step = row["step_ms"]
-        piece = {"name": row["name"], "short": "", "text": f"{rounded(step['median'])} ms", "color": "c0"}
-        bar = {"name": row["name"], "text": f"{rounded(step['median'])} ms, {first / step['median']:.2f}x"}
-        bar |= {"low": step["p25"] * scale, "high": step["p75"] * scale}
-        bars.append(bar | {"pieces": [piece | {"percent": step["median"] * scale}]})
+        step, words = row["step_ms"], f"{rounded(row['step_ms']['median'])} ms"
+        piece = {"name": row["name"], "short": "", "text": words, "color": "c0", "percent": step["median"] * scale}
+        bar = {"name": row["name"], "text": f"{words}, {first / step['median']:.2f}x", "pieces": [piece]}
+        bars.append(bar | {"low": step["p25"] * scale, "high": step["p75"] * scale})
     return {"kind": "bars", "bars": bars, "legend": [], "caption": caption}
 
 
-def group_bars(columns: dict[str, dict[str, float]], caption: str) -> dict:
-    """Return a stacked bar per name: the milliseconds that each group of kernels takes in a step."""
-    longest, bars = max(sum(groups.values()) for groups in columns.values()), []
+def group_bars(columns, caption):
+    """Return a stacked bar per name: {name: result of groups_per_step}."""
+    longest, bars = max(groups["all"]["ms"] for groups in columns.values()), []
     for name, groups in columns.items():
         pieces = [
-            {"name": group, "short": group, "text": f"{rounded(groups[group])} ms", "color": COLORS[group]}
-            | {"percent": 100 * groups[group] / longest}
-            for group in GROUPS
-            if groups.get(group)
+            {"name": group, "short": group, "text": f"{rounded(part['ms'])} ms", "color": COLORS[group]}
+            | {"percent": 100 * part["ms"] / longest}
+            for group, part in groups.items()
+            if group != "all"
         ]
-        bars.append({"name": name, "pieces": pieces, "text": f"{rounded(sum(groups.values()))} ms"})
-    used = [group for group in GROUPS if any(groups.get(group) for groups in columns.values())]
+        bars.append({"name": name, "pieces": pieces, "text": f"{rounded(groups['all']['ms'])} ms"})
+    used = [group for group in GROUPS if any(group in groups for groups in columns.values())]
     legend = [{"name": group, "color": COLORS[group]} for group in used]
     return {"kind": "bars", "bars": bars, "legend": legend, "caption": caption}
 
@@ -82,38 +131,41 @@ def group_bars(columns: dict[str, dict[str, float]], caption: str) -> dict:
 class Chart:
     """Place lines, discs and texts on linear or logarithmic axes."""
 
-    def __init__(self, xs: tuple[float, float], ys: tuple[float, float], log: bool = False, right: int = RIGHT):
+    def __init__(self, xs, ys, log=False, right=RIGHT):
         self.change = math.log10 if log else float
         self.xs, self.ys = (tuple(map(self.change, ends)) for ends in (xs, ys))
         self.right, self.log = WIDTH - right, log
         self.paths, self.discs, self.texts, self.bands = [], [], [], []
 
-    def x(self, value: float) -> float:
+    def x(self, value):
         share = (self.change(value) - self.xs[0]) / (self.xs[1] - self.xs[0])
         return round(LEFT + (self.right - LEFT) * min(max(share, 0), 1), 1)
 
-    def y(self, value: float) -> float:
+    def y(self, value):
         share = (self.change(value) - self.ys[0]) / (self.ys[1] - self.ys[0])
         return round(HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * min(max(share, 0), 1), 1)
 
-    def write(self, x: float, y: float, words: str, anchor: str = "start", color: str = "") -> None:
+    def write(self, x, y, words, anchor="start", color=""):
         self.texts.append({"x": x, "y": y, "text": words, "anchor": anchor, "color": color})
 
-    def line(self, points: list[tuple[float, float]], color: str) -> None:
+    def disc(self, x, y, radius, name, color):
+        self.discs.append({"x": x, "y": y, "r": radius, "name": name, "color": color})
+
+    def line(self, points, color):
         d = "M" + "L".join(f"{self.x(x)} {self.y(y)}" for x, y in points)
         self.paths.append({"d": d, "color": color})
 
-    def stairs(self, points: list[tuple[float, float]], color: str) -> None:
+    def stairs(self, points, color):
         """Draw a line that keeps its value from one point to the next."""
         (x, y), *rest = points
         d = f"M{self.x(x)} {self.y(y)}" + "".join(f"H{self.x(x)}V{self.y(y)}" for x, y in rest)
         self.paths.append({"d": d, "color": color})
 
-    def band(self, name: str, start: float, end: float, color: str) -> None:
+    def band(self, name, start, end, color):
         box = {"x": self.x(start), "y": TOP, "width": max(0.5, self.x(end) - self.x(start))}
         self.bands.append(box | {"height": HEIGHT - BOTTOM - TOP, "name": name, "color": color})
 
-    def axes(self, x_ticks: Iterable[float], y_ticks: Iterable[float], x_label: str, y_label: str) -> None:
+    def axes(self, x_ticks, y_ticks, x_label, y_label):
         for tick in y_ticks:
             self.write(LEFT - 6, self.y(tick) + 5, f"{tick:,.4g}", "end")
             self.paths.append({"d": f"M{LEFT} {self.y(tick)}H{self.right}", "color": "grid"})
@@ -122,12 +174,12 @@ class Chart:
         self.write(4, 15, y_label)
         self.write(self.right, HEIGHT - 6, x_label, "end")
 
-    def part(self, caption: str) -> dict:
+    def part(self, caption):
         shapes = {"paths": self.paths, "discs": self.discs, "texts": self.texts, "bands": self.bands}
         return {"kind": "chart", "width": WIDTH, "height": HEIGHT, "caption": caption, **shapes}
 
 
-def even_ticks(most: float, least: float = 0.0) -> list[float]:
+def even_ticks(most, least=0.0):
     """Return five values from least on, in steps of 1, 2, 2.5 or 5 times a power of ten, that reach most."""
     span = max(most - least, 1e-9)
     power = 10.0 ** math.floor(math.log10(span / 4))
@@ -135,14 +187,14 @@ def even_ticks(most: float, least: float = 0.0) -> list[float]:
     return [least + step * i for i in range(5)]
 
 
-def log_ticks(least: float, most: float) -> list[float]:
+def log_ticks(least, most):
     """Return the powers of ten between two values, and their multiples by 2 and 5 if those are few."""
     powers = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
     factors = (1,) if len(powers) > 5 else (1, 2, 5)
     return [value for i in powers for value in (factor * 10.0**i for factor in factors) if least <= value <= most]
 
 
-def apart(places: list[float], gap: float) -> list[float]:
+def apart(places, gap):
     """Return the places moved down as little as needed to keep this gap between any two."""
     moved = list(places)
     order = sorted(range(len(places)), key=lambda i: places[i])
@@ -151,12 +203,12 @@ def apart(places: list[float], gap: float) -> list[float]:
     return moved
 
 
-def memory_over_time(points: list[tuple[float, float]], phases: list[tuple], caption: str) -> dict:
+def memory_over_time(points, phases, caption):
     """Return memory in MiB over time in ms, with a mark at the peak and bands for the phases (name, start, end)."""
     end, peak = points[-1][0] or 1.0, max(points, key=lambda point: point[1])
     ticks = even_ticks(peak[1], min(0.0, *(memory for _, memory in points)))
     chart = Chart((0, end), (ticks[0], ticks[-1]))
-    colors: dict[str, str] = {}
+    colors = {}
     for name, start, stop in phases:
         if name not in colors:
             colors[name] = f"c{len(colors)}"
@@ -164,17 +216,17 @@ def memory_over_time(points: list[tuple[float, float]], phases: list[tuple], cap
         chart.band(f"{name}, {stop - start:.2f} ms", start, stop, colors[name])
     chart.axes([tick for tick in even_ticks(end) if tick <= 0.97 * end], ticks, "ms since the profile began", "MiB")
     chart.stairs(thinned(points), "c0")
-    chart.discs.append({"x": chart.x(peak[0]), "y": chart.y(peak[1]), "r": 4, "name": "peak", "color": "c1"})
+    chart.disc(chart.x(peak[0]), chart.y(peak[1]), 4, "peak", "c1")
     return chart.part(caption)
 
 
-def thinned(points: list[tuple[float, float]], most: int = 2000) -> list[tuple[float, float]]:
+def thinned(points, most=2000):
     """Return at most so many of the points: of each stretch of time the highest, and no peak is lost."""
     stretch = max(1, -(-len(points) // most))
     return [max(points[i : i + stretch], key=lambda point: point[1]) for i in range(0, len(points), stretch)]
 
 
-def memory_lines(lengths: list[int], series: dict[str, list[float | None]], caption: str) -> dict:
+def memory_lines(lengths, series, caption):
     """Return peak memory in MB over sequence length, a line per name; a cross at the top where it ran out."""
     top = max((peak for peaks in series.values() for peak in peaks if peak is not None), default=1.0)
     ticks = even_ticks(1.05 * top)
@@ -182,13 +234,12 @@ def memory_lines(lengths: list[int], series: dict[str, list[float | None]], capt
     chart.axes(lengths, ticks, "tokens in a sequence", "peak memory, MB")
     ends = []
     for i, (name, peaks) in enumerate(series.items()):
-        points = [(t, peak) for t, peak in zip(lengths, peaks, strict=True) if peak is not None]
+        points = [(length, peak) for length, peak in zip(lengths, peaks, strict=True) if peak is not None]
         if points:
             chart.line(points, f"c{i}")
-            chart.discs += [
-                {"x": chart.x(x), "y": chart.y(y), "r": 3, "name": name, "color": f"c{i}"} for x, y in points
-            ]
-        for length in (t for t, peak in zip(lengths, peaks, strict=True) if peak is None):
+        for x, y in points:
+            chart.disc(chart.x(x), chart.y(y), 3, name, f"c{i}")
+        for length in lengths[len(points) :]:
             chart.write(chart.x(length), TOP + 14 + 14 * i, f"x {name}: out of memory", "end", f"c{i}")
         ends.append(chart.y(points[-1][1]) if points else TOP)
     for i, (name, y) in enumerate(zip(series, apart(ends, 15), strict=True)):
@@ -196,7 +247,7 @@ def memory_lines(lengths: list[int], series: dict[str, list[float | None]], capt
     return chart.part(caption)
 
 
-def roofline(rows: list[dict], ceilings: dict, limits: tuple, caption: str) -> dict:
+def roofline(rows, ceilings, limits, caption):
     """Return measured TFLOP/s over FLOP per byte of the operators with counted FLOPs; a disc's area is its time.
 
     limits: (least, most) FLOP per byte and TFLOP/s, one scale for all charts of a page.
@@ -210,32 +261,25 @@ def roofline(rows: list[dict], ceilings: dict, limits: tuple, caption: str) -> d
     placed = []
     for row in rows:
         x, y = chart.x(row["flops"] / row["bytes"]), chart.y(row["tflops"])
-        disc = {"x": x, "y": y, "r": round(3 + 15 * math.sqrt(row["ms"] / rows[0]["ms"]), 1)}
-        chart.discs.append(disc | {"name": f"{row['operator']}, {row['ms']:.3f} ms", "color": COLORS[row["group"]]})
+        radius = round(3 + 15 * math.sqrt(row["ms"] / rows[0]["ms"]), 1)
+        chart.disc(x, y, radius, f"{row['operator']}, {row['ms']:.3f} ms", COLORS[row["group"]])
         if all(abs(x - a) > 150 or abs(y - b) > 15 for a, b in placed):
             placed.append((x, y))
-            anchor = "end" if x > 0.6 * WIDTH else "start"
-            side = -disc["r"] - 4 if anchor == "end" else disc["r"] + 4
+            anchor, side = ("end", -radius - 4) if x > 0.6 * WIDTH else ("start", radius + 4)
             chart.write(x + side, y + 4, short(row["operator"].removeprefix("aten::"), 26), anchor)
     return chart.part(caption)
 
 
-def roofline_limits(rows: list[dict], ceilings: dict) -> tuple | None:
+def roofline_limits(rows, ceilings):
     """Return the range of FLOP per byte and TFLOP/s in which the operators and the roof's corner are."""
     counted = [row for row in rows if row["flops"] and row["tflops"]]
-    if not counted:
-        return None
-    balance = ceilings["matmul_tflops"] / ceilings["copy_tb_s"]
-    xs = [balance, *(row["flops"] / row["bytes"] for row in counted)]
+    xs = [ceilings["matmul_tflops"] / ceilings["copy_tb_s"], *(row["flops"] / row["bytes"] for row in counted)]
     ys = [ceilings["matmul_tflops"], *(row["tflops"] for row in counted)]
     return (min(xs) / 2, 3 * max(xs)), (min(ys) / 2, 2 * max(ys))
 
 
-# ---------------------------------------------------------------- pictures by matplotlib
-
-
 @contextlib.contextmanager
-def matplotlib_figure(path: pathlib.Path, height: float):
+def matplotlib_figure(path, height):
     """Yield figure and axes on white paper, saved to path; Failure without matplotlib.
 
     The picture is as wide as a phone's screen in inches of its type, which keeps the type readable there.
@@ -252,10 +296,3 @@ def matplotlib_figure(path: pathlib.Path, height: float):
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, bbox_inches="tight", dpi=200, facecolor="white")
     pyplot.close(figure)
-
-
-def legend_below(figure, handles: list, labels: list[str], columns: int, title: str | None = None) -> None:
-    """Add a legend under everything else, where it hides nothing."""
-    figure.legend(
-        handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.01), ncols=columns, frameon=False, title=title
-    )

@@ -3,10 +3,9 @@
 import csv
 import json
 import pathlib
-from collections.abc import Iterable
 
 
-def text_table(header: list[str], rows: Iterable[Iterable], left: int = 1) -> str:
+def text_table(header, rows, left=1):
     """Return aligned lines; the first `left` columns start at the left, the others end at the right."""
     lines = [header, *([str(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -16,18 +15,18 @@ def text_table(header: list[str], rows: Iterable[Iterable], left: int = 1) -> st
     )
 
 
-def markdown_table(header: list[str], rows: Iterable[Iterable], left: int = 1) -> str:
+def markdown_table(header, rows, left=1):
     marks = ["---"] * left + ["---:"] * (len(header) - left)
     cells = [header, marks, *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in cells)
 
 
-def known(value, pattern: str) -> str:
+def known(value, pattern):
     """Return the formatted value, or a dash where it is not known."""
     return "-" if value is None else format(value, pattern)
 
 
-def rounded(value: float | None, digits: int = 3) -> str:
+def rounded(value, digits=3):
     """Return the number with so many significant digits and separated thousands, or a dash: 0.0123, 1.23, 12,345."""
     if value is None:
         return "-"
@@ -38,7 +37,7 @@ def rounded(value: float | None, digits: int = 3) -> str:
     return f"{value if places <= 0 else number:,.{max(0, places)}f}"
 
 
-def emit(content: dict, text: str, target: str | None) -> None:
+def emit(content, text, target):
     """Print the text, and write the content as JSON where --json asked for it."""
     if target == "-":
         print(json.dumps(content, indent=1))
@@ -48,7 +47,7 @@ def emit(content: dict, text: str, target: str | None) -> None:
     print(text)
 
 
-def write_csv(rows: list[dict], file) -> None:
+def write_csv(rows, file):
     """Write rows of equal keys to an open file, with at most six decimals."""
     writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
     writer.writeheader()

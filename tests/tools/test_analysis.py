@@ -4,8 +4,6 @@ import csv
 import json
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
@@ -43,8 +41,7 @@ TOOLS = {
 @pytest.mark.parametrize("tool", TOOLS)
 def test_every_tool_is_offered_by_a_relative_link_and_explains_itself(tool):
     assert os.readlink(FOLDERS[TOOLS[tool]] / tool) == f"../scripts/{tool}"
-    command = [sys.executable, REPOSITORY / "scripts" / tool, "--help"]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    text = call(TOOLS[tool], f"{tool} --help").stdout
     assert f"example: python {tool}" in " ".join(text.split()) and "--json" in text
 
 
@@ -166,9 +163,7 @@ def test_bad_input_of_the_reduction(profiled, make_trace, tmp_path, capsys):
 # ---------------------------------------------------------------- analyze_kernel_launches.py
 
 
-@pytest.mark.parametrize(
-    "name", ["pytorch/trace_gpu.json", "nsys/report_cuda_gpu_trace.csv", "rocm-6.2/kernel_trace.csv"]
-)
+@pytest.mark.parametrize("name", ["pytorch/trace_gpu.json", "rocm-6.2/kernel_trace.csv"])
 def test_gaps_of_the_samples_by_hand(name, capsys):
     assert launches.main(["--trace-file", str(SAMPLES / name), "--steps", "2", "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)["results"]
@@ -208,7 +203,7 @@ def test_exposed_communication_by_hand():
     rows = [Kernel("gemm", 10e3, start_ns=0), Kernel("ncclDevKernel_AllReduce", 20e3, start_ns=5e3)]
     found = communication.communication([*rows, Kernel("gemm", 5e3, start_ns=20e3)], steps=1)
     assert [round(1e3 * found[key], 6) for key in ("communication_ms", "exposed_ms", "busy_ms")] == [20, 10, 25]
-    assert (found["transfers_per_step"], found["exposed_share"]) == (1, 0.4)
+    assert (found["transfers_per_step"], found["exposed_share"]) == (1, pytest.approx(0.4))
 
 
 def test_of_a_folder_the_newest_trace_of_each_rank_is_read(make_trace, capsys):

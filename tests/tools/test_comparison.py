@@ -15,7 +15,9 @@ import compare_versions as versions_tool
 import generate_fusion_report as fusion_report
 import validate_numerical_accuracy as accuracy_tool
 from common import accuracy, memory, report, runs
+from common.command_line import Failure
 from common.profiles import read_profile
+from common.rounds import run_in_rounds
 from common.runs import OutOfMemory
 from common.versions import REPOSITORY, SCRIPTS
 from conftest import SIZES
@@ -100,9 +102,7 @@ def run_of(times, peak=100.0, trained=10):
     summary = {"parameters": 10, "parameters_trained": trained, "first_loss": 6.9, "final_loss": 6.0}
     summary |= {"flops_per_step": 2e9, "peak_memory_mb": peak, "graph": {"captured": False}, "precision": "float32"}
     summary |= {"forward_ms": 1.0, "backward_ms": 2.0, "optimizer_ms": None}
-    options = {"batch_size": 4, "seq_len": 16}
-    config = {"hidden_dim": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "intermediate_dim": 256}
-    content = {"summary": summary, "options": options, "config": config | {"vocab_size": 99}, "environment": {}}
+    content = {"summary": summary, "options": {"batch_size": 4, "seq_len": 16}, "config": {}, "environment": {}}
     return content | {"steps": [{"step_ms": time} for time in times]}
 
 
@@ -117,16 +117,23 @@ def test_results_and_speed_ups_by_hand():
         rows.append(versions_tool.results("x", [run_of([8.0], trained=trained)], accurate))
     versions_tool.add_speedups(rows)
     assert [row["speedup"] for row in rows] == [1.0, 2.5, None, None]
+    assert report.times_as_fast(rows[0], rows[1]) == "2.50 times as fast as v1"
+    rows[1]["step_ms"]["p75"] = 20.5
+    assert report.times_as_fast(rows[0], rows[1]).endswith(", but the quartiles overlap")
+
+
+def line_of(output, name):
+    return next(line for line in output.splitlines() if line.startswith(name)).removeprefix(name).split()
 
 
 def test_without_folders_all_four_are_compared(capsys):
     assert versions_tool.main([*HERE, "--rounds", "1", "--num-steps", "2"]) == 0
     output, errors = capsys.readouterr()
-    table = [line.split() for line in output.splitlines() if re.match("v[1-4] ", line)]
-    rows = {line[0]: line[-1] for line in table}
-    assert list(rows) == ["v1", "v2", "v3", "v4"] and rows["v1"] == "1.00x"
+    assert "sizes: 1 layers, width 32" in output and "\nprecision: float32\n" in output
+    assert re.search(r"\n +v1 +v2 +v3 +v4\n", output) and line_of(output, "parameters trained") == ["100%"] * 4
+    speeds = line_of(output, "times v1's speed")
     interpreted = not torch.cuda.is_available()
-    assert (rows["v3"] == "-") == interpreted == ("interpreter" in output)
+    assert speeds[0] == "1.00" and (speeds[2] == "-") == interpreted == ("interpreter" in output)
     assert "round 1 of 1, v2: training, about" in errors and "gradients, 4 of 4: v4" in errors
 
 
@@ -136,13 +143,14 @@ def test_rounds_that_the_time_limit_has_no_room_for_are_left_out(seconds, rounds
     now = [0.0]
     monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
 
-    def run(script, argv):
+    def run(name):
         now[0] += 10
-        return {"summary": {}}
+        if name == "c":
+            raise Failure(1, "broken")
 
-    monkeypatch.setattr(versions_tool, "train", run)
-    found, problems = versions_tool.measure(dict.fromkeys("ab"), [], 3, runs.TimeLimit(seconds), after=2)
-    assert [len(of) for of in found.values()] == [rounds] * 2 and not problems
+    found, reasons = run_in_rounds(run, "abc", 3, runs.TimeLimit(seconds + 10), after=2)
+    assert {name: len(of) for name, of in found.items()} == {"a": rounds, "b": rounds, "c": 0}
+    assert reasons == {"c": "broken"}
 
 
 @pytest.fixture(scope="module")
@@ -165,12 +173,11 @@ def test_the_report_says_first_what_was_measured_and_what_to_notice(comparison):
     folder, _ = comparison
     content = json.loads((folder / "comparison.json").read_text())
     # by hand: 8 and 5 matmuls with weights, each forward and twice backward, and 6 of version 1's attention
-    assert [content["kernels"][v]["groups"]["GEMM"]["calls"] for v in ("v1", "v2")] == [30, 15]
+    assert [content["kernels"][v]["GEMM"]["calls"] for v in ("v1", "v2")] == [30, 15]
     assert content["memory"]["lengths"] == [16, 32] and content["memory"]["rows"][1]["peaks_mb"][1] > 0
     page = (folder / "report.html").read_text()
-    places = [
-        page.index(words) for words in ("<dt>device", "1 layers, width 32", "float32", 'class="notice"', "<h2>The")
-    ]
+    firsts = ("<dt>device", "1 layers, width 32", "float32", 'class="notice"', "<h2>The")
+    places = [page.index(words) for words in firsts]
     assert places == sorted(places)
     assert page.count("<svg") == 3 and page.count('<div class="bar">') == 4
     assert not any(word in page for word in ("http:", "https:", "<script", "{{"))
@@ -186,7 +193,7 @@ def test_a_version_that_fails_is_named_and_the_rest_compared(tmp_path, capsys):
     arguments = ["--v1", str(FOLDERS[1]), "--v2", str(copy), "--v4", str(FOLDERS[4]), "--rounds", "1"]
     assert versions_tool.main([*arguments, *SIZES, "--num-steps", "2"]) == 1
     output = capsys.readouterr().out
-    assert "v2: tiny_llama_v2.py failed" in output and "\nv4 " in output and "\nv2 " not in output
+    assert "v2: tiny_llama_v2.py failed: no room at all" in output and re.search(r"\n +v1 +v4\n", output)
 
 
 def test_bad_input_of_the_comparison(capsys):
@@ -260,14 +267,11 @@ def two_profiles(profiled, tmp_path):
     names = {1: "version1_pytorch_baseline/complete_analysis", 2: "v2/complete_rocm_analysis"}
     folders = {version: tmp_path / name for version, name in names.items()}
     for version, folder in folders.items():
-        metrics = json.loads((profiled[version].parent / f"metrics_v{version}.json").read_text())
+        content = json.loads((profiled[version].parent / f"metrics_v{version}.json").read_text())
         place = folder / "pytorch_profiles"
         place.mkdir(parents=True)
-        trace = next(profiled[version].glob("trace_*.json"))
-        shutil.copy(trace, place)
-        content = {"version": version, "trace": trace.name, "steps_profiled": 2, "metadata": {"batch_size": 2}}
-        content["metadata"]["seq_len"] = 16
-        content |= {key: metrics[key] for key in ("environment", "config", "summary")}
+        trace = read_profile(shutil.copy(next(profiled[version].glob("trace_*.json")), place))
+        content |= {"trace": trace.path.name, "metadata": trace.metadata}
         content["summary"]["step_ms"] = {"median": 20.0 / version, "p25": 19.0 / version, "p75": 21.0 / version}
         (place / f"profile_v{version}_1.json").write_text(json.dumps(content))
     return folders
@@ -278,31 +282,44 @@ def test_the_documented_fusion_report(two_profiles):
     command += "--fused ./complete_rocm_analysis --output ./fusion_comparison_report.md"
     result = call(2, command, cwd=two_profiles[2].parent)
     text = (two_profiles[2].parent / "fusion_comparison_report.md").read_text()
-    assert "| step, median ms | 20.0 | 10.0 | 2.00 |" in text
-    assert "Version 2 takes 10.0 ms per step, version 1 20.0 ms: 2.00x." in text
+    assert "| step, median ms | 20.0 | 10.0 |" in text and "- version 1: ../version1_pytorch_baseline" in text
+    assert "Version 2 takes 10.0 ms per step, 2.00 times as fast as version 1. " in text
     before, after = (len(read_profile(two_profiles[v]).calls) // 2 for v in (1, 2))
     assert f"{before} operators per step became {after}." in result.stdout
     assert f"| all | {before:.1f} | {after:.1f} | {100 * (before - after) / before:.1f} % |" in text
     page = (two_profiles[2].parent / "report.html").read_text()
-    assert page.count('<div class="bar">') == 4 and "<td>2.00</td>" in page and "10.0 ms, 2.00x" in page
+    assert page.count('<div class="bar">') == 4 and "10.0 ms, 2.00x" in page and 'class="notice"' in page
+
+
+def test_the_fusion_report_takes_the_newest_profiles_of_like_runs(two_profiles, make_trace, capsys):
+    both = ["--baseline", two_profiles[1], "--fused", two_profiles[2]]
+    place = two_profiles[2] / "pytorch_profiles"
+    content = json.loads((place / "profile_v2_1.json").read_text())
+    wider = {**content["metadata"], "hidden_dim": 64}
+    newer = make_trace("newer/trace_9.json", {"gemm": 1}, **wider)
+    newer.rename(place / newer.name)
+    (place / "profile_v2_2.json").write_text(json.dumps(content | {"trace": newer.name, "metadata": wider}))
+    arguments = [*map(str, both), "--output", str(place / "r.md")]
+    assert fusion_report.main(arguments) == 0 and "trace_9" not in (place / "r.md").read_text()
+    (place / "profile_v2_1.json").unlink()
+    refused(fusion_report.main, both, capsys, "one profile is of a CPU")
+    trace = next(place.glob("trace_v2*.json"))
+    trace.write_text(re.sub(r'"hidden_dim": *32', '"hidden_dim": 64', trace.read_text()))
+    (place / "profile_v2_2.json").write_text(json.dumps(content | {"metadata": wider}))
+    refused(fusion_report.main, both, capsys, "unlike (hidden_dim: 32, 64)")
+    assert fusion_report.main([*arguments, "--allow-different"]) == 0
+    assert "differ in hidden_dim: 32, 64" in (place / "r.md").read_text()
 
 
 def test_bad_input_of_the_fusion_report(two_profiles, tmp_path, capsys):
     both = ["--baseline", two_profiles[1], "--fused", two_profiles[2]]
-    refused(fusion_report.main, ["--baseline", "nowhere", "--fused", two_profiles[2]], capsys, "is no folder")
-    (tmp_path / "empty").mkdir()
-    refused(fusion_report.main, ["--baseline", tmp_path / "empty", *both[2:]], capsys, "holds no profile_v")
+    refused(fusion_report.main, ["--baseline", "nowhere", "--fused", two_profiles[2]], capsys, "holds no profile_v")
     refused(fusion_report.main, [*both, "--use-amp"], capsys, "means nothing")
     refused(fusion_report.main, [*both, "--output", "a.md", "--output-dir", "b"], capsys, "not allowed with")
     file = next(two_profiles[2].rglob("profile_v2_1.json"))
-    content = json.loads(file.read_text())
-    content["config"]["hidden_dim"] = 64
-    file.write_text(json.dumps(content))
-    refused(fusion_report.main, both, capsys, "hidden_dim: 32, 64")
-    assert fusion_report.main([*map(str, both), "--allow-different", "--output", str(tmp_path / "r.md")]) == 0
-    assert "differ in hidden_dim: 32, 64" in (tmp_path / "r.md").read_text()
-    file.write_text("{}")
-    refused(fusion_report.main, both, capsys, "damaged")
+    for text, words in (("{", "damaged"), ("{}", "no measured steps")):
+        file.write_text(text)
+        refused(fusion_report.main, both, capsys, words)
 
 
 # ---------------------------------------------------------------- pages

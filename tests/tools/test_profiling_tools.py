@@ -86,7 +86,8 @@ def test_the_report_gives_results_per_step(profile_folder):
     text = (profile_folder / "profiling_report.md").read_text()
     gemms = next(row for row in content["groups"] if row["group"] == "GEMM")
     assert f"| GEMM | {gemms['calls'] / 2:,.0f} | {rounded(gemms['total_us'] / 2e3)} |" in text
-    assert f"{rounded(content['summary']['step_ms']['median'])} ms (" in text
+    assert f"| step, median ms | {rounded(content['summary']['step_ms']['median'])} |" in text
+    assert "- sizes: 2 layers, width 64," in text and "- command: python tiny_llama_v2.py --hidden-dim 64" in text
 
 
 def test_the_page_of_memory_shows_the_peak_of_the_trace(profile_folder):

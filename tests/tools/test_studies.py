@@ -1,7 +1,9 @@
 """The studies: regression check, fusion ablation and the search for a batch size."""
 
 import json
+import re
 import shlex
+import statistics
 
 import pytest
 
@@ -100,8 +102,8 @@ def test_the_documented_regression_command_reads_what_the_scripts_write(tmp_path
 
 
 def combination(on, steps, memory=100.0, kernels=10.0):
-    row = {"on": list(on), "name": "", "reason": None, "kernels": kernels}
-    return ablation.finished(row | {"runs": [{"step_ms": {"median": t}, "peak_memory_mb": memory} for t in steps]})
+    middle = statistics.median(steps) if steps else None
+    return {"on": list(on), "steps_ms": steps, "step_ms": middle, "peak_memory_mb": memory, "kernels": kernels}
 
 
 def test_worth_of_switches_by_hand():
@@ -117,11 +119,8 @@ def test_worth_of_switches_by_hand():
     assert (first["speedup"], first["low"], first["high"]) == (pytest.approx(8**0.5), 2, 5)
     assert (first["memory_mb"], first["kernels"]) == (-15, -10)
     assert (second["alone"], second["last"], second["low"]) == (1, 2, pytest.approx(16 / 17))
-
-
-def test_a_combination_that_failed_is_left_out_of_all_pairs():
-    rows = [combination("", [10.0]), combination("a", [5.0]), combination("b", []) | {"step_ms": None}]
-    first, second = ablation.worth(rows, ("a", "b"))
+    # a combination that failed is left out of all pairs
+    first, second = ablation.worth([rows[0], rows[1], combination("b", [])], ("a", "b"))
     assert (first["switch"], first["pairs"], first["last"]) == ("a", 1, None)
     assert (second["pairs"], second["speedup"], second["memory_mb"]) == (0, None, None)
 
@@ -132,8 +131,6 @@ def test_combinations_of_switches():
         assert ablation.combinations(("a", "b"), every)[:2] == [frozenset(), frozenset("ab")]
     names = [ablation.name_of(frozenset(on), tuple("abcd")) for on in ("", "ac", "abd", "abcd")]
     assert names == ["none", "a + c", "all but c", "all"]
-    on = frozenset(["b"])
-    assert ablation.switch_options(("a", "b"), on) == ["--disable-a", "--enable-b"]
 
 
 def test_the_switches_are_those_of_the_scripts():
@@ -180,23 +177,30 @@ def test_the_time_limit_by_hand(monkeypatch):
     assert not limit.room(1) and endless.room(10**9)  # the longest took 20 s
 
 
-def test_what_the_time_limit_leaves_out_of_the_studies(monkeypatch, tmp_path, capsys):
-    """Each run takes 10 s of a clock that stands still otherwise."""
+def test_what_the_time_limit_leaves_out_of_the_ablation(monkeypatch, capsys):
+    """Each run takes 10 s of a clock that stands still otherwise; what is switched on takes 2 ms off a step of 9."""
     now = [0.0]
     monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
 
     def run(script, argv):
         now[0] += 10
-        return {"summary": {"peak_memory_mb": 10.0, "step_ms": {"median": 5.0}}}
+        on = sum(word.startswith("--enable-") for word in argv)
+        return {"summary": {"peak_memory_mb": 10.0, "step_ms": {"median": 9.0 - 2 * on}}}
 
     monkeypatch.setattr(ablation, "train", run)
-    monkeypatch.setattr(ablation, "profiled_run", lambda *arguments: (run(*arguments), 7.0))
-    arguments = ["--all-combinations", "--switches", "qkv-fusion,torch-compile", "--json", "-", *SIZES]
+    monkeypatch.setattr(ablation, "profiled_run", lambda *arguments: (run(*arguments)["summary"], 7.0))
+    arguments = ["--all-combinations", "--switches", "qkv-fusion,torch-compile", *SIZES]
     for seconds, ran, rounds in ((35, 3, 1), (75, 4, 1), (95, 4, 2)):
         now[0] = 0.0
-        assert ablation.main([*arguments, "--time-limit", str(seconds)]) == 0
+        assert ablation.main([*arguments, "--time-limit", str(seconds), "--json", "-"]) == 0
         rows = json.loads(capsys.readouterr().out)["combinations"]
         assert sum(row["reason"] is None for row in rows) == ran and len(rows[0]["steps_ms"]) == rounds
+        assert [row["step_ms"] for row in rows[:3]] == [9, 5, 7]
+    now[0] = 0.0
+    assert ablation.main([*arguments, "--time-limit", "35"]) == 0
+    output = capsys.readouterr().out
+    assert "torch-compile: not run: no time was left" in output and "worth most: qkv-fusion, 1.29x\n" in output
+    assert re.search(r"^qkv-fusion \+ torch-compile +5.000 +5.000 to 5.000 +1.80 +10 +7$", output, re.MULTILINE)
 
 
 # ---------------------------------------------------------------- optimize_batch_size.py
