@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Try every profiling wrapper of every version on this machine, and the count of FLOPs with its roofline. Print a line
-# for each: how it ended, seconds, which profiler it used and why, and the first row of the table that it left.
+# Try every profiling wrapper of every version on this machine. Print a line for each: how it ended, seconds, which
+# profiler it used and why, and the first row of the table that it left.
 #
 #   ./scripts/maintain/try_wrappers.sh                    all of them; preset small, or a toy model without a GPU
 #   ./scripts/maintain/try_wrappers.sh --version 3 --output-dir DIR --preset medium --use-amp
@@ -30,35 +30,22 @@ done
 mkdir -p "$target" && target=$(cd "$target" && pwd) || exit 1
 find_python
 
-counting=()
-if [[ " ${passed[*]-} " != *" --preset"* ]]; then
-    if have_amd_gpu || have_nvidia_gpu; then
-        passed+=(--preset small)
-    else # the wrappers choose such sizes themselves
-        counting=(--hidden-dim 64 --num-layers 2 --num-heads 4 --batch-size 2 --seq-len 32)
-    fi
-fi
-
-within() { # SECONDS COMMAND...
-    if command -v timeout >/dev/null; then timeout -s INT -k 15 "$@"; else "${@:2}"; fi
-}
+if [[ " ${passed[*]-} " != *" --preset"* ]] && { have_amd_gpu || have_nvidia_gpu; }; then passed+=(--preset small); fi
 
 first_row() { # FOLDER: of the table in it, or of that of its trace; fails where there is none
     local table
     table=$(find "$1" \( -name limits.csv -o -name counters.csv -o -name launches.csv -o -name hotspots.csv \
-        -o -name kernels.csv -o -name mfu_analysis.csv \) -exec ls -t {} + | sed -n 1p)
+        -o -name kernels.csv \) -exec ls -t {} + | sed -n 1p)
     if [ -n "$table" ]; then sed -n 2p "$table" | grep .; else "$PYTHON" "$SCRIPTS/kernel_times.py" "$1"/*/* --top 1; fi
 }
 
 try() { # FOLDER NAME OPTION...: run it, look at what it left, print the line
-    local place log began=$SECONDS status said why word="done" seconds=$((limit - SECONDS)) command
+    local place log began=$SECONDS status said why word="done" seconds=$((limit - SECONDS))
     place="$target/$(basename "$1")/${*:2}"
     log=$place.log
     mkdir -p "$place"
-    command=("$1/$2" --output-dir "$place" "${@:3}" --num-steps 2)
-    [ "$2" != run_deepspeed_flops.py ] ||
-        command=("$PYTHON" "$1/$2" --profile-dir "$place" "${@:3}" --num-steps 5 ${counting[@]+"${counting[@]}"})
-    within $((seconds < 120 ? seconds : 120)) "${command[@]}" ${passed[@]+"${passed[@]}"} >"$log" 2>&1
+    timeout -s INT -k 15 $((seconds < 120 ? seconds : 120)) "$1/$2" --output-dir "$place" "${@:3}" --num-steps 2 \
+        ${passed[@]+"${passed[@]}"} >"$log" 2>&1
     status=$?
     said=$(tail -n 1 "$log")
     [ $status != 0 ] || said=$(first_row "$place" 2>&1) || status=1
@@ -72,7 +59,6 @@ tries=(get_trace.sh get_hotspots.sh get_counters.sh get_rocprof_sys.sh get_rocpr
 if { have_amd_gpu && find_tool rocprofv3; } || { have_nvidia_gpu && find_tool ncu; }; then
     tries+=("get_counters.sh --set memory")
 fi
-tries+=("run_deepspeed_flops.py --generate-roofline")
 # shellcheck disable=SC2231 # the version may be a pattern
 for folder in "$SCRIPTS"/../version${version}_*; do
     for try in "${tries[@]}"; do

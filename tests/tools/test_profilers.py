@@ -79,10 +79,13 @@ def recorded(tmp_path):
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_wrapper_is_the_same_short_text_in_every_folder(wrapper):
+def test_a_wrapper_is_the_same_short_text_in_every_folder_and_its_help(wrapper, run):
     first, *others = [(folder / wrapper).read_text() for folder in FOLDERS]
     assert others == [first] * 3 and len(first.splitlines()) <= 15
     assert all(os.access(folder / wrapper, os.X_OK) for folder in FOLDERS)
+    text = run(wrapper, "--help").stdout
+    assert f"./{wrapper} --preset medium" in text and "--nproc-per-node N (1)" in text and "https://rocm.docs" in text
+    assert re.search(r"^Writes \w+/\w+_<timestamp>/", text, re.MULTILINE) and "#" not in text and "uses" not in text
 
 
 SHELLCHECK = shutil.which("shellcheck", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]))
@@ -96,39 +99,19 @@ def test_shellcheck_finds_nothing():
     assert len(scripts) == 15 and result.returncode == 0, result.stdout
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_help_names_options_results_and_documentation(wrapper, run):
-    text = run(wrapper, "--help").stdout
-    assert f"./{wrapper} --preset medium" in text and "--nproc-per-node N (1)" in text and "https://rocm.docs" in text
-    assert re.search(r"^Writes \w+/\w+_<timestamp>/", text, re.MULTILINE) and "#" not in text and "uses" not in text
-
-
 # ---------------------------------------------------------------- ROCm, by release
 
 COMMANDS = [line.split(maxsplit=2) for line in (SAMPLES / "wrappers/commands.txt").read_text().splitlines()[1:]]
 DELIVERED = {  # steps, files, and what the last lines say
-    "get_trace.sh": (
-        "--num-steps 5",
-        "*.pftrace *_kernel_trace.csv",
-        r"attention +1 +0.004[^#]*\nopen \S+.pftrace in http",
-    ),
-    "get_counters.sh": (
-        "--num-steps 3",
-        "launches.csv counters.csv",
-        r"1,024.0 +5,000.0[^#]*\nevery counter .*counters.csv",
-    ),
-    "get_hotspots.sh": (
-        "--num-steps 10",
-        "hotspots.csv hotspots.json",
-        r"attention +1 +0.004 +13.3[^#]*\nthe whole table is",
-    ),
+    "get_trace.sh": ("5", "*.pftrace *_kernel_trace.csv", r"attention +1 +0.004[^#]*\nopen \S+.pftrace in http"),
+    "get_counters.sh": ("3", "launches.csv counters.csv", r"1,024.0 +5,000.0[^#]*\nevery counter .*counters.csv"),
+    "get_hotspots.sh": ("10", "hotspots.csv hotspots.json", r"attention +1 +0.004 +13.3[^#]*\nthe whole table is"),
     "get_rocprof_compute.sh": (
-        *("--num-steps 1 --warmup-steps 1", "limits.csv workloads/tiny_llama_v3/sysinfo.csv"),
+        *("1 --warmup-steps 1", "limits.csv workloads/tiny_llama_v3/sysinfo.csv"),
         r"adamw_kernel .* 83.2 .*memory bandwidth[^#]*\nread more of a kernel with: \S+ analyze -p \S+ -k 0$",
     ),
     "get_rocprof_sys.sh": (
-        *("--num-steps 2 --warmup-steps 1", "*.proto wall_clock-*.txt"),
-        r"attention +1 +0.009[^#]*\nopen \S+\.proto in http",
+        *("2 --warmup-steps 1", "*.proto wall_clock-*.txt", r"attention +1 +0.009[^#]*\nopen \S+\.proto in http"),
     ),
 }
 
@@ -141,7 +124,7 @@ def test_command_files_and_last_lines_of_every_release(wrapper, release, run, py
     assert result.returncode == 0, result.stdout + result.stderr
     steps, files, last = DELIVERED[wrapper]
     no_graph = "--no-graph " * (release != "10.0" or wrapper == "get_rocprof_compute.sh")
-    train = f"{python} tiny_llama_v3.py --batch-size 8 --seq-len 128 {no_graph}{steps} --use-amp"
+    train = f"{python} tiny_llama_v3.py --batch-size 8 --seq-len 128 {no_graph}--num-steps {steps} --use-amp"
     since = max((r for w, r, _ in COMMANDS if w == wrapper and ROCM.index(r) <= ROCM.index(release)), key=ROCM.index)
     assert recorded(tmp_path) == [f"{command} -- {train}" for w, r, command in COMMANDS if (w, r) == (wrapper, since)]
     folder = result_of(tmp_path / "results")
@@ -380,11 +363,8 @@ def test_wrappers_run_from_anywhere_and_with_spaces_in_paths(run, tmp_path):
     assert list((tmp_path / "there").rglob("limits.csv"))
 
 
-def test_perfetto_traces(run, tmp_path):
-    target = tmp_path / "out.csv"
-    (tmp_path / "results").mkdir()
-    assert run("get_rocprof_sys.sh", "--output-dir", tmp_path / "results", profilers="rocm-6.4").returncode == 0
-    trace = next(tmp_path.rglob("*.proto")).read_bytes()
+def test_a_perfetto_trace_that_is_cut_off(tmp_path):
+    trace, target = (SAMPLES / "rocprof-sys/kernels.proto").read_bytes(), tmp_path / "out.csv"
     names = [(name, end - start) for _, name, start, end in perfetto.kernels_of(trace)]
     assert names == [("adamw_kernel", 4000), ("attention_forward_kernel", 9000)]  # not the host's hipLaunchKernel
     (tmp_path / "cut.proto").write_bytes(trace[:-20])
@@ -441,35 +421,26 @@ def test_the_profiler_is_chosen_by_what_is_here(run):
 # ---------------------------------------------------------------- all wrappers, and PyTorch's profiler for real
 
 
-def interpreter(tmp_path, cases):
-    """Return a Python that plays run_*.py as the shell's cases say."""
-    python = tmp_path / "interpreter"
-    python.write_text(f'#!/bin/bash\ncase $1 in {cases} esac\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    return str(python)
-
-
 def test_all_wrappers_are_tried_and_each_has_its_line(run, tmp_path):
     script = REPOSITORY / "scripts" / "maintain" / "try_wrappers.sh"
-    environment = {"STAND_IN_PYTHON": interpreter(tmp_path, "*run_*.py) exit 2 ;;"), "ROCM_PATH": "/nowhere"}
-    environment |= {"PATH": f"{STUBS / 'nvidia'}:{os.environ['PATH']}", "STAND_IN_FAULT": "no-permission"}
+    environment = {"PATH": f"{STUBS / 'nvidia'}:{os.environ['PATH']}", "STAND_IN_FAULT": "no-permission"}
+    environment["ROCM_PATH"] = "/nowhere"
     result = run(script, "--version", "3", "--output-dir", tmp_path / "all of them", **environment)
     lines = {line.split("version3_triton/")[1].split("  ")[0]: line for line in result.stdout.splitlines()[:-1]}
     failed = [name for name, line in lines.items() if line.startswith("FAILED")]
-    assert failed == [
-        "get_rocprof_compute.sh",
-        "get_counters.sh --set memory",
-        "run_deepspeed_flops.py --generate-roofline",
-    ]
-    assert result.returncode == 1 and result.stdout.splitlines()[-1].startswith("4 delivered, 3 failed")
+    assert failed == ["get_rocprof_compute.sh", "get_counters.sh --set memory"]
+    assert result.returncode == 1 and result.stdout.splitlines()[-1].startswith("4 delivered, 2 failed")
     assert "administrator" in lines["get_rocprof_compute.sh"]
     result = run(script, "--version", "3", "--output-dir", tmp_path / "few", "--time-limit", "20", **environment)
     assert result.returncode == 1 and "not tried for lack of time: version3_triton/get_trace.sh" in result.stdout
 
 
 def test_interrupted_profilers_end_with_a_summary(tmp_path):
+    python = tmp_path / "python"
     slow = f"*run_deepspeed*) touch '{tmp_path}/started'; exec sleep 60 ;; *run_pytorch*) exit 0 ;;"
-    environment = {**os.environ, "TINY_LLAMA_PYTHON": interpreter(tmp_path, slow), "TINY_LLAMA_CPU": "1"}
+    python.write_text(f'#!/bin/bash\ncase $1 in {slow} esac\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    environment = {**os.environ, "TINY_LLAMA_PYTHON": str(python), "TINY_LLAMA_CPU": "1"}
     command = ["bash", REPOSITORY / "scripts" / "run_all_profilers.sh", "--version", "3", "--enable-rocm-tools"]
     process = subprocess.Popen(
         [*command, "--profile-dir", tmp_path / "all"], env=environment, start_new_session=True, stdout=subprocess.PIPE
