@@ -62,7 +62,7 @@ class Mistake:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What run() of an exercise must compute.
+    """Hold what run() of an exercise must compute.
 
     cases: name -> sizes, the smallest first.
     inputs(**sizes): name -> float32 tensor or number, the arguments of run().

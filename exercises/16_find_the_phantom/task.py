@@ -49,9 +49,7 @@ TASK = Task(
     owner=lambda module, name, index, inputs: (),
     mistakes={
         "the phantom": Mistake("    apply = SwiGLUFunction.apply\n", "", "dgate_up", "unwritten"),
-        "a detour around the gradient": Mistake(
-            "        return swiglu_backward(dy.contiguous(), x)", "        return None", "dgate_up", "unwritten"
-        ),
+        "a detour around the gradient": Mistake("swiglu_backward(dy.contiguous(), x)", "None", "dgate_up", "unwritten"),
         "gradient of the forward": Mistake(
             "return swiglu_backward(dy.contiguous(), x)", "return torch.cat([swiglu_forward(x)] * 2, 1)", "dgate_up"
         ),
