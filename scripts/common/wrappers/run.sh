@@ -9,7 +9,7 @@ plain() { sed 's/\x1b\[[0-9;?]*[A-Za-z]//g'; } # without colours and other escap
 show() { # COMMAND...: print it as it could be typed
     local word line=""
     for word in "$@"; do
-        [[ $word =~ ^[[:alnum:]_@%+=:,./-]+$ ]] || word=$(printf %q "$word")
+        [[ $word =~ ^[[:alnum:]_@%+=:,./-]+$ ]] || word="'${word//\'/\'\\\'\'}'"
         line+=" $word"
     done
     echo "${line# }"
@@ -21,10 +21,12 @@ make_result() {
 
 attempt() { # COMMAND...: show and run it, append what it prints to log.txt, return its status
     local codes
-    # torchrun starts the profiler once per rank, with the rank in its command.
-    # shellcheck disable=SC2016 # the shell of each rank expands it
-    [ -z "$PROCESSES" ] || set -- "$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$PROCESSES" \
-        --no-python bash -c 'mkdir -p "$0/rank$RANK" && exec "${@//@RANK@/$RANK}"' "$OUT" "$@"
+    if [ -n "$PROCESSES" ]; then # torchrun starts the profiler once per rank, with the rank in its command
+        export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # torchrun's default, without its warning
+        # shellcheck disable=SC2016 # the shell of each rank expands it
+        set -- "$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$PROCESSES" --no-python \
+            bash -c 'mkdir -p "$0/rank$RANK" && exec "${@//@RANK@/$RANK}"' "$OUT" "$@"
+    fi
     show "$@"
     [ -z "$DRY_RUN" ] || return 0
     make_result
@@ -170,5 +172,7 @@ run_ncu() { # OPTIONS...: a report of ncu on the first launch of each kernel, by
 }
 
 profile_pytorch() { # a trace of PyTorch's own profiler, which sees the steps after the measured ones
+    # Without these the libraries print lines of their own between those of the script.
+    export KINETO_LOG_LEVEL=${KINETO_LOG_LEVEL:-6} TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
     profile "${TRAIN[@]}" --enable-pytorch-profiler --profile-dir "$PLACE"
 }
