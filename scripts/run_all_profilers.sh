@@ -26,7 +26,7 @@ while [ $# -gt 0 ]; do
 done
 folder=$HERE # of the link that was called
 if [ -n "$version" ]; then
-    folder=$(echo "$SCRIPTS"/../version"$version"_*)
+    folder=$(echo "$HERE"/../version"$version"_*)
 elif ! [ -f "$folder/get_trace.sh" ]; then
     folder=$PWD
 fi

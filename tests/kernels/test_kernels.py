@@ -47,8 +47,8 @@ SMALL = {
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("operation", "name"), ALL_CASES)
 def test_outputs_and_gradients(operation, name, dtype, device):
-    """Also: a second backward gives the same, no input changes, all is written, and nothing beside it."""
-    check(V3, case_of(operation, name), dtype, device, backwards=2)
+    """Also: no input changes, all is written, and nothing beside it."""
+    check(V3, case_of(operation, name), dtype, device)
 
 
 @pytest.mark.parametrize("queries_a_key", [1, 2, 4, 8])
