@@ -157,8 +157,11 @@ profile_nsys() { # TRACED [STACKS]: a report of nsys on the measured steps alone
 
 run_ncu() { # OPTIONS...: a report of ncu on the first launch of each kernel, by its full name, and its table
     local range=() first=::regex:${KERNEL:-.}:1 command
-    # The scope: autograd launches the backward pass from another thread than the one that is inside the range.
-    ! tool_has --nvtx-push-pop-scope || range=(--nvtx --nvtx-push-pop-scope process --nvtx-include "$STEPS/")
+    if tool_has --nvtx-push-pop-scope; then # autograd launches the backward pass from a thread outside the range
+        range=(--nvtx --nvtx-push-pop-scope process --nvtx-include "$STEPS/")
+    else
+        warn "this ncu cannot select the measured steps: it looks at the whole run"
+    fi
     # ncu repeats a kernel for every few counters, and one rank alone cannot repeat a collective kernel.
     [ -z "$PROCESSES" ] || first="::regex:^(?!nccl).*${KERNEL}:1"
     command=("$@" --clock-control none --kernel-name-base demangled --kernel-id "$first" ${EXTRA[@]+"${EXTRA[@]}"}
