@@ -85,8 +85,8 @@ class Task:
     inputs: Callable
     define: Callable
     names: dict[str, str]
-    owner: Callable
     mistakes: dict[str, Mistake]
+    owner: Callable = lambda module, name, index, inputs: ()
     wide: tuple[str, ...] = ()
     storage: Callable = lambda results, inputs: results
     views: Callable = lambda outputs, inputs: outputs

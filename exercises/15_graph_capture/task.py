@@ -44,7 +44,6 @@ TASK = Task(
     inputs=inputs,
     define=define,
     names={"losses": "step", "final": "row column"},
-    owner=lambda module, name, index, inputs: (),
     wide=("x", "target", "weight", "lrs"),
     dtypes=(torch.float32,),
     kernel=False,

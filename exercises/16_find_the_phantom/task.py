@@ -46,7 +46,6 @@ TASK = Task(
         "dx": "row column",
     },
     labels={"found": ("None", "all zeros", "zeros but one", "all nonzero", "one NaN", "one infinity")},
-    owner=lambda module, name, index, inputs: (),
     mistakes={
         "the phantom": Mistake("    apply = SwiGLUFunction.apply\n", "", "dgate_up", "unwritten"),
         "a detour around the gradient": Mistake("swiglu_backward(dy.contiguous(), x)", "None", "dgate_up", "unwritten"),
