@@ -1,4 +1,4 @@
-"""What exercises 09 to 11 share: causal attention of grouped heads in PyTorch, its gradients, and its places."""
+"""Define what exercises 09 to 11 share: causal attention of grouped heads in PyTorch, and its gradients."""
 
 import math
 
@@ -25,7 +25,7 @@ def causal(qkv, H, K):
 
 
 def saved(B, T, H, K, D=16):
-    """What a backward kernel is given: qkv, o, do, lse and delta [B, H, T] (the sum of do · o of each query)."""
+    """Return what a backward kernel is given: qkv, o, do, lse and delta [B, H, T] (the sum of do · o of each query)."""
     qkv = packed(B, T, H, K, D)
     o, lse = causal(qkv, H, K)
     do = random(B, T, H, D, seed=2, scale=0.9, offset=0.2)

@@ -62,7 +62,7 @@ class Mistake:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What run() of an exercise must compute.
+    """Hold what run() of an exercise must compute.
 
     cases: name -> sizes, the smallest first.
     inputs(**sizes): name -> float32 tensor or number, the arguments of run().
@@ -85,8 +85,8 @@ class Task:
     inputs: Callable
     define: Callable
     names: dict[str, str]
-    owner: Callable
     mistakes: dict[str, Mistake]
+    owner: Callable = lambda module, name, index, inputs: ()
     wide: tuple[str, ...] = ()
     storage: Callable = lambda results, inputs: results
     views: Callable = lambda outputs, inputs: outputs

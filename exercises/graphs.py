@@ -19,29 +19,22 @@ def address(tensor):
     return tensor.untyped_storage().data_ptr()
 
 
-class Warming(TorchDispatchMode):
-    """Remembers which operations have run."""
+class Watching(TorchDispatchMode):
+    """Note every operation; while capturing, refuse what a capture cannot hold.
 
-    def __init__(self, known):
+    A GPU's libraries forgive a missing warm-up once others have used them; this does not.
+    """
+
+    def __init__(self, known, capturing=False):
         super().__init__()
-        self.known = known
+        self.known, self.capturing = known, capturing
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.known.add(function)
-        return function(*args, **(kwargs or {}))
-
-
-class Capturing(TorchDispatchMode):
-    """Refuses what a capture cannot hold. A GPU's libraries forgive a missing warm-up once others have used them."""
-
-    def __init__(self, known):
-        super().__init__()
-        self.known = known
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function is torch.ops.aten._local_scalar_dense.default:
+        if not self.capturing:
+            self.known.add(function)
+        elif function is torch.ops.aten._local_scalar_dense.default:
             raise RuntimeError("operation not permitted when stream is capturing: a value is asked for by the host")
-        if function not in self.known:
+        elif function not in self.known:
             raise RuntimeError(f"{function} has not run before the capture: its library is not ready, warm up first")
         return self.run(function, args, kwargs or {})
 
@@ -49,11 +42,11 @@ class Capturing(TorchDispatchMode):
         return function(*args, **kwargs)
 
 
-class Recording(Capturing):
-    """Runs and keeps every operation, and how the tensors from outside looked before."""
+class Recording(Watching):
+    """Run and keep every operation, and how the tensors from outside looked before."""
 
     def __init__(self, known):
-        super().__init__(known)
+        super().__init__(known, capturing=True)
         self.calls, self.before, self.own = [], {}, set()
 
     def run(self, function, args, kwargs):
@@ -67,33 +60,32 @@ class Recording(Capturing):
 
 
 class Tape:
-    """The stand-in on a CPU."""
+    """Stand in for a graph on a CPU."""
 
     def __init__(self):
         self.known, self.calls, self.replays = set(), [], 0
 
     def warm_up(self):
-        """A context for the runs before the capture."""
-        return Warming(self.known)
+        """Return a context for the runs before the capture."""
+        return Watching(self.known)
 
     @contextlib.contextmanager
     def capture(self):
-        """A context whose operations are recorded; what they changed is as before when it ends."""
+        """Record the context's operations; what they changed is as before when it ends."""
         with Recording(self.known) as recording:
             yield
         for storage, contents in recording.before.values():
             storage.copy_(contents)
         self.calls = recording.calls
 
+    @torch.no_grad()
     def replay(self):
         self.replays += 1
-        with torch.no_grad():
-            for function, args, kwargs, out in self.calls:
-                given = {address(tensor) for tensor in tensors((args, kwargs))}
-                again = function(*args, **kwargs)
-                for old, new in zip(tensors(out), tensors(again), strict=True):
-                    if address(old) not in given:
-                        old.copy_(new)
+        for function, args, kwargs, out in self.calls:
+            given = {address(tensor) for tensor in tensors((args, kwargs))}
+            for old, new in zip(tensors(out), tensors(function(*args, **kwargs)), strict=True):
+                if address(old) not in given:
+                    old.copy_(new)
 
 
 class DeviceGraph:
@@ -106,13 +98,13 @@ class DeviceGraph:
     @contextlib.contextmanager
     def warm_up(self):
         self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream), Warming(self.known):
+        with torch.cuda.stream(self.stream), Watching(self.known):
             yield
         torch.cuda.current_stream().wait_stream(self.stream)
 
     @contextlib.contextmanager
     def capture(self):
-        with torch.cuda.graph(self.graph, stream=self.stream), Capturing(self.known):
+        with torch.cuda.graph(self.graph, stream=self.stream), Watching(self.known, capturing=True):
             yield
 
     def replay(self):

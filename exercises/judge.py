@@ -17,7 +17,7 @@ FACTORS = {2: "2", 0.5: "1/2", -1: "-1", math.log2(math.e): "log2(e)", math.log(
 
 
 class Wrong(Exception):
-    """What is wrong with an answer: its kind, the tensor that shows it, and one sentence."""
+    """Tell what is wrong with an answer: its kind, the tensor that shows it, and one sentence."""
 
     def __init__(self, kind, tensor, sentence):
         super().__init__(sentence)

@@ -15,7 +15,7 @@ FLUSHES = 4  # enough for the host to run ahead of the GPU, so that launch overh
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """How a kernel is timed on a GPU.
+    """Tell how a kernel is timed on a GPU.
 
     sizes: of inputs too large for a cache. tiles: names of the answer's module that are then larger, because small
     tiles suit the interpreter. operation: its name in kernels.json of a recorded run. floor: the required fraction of

@@ -9,34 +9,28 @@
 # Other options go to the training script. Leaves everything under --profile-dir (all_profiles).
 
 set -uo pipefail
-called=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=common/wrappers/setup.sh
+source "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/common/wrappers/setup.sh"
+
 target=all_profiles rocm="" version="" passed=()
 while [ $# -gt 0 ]; do
+    TAKEN=1
     case $1 in
-        -h | --help) sed -n -e '1d' -e '/^#/!q' -e 's/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit 0 ;;
+        -h | --help) usage && exit 0 ;;
         --enable-rocm-tools) rocm=1 ;;
-        --profile-dir | --version)
-            [ $# -gt 1 ] || { echo "run_all_profilers.sh: $1 needs a value" >&2 && exit 2; }
-            [ "$1" = --version ] && version=$2 || target=$2
-            shift
-            ;;
+        --profile-dir) value_of "$@" && target=$VALUE ;;
+        --version) value_of "$@" && version=$VALUE ;;
         *) passed+=("$1") ;;
     esac
-    shift
+    shift "$TAKEN"
 done
-
-folder=$called
+folder=$HERE # of the link that was called
 if [ -n "$version" ]; then
-    folder=$(echo "$called"/../version"$version"_*)
+    folder=$(echo "$HERE"/../version"$version"_*)
 elif ! [ -f "$folder/get_trace.sh" ]; then
     folder=$PWD
 fi
-if ! [ -f "$folder/get_trace.sh" ]; then
-    echo "run_all_profilers.sh: say which version with --version 1, 2, 3 or 4, or run this in a version's folder" >&2
-    exit 2
-fi
-# shellcheck source=common/wrappers/setup.sh
-source "$folder/../scripts/common/wrappers/setup.sh"
+[ -f "$folder/get_trace.sh" ] || fail 2 "say which version with --version 1, 2, 3 or 4, or run this in a version's folder"
 find_python
 mkdir -p "$target" 2>/dev/null || fail 1 "--profile-dir $target cannot be made: choose a writable folder"
 
@@ -58,24 +52,19 @@ tool() { # NAME COMMAND...: run it unless the user stopped an earlier one, and n
     fi
 }
 
-wrapper() { # NAME: run get_NAME.sh unless it would only repeat PyTorch's profiler
-    local choice
-    choice=$("$folder/get_$1.sh" --dry-run 2>&1 | sed -n 's/.* uses \(.*\)/\1/p')
-    if [[ $choice == PyTorch* ]]; then
-        results+=("missing  get_$1.sh: ${choice#*because }")
-    else
-        tool "get_$1.sh" "$folder/get_$1.sh" --output-dir "$target"
-    fi
-}
-
 version=$(basename "$folder") && version=${version#version} && version=${version%%_*}
 tool run_pytorch_profiler.py "$PYTHON" "$SCRIPTS/run_pytorch_profiler.py" --version "$version" \
     --profile-dir "$target/pytorch_profiles" --generate-report
 tool run_deepspeed_flops.py "$PYTHON" "$SCRIPTS/run_deepspeed_flops.py" --version "$version" \
     --profile-dir "$target/flops_analysis" --computational-intensity
-if [ -n "$rocm" ]; then
-    for name in hotspots trace counters rocprof_sys rocprof_compute; do wrapper "$name"; done
-fi
+for name in ${rocm:+hotspots trace counters rocprof_sys rocprof_compute}; do
+    choice=$("$folder/get_$name.sh" --dry-run 2>&1 | sed -n 's/.* uses \(.*\)/\1/p')
+    if [[ $choice == PyTorch* ]]; then # it would only repeat PyTorch's profiler
+        results+=("missing  get_$name.sh: ${choice#*because }")
+    else
+        tool "get_$name.sh" "$folder/get_$name.sh" --output-dir "$target"
+    fi
+done
 
 echo && echo "=== all profilers, results in $target"
 printf '%s\n' "${results[@]}"

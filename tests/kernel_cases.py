@@ -10,6 +10,7 @@ element that is never written shows, and lies between bands of a number, so that
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from unittest import mock
@@ -60,7 +61,7 @@ class Case:
 
 
 def strides_of(shape, layout):
-    """Strides, in elements, of one of LAYOUTS."""
+    """Return strides, in elements, of one of LAYOUTS."""
     widened = [*shape[:-1], shape[-1] + 3] if layout == "padded" and len(shape) else shape
     strides = [math.prod(widened[i + 1 :]) for i in range(len(shape))]
     if layout == "reversed":
@@ -76,7 +77,7 @@ LAYOUTS = ("contiguous", "shifted", "padded", "reversed", "every second", "expan
 
 
 def placed(tensor, layout="contiguous"):
-    """A copy in that layout, with NaN (integers: 0) around it and in its gaps; expanded, its first row repeats."""
+    """Copy a tensor into that layout, with NaN (integers: 0) around it and in its gaps."""
     strides = strides_of(tensor.shape, layout)
     extent = 1 + sum(stride * (size - 1) for stride, size in zip(strides, tensor.shape, strict=True))
     start = BAND + (layout == "shifted")  # one element further: no longer at a multiple of 16 bytes
@@ -88,45 +89,24 @@ def placed(tensor, layout="contiguous"):
     return view
 
 
-def around(view):
-    """What lies before and behind a contiguous tensor that was placed."""
-    memory = view.detach().as_strided((view.numel() + 2 * BAND,), (1,), 0)
-    return torch.cat([memory[:BAND], memory[BAND + view.numel() :]])
-
-
 class GuardedMemory(contextlib.ExitStack):
     """While entered, torch.empty and its kin give NaN between bands of a number (torch.zeros: zeros between them)."""
 
     def __enter__(self):
         self.bands = []
         for name in ALLOCATORS:
-            self.enter_context(mock.patch.object(torch, name, getattr(self, name)))
+            self.enter_context(mock.patch.object(torch, name, functools.partial(self.allocate, name)))
         return self
 
-    def guarded(self, like, fill, device):
+    def allocate(self, name, *args, device=None, **options):
+        if options.get("pin_memory") or str(device) == "meta":
+            return ALLOCATORS[name](*args, device=device, **options)
+        like = ALLOCATORS[name](*args, device="meta", **options)  # shape and strides alone
+        device = device or (args[0].device if "like" in name else None)
         memory = ALLOCATORS["empty"](like.numel() + 2 * BAND, dtype=like.dtype, device=device).fill_(SENTINEL)
         self.bands.append((tuple(like.shape), memory[:BAND], memory[BAND + like.numel() :]))
-        return memory.as_strided(like.shape, like.stride(), BAND).fill_(fill)
-
-    def allocated(self, name, args, device, options):
-        """As the allocator of that name would, on the meta device for shape and strides alone."""
-        like = ALLOCATORS[name](*args, device="meta", **options)
         fill = 0 if "zeros" in name else math.nan if like.is_floating_point() else SENTINEL
-        return self.guarded(like, fill, device)
-
-    def empty(self, *size, device=None, pin_memory=False, **options):
-        if pin_memory or str(device) == "meta":
-            return ALLOCATORS["empty"](*size, device=device, pin_memory=pin_memory, **options)
-        return self.allocated("empty", size, device, options)
-
-    def zeros(self, *size, device=None, **options):
-        return self.allocated("zeros", size, device, options)
-
-    def empty_like(self, tensor, device=None, **options):
-        return self.allocated("empty_like", (tensor,), device or tensor.device, options)
-
-    def zeros_like(self, tensor, device=None, **options):
-        return self.allocated("zeros_like", (tensor,), device or tensor.device, options)
+        return memory.as_strided(like.shape, like.stride(), BAND).fill_(fill)
 
     def check(self):
         """Raise Wrong where a store went past a tensor's ends."""
@@ -139,20 +119,16 @@ class GuardedMemory(contextlib.ExitStack):
 
 def attention_tile_of(small, large):
     """Return a stub for attention_tiles: a tile is longer where its kernel keeps rows in registers."""
-
-    def attention_tiles(kernel, *_):
-        return ((small, large, 4, 1) if kernel == "dkdv" else (large, small, 4, 1),)
-
-    return attention_tiles
+    return lambda kernel, *_: ((small, large, 4, 1) if kernel == "dkdv" else (large, small, 4, 1),)
 
 
 @contextlib.contextmanager
-def gpu_tiles(script, device, architecture="gfx942"):
-    """Six programs for all the work, and on a CPU the tiles of a GPU."""
+def gpu_tiles(script, device):
+    """Use six programs for all the work, and on a CPU the tiles of a GPU."""
     with contextlib.ExitStack() as patches:
         patches.enter_context(mock.patch.object(script, "program_count", lambda device: 6))
         if device.type == "cpu":
-            patches.enter_context(mock.patch.object(script, "gpu_architecture", lambda device: architecture))
+            patches.enter_context(mock.patch.object(script, "gpu_architecture", lambda device: "gfx942"))
             # Without a GPU there is nothing to tune.
             patches.enter_context(mock.patch.object(script, "attention_tiles", attention_tile_of(32, 64)))
         yield
@@ -160,7 +136,7 @@ def gpu_tiles(script, device, architecture="gfx942"):
 
 @contextlib.contextmanager
 def launches(refuse=False):
-    """The set of names of the kernels that are launched while in use; or, refusing, Wrong for the first of them."""
+    """Record the names of the kernels that are launched in the set that this returns; or refuse the first of them."""
     names, launch = set(), KernelInterface.__getitem__
 
     def record(kernel, grid):
@@ -176,36 +152,27 @@ def launches(refuse=False):
 # ---------------------------------------------------------------- judgement
 
 
-def evaluate(function, case, inputs, constants, cotangents, backwards=1):
-    """Name -> tensor of the outputs and gradients; and the gradients of further passes through the same graph.
+def as_tuple(outputs):
+    return outputs if isinstance(outputs, tuple) else (outputs,)
 
-    cotangents: name -> tensor, or a function that makes them of the outputs.
-    """
-    inputs = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
-    outputs = function(*inputs.values(), *constants.values())
-    outputs = dict(zip(case.names, outputs if isinstance(outputs, tuple) else (outputs,), strict=True))
-    cotangents = cotangents(outputs) if callable(cotangents) else cotangents
+
+def evaluate(function, case, tensors, cotangents):
+    """Return {name: tensor} of a function's outputs and gradients, packed ones in their parts."""
+    inputs = [tensors[name].requires_grad_() for name in case.inputs]
+    outputs = as_tuple(function(*inputs, *(tensors[name] for name in case.constants)))
+    outputs = dict(zip(case.names, outputs, strict=True))
     used = [outputs[name] for name in cotangents]
-    passes = []
-    for _ in range(backwards):
-        gradients = torch.autograd.grad(
-            used, list(inputs.values()), list(cotangents.values()), retain_graph=True, materialize_grads=True
-        )
-        passes.append({f"d{name}": gradient for name, gradient in zip(inputs, gradients, strict=True)})
-    return {name: output.detach() for name, output in outputs.items()} | passes[0], passes[1:], cotangents
-
-
-def split(case, results):
-    """Packed results in their parts, each of which is judged alone."""
+    gradients = torch.autograd.grad(used, inputs, list(cotangents.values()), materialize_grads=True)
+    gradients = {f"d{name}": gradient for name, gradient in zip(case.inputs, gradients, strict=True)}
     parts = {}
-    for name, tensor in results.items():
+    for name, tensor in ({name: output.detach() for name, output in outputs.items()} | gradients).items():
         names, sizes, dimension = case.parts.get(name, ((name,), None, 0))
         parts.update(zip(names, tensor.split(sizes, dimension) if sizes else (tensor,), strict=True))
     return parts
 
 
 def judge(name, result, plain, exact, extra=0.0):
-    """How far a result is from float64, and how far it may be; raises Wrong where it is too far."""
+    """Raise Wrong where a result is further from float64 than twice plain PyTorch's, plus 1e-6 and extra."""
     if result.shape != plain.shape or result.dtype != plain.dtype:
         raise Wrong(f"{name} is {result.dtype} {tuple(result.shape)}, not {plain.dtype} {tuple(plain.shape)}")
     missing = (result.isnan() & ~plain.isnan()).nonzero().tolist()
@@ -218,51 +185,36 @@ def judge(name, result, plain, exact, extra=0.0):
             f"{name}: relative error {error:.2e}, allowed {bound:.2e}; worst at flat index {worst} of "
             f"{tuple(result.shape)}: {result.flatten()[worst]:.8g} instead of {exact.flatten()[worst]:.8g}"
         )
-    return error, bound
 
 
 def cast(case, tensors, dtype):
-    """Tensors in the dtype of a run; constants and wide inputs have float32 beside 16-bit ones."""
+    """Convert tensors to the dtype of a run; constants and wide inputs have float32 beside 16-bit ones."""
     wide = {*case.wide, *case.constants}
     dtypes = {name: torch.promote_types(dtype, torch.float32) if name in wide else dtype for name in tensors}
     return {name: t.to(dtypes[name]) if t.is_floating_point() else t for name, t in tensors.items()}
 
 
-def random_cotangents(case, device):
-    """A function that makes a cotangent in its layout for every output that is used."""
-
-    def make(outputs):
-        generator = torch.Generator().manual_seed(1)
-        layout = case.layouts.get("cotangents", "contiguous")
-        return {
-            name: placed(torch.randn(output.shape, generator=generator).to(device, output.dtype), layout)
-            for name, output in outputs.items()
-            if name not in case.unused
-        }
-
-    return make
+def random_cotangents(case, values):
+    """Return a cotangent in its layout for every output that is used."""
+    generator, layout = torch.Generator().manual_seed(1), case.layouts.get("cotangents", "contiguous")
+    with torch.no_grad():
+        outputs = dict(zip(case.names, as_tuple(case.define(*values.values())), strict=True))
+    drawn = {name: torch.randn(output.shape, generator=generator).to(output) for name, output in outputs.items()}
+    return {name: placed(cotangent, layout) for name, cotangent in drawn.items() if name not in case.unused}
 
 
-def references(case, values, dtype, device, conditioned):
-    """Results of plain PyTorch and of float64, how far each may move besides (see check), and the cotangents."""
+def in_double(tensors):
+    return {name: t.detach().double() if t.is_floating_point() else t for name, t in tensors.items()}
 
-    def definition(tensors, cotangents):
-        inputs = {name: tensors[name].detach().clone() for name in case.inputs}
-        return evaluate(case.define, case, inputs, {name: tensors[name] for name in case.constants}, cotangents)
 
-    plain, _, cotangents = definition(values, random_cotangents(case, device))
-    doubled = {name: t.double() if t.is_floating_point() else t for name, t in values.items()}
-    wanted = {name: tensor.double() for name, tensor in cotangents.items()}
-    exact = split(case, definition(doubled, wanted)[0])
-    extra = dict.fromkeys(exact, 0.0)
-    if conditioned:
-        generator = torch.Generator().manual_seed(2)
-        for name in case.inputs:  # half a unit of the last place, up or down
-            signs = torch.randn(doubled[name].shape, generator=generator).sign().to(device)
-            doubled[name] = doubled[name] * (1 + 0.5 * torch.finfo(dtype).eps * signs)
-        moved = split(case, definition(doubled, wanted)[0])
-        extra = {name: 2 * relative_error(moved[name], exact[name]) for name in exact}
-    return split(case, plain), exact, extra, cotangents
+def effect_of_rounding(case, values, cotangents, exact, dtype):
+    """Return how far each result moves when the inputs move by half a unit of the last place."""
+    generator, moved = torch.Generator().manual_seed(2), in_double(values)
+    for name in case.inputs:
+        signs = torch.randn(moved[name].shape, generator=generator).sign().to(moved[name])
+        moved[name] = moved[name] * (1 + 0.5 * torch.finfo(dtype).eps * signs)
+    results = evaluate(case.define, case, moved, in_double(cotangents))
+    return {name: relative_error(results[name], exact[name]) for name in exact}
 
 
 def check_untouched(tensors, copies):
@@ -271,15 +223,8 @@ def check_untouched(tensors, copies):
             raise Wrong(f"{name} was overwritten")
 
 
-def check_repeated(first, passes):
-    for later in passes:
-        for name, gradient in later.items():
-            if not torch.equal(gradient, first[name]):
-                raise Wrong(f"{name} of a second backward differs from that of the first")
-
-
-def check(script, case, dtype, device, backwards=1, conditioned=False):
-    """Raise Wrong unless the script's kernels do what the case defines; returns name -> (error, bound).
+def check(script, case, dtype, device, conditioned=False):
+    """Raise Wrong unless the script's kernels do what the case defines.
 
     conditioned: also allow what one more rounding of the inputs would do. Drawn cases may have two elements, or
     subtract nearly equal numbers until only rounding is left, and then it is luck whose error is twice the other's.
@@ -287,19 +232,19 @@ def check(script, case, dtype, device, backwards=1, conditioned=False):
     given = {name: tensor.to(device) for name, tensor in (case.inputs | case.constants).items()}
     given = {n: placed(t, case.layouts.get(n, "contiguous")) for n, t in cast(case, given, dtype).items()}
     values = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in given.items()}
-    plain, exact, extra, cotangents = references(case, values, dtype, device, conditioned)
-    copies = {name: tensor.clone() for name, tensor in cotangents.items()}
-    inputs, constants = ({name: given[name] for name in names} for names in (case.inputs, case.constants))
+    cotangents = random_cotangents(case, values)
+    copies = values | {name: tensor.clone() for name, tensor in cotangents.items()}
+    plain = evaluate(case.define, case, values, cotangents)
+    exact = evaluate(case.define, case, in_double(values), in_double(cotangents))
+    extra = dict.fromkeys(exact, 0.0)
+    if conditioned:
+        extra = {n: 2 * moved for n, moved in effect_of_rounding(case, values, cotangents, exact, dtype).items()}
     with gpu_tiles(script, device) if case.gpu_tiles else contextlib.nullcontext(), GuardedMemory() as memory:
-        results, later, _ = evaluate(
-            lambda *tensors: case.call(script, *tensors), case, inputs, constants, cotangents, backwards
-        )
+        results = evaluate(functools.partial(case.call, script), case, given, cotangents)
     memory.check()
-    check_untouched(given | cotangents, values | copies)
-    check_repeated(results, later)
-    results = split(case, results)
-    extra |= dict.fromkeys(case.rough, math.inf)
-    return {name: judge(name, results[name], plain[name], exact[name], extra[name]) for name in exact}
+    check_untouched(given | cotangents, copies)
+    for name in exact:
+        judge(name, results[name], plain[name], exact[name], math.inf if name in case.rough else extra[name])
 
 
 # ---------------------------------------------------------------- operations: version 1's functions define them
@@ -310,7 +255,7 @@ def normal(*shape, scale=1.0, seed=0):
 
 
 def norm_case(*shape, branch=True, eps=1e-6, scale=1.0, **options):
-    """add_rms_norm of [..., C]; without a branch nothing is added."""
+    """Return a case of add_rms_norm of [..., C]; without a branch nothing is added."""
 
     def define(x, *others):
         x = x + others[0] if branch else x
@@ -319,10 +264,10 @@ def norm_case(*shape, branch=True, eps=1e-6, scale=1.0, **options):
     def call(script, x, *others):
         return script.add_rms_norm(x, others[0] if branch else None, others[-1], eps)
 
-    terms = {"residual": normal(*shape, scale=scale)} | (
-        {"branch": normal(*shape, scale=scale, seed=1)} if branch else {}
-    )
-    return Case(call, define, ("x", "y"), terms | {"w": 1 + normal(shape[-1], seed=2)}, **options)
+    inputs = {"residual": normal(*shape, scale=scale), "w": 1 + normal(shape[-1], seed=2)}
+    if branch:
+        inputs = {"residual": inputs["residual"], "branch": normal(*shape, scale=scale, seed=1), "w": inputs["w"]}
+    return Case(call, define, ("x", "y"), inputs, **options)
 
 
 def check_column_sums(script, device):
@@ -334,28 +279,25 @@ def check_column_sums(script, device):
         raise Wrong(f"column_sum_kernel: relative error {error:.1e}")
 
 
-def rope_case(B, T, H, K, D, turned=None, scale=1.0, **options):
-    """rope of [B, T, H + 2K, D], whose first H + K heads are turned."""
-    heads, turned = H + 2 * K, H + K if turned is None else turned
+def rope_case(B, T, H, K, D, rotated=None, scale=1.0, **options):
+    """Return a case of rope of [B, T, H + 2K, D], whose first H + K heads are rotated."""
+    heads, rotated = H + 2 * K, H + K if rotated is None else rotated
 
     def define(x, cos, sin):
-        return torch.cat([load_version(1).apply_rope(x[:, :, :turned], cos, sin), x[:, :, turned:]], dim=2)
+        return torch.cat([load_version(1).apply_rope(x[:, :, :rotated], cos, sin), x[:, :, rotated:]], dim=2)
 
-    cos, sin = load_version(1).rope_tables(T, D, 10000.0, "cpu")
-    sizes = [turned, heads - turned]
-    return Case(
-        lambda script, x, cos, sin: script.rope(x, cos, sin, turned),
-        define,
-        ("y",),
-        {"x": normal(B, T, heads, D, scale=scale)},
-        {"cos": cos, "sin": sin},
-        parts={"y": (("turned", "copied"), sizes, 2), "dx": (("dturned", "dcopied"), sizes, 2)} if all(sizes) else {},
-        **options,
-    )
+    def call(script, x, cos, sin):
+        return script.rope(x, cos, sin, rotated)
+
+    x, sizes, parts = normal(B, T, heads, D, scale=scale), [rotated, heads - rotated], {}
+    tables = dict(zip(("cos", "sin"), load_version(1).rope_tables(T, D, 10000.0, "cpu"), strict=True))
+    if all(sizes):
+        parts = {"y": (("rotated", "copied"), sizes, 2), "dx": (("drotated", "dcopied"), sizes, 2)}
+    return Case(call, define, ("y",), {"x": x}, tables, parts=parts, **options)
 
 
 def swiglu_case(*shape, width, scale=1.0, **options):
-    """packed_swiglu of [..., 2 x width]."""
+    """Return a case of packed_swiglu of [..., 2 x width]."""
 
     def define(x):
         return load_version(1).swiglu(*x.chunk(2, dim=-1))
@@ -365,63 +307,55 @@ def swiglu_case(*shape, width, scale=1.0, **options):
     return Case(lambda script, x: script.packed_swiglu(x), define, ("y",), inputs, parts=parts, **options)
 
 
-def attention_case(B, T, H, K, D, scale=1.0, value_scale=1.0, **options):
-    """flash_attention of H query heads over K key/value heads, packed as [B, T, H + 2K, D]."""
+def attention_case(B, T, H, K, D, rotated=False, scale=1.0, value_scale=1.0, **options):
+    """Return a case of causal attention of H query and K key/value heads, packed as [B, T, H + 2K, D].
+
+    rotated: rotary_attention, which rotates q and k first. scale: of queries and keys.
+    """
+
+    def define(qkv, *tables):
+        query, key, value = qkv.split([H, K, K], dim=2)
+        if rotated:
+            query, key = (load_version(1).apply_rope(x, *tables) for x in (query, key))
+        return load_version(1).causal_attention(query, key, value)
+
+    def call(script, qkv, *tables):
+        return (script.rotary_attention if rotated else script.flash_attention)(qkv, *tables, H, K)
+
     # The only token of a sequence sees itself alone: dq and dk are zero but for rounding, and have no relative error.
     parts = {"dqkv": (("dq", "dk", "dv"), [H, K, K], 2)} if T > 1 else {}
     qkv = normal(B, T, H + 2 * K, D, scale=scale)
     qkv[:, :, H + K :] *= value_scale / scale
-    return Case(
-        lambda script, qkv: script.flash_attention(qkv, H, K),
-        lambda qkv: load_version(1).causal_attention(*qkv.split([H, K, K], dim=2)),
-        ("o",),
-        {"qkv": qkv},
-        parts=parts,
-        **options,
-    )
-
-
-def rotary_case(B, T, H, K, D, scale=1.0, **options):
-    """rotary_attention, whose q and k are turned before they meet."""
-    case = attention_case(B, T, H, K, D, scale, **options)
-
-    def define(qkv, cos, sin):
-        query, key, value = qkv.split([H, K, K], dim=2)
-        query, key = (load_version(1).apply_rope(x, cos, sin) for x in (query, key))
-        return load_version(1).causal_attention(query, key, value)
-
     tables = dict(zip(("cos", "sin"), load_version(1).rope_tables(T, D, 10000.0, "cpu"), strict=True))
-    return Case(
-        lambda script, qkv, cos, sin: script.rotary_attention(qkv, cos, sin, H, K),
-        define,
-        ("o",),
-        case.inputs,
-        tables,
-        parts=case.parts,
-        **options,
-    )
+    return Case(call, define, ("o",), {"qkv": qkv}, tables if rotated else {}, parts=parts, **options)
 
 
 def loss_case(*shape, V, scale=3.0, offset=0.0, first=0.0, **options):
-    """cross_entropy of logits [..., V], normal ones times `scale` plus `offset`, and `first` on top of the first."""
+    """Return a case of cross_entropy of logits [..., V]: normal · scale + offset, and `first` on top of the first."""
 
     def define(logits, labels):
         logits = load_version(1).at_least_float32(logits)
         return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
+    def call(script, logits, labels):
+        return script.cross_entropy(logits, labels)
+
     labels = torch.randint(0, V, shape, generator=torch.Generator().manual_seed(1))
     logits = normal(*shape, V, scale=scale) + offset
     logits[..., 0] += first
-    return Case(
-        lambda script, logits, labels: script.cross_entropy(logits, labels),
-        define,
-        ("loss",),
-        {"logits": logits},
-        {"labels": labels},
-        **options,
-    )
+    return Case(call, define, ("loss",), {"logits": logits}, {"labels": labels}, **options)
 
 
+ATTENTION_CASES = {
+    "ragged": ((2, 70, 4, 2, 32), {}),
+    "whole tiles": ((1, 64, 2, 2, 16), {}),
+    "one token": ((3, 1, 4, 1, 64), {}),
+    "three tiles": ((1, 130, 1, 1, 16), {}),
+    "eight queries a key": ((1, 37, 8, 1, 16), {}),
+    "tiles of a GPU": ((1, 75, 4, 1, 64), {"gpu_tiles": True}),
+    "large heads": ((1, 70, 2, 1, 128), {}),
+    "sharp": ((1, 40, 2, 1, 32), {"scale": 3.0}),
+}
 # Operation -> name -> arguments of its case. Each has a size for every axis that no tile divides, one with more work
 # than programs, a single token or row, and more than one sequence.
 CASES = {
@@ -449,8 +383,8 @@ CASES = {
             "more heads than a tile": ((1, 5, 40, 3, 64), {"gpu_tiles": True}),
             "one token": ((2, 1, 2, 1, 16), {}),
             "odd number of pairs": ((2, 9, 8, 1, 6), {}),
-            "all heads": ((1, 5, 4, 2, 16), {"turned": 8}),
-            "no head": ((1, 5, 4, 2, 16), {"turned": 0}),
+            "all heads": ((1, 5, 4, 2, 16), {"rotated": 8}),
+            "no head": ((1, 5, 4, 2, 16), {"rotated": 0}),
         },
     ),
     "packed_swiglu": (
@@ -463,30 +397,8 @@ CASES = {
             "large values": ((3, 11), {"width": 16, "scale": 20.0}),
         },
     ),
-    "flash_attention": (
-        attention_case,
-        {
-            "ragged": ((2, 70, 4, 2, 32), {}),
-            "whole tiles": ((1, 64, 2, 2, 16), {}),
-            "one token": ((3, 1, 4, 1, 64), {}),
-            "three tiles": ((1, 130, 1, 1, 16), {}),
-            "eight queries a key": ((1, 37, 8, 1, 16), {}),
-            "tiles of a GPU": ((1, 75, 4, 1, 64), {"gpu_tiles": True}),
-            "large heads": ((1, 70, 2, 1, 128), {}),
-            "sharp": ((1, 40, 2, 1, 32), {"scale": 3.0}),
-        },
-    ),
-    "rotary_attention": (
-        rotary_case,
-        {
-            "ragged": ((2, 70, 4, 2, 32), {}),
-            "whole tiles": ((1, 64, 2, 2, 16), {}),
-            "one token": ((3, 1, 4, 1, 64), {}),
-            "three tiles": ((1, 130, 1, 1, 16), {}),
-            "tiles of a GPU": ((1, 75, 4, 1, 64), {"gpu_tiles": True}),
-            "large heads": ((1, 70, 2, 1, 128), {}),
-        },
-    ),
+    "flash_attention": (attention_case, ATTENTION_CASES),
+    "rotary_attention": (functools.partial(attention_case, rotated=True), ATTENTION_CASES),
     "cross_entropy": (
         loss_case,
         {
@@ -511,33 +423,34 @@ def case_of(operation, name):
 
 # ---------------------------------------------------------------- AdamW: torch.optim.AdamW defines it
 
-ADAMW_SHAPES = [(5,), (33, 7), (1024,), (1,), (3, 1100)]
+ADAMW_SHAPES = [(5,), (33, 7), (1024,), (1,), (3, 1100), (32, 33)]  # the last takes wide loads
 
 
-def adamw_parameters(device, shapes=ADAMW_SHAPES):
+def adamw_parameters(device):
     """Return float32 weights and the parameters that hold them, which lie between bands of NaN."""
-    masters = [placed(normal(*shape, seed=i).to(device)) for i, shape in enumerate(shapes)]
+    masters = [placed(normal(*shape, seed=i).to(device)) for i, shape in enumerate(ADAMW_SHAPES)]
     return masters, [torch.nn.Parameter(master) for master in masters]
 
 
-def adamw_gradients(step, dtype, device, shapes=ADAMW_SHAPES):
+def adamw_gradients(step, dtype, device):
     """Return gradients: those of matrices in the dtype, others in float32."""
-    seeds = range(100 * step + 100, 100 * step + 100 + len(shapes))
-    dtypes = [dtype if len(shape) == 2 else torch.float32 for shape in shapes]
-    drawn = [normal(*shape, scale=0.3, seed=seed) for shape, seed in zip(shapes, seeds, strict=True)]
-    return [placed(gradient.to(device, kind)) for gradient, kind in zip(drawn, dtypes, strict=True)]
+    drawn = [normal(*shape, scale=0.3, seed=100 * (step + 1) + i) for i, shape in enumerate(ADAMW_SHAPES)]
+    return [placed(gradient.to(device, dtype if gradient.ndim == 2 else torch.float32)) for gradient in drawn]
 
 
 def adamw_reference(kind, dtype, steps, device, **options):
-    """(weight, first moment, second moment) of each parameter after steps of torch.optim.AdamW in the dtype `kind`."""
-    masters, _ = adamw_parameters(device)
-    parameters = [torch.nn.Parameter(master.to(kind, copy=True)) for master in masters]
+    """Return (weight, first, second moment) per parameter after steps of torch.optim.AdamW in the dtype `kind`."""
+    parameters = [torch.nn.Parameter(master.to(kind, copy=True)) for master in adamw_parameters(device)[0]]
     optimizer = torch.optim.AdamW(parameters, foreach=False, **options)
     for step in steps:
-        for parameter, gradient in zip(parameters, adamw_gradients(step, dtype, device), strict=True):
-            parameter.grad = gradient.to(kind)
+        set_gradients(parameters, [gradient.to(kind) for gradient in adamw_gradients(step, dtype, device)])
         optimizer.step()
     return [(p.detach(), *(optimizer.state[p][name] for name in ("exp_avg", "exp_avg_sq"))) for p in parameters]
+
+
+def set_gradients(parameters, gradients):
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
 
 
 def exact_weights(script, optimizer, parameters):
@@ -555,7 +468,7 @@ def rounded(weight, dtype):
 
 
 def judge_adamw(script, optimizer, parameters, dtype, steps, device, **options):
-    """Weights, what they changed by, and moments, by the measured tolerance; 16-bit copies are the rounded weights."""
+    """Judge weights, their changes and moments by the measured tolerance; 16-bit copies must be the rounded weights."""
     start, _ = adamw_parameters(device)
     plain, exact = (adamw_reference(kind, dtype, steps, device, **options) for kind in (torch.float32, torch.float64))
     for i, (weight, parameter) in enumerate(zip(exact_weights(script, optimizer, parameters), parameters, strict=True)):
@@ -571,55 +484,51 @@ def judge_adamw(script, optimizer, parameters, dtype, steps, device, **options):
 
 
 def guarded_step(step, parameters, gradients):
+    """Take a step that may write to nothing but parameters and state."""
     copies = [gradient.clone() for gradient in gradients]
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
+    set_gradients(parameters, gradients)
     with GuardedMemory() as memory:
         step()
     memory.check()
     check_untouched(dict(enumerate(gradients)), copies)
 
 
-def check_adamw(script, dtype, device):
-    """Raise Wrong unless FusedAdamW is AdamW, step by step, and writes nowhere else."""
+def check_adamw(script, dtype, device, scaled=False):
+    """Raise Wrong unless FusedAdamW is AdamW, step by step, and writes nowhere else.
+
+    scaled: with a gradient scaler; a step whose gradients overflow changes nothing but the scale.
+    """
     options = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.3}
     masters, parameters = adamw_parameters(device)
     with GuardedMemory() as memory:
         optimizer = script.FusedAdamW(parameters, matrix_dtype=dtype, **options)
-    for step in range(3):
-        guarded_step(optimizer.step, parameters, adamw_gradients(step, dtype, device))
-        judge_adamw(script, optimizer, parameters, dtype, range(step + 1), device, **options)
-    memory.check()
-    for tensor in masters:
-        if not around(tensor).isnan().all():
-            raise Wrong("a store beside a parameter")
+    scaler = torch.amp.GradScaler(device.type, init_scale=64.0, growth_interval=1000, enabled=scaled)
+    scaler.scale(torch.zeros((), device=device))  # a scaler makes its scale when it is first used
 
-
-def check_adamw_with_scaler(script, dtype, device):
-    """Raise Wrong unless scaled gradients train as others do, and a step whose gradients overflow changes nothing."""
-    options = {"lr": 0.05, "weight_decay": 0.1}
-    _, parameters = adamw_parameters(device)
-    optimizer = script.FusedAdamW(parameters, matrix_dtype=dtype, **options)
-    scaler = torch.amp.GradScaler(device.type, init_scale=64.0, growth_interval=1000)
-
-    def scaled_step(gradients):
-        scaler.scale(torch.zeros((), device=device))  # a scaler makes its scale when it is first used
-        scaled = [placed(gradient * scaler.get_scale()) for gradient in gradients]
-        guarded_step(lambda: scaler.step(optimizer), parameters, scaled)
+    def step(gradients):
+        scaled_up = [placed(gradient * scaler.get_scale()) for gradient in gradients]
+        guarded_step(lambda: scaler.step(optimizer), parameters, scaled_up)
         scaler.update()
 
     def state():
         moments = [optimizer.state[p][name] for p in parameters for name in ("step", "exp_avg", "exp_avg_sq")]
-        tensors = (*exact_weights(script, optimizer, parameters), *parameters, *moments)
-        return dict(enumerate(tensor.detach() for tensor in tensors))
+        return dict(
+            enumerate(t.detach() for t in (*exact_weights(script, optimizer, parameters), *parameters, *moments))
+        )
 
-    scaled_step(adamw_gradients(0, dtype, device))
-    before = [tensor.clone() for tensor in state().values()]
-    overflowed = adamw_gradients(7, dtype, device)
-    overflowed[-1][2, 1050] = math.inf
-    scaled_step(overflowed)
-    check_untouched(state(), before)
-    if scaler.get_scale() != 32.0:
-        raise Wrong("the scaler did not see the overflow")
-    scaled_step(adamw_gradients(1, dtype, device))
-    judge_adamw(script, optimizer, parameters, dtype, (0, 1), device, **options)
+    for number in range(3):
+        step(adamw_gradients(number, dtype, device))
+        judge_adamw(script, optimizer, parameters, dtype, range(number + 1), device, **options)
+        if scaled and number == 0:
+            before = [tensor.clone() for tensor in state().values()]
+            overflowed = adamw_gradients(7, dtype, device)
+            overflowed[4][2, 1050] = math.inf
+            step(overflowed)
+            check_untouched(state(), before)
+            if scaler.get_scale() != 32.0:
+                raise Wrong("the scaler did not see the overflow")
+    memory.check()
+    for tensor in masters:
+        whole = tensor.as_strided((tensor.numel() + 2 * BAND,), (1,), 0)
+        if not torch.cat([whole[:BAND], whole[BAND + tensor.numel() :]]).isnan().all():
+            raise Wrong("a store beside a parameter")

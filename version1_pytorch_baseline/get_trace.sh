@@ -10,4 +10,4 @@
 #
 # Writes traces/trace_<timestamp>/ with a trace to open in https://ui.perfetto.dev; prints the top 10 kernels.
 # https://rocm.docs.amd.com/projects/rocprofiler-sdk/en/latest/how-to/using-rocprofv3.html
-exec bash "$(dirname "${BASH_SOURCE[0]}")/../scripts/common/wrappers/trace.sh" "${BASH_SOURCE[0]}" "$@"
+exec bash "$(dirname "${BASH_SOURCE[0]}")/../scripts/common/wrappers/wrapper.sh" "${BASH_SOURCE[0]}" "$@"

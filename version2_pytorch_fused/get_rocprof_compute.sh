@@ -10,4 +10,4 @@
 #
 # Writes rocprof_compute/profile_<timestamp>/ with the profile, counters and limits.csv; prints the top 5 kernels and
 # the command to read on. https://rocm.docs.amd.com/projects/rocprofiler-compute/en/latest/
-exec bash "$(dirname "${BASH_SOURCE[0]}")/../scripts/common/wrappers/rocprof_compute.sh" "${BASH_SOURCE[0]}" "$@"
+exec bash "$(dirname "${BASH_SOURCE[0]}")/../scripts/common/wrappers/wrapper.sh" "${BASH_SOURCE[0]}" "$@"

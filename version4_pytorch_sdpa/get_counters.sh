@@ -10,4 +10,4 @@
 #
 # Writes counters/counter_<timestamp>/ with launches.csv and counters.csv; prints the top 15 kernels.
 # https://rocm.docs.amd.com/en/latest/conceptual/gpu-arch/mi300-mi200-performance-counters.html
-exec bash "$(dirname "${BASH_SOURCE[0]}")/../scripts/common/wrappers/counters.sh" "${BASH_SOURCE[0]}" "$@"
+exec bash "$(dirname "${BASH_SOURCE[0]}")/../scripts/common/wrappers/wrapper.sh" "${BASH_SOURCE[0]}" "$@"

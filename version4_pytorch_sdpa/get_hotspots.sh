@@ -9,4 +9,4 @@
 #
 # Writes hotspots/hotspot_<timestamp>/ with the profiler's files, hotspots.csv and hotspots.json; prints the top 15.
 # https://rocm.docs.amd.com/projects/rocprofiler-sdk/en/latest/how-to/using-rocprofv3.html
-exec bash "$(dirname "${BASH_SOURCE[0]}")/../scripts/common/wrappers/hotspots.sh" "${BASH_SOURCE[0]}" "$@"
+exec bash "$(dirname "${BASH_SOURCE[0]}")/../scripts/common/wrappers/wrapper.sh" "${BASH_SOURCE[0]}" "$@"

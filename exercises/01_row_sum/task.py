@@ -18,9 +18,7 @@ TASK = Task(
         "columns not masked": Mistake("(row[:, None] < rows) & (column[None, :] < C)", "row[:, None] < rows", "sum"),
         "rows not masked in the store": Mistake(", mask=row < rows)", ")", "sum", "stray"),
         "outside reads as one": Mistake("other=0.0", "other=1.0", "sum"),
-        "every program does the first rows": Mistake(
-            "tl.program_id(0) * ROWS + tl.arange", "tl.arange", "sum", "unwritten"
-        ),
+        "every program does the first rows": Mistake("program_id(0) * ROWS + tl.arange", "arange", "sum", "unwritten"),
         "stride of the tile": Mistake("row[:, None] * C", "row[:, None] * BLOCK", "sum"),
         "first column forgotten": Mistake("tl.sum(x, 1)", "tl.sum(tl.where(column == 0, 0.0, x), 1)", "sum"),
     },

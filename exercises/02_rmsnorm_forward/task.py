@@ -38,17 +38,11 @@ TASK = Task(
         "mean over the tile": Mistake("tl.sum(x * x, 1) / C", "tl.sum(x * x, 1) / BLOCK", "rstd"),
         "epsilon forgotten": Mistake("/ C + eps", "/ C", "rstd"),
         "weight forgotten": Mistake(" * w[None, :]).to", ").to", "y"),
-        "variance instead of the mean square": Mistake(
-            "tl.sum(x * x, 1) / C", "tl.sum(x * x, 1) / C - tl.sum(x, 1) * tl.sum(x, 1) / C / C", "rstd"
-        ),
+        "variance instead of the mean square": Mistake(") / C", ") / C - tl.sum(x, 1) * tl.sum(x, 1) / C / C", "rstd"),
         "rstd not stored": Mistake("tl.store(rstd_ptr + row, rstd, mask=row < rows)", "pass", "rstd", "unwritten"),
         "y over x": Mistake("tl.store(y_ptr + offsets", "tl.store(x_ptr + offsets", "y", "unwritten"),
-        "y over the residual": Mistake(
-            "tl.store(x_ptr + offsets", "tl.store(residual_ptr + offsets", "residual", "changed"
-        ),
+        "y over the residual": Mistake("store(x_ptr + offsets", "store(residual_ptr + offsets", "residual", "changed"),
         "normalized in 16 bits": Mistake("x = x.to(tl.float32)\n", "x = x.to(tl.float16).to(tl.float32)\n", "rstd"),
-        "product rounded to 16 bits": Mistake(
-            "rstd[:, None] * w[None, :]).to", "rstd[:, None] * w[None, :]).to(tl.float16).to", "y", says="16 bits"
-        ),
+        "product rounded to 16 bits": Mistake(" w[None, :]).to", " w[None, :]).to(tl.float16).to", "y", says="16 bits"),
     },
 )

@@ -25,16 +25,10 @@ TASK = Task(
         "gate and up exchanged": Mistake(
             "gate * tl.sigmoid(gate) * up", "up * tl.sigmoid(up) * gate", "y", says="exchanged"
         ),
-        "sigmoid instead of silu": Mistake(
-            "gate * tl.sigmoid(gate) * up", "tl.sigmoid(gate) * up", "y", says="factor gate is missing"
-        ),
-        "gate and up interleaved": Mistake(
-            "x_ptr + row * 2 * F + F + column", "x_ptr + row * 2 * F + 2 * column + 1", "y"
-        ),
+        "sigmoid instead of silu": Mistake("gate * tl.sigmoid(", "tl.sigmoid(", "y", says="factor gate is missing"),
+        "gate and up interleaved": Mistake(" + row * 2 * F + F + column", " + row * 2 * F + 2 * column + 1", "y"),
         "rows of one width": Mistake("row * 2 * F", "row * F", "y", count=2),
-        "row runs into the next": Mistake(
-            "(row < rows) & (column < F)", "(row < rows) & (column < 2 * F)", "y", "stray"
-        ),
+        "row runs into the next": Mistake("row < rows) & (column < F)", "row < rows) & (column < 2 * F)", "y", "stray"),
         "columns not masked": Mistake("(row < rows) & (column < F)", "row < rows", "y", "stray"),
         "first columns alone": Mistake("tl.program_id(1) * BLOCK + ", "", "y", "unwritten"),
     },

@@ -50,9 +50,7 @@ TASK = Task(
     views=views,
     speed=Speed({"rows": 16384, "F": 4096}, {"ROWS": 1, "BLOCK": 2048}, "SwiGLU backward"),
     mistakes={
-        "dgate without the sigmoid's slope": Mistake(
-            "dy * up * sigmoid * (1 + gate * (1 - sigmoid))", "dy * up * sigmoid", "dgate", says="is missing"
-        ),
+        "dgate without the sigmoid's slope": Mistake(" * (1 + gate * (1 - sigmoid))", "", "dgate", says="is missing"),
         "wrong sign in the slope": Mistake("(1 + gate * (1 - sigmoid))", "(1 - gate * (1 - sigmoid))", "dgate"),
         "dgate without up": Mistake("dy * up * sigmoid", "dy * sigmoid", "dgate"),
         "dup with the sigmoid alone": Mistake("(dy * gate * sigmoid).to(", "(dy * sigmoid).to(", "dup"),
@@ -65,8 +63,6 @@ TASK = Task(
             "dgate",
             says="exchanged",
         ),
-        "second half forgotten": Mistake(
-            "dx_ptr + row * 2 * F + F + column", "dx_ptr + row * 2 * F + column", "dup", "unwritten"
-        ),
+        "second half forgotten": Mistake("dx_ptr + row * 2 * F + F + ", "dx_ptr + row * 2 * F + ", "dup", "unwritten"),
     },
 )

@@ -63,8 +63,6 @@ TASK = Task(
         "position of the row": Mistake("row // heads % T", "row % T", "y"),
         "rows not masked": Mistake("(row < rows) & (pair < HALF)", "pair < HALF", "y", "stray"),
         "pairs not masked": Mistake("(row < rows) & (pair < HALF)", "row < rows", "y", "stray"),
-        "stored over the input": Mistake(
-            "tl.store(y_ptr + offsets + HALF", "tl.store(x_ptr + offsets + HALF", "x", "changed"
-        ),
+        "stored over the input": Mistake("(y_ptr + offsets + HALF", "(x_ptr + offsets + HALF", "x", "changed"),
     },
 )

@@ -49,9 +49,7 @@ TASK = Task(
         "dresidual without the part along x": Mistake(
             "rstd * (g - x * (rstd * rstd * tl.sum(g * x, 1)[:, None] / C))", "rstd * g", "dresidual"
         ),
-        "mean over the tile": Mistake(
-            "tl.sum(g * x, 1)[:, None] / C", "tl.sum(g * x, 1)[:, None] / BLOCK", "dresidual"
-        ),
+        "mean over the tile": Mistake(".sum(g * x, 1)[:, None] / C", ".sum(g * x, 1)[:, None] / BLOCK", "dresidual"),
         "weight forgotten": Mistake("g = dy * w[None, :]", "g = dy", "dresidual"),
         "rstd once": Mistake("rstd * rstd * tl.sum", "rstd * tl.sum", "dresidual"),
         "last rows only": Mistake("dw += dy * x * rstd", "dw = dy * x * rstd", "dw"),

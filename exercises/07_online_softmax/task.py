@@ -31,9 +31,7 @@ TASK = Task(
     owner=lambda module, name, index, inputs: (index[0],),
     mistakes={
         "sum not rescaled": Mistake("l * tl.exp(m - m_new) + ", "l + ", "y"),
-        "maximum of the last tile": Mistake(
-            "m_new = tl.maximum(m, tl.max(x, 0))", "m_new = tl.max(x, 0, keep_dims=True)", "y"
-        ),
+        "maximum of the last tile": Mistake(" = tl.maximum(m, tl.max(x, 0))", " = tl.max(x, 0, keep_dims=True)", "y"),
         "nothing subtracted": Mistake("m_new = tl.maximum(m, tl.max(x, 0))", "m_new = m * 0.0", "y"),
         "last tile only": Mistake("l * tl.exp(m - m_new) + ", "l * 0.0 + ", "y"),
         "maximum not kept": Mistake("        m = m_new\n", "", "y"),

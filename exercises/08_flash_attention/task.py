@@ -41,12 +41,8 @@ TASK = Task(
     mistakes={
         "output not rescaled": Mistake("v, o * alpha[:, None],", "v, o,", "o"),
         "sum not rescaled": Mistake("l * alpha + ", "l + ", "o"),
-        "scale to the wrong base": Mistake(
-            "math.log2(math.e) / math.sqrt(D)", "1 / math.sqrt(D)", "o", says="log2(e) is missing"
-        ),
-        "scores not scaled": Mistake(
-            "math.log2(math.e) / math.sqrt(D)", "math.log2(math.e)", "o", says="1 / sqrt(D) is missing"
-        ),
+        "scale to the wrong base": Mistake("math.log2(math.e) / math.", "1 / math.", "o", says="log2(e) is missing"),
+        "scores not scaled": Mistake("log2(math.e) / math.sqrt(D)", "log2(math.e)", "o", says="1 / sqrt(D) is missing"),
         "exp for exp2": Mistake("tl.exp2(", "tl.exp(", "o", count=2, says="base e"),
         "not divided by the sum": Mistake("o / l[:, None]", "o", "o", says="not divided"),
         "maximum of the last tile": Mistake("tl.maximum(m, tl.max(S, 1))", "tl.max(S, 1)", "o"),

@@ -44,9 +44,7 @@ TASK = Task(
         "delta left out": Mistake("input_precision=PRECISION) - delta[:, None])", "input_precision=PRECISION))", "dq"),
         "delta from do alone": Mistake("do.to(tl.float32) * o.to(tl.float32)", "do.to(tl.float32)", "delta"),
         "delta not stored": Mistake("delta, mask=query < T", "delta, mask=query < 0", "delta", "unwritten"),
-        "scale to the wrong base": Mistake(
-            "dq * (scale * 0.6931471805599453)", "dq * scale", "dq", says="log2(e) times"
-        ),
+        "scale to the wrong base": Mistake(" * (scale * 0.6931471805599453)", " * scale", "dq", says="log2(e) times"),
         "scale forgotten": Mistake("dq * (scale * 0.6931471805599453)", "dq", "dq"),
         "no mask on the diagonal": Mistake("if DIAGONAL:", "if False:", "dq"),
         "not multiplied by P": Mistake("dS = P * (", "dS = (", "dq"),

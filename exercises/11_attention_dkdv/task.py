@@ -42,11 +42,7 @@ TASK = Task(
         "mask the wrong way": Mistake("[:, None] <= query[None, :]", "[:, None] >= query[None, :]", "dv"),
         "later queries forgotten": Mistake("T if BELOW else", "0 if BELOW else", "dv"),
         "delta left out": Mistake("input_precision=PRECISION) - delta[None, :])", "input_precision=PRECISION))", "dk"),
-        "dv from dS": Mistake(
-            "dv = tl.dot(P.to(do.dtype)",
-            "dv = tl.dot((P * P).to(do.dtype)",
-            "dv",
-        ),
+        "dv from dS": Mistake("dv = tl.dot(P.to(do.dtype)", "dv = tl.dot((P * P).to(do.dtype)", "dv"),
         "dk to the wrong base": Mistake("dk * (scale * 0.6931471805599453)", "dk * scale", "dk", says="log2(e) times"),
         "dv scaled too": Mistake("K * D, dv, first", "K * D, dv * scale, first", "dv"),
         "dk and dv exchanged": Mistake("k_offset + K * D, dv", "k_offset, dv", "dv", "unwritten"),

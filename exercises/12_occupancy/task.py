@@ -75,7 +75,6 @@ TASK = Task(
     inputs=inputs,
     define=define,
     names={"waves": "kernel"},
-    owner=lambda module, name, index, inputs: (),
     wide=("registers", "shared", "warps"),
     dtypes=(torch.float32,),
     kernel=False,

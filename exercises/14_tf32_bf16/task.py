@@ -49,12 +49,8 @@ TASK = Task(
         "always thirteen bits": Mistake("((bits >> DROP) << DROP)", "((bits >> 13) << 13)", "high"),
         "one without rounding": Mistake("one = tl.dot(a_high, b_high, one", "one = tl.dot(a, b, one", "one"),
         "two matmuls": Mistake('        three = tl.dot(a_low, b_high, three, input_precision="ieee")\n', "", "three"),
-        "low times low instead of high times high": Mistake(
-            "three = tl.dot(a_high, b_high, three", "three = tl.dot(a_low, b_low, three", "three"
-        ),
-        "last tile only": Mistake(
-            "three = tl.dot(a_low, b_high, three", "three = tl.dot(a_low, b_high, three * 0", "three"
-        ),
+        "low times low instead of high times high": Mistake("(a_high, b_high, three", "(a_low, b_low, three", "three"),
+        "last tile only": Mistake(" = tl.dot(a_low, b_high, three", " = tl.dot(a_low, b_high, three * 0", "three"),
         "low part not what was dropped": Mistake("rounded(a - a_high, DROP)", "rounded(a_high - a, DROP)", "three"),
     },
 )

@@ -44,7 +44,6 @@ TASK = Task(
     inputs=inputs,
     define=define,
     names={"losses": "step", "final": "row column"},
-    owner=lambda module, name, index, inputs: (),
     wide=("x", "target", "weight", "lrs"),
     dtypes=(torch.float32,),
     kernel=False,
@@ -71,9 +70,7 @@ TASK = Task(
             "loss = training_step(w, momentum, batch, batch_target, 0.2)",
             "final",
         ),
-        "trained on the given weight": Mistake(
-            "weight.clone().requires_grad_()", "weight.requires_grad_()", "weight", "changed"
-        ),
+        "trained on the given weight": Mistake(".clone().requires_grad_()", ".requires_grad_()", "weight", "changed"),
         "loss read before the replay": Mistake(
             "        graph.replay()\n        losses[i] = loss\n",
             "        losses[i] = loss\n        graph.replay()\n",

@@ -46,12 +46,9 @@ TASK = Task(
         "dx": "row column",
     },
     labels={"found": ("None", "all zeros", "zeros but one", "all nonzero", "one NaN", "one infinity")},
-    owner=lambda module, name, index, inputs: (),
     mistakes={
         "the phantom": Mistake("    apply = SwiGLUFunction.apply\n", "", "dgate_up", "unwritten"),
-        "a detour around the gradient": Mistake(
-            "        return swiglu_backward(dy.contiguous(), x)", "        return None", "dgate_up", "unwritten"
-        ),
+        "a detour around the gradient": Mistake("swiglu_backward(dy.contiguous(), x)", "None", "dgate_up", "unwritten"),
         "gradient of the forward": Mistake(
             "return swiglu_backward(dy.contiguous(), x)", "return torch.cat([swiglu_forward(x)] * 2, 1)", "dgate_up"
         ),

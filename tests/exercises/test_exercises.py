@@ -41,13 +41,6 @@ def test_solutions_pass_on_a_gpu(number):
     assert verdict["passed"], verdict["sentence"]
 
 
-def test_kernels_of_version_3_are_compared():
-    """Most exercises end at a kernel of the script, under its name: verify compares something."""
-    shared = {name for folder in EXERCISES.values() for name in verify.kernels(check.solution_of(folder))}
-    names = "rmsnorm_forward rmsnorm_backward column_sum swiglu_forward swiglu_backward rope attention_forward".split()
-    assert {f"{name}_kernel" for name in names} | {"load_tile", "store_tile"} <= shared & set(VERSION3)
-
-
 def test_primer_shows_its_program():
     """The page's kernel, without its numbers and docstring, is that of primer.py, which prints what the page says."""
     page, program = ((REPOSITORY / "exercises" / name).read_text() for name in ("PRIMER.md", "primer.py"))
@@ -99,11 +92,8 @@ def test_way_through_an_exercise(workshop):
     status, output = call(workshop, "01")
     assert status == 0 and "passed" in output
     exercise.write_text(exercise.read_text().replace("other=0.0", "other=0"))
-    lines = call(workshop, "solution", "01")[1].splitlines()
-    assert [line.strip()[-26:] for line in lines if re.match("[-+] ", line)] == [
-        "mask, other=0).to(tl.float32)"[-26:],
-        "mask, other=0.0).to(tl.float32)"[-26:],
-    ]
+    lines = [line for line in call(workshop, "solution", "01")[1].splitlines() if re.match("[-+] ", line)]
+    assert [line[0] + re.search(r"other=[\d.]+", line)[0] for line in lines] == ["-other=0", "+other=0.0"]
     lines = call(workshop)[1].splitlines()
     assert lines[0].endswith("passed") and not lines[1].endswith("passed")
 
@@ -162,13 +152,6 @@ def test_verdicts(tmp_path, body, kind, said):
     assert not verdict["passed"] and verdict["kind"] == kind and said in verdict["sentence"], verdict["sentence"]
 
 
-def test_labelled_results_are_named_one_by_one():
-    task = dataclasses.replace(grading.load_task(EXERCISES["16"]), labels={"found": ("None", "zeros", "one NaN")})
-    got, exact = torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0.0, 0.0, 1.0])
-    sentence = judge.Judge(task, None, {}, None).describe_labels("found", got, exact)
-    assert sentence == "found: zeros gives True, should be False; one NaN gives False, should be True"
-
-
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -205,16 +188,19 @@ def test_interpreter_is_chosen_before_triton_is_imported(monkeypatch):
     ],
 )
 def test_faults_of_an_exercise_are_found(tmp_path, name, old, new, said):
-    folder = tmp_path / EXERCISES["03"].name
-    shutil.copytree(EXERCISES["03"], folder, ignore=shutil.ignore_patterns("__pycache__"))
+    folder = copy_of("03", tmp_path)
     assert list(verify.find_faults(folder, VERSION3)) == []
     (folder / name).write_text((folder / name).read_text().replace(old, new))
     assert any(said in fault for fault in verify.find_faults(folder, VERSION3))
 
 
+def copy_of(number, place):
+    ignored = shutil.ignore_patterns("__pycache__")
+    return shutil.copytree(EXERCISES[number], place / EXERCISES[number].name, ignore=ignored)
+
+
 def test_stale_kernels_are_copied_again(tmp_path):
-    folder = tmp_path / EXERCISES["09"].name
-    shutil.copytree(EXERCISES["09"], folder, ignore=shutil.ignore_patterns("__pycache__"))
+    folder = copy_of("09", tmp_path)
     changed = VERSION3 | {"load_tile": VERSION3["load_tile"].replace("other=0.0", "other=0")}
     assert "load_tile of solution.py differs" in next(verify.find_faults(folder, changed))
     verify.copy_kernels(folder, changed)
@@ -239,16 +225,20 @@ class FakeTimer:
     """Return the given milliseconds, the answer's first, and call what is timed once, as a real timer does."""
 
     def __init__(self, *milliseconds):
-        self.left = [list(times) for times in milliseconds]
+        self.left = list(milliseconds)
 
     def milliseconds(self, call):
         call()
         return self.left.pop(0)
 
 
-def small_task(floor):
-    small = speed.Speed({"rows": 4, "F": 64}, {"ROWS": 2, "BLOCK": 64}, "SwiGLU forward", floor)
-    return dataclasses.replace(grading.load_task(EXERCISES["03"]), speed=small)
+def small_task(number, floor=0.1, tiles=None):
+    """Return a task whose inputs are small when it is timed."""
+    task = grading.load_task(EXERCISES[number])
+    sizes = next(iter(task.cases.values()))
+    return dataclasses.replace(
+        task, speed=dataclasses.replace(task.speed, sizes=sizes, floor=floor, tiles=tiles or task.speed.tiles)
+    )
 
 
 def solution_module(number):
@@ -256,39 +246,28 @@ def solution_module(number):
 
 
 def test_speed_is_bytes_over_the_median_compared_with_a_copy():
-    moved = 4 * (4 * 128 + 4 * 64)  # x [4, 128] and y [4, 64] in float32
-    timer = FakeTimer([moved / 3e9, moved / 2e9, 9.0], [moved / 4e9] * 3)  # the median moves 2,000 GB/s
-    rates = grading.check_speed(small_task(0.4), solution_module("03"), timer)
-    assert rates == pytest.approx((2000, 4000))
-    sentence = grading.describe_pass(small_task(0.4), rates)
-    assert "2,000 GB/s, 50 % of the copy bandwidth (4,000 GB/s); version 3 on one NVIDIA H" in sentence
-    assert grading.describe_pass(small_task(0.4), None).endswith("; its speed needs a GPU")
-
-
-def test_speed_below_the_floor_fails():
-    with pytest.raises(judge.Wrong, match="right but slow: .* at least 60 % are required") as caught:
-        grading.check_speed(small_task(0.6), solution_module("03"), FakeTimer([2.0], [1.0]))
-    assert caught.value.kind == "slow"
-
-
-def test_speed_is_measured_with_the_task_s_tiles_and_restores_the_answer_s():
-    module, seen = solution_module("03"), []
+    task, module, seen = small_task("03", 0.4, {"ROWS": 2, "BLOCK": 64}), solution_module("03"), []
     run = module.run
     module.run = lambda **tensors: seen.append((module.ROWS, module.BLOCK)) or run(**tensors)
-    grading.check_speed(small_task(0.1), module, FakeTimer([1.0], [1.0]))
-    assert seen == [(2, 64)] and (module.ROWS, module.BLOCK) == (4, 32)
+    moved = sum(tensor.numel() * 4 for tensor in task.inputs(**task.speed.sizes).values()) * 1.5  # x, and y half of it
+    times = [moved / 3e9, moved / 2e9, 9.0], [moved / 4e9] * 3  # the median moves 2,000 GB/s
+    rates = grading.check_speed(task, module, FakeTimer(*times))
+    assert rates == pytest.approx((2000, 4000), rel=0.01)
+    assert seen == [(2, 64)] and (module.ROWS, module.BLOCK) == (4, 32)  # the task's tiles, then the answer's
+    sentence = grading.describe_pass(task, rates)
+    assert "2,000 GB/s, 50 % of the copy bandwidth (4,000 GB/s); version 3 on one NVIDIA H" in sentence
+    assert grading.describe_pass(task, None).endswith("; its speed needs a GPU")
+    with pytest.raises(judge.Wrong, match="right but slow: .* at least 60 % are required") as caught:
+        grading.check_speed(small_task("03", 0.6), module, FakeTimer(*times))
+    assert caught.value.kind == "slow"
 
 
 @pytest.mark.parametrize("number", TIMED)
 def test_timed_exercises_can_be_timed(number):
     """With their own tiles on little data; their real sizes exceed any cache."""
-    task = grading.load_task(EXERCISES[number])
-    sizes = task.speed.sizes
+    sizes = grading.load_task(EXERCISES[number]).speed.sizes
     assert math.prod(size for name, size in sizes.items() if name != "rotated_heads") * 4 >= speed.FLUSH_BYTES
-    small = dataclasses.replace(task.speed, sizes=next(iter(task.cases.values())))
-    rates = grading.check_speed(
-        dataclasses.replace(task, speed=small), solution_module(number), FakeTimer([1.0], [1.0])
-    )
+    rates = grading.check_speed(small_task(number), solution_module(number), FakeTimer([1.0], [1.0]))
     assert rates[0] > 0.5 * rates[1]
 
 
@@ -306,33 +285,9 @@ def test_scoreboard_shows_own_and_recorded_speed(workshop):
 @pytest.mark.parametrize("number", TIMED)
 def test_speed_on_a_gpu(number):
     """The solution reaches its floor, and is not faster than the copy by more than noise."""
-    rates = grading.check_speed(
-        grading.load_task(EXERCISES[number]), solution_module(number), speed.DeviceTimer(grading.DEVICE)
-    )
-    assert rates[0] < 1.15 * rates[1]
-
-
-# ---------------------------------------------------------------- the tape that replaces a graph
-
-
-def test_tape_computes_nothing_while_it_captures_and_the_same_at_every_replay():
-    x, total, tape = torch.tensor([1.0, 2.0]), torch.zeros(2), graphs.Tape()
-
-    def work():
-        total.add_(2 * x)
-        return total.sum()
-
-    with tape.warm_up():
-        work()
-    total.zero_()
-    with tape.capture():
-        result = work()
-    assert total.tolist() == [0, 0]
-    tape.replay()
-    assert total.tolist() == [2, 4] and result.item() == 6
-    x.copy_(torch.tensor([5.0, 0.0]))
-    tape.replay()
-    assert total.tolist() == [12, 4] and result.item() == 16 and tape.replays == 2
+    task = grading.load_task(EXERCISES[number])
+    rate, copy_rate = grading.check_speed(task, solution_module(number), speed.DeviceTimer(grading.DEVICE))
+    assert rate < 1.15 * copy_rate
 
 
 @pytest.mark.gpu

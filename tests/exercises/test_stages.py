@@ -22,6 +22,7 @@ FAULTS = {
     2: r"its kernels touch 1\.\d+ MB of cache lines in a small step, version 3's 0\.\d+ MB",
     3: r"a step of 51 ms, begun with 30 ms of earlier work, is reported as 1 ms",
     4: r"its kernels touch 1\.\d+ MB of cache lines in a small step, version 3's 0\.\d+ MB",
+    5: None,  # the reference
     6: r"13 of 14 tensors get no gradient, among them layers\.0\.",
 }
 
@@ -47,23 +48,13 @@ def repaired(tmp_path):
     return repair
 
 
-def test_files_keep_their_names():
-    assert [name.removesuffix(".py").removeprefix("v3_stage") for name in STAGES.values()] == [
-        "1_broken_loss", "2_slow_performance", "3_fake_timing", "4_slow_kernels", "5_optimized", "6_phantom_speedup",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("stage", FAULTS)
 def test_the_fault_is_found_and_the_repair_accepted(stage, repaired):
-    broken = call(FOLDER / STAGES[stage], "--check")
-    assert broken.returncode == 1 and re.search(FAULTS[stage], broken.stdout), broken.stdout + broken.stderr
-    done = call(repaired(stage), "--check")
+    if FAULTS[stage]:
+        broken = call(FOLDER / STAGES[stage], "--check")
+        assert broken.returncode == 1 and re.search(FAULTS[stage], broken.stdout), broken.stdout + broken.stderr
+    done = call(repaired(stage) if FAULTS[stage] else FOLDER / STAGES[stage], "--check")
     assert done.returncode == 0 and f"stage {stage} has no fault" in done.stdout, done.stdout + done.stderr
-
-
-def test_the_reference_has_no_fault():
-    done = call(FOLDER / STAGES[5], "--check")
-    assert done.returncode == 0 and "stage 5 has no fault" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

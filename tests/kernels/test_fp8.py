@@ -12,6 +12,7 @@ from triton.runtime import interpreter
 
 from common.versions import load_version
 from kernel_cases import normal
+from training import train
 
 V3 = load_version(3)
 ULP = 2**-4
@@ -98,63 +99,37 @@ def test_transposition(shape, device):
     assert ((weighted - exact).abs() <= 1.001 * ULP * (exact.abs() + 2**-6)).all()
 
 
-class PlainFeedForward(torch.nn.Module):
-    def __init__(self, gate_up, down):
-        super().__init__()
-        self.weights = torch.nn.ParameterList([gate_up, down])
-
-    def forward(self, x):
-        return V3.swiglu(*(x @ self.weights[0].t()).chunk(2, dim=-1)) @ self.weights[1].t()
-
-
-def relative(a, b):
-    return ((a.double() - b.double()).norm() / b.double().norm()).item()
-
-
 # Each operand carries an error of about 3 %; two matmuls and SwiGLU lie in a row.
+@pytest.mark.parametrize("part", ["linear", "feed-forward"])
 @pytest.mark.parametrize("tokens", [16, 80])
-def test_layers_against_float32(tokens, device):
+def test_layers_against_float32(tokens, part, device):
     """Outputs and all gradients of a linear layer and of the feed-forward part."""
-    model = torch.nn.ModuleDict({"up": V3.FP8Linear(64, 192, bias=False), "down": V3.FP8Linear(96, 64, bias=False)})
-    model.to(device, torch.bfloat16)
+    model = torch.nn.ModuleList(V3.FP8Linear(k, n, bias=False) for k, n in ((64, 192), (96, 64)))
+    up, down = model.to(device, torch.bfloat16)
     V3.FP8Weights(model).update()
-    plain = PlainFeedForward(*(model[name].weight.detach().float().clone() for name in ("up", "down")))
-    x, dy = (normal(2, tokens // 2, 64, seed=s).to(device, torch.bfloat16) for s in (0, 1))
-    functions = {
-        "linear": (lambda x: model["up"](x), lambda x: x @ plain.weights[0].t(), ["up"], dy.repeat(1, 1, 3)),
-        "feed-forward": (
-            lambda x: V3.FP8FeedForwardFunction.apply(
-                x, model["up"].weight, model["down"].weight, model["up"], model["down"]
-            ),
-            plain,
-            ["up", "down"],
-            dy,
-        ),
-    }
-    for name, (fp8, exact, used, cotangent) in functions.items():
-        ours, theirs = x.clone().requires_grad_(), x.float().requires_grad_()
-        output, wanted = fp8(ours), exact(theirs)
-        grads = torch.autograd.grad(output, [ours, *(model[n].weight for n in used)], cotangent)
-        exact_grads = torch.autograd.grad(wanted, [theirs, *plain.weights[: len(used)]], cotangent.float())
-        errors = [relative(a, b) for a, b in zip([output, *grads], [wanted, *exact_grads], strict=True)]
-        assert max(errors) < 0.12, (name, errors)
+    x = normal(2, tokens // 2, 64).to(device, torch.bfloat16).requires_grad_()
+    leaves = [x, up.weight] if part == "linear" else [x, up.weight, down.weight]
+    exact = [leaf.detach().float().requires_grad_() for leaf in leaves]
+    output, wanted = up(x), exact[0] @ exact[1].t()
+    if part == "feed-forward":
+        output = V3.FP8FeedForwardFunction.apply(x, up.weight, down.weight, up, down)
+        wanted = V3.swiglu(*wanted.chunk(2, dim=-1)) @ exact[2].t()
+    cotangent = normal(*output.shape, seed=1).to(output)
+    grads = [output, *torch.autograd.grad(output, leaves, cotangent)]
+    exact_grads = [wanted, *torch.autograd.grad(wanted, exact, cotangent.float())]
+    for name, ours, theirs in zip(("y", "dx", "dup", "ddown"), grads, exact_grads, strict=False):
+        assert (ours.double() - theirs.double()).norm() < 0.12 * theirs.double().norm(), name
 
 
 SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 40 --batch-size 2 --seq-len 16 --learning-rate 0.01"
 
 
-def train(steps, device, *options):
-    interpreted = [] if device.type == "cuda" else ["--disable-attention-kernel"]
-    config = V3.parse_options([*SIZES.split(), *interpreted, "--warmup-steps", "0", "--no-graph", *options])
-    trainer, data = V3.Trainer(config), V3.SyntheticStream(config)
-    losses = [trainer.run(*V3.batch(data, step, config))["loss"] for step in range(steps)]
-    return losses, V3.parameters_trained(trainer.model), sum(p.numel() for p in trainer.model.parameters())
-
-
 def test_training_stays_near_bfloat16(device):
     """The loss falls as in bfloat16, and every parameter gets a gradient."""
-    (bf16, _, _), (fp8, trained, parameters) = train(30, device, "--use-amp"), train(30, device, "--use-amp", "--fp8")
-    assert trained == parameters
+    interpreted = "" if device.type == "cuda" else "--disable-attention-kernel"
+    argv = f"{SIZES} --warmup-steps 0 --no-graph --use-amp {interpreted}".split()
+    (bf16, _), (fp8, trainer) = train(3, argv, 30), train(3, [*argv, "--fp8"], 30)
+    assert V3.parameters_trained(trainer.model) == sum(p.numel() for p in trainer.model.parameters())
     assert bf16[-1] < bf16[0] - 0.5 and fp8 != bf16
     assert abs(sum(fp8[-10:]) - sum(bf16[-10:])) < 0.05 * sum(bf16[-10:])
 

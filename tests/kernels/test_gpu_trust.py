@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from common.versions import REPOSITORY, SCRIPTS, load_version
+from kernel_cases import launches
 from maintain import sanitize_kernels
 from training import tensors, train
 
@@ -52,10 +54,8 @@ SEEDS = (0, 1, 2)
 def smoothed_losses(version, folder, *argv):
     """Train from the command line; return the means of the losses of WINDOW steps each."""
     file = folder / f"v{version}{''.join(argv)}.json"
-    command = [sys.executable, str(SCRIPTS[version]), "--preset", "tiny", "--num-steps", str(STEPS), "--graph"]
-    result = subprocess.run(
-        [*command, "--metrics-file", str(file), *argv], capture_output=True, text=True, cwd=folder, check=False
-    )
+    options = ["--preset", "tiny", "--num-steps", str(STEPS), "--graph", "--metrics-file", str(file), *argv]
+    result = subprocess.run([sys.executable, str(SCRIPTS[version]), *options], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-2000:]
     losses = [step["loss"] for step in json.loads(file.read_text())["steps"]]
     assert len(losses) == STEPS
@@ -71,14 +71,13 @@ def baseline(tmp_path_factory):
 
 
 def strays(losses, reference, spread):
-    """Return the windows in which a run strays from the reference: [(window, loss, reference, allowed), ...].
+    """Return the windows in which a run strays from the reference.
 
     Both runs see the same batches and start from the same weights: only rounding differs. It may move a loss by half
     of what another seed does, or by 0.5 % where all seeds agree. A lost gradient or update costs many times that.
     """
     allowed = np.maximum(spread / 2, 0.005 * reference)
-    outside = np.abs(losses - reference) > allowed
-    return [(int(i), losses[i], reference[i], allowed[i]) for i in np.flatnonzero(outside)]
+    return np.flatnonzero(np.abs(losses - reference) > allowed).tolist()
 
 
 @pytest.mark.gpu
@@ -88,19 +87,15 @@ def strays(losses, reference, spread):
 def test_a_thousand_bfloat16_steps_stay_with_float32(version, baseline, tmp_path):
     reference, spread = baseline
     losses = smoothed_losses(version, tmp_path, "--use-amp")
-    print(f"\nlast {WINDOW} steps: {losses[-1]:.4f}, version 1 in float32 {reference[-1]:.4f}")
-    print(f"largest distance {np.abs(losses - reference).max():.4f}, of the seeds {spread.max():.4f}")
     assert reference[-1] < 0.5 * reference[0]
-    assert not strays(losses, reference, spread)
+    assert not strays(losses, reference, spread), f"{losses}, {reference}, {spread}"
 
 
 def test_straying_losses_are_seen():
     reference, spread = np.linspace(6, 1.3, 20), np.full(20, 0.1)
-    assert not strays(reference + 0.04, reference, spread)
-    assert not strays(reference * 1.004, reference, 0 * spread)
-    assert [window for window, *_ in strays(reference + 0.07, reference, spread)] == list(range(20))
-    one_off = np.where(np.arange(20) == 7, reference - 0.1, reference)
-    assert [window for window, *_ in strays(one_off, reference, spread)] == [7]
+    assert not strays(reference + 0.04, reference, spread) and not strays(reference * 1.004, reference, 0 * spread)
+    assert strays(reference + 0.07, reference, spread) == list(range(20))
+    assert strays(np.where(np.arange(20) == 7, reference - 0.1, reference), reference, spread) == [7]
 
 
 # ---------------------------------------------------------------- more than 2^31 elements
@@ -127,81 +122,40 @@ def leaf(*shape):
 def probes(rows, width):
     """Return slices of three rows: the first, those around each 2^31st element, the last."""
     borders = [LIMIT * i // width for i in range(1, rows * width // LIMIT + 1)]
-    return [
-        slice(max(0, min(row, rows - 3)), max(0, min(row, rows - 3)) + 3)
-        for row in (0, *(b - 1 for b in borders), rows)
-    ]
+    starts = [max(0, min(row, rows - 3)) for row in (0, *(border - 1 for border in borders), rows)]
+    return [slice(start, start + 3) for start in starts]
 
 
 def test_probes_lie_around_the_limit():
     assert probes(10, LIMIT // 4) == [slice(0, 3), slice(3, 6), slice(7, 10), slice(7, 10)]
 
 
-def compare_rows(operation, x, dy, slices):
-    """Compare an operation on independent rows and its gradient with the same rows alone, bit by bit."""
+C, T, D = 4096, 128, 128
+INDEPENDENT_ROWS = {  # operation -> its call, and the shape of a row
+    "add_rms_norm": (lambda x: V3.add_rms_norm(x, x, torch.ones(C, device="cuda"), 1e-6)[1], (C,)),
+    "packed_swiglu": (lambda x: V3.packed_swiglu(x), (C,)),
+    "rope": (lambda x: V3.rope(x, *V3.rope_tables(T, D, 10000.0, "cuda"), 12), (T, 16, D)),
+    "flash_attention": (lambda x: V3.flash_attention(x, 4, 2), (T, 8, D)),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", INDEPENDENT_ROWS)
+def test_rows_beyond_the_limit(name, room):
+    """Every row and its gradient are what they are alone, bit by bit."""
+    operation, shape = INDEPENDENT_ROWS[name]
+    count = LIMIT // math.prod(shape) + 5
+    room(14 * count * math.prod(shape) * 2)
+    x = leaf(count, *shape)
     y = operation(x)
+    dy = torch.randn_like(y)
     y.backward(dy)
-    for part in slices:
+    for part in probes(count, math.prod(shape)) + probes(count, y[0].numel()):
         alone = x.detach()[part].clone().requires_grad_()
         y_alone = operation(alone)
         y_alone.backward(dy[part])
         assert y_alone.count_nonzero() > 0.9 * y_alone.numel()
-        assert torch.equal(y[part], y_alone), part
-        assert torch.equal(x.grad[part], alone.grad), part
-
-
-@pytest.mark.gpu
-def test_rmsnorm_beyond_the_limit(room):
-    rows, C = LIMIT // 4096 + 5, 4096
-    room(12 * rows * C * 2)
-    w = torch.randn(C, device="cuda", dtype=torch.bfloat16)
-    branch = leaf(1, C).detach().expand(rows, C)
-    compare_rows(
-        lambda x: V3.add_rms_norm(x, branch[: len(x)], w, 1e-6)[1], leaf(rows, C), leaf(rows, C), probes(rows, C)
-    )
-
-
-@pytest.mark.gpu
-def test_swiglu_beyond_the_limit(room):
-    width = 2048
-    rows = LIMIT // (2 * width) + 5
-    room(14 * rows * width * 2)
-    slices = probes(rows, 2 * width) + probes(rows, width)
-    compare_rows(V3.packed_swiglu, leaf(rows, 2 * width), leaf(rows, width), slices)
-
-
-@pytest.mark.gpu
-def test_rope_beyond_the_limit(room):
-    T, heads, D = 256, 16, 128
-    B = LIMIT // (T * heads * D) + 3
-    room(7 * B * T * heads * D * 2)
-    tables = V3.rope_tables(T, D, 10000.0, "cuda")
-    slices = probes(B, T * heads * D)
-    compare_rows(lambda x: V3.rope(x, *tables, heads - 4), leaf(B, T, heads, D), leaf(B, T, heads, D), slices)
-
-
-@pytest.mark.gpu
-def test_attention_beyond_the_limit(room):
-    T, H, K, D = 128, 4, 2, 128
-    B = LIMIT // (T * (H + 2 * K) * D) + 3
-    room(8 * B * T * (H + 2 * K) * D * 2)
-    slices = probes(B, T * (H + 2 * K) * D)
-    compare_rows(lambda x: V3.flash_attention(x, H, K), leaf(B, T, H + 2 * K, D), leaf(B, T, H, D), slices)
-
-
-@pytest.mark.gpu
-def test_attention_of_tokens_that_lie_far_apart(room):
-    """In a sequence-first tensor two tokens are 2^25 elements apart, and a tile spans more than 2^31."""
-    T, H, K, D = 128, 2, 1, 128
-    B = 2**25 // ((H + 2 * K) * D)
-    room(5 * B * T * (H + 2 * K) * D * 2)
-    qkv = torch.randn(T, B, H + 2 * K, D, device="cuda", dtype=torch.bfloat16).transpose(0, 1)
-    assert qkv.stride(1) == 2**25
-    with torch.no_grad():
-        o = V3.flash_attention(qkv, H, K)
-    for part in (slice(0, 3), slice(B // 2, B // 2 + 3), slice(B - 3, B)):
-        alone = V3.flash_attention(qkv[part].contiguous(), H, K)
-        assert torch.equal(o[part], alone), part
+        assert torch.equal(y[part], y_alone) and torch.equal(x.grad[part], alone.grad), part
 
 
 @pytest.mark.gpu
@@ -252,20 +206,11 @@ def test_every_kernel_belongs_to_one_group_of_the_sanitizer():
 
 
 @pytest.mark.parametrize("group", sanitize_kernels.GROUPS)
-def test_a_group_launches_all_its_kernels(group, device, monkeypatch):
-    launched = set()
-    kernels = {name: getattr(V3, name) for name in kernel_names()}
-    interface = next(iter(kernels.values())).__class__
-    launch = interface.run
-
-    def record(kernel, *args, **kwargs):
-        launched.add(kernel.fn.__name__)
-        return launch(kernel, *args, **kwargs)
-
-    monkeypatch.setattr(interface, "run", record)
-    sanitize_kernels.run_group(group, device)
+def test_a_group_launches_all_its_kernels(group, device):
+    with launches() as launched:
+        sanitize_kernels.run_group(group, device)
     _, parts = sanitize_kernels.GROUPS[group]
-    assert launched >= {name for name in kernels if any(part in name for part in parts)}
+    assert launched >= {name for name in kernel_names() if any(part in name for part in parts)}
 
 
 SANITIZER = """
@@ -311,22 +256,16 @@ def sanitize(tmp_path):
     return run
 
 
+def lines_of(result):
+    return [line.split()[:2] for line in result.stdout.splitlines() if "SUMMARY" in line]
+
+
 def test_sanitize_prints_a_line_for_each_tool_and_group(sanitize):
+    tools = "memcheck", "racecheck", "initcheck"
     result = sanitize()
-    lines = [line.split()[:2] for line in result.stdout.splitlines() if "SUMMARY" in line]
-    assert result.returncode == 0, result.stderr
-    assert lines == [
-        [tool, group] for group in sanitize_kernels.GROUPS for tool in ("memcheck", "racecheck", "initcheck")
-    ]
-    assert result.stdout.endswith("nothing was found\n")
-
-
-def test_sanitize_takes_tools_and_groups(sanitize):
-    result = sanitize("racecheck", "--", "rope", "adamw")
-    assert [line.split()[:2] for line in result.stdout.splitlines()[:-1]] == [
-        ["racecheck", "rope"],
-        ["racecheck", "adamw"],
-    ]
+    assert result.returncode == 0 and result.stdout.endswith("nothing was found\n"), result.stderr
+    assert lines_of(result) == [[tool, group] for group in sanitize_kernels.GROUPS for tool in tools]
+    assert lines_of(sanitize("racecheck", "--", "rope", "adamw")) == [["racecheck", "rope"], ["racecheck", "adamw"]]
 
 
 @pytest.mark.parametrize("found", ["errors", "hazards", "refused", "silence"])
@@ -336,15 +275,11 @@ def test_sanitize_fails_where_something_is_found(sanitize, found):
     assert result.stdout.count("option --tool memcheck") == len(sanitize_kernels.GROUPS)
 
 
-@pytest.mark.parametrize("argv", [["nonsense"], ["--", "nonsense"]])
-def test_sanitize_refuses_what_it_does_not_know(sanitize, argv):
-    result = sanitize(*argv)
-    assert result.returncode == 2 and "nonsense" in result.stderr and result.stderr.count("\n") == 1
-
-
-def test_sanitize_stops_where_the_kernels_do_not_run(sanitize):
-    result = sanitize("--", "broken")
-    assert result.returncode == 1 and "a kernel failed" in result.stdout and "SUMMARY" not in result.stdout
+@pytest.mark.parametrize(("argv", "status"), [("nonsense", 2), ("-- nonsense", 2), ("-- broken", 1)])
+def test_sanitize_refuses_what_it_does_not_know_and_kernels_that_fail(argv, status, sanitize):
+    result = sanitize(*argv.split())
+    assert result.returncode == status and "SUMMARY" not in result.stdout and result.stderr.count("\n") == 1
+    assert argv.split()[-1] in result.stderr or "a kernel failed" in result.stdout
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what the test does without")

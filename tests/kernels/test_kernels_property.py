@@ -21,7 +21,6 @@ from kernel_cases import (
     loss_case,
     norm_case,
     rope_case,
-    rotary_case,
     swiglu_case,
 )
 
@@ -31,7 +30,7 @@ ASKED_FOR = int(os.environ.get("KERNEL_CASES", 0))
 
 
 def cases(bounded):
-    """Settings of so many drawn cases, always the same ones; or of as many new ones as were asked for."""
+    """Return settings of so many drawn cases, always the same ones; or of as many new ones as were asked for."""
     return settings(
         max_examples=ASKED_FOR or bounded,
         derandomize=not ASKED_FOR,
@@ -48,13 +47,13 @@ sizes = st.integers(1, 40)
 
 
 def scales(dtype, largest=4):
-    """From magnitudes that only denormal numbers have to 10 to the power of `largest`."""
+    """Draw magnitudes from those that only denormal numbers have to 10 to the power of `largest`."""
     smallest = -7 if dtype == torch.float16 else -40
     return st.one_of(st.just(1.0), st.integers(smallest, largest).map(lambda power: 10.0**power))
 
 
 def drawn(data, make, *args, **options):
-    """A case whose tensors lie in memory as drawn, checked; a refusal of an unusual layout is an answer too."""
+    """Return a case whose tensors lie in memory as drawn."""
     case = make(*args, **options)
     names = [*case.inputs, *case.constants, "cotangents"]
     layouts = data.draw(st.dictionaries(st.sampled_from(names), st.sampled_from(LAYOUTS), max_size=2), label="layouts")
@@ -62,7 +61,7 @@ def drawn(data, make, *args, **options):
 
 
 def hold(case, dtype, device):
-    """The kernels do what the case defines, or refuse it for its layout."""
+    """Check that the kernels do what the case defines, or refuse it for its layout."""
     try:
         check(V3, case, dtype, device, conditioned=True)
     except ValueError:
@@ -110,12 +109,8 @@ def test_flash_attention(device, data, dtype):
     value_scale = data.draw(scales(dtype), label="scale of values") if T > 1 else 1.0
     # Where one key takes all of a query, dq and dk are sums that cancel, of which only rounding is left.
     rough = ("dqkv", "dq", "dk", "dv") if scale > 1 else ()
-    sizes = (B, T, ratio * K, K, D)
-    if data.draw(st.booleans(), label="turned first"):
-        case = drawn(data, rotary_case, *sizes, scale=scale, rough=rough)
-    else:
-        case = drawn(data, attention_case, *sizes, scale=scale, value_scale=value_scale, rough=rough)
-    hold(case, dtype, device)
+    rotated, magnitudes = data.draw(st.booleans(), label="rotated"), {"scale": scale, "value_scale": value_scale}
+    hold(drawn(data, attention_case, B, T, ratio * K, K, D, rotated, rough=rough, **magnitudes), dtype, device)
 
 
 @cases(30)

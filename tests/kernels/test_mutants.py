@@ -18,7 +18,6 @@ from kernel_cases import (
     case_of,
     check,
     check_adamw,
-    check_adamw_with_scaler,
     check_column_sums,
 )
 
@@ -32,10 +31,7 @@ pytestmark = [
 # operation -> mistake -> text, its replacement, and how often it stands in the script where that is not once
 MUTANTS = {
     "add_rms_norm": {
-        "dx without the part along x": (
-            "dresidual = rstd * (g - x * (rstd * rstd * tl.sum(g * x, 1)[:, None] / C))",
-            "dresidual = rstd * g",
-        ),
+        "dx without the part along x": (" rstd * (g - x * (rstd * rstd * tl.sum(g * x, 1)[:, None] / C))", " rstd * g"),
         "epsilon forgotten": ("tl.rsqrt(tl.sum(x * x, 1) / C + eps)", "tl.rsqrt(tl.sum(x * x, 1) / C)"),
         "mean over the tile": ("tl.rsqrt(tl.sum(x * x, 1) / C + eps)", "tl.rsqrt(tl.sum(x * x, 1) / BLOCK + eps)"),
         "rstd in 16 bits": ("x * rstd[:, None] * w", "x * rstd[:, None].to(tl.float16).to(tl.float32) * w"),
@@ -44,18 +40,12 @@ MUTANTS = {
         "dw of the last rows alone": ("dw += dy * x * rstd", "dw = dy * x * rstd"),
         "programs walk the same rows": ("rows, tl.num_programs(0) * ROWS):", "rows, ROWS):"),
         "gradient of the sum forgotten": ("dresidual += tl.load(dx_ptr", "dresidual += 0 * tl.load(dx_ptr"),
-        "gradient of the branch forgotten": (
-            "return dresidual, dresidual if ctx.add else None,",
-            "return dresidual, torch.zeros_like(dresidual) if ctx.add else None,",
-        ),
+        "gradient of the branch forgotten": ("dresidual if ctx.add ", "torch.zeros_like(dresidual) if ctx.add "),
         "row stored past its end": (
-            "y_ptr.dtype.element_ty), mask=mask)\n\n\n@triton.jit\ndef rmsnorm_backward",
-            "y_ptr.dtype.element_ty), mask=row[:, None] < rows)\n\n\n@triton.jit\ndef rmsnorm_backward",
+            "mask)\n\n\n@triton.jit\ndef rmsnorm_backward",
+            "row[:, None] < rows)\n\n\n@triton.jit\ndef rmsnorm_backward",
         ),
-        "partial sums of dw in 16 bits": (
-            "torch.empty(programs, C, dtype=torch.float32",
-            "torch.empty(programs, C, dtype=torch.float16",
-        ),
+        "partial sums of dw in 16 bits": ("(programs, C, dtype=torch.float32", "(programs, C, dtype=torch.float16"),
         "first partial sums alone": ("for first in range(0, rows, ROWS):", "for first in range(0, ROWS, ROWS):"),
         "gradient written over its input": ("dresidual, sums = torch.empty_like(x),", "dresidual, sums = dy,"),
         "saved sum overwritten": ("dresidual, sums = torch.empty_like(x),", "dresidual, sums = x,"),
@@ -68,113 +58,64 @@ MUTANTS = {
         "wrong sign": ("(x1 * cos - x2 * sin)", "(x1 * cos + x2 * sin)"),
         "neighbours as pairs": ("tl.load(x_ptr + offsets + HALF, mask", "tl.load(x_ptr + offsets + 1, mask"),
         "last rows not launched": ('[(triton.cdiv(rows, tile["ROWS"]), ', '[(max(1, rows // tile["ROWS"]), '),
-        "other heads not copied": (
-            "mask = (row < rows) & (pair < HALF)",
-            "mask = (row < rows) & (pair < HALF) & (row % heads < rotated_heads)",
-        ),
+        "other heads not copied": (" rows) & (pair < HALF)", " rows) & (pair < HALF) & (row % heads < rotated_heads)"),
         "in place": ("y, sizes = torch.empty_like(x), (T,", "y, sizes = x, (T,"),
     },
     "packed_swiglu": {
-        "dgate without the sigmoid's slope": (
-            "dgate = dy * up * sigmoid * (1 + gate * (1 - sigmoid))\n    tl.store",
-            "dgate = dy * up * sigmoid\n    tl.store",
-        ),
+        "dgate without the sigmoid's slope": (" * (1 + gate * (1 - sigmoid))\n    tl.store", "\n    tl.store"),
         "dup with the sigmoid alone": ("(dy * gate * sigmoid).to(dx_ptr", "(dy * sigmoid).to(dx_ptr"),
         "gate and up exchanged": ("(gate * tl.sigmoid(gate) * up).to", "(up * tl.sigmoid(up) * gate).to"),
         "dgate stored in both halves": ("(dy * gate * sigmoid).to(dx_ptr", "dgate.to(dx_ptr"),
         "last rows not launched": ('[(triton.cdiv(rows, tile["ROWS"]), ', '[(max(1, rows // tile["ROWS"]), '),
-        "last columns not launched": (
-            'triton.cdiv(columns, tile["BLOCK"]))](',
-            'max(1, columns // tile["BLOCK"]))](',
-        ),
+        "last columns not launched": ('triton.cdiv(columns, tile["BLOCK"]))](', 'max(1, columns // tile["BLOCK"]))]('),
         "row runs into the next": (
-            "tl.arange(0, BLOCK))[None, :]\n    mask = (row < rows) & (column < F)",
-            "tl.arange(0, BLOCK))[None, :]\n    mask = (row < rows) & (column < 2 * F)",
+            "))[None, :]\n    mask = (row < rows) & (column <",
+            "))[None, :]\n    mask = (row < rows) & (column < 2 *",
             2,
         ),
-        "dx over x": (
-            "dx = torch.empty_like(x)\n        launch_tiles(swiglu_backward",
-            "dx = x\n        launch_tiles(swiglu_backward",
-        ),
+        "dx over x": ("torch.empty_like(x)\n        launch_tiles(", "x\n        launch_tiles("),
     },
     "flash_attention": {
-        "token does not see itself": (
-            "S = tl.where(query[:, None] >= start",
-            "S = tl.where(query[:, None] > start",
-        ),
-        "sees the next token": (
-            "S = tl.where(query[:, None] >= start",
-            "S = tl.where(query[:, None] + 1 >= start",
-        ),
+        "token does not see itself": ("S = tl.where(query[:, None] >= start", "S = tl.where(query[:, None] > start"),
+        "sees the next token": ("S = tl.where(query[:, None] >= start", "S = tl.where(query[:, None] + 1 >= start"),
         "sum of values not rescaled": ("v, o * alpha[:, None],", "v, o,"),
         "sum of weights not rescaled": ("l * alpha + tl.sum(P, 1)", "l + tl.sum(P, 1)"),
-        "sum of weights in 16 bits": (
-            "l * alpha + tl.sum(P, 1)",
-            "l * alpha + tl.sum(P.to(tl.float16).to(tl.float32), 1)",
-        ),
+        "sum of weights in 16 bits": ("* alpha + tl.sum(P, 1)", "* alpha + tl.sum(P.to(tl.float16).to(tl.float32), 1)"),
         "weights in 16 bits": ("tl.dot(P.to(v.dtype), v,", "tl.dot(P.to(tl.float16).to(v.dtype), v,"),
         "scale to the wrong base": ("T, math.log2(math.e) / math.sqrt(D)", "T, 1 / math.sqrt(D)"),
         "logarithms of two bases": ("m * scale + tl.log2(l)", "m * scale + tl.log(l)"),
-        "earlier keys skipped": (
-            "min(first + DIAGONAL * BLOCK_Q, T), BLOCK_K):",
-            "min(first + DIAGONAL * BLOCK_Q, T) - (1 - DIAGONAL) * BLOCK_K, BLOCK_K):",
-            2,
-        ),
+        "earlier keys skipped": ("* BLOCK_Q, T), BLOCK_K):", "* BLOCK_Q, T) - (1 - DIAGONAL) * BLOCK_K, BLOCK_K):", 2),
         "wrong key head": ("(H + h // (H // K)) * D", "(H + h % K) * D", 2),
         "dq not scaled": ("unrotate(dq * (scale * 0.6931471805599453),", "unrotate(dq,"),
         "dk not scaled": ("unrotate(dk * (scale * 0.6931471805599453),", "unrotate(dk,"),
         "delta forgotten in dq": ("input_precision=PRECISION) - delta[:, None])", "input_precision=PRECISION))"),
         "delta forgotten in dk": ("input_precision=PRECISION) - delta[None, :])", "input_precision=PRECISION))"),
         "delta without do": ("delta = tl.sum(do.to(tl.float32) * o.to", "delta = tl.sum(o.to(tl.float32) * o.to"),
-        "dk and dv from one query head": (
-            "for h in range(kv * (H // K), (kv + 1) * (H // K)):",
-            "for h in range(kv * (H // K), kv * (H // K) + 1):",
-        ),
-        "diagonal missed in dq": (
-            "P = tl.where(query[:, None] >= start",
-            "P = tl.where(query[:, None] > start",
-        ),
+        "dk and dv from one query head": ("kv * (H // K), (kv + 1) * (H // K)):", "kv * (H // K), kv * (H // K) + 1):"),
+        "diagonal missed in dq": ("P = tl.where(query[:, None] >= start", "P = tl.where(query[:, None] > start"),
         "diagonal missed in dk": ("key[:, None] <= query[None, :], P", "key[:, None] < query[None, :], P"),
         "later queries skipped in dk": ("T if BELOW else min(first", "T - BLOCK_Q if BELOW else min(first"),
-        "first batch's gradient for all": (
-            "o_offset, lse_offset = (b * T * H + h) * D,",
-            "o_offset, lse_offset = h * D,",
-        ),
+        "first batch's gradient for all": (", lse_offset = (b * T * H + h) * D,", ", lse_offset = h * D,"),
         "another head's statistics": ("(b * T * H + h) * D, (b * H + h) * T", "(b * T * H + h) * D, (b * K + h) * T"),
-        "row past the end stored": (
-            "tile.to(ptr.dtype.element_ty), mask=first + row < T)",
-            "tile.to(ptr.dtype.element_ty), mask=first + row < T + 1)",
-        ),
-        "rows past the end read": (
-            "return tl.load(pointers, mask=first + row < T, other=0.0)",
-            "return tl.load(pointers)",
-        ),
+        "row past the end stored": (".element_ty), mask=first + row < T)", ".element_ty), mask=first + row < T + 1)"),
+        "rows past the end read": (" tl.load(pointers, mask=first + row < T, other=0.0)", " tl.load(pointers)"),
     },
     "rotary_attention": {
         "rotated forwards once more": ("tl.join(x1 * cos + x2 * sin,", "tl.join(x1 * cos - x2 * sin,"),
         "second half rotated forwards": ("x2 * cos - x1 * sin)", "x2 * cos + x1 * sin)"),
         "halves exchanged": ("x1, x2 = tl.split(", "x2, x1 = tl.split("),
         "every tile rotated as the first": ("load_tile(cos_ptr, first, T,", "load_tile(cos_ptr, 0, T,"),
-        "row past the end stored": (
-            "tile.to(ptr.dtype.element_ty), mask=first + row < T)",
-            "tile.to(ptr.dtype.element_ty), mask=first + row < T + 1)",
-        ),
+        "row past the end stored": (".element_ty), mask=first + row < T)", ".element_ty), mask=first + row < T + 1)"),
         "dq not rotated back": (
-            "unrotate(dq * (scale * 0.6931471805599453), cos_ptr,",
-            "unrotate(dq * (scale * 0.6931471805599453), None,",
+            "dq * (scale * 0.6931471805599453), cos_ptr",
+            "dq * (scale * 0.6931471805599453), None",
         ),
         "dk not rotated back": (
-            "unrotate(dk * (scale * 0.6931471805599453), cos_ptr,",
-            "unrotate(dk * (scale * 0.6931471805599453), None,",
+            "dk * (scale * 0.6931471805599453), cos_ptr",
+            "dk * (scale * 0.6931471805599453), None",
         ),
-        "rotated back twice": (
-            "return dqkv, None, None, None, None\n\n\ndef flash_attention",
-            "return rope(dqkv, cos, -sin, sum(ctx.heads)), None, None, None, None\n\n\ndef flash_attention",
-        ),
-        "values rotated too": (
-            "qkv = rope(qkv, cos, sin, H + K)\n        B, T,",
-            "qkv = rope(qkv, cos, sin, H + 2 * K)\n        B, T,",
-        ),
+        "rotated back twice": ("dqkv, None, None, None, ", "rope(dqkv, cos, -sin, sum(ctx.heads)), None, None, None, "),
+        "values rotated too": ("(qkv, cos, sin, H + K)\n        B, T,", "(qkv, cos, sin, H + 2 * K)\n        B, T,"),
         "nothing rotated before": ("qkv = rope(qkv, cos, sin, H + K)\n        B, T,", "qkv = qkv\n        B, T,"),
     },
     "cross_entropy": {
@@ -184,16 +125,10 @@ MUTANTS = {
         "past the vocabulary counts as zero": ('x = tl.where(column < V, x, -float("inf"))', "x = x"),
         "running sum not rescaled": ("l = l * tl.exp(m - m_new) +", "l = l +"),
         "maximum of the last tile alone": ("m_new = tl.maximum(m, tl.max(x, 1))", "m_new = tl.max(x, 1)"),
-        "rounded to the logits' size": (
-            "tl.exp((x - m[:, None]) - log_l[:, None])",
-            "tl.exp(x - (m + log_l)[:, None])",
-        ),
+        "rounded to the logits' size": (".exp((x - m[:, None]) - log_l[:, None])", ".exp(x - (m + log_l)[:, None])"),
         "gradient of the first tile alone": ('triton.cdiv(columns, tile["BLOCK"]))](', "1)]("),
         "last gradients not launched": ('[(triton.cdiv(rows, tile["ROWS"]), ', '[(max(1, rows // tile["ROWS"]), '),
-        "last rows not launched": (
-            'grid = (triton.cdiv(rows, tile["ROWS"]),)',
-            'grid = (max(1, rows // tile["ROWS"]),)',
-        ),
+        "last rows not launched": (' = (triton.cdiv(rows, tile["ROWS"]),)', ' = (max(1, rows // tile["ROWS"]),)'),
     },
     "adamw": {
         "first moment not corrected": ("m / (1 - tl.load(power_ptr)).to(tl.float32)", "m"),
@@ -216,7 +151,7 @@ ALL = [(operation, mistake) for operation, mutants in MUTANTS.items() for mistak
 
 
 def load_source(source, folder):
-    """The module of a source text; Triton reads the text again from the file."""
+    """Load a source text as a module; Triton reads the text again from the file."""
     path = folder / "mutant.py"
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(f"mutant_{abs(hash(source))}", path)
@@ -230,7 +165,7 @@ def check_operation(script, operation, device, dtypes=ALL_DTYPES):
         if operation == "adamw":
             check_adamw(script, dtype, device)
             if dtype != torch.bfloat16:  # PyTorch's scaler does not take it
-                check_adamw_with_scaler(script, dtype, device)
+                check_adamw(script, dtype, device, scaled=True)
         elif dtype in DTYPES:
             if operation == "add_rms_norm":
                 check_column_sums(script, device)

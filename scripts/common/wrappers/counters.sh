@@ -1,21 +1,17 @@
-#!/usr/bin/env bash
-# Body of get_counters.sh: WRAPPER OPTIONS...
-set -euo pipefail
-WRAPPER=$1
-shift
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+# shellcheck shell=bash disable=SC2034 # run.sh and setup.sh read what is set here
+# Body of get_counters.sh.
 
 SETS=() PASSES=() ASKED="" # a pass is a string of counters that one run reads
 
 ask() { # SET: note what was asked for; on NVIDIA nsys takes the times, ncu reads the counters
     ASKED+=" $1"
     [ "$1" = times ] || COUNTERS_WANTED=1
-    [[ $ASKED == *times* ]] || NSIGHT=ncu
-    [ "$1" != times ] || NSIGHT=nsys
+    NSIGHT=ncu
+    [[ $ASKED != *times* ]] || NSIGHT=nsys
 }
 
 own_option() {
-    local names=()
+    local names=() name
     case $1 in
         --pmc) # the words up to the next option are its values
             for name in "${@:2}"; do
@@ -26,27 +22,23 @@ own_option() {
             if [ ${#names[@]} = 0 ]; then SETS+=(waves); else PASSES+=("${names[*]}"); fi
             ask counters
             ;;
-        --set) [ $# -gt 1 ] || fail 2 "--set needs a value" && SETS+=("$2") TAKEN=2 && ask "$2" ;;
-        --kernel) [ $# -gt 1 ] || fail 2 "--kernel needs a value" && KERNEL=$2 TAKEN=2 ;;
+        --set) value_of "$@" && SETS+=("$VALUE") && ask "$VALUE" ;;
+        --kernel) value_of "$@" && KERNEL=$VALUE ;;
         *) return 1 ;;
     esac
 }
 
-expand_sets() { # append the passes of the sets
-    local set vendor name counters before
-    for set in ${SETS[@]+"${SETS[@]}"}; do
-        before=${#PASSES[@]}
-        while read -r vendor name counters; do
-            [ "$vendor $name" != "$PROFILER $set" ] || PASSES+=("$counters")
-        done <"$SCRIPTS/common/wrappers/counter_sets.txt"
-        [[ ${#PASSES[@]} -gt $before || $set =~ ^(times|pc|thread-trace)$ || $PROFILER = pytorch ]] ||
-            fail 2 "--set must be times, waves, memory, matrix, lds, pc or thread-trace, not $set"
-    done
+add_passes() { # SET: append the runs of a set of counters
+    local vendor name counters before=${#PASSES[@]} table=$PROFILER
+    [ "$PROFILER" != pytorch ] || table=rocm # to know the name
+    while read -r vendor name counters; do
+        [ "$vendor $name" != "$table $1" ] || PASSES+=("$counters")
+    done <"$SCRIPTS/common/wrappers/counter_sets.txt"
+    [ ${#PASSES[@]} -gt "$before" ] || fail 2 "--set must be times, waves, memory, matrix, lds, pc or thread-trace, not $1"
 }
 
 run_rocprofv3() { # FOLDER NAME OPTIONS...: one run of the script
-    attempt rocprofv3 "${@:3}" ${STEADY_ROCM[@]+"${STEADY_ROCM[@]}"} --output-format csv -d "$PLACE$1" -o "$2_%pid%" \
-        ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
+    attempt rocprofv3 "${@:3}" --output-format csv -d "$PLACE$1" -o "$2_%pid%" ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
 }
 
 count_rocm() { # one run for each pass; stop at the first that fails
@@ -78,12 +70,24 @@ name_missing() { # CSV: name the requested counters that did not come, of which 
     warn "these counters did not come: ${missing[*]}; '$list' lists those of this GPU"
 }
 
-read_counters() {
-    [ -z "$DRY_RUN" ] || return 0
-    [ -n "$(find "$OUT" -name '*counter_collection.csv' -o -name 'ncu.csv')" ] || name_missing /nowhere
-    report kernel_counters.py @OUT@ --top 15 --csv @OUT@/counters.csv
-    name_missing "$FIRST/counters.csv"
-    finish "" "every counter of every kernel is in $FIRST/counters.csv"
+take_counters() { # or go without those that nobody asked for, and say why
+    local without="" status=0
+    [ "$PROFILER" != pytorch ] || without="hardware counters need rocprofv3 or ncu"
+    [ "$PROFILER" != nsight ] || find_tool ncu || without="ncu, which reads counters, is not installed"
+    if [ -z "$without" ]; then
+        "count_$PROFILER" || status=$?
+        [ $status = 0 ] || [ -z "$ASKED" ] || failed $status
+        [ $status = 0 ] || without=$(reason $status "$(plain <"$OUT/log.txt")")
+    fi
+    if [ -n "$without" ]; then
+        [ -z "$ASKED" ] || fail 1 "$without: leave --pmc and --set out for times"
+        warn "these are times alone: $without"
+    elif [ -z "$DRY_RUN" ]; then
+        [ -n "$(find "$OUT" -name '*counter_collection.csv' -o -name ncu.csv)" ] || name_missing /nowhere
+        report kernel_counters.py @OUT@ --top 15 --csv @OUT@/counters.csv
+        name_missing "$FIRST/counters.csv"
+        finish "" "every counter of every kernel is in $FIRST/counters.csv"
+    fi
 }
 
 take_times() { # a run of its own, because reading counters slows kernels down
@@ -110,25 +114,13 @@ sample_instructions() { # pc or thread-trace, where the installed release has th
 
 setup counters/counter rocprofv3 nsys --num-steps 3 -- "$@"
 [ -n "$ASKED" ] || SETS=(times waves) # the counters where they can be had
-expand_sets
-[ "$PROFILER" != rocm ] || rocprofv3_steady
+for set in ${SETS[@]+"${SETS[@]}"}; do
+    [[ $set =~ ^(times|pc|thread-trace)$ ]] || add_passes "$set"
+done
 for set in ${SETS[@]+"${SETS[@]}"}; do
     case $set in
         times) take_times ;;
         pc | thread-trace) sample_instructions "$set" ;;
     esac
 done
-without="" # a reason to go without counters that nobody asked for
-[ "$PROFILER" != pytorch ] || without="hardware counters need rocprofv3 or ncu"
-[ "$PROFILER" != nsight ] || find_tool ncu || without="ncu, which reads counters, is not installed"
-if [ ${#PASSES[@]} -gt 0 ] && [ -z "$without" ]; then
-    if "count_$PROFILER"; then
-        read_counters
-    elif status=$? && [ -n "$ASKED" ]; then
-        failed $status
-    else
-        without=$(reason $status "$(plain <"$OUT/log.txt")")
-    fi
-fi
-[ -z "$without" ] || [ -z "$ASKED" ] || [[ ${SETS[*]-} = times ]] || fail 1 "$without: leave --pmc and --set out for times"
-[ -z "$without" ] || [ -n "$ASKED" ] || warn "these are times alone: $without"
+[ ${#PASSES[@]} = 0 ] || take_counters

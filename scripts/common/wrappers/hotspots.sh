@@ -1,17 +1,11 @@
-#!/usr/bin/env bash
-# Body of get_hotspots.sh: WRAPPER OPTIONS...
-set -euo pipefail
-WRAPPER=$1
-shift
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+# shellcheck shell=bash
+# Body of get_hotspots.sh.
 
 setup hotspots/hotspot rocprofv3 nsys --num-steps 10 -- "$@"
 case $PROFILER in
-    rocm)
-        rocprofv3_steady
-        # ROCm 7 writes a database by default; %pid% keeps processes from overwriting each other's files.
-        profile rocprofv3 --kernel-trace --stats ${STEADY_ROCM[@]+"${STEADY_ROCM[@]}"} --output-format csv -d "$PLACE" \
-            -o kernels_%pid% ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
+    rocm) # ROCm 7 writes a database by default; %pid% keeps processes from overwriting each other's files
+        profile rocprofv3 --kernel-trace --stats --output-format csv -d "$PLACE" -o kernels_%pid% \
+            ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
         ;;
     nsight) profile_nsys cuda,nvtx ;;
     pytorch) profile_pytorch ;;

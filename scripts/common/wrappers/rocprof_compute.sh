@@ -1,15 +1,11 @@
-#!/usr/bin/env bash
-# Body of get_rocprof_compute.sh: WRAPPER OPTIONS...
-set -euo pipefail
-WRAPPER=$1
-shift
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+# shellcheck shell=bash disable=SC2034 # run.sh and setup.sh read what is set here
+# Body of get_rocprof_compute.sh.
 
 ROOF="" COUNTERS_WANTED=1
 own_option() {
     case $1 in
         --roof) ROOF=1 ;;
-        --kernel) [ $# -gt 1 ] || fail 2 "--kernel needs a value" && KERNEL=$2 TAKEN=2 ;;
+        --kernel) value_of "$@" && KERNEL=$VALUE ;;
         *) return 1 ;;
     esac
 }
@@ -22,17 +18,17 @@ check_spaces() { # before ROCm 10 the tool joins the command's words with spaces
     done
 }
 
-analyse() { # write the speed-of-light table of each of the top kernels to analysis_N.txt
+analyse() { # WORKLOAD: write the speed-of-light table of each of the top kernels to analysis_N.txt
     local kernel
     for kernel in 0 1 2 3 4; do
-        show "$TOOL" analyze -p "$WORKLOAD" -k $kernel -b 2
-        "$TOOL" analyze -p "$WORKLOAD" -k $kernel -b 2 >"$OUT/analysis_$kernel.txt" 2>&1 || break
+        show "$TOOL" analyze -p "$1" -k $kernel -b 2
+        "$TOOL" analyze -p "$1" -k $kernel -b 2 >"$OUT/analysis_$kernel.txt" 2>&1 || break
     done
     grep -q "Metric" "$OUT/analysis_0.txt" || give_up 1 "$(reason 1 "$(plain <"$OUT/analysis_0.txt")")"
 }
 
 profile_rocm() {
-    local work=$OUT/workloads/tiny_llama_v$VERSION place
+    local work=$OUT/workloads/tiny_llama_v$VERSION gpus=$PROCESSES place
     check_spaces
     place=(--output-directory "$work")
     tool_has --output-directory profile || place=(-p "$work") # up to ROCm 7.2
@@ -41,14 +37,14 @@ profile_rocm() {
     # Each pass over the counters runs the command again, so torchrun goes inside, and one workload holds every GPU.
     [ -z "$PROCESSES" ] || TRAIN=("$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$PROCESSES"
         "${TRAIN[@]:1}")
-    GPUS=$PROCESSES PROCESSES=""
+    PROCESSES=""
     profile "$TOOL" profile -n "tiny_llama_v$VERSION" "${place[@]}" ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
     largest pmc_perf.csv "results_*.csv" "*.db" # what a finished pass leaves: sysinfo.csv is written before
     [ -z "$DRY_RUN" ] || return 0
-    WORKLOAD=$(dirname "$FOUND")
-    analyse
+    work=$(dirname "$FOUND")
+    analyse "$work"
     report common/limits.py @OUT@ --csv @OUT@/limits.csv
-    finish "" "read more of a kernel with: $TOOL analyze -p $WORKLOAD -k 0${GPUS:+ --gpu-id 0}"
+    finish "" "read more of a kernel with: $TOOL analyze -p $work -k 0${gpus:+ --gpu-id 0}"
 }
 
 profile_ncu() {

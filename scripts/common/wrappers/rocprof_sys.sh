@@ -1,9 +1,5 @@
-#!/usr/bin/env bash
-# Body of get_rocprof_sys.sh: WRAPPER OPTIONS...
-set -euo pipefail
-WRAPPER=$1
-shift
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+# shellcheck shell=bash disable=SC2034 # run.sh and setup.sh read what is set here
+# Body of get_rocprof_sys.sh.
 
 SAMPLE=""
 own_option() { [ "$1" = --sample ] && SAMPLE=1; }
@@ -19,19 +15,19 @@ case $PROFILER in
             "$TOOL" --trace --profile ${SAMPLE:+--sample cputime} ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
         largest "*.proto" "*.pftrace"
         report common/perfetto.py @OUT@ --csv @OUT@/from_trace_kernel_trace.csv
-        [ -z "$(find "$OUT" -name from_trace_kernel_trace.csv 2>/dev/null)" ] || report kernel_times.py @OUT@ --top 10
+        [ -z "$(find "$OUT" -name from_trace_kernel_trace.csv 2>/dev/null)" ] || top_kernels
+        open_in_perfetto "*.proto" "*.pftrace"
         ;;
     nsight)
         profile_nsys cuda,nvtx,osrt ${SAMPLE:+process-tree}
-        report kernel_times.py @OUT@ --top 10 --trace @OUT@/trace.json
-        largest trace.json
+        top_kernels --trace @OUT@/trace.json
+        open_in_perfetto trace.json
         ;;
     pytorch)
         [ -z "$SAMPLE" ] || fail 2 "PyTorch's profiler does not sample call stacks: leave --sample out"
         TRAIN+=(--profile-memory)
         profile_pytorch
-        largest "trace_*.json"
-        report kernel_times.py @OUT@ --top 10
+        top_kernels
+        open_in_perfetto "trace_*.json"
         ;;
 esac
-finish "" "open $FOUND in https://ui.perfetto.dev"

@@ -1,12 +1,15 @@
-# shellcheck shell=bash disable=SC2034,SC2153 # the wrappers and setup.sh set and use these variables too
+# shellcheck shell=bash disable=SC2034,SC2153 # the bodies and setup.sh set and use these variables too
 # Second half of every profiling wrapper: run the profiler, say why it failed, read and report the result.
+
+NO_KFD="no permission for /dev/kfd: your user must be in the groups render and video"
+STEPS="measured steps" # the range that the scripts put around them, NVTX on NVIDIA and ROCTx on AMD
 
 plain() { sed 's/\x1b\[[0-9;?]*[A-Za-z]//g'; } # without colours and other escape codes
 
 show() { # COMMAND...: print it as it could be typed
     local word line=""
     for word in "$@"; do
-        [[ $word =~ ^[[:alnum:]_@%+=:,./-]+$ ]] || word=$(printf %q "$word")
+        [[ $word =~ ^[[:alnum:]_@%+=:,./-]+$ ]] || word="'${word//\'/\'\\\'\'}'"
         line+=" $word"
     done
     echo "${line# }"
@@ -16,23 +19,21 @@ make_result() {
     mkdir -p "$OUT" 2>/dev/null || fail 1 "$OUT cannot be made: choose a writable folder with --output-dir"
 }
 
-launcher() { # set LAUNCHER to torchrun, which starts the profiler once per rank with the rank in its command
-    # shellcheck disable=SC2016 # the shell of each rank expands it
-    LAUNCHER=("$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$PROCESSES" --no-python
-        bash -c 'mkdir -p "$0/rank$RANK" && exec "${@//@RANK@/$RANK}"' "$OUT")
-}
-
 attempt() { # COMMAND...: show and run it, append what it prints to log.txt, return its status
-    local codes LAUNCHER=() command
-    [ -z "$PROCESSES" ] || launcher
-    command=(${LAUNCHER[@]+"${LAUNCHER[@]}"} "$@")
-    show "${command[@]}"
+    local codes
+    if [ -n "$PROCESSES" ]; then # torchrun starts the profiler once per rank, with the rank in its command
+        export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # torchrun's default, without its warning
+        # shellcheck disable=SC2016 # the shell of each rank expands it
+        set -- "$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$PROCESSES" --no-python \
+            bash -c 'mkdir -p "$0/rank$RANK" && exec "${@//@RANK@/$RANK}"' "$OUT" "$@"
+    fi
+    show "$@"
     [ -z "$DRY_RUN" ] || return 0
     make_result
-    show "${command[@]}" >>"$OUT/command.txt"
+    show "$@" >>"$OUT/command.txt"
     export ROCPROF_TMPDIR=${ROCPROF_TMPDIR:-$OUT}
     set +e
-    "${command[@]}" 2>&1 | tee -ai "$OUT/log.txt"
+    "$@" 2>&1 | tee -ai "$OUT/log.txt"
     codes=("${PIPESTATUS[@]}")
     set -e
     [ "${codes[1]}" = 0 ] || give_up 1 "$OUT/log.txt cannot be written: is the disk full?"
@@ -54,38 +55,39 @@ give_up() { # STATUS SENTENCE: a failed run leaves its log beside the place of i
 }
 
 reason() { # STATUS LOG: the sentence that explains a failure
-    local status=$1 log=$2 packages
-    said() { grep -Eq -- "$1" <<<"$log"; }
-    if [ "$status" = 130 ]; then
-        echo "interrupted"
-    elif said "No space left on device"; then
-        echo "the disk is full: free some space, or choose another place with --output-dir"
-    elif said "ERR_NVGPUCTRPERM"; then
-        echo "no permission for the GPU's counters: the administrator must allow them to users"
-    elif said "perf_event_paranoid|CAP_PERFMON"; then
-        echo "no permission for counters: kernel.perf_event_paranoid must be 2 or less, or CAP_PERFMON given"
-    elif said "Unable to open /dev/kfd|/dev/kfd.*[Pp]ermission denied"; then
-        echo "no permission for /dev/kfd: your user must be in the groups render and video"
-    elif said "Cannot find a supported arch"; then
-        echo "$TOOL does not support this GPU: get_counters.sh reads single counters on it"
-    elif said "package was not found in the current execution environment"; then
-        packages=$(sed -n "s/.*The '\([A-Za-z0-9_.-]*\).*' package was not found.*/\1/p" <<<"$log" | paste -sd ' ')
-        echo "$TOOL misses the Python packages ${packages// /, }: install them with" \
-            "python3 -m pip install -r $(sed -n 's/^See: //p' <<<"$log")"
-    elif said "ensure that the '.*' locale is available"; then
-        echo "$TOOL needs the locale en_US.UTF-8: install it with locale-gen en_US.UTF-8 (package locales)"
-    elif said "No module named 'torch'"; then
-        echo "$PYTHON has no PyTorch: run scripts/quickstart.sh, or set TINY_LLAMA_PYTHON to one that has it"
-    elif said "free\(\): invalid pointer|No HIP GPUs are available"; then
-        echo "no GPU under the profiler: PyTorch and the profiler must come from the same ROCm release"
-    elif said "unrecognized arguments|unrecognised option"; then
-        echo "$TOOL does not know an option: $(grep -E 'unrecogni[sz]ed' <<<"$log" | tail -n 1)"
-    elif [ -z "${OUT:-}" ] || [ ! -d "$OUT" ]; then
-        echo "$TOOL does not start: $(plain <<<"$log" | tail -n 1)"
-    else
-        echo "the training script or its profiler ended with exit status $status" \
-            "$([ "$PROFILER" != nsight ] || echo "; --profiler pytorch does without $TOOL")"
-    fi
+    local packages
+    case $1:$2 in
+        130:*) echo "interrupted" ;;
+        *"No space left on device"*) echo "the disk is full: free some space, or choose another place with --output-dir" ;;
+        *ERR_NVGPUCTRPERM*) echo "no permission for the GPU's counters: the administrator must allow them to users" ;;
+        *perf_event_paranoid* | *CAP_PERFMON*)
+            echo "no permission for counters: kernel.perf_event_paranoid must be 2 or less, or CAP_PERFMON given"
+            ;;
+        *"Unable to open /dev/kfd"* | *"/dev/kfd"*[Pp]"ermission denied"*) echo "$NO_KFD" ;;
+        *"Cannot find a supported arch"*) echo "$TOOL does not support this GPU: get_counters.sh reads single counters on it" ;;
+        *"package was not found in the current execution environment"*)
+            packages=$(sed -n "s/.*The '\([A-Za-z0-9_.-]*\).*' package was not found.*/\1/p" <<<"$2" | paste -sd ' ')
+            echo "$TOOL misses the Python packages ${packages// /, }: install them with" \
+                "python3 -m pip install -r $(sed -n 's/^See: //p' <<<"$2")"
+            ;;
+        *"ensure that the '"*"' locale is available"*)
+            echo "$TOOL needs the locale en_US.UTF-8: install it with locale-gen en_US.UTF-8 (package locales)"
+            ;;
+        *"No module named 'torch'"*)
+            echo "$PYTHON has no PyTorch: run scripts/quickstart.sh, or set TINY_LLAMA_PYTHON to one that has it"
+            ;;
+        *"free(): invalid pointer"* | *"No HIP GPUs are available"*)
+            echo "no GPU under the profiler: PyTorch and the profiler must come from the same ROCm release"
+            ;;
+        *"unrecognized arguments"* | *"unrecognised option"*)
+            echo "$TOOL does not know an option: $(grep -E 'unrecogni[sz]ed' <<<"$2" | tail -n 1)"
+            ;;
+        *)
+            [ -d "${OUT:-}" ] || { echo "$TOOL does not start: $(tail -n 1 <<<"$2")" && return; }
+            echo "the training script or its profiler ended with exit status $1" \
+                "$([ "$PROFILER" != nsight ] || echo "; --profiler pytorch does without $TOOL")"
+            ;;
+    esac
 }
 
 # ---------------------------------------------------------------- results
@@ -96,33 +98,28 @@ places() { # set PLACES to the folders of the results: one per rank with several
     [ -d "${PLACES[0]}" ] || [ -n "$DRY_RUN" ] || give_up 1 "no rank left a result in $OUT"
 }
 
-largest() { # PATTERN...: set FOUND to the largest file of the first name that the result holds; give up without one
+largest() { # PATTERN...: set FOUND to the largest file of the first pattern that the result has; give up without one
     FOUND=""
     [ -z "$DRY_RUN" ] || return 0
-    local pattern file most=0 size
+    local pattern
     for pattern in "$@"; do
-        while IFS= read -r file; do
-            size=$(wc -c <"$file")
-            [ "$size" -le "$most" ] || { most=$size && FOUND=$file; }
-        done < <(find "$OUT" -name "$pattern" -type f | sort)
+        FOUND=$(find "$OUT" -name "$pattern" -type f -size +0c -exec ls -S {} + | sed -n 1p)
         [ -z "$FOUND" ] || return 0
     done
     give_up 1 "$TOOL left no $1: see the log, and whether the disk is full"
 }
 
 report() { # TOOL.py OPTIONS...: read the result of every rank (@OUT@) with a tool of scripts/; print that of rank 0
-    local tool=$SCRIPTS/$1 place target=1
+    local tool=$SCRIPTS/$1 place text
     shift
     [ -z "$DRY_RUN" ] || return 0
     places
     [ ${#PLACES[@]} = 1 ] || echo "rank 0 of ${#PLACES[@]}; the others have the same files in $OUT/rank*"
-    exec 3>/dev/null
     for place in "${PLACES[@]}"; do
-        "$PYTHON" "$tool" "${@//@OUT@/$place}" >&"$target" ||
+        text=$("$PYTHON" "$tool" "${@//@OUT@/$place}") ||
             give_up 1 "$TOOL saw no kernel, or its files cannot be read: the sentence above says which"
-        target=3
+        [ "$place" != "${PLACES[0]}" ] || echo "$text"
     done
-    exec 3>&-
 }
 
 export_report() { # FILE COMMAND...: turn every rank's report of nsys or ncu into a table; write its output to FILE
@@ -141,31 +138,44 @@ finish() { # SENTENCES...: what the result is, once there is one
     [ -n "$DRY_RUN" ] || printf '%s\n' "$@"
 }
 
-# ---------------------------------------------------------------- what several wrappers run
+top_kernels() { report kernel_times.py @OUT@ --top 10 "$@"; } # OPTIONS...
 
-rocprofv3_steady() { # set STEADY_ROCM to what records only the marked steps, where the script marks them
-    STEADY_ROCM=()
-    [[ $STEADY != *roctx* ]] || ! tool_has --selected-regions || STEADY_ROCM=(--marker-trace --selected-regions)
+open_in_perfetto() { # PATTERN...: say where to open the largest trace of these names
+    largest "$@"
+    finish "" "open $FOUND in https://ui.perfetto.dev"
 }
 
-profile_nsys() { # TRACED [STACKS]: a report of nsys, as SQLite too
-    local range=()
-    [[ $STEADY != *cuda* ]] || range=(--capture-range=cudaProfilerApi --capture-range-end=stop)
+# ---------------------------------------------------------------- what several wrappers run
+
+profile_nsys() { # TRACED [STACKS]: a report of nsys on the measured steps alone, as SQLite too
+    # The scripts' range names are no registered strings, which alone nsys compares unless the variable is 0.
     profile nsys profile --trace="$1" --cuda-graph-trace=node --sample="${2:-none}" --cpuctxsw="${2:-none}" \
-        ${range[@]+"${range[@]}"} ${EXTRA[@]+"${EXTRA[@]}"} --output "$PLACE/report" "${TRAIN[@]}"
+        --capture-range=nvtx --nvtx-capture="$STEPS" --capture-range-end=stop \
+        --env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0 ${EXTRA[@]+"${EXTRA[@]}"} --output "$PLACE/report" "${TRAIN[@]}"
     export_report export.txt nsys export --type sqlite --output @OUT@/report.sqlite @OUT@/report.nsys-rep
 }
 
 run_ncu() { # OPTIONS...: a report of ncu on the first launch of each kernel, by its full name, and its table
-    local range=() first=::regex:${KERNEL:-.}:1
-    [[ $STEADY != *cuda* ]] || range=(--profile-from-start=off)
+    local range=() first=::regex:${KERNEL:-.}:1 command
+    if tool_has --nvtx-push-pop-scope; then # autograd launches the backward pass from a thread outside the range
+        range=(--nvtx --nvtx-push-pop-scope process --nvtx-include "$STEPS/")
+    else
+        warn "this ncu cannot select the measured steps: it looks at the whole run"
+    fi
     # ncu repeats a kernel for every few counters, and one rank alone cannot repeat a collective kernel.
     [ -z "$PROCESSES" ] || first="::regex:^(?!nccl).*${KERNEL}:1"
-    attempt ncu "$@" --clock-control none --kernel-name-base demangled --kernel-id "$first" \
-        ${range[@]+"${range[@]}"} ${EXTRA[@]+"${EXTRA[@]}"} --export "$PLACE/report" "${TRAIN[@]}" || return $?
+    command=("$@" --clock-control none --kernel-name-base demangled --kernel-id "$first" ${EXTRA[@]+"${EXTRA[@]}"}
+        --export "$PLACE/report" "${TRAIN[@]}")
+    attempt ncu ${range[@]+"${range[@]}"} "${command[@]}" || return $?
+    if [ -z "$DRY_RUN" ] && [ -z "$(find "$OUT" -name report.ncu-rep)" ] && [ ${#range[@]} -gt 0 ]; then
+        warn "ncu saw no kernel in the measured steps: it now looks at the whole run"
+        attempt ncu "${command[@]}" || return $?
+    fi
     export_report ncu.csv ncu --import @OUT@/report.ncu-rep --csv --page raw
 }
 
 profile_pytorch() { # a trace of PyTorch's own profiler, which sees the steps after the measured ones
+    # Without these the libraries print lines of their own between those of the script.
+    export KINETO_LOG_LEVEL=${KINETO_LOG_LEVEL:-6} TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
     profile "${TRAIN[@]}" --enable-pytorch-profiler --profile-dir "$PLACE"
 }

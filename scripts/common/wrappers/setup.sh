@@ -20,18 +20,24 @@ fail() { # STATUS SENTENCE: exit with that status
     exit "$1"
 }
 
-warn() { echo "$NAME: warning: $1" >&2; }
+say() { echo "$NAME: $1"; }
+
+warn() { say "warning: $1" >&2; }
 
 usage() { sed -n -e '1d' -e '/^#/!q' -e 's/^# \{0,1\}//p' "$WRAPPER"; } # the wrapper's first comment
+
+value_of() { # OPTION VALUE...: set VALUE and TAKEN, or refuse an option without a value
+    [ $# -gt 1 ] || fail 2 "$1 needs a value"
+    VALUE=$2 TAKEN=2
+}
 
 # ---------------------------------------------------------------- the profiler
 
 find_tool() { # NAMES...: set TOOL to the first that is installed and put its folder on PATH
-    local name folder
-    for name in "$@"; do
+    local folder
+    for TOOL in "$@"; do
         for folder in "" "${ROCM_PATH:-/opt/rocm}/bin/" /opt/rocm/core*/bin/ /usr/local/cuda/bin/; do
-            if command -v "$folder$name" >/dev/null 2>&1; then
-                TOOL=$name
+            if command -v "$folder$TOOL" >/dev/null 2>&1; then
                 [ -z "$folder" ] || PATH=$folder:$PATH
                 return 0
             fi
@@ -45,32 +51,24 @@ have_amd_gpu() { [ "${TINY_LLAMA_CPU:-0}" != 1 ] && { [ -e /dev/kfd ] || [ -e /d
 have_nvidia_gpu() { [ "${TINY_LLAMA_CPU:-0}" != 1 ] && { [ -e /dev/nvidiactl ] || nvidia-smi -L >/dev/null 2>&1; }; }
 
 choose_profiler() { # WANTED "ROCM TOOLS" NSIGHT_TOOL: set PROFILER, TOOL and WHY
-    local rocm_tools reason
+    local rocm_tools missing="is not installed: it is not on PATH and not in"
     read -r -a rocm_tools <<<"$2"
-    reason="${rocm_tools[0]} is not installed"
-    WHY="it was asked for"
+    PROFILER=$1 WHY="it was asked for"
     case $1 in
-        rocm)
-            find_tool "${rocm_tools[@]}" || fail 1 "$reason: it is not on PATH and not in ${ROCM_PATH:-/opt/rocm}/bin"
-            PROFILER=rocm && return
+        rocm) find_tool "${rocm_tools[@]}" || fail 1 "${rocm_tools[0]} $missing ${ROCM_PATH:-/opt/rocm}/bin" ;;
+        nsight) find_tool "$3" || fail 1 "$3 $missing /usr/local/cuda/bin" ;;
+        pytorch) ;;
+        auto)
+            PROFILER=pytorch WHY="${rocm_tools[0]} is not installed"
+            if find_tool "${rocm_tools[@]}"; then
+                WHY="$TOOL is installed, but there is no AMD GPU here (no /dev/kfd)"
+                ! have_amd_gpu || { PROFILER=rocm WHY="there is an AMD GPU" && return; }
+            fi
+            ! have_nvidia_gpu || if find_tool "$3"; then PROFILER=nsight; else WHY+=", nor is $3"; fi
             ;;
-        nsight)
-            find_tool "$3" || fail 1 "$3 is not installed: it is not on PATH and not in /usr/local/cuda/bin"
-            PROFILER=nsight && return
-            ;;
-        pytorch) PROFILER=pytorch TOOL="PyTorch's profiler" && return ;;
-        auto) ;;
         *) fail 2 "--profiler must be auto, rocm, nsight or pytorch, not $1" ;;
     esac
-    if find_tool "${rocm_tools[@]}"; then
-        have_amd_gpu && PROFILER=rocm WHY="there is an AMD GPU" && return
-        reason="$TOOL is installed, but there is no AMD GPU here (no /dev/kfd)"
-    fi
-    if have_nvidia_gpu; then
-        find_tool "$3" && PROFILER=nsight WHY="$reason" && return
-        reason="$reason, nor is $3"
-    fi
-    PROFILER=pytorch TOOL="PyTorch's profiler" WHY=$reason
+    [ "$PROFILER" != pytorch ] || TOOL="PyTorch's profiler"
 }
 
 tool_has() { # OPTION [SUBCOMMAND]: whether the profiler's help names the option; needs no GPU
@@ -80,10 +78,10 @@ tool_has() { # OPTION [SUBCOMMAND]: whether the profiler's help names the option
 }
 
 find_release() { # set RELEASE to ROCm's, such as 6.4.1, or to nothing
-    local tool file
+    local tool folder
     tool=$(command -v "$TOOL")
-    for file in "${tool%/*}/.." "$(dirname "$(realpath "$tool")")/.." "${ROCM_PATH:-/opt/rocm}"; do
-        [ ! -r "$file/.info/version" ] || { read -r RELEASE <"$file/.info/version" && RELEASE=${RELEASE%%-*} && return; }
+    for folder in "${tool%/*}/.." "$(dirname "$(realpath "$tool")")/.." "${ROCM_PATH:-/opt/rocm}"; do
+        [ ! -r "$folder/.info/version" ] || { read -r RELEASE <"$folder/.info/version" && RELEASE=${RELEASE%%-*} && return; }
     done
     RELEASE=$(rocprofv3 --version 2>/dev/null | sed -n 's/.*rocm_version: *\([0-9.]*\).*/\1/p') || RELEASE=""
 }
@@ -93,16 +91,16 @@ older_than() { # RELEASE: whether ROCm is older, or of an unknown release
 }
 
 prepare_rocm() { # check permissions, and clear what would change the profiler's behaviour
-    if [ -e /dev/kfd ] && ! { [ -r /dev/kfd ] && [ -w /dev/kfd ]; } && [ -z "$DRY_RUN" ]; then
-        fail 1 "no permission for /dev/kfd: your user must be in the groups render and video"
-    fi
-    # rocprofv3 takes these as defaults and adds an inherited output format to the requested one.
     local name
-    for name in $(compgen -v ROCPROF_); do
+    if [ -e /dev/kfd ] && ! { [ -r /dev/kfd ] && [ -w /dev/kfd ]; } && [ -z "$DRY_RUN" ]; then
+        fail 1 "$NO_KFD"
+    fi
+    for name in $(compgen -v ROCPROF_); do # rocprofv3 takes these as defaults, and adds to the requested formats
         case $name in ROCPROF_LOG_LEVEL | ROCPROF_TMPDIR | ROCPROF_COMPUTE_*) ;; *) unset "$name" ;; esac
     done
     # Otherwise every helper process of torch.compile is profiled and writes files of its own.
     export TORCHINDUCTOR_COMPILE_THREADS=${TORCHINDUCTOR_COMPILE_THREADS:-1}
+    find_release
 }
 
 # ---------------------------------------------------------------- the training command
@@ -116,20 +114,18 @@ find_python() { # an absolute path: rocprof-compute up to ROCm 6.3 tests whether
 }
 
 choose_graph() { # SCRIPT OPTIONS: set GRAPH to --no-graph where the profiler would lose a replayed graph's kernels
+    local lost="" why=""
     GRAPH=()
-    [ "$PROFILER" != pytorch ] && [[ " $* " != *" --no-graph "* ]] || return 0
-    if [[ " $* " == *" --graph "* ]]; then
-        [ "$PROFILER" = nsight ] || ! older_than 7.2.2 ||
-            warn "profilers before ROCm 7.2.2 lose the kernels of a replayed graph: leave --graph out"
-    elif grep -q '^GRAPH_BY_DEFAULT = True' "$1"; then
-        if [ -n "${COUNTERS_WANTED:-}" ]; then
-            GRAPH=(--no-graph)
-            echo "$NAME: trains with --no-graph, because counters are read kernel by kernel"
-        elif [ "$PROFILER" = rocm ] && older_than 7.2.2; then
-            GRAPH=(--no-graph)
-            echo "$NAME: trains with --no-graph, because profilers before ROCm 7.2.2 lose the kernels of a replayed" \
-                "graph (here: ROCm ${RELEASE:-of an unknown release})"
-        fi
+    [ "$PROFILER" != rocm ] || ! older_than 7.2.2 || lost="profilers before ROCm 7.2.2 lose the kernels of a replayed graph"
+    case " $* " in
+        *" --no-graph "*) return ;;
+        *" --graph "*) [ -z "$lost" ] || warn "$lost: leave --graph out" && return ;;
+    esac
+    [ -z "$lost" ] || why="$lost (here: ROCm ${RELEASE:-of an unknown release})"
+    [ -z "${COUNTERS_WANTED:-}" ] || [ "$PROFILER" = pytorch ] || why="counters are read kernel by kernel"
+    if [ -n "$why" ] && grep -q '^GRAPH_BY_DEFAULT = True' "$1"; then
+        GRAPH=(--no-graph)
+        say "trains with --no-graph, because $why"
     fi
 }
 
@@ -139,22 +135,20 @@ training_command() { # DEFAULT OPTIONS -- OPTIONS OF THE USER, which win by comi
     [ -f "$script" ] || fail 1 "there is no tiny_llama_v*.py beside it in $HERE"
     VERSION=${script%.py} && VERSION=${VERSION##*v}
     choose_graph "$script" "$@"
-    # Set where the script calls the profilers' start and stop functions around its measured steps.
-    STEADY=$(grep -Eo 'cuda\.profiler\.start|roctxProfilerResume' "$script" | sort -u | tr '\n' ' ') || STEADY=""
     [ "$HERE" != "$PWD" ] || script=${script##*/}
-    if [ "$PROFILER" = pytorch ] && ! have_amd_gpu && ! have_nvidia_gpu; then
+    if [[ " $* " = *" --preset"* ]]; then
+        sizes=() # single sizes would overrule the preset
+    elif [ "$PROFILER" = pytorch ] && ! have_amd_gpu && ! have_nvidia_gpu; then
         sizes=(--hidden-dim 64 --num-layers 2 --num-heads 4 --batch-size 2 --seq-len 32)
-        [[ " $* " = *" --preset"* ]] || echo "$NAME: no GPU here: profiles a very small model"
+        say "no GPU here: profiles a very small model"
     fi
-    # Single sizes would overrule the preset that the user asks for.
-    [[ " $* " != *" --preset"* ]] || sizes=()
     TRAIN=("$PYTHON" "$script" ${sizes[@]+"${sizes[@]}"} ${GRAPH[@]+"${GRAPH[@]}"})
     for option in "$@"; do
         [ "$option" = -- ] || TRAIN+=("$option")
     done
 }
 
-name_result() { # PREFIX such as traces/trace: set OUT, a folder that does not exist yet, and PLACE
+name_result() { # PREFIX such as traces/trace: set OUT, a folder that does not exist yet, PLACE and FIRST
     local root=$HERE
     [ "$HERE" != "$PWD" ] || root=.
     OUT=${OUTPUT_DIR:-$root}/$1_$(date +%Y%m%d_%H%M%S)
@@ -167,25 +161,21 @@ name_result() { # PREFIX such as traces/trace: set OUT, a folder that does not e
 own_option() { return 1; } # a body replaces it: OPTION VALUE... -> set its variables, and TAKEN to the words used
 
 setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL DEFAULT_OPTIONS... -- OPTIONS OF THE USER
-    local prefix=$1 rocm=$2 wanted=auto defaults=() passed=() TAKEN
-    NSIGHT=$3
+    local prefix=$1 rocm=$2 wanted=auto defaults=() passed=() TAKEN VALUE
+    NSIGHT=$3 DRY_RUN="" OUTPUT_DIR="" PROCESSES="" RELEASE="" EXTRA=() KERNEL=""
     shift 3
     while [ "$1" != -- ]; do defaults+=("$1") && shift; done
     shift
-    DRY_RUN="" OUTPUT_DIR="" PROCESSES="" RELEASE="" EXTRA=() KERNEL=""
     while [ $# -gt 0 ]; do
         TAKEN=1
         case $1 in
             -h | --help) usage && exit 0 ;;
             --dry-run) DRY_RUN=1 ;;
-            --profiler | --output-dir | --nproc-per-node)
-                [ $# -gt 1 ] || fail 2 "$1 needs a value"
-                TAKEN=2
-                case $1 in
-                    --profiler) wanted=$2 ;;
-                    --output-dir) OUTPUT_DIR=${2%/} ;;
-                    *) [[ $2 =~ ^[1-9][0-9]*$ ]] || fail 2 "--nproc-per-node must be 1 or more, not $2" && PROCESSES=$2 ;;
-                esac
+            --profiler) value_of "$@" && wanted=$VALUE ;;
+            --output-dir) value_of "$@" && OUTPUT_DIR=${VALUE%/} ;;
+            --nproc-per-node)
+                value_of "$@" && PROCESSES=$VALUE
+                [[ $VALUE =~ ^[1-9][0-9]*$ ]] || fail 2 "--nproc-per-node must be 1 or more, not $VALUE"
                 ;;
             --) EXTRA=("${@:2}") && TAKEN=$# ;;
             *) own_option "$@" || passed+=("$1") ;;
@@ -195,8 +185,12 @@ setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL DEFAULT_OPTIONS... -- OPTIONS OF THE
     [ "$PROCESSES" != 1 ] || PROCESSES=""
     find_python
     choose_profiler "$wanted" "$rocm" "$NSIGHT"
-    [ "$PROFILER" != rocm ] || { prepare_rocm && find_release; }
-    echo "$NAME: uses $TOOL${RELEASE:+ of ROCm $RELEASE}, because $WHY"
+    [ "$PROFILER" != rocm ] || prepare_rocm
+    say "uses $TOOL${RELEASE:+ of ROCm $RELEASE}, because $WHY"
+    case $PROFILER in
+        rocm) say "the profile holds start-up and warm-up too: $TOOL cannot select the measured steps" ;;
+        nsight) say "the profile holds the measured steps alone" ;;
+    esac
     [ "$PROFILER" != pytorch ] || [ ${#EXTRA[@]} = 0 ] || fail 2 "PyTorch's profiler takes no options after --"
     training_command ${defaults[@]+"${defaults[@]}"} -- ${passed[@]+"${passed[@]}"}
     name_result "$prefix"

@@ -1,9 +1,5 @@
-#!/usr/bin/env bash
-# Body of get_trace.sh: WRAPPER OPTIONS...
-set -euo pipefail
-WRAPPER=$1
-shift
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+# shellcheck shell=bash disable=SC2034,SC2153 # run.sh and setup.sh read what is set here
+# Body of get_trace.sh.
 
 ROCPD=""
 own_option() { [ "$1" = --rocpd ] && ROCPD=1; }
@@ -18,33 +14,36 @@ convert_rocpd() { # make a timeline of every rank's database
     done
 }
 
+trace_rocm() {
+    local domains=(--runtime-trace) formats=(pftrace csv) # the CSV files are for the table of kernels
+    tool_has --runtime-trace || # ROCm 6.2
+        domains=(--hip-runtime-trace --kernel-trace --memory-copy-trace --marker-trace)
+    if [ -n "$ROCPD" ]; then
+        tool_has rocpd || fail 2 "--rocpd needs ROCm 7 or later"
+        formats=(rocpd)
+    fi
+    profile rocprofv3 "${domains[@]}" --output-format "${formats[@]}" -d "$PLACE" -o trace_%pid% \
+        ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
+    [ -z "$ROCPD" ] || convert_rocpd
+}
+
 setup traces/trace rocprofv3 nsys --num-steps 5 -- "$@"
 [ -z "$ROCPD" ] || [ "$PROFILER" = rocm ] || fail 2 "--rocpd needs rocprofv3 of ROCm 7 or later"
 case $PROFILER in
     rocm)
-        domains=(--runtime-trace)
-        tool_has --runtime-trace || # ROCm 6.2
-            domains=(--hip-runtime-trace --kernel-trace --memory-copy-trace --marker-trace)
-        formats=(pftrace csv) # the CSV files are for the table of kernels
-        if [ -n "$ROCPD" ]; then
-            tool_has rocpd || fail 2 "--rocpd needs ROCm 7 or later"
-            formats=(rocpd)
-        fi
-        rocprofv3_steady
-        profile rocprofv3 "${domains[@]}" ${STEADY_ROCM[@]+"${STEADY_ROCM[@]}"} --output-format "${formats[@]}" \
-            -d "$PLACE" -o trace_%pid% ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
-        [ -z "$ROCPD" ] || convert_rocpd
-        pattern="*.pftrace"
+        trace_rocm
+        top_kernels
+        open_in_perfetto "*.pftrace"
         ;;
-    nsight) profile_nsys cuda,nvtx,osrt && pattern="report.sqlite" ;;
-    pytorch) profile_pytorch && pattern="trace_*.json" ;;
+    nsight) # whose own window opens report.nsys-rep
+        profile_nsys cuda,nvtx,osrt
+        top_kernels --trace @OUT@/trace.json
+        open_in_perfetto trace.json
+        ;;
+    pytorch)
+        profile_pytorch
+        top_kernels
+        open_in_perfetto "trace_*.json"
+        ;;
 esac
-largest "$pattern"
-if [ "$PROFILER" = nsight ]; then
-    report kernel_times.py @OUT@ --top 10 --trace @OUT@/trace.json # nsys-ui opens the report itself
-    largest trace.json
-else
-    report kernel_times.py @OUT@ --top 10
-fi
-finish "" "open $FOUND in https://ui.perfetto.dev"
 [ -z "$ROCPD" ] || finish "the database answers SQL and: rocpd summary -i $FIRST/trace_*_results.db"

@@ -31,19 +31,12 @@ train() { # keep what the stage prints, and its figures
 
 profile_stage() {
     rm -rf "$OUT"
+    # shellcheck disable=SC2034 # profile_nsys reads PLACE
+    PLACE=$OUT TRAIN+=(--no-graph)
     case $PROFILER in
-        rocm)
-            profile rocprofv3 --kernel-trace --stats --output-format csv -d "$OUT" -o kernels_%pid% -- \
-                "${TRAIN[@]}" --no-graph
-            ;;
-        nsight)
-            profile nsys profile --trace=cuda,nvtx --cuda-graph-trace=node --sample=none --cpuctxsw=none \
-                --output "$OUT/report" "${TRAIN[@]}" --no-graph
-            export_report export.txt nsys export --type sqlite --output "$OUT/report.sqlite" "$OUT/report.nsys-rep"
-            ;;
-        pytorch)
-            profile "${TRAIN[@]}" --no-graph --enable-pytorch-profiler --profile-dir "$OUT"
-            ;;
+        rocm) profile rocprofv3 --kernel-trace --stats --output-format csv -d "$OUT" -o kernels_%pid% -- "${TRAIN[@]}" ;;
+        nsight) profile_nsys cuda,nvtx ;;
+        pytorch) profile_pytorch ;;
     esac
     report kernel_times.py "$OUT" --top 10 --csv "$RESULTS/stage${NUMBER}_profile.csv"
 }
