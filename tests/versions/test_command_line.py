@@ -193,7 +193,9 @@ def test_odd_command_lines_are_refused_in_one_sentence(version, surroundings, ca
     assert len(lines) >= 95
     if os.geteuid() != 0:  # root may write everywhere
         lines += ["--metrics-file: --metrics-file read-only/metrics.json"]
-        lines += [f"{name}-dir: --save-every 1 --profile-memory --{name}-dir read-only" for name in ("profile", "checkpoint")]
+        lines += [
+            f"{name}-dir: --save-every 1 --profile-memory --{name}-dir read-only" for name in ("profile", "checkpoint")
+        ]
     if not torch.cuda.is_available() and version in ON_A_CPU:
         lines.append(f"{ON_A_CPU[version][0]}: {shlex.join(ON_A_CPU[version][1])}")
     for line in lines:
