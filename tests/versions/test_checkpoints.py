@@ -174,12 +174,6 @@ def test_other_switches_than_the_checkpoints_are_refused(tmp_path, capsys):
     assert "--enable-" in refusal(capsys, tmp_path / "checkpoints", "--disable-qkv-fusion", version=2)
 
 
-@pytest.mark.parametrize("folder", ["empty", "missing"])
-def test_resuming_from_nothing_is_refused(tmp_path, capsys, folder):
-    (tmp_path / "empty").mkdir()
-    assert "holds no checkpoint" in refusal(capsys, tmp_path / folder, "--save-every", "0")
-
-
 # ---------------------------------------------------------------- damaged and malicious files
 
 

@@ -205,27 +205,6 @@ def test_odd_command_lines_are_refused_in_one_sentence(version, surroundings, ca
         assert words in err and err.startswith(SCRIPTS[version].name) and err.count("\n") == 1, f"{line}: {err}"
 
 
-def help_by_group(version, capsys):
-    """Return the help by group heading, without what differs by version number and default."""
-    status, text, _ = call(version, ["--help"], capsys)
-    assert status == 0
-    text = re.sub(r"(tiny_llama_v|version |v)[1-4]\b", r"\1N", text)
-    text = re.sub(r"(HIP graph|reproducible) \((True|False)\)", r"\1 (default)", text)
-    paragraphs = text.split("\n\n")
-    assert paragraphs[0].startswith("usage: tiny_llama_vN.py")
-    return {paragraph.splitlines()[0]: paragraph for paragraph in paragraphs[1:]}
-
-
-def test_help_is_the_same_but_for_each_versions_own_options(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    groups = {version: help_by_group(version, capsys) for version in SCRIPTS}
-    own = {version: groups[version].keys() - groups[1].keys() for version in SCRIPTS}
-    assert [len(own[version]) for version in SCRIPTS] == [0, 1, 1, 1]
-    for version in (2, 3, 4):
-        assert "--enable-" in groups[version].pop(own[version].pop())
-        assert groups[version] == groups[1]
-
-
 @pytest.mark.parametrize("version", SCRIPTS)
 def test_help_has_an_example_that_works(version, capsys):
     _, out, _ = call(version, ["--help"], capsys)
