@@ -1,9 +1,9 @@
 """Training: the same losses in every version, pinned losses, data of known entropy, honest clocks, FLOPs that count."""
 
-import json
 import math
 import os
 import pathlib
+from unittest import mock
 
 import pytest
 import torch
@@ -16,36 +16,17 @@ SIZES = "--hidden-dim 32 --num-layers 2 --num-heads 2 --intermediate-dim 72 --vo
 SIZES += ["--batch-size", "2"]
 SAME_LOSS = 1e-4 if torch.cuda.is_available() else 1e-5  # relative, after ten steps
 # Recorded from version 1 in float32 on a CPU: ten steps of SIZES with --learning-rate 1e-2.
-GOLDEN = [
-    3.9244558811187744,
-    3.8824238777160645,
-    3.8623836040496826,
-    3.7362377643585205,
-    3.879380941390991,
-    3.7481842041015625,
-    3.7308835983276367,
-    3.85626482963562,
-    3.6490466594696045,
-    3.7138562202453613,
-]
-
-
-@pytest.fixture(scope="module")
-def baseline():
-    return train(1, [*SIZES, "--learning-rate", "1e-2"])[0]
+GOLDEN = [3.92445588, 3.88242388, 3.86238360, 3.73623776, 3.87938094]
+GOLDEN += [3.74818420, 3.73088360, 3.85626483, 3.64904666, 3.71385622]
 
 
 # ---------------------------------------------------------------- losses
 
 
-def test_ten_losses_of_version_1_are_the_recorded_ones(baseline):
-    assert baseline == pytest.approx(GOLDEN, rel=SAME_LOSS)
-
-
-@pytest.mark.parametrize("version", [2, 3, 4])
-def test_ten_steps_give_the_losses_of_version_1(version, baseline):
+@pytest.mark.parametrize("version", SCRIPTS)
+def test_ten_losses_are_the_recorded_ones(version):
     losses, _ = train(version, [*SIZES, "--no-graph", "--learning-rate", "1e-2"])
-    assert losses == pytest.approx(baseline, rel=10 * SAME_LOSS)  # at this rate rounding grows tenfold
+    assert losses == pytest.approx(GOLDEN, rel=SAME_LOSS if version == 1 else 10 * SAME_LOSS)  # rounding grows tenfold
 
 
 @pytest.mark.parametrize("version", SCRIPTS)
@@ -56,11 +37,6 @@ def test_warm_up_leaves_no_trace(version):
     first, second = (tensors(load_version(version), trainer) for _, trainer in runs)
     for kind, named in first.items():
         assert all(torch.equal(tensor, second[kind][name]) for name, tensor in named.items()), kind
-
-
-def test_seeds_differ(baseline):
-    losses, _ = train(1, [*SIZES, "--seed", "1"], steps=3)
-    assert all(abs(a - b) > 1e-3 for a, b in zip(losses, baseline, strict=False))
 
 
 LEARNING = [*SIZES, "--learning-rate", "1e-2", "--batch-size", "8", "--no-graph"]
@@ -88,11 +64,6 @@ def text(tmp_path):
     path = tmp_path / "some text.txt"
     path.write_bytes(pathlib.Path(os.__file__).read_bytes()[:20000])
     return path
-
-
-def test_loss_falls_on_text(text):
-    losses, _ = train(1, [*LEARNING, "--data", text, "--vocab-size", "128"], steps=150)
-    assert losses[0] > math.log(128) - 0.2 and sum(losses[-5:]) / 5 < 2.9
 
 
 @pytest.mark.gpu
@@ -186,27 +157,19 @@ def test_a_failed_capture_keeps_its_reason_and_the_run_goes_on(fake_gpu, monkeyp
     assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
 
 
-def test_a_timed_step_lies_between_two_synchronisations(fake_gpu, monkeypatch):
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_timed_step_lies_between_two_synchronisations(fake_gpu, monkeypatch, graph):
     """The clock starts after the GPU is idle and stops after it has finished."""
     trainer, batch, gpu = fake_gpu
+    if graph:
+        trainer.step()
+        trainer.graph = mock.Mock(replay=lambda: gpu.calls.append("replay"))
+        gpu.calls.clear()
     clock = type(trainer).run.__globals__["time"].perf_counter
     monkeypatch.setattr("time.perf_counter", lambda: gpu.calls.append("clock") or clock())
     trainer.run(*batch)
-    assert gpu.calls == ["synchronize", "clock", *["event"] * 4, "synchronize", "clock"]
-
-
-def test_a_replayed_step_lies_between_two_synchronisations(fake_gpu, monkeypatch):
-    trainer, batch, gpu = fake_gpu
-    trainer.step()
-    gpu.calls.clear()
-
-    class Graph:
-        def replay(self):
-            gpu.calls.append("replay")
-
-    trainer.graph = Graph()
-    trainer.run(*batch)
-    assert gpu.calls == ["synchronize", "replay", "synchronize"]
+    step = ["replay"] if graph else ["event"] * 4
+    assert gpu.calls == ["synchronize", "clock", *step, "synchronize", "clock"]
 
 
 # ---------------------------------------------------------------- data
@@ -303,16 +266,6 @@ def test_flops_are_those_that_pytorch_counts(version):
     assert script.flops_per_step(trainer.model, config) == counter.get_total_flops() - unneeded
 
 
-@pytest.mark.parametrize(("preset", "gflop"), [("small", 199.7), ("medium", 9638)])
-def test_flops_of_the_presets(preset, gflop):
-    script = load_version(1)
-    config = script.parse_options(["--preset", preset])
-    config.device = "meta"
-    with torch.device(config.device):
-        model = script.TinyLlama(config)
-    assert script.flops_per_step(model, config) / 1e9 == pytest.approx(gflop, rel=0.05)
-
-
 def test_parameters_trained_counts_what_has_a_gradient():
     _, trainer = train(1, SIZES, steps=1)
     count, model = load_version(1).parameters_trained, trainer.model
@@ -322,7 +275,3 @@ def test_parameters_trained_counts_what_has_a_gradient():
     model.layers[1].attention.q_proj.weight.grad.zero_()
     model.norm.weight.grad[3] = math.nan
     assert count(model) == total - 2 * 32 * 32 - 32
-
-
-if __name__ == "__main__":  # prints what GOLDEN holds: PYTHONPATH=scripts:tests python tests/versions/test_training.py
-    print(json.dumps(train(1, [*SIZES, "--learning-rate", "1e-2"])[0]))

@@ -29,29 +29,6 @@ def test_relative_error():
     assert relative_error(ones * math.inf, ones) == math.inf
 
 
-@pytest.mark.parametrize("version", SCRIPTS)
-def test_gradient_predicts_how_the_loss_changes(version):
-    """Along its own direction, the gradient is the slope of the loss between two moved sets of weights."""
-    script = load_version(version)
-    loss, gradients = loss_and_gradients(version, SIZES, step=3)
-    config = script.parse_options([*SIZES, "--no-graph"])
-    trainer, data = script.Trainer(config), script.load_data(config)
-    tokens, labels = (tensor.to(config.device) for tensor in script.batch(data, 3, config))
-    views = script.canonical_views(dict(trainer.model.named_parameters()), config)
-    assert gradients.keys() == views.keys()
-    length = math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values()))
-    losses = {}
-    with torch.no_grad():
-        for move in (-1e-2, 1e-2):
-            for sign in (1, -1):
-                for name, view in views.items():
-                    view += sign * move * gradients[name].to(view.device) / length
-                losses.setdefault(move, float(script.compute_loss(trainer.model, tokens, labels, config)))
-    slope = (losses[1e-2] - losses[-1e-2]) / 2e-2
-    assert slope == pytest.approx(length, rel=1e-2)
-    assert loss == pytest.approx(sum(losses.values()) / 2, rel=1e-3)
-
-
 def test_full_precision_overrides_the_options():
     half = [*SIZES, "--use-amp"]
     wanted, gradients = loss_and_gradients(1, SIZES)
