@@ -19,4 +19,4 @@ if [[ ${1:-} == --all ]]; then
     which=()
     shift
 fi
-exec "$PYTHON" -m pytest -n 2 --dist worksteal --durations 10 ${which[@]+"${which[@]}"} "$@"
+exec "$PYTHON" -m pytest -n 2 --dist worksteal --durations 10 "${which[@]}" "$@"

@@ -35,7 +35,7 @@ ROCM_BUILDS = {
 
 
 def requirements(group: str) -> list[tuple[str, str, str]]:
-    """Return (name, lower bound, upper bound or "") of each dependency in pyproject.toml; group is "run" or "test"."""
+    """(name, lower bound, upper bound or "") of each dependency in pyproject.toml; group is "run" or "test"."""
     text = PYPROJECT.read_text().split("[project]")[1].split("[tool.")[0]
     text, extras = text.split("[project.optional-dependencies]")
     if group == "test":  # what plots and peers need is not the tests' business
