@@ -76,7 +76,7 @@ def test_everything_the_presets_launch_fits_every_target(tmp_path):
 
 
 def assert_fewest_spills(spilling):
-    """Where spills are no fault: no smaller tile and no more warps give fewer of them than what the kernel has."""
+    """Check that, where spills are no fault, neither smaller tiles nor more warps give fewer of them."""
     for row in spilling:
         tiles = ["16x16", "32x16", "32x32", "64x32"]  # the shorter side divides the longer: the walks need it
         tiles = ["x".join(tile.split("x")[::-1]) for tile in tiles] if "dkdv" in row.kernel else tiles
