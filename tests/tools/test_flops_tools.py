@@ -15,7 +15,7 @@ from common import counts, roofline
 from common.counts import Gemm
 from common.profiles import Operation
 from common.versions import SCRIPTS, load_version
-from in_process import run_here
+from in_process import refused, run_here
 
 FOLDERS = {version: script.parent for version, script in SCRIPTS.items()}
 # hidden 32, 1 layer, 2 query heads and 1 key head of 16, feed-forward 16, vocabulary 10; 1 sequence of 4 tokens
@@ -25,16 +25,6 @@ BY_HAND = (
 ).split()
 METADATA = dict(zip("vocab_size hidden_dim num_layers num_heads num_kv_heads".split(), (50, 64, 2, 4, 2), strict=True))
 METADATA |= {"intermediate_dim": 96, "seq_len": 16, "batch_size": 2, "version": 3, "part": "whole"}
-
-
-def refused(main, arguments, capsys, words, status=2):
-    """Check that a tool answers bad input with one line and this status."""
-    try:
-        found = main([str(word) for word in arguments])
-    except SystemExit as error:
-        found = error.code
-    errors = capsys.readouterr().err.strip().splitlines()
-    assert found == status and words in errors[-1], errors
 
 
 # ---------------------------------------------------------------- run_deepspeed_flops.py

@@ -14,6 +14,7 @@ import torch
 import inspect_kernels
 from common.occupancy import TARGETS, occupancy
 from common.versions import REPOSITORY, load_version
+from in_process import run_here
 from inspect_kernels import EXERCISES, PRECISIONS, Kernel
 
 pytestmark = pytest.mark.skipif(bool(inspect_kernels.too_old()), reason=f"the tool {inspect_kernels.too_old()}")
@@ -29,8 +30,7 @@ def own_cache(tmp_path_factory):
 
 
 def run_tool(*argv):
-    command = [sys.executable, REPOSITORY / "scripts" / "inspect_kernels.py", *map(str, argv)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_here([sys.executable, REPOSITORY / "scripts" / "inspect_kernels.py", *argv])
 
 
 def kernels(*argv):
