@@ -282,6 +282,28 @@ def test_kernel_counts_are_those_of_the_parts():
     assert counts.KERNELS.keys() <= defined
 
 
+def test_the_picture_names_every_point_on_a_line_of_its_own(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    from matplotlib import axes
+
+    written = {}
+    annotate = axes.Axes.annotate
+
+    def remember(self, text, xy, *more, **options):
+        written.setdefault(text, []).append((*xy, self.get_xlim()))
+        return annotate(self, text, xy, *more, **options)
+
+    monkeypatch.setattr(axes.Axes, "annotate", remember)
+    points = [(name, x, None, None) for name, x in (("SwiGLU", 0.1), ("RoPE", 0.1), ("mm", 100), ("head", 100))]
+    for top in (0.1, 700.0):  # a CPU, a GPU
+        roofline.draw_roofline(tmp_path / "a.png", "", {"matmul_tflops": top, "copy_tb_s": 1.0}, points)
+    found = [written[name] for name, *_ in points]
+    assert len({height for (_, height, _), _ in found}) == len(points)
+    for first, second in found:  # one scale for all
+        assert first == second and first[2] == roofline.FLOP_PER_BYTE
+    assert {"matmul 0.100 TFLOP/s", "matmul 700 TFLOP/s"} <= written.keys()
+
+
 def test_bad_input_of_the_bandwidth_tool(known_trace, capsys, monkeypatch):
     monkeypatch.chdir(known_trace)
     data = ["--profile-data", "complete_rocm_analysis"]
