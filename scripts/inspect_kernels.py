@@ -163,10 +163,8 @@ def fill_in(row, result, dump_folder):
     row.stores, row.hash = len(re.findall(STORE[target.backend], code)), result.hash
     row.waves, row.limit = occupancy(target, row.registers, row.shared_bytes, metadata.num_warps, row.tensor_memory)
     if dump_folder:
-        name = re.sub(
-            r"[^\w=.]+", "_", "_".join([row.target, row.source[:2], row.kernel, *row.precisions, row.constants])
-        )
-        (pathlib.Path(dump_folder) / f"{name[:200]}.{'amdgcn' if target.backend == 'hip' else 'ptx'}").write_text(code)
+        name, kind = re.sub(r"[^\w=.]+", "_", row.title())[:200], "amdgcn" if target.backend == "hip" else "ptx"
+        (pathlib.Path(dump_folder) / f"{name}.{kind}").write_text(code)
 
 
 # ---------------------------------------------------------------- compiling instead of launching
@@ -326,7 +324,7 @@ def inspect(target, label, options):
 
 
 def prepare_worker():
-    """Before Triton is imported: compile, do not interpret."""
+    """Have Triton compile, not interpret; it reads this when it is imported."""
     os.environ["TRITON_INTERPRET"] = "0"
     import torch
 
@@ -368,11 +366,12 @@ def inspect_all(options):
         for target in filter(obstacles.get, obstacles):
             progress(f"{target} is left out, Triton cannot compile for it here: {obstacles[target]}")
         tasks = [(target, label) for target in obstacles if not obstacles[target] for label in options.dtype]
-        for done, found in enumerate(pool.map(inspect, *zip(*tasks, strict=True), itertools.repeat(options)), 1):
-            for row in found:
+        futures = [pool.submit(inspect, *task, options) for task in tasks]
+        for done, (task, future) in enumerate(zip(tasks, futures, strict=True), 1):
+            for row in future.result():
                 same = rows.setdefault((row.target, row.source, row.kernel, row.hash or row.constants), row)
                 same.precisions += [label for label in row.precisions if label not in same.precisions]
-            progress(f"{done} of {len(tasks)}: {' '.join(tasks[done - 1])}, {len(found)} kernels")
+            progress(f"{done} of {len(tasks)}: {' '.join(task)}, {len(future.result())} kernels")
     return list(rows.values())
 
 

@@ -87,6 +87,11 @@ def preset_sizes(preset: str) -> Sizes:
     return sizes_of_options(["--preset", preset])
 
 
+def steps_of(preset: str, precision: str) -> list[dict]:
+    """Return the counts of every version's step."""
+    return [step_counts(version, precision, preset_sizes(preset)) for version in SCRIPTS]
+
+
 def math(value) -> str:
     return f"${formula(value, '^{{{}}}')}$" if value != 0 else ""
 
@@ -129,8 +134,8 @@ def launches_table() -> str:
         for part in [part for part in PARTS if part in found[0] and found[0][part].backward + found[0][part].forward]:
             rows.append([f"{part}, {where}", *(f"{len(p[part].forward)} + {len(p[part].backward)}" for p in found)])
     for preset in PRESETS:
-        steps = [step_counts(version, "float32", preset_sizes(preset)) for version in SCRIPTS]
-        rows.append([f"**step of `{preset}`**", *(f"**{total(step, 'launches'):,}**" for step in steps)])
+        sums = [total(step, "launches") for step in steps_of(preset, "float32")]
+        rows.append([f"**step of `{preset}`**", *(f"**{n:,}**" for n in sums)])
     return markdown_table(["launches, forward + backward", *VERSIONS], rows)
 
 
@@ -153,15 +158,13 @@ def formula_table(quantity: str) -> str:
 
 def step_table(quantity: str, unit: float, name: str) -> str:
     """Return the numbers of one step by part for each version, and the sums for all presets and precisions."""
-    steps, rows = [step_counts(version, "float32", preset_sizes("small")) for version in SCRIPTS], []
+    rows, steps = [], [both_phases(step, quantity) for step in steps_of("small", "float32")]
     for part in PARTS:
-        values = [both_phases(step, quantity)[part] for step in steps]
-        if any(values):
-            rows.append([part, *(f"{value / unit:,.1f}" for value in values)])
-    for preset in PRESETS:
-        for precision in ("float32", "bfloat16"):
-            sums = [total(step_counts(v, precision, preset_sizes(preset)), quantity) / unit for v in SCRIPTS]
-            rows.append([f"**step of `{preset}`, {PRECISIONS[precision]}**", *(f"**{n:,.0f}**" for n in sums)])
+        if any(step[part] for step in steps):
+            rows.append([part, *(f"{step[part] / unit:,.1f}" for step in steps)])
+    for preset, precision in itertools.product(PRESETS, ("float32", "bfloat16")):
+        sums = [total(step, quantity) / unit for step in steps_of(preset, precision)]
+        rows.append([f"**step of `{preset}`, {PRECISIONS[precision]}**", *(f"**{n:,.0f}**" for n in sums)])
     return markdown_table([f"{name}, `small`, fp32", *VERSIONS], rows)
 
 
@@ -194,12 +197,9 @@ def roofline_table(version: int, precision: str, preset: str) -> str:
 def shortest_table() -> str:
     """Return the shortest possible step of every version: its FLOPs and bytes at the peaks, launches for nothing."""
     rows = []
-    for preset in ("small", "medium"):
-        for precision in ("float32", "bfloat16"):
-            steps = [step_counts(version, precision, preset_sizes(preset)) for version in SCRIPTS]
-            for gpu in GPUS:
-                times = [f"{counts.shortest_step_ms(step, gpu, precision):,.2f}" for step in steps]
-                rows.append([f"`{preset}`, {PRECISIONS[precision]}, {gpu}", *times])
+    for preset, precision, gpu in itertools.product(("small", "medium"), ("float32", "bfloat16"), GPUS):
+        times = [f"{counts.shortest_step_ms(step, gpu, precision):,.2f}" for step in steps_of(preset, precision)]
+        rows.append([f"`{preset}`, {PRECISIONS[precision]}, {gpu}", *times])
     return markdown_table(["shortest step, ms", *VERSIONS], rows)
 
 

@@ -63,16 +63,20 @@ def sizes_of(config) -> Sizes:
 # ---------------------------------------------------------------- parameters and FLOPs
 
 
+def projections(s: Sizes) -> dict[str, tuple[int, int]]:
+    """Return {part: (inputs, outputs)} of the weight matrices of a layer."""
+    return {
+        "QKV projection": (s.C, s.C + 2 * s.kv),
+        "output projection": (s.C, s.C),
+        "gate and up": (s.C, 2 * s.F),
+        "down projection": (s.F, s.C),
+    }
+
+
 def parameters(s: Sizes) -> dict[str, tuple]:
     """Return {part: (parameters of each layer, parameters outside the layers)}."""
-    return {
-        "embedding": (0, s.V * s.C),
-        "norms and residual": (2 * s.C, s.C),
-        "QKV projection": (s.C * (s.C + 2 * s.kv), 0),
-        "output projection": (s.C * s.C, 0),
-        "gate and up": (2 * s.C * s.F, 0),
-        "down projection": (s.C * s.F, 0),
-    }
+    matrices = {part: (k * n, 0) for part, (k, n) in projections(s).items()}
+    return {"embedding": (0, s.V * s.C), "norms and residual": (2 * s.C, s.C), **matrices}
 
 
 def parameter_count(s: Sizes) -> int:
@@ -85,14 +89,9 @@ def forward_flops(s: Sizes) -> dict[str, tuple]:
     A matmul of m x k with k x n takes 2mkn. Of the T x T scores the causal half is needed, in two matmuls.
     """
     rows = s.B * s.T
-    return {
-        "QKV projection": (2 * rows * s.C * (s.C + 2 * s.kv), 0),
-        "attention": (2 * rows * s.T * s.C, 0),
-        "output projection": (2 * rows * s.C * s.C, 0),
-        "gate and up": (4 * rows * s.C * s.F, 0),
-        "down projection": (2 * rows * s.C * s.F, 0),
-        "output head": (0, 2 * rows * s.C * s.V),
-    }
+    found = {part: (2 * rows * k * n, 0) for part, (k, n) in projections(s).items()}
+    found |= {"attention": (2 * rows * s.T * s.C, 0), "output head": (0, 2 * rows * s.C * s.V)}
+    return {part: found[part] for part in PARTS if part in found}
 
 
 def required_flops(s: Sizes) -> dict[str, int]:
@@ -316,8 +315,8 @@ def adamw(s: Sizes, version: int, precision: str) -> Part:
 
 def adamw_of_layer(s: Sizes, version: int, e: int) -> Part:
     """Count the casts of a layer's gradients to float32, and its step counters: version 4 in 16 bits."""
-    matrices = s.C * (s.C + 2 * s.kv), s.C * s.C, 2 * s.C * s.F, s.C * s.F
-    return Part([], [*(CAST * n for n in matrices), *[8] * 6]) if version == 4 and e == 2 else Part()
+    casts = [CAST * k * n for k, n in projections(s).values()]
+    return Part([], [*casts, *[8] * 6]) if version == 4 and e == 2 else Part()
 
 
 def parts_of_layer(version: int, precision: str, s: Sizes) -> dict[str, Part]:
@@ -457,12 +456,12 @@ class Gemm(NamedTuple):
 def gemms(s: Sizes) -> list[Gemm]:
     """Return the matmuls of version 1's training step; equal shapes stand together."""
     rows, found = s.B * s.T, []
-    weights = [("q, o", s.C, s.C, 2), ("k, v", s.C, s.kv, 2), ("gate, up", s.C, s.F, 2), ("down", s.F, s.C, 1)]
-    calls = [(name, k, n, times * s.L) for name, k, n, times in weights] + [("output head", s.C, s.V, 1)]
-    for name, k, n, times in calls:
-        found.append(Gemm(name, "forward", 1, rows, k, n, times))
-        found.append(Gemm(name, "input gradient", 1, rows, n, k, times))
-        found.append(Gemm(name, "weight gradient", 1, n, rows, k, times))
+    weights = {"q, o": (s.C, s.C, 2 * s.L), "k, v": (s.C, s.kv, 2 * s.L), "gate, up": (s.C, s.F, 2 * s.L)}
+    weights |= {"down": (s.F, s.C, s.L), "output head": (s.C, s.V, 1)}
+    for name, (k, n, calls) in weights.items():
+        found.append(Gemm(name, "forward", 1, rows, k, n, calls))
+        found.append(Gemm(name, "input gradient", 1, rows, n, k, calls))
+        found.append(Gemm(name, "weight gradient", 1, n, rows, k, calls))
     heads = s.B * s.H
     found.append(Gemm("scores", "forward", heads, s.T, s.D, s.T, s.L))
     found.append(Gemm("weights x value", "forward", heads, s.T, s.T, s.D, s.L))

@@ -38,10 +38,6 @@ NCU_METRICS = {
 MICROSECONDS = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3}
 
 
-class LimitsError(ValueError):
-    """Hold one sentence for the user about a file without the expected tables."""
-
-
 def number(text):
     """Return a cell's number, or None for an empty one."""
     try:
@@ -102,7 +98,7 @@ def read_folder(folder):
     kernels = [analysed_kernel(file.read_text(errors="replace"), int(file.stem.split("_")[1])) for file in files]
     rows = [kernel for kernel in kernels if kernel and kernel["kernel"]]
     if not rows:
-        raise LimitsError(f"{folder} holds no analysis with a speed-of-light table: the profile saw no kernel")
+        raise ValueError(f"{folder} holds no analysis with a speed-of-light table: the profile saw no kernel")
     return rows
 
 
@@ -117,7 +113,7 @@ def read_counters(path):
                 kernel[column] = row["mean"] * scale
     rows = [kernel for kernel in kernels.values() if kernel["memory"] is not None or kernel["compute"] is not None]
     if not rows:
-        raise LimitsError(f"{path} holds none of the metrics: {', '.join(NCU_METRICS.values())}")
+        raise ValueError(f"{path} holds none of the metrics: {', '.join(NCU_METRICS.values())}")
     return sorted(rows, key=lambda row: -(row["mean_us"] or 0))
 
 
@@ -166,7 +162,7 @@ def main(argv=None):
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(["kernel", *COLUMNS, "limited_by"])
                 writer.writerows([row["kernel"], *(row[column] for column in COLUMNS), limit_of(row)] for row in rows)
-    except (LimitsError, OSError, json.JSONDecodeError, KeyError) as error:
+    except (OSError, ValueError, KeyError) as error:
         print(f"limits.py: {error}", file=sys.stderr)
         return 1
     print(as_text(rows[: options.top]))

@@ -271,8 +271,9 @@ def draw_roofline(path: pathlib.Path, title: str, ceilings: dict, points: list[t
     placed = [(name, x, min(top, bandwidth * x) if y is None else y) for name, x, y, _ in points]
     with matplotlib_figure(path, height=5.0) as (_, axes):
         axes.plot([low, top / bandwidth, high], [bandwidth * low, top, top], color="black", linewidth=2)
-        axes.text(high, 1.15 * top, f"matmul {rounded(top)} TFLOP/s", ha="right", fontsize=9)
-        axes.text(1.3 * low, 15 * bandwidth * low, f"copy {rounded(1e3 * bandwidth)} GB/s", fontsize=9)
+        name = f"matmul {rounded(top)} TFLOP/s"
+        axes.annotate(name, (high, top), (0, 6), textcoords="offset points", ha="right", fontsize=9)
+        axes.text(1.3 * low, 25 * bandwidth * low, f"copy {rounded(1e3 * bandwidth)} GB/s", fontsize=9)
         axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bandwidth * low / 100, 3 * top), title=title)
         axes.set(xlabel="FLOP per byte", ylabel="TFLOP/s")
         axes.grid(True, alpha=0.3)
@@ -282,6 +283,7 @@ def draw_roofline(path: pathlib.Path, title: str, ceilings: dict, points: list[t
         name_points(axes, placed[:NAMED], middle=(low * high) ** 0.5)
 
 
+LINE = {"arrowstyle": "-", "color": "#999999"}
 WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0}
 
 
@@ -293,18 +295,9 @@ def name_points(axes, points: list[tuple], middle: float) -> None:
     """
     left = sorted((point for point in points if point[1] < middle), key=lambda point: point[1:])
     right = sorted((point for point in points if point[1] >= middle), key=lambda point: (-point[1], point[2]))
+    across = axes.get_xaxis_transform()  # x in data, y as a fraction of the height
     for row, (name, x, y) in enumerate(left + right):
-        to_line, align = (3, "left") if row < len(left) else (-3, "right")
-        across = axes.get_xaxis_transform()  # x in data, y as a fraction of the height
-        height = 0.03 + 0.052 * row
-        axes.annotate(
-            "",
-            (x, y),
-            (x, height),
-            xycoords="data",
-            textcoords=across,
-            arrowprops={"arrowstyle": "-", "color": "#999999"},
-        )
-        axes.annotate(
-            name, (x, height), (to_line, 0), across, "offset points", fontsize=9, ha=align, va="center", bbox=WHITE
-        )
+        offset, align = (3, "left") if row < len(left) else (-3, "right")
+        place, style = (x, 0.03 + 0.052 * row), {"fontsize": 9, "ha": align, "va": "center", "bbox": WHITE}
+        axes.annotate("", (x, y), place, "data", across, arrowprops=LINE)
+        axes.annotate(name, place, (offset, 0), across, "offset points", **style)

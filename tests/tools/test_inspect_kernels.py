@@ -14,6 +14,7 @@ import torch
 import inspect_kernels
 from common.occupancy import TARGETS, occupancy
 from common.versions import REPOSITORY, load_version
+from in_process import run_here
 from inspect_kernels import EXERCISES, PRECISIONS, Kernel
 
 pytestmark = pytest.mark.skipif(bool(inspect_kernels.too_old()), reason=f"the tool {inspect_kernels.too_old()}")
@@ -29,8 +30,7 @@ def own_cache(tmp_path_factory):
 
 
 def run_tool(*argv):
-    command = [sys.executable, REPOSITORY / "scripts" / "inspect_kernels.py", *map(str, argv)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_here([sys.executable, REPOSITORY / "scripts" / "inspect_kernels.py", *argv])
 
 
 def kernels(*argv):
@@ -76,7 +76,7 @@ def test_everything_the_presets_launch_fits_every_target(tmp_path):
 
 
 def assert_fewest_spills(spilling):
-    """Where spills are no fault: no smaller tile and no more warps give fewer of them than what the kernel has."""
+    """Check that, where spills are no fault, neither smaller tiles nor more warps give fewer of them."""
     for row in spilling:
         tiles = ["16x16", "32x16", "32x32", "64x32"]  # the shorter side divides the longer: the walks need it
         tiles = ["x".join(tile.split("x")[::-1]) for tile in tiles] if "dkdv" in row.kernel else tiles
