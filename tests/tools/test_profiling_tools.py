@@ -35,13 +35,6 @@ def call(version, tool, *arguments, cwd=None, **environment):
     )
 
 
-@pytest.mark.parametrize("version", SCRIPTS)
-@pytest.mark.parametrize("tool", ["run_pytorch_profiler.py", "run_deepspeed_flops.py", "run_all_profilers.sh"])
-def test_every_folder_offers_the_tool_by_a_relative_link(version, tool):
-    link = SCRIPTS[version].parent / tool
-    assert os.readlink(link) == f"../scripts/{tool}" and link.is_file()
-
-
 def test_the_folder_tells_the_version(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for version, script in SCRIPTS.items():
