@@ -122,7 +122,11 @@ def line_of(output, name):
 def test_without_folders_all_four_are_compared(capsys):
     assert versions_tool.main([*HERE, "--rounds", "1", "--num-steps", "2"]) == 0
     output, errors = capsys.readouterr()
-    assert "sizes: 1 layers, width 32" in output and "\nprecision: float32\n" in output
+    assert (
+        "sizes: 1 layers, width 32" in output
+        and f"software: PyTorch {torch.__version__}" in output
+        and "\nprecision: float32\n" in output
+    )
     assert re.search(r"\n +v1 +v2 +v3 +v4\n", output) and line_of(output, "parameters trained") == ["100%"] * 4
     speeds = line_of(output, "times v1's speed")
     interpreted = not torch.cuda.is_available()
