@@ -79,7 +79,6 @@ def findings(content):
     for version in content["versions"]:
         if version["parameters_trained"] != version["parameters"]:
             lines.append(f"{version['name'].capitalize()} does not train every parameter: its speed means nothing.")
-    lines += [INTERPRETED] * content["interpreted"]
     return lines + [f"The profiles differ in {difference}." for difference in content["differences"]]
 
 
@@ -90,9 +89,10 @@ def write_report(content, target):
     header = [f"{what} per step", *names, "fewer", *(f"ms, {name}" for name in names)]
     bars = pages.step_bars(versions, f"Time per step with its quartiles, and {names[0]}'s over it.")
     stacks = pages.group_bars(content["groups"], f"Time of each group of {what} per step.")
+    warning = [pages.text(INTERPRETED)] * content["interpreted"]
     sections = [
-        ("The steps", [bars, pages.table(["", *names], pages.result_lines(versions))]),
-        (f"{what.capitalize()} by group", [stacks, pages.table(header, group_cells(content["rows"]))]),
+        ("The steps", [*warning, bars, pages.table(["", *names], pages.result_lines(versions))]),
+        (f"{what.capitalize()} by group", [*warning, stacks, pages.table(header, group_cells(content["rows"]))]),
     ]
     facts = [*pages.facts_of(versions[1]), *content["traces"].items()]
     parts = (f"Fusion report: {' and '.join(names)}", facts, findings(content), sections)

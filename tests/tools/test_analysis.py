@@ -184,7 +184,7 @@ def test_of_a_folder_the_newest_trace_of_each_rank_is_read(make_trace, capsys):
     assert communication.main([str(folder), "--json", "-"]) == 0
     rows = json.loads(capsys.readouterr().out)["processes"]
     assert [pathlib.Path(row["trace"]).name[9:16] for row in rows] == ["rank0_2", "rank1_2"]
-    assert [row["exposed_share"] for row in rows] == [0.4, 0.5]
+    assert [row["exposed_share"] for row in rows] == pytest.approx([0.4, 0.5])
     other = make_trace("p/trace_v1_rank1_3.pt.trace.json", {"ncclDevKernel": 1}, batch_size=99)
     refused(communication.main, [folder], capsys, "batch_size: 2, 99")
     assert communication.main([str(other)]) == 0
