@@ -15,7 +15,15 @@ import sys
 
 from common import report as pages
 from common.command_line import Failure, Parser, progress, result_folder, run_tool, with_sizes
-from common.profiles import INTERPRETED, compare_groups, group_cells, groups_per_step, newest_alike, read_pair, unlike
+from common.profiles import (
+    INTERPRETED,
+    compare_groups,
+    differences,
+    group_cells,
+    groups_per_step,
+    newest_alike,
+    read_pair,
+)
 from common.tables import emit, rounded
 from common.versions import REPOSITORY
 
@@ -55,6 +63,7 @@ def comparison(folders, allow_different):
     chosen = newest_alike(*choices)
     profiles = read_pair(*(content["trace"] for content in chosen), allow_different=allow_different)
     names = [f"version {content['version']}" for content in chosen]
+    names = names if names[0] != names[1] else [f"{names[0]}, baseline", f"{names[1]}, fused"]
     versions = [pages.row_of(name, content) for name, content in zip(names, chosen, strict=True)]
     groups = {name: groups_per_step(profile) for name, profile in zip(names, profiles, strict=True)}
     return {
@@ -63,7 +72,7 @@ def comparison(folders, allow_different):
         "groups": groups,
         "rows": compare_groups(*groups.values()),
         "what": profiles[0].what,
-        "differences": unlike(*(profile.metadata for profile in profiles)),
+        "differences": differences(*profiles),
         "interpreted": any(profile.interpreted for profile in profiles),
     }
 
@@ -79,6 +88,7 @@ def findings(content):
     for version in content["versions"]:
         if version["parameters_trained"] != version["parameters"]:
             lines.append(f"{version['name'].capitalize()} does not train every parameter: its speed means nothing.")
+    lines += [INTERPRETED] * content["interpreted"]
     return lines + [f"The profiles differ in {difference}." for difference in content["differences"]]
 
 

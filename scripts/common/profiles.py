@@ -469,14 +469,19 @@ def read_pair(first, second, steps=(None, None), allow_different=False):
     choices = [whole_traces(pathlib.Path(path)) or [pathlib.Path(path)] for path in (first, second)]
     chosen = newest_alike(*([(path, metadata_of(path)) for path in paths] for paths in choices))
     one, other = (read_profile(path, number) for path, number in zip(chosen, steps, strict=True))
-    found = unlike(one.metadata, other.metadata)
-    found += [f"device: {one.device}, {other.device}"] * (one.device != other.device)
+    found = differences(one, other)
     if one.on_cpu != other.on_cpu:
         raise Failure(2, "one profile is of a CPU and the other of a GPU: profile both on the same device")
     if found and not allow_different:
         where = f"{one.path} and {other.path} are unlike ({'; '.join(found)})"
         raise Failure(2, f"{where}: profile alike, or add --allow-different")
     return one, other
+
+
+def differences(one, other):
+    """Return what differs between two profiles' runs, their version apart: "name: one, other"."""
+    device = [f"device: {one.device}, {other.device}"] * (one.device != other.device)
+    return unlike(one.metadata, other.metadata) + device
 
 
 def newest_alike(first, second):

@@ -307,6 +307,12 @@ def test_the_fusion_report_takes_the_newest_profiles_of_like_runs(two_profiles, 
     assert "differ in hidden_dim: 32, 64" in (place / "r.md").read_text()
 
 
+def test_two_profiles_of_one_version_are_set_side_by_side(two_profiles, tmp_path, capsys):
+    both = ["--baseline", str(two_profiles[2]), "--fused", str(two_profiles[2])]
+    assert fusion_report.main([*both, "--output-dir", str(tmp_path / "r")]) == 0
+    assert "| version 2, baseline | version 2, fused |" in (tmp_path / "r" / "fusion_report.md").read_text()
+
+
 def test_bad_input_of_the_fusion_report(two_profiles, tmp_path, capsys):
     both = ["--baseline", two_profiles[1], "--fused", two_profiles[2]]
     refused(fusion_report.main, ["--baseline", "nowhere", "--fused", two_profiles[2]], capsys, "holds no profile_v")
