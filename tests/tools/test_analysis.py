@@ -219,12 +219,6 @@ def test_a_negative_fixed_cost_is_said_to_make_no_sense(make_trace, capsys):
     assert "ms per sequence: a negative fixed part makes no sense as a cost" in capsys.readouterr().out
 
 
-def test_scaling_reads_what_the_scripts_write(profiled, capsys):
-    assert batches.main(["--profile-dirs", str(profiled[1])]) == 0
-    row = capsys.readouterr().out.splitlines()[1].split()
-    assert row[:3] == ["2", "16", "2"] and float(row[3]) > 0 and float(row[8].replace(",", "")) > 50
-
-
 def test_bad_input_of_the_scaling_analysis(make_trace, tmp_path, capsys):
     first = make_trace("a/trace_1.json", {"gemm": 1}).parent
     refused(batches.main, ["--profile-dirs", "scaling_bs*"], capsys, "scaling_bs* does not exist")

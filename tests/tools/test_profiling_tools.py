@@ -53,7 +53,7 @@ def test_the_folder_tells_the_version(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def profile_folder(tmp_path_factory):
-    """What one run of run_pytorch_profiler.py left."""
+    """Run run_pytorch_profiler.py once; return the folder that it leaves."""
     folder = tmp_path_factory.mktemp("profile") / "fusion analysis"
     arguments = (*SMALL, "--num-steps", "2", "--profile-steps", "2", "--profile-dir", folder, "--generate-report")
     with pytest.MonkeyPatch.context() as patch:
