@@ -14,12 +14,12 @@ from common.command_line import Parser, add_steps, positive, run_tool
 from common.profiles import (
     INTERPRETED,
     compare_groups,
+    differences,
     group_cells,
     groups_per_step,
     per_step,
     read_pair,
     short,
-    unlike,
 )
 from common.tables import emit, text_table
 
@@ -53,7 +53,7 @@ def analyze(options):
     groups = [groups_per_step(one, f"--{name}-steps") for one, name in zip(pair, names, strict=True)]
     content = {name: {"title": one.title, "steps": one.steps} for one, name in zip(pair, names, strict=True)}
     content |= {"what": pair[0].what, "interpreted": any(one.interpreted for one in pair)}
-    content |= {"differences": unlike(*(one.metadata for one in pair))}
+    content |= {"differences": differences(*pair)}
     content |= {"rows": compare_groups(*groups), "change": changes(pair)}
     emit(content, as_text(content, options.top), options.json)
 

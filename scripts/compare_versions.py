@@ -3,8 +3,8 @@
 
 Without folders all four are compared. Each round trains every version once in a process of its own: what drifts hits
 all of them alike. A version whose gradients are not the first one's gets no speed-up. With --report FOLDER every
-version is profiled as well, and report.html holds tables and charts: steps, kernels by group, rooflines and, with
---seq-lengths, memory over the sequence length. Options that are not listed here go to all training scripts.
+version is profiled as well, and report.html holds tables and charts: steps, kernels by group and rooflines. Options
+that are not listed here go to all training scripts.
 
 Exit status: 0 compared; 1 where a version fails or computes something else; 2 for bad input.
 """
@@ -13,7 +13,6 @@ import json
 import statistics
 import sys
 
-from common import memory
 from common import report as pages
 from common.accuracy import compare, outcome, verdict
 from common.command_line import (
@@ -21,7 +20,6 @@ from common.command_line import (
     Parser,
     add_time_limit,
     load_script,
-    numbers,
     on_cpu,
     positive,
     progress,
@@ -198,23 +196,8 @@ def roofline_section(profiles, content):
     return parts
 
 
-def memory_section(paths, content, lengths, limit):
-    """Return memory over the sequence length: the lines, and their numbers."""
-    scripts = {int(row["name"][1:]): paths[row["name"]] for row in content["rows"]}
-    measured = memory.measure(scripts, lengths, [*content["options"], "--num-steps", "2"], limit)
-    if not measured["lengths"]:
-        return [pages.text("No time was left to measure it.")]
-    content["memory"] = measured
-    series = {f"v{row['version']}": row["peaks_mb"] for row in measured["rows"]}
-    lengths, peaks = measured["lengths"], zip(*series.values(), strict=True)
-    lines = [[f"{t} tokens, MB", *(known(p, ",.0f") for p in of)] for t, of in zip(lengths, peaks, strict=True)]
-    lines.append(["growth", *(row["growth"] or "-" for row in measured["rows"])])
-    chart = pages.memory_lines(lengths, series, "Peak memory over the length of the sequences.")
-    return [chart, pages.table(["", *series], lines)]
-
-
-def write_report(content, paths, folder, lengths, limit):
-    """Write report.html, the traces and comparison.json into the folder; again after the memory, which takes long."""
+def write_report(content, paths, folder):
+    """Write report.html, the traces and comparison.json into the folder."""
     timed = [row for row in content["rows"] if row["speedup"] is not None]
     if not timed:
         raise Failure(1, f"no report: {'; '.join(notes(content))}")
@@ -225,12 +208,9 @@ def write_report(content, paths, folder, lengths, limit):
         ("Where the time goes", kernel_section(profiles, content)),
         ("Roofline", roofline_section(profiles, content)),
     ]
-    for measure_memory in [False, True][: 1 + bool(lengths)]:
-        if measure_memory:
-            sections.append(("Memory over sequence length", memory_section(paths, content, lengths, limit)))
-        html = pages.page("Comparison of the versions", facts(content), [finding(content), *notes(content)], sections)
-        (folder / "comparison.json").write_text(json.dumps(content, indent=1) + "\n")
-        (folder / "report.html").write_text(html, encoding="utf-8")
+    html = pages.page("Comparison of the versions", facts(content), [finding(content), *notes(content)], sections)
+    (folder / "comparison.json").write_text(json.dumps(content, indent=1) + "\n")
+    (folder / "report.html").write_text(html, encoding="utf-8")
     progress(f"wrote {folder / 'report.html'}")
 
 
@@ -244,11 +224,10 @@ def run(options, rest):
     if len(paths) < 2:
         raise Failure(2, "give two folders or more, as --v1 DIR --v2 DIR, or none to compare all four")
     limit = TimeLimit(options.time_limit)
-    # gradients and a profile of each version, and their memory for each length
-    after = len(paths) * (2 + len(options.seq_lengths or [])) if options.report else len(paths)
+    after = len(paths) * (2 if options.report else 1)  # gradients and a profile of each version
     content = study(paths, ["--num-steps", str(options.num_steps), *rest], options.rounds, limit, after)
     if options.report:
-        write_report(content, paths, result_folder(options.report, "--report"), options.seq_lengths, limit)
+        write_report(content, paths, result_folder(options.report, "--report"))
     emit(content, as_text(content), options.json)
     return 1 if content["problems"] else 0
 
@@ -266,7 +245,6 @@ def main(argv=None):
     add("--num-steps", type=positive, default=20, metavar="N", help="steps of a run (%(default)s)")
     add_time_limit(parser)
     add("--report", metavar="FOLDER", help="profile as well, and write report.html there")
-    add("--seq-lengths", type=numbers, metavar="T,..", help="memory over these lengths, for the report")
     options, rest = parser.parse_known_args(argv)
     return run_tool("compare_versions.py", lambda: run(options, rest))
 

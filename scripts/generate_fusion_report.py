@@ -15,7 +15,15 @@ import sys
 
 from common import report as pages
 from common.command_line import Failure, Parser, progress, result_folder, run_tool, with_sizes
-from common.profiles import INTERPRETED, compare_groups, group_cells, groups_per_step, newest_alike, read_pair, unlike
+from common.profiles import (
+    INTERPRETED,
+    compare_groups,
+    differences,
+    group_cells,
+    groups_per_step,
+    newest_alike,
+    read_pair,
+)
 from common.tables import emit, rounded
 from common.versions import REPOSITORY
 
@@ -55,6 +63,7 @@ def comparison(folders, allow_different):
     chosen = newest_alike(*choices)
     profiles = read_pair(*(content["trace"] for content in chosen), allow_different=allow_different)
     names = [f"version {content['version']}" for content in chosen]
+    names = names if names[0] != names[1] else [f"{names[0]}, baseline", f"{names[1]}, fused"]
     versions = [pages.row_of(name, content) for name, content in zip(names, chosen, strict=True)]
     groups = {name: groups_per_step(profile) for name, profile in zip(names, profiles, strict=True)}
     return {
@@ -63,7 +72,7 @@ def comparison(folders, allow_different):
         "groups": groups,
         "rows": compare_groups(*groups.values()),
         "what": profiles[0].what,
-        "differences": unlike(*(profile.metadata for profile in profiles)),
+        "differences": differences(*profiles),
         "interpreted": any(profile.interpreted for profile in profiles),
     }
 
@@ -90,9 +99,10 @@ def write_report(content, target):
     header = [f"{what} per step", *names, "fewer", *(f"ms, {name}" for name in names)]
     bars = pages.step_bars(versions, f"Time per step with its quartiles, and {names[0]}'s over it.")
     stacks = pages.group_bars(content["groups"], f"Time of each group of {what} per step.")
+    warning = [pages.text(INTERPRETED)] * content["interpreted"]
     sections = [
-        ("The steps", [bars, pages.table(["", *names], pages.result_lines(versions))]),
-        (f"{what.capitalize()} by group", [stacks, pages.table(header, group_cells(content["rows"]))]),
+        ("The steps", [*warning, bars, pages.table(["", *names], pages.result_lines(versions))]),
+        (f"{what.capitalize()} by group", [*warning, stacks, pages.table(header, group_cells(content["rows"]))]),
     ]
     facts = [*pages.facts_of(versions[1]), *content["traces"].items()]
     parts = (f"Fusion report: {' and '.join(names)}", facts, findings(content), sections)

@@ -110,12 +110,12 @@ def report(content, trace):
     per_group = pages.table(["group", "calls per step", "ms per step", "%"], groups)
     per_kernel = pages.table(["name", "group", "calls per step", "ms per step", "mean us"], kernels)
     timeline = pages.text(f"Timeline: open `{content['trace']}` in https://ui.perfetto.dev.")
+    warning = [pages.text(INTERPRETED)] * trace.interpreted
     sections += [
-        (f"Groups of {trace.what} in {steps} profiled steps", [per_group]),
-        (f"The longest {trace.what}", [per_kernel, timeline]),
+        (f"Groups of {trace.what} in {steps} profiled steps", [*warning, per_group]),
+        (f"The longest {trace.what}", [*warning, per_kernel, timeline]),
     ]
-    notice = [INTERPRETED] * trace.interpreted
-    return pages.markdown(f"Profile of version {content['version']}", facts, notice, sections)
+    return pages.markdown(f"Profile of version {content['version']}", facts, [], sections)
 
 
 def content_of(trace, metrics):

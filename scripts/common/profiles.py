@@ -5,7 +5,7 @@
     kernel_table(profile.calls), group_table(profile.calls)
 
 Kernel times come from CSV files of rocprofv3 (ROCm 6.2 to 10), rocpd and rocprof, from rocpd databases (ROCm 7 and
-later), SQLite exports of Nsight Systems, and PyTorch's traces, plain or gzipped. Counters come from rocprofv3 (CSV or
+later), SQLite exports of Nsight Systems, and PyTorch's traces. Counters come from rocprofv3 (CSV or
 rocpd), rocprof-compute (pmc_perf.csv) and Nsight Compute (CSV). A file that is missing, cut off, damaged or of another
 kind raises Failure with one sentence that names it.
 """
@@ -13,12 +13,10 @@ kind raises Failure with one sentence that names it.
 import contextlib
 import csv
 import dataclasses
-import gzip
 import json
 import pathlib
 import re
 import sqlite3
-import zlib
 from collections import Counter
 
 from common.command_line import Failure
@@ -284,7 +282,10 @@ def read_json(path, text):
     if isinstance(content, dict) and isinstance(content.get("traceEvents"), list):
         return read_trace(path, content)
     if isinstance(content, dict) and "trace" in content and "steps_profiled" in content:
-        return read_file(path.with_name(content["trace"]))
+        trace = path.with_name(content["trace"])
+        if not trace.exists():
+            raise Failure(2, f"is about {trace.name}, which is not beside it any more")
+        return read_file(trace)
     raise Failure(2, "is JSON, but no trace of a profiler (traceEvents)")
 
 
@@ -388,8 +389,6 @@ def read_file(path):
             raise Failure(2, "is empty: the profiler was stopped, or wrote nothing")
         if content.startswith(b"SQLite format 3\0"):
             return Profile(path, read_database(path))
-        if content.startswith(b"\x1f\x8b"):
-            content = gzip.decompress(content)
         if b"\0" in content:
             raise Failure(
                 2,
@@ -398,21 +397,18 @@ def read_file(path):
             )
         text = content.decode("utf-8", errors="replace")
         return read_json(path, text) if text.lstrip()[:1] in ("{", "[") else Profile(path, read_csv(text))
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise Failure(2, f"{path} is cut off or damaged: it cannot be unpacked") from None
     except OSError as error:
         raise Failure(2, f"{path} cannot be read: {error.strerror}") from None
     except Failure as error:
         raise Failure(2, f"{path} {error}") from None
 
 
-TRACES = ("*trace*.json", "*trace*.json.gz")  # of the training scripts, and of kernel_times.py
 # A folder is searched for traces, then for these; of the first kind that is there all files count, one per process.
 OTHER_PROFILERS = ("*kernel_trace.csv", "*kernel_stats.csv", "*.db", "*.sqlite")
 
 
-def matching(folder, *patterns):
-    return sorted({file for pattern in patterns for file in folder.rglob(pattern) if file.is_file()})
+def matching(folder, pattern):
+    return sorted(file for file in folder.rglob(pattern) if file.is_file())
 
 
 def files_of(path):
@@ -433,7 +429,7 @@ def files_of(path):
 
 def whole_traces(folder):
     """Return PyTorch's traces of whole steps in a folder, the newest first. Failure if it holds only partial ones."""
-    files = sorted(matching(folder, *TRACES), key=lambda file: (-file.stat().st_mtime, file.name))
+    files = sorted(matching(folder, "*trace*.json"), key=lambda file: (-file.stat().st_mtime, file.name))
     whole = [file for file in files if metadata_of(file).get("part", "whole") == "whole"]
     if files and not whole:
         raise Failure(2, f"{folder} holds only traces of attention alone: profile whole steps, or name the file itself")
@@ -443,11 +439,11 @@ def whole_traces(folder):
 def metadata_of(file):
     """Return what a training script wrote into its trace about itself; nothing for another file."""
     try:
-        with gzip.open(file) if file.suffix == ".gz" else open(file, "rb") as opened:
+        with open(file, "rb") as opened:
             start = opened.read(2**20).decode("utf-8", errors="replace")  # a trace of a GPU can have a gigabyte
         found = re.search(r'"tiny_llama":\s*(?=\{)', start)
         return json.JSONDecoder().raw_decode(start, found.end())[0] if found else {}
-    except (OSError, EOFError, zlib.error, ValueError):
+    except (OSError, ValueError):
         return {}  # read_file says what is wrong with it, if it is the one to be read
 
 
@@ -473,14 +469,19 @@ def read_pair(first, second, steps=(None, None), allow_different=False):
     choices = [whole_traces(pathlib.Path(path)) or [pathlib.Path(path)] for path in (first, second)]
     chosen = newest_alike(*([(path, metadata_of(path)) for path in paths] for paths in choices))
     one, other = (read_profile(path, number) for path, number in zip(chosen, steps, strict=True))
-    found = unlike(one.metadata, other.metadata)
-    found += [f"device: {one.device}, {other.device}"] * (one.device != other.device)
+    found = differences(one, other)
     if one.on_cpu != other.on_cpu:
         raise Failure(2, "one profile is of a CPU and the other of a GPU: profile both on the same device")
     if found and not allow_different:
         where = f"{one.path} and {other.path} are unlike ({'; '.join(found)})"
         raise Failure(2, f"{where}: profile alike, or add --allow-different")
     return one, other
+
+
+def differences(one, other):
+    """Return what differs between two profiles' runs, their version apart: "name: one, other"."""
+    device = [f"device: {one.device}, {other.device}"] * (one.device != other.device)
+    return unlike(one.metadata, other.metadata) + device
 
 
 def newest_alike(first, second):

@@ -17,6 +17,7 @@ from common.tables import markdown_table, rounded
 COLORS = {group: f"c{i}" for i, group in enumerate(GROUPS)}
 WIDTH, HEIGHT = 460, 320  # of a chart, in the pixels of its 15-pixel type: a phone shows it at three quarters
 LEFT, RIGHT, TOP, BOTTOM = 62, 10, 28, 50
+LETTER = 8.5  # the width of most letters
 
 
 def page(title, facts, notice, sections):
@@ -167,10 +168,10 @@ class Chart:
 
     def axes(self, x_ticks, y_ticks, x_label, y_label):
         for tick in y_ticks:
-            self.write(LEFT - 6, self.y(tick) + 5, f"{tick:,.4g}", "end")
+            self.write(LEFT - 6, self.y(tick) + 5, f"{tick:,g}", "end")
             self.paths.append({"d": f"M{LEFT} {self.y(tick)}H{self.right}", "color": "grid"})
         for tick in x_ticks:
-            self.write(self.x(tick), HEIGHT - BOTTOM + 19, f"{tick:,.4g}", "middle")
+            self.write(self.x(tick), HEIGHT - BOTTOM + 19, f"{tick:,g}", "middle")
         self.write(4, 15, y_label)
         self.write(self.right, HEIGHT - 6, x_label, "end")
 
@@ -265,8 +266,9 @@ def roofline(rows, ceilings, limits, caption):
         chart.disc(x, y, radius, f"{row['operator']}, {row['ms']:.3f} ms", COLORS[row["group"]])
         if all(abs(x - a) > 150 or abs(y - b) > 15 for a, b in placed):
             placed.append((x, y))
-            anchor, side = ("end", -radius - 4) if x > 0.6 * WIDTH else ("start", radius + 4)
-            chart.write(x + side, y + 4, short(row["operator"].removeprefix("aten::"), 26), anchor)
+            name = short(row["operator"].removeprefix("aten::"), 26)
+            fits = x + radius + 4 + LETTER * len(name) < WIDTH
+            chart.write(x + radius + 4 if fits else x - radius - 4, y + 4, name, "start" if fits else "end")
     return chart.part(caption)
 
 

@@ -61,13 +61,6 @@ def test_the_documented_accuracy_command_passes():
     assert content["verdict"]["passed"] and 0 < content["verdict"]["worst"]["error"] < 1e-5
 
 
-@pytest.mark.parametrize("version", [3, 4])
-def test_a_version_agrees_with_version_1(version, capsys):
-    arguments = ["--baseline", FOLDERS[1], "--optimized", FOLDERS[version], "--steps", "2", *HERE]
-    assert accuracy_tool.main([str(word) for word in arguments]) == 0
-    assert "passed" in capsys.readouterr().out
-
-
 def test_a_copy_without_a_gradient_is_found(tmp_path, capsys):
     line = "return self.o_proj(context.flatten(-2))"
     copy = tmp_path / "my copy.py"
@@ -80,18 +73,18 @@ def test_a_copy_without_a_gradient_is_found(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("baseline", "optimized", "options", "words"),
     [
-        (["--baseline", "nowhere.py", "--optimized", SCRIPTS[2]], "does not exist"),
-        (["--baseline", FOLDERS[1].parent, "--optimized", SCRIPTS[2]], "holds 0 files"),
-        (["--baseline", SCRIPTS[1], "--optimized", REPOSITORY / "scripts/common/tables.py", *SIZES], "has no Trainer"),
-        (["--baseline", SCRIPTS[1], "--optimized", SCRIPTS[2], "--steps", "0"], "--steps: must be"),
-        (["--baseline", SCRIPTS[1], "--optimized", SCRIPTS[2], "--tolerance", "-1"], "must not be negative"),
-        (["--baseline", SCRIPTS[1]], "--optimized"),
-        (["--baseline", SCRIPTS[1], "--optimized", SCRIPTS[2], "--num-heads", "5"], "--hidden-dim"),
+        ("nowhere.py", SCRIPTS[2], "", "does not exist"),
+        (REPOSITORY, SCRIPTS[2], "", "holds 0 files"),
+        (SCRIPTS[1], REPOSITORY / "scripts/common/tables.py", "", "has no Trainer"),
+        (SCRIPTS[1], SCRIPTS[2], "--steps 0", "--steps: must be"),
+        (SCRIPTS[1], SCRIPTS[2], "--tolerance -1", "must not be negative"),
+        (SCRIPTS[1], SCRIPTS[2], "--num-heads 5", "--hidden-dim"),
     ],
 )
-def test_bad_input_of_the_accuracy_check(arguments, words, capsys):
+def test_bad_input_of_the_accuracy_check(baseline, optimized, options, words, capsys):
+    arguments = ["--baseline", baseline, "--optimized", optimized, *SIZES, *options.split()]
     refused(accuracy_tool.main, arguments, capsys, words)
 
 
@@ -129,7 +122,11 @@ def line_of(output, name):
 def test_without_folders_all_four_are_compared(capsys):
     assert versions_tool.main([*HERE, "--rounds", "1", "--num-steps", "2"]) == 0
     output, errors = capsys.readouterr()
-    assert "sizes: 1 layers, width 32" in output and "\nprecision: float32\n" in output
+    assert (
+        "sizes: 1 layers, width 32" in output
+        and f"software: PyTorch {torch.__version__}" in output
+        and "\nprecision: float32\n" in output
+    )
     assert re.search(r"\n +v1 +v2 +v3 +v4\n", output) and line_of(output, "parameters trained") == ["100%"] * 4
     speeds = line_of(output, "times v1's speed")
     interpreted = not torch.cuda.is_available()
@@ -157,7 +154,7 @@ def test_rounds_that_the_time_limit_has_no_room_for_are_left_out(seconds, rounds
 def comparison(tmp_path_factory):
     """The folder that the documented command leaves with --report, and what it printed."""
     folder = tmp_path_factory.mktemp("comparison") / "our report"
-    options = shlex.join([*SIZES, "--rounds", "1", "--num-steps", "3", "--seq-lengths", "16,32"])
+    options = shlex.join([*SIZES, "--rounds", "1", "--num-steps", "3"])
     command = f"compare_versions.py --v1 ../version1_pytorch_baseline --v2 . --report '{folder}' --json - {options}"
     return folder, call(2, command)
 
@@ -174,12 +171,11 @@ def test_the_report_says_first_what_was_measured_and_what_to_notice(comparison):
     content = json.loads((folder / "comparison.json").read_text())
     # by hand: 8 and 5 matmuls with weights, each forward and twice backward, and 6 of version 1's attention
     assert [content["kernels"][v]["GEMM"]["calls"] for v in ("v1", "v2")] == [30, 15]
-    assert content["memory"]["lengths"] == [16, 32] and content["memory"]["rows"][1]["peaks_mb"][1] > 0
     page = (folder / "report.html").read_text()
     firsts = ("<dt>device", "1 layers, width 32", "float32", 'class="notice"', "<h2>The")
     places = [page.index(words) for words in firsts]
     assert places == sorted(places)
-    assert page.count("<svg") == 3 and page.count('<div class="bar">') == 4
+    assert page.count("<svg") == 2 and page.count('<div class="bar">') == 4
     assert not any(word in page for word in ("http:", "https:", "<script", "{{"))
     assert f"<td>{report.rounded(content['rows'][1]['step_ms']['median'])}</td>" in page
 
@@ -311,6 +307,12 @@ def test_the_fusion_report_takes_the_newest_profiles_of_like_runs(two_profiles, 
     assert "differ in hidden_dim: 32, 64" in (place / "r.md").read_text()
 
 
+def test_two_profiles_of_one_version_are_set_side_by_side(two_profiles, tmp_path, capsys):
+    both = ["--baseline", str(two_profiles[2]), "--fused", str(two_profiles[2])]
+    assert fusion_report.main([*both, "--output-dir", str(tmp_path / "r")]) == 0
+    assert "| version 2, baseline | version 2, fused |" in (tmp_path / "r" / "fusion_report.md").read_text()
+
+
 def test_bad_input_of_the_fusion_report(two_profiles, tmp_path, capsys):
     both = ["--baseline", two_profiles[1], "--fused", two_profiles[2]]
     refused(fusion_report.main, ["--baseline", "nowhere", "--fused", two_profiles[2]], capsys, "holds no profile_v")
@@ -328,16 +330,8 @@ def test_bad_input_of_the_fusion_report(two_profiles, tmp_path, capsys):
 def test_a_page_escapes_what_it_is_given():
     parts = [report.table(["<h>"], [["<td>"]]), report.text("1 < 2")]
     text = report.page("a < b", [("<k>", "<v>")], ["<n>"], [("x & y", parts)])
-    for words in (
-        "<title>a &lt; b</title>",
-        "x &amp; y",
-        "&lt;td&gt;",
-        "1 &lt; 2",
-        "&lt;k&gt;",
-        "&lt;v&gt;",
-        "&lt;n&gt;",
-    ):
-        assert words in text
+    escaped = ("<title>a &lt; b</title>", "x &amp; y", "&lt;td&gt;", "1 &lt; 2", "&lt;k&gt;", "&lt;v&gt;", "&lt;n&gt;")
+    assert all(words in text for words in escaped)
 
 
 def test_labels_at_the_ends_of_lines_keep_apart():
@@ -348,11 +342,9 @@ def test_labels_at_the_ends_of_lines_keep_apart():
     assert abs(ends[0] - ends[1]) >= 15
 
 
-@pytest.mark.parametrize(
-    ("most", "ticks"), [(1.1, [0, 0.5, 1, 1.5, 2]), (8, [0, 2, 4, 6, 8]), (900, [0, 250, 500, 750, 1000])]
-)
-def test_ticks_are_round_and_reach_the_largest_value(most, ticks):
-    assert report.even_ticks(most) == ticks
+def test_ticks_are_round_and_reach_the_largest_value():
+    ticks = {1.1: [0, 0.5, 1, 1.5, 2], 8: [0, 2, 4, 6, 8], 900: [0, 250, 500, 750, 1000]}
+    assert {most: report.even_ticks(most) for most in ticks} == ticks
 
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -389,7 +381,7 @@ def seen_in_a_browser(page, folder, width, dark=False):
 def test_the_report_is_readable_on_a_phone_and_in_dark_mode(comparison, tmp_path):
     page = (comparison[0] / "report.html").read_text()
     light, dark = (seen_in_a_browser(page, tmp_path, 390, dark) for dark in (False, True))
-    assert light["width"] <= 390 and light["cut"] == [] and light["charts"] == 3 and light["type"] > 11, light
+    assert light["width"] <= 390 and light["cut"] == [] and light["charts"] == 2 and light["type"] > 11, light
     assert (light["paper"], dark["paper"]) == ("rgb(255, 255, 255)", "rgb(22, 24, 28)")
     row = page[page.index("<td>tokens/s") :].split("</tr>")[0]
     assert seen_in_a_browser(page.replace(row, row.replace("<td>", "<td>1,234,567,890")), tmp_path, 390)["cut"]

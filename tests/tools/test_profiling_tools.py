@@ -16,9 +16,9 @@ from common.command_line import Failure, version_meant
 from common.profiles import read_kernels, read_profile
 from common.tables import rounded
 from common.versions import SCRIPTS
-from in_process import run_here
+from in_process import refused, run_here
 
-STUBS = pathlib.Path(__file__).parent / "stubs"
+STUBS, SAMPLES = (pathlib.Path(__file__).parent / name for name in ("stubs", "samples"))
 SMALL = "--batch-size 2 --seq-len 32 --hidden-dim 64 --num-layers 2 --num-heads 4 --device cpu".split()
 
 
@@ -33,13 +33,6 @@ def call(version, tool, *arguments, cwd=None, **environment):
         capture_output=True,
         text=True,
     )
-
-
-@pytest.mark.parametrize("version", SCRIPTS)
-@pytest.mark.parametrize("tool", ["run_pytorch_profiler.py", "run_deepspeed_flops.py", "run_all_profilers.sh"])
-def test_every_folder_offers_the_tool_by_a_relative_link(version, tool):
-    link = SCRIPTS[version].parent / tool
-    assert os.readlink(link) == f"../scripts/{tool}" and link.is_file()
 
 
 def test_the_folder_tells_the_version(monkeypatch, tmp_path):
@@ -60,7 +53,7 @@ def test_the_folder_tells_the_version(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def profile_folder(tmp_path_factory):
-    """What one run of run_pytorch_profiler.py left."""
+    """Run run_pytorch_profiler.py once; return the folder that it leaves."""
     folder = tmp_path_factory.mktemp("profile") / "fusion analysis"
     arguments = (*SMALL, "--num-steps", "2", "--profile-steps", "2", "--profile-dir", folder, "--generate-report")
     with pytest.MonkeyPatch.context() as patch:
@@ -88,6 +81,15 @@ def test_the_report_gives_results_per_step(profile_folder):
     assert f"| GEMM | {gemms['calls'] / 2:,.0f} | {rounded(gemms['total_us'] / 2e3)} |" in text
     assert f"| step, median ms | {rounded(content['summary']['step_ms']['median'])} |" in text
     assert "- sizes: 2 layers, width 64," in text and "- command: python tiny_llama_v2.py --hidden-dim 64" in text
+
+
+def test_the_report_of_interpreted_kernels_says_so_at_each_table(profile_folder, tmp_path):
+    content = json.loads(next(profile_folder.glob("trace_*.json")).read_text())
+    content["tiny_llama"]["version"] = 3
+    (tmp_path / "trace_v3.json").write_text(json.dumps(content))
+    assert profiler.main(["--analyze-existing", str(tmp_path), "--generate-report"]) == 0
+    text = (tmp_path / "profiling_report.md").read_text()
+    assert text.count("ran in Triton's interpreter") == 2 and "# Profile of version 3" in text
 
 
 def test_the_page_of_memory_shows_the_peak_of_the_trace(profile_folder):
@@ -138,21 +140,18 @@ def test_the_guides_two_commands_leave_every_file(with_memory, profile_folder, p
     assert again.returncode == 0 and "## Groups of operators in 2" in (tmp_path / "profiling_report.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        (["--analyze-existing", "nowhere.json"], 2, "does not exist"),
-        (["--version", "9"], 2, "invalid choice"),
-        (["--analyze-existing", __file__], 2, "no columns of kernel times"),
-        (["--analyze-existing", "x.json", "--use-amp"], 2, "means nothing"),
-        (["--num-heads", "5"], 2, "tiny_llama_v1.py: error: --hidden-dim"),
-        (["--profile-dir", __file__], 1, "cannot be made"),
-    ],
-)
-def test_bad_input_of_the_profiler_is_one_sentence(arguments, status, words):
-    result = call(1, "run_pytorch_profiler.py", *arguments)
-    assert result.returncode == status
-    assert words in result.stderr and len(result.stderr.splitlines()) == 1
+def test_bad_input_of_the_profiler_is_one_sentence(capsys):
+    refused(profiler.main, ["--analyze-existing", "nowhere.json"], capsys, "does not exist")
+    refused(profiler.main, ["--analyze-existing", __file__], capsys, "no columns of kernel times")
+    refused(profiler.main, ["--analyze-existing", "x.json", "--use-amp"], capsys, "means nothing")
+    table = ["--analyze-existing", SAMPLES / "rocm-6.4" / "kernel_trace.csv"]
+    refused(profiler.main, [*table, "--generate-report"], capsys, "is no trace of a training script")
+    assert profiler.main([str(word) for word in table]) == 0 and "adamw_kernel" in capsys.readouterr().out
+    refused(profiler.main, ["--version", "9"], capsys, "invalid choice")
+    refused(profiler.main, ["--version", "1", "--profile-dir", __file__], capsys, "cannot be made", 1)
+    result = call(1, "run_pytorch_profiler.py", "--num-heads", "5")
+    assert result.returncode == 2 and result.stderr.startswith("tiny_llama_v1.py: error: --hidden-dim")
+    assert len(result.stderr.splitlines()) == 1
 
 
 # ---------------------------------------------------------------- run_all_profilers.sh
@@ -199,9 +198,8 @@ def test_all_profilers_go_on_after_a_failure_and_end_with_1(tmp_path):
     ]
     assert [line.split()[0] for line in outcome[2:]] == ["done"] * 5
     (table,) = tmp_path.glob("all_profiles/hotspots/hotspot_*/hotspots.csv")
-    assert (
-        table.read_text().startswith("group,kind,calls,total_us,") and ",attention_forward_kernel" in table.read_text()
-    )
+    text = table.read_text()
+    assert text.startswith("group,kind,calls,total_us,") and ",attention_forward_kernel" in text
 
 
 def test_a_version_that_is_not_there_is_refused(tmp_path):
