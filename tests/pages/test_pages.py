@@ -10,6 +10,7 @@ from page_faults import faults_of_command, faults_of_links
 from common.pages import TABLE, quoted_rows
 from common.records import MODELS, PRECISIONS
 from common.versions import REPOSITORY, SCRIPTS, load_version
+from maintain import pictures
 from maintain.ladder import all_pages
 from maintain.page_commands import FOLDERS, PAGES, blocks, commands, program_of, start_of
 
@@ -121,3 +122,36 @@ def test_a_wrong_command_is_found(tmp_path, text, said):
     page.write_text(text)
     faults = [fault for command in commands(page) for fault in faults_of_command(command, REPOSITORY, FOLDERS)]
     assert len(faults) == 1 and said in faults[0]
+
+
+# ---------------------------------------------------------------- pictures
+
+
+def test_pictures_and_their_texts_are_those_of_the_recorded_run():
+    assert pictures.main(["--check"]) == 0
+
+
+@pytest.mark.parametrize("page", all_pages(), ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_pictures_have_a_text_and_are_small(page):
+    for text, target in re.findall(r"!\[(.*?)\]\(([^)]+)\)", page.read_text()):
+        assert len(text) > 60, f"{target} has no text for readers who cannot see it"
+        assert (page.parent / target).stat().st_size < 100_000
+
+
+SWITCHES = [{"switch": name, "alone": 1.5, "last": last} for name, last in (("qkv-fusion", 0.9), ("torch-compile", 2))]
+PEAKS = [{"version": 1, "peaks_mb": [4000, 16000, None]}, {"version": 2, "peaks_mb": [3000, 6000, 12000]}]
+
+
+@pytest.mark.parametrize(
+    "name, found, told",
+    [
+        ("memory", {"lengths": [512, 1024, 2048], "rows": PEAKS}, "At 2,048 tokens: V2 12.0 GB."),
+        ("ablation2", {"switches": SWITCHES}, "qkv-fusion 1.50 and 0.90; torch-compile 1.50 and 2.00."),
+    ],
+)
+def test_pictures_that_no_run_has_yet_can_be_drawn(name, found, told, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = pictures.PICTURES[name]
+    pictures.save(picture, found, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes()[1:4] == b"PNG"
+    assert picture.tell(found).endswith(told)
