@@ -124,6 +124,46 @@ def test_a_wrong_command_is_found(tmp_path, text, said):
     assert len(faults) == 1 and said in faults[0]
 
 
+# ---------------------------------------------------------------- timetable
+
+WORKSHOP = REPOSITORY / "version3_triton" / "README_WORKSHOP.md"
+STEP = re.compile(r"\]\(([^)]+)\) (\d+)")
+
+
+def timetable():
+    """Return {session: (its steps as (page, minutes), the sum that the page states)}."""
+    lines = WORKSHOP.read_text().split("## Timetable")[1].split("\n## ")[0].splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines if STEP.search(line)]
+    paths = {
+        name: [((WORKSHOP.parent / path).resolve(), int(n)) for path, n in STEP.findall(w)] for name, w, _ in cells
+    }
+    return {name: (paths[name], int(total)) for name, _, total in cells}
+
+
+def minutes_of(page):
+    """Return the minutes that a page states for itself: its first ones, or the sum of its table's last column."""
+    if page.parent.parent.name == "exercises" and page.parent.parent.parent == REPOSITORY:
+        row = rf"^\| \[{page.parent.name[:2]}\].* (\d+) \|$"
+        return int(re.search(row, (REPOSITORY / "exercises" / "README.md").read_text(), re.MULTILINE)[1])
+    stated = re.search(r"(\d+) minutes", page.read_text())
+    return int(stated[1]) if stated else sum(map(int, re.findall(r" (\d+) \|$", page.read_text(), re.MULTILINE)))
+
+
+def test_the_timetable_adds_up():
+    for session, (steps, total) in timetable().items():
+        assert sum(minutes for _, minutes in steps) == total, session
+        assert total <= 180 or "optional" in session
+        assert [minutes for _, minutes in steps] == [minutes_of(page) for page, _ in steps], session
+
+
+def test_the_timetable_has_every_exercise_once_and_the_sessions_of_the_top_page():
+    planned = [page for steps, _ in timetable().values() for page, _ in steps]
+    exercises = {*REPOSITORY.glob("version*/exercises/*.md"), *REPOSITORY.glob("exercises/[01]*/README.md")}
+    assert len(planned) == len(set(planned)) and exercises <= set(planned)
+    sessions = re.findall(r"^\| (\d [^|]+) \|", (REPOSITORY / "README.md").read_text(), re.MULTILINE)
+    assert sessions == [name for name in timetable() if "optional" not in name]
+
+
 # ---------------------------------------------------------------- pictures
 
 
