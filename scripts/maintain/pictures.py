@@ -15,6 +15,7 @@ Exit status: 0; 1 if --check finds a difference, or without matplotlib; 2 for a 
 import argparse
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Callable
 from typing import NamedTuple
@@ -35,7 +36,7 @@ IDEAS = {
     "v1": "**measure**: plain eager PyTorch",
     "v2+compile": "**fewer, larger operations**: fused projections, SDPA, `torch.compile`",
     "v3": "**fewer bytes**: Triton kernels, forward and backward, in a graph",
-    "v4": "**libraries, and no launches**: PyTorch's fused parts, compiled, in a graph",
+    "v4": "**libraries, no launches**: PyTorch's fused parts, compiled, in a graph",
     "hf+compile": "for comparison: `torch.compile`, in a graph",
 }
 PRESETS = ("small", "medium")
@@ -103,11 +104,11 @@ def small_table(found: dict) -> str:
     for model, idea in IDEAS.items():
         version = next((v for v in SCRIPTS if model.startswith(f"v{v}")), None)
         link = f"[version {version}]({SCRIPTS[version].parent.name}/README.md)" if version else "Hugging Face's LLaMA"
-        for precision, title in (("bfloat16", [link, idea]), ("fp8", ["", f"{NAMES[model]} with `--fp8`"])):
+        for precision, title in (("bfloat16", f"{link}, {idea}"), ("fp8", f"version {version} with `--fp8`")):
             steps = [found[key] for preset in PRESETS if (key := (preset, model, precision)) in found]
             if len(steps) == len(PRESETS) and (model == "v3" or precision == "bfloat16"):
-                lines.append([*title, *(text for ms, times in steps for text in (f"{ms:.2f}", f"{times:.1f}x"))])
-    return markdown_table(["", "idea", "small, ms", "times V1", "medium, ms", "times V1"], lines, left=2)
+                lines.append([title, *(f"{ms:.2f} ms, {times:.1f}x" for ms, times in steps)])
+    return markdown_table(["step in bf16, times version 1", *PRESETS], lines)
 
 
 # ---------------------------------------------------------------- memory, switches, stages
@@ -273,7 +274,7 @@ def draw_all(names: list[str], draw: bool) -> dict[str, str]:
             if draw:
                 save(picture, found, path)
                 print(f"{path.relative_to(REPOSITORY)}: {path.stat().st_size / 1e3:.0f} kB")
-            texts[f"picture-{name}"] = f"![{picture.tell(found)}](FROM/{path.relative_to(REPOSITORY).as_posix()})"
+            texts[f"picture-{name}"] = f'<img src="{path}" width="480" alt="{picture.tell(found)}">'
     return texts | {"ladder": small_table(speeds(records[0]))}
 
 
@@ -281,8 +282,9 @@ def filled_pages(texts: dict[str, str]) -> dict[pathlib.Path, str]:
     """Return {page: its text as it should be}; links lead from the page to the picture."""
     pages = {}
     for page in all_pages():
-        top = os.path.relpath(REPOSITORY, page.parent)
-        linked = {name: text.replace("(FROM", f"({top}").replace("(./", "(") for name, text in texts.items()}
+        linked = {}
+        for name, text in texts.items():
+            linked[name] = re.sub('(?<=src=")[^"]+', lambda m, page=page: os.path.relpath(m[0], page.parent), text)
         pages[page] = fill(page.read_text(encoding="utf-8"), linked)
     return pages
 
