@@ -107,7 +107,7 @@ def small_table(found: dict) -> str:
         for precision, title in (("bfloat16", f"{link}, {idea}"), ("fp8", f"version {version} with `--fp8`")):
             steps = [found[key] for preset in PRESETS if (key := (preset, model, precision)) in found]
             if len(steps) == len(PRESETS) and (model == "v3" or precision == "bfloat16"):
-                lines.append([title, *(f"{ms:.2f} ms, {times:.1f}x" for ms, times in steps)])
+                lines.append([title, *(f"{ms:.2f} ms<br>{times:.1f}x" for ms, times in steps)])
     return markdown_table(["step in bf16, times version 1", *PRESETS], lines)
 
 
