@@ -5,8 +5,8 @@
     python scripts/maintain/pictures.py --check              # do the pages say what was recorded?
 
 A page has a picture between <!-- picture-NAME:begin --> and <!-- picture-NAME:end -->: a link, with a text for readers
-who cannot see it. A picture comes from the newest recorded run that has its part, and lies in that run's folder
-pictures/; where no run has it, the page keeps its text. Pictures are five inches wide: on a telephone their letters
+who cannot see it. Pictures come from the newest recorded run and lie in its folder pictures/; where it lacks the part,
+the page keeps its text. Pictures are five inches wide: on a telephone their letters
 have the size of the text around them.
 
 Exit status: 0; 1 if --check finds a difference, or without matplotlib; 2 for a bad option.
@@ -26,7 +26,7 @@ import numpy as np
 
 from common.command_line import Failure, run_tool
 from common.pages import fill, write_or_check
-from common.records import COLORS, PRECISIONS, RECORDED, Record, newest_record
+from common.records import COLORS, PRECISIONS, Record, newest_record
 from common.tables import markdown_table
 from common.versions import REPOSITORY, SCRIPTS
 from maintain.ladder import all_pages
@@ -239,14 +239,6 @@ PICTURES = {
 }
 
 
-def newest_first() -> list[Record]:
-    """Return the recorded runs: first the one that the tables show, then the others from the newest date on."""
-    folders = [path.parent for path in RECORDED.glob("*/headline") if path.is_dir()]
-    folders += [path.parent for path in RECORDED.glob("*/suite.json")]
-    by_date = sorted(folders, key=lambda folder: folder.name.split("_")[::-1], reverse=True)
-    return [newest_record(), *map(Record, by_date)]
-
-
 def save(picture: Picture, found, path: pathlib.Path) -> None:
     """Draw a picture into a PNG file."""
     import matplotlib
@@ -263,19 +255,20 @@ def save(picture: Picture, found, path: pathlib.Path) -> None:
     plt.close(figure)
 
 
-def draw_all(names: list[str], draw: bool) -> dict[str, str]:
-    """Return {name of the markers: text} of the pictures that a run has data for, and of the README's small table."""
-    records, texts = newest_first(), {}
+def draw_all(recorded: Record, names: list[str], draw: bool) -> dict[str, str]:
+    """Return {name of the markers: text} of the pictures that the run has data for, and of the README's small table."""
+    texts = {"ladder": small_table(speeds(recorded))}
     for name in names:
-        picture = PICTURES[name]
-        recorded, found = next(((r, data) for r in records if (data := picture.find(r)) is not None), (None, None))
-        if recorded:
-            path = DRAWING if name == "tiles" else recorded.folder / "pictures" / f"{name}.png"
-            if draw:
-                save(picture, found, path)
-                print(f"{path.relative_to(REPOSITORY)}: {path.stat().st_size / 1e3:.0f} kB")
-            texts[f"picture-{name}"] = f'<img src="{path}" width="480" alt="{picture.tell(found)}">'
-    return texts | {"ladder": small_table(speeds(records[0]))}
+        picture, found = PICTURES[name], PICTURES[name].find(recorded)
+        if found is None:
+            print(f"{recorded.folder.name} has no data for {name}")
+            continue
+        path = DRAWING if name == "tiles" else recorded.folder / "pictures" / f"{name}.png"
+        if draw:
+            save(picture, found, path)
+            print(f"{path.relative_to(REPOSITORY)}: {path.stat().st_size / 1e3:.0f} kB")
+        texts[f"picture-{name}"] = f'<img src="{path}" width="480" alt="{picture.tell(found)}">'
+    return texts
 
 
 def filled_pages(texts: dict[str, str]) -> dict[pathlib.Path, str]:
@@ -291,7 +284,7 @@ def filled_pages(texts: dict[str, str]) -> dict[pathlib.Path, str]:
 
 def work(arguments) -> int:
     try:
-        texts = draw_all(arguments.only or list(PICTURES), not arguments.check)
+        texts = draw_all(newest_record(), arguments.only or list(PICTURES), not arguments.check)
     except ImportError:
         raise Failure(1, "the pictures need matplotlib: pip install '.[plots]'") from None
     return write_or_check(filled_pages(texts), arguments.check, "python scripts/maintain/pictures.py")
