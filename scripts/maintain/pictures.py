@@ -6,8 +6,7 @@
 
 A page has a picture between <!-- picture-NAME:begin --> and <!-- picture-NAME:end -->: a link, with a text for readers
 who cannot see it. Pictures come from the newest recorded run and lie in its folder pictures/; where it lacks the part,
-the page keeps its text. Pictures are five inches wide: on a telephone their letters
-have the size of the text around them.
+the page keeps its text. They are five inches wide: on a telephone their letters have the size of the text around them.
 
 Exit status: 0; 1 if --check finds a difference, or without matplotlib; 2 for a bad option.
 """
