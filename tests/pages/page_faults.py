@@ -1,4 +1,4 @@
-"""What is wrong with the commands of a page, and with its links.
+"""Find faults in the commands of a page, and in its links.
 
 from page_faults import faults_of_command, faults_of_links
 """
@@ -20,7 +20,7 @@ PASSES_ON = re.compile(
 
 @functools.cache
 def help_of(program: pathlib.Path) -> str:
-    """What the program prints for --help; empty where it fails."""
+    """Return what the program prints for --help; empty where it fails."""
     interpreter = [] if program.suffix == ".sh" else [sys.executable]
     environment = os.environ | {"COLUMNS": "200"}
     done = subprocess.run([*interpreter, str(program), "--help"], capture_output=True, text=True, env=environment)
@@ -28,20 +28,20 @@ def help_of(program: pathlib.Path) -> str:
 
 
 def training_script(folder: pathlib.Path) -> pathlib.Path | None:
-    """The training script of a version's folder."""
+    """Return the training script of a version's folder."""
     return next(iter(sorted(folder.glob("tiny_llama_v*.py"))), None)
 
 
 def knows(text: str, option: str) -> bool:
-    """Whether a help text names the option; --disable-X goes with every --enable-X."""
+    """Return whether a help text names the option; --disable-X goes with every --enable-X."""
     names = {option, re.sub("^--disable-", "--enable-", option)}
     return any(re.search(rf"{re.escape(name)}(?![\w-])", text) for name in names)
 
 
 def faults_of_command(command: Command, folder: pathlib.Path, versions: list[pathlib.Path]) -> list[str]:
-    """Sentences on what keeps a command from running in a folder.
+    """Return sentences on what keeps a command from running in a folder.
 
-    versions: the folders whose training scripts get the options that a tool passes on, beside that of `folder`.
+    versions: the folders whose training scripts get the options that a tool passes on, in addition to that of `folder`.
     """
     words = command.words()
     program, arguments = program_of(words)
@@ -65,7 +65,7 @@ def faults_of_command(command: Command, folder: pathlib.Path, versions: list[pat
 
 
 def faults_of_links(page: pathlib.Path) -> list[str]:
-    """Sentences on the page's relative links that lead nowhere."""
+    """Return sentences on the page's relative links that lead nowhere."""
     targets = [target.split("#")[0] for target in LINK.findall(page.read_text(encoding="utf-8"))]
     relative = [target for target in targets if target and "://" not in target]
     return [f"{target} does not exist" for target in relative if not (page.parent / target).exists()]

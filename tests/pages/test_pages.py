@@ -10,6 +10,7 @@ from page_faults import faults_of_command, faults_of_links
 from common.pages import FOLDERS, PAGES, TABLE, all_pages, blocks, commands, program_of, quoted_rows, start_of
 from common.records import MODELS, PRECISIONS
 from common.versions import REPOSITORY, SCRIPTS, load_version
+from maintain import pictures
 
 SHORT = (
     "--hidden-dim 32 --num-layers 1 --num-heads 2 --seq-len 16 --batch-size 2 --num-steps 2 --warmup-steps 1".split()
@@ -119,3 +120,77 @@ def test_a_wrong_command_is_found(tmp_path, text, said):
     page.write_text(text)
     faults = [fault for command in commands(page) for fault in faults_of_command(command, REPOSITORY, FOLDERS)]
     assert len(faults) == 1 and said in faults[0]
+
+
+# ---------------------------------------------------------------- timetable
+
+WORKSHOP = REPOSITORY / "version3_triton" / "README_WORKSHOP.md"
+STEP = re.compile(r"\]\(([^)]+)\) (\d+)")
+
+
+def timetable():
+    """Return {session: (its steps as (page, minutes), the sum that the page states)}."""
+    lines = WORKSHOP.read_text().split("## Timetable")[1].split("\n## ")[0].splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines if STEP.search(line)]
+    paths = {
+        name: [((WORKSHOP.parent / path).resolve(), int(n)) for path, n in STEP.findall(w)] for name, w, _ in cells
+    }
+    return {name: (paths[name], int(total)) for name, _, total in cells}
+
+
+def minutes_of(page):
+    """Return the minutes that a page states for itself: its first ones, or the sum of its table's last column."""
+    if page.parent.parent.name == "exercises" and page.parent.parent.parent == REPOSITORY:
+        row = rf"^\| \[{page.parent.name[:2]}\].* (\d+) \|$"
+        return int(re.search(row, (REPOSITORY / "exercises" / "README.md").read_text(), re.MULTILINE)[1])
+    stated = re.search(r"(\d+) minutes", page.read_text())
+    return int(stated[1]) if stated else sum(map(int, re.findall(r" (\d+) \|$", page.read_text(), re.MULTILINE)))
+
+
+def test_the_timetable_adds_up():
+    for session, (steps, total) in timetable().items():
+        assert sum(minutes for _, minutes in steps) == total, session
+        assert total <= 180 or "optional" in session
+        assert [minutes for _, minutes in steps] == [minutes_of(page) for page, _ in steps], session
+
+
+def test_the_timetable_has_every_exercise_once_and_the_sessions_of_the_top_page():
+    planned = [page for steps, _ in timetable().values() for page, _ in steps]
+    exercises = {*REPOSITORY.glob("version*/exercises/*.md"), *REPOSITORY.glob("exercises/[01]*/README.md")}
+    assert len(planned) == len(set(planned)) and exercises <= set(planned)
+    sessions = re.findall(r"^\| (\d [^|]+) \|", (REPOSITORY / "README.md").read_text(), re.MULTILINE)
+    assert sessions == [name for name in timetable() if "optional" not in name]
+
+
+# ---------------------------------------------------------------- pictures
+
+
+def test_pictures_and_their_texts_are_those_of_the_recorded_run():
+    assert pictures.main(["--check"]) == 0
+
+
+@pytest.mark.parametrize("page", all_pages(), ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_pictures_have_a_text_and_are_small(page):
+    assert "![" not in page.read_text()  # which has no width
+    for target, text in re.findall(r'<img src="(.+?)" .*alt="(.*?)">', page.read_text()):
+        assert len(text) > 60, f"{target} has no text for readers who cannot see it"
+        assert (page.parent / target).stat().st_size < 100_000
+
+
+SWITCHES = [{"switch": name, "alone": 1.5, "last": last} for name, last in (("qkv-fusion", 0.9), ("torch-compile", 2))]
+PEAKS = [{"version": 1, "peaks_mb": [4000, 16000, None]}, {"version": 2, "peaks_mb": [3000, 6000, 12000]}]
+
+
+@pytest.mark.parametrize(
+    "name, found, told",
+    [
+        ("memory", {"lengths": [512, 1024, 2048], "rows": PEAKS}, "At 2,048 tokens: V2 12.0 GB."),
+        ("ablation2", {"switches": SWITCHES}, "qkv-fusion 1.50 and 0.90; torch-compile 1.50 and 2.00."),
+    ],
+)
+def test_pictures_that_no_run_has_yet_can_be_drawn(name, found, told, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = pictures.PICTURES[name]
+    pictures.save(picture, found, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes()[1:4] == b"PNG"
+    assert picture.tell(found).endswith(told)

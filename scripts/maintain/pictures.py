@@ -1,0 +1,303 @@
+"""Draw the pictures of the pages from recorded runs, and put them, with the README's small table, into the pages.
+
+    python scripts/maintain/pictures.py                      # draw all, and write the pages
+    python scripts/maintain/pictures.py --only ladder        # draw one of them, and write the pages
+    python scripts/maintain/pictures.py --check              # do the pages say what was recorded?
+
+A page has a picture between <!-- picture-NAME:begin --> and <!-- picture-NAME:end -->: a link, with a text for readers
+who cannot see it. Pictures come from the newest recorded run and lie in its folder pictures/; where it lacks the part,
+the page keeps its text. They are five inches wide: on a telephone their letters have the size of the text around them.
+
+Exit status: 0; 1 if --check finds a difference, or without matplotlib; 2 for a bad option.
+"""
+
+import argparse
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+from common.command_line import Failure, run_tool
+from common.pages import fill, write_or_check
+from common.records import COLORS, PRECISIONS, Record, newest_record
+from common.tables import markdown_table
+from common.versions import REPOSITORY, SCRIPTS
+from maintain.ladder import all_pages
+
+NAMES = {"v1": "V1", "v2+compile": "V2 compiled", "v3": "V3", "v4": "V4", "hf+compile": "Hugging Face"}
+IDEAS = {
+    "v1": "**measure**: plain eager PyTorch",
+    "v2+compile": "**fewer, larger operations**: fused projections, SDPA, `torch.compile`",
+    "v3": "**fewer bytes**: Triton kernels, forward and backward, in a graph",
+    "v4": "**libraries, no launches**: PyTorch's fused parts, compiled, in a graph",
+    "hf+compile": "for comparison: `torch.compile`, in a graph",
+}
+PRESETS = ("small", "medium")
+BLUE, RED, YELLOW, GREEN, GREY = "#4477aa", "#ee6677", "#ccbb44", "#228833", "#666666"
+
+
+def log_axis(ax, name: str, ticks: list) -> None:
+    """Make an axis logarithmic, with plain numbers at these ticks only."""
+    ax.set(**{f"{name}scale": "log"})
+    axis = getattr(ax, f"{name}axis")
+    axis.set_ticks(ticks, [f"{tick:,g}" for tick in ticks])
+    axis.set_ticks([], minor=True)
+
+
+def name_rows(ax, names: list[str]) -> None:
+    """Write names beside horizontal rows, the first one at the top."""
+    ax.set_yticks(range(len(names)), names)
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+
+
+# ---------------------------------------------------------------- speed of the versions
+
+
+def speeds(recorded: Record) -> dict:
+    """Return {(preset, model, precision): (step in ms, times V1 in the same precision)}; fp8 is compared with bf16."""
+    found = {}
+    for preset in PRESETS:
+        for precision in COLORS:
+            base = recorded.row("v1", preset, "bfloat16" if precision == "fp8" else precision)
+            for model in NAMES:
+                row = recorded.row(model, preset, precision)
+                if row and base:
+                    found[preset, model, precision] = (row["step_ms"], base["step_ms"] / row["step_ms"])
+    return found
+
+
+def draw_ladder(axes, found: dict) -> None:
+    for ax, preset in zip(axes, PRESETS, strict=True):
+        for y, model in enumerate(NAMES):
+            times = {precision: found[key][1] for precision in COLORS if (key := (preset, model, precision)) in found}
+            ax.plot([1, max(times.values())], [y, y], color="#dddddd", lw=6, solid_capstyle="round", zorder=1)
+            for precision, speed in times.items():
+                ax.scatter(speed, y, s=75, color=COLORS[precision], label=PRECISIONS[precision] if y == 2 else None)
+            ax.text(1.2 * max(times.values()), y, f"{max(times.values()):.1f}x", va="center", fontweight="bold")
+        name_rows(ax, list(NAMES.values()))
+        log_axis(ax, "x", [1, 2, 5, 10, 20, 50])
+        ax.set_xlim(0.85, 130)
+        ax.set_title(preset, loc="left", fontweight="bold")
+    axes[1].legend(loc="lower right", frameon=False, handletextpad=0.1, borderpad=0)
+    axes[1].set_xlabel("times as fast as V1 in the same precision")
+
+
+def tell_ladder(found: dict) -> str:
+    told = []
+    for preset in PRESETS:
+        times, model, precision = max((found[key][1], *key[1:]) for key in found if key[0] == preset)
+        told.append(f"at {preset} {NAMES[model]} in {PRECISIONS[precision]}, {times:.1f} times")
+    return f"Speed of each version compared with version 1 in the same precision. The fastest: {'; '.join(told)}."
+
+
+def small_table(found: dict) -> str:
+    """Return the README's table: the idea of each version and its steps in bf16; V3's in fp8 too, once recorded."""
+    lines = []
+    for model, idea in IDEAS.items():
+        version = next((v for v in SCRIPTS if model.startswith(f"v{v}")), None)
+        link = f"[version {version}]({SCRIPTS[version].parent.name}/README.md)" if version else "Hugging Face's LLaMA"
+        for precision, title in (("bfloat16", f"{link}, {idea}"), ("fp8", f"version {version} with `--fp8`")):
+            steps = [found[key] for preset in PRESETS if (key := (preset, model, precision)) in found]
+            if len(steps) == len(PRESETS) and (model == "v3" or precision == "bfloat16"):
+                lines.append([title, *(f"{ms:.2f} ms<br>{times:.1f}x" for ms, times in steps)])
+    return markdown_table(["step in bf16, times version 1", *PRESETS], lines)
+
+
+# ---------------------------------------------------------------- memory, switches, stages
+
+
+def draw_memory(axes, found: dict) -> None:
+    (ax,), lengths = axes, found["lengths"]
+    for row, color in zip(found["rows"], (GREY, BLUE, RED, GREEN), strict=False):
+        points = [(n, peak / 1e3) for n, peak in zip(lengths, row["peaks_mb"], strict=True) if peak]
+        ax.plot(*zip(*points, strict=True), marker="o", color=color, lw=2, label=f"V{row['version']}")
+    peaks = [peak / 1e3 for row in found["rows"] for peak in row["peaks_mb"] if peak]
+    log_axis(ax, "x", lengths)
+    log_axis(ax, "y", [tick for tick in (1, 2, 5, 10, 20, 50, 100) if min(peaks) / 2 < tick < 2 * max(peaks)])
+    ax.set(xlabel="tokens per sequence", ylabel="peak memory in GB")
+    ax.legend(frameon=False)
+
+
+def tell_memory(found: dict) -> str:
+    last = [f"V{row['version']} {peak / 1e3:.1f} GB" for row in found["rows"] if (peak := row["peaks_mb"][-1])]
+    return f"Peak memory over the length of the sequences. At {found['lengths'][-1]:,} tokens: {', '.join(last)}."
+
+
+def draw_ablation(axes, found: dict) -> None:
+    (ax,), switches = axes, found["switches"]
+    for shift, color, key, label in ((-0.2, BLUE, "alone", "added to none"), (0.2, RED, "last", "added to all others")):
+        for y, row in enumerate(switches):
+            if row[key]:
+                ax.barh(y + shift, row[key] - 1, 0.38, left=1, color=color, label=None if y else label)
+                ax.text(max(1, row[key]), y + shift, f" {row[key]:.2f}x", va="center", fontsize=10)
+    name_rows(ax, [row["switch"] for row in switches])
+    ax.axvline(1, color=GREY, lw=1)
+    ax.margins(x=0.25)
+    ax.set_xlabel("times as fast with this switch")
+    ax.legend(loc="upper center", bbox_to_anchor=(0.4, 1.2), ncols=2, frameon=False)
+
+
+def tell_ablation(found: dict) -> str:
+    told = [f"{row['switch']} {row['alone'] or 0:.2f} and {row['last'] or 0:.2f}" for row in found["switches"]]
+    return f"Speed-up by each switch, added to none and added to all others: {'; '.join(told)}."
+
+
+def stages(recorded: Record) -> list[dict] | None:
+    """Return what compare_stages.py printed of each stage."""
+    path, found = recorded.folder / "stages" / "comparison.txt", []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        cells = line.replace("%", "").split()
+        if len(cells) > 11 and cells[9] == "->":
+            step, *phases = (float(cells[place]) for place in (1, 4, 5, 6))
+            found.append({"step": step, "phases": phases, "loss": float(cells[8]), "trained": float(cells[11])})
+    return found or None
+
+
+def draw_stages(axes, found: list[dict]) -> None:
+    (ax,), y, left = axes, np.arange(len(found)), np.zeros(len(found))
+    for phase, (name, color) in enumerate({"forward": BLUE, "backward": RED, "optimizer": YELLOW}.items()):
+        widths = np.array([row["phases"][phase] for row in found])
+        ax.barh(y, widths, 0.55, left=left, color=color, label=name)
+        left += widths
+    ax.vlines([row["step"] for row in found], y - 0.42, y + 0.42, color="black", lw=3, label="step, as timed")
+    for place, row in enumerate(found):
+        end = max(left[place], row["step"])
+        ax.text(end, place, f"  loss {row['loss']:.0f}, {row['trained']:.0f} % trained", va="center", fontsize=10)
+    name_rows(ax, [f"stage {stage + 1}" for stage in y])
+    ax.set_xlim(-0.15, 1.65 * max(left))
+    ax.set_xlabel("ms (loss: of the first step)")
+    ax.legend(loc="upper center", bbox_to_anchor=(0.42, 1.28), ncols=2, frameon=False, fontsize=10)
+
+
+def tell_stages(found: list[dict]) -> str:
+    told = [f"stage {n}: {sum(row['phases']):.1f} and {row['step']:.2f}" for n, row in enumerate(found, 1)]
+    return f"Sum of the phases, and the step as timed, in ms. {'; '.join(told)}."
+
+
+# ---------------------------------------------------------------- attention, which needs no measurement
+
+DRAWING = REPOSITORY / "version2_pytorch_fused" / "attention_tiles.png"
+TILES = 6
+NOTES = {
+    "version 1: all scores in memory": "written by q kᵀ,\nread and written\nby scale, mask\nand softmax,\nread by P v",
+    "flash attention: tile by tile": "blue: whole\nyellow: half masked\nwhite: never\ncomputed\n\nin memory: o, lse",
+}
+
+
+def draw_tiles(axes, _) -> None:
+    for ax, (title, notes) in zip(axes, NOTES.items(), strict=True):
+        flash = title.startswith("flash")
+        for query, key in np.ndindex(TILES, TILES):
+            color = (YELLOW if key == query else BLUE if key < query else "white") if flash else RED
+            ax.bar(key, 0.92, 0.92, query, align="edge", color=color, edgecolor=GREY, lw=0.8)
+        if flash:
+            ax.annotate("", (4.95, 4.46), (0, 4.46), arrowprops={"arrowstyle": "->", "lw": 2.5})
+        ax.text(TILES + 0.4, 0, notes, va="top", linespacing=1.7)
+        ax.set(xlim=(-0.2, 2 * TILES + 0.6), ylim=(TILES, -0.1), aspect="equal", xticks=[], yticks=[], ylabel="queries")
+        ax.set_title(title, loc="left", fontweight="bold")
+        ax.spines[:].set_visible(False)
+        ax.set_xlabel("keys", x=0.24)
+
+
+def tell_tiles(_) -> str:
+    return (
+        "The scores of one head as tiles, queries downwards and keys to the right. Version 1 writes all of them to "
+        "memory. Flash attention walks along each row of tiles, masks the one on the diagonal, and computes none above."
+    )
+
+
+# ---------------------------------------------------------------- pictures and pages
+
+
+class Picture(NamedTuple):
+    find: Callable  # from a recorded run what is drawn; None where the run lacks it
+    draw: Callable  # on these axes
+    tell: Callable  # for readers who cannot see it
+    height: float  # inches
+    panels: int = 1
+
+
+def part(name: str, file: str) -> Callable:
+    """Return a function that reads a part's file from a recorded run."""
+    return lambda recorded: recorded.json(name, file)
+
+
+PICTURES = {
+    "ladder": Picture(speeds, draw_ladder, tell_ladder, 5.6, 2),
+    "memory": Picture(part("memory", "memory.json"), draw_memory, tell_memory, 3.6),
+    "ablation2": Picture(part("ablation2", "ablation.json"), draw_ablation, tell_ablation, 3.4),
+    "stages": Picture(stages, draw_stages, tell_stages, 4.0),
+    "tiles": Picture(lambda recorded: {}, draw_tiles, tell_tiles, 5.6, 2),
+}
+
+
+def save(picture: Picture, found, path: pathlib.Path) -> None:
+    """Draw a picture into a PNG file."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    style = {"font.size": 11, "axes.titlesize": 12, "axes.spines.top": False, "axes.spines.right": False}
+    with plt.rc_context(style):
+        figure, axes = plt.subplots(picture.panels, figsize=(5, picture.height), squeeze=False, layout="constrained")
+        picture.draw(axes[:, 0], found)
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=160, facecolor="white")
+    plt.close(figure)
+
+
+def draw_all(recorded: Record, names: list[str], draw: bool) -> dict[str, str]:
+    """Return {name of the markers: text} of the pictures that the run has data for, and of the README's small table."""
+    texts = {"ladder": small_table(speeds(recorded))}
+    for name in names:
+        picture, found = PICTURES[name], PICTURES[name].find(recorded)
+        if found is None:
+            print(f"{recorded.folder.name} has no data for {name}")
+            continue
+        path = DRAWING if name == "tiles" else recorded.folder / "pictures" / f"{name}.png"
+        if draw:
+            save(picture, found, path)
+            print(f"{path.relative_to(REPOSITORY)}: {path.stat().st_size / 1e3:.0f} kB")
+        texts[f"picture-{name}"] = f'<img src="{path}" width="480" alt="{picture.tell(found)}">'
+    return texts
+
+
+def filled_pages(texts: dict[str, str]) -> dict[pathlib.Path, str]:
+    """Return {page: its text as it should be}; links lead from the page to the picture."""
+    pages = {}
+    for page in all_pages():
+        linked = {}
+        for name, text in texts.items():
+            linked[name] = re.sub('(?<=src=")[^"]+', lambda m, page=page: os.path.relpath(m[0], page.parent), text)
+        pages[page] = fill(page.read_text(encoding="utf-8"), linked)
+    return pages
+
+
+def work(arguments) -> int:
+    try:
+        texts = draw_all(newest_record(), arguments.only or list(PICTURES), not arguments.check)
+    except ImportError:
+        raise Failure(1, "the pictures need matplotlib: pip install '.[plots]'") from None
+    return write_or_check(filled_pages(texts), arguments.check, "python scripts/maintain/pictures.py")
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="pictures.py"
+    )
+    parser.add_argument("--only", action="append", choices=PICTURES, help="draw this one (all)")
+    parser.add_argument("--check", action="store_true", help="draw nothing, and compare the pages with the runs")
+    arguments = parser.parse_args(argv)
+    return run_tool("pictures.py", lambda: work(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
