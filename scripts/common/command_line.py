@@ -27,11 +27,19 @@ class Failure(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """Parse a tool's options; a wrong one prints one line and exits with status 2."""
+    """Parse a tool's options; a wrong one prints one line and exits with status 2.
 
-    def __init__(self, program, description, example, with_json=True):
-        epilog = f"example: python {program} {example}"
-        super().__init__(prog=program, description=description, epilog=epilog, allow_abbrev=False)
+    Without an example the description is a module's docstring, which has its own examples and keeps its lines.
+    """
+
+    def __init__(self, program, description, example=None, with_json=True):
+        super().__init__(
+            prog=program,
+            description=description,
+            epilog=example and f"example: python {program} {example}",
+            allow_abbrev=False,
+            formatter_class=argparse.HelpFormatter if example else argparse.RawDescriptionHelpFormatter,
+        )
         if with_json:
             self.add_argument("--json", metavar="FILE", help="write the results as JSON (- prints it, not the text)")
 

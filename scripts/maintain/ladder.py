@@ -3,7 +3,6 @@
     python scripts/maintain/ladder.py                # print all tables of the newest recorded run
     python scripts/maintain/ladder.py --write        # put them between the markers of all pages
     python scripts/maintain/ladder.py --check        # do the pages say what was recorded, and did the commit run it?
-    python scripts/maintain/ladder.py --picture ladder.png --recorded scripts/recorded/NAME
 
 A recorded run is a folder that maintain/record.sh wrote. Each table comes from one of its parts: headline, v1 to v4
 and v1_v3 from the headline; graph, kernels, ablation2, ablation3, memory, stages, ddp and fsdp from the part of that
@@ -21,11 +20,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from common.command_line import Parser, run_tool
 from common.pages import all_pages, fill, fill_quotes, quoted_rows, write_or_check
 from common.provenance import faults_of_commit, machine_line
-from common.records import MODELS, PRECISIONS, Record, configurations, draw, newest_record, significant, table_of
+from common.records import MODELS, PRECISIONS, Record, configurations, newest_record, significant, table_of
 from common.tables import known, markdown_table
 from common.versions import REPOSITORY, SCRIPTS
 
-PICTURE = ("v1", "v2", "v2+compile", "v3", "v4", "hf+compile")
 SCRIPT_OF = {f"v{version}": path for version, path in SCRIPTS.items()}
 SCRIPT_OF |= dict.fromkeys(("hf", "liger"), REPOSITORY / "scripts" / "common" / "peers.py")
 
@@ -162,35 +160,23 @@ def check(recorded, paths):
     return status
 
 
-def draw_ladder(recorded, path):
-    """Draw the versions and the strongest peer, each as it runs by default."""
-    rows = recorded.suite("headline")["rows"]
-    try:
-        draw([row for row in rows if row["model"] in PICTURE] or rows, path)
-    except ImportError:
-        raise ValueError("--picture needs matplotlib: pip install '.[plots]'") from None
-
-
 def parse_arguments(argv):
     parser = Parser("ladder.py", __doc__, with_json=False)
     parser.add_argument("--recorded", type=pathlib.Path, metavar="FOLDER", help="which recorded run (the newest)")
     parser.add_argument("--page", type=pathlib.Path, action="append", metavar="FILE", help="these pages alone (all)")
     parser.add_argument("--write", action="store_true", help="put tables and quoted times into the pages")
     parser.add_argument("--check", action="store_true", help="compare the pages with them")
-    parser.add_argument("--picture", type=pathlib.Path, metavar="PNG", help="draw the ladder")
     return parser.parse_args(argv)
 
 
 def work(arguments):
     recorded = Record(arguments.recorded) if arguments.recorded else newest_record()
     paths = arguments.page or all_pages()
-    if arguments.picture:
-        draw_ladder(recorded, arguments.picture)
     if arguments.write:
         write_or_check(filled_pages(recorded, paths), False, "")
     if arguments.check:
         return check(recorded, paths)
-    if not (arguments.write or arguments.picture):
+    if not arguments.write:
         print("\n\n".join(f"## {name}\n\n{text}" for name, text in tables_of(recorded).items()))
     return 0
 
