@@ -199,7 +199,7 @@ def test_what_the_time_limit_leaves_out_of_the_ablation(monkeypatch, capsys):
     now[0] = 0.0
     assert ablation.main([*arguments, "--time-limit", "35"]) == 0
     output = capsys.readouterr().out
-    assert "torch-compile: not run: no time was left" in output and "worth most: qkv-fusion, 1.29x\n" in output
+    assert "torch-compile: not run: no time was left" in output and "worth most: torch-compile, 1.40x\n" in output
     assert re.search(r"^qkv-fusion \+ torch-compile +5.000 +5.000 to 5.000 +1.80 +10 +7$", output, re.MULTILINE)
 
 
