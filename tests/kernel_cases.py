@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import KernelInterface
 
 from common.versions import load_version, relative_error
@@ -137,15 +138,21 @@ def gpu_tiles(script, device):
 @contextlib.contextmanager
 def launches(refuse=False):
     """Record the names of the kernels that are launched in the set that this returns; or refuse the first of them."""
-    names, launch = set(), KernelInterface.__getitem__
+    names = set()
 
-    def record(kernel, grid):
-        if refuse:
-            raise Wrong(f"{kernel.__name__} was launched")
-        names.add(kernel.__name__)
-        return launch(kernel, grid)
+    def recording(launch):
+        def record(kernel, grid):
+            if refuse:
+                raise Wrong(f"{kernel.__name__} was launched")
+            names.add(kernel.__name__)
+            return launch(kernel, grid)
 
-    with mock.patch.object(KernelInterface, "__getitem__", record):
+        return record
+
+    with contextlib.ExitStack() as patches:
+        for interface in (KernelInterface, InterpretedFunction):
+            if "__getitem__" in vars(interface):  # the interpreter of older Triton has its own
+                patches.enter_context(mock.patch.object(interface, "__getitem__", recording(interface.__getitem__)))
         yield names
 
 
