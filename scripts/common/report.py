@@ -63,14 +63,12 @@ def facts_of(row):
     heads = f"{config['num_heads']} query and {config['num_kv_heads']} key/value heads"
     width = f"width {config['hidden_dim']}, feed-forward {config['intermediate_dim']}"
     model = f"{config['num_layers']} layers, {width}, {heads}, vocabulary {config['vocab_size']}"
-    software = [
-        f"{name} {environment[name.lower()]}" for name in ("PyTorch", "Triton") if environment.get(name.lower())
-    ]
+    software = [f"PyTorch {environment['torch']}", *[f"Triton {environment['triton']}"] * bool(environment["triton"])]
     return [
         ("device", environment["device"]),
         ("sizes", f"{model}, {options['batch_size']} sequences of {options['seq_len']} tokens"),
         ("precision", row["precision"]),
-        ("software", ", ".join([*software, environment["date"]])),
+        ("software", ", ".join([*software, environment["date"][:10]])),
     ]
 
 
