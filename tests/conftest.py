@@ -1,8 +1,10 @@
 """Fixtures of all tests. Without a GPU, Triton's kernels run in its interpreter, chosen before Triton is imported."""
 
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process per core, and tensors too small for threads
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it, and so would its processes
 
 import torch
 
