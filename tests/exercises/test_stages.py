@@ -144,7 +144,7 @@ def test_dry_run_shows_every_command(tmp_path):
     done = run_all("--dry-run", "--num-steps", "3", "--output-dir", str(results))
     assert done.returncode == 0, done.stderr
     for name in STAGES.values():
-        assert len(re.findall(rf"{name} --num-steps 3 ", done.stdout)) == 2  # trained, and profiled
+        assert len(re.findall(rf"{name}'? --num-steps 3 ", done.stdout)) == 2  # trained, and profiled
     assert "=== comparison" not in done.stdout and not results.exists()
 
 
