@@ -125,7 +125,7 @@ def test_a_run_records_once_what_ran_where(stubs):
     assert suite(stubs, "--models v1 --repeats 2 --num-steps 7") == 0
     content = json.loads((stubs / "results" / "suite.json").read_text())
     record = content["record"]
-    assert record["packages"]["torch"] == torch.__version__ and {"transformers", "torchao"} < record["packages"].keys()
+    assert torch.__version__.startswith(record["packages"]["torch"]) and {"transformers", "torchao"} < record["packages"].keys()
     assert "--num-steps 7" in record["command"] and record["commit"] == provenance.git("rev-parse", "HEAD")
     assert content["runs"][0]["steps_ms"] == [40.0] * 3 and "environment" not in content["runs"][0]
     assert content["runs"][0]["script_sha256"] == provenance.hash_of(stubs / "v1.py")
@@ -331,6 +331,7 @@ def test_suite_on_real_scripts(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch.__version__ < (2, 9), reason="this PyTorch's FSDP2 is wrong on a CPU")
 def test_suite_on_two_processes(tmp_path):
     done = run_suite(tmp_path, REPOSITORY / "scripts" / "benchmark_suite.py", "--models v1,v1+fsdp --nproc 1,2")
     assert done.returncode == 0, done.stderr
