@@ -12,11 +12,11 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     exit 0
 fi
 source "$(dirname -- "${BASH_SOURCE[0]}")/common/environment.sh"
-use_environment test
-cd -- "$ROOT"
-which=(-m "not slow")
+group=test which=(-m "not slow")
 if [[ ${1:-} == --all ]]; then
-    which=()
+    group=all which=()
     shift
 fi
+use_environment "$group"
+cd -- "$ROOT"
 exec "$PYTHON" -m pytest -n 2 --dist worksteal --durations 10 "${which[@]}" "$@"

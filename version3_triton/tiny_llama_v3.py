@@ -1206,6 +1206,8 @@ def complete_version_options(config):
     if config.enable_rmsnorm_kernel and config.hidden_dim > 32768:
         raise UserError(f"--hidden-dim must be at most 32768 for the RMSNorm kernel, got {config.hidden_dim}")
     triton_release, numpy_release = (tuple(map(int, x.__version__.split(".")[:2])) for x in (triton, np))
+    if interpreted:
+        np.seterr(over="ignore", invalid="ignore")  # the loss says it in one line when numbers overflow
     if interpreted and triton_release < (3, 7) and numpy_release >= (2, 4):
         raise UserError(f"numpy must be < 2.4 for the interpreter of Triton {triton.__version__}, got {np.__version__}")
     if config.use_amp and not config.enable_optimizer_kernel:
@@ -1942,6 +1944,8 @@ def train(trainer, data, first_step, steps):
             print(f"step {step + 1:5d}/{config.num_steps}  loss {record['loss']:8.4f}  {speed}", flush=True)
         if config.save_every and (step + 1) % config.save_every == 0:
             save_checkpoint(trainer, step + 1)
+    if not all(bool(full_tensor(p).isfinite().all()) for p in trainer.model.parameters()):
+        raise FloatingPointError(f"the weights are not finite after step {config.num_steps}: lower --learning-rate")
 
 
 def run(config):
@@ -1979,10 +1983,8 @@ def user_message(error):
     first_line = str(error).strip().partition("\n")[0]
     if isinstance(error, UserError):
         return 2, f"error: {error}"
-    if isinstance(error, KeyboardInterrupt):
-        return 130, "interrupted"
-    if isinstance(error, SystemExit):
-        return error.code, "terminated"
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        return getattr(error, "code", 130), "interrupted"
     if isinstance(error, FloatingPointError):
         return 1, f"stopped: {error}"
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):

@@ -1046,6 +1046,8 @@ def train(trainer, data, first_step, steps):
             print(f"step {step + 1:5d}/{config.num_steps}  loss {record['loss']:8.4f}  {speed}", flush=True)
         if config.save_every and (step + 1) % config.save_every == 0:
             save_checkpoint(trainer, step + 1)
+    if not all(bool(full_tensor(p).isfinite().all()) for p in trainer.model.parameters()):
+        raise FloatingPointError(f"the weights are not finite after step {config.num_steps}: lower --learning-rate")
 
 
 def run(config):
@@ -1083,10 +1085,8 @@ def user_message(error):
     first_line = str(error).strip().partition("\n")[0]
     if isinstance(error, UserError):
         return 2, f"error: {error}"
-    if isinstance(error, KeyboardInterrupt):
-        return 130, "interrupted"
-    if isinstance(error, SystemExit):
-        return error.code, "terminated"
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        return getattr(error, "code", 130), "interrupted"
     if isinstance(error, FloatingPointError):
         return 1, f"stopped: {error}"
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):

@@ -2,6 +2,7 @@
 
     python3 environment.py unmet run KIND    the requirements of the four scripts that this interpreter lacks
     python3 environment.py unmet test KIND   and those of the test suite; KIND: none, nvidia or amd GPU
+    python3 environment.py unmet all KIND    and those of the tests that only test.sh --all runs
     python3 environment.py torch             version, build (rocm, cuda or cpu) and folder of a usable PyTorch
     python3 environment.py summary           one line of versions, after a real import
     python3 environment.py rocm              "exact 6.4.1 2.9.1 rocm6.4": this machine's ROCm release, the PyTorch to
@@ -21,6 +22,7 @@ import re
 import subprocess
 import sys
 
+EXTRAS = {"run": [], "test": ["test"], "all": ["test", "pin"]}  # of pyproject.toml, without plots and peers
 OPT = pathlib.Path("/opt")
 PYPROJECT = pathlib.Path(__file__).resolve().parents[2] / "pyproject.toml"
 # ROCm release -> the newest PyTorch built for it up to the pinned one, and its folder below download.pytorch.org/whl
@@ -35,11 +37,11 @@ ROCM_BUILDS = {
 
 
 def requirements(group: str) -> list[tuple[str, str, str]]:
-    """(name, lower bound, upper bound or "") of each dependency in pyproject.toml; group is "run" or "test"."""
+    """(name, lower bound, upper bound or "") of each dependency in pyproject.toml; group is a key of EXTRAS."""
     text = PYPROJECT.read_text().split("[project]")[1].split("[tool.")[0]
     text, extras = text.split("[project.optional-dependencies]")
-    if group == "test":  # what plots and peers need is not the tests' business
-        text += re.search(r"^test = \[.*?^\]", extras, re.DOTALL | re.MULTILINE)[0]
+    for extra in EXTRAS[group]:
+        text += re.search(rf"^{extra} = \[.*?\]", extras, re.DOTALL | re.MULTILINE)[0]
     # tomllib came with Python 3.11; these lists need no more than a pattern
     found = re.findall(r'"([\w-]+)>=([\d.]+)(?:,<([\d.]+))?(; sys_platform == \'linux\')?"', text)
     return [(name, low, high) for name, low, high, linux in found if not linux or sys.platform == "linux"]

@@ -2,6 +2,7 @@
 # Sourced by quickstart.sh and test.sh. Makes the workshop's Python environment and leaves its interpreter in $PYTHON:
 #   use_environment run     what the four scripts need (the dependencies of pyproject.toml)
 #   use_environment test    and what the test suite needs
+#   use_environment all     and what only its slow tests need
 # A PyTorch that the current python3 has, from a site's module for instance, is used as it is. Otherwise pip installs the
 # versions of constraints.txt from where pip is configured to take them (PIP_INDEX_URL, PIP_FIND_LINKS, ...), and on an
 # AMD GPU the build for the ROCm release of the machine from PyTorch's own index. Settings:
