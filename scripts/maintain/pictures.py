@@ -91,7 +91,7 @@ def tell_ladder(found: dict) -> str:
     for preset in PRESETS:
         times, model, precision = max((found[key][1], *key[1:]) for key in found if key[0] == preset)
         told.append(f"at {preset} {NAMES[model]} in {PRECISIONS[precision]}, {times:.1f} times")
-    return f"Speed of each version compared with version 1 in fp32, on a logarithmic scale. The fastest: {'; '.join(told)}."
+    return f"Speed of each version compared with version 1 in fp32, logarithmic. The fastest: {'; '.join(told)}."
 
 
 def small_table(found: dict) -> str:

@@ -11,15 +11,11 @@ import torch
 from triton.runtime import interpreter
 
 from common.versions import load_version
-from kernel_cases import normal
+from kernel_cases import multiplies_fp8, normal
 from training import train
 
 V3 = load_version(3)
 ULP = 2**-4
-multiplies = pytest.mark.skipif(
-    not (torch.cuda.is_available() or hasattr(torch.nn.functional, "scaled_mm")),
-    reason="PyTorch before 2.10 multiplies no fp8 rows on a CPU",
-)
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +100,7 @@ def test_transposition(shape, device):
 
 
 # Each operand carries an error of about 3 %; two matmuls and SwiGLU lie in a row.
-@multiplies
+@multiplies_fp8
 @pytest.mark.parametrize("part", ["linear", "feed-forward"])
 @pytest.mark.parametrize("tokens", [16, 80])
 def test_layers_against_float32(tokens, part, device):
@@ -129,7 +125,7 @@ def test_layers_against_float32(tokens, part, device):
 SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 40 --batch-size 2 --seq-len 16 --learning-rate 0.01"
 
 
-@multiplies
+@multiplies_fp8
 def test_training_stays_near_bfloat16(device):
     """The loss falls as in bfloat16, and every parameter gets a gradient."""
     interpreted = "" if device.type == "cuda" else "--disable-attention-kernel"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from common.versions import REPOSITORY, SCRIPTS, load_version
-from kernel_cases import launches
+from kernel_cases import launches, multiplies_fp8
 from maintain import sanitize_kernels
 from training import tensors, train
 
@@ -205,7 +205,9 @@ def test_every_kernel_belongs_to_one_group_of_the_sanitizer():
         assert len([g for g, (_, parts) in groups.items() if any(part in name for part in parts)]) == 1, name
 
 
-@pytest.mark.parametrize("group", sanitize_kernels.GROUPS)
+@pytest.mark.parametrize(
+    "group", [pytest.param(g, marks=[multiplies_fp8] * (g == "fp8")) for g in sanitize_kernels.GROUPS]
+)
 def test_a_group_launches_all_its_kernels(group, device):
     with launches() as launched:
         sanitize_kernels.run_group(group, device)
