@@ -8,16 +8,15 @@ from what the script wrote into the trace. A line through the times splits them 
 Exit status: 0 analysed, 2 for bad input.
 """
 
-import argparse
 import statistics
 import sys
 
 from common.command_line import Failure, Parser, run_tool
-from common.profiles import INTERPRETED, Profile, read_profile, unlike
+from common.profiles import INTERPRETED, read_profile, unlike
 from common.tables import emit, rounded, text_table
 
 
-def read_folder(folder: str) -> tuple[dict, Profile]:
+def read_folder(folder):
     """Return batch size, tokens, median step time (ms) and peak memory (MiB) of one profile folder, and the profile."""
     profile = read_profile(folder)
     found = profile.metadata
@@ -30,7 +29,7 @@ def read_folder(folder: str) -> tuple[dict, Profile]:
     return row | {"peak_mib": found["peak_memory_mb"]}, profile
 
 
-def scaling(rows: list[dict]) -> dict:
+def scaling(rows):
     """Return the rows by batch size with throughput and efficiency, and the lines through time and memory.
 
     efficiency: throughput over that of the smallest batch, divided by how many times as large the batch is.
@@ -49,7 +48,7 @@ def scaling(rows: list[dict]) -> dict:
     return content
 
 
-def fit_line(name: str, unit: str, fixed: float, each: float) -> str:
+def fit_line(name, unit, fixed, each):
     """Return the fitted cost in words; a negative part makes no sense as a cost, and the line says so."""
     line = f"{name:<9}  {rounded(fixed)} {unit} + {rounded(each)} {unit} per sequence"
     if fixed < 0 or each < 0:
@@ -58,7 +57,7 @@ def fit_line(name: str, unit: str, fixed: float, each: float) -> str:
     return line
 
 
-def as_text(content: dict) -> str:
+def as_text(content):
     rows = [
         [
             *(row["batch_size"], row["seq_len"], row["steps"], rounded(row["step_ms"])),
@@ -82,7 +81,7 @@ def as_text(content: dict) -> str:
     return "\n".join([*lines, *[INTERPRETED] * content["interpreted"]])
 
 
-def analyze(options: argparse.Namespace) -> None:
+def analyze(options):
     rows, profiles = zip(*map(read_folder, options.profile_dirs), strict=True)
     for profile in profiles[1:]:
         first, other = ({**p.metadata, "batch_size": None, "device": p.device} for p in (profiles[0], profile))
@@ -98,7 +97,7 @@ def analyze(options: argparse.Namespace) -> None:
     emit(content, as_text(content), options.json)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv=None):
     parser = Parser(
         "analyze_batch_scaling.py",
         "Show how time, throughput and memory of a step grow with the batch.",

@@ -10,7 +10,6 @@ the device's ceilings (a large matmul, a large copy) the shortest time for them.
 Exit status: 0 written, 2 for bad input.
 """
 
-import argparse
 import json
 import pathlib
 import sys
@@ -31,7 +30,7 @@ ADDRESSED_BY = {
 }
 
 
-def targets(rows: list[dict]) -> list[dict]:
+def targets(rows):
     """Return a row per group, by the time that could be saved; where that is not known, by its whole time."""
     whole, found = sum(row["ms"] for row in rows), []
     for group in dict.fromkeys(row["group"] for row in rows):
@@ -55,7 +54,7 @@ def targets(rows: list[dict]) -> list[dict]:
     return [row | {"rank": i} for i, row in enumerate(found, 1)]
 
 
-def ceiling_lines(content: dict) -> list[str]:
+def ceiling_lines(content):
     roofs = content["ceilings"]
     if roofs is None:
         return [f"No roofline: {content['ceilings_from']}."]
@@ -66,7 +65,7 @@ def ceiling_lines(content: dict) -> list[str]:
     ]
 
 
-def operator_cells(rows: list[dict]) -> list[list]:
+def operator_cells(rows):
     return [
         [i, f"`{row['operator']}`", row["group"], f"{row['calls']:,.0f}", rounded(row["ms"])]
         + [f"{row['share_percent']:.1f}", rounded(row["tflops"]), rounded(row["gb_s"])]
@@ -75,7 +74,7 @@ def operator_cells(rows: list[dict]) -> list[list]:
     ]
 
 
-def report(content: dict, top: int) -> str:
+def report(content, top):
     whole = sum(row["ms"] for row in content["operators"])
     what = "operators" if content["on_cpu"] else "kernels"
     lines = [
@@ -99,7 +98,7 @@ def report(content: dict, top: int) -> str:
     return "\n".join([*lines, markdown_table(header, operator_cells(content["operators"][:top]), left=3), ""])
 
 
-def as_text(content: dict, files: list[pathlib.Path]) -> str:
+def as_text(content, files):
     lines = [content["trace"]]
     for row in content["targets"][:3]:
         saved = "" if row["could_save_ms"] is None else f", of which {rounded(row['could_save_ms'])} ms could be saved"
@@ -111,7 +110,7 @@ def as_text(content: dict, files: list[pathlib.Path]) -> str:
     return "\n".join([*lines, f"wrote {', '.join(map(str, files))}"])
 
 
-def write_files(content: dict, path: pathlib.Path, top: int) -> list[pathlib.Path]:
+def write_files(content, path, top):
     """Write the report and its two companions; return their paths."""
     folder = path.parent / "bottleneck_analysis"
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,14 +122,14 @@ def write_files(content: dict, path: pathlib.Path, top: int) -> list[pathlib.Pat
     return [path, timing, ranked]
 
 
-def analyze(options: argparse.Namespace) -> None:
+def analyze(options):
     content = analyzed_trace(options)[1]
     content["targets"] = targets(content["operators"])
     files = write_files(content, pathlib.Path(options.output_report), options.top)
     emit(content, as_text(content, files), options.json)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv=None):
     parser = Parser(
         "analyze_bottlenecks.py",
         "Rank the operators of a step by time, with their distance from the roofline and what tackles them.",

@@ -8,7 +8,6 @@ FLOP per byte) or "too small" (slower than half of what either allows: too few t
 Exit status: 0 measured, 2 for bad input.
 """
 
-import argparse
 import itertools
 import pathlib
 import platform
@@ -16,7 +15,7 @@ import sys
 
 from common import counts
 from common.command_line import Failure, Parser, numbers, progress, run_tool
-from common.counts import ELEMENT_BYTES, Gemm, Sizes, gemms
+from common.counts import ELEMENT_BYTES, gemms
 from common.roofline import bound, ceilings_line, measure_ceilings, shortest_s
 from common.tables import emit, text_table
 from common.versions import load_version
@@ -26,7 +25,7 @@ CALLS = 20  # of a GEMM in one measurement on a GPU
 NAMES = ("vocab_size", "hidden_dim", "num_layers", "num_heads", "num_kv_heads", "intermediate_dim")
 
 
-def read_config(path: pathlib.Path) -> dict:
+def read_config(path):
     """Return the model's sizes in a YAML file; version 1's own options say what is wrong with them."""
     try:
         import yaml
@@ -43,13 +42,13 @@ def read_config(path: pathlib.Path) -> dict:
     return {name: content[name] for name in NAMES}
 
 
-def sizes_of(config: dict, batch_size: int, seq_len: int) -> Sizes:
+def sizes_of(config, batch_size, seq_len):
     config = config | {"batch_size": batch_size, "seq_len": seq_len}
     options = [word for name, value in config.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     return counts.sizes_of(load_version(1).parse_options([*options, "--device", "cpu"]))
 
 
-def seconds(gemm: Gemm, device, dtype) -> float:
+def seconds(gemm, device, dtype):
     """Return the time of one call, with operands laid out as in training; on a GPU in a graph, without launches."""
     import torch
 
@@ -74,7 +73,7 @@ def seconds(gemm: Gemm, device, dtype) -> float:
     return shortest_s(graph.replay, str(device), 5) / CALLS
 
 
-def measured(gemm: Gemm, duration: float, size: int, roofs: dict) -> dict:
+def measured(gemm, duration, size, roofs):
     """Return the results of a GEMM that took so many seconds per call."""
     moved, rate = gemm.bytes(size), gemm.flops / duration / 1e12
     attainable = min(roofs["matmul_tflops"], roofs["copy_tb_s"] * gemm.flops / moved)
@@ -90,7 +89,7 @@ def measured(gemm: Gemm, duration: float, size: int, roofs: dict) -> dict:
     }
 
 
-def whole(rows: list[dict], sizes: Sizes, peak: float) -> dict:
+def whole(rows, sizes, peak):
     """Sum up all GEMMs of one step."""
     flops, us, calls = (sum(row["calls"] * row.get(key, 1) for row in rows) for key in ("flops", "us", "call"))
     content = {"batch_size": sizes.B, "seq_len": sizes.T, "flops": flops, "ms": us / 1e3, "tflops": flops / us / 1e6}
@@ -99,7 +98,7 @@ def whole(rows: list[dict], sizes: Sizes, peak: float) -> dict:
     return content | {"gemms": rows}
 
 
-def analyzed(durations: dict, size: int, roofs: dict) -> list[dict]:
+def analyzed(durations, size, roofs):
     """Return a step for each Sizes from the seconds of its GEMMs; the fastest of them raises the roof."""
     rates = [gemm.flops / duration / 1e12 for pairs in durations.values() for gemm, duration in pairs]
     roofs["matmul_tflops"] = max(roofs["matmul_tflops"], *rates)
@@ -109,7 +108,7 @@ def analyzed(durations: dict, size: int, roofs: dict) -> list[dict]:
     ]
 
 
-def gemm_lines(step: dict) -> str:
+def gemm_lines(step):
     header = ["GEMM", "batch x m x k x n", "calls", "GFLOP", "MB", "FLOP/B", "us", "TFLOP/s", "of peak", "bound"]
     rows = []
     for g in step["gemms"]:
@@ -120,7 +119,7 @@ def gemm_lines(step: dict) -> str:
     return text_table(header, rows)
 
 
-def as_text(content: dict, details: bool) -> str:
+def as_text(content, details):
     steps, rows = content["steps"], []
     lines = [f"{content['device']}, {content['precision']}, fastest: {ceilings_line(content['ceilings'])}", ""]
     for step in steps if details else steps[-1:]:
@@ -133,7 +132,7 @@ def as_text(content: dict, details: bool) -> str:
     return "\n".join(lines)
 
 
-def analyze(options: argparse.Namespace) -> None:
+def analyze(options):
     import torch
 
     config = read_config(pathlib.Path(options.model_config))
@@ -156,7 +155,7 @@ def analyze(options: argparse.Namespace) -> None:
     emit(content, as_text(content, options.details), options.json)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv=None):
     parser = Parser(
         "analyze_gemm_operations.py",
         "Measure every GEMM of a training step.",

@@ -8,7 +8,6 @@ attention where they are saved. Options that are not listed here go to all train
 Exit status: 0 measured; 1 where nothing ran; 2 for bad input.
 """
 
-import argparse
 import pathlib
 import sys
 
@@ -31,7 +30,7 @@ from common.tables import emit, known, text_table
 from common.versions import SCRIPTS
 
 
-def as_text(content: dict) -> str:
+def as_text(content):
     rows = []
     for row in content["rows"]:
         peaks = ["out of memory" if peak is None else f"{peak:,.0f}" for peak in row["peaks_mb"]]
@@ -44,7 +43,7 @@ def as_text(content: dict) -> str:
     return "\n".join(lines)
 
 
-def study(options: argparse.Namespace, rest: list[str]) -> None:
+def study(options, rest):
     argv = with_sizes(["--num-steps", "2", "--warmup-steps", "1", *rest])
     if options.batch_size:
         argv += ["--batch-size", str(options.batch_size)]
@@ -68,7 +67,7 @@ def study(options: argparse.Namespace, rest: list[str]) -> None:
     emit(content, as_text(content), options.json)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv=None):
     parser = Parser(
         "analyze_memory_scaling.py",
         "Measure peak memory over the sequence length for each version.",

@@ -18,7 +18,6 @@ is assumed is an option or one of these:
 Exit status: 0, 2 for bad input.
 """
 
-import argparse
 import json
 import math
 import pathlib
@@ -58,7 +57,7 @@ class Links(NamedTuple):
     network_hop_s: float
 
 
-def read_work(path: str) -> Work:
+def read_work(path):
     """Return the step of a metrics file; Failure if it is of several GPUs or has no time of the backward."""
     content = read_metrics(path)
     summary = content["summary"]
@@ -73,7 +72,7 @@ def read_work(path: str) -> Work:
     return Work(step["median"] / 1e3, spread / 1e3, summary["backward_ms"] / 1e3, gradient_bytes)
 
 
-def read_links(path: str, network: float, network_hop_s: float) -> Links:
+def read_links(path, network, network_hop_s):
     try:
         content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
         table = [(row["bytes"], 1e9 * row["bus_gb_s"]) for row in content["allreduce"]]
@@ -84,7 +83,7 @@ def read_links(path: str, network: float, network_hop_s: float) -> Links:
         raise Failure(2, f"{path} is no file of measure_allreduce.py") from None
 
 
-def allreduce_s(size: float, gpus: int, links: Links) -> float:
+def allreduce_s(size, gpus, links):
     """Return the seconds of summing so many bytes over so many GPUs."""
     if gpus == 1:
         return 0.0
@@ -96,13 +95,13 @@ def allreduce_s(size: float, gpus: int, links: Links) -> float:
     return links.start_s + hops * links.network_hop_s + carried
 
 
-def buckets(gradient_bytes: int) -> list[int]:
+def buckets(gradient_bytes):
     """Return the sizes of DDP's buckets in the order in which the backward fills them."""
     full, rest = divmod(gradient_bytes, BUCKET_BYTES)
     return [BUCKET_BYTES] * full + [rest] * bool(rest)
 
 
-def communication_s(work: Work, gpus: int, links: Links) -> tuple[float, float]:
+def communication_s(work, gpus, links):
     """Return the seconds of communication that outlast the backward, and those that it hides."""
     end, filled, total = 0.0, 0, 0.0
     for size in buckets(work.gradient_bytes):
@@ -114,7 +113,7 @@ def communication_s(work: Work, gpus: int, links: Links) -> tuple[float, float]:
     return exposed, total - exposed
 
 
-def estimate(work: Work, gpus: int, links: Links, contention: float) -> dict:
+def estimate(work, gpus, links, contention):
     """Return step, its parts in ms and the efficiency on so many GPUs.
 
     contention: share of the hidden communication's time by which it slows the backward.
@@ -127,7 +126,7 @@ def estimate(work: Work, gpus: int, links: Links, contention: float) -> dict:
     return {"gpus": gpus, **{name: 1e3 * value for name, value in times.items()}, "efficiency": work.step_s / step}
 
 
-def as_text(content: dict) -> str:
+def as_text(content):
     work, network = content["work"], content["network"]
     rows = [
         [row["gpus"], *(f"{row[name]:.2f}" for name in COLUMNS), f"{row['efficiency']:.1%}"]
@@ -141,7 +140,7 @@ def as_text(content: dict) -> str:
     )
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options):
     work = read_work(options.metrics)
     links = read_links(options.links, 1e9 * options.network_gb_s, options.network_us / 1e6)
     sizes = [2**power for power in range(int(math.log2(options.gpus)) + 1)]
@@ -155,7 +154,7 @@ def run(options: argparse.Namespace) -> None:
     emit(content, as_text(content), options.json)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv=None):
     description = "Estimate weak scaling from one GPU's measured step and the measured all-reduce of one host."
     parser = Parser("estimate_scaling.py", description, "--metrics v3.json --links links.json --network-gb-s 50")
     add = parser.add_argument

@@ -7,7 +7,6 @@ and flex attention from the formulas in common/counts.py. A rate above that of a
 Exit status: 0 analysed, 1 if the picture needs matplotlib, 2 for bad input.
 """
 
-import argparse
 import pathlib
 import sys
 
@@ -17,7 +16,7 @@ from common.roofline import FLOP_PER_BYTE, add_trace_options, analyzed_trace, bo
 from common.tables import emit, known, text_table
 
 
-def bandwidth_rows(rows: list[dict], ceilings: dict) -> list[dict]:
+def bandwidth_rows(rows, ceilings):
     """Return the operators whose bytes are known, with FLOP per byte, fraction of the copy bandwidth, and bound."""
     found = [row | {"flop_per_byte": row["flops"] / row["bytes"]} for row in rows if row["bytes"] and row["gb_s"]]
     for row in found:
@@ -26,7 +25,7 @@ def bandwidth_rows(rows: list[dict], ceilings: dict) -> list[dict]:
     return found
 
 
-def summary(rows: list[dict], all_rows: list[dict], ceilings: dict) -> dict:
+def summary(rows, all_rows, ceilings):
     """Return bytes and rate of the whole step, and the time of memory-bound operators and of unknown ones."""
     moved, ms = (sum(row[key] for row in rows) for key in ("bytes", "ms"))
     total, rate = sum(row["ms"] for row in all_rows), moved / ms / 1e6
@@ -40,7 +39,7 @@ def summary(rows: list[dict], all_rows: list[dict], ceilings: dict) -> dict:
     }
 
 
-def as_text(content: dict, top: int) -> str:
+def as_text(content, top):
     whole, ceilings, rows = content["summary"], content["ceilings"], []
     for row in content["operators"][:top]:
         work = [f"{row['ms']:,.3f}", f"{row['bytes'] / 1e6:,.2f}", f"{row['gb_s']:,.1f}"]
@@ -63,7 +62,7 @@ def as_text(content: dict, top: int) -> str:
     )
 
 
-def draw(target: pathlib.Path, name: str, content: dict) -> None:
+def draw(target, name, content):
     """Draw the operators that compute."""
     rows = [row for row in content["operators"] if row["flop_per_byte"] >= FLOP_PER_BYTE[0]]
     points = [
@@ -75,7 +74,7 @@ def draw(target: pathlib.Path, name: str, content: dict) -> None:
     progress(f"drew {target}; not in it are operators without FLOPs, {left_out:,.3f} ms per step")
 
 
-def analyze(options: argparse.Namespace) -> None:
+def analyze(options):
     profile, content = analyzed_trace(options)
     if profile.interpreted:
         progress(INTERPRETED)
@@ -90,7 +89,7 @@ def analyze(options: argparse.Namespace) -> None:
     emit(content, as_text(content, options.top), options.json)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv=None):
     parser = Parser(
         "memory_bandwidth_analyzer.py",
         "Measure the bandwidth that the operators of a step reach, and draw a roofline.",

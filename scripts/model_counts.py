@@ -37,7 +37,7 @@ GPUS = ("MI300X", "H200", "MI250X")  # in the tables; --json has all that are kn
 LETTERS = sympy.symbols("B T C H K D F V L")  # in the order of the page
 
 
-def letters(sizes: Sizes) -> Sizes:
+def letters(sizes):
     """Return sizes whose values are their letters: with them the functions of counts.py return formulas."""
 
     class Letters(Sizes):
@@ -46,7 +46,7 @@ def letters(sizes: Sizes) -> Sizes:
     return Letters(*LETTERS)
 
 
-def formula(value, power: str = "^{}") -> str:
+def formula(value, power="^{}"):
     """Return a polynomial in the letters, highest powers first: 4BTC + 2BT^2H; nothing for zero."""
     found = []
     for powers, factor in sympy.Poly(value, *LETTERS).terms(order="grlex") if value != 0 else []:
@@ -55,7 +55,7 @@ def formula(value, power: str = "^{}") -> str:
     return " + ".join(found)
 
 
-def part_formulas(version: int, precision: str, sizes: Sizes) -> dict:
+def part_formulas(version, precision, sizes):
     """Return {part: {phase: {"layer" or "once": {quantity: formula}}}}."""
     s = letters(sizes)
     flops = counts.flops_done(version, s)
@@ -78,30 +78,30 @@ def part_formulas(version: int, precision: str, sizes: Sizes) -> dict:
 # ---------------------------------------------------------------- the page's tables
 
 
-def sizes_of_options(argv: list[str]) -> Sizes:
+def sizes_of_options(argv):
     """Return the sizes that a training script's options choose; every version has the same ones."""
     return counts.sizes_of(load_version(1).parse_options([*argv, "--device", "cpu"]))
 
 
-def preset_sizes(preset: str) -> Sizes:
+def preset_sizes(preset):
     return sizes_of_options(["--preset", preset])
 
 
-def steps_of(preset: str, precision: str) -> list[dict]:
+def steps_of(preset, precision):
     """Return the counts of every version's step."""
     return [step_counts(version, precision, preset_sizes(preset)) for version in SCRIPTS]
 
 
-def math(value) -> str:
+def math(value):
     return f"${formula(value, '^{{{}}}')}$" if value != 0 else ""
 
 
-def presets_table() -> str:
+def presets_table():
     rows = [[f"`{preset}`", *preset_sizes(preset)] for preset in PRESETS]
     return markdown_table(["preset", *(f"${letter}$" for letter in LETTERS)], rows)
 
 
-def parameter_table() -> str:
+def parameter_table():
     sizes = [preset_sizes(preset) for preset in PRESETS]
     tables, rows = [counts.parameters(s) for s in sizes], []
     for part, (layer, once) in counts.parameters(letters(sizes[0])).items():
@@ -111,7 +111,7 @@ def parameter_table() -> str:
     return markdown_table(["part", "in each layer", "once", *(f"`{preset}`" for preset in PRESETS)], rows)
 
 
-def flops_table() -> str:
+def flops_table():
     """Return what the model needs: matmuls forward, backward twice that, and everything else for comparison."""
     sizes = [preset_sizes(preset) for preset in PRESETS]
     required, rows = [counts.required_flops(s) for s in sizes], []
@@ -125,7 +125,7 @@ def flops_table() -> str:
     )
 
 
-def launches_table() -> str:
+def launches_table():
     """Return forward + backward of a layer for each version, what comes once, and whole steps."""
     s, rows = preset_sizes("small"), []
     functions = {"in each layer": counts.parts_of_layer, "once": counts.parts_once}
@@ -139,7 +139,7 @@ def launches_table() -> str:
     return markdown_table(["launches, forward + backward", *VERSIONS], rows)
 
 
-def formula_table(quantity: str) -> str:
+def formula_table(quantity):
     """Return formulas of a layer, or of what comes once, for versions 1 and 3 in fp32."""
     found = [part_formulas(version, "float32", preset_sizes("small")) for version in (1, 3)]
     rows = []
@@ -156,7 +156,7 @@ def formula_table(quantity: str) -> str:
     return markdown_table(["part", "V1", "V3"], rows, left=3)
 
 
-def step_table(quantity: str, unit: float, name: str) -> str:
+def step_table(quantity, unit, name):
     """Return the numbers of one step by part for each version, and the sums for all presets and precisions."""
     rows, steps = [], [both_phases(step, quantity) for step in steps_of("small", "float32")]
     for part in PARTS:
@@ -168,7 +168,7 @@ def step_table(quantity: str, unit: float, name: str) -> str:
     return markdown_table([f"{name}, `small`, fp32", *VERSIONS], rows)
 
 
-def gpu_table() -> str:
+def gpu_table():
     """Return data-sheet peaks and bandwidths, and the FLOP/B from which on the GPU is compute-bound."""
     rows = []
     for gpu in GPUS:
@@ -179,7 +179,7 @@ def gpu_table() -> str:
     return markdown_table(["GPU", "fp32 TFLOP/s", "TF32", "bf16", "TB/s", "ridge FLOP/B, fp32", "TF32", "bf16"], rows)
 
 
-def roofline_table(version: int, precision: str, preset: str) -> str:
+def roofline_table(version, precision, preset):
     step, rows = step_counts(version, precision, preset_sizes(preset)), []
     columns = [counts.rooflines(step, gpu, precision) for gpu in GPUS]
     work = counts.intensity(step)
@@ -194,7 +194,7 @@ def roofline_table(version: int, precision: str, preset: str) -> str:
     return markdown_table([*header, *(f"{gpu}, us" for gpu in GPUS)], rows)
 
 
-def shortest_table() -> str:
+def shortest_table():
     """Return the shortest possible step of every version: its FLOPs and bytes at the peaks, launches for nothing."""
     rows = []
     for preset, precision, gpu in itertools.product(("small", "medium"), ("float32", "bfloat16"), GPUS):
@@ -203,7 +203,7 @@ def shortest_table() -> str:
     return markdown_table(["shortest step, ms", *VERSIONS], rows)
 
 
-def corrections() -> str:
+def corrections():
     """Return what the published document says about `tiny` and about fusions, beside the counts."""
     one, full = preset_sizes("tiny")._replace(B=1), preset_sizes("small")
     full = full._replace(K=full.H)  # as published: no grouped queries
@@ -227,7 +227,7 @@ def corrections() -> str:
 # ---------------------------------------------------------------- predicted and measured
 
 
-def predicted_and_measured(row: dict, gpu: str | None, sizes: Sizes) -> list[str]:
+def predicted_and_measured(row, gpu, sizes):
     """Return the cells of a recorded step: what its counts predict, and the measurement."""
     version, precision = int(row["model"][1:]), row["precision"]
     step = step_counts(version, precision, sizes)
@@ -242,7 +242,7 @@ def predicted_and_measured(row: dict, gpu: str | None, sizes: Sizes) -> list[str
     return [title, *counted, f"{row['step_ms']:.2f}", rate, f"{row['peak_memory_mb']:,.0f}"]
 
 
-def measured_tables(recorded: Record) -> str:
+def measured_tables(recorded):
     """Return the recorded steps of the four versions, one table per configuration."""
     tables, record = defaultdict(list), recorded.suite()["record"]
     for row in recorded.suite()["rows"]:
@@ -260,7 +260,7 @@ def measured_tables(recorded: Record) -> str:
 # ---------------------------------------------------------------- the page
 
 
-def page_tables(recorded: Record) -> dict[str, str]:
+def page_tables(recorded):
     """Return {name of the markers in the page: table}."""
     tables = {
         "presets": presets_table(),
@@ -280,7 +280,7 @@ def page_tables(recorded: Record) -> dict[str, str]:
     return {f"counts-{name}": table for name, table in tables.items()}
 
 
-def write_page(options) -> int:
+def write_page(options):
     """Write or check the tables of the page."""
     tables = page_tables(Record(options.recorded) if options.recorded else newest_record())
     text = PAGE.read_text(encoding="utf-8")
@@ -293,7 +293,7 @@ def write_page(options) -> int:
 # ---------------------------------------------------------------- one step
 
 
-def content_of(version: int, precision: str, sizes: Sizes) -> dict:
+def content_of(version, precision, sizes):
     """Return everything about one step, for --json."""
     step, formulas = step_counts(version, precision, sizes), part_formulas(version, precision, sizes)
     weights, work, parts = counts.parameters(sizes), counts.intensity(step), {}
@@ -316,7 +316,7 @@ def content_of(version: int, precision: str, sizes: Sizes) -> dict:
     return {"version": version, "precision": precision, "sizes": sizes._asdict(), "step": totals, "parts": parts}
 
 
-def as_text(content: dict) -> str:
+def as_text(content):
     """Return formulas, numbers and rooflines as three tables."""
     formulas, numbers, roofs = [], [], []
     for part, row in content["parts"].items():
@@ -345,7 +345,7 @@ def as_text(content: dict) -> str:
     return "\n\n".join(tables)
 
 
-def count(options, argv: list[str]) -> int:
+def count(options, argv):
     if {"--use-amp", "--tf32", "--amp-dtype"} & set(argv):
         raise Failure(2, "choose the precision with --precision, not with the training script's options")
     content = content_of(version_meant(options.version), options.precision, sizes_of_options(argv))
@@ -353,7 +353,7 @@ def count(options, argv: list[str]) -> int:
     return 0
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv=None):
     example = "--preset small --version 3 --precision bfloat16; options that are not listed go to the training script"
     parser = Parser("model_counts.py", __doc__.splitlines()[0], example)
     add_version_option(parser)
@@ -363,7 +363,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--recorded", type=pathlib.Path, metavar="FOLDER", help="a recorded run (the newest)")
     options, rest = parser.parse_known_args(argv)
 
-    def work() -> int:
+    def work():
         return write_page(options) if options.write or options.check else count(options, rest)
 
     return run_tool("model_counts.py", work)

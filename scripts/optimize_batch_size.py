@@ -8,7 +8,6 @@ nothing else. Options that are not listed here go to the training script.
 Exit status: 0 found; 1 if not even one sequence fits; 2 for bad input.
 """
 
-import argparse
 import contextlib
 import os
 import sys
@@ -34,7 +33,7 @@ TARGETS = ("throughput", "memory", "latency")
 ENOUGH = 1.02  # a larger batch must give so many times the samples a second to be worth its memory
 
 
-def device_memory_mb(argv: list[str]) -> float:
+def device_memory_mb(argv):
     """Return the memory of the device in MiB: the GPU's, or the machine's."""
     import torch
 
@@ -47,11 +46,11 @@ def device_memory_mb(argv: list[str]) -> float:
 class Search:
     """Probe batch sizes and remember the outcomes; probe(batch size) returns a summary or raises OutOfMemory."""
 
-    def __init__(self, probe, budget_mb: float, largest: int, to_the_limit: bool):
+    def __init__(self, probe, budget_mb, largest, to_the_limit):
         self.probe, self.budget_mb, self.largest, self.to_the_limit = probe, budget_mb, largest, to_the_limit
         self.rows: dict[int, dict] = {}
 
-    def fits(self, batch_size: int) -> bool:
+    def fits(self, batch_size):
         """Return whether it runs within the budget; measure it if that is not known yet."""
         if batch_size not in self.rows:
             row = dict.fromkeys(("batch_size", "samples_per_second", "step_ms", "peak_memory_mb"))
@@ -63,12 +62,12 @@ class Search:
             self.rows[batch_size] = row
         return self.rows[batch_size]["fits"]
 
-    def saturated(self) -> bool:
+    def saturated(self):
         """Return whether the last two doublings gained no throughput."""
         rates = [row["samples_per_second"] for row in self.rows.values()]
         return len(rates) > 2 and max(rates[-2:]) < ENOUGH * max(rates[:-2])
 
-    def run(self) -> list[dict]:
+    def run(self):
         """Return the rows of all probes by batch size: powers of two, then between the last that fits and the next.
 
         Without to_the_limit, stop when a larger batch gives no more throughput.
@@ -85,7 +84,7 @@ class Search:
         return [self.rows[size] for size in sorted(self.rows)]
 
 
-def best(rows: list[dict], target: str) -> dict | None:
+def best(rows, target):
     """Return the row to take; None if none fits.
 
     throughput: the smallest batch within 2 % of the fastest; memory: the largest that fits; latency: the shortest step.
@@ -101,7 +100,7 @@ def best(rows: list[dict], target: str) -> dict | None:
     return next(row for row in fitting if fastest < ENOUGH * row["samples_per_second"])
 
 
-def as_text(content: dict) -> str:
+def as_text(content):
     rows, found = [], content["best"]
     for row in content["probes"]:
         outcome = "out of memory" if row["peak_memory_mb"] is None else "fits" if row["fits"] else "above the limit"
@@ -116,12 +115,12 @@ def as_text(content: dict) -> str:
     )
 
 
-def search(options: argparse.Namespace, rest: list[str]) -> None:
+def search(options, rest):
     version = version_meant(options.version)
     argv = with_sizes([*rest, "--seq-len", str(options.seq_len), "--num-steps", str(options.num_steps)])
     load_script(SCRIPTS[version], "--version").parse_options(argv)
 
-    def probe(batch_size: int) -> dict:
+    def probe(batch_size):
         progress(f"batch size {batch_size} ...")
         return train(SCRIPTS[version], [*argv, "--batch-size", str(batch_size)])["summary"]
 
@@ -136,7 +135,7 @@ def search(options: argparse.Namespace, rest: list[str]) -> None:
     emit(content, as_text(content), options.json)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv=None):
     parser = Parser(
         "optimize_batch_size.py",
         "Find the best batch size on this device by measuring.",

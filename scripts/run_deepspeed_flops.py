@@ -28,7 +28,7 @@ from common.versions import SCRIPTS, load_version
 # ---------------------------------------------------------------- counting
 
 
-def required(sizes: counts.Sizes) -> dict:
+def required(sizes):
     """Return the FLOPs of a step that every version needs, in matmuls with weights and in causal attention."""
     flops = counts.required_flops(sizes)
     total, attention = sum(flops.values()), flops["attention"]
@@ -45,7 +45,7 @@ def plain_options(config):
     return config
 
 
-def model_and_batch(script, config) -> tuple:
+def model_and_batch(script, config):
     import torch
 
     with torch.device(config.device):
@@ -53,7 +53,7 @@ def model_and_batch(script, config) -> tuple:
     return model, *(tensor.to(config.device) for tensor in script.batch(script.load_data(config), 0, config))
 
 
-def flop_counter(script, config) -> tuple[dict, str]:
+def flop_counter(script, config):
     """Return what FlopCounterMode counts in one step with plain matmuls for attention, and a table of modules.
 
     Tensors without data make it fast, and the T x T scores need no memory.
@@ -75,7 +75,7 @@ def flop_counter(script, config) -> tuple[dict, str]:
     return found | {"matrix_products": total - attention, "operators": operators}, text_table(["module", "GFLOP"], rows)
 
 
-def deepspeed_count(script, config, table: pathlib.Path) -> dict:
+def deepspeed_count(script, config, table):
     """Return the forward FLOPs that DeepSpeed's profiler counts, or why there are none; write its table of modules."""
     if importlib.util.find_spec("deepspeed") is None:
         return {"forward": None, "reason": "DeepSpeed is not installed"}
@@ -94,7 +94,7 @@ def deepspeed_count(script, config, table: pathlib.Path) -> dict:
     return {"forward": forward, "reason": None}
 
 
-def checks(needed: dict, counter: dict, deepspeed: dict, embedding: int) -> list[dict]:
+def checks(needed, counter, deepspeed, embedding):
     """Compare the counters with the formulas: equal matmuls, and in attention the whole square of the scores."""
     rows = [
         ("matrix products", "FlopCounterMode", counter["matrix_products"], needed["matrix_products"] + embedding),
@@ -107,7 +107,7 @@ def checks(needed: dict, counter: dict, deepspeed: dict, embedding: int) -> list
     return [dict(zip(names, row, strict=True)) | {"agrees": abs(row[2] - row[3]) <= 1e-6 * row[3]} for row in rows]
 
 
-def count(version: int, config, table: pathlib.Path) -> dict:
+def count(version, config, table):
     """Return counts and checks of a version, and write the table of modules."""
     progress("counting the operations of one step ...")
     script, sizes, precision = load_version(version), counts.sizes_of(config), config.precision
@@ -126,7 +126,7 @@ def count(version: int, config, table: pathlib.Path) -> dict:
 # ---------------------------------------------------------------- measuring
 
 
-def measure(version: int, config, arguments: list[str]) -> dict | None:
+def measure(version, config, arguments):
     """Return time, TFLOP/s and MFU of some steps; None for version 3 without a GPU for its kernels."""
     if version == 3 and config.device == "cpu":
         progress("not measured: without a GPU the kernels run in Triton's interpreter, whose times mean nothing")
@@ -136,14 +136,14 @@ def measure(version: int, config, arguments: list[str]) -> dict | None:
     return measured_rates(metrics["summary"], metrics["environment"])
 
 
-def measured_rates(summary: dict, environment: dict) -> dict:
+def measured_rates(summary, environment):
     peak = counts.peak_tflops(environment["device"], summary["precision"])
     rates = {"step_ms": summary["step_ms"]["median"], "tflops": summary["tflops"], "peak_tflops": peak}
     rates |= {"mfu": summary["tflops"] / peak / summary["world_size"] if peak else None}
     return {"environment": environment, "precision": summary["precision"], **rates}
 
 
-def mfu_rows(flops: int, measured: dict | None) -> list[dict]:
+def mfu_rows(flops, measured):
     """Return this run, then the shortest possible step at the data-sheet peak of each known GPU and precision."""
     names = ("device", "precision", "peak_tflops", "step_ms", "tflops", "mfu")
     rows = [[measured["environment"]["device"], *(measured[name] for name in names[1:])]] if measured else []
@@ -157,7 +157,7 @@ def mfu_rows(flops: int, measured: dict | None) -> list[dict]:
 # ---------------------------------------------------------------- results
 
 
-def draw(path: pathlib.Path, content: dict) -> None:
+def draw(path, content):
     """Draw the measured step under the ceilings, and the parts on them, where their FLOP per byte is."""
     work, measured = content["intensity"], content["measured"]
     points = [(part, row["flop_per_byte"], None, None) for part, row in work.items() if part != "step"]
@@ -166,7 +166,7 @@ def draw(path: pathlib.Path, content: dict) -> None:
     draw_roofline(path, title, content["ceilings"], points)
 
 
-def as_text(content: dict) -> str:
+def as_text(content):
     """Return counts, the result of the checks, and the measurements."""
     needed, measured = content["analytic"], content["measured"]
     total, products, attention = (needed[key] / 1e9 for key in ("total", "matrix_products", "attention"))
@@ -186,7 +186,7 @@ def as_text(content: dict) -> str:
     return "\n".join(lines + (intensity_lines(content) if content["intensity"] else []))
 
 
-def intensity_lines(content: dict) -> list[str]:
+def intensity_lines(content):
     ceilings, rows = content.get("ceilings"), []
     for part, row in content["intensity"].items():
         cells = [part, f"{row['flops'] / 1e9:,.3f}", f"{row['bytes'] / 1e6:,.1f}", f"{row['flop_per_byte']:,.1f}"]
@@ -196,7 +196,7 @@ def intensity_lines(content: dict) -> list[str]:
     return lines if ceilings is None else [*lines, f"ceilings of this device: {ceilings_line(ceilings)}"]
 
 
-def run(version: int, options, arguments: list[str]) -> int:
+def run(version, options, arguments):
     """Count, measure and write; return 1 if a counter does not agree with the formula."""
     folder, script = result_folder(options.profile_dir), load_version(version)
     profile, table, mfu = (folder / name for name in ("flops_profile.json", "model_profile.txt", "mfu_analysis.csv"))
@@ -219,11 +219,11 @@ def run(version: int, options, arguments: list[str]) -> int:
     return verdict(content)
 
 
-def verdict(content: dict) -> int:
+def verdict(content):
     return 0 if all(row["agrees"] for row in content["checks"]) else 1
 
 
-def analyze(path: pathlib.Path, folder: pathlib.Path) -> int:
+def analyze(path, folder):
     """Print an earlier flops_profile.json."""
     path = folder / path.name if not path.exists() and (folder / path.name).exists() else path
     try:
@@ -238,7 +238,7 @@ def analyze(path: pathlib.Path, folder: pathlib.Path) -> int:
     return verdict(content)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv=None):
     example = "--batch-size 8 --seq-len 256 --computational-intensity --generate-roofline; options that are not listed"
     parser = Parser(
         "run_deepspeed_flops.py",
@@ -261,7 +261,7 @@ def main(argv: list[str] | None = None) -> int:
     given = {"--batch-size": options.batch_size, "--seq-len": options.seq_len, "--num-steps": options.num_steps}
     arguments = [word for pair in (sizes | {k: v for k, v in given.items() if v}).items() for word in pair] + rest
 
-    def work() -> int:
+    def work():
         if options.analyze_results:
             return analyze(pathlib.Path(options.analyze_results), pathlib.Path(options.profile_dir))
         return run(version_meant(options.version), options, arguments)

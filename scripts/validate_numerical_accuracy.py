@@ -7,7 +7,6 @@ means the same for every tensor. Options that are not listed here go to both scr
 Exit status: 0 within the tolerance, 1 beyond it, 2 for bad input.
 """
 
-import argparse
 import sys
 
 from common.accuracy import compare, outcome, verdict
@@ -15,7 +14,7 @@ from common.command_line import Parser, load_script, on_cpu, positive, progress,
 from common.tables import emit, text_table
 
 
-def as_text(content: dict, low_precision: bool) -> str:
+def as_text(content, low_precision):
     result = content["verdict"]
     counts = {kind: sum(e["kind"] == kind for e in content["entries"]) for kind in result["worst_of_each_kind"]}
     rows = [
@@ -33,7 +32,7 @@ def as_text(content: dict, low_precision: bool) -> str:
     return "\n".join(lines)
 
 
-def parse_options(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
+def parse_options(argv):
     parser = Parser(
         "validate_numerical_accuracy.py",
         "Compare logits, loss, every gradient and ten steps of two training scripts.",
@@ -52,7 +51,7 @@ def parse_options(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]
     return options, rest
 
 
-def validate(options: argparse.Namespace, rest: list[str]) -> int:
+def validate(options, rest):
     argv = with_sizes(rest)
     paths = [script_path(options.baseline, "--baseline"), script_path(options.optimized, "--optimized")]
     extra = [[], options.optimized_options.split()]
@@ -74,7 +73,7 @@ def validate(options: argparse.Namespace, rest: list[str]) -> int:
     return 0 if content["verdict"]["passed"] else 1
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv=None):
     options, rest = parse_options(argv)
     return run_tool("validate_numerical_accuracy.py", lambda: validate(options, rest))
 

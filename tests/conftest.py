@@ -11,8 +11,6 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-import functools
-
 import pytest
 
 from common.versions import load_version
@@ -35,27 +33,6 @@ def device():
 def version():
     """Return load_version: version(n) is the module of tiny_llama_v<n>.py."""
     return load_version
-
-
-def filled_with_nan(allocate):
-    """Wrap an allocation function: it fills floating-point tensors with NaN."""
-
-    @functools.wraps(allocate)
-    def poisoned(*args, **kwargs):
-        tensor = allocate(*args, **kwargs)
-        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
-
-    return poisoned
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory(request, monkeypatch):
-    """Under the mark "poisoned", let memory that a kernel never writes read as NaN."""
-    if request.node.get_closest_marker("poisoned"):
-        for name in ("empty", "empty_like", "empty_strided"):
-            monkeypatch.setattr(torch, name, filled_with_nan(getattr(torch, name)))
-        for name in ("new_empty", "new_empty_strided"):
-            monkeypatch.setattr(torch.Tensor, name, filled_with_nan(getattr(torch.Tensor, name)))
 
 
 @pytest.fixture(autouse=True)

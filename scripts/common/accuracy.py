@@ -5,7 +5,7 @@ import torch
 from common.versions import batch_gradients, relative_error
 
 
-def outcome(script, argv: list[str], steps: int) -> dict:
+def outcome(script, argv, steps):
     """Return logits, loss and gradients of the first batch with the initial weights, and what training makes of them.
 
     "logits": [B, T, V]; "loss": float in nats; "gradients": {canonical name: tensor}; "losses": of each step;
@@ -31,7 +31,7 @@ def outcome(script, argv: list[str], steps: int) -> dict:
     }
 
 
-def script_logits(script, trainer, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def script_logits(script, trainer, tokens, labels):
     """Return the logits that the script's loss is computed from."""
     seen = []
 
@@ -43,16 +43,16 @@ def script_logits(script, trainer, tokens: torch.Tensor, labels: torch.Tensor) -
     return seen[0]
 
 
-def scalar_error(found: float, wanted: float) -> float:
+def scalar_error(found, wanted):
     """Return the relative difference of two numbers; infinity where one is not finite."""
     error = abs(found - wanted) / max(abs(wanted), 1e-30)
     return error if error == error else float("inf")
 
 
-def compare(baseline: dict, optimized: dict) -> list[dict]:
+def compare(baseline, optimized):
     """Return kind, name and relative error of each tensor and number; a missing gradient is infinitely wrong."""
 
-    def error(found: torch.Tensor | None, wanted: torch.Tensor) -> float:
+    def error(found, wanted):
         fits = found is not None and found.shape == wanted.shape
         return relative_error(found, wanted) if fits else float("inf")
 
@@ -65,7 +65,7 @@ def compare(baseline: dict, optimized: dict) -> list[dict]:
     return [{"kind": kind, "name": name, "error": error} for kind, name, error in found]
 
 
-def verdict(entries: list[dict], tolerance: float) -> dict:
+def verdict(entries, tolerance):
     """Return the worst entry of each kind, and whether all that is judged is within the tolerance.
 
     Weights after training are shown but not judged: where a gradient is all rounding, AdamW makes a full step of it.

@@ -44,17 +44,17 @@ class Sizes(NamedTuple):
     L: int
 
     @property
-    def kv(self) -> int:
+    def kv(self):
         """Return the columns of the keys."""
         return self.K * self.D
 
     @property
-    def one_hot(self) -> bool:
+    def one_hot(self):
         """Tell whether version 3 computes the embedding's gradient as a matmul."""
         return self.V <= MAX_ONE_HOT
 
 
-def sizes_of(config) -> Sizes:
+def sizes_of(config):
     """Return the sizes in a training script's options."""
     names = "batch_size seq_len hidden_dim num_heads num_kv_heads head_dim intermediate_dim vocab_size num_layers"
     return Sizes(*(getattr(config, name) for name in names.split()))
@@ -63,7 +63,7 @@ def sizes_of(config) -> Sizes:
 # ---------------------------------------------------------------- parameters and FLOPs
 
 
-def projections(s: Sizes) -> dict[str, tuple[int, int]]:
+def projections(s):
     """Return {part: (inputs, outputs)} of the weight matrices of a layer."""
     return {
         "QKV projection": (s.C, s.C + 2 * s.kv),
@@ -73,17 +73,17 @@ def projections(s: Sizes) -> dict[str, tuple[int, int]]:
     }
 
 
-def parameters(s: Sizes) -> dict[str, tuple]:
+def parameters(s):
     """Return {part: (parameters of each layer, parameters outside the layers)}."""
     matrices = {part: (k * n, 0) for part, (k, n) in projections(s).items()}
     return {"embedding": (0, s.V * s.C), "norms and residual": (2 * s.C, s.C), **matrices}
 
 
-def parameter_count(s: Sizes) -> int:
+def parameter_count(s):
     return sum(s.L * layer + once for layer, once in parameters(s).values())
 
 
-def forward_flops(s: Sizes) -> dict[str, tuple]:
+def forward_flops(s):
     """Return {part: (FLOPs of each layer, FLOPs outside the layers)} that the forward needs; the backward needs twice.
 
     A matmul of m x k with k x n takes 2mkn. Of the T x T scores the causal half is needed, in two matmuls.
@@ -94,7 +94,7 @@ def forward_flops(s: Sizes) -> dict[str, tuple]:
     return {part: found[part] for part in PARTS if part in found}
 
 
-def required_flops(s: Sizes) -> dict[str, int]:
+def required_flops(s):
     """Return {part: FLOPs of a step that no version can do without}."""
     return {part: 3 * (s.L * layer + once) for part, (layer, once) in forward_flops(s).items()}
 
@@ -104,7 +104,7 @@ def required_flops(s: Sizes) -> dict[str, int]:
 ATTENTION_MATMULS = {1: (4, 8), 2: (2, 5), 3: (2, 7), 4: (2, 5)}
 
 
-def flops_done(version: int, s: Sizes) -> dict[str, dict[str, tuple]]:
+def flops_done(version, s):
     """Return {part: {phase: (FLOPs of each layer, FLOPs outside the layers)}} that a version computes."""
     needed = forward_flops(s)
     done = {part: {"forward": pair, "backward": (2 * pair[0], 2 * pair[1])} for part, pair in needed.items()}
@@ -115,7 +115,7 @@ def flops_done(version: int, s: Sizes) -> dict[str, dict[str, tuple]]:
     return done
 
 
-def operations(s: Sizes) -> dict[str, tuple[float, float]]:
+def operations(s):
     """Return {part: (forward, backward)}: element-wise operations and reductions of a step of version 1."""
     rows, x = s.B * s.T, s.B * s.T * s.C
     scores, wide, logits = s.B * s.H * s.T * s.T, rows * s.F, rows * s.V
@@ -147,23 +147,23 @@ class Part:
     backward: list = dataclasses.field(default_factory=list)
     saved: int = 0
 
-    def __add__(self, other: "Part") -> "Part":
+    def __add__(self, other):
         return Part(self.forward + other.forward, self.backward + other.backward, self.saved + other.saved)
 
 
-def matmul(m: int, k: int, n: int, e: int) -> int:
+def matmul(m, k, n, e):
     """Return the bytes of a matmul of m x k with k x n elements of e bytes."""
     return e * (m * k + k * n + m * n)
 
 
-def projection(rows: int, k: int, n: int, e: int, autocast: bool, wide_input: bool = True, saved: int = 0) -> Part:
+def projection(rows, k, n, e, autocast, wide_input=True, saved=0):
     """Count x Wᵀ and its two gradients; autocast converts the weight and, if it is float32, the input each time."""
     casts = [CAST * k * n] * autocast + [CAST * rows * k] * (autocast and wide_input)
     one = matmul(rows, k, n, e)
     return Part([one, *casts], [one, one, *casts], saved + (2 * k * n if autocast else 0))
 
 
-def embedding(s: Sizes, version: int, e: int) -> Part:
+def embedding(s, version, e):
     e = 4 if version < 3 else e  # under autocast the residual stream and the weights are float32
     x, tokens, table = e * s.B * s.T * s.C, 8 * s.B * s.T, e * s.V * s.C
     add = 3 * table  # the gradient of the output head is added
@@ -173,7 +173,7 @@ def embedding(s: Sizes, version: int, e: int) -> Part:
     return Part([2 * x + tokens], [x + tokens + table, add], tokens)
 
 
-def norm(s: Sizes, version: int, e: int, residual: bool) -> Part:
+def norm(s, version, e, residual):
     """Count an RMSNorm, with the residual add that belongs to it."""
     n, r, w = s.B * s.T * s.C, 4 * s.B * s.T, 4 * s.C
     if version == 3:  # forward; backward with partial sums of dw, and their sum
@@ -196,7 +196,7 @@ def norm(s: Sizes, version: int, e: int, residual: bool) -> Part:
     return part
 
 
-def qkv_projection(s: Sizes, version: int, e: int) -> Part:
+def qkv_projection(s, version, e):
     rows, autocast = s.B * s.T, version < 3 and e == 2
     x, packed = rows * s.C, rows * (s.C + 2 * s.kv)
     if version == 1:
@@ -207,7 +207,7 @@ def qkv_projection(s: Sizes, version: int, e: int) -> Part:
     return part if version == 3 else part + Part([], [2 * e * packed])  # dq, dk and dv are concatenated
 
 
-def rope(s: Sizes, version: int, e: int) -> Part:
+def rope(s, version, e):
     rows, table = s.B * s.T, 2 * s.T * s.D  # bytes of the cosines, as many of the sines
     if version == 3:  # the backward is part of the attention kernels
         return Part([2 * e * rows * (s.C + 2 * s.kv) + 2 * table])
@@ -219,7 +219,7 @@ def rope(s: Sizes, version: int, e: int) -> Part:
     return part
 
 
-def scored_attention(s: Sizes, e: int) -> Part:
+def scored_attention(s, e):
     """Count version 1's attention, which writes the scores."""
     q, kv, n, mask = s.B * s.T * s.C, s.B * s.T * s.kv, s.B * s.H * s.T * s.T, s.T * s.T
     repeat, bmm = [e * (q + kv)] * 2, e * (2 * q + n)  # of k and v; every bmm has two operands of T x D, one of T x T
@@ -231,7 +231,7 @@ def scored_attention(s: Sizes, e: int) -> Part:
     return Part(forward, backward, 3 * e * q + (4 if e == 4 else 6) * n + mask)
 
 
-def attention(s: Sizes, version: int, e: int) -> Part:
+def attention(s, version, e):
     if version == 1:
         return scored_attention(s, e)
     q, kv, row = e * s.B * s.T * s.C, e * s.B * s.T * s.kv, 4 * s.B * s.T * s.H
@@ -246,14 +246,14 @@ def attention(s: Sizes, version: int, e: int) -> Part:
     return Part([2 * q + 2 * kv + row], [4 * q + 4 * kv + row], packed + 2 * q + kv + row)
 
 
-def output_projection(s: Sizes, version: int, e: int) -> Part:
+def output_projection(s, version, e):
     rows = s.B * s.T
     part = projection(rows, s.C, s.C, e, version < 3 and e == 2, wide_input=False)
     copy = e * rows * s.C  # version 1 copies the mixed values; fused kernels write them as they are read here
     return part + Part([2 * copy], [], copy) if version == 1 else part
 
 
-def gate_up_projection(s: Sizes, version: int, e: int) -> Part:
+def gate_up_projection(s, version, e):
     rows, autocast = s.B * s.T, version < 3 and e == 2
     x = e * rows * s.C
     if version in (2, 3):
@@ -265,7 +265,7 @@ def gate_up_projection(s: Sizes, version: int, e: int) -> Part:
     return part + Part([], [4 * e * s.C * s.F]) if version == 4 else part
 
 
-def swiglu(s: Sizes, version: int, e: int) -> Part:
+def swiglu(s, version, e):
     n = e * s.B * s.T * s.F
     if version == 3:
         return Part([3 * n], [5 * n], 2 * n)
@@ -277,17 +277,17 @@ def swiglu(s: Sizes, version: int, e: int) -> Part:
     return Part(forward, backward, 3 * n)
 
 
-def down_projection(s: Sizes, version: int, e: int) -> Part:
+def down_projection(s, version, e):
     rows, saved = s.B * s.T, 0 if version == 4 else e * s.B * s.T * s.F
     return projection(rows, s.F, s.C, e, version < 3 and e == 2, wide_input=False, saved=saved)
 
 
-def output_head(s: Sizes, version: int, e: int) -> Part:
+def output_head(s, version, e):
     rows = s.B * s.T
     return projection(rows, s.C, s.V, e, version < 3 and e == 2, saved=e * rows * s.C)
 
 
-def cross_entropy(s: Sizes, version: int, e: int) -> Part:
+def cross_entropy(s, version, e):
     n, rows = s.B * s.T * s.V, s.B * s.T
     if version == 3:  # the kernel reads labels and writes loss, maximum and log(l) of each row; mean. ones_like
         return Part([e * n + 20 * rows, 4 * rows + 4], [4, 2 * e * n + 16 * rows + 4], e * n + 16 * rows)
@@ -296,7 +296,7 @@ def cross_entropy(s: Sizes, version: int, e: int) -> Part:
     return Part(forward, [4, 8 * n + 8 * rows + 8, 12 * n, *casts], 4 * n + 8 * rows + 4)
 
 
-def adamw(s: Sizes, version: int, precision: str) -> Part:
+def adamw(s, version, precision):
     """Count the optimizer, apart from adamw_of_layer; the update of its step counters is a launch of few bytes."""
     vectors = (2 * s.L + 1) * s.C
     matrices, e = parameter_count(s) - vectors, ELEMENT_BYTES[precision]
@@ -313,13 +313,13 @@ def adamw(s: Sizes, version: int, precision: str) -> Part:
     return Part([], [16, 40, *updates])  # t + 1, beta ** t
 
 
-def adamw_of_layer(s: Sizes, version: int, e: int) -> Part:
+def adamw_of_layer(s, version, e):
     """Count the casts of a layer's gradients to float32, and its step counters: version 4 in 16 bits."""
     casts = [CAST * k * n for k, n in projections(s).values()]
     return Part([], [*casts, *[8] * 6]) if version == 4 and e == 2 else Part()
 
 
-def parts_of_layer(version: int, precision: str, s: Sizes) -> dict[str, Part]:
+def parts_of_layer(version, precision, s):
     """Return {part: Part} of each layer."""
     e = ELEMENT_BYTES[precision]
     one_norm = norm(s, version, e, residual=True)
@@ -336,7 +336,7 @@ def parts_of_layer(version: int, precision: str, s: Sizes) -> dict[str, Part]:
     }
 
 
-def parts_once(version: int, precision: str, s: Sizes) -> dict[str, Part]:
+def parts_once(version, precision, s):
     """Return {part: Part} of what a step does outside the layers."""
     e = ELEMENT_BYTES[precision]
     return {
@@ -351,7 +351,7 @@ def parts_once(version: int, precision: str, s: Sizes) -> dict[str, Part]:
 # ---------------------------------------------------------------- a whole step
 
 
-def step_counts(version: int, precision: str, s: Sizes) -> dict[str, dict[str, dict]]:
+def step_counts(version, precision, s):
     """Return {part: {phase: {quantity: number}}} of a training step."""
     layer, once = parts_of_layer(version, precision, s), parts_once(version, precision, s)
     flops, elementwise, counts = flops_done(version, s), operations(s), {}
@@ -371,16 +371,16 @@ def step_counts(version: int, precision: str, s: Sizes) -> dict[str, dict[str, d
     return counts
 
 
-def both_phases(counts: dict, quantity: str) -> dict[str, float]:
+def both_phases(counts, quantity):
     """Return {part: forward and backward together}."""
     return {part: sum(phases[phase][quantity] for phase in PHASES) for part, phases in counts.items()}
 
 
-def total(counts: dict, quantity: str) -> float:
+def total(counts, quantity):
     return sum(both_phases(counts, quantity).values())
 
 
-def intensity(counts: dict) -> dict[str, dict[str, float]]:
+def intensity(counts):
     """Return {part: {"flops" (operations included), "bytes", "flop_per_byte"}} per part and for the "step"."""
     flops, operations, moved = (both_phases(counts, quantity) for quantity in ("flops", "operations", "bytes"))
     rows = {part: {"flops": flops[part] + operations[part], "bytes": moved[part]} for part in counts}
@@ -388,7 +388,7 @@ def intensity(counts: dict) -> dict[str, dict[str, float]]:
     return {part: row | {"flop_per_byte": row["flops"] / row["bytes"]} for part, row in rows.items()}
 
 
-def state_bytes(version: int, precision: str) -> int:
+def state_bytes(version, precision):
     """Return bytes per parameter held during the forward: weight, both moments, and a 16-bit copy or low bits.
 
     Of versions 3 and 4 the 16-bit weights; versions 1 and 2 cast theirs in each step, and these count as saved.
@@ -417,7 +417,7 @@ KERNELS = {
 KERNEL_MATMULS = {"attention_forward_kernel": 2, "attention_backward_dq_kernel": 3, "attention_backward_dkdv_kernel": 4}
 
 
-def kernel_counts(precision: str, s: Sizes) -> dict[str, tuple[float, float]]:
+def kernel_counts(precision, s):
     """Return {kernel of version 3: (FLOPs, bytes) of a launch, on average over a step}.
 
     Attention's FLOPs are those of its matmuls, those of the others the operations of version 1.
@@ -446,14 +446,14 @@ class Gemm(NamedTuple):
     calls: int
 
     @property
-    def flops(self) -> int:
+    def flops(self):
         return 2 * self.batch * self.m * self.k * self.n
 
-    def bytes(self, e: int) -> int:
+    def bytes(self, e):
         return self.batch * matmul(self.m, self.k, self.n, e)
 
 
-def gemms(s: Sizes) -> list[Gemm]:
+def gemms(s):
     """Return the matmuls of version 1's training step; equal shapes stand together."""
     rows, found = s.B * s.T, []
     weights = {"q, o": (s.C, s.C, 2 * s.L), "k, v": (s.C, s.kv, 2 * s.L), "gate, up": (s.C, s.F, 2 * s.L)}
@@ -491,18 +491,18 @@ BANDWIDTH_TB_S = {
 }  # fmt: skip
 
 
-def known_gpu(device_name: str) -> str | None:
+def known_gpu(device_name):
     """Return the GPU of the tables that a device's name means."""
     return next((gpu for gpu in PEAK_TFLOPS if gpu in device_name), None)
 
 
-def peak_tflops(device_name: str, precision: str) -> float | None:
+def peak_tflops(device_name, precision):
     """Return a device's peak in a precision; None if the tables do not know it."""
     precision = "bfloat16" if precision == "float16" else precision
     return PEAK_TFLOPS.get(known_gpu(device_name), {}).get(precision)
 
 
-def roofline_us(work: dict, gpu: str, precision: str) -> tuple[float, str]:
+def roofline_us(work, gpu, precision):
     """Return (shortest time in us, "memory" or "compute") of {quantity: number} at a GPU's peaks.
 
     A GPU without units for a precision computes in float32.
@@ -513,7 +513,7 @@ def roofline_us(work: dict, gpu: str, precision: str) -> tuple[float, str]:
     return max(compute, memory) / 1e6, "compute" if compute > memory else "memory"
 
 
-def rooflines(counts: dict, gpu: str, precision: str) -> dict[str, tuple[float, str]]:
+def rooflines(counts, gpu, precision):
     """Return {part: (us, bound)}; forward and backward are bound separately, the longer one names the bound."""
     rows = {}
     for part, phases in counts.items():
@@ -522,5 +522,5 @@ def rooflines(counts: dict, gpu: str, precision: str) -> dict[str, tuple[float, 
     return rows
 
 
-def shortest_step_ms(counts: dict, gpu: str, precision: str) -> float:
+def shortest_step_ms(counts, gpu, precision):
     return sum(us for us, _ in rooflines(counts, gpu, precision).values()) / 1e3

@@ -36,7 +36,7 @@ ROCM_BUILDS = {
 }
 
 
-def requirements(group: str) -> list[tuple[str, str, str]]:
+def requirements(group):
     """(name, lower bound, upper bound or "") of each dependency in pyproject.toml; group is a key of EXTRAS."""
     text = PYPROJECT.read_text().split("[project]")[1].split("[tool.")[0]
     text, extras = text.split("[project.optional-dependencies]")
@@ -47,17 +47,17 @@ def requirements(group: str) -> list[tuple[str, str, str]]:
     return [(name, low, high) for name, low, high, linux in found if not linux or sys.platform == "linux"]
 
 
-def numbers(version: str) -> tuple[int, ...]:
+def numbers(version):
     """Return (2, 13, 0) for "2.13.0+cpu"."""
     return tuple(int(part) for part in re.findall(r"\d+", version.split("+")[0]))
 
 
-def within(version: str, low: str, high: str) -> bool:
+def within(version, low, high):
     """Return low <= version < high, high "" meaning any."""
     return numbers(low) <= numbers(version) and (not high or numbers(version) < numbers(high))
 
 
-def unmet(group: str, kind: str) -> list[str]:
+def unmet(group, kind):
     """Return the names of the group's requirements that are missing here or outside their bounds.
 
     Upper bounds are those of Triton's interpreter, which nobody uses where there is a GPU.
@@ -74,7 +74,7 @@ def unmet(group: str, kind: str) -> list[str]:
     return names
 
 
-def torch_build() -> str:
+def torch_build():
     """Return "2.13.0+cpu cpu FOLDER" of a PyTorch that imports and is new enough, else ""."""
     try:
         import torch
@@ -87,12 +87,12 @@ def torch_build() -> str:
     return f"{torch.__version__} {build} {pathlib.Path(torch.__file__).parent.parent}"
 
 
-def summary() -> str:
+def summary():
     """Return the versions of the requirements of the four scripts, each imported."""
     return ", ".join(f"{name} {importlib.import_module(name).__version__}" for name, _, _ in requirements("run"))
 
 
-def rocm_release() -> str:
+def rocm_release():
     """Return "6.4.1", the ROCm release that is named, installed or known to amd-smi; "" where none of them tells."""
     if os.environ.get("TINY_LLAMA_ROCM"):
         return os.environ["TINY_LLAMA_ROCM"]
@@ -112,7 +112,7 @@ def rocm_release() -> str:
     return found[1] if found else ""
 
 
-def rocm_build(release: str) -> str:
+def rocm_build(release):
     """Return "exact|newer|older|unknown RELEASE TORCH FOLDER" for a ROCm release, "" being an unknown one."""
     if release and numbers(release)[:2] in ROCM_BUILDS:
         return " ".join(("exact", release, *ROCM_BUILDS[numbers(release)[:2]]))
@@ -121,7 +121,7 @@ def rocm_build(release: str) -> str:
     return " ".join((fit, release or "-", *ROCM_BUILDS[oldest if fit == "older" else newest]))
 
 
-def main(question: str, *arguments: str) -> int:
+def main(question, *arguments):
     answers = {"torch": torch_build, "summary": summary, "rocm": lambda: rocm_build(rocm_release())}
     answer = " ".join(unmet(*arguments)) if question == "unmet" else answers[question]()
     print(answer)

@@ -2,16 +2,15 @@
 
 import concurrent.futures
 import functools
-import pathlib
 
 from common.command_line import on_cpu, progress
-from common.runs import OutOfMemory, TimeLimit, train
+from common.runs import OutOfMemory, train
 
 QUADRATIC = 0.25  # fraction of the growth from which on it counts as quadratic
 GREW = 1.05  # memory that grew less is called neither: a process's memory varies
 
 
-def growth(lengths: list[int], peaks: list[float]) -> dict:
+def growth(lengths, peaks):
     """Fit a + b T + c T² and return how much of the growth from shortest to longest is quadratic.
 
     growth is None where it cannot be told: from fewer than three lengths, or where memory hardly grew.
@@ -26,7 +25,7 @@ def growth(lengths: list[int], peaks: list[float]) -> dict:
     return {"fit": (a, b, c), "square_share": share, "growth": "quadratic" if share > QUADRATIC else "linear"}
 
 
-def peak_of(script: pathlib.Path, argv: list[str]) -> float | None:
+def peak_of(script, argv):
     """Return the peak memory of a run in MB, None if it ran out of memory."""
     try:
         return train(script, argv)["summary"]["peak_memory_mb"]
@@ -34,7 +33,7 @@ def peak_of(script: pathlib.Path, argv: list[str]) -> float | None:
         return None
 
 
-def peaks_side_by_side(scripts: dict[int, pathlib.Path], argv: list[str]) -> dict[int, float | None]:
+def peaks_side_by_side(scripts, argv):
     """Return each version's peak in MB, all run at once; one that runs out of memory then runs again alone."""
     with concurrent.futures.ThreadPoolExecutor(len(scripts)) as pool:
         found = dict(zip(scripts, pool.map(lambda script: peak_of(script, argv), scripts.values()), strict=True))
@@ -43,7 +42,7 @@ def peaks_side_by_side(scripts: dict[int, pathlib.Path], argv: list[str]) -> dic
     return found
 
 
-def measure(scripts: dict[int, pathlib.Path], lengths: list[int], argv: list[str], limit: TimeLimit) -> dict:
+def measure(scripts, lengths, argv, limit):
     """Return {"lengths", "rows"}: for each version its peaks in MB, None where it ran out of memory, and their growth.
 
     Go up the lengths, and end before one that the time limit leaves no room for.

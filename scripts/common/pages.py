@@ -7,11 +7,9 @@
 """
 
 import difflib
-import pathlib
 import re
 import shlex
 import sys
-from collections.abc import Callable
 from typing import NamedTuple
 
 from common.versions import REPOSITORY, SCRIPTS
@@ -44,22 +42,22 @@ class Command(NamedTuple):
     text: str
     gpus: int = 0  # that it needs, as its comment or the first one of its block says: "with a GPU", "with GPUs"
 
-    def words(self) -> list[str]:
+    def words(self):
         """Return the words of the command, without the variables that are set before it."""
         return shlex.split(re.sub(r"^(?:[A-Z_]+=\S+ )+", "", self.text), comments=True)
 
 
-def start_of(page: pathlib.Path) -> pathlib.Path:
+def start_of(page):
     """Return the folder in which a page's commands run."""
     return REPOSITORY if page in FROM_THE_TOP else page.parent
 
 
-def gpus_named(line: str) -> int:
+def gpus_named(line):
     """Return how many GPUs a command's comment asks for, at least."""
     return 1 if "# with a GPU" in line else 2 if "# with GPUs" in line else 0
 
 
-def blocks(text: str):
+def blocks(text):
     """Yield (number of the first line, text) of every bash block and of every indented line that starts a program."""
     for block in FENCE.finditer(text):
         yield text.count("\n", 0, block.start(1)) + 1, block[1]
@@ -68,7 +66,7 @@ def blocks(text: str):
             yield number, line
 
 
-def commands(page: pathlib.Path) -> list[Command]:
+def commands(page):
     """Return the commands of a page, one per line; lines that end with a backslash are joined."""
     found = []
     for number, block in blocks(page.read_text(encoding="utf-8")):
@@ -84,7 +82,7 @@ def commands(page: pathlib.Path) -> list[Command]:
     return found
 
 
-def program_of(words: list[str]) -> tuple[str, list[str]]:
+def program_of(words):
     """Return the path of the program that a command runs, after a launcher's own options, and its arguments."""
     place = 1 if words[0] in ("python", "bash") else 0
     if words[0] in ("torchrun", "sbatch"):
@@ -95,22 +93,22 @@ def program_of(words: list[str]) -> tuple[str, list[str]]:
 # ---------------------------------------------------------------- generated parts
 
 
-def all_pages() -> list[pathlib.Path]:
+def all_pages():
     """Return the pages that may have generated parts."""
     return [*PAGES, *sorted(REPOSITORY.glob("version*/exercises/**/*.md"))]
 
 
-def fill(text: str, tables: dict[str, str]) -> str:
+def fill(text, tables):
     """Return a page's text with each of these tables between its markers; other markers keep theirs."""
     return TABLE.sub(lambda m: f"{m[1]}{tables[m['name']].strip()}\n{m[3]}" if m["name"] in tables else m[0], text)
 
 
-def quoted_rows(text: str) -> list[tuple]:
+def quoted_rows(text):
     """Return (model, preset, precision, way) of each time that a page quotes."""
     return [(*match["row"].split(), match["way"]) for match in QUOTE.finditer(text)]
 
 
-def fill_quotes(text: str, row_of: Callable) -> str:
+def fill_quotes(text, row_of):
     """Return a page's text with the quoted times of rows that were recorded, in as many decimals as the page has.
 
     row_of(model, preset, precision, way) returns a row or None; way is "eager", "graph" or None.
@@ -127,7 +125,7 @@ def fill_quotes(text: str, row_of: Callable) -> str:
     return QUOTE.sub(quoted, text)
 
 
-def write_or_check(pages: dict[pathlib.Path, str], check: bool, remedy: str) -> int:
+def write_or_check(pages, check, remedy):
     """Write these texts, or print how the pages differ from them; return 1 if --check finds a difference."""
     status = 0
     for path, wanted in pages.items():

@@ -1,4 +1,4 @@
-"""What ran where: command, commit, machine and versions of packages, which every recorded run has once.
+"""Record what ran where: command, commit, machine and versions of packages, which every recorded run has once.
 
 python scripts/common/provenance.py COMMAND...    # prints this about a command that is about to run here
 """
@@ -21,7 +21,7 @@ PACKAGES = ("torch", "triton", "numpy", "transformers", "liger-kernel", "torchao
 SAME_RUN = ("commit", "modified", "device", "driver", "host", "packages")  # of all calls that fill one results file
 
 
-def git(*arguments: str) -> str | None:
+def git(*arguments):
     """Return what git prints about this repository; None without git or history."""
     try:
         done = subprocess.run(["git", "-C", str(REPOSITORY), *arguments], capture_output=True, text=True)
@@ -30,7 +30,7 @@ def git(*arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def first_match(path: str, pattern: str) -> str | None:
+def first_match(path, pattern):
     """Return the first group of a pattern in a file of the system; None without the file or a match."""
     with contextlib.suppress(OSError):
         found = re.search(pattern, pathlib.Path(path).read_text())
@@ -38,13 +38,13 @@ def first_match(path: str, pattern: str) -> str | None:
     return None
 
 
-def package_version(name: str) -> str | None:
+def package_version(name):
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
     return None
 
 
-def describe(command: list[str]) -> dict:
+def describe(command):
     """Return the record of a command that runs now: date, commit, machine and versions of packages.
 
     TINY_LLAMA_COMMIT names the commit where the files are a copy without the repository's own history.
@@ -72,11 +72,11 @@ def describe(command: list[str]) -> dict:
     }
 
 
-def hash_of(path: pathlib.Path) -> str:
+def hash_of(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def machine_line(record: dict) -> str:
+def machine_line(record):
     """Return GPU, versions, date and commit of a record as one line of a page."""
     versions = ", ".join(f"{name} {version}" for name, version in record["packages"].items() if version)
     driver = f", driver {record['driver']}" if record["driver"] else ""
@@ -85,7 +85,7 @@ def machine_line(record: dict) -> str:
     return f"{record['device']}{driver}, {record['runtime']}; {versions}; {record['date'][:10]}{commit}{modified}"
 
 
-def faults_of_commit(commit: str | None, ran: set[tuple[pathlib.Path, str]]) -> list[str]:
+def faults_of_commit(commit, ran):
     """Return which of the scripts (path, SHA-256) that ran are not those of a commit, as far as git knows it."""
     if not commit or git("cat-file", "-e", f"{commit}^{{commit}}") is None:
         return []

@@ -62,7 +62,7 @@ class Case(NamedTuple):
 # ---------------------------------------------------------------- results files
 
 
-def read_results(path: str | pathlib.Path) -> dict:
+def read_results(path):
     """Return the contents of a results file; ValueError with one sentence where it is none."""
     try:
         results = json.loads(pathlib.Path(path).read_text())
@@ -77,7 +77,7 @@ def read_results(path: str | pathlib.Path) -> dict:
     return results
 
 
-def write_results(results: dict, path: pathlib.Path) -> None:
+def write_results(results, path):
     """Write the file whole or not at all, with one line per run."""
     parts = [f'"record": {json.dumps(results["record"])}']
     for kind in ("runs", "accuracy"):
@@ -91,17 +91,17 @@ def write_results(results: dict, path: pathlib.Path) -> None:
 # ---------------------------------------------------------------- rows
 
 
-def step_of(run: dict) -> float:
+def step_of(run):
     return run["summary"]["step_ms"]["median"]
 
 
-def median(values) -> float | None:
+def median(values):
     """Return the median; None without values or where one is not known."""
     values = list(values)
     return float(np.median(values)) if values and None not in values else None
 
 
-def speed(runs: list[dict], good: list[dict]) -> float | None:
+def speed(runs, good):
     """Return throughput over that of version 1 alone in float32: the median over the rounds that have both."""
     first = {
         run["repeat"]: step_of(run)
@@ -112,14 +112,14 @@ def speed(runs: list[dict], good: list[dict]) -> float | None:
     return median(run["case"].processes * first[run["repeat"]] / step_of(run) for run in rounds)
 
 
-def efficiency(case: Case, step_ms: float, good: list[dict]) -> float | None:
+def efficiency(case, step_ms, good):
     """Return weak scaling: throughput per process over that of one process alone; None for one process."""
     single = case._replace(model=case.model.replace("+fsdp", ""), processes=1)
     alone = median(step_of(run) for run in good if run["case"] == single)
     return alone / step_ms if case.processes > 1 and alone else None
 
 
-def measured_row(runs: list[dict], good: list[dict]) -> dict:
+def measured_row(runs, good):
     """Return the numbers of one case from its runs, among all runs that went well."""
     summaries, case = [run["summary"] for run in runs], runs[0]["case"]
     # The runs of 2026-11-22 lack the time of each step.
@@ -147,7 +147,7 @@ def measured_row(runs: list[dict], good: list[dict]) -> dict:
     }
 
 
-def rows(results: dict) -> list[dict]:
+def rows(results):
     """Return one flat dictionary per case in the order of the tables: its numbers, or why there are none.
 
     Times in ms, memory in MiB of the process that needs most. speed is throughput over version 1's in float32 in the
@@ -170,7 +170,7 @@ def rows(results: dict) -> list[dict]:
     return sorted(found, key=place)
 
 
-def place(row: dict) -> tuple:
+def place(row):
     """Return where a row stands in tables and pictures: by preset and sizes, model, precision, processes."""
 
     def index(name, names):
@@ -182,7 +182,7 @@ def place(row: dict) -> tuple:
     return index(row["preset"], ["tiny", "small", "medium"]), sizes, model, way
 
 
-def configurations(table: list[dict]) -> dict[str, list[dict]]:
+def configurations(table):
     """Return {title of a configuration: its rows}."""
     found = {}
     for row in table:
@@ -194,7 +194,7 @@ def configurations(table: list[dict]) -> dict[str, list[dict]]:
 # ---------------------------------------------------------------- tables
 
 
-def significant(value: float | None) -> str:
+def significant(value):
     """Return a time with the four digits that it is worth; a dash where it is not known."""
     return "-" if value is None else f"{value:#.4g}".rstrip(".") if value < 1e4 else f"{value:,.0f}"
 
@@ -216,7 +216,7 @@ COLUMNS = [
 ]
 
 
-def table_of(table: list[dict], metrics: tuple | list, drop: tuple = ()) -> tuple[list[str], list[list[str]]]:
+def table_of(table, metrics, drop=()):
     """Return header and cells of the measured rows, with the columns of these metrics."""
     wanted = ["", *metrics, *(["scaling"] if any(row["processes"] > 1 for row in table) else [])]
     columns = [column for column in COLUMNS if column[1] in wanted and column[0] not in drop]
@@ -224,7 +224,7 @@ def table_of(table: list[dict], metrics: tuple | list, drop: tuple = ()) -> tupl
     return [heading for heading, _, _ in columns], cells
 
 
-def notes_of(table: list[dict]) -> list[str]:
+def notes_of(table):
     """Return a sentence for each row that failed, ran eagerly against its wish, or did not train all parameters."""
     notes = []
     for row in table:
@@ -243,7 +243,7 @@ def notes_of(table: list[dict]) -> list[str]:
 COLORS = {"float32": "#4477aa", "tf32": "#228833", "bfloat16": "#ee6677", "float16": "#aa3377", "fp8": "#ccbb44"}
 
 
-def draw(table: list[dict], path: pathlib.Path) -> None:
+def draw(table, path):
     """Draw bars of samples/s with their quartiles, one panel per configuration; ImportError without matplotlib."""
     from matplotlib.figure import Figure
 
@@ -257,7 +257,7 @@ def draw(table: list[dict], path: pathlib.Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def draw_panel(ax, title: str, panel: list[dict]) -> None:
+def draw_panel(ax, title, panel):
     for bar, row in enumerate(panel):
         rate = row["samples_per_second"]
         low, high = (rate * row["step_ms"] / row[key] for key in ("step_p75_ms", "step_p25_ms"))
@@ -280,12 +280,12 @@ def draw_panel(ax, title: str, panel: list[dict]) -> None:
 class Record:
     """Read one recorded run: the rows of its parts, and the files in their folders."""
 
-    def __init__(self, folder: str | pathlib.Path):
+    def __init__(self, folder):
         self.folder, self.parts = pathlib.Path(folder), {}
         if not (self.folder / "headline" / "suite.json").exists():
             raise ValueError(f"{self.folder} has no headline/suite.json: it is no recorded run")
 
-    def suite(self, part: str = "headline") -> dict:
+    def suite(self, part="headline"):
         """Return the results of a part with "rows"; without any where the part was not recorded."""
         if part not in self.parts:
             path = self.folder / part / "suite.json"
@@ -293,14 +293,14 @@ class Record:
             self.parts[part] = results | {"rows": [row for row in rows(results) if row["status"] == "ok"]}
         return self.parts[part]
 
-    def json(self, part: str, name: str) -> dict | None:
+    def json(self, part, name):
         """Return the content of a part's file, with its record; None where the part was not recorded."""
         path, record = self.folder / part / name, self.folder / part / "record.json"
         if not path.exists() or not record.exists():
             return None
         return json.loads(path.read_text()) | {"record": json.loads(record.read_text())}
 
-    def row(self, model: str, preset: str, precision: str, way: str | None = None) -> dict | None:
+    def row(self, model, preset, precision, way=None):
         """Return the row of a model on one GPU, from the headline or else from the part with and without a graph."""
         for row in [*self.suite("headline")["rows"], *self.suite("graph")["rows"]]:
             asked = way in (None, "graph" if row["captured"] else "eager") and row["processes"] == 1
@@ -309,7 +309,7 @@ class Record:
         return None
 
 
-def newest_record() -> Record:
+def newest_record():
     """Return the recorded run with the newest complete headline; those in recorded/contributed/ make no pages."""
     found = [Record(path.parents[1]) for path in RECORDED.glob("*/headline/record.json")]
     if not found:

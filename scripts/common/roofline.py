@@ -10,11 +10,10 @@ import math
 import pathlib
 import re
 import time
-from collections.abc import Callable
 
 from common import counts
 from common.command_line import Failure, add_steps, positive, progress
-from common.profiles import Operation, Profile, read_profile, steps_needed
+from common.profiles import Operation, read_profile, steps_needed
 from common.report import matplotlib_figure
 from common.tables import rounded
 
@@ -30,7 +29,7 @@ ATTENTION_TOKENS = {  # dimension of the tokens in the shape of the query, per f
 }
 
 
-def tensor_bytes(dims: list, kind: str, strides: list) -> int:
+def tensor_bytes(dims, kind, strides):
     """Return the bytes of a tensor, or of a list of tensors; a dimension with stride 0 is one and the same memory."""
     if kind not in ELEMENT_BYTES or (kind == "TensorList" and not dims):
         return 0
@@ -42,7 +41,7 @@ def tensor_bytes(dims: list, kind: str, strides: list) -> int:
     return ELEMENT_BYTES[kind] * math.prod(1 if same else size for size, same in zip(dims, repeated, strict=True))
 
 
-def work(name: str, dims: list, types: list, strides: list) -> tuple[float | None, float | None]:
+def work(name, dims, types, strides):
     """Return FLOPs and the fewest possible bytes of an operator with these inputs; None where it cannot be told.
 
     Every input is read once and, where its size follows from them, the output written once. A Python autograd function,
@@ -67,7 +66,7 @@ def work(name: str, dims: list, types: list, strides: list) -> tuple[float | Non
     return 0.0, float(bytes_without_products(name, dims, inputs, size))
 
 
-def bytes_without_products(name: str, dims: list, inputs: list[int], size: int) -> int:
+def bytes_without_products(name, dims, inputs, size):
     """Return the bytes read and written by an operator without matrix products."""
     if name == "aten::embedding":
         return inputs[1] + 2 * size * math.prod(dims[1]) * dims[0][-1]
@@ -78,14 +77,14 @@ def bytes_without_products(name: str, dims: list, inputs: list[int], size: int) 
     return sum(inputs) + (inputs[0] if name.endswith("_") else max(inputs))
 
 
-def roofline_us(flops: float | None, moved: float | None, ceilings: dict) -> float | None:
+def roofline_us(flops, moved, ceilings):
     """Return the shortest time that the device's ceilings allow; None where the bytes are not known."""
     if moved is None:
         return None
     return max((flops or 0.0) / ceilings["matmul_tflops"] / 1e6, moved / ceilings["copy_tb_s"] / 1e6)
 
 
-def operator_table(profile: Profile, steps: int, ceilings: dict | None) -> list[dict]:
+def operator_table(profile, steps, ceilings):
     """Return a row, per step, for each operator and group, longest first.
 
     Keys: operator group dtype calls ms share_percent flops bytes roofline_ms of_roofline tflops gb_s. flops, bytes and
@@ -101,7 +100,7 @@ def operator_table(profile: Profile, steps: int, ceilings: dict | None) -> list[
     return sorted(rows, key=lambda row: -row["ms"])
 
 
-def counted_kernels(metadata: dict) -> dict[str, tuple[float, float]]:
+def counted_kernels(metadata):
     """Return {kernel: (FLOPs, bytes) of a launch} of the kernels whose work the sizes in a trace tell."""
     if not metadata:
         return {}
@@ -112,7 +111,7 @@ def counted_kernels(metadata: dict) -> dict[str, tuple[float, float]]:
     return counts.kernel_counts(precision, sizes) | {"flex_attention": forward, "flex_attention_backward": backward}
 
 
-def work_of(one: Operation, known: dict) -> tuple[float | None, float | None]:
+def work_of(one, known):
     """Return FLOPs and bytes of an operation: of its kernels where the counts know them, else from its shapes."""
     names = [re.sub(r"^triton_tem_\w*?(flex_attention(_backward)?).*", r"\1", name) for name in one.launches]
     found = [known[name] for name in names if name in known]
@@ -121,7 +120,7 @@ def work_of(one: Operation, known: dict) -> tuple[float | None, float | None]:
     return work(one.name, one.dims, one.types, one.strides)
 
 
-def operator_row(calls: list[Operation], steps: int, ceilings: dict | None, whole_us: float, known: dict) -> dict:
+def operator_row(calls, steps, ceilings, whole_us, known):
     us, first = sum(one.us for one in calls), calls[0]
     works = [work_of(one, known) for one in calls]
     shapes_known = all(moved is not None for _, moved in works)
@@ -144,7 +143,7 @@ def operator_row(calls: list[Operation], steps: int, ceilings: dict | None, whol
     }
 
 
-def add_trace_options(parser: argparse.ArgumentParser, top: int) -> None:
+def add_trace_options(parser, top):
     add = parser.add_argument
     add("--profile-data", required=True, metavar="DIR", help="PyTorch trace, or a folder with one")
     add("--ceilings", metavar="FILE", help="flops_profile.json with the device's ceilings (measured)")
@@ -152,7 +151,7 @@ def add_trace_options(parser: argparse.ArgumentParser, top: int) -> None:
     add_steps(parser)
 
 
-def analyzed_trace(options: argparse.Namespace) -> tuple[Profile, dict]:
+def analyzed_trace(options):
     """Return the profile that --profile-data names, and what the tools' JSON has of it: operators and ceilings."""
     profile = read_profile(options.profile_data, options.steps)
     if not profile.operations:
@@ -176,21 +175,21 @@ def analyzed_trace(options: argparse.Namespace) -> tuple[Profile, dict]:
 # ---------------------------------------------------------------- ceilings
 
 
-def balance(ceilings: dict) -> float:
+def balance(ceilings):
     """Return the FLOP per byte at which the two ceilings meet: below it the device is memory-bound."""
     return ceilings["matmul_tflops"] / ceilings["copy_tb_s"]
 
 
-def bound(flop_per_byte: float, ceilings: dict) -> str:
+def bound(flop_per_byte, ceilings):
     return "compute" if flop_per_byte > balance(ceilings) else "memory"
 
 
-def ceilings_line(ceilings: dict) -> str:
+def ceilings_line(ceilings):
     top, copy = ceilings["matmul_tflops"], 1e3 * ceilings["copy_tb_s"]
     return f"matmul {top:,.3f} TFLOP/s, copy {copy:,.1f} GB/s: {balance(ceilings):,.1f} FLOP/byte"
 
 
-def ceilings_for(profile: Profile, file: str | None) -> tuple[dict | None, str]:
+def ceilings_for(profile, file):
     """Return {"matmul_tflops", "copy_tb_s"}, or None, and where they come from or why there are none.
 
     file: a flops_profile.json of run_deepspeed_flops.py --generate-roofline. Without one they are measured here, if
@@ -208,7 +207,7 @@ def ceilings_for(profile: Profile, file: str | None) -> tuple[dict | None, str]:
     return found, f"measured here, matmuls in {precision}"
 
 
-def read_ceilings(file: pathlib.Path) -> dict:
+def read_ceilings(file):
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         found = content.get("ceilings", content)
@@ -221,7 +220,7 @@ def read_ceilings(file: pathlib.Path) -> dict:
         ) from None
 
 
-def measure_ceilings(device: str, precision: str) -> dict:
+def measure_ceilings(device, precision):
     """Return what a device reaches: TFLOP/s of a large matrix product, TB/s of a copy (read and written)."""
     import torch
 
@@ -237,7 +236,7 @@ def measure_ceilings(device: str, precision: str) -> dict:
     }
 
 
-def shortest_s(task: Callable, device: str, repeats: int = 10) -> float:
+def shortest_s(task, device, repeats=10):
     """Return the shortest time of a call in seconds."""
     import torch
 
@@ -258,7 +257,7 @@ FLOP_PER_BYTE = (0.05, 3000)  # of every picture: the rooflines of two versions 
 NAMED = 14  # the points with the longest times get a name
 
 
-def draw_roofline(path: pathlib.Path, title: str, ceilings: dict, points: list[tuple]) -> None:
+def draw_roofline(path, title, ceilings, points):
     """Draw points (name, FLOP per byte, TFLOP/s or None, ms or None) under the device's ceilings.
 
     A point's area is its time. One without a rate of its own lies on the ceiling. The scales follow from the ceilings
@@ -287,7 +286,7 @@ LINE = {"arrowstyle": "-", "color": "#999999"}
 WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0}
 
 
-def name_points(axes, points: list[tuple], middle: float) -> None:
+def name_points(axes, points, middle):
     """Write each name (name, x, y) in a line of its own at the bottom, and draw a thin line from it to the point.
 
     Names left of the middle run to the right, the others to the left. The outermost are lowest, so no line to a point

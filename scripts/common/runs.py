@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 
 from common.command_line import Failure
 
@@ -25,7 +24,7 @@ class OutOfMemory(Failure):
     """A training script that did not fit into the device's memory."""
 
 
-def end(process: subprocess.Popen, grace_s: float = GRACE_S) -> None:
+def end(process, grace_s=GRACE_S):
     """End a process that leads a session and everything it started; a launcher gets time to end its ranks."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
@@ -35,7 +34,7 @@ def end(process: subprocess.Popen, grace_s: float = GRACE_S) -> None:
     process.wait()
 
 
-def run_process(command: list[str], timeout: float | None = None, **options) -> subprocess.CompletedProcess:
+def run_process(command, timeout=None, **options):
     """Run a command like subprocess.run, but on a timeout or an interrupt end its children too."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, start_new_session=True, **pipes, **options) as process:
@@ -47,7 +46,7 @@ def run_process(command: list[str], timeout: float | None = None, **options) -> 
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
-def last_words(output: str) -> str:
+def last_words(output):
     """Return the last line without the program's name; under torchrun the first rank's error instead of its report."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     if "ChildFailedError" in output:
@@ -55,7 +54,7 @@ def last_words(output: str) -> str:
     return re.sub(r"^(\S+\.py\b[^:]*: (error: )?|\[rank\d+\]: )", "", lines[-1]) if lines else "it printed nothing"
 
 
-def train(script: pathlib.Path, argv: list[str], processes: int = 1, timeout: float | None = None) -> dict:
+def train(script, argv, processes=1, timeout=None):
     """Run a training script, under torchrun if several processes are wanted, and return its metrics.
 
     Raise OutOfMemory, or Failure with the script's last line: status 2 if it refused its options, else 1.
@@ -79,10 +78,10 @@ def train(script: pathlib.Path, argv: list[str], processes: int = 1, timeout: fl
 class TimeLimit:
     """Measure how long runs take, to say how long the others will and to start none that would pass the limit."""
 
-    def __init__(self, seconds: float | None):
+    def __init__(self, seconds):
         self.seconds, self.began, self.took = seconds, time.monotonic(), []
 
-    def timed(self, work: Callable):
+    def timed(self, work):
         """Return work() and remember how long it took."""
         start = time.monotonic()
         try:
@@ -90,19 +89,19 @@ class TimeLimit:
         finally:
             self.took.append(time.monotonic() - start)
 
-    def bound(self, seconds: float) -> float:
+    def bound(self, seconds):
         """Return so many seconds, or those that are left of the limit if they are fewer."""
         left = math.inf if self.seconds is None else self.began + self.seconds - time.monotonic()
         return max(0.0, min(seconds, left))
 
-    def room(self, runs: int = 1) -> bool:
+    def room(self, runs=1):
         """Return whether so many further runs would end in time; the first run is always let through."""
         if not self.took:
             return True
         needed = max(max(self.took), 1.25 * runs * sum(self.took) / len(self.took))
         return needed <= self.bound(needed)
 
-    def left(self, runs: int) -> str:
+    def left(self, runs):
         """Return how long so many further runs will take, in words."""
         if not self.took:
             return "time left unknown"
@@ -110,7 +109,7 @@ class TimeLimit:
         return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
 
 
-def read_metrics(path: str | pathlib.Path) -> dict:
+def read_metrics(path):
     """Return the content of a file that --metrics-file wrote; Failure with one sentence where it is none."""
     try:
         content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
@@ -125,7 +124,7 @@ def read_metrics(path: str | pathlib.Path) -> dict:
     return content
 
 
-def differences(first: dict, second: dict) -> list[str]:
+def differences(first, second):
     """Return what makes the times of two metrics incomparable, as "name: one, other"."""
     pairs = [(key, first["environment"].get(key), second["environment"].get(key)) for key in SAME_MACHINE]
     pairs += [(key, first["options"].get(key), second["options"].get(key)) for key in SAME_OPTIONS]

@@ -26,7 +26,7 @@ import numpy as np
 
 from common.command_line import Failure, run_tool
 from common.pages import all_pages, fill, write_or_check
-from common.records import COLORS, PRECISIONS, Record, newest_record
+from common.records import COLORS, PRECISIONS, newest_record
 from common.tables import markdown_table
 from common.versions import REPOSITORY, SCRIPTS
 
@@ -42,7 +42,7 @@ PRESETS = ("small", "medium")
 BLUE, RED, YELLOW, GREEN, GREY = "#4477aa", "#ee6677", "#ccbb44", "#228833", "#666666"
 
 
-def log_axis(ax, name: str, ticks: list) -> None:
+def log_axis(ax, name, ticks):
     """Make an axis logarithmic, with plain numbers at these ticks only."""
     ax.set(**{f"{name}scale": "log"})
     axis = getattr(ax, f"{name}axis")
@@ -50,7 +50,7 @@ def log_axis(ax, name: str, ticks: list) -> None:
     axis.set_ticks([], minor=True)
 
 
-def name_rows(ax, names: list[str]) -> None:
+def name_rows(ax, names):
     """Write names beside horizontal rows, the first one at the top."""
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.4, -0.6)
@@ -60,7 +60,7 @@ def name_rows(ax, names: list[str]) -> None:
 # ---------------------------------------------------------------- speed of the versions
 
 
-def speeds(recorded: Record) -> dict:
+def speeds(recorded):
     """Return {(preset, model, precision): (step in ms, times V1 in fp32)}."""
     found = {}
     for preset, model, precision in itertools.product(PRESETS, NAMES, COLORS):
@@ -70,7 +70,7 @@ def speeds(recorded: Record) -> dict:
     return found
 
 
-def draw_ladder(axes, found: dict) -> None:
+def draw_ladder(axes, found):
     for ax, preset in zip(axes, PRESETS, strict=True):
         for y, model in enumerate(NAMES):
             times = {precision: found[key][1] for precision in COLORS if (key := (preset, model, precision)) in found}
@@ -86,7 +86,7 @@ def draw_ladder(axes, found: dict) -> None:
     axes[1].set_xlabel("times as fast as V1 in fp32")
 
 
-def tell_ladder(found: dict) -> str:
+def tell_ladder(found):
     told = []
     for preset in PRESETS:
         times, model, precision = max((found[key][1], *key[1:]) for key in found if key[0] == preset)
@@ -94,7 +94,7 @@ def tell_ladder(found: dict) -> str:
     return f"Speed of each version compared with version 1 in fp32, logarithmic. The fastest: {'; '.join(told)}."
 
 
-def small_table(found: dict) -> str:
+def small_table(found):
     """Return the README's table: the idea of each version and its steps in bf16; V3's in fp8 too, once recorded."""
     lines = []
     for model, idea in IDEAS.items():
@@ -110,7 +110,7 @@ def small_table(found: dict) -> str:
 # ---------------------------------------------------------------- memory, switches, stages
 
 
-def draw_memory(axes, found: dict) -> None:
+def draw_memory(axes, found):
     (ax,), lengths = axes, found["lengths"]
     for row, color in zip(found["rows"], (GREY, BLUE, RED, GREEN), strict=False):
         points = [(n, peak / 1e3) for n, peak in zip(lengths, row["peaks_mb"], strict=True) if peak]
@@ -122,12 +122,12 @@ def draw_memory(axes, found: dict) -> None:
     ax.legend(frameon=False)
 
 
-def tell_memory(found: dict) -> str:
+def tell_memory(found):
     last = [f"V{row['version']} {peak / 1e3:.1f} GB" for row in found["rows"] if (peak := row["peaks_mb"][-1])]
     return f"Peak memory over the length of the sequences. At {found['lengths'][-1]:,} tokens: {', '.join(last)}."
 
 
-def draw_ablation(axes, found: dict) -> None:
+def draw_ablation(axes, found):
     (ax,), switches = axes, found["switches"]
     for shift, color, key, label in ((-0.2, BLUE, "alone", "added to none"), (0.2, RED, "last", "added to all others")):
         for y, row in enumerate(switches):
@@ -141,12 +141,12 @@ def draw_ablation(axes, found: dict) -> None:
     ax.legend(loc="upper center", bbox_to_anchor=(0.4, 1.2), ncols=2, frameon=False)
 
 
-def tell_ablation(found: dict) -> str:
+def tell_ablation(found):
     told = [f"{row['switch']} {row['alone'] or 0:.2f} and {row['last'] or 0:.2f}" for row in found["switches"]]
     return f"Speed-up by each switch, added to none and added to all others: {'; '.join(told)}."
 
 
-def stages(recorded: Record) -> list[dict] | None:
+def stages(recorded):
     """Return what compare_stages.py printed of each stage."""
     path, found = recorded.folder / "stages" / "comparison.txt", []
     for line in path.read_text().splitlines() if path.exists() else []:
@@ -157,7 +157,7 @@ def stages(recorded: Record) -> list[dict] | None:
     return found or None
 
 
-def draw_stages(axes, found: list[dict]) -> None:
+def draw_stages(axes, found):
     (ax,), y, left = axes, np.arange(len(found)), np.zeros(len(found))
     for phase, (name, color) in enumerate({"forward": BLUE, "backward": RED, "optimizer": YELLOW}.items()):
         widths = np.array([row["phases"][phase] for row in found])
@@ -173,7 +173,7 @@ def draw_stages(axes, found: list[dict]) -> None:
     ax.legend(loc="upper center", bbox_to_anchor=(0.42, 1.28), ncols=2, frameon=False, fontsize=10)
 
 
-def tell_stages(found: list[dict]) -> str:
+def tell_stages(found):
     told = [f"stage {n}: {sum(row['phases']):.1f} and {row['step']:.2f}" for n, row in enumerate(found, 1)]
     return f"Sum of the phases, and the step as timed, in ms. {'; '.join(told)}."
 
@@ -188,7 +188,7 @@ NOTES = {
 }
 
 
-def draw_tiles(axes, _) -> None:
+def draw_tiles(axes, _):
     for ax, (title, notes) in zip(axes, NOTES.items(), strict=True):
         flash = title.startswith("flash")
         for query, key in np.ndindex(TILES, TILES):
@@ -203,7 +203,7 @@ def draw_tiles(axes, _) -> None:
         ax.set_xlabel("keys", x=0.24)
 
 
-def tell_tiles(_) -> str:
+def tell_tiles(_):
     return (
         "The scores of one head as tiles, queries downwards and keys to the right. Version 1 writes all of them to "
         "memory. Flash attention walks along each row of tiles, masks the one on the diagonal, and computes none above."
@@ -221,7 +221,7 @@ class Picture(NamedTuple):
     panels: int = 1
 
 
-def part(name: str, file: str) -> Callable:
+def part(name, file):
     """Return a function that reads a part's file from a recorded run."""
     return lambda recorded: recorded.json(name, file)
 
@@ -235,7 +235,7 @@ PICTURES = {
 }
 
 
-def save(picture: Picture, found, path: pathlib.Path) -> None:
+def save(picture, found, path):
     """Draw a picture into a PNG file."""
     import matplotlib
 
@@ -251,7 +251,7 @@ def save(picture: Picture, found, path: pathlib.Path) -> None:
     plt.close(figure)
 
 
-def draw_all(recorded: Record, names: list[str], draw: bool) -> dict[str, str]:
+def draw_all(recorded, names, draw):
     """Return {name of the markers: text} of the pictures that the run has data for, and of the README's small table."""
     texts = {"ladder": small_table(speeds(recorded))}
     for name in names:
@@ -267,7 +267,7 @@ def draw_all(recorded: Record, names: list[str], draw: bool) -> dict[str, str]:
     return texts
 
 
-def filled_pages(texts: dict[str, str]) -> dict[pathlib.Path, str]:
+def filled_pages(texts):
     """Return {page: its text as it should be}; links lead from the page to the picture."""
     pages = {}
     for page in all_pages():
@@ -278,7 +278,7 @@ def filled_pages(texts: dict[str, str]) -> dict[pathlib.Path, str]:
     return pages
 
 
-def work(arguments) -> int:
+def work(arguments):
     try:
         texts = draw_all(newest_record(), arguments.only or list(PICTURES), not arguments.check)
     except ImportError:
@@ -286,7 +286,7 @@ def work(arguments) -> int:
     return write_or_check(filled_pages(texts), arguments.check, "python scripts/maintain/pictures.py")
 
 
-def main(argv=None) -> int:
+def main(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="pictures.py"
     )

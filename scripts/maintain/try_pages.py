@@ -26,7 +26,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from common.command_line import Failure, Parser, progress, result_folder, run_tool
-from common.pages import PAGES, Command, commands, start_of
+from common.pages import PAGES, commands, start_of
 from common.runs import end
 from common.tables import emit
 from common.versions import REPOSITORY
@@ -39,7 +39,7 @@ GRACE_S = 10  # for a command to end itself and what it started, before it is ki
 LEAST_S = 5  # with less time left, a command is not begun
 
 
-def passed_over(command: Command, gpus: int) -> str | None:
+def passed_over(command, gpus):
     """Return why a machine with so many GPUs cannot run a command; None if it can."""
     words, needed = command.words(), command.gpus
     if words[0] == "torchrun" and "cpu" not in words:
@@ -56,7 +56,7 @@ def passed_over(command: Command, gpus: int) -> str | None:
     return None if gpus >= needed else "needs a GPU" if needed == 1 else f"needs {needed} GPUs"
 
 
-def copied_repository(folder: pathlib.Path) -> tuple[pathlib.Path, dict[str, str]]:
+def copied_repository(folder):
     """Copy the repository; return the copy, and an environment whose python and torchrun are this interpreter."""
     programs, copy = folder / "bin", folder / "copy"
     shutil.copytree(REPOSITORY, copy, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
@@ -68,7 +68,7 @@ def copied_repository(folder: pathlib.Path) -> tuple[pathlib.Path, dict[str, str
     return copy, os.environ | {"PATH": path, "TINY_LLAMA_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
 
 
-def run(command: Command, place: pathlib.Path, log: pathlib.Path, environment: dict, seconds: float) -> tuple:
+def run(command, place, log, environment, seconds):
     """Run a command in a folder; return how it ended, and its exit status with its last line."""
     with open(log, "w", encoding="utf-8") as output:
         process = subprocess.Popen(
@@ -89,7 +89,7 @@ def run(command: Command, place: pathlib.Path, log: pathlib.Path, environment: d
     return ("ok", last) if ended_well else ("failed", f"status {status}: {last}")
 
 
-def try_pages(pages: list[pathlib.Path], options, gpus: int):
+def try_pages(pages, options, gpus):
     """Yield, for every command of the pages: page, command, how it ended, seconds, words."""
     deadline, logs = time.monotonic() + options.time_limit, result_folder(options.output_dir, "--output-dir").resolve()
     with tempfile.TemporaryDirectory() as temporary:
@@ -112,11 +112,11 @@ def try_pages(pages: list[pathlib.Path], options, gpus: int):
             }
 
 
-def line_of(tried: dict) -> str:
+def line_of(tried):
     return "{ended:12}{seconds:5.0f} s  {page}: {command}  | {words:.100}".format(**tried)
 
 
-def pages_meant(names: list[str]) -> list[pathlib.Path]:
+def pages_meant(names):
     """Return the pages of those paths, or all; raise Failure for one that is no page of the workshop."""
     known = {page.resolve(): page for page in PAGES}
     for name in names:

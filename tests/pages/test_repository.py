@@ -1,4 +1,4 @@
-"""What a visitor looks for first: the licence, what was tested where, the workflow, and how to contribute."""
+"""The repository as a visitor meets it: the licence, what was tested where, the workflow, and how to contribute."""
 
 import re
 

@@ -389,7 +389,7 @@ def test_shell_scripts_are_clean():
 
 
 def test_the_tests_install_no_other_extra():
-    """What plots and peers need would be gigabytes and minutes for whoever runs the tests."""
+    """The packages of plots and peers would be gigabytes and minutes for everybody who runs the tests."""
     from common import environment
 
     names = {group: [name for name, _, _ in environment.requirements(group)] for group in ("run", "test")}

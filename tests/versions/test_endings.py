@@ -1,4 +1,4 @@
-"""How a run ends: one line and a status for each reason, whole files, and the metrics written."""
+"""A run ends with one line and a status for each reason, with whole files and its metrics written."""
 
 import contextlib
 import os

@@ -44,16 +44,3 @@ def test_float16_gradients_are_unscaled(version):
     _, wanted = loss_and_gradients(1, real)
     _, gradients = loss_and_gradients(version, [*real, "--use-amp", "--amp-dtype", "float16"])
     assert max(relative_error(gradients[name], wanted[name]) for name in wanted) < 1e-2
-
-
-@pytest.mark.poisoned
-def test_poisoned_memory_reads_as_nan():
-    like = torch.zeros(2, 3)
-    for tensor in (torch.empty(4), torch.empty_like(like), like.new_empty(5), torch.empty_strided((2,), (1,))):
-        assert tensor.isnan().all()
-    assert torch.empty(3, dtype=torch.float16).isnan().all()
-    assert torch.empty(3, dtype=torch.int64).dtype == torch.int64
-
-
-def test_memory_is_not_poisoned_without_the_mark():
-    assert not hasattr(torch.empty, "__wrapped__")
