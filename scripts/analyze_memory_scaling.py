@@ -36,7 +36,7 @@ def as_text(content):
         peaks = ["out of memory" if peak is None else f"{peak:,.0f}" for peak in row["peaks_mb"]]
         share = row["square_share"]
         rows.append([f"version {row['version']}", *peaks, known(share and 100 * share, ".0f"), row["growth"] or "-"])
-    header = ["peak MB at", *(f"{length} tokens" for length in content["lengths"]), "% of growth with T²", "growth"]
+    header = ["peak MiB at", *(f"{length} tokens" for length in content["lengths"]), "% of growth with T²", "growth"]
     lines = [f"{content['device']}; {' '.join(content['options'])}", text_table(header, rows)]
     if content["on_cpu"]:
         lines.append("without a GPU this is the memory of the whole process, its libraries included")

@@ -131,7 +131,7 @@ def as_text(content):
         for row in content["switches"]
     ]
     header = ["adding", "pairs", "speed-up", "lowest", "highest", "alone", "last", "MB", "kernels"]
-    lines = [text_table(["on", "step ms", "rounds", "over none", "peak MB", "kernels"], rows), ""]
+    lines = [text_table(["on", "step ms", "rounds", "over none", "peak MiB", "kernels"], rows), ""]
     lines += [text_table(header, cells)]
     lines += [f"{row['name']}: {row['reason']}" for row in content["combinations"] if row["reason"]]
     best = content["switches"][0]

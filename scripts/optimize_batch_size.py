@@ -109,7 +109,7 @@ def as_text(content):
     share = 100 * found["peak_memory_mb"] / content["device_memory_mb"]
     return (
         f"version {content['version']}, up to {content['budget_mb']:,.0f} of {content['device_memory_mb']:,.0f} MB\n"
-        f"{text_table(['batch', 'step ms', 'samples/s', 'peak MB', ''], rows, left=0)}\n"
+        f"{text_table(['batch', 'step ms', 'samples/s', 'peak MiB', ''], rows, left=0)}\n"
         f"best for {content['target']}: --batch-size {found['batch_size']}, {found['samples_per_second']:,.1f} "
         f"samples/s, {found['peak_memory_mb']:,.0f} MB ({share:.1f} % of the device)"
     )

@@ -167,7 +167,7 @@ def table_row(version, run, first, problem):
 
 
 def print_table(options, runs, problems):
-    header = ["version", "loss", "step ms", "fwd / bwd / opt ms", "runs", "samples/s", "tokens/s", "peak MB", "speed"]
+    header = ["version", "loss", "step ms", "fwd / bwd / opt ms", "runs", "samples/s", "tokens/s", "peak MiB", "speed"]
     rows = [table_row(version, run, runs[1], problems[version]) for version, run in runs.items()]
     first, machine = runs[1], runs[1]["environment"]
     print(f"\n{text_table([*header, 'trained'], rows)}\n")

@@ -211,7 +211,7 @@ COLUMNS = [
     ("samples/s", "throughput", lambda row: f"{row['samples_per_second']:,.0f}"),
     ("TFLOP/s", "throughput", lambda row: f"{row['tflops']:.1f}"),
     ("efficiency", "scaling", lambda row: known(row["efficiency"], ".1%")),
-    ("peak MB", "memory", lambda row: f"{row['peak_memory_mb']:,.0f}"),
+    ("peak MiB", "memory", lambda row: f"{row['peak_memory_mb']:,.0f}"),
     ("gradient error", "accuracy", lambda row: known(row["gradient_error"], ".1e")),
 ]
 

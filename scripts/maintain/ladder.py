@@ -101,7 +101,7 @@ def ablation_table(recorded, part):
         return None
     steps = {frozenset(row["on"]): row["step_ms"] for row in study["combinations"]}
     none, every = (steps.get(frozenset(on)) for on in ((), (row["switch"] for row in study["switches"])))
-    header = ["switch", "alone", "taken away from all", "peak MB", "kernels per step"]
+    header = ["switch", "alone", "taken away from all", "peak MiB", "kernels per step"]
     lines = [
         [row["switch"], *(known(row[key], ".2f") for key in ("alone", "last"))]
         + [known(row[key], "+,.0f") for key in ("memory_mb", "kernels")]
@@ -116,7 +116,7 @@ def memory_table(recorded):
     found = recorded.json("memory", "memory.json")
     if not found:
         return None
-    header = ["peak MB", *(f"{length:,} tokens" for length in found["lengths"])]
+    header = ["peak MiB", *(f"{length:,} tokens" for length in found["lengths"])]
     lines = [[f"V{row['version']}", *(known(peak, ",.0f") for peak in row["peaks_mb"])] for row in found["rows"]]
     return f"{origin(found['record'], recorded)}\n\n{markdown_table(header, lines)}"
 

@@ -27,7 +27,7 @@ done
 [ ${#tools[@]} -gt 0 ] || tools=(memcheck racecheck initcheck)
 
 have_nvidia_gpu || fail 1 "compute-sanitizer watches NVIDIA GPUs only, and there is none here: on any machine, \
-scripts/test.sh checks the same kernels with guard bands and NaN-poisoned memory"
+scripts/test.sh checks the same kernels between guard bands"
 find_tool compute-sanitizer || fail 1 "compute-sanitizer is not installed: it comes with the CUDA toolkit, \
 or as the package nvidia-cuda-sanitizer-api; put its folder on PATH"
 find_python

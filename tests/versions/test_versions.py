@@ -1,4 +1,4 @@
-"""scripts/common/versions.py, and the fixture that poisons uninitialised memory."""
+"""scripts/common/versions.py: loading a version, its gradients in full precision."""
 
 import math
 import os

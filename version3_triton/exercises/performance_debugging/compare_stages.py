@@ -24,7 +24,7 @@ HEADINGS = (
     "forward",
     "backward",
     "optimizer",
-    "peak MB",
+    "peak MiB",
     "loss",
     "trained",
 )
