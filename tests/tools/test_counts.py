@@ -21,6 +21,8 @@ PAGE_TEXT = PAGE.read_text(encoding="utf-8")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("version", SCRIPTS)
 def test_every_part_is_what_the_script_runs(version, precision, monkeypatch):
+    if version in (2, 4) and precision == "bfloat16" and torch.__version__ < (2, 9):
+        pytest.skip("this PyTorch's SDPA has no fused kernel for grouped queries on a CPU")
     counted = collect(version, precision, monkeypatch)
     expected = step_counts(version, precision, counts.sizes_of(toy_config(version, precision)))
     quantities = ["flops", "bytes", "launches", "saved"] + ["operations"] * (version == 1 and precision == "float32")
