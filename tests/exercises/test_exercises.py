@@ -30,10 +30,11 @@ def test_verify(capfd, monkeypatch):
     """Every stub is untouched, every solution passes, every typical mistake is blamed on its tensor in its words."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # a wrong kernel can crash a process that uses a GPU
     compiles = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5)  # for an absent AMD GPU, in exercise 12
-    status = verify.verify([number for number in EXERCISES if compiles or number != "12"])
+    numbers = [number for number in EXERCISES if compiles or number != "12"]
+    status = verify.verify(numbers)
     output = capfd.readouterr().out
     assert status == 0, output
-    assert "16 exercises and " in output
+    assert f"{len(numbers)} exercises and " in output
 
 
 @pytest.mark.gpu
