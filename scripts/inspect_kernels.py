@@ -164,7 +164,7 @@ def fill_in(row, result, dump_folder):
     row.waves, row.limit = occupancy(target, row.registers, row.shared_bytes, metadata.num_warps, row.tensor_memory)
     if dump_folder:
         name, kind = re.sub(r"[^\w=.]+", "_", row.title())[:200], "amdgcn" if target.backend == "hip" else "ptx"
-        (pathlib.Path(dump_folder) / f"{name}.{kind}").write_text(code)
+        (pathlib.Path(dump_folder) / f"{name}_{row.hash[:8]}.{kind}").write_text(code)  # a title may occur twice
 
 
 # ---------------------------------------------------------------- compiling instead of launching

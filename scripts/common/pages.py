@@ -82,14 +82,6 @@ def commands(page):
     return found
 
 
-def program_of(words):
-    """Return the path of the program that a command runs, after a launcher's own options, and its arguments."""
-    place = 1 if words[0] in ("python", "bash") else 0
-    if words[0] in ("torchrun", "sbatch"):
-        place = next(place for place, word in enumerate(words) if word.endswith((".py", ".sbatch")))
-    return words[place], words[place + 1 :]
-
-
 # ---------------------------------------------------------------- generated parts
 
 

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 
-from common.pages import Command, program_of
+from common.pages import Command
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PASSES_ON = re.compile(
@@ -25,6 +25,14 @@ def help_of(program: pathlib.Path) -> str:
     environment = os.environ | {"COLUMNS": "200"}
     done = subprocess.run([*interpreter, str(program), "--help"], capture_output=True, text=True, env=environment)
     return done.stdout if done.returncode == 0 else ""
+
+
+def program_of(words):
+    """Return the path of the program that a command runs, after a launcher's own options, and its arguments."""
+    place = 1 if words[0] in ("python", "bash") else 0
+    if words[0] in ("torchrun", "sbatch"):
+        place = next(place for place, word in enumerate(words) if word.endswith((".py", ".sbatch")))
+    return words[place], words[place + 1 :]
 
 
 def training_script(folder: pathlib.Path) -> pathlib.Path | None:

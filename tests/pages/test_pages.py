@@ -5,9 +5,9 @@ import shlex
 
 import pytest
 import torch
-from page_faults import faults_of_command, faults_of_links
+from page_faults import faults_of_command, faults_of_links, program_of
 
-from common.pages import FOLDERS, PAGES, TABLE, all_pages, blocks, commands, program_of, quoted_rows, start_of
+from common.pages import FOLDERS, PAGES, TABLE, all_pages, blocks, commands, quoted_rows, start_of
 from common.records import MODELS, PRECISIONS
 from common.versions import REPOSITORY, SCRIPTS, load_version
 from maintain import pictures
