@@ -644,8 +644,6 @@ class Trainer:
         config = self.config
         if not config.on_gpu:
             self.graph_reason = "a CPU has no graphs"
-        elif config.parallel == "fsdp":
-            self.graph_reason = "FSDP2 allocates the gathered weights in every step"
         elif self.scaler.is_enabled() and not hasattr(self.optimizer, "_step_supports_amp_scaling"):
             self.graph_reason = "with this optimizer the gradient scaler synchronises in every step"
         if self.graph_reason:
@@ -658,6 +656,8 @@ class Trainer:
             self.graph = graph
         except RuntimeError as error:
             self.graph_reason = str(error).splitlines()[0]
+            if config.parallel == "fsdp":  # it stopped in the middle of a step
+                raise UserError(f"--parallel fsdp needs --no-graph here: {self.graph_reason}") from None
             self.replica = None  # drop the interrupted DDP wrapper before wrapping the model again
             self.replica = replicate(self.model, config)
 

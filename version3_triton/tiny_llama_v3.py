@@ -1163,7 +1163,8 @@ def compute_loss(model, tokens, labels, config):
 
 def make_optimizer(model, config):
     if not config.enable_optimizer_kernel:
-        return torch.optim.AdamW(model.parameters(), lr=config.learning_rate, capturable=config.graph and config.on_gpu)
+        capturable, fused = config.graph and config.on_gpu, config.parallel == "fsdp" or None
+        return torch.optim.AdamW(model.parameters(), lr=config.learning_rate, capturable=capturable, fused=fused)
     matrix_dtype = config.dtype if config.use_amp else torch.float32
     optimizer = FusedAdamW(model.parameters(), config.learning_rate, matrix_dtype=matrix_dtype)
     model.fp8_weights = FP8Weights(model) if config.fp8 else None
@@ -1672,8 +1673,6 @@ class Trainer:
         config = self.config
         if not config.on_gpu:
             self.graph_reason = "a CPU has no graphs"
-        elif config.parallel == "fsdp":
-            self.graph_reason = "FSDP2 allocates the gathered weights in every step"
         elif self.scaler.is_enabled() and not hasattr(self.optimizer, "_step_supports_amp_scaling"):
             self.graph_reason = "with this optimizer the gradient scaler synchronises in every step"
         if self.graph_reason:
@@ -1686,6 +1685,8 @@ class Trainer:
             self.graph = graph
         except RuntimeError as error:
             self.graph_reason = str(error).splitlines()[0]
+            if config.parallel == "fsdp":  # it stopped in the middle of a step
+                raise UserError(f"--parallel fsdp needs --no-graph here: {self.graph_reason}") from None
             self.replica = None  # drop the interrupted DDP wrapper before wrapping the model again
             self.replica = replicate(self.model, config)
 

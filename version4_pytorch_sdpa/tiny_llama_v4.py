@@ -108,8 +108,9 @@ def can_run(backend, config):
 
 
 def choose_backend(config):
-    """Return flex where it is fast, else the first SDPA backend that can run this model's attention."""
-    if config.on_gpu and config.enable_torch_compile and (config.use_amp or config.tf32):
+    """Return flex where it is fastest, else the first SDPA backend that can run this model's attention."""
+    flex_is_fastest = config.precision == "tf32" or (config.use_amp and config.seq_len < 4096)  # on an H200
+    if config.on_gpu and config.enable_torch_compile and flex_is_fastest:
         return "flex"  # Inductor fuses the layout changes around it, and it can use TF32
     return next((backend for backend in SDPA_BACKENDS if can_run(backend, config)), "math")
 
@@ -322,8 +323,7 @@ def complete_version_options(config):
         raise UserError("--attention-backend flex needs a GPU and torch.compile: use another backend")
     if backend in SDPA_BACKENDS and not can_run(backend, config):
         raise UserError(f"--attention-backend {backend} cannot run this model in {config.precision}: use auto")
-    if backend == "auto":
-        config.attention_backend = choose_backend(config)
+    config.attention_backend = choose_backend(config) if backend == "auto" else backend
     mode = f", torch.compile ({config.compile_mode})" if config.enable_torch_compile else ""
     return f"{config.attention_backend} attention, fused RMSNorm and AdamW{mode}"
 
@@ -774,8 +774,6 @@ class Trainer:
         config = self.config
         if not config.on_gpu:
             self.graph_reason = "a CPU has no graphs"
-        elif config.parallel == "fsdp":
-            self.graph_reason = "FSDP2 allocates the gathered weights in every step"
         elif self.scaler.is_enabled() and not hasattr(self.optimizer, "_step_supports_amp_scaling"):
             self.graph_reason = "with this optimizer the gradient scaler synchronises in every step"
         if self.graph_reason:
@@ -788,6 +786,8 @@ class Trainer:
             self.graph = graph
         except RuntimeError as error:
             self.graph_reason = str(error).splitlines()[0]
+            if config.parallel == "fsdp":  # it stopped in the middle of a step
+                raise UserError(f"--parallel fsdp needs --no-graph here: {self.graph_reason}") from None
             self.replica = None  # drop the interrupted DDP wrapper before wrapping the model again
             self.replica = replicate(self.model, config)
 
