@@ -27,6 +27,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 
 from common import command_line
 from common.command_line import Failure, Parser, listed, positive, progress, run_tool
@@ -80,6 +81,7 @@ def add_options(parser):
     add("--timeout", type=positive, default=600, help="seconds that a process may take (%(default)s)")
     add("--time-limit", type=positive, help="seconds after which all ends; --append does the rest")
     add("--compile-first", type=positive, metavar="N", help="fill the compilers' caches first, N cases at a time")
+    add("--spread", action="store_true", help="measure each preset on a GPU of its own, at the same time")
     add("--results", type=pathlib.Path, metavar="FOLDER", help="(benchmark_results/DATE_TIME)")
     add("--append", action="store_true", help="keep what FOLDER/suite.json holds and run what it lacks")
 
@@ -102,6 +104,8 @@ def parse_arguments(argv):
     arguments.results = arguments.results or pathlib.Path("benchmark_results") / moment
     if (arguments.results / "suite.json").exists() and not arguments.append:
         parser.error(f"{arguments.results} holds results already: add --append, or choose another --results folder")
+    if arguments.spread and (max(arguments.nproc) > 1 or on_cpu or len(arguments.presets) > gpu_count()):
+        parser.error(f"--spread needs a GPU for each of {len(arguments.presets)} presets, and --nproc 1")
     arguments.limits = {model.split(":")[0]: model.split(":")[1:] for model in arguments.models}
     arguments.models = list(arguments.limits)
     for model, precisions in arguments.limits.items():
@@ -179,13 +183,22 @@ def training_options(case, arguments):
 # ---------------------------------------------------------------- runs
 
 
+def environment_of(case, arguments):
+    """Return the environment of a case's process; with --spread it sees the GPU of its preset alone."""
+    if not arguments.spread:
+        return None
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpu_count())))).split(",")
+    return os.environ | {"CUDA_VISIBLE_DEVICES": gpus[arguments.presets.index(case.preset)]}
+
+
 def run_case(case, arguments, limit, steps=None):
     """Run one process and return its record: status ok, failed or not available, and the summary."""
     steps = steps or arguments.num_steps or STEPS.get(case.preset, 50)
     argv = [*training_options(case, arguments), "--graph" if case.graph else "--no-graph", "--num-steps", str(steps)]
     record = {"case": case, "script_sha256": hash_of(script_of(case))}
     try:
-        metrics = train(script_of(case), argv, case.processes, limit.bound(arguments.timeout))
+        environment, timeout = environment_of(case, arguments), limit.bound(arguments.timeout)
+        metrics = train(script_of(case), argv, case.processes, timeout, environment)
         steps_ms = [round(step["step_ms"], 4) for step in metrics["steps"]]
         return record | {"status": "ok", "reason": None, "summary": metrics["summary"], "steps_ms": steps_ms}
     except Failure as error:
@@ -216,6 +229,27 @@ def tasks_left(cases, repeats, results):
     return [(case, repeat) for repeat in range(repeats) for case in cases if (case, repeat) not in done]
 
 
+WRITING = threading.Lock()  # with --spread two threads add their results to one file
+
+
+def add_result(results, arguments, kind, *entries):
+    with WRITING:
+        results[kind] += entries
+        write_results(results, arguments.results / "suite.json")
+
+
+def on_each_gpu(work, groups, arguments, limit):
+    """Return the sum of work(group): one after the other, or with --spread all at the same time."""
+    if not arguments.spread:
+        return sum(map(work, groups))
+    with concurrent.futures.ThreadPoolExecutor(len(arguments.presets)) as pool:
+        try:
+            return sum(pool.map(work, groups))
+        except KeyboardInterrupt:
+            limit.seconds = 0  # what runs may end, nothing else starts
+            raise
+
+
 def run_all(tasks, arguments, results, limit):
     """Run the tasks that there is time for, and write the results after each; return how many are left."""
     refused = set()
@@ -227,8 +261,7 @@ def run_all(tasks, arguments, results, limit):
         run = limit.timed(lambda case=case: run_case(case, arguments, limit)) | {"repeat": repeat}
         if run["status"] == "not available":
             refused.add(case)
-        results["runs"].append(run)
-        write_results(results, arguments.results / "suite.json")
+        add_result(results, arguments, "runs", run)
         found = f"{run['status']}: {run['reason']}" if run["reason"] else f"{significant(step_of(run))} ms"
         left = f"{limit.took[-1]:.0f} s; {limit.left(len(tasks) - number)}"
         progress(f"[{number}/{len(tasks)}] {case}, repeat {repeat + 1}: {found}  ({left})")
@@ -270,13 +303,12 @@ def measure_accuracy(cases, arguments, results, limit):
     requests = json.dumps([[int(case.model[1]), training_options(case, arguments)] for case in cases])
     command = [sys.executable, str(pathlib.Path(__file__).resolve()), CHECK_GRADIENTS, requests]
     try:
-        done = run_process(command, timeout=limit.bound(arguments.timeout))
+        done = run_process(command, limit.bound(arguments.timeout), env=environment_of(cases[0], arguments))
     except subprocess.TimeoutExpired as error:
         progress(f"gradients of {cases[0].preset} took longer than {error.timeout:.0f} s")
         return len(cases)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    results["accuracy"] += [{"case": case, **entry} for case, entry in zip(cases, found, strict=False)]
-    write_results(results, arguments.results / "suite.json")
+    add_result(results, arguments, "accuracy", *({"case": c, **entry} for c, entry in zip(cases, found, strict=False)))
     if len(found) < len(cases):
         progress(f"{cases[len(found)]} and what follows: gradients not compared: {last_words(done.stderr)}")
     return len(cases) - len(found)
@@ -332,10 +364,12 @@ def benchmark(arguments, argv):
     try:
         if arguments.compile_first and not results["runs"]:
             compile_first(cases, arguments, limit)
-        left = run_all(tasks, arguments, results, limit)
+        groups = [[task for task in tasks if task[0].preset == preset] for preset in arguments.presets]
+        groups = groups if arguments.spread else [tasks]
+        left = on_each_gpu(lambda some: run_all(some, arguments, results, limit), groups, arguments, limit)
         if "accuracy" in arguments.metrics and not left:
-            for some in accuracy_cases(cases, results).values():
-                left += measure_accuracy(some, arguments, results, limit)
+            groups = accuracy_cases(cases, results).values()
+            left = on_each_gpu(lambda some: measure_accuracy(some, arguments, results, limit), groups, arguments, limit)
     except KeyboardInterrupt:
         progress("interrupted: what was measured is kept")
         left, status = len(tasks_left(cases, arguments.repeats, results)), 130

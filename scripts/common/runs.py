@@ -54,7 +54,7 @@ def last_words(output):
     return re.sub(r"^(\S+\.py\b[^:]*: (error: )?|\[rank\d+\]: )", "", lines[-1]) if lines else "it printed nothing"
 
 
-def train(script, argv, processes=1, timeout=None):
+def train(script, argv, processes=1, timeout=None, environment=None):
     """Run a training script, under torchrun if several processes are wanted, and return its metrics.
 
     Raise OutOfMemory, or Failure with the script's last line: status 2 if it refused its options, else 1.
@@ -64,7 +64,8 @@ def train(script, argv, processes=1, timeout=None):
     with tempfile.TemporaryDirectory() as folder:
         metrics = pathlib.Path(folder) / "metrics.json"
         try:
-            result = run_process([*launcher, str(script), *argv, "--metrics-file", str(metrics)], timeout=timeout)
+            command = [*launcher, str(script), *argv, "--metrics-file", str(metrics)]
+            result = run_process(command, timeout, env=environment)
         except subprocess.TimeoutExpired:
             raise Failure(1, f"{script.name} ran longer than {timeout:g} s") from None
         if result.returncode == 0:

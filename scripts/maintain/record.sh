@@ -28,7 +28,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 scripts=$root/scripts
 python=${TINY_LLAMA_PYTHON:-python3}
 limit=86400 only='' folder='' toy=()
-sizes=(--presets 'small,medium' --repeats 2 --compile-first 4) model=(--preset small --use-amp --rounds 2)
+sizes=(--presets 'small,medium' --repeats 2 --compile-first 8) model=(--preset small --use-amp --rounds 2)
 lengths=(--preset medium --batch-size 4 --use-amp --seq-lengths '512,1024,2048,4096') stage=()
 
 fail() {
@@ -107,6 +107,8 @@ suite() { # NAME MINUTES OPTION...
     part "$1" "$2" "$python" "$scripts/benchmark_suite.py" --results . --append --time-limit SECONDS_LEFT \
         "${sizes[@]}" "${@:3}"
 }
+
+[[ $gpus -lt 2 || ${#toy[@]} -gt 0 ]] || sizes+=(--spread) # a GPU for each preset: half the time
 
 suite headline 30 --models v1,v2,v2+compile,v3,v4,hf+compile:bfloat16:fp8,liger+compile:bfloat16 \
     --precisions float32,tf32,bfloat16,fp8

@@ -121,6 +121,22 @@ def test_cases_run_in_turns_and_say_what_is_left(stubs, capsys):
     assert "[16/16] tiny b8 t128 tf32 v3 eager, repeat 2: 40.00 ms" in said and "s left)" in said
 
 
+def test_presets_are_spread_over_gpus(stubs, monkeypatch, capsys):
+    """Two GPUs: each preset on one of them, its cases in turns. One GPU: refused."""
+    options = "--models v1,v3 --presets small,tiny --repeats 2 --graph off --spread"
+    assert suite(stubs, options) == 2 and "--spread needs a GPU for each of 2 presets" in capsys.readouterr().err
+    monkeypatch.setattr(benchmark_suite, "gpu_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    script = (stubs / "v1.py").read_text().replace("import json", "import json, os")
+    script = script.replace("file=log", '"gpu" + os.environ["CUDA_VISIBLE_DEVICES"], file=log')
+    for name in ("v1", "v3"):
+        (stubs / f"{name}.py").write_text(script)
+    assert suite(stubs, options) == 0
+    for preset, gpu in (("small", "gpu4"), ("tiny", "gpu5")):
+        assert [line[0] for line in log_of(stubs) if preset in line and gpu in line] == ["v1", "v3"] * 2
+    assert len(results_in(stubs)["runs"]) == len(log_of(stubs)) == 8
+
+
 def test_a_run_records_once_what_ran_where(stubs):
     assert suite(stubs, "--models v1 --repeats 2 --num-steps 7") == 0
     content = json.loads((stubs / "results" / "suite.json").read_text())
