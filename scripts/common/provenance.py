@@ -78,7 +78,8 @@ def hash_of(path):
 
 def machine_line(record):
     """Return GPU, versions, date and commit of a record as one line of a page."""
-    versions = ", ".join(f"{name} {version}" for name, version in record["packages"].items() if version)
+    packages = record["packages"]
+    versions = ", ".join(f"{name} {packages[name]}" for name in ("torch", "triton") if packages.get(name))
     driver = f", driver {record['driver']}" if record["driver"] else ""
     commit = f", commit {record['commit'][:10]}" if record["commit"] else ""
     modified = " with changes that are not committed" if record["modified"] else ""

@@ -29,9 +29,8 @@ SCRIPT_OF |= dict.fromkeys(("hf", "liger"), REPOSITORY / "scripts" / "common" / 
 
 
 def origin(record, recorded):
-    """Return one line that says where a part was measured, and by which command."""
-    command = f", `{record['command']}`" if record["command"] else ""
-    return f"{machine_line(record)}; `scripts/recorded/{recorded.folder.name}`{command}."
+    """Return one line that says where a part was measured."""
+    return f"{machine_line(record)}; `scripts/recorded/{recorded.folder.name}`."
 
 
 def explained(results):
