@@ -97,11 +97,6 @@ def positive(text):
     return value
 
 
-def numbers(text):
-    """Convert an option's text to positive whole numbers separated by commas."""
-    return [positive(part) for part in text.split(",")]
-
-
 def listed(choices=None, convert=str):
     """Return a converter for values separated by commas, each one of the choices if there are any."""
 
@@ -115,10 +110,12 @@ def listed(choices=None, convert=str):
     return parse
 
 
+numbers = listed(convert=positive)
+
+
 def add_version_option(parser):
-    parser.add_argument(
-        "--version", type=int, choices=SCRIPTS, metavar="N", help="1 to 4 (that of the folder this is called in)"
-    )
+    words = "1 to 4 (that of the folder this is called in)"
+    parser.add_argument("--version", type=int, choices=SCRIPTS, metavar="N", help=words)
 
 
 def version_meant(wanted=None):
@@ -140,9 +137,8 @@ def add_steps(parser, option="--steps"):
 
 
 def add_time_limit(parser):
-    parser.add_argument(
-        "--time-limit", type=float, metavar="S", help="start nothing that would not end in so many seconds"
-    )
+    words = "start nothing that would not end in so many seconds"
+    parser.add_argument("--time-limit", type=float, metavar="S", help=words)
 
 
 # ---------------------------------------------------------------- options for the training scripts
@@ -186,12 +182,10 @@ def load_script(path, option):
         if path == script:
             return load_version(version)
     name = f"{path.stem}_{abs(hash(str(path)))}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None:
-        raise Failure(2, f"{option} {path} is no Python script")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    loader = importlib.machinery.SourceFileLoader(name, str(path))
+    module = sys.modules[name] = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except SyntaxError as error:
         raise Failure(2, f"{option} {path} is no valid Python: {error.msg} in line {error.lineno}") from None
     if not hasattr(module, "Trainer") or not hasattr(module, "canonical_views"):
