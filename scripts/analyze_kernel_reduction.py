@@ -11,7 +11,7 @@ Exit status: 0 counted, 2 for bad input.
 import sys
 
 from common.command_line import Parser, add_steps, run_tool
-from common.profiles import INTERPRETED, compare_groups, group_cells, groups_per_step, per_step, read_pair, short
+from common.profiles import INTERPRETED, group_cells, groups_per_step, per_step, read_pair, short
 from common.tables import emit, text_table
 
 NAMES = ("baseline", "fused")
@@ -26,22 +26,23 @@ def changes(before, after):
 
 
 def as_text(content):
-    what, whole = content["what"], content["rows"][-1]
+    what, groups = content["what"], [content[name]["groups"] for name in NAMES]
     header = [f"{what} per step", "baseline", "fused", "fewer", "baseline ms", "fused ms"]
     changed = [(name, number) for name, number in content["change"].items() if number][:SHOWN]
     lines = [f"{name:<9} {content[name]['title']}, {content[name]['steps']} steps" for name in NAMES]
-    lines += ["", text_table(header, group_cells(content["rows"])), *[INTERPRETED] * content["interpreted"], ""]
+    lines += ["", text_table(header, group_cells(*groups)), *[INTERPRETED] * content["interpreted"], ""]
     lines.append(f"{what} whose number changed most, per step")
     lines += [f"{number:+10,.1f}  {short(name, 90)}" for name, number in changed]
-    return "\n".join([*lines, "", f"{whole['baseline_calls']:,.0f} {what} per step became {whole['fused_calls']:,.0f}"])
+    before, after = (found["all"]["calls"] for found in groups)
+    return "\n".join([*lines, "", f"{before:,.0f} {what} per step became {after:,.0f}"])
 
 
 def analyze(options):
     pair = read_pair(options.baseline, options.fused, (options.baseline_steps, options.fused_steps))
-    groups = [groups_per_step(one, f"--{name}-steps") for one, name in zip(pair, NAMES, strict=True)]
-    content = {name: {"title": one.title, "steps": one.steps} for one, name in zip(pair, NAMES, strict=True)}
-    content |= {"what": pair[0].what, "interpreted": any(one.interpreted for one in pair)}
-    content |= {"rows": compare_groups(*groups), "change": changes(*pair)}
+    content = {"what": pair[0].what, "interpreted": any(one.interpreted for one in pair)}
+    for one, name in zip(pair, NAMES, strict=True):
+        content[name] = {"title": one.title, "groups": groups_per_step(one, f"--{name}-steps"), "steps": one.steps}
+    content["change"] = changes(*pair)
     emit(content, as_text(content), options.json)
 
 

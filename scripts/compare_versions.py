@@ -3,8 +3,8 @@
 
 Without folders all four are compared. Each round trains every version once in a process of its own: what drifts hits
 all of them alike. A version whose gradients are not the first one's gets no speed-up. With --report FOLDER every
-version is profiled as well, and report.html holds tables and charts: steps, kernels by group and rooflines. Options
-that are not listed here go to all training scripts.
+version is profiled as well, and report.html holds tables and charts: steps, and kernels by group. Options that are
+not listed here go to all training scripts.
 
 Exit status: 0 compared; 1 where a version fails or computes something else; 2 for bad input.
 """
@@ -28,8 +28,7 @@ from common.command_line import (
     script_path,
     with_sizes,
 )
-from common.profiles import GROUPS, INTERPRETED, PHASES, groups_per_step, read_profile, steps_needed
-from common.roofline import ceilings_for, operator_table
+from common.profiles import GROUPS, INTERPRETED, PHASES, groups_per_step, read_profile
 from common.rounds import run_in_rounds
 from common.runs import TimeLimit, train
 from common.tables import emit, known, rounded, text_table
@@ -172,34 +171,17 @@ def kernel_section(profiles, columns):
     return [bars, pages.table(["", *columns], lines)]
 
 
-def roofline_section(profiles, ceilings, origin):
-    """Return a roofline chart per version, all on one scale."""
-    if ceilings is None:
-        return [pages.text(f"No roofline: {origin}.")]
-    tables = {name: operator_table(profile, steps_needed(profile), ceilings) for name, profile in profiles.items()}
-    limits = pages.roofline_limits([row for rows in tables.values() for row in rows], ceilings)
-    roofs = f"{rounded(ceilings['matmul_tflops'])} TFLOP/s of a large matmul, {rounded(ceilings['copy_tb_s'])} TB/s of"
-    meaning = "A disc above them found its data in a cache. Operators without matmuls have no place here."
-    parts = [pages.text(f"The lines are this device's ceilings, {origin}: {roofs} a copy. {meaning}")]
-    for name, rows in tables.items():
-        parts.append(pages.roofline(rows, ceilings, limits, f"Roofline of {name}: the larger a disc, the longer."))
-    return parts
-
-
 def write_report(content, paths, folder):
-    """Write report.html and the traces into the folder; add kernels and ceilings to the content."""
+    """Write report.html and the traces into the folder; add the kernels to the content."""
     timed = [row for row in content["rows"] if row["speedup"] is not None]
     if not timed:
         raise Failure(1, f"no report: {'; '.join(notes(content))}")
     profiles, names = profiles_of(content, paths, folder), [row["name"] for row in content["rows"]]
     content["kernels"] = {name: groups_per_step(profile) for name, profile in profiles.items()}
-    progress("measuring this device's ceilings ...")
-    content["ceilings"], origin = ceilings_for(next(iter(profiles.values())), None)
     bars = pages.step_bars(timed, f"Time per step with its quartiles, and {timed[0]['name']}'s over it.")
     sections = [
         ("The steps", [bars, pages.table(["", *names], result_lines(content["rows"]))]),
         ("Where the time goes", kernel_section(profiles, content["kernels"])),
-        ("Roofline", roofline_section(profiles, content["ceilings"], origin)),
     ]
     html = pages.page("Comparison of the versions", facts(content), [finding(content), *notes(content)], sections)
     (folder / "report.html").write_text(html, encoding="utf-8")

@@ -15,7 +15,7 @@ import sys
 
 from common import report as pages
 from common.command_line import Failure, Parser, progress, result_folder, run_tool, with_sizes
-from common.profiles import INTERPRETED, compare_groups, group_cells, groups_per_step, newest_alike, read_pair
+from common.profiles import INTERPRETED, group_cells, groups_per_step, newest_alike, read_pair
 from common.tables import emit, rounded
 from common.versions import REPOSITORY
 
@@ -55,7 +55,7 @@ def comparison(folders):
     return {
         "versions": [pages.row_of(name, content) for name, content in zip(names, chosen, strict=True)],
         "traces": [profile.title for profile in profiles],
-        "rows": compare_groups(*map(groups_per_step, profiles)),
+        "groups": [groups_per_step(profile) for profile in profiles],
         "what": profiles[0].what,
         "interpreted": any(profile.interpreted for profile in profiles),
     }
@@ -63,11 +63,11 @@ def comparison(folders):
 
 def findings(content):
     """Return what to notice, in sentences made of the results."""
-    (first, second), whole = content["versions"], content["rows"][-1]
-    step, calls = rounded(second["step_ms"]["median"]), f"{whole['baseline_calls']:,.0f} {content['what']} per step"
+    first, second = content["versions"]
+    before, after = (f"{groups['all']['calls']:,.0f}" for groups in content["groups"])
     lines = [
-        f"{second['name'].capitalize()} takes {step} ms per step, {pages.times_as_fast(first, second)}. "
-        f"{calls} became {whole['fused_calls']:,.0f}."
+        f"{second['name'].capitalize()} takes {rounded(second['step_ms']['median'])} ms per step, "
+        f"{pages.times_as_fast(first, second)}. {before} {content['what']} per step became {after}."
     ]
     for version in content["versions"]:
         if version["parameters_trained"] != version["parameters"]:
@@ -83,7 +83,7 @@ def report(content):
     warning = [pages.text(INTERPRETED)] * content["interpreted"]
     sections = [
         ("The steps", [*warning, pages.table(["", *names], pages.result_lines(versions))]),
-        (f"{what.capitalize()} by group", [*warning, pages.table(header, group_cells(content["rows"]))]),
+        (f"{what.capitalize()} by group", [*warning, pages.table(header, group_cells(*content["groups"]))]),
     ]
     facts = [*pages.facts_of(versions[1]), *zip(names, content["traces"], strict=True)]
     return pages.markdown(f"Fusion report: {' and '.join(names)}", facts, findings(content), sections)

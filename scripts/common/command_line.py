@@ -166,12 +166,9 @@ def script_path(name, option):
     """Return the training script that a file or a version's folder means."""
     path = pathlib.Path(name)
     if path.is_dir():
-        found = sorted(path.glob("tiny_llama_v*.py"))
-        if len(found) != 1:
-            raise Failure(2, f"{option} {path} holds {len(found)} files tiny_llama_v*.py: name the script itself")
-        path = found[0]
+        path = next(path.glob("tiny_llama_v*.py"), path)
     if not path.is_file():
-        raise Failure(2, f"{option} {path} does not exist: name a tiny_llama_v*.py")
+        raise Failure(2, f"{option} {name} does not exist, or holds no tiny_llama_v*.py: name the script itself")
     return path
 
 

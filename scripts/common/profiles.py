@@ -565,25 +565,16 @@ def groups_per_step(profile, option="--steps"):
     return {group: found[group] for group in (*GROUPS, "all") if group in found}
 
 
-def compare_groups(first, second):
-    """Return a row per group in either of two results of groups_per_step: calls, milliseconds, % fewer calls."""
-    rows, nothing = [], {"calls": 0.0, "ms": 0.0}
+def group_cells(first, second):
+    """Return a row per group in either of two results of groups_per_step: calls, % fewer, milliseconds."""
+    cells, nothing = [], {"calls": 0.0, "ms": 0.0}
     for group in (*GROUPS, "all"):
         if group in first or group in second:
             one, other = first.get(group, nothing), second.get(group, nothing)
-            fewer = 100 * (one["calls"] - other["calls"]) / one["calls"] if one["calls"] else None
-            row = {"group": group, "baseline_calls": one["calls"], "fused_calls": other["calls"]}
-            rows.append(row | {"fewer_percent": fewer, "baseline_ms": one["ms"], "fused_ms": other["ms"]})
-    return rows
-
-
-def group_cells(rows):
-    """Return the cells of compare_groups: group, calls before and after, % fewer, milliseconds before and after."""
-    return [
-        [row["group"], f"{row['baseline_calls']:,.1f}", f"{row['fused_calls']:,.1f}"]
-        + [known(row["fewer_percent"], ".1f"), rounded(row["baseline_ms"]), rounded(row["fused_ms"])]
-        for row in rows
-    ]
+            fewer = f"{100 - 100 * other['calls'] / one['calls']:.1f} %" if one["calls"] else "-"
+            calls = [f"{part['calls']:,.1f}" for part in (one, other)]
+            cells.append([group, *calls, fewer, rounded(one["ms"]), rounded(other["ms"])])
+    return cells
 
 
 def kernel_text(calls, top, width=44):
