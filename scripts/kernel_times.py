@@ -10,7 +10,7 @@ import pathlib
 import sys
 
 from common.command_line import Parser, positive, run_tool
-from common.profiles import KINDS, files_of, group_table, kernel_table, kernel_text, launches_of, read_kernels
+from common.profiles import KINDS, files_of, group_table, kernel_table, kernel_text, read_kernels
 from common.tables import write_csv
 
 
@@ -19,19 +19,18 @@ def write_launches(calls, file):
     rows = [
         {"group": one.group, "kind": one.kind, "track": one.track, "start_ns": one.start_ns}
         | {"duration_ns": one.total_ns, "kernel": one.name}
-        for one in launches_of(calls)
+        for one in calls
     ]
     write_csv(rows, file)
 
 
 def write_trace(calls, file):
     """Write the launches as a Chrome trace, which ui.perfetto.dev opens."""
-    launches = launches_of(calls)
     # One process per kind and one line per track; Perfetto wants whole numbers for both.
-    kinds, tracks = (sorted({getattr(one, key) for one in launches}) for key in ("kind", "track"))
+    kinds, tracks = (sorted({getattr(one, key) for one in calls}) for key in ("kind", "track"))
     categories = {kind: category for category, kind in reversed(KINDS.items())}
     events = [{"ph": "M", "name": "process_name", "pid": i, "args": {"name": kind}} for i, kind in enumerate(kinds)]
-    for one in launches:
+    for one in calls:
         place = {"pid": kinds.index(one.kind), "tid": tracks.index(one.track)}
         times = {"ts": one.start_ns / 1e3, "dur": one.total_ns / 1e3, "args": {"group": one.group}}
         events.append({"ph": "X", "cat": categories.get(one.kind, "cpu_op"), "name": one.name, **place, **times})

@@ -21,7 +21,7 @@ from collections import Counter
 
 from common import perfetto
 from common.command_line import Failure
-from common.tables import known, rounded, text_table
+from common.tables import rounded, text_table
 
 GROUPS = ("GEMM", "attention", "normalisation", "element-wise", "optimizer", "copies", "other")
 
@@ -64,7 +64,7 @@ INTERPRETED = "Version 3's kernels ran in Triton's interpreter: these times say 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """One launch of a kernel, or all launches of one name where a file keeps only sums. Times are in nanoseconds.
+    """One launch of a kernel. Times are in nanoseconds.
 
     kind is "kernel", "copy" (memory copies and fills outside kernels), "operator" (work on the CPU) or "interpreted"
     (an operator while version 3's kernels ran in Triton's interpreter). Launches of one track (process, device, queue
@@ -72,11 +72,8 @@ class Kernel:
     """
 
     name: str
+    start_ns: float
     total_ns: float
-    calls: int = 1
-    min_ns: float | None = None
-    max_ns: float | None = None
-    start_ns: float | None = None
     track: str = ""
     kind: str = "kernel"
 
@@ -104,7 +101,7 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """The contents of one profile. calls are kernels and copies, or on a CPU the operators that compute."""
+    """The contents of one profile. calls, in order, are kernels and copies, or on a CPU the operators that compute."""
 
     path: pathlib.Path
     calls: list[Kernel]
@@ -145,10 +142,6 @@ def group_of(name):
     return next((group for group, pattern in COMPILED_PATTERNS if pattern.search(name)), "other")
 
 
-def launch(name, start_ns, duration_ns, track="", kind="kernel"):
-    return Kernel(clean(name), duration_ns, 1, duration_ns, duration_ns, start_ns, track, kind)
-
-
 def clean(name):
     """Return the kernel's name without the mark of its code object that some tools leave at the end."""
     return re.sub(r"(\.kd| \[clone \.kd\])$", "", name.strip())
@@ -178,9 +171,8 @@ def errors_of(path):
 # ---------------------------------------------------------------- CSV: rocprofv3, rocpd, rocprof
 
 COLUMNS = {  # a profiler's heading, in lower case -> our name
-    **{"name": "name", "kernel_name": "name", "kernel name": "name", "kernelname": "name", "calls": "calls"},
+    **{"name": "name", "kernel_name": "name", "kernel name": "name", "kernelname": "name"},
     **{"start_timestamp": "start", "beginns": "start", "end_timestamp": "end", "endns": "end"},
-    **{"totaldurationns": "total", "minns": "min", "maxns": "max"},
     **{"agent_id": "agent", "gpu-id": "agent", "queue_id": "queue", "queue-id": "queue"},
     **{"counter_name": "counter", "counter_value": "value"},
 }
@@ -201,21 +193,15 @@ def whole_row(header, row, number):
 
 
 def read_csv(text):
-    """Return the kernels of a table of launches, or of one of sums."""
+    """Return the launches in a table."""
     header, rows = read_table(text)
     if "counter" in header:
         raise Failure(2, "holds hardware counters, not kernel times: read it with kernel_counters.py")
-    if {"name", "start", "end"} <= set(header):
-        track = [key for key in ("agent", "queue") if key in header]
-        times = ((row, int(row["start"]), int(row["end"])) for row in rows)
-        return [launch(row["name"], a, b - a, " ".join(row[key] for key in track)) for row, a, b in times]
-    if {"name", "calls", "total"} <= set(header):
-        ends = [key for key in ("min", "max") if key in header]  # rocprof has none
-        return [
-            Kernel(clean(row["name"]), float(row["total"]), int(row["calls"]), *(float(row[key]) for key in ends))
-            for row in rows
-        ]
-    raise Failure(2, "has no columns of kernel times: give a kernel_trace or kernel_stats file of rocprofv3")
+    if not {"name", "start", "end"} <= set(header):
+        raise Failure(2, "has no starts and ends of kernels: give a kernel_trace file of rocprofv3")
+    track = [key for key in ("agent", "queue") if key in header]
+    times = ((row, int(row["start"]), int(row["end"])) for row in rows)
+    return [Kernel(clean(row["name"]), a, b - a, " ".join(row[key] for key in track)) for row, a, b in times]
 
 
 # ---------------------------------------------------------------- databases: rocpd, nsys
@@ -256,7 +242,7 @@ def calls_of(connection, table, kind, name):
     columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
     place = " || ' ' || ".join(place for place in PLACES if place in columns) or "''"
     rows = connection.execute(f"SELECT {name}, start, end - start, {place} FROM {table} ORDER BY start")
-    return [launch(*row, kind) for row in rows]
+    return [Kernel(clean(name), *row, kind) for name, *row in rows]
 
 
 # ---------------------------------------------------------------- PyTorch's traces
@@ -299,7 +285,7 @@ def track_of(event):
 
 
 def call_of(event, kind):
-    return launch(event["name"], 1e3 * event["ts"], 1e3 * event["dur"], track_of(event), kind)
+    return Kernel(clean(event["name"]), 1e3 * event["ts"], 1e3 * event["dur"], track_of(event), kind)
 
 
 def operators_that_work(operators):
@@ -382,7 +368,7 @@ def read_perfetto(content):
     """Return the kernels of a Perfetto trace; end with status 0 where they are in a form that nothing here reads."""
     try:
         kernels = [
-            launch(name, start, end - start, str(track)) for track, name, start, end in perfetto.kernels(content)
+            Kernel(name, start, end - start, str(track)) for track, name, start, end in perfetto.kernels(content)
         ]
     except (ValueError, LookupError) as error:
         export = "turn an .nsys-rep file into a database with nsys export --type sqlite"
@@ -393,7 +379,7 @@ def read_perfetto(content):
 
 
 # A folder is searched for traces, then for these; of the first kind that is there all files count, one per process.
-OTHER_PROFILERS = ("*kernel_trace.csv", "*kernel_stats.csv", "*.db", "*.sqlite", "*.proto", "*.pftrace")
+OTHER_PROFILERS = ("*kernel_trace.csv", "*.db", "*.sqlite", "*.proto", "*.pftrace")
 
 
 def matching(folder, pattern):
@@ -439,15 +425,15 @@ def metadata_of(file):
 def read_profile(path, steps=None):
     """Return the profile in a file or folder; PyTorch's trace where there is one, which knows shapes and steps."""
     profiles = [read_file(file) for file in files_of(pathlib.Path(path))]
-    calls = [call for profile in profiles for call in profile.calls]
+    calls = sorted((call for profile in profiles for call in profile.calls), key=lambda call: call.start_ns)
     if not calls:
         raise Failure(2, f"{profiles[0].path} names no kernel: the profiler saw no work on a GPU")
     return dataclasses.replace(profiles[0], calls=calls, steps=steps or profiles[0].steps)
 
 
 def read_kernels(*paths):
-    """Return all launches (or sums, where a file keeps no more) in these files and folders, taken as one run."""
-    return [call for path in paths for call in read_profile(path).calls]
+    """Return all launches in these files and folders, taken as one run."""
+    return sorted((call for path in paths for call in read_profile(path).calls), key=lambda call: call.start_ns)
 
 
 def read_pair(first, second, steps=(None, None)):
@@ -488,19 +474,12 @@ def steps_needed(profile, option="--steps"):
 # ---------------------------------------------------------------- launches in order of time
 
 
-def launches_of(calls):
-    """Return single launches in order of time; Failure where a file keeps only sums."""
-    if any(call.start_ns is None for call in calls):
-        raise Failure(2, "these files keep sums of kernel times, not single launches: give a trace")
-    return sorted(calls, key=lambda call: call.start_ns)
-
-
 def gpu_launches(path, steps):
-    """Return a profile and its launches in order of time; Failure where nothing ran on a GPU."""
+    """Return a profile and its launches; Failure where nothing ran on a GPU."""
     profile = read_profile(path, steps)
     if profile.on_cpu:
         raise Failure(2, f"{profile.path} holds no launches on a GPU: record it on a machine with one")
-    return profile, launches_of(profile.calls)
+    return profile, profile.calls
 
 
 def busy_intervals(launches):
@@ -518,22 +497,19 @@ def busy_intervals(launches):
 
 
 def sums(calls, key):
-    """Return {name or group: calls, times in microseconds, share}, the largest total first.
-
-    min_us and max_us are None where a file does not say.
-    """
-    parts, rows = {}, {}
+    """Return {name or group: calls, times in microseconds, share}, the largest total first."""
+    times, whole = {}, sum(call.total_ns for call in calls) or 1
     for call in calls:
-        parts.setdefault(getattr(call, key), []).append(call)
-    whole = sum(call.total_ns for call in calls) or 1
-    for name, part in parts.items():
-        total, number = sum(call.total_ns for call in part), sum(call.calls for call in part)
-        measured = all(call.min_ns is not None for call in part)
-        rows[name] = {"calls": number, "total_us": total / 1e3, "share_percent": 100 * total / whole}
-        rows[name] |= {"mean_us": total / number / 1e3}
-        rows[name] |= {"min_us": min(call.min_ns for call in part) / 1e3 if measured else None}
-        rows[name] |= {"max_us": max(call.max_ns for call in part) / 1e3 if measured else None}
-    return dict(sorted(rows.items(), key=lambda row: -row[1]["total_us"]))
+        times.setdefault(getattr(call, key), []).append(call.total_ns)
+    rows = {}
+    for name, part in sorted(times.items(), key=lambda one: -sum(one[1])):
+        row = {"calls": len(part), "total_us": sum(part) / 1e3, "share_percent": 100 * sum(part) / whole}
+        rows[name] = row | {
+            "mean_us": sum(part) / len(part) / 1e3,
+            "min_us": min(part) / 1e3,
+            "max_us": max(part) / 1e3,
+        }
+    return rows
 
 
 def kernel_table(calls):
@@ -581,12 +557,11 @@ def kernel_text(calls, top, width=44):
     """Return the table of the longest kernels and the sums by group, for reading."""
     rows, whole_us = kernel_table(calls), sum(call.total_ns for call in calls) / 1e3
     what = "kernels and copies" if calls[0].kind in KINDS.values() else "operators on the CPU"
-    number = sum(call.calls for call in calls)
-    lines = [f"{len(rows)} {what}, {number:,} calls, {whole_us / 1e3:,.3f} ms in all"]
+    lines = [f"{len(rows)} {what}, {len(calls):,} calls, {whole_us / 1e3:,.3f} ms in all"]
     lines += [INTERPRETED] * (calls[0].kind == "interpreted")
     cells = [
         [short(row["kernel"], width), row["group"], f"{row['calls']:,}", f"{row['total_us'] / 1e3:,.3f}"]
-        + [f"{row['share_percent']:.1f}", *(known(row[key], ",.1f") for key in ("mean_us", "min_us", "max_us"))]
+        + [f"{row['share_percent']:.1f}", *(f"{row[key]:,.1f}" for key in ("mean_us", "min_us", "max_us"))]
         for row in rows[:top]
     ]
     header = ["kernel", "group", "calls", "total ms", "%", "mean us", "min us", "max us"]

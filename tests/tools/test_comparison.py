@@ -295,30 +295,22 @@ def test_a_page_escapes_what_it_is_given():
 
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-# What the page inside the frame of a phone's size turned out as: it becomes the title, which --dump-dom prints.
-LOOK = """
+# In a frame as wide as a phone: the width of the page, its paper, and what is cut off. --dump-dom prints the title.
+FRAME = """<!DOCTYPE html><title>none</title>
+<iframe id="frame" style="width:390px;height:900px;border:0" srcdoc="PAGE"></iframe>
 <script>
-frame.onload = () => { const page = frame.contentDocument, all = [...page.querySelectorAll("*")];
-  const size = e => parseFloat(page.defaultView.getComputedStyle(e).fontSize);
-  const scale = e => e.ownerSVGElement.clientWidth / e.ownerSVGElement.viewBox.baseVal.width;
-  document.title = JSON.stringify({ width: page.documentElement.scrollWidth, height: page.body.scrollHeight,
-    paper: page.defaultView.getComputedStyle(page.body).backgroundColor, charts: page.querySelectorAll("svg").length,
-    cut: all.filter(e => e.scrollWidth > e.clientWidth + 1 && e.clientWidth && !e.closest("svg, .track"))
-      .map(e => e.outerHTML.slice(0, 60)),
-    type: Math.min(...all.filter(e => e.tagName == "TD").map(size),
-      ...all.filter(e => e.tagName == "text").map(e => size(e) * scale(e))) }); };
-</script>
-"""
+frame.onload = () => { const page = frame.contentDocument, view = page.defaultView;
+  const cut = [...page.querySelectorAll("h1, dd, td, .table, .value")].filter(e => e.scrollWidth > e.clientWidth + 1);
+  document.title = JSON.stringify([page.documentElement.scrollWidth,
+    view.getComputedStyle(page.body).backgroundColor, cut.map(e => e.outerHTML.slice(0, 60))]); };
+</script>"""
 
 
-def seen_in_a_browser(page, folder, width, dark=False):
-    """Return what LOOK says of the page in a window so many pixels wide; a message on its console is a failure."""
-    frame = f'<iframe id="frame" style="width:{width}px;height:900px;border:0" srcdoc="{html.escape(page)}"></iframe>'
-    wrapper = folder / "frame.html"
-    wrapper.write_text(f"<!DOCTYPE html><html><head><title>none</title></head><body>{frame}{LOOK}</body></html>")
+def seen_on_a_phone(page, folder, dark=False):
+    (folder / "frame.html").write_text(FRAME.replace("PAGE", html.escape(page)))
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=9000"]
-    options += ["--blink-settings=preferredColorScheme=0"] * dark
-    command = [BROWSER, *options, f"--user-data-dir={folder / 'profile'}", "--dump-dom", wrapper.as_uri()]
+    options += ["--blink-settings=preferredColorScheme=0"] * dark + [f"--user-data-dir={folder / 'profile'}"]
+    command = [BROWSER, *options, "--dump-dom", (folder / "frame.html").as_uri()]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert "CONSOLE" not in result.stderr, result.stderr
     return json.loads(html.unescape(result.stdout.split("<title>")[1].split("</title>")[0]))
@@ -326,11 +318,9 @@ def seen_in_a_browser(page, folder, width, dark=False):
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed to open the page in")
 def test_the_report_is_readable_on_a_phone_and_in_dark_mode(comparison, tmp_path):
-    points = [(0.0, 0.0), (2.0, 100.0), (3.0, 50.0)]
-    chart = report.memory_over_time(points, [("forward", 0.0, 1.0), ("backward", 1.0, 3.0)], "Memory.")
-    page = comparison[0].replace("</body>", report.page("", [], [], [("Memory", [chart])]) + "</body>")
-    light, dark = (seen_in_a_browser(page, tmp_path, 390, dark) for dark in (False, True))
-    assert light["width"] <= 390 and light["cut"] == [] and light["charts"] == 1 and light["type"] > 11, light
-    assert (light["paper"], dark["paper"]) == ("rgb(255, 255, 255)", "rgb(22, 24, 28)")
+    page = comparison[0]
+    width, paper, cut = seen_on_a_phone(page, tmp_path)
+    assert width <= 390 and cut == [] and paper == "rgb(255, 255, 255)"
+    assert seen_on_a_phone(page, tmp_path, dark=True) == [width, "rgb(22, 24, 28)", []]
     row = page[page.index("<td>tokens/s") :].split("</tr>")[0]
-    assert seen_in_a_browser(page.replace(row, row.replace("<td>", "<td>1,234,567,890")), tmp_path, 390)["cut"]
+    assert seen_on_a_phone(page.replace(row, row.replace("<td>", "<td>1,234,567,890")), tmp_path)[2]
