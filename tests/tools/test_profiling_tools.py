@@ -101,6 +101,7 @@ def test_on_a_gpu_the_memory_of_the_gpu_is_shown(make_trace):
     trace.write_text(json.dumps(content))
     page = profiler.memory_page(read_profile(trace))
     assert "Peak 3.0 MiB after 0.500 ms, 2 allocations and releases: all tensors" in page and "MI300X" in page
+    assert 'd="M70 202.7H70.0V202.7H450.0V28.0"' in page and 'cx="450.0" cy="28.0"' in page  # 1 of 3 MiB, then 3
 
 
 def test_the_line_of_memory_keeps_its_peak_when_it_is_thinned():
@@ -121,6 +122,7 @@ def test_the_guides_two_commands_leave_every_file(with_memory, profile_folder, p
     (made,) = tmp_path.glob("profile_v*_*.json")
     again = call(1, "run_pytorch_profiler.py", "--analyze-existing", made, "--generate-report")
     assert again.returncode == 0 and "## Groups of operators in 2" in (tmp_path / "profiling_report.md").read_text()
+    assert list(tmp_path.glob("profile_v*_*.json")) == [made]
 
 
 def test_bad_input_of_the_profiler_is_one_sentence(tmp_path, capsys):
