@@ -15,7 +15,7 @@ from common.tables import write_csv
 
 
 def write_launches(calls, file):
-    """Write a row per launch in order of time."""
+    """Write a row per launch, those of a path in order of time."""
     rows = [
         {"group": one.group, "kind": one.kind, "track": one.track, "start_ns": one.start_ns}
         | {"duration_ns": one.total_ns, "kernel": one.name}

@@ -178,8 +178,8 @@ def test_a_folder_gives_its_most_detailed_run_once(tmp_path):
         (tmp_path / process).mkdir(parents=True)
         for kind in ("kernel_trace", "kernel_stats", "domain_stats", "counter_collection"):
             (tmp_path / process / f"x_{kind}.csv").write_bytes((SAMPLES / f"rocm-6.4/{kind}.csv").read_bytes())
-    kernels = read_kernels(tmp_path)
-    assert len(kernels) == 16  # two processes, each read from its trace alone
+    (tmp_path / "x.pftrace").write_bytes((SAMPLES / "rocprof-sys/kernels.proto").read_bytes())
+    assert len(read_kernels(tmp_path)) == 16  # two processes, each read from its trace alone
     (tmp_path / "trace_1.json").write_bytes((SAMPLES / "pytorch/trace_gpu.json").read_bytes())
     assert len(read_kernels(tmp_path)) == len(read_profile(tmp_path).calls) == 9  # which knows shapes and steps
 
