@@ -50,10 +50,11 @@ def comparison(folders):
     """Return results and kernels of the newest two profiles of like runs; Failure if none are."""
     chosen = newest_alike(*([(content, content["metadata"]) for content in profiles_in(folder)] for folder in folders))
     profiles = read_pair(*(content["trace"] for content in chosen))
-    names = [f"version {content['version']}" for content in chosen]
-    names = names if names[0] != names[1] else [f"{names[0]}, baseline", f"{names[1]}, fused"]
+    names = ("baseline (version {version})", "fused (version {version})")
     return {
-        "versions": [pages.row_of(name, content) for name, content in zip(names, chosen, strict=True)],
+        "versions": [
+            pages.row_of(name.format(**content), content) for name, content in zip(names, chosen, strict=True)
+        ],
         "traces": [profile.title for profile in profiles],
         "groups": [groups_per_step(profile) for profile in profiles],
         "what": profiles[0].what,

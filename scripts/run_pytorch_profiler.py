@@ -34,8 +34,6 @@ from common.profiles import INTERPRETED, PHASES, group_table, kernel_table, kern
 from common.tables import rounded
 from common.versions import SCRIPTS
 
-METRICS = ("command", "environment", "config", "options", "summary")  # of profile_*.json, from the metrics file
-
 
 def profile(version, folder, rest):
     """Run the training script under PyTorch's profiler; return the trace, and the metrics with the command."""
@@ -52,7 +50,7 @@ def profile(version, folder, rest):
     (trace,) = set(folder.glob(f"trace_v{version}_*.json")) - before
     metrics = json.loads((folder / f"metrics_v{version}.json").read_text())
     metrics["command"] = [SCRIPTS[version].name, *command[1:]]
-    return read_profile(trace), {key: metrics[key] for key in METRICS}
+    return read_profile(trace), metrics
 
 
 # ---------------------------------------------------------------- pages
@@ -102,8 +100,8 @@ def report(content, trace):
 def write_results(trace, metrics, with_report, again=False):
     """Write profile_*.json unless it is there, memory_timeline.html and, if wanted, the report beside a trace."""
     folder, version = trace.path.parent, trace.metadata["version"]
-    content = {"version": version, "trace": trace.path.name, "steps_profiled": trace.steps, "device": trace.device}
-    content |= {"metadata": trace.metadata, **metrics}
+    content = metrics | {"version": version, "trace": trace.path.name, "steps_profiled": trace.steps}
+    content |= {"device": trace.device, "metadata": trace.metadata}
     content |= {"kernels": kernel_table(trace.calls), "groups": group_table(trace.calls)}
     name, files = f"profile_v{version}_{datetime.datetime.now():%Y%m%d_%H%M%S}.json", {}
     if not again:
@@ -131,8 +129,7 @@ def analyze(path, with_report):
     if not trace.metadata:
         print(f"{trace.title}:\n{kernel_text(trace.calls, 15)}\n")
     elif path.is_file() and trace.path != path:  # a profile_*.json, which names its trace
-        content = json.loads(path.read_text())
-        write_results(trace, {key: content[key] for key in METRICS if key in content}, with_report, again=True)
+        write_results(trace, json.loads(path.read_text()), with_report, again=True)
     else:
         write_results(trace, {}, with_report)
 

@@ -125,10 +125,10 @@ def version_meant(wanted=None):
     """
     if wanted is not None:
         return wanted
+    versions = {script.parent: version for version, script in SCRIPTS.items()}
     for folder in (pathlib.Path(sys.argv[0]).absolute().parent, pathlib.Path.cwd()):
-        for version, script in SCRIPTS.items():
-            if folder.exists() and folder.samefile(script.parent):
-                return version
+        if folder.resolve() in versions:
+            return versions[folder.resolve()]
     raise Failure(2, "say which version with --version 1, 2, 3 or 4, or run this in a version's folder")
 
 
