@@ -162,7 +162,7 @@ def errors_of(path):
         yield
     except OSError as error:
         raise Failure(2, f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, LookupError, sqlite3.Error) as error:
+    except (ValueError, LookupError, csv.Error, sqlite3.Error) as error:
         raise Failure(2, f"{path} is cut off or damaged: {error}") from None
     except Failure as error:
         raise Failure(error.status, f"{path} {error}") from None
@@ -370,7 +370,7 @@ def read_perfetto(content):
         kernels = [
             Kernel(name, start, end - start, str(track)) for track, name, start, end in perfetto.kernels(content)
         ]
-    except (ValueError, LookupError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # a number where a message belongs
         export = "turn an .nsys-rep file into a database with nsys export --type sqlite"
         raise Failure(2, f"is no Perfetto trace, or a damaged one ({error}): {export}") from None
     if not kernels and any(category.encode() in content for category in perfetto.KERNEL_CATEGORIES):
