@@ -2,8 +2,8 @@
 """Find launches, gaps and idle time of a GPU in a trace: is the step bound by launching kernels or by running them?
 
 Reads kernel traces of rocprofv3 and rocprof (CSV or database), Nsight Systems and PyTorch. Between the first and the
-last launch the GPU is busy while any kernel or copy runs on any queue; the rest is idle. A gap longer than --pause-us
-is the host doing something else, such as the pause between steps that profilers and scripts make.
+last launch the GPU is busy while any kernel or copy runs on any queue; the rest is idle. A gap longer than a
+millisecond is the host doing something else, such as the pause between steps that profilers and scripts make.
 
 Exit status: 0 analysed, 2 for bad input.
 """
@@ -11,21 +11,21 @@ Exit status: 0 analysed, 2 for bad input.
 import statistics
 import sys
 
-from common.command_line import Parser, add_steps, positive, run_tool
+from common.command_line import Parser, add_steps, run_tool
 from common.profiles import busy_intervals, gpu_launches, short
 from common.tables import emit, known, text_table
 
 IDLE_BOUND = 0.25  # fraction of idle time, without pauses, above which a step is launch-bound
-SHORT_US = 10.0  # a kernel shorter than what a launch costs on most hosts
+PAUSE_US = 1000
+SHOWN = 5  # of the longest gaps
 
 
-def launch_results(launches, steps, pause_us):
+def launch_results(launches, steps):
     """Return counts, busy and idle time in microseconds, gaps, and the verdict."""
     stretches = busy_intervals(launches)
     gaps = [(after[0] - before[1]) / 1e3 for before, after in zip(stretches, stretches[1:], strict=False)]
-    waits, pauses = sorted(gap for gap in gaps if gap <= pause_us), [gap for gap in gaps if gap > pause_us]
+    waits, pauses = sorted(gap for gap in gaps if gap <= PAUSE_US), [gap for gap in gaps if gap > PAUSE_US]
     busy = sum(end - start for start, end in stretches) / 1e3
-    durations = [kernel.total_ns / 1e3 for kernel in launches]
     idle = sum(waits) / (busy + sum(waits)) if busy else 0.0
     return {
         "launches": len(launches),
@@ -38,51 +38,44 @@ def launch_results(launches, steps, pause_us):
         "paused_us": sum(pauses),
         "gaps": len(waits),
         "gap_median_us": statistics.median(waits) if waits else None,
-        "gap_p90_us": waits[int(0.9 * len(waits))] if waits else None,
-        "kernel_median_us": statistics.median(durations),
-        "short_kernels": sum(duration < SHORT_US for duration in durations),
+        "kernel_median_us": statistics.median(kernel.total_ns for kernel in launches) / 1e3,
         "launch_bound": idle > IDLE_BOUND,
     }
 
 
-def largest_gaps(launches, pause_us, top):
-    """Return the longest gaps that are no pauses: how long, after which kernel, before which."""
+def largest_gaps(launches):
+    """Return the gaps that are no pauses, the longest first: how long, after which kernel, before which."""
     found, last = [], launches[0]
     for kernel in launches[1:]:
-        if 0 < (gap := (kernel.start_ns - last.end_ns) / 1e3) <= pause_us:
+        if 0 < (gap := (kernel.start_ns - last.end_ns) / 1e3) <= PAUSE_US:
             found.append({"gap_us": gap, "after": last.name, "before": kernel.name})
         last = max(last, kernel, key=lambda one: one.end_ns)
-    return sorted(found, key=lambda gap: -gap["gap_us"])[:top]
+    return sorted(found, key=lambda gap: -gap["gap_us"])[:SHOWN]
 
 
 def as_text(content):
-    found, pause_us = content["results"], content["pause_us"]
+    found = content["results"]
     steps = "steps not known (--steps N)" if found["steps"] is None else f"{found['steps']} steps"
     idle, verdict = 100 * found["idle_share"], "launch-bound" if found["launch_bound"] else "not launch-bound"
-    median, most = (known(found[key], ".1f") for key in ("gap_median_us", "gap_p90_us"))
     lines = [
         f"{content['trace']}: {found['launches']:,} launches, {steps}",
         f"  launches per step  {known(found['launches_per_step'], ',.1f')}",
         f"  busy               {found['busy_us'] / 1e3:,.3f} ms",
         f"  idle in gaps       {found['idle_us'] / 1e3:,.3f} ms, {idle:.1f} % of busy and idle",
-        f"  gaps               {found['gaps']:,}, median {median} us, 9 of 10 below {most} us",
-        f"  pauses             {found['pauses']:,} longer than {pause_us:g} us, {found['paused_us'] / 1e3:,.3f} ms, "
+        f"  gaps               {found['gaps']:,}, median {known(found['gap_median_us'], '.1f')} us",
+        f"  pauses             {found['pauses']:,} longer than {PAUSE_US} us, {found['paused_us'] / 1e3:,.3f} ms, "
         "not counted as idle",
-        f"  kernels            median {found['kernel_median_us']:.1f} us, {found['short_kernels']:,} shorter than "
-        f"{SHORT_US:g} us",
+        f"  kernels            median {found['kernel_median_us']:.1f} us",
         f"  verdict            {verdict}: the GPU waits {idle:.1f} % of the time (bound: {100 * IDLE_BOUND:.0f} %)",
     ]
-    if content["largest_gaps"]:
-        rows = [[short(g["after"], 50), short(g["before"], 50), f"{g['gap_us']:.1f}"] for g in content["largest_gaps"]]
-        lines += ["", text_table(["longest gaps after", "before", "us"], rows, left=2)]
-    return "\n".join(lines)
+    rows = [[short(g["after"], 50), short(g["before"], 50), f"{g['gap_us']:.1f}"] for g in content["largest_gaps"]]
+    return "\n".join([*lines, "", text_table(["longest gaps after", "before", "us"], rows, left=2)])
 
 
 def analyze(options):
     profile, launches = gpu_launches(options.trace_file, options.steps)
-    content = {"trace": profile.title, "pause_us": options.pause_us}
-    content["results"] = launch_results(launches, profile.steps, options.pause_us)
-    content["largest_gaps"] = largest_gaps(launches, options.pause_us, options.top)
+    content = {"trace": profile.title, "results": launch_results(launches, profile.steps)}
+    content["largest_gaps"] = largest_gaps(launches)
     emit(content, as_text(content), options.json)
 
 
@@ -92,11 +85,8 @@ def main(argv=None):
         "Find launches per step, gaps between them, and whether the step is launch-bound.",
         "--trace-file results.csv --steps 30",
     )
-    add = parser.add_argument
-    add("--trace-file", required=True, metavar="FILE", help="trace with single launches, or its folder")
+    parser.add_argument("--trace-file", required=True, metavar="FILE", help="trace with single launches, or its folder")
     add_steps(parser)
-    add("--pause-us", type=positive, default=1000, metavar="US", help="longer gaps are no idle time (%(default)s)")
-    add("--top", type=positive, default=5, metavar="N", help="longest gaps to print (%(default)s)")
     options = parser.parse_args(argv)
     return run_tool("analyze_kernel_launches.py", lambda: analyze(options))
 

@@ -8,7 +8,6 @@ attention where they are saved. Options that are not listed here go to all train
 Exit status: 0 measured; 1 where nothing ran; 2 for bad input.
 """
 
-import pathlib
 import sys
 
 from common.command_line import (
@@ -19,12 +18,10 @@ from common.command_line import (
     load_script,
     numbers,
     on_cpu,
-    progress,
     run_tool,
     with_sizes,
 )
 from common.memory import measure
-from common.report import memory_lines, page
 from common.runs import TimeLimit
 from common.tables import emit, known, text_table
 from common.versions import SCRIPTS
@@ -54,16 +51,6 @@ def study(options, rest):
     if all(peak is None for row in measured["rows"] for peak in row["peaks_mb"]):
         raise Failure(1, f"not even {lengths[0]} tokens fit into memory: lower --batch-size")
     content = {"device": config.device_name, "on_cpu": on_cpu(argv), "options": argv, **measured}
-    if options.picture:
-        chart = memory_lines(
-            measured["lengths"],
-            {f"V{row['version']}": row["peaks_mb"] for row in measured["rows"]},
-            "Peak memory over sequence length.",
-        )
-        facts = [("device", config.device_name), ("options", " ".join(argv)), ("precision", config.precision)]
-        html = page("Peak memory over sequence length", facts, [], [("Memory", [chart])])
-        pathlib.Path(options.picture).write_text(html, encoding="utf-8")
-        progress(f"wrote {options.picture}")
     emit(content, as_text(content), options.json)
 
 
@@ -71,15 +58,13 @@ def main(argv=None):
     parser = Parser(
         "analyze_memory_scaling.py",
         "Measure peak memory over the sequence length for each version.",
-        "--versions 1,2 --seq-lengths 128,256,512,1024 --batch-size 4 --picture memory.html; other options "
-        "go to all training scripts",
+        "--versions 1,2 --seq-lengths 128,256,512,1024 --batch-size 4; other options go to all training scripts",
     )
     add = parser.add_argument
     versions = listed(SCRIPTS, lambda text: int(text.removeprefix("v")))
     add("--versions", type=versions, default=list(SCRIPTS), metavar="N,..", help="(1,2,3,4)")
     add("--seq-lengths", type=numbers, default=[128, 256, 512, 1024], metavar="T,..", help="(128,256,512,1024)")
     add("--batch-size", type=int, metavar="B", help="sequences per step (the scripts' own)")
-    add("--picture", metavar="HTML", help="draw the lines as a page")
     add_time_limit(parser)
     options, rest = parser.parse_known_args(argv)
     return run_tool("analyze_memory_scaling.py", lambda: study(options, rest))

@@ -3,22 +3,22 @@
 
 Without folders all four are compared. Each round trains every version once in a process of its own: what drifts hits
 all of them alike. A version whose gradients are not the first one's gets no speed-up. With --report FOLDER every
-version is profiled as well, and report.html holds tables and charts: steps, kernels by group and rooflines. Options
-that are not listed here go to all training scripts.
+version is profiled as well, and report.html holds tables and charts: steps, and kernels by group. Options that are
+not listed here go to all training scripts.
 
 Exit status: 0 compared; 1 where a version fails or computes something else; 2 for bad input.
 """
 
-import json
 import statistics
 import sys
+
+import numpy as np
 
 from common import report as pages
 from common.accuracy import compare, outcome, verdict
 from common.command_line import (
     Failure,
     Parser,
-    add_time_limit,
     load_script,
     on_cpu,
     positive,
@@ -28,8 +28,7 @@ from common.command_line import (
     script_path,
     with_sizes,
 )
-from common.profiles import GROUPS, INTERPRETED, PHASES, groups_per_step, read_profile, steps_needed
-from common.roofline import ceilings_for, operator_table
+from common.profiles import GROUPS, INTERPRETED, PHASES, groups_per_step, read_profile
 from common.rounds import run_in_rounds
 from common.runs import TimeLimit, train
 from common.tables import emit, known, rounded, text_table
@@ -40,24 +39,18 @@ TOLERANCE = {"float32": 1e-4, "lower": 3e-2}  # of losses and gradients, relativ
 # ---------------------------------------------------------------- measure
 
 
-def quartiles(values):
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-    return {"p25": low, "median": middle, "p75": high}
-
-
 def results(name, runs, accuracy, interpreted=False):
     """Return the row of a version from its runs; steps of all runs count alike."""
     row, summaries = pages.row_of(name, runs[0]), [run["summary"] for run in runs]
-    step = quartiles([step["step_ms"] for run in runs for step in run["steps"]])
+    steps = [step["step_ms"] for run in runs for step in run["steps"]]
+    low, median, high = (float(np.quantile(steps, share)) for share in (0.25, 0.5, 0.75))
     for phase in PHASES:
-        times = [summary[f"{phase}_ms"] for summary in summaries]
-        row[f"{phase}_ms"] = None if None in times else statistics.median(times)
+        phases = [summary[f"{phase}_ms"] for summary in summaries]
+        row[f"{phase}_ms"] = None if None in phases else statistics.median(phases)
     return row | {
-        "runs": len(runs),
-        "step_ms": step,
-        "samples_per_second": 1e3 * row["options"]["batch_size"] / step["median"],
-        "tokens_per_second": 1e3 * row["options"]["batch_size"] * row["options"]["seq_len"] / step["median"],
-        "tflops": row["flops_per_step"] / step["median"] / 1e9,
+        "step_ms": {"p25": low, "median": median, "p75": high},
+        "tokens_per_second": 1e3 * row["options"]["batch_size"] * row["options"]["seq_len"] / median,
+        "tflops": row["flops_per_step"] / median / 1e9,
         "peak_memory_mb": max(summary["peak_memory_mb"] for summary in summaries),
         "parameters_trained": min(summary["parameters_trained"] for summary in summaries),
         "captured": all(summary["graph"]["captured"] for summary in summaries),
@@ -90,19 +83,20 @@ def accuracies(paths, argv, tolerance):
     return found
 
 
-def study(paths, argv, rounds, limit, after):
+def study(paths, argv, rounds):
     """Return what --json writes: a row per version that ran, and a sentence for each that failed or differs."""
     argv = with_sizes(argv)
     for name, path in paths.items():
         load_script(path, f"--{name}").parse_options(argv)  # a wrong option ends it here, before any training
-    runs, reasons = run_in_rounds(lambda name: train(paths[name], argv), paths, rounds, limit, after)
-    problems, runs = [f"{name}: {reasons[name]}" for name in reasons], {n: runs[n] for n in runs if n not in reasons}
-    if not runs:
+    runs, reasons = run_in_rounds(lambda name: train(paths[name], argv), paths, rounds, TimeLimit(None))
+    problems = [f"{name}: {reason}" for name, reason in reasons.items()]
+    paths = {name: path for name, path in paths.items() if name not in reasons}
+    if not paths:
         raise Failure(1, "; ".join(problems))
     lower = "--use-amp" in argv or "--tf32" in argv
-    found = accuracies({name: paths[name] for name in runs}, argv, TOLERANCE["lower" if lower else "float32"])
+    found = accuracies(paths, argv, TOLERANCE["lower" if lower else "float32"])
     interpreted = "v3" if on_cpu(argv) else None
-    rows = [results(name, runs[name], found[name], name == interpreted) for name in runs]
+    rows = [results(name, runs[name], found[name], name == interpreted) for name in paths]
     add_speedups(rows)
     for row in rows:
         if not right(row):
@@ -127,12 +121,6 @@ def result_lines(rows):
     ]
 
 
-def as_text(content):
-    rows = content["rows"]
-    table = text_table(["", *(row["name"] for row in rows)], result_lines(rows))
-    return "\n".join([*(f"{name}: {value}" for name, value in facts(content)), "", table, *notes(content)])
-
-
 def facts(content):
     return [*pages.facts_of(content["rows"][0]), ("options", " ".join(content["options"]))]
 
@@ -140,6 +128,11 @@ def facts(content):
 def notes(content):
     """Return what a reader of the results must know."""
     return [*content["problems"], *[INTERPRETED] * any(row["interpreted"] for row in content["rows"])]
+
+
+def as_text(content):
+    table = text_table(["", *(row["name"] for row in content["rows"])], result_lines(content["rows"]))
+    return "\n".join([*(f"{name}: {value}" for name, value in facts(content)), "", table, *notes(content)])
 
 
 def finding(content):
@@ -162,15 +155,14 @@ def profiles_of(content, paths, folder):
     found, names = {}, [row["name"] for row in content["rows"] if not row["interpreted"]]
     for i, name in enumerate(names, 1):
         progress(f"profiles, {i} of {len(names)}: {name} ...")
-        place = result_folder(folder / f"profile_{name}", "--report")
+        place = folder / f"profile_{name}"
         train(paths[name], [*content["options"], "--enable-pytorch-profiler", "--profile-dir", str(place)])
         found[name] = read_profile(place)
     return found
 
 
-def kernel_section(profiles, content):
-    """Return the stacked bars and the table of kernels by group; put the numbers into the content too."""
-    content["kernels"] = columns = {name: groups_per_step(profile) for name, profile in profiles.items()}
+def kernel_section(profiles, columns):
+    """Return the stacked bars and the table of kernels by group."""
     what = next(iter(profiles.values())).what
     used = [group for group in (*GROUPS, "all") if any(group in groups for groups in columns.values())]
     lines = [[f"{g} ms", *(rounded(c[g]["ms"]) if g in c else "-" for c in columns.values())] for g in used]
@@ -179,37 +171,19 @@ def kernel_section(profiles, content):
     return [bars, pages.table(["", *columns], lines)]
 
 
-def roofline_section(profiles, content):
-    """Return a roofline chart per version, all on one scale."""
-    progress("measuring this device's ceilings ...")
-    ceilings, origin = ceilings_for(next(iter(profiles.values())), None)
-    content["ceilings"] = ceilings
-    if ceilings is None:
-        return [pages.text(f"No roofline: {origin}.")]
-    tables = {name: operator_table(profile, steps_needed(profile), ceilings) for name, profile in profiles.items()}
-    limits = pages.roofline_limits([row for rows in tables.values() for row in rows], ceilings)
-    roofs = f"{rounded(ceilings['matmul_tflops'])} TFLOP/s of a large matmul, {rounded(ceilings['copy_tb_s'])} TB/s of"
-    meaning = "A disc above them found its data in a cache. Operators without matmuls have no place here."
-    parts = [pages.text(f"The lines are this device's ceilings, {origin}: {roofs} a copy. {meaning}")]
-    for name, rows in tables.items():
-        parts.append(pages.roofline(rows, ceilings, limits, f"Roofline of {name}: the larger a disc, the longer."))
-    return parts
-
-
 def write_report(content, paths, folder):
-    """Write report.html, the traces and comparison.json into the folder."""
+    """Write report.html and the traces into the folder; add the kernels to the content."""
     timed = [row for row in content["rows"] if row["speedup"] is not None]
     if not timed:
         raise Failure(1, f"no report: {'; '.join(notes(content))}")
     profiles, names = profiles_of(content, paths, folder), [row["name"] for row in content["rows"]]
+    content["kernels"] = {name: groups_per_step(profile) for name, profile in profiles.items()}
     bars = pages.step_bars(timed, f"Time per step with its quartiles, and {timed[0]['name']}'s over it.")
     sections = [
         ("The steps", [bars, pages.table(["", *names], result_lines(content["rows"]))]),
-        ("Where the time goes", kernel_section(profiles, content)),
-        ("Roofline", roofline_section(profiles, content)),
+        ("Where the time goes", kernel_section(profiles, content["kernels"])),
     ]
     html = pages.page("Comparison of the versions", facts(content), [finding(content), *notes(content)], sections)
-    (folder / "comparison.json").write_text(json.dumps(content, indent=1) + "\n")
     (folder / "report.html").write_text(html, encoding="utf-8")
     progress(f"wrote {folder / 'report.html'}")
 
@@ -218,14 +192,12 @@ def write_report(content, paths, folder):
 
 
 def run(options, rest):
-    named = {f"v{n}": getattr(options, f"v{n}") for n in SCRIPTS if getattr(options, f"v{n}") is not None}
-    chosen = named or {f"v{n}": script for n, script in SCRIPTS.items()}
-    paths = {name: script_path(path, f"--{name}") for name, path in chosen.items()}
+    named = {f"v{n}": path for n in SCRIPTS if (path := getattr(options, f"v{n}")) is not None}
+    named = named or {f"v{n}": script for n, script in SCRIPTS.items()}
+    paths = {name: script_path(path, f"--{name}") for name, path in named.items()}
     if len(paths) < 2:
         raise Failure(2, "give two folders or more, as --v1 DIR --v2 DIR, or none to compare all four")
-    limit = TimeLimit(options.time_limit)
-    after = len(paths) * (2 if options.report else 1)  # gradients and a profile of each version
-    content = study(paths, ["--num-steps", str(options.num_steps), *rest], options.rounds, limit, after)
+    content = study(paths, ["--num-steps", str(options.num_steps), *rest], options.rounds)
     if options.report:
         write_report(content, paths, result_folder(options.report, "--report"))
     emit(content, as_text(content), options.json)
@@ -243,7 +215,6 @@ def main(argv=None):
         add(f"--v{n}", metavar="DIR", help=f"folder, or script, of version {n}")
     add("--rounds", type=positive, default=3, metavar="N", help="runs of each version (%(default)s)")
     add("--num-steps", type=positive, default=20, metavar="N", help="steps of a run (%(default)s)")
-    add_time_limit(parser)
     add("--report", metavar="FOLDER", help="profile as well, and write report.html there")
     options, rest = parser.parse_known_args(argv)
     return run_tool("compare_versions.py", lambda: run(options, rest))

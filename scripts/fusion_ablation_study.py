@@ -31,11 +31,8 @@ SWITCHES = {
 def combinations(switches, every):
     """Return sets of switches that are on: none, all, then the rest of the 2^n, or each alone and all but each."""
     full = frozenset(switches)
-    if every:
-        sizes = range(1, len(switches))
-        others = [frozenset(chosen) for size in sizes for chosen in itertools.combinations(switches, size)]
-    else:
-        others = [*(frozenset([s]) for s in switches), *(full - {s} for s in switches)]
+    sizes = range(1, len(switches)) if every else (1, len(switches) - 1)
+    others = [frozenset(chosen) for size in sizes for chosen in itertools.combinations(switches, size)]
     return list(dict.fromkeys([frozenset(), full, *others]))
 
 
@@ -51,7 +48,7 @@ def profiled_run(script, argv):
     with tempfile.TemporaryDirectory() as folder:
         summary = train(script, [*argv, "--enable-pytorch-profiler", "--profile-dir", folder])["summary"]
         profile = read_profile(folder)
-    return summary, sum(call.calls for call in profile.calls) / steps_needed(profile)
+    return summary, len(profile.calls) / steps_needed(profile)
 
 
 def measure(script, switches, wanted, argv, rounds, limit):
@@ -80,51 +77,33 @@ def measure(script, switches, wanted, argv, rounds, limit):
 
 
 def worth(rows, switches):
-    """Return for each switch the speed-up of adding it, over all pairs that differ in it alone, round by round.
+    """Return a row per switch: the speed-up of adding it, over all pairs of combinations that differ in it alone.
 
-    alone: added to nothing; last: added to all the others; low and high: the smallest and largest pair.
+    alone: added to nothing; last: added to all the others; low and high: of the single rounds.
     """
-    by_set = {frozenset(row["on"]): row for row in rows if row["step_ms"] is not None}
-    found = []
+    by_set, found = {frozenset(row["on"]): row for row in rows if row["step_ms"] is not None}, []
     for switch in switches:
-        pairs = {
-            on: (by_set[on], by_set[on | {switch}]) for on in by_set if switch not in on and on | {switch} in by_set
-        }
-        ratios = {on: without["step_ms"] / with_it["step_ms"] for on, (without, with_it) in pairs.items()}
+        with_it = {on: row for on, row in by_set.items() if switch in on and on - {switch} in by_set}
+        pairs = {on: (by_set[on - {switch}], row) for on, row in with_it.items()}
+        ratios = {on: without["step_ms"] / row["step_ms"] for on, (without, row) in pairs.items()}
         rounds = [x / y for a, b in pairs.values() for x, y in zip(a["steps_ms"], b["steps_ms"], strict=True)]
-        found.append(
-            {
-                "switch": switch,
-                "pairs": len(pairs),
-                "speedup": statistics.geometric_mean(ratios.values()) if ratios else None,
-                "low": min(rounds, default=None),
-                "high": max(rounds, default=None),
-                "alone": ratios.get(frozenset()),
-                "last": ratios.get(frozenset(switches) - {switch}),
-                "memory_mb": change(pairs.values(), "peak_memory_mb"),
-                "kernels": change(pairs.values(), "kernels"),
-            }
-        )
+        row = {"switch": switch, "pairs": len(pairs)}
+        row |= {"speedup": statistics.geometric_mean(ratios.values()) if ratios else None}
+        row |= {"low": min(rounds, default=None), "high": max(rounds, default=None)}
+        row |= {"alone": ratios.get(frozenset([switch])), "last": ratios.get(frozenset(switches))}
+        for key, name in (("peak_memory_mb", "memory_mb"), ("kernels", "kernels")):
+            row[name] = statistics.mean(b[key] - a[key] for a, b in pairs.values()) if pairs else None
+        found.append(row)
     return sorted(found, key=lambda row: -(row["speedup"] or 0))
-
-
-def change(pairs, key):
-    """Return the mean of what adding the switch changes; None without any pair."""
-    return statistics.mean(with_it[key] - without[key] for without, with_it in pairs) if pairs else None
 
 
 def as_text(content):
     measured = sorted((row for row in content["combinations"] if row["steps_ms"]), key=lambda row: row["step_ms"])
-    base = next((row["step_ms"] for row in measured if not row["on"]), None)
-    rows = [
-        [
-            row["name"],
-            rounded(row["step_ms"], 4),
-            f"{rounded(min(row['steps_ms']), 4)} to {rounded(max(row['steps_ms']), 4)}",
-        ]
-        + [known(base and base / row["step_ms"], ".2f"), f"{row['peak_memory_mb']:,.0f}", known(row["kernels"], ",.0f")]
-        for row in measured
-    ]
+    base, rows = next((row["step_ms"] for row in measured if not row["on"]), None), []
+    for row in measured:
+        spread = " to ".join(rounded(end(row["steps_ms"]), 4) for end in (min, max))
+        gain, memory = known(base and base / row["step_ms"], ".2f"), f"{row['peak_memory_mb']:,.0f}"
+        rows.append([row["name"], rounded(row["step_ms"], 4), spread, gain, memory, known(row["kernels"], ",.0f")])
     cells = [
         [row["switch"], row["pairs"], *(known(row[key], ".2f") for key in ("speedup", "low", "high", "alone", "last"))]
         + [known(row["memory_mb"], "+,.1f"), known(row["kernels"], "+,.1f")]
@@ -142,27 +121,26 @@ def as_text(content):
 
 
 def study(options, rest):
-    version = options.version
     argv = with_sizes(["--num-steps", str(options.num_steps), *rest])
-    script = load_script(SCRIPTS[version], "--version")
+    script = load_script(SCRIPTS[options.version], "--version")
     # said aloud, for profiling alone would switch the graph off
     argv.append("--graph" if script.parse_options(argv).graph else "--no-graph")
-    switches = tuple(options.switches or SWITCHES[version])
-    unknown = [switch for switch in switches if switch not in SWITCHES[version]]
-    if unknown:
-        raise Failure(2, f"--switches: {unknown[0]} is none of {', '.join(SWITCHES[version])}")
-    wanted = combinations(switches, options.all_combinations)
-    rows = measure(SCRIPTS[version], switches, wanted, argv, options.rounds, TimeLimit(options.time_limit))
+    known_switches = SWITCHES[options.version]
+    switches = options.switches or known_switches
+    if not set(switches) <= set(known_switches):
+        raise Failure(2, f"--switches {','.join(switches)}: choose from {', '.join(known_switches)}")
+    wanted, limit = combinations(switches, options.all_combinations), TimeLimit(options.time_limit)
+    rows = measure(SCRIPTS[options.version], switches, wanted, argv, options.rounds, limit)
     if not any(row["step_ms"] for row in rows):
         raise Failure(1, f"no combination ran: {rows[0]['reason']}")
-    content = {"version": version, "options": argv, "combinations": rows, "switches": worth(rows, switches)}
+    content = {"version": options.version, "options": argv, "combinations": rows, "switches": worth(rows, switches)}
     emit(content, as_text(content), options.json)
 
 
 def main(argv=None):
     parser = Parser(
         "fusion_ablation_study.py",
-        "What each fusion of version 2, or each kernel of version 3, is worth alone and in combination.",
+        "Measure what each fusion of version 2, or each kernel of version 3, is worth alone and in combination.",
         "--all-combinations --preset small; options that are not listed go to the training script",
     )
     add = parser.add_argument

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Report what fusion changed: step, memory and kernels of two profiles side by side.
+"""Report what fusion changed, in Markdown: step, memory and kernels of two profiles side by side.
 
 Reads two folders of run_pytorch_profiler.py or run_all_profilers.sh, of each the newest profile whose sizes and
 precision the other one has too; without folders versions 1 and 2 are profiled first, with options that are not listed
-here. Writes Markdown, and beside it report.html with the same tables and charts.
+here.
 
 Exit status: 0 written; 1 where profiling fails; 2 for bad input.
 """
@@ -15,34 +15,23 @@ import sys
 
 from common import report as pages
 from common.command_line import Failure, Parser, progress, result_folder, run_tool, with_sizes
-from common.profiles import (
-    INTERPRETED,
-    compare_groups,
-    differences,
-    group_cells,
-    groups_per_step,
-    newest_alike,
-    read_pair,
-)
+from common.profiles import INTERPRETED, group_cells, groups_per_step, newest_alike, read_pair
 from common.tables import emit, rounded
 from common.versions import REPOSITORY
 
 
 def profiles_in(folder):
     """Return the content of each profile_*.json of run_pytorch_profiler.py below a folder, the newest first."""
-    files = sorted(folder.rglob("profile_v*.json"), key=lambda file: -file.stat().st_mtime)
-    if not files:
-        raise Failure(2, f"{folder} holds no profile_v*.json: make one with run_pytorch_profiler.py --profile-dir")
     found = []
-    for file in files:
+    for file in sorted(folder.rglob("profile_v*.json"), key=lambda file: -file.stat().st_mtime):
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
             if "summary" in content:  # measured steps, not only an earlier trace that was analysed
                 found.append(content | {"trace": str(file.parent / content["trace"])})
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError):
             raise Failure(2, f"{file} is no profile of run_pytorch_profiler.py, or it is damaged") from None
     if not found:
-        raise Failure(2, f"{folder} holds no measured steps: make them with run_pytorch_profiler.py --profile-dir")
+        raise Failure(2, f"{folder} holds no profile_v*.json: make one with run_pytorch_profiler.py --profile-dir")
     return found
 
 
@@ -57,73 +46,63 @@ def profile_version(version, folder, rest):
         raise Failure(result.returncode, f"version {version} was not profiled: {' '.join(words)}")
 
 
-def comparison(folders, allow_different):
+def comparison(folders):
     """Return results and kernels of the newest two profiles of like runs; Failure if none are."""
-    choices = [[(content, content["metadata"]) for content in profiles_in(folder)] for folder in folders]
-    chosen = newest_alike(*choices)
-    profiles = read_pair(*(content["trace"] for content in chosen), allow_different=allow_different)
-    names = [f"version {content['version']}" for content in chosen]
-    names = names if names[0] != names[1] else [f"{names[0]}, baseline", f"{names[1]}, fused"]
-    versions = [pages.row_of(name, content) for name, content in zip(names, chosen, strict=True)]
-    groups = {name: groups_per_step(profile) for name, profile in zip(names, profiles, strict=True)}
+    chosen = newest_alike(*([(content, content["metadata"]) for content in profiles_in(folder)] for folder in folders))
+    profiles = read_pair(*(content["trace"] for content in chosen))
+    names = ("baseline (version {version})", "fused (version {version})")
     return {
-        "versions": versions,
-        "traces": {name: profile.title for name, profile in zip(names, profiles, strict=True)},
-        "groups": groups,
-        "rows": compare_groups(*groups.values()),
+        "versions": [
+            pages.row_of(name.format(**content), content) for name, content in zip(names, chosen, strict=True)
+        ],
+        "traces": [profile.title for profile in profiles],
+        "groups": [groups_per_step(profile) for profile in profiles],
         "what": profiles[0].what,
-        "differences": differences(*profiles),
         "interpreted": any(profile.interpreted for profile in profiles),
     }
 
 
 def findings(content):
     """Return what to notice, in sentences made of the results."""
-    (first, second), whole = content["versions"], content["rows"][-1]
-    step, calls = rounded(second["step_ms"]["median"]), f"{whole['baseline_calls']:,.0f} {content['what']} per step"
+    first, second = content["versions"]
+    before, after = (f"{groups['all']['calls']:,.0f}" for groups in content["groups"])
     lines = [
-        f"{second['name'].capitalize()} takes {step} ms per step, {pages.times_as_fast(first, second)}. "
-        f"{calls} became {whole['fused_calls']:,.0f}."
+        f"{second['name'].capitalize()} takes {rounded(second['step_ms']['median'])} ms per step, "
+        f"{pages.times_as_fast(first, second)}. {before} {content['what']} per step became {after}."
     ]
     for version in content["versions"]:
         if version["parameters_trained"] != version["parameters"]:
             lines.append(f"{version['name'].capitalize()} does not train every parameter: its speed means nothing.")
-    lines += [INTERPRETED] * content["interpreted"]
-    return lines + [f"The profiles differ in {difference}." for difference in content["differences"]]
+    return lines + [INTERPRETED] * content["interpreted"]
 
 
-def write_report(content, target):
-    """Write Markdown at target, and report.html beside it."""
-    result_folder(target.parent, "--output-dir")
-    versions, what, names = content["versions"], content["what"], list(content["groups"])
+def report(content):
+    """Return the report as Markdown."""
+    versions, what = content["versions"], content["what"]
+    names = [version["name"] for version in versions]
     header = [f"{what} per step", *names, "fewer", *(f"ms, {name}" for name in names)]
-    bars = pages.step_bars(versions, f"Time per step with its quartiles, and {names[0]}'s over it.")
-    stacks = pages.group_bars(content["groups"], f"Time of each group of {what} per step.")
     warning = [pages.text(INTERPRETED)] * content["interpreted"]
     sections = [
-        ("The steps", [*warning, bars, pages.table(["", *names], pages.result_lines(versions))]),
-        (f"{what.capitalize()} by group", [*warning, stacks, pages.table(header, group_cells(content["rows"]))]),
+        ("The steps", [*warning, pages.table(["", *names], pages.result_lines(versions))]),
+        (f"{what.capitalize()} by group", [*warning, pages.table(header, group_cells(*content["groups"]))]),
     ]
-    facts = [*pages.facts_of(versions[1]), *content["traces"].items()]
-    parts = (f"Fusion report: {' and '.join(names)}", facts, findings(content), sections)
-    page = target.parent / "report.html"
-    target.write_text(pages.markdown(*parts), encoding="utf-8")
-    page.write_text(pages.page(*parts), encoding="utf-8")
-    return f"wrote {target}, {page}"
+    facts = [*pages.facts_of(versions[1]), *zip(names, content["traces"], strict=True)]
+    return pages.markdown(f"Fusion report: {' and '.join(names)}", facts, findings(content), sections)
 
 
 def generate(options, rest):
     folder = pathlib.Path(options.output_dir) if options.output_dir else pathlib.Path(options.output).parent
     folders = [options.baseline and pathlib.Path(options.baseline), options.fused and pathlib.Path(options.fused)]
+    if rest and all(folders):
+        raise Failure(2, f"{' '.join(rest)} means nothing where profiles are given")
     for i, version in enumerate((1, 2)):
         if folders[i] is None:
             folders[i] = folder / f"profile_v{version}"
             profile_version(version, folders[i], rest)
-        elif rest:
-            raise Failure(2, f"{' '.join(rest)} means nothing where profiles are given")
-    content = comparison(folders, options.allow_different)
-    target = folder / (pathlib.Path(options.output).name if options.output else "fusion_report.md")
-    emit(content, "\n".join([*findings(content), write_report(content, target)]), options.json)
+    content = comparison(folders)
+    target = result_folder(folder, "--output-dir") / pathlib.Path(options.output).name
+    target.write_text(report(content), encoding="utf-8")
+    emit(content, "\n".join([*findings(content), f"wrote {target}"]), options.json)
 
 
 def main(argv=None):
@@ -133,15 +112,12 @@ def main(argv=None):
         "--baseline ../version1_pytorch_baseline/complete_analysis --fused ./complete_rocm_analysis "
         "--output ./fusion_comparison_report.md",
     )
-    parser.add_argument("--baseline", metavar="DIR", help="profile of version 1 (made if not given)")
-    parser.add_argument("--fused", metavar="DIR", help="profile of version 2 (made if not given)")
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument("--output", metavar="FILE", help="the report, Markdown (fusion_report.md)")
-    place.add_argument("--output-dir", metavar="DIR", help="folder for the report and all that belongs to it")
-    parser.add_argument("--allow-different", action="store_true", help="compare different devices or sizes")
+    add = parser.add_argument
+    add("--baseline", metavar="DIR", help="profile of version 1 (made if not given)")
+    add("--fused", metavar="DIR", help="profile of version 2 (made if not given)")
+    add("--output", default="fusion_report.md", metavar="FILE", help="the report (%(default)s)")
+    add("--output-dir", metavar="DIR", help="folder for the report and the profiles that it needs")
     options, rest = parser.parse_known_args(argv)
-    if not options.output and not options.output_dir:
-        options.output = "fusion_report.md"
     return run_tool("generate_fusion_report.py", lambda: generate(options, rest))
 
 

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Print the hardware counters of every kernel as one table, from rocprofv3, rocprof-compute or Nsight Compute.
+"""Print the hardware counters of every kernel as one table, from rocprofv3 (CSV or rocpd) or Nsight Compute (CSV).
 
 A folder is searched for their files. The values are means over a kernel's launches.
 """
 
+import pathlib
 import sys
 
-from common.command_line import Parser, positive, run_tool
-from common.profiles import counter_table, read_counters, short
+from common.command_line import Failure, Parser, positive, run_tool
+from common.profiles import SQLITE, clean, database, errors_of, group_of, matching, read_table, short
 from common.tables import emit, text_table, write_csv
 
+FILES = ("*counter_collection.csv", "*.db", "ncu*.csv")
 # Of the many metrics in a report of Nsight Compute, the ones to print first: time, compute, memory, occupancy.
 SHOWN_FIRST = (
     "gpu__time_duration.sum",
@@ -17,6 +19,47 @@ SHOWN_FIRST = (
     "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
     "sm__warps_active.avg.pct_of_peak_sustained_active",
 )
+
+
+def read_file(path):
+    """Return [(kernel, counter, unit, value)] of every launch in a file."""
+    content = path.read_bytes()
+    if content.startswith(SQLITE):
+        with database(path) as (connection, names):
+            query = "SELECT kernel_name, counter_name, '', value FROM counters_collection"
+            rows = connection.execute(query).fetchall() if "counters_collection" in names else []
+        return [(clean(kernel), *rest) for kernel, *rest in rows]
+    header, rows = read_table(content.decode("utf-8", errors="replace"))
+    metrics = [column for column in header if "__" in column]
+    if {"name", "counter", "value"} <= set(header):
+        return [(clean(row["name"]), row["counter"], "", float(row["value"])) for row in rows if row["counter"]]
+    if "name" not in header or not metrics:
+        raise Failure(2, "has no counters of kernels: give a counter_collection file of rocprofv3 or CSV of ncu")
+    units = next(rows, {})  # ncu's first row; it writes 1,024, and some metrics are words
+    return [
+        (clean(row["name"]), metric, units[metric], float(row[metric].replace(",", "")))
+        for row in rows
+        for metric in metrics
+        if row[metric][:1] in tuple("-.0123456789")
+    ]
+
+
+def read_counters(paths):
+    """Return a row per kernel and counter in these files and folders."""
+    parts = {}
+    for path in map(pathlib.Path, paths):
+        found = [matching(path, pattern) for pattern in FILES] if path.is_dir() else [[path]]
+        for file in next(filter(None, found), []):
+            with errors_of(file):
+                for kernel, counter, unit, value in read_file(file):
+                    parts.setdefault((kernel, counter, unit), []).append(value)
+    if not parts:
+        raise Failure(2, f"{', '.join(paths)}: no counter of any kernel is there")
+    return [
+        {"kernel": kernel, "group": group_of(kernel), "counter": counter, "unit": unit, "launches": len(part)}
+        | {"mean": sum(part) / len(part), "min": min(part), "max": max(part)}
+        for (kernel, counter, unit), part in parts.items()
+    ]
 
 
 def as_text(rows, top):
@@ -40,7 +83,7 @@ def as_text(rows, top):
 
 
 def analyze(options):
-    rows = counter_table(read_counters(*options.paths))
+    rows = read_counters(options.paths)
     if options.csv:
         with open(options.csv, "w", encoding="utf-8", newline="") as file:
             write_csv(rows, file)

@@ -1,44 +1,36 @@
 #!/usr/bin/env python3
 """Print the kernel times of a profile as one table, whichever profiler wrote it.
 
-Reads what common/profiles.py reads: files of rocprofv3, Nsight Systems and PyTorch. In a folder with one run in several
-forms it takes the most detailed. The CSV's fourth column is the total time, its last the kernel's name:
-sort -t, -k4 -nr kernels.csv
+In a folder with one run in several forms it reads the most detailed. The CSV's fourth column is the total time, its
+last the kernel's name: sort -t, -k4 -nr kernels.csv
 """
 
-import contextlib
 import json
 import pathlib
 import sys
 
 from common.command_line import Parser, positive, run_tool
-from common.profiles import KINDS, files_of, group_table, kernel_table, kernel_text, launches_of, read_kernels
+from common.profiles import KINDS, files_of, group_table, kernel_table, kernel_text, read_kernels
 from common.tables import write_csv
 
 
 def write_launches(calls, file):
-    """Write a row per launch in order of time."""
+    """Write a row per launch, those of a path in order of time."""
     rows = [
         {"group": one.group, "kind": one.kind, "track": one.track, "start_ns": one.start_ns}
         | {"duration_ns": one.total_ns, "kernel": one.name}
-        for one in launches_of(calls)
+        for one in calls
     ]
     write_csv(rows, file)
 
 
-def write_json(calls, file):
-    json.dump({"kernels": kernel_table(calls), "groups": group_table(calls)}, file, indent=1)
-    file.write("\n")
-
-
 def write_trace(calls, file):
     """Write the launches as a Chrome trace, which ui.perfetto.dev opens."""
-    launches = launches_of(calls)
     # One process per kind and one line per track; Perfetto wants whole numbers for both.
-    kinds, tracks = (sorted({getattr(one, key) for one in launches}) for key in ("kind", "track"))
+    kinds, tracks = (sorted({getattr(one, key) for one in calls}) for key in ("kind", "track"))
     categories = {kind: category for category, kind in reversed(KINDS.items())}
     events = [{"ph": "M", "name": "process_name", "pid": i, "args": {"name": kind}} for i, kind in enumerate(kinds)]
-    for one in launches:
+    for one in calls:
         place = {"pid": kinds.index(one.kind), "tid": tracks.index(one.track)}
         times = {"ts": one.start_ns / 1e3, "dur": one.total_ns / 1e3, "args": {"group": one.group}}
         events.append({"ph": "X", "cat": categories.get(one.kind, "cpu_op"), "name": one.name, **place, **times})
@@ -47,22 +39,20 @@ def write_trace(calls, file):
 
 WRITERS = {
     "csv": lambda calls, file: write_csv(kernel_table(calls), file),
-    "json": write_json,
+    "json": lambda calls, file: json.dump({"kernels": kernel_table(calls), "groups": group_table(calls)}, file),
     "launches": write_launches,
     "trace": write_trace,
 }
 
 
-def write_results(calls, options):
-    """Write the files that were asked for, and the table to standard output unless one of them goes there."""
-    chosen = {name: getattr(options, name) for name in WRITERS if getattr(options, name)}
-    for name, target in chosen.items():
-        with contextlib.ExitStack() as stack:
-            file = sys.stdout if target == "-" else stack.enter_context(open(target, "w", encoding="utf-8", newline=""))
-            WRITERS[name](calls, file)
-    if "-" not in chosen.values():
-        files = [file for path in options.paths for file in files_of(pathlib.Path(path))]
-        print(f"{kernel_text(calls, options.top)}\n\nread from {', '.join(map(str, files))}")
+def read_and_write(options):
+    calls = read_kernels(*options.paths)
+    for name, write in WRITERS.items():
+        if target := getattr(options, name):
+            with open(target, "w", encoding="utf-8", newline="") as file:
+                write(calls, file)
+    files = [file for path in options.paths for file in files_of(pathlib.Path(path))]
+    print(f"{kernel_text(calls, options.top)}\n\nread from {', '.join(map(str, files))}")
 
 
 def main(argv=None):
@@ -75,12 +65,12 @@ def main(argv=None):
     add = parser.add_argument
     add("paths", nargs="+", metavar="PATH", help="files or folders of one run (several: one per process)")
     add("--top", type=positive, default=20, metavar="N", help="kernels to print (%(default)s)")
-    add("--csv", metavar="FILE", help="write the whole table as CSV (- prints it instead of the text)")
-    add("--json", metavar="FILE", help="write kernels and groups as JSON (- prints it)")
-    add("--launches", metavar="FILE", help="write every launch with start and duration as CSV (- prints it)")
-    add("--trace", metavar="FILE", help="write the launches as a trace for ui.perfetto.dev (- prints it)")
+    add("--csv", metavar="FILE", help="write the whole table as CSV")
+    add("--json", metavar="FILE", help="write kernels and groups as JSON")
+    add("--launches", metavar="FILE", help="write every launch with start and duration as CSV")
+    add("--trace", metavar="FILE", help="write the launches as a trace for ui.perfetto.dev")
     options = parser.parse_args(argv)
-    return run_tool("kernel_times.py", lambda: write_results(read_kernels(*options.paths), options))
+    return run_tool("kernel_times.py", lambda: read_and_write(options))
 
 
 if __name__ == "__main__":

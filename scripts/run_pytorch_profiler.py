@@ -34,49 +34,30 @@ from common.profiles import INTERPRETED, PHASES, group_table, kernel_table, kern
 from common.tables import rounded
 from common.versions import SCRIPTS
 
-METRICS = ("command", "environment", "config", "options", "summary")  # of profile_*.json, from the metrics file
 
-# ---------------------------------------------------------------- profiling
-
-
-def training_command(version, folder, options, rest):
-    """Return the command that trains and profiles; version 3 is small where its kernels are interpreted."""
+def profile(version, folder, rest):
+    """Run the training script under PyTorch's profiler; return the trace, and the metrics with the command."""
+    folder = result_folder(folder)
     sized = with_sizes(rest) if version == 3 else rest
     if sized != rest:
         progress("no GPU here: Triton's interpreter is slow, and a very small model is profiled instead")
-    for name in ("batch_size", "seq_len", "num_steps"):
-        if getattr(options, name) is not None:
-            sized = [*sized, f"--{name.replace('_', '-')}", getattr(options, name)]
-    return [
-        *(sys.executable, str(SCRIPTS[version]), *sized),
-        *("--enable-pytorch-profiler", "--profile-memory", "--profile-dir", str(folder)),
-        *("--metrics-file", str(folder / f"metrics_v{version}.json")),
-    ]
-
-
-def profile(version, options, rest):
-    """Run the training script under PyTorch's profiler; return the trace, and the metrics with the command."""
-    folder = result_folder(options.profile_dir)
-    command = training_command(version, folder, options, rest)
+    command = [str(SCRIPTS[version]), "--num-steps", "5", *sized, "--enable-pytorch-profiler", "--profile-memory"]
+    command += ["--profile-dir", str(folder), "--metrics-file", str(folder / f"metrics_v{version}.json")]
     before = set(folder.glob(f"trace_v{version}_*.json"))
-    status = subprocess.run(command).returncode
+    status = subprocess.run([sys.executable, *command]).returncode
     if status:
         raise Failure(status)  # the script has said why
-    traces = set(folder.glob(f"trace_v{version}_*.json")) - before
-    if not traces:
-        raise Failure(1, f"the training script left no trace in {folder}")
+    (trace,) = set(folder.glob(f"trace_v{version}_*.json")) - before
     metrics = json.loads((folder / f"metrics_v{version}.json").read_text())
-    metrics["command"] = [SCRIPTS[version].name, *command[2:]]
-    return read_profile(traces.pop()), {key: metrics[key] for key in METRICS}
+    metrics["command"] = [SCRIPTS[version].name, *command[1:]]
+    return read_profile(trace), metrics
 
 
 # ---------------------------------------------------------------- pages
 
 
 def memory_page(trace):
-    """Return a page with the memory in use over time, or None if the trace has no memory events."""
-    if not trace.memory:
-        return None
+    """Return a page with the memory in use over time."""
     start, on_gpu = trace.memory[0]["ts"], trace.memory[0]["args"]["Device Type"] != 0
     points = [((e["ts"] - start) / 1e3, e["args"]["Total Allocated"] / 2**20) for e in trace.memory]
     peak_time, peak = max(points, key=lambda point: point[1])
@@ -84,10 +65,8 @@ def memory_page(trace):
     chart = pages.memory_over_time(points, phases, f"Memory over time. Shaded: {', '.join(PHASES)} of each step.")
     facts = [("device", trace.device or "CPU"), ("profile", trace.title)]
     counted = "all tensors" if on_gpu else "tensors made since the profile began"
-    notice = [
-        f"Peak {peak:,.1f} MiB after {rounded(peak_time)} ms, {len(points):,} allocations and releases: {counted}."
-    ]
-    return pages.page("Memory over time", facts, notice, [("Memory", [chart])])
+    found = f"Peak {peak:,.1f} MiB after {rounded(peak_time)} ms, {len(points):,} allocations and releases: {counted}."
+    return pages.page("Memory over time", facts, [found], [("Memory", [chart])])
 
 
 def report(content, trace):
@@ -118,50 +97,50 @@ def report(content, trace):
     return pages.markdown(f"Profile of version {content['version']}", facts, [], sections)
 
 
-def content_of(trace, metrics):
-    """Return the content of profile_*.json: what a trace tells, and the metrics if they are known."""
-    content = {"version": trace.metadata.get("version"), "trace": trace.path.name, "steps_profiled": trace.steps}
-    content |= {"device": trace.device, "metadata": trace.metadata, **metrics}
-    return content | {"kernels": kernel_table(trace.calls), "groups": group_table(trace.calls)}
-
-
-def write_results(trace, content, with_report, with_profile=True):
-    """Write profile_*.json, memory_timeline.html and, if wanted, the report beside a trace; say what was written."""
-    folder, page, files = trace.path.parent, memory_page(trace), {}
-    if with_profile:
-        moment = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
-        files[folder / f"profile_v{content['version']}_{moment}.json"] = json.dumps(content, indent=1) + "\n"
-    if page:
-        files[folder / "memory_timeline.html"] = page
+def write_results(trace, metrics, with_report, again=False):
+    """Write profile_*.json unless it is there, memory_timeline.html and, if wanted, the report beside a trace."""
+    folder, version = trace.path.parent, trace.metadata["version"]
+    content = metrics | {"version": version, "trace": trace.path.name, "steps_profiled": trace.steps}
+    content |= {"device": trace.device, "metadata": trace.metadata}
+    content |= {"kernels": kernel_table(trace.calls), "groups": group_table(trace.calls)}
+    name, files = f"profile_v{version}_{datetime.datetime.now():%Y%m%d_%H%M%S}.json", {}
+    if not again:
+        files[folder / name] = json.dumps(content, indent=1) + "\n"
+    if trace.memory:
+        files[folder / "memory_timeline.html"] = memory_page(trace)
     if with_report:
         files[folder / "profiling_report.md"] = report(content, trace)
-    for path, text in files.items():
-        path.write_text(text, encoding="utf-8")
+    for file, text in files.items():
+        file.write_text(text, encoding="utf-8")
     print(f"\n{trace.title}\n{kernel_text(trace.calls, 15)}\n\nwrote {', '.join(map(str, files)) or 'nothing'}")
-    if not page:
+    if not trace.memory:
         print("no memory_timeline.html: the trace has no memory events, record them with --profile-memory")
     print(f"open {trace.path} in https://ui.perfetto.dev")
 
 
-def analyze(names, with_report):
-    """Print the table of each earlier profile; leave what is missing beside a training script's trace."""
-    for name in dict.fromkeys(names):
-        path = pathlib.Path(name)
-        if not path.exists() and "*" in path.name and path.parent.is_dir():  # the shell found nothing for the pattern
-            print(f"there is no {path}: reading the newest trace in {path.parent}")
-            path = path.parent
-        trace = read_profile(path)
-        if path.is_file() and trace.path != path:  # a profile_*.json, which names its trace
-            write_results(trace, json.loads(path.read_text()), with_report, with_profile=False)
-        elif trace.metadata:
-            write_results(trace, content_of(trace, {}), with_report)
-        elif with_report:
-            raise Failure(2, f"{path} is no trace of a training script: --generate-report needs one")
-        else:
-            print(f"{trace.title}:\n{kernel_text(trace.calls, 15)}\n")
+def analyze(path, with_report):
+    """Print the table of an earlier profile; write the files beside it if a training script made it."""
+    if not path.exists() and "*" in path.name:  # the shell found nothing for the pattern
+        print(f"there is no {path}: reading the newest trace in {path.parent}")
+        path = path.parent
+    trace = read_profile(path)
+    if with_report and not trace.metadata:
+        raise Failure(2, f"{path} is no trace of a training script: --generate-report needs one")
+    if not trace.metadata:
+        print(f"{trace.title}:\n{kernel_text(trace.calls, 15)}\n")
+    elif path.is_file() and trace.path != path:  # a profile_*.json, which names its trace
+        write_results(trace, json.loads(path.read_text()), with_report, again=True)
+    else:
+        write_results(trace, {}, with_report)
 
 
-# ---------------------------------------------------------------- main
+def run(options, rest):
+    if options.analyze_existing:
+        for name in options.analyze_existing:
+            analyze(pathlib.Path(name), options.generate_report)
+    else:
+        trace, metrics = profile(version_meant(options.version), options.profile_dir, rest)
+        write_results(trace, metrics, options.generate_report)
 
 
 def main(argv=None):
@@ -173,25 +152,14 @@ def main(argv=None):
         with_json=False,  # its profile_*.json is always written
     )
     add = parser.add_argument
-    add("--batch-size", metavar="B", help="sequences per step (8)")
-    add("--seq-len", metavar="T", help="tokens per sequence (256)")
-    add("--num-steps", default="5", metavar="N", help="measured steps before the profile (%(default)s)")
     add("--profile-dir", default="pytorch_profiles", metavar="DIR", help="results (%(default)s)")
     add("--generate-report", action="store_true", help="write profiling_report.md as well")
     add("--analyze-existing", nargs="+", metavar="FILE", help="read profiles instead of making one")
     add_version_option(parser)
     options, rest = parser.parse_known_args(argv)
-
-    def work():
-        if options.analyze_existing and rest:
-            raise Failure(2, f"{' '.join(rest)} means nothing with --analyze-existing")
-        if options.analyze_existing:
-            analyze(options.analyze_existing, options.generate_report)
-        else:
-            trace, metrics = profile(version_meant(options.version), options, rest)
-            write_results(trace, content_of(trace, metrics), options.generate_report)
-
-    return run_tool("run_pytorch_profiler.py", work)
+    if options.analyze_existing and rest:
+        parser.error(f"{' '.join(rest)} means nothing with --analyze-existing")
+    return run_tool("run_pytorch_profiler.py", lambda: run(options, rest))
 
 
 if __name__ == "__main__":

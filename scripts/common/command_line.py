@@ -97,11 +97,6 @@ def positive(text):
     return value
 
 
-def numbers(text):
-    """Convert an option's text to positive whole numbers separated by commas."""
-    return [positive(part) for part in text.split(",")]
-
-
 def listed(choices=None, convert=str):
     """Return a converter for values separated by commas, each one of the choices if there are any."""
 
@@ -115,10 +110,12 @@ def listed(choices=None, convert=str):
     return parse
 
 
+numbers = listed(convert=positive)
+
+
 def add_version_option(parser):
-    parser.add_argument(
-        "--version", type=int, choices=SCRIPTS, metavar="N", help="1 to 4 (that of the folder this is called in)"
-    )
+    words = "1 to 4 (that of the folder this is called in)"
+    parser.add_argument("--version", type=int, choices=SCRIPTS, metavar="N", help=words)
 
 
 def version_meant(wanted=None):
@@ -128,10 +125,10 @@ def version_meant(wanted=None):
     """
     if wanted is not None:
         return wanted
+    versions = {script.parent: version for version, script in SCRIPTS.items()}
     for folder in (pathlib.Path(sys.argv[0]).absolute().parent, pathlib.Path.cwd()):
-        for version, script in SCRIPTS.items():
-            if folder.exists() and folder.samefile(script.parent):
-                return version
+        if folder.resolve() in versions:
+            return versions[folder.resolve()]
     raise Failure(2, "say which version with --version 1, 2, 3 or 4, or run this in a version's folder")
 
 
@@ -140,9 +137,8 @@ def add_steps(parser, option="--steps"):
 
 
 def add_time_limit(parser):
-    parser.add_argument(
-        "--time-limit", type=float, metavar="S", help="start nothing that would not end in so many seconds"
-    )
+    words = "start nothing that would not end in so many seconds"
+    parser.add_argument("--time-limit", type=float, metavar="S", help=words)
 
 
 # ---------------------------------------------------------------- options for the training scripts
@@ -170,12 +166,9 @@ def script_path(name, option):
     """Return the training script that a file or a version's folder means."""
     path = pathlib.Path(name)
     if path.is_dir():
-        found = sorted(path.glob("tiny_llama_v*.py"))
-        if len(found) != 1:
-            raise Failure(2, f"{option} {path} holds {len(found)} files tiny_llama_v*.py: name the script itself")
-        path = found[0]
+        path = next(path.glob("tiny_llama_v*.py"), path)
     if not path.is_file():
-        raise Failure(2, f"{option} {path} does not exist: name a tiny_llama_v*.py")
+        raise Failure(2, f"{option} {name} does not exist, or holds no tiny_llama_v*.py: name the script itself")
     return path
 
 
@@ -186,12 +179,10 @@ def load_script(path, option):
         if path == script:
             return load_version(version)
     name = f"{path.stem}_{abs(hash(str(path)))}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None:
-        raise Failure(2, f"{option} {path} is no Python script")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    loader = importlib.machinery.SourceFileLoader(name, str(path))
+    module = sys.modules[name] = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except SyntaxError as error:
         raise Failure(2, f"{option} {path} is no valid Python: {error.msg} in line {error.lineno}") from None
     if not hasattr(module, "Trainer") or not hasattr(module, "canonical_views"):

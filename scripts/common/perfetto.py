@@ -1,17 +1,10 @@
-#!/usr/bin/env python3
-"""Write the kernels of Perfetto traces (.proto, .pftrace) as CSV that kernel_times.py reads. Standard library only.
+"""Read the kernels of Perfetto traces (.proto, .pftrace), where alone rocprof-sys keeps them. Standard library only.
 
-rocprof-sys keeps kernels nowhere else. The field numbers are those of Perfetto's trace_packet.proto, track_event.proto,
-interned_data.proto and clock_snapshot.proto.
+The field numbers are those of Perfetto's trace_packet.proto, track_event.proto, interned_data.proto and
+clock_snapshot.proto.
 """
 
-import argparse
-import csv
-import pathlib
-import sys
-
 KERNEL_CATEGORIES = {"rocm_kernel_dispatch", "kernel_dispatch", "device_hip", "hip_activity", "roctracer_hip_activity"}
-HEADER = ("Kind", "Agent_Id", "Queue_Id", "Kernel_Name", "Start_Timestamp", "End_Timestamp")
 SLICE_BEGIN, SLICE_END = 1, 2
 INCREMENTAL_CLOCK = 64  # the clock of Perfetto's C++ library, whose time stamps are differences
 
@@ -27,24 +20,29 @@ def varint(data, at):
             return value, at
 
 
-def fields(data):
-    """Yield (number, value) of every field of a message: an int, or bytes."""
-    at = 0
+def message(data):
+    """Return {field number: its values} of a message, each an int or bytes."""
+    found, at = {}, 0
     while at < len(data):
         key, at = varint(data, at)
-        kind, size = key & 7, {1: 8, 5: 4}.get(key & 7)
+        kind = key & 7
         if kind == 0:
             value, at = varint(data, at)
         elif kind in (1, 2, 5):
-            if kind == 2:
-                size, at = varint(data, at)
+            size, at = varint(data, at) if kind == 2 else ({1: 8, 5: 4}[kind], at)
             value, at = data[at : at + size], at + size
             if len(value) < size:
-                raise IndexError("the trace is cut off")
+                raise ValueError("it is cut off")
             value = value if kind == 2 else int.from_bytes(value, "little")
         else:
             raise ValueError(f"unknown wire type {kind}")
-        yield key >> 3, value
+        found.setdefault(key >> 3, []).append(value)
+    return found
+
+
+def last(fields, number, default=0):
+    """Return the last value of a field, which is the one that counts where it must not repeat."""
+    return fields.get(number, [default])[-1]
 
 
 class Sequence:
@@ -55,83 +53,40 @@ class Sequence:
 
     def kernel(self, packet):
         """Read a packet; return (track, name, start, end) where it ends a kernel, else None."""
-        if packet.get(13, 0) & 1 or 59 in packet:  # forget the names of before, take new defaults
-            defaults = dict(fields(packet.get(59, b"")))
-            self.names, self.categories, self.clock = {}, {}, defaults.get(58, 0)
-            self.track = dict(fields(defaults.get(11, b""))).get(11, 0)
-        for number, clock in fields(packet.get(6, b"")):
-            clock = dict(fields(clock)) if number == 1 else {}
-            if clock.get(1) == INCREMENTAL_CLOCK:
-                self.now = clock.get(2, 0)
-        for number, entry in fields(packet.get(12, b"")):
-            if number in (1, 2):
-                entry = dict(fields(entry))
-                (self.categories if number == 1 else self.names)[entry[1]] = entry[2].decode(errors="replace")
-        now = self.time(packet)  # of every packet: each moves the incremental clock
-        return self.event(packet[11], now) if 11 in packet else None
-
-    def time(self, packet):
-        """Return the packet's time in nanoseconds."""
-        if packet.get(58, self.clock) != INCREMENTAL_CLOCK:
-            return packet.get(8, 0)
-        self.now += packet.get(8, 0)
-        return self.now
+        if last(packet, 13) & 1 or 59 in packet:  # forget the names of before, take new defaults
+            defaults = message(last(packet, 59, b""))
+            self.names, self.categories, self.clock = {}, {}, last(defaults, 58)
+            self.track = last(message(last(defaults, 11, b"")), 11)
+        for clock in map(message, message(last(packet, 6, b"")).get(1, [])):
+            if last(clock, 1) == INCREMENTAL_CLOCK:
+                self.now = last(clock, 2)
+        interned = message(last(packet, 12, b""))
+        for number, names in ((1, self.categories), (2, self.names)):
+            for entry in map(message, interned.get(number, [])):
+                names[last(entry, 1)] = last(entry, 2, b"?").decode(errors="replace")
+        now = last(packet, 8)
+        if last(packet, 58, self.clock) == INCREMENTAL_CLOCK:  # every packet moves it
+            self.now = now = self.now + now
+        return self.event(message(packet[11][-1]), now) if 11 in packet else None
 
     def event(self, event, now):
         """Open or close a slice; return the kernel that it closes, else None."""
-        content, categories = dict(fields(event)), set()
-        for number, value in fields(event):
-            if number in (3, 22):
-                categories.add(self.categories.get(value) if number == 3 else value.decode(errors="replace"))
-        name = content[23].decode(errors="replace") if 23 in content else self.names.get(content.get(10), "?")
-        track = content.get(11, self.track)
+        categories = {self.categories.get(number) for number in event.get(3, [])}
+        categories |= {name.decode(errors="replace") for name in event.get(22, [])}
+        name = event[23][-1].decode(errors="replace") if 23 in event else self.names.get(last(event, 10), "?")
+        track = last(event, 11, self.track)
         stack = self.open.setdefault(track, [])
-        if content.get(9) == SLICE_BEGIN:
+        if last(event, 9) == SLICE_BEGIN:
             stack.append((name, now, bool(categories & KERNEL_CATEGORIES)))
-        elif content.get(9) == SLICE_END and stack:
+        elif last(event, 9) == SLICE_END and stack:
             name, start, kernel = stack.pop()
             return (track, name, start, now) if kernel else None
         return None
 
 
-def kernels_of(data):
-    """Yield (track, name, start_ns, end_ns) of every kernel in a trace."""
-    sequences = {}
-    for number, content in fields(data):
-        if number == 1:
-            packet = dict(fields(content))
-            kernel = sequences.setdefault(packet.get(10, 0), Sequence()).kernel(packet)
-            if kernel:
-                yield kernel
-
-
-def main(argv=None):
-    """Write the CSV file; return the exit status, 1 for a trace without kernels."""
-    parser = argparse.ArgumentParser(prog="perfetto.py", description="Write the kernels of Perfetto traces as CSV.")
-    parser.add_argument("path", type=pathlib.Path, help="a trace, or a folder of them")
-    parser.add_argument("--csv", required=True, metavar="FILE", help="the CSV file")
-    options = parser.parse_args(argv)
-    path = options.path
-    files = sorted([*path.rglob("*.proto"), *path.rglob("*.pftrace")]) if path.is_dir() else [path]
-    rows, named = [], False
-    try:
-        for file in files:
-            data = file.read_bytes()
-            named = named or any(name.encode() in data for name in KERNEL_CATEGORIES)
-            rows += [("KERNEL_DISPATCH", 0, f"{file.stem}:{track}", *rest) for track, *rest in kernels_of(data)]
-        if not rows and named:
-            print(f"perfetto.py: {path}: kernels are in it, but in a form that this tool does not read")
-            return 0
-        if not rows:
-            raise ValueError("no kernel is in it: the profiler saw no work on a GPU")
-        with open(options.csv, "w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
-            writer.writerows([HEADER, *rows])
-    except (OSError, IndexError, ValueError) as error:
-        print(f"perfetto.py: {path}: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def kernels(data):
+    """Return (track, name, start_ns, end_ns) of every kernel in a trace."""
+    sequences, found = {}, []
+    for packet in map(message, message(data).get(1, [])):
+        found.append(sequences.setdefault(last(packet, 10), Sequence()).kernel(packet))
+    return [kernel for kernel in found if kernel]

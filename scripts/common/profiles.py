@@ -1,26 +1,27 @@
-"""Read kernels, counters and traces of every profiler. Standard library only.
+"""Read the kernels of every profiler's files. Standard library only.
 
     profile = read_profile("pytorch_profiles")     # a folder's newest trace of whole steps, or another profiler's files
     profile.calls, profile.operations, profile.steps, profile.metadata
     kernel_table(profile.calls), group_table(profile.calls)
 
-Kernel times come from CSV files of rocprofv3 (ROCm 6.2 to 10), rocpd and rocprof, from rocpd databases (ROCm 7 and
-later), SQLite exports of Nsight Systems, and PyTorch's traces. Counters come from rocprofv3 (CSV or
-rocpd), rocprof-compute (pmc_perf.csv) and Nsight Compute (CSV). A file that is missing, cut off, damaged or of another
-kind raises Failure with one sentence that names it.
+Reads CSV files of rocprofv3 (ROCm 6.2 to 10), rocpd and rocprof, rocpd databases (ROCm 7 and later), SQLite exports of
+Nsight Systems, Perfetto traces of rocprof-sys, and PyTorch's traces. A file that is missing, cut off, damaged or of
+another kind raises Failure with one sentence that names it.
 """
 
 import contextlib
 import csv
 import dataclasses
+import functools
 import json
 import pathlib
 import re
 import sqlite3
 from collections import Counter
 
+from common import perfetto
 from common.command_line import Failure
-from common.tables import known, rounded, text_table
+from common.tables import rounded, text_table
 
 GROUPS = ("GEMM", "attention", "normalisation", "element-wise", "optimizer", "copies", "other")
 
@@ -39,20 +40,15 @@ GROUP_PATTERNS = [
     ("attention", r"attention|attn|fmha|flash|sdpa|bwd_kernel_(dk|dv|dq|fuse)|bwd_preprocess|softmax"),
     (
         "normalisation",
-        r"(rms|layer|batch|group)_?norm|GammaBeta|rsqrt|MeanOps|pow_tensor|aten::(mean|pow)|(Mean|Pow)Backward",
+        r"(rms|layer|batch|group)_?norm|GammaBeta|rsqrt|MeanOps|pow_tensor|aten::(mean|pow)|(Mean|Pow)Back",
     ),
-    (
-        "GEMM",
-        r"^Cijk_|gemm|gemv|cutlass|nvjet|cublas|hipblas|rocblas|xmma|splitK|aten::_?(mm|addmm|bmm|baddbmm)$|scaled_mm",
-    ),
+    ("GEMM", r"^Cijk_|gemm|gemv|cutlass|nvjet|cublas|hipblas|rocblas|xmma|splitK|aten::_?(add|b|baddb)?mm$|scaled_mm"),
     ("copies", r"mem_?cpy|memset|memory_?copy|copyBuffer|fillBuffer|^Copy[A-Z]|copy_kernel|FillFunctor|CatArray"),
-    ("copies", r"aten::(_to_copy|to|copy_|clone|contiguous|cat|fill_|zero_|zeros|zeros_like|ones|ones_like)$"),
+    ("copies", r"aten::(_to_copy|to|copy_|clone|contiguous|cat|fill_|zero_|(zeros|ones)(_like)?)$"),
     ("element-wise", r"element_?wise|swiglu|silu|rope|rotary|sigmoid|vectorized|unrolled"),
     ("element-wise", r"aten::(add|sub|mul|div|neg|exp|sqrt|sin|cos|where|masked_fill|triu|tril)_?$"),
 ]
 COMPILED_PATTERNS = [(group, re.compile(pattern, re.IGNORECASE)) for group, pattern in GROUP_PATTERNS]
-# Entries of statistics of other domains, in files of the same layout.
-NOT_KERNELS = re.compile(r"(hip[A-Z]\w*|hsa_\w+|KERNEL_DISPATCH|H[IS][AP]_\w*API)$")
 # Operators that only look at tensors differently, allocate them or ask about them.
 NO_WORK = re.compile(
     r"^(aten::(view|_unsafe_view|reshape|_reshape_alias|transpose|t|numpy_T|as_strided|expand|permute|slice|select|narrow|"
@@ -63,13 +59,12 @@ NO_WORK = re.compile(
 KEEPS_TIME = re.compile(r"aten::(mm|bmm|addmm|baddbmm)$|\w+Function(Backward)?$")
 PHASES = ("forward", "backward", "optimizer")
 KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}  # categories of a trace's events
-HOST = ("operator", "interpreted")  # kinds of calls on a CPU
 INTERPRETED = "Version 3's kernels ran in Triton's interpreter: these times say nothing about a GPU."
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """One launch of a kernel, or all launches of one name where a file keeps only sums. Times are in nanoseconds.
+    """One launch of a kernel. Times are in nanoseconds.
 
     kind is "kernel", "copy" (memory copies and fills outside kernels), "operator" (work on the CPU) or "interpreted"
     (an operator while version 3's kernels ran in Triton's interpreter). Launches of one track (process, device, queue
@@ -77,17 +72,14 @@ class Kernel:
     """
 
     name: str
+    start_ns: float
     total_ns: float
-    calls: int = 1
-    min_ns: float | None = None
-    max_ns: float | None = None
-    start_ns: float | None = None
     track: str = ""
     kind: str = "kernel"
 
     @property
     def end_ns(self):
-        return None if self.start_ns is None else self.start_ns + self.total_ns
+        return self.start_ns + self.total_ns
 
     @property
     def group(self):
@@ -109,7 +101,7 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """The contents of one profile. calls are kernels and copies, or on a CPU the operators that compute."""
+    """The contents of one profile. calls, in order, are kernels and copies, or on a CPU the operators that compute."""
 
     path: pathlib.Path
     calls: list[Kernel]
@@ -123,7 +115,7 @@ class Profile:
 
     @property
     def on_cpu(self):
-        return self.calls[0].kind in HOST
+        return self.calls[0].kind in ("operator", "interpreted")
 
     @property
     def interpreted(self):
@@ -144,13 +136,10 @@ class Profile:
         return f"{self.path}" + (f" ({', '.join(parts)})" if parts else "")
 
 
+@functools.cache
 def group_of(name):
     """Return the group of a kernel or operator, one of GROUPS, by its name."""
     return next((group for group, pattern in COMPILED_PATTERNS if pattern.search(name)), "other")
-
-
-def launch(name, start_ns, duration_ns, track="", kind="kernel"):
-    return Kernel(clean(name), duration_ns, 1, duration_ns, duration_ns, start_ns, track, kind)
 
 
 def clean(name):
@@ -166,78 +155,67 @@ def short(name, width):
     return name if len(name) <= width else name[: width - 3] + "..."
 
 
-# ---------------------------------------------------------------- CSV: rocprofv3, rocpd, rocprof, rocprof-compute, ncu
+@contextlib.contextmanager
+def errors_of(path):
+    """Turn whatever is wrong with a file into one sentence that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise Failure(2, f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, LookupError, csv.Error, sqlite3.Error) as error:
+        raise Failure(2, f"{path} is cut off or damaged: {error}") from None
+    except Failure as error:
+        raise Failure(error.status, f"{path} {error}") from None
+
+
+# ---------------------------------------------------------------- CSV: rocprofv3, rocpd, rocprof
 
 COLUMNS = {  # a profiler's heading, in lower case -> our name
-    **{"name": "name", "kernel_name": "name", "kernel name": "name", "kernelname": "name", "calls": "calls"},
+    **{"name": "name", "kernel_name": "name", "kernel name": "name", "kernelname": "name"},
     **{"start_timestamp": "start", "beginns": "start", "end_timestamp": "end", "endns": "end"},
-    **{"totaldurationns": "total", "minns": "min", "maxns": "max"},
     **{"agent_id": "agent", "gpu-id": "agent", "queue_id": "queue", "queue-id": "queue"},
     **{"counter_name": "counter", "counter_value": "value"},
 }
 
 
-def read_rows(text):
+def read_table(text):
     """Return the columns of a CSV file by our names, and its rows as dictionaries, read when they are asked for."""
     lines = [line for line in text.splitlines() if line and not line.startswith("==")]  # as ncu's messages do
     header, *rows = list(csv.reader(lines)) or [[]]
     header = [COLUMNS.get(cell.strip().lower(), cell.strip()) for cell in header]
-    return header, (checked_row(header, row, number) for number, row in enumerate(rows, 2))
+    return header, (whole_row(header, row, number) for number, row in enumerate(rows, 2))
 
 
-def checked_row(header, row, number):
+def whole_row(header, row, number):
     if len(row) != len(header):
-        raise Failure(2, f"is cut off or damaged: line {number} has {len(row)} cells of {len(header)}")
+        raise ValueError(f"line {number} has {len(row)} cells of {len(header)}")
     return dict(zip(header, row, strict=True))
 
 
-def to_number(text, kind=float):
-    try:
-        return kind(text.replace(",", ""))  # ncu writes 1,024
-    except ValueError:
-        raise Failure(2, f"is damaged: {text!r} stands where a number belongs") from None
-
-
 def read_csv(text):
-    """Return the kernels of a table of launches, or of one of sums."""
-    header, rows = read_rows(text)
+    """Return the launches in a table."""
+    header, rows = read_table(text)
     if "counter" in header:
         raise Failure(2, "holds hardware counters, not kernel times: read it with kernel_counters.py")
-    if {"name", "start", "end"} <= set(header):
-        return [launch_of(row) for row in rows]
-    if not {"name", "calls", "total"} <= set(header):
-        raise Failure(2, "has no columns of kernel times: give a kernel_trace or kernel_stats file of rocprofv3")
-    kernels = [sums_of(row) for row in rows]
-    if any(NOT_KERNELS.match(kernel.name) for kernel in kernels):
-        raise Failure(2, "lists calls of an API or whole domains, not kernels: give the kernel_stats file beside it")
-    return kernels
-
-
-def launch_of(row):
-    start, end = to_number(row["start"], int), to_number(row["end"], int)
-    if end < start:
-        raise Failure(2, f"is damaged: {row['name']} ends before it starts")
-    # "Agent 4" in ROCm 7 is the bare 4 of ROCm 6
-    track = " ".join(row[key].removeprefix("Agent ") for key in ("agent", "queue") if key in row)
-    return launch(row["name"], start, end - start, track)
-
-
-def sums_of(row):
-    least, most = (to_number(row[key]) if key in row else None for key in ("min", "max"))
-    return Kernel(clean(row["name"]), to_number(row["total"]), to_number(row["calls"], int), least, most)
+    if not {"name", "start", "end"} <= set(header):
+        raise Failure(2, "has no starts and ends of kernels: give a kernel_trace file of rocprofv3")
+    track = [key for key in ("agent", "queue") if key in header]
+    times = ((row, int(row["start"]), int(row["end"])) for row in rows)
+    return [Kernel(clean(row["name"]), a, b - a, " ".join(row[key] for key in track)) for row, a, b in times]
 
 
 # ---------------------------------------------------------------- databases: rocpd, nsys
 
-NSYS, COPIED = "CUPTI_ACTIVITY_KIND_", {1: "Host-to-Device", 2: "Device-to-Host", 8: "Device-to-Device"}
-DIRECTION = " ".join(f"WHEN {number} THEN '{words}'" for number, words in COPIED.items())
+SQLITE = b"SQLite format 3\0"
+NSYS = "CUPTI_ACTIVITY_KIND_"
+DIRECTION = "CASE copyKind WHEN 1 THEN 'Host-to-Device' WHEN 2 THEN 'Device-to-Host' ELSE 'Device-to-Device' END"
 PLACES = ("pid", "agent_abs_index", "queue_id", "deviceId", "streamId")
 # Table, kind, and the expression that names a row. The views of rocpd keep their names, its tables do not.
 TABLES = [
     ("kernels", "kernel", "name"),
     ("memory_copies", "copy", "name"),
     (f"{NSYS}KERNEL", "kernel", "(SELECT value FROM StringIds WHERE id = demangledName)"),
-    (f"{NSYS}MEMCPY", "copy", f"'[CUDA memcpy ' || (CASE copyKind {DIRECTION} ELSE 'other' END) || ']'"),
+    (f"{NSYS}MEMCPY", "copy", f"'[CUDA memcpy ' || ({DIRECTION}) || ']'"),
     (f"{NSYS}MEMSET", "copy", "'[CUDA memset]'"),
 ]
 
@@ -245,11 +223,8 @@ TABLES = [
 @contextlib.contextmanager
 def database(path):
     """Open an SQLite file for reading; yield the connection and the names of its tables and views."""
-    try:
-        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-            yield connection, {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-    except sqlite3.Error as error:
-        raise Failure(2, f"is a damaged or cut-off database ({error})") from None
+    with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+        yield connection, {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
 
 
 def read_database(path):
@@ -267,7 +242,7 @@ def calls_of(connection, table, kind, name):
     columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
     place = " || ' ' || ".join(place for place in PLACES if place in columns) or "''"
     rows = connection.execute(f"SELECT {name}, start, end - start, {place} FROM {table} ORDER BY start")
-    return [launch(*row, kind) for row in rows]
+    return [Kernel(clean(name), *row, kind) for name, *row in rows]
 
 
 # ---------------------------------------------------------------- PyTorch's traces
@@ -275,17 +250,11 @@ def calls_of(connection, table, kind, name):
 
 def read_json(path, text):
     """Return the profile in a trace, or in the trace beside a profile_*.json of run_pytorch_profiler.py."""
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise Failure(2, f"is cut off or damaged: no valid JSON at line {error.lineno}") from None
-    if isinstance(content, dict) and isinstance(content.get("traceEvents"), list):
+    content = json.loads(text)
+    if "traceEvents" in content:
         return read_trace(path, content)
-    if isinstance(content, dict) and "trace" in content and "steps_profiled" in content:
-        trace = path.with_name(content["trace"])
-        if not trace.exists():
-            raise Failure(2, f"is about {trace.name}, which is not beside it any more")
-        return read_file(trace)
+    if "trace" in content and "steps_profiled" in content:
+        return read_file(path.with_name(content["trace"]))
     raise Failure(2, "is JSON, but no trace of a profiler (traceEvents)")
 
 
@@ -316,7 +285,7 @@ def track_of(event):
 
 
 def call_of(event, kind):
-    return launch(event["name"], 1e3 * event["ts"], 1e3 * event["dur"], track_of(event), kind)
+    return Kernel(clean(event["name"]), 1e3 * event["ts"], 1e3 * event["dur"], track_of(event), kind)
 
 
 def operators_that_work(operators):
@@ -383,28 +352,34 @@ def steps_of(events):
 
 def read_file(path):
     """Return the profile in one file, whose kind is told by its content and not by its name."""
-    try:
+    with errors_of(path):
         content = path.read_bytes()
         if not content:
             raise Failure(2, "is empty: the profiler was stopped, or wrote nothing")
-        if content.startswith(b"SQLite format 3\0"):
+        if content.startswith(SQLITE):
             return Profile(path, read_database(path))
-        if b"\0" in content:
-            raise Failure(
-                2,
-                "is binary: open .pftrace and .proto files in https://ui.perfetto.dev, and turn an .nsys-rep file into "
-                "a database with nsys export --type sqlite",
-            )
+        if b"\0" in content or content.startswith(b"\n"):  # the latter is how a Perfetto trace begins
+            return Profile(path, read_perfetto(content))
         text = content.decode("utf-8", errors="replace")
         return read_json(path, text) if text.lstrip()[:1] in ("{", "[") else Profile(path, read_csv(text))
-    except OSError as error:
-        raise Failure(2, f"{path} cannot be read: {error.strerror}") from None
-    except Failure as error:
-        raise Failure(2, f"{path} {error}") from None
+
+
+def read_perfetto(content):
+    """Return the kernels of a Perfetto trace; end with status 0 where they are in a form that nothing here reads."""
+    try:
+        kernels = [
+            Kernel(name, start, end - start, str(track)) for track, name, start, end in perfetto.kernels(content)
+        ]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # a number where a message belongs
+        export = "turn an .nsys-rep file into a database with nsys export --type sqlite"
+        raise Failure(2, f"is no Perfetto trace, or a damaged one ({error}): {export}") from None
+    if not kernels and any(category.encode() in content for category in perfetto.KERNEL_CATEGORIES):
+        raise Failure(0, "holds kernels in a form that this tool does not read: open it in https://ui.perfetto.dev")
+    return kernels
 
 
 # A folder is searched for traces, then for these; of the first kind that is there all files count, one per process.
-OTHER_PROFILERS = ("*kernel_trace.csv", "*kernel_stats.csv", "*.db", "*.sqlite")
+OTHER_PROFILERS = ("*kernel_trace.csv", "*.db", "*.sqlite", "*.proto", "*.pftrace")
 
 
 def matching(folder, pattern):
@@ -450,38 +425,31 @@ def metadata_of(file):
 def read_profile(path, steps=None):
     """Return the profile in a file or folder; PyTorch's trace where there is one, which knows shapes and steps."""
     profiles = [read_file(file) for file in files_of(pathlib.Path(path))]
-    calls = [call for profile in profiles for call in profile.calls]
+    calls = sorted((call for profile in profiles for call in profile.calls), key=lambda call: call.start_ns)
     if not calls:
         raise Failure(2, f"{profiles[0].path} names no kernel: the profiler saw no work on a GPU")
     return dataclasses.replace(profiles[0], calls=calls, steps=steps or profiles[0].steps)
 
 
 def read_kernels(*paths):
-    """Return all launches (or sums, where a file keeps no more) in these files and folders, taken as one run."""
+    """Return all launches in these files and folders, taken as one run."""
     return [call for path in paths for call in read_profile(path).calls]
 
 
-def read_pair(first, second, steps=(None, None), allow_different=False):
+def read_pair(first, second, steps=(None, None)):
     """Return two profiles of like runs: of the traces in the folders the newest pair whose sizes and precision agree.
 
-    Failure names what differs if no two agree, unless that is allowed; the newest ones are read then.
+    Failure names what differs if no two agree.
     """
     choices = [whole_traces(pathlib.Path(path)) or [pathlib.Path(path)] for path in (first, second)]
     chosen = newest_alike(*([(path, metadata_of(path)) for path in paths] for paths in choices))
     one, other = (read_profile(path, number) for path, number in zip(chosen, steps, strict=True))
-    found = differences(one, other)
-    if one.on_cpu != other.on_cpu:
-        raise Failure(2, "one profile is of a CPU and the other of a GPU: profile both on the same device")
-    if found and not allow_different:
-        where = f"{one.path} and {other.path} are unlike ({'; '.join(found)})"
-        raise Failure(2, f"{where}: profile alike, or add --allow-different")
+    found = unlike(one.metadata, other.metadata)
+    if one.on_cpu != other.on_cpu or (one.device and other.device and one.device != other.device):
+        found.append("device: " + ", ".join(p.device or ("CPU" if p.on_cpu else "GPU") for p in (one, other)))
+    if found:
+        raise Failure(2, f"{one.path} and {other.path} are unlike ({'; '.join(found)}): profile alike")
     return one, other
-
-
-def differences(one, other):
-    """Return what differs between two profiles' runs, their version apart: "name: one, other"."""
-    device = [f"device: {one.device}, {other.device}"] * (one.device != other.device)
-    return unlike(one.metadata, other.metadata) + device
 
 
 def newest_alike(first, second):
@@ -503,96 +471,15 @@ def steps_needed(profile, option="--steps"):
     return profile.steps
 
 
-# ---------------------------------------------------------------- tables of kernels
-
-
-def sums(calls, key):
-    """Yield each value of key, its kernels and its row: calls, times in microseconds, share; largest total first."""
-    parts = {}
-    for call in calls:
-        parts.setdefault(key(call), []).append(call)
-    totals = {name: sum(call.total_ns for call in part) for name, part in parts.items()}
-    whole = sum(totals.values())
-    for name in sorted(parts, key=lambda name: -totals[name]):
-        part, number = parts[name], sum(call.calls for call in parts[name])
-        measured = all(call.min_ns is not None for call in part)
-        row = {
-            "calls": number,
-            "total_us": totals[name] / 1e3,
-            "share_percent": 100 * totals[name] / whole if whole else 0.0,
-            "mean_us": totals[name] / number / 1e3 if number else 0.0,
-            "min_us": min(call.min_ns for call in part) / 1e3 if measured else None,
-            "max_us": max(call.max_ns for call in part) / 1e3 if measured else None,
-        }
-        yield name, part, row
-
-
-def kernel_table(calls):
-    """Return a row per kernel, largest total first. min_us and max_us are None where a file does not say.
-
-    The order of the columns is that of the CSV: total time is the fourth, and the name, which has commas, the last.
-    """
-    return [
-        {"group": part[0].group, "kind": part[0].kind, **row, "kernel": name}
-        for name, part, row in sums(calls, lambda call: call.name)
-    ]
-
-
-def group_table(calls):
-    """Return a row per group that occurs, largest total first."""
-    return [{"group": name, **row} for name, _, row in sums(calls, lambda call: call.group)]
-
-
-def per_step(profile, steps, key):
-    """Return calls and milliseconds per step for each value of key, and for all calls together."""
-    found = {
-        name: {"calls": row["calls"] / steps, "ms": row["total_us"] / 1e3 / steps}
-        for name, _, row in sums(profile.calls, key)
-    }
-    return found | {"all": {unit: sum(row[unit] for row in found.values()) for unit in ("calls", "ms")}}
-
-
-def groups_per_step(profile, option="--steps"):
-    """Return {"calls", "ms"} per step of each group that occurs, in the order of GROUPS, and of all."""
-    found = per_step(profile, steps_needed(profile, option), lambda call: call.group)
-    return {group: found[group] for group in (*GROUPS, "all") if group in found}
-
-
-def compare_groups(first, second):
-    """Return a row per group in either of two results of groups_per_step: calls, milliseconds, % fewer calls."""
-    rows, nothing = [], {"calls": 0.0, "ms": 0.0}
-    for group in (*GROUPS, "all"):
-        if group in first or group in second:
-            one, other = first.get(group, nothing), second.get(group, nothing)
-            fewer = 100 * (one["calls"] - other["calls"]) / one["calls"] if one["calls"] else None
-            row = {"group": group, "baseline_calls": one["calls"], "fused_calls": other["calls"]}
-            rows.append(row | {"fewer_percent": fewer, "baseline_ms": one["ms"], "fused_ms": other["ms"]})
-    return rows
-
-
-def group_cells(rows):
-    """Return the cells of compare_groups: group, calls before and after, % fewer, milliseconds before and after."""
-    return [
-        [row["group"], f"{row['baseline_calls']:,.1f}", f"{row['fused_calls']:,.1f}"]
-        + [known(row["fewer_percent"], ".1f") + " %" * (row["fewer_percent"] is not None)]
-        + [rounded(row["baseline_ms"]), rounded(row["fused_ms"])]
-        for row in rows
-    ]
-
-
-def launches_of(calls):
-    """Return single launches in order of time; Failure where a file keeps only sums."""
-    if any(call.start_ns is None for call in calls):
-        raise Failure(2, "these files keep sums of kernel times, not single launches: give a trace")
-    return sorted(calls, key=lambda call: call.start_ns)
+# ---------------------------------------------------------------- launches in order of time
 
 
 def gpu_launches(path, steps):
-    """Return a profile and its launches in order of time; Failure where nothing ran on a GPU."""
+    """Return a profile and its launches; Failure where nothing ran on a GPU."""
     profile = read_profile(path, steps)
     if profile.on_cpu:
         raise Failure(2, f"{profile.path} holds no launches on a GPU: record it on a machine with one")
-    return profile, launches_of(profile.calls)
+    return profile, profile.calls
 
 
 def busy_intervals(launches):
@@ -606,16 +493,75 @@ def busy_intervals(launches):
     return merged
 
 
+# ---------------------------------------------------------------- tables of kernels
+
+
+def sums(calls, key):
+    """Return {name or group: calls, times in microseconds, share}, the largest total first."""
+    times, whole = {}, sum(call.total_ns for call in calls) or 1
+    for call in calls:
+        times.setdefault(getattr(call, key), []).append(call.total_ns)
+    rows = {}
+    for name, part in sorted(times.items(), key=lambda one: -sum(one[1])):
+        row = {"calls": len(part), "total_us": sum(part) / 1e3, "share_percent": 100 * sum(part) / whole}
+        rows[name] = row | {
+            "mean_us": sum(part) / len(part) / 1e3,
+            "min_us": min(part) / 1e3,
+            "max_us": max(part) / 1e3,
+        }
+    return rows
+
+
+def kernel_table(calls):
+    """Return a row per kernel. The order of the columns is that of the CSV: total time is the fourth, as pages sort it,
+    and the name, which has commas, the last.
+    """
+    kinds = {call.name: call.kind for call in calls}
+    return [
+        {"group": group_of(name), "kind": kinds[name], **row, "kernel": name}
+        for name, row in sums(calls, "name").items()
+    ]
+
+
+def group_table(calls):
+    """Return a row per group that occurs."""
+    return [{"group": name, **row} for name, row in sums(calls, "group").items()]
+
+
+def per_step(profile, key, option="--steps"):
+    """Return {"calls", "ms"} per step for each name or group, and for "all"."""
+    steps, rows = steps_needed(profile, option), sums(profile.calls, key)
+    found = {name: {"calls": row["calls"] / steps, "ms": row["total_us"] / 1e3 / steps} for name, row in rows.items()}
+    return found | {"all": {unit: sum(row[unit] for row in found.values()) for unit in ("calls", "ms")}}
+
+
+def groups_per_step(profile, option="--steps"):
+    """Return {"calls", "ms"} per step of each group that occurs, in the order of GROUPS, and of all."""
+    found = per_step(profile, "group", option)
+    return {group: found[group] for group in (*GROUPS, "all") if group in found}
+
+
+def group_cells(first, second):
+    """Return a row per group in either of two results of groups_per_step: calls, % fewer, milliseconds."""
+    cells, nothing = [], {"calls": 0.0, "ms": 0.0}
+    for group in (*GROUPS, "all"):
+        if group in first or group in second:
+            one, other = first.get(group, nothing), second.get(group, nothing)
+            fewer = f"{100 - 100 * other['calls'] / one['calls']:.1f} %" if one["calls"] else "-"
+            calls = [f"{part['calls']:,.1f}" for part in (one, other)]
+            cells.append([group, *calls, fewer, rounded(one["ms"]), rounded(other["ms"])])
+    return cells
+
+
 def kernel_text(calls, top, width=44):
     """Return the table of the longest kernels and the sums by group, for reading."""
     rows, whole_us = kernel_table(calls), sum(call.total_ns for call in calls) / 1e3
-    what = "operators on the CPU" if calls[0].kind in HOST else "kernels and copies"
-    number = sum(call.calls for call in calls)
-    lines = [f"{len(rows)} {what}, {number:,} calls, {whole_us / 1e3:,.3f} ms in all"]
+    what = "kernels and copies" if calls[0].kind in KINDS.values() else "operators on the CPU"
+    lines = [f"{len(rows)} {what}, {len(calls):,} calls, {whole_us / 1e3:,.3f} ms in all"]
     lines += [INTERPRETED] * (calls[0].kind == "interpreted")
     cells = [
         [short(row["kernel"], width), row["group"], f"{row['calls']:,}", f"{row['total_us'] / 1e3:,.3f}"]
-        + [f"{row['share_percent']:.1f}", *(known(row[key], ",.1f") for key in ("mean_us", "min_us", "max_us"))]
+        + [f"{row['share_percent']:.1f}", *(f"{row[key]:,.1f}" for key in ("mean_us", "min_us", "max_us"))]
         for row in rows[:top]
     ]
     header = ["kernel", "group", "calls", "total ms", "%", "mean us", "min us", "max us"]
@@ -627,70 +573,3 @@ def kernel_text(calls, top, width=44):
         [row["group"], f"{row['total_us'] / 1e3:,.3f}", f"{row['share_percent']:.1f}"] for row in group_table(calls)
     ]
     return "\n".join([*lines, "", text_table(["group", "total ms", "%"], groups)])
-
-
-# ---------------------------------------------------------------- hardware counters
-
-COUNTER_FILES = ("*counter_collection.csv", "*.db", "ncu*.csv", "pmc_perf.csv")
-COUNTER = re.compile(r"\w+__\w|(SQ|SQC|TA|TD|TCP|TCC|SPI|CPC|CPF|GRBM)_")  # columns of ncu, of rocprof-compute
-
-
-def read_counters(*paths):
-    """Return (kernel, counter, unit, value) of every launch in these files and folders."""
-    values = []
-    for path in map(pathlib.Path, paths):
-        found = [matching(path, pattern) for pattern in COUNTER_FILES] if path.is_dir() else [[path]]
-        files = next(filter(None, found), [])
-        if not files:
-            raise Failure(2, f"{path} is a folder without counters: no counter_collection or ncu file lies in it")
-        for file in files:
-            try:
-                values += counters_of(file)
-            except OSError as error:
-                raise Failure(2, f"{file} cannot be read: {error.strerror}") from None
-            except Failure as error:
-                raise Failure(2, f"{file} {error}") from None
-    if not values:
-        raise Failure(2, f"{', '.join(map(str, paths))} holds no counter of any kernel")
-    return values
-
-
-def counters_of(file):
-    content = file.read_bytes()
-    if not content:
-        raise Failure(2, "is empty: the profiler was stopped, or wrote nothing")
-    if not content.startswith(b"SQLite format 3\0"):
-        return counters_of_rows(*read_rows(content.decode("utf-8", errors="replace")))
-    with database(file) as (connection, names):
-        if "counters_collection" not in names:
-            raise Failure(2, "holds no counters")
-        rows = connection.execute("SELECT kernel_name, counter_name, value FROM counters_collection")
-        return [(clean(kernel), counter, "", float(value)) for kernel, counter, value in rows]
-
-
-def counters_of_rows(header, rows):
-    """Return the values of a table with a row per counter (rocprofv3), or with a column per counter."""
-    wide = [column for column in header if COUNTER.match(column)]
-    if "name" not in header or not ("counter" in header or wide):
-        raise Failure(2, "has no counters of kernels: give a counter_collection file of rocprofv3 or CSV of ncu")
-    if "counter" in header:
-        return [(clean(row["name"]), row["counter"], "", to_number(row["value"])) for row in rows if row["counter"]]
-    units = next(rows, {}) if "__" in wide[0] else {}  # ncu's first row
-    return [
-        (clean(row["name"]), column, units.get(column, ""), to_number(row[column]))
-        for row in rows
-        for column in wide
-        if row[column][:1] in tuple("-.0123456789")  # some metrics are words
-    ]
-
-
-def counter_table(values):
-    """Return a row per kernel and counter: kernel group counter unit launches mean min max."""
-    parts = {}
-    for kernel, counter, unit, value in values:
-        parts.setdefault((kernel, counter, unit), []).append(value)
-    return [
-        {"kernel": kernel, "group": group_of(kernel), "counter": counter, "unit": unit, "launches": len(part)}
-        | {"mean": sum(part) / len(part), "min": min(part), "max": max(part)}
-        for (kernel, counter, unit), part in parts.items()
-    ]

@@ -7,17 +7,15 @@ The markup is in report.html, a Jinja2 template; the functions here compute what
 """
 
 import contextlib
-import math
 import pathlib
 
 from common.command_line import Failure
-from common.profiles import GROUPS, PHASES, short
+from common.profiles import GROUPS, PHASES
 from common.tables import markdown_table, rounded
 
 COLORS = {group: f"c{i}" for i, group in enumerate(GROUPS)}
-WIDTH, HEIGHT = 460, 320  # of a chart, in the pixels of its 15-pixel type: a phone shows it at three quarters
-LEFT, RIGHT, TOP, BOTTOM = 62, 10, 28, 50
-LETTER = 8.5  # the width of most letters
+# The chart of memory in its template: 460 x 320 pixels with 15-pixel type, which a phone shows at three quarters.
+LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 70, 450, 28, 290, 320
 
 
 def page(title, facts, notice, sections):
@@ -31,18 +29,17 @@ def page(title, facts, notice, sections):
 
 
 def markdown(title, facts, notice, sections):
-    """Return the same as Markdown, without the charts."""
+    """Return texts and tables as Markdown."""
     lines = [f"# {title}", "", *(f"- {name}: {value}" for name, value in facts), "", *notice]
     for heading, parts in sections:
         lines += ["", f"## {heading}"]
         for part in parts:
-            if part["kind"] in ("table", "text"):
-                lines += ["", markdown_table(part["header"], part["rows"]) if "rows" in part else part["text"]]
+            lines += ["", markdown_table(part["header"], part["rows"]) if "rows" in part else part["text"]]
     return "\n".join(lines) + "\n"
 
 
-def text(sentence, kind="text"):
-    return {"kind": kind, "text": sentence[:1].upper() + sentence[1:]}
+def text(sentence):
+    return {"kind": "text", "text": sentence[:1].upper() + sentence[1:]}
 
 
 def table(header, rows):
@@ -102,121 +99,56 @@ def step_bars(rows, caption):
     scale, first, bars = 100 / max(row["step_ms"]["p75"] for row in rows), rows[0]["step_ms"]["median"], []
     for row in rows:
         step, words = row["step_ms"], f"{rounded(row['step_ms']['median'])} ms"
-        piece = {"name": row["name"], "short": "", "text": words, "color": "c0", "percent": step["median"] * scale}
+        piece = {"name": row["name"], "text": words, "color": "c0", "percent": step["median"] * scale}
         bar = {"name": row["name"], "text": f"{words}, {first / step['median']:.2f}x", "pieces": [piece]}
         bars.append(bar | {"low": step["p25"] * scale, "high": step["p75"] * scale})
-    return {"kind": "bars", "bars": bars, "legend": [], "caption": caption}
+    return {"kind": "bars", "bars": bars, "legend": {}, "caption": caption}
 
 
 def group_bars(columns, caption):
     """Return a stacked bar per name: {name: result of groups_per_step}."""
     longest, bars = max(groups["all"]["ms"] for groups in columns.values()), []
     for name, groups in columns.items():
+        parts = [(group, groups[group]["ms"]) for group in GROUPS if group in groups]
         pieces = [
-            {"name": group, "short": group, "text": f"{rounded(part['ms'])} ms", "color": COLORS[group]}
-            | {"percent": 100 * part["ms"] / longest}
-            for group, part in groups.items()
-            if group != "all"
+            {"name": group, "text": f"{rounded(ms)} ms", "color": COLORS[group], "percent": 100 * ms / longest}
+            for group, ms in parts
         ]
         bars.append({"name": name, "pieces": pieces, "text": f"{rounded(groups['all']['ms'])} ms"})
-    used = [group for group in GROUPS if any(group in groups for groups in columns.values())]
-    legend = [{"name": group, "color": COLORS[group]} for group in used]
-    return {"kind": "bars", "bars": bars, "legend": legend, "caption": caption}
+    used = {group: color for group, color in COLORS.items() if any(group in groups for groups in columns.values())}
+    return {"kind": "bars", "bars": bars, "legend": used, "caption": caption}
 
 
-# ---------------------------------------------------------------- charts with axes
-
-
-class Chart:
-    """Place lines, discs and texts on linear or logarithmic axes."""
-
-    def __init__(self, xs, ys, log=False, right=RIGHT):
-        self.change = math.log10 if log else float
-        self.xs, self.ys = (tuple(map(self.change, ends)) for ends in (xs, ys))
-        self.right, self.log = WIDTH - right, log
-        self.paths, self.discs, self.texts, self.bands = [], [], [], []
-
-    def x(self, value):
-        share = (self.change(value) - self.xs[0]) / (self.xs[1] - self.xs[0])
-        return round(LEFT + (self.right - LEFT) * min(max(share, 0), 1), 1)
-
-    def y(self, value):
-        share = (self.change(value) - self.ys[0]) / (self.ys[1] - self.ys[0])
-        return round(HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * min(max(share, 0), 1), 1)
-
-    def write(self, x, y, words, anchor="start", color=""):
-        self.texts.append({"x": x, "y": y, "text": words, "anchor": anchor, "color": color})
-
-    def disc(self, x, y, radius, name, color):
-        self.discs.append({"x": x, "y": y, "r": radius, "name": name, "color": color})
-
-    def line(self, points, color):
-        d = "M" + "L".join(f"{self.x(x)} {self.y(y)}" for x, y in points)
-        self.paths.append({"d": d, "color": color})
-
-    def stairs(self, points, color):
-        """Draw a line that keeps its value from one point to the next."""
-        (x, y), *rest = points
-        d = f"M{self.x(x)} {self.y(y)}" + "".join(f"H{self.x(x)}V{self.y(y)}" for x, y in rest)
-        self.paths.append({"d": d, "color": color})
-
-    def band(self, name, start, end, color):
-        box = {"x": self.x(start), "y": TOP, "width": max(0.5, self.x(end) - self.x(start))}
-        self.bands.append(box | {"height": HEIGHT - BOTTOM - TOP, "name": name, "color": color})
-
-    def axes(self, x_ticks, y_ticks, x_label, y_label):
-        for tick in y_ticks:
-            self.write(LEFT - 6, self.y(tick) + 5, f"{tick:,g}", "end")
-            self.paths.append({"d": f"M{LEFT} {self.y(tick)}H{self.right}", "color": "grid"})
-        for tick in x_ticks:
-            self.write(self.x(tick), HEIGHT - BOTTOM + 19, f"{tick:,g}", "middle")
-        self.write(4, 15, y_label)
-        self.write(self.right, HEIGHT - 6, x_label, "end")
-
-    def part(self, caption):
-        shapes = {"paths": self.paths, "discs": self.discs, "texts": self.texts, "bands": self.bands}
-        return {"kind": "chart", "width": WIDTH, "height": HEIGHT, "caption": caption, **shapes}
-
-
-def even_ticks(most, least=0.0):
-    """Return five values from least on, in steps of 1, 2, 2.5 or 5 times a power of ten, that reach most."""
-    span = max(most - least, 1e-9)
-    power = 10.0 ** math.floor(math.log10(span / 4))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if 4 * power * factor >= span * (1 - 1e-9))
-    return [least + step * i for i in range(5)]
-
-
-def log_ticks(least, most):
-    """Return the powers of ten between two values, and their multiples by 2 and 5 if those are few."""
-    powers = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
-    factors = (1,) if len(powers) > 5 else (1, 2, 5)
-    return [value for i in powers for value in (factor * 10.0**i for factor in factors) if least <= value <= most]
-
-
-def apart(places, gap):
-    """Return the places moved down as little as needed to keep this gap between any two."""
-    moved = list(places)
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    for before, after in zip(order, order[1:], strict=False):
-        moved[after] = max(moved[after], moved[before] + gap)
-    return moved
+# ---------------------------------------------------------------- memory over time
 
 
 def memory_over_time(points, phases, caption):
-    """Return memory in MiB over time in ms, with a mark at the peak and bands for the phases (name, start, end)."""
-    end, peak = points[-1][0] or 1.0, max(points, key=lambda point: point[1])
-    ticks = even_ticks(peak[1], min(0.0, *(memory for _, memory in points)))
-    chart = Chart((0, end), (ticks[0], ticks[-1]))
-    colors = {}
-    for name, start, stop in phases:
-        if name not in colors:
-            colors[name] = f"c{len(colors)}"
-            chart.write(chart.x(start) + 2, TOP + 12 + 14 * len(colors), name, color=colors[name])
-        chart.band(f"{name}, {stop - start:.2f} ms", start, stop, colors[name])
-    chart.axes([tick for tick in even_ticks(end) if tick <= 0.97 * end], ticks, "ms since the profile began", "MiB")
-    chart.stairs(thinned(points), "c0")
-    chart.disc(chart.x(peak[0]), chart.y(peak[1]), 4, "peak", "c1")
-    return chart.part(caption)
+    """Return a chart of memory in MiB over time in ms, with its peak and a band for each phase (name, start, end)."""
+    end, (peak_at, peak) = points[-1][0] or 1.0, max(points, key=lambda point: point[1])
+    least = min(0.0, *(memory for _, memory in points))
+    colors = {name: f"c{i}" for i, name in enumerate(dict.fromkeys(name for name, _, _ in phases), 1)}
+
+    def x(ms):
+        return round(LEFT + (RIGHT - LEFT) * min(ms / end, 1), 1)
+
+    def y(memory):
+        return round(BOTTOM - (BOTTOM - TOP) * (memory - least) / (max(peak - least, 1e-9)), 1)
+
+    bands = [
+        {"name": f"{name}, {stop - start:.2f} ms", "x": x(start), "width": max(0.5, x(stop) - x(start))}
+        | {"color": colors[name]}
+        for name, start, stop in phases
+    ]
+    texts = [(LEFT - 6, y(memory) + 5, f"{memory:,.1f}", "end", "") for memory in sorted({least, 0.0, peak})]
+    texts += [(4, 15, "MiB", "start", ""), (LEFT, HEIGHT - 6, "0", "middle", "")]
+    texts += [(RIGHT, HEIGHT - 6, f"{end:,.1f} ms since the profile began", "end", "")]
+    for i, name in enumerate(colors):
+        start = next(start for other, start, _ in phases if other == name)
+        texts.append((x(start) + 2, TOP + 26 + 14 * i, name, "start", colors[name]))
+    stairs = "".join(f"H{x(ms)}V{y(memory)}" for ms, memory in thinned(points))  # it stays until the next event
+    line, grid = f"M{LEFT} {y(points[0][1])}{stairs}", [y(memory) for memory in (least, 0.0, peak)]
+    shapes = {"bands": bands, "texts": texts, "line": line, "grid": grid, "peak": (x(peak_at), y(peak))}
+    return {"kind": "chart", "caption": caption, **shapes}
 
 
 def thinned(points, most=2000):
@@ -225,57 +157,7 @@ def thinned(points, most=2000):
     return [max(points[i : i + stretch], key=lambda point: point[1]) for i in range(0, len(points), stretch)]
 
 
-def memory_lines(lengths, series, caption):
-    """Return peak memory in MB over sequence length, a line per name; a cross at the top where it ran out."""
-    top = max((peak for peaks in series.values() for peak in peaks if peak is not None), default=1.0)
-    ticks = even_ticks(1.05 * top)
-    chart = Chart((0, lengths[-1]), (0, ticks[-1]), right=90)
-    chart.axes(lengths, ticks, "tokens in a sequence", "peak memory, MB")
-    ends = []
-    for i, (name, peaks) in enumerate(series.items()):
-        points = [(length, peak) for length, peak in zip(lengths, peaks, strict=True) if peak is not None]
-        if points:
-            chart.line(points, f"c{i}")
-        for x, y in points:
-            chart.disc(chart.x(x), chart.y(y), 3, name, f"c{i}")
-        for length in lengths[len(points) :]:
-            chart.write(chart.x(length), TOP + 14 + 14 * i, f"x {name}: out of memory", "end", f"c{i}")
-        ends.append(chart.y(points[-1][1]) if points else TOP)
-    for i, (name, y) in enumerate(zip(series, apart(ends, 15), strict=True)):
-        chart.write(chart.right + 6, y + 4, name, color=f"c{i}")
-    return chart.part(caption)
-
-
-def roofline(rows, ceilings, limits, caption):
-    """Return measured TFLOP/s over FLOP per byte of the operators with counted FLOPs; a disc's area is its time.
-
-    limits: (least, most) FLOP per byte and TFLOP/s, one scale for all charts of a page.
-    """
-    chart = Chart(*limits, log=True)
-    chart.axes(log_ticks(*limits[0]), log_ticks(*limits[1]), "FLOP per byte", "TFLOP/s")
-    (least, most), balance = limits[0], ceilings["matmul_tflops"] / ceilings["copy_tb_s"]
-    corners = sorted({least, min(max(balance, least), most), most})
-    chart.line([(x, min(ceilings["matmul_tflops"], ceilings["copy_tb_s"] * x)) for x in corners], "ink")
-    rows = sorted((row for row in rows if row["flops"]), key=lambda row: -row["ms"])
-    placed = []
-    for row in rows:
-        x, y = chart.x(row["flops"] / row["bytes"]), chart.y(row["tflops"])
-        radius = round(3 + 15 * math.sqrt(row["ms"] / rows[0]["ms"]), 1)
-        chart.disc(x, y, radius, f"{row['operator']}, {row['ms']:.3f} ms", COLORS[row["group"]])
-        if all(abs(x - a) > 150 or abs(y - b) > 15 for a, b in placed):
-            placed.append((x, y))
-            name = short(row["operator"].removeprefix("aten::"), 26)
-            fits = x + radius + 4 + LETTER * len(name) < WIDTH
-            chart.write(x + radius + 4 if fits else x - radius - 4, y + 4, name, "start" if fits else "end")
-    return chart.part(caption)
-
-
-def roofline_limits(rows, ceilings):
-    """Return the range of FLOP per byte and TFLOP/s in which the operators and the roof's corner are."""
-    counted = [row for row in rows if row["flops"] and row["tflops"]]
-    xs = [ceilings["matmul_tflops"] / ceilings["copy_tb_s"], *(row["flops"] / row["bytes"] for row in counted)]
-    ys = [ceilings["matmul_tflops"], *(row["tflops"] for row in counted)]
-    return (min(xs) / 2, 3 * max(xs)), (min(ys) / 2, 2 * max(ys))
+# ---------------------------------------------------------------- pictures
 
 
 @contextlib.contextmanager

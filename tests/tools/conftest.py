@@ -46,6 +46,12 @@ def profiled(tmp_path_factory):
     return folders
 
 
+def event(category, name, ts, dur, number=0, **arguments):
+    """Return an event of a trace; number joins kernels with the operator that launched them."""
+    arguments["External id"] = number
+    return {"ph": "X", "cat": category, "name": name, "ts": ts, "dur": dur, "args": arguments}
+
+
 @pytest.fixture
 def make_trace(tmp_path):
     """make_trace("folder/trace_1.json", kernels, steps, **metadata) writes a trace of a GPU, each newer than the last.
@@ -58,15 +64,15 @@ def make_trace(tmp_path):
         events = []
         for begin in range(0, 10_000 * steps, 10_000):
             for mark, at, duration in (("forward", 0, 20), ("backward", 20, 20), ("optimizer", 40, 10)):
-                events.append({"cat": "user_annotation", "name": mark, "ts": begin + at, "dur": duration})
+                events.append(event("user_annotation", mark, begin + at, duration))
             at = begin + 30
             for kernel, us in kernels.items():
-                events.append({"cat": "kernel", "name": kernel, "ts": at, "dur": us, "args": {"External id": 0}})
+                events.append(event("kernel", kernel, at, us))
                 at += us
-        content = {"deviceProperties": [{"name": "MI300X"}], "tiny_llama": METADATA | metadata}
+        content = {"deviceProperties": [{"name": "MI300X"}], "tiny_llama": METADATA | metadata, "traceEvents": events}
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(content | {"traceEvents": [{"ph": "X"} | event for event in events]}))
+        path.write_text(json.dumps(content))
         made.append(path)
         os.utime(path, (1e9 + len(made), 1e9 + len(made)))
         return path
@@ -77,27 +83,19 @@ def make_trace(tmp_path):
 @pytest.fixture
 def known_trace(tmp_path):
     """Two steps of a matmul (1 GFLOP, 8 MB, 20 us), an addition (12 MB, 10 us), a kernel without shapes (10 us)."""
-
-    def operator(i, name, *shapes):
-        found = {"Input Dims": list(shapes), "Input type": ["float"] * len(shapes), "Input Strides": [[]] * len(shapes)}
-        return {"ph": "X", "cat": "cpu_op", "name": name, "ts": i, "dur": 1, "args": {"External id": i} | found}
-
-    def kernel(i, name, us, number):
-        return {"ph": "X", "cat": "kernel", "name": name, "ts": 100 * i, "dur": us, "args": {"External id": number}}
-
+    shapes = {"aten::mm": [[1000, 500], [500, 1000]], "aten::add": [[1000, 1000], [1000, 1000]]}
     events = []
     for step in (0, 10):
-        events += [
-            {"ph": "X", "cat": "user_annotation", "name": "optimizer", "ts": step, "dur": 1},
-            operator(step + 1, "aten::mm", [1000, 500], [500, 1000]),
-            operator(step + 2, "aten::add", [1000, 1000], [1000, 1000]),
-            kernel(step + 1, "gemm", 20.0, step + 1),
-            kernel(step + 2, "vectorized_elementwise_kernel", 10.0, step + 2),
-            kernel(step + 3, "lonely", 10.0, 0),
-        ]
-    folder = tmp_path / "pytorch_profiles"
-    folder.mkdir()
-    (folder / "trace_v1.json").write_text(json.dumps({"deviceProperties": [{"name": "GPU"}], "traceEvents": events}))
-    ceilings = tmp_path / "flops_profile.json"
-    ceilings.write_text(json.dumps({"ceilings": {"matmul_tflops": 100.0, "copy_tb_s": 2.0}}))
+        events.append(event("user_annotation", "optimizer", step, 1))
+        for i, (name, dims) in enumerate(shapes.items(), step + 1):
+            tensors = {"Input Dims": dims, "Input type": ["float"] * 2, "Input Strides": [[], []]}
+            events.append(event("cpu_op", name, i, 1, i, **tensors))
+        events.append(event("kernel", "gemm", 100 * step + 100, 20.0, step + 1))
+        events.append(event("kernel", "vectorized_elementwise_kernel", 100 * step + 200, 10.0, step + 2))
+        events.append(event("kernel", "lonely", 100 * step + 300, 10.0))
+    (tmp_path / "pytorch_profiles").mkdir()
+    trace = {"deviceProperties": [{"name": "GPU"}], "traceEvents": events}
+    (tmp_path / "pytorch_profiles" / "trace_v1.json").write_text(json.dumps(trace))
+    ceilings = {"ceilings": {"matmul_tflops": 100.0, "copy_tb_s": 2.0}}
+    (tmp_path / "flops_profile.json").write_text(json.dumps(ceilings))
     return tmp_path

@@ -67,20 +67,19 @@ def profile_folder(tmp_path_factory):
 def test_a_profile_holds_kernels_figures_and_a_trace(profile_folder):
     content = json.loads(next(profile_folder.glob("profile_v2_*.json")).read_text())
     assert (content["version"], content["steps_profiled"], content["config"]["hidden_dim"]) == (2, 2, 64)
-    assert content["summary"]["step_ms"]["median"] > 0
     assert sum(row["share_percent"] for row in content["groups"]) == pytest.approx(100)
     trace = json.loads((profile_folder / content["trace"]).read_text())
     calls = sum(event.get("name") == "aten::mm" and event["ph"] == "X" for event in trace["traceEvents"])
     assert calls == next(row["calls"] for row in content["kernels"] if row["kernel"] == "aten::mm") > 0
-
-
-def test_the_report_gives_results_per_step(profile_folder):
-    content = json.loads(next(profile_folder.glob("profile_v2_*.json")).read_text())
     text = (profile_folder / "profiling_report.md").read_text()
     gemms = next(row for row in content["groups"] if row["group"] == "GEMM")
     assert f"| GEMM | {gemms['calls'] / 2:,.0f} | {rounded(gemms['total_us'] / 2e3)} |" in text
     assert f"| step, median ms | {rounded(content['summary']['step_ms']['median'])} |" in text
-    assert "- sizes: 2 layers, width 64," in text and "- command: python tiny_llama_v2.py --hidden-dim 64" in text
+    assert "- sizes: 2 layers, width 64," in text and "- command: python tiny_llama_v2.py --num-steps 5 " in text
+    peak = max(e["args"]["Total Allocated"] for e in trace["traceEvents"] if e["name"] == "[memory]") / 2**20
+    page = (profile_folder / "memory_timeline.html").read_text()
+    assert f"Peak {peak:,.1f} MiB" in page and "version 2, 2 x 32 tokens" in page
+    assert page.count("<title>forward,") == 2 and "http" not in page
 
 
 def test_the_report_of_interpreted_kernels_says_so_at_each_table(profile_folder, tmp_path):
@@ -90,14 +89,6 @@ def test_the_report_of_interpreted_kernels_says_so_at_each_table(profile_folder,
     assert profiler.main(["--analyze-existing", str(tmp_path), "--generate-report"]) == 0
     text = (tmp_path / "profiling_report.md").read_text()
     assert text.count("ran in Triton's interpreter") == 2 and "# Profile of version 3" in text
-
-
-def test_the_page_of_memory_shows_the_peak_of_the_trace(profile_folder):
-    trace = json.loads(next(profile_folder.glob("trace_*.json")).read_text())
-    peak = max(e["args"]["Total Allocated"] for e in trace["traceEvents"] if e["name"] == "[memory]") / 2**20
-    page = (profile_folder / "memory_timeline.html").read_text()
-    assert f"Peak {peak:,.1f} MiB" in page and "version 2, 2 x 32 tokens" in page
-    assert page.count("<title>forward,") == 2 and "http" not in page
 
 
 def test_on_a_gpu_the_memory_of_the_gpu_is_shown(make_trace):
@@ -110,6 +101,7 @@ def test_on_a_gpu_the_memory_of_the_gpu_is_shown(make_trace):
     trace.write_text(json.dumps(content))
     page = profiler.memory_page(read_profile(trace))
     assert "Peak 3.0 MiB after 0.500 ms, 2 allocations and releases: all tensors" in page and "MI300X" in page
+    assert 'd="M70 202.7H70.0V202.7H450.0V28.0"' in page and 'cx="450.0" cy="28.0"' in page  # 1 of 3 MiB, then 3
 
 
 def test_the_line_of_memory_keeps_its_peak_when_it_is_thinned():
@@ -117,14 +109,6 @@ def test_the_line_of_memory_keeps_its_peak_when_it_is_thinned():
     points[3334] = (3334.0, 9.0)
     thin = report.thinned(points)
     assert len(thin) <= 2000 and (3334.0, 9.0) in thin
-
-
-def test_earlier_profiles_are_read_again(profile_folder):
-    """In a process of its own, started from its link."""
-    made = next(profile_folder.glob("profile_*.json"))
-    result = call(2, "run_pytorch_profiler.py", "--analyze-existing", made)
-    total = sum(row["total_us"] for row in json.loads(made.read_text())["kernels"]) / 1e3
-    assert result.returncode == 0 and f"{total:,.3f} ms in all" in result.stdout
 
 
 @pytest.mark.parametrize("with_memory", [True, False])
@@ -135,21 +119,21 @@ def test_the_guides_two_commands_leave_every_file(with_memory, profile_folder, p
     assert result.returncode == 0 and "aten::mm" in result.stdout and f"newest trace in {tmp_path}" in result.stdout
     assert (tmp_path / "memory_timeline.html").exists() == with_memory
     assert ("record them with --profile-memory" in result.stdout) != with_memory
-    (made,) = tmp_path.glob("profile_v*_*.json")
+    (made,) = (file.rename(tmp_path / "profile_v0_1.json") for file in tmp_path.glob("profile_v*_*.json"))
     again = call(1, "run_pytorch_profiler.py", "--analyze-existing", made, "--generate-report")
     assert again.returncode == 0 and "## Groups of operators in 2" in (tmp_path / "profiling_report.md").read_text()
+    assert list(tmp_path.glob("profile_v*_*.json")) == [made]
 
 
-def test_bad_input_of_the_profiler_is_one_sentence(capsys):
+def test_bad_input_of_the_profiler_is_one_sentence(tmp_path, capsys):
+    table = SAMPLES / "rocm-6.4" / "kernel_trace.csv"
     refused(profiler.main, ["--analyze-existing", "nowhere.json"], capsys, "does not exist")
-    refused(profiler.main, ["--analyze-existing", __file__], capsys, "no columns of kernel times")
     refused(profiler.main, ["--analyze-existing", "x.json", "--use-amp"], capsys, "means nothing")
-    table = ["--analyze-existing", SAMPLES / "rocm-6.4" / "kernel_trace.csv"]
-    refused(profiler.main, [*table, "--generate-report"], capsys, "is no trace of a training script")
-    assert profiler.main([str(word) for word in table]) == 0 and "adamw_kernel" in capsys.readouterr().out
+    refused(profiler.main, ["--analyze-existing", table, "--generate-report"], capsys, "is no trace of a training")
+    assert profiler.main(["--analyze-existing", str(table)]) == 0 and "adamw_kernel" in capsys.readouterr().out
     refused(profiler.main, ["--version", "9"], capsys, "invalid choice")
     refused(profiler.main, ["--version", "1", "--profile-dir", __file__], capsys, "cannot be made", 1)
-    result = call(1, "run_pytorch_profiler.py", "--num-heads", "5")
+    result = call(1, "run_pytorch_profiler.py", "--num-heads", "5", cwd=tmp_path)
     assert result.returncode == 2 and result.stderr.startswith("tiny_llama_v1.py: error: --hidden-dim")
     assert len(result.stderr.splitlines()) == 1
 

@@ -14,8 +14,7 @@ case $PROFILER in
         profile env "${settings}_OUTPUT_PATH=$PLACE" "${settings}_TIME_OUTPUT=OFF" \
             "$TOOL" --trace --profile ${SAMPLE:+--sample cputime} ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
         largest "*.proto" "*.pftrace"
-        report common/perfetto.py @OUT@ --csv @OUT@/from_trace_kernel_trace.csv
-        [ -z "$(find "$OUT" -name from_trace_kernel_trace.csv 2>/dev/null)" ] || top_kernels
+        top_kernels
         open_in_perfetto "*.proto" "*.pftrace"
         ;;
     nsight)
