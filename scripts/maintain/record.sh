@@ -15,7 +15,6 @@
 # stages     10                the debugging exercise
 # memory     10                peak memory over the length of the sequences
 # ddp, fsdp  10 each           several GPUs, on all of them
-# links       5                all-reduce alone, on all GPUs
 #
 # headline, graph, ddp and fsdp write each row as it is measured, and take up what is missing if they were cut off, on
 # the same host. TINY_LLAMA_COMMIT names the commit if the files are a copy without Git's history. Afterwards:
@@ -63,7 +62,7 @@ gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())') ||
     fail "$python has no PyTorch: run scripts/quickstart.sh first, or set TINY_LLAMA_PYTHON"
 [[ $gpus -gt 0 || ${#toy[@]} -gt 0 ]] || fail "PyTorch sees no GPU here, and times of a CPU are not recorded"
 parts=(headline graph kernels ablation2 ablation3 stages memory)
-[[ $gpus -lt 2 ]] || parts+=(ddp fsdp links)
+[[ $gpus -lt 2 ]] || parts+=(ddp fsdp)
 for name in ${only//,/ }; do
     [[ " ${parts[*]} " == *" $name "* ]] || fail "--only: $name is none of ${parts[*]}"
 done
@@ -125,8 +124,6 @@ if [[ $gpus -gt 1 ]]; then
     sizes=(--presets medium --repeats 2 --precisions bfloat16 --metrics 'throughput,memory' --nproc "$counts")
     suite ddp 10 --models v3,v4
     suite fsdp 10 --models v3,v3+fsdp
-    part links 5 "$python" -m torch.distributed.run --standalone --nproc-per-node "$gpus" \
-        "$scripts/measure_allreduce.py" --json links.json
 fi
 
 if [[ ${#left[@]} -gt 0 ]]; then
