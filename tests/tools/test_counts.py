@@ -1,8 +1,8 @@
 """common/counts.py against the operators and kernels that the scripts run, and model_counts.py, which prints it."""
 
 import itertools
-import json
 import re
+from collections import Counter
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import model_counts
 from collector import collect, toy_config
 from common import counts
-from common.counts import PARTS, PHASES, both_phases, step_counts, total
+from common.counts import PARTS, PHASES, step_counts, total
 from common.versions import SCRIPTS, load_version
 from model_counts import PAGE, PRESETS, preset_sizes
 
@@ -64,15 +64,6 @@ def test_parameters_and_required_flops_are_those_of_the_script(version, preset, 
     assert sum(counts.required_flops(sizes).values()) == load_version(version).flops_per_step(model, config)
 
 
-def test_every_version_does_the_same_matmuls_with_weights():
-    required = counts.required_flops(preset_sizes("small"))
-    for version, matmuls in {1: 12, 2: 7, 3: 9, 4: 7}.items():  # over the causal half; 6 are needed
-        done = both_phases(step_counts(version, "float32", preset_sizes("small")), "flops")
-        assert done["attention"] * 6 == required["attention"] * matmuls
-        assert done["embedding"] == (required["output head"] // 3 if version == 3 else 0)
-        assert all(done[part] == flops for part, flops in required.items() if part != "attention")
-
-
 def test_a_large_vocabulary_makes_version_3_add_embedding_rows_one_by_one():
     assert counts.MAX_ONE_HOT == load_version(3).MAX_ONE_HOT
     sizes = preset_sizes("small")._replace(V=counts.MAX_ONE_HOT + 1)
@@ -110,34 +101,28 @@ def run(capsys, *argv):
     return status, *capsys.readouterr()
 
 
-def test_json_holds_formulas_numbers_and_rooflines(capsys):
-    status, out, _ = run(capsys, "--version", 3, "--preset", "tiny", "--precision", "float16", "--json", "-")
-    content = json.loads(out)
-    assert status == 0 and list(content["parts"]) == list(PARTS) and content["step"]["parameters"] == 2_617_600
-    swiglu = content["parts"]["SwiGLU"]
-    assert swiglu["formulas"]["forward"]["layer"] == {"bytes": "6BTF", "launches": "1", "saved": "4BTF"}
-    assert swiglu["forward"]["bytes"] == 6 * 8 * 128 * 512 * 4
-    assert swiglu["roofline"]["MI300X"]["bound"] == "memory"
-
-
 def test_formulas_have_the_values_of_the_numbers(capsys):
-    _, out, _ = run(capsys, "--version", 4, "--num-layers", 3, "--precision", "bfloat16", "--json", "-")
-    content = json.loads(out)
-    sizes = content["sizes"]
-    for row in content["parts"].values():
-        for phase, quantity in itertools.product(PHASES, ("flops", "bytes", "launches", "saved")):
-            value = 0
-            for where, times in (("layer", sizes["L"]), ("once", 1)):
-                text = row["formulas"][phase].get(where, {}).get(quantity, "0")
-                text = re.sub(r"(?<=[\dA-Z])(?=[A-Z])", "*", text.replace("^", "**"))
-                value += times * eval(text, dict(sizes))
-            assert value == row[phase][quantity]
+    """Read the table of formulas, and compute with the sizes that the output names."""
+    status, out, _ = run(capsys, "--version", 4, "--num-layers", 3, "--precision", "bfloat16")
+    first, (header, *rows), *_ = (block.splitlines() for block in out.split("\n\n"))
+    sizes = {letter: int(size) for letter, size in re.findall(r"([A-Z]) (\d+)", first[0])}
+    starts = [match.start() for match in re.finditer(r"(?:^|(?<=  ))\S", header)]
+    found = Counter()
+    for row in rows:
+        name, *cells = (row[i:j].strip() for i, j in zip(starts, [*starts[1:], None], strict=True))
+        part, phase, where = name.split(", ")
+        for quantity, text in zip(("flops", "bytes", "saved", "launches"), cells, strict=True):
+            value = eval(re.sub(r"(?<=[\dA-Z])(?=[A-Z])", "*", text.replace("^", "**")) or "0", dict(sizes))
+            found[part, phase, quantity] += value * (sizes["L"] if where == "each layer" else 1)
+    expected = step_counts(4, "bfloat16", counts.Sizes(**sizes))
+    every = itertools.product(PARTS, PHASES, ("flops", "bytes", "saved", "launches"))
+    wanted = {(part, phase, quantity): expected[part][phase][quantity] for part, phase, quantity in every}
+    assert status == 0 and found == Counter(wanted)
 
 
-def test_text_names_every_part(capsys):
+def test_the_sums_of_a_step(capsys):
     status, out, _ = run(capsys, "--version", 1, "--preset", "small")
-    assert status == 0 and all(part in out for part in PARTS)
-    assert "31,977,984 parameters, 199.64 GFLOP needed" in out
+    assert status == 0 and "31,977,984 parameters, 199.64 GFLOP needed" in out and "1,047 launches" in out
 
 
 @pytest.mark.parametrize(
@@ -146,16 +131,11 @@ def test_text_names_every_part(capsys):
         (["--version", "2", "--enable-torch-compile"], "--enable-torch-compile"),
         (["--version", "1", "--use-amp"], "--precision"),
         (["--version", "1", "--hidden-dim", "7"], "--hidden-dim must be"),
-        (["--check", "--recorded", "/nowhere"], "no recorded run"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(capsys, argv, words):
     status, _, error = run(capsys, *argv)
     assert status == 2 and words in error and error.count("\n") == 1
-
-
-def test_the_page_has_the_tables_of_the_formulas(capsys):
-    assert run(capsys, "--check")[0] == 0
 
 
 @pytest.fixture
