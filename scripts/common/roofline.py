@@ -12,7 +12,7 @@ import re
 import time
 
 from common import counts
-from common.command_line import Failure, add_steps, positive, progress
+from common.command_line import Failure, add_steps, progress
 from common.profiles import Operation, read_profile, steps_needed
 from common.report import matplotlib_figure
 from common.tables import rounded
@@ -78,10 +78,8 @@ def bytes_without_products(name, dims, inputs, size):
 
 
 def roofline_us(flops, moved, ceilings):
-    """Return the shortest time that the device's ceilings allow; None where the bytes are not known."""
-    if moved is None:
-        return None
-    return max((flops or 0.0) / ceilings["matmul_tflops"] / 1e6, moved / ceilings["copy_tb_s"] / 1e6)
+    """Return the shortest time that the device's ceilings allow."""
+    return max(flops / ceilings["matmul_tflops"], moved / ceilings["copy_tb_s"]) / 1e6
 
 
 def operator_table(profile, steps, ceilings):
@@ -121,33 +119,28 @@ def work_of(one, known):
 
 
 def operator_row(calls, steps, ceilings, whole_us, known):
-    us, first = sum(one.us for one in calls), calls[0]
-    works = [work_of(one, known) for one in calls]
-    shapes_known = all(moved is not None for _, moved in works)
-    flops, moved = ((sum(count[i] for count in works) if shapes_known else None) for i in (0, 1))
-    shortest = sum(roofline_us(*count, ceilings) for count in works) if shapes_known and ceilings else None
+    us, first, works = sum(one.us for one in calls), calls[0], [work_of(one, known) for one in calls]
     kinds = [kind for kind, shape in zip(first.types, first.dims, strict=False) if shape and kind in ELEMENT_BYTES]
-    return {
-        "operator": first.name,
-        "group": first.group,
-        "dtype": kinds[0] if kinds else "",
-        "calls": len(calls) / steps,
-        "ms": us / steps / 1e3,
-        "share_percent": 100 * us / whole_us if whole_us else 0.0,
-        "flops": flops / steps if shapes_known else None,
-        "bytes": moved / steps if shapes_known else None,
-        "roofline_ms": None if shortest is None else shortest / steps / 1e3,
-        "of_roofline": shortest / us if shortest is not None and us else None,
-        "tflops": flops / us / 1e6 if shapes_known and us else None,
-        "gb_s": moved / us / 1e3 if shapes_known and us else None,
-    }
+    row = {"operator": first.name, "group": first.group, "dtype": kinds[0] if kinds else ""}
+    row |= {"calls": len(calls) / steps, "ms": us / steps / 1e3}
+    row["share_percent"] = 100 * us / whole_us if whole_us else 0.0
+    row |= dict.fromkeys(("flops", "bytes", "roofline_ms", "of_roofline", "tflops", "gb_s"))
+    if any(moved is None for _, moved in works):
+        return row
+    flops, moved = map(sum, zip(*works, strict=True))
+    row |= {"flops": flops / steps, "bytes": moved / steps}
+    if us:
+        row |= {"tflops": flops / us / 1e6, "gb_s": moved / us / 1e3}
+    if us and ceilings:
+        shortest = sum(roofline_us(*work, ceilings) for work in works)
+        row |= {"roofline_ms": shortest / steps / 1e3, "of_roofline": shortest / us}
+    return row
 
 
-def add_trace_options(parser, top):
+def add_trace_options(parser):
     add = parser.add_argument
     add("--profile-data", required=True, metavar="DIR", help="PyTorch trace, or a folder with one")
     add("--ceilings", metavar="FILE", help="flops_profile.json with the device's ceilings (measured)")
-    add("--top", type=positive, default=top, metavar="N", help="operators to print (%(default)s)")
     add_steps(parser)
 
 
@@ -267,8 +260,9 @@ def draw_roofline(path, title, ceilings, points):
     low, high = FLOP_PER_BYTE
     longest = max((ms for *_, ms in points if ms), default=1)
     points = sorted(points, key=lambda point: -(point[3] or 0))
-    placed = [(name, x, min(top, bandwidth * x) if y is None else y) for name, x, y, _ in points]
     with matplotlib_figure(path, height=5.0) as (_, axes):
+        from matplotlib import colormaps
+
         axes.plot([low, top / bandwidth, high], [bandwidth * low, top, top], color="black", linewidth=2)
         name = f"matmul {rounded(top)} TFLOP/s"
         axes.annotate(name, (high, top), (0, 6), textcoords="offset points", ha="right", fontsize=9)
@@ -276,27 +270,11 @@ def draw_roofline(path, title, ceilings, points):
         axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bandwidth * low / 100, 3 * top), title=title)
         axes.set(xlabel="FLOP per byte", ylabel="TFLOP/s")
         axes.grid(True, alpha=0.3)
-        for (_, x, y), (_, _, rate, ms) in zip(placed, points, strict=True):
-            area, color = (40, "#4477aa") if rate is None else (20 + 400 * (ms or longest / 8) / longest, "#cc3344")
-            axes.scatter([x], [y], area, color, alpha=0.7, zorder=3)
-        name_points(axes, placed[:NAMED], middle=(low * high) ** 0.5)
-
-
-LINE = {"arrowstyle": "-", "color": "#999999"}
-WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0}
-
-
-def name_points(axes, points, middle):
-    """Write each name (name, x, y) in a line of its own at the bottom, and draw a thin line from it to the point.
-
-    Names left of the middle run to the right, the others to the left. The outermost are lowest, so no line to a point
-    crosses a name of its side.
-    """
-    left = sorted((point for point in points if point[1] < middle), key=lambda point: point[1:])
-    right = sorted((point for point in points if point[1] >= middle), key=lambda point: (-point[1], point[2]))
-    across = axes.get_xaxis_transform()  # x in data, y as a fraction of the height
-    for row, (name, x, y) in enumerate(left + right):
-        offset, align = (3, "left") if row < len(left) else (-3, "right")
-        place, style = (x, 0.03 + 0.052 * row), {"fontsize": 9, "ha": align, "va": "center", "bbox": WHITE}
-        axes.annotate("", (x, y), place, "data", across, arrowprops=LINE)
-        axes.annotate(name, place, (offset, 0), across, "offset points", **style)
+        for i, (name, x, rate, ms) in enumerate(points):
+            y = min(top, bandwidth * x) if rate is None else rate
+            area = 40 if rate is None else 20 + 400 * (ms or longest / 8) / longest
+            color = colormaps["tab20"](i) if i < NAMED else "#bbbbbb"
+            axes.scatter([x], [y], area, [color], alpha=0.8, zorder=3, label=name if i < NAMED else None)
+        legend = axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, fontsize=9, frameon=False)
+        for handle in legend.legend_handles:
+            handle.set_sizes([40])

@@ -89,7 +89,6 @@ def test_the_roofline_is_the_slower_of_the_two():
     ceilings = {"matmul_tflops": 100.0, "copy_tb_s": 2.0}
     assert roofline.roofline_us(1e9, 1e6, ceilings) == pytest.approx(10.0)
     assert roofline.roofline_us(0.0, 1e8, ceilings) == pytest.approx(50.0)
-    assert roofline.roofline_us(1e9, None, ceilings) is None
 
 
 @pytest.mark.parametrize("version", [1, 2])
