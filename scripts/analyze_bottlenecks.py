@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Rank the operators of a step by time, with their distance from the device's limits and the version that tackles them.
 
+example: python analyze_bottlenecks.py --profile-data pytorch_profiles/ --output-report bottlenecks_v1.md
+
 Reads a PyTorch trace. From the recorded shapes follow the bytes and FLOPs that each operator needs at least, and from
 the device's ceilings (a large matmul, a large copy) the shortest time for them. Writes the report, and beside it
 
@@ -110,11 +112,7 @@ def analyze(options):
 
 
 def main(argv=None):
-    parser = Parser(
-        "analyze_bottlenecks.py",
-        "Rank the operators of a step by time, with their distance from the roofline and what tackles them.",
-        "--profile-data pytorch_profiles/ --output-report bottlenecks_v1.md",
-    )
+    parser = Parser("analyze_bottlenecks.py", __doc__)
     parser.add_argument("--output-report", default="bottlenecks.md", metavar="FILE", help="Markdown (%(default)s)")
     add_trace_options(parser)
     options = parser.parse_args(argv)

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Measure how much of the device's memory bandwidth the operators of a step reach, and draw them on a roofline.
 
+example: python memory_bandwidth_analyzer.py --profile-data ./complete_rocm_analysis --generate-roofline-plot
+
 Bytes follow from the shapes in a PyTorch trace (every input read once, the output written), and for version 3's kernels
 and flex attention from the formulas in common/counts.py. A rate above that of a copy found its data in a cache.
 
@@ -86,11 +88,7 @@ def analyze(options):
 
 
 def main(argv=None):
-    parser = Parser(
-        "memory_bandwidth_analyzer.py",
-        "Measure the bandwidth that the operators of a step reach, and draw a roofline.",
-        "--profile-data ./complete_rocm_analysis --generate-roofline-plot",
-    )
+    parser = Parser("memory_bandwidth_analyzer.py", __doc__)
     parser.add_argument("--generate-roofline-plot", action="store_true", help="draw roofline.png beside the trace")
     add_trace_options(parser)
     options = parser.parse_args(argv)

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Count the FLOPs of a version's training step, and compare them with the time that it takes.
 
+example: python run_deepspeed_flops.py --batch-size 8 --seq-len 256 --computational-intensity --generate-roofline
+
 The formulas (common/counts.py) are checked with PyTorch's FlopCounterMode, forward and backward, and with DeepSpeed's
 profiler, forward, if it is installed. The version's script then trains some steps, which gives TFLOP/s and MFU. Writes
 into --profile-dir
@@ -16,6 +18,7 @@ A multiply-add counts as two operations. Options that are not listed here go to 
 import importlib.util
 import json
 import pathlib
+import re
 import sys
 
 from common import counts
@@ -35,14 +38,11 @@ def required(sizes):
     return {"total": total, "matrix_products": total - attention, "attention": attention}
 
 
-def plain_options(config):
+def switch_off_fusions(config):
     """Switch off what a counter of PyTorch's operators cannot see; the matmuls stay the same."""
-    for name in vars(config):
-        if name == "enable_torch_compile" or (name.startswith("enable_") and name.endswith("_kernel")):
-            setattr(config, name, False)
-        if name == "attention_backend":
-            config.attention_backend = "math"
-    return config
+    for name in [name for name in vars(config) if re.fullmatch(r"enable_(torch_compile|\w+_kernel)", name)]:
+        setattr(config, name, False)
+    config.attention_backend = "math"
 
 
 def model_and_batch(script, config):
@@ -111,7 +111,7 @@ def count(version, config, table):
     """Return counts and checks of a version, and write the table of modules."""
     progress("counting the operations of one step ...")
     script, sizes, precision = load_version(version), counts.sizes_of(config), config.precision
-    plain_options(config)
+    switch_off_fusions(config)
     counter, modules = flop_counter(script, config)
     deepspeed, needed = deepspeed_count(script, config, table), required(sizes)
     if deepspeed["reason"]:
@@ -138,20 +138,20 @@ def measure(version, config, arguments):
 
 def measured_rates(summary, environment):
     peak = counts.peak_tflops(environment["device"], summary["precision"])
-    rates = {"step_ms": summary["step_ms"]["median"], "tflops": summary["tflops"], "peak_tflops": peak}
-    rates |= {"mfu": summary["tflops"] / peak / summary["world_size"] if peak else None}
-    return {"environment": environment, "precision": summary["precision"], **rates}
+    rates = {"device": environment["device"], "precision": summary["precision"], "peak_tflops": peak}
+    rates |= {"step_ms": summary["step_ms"]["median"], "tflops": summary["tflops"]}
+    return rates | {"mfu": summary["tflops"] / peak / summary["world_size"] if peak else None}
 
 
 def mfu_rows(flops, measured):
     """Return this run, then the shortest possible step at the data-sheet peak of each known GPU and precision."""
     names = ("device", "precision", "peak_tflops", "step_ms", "tflops", "mfu")
-    rows = [[measured["environment"]["device"], *(measured[name] for name in names[1:])]] if measured else []
-    for gpu, peaks in counts.PEAK_TFLOPS.items():
-        for precision in ("bfloat16", "tf32", "float32"):
-            if peak := peaks.get(precision):
-                rows.append([f"{gpu} at its peak", precision, peak, flops / peak / 1e9, peak, 1.0])
-    return [dict(zip(names, row, strict=True)) for row in rows]
+    rows = [
+        (f"{gpu} at its peak", precision, peak, flops / peak / 1e9, peak, 1.0)
+        for gpu, peaks in counts.PEAK_TFLOPS.items()
+        for precision, peak in peaks.items()
+    ]
+    return [measured] * bool(measured) + [dict(zip(names, row, strict=True)) for row in rows]
 
 
 # ---------------------------------------------------------------- results
@@ -159,9 +159,10 @@ def mfu_rows(flops, measured):
 
 def draw(path, content):
     """Draw the measured step under the ceilings, and the parts on them, where their FLOP per byte is."""
-    work, measured = content["intensity"], content["measured"]
-    points = [(part, row["flop_per_byte"], None, None) for part, row in work.items() if part != "step"]
-    points += [("step, measured", work["step"]["flop_per_byte"], measured["tflops"], None)] if measured else []
+    work, measured = dict(content["intensity"]), content["measured"]
+    step = work.pop("step")["flop_per_byte"]
+    points = [(part, row["flop_per_byte"], None, None) for part, row in work.items()]
+    points += [("step, measured", step, measured["tflops"], None)] if measured else []
     title = f"Version {content['version']}, {content['precision']}: the step and its parts"
     draw_roofline(path, title, content["ceilings"], points)
 
@@ -187,23 +188,27 @@ def as_text(content):
 
 
 def intensity_lines(content):
-    ceilings, rows = content.get("ceilings"), []
+    ceilings, rows = content["ceilings"], []
     for part, row in content["intensity"].items():
         cells = [part, f"{row['flops'] / 1e9:,.3f}", f"{row['bytes'] / 1e6:,.1f}", f"{row['flop_per_byte']:,.1f}"]
-        rows.append(cells if ceilings is None else [*cells, bound(row["flop_per_byte"], ceilings)])
-    header = ["part of the step", "GFLOP", "MB", "FLOP/byte"] + ["bound"] * (ceilings is not None)
+        rows.append([*cells, bound(row["flop_per_byte"], ceilings) if ceilings else ""])
+    header = ["part of the step", "GFLOP", "MB", "FLOP/byte", "bound" if ceilings else ""]
     lines = ["", text_table(header, rows), "each launch reads its operands and writes its results once"]
-    return lines if ceilings is None else [*lines, f"ceilings of this device: {ceilings_line(ceilings)}"]
+    return [*lines, f"ceilings of this device: {ceilings_line(ceilings)}"] if ceilings else lines
+
+
+def verdict(content):
+    return 0 if all(row["agrees"] for row in content["checks"]) else 1
 
 
 def run(version, options, arguments):
     """Count, measure and write; return 1 if a counter does not agree with the formula."""
-    folder, script = result_folder(options.profile_dir), load_version(version)
+    folder = result_folder(options.profile_dir)
     profile, table, mfu = (folder / name for name in ("flops_profile.json", "model_profile.txt", "mfu_analysis.csv"))
-    config = script.parse_options([*arguments, "--no-graph"])
+    config = load_version(version).parse_options([*arguments, "--no-graph"])
     sizes, device = counts.sizes_of(config), config.device
     measured = measure(version, config, arguments)
-    content = count(version, config, table) | {"measured": measured, "intensity": None}
+    content = count(version, config, table) | {"measured": measured, "intensity": None, "ceilings": None}
     if options.computational_intensity or options.generate_roofline:
         content["intensity"] = counts.intensity(counts.step_counts(version, content["precision"], sizes))
     if options.generate_roofline:
@@ -219,33 +224,21 @@ def run(version, options, arguments):
     return verdict(content)
 
 
-def verdict(content):
-    return 0 if all(row["agrees"] for row in content["checks"]) else 1
-
-
 def analyze(path, folder):
     """Print an earlier flops_profile.json."""
     path = folder / path.name if not path.exists() and (folder / path.name).exists() else path
     try:
         content = json.loads(path.read_text())
+        print(f"{path}:\n{as_text(content)}")
     except OSError as error:
         raise Failure(2, f"--analyze-results {path} cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise Failure(2, f"--analyze-results {path} is cut off or damaged: it is no valid JSON") from None
-    if not isinstance(content, dict) or not {"analytic", "checks", "measured", "intensity"} <= content.keys():
-        raise Failure(2, f"--analyze-results {path} is not a flops_profile.json of this tool")
-    print(f"{path}:\n{as_text(content)}")
+    except (ValueError, TypeError, KeyError):
+        raise Failure(2, f"--analyze-results {path} is not a flops_profile.json of this tool") from None
     return verdict(content)
 
 
 def main(argv=None):
-    example = "--batch-size 8 --seq-len 256 --computational-intensity --generate-roofline; options that are not listed"
-    parser = Parser(
-        "run_deepspeed_flops.py",
-        "Count the FLOPs of a training step, and measure how fast they run.",
-        f"{example} go to the training script",
-        with_json=False,  # its flops_profile.json is always written
-    )
+    parser = Parser("run_deepspeed_flops.py", __doc__, with_json=False)  # its flops_profile.json is always written
     add = parser.add_argument
     add("--batch-size", metavar="B", help="sequences in a step (8)")
     add("--seq-len", metavar="T", help="tokens in a sequence (128)")

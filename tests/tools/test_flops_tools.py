@@ -103,7 +103,7 @@ def test_without_matplotlib_everything_but_the_picture_is_there(tmp_path, monkey
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "cannot be read"), ("{", "no valid JSON"), ("[1]", "is not a flops_profile.json")],
+    [(None, "cannot be read"), ("{", "is not a flops_profile.json"), ("[1]", "is not a flops_profile.json")],
 )
 def test_earlier_results_that_are_none_are_refused(content, words, tmp_path, capsys):
     path = tmp_path / "flops_profile.json"
@@ -143,7 +143,6 @@ def test_what_limits_a_gemm_by_hand():
     assert gemm_tool.measured(square, 500e-6, 4, roofs)["bound"] == "too small"
     row = gemm_tool.measured(square, 500e-6, 4, {"matmul_tflops": 10.0, "copy_tb_s": 0.03})
     assert (row["bound"], row["tflops"], row["share_of_peak"]) == ("memory", 4.0, 0.4)
-    assert row["share_of_attainable"] == pytest.approx(0.8)
     sizes = gemm_tool.sizes_of(CONFIG, 1, 2)
     (step,) = gemm_tool.analyzed({sizes: [(square, 250e-6)]}, 4, {"matmul_tflops": 1.0, "copy_tb_s": 1.0})
     assert (step["share_of_peak"], step["ms"], step["calls"], step["flops"]) == (1.0, 0.5, 2, 4e9)
