@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure every GEMM of version 1's training step, forward and backward, over batch sizes and sequence lengths.
 
-example: python analyze_gemm_operations.py --model-config tiny_llama_v1_config.yaml --batch-sizes 4,8,16 --sequence-lengths 64,128
+example: python analyze_gemm_operations.py --model-config tiny_llama_v1_config.yaml --batch-sizes 4,8
 
 Print for each its shape, FLOPs, bytes if every operand moves once, FLOP per byte, the rate on this device, its fraction
 of the fastest rate seen (of a large square GEMM, or of one of these), and what limits it: "compute", "memory" (too few
