@@ -248,6 +248,8 @@ def shortest_s(task, device, repeats=10):
 
 FLOP_PER_BYTE = (0.05, 3000)  # of every picture: the rooflines of two versions can be laid side by side
 NAMED = 14  # the points with the longest times get a name
+LINE = {"arrowstyle": "-", "color": "#999999"}
+NAME = {"fontsize": 9, "va": "center", "bbox": {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0}}
 
 
 def draw_roofline(path, title, ceilings, points):
@@ -260,9 +262,8 @@ def draw_roofline(path, title, ceilings, points):
     low, high = FLOP_PER_BYTE
     longest = max((ms for *_, ms in points if ms), default=1)
     points = sorted(points, key=lambda point: -(point[3] or 0))
+    placed = [(name, x, min(top, bandwidth * x) if y is None else y) for name, x, y, _ in points]
     with matplotlib_figure(path, height=5.0) as (_, axes):
-        from matplotlib import colormaps
-
         axes.plot([low, top / bandwidth, high], [bandwidth * low, top, top], color="black", linewidth=2)
         name = f"matmul {rounded(top)} TFLOP/s"
         axes.annotate(name, (high, top), (0, 6), textcoords="offset points", ha="right", fontsize=9)
@@ -270,11 +271,19 @@ def draw_roofline(path, title, ceilings, points):
         axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bandwidth * low / 100, 3 * top), title=title)
         axes.set(xlabel="FLOP per byte", ylabel="TFLOP/s")
         axes.grid(True, alpha=0.3)
-        for i, (name, x, rate, ms) in enumerate(points):
-            y = min(top, bandwidth * x) if rate is None else rate
-            area = 40 if rate is None else 20 + 400 * (ms or longest / 8) / longest
-            color = colormaps["tab20"](i) if i < NAMED else "#bbbbbb"
-            axes.scatter([x], [y], area, [color], alpha=0.8, zorder=3, label=name if i < NAMED else None)
-        legend = axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, fontsize=9, frameon=False)
-        for handle in legend.legend_handles:
-            handle.set_sizes([40])
+        for (_, x, y), (_, _, rate, ms) in zip(placed, points, strict=True):
+            area, color = (40, "#4477aa") if rate is None else (20 + 400 * (ms or longest / 8) / longest, "#cc3344")
+            axes.scatter([x], [y], area, color, alpha=0.7, zorder=3)
+        name_points(axes, placed[:NAMED], middle=math.sqrt(low * high))
+
+
+def name_points(axes, points, middle):
+    """Write each name in a line of its own at the bottom, and draw a thin line from it to the point.
+
+    Names run towards the middle. The outermost are lowest, so no line to a point crosses a name of its side.
+    """
+    across = axes.get_xaxis_transform()  # x in data, y as a fraction of the height
+    for row, (name, x, y) in enumerate(sorted(points, key=lambda point: -abs(math.log(point[1] / middle)))):
+        place, (offset, align) = (x, 0.03 + 0.052 * row), (3, "left") if x < middle else (-3, "right")
+        axes.annotate("", (x, y), place, "data", across, arrowprops=LINE)
+        axes.annotate(name, place, (offset, 0), across, "offset points", ha=align, **NAME)

@@ -281,24 +281,19 @@ def test_kernel_counts_are_those_of_the_parts():
     assert counts.KERNELS.keys() <= defined
 
 
-def test_the_picture_names_the_points_on_one_scale(tmp_path, monkeypatch):
+def test_the_picture_names_every_point_on_a_line_of_its_own(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
-    scales, names = [], []
-
-    def remember(figure, path, **options):
-        (axes,) = figure.axes
-        scales.append(axes.get_xlim())
-        names.extend(text.get_text() for text in [*axes.get_legend().get_texts(), *axes.texts])
-
-    monkeypatch.setattr(Figure, "savefig", remember)
-    points = [("SwiGLU", 0.1, None, None), ("step", 100, 0.05, 3.0)]
+    pictures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: pictures.append(figure.axes[0]))
+    points = [(name, x, None, None) for name, x in (("SwiGLU", 0.1), ("RoPE", 0.1), ("mm", 100), ("head", 100))]
     for top in (0.1, 700.0):  # a CPU, a GPU
         roofline.draw_roofline(tmp_path / "a.png", "", {"matmul_tflops": top, "copy_tb_s": 1.0}, points)
-    assert scales == [roofline.FLOP_PER_BYTE] * 2
-    assert names.count("SwiGLU") == names.count("step") == 2
-    assert {"matmul 0.100 TFLOP/s", "matmul 700 TFLOP/s"} <= set(names)
+    assert [axes.get_xlim() for axes in pictures] == [roofline.FLOP_PER_BYTE] * 2  # one scale for all
+    for axes, ceiling in zip(pictures, ("matmul 0.100 TFLOP/s", "matmul 700 TFLOP/s"), strict=True):
+        heights = {text.get_text(): text.xy[1] for text in axes.texts if hasattr(text, "xy")}
+        assert len({heights[name] for name, *_ in points}) == len(points) and ceiling in heights
 
 
 def test_bad_input_of_the_bandwidth_tool(known_trace, capsys, monkeypatch):
