@@ -1,9 +1,6 @@
 """TINY_LLAMA_ARCHITECTURE.md: its names, links and formulas."""
 
-import math
 import re
-
-import torch
 
 from common.versions import REPOSITORY, SCRIPTS, load_version
 
@@ -77,35 +74,3 @@ def test_tables_have_the_columns_of_their_headers():
     for table in re.findall(r"(?:^\|.*\n)+", PAGE_TEXT, re.MULTILINE):
         columns = [line.count("|") for line in table.strip().splitlines()]
         assert len(set(columns)) == 1, table[:80]
-
-
-def test_the_derivatives_of_the_page_are_those_of_autograd():
-    """Type the formulas of section 5 once more, in float64."""
-    g = torch.Generator().manual_seed(0)
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=g, dtype=torch.float64).requires_grad_()
-
-    x, w, dy = draw(5, 8), draw(8), draw(5, 8).detach()
-    r = (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
-    dx, dw = torch.autograd.grad(x * r * w, (x, w), dy)
-    torch.testing.assert_close(dx, r * (dy * w - x * r**2 * (dy * w * x).mean(-1, keepdim=True)))
-    torch.testing.assert_close(dw, (dy * x * r).sum(0))
-
-    q, k, v, do = draw(6, 4), draw(6, 4), draw(6, 4), draw(6, 4).detach()
-    S = (q @ k.T / math.sqrt(4)).masked_fill(torch.ones(6, 6, dtype=torch.bool).triu(1), -math.inf)
-    P = S.softmax(-1)
-    o = P @ v
-    dS = P * (do @ v.T - (do * o).sum(-1, keepdim=True))
-    expected = torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
-    for found, wanted in zip((dS @ k / 2, dS.T @ q / 2, P.T @ do), expected, strict=True):
-        torch.testing.assert_close(found, wanted)
-
-    z, labels = draw(5, 7), torch.arange(5)
-    (dz,) = torch.autograd.grad(torch.nn.functional.cross_entropy(z, labels), z)
-    torch.testing.assert_close(dz, (z.softmax(-1) - torch.nn.functional.one_hot(labels, 7)) / 5)
-
-    a, b, dy = draw(5, 3), draw(5, 3), draw(5, 3).detach()
-    da, db = torch.autograd.grad(torch.nn.functional.silu(a) * b, (a, b), dy)
-    torch.testing.assert_close(da, dy * b * a.sigmoid() * (1 + a * (1 - a.sigmoid())))
-    torch.testing.assert_close(db, dy * a * a.sigmoid())
