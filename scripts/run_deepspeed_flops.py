@@ -23,7 +23,7 @@ import sys
 
 from common import counts
 from common.command_line import Failure, Parser, add_version_option, progress, result_folder, run_tool, version_meant
-from common.roofline import bound, ceilings_line, draw_roofline, measure_ceilings
+from common.roofline import ceilings_line, draw_roofline, measure_ceilings
 from common.runs import train
 from common.tables import text_table, write_csv
 from common.versions import SCRIPTS, load_version
@@ -58,6 +58,7 @@ def flop_counter(script, config):
 
     Tensors without data make it fast, and the T x T scores need no memory.
     """
+    from torch import ops
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
@@ -69,10 +70,9 @@ def flop_counter(script, config):
             forward, modules = counter.get_total_flops(), counter.get_flop_counts()
             rows = [[module, f"{sum(found.values()) / 1e9:,.4f}"] for module, found in modules.items()]
             loss.backward()
-    operators = {str(operator): flops for operator, flops in counter.get_flop_counts()["Global"].items()}
-    total, attention = counter.get_total_flops(), operators.get("aten.bmm", 0)
+    total, attention = counter.get_total_flops(), counter.get_flop_counts()["Global"].get(ops.aten.bmm, 0)
     found = {"total": total, "forward": forward, "backward": total - forward, "attention": attention}
-    return found | {"matrix_products": total - attention, "operators": operators}, text_table(["module", "GFLOP"], rows)
+    return found | {"matrix_products": total - attention}, text_table(["module", "GFLOP"], rows)
 
 
 def deepspeed_count(script, config, table):
@@ -94,21 +94,16 @@ def deepspeed_count(script, config, table):
     return {"forward": forward, "reason": None}
 
 
-def checks(needed, counter, deepspeed, embedding):
-    """Compare the counters with the formulas: equal matmuls, and in attention the whole square of the scores."""
-    rows = [
-        ("matrix products", "FlopCounterMode", counter["matrix_products"], needed["matrix_products"] + embedding),
-        ("attention", "FlopCounterMode", counter["attention"], 2 * needed["attention"]),
-    ]
-    if deepspeed["forward"] is not None:
-        expected = (needed["matrix_products"] + 2 * needed["attention"]) / 3
-        rows.append(("forward", "DeepSpeed", deepspeed["forward"], expected))
-    names = ("what", "counter", "counted", "expected")
-    return [dict(zip(names, row, strict=True)) | {"agrees": abs(row[2] - row[3]) <= 1e-6 * row[3]} for row in rows]
+def check(what, counter, counted, expected):
+    agrees = abs(counted - expected) <= 1e-6 * expected
+    return {"what": what, "counter": counter, "counted": counted, "expected": expected, "agrees": agrees}
 
 
 def count(version, config, table):
-    """Return counts and checks of a version, and write the table of modules."""
+    """Return a version's FLOPs, from formulas and counters, and write the table of modules.
+
+    The counters must agree with the formulas: equal matmuls, and in attention the whole square of the scores.
+    """
     progress("counting the operations of one step ...")
     script, sizes, precision = load_version(version), counts.sizes_of(config), config.precision
     switch_off_fusions(config)
@@ -118,9 +113,13 @@ def count(version, config, table):
         table.write_text(f"FLOPs of the forward pass, by module\n\n{modules}\n")
     # version 3 computes the embedding's gradient as a matmul
     embedding = counts.step_counts(version, precision, sizes)["embedding"]["backward"]["flops"]
+    products, attention = needed["matrix_products"], 2 * needed["attention"]
+    checks = [check("matrix products", "FlopCounterMode", counter["matrix_products"], products + embedding)]
+    checks.append(check("attention", "FlopCounterMode", counter["attention"], attention))
+    if deepspeed["forward"] is not None:
+        checks.append(check("forward", "DeepSpeed", deepspeed["forward"], (products + attention) / 3))
     content = {"version": version, "batch_size": sizes.B, "seq_len": sizes.T, "precision": precision}
-    content |= {"analytic": needed, "flop_counter_mode": counter, "deepspeed": deepspeed}
-    return content | {"checks": checks(needed, counter, deepspeed, embedding)}
+    return content | {"analytic": needed, "flop_counter_mode": counter, "deepspeed": deepspeed, "checks": checks}
 
 
 # ---------------------------------------------------------------- measuring
@@ -188,13 +187,15 @@ def as_text(content):
 
 
 def intensity_lines(content):
-    ceilings, rows = content["ceilings"], []
-    for part, row in content["intensity"].items():
-        cells = [part, f"{row['flops'] / 1e9:,.3f}", f"{row['bytes'] / 1e6:,.1f}", f"{row['flop_per_byte']:,.1f}"]
-        rows.append([*cells, bound(row["flop_per_byte"], ceilings) if ceilings else ""])
-    header = ["part of the step", "GFLOP", "MB", "FLOP/byte", "bound" if ceilings else ""]
-    lines = ["", text_table(header, rows), "each launch reads its operands and writes its results once"]
-    return [*lines, f"ceilings of this device: {ceilings_line(ceilings)}"] if ceilings else lines
+    rows = [
+        [part, f"{row['flops'] / 1e9:,.3f}", f"{row['bytes'] / 1e6:,.1f}", f"{row['flop_per_byte']:,.1f}"]
+        for part, row in content["intensity"].items()
+    ]
+    table = text_table(["part of the step", "GFLOP", "MB", "FLOP/byte"], rows)
+    lines = ["", table, "each launch reads its operands and writes its results once"]
+    if content["ceilings"]:
+        lines.append(f"ceilings of this device: {ceilings_line(content['ceilings'])}; below it memory is the limit")
+    return lines
 
 
 def verdict(content):
