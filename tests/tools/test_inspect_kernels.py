@@ -14,7 +14,7 @@ import torch
 import inspect_kernels
 from common.occupancy import TARGETS, occupancy
 from common.versions import REPOSITORY, load_version
-from in_process import run_here
+from in_process import refused, run_here
 from inspect_kernels import EXERCISES, PRECISIONS
 
 pytestmark = pytest.mark.skipif(bool(inspect_kernels.too_old()), reason=f"the tool {inspect_kernels.too_old()}")
@@ -191,15 +191,12 @@ def test_a_target_that_triton_cannot_compile_for_is_left_out(monkeypatch):
     [
         ("gfx942", 64, 0, 4, 8, "waves"),
         ("gfx942", 65, 0, 4, 7, "registers"),
-        ("gfx942", 257, 0, 4, 1, "registers"),
         ("gfx942", 32, 33 * 1024, 4, 1, "shared"),
+        ("gfx942", 32, 0, 1, 4, "programs"),
         ("gfx950", 32, 80 * 1024, 4, 2, "shared"),
-        ("gfx1100", 96, 0, 4, 16, "waves"),
         ("gfx1100", 256, 0, 4, 5, "registers"),
         ("sm_80", 128, 0, 8, 4, "registers"),
-        ("sm_90", 32, 227 * 1024, 8, 2, "shared"),
         ("sm_90", 32, 113 * 1024, 8, 4, "shared"),
-        ("gfx942", 32, 0, 1, 4, "programs"),
     ],
 )
 def test_occupancy(target, registers, shared, warps, waves, limit):
@@ -228,16 +225,13 @@ def test_table_and_assembly(tmp_path):
     [
         ["--target", "gfx1"],
         ["--jobs", "0"],
-        ["--dtype", "fp4"],
         ["--tiles", "3x32"],
         ["--target", "gfx942", "--hidden-dim", "7"],
         ["--target", "gfx942", "--dtype", "bf16", "--warps", "8", "--kernel", "rope"],
     ],
 )
-def test_bad_arguments(argv):
-    result = run_tool("--preset", "tiny", *argv)
-    errors = [line for line in result.stderr.splitlines() if not re.match(r"1 of 1: gfx942 \w+, 0 kernels", line)]
-    assert result.returncode == 2 and argv[-1] in errors[0] and len(errors) == 1
+def test_bad_arguments(argv, capsys):
+    refused(inspect_kernels.main, ["--preset", "tiny", *argv], capsys, argv[-1])
 
 
 def test_an_old_triton_is_refused_in_one_sentence(monkeypatch, capsys):
@@ -245,5 +239,4 @@ def test_an_old_triton_is_refused_in_one_sentence(monkeypatch, capsys):
 
     monkeypatch.delattr(triton, "knobs", raising=False)
     monkeypatch.setattr(triton, "__version__", "3.3.1")
-    assert inspect_kernels.main(["--target", "gfx942"]) == 2
-    assert capsys.readouterr().err == "inspect_kernels.py: needs Triton 3.6 or newer, got 3.3.1\n"
+    refused(inspect_kernels.main, ["--target", "gfx942"], capsys, "needs Triton 3.6 or newer, got 3.3.1")
