@@ -31,14 +31,12 @@ def read_config(path):
     """Return the model's sizes in a YAML file; version 1's own options say what is wrong with them."""
     try:
         import yaml
+
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except ImportError:
         raise Failure(1, "--model-config needs PyYAML: pip install pyyaml") from None
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Failure(2, f"--model-config {path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise Failure(2, f"--model-config {path} is no valid YAML") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise Failure(2, f"--model-config {path} cannot be read as YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(content, dict) or not set(NAMES) <= content.keys():
         raise Failure(2, f"--model-config {path} must name {', '.join(NAMES)}")
     return {name: content[name] for name in NAMES}

@@ -4,8 +4,8 @@
 example: python analyze_memory_scaling.py --versions 1,2 --seq-lengths 128,256,512,1024 --batch-size 4
 
 Every point is a training run of its own. From three lengths on, a parabola a + b T + c T² through the peaks tells the
-part that grows with the square, which is the T x T scores of attention where they are saved. Options that are not
-listed here go to all training scripts.
+part that grows with the square, which is the T x T scores of attention where they are saved; options that are not
+listed go to all training scripts.
 
 Exit status: 0 measured; 1 where nothing ran; 2 for bad input.
 """
@@ -93,8 +93,6 @@ def as_text(content):
 
 def study(options, rest):
     argv = with_sizes(["--num-steps", "2", "--warmup-steps", "1", *rest])
-    if options.batch_size:
-        argv += ["--batch-size", str(options.batch_size)]
     lengths = sorted(set(options.seq_lengths))
     for version in options.versions:  # wrong options end it here, before any training
         config = load_script(SCRIPTS[version], "--versions").parse_options([*argv, "--seq-len", str(lengths[0])])
@@ -111,7 +109,6 @@ def main(argv=None):
     versions = listed(SCRIPTS, lambda text: int(text.removeprefix("v")))
     add("--versions", type=versions, default=list(SCRIPTS), metavar="N,..", help="(1,2,3,4)")
     add("--seq-lengths", type=numbers, default=[128, 256, 512, 1024], metavar="T,..", help="(128,256,512,1024)")
-    add("--batch-size", type=int, metavar="B", help="sequences per step (the scripts' own)")
     add_time_limit(parser)
     options, rest = parser.parse_known_args(argv)
     return run_tool("analyze_memory_scaling.py", lambda: study(options, rest))

@@ -5,7 +5,7 @@
     python scripts/model_counts.py --write                    # put the tables into TINY_LLAMA_ARCHITECTURE.md
     python scripts/model_counts.py --check                    # compare that page with them
 
-The formulas stand in common/counts.py, which also says what each quantity counts. Options that are not listed go to the
+The formulas stand in common/counts.py, which also says what each quantity counts; options that are not listed go to the
 training script.
 
 Exit status: 0; 1 if --check finds a difference; 2 for a bad option or a file that cannot be read or written.

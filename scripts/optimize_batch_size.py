@@ -5,7 +5,7 @@ example: python optimize_batch_size.py --target-memory-usage 0.8 --seq-len 128 -
 
 Double the batch until two doublings bring no more throughput, the peak passes the share of memory that may be used, or
 the device runs out of it; then halve the gap. Every probe is a process of its own, so one that runs out of memory costs
-nothing else. Options that are not listed here go to the training script.
+nothing else; options that are not listed go to the training script, after --num-steps 10.
 
 Exit status: 0 found; 1 if not even one sequence fits; 2 for bad input.
 """
@@ -102,8 +102,8 @@ def as_text(content):
 
 def optimize(options, rest):
     version = version_meant(options.version)
-    argv = with_sizes([*rest, "--seq-len", str(options.seq_len), "--num-steps", str(options.num_steps)])
-    load_script(SCRIPTS[version], "--version").parse_options(argv)
+    argv = with_sizes(["--num-steps", "10", *rest])
+    config = load_script(SCRIPTS[version], "--version").parse_options(argv)
 
     def probe(batch_size):
         progress(f"batch size {batch_size} ...")
@@ -114,7 +114,7 @@ def optimize(options, rest):
     probes = search(probe, budget, options.max_batch_size, to_the_limit=target == "memory")
     found = best(probes, target)
     if found is None:
-        raise Failure(1, f"not even one sequence of {options.seq_len} tokens stays within {budget:,.0f} MB")
+        raise Failure(1, f"not even one sequence of {config.seq_len} tokens stays within {budget:,.0f} MB")
     content = {"version": version, "options": argv, "target": target, "device_memory_mb": memory}
     content |= {"budget_mb": budget, "probes": probes, "best": found}
     emit(content, as_text(content), options.json)
@@ -124,10 +124,8 @@ def main(argv=None):
     parser = Parser("optimize_batch_size.py", __doc__)
     add = parser.add_argument
     add("--target-memory-usage", type=float, default=0.8, metavar="X", help="share of memory (%(default)s)")
-    add("--seq-len", type=int, default=128, metavar="T", help="tokens in a sequence (%(default)s)")
     add("--optimization-target", choices=TARGETS, default="throughput", help="(%(default)s)")
     add("--max-batch-size", type=positive, default=4096, metavar="B", help="largest to try (%(default)s)")
-    add("--num-steps", type=int, default=10, metavar="N", help="steps of a probe (%(default)s)")
     add_version_option(parser)
     options, rest = parser.parse_known_args(argv)
     if not 0 < options.target_memory_usage <= 1:

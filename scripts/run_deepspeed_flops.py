@@ -12,7 +12,8 @@ into --profile-dir
     mfu_analysis.csv        this run, and the shortest possible step at the peak of known GPUs
     roofline.png            with --generate-roofline (needs matplotlib)
 
-A multiply-add counts as two operations. Options that are not listed here go to the training script.
+A multiply-add counts as two operations; options that are not listed go to the training script, after --num-steps 10
+and, without a --preset, --batch-size 8 --seq-len 128.
 """
 
 import importlib.util
@@ -241,24 +242,18 @@ def analyze(path, folder):
 def main(argv=None):
     parser = Parser("run_deepspeed_flops.py", __doc__, with_json=False)  # its flops_profile.json is always written
     add = parser.add_argument
-    add("--batch-size", metavar="B", help="sequences in a step (8)")
-    add("--seq-len", metavar="T", help="tokens in a sequence (128)")
-    add("--num-steps", default="10", metavar="N", help="steps to measure (%(default)s)")
     add("--profile-dir", default="flops_analysis", metavar="DIR", help="results (%(default)s)")
     add("--computational-intensity", action="store_true", help="FLOP per byte of every part of the step")
     add("--generate-roofline", action="store_true", help="measure ceilings and draw roofline.png")
     add("--analyze-results", metavar="FILE", help="print an earlier flops_profile.json, nothing else")
     add_version_option(parser)
     options, rest = parser.parse_known_args(argv)
-    # A preset's sizes are not overruled by this tool's own defaults.
-    sizes = {} if any(word.startswith("--preset") for word in rest) else {"--batch-size": "8", "--seq-len": "128"}
-    given = {"--batch-size": options.batch_size, "--seq-len": options.seq_len, "--num-steps": options.num_steps}
-    arguments = [word for pair in (sizes | {k: v for k, v in given.items() if v}).items() for word in pair] + rest
+    sizes = [] if any(word.startswith("--preset") for word in rest) else ["--batch-size", "8", "--seq-len", "128"]
 
     def work():
         if options.analyze_results:
             return analyze(pathlib.Path(options.analyze_results), pathlib.Path(options.profile_dir))
-        return run(version_meant(options.version), options, arguments)
+        return run(version_meant(options.version), options, ["--num-steps", "10", *sizes, *rest])
 
     return run_tool("run_deepspeed_flops.py", work)
 

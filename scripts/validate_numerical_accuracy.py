@@ -4,7 +4,7 @@
 example: python validate_numerical_accuracy.py --baseline ../version1_pytorch_baseline --optimized tiny_llama_v2.py
 
 Both get the same seeded weights and batches. Errors are relative root-mean-square, rms(a - b) / rms(b): the tolerance
-means the same for every tensor. Options that are not listed here go to both scripts.
+means the same for every tensor; options that are not listed go to both scripts.
 
 Exit status: 0 within the tolerance, 1 beyond it, 2 for bad input.
 """

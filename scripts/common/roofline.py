@@ -13,7 +13,7 @@ import time
 
 from common import counts
 from common.command_line import Failure, add_steps, progress
-from common.profiles import Operation, read_profile, steps_needed
+from common.profiles import read_profile, steps_needed
 from common.report import matplotlib_figure
 from common.tables import rounded
 
@@ -89,7 +89,7 @@ def operator_table(profile, steps, ceilings):
     what follows from them are None where some call did not record its shapes, roofline_ms also without ceilings;
     of_roofline is the shortest possible time over the measured one.
     """
-    parts: dict[tuple[str, str], list[Operation]] = {}
+    parts = {}
     for one in profile.operations:
         parts.setdefault((one.name, one.group), []).append(one)
     whole = sum(one.us for one in profile.operations)

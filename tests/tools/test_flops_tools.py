@@ -168,7 +168,7 @@ def test_bad_input_of_the_gemm_tool(toy_config, capsys, monkeypatch):
         return ["--model-config", toy_config]
 
     refused(gemm_tool.main, ["--model-config", "nowhere.yaml"], capsys, "cannot be read")
-    refused(gemm_tool.main, config("hidden_dim: [1"), capsys, "no valid YAML")
+    refused(gemm_tool.main, config("hidden_dim: [1"), capsys, "cannot be read as YAML")
     refused(gemm_tool.main, config("just text"), capsys, "must name vocab_size")
     refused(gemm_tool.main, config(good.replace("32", "wide")), capsys, "--hidden-dim")
     refused(gemm_tool.main, config(good.replace("num_kv_heads: 2", "num_kv_heads: 3")), capsys, "must divide")
