@@ -67,21 +67,8 @@ def sizes_of_options(argv):
     return counts.sizes_of(load_version(1).parse_options([*argv, "--device", "cpu"]))
 
 
-def formula_table(version, precision, sizes):
-    """Return the formulas of every part and phase, in each layer and once."""
-    s, rows = letters(sizes), []
-    flops, found = counts.flops_done(version, s), [function(version, precision, s) for function in PLACES.values()]
-    for part, phase, (i, where) in itertools.product(PARTS, PHASES, enumerate(PLACES)):
-        piece, done = found[i].get(part, Part()), flops.get(part, {}).get(phase, (0, 0))
-        launches, saved = getattr(piece, phase), piece.saved if phase == "forward" else 0
-        cells = [formula(value) for value in (done[i], sum(launches), saved, len(launches))]
-        if any(cells):
-            rows.append([f"{part}, {phase}, {where}", *cells])
-    return text_table(["formulas", "FLOPs", "bytes", "bytes saved", "launches"], rows, left=5)
-
-
 def step_text(version, precision, sizes):
-    """Return formulas, numbers and rooflines of a step as three tables, and its sums."""
+    """Return numbers and rooflines of a step as two tables, and its sums."""
     step, weights, numbers, roofs = step_counts(version, precision, sizes), counts.parameters(sizes), [], []
     work, times = counts.intensity(step), [counts.rooflines(step, gpu, precision) for gpu in GPUS]
     for part, phases in step.items():
@@ -94,16 +81,13 @@ def step_text(version, precision, sizes):
         roofs.append([part, f"{work[part]['flop_per_byte']:,.1f}", *roof])
     header = ["part", "parameters", "GFLOP forward", "backward", "MB forward", "backward", "MiB saved", "launches"]
     needed = sum(counts.required_flops(sizes).values())
-    return "\n\n".join(
-        [
-            f"version {version}, {precision}, " + ", ".join(f"{x} {size}" for x, size in sizes._asdict().items()),
-            formula_table(version, precision, sizes),
-            text_table(header, numbers),
-            text_table(["shortest time of a step, us", "FLOP/B", *GPUS], roofs),
-            f"step: {counts.parameter_count(sizes):,} parameters, {needed / 1e9:,.2f} GFLOP needed, "
-            f"{total(step, 'flops') / 1e9:,.2f} done, {total(step, 'bytes') / 1e6:,.1f} MB moved, "
-            f"{total(step, 'saved') / 2**20:,.1f} MiB saved, {total(step, 'launches'):,} launches",
-        ]
+    sums = [f"{counts.parameter_count(sizes):,} parameters", f"{needed / 1e9:,.2f} GFLOP needed"]
+    sums += [f"{total(step, 'flops') / 1e9:,.2f} done", f"{total(step, 'bytes') / 1e6:,.1f} MB moved"]
+    sums += [f"{total(step, 'saved') / 2**20:,.1f} MiB saved", f"{total(step, 'launches'):,} launches"]
+    return (
+        f"version {version}, {precision}, {', '.join(f'{x} {size}' for x, size in sizes._asdict().items())}\n\n"
+        f"{text_table(header, numbers)}\n\n"
+        f"{text_table(['shortest time of a step, us', 'FLOP/B', *GPUS], roofs)}\n\nstep: {', '.join(sums)}"
     )
 
 
