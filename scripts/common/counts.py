@@ -24,7 +24,6 @@ PARTS = (
     "SwiGLU", "down projection", "output head", "cross-entropy", "AdamW",
 )  # fmt: skip
 PHASES = ("forward", "backward")
-QUANTITIES = ("flops", "operations", "bytes", "launches", "saved")
 ELEMENT_BYTES = {"float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2}
 CAST = 6  # bytes: an element is read in float32 and written in 16 bits, or the other way round
 MAX_ONE_HOT = 4096  # vocabulary up to which version 3 computes the embedding's gradient as a matmul

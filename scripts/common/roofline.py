@@ -52,10 +52,9 @@ def work(name, dims, types, strides):
         return None, None
     size = next(ELEMENT_BYTES[kind] for kind, n in zip(types, inputs, strict=False) if n)
     if name in PRODUCTS:
-        left, right = dims[PRODUCTS[name] :][:2]
-        rows, inner, columns = left[-2], left[-1], right[-1]
-        batch = left[0] if len(left) == 3 else 1
-        return 2.0 * batch * rows * inner * columns, float(sum(inputs) + size * batch * rows * columns)
+        (*batch, rows, inner), (*_, columns) = dims[PRODUCTS[name] :][:2]
+        results = math.prod(batch) * rows * columns
+        return 2.0 * inner * results, float(sum(inputs) + size * results)
     for pattern, place in ATTENTION_TOKENS.items():
         if re.fullmatch(rf"aten::{pattern}", name):
             # the causal half of two products; the backward makes five, and its first input is the output's gradient

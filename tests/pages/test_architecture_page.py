@@ -43,20 +43,11 @@ COMMANDS = set(
 )
 
 
-def without_code(text):
-    return re.sub(r"`[^`\n]*`", "", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-
-
-def formulas_of_the_page():
-    """Return the formulas in blocks and those in lines."""
-    blocks = re.findall(r"```math\n(.*?)```", PAGE_TEXT, re.DOTALL)
-    return blocks, re.findall(r"\$([^$\n]+)\$", without_code(PAGE_TEXT))
-
-
 def test_formulas_are_what_github_renders():
-    blocks, inline = formulas_of_the_page()
-    assert len(blocks) > 10 and len(inline) > 50
-    assert without_code(PAGE_TEXT).count("$") == 2 * len(inline)
+    blocks = re.findall(r"```math\n(.*?)```", PAGE_TEXT, re.DOTALL)
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", PAGE_TEXT, flags=re.DOTALL)
+    inline = re.findall(r"\$([^$\n]+)\$", text)
+    assert len(blocks) > 10 and len(inline) > 50 and text.count("$") == 2 * len(inline)
     for formula in (*blocks, *inline):
         assert set(re.findall(r"\\([A-Za-z]+)", formula)) <= COMMANDS, formula
         depth = [0]

@@ -224,7 +224,6 @@ def test_table_and_assembly(tmp_path):
     "argv",
     [
         ["--target", "gfx1"],
-        ["--jobs", "0"],
         ["--tiles", "3x32"],
         ["--target", "gfx942", "--hidden-dim", "7"],
         ["--target", "gfx942", "--dtype", "bf16", "--warps", "8", "--kernel", "rope"],
