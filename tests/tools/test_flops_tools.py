@@ -124,7 +124,7 @@ def test_the_gemms_are_those_of_the_step():
     found = counts.gemms(sizes)
     # the FLOPs and bytes of version 1's matmuls, as test_counts.py compares them with the script
     assert sum(g.calls * g.flops for g in found) == counts.total(counts.step_counts(1, "float32", sizes), "flops")
-    down = counts.down_projection(sizes, 1, 4)
+    down = counts.parts_of_layer(1, "float32", sizes)["down projection"]
     moved = sizes.L * (sum(down.forward) + sum(down.backward))
     assert sum(g.calls * g.bytes(4) for g in found if g.names == "down") == moved
     keys = next(g for g in found if g.names == "k, v" and g.part == "weight gradient")
