@@ -43,10 +43,8 @@ def scaling(rows):
         row["efficiency"] = row["samples_per_second"] / rows[0]["samples_per_second"] / growth
     content = {"rows": rows, "best_batch_size": max(rows, key=lambda row: row["samples_per_second"])["batch_size"]}
     for key, fixed, each in (("step_ms", "fixed_ms", "ms_per_sequence"), ("peak_mib", "fixed_mib", "mib_per_sequence")):
-        content[fixed] = content[each] = None
-        if len(rows) > 1:
-            fit = statistics.linear_regression([row["batch_size"] for row in rows], [row[key] for row in rows])
-            content[fixed], content[each] = fit.intercept, fit.slope
+        fit = statistics.linear_regression([row["batch_size"] for row in rows], [row[key] for row in rows])
+        content[fixed], content[each] = fit.intercept, fit.slope
     return content
 
 
@@ -67,14 +65,12 @@ def as_text(content):
         for row in content["rows"]
     ]
     header = ["batch", "tokens", "steps", "step ms", "samples/s", "ms per sequence", "of ideal", "peak MiB", "  trace"]
-    lines = [text_table(header, rows, left=0), ""]
-    if content["fixed_ms"] is not None:
-        fixed, each = content["fixed_ms"], content["ms_per_sequence"]
-        lines.append(fit_line("step time", "ms", fixed, each))
-        if fixed > 0 < each:
-            at = rounded(fixed / each, 2)
-            lines.append(f"           the fixed part (launches, optimizer) is half of the step at batch {at}")
-        lines.append(fit_line("memory", "MiB", content["fixed_mib"], content["mib_per_sequence"]))
+    fixed, each = content["fixed_ms"], content["ms_per_sequence"]
+    lines = [text_table(header, rows, left=0), "", fit_line("step time", "ms", fixed, each)]
+    if fixed > 0 < each:
+        at = rounded(fixed / each, 2)
+        lines.append(f"           the fixed part (launches, optimizer) is half of the step at batch {at}")
+    lines.append(fit_line("memory", "MiB", content["fixed_mib"], content["mib_per_sequence"]))
     lines.append(f"most samples per second at batch {content['best_batch_size']}")
     lines += ["without a GPU this is the memory of the whole process, its libraries included"] * content["on_cpu"]
     return "\n".join([*lines, *[INTERPRETED] * content["interpreted"]])
@@ -91,8 +87,8 @@ def check_alike(profiles):
             names = f"{profiles[0].path} and {profile.path}"
             raise Failure(2, f"{names} are unlike ({'; '.join(found)}): give folders that differ in the batch alone")
     sizes = [profile.metadata["batch_size"] for profile in profiles]
-    if len(set(sizes)) < len(sizes):
-        raise Failure(2, f"two profiles have the same batch size ({', '.join(map(str, sizes))}): give one for each")
+    if len(set(sizes)) < max(2, len(sizes)):
+        raise Failure(2, f"the batch sizes are {', '.join(map(str, sizes))}: give two or more that differ")
 
 
 def analyze(options):

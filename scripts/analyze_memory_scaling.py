@@ -13,21 +13,10 @@ Exit status: 0 measured; 1 where nothing ran; 2 for bad input.
 import functools
 import sys
 
-from common.command_line import (
-    Failure,
-    Parser,
-    add_time_limit,
-    listed,
-    load_script,
-    numbers,
-    on_cpu,
-    progress,
-    run_tool,
-    with_sizes,
-)
+from common.command_line import Failure, Parser, add_time_limit, listed, numbers, on_cpu, progress, run_tool, with_sizes
 from common.runs import OutOfMemory, TimeLimit, train
 from common.tables import emit, known, text_table
-from common.versions import SCRIPTS
+from common.versions import SCRIPTS, load_version
 
 QUADRATIC = 0.25  # fraction of the growth from which on it counts as quadratic
 GREW = 1.05  # memory that grew less is called neither: a process's memory varies
@@ -95,7 +84,7 @@ def study(options, rest):
     argv = with_sizes(["--num-steps", "2", "--warmup-steps", "1", *rest])
     lengths = sorted(set(options.seq_lengths))
     for version in options.versions:  # wrong options end it here, before any training
-        config = load_script(SCRIPTS[version], "--versions").parse_options([*argv, "--seq-len", str(lengths[0])])
+        config = load_version(version).parse_options([*argv, "--seq-len", str(lengths[0])])
     measured = measure(options.versions, lengths, argv, TimeLimit(options.time_limit))
     if all(peak is None for row in measured["rows"] for peak in row["peaks_mb"]):
         raise Failure(1, f"not even {lengths[0]} tokens fit into memory: lower --batch-size")

@@ -18,8 +18,6 @@ from common.command_line import (
     Failure,
     Parser,
     add_version_option,
-    load_script,
-    on_cpu,
     positive,
     progress,
     run_tool,
@@ -29,20 +27,19 @@ from common.command_line import (
 from common.records import significant
 from common.runs import OutOfMemory, train
 from common.tables import emit, known, text_table
-from common.versions import SCRIPTS
+from common.versions import SCRIPTS, load_version
 
 TARGETS = ("throughput", "memory")
 ENOUGH = 1.02  # a larger batch must give so many times the samples a second to be worth its memory
 
 
-def device_memory_mb(argv):
+def device_memory_mb(config):
     """Return the memory of the device in MiB: the GPU's, or the machine's."""
     import torch
 
-    if on_cpu(argv):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20
-    chosen = [word for flag, word in zip(argv, argv[1:], strict=False) if flag == "--device"]
-    return torch.cuda.get_device_properties(chosen[-1] if chosen else "cuda").total_memory / 2**20
+    if config.on_gpu:
+        return torch.cuda.get_device_properties(config.device).total_memory / 2**20
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20
 
 
 def search(probe, budget_mb, largest, to_the_limit):
@@ -103,13 +100,13 @@ def as_text(content):
 def optimize(options, rest):
     version = version_meant(options.version)
     argv = with_sizes(["--num-steps", "10", *rest])
-    config = load_script(SCRIPTS[version], "--version").parse_options(argv)
+    config = load_version(version).parse_options(argv)
 
     def probe(batch_size):
         progress(f"batch size {batch_size} ...")
         return train(SCRIPTS[version], [*argv, "--batch-size", str(batch_size)])["summary"]
 
-    memory, target = device_memory_mb(argv), options.optimization_target
+    memory, target = device_memory_mb(config), options.optimization_target
     budget = options.target_memory_usage * memory
     probes = search(probe, budget, options.max_batch_size, to_the_limit=target == "memory")
     found = best(probes, target)
