@@ -70,6 +70,7 @@ def test_a_copy_without_a_gradient_is_found(tmp_path, capsys):
     assert accuracy_tool.main(arguments) == 1
     captured = capsys.readouterr().out
     assert "FAILED" in captured and "attention" in captured.splitlines()[-1] and "inf" in captured
+    assert "gradient 11 inf" in " ".join(captured.split())
 
 
 @pytest.mark.parametrize(
