@@ -5,6 +5,7 @@ rows = operator_table(profile, steps_needed(profile), ceilings)
 """
 
 import argparse
+import itertools
 import json
 import math
 import pathlib
@@ -22,11 +23,7 @@ ELEMENT_BYTES = {
     "TensorList": 4,  # the trace does not say which: the lists of this model are float32
 }  # fmt: skip
 PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}  # which input is the left factor
-ATTENTION_TOKENS = {  # dimension of the tokens in the shape of the query, per form of the operator's name
-    r"_scaled_dot_product_\w+": 2,
-    r"_(flash|efficient)_attention_\w+": 1,
-    r"_cudnn_attention_\w+": 2,
-}
+ATTENTION = re.compile(r"aten::_(scaled_dot_product|cudnn_attention|flash_attention|efficient_attention)_\w+")
 
 
 def tensor_bytes(dims, kind, strides):
@@ -36,9 +33,8 @@ def tensor_bytes(dims, kind, strides):
     if dims and isinstance(dims[0], list):
         parts = strides or [[]] * len(dims)
         return sum(tensor_bytes(d, kind, s) for d, s in zip(dims, parts, strict=False))
-    repeated = [stride == 0 and size > 1 for size, stride in zip(dims, strides, strict=False)]
-    repeated += [False] * (len(dims) - len(repeated))
-    return ELEMENT_BYTES[kind] * math.prod(1 if same else size for size, same in zip(dims, repeated, strict=True))
+    repeated = itertools.zip_longest(dims, strides)
+    return ELEMENT_BYTES[kind] * math.prod(1 if stride == 0 and size else size for size, stride in repeated)
 
 
 def work(name, dims, types, strides):
@@ -55,13 +51,13 @@ def work(name, dims, types, strides):
         (*batch, rows, inner), (*_, columns) = dims[PRODUCTS[name] :][:2]
         results = math.prod(batch) * rows * columns
         return 2.0 * inner * results, float(sum(inputs) + size * results)
-    for pattern, place in ATTENTION_TOKENS.items():
-        if re.fullmatch(rf"aten::{pattern}", name):
-            # the causal half of two products; the backward makes five, and its first input is the output's gradient
-            backward = name.endswith("backward")
-            query = dims[1 if backward else 0]
-            flops = 2.0 * math.prod(query) * query[place] * (2.5 if backward else 1)
-            return flops, float(sum(inputs) + (sum(inputs[1:4]) if backward else inputs[0]))
+    if attention := ATTENTION.fullmatch(name):
+        # the causal half of two products; the backward makes five, and its first input is the output's gradient
+        backward = name.endswith("backward")
+        tokens = 1 if attention[1] in ("flash_attention", "efficient_attention") else 2  # their dimension of the query
+        query = dims[1 if backward else 0]
+        flops = 2.0 * math.prod(query) * query[tokens] * (2.5 if backward else 1)
+        return flops, float(sum(inputs) + (sum(inputs[1:4]) if backward else inputs[0]))
     return 0.0, float(bytes_without_products(name, dims, inputs, size))
 
 
