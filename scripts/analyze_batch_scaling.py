@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Show how time, throughput and memory of a step grow with the batch, from one profile folder per batch size.
 
+example: python analyze_batch_scaling.py --profile-dirs scaling_bs*
+
 Reads the traces that the training scripts write with --enable-pytorch-profiler, of each folder the newest one of whole
 steps. Times come from the marks of the steps (under the profiler, so somewhat long); batch size, tokens and peak memory
 from what the script wrote into the trace. A line through the times splits them into a fixed part and one per sequence.
@@ -19,14 +21,14 @@ from common.tables import emit, rounded, text_table
 def read_folder(folder):
     """Return batch size, tokens, median step time (ms) and peak memory (MiB) of one profile folder, and the profile."""
     profile = read_profile(folder)
-    found = profile.metadata
-    if not profile.step_ms or not found:
+    found, times = profile.metadata, profile.step_ms
+    if not times or not found:
         raise Failure(
             2, f"{profile.path} marks no training steps: write it with tiny_llama_v*.py --enable-pytorch-profiler"
         )
     row = {"trace": str(profile.path), "batch_size": found["batch_size"], "seq_len": found["seq_len"]}
-    row |= {"steps": len(profile.step_ms), "step_ms": statistics.median(profile.step_ms)}
-    return row | {"peak_mib": found["peak_memory_mb"]}, profile
+    row |= {"steps": len(times), "step_ms": statistics.median(times), "peak_mib": found["peak_memory_mb"]}
+    return row, profile
 
 
 def scaling(rows):
@@ -41,20 +43,16 @@ def scaling(rows):
         row["efficiency"] = row["samples_per_second"] / rows[0]["samples_per_second"] / growth
     content = {"rows": rows, "best_batch_size": max(rows, key=lambda row: row["samples_per_second"])["batch_size"]}
     for key, fixed, each in (("step_ms", "fixed_ms", "ms_per_sequence"), ("peak_mib", "fixed_mib", "mib_per_sequence")):
-        content[fixed] = content[each] = None
-        if len(rows) > 1:
-            fit = statistics.linear_regression([row["batch_size"] for row in rows], [row[key] for row in rows])
-            content[fixed], content[each] = fit.intercept, fit.slope
+        fit = statistics.linear_regression([row["batch_size"] for row in rows], [row[key] for row in rows])
+        content[fixed], content[each] = fit.intercept, fit.slope
     return content
 
 
 def fit_line(name, unit, fixed, each):
     """Return the fitted cost in words; a negative part makes no sense as a cost, and the line says so."""
     line = f"{name:<9}  {rounded(fixed)} {unit} + {rounded(each)} {unit} per sequence"
-    if fixed < 0 or each < 0:
-        part = "fixed part" if fixed < 0 else "part per sequence"
-        return f"{line}: a negative {part} makes no sense as a cost, these batches do not lie on a line"
-    return line
+    part = "fixed part" if fixed < 0 else "part per sequence" if each < 0 else None
+    return f"{line}: a negative {part} makes no sense as a cost, these batches do not lie on a line" if part else line
 
 
 def as_text(content):
@@ -67,42 +65,41 @@ def as_text(content):
         for row in content["rows"]
     ]
     header = ["batch", "tokens", "steps", "step ms", "samples/s", "ms per sequence", "of ideal", "peak MiB", "  trace"]
-    lines = [text_table(header, rows, left=0), ""]
-    if content["fixed_ms"] is not None:
-        fixed, each = content["fixed_ms"], content["ms_per_sequence"]
-        lines.append(fit_line("step time", "ms", fixed, each))
-        if fixed > 0 < each:
-            at = rounded(fixed / each, 2)
-            lines.append(f"           the fixed part (launches, optimizer) is half of the step at batch {at}")
-        lines.append(fit_line("memory", "MiB", content["fixed_mib"], content["mib_per_sequence"]))
+    fixed, each = content["fixed_ms"], content["ms_per_sequence"]
+    lines = [text_table(header, rows, left=0), "", fit_line("step time", "ms", fixed, each)]
+    if fixed > 0 < each:
+        at = rounded(fixed / each, 2)
+        lines.append(f"           the fixed part (launches, optimizer) is half of the step at batch {at}")
+    lines.append(fit_line("memory", "MiB", content["fixed_mib"], content["mib_per_sequence"]))
     lines.append(f"most samples per second at batch {content['best_batch_size']}")
-    if content["on_cpu"]:
-        lines.append("without a GPU this is the memory of the whole process, its libraries included")
+    lines += ["without a GPU this is the memory of the whole process, its libraries included"] * content["on_cpu"]
     return "\n".join([*lines, *[INTERPRETED] * content["interpreted"]])
+
+
+def check_alike(profiles):
+    """Raise Failure unless the profiles differ in the batch alone."""
+    first, *others = ({**p.metadata, "batch_size": None, "device": p.device} for p in profiles)
+    for profile, other in zip(profiles[1:], others, strict=True):
+        found = unlike(first, other)
+        if first["version"] != other["version"]:
+            found = [*found, f"version: {first['version']}, {other['version']}"]
+        if found:
+            names = f"{profiles[0].path} and {profile.path}"
+            raise Failure(2, f"{names} are unlike ({'; '.join(found)}): give folders that differ in the batch alone")
+    sizes = [profile.metadata["batch_size"] for profile in profiles]
+    if len(set(sizes)) < max(2, len(sizes)):
+        raise Failure(2, f"the batch sizes are {', '.join(map(str, sizes))}: give two or more that differ")
 
 
 def analyze(options):
     rows, profiles = zip(*map(read_folder, options.profile_dirs), strict=True)
-    for profile in profiles[1:]:
-        first, other = ({**p.metadata, "batch_size": None, "device": p.device} for p in (profiles[0], profile))
-        found = unlike(first, other)
-        if found or profile.metadata["version"] != profiles[0].metadata["version"]:
-            found = found or [f"version: {profiles[0].metadata['version']}, {profile.metadata['version']}"]
-            names = f"{profiles[0].path} and {profile.path}"
-            raise Failure(2, f"{names} are unlike ({'; '.join(found)}): give folders that differ in the batch alone")
-    sizes = [row["batch_size"] for row in rows]
-    if len(set(sizes)) < len(sizes):
-        raise Failure(2, f"two profiles have the same batch size ({', '.join(map(str, sizes))}): give one for each")
+    check_alike(profiles)
     content = scaling(rows) | {"on_cpu": profiles[0].on_cpu, "interpreted": profiles[0].interpreted}
     emit(content, as_text(content), options.json)
 
 
 def main(argv=None):
-    parser = Parser(
-        "analyze_batch_scaling.py",
-        "Show how time, throughput and memory of a step grow with the batch.",
-        "--profile-dirs scaling_bs*",
-    )
+    parser = Parser("analyze_batch_scaling.py", __doc__)
     parser.add_argument("--profile-dirs", nargs="+", required=True, metavar="DIR", help="one folder per batch size")
     options = parser.parse_args(argv)
     return run_tool("analyze_batch_scaling.py", lambda: analyze(options))

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Rank the operators of a step by time, with their distance from the device's limits and the version that tackles them.
 
+example: python analyze_bottlenecks.py --profile-data pytorch_profiles/ --output-report bottlenecks_v1.md
+
 Reads a PyTorch trace. From the recorded shapes follow the bytes and FLOPs that each operator needs at least, and from
 the device's ceilings (a large matmul, a large copy) the shortest time for them. Writes the report, and beside it
 
@@ -19,6 +21,7 @@ from common.profiles import INTERPRETED
 from common.roofline import add_trace_options, analyzed_trace, ceilings_line
 from common.tables import emit, known, markdown_table, rounded, write_csv
 
+TOP = 25  # operators in the report
 ADDRESSED_BY = {
     "GEMM": "version 2 (one matmul for q, k, v and one for gate, up); a lower precision with --tf32 or --use-amp",
     "attention": "version 2 (one kernel, no T x T scores in memory), version 3 (its own kernel, no copies)",
@@ -35,67 +38,46 @@ def targets(rows):
     whole, found = sum(row["ms"] for row in rows), []
     for group in dict.fromkeys(row["group"] for row in rows):
         part = [row for row in rows if row["group"] == group]
-        judged = [row for row in part if row["roofline_ms"] is not None]
-        saved = sum(max(0.0, row["ms"] - row["roofline_ms"]) for row in judged) if judged else None
         ms = sum(row["ms"] for row in part)
-        found.append(
-            {
-                "group": group,
-                "ms": ms,
-                "share_percent": 100 * ms / whole if whole else 0.0,
-                "calls": sum(row["calls"] for row in part),
-                "could_save_ms": saved,
-                "step_could_be": whole / (whole - saved) if saved is not None and saved < whole else None,
-                "addressed_by": ADDRESSED_BY[group],
-                "operators": [row["operator"] for row in part[:3]],
-            }
-        )
+        gains = [max(0.0, row["ms"] - row["roofline_ms"]) for row in part if row["roofline_ms"] is not None]
+        row = {"group": group, "ms": ms, "share_percent": 100 * ms / whole if whole else 0.0}
+        row |= {"could_save_ms": None, "step_could_be": None, "addressed_by": ADDRESSED_BY[group]}
+        if gains:
+            row |= {"could_save_ms": sum(gains), "step_could_be": whole / (whole - sum(gains))}
+        found.append(row)
     found.sort(key=lambda row: row["ms"] if row["could_save_ms"] is None else row["could_save_ms"], reverse=True)
-    return [row | {"rank": i} for i, row in enumerate(found, 1)]
+    return [{"rank": i} | row for i, row in enumerate(found, 1)]
 
 
-def ceiling_lines(content):
-    roofs = content["ceilings"]
-    if roofs is None:
-        return [f"No roofline: {content['ceilings_from']}."]
-    return [
-        f"Ceilings, {content['ceilings_from']}: {ceilings_line(roofs)}.",
-        "The roofline is the shortest time that they allow, every input read once; a fraction of it above 100 % means",
-        "that the data was still in a cache.",
-    ]
-
-
-def operator_cells(rows):
-    return [
-        [i, f"`{row['operator']}`", row["group"], f"{row['calls']:,.0f}", rounded(row["ms"])]
-        + [f"{row['share_percent']:.1f}", rounded(row["tflops"]), rounded(row["gb_s"])]
-        + ["-" if row["of_roofline"] is None else f"{100 * row['of_roofline']:.0f} %"]
-        for i, row in enumerate(rows, 1)
-    ]
-
-
-def report(content, top):
-    whole = sum(row["ms"] for row in content["operators"])
-    what = "operators" if content["on_cpu"] else "kernels"
-    lines = [
-        f"# Bottlenecks of {content['trace']}",
-        "",
-        f"{content['device']}, {content['steps']} steps, {rounded(whole)} ms in {what} per step.",
-        *[INTERPRETED] * content["interpreted"],
-        *ceiling_lines(content),
-        "",
-        "## What to change, by the time that could be saved",
-        "",
-    ]
-    cells = [
+def report(content):
+    """Return the Markdown page: groups by the time that could be saved, operators by their time."""
+    origin, rows, what = content["ceilings_from"], content["operators"], "operators" if content["on_cpu"] else "kernels"
+    roofs = f"No roofline: {origin}."
+    if content["ceilings"]:
+        roofs = (
+            f"Ceilings, {origin}: {ceilings_line(content['ceilings'])}. The roofline is the shortest time that they\n"
+            "allow, every input read once; a fraction of it above 100 % means that the data was still in a cache."
+        )
+    groups = [
         [row["rank"], row["group"], rounded(row["ms"]), f"{row['share_percent']:.1f}", rounded(row["could_save_ms"])]
         + [known(row["step_could_be"], ".2f"), row["addressed_by"]]
         for row in content["targets"]
     ]
-    header = ["rank", "group", "ms per step", "%", "could save ms", "step faster by at most", "addressed by"]
-    lines += [markdown_table(header, cells, left=2), "", "## Operators by measured time", ""]
-    header = ["rank", "operator", "group", "calls per step", "ms per step", "%", "TFLOP/s", "GB/s", "of the roofline"]
-    return "\n".join([*lines, markdown_table(header, operator_cells(content["operators"][:top]), left=3), ""])
+    operators = [
+        [i, f"`{row['operator']}`", row["group"], f"{row['calls']:,.0f}", rounded(row["ms"])]
+        + [f"{row['share_percent']:.1f}", rounded(row["tflops"]), rounded(row["gb_s"])]
+        + ["-" if row["of_roofline"] is None else f"{100 * row['of_roofline']:.0f} %"]
+        for i, row in enumerate(rows[:TOP], 1)
+    ]
+    first = ["rank", "group", "ms per step", "%", "could save ms", "step faster by at most", "addressed by"]
+    second = ["rank", "operator", "group", "calls per step", "ms per step", "%", "TFLOP/s", "GB/s", "of the roofline"]
+    return (
+        f"# Bottlenecks of {content['trace']}\n\n"
+        f"{content['device']}, {content['steps']} steps, {rounded(sum(row['ms'] for row in rows))} ms in {what} per "
+        f"step.{INTERPRETED * content['interpreted']}\n{roofs}\n\n"
+        f"## What to change, by the time that could be saved\n\n{markdown_table(first, groups, left=2)}\n\n"
+        f"## Operators by measured time\n\n{markdown_table(second, operators, left=3)}\n"
+    )
 
 
 def as_text(content, files):
@@ -110,12 +92,12 @@ def as_text(content, files):
     return "\n".join([*lines, f"wrote {', '.join(map(str, files))}"])
 
 
-def write_files(content, path, top):
+def write_files(content, path):
     """Write the report and its two companions; return their paths."""
     folder = path.parent / "bottleneck_analysis"
     folder.mkdir(parents=True, exist_ok=True)
     timing, ranked = folder / "operator_timing.csv", folder / "optimization_targets.json"
-    path.write_text(report(content, top), encoding="utf-8")
+    path.write_text(report(content), encoding="utf-8")
     with open(timing, "w", encoding="utf-8", newline="") as file:
         write_csv(content["operators"], file)
     ranked.write_text(json.dumps({"trace": content["trace"], "targets": content["targets"]}, indent=1) + "\n")
@@ -125,18 +107,14 @@ def write_files(content, path, top):
 def analyze(options):
     content = analyzed_trace(options)[1]
     content["targets"] = targets(content["operators"])
-    files = write_files(content, pathlib.Path(options.output_report), options.top)
+    files = write_files(content, pathlib.Path(options.output_report))
     emit(content, as_text(content, files), options.json)
 
 
 def main(argv=None):
-    parser = Parser(
-        "analyze_bottlenecks.py",
-        "Rank the operators of a step by time, with their distance from the roofline and what tackles them.",
-        "--profile-data pytorch_profiles/ --output-report bottlenecks_v1.md",
-    )
+    parser = Parser("analyze_bottlenecks.py", __doc__)
     parser.add_argument("--output-report", default="bottlenecks.md", metavar="FILE", help="Markdown (%(default)s)")
-    add_trace_options(parser, top=25)
+    add_trace_options(parser)
     options = parser.parse_args(argv)
     return run_tool("analyze_bottlenecks.py", lambda: analyze(options))
 

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Measure how much of a step's communication between GPUs is hidden behind computation, from one trace per rank.
 
+example: python analyze_communication.py pytorch_profiles/
+
 A kernel of NCCL or RCCL communicates, and so does a copy to or from another GPU. It is hidden while any other kernel or
 copy runs on the same GPU, and exposed while none does. Record the traces with --enable-pytorch-profiler under torchrun;
 of a folder the newest trace of each rank is read.
@@ -19,22 +21,18 @@ from common.tables import emit, text_table
 COMMUNICATES = re.compile(r"(nccl|rccl|msccl|Memcpy PtoP)", re.IGNORECASE)  # ncclDevKernel_...
 
 
-def busy_ms(launches, steps):
-    return sum(end - start for start, end in busy_intervals(launches)) / steps / 1e6
-
-
-def communication(launches, steps):
+def rank_row(profile, launches):
     """Return times in ms per step: communicating, of that exposed, and busy with anything."""
-    talking = [kernel for kernel in launches if COMMUNICATES.match(kernel.name)]
-    busy, computing = busy_ms(launches, steps), [k for k in launches if not COMMUNICATES.match(k.name)]
-    exposed = busy - busy_ms(computing, steps)  # what communication adds to the time in which the GPU is busy
-    return {
-        "transfers_per_step": len(talking) / steps,
-        "communication_ms": busy_ms(talking, steps),
-        "exposed_ms": exposed,
-        "busy_ms": busy,
-        "exposed_share": exposed / busy,
-    }
+    steps, talking = steps_needed(profile), [kernel for kernel in launches if COMMUNICATES.match(kernel.name)]
+
+    def busy_ms(some):
+        return sum(end - start for start, end in busy_intervals(some)) / steps / 1e6
+
+    busy = busy_ms(launches)
+    exposed = busy - busy_ms([kernel for kernel in launches if not COMMUNICATES.match(kernel.name)])
+    row = {"trace": str(profile.path), "steps": steps, "transfers_per_step": len(talking) / steps}
+    row |= {"communication_ms": busy_ms(talking), "exposed_ms": exposed, "busy_ms": busy}
+    return row | {"exposed_share": exposed / busy}
 
 
 def trace_files(names):
@@ -53,17 +51,11 @@ def trace_files(names):
     return files
 
 
-def rank_row(profile, launches):
-    steps = steps_needed(profile)
-    return {"trace": str(profile.path), "steps": steps, **communication(launches, steps)}
-
-
 def as_text(rows):
     cells = [
-        [
-            *(row["trace"], row["steps"], f"{row['transfers_per_step']:.1f}", f"{row['communication_ms']:.3f}"),
-            *(f"{row['exposed_ms']:.3f}", f"{row['busy_ms']:.3f}", f"{100 * row['exposed_share']:.1f} %"),
-        ]
+        [row["trace"], row["steps"], f"{row['transfers_per_step']:.1f}"]
+        + [f"{row[key]:.3f}" for key in ("communication_ms", "exposed_ms", "busy_ms")]
+        + [f"{100 * row['exposed_share']:.1f} %"]
         for row in rows
     ]
     header = ["per step of", "steps", "transfers", "communication ms", "exposed ms", "GPU busy ms", "exposed"]
@@ -74,8 +66,7 @@ def analyze(options):
     found = [gpu_launches(file, options.steps) for file in trace_files(options.traces)]
     first = found[0][0]
     for profile, _ in found:
-        differences = unlike(first.metadata, profile.metadata)
-        if differences:
+        if differences := unlike(first.metadata, profile.metadata):
             where = f"{first.path} and {profile.path} are unlike ({'; '.join(differences)})"
             raise Failure(2, f"{where}: give the ranks of one run")
     rows = [rank_row(*one) for one in found]
@@ -83,11 +74,7 @@ def analyze(options):
 
 
 def main(argv=None):
-    parser = Parser(
-        "analyze_communication.py",
-        "Measure how much of the communication between GPUs is hidden behind computation, per rank.",
-        "pytorch_profiles/",
-    )
+    parser = Parser("analyze_communication.py", __doc__)
     parser.add_argument("traces", nargs="+", metavar="TRACE", help="traces of one run's ranks, or their folder")
     add_steps(parser)
     options = parser.parse_args(argv)

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Measure every GEMM of version 1's training step, forward and backward, over batch sizes and sequence lengths.
 
+example: python analyze_gemm_operations.py --model-config tiny_llama_v1_config.yaml --batch-sizes 4,8
+
 Print for each its shape, FLOPs, bytes if every operand moves once, FLOP per byte, the rate on this device, its fraction
 of the fastest rate seen (of a large square GEMM, or of one of these), and what limits it: "compute", "memory" (too few
 FLOP per byte) or "too small" (slower than half of what either allows: too few tiles to fill the device).
@@ -29,14 +31,12 @@ def read_config(path):
     """Return the model's sizes in a YAML file; version 1's own options say what is wrong with them."""
     try:
         import yaml
+
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except ImportError:
         raise Failure(1, "--model-config needs PyYAML: pip install pyyaml") from None
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Failure(2, f"--model-config {path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise Failure(2, f"--model-config {path} is no valid YAML") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise Failure(2, f"--model-config {path} cannot be read as YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(content, dict) or not set(NAMES) <= content.keys():
         raise Failure(2, f"--model-config {path} must name {', '.join(NAMES)}")
     return {name: content[name] for name in NAMES}
@@ -76,36 +76,26 @@ def seconds(gemm, device, dtype):
 def measured(gemm, duration, size, roofs):
     """Return the results of a GEMM that took so many seconds per call."""
     moved, rate = gemm.bytes(size), gemm.flops / duration / 1e12
-    attainable = min(roofs["matmul_tflops"], roofs["copy_tb_s"] * gemm.flops / moved)
-    return gemm._asdict() | {
-        "flops": gemm.flops,
-        "bytes": moved,
-        "flop_per_byte": gemm.flops / moved,
-        "us": 1e6 * duration,
-        "tflops": rate,
-        "share_of_peak": rate / roofs["matmul_tflops"],
-        "share_of_attainable": rate / attainable,
-        "bound": "too small" if rate < SMALL * attainable else bound(gemm.flops / moved, roofs),
-    }
-
-
-def whole(rows, sizes, peak):
-    """Sum up all GEMMs of one step."""
-    flops, us, calls = (sum(row["calls"] * row.get(key, 1) for row in rows) for key in ("flops", "us", "call"))
-    content = {"batch_size": sizes.B, "seq_len": sizes.T, "flops": flops, "ms": us / 1e3, "tflops": flops / us / 1e6}
-    content |= {"share_of_peak": content["tflops"] / peak, "calls": calls}
-    content["too_small"] = sum(row["calls"] for row in rows if row["bound"] == "too small")
-    return content | {"gemms": rows}
+    intensity = gemm.flops / moved
+    row = gemm._asdict() | {"flops": gemm.flops, "bytes": moved, "flop_per_byte": intensity, "us": 1e6 * duration}
+    row |= {"tflops": rate, "share_of_peak": rate / roofs["matmul_tflops"]}
+    small = rate < SMALL * min(roofs["matmul_tflops"], roofs["copy_tb_s"] * intensity)
+    return row | {"bound": "too small" if small else bound(intensity, roofs)}
 
 
 def analyzed(durations, size, roofs):
     """Return a step for each Sizes from the seconds of its GEMMs; the fastest of them raises the roof."""
     rates = [gemm.flops / duration / 1e12 for pairs in durations.values() for gemm, duration in pairs]
     roofs["matmul_tflops"] = max(roofs["matmul_tflops"], *rates)
-    return [
-        whole([measured(gemm, duration, size, roofs) for gemm, duration in pairs], sizes, roofs["matmul_tflops"])
-        for sizes, pairs in durations.items()
-    ]
+    steps = []
+    for sizes, pairs in durations.items():
+        rows = [measured(gemm, duration, size, roofs) for gemm, duration in pairs]
+        flops, us = (sum(row["calls"] * row[key] for row in rows) for key in ("flops", "us"))
+        step = {"batch_size": sizes.B, "seq_len": sizes.T, "flops": flops, "ms": us / 1e3, "tflops": flops / us / 1e6}
+        step |= {"share_of_peak": flops / us / 1e6 / roofs["matmul_tflops"], "calls": sum(row["calls"] for row in rows)}
+        step["too_small"] = sum(row["calls"] for row in rows if row["bound"] == "too small")
+        steps.append(step | {"gemms": rows})
+    return steps
 
 
 def gemm_lines(step):
@@ -119,17 +109,18 @@ def gemm_lines(step):
     return text_table(header, rows)
 
 
-def as_text(content, details):
+def as_text(content):
+    """Return the GEMMs of the largest step, and a line for every step."""
     steps, rows = content["steps"], []
-    lines = [f"{content['device']}, {content['precision']}, fastest: {ceilings_line(content['ceilings'])}", ""]
-    for step in steps if details else steps[-1:]:
-        lines += [f"batch {step['batch_size']}, {step['seq_len']} tokens", gemm_lines(step), ""]
     for step in steps:
-        speed = [f"{step['tflops']:.3f}", f"{100 * step['share_of_peak']:.1f} %"]
         work = [step["batch_size"], step["seq_len"], f"{step['flops'] / 1e9:,.2f}", f"{step['ms']:,.3f}"]
+        speed = [f"{step['tflops']:.3f}", f"{100 * step['share_of_peak']:.1f} %"]
         rows.append([*work, *speed, f"{step['too_small']} of {step['calls']}"])
-    lines.append(text_table(["batch", "tokens", "GFLOP", "ms", "TFLOP/s", "of peak", "too small"], rows, left=0))
-    return "\n".join(lines)
+    table = text_table(["batch", "tokens", "GFLOP", "ms", "TFLOP/s", "of peak", "too small"], rows, left=0)
+    return (
+        f"{content['device']}, {content['precision']}, fastest: {ceilings_line(content['ceilings'])}\n\n"
+        f"batch {steps[-1]['batch_size']}, {steps[-1]['seq_len']} tokens\n{gemm_lines(steps[-1])}\n\n{table}"
+    )
 
 
 def analyze(options):
@@ -144,30 +135,20 @@ def analyze(options):
     for sizes in steps:
         progress(f"batch {sizes.B}, {sizes.T} tokens ...")
         durations[sizes] = [(gemm, seconds(gemm, device, dtype)) for gemm in gemms(sizes)]
-    content = {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        "torch": torch.__version__,
-        "precision": options.precision,
-        "config": config,
-        "ceilings": roofs,
-        "steps": analyzed(durations, ELEMENT_BYTES[options.precision], roofs),
-    }
-    emit(content, as_text(content, options.details), options.json)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    content = {"device": name, "torch": torch.__version__, "precision": options.precision, "config": config}
+    content |= {"ceilings": roofs, "steps": analyzed(durations, ELEMENT_BYTES[options.precision], roofs)}
+    emit(content, as_text(content), options.json)
 
 
 def main(argv=None):
-    parser = Parser(
-        "analyze_gemm_operations.py",
-        "Measure every GEMM of a training step.",
-        '--model-config tiny_llama_v1_config.yaml --batch-sizes "4,8,16,32" --sequence-lengths "64,128,256"',
-    )
+    parser = Parser("analyze_gemm_operations.py", __doc__)
     add = parser.add_argument
     add("--model-config", required=True, metavar="YAML", help="sizes, as tiny_llama_v1_config.yaml")
     add("--batch-sizes", type=numbers, default=[8], metavar="B,..", help="(8)")
     add("--sequence-lengths", type=numbers, default=[128], metavar="T,..", help="(128)")
     add("--precision", choices=ELEMENT_BYTES, default="float32", help="(%(default)s)")
     add("--device", help="cpu, cuda or cuda:N (a GPU if there is one)")
-    add("--details", action="store_true", help="print the GEMMs of every configuration")
     options = parser.parse_args(argv)
     return run_tool("analyze_gemm_operations.py", lambda: analyze(options))
 

@@ -1,30 +1,71 @@
 #!/usr/bin/env python3
 """Measure peak memory over the sequence length for each version: where it grows linearly, where quadratically.
 
-Every point is a training run of its own; on a GPU those of one length run side by side. From three lengths on, a
-parabola a + b T + c T² through the peaks tells the part that grows with the square, which is the T x T scores of
-attention where they are saved. Options that are not listed here go to all training scripts.
+example: python analyze_memory_scaling.py --versions 1,2 --seq-lengths 128,256,512,1024 --batch-size 4
+
+Every point is a training run of its own. From three lengths on, a parabola a + b T + c T² through the peaks tells the
+part that grows with the square, which is the T x T scores of attention where they are saved; options that are not
+listed go to all training scripts.
 
 Exit status: 0 measured; 1 where nothing ran; 2 for bad input.
 """
 
+import functools
 import sys
 
-from common.command_line import (
-    Failure,
-    Parser,
-    add_time_limit,
-    listed,
-    load_script,
-    numbers,
-    on_cpu,
-    run_tool,
-    with_sizes,
-)
-from common.memory import measure
-from common.runs import TimeLimit
+from common.command_line import Failure, Parser, add_time_limit, listed, numbers, on_cpu, progress, run_tool, with_sizes
+from common.runs import OutOfMemory, TimeLimit, train
 from common.tables import emit, known, text_table
-from common.versions import SCRIPTS
+from common.versions import SCRIPTS, load_version
+
+QUADRATIC = 0.25  # fraction of the growth from which on it counts as quadratic
+GREW = 1.05  # memory that grew less is called neither: a process's memory varies
+
+
+def growth(lengths, peaks):
+    """Fit a + b T + c T² and return how much of the growth from shortest to longest is quadratic.
+
+    growth is None where it cannot be told: from fewer than three lengths, or where memory hardly grew.
+    """
+    import numpy as np
+
+    if len(lengths) < 3 or peaks[-1] < GREW * peaks[0]:
+        return {"fit": None, "square_share": None, "growth": None}
+    c, b, a = map(float, np.polyfit(lengths, peaks, 2))
+    square = c * (lengths[-1] ** 2 - lengths[0] ** 2)
+    share = min(1.0, max(0.0, square / (peaks[-1] - peaks[0])))
+    return {"fit": (a, b, c), "square_share": share, "growth": "quadratic" if share > QUADRATIC else "linear"}
+
+
+def peak_of(script, argv):
+    """Return the peak memory of a run in MB, None if it ran out of memory."""
+    try:
+        return train(script, argv)["summary"]["peak_memory_mb"]
+    except OutOfMemory:
+        return None
+
+
+def measure(versions, lengths, argv, limit):
+    """Return {"lengths", "rows"}: for each version its peaks in MB, None where it ran out of memory, and their growth.
+
+    Go up the lengths, and end before one that the time limit leaves no room for.
+    """
+    peaks = {version: [] for version in versions}
+    for place, length in enumerate(lengths):
+        if not limit.room(len(versions)):
+            progress(f"no time is left for {', '.join(map(str, lengths[place:]))} tokens")
+            lengths = lengths[:place]
+            break
+        left = limit.left(len(versions) * (len(lengths) - place))
+        progress(f"{place + 1} of {len(lengths)}: {length} tokens, {left} ...")
+        for version, found in peaks.items():
+            run = functools.partial(peak_of, SCRIPTS[version], [*argv, "--seq-len", str(length)])
+            found.append(limit.timed(run))
+    rows = []
+    for version, found in peaks.items():
+        pairs = [(length, peak) for length, peak in zip(lengths, found, strict=True) if peak is not None]
+        rows.append({"version": version, "peaks_mb": found, **growth([t for t, _ in pairs], [p for _, p in pairs])})
+    return {"lengths": lengths, "rows": rows}
 
 
 def as_text(content):
@@ -35,19 +76,16 @@ def as_text(content):
         rows.append([f"version {row['version']}", *peaks, known(share and 100 * share, ".0f"), row["growth"] or "-"])
     header = ["peak MiB at", *(f"{length} tokens" for length in content["lengths"]), "% of growth with T²", "growth"]
     lines = [f"{content['device']}; {' '.join(content['options'])}", text_table(header, rows)]
-    if content["on_cpu"]:
-        lines.append("without a GPU this is the memory of the whole process, its libraries included")
+    lines += ["without a GPU this is the memory of the whole process, its libraries included"] * content["on_cpu"]
     return "\n".join(lines)
 
 
 def study(options, rest):
     argv = with_sizes(["--num-steps", "2", "--warmup-steps", "1", *rest])
-    if options.batch_size:
-        argv += ["--batch-size", str(options.batch_size)]
-    lengths, scripts = sorted(set(options.seq_lengths)), {version: SCRIPTS[version] for version in options.versions}
-    for script in scripts.values():  # wrong options end it here, before any training
-        config = load_script(script, "--versions").parse_options([*argv, "--seq-len", str(lengths[0])])
-    measured = measure(scripts, lengths, argv, TimeLimit(options.time_limit))
+    lengths = sorted(set(options.seq_lengths))
+    for version in options.versions:  # wrong options end it here, before any training
+        config = load_version(version).parse_options([*argv, "--seq-len", str(lengths[0])])
+    measured = measure(options.versions, lengths, argv, TimeLimit(options.time_limit))
     if all(peak is None for row in measured["rows"] for peak in row["peaks_mb"]):
         raise Failure(1, f"not even {lengths[0]} tokens fit into memory: lower --batch-size")
     content = {"device": config.device_name, "on_cpu": on_cpu(argv), "options": argv, **measured}
@@ -55,16 +93,11 @@ def study(options, rest):
 
 
 def main(argv=None):
-    parser = Parser(
-        "analyze_memory_scaling.py",
-        "Measure peak memory over the sequence length for each version.",
-        "--versions 1,2 --seq-lengths 128,256,512,1024 --batch-size 4; other options go to all training scripts",
-    )
+    parser = Parser("analyze_memory_scaling.py", __doc__)
     add = parser.add_argument
     versions = listed(SCRIPTS, lambda text: int(text.removeprefix("v")))
     add("--versions", type=versions, default=list(SCRIPTS), metavar="N,..", help="(1,2,3,4)")
     add("--seq-lengths", type=numbers, default=[128, 256, 512, 1024], metavar="T,..", help="(128,256,512,1024)")
-    add("--batch-size", type=int, metavar="B", help="sequences per step (the scripts' own)")
     add_time_limit(parser)
     options, rest = parser.parse_known_args(argv)
     return run_tool("analyze_memory_scaling.py", lambda: study(options, rest))

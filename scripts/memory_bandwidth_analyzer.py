@@ -1,19 +1,22 @@
 #!/usr/bin/env python3
 """Measure how much of the device's memory bandwidth the operators of a step reach, and draw them on a roofline.
 
+example: python memory_bandwidth_analyzer.py --profile-data ./complete_rocm_analysis --generate-roofline-plot
+
 Bytes follow from the shapes in a PyTorch trace (every input read once, the output written), and for version 3's kernels
 and flex attention from the formulas in common/counts.py. A rate above that of a copy found its data in a cache.
 
 Exit status: 0 analysed, 1 if the picture needs matplotlib, 2 for bad input.
 """
 
-import pathlib
 import sys
 
 from common.command_line import Failure, Parser, progress, run_tool
 from common.profiles import INTERPRETED, short
 from common.roofline import FLOP_PER_BYTE, add_trace_options, analyzed_trace, bound, ceilings_line, draw_roofline
-from common.tables import emit, known, text_table
+from common.tables import emit, text_table
+
+TOP = 20  # operators to print
 
 
 def bandwidth_rows(rows, ceilings):
@@ -39,26 +42,21 @@ def summary(rows, all_rows, ceilings):
     }
 
 
-def as_text(content, top):
+def as_text(content):
     whole, ceilings, rows = content["summary"], content["ceilings"], []
-    for row in content["operators"][:top]:
+    for row in content["operators"][:TOP]:
         work = [f"{row['ms']:,.3f}", f"{row['bytes'] / 1e6:,.2f}", f"{row['gb_s']:,.1f}"]
         rates = [f"{100 * row['share_of_copy']:.0f} %", f"{row['flop_per_byte']:.1f}", row["bound"]]
         rows.append([row["operator"], row["group"], *work, *rates])
     header = ["operator", "group", "ms per step", "MB per step", "GB/s", "of copy", "FLOP/B", "bound"]
     share = 100 * whole["memory_bound_ms"] / whole["ms"]
-    return "\n".join(
-        [
-            content["trace"],
-            f"ceilings {content['ceilings_from']}: {ceilings_line(ceilings)}",
-            "",
-            text_table(header, rows, left=2),
-            "",
-            f"a step moves at least {whole['bytes'] / 1e6:,.1f} MB at {whole['gb_s']:,.1f} GB/s, "
-            f"{100 * whole['share_of_copy']:.0f} % of the copy bandwidth",
-            f"{whole['memory_bound_ms']:,.3f} of {whole['ms']:,.3f} ms ({share:.0f} %) are in memory-bound operators; "
-            f"bytes are not known for {known(whole['unknown_ms'], ',.3f')} ms",
-        ]
+    return (
+        f"{content['trace']}\nceilings {content['ceilings_from']}: {ceilings_line(ceilings)}\n\n"
+        f"{text_table(header, rows, left=2)}\n\n"
+        f"a step moves at least {whole['bytes'] / 1e6:,.1f} MB at {whole['gb_s']:,.1f} GB/s, "
+        f"{100 * whole['share_of_copy']:.0f} % of the copy bandwidth\n"
+        f"{whole['memory_bound_ms']:,.3f} of {whole['ms']:,.3f} ms ({share:.0f} %) are in memory-bound operators; "
+        f"bytes are not known for {whole['unknown_ms']:,.3f} ms"
     )
 
 
@@ -85,19 +83,14 @@ def analyze(options):
         raise Failure(2, f"{profile.path} recorded no shapes: profile without --graph")
     content |= {"summary": summary(rows, content["operators"], content["ceilings"]), "operators": rows}
     if options.generate_roofline_plot:
-        draw(pathlib.Path(options.plot_file or profile.path.parent / "roofline.png"), profile.path.name[:8], content)
-    emit(content, as_text(content, options.top), options.json)
+        draw(profile.path.parent / "roofline.png", profile.path.name[:8], content)
+    emit(content, as_text(content), options.json)
 
 
 def main(argv=None):
-    parser = Parser(
-        "memory_bandwidth_analyzer.py",
-        "Measure the bandwidth that the operators of a step reach, and draw a roofline.",
-        "--profile-data ./complete_rocm_analysis --generate-roofline-plot",
-    )
+    parser = Parser("memory_bandwidth_analyzer.py", __doc__)
     parser.add_argument("--generate-roofline-plot", action="store_true", help="draw roofline.png beside the trace")
-    parser.add_argument("--plot-file", metavar="PNG", help="another place for the picture")
-    add_trace_options(parser, top=20)
+    add_trace_options(parser)
     options = parser.parse_args(argv)
     return run_tool("memory_bandwidth_analyzer.py", lambda: analyze(options))
 

@@ -2,17 +2,16 @@
 """Print parameters, FLOPs, bytes, launches and saved activations of every part of a training step.
 
     python scripts/model_counts.py --preset small --version 3 --precision bfloat16
-    python scripts/model_counts.py --version 1 --seq-len 1024 --json counts.json
     python scripts/model_counts.py --write                    # put the tables into TINY_LLAMA_ARCHITECTURE.md
     python scripts/model_counts.py --check                    # compare that page with them
 
-The formulas stand in common/counts.py, which also says what each quantity counts.
+The formulas stand in common/counts.py, which also says what each quantity counts; options that are not listed go to the
+training script.
 
 Exit status: 0; 1 if --check finds a difference; 2 for a bad option or a file that cannot be read or written.
 """
 
 import itertools
-import pathlib
 import sys
 from collections import defaultdict
 
@@ -20,17 +19,18 @@ import sympy
 
 from common import counts
 from common.command_line import Failure, Parser, add_version_option, run_tool, version_meant
-from common.counts import PARTS, PHASES, QUANTITIES, Part, Sizes, both_phases, step_counts, total
+from common.counts import PARTS, PHASES, Part, Sizes, both_phases, step_counts, total
 from common.pages import fill, write_or_check
 from common.provenance import machine_line
-from common.records import PRECISIONS, Record, newest_record
-from common.tables import emit, markdown_table, text_table
+from common.records import PRECISIONS, newest_record
+from common.tables import markdown_table, text_table
 from common.versions import REPOSITORY, SCRIPTS, load_version
 
 PAGE = REPOSITORY / "TINY_LLAMA_ARCHITECTURE.md"
 PRESETS = ("tiny", "small", "medium")
 VERSIONS = [f"V{version}" for version in SCRIPTS]
-GPUS = ("MI300X", "H200", "MI250X")  # in the tables; --json has all that are known
+GPUS = ("MI300X", "H200", "MI250X")
+PLACES = {"each layer": counts.parts_of_layer, "once": counts.parts_once}
 
 # ---------------------------------------------------------------- formulas as text
 
@@ -55,32 +55,43 @@ def formula(value, power="^{}"):
     return " + ".join(found)
 
 
-def part_formulas(version, precision, sizes):
-    """Return {part: {phase: {"layer" or "once": {quantity: formula}}}}."""
-    s = letters(sizes)
-    flops = counts.flops_done(version, s)
-    pieces = {"layer": counts.parts_of_layer(version, precision, s), "once": counts.parts_once(version, precision, s)}
-    found = {part: {phase: {} for phase in PHASES} for part in PARTS}
-    for part, phase, (i, (where, parts)) in itertools.product(PARTS, PHASES, enumerate(pieces.items())):
-        piece = parts.get(part, Part())
-        launches = getattr(piece, phase)
-        values = {
-            "flops": flops.get(part, {}).get(phase, (0, 0))[i],
-            "bytes": sum(launches),
-            "launches": len(launches),
-            "saved": piece.saved if phase == "forward" else 0,
-        }
-        if any(value != 0 for value in values.values()):
-            found[part][phase][where] = {quantity: value for quantity, value in values.items() if value != 0}
-    return found
+def math(value):
+    return f"${formula(value, '^{{{}}}')}$" if value != 0 else ""
 
 
-# ---------------------------------------------------------------- the page's tables
+# ---------------------------------------------------------------- one step
 
 
 def sizes_of_options(argv):
     """Return the sizes that a training script's options choose; every version has the same ones."""
     return counts.sizes_of(load_version(1).parse_options([*argv, "--device", "cpu"]))
+
+
+def step_text(version, precision, sizes):
+    """Return numbers and rooflines of a step as two tables, and its sums."""
+    step, weights, numbers, roofs = step_counts(version, precision, sizes), counts.parameters(sizes), [], []
+    work, times = counts.intensity(step), [counts.rooflines(step, gpu, precision) for gpu in GPUS]
+    for part, phases in step.items():
+        layer, once = weights.get(part, (0, 0))
+        cells = [f"{done[q] / unit:,.2f}" for q, unit in (("flops", 1e9), ("bytes", 1e6)) for done in phases.values()]
+        launches = " + ".join(str(done["launches"]) for done in phases.values())
+        saved = f"{phases['forward']['saved'] / 2**20:,.2f}"
+        numbers.append([part, f"{sizes.L * layer + once:,}", *cells, saved, launches])
+        roof = [f"{us:,.1f} {bound}" for us, bound in (rows[part] for rows in times)]
+        roofs.append([part, f"{work[part]['flop_per_byte']:,.1f}", *roof])
+    header = ["part", "parameters", "GFLOP forward", "backward", "MB forward", "backward", "MiB saved", "launches"]
+    needed = sum(counts.required_flops(sizes).values())
+    sums = [f"{counts.parameter_count(sizes):,} parameters", f"{needed / 1e9:,.2f} GFLOP needed"]
+    sums += [f"{total(step, 'flops') / 1e9:,.2f} done", f"{total(step, 'bytes') / 1e6:,.1f} MB moved"]
+    sums += [f"{total(step, 'saved') / 2**20:,.1f} MiB saved", f"{total(step, 'launches'):,} launches"]
+    return (
+        f"version {version}, {precision}, {', '.join(f'{x} {size}' for x, size in sizes._asdict().items())}\n\n"
+        f"{text_table(header, numbers)}\n\n"
+        f"{text_table(['shortest time of a step, us', 'FLOP/B', *GPUS], roofs)}\n\nstep: {', '.join(sums)}"
+    )
+
+
+# ---------------------------------------------------------------- the page's tables
 
 
 def preset_sizes(preset):
@@ -92,64 +103,54 @@ def steps_of(preset, precision):
     return [step_counts(version, precision, preset_sizes(preset)) for version in SCRIPTS]
 
 
-def math(value):
-    return f"${formula(value, '^{{{}}}')}$" if value != 0 else ""
-
-
 def presets_table():
     rows = [[f"`{preset}`", *preset_sizes(preset)] for preset in PRESETS]
     return markdown_table(["preset", *(f"${letter}$" for letter in LETTERS)], rows)
 
 
-def parameter_table():
+def presets_compared(names, function, unit, pattern, more=()):
+    """Return the formulas of function(sizes), {part: (of each layer, once)}, and its numbers for every preset."""
     sizes = [preset_sizes(preset) for preset in PRESETS]
-    tables, rows = [counts.parameters(s) for s in sizes], []
-    for part, (layer, once) in counts.parameters(letters(sizes[0])).items():
-        cells = [f"{s.L * table[part][0] + table[part][1]:,}" for s, table in zip(sizes, tables, strict=True)]
-        rows.append([part, math(layer), math(once), *cells])
-    rows.append(["**all**", "", "", *(f"**{counts.parameter_count(s):,}**" for s in sizes)])
-    return markdown_table(["part", "in each layer", "once", *(f"`{preset}`" for preset in PRESETS)], rows)
+    numbers = [{part: (s.L * layer + once) / unit for part, (layer, once) in function(s).items()} for s in sizes]
+    rows = [
+        [part, math(layer), math(once), *(format(found[part], pattern) for found in numbers)]
+        for part, (layer, once) in function(letters(sizes[0])).items()
+    ]
+    rows.append(["**all**", "", "", *(f"**{sum(found.values()):{pattern}}**" for found in numbers)])
+    return markdown_table([*names, *(f"`{preset}`" for preset in PRESETS)], [*rows, *more])
 
 
 def flops_table():
     """Return what the model needs: matmuls forward, backward twice that, and everything else for comparison."""
-    sizes = [preset_sizes(preset) for preset in PRESETS]
-    required, rows = [counts.required_flops(s) for s in sizes], []
-    for part, (layer, once) in counts.forward_flops(letters(sizes[0])).items():
-        rows.append([part, math(layer), math(once), *(f"{flops[part] / 1e9:,.2f}" for flops in required)])
-    rows.append(["**all**", "", "", *(f"**{sum(flops.values()) / 1e9:,.2f}**" for flops in required)])
-    others = [sum(map(sum, counts.operations(s).values())) for s in sizes]
-    rows.append(["everything else, operations", "", "", *(f"{n / 1e9:,.2f}" for n in others)])
-    return markdown_table(
-        ["GFLOP of a step", "forward, each layer", "forward, once", *(f"`{preset}`" for preset in PRESETS)], rows
-    )
+    others = [sum(map(sum, counts.operations(preset_sizes(preset)).values())) for preset in PRESETS]
+    more = ["everything else, operations", "", "", *(f"{n / 1e9:,.2f}" for n in others)]
+    names = ["GFLOP of a step", "forward, each layer", "forward, once"]
+    return presets_compared(names, counts.forward_flops, 1e9 / 3, ",.2f", [more])
 
 
 def launches_table():
     """Return forward + backward of a layer for each version, what comes once, and whole steps."""
     s, rows = preset_sizes("small"), []
-    functions = {"in each layer": counts.parts_of_layer, "once": counts.parts_once}
-    for where, function in functions.items():
+    for where, function in PLACES.items():
         found = [function(version, "float32", s) for version in SCRIPTS]
         for part in [part for part in PARTS if part in found[0] and found[0][part].backward + found[0][part].forward]:
-            rows.append([f"{part}, {where}", *(f"{len(p[part].forward)} + {len(p[part].backward)}" for p in found)])
+            cells = [f"{len(parts[part].forward)} + {len(parts[part].backward)}" for parts in found]
+            rows.append([f"{part}, {where.replace('each', 'in each')}", *cells])
     for preset in PRESETS:
-        sums = [total(step, "launches") for step in steps_of(preset, "float32")]
-        rows.append([f"**step of `{preset}`**", *(f"**{n:,}**" for n in sums)])
+        rows.append(
+            [f"**step of `{preset}`**", *(f"**{total(s, 'launches'):,}**" for s in steps_of(preset, "float32"))]
+        )
     return markdown_table(["launches, forward + backward", *VERSIONS], rows)
 
 
-def formula_table(quantity):
-    """Return formulas of a layer, or of what comes once, for versions 1 and 3 in fp32."""
-    found = [part_formulas(version, "float32", preset_sizes("small")) for version in (1, 3)]
-    rows = []
+def formulas_compared(quantity):
+    """Return quantity(Part) as formulas of a layer, or of what comes once, for versions 1 and 3 in fp32."""
+    s, rows = letters(preset_sizes("small")), []
     for part in PARTS[:-1]:  # AdamW's bytes are a number per parameter
         cells = []
-        for version in found:
-            layer, once = (
-                sum(version[part][phase].get(where, {}).get(quantity, 0) for phase in PHASES)
-                for where in ("layer", "once")
-            )
+        for version in (1, 3):
+            found = (function(version, "float32", s).get(part, Part()) for function in PLACES.values())
+            layer, once = map(quantity, found)
             cells.append(math(layer) + (" a layer; " if layer and once else "") + math(once))
         if any(cells):
             rows.append([part, *cells])
@@ -257,116 +258,53 @@ def measured_tables(recorded):
     return "\n\n".join(texts)
 
 
-# ---------------------------------------------------------------- the page
+# ---------------------------------------------------------------- the command
 
 
-def page_tables(recorded):
+def page_tables():
     """Return {name of the markers in the page: table}."""
     tables = {
         "presets": presets_table(),
-        "parameters": parameter_table(),
+        "parameters": presets_compared(["part", "in each layer", "once"], counts.parameters, 1, ",.0f"),
         "flops": flops_table(),
         "launches": launches_table(),
-        "bytes": formula_table("bytes"),
+        "bytes": formulas_compared(lambda part: sum(part.forward + part.backward)),
         "bytes-of-a-step": step_table("bytes", 1e6, "MB"),
-        "saved": formula_table("saved"),
+        "saved": formulas_compared(lambda part: part.saved),
         "saved-of-a-step": step_table("saved", 2**20, "MiB"),
         "gpus": gpu_table(),
         "roofline": roofline_table(1, "float32", "small") + "\n\n" + roofline_table(3, "bfloat16", "medium"),
         "shortest": shortest_table(),
         "corrections": corrections(),
-        "measured": measured_tables(recorded),
+        "measured": measured_tables(newest_record()),
     }
     return {f"counts-{name}": table for name, table in tables.items()}
 
 
-def write_page(options):
+def write_page(check):
     """Write or check the tables of the page."""
-    tables = page_tables(Record(options.recorded) if options.recorded else newest_record())
-    text = PAGE.read_text(encoding="utf-8")
+    tables, text = page_tables(), PAGE.read_text(encoding="utf-8")
     for name in tables:
         if f"<!-- {name}:begin -->" not in text or f"<!-- {name}:end -->" not in text:
             raise Failure(2, f"{PAGE} must have the lines <!-- {name}:begin --> and <!-- {name}:end -->")
-    return write_or_check({PAGE: fill(text, tables)}, options.check, "python scripts/model_counts.py --write")
+    return write_or_check({PAGE: fill(text, tables)}, check, "python scripts/model_counts.py --write")
 
 
-# ---------------------------------------------------------------- one step
-
-
-def content_of(version, precision, sizes):
-    """Return everything about one step, for --json."""
-    step, formulas = step_counts(version, precision, sizes), part_formulas(version, precision, sizes)
-    weights, work, parts = counts.parameters(sizes), counts.intensity(step), {}
-    gpus = {gpu: counts.rooflines(step, gpu, precision) for gpu in counts.PEAK_TFLOPS}
-    for part in PARTS:
-        layer, once = weights.get(part, (0, 0))
-        parts[part] = {
-            "parameters": sizes.L * layer + once,
-            **step[part],
-            "flop_per_byte": work[part]["flop_per_byte"],
-            "roofline": {gpu: dict(zip(("us", "bound"), rows[part], strict=True)) for gpu, rows in gpus.items()},
-            "formulas": {
-                phase: {where: {q: formula(value) for q, value in found.items()} for where, found in places.items()}
-                for phase, places in formulas[part].items()
-            },
-        }
-    totals = {quantity: total(step, quantity) for quantity in QUANTITIES}
-    totals["parameters"] = counts.parameter_count(sizes)
-    totals["required_flops"] = sum(counts.required_flops(sizes).values())
-    return {"version": version, "precision": precision, "sizes": sizes._asdict(), "step": totals, "parts": parts}
-
-
-def as_text(content):
-    """Return formulas, numbers and rooflines as three tables."""
-    formulas, numbers, roofs = [], [], []
-    for part, row in content["parts"].items():
-        for phase in PHASES:
-            for where, found in row["formulas"][phase].items():
-                cells = [found.get(q, "") for q in ("flops", "bytes", "saved", "launches")]
-                formulas.append([f"{part}, {phase}, {'each layer' if where == 'layer' else 'once'}", *cells])
-        pair = [row[phase] for phase in PHASES]
-        cells = [f"{done[q] / unit:,.2f}" for q, unit in (("flops", 1e9), ("bytes", 1e6)) for done in pair]
-        saved, launches = f"{pair[0]['saved'] / 2**20:,.2f}", " + ".join(str(done["launches"]) for done in pair)
-        numbers.append([part, f"{row['parameters']:,}", *cells, saved, launches])
-        times = [f"{row['roofline'][gpu]['us']:,.1f} {row['roofline'][gpu]['bound']}" for gpu in GPUS]
-        roofs.append([part, f"{row['flop_per_byte']:,.1f}", *times])
-    step = content["step"]
-    header = ["part", "parameters", "GFLOP forward", "backward", "MB forward", "backward", "MiB saved", "launches"]
-    sizes = ", ".join(f"{letter} {size}" for letter, size in content["sizes"].items())
-    tables = [
-        f"version {content['version']}, {content['precision']}, {sizes}",
-        text_table(["formulas", "FLOPs", "bytes", "bytes saved", "launches"], formulas, left=5),
-        text_table(header, numbers),
-        text_table(["shortest time of a step, us", "FLOP/B", *GPUS], roofs),
-        f"step: {step['parameters']:,} parameters, {step['required_flops'] / 1e9:,.2f} GFLOP needed, "
-        f"{step['flops'] / 1e9:,.2f} done, {step['bytes'] / 1e6:,.1f} MB moved, {step['saved'] / 2**20:,.1f} MiB "
-        f"saved, {step['launches']:,} launches",
-    ]
-    return "\n\n".join(tables)
-
-
-def count(options, argv):
+def print_step(options, argv):
     if {"--use-amp", "--tf32", "--amp-dtype"} & set(argv):
         raise Failure(2, "choose the precision with --precision, not with the training script's options")
-    content = content_of(version_meant(options.version), options.precision, sizes_of_options(argv))
-    emit(content, as_text(content), options.json)
-    return 0
+    print(step_text(version_meant(options.version), options.precision, sizes_of_options(argv)))
 
 
 def main(argv=None):
-    example = "--preset small --version 3 --precision bfloat16; options that are not listed go to the training script"
-    parser = Parser("model_counts.py", __doc__.splitlines()[0], example)
+    parser = Parser("model_counts.py", __doc__, with_json=False)
     add_version_option(parser)
     parser.add_argument("--precision", choices=counts.ELEMENT_BYTES, default="float32", help="(%(default)s)")
     parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.name}")
     parser.add_argument("--check", action="store_true", help="compare that page with them")
-    parser.add_argument("--recorded", type=pathlib.Path, metavar="FOLDER", help="a recorded run (the newest)")
     options, rest = parser.parse_known_args(argv)
-
-    def work():
-        return write_page(options) if options.write or options.check else count(options, rest)
-
-    return run_tool("model_counts.py", work)
+    to_page = options.write or options.check
+    return run_tool("model_counts.py", lambda: write_page(options.check) if to_page else print_step(options, rest))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Find the best batch size of a version on this device by training with each: the largest that fits, or the fastest.
 
+example: python optimize_batch_size.py --target-memory-usage 0.8 --seq-len 128 --optimization-target throughput
+
 Double the batch until two doublings bring no more throughput, the peak passes the share of memory that may be used, or
 the device runs out of it; then halve the gap. Every probe is a process of its own, so one that runs out of memory costs
-nothing else. Options that are not listed here go to the training script.
+nothing else; options that are not listed go to the training script, after --num-steps 10.
 
 Exit status: 0 found; 1 if not even one sequence fits; 2 for bad input.
 """
@@ -16,8 +18,6 @@ from common.command_line import (
     Failure,
     Parser,
     add_version_option,
-    load_script,
-    on_cpu,
     positive,
     progress,
     run_tool,
@@ -27,75 +27,57 @@ from common.command_line import (
 from common.records import significant
 from common.runs import OutOfMemory, train
 from common.tables import emit, known, text_table
-from common.versions import SCRIPTS
+from common.versions import SCRIPTS, load_version
 
-TARGETS = ("throughput", "memory", "latency")
+TARGETS = ("throughput", "memory")
 ENOUGH = 1.02  # a larger batch must give so many times the samples a second to be worth its memory
 
 
-def device_memory_mb(argv):
+def device_memory_mb(config):
     """Return the memory of the device in MiB: the GPU's, or the machine's."""
     import torch
 
-    if on_cpu(argv):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20
-    chosen = [word for flag, word in zip(argv, argv[1:], strict=False) if flag == "--device"]
-    return torch.cuda.get_device_properties(chosen[-1] if chosen else "cuda").total_memory / 2**20
+    if config.on_gpu:
+        return torch.cuda.get_device_properties(config.device).total_memory / 2**20
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20
 
 
-class Search:
-    """Probe batch sizes and remember the outcomes; probe(batch size) returns a summary or raises OutOfMemory."""
+def search(probe, budget_mb, largest, to_the_limit):
+    """Return the rows of all probes by batch size: powers of two, then between the last that fits and the next.
 
-    def __init__(self, probe, budget_mb, largest, to_the_limit):
-        self.probe, self.budget_mb, self.largest, self.to_the_limit = probe, budget_mb, largest, to_the_limit
-        self.rows: dict[int, dict] = {}
+    probe(batch size) returns a summary or raises OutOfMemory. Without to_the_limit, stop when a larger batch gives no
+    more throughput.
+    """
+    rows = {}
 
-    def fits(self, batch_size):
-        """Return whether it runs within the budget; measure it if that is not known yet."""
-        if batch_size not in self.rows:
-            row = dict.fromkeys(("batch_size", "samples_per_second", "step_ms", "peak_memory_mb"))
-            row |= {"batch_size": batch_size, "fits": False}
-            with contextlib.suppress(OutOfMemory):
-                summary = self.probe(batch_size)
-                row |= {key: summary[key] for key in ("samples_per_second", "peak_memory_mb")}
-                row |= {"step_ms": summary["step_ms"]["median"], "fits": summary["peak_memory_mb"] <= self.budget_mb}
-            self.rows[batch_size] = row
-        return self.rows[batch_size]["fits"]
+    def fits(batch_size):
+        row = {"batch_size": batch_size, "samples_per_second": None, "step_ms": None, "peak_memory_mb": None}
+        row["fits"] = False
+        with contextlib.suppress(OutOfMemory):
+            summary = probe(batch_size)
+            row |= {key: summary[key] for key in ("samples_per_second", "peak_memory_mb")}
+            row |= {"step_ms": summary["step_ms"]["median"], "fits": summary["peak_memory_mb"] <= budget_mb}
+        rows[batch_size] = row
+        return row["fits"]
 
-    def saturated(self):
-        """Return whether the last two doublings gained no throughput."""
-        rates = [row["samples_per_second"] for row in self.rows.values()]
-        return len(rates) > 2 and max(rates[-2:]) < ENOUGH * max(rates[:-2])
-
-    def run(self):
-        """Return the rows of all probes by batch size: powers of two, then between the last that fits and the next.
-
-        Without to_the_limit, stop when a larger batch gives no more throughput.
-        """
-        batch_size = 1
-        while batch_size <= self.largest and self.fits(batch_size):
-            if not self.to_the_limit and self.saturated():
-                return list(self.rows.values())
-            batch_size *= 2
-        low, high = batch_size // 2, min(batch_size, self.largest + 1)
-        while low and high - low > max(1, low // 8):
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.fits(middle) else (low, middle)
-        return [self.rows[size] for size in sorted(self.rows)]
+    batch_size = 1
+    while batch_size <= largest and fits(batch_size):
+        rates = [row["samples_per_second"] for row in rows.values()]
+        if not to_the_limit and len(rates) > 2 and max(rates[-2:]) < ENOUGH * max(rates[:-2]):
+            return list(rows.values())
+        batch_size *= 2
+    low, high = batch_size // 2, min(batch_size, largest + 1)
+    while low and high - low > max(1, low // 8):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return [rows[size] for size in sorted(rows)]
 
 
 def best(rows, target):
-    """Return the row to take; None if none fits.
-
-    throughput: the smallest batch within 2 % of the fastest; memory: the largest that fits; latency: the shortest step.
-    """
+    """Return the largest batch that fits, or for throughput the smallest within 2 % of the fastest; else None."""
     fitting = [row for row in rows if row["fits"]]
-    if not fitting:
-        return None
-    if target == "memory":
-        return max(fitting, key=lambda row: row["batch_size"])
-    if target == "latency":
-        return min(fitting, key=lambda row: row["step_ms"])
+    if target == "memory" or not fitting:
+        return fitting[-1] if fitting else None
     fastest = max(row["samples_per_second"] for row in fitting)
     return next(row for row in fitting if fastest < ENOUGH * row["samples_per_second"])
 
@@ -115,44 +97,37 @@ def as_text(content):
     )
 
 
-def search(options, rest):
+def optimize(options, rest):
     version = version_meant(options.version)
-    argv = with_sizes([*rest, "--seq-len", str(options.seq_len), "--num-steps", str(options.num_steps)])
-    load_script(SCRIPTS[version], "--version").parse_options(argv)
+    argv = with_sizes(["--num-steps", "10", *rest])
+    config = load_version(version).parse_options(argv)
 
     def probe(batch_size):
         progress(f"batch size {batch_size} ...")
         return train(SCRIPTS[version], [*argv, "--batch-size", str(batch_size)])["summary"]
 
-    memory, target = device_memory_mb(argv), options.optimization_target
+    memory, target = device_memory_mb(config), options.optimization_target
     budget = options.target_memory_usage * memory
-    probes = Search(probe, budget, options.max_batch_size, to_the_limit=target == "memory").run()
+    probes = search(probe, budget, options.max_batch_size, to_the_limit=target == "memory")
     found = best(probes, target)
     if found is None:
-        raise Failure(1, f"not even one sequence of {options.seq_len} tokens stays within {budget:,.0f} MB")
+        raise Failure(1, f"not even one sequence of {config.seq_len} tokens stays within {budget:,.0f} MB")
     content = {"version": version, "options": argv, "target": target, "device_memory_mb": memory}
     content |= {"budget_mb": budget, "probes": probes, "best": found}
     emit(content, as_text(content), options.json)
 
 
 def main(argv=None):
-    parser = Parser(
-        "optimize_batch_size.py",
-        "Find the best batch size on this device by measuring.",
-        "--target-memory-usage 0.8 --seq-len 128 --optimization-target throughput; options that are not listed go to "
-        "the training script",
-    )
+    parser = Parser("optimize_batch_size.py", __doc__)
     add = parser.add_argument
     add("--target-memory-usage", type=float, default=0.8, metavar="X", help="share of memory (%(default)s)")
-    add("--seq-len", type=int, default=128, metavar="T", help="tokens in a sequence (%(default)s)")
     add("--optimization-target", choices=TARGETS, default="throughput", help="(%(default)s)")
     add("--max-batch-size", type=positive, default=4096, metavar="B", help="largest to try (%(default)s)")
-    add("--num-steps", type=int, default=10, metavar="N", help="steps of a probe (%(default)s)")
     add_version_option(parser)
     options, rest = parser.parse_known_args(argv)
     if not 0 < options.target_memory_usage <= 1:
         parser.error(f"--target-memory-usage must be above 0 and at most 1, not {options.target_memory_usage}")
-    return run_tool("optimize_batch_size.py", lambda: search(options, rest))
+    return run_tool("optimize_batch_size.py", lambda: optimize(options, rest))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Count the FLOPs of a version's training step, and compare them with the time that it takes.
 
+example: python run_deepspeed_flops.py --batch-size 8 --seq-len 256 --computational-intensity --generate-roofline
+
 The formulas (common/counts.py) are checked with PyTorch's FlopCounterMode, forward and backward, and with DeepSpeed's
 profiler, forward, if it is installed. The version's script then trains some steps, which gives TFLOP/s and MFU. Writes
 into --profile-dir
@@ -10,17 +12,19 @@ into --profile-dir
     mfu_analysis.csv        this run, and the shortest possible step at the peak of known GPUs
     roofline.png            with --generate-roofline (needs matplotlib)
 
-A multiply-add counts as two operations. Options that are not listed here go to the training script.
+A multiply-add counts as two operations; options that are not listed go to the training script, after --num-steps 10
+and, without a --preset, --batch-size 8 --seq-len 128.
 """
 
 import importlib.util
 import json
 import pathlib
+import re
 import sys
 
 from common import counts
 from common.command_line import Failure, Parser, add_version_option, progress, result_folder, run_tool, version_meant
-from common.roofline import bound, ceilings_line, draw_roofline, measure_ceilings
+from common.roofline import ceilings_line, draw_roofline, measure_ceilings
 from common.runs import train
 from common.tables import text_table, write_csv
 from common.versions import SCRIPTS, load_version
@@ -35,14 +39,11 @@ def required(sizes):
     return {"total": total, "matrix_products": total - attention, "attention": attention}
 
 
-def plain_options(config):
+def switch_off_fusions(config):
     """Switch off what a counter of PyTorch's operators cannot see; the matmuls stay the same."""
-    for name in vars(config):
-        if name == "enable_torch_compile" or (name.startswith("enable_") and name.endswith("_kernel")):
-            setattr(config, name, False)
-        if name == "attention_backend":
-            config.attention_backend = "math"
-    return config
+    for name in [name for name in vars(config) if re.fullmatch(r"enable_(torch_compile|\w+_kernel)", name)]:
+        setattr(config, name, False)
+    config.attention_backend = "math"
 
 
 def model_and_batch(script, config):
@@ -58,6 +59,7 @@ def flop_counter(script, config):
 
     Tensors without data make it fast, and the T x T scores need no memory.
     """
+    from torch import ops
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
@@ -69,10 +71,9 @@ def flop_counter(script, config):
             forward, modules = counter.get_total_flops(), counter.get_flop_counts()
             rows = [[module, f"{sum(found.values()) / 1e9:,.4f}"] for module, found in modules.items()]
             loss.backward()
-    operators = {str(operator): flops for operator, flops in counter.get_flop_counts()["Global"].items()}
-    total, attention = counter.get_total_flops(), operators.get("aten.bmm", 0)
+    total, attention = counter.get_total_flops(), counter.get_flop_counts()["Global"].get(ops.aten.bmm, 0)
     found = {"total": total, "forward": forward, "backward": total - forward, "attention": attention}
-    return found | {"matrix_products": total - attention, "operators": operators}, text_table(["module", "GFLOP"], rows)
+    return found | {"matrix_products": total - attention}, text_table(["module", "GFLOP"], rows)
 
 
 def deepspeed_count(script, config, table):
@@ -94,33 +95,32 @@ def deepspeed_count(script, config, table):
     return {"forward": forward, "reason": None}
 
 
-def checks(needed, counter, deepspeed, embedding):
-    """Compare the counters with the formulas: equal matmuls, and in attention the whole square of the scores."""
-    rows = [
-        ("matrix products", "FlopCounterMode", counter["matrix_products"], needed["matrix_products"] + embedding),
-        ("attention", "FlopCounterMode", counter["attention"], 2 * needed["attention"]),
-    ]
-    if deepspeed["forward"] is not None:
-        expected = (needed["matrix_products"] + 2 * needed["attention"]) / 3
-        rows.append(("forward", "DeepSpeed", deepspeed["forward"], expected))
-    names = ("what", "counter", "counted", "expected")
-    return [dict(zip(names, row, strict=True)) | {"agrees": abs(row[2] - row[3]) <= 1e-6 * row[3]} for row in rows]
+def check(what, counter, counted, expected):
+    agrees = abs(counted - expected) <= 1e-6 * expected
+    return {"what": what, "counter": counter, "counted": counted, "expected": expected, "agrees": agrees}
 
 
 def count(version, config, table):
-    """Return counts and checks of a version, and write the table of modules."""
+    """Return a version's FLOPs, from formulas and counters, and write the table of modules.
+
+    The counters must agree with the formulas: equal matmuls, and in attention the whole square of the scores.
+    """
     progress("counting the operations of one step ...")
     script, sizes, precision = load_version(version), counts.sizes_of(config), config.precision
-    plain_options(config)
+    switch_off_fusions(config)
     counter, modules = flop_counter(script, config)
     deepspeed, needed = deepspeed_count(script, config, table), required(sizes)
     if deepspeed["reason"]:
         table.write_text(f"FLOPs of the forward pass, by module\n\n{modules}\n")
     # version 3 computes the embedding's gradient as a matmul
     embedding = counts.step_counts(version, precision, sizes)["embedding"]["backward"]["flops"]
+    products, attention = needed["matrix_products"], 2 * needed["attention"]
+    checks = [check("matrix products", "FlopCounterMode", counter["matrix_products"], products + embedding)]
+    checks.append(check("attention", "FlopCounterMode", counter["attention"], attention))
+    if deepspeed["forward"] is not None:
+        checks.append(check("forward", "DeepSpeed", deepspeed["forward"], (products + attention) / 3))
     content = {"version": version, "batch_size": sizes.B, "seq_len": sizes.T, "precision": precision}
-    content |= {"analytic": needed, "flop_counter_mode": counter, "deepspeed": deepspeed}
-    return content | {"checks": checks(needed, counter, deepspeed, embedding)}
+    return content | {"analytic": needed, "flop_counter_mode": counter, "deepspeed": deepspeed, "checks": checks}
 
 
 # ---------------------------------------------------------------- measuring
@@ -138,20 +138,20 @@ def measure(version, config, arguments):
 
 def measured_rates(summary, environment):
     peak = counts.peak_tflops(environment["device"], summary["precision"])
-    rates = {"step_ms": summary["step_ms"]["median"], "tflops": summary["tflops"], "peak_tflops": peak}
-    rates |= {"mfu": summary["tflops"] / peak / summary["world_size"] if peak else None}
-    return {"environment": environment, "precision": summary["precision"], **rates}
+    rates = {"device": environment["device"], "precision": summary["precision"], "peak_tflops": peak}
+    rates |= {"step_ms": summary["step_ms"]["median"], "tflops": summary["tflops"]}
+    return rates | {"mfu": summary["tflops"] / peak / summary["world_size"] if peak else None}
 
 
 def mfu_rows(flops, measured):
     """Return this run, then the shortest possible step at the data-sheet peak of each known GPU and precision."""
     names = ("device", "precision", "peak_tflops", "step_ms", "tflops", "mfu")
-    rows = [[measured["environment"]["device"], *(measured[name] for name in names[1:])]] if measured else []
-    for gpu, peaks in counts.PEAK_TFLOPS.items():
-        for precision in ("bfloat16", "tf32", "float32"):
-            if peak := peaks.get(precision):
-                rows.append([f"{gpu} at its peak", precision, peak, flops / peak / 1e9, peak, 1.0])
-    return [dict(zip(names, row, strict=True)) for row in rows]
+    rows = [
+        (f"{gpu} at its peak", precision, peak, flops / peak / 1e9, peak, 1.0)
+        for gpu, peaks in counts.PEAK_TFLOPS.items()
+        for precision, peak in peaks.items()
+    ]
+    return [measured] * bool(measured) + [dict(zip(names, row, strict=True)) for row in rows]
 
 
 # ---------------------------------------------------------------- results
@@ -159,9 +159,10 @@ def mfu_rows(flops, measured):
 
 def draw(path, content):
     """Draw the measured step under the ceilings, and the parts on them, where their FLOP per byte is."""
-    work, measured = content["intensity"], content["measured"]
-    points = [(part, row["flop_per_byte"], None, None) for part, row in work.items() if part != "step"]
-    points += [("step, measured", work["step"]["flop_per_byte"], measured["tflops"], None)] if measured else []
+    work, measured = dict(content["intensity"]), content["measured"]
+    step = work.pop("step")["flop_per_byte"]
+    points = [(part, row["flop_per_byte"], None, None) for part, row in work.items()]
+    points += [("step, measured", step, measured["tflops"], None)] if measured else []
     title = f"Version {content['version']}, {content['precision']}: the step and its parts"
     draw_roofline(path, title, content["ceilings"], points)
 
@@ -187,23 +188,29 @@ def as_text(content):
 
 
 def intensity_lines(content):
-    ceilings, rows = content.get("ceilings"), []
-    for part, row in content["intensity"].items():
-        cells = [part, f"{row['flops'] / 1e9:,.3f}", f"{row['bytes'] / 1e6:,.1f}", f"{row['flop_per_byte']:,.1f}"]
-        rows.append(cells if ceilings is None else [*cells, bound(row["flop_per_byte"], ceilings)])
-    header = ["part of the step", "GFLOP", "MB", "FLOP/byte"] + ["bound"] * (ceilings is not None)
-    lines = ["", text_table(header, rows), "each launch reads its operands and writes its results once"]
-    return lines if ceilings is None else [*lines, f"ceilings of this device: {ceilings_line(ceilings)}"]
+    rows = [
+        [part, f"{row['flops'] / 1e9:,.3f}", f"{row['bytes'] / 1e6:,.1f}", f"{row['flop_per_byte']:,.1f}"]
+        for part, row in content["intensity"].items()
+    ]
+    table = text_table(["part of the step", "GFLOP", "MB", "FLOP/byte"], rows)
+    lines = ["", table, "each launch reads its operands and writes its results once"]
+    if content["ceilings"]:
+        lines.append(f"ceilings of this device: {ceilings_line(content['ceilings'])}; below it memory is the limit")
+    return lines
+
+
+def verdict(content):
+    return 0 if all(row["agrees"] for row in content["checks"]) else 1
 
 
 def run(version, options, arguments):
     """Count, measure and write; return 1 if a counter does not agree with the formula."""
-    folder, script = result_folder(options.profile_dir), load_version(version)
+    folder = result_folder(options.profile_dir)
     profile, table, mfu = (folder / name for name in ("flops_profile.json", "model_profile.txt", "mfu_analysis.csv"))
-    config = script.parse_options([*arguments, "--no-graph"])
+    config = load_version(version).parse_options([*arguments, "--no-graph"])
     sizes, device = counts.sizes_of(config), config.device
     measured = measure(version, config, arguments)
-    content = count(version, config, table) | {"measured": measured, "intensity": None}
+    content = count(version, config, table) | {"measured": measured, "intensity": None, "ceilings": None}
     if options.computational_intensity or options.generate_roofline:
         content["intensity"] = counts.intensity(counts.step_counts(version, content["precision"], sizes))
     if options.generate_roofline:
@@ -219,52 +226,34 @@ def run(version, options, arguments):
     return verdict(content)
 
 
-def verdict(content):
-    return 0 if all(row["agrees"] for row in content["checks"]) else 1
-
-
 def analyze(path, folder):
     """Print an earlier flops_profile.json."""
     path = folder / path.name if not path.exists() and (folder / path.name).exists() else path
     try:
         content = json.loads(path.read_text())
+        print(f"{path}:\n{as_text(content)}")
     except OSError as error:
         raise Failure(2, f"--analyze-results {path} cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise Failure(2, f"--analyze-results {path} is cut off or damaged: it is no valid JSON") from None
-    if not isinstance(content, dict) or not {"analytic", "checks", "measured", "intensity"} <= content.keys():
-        raise Failure(2, f"--analyze-results {path} is not a flops_profile.json of this tool")
-    print(f"{path}:\n{as_text(content)}")
+    except (ValueError, TypeError, KeyError):
+        raise Failure(2, f"--analyze-results {path} is not a flops_profile.json of this tool") from None
     return verdict(content)
 
 
 def main(argv=None):
-    example = "--batch-size 8 --seq-len 256 --computational-intensity --generate-roofline; options that are not listed"
-    parser = Parser(
-        "run_deepspeed_flops.py",
-        "Count the FLOPs of a training step, and measure how fast they run.",
-        f"{example} go to the training script",
-        with_json=False,  # its flops_profile.json is always written
-    )
+    parser = Parser("run_deepspeed_flops.py", __doc__, with_json=False)  # its flops_profile.json is always written
     add = parser.add_argument
-    add("--batch-size", metavar="B", help="sequences in a step (8)")
-    add("--seq-len", metavar="T", help="tokens in a sequence (128)")
-    add("--num-steps", default="10", metavar="N", help="steps to measure (%(default)s)")
     add("--profile-dir", default="flops_analysis", metavar="DIR", help="results (%(default)s)")
     add("--computational-intensity", action="store_true", help="FLOP per byte of every part of the step")
     add("--generate-roofline", action="store_true", help="measure ceilings and draw roofline.png")
     add("--analyze-results", metavar="FILE", help="print an earlier flops_profile.json, nothing else")
     add_version_option(parser)
     options, rest = parser.parse_known_args(argv)
-    # A preset's sizes are not overruled by this tool's own defaults.
-    sizes = {} if any(word.startswith("--preset") for word in rest) else {"--batch-size": "8", "--seq-len": "128"}
-    given = {"--batch-size": options.batch_size, "--seq-len": options.seq_len, "--num-steps": options.num_steps}
-    arguments = [word for pair in (sizes | {k: v for k, v in given.items() if v}).items() for word in pair] + rest
+    sizes = [] if any(word.startswith("--preset") for word in rest) else ["--batch-size", "8", "--seq-len", "128"]
 
     def work():
         if options.analyze_results:
             return analyze(pathlib.Path(options.analyze_results), pathlib.Path(options.profile_dir))
-        return run(version_meant(options.version), options, arguments)
+        return run(version_meant(options.version), options, ["--num-steps", "10", *sizes, *rest])
 
     return run_tool("run_deepspeed_flops.py", work)
 

@@ -84,6 +84,7 @@ def refused(main, arguments, capsys, words, status=2):
     assert found == status and words in errors[-1], errors
 
 
-def process_here(command, timeout=None):
-    """Stand in for common.runs.run_process."""
+def process_here(command, timeout=None, env=None):
+    """Stand in for common.runs.run_process; env is the one of this process."""
+    assert env is None
     return run_here(command, capture_output=True, text=True, timeout=timeout)

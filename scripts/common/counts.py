@@ -24,7 +24,6 @@ PARTS = (
     "SwiGLU", "down projection", "output head", "cross-entropy", "AdamW",
 )  # fmt: skip
 PHASES = ("forward", "backward")
-QUANTITIES = ("flops", "operations", "bytes", "launches", "saved")
 ELEMENT_BYTES = {"float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2}
 CAST = 6  # bytes: an element is read in float32 and written in 16 bits, or the other way round
 MAX_ONE_HOT = 4096  # vocabulary up to which version 3 computes the embedding's gradient as a matmul
@@ -277,16 +276,6 @@ def swiglu(s, version, e):
     return Part(forward, backward, 3 * n)
 
 
-def down_projection(s, version, e):
-    rows, saved = s.B * s.T, 0 if version == 4 else e * s.B * s.T * s.F
-    return projection(rows, s.F, s.C, e, version < 3 and e == 2, wide_input=False, saved=saved)
-
-
-def output_head(s, version, e):
-    rows = s.B * s.T
-    return projection(rows, s.C, s.V, e, version < 3 and e == 2, saved=e * rows * s.C)
-
-
 def cross_entropy(s, version, e):
     n, rows = s.B * s.T * s.V, s.B * s.T
     if version == 3:  # the kernel reads labels and writes loss, maximum and log(l) of each row; mean. ones_like
@@ -297,7 +286,7 @@ def cross_entropy(s, version, e):
 
 
 def adamw(s, version, precision):
-    """Count the optimizer, apart from adamw_of_layer; the update of its step counters is a launch of few bytes."""
+    """Count the optimizer outside the layers; the update of its step counters is a launch of few bytes."""
     vectors = (2 * s.L + 1) * s.C
     matrices, e = parameter_count(s) - vectors, ELEMENT_BYTES[precision]
     if version < 3:  # foreach: decay, lerp, · beta2, addcmul, sqrt, / , + eps, addcdiv
@@ -313,16 +302,13 @@ def adamw(s, version, precision):
     return Part([], [16, 40, *updates])  # t + 1, beta ** t
 
 
-def adamw_of_layer(s, version, e):
-    """Count the casts of a layer's gradients to float32, and its step counters: version 4 in 16 bits."""
-    casts = [CAST * k * n for k, n in projections(s).values()]
-    return Part([], [*casts, *[8] * 6]) if version == 4 and e == 2 else Part()
-
-
 def parts_of_layer(version, precision, s):
     """Return {part: Part} of each layer."""
-    e = ELEMENT_BYTES[precision]
-    one_norm = norm(s, version, e, residual=True)
+    rows, e = s.B * s.T, ELEMENT_BYTES[precision]
+    one_norm, autocast = norm(s, version, e, residual=True), version < 3 and e == 2
+    y = 0 if version == 4 else e * rows * s.F
+    # version 4 in 16 bits casts a layer's gradients to float32, and has its step counters
+    casts = [CAST * k * n for k, n in projections(s).values()] + [8] * 6 if version == 4 and e == 2 else []
     return {
         "norms and residual": one_norm + one_norm,
         "QKV projection": qkv_projection(s, version, e),
@@ -331,18 +317,18 @@ def parts_of_layer(version, precision, s):
         "output projection": output_projection(s, version, e),
         "gate and up": gate_up_projection(s, version, e),
         "SwiGLU": swiglu(s, version, e),
-        "down projection": down_projection(s, version, e),
-        "AdamW": adamw_of_layer(s, version, e),
+        "down projection": projection(rows, s.F, s.C, e, autocast, wide_input=False, saved=y),
+        "AdamW": Part([], casts),
     }
 
 
 def parts_once(version, precision, s):
     """Return {part: Part} of what a step does outside the layers."""
-    e = ELEMENT_BYTES[precision]
+    rows, e = s.B * s.T, ELEMENT_BYTES[precision]
     return {
         "embedding": embedding(s, version, e),
         "norms and residual": norm(s, version, e, residual=False),
-        "output head": output_head(s, version, e),
+        "output head": projection(rows, s.C, s.V, e, version < 3 and e == 2, saved=e * rows * s.C),
         "cross-entropy": cross_entropy(s, version, e),
         "AdamW": adamw(s, version, precision),
     }

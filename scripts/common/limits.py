@@ -1,17 +1,18 @@
-#!/usr/bin/env python3
 """Tell what limits the top kernels: occupancy, memory bandwidth, cache hit rates, matrix units. Standard library only.
 
-Reads the speed-of-light tables that `rocprof-compute analyze -k N -b 2` printed to analysis_N.txt (omniperf 2 to
-rocprof-compute 3), or Nsight Compute's metrics in the JSON of kernel_counters.py.
+python limits.py FOLDER     the speed-of-light tables that `rocprof-compute analyze -k N -b 2` printed to
+                            analysis_N.txt (omniperf 2 to rocprof-compute 3), or else Nsight Compute's metrics in
+                            counters.json of kernel_counters.py; prints the top 5, writes limits.csv beside them
+python limits.py            prints the metrics for Nsight Compute to collect
 """
 
-import argparse
 import csv
 import json
 import pathlib
 import re
 import sys
 
+TOP = 5  # kernels to print
 BUSY = 60  # a unit above this percentage of its peak limits the kernel
 FEW_WAVES = 30  # below this percentage of the resident waves, latency is hardly hidden
 COLUMNS = ("time_percent", "mean_us", "occupancy", "memory", "l2_hit", "l1_hit", "matrix", "compute")
@@ -46,24 +47,18 @@ def number(text):
         return None
 
 
+def cells(block):
+    """Return the cells of a row of a boxed table; one of 40 letters was cut within a word."""
+    lines = [line.strip().strip("│").split("│") for line in block.splitlines() if line.strip()[:1] == "│"]
+    columns = zip(*([part.strip() for part in line] for line in lines), strict=False)
+    return ["".join(part if len(part) == 40 else f"{part} " for part in column).strip() for column in columns]
+
+
 def tables(text):
-    """Yield the rows of every boxed table as dictionaries; join cells that are wrapped over several lines."""
-    header, rows, cells = None, [], None
-    for line in text.splitlines():
-        line = line.strip()
-        if line[:1] == "│":
-            parts = [part.strip() for part in line.strip("│").split("│")]
-            joined = [f"{a}{'' if len(a) == 40 else ' '}{b}".strip() for a, b in zip(cells or [], parts, strict=False)]
-            cells = parts if cells is None else joined
-        elif line[:1] in ("╞", "├", "╘") and cells is not None:
-            if line[0] == "╞":
-                header = cells
-            else:
-                rows.append(dict(zip(header or [], cells, strict=False)))
-            cells = None
-        if line[:1] == "╘":
-            yield rows
-            header, rows = None, []
+    """Yield the rows of every boxed table as dictionaries."""
+    for box in re.findall("╒.*?╘", text, re.DOTALL):
+        header, *rows = map(cells, re.split("[╞├]", box))
+        yield [dict(zip(header, row, strict=False)) for row in rows]
 
 
 def first_of(row, *starts):
@@ -92,14 +87,11 @@ def analysed_kernel(text, index):
     return kernel
 
 
-def read_folder(folder):
-    """Return a row per kernel from analysis_0.txt, analysis_1.txt, ... of a folder."""
-    files = sorted(folder.glob("analysis_*.txt"), key=lambda file: int(file.stem.split("_")[1]))
-    kernels = [analysed_kernel(file.read_text(errors="replace"), int(file.stem.split("_")[1])) for file in files]
-    rows = [kernel for kernel in kernels if kernel and kernel["kernel"]]
-    if not rows:
-        raise ValueError(f"{folder} holds no analysis with a speed-of-light table: the profile saw no kernel")
-    return rows
+def read_analyses(files):
+    """Return a row per kernel from analysis_0.txt, analysis_1.txt, ..."""
+    numbered = sorted((int(file.stem.split("_")[1]), file) for file in files)
+    kernels = [analysed_kernel(file.read_text(errors="replace"), index) for index, file in numbered]
+    return [kernel for kernel in kernels if kernel and kernel["kernel"]]
 
 
 def read_counters(path):
@@ -112,8 +104,6 @@ def read_counters(path):
                 scale = MICROSECONDS.get(row["unit"], 1.0) if column == "mean_us" else 1.0
                 kernel[column] = row["mean"] * scale
     rows = [kernel for kernel in kernels.values() if kernel["memory"] is not None or kernel["compute"] is not None]
-    if not rows:
-        raise ValueError(f"{path} holds none of the metrics: {', '.join(NCU_METRICS.values())}")
     return sorted(rows, key=lambda row: -(row["mean_us"] or 0))
 
 
@@ -136,38 +126,30 @@ def as_text(rows, width=40):
     lines.append(f"{'kernel':<{width}}" + "".join(f"{heading:>11}" for heading in HEADINGS) + "  limited by")
     for row in rows:
         name = row["kernel"] if len(row["kernel"]) <= width else row["kernel"][: width - 3] + "..."
-        cells = "".join(f"{'-' if row[column] is None else f'{row[column]:,.1f}':>11}" for column in COLUMNS)
-        lines.append(f"{name:<{width}}{cells}  {limit_of(row)}")
+        numbers = "".join(f"{'-' if row[column] is None else f'{row[column]:,.1f}':>11}" for column in COLUMNS)
+        lines.append(f"{name:<{width}}{numbers}  {limit_of(row)}")
     lines.append(f"limited by: a unit at {BUSY} % of its peak or more, else latency (few waves: under {FEW_WAVES} %)")
     return "\n".join(lines)
 
 
-def main(argv=None):
+def main(argv):
     """Print the table and write it as CSV; return the exit status."""
-    parser = argparse.ArgumentParser(prog="limits.py", description="Tell what limits the top kernels of a profile.")
-    parser.add_argument("path", nargs="?", type=pathlib.Path, help="folder of analysis_N.txt, or counters.json")
-    parser.add_argument("--top", type=int, default=5, metavar="N", help="kernels to print (%(default)s)")
-    parser.add_argument("--csv", metavar="FILE", help="write every kernel as CSV")
-    parser.add_argument("--ncu-metrics", action="store_true", help="print the metrics to collect with ncu and exit")
-    options = parser.parse_args(argv)
-    if options.ncu_metrics:
+    if not argv:
         print(",".join(NCU_METRICS.values()))
         return 0
-    if options.path is None:
-        parser.error("give a folder of analysis_N.txt, or counters.json")
-    try:
-        rows = read_folder(options.path) if options.path.is_dir() else read_counters(options.path)
-        if options.csv:
-            with open(options.csv, "w", encoding="utf-8", newline="") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(["kernel", *COLUMNS, "limited_by"])
-                writer.writerows([row["kernel"], *(row[column] for column in COLUMNS), limit_of(row)] for row in rows)
-    except (OSError, ValueError, KeyError) as error:
-        print(f"limits.py: {error}", file=sys.stderr)
+    folder = pathlib.Path(argv[0])
+    analyses = list(folder.glob("analysis_*.txt"))
+    rows = read_analyses(analyses) if analyses else read_counters(folder / "counters.json")
+    if not rows:
+        print(f"limits.py: {folder} holds no speed-of-light metrics: the profile saw no kernel", file=sys.stderr)
         return 1
-    print(as_text(rows[: options.top]))
+    with open(folder / "limits.csv", "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["kernel", *COLUMNS, "limited_by"])
+        writer.writerows([row["kernel"], *(row[column] for column in COLUMNS), limit_of(row)] for row in rows)
+    print(as_text(rows[:TOP]))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

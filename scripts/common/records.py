@@ -25,6 +25,7 @@ MODELS = {
     "v2": "V2",
     "v2+compile": "V2, torch.compile",
     "v3": "V3",
+    "v3+fsdp": "V3, `--parallel fsdp`",
     "v4": "V4",
     "hf": "Hugging Face",
     "hf+compile": "Hugging Face, torch.compile",

@@ -5,6 +5,7 @@ rows = operator_table(profile, steps_needed(profile), ceilings)
 """
 
 import argparse
+import itertools
 import json
 import math
 import pathlib
@@ -12,8 +13,8 @@ import re
 import time
 
 from common import counts
-from common.command_line import Failure, add_steps, positive, progress
-from common.profiles import Operation, read_profile, steps_needed
+from common.command_line import Failure, add_steps, progress
+from common.profiles import read_profile, steps_needed
 from common.report import matplotlib_figure
 from common.tables import rounded
 
@@ -22,11 +23,7 @@ ELEMENT_BYTES = {
     "TensorList": 4,  # the trace does not say which: the lists of this model are float32
 }  # fmt: skip
 PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}  # which input is the left factor
-ATTENTION_TOKENS = {  # dimension of the tokens in the shape of the query, per form of the operator's name
-    r"_scaled_dot_product_\w+": 2,
-    r"_(flash|efficient)_attention_\w+": 1,
-    r"_cudnn_attention_\w+": 2,
-}
+ATTENTION = re.compile(r"aten::_(scaled_dot_product|cudnn_attention|flash_attention|efficient_attention)_\w+")
 
 
 def tensor_bytes(dims, kind, strides):
@@ -36,9 +33,8 @@ def tensor_bytes(dims, kind, strides):
     if dims and isinstance(dims[0], list):
         parts = strides or [[]] * len(dims)
         return sum(tensor_bytes(d, kind, s) for d, s in zip(dims, parts, strict=False))
-    repeated = [stride == 0 and size > 1 for size, stride in zip(dims, strides, strict=False)]
-    repeated += [False] * (len(dims) - len(repeated))
-    return ELEMENT_BYTES[kind] * math.prod(1 if same else size for size, same in zip(dims, repeated, strict=True))
+    repeated = itertools.zip_longest(dims, strides)
+    return ELEMENT_BYTES[kind] * math.prod(1 if stride == 0 and size else size for size, stride in repeated)
 
 
 def work(name, dims, types, strides):
@@ -52,17 +48,16 @@ def work(name, dims, types, strides):
         return None, None
     size = next(ELEMENT_BYTES[kind] for kind, n in zip(types, inputs, strict=False) if n)
     if name in PRODUCTS:
-        left, right = dims[PRODUCTS[name] :][:2]
-        rows, inner, columns = left[-2], left[-1], right[-1]
-        batch = left[0] if len(left) == 3 else 1
-        return 2.0 * batch * rows * inner * columns, float(sum(inputs) + size * batch * rows * columns)
-    for pattern, place in ATTENTION_TOKENS.items():
-        if re.fullmatch(rf"aten::{pattern}", name):
-            # the causal half of two products; the backward makes five, and its first input is the output's gradient
-            backward = name.endswith("backward")
-            query = dims[1 if backward else 0]
-            flops = 2.0 * math.prod(query) * query[place] * (2.5 if backward else 1)
-            return flops, float(sum(inputs) + (sum(inputs[1:4]) if backward else inputs[0]))
+        (*batch, rows, inner), (*_, columns) = dims[PRODUCTS[name] :][:2]
+        results = math.prod(batch) * rows * columns
+        return 2.0 * inner * results, float(sum(inputs) + size * results)
+    if attention := ATTENTION.fullmatch(name):
+        # the causal half of two products; the backward makes five, and its first input is the output's gradient
+        backward = name.endswith("backward")
+        tokens = 1 if attention[1] in ("flash_attention", "efficient_attention") else 2  # their dimension of the query
+        query = dims[1 if backward else 0]
+        flops = 2.0 * math.prod(query) * query[tokens] * (2.5 if backward else 1)
+        return flops, float(sum(inputs) + (sum(inputs[1:4]) if backward else inputs[0]))
     return 0.0, float(bytes_without_products(name, dims, inputs, size))
 
 
@@ -78,10 +73,8 @@ def bytes_without_products(name, dims, inputs, size):
 
 
 def roofline_us(flops, moved, ceilings):
-    """Return the shortest time that the device's ceilings allow; None where the bytes are not known."""
-    if moved is None:
-        return None
-    return max((flops or 0.0) / ceilings["matmul_tflops"] / 1e6, moved / ceilings["copy_tb_s"] / 1e6)
+    """Return the shortest time that the device's ceilings allow."""
+    return max(flops / ceilings["matmul_tflops"], moved / ceilings["copy_tb_s"]) / 1e6
 
 
 def operator_table(profile, steps, ceilings):
@@ -91,7 +84,7 @@ def operator_table(profile, steps, ceilings):
     what follows from them are None where some call did not record its shapes, roofline_ms also without ceilings;
     of_roofline is the shortest possible time over the measured one.
     """
-    parts: dict[tuple[str, str], list[Operation]] = {}
+    parts = {}
     for one in profile.operations:
         parts.setdefault((one.name, one.group), []).append(one)
     whole = sum(one.us for one in profile.operations)
@@ -121,33 +114,28 @@ def work_of(one, known):
 
 
 def operator_row(calls, steps, ceilings, whole_us, known):
-    us, first = sum(one.us for one in calls), calls[0]
-    works = [work_of(one, known) for one in calls]
-    shapes_known = all(moved is not None for _, moved in works)
-    flops, moved = ((sum(count[i] for count in works) if shapes_known else None) for i in (0, 1))
-    shortest = sum(roofline_us(*count, ceilings) for count in works) if shapes_known and ceilings else None
+    us, first, works = sum(one.us for one in calls), calls[0], [work_of(one, known) for one in calls]
     kinds = [kind for kind, shape in zip(first.types, first.dims, strict=False) if shape and kind in ELEMENT_BYTES]
-    return {
-        "operator": first.name,
-        "group": first.group,
-        "dtype": kinds[0] if kinds else "",
-        "calls": len(calls) / steps,
-        "ms": us / steps / 1e3,
-        "share_percent": 100 * us / whole_us if whole_us else 0.0,
-        "flops": flops / steps if shapes_known else None,
-        "bytes": moved / steps if shapes_known else None,
-        "roofline_ms": None if shortest is None else shortest / steps / 1e3,
-        "of_roofline": shortest / us if shortest is not None and us else None,
-        "tflops": flops / us / 1e6 if shapes_known and us else None,
-        "gb_s": moved / us / 1e3 if shapes_known and us else None,
-    }
+    row = {"operator": first.name, "group": first.group, "dtype": kinds[0] if kinds else ""}
+    row |= {"calls": len(calls) / steps, "ms": us / steps / 1e3}
+    row["share_percent"] = 100 * us / whole_us if whole_us else 0.0
+    row |= dict.fromkeys(("flops", "bytes", "roofline_ms", "of_roofline", "tflops", "gb_s"))
+    if any(moved is None for _, moved in works):
+        return row
+    flops, moved = map(sum, zip(*works, strict=True))
+    row |= {"flops": flops / steps, "bytes": moved / steps}
+    if us:
+        row |= {"tflops": flops / us / 1e6, "gb_s": moved / us / 1e3}
+    if us and ceilings:
+        shortest = sum(roofline_us(*work, ceilings) for work in works)
+        row |= {"roofline_ms": shortest / steps / 1e3, "of_roofline": shortest / us}
+    return row
 
 
-def add_trace_options(parser, top):
+def add_trace_options(parser):
     add = parser.add_argument
     add("--profile-data", required=True, metavar="DIR", help="PyTorch trace, or a folder with one")
     add("--ceilings", metavar="FILE", help="flops_profile.json with the device's ceilings (measured)")
-    add("--top", type=positive, default=top, metavar="N", help="operators to print (%(default)s)")
     add_steps(parser)
 
 
@@ -255,6 +243,8 @@ def shortest_s(task, device, repeats=10):
 
 FLOP_PER_BYTE = (0.05, 3000)  # of every picture: the rooflines of two versions can be laid side by side
 NAMED = 14  # the points with the longest times get a name
+LINE = {"arrowstyle": "-", "color": "#999999"}
+NAME = {"fontsize": 9, "va": "center", "bbox": {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0}}
 
 
 def draw_roofline(path, title, ceilings, points):
@@ -279,24 +269,16 @@ def draw_roofline(path, title, ceilings, points):
         for (_, x, y), (_, _, rate, ms) in zip(placed, points, strict=True):
             area, color = (40, "#4477aa") if rate is None else (20 + 400 * (ms or longest / 8) / longest, "#cc3344")
             axes.scatter([x], [y], area, color, alpha=0.7, zorder=3)
-        name_points(axes, placed[:NAMED], middle=(low * high) ** 0.5)
-
-
-LINE = {"arrowstyle": "-", "color": "#999999"}
-WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0}
+        name_points(axes, placed[:NAMED], middle=math.sqrt(low * high))
 
 
 def name_points(axes, points, middle):
-    """Write each name (name, x, y) in a line of its own at the bottom, and draw a thin line from it to the point.
+    """Write each name in a line of its own at the bottom, and draw a thin line from it to the point.
 
-    Names left of the middle run to the right, the others to the left. The outermost are lowest, so no line to a point
-    crosses a name of its side.
+    Names run towards the middle. The outermost are lowest, so no line to a point crosses a name of its side.
     """
-    left = sorted((point for point in points if point[1] < middle), key=lambda point: point[1:])
-    right = sorted((point for point in points if point[1] >= middle), key=lambda point: (-point[1], point[2]))
     across = axes.get_xaxis_transform()  # x in data, y as a fraction of the height
-    for row, (name, x, y) in enumerate(left + right):
-        offset, align = (3, "left") if row < len(left) else (-3, "right")
-        place, style = (x, 0.03 + 0.052 * row), {"fontsize": 9, "ha": align, "va": "center", "bbox": WHITE}
+    for row, (name, x, y) in enumerate(sorted(points, key=lambda point: -abs(math.log(point[1] / middle)))):
+        place, (offset, align) = (x, 0.03 + 0.052 * row), (3, "left") if x < middle else (-3, "right")
         axes.annotate("", (x, y), place, "data", across, arrowprops=LINE)
-        axes.annotate(name, place, (offset, 0), across, "offset points", **style)
+        axes.annotate(name, place, (offset, 0), across, "offset points", ha=align, **NAME)

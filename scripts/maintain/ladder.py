@@ -5,9 +5,8 @@
     python scripts/maintain/ladder.py --check        # do the pages say what was recorded, and did the commit run it?
 
 A recorded run is a folder that maintain/record.sh wrote. Each table comes from one of its parts: headline, v1 to v4
-and v1_v3 from the headline; graph, kernels, ablation2, ablation3, memory, stages, ddp and fsdp from the part of that
-name. A page has a table where it has its markers (scripts/common/pages.py); a table whose part the run lacks keeps
-its text.
+and v1_v3 from the headline; graph, kernels, ablation2, ablation3, memory, stages and ddp from the part of that name.
+A page has a table where it has its markers (scripts/common/pages.py); a table whose part the run lacks keeps its text.
 
 Exit status: 0; 1 if --check finds a difference; 2 for a bad option or a file that cannot be read.
 """
@@ -134,8 +133,7 @@ def tables_of(recorded):
     made["v1_v3"] = suite_table(recorded, "headline", lambda model: model in ("v1", "v3"))
     made |= {"graph": graph_table(recorded), "kernels": kernels_table(recorded), "memory": memory_table(recorded)}
     made |= {part: ablation_table(recorded, part) for part in ("ablation2", "ablation3")}
-    made |= {part: suite_table(recorded, part) for part in ("ddp", "fsdp")}
-    made["stages"] = stages_table(recorded)
+    made |= {"ddp": suite_table(recorded, "ddp"), "stages": stages_table(recorded)}
     return {name: text for name, text in made.items() if text}
 
 

@@ -8,16 +8,15 @@
 #
 # part       minutes at most   what
 # headline   30                versions, presets and precisions as they run by default, and the best peers, in turns
-# graph      20                the same steps with and without a graph
+# graph      15                the same steps with and without a graph, in bfloat16
 # kernels     8                version 3's kernels alone
 # ablation2  10                version 2's switches: each alone, taken away, all
 # ablation3  10                version 3's kernels likewise
 # stages     10                the debugging exercise
 # memory     10                peak memory over the length of the sequences
-# ddp, fsdp  10 each           several GPUs, on all of them
-# links       5                all-reduce alone, on all GPUs
+# ddp        10                several GPUs, on all of them: DDP and FSDP2
 #
-# headline, graph, ddp and fsdp write each row as it is measured, and take up what is missing if they were cut off, on
+# headline, graph and ddp write each row as it is measured, and take up what is missing if they were cut off, on
 # the same host. TINY_LLAMA_COMMIT names the commit if the files are a copy without Git's history. Afterwards:
 # python scripts/maintain/ladder.py --write
 # Exit status: 0 all is there; 1 something failed or is left; 2 a bad option.
@@ -63,7 +62,7 @@ gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())') ||
     fail "$python has no PyTorch: run scripts/quickstart.sh first, or set TINY_LLAMA_PYTHON"
 [[ $gpus -gt 0 || ${#toy[@]} -gt 0 ]] || fail "PyTorch sees no GPU here, and times of a CPU are not recorded"
 parts=(headline graph kernels ablation2 ablation3 stages memory)
-[[ $gpus -lt 2 ]] || parts+=(ddp fsdp links)
+[[ $gpus -lt 2 ]] || parts+=(ddp)
 for name in ${only//,/ }; do
     [[ " ${parts[*]} " == *" $name "* ]] || fail "--only: $name is none of ${parts[*]}"
 done
@@ -112,7 +111,7 @@ suite() { # NAME MINUTES OPTION...
 
 suite headline 30 --models v1,v2,v2+compile,v3,v4,hf+compile:bfloat16:fp8,liger:bfloat16 \
     --precisions float32,tf32,bfloat16,fp8
-suite graph 20 --models v1+nodet,v2,v2+compile,v3,v4 --precisions float32,bfloat16 --graph on,off \
+suite graph 15 --models v1+nodet,v2,v2+compile,v3,v4 --precisions bfloat16 --graph on,off \
     --metrics throughput,memory
 part kernels 8 "$python" "$scripts/maintain/benchmark_kernels.py" --json kernels.json
 for version in 2 3; do
@@ -125,10 +124,7 @@ part memory 10 "$python" "$scripts/analyze_memory_scaling.py" "${lengths[@]}" --
 if [[ $gpus -gt 1 ]]; then
     counts=$(for n in 1 2 4 8; do [[ $n -gt $gpus ]] || echo "$n"; done | paste -sd, -)
     sizes=(--presets medium --repeats 2 --precisions bfloat16 --metrics 'throughput,memory' --nproc "$counts")
-    suite ddp 10 --models v3,v4
-    suite fsdp 10 --models v3,v3+fsdp
-    part links 5 "$python" -m torch.distributed.run --standalone --nproc-per-node "$gpus" \
-        "$scripts/measure_allreduce.py" --json links.json
+    suite ddp 10 --models v3,v4,v3+fsdp
 fi
 
 if [[ ${#left[@]} -gt 0 ]]; then

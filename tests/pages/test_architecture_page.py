@@ -1,9 +1,6 @@
 """TINY_LLAMA_ARCHITECTURE.md: its names, links and formulas."""
 
-import math
 import re
-
-import torch
 
 from common.versions import REPOSITORY, SCRIPTS, load_version
 
@@ -46,20 +43,11 @@ COMMANDS = set(
 )
 
 
-def without_code(text):
-    return re.sub(r"`[^`\n]*`", "", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-
-
-def formulas_of_the_page():
-    """Return the formulas in blocks and those in lines."""
-    blocks = re.findall(r"```math\n(.*?)```", PAGE_TEXT, re.DOTALL)
-    return blocks, re.findall(r"\$([^$\n]+)\$", without_code(PAGE_TEXT))
-
-
 def test_formulas_are_what_github_renders():
-    blocks, inline = formulas_of_the_page()
-    assert len(blocks) > 10 and len(inline) > 50
-    assert without_code(PAGE_TEXT).count("$") == 2 * len(inline)
+    blocks = re.findall(r"```math\n(.*?)```", PAGE_TEXT, re.DOTALL)
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", PAGE_TEXT, flags=re.DOTALL)
+    inline = re.findall(r"\$([^$\n]+)\$", text)
+    assert len(blocks) > 10 and len(inline) > 50 and text.count("$") == 2 * len(inline)
     for formula in (*blocks, *inline):
         assert set(re.findall(r"\\([A-Za-z]+)", formula)) <= COMMANDS, formula
         depth = [0]
@@ -77,35 +65,3 @@ def test_tables_have_the_columns_of_their_headers():
     for table in re.findall(r"(?:^\|.*\n)+", PAGE_TEXT, re.MULTILINE):
         columns = [line.count("|") for line in table.strip().splitlines()]
         assert len(set(columns)) == 1, table[:80]
-
-
-def test_the_derivatives_of_the_page_are_those_of_autograd():
-    """Type the formulas of section 5 once more, in float64."""
-    g = torch.Generator().manual_seed(0)
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=g, dtype=torch.float64).requires_grad_()
-
-    x, w, dy = draw(5, 8), draw(8), draw(5, 8).detach()
-    r = (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
-    dx, dw = torch.autograd.grad(x * r * w, (x, w), dy)
-    torch.testing.assert_close(dx, r * (dy * w - x * r**2 * (dy * w * x).mean(-1, keepdim=True)))
-    torch.testing.assert_close(dw, (dy * x * r).sum(0))
-
-    q, k, v, do = draw(6, 4), draw(6, 4), draw(6, 4), draw(6, 4).detach()
-    S = (q @ k.T / math.sqrt(4)).masked_fill(torch.ones(6, 6, dtype=torch.bool).triu(1), -math.inf)
-    P = S.softmax(-1)
-    o = P @ v
-    dS = P * (do @ v.T - (do * o).sum(-1, keepdim=True))
-    expected = torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
-    for found, wanted in zip((dS @ k / 2, dS.T @ q / 2, P.T @ do), expected, strict=True):
-        torch.testing.assert_close(found, wanted)
-
-    z, labels = draw(5, 7), torch.arange(5)
-    (dz,) = torch.autograd.grad(torch.nn.functional.cross_entropy(z, labels), z)
-    torch.testing.assert_close(dz, (z.softmax(-1) - torch.nn.functional.one_hot(labels, 7)) / 5)
-
-    a, b, dy = draw(5, 3), draw(5, 3), draw(5, 3).detach()
-    da, db = torch.autograd.grad(torch.nn.functional.silu(a) * b, (a, b), dy)
-    torch.testing.assert_close(da, dy * b * a.sigmoid() * (1 + a * (1 - a.sigmoid())))
-    torch.testing.assert_close(db, dy * a * a.sigmoid())

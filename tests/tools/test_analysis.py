@@ -89,7 +89,6 @@ def test_the_roofline_is_the_slower_of_the_two():
     ceilings = {"matmul_tflops": 100.0, "copy_tb_s": 2.0}
     assert roofline.roofline_us(1e9, 1e6, ceilings) == pytest.approx(10.0)
     assert roofline.roofline_us(0.0, 1e8, ceilings) == pytest.approx(50.0)
-    assert roofline.roofline_us(1e9, None, ceilings) is None
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -220,7 +219,7 @@ def test_a_negative_fixed_cost_is_said_to_make_no_sense(make_trace, capsys):
 def test_bad_input_of_the_scaling_analysis(make_trace, tmp_path, capsys):
     first = make_trace("a/trace_1.json", {"gemm": 1}).parent
     refused(batches.main, ["--profile-dirs", "scaling_bs*"], capsys, "scaling_bs* does not exist")
-    refused(batches.main, ["--profile-dirs", first, first], capsys, "same batch size")
+    refused(batches.main, ["--profile-dirs", first, first], capsys, "give two or more that differ")
     refused(batches.main, ["--profile-dirs", SAMPLES / "rocm-6.2"], capsys, "marks no training steps")
     refused(batches.main, ["--profile-dirs", SAMPLES / "pytorch" / "trace_gpu.json"], capsys, "marks no training steps")
     (tmp_path / "cut.json").write_text('{"traceEvents": [')

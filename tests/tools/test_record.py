@@ -85,10 +85,10 @@ def test_what_would_not_end_in_time_is_left(record, tmp_path):
 
 @pytest.mark.parametrize(("gpus", "counts"), [(2, "1,2"), (4, "1,2,4"), (6, "1,2,4")])
 def test_several_gpus_are_measured_where_there_are_some(gpus, counts, record, tmp_path):
-    assert record("--only", "ddp,fsdp,links", gpus=gpus).returncode == 0
-    assert ran(tmp_path) == [("ddp", SUITE), ("fsdp", SUITE), ("links", "measure_allreduce.py")]
+    assert record("--only", "ddp", gpus=gpus).returncode == 0
+    assert ran(tmp_path) == [("ddp", SUITE)]
     log = (tmp_path / "log").read_text()
-    assert log.count(f"--nproc {counts} ") == 2 and f"--nproc-per-node {gpus}" in log and "v3,v3+fsdp" in log
+    assert f"--nproc {counts} " in log and "v3,v4,v3+fsdp" in log
 
 
 @pytest.mark.parametrize("toy", [[], ["--toy"]], ids=["whole", "toy"])
@@ -104,7 +104,7 @@ def test_the_suite_takes_the_options_that_it_is_given(toy, record, tmp_path, mon
     headline, graph = cases
     presets = {"tiny"} if toy else {"small", "medium"}
     assert {preset for preset, *_ in headline} == presets
-    assert (len(headline), len(graph)) == (19 * len(presets), 20 * len(presets))
+    assert (len(headline), len(graph)) == (19 * len(presets), 10 * len(presets))
     assert len(set(headline)) == len(headline) and len(set(graph)) == len(graph)
     in_fp8 = [model for preset, model, precision, _ in headline if precision == "fp8"]
     assert in_fp8 == ["v3", "hf+compile"] * len(presets)

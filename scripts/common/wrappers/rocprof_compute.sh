@@ -43,14 +43,14 @@ profile_rocm() {
     [ -z "$DRY_RUN" ] || return 0
     work=$(dirname "$FOUND")
     analyse "$work"
-    report common/limits.py @OUT@ --csv @OUT@/limits.csv
+    report common/limits.py @OUT@
     finish "" "read more of a kernel with: $TOOL analyze -p $work -k 0${gpus:+ --gpu-id 0}"
 }
 
 profile_ncu() {
-    run_ncu --set basic --metrics "$("$PYTHON" "$SCRIPTS/common/limits.py" --ncu-metrics)" || failed $?
+    run_ncu --set basic --metrics "$("$PYTHON" "$SCRIPTS/common/limits.py")" || failed $?
     report kernel_counters.py @OUT@ --top 1 --csv @OUT@/counters.csv --json @OUT@/counters.json >/dev/null
-    report common/limits.py @OUT@/counters.json --csv @OUT@/limits.csv
+    report common/limits.py @OUT@
     finish "" "read more with: ncu --import $FIRST/report.ncu-rep"
 }
 
