@@ -417,10 +417,31 @@ def test_all_wrappers_are_tried_and_each_has_its_line(run, tmp_path):
     lines = {line.split("version3_triton/")[1].split("  ")[0]: line for line in result.stdout.splitlines()[:-1]}
     failed = [name for name, line in lines.items() if line.startswith("FAILED")]
     assert failed == ["get_rocprof_compute.sh", "get_counters.sh --set memory"]
-    assert result.returncode == 1 and result.stdout.splitlines()[-1].startswith("4 delivered, 2 failed")
+    assert result.returncode == 1 and result.stdout.splitlines()[-1].startswith("4 delivered, 2 failed, 0 not tried")
     assert "administrator" in lines["get_rocprof_compute.sh"]
     result = run(script, "--version", "3", "--output-dir", tmp_path / "few", "--time-limit", "20", **environment)
     assert result.returncode == 1 and "not tried for lack of time: version3_triton/get_trace.sh" in result.stdout
+
+
+def test_a_wrapper_that_leaves_no_table_of_kernels_has_failed(run, tmp_path):
+    """Nor does the table count that an earlier try left there."""
+    folder = tmp_path / "copy" / FOLDER.name
+    folder.mkdir(parents=True)
+    (folder.parent / "scripts").symlink_to(REPOSITORY / "scripts")
+    table = 'mkdir -p "$2/a/b" && printf "total,name\\n{}\\n" >"$2/a/b/kernels.csv"'
+
+    def tried(**bodies):
+        for wrapper in WRAPPERS:
+            body = bodies.get(wrapper[4:-3], table.format("1,adamw_kernel"))
+            (folder / wrapper).write_text(f"#!/bin/bash\n{body}\n")
+            (folder / wrapper).chmod(0o755)
+        script = folder.parent / "scripts" / "maintain" / "try_wrappers.sh"
+        return run(script, "--version", "3", "--output-dir", tmp_path / "tried", TINY_LLAMA_CPU="1")
+
+    assert tried().stdout.splitlines()[-1].startswith("5 delivered, 0 failed")
+    result = tried(trace="exit 0", hotspots=table.format(""), counters=table.format(","))
+    failed = re.findall(r"^FAILED \(no table\)  \S+/(\S+)", result.stdout, re.MULTILINE)
+    assert failed == ["get_trace.sh", "get_hotspots.sh", "get_counters.sh"] and result.returncode == 1
 
 
 def test_interrupted_profilers_end_with_a_summary(tmp_path):
