@@ -87,17 +87,6 @@ def test_a_wrapper_is_the_same_short_text_in_every_folder_and_its_help(wrapper, 
     assert re.search(r"^Writes \w+/\w+_<timestamp>/", text, re.MULTILINE) and "#" not in text and "uses" not in text
 
 
-SHELLCHECK = shutil.which("shellcheck", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]))
-
-
-@pytest.mark.skipif(not SHELLCHECK, reason="shellcheck is not installed")
-def test_shellcheck_finds_nothing():
-    scripts = [*REPOSITORY.glob("scripts/common/wrappers/*.sh"), *FOLDERS[0].glob("get_*.sh")]
-    scripts += [REPOSITORY / "scripts" / name for name in ("run_all_profilers.sh", "maintain/try_wrappers.sh")]
-    result = subprocess.run([SHELLCHECK, "--external-sources", *scripts], capture_output=True, text=True)
-    assert len(scripts) == 15 and result.returncode == 0, result.stdout
-
-
 # ---------------------------------------------------------------- ROCm, by release
 
 COMMANDS = [line.split(maxsplit=2) for line in (SAMPLES / "wrappers/commands.txt").read_text().splitlines()[1:]]
