@@ -3,7 +3,7 @@
     python3 environment.py unmet run KIND    the requirements of the four scripts that this interpreter lacks
     python3 environment.py unmet test KIND   and those of the test suite; KIND: none, nvidia or amd GPU
     python3 environment.py unmet all KIND    and those of the tests that only test.sh --all runs
-    python3 environment.py torch             version, build (rocm, cuda or cpu) and folder of a usable PyTorch
+    python3 environment.py torch             build (rocm, cuda or cpu) and folder of a usable PyTorch
     python3 environment.py summary           one line of versions, after a real import
     python3 environment.py rocm              "exact 6.4.1 2.9.1 rocm6.4": this machine's ROCm release, the PyTorch to
                                              install and its folder in PyTorch's index
@@ -75,7 +75,7 @@ def unmet(group, kind):
 
 
 def torch_build():
-    """Return "2.13.0+cpu cpu FOLDER" of a PyTorch that imports and is new enough, else ""."""
+    """Return "cpu FOLDER" of a PyTorch that imports and is new enough, else ""."""
     try:
         import torch
     except (ImportError, OSError):
@@ -84,7 +84,7 @@ def torch_build():
     if not within(torch.__version__, low, high):
         return ""
     build = "rocm" if torch.version.hip else "cuda" if torch.version.cuda else "cpu"
-    return f"{torch.__version__} {build} {pathlib.Path(torch.__file__).parent.parent}"
+    return f"{build} {pathlib.Path(torch.__file__).parent.parent}"
 
 
 def summary():

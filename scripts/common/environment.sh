@@ -34,6 +34,8 @@ fail() {
     exit 1
 }
 
+usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; } # the first comment of the script that was started
+
 gpu_kind() {
     if [ "${TINY_LLAMA_CPU:-0}" = 1 ]; then
         echo none
@@ -60,12 +62,10 @@ base_python() {
 
 # usable KIND PYTHON: prints the folder of a PyTorch that serves this kind of GPU; fails where there is none.
 usable() {
-    local build='' folder=''
-    if [ -x "$2" ]; then
-        read -r _ build folder < <("$2" "$PROBE" torch 2>/dev/null) || return 1
-    fi
+    local build folder
+    read -r build folder < <("$2" "$PROBE" torch 2>/dev/null) || return 1
     case $1:$build in
-    amd:rocm | nvidia:cuda | none:?*) printf '%s\n' "$folder" ;;
+    amd:rocm | nvidia:cuda | none:*) printf '%s\n' "$folder" ;;
     *) return 1 ;;
     esac
 }
@@ -81,10 +81,8 @@ make_venv() {
         fail "$VENV has no PyTorch that fits and was not made by this script:" \
             "remove it, or set TINY_LLAMA_VENV to another folder."
     fi
-    if ! { mkdir -p "$VENV" && : >"$MARK"; } 2>/dev/null; then
-        fail "Cannot write $VENV: set TINY_LLAMA_VENV to a folder that can be written," \
-            "as in TINY_LLAMA_VENV=~/tiny_llama_venv."
-    fi
+    { mkdir -p "$VENV" && : >"$MARK"; } 2>/dev/null || fail "Cannot write $VENV: set TINY_LLAMA_VENV to a folder that can" \
+        "be written, as in TINY_LLAMA_VENV=~/tiny_llama_venv."
     say "Making the Python environment in $VENV"
     "$base" -m venv "${@:3}" "$VENV" >&2 || fail "$base could not make a virtual environment: its message is above."
     printf '%s\n' "$kind $base" >"$MARK"
@@ -159,9 +157,7 @@ prepare() {
 
 use_environment() {
     local group=$1 stamp=$VENV/$1.stamp kind base key versions
-    if [ "${TINY_LLAMA_CPU:-0}" = 1 ]; then
-        export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1
-    fi
+    [ "${TINY_LLAMA_CPU:-0}" != 1 ] || export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1
     kind=$(gpu_kind)
     base=$(base_python) || exit 1
     key="$kind $SET $base ${PYTHONPATH:-} $(cat "$ROOT/pyproject.toml" "$ROOT"/scripts/common/{constraints,environment}* | cksum)"
@@ -170,9 +166,8 @@ use_environment() {
     install_unmet "$kind" "$group"
     versions=$("$PYTHON" "$PROBE" summary) ||
         fail "The environment in $VENV does not work: its message is above; remove the folder and try again."
-    if [ "$kind" = nvidia ] && ! usable nvidia "$PYTHON" >/dev/null; then
+    [ "$kind" != nvidia ] || usable nvidia "$PYTHON" >/dev/null ||
         say "pip's settings gave a PyTorch without CUDA: the NVIDIA GPU of this machine will not be used."
-    fi
     say "Python environment in $VENV: $versions"
     printf '%s\n' "$key" >"$stamp"
 }

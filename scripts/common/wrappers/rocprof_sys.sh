@@ -18,16 +18,10 @@ case $PROFILER in
         [ -z "$(find "$OUT" -name from_trace_kernel_trace.csv 2>/dev/null)" ] || top_kernels
         open_in_perfetto "*.proto" "*.pftrace"
         ;;
-    nsight)
-        profile_nsys cuda,nvtx,osrt ${SAMPLE:+process-tree}
-        top_kernels --trace @OUT@/trace.json
-        open_in_perfetto trace.json
-        ;;
+    nsight) take_timeline ${SAMPLE:+process-tree} ;;
     pytorch)
         [ -z "$SAMPLE" ] || fail 2 "PyTorch's profiler does not sample call stacks: leave --sample out"
         TRAIN+=(--profile-memory)
-        profile_pytorch
-        top_kernels
-        open_in_perfetto "trace_*.json"
+        take_timeline
         ;;
 esac
