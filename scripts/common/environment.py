@@ -14,6 +14,7 @@ that no supported PyTorch was built for; "unknown" where no release was found.
 Exit status: 0; 1 where there is no usable PyTorch (torch) or an import fails (summary).
 """
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -98,18 +99,11 @@ def rocm_release():
         return os.environ["TINY_LLAMA_ROCM"]
     roots = [pathlib.Path(os.environ["ROCM_PATH"])] if os.environ.get("ROCM_PATH") else []
     roots += [OPT / "rocm", *sorted(OPT.glob("rocm/core*"), reverse=True), *sorted(OPT.glob("rocm-*"), reverse=True)]
-    plain, header = r"(\d+)\.(\d+)\.(\d+)", r"MAJOR\s+(\d+)[\s\S]*?MINOR\s+(\d+)[\s\S]*?PATCH\s+(\d+)"
-    files = {".info/version": plain, ".info/version-dev": plain, "include/rocm-core/rocm_version.h": header}
-    for path, pattern in [(root / name, pattern) for root in roots for name, pattern in files.items()]:
-        found = re.search(pattern, path.read_text()) if path.is_file() else None
-        if found:
-            return ".".join(found.groups())
-    try:
+    told = [path.read_text() for path in (root / ".info" / "version" for root in roots) if path.is_file()]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         answer = subprocess.run(["amd-smi", "version"], capture_output=True, text=True, timeout=30).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    found = re.search(r"ROCm version: *(\d+\.\d+\.\d+)", answer)
-    return found[1] if found else ""
+        told += re.findall("ROCm version:(.*)", answer)
+    return next((found[0] for text in told if (found := re.search(r"\d+\.\d+\.\d+", text))), "")
 
 
 def rocm_build(release):

@@ -8,7 +8,7 @@
 set -euo pipefail
 
 source "$(dirname -- "${BASH_SOURCE[0]}")/../common/environment.sh"
-refuse() { say "contribute_record.sh: $1" && exit 2; }
+refuse() { echo "contribute_record.sh: $1" >&2 && exit 2; }
 
 limit=1800 folder=''
 while [[ $# -gt 0 ]]; do

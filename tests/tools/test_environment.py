@@ -183,13 +183,12 @@ def test_only_what_the_current_python_lacks_is_installed(machine):
     assert {name: version for name, (version, _) in machine.versions().items()} == {**PINNED, "torch": "2.12.0"}
 
 
-HEADER = "#define ROCM_VERSION_MAJOR   {}\n#define ROCM_VERSION_MINOR   {}\n#define ROCM_VERSION_PATCH   {}\n"
 RELEASES = {  # file below /opt and its text, or amd-smi's answer; release; PyTorch and its folder in the index
     "6.2": ("rocm/.info/version", "6.2.0-66\n", "6.2.0", "2.7.1", "rocm6.2.4"),
     "6.4": ("rocm-6.4.1/.info/version", "6.4.1-83\n", "6.4.1", "2.9.1", "rocm6.4"),
-    "7.0": ("rocm/include/rocm-core/rocm_version.h", HEADER.format(7, 0, 2), "7.0.2", "2.10.0", "rocm7.0"),
+    "7.0": ("rocm/.info/version", "7.0.2-56\n", "7.0.2", "2.10.0", "rocm7.0"),
     "7.1 in a folder of its own": ("rocm/core-7.1/.info/version", "7.1.1", "7.1.1", "2.13.0", "rocm7.1"),
-    "7.2 development": ("rocm/.info/version-dev", "7.2.0-43\n", "7.2.0", "2.13.0", "rocm7.2"),
+    "7.2": ("rocm/.info/version", "7.2.0-43\n", "7.2.0", "2.13.0", "rocm7.2"),
     "6.3 without files": ("amd-smi", "Tool: 24.7.1+0012a68 | ROCm version: 6.3.4", "6.3.4", "2.9.1", "rocm6.3"),
 }
 
