@@ -33,15 +33,11 @@ value_of() { # OPTION VALUE...: set VALUE and TAKEN, or refuse an option without
 
 # ---------------------------------------------------------------- the profiler
 
-find_tool() { # NAMES...: set TOOL to the first that is installed and put its folder on PATH
-    local folder
+for folder in "${ROCM_PATH:-/opt/rocm}/bin" /opt/rocm/core*/bin /usr/local/cuda/bin; do PATH+=:$folder; done
+
+find_tool() { # NAMES...: set TOOL to the first that is installed
     for TOOL in "$@"; do
-        for folder in "" "${ROCM_PATH:-/opt/rocm}/bin/" /opt/rocm/core*/bin/ /usr/local/cuda/bin/; do
-            if command -v "$folder$TOOL" >/dev/null 2>&1; then
-                [ -z "$folder" ] || PATH=$folder:$PATH
-                return 0
-            fi
-        done
+        ! command -v "$TOOL" >/dev/null || return 0
     done
     return 1
 }
@@ -78,10 +74,10 @@ tool_has() { # OPTION [SUBCOMMAND]: whether the profiler's help names the option
 }
 
 find_release() { # set RELEASE to ROCm's, such as 6.4.1, or to nothing
-    local tool folder
+    local tool file
     tool=$(command -v "$TOOL")
-    for folder in "${tool%/*}/.." "$(dirname "$(realpath "$tool")")/.." "${ROCM_PATH:-/opt/rocm}"; do
-        [ ! -r "$folder/.info/version" ] || { read -r RELEASE <"$folder/.info/version" && RELEASE=${RELEASE%%-*} && return; }
+    for file in {"${tool%/*}/..","$(dirname "$(realpath "$tool")")/..","${ROCM_PATH:-/opt/rocm}"}/.info/version; do
+        [ ! -r "$file" ] || { RELEASE=$(sed 's/-.*//;q' "$file") && return; }
     done
     RELEASE=$(rocprofv3 --version 2>/dev/null | sed -n 's/.*rocm_version: *\([0-9.]*\).*/\1/p') || RELEASE=""
 }
