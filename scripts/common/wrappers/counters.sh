@@ -104,7 +104,7 @@ sample_instructions() { # pc or thread-trace, where the installed release has th
     finish "" "the samples are in $FIRST/$1"
 }
 
-setup counters/counter rocprofv3 nsys --num-steps 3 -- "$@"
+setup counters/counter rocprofv3 nsys --num-steps 3 "$@"
 [ -n "$ASKED" ] || SETS=(times waves) # the counters where they can be had
 for set in ${SETS[@]+"${SETS[@]}"}; do
     [[ $set =~ ^(times|pc|thread-trace)$ ]] || add_passes "$set"

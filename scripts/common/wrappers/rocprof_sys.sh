@@ -4,7 +4,7 @@
 SAMPLE=""
 own_option() { [ "$1" = --sample ] && SAMPLE=1; }
 
-setup rocprof_sys/profile "rocprof-sys-run omnitrace-run" nsys --num-steps 2 --warmup-steps 1 -- "$@"
+setup rocprof_sys/profile "rocprof-sys-run omnitrace-run" nsys --num-steps 2 --warmup-steps 1 "$@"
 [ -z "$SAMPLE" ] || warn "sampling interrupts every thread many times a second: compare no times of this run"
 case $PROFILER in
     rocm)
