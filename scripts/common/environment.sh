@@ -88,18 +88,7 @@ make_venv() {
     printf '%s\n' "$kind $base" >"$MARK"
 }
 
-# reuse FOLDER: lets the environment see the PyTorch in FOLDER, which --system-site-packages does not reach
-# where the current python3 is itself the interpreter of a virtual environment.
-reuse() {
-    local folder=$1 packages
-    [ "$(usable none "$PYTHON")" = "$folder" ] && return
-    packages=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    printf '%s\n' "$folder" >"$packages/current_python.pth"
-}
-
-pip_is_configured() {
-    "$PYTHON" -m pip config list 2>/dev/null | grep -Eq '(index-url|find-links|no-index)='
-}
+pip_is_configured() { "$PYTHON" -m pip config list 2>/dev/null | grep -Eq '(index-url|find-links|no-index)='; }
 
 # install_rocm_torch PYTHON: installs the PyTorch that was built for this machine's ROCm, from PyTorch's own index.
 install_rocm_torch() {
@@ -147,7 +136,9 @@ prepare() {
     if [ "$SET" = pinned ] && folder=$(usable "$kind" "$base"); then
         say "Using the PyTorch of $base, in $folder"
         make_venv "$kind" "$base" --system-site-packages
-        reuse "$folder"
+        # Where the current python3 is that of a virtual environment, this option does not reach its packages.
+        [ "$(usable none "$PYTHON")" = "$folder" ] || echo "$folder" >"$("$PYTHON" -c \
+            'import sysconfig; print(sysconfig.get_path("purelib"))')/current_python.pth"
     elif [ "$kind" = amd ]; then
         install_rocm_torch "$base"
     elif [ "$(cat "$MARK" 2>/dev/null)" != "$kind $base" ] || ! "$PYTHON" -m pip --version >/dev/null 2>&1; then
