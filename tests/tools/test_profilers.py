@@ -366,12 +366,16 @@ def test_ncu_that_finds_no_kernel_in_the_steps_looks_at_the_whole_run(run, tmp_p
     assert [command.startswith(NCU) for command in recorded(tmp_path)] == [True, False]
 
 
-def test_the_profiler_is_chosen_by_what_is_here(run):
+def test_the_profiler_is_chosen_by_what_is_here(run, tmp_path):
     text = run("get_trace.sh", "--dry-run", profilers="nvidia", choose=False).stdout
     if not (shutil.which("rocprofv3") and os.path.exists("/dev/kfd")):
         assert "uses nsys, because rocprofv3 is not installed" in text and "holds the measured steps alone" in text
     text = run("get_trace.sh", "--dry-run", profilers="rocm-7.0", choose=False, TINY_LLAMA_CPU="1").stdout
     assert "uses PyTorch's profiler, because rocprofv3 is installed, but there is no AMD GPU" in text
+    (tmp_path / "rocm" / "bin").mkdir()  # not on PATH
+    (tmp_path / "rocm" / "bin" / "rocprofv3").symlink_to(STUBS / "rocm-7.0" / "rocprofv3")
+    text = run("get_hotspots.sh", "--dry-run", "--profiler", "rocm", release="7.0").stdout
+    assert "uses rocprofv3 of ROCm 7.0, because it was asked for" in text
 
 
 # ---------------------------------------------------------------- all wrappers, and PyTorch's profiler for real
