@@ -19,17 +19,16 @@ import tempfile
 
 import torch
 
-from common.command_line import Failure, Parser, run_tool
+from common.command_line import Failure, Parser, result_folder, run_tool
 from common.tables import text_table
 from common.versions import SCRIPTS, load_version, loss_and_gradients, relative_error
 
 # On two CPU cores, with version 3's kernels in Triton's interpreter, all of it takes about a minute.
 CPU_SIZES = "--hidden-dim 64 --num-layers 2 --num-heads 4 --seq-len 64 --batch-size 2 --vocab-size 256 --num-steps 20"
 LOSSES_COMPARED = 10  # steps; later losses carry every rounding before them, and training amplifies it
-LOSS_BOUND = 1e-4  # relative, float32
+LOSS_BOUND, GRADIENT_BOUND = 1e-4, {"cpu": 1e-5, "cuda": 1e-4}  # relative, float32
 # Version 3's kernels are written in Triton, which has packages for Linux only.
 VERSIONS = [version for version in SCRIPTS if version != 3 or importlib.util.find_spec("triton")]
-GRADIENT_BOUND = {"cpu": 1e-5, "cuda": 1e-4}  # relative, float32
 
 
 def parse_arguments(argv):
@@ -84,24 +83,21 @@ def train(version, argv, metrics):
 class Reference:
     """Hold version 1's first loss and gradients, and how far from them those of a version may be.
 
-    In float32 the bounds are fixed. In a lower precision the reference is version 1 in float32, and a version may be
-    twice as far from it as version 1 in that precision is (the rounding is the same, where it falls is not), and one
-    rounding more, for it may keep its gradients in that precision. A loss is a mean of so many roundings that its own
-    distance may vanish by chance: it may be off by the distance of two neighbouring numbers.
+    In float32 the bounds are fixed. In a lower precision the reference is version 1 in float32, and a gradient may be
+    twice as far from it as version 1's in that precision is, and one rounding more, for it may be kept in that
+    precision. A loss is a mean of so many roundings that its own distance may vanish by chance: it may be off by one
+    unit in the last place.
     """
 
     def __init__(self, options, argv):
-        device = torch.device(options.device).type
-        self.loss, self.gradients = loss_and_gradients(1, argv, full_precision=True)
+        self.loss, self.gradients = self.version_1 = loss_and_gradients(1, argv, full_precision=True)
         self.loss_bound = LOSS_BOUND
-        self.bounds = dict.fromkeys(self.gradients, GRADIENT_BOUND[device])
-        self.version_1 = self.loss, self.gradients
+        self.bounds = dict.fromkeys(self.gradients, GRADIENT_BOUND[torch.device(options.device).type])
         if options.use_amp or options.tf32:
             # TF32 keeps as many bits as float16.
-            dtype = getattr(torch, options.amp_dtype) if options.use_amp else torch.float16
-            self.loss_bound = torch.finfo(dtype).eps
+            self.loss_bound = torch.finfo(getattr(torch, options.amp_dtype) if options.use_amp else torch.float16).eps
             self.version_1 = loss_and_gradients(1, argv)
-            rounding = torch.finfo(dtype).eps / 2 if options.use_amp else 0.0
+            rounding = self.loss_bound / 2 if options.use_amp else 0.0
             for name, gradient in self.version_1[1].items():
                 self.bounds[name] += rounding + 2 * relative_error(gradient, self.gradients[name])
 
@@ -110,8 +106,7 @@ class Reference:
         missing = [name for name in self.gradients if name not in gradients]
         if missing:
             return f"{len(missing)} weights get no gradient, {missing[0]} for one", ""
-        loss_error = abs(loss - self.loss) / self.loss
-        if not loss_error <= self.loss_bound:
+        if not abs(loss - self.loss) <= self.loss_bound * self.loss:
             return f"the first loss is {loss:.6f} instead of {self.loss:.6f}", ""
         errors = {name: relative_error(gradients[name], wanted) for name, wanted in self.gradients.items()}
         worst = max(errors, key=lambda name: errors[name] / self.bounds[name])
@@ -124,8 +119,7 @@ def compare_training(run, first, bound):
     summary = run["summary"]
     if summary["parameters_trained"] != summary["parameters"]:
         return f"only {summary['parameters_trained']:,} of {summary['parameters']:,} parameters are trained"
-    pairs = list(zip(run["steps"], first["steps"], strict=True))[:LOSSES_COMPARED]
-    for step, wanted in pairs:
+    for step, wanted in list(zip(run["steps"], first["steps"], strict=True))[:LOSSES_COMPARED]:
         if not abs(step["loss"] - wanted["loss"]) <= bound * abs(wanted["loss"]):
             return f"the loss of step {step['step'] + 1} is {step['loss']:.6f} instead of {wanted['loss']:.6f}"
     return None
@@ -136,12 +130,10 @@ def check_agreement(options, argv, runs):
     print("Comparing losses and gradients, from the same weights on the same batch", flush=True)
     reference, problems = Reference(options, argv), {}
     for version, run in runs.items():
-        loss, gradients = reference.version_1 if version == 1 else loss_and_gradients(version, argv)
-        problem, found = reference.check(loss, gradients)
-        problems[version] = problem or compare_training(run, runs[1], reference.loss_bound)
-        if version > 1 or problems[version]:
-            verdict = f"disagrees: {problems[version]}" if problems[version] else f"agrees: {found}"
-            print(f"V{version}  {verdict}", flush=True)
+        problem, found = reference.check(*(reference.version_1 if version == 1 else loss_and_gradients(version, argv)))
+        problem = problems[version] = problem or compare_training(run, runs[1], reference.loss_bound)
+        if version > 1 or problem:
+            print(f"V{version}  {f'disagrees: {problem}' if problem else f'agrees: {found}'}", flush=True)
     return problems
 
 
@@ -152,18 +144,19 @@ def interpreted(version, run):
 def table_row(version, run, first, problem):
     """Return the cells of one version; of one that disagrees only what is no speed."""
     summary = run["summary"]
-    loss = f"{summary['first_loss']:.4f} -> {summary['final_loss']:.4f}"
-    trained = f"{100 * summary['parameters_trained'] / summary['parameters']:.0f} %"
-    name = f"V{version} {SCRIPTS[version].parent.name.split('_', 1)[1]}"
+    cells = [f"V{version} {SCRIPTS[version].parent.name.split('_', 1)[1]}"]
+    cells.append(f"{summary['first_loss']:.4f} -> {summary['final_loss']:.4f}")
     if problem:
-        return [name, loss, *["-"] * 7, trained]
-    step = summary["step_ms"]["median"]
-    speed = "-" if interpreted(version, run) else f"{first['summary']['step_ms']['median'] / step:.2f}x"
-    phases = [summary[f"{phase}_ms"] for phase in ("forward", "backward", "optimizer")]
-    way = "graph" if summary["graph"]["captured"] else "eager"
-    cells = [f"{step:.2f}", "-" if None in phases else " / ".join(f"{phase:.2f}" for phase in phases), way]
-    rates = [f"{summary['samples_per_second']:,.1f}", f"{summary['tokens_per_second']:,.0f}"]
-    return [name, loss, *cells, *rates, f"{summary['peak_memory_mb']:,.0f}", speed, trained]
+        cells += ["-"] * 7
+    else:
+        step = summary["step_ms"]["median"]
+        phases = [summary[f"{phase}_ms"] for phase in ("forward", "backward", "optimizer")]
+        cells += [f"{step:.2f}", "-" if None in phases else " / ".join(f"{phase:.2f}" for phase in phases)]
+        cells += ["graph" if summary["graph"]["captured"] else "eager"]
+        cells += [f"{summary['samples_per_second']:,.1f}", f"{summary['tokens_per_second']:,.0f}"]
+        cells += [f"{summary['peak_memory_mb']:,.0f}"]
+        cells += ["-" if interpreted(version, run) else f"{first['summary']['step_ms']['median'] / step:.2f}x"]
+    return [*cells, f"{100 * summary['parameters_trained'] / summary['parameters']:.0f} %"]
 
 
 def print_table(options, runs, problems):
@@ -182,10 +175,7 @@ def print_table(options, runs, problems):
 def quickstart(argv, folder):
     """Train, check, compare; return the exit status."""
     options = check_options(argv)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Failure(2, f"error: {error.filename} cannot be written: {error.strerror}") from None
+    result_folder(folder, "--results")
     if 3 not in VERSIONS:
         print("V3  passed over: its kernels need Triton, which is not installed (it exists for Linux only)", flush=True)
     runs = {version: train(version, argv, folder / f"v{version}.json") for version in VERSIONS}
@@ -205,18 +195,16 @@ def quickstart(argv, folder):
 
 def print_next_step():
     """Print how to activate the environment and the command that opens the first version."""
+
+    def short(path):
+        here = pathlib.Path.cwd()
+        return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
+
     print("\nNext, from this folder:")
     if sys.prefix != sys.base_prefix:  # in a virtual environment
-        activate = pathlib.Path(sys.prefix, "Scripts" if os.name == "nt" else "bin", "activate")
-        print(f"    source {shlex.quote(short_path(activate))}")
-    print(f"    python {shlex.quote(short_path(SCRIPTS[1]))} --preset tiny")
-    print(f"and read {short_path(SCRIPTS[1].parent / 'README.md')}")
-
-
-def short_path(path):
-    """Return the path relative to the current folder where it lies below it, else as it is."""
-    path, here = pathlib.Path(path), pathlib.Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+        print(f"    source {short(pathlib.Path(sys.prefix, 'Scripts' if os.name == 'nt' else 'bin', 'activate'))}")
+    print(f"    python {short(SCRIPTS[1])} --preset tiny")
+    print(f"and read {short(SCRIPTS[1].parent / 'README.md')}")
 
 
 def work(argv):

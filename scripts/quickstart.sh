@@ -7,10 +7,7 @@
 #   ./scripts/quickstart.sh --results runs/today          keeps the four metrics files
 # Exit status: 0; 1 where a version fails or disagrees with version 1; 2 for a bad option.
 set -euo pipefail
-if [[ ${1:-} == -h || ${1:-} == --help ]]; then
-    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
-    exit 0
-fi
 source "$(dirname -- "${BASH_SOURCE[0]}")/common/environment.sh"
+[[ ${1:-} != -h && ${1:-} != --help ]] || { usage && exit 0; }
 use_environment run
 exec "$PYTHON" "$ROOT/scripts/quickstart.py" "$@"

@@ -7,11 +7,8 @@
 # It uses the PyTorch of the current python3 where there is one. The oldest supported versions, in .venv-oldest:
 #   TINY_LLAMA_SET=oldest ./scripts/test.sh
 set -euo pipefail
-if [[ ${1:-} == -h || ${1:-} == --help ]]; then
-    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
-    exit 0
-fi
 source "$(dirname -- "${BASH_SOURCE[0]}")/common/environment.sh"
+[[ ${1:-} != -h && ${1:-} != --help ]] || { usage && exit 0; }
 group=test which=(-m "not slow")
 if [[ ${1:-} == --all ]]; then
     group=all which=()

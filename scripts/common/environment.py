@@ -3,7 +3,7 @@
     python3 environment.py unmet run KIND    the requirements of the four scripts that this interpreter lacks
     python3 environment.py unmet test KIND   and those of the test suite; KIND: none, nvidia or amd GPU
     python3 environment.py unmet all KIND    and those of the tests that only test.sh --all runs
-    python3 environment.py torch             version, build (rocm, cuda or cpu) and folder of a usable PyTorch
+    python3 environment.py torch             build (rocm, cuda or cpu) and folder of a usable PyTorch
     python3 environment.py summary           one line of versions, after a real import
     python3 environment.py rocm              "exact 6.4.1 2.9.1 rocm6.4": this machine's ROCm release, the PyTorch to
                                              install and its folder in PyTorch's index
@@ -14,6 +14,7 @@ that no supported PyTorch was built for; "unknown" where no release was found.
 Exit status: 0; 1 where there is no usable PyTorch (torch) or an import fails (summary).
 """
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -75,7 +76,7 @@ def unmet(group, kind):
 
 
 def torch_build():
-    """Return "2.13.0+cpu cpu FOLDER" of a PyTorch that imports and is new enough, else ""."""
+    """Return "cpu FOLDER" of a PyTorch that imports and is new enough, else ""."""
     try:
         import torch
     except (ImportError, OSError):
@@ -84,7 +85,7 @@ def torch_build():
     if not within(torch.__version__, low, high):
         return ""
     build = "rocm" if torch.version.hip else "cuda" if torch.version.cuda else "cpu"
-    return f"{torch.__version__} {build} {pathlib.Path(torch.__file__).parent.parent}"
+    return f"{build} {pathlib.Path(torch.__file__).parent.parent}"
 
 
 def summary():
@@ -98,18 +99,11 @@ def rocm_release():
         return os.environ["TINY_LLAMA_ROCM"]
     roots = [pathlib.Path(os.environ["ROCM_PATH"])] if os.environ.get("ROCM_PATH") else []
     roots += [OPT / "rocm", *sorted(OPT.glob("rocm/core*"), reverse=True), *sorted(OPT.glob("rocm-*"), reverse=True)]
-    plain, header = r"(\d+)\.(\d+)\.(\d+)", r"MAJOR\s+(\d+)[\s\S]*?MINOR\s+(\d+)[\s\S]*?PATCH\s+(\d+)"
-    files = {".info/version": plain, ".info/version-dev": plain, "include/rocm-core/rocm_version.h": header}
-    for path, pattern in [(root / name, pattern) for root in roots for name, pattern in files.items()]:
-        found = re.search(pattern, path.read_text()) if path.is_file() else None
-        if found:
-            return ".".join(found.groups())
-    try:
+    told = [path.read_text() for path in (root / ".info" / "version" for root in roots) if path.is_file()]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         answer = subprocess.run(["amd-smi", "version"], capture_output=True, text=True, timeout=30).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    found = re.search(r"ROCm version: *(\d+\.\d+\.\d+)", answer)
-    return found[1] if found else ""
+        told += re.findall("ROCm version:(.*)", answer)
+    return next((found[0] for text in told if (found := re.search(r"\d+\.\d+\.\d+", text))), "")
 
 
 def rocm_build(release):

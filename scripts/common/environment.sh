@@ -34,6 +34,8 @@ fail() {
     exit 1
 }
 
+usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; } # the first comment of the script that was started
+
 gpu_kind() {
     if [ "${TINY_LLAMA_CPU:-0}" = 1 ]; then
         echo none
@@ -60,12 +62,10 @@ base_python() {
 
 # usable KIND PYTHON: prints the folder of a PyTorch that serves this kind of GPU; fails where there is none.
 usable() {
-    local build='' folder=''
-    if [ -x "$2" ]; then
-        read -r _ build folder < <("$2" "$PROBE" torch 2>/dev/null) || return 1
-    fi
+    local build folder
+    read -r build folder < <("$2" "$PROBE" torch 2>/dev/null) || return 1
     case $1:$build in
-    amd:rocm | nvidia:cuda | none:?*) printf '%s\n' "$folder" ;;
+    amd:rocm | nvidia:cuda | none:*) printf '%s\n' "$folder" ;;
     *) return 1 ;;
     esac
 }
@@ -81,27 +81,14 @@ make_venv() {
         fail "$VENV has no PyTorch that fits and was not made by this script:" \
             "remove it, or set TINY_LLAMA_VENV to another folder."
     fi
-    if ! { mkdir -p "$VENV" && : >"$MARK"; } 2>/dev/null; then
-        fail "Cannot write $VENV: set TINY_LLAMA_VENV to a folder that can be written," \
-            "as in TINY_LLAMA_VENV=~/tiny_llama_venv."
-    fi
+    { mkdir -p "$VENV" && : >"$MARK"; } 2>/dev/null || fail "Cannot write $VENV: set TINY_LLAMA_VENV to a folder that can" \
+        "be written, as in TINY_LLAMA_VENV=~/tiny_llama_venv."
     say "Making the Python environment in $VENV"
     "$base" -m venv "${@:3}" "$VENV" >&2 || fail "$base could not make a virtual environment: its message is above."
     printf '%s\n' "$kind $base" >"$MARK"
 }
 
-# reuse FOLDER: lets the environment see the PyTorch in FOLDER, which --system-site-packages does not reach
-# where the current python3 is itself the interpreter of a virtual environment.
-reuse() {
-    local folder=$1 packages
-    [ "$(usable none "$PYTHON")" = "$folder" ] && return
-    packages=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    printf '%s\n' "$folder" >"$packages/current_python.pth"
-}
-
-pip_is_configured() {
-    "$PYTHON" -m pip config list 2>/dev/null | grep -Eq '(index-url|find-links|no-index)='
-}
+pip_is_configured() { "$PYTHON" -m pip config list 2>/dev/null | grep -Eq '(index-url|find-links|no-index)='; }
 
 # install_rocm_torch PYTHON: installs the PyTorch that was built for this machine's ROCm, from PyTorch's own index.
 install_rocm_torch() {
@@ -149,7 +136,9 @@ prepare() {
     if [ "$SET" = pinned ] && folder=$(usable "$kind" "$base"); then
         say "Using the PyTorch of $base, in $folder"
         make_venv "$kind" "$base" --system-site-packages
-        reuse "$folder"
+        # Where the current python3 is that of a virtual environment, this option does not reach its packages.
+        [ "$(usable none "$PYTHON")" = "$folder" ] || echo "$folder" >"$("$PYTHON" -c \
+            'import sysconfig; print(sysconfig.get_path("purelib"))')/current_python.pth"
     elif [ "$kind" = amd ]; then
         install_rocm_torch "$base"
     elif [ "$(cat "$MARK" 2>/dev/null)" != "$kind $base" ] || ! "$PYTHON" -m pip --version >/dev/null 2>&1; then
@@ -159,9 +148,7 @@ prepare() {
 
 use_environment() {
     local group=$1 stamp=$VENV/$1.stamp kind base key versions
-    if [ "${TINY_LLAMA_CPU:-0}" = 1 ]; then
-        export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1
-    fi
+    [ "${TINY_LLAMA_CPU:-0}" != 1 ] || export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1
     kind=$(gpu_kind)
     base=$(base_python) || exit 1
     key="$kind $SET $base ${PYTHONPATH:-} $(cat "$ROOT/pyproject.toml" "$ROOT"/scripts/common/{constraints,environment}* | cksum)"
@@ -170,9 +157,8 @@ use_environment() {
     install_unmet "$kind" "$group"
     versions=$("$PYTHON" "$PROBE" summary) ||
         fail "The environment in $VENV does not work: its message is above; remove the folder and try again."
-    if [ "$kind" = nvidia ] && ! usable nvidia "$PYTHON" >/dev/null; then
+    [ "$kind" != nvidia ] || usable nvidia "$PYTHON" >/dev/null ||
         say "pip's settings gave a PyTorch without CUDA: the NVIDIA GPU of this machine will not be used."
-    fi
     say "Python environment in $VENV: $versions"
     printf '%s\n' "$key" >"$stamp"
 }

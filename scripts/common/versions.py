@@ -53,20 +53,14 @@ def batch_gradients(script, trainer, tokens, labels):
     """Return loss and canonical gradients; halve the loss scale, as GradScaler does, until none overflows."""
     tokens, labels = (tensor.to(trainer.config.device) for tensor in (tokens, labels))
     scale = trainer.scaler.get_scale()  # 1 without a scaler
-    loss, gradients = scaled_gradients(script, trainer, tokens, labels, scale)
-    while scale > 1 and not all(bool(tensor.isfinite().all()) for tensor in gradients.values()):
+    while True:
+        trainer.optimizer.zero_grad(set_to_none=True)
+        loss = script.compute_loss(trainer.model, tokens, labels, trainer.config)
+        (loss * scale).backward()
+        found = {name: p.grad.float() / scale for name, p in trainer.model.named_parameters() if p.grad is not None}
+        if scale <= 1 or all(gradient.isfinite().all() for gradient in found.values()):
+            return loss.item(), {n: g.cpu() for n, g in script.canonical_views(found, trainer.config).items()}
         scale /= 2
-        loss, gradients = scaled_gradients(script, trainer, tokens, labels, scale)
-    return loss, {name: tensor.cpu() for name, tensor in script.canonical_views(gradients, trainer.config).items()}
-
-
-def scaled_gradients(script, trainer, tokens, labels, scale):
-    """Return the loss, and the float32 gradients of scale · loss divided by scale."""
-    trainer.optimizer.zero_grad(set_to_none=True)
-    loss = script.compute_loss(trainer.model, tokens, labels, trainer.config)
-    (loss * scale).backward()
-    parameters = trainer.model.named_parameters()
-    return loss.item(), {name: p.grad.float() / scale for name, p in parameters if p.grad is not None}
 
 
 def relative_error(a, b):

@@ -1,20 +1,20 @@
 """Time each of version 3's kernels alone, with PyTorch's own operators and with what the device can do at most.
 
-    python scripts/maintain/benchmark_kernels.py                          # all, on the GPU, in bfloat16
+    python scripts/maintain/benchmark_kernels.py                          # all, in bfloat16; takes about 12 GiB
     python scripts/maintain/benchmark_kernels.py --only attention --json kernels.json
-    python scripts/maintain/benchmark_kernels.py --device cpu             # toy sizes: shows that it runs, nothing else
 
 Element-wise kernels are compared with the bandwidth of a large copy (bytes read and written), attention with the rate
 of an 8192 x 8192 x 8192 matmul of the same type. Inputs take turns, so that together they exceed twice the last cache.
-Calls are captured into a graph where the device has graphs, and device events time its replays; the candidates of an
-operation take turns. Bytes are those that the operation cannot do without, FLOPs those of the causal half.
+Calls are captured into a graph, and device events time its replays; the candidates of an operation take turns. Bytes
+are those that the operation cannot do without, FLOPs those of the causal half. Without a GPU it runs in Triton's
+interpreter at toy sizes, to show that it works.
 
 Exit status: 0; 1 where one of version 3's kernels failed; 2 for a bad option.
 """
 
 import collections
 import functools
-import json
+import itertools
 import math
 import os
 import pathlib
@@ -30,7 +30,8 @@ from torch.nn.attention import sdpa_kernel
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.command_line import Parser, run_tool
+from common.command_line import Failure, Parser, progress, run_tool
+from common.tables import emit, known, text_table
 from common.versions import load_version
 
 PASSES, REPLAYS = 3, 7  # of each candidate, turn by turn
@@ -66,6 +67,7 @@ class Bench:
 
     def __init__(self, device, dtype):
         self.device, self.dtype, self.sizes = device, dtype, SIZES[device.type]
+        self.precision = str(dtype).removeprefix("torch.")
         self.v3, self.v4 = load_version(3), load_version(4)
 
     def inputs(self, shapes):
@@ -97,11 +99,8 @@ def row_kernels(bench):
     """Return {family: [name, size, shapes of inputs, (tensors that forward, backward move), V3, PyTorch]}."""
     v3, (rows, C, V) = bench.v3, (bench.sizes[name] for name in ("rows", "width", "vocabulary"))
     (H, K, D), T, ff = bench.sizes["heads"], bench.sizes["tokens"], bench.sizes["swiglu"]
-    heads, x, (cos, sin) = (
-        (rows // 2 // T or 1, T, H + 2 * K, D),
-        (rows, C),
-        v3.rope_tables(T, D, 10000.0, bench.device),
-    )
+    heads, x = (rows // 2 // T or 1, T, H + 2 * K, D), (rows, C)
+    cos, sin = v3.rope_tables(T, D, 10000.0, bench.device)
     norm, packed = {"x": x, "w": (C,), "w16": (C,), "dy": x}, (ff[0], 2 * ff[1])
 
     def residual(s):
@@ -149,7 +148,7 @@ def both_ways(bench, name, size, shapes, moved, *functions):
 
 
 def optimizer(bench):
-    """Yield a step of AdamW: weight, two moments and gradient in float32; the parameters exceed any cache."""
+    """Return a step of AdamW: weight, two moments and gradient in float32; the parameters exceed any cache."""
     shapes = bench.sizes["parameters"]
 
     def parameters():
@@ -162,7 +161,7 @@ def optimizer(bench):
     pytorch = torch.optim.AdamW(parameters(), lr=1e-3, fused=True, capturable=bench.device.type == "cuda")
     count = sum(math.prod(shape) for shape in shapes)
     candidates = {"V3": lambda s: ours.step(), "PyTorch": lambda s: pytorch.step()}
-    yield Operation("AdamW, float32", f"{count:,} parameters", "GB/s", 28 * count, [{}], candidates, once=True)
+    return Operation("AdamW, float32", f"{count:,} parameters", "GB/s", 28 * count, [{}], candidates, once=True)
 
 
 def attention(bench, batch_size, seq_len):
@@ -193,11 +192,13 @@ def attention(bench, batch_size, seq_len):
 def operations(bench, family):
     """Yield the operations of a family; the inputs of one are gone before those of the next are made."""
     if family == "optimizer":
-        yield from optimizer(bench)
-    for shape in bench.sizes["attention"] if family == "attention" else []:
-        yield from attention(bench, *shape)
-    for kernel in row_kernels(bench).get(family, []):
-        yield from both_ways(bench, *kernel)
+        yield optimizer(bench)
+    elif family == "attention":
+        for shape in bench.sizes["attention"]:
+            yield from attention(bench, *shape)
+    else:
+        for kernel in row_kernels(bench)[family]:
+            yield from both_ways(bench, *kernel)
 
 
 FAMILIES = ("rmsnorm", "rope", "swiglu", "loss", "optimizer", "attention")
@@ -206,14 +207,22 @@ FAMILIES = ("rmsnorm", "rope", "swiglu", "loss", "optimizer", "attention")
 
 
 class Timed:
-    """Make a candidate ready: calls in a graph, or launched one by one, timed in microseconds per call."""
+    """Hold the calls of a candidate, on a GPU in a graph, and its times in microseconds per call."""
 
-    def __init__(self, function, sets, device, once):
-        self.device, self.graph, self.reason, self.times_us = device, None, None, []
-        self.function, self.sets, self.calls = function, sets, len(sets)
-        for s in sets:  # compiles, allocates, and leaves the forward that a backward needs
-            function(s)
-        if device.type == "cuda":
+    def __init__(self, function, operation, bench):
+        self.function, self.sets, self.device = function, operation.sets, bench.device
+        self.calls, self.replay, self.times_us, self.reason = len(self.sets), self.run_all, [], None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # PyTorch warns of each reason why an SDPA backend refuses
+                self.prepare(operation.once)
+        except (RuntimeError, bench.v3.triton.TritonError) as error:  # refused, short of memory, not compiled
+            self.reason = str(error).strip().splitlines()[0]
+
+    def prepare(self, once):
+        for s in self.sets:  # compiles, allocates, and leaves the forward that a backward needs
+            self.function(s)
+        if self.device.type == "cuda":
             self.capture()
             turns = math.ceil(LEAST_MS / self.replay_times(2)[-1])
             if turns > 1 and not once:
@@ -227,29 +236,24 @@ class Timed:
             kept.append(self.function(self.sets[call % len(self.sets)]))
 
     def capture(self):
-        if self.reason:
-            return
-        self.graph, graph = None, torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-                self.run_all()
-            self.graph = graph
-        except RuntimeError as error:
-            self.reason = f"not captured: {str(error).splitlines()[0]}"
+        self.replay, graph = None, torch.cuda.CUDAGraph()  # frees the memory of an earlier graph
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            self.run_all()
+        self.replay = graph.replay
 
     def replay_times(self, count):
         """Return the milliseconds of each of so many replays, queued so that the device never waits for the host."""
         if self.device.type == "cpu":
             start = time.perf_counter()
-            self.run_all()
+            self.replay()
             return [1000 * (time.perf_counter() - start)]
         events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
         events[0].record()
         for event in events[1:]:
-            self.graph.replay() if self.graph else self.run_all()
+            self.replay()
             event.record()
         torch.cuda.synchronize(self.device)
-        return [start.elapsed_time(end) for start, end in zip(events, events[1:], strict=False)]
+        return [start.elapsed_time(end) for start, end in itertools.pairwise(events)]
 
     def measure(self):
         """Take one turn; its first replay, before which the device was idle, does not count."""
@@ -257,35 +261,23 @@ class Timed:
         self.times_us += [1000 * t / self.calls for t in (times[1:] or times)]
 
 
-def prepared(bench, operation, function):
-    """Return a candidate made ready, or the reason why it cannot run."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch warns of each reason why an SDPA backend refuses
-            return Timed(function, operation.sets, bench.device, operation.once)
-    except (RuntimeError, bench.v3.triton.TritonError) as error:  # refused, short of memory, not compiled
-        return str(error).strip().splitlines()[0]
-
-
 def measure(bench, operation, ceiling=math.nan):
     """Return the record of an operation: for each candidate its time, rate and share of the ceiling, or the reason."""
-    ready = {name: prepared(bench, operation, function) for name, function in operation.candidates.items()}
-    timed = {name: candidate for name, candidate in ready.items() if isinstance(candidate, Timed)}
+    candidates = {name: Timed(function, operation, bench) for name, function in operation.candidates.items()}
+    timed = {name: candidate for name, candidate in candidates.items() if not candidate.reason}
     for _ in range(PASSES if bench.device.type == "cuda" else 1):
         for candidate in timed.values():
             candidate.measure()
-    others = [np.median(candidate.times_us) for name, candidate in timed.items() if name != "V3"]
-    found = []
-    for name, candidate in ready.items():
-        if name not in timed:
-            found.append({"name": name, "reason": candidate})
-            continue
-        low, middle, high = (float(value) for value in np.percentile(candidate.times_us, [25, 50, 75]))
-        rate = operation.work / middle / (1e3 if operation.unit == "GB/s" else 1e6)
-        row = {"us": {"median": middle, "p25": low, "p75": high}, "work": operation.work, "rate": rate}
-        row |= {"share": rate / ceiling, "against_pytorch": float(min(others)) / middle if others else None}
-        found.append({"name": name, **row, "reason": candidate.reason})
-    return {"operation": operation.name, "size": operation.size, "unit": operation.unit, "candidates": found}
+    fastest = min((float(np.median(c.times_us)) for name, c in timed.items() if name != "V3"), default=None)
+    records = []
+    for name, candidate in candidates.items():
+        records.append({"name": name, "reason": candidate.reason})
+        if name in timed:
+            low, middle, high = map(float, np.percentile(candidate.times_us, [25, 50, 75]))
+            rate = operation.work / middle / (1e3 if operation.unit == "GB/s" else 1e6)
+            records[-1] |= {"us": {"median": middle, "p25": low, "p75": high}, "work": operation.work, "rate": rate}
+            records[-1] |= {"share": rate / ceiling, "against_pytorch": fastest and fastest / middle}
+    return {"operation": operation.name, "size": operation.size, "unit": operation.unit, "candidates": records}
 
 
 def ceilings(bench):
@@ -298,8 +290,7 @@ def ceilings(bench):
     tensors = {name: torch.randn(size, device=bench.device) for name in "xy"}
     # As a kernel: a plain copy inside a graph may be left to the copy engines, which are slower.
     copy = rate("GB/s", 8 * size, tensors, lambda s: torch.neg(s["x"], out=s["y"]))
-    own = str(bench.dtype).removeprefix("torch.")
-    for name, dtype in {"float32": torch.float32, "tf32": torch.float32, own: bench.dtype}.items():
+    for name, dtype in {"float32": torch.float32, "tf32": torch.float32, bench.precision: bench.dtype}.items():
         torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
         factors = {factor: torch.randn(n, n, device=bench.device, dtype=dtype) for factor in "ab"}
         product[name] = rate("TFLOP/s", 2 * n**3, factors, lambda s: s["a"] @ s["b"])
@@ -310,70 +301,49 @@ def ceilings(bench):
 # ---------------------------------------------------------------- report
 
 
-def print_record(record):
-    print(f"{record['operation']}, {record['size']}")
+def text_of(record):
+    """Return the record of an operation as text."""
+    header = ["", "us", "p25", "p75", "rate", "of the ceiling", "times as fast as PyTorch"]
+    lines, rows = [f"\n{record['operation']}, {record['size']}"], []
     for c in record["candidates"]:
-        if "us" not in c:
-            print(f"  {c['name']:16} not available: {c['reason']}")
-            continue
-        us = c["us"]
-        times = f"{c['against_pytorch']:7.2f}x as fast as PyTorch" if c["name"] == "V3" and c["against_pytorch"] else ""
-        print(
-            f"  {c['name']:16} {us['median']:10.1f} us ({us['p25']:.1f} - {us['p75']:.1f}) {c['rate']:10.1f} "
-            f"{record['unit']} {c['share']:7.1%} of the ceiling {times} {c['reason'] or ''}".rstrip(),
-            flush=True,
-        )
+        if c["reason"]:
+            lines.append(f"{c['name']}  not available: {c['reason']}")
+        else:
+            times = [f"{c['us'][at]:.1f}" for at in ("median", "p25", "p75")]
+            rate = f"{c['rate']:,.1f} {record['unit']}"
+            rows.append([c["name"], *times, rate, f"{c['share']:.1%}", known(c["against_pytorch"], ".2f")])
+    return "\n".join([*lines, text_table(header, rows)])
 
 
-def parse_arguments(argv):
-    parser = Parser("benchmark_kernels.py", __doc__)
-    parser.add_argument("--only", nargs="+", choices=FAMILIES, default=FAMILIES, help="(all)", metavar="NAME")
-    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="(bfloat16; on a CPU float32)")
-    parser.add_argument("--device", help="cpu, cuda or cuda:N (a GPU if there is one)")
-    arguments = parser.parse_args(argv)
-    arguments.device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if arguments.device.type == "cpu":
-        os.environ["TRITON_INTERPRET"] = "1"  # before version 3 imports Triton
-    elif not torch.cuda.is_available():
-        parser.error(f"--device {arguments.device} is not there: PyTorch sees no GPU")
-    arguments.dtype = arguments.dtype or ("float32" if arguments.device.type == "cpu" else "bfloat16")
-    return arguments
-
-
-def benchmark(arguments):
-    """Measure, print, write; return the exit status."""
-    bench, records = Bench(arguments.device, getattr(torch, arguments.dtype)), []
-    if arguments.device.type == "cpu":
-        print("On a CPU the kernels run in Triton's interpreter at toy sizes: these times mean nothing.")
-    found = ceilings(bench)
-    products = ", ".join(f"{name} {rate:.1f}" for name, rate in found["product"].items())
-    print(f"ceilings: copy {found['copy']:,.0f} GB/s; matmuls {products} TFLOP/s")
-    for name in arguments.only:
-        for kind in operations(bench, name):
-            ceiling = found["copy"] if kind.unit == "GB/s" else found["product"][arguments.dtype]
-            records.append(measure(bench, kind, ceiling))
-            print_record(records[-1])
-    if arguments.json:
-        head = {"environment": bench.v3.environment(bench.v3.Config(device=str(bench.device)))}
-        head |= {"dtype": arguments.dtype, "ceilings": found}
-        lines = ",\n".join(json.dumps(record) for record in records)
-        pathlib.Path(arguments.json).write_text(f'{json.dumps(head)[:-1]}, "operations": [\n{lines}\n]}}\n')
-    failed = [r["operation"] for r in records for c in r["candidates"] if c["name"] == "V3" and "us" not in c]
-    for name in failed:
-        print(f"benchmark_kernels.py: {name} of version 3 failed", file=sys.stderr)
-    return int(bool(failed))
+def benchmark(bench, families):
+    """Return what the device can do at most, and the record of every operation of these families."""
+    found, records = ceilings(bench), []
+    for family in families:
+        for operation in operations(bench, family):
+            progress(f"timing {operation.name}, {operation.size}")
+            ceiling = found["copy"] if operation.unit == "GB/s" else found["product"][bench.precision]
+            records.append(measure(bench, operation, ceiling))
+    return found, records
 
 
 def work(argv):
-    arguments = parse_arguments(argv)
-    try:
-        if arguments.device.type == "cpu":
-            return benchmark(arguments)
-        with torch.cuda.device(arguments.device), torch.cuda.stream(torch.cuda.Stream(arguments.device)):
-            return benchmark(arguments)
-    except torch.OutOfMemoryError:
-        print("benchmark_kernels.py: out of memory: it needs about 12 GiB; take a part with --only", file=sys.stderr)
-        return 1
+    parser = Parser("benchmark_kernels.py", __doc__)
+    parser.add_argument("--only", nargs="+", choices=FAMILIES, default=FAMILIES, help="(all)", metavar="NAME")
+    options, on_gpu = parser.parse_args(argv), torch.cuda.is_available()
+    if not on_gpu:
+        os.environ["TRITON_INTERPRET"] = "1"  # before version 3 imports Triton
+        progress("Without a GPU the kernels run in Triton's interpreter at toy sizes: these times mean nothing.")
+    bench = Bench(torch.device("cuda", 0), torch.bfloat16) if on_gpu else Bench(torch.device("cpu"), torch.float32)
+    with torch.cuda.stream(torch.cuda.Stream() if on_gpu else None):  # a graph is captured on a stream of its own
+        found, records = benchmark(bench, options.only)
+    content = {"environment": bench.v3.environment(bench.v3.Config(device=str(bench.device)))}
+    content |= {"dtype": bench.precision, "ceilings": found, "operations": records}
+    products = ", ".join(f"{name} {rate:.1f}" for name, rate in found["product"].items())
+    lines = [f"ceilings: copy {found['copy']:,.0f} GB/s; matmuls {products} TFLOP/s", *map(text_of, records)]
+    emit(content, "\n".join(lines), options.json)
+    failed = [r["operation"] for r in records for c in r["candidates"] if c["name"] == "V3" and c["reason"]]
+    if failed:
+        raise Failure(1, f"version 3 failed at {', '.join(failed)}")
 
 
 def main(argv=None):

@@ -7,28 +7,25 @@
 # Exit status: 0 the record is complete; 1 a test failed or something is left; 2 for a bad option or without a GPU.
 set -euo pipefail
 
-fail() {
-    echo "contribute_record.sh: $1" >&2
-    exit 2
-}
+source "$(dirname -- "${BASH_SOURCE[0]}")/../common/environment.sh"
+refuse() { echo "contribute_record.sh: $1" >&2 && exit 2; }
 
 limit=1800 folder=''
 while [[ $# -gt 0 ]]; do
     case $1 in
-        -h | --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}" && exit 0 ;;
+        -h | --help) usage && exit 0 ;;
         --time-limit) limit=${2:-} ;;
         --folder) folder=${2:-} ;;
-        *) fail "$1 is unknown; --help shows the options" ;;
+        *) refuse "$1 is unknown; --help shows the options" ;;
     esac
-    [[ -n ${2:-} && $limit =~ ^[1-9][0-9]*$ ]] || fail "$1 needs a value; --help shows the options"
+    [[ -n ${2:-} && $limit =~ ^[1-9][0-9]*$ ]] || refuse "$1 needs a value; --help shows the options"
     shift 2
 done
 
-source "$(dirname -- "${BASH_SOURCE[0]}")/../common/environment.sh"
 use_environment test
 if [[ -z $folder ]]; then
     name=$("$PYTHON" -c 'import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else "")')
-    [[ -n $name ]] || fail "PyTorch sees no GPU here, and a record is of a GPU"
+    [[ -n $name ]] || refuse "PyTorch sees no GPU here, and a record is of a GPU"
     name=$(tr '[:upper:]' '[:lower:]' <<<"$name" | sed 's/[^a-z0-9]\{1,\}/-/g; s/-$//')
     folder=$ROOT/scripts/recorded/contributed/${name}_$(date +%F)
 fi

@@ -28,30 +28,25 @@ def halves(script):
     return lesson, heading + harness
 
 
-def print_diff(versions):
-    lessons = [halves(SCRIPTS[version])[0].decode().splitlines(keepends=True) for version in versions]
-    sys.stdout.writelines(difflib.unified_diff(*lessons, *(SCRIPTS[version].name for version in versions)))
-
-
-def differing(source):
-    """Return the scripts whose harness is not that of the source version."""
-    return [script for script in SCRIPTS.values() if halves(script)[1] != halves(SCRIPTS[source])[1]]
-
-
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=int, choices=SCRIPTS, metavar="VERSION", help="copy its harness to the others")
     parser.add_argument("--diff", nargs=2, type=int, choices=SCRIPTS, metavar="VERSION", help="compare two lessons")
     arguments = parser.parse_args(argv)
     if arguments.diff:
-        print_diff(arguments.diff)
+        lessons = [halves(SCRIPTS[version])[0].decode().splitlines(keepends=True) for version in arguments.diff]
+        sys.stdout.writelines(difflib.unified_diff(*lessons, *(SCRIPTS[version].name for version in arguments.diff)))
         return 0
-    source = arguments.write or 1
-    for script in differing(source):
-        print(f"{script.name}: " + (f"harness of version {source} written" if arguments.write else "harness differs"))
+    harness = halves(SCRIPTS[arguments.write or 1])[1]
+    differing = [script for script in SCRIPTS.values() if halves(script)[1] != harness]
+    for script in differing:
+        print(
+            f"{script.name}: "
+            + (f"harness of version {arguments.write} written" if arguments.write else "harness differs")
+        )
         if arguments.write:
-            script.write_bytes(halves(script)[0] + halves(SCRIPTS[source])[1])
-    return int(bool(differing(source)))
+            script.write_bytes(halves(script)[0] + harness)
+    return int(bool(differing and not arguments.write))
 
 
 if __name__ == "__main__":

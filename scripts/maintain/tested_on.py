@@ -51,21 +51,20 @@ def together(words):
 
 
 def executed(recorded):
-    """Return a row per device and set of versions below the folder, newest first."""
-    groups = {}
+    """Return a row per record below the folder, newest first."""
+    rows = []
     for path in [*recorded.glob("*/headline/suite.json"), *recorded.glob("contributed/*/headline/suite.json")]:
         folder, results = path.parents[1], Record(path.parents[1]).suite()
         found, runtime = results["record"], results["record"]["runtime"].replace("HIP", "ROCm")
         driver = f"driver {found['driver']}" if found["driver"] else "driver not recorded"
-        versions = f"{driver}, PyTorch {found['packages']['torch']}, Triton {found['packages']['triton']}, {runtime}"
-        group = groups.setdefault((found["device"], versions), {"date": "", "versions": set(), "parts": set()})
-        group["date"] = max(group["date"], found["date"][:10])
-        group["versions"] |= {row["model"][1] for row in results["rows"] if re.match(r"v\d", row["model"])}
-        group["parts"] |= {name for name in PARTS if (folder / name).exists()}
-    for (device, versions), group in sorted(groups.items(), key=lambda item: item[1]["date"], reverse=True):
-        parts = [f"versions {together(sorted(group['versions']))}"]
-        parts += [words for name, words in PARTS.items() if name in group["parts"]]
-        yield "executed", device, versions, f"{', '.join(parts)}; last on {group['date']}"
+        packages = f"{driver}, PyTorch {found['packages']['torch']}, Triton {found['packages']['triton']}, {runtime}"
+        versions = sorted({row["model"][1] for row in results["rows"] if re.match(r"v\d", row["model"])})
+        parts = [
+            f"versions {together(versions)}",
+            *(words for name, words in PARTS.items() if (folder / name).exists()),
+        ]
+        rows.append((found["date"][:10], found["device"], packages, ", ".join(parts)))
+    return [("executed", *row, f"{what}; last on {date}") for date, *row, what in sorted(rows, reverse=True)]
 
 
 def versions_of(name):
@@ -77,7 +76,7 @@ def versions_of(name):
 
 def table(recorded):
     """Return the table in Markdown."""
-    rows = list(executed(recorded))
+    rows = executed(recorded)
     devices = " ".join(device for _, device, _, _ in rows)
     sets = f"{versions_of('constraints-oldest.txt')} to {versions_of('constraints.txt')}"
     compiled = together(target for target in TARGETS if not re.search(TARGET_OF[target], devices))

@@ -23,12 +23,13 @@ import tempfile
 import threading
 import time
 
+import torch
+
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.command_line import Failure, Parser, progress, result_folder, run_tool
+from common.command_line import Failure, Parser, result_folder, run_tool
 from common.pages import PAGES, commands, start_of
 from common.runs import end
-from common.tables import emit
 from common.versions import REPOSITORY
 
 RUN_ALONE = ("test.sh", "record.sh", "contribute_record.sh", "try_pages.py", "try_wrappers.sh")
@@ -89,31 +90,14 @@ def run(command, place, log, environment, seconds):
     return ("ok", last) if ended_well else ("failed", f"status {status}: {last}")
 
 
-def try_pages(pages, options, gpus):
-    """Yield, for every command of the pages: page, command, how it ended, seconds, words."""
-    deadline, logs = time.monotonic() + options.time_limit, result_folder(options.output_dir, "--output-dir").resolve()
-    with tempfile.TemporaryDirectory() as temporary:
-        copy, environment = copied_repository(pathlib.Path(temporary))
-        for page, command in [(p, command) for p in pages for command in commands(p)]:
-            name, start = str(page.relative_to(REPOSITORY)), time.monotonic()
-            ended, words = "passed over", passed_over(command, gpus)
-            if not words and deadline - start < LEAST_S:
-                ended, words = "not run", "no time left"
-            elif not words:
-                log = logs / f"{name.replace(os.sep, '.')}.{command.line}.log"
-                place = copy / start_of(page).relative_to(REPOSITORY)
-                ended, words = run(command, place, log, environment, min(options.each, deadline - start))
-            yield {
-                "page": name,
-                "command": command.text.split(" #")[0].strip(),
-                "ended": ended,
-                "seconds": round(time.monotonic() - start, 1),
-                "words": words,
-            }
-
-
-def line_of(tried):
-    return "{ended:12}{seconds:5.0f} s  {page}: {command}  | {words:.100}".format(**tried)
+def tried(page, command, options, deadline, copy, environment):
+    """Return how a command of a page ended, or why it was not run, and its last line or the reason."""
+    left, reason = deadline - time.monotonic(), passed_over(command, torch.cuda.device_count())
+    if reason or left < LEAST_S:
+        return ("passed over", reason) if reason else ("not run", "no time left")
+    log = pathlib.Path(options.output_dir, f"{'.'.join(page.relative_to(REPOSITORY).parts)}.{command.line}.log")
+    place = copy / start_of(page).relative_to(REPOSITORY)
+    return run(command, place, log, environment, min(options.each, left))
 
 
 def pages_meant(names):
@@ -126,7 +110,7 @@ def pages_meant(names):
 
 
 def parse_arguments(argv):
-    parser = Parser("try_pages.py", __doc__.split("\n\n")[0], "../../version3_triton/README.md --each 60")
+    parser = Parser("try_pages.py", __doc__, with_json=False)
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="pages to try (all)")
     parser.add_argument("--each", type=float, default=600, metavar="S", help="seconds for a command (%(default)s)")
     parser.add_argument("--time-limit", type=float, default=math.inf, metavar="S", help="end all after that (never)")
@@ -138,17 +122,22 @@ def parse_arguments(argv):
 
 
 def work(argv):
-    import torch
-
-    options, tried = parse_arguments(argv), []
-    for entry in try_pages(pages_meant(options.pages), options, torch.cuda.device_count()):
-        tried.append(entry)
-        progress(line_of(entry))
-    kinds = ("ok", "failed", "cut off", "not run", "passed over")
-    counts = ", ".join(f"{sum(t['ended'] == kind for t in tried)} {kind}" for kind in kinds)
-    bad = [line_of(t) for t in tried if t["ended"] in ("failed", "cut off")]
-    emit({"commands": tried}, "\n".join([*bad, f"{counts}; outputs in {options.output_dir}"]), options.json)
-    return int(any(t["ended"] not in ("ok", "passed over") for t in tried))
+    options, ends, bad = parse_arguments(argv), [], []
+    deadline, pages = time.monotonic() + options.time_limit, pages_meant(options.pages)
+    result_folder(options.output_dir, "--output-dir")
+    with tempfile.TemporaryDirectory() as temporary:
+        copy, environment = copied_repository(pathlib.Path(temporary))
+        for page, command in [(p, command) for p in pages for command in commands(p)]:
+            start = time.monotonic()
+            ended, words = tried(page, command, options, deadline, copy, environment)
+            seconds, text = time.monotonic() - start, command.text.split(" #")[0].strip()
+            line = f"{ended:12}{seconds:5.0f} s  {page.relative_to(REPOSITORY)}: {text}  | {words:.100}"
+            print(line, flush=True)
+            ends.append(ended)
+            bad += [line] * (ended in ("failed", "cut off"))
+    counts = ", ".join(f"{ends.count(kind)} {kind}" for kind in ("ok", "failed", "cut off", "not run", "passed over"))
+    print(*bad, f"{counts}; outputs in {options.output_dir}", sep="\n")
+    return int(not {*ends} <= {"ok", "passed over"})
 
 
 def main(argv=None):

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # Try every profiling wrapper of every version on this machine. Print a line for each: how it ended, seconds, which
-# profiler it used and why, and the first row of the table that it left.
+# profiler it used and why, and the first row of the table of kernels that it left.
 #
 #   ./scripts/maintain/try_wrappers.sh                    all of them; preset small, or a toy model without a GPU
 #   ./scripts/maintain/try_wrappers.sh --version 3 --output-dir DIR --preset medium --use-amp
 #   ./scripts/maintain/try_wrappers.sh --time-limit 540   start nothing that the limit in seconds would cut off
 #
-# Other options go to the training scripts. Leaves results and logs in --output-dir (tried_wrappers). Exit status: 0 all
-# delivered; 1 where one failed or was not tried.
+# Other options go to the training scripts. Leaves results and logs in --output-dir (tried_wrappers), instead of those
+# of an earlier try. Exit status: 0 all delivered; 1 where one failed, left no table or was not tried.
 
 set -uo pipefail
 # shellcheck source=../common/wrappers/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common/wrappers/setup.sh"
 
-target=tried_wrappers version="[1-4]" limit=86400 passed=()
+target=tried_wrappers version="" limit=86400 passed=()
 while [ $# -gt 0 ]; do
     TAKEN=1
     case $1 in
@@ -25,7 +25,7 @@ while [ $# -gt 0 ]; do
     esac
     shift "$TAKEN"
 done
-[[ $version =~ ^([1-4]|\[1-4\])$ ]] || fail 2 "--version must be 1, 2, 3 or 4, not $version"
+[[ $version =~ ^[1-4]?$ ]] || fail 2 "--version must be 1, 2, 3 or 4, not $version"
 [[ $limit =~ ^[0-9]+$ ]] || fail 2 "--time-limit must be whole seconds, not $limit"
 mkdir -p "$target" && target=$(cd "$target" && pwd) || exit 1
 find_python
@@ -36,40 +36,33 @@ first_row() { # FOLDER: of the table in it, or of that of its trace; fails where
     local table
     table=$(find "$1" \( -name limits.csv -o -name counters.csv -o -name launches.csv -o -name hotspots.csv \
         -o -name kernels.csv \) -exec ls -t {} + | sed -n 1p)
-    if [ -n "$table" ]; then sed -n 2p "$table" | grep .; else "$PYTHON" "$SCRIPTS/kernel_times.py" "$1"/*/* --top 1; fi
+    if [ -n "$table" ]; then sed -n 2p "$table" | grep '[[:alnum:]]'; else "$PYTHON" "$SCRIPTS/kernel_times.py" "$1"/*/* --top 1; fi
 }
 
 try() { # FOLDER NAME OPTION...: run it, look at what it left, print the line
-    local place log began=$SECONDS status said why word="done" seconds=$((limit - SECONDS))
-    place="$target/$(basename "$1")/${*:2}"
-    log=$place.log
-    mkdir -p "$place"
-    timeout -s INT -k 15 $((seconds < 120 ? seconds : 120)) "$1/$2" --output-dir "$place" "${@:3}" --num-steps 2 \
-        ${passed[@]+"${passed[@]}"} >"$log" 2>&1
-    status=$?
-    said=$(tail -n 1 "$log")
-    [ $status != 0 ] || said=$(first_row "$place" 2>&1) || status=1
-    if [ $status = 0 ]; then delivered=$((delivered + 1)); else word="FAILED ($status)" failed=$((failed + 1)); fi
-    why=$(sed -n 's/.* uses \(.*\)/, \1/p' "$log")
-    echo "$word  $(basename "$1")/${*:2}  $((SECONDS - began)) s$why: ${said%%$'\n'*}"
+    local name place began=$SECONDS seconds=$((limit - SECONDS)) said why word="done"
+    name=$(basename "$1")/${*:2}
+    place=$target/$name
+    if [ $seconds -lt 30 ]; then echo "not tried for lack of time: $name" && left=$((left + 1)) && return; fi
+    rm -rf "$place" && mkdir -p "$place"
+    if timeout -s INT -k 15 $((seconds < 120 ? seconds : 120)) "$1/$2" --output-dir "$place" "${@:3}" --num-steps 2 \
+        ${passed[@]+"${passed[@]}"} >"$place.log" 2>&1; then
+        said=$(first_row "$place" 2>&1) || word="FAILED (no table)"
+    else
+        word="FAILED ($?)" said=$(tail -n 1 "$place.log")
+    fi
+    if [ "$word" = "done" ]; then delivered=$((delivered + 1)); else failed=$((failed + 1)); fi
+    why=$(sed -n 's/.* uses \(.*\)/, \1/p' "$place.log")
+    echo "$word  $name  $((SECONDS - began)) s$why: ${said%%$'\n'*}"
 }
 
-delivered=0 failed=0 passed_over=()
-tries=(get_trace.sh get_hotspots.sh get_counters.sh get_rocprof_sys.sh get_rocprof_compute.sh)
-if { have_amd_gpu && find_tool rocprofv3; } || { have_nvidia_gpu && find_tool ncu; }; then
-    tries+=("get_counters.sh --set memory")
-fi
+delivered=0 failed=0 left=0
 # shellcheck disable=SC2231 # the version may be a pattern
-for folder in "$SCRIPTS"/../version${version}_*; do
-    for try in "${tries[@]}"; do
-        read -r -a words <<<"$try"
-        if [ $((limit - SECONDS)) -lt 30 ]; then
-            passed_over+=("$(basename "$folder")/$try")
-        else
-            try "$folder" "${words[@]}"
-        fi
-    done
+for folder in "${SCRIPTS%/*}"/version${version:-[1-4]}_*; do
+    for name in trace hotspots counters rocprof_sys rocprof_compute; do try "$folder" "get_$name.sh"; done
+    if { have_amd_gpu && find_tool rocprofv3; } || { have_nvidia_gpu && find_tool ncu; }; then
+        try "$folder" get_counters.sh --set memory
+    fi
 done
-echo "$delivered delivered, $failed failed; results and logs in $target"
-[ ${#passed_over[@]} = 0 ] || printf 'not tried for lack of time: %s\n' "${passed_over[@]}"
-[ $((failed + ${#passed_over[@]})) = 0 ]
+echo "$delivered delivered, $failed failed, $left not tried; results and logs in $target"
+[ $((failed + left)) = 0 ]

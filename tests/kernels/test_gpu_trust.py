@@ -1,6 +1,5 @@
-"""GPU only: equal bits, long training, more than 2^31 elements. And sanitize.sh with a stub for the sanitizer."""
+"""GPU only: equal bits, long training, more than 2^31 elements."""
 
-import ast
 import json
 import math
 import subprocess
@@ -10,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.versions import REPOSITORY, SCRIPTS, load_version
-from kernel_cases import launches, multiplies_fp8
-from maintain import sanitize_kernels
+from common.versions import SCRIPTS, load_version
 from training import tensors, train
 
 V3 = load_version(3)
@@ -187,106 +184,3 @@ def test_adamw_beyond_the_limit(room):
         before = parameter.detach().clone()
         V3.FusedAdamW([parameter], lr=1e-2).step()
         assert torch.equal(big.detach()[part], parameter) and not torch.equal(before, parameter)
-
-
-# ---------------------------------------------------------------- the sanitizer's script
-
-
-def kernel_names():
-    """Return the names of version 3's kernels that are launched, not those that are inlined."""
-    tree = ast.parse(SCRIPTS[3].read_text())
-    return {f.name for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name.endswith("_kernel")}
-
-
-def test_every_kernel_belongs_to_one_group_of_the_sanitizer():
-    names, groups = kernel_names(), sanitize_kernels.GROUPS
-    assert len(names) >= 10
-    for name in names:
-        assert len([g for g, (_, parts) in groups.items() if any(part in name for part in parts)]) == 1, name
-
-
-@pytest.mark.parametrize(
-    "group", [pytest.param(g, marks=[multiplies_fp8] * (g == "fp8")) for g in sanitize_kernels.GROUPS]
-)
-def test_a_group_launches_all_its_kernels(group, device):
-    with launches() as launched:
-        sanitize_kernels.run_group(group, device)
-    _, parts = sanitize_kernels.GROUPS[group]
-    assert launched >= {name for name in kernel_names() if any(part in name for part in parts)}
-
-
-SANITIZER = """
-while [ "${1#--}" != "$1" ]; do echo "option $1 $2" && shift 2; done
-case $FOUND in
-    nothing) "$@" && echo "========= ERROR SUMMARY: 0 errors" ;;
-    errors) "$@" && echo "========= Invalid __global__ read" && echo "========= ERROR SUMMARY: 3 errors" && exit 1 ;;
-    hazards) "$@" && echo "========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)" ;;
-    refused) echo "========= Error: Device not supported" && echo "========= ERROR SUMMARY: 0 errors" ;;
-    silence) "$@" ;;
-esac
-"""
-PYTHON = f"""
-case $* in
-    *--list) exec "{sys.executable}" "$@" ;;
-    *broken) echo "a kernel failed" && exit 1 ;;
-    *nonsense) echo "sanitize_kernels.py: error: there is no group nonsense" >&2 && exit 2 ;;
-    *.py) echo "all: done" ;;
-    *) echo "${{@: -1}}: done" ;;
-esac
-"""
-
-
-@pytest.fixture
-def sanitize(tmp_path):
-    """Return a function that runs sanitize.sh with stubs: `found` is its result, `without` names missing tools."""
-
-    def run(*argv, found="nothing", without=""):
-        tools = {"nvidia-smi": "exit 0", "compute-sanitizer": SANITIZER, "python stub": PYTHON}
-        for name, text in tools.items():
-            (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
-            (tmp_path / name).chmod(0o755)
-        for name in without.split():
-            (tmp_path / name).unlink()
-        environment = {
-            "PATH": f"{tmp_path}:/usr/bin:/bin",
-            "FOUND": found,
-            "TINY_LLAMA_PYTHON": str(tmp_path / "python stub"),
-        }
-        command = ["bash", str(REPOSITORY / "scripts" / "maintain" / "sanitize.sh"), *argv]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)
-
-    return run
-
-
-def lines_of(result):
-    return [line.split()[:2] for line in result.stdout.splitlines() if "SUMMARY" in line]
-
-
-def test_sanitize_prints_a_line_for_each_tool_and_group(sanitize):
-    tools = "memcheck", "racecheck", "initcheck"
-    result = sanitize()
-    assert result.returncode == 0 and result.stdout.endswith("nothing was found\n"), result.stderr
-    assert lines_of(result) == [[tool, group] for group in sanitize_kernels.GROUPS for tool in tools]
-    assert lines_of(sanitize("racecheck", "--", "rope", "adamw")) == [["racecheck", "rope"], ["racecheck", "adamw"]]
-
-
-@pytest.mark.parametrize("found", ["errors", "hazards", "refused", "silence"])
-def test_sanitize_fails_where_something_is_found(sanitize, found):
-    result = sanitize("memcheck", found=found)
-    assert result.returncode == 1 and "nothing was found" not in result.stdout
-    assert result.stdout.count("option --tool memcheck") == len(sanitize_kernels.GROUPS)
-
-
-@pytest.mark.parametrize(("argv", "status"), [("nonsense", 2), ("-- nonsense", 2), ("-- broken", 1)])
-def test_sanitize_refuses_what_it_does_not_know_and_kernels_that_fail(argv, status, sanitize):
-    result = sanitize(*argv.split())
-    assert result.returncode == status and "SUMMARY" not in result.stdout and result.stderr.count("\n") == 1
-    assert argv.split()[-1] in result.stderr or "a kernel failed" in result.stdout
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what the test does without")
-@pytest.mark.parametrize("missing", ["nvidia-smi", "compute-sanitizer"])
-def test_sanitize_says_in_one_sentence_what_is_missing(sanitize, missing):
-    result = sanitize(without=missing)
-    assert result.returncode == 1 and not result.stdout
-    assert result.stderr.startswith("sanitize.sh: ") and result.stderr.count("\n") == 1

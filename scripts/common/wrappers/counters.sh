@@ -37,10 +37,6 @@ add_passes() { # SET: append the runs of a set of counters
     [ ${#PASSES[@]} -gt "$before" ] || fail 2 "--set must be times, waves, memory, matrix, lds, pc or thread-trace, not $1"
 }
 
-run_rocprofv3() { # FOLDER NAME OPTIONS...: one run of the script
-    attempt rocprofv3 "${@:3}" --output-format csv -d "$PLACE$1" -o "$2_%pid%" ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
-}
-
 count_rocm() { # one run for each pass; stop at the first that fails
     local number file names chosen
     for number in "${!PASSES[@]}"; do
@@ -91,11 +87,7 @@ take_counters() { # or go without those that nobody asked for, and say why
 }
 
 take_times() { # a run of its own, because reading counters slows kernels down
-    case $PROFILER in
-        rocm) run_rocprofv3 "" kernels --kernel-trace || failed $? ;;
-        nsight) profile_nsys cuda,nvtx ;;
-        pytorch) profile_pytorch ;;
-    esac
+    take_kernels
     report kernel_times.py @OUT@ --top 15 --launches @OUT@/launches.csv
     finish "" "every launch is in $FIRST/launches.csv"
 }
@@ -112,7 +104,7 @@ sample_instructions() { # pc or thread-trace, where the installed release has th
     finish "" "the samples are in $FIRST/$1"
 }
 
-setup counters/counter rocprofv3 nsys --num-steps 3 -- "$@"
+setup counters/counter rocprofv3 nsys --num-steps 3 "$@"
 [ -n "$ASKED" ] || SETS=(times waves) # the counters where they can be had
 for set in ${SETS[@]+"${SETS[@]}"}; do
     [[ $set =~ ^(times|pc|thread-trace)$ ]] || add_passes "$set"

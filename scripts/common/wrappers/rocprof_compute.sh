@@ -55,7 +55,7 @@ profile_ncu() {
 }
 
 # Every pass runs the whole script, or every kernel, once more: two steps have all the kernels.
-setup rocprof_compute/profile "rocprof-compute omniperf" ncu --num-steps 1 --warmup-steps 1 -- "$@"
+setup rocprof_compute/profile "rocprof-compute omniperf" ncu --num-steps 1 --warmup-steps 1 "$@"
 case $PROFILER in
     rocm) profile_rocm ;;
     nsight) profile_ncu ;;

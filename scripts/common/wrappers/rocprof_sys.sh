@@ -4,7 +4,7 @@
 SAMPLE=""
 own_option() { [ "$1" = --sample ] && SAMPLE=1; }
 
-setup rocprof_sys/profile "rocprof-sys-run omnitrace-run" nsys --num-steps 2 --warmup-steps 1 -- "$@"
+setup rocprof_sys/profile "rocprof-sys-run omnitrace-run" nsys --num-steps 2 --warmup-steps 1 "$@"
 [ -z "$SAMPLE" ] || warn "sampling interrupts every thread many times a second: compare no times of this run"
 case $PROFILER in
     rocm)
@@ -17,16 +17,10 @@ case $PROFILER in
         top_kernels
         open_in_perfetto "*.proto" "*.pftrace"
         ;;
-    nsight)
-        profile_nsys cuda,nvtx,osrt ${SAMPLE:+process-tree}
-        top_kernels --trace @OUT@/trace.json
-        open_in_perfetto trace.json
-        ;;
+    nsight) take_timeline ${SAMPLE:+process-tree} ;;
     pytorch)
         [ -z "$SAMPLE" ] || fail 2 "PyTorch's profiler does not sample call stacks: leave --sample out"
         TRAIN+=(--profile-memory)
-        profile_pytorch
-        top_kernels
-        open_in_perfetto "trace_*.json"
+        take_timeline
         ;;
 esac

@@ -174,8 +174,32 @@ run_ncu() { # OPTIONS...: a report of ncu on the first launch of each kernel, by
     export_report ncu.csv ncu --import @OUT@/report.ncu-rep --csv --page raw
 }
 
+run_rocprofv3() { # FOLDER NAME OPTIONS...: one run of the script; %pid% keeps processes from overwriting each other's files
+    attempt rocprofv3 "${@:3}" --output-format csv -d "$PLACE$1" -o "$2_%pid%" ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
+}
+
 profile_pytorch() { # a trace of PyTorch's own profiler, which sees the steps after the measured ones
     # Without these the libraries print lines of their own between those of the script.
     export KINETO_LOG_LEVEL=${KINETO_LOG_LEVEL:-6} TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
     profile "${TRAIN[@]}" --enable-pytorch-profiler --profile-dir "$PLACE"
+}
+
+take_kernels() { # OPTIONS OF ROCPROFV3...: the launches of the script
+    case $PROFILER in
+        rocm) run_rocprofv3 "" kernels --kernel-trace "$@" || failed $? ;;
+        nsight) profile_nsys cuda,nvtx ;;
+        pytorch) profile_pytorch ;;
+    esac
+}
+
+take_timeline() { # [STACKS]: a timeline of nsys or PyTorch, its top kernels and where to open it
+    if [ "$PROFILER" = nsight ]; then # whose own window opens report.nsys-rep
+        profile_nsys cuda,nvtx,osrt "$@"
+        top_kernels --trace @OUT@/trace.json
+        open_in_perfetto trace.json
+    else
+        profile_pytorch
+        top_kernels
+        open_in_perfetto "trace_*.json"
+    fi
 }

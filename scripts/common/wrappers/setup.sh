@@ -33,15 +33,11 @@ value_of() { # OPTION VALUE...: set VALUE and TAKEN, or refuse an option without
 
 # ---------------------------------------------------------------- the profiler
 
-find_tool() { # NAMES...: set TOOL to the first that is installed and put its folder on PATH
-    local folder
+for folder in "${ROCM_PATH:-/opt/rocm}/bin" /opt/rocm/core*/bin /usr/local/cuda/bin; do PATH+=:$folder; done
+
+find_tool() { # NAMES...: set TOOL to the first that is installed
     for TOOL in "$@"; do
-        for folder in "" "${ROCM_PATH:-/opt/rocm}/bin/" /opt/rocm/core*/bin/ /usr/local/cuda/bin/; do
-            if command -v "$folder$TOOL" >/dev/null 2>&1; then
-                [ -z "$folder" ] || PATH=$folder:$PATH
-                return 0
-            fi
-        done
+        ! command -v "$TOOL" >/dev/null || return 0
     done
     return 1
 }
@@ -78,10 +74,10 @@ tool_has() { # OPTION [SUBCOMMAND]: whether the profiler's help names the option
 }
 
 find_release() { # set RELEASE to ROCm's, such as 6.4.1, or to nothing
-    local tool folder
+    local tool file
     tool=$(command -v "$TOOL")
-    for folder in "${tool%/*}/.." "$(dirname "$(realpath "$tool")")/.." "${ROCM_PATH:-/opt/rocm}"; do
-        [ ! -r "$folder/.info/version" ] || { read -r RELEASE <"$folder/.info/version" && RELEASE=${RELEASE%%-*} && return; }
+    for file in {"${tool%/*}/..","$(dirname "$(realpath "$tool")")/..","${ROCM_PATH:-/opt/rocm}"}/.info/version; do
+        [ ! -r "$file" ] || { RELEASE=$(sed 's/-.*//;q' "$file") && return; }
     done
     RELEASE=$(rocprofv3 --version 2>/dev/null | sed -n 's/.*rocm_version: *\([0-9.]*\).*/\1/p') || RELEASE=""
 }
@@ -129,8 +125,8 @@ choose_graph() { # SCRIPT OPTIONS: set GRAPH to --no-graph where the profiler wo
     fi
 }
 
-training_command() { # DEFAULT OPTIONS -- OPTIONS OF THE USER, which win by coming last
-    local script option sizes=(--batch-size 8 --seq-len 128)
+training_command() { # OPTIONS...: set TRAIN
+    local script sizes=(--batch-size 8 --seq-len 128)
     script=$(echo "$HERE"/tiny_llama_v[1-4].py)
     [ -f "$script" ] || fail 1 "there is no tiny_llama_v*.py beside it in $HERE"
     VERSION=${script%.py} && VERSION=${VERSION##*v}
@@ -142,10 +138,7 @@ training_command() { # DEFAULT OPTIONS -- OPTIONS OF THE USER, which win by comi
         sizes=(--hidden-dim 64 --num-layers 2 --num-heads 4 --batch-size 2 --seq-len 32)
         say "no GPU here: profiles a very small model"
     fi
-    TRAIN=("$PYTHON" "$script" ${sizes[@]+"${sizes[@]}"} ${GRAPH[@]+"${GRAPH[@]}"})
-    for option in "$@"; do
-        [ "$option" = -- ] || TRAIN+=("$option")
-    done
+    TRAIN=("$PYTHON" "$script" ${sizes[@]+"${sizes[@]}"} ${GRAPH[@]+"${GRAPH[@]}"} "$@")
 }
 
 name_result() { # PREFIX such as traces/trace: set OUT, a folder that does not exist yet, PLACE and FIRST
@@ -160,12 +153,10 @@ name_result() { # PREFIX such as traces/trace: set OUT, a folder that does not e
 
 own_option() { return 1; } # a body replaces it: OPTION VALUE... -> set its variables, and TAKEN to the words used
 
-setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL DEFAULT_OPTIONS... -- OPTIONS OF THE USER
-    local prefix=$1 rocm=$2 wanted=auto defaults=() passed=() TAKEN VALUE
+setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL OPTIONS...: defaults, then the user's, which win by coming last
+    local prefix=$1 rocm=$2 wanted=auto passed=() TAKEN VALUE
     NSIGHT=$3 DRY_RUN="" OUTPUT_DIR="" PROCESSES="" RELEASE="" EXTRA=() KERNEL=""
     shift 3
-    while [ "$1" != -- ]; do defaults+=("$1") && shift; done
-    shift
     while [ $# -gt 0 ]; do
         TAKEN=1
         case $1 in
@@ -192,7 +183,7 @@ setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL DEFAULT_OPTIONS... -- OPTIONS OF THE
         nsight) say "the profile holds the measured steps alone" ;;
     esac
     [ "$PROFILER" != pytorch ] || [ ${#EXTRA[@]} = 0 ] || fail 2 "PyTorch's profiler takes no options after --"
-    training_command ${defaults[@]+"${defaults[@]}"} -- ${passed[@]+"${passed[@]}"}
+    training_command "${passed[@]}"
     name_result "$prefix"
     export PYTHONUNBUFFERED=1 # the log is a pipe: show progress as it happens
 }

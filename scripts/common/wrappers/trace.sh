@@ -27,23 +27,13 @@ trace_rocm() {
     [ -z "$ROCPD" ] || convert_rocpd
 }
 
-setup traces/trace rocprofv3 nsys --num-steps 5 -- "$@"
+setup traces/trace rocprofv3 nsys --num-steps 5 "$@"
 [ -z "$ROCPD" ] || [ "$PROFILER" = rocm ] || fail 2 "--rocpd needs rocprofv3 of ROCm 7 or later"
-case $PROFILER in
-    rocm)
-        trace_rocm
-        top_kernels
-        open_in_perfetto "*.pftrace"
-        ;;
-    nsight) # whose own window opens report.nsys-rep
-        profile_nsys cuda,nvtx,osrt
-        top_kernels --trace @OUT@/trace.json
-        open_in_perfetto trace.json
-        ;;
-    pytorch)
-        profile_pytorch
-        top_kernels
-        open_in_perfetto "trace_*.json"
-        ;;
-esac
+if [ "$PROFILER" = rocm ]; then
+    trace_rocm
+    top_kernels
+    open_in_perfetto "*.pftrace"
+else
+    take_timeline
+fi
 [ -z "$ROCPD" ] || finish "the database answers SQL and: rocpd summary -i $FIRST/trace_*_results.db"

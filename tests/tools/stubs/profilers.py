@@ -25,7 +25,6 @@ OPTIONS = json.loads((CALLED.resolve().parent / "options.json").read_text())
 PROGRAM = pathlib.Path(sys.argv[0]).name
 RELEASE = CALLED.parent.name.removeprefix("rocm-")
 FAULT = os.environ.get("STAND_IN_FAULT", "")
-TRUTH = {"y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0"}
 
 
 class Refused(Exception):
@@ -40,7 +39,7 @@ def newer_than(release):
     return tuple(map(int, RELEASE.split("."))) > tuple(map(int, release.split(".")))
 
 
-def parse(arguments, accepted, optional_values=False):
+def parse(arguments, accepted):
     """Return {option: values} and the application; refuse what the real parser does not take."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
     given, rest = {}, arguments[:at]
@@ -56,10 +55,6 @@ def parse(arguments, accepted, optional_values=False):
         elif option in OPTIONS["several values"].split():
             while rest and not rest[0].startswith("-"):
                 values.append(rest.pop(0))
-        elif optional_values and rest and not rest[0].startswith("-"):
-            values = [rest.pop(0)]
-            if values[0].lower() not in TRUTH:  # without the -- a flag takes the application's name for its value
-                raise Refused(1, f"ValueError: invalid truth value {values[0]}")
         given[option] = values
     return given, arguments[at + 1 :]
 
@@ -162,7 +157,7 @@ def rocprofv3_files(given, formats, counters):
 
 def rocprofv3(arguments):
     accepted = OPTIONS["rocprofv3"][RELEASE]
-    given, command = parse(arguments, accepted, newer_than("6.2"))
+    given, command = parse(arguments, accepted)
     if "--version" in given:
         print(f"             version: 1.0.0\n        rocm_version: {RELEASE}.0")
         return 0
