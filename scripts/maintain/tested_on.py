@@ -37,8 +37,7 @@ PARTS = {
     "ablation3": "ablation",
     "stages": "debugging stages",
     "memory": "memory over length",
-    "ddp": "DDP on several GPUs",
-    "fsdp": "FSDP2 on several GPUs",
+    "ddp": "several GPUs with DDP and FSDP2",
     "tests.txt": "test suite",
 }
 OTHER_PLATFORMS = ["aarch64", "macOS", "Windows (in WSL it is Linux)"]
