@@ -1,4 +1,4 @@
-"""Training: the same losses in every version, pinned losses, data of known entropy, honest clocks, FLOPs that count."""
+"""Training: no trace of the warm-up, falling losses, graphs, data of known entropy, honest clocks, FLOPs that count."""
 
 import math
 import os
@@ -14,19 +14,9 @@ from training import tensors, train
 
 SIZES = "--hidden-dim 32 --num-layers 2 --num-heads 2 --intermediate-dim 72 --vocab-size 50 --seq-len 18".split()
 SIZES += ["--batch-size", "2"]
-SAME_LOSS = 1e-4 if torch.cuda.is_available() else 1e-5  # relative, after ten steps
-# Recorded from version 1 in float32 on a CPU: ten steps of SIZES with --learning-rate 1e-2.
-GOLDEN = [3.92445588, 3.88242388, 3.86238360, 3.73623776, 3.87938094]
-GOLDEN += [3.74818420, 3.73088360, 3.85626483, 3.64904666, 3.71385622]
 
 
 # ---------------------------------------------------------------- losses
-
-
-@pytest.mark.parametrize("version", SCRIPTS)
-def test_ten_losses_are_the_recorded_ones(version):
-    losses, _ = train(version, [*SIZES, "--no-graph", "--learning-rate", "1e-2"])
-    assert losses == pytest.approx(GOLDEN, rel=SAME_LOSS if version == 1 else 10 * SAME_LOSS)  # rounding grows tenfold
 
 
 @pytest.mark.parametrize("version", SCRIPTS)
@@ -39,31 +29,12 @@ def test_warm_up_leaves_no_trace(version):
         assert all(torch.equal(tensor, second[kind][name]) for name, tensor in named.items()), kind
 
 
-LEARNING = [*SIZES, "--learning-rate", "1e-2", "--batch-size", "8", "--no-graph"]
-
-
 def test_loss_falls_on_the_stream_but_not_below_its_entropy():
     """From ln V, the loss of a uniform guess, to the entropy of the stream."""
-    losses, trainer = train(1, LEARNING, steps=120)
+    losses, trainer = train(1, [*SIZES, "--learning-rate", "1e-2", "--batch-size", "8", "--no-graph"], steps=120)
     best = load_version(1).load_data(trainer.config).best_loss
     assert losses[0] == pytest.approx(math.log(50), abs=0.2)
     assert best - 0.1 < sum(losses[-10:]) / 10 < 2.0
-
-
-def test_loss_falls_in_float16_through_the_kernels():
-    """Few steps: one takes a third of a second in the interpreter."""
-    argv = [*LEARNING, "--num-layers", "1", "--vocab-size", "20", "--use-amp", "--amp-dtype", "float16"]
-    losses, trainer = train(3, argv)
-    assert trainer.scaler.is_enabled() and losses[-1] < losses[0] - 0.5
-    assert losses == pytest.approx(train(1, argv)[0], rel=0.02)
-
-
-@pytest.fixture
-def text(tmp_path):
-    """Real text that every machine has, one byte per character."""
-    path = tmp_path / "some text.txt"
-    path.write_bytes(pathlib.Path(os.__file__).read_bytes()[:20000])
-    return path
 
 
 @pytest.mark.gpu
@@ -97,14 +68,6 @@ def test_two_deterministic_runs_are_bitwise_equal(version, argv):
 
 
 # ---------------------------------------------------------------- graph capture and clocks, with a stub for the GPU
-
-
-@pytest.mark.parametrize("version", SCRIPTS)
-def test_a_cpu_says_why_it_has_no_graph(version):
-    if torch.cuda.is_available() and version == 3:
-        pytest.skip("version 3 was loaded for the GPU, not for the interpreter")
-    _, trainer = train(version, [*SIZES, "--graph", "--device", "cpu", "--num-layers", "1"], steps=0)
-    assert trainer.graph is None and trainer.graph_reason == "a CPU has no graphs"
 
 
 class FakeGPU:
@@ -175,6 +138,14 @@ def test_a_timed_step_lies_between_two_synchronisations(fake_gpu, monkeypatch, g
 # ---------------------------------------------------------------- data
 
 
+@pytest.fixture
+def text(tmp_path):
+    """Real text that every machine has, one byte per character."""
+    path = tmp_path / "some text.txt"
+    path.write_bytes(pathlib.Path(os.__file__).read_bytes()[:20000])
+    return path
+
+
 def draw(step, *argv, version=1):
     """Return tokens and labels of a step, and the data they were drawn from."""
     script = load_version(version)
@@ -183,25 +154,17 @@ def draw(step, *argv, version=1):
     return *script.batch(data, step, config), data
 
 
-@pytest.mark.parametrize(
-    ("vocabulary", "entropy"),
-    [(1, 0.0), (2, math.log(2)), (3, 1.5 * math.log(2)), (4, 1.75 * math.log(2)), (1000, 1.75 * math.log(2))],
-)
-def test_best_loss_of_the_stream_is_its_entropy(vocabulary, entropy):
+def test_best_loss_of_the_stream_is_its_entropy():
     """Probabilities 1/2, 1/4, 1/8, 1/8 have 1/2 · 1 + 1/4 · 2 + 1/8 · 3 + 1/8 · 3 = 1.75 bits."""
-    tokens, labels, data = draw(0, "--vocab-size", vocabulary)
-    assert data.best_loss == pytest.approx(entropy, abs=1e-12)
-    assert tokens.min() >= 0 and labels.max() < vocabulary
-
-
-def test_best_loss_of_the_stream_is_what_counting_finds():
-    """The entropy of a token given the one before, from counts of pairs."""
+    for vocabulary, bits in {1: 0, 2: 1, 3: 1.5, 4: 1.75, 1000: 1.75}.items():
+        tokens, labels, data = draw(0, "--vocab-size", vocabulary)
+        assert data.best_loss == pytest.approx(bits * math.log(2), abs=1e-12)
+        assert tokens.min() >= 0 and labels.max() < vocabulary
     tokens, labels, data = draw(0, "--vocab-size", 20, "--batch-size", 400, "--seq-len", 100)
     counts = torch.zeros(20, 20, dtype=torch.float64)
     counts.index_put_((tokens.flatten(), labels.flatten()), torch.ones(tokens.numel(), dtype=torch.float64), True)
     assert (counts > 0).sum(dim=1).tolist() == [4] * 20
-    probability = counts / counts.sum(dim=1, keepdim=True)
-    entropy = -(torch.xlogy(probability, probability).sum(dim=1) * counts.sum(dim=1)).sum() / counts.sum()
+    entropy = -torch.xlogy(counts, counts / counts.sum(dim=1, keepdim=True)).sum() / counts.sum()
     assert entropy.item() == pytest.approx(data.best_loss, rel=0.01)
 
 
