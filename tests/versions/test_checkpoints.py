@@ -1,6 +1,5 @@
 """Checkpoints: exact continuation after any kill, damaged and foreign files refused, and no file of others touched."""
 
-import collections
 import hashlib
 import io
 import itertools
@@ -75,19 +74,13 @@ def refusal(capsys, folder, *argv, version=1):
 # ---------------------------------------------------------------- ended by a signal
 
 
-def killed():
-    os.kill(os.getpid(), signal.SIGKILL)
+def end_by(status):
+    """End this process with SIGKILL, or raise what Python's handlers of SIGTERM and SIGINT raise."""
+    if status == -9:
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise SystemExit(status) if status == 143 else KeyboardInterrupt
 
 
-def interrupted_by(error):
-    raise error
-
-
-ENDS = {
-    -9: killed,  # what Python's handlers of SIGTERM and SIGINT raise
-    143: lambda: interrupted_by(SystemExit(143)),
-    130: lambda: interrupted_by(KeyboardInterrupt),
-}
 MOMENTS = {  # of the second checkpoint, of step 4, but for the first; and the step at which the run must resume
     "before the first checkpoint": 0,
     "serialised": 2,
@@ -111,12 +104,12 @@ def end_at(moment, end, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")
-@pytest.mark.parametrize("status", ENDS)
+@pytest.mark.parametrize("status", [-9, 143, 130])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_ended_while_saving(moment, status, tmp_path, uninterrupted, capsys, monkeypatch):
     folder, main = tmp_path / "checkpoints", load_version(1).main
     with monkeypatch.context() as patch:
-        end_at(moment, ENDS[status], patch)
+        end_at(moment, lambda: end_by(status), patch)
         if status > 0:
             assert main(arguments(folder, "--num-steps", LAST)) == status
             assert capsys.readouterr().err.count("\n") == 1 and not list(folder.glob("*.partial"))
@@ -195,40 +188,23 @@ def test_other_switches_than_the_checkpoints_are_refused(tmp_path, capsys):
 # ---------------------------------------------------------------- damaged and malicious files
 
 
-def test_random_damages_are_all_refused(interrupted, capsys, monkeypatch):
-    """Flipped bits, changed bytes, cut, extended and swapped files: each is named, and none raises or is accepted."""
+def test_random_damages_are_all_refused(interrupted):
+    """Changed bytes, cut, extended and swapped files: each is named, and none raises or is accepted."""
     script, newest, draw = load_version(1), interrupted / "step_000000004.pt", random.Random(0)
     sound, config = newest.read_bytes(), script.parse_options(arguments(interrupted, "--resume"))
     assert script.find_checkpoint(config)["step"] == 4
     damages = {
-        "bit": lambda: flipped(sound, draw.randrange(len(sound)), 1 << draw.randrange(8)),
-        "byte": lambda: flipped(sound, draw.randrange(len(sound)), draw.randrange(1, 256)),
-        "end": lambda: flipped(sound, len(sound) - 1 - draw.randrange(300), draw.randrange(1, 256)),
-        "cut": lambda: sound[: draw.randrange(len(sound))],
-        "begun later": lambda: sound[draw.randrange(1, len(sound)) :],
-        "extended": lambda: sound + draw.randbytes(draw.randrange(1, 50)),
-        "zeros": lambda: overwritten(sound, draw.randrange(len(sound) - 99), bytes(99)),
-        "noise": lambda: draw.randbytes(draw.randrange(1000)),
+        "byte": lambda at: sound[:at] + bytes([sound[at] ^ draw.randrange(1, 256)]) + sound[at + 1 :],
+        "one of the last": lambda at: damages["byte"](len(sound) - 1 - at % 300),
+        "cut": lambda at: sound[:at],
+        "begun later": lambda at: sound[at + 1 :],
+        "extended": lambda at: sound + draw.randbytes(1 + at % 50),
+        "noise": lambda at: draw.randbytes(at % 1000),
     }
-    refused = collections.Counter()
     for name in [*damages] * 60:
-        content = damages[name]()
-        newest.write_bytes(content)
+        newest.write_bytes(damages[name](draw.randrange(len(sound))))
         with pytest.raises(script.UserError, match=r"step_000000004\.pt is damaged: remove it"):
-            pytest.fail(f"accepted: {name}") if content == sound else script.find_checkpoint(config)
-        refused[name] += 1
-    assert refused == dict.fromkeys(damages, 60)
-
-
-def flipped(content, position, bits):
-    return overwritten(content, position, bytes([content[position] ^ bits]))
-
-
-def overwritten(content, position, replacement):
-    """Return the content with other bytes in it; zeros become ones where they were zeros before."""
-    if content[position : position + len(replacement)] == replacement:
-        replacement = bytes(byte ^ 1 for byte in replacement)
-    return content[:position] + replacement + content[position + len(replacement) :]
+            pytest.fail(f"accepted: {name} {script.find_checkpoint(config)['step']}")
 
 
 class Command:
