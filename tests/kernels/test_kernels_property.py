@@ -9,114 +9,84 @@ import os
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, event, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from common.versions import load_version
-from kernel_cases import (
-    DTYPES,
-    LAYOUTS,
-    attention_case,
-    check,
-    loss_case,
-    norm_case,
-    rope_case,
-    swiglu_case,
-)
+from kernel_cases import DTYPES, LAYOUTS, attention_case, check, loss_case, norm_case, rope_case, swiglu_case
 
 V3 = load_version(3)
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy in the interpreter: drawn values overflow
 ASKED_FOR = int(os.environ.get("KERNEL_CASES", 0))
+SETTINGS = settings(
+    max_examples=ASKED_FOR or 15,
+    derandomize=not ASKED_FOR,
+    deadline=None,
+    database=None,
+    print_blob=True,
+    phases=[Phase.generate, Phase.shrink],
+    suppress_health_check=list(HealthCheck),
+)
 
 
-def cases(bounded):
-    """Return settings of so many drawn cases, always the same ones; or of as many new ones as were asked for."""
-    return settings(
-        max_examples=ASKED_FOR or bounded,
-        derandomize=not ASKED_FOR,
-        deadline=None,
-        database=None,
-        print_blob=True,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-    )
+def up_to(most):
+    return st.integers(1, most)
 
 
-dtypes = st.sampled_from(DTYPES)
-sizes = st.integers(1, 40)
+def rows_of(width):
+    return st.tuples(up_to(40), width) | st.tuples(up_to(4), up_to(40), width)
 
 
-def scales(dtype, largest=4):
-    """Draw magnitudes from those that only denormal numbers have to 10 to the power of `largest`."""
+def scales(dtype):
+    """Draw magnitudes from those that only denormal numbers have to 10,000."""
     smallest = -7 if dtype == torch.float16 else -40
-    return st.one_of(st.just(1.0), st.integers(smallest, largest).map(lambda power: 10.0**power))
+    return st.one_of(st.just(1.0), st.integers(smallest, 4).map(lambda power: 10.0**power))
 
 
-def drawn(data, make, *args, **options):
-    """Return a case whose tensors lie in memory as drawn."""
-    case = make(*args, **options)
+def draw_norm(draw, scale):
+    # Of the gradient of a row of a few columns little is left but rounding: the norm takes the part along the row away.
+    options = {"eps": draw(st.sampled_from([1e-6, 1e-5, 0.1])), "branch": draw(st.booleans(), label="branch")}
+    options |= {"wide": draw(st.sampled_from([(), ("w",)])), "unused": draw(st.sampled_from([(), ("x",), ("y",)]))}
+    return norm_case(*draw(rows_of(st.integers(8, 300)), label="shape"), scale=draw(scale), **options)
+
+
+def draw_rope(draw, scale):
+    B, T, K, ratio, half = (
+        draw(up_to(most), label=name) for name, most in zip("BTKrD", (3, 40, 3, 4, 64), strict=True)
+    )
+    return rope_case(B, T, ratio * K, K, 2 * half, scale=draw(scale))
+
+
+def draw_swiglu(draw, scale):
+    *shape, width = draw(rows_of(up_to(300)), label="shape")
+    return swiglu_case(*shape, width=width, scale=draw(scale))
+
+
+def draw_attention(draw, scale):
+    B, K, T = draw(up_to(2)), draw(up_to(2)), draw(up_to(40) | st.sampled_from([1, 31, 32, 33, 65]), label="T")
+    ratio, D = draw(st.sampled_from([1, 2, 4, 8]), label="ratio"), draw(st.sampled_from([16, 32, 64, 128]), label="D")
+    of_q_and_k, of_v = draw(scale), draw(scale) if T > 1 else 1.0
+    # Where one key takes all of a query, dq and dk are sums that cancel, of which only rounding is left.
+    rough = ("dqkv", "dq", "dk", "dv") if of_q_and_k > 1 else ()
+    rotated = draw(st.booleans(), label="rotated")
+    return attention_case(B, T, ratio * K, K, D, rotated, scale=of_q_and_k, value_scale=of_v, rough=rough)
+
+
+def draw_loss(draw, scale):
+    *shape, V = draw(rows_of(up_to(5000)), label="shape")
+    return loss_case(*shape, V=V, scale=draw(scale), offset=draw(st.sampled_from([0.0, 0.0, -100.0, 1000.0])))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy in the interpreter: drawn values overflow
+@pytest.mark.parametrize("draw_case", [draw_norm, draw_rope, draw_swiglu, draw_attention, draw_loss])
+@SETTINGS
+@given(data=st.data(), dtype=st.sampled_from(DTYPES))
+def test_drawn_cases(draw_case, device, data, dtype):
+    """Kernels do what the case defines, or refuse it for its layout."""
+    case = draw_case(data.draw, scales(dtype))
     names = [*case.inputs, *case.constants, "cotangents"]
     layouts = data.draw(st.dictionaries(st.sampled_from(names), st.sampled_from(LAYOUTS), max_size=2), label="layouts")
-    return dataclasses.replace(case, layouts=layouts, gpu_tiles=data.draw(st.booleans(), label="gpu tiles"))
-
-
-def hold(case, dtype, device):
-    """Check that the kernels do what the case defines, or refuse it for its layout."""
+    case = dataclasses.replace(case, layouts=layouts, gpu_tiles=data.draw(st.booleans(), label="gpu tiles"))
     try:
         check(V3, case, dtype, device, conditioned=True)
     except ValueError:
-        assert set(case.layouts.values()) - {"contiguous"}, "a plain layout was refused"
-        event("refused for its layout")
-
-
-@cases(30)
-@given(st.data(), dtypes)
-def test_add_rms_norm(device, data, dtype):
-    # Of the gradient of a row of a few columns little is left but rounding: the norm takes the part along the row away.
-    columns = st.integers(8, 300)
-    shape = data.draw(st.tuples(sizes, columns) | st.tuples(st.integers(1, 4), sizes, columns), label="shape")
-    scale, eps = data.draw(scales(dtype), label="scale"), data.draw(st.sampled_from([1e-6, 1e-5, 0.1]), label="eps")
-    wide = data.draw(st.sampled_from([(), ("w",)]), label="float32 weight")
-    unused = data.draw(st.sampled_from([(), ("x",), ("y",)]), label="unused")
-    branch = data.draw(st.booleans(), label="branch")
-    hold(drawn(data, norm_case, *shape, scale=scale, eps=eps, wide=wide, unused=unused, branch=branch), dtype, device)
-
-
-@cases(30)
-@given(st.data(), dtypes)
-def test_rope(device, data, dtype):
-    B, T, K, ratio = (data.draw(st.integers(1, most)) for most in (3, 40, 3, 4))
-    D, scale = 2 * data.draw(st.integers(1, 64), label="D / 2"), data.draw(scales(dtype), label="scale")
-    hold(drawn(data, rope_case, B, T, ratio * K, K, D, scale=scale), dtype, device)
-
-
-@cases(30)
-@given(st.data(), dtypes)
-def test_packed_swiglu(device, data, dtype):
-    shape = data.draw(st.tuples(sizes) | st.tuples(st.integers(1, 4), sizes), label="shape")
-    width = data.draw(st.integers(1, 300), label="width")
-    scale = data.draw(scales(dtype), label="scale")
-    hold(drawn(data, swiglu_case, *shape, width=width, scale=scale), dtype, device)
-
-
-@cases(20)
-@given(st.data(), dtypes)
-def test_flash_attention(device, data, dtype):
-    B, K = data.draw(st.integers(1, 2), label="B"), data.draw(st.integers(1, 2), label="K")
-    T = data.draw(st.one_of(st.integers(1, 80), st.sampled_from([1, 31, 32, 33, 63, 64, 65])), label="T")
-    ratio, D = data.draw(st.sampled_from([1, 2, 4, 8]), label="ratio"), data.draw(st.sampled_from([16, 32, 64, 128]))
-    scale = data.draw(scales(dtype), label="scale of queries and keys")
-    value_scale = data.draw(scales(dtype), label="scale of values") if T > 1 else 1.0
-    # Where one key takes all of a query, dq and dk are sums that cancel, of which only rounding is left.
-    rough = ("dqkv", "dq", "dk", "dv") if scale > 1 else ()
-    rotated, magnitudes = data.draw(st.booleans(), label="rotated"), {"scale": scale, "value_scale": value_scale}
-    hold(drawn(data, attention_case, B, T, ratio * K, K, D, rotated, rough=rough, **magnitudes), dtype, device)
-
-
-@cases(30)
-@given(st.data(), dtypes)
-def test_cross_entropy(device, data, dtype):
-    shape = data.draw(st.tuples(sizes) | st.tuples(st.integers(1, 4), sizes), label="shape")
-    V, scale = data.draw(st.integers(1, 5000), label="V"), data.draw(scales(dtype), label="scale")
-    offset = data.draw(st.sampled_from([0.0, 0.0, -100.0, 1000.0]), label="offset")
-    hold(drawn(data, loss_case, *shape, V=V, scale=scale, offset=offset), dtype, device)
+        assert set(layouts.values()) - {"contiguous"}, "a plain layout was refused"
