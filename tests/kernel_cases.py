@@ -276,9 +276,8 @@ def norm_case(*shape, branch=True, eps=1e-6, scale=1.0, **options):
     def call(script, x, *others):
         return script.add_rms_norm(x, others[0] if branch else None, others[-1], eps)
 
-    inputs = {"residual": normal(*shape, scale=scale), "w": 1 + normal(shape[-1], seed=2)}
-    if branch:
-        inputs = {"residual": inputs["residual"], "branch": normal(*shape, scale=scale, seed=1), "w": inputs["w"]}
+    added = {"branch": normal(*shape, scale=scale, seed=1)} if branch else {}
+    inputs = {"residual": normal(*shape, scale=scale), **added, "w": 1 + normal(shape[-1], seed=2)}
     return Case(call, define, ("x", "y"), inputs, **options)
 
 
@@ -358,79 +357,66 @@ def loss_case(*shape, V, scale=3.0, offset=0.0, first=0.0, **options):
     return Case(call, define, ("loss",), {"logits": logits}, {"labels": labels}, **options)
 
 
-ATTENTION_CASES = {
-    "ragged": ((2, 70, 4, 2, 32), {}),
-    "whole tiles": ((1, 64, 2, 2, 16), {}),
-    "one token": ((3, 1, 4, 1, 64), {}),
-    "three tiles": ((1, 130, 1, 1, 16), {}),
-    "eight queries a key": ((1, 37, 8, 1, 16), {}),
-    "tiles of a GPU": ((1, 75, 4, 1, 64), {"gpu_tiles": True}),
-    "large heads": ((1, 70, 2, 1, 128), {}),
-    "sharp": ((1, 40, 2, 1, 32), {"scale": 3.0}),
-}
-# Operation -> name -> arguments of its case. Each has a size for every axis that no tile divides, one with more work
-# than programs, a single token or row, and more than one sequence.
+def attention_cases(**options):
+    """Return the cases of attention; small ones first, which a wrong kernel fails soonest."""
+    case = functools.partial(functools.partial, attention_case, **options)
+    return {
+        "sharp": case(1, 40, 2, 1, 32, scale=3.0),
+        "eight queries a key": case(1, 37, 8, 1, 16),
+        "one token": case(3, 1, 4, 1, 64),
+        "whole tiles": case(1, 64, 2, 2, 16),
+        "large heads": case(1, 70, 2, 1, 128),
+        "ragged": case(2, 70, 4, 2, 32),
+        "three tiles": case(1, 130, 1, 1, 16),
+        "tiles of a GPU": case(1, 75, 4, 1, 64, gpu_tiles=True),
+    }
+
+
+# Operation -> name -> function that makes the case. Each has a size for every axis that no tile divides, one with more
+# work than programs, a single token or row, and more than one sequence.
 CASES = {
-    "add_rms_norm": (
-        norm_case,
-        {
-            "ragged": ((37, 100), {}),
-            "more rows than programs": ((3, 100, 100), {"gpu_tiles": True}),
-            "one row": ((1, 1, 16), {}),
-            "one column": ((5, 1), {}),
-            "long rows": ((3, 2500), {}),
-            "nothing added": ((2, 5, 48), {"branch": False}),
-            "large epsilon": ((4, 24), {"eps": 0.5}),
-            "small values": ((4, 64), {"scale": 1e-3}),
-            "float32 weight": ((6, 40), {"wide": ("w",)}),
-            "sum not used": ((3, 24), {"unused": ("x",)}),
-            "norm not used": ((3, 24), {"unused": ("y",)}),
-        },
-    ),
-    "rope": (
-        rope_case,
-        {
-            "ragged": ((2, 37, 3, 3, 32), {}),
-            "more tokens than programs": ((2, 21, 4, 1, 64), {"gpu_tiles": True}),
-            "more heads than a tile": ((1, 5, 40, 3, 64), {"gpu_tiles": True}),
-            "one token": ((2, 1, 2, 1, 16), {}),
-            "odd number of pairs": ((2, 9, 8, 1, 6), {}),
-            "all heads": ((1, 5, 4, 2, 16), {"rotated": 8}),
-            "no head": ((1, 5, 4, 2, 16), {"rotated": 0}),
-        },
-    ),
-    "packed_swiglu": (
-        swiglu_case,
-        {
-            "ragged": ((37,), {"width": 50}),
-            "wider than a tile": ((2, 5), {"width": 2100, "gpu_tiles": True}),
-            "more rows than a tile": ((130,), {"width": 33, "gpu_tiles": True}),
-            "one token": ((1, 1), {"width": 8}),
-            "large values": ((3, 11), {"width": 16, "scale": 20.0}),
-        },
-    ),
-    "flash_attention": (attention_case, ATTENTION_CASES),
-    "rotary_attention": (functools.partial(attention_case, rotated=True), ATTENTION_CASES),
-    "cross_entropy": (
-        loss_case,
-        {
-            "ragged": ((37,), {"V": 50}),
-            "longer than a tile": ((3,), {"V": 70000}),
-            "more rows than a tile": ((2, 9), {"V": 1000, "gpu_tiles": True}),
-            "several tiles of a GPU": ((5,), {"V": 9000, "gpu_tiles": True}),
-            "largest in the first tile": ((5,), {"V": 5000, "gpu_tiles": True, "first": 200.0}),
-            "one row": ((1, 1), {"V": 7}),
-            "confident": ((20,), {"V": 30, "scale": 50.0}),
-            "far from zero": ((20,), {"V": 30, "offset": 1000.0}),
-        },
-    ),
+    "add_rms_norm": {
+        "ragged": lambda: norm_case(37, 100),
+        "more rows than programs": lambda: norm_case(3, 100, 100, gpu_tiles=True),
+        "one row": lambda: norm_case(1, 1, 16),
+        "one column": lambda: norm_case(5, 1),
+        "long rows": lambda: norm_case(3, 2500),
+        "nothing added": lambda: norm_case(2, 5, 48, branch=False),
+        "large epsilon": lambda: norm_case(4, 24, eps=0.5),
+        "small values": lambda: norm_case(4, 64, scale=1e-3),
+        "float32 weight": lambda: norm_case(6, 40, wide=("w",)),
+        "sum not used": lambda: norm_case(3, 24, unused=("x",)),
+        "norm not used": lambda: norm_case(3, 24, unused=("y",)),
+    },
+    "rope": {
+        "odd number of pairs": lambda: rope_case(2, 9, 8, 1, 6),
+        "ragged": lambda: rope_case(2, 37, 3, 3, 32),
+        "more tokens than programs": lambda: rope_case(2, 21, 4, 1, 64, gpu_tiles=True),
+        "more heads than a tile": lambda: rope_case(1, 5, 40, 3, 64, gpu_tiles=True),
+        "one token": lambda: rope_case(2, 1, 2, 1, 16),
+        "all heads": lambda: rope_case(1, 5, 4, 2, 16, rotated=8),
+        "no head": lambda: rope_case(1, 5, 4, 2, 16, rotated=0),
+    },
+    "packed_swiglu": {
+        "one token": lambda: swiglu_case(1, 1, width=8),
+        "ragged": lambda: swiglu_case(37, width=50),
+        "wider than a tile": lambda: swiglu_case(2, 5, width=2100, gpu_tiles=True),
+        "more rows than a tile": lambda: swiglu_case(130, width=33, gpu_tiles=True),
+        "large values": lambda: swiglu_case(3, 11, width=16, scale=20.0),
+    },
+    "flash_attention": attention_cases(),
+    "rotary_attention": attention_cases(rotated=True),
+    "cross_entropy": {
+        "ragged": lambda: loss_case(37, V=50),
+        "one row": lambda: loss_case(1, 1, V=7),
+        "longer than a tile": lambda: loss_case(3, V=70000),
+        "more rows than a tile": lambda: loss_case(2, 9, V=1000, gpu_tiles=True),
+        "several tiles of a GPU": lambda: loss_case(5, V=9000, gpu_tiles=True),
+        "largest in the first tile": lambda: loss_case(5, V=5000, gpu_tiles=True, first=200.0),
+        "confident": lambda: loss_case(20, V=30, scale=50.0),
+        "far from zero": lambda: loss_case(20, V=30, offset=1000.0),
+    },
 }
-
-
-def case_of(operation, name):
-    make, cases = CASES[operation]
-    args, options = cases[name]
-    return make(*args, **options)
 
 
 # ---------------------------------------------------------------- AdamW: torch.optim.AdamW defines it
@@ -438,10 +424,9 @@ def case_of(operation, name):
 ADAMW_SHAPES = [(5,), (33, 7), (1024,), (1,), (3, 1100), (32, 33)]  # the last takes wide loads
 
 
-def adamw_parameters(device):
-    """Return float32 weights and the parameters that hold them, which lie between bands of NaN."""
-    masters = [placed(normal(*shape, seed=i).to(device)) for i, shape in enumerate(ADAMW_SHAPES)]
-    return masters, [torch.nn.Parameter(master) for master in masters]
+def adamw_weights(device):
+    """Return float32 weights, which lie between bands of NaN."""
+    return [placed(normal(*shape, seed=i).to(device)) for i, shape in enumerate(ADAMW_SHAPES)]
 
 
 def adamw_gradients(step, dtype, device):
@@ -450,24 +435,19 @@ def adamw_gradients(step, dtype, device):
     return [placed(gradient.to(device, dtype if gradient.ndim == 2 else torch.float32)) for gradient in drawn]
 
 
-def adamw_reference(kind, dtype, steps, device, **options):
-    """Return (weight, first, second moment) per parameter after steps of torch.optim.AdamW in the dtype `kind`."""
-    parameters = [torch.nn.Parameter(master.to(kind, copy=True)) for master in adamw_parameters(device)[0]]
-    optimizer = torch.optim.AdamW(parameters, foreach=False, **options)
-    for step in steps:
-        set_gradients(parameters, [gradient.to(kind) for gradient in adamw_gradients(step, dtype, device)])
-        optimizer.step()
-    return [(p.detach(), *(optimizer.state[p][name] for name in ("exp_avg", "exp_avg_sq"))) for p in parameters]
-
-
 def set_gradients(parameters, gradients):
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
 
 
-def exact_weights(script, optimizer, parameters):
-    """Return the float32 weights."""
-    return [script.get_weight(parameter, optimizer.state[parameter]).detach() for parameter in parameters]
+def adamw_reference(kind, dtype, steps, device, **options):
+    """Return (weight, first, second moment) per parameter after steps of torch.optim.AdamW in the dtype `kind`."""
+    parameters = [torch.nn.Parameter(weight.to(kind, copy=True)) for weight in adamw_weights(device)]
+    optimizer = torch.optim.AdamW(parameters, foreach=False, **options)
+    for step in steps:
+        set_gradients(parameters, [gradient.to(kind) for gradient in adamw_gradients(step, dtype, device)])
+        optimizer.step()
+    return [(p.detach(), *(optimizer.state[p][name] for name in ("exp_avg", "exp_avg_sq"))) for p in parameters]
 
 
 def rounded(weight, dtype):
@@ -481,28 +461,18 @@ def rounded(weight, dtype):
 
 def judge_adamw(script, optimizer, parameters, dtype, steps, device, **options):
     """Judge weights, their changes and moments by the measured tolerance; 16-bit copies must be the rounded weights."""
-    start, _ = adamw_parameters(device)
-    plain, exact = (adamw_reference(kind, dtype, steps, device, **options) for kind in (torch.float32, torch.float64))
-    for i, (weight, parameter) in enumerate(zip(exact_weights(script, optimizer, parameters), parameters, strict=True)):
-        judge("weight", weight, plain[i][0], exact[i][0])
-        change = exact[i][0] - start[i]
+    references = (adamw_reference(kind, dtype, steps, device, **options) for kind in (torch.float32, torch.float64))
+    for p, start, plain, exact in zip(parameters, adamw_weights(device), *references, strict=True):
+        state = optimizer.state[p]
+        weight, change = script.get_weight(p, state).detach(), exact[0] - start
         # The change is a difference of rounded weights: it is known no better than they are.
-        rounding = 2**-24 * (start[i].double().square().mean() / change.double().square().mean()).sqrt().item()
-        judge("change", weight - start[i], plain[i][0] - start[i], change, extra=rounding)
-        for j, name in enumerate(("exp_avg", "exp_avg_sq"), start=1):
-            judge(name, optimizer.state[parameter][name], plain[i][j], exact[i][j])
-        if not torch.equal(parameter.detach(), rounded(weight, parameter.dtype)):
+        rounding = 2**-24 * (start.double().square().mean() / change.double().square().mean()).sqrt().item()
+        judge("weight", weight, plain[0], exact[0])
+        judge("change", weight - start, plain[0] - start, change, extra=rounding)
+        judge("exp_avg", state["exp_avg"], plain[1], exact[1])
+        judge("exp_avg_sq", state["exp_avg_sq"], plain[2], exact[2])
+        if not torch.equal(p.detach(), rounded(weight, p.dtype)):
             raise Wrong("a parameter is not its rounded weight")
-
-
-def guarded_step(step, parameters, gradients):
-    """Take a step that may write to nothing but parameters and state."""
-    copies = [gradient.clone() for gradient in gradients]
-    set_gradients(parameters, gradients)
-    with GuardedMemory() as memory:
-        step()
-    memory.check()
-    check_untouched(dict(enumerate(gradients)), copies)
 
 
 def check_adamw(script, dtype, device, scaled=False):
@@ -511,36 +481,40 @@ def check_adamw(script, dtype, device, scaled=False):
     scaled: with a gradient scaler; a step whose gradients overflow changes nothing but the scale.
     """
     options = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.3}
-    masters, parameters = adamw_parameters(device)
+    weights = adamw_weights(device)
+    parameters = [torch.nn.Parameter(weight) for weight in weights]
     with GuardedMemory() as memory:
         optimizer = script.FusedAdamW(parameters, matrix_dtype=dtype, **options)
     scaler = torch.amp.GradScaler(device.type, init_scale=64.0, growth_interval=1000, enabled=scaled)
     scaler.scale(torch.zeros((), device=device))  # a scaler makes its scale when it is first used
 
     def step(gradients):
-        scaled_up = [placed(gradient * scaler.get_scale()) for gradient in gradients]
-        guarded_step(lambda: scaler.step(optimizer), parameters, scaled_up)
+        gradients = [placed(gradient * scaler.get_scale()) for gradient in gradients]
+        copies = [gradient.clone() for gradient in gradients]
+        set_gradients(parameters, gradients)
+        with GuardedMemory() as of_step:
+            scaler.step(optimizer)
+        of_step.check()
+        check_untouched(dict(enumerate(gradients)), copies)
         scaler.update()
 
     def state():
-        moments = [optimizer.state[p][name] for p in parameters for name in ("step", "exp_avg", "exp_avg_sq")]
-        return dict(
-            enumerate(t.detach() for t in (*exact_weights(script, optimizer, parameters), *parameters, *moments))
-        )
+        lasting = [(p.detach(), script.get_weight(p, optimizer.state[p]).detach()) for p in parameters]
+        lasting += [optimizer.state[p].values() for p in parameters]
+        return dict(enumerate(tensor for tensors in lasting for tensor in tensors))
 
     for number in range(3):
         step(adamw_gradients(number, dtype, device))
         judge_adamw(script, optimizer, parameters, dtype, range(number + 1), device, **options)
         if scaled and number == 0:
-            before = [tensor.clone() for tensor in state().values()]
-            overflowed = adamw_gradients(7, dtype, device)
+            before, overflowed = [tensor.clone() for tensor in state().values()], adamw_gradients(7, dtype, device)
             overflowed[4][2, 1050] = math.inf
             step(overflowed)
             check_untouched(state(), before)
             if scaler.get_scale() != 32.0:
                 raise Wrong("the scaler did not see the overflow")
     memory.check()
-    for tensor in masters:
-        whole = tensor.as_strided((tensor.numel() + 2 * BAND,), (1,), 0)
-        if not torch.cat([whole[:BAND], whole[BAND + tensor.numel() :]]).isnan().all():
+    for weight in weights:
+        whole = weight.as_strided((weight.numel() + 2 * BAND,), (1,), 0)
+        if not torch.cat([whole[:BAND], whole[BAND + weight.numel() :]]).isnan().all():
             raise Wrong("a store beside a parameter")

@@ -12,6 +12,7 @@ import torch
 import triton
 
 from common.versions import REPOSITORY, SCRIPTS
+from processes import run_file
 
 sys.path.insert(0, str(REPOSITORY / "exercises"))
 import check
@@ -50,8 +51,8 @@ def test_primer_shows_its_program():
     shown = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
     for line in re.sub(r" +# \d+$", "", shown, flags=re.MULTILINE).splitlines():
         assert line in program.splitlines(), line
-    done = subprocess.run([sys.executable, REPOSITORY / "exercises" / "primer.py"], capture_output=True, text=True)
-    assert done.stdout in page and done.returncode == 0, done.stderr
+    printed = run_file(REPOSITORY / "exercises" / "primer.py").stdout
+    assert printed and printed in page
 
 
 # ---------------------------------------------------------------- the way through an exercise
@@ -67,14 +68,9 @@ def workshop(tmp_path):
     return root / "exercises"
 
 
-def command(folder, *arguments):
-    return [sys.executable, str(folder / "check.py"), *arguments]
-
-
 def call(folder, *arguments):
     """Return exit status and all output of check.py."""
-    done = subprocess.run(command(folder, *arguments), capture_output=True, text=True, cwd=folder.parent)
-    assert "Traceback" not in done.stderr
+    done = run_file(folder / "check.py", *arguments, cwd=folder.parent)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -114,16 +110,15 @@ def test_bad_input(arguments):
 
 
 def test_watch_ends_when_the_answer_is_right(workshop):
-    folder = workshop / "01_row_sum"
-    child = subprocess.Popen(command(workshop, "01", "--watch"), stdout=subprocess.PIPE, text=True)
-    try:
-        while "waiting for" not in (line := child.stdout.readline()):
-            assert line
-        (folder / "exercise.py").write_text((folder / "solution.py").read_text())
-        assert "01 passed" in child.communicate(timeout=200)[0] and child.returncode == 0
-    finally:
-        child.kill()
-        child.wait()
+    command = [sys.executable, workshop / "check.py", "01", "--watch"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            while "waiting for" not in (line := child.stdout.readline()):
+                assert line
+            shutil.copy(workshop / "01_row_sum" / "solution.py", workshop / "01_row_sum" / "exercise.py")
+            assert "01 passed" in child.communicate(timeout=200)[0] and child.returncode == 0
+        finally:
+            child.kill()
 
 
 # ---------------------------------------------------------------- what the checker says
@@ -190,20 +185,15 @@ def test_interpreter_is_chosen_before_triton_is_imported(monkeypatch):
         ("solution.py", "gate * tl.sigmoid(gate) * up", "up * gate", "differs from tiny_llama_v3.py"),
     ],
 )
-def test_faults_of_an_exercise_are_found(tmp_path, name, old, new, said):
-    folder = copy_of("03", tmp_path)
+def test_faults_of_an_exercise_are_found(workshop, name, old, new, said):
+    folder = workshop / EXERCISES["03"].name
     assert list(verify.find_faults(folder, VERSION3)) == []
     (folder / name).write_text((folder / name).read_text().replace(old, new))
     assert any(said in fault for fault in verify.find_faults(folder, VERSION3))
 
 
-def copy_of(number, place):
-    ignored = shutil.ignore_patterns("__pycache__")
-    return shutil.copytree(EXERCISES[number], place / EXERCISES[number].name, ignore=ignored)
-
-
-def test_stale_kernels_are_copied_again(tmp_path):
-    folder = copy_of("09", tmp_path)
+def test_stale_kernels_are_copied_again(workshop):
+    folder = workshop / EXERCISES["09"].name
     changed = VERSION3 | {"load_tile": VERSION3["load_tile"].replace("other=0.0", "other=0")}
     assert "load_tile of solution.py differs" in next(verify.find_faults(folder, changed))
     verify.copy_kernels(folder, changed)

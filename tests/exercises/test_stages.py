@@ -1,11 +1,8 @@
 """The debugging stages: each has its fault, the check finds it and accepts the repair, and nothing tells it early."""
 
-import contextlib
-import io
 import json
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -14,7 +11,7 @@ import pytest
 import torch
 
 from common.versions import REPOSITORY
-from in_process import called_as
+from processes import run_file
 
 FOLDER = REPOSITORY / "version3_triton" / "exercises" / "performance_debugging"
 sys.path.insert(0, str(FOLDER))
@@ -41,15 +38,7 @@ def call(script, *options):
     """Run a stage without a GPU as process() does: in this process, unless Triton was imported for a GPU."""
     if torch.cuda.is_available():
         return process(script, *options, **stage_tools.CHECK_ENVIRONMENT)
-    out, err, status = io.StringIO(), io.StringIO(), 0
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), called_as(script, "/"):
-        sys.argv += options
-        os.environ.update(stage_tools.CHECK_ENVIRONMENT)
-        try:
-            runpy.run_path(str(script), run_name="__main__")
-        except SystemExit as end:
-            status = end.code
-    return subprocess.CompletedProcess(script, status, out.getvalue(), err.getvalue())
+    return run_file(script, *options, cwd="/", **stage_tools.CHECK_ENVIRONMENT)
 
 
 @pytest.fixture

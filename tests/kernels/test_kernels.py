@@ -16,11 +16,10 @@ from kernel_cases import (
     DTYPES,
     LAYOUTS,
     adamw_gradients,
-    adamw_parameters,
+    adamw_weights,
     as_tuple,
     attention_case,
     attention_tile_of,
-    case_of,
     check,
     check_adamw,
     check_column_sums,
@@ -32,7 +31,7 @@ from kernel_cases import (
 from training import train
 
 V3 = load_version(3)
-ALL_CASES = [(operation, name) for operation, (_, cases) in CASES.items() for name in cases]
+ALL_CASES = [(operation, name) for operation, cases in CASES.items() for name in cases]
 ARCHITECTURES = ("gfx90a", "gfx942", "gfx950", "gfx1100", "sm_80", "sm_90", "sm_100")
 SMALL = {
     "add_rms_norm": "large epsilon",
@@ -48,7 +47,7 @@ SMALL = {
 @pytest.mark.parametrize(("operation", "name"), ALL_CASES)
 def test_outputs_and_gradients(operation, name, dtype, device):
     """Also: no input changes, all is written, and nothing beside it."""
-    check(V3, case_of(operation, name), dtype, device)
+    check(V3, CASES[operation][name](), dtype, device)
 
 
 @pytest.mark.parametrize("queries_a_key", [1, 2, 4, 8])
@@ -103,14 +102,14 @@ def test_gradient_of_the_embedding(V, dtype, device):
 
 
 def tensors_of(operation):
-    case = case_of(operation, SMALL[operation])
+    case = CASES[operation][SMALL[operation]]()
     return [*case.inputs, *case.constants, "cotangents"]
 
 
 @pytest.mark.parametrize(("operation", "tensor"), [(o, t) for o in CASES for t in tensors_of(o)])
 def test_layouts_are_right_or_refused(operation, tensor, device):
     """Nothing is refused that a model meets: slices, transposed and expanded activations and gradients."""
-    case = case_of(operation, SMALL[operation])
+    case = CASES[operation][SMALL[operation]]()
     for layout in LAYOUTS[1:]:
         met = tensor in (next(iter(case.inputs)), "cotangents") and layout in ("padded", "reversed", "expanded")
         with contextlib.nullcontext() if met else contextlib.suppress(ValueError):
@@ -120,7 +119,7 @@ def test_layouts_are_right_or_refused(operation, tensor, device):
 @pytest.mark.parametrize("operation", CASES)
 def test_double_use(operation, device):
     """A tensor that two operations read gets both gradients, and the second call does not disturb the first."""
-    case = case_of(operation, SMALL[operation])
+    case = CASES[operation][SMALL[operation]]()
     once = [tensor.to(device) for tensor in case.inputs.values()]
     constants = [tensor.to(device) for tensor in case.constants.values()]
 
@@ -305,7 +304,7 @@ def test_adamw_refuses_groups(device):
 
 
 def test_adamw_leaves_a_parameter_without_gradient_alone(device):
-    _, parameters = adamw_parameters(device)
+    parameters = [torch.nn.Parameter(weight) for weight in adamw_weights(device)]
     kept = parameters[0].detach().clone()
     optimizer = V3.FusedAdamW(parameters, lr=0.1)
     set_gradients(parameters, [None, *adamw_gradients(0, torch.float32, device)[1:]])
@@ -316,7 +315,7 @@ def test_adamw_leaves_a_parameter_without_gradient_alone(device):
 def test_adamw_after_unscaled_gradients(device):
     """Clipping needs GradScaler.unscale_ before the step: what was unscaled is not scaled again."""
     options = {"lr": 0.05, "weight_decay": 0.1}
-    _, parameters = adamw_parameters(device)
+    parameters = [torch.nn.Parameter(weight) for weight in adamw_weights(device)]
     optimizer = V3.FusedAdamW(parameters, **options)
     scaler = torch.amp.GradScaler(device.type, init_scale=64.0)
     scaler.scale(torch.zeros((), device=device))

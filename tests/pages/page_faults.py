@@ -1,16 +1,11 @@
 """Find faults in the commands of a page, and in its links."""
 
-import contextlib
 import functools
-import io
 import os
 import re
-import runpy
 import subprocess
-import sys
-from unittest import mock
 
-from in_process import called_as
+from processes import run_file
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PASSES_ON = re.compile(
@@ -23,16 +18,9 @@ def help_of(program):
     """Return what the program prints for --help, run as a process would; empty where it fails."""
     if program.suffix == ".sh":
         done = subprocess.run([program, "--help"], capture_output=True, text=True)
-        return done.stdout if done.returncode == 0 else ""
-    search = mock.patch.object(sys, "path", [str(program.resolve().parent), *sys.path])
-    out, width = io.StringIO(), mock.patch.dict(os.environ, COLUMNS="200")
-    with search, width, called_as(program, None), contextlib.redirect_stdout(out):
-        sys.argv.append("--help")
-        try:
-            runpy.run_path(str(program), run_name="__main__")
-        except SystemExit as end:
-            return "" if end.code else out.getvalue()
-    return out.getvalue()
+    else:
+        done = run_file(program, "--help", COLUMNS="200")
+    return "" if done.returncode else done.stdout
 
 
 def program_of(words):
