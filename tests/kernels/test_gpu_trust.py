@@ -1,8 +1,7 @@
-"""GPU only: equal bits, long training, more than 2^31 elements. And sanitize.sh with a stub for the sanitizer."""
+"""GPU only: equal bits, long training, more than 2^31 elements."""
 
 import json
 import math
-import re
 import subprocess
 import sys
 
@@ -10,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.versions import REPOSITORY, SCRIPTS, load_version
-from kernel_cases import launches, multiplies_fp8
-from maintain import sanitize_kernels
+from common.versions import SCRIPTS, load_version
 from training import tensors, train
 
 V3 = load_version(3)
@@ -164,96 +161,3 @@ def test_adamw_beyond_the_limit():
         before = parameter.detach().clone()
         V3.FusedAdamW([parameter], lr=1e-2).step()
         assert torch.equal(big.detach()[part], parameter) and not torch.equal(before, parameter)
-
-
-# ---------------------------------------------------------------- the sanitizer's script
-
-
-def kernels_of(group):
-    """Return the names of version 3's kernels, launched ones and not those that are inlined, in a group."""
-    parts = sanitize_kernels.GROUPS[group][1]
-    names = re.findall(r"^def (\w+_kernel)\(", SCRIPTS[3].read_text(), re.MULTILINE)
-    return [name for name in names if any(part in name for part in parts)]
-
-
-def test_every_kernel_belongs_to_one_group_of_the_sanitizer():
-    grouped = [name for group in sanitize_kernels.GROUPS for name in kernels_of(group)]
-    assert sorted(grouped) == sorted(re.findall(r"^def (\w+_kernel)\(", SCRIPTS[3].read_text(), re.MULTILINE))
-
-
-@pytest.mark.parametrize(
-    "group", [pytest.param(g, marks=[multiplies_fp8] * (g == "fp8")) for g in sanitize_kernels.GROUPS]
-)
-def test_a_group_launches_all_its_kernels(group, device):
-    with launches() as launched:
-        sanitize_kernels.run_group(group, device)
-    assert launched >= set(kernels_of(group))
-
-
-SANITIZER = """
-while [ "${1#--}" != "$1" ]; do echo "option $1 $2" && shift 2; done
-case $FOUND in
-    nothing) "$@" && echo "========= ERROR SUMMARY: 0 errors" ;;
-    errors) "$@" && echo "========= Invalid __global__ read" && echo "========= ERROR SUMMARY: 3 errors" && exit 1 ;;
-    hazards) "$@" && echo "========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)" ;;
-    refused) echo "========= Error: Device not supported" && echo "========= ERROR SUMMARY: 0 errors" ;;
-    silence) "$@" ;;
-esac
-"""
-PYTHON = """
-case $* in
-    *--list) echo "$GROUPS_LISTED" ;;
-    *broken) echo "a kernel failed" && exit 1 ;;
-    *nonsense) echo "sanitize_kernels.py: error: there is no group nonsense" >&2 && exit 2 ;;
-    *.py) echo "all: done" ;;
-    *) echo "${@: -1}: done" ;;
-esac
-"""
-
-
-@pytest.fixture
-def sanitize(tmp_path, capsys):
-    """Return a function that runs sanitize.sh with stubs: `found` is its result, `without` names a missing tool."""
-    assert sanitize_kernels.main(["--list"]) in (0, None)
-    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TINY_LLAMA_PYTHON": str(tmp_path / "python stub")}
-    variables["GROUPS_LISTED"] = capsys.readouterr().out.strip()
-
-    def run(*argv, found="nothing", without=""):
-        tools = {"nvidia-smi": "exit 0", "compute-sanitizer": SANITIZER, "python stub": PYTHON}
-        for name in tools.keys() - {without}:
-            (tmp_path / name).write_text(f"#!/bin/bash\n{tools[name]}\n")
-            (tmp_path / name).chmod(0o755)
-        command = ["bash", str(REPOSITORY / "scripts" / "maintain" / "sanitize.sh"), *argv]
-        return subprocess.run(command, env=variables | {"FOUND": found}, capture_output=True, text=True, cwd=tmp_path)
-
-    return run
-
-
-def test_sanitize_prints_a_line_for_each_tool_and_group(sanitize):
-    def lines_of(result):
-        assert result.returncode == 0 and result.stdout.endswith("nothing was found\n"), result.stderr
-        return [tuple(line.split()[:2]) for line in result.stdout.splitlines() if "SUMMARY" in line]
-
-    tools = "memcheck", "racecheck", "initcheck"
-    assert lines_of(sanitize()) == [(tool, group) for group in sanitize_kernels.GROUPS for tool in tools]
-    assert lines_of(sanitize("racecheck", "--", "rope", "adamw")) == [("racecheck", "rope"), ("racecheck", "adamw")]
-
-
-@pytest.mark.parametrize("found", ["errors", "hazards", "refused", "silence"])
-def test_sanitize_fails_where_something_is_found(sanitize, found):
-    result = sanitize("memcheck", found=found)
-    assert result.returncode == 1 and "nothing was found" not in result.stdout
-    assert result.stdout.count("option --tool memcheck") == len(sanitize_kernels.GROUPS)
-
-
-@pytest.mark.parametrize(
-    ("argv", "without", "status"),
-    [("nonsense", "", 2), ("-- nonsense", "", 2), ("-- broken", "", 1)]
-    + [("", name, 1) for name in ("nvidia-smi", "compute-sanitizer") if not torch.cuda.is_available()],
-)
-def test_sanitize_says_in_one_sentence_what_it_cannot_do(argv, without, status, sanitize):
-    """A wrong argument, kernels that fail, a missing tool."""
-    result = sanitize(*argv.split(), without=without)
-    assert result.returncode == status and "SUMMARY" not in result.stdout
-    assert result.stderr.startswith("sanitize.sh: ") and result.stderr.count("\n") == 1
-    assert argv.removeprefix("-- ") in result.stderr or "a kernel failed" in result.stdout
