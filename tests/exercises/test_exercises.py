@@ -109,7 +109,9 @@ def test_bad_input(arguments):
     assert status == 2 and len(output.strip().splitlines()) <= 3
 
 
-def test_watch_ends_when_the_answer_is_right(workshop):
+def test_watch_ends_when_the_answer_is_right(workshop, monkeypatch):
+    """The interpreter is chosen before Triton is imported, where there is no GPU."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     command = [sys.executable, workshop / "check.py", "01", "--watch"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
@@ -154,7 +156,6 @@ def test_verdicts(tmp_path, body, kind, said):
     ("code", "said"),
     [
         ("import os; os.kill(os.getpid(), 11)", r"crashed Python \(SIGSEGV\): a load or store far outside"),
-        ("import os; os.abort()", r"crashed Python \(SIGABRT\)"),
         ("import os; os._exit(3)", "ended Python with status 3"),
         ("while True:\n    pass", "does every loop in your kernel end"),
     ],
@@ -164,11 +165,6 @@ def test_a_crash_or_hang_does_not_take_the_checker_down(tmp_path, code, said):
     path.write_text(f"{code}\n")
     with pytest.raises(Failure, match=said):
         check.grade([(EXERCISES["01"], path)], timeout=10 if "while" not in code else 1)
-
-
-def test_interpreter_is_chosen_before_triton_is_imported(monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert check.grade([(EXERCISES["01"], EXERCISES["01"] / "solution.py")])[0]["passed"]
 
 
 # ---------------------------------------------------------------- verify finds what it must
@@ -225,13 +221,11 @@ class FakeTimer:
         return self.left.pop(0)
 
 
-def small_task(number, floor=0.1, tiles=None):
+def small_task(number, **changes):
     """Return a task whose inputs are small when it is timed."""
     task = grading.load_task(EXERCISES[number])
-    sizes = next(iter(task.cases.values()))
-    return dataclasses.replace(
-        task, speed=dataclasses.replace(task.speed, sizes=sizes, floor=floor, tiles=tiles or task.speed.tiles)
-    )
+    changes = {"sizes": next(iter(task.cases.values())), "floor": 0.1} | changes
+    return dataclasses.replace(task, speed=dataclasses.replace(task.speed, **changes))
 
 
 def solution_module(number):
@@ -239,7 +233,7 @@ def solution_module(number):
 
 
 def test_speed_is_bytes_over_the_median_compared_with_a_copy():
-    task, module, seen = small_task("03", 0.4, {"ROWS": 2, "BLOCK": 64}), solution_module("03"), []
+    task, module, seen = small_task("03", floor=0.4, tiles={"ROWS": 2, "BLOCK": 64}), solution_module("03"), []
     run = module.run
     module.run = lambda **tensors: seen.append((module.ROWS, module.BLOCK)) or run(**tensors)
     moved = sum(tensor.numel() * 4 for tensor in task.inputs(**task.speed.sizes).values()) * 1.5  # x, and y half of it
@@ -251,7 +245,7 @@ def test_speed_is_bytes_over_the_median_compared_with_a_copy():
     assert "2,000 GB/s, 50 % of the copy bandwidth (4,000 GB/s); version 3 on one NVIDIA H" in sentence
     assert grading.describe_pass(task, None).endswith("; its speed needs a GPU")
     with pytest.raises(judge.Wrong, match="right but slow: .* at least 60 % are required") as caught:
-        grading.check_speed(small_task("03", 0.6), module, FakeTimer(*times))
+        grading.check_speed(small_task("03", floor=0.6), module, FakeTimer(*times))
     assert caught.value.kind == "slow"
 
 

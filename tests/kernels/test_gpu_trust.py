@@ -15,27 +15,36 @@ from training import tensors, train
 V3 = load_version(3)
 GB = 2**30
 LIMIT = 2**31  # elements that a 32-bit index can tell apart
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PRECISIONS = ("", "--tf32", "--use-amp", "--use-amp --amp-dtype float16")
 
 
 # ---------------------------------------------------------------- two runs, the same bits
 
 
-def short_run(argv, steps):
-    """Return losses of version 3, and the tensors it ends with."""
-    losses, trainer = train(3, argv, steps)
-    assert trainer.config.graph == (trainer.graph is not None), trainer.graph_reason
-    found = tensors(V3, trainer)
+def short_run(version, argv):
+    """Return the losses of five steps, and the tensors that training ends with."""
+    losses, trainer = train(version, argv, steps=5)
+    assert DEVICE == "cpu" or trainer.config.graph == (trainer.graph is not None), trainer.graph_reason
+    found = tensors(load_version(version), trainer)
     return losses, {f"{kind} {name}": tensor for kind, named in found.items() for name, tensor in named.items()}
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("graph", ["--graph", "--no-graph"])
-@pytest.mark.parametrize("precision", ["", "--tf32", "--use-amp", "--use-amp --amp-dtype float16"])
-def test_two_runs_give_the_same_bits(precision, graph):
-    argv = ["--preset", "small", "--deterministic", graph, *precision.split()]
-    losses, first = short_run(argv, 5)
-    filler = torch.empty(123457, device="cuda")  # moves the tensors of the second run
-    losses_again, second = short_run(argv, 5)
+GRAPH_OR_NOT = [f"{graph} {precision}" for graph in ("--graph", "--no-graph") for precision in PRECISIONS]
+
+
+@pytest.mark.parametrize(
+    ("version", "options"),
+    [
+        (1, "--validate-setup"),
+        *(pytest.param(version, "--preset small --use-amp --no-graph", marks=pytest.mark.gpu) for version in (1, 2, 4)),
+        *(pytest.param(3, f"--preset small {options}", marks=pytest.mark.gpu) for options in GRAPH_OR_NOT),
+    ],
+)
+def test_two_runs_give_the_same_bits(version, options):
+    losses, first = short_run(version, [*options.split(), "--deterministic"])
+    filler = torch.empty(123457, device=DEVICE)  # moves the tensors of the second run
+    losses_again, second = short_run(version, [*options.split(), "--deterministic"])
     del filler
     assert losses == losses_again and len(set(losses)) == 5
     assert not [name for name in first if not torch.equal(first[name], second[name])]

@@ -50,23 +50,6 @@ def test_graph_gives_the_losses_of_eager(version, precision):
     assert replayed == pytest.approx(eager, rel=1e-5 if not precision else 2e-3)
 
 
-@pytest.mark.parametrize(
-    ("version", "argv"),
-    [
-        (1, []),
-        pytest.param(1, ["--use-amp"], marks=pytest.mark.gpu),
-        pytest.param(2, ["--use-amp", "--deterministic"], marks=pytest.mark.gpu),
-        pytest.param(4, ["--use-amp", "--deterministic"], marks=pytest.mark.gpu),
-    ],
-)
-def test_two_deterministic_runs_are_bitwise_equal(version, argv):
-    """Version 3 is in test_gpu_trust.py."""
-    runs = [train(version, [*SIZES, *argv], steps=20) for _ in range(2)]
-    assert runs[0][0] == runs[1][0]
-    first, second = (dict(trainer.model.named_parameters()) for _, trainer in runs)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
 # ---------------------------------------------------------------- graph capture and clocks, with a stub for the GPU
 
 
