@@ -357,6 +357,16 @@ def loss_case(*shape, V, scale=3.0, offset=0.0, first=0.0, **options):
     return Case(call, define, ("loss",), {"logits": logits}, {"labels": labels}, **options)
 
 
+def embedding_case(V):
+    """Return a case of the embedding of tokens that occur often, once and never."""
+    tokens = torch.randint(0, max(1, V // 2), (3, 50), generator=torch.Generator().manual_seed(0))
+
+    def call(script, w, tokens):
+        return script.EmbeddingFunction.apply(tokens, w)
+
+    return Case(call, lambda w, tokens: w[tokens], ("x",), {"w": normal(V, 24)}, {"tokens": tokens})
+
+
 def attention_cases(**options):
     """Return the cases of attention; small ones first, which a wrong kernel fails soonest."""
     case = functools.partial(functools.partial, attention_case, **options)
@@ -372,17 +382,18 @@ def attention_cases(**options):
     }
 
 
-# Operation -> name -> function that makes the case. Each has a size for every axis that no tile divides, one with more
-# work than programs, a single token or row, and more than one sequence.
+# Operation -> name -> function that makes the case, a small one first. Each operation has a size for every axis that no
+# tile divides, one with more work than programs, a single token or row, and more than one sequence.
 CASES = {
+    "embedding": {"40 tokens": lambda: embedding_case(40), "one token": lambda: embedding_case(1)},
     "add_rms_norm": {
+        "large epsilon": lambda: norm_case(4, 24, eps=0.5),
         "ragged": lambda: norm_case(37, 100),
         "more rows than programs": lambda: norm_case(3, 100, 100, gpu_tiles=True),
         "one row": lambda: norm_case(1, 1, 16),
         "one column": lambda: norm_case(5, 1),
         "long rows": lambda: norm_case(3, 2500),
         "nothing added": lambda: norm_case(2, 5, 48, branch=False),
-        "large epsilon": lambda: norm_case(4, 24, eps=0.5),
         "small values": lambda: norm_case(4, 64, scale=1e-3),
         "float32 weight": lambda: norm_case(6, 40, wide=("w",)),
         "sum not used": lambda: norm_case(3, 24, unused=("x",)),

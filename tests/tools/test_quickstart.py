@@ -74,6 +74,7 @@ def test_the_next_step_works_as_printed(tmp_path):
     assert result.stdout.endswith(f"{venv}/bin/python\n")
 
 
+@pytest.mark.slow
 def test_version_3_is_passed_over_without_triton():
     """As on macOS and Windows; None in sys.modules is how Python says that a module is not to be found."""
     program = "import sys; sys.modules['triton'] = None; import quickstart; sys.exit(quickstart.main(sys.argv[1:]))"

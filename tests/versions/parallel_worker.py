@@ -1,4 +1,4 @@
-"""Train three steps of each case under torchrun; rank 0 saves the results. test_parallel.py starts it.
+"""Train two steps of each case under torchrun; rank 0 saves the results. test_parallel.py starts it.
 
     torchrun --nproc-per-node 2 tests/versions/parallel_worker.py results.pt CASES
 
@@ -17,7 +17,7 @@ sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[2] / name) for name
 from common.versions import load_version
 from training import tensors, train
 
-STEPS = 3
+STEPS = 2
 WORKER = pathlib.Path(__file__).resolve()
 
 

@@ -15,53 +15,52 @@ from parallel_worker import WORKER, trained
 from common.versions import SCRIPTS, load_version, relative_error
 from processes import SIZES, TORCHRUN, environment, launch
 
-COMMON = [*SIZES.split(), "--warmup-steps", "1", "--batch-size", "2"]
 ENGINES = ("ddp", "fsdp") if torch.__version__ >= (2, 9) else ("ddp",)  # older ones refuse FSDP2 on a CPU
-CASES = [(version, [*COMMON, "--parallel", engine]) for version in SCRIPTS for engine in ENGINES]
-CASES += [(version, [*COMMON, "--use-amp", "--parallel", ENGINES[-1]]) for version in (1, 4)]  # bfloat16
-# Relative differences in float32: of losses, and rms over rms of tensors after three steps. The mean over the batch is
+# Relative differences in float32: of losses, and rms over rms of tensors after two steps. The mean over the batch is
 # taken in another order, and AdamW's division amplifies the rounding.
 SAME = {"losses": 1e-6, "gradients": 2e-5, "weights": 2e-5, "exp_avg": 2e-5, "exp_avg_sq": 2e-5}
 
 
-def several_processes(folder, processes, cases, **variables):
-    results = folder / "results.pt"
-    worked = launch(processes, WORKER, results, json.dumps(cases), timeout=1200, variables=variables)
+def compare(folder, processes, cases, **variables):
+    """Train all cases, (version, options, scale of the errors), in one launch, and each in this process alone."""
+    sizes, results = [*SIZES.split(), "--warmup-steps", "1", "--batch-size"], folder / "results.pt"
+    launched = [[version, [*sizes, "2", *options.split()]] for version, options, _ in cases]
+    worked = launch(processes, WORKER, results, json.dumps(launched), timeout=1200, variables=variables)
     assert worked.returncode == 0, worked.stderr[-3000:]
-    return torch.load(results)
+    for (version, options, scale), got in zip(cases, torch.load(results), strict=True):
+        wanted = alone(version, *sizes, str(2 * processes), *re.sub("--parallel [a-z]+", "", options).split())
+        assert got["losses"] == pytest.approx(wanted["losses"], rel=scale * SAME["losses"]), (version, options)
+        for kind in ("gradients", "weights", "exp_avg", "exp_avg_sq"):
+            assert got[kind].keys() == wanted[kind].keys()
+            errors = {name: relative_error(got[kind][name], wanted[kind][name]) for name in wanted[kind]}
+            worst = max(errors, key=errors.get)
+            assert errors[worst] <= scale * SAME[kind], f"V{version} {options}: {worst} is {errors[worst]:.1e} off"
+        assert got["graph"] == ("--graph" in options) or torch.version.hip
 
 
 @functools.cache
 def alone(version, *argv):
-    """Return the results of a case in this one process, with the batch of both."""
-    argv = [*argv, "--batch-size", str(2 * max(1, min(2, torch.cuda.device_count())) if "cuda" in argv else 4)]
-    del argv[argv.index("--parallel") : argv.index("--parallel") + 2]
     return trained(version, argv)
 
 
-def assert_same(got, wanted, scale=1):
-    assert got["losses"] == pytest.approx(wanted["losses"], rel=scale * SAME["losses"])
-    for kind in ("gradients", "weights", "exp_avg", "exp_avg_sq"):
-        assert got[kind].keys() == wanted[kind].keys()
-        errors = {name: relative_error(got[kind][name], wanted[kind][name]) for name in wanted[kind]}
-        worst = max(errors, key=errors.get)
-        assert errors[worst] <= scale * SAME[kind], f"{kind}: {worst} is {errors[worst]:.1e} off"
+def test_two_processes_train_as_one(tmp_path):
+    interpreted = [] if torch.cuda.is_available() else [3]  # version 3 was loaded for the GPU
+    options = {f"--device cpu --no-graph --parallel {engine}": 1 for engine in ENGINES}
+    cases = [(version, *case) for version in (1, 2, 4, *interpreted) for case in options.items()]
+    bfloat16 = f"--device cpu --no-graph --use-amp --parallel {ENGINES[-1]}"
+    compare(tmp_path, 2, [*cases, (1, bfloat16, 2000), (4, bfloat16, 2000)], CUDA_VISIBLE_DEVICES="")
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """Results of all cases on the CPU, from one launch: a launch takes longer than the cases."""
-    cases = [(version, [*argv, "--device", "cpu"]) for version, argv in CASES]
-    found = several_processes(tmp_path_factory.mktemp("ranks"), 2, cases, CUDA_VISIBLE_DEVICES="")
-    return {(version, *argv): result for (version, argv), result in zip(CASES, found, strict=True)}
-
-
-@pytest.mark.parametrize(("version", "argv"), CASES, ids=[f"v{v}-{' '.join(argv[len(COMMON) :])}" for v, argv in CASES])
-def test_two_processes_train_as_one(results, version, argv):
-    if version == 3 and torch.cuda.is_available():
-        pytest.skip("version 3 was loaded for the GPU, not for the interpreter")
-    wanted = alone(version, *argv, "--device", "cpu")
-    assert_same(results[(version, *argv)], wanted, scale=2000 if "--use-amp" in argv else 1)
+@pytest.mark.gpu
+def test_gpus_train_as_one(tmp_path):
+    """Tiles add gradients up in another order, or in 16 bits; FSDP2 rounds the norms' weights too."""
+    cases = [
+        (version, f"--device cuda --vocab-size 64 {precision} {way}", scale)
+        for version in SCRIPTS
+        for precision, scale in {"": 10, "--use-amp": 2000}.items()
+        for way in ("--graph --parallel ddp", "--no-graph --parallel ddp", "--no-graph --parallel fsdp")
+    ]
+    compare(tmp_path, min(2, torch.cuda.device_count()), cases)
 
 
 # ---------------------------------------------------------------- from the command line
@@ -83,10 +82,10 @@ def run(folder, engine, *argv):
 
 @pytest.mark.parametrize("precision", [[], pytest.param(["--use-amp"], marks=pytest.mark.slow)], ids=str)
 def test_a_run_changes_its_engine_at_each_checkpoint(tmp_path, precision):
-    """DDP, then FSDP2 (if it runs), then DDP again, then one process: the losses of one that was never stopped."""
+    """One process, then DDP, then FSDP2 (if it runs), then one process: the losses of one that was never stopped."""
     unbroken = [step["loss"] for step in run(tmp_path, None, *precision, "--num-steps", 7)["steps"]]
     losses, saving = [], ["--checkpoint-dir", tmp_path / "check points", "--save-every", 2, *precision]
-    for last, engine in ((2, "ddp"), (4, ENGINES[-1]), (6, "ddp"), (7, None)):
+    for last, engine in ((2, None), (4, "ddp"), (6, ENGINES[-1]), (7, None)):
         content = run(tmp_path, engine, *saving, *["--resume"] * bool(losses), "--num-steps", last)
         losses += [step["loss"] for step in content["steps"]]
         summary, options = content["summary"], content["options"]
@@ -152,36 +151,3 @@ def test_refused_on_local_rank_0_only(monkeypatch, capsys, changed, argv, words)
         load_version(1).parse_options(argv.split())
     errors = capsys.readouterr().err
     assert re.search(words, errors) and errors.count("\n") == bool(words)
-
-
-# ---------------------------------------------------------------- on GPUs
-
-GPU_SIZES = [*SIZES.replace("51", "64").split(), "--warmup-steps", "1", "--batch-size", "2", "--device", "cuda"]
-WAYS = {
-    "graph": ["--graph", "--parallel", "ddp"],
-    "ddp": ["--no-graph", "--parallel", "ddp"],
-    "fsdp": ["--no-graph", "--parallel", "fsdp"],
-}
-GPU_CASES = {
-    (version, precision, way): [*GPU_SIZES, *argv, *options]
-    for version in SCRIPTS
-    for precision, argv in {"float32": [], "bfloat16": ["--use-amp"]}.items()
-    for way, options in WAYS.items()
-}
-
-
-@pytest.fixture(scope="module")
-def gpu_results(tmp_path_factory):
-    """Results of all cases from one launch, with one process on each of up to two GPUs."""
-    cases = [(version, argv) for (version, _, _), argv in GPU_CASES.items()]
-    found = several_processes(tmp_path_factory.mktemp("ranks"), min(2, torch.cuda.device_count()), cases)
-    return dict(zip(GPU_CASES, found, strict=True))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("version", "precision", "way"), GPU_CASES)
-def test_gpus_train_as_one(gpu_results, version, precision, way):
-    """Tiles add gradients up in another order, or in 16 bits; FSDP2 rounds the norms' weights too."""
-    result = gpu_results[version, precision, way]
-    assert_same(result, alone(version, *GPU_CASES[version, precision, way]), 10 if precision == "float32" else 2000)
-    assert result["graph"] == (way == "graph") or torch.version.hip
