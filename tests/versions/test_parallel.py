@@ -7,13 +7,14 @@ import pathlib
 import re
 import signal
 import subprocess
+import sys
 
 import pytest
 import torch
-from parallel_worker import WORKER, trained
 
 from common.versions import SCRIPTS, load_version, relative_error
 from processes import SIZES, TORCHRUN, environment, launch
+from training import tensors, train
 
 ENGINES = ("ddp", "fsdp") if torch.__version__ >= (2, 9) else ("ddp",)  # older ones refuse FSDP2 on a CPU
 # Relative differences in float32: of losses, and rms over rms of tensors after two steps. The mean over the batch is
@@ -21,14 +22,32 @@ ENGINES = ("ddp", "fsdp") if torch.__version__ >= (2, 9) else ("ddp",)  # older 
 SAME = {"losses": 1e-6, "gradients": 2e-5, "weights": 2e-5, "exp_avg": 2e-5, "exp_avg_sq": 2e-5}
 
 
+@functools.cache
+def trained(version, *argv):
+    """Return losses and tensors of two steps."""
+    losses, trainer = train(version, argv, 2)
+    return {"losses": losses, "graph": trainer.graph is not None, **tensors(load_version(version), trainer)}
+
+
+def save_results(file, cases):
+    """Train every case on all ranks that torchrun started; rank 0 saves the results."""
+    script = load_version(1)
+    config = script.parse_options([])
+    with script.process_group(config):
+        found = [trained(version, *argv) for version, argv in json.loads(cases)]
+        if config.rank == 0:
+            torch.save(found, file)
+
+
 def compare(folder, processes, cases, **variables):
     """Train all cases, (version, options, scale of the errors), in one launch, and each in this process alone."""
     sizes, results = [*SIZES.split(), "--warmup-steps", "1", "--batch-size"], folder / "results.pt"
     launched = [[version, [*sizes, "2", *options.split()]] for version, options, _ in cases]
-    worked = launch(processes, WORKER, results, json.dumps(launched), timeout=1200, variables=variables)
+    variables |= {"PYTHONPATH": os.pathsep.join(sys.path)}
+    worked = launch(processes, __file__, results, json.dumps(launched), timeout=1200, variables=variables)
     assert worked.returncode == 0, worked.stderr[-3000:]
     for (version, options, scale), got in zip(cases, torch.load(results), strict=True):
-        wanted = alone(version, *sizes, str(2 * processes), *re.sub("--parallel [a-z]+", "", options).split())
+        wanted = trained(version, *sizes, str(2 * processes), *re.sub("--parallel [a-z]+", "", options).split())
         assert got["losses"] == pytest.approx(wanted["losses"], rel=scale * SAME["losses"]), (version, options)
         for kind in ("gradients", "weights", "exp_avg", "exp_avg_sq"):
             assert got[kind].keys() == wanted[kind].keys()
@@ -36,11 +55,6 @@ def compare(folder, processes, cases, **variables):
             worst = max(errors, key=errors.get)
             assert errors[worst] <= scale * SAME[kind], f"V{version} {options}: {worst} is {errors[worst]:.1e} off"
         assert got["graph"] == ("--graph" in options) or torch.version.hip
-
-
-@functools.cache
-def alone(version, *argv):
-    return trained(version, argv)
 
 
 def test_two_processes_train_as_one(tmp_path):
@@ -151,3 +165,7 @@ def test_refused_on_local_rank_0_only(monkeypatch, capsys, changed, argv, words)
         load_version(1).parse_options(argv.split())
     errors = capsys.readouterr().err
     assert re.search(words, errors) and errors.count("\n") == bool(words)
+
+
+if __name__ == "__main__":
+    save_results(*sys.argv[1:])

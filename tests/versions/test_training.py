@@ -50,72 +50,36 @@ def test_graph_gives_the_losses_of_eager(version, precision):
     assert replayed == pytest.approx(eager, rel=1e-5 if not precision else 2e-3)
 
 
-# ---------------------------------------------------------------- graph capture and clocks, with a stub for the GPU
+# ---------------------------------------------------------------- graph capture and clocks, with stubs for the GPU
 
 
-class FakeGPU:
-    """Stand in for the CUDA calls of a step: record them in order, and work on the CPU."""
-
-    def __init__(self, monkeypatch, config):
-        self.calls = []
-        monkeypatch.setattr(type(config), "on_gpu", True)
-        for name, fake in {
-            "Event": lambda **_: self,
-            "CUDAGraph": object,
-            "current_stream": lambda *_: None,
-            "is_current_stream_capturing": lambda: False,
-            "synchronize": lambda *_: self.calls.append("synchronize"),
-        }.items():
-            monkeypatch.setattr(torch.cuda, name, fake)
-
-    def record(self):
-        self.calls.append("event")
-
-    def elapsed_time(self, other):
-        assert "synchronize" in self.calls[-2:]  # an event has no time before the GPU has reached it
-        return 1.0
-
-
-@pytest.fixture
-def fake_gpu(monkeypatch):
-    """Return a trainer of version 1 on the CPU that believes in a GPU, its batch and the recorded calls."""
-    script = load_version(1)
-    config = script.parse_options([*SIZES, "--device", "cpu", "--graph"])
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.optim, "AdamW", lambda parameters, lr, capturable: torch.optim.SGD(parameters, lr))
-        trainer = script.Trainer(config)
-    gpu = FakeGPU(monkeypatch, config)
-    trainer.synchronize = torch.cuda.synchronize
-    return trainer, script.batch(script.load_data(config), 0, config), gpu
-
-
-def test_a_failed_capture_keeps_its_reason_and_the_run_goes_on(fake_gpu, monkeypatch):
-    trainer, batch, _ = fake_gpu
-
+def test_a_failed_capture_keeps_its_reason_and_the_run_goes_on(monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("operation not permitted when stream is capturing\nand a second line")
 
-    monkeypatch.setattr(torch.cuda, "graph", fail)
-    trainer.warm_up(*batch, trainer.initial)
-    assert trainer.graph is None
-    assert trainer.graph_reason == "operation not permitted when stream is capturing"
-    losses = [trainer.run(*batch)["loss"] for _ in range(20)]
+    _, trainer = train(1, [*SIZES, "--device", "cpu"], steps=1)
+    for name, stub in {"CUDAGraph": object, "current_stream": lambda: None, "graph": fail}.items():
+        monkeypatch.setattr(torch.cuda, name, stub)
+    trainer.graph_reason = None
+    with monkeypatch.context() as patch:
+        patch.setattr(type(trainer.config), "on_gpu", True)
+        trainer.capture()
+    assert (trainer.graph, trainer.graph_reason) == (None, "operation not permitted when stream is capturing")
+    losses = [trainer.run(trainer.tokens, trainer.labels)["loss"] for _ in range(9)]
     assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("graph", [False, True])
-def test_a_timed_step_lies_between_two_synchronisations(fake_gpu, monkeypatch, graph):
+@pytest.mark.parametrize("work", ["step", "replay"])
+def test_a_timed_step_lies_between_two_synchronisations(work, monkeypatch):
     """The clock starts after the GPU is idle and stops after it has finished."""
-    trainer, batch, gpu = fake_gpu
-    if graph:
-        trainer.step()
-        trainer.graph = mock.Mock(replay=lambda: gpu.calls.append("replay"))
-        gpu.calls.clear()
-    clock = type(trainer).run.__globals__["time"].perf_counter
-    monkeypatch.setattr("time.perf_counter", lambda: gpu.calls.append("clock") or clock())
-    trainer.run(*batch)
-    step = ["replay"] if graph else ["event"] * 4
-    assert gpu.calls == ["synchronize", "clock", *step, "synchronize", "clock"]
+    _, trainer = train(1, [*SIZES, "--device", "cpu"], steps=1)
+    calls = mock.Mock(clock=mock.Mock(return_value=0.0))
+    trainer.synchronize, trainer.step = calls.synchronize, calls.step
+    trainer.graph = calls if work == "replay" else None
+    monkeypatch.setattr("time.perf_counter", calls.clock)
+    trainer.run(trainer.tokens, trainer.labels)
+    names = [call[0] for call in calls.mock_calls]
+    assert names == ["synchronize", "clock", work, "synchronize", "clock"]
 
 
 # ---------------------------------------------------------------- data
