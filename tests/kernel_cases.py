@@ -368,6 +368,7 @@ def attention_cases(**options):
         "sharp": case(1, 40, 2, 1, 32, scale=3.0),
         "eight queries a key": case(1, 37, 8, 1, 16),
         "one token": case(3, 1, 4, 1, 64),
+        "small values": case(1, 33, 4, 2, 16, scale=1e-3, value_scale=1e-3),
         "whole tiles": case(1, 64, 2, 2, 16),
         "large heads": case(1, 70, 2, 1, 128),
         "ragged": case(2, 70, 4, 2, 32),
@@ -389,6 +390,8 @@ CASES = {
         "long rows": lambda: norm_case(3, 2500),
         "nothing added": lambda: norm_case(2, 5, 48, branch=False),
         "small values": lambda: norm_case(4, 64, scale=1e-3),
+        "denormal values": lambda: norm_case(4, 64, scale=1e-39, eps=1e-5),
+        "large values": lambda: norm_case(4, 64, scale=1e3),
         "float32 weight": lambda: norm_case(6, 40, wide=("w",)),
         "sum not used": lambda: norm_case(3, 24, unused=("x",)),
         "norm not used": lambda: norm_case(3, 24, unused=("y",)),
@@ -401,6 +404,8 @@ CASES = {
         "one token": lambda: rope_case(2, 1, 2, 1, 16),
         "all heads": lambda: rope_case(1, 5, 4, 2, 16, rotated=8),
         "no head": lambda: rope_case(1, 5, 4, 2, 16, rotated=0),
+        "denormal values": lambda: rope_case(2, 9, 2, 1, 16, scale=1e-39),
+        "large values": lambda: rope_case(2, 9, 2, 1, 16, scale=1e4),
     },
     "packed_swiglu": {
         "one token": lambda: swiglu_case(1, 1, width=8),
@@ -408,6 +413,7 @@ CASES = {
         "wider than a tile": lambda: swiglu_case(2, 5, width=2100, gpu_tiles=True),
         "more rows than a tile": lambda: swiglu_case(130, width=33, gpu_tiles=True),
         "large values": lambda: swiglu_case(3, 11, width=16, scale=20.0),
+        "denormal values": lambda: swiglu_case(3, 11, width=16, scale=1e-20),
     },
     "flash_attention": attention_cases(),
     "rotary_attention": attention_cases(rotated=True),
@@ -420,6 +426,7 @@ CASES = {
         "largest in the first tile": lambda: loss_case(5, V=5000, gpu_tiles=True, first=200.0),
         "confident": lambda: loss_case(20, V=30, scale=50.0),
         "far from zero": lambda: loss_case(20, V=30, offset=1000.0),
+        "below zero, all alike": lambda: loss_case(4, 5, V=300, offset=-100.0, scale=1e-3),
     },
 }
 
