@@ -43,7 +43,7 @@ class Case:
     """One call of one operation; call(script, *inputs, *constants) and define(*inputs, *constants) return its outputs.
 
     inputs are differentiated, in the dtype of the check (float32 for those in `wide`); constants are not, and are
-    float32 or integers. unused: outputs without a cotangent; rough: results that need only be numbers.
+    float32 or integers. unused: outputs without a cotangent.
     parts: result -> (names, sizes, dimension) splits a packed result, so that each part has an error of its own.
     layouts: how an input, a constant or the cotangents ("cotangents") lie in memory, see strides_of.
     gpu_tiles: with six programs, and the tiles of a GPU instead of the interpreter's large ones, so that one program
@@ -57,7 +57,6 @@ class Case:
     constants: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     wide: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
-    rough: tuple[str, ...] = ()
     parts: dict[str, tuple] = dataclasses.field(default_factory=dict)
     layouts: dict[str, str] = dataclasses.field(default_factory=dict)
     gpu_tiles: bool = False
@@ -213,28 +212,14 @@ def in_double(tensors):
     return {name: t.detach().double() if t.is_floating_point() else t for name, t in tensors.items()}
 
 
-def effect_of_rounding(case, values, cotangents, exact, dtype):
-    """Return how far each result moves when the inputs move by half a unit of the last place."""
-    generator, moved = torch.Generator().manual_seed(2), in_double(values)
-    for name in case.inputs:
-        signs = torch.randn(moved[name].shape, generator=generator).sign().to(moved[name])
-        moved[name] = moved[name] * (1 + 0.5 * torch.finfo(dtype).eps * signs)
-    results = evaluate(case.define, case, moved, in_double(cotangents))
-    return {name: relative_error(results[name], exact[name]) for name in exact}
-
-
 def check_untouched(tensors, copies):
     for name, tensor in tensors.items():
         if not torch.equal(tensor, copies[name]):
             raise Wrong(f"{name} was overwritten")
 
 
-def check(script, case, dtype, device, conditioned=False):
-    """Raise Wrong unless the script's kernels do what the case defines.
-
-    conditioned: also allow what one more rounding of the inputs would do. Drawn cases may have two elements, or
-    subtract nearly equal numbers until only rounding is left, and then it is luck whose error is twice the other's.
-    """
+def check(script, case, dtype, device):
+    """Raise Wrong unless the script's kernels do what the case defines."""
     given = {name: tensor.to(device) for name, tensor in (case.inputs | case.constants).items()}
     given = {n: placed(t, case.layouts.get(n, "contiguous")) for n, t in cast(case, given, dtype).items()}
     values = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in given.items()}
@@ -242,15 +227,12 @@ def check(script, case, dtype, device, conditioned=False):
     copies = values | {name: tensor.clone() for name, tensor in cotangents.items()}
     plain = evaluate(case.define, case, values, cotangents)
     exact = evaluate(case.define, case, in_double(values), in_double(cotangents))
-    extra = dict.fromkeys(exact, 0.0)
-    if conditioned:
-        extra = {n: 2 * moved for n, moved in effect_of_rounding(case, values, cotangents, exact, dtype).items()}
     with gpu_tiles(script, device) if case.gpu_tiles else contextlib.nullcontext(), GuardedMemory() as memory:
         results = evaluate(functools.partial(case.call, script), case, given, cotangents)
     memory.check()
     check_untouched(given | cotangents, copies)
     for name in exact:
-        judge(name, results[name], plain[name], exact[name], math.inf if name in case.rough else extra[name])
+        judge(name, results[name], plain[name], exact[name])
 
 
 # ---------------------------------------------------------------- operations: version 1's functions define them

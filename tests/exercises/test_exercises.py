@@ -121,7 +121,7 @@ def test_watch_ends_when_the_answer_is_right(workshop, monkeypatch):
             while "waiting for" not in (line := child.stdout.readline()):
                 assert line
             shutil.copy(workshop / "01_row_sum" / "solution.py", workshop / "01_row_sum" / "exercise.py")
-            assert "01 passed" in child.communicate(timeout=200)[0] and child.returncode == 0
+            assert "01 passed" in child.communicate(timeout=60)[0] and child.returncode == 0
         finally:
             child.kill()
 
