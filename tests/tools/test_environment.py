@@ -263,7 +263,7 @@ def test_amd_gpu_gets_the_pytorch_of_its_rocm(machine, name):
     assert (again.returncode, again.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("name", ["6.2", *slow("7.2 development")])
+@pytest.mark.parametrize("name", ["6.2", "7.2 development"])
 def test_amd_gpu_without_a_network_is_told_the_command(machine, name):
     file, text, release, version, folder = RELEASES[name]
     install_release(machine, file, text)
