@@ -138,23 +138,6 @@ def test_training_stays_near_bfloat16(device):
     assert abs(sum(fp8[-5:]) - sum(bf16[-5:])) < 0.05 * sum(bf16[-5:])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--fp8", "--use-amp"),
-        ("--fp8 --use-amp --amp-dtype float16", "bfloat16"),
-        ("--fp8 --use-amp --seq-len 9 --disable-attention-kernel", "multiples of 16: batch_size x seq_len is 18"),
-        ("--fp8 --use-amp --intermediate-dim 40 --disable-attention-kernel", "multiples of 16: intermediate_dim is 40"),
-    ],
-)
-def test_what_does_not_fit(options, message, capsys):
-    with pytest.raises(SystemExit) as exit:
-        V3.parse_options([*SIZES.split(), *options.split()])
-    assert exit.value.code == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-
-
 def test_format_of_each_gpu():
     formats = {torch.float8_e4m3fn: "sm_89 sm_90 sm_100 gfx950 gfx1201", torch.float8_e4m3fnuz: "gfx942"}
     for dtype, architectures in (formats | {None: "sm_80 gfx90a gfx1100"}).items():

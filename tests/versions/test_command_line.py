@@ -119,9 +119,10 @@ ODD_COMMAND_LINES = {
         --disable-attention-kernel: --hidden-dim 24 --num-heads 1
         optimizer: --use-amp --amp-dtype float16 --disable-optimizer-kernel
         --compile-mode: --compile-mode default
-        --fp8: --fp8
-        --fp8: --fp8 --use-amp --amp-dtype float16
-        --fp8: --fp8 --use-amp --disable-attention-kernel --batch-size 1 --seq-len 24
+        --use-amp: --fp8
+        bfloat16: --fp8 --use-amp --amp-dtype float16
+        of 16: batch_size x seq_len is 24: --fp8 --use-amp --disable-attention-kernel --batch-size 1 --seq-len 24
+        of 16: intermediate_dim is 40: --fp8 --use-amp --disable-attention-kernel --intermediate-dim 40
     """,
     "4": """
         --attention-backend: --attention-backend fastest
@@ -180,7 +181,7 @@ def test_odd_command_lines_are_refused_in_one_sentence(version, surroundings, ca
     if not torch.cuda.is_available() and version in ON_A_CPU:
         lines.append(f"{ON_A_CPU[version][0]}: {shlex.join(ON_A_CPU[version][1])}")
     for line in lines:
-        words, _, argv = line.partition(": ")
+        words, _, argv = line.rpartition(": ")
         status, out, err = call(version, shlex.split(argv.replace("LONGNAME", "n" * 5000)), capsys)
         assert status == 2 and not out, f"{line}: status {status}"
         assert words in err and err.startswith(SCRIPTS[version].name) and err.count("\n") == 1, f"{line}: {err}"
