@@ -1,8 +1,14 @@
-"""Start programs under torchrun on this machine."""
+"""Run programs: under torchrun on this machine, or a file in this process."""
 
+import contextlib
+import io
 import os
+import runpy
 import subprocess
 import sys
+from unittest import mock
+
+from in_process import called_as
 
 # Odd sizes: FSDP2 gives the two processes unequal parts of some weights.
 SIZES = "--hidden-dim 32 --num-layers 2 --num-heads 2 --intermediate-dim 44 --vocab-size 51 --seq-len 11 --seed 3"
@@ -20,3 +26,17 @@ def environment():
     """Return the environment without the ranks of a launch around this one, and with one thread per process."""
     outside = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     return {name: value for name, value in os.environ.items() if name not in outside} | {"OMP_NUM_THREADS": "1"}
+
+
+def run_file(program, *arguments, cwd=None, **variables):
+    """Run a Python file as a process would, in this one, which has imported PyTorch; return the completed process."""
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    outputs = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+    search = mock.patch.object(sys, "path", [str(program.resolve().parent), *sys.path])
+    with outputs[0], outputs[1], search, mock.patch.dict(os.environ, variables), called_as(program, cwd):
+        sys.argv += map(str, arguments)
+        try:
+            runpy.run_path(str(program), run_name="__main__")
+        except SystemExit as end:
+            status = end.code or 0
+    return subprocess.CompletedProcess([program, *arguments], status, out.getvalue(), err.getvalue())

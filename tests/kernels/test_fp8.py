@@ -122,50 +122,24 @@ def test_layers_against_float32(tokens, part, device):
         assert (ours.double() - theirs.double()).norm() < 0.12 * theirs.double().norm(), name
 
 
-SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 40 --batch-size 2 --seq-len 16 --learning-rate 0.01"
+SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --intermediate-dim 32 --vocab-size 20 --batch-size 2 --seq-len 16"
+STEPS = 12
 
 
 @multiplies_fp8
 def test_training_stays_near_bfloat16(device):
     """The loss falls as in bfloat16, and every parameter gets a gradient."""
-    interpreted = "" if device.type == "cuda" else "--disable-attention-kernel"
-    argv = f"{SIZES} --warmup-steps 0 --no-graph --use-amp {interpreted}".split()
-    (bf16, _), (fp8, trainer) = train(3, argv, 30), train(3, [*argv, "--fp8"], 30)
+    argv = f"{SIZES} --learning-rate 0.01 --warmup-steps 0 --no-graph --use-amp".split()
+    if device.type == "cpu":
+        argv += [f"--disable-{name}-kernel" for name in ("attention", "rmsnorm", "rope", "loss")]
+    (bf16, _), (fp8, trainer) = train(3, argv, STEPS), train(3, [*argv, "--fp8"], STEPS)
     assert V3.parameters_trained(trainer.model) == sum(p.numel() for p in trainer.model.parameters())
     assert bf16[-1] < bf16[0] - 0.5 and fp8 != bf16
-    assert abs(sum(fp8[-10:]) - sum(bf16[-10:])) < 0.05 * sum(bf16[-10:])
+    assert abs(sum(fp8[-5:]) - sum(bf16[-5:])) < 0.05 * sum(bf16[-5:])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--fp8", "--use-amp"),
-        ("--fp8 --use-amp --amp-dtype float16", "bfloat16"),
-        ("--fp8 --use-amp --seq-len 9 --disable-attention-kernel", "multiples of 16: batch_size x seq_len is 18"),
-        ("--fp8 --use-amp --intermediate-dim 40 --disable-attention-kernel", "multiples of 16: intermediate_dim is 40"),
-    ],
-)
-def test_what_does_not_fit(options, message, capsys):
-    with pytest.raises(SystemExit) as exit:
-        V3.parse_options([*SIZES.split(), *options.split()])
-    assert exit.value.code == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("architecture", "dtype"),
-    [
-        ("sm_80", None),
-        ("sm_89", torch.float8_e4m3fn),
-        ("sm_90", torch.float8_e4m3fn),
-        ("sm_100", torch.float8_e4m3fn),
-        ("gfx90a", None),
-        ("gfx1100", None),
-        ("gfx942", torch.float8_e4m3fnuz),
-        ("gfx950", torch.float8_e4m3fn),
-        ("gfx1201", torch.float8_e4m3fn),
-    ],
-)
-def test_format_of_each_gpu(architecture, dtype):
-    assert V3.fp8_dtype(architecture) == dtype
+def test_format_of_each_gpu():
+    formats = {torch.float8_e4m3fn: "sm_89 sm_90 sm_100 gfx950 gfx1201", torch.float8_e4m3fnuz: "gfx942"}
+    for dtype, architectures in (formats | {None: "sm_80 gfx90a gfx1100"}).items():
+        for architecture in architectures.split():
+            assert V3.fp8_dtype(architecture) == dtype, architecture

@@ -15,27 +15,36 @@ from training import tensors, train
 V3 = load_version(3)
 GB = 2**30
 LIMIT = 2**31  # elements that a 32-bit index can tell apart
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PRECISIONS = ("", "--tf32", "--use-amp", "--use-amp --amp-dtype float16")
 
 
 # ---------------------------------------------------------------- two runs, the same bits
 
 
-def short_run(argv, steps):
-    """Return losses of version 3, and the tensors it ends with."""
-    losses, trainer = train(3, argv, steps)
-    assert trainer.config.graph == (trainer.graph is not None), trainer.graph_reason
-    found = tensors(V3, trainer)
+def short_run(version, argv):
+    """Return the losses of five steps, and the tensors that training ends with."""
+    losses, trainer = train(version, argv, steps=5)
+    assert DEVICE == "cpu" or trainer.config.graph == (trainer.graph is not None), trainer.graph_reason
+    found = tensors(load_version(version), trainer)
     return losses, {f"{kind} {name}": tensor for kind, named in found.items() for name, tensor in named.items()}
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("graph", ["--graph", "--no-graph"])
-@pytest.mark.parametrize("precision", ["", "--tf32", "--use-amp", "--use-amp --amp-dtype float16"])
-def test_two_runs_give_the_same_bits(precision, graph):
-    argv = ["--preset", "small", "--deterministic", graph, *precision.split()]
-    losses, first = short_run(argv, 5)
-    filler = torch.empty(123457, device="cuda")  # moves the tensors of the second run
-    losses_again, second = short_run(argv, 5)
+GRAPH_OR_NOT = [f"{graph} {precision}" for graph in ("--graph", "--no-graph") for precision in PRECISIONS]
+
+
+@pytest.mark.parametrize(
+    ("version", "options"),
+    [
+        (1, "--validate-setup"),
+        *(pytest.param(version, "--preset small --use-amp --no-graph", marks=pytest.mark.gpu) for version in (1, 2, 4)),
+        *(pytest.param(3, f"--preset small {options}", marks=pytest.mark.gpu) for options in GRAPH_OR_NOT),
+    ],
+)
+def test_two_runs_give_the_same_bits(version, options):
+    losses, first = short_run(version, [*options.split(), "--deterministic"])
+    filler = torch.empty(123457, device=DEVICE)  # moves the tensors of the second run
+    losses_again, second = short_run(version, [*options.split(), "--deterministic"])
     del filler
     assert losses == losses_again and len(set(losses)) == 5
     assert not [name for name in first if not torch.equal(first[name], second[name])]
@@ -43,9 +52,7 @@ def test_two_runs_give_the_same_bits(precision, graph):
 
 # ---------------------------------------------------------------- a thousand steps
 
-STEPS = 1000
-WINDOW = 50
-SEEDS = (0, 1, 2)
+STEPS, WINDOW = 1000, 50
 
 
 def smoothed_losses(version, folder, *argv):
@@ -54,17 +61,7 @@ def smoothed_losses(version, folder, *argv):
     options = ["--preset", "tiny", "--num-steps", str(STEPS), "--graph", "--metrics-file", str(file), *argv]
     result = subprocess.run([sys.executable, str(SCRIPTS[version]), *options], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-2000:]
-    losses = [step["loss"] for step in json.loads(file.read_text())["steps"]]
-    assert len(losses) == STEPS
-    return np.reshape(losses, (-1, WINDOW)).mean(1)
-
-
-@pytest.fixture(scope="module")
-def baseline(tmp_path_factory):
-    """Version 1 in float32: smoothed losses of seed 0, and the range over seeds of each."""
-    folder = tmp_path_factory.mktemp("baseline")
-    runs = np.stack([smoothed_losses(1, folder, "--no-deterministic", "--seed", str(seed)) for seed in SEEDS])
-    return runs[0], np.ptp(runs, axis=0)
+    return np.reshape([step["loss"] for step in json.loads(file.read_text())["steps"]], (-1, WINDOW)).mean(1)
 
 
 def strays(losses, reference, spread):
@@ -80,12 +77,13 @@ def strays(losses, reference, spread):
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("version", [3, 4])
-def test_a_thousand_bfloat16_steps_stay_with_float32(version, baseline, tmp_path):
-    reference, spread = baseline
-    losses = smoothed_losses(version, tmp_path, "--use-amp")
-    assert reference[-1] < 0.5 * reference[0]
-    assert not strays(losses, reference, spread), f"{losses}, {reference}, {spread}"
+def test_a_thousand_bfloat16_steps_stay_with_float32(tmp_path):
+    runs = np.stack([smoothed_losses(1, tmp_path, "--no-deterministic", "--seed", seed) for seed in "012"])
+    reference, spread = runs[0], np.ptp(runs, axis=0)
+    assert reference[-1] < 0.5 * reference[0] and len(reference) == STEPS // WINDOW
+    for version in (3, 4):
+        losses = smoothed_losses(version, tmp_path, "--use-amp")
+        assert not strays(losses, reference, spread), f"version {version}: {losses}, {reference}, {spread}"
 
 
 def test_straying_losses_are_seen():
@@ -98,21 +96,12 @@ def test_straying_losses_are_seen():
 # ---------------------------------------------------------------- more than 2^31 elements
 
 
-@pytest.fixture
-def room():
-    """Return a function that skips the test unless the GPU has so many bytes free."""
-
-    def ask(needed):
-        torch.cuda.empty_cache()
-        free = torch.cuda.mem_get_info()[0]
-        if free < needed:
-            pytest.skip(f"needs {needed / GB:.0f} GB of free GPU memory, there are {free / GB:.0f}")
-
-    yield ask
+def leaf(*shape, copies):
+    """Return a bfloat16 leaf on the GPU; skip the test where this many of its size have no room."""
     torch.cuda.empty_cache()
-
-
-def leaf(*shape):
+    needed, free = 2 * copies * math.prod(shape), torch.cuda.mem_get_info()[0]
+    if free < needed:
+        pytest.skip(f"needs {needed / GB:.0f} GB of free GPU memory, there are {free / GB:.0f}")
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
 
 
@@ -138,12 +127,11 @@ INDEPENDENT_ROWS = {  # operation -> its call, and the shape of a row
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", INDEPENDENT_ROWS)
-def test_rows_beyond_the_limit(name, room):
+def test_rows_beyond_the_limit(name):
     """Every row and its gradient are what they are alone, bit by bit."""
     operation, shape = INDEPENDENT_ROWS[name]
     count = LIMIT // math.prod(shape) + 5
-    room(14 * count * math.prod(shape) * 2)
-    x = leaf(count, *shape)
+    x = leaf(count, *shape, copies=14)
     y = operation(x)
     dy = torch.randn_like(y)
     y.backward(dy)
@@ -156,11 +144,10 @@ def test_rows_beyond_the_limit(name, room):
 
 
 @pytest.mark.gpu
-def test_cross_entropy_beyond_the_limit(room):
+def test_cross_entropy_beyond_the_limit():
     V = 128256
     rows = LIMIT // V + 7
-    room(5 * rows * V * 2)
-    logits, labels = leaf(rows, V), torch.randint(V, (rows,), device="cuda")
+    logits, labels = leaf(rows, V, copies=5), torch.randint(V, (rows,), device="cuda")
     labels[-3:] = V - 1
     V3.cross_entropy(logits, labels).backward()
     for part in probes(rows, V):
@@ -171,10 +158,9 @@ def test_cross_entropy_beyond_the_limit(room):
 
 
 @pytest.mark.gpu
-def test_adamw_beyond_the_limit(room):
+def test_adamw_beyond_the_limit():
     count = LIMIT + 4100
-    room(6 * count * 4)
-    big = torch.nn.Parameter(torch.randn(count, device="cuda"))
+    big = torch.nn.Parameter(leaf(count, copies=13).detach().float())
     parts = (slice(0, 4096), slice(LIMIT - 2048, LIMIT + 2048), slice(count - 4096, count))
     small = [torch.nn.Parameter(big.detach()[part].clone()) for part in parts]
     big.grad = torch.randn_like(big)

@@ -1,16 +1,11 @@
-"""Find faults in the commands of a page, and in its links.
-
-from page_faults import faults_of_command, faults_of_links
-"""
+"""Find faults in the commands of a page, and in its links."""
 
 import functools
 import os
-import pathlib
 import re
 import subprocess
-import sys
 
-from common.pages import Command
+from processes import run_file
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PASSES_ON = re.compile(
@@ -19,12 +14,13 @@ PASSES_ON = re.compile(
 
 
 @functools.cache
-def help_of(program: pathlib.Path) -> str:
-    """Return what the program prints for --help; empty where it fails."""
-    interpreter = [] if program.suffix == ".sh" else [sys.executable]
-    environment = os.environ | {"COLUMNS": "200"}
-    done = subprocess.run([*interpreter, str(program), "--help"], capture_output=True, text=True, env=environment)
-    return done.stdout if done.returncode == 0 else ""
+def help_of(program):
+    """Return what the program prints for --help, run as a process would; empty where it fails."""
+    if program.suffix == ".sh":
+        done = subprocess.run([program, "--help"], capture_output=True, text=True)
+    else:
+        done = run_file(program, "--help", COLUMNS="200")
+    return "" if done.returncode else done.stdout
 
 
 def program_of(words):
@@ -35,18 +31,13 @@ def program_of(words):
     return words[place], words[place + 1 :]
 
 
-def training_script(folder: pathlib.Path) -> pathlib.Path | None:
-    """Return the training script of a version's folder."""
-    return next(iter(sorted(folder.glob("tiny_llama_v*.py"))), None)
-
-
-def knows(text: str, option: str) -> bool:
+def knows(text, option):
     """Return whether a help text names the option; --disable-X goes with every --enable-X."""
     names = {option, re.sub("^--disable-", "--enable-", option)}
     return any(re.search(rf"{re.escape(name)}(?![\w-])", text) for name in names)
 
 
-def faults_of_command(command: Command, folder: pathlib.Path, versions: list[pathlib.Path]) -> list[str]:
+def faults_of_command(command, folder, versions):
     """Return sentences on what keeps a command from running in a folder.
 
     versions: the folders whose training scripts get the options that a tool passes on, in addition to that of `folder`.
@@ -61,18 +52,17 @@ def faults_of_command(command: Command, folder: pathlib.Path, versions: list[pat
         return [f"{where}: {program} cannot be executed"]
     if path.suffix == ".sbatch":  # its first argument is a version, whose options follow
         path = next(folder.glob(f"version{arguments[0]}_*/tiny_llama_v*.py"))
-    text = help_of(path)
-    if not text:
+    texts = [help_of(path)]
+    if not texts[0]:
         return [f"{where}: {program} --help fails"]
-    texts = [text]
-    if PASSES_ON.search(" ".join(text.split())) or path.stem.startswith("v3_stage"):
-        scripts = filter(None, map(training_script, [folder, path.parent, *versions]))
+    if PASSES_ON.search(" ".join(texts[0].split())) or path.stem.startswith("v3_stage"):
+        scripts = [script for place in (folder, path.parent, *versions) for script in place.glob("tiny_llama_v*.py")]
         texts += map(help_of, dict.fromkeys(script.resolve() for script in scripts))
     options = [word.split("=")[0] for word in arguments if word.startswith("--")]
     return [f"{where}: {program} knows no {option}" for option in options if not any(knows(t, option) for t in texts)]
 
 
-def faults_of_links(page: pathlib.Path) -> list[str]:
+def faults_of_links(page):
     """Return sentences on the page's relative links that lead nowhere."""
     targets = [target.split("#")[0] for target in LINK.findall(page.read_text(encoding="utf-8"))]
     relative = [target for target in targets if target and "://" not in target]

@@ -1,13 +1,14 @@
-"""The pages: their commands exist, take those options and run, their links lead somewhere, and they stay short."""
+"""The pages: their commands exist, take those options and run, their links lead somewhere, and they keep their form."""
 
 import re
 import shlex
+import subprocess
 
 import pytest
 import torch
 from page_faults import faults_of_command, faults_of_links, program_of
 
-from common.pages import FOLDERS, PAGES, TABLE, all_pages, blocks, commands, quoted_rows, start_of
+from common.pages import FOLDERS, PAGES, TABLE, Command, all_pages, blocks, commands, quoted_rows, start_of
 from common.records import MODELS, PRECISIONS
 from common.versions import REPOSITORY, SCRIPTS, load_version
 from maintain import pictures
@@ -15,35 +16,43 @@ from maintain import pictures
 SHORT = (
     "--hidden-dim 32 --num-layers 1 --num-heads 2 --seq-len 16 --batch-size 2 --num-steps 2 --warmup-steps 1".split()
 )
-named = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+STAGES = REPOSITORY / "version3_triton" / "exercises" / "performance_debugging"
+EXERCISES = [page for folder in FOLDERS for page in sorted((folder / "exercises").glob("*.md"))]
+HANDS_ON = sorted({*REPOSITORY.glob("exercises/**/*.md")} - {*PAGES})
 
 
-@named
+def each(pages):
+    return pytest.mark.parametrize("page", pages, ids=lambda page: str(page.relative_to(REPOSITORY)))
+
+
+# ---------------------------------------------------------------- commands and links
+
+
+def folder_of(page):
+    """Return the folder in which a page's commands run."""
+    if page in EXERCISES or STAGES in page.parents:
+        return STAGES if STAGES in page.parents else page.parent.parent
+    return REPOSITORY if page in HANDS_ON else start_of(page)
+
+
+@each([*all_pages(), *HANDS_ON])
 def test_commands_exist_and_take_their_options(page):
-    faults = []
-    for command in commands(page):
-        if program_of(command.words())[0] == "-c":
-            continue
-        faults += faults_of_command(command, start_of(page), FOLDERS)
-    assert not faults, "\n".join(faults)
+    found = [command for command in commands(page) if program_of(command.words())[0] != "-c"]
+    assert len(found) >= (4 if page in EXERCISES else page not in PAGES and page.name != "hints.md")
+    assert [fault for command in found for fault in faults_of_command(command, folder_of(page), FOLDERS)] == []
 
 
-@named
+@each([*all_pages(), *HANDS_ON])
 def test_links_lead_somewhere(page):
+    """Also into pages, by GitHub's anchors: the heading in small letters, without punctuation, hyphens for spaces."""
     assert faults_of_links(page) == []
-
-
-@named
-def test_links_into_pages_meet_a_heading(page):
-    """GitHub's anchors: the heading in small letters, without punctuation, with hyphens for spaces."""
     for target in re.findall(r"\]\(([^)\s]*#[^)\s]+)\)", page.read_text()):
-        if "://" in target:
-            continue
-        file, anchor = target.split("#")
-        path = page.parent / file if file else page
-        headings = re.findall(r"^#+ (.*)", path.read_text(), re.MULTILINE)
-        anchors = [re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings]
-        assert anchor in anchors, f"{target}: {path.name} has no such heading"
+        if "://" not in target:
+            file, anchor = target.split("#")
+            path = page.parent / file if file else page
+            headings = re.findall(r"^#+ (.*)", path.read_text(), re.MULTILINE)
+            anchors = [re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings]
+            assert anchor in anchors, f"{target}: {path.name} has no such heading"
 
 
 @pytest.mark.parametrize("version", SCRIPTS)
@@ -60,6 +69,77 @@ def test_the_commands_under_run_do_run(version, tmp_path, monkeypatch, capsys):
         argv = shlex.split(line, comments=True)[2:]
         assert load_version(version).main([*argv, *SHORT]) == 0, line
         assert "trained    " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_wrappers_on_exercise_pages_accept_their_options(folder):
+    """A dry run of every get_*.sh line as it is written, where no special profiler is needed."""
+    found = [command for page in EXERCISES if folder_of(page) == folder for command in commands(page)]
+    lines = {c.text for c in found if c.text.startswith("./get_") and not {"--pmc", "--roof"} & set(c.words())}
+    assert lines
+    for line in sorted(lines):
+        command = [*line.split(), "--dry-run", "--profiler", "pytorch"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("python tiny_llama_v2.py --preset small --disable-qkv-fusion --no-graph", None),
+        ("python compare_versions.py --preset small --rounds 3", None),  # --preset goes to the scripts
+        ("python no_such_tool.py", "does not exist"),
+        ("python tiny_llama_v2.py --fused", "knows no --fused"),
+        ("python compare_versions.py --pre small", "knows no --pre"),
+        ("python analyze_kernel_reduction.py --preset small", "knows no --preset"),
+        ("python tiny_llama_v2.py --disable-everything", "knows no --disable-everything"),
+        ("./README.md", "cannot be executed"),
+        ("python ../scripts/maintain/ladder.py --wirte", "knows no --wirte"),
+        ("torchrun --nproc-per-node 2 tiny_llama_v2.py --paralel ddp", "--paralel"),
+    ],
+)
+def test_faults_of_commands_are_seen(command, said):
+    faults = faults_of_command(Command(1, command), SCRIPTS[2].parent, FOLDERS)
+    assert len(faults) == bool(said) and (said or "") in "".join(faults)
+
+
+def test_faults_of_other_programs_are_seen(tmp_path):
+    (tmp_path / "broken.py").write_text("raise SystemExit(1)\n")
+    assert "--help fails" in faults_of_command(Command(1, "python broken.py"), tmp_path, FOLDERS)[0]
+    job = Command(1, "sbatch --nodes 2 scripts/train.sbatch 3 --presett medium")
+    assert "--presett" in faults_of_command(job, REPOSITORY, FOLDERS)[0]
+
+
+def test_commands_of_a_page_are_found(tmp_path):
+    page = tmp_path / "page.md"
+    block = "# why\npython a.py \\\n  --b\n\n./c.sh  # what for\n"
+    page.write_text(f"text\n\n```bash\n{block}```\n\n    python d.py\n    x = 1\n```python\nx\n```\n")
+    found = [(6, ["python", "a.py", "--b"]), (8, ["./c.sh"]), (11, ["python", "d.py"])]
+    assert [(c.line, c.words()) for c in commands(page)] == found
+    page.write_text("[a](missing.md#part) [b](https://example.com) [c](page.md) [d](#here)\n")
+    assert faults_of_links(page) == ["missing.md does not exist"]
+
+
+# ---------------------------------------------------------------- form
+
+
+@each(EXERCISES)
+def test_form_of_exercise_pages(page):
+    text = page.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    assert len(lines) <= 100 and max(map(len, lines)) <= 200
+    sections = [line[3:] for line in lines if line.startswith("## ")]
+    assert sections == ["Objective", "Steps", "What to look for", "Questions"]
+    shown, rest = text.split("## Questions")[1].split("<details><summary>Answers</summary>")
+    folded, after = rest.split("</details>")
+    asked, answered = (re.findall(r"^(\d)\. ", part, re.MULTILINE) for part in (shown, folded))
+    assert len(asked) >= 3 and asked == answered
+    assert "*Next*" in after  # a link that stays in sight while the answers are folded
+    assert f"`{folder_of(page).name}/`" in text  # where the commands run
+
+
+def test_every_version_has_its_exercises():
+    assert [sum(folder_of(page) == folder for page in EXERCISES) for folder in FOLDERS] == [3, 4, 3, 2]
 
 
 def test_pages_of_versions_are_short():
@@ -84,7 +164,7 @@ def test_tables_of_measurements_are_generated():
 def test_exercise_pages_say_of_every_time_which_row_it_is():
     """ladder.py --check compares them with the recorded run; a time without a row would be compared with nothing."""
     quoted = 0
-    for page in sorted(REPOSITORY.glob("version*/exercises/*.md")):
+    for page in EXERCISES:
         for time in re.finditer(r"\d+\.\d+\s+ms\b(<!--)?", page.read_text()):
             assert time[1], f"{page.name}: {time[0]} does not name its row: {time[0]}<!-- v1 small float32 -->"
             quoted += 1
@@ -95,31 +175,12 @@ def test_exercise_pages_say_of_every_time_which_row_it_is():
     assert quoted > 10
 
 
-@pytest.mark.parametrize("page", all_pages(), ids=lambda page: str(page.relative_to(REPOSITORY)))
+@each(all_pages())
 def test_markers_are_of_one_kind_and_in_pairs(page):
     text = page.read_text()
     begun, ended = (re.findall(rf"<!-- (.+):{side} -->", text) for side in ("begin", "end"))
     assert begun == ended and len(set(begun)) == len(begun)
     assert len(TABLE.findall(text)) == len(begun)
-
-
-@pytest.mark.parametrize(
-    "text, said",
-    [
-        ("```bash\npython scripts/nothing.py\n```\n", "does not exist"),
-        ("```bash\npython scripts/maintain/ladder.py --wirte\n```\n", "knows no --wirte"),
-        (
-            "```bash\ntorchrun --nproc-per-node 2 version1_pytorch_baseline/tiny_llama_v1.py --paralel ddp\n```\n",
-            "--paralel",
-        ),
-        ("```bash\nsbatch --nodes 2 scripts/train.sbatch 3 --presett medium\n```\n", "--presett"),
-    ],
-)
-def test_a_wrong_command_is_found(tmp_path, text, said):
-    page = tmp_path / "page.md"
-    page.write_text(text)
-    faults = [fault for command in commands(page) for fault in faults_of_command(command, REPOSITORY, FOLDERS)]
-    assert len(faults) == 1 and said in faults[0]
 
 
 # ---------------------------------------------------------------- timetable
@@ -156,7 +217,7 @@ def test_the_timetable_adds_up():
 
 def test_the_timetable_has_every_exercise_once_and_the_sessions_of_the_top_page():
     planned = [page for steps, _ in timetable().values() for page, _ in steps]
-    exercises = {*REPOSITORY.glob("version*/exercises/*.md"), *REPOSITORY.glob("exercises/[01]*/README.md")}
+    exercises = {*EXERCISES, *REPOSITORY.glob("exercises/[01]*/README.md")}
     assert len(planned) == len(set(planned)) and exercises <= set(planned)
     sessions = re.findall(r"^\| (\d [^|]+) \|", (REPOSITORY / "README.md").read_text(), re.MULTILINE)
     assert sessions == [name for name in timetable() if "optional" not in name]
@@ -169,7 +230,7 @@ def test_pictures_and_their_texts_are_those_of_the_recorded_run():
     assert pictures.main(["--check"]) == 0
 
 
-@pytest.mark.parametrize("page", all_pages(), ids=lambda page: str(page.relative_to(REPOSITORY)))
+@each(all_pages())
 def test_pictures_have_a_text_and_are_small(page):
     assert "![" not in page.read_text()  # which has no width
     for target, text in re.findall(r'<img src="(.+?)" .*alt="(.*?)">', page.read_text()):

@@ -112,7 +112,7 @@ def line_of(output, name):
     return next(line for line in output.splitlines() if line.startswith(name)).removeprefix(name).split()
 
 
-def test_without_folders_all_four_are_compared(capsys):
+def test_without_folders_all_four_are_compared(one_process, capsys):
     assert versions_tool.main([*HERE, "--rounds", "1", "--num-steps", "2"]) == 0
     output, errors = capsys.readouterr()
     assert (
@@ -152,7 +152,7 @@ def test_the_documented_comparison(comparison):
     assert f"<td>{report.rounded(second['step_ms']['median'])}</td>" in page
 
 
-def test_a_version_that_fails_is_named_and_the_rest_compared(tmp_path, capsys):
+def test_a_version_that_fails_is_named_and_the_rest_compared(one_process, tmp_path, capsys):
     """Version 2 here is a copy that fails after its options are read."""
     copy = tmp_path / "tiny_llama_v2.py"
     text = SCRIPTS[2].read_text()

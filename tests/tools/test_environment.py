@@ -16,6 +16,15 @@ from common.versions import REPOSITORY
 
 PINNED = {"torch": "2.13.0", "triton": "3.7.1", "numpy": "2.3.5" if sys.version_info >= (3, 11) else "2.2.6"}
 TORCH = "class version:\n    hip, cuda = {hip!r}, {cuda!r}\n"
+# A python3 that copies pip into an environment instead of installing it, which takes seconds.
+PYTHON = """
+case "$1 $2" in "-m venv")
+    "{python}" "$@" --without-pip || exit
+    for folder; do :; done
+    exec cp -Rp "{pip}/." "$folder"/lib/python3*/site-packages ;;
+esac
+exec "{python}" "$@"
+"""
 
 
 def write_module(folder, name, version, hip=None, cuda=None, project=None, requires=None):
@@ -52,7 +61,7 @@ def write_tool(path, text):
 class Machine:
     """A checkout in a folder with a space, a python3 without packages, pip without a network, and no GPU."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, pip):
         self.checkout = folder / "a checkout"
         common = self.checkout / "scripts" / "common"
         common.mkdir(parents=True)
@@ -72,6 +81,7 @@ class Machine:
         self.tools = folder / "tools"
         for tool in ("nvidia-smi", "rocminfo", "amd-smi"):
             write_tool(self.tools / tool, "exit 1")
+        write_tool(self.tools / "python3", PYTHON.format(python=self.python / "bin" / "python3", pip=pip))
         self.settings = {"TINY_LLAMA_CPU": "1"}  # a real /dev/kfd cannot be hidden
 
     def add_wheels(self, **build):
@@ -140,13 +150,21 @@ class Machine:
         return dict(zip(PINNED, (line.split(" ", 1) for line in lines), strict=True))
 
 
+@pytest.fixture(scope="session")
+def pip(tmp_path_factory):
+    """Return a folder of packages with pip."""
+    venv.create(tmp_path_factory.mktemp("pip") / "venv", with_pip=True)
+    return next(tmp_path_factory.getbasetemp().glob("pip*/venv/lib/python3*/site-packages"))
+
+
 @pytest.fixture
-def machine(tmp_path):
-    return Machine(tmp_path)
+def machine(tmp_path, pip):
+    return Machine(tmp_path, pip)
 
 
 def test_fresh_machine_gets_the_pinned_versions_once(machine):
     machine.add_wheels()
+    (machine.tools / "python3").unlink()  # venv and pip as they are
     machine.settings["PIP_USER"] = "1"  # as clusters set it; it must not lead out of the environment
     first = machine.run()
     assert first.stdout == f"{machine.venv}/bin/python\n" and "Installing torch triton numpy" in first.stderr

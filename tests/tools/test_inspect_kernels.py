@@ -163,6 +163,7 @@ def test_too_much_shared_memory_and_spills_are_faults():
     assert set(row.matrix_instructions) == {"wgmma.mma_async"}
 
 
+@pytest.mark.slow
 def test_spills_are_no_fault_outside_of_data_centres():
     result = run_tool(*ATTENTION, *"--target gfx1100 --dtype fp32 --tiles 32x32 --warps 1".split())
     assert result.returncode == 0, result.stdout

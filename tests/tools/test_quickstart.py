@@ -56,6 +56,7 @@ def test_the_next_step_is_printed_for_a_shell_in_this_folder(tmp_path, monkeypat
     assert read == "and read version1_pytorch_baseline/README.md"
 
 
+@pytest.mark.slow
 def test_version_3_is_passed_over_without_triton():
     """As on macOS and Windows; None in sys.modules is how Python says that a module is not to be found."""
     program = "import sys; sys.modules['triton'] = None; import quickstart; sys.exit(quickstart.main(sys.argv[1:]))"

@@ -15,13 +15,13 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 
-from common.peers import CANONICAL
+from common.peers import LibraryLlama
 from common.versions import load_version
 
 GOLDEN = pathlib.Path(__file__).with_suffix(".json")
 STEPS = 5
-SIZES = ("hidden-dim", "num-layers", "num-heads", "num-kv-heads", "intermediate-dim", "vocab-size", "seq-len")
-CASES = {  # SIZES and batch size; head sizes 16, 32, 64 and 128, which all four versions take
+SIZES = "hidden-dim num-layers num-heads num-kv-heads intermediate-dim vocab-size seq-len batch-size".split()
+CASES = {  # SIZES; head sizes 16, 32, 64 and 128, which all four versions take
     "one key/value head": (48, 2, 3, 1, 71, 51, 19, 2),
     "as many as query heads": (64, 1, 2, 2, 33, 101, 7, 2),
     "one token": (64, 1, 1, 1, 50, 37, 1, 5),
@@ -32,8 +32,8 @@ CASES = {  # SIZES and batch size; head sizes 16, 32, 64 and 128, which all four
 
 def options(case):
     """Return the command line of a case."""
-    sizes = [*zip(SIZES, CASES[case], strict=False), ("batch-size", CASES[case][-1]), ("learning-rate", "1e-2")]
-    return [word for name, size in sizes for word in (f"--{name}", str(size))] + ["--seed", "5", "--no-graph"]
+    sizes = [f"--{name} {size}" for name, size in zip(SIZES, CASES[case], strict=True)]
+    return f"{' '.join(sizes)} --learning-rate 1e-2 --seed 5 --no-graph".split()
 
 
 @contextlib.contextmanager
@@ -52,47 +52,29 @@ def float64_throughout():
         yield
 
 
-def build(config, attention="eager"):
-    """Return LlamaForCausalLM of a config's sizes, with weights yet to be loaded."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_dim, "rms_norm_eps": 1e-6}
-    sizes |= {"intermediate_size": config.intermediate_dim, "num_hidden_layers": config.num_layers}
-    sizes |= {"num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads}
-    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
-    rest = {"tie_word_embeddings": True, "attn_implementation": attention, "bos_token_id": None, "eos_token_id": None}
-    return LlamaForCausalLM(LlamaConfig(**sizes, **rope, **rest))
-
-
-def canonical(model):
-    """Return {version 1's name: parameter}."""
-    names = {name: name.removeprefix("model.").split(".") for name, _ in model.named_parameters()}
-    return {".".join(CANONICAL.get(part, part) for part in names[n]): p for n, p in model.named_parameters()}
-
-
-def outcome(case, attention="eager", dtype=torch.float32):
-    """Return logits, loss and gradients of the first batch, and losses and weights of five AdamW steps."""
+def outcome(case, dtype=torch.float32):
+    """Return logits and gradients of the first batch, and losses and weights of five AdamW steps."""
     script = load_version(1)
     config = script.parse_options([*options(case), "--device", "cpu"])
-    model, data = build(config, attention).to(dtype), script.load_data(config)
-    weights = canonical(model)
-    with torch.no_grad():
-        for name, weight in script.Trainer(config).initial["tensors"].items():
-            weights.pop(name).copy_(weight)
-    assert not weights, f"not initialised: {list(weights)}"
-    optimizer, losses, first = torch.optim.AdamW(model.parameters(), lr=config.learning_rate), [], {}
+    config.library, config.fp8, config.enable_torch_compile = "transformers", False, False
+    model, data, losses, first = LibraryLlama(config).to(dtype), script.load_data(config), [], {}
+    model.llama.set_attn_implementation("eager")
+    initial = script.Trainer(config).initial["tensors"]
+    for name, p in model.named_parameters():
+        p.data.copy_(initial.pop(name))
+    assert not initial, f"not in the library's model: {list(initial)}"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
     for step in range(STEPS):
         tokens, labels = script.batch(data, step, config)
         optimizer.zero_grad()
-        logits = model(input_ids=tokens, use_cache=False).logits
+        logits = model.llama(input_ids=tokens, use_cache=False).logits
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
         loss.backward()
         losses.append(loss.item())
-        if not step:
-            first = {"logits": logits.detach(), "loss": loss.item()}
-            first["gradients"] = {name: p.grad.clone() for name, p in canonical(model).items()}
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        first = first or {"logits": logits.detach(), "gradients": gradients}
         optimizer.step()
-    return first | {"losses": losses, "weights": {name: p.detach() for name, p in canonical(model).items()}}
+    return first | {"losses": losses, "weights": {name: p.detach() for name, p in model.named_parameters()}}
 
 
 def fingerprint(tensor):
@@ -102,13 +84,17 @@ def fingerprint(tensor):
     return [float(f"{number:.9g}") for number in (flat.norm().item(), (flat @ pattern / pattern.norm()).item())]
 
 
+def fingerprints(found):
+    """Return the fingerprint of the logits and of every gradient."""
+    return {name: fingerprint(tensor) for name, tensor in {"logits": found["logits"], **found["gradients"]}.items()}
+
+
 def golden():
     content = {"transformers": importlib.metadata.version("transformers"), "torch": torch.__version__, "cases": {}}
     for case in CASES:
         found = outcome(case)
-        tensors = {"logits": found["logits"], **found["gradients"]}
-        prints = {name: fingerprint(tensor) for name, tensor in tensors.items()}
-        content["cases"][case] = {"options": " ".join(options(case)), "losses": found["losses"], "fingerprints": prints}
+        content["cases"][case] = {"options": " ".join(options(case)), "losses": found["losses"]}
+        content["cases"][case]["fingerprints"] = fingerprints(found)
     return content
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from common.versions import SCRIPTS, load_version
+from training import train
 
 MINI = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 40 --seq-len 8 --batch-size 2".split()
 SHORT = [*MINI, "--num-steps", "3", "--warmup-steps", "1"]
@@ -43,39 +44,24 @@ def strict_json(text):
 
 # ---------------------------------------------------------------- options
 
-# The options of the workshop's guides, and all others: each line is a command line that must parse.
+# The options of the workshop's guides and all others, but for the switches of test_gradients.py: each line must parse.
 COMMAND_LINES = {
     "1234": """
-        --batch-size 8 --seq-len 128 --num-steps 20
-        --hidden-dim 512 --num-layers 8 --num-heads 8 --learning-rate 3e-4
-        --num-kv-heads 4 --intermediate-dim 1408 --vocab-size 32000
-        --preset tiny --seed 3 --warmup-steps 0
+        --batch-size 8 --seq-len 128 --num-steps 20 --hidden-dim 512 --num-layers 8 --num-heads 8 --learning-rate 3e-4
+        --num-kv-heads 4 --intermediate-dim 1408 --vocab-size 32000 --preset tiny --seed 3 --warmup-steps 0
         --preset small --deterministic --no-graph
         --preset medium --no-deterministic --graph --tf32
-        --use-amp --amp-dtype float16
-        --device cpu --validate-setup
-        --save-every 5 --checkpoint-dir folder/new --metrics-file metrics.json
-        --resume
-        --enable-pytorch-profiler --profile-dir folder --profile-steps 5
-        --enable-pytorch-profiler --profile-memory --profile-operators --sort-by cuda_time_total
-        --enable-memory-profiling --sort-by self_cpu_time_total
-        --profile-attention-only
-        --data long.txt --seq-len 8 --vocab-size 128
+        --use-amp --amp-dtype float16 --data long.txt --seq-len 8 --vocab-size 128
+        --device cpu --validate-setup --save-every 5 --checkpoint-dir folder/new --metrics-file metrics.json --resume
+        --enable-pytorch-profiler --profile-dir folder --profile-steps 5 --profile-memory --profile-operators
+        --enable-memory-profiling --profile-attention-only --sort-by self_cpu_time_total
     """,
     "2": """
-        --enable-qkv-fusion --enable-flash-attention --enable-swiglu-fusion
-        --disable-qkv-fusion --disable-flash-attention --disable-swiglu-fusion --disable-torch-compile
         --enable-torch-compile --compile-mode max-autotune
         --enable-all-fusion --use-amp --amp-dtype bfloat16
     """,
-    "3": """
-        --disable-rmsnorm-kernel --disable-rope-kernel --disable-swiglu-kernel
-        --disable-attention-kernel --disable-loss-kernel --disable-optimizer-kernel
-        --enable-rmsnorm-kernel --enable-attention-kernel
-        --disable-attention-kernel --use-amp --fp8
-    """,
+    "3": "--disable-attention-kernel --use-amp --fp8",
     "4": """
-        --attention-backend math
         --attention-backend auto --disable-torch-compile
         --enable-torch-compile --compile-mode default
     """,
@@ -133,9 +119,10 @@ ODD_COMMAND_LINES = {
         --disable-attention-kernel: --hidden-dim 24 --num-heads 1
         optimizer: --use-amp --amp-dtype float16 --disable-optimizer-kernel
         --compile-mode: --compile-mode default
-        --fp8: --fp8
-        --fp8: --fp8 --use-amp --amp-dtype float16
-        --fp8: --fp8 --use-amp --disable-attention-kernel --batch-size 1 --seq-len 24
+        --use-amp: --fp8
+        bfloat16: --fp8 --use-amp --amp-dtype float16
+        of 16: batch_size x seq_len is 24: --fp8 --use-amp --disable-attention-kernel --batch-size 1 --seq-len 24
+        of 16: intermediate_dim is 40: --fp8 --use-amp --disable-attention-kernel --intermediate-dim 40
     """,
     "4": """
         --attention-backend: --attention-backend fastest
@@ -169,19 +156,13 @@ def surroundings(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("version", SCRIPTS)
 def test_every_documented_option_parses(version, surroundings):
-    script, given = load_version(version), set()
+    script, given = load_version(version), {"-h", "--help", "--parallel"}  # the last under torchrun only
     for line in lines_of(COMMAND_LINES, version):
-        if (version, line[:9]) == (3, "--use-amp") and "float16" not in line.split() and not torch.cuda.is_available():
-            continue  # Triton's interpreter has no bfloat16 dot
         given |= {word for word in line.split() if word.startswith("--")}
         if "--fp8" not in line or torch.cuda.is_available() or hasattr(torch.nn.functional, "scaled_mm"):
             script.parse_options(line.split())
     known = {option for action in script.build_parser()._actions for option in action.option_strings}
-    only_under_torchrun = {"--parallel"}
-    untested = {
-        option for option in known - given - only_under_torchrun if not re.match("-h|--(help|enable|disable)", option)
-    }
-    assert not untested
+    assert not {option for option in known - given if not re.match("--(enable|disable)", option)}
 
 
 @pytest.mark.parametrize("version", SCRIPTS)
@@ -195,13 +176,12 @@ def test_odd_command_lines_are_refused_in_one_sentence(version, surroundings, ca
     assert len(lines) >= 95
     if os.geteuid() != 0:  # root may write everywhere
         lines += ["--metrics-file: --metrics-file read-only/metrics.json"]
-        lines += [
-            f"{name}-dir: --save-every 1 --profile-memory --{name}-dir read-only" for name in ("profile", "checkpoint")
-        ]
+        lines += ["--profile-dir: --profile-memory --profile-dir read-only"]
+        lines += ["--checkpoint-dir: --save-every 1 --checkpoint-dir read-only"]
     if not torch.cuda.is_available() and version in ON_A_CPU:
         lines.append(f"{ON_A_CPU[version][0]}: {shlex.join(ON_A_CPU[version][1])}")
     for line in lines:
-        words, _, argv = line.partition(": ")
+        words, _, argv = line.rpartition(": ")
         status, out, err = call(version, shlex.split(argv.replace("LONGNAME", "n" * 5000)), capsys)
         assert status == 2 and not out, f"{line}: status {status}"
         assert words in err and err.startswith(SCRIPTS[version].name) and err.count("\n") == 1, f"{line}: {err}"
@@ -231,8 +211,6 @@ def test_defaults_and_presets(version):
         "--validate-setup --preset tiny": (256, 4, 8, 4, 512, 128, 8),
         "--validate-setup --seq-len 48": (64, 2, 4, 2, 256, 48, 2),
     }.items():
-        if version == 3 and "--num-heads 1" in argv and not argv.startswith("--hidden"):
-            argv += " --disable-attention-kernel" if 128 not in script.HEAD_DIMS else ""
         config = script.parse_options(argv.split())
         assert tuple(getattr(config, name) for name in sizes) == wanted, argv
     config = script.parse_options([])
@@ -282,47 +260,42 @@ SUMMARY_KEYS = set(
 ENVIRONMENT_KEYS = set("device device_type python torch triton cuda hip date commit script_sha256".split())
 
 
-def check_keys(version, metrics):
+def check_metrics(version, metrics):
+    """Check the keys, what follows from the steps, and what can be counted by hand."""
     assert list(metrics) == ["version", "config", "options", "environment", "steps", "summary"]
-    assert metrics["version"] == version
-    assert [step.keys() for step in metrics["steps"]] == [STEP_KEYS] * 3
-    assert metrics["summary"].keys() == SUMMARY_KEYS
-    assert metrics["summary"]["step_ms"].keys() == {"median", "p25", "p75"}
-    assert metrics["environment"].keys() == ENVIRONMENT_KEYS
-    assert metrics["summary"]["graph"].keys() == {"captured", "reason"}
-    options, config = metrics["options"], metrics["config"]
+    steps, summary, options, config = (metrics[name] for name in ("steps", "summary", "options", "config"))
+    environment, device = metrics["environment"], "cuda" if torch.cuda.is_available() else "cpu"
+    assert metrics["version"] == version and environment.keys() == ENVIRONMENT_KEYS
+    assert environment["script_sha256"] == hashlib.sha256(SCRIPTS[version].read_bytes()).hexdigest()
+    assert (environment["torch"], environment["device_type"]) == (torch.__version__, device)
+    age = datetime.datetime.now(datetime.timezone.utc) - datetime.datetime.fromisoformat(environment["date"])
+    assert environment["commit"] is None and age < datetime.timedelta(hours=1)  # the copy has no repository
     assert (options["hidden_dim"], options["num_steps"], options["metrics_file"]) == (32, 3, "metrics.json")
     assert (config["hidden_dim"], config["num_kv_heads"], config["intermediate_dim"]) == (32, 1, 128)
-
-
-def check_numbers(steps, summary):
-    """Check what follows from the steps, and what can be counted by hand."""
-    assert [step["step"] for step in steps] == [0, 1, 2]
-    assert summary["first_loss"] == steps[0]["loss"] and summary["final_loss"] == steps[-1]["loss"]
-    times = sorted(step["step_ms"] for step in steps)
-    assert summary["step_ms"]["median"] == pytest.approx(times[1])
-    assert summary["step_ms"]["p25"] == pytest.approx((times[0] + times[1]) / 2)
-    assert summary["step_ms"]["p75"] == pytest.approx((times[1] + times[2]) / 2)
-    assert summary["samples_per_second"] == pytest.approx(2 * 1000 / times[1])
-    assert summary["tokens_per_second"] == pytest.approx(8 * summary["samples_per_second"])
-    assert summary["tflops"] == pytest.approx(summary["flops_per_step"] / times[1] / 1e9)
+    assert [step.keys() for step in steps] == [STEP_KEYS] * 3 and [step["step"] for step in steps] == [0, 1, 2]
     for step in steps:
         phases = [step[f"{phase}_ms"] for phase in ("forward", "backward", "optimizer")]
         assert None in phases or 0 < sum(phases) <= 1.05 * step["step_ms"]
+    reason = summary["graph"]["reason"] if device == "cuda" else "a CPU has no graphs"
+    reason = reason if version > 2 else "no --graph"
+    low, median, high = sorted(step["step_ms"] for step in steps)
     # embedding, norms, q and o, k and v, gate and up and down
     count = 40 * 32 + 3 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 128
-    assert summary["parameters"] == summary["parameters_trained"] == count
-    assert summary["best_loss_known"] == pytest.approx(1.75 * math.log(2))
-    assert summary["precision"] == "float32" and summary["warmup_s"] > 0 and summary["peak_memory_mb"] > 0
-    assert summary["graph"]["captured"] == (summary["graph"]["reason"] is None)
-
-
-def check_environment(version, environment):
-    assert environment["script_sha256"] == hashlib.sha256(SCRIPTS[version].read_bytes()).hexdigest()
-    age = datetime.datetime.now(datetime.timezone.utc) - datetime.datetime.fromisoformat(environment["date"])
-    assert datetime.timedelta(0) <= age < datetime.timedelta(hours=1)
-    assert environment["torch"] == torch.__version__ and environment["commit"] is None  # the copy has no repository
-    assert environment["device_type"] == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert summary.keys() == SUMMARY_KEYS and summary["warmup_s"] > 0 and summary["peak_memory_mb"] > 0
+    expected = {
+        "first_loss": steps[0]["loss"],
+        "final_loss": steps[-1]["loss"],
+        "best_loss_known": pytest.approx(1.75 * math.log(2)),
+        "step_ms": pytest.approx({"median": median, "p25": (low + median) / 2, "p75": (median + high) / 2}),
+        "samples_per_second": pytest.approx(2 * 1000 / median),
+        "tokens_per_second": pytest.approx(8 * 2 * 1000 / median),
+        "tflops": pytest.approx(summary["flops_per_step"] / median / 1e9),
+        "parameters": count,
+        "parameters_trained": count,
+        "precision": "float32",
+        "graph": {"captured": reason is None, "reason": reason},
+    }
+    assert {name: summary[name] for name in expected} == expected
 
 
 def check_printed(version, metrics, out):
@@ -349,9 +322,7 @@ def test_a_script_alone(version, tmp_path, capsys):
     written = [path.name for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert sorted(written) == ["metrics.json", SCRIPTS[version].name]
     metrics = strict_json((tmp_path / "elsewhere" / "metrics.json").read_text())
-    check_keys(version, metrics)
-    check_numbers(metrics["steps"], metrics["summary"])
-    check_environment(version, metrics["environment"])
+    check_metrics(version, metrics)
     check_printed(version, metrics, result.stdout)
     assert call(1, [*SHORT, "--metrics-file", tmp_path / "v1.json"], capsys)[0] == 0
     wanted = [step["loss"] for step in strict_json((tmp_path / "v1.json").read_text())["steps"]]
@@ -397,21 +368,15 @@ def test_a_trace_has_named_ranges_and_says_what_it_is_of(version, part, tmp_path
 
 
 def test_operators_are_sorted_by_the_key(tmp_path, capsys):
-    device = "device" if torch.cuda.is_available() else "cpu"
+    """And profiling does not change the measured steps."""
+    device, file = "device" if torch.cuda.is_available() else "cpu", tmp_path / "metrics.json"
     argv = [*SHORT, "--profile-operators", "--profile-memory", "--profile-dir", tmp_path, "--profile-steps", "1"]
-    status, out, _ = call(1, [*argv, "--sort-by", "count"], capsys)
+    status, out, _ = call(1, [*argv, "--sort-by", "count", "--metrics-file", file], capsys)
     operators, memory = out.split("operators by ")[1:]
     counts = [int(count) for count in re.findall(r" (\d+) *$", operators, re.MULTILINE)]
     assert status == 0 and operators.startswith("count\n") and memory.startswith(f"self_{device}_memory_usage\n")
     assert len(counts) == 20 and counts == sorted(counts, reverse=True) and counts[0] > counts[-1]
     assert re.search(r"aten::\w+ .*\d (Kb|KB|b|B|Mb|MB)\b", memory)
     assert f"operators by {device}_time_total\n" in call(1, argv, capsys)[1]
-
-
-def test_profiling_does_not_change_the_measured_steps(tmp_path, capsys):
-    losses = []
-    for argv in ([], ["--profile-operators", "--profile-dir", tmp_path]):
-        metrics = tmp_path / "metrics.json"
-        assert call(1, [*SHORT, "--metrics-file", metrics, *argv], capsys)[0] == 0
-        losses.append([step["loss"] for step in strict_json(metrics.read_text())["steps"]])
-    assert losses[0] == losses[1] and len(losses[0]) == 3
+    losses = [step["loss"] for step in strict_json(file.read_text())["steps"]]
+    assert losses == train(1, [*SHORT, "--no-graph"], steps=3)[0]

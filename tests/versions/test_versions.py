@@ -37,9 +37,9 @@ def test_full_precision_overrides_the_options():
     assert loss_and_gradients(1, half)[0] != wanted
 
 
-@pytest.mark.parametrize("version", SCRIPTS)
+@pytest.mark.parametrize("version", [1, 3])  # version 3 has an optimizer of its own
 def test_float16_gradients_are_unscaled(version):
-    # At these sizes and with real text.
+    """At these sizes and with real text the first scales overflow."""
     real = [*quickstart.CPU_SIZES.split(), "--data", os.path.dirname(os.__file__)]
     _, wanted = loss_and_gradients(1, real)
     _, gradients = loss_and_gradients(version, [*real, "--use-amp", "--amp-dtype", "float16"])
