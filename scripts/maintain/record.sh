@@ -109,7 +109,7 @@ suite() { # NAME MINUTES OPTION...
 
 [[ $gpus -lt 2 || ${#toy[@]} -gt 0 ]] || sizes+=(--spread) # a GPU for each preset: half the time
 
-suite headline 30 --models v1,v2,v2+compile,v3,v4,hf+compile:bfloat16:fp8,liger:bfloat16 \
+suite headline 30 --models v1,v2,v2+compile,v3,v4,hf+compile:float32:bfloat16:fp8,liger:bfloat16 \
     --precisions float32,tf32,bfloat16,fp8
 suite graph 15 --models v1+nodet,v2,v2+compile,v3,v4 --precisions bfloat16 --graph on,off \
     --metrics throughput,memory

@@ -35,7 +35,7 @@ from common.versions import REPOSITORY
 RUN_ALONE = ("test.sh", "record.sh", "contribute_record.sh", "try_pages.py", "try_wrappers.sh")
 SAID_WITH_STATUS_1 = re.compile(r"check\.py (solution )?\d+")  # of an exercise that nobody has started
 PLACEHOLDER = re.compile(r"\b[A-Z]+_[A-Z]+\b(?!=)")
-LEFT_OUT = (".git", ".venv*", "__pycache__", ".pytest_cache", ".ruff_cache", ".hypothesis", "tried_pages")
+LEFT_OUT = (".git", ".venv*", "__pycache__", ".pytest_cache", ".ruff_cache", "tried_pages")
 GRACE_S = 10  # for a command to end itself and what it started, before it is killed
 LEAST_S = 5  # with less time left, a command is not begun
 

@@ -104,7 +104,7 @@ def test_the_suite_takes_the_options_that_it_is_given(toy, record, tmp_path, mon
     headline, graph = cases
     presets = {"tiny"} if toy else {"small", "medium"}
     assert {preset for preset, *_ in headline} == presets
-    assert (len(headline), len(graph)) == (19 * len(presets), 10 * len(presets))
+    assert (len(headline), len(graph)) == (20 * len(presets), 10 * len(presets))
     assert len(set(headline)) == len(headline) and len(set(graph)) == len(graph)
     in_fp8 = [model for preset, model, precision, _ in headline if precision == "fp8"]
     assert in_fp8 == ["v3", "hf+compile"] * len(presets)

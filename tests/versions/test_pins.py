@@ -121,13 +121,13 @@ def test_recorded_losses_of_the_peers_are_version_1s():
     for path in RECORDED.rglob("suite.json"):
         losses = collections.defaultdict(dict)
         for run in read_results(path)["runs"]:
-            case, summary = run["case"], run["summary"]
+            case = run["case"]
             if run["status"] == "ok" and case.model.split("+")[0] in ("v1", "hf", "liger") and case.processes == 1:
-                found = [summary["first_loss"], summary["final_loss"]]
+                found = [run["summary"]["first_loss"], run["summary"]["final_loss"]]
                 losses[(*case.configuration, case.precision)].setdefault(case.model, []).append(found)
         for (*_, precision), models in losses.items():
             for model, runs in models.items() if "v1" in models else ():  # fp8 is not version 1's
                 for found in runs:
                     assert found == pytest.approx(models["v1"][0], rel=RECORDED_ERRORS[precision]), f"{path}: {model}"
                     compared.add((model, precision))
-    assert {("hf", "float32"), ("hf+compile", "bfloat16")} <= compared
+    assert ("hf+compile", "bfloat16") in compared

@@ -183,7 +183,7 @@ setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL OPTIONS...: defaults, then the user'
         nsight) say "the profile holds the measured steps alone" ;;
     esac
     [ "$PROFILER" != pytorch ] || [ ${#EXTRA[@]} = 0 ] || fail 2 "PyTorch's profiler takes no options after --"
-    training_command "${passed[@]}"
+    training_command ${passed[@]+"${passed[@]}"}
     name_result "$prefix"
     export PYTHONUNBUFFERED=1 # the log is a pipe: show progress as it happens
 }

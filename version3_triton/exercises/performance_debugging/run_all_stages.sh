@@ -13,13 +13,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../../scripts/common/wrappers/setup.sh"
 
 # The plumbing trains the version that it finds beside a wrapper; here it is the stage at hand.
-training_command() { # DEFAULT OPTIONS -- OPTIONS OF THE USER
-    local option
-    TRAIN=("$PYTHON" "$STAGE")
-    for option in "$@"; do
-        [ "$option" = -- ] || TRAIN+=("$option")
-    done
-}
+training_command() { TRAIN=("$PYTHON" "$STAGE" "$@"); } # OPTIONS OF THE USER
 
 train() { # keep what the stage prints, and its figures
     local log=$RESULTS/stage${NUMBER}_output.log metrics=$RESULTS/stage${NUMBER}_metrics.json
@@ -43,7 +37,7 @@ profile_stage() {
 
 run_stage() { # OPTIONS OF THE USER; runs in a subshell, which a failure ends
     set -euo pipefail
-    setup stage rocprofv3 nsys -- "$@"
+    setup stage rocprofv3 nsys "$@"
     RESULTS=${OUTPUT_DIR:-$HERE/results} OUT=${OUTPUT_DIR:-$HERE/results}/stage${NUMBER}_profile
     [ -n "$DRY_RUN" ] || mkdir -p "$RESULTS" 2>/dev/null ||
         fail 1 "$RESULTS cannot be made: choose a writable folder with --output-dir"
