@@ -358,7 +358,8 @@ def read_file(path):
             raise Failure(2, "is empty: the profiler was stopped, or wrote nothing")
         if content.startswith(SQLITE):
             return Profile(path, read_database(path))
-        if b"\0" in content or content.startswith(b"\n"):  # the latter is how a Perfetto trace begins
+        is_json = content.lstrip()[:1] in (b"{", b"[")  # PyTorch 2.7 begins its traces with an empty line
+        if b"\0" in content or (content.startswith(b"\n") and not is_json):  # as a Perfetto trace begins
             return Profile(path, read_perfetto(content))
         text = content.decode("utf-8", errors="replace")
         return read_json(path, text) if text.lstrip()[:1] in ("{", "[") else Profile(path, read_csv(text))
