@@ -1194,8 +1194,8 @@ def check_fp8(config):
     for name, size in (sizes | {"qkv width": qkv_dim, "batch_size x seq_len": tokens}).items():
         if size % 16:
             raise UserError(f"--fp8 needs sizes that are multiples of 16: {name} is {size}")
-    if not config.on_gpu and not hasattr(F, "scaled_mm"):
-        raise UserError(f"--fp8 on a CPU needs PyTorch 2.10, got {torch.__version__}: use a GPU")
+    if not config.on_gpu and torch.__version__ < (2, 13):
+        raise UserError(f"--fp8 on a CPU needs PyTorch 2.13, got {torch.__version__}: use a GPU")
 
 
 def complete_version_options(config):
