@@ -11,7 +11,7 @@ from what the script wrote into the trace. A line through the times splits them 
 import statistics
 import sys
 
-from common.command_line import Failure, Parser, run_parsed
+from common.command_line import Failure, Parser
 from common.profiles import INTERPRETED, read_profile, unlike
 from common.tables import columns, emit, rounded, text_table
 
@@ -91,7 +91,7 @@ def analyze(options):
 def main(argv=None):
     parser = Parser("analyze_batch_scaling.py", __doc__)
     parser.add_argument("--profile-dirs", nargs="+", required=True, metavar="DIR", help="one folder per batch size")
-    return run_parsed(parser, analyze, argv)
+    return parser.run(analyze, argv)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import json
 import pathlib
 import sys
 
-from common.command_line import Parser, run_parsed
+from common.command_line import Parser
 from common.profiles import INTERPRETED
 from common.roofline import add_trace_options, analyzed_trace, ceilings_line
 from common.tables import columns, emit, markdown_table, rounded, write_csv
@@ -110,7 +110,7 @@ def main(argv=None):
     parser = Parser("analyze_bottlenecks.py", __doc__)
     parser.add_argument("--output-report", default="bottlenecks.md", metavar="FILE", help="Markdown (%(default)s)")
     add_trace_options(parser)
-    return run_parsed(parser, analyze, argv)
+    return parser.run(analyze, argv)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pathlib
 import re
 import sys
 
-from common.command_line import Failure, Parser, add_steps, run_parsed
+from common.command_line import Failure, Parser, add_steps
 from common.profiles import busy_intervals, gpu_launches, steps_needed, unlike, whole_traces
 from common.tables import columns, emit, text_table
 
@@ -67,7 +67,7 @@ def main(argv=None):
     parser = Parser("analyze_communication.py", __doc__)
     parser.add_argument("traces", nargs="+", metavar="TRACE", help="traces of one run's ranks, or their folder")
     add_steps(parser)
-    return run_parsed(parser, analyze, argv)
+    return parser.run(analyze, argv)
 
 
 if __name__ == "__main__":

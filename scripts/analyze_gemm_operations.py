@@ -14,7 +14,7 @@ import platform
 import sys
 
 from common import counts
-from common.command_line import Failure, Parser, numbers, progress, run_parsed
+from common.command_line import Failure, Parser, numbers, progress
 from common.counts import ELEMENT_BYTES, gemms
 from common.roofline import bound, ceilings_line, measure_ceilings, shortest_s
 from common.tables import columns, emit, text_table
@@ -142,7 +142,7 @@ def main(argv=None):
     add("--sequence-lengths", type=numbers, default=[128], metavar="T,..", help="(128)")
     add("--precision", choices=ELEMENT_BYTES, default="float32", help="(%(default)s)")
     add("--device", help="cpu, cuda or cuda:N (a GPU if there is one)")
-    return run_parsed(parser, analyze, argv)
+    return parser.run(analyze, argv)
 
 
 if __name__ == "__main__":

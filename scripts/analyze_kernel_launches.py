@@ -11,7 +11,7 @@ millisecond is the host doing something else, such as the pause between steps th
 import statistics
 import sys
 
-from common.command_line import Parser, add_steps, run_parsed
+from common.command_line import Parser, add_steps
 from common.profiles import busy_intervals, gpu_launches, short
 from common.tables import emit, known, text_table
 
@@ -83,7 +83,7 @@ def main(argv=None):
     parser = Parser("analyze_kernel_launches.py", __doc__)
     parser.add_argument("--trace-file", required=True, metavar="FILE", help="trace with single launches, or its folder")
     add_steps(parser)
-    return run_parsed(parser, analyze, argv)
+    return parser.run(analyze, argv)
 
 
 if __name__ == "__main__":

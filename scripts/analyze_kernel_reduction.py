@@ -11,7 +11,7 @@ compute are counted.
 
 import sys
 
-from common.command_line import Parser, add_steps, run_parsed
+from common.command_line import Parser, add_steps
 from common.profiles import INTERPRETED, group_cells, groups_per_step, per_step, read_pair, short
 from common.tables import emit, text_table
 
@@ -53,7 +53,7 @@ def main(argv=None):
     parser.add_argument("--fused", required=True, metavar="DIR", help="file or folder with the fused profile")
     add_steps(parser, "--baseline-steps")
     add_steps(parser, "--fused-steps")
-    return run_parsed(parser, analyze, argv)
+    return parser.run(analyze, argv)
 
 
 if __name__ == "__main__":

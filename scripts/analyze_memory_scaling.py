@@ -11,17 +11,7 @@ listed go to all training scripts.
 import functools
 import sys
 
-from common.command_line import (
-    Failure,
-    Parser,
-    add_time_limit,
-    listed,
-    numbers,
-    on_cpu,
-    progress,
-    run_parsed,
-    with_sizes,
-)
+from common.command_line import Failure, Parser, add_time_limit, listed, numbers, on_cpu, progress, with_sizes
 from common.runs import OutOfMemory, TimeLimit, train
 from common.tables import emit, known, text_table
 from common.versions import SCRIPTS, load_version
@@ -107,7 +97,7 @@ def main(argv=None):
     add("--versions", type=versions, default=list(SCRIPTS), metavar="N,..", help="(1,2,3,4)")
     add("--seq-lengths", type=numbers, default=[128, 256, 512, 1024], metavar="T,..", help="(128,256,512,1024)")
     add_time_limit(parser)
-    return run_parsed(parser, study, argv, passes_on=True)
+    return parser.run(study, argv, passes_on=True)
 
 
 if __name__ == "__main__":

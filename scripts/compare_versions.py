@@ -26,7 +26,6 @@ from common.command_line import (
     positive,
     progress,
     result_folder,
-    run_parsed,
     script_path,
     with_sizes,
 )
@@ -213,7 +212,7 @@ def main(argv=None):
     add("--rounds", type=positive, default=3, metavar="N", help="runs of each version (%(default)s)")
     add("--num-steps", type=positive, default=20, metavar="N", help="steps of a run (%(default)s)")
     add("--report", metavar="FOLDER", help="profile as well, and write report.html there")
-    return run_parsed(parser, run, argv, passes_on=True)
+    return parser.run(run, argv, passes_on=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 
-from common.command_line import Failure, Parser, add_time_limit, load_script, positive, run_parsed, with_sizes
+from common.command_line import Failure, Parser, add_time_limit, load_script, positive, with_sizes
 from common.profiles import read_profile, steps_needed
 from common.rounds import run_in_rounds
 from common.runs import TimeLimit, train
@@ -147,7 +147,7 @@ def main(argv=None):
     add("--rounds", type=positive, default=3, metavar="N", help="runs of each combination (%(default)s)")
     add("--num-steps", type=int, default=20, metavar="N", help="steps of a run (%(default)s)")
     add_time_limit(parser)
-    return run_parsed(parser, study, argv, passes_on=True)
+    return parser.run(study, argv, passes_on=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 from common import report as pages
-from common.command_line import Failure, Parser, progress, result_folder, run_parsed, with_sizes
+from common.command_line import Failure, Parser, progress, result_folder, with_sizes
 from common.profiles import INTERPRETED, group_cells, groups_per_step, newest_alike, read_pair
 from common.tables import emit, rounded
 from common.versions import REPOSITORY
@@ -113,7 +113,7 @@ def main(argv=None):
     add("--fused", metavar="DIR", help="profile of version 2 (made if not given)")
     add("--output", default="fusion_report.md", metavar="FILE", help="the report (%(default)s)")
     add("--output-dir", metavar="DIR", help="folder for the report and the profiles that it needs")
-    return run_parsed(parser, generate, argv, passes_on=True)
+    return parser.run(generate, argv, passes_on=True)
 
 
 if __name__ == "__main__":

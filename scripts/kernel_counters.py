@@ -9,7 +9,7 @@ A folder is searched for their files. The values are means over a kernel's launc
 import pathlib
 import sys
 
-from common.command_line import Failure, Parser, positive, run_parsed
+from common.command_line import Failure, Parser, positive
 from common.profiles import SQLITE, clean, database, errors_of, group_of, matching, read_table, short
 from common.tables import emit, text_table, write_csv
 
@@ -97,7 +97,7 @@ def main(argv=None):
     parser.add_argument("paths", nargs="+", metavar="PATH", help="files or folders that a profiler left")
     parser.add_argument("--top", type=positive, default=20, metavar="N", help="kernels to print (%(default)s)")
     parser.add_argument("--csv", metavar="FILE", help="write every counter of every kernel as CSV")
-    return run_parsed(parser, analyze, argv)
+    return parser.run(analyze, argv)
 
 
 if __name__ == "__main__":

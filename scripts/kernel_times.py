@@ -11,7 +11,7 @@ import json
 import pathlib
 import sys
 
-from common.command_line import Parser, positive, run_parsed
+from common.command_line import Parser, positive
 from common.profiles import KINDS, files_of, group_table, kernel_table, kernel_text, read_kernels
 from common.tables import write_csv
 
@@ -66,7 +66,7 @@ def main(argv=None):
     add("--json", metavar="FILE", help="write kernels and groups as JSON")
     add("--launches", metavar="FILE", help="write every launch with start and duration as CSV")
     add("--trace", metavar="FILE", help="write the launches as a trace for ui.perfetto.dev")
-    return run_parsed(parser, read_and_write, argv)
+    return parser.run(read_and_write, argv)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ and flex attention from the formulas in common/counts.py. A rate above that of a
 
 import sys
 
-from common.command_line import Failure, Parser, progress, run_parsed
+from common.command_line import Failure, Parser, progress
 from common.profiles import INTERPRETED, short
 from common.roofline import FLOP_PER_BYTE, add_trace_options, analyzed_trace, bound, ceilings_line, draw_roofline
 from common.tables import columns, emit, text_table
@@ -88,7 +88,7 @@ def main(argv=None):
     parser = Parser("memory_bandwidth_analyzer.py", __doc__)
     parser.add_argument("--generate-roofline-plot", action="store_true", help="draw roofline.png beside the trace")
     add_trace_options(parser)
-    return run_parsed(parser, analyze, argv)
+    return parser.run(analyze, argv)
 
 
 if __name__ == "__main__":

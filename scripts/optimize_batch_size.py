@@ -12,16 +12,7 @@ import contextlib
 import os
 import sys
 
-from common.command_line import (
-    Failure,
-    Parser,
-    add_version_option,
-    positive,
-    progress,
-    run_parsed,
-    version_meant,
-    with_sizes,
-)
+from common.command_line import Failure, Parser, add_version_option, positive, progress, version_meant, with_sizes
 from common.runs import OutOfMemory, train
 from common.tables import columns, emit, text_table
 from common.versions import SCRIPTS, load_version
@@ -124,7 +115,7 @@ def main(argv=None):
     add("--optimization-target", choices=["throughput", "memory"], default="throughput", help="(%(default)s)")
     add("--max-batch-size", type=positive, default=4096, metavar="B", help="largest to try (%(default)s)")
     add_version_option(parser)
-    return run_parsed(parser, optimize, argv, passes_on=True)
+    return parser.run(optimize, argv, passes_on=True)
 
 
 if __name__ == "__main__":

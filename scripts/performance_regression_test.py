@@ -13,7 +13,7 @@ Exit status: 0 fast enough, or too close to tell; 1 slower; 2 for bad input.
 
 import sys
 
-from common.command_line import Failure, Parser, run_parsed
+from common.command_line import Failure, Parser
 from common.runs import differences, read_metrics
 from common.tables import emit, rounded
 
@@ -66,7 +66,7 @@ def main(argv=None):
     parser.add_argument("--baseline-results", required=True, metavar="JSON", help="metrics file of the baseline")
     parser.add_argument("--current-results", required=True, metavar="JSON", help="metrics file of the current version")
     parser.add_argument("--min-speedup", type=float, default=1.0, metavar="X", help="that is wanted (%(default)s)")
-    return run_parsed(parser, compare, argv)
+    return parser.run(compare, argv)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import re
 import sys
 
 from common import counts
-from common.command_line import Failure, Parser, add_version_option, progress, result_folder, run_parsed, version_meant
+from common.command_line import Failure, Parser, add_version_option, progress, result_folder, version_meant
 from common.roofline import ceilings_line, draw_roofline, measure_ceilings
 from common.runs import train
 from common.tables import columns, text_table, write_csv
@@ -245,7 +245,7 @@ def main(argv=None):
     add("--generate-roofline", action="store_true", help="measure ceilings and draw roofline.png")
     add("--analyze-results", metavar="FILE", help="print an earlier flops_profile.json, nothing else")
     add_version_option(parser)
-    return run_parsed(parser, run, argv, passes_on=True)
+    return parser.run(run, argv, passes_on=True)
 
 
 if __name__ == "__main__":

@@ -22,16 +22,7 @@ import subprocess
 import sys
 
 from common import report as pages
-from common.command_line import (
-    Failure,
-    Parser,
-    add_version_option,
-    progress,
-    result_folder,
-    run_parsed,
-    version_meant,
-    with_sizes,
-)
+from common.command_line import Failure, Parser, add_version_option, progress, result_folder, version_meant, with_sizes
 from common.profiles import INTERPRETED, PHASES, group_table, kernel_table, kernel_text, read_profile, short
 from common.tables import columns, rounded
 from common.versions import SCRIPTS
@@ -153,7 +144,7 @@ def main(argv=None):
     add("--generate-report", action="store_true", help="write profiling_report.md as well")
     add("--analyze-existing", nargs="+", metavar="FILE", help="read profiles instead of making one")
     add_version_option(parser)
-    return run_parsed(parser, run, argv, passes_on=True)
+    return parser.run(run, argv, passes_on=True)
 
 
 if __name__ == "__main__":

@@ -13,17 +13,7 @@ import sys
 from collections import Counter
 
 from common.accuracy import compare, outcome, verdict
-from common.command_line import (
-    Failure,
-    Parser,
-    load_script,
-    on_cpu,
-    positive,
-    progress,
-    run_parsed,
-    script_path,
-    with_sizes,
-)
+from common.command_line import Failure, Parser, load_script, on_cpu, positive, progress, script_path, with_sizes
 from common.tables import columns, emit, text_table
 
 
@@ -64,7 +54,7 @@ def main(argv=None):
     add("--optimized", required=True, metavar="B", help="script, or folder, to be checked")
     add("--tolerance", type=float, default=1e-4, help="largest relative error (%(default)s)")
     add("--steps", type=positive, default=10, metavar="N", help="training steps to compare (%(default)s)")
-    return run_parsed(parser, validate, argv, passes_on=True)
+    return parser.run(validate, argv, passes_on=True)
 
 
 if __name__ == "__main__":
