@@ -18,17 +18,7 @@ import numpy as np
 
 from common import report as pages
 from common.accuracy import compare, outcome, verdict
-from common.command_line import (
-    Failure,
-    Parser,
-    load_script,
-    on_cpu,
-    positive,
-    progress,
-    result_folder,
-    script_path,
-    with_sizes,
-)
+from common.command_line import Failure, Parser, load_script, positive, progress, result_folder, script_path, with_sizes
 from common.profiles import GROUPS, INTERPRETED, PHASES, groups_per_step, read_profile
 from common.rounds import run_in_rounds
 from common.runs import TimeLimit, train
@@ -38,7 +28,7 @@ from common.versions import SCRIPTS
 # ---------------------------------------------------------------- measure
 
 
-def results(name, runs, accuracy, interpreted=False):
+def results(name, runs, accuracy):
     """Return the row of a version from its runs; steps of all runs count alike."""
     row, summaries = pages.row_of(name, runs[0]), [run["summary"] for run in runs]
     steps = [step["step_ms"] for run in runs for step in run["steps"]]
@@ -54,7 +44,7 @@ def results(name, runs, accuracy, interpreted=False):
         "parameters_trained": min(summary["parameters_trained"] for summary in summaries),
         "captured": all(summary["graph"]["captured"] for summary in summaries),
         "accuracy": accuracy,
-        "interpreted": interpreted,
+        "interpreted": name == "v3" and row["environment"].get("device_type") == "cpu",
     }
 
 
@@ -96,7 +86,7 @@ def study(paths, argv, rounds):
     if not paths:
         raise Failure(1, "; ".join(problems))
     found = accuracies(paths, argv, 3e-2 if {"--use-amp", "--tf32"} & set(argv) else 1e-4)
-    rows = [results(name, runs[name], found[name], name == "v3" and on_cpu(argv)) for name in paths]
+    rows = [results(name, runs[name], found[name]) for name in paths]
     add_speedups(rows)
     for row in rows:
         if not right(row):

@@ -35,6 +35,7 @@ PARTS = "part of the step: {part} | GFLOP: {flops:G,.3f} | MB: {bytes:M,.1f} | F
 
 
 def split(total, attention):
+    """Return a number of FLOPs and its parts in causal attention and in matmuls with weights."""
     return {"total": total, "matrix_products": total - attention, "attention": attention}
 
 

@@ -27,6 +27,8 @@ from common.profiles import INTERPRETED, PHASES, group_table, kernel_table, kern
 from common.tables import columns, rounded
 from common.versions import SCRIPTS
 
+PER_STEP = "group: {group} | calls per step: {calls:,.0f} | ms per step: {ms:r}"
+
 
 def profile(version, folder, rest):
     """Run the training script under PyTorch's profiler; return the trace, and the metrics with the command."""
@@ -71,15 +73,13 @@ def report(content, trace):
         results = pages.table(["", "measured"], pages.result_lines([row]))
         sections.append(("The steps without the profiler", [results]))
 
-    per_step = "group: {group} | calls per step: {step_calls:,.0f} | ms per step: {step_ms:r}"
-
     def table(template, rows):
-        rows = [r | {"step_calls": r["calls"] / steps, "step_ms": r["total_us"] / 1e3 / steps} for r in rows]
+        rows = [row | {"calls": row["calls"] / steps, "ms": row["total_us"] / 1e3 / steps} for row in rows]
         return pages.table(*columns(template, rows))
 
     kernels = [row | {"name": short(row["kernel"], 70)} for row in content["kernels"][:20]]
-    per_group = table(f"{per_step} | %: {{share_percent:.1f}}", content["groups"])
-    per_kernel = table(f"name: `{{name}}` | {per_step} | mean us: {{mean_us:r}}", kernels)
+    per_group = table(f"{PER_STEP} | %: {{share_percent:.1f}}", content["groups"])
+    per_kernel = table(f"name: `{{name}}` | {PER_STEP} | mean us: {{mean_us:r}}", kernels)
     timeline = pages.text(f"Timeline: open `{content['trace']}` in https://ui.perfetto.dev.")
     warning = [pages.text(INTERPRETED)] * trace.interpreted
     sections += [
