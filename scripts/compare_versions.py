@@ -5,8 +5,8 @@ example: python compare_versions.py --v1 ../version1_pytorch_baseline --v2 . --p
 
 Without folders all four are compared. Each round trains every version once in a process of its own: what drifts hits
 all of them alike. A version whose gradients are not the first one's gets no speed-up. With --report FOLDER every
-version is profiled as well, and report.html holds tables and charts: steps, and kernels by group. Options that are
-not listed here go to all training scripts.
+version is profiled as well, and report.html holds tables and charts: steps, and kernels by group; options that
+are not listed go to all training scripts.
 
 Exit status: 0 compared; 1 where a version fails or computes something else; 2 for bad input.
 """

@@ -4,8 +4,8 @@
 example: python fusion_ablation_study.py --all-combinations --preset small
 
 Every combination trains in a process of its own, in rounds, so that drift hits all alike. A switch's worth is the step
-without it over the step with it, in pairs of combinations that differ in nothing else. Options that are not listed here
-go to the training script.
+without it over the step with it, in pairs of combinations that differ in nothing else; options that are not listed go
+to the training script.
 """
 
 import itertools

@@ -10,8 +10,8 @@ Trains a few steps with the version's own script and writes into --profile-dir
     memory_timeline.html    memory in use over time, for any browser
     profiling_report.md     with --generate-report: all of it in tables
 
---analyze-existing reads traces that are there already, and leaves the last three beside them as far as they can tell.
-Options that are not listed here go to the training script: its sizes and switches work here as well.
+--analyze-existing reads traces that are there already, and leaves the last three beside them as far as they can
+tell; options that are not listed go to the training script: its sizes and switches work here as well.
 """
 
 import datetime
