@@ -6,41 +6,33 @@ example: python analyze_batch_scaling.py --profile-dirs scaling_bs*
 Reads the traces that the training scripts write with --enable-pytorch-profiler, of each folder the newest one of whole
 steps. Times come from the marks of the steps (under the profiler, so somewhat long); batch size, tokens and peak memory
 from what the script wrote into the trace. A line through the times splits them into a fixed part and one per sequence.
-
-Exit status: 0 analysed, 2 for bad input.
 """
 
 import statistics
 import sys
 
-from common.command_line import Failure, Parser, run_tool
+from common.command_line import Failure, Parser
 from common.profiles import INTERPRETED, read_profile, unlike
-from common.tables import emit, rounded, text_table
+from common.tables import columns, emit, rounded, text_table
 
 
-def read_folder(folder):
-    """Return batch size, tokens, median step time (ms) and peak memory (MiB) of one profile folder, and the profile."""
-    profile = read_profile(folder)
-    found, times = profile.metadata, profile.step_ms
-    if not times or not found:
-        raise Failure(
-            2, f"{profile.path} marks no training steps: write it with tiny_llama_v*.py --enable-pytorch-profiler"
-        )
-    row = {"trace": str(profile.path), "batch_size": found["batch_size"], "seq_len": found["seq_len"]}
-    row |= {"steps": len(times), "step_ms": statistics.median(times), "peak_mib": found["peak_memory_mb"]}
-    return row, profile
+def row_of(profile):
+    """Return batch size, tokens, median step time (ms), peak memory (MiB) and throughput of a profile."""
+    found = {key: profile.metadata[key] for key in ("batch_size", "seq_len")}
+    row = {"trace": str(profile.path), **found, "steps": len(profile.step_ms)}
+    row |= {"step_ms": statistics.median(profile.step_ms), "peak_mib": profile.metadata["peak_memory_mb"]}
+    each = row["step_ms"] / row["batch_size"]
+    return row | {"samples_per_second": 1e3 / each, "step_ms_per_sequence": each}
 
 
 def scaling(rows):
-    """Return the rows by batch size with throughput and efficiency, and the lines through time and memory.
+    """Return the rows by batch size with their efficiency, and the lines through time and memory.
 
     efficiency: throughput over that of the smallest batch, divided by how many times as large the batch is.
     """
     rows = sorted(rows, key=lambda row: row["batch_size"])
     for row in rows:
-        row["samples_per_second"] = 1e3 * row["batch_size"] / row["step_ms"]
-        growth = row["batch_size"] / rows[0]["batch_size"]
-        row["efficiency"] = row["samples_per_second"] / rows[0]["samples_per_second"] / growth
+        row["efficiency"] = rows[0]["step_ms"] / row["step_ms"]
     content = {"rows": rows, "best_batch_size": max(rows, key=lambda row: row["samples_per_second"])["batch_size"]}
     for key, fixed, each in (("step_ms", "fixed_ms", "ms_per_sequence"), ("peak_mib", "fixed_mib", "mib_per_sequence")):
         fit = statistics.linear_regression([row["batch_size"] for row in rows], [row[key] for row in rows])
@@ -56,17 +48,13 @@ def fit_line(name, unit, fixed, each):
 
 
 def as_text(content):
-    rows = [
-        [
-            *(row["batch_size"], row["seq_len"], row["steps"], rounded(row["step_ms"])),
-            *(rounded(row["samples_per_second"]), rounded(row["step_ms"] / row["batch_size"])),
-            *(f"{100 * row['efficiency']:.0f} %", f"{row['peak_mib']:,.0f}", row["trace"]),
-        ]
-        for row in content["rows"]
-    ]
-    header = ["batch", "tokens", "steps", "step ms", "samples/s", "ms per sequence", "of ideal", "peak MiB", "  trace"]
+    template = (
+        "batch: {batch_size} | tokens: {seq_len} | steps: {steps} | step ms: {step_ms:r} | samples/s: "
+        "{samples_per_second:r} | ms per sequence: {step_ms_per_sequence:r} | of ideal: {efficiency:.0%} | "
+        "peak MiB: {peak_mib:,.0f} | trace: {trace}"
+    )
     fixed, each = content["fixed_ms"], content["ms_per_sequence"]
-    lines = [text_table(header, rows, left=0), "", fit_line("step time", "ms", fixed, each)]
+    lines = [text_table(*columns(template, content["rows"]), left=0), "", fit_line("step time", "ms", fixed, each)]
     if fixed > 0 < each:
         at = rounded(fixed / each, 2)
         lines.append(f"           the fixed part (launches, optimizer) is half of the step at batch {at}")
@@ -80,10 +68,8 @@ def check_alike(profiles):
     """Raise Failure unless the profiles differ in the batch alone."""
     first, *others = ({**p.metadata, "batch_size": None, "device": p.device} for p in profiles)
     for profile, other in zip(profiles[1:], others, strict=True):
-        found = unlike(first, other)
-        if first["version"] != other["version"]:
-            found = [*found, f"version: {first['version']}, {other['version']}"]
-        if found:
+        versions = [f"version: {first['version']}, {other['version']}"] * (first["version"] != other["version"])
+        if found := unlike(first, other) + versions:
             names = f"{profiles[0].path} and {profile.path}"
             raise Failure(2, f"{names} are unlike ({'; '.join(found)}): give folders that differ in the batch alone")
     sizes = [profile.metadata["batch_size"] for profile in profiles]
@@ -92,17 +78,20 @@ def check_alike(profiles):
 
 
 def analyze(options):
-    rows, profiles = zip(*map(read_folder, options.profile_dirs), strict=True)
+    profiles = [read_profile(folder) for folder in options.profile_dirs]
+    for profile in profiles:
+        if not profile.step_ms or not profile.metadata:
+            how = "write it with tiny_llama_v*.py --enable-pytorch-profiler"
+            raise Failure(2, f"{profile.path} marks no training steps: {how}")
     check_alike(profiles)
-    content = scaling(rows) | {"on_cpu": profiles[0].on_cpu, "interpreted": profiles[0].interpreted}
+    content = scaling(map(row_of, profiles)) | {"on_cpu": profiles[0].on_cpu, "interpreted": profiles[0].interpreted}
     emit(content, as_text(content), options.json)
 
 
 def main(argv=None):
     parser = Parser("analyze_batch_scaling.py", __doc__)
     parser.add_argument("--profile-dirs", nargs="+", required=True, metavar="DIR", help="one folder per batch size")
-    options = parser.parse_args(argv)
-    return run_tool("analyze_batch_scaling.py", lambda: analyze(options))
+    return parser.run(analyze, argv)
 
 
 if __name__ == "__main__":

@@ -8,20 +8,26 @@ the device's ceilings (a large matmul, a large copy) the shortest time for them.
 
     bottleneck_analysis/operator_timing.csv         a row per operator
     bottleneck_analysis/optimization_targets.json   the groups, by the time that could be saved
-
-Exit status: 0 written, 2 for bad input.
 """
 
 import json
 import pathlib
 import sys
 
-from common.command_line import Parser, run_tool
+from common.command_line import Parser
 from common.profiles import INTERPRETED
 from common.roofline import add_trace_options, analyzed_trace, ceilings_line
-from common.tables import emit, known, markdown_table, rounded, write_csv
+from common.tables import columns, emit, markdown_table, rounded, write_csv
 
 TOP = 25  # operators in the report
+GROUP_COLUMNS = (
+    "rank: {rank} | group: {group} | ms per step: {ms:r} | %: {share_percent:.1f} | could save ms: {could_save_ms:r} | "
+    "step faster by at most: {step_could_be:.2f} | addressed by: {addressed_by}"
+)
+OPERATOR_COLUMNS = (
+    "rank: {rank} | operator: `{operator}` | group: {group} | calls per step: {calls:,.0f} | ms per step: {ms:r} | "
+    "%: {share_percent:.1f} | TFLOP/s: {tflops:r} | GB/s: {gb_s:r} | of the roofline: {of_roofline:.0%}"
+)
 ADDRESSED_BY = {
     "GEMM": "version 2 (one matmul for q, k, v and one for gate, up); a lower precision with --tf32 or --use-amp",
     "attention": "version 2 (one kernel, no T x T scores in memory), version 3 (its own kernel, no copies)",
@@ -41,10 +47,9 @@ def targets(rows):
         ms = sum(row["ms"] for row in part)
         gains = [max(0.0, row["ms"] - row["roofline_ms"]) for row in part if row["roofline_ms"] is not None]
         row = {"group": group, "ms": ms, "share_percent": 100 * ms / whole if whole else 0.0}
-        row |= {"could_save_ms": None, "step_could_be": None, "addressed_by": ADDRESSED_BY[group]}
-        if gains:
-            row |= {"could_save_ms": sum(gains), "step_could_be": whole / (whole - sum(gains))}
-        found.append(row)
+        row["could_save_ms"] = sum(gains) if gains else None
+        row["step_could_be"] = whole / (whole - sum(gains)) if gains else None
+        found.append(row | {"addressed_by": ADDRESSED_BY[group]})
     found.sort(key=lambda row: row["ms"] if row["could_save_ms"] is None else row["could_save_ms"], reverse=True)
     return [{"rank": i} | row for i, row in enumerate(found, 1)]
 
@@ -58,25 +63,15 @@ def report(content):
             f"Ceilings, {origin}: {ceilings_line(content['ceilings'])}. The roofline is the shortest time that they\n"
             "allow, every input read once; a fraction of it above 100 % means that the data was still in a cache."
         )
-    groups = [
-        [row["rank"], row["group"], rounded(row["ms"]), f"{row['share_percent']:.1f}", rounded(row["could_save_ms"])]
-        + [known(row["step_could_be"], ".2f"), row["addressed_by"]]
-        for row in content["targets"]
-    ]
-    operators = [
-        [i, f"`{row['operator']}`", row["group"], f"{row['calls']:,.0f}", rounded(row["ms"])]
-        + [f"{row['share_percent']:.1f}", rounded(row["tflops"]), rounded(row["gb_s"])]
-        + ["-" if row["of_roofline"] is None else f"{100 * row['of_roofline']:.0f} %"]
-        for i, row in enumerate(rows[:TOP], 1)
-    ]
-    first = ["rank", "group", "ms per step", "%", "could save ms", "step faster by at most", "addressed by"]
-    second = ["rank", "operator", "group", "calls per step", "ms per step", "%", "TFLOP/s", "GB/s", "of the roofline"]
+    groups = markdown_table(*columns(GROUP_COLUMNS, content["targets"]), left=2)
+    longest = [{"rank": i} | row for i, row in enumerate(rows[:TOP], 1)]
+    operators = markdown_table(*columns(OPERATOR_COLUMNS, longest), left=3)
     return (
         f"# Bottlenecks of {content['trace']}\n\n"
         f"{content['device']}, {content['steps']} steps, {rounded(sum(row['ms'] for row in rows))} ms in {what} per "
         f"step.{INTERPRETED * content['interpreted']}\n{roofs}\n\n"
-        f"## What to change, by the time that could be saved\n\n{markdown_table(first, groups, left=2)}\n\n"
-        f"## Operators by measured time\n\n{markdown_table(second, operators, left=3)}\n"
+        f"## What to change, by the time that could be saved\n\n{groups}\n\n"
+        f"## Operators by measured time\n\n{operators}\n"
     )
 
 
@@ -115,8 +110,7 @@ def main(argv=None):
     parser = Parser("analyze_bottlenecks.py", __doc__)
     parser.add_argument("--output-report", default="bottlenecks.md", metavar="FILE", help="Markdown (%(default)s)")
     add_trace_options(parser)
-    options = parser.parse_args(argv)
-    return run_tool("analyze_bottlenecks.py", lambda: analyze(options))
+    return parser.run(analyze, argv)
 
 
 if __name__ == "__main__":

@@ -6,18 +6,20 @@ example: python analyze_communication.py pytorch_profiles/
 A kernel of NCCL or RCCL communicates, and so does a copy to or from another GPU. It is hidden while any other kernel or
 copy runs on the same GPU, and exposed while none does. Record the traces with --enable-pytorch-profiler under torchrun;
 of a folder the newest trace of each rank is read.
-
-Exit status: 0 analysed, 2 for bad input.
 """
 
 import pathlib
 import re
 import sys
 
-from common.command_line import Failure, Parser, add_steps, run_tool
+from common.command_line import Failure, Parser, add_steps
 from common.profiles import busy_intervals, gpu_launches, steps_needed, unlike, whole_traces
-from common.tables import emit, text_table
+from common.tables import columns, emit, text_table
 
+COLUMNS = (
+    "per step of: {trace} | steps: {steps} | transfers: {transfers_per_step:.1f} | communication ms: "
+    "{communication_ms:.3f} | exposed ms: {exposed_ms:.3f} | GPU busy ms: {busy_ms:.3f} | exposed: {exposed_share:.1%}"
+)
 COMMUNICATES = re.compile(r"(nccl|rccl|msccl|Memcpy PtoP)", re.IGNORECASE)  # ncclDevKernel_...
 
 
@@ -30,9 +32,8 @@ def rank_row(profile, launches):
 
     busy = busy_ms(launches)
     exposed = busy - busy_ms([kernel for kernel in launches if not COMMUNICATES.match(kernel.name)])
-    row = {"trace": str(profile.path), "steps": steps, "transfers_per_step": len(talking) / steps}
-    row |= {"communication_ms": busy_ms(talking), "exposed_ms": exposed, "busy_ms": busy}
-    return row | {"exposed_share": exposed / busy}
+    row = {"trace": str(profile.path), "steps": steps, "transfers_per_step": len(talking) / steps, "busy_ms": busy}
+    return row | {"communication_ms": busy_ms(talking), "exposed_ms": exposed, "exposed_share": exposed / busy}
 
 
 def trace_files(names):
@@ -51,34 +52,22 @@ def trace_files(names):
     return files
 
 
-def as_text(rows):
-    cells = [
-        [row["trace"], row["steps"], f"{row['transfers_per_step']:.1f}"]
-        + [f"{row[key]:.3f}" for key in ("communication_ms", "exposed_ms", "busy_ms")]
-        + [f"{100 * row['exposed_share']:.1f} %"]
-        for row in rows
-    ]
-    header = ["per step of", "steps", "transfers", "communication ms", "exposed ms", "GPU busy ms", "exposed"]
-    return text_table(header, cells)
-
-
 def analyze(options):
     found = [gpu_launches(file, options.steps) for file in trace_files(options.traces)]
-    first = found[0][0]
-    for profile, _ in found:
+    (first, _), *others = found
+    for profile, _ in others:
         if differences := unlike(first.metadata, profile.metadata):
             where = f"{first.path} and {profile.path} are unlike ({'; '.join(differences)})"
             raise Failure(2, f"{where}: give the ranks of one run")
     rows = [rank_row(*one) for one in found]
-    emit({"processes": rows}, as_text(rows), options.json)
+    emit({"processes": rows}, text_table(*columns(COLUMNS, rows)), options.json)
 
 
 def main(argv=None):
     parser = Parser("analyze_communication.py", __doc__)
     parser.add_argument("traces", nargs="+", metavar="TRACE", help="traces of one run's ranks, or their folder")
     add_steps(parser)
-    options = parser.parse_args(argv)
-    return run_tool("analyze_communication.py", lambda: analyze(options))
+    return parser.run(analyze, argv)
 
 
 if __name__ == "__main__":

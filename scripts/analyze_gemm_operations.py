@@ -6,8 +6,6 @@ example: python analyze_gemm_operations.py --model-config tiny_llama_v1_config.y
 Print for each its shape, FLOPs, bytes if every operand moves once, FLOP per byte, the rate on this device, its fraction
 of the fastest rate seen (of a large square GEMM, or of one of these), and what limits it: "compute", "memory" (too few
 FLOP per byte) or "too small" (slower than half of what either allows: too few tiles to fill the device).
-
-Exit status: 0 measured, 2 for bad input.
 """
 
 import itertools
@@ -16,14 +14,23 @@ import platform
 import sys
 
 from common import counts
-from common.command_line import Failure, Parser, numbers, progress, run_tool
+from common.command_line import Failure, Parser, numbers, progress
 from common.counts import ELEMENT_BYTES, gemms
 from common.roofline import bound, ceilings_line, measure_ceilings, shortest_s
-from common.tables import emit, text_table
+from common.tables import columns, emit, text_table
 from common.versions import load_version
 
 SMALL = 0.5  # fraction of the attainable rate below which a GEMM is too small for the device
 CALLS = 20  # of a GEMM in one measurement on a GPU
+GEMM_COLUMNS = (
+    "GEMM: {names}, {part} | batch x m x k x n: {batch}x{m}x{k}x{n} | calls: {calls} | GFLOP: {flops:G.3f} | "
+    "MB: {bytes:M.2f} | FLOP/B: {flop_per_byte:.1f} | us: {us:.1f} | TFLOP/s: {tflops:.3f} | "
+    "of peak: {share_of_peak:.1%} | bound: {bound}"
+)
+STEP_COLUMNS = (
+    "batch: {batch_size} | tokens: {seq_len} | GFLOP: {flops:G,.2f} | ms: {ms:,.3f} | TFLOP/s: {tflops:.3f} | "
+    "of peak: {share_of_peak:.1%} | too small: {too_small} of {calls}"
+)
 NAMES = ("vocab_size", "hidden_dim", "num_layers", "num_heads", "num_kv_heads", "intermediate_dim")
 
 
@@ -98,28 +105,14 @@ def analyzed(durations, size, roofs):
     return steps
 
 
-def gemm_lines(step):
-    header = ["GEMM", "batch x m x k x n", "calls", "GFLOP", "MB", "FLOP/B", "us", "TFLOP/s", "of peak", "bound"]
-    rows = []
-    for g in step["gemms"]:
-        shape = "x".join(str(g[key]) for key in ("batch", "m", "k", "n"))
-        work = [f"{g['flops'] / 1e9:.3f}", f"{g['bytes'] / 1e6:.2f}", f"{g['flop_per_byte']:.1f}"]
-        speed = [f"{g['us']:.1f}", f"{g['tflops']:.3f}", f"{100 * g['share_of_peak']:.1f} %", g["bound"]]
-        rows.append([f"{g['names']}, {g['part']}", shape, g["calls"], *work, *speed])
-    return text_table(header, rows)
-
-
 def as_text(content):
     """Return the GEMMs of the largest step, and a line for every step."""
-    steps, rows = content["steps"], []
-    for step in steps:
-        work = [step["batch_size"], step["seq_len"], f"{step['flops'] / 1e9:,.2f}", f"{step['ms']:,.3f}"]
-        speed = [f"{step['tflops']:.3f}", f"{100 * step['share_of_peak']:.1f} %"]
-        rows.append([*work, *speed, f"{step['too_small']} of {step['calls']}"])
-    table = text_table(["batch", "tokens", "GFLOP", "ms", "TFLOP/s", "of peak", "too small"], rows, left=0)
+    last = content["steps"][-1]
     return (
         f"{content['device']}, {content['precision']}, fastest: {ceilings_line(content['ceilings'])}\n\n"
-        f"batch {steps[-1]['batch_size']}, {steps[-1]['seq_len']} tokens\n{gemm_lines(steps[-1])}\n\n{table}"
+        f"batch {last['batch_size']}, {last['seq_len']} tokens\n"
+        f"{text_table(*columns(GEMM_COLUMNS, last['gemms']))}\n\n"
+        f"{text_table(*columns(STEP_COLUMNS, content['steps']), left=0)}"
     )
 
 
@@ -149,8 +142,7 @@ def main(argv=None):
     add("--sequence-lengths", type=numbers, default=[128], metavar="T,..", help="(128)")
     add("--precision", choices=ELEMENT_BYTES, default="float32", help="(%(default)s)")
     add("--device", help="cpu, cuda or cuda:N (a GPU if there is one)")
-    options = parser.parse_args(argv)
-    return run_tool("analyze_gemm_operations.py", lambda: analyze(options))
+    return parser.run(analyze, argv)
 
 
 if __name__ == "__main__":

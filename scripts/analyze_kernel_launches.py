@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 """Find launches, gaps and idle time of a GPU in a trace: is the step bound by launching kernels or by running them?
 
+example: python analyze_kernel_launches.py --trace-file results.csv --steps 30
+
 Reads kernel traces of rocprofv3 and rocprof (CSV or database), Nsight Systems and PyTorch. Between the first and the
 last launch the GPU is busy while any kernel or copy runs on any queue; the rest is idle. A gap longer than a
 millisecond is the host doing something else, such as the pause between steps that profilers and scripts make.
-
-Exit status: 0 analysed, 2 for bad input.
 """
 
 import statistics
 import sys
 
-from common.command_line import Parser, add_steps, run_tool
+from common.command_line import Parser, add_steps
 from common.profiles import busy_intervals, gpu_launches, short
 from common.tables import emit, known, text_table
 
@@ -80,15 +80,10 @@ def analyze(options):
 
 
 def main(argv=None):
-    parser = Parser(
-        "analyze_kernel_launches.py",
-        "Find launches per step, gaps between them, and whether the step is launch-bound.",
-        "--trace-file results.csv --steps 30",
-    )
+    parser = Parser("analyze_kernel_launches.py", __doc__)
     parser.add_argument("--trace-file", required=True, metavar="FILE", help="trace with single launches, or its folder")
     add_steps(parser)
-    options = parser.parse_args(argv)
-    return run_tool("analyze_kernel_launches.py", lambda: analyze(options))
+    return parser.run(analyze, argv)
 
 
 if __name__ == "__main__":

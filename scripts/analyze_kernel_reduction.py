@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 """Count how many kernels a training step launches before and after fusion, from two profiles.
 
+example: python analyze_kernel_reduction.py --baseline ../version1_pytorch_baseline/pytorch_profiles
+             --fused ./fusion_analysis
+
 Reads PyTorch traces (their steps are counted too) and the files of rocprofv3 and Nsight Systems (give the steps). Of
 the traces in two folders it takes the newest pair of like runs. On a CPU, which launches no kernels, the operators that
 compute are counted.
-
-Exit status: 0 counted, 2 for bad input.
 """
 
 import sys
 
-from common.command_line import Parser, add_steps, run_tool
+from common.command_line import Parser, add_steps
 from common.profiles import INTERPRETED, group_cells, groups_per_step, per_step, read_pair, short
 from common.tables import emit, text_table
 
@@ -47,17 +48,12 @@ def analyze(options):
 
 
 def main(argv=None):
-    parser = Parser(
-        "analyze_kernel_reduction.py",
-        "Count the kernels of a training step in two profiles.",
-        "--baseline ../version1_pytorch_baseline/pytorch_profiles --fused ./fusion_analysis",
-    )
+    parser = Parser("analyze_kernel_reduction.py", __doc__)
     parser.add_argument("--baseline", required=True, metavar="DIR", help="file or folder with the unfused profile")
     parser.add_argument("--fused", required=True, metavar="DIR", help="file or folder with the fused profile")
     add_steps(parser, "--baseline-steps")
     add_steps(parser, "--fused-steps")
-    options = parser.parse_args(argv)
-    return run_tool("analyze_kernel_reduction.py", lambda: analyze(options))
+    return parser.run(analyze, argv)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,12 @@ example: python analyze_memory_scaling.py --versions 1,2 --seq-lengths 128,256,5
 Every point is a training run of its own. From three lengths on, a parabola a + b T + c T² through the peaks tells the
 part that grows with the square, which is the T x T scores of attention where they are saved; options that are not
 listed go to all training scripts.
-
-Exit status: 0 measured; 1 where nothing ran; 2 for bad input.
 """
 
 import functools
 import sys
 
-from common.command_line import Failure, Parser, add_time_limit, listed, numbers, on_cpu, progress, run_tool, with_sizes
+from common.command_line import Failure, Parser, add_time_limit, listed, numbers, on_cpu, progress, with_sizes
 from common.runs import OutOfMemory, TimeLimit, train
 from common.tables import emit, known, text_table
 from common.versions import SCRIPTS, load_version
@@ -99,8 +97,7 @@ def main(argv=None):
     add("--versions", type=versions, default=list(SCRIPTS), metavar="N,..", help="(1,2,3,4)")
     add("--seq-lengths", type=numbers, default=[128, 256, 512, 1024], metavar="T,..", help="(128,256,512,1024)")
     add_time_limit(parser)
-    options, rest = parser.parse_known_args(argv)
-    return run_tool("analyze_memory_scaling.py", lambda: study(options, rest))
+    return parser.run(study, argv, passes_on=True)
 
 
 if __name__ == "__main__":

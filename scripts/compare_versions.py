@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Train versions alike, in turns, and compare step, throughput, memory, losses and gradients.
 
+example: python compare_versions.py --v1 ../version1_pytorch_baseline --v2 . --preset small
+
 Without folders all four are compared. Each round trains every version once in a process of its own: what drifts hits
 all of them alike. A version whose gradients are not the first one's gets no speed-up. With --report FOLDER every
-version is profiled as well, and report.html holds tables and charts: steps, and kernels by group. Options that are
-not listed here go to all training scripts.
+version is profiled as well, and report.html holds tables and charts: steps, and kernels by group; options that
+are not listed go to all training scripts.
 
 Exit status: 0 compared; 1 where a version fails or computes something else; 2 for bad input.
 """
@@ -16,30 +18,17 @@ import numpy as np
 
 from common import report as pages
 from common.accuracy import compare, outcome, verdict
-from common.command_line import (
-    Failure,
-    Parser,
-    load_script,
-    on_cpu,
-    positive,
-    progress,
-    result_folder,
-    run_tool,
-    script_path,
-    with_sizes,
-)
+from common.command_line import Failure, Parser, load_script, positive, progress, result_folder, script_path, with_sizes
 from common.profiles import GROUPS, INTERPRETED, PHASES, groups_per_step, read_profile
 from common.rounds import run_in_rounds
 from common.runs import TimeLimit, train
 from common.tables import emit, known, rounded, text_table
 from common.versions import SCRIPTS
 
-TOLERANCE = {"float32": 1e-4, "lower": 3e-2}  # of losses and gradients, relative
-
 # ---------------------------------------------------------------- measure
 
 
-def results(name, runs, accuracy, interpreted=False):
+def results(name, runs, accuracy):
     """Return the row of a version from its runs; steps of all runs count alike."""
     row, summaries = pages.row_of(name, runs[0]), [run["summary"] for run in runs]
     steps = [step["step_ms"] for run in runs for step in run["steps"]]
@@ -55,7 +44,7 @@ def results(name, runs, accuracy, interpreted=False):
         "parameters_trained": min(summary["parameters_trained"] for summary in summaries),
         "captured": all(summary["graph"]["captured"] for summary in summaries),
         "accuracy": accuracy,
-        "interpreted": interpreted,
+        "interpreted": name == "v3" and row["environment"].get("device_type") == "cpu",
     }
 
 
@@ -73,7 +62,10 @@ def add_speedups(rows):
 
 
 def accuracies(paths, argv, tolerance):
-    """Return how far loss, logits and gradients of each version are from the first one's; None for the first."""
+    """Return how far loss, logits and gradients of each version are from the first one's; None for the first.
+
+    tolerance: the largest relative error that still counts as the same.
+    """
     reference, found = None, {}
     for i, (name, path) in enumerate(paths.items(), 1):
         progress(f"gradients, {i} of {len(paths)}: {name} ...")
@@ -93,10 +85,8 @@ def study(paths, argv, rounds):
     paths = {name: path for name, path in paths.items() if name not in reasons}
     if not paths:
         raise Failure(1, "; ".join(problems))
-    lower = "--use-amp" in argv or "--tf32" in argv
-    found = accuracies(paths, argv, TOLERANCE["lower" if lower else "float32"])
-    interpreted = "v3" if on_cpu(argv) else None
-    rows = [results(name, runs[name], found[name], name == interpreted) for name in paths]
+    found = accuracies(paths, argv, 3e-2 if {"--use-amp", "--tf32"} & set(argv) else 1e-4)
+    rows = [results(name, runs[name], found[name]) for name in paths]
     add_speedups(rows)
     for row in rows:
         if not right(row):
@@ -165,7 +155,7 @@ def kernel_section(profiles, columns):
     """Return the stacked bars and the table of kernels by group."""
     what = next(iter(profiles.values())).what
     used = [group for group in (*GROUPS, "all") if any(group in groups for groups in columns.values())]
-    lines = [[f"{g} ms", *(rounded(c[g]["ms"]) if g in c else "-" for c in columns.values())] for g in used]
+    lines = [[f"{g} ms", *(rounded(c[g]["ms"] if g in c else None) for c in columns.values())] for g in used]
     lines.append([f"{what} per step", *(f"{groups['all']['calls']:,.0f}" for groups in columns.values())])
     bars = pages.group_bars(columns, f"Time of each group of {what} per step, profiled without a graph.")
     return [bars, pages.table(["", *columns], lines)]
@@ -205,19 +195,14 @@ def run(options, rest):
 
 
 def main(argv=None):
-    parser = Parser(
-        "compare_versions.py",
-        "Train versions alike and compare step, throughput, memory, losses and gradients; without folders all four.",
-        "--v1 ../version1_pytorch_baseline --v2 . --preset small; options that are not listed go to all scripts",
-    )
+    parser = Parser("compare_versions.py", __doc__)
     add = parser.add_argument
     for n in SCRIPTS:
         add(f"--v{n}", metavar="DIR", help=f"folder, or script, of version {n}")
     add("--rounds", type=positive, default=3, metavar="N", help="runs of each version (%(default)s)")
     add("--num-steps", type=positive, default=20, metavar="N", help="steps of a run (%(default)s)")
     add("--report", metavar="FOLDER", help="profile as well, and write report.html there")
-    options, rest = parser.parse_known_args(argv)
-    return run_tool("compare_versions.py", lambda: run(options, rest))
+    return parser.run(run, argv, passes_on=True)
 
 
 if __name__ == "__main__":

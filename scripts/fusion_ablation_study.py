@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Measure what each fusion of version 2, or kernel of version 3, is worth: alone, taken away, and in combination.
 
-Every combination trains in a process of its own, in rounds, so that drift hits all alike. A switch's worth is the step
-without it over the step with it, in pairs of combinations that differ in nothing else. Options that are not listed here
-go to the training script.
+example: python fusion_ablation_study.py --all-combinations --preset small
 
-Exit status: 0 measured; 1 where nothing ran; 2 for bad input.
+Every combination trains in a process of its own, in rounds, so that drift hits all alike. A switch's worth is the step
+without it over the step with it, in pairs of combinations that differ in nothing else; options that are not listed go
+to the training script.
 """
 
 import itertools
@@ -13,17 +13,25 @@ import statistics
 import sys
 import tempfile
 
-from common.command_line import Failure, Parser, add_time_limit, load_script, positive, run_tool, with_sizes
+from common.command_line import Failure, Parser, add_time_limit, load_script, positive, with_sizes
 from common.profiles import read_profile, steps_needed
 from common.rounds import run_in_rounds
 from common.runs import TimeLimit, train
-from common.tables import emit, known, rounded, text_table
+from common.tables import columns, emit, rounded, text_table
 from common.versions import SCRIPTS
 
 SWITCHES = {
     2: ("qkv-fusion", "flash-attention", "swiglu-fusion", "torch-compile"),
     3: ("rmsnorm-kernel", "rope-kernel", "swiglu-kernel", "attention-kernel", "loss-kernel", "optimizer-kernel"),
 }
+COMBINATION_COLUMNS = (
+    "on: {name} | step ms: {step} | rounds: {rounds} | over none: {gain:.2f} | peak MiB: {peak_memory_mb:,.0f} | "
+    "kernels: {kernels:,.0f}"
+)
+SWITCH_COLUMNS = (
+    "adding: {switch} | pairs: {pairs} | speed-up: {speedup:.2f} | lowest: {low:.2f} | highest: {high:.2f} | "
+    "alone: {alone:.2f} | last: {last:.2f} | MB: {memory_mb:+,.1f} | kernels: {kernels:+,.1f}"
+)
 
 # ---------------------------------------------------------------- measure
 
@@ -83,8 +91,8 @@ def worth(rows, switches):
     """
     by_set, found = {frozenset(row["on"]): row for row in rows if row["step_ms"] is not None}, []
     for switch in switches:
-        with_it = {on: row for on, row in by_set.items() if switch in on and on - {switch} in by_set}
-        pairs = {on: (by_set[on - {switch}], row) for on, row in with_it.items()}
+        pairs = {on: (by_set.get(on - {switch}), row) for on, row in by_set.items() if switch in on}
+        pairs = {on: pair for on, pair in pairs.items() if pair[0]}
         ratios = {on: without["step_ms"] / row["step_ms"] for on, (without, row) in pairs.items()}
         rounds = [x / y for a, b in pairs.values() for x, y in zip(a["steps_ms"], b["steps_ms"], strict=True)]
         row = {"switch": switch, "pairs": len(pairs)}
@@ -101,17 +109,10 @@ def as_text(content):
     measured = sorted((row for row in content["combinations"] if row["steps_ms"]), key=lambda row: row["step_ms"])
     base, rows = next((row["step_ms"] for row in measured if not row["on"]), None), []
     for row in measured:
-        spread = " to ".join(rounded(end(row["steps_ms"]), 4) for end in (min, max))
-        gain, memory = known(base and base / row["step_ms"], ".2f"), f"{row['peak_memory_mb']:,.0f}"
-        rows.append([row["name"], rounded(row["step_ms"], 4), spread, gain, memory, known(row["kernels"], ",.0f")])
-    cells = [
-        [row["switch"], row["pairs"], *(known(row[key], ".2f") for key in ("speedup", "low", "high", "alone", "last"))]
-        + [known(row["memory_mb"], "+,.1f"), known(row["kernels"], "+,.1f")]
-        for row in content["switches"]
-    ]
-    header = ["adding", "pairs", "speed-up", "lowest", "highest", "alone", "last", "MB", "kernels"]
-    lines = [text_table(["on", "step ms", "rounds", "over none", "peak MiB", "kernels"], rows), ""]
-    lines += [text_table(header, cells)]
+        step, low, high = (rounded(ms, 4) for ms in (row["step_ms"], min(row["steps_ms"]), max(row["steps_ms"])))
+        rows.append(row | {"step": step, "rounds": f"{low} to {high}", "gain": base and base / row["step_ms"]})
+    lines = [text_table(*columns(COMBINATION_COLUMNS, rows)), ""]
+    lines += [text_table(*columns(SWITCH_COLUMNS, content["switches"]))]
     lines += [f"{row['name']}: {row['reason']}" for row in content["combinations"] if row["reason"]]
     best = content["switches"][0]
     if best["speedup"] is not None:
@@ -138,11 +139,7 @@ def study(options, rest):
 
 
 def main(argv=None):
-    parser = Parser(
-        "fusion_ablation_study.py",
-        "Measure what each fusion of version 2, or each kernel of version 3, is worth alone and in combination.",
-        "--all-combinations --preset small; options that are not listed go to the training script",
-    )
+    parser = Parser("fusion_ablation_study.py", __doc__)
     add = parser.add_argument
     add("--version", type=int, choices=SWITCHES, default=2, help="2 or 3 (%(default)s)")
     add("--all-combinations", action="store_true", help="all on/off combinations, not single ones only")
@@ -150,8 +147,7 @@ def main(argv=None):
     add("--rounds", type=positive, default=3, metavar="N", help="runs of each combination (%(default)s)")
     add("--num-steps", type=int, default=20, metavar="N", help="steps of a run (%(default)s)")
     add_time_limit(parser)
-    options, rest = parser.parse_known_args(argv)
-    return run_tool("fusion_ablation_study.py", lambda: study(options, rest))
+    return parser.run(study, argv, passes_on=True)
 
 
 if __name__ == "__main__":

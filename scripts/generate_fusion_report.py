@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Report what fusion changed, in Markdown: step, memory and kernels of two profiles side by side.
 
+example: python generate_fusion_report.py --baseline ../version1_pytorch_baseline/complete_analysis
+             --fused ./complete_rocm_analysis --output ./fusion_comparison_report.md
+
 Reads two folders of run_pytorch_profiler.py or run_all_profilers.sh, of each the newest profile whose sizes and
 precision the other one has too; without folders versions 1 and 2 are profiled first, with options that are not listed
 here.
-
-Exit status: 0 written; 1 where profiling fails; 2 for bad input.
 """
 
 import json
@@ -14,7 +15,7 @@ import subprocess
 import sys
 
 from common import report as pages
-from common.command_line import Failure, Parser, progress, result_folder, run_tool, with_sizes
+from common.command_line import Failure, Parser, progress, result_folder, with_sizes
 from common.profiles import INTERPRETED, group_cells, groups_per_step, newest_alike, read_pair
 from common.tables import emit, rounded
 from common.versions import REPOSITORY
@@ -50,11 +51,11 @@ def comparison(folders):
     """Return results and kernels of the newest two profiles of like runs; Failure if none are."""
     chosen = newest_alike(*([(content, content["metadata"]) for content in profiles_in(folder)] for folder in folders))
     profiles = read_pair(*(content["trace"] for content in chosen))
-    names = ("baseline (version {version})", "fused (version {version})")
+    names = [
+        f"{name} (version {content['version']})" for name, content in zip(("baseline", "fused"), chosen, strict=True)
+    ]
     return {
-        "versions": [
-            pages.row_of(name.format(**content), content) for name, content in zip(names, chosen, strict=True)
-        ],
+        "versions": list(map(pages.row_of, names, chosen)),
         "traces": [profile.title for profile in profiles],
         "groups": [groups_per_step(profile) for profile in profiles],
         "what": profiles[0].what,
@@ -92,13 +93,13 @@ def report(content):
 
 def generate(options, rest):
     folder = pathlib.Path(options.output_dir) if options.output_dir else pathlib.Path(options.output).parent
-    folders = [options.baseline and pathlib.Path(options.baseline), options.fused and pathlib.Path(options.fused)]
-    if rest and all(folders):
+    given, folders = (options.baseline, options.fused), []
+    if rest and all(given):
         raise Failure(2, f"{' '.join(rest)} means nothing where profiles are given")
-    for i, version in enumerate((1, 2)):
-        if folders[i] is None:
-            folders[i] = folder / f"profile_v{version}"
-            profile_version(version, folders[i], rest)
+    for version, name in enumerate(given, 1):
+        folders.append(pathlib.Path(name or folder / f"profile_v{version}"))
+        if not name:
+            profile_version(version, folders[-1], rest)
     content = comparison(folders)
     target = result_folder(folder, "--output-dir") / pathlib.Path(options.output).name
     target.write_text(report(content), encoding="utf-8")
@@ -106,19 +107,13 @@ def generate(options, rest):
 
 
 def main(argv=None):
-    parser = Parser(
-        "generate_fusion_report.py",
-        "Report what fusion changed: step, memory and kernels of two profiles.",
-        "--baseline ../version1_pytorch_baseline/complete_analysis --fused ./complete_rocm_analysis "
-        "--output ./fusion_comparison_report.md",
-    )
+    parser = Parser("generate_fusion_report.py", __doc__)
     add = parser.add_argument
     add("--baseline", metavar="DIR", help="profile of version 1 (made if not given)")
     add("--fused", metavar="DIR", help="profile of version 2 (made if not given)")
     add("--output", default="fusion_report.md", metavar="FILE", help="the report (%(default)s)")
     add("--output-dir", metavar="DIR", help="folder for the report and the profiles that it needs")
-    options, rest = parser.parse_known_args(argv)
-    return run_tool("generate_fusion_report.py", lambda: generate(options, rest))
+    return parser.run(generate, argv, passes_on=True)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from concurrent.futures.process import BrokenProcessPool
 from types import SimpleNamespace
 from unittest import mock
 
-from common.command_line import Failure, Parser, on_cpu, positive, progress, result_folder, run_tool
+from common.command_line import Failure, Parser, on_cpu, positive, progress, result_folder
 from common.occupancy import KB, TARGETS, TENSOR_MEMORY, occupancy
 from common.tables import emit, text_table
 from common.versions import REPOSITORY, load_version
@@ -129,12 +129,6 @@ def title(row):
     return " ".join([row["target"], row["source"], row["kernel"], ",".join(row["precisions"]), row["constants"]])
 
 
-def dump(row, asm, folder):
-    """Write the assembly of a kernel; a title may occur twice, its hash once."""
-    kind, name = CODE[TARGETS[row["target"]].backend], re.sub(r"[^\w=.]+", "_", title(row))[:200]
-    (pathlib.Path(folder) / f"{name}_{row['hash'][:8]}.{kind}").write_text(asm[kind])
-
-
 # ---------------------------------------------------------------- compiling instead of launching
 
 
@@ -181,14 +175,16 @@ def compiled(row, compilation, dump_folder):
     """Complete the row of a kernel with what it compiles to, or with the error of the compiler or the assembler."""
     from triton import TritonError
 
+    target = TARGETS[row["target"]]
     try:
         result = compilation()
-        row |= measurements(TARGETS[row["target"]], result)
-        if dump_folder:
-            dump(row, result.asm, dump_folder)
+        row |= measurements(target, result)
+        if dump_folder:  # a title may occur twice, its hash once
+            kind, name = CODE[target.backend], re.sub(r"[^\w=.]+", "_", title(row))[:200]
+            (pathlib.Path(dump_folder) / f"{name}_{row['hash'][:8]}.{kind}").write_text(result.asm[kind])
     except (TritonError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
         row["error"] = last_line(error)
-    return row | {"problems": problems(row, TARGETS[row["target"]])}
+    return row | {"problems": problems(row, target)}
 
 
 @contextlib.contextmanager
@@ -376,7 +372,25 @@ def tile(text):
     return sizes
 
 
-def parse_options(argv=None):
+def report(options, sizes):
+    options.sizes = sizes
+    if too_old():
+        raise Failure(2, too_old())
+    if options.dump_assembly:
+        result_folder(options.dump_assembly, "--dump-assembly")
+    if sizes and on_cpu(["--device", "cpu"]):  # a wrong option ends it here, before any process starts
+        load_version(3).parse_options([*sizes, "--device", "cpu"])
+    try:
+        rows = inspect_all(options)
+    except BrokenProcessPool:
+        raise Failure(1, "the compiler ended its process: try one --target and one --kernel at a time") from None
+    if not rows:
+        raise Failure(2, f"no kernel of this kind has {options.kernel or 'tiles'} in its name")
+    emit({"kernels": rows}, as_text(rows), options.json)
+    return int(any(row["problems"] for row in rows))
+
+
+def main(argv=None):
     parser = Parser("inspect_kernels.py", __doc__)
     add = parser.add_argument
     targets = ", ".join(TARGETS)
@@ -391,30 +405,7 @@ def parse_options(argv=None):
         add(name, nargs="+", type=lambda text: (positive(text),), metavar="N", help=f"{what_if} {meaning}")
     add("--dump-assembly", metavar="DIR", help="write each kernel's assembly (PTX on NVIDIA) into this folder")
     add("--jobs", type=positive, default=2, metavar="N", help="compiling processes (%(default)s)")
-    options, options.sizes = parser.parse_known_args(argv)
-    return options
-
-
-def report(options):
-    if too_old():
-        raise Failure(2, too_old())
-    if options.dump_assembly:
-        result_folder(options.dump_assembly, "--dump-assembly")
-    if options.sizes and on_cpu(["--device", "cpu"]):  # a wrong option ends it here, before any process starts
-        load_version(3).parse_options([*options.sizes, "--device", "cpu"])
-    try:
-        rows = inspect_all(options)
-    except BrokenProcessPool:
-        raise Failure(1, "the compiler ended its process: try one --target and one --kernel at a time") from None
-    if not rows:
-        raise Failure(2, f"no kernel of this kind has {options.kernel or 'tiles'} in its name")
-    emit({"kernels": rows}, as_text(rows), options.json)
-    return int(any(row["problems"] for row in rows))
-
-
-def main(argv=None):
-    options = parse_options(argv)
-    return run_tool("inspect_kernels.py", lambda: report(options))
+    return parser.run(report, argv, passes_on=True)
 
 
 if __name__ == "__main__":

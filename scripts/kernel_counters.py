@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Print the hardware counters of every kernel as one table, from rocprofv3 (CSV or rocpd) or Nsight Compute (CSV).
 
+example: python kernel_counters.py counters/counter_20260101_120000 --csv counters.csv
+
 A folder is searched for their files. The values are means over a kernel's launches.
 """
 
 import pathlib
 import sys
 
-from common.command_line import Failure, Parser, positive, run_tool
+from common.command_line import Failure, Parser, positive
 from common.profiles import SQLITE, clean, database, errors_of, group_of, matching, read_table, short
 from common.tables import emit, text_table, write_csv
 
@@ -91,16 +93,11 @@ def analyze(options):
 
 
 def main(argv=None):
-    parser = Parser(
-        "kernel_counters.py",
-        "Print the hardware counters of every kernel as one table.",
-        "counters/counter_20260101_120000 --csv counters.csv",
-    )
+    parser = Parser("kernel_counters.py", __doc__)
     parser.add_argument("paths", nargs="+", metavar="PATH", help="files or folders that a profiler left")
     parser.add_argument("--top", type=positive, default=20, metavar="N", help="kernels to print (%(default)s)")
     parser.add_argument("--csv", metavar="FILE", help="write every counter of every kernel as CSV")
-    options = parser.parse_args(argv)
-    return run_tool("kernel_counters.py", lambda: analyze(options))
+    return parser.run(analyze, argv)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Print the kernel times of a profile as one table, whichever profiler wrote it.
 
+example: python kernel_times.py hotspots/hotspot_20260101_120000 --top 10 --csv kernels.csv
+
 In a folder with one run in several forms it reads the most detailed. The CSV's fourth column is the total time, its
 last the kernel's name: sort -t, -k4 -nr kernels.csv
 """
@@ -9,7 +11,7 @@ import json
 import pathlib
 import sys
 
-from common.command_line import Parser, positive, run_tool
+from common.command_line import Parser, positive
 from common.profiles import KINDS, files_of, group_table, kernel_table, kernel_text, read_kernels
 from common.tables import write_csv
 
@@ -56,12 +58,7 @@ def read_and_write(options):
 
 
 def main(argv=None):
-    parser = Parser(
-        "kernel_times.py",
-        "Print the kernel times of a profile as one table, whichever profiler wrote it.",
-        "hotspots/hotspot_20260101_120000 --top 10 --csv kernels.csv",
-        with_json=False,
-    )
+    parser = Parser("kernel_times.py", __doc__, with_json=False)
     add = parser.add_argument
     add("paths", nargs="+", metavar="PATH", help="files or folders of one run (several: one per process)")
     add("--top", type=positive, default=20, metavar="N", help="kernels to print (%(default)s)")
@@ -69,8 +66,7 @@ def main(argv=None):
     add("--json", metavar="FILE", help="write kernels and groups as JSON")
     add("--launches", metavar="FILE", help="write every launch with start and duration as CSV")
     add("--trace", metavar="FILE", help="write the launches as a trace for ui.perfetto.dev")
-    options = parser.parse_args(argv)
-    return run_tool("kernel_times.py", lambda: read_and_write(options))
+    return parser.run(read_and_write, argv)
 
 
 if __name__ == "__main__":

@@ -5,18 +5,20 @@ example: python memory_bandwidth_analyzer.py --profile-data ./complete_rocm_anal
 
 Bytes follow from the shapes in a PyTorch trace (every input read once, the output written), and for version 3's kernels
 and flex attention from the formulas in common/counts.py. A rate above that of a copy found its data in a cache.
-
-Exit status: 0 analysed, 1 if the picture needs matplotlib, 2 for bad input.
 """
 
 import sys
 
-from common.command_line import Failure, Parser, progress, run_tool
+from common.command_line import Failure, Parser, progress
 from common.profiles import INTERPRETED, short
 from common.roofline import FLOP_PER_BYTE, add_trace_options, analyzed_trace, bound, ceilings_line, draw_roofline
-from common.tables import emit, text_table
+from common.tables import columns, emit, text_table
 
 TOP = 20  # operators to print
+COLUMNS = (
+    "operator: {operator} | group: {group} | ms per step: {ms:,.3f} | MB per step: {bytes:M,.2f} | GB/s: {gb_s:,.1f} | "
+    "of copy: {share_of_copy:.0%} | FLOP/B: {flop_per_byte:.1f} | bound: {bound}"
+)
 
 
 def bandwidth_rows(rows, ceilings):
@@ -43,16 +45,11 @@ def summary(rows, all_rows, ceilings):
 
 
 def as_text(content):
-    whole, ceilings, rows = content["summary"], content["ceilings"], []
-    for row in content["operators"][:TOP]:
-        work = [f"{row['ms']:,.3f}", f"{row['bytes'] / 1e6:,.2f}", f"{row['gb_s']:,.1f}"]
-        rates = [f"{100 * row['share_of_copy']:.0f} %", f"{row['flop_per_byte']:.1f}", row["bound"]]
-        rows.append([row["operator"], row["group"], *work, *rates])
-    header = ["operator", "group", "ms per step", "MB per step", "GB/s", "of copy", "FLOP/B", "bound"]
+    whole = content["summary"]
     share = 100 * whole["memory_bound_ms"] / whole["ms"]
     return (
-        f"{content['trace']}\nceilings {content['ceilings_from']}: {ceilings_line(ceilings)}\n\n"
-        f"{text_table(header, rows, left=2)}\n\n"
+        f"{content['trace']}\nceilings {content['ceilings_from']}: {ceilings_line(content['ceilings'])}\n\n"
+        f"{text_table(*columns(COLUMNS, content['operators'][:TOP]), left=2)}\n\n"
         f"a step moves at least {whole['bytes'] / 1e6:,.1f} MB at {whole['gb_s']:,.1f} GB/s, "
         f"{100 * whole['share_of_copy']:.0f} % of the copy bandwidth\n"
         f"{whole['memory_bound_ms']:,.3f} of {whole['ms']:,.3f} ms ({share:.0f} %) are in memory-bound operators; "
@@ -91,8 +88,7 @@ def main(argv=None):
     parser = Parser("memory_bandwidth_analyzer.py", __doc__)
     parser.add_argument("--generate-roofline-plot", action="store_true", help="draw roofline.png beside the trace")
     add_trace_options(parser)
-    options = parser.parse_args(argv)
-    return run_tool("memory_bandwidth_analyzer.py", lambda: analyze(options))
+    return parser.run(analyze, argv)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@
 
 The formulas stand in common/counts.py, which also says what each quantity counts; options that are not listed go to the
 training script.
-
-Exit status: 0; 1 if --check finds a difference; 2 for a bad option or a file that cannot be read or written.
 """
 
 import itertools
@@ -18,18 +16,24 @@ from collections import defaultdict
 import sympy
 
 from common import counts
-from common.command_line import Failure, Parser, add_version_option, run_tool, version_meant
+from common.command_line import Failure, Parser, add_version_option, version_meant
 from common.counts import PARTS, PHASES, Part, Sizes, both_phases, step_counts, total
 from common.pages import fill, write_or_check
 from common.provenance import machine_line
 from common.records import PRECISIONS, newest_record
-from common.tables import markdown_table, text_table
+from common.tables import columns, markdown_table, text_table
 from common.versions import REPOSITORY, SCRIPTS, load_version
 
 PAGE = REPOSITORY / "TINY_LLAMA_ARCHITECTURE.md"
 PRESETS = ("tiny", "small", "medium")
 VERSIONS = [f"V{version}" for version in SCRIPTS]
 GPUS = ("MI300X", "H200", "MI250X")
+STEP_COLUMNS = (
+    "part: {part} | parameters: {parameters:,} | GFLOP forward: {forward[flops]:G,.2f} | "
+    "backward: {backward[flops]:G,.2f} | MB forward: {forward[bytes]:M,.2f} | backward: {backward[bytes]:M,.2f} | "
+    "MiB saved: {mib:,.2f} | launches: {forward[launches]} + {backward[launches]}"
+)
+ROOF_COLUMNS = "shortest time of a step, us: {part} | FLOP/B: {flop_per_byte:,.1f}"
 PLACES = {"each layer": counts.parts_of_layer, "once": counts.parts_once}
 
 # ---------------------------------------------------------------- formulas as text
@@ -69,25 +73,21 @@ def sizes_of_options(argv):
 
 def step_text(version, precision, sizes):
     """Return numbers and rooflines of a step as two tables, and its sums."""
-    step, weights, numbers, roofs = step_counts(version, precision, sizes), counts.parameters(sizes), [], []
-    work, times = counts.intensity(step), [counts.rooflines(step, gpu, precision) for gpu in GPUS]
+    step, weights, rows = step_counts(version, precision, sizes), counts.parameters(sizes), []
+    work, times = counts.intensity(step), {gpu: counts.rooflines(step, gpu, precision) for gpu in GPUS}
     for part, phases in step.items():
         layer, once = weights.get(part, (0, 0))
-        cells = [f"{done[q] / unit:,.2f}" for q, unit in (("flops", 1e9), ("bytes", 1e6)) for done in phases.values()]
-        launches = " + ".join(str(done["launches"]) for done in phases.values())
-        saved = f"{phases['forward']['saved'] / 2**20:,.2f}"
-        numbers.append([part, f"{sizes.L * layer + once:,}", *cells, saved, launches])
-        roof = [f"{us:,.1f} {bound}" for us, bound in (rows[part] for rows in times)]
-        roofs.append([part, f"{work[part]['flop_per_byte']:,.1f}", *roof])
-    header = ["part", "parameters", "GFLOP forward", "backward", "MB forward", "backward", "MiB saved", "launches"]
+        row = {"part": part, "parameters": sizes.L * layer + once, "mib": phases["forward"]["saved"] / 2**20}
+        rows.append(row | phases | work[part] | {gpu: found[part] for gpu, found in times.items()})
     needed = sum(counts.required_flops(sizes).values())
-    sums = [f"{counts.parameter_count(sizes):,} parameters", f"{needed / 1e9:,.2f} GFLOP needed"]
-    sums += [f"{total(step, 'flops') / 1e9:,.2f} done", f"{total(step, 'bytes') / 1e6:,.1f} MB moved"]
-    sums += [f"{total(step, 'saved') / 2**20:,.1f} MiB saved", f"{total(step, 'launches'):,} launches"]
+    roofs = [f"{gpu}: {{{gpu}[0]:,.1f}} {{{gpu}[1]}}" for gpu in GPUS]
     return (
         f"version {version}, {precision}, {', '.join(f'{x} {size}' for x, size in sizes._asdict().items())}\n\n"
-        f"{text_table(header, numbers)}\n\n"
-        f"{text_table(['shortest time of a step, us', 'FLOP/B', *GPUS], roofs)}\n\nstep: {', '.join(sums)}"
+        f"{text_table(*columns(STEP_COLUMNS, rows))}\n\n"
+        f"{text_table(*columns(' | '.join([ROOF_COLUMNS, *roofs]), rows))}\n\n"
+        f"step: {counts.parameter_count(sizes):,} parameters, {needed / 1e9:,.2f} GFLOP needed, "
+        f"{total(step, 'flops') / 1e9:,.2f} done, {total(step, 'bytes') / 1e6:,.1f} MB moved, "
+        f"{total(step, 'saved') / 2**20:,.1f} MiB saved, {total(step, 'launches'):,} launches"
     )
 
 
@@ -101,11 +101,6 @@ def preset_sizes(preset):
 def steps_of(preset, precision):
     """Return the counts of every version's step."""
     return [step_counts(version, precision, preset_sizes(preset)) for version in SCRIPTS]
-
-
-def presets_table():
-    rows = [[f"`{preset}`", *preset_sizes(preset)] for preset in PRESETS]
-    return markdown_table(["preset", *(f"${letter}$" for letter in LETTERS)], rows)
 
 
 def presets_compared(names, function, unit, pattern, more=()):
@@ -137,9 +132,8 @@ def launches_table():
             cells = [f"{len(parts[part].forward)} + {len(parts[part].backward)}" for parts in found]
             rows.append([f"{part}, {where.replace('each', 'in each')}", *cells])
     for preset in PRESETS:
-        rows.append(
-            [f"**step of `{preset}`**", *(f"**{total(s, 'launches'):,}**" for s in steps_of(preset, "float32"))]
-        )
+        sums = [f"**{total(step, 'launches'):,}**" for step in steps_of(preset, "float32")]
+        rows.append([f"**step of `{preset}`**", *sums])
     return markdown_table(["launches, forward + backward", *VERSIONS], rows)
 
 
@@ -182,13 +176,13 @@ def gpu_table():
 
 def roofline_table(version, precision, preset):
     step, rows = step_counts(version, precision, preset_sizes(preset)), []
-    columns = [counts.rooflines(step, gpu, precision) for gpu in GPUS]
+    times = [counts.rooflines(step, gpu, precision) for gpu in GPUS]
     work = counts.intensity(step)
     for part in PARTS:
-        times = [f"**{us:,.0f}**" if bound == "compute" else f"{us:,.0f}" for us, bound in (c[part] for c in columns)]
+        shown = [f"**{us:,.0f}**" if bound == "compute" else f"{us:,.0f}" for us, bound in (t[part] for t in times)]
         row = work[part]
         cells = [f"{row['flops'] / 1e9:,.2f}", f"{row['bytes'] / 1e6:,.0f}", f"{row['flop_per_byte']:,.1f}"]
-        rows.append([part, *cells, *times])
+        rows.append([part, *cells, *shown])
     sums = [f"{1e3 * counts.shortest_step_ms(step, gpu, precision):,.0f}" for gpu in GPUS]
     rows.append(["all, one after the other", "", "", "", *sums])
     header = [f"V{version}, `{preset}`, {PRECISIONS[precision]}", "GFLOP", "MB", "FLOP/B"]
@@ -263,8 +257,9 @@ def measured_tables(recorded):
 
 def page_tables():
     """Return {name of the markers in the page: table}."""
+    presets = [[f"`{preset}`", *preset_sizes(preset)] for preset in PRESETS]
     tables = {
-        "presets": presets_table(),
+        "presets": markdown_table(["preset", *(f"${x}$" for x in LETTERS)], presets),
         "parameters": presets_compared(["part", "in each layer", "once"], counts.parameters, 1, ",.0f"),
         "flops": flops_table(),
         "launches": launches_table(),
@@ -282,7 +277,6 @@ def page_tables():
 
 
 def write_page(check):
-    """Write or check the tables of the page."""
     tables, text = page_tables(), PAGE.read_text(encoding="utf-8")
     for name in tables:
         if f"<!-- {name}:begin -->" not in text or f"<!-- {name}:end -->" not in text:
@@ -290,7 +284,10 @@ def write_page(check):
     return write_or_check({PAGE: fill(text, tables)}, check, "python scripts/model_counts.py --write")
 
 
-def print_step(options, argv):
+def count(options, argv):
+    """Write or check the tables of the page, or print a step."""
+    if options.write or options.check:
+        return write_page(options.check)
     if {"--use-amp", "--tf32", "--amp-dtype"} & set(argv):
         raise Failure(2, "choose the precision with --precision, not with the training script's options")
     print(step_text(version_meant(options.version), options.precision, sizes_of_options(argv)))
@@ -302,9 +299,7 @@ def main(argv=None):
     parser.add_argument("--precision", choices=counts.ELEMENT_BYTES, default="float32", help="(%(default)s)")
     parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.name}")
     parser.add_argument("--check", action="store_true", help="compare that page with them")
-    options, rest = parser.parse_known_args(argv)
-    to_page = options.write or options.check
-    return run_tool("model_counts.py", lambda: write_page(options.check) if to_page else print_step(options, rest))
+    return parser.run(count, argv, passes_on=True)
 
 
 if __name__ == "__main__":

@@ -6,30 +6,21 @@ example: python optimize_batch_size.py --target-memory-usage 0.8 --seq-len 128 -
 Double the batch until two doublings bring no more throughput, the peak passes the share of memory that may be used, or
 the device runs out of it; then halve the gap. Every probe is a process of its own, so one that runs out of memory costs
 nothing else; options that are not listed go to the training script, after --num-steps 10.
-
-Exit status: 0 found; 1 if not even one sequence fits; 2 for bad input.
 """
 
 import contextlib
 import os
 import sys
 
-from common.command_line import (
-    Failure,
-    Parser,
-    add_version_option,
-    positive,
-    progress,
-    run_tool,
-    version_meant,
-    with_sizes,
-)
-from common.records import significant
+from common.command_line import Failure, Parser, add_version_option, positive, progress, version_meant, with_sizes
 from common.runs import OutOfMemory, train
-from common.tables import emit, known, text_table
+from common.tables import columns, emit, text_table
 from common.versions import SCRIPTS, load_version
 
-TARGETS = ("throughput", "memory")
+COLUMNS = (
+    "batch: {batch_size} | step ms: {step_ms:r} | samples/s: {samples_per_second:,.1f} | "
+    "peak MiB: {peak_memory_mb:,.0f} | : {outcome}"
+)
 ENOUGH = 1.02  # a larger batch must give so many times the samples a second to be worth its memory
 
 
@@ -51,13 +42,12 @@ def search(probe, budget_mb, largest, to_the_limit):
     rows = {}
 
     def fits(batch_size):
-        row = {"batch_size": batch_size, "samples_per_second": None, "step_ms": None, "peak_memory_mb": None}
-        row["fits"] = False
+        row = dict.fromkeys(("samples_per_second", "step_ms", "peak_memory_mb")) | {"fits": False}
         with contextlib.suppress(OutOfMemory):
             summary = probe(batch_size)
             row |= {key: summary[key] for key in ("samples_per_second", "peak_memory_mb")}
             row |= {"step_ms": summary["step_ms"]["median"], "fits": summary["peak_memory_mb"] <= budget_mb}
-        rows[batch_size] = row
+        rows[batch_size] = {"batch_size": batch_size} | row
         return row["fits"]
 
     batch_size = 1
@@ -86,18 +76,19 @@ def as_text(content):
     rows, found = [], content["best"]
     for row in content["probes"]:
         outcome = "out of memory" if row["peak_memory_mb"] is None else "fits" if row["fits"] else "above the limit"
-        speed = [significant(row["step_ms"]), known(row["samples_per_second"], ",.1f")]
-        rows.append([row["batch_size"], *speed, known(row["peak_memory_mb"], ",.0f"), outcome])
+        rows.append(row | {"outcome": outcome})
     share = 100 * found["peak_memory_mb"] / content["device_memory_mb"]
     return (
         f"version {content['version']}, up to {content['budget_mb']:,.0f} of {content['device_memory_mb']:,.0f} MB\n"
-        f"{text_table(['batch', 'step ms', 'samples/s', 'peak MiB', ''], rows, left=0)}\n"
+        f"{text_table(*columns(COLUMNS, rows), left=0)}\n"
         f"best for {content['target']}: --batch-size {found['batch_size']}, {found['samples_per_second']:,.1f} "
         f"samples/s, {found['peak_memory_mb']:,.0f} MB ({share:.1f} % of the device)"
     )
 
 
 def optimize(options, rest):
+    if not 0 < options.target_memory_usage <= 1:
+        raise Failure(2, f"--target-memory-usage must be above 0 and at most 1, not {options.target_memory_usage}")
     version = version_meant(options.version)
     argv = with_sizes(["--num-steps", "10", *rest])
     config = load_version(version).parse_options(argv)
@@ -121,13 +112,10 @@ def main(argv=None):
     parser = Parser("optimize_batch_size.py", __doc__)
     add = parser.add_argument
     add("--target-memory-usage", type=float, default=0.8, metavar="X", help="share of memory (%(default)s)")
-    add("--optimization-target", choices=TARGETS, default="throughput", help="(%(default)s)")
+    add("--optimization-target", choices=["throughput", "memory"], default="throughput", help="(%(default)s)")
     add("--max-batch-size", type=positive, default=4096, metavar="B", help="largest to try (%(default)s)")
     add_version_option(parser)
-    options, rest = parser.parse_known_args(argv)
-    if not 0 < options.target_memory_usage <= 1:
-        parser.error(f"--target-memory-usage must be above 0 and at most 1, not {options.target_memory_usage}")
-    return run_tool("optimize_batch_size.py", lambda: optimize(options, rest))
+    return parser.run(optimize, argv, passes_on=True)
 
 
 if __name__ == "__main__":

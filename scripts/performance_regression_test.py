@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Fail unless the current version is at least so many times as fast as the baseline, beyond the spread of the steps.
 
+example: python performance_regression_test.py --baseline-results ../version1_baseline_metrics.json
+             --current-results ./version2_metrics.json --min-speedup 1.3
+
 Reads a metrics file of each (--metrics-file of the training scripts). The speed-up is the ratio of the median step
 times, and its range that of their quartiles. Runs of different devices, libraries, sizes or precisions are refused, and
 so is a run that does not train every parameter: its speed means nothing.
@@ -10,7 +13,7 @@ Exit status: 0 fast enough, or too close to tell; 1 slower; 2 for bad input.
 
 import sys
 
-from common.command_line import Failure, Parser, run_tool
+from common.command_line import Failure, Parser
 from common.runs import differences, read_metrics
 from common.tables import emit, rounded
 
@@ -59,17 +62,11 @@ def compare(options):
 
 
 def main(argv=None):
-    parser = Parser(
-        "performance_regression_test.py",
-        "Fail if the current version is not at least so many times as fast as the baseline.",
-        "--baseline-results ../version1_baseline_metrics.json --current-results ./version2_metrics.json "
-        "--min-speedup 1.3; write the files with tiny_llama_v*.py --metrics-file",
-    )
+    parser = Parser("performance_regression_test.py", __doc__)
     parser.add_argument("--baseline-results", required=True, metavar="JSON", help="metrics file of the baseline")
     parser.add_argument("--current-results", required=True, metavar="JSON", help="metrics file of the current version")
     parser.add_argument("--min-speedup", type=float, default=1.0, metavar="X", help="that is wanted (%(default)s)")
-    options = parser.parse_args(argv)
-    return run_tool("performance_regression_test.py", lambda: compare(options))
+    return parser.run(compare, argv)
 
 
 if __name__ == "__main__":

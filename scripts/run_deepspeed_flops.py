@@ -23,19 +23,19 @@ import re
 import sys
 
 from common import counts
-from common.command_line import Failure, Parser, add_version_option, progress, result_folder, run_tool, version_meant
+from common.command_line import Failure, Parser, add_version_option, progress, result_folder, version_meant
 from common.roofline import ceilings_line, draw_roofline, measure_ceilings
 from common.runs import train
-from common.tables import text_table, write_csv
+from common.tables import columns, text_table, write_csv
 from common.versions import SCRIPTS, load_version
+
+PARTS = "part of the step: {part} | GFLOP: {flops:G,.3f} | MB: {bytes:M,.1f} | FLOP/byte: {flop_per_byte:,.1f}"
 
 # ---------------------------------------------------------------- counting
 
 
-def required(sizes):
-    """Return the FLOPs of a step that every version needs, in matmuls with weights and in causal attention."""
-    flops = counts.required_flops(sizes)
-    total, attention = sum(flops.values()), flops["attention"]
+def split(total, attention):
+    """Return a number of FLOPs and its parts in causal attention and in matmuls with weights."""
     return {"total": total, "matrix_products": total - attention, "attention": attention}
 
 
@@ -72,8 +72,8 @@ def flop_counter(script, config):
             rows = [[module, f"{sum(found.values()) / 1e9:,.4f}"] for module, found in modules.items()]
             loss.backward()
     total, attention = counter.get_total_flops(), counter.get_flop_counts()["Global"].get(ops.aten.bmm, 0)
-    found = {"total": total, "forward": forward, "backward": total - forward, "attention": attention}
-    return found | {"matrix_products": total - attention}, text_table(["module", "GFLOP"], rows)
+    found = split(total, attention) | {"forward": forward, "backward": total - forward}
+    return found, text_table(["module", "GFLOP"], rows)
 
 
 def deepspeed_count(script, config, table):
@@ -95,11 +95,6 @@ def deepspeed_count(script, config, table):
     return {"forward": forward, "reason": None}
 
 
-def check(what, counter, counted, expected):
-    agrees = abs(counted - expected) <= 1e-6 * expected
-    return {"what": what, "counter": counter, "counted": counted, "expected": expected, "agrees": agrees}
-
-
 def count(version, config, table):
     """Return a version's FLOPs, from formulas and counters, and write the table of modules.
 
@@ -109,16 +104,24 @@ def count(version, config, table):
     script, sizes, precision = load_version(version), counts.sizes_of(config), config.precision
     switch_off_fusions(config)
     counter, modules = flop_counter(script, config)
-    deepspeed, needed = deepspeed_count(script, config, table), required(sizes)
+    deepspeed, flops = deepspeed_count(script, config, table), counts.required_flops(sizes)
+    needed = split(sum(flops.values()), flops["attention"])
     if deepspeed["reason"]:
         table.write_text(f"FLOPs of the forward pass, by module\n\n{modules}\n")
     # version 3 computes the embedding's gradient as a matmul
     embedding = counts.step_counts(version, precision, sizes)["embedding"]["backward"]["flops"]
     products, attention = needed["matrix_products"], 2 * needed["attention"]
-    checks = [check("matrix products", "FlopCounterMode", counter["matrix_products"], products + embedding)]
-    checks.append(check("attention", "FlopCounterMode", counter["attention"], attention))
-    if deepspeed["forward"] is not None:
-        checks.append(check("forward", "DeepSpeed", deepspeed["forward"], (products + attention) / 3))
+    pairs = [
+        ("matrix products", "FlopCounterMode", counter["matrix_products"], products + embedding),
+        ("attention", "FlopCounterMode", counter["attention"], attention),
+        ("forward", "DeepSpeed", deepspeed["forward"], (products + attention) / 3),
+    ]
+    checks = [
+        {"what": what, "counter": name, "counted": counted, "expected": expected}
+        | {"agrees": abs(counted - expected) <= 1e-6 * expected}
+        for what, name, counted, expected in pairs
+        if counted is not None
+    ]
     content = {"version": version, "batch_size": sizes.B, "seq_len": sizes.T, "precision": precision}
     return content | {"analytic": needed, "flop_counter_mode": counter, "deepspeed": deepspeed, "checks": checks}
 
@@ -137,6 +140,7 @@ def measure(version, config, arguments):
 
 
 def measured_rates(summary, environment):
+    """Return time, TFLOP/s and MFU of a run; mfu is None on a device whose peak is not known."""
     peak = counts.peak_tflops(environment["device"], summary["precision"])
     rates = {"device": environment["device"], "precision": summary["precision"], "peak_tflops": peak}
     rates |= {"step_ms": summary["step_ms"]["median"], "tflops": summary["tflops"]}
@@ -145,13 +149,12 @@ def measured_rates(summary, environment):
 
 def mfu_rows(flops, measured):
     """Return this run, then the shortest possible step at the data-sheet peak of each known GPU and precision."""
-    names = ("device", "precision", "peak_tflops", "step_ms", "tflops", "mfu")
-    rows = [
-        (f"{gpu} at its peak", precision, peak, flops / peak / 1e9, peak, 1.0)
+    return [measured] * bool(measured) + [
+        {"device": f"{gpu} at its peak", "precision": precision, "peak_tflops": peak}
+        | {"step_ms": flops / peak / 1e9, "tflops": peak, "mfu": 1.0}
         for gpu, peaks in counts.PEAK_TFLOPS.items()
         for precision, peak in peaks.items()
     ]
-    return [measured] * bool(measured) + [dict(zip(names, row, strict=True)) for row in rows]
 
 
 # ---------------------------------------------------------------- results
@@ -159,10 +162,9 @@ def mfu_rows(flops, measured):
 
 def draw(path, content):
     """Draw the measured step under the ceilings, and the parts on them, where their FLOP per byte is."""
-    work, measured = dict(content["intensity"]), content["measured"]
-    step = work.pop("step")["flop_per_byte"]
-    points = [(part, row["flop_per_byte"], None, None) for part, row in work.items()]
-    points += [("step, measured", step, measured["tflops"], None)] if measured else []
+    work, measured = {part: row["flop_per_byte"] for part, row in content["intensity"].items()}, content["measured"]
+    points = [(part, x, None, None) for part, x in work.items() if part != "step"]
+    points += [("step, measured", work["step"], measured["tflops"], None)] if measured else []
     title = f"Version {content['version']}, {content['precision']}: the step and its parts"
     draw_roofline(path, title, content["ceilings"], points)
 
@@ -184,27 +186,24 @@ def as_text(content):
         share = f"MFU {100 * measured['mfu']:.1f} %" if measured["mfu"] else "peak of this device not known"
         rate = f"{measured['step_ms']:,.3f} ms per step, {measured['tflops']:,.3f} TFLOP/s in {measured['precision']}"
         lines.append(f"  measured         {rate}; {share}")
-    return "\n".join(lines + (intensity_lines(content) if content["intensity"] else []))
-
-
-def intensity_lines(content):
-    rows = [
-        [part, f"{row['flops'] / 1e9:,.3f}", f"{row['bytes'] / 1e6:,.1f}", f"{row['flop_per_byte']:,.1f}"]
-        for part, row in content["intensity"].items()
-    ]
-    table = text_table(["part of the step", "GFLOP", "MB", "FLOP/byte"], rows)
-    lines = ["", table, "each launch reads its operands and writes its results once"]
+    if content["intensity"]:
+        rows = [row | {"part": part} for part, row in content["intensity"].items()]
+        lines += ["", text_table(*columns(PARTS, rows)), "each launch reads its operands and writes its results once"]
     if content["ceilings"]:
         lines.append(f"ceilings of this device: {ceilings_line(content['ceilings'])}; below it memory is the limit")
-    return lines
+    return "\n".join(lines)
 
 
 def verdict(content):
-    return 0 if all(row["agrees"] for row in content["checks"]) else 1
+    return int(not all(row["agrees"] for row in content["checks"]))
 
 
-def run(version, options, arguments):
+def run(options, rest):
     """Count, measure and write; return 1 if a counter does not agree with the formula."""
+    if options.analyze_results:
+        return analyze(pathlib.Path(options.analyze_results), pathlib.Path(options.profile_dir))
+    sizes = [] if any(word.startswith("--preset") for word in rest) else ["--batch-size", "8", "--seq-len", "128"]
+    version, arguments = version_meant(options.version), ["--num-steps", "10", *sizes, *rest]
     folder = result_folder(options.profile_dir)
     profile, table, mfu = (folder / name for name in ("flops_profile.json", "model_profile.txt", "mfu_analysis.csv"))
     config = load_version(version).parse_options([*arguments, "--no-graph"])
@@ -247,15 +246,7 @@ def main(argv=None):
     add("--generate-roofline", action="store_true", help="measure ceilings and draw roofline.png")
     add("--analyze-results", metavar="FILE", help="print an earlier flops_profile.json, nothing else")
     add_version_option(parser)
-    options, rest = parser.parse_known_args(argv)
-    sizes = [] if any(word.startswith("--preset") for word in rest) else ["--batch-size", "8", "--seq-len", "128"]
-
-    def work():
-        if options.analyze_results:
-            return analyze(pathlib.Path(options.analyze_results), pathlib.Path(options.profile_dir))
-        return run(version_meant(options.version), options, ["--num-steps", "10", *sizes, *rest])
-
-    return run_tool("run_deepspeed_flops.py", work)
+    return parser.run(run, argv, passes_on=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Profile a version with PyTorch's profiler, and leave files that people and tools can read.
 
+example: python run_pytorch_profiler.py --batch-size 8 --profile-dir ./fusion_analysis --generate-report
+
 Trains a few steps with the version's own script and writes into --profile-dir
 
     trace_*.json            timeline for https://ui.perfetto.dev
@@ -8,8 +10,8 @@ Trains a few steps with the version's own script and writes into --profile-dir
     memory_timeline.html    memory in use over time, for any browser
     profiling_report.md     with --generate-report: all of it in tables
 
---analyze-existing reads traces that are there already, and leaves the last three beside them as far as they can tell.
-Options that are not listed here go to the training script: its sizes and switches work here as well.
+--analyze-existing reads traces that are there already, and leaves the last three beside them as far as they can
+tell; options that are not listed go to the training script: its sizes and switches work here as well.
 """
 
 import datetime
@@ -20,19 +22,12 @@ import subprocess
 import sys
 
 from common import report as pages
-from common.command_line import (
-    Failure,
-    Parser,
-    add_version_option,
-    progress,
-    result_folder,
-    run_tool,
-    version_meant,
-    with_sizes,
-)
+from common.command_line import Failure, Parser, add_version_option, progress, result_folder, version_meant, with_sizes
 from common.profiles import INTERPRETED, PHASES, group_table, kernel_table, kernel_text, read_profile, short
-from common.tables import rounded
+from common.tables import columns, rounded
 from common.versions import SCRIPTS
+
+PER_STEP = "group: {group} | calls per step: {calls:,.0f} | ms per step: {ms:r}"
 
 
 def profile(version, folder, rest):
@@ -75,19 +70,16 @@ def report(content, trace):
     if "summary" in content:
         row = pages.row_of("measured", content)
         facts = [*facts, *pages.facts_of(row), ("command", f"python {shlex.join(content['command'])}")]
-        table = pages.table(["", "measured"], pages.result_lines([row]))
-        sections.append(("The steps without the profiler", [table]))
+        results = pages.table(["", "measured"], pages.result_lines([row]))
+        sections.append(("The steps without the profiler", [results]))
 
-    def cells(row):
-        return [f"{row['calls'] / steps:,.0f}", rounded(row["total_us"] / 1e3 / steps)]
+    def table(template, rows):
+        rows = [row | {"calls": row["calls"] / steps, "ms": row["total_us"] / 1e3 / steps} for row in rows]
+        return pages.table(*columns(template, rows))
 
-    groups = [[row["group"], *cells(row), f"{row['share_percent']:.1f}"] for row in content["groups"]]
-    kernels = [
-        [f"`{short(row['kernel'], 70)}`", row["group"], *cells(row), rounded(row["mean_us"])]
-        for row in content["kernels"][:20]
-    ]
-    per_group = pages.table(["group", "calls per step", "ms per step", "%"], groups)
-    per_kernel = pages.table(["name", "group", "calls per step", "ms per step", "mean us"], kernels)
+    kernels = [row | {"name": short(row["kernel"], 70)} for row in content["kernels"][:20]]
+    per_group = table(f"{PER_STEP} | %: {{share_percent:.1f}}", content["groups"])
+    per_kernel = table(f"name: `{{name}}` | {PER_STEP} | mean us: {{mean_us:r}}", kernels)
     timeline = pages.text(f"Timeline: open `{content['trace']}` in https://ui.perfetto.dev.")
     warning = [pages.text(INTERPRETED)] * trace.interpreted
     sections += [
@@ -135,6 +127,8 @@ def analyze(path, with_report):
 
 
 def run(options, rest):
+    if options.analyze_existing and rest:
+        raise Failure(2, f"{' '.join(rest)} means nothing with --analyze-existing")
     if options.analyze_existing:
         for name in options.analyze_existing:
             analyze(pathlib.Path(name), options.generate_report)
@@ -144,22 +138,13 @@ def run(options, rest):
 
 
 def main(argv=None):
-    parser = Parser(
-        "run_pytorch_profiler.py",
-        "Profile a version with PyTorch's profiler, or read earlier profiles.",
-        "--batch-size 8 --profile-dir ./fusion_analysis --generate-report; options that are not listed go to the "
-        "training script",
-        with_json=False,  # its profile_*.json is always written
-    )
+    parser = Parser("run_pytorch_profiler.py", __doc__, with_json=False)  # its profile_*.json is always written
     add = parser.add_argument
     add("--profile-dir", default="pytorch_profiles", metavar="DIR", help="results (%(default)s)")
     add("--generate-report", action="store_true", help="write profiling_report.md as well")
     add("--analyze-existing", nargs="+", metavar="FILE", help="read profiles instead of making one")
     add_version_option(parser)
-    options, rest = parser.parse_known_args(argv)
-    if options.analyze_existing and rest:
-        parser.error(f"{' '.join(rest)} means nothing with --analyze-existing")
-    return run_tool("run_pytorch_profiler.py", lambda: run(options, rest))
+    return parser.run(run, argv, passes_on=True)
 
 
 if __name__ == "__main__":

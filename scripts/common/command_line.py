@@ -46,6 +46,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
+    def run(self, work, argv, passes_on=False):
+        """Run work(options) as run_tool does; with passes_on work(options, the options that are not listed)."""
+        parsed = self.parse_known_args(argv) if passes_on else [self.parse_args(argv)]
+        return run_tool(self.prog, lambda: work(*parsed))
+
 
 def run_tool(program, work):
     """Run a tool's work and return its exit status; print errors as one line instead of a traceback."""

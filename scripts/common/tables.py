@@ -3,6 +3,7 @@
 import csv
 import json
 import pathlib
+import string
 
 
 def text_table(header, rows, left=1):
@@ -52,3 +53,19 @@ def write_csv(rows, file):
     writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
     writer.writeheader()
     writer.writerows({k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+
+
+class Cells(string.Formatter):
+    """Format cells: None as a dash, {x:r} by rounded(), {x:.0%} as 40 %, {x:G.2f} in billions, {x:M.2f} in millions."""
+
+    def format_field(self, value, pattern):
+        if value is None or pattern == "r":
+            return rounded(value)
+        scale = {"G": 1e9, "M": 1e6}.get(pattern[:1])
+        return (format(value / scale, pattern[1:]) if scale else format(value, pattern)).replace("%", " %")
+
+
+def columns(template, rows):
+    """Return header and cells of a table of dictionaries: "batch: {batch_size} | of peak: {share:.0%}"."""
+    parts = [part.strip().split(": ", 1) for part in template.split("|")]
+    return [heading for heading, _ in parts], [[Cells().vformat(cell, (), row) for _, cell in parts] for row in rows]

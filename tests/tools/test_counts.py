@@ -76,6 +76,7 @@ def run(capsys, *argv):
 def test_the_numbers_of_a_step(capsys):
     status, out = run(capsys, "--version", 1, "--preset", "small")
     assert status == 0 and "31,977,984 parameters, 199.64 GFLOP needed" in out and "1,047 launches" in out
+    assert "down projection      8,388,608          17.18     34.36" in out  # GFLOP: 2 x 1024 tokens x 8,388,608, twice
     status, out = run(capsys, "--version", 3, "--preset", "tiny", "--precision", "float16")
     numbers, roofs = [line.split()[1:] for line in out.splitlines() if line.startswith("SwiGLU")]
     one = 4 * 8 * 128 * 512 * 2  # bytes of an operand, in all layers: three of them forward, five backward, two saved
