@@ -1,12 +1,11 @@
 """The tools' command line: one parser, errors as one line, and the options that several tools share."""
 
 import argparse
-import importlib.util
 import os
 import pathlib
 import sys
 
-from common.versions import SCRIPTS, load_version
+from common.versions import SCRIPTS, load_file
 
 # Sizes for a machine without a GPU, where version 3's kernels run in Triton's interpreter.
 CPU_SIZES = "--hidden-dim 64 --num-layers 2 --num-heads 4 --seq-len 32 --batch-size 2 --vocab-size 256".split()
@@ -175,14 +174,8 @@ def script_path(name, option):
 def load_script(path, option):
     """Return the module of a training script anywhere, one of the four or a copy with changes."""
     path = path.resolve()
-    for version, script in SCRIPTS.items():
-        if path == script:
-            return load_version(version)
-    name = f"{path.stem}_{abs(hash(str(path)))}"
-    loader = importlib.machinery.SourceFileLoader(name, str(path))
-    module = sys.modules[name] = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
     try:
-        loader.exec_module(module)
+        module = load_file(path, path.stem if path in SCRIPTS.values() else f"{path.stem}_{abs(hash(path))}")
     except SyntaxError as error:
         raise Failure(2, f"{option} {path} is no valid Python: {error.msg} in line {error.lineno}") from None
     if not hasattr(module, "Trainer") or not hasattr(module, "canonical_views"):
