@@ -102,11 +102,9 @@ def tried(page, command, options, deadline, copy, environment):
 
 def pages_meant(names):
     """Return the pages of those paths, or all; raise Failure for one that is no page of the workshop."""
-    known = {page.resolve(): page for page in PAGES}
-    for name in names:
-        if pathlib.Path(name).resolve() not in known:
-            raise Failure(2, f"{name} is no page whose commands are known; without a name all of them are tried")
-    return [known[pathlib.Path(name).resolve()] for name in names] or PAGES
+    if unknown := [name for name in names if pathlib.Path(name).resolve() not in PAGES]:
+        raise Failure(2, f"{unknown[0]} is no page whose commands are known; without a name all of them are tried")
+    return [pathlib.Path(name).resolve() for name in names] or PAGES
 
 
 def parse_arguments(argv):
