@@ -32,13 +32,9 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, program, description, example=None, with_json=True):
-        super().__init__(
-            prog=program,
-            description=description,
-            epilog=example and f"example: python {program} {example}",
-            allow_abbrev=False,
-            formatter_class=argparse.HelpFormatter if example else argparse.RawDescriptionHelpFormatter,
-        )
+        layout = argparse.HelpFormatter if example else argparse.RawDescriptionHelpFormatter
+        epilog = example and f"example: python {program} {example}"
+        super().__init__(program, None, description, epilog, formatter_class=layout, allow_abbrev=False)
         if with_json:
             self.add_argument("--json", metavar="FILE", help="write the results as JSON (- prints it, not the text)")
 
@@ -124,10 +120,10 @@ def version_meant(wanted=None):
     """
     if wanted is not None:
         return wanted
-    versions = {script.parent: version for version, script in SCRIPTS.items()}
     for folder in (pathlib.Path(sys.argv[0]).absolute().parent, pathlib.Path.cwd()):
-        if folder.resolve() in versions:
-            return versions[folder.resolve()]
+        for version, script in SCRIPTS.items():
+            if script.parent == folder.resolve():
+                return version
     raise Failure(2, "say which version with --version 1, 2, 3 or 4, or run this in a version's folder")
 
 

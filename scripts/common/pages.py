@@ -65,7 +65,7 @@ def commands(page):
         of_block = gpus_named(block.splitlines()[0])
         for match in re.finditer(r"(?:.*\\\n)*.+", block):
             text = re.sub(r"\\\n\s*", "", match[0]).strip()
-            if shlex.split(text, comments=True):
+            if not text.endswith("\\") and shlex.split(text, comments=True):
                 line = number + block.count("\n", 0, match.end())
                 found.append(Command(line, text, max(of_block, gpus_named(text))))
     return found

@@ -210,12 +210,11 @@ COLUMNS = [
 ]
 
 
-def table_of(table, metrics, drop=()):
+def table_of(table, metrics):
     """Return header and cells of the measured rows, with the columns of these metrics."""
     wanted = ["", *metrics, *(["scaling"] if any(row["processes"] > 1 for row in table) else [])]
-    columns = [column for column in COLUMNS if column[1] in wanted and column[0] not in drop]
-    cells = [[cell(row) for _, _, cell in columns] for row in table if row["status"] == "ok"]
-    return [heading for heading, _, _ in columns], cells
+    columns = {heading: cell for heading, metric, cell in COLUMNS if metric in wanted}
+    return list(columns), [[cell(row) for cell in columns.values()] for row in table if row["status"] == "ok"]
 
 
 def notes_of(table):
