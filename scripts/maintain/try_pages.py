@@ -27,7 +27,7 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.command_line import Failure, Parser, result_folder, run_tool
+from common.command_line import Failure, Parser, positive, result_folder, run_tool
 from common.pages import PAGES, commands, start_of
 from common.runs import end
 from common.versions import REPOSITORY
@@ -107,20 +107,13 @@ def pages_meant(names):
     return [pathlib.Path(name).resolve() for name in names] or PAGES
 
 
-def parse_arguments(argv):
+def work(argv):
     parser = Parser("try_pages.py", __doc__, with_json=False)
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="pages to try (all)")
-    parser.add_argument("--each", type=float, default=600, metavar="S", help="seconds for a command (%(default)s)")
-    parser.add_argument("--time-limit", type=float, default=math.inf, metavar="S", help="end all after that (never)")
+    parser.add_argument("--each", type=positive, default=600, metavar="S", help="seconds for a command (%(default)s)")
+    parser.add_argument("--time-limit", type=positive, default=math.inf, metavar="S", help="end all after that (never)")
     parser.add_argument("--output-dir", default="tried_pages", metavar="DIR", help="(%(default)s)")
-    options = parser.parse_args(argv)
-    if options.each <= 0 or options.time_limit <= 0:
-        parser.error("--each and --time-limit must be positive")
-    return options
-
-
-def work(argv):
-    options, ends, bad = parse_arguments(argv), [], []
+    options, ends, bad = parser.parse_args(argv), [], []
     deadline, pages = time.monotonic() + options.time_limit, pages_meant(options.pages)
     result_folder(options.output_dir, "--output-dir")
     with tempfile.TemporaryDirectory() as temporary:
