@@ -2,7 +2,7 @@
 
 import torch
 
-from common.versions import batch_gradients, relative_error
+from common.versions import batch_gradients, prepare, relative_error
 
 
 def outcome(script, argv, steps):
@@ -11,10 +11,8 @@ def outcome(script, argv, steps):
     "logits": [B, T, V]; "loss": float in nats; "gradients": {canonical name: tensor}; "losses": of each step;
     "weights": {canonical name: tensor} after the last. Tensors are float32 on the CPU.
     """
-    config = script.parse_options([*argv, "--no-graph"])
-    torch.use_deterministic_algorithms(False)  # set_up_backend only ever turns it on
-    script.set_up_backend(config)
-    trainer, data = script.Trainer(config), script.load_data(config)
+    trainer, data = prepare(script, argv)
+    config = trainer.config
     tokens, labels = script.batch(data, 0, config)
     with torch.no_grad():
         logits = script_logits(script, trainer, tokens.to(config.device), labels.to(config.device))
@@ -22,13 +20,9 @@ def outcome(script, argv, steps):
     losses = [trainer.run(*script.batch(data, step, config))["loss"] for step in range(steps)]
     state = trainer.optimizer.state
     weights = {name: script.get_weight(p, state[p]).detach() for name, p in trainer.model.named_parameters()}
-    return {
-        "logits": logits.float().cpu(),
-        "loss": loss,
-        "gradients": gradients,
-        "losses": losses,
-        "weights": {name: t.float().cpu() for name, t in script.canonical_views(weights, config).items()},
-    }
+    weights = {name: t.float().cpu() for name, t in script.canonical_views(weights, config).items()}
+    found = {"logits": logits.float().cpu(), "loss": loss, "gradients": gradients}
+    return found | {"losses": losses, "weights": weights}
 
 
 def script_logits(script, trainer, tokens, labels):
@@ -74,10 +68,5 @@ def verdict(entries, tolerance):
     worst = {kind: max((e for e in entries if e["kind"] == kind), key=lambda e: e["error"]) for kind in kinds}
     judged = [entry for entry in entries if entry["kind"] != "weight after training"]
     beyond = [entry for entry in judged if not entry["error"] <= tolerance]
-    return {
-        "tolerance": tolerance,
-        "passed": not beyond,
-        "beyond": len(beyond),
-        "worst": max(judged, key=lambda entry: entry["error"]),
-        "worst_of_each_kind": worst,
-    }
+    found = {"tolerance": tolerance, "passed": not beyond, "beyond": len(beyond)}
+    return found | {"worst": max(judged, key=lambda entry: entry["error"]), "worst_of_each_kind": worst}

@@ -1,12 +1,11 @@
 """The tools' command line: one parser, errors as one line, and the options that several tools share."""
 
 import argparse
-import importlib.util
 import os
 import pathlib
 import sys
 
-from common.versions import SCRIPTS, load_version
+from common.versions import SCRIPTS, load_file
 
 # Sizes for a machine without a GPU, where version 3's kernels run in Triton's interpreter.
 CPU_SIZES = "--hidden-dim 64 --num-layers 2 --num-heads 4 --seq-len 32 --batch-size 2 --vocab-size 256".split()
@@ -33,13 +32,9 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, program, description, example=None, with_json=True):
-        super().__init__(
-            prog=program,
-            description=description,
-            epilog=example and f"example: python {program} {example}",
-            allow_abbrev=False,
-            formatter_class=argparse.HelpFormatter if example else argparse.RawDescriptionHelpFormatter,
-        )
+        layout = argparse.HelpFormatter if example else argparse.RawDescriptionHelpFormatter
+        epilog = example and f"example: python {program} {example}"
+        super().__init__(program, None, description, epilog, formatter_class=layout, allow_abbrev=False)
         if with_json:
             self.add_argument("--json", metavar="FILE", help="write the results as JSON (- prints it, not the text)")
 
@@ -130,10 +125,10 @@ def version_meant(wanted=None):
     """
     if wanted is not None:
         return wanted
-    versions = {script.parent: version for version, script in SCRIPTS.items()}
     for folder in (pathlib.Path(sys.argv[0]).absolute().parent, pathlib.Path.cwd()):
-        if folder.resolve() in versions:
-            return versions[folder.resolve()]
+        for version, script in SCRIPTS.items():
+            if script.parent == folder.resolve():
+                return version
     raise Failure(2, "say which version with --version 1, 2, 3 or 4, or run this in a version's folder")
 
 
@@ -180,14 +175,8 @@ def script_path(name, option):
 def load_script(path, option):
     """Return the module of a training script anywhere, one of the four or a copy with changes."""
     path = path.resolve()
-    for version, script in SCRIPTS.items():
-        if path == script:
-            return load_version(version)
-    name = f"{path.stem}_{abs(hash(str(path)))}"
-    loader = importlib.machinery.SourceFileLoader(name, str(path))
-    module = sys.modules[name] = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
     try:
-        loader.exec_module(module)
+        module = load_file(path, path.stem if path in SCRIPTS.values() else f"{path.stem}_{abs(hash(path))}")
     except SyntaxError as error:
         raise Failure(2, f"{option} {path} is no valid Python: {error.msg} in line {error.lineno}") from None
     if not hasattr(module, "Trainer") or not hasattr(module, "canonical_views"):

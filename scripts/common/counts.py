@@ -118,13 +118,10 @@ def operations(s):
     """Return {part: (forward, backward)}: element-wise operations and reductions of a step of version 1."""
     rows, x = s.B * s.T, s.B * s.T * s.C
     scores, wide, logits = s.B * s.H * s.T * s.T, rows * s.F, rows * s.V
-    rotated = x + rows * s.kv
+    rotated, norms = x + rows * s.kv, s.L * (10 * x + 4 * rows) + 4 * x + 2 * rows
     return {
         "embedding": (0, x + s.V * s.C),
-        "norms and residual": (
-            s.L * (10 * x + 4 * rows) + 4 * x + 2 * rows,
-            s.L * (24 * x + 6 * rows) + 11 * x + 3 * rows,
-        ),
+        "norms and residual": (norms, s.L * (24 * x + 6 * rows) + 11 * x + 3 * rows),
         "QKV projection": (0, s.L * 2 * x),
         "RoPE": (s.L * 3 * rotated, s.L * 3.5 * rotated),
         "attention": (s.L * 3 * scores, s.L * (3 * scores + 2 * x)),
@@ -441,19 +438,18 @@ class Gemm(NamedTuple):
 
 def gemms(s):
     """Return the matmuls of version 1's training step; equal shapes stand together."""
-    rows, found = s.B * s.T, []
+    rows, heads, found = s.B * s.T, s.B * s.H, []
     weights = {"q, o": (s.C, s.C, 2 * s.L), "k, v": (s.C, s.kv, 2 * s.L), "gate, up": (s.C, s.F, 2 * s.L)}
     weights |= {"down": (s.F, s.C, s.L), "output head": (s.C, s.V, 1)}
     for name, (k, n, calls) in weights.items():
-        found.append(Gemm(name, "forward", 1, rows, k, n, calls))
-        found.append(Gemm(name, "input gradient", 1, rows, n, k, calls))
-        found.append(Gemm(name, "weight gradient", 1, n, rows, k, calls))
-    heads = s.B * s.H
-    found.append(Gemm("scores", "forward", heads, s.T, s.D, s.T, s.L))
-    found.append(Gemm("weights x value", "forward", heads, s.T, s.T, s.D, s.L))
-    found.append(Gemm("gradient of weights", "input gradient", heads, s.T, s.D, s.T, s.L))
-    found.append(Gemm("gradients of q, k, v", "input gradient", heads, s.T, s.T, s.D, 3 * s.L))
-    return found
+        shapes = {"forward": (rows, k, n), "input gradient": (rows, n, k), "weight gradient": (n, rows, k)}
+        found += [Gemm(name, part, 1, *shape, calls) for part, shape in shapes.items()]
+    return found + [
+        Gemm("scores", "forward", heads, s.T, s.D, s.T, s.L),
+        Gemm("weights x value", "forward", heads, s.T, s.T, s.D, s.L),
+        Gemm("gradient of weights", "input gradient", heads, s.T, s.D, s.T, s.L),
+        Gemm("gradients of q, k, v", "input gradient", heads, s.T, s.T, s.D, 3 * s.L),
+    ]
 
 
 # ---------------------------------------------------------------- GPUs

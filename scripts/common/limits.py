@@ -6,11 +6,15 @@ python limits.py FOLDER     the speed-of-light tables that `rocprof-compute anal
 python limits.py            prints the metrics for Nsight Compute to collect
 """
 
-import csv
 import json
 import pathlib
 import re
 import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from common.profiles import clean, short
+from common.tables import known, text_table, write_csv
 
 TOP = 5  # kernels to print
 BUSY = 60  # a unit above this percentage of its peak limits the kernel
@@ -72,18 +76,17 @@ def analysed_kernel(text, index):
     for rows in tables(text):
         if rows and first_of(rows[0], "Kernel") and len(rows) > index and not kernel:
             row = rows[index]
-            kernel = {"kernel": re.sub(r" ?(\.kd|\[clone \.kd\])$", "", first_of(row, "Kernel"))}
-            kernel["time_percent"] = number(first_of(row, "Pct", "Percent"))
             mean_ns = number(first_of(row, "Mean"))
-            kernel["mean_us"] = None if mean_ns is None else mean_ns / 1e3
+            kernel = {"kernel": clean(first_of(row, "Kernel")), "time_percent": number(first_of(row, "Pct", "Percent"))}
+            kernel["mean_us"] = mean_ns and mean_ns / 1e3
         if rows and "Metric" in rows[0]:
             percents |= {row["Metric"]: number(first_of(row, "Pct", "Percent", "PoP")) for row in rows}
     if not percents or not kernel:
         return None
     for column, choices in ROCM_METRICS.items():
         found = next((names for names in choices if names[0] in percents), ())
-        known = [percents[name] for name in found if percents.get(name) is not None]
-        kernel[column] = sum(known) if known else None
+        parts = [percents[name] for name in found if percents.get(name) is not None]
+        kernel[column] = sum(parts) if parts else None
     return kernel
 
 
@@ -120,18 +123,6 @@ def limit_of(row):
     return "latency, few waves" if few else "latency"
 
 
-def as_text(rows, width=40):
-    """Return the table and the rule behind its last column."""
-    lines = ["what limits the top kernels, in percent of the GPU's peak"]
-    lines.append(f"{'kernel':<{width}}" + "".join(f"{heading:>11}" for heading in HEADINGS) + "  limited by")
-    for row in rows:
-        name = row["kernel"] if len(row["kernel"]) <= width else row["kernel"][: width - 3] + "..."
-        numbers = "".join(f"{'-' if row[column] is None else f'{row[column]:,.1f}':>11}" for column in COLUMNS)
-        lines.append(f"{name:<{width}}{numbers}  {limit_of(row)}")
-    lines.append(f"limited by: a unit at {BUSY} % of its peak or more, else latency (few waves: under {FEW_WAVES} %)")
-    return "\n".join(lines)
-
-
 def main(argv):
     """Print the table and write it as CSV; return the exit status."""
     if not argv:
@@ -143,11 +134,14 @@ def main(argv):
     if not rows:
         print(f"limits.py: {folder} holds no speed-of-light metrics: the profile saw no kernel", file=sys.stderr)
         return 1
+    rows = [row | {"limited_by": limit_of(row)} for row in rows]
     with open(folder / "limits.csv", "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["kernel", *COLUMNS, "limited_by"])
-        writer.writerows([row["kernel"], *(row[column] for column in COLUMNS), limit_of(row)] for row in rows)
-    print(as_text(rows[:TOP]))
+        write_csv(rows, file)
+    print("what limits the top kernels, in percent of the GPU's peak")
+    numbers = [[known(row[column], ",.1f") for column in COLUMNS] for row in rows[:TOP]]
+    cells = [[short(row["kernel"], 40), *part, row["limited_by"]] for row, part in zip(rows, numbers, strict=False)]
+    print(text_table(["kernel", *HEADINGS, "limited by"], cells))
+    print(f"limited by: a unit at {BUSY} % of its peak or more, else latency (few waves: under {FEW_WAVES} %)")
     return 0
 
 

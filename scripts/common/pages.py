@@ -15,19 +15,11 @@ from typing import NamedTuple
 from common.versions import REPOSITORY, SCRIPTS
 
 FOLDERS = [script.parent for script in SCRIPTS.values()]
-PAGES = [
-    REPOSITORY / "README.md",
-    *(folder / "README.md" for folder in FOLDERS),
-    REPOSITORY / "version3_triton" / "README_WORKSHOP.md",
-    REPOSITORY / "version3_triton" / "NOTEBOOK.md",
-    REPOSITORY / "exercises" / "README.md",
-    REPOSITORY / "scripts" / "README.md",
-    REPOSITORY / "scripts" / "SCALING.md",
-    REPOSITORY / "TINY_LLAMA_ARCHITECTURE.md",
-    REPOSITORY / ".github" / "CONTRIBUTING.md",
-]
 # Pages whose commands start at the top of the repository; those of the others start in the page's own folder.
-FROM_THE_TOP = [REPOSITORY / name for name in ("scripts/SCALING.md", "exercises/README.md", ".github/CONTRIBUTING.md")]
+FROM_THE_TOP = [REPOSITORY / name for name in ("exercises/README.md", "scripts/SCALING.md", ".github/CONTRIBUTING.md")]
+OTHERS = "version3_triton/README_WORKSHOP.md version3_triton/NOTEBOOK.md scripts/README.md TINY_LLAMA_ARCHITECTURE.md"
+PAGES = [folder / "README.md" for folder in (REPOSITORY, *FOLDERS)]
+PAGES += [*(REPOSITORY / name for name in OTHERS.split()), *FROM_THE_TOP]
 INDENTED = re.compile(r"^    (?:python |\./)", re.MULTILINE)
 FENCE = re.compile(r"^ *```bash\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 TABLE = re.compile(r"(<!-- (?P<name>[^<>]+):begin -->\n).*?(<!-- (?P=name):end -->)", re.DOTALL)
@@ -70,15 +62,12 @@ def commands(page):
     """Return the commands of a page, one per line; lines that end with a backslash are joined."""
     found = []
     for number, block in blocks(page.read_text(encoding="utf-8")):
-        pending, of_block = "", gpus_named(block.splitlines()[0])
-        for offset, line in enumerate(block.splitlines()):
-            pending += line.strip()
-            if pending.endswith("\\"):
-                pending = pending[:-1]
-                continue
-            if shlex.split(pending, comments=True):
-                found.append(Command(number + offset, pending, max(of_block, gpus_named(pending))))
-            pending = ""
+        of_block = gpus_named(block.splitlines()[0])
+        for match in re.finditer(r"(?:.*\\\n)*.+", block):
+            text = re.sub(r"\\\n\s*", "", match[0]).strip()
+            if not text.endswith("\\") and shlex.split(text, comments=True):
+                line = number + block.count("\n", 0, match.end())
+                found.append(Command(line, text, max(of_block, gpus_named(text))))
     return found
 
 

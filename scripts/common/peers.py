@@ -11,7 +11,6 @@ Exit status: as version 1's; 2 also if the library is not installed.
 """
 
 import importlib
-import importlib.util
 import pathlib
 import sys
 
@@ -20,7 +19,7 @@ from torch import nn
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.versions import SCRIPTS
+from common.versions import SCRIPTS, load_file
 
 PACKAGES = {"transformers": ["transformers"], "liger": ["transformers", "liger_kernel.transformers"]}
 
@@ -106,9 +105,7 @@ def complete_version_options(config, user_error):
 
 def peer_script():
     """Return a module of version 1's script of its own, with this file's model, loss, optimizer and options."""
-    spec = importlib.util.spec_from_file_location("tiny_llama_peer", SCRIPTS[1])
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load_file(SCRIPTS[1], "tiny_llama_peer")
     build_parser = script.build_parser
 
     def described_parser():

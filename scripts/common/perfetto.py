@@ -89,4 +89,4 @@ def kernels(data):
     sequences, found = {}, []
     for packet in map(message, message(data).get(1, [])):
         found.append(sequences.setdefault(last(packet, 10), Sequence()).kernel(packet))
-    return [kernel for kernel in found if kernel]
+    return [(str(track), *rest) for track, *rest in filter(None, found)]

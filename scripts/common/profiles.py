@@ -48,7 +48,7 @@ GROUP_PATTERNS = [
     ("element-wise", r"element_?wise|swiglu|silu|rope|rotary|sigmoid|vectorized|unrolled"),
     ("element-wise", r"aten::(add|sub|mul|div|neg|exp|sqrt|sin|cos|where|masked_fill|triu|tril)_?$"),
 ]
-COMPILED_PATTERNS = [(group, re.compile(pattern, re.IGNORECASE)) for group, pattern in GROUP_PATTERNS]
+
 # Operators that only look at tensors differently, allocate them or ask about them.
 NO_WORK = re.compile(
     r"^(aten::(view|_unsafe_view|reshape|_reshape_alias|transpose|t|numpy_T|as_strided|expand|permute|slice|select|narrow|"
@@ -128,18 +128,17 @@ class Profile:
     @property
     def title(self):
         """Return the file's name and, if it says so itself, the version, sizes and precision in it."""
-        found, parts = self.metadata, []
-        if found:
-            parts = [f"version {found['version']}", f"{found['batch_size']} x {found['seq_len']} tokens"]
-            parts += [f"width {found['hidden_dim']}", f"{found['num_layers']} layers", found["precision"]]
-            parts += ["attention alone"] * (found["part"] == "attention")
-        return f"{self.path}" + (f" ({', '.join(parts)})" if parts else "")
+        if not self.metadata:
+            return str(self.path)
+        sizes = "{batch_size} x {seq_len} tokens, width {hidden_dim}, {num_layers} layers".format(**self.metadata)
+        alone = ", attention alone" if self.metadata["part"] == "attention" else ""
+        return f"{self.path} (version {self.metadata['version']}, {sizes}, {self.metadata['precision']}{alone})"
 
 
 @functools.cache
 def group_of(name):
     """Return the group of a kernel or operator, one of GROUPS, by its name."""
-    return next((group for group, pattern in COMPILED_PATTERNS if pattern.search(name)), "other")
+    return next((group for group, pattern in GROUP_PATTERNS if re.search(pattern, name, re.IGNORECASE)), "other")
 
 
 def clean(name):
@@ -183,13 +182,10 @@ def read_table(text):
     lines = [line for line in text.splitlines() if line and not line.startswith("==")]  # as ncu's messages do
     header, *rows = list(csv.reader(lines)) or [[]]
     header = [COLUMNS.get(cell.strip().lower(), cell.strip()) for cell in header]
-    return header, (whole_row(header, row, number) for number, row in enumerate(rows, 2))
-
-
-def whole_row(header, row, number):
-    if len(row) != len(header):
-        raise ValueError(f"line {number} has {len(row)} cells of {len(header)}")
-    return dict(zip(header, row, strict=True))
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(header):
+            raise ValueError(f"line {number} has {len(row)} cells of {len(header)}")
+    return header, (dict(zip(header, row, strict=True)) for row in rows)
 
 
 def read_csv(text):
@@ -199,9 +195,11 @@ def read_csv(text):
         raise Failure(2, "holds hardware counters, not kernel times: read it with kernel_counters.py")
     if not {"name", "start", "end"} <= set(header):
         raise Failure(2, "has no starts and ends of kernels: give a kernel_trace file of rocprofv3")
-    track = [key for key in ("agent", "queue") if key in header]
-    times = ((row, int(row["start"]), int(row["end"])) for row in rows)
-    return [Kernel(clean(row["name"]), a, b - a, " ".join(row[key] for key in track)) for row, a, b in times]
+    calls, track = [], [key for key in ("agent", "queue") if key in header]
+    for row in rows:
+        start, end = int(row["start"]), int(row["end"])
+        calls.append(Kernel(clean(row["name"]), start, end - start, " ".join(row[key] for key in track)))
+    return calls
 
 
 # ---------------------------------------------------------------- databases: rocpd, nsys
@@ -368,9 +366,7 @@ def read_file(path):
 def read_perfetto(content):
     """Return the kernels of a Perfetto trace; end with status 0 where they are in a form that nothing here reads."""
     try:
-        kernels = [
-            Kernel(name, start, end - start, str(track)) for track, name, start, end in perfetto.kernels(content)
-        ]
+        kernels = [Kernel(name, start, end - start, track) for track, name, start, end in perfetto.kernels(content)]
     except (ValueError, LookupError, TypeError, AttributeError) as error:  # a number where a message belongs
         export = "turn an .nsys-rep file into a database with nsys export --type sqlite"
         raise Failure(2, f"is no Perfetto trace, or a damaged one ({error}): {export}") from None
@@ -442,7 +438,7 @@ def read_pair(first, second, steps=(None, None)):
 
     Failure names what differs if no two agree.
     """
-    choices = [whole_traces(pathlib.Path(path)) or [pathlib.Path(path)] for path in (first, second)]
+    choices = [whole_traces(path) or [path] for path in map(pathlib.Path, (first, second))]
     chosen = newest_alike(*([(path, metadata_of(path)) for path in paths] for paths in choices))
     one, other = (read_profile(path, number) for path, number in zip(chosen, steps, strict=True))
     found = unlike(one.metadata, other.metadata)
@@ -504,12 +500,9 @@ def sums(calls, key):
         times.setdefault(getattr(call, key), []).append(call.total_ns)
     rows = {}
     for name, part in sorted(times.items(), key=lambda one: -sum(one[1])):
+        numbers = {"mean": sum(part) / len(part), "min": min(part), "max": max(part)}
         row = {"calls": len(part), "total_us": sum(part) / 1e3, "share_percent": 100 * sum(part) / whole}
-        rows[name] = row | {
-            "mean_us": sum(part) / len(part) / 1e3,
-            "min_us": min(part) / 1e3,
-            "max_us": max(part) / 1e3,
-        }
+        rows[name] = row | {f"{key}_us": value / 1e3 for key, value in numbers.items()}
     return rows
 
 
@@ -517,11 +510,8 @@ def kernel_table(calls):
     """Return a row per kernel. The order of the columns is that of the CSV: total time is the fourth, as pages sort it,
     and the name, which has commas, the last.
     """
-    kinds = {call.name: call.kind for call in calls}
-    return [
-        {"group": group_of(name), "kind": kinds[name], **row, "kernel": name}
-        for name, row in sums(calls, "name").items()
-    ]
+    kinds, rows = {call.name: call.kind for call in calls}, sums(calls, "name")
+    return [{"group": group_of(name), "kind": kinds[name], **row, "kernel": name} for name, row in rows.items()]
 
 
 def group_table(calls):
@@ -545,12 +535,11 @@ def groups_per_step(profile, option="--steps"):
 def group_cells(first, second):
     """Return a row per group in either of two results of groups_per_step: calls, % fewer, milliseconds."""
     cells, nothing = [], {"calls": 0.0, "ms": 0.0}
-    for group in (*GROUPS, "all"):
-        if group in first or group in second:
-            one, other = first.get(group, nothing), second.get(group, nothing)
-            fewer = f"{100 - 100 * other['calls'] / one['calls']:.1f} %" if one["calls"] else "-"
-            calls = [f"{part['calls']:,.1f}" for part in (one, other)]
-            cells.append([group, *calls, fewer, rounded(one["ms"]), rounded(other["ms"])])
+    for group in (group for group in (*GROUPS, "all") if group in first | second):
+        one, other = first.get(group, nothing), second.get(group, nothing)
+        fewer = f"{100 - 100 * other['calls'] / one['calls']:.1f} %" if one["calls"] else "-"
+        calls = [f"{part['calls']:,.1f}" for part in (one, other)]
+        cells.append([group, *calls, fewer, rounded(one["ms"]), rounded(other["ms"])])
     return cells
 
 
@@ -570,7 +559,6 @@ def kernel_text(calls, top, width=44):
     if len(rows) > top:
         rest = sum(row["total_us"] for row in rows[top:])
         lines.append(f"and {len(rows) - top} more with {rest / 1e3:,.3f} ms ({100 * rest / (whole_us or 1):.1f} %)")
-    groups = [
-        [row["group"], f"{row['total_us'] / 1e3:,.3f}", f"{row['share_percent']:.1f}"] for row in group_table(calls)
-    ]
+    shares = sums(calls, "group").items()
+    groups = [[name, f"{row['total_us'] / 1e3:,.3f}", f"{row['share_percent']:.1f}"] for name, row in shares]
     return "\n".join([*lines, "", text_table(["group", "total ms", "%"], groups)])

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from common.tables import known
+from common.versions import REPOSITORY
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 RECORDED = REPOSITORY / "scripts" / "recorded"
 PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
 PRECISIONS = {"float32": "fp32", "tf32": "TF32", "bfloat16": "bf16", "float16": "fp16", "fp8": "fp8"}
@@ -104,11 +104,8 @@ def median(values):
 
 def speed(runs, good):
     """Return throughput over that of version 1 alone in float32: the median over the rounds that have both."""
-    first = {
-        run["repeat"]: step_of(run)
-        for run in good
-        if run["case"] == runs[0]["case"]._replace(model="v1", precision="float32", graph=False, processes=1)
-    }
+    base = runs[0]["case"]._replace(model="v1", precision="float32", graph=False, processes=1)
+    first = {run["repeat"]: step_of(run) for run in good if run["case"] == base}
     rounds = [run for run in runs if run["repeat"] in first]
     return median(run["case"].processes * first[run["repeat"]] / step_of(run) for run in rounds)
 
@@ -173,21 +170,17 @@ def rows(results):
 
 def place(row):
     """Return where a row stands in tables and pictures: by preset and sizes, model, precision, processes."""
-
-    def index(name, names):
-        return names.index(name) if name in names else len(names)
-
+    presets, models = ["tiny", "small", "medium", row["preset"]], [*MODELS, row["model"]]  # others come last
     sizes = row["preset"], row["batch_size"], row["seq_len"], row["options"]
-    model, precision = index(row["model"], list(MODELS)), list(PRECISIONS).index(row["precision"])
-    way = row["model"], precision, row["processes"], row["graph"]
-    return index(row["preset"], ["tiny", "small", "medium"]), sizes, model, way
+    way = row["model"], list(PRECISIONS).index(row["precision"]), row["processes"], row["graph"]
+    return presets.index(row["preset"]), sizes, models.index(row["model"]), way
 
 
 def configurations(table):
     """Return {title of a configuration: its rows}."""
     found = {}
     for row in table:
-        title = f"{row['preset']}: batch {row['batch_size']}, {row['seq_len']} tokens {row['options']}".rstrip()
+        title = "{preset}: batch {batch_size}, {seq_len} tokens {options}".format(**row).rstrip()
         found.setdefault(title, []).append(row)
     return found
 
@@ -217,12 +210,11 @@ COLUMNS = [
 ]
 
 
-def table_of(table, metrics, drop=()):
+def table_of(table, metrics):
     """Return header and cells of the measured rows, with the columns of these metrics."""
     wanted = ["", *metrics, *(["scaling"] if any(row["processes"] > 1 for row in table) else [])]
-    columns = [column for column in COLUMNS if column[1] in wanted and column[0] not in drop]
-    cells = [[cell(row) for _, _, cell in columns] for row in table if row["status"] == "ok"]
-    return [heading for heading, _, _ in columns], cells
+    columns = {heading: cell for heading, metric, cell in COLUMNS if metric in wanted}
+    return list(columns), [[cell(row) for cell in columns.values()] for row in table if row["status"] == "ok"]
 
 
 def notes_of(table):
@@ -259,16 +251,17 @@ def draw(table, path):
 
 
 def draw_panel(ax, title, panel):
+    names = []
     for bar, row in enumerate(panel):
         rate = row["samples_per_second"]
         low, high = (rate * row["step_ms"] / row[key] for key in ("step_p75_ms", "step_p25_ms"))
         ax.barh(bar, rate, xerr=[[rate - low], [high - rate]], color=COLORS[row["precision"]], capsize=2)
         times = "" if row["speed"] is None else f"  {row['speed']:.2f}x"
         ax.text(high, bar, f"  {significant(row['step_ms'])} ms{times}", va="center", fontsize=8)
-    together = [f" x{row['processes']}" if row["processes"] > 1 else "" for row in panel]
-    ways = [f"{'graph' if row['captured'] else 'eager'}, {PRECISIONS[row['precision']]}" for row in panel]
-    names = [MODELS.get(row["model"], row["model"]).replace("`", "") for row in panel]
-    ax.set_yticks(range(len(panel)), [f"{name}{n}, {way}" for name, n, way in zip(names, together, ways, strict=True)])
+        together = f" x{row['processes']}" if row["processes"] > 1 else ""
+        way = f"{'graph' if row['captured'] else 'eager'}, {PRECISIONS[row['precision']]}"
+        names.append(f"{MODELS.get(row['model'], row['model'])}{together}, {way}".replace("`", ""))
+    ax.set_yticks(range(len(panel)), names)
     ax.invert_yaxis()
     ax.margins(x=0.3)
     ax.set_xlabel("samples/s (whiskers: quartiles; text: step in ms, times V1 in fp32)")

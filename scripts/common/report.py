@@ -71,10 +71,9 @@ def facts_of(row):
 
 def result_lines(rows):
     """Return the lines of a table of measured steps, a column per row: a page of them fits a phone."""
+    steps = {"step, median ms": "median", "lower quartile ms": "p25", "upper quartile ms": "p75"}
     return [
-        ["step, median ms", *(rounded(row["step_ms"]["median"]) for row in rows)],
-        ["lower quartile ms", *(rounded(row["step_ms"]["p25"]) for row in rows)],
-        ["upper quartile ms", *(rounded(row["step_ms"]["p75"]) for row in rows)],
+        *([name, *(rounded(row["step_ms"][key]) for row in rows)] for name, key in steps.items()),
         *([f"{phase} ms", *(rounded(row[f"{phase}_ms"]) for row in rows)] for phase in PHASES),
         ["tokens/s", *(f"{row['tokens_per_second']:,.0f}" for row in rows)],
         ["TFLOP/s", *(rounded(row["tflops"]) for row in rows)],
@@ -109,12 +108,10 @@ def group_bars(columns, caption):
     """Return a stacked bar per name: {name: result of groups_per_step}."""
     longest, bars = max(groups["all"]["ms"] for groups in columns.values()), []
     for name, groups in columns.items():
-        parts = [(group, groups[group]["ms"]) for group in GROUPS if group in groups]
-        pieces = [
-            {"name": group, "text": f"{rounded(ms)} ms", "color": COLORS[group], "percent": 100 * ms / longest}
-            for group, ms in parts
-        ]
-        bars.append({"name": name, "pieces": pieces, "text": f"{rounded(groups['all']['ms'])} ms"})
+        bars.append({"name": name, "pieces": [], "text": f"{rounded(groups['all']['ms'])} ms"})
+        for group in (group for group in GROUPS if group in groups):
+            ms, piece = groups[group]["ms"], {"name": group, "color": COLORS[group]}
+            bars[-1]["pieces"].append(piece | {"text": f"{rounded(ms)} ms", "percent": 100 * ms / longest})
     used = {group: color for group, color in COLORS.items() if any(group in groups for groups in columns.values())}
     return {"kind": "bars", "bars": bars, "legend": used, "caption": caption}
 
@@ -134,17 +131,15 @@ def memory_over_time(points, phases, caption):
     def y(memory):
         return round(BOTTOM - (BOTTOM - TOP) * (memory - least) / (max(peak - least, 1e-9)), 1)
 
-    bands = [
-        {"name": f"{name}, {stop - start:.2f} ms", "x": x(start), "width": max(0.5, x(stop) - x(start))}
-        | {"color": colors[name]}
-        for name, start, stop in phases
-    ]
+    bands = []
+    for name, start, stop in phases:
+        band = {"name": f"{name}, {stop - start:.2f} ms", "color": colors[name]}
+        bands.append(band | {"x": x(start), "width": max(0.5, x(stop) - x(start))})
     texts = [(LEFT - 6, y(memory) + 5, f"{memory:,.1f}", "end", "") for memory in sorted({least, 0.0, peak})]
     texts += [(4, 15, "MiB", "start", ""), (LEFT, HEIGHT - 6, "0", "middle", "")]
     texts += [(RIGHT, HEIGHT - 6, f"{end:,.1f} ms since the profile began", "end", "")]
-    for i, name in enumerate(colors):
-        start = next(start for other, start, _ in phases if other == name)
-        texts.append((x(start) + 2, TOP + 26 + 14 * i, name, "start", colors[name]))
+    first = {name: start for name, start, _ in reversed(phases)}
+    texts += [(x(first[name]) + 2, TOP + 26 + 14 * i, name, "start", colors[name]) for i, name in enumerate(colors)]
     stairs = "".join(f"H{x(ms)}V{y(memory)}" for ms, memory in thinned(points))  # it stays until the next event
     line, grid = f"M{LEFT} {y(points[0][1])}{stairs}", [y(memory) for memory in (least, 0.0, peak)]
     shapes = {"bands": bands, "texts": texts, "line": line, "grid": grid, "peak": (x(peak_at), y(peak))}

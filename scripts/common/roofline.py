@@ -30,11 +30,10 @@ def tensor_bytes(dims, kind, strides):
     """Return the bytes of a tensor, or of a list of tensors; a dimension with stride 0 is one and the same memory."""
     if kind not in ELEMENT_BYTES or (kind == "TensorList" and not dims):
         return 0
+    pairs = itertools.zip_longest(dims, strides)
     if dims and isinstance(dims[0], list):
-        parts = strides or [[]] * len(dims)
-        return sum(tensor_bytes(d, kind, s) for d, s in zip(dims, parts, strict=False))
-    repeated = itertools.zip_longest(dims, strides)
-    return ELEMENT_BYTES[kind] * math.prod(1 if stride == 0 and size else size for size, stride in repeated)
+        return sum(tensor_bytes(size, kind, stride or []) for size, stride in pairs)
+    return ELEMENT_BYTES[kind] * math.prod(1 if stride == 0 and size else size for size, stride in pairs)
 
 
 def work(name, dims, types, strides):
@@ -84,11 +83,9 @@ def operator_table(profile, steps, ceilings):
     what follows from them are None where some call did not record its shapes, roofline_ms also without ceilings;
     of_roofline is the shortest possible time over the measured one.
     """
-    parts = {}
+    parts, whole, known = {}, sum(one.us for one in profile.operations), counted_kernels(profile.metadata)
     for one in profile.operations:
         parts.setdefault((one.name, one.group), []).append(one)
-    whole = sum(one.us for one in profile.operations)
-    known = counted_kernels(profile.metadata)
     rows = [operator_row(calls, steps, ceilings, whole, known) for calls in parts.values()]
     return sorted(rows, key=lambda row: -row["ms"])
 
@@ -107,18 +104,16 @@ def counted_kernels(metadata):
 def work_of(one, known):
     """Return FLOPs and bytes of an operation: of its kernels where the counts know them, else from its shapes."""
     names = [re.sub(r"^triton_tem_\w*?(flex_attention(_backward)?).*", r"\1", name) for name in one.launches]
-    found = [known[name] for name in names if name in known]
-    if found:
+    if found := [known[name] for name in names if name in known]:
         return tuple(map(sum, zip(*found, strict=True)))
     return work(one.name, one.dims, one.types, one.strides)
 
 
 def operator_row(calls, steps, ceilings, whole_us, known):
     us, first, works = sum(one.us for one in calls), calls[0], [work_of(one, known) for one in calls]
-    kinds = [kind for kind, shape in zip(first.types, first.dims, strict=False) if shape and kind in ELEMENT_BYTES]
-    row = {"operator": first.name, "group": first.group, "dtype": kinds[0] if kinds else ""}
-    row |= {"calls": len(calls) / steps, "ms": us / steps / 1e3}
-    row["share_percent"] = 100 * us / whole_us if whole_us else 0.0
+    kinds = (kind for kind, shape in zip(first.types, first.dims, strict=False) if shape and kind in ELEMENT_BYTES)
+    row = {"operator": first.name, "group": first.group, "dtype": next(kinds, ""), "calls": len(calls) / steps}
+    row |= {"ms": us / steps / 1e3, "share_percent": 100 * us / whole_us if whole_us else 0.0}
     row |= dict.fromkeys(("flops", "bytes", "roofline_ms", "of_roofline", "tflops", "gb_s"))
     if any(moved is None for _, moved in works):
         return row
@@ -133,9 +128,8 @@ def operator_row(calls, steps, ceilings, whole_us, known):
 
 
 def add_trace_options(parser):
-    add = parser.add_argument
-    add("--profile-data", required=True, metavar="DIR", help="PyTorch trace, or a folder with one")
-    add("--ceilings", metavar="FILE", help="flops_profile.json with the device's ceilings (measured)")
+    parser.add_argument("--profile-data", required=True, metavar="DIR", help="PyTorch trace, or a folder with one")
+    parser.add_argument("--ceilings", metavar="FILE", help="flops_profile.json with the device's ceilings (measured)")
     add_steps(parser)
 
 
@@ -203,9 +197,8 @@ def read_ceilings(file):
     except OSError as error:
         raise Failure(2, f"--ceilings {file} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise Failure(
-            2, f"--ceilings {file} holds no ceilings: write it with run_deepspeed_flops.py --generate-roofline"
-        ) from None
+        remedy = "write it with run_deepspeed_flops.py --generate-roofline"
+        raise Failure(2, f"--ceilings {file} holds no ceilings: {remedy}") from None
 
 
 def measure_ceilings(device, precision):

@@ -13,6 +13,7 @@ import tempfile
 import time
 
 from common.command_line import Failure
+from common.profiles import errors_of
 
 GRACE_S = 40  # torchrun kills after 30 seconds the ranks that ignore SIGTERM
 # Options and environment that two runs must share before their times may be compared.
@@ -112,12 +113,8 @@ class TimeLimit:
 
 def read_metrics(path):
     """Return the content of a file that --metrics-file wrote; Failure with one sentence where it is none."""
-    try:
+    with errors_of(path):
         content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Failure(2, f"{path} cannot be read ({error.strerror}): write it with --metrics-file") from None
-    except ValueError:
-        raise Failure(2, f"{path} is cut off or damaged: it is no valid JSON") from None
     if not isinstance(content, dict) or not {"config", "options", "environment", "steps", "summary"} <= content.keys():
         raise Failure(2, f"{path} is no metrics file: write one with tiny_llama_v*.py --metrics-file")
     if not content["summary"]:
@@ -127,9 +124,7 @@ def read_metrics(path):
 
 def differences(first, second):
     """Return what makes the times of two metrics incomparable, as "name: one, other"."""
-    pairs = [(key, first["environment"].get(key), second["environment"].get(key)) for key in SAME_MACHINE]
-    pairs += [(key, first["options"].get(key), second["options"].get(key)) for key in SAME_OPTIONS]
-    if first["options"].get("use_amp"):
-        pairs.append(("amp_dtype", first["options"].get("amp_dtype"), second["options"].get("amp_dtype")))
-    pairs += [(key, value, second["config"].get(key)) for key, value in first["config"].items()]
+    options = (*SAME_OPTIONS, "amp_dtype") if first["options"].get("use_amp") else SAME_OPTIONS
+    keys = {"environment": SAME_MACHINE, "options": options, "config": first["config"]}
+    pairs = [(key, first[part].get(key), second[part].get(key)) for part in keys for key in keys[part]]
     return [f"{key}: {one}, {other}" for key, one, other in pairs if one != other]

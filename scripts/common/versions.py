@@ -4,6 +4,7 @@ from common.versions import load_version, loss_and_gradients, relative_error
 loss, gradients = loss_and_gradients(3, ["--preset", "tiny"])
 """
 
+import importlib.machinery
 import importlib.util
 import pathlib
 import sys
@@ -19,12 +20,16 @@ SCRIPTS = {
 
 def load_version(version):
     """Return the module of tiny_llama_v<version>.py, loaded once."""
-    name = SCRIPTS[version].stem
+    return load_file(SCRIPTS[version], SCRIPTS[version].stem)
+
+
+def load_file(path, name):
+    """Return the module of this name, loaded from a file once."""
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, SCRIPTS[version])
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        loader = importlib.machinery.SourceFileLoader(name, str(path))
+        sys.modules[name] = module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
         try:
-            spec.loader.exec_module(module)
+            loader.exec_module(module)
         except BaseException:
             del sys.modules[name]
             raise
@@ -37,16 +42,21 @@ def loss_and_gradients(version, argv, step=0, full_precision=False):
     argv holds options of the script. The step runs eagerly; full_precision overrides the precision in argv. A weight
     without a gradient is left out. Wrong options end the program with status 2, as in the script.
     """
+    script = load_version(version)
+    trainer, data = prepare(script, argv, full_precision)
+    return batch_gradients(script, trainer, *script.batch(data, step, trainer.config))
+
+
+def prepare(script, argv, full_precision=False):
+    """Return a script's trainer with the initial weights, which steps eagerly, and its data."""
     import torch  # here: tools that only need the paths start faster without it
 
-    script = load_version(version)
     config = script.parse_options([*argv, "--no-graph"])
     if full_precision:
         config.use_amp = config.tf32 = False
     torch.use_deterministic_algorithms(False)  # set_up_backend only ever turns it on
     script.set_up_backend(config)
-    trainer, data = script.Trainer(config), script.load_data(config)
-    return batch_gradients(script, trainer, *script.batch(data, step, config))
+    return script.Trainer(config), script.load_data(config)
 
 
 def batch_gradients(script, trainer, tokens, labels):

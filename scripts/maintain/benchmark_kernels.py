@@ -315,17 +315,6 @@ def text_of(record):
     return "\n".join([*lines, text_table(header, rows)])
 
 
-def benchmark(bench, families):
-    """Return what the device can do at most, and the record of every operation of these families."""
-    found, records = ceilings(bench), []
-    for family in families:
-        for operation in operations(bench, family):
-            progress(f"timing {operation.name}, {operation.size}")
-            ceiling = found["copy"] if operation.unit == "GB/s" else found["product"][bench.precision]
-            records.append(measure(bench, operation, ceiling))
-    return found, records
-
-
 def work(argv):
     parser = Parser("benchmark_kernels.py", __doc__)
     parser.add_argument("--only", nargs="+", choices=FAMILIES, default=FAMILIES, help="(all)", metavar="NAME")
@@ -335,9 +324,13 @@ def work(argv):
         progress("Without a GPU the kernels run in Triton's interpreter at toy sizes: these times mean nothing.")
     bench = Bench(torch.device("cuda", 0), torch.bfloat16) if on_gpu else Bench(torch.device("cpu"), torch.float32)
     with torch.cuda.stream(torch.cuda.Stream() if on_gpu else None):  # a graph is captured on a stream of its own
-        found, records = benchmark(bench, options.only)
-    content = {"environment": bench.v3.environment(bench.v3.Config(device=str(bench.device)))}
-    content |= {"dtype": bench.precision, "ceilings": found, "operations": records}
+        found, records = ceilings(bench), []
+        for operation in itertools.chain.from_iterable(operations(bench, family) for family in options.only):
+            progress(f"timing {operation.name}, {operation.size}")
+            ceiling = found["copy"] if operation.unit == "GB/s" else found["product"][bench.precision]
+            records.append(measure(bench, operation, ceiling))
+    environment = bench.v3.environment(bench.v3.Config(device=str(bench.device)))
+    content = {"environment": environment, "dtype": bench.precision, "ceilings": found, "operations": records}
     products = ", ".join(f"{name} {rate:.1f}" for name, rate in found["product"].items())
     lines = [f"ceilings: copy {found['copy']:,.0f} GB/s; matmuls {products} TFLOP/s", *map(text_of, records)]
     emit(content, "\n".join(lines), options.json)

@@ -8,13 +8,13 @@
 Exit status: 0, or 1 if a harness differs.
 """
 
-import argparse
 import difflib
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from common.command_line import Parser
 from common.versions import SCRIPTS
 
 HEADING = b"# ============ The training harness below"
@@ -29,7 +29,7 @@ def halves(script):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("harness.py", __doc__, with_json=False)
     parser.add_argument("--write", type=int, choices=SCRIPTS, metavar="VERSION", help="copy its harness to the others")
     parser.add_argument("--diff", nargs=2, type=int, choices=SCRIPTS, metavar="VERSION", help="compare two lessons")
     arguments = parser.parse_args(argv)
@@ -40,12 +40,9 @@ def main(argv=None):
     harness = halves(SCRIPTS[arguments.write or 1])[1]
     differing = [script for script in SCRIPTS.values() if halves(script)[1] != harness]
     for script in differing:
-        print(
-            f"{script.name}: "
-            + (f"harness of version {arguments.write} written" if arguments.write else "harness differs")
-        )
         if arguments.write:
             script.write_bytes(halves(script)[0] + harness)
+        print(f"{script.name}: harness {f'of version {arguments.write} written' if arguments.write else 'differs'}")
     return int(bool(differing and not arguments.write))
 
 

@@ -49,25 +49,22 @@ def suite_table(recorded, part, keep=lambda model: True):
     shown = [row for row in results["rows"] if keep(row["model"])]
     if not shown:
         return None
-    drop = () if any(row["gradient_error"] is not None for row in shown) else ("gradient error",)
-    tables = [
-        f"**{title}**\n\n{markdown_table(*table_of(rows, ('throughput', 'memory', 'accuracy'), drop), left=3)}"
-        for title, rows in configurations(shown).items()
-    ]
-    return "\n\n".join([origin(results["record"], recorded), explained(results), *tables])
+    metrics = ["throughput", "memory"] + ["accuracy"] * any(row["gradient_error"] is not None for row in shown)
+    parts = [origin(results["record"], recorded), explained(results)]
+    for title, rows in configurations(shown).items():
+        parts += [f"**{title}**", markdown_table(*table_of(rows, metrics), left=3)]
+    return "\n\n".join(parts)
 
 
 def graph_table(recorded):
     """Return the steps launched one operation at a time, and the same ones replayed from a graph."""
-    results, pairs = recorded.suite("graph"), {}
+    results, pairs, lines = recorded.suite("graph"), {}, []
     for row in results["rows"]:
-        pairs.setdefault((row["preset"], row["model"], row["precision"]), {})[row["captured"]] = row["step_ms"]
-    lines = [
-        [preset, MODELS.get(model, model), PRECISIONS[precision], *map(significant, (step[False], step[True]))]
-        + [f"{step[False] / step[True]:.2f}"]
-        for (preset, model, precision), step in pairs.items()
-        if len(step) == 2
-    ]
+        name = row["preset"], MODELS.get(row["model"], row["model"]), PRECISIONS[row["precision"]]
+        pairs.setdefault(name, {})[row["captured"]] = row["step_ms"]
+    for name, step in ((name, step) for name, step in pairs.items() if len(step) == 2):
+        eager, graph = step[False], step[True]
+        lines.append([*name, significant(eager), significant(graph), f"{eager / graph:.2f}"])
     header = ["preset", "", "precision", "eager ms", "graph ms", "eager / graph"]
     return lines and f"{origin(results['record'], recorded)}\n\n{markdown_table(header, lines, left=3)}"
 
@@ -76,12 +73,11 @@ def kernels_table(recorded):
     """Return each of version 3's kernels with the ceiling and the fastest of PyTorch's operators."""
     kernels, lines = recorded.json("kernels", "kernels.json"), []
     for operation in kernels["operations"] if kernels else []:
-        timed = [c for c in operation["candidates"] if "us" in c]
-        others = [c for c in timed if c["name"] != "V3"]
-        for ours in (c for c in timed if c["name"] == "V3"):
+        timed = {c["name"]: c for c in operation["candidates"] if "us" in c}
+        if ours := timed.pop("V3", None):
             cells = [f"{ours['us']['median']:.1f}", f"{ours['rate']:,.0f} {operation['unit']}", f"{ours['share']:.0%}"]
-            best = min(others, key=lambda c: c["us"]["median"], default=None)
-            cells += [best["name"], f"{ours['against_pytorch']:.2f}"] if best else ["", ""]
+            best = min(timed, key=lambda name: timed[name]["us"]["median"], default="")
+            cells += [best, f"{ours['against_pytorch']:.2f}" if best else ""]
             lines.append([f"{operation['operation']}, {operation['size']}", *cells])
     if not lines:
         return None
@@ -100,11 +96,8 @@ def ablation_table(recorded, part):
     steps = {frozenset(row["on"]): row["step_ms"] for row in study["combinations"]}
     none, every = (steps.get(frozenset(on)) for on in ((), (row["switch"] for row in study["switches"])))
     header = ["switch", "alone", "taken away from all", "peak MiB", "kernels per step"]
-    lines = [
-        [row["switch"], *(known(row[key], ".2f") for key in ("alone", "last"))]
-        + [known(row[key], "+,.0f") for key in ("memory_mb", "kernels")]
-        for row in study["switches"]
-    ]
+    patterns = {"switch": "", "alone": ".2f", "last": ".2f", "memory_mb": "+,.0f", "kernels": "+,.0f"}
+    lines = [[known(row[key], pattern) for key, pattern in patterns.items()] for row in study["switches"]]
     told = f"Without any switch {significant(none)} ms, with all {significant(every)} ms per step. Speed-ups:"
     return f"{origin(study['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
 
@@ -157,13 +150,14 @@ def check(recorded, paths):
     return status
 
 
-def parse_arguments(argv):
+def main(argv=None):
     parser = Parser("ladder.py", __doc__, with_json=False)
     parser.add_argument("--recorded", type=pathlib.Path, metavar="FOLDER", help="which recorded run (the newest)")
     parser.add_argument("--page", type=pathlib.Path, action="append", metavar="FILE", help="these pages alone (all)")
     parser.add_argument("--write", action="store_true", help="put tables and quoted times into the pages")
     parser.add_argument("--check", action="store_true", help="compare the pages with them")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    return run_tool("ladder.py", lambda: work(arguments))
 
 
 def work(arguments):
@@ -176,11 +170,6 @@ def work(arguments):
     if not arguments.write:
         print("\n\n".join(f"## {name}\n\n{text}" for name, text in tables_of(recorded).items()))
     return 0
-
-
-def main(argv=None):
-    arguments = parse_arguments(argv)
-    return run_tool("ladder.py", lambda: work(arguments))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ the page keeps its text. They are five inches wide: on a telephone their letters
 Exit status: 0; 1 if --check finds a difference, or without matplotlib; 2 for a bad option.
 """
 
-import argparse
 import itertools
 import os
 import pathlib
@@ -24,7 +23,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from common.command_line import Failure, run_tool
+from common.command_line import Failure, Parser, run_tool
 from common.pages import all_pages, fill, write_or_check
 from common.records import COLORS, PRECISIONS, newest_record
 from common.tables import markdown_table
@@ -221,17 +220,12 @@ class Picture(NamedTuple):
     panels: int = 1
 
 
-def part(name, file):
-    """Return a function that reads a part's file from a recorded run."""
-    return lambda recorded: recorded.json(name, file)
-
-
 PICTURES = {
     "ladder": Picture(speeds, draw_ladder, tell_ladder, 5.6, 2),
-    "memory": Picture(part("memory", "memory.json"), draw_memory, tell_memory, 3.6),
-    "ablation2": Picture(part("ablation2", "ablation.json"), draw_ablation, tell_ablation, 3.4),
+    "memory": Picture(lambda run: run.json("memory", "memory.json"), draw_memory, tell_memory, 3.6),
+    "ablation2": Picture(lambda run: run.json("ablation2", "ablation.json"), draw_ablation, tell_ablation, 3.4),
     "stages": Picture(stages, draw_stages, tell_stages, 4.0),
-    "tiles": Picture(lambda recorded: {}, draw_tiles, tell_tiles, 5.6, 2),
+    "tiles": Picture(lambda run: {}, draw_tiles, tell_tiles, 5.6, 2),
 }
 
 
@@ -269,13 +263,14 @@ def draw_all(recorded, names, draw):
 
 def filled_pages(texts):
     """Return {page: its text as it should be}; links lead from the page to the picture."""
-    pages = {}
-    for page in all_pages():
-        linked = {}
-        for name, text in texts.items():
-            linked[name] = re.sub('(?<=src=")[^"]+', lambda m, page=page: os.path.relpath(m[0], page.parent), text)
-        pages[page] = fill(page.read_text(encoding="utf-8"), linked)
-    return pages
+
+    def linked(text, page):
+        return re.sub('(?<=src=")[^"]+', lambda match: os.path.relpath(match[0], page.parent), text)
+
+    return {
+        page: fill(page.read_text(encoding="utf-8"), {name: linked(text, page) for name, text in texts.items()})
+        for page in all_pages()
+    }
 
 
 def work(arguments):
@@ -287,9 +282,7 @@ def work(arguments):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="pictures.py"
-    )
+    parser = Parser("pictures.py", __doc__, with_json=False)
     parser.add_argument("--only", action="append", choices=PICTURES, help="draw this one (all)")
     parser.add_argument("--check", action="store_true", help="draw nothing, and compare the pages with the runs")
     arguments = parser.parse_args(argv)

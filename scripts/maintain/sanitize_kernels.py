@@ -13,6 +13,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from common.command_line import Failure, Parser, run_tool
 from common.versions import load_version
 
+ATTENTION = [(2, 97, 4, 2, 32), (1, 1, 4, 1, 64), (1, 130, 8, 1, 16), (1, 200, 2, 1, 128), (1, 1100, 2, 2, 64)]
+
 
 def operations(v3, leaf, device):
     """Yield the outputs of each operation; leaf(*shape) makes its inputs."""
@@ -28,13 +30,7 @@ def operations(v3, leaf, device):
         yield (v3.rope(leaf(B, T, H + 2 * K, D), *tables(T, D), H + K),)
     for rows, width in ((37, 50), (3, 3000), (1, 1)):
         yield (v3.packed_swiglu(leaf(rows, 2 * width)),)
-    for B, T, H, K, D in (
-        (2, 97, 4, 2, 32),
-        (1, 1, 4, 1, 64),
-        (1, 130, 8, 1, 16),
-        (1, 200, 2, 1, 128),
-        (1, 1100, 2, 2, 64),
-    ):
+    for B, T, H, K, D in ATTENTION:
         if device.type == "cuda" or T <= 100:  # the interpreter would take minutes
             yield (v3.flash_attention(leaf(B, T, H + 2 * K, D), H, K),)
             yield (v3.rotary_attention(leaf(B, T, H + 2 * K, D), *tables(T, D), H, K),)
@@ -89,7 +85,7 @@ def work(argv):
     Parser("sanitize_kernels.py", __doc__, with_json=False).parse_args(argv)
     v3, device = load_version(3), torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
-    for dtype in (torch.float32, torch.float16) + ((torch.bfloat16,) if device.type == "cuda" else ()):
+    for dtype in (torch.float32, torch.float16, *[torch.bfloat16] * (device.type == "cuda")):
         differentiate(operations, v3, device, dtype)
         update(v3, device, dtype)
     if v3.fp8_dtype(v3.gpu_architecture(device)) is not None:

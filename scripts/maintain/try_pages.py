@@ -27,7 +27,7 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.command_line import Failure, Parser, result_folder, run_tool
+from common.command_line import Failure, Parser, positive, result_folder, run_tool
 from common.pages import PAGES, commands, start_of
 from common.runs import end
 from common.versions import REPOSITORY
@@ -102,27 +102,18 @@ def tried(page, command, options, deadline, copy, environment):
 
 def pages_meant(names):
     """Return the pages of those paths, or all; raise Failure for one that is no page of the workshop."""
-    known = {page.resolve(): page for page in PAGES}
-    for name in names:
-        if pathlib.Path(name).resolve() not in known:
-            raise Failure(2, f"{name} is no page whose commands are known; without a name all of them are tried")
-    return [known[pathlib.Path(name).resolve()] for name in names] or PAGES
-
-
-def parse_arguments(argv):
-    parser = Parser("try_pages.py", __doc__, with_json=False)
-    parser.add_argument("pages", nargs="*", metavar="PAGE", help="pages to try (all)")
-    parser.add_argument("--each", type=float, default=600, metavar="S", help="seconds for a command (%(default)s)")
-    parser.add_argument("--time-limit", type=float, default=math.inf, metavar="S", help="end all after that (never)")
-    parser.add_argument("--output-dir", default="tried_pages", metavar="DIR", help="(%(default)s)")
-    options = parser.parse_args(argv)
-    if options.each <= 0 or options.time_limit <= 0:
-        parser.error("--each and --time-limit must be positive")
-    return options
+    if unknown := [name for name in names if pathlib.Path(name).resolve() not in PAGES]:
+        raise Failure(2, f"{unknown[0]} is no page whose commands are known; without a name all of them are tried")
+    return [pathlib.Path(name).resolve() for name in names] or PAGES
 
 
 def work(argv):
-    options, ends, bad = parse_arguments(argv), [], []
+    parser = Parser("try_pages.py", __doc__, with_json=False)
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help="pages to try (all)")
+    parser.add_argument("--each", type=positive, default=600, metavar="S", help="seconds for a command (%(default)s)")
+    parser.add_argument("--time-limit", type=positive, default=math.inf, metavar="S", help="end all after that (never)")
+    parser.add_argument("--output-dir", default="tried_pages", metavar="DIR", help="(%(default)s)")
+    options, ends, bad = parser.parse_args(argv), [], []
     deadline, pages = time.monotonic() + options.time_limit, pages_meant(options.pages)
     result_folder(options.output_dir, "--output-dir")
     with tempfile.TemporaryDirectory() as temporary:

@@ -66,7 +66,7 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path, capsys):
         other = metrics(tmp_path, "other", [10.0] * 9, **change)
         refused(regression.main, ["--baseline-results", base, "--current-results", other], capsys, words, status)
     other = tmp_path / "other.json"
-    for content, words in (("{", "no valid JSON"), ("[]", "no metrics file"), ('{"a": 1}', "no metrics file")):
+    for content, words in (("{", "cut off or damaged"), ("[]", "no metrics file"), ('{"a": 1}', "no metrics file")):
         other.write_text(content)
         refused(regression.main, ["--baseline-results", base, "--current-results", other], capsys, words)
     refused(regression.main, ["--baseline-results", base, "--current-results", "none"], capsys, "cannot be read")
