@@ -14,12 +14,12 @@ import analyze_memory_scaling as memory_tool
 import compare_versions as versions_tool
 import generate_fusion_report as fusion_report
 import validate_numerical_accuracy as accuracy_tool
-from common import accuracy, report
+from common import accuracy, report, runs
 from common.profiles import read_profile
 from common.runs import OutOfMemory
 from common.versions import REPOSITORY, SCRIPTS
 from conftest import SIZES
-from in_process import call, refused
+from in_process import call, process_here, refused
 
 # Version 3 computes on this machine's GPU, or else in the interpreter that Triton was imported with.
 HERE = [*SIZES[:-1], "cuda" if torch.cuda.is_available() else "cpu"]
@@ -133,7 +133,9 @@ def comparison(tmp_path_factory):
     folder = tmp_path_factory.mktemp("comparison") / "our report"
     options = shlex.join([*SIZES, "--rounds", "1", "--num-steps", "3"])
     command = f"compare_versions.py --v1 ../version1_pytorch_baseline --v2 . --report '{folder}' --json - {options}"
-    content = json.loads(call(2, command).stdout)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "run_process", process_here)
+        content = json.loads(call(2, command).stdout)
     return (folder / "report.html").read_text(), content
 
 

@@ -101,7 +101,7 @@ def assert_occupancy_is_what_llvm_says(folder):
 
 def test_launches_are_those_of_the_gpu_and_its_precision():
     """fp8 weights are quantized where the target multiplies in fp8; tiles are a GPU's, not the interpreter's."""
-    argv = "--preset tiny --source v3 --kernel".split()
+    argv = "--preset tiny --source v3 --jobs 1 --kernel".split()
     rows = kernels(*argv, *"quantize_weights --target gfx942 gfx90a --dtype fp8".split())[1]
     assert [row.target for row in rows] == ["gfx942"]
     rows = kernels(*argv, *"column_sum --target gfx942 --dtype fp32 --hidden-dim 512".split())[1]

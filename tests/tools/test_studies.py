@@ -146,19 +146,6 @@ def test_bad_input_of_the_ablation(capsys, monkeypatch):
     refused(ablation.main, ["--switches", "qkv-fusion", *SIZES], capsys, "no combination ran", status=1)
 
 
-def test_the_time_limit_by_hand(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
-    limit, endless = runs.TimeLimit(60), runs.TimeLimit(None)
-    assert limit.room(1000)  # nothing is known of how long a run takes
-    for seconds in (10, 20):
-        limit.timed(lambda seconds=seconds: now.__setitem__(0, now[0] + seconds))
-    # 30 of 60 s are gone; a run takes 15 s in the mean, and a quarter more may be needed
-    assert limit.room(1) and not limit.room(2)
-    now[0] += 11
-    assert not limit.room(1) and endless.room(10**9)  # the longest took 20 s
-
-
 TIME_LIMITS = [(35, 3, 1, "torch-compile, 1.40x"), (75, 4, 1, "qkv-fusion, 1.34x"), (95, 4, 2, "qkv-fusion, 1.34x")]
 
 
