@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import statistics
+from unittest import mock
 
 import pytest
 
@@ -139,10 +140,7 @@ def test_bad_input_of_the_ablation(capsys, monkeypatch):
     refused(ablation.main, ["--rounds", "0"], capsys, "--rounds: must be")
     refused(ablation.main, ["--num-heads", "5"], capsys, "--hidden-dim must be")
 
-    def failing(script, argv):
-        raise Failure(1, "tiny_llama_v2.py failed: broken")
-
-    monkeypatch.setattr(ablation, "train", failing)
+    monkeypatch.setattr(ablation, "train", mock.Mock(side_effect=Failure(1, "tiny_llama_v2.py failed: broken")))
     refused(ablation.main, ["--switches", "qkv-fusion", *SIZES], capsys, "no combination ran", status=1)
 
 
@@ -224,8 +222,5 @@ def test_bad_input_of_the_batch_size_search(capsys, monkeypatch):
     refused(batch_tool.main, ["--max-batch-size", "0"], capsys, "--max-batch-size: must be")
     refused(batch_tool.main, ["--version", "2", "--num-heads", "5"], capsys, "--hidden-dim must be")
 
-    def out_of_memory(script, argv):
-        raise runs.OutOfMemory(1, "out of memory")
-
-    monkeypatch.setattr(batch_tool, "train", out_of_memory)
+    monkeypatch.setattr(batch_tool, "train", mock.Mock(side_effect=runs.OutOfMemory(1, "out of memory")))
     refused(batch_tool.main, version, capsys, "not even one sequence", status=1)
