@@ -13,9 +13,7 @@ from common.records import MODELS, PRECISIONS
 from common.versions import REPOSITORY, SCRIPTS, load_version
 from maintain import pictures
 
-SHORT = (
-    "--hidden-dim 32 --num-layers 1 --num-heads 2 --seq-len 16 --batch-size 2 --num-steps 2 --warmup-steps 1".split()
-)
+SHORT = "--hidden-dim 32 --num-layers 1 --num-heads 2 --seq-len 16 --batch-size 2 --num-steps 2 --warmup-steps 1"
 STAGES = REPOSITORY / "version3_triton" / "exercises" / "performance_debugging"
 EXERCISES = [page for folder in FOLDERS for page in sorted((folder / "exercises").glob("*.md"))]
 HANDS_ON = sorted({*REPOSITORY.glob("exercises/**/*.md")} - {*PAGES})
@@ -67,7 +65,7 @@ def test_the_commands_under_run_do_run(version, tmp_path, monkeypatch, capsys):
         lines = [line for line in lines if "# with a GPU" not in line]
     for line in lines:
         argv = shlex.split(line, comments=True)[2:]
-        assert load_version(version).main([*argv, *SHORT]) == 0, line
+        assert load_version(version).main([*argv, *SHORT.split()]) == 0, line
         assert "trained    " in capsys.readouterr().out
 
 
@@ -193,10 +191,8 @@ def timetable():
     """Return {session: (its steps as (page, minutes), the sum that the page states)}."""
     lines = WORKSHOP.read_text().split("## Timetable")[1].split("\n## ")[0].splitlines()
     cells = [line.strip("| ").split(" | ") for line in lines if STEP.search(line)]
-    paths = {
-        name: [((WORKSHOP.parent / path).resolve(), int(n)) for path, n in STEP.findall(w)] for name, w, _ in cells
-    }
-    return {name: (paths[name], int(total)) for name, _, total in cells}
+    steps = [[((WORKSHOP.parent / path).resolve(), int(n)) for path, n in STEP.findall(way)] for _, way, _ in cells]
+    return {name: (step, int(total)) for (name, _, total), step in zip(cells, steps, strict=True)}
 
 
 def minutes_of(page):

@@ -7,6 +7,7 @@ import yaml
 
 from common.records import PHASES, Case, write_results
 from common.versions import REPOSITORY, SCRIPTS
+from in_process import refused
 from maintain import tested_on
 
 GITHUB = REPOSITORY / ".github"
@@ -16,15 +17,14 @@ def test_the_table_says_what_was_recorded(capsys):
     assert tested_on.main([]) == 0, capsys.readouterr().err
 
 
-def test_a_table_that_differs_is_found_and_written(tmp_path, monkeypatch):
+def test_a_table_that_differs_is_found_and_written(tmp_path, monkeypatch, capsys):
     readme, right = tmp_path / "README.md", (REPOSITORY / "README.md").read_text()
     monkeypatch.setattr(tested_on, "README", readme)
     readme.write_text(right.replace("| never |", "| executed |"))
     assert tested_on.main([]) == 1
     assert tested_on.main(["--write"]) == 0 and readme.read_text() == right
     readme.write_text(right.replace("<!-- tested_on:end -->", ""))
-    with pytest.raises(SystemExit, match="2"):
-        tested_on.main([])
+    refused(tested_on.main, [], capsys, "tested_on")
 
 
 def record(folder, device, driver, runtime):
@@ -56,25 +56,19 @@ def test_a_contributed_record_of_an_amd_gpu_changes_the_table(tmp_path):
 
 def test_the_licence_is_stated_where_it_is_looked_for():
     assert "MIT License" in (GITHUB / "LICENSE").read_text()
-    assert re.search(r'^license = "MIT"$', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)
     assert "(.github/LICENSE)" in (REPOSITORY / "README.md").read_text()
-
-
-@pytest.mark.parametrize("version", SCRIPTS)
-def test_a_script_that_is_copied_alone_states_its_licence(version):
-    assert "\n# SPDX-License-Identifier: MIT\n" in "\n" + SCRIPTS[version].read_text()[:2000]
+    for script in SCRIPTS.values():  # may be copied alone
+        assert "\n# SPDX-License-Identifier: MIT\n" in "\n" + script.read_text()[:2000]
 
 
 def test_the_workflow_covers_both_sets_and_processors():
     workflow = yaml.safe_load((GITHUB / "workflows" / "tests.yml").read_text())
     matrix = workflow["jobs"]["suite"]["strategy"]["matrix"]
-    assert matrix["python"] == ["3.10", "3.12", "3.14"]
-    assert matrix["set"] == ["oldest", "pinned"]
+    assert matrix["python"][0] == "3.10" and matrix["set"] == ["oldest", "pinned"]
     assert len(matrix["runner"]) == 2 and matrix["runner"][1].endswith("-arm")
-    for job in workflow["jobs"].values():
-        for line in (line for step in job["steps"] for line in step.get("run", "").splitlines()):
-            for script in re.findall(r"\./(\S+\.sh)", line):
-                assert (REPOSITORY / script).is_file(), line
+    commands = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
+    for script in re.findall(r"\./(\S+\.sh)", "\n".join(commands)):
+        assert (REPOSITORY / script).is_file(), script
 
 
 @pytest.mark.parametrize("form", sorted((GITHUB / "ISSUE_TEMPLATE").glob("[!c]*.yml")), ids=lambda path: path.stem)

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from common.pages import Command, commands
+from in_process import refused
 from maintain import try_pages
 
 
@@ -108,10 +109,6 @@ def test_comments_say_what_needs_gpus(tmp_path):
 
 
 def test_pages_that_are_none(capsys):
-    assert try_pages.main(["nowhere.md"]) == 2
-    assert capsys.readouterr().err == (
-        "try_pages.py: nowhere.md is no page whose commands are known; without a name all of them are tried\n"
-    )
-    for wrong in (["--each", "-1"], ["--time-limit", "0"]):
-        with pytest.raises(SystemExit, match="2"):
-            try_pages.main(wrong)
+    refused(try_pages.main, ["nowhere.md"], capsys, "nowhere.md is no page whose commands are known")
+    for option, value in (("--each", -1), ("--time-limit", 0)):
+        refused(try_pages.main, [option, value], capsys, option)

@@ -85,12 +85,6 @@ def test_flops_and_bytes_of_operators_by_hand(name, tensors, expected):
     assert operator(name, *tensors) == expected
 
 
-def test_the_roofline_is_the_slower_of_the_two():
-    ceilings = {"matmul_tflops": 100.0, "copy_tb_s": 2.0}
-    assert roofline.roofline_us(1e9, 1e6, ceilings) == pytest.approx(10.0)
-    assert roofline.roofline_us(0.0, 1e8, ceilings) == pytest.approx(50.0)
-
-
 @pytest.mark.parametrize("version", [1, 2])
 def test_matmuls_of_a_trace_are_those_of_the_model(profiled, version):
     profile = read_profile(profiled[version])

@@ -1,27 +1,30 @@
 """quickstart: four versions that agree, and versions that do not."""
 
+import contextlib
 import copy
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import quickstart
-from common.versions import REPOSITORY, SCRIPTS, load_version, loss_and_gradients, relative_error
+from common.versions import REPOSITORY, load_version, loss_and_gradients, relative_error
+from in_process import refused, run_here
 
 TINY = "--hidden-dim 32 --num-layers 1 --num-heads 2 --seq-len 16 --batch-size 2 --vocab-size 256".split()
 SHORT = [*TINY, "--num-steps", "3", "--warmup-steps", "1"]
 NORM = "layers.0.attention_norm.weight"
 
 
-def run(checkout, *arguments):
-    command = [sys.executable, checkout / "scripts" / "quickstart.py", "--device", "cpu", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=checkout)
+def run(*arguments, program=("scripts/quickstart.py",)):
+    command = [sys.executable, *program, "--device", "cpu", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "scripts")}
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=REPOSITORY, env=environment)
 
 
 def rows(output):
@@ -31,7 +34,7 @@ def rows(output):
 
 
 def test_four_versions_agree_on_real_text(tmp_path):
-    result = run(REPOSITORY, *SHORT, "--results", tmp_path / "kept here")
+    result = run(*SHORT, "--results", tmp_path / "kept here")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "\nAll four versions compute the same losses and gradients.\n" in result.stdout
     assert result.stdout.count("agrees: relative error") == 3
@@ -60,84 +63,56 @@ def test_the_next_step_is_printed_for_a_shell_in_this_folder(tmp_path, monkeypat
 def test_version_3_is_passed_over_without_triton():
     """As on macOS and Windows; None in sys.modules is how Python says that a module is not to be found."""
     program = "import sys; sys.modules['triton'] = None; import quickstart; sys.exit(quickstart.main(sys.argv[1:]))"
-    result = subprocess.run(
-        [sys.executable, "-c", program, "--device", "cpu", *SHORT],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "scripts")},
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
+    result = run(*SHORT, program=("-c", program))
     assert result.returncode == 0, result.stdout + result.stderr
     assert "V3  passed over: its kernels need Triton" in result.stdout
     assert "All three versions compute the same losses and gradients.\n" in result.stdout
     assert list(rows(result.stdout)) == ["V1", "V2", "V4"]
 
 
-@pytest.fixture
-def checkout(tmp_path):
-    """A copy of what quickstart needs, for versions to be spoiled in it."""
-    tools = ("common/versions.py", "common/command_line.py", "common/tables.py", "quickstart.py")
-    for path in (*SCRIPTS.values(), *(REPOSITORY / "scripts" / name for name in tools)):
-        target = tmp_path / path.relative_to(REPOSITORY)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, target)
-    return tmp_path
+def test_versions_that_fail_or_disagree_get_no_speed(monkeypatch, capsys):
+    """Train in this process: version 2 loses half a gradient, version 4 has another learning rate, version 3 fails."""
 
+    def train(command, **options):
+        python, _, script, *words = command
+        failed = subprocess.CompletedProcess(command, 1, "the kernel did not compile\n")
+        result = failed if "v3" in script else run_here([python, script, *words])
+        return contextlib.nullcontext(SimpleNamespace(stdout=[result.stdout], returncode=result.returncode))
 
-def spoil(checkout, version, code):
-    """Put code right before a script's start."""
-    path = checkout / SCRIPTS[version].relative_to(REPOSITORY)
-    body, start, rest = path.read_text().partition('if __name__ == "__main__":')
-    assert start
-    path.write_text(f"{body}{code}\n\n\n{start}{rest}")
+    def faster(model, config):
+        optimizer = make_optimizer(model, config)
+        optimizer.param_groups[0]["lr"] *= 2
+        return optimizer
 
-
-HALF_A_GRADIENT = """
-def swiglu(gate, up):
-    return F.silu(gate) * (up + up.detach()) / 2
-"""
-OTHER_RATE = """
-right_optimizer = make_optimizer
-
-
-def make_optimizer(model, options):
-    optimizer = right_optimizer(model, options)
-    for group in optimizer.param_groups:
-        group["lr"] *= 2
-    return optimizer
-"""
-
-
-def test_versions_that_fail_or_disagree_get_no_speed(checkout):
-    spoil(checkout, 2, HALF_A_GRADIENT)
-    spoil(checkout, 3, "def main():\n    sys.exit('the kernel did not compile')")
-    spoil(checkout, 4, OTHER_RATE)
-    result = run(checkout, *SHORT)
-    assert result.returncode == 1
-    assert "V2  disagrees: relative error 5.0e-01 of the gradient of layers.0.feed_forward.up_proj" in result.stdout
-    assert "the kernel did not compile" in result.stderr and "V3  failed with exit status 1" in result.stderr
-    assert "V4  disagrees: the loss of step 2 is" in result.stdout
-    assert result.stderr.endswith("V2 and V3 and V4 failed or disagreed with V1, as said above.\n")
-    table = rows(result.stdout)
-    assert list(table) == ["V1", "V2", "V4"]
+    second, fourth = load_version(2), load_version(4)
+    swiglu, make_optimizer = second.swiglu, fourth.make_optimizer
+    monkeypatch.setattr(quickstart, "subprocess", SimpleNamespace(Popen=train, PIPE=None, STDOUT=None))
+    monkeypatch.setattr(second, "swiglu", lambda gate, up: swiglu(gate, (up + up.detach()) / 2))
+    monkeypatch.setattr(fourth, "make_optimizer", faster)
+    assert quickstart.main(["--device", "cpu", *SHORT]) == 1
+    output, errors = capsys.readouterr()
+    assert "V2  disagrees: relative error 5.0e-01 of the gradient of layers.0.feed_forward.up_proj" in output
+    assert "the kernel did not compile\nV3  failed with exit status 1" in errors
+    assert "V4  disagrees: the loss of step 2 is" in output
+    assert errors.endswith("V2 and V3 and V4 failed or disagreed with V1, as said above.\n")
+    table = rows(output)
+    assert list(table) == ["V1", "V2", "V4"] and table["V1"][2] != "-"
     assert table["V2"][2:-1] == table["V4"][2:-1] == ["-"] * 7
-    assert table["V1"][2] != "-"
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "word"),
     [
-        (["--hidden-dim", "30"], 2, "--hidden-dim"),
-        (["--data", "no/such/text"], 2, "no/such/text"),
-        (["--metrics-file", "x.json"], 2, "--results"),
-        (["--preset", "gigantic"], 2, "--preset"),
-        (["--results", os.devnull + "/folder"], 1, "--results /dev/null/folder cannot be made"),
+        ("--hidden-dim 30", 2, "--hidden-dim"),
+        ("--data no/such/text", 2, "no/such/text"),
+        ("--metrics-file x.json", 2, "--results"),
+        ("--preset gigantic", 2, "--preset"),
+        ("--results /dev/null/folder", 1, "--results /dev/null/folder cannot be made"),
     ],
 )
-def test_bad_options_end_in_one_sentence_before_any_training(arguments, status, word):
-    result = run(REPOSITORY, *arguments)
-    assert result.returncode == status and result.stdout == ""
-    assert word in result.stderr and len(result.stderr.splitlines()) == 1
+def test_bad_options_end_in_one_sentence_before_any_training(arguments, status, word, capsys, monkeypatch):
+    monkeypatch.setattr(quickstart, "train", None)
+    refused(quickstart.main, ["--device", "cpu", *arguments.split()], capsys, word, status)
 
 
 @pytest.fixture(scope="module", params=[[], ["--use-amp"], ["--use-amp", "--amp-dtype", "float16"]], ids=" ".join)

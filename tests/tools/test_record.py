@@ -28,15 +28,19 @@ def executable(path, text):
     return path
 
 
+def bash(script, *arguments, **given):
+    given = {name: str(value) for name, value in given.items()}
+    return subprocess.run(["bash", script, *arguments], capture_output=True, text=True, env=os.environ | given)
+
+
 @pytest.fixture
 def record(tmp_path):
     """Return record(argument, ...), which runs the script with the stub and returns its finished process."""
     python = executable(tmp_path / "a python", PYTHON)
 
     def run(*arguments, gpus=1, fails="nothing"):
-        given = {"TINY_LLAMA_PYTHON": str(python), "LOG": str(tmp_path / "log"), "GPUS": str(gpus), "FAILS": fails}
-        command = ["bash", MAINTAIN / "record.sh", tmp_path / "re sults", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | given)
+        given = {"TINY_LLAMA_PYTHON": python, "LOG": tmp_path / "log", "GPUS": gpus, "FAILS": fails}
+        return bash(MAINTAIN / "record.sh", tmp_path / "re sults", *arguments, **given)
 
     return run
 
@@ -79,8 +83,7 @@ def test_the_headline_is_bounded(limit, bounded, record, tmp_path):
 
 def test_what_would_not_end_in_time_is_left(record, tmp_path):
     done = record("--only", "kernels", "--time-limit", "50")
-    assert done.returncode == 1
-    assert "kernels: no time left" in done.stdout and not (tmp_path / "log").exists()
+    assert done.returncode == 1 and "kernels: no time left" in done.stdout and not (tmp_path / "log").exists()
 
 
 @pytest.mark.parametrize(("gpus", "counts"), [(2, "1,2"), (4, "1,2,4"), (6, "1,2,4")])
@@ -124,8 +127,7 @@ def test_the_suite_takes_the_options_that_it_is_given(toy, record, tmp_path, mon
 )
 def test_bad_options_are_one_sentence(record, arguments, gpus, said):
     done = record(*arguments, gpus=gpus)
-    assert done.returncode == 2
-    assert said in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
 
 
 # ---------------------------------------------------------------- contribute_record.sh
@@ -145,9 +147,7 @@ if [[ $1 == -c ]]; then echo "$GPU"; else echo "$*" >>"$LOG"; fi
     executable(scripts / "maintain" / "record.sh", '#!/bin/bash\necho "record $*" >>"$LOG"\nexit "$RECORD"\n')
 
     def run(*arguments, gpu="AMD Instinct MI300X", tests=0, record=0):
-        given = {"LOG": str(tmp_path / "log"), "GPU": gpu, "TESTS": str(tests), "RECORD": str(record)}
-        command = ["bash", script, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | given)
+        return bash(script, *arguments, LOG=tmp_path / "log", GPU=gpu, TESTS=tests, RECORD=record)
 
     return run
 
@@ -171,12 +171,8 @@ def test_contribute_says_what_is_not_there(contribute):
     assert failed.returncode == 1 and "tests.log: please open an issue" in failed.stderr
     assert "The record is complete" not in failed.stdout
     assert contribute(record=1).returncode == 1
-    for arguments, gpu, said in (
-        ([], "", "no GPU"),
-        (["--bad"], "a GPU", "--bad is unknown"),
-        (["--time-limit"], "a GPU", "--time-limit needs a value"),
-        (["--time-limit", "soon"], "a GPU", "--time-limit needs a value"),
-        (["--folder"], "a GPU", "--folder needs a value"),
-    ):
-        refused = contribute(*arguments, gpu=gpu)
+    wrong = {"--bad": "--bad is unknown", "--folder": "--folder needs a value", "": "no GPU"}
+    wrong |= dict.fromkeys(("--time-limit", "--time-limit soon"), "--time-limit needs a value")
+    for arguments, said in wrong.items():
+        refused = contribute(*arguments.split(), gpu="a GPU" if arguments else "")
         assert refused.returncode == 2 and said in refused.stderr and not refused.stdout

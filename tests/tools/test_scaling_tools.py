@@ -9,56 +9,46 @@ import pytest
 
 import analyze_communication
 from common.versions import REPOSITORY
+from conftest import event
+from in_process import refused
 from processes import SIZES, environment
 
 # ---- communication in a trace
 
-# Two steps of 100 us: a GEMM from 0 to 60, a collective from 40 to 90, a copy from 70 to 75. Exposed: 60 to 70 and
-# 75 to 90, 25 us; communication 50 us, busy 90 us. A copy to the other GPU communicates likewise.
-COLLECTIVES = ["ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "Memcpy PtoP (Device -> Device)"]
 
+@pytest.mark.parametrize(
+    ("collective", "mark"),
+    [
+        (("kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"), ("user_annotation", "optimizer")),
+        (("gpu_memcpy", "Memcpy PtoP (Device -> Device)"), ("cuda_runtime", "cudaGraphLaunch")),
+    ],
+)
+def test_communication_is_exposed_where_nothing_else_runs(collective, mark, tmp_path, capsys):
+    """Two steps of 100 us: a GEMM from 0 to 60, a collective from 40 to 90, a copy on this GPU from 70 to 75.
 
-def trace(path, launches, steps=2, graph=False):
-    """Write a trace of that many steps, 100 us apart, as PyTorch does."""
-    events = []
-    for step in range(steps):
-        mark = ("cuda_runtime", "cudaGraphLaunch") if graph else ("user_annotation", "optimizer")
-        events.append({"ph": "X", "cat": mark[0], "name": mark[1], "ts": 100 * step, "dur": 1, "pid": 1, "tid": 1})
-        for name, start, duration in launches:
-            kind = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
-            place = {"pid": 0, "tid": start, "args": {"stream": start}}
-            events.append({"ph": "X", "cat": kind, "name": name, "ts": 100 * step + start, "dur": duration, **place})
-    path.write_text(json.dumps({"traceEvents": events, "deviceProperties": [{"name": "Toy GPU"}]}))
-    return path
-
-
-@pytest.mark.parametrize("collective", COLLECTIVES)
-@pytest.mark.parametrize("graph", [False, True])
-def test_communication_is_exposed_where_nothing_else_runs(tmp_path, capsys, graph, collective):
+    Exposed: 60 to 70 and 75 to 90, 25 us; communication 50 us, busy 90 us.
+    """
+    launches = [(*mark, 0, 1), ("kernel", "gemm", 0, 60), (*collective, 40, 50), ("gpu_memcpy", "Memcpy DtoD", 70, 5)]
+    events = [event(kind, name, at + step, us, stream=at) for step in (0, 100) for kind, name, at, us in launches]
     for rank in range(2):
-        launches = [("gemm", 0, 60), (collective, 40, 50), ("Memcpy DtoD", 70, 5)]
-        trace(tmp_path / f"trace_v3_rank{rank}_1.pt.trace.json", launches, graph=graph)
+        trace = {"traceEvents": events, "deviceProperties": [{"name": "Toy GPU"}]}
+        (tmp_path / f"trace_v3_rank{rank}_1.pt.trace.json").write_text(json.dumps(trace))
     assert analyze_communication.main([str(tmp_path), "--json", str(tmp_path / "found.json")]) == 0
     rows = json.loads((tmp_path / "found.json").read_text())["processes"]
-    assert len(rows) == 2
+    assert [(row["steps"], row["transfers_per_step"]) for row in rows] == [(2, 1)] * 2
     for row in rows:
-        assert (row["steps"], row["transfers_per_step"]) == (2, 1)
-        assert row["communication_ms"] == pytest.approx(0.050)
-        assert row["exposed_ms"] == pytest.approx(0.025)
-        assert row["busy_ms"] == pytest.approx(0.090)
+        assert [row[f"{name}_ms"] for name in ("communication", "exposed", "busy")] == pytest.approx(
+            [0.05, 0.025, 0.09]
+        )
     assert "27.8 %" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("content, said", [(None, "does not exist"), ("{", "trace.json"), ("", "trace.json")])
-def test_a_trace_that_is_none_is_one_sentence(tmp_path, capsys, content, said):
-    assert analyze_communication.main([str(tmp_path)]) == 2
-    assert "--enable-pytorch-profiler" in capsys.readouterr().err
-    path = tmp_path / "trace.json"
-    if content is not None:
-        path.write_text(content)
-    assert analyze_communication.main([str(path)]) == 2
-    errors = capsys.readouterr().err
-    assert said in errors and errors.count("\n") == 1
+def test_bad_input_of_the_communication_tool(tmp_path, capsys):
+    refused(analyze_communication.main, [tmp_path], capsys, "--enable-pytorch-profiler")
+    refused(analyze_communication.main, [tmp_path / "trace.json"], capsys, "does not exist")
+    for content in ("", "{"):
+        (tmp_path / "trace.json").write_text(content)
+        refused(analyze_communication.main, [tmp_path / "trace.json"], capsys, "trace.json")
 
 
 # ---- Slurm
@@ -66,20 +56,24 @@ def test_a_trace_that_is_none_is_one_sentence(tmp_path, capsys, content, said):
 SLURM = "JOB_ID=123 JOB_NODELIST=this[1] JOB_NUM_NODES=1 GPUS_ON_NODE=2 CPUS_PER_TASK=2".split()
 
 
+SRUN = """#!/bin/bash
+echo "srun $*" >>"$SRUN_LOG"
+while [[ $1 == --* ]]; do
+    [[ $1 == *=* ]] || shift
+    shift
+done
+exec "$@"
+"""
+
+
 @pytest.fixture
 def slurm(tmp_path):
-    """A folder with stand-ins of srun and scontrol for one host, this one."""
-    folder = tmp_path / "slurm bin"
-    folder.mkdir()
-    stubs = {
-        "srun": '#!/bin/bash\necho "srun $*" >>"$SRUN_LOG"\nwhile [[ $1 == --* ]]; do\n'
-        '    [[ $1 == *=* ]] || shift\n    shift\ndone\nexec "$@"\n',
-        "scontrol": "#!/bin/bash\necho localhost\n",
-    }
-    for name, text in stubs.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
-    return folder
+    """A folder with stubs of srun and scontrol for one host, this one."""
+    (tmp_path / "slurm bin").mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", "#!/bin/bash\necho localhost\n")):
+        (tmp_path / "slurm bin" / name).write_text(text)
+        (tmp_path / "slurm bin" / name).chmod(0o755)
+    return tmp_path / "slurm bin"
 
 
 def submit(slurm, *arguments, **variables):

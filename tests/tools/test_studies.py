@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import statistics
+from unittest import mock
 
 import pytest
 
@@ -139,24 +140,8 @@ def test_bad_input_of_the_ablation(capsys, monkeypatch):
     refused(ablation.main, ["--rounds", "0"], capsys, "--rounds: must be")
     refused(ablation.main, ["--num-heads", "5"], capsys, "--hidden-dim must be")
 
-    def failing(script, argv):
-        raise Failure(1, "tiny_llama_v2.py failed: broken")
-
-    monkeypatch.setattr(ablation, "train", failing)
+    monkeypatch.setattr(ablation, "train", mock.Mock(side_effect=Failure(1, "tiny_llama_v2.py failed: broken")))
     refused(ablation.main, ["--switches", "qkv-fusion", *SIZES], capsys, "no combination ran", status=1)
-
-
-def test_the_time_limit_by_hand(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
-    limit, endless = runs.TimeLimit(60), runs.TimeLimit(None)
-    assert limit.room(1000)  # nothing is known of how long a run takes
-    for seconds in (10, 20):
-        limit.timed(lambda seconds=seconds: now.__setitem__(0, now[0] + seconds))
-    # 30 of 60 s are gone; a run takes 15 s in the mean, and a quarter more may be needed
-    assert limit.room(1) and not limit.room(2)
-    now[0] += 11
-    assert not limit.room(1) and endless.room(10**9)  # the longest took 20 s
 
 
 TIME_LIMITS = [(35, 3, 1, "torch-compile, 1.40x"), (75, 4, 1, "qkv-fusion, 1.34x"), (95, 4, 2, "qkv-fusion, 1.34x")]
@@ -237,8 +222,5 @@ def test_bad_input_of_the_batch_size_search(capsys, monkeypatch):
     refused(batch_tool.main, ["--max-batch-size", "0"], capsys, "--max-batch-size: must be")
     refused(batch_tool.main, ["--version", "2", "--num-heads", "5"], capsys, "--hidden-dim must be")
 
-    def out_of_memory(script, argv):
-        raise runs.OutOfMemory(1, "out of memory")
-
-    monkeypatch.setattr(batch_tool, "train", out_of_memory)
+    monkeypatch.setattr(batch_tool, "train", mock.Mock(side_effect=runs.OutOfMemory(1, "out of memory")))
     refused(batch_tool.main, version, capsys, "not even one sequence", status=1)

@@ -59,18 +59,15 @@ def parse(arguments, accepted):
     return given, arguments[at + 1 :]
 
 
-def first(given, *options, default=""):
-    """Return the value of the first of these options that is given."""
-    return next((given[option][0] for option in options if given.get(option)), default)
+def first(given, *options):
+    """Return the value of the first of these options that is given, or ""."""
+    return next((given[option][0] for option in options if given.get(option)), "")
 
 
 def run_application(command):
     if not command:
         raise Refused(1, "No application provided")
-    try:
-        return subprocess.run(command).returncode
-    except FileNotFoundError as error:
-        raise Refused(1, f"FileNotFoundError: {error}") from None
+    return subprocess.run(command).returncode
 
 
 def database(sql, path):
@@ -131,15 +128,13 @@ def write_counters(sample, names, path):
 
 def rocprofv3_files(given, formats, counters):
     """Write what one profiled process leaves."""
-    name = first(given, "-o", "--output-file", default="%hostname%/%pid%")
-    name = name.replace("%pid%", str(os.getpid())).replace("%hostname%", "host")
-    base = pathlib.Path(first(given, "-d", "--output-directory", default="."), name)
+    base = pathlib.Path(first(given, "-d"), first(given, "-o").replace("%pid%", str(os.getpid())))
     if "-i" in given:
         base = base.parent / "pmc_1" / base.name
     base.parent.mkdir(parents=True, exist_ok=True)
     samples = SAMPLES / f"rocm-{ {'10.0': '7.0', '6.3': '6.4'}.get(RELEASE, RELEASE) }"
-    traced = any(f"--{name}-trace" in given for name in ("kernel", "runtime", "sys"))
-    kinds = ["kernel_trace"] * traced + ["kernel_stats", "domain_stats"] * ("--stats" in given)
+    kinds = ["kernel_trace"] * bool({"--kernel-trace", "--runtime-trace"} & given.keys())
+    kinds += ["kernel_stats", "domain_stats"] * ("--stats" in given)
     if "csv" in formats:
         base.with_name(f"{base.name}_agent_info.csv").write_text('"Node_Id","Agent_Type"\n4,"GPU"\n')
         for kind in kinds if FAULT != "no-kernels" else ():
@@ -206,9 +201,8 @@ def analyze(arguments):
 
 def rocprof_compute(arguments):
     if FAULT == "no-packages":
-        text = "[ERROR] The '{}' package was not found in the current execution environment."
-        lines = [text.format("astunparse==1.6.2"), text.format("dash>=3.0.0"), "", "See: /opt/rocm/requirements.txt"]
-        raise Refused(1, "\n".join(lines))
+        text = "[ERROR] The '{}' package was not found in the current execution environment.\n"
+        raise Refused(1, text.format("astunparse==1.6.2") + text.format("dash>=3.0.0"))
     if arguments[:1] == ["analyze"]:
         return analyze(arguments[1:])
     if arguments[:1] != ["profile"]:
@@ -241,10 +235,8 @@ def check_profile(name, target, command):
 
 
 def compute_profile(given, command):
-    name = first(given, "-n", "--name")
-    default = f"workloads/{name}/MI300X_A1"
-    target = pathlib.Path(first(given, "-p", "--path", "--output-directory", default=default))
-    check_profile(name, target, command)
+    target = pathlib.Path(first(given, "-p", "--output-directory"))
+    check_profile(first(given, "-n"), target, command)
     if not newer_than("7.13"):
         command = " ".join(command).split()  # what was joined with spaces is split at spaces
     target.mkdir(parents=True, exist_ok=True)
