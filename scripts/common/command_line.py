@@ -26,15 +26,11 @@ class Failure(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """Parse a tool's options; a wrong one prints one line and exits with status 2.
+    """Parse a tool's options, described by its module's docstring; a wrong one prints one line, exit status 2."""
 
-    Without an example the description is a module's docstring, which has its own examples and keeps its lines.
-    """
-
-    def __init__(self, program, description, example=None, with_json=True):
-        layout = argparse.HelpFormatter if example else argparse.RawDescriptionHelpFormatter
-        epilog = example and f"example: python {program} {example}"
-        super().__init__(program, None, description, epilog, formatter_class=layout, allow_abbrev=False)
+    def __init__(self, program, description, with_json=True):
+        layout = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+        super().__init__(program, None, description, allow_abbrev=False, **layout)
         if with_json:
             self.add_argument("--json", metavar="FILE", help="write the results as JSON (- prints it, not the text)")
 
