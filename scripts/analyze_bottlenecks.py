@@ -47,8 +47,8 @@ def targets(rows):
         ms = sum(row["ms"] for row in part)
         gains = [max(0.0, row["ms"] - row["roofline_ms"]) for row in part if row["roofline_ms"] is not None]
         row = {"group": group, "ms": ms, "share_percent": 100 * ms / whole if whole else 0.0}
-        row["could_save_ms"] = sum(gains) if gains else None
-        row["step_could_be"] = whole / (whole - sum(gains)) if gains else None
+        row["could_save_ms"] = saved = sum(gains) if gains else None
+        row["step_could_be"] = whole / (whole - saved) if gains and saved < whole else None
         found.append(row | {"addressed_by": ADDRESSED_BY[group]})
     found.sort(key=lambda row: row["ms"] if row["could_save_ms"] is None else row["could_save_ms"], reverse=True)
     return [{"rank": i} | row for i, row in enumerate(found, 1)]
@@ -69,7 +69,7 @@ def report(content):
     return (
         f"# Bottlenecks of {content['trace']}\n\n"
         f"{content['device']}, {content['steps']} steps, {rounded(sum(row['ms'] for row in rows))} ms in {what} per "
-        f"step.{INTERPRETED * content['interpreted']}\n{roofs}\n\n"
+        f"step.{(' ' + INTERPRETED) * content['interpreted']}\n{roofs}\n\n"
         f"## What to change, by the time that could be saved\n\n{groups}\n\n"
         f"## Operators by measured time\n\n{operators}\n"
     )
