@@ -1,14 +1,12 @@
 """Count FLOPs and bytes of the operators in a trace from their recorded shapes, and relate them to a device's ceilings.
 
-ceilings, origin = ceilings_for(profile, None)          # {"matmul_tflops", "copy_tb_s"}
+ceilings, origin = ceilings_for(profile)          # {"matmul_tflops", "copy_tb_s"}
 rows = operator_table(profile, steps_needed(profile), ceilings)
 """
 
 import argparse
 import itertools
-import json
 import math
-import pathlib
 import re
 import time
 
@@ -129,7 +127,6 @@ def operator_row(calls, steps, ceilings, whole_us, known):
 
 def add_trace_options(parser):
     parser.add_argument("--profile-data", required=True, metavar="DIR", help="PyTorch trace, or a folder with one")
-    parser.add_argument("--ceilings", metavar="FILE", help="flops_profile.json with the device's ceilings (measured)")
     add_steps(parser)
 
 
@@ -138,10 +135,7 @@ def analyzed_trace(options):
     profile = read_profile(options.profile_data, options.steps)
     if not profile.operations:
         raise Failure(2, f"{profile.path} holds no operators: give a trace of --enable-pytorch-profiler")
-    steps = steps_needed(profile)
-    if not options.ceilings:
-        progress("measuring this device's ceilings ...")
-    ceilings, origin = ceilings_for(profile, options.ceilings)
+    steps, (ceilings, origin) = steps_needed(profile), ceilings_for(profile)
     return profile, {
         "trace": profile.title,
         "device": profile.device or ("CPU" if profile.on_cpu else "GPU"),
@@ -171,34 +165,26 @@ def ceilings_line(ceilings):
     return f"matmul {top:,.3f} TFLOP/s, copy {copy:,.1f} GB/s: {balance(ceilings):,.1f} FLOP/byte"
 
 
-def ceilings_for(profile, file):
+def ceilings_for(profile):
     """Return {"matmul_tflops", "copy_tb_s"}, or None, and where they come from or why there are none.
 
-    file: a flops_profile.json of run_deepspeed_flops.py --generate-roofline. Without one they are measured here, if
-    this is the device that was profiled, in the precision of the profile.
+    They are measured if this is the device that was profiled, in the precision of the profile; else those of its data
+    sheet are taken.
     """
-    if file:
-        return read_ceilings(pathlib.Path(file)), f"read from {file}"
     import torch
 
+    precision, gpu = profile.metadata.get("precision", "float32"), counts.known_gpu(profile.device or "")
     here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    if not profile.on_cpu and (here is None or profile.device not in (None, here)):
-        return None, f"the profile is of {profile.device or 'a GPU'}, not of this machine: give its --ceilings FILE"
-    precision = profile.metadata.get("precision", "float32")
-    found = measure_ceilings("cpu" if profile.on_cpu else "cuda", precision)
-    return found, f"measured here, matmuls in {precision}"
-
-
-def read_ceilings(file):
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        found = content.get("ceilings", content)
-        return {key: float(found[key]) for key in ("matmul_tflops", "copy_tb_s")}
-    except OSError as error:
-        raise Failure(2, f"--ceilings {file} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        remedy = "write it with run_deepspeed_flops.py --generate-roofline"
-        raise Failure(2, f"--ceilings {file} holds no ceilings: {remedy}") from None
+    if profile.on_cpu or (here and profile.device in (None, here)):
+        progress("measuring this device's ceilings ...")
+        return measure_ceilings(
+            "cpu" if profile.on_cpu else "cuda", precision
+        ), f"measured here, matmuls in {precision}"
+    if gpu is None:
+        return None, f"the profile is of {profile.device or 'a GPU'}, not of this machine: analyze it there"
+    peak = counts.peak_tflops(gpu, precision) or counts.peak_tflops(gpu, "float32")
+    found = {"matmul_tflops": peak, "copy_tb_s": counts.BANDWIDTH_TB_S[gpu]}
+    return found, f"the data sheet's of {gpu} in {precision}"
 
 
 def measure_ceilings(device, precision):

@@ -94,8 +94,6 @@ def known_trace(tmp_path):
         events.append(event("kernel", "vectorized_elementwise_kernel", 100 * step + 200, 10.0, step + 2))
         events.append(event("kernel", "lonely", 100 * step + 300, 10.0))
     (tmp_path / "pytorch_profiles").mkdir()
-    trace = {"deviceProperties": [{"name": "GPU"}], "traceEvents": events}
+    trace = {"deviceProperties": [{"name": "MI300X"}], "traceEvents": events}
     (tmp_path / "pytorch_profiles" / "trace_v1.json").write_text(json.dumps(trace))
-    ceilings = {"ceilings": {"matmul_tflops": 100.0, "copy_tb_s": 2.0}}
-    (tmp_path / "flops_profile.json").write_text(json.dumps(ceilings))
     return tmp_path
