@@ -12,8 +12,8 @@ script's own option --NAME, as in v3+disable-attention-kernel. hf+compile:bfloat
 Options that are not listed go to all scripts. The precision fp8 is version 3's and Hugging Face's (with torchao).
 
 Every case runs in a process of its own, or with --nproc under torchrun with the same batch per process. A repeat is a
-round over all cases, so that drift hits all alike. Results are written after every process: FOLDER/suite.json,
-suite.csv and, with matplotlib, suite.png. A case that fails, or that this machine cannot run, is reported and skipped.
+round over all cases, so that drift hits all alike. Results are written after every process: FOLDER/suite.json
+and, at the end, suite.csv. A case that fails, or that this machine cannot run, is reported and skipped.
 
 Exit status: 0; 1 if all cases of a model failed or --time-limit left some out; 2 for a bad option; 130 if interrupted.
 """
@@ -35,7 +35,6 @@ from common.provenance import SAME_RUN, describe, hash_of
 from common.records import (
     Case,
     configurations,
-    draw,
     notes_of,
     read_results,
     rows,
@@ -335,7 +334,7 @@ def results_to_fill(arguments, argv):
 
 
 def write_tables(arguments, results):
-    """Print the tables and write suite.csv and suite.png."""
+    """Print the tables and write suite.csv."""
     table = rows(results)
     for title, some in configurations(table).items():
         print("\n".join([f"\n{title}", text_table(*table_of(some, arguments.metrics), left=3), *notes_of(some)]))
@@ -344,13 +343,7 @@ def write_tables(arguments, results):
     with open(arguments.results / "suite.csv", "w", newline="") as file:
         columns = max(table, key=len)  # a case that failed has fewer
         write_csv([{name: row.get(name) for name in columns} for row in table], file)
-    files = ["suite.json", "suite.csv"]
-    try:
-        draw(table, arguments.results / "suite.png")
-        files.append("suite.png")
-    except ImportError:
-        print("\nno picture: matplotlib is not installed (pip install '.[plots]')")
-    print(f"\n{arguments.results}: {', '.join(files)}")
+    print(f"\n{arguments.results}: suite.json, suite.csv")
 
 
 def benchmark(arguments, argv):

@@ -231,43 +231,6 @@ def notes_of(table):
     return notes
 
 
-# ---------------------------------------------------------------- picture
-
-COLORS = {"float32": "#4477aa", "tf32": "#228833", "bfloat16": "#ee6677", "float16": "#aa3377", "fp8": "#ccbb44"}
-
-
-def draw(table, path):
-    """Draw bars of samples/s with their quartiles, one panel per configuration; ImportError without matplotlib."""
-    from matplotlib.figure import Figure
-
-    panels = configurations([row for row in table if row["status"] == "ok"])
-    heights = [0.28 * len(panel) + 1.1 for panel in panels.values()] or [1]
-    # The paper is white, so the picture reads on a light and on a dark page.
-    figure = Figure(figsize=(9, sum(heights)), facecolor="white", layout="constrained")
-    axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for ax, (title, panel) in zip(axes, panels.items(), strict=False):
-        draw_panel(ax, title, panel)
-    figure.savefig(path, dpi=120)
-
-
-def draw_panel(ax, title, panel):
-    names = []
-    for bar, row in enumerate(panel):
-        rate = row["samples_per_second"]
-        low, high = (rate * row["step_ms"] / row[key] for key in ("step_p75_ms", "step_p25_ms"))
-        ax.barh(bar, rate, xerr=[[rate - low], [high - rate]], color=COLORS[row["precision"]], capsize=2)
-        times = "" if row["speed"] is None else f"  {row['speed']:.2f}x"
-        ax.text(high, bar, f"  {significant(row['step_ms'])} ms{times}", va="center", fontsize=8)
-        together = f" x{row['processes']}" if row["processes"] > 1 else ""
-        way = f"{'graph' if row['captured'] else 'eager'}, {PRECISIONS[row['precision']]}"
-        names.append(f"{MODELS.get(row['model'], row['model'])}{together}, {way}".replace("`", ""))
-    ax.set_yticks(range(len(panel)), names)
-    ax.invert_yaxis()
-    ax.margins(x=0.3)
-    ax.set_xlabel("samples/s (whiskers: quartiles; text: step in ms, times V1 in fp32)")
-    ax.set_title(title, loc="left")
-
-
 # ---------------------------------------------------------------- recorded runs
 
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from common.command_line import Failure, Parser, run_tool
 from common.pages import all_pages, fill, write_or_check
-from common.records import COLORS, PRECISIONS, newest_record
+from common.records import PRECISIONS, newest_record
 from common.tables import markdown_table
 from common.versions import REPOSITORY, SCRIPTS
 
@@ -38,6 +38,7 @@ IDEAS = {
     "hf+compile": "for comparison: `torch.compile`, in a graph",
 }
 PRESETS = ("small", "medium")
+COLORS = {"float32": "#4477aa", "tf32": "#228833", "bfloat16": "#ee6677", "float16": "#aa3377", "fp8": "#ccbb44"}
 BLUE, RED, YELLOW, GREEN, GREY = "#4477aa", "#ee6677", "#ccbb44", "#228833", "#666666"
 
 
