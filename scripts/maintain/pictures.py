@@ -178,38 +178,6 @@ def tell_stages(found):
     return f"Sum of the phases, and the step as timed, in ms. {'; '.join(told)}."
 
 
-# ---------------------------------------------------------------- attention, which needs no measurement
-
-DRAWING = REPOSITORY / "version2_pytorch_fused" / "attention_tiles.png"
-TILES = 6
-NOTES = {
-    "version 1: all scores in memory": "written by q kᵀ,\nread and written\nby scale, mask\nand softmax,\nread by P v",
-    "flash attention: tile by tile": "blue: whole\nyellow: half masked\nwhite: never\ncomputed\n\nin memory: o, lse",
-}
-
-
-def draw_tiles(axes, _):
-    for ax, (title, notes) in zip(axes, NOTES.items(), strict=True):
-        flash = title.startswith("flash")
-        for query, key in np.ndindex(TILES, TILES):
-            color = (YELLOW if key == query else BLUE if key < query else "white") if flash else RED
-            ax.bar(key, 0.92, 0.92, query, align="edge", color=color, edgecolor=GREY, lw=0.8)
-        if flash:
-            ax.annotate("", (4.95, 4.46), (0, 4.46), arrowprops={"arrowstyle": "->", "lw": 2.5})
-        ax.text(TILES + 0.4, 0, notes, va="top", linespacing=1.7)
-        ax.set(xlim=(-0.2, 2 * TILES + 0.6), ylim=(TILES, -0.1), aspect="equal", xticks=[], yticks=[], ylabel="queries")
-        ax.set_title(title, loc="left", fontweight="bold")
-        ax.spines[:].set_visible(False)
-        ax.set_xlabel("keys", x=0.24)
-
-
-def tell_tiles(_):
-    return (
-        "The scores of one head as tiles, queries downwards and keys to the right. Version 1 writes all of them to "
-        "memory. Flash attention walks along each row of tiles, masks the one on the diagonal, and computes none above."
-    )
-
-
 # ---------------------------------------------------------------- pictures and pages
 
 
@@ -226,7 +194,6 @@ PICTURES = {
     "memory": Picture(lambda run: run.json("memory", "memory.json"), draw_memory, tell_memory, 3.6),
     "ablation2": Picture(lambda run: run.json("ablation2", "ablation.json"), draw_ablation, tell_ablation, 3.4),
     "stages": Picture(stages, draw_stages, tell_stages, 4.0),
-    "tiles": Picture(lambda run: {}, draw_tiles, tell_tiles, 5.6, 2),
 }
 
 
@@ -254,7 +221,7 @@ def draw_all(recorded, names, draw):
         if found is None:
             print(f"{recorded.folder.name} has no data for {name}")
             continue
-        path = DRAWING if name == "tiles" else recorded.folder / "pictures" / f"{name}.png"
+        path = recorded.folder / "pictures" / f"{name}.png"
         if draw:
             save(picture, found, path)
             print(f"{path.relative_to(REPOSITORY)}: {path.stat().st_size / 1e3:.0f} kB")

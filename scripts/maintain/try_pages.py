@@ -2,16 +2,14 @@
 
     python try_pages.py                                          # all pages
     python try_pages.py ../../version3_triton/README.md --each 60   # one page, and at most a minute for a command
-    python try_pages.py --time-limit 560                         # what still runs after 560 s is ended
 
 They run in a temporary copy of the repository, with this Python as `python`; --output-dir keeps what each one printed.
 Passed over, with the reason: what needs more GPUs or hosts than there are, what stands for something else
 (DEVICE_DATE), and what tries everything itself.
 
-Exit status: 0 all that was run ended well; 1 one did not, or was not run for lack of time; 2 bad input.
+Exit status: 0 all that was run ended well; 1 one did not; 2 bad input.
 """
 
-import math
 import os
 import pathlib
 import re
@@ -20,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 import torch
@@ -37,7 +34,6 @@ SAID_WITH_STATUS_1 = re.compile(r"check\.py (solution )?\d+")  # of an exercise 
 PLACEHOLDER = re.compile(r"\b[A-Z]+_[A-Z]+\b(?!=)")
 LEFT_OUT = (".git", ".venv*", "__pycache__", ".pytest_cache", ".ruff_cache", "tried_pages")
 GRACE_S = 10  # for a command to end itself and what it started, before it is killed
-LEAST_S = 5  # with less time left, a command is not begun
 
 
 def passed_over(command, gpus):
@@ -77,7 +73,7 @@ def run(command, place, log, environment, seconds):
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
-            status = process.wait(min(seconds, threading.TIMEOUT_MAX))
+            status = process.wait(seconds)
         except subprocess.TimeoutExpired:
             status = None
         finally:
@@ -90,14 +86,13 @@ def run(command, place, log, environment, seconds):
     return ("ok", last) if ended_well else ("failed", f"status {status}: {last}")
 
 
-def tried(page, command, options, deadline, copy, environment):
-    """Return how a command of a page ended, or why it was not run, and its last line or the reason."""
-    left, reason = deadline - time.monotonic(), passed_over(command, torch.cuda.device_count())
-    if reason or left < LEAST_S:
-        return ("passed over", reason) if reason else ("not run", "no time left")
+def tried(page, command, options, copy, environment):
+    """Return how a command of a page ended and its last line, or why it was passed over."""
+    if reason := passed_over(command, torch.cuda.device_count()):
+        return "passed over", reason
     log = pathlib.Path(options.output_dir, f"{'.'.join(page.relative_to(REPOSITORY).parts)}.{command.line}.log")
     place = copy / start_of(page).relative_to(REPOSITORY)
-    return run(command, place, log, environment, min(options.each, left))
+    return run(command, place, log, environment, options.each)
 
 
 def pages_meant(names):
@@ -111,22 +106,21 @@ def work(argv):
     parser = Parser("try_pages.py", __doc__, with_json=False)
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="pages to try (all)")
     parser.add_argument("--each", type=positive, default=600, metavar="S", help="seconds for a command (%(default)s)")
-    parser.add_argument("--time-limit", type=positive, default=math.inf, metavar="S", help="end all after that (never)")
     parser.add_argument("--output-dir", default="tried_pages", metavar="DIR", help="(%(default)s)")
     options, ends, bad = parser.parse_args(argv), [], []
-    deadline, pages = time.monotonic() + options.time_limit, pages_meant(options.pages)
+    pages = pages_meant(options.pages)
     result_folder(options.output_dir, "--output-dir")
     with tempfile.TemporaryDirectory() as temporary:
         copy, environment = copied_repository(pathlib.Path(temporary))
         for page, command in [(p, command) for p in pages for command in commands(p)]:
             start = time.monotonic()
-            ended, words = tried(page, command, options, deadline, copy, environment)
+            ended, words = tried(page, command, options, copy, environment)
             seconds, text = time.monotonic() - start, command.text.split(" #")[0].strip()
             line = f"{ended:12}{seconds:5.0f} s  {page.relative_to(REPOSITORY)}: {text}  | {words:.100}"
             print(line, flush=True)
             ends.append(ended)
             bad += [line] * (ended in ("failed", "cut off"))
-    counts = ", ".join(f"{ends.count(kind)} {kind}" for kind in ("ok", "failed", "cut off", "not run", "passed over"))
+    counts = ", ".join(f"{ends.count(kind)} {kind}" for kind in ("ok", "failed", "cut off", "passed over"))
     print(*bad, f"{counts}; outputs in {options.output_dir}", sep="\n")
     return int(not {*ends} <= {"ok", "passed over"})
 

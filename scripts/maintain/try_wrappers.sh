@@ -4,29 +4,26 @@
 #
 #   ./scripts/maintain/try_wrappers.sh                    all of them; preset small, or a toy model without a GPU
 #   ./scripts/maintain/try_wrappers.sh --version 3 --output-dir DIR --preset medium --use-amp
-#   ./scripts/maintain/try_wrappers.sh --time-limit 540   start nothing that the limit in seconds would cut off
 #
 # Other options go to the training scripts. Leaves results and logs in --output-dir (tried_wrappers), instead of those
-# of an earlier try. Exit status: 0 all delivered; 1 where one failed, left no table or was not tried.
+# of an earlier try. Exit status: 0 all delivered; 1 where one failed or left no table.
 
 set -uo pipefail
 # shellcheck source=../common/wrappers/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common/wrappers/setup.sh"
 
-target=tried_wrappers version="" limit=86400 passed=()
+target=tried_wrappers version="" passed=()
 while [ $# -gt 0 ]; do
     TAKEN=1
     case $1 in
         -h | --help) usage && exit 0 ;;
         --version) value_of "$@" && version=$VALUE ;;
         --output-dir) value_of "$@" && target=$VALUE ;;
-        --time-limit) value_of "$@" && limit=$VALUE ;;
         *) passed+=("$1") ;;
     esac
     shift "$TAKEN"
 done
 [[ $version =~ ^[1-4]?$ ]] || fail 2 "--version must be 1, 2, 3 or 4, not $version"
-[[ $limit =~ ^[0-9]+$ ]] || fail 2 "--time-limit must be whole seconds, not $limit"
 mkdir -p "$target" && target=$(cd "$target" && pwd) || exit 1
 find_python
 
@@ -40,12 +37,11 @@ first_row() { # FOLDER: of the table in it, or of that of its trace; fails where
 }
 
 try() { # FOLDER NAME OPTION...: run it, look at what it left, print the line
-    local name place began=$SECONDS seconds=$((limit - SECONDS)) said why word="done"
+    local name place began=$SECONDS said why word="done"
     name=$(basename "$1")/${*:2}
     place=$target/$name
-    if [ $seconds -lt 30 ]; then echo "not tried for lack of time: $name" && left=$((left + 1)) && return; fi
     rm -rf "$place" && mkdir -p "$place"
-    if timeout -s INT -k 15 $((seconds < 120 ? seconds : 120)) "$1/$2" --output-dir "$place" "${@:3}" --num-steps 2 \
+    if timeout -s INT -k 15 120 "$1/$2" --output-dir "$place" "${@:3}" --num-steps 2 \
         ${passed[@]+"${passed[@]}"} >"$place.log" 2>&1; then
         said=$(first_row "$place" 2>&1) || word="FAILED (no table)"
     else
@@ -56,7 +52,7 @@ try() { # FOLDER NAME OPTION...: run it, look at what it left, print the line
     echo "$word  $name  $((SECONDS - began)) s$why: ${said%%$'\n'*}"
 }
 
-delivered=0 failed=0 left=0
+delivered=0 failed=0
 # shellcheck disable=SC2231 # the version may be a pattern
 for folder in "${SCRIPTS%/*}"/version${version:-[1-4]}_*; do
     for name in trace hotspots counters rocprof_sys rocprof_compute; do try "$folder" "get_$name.sh"; done
@@ -64,5 +60,5 @@ for folder in "${SCRIPTS%/*}"/version${version:-[1-4]}_*; do
         try "$folder" get_counters.sh --set memory
     fi
 done
-echo "$delivered delivered, $failed failed, $left not tried; results and logs in $target"
-[ $((failed + left)) = 0 ]
+echo "$delivered delivered, $failed failed; results and logs in $target"
+[ $failed = 0 ]

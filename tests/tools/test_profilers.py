@@ -376,10 +376,8 @@ def test_all_wrappers_are_tried_and_each_has_its_line(run, tmp_path):
     lines = {line.split("version3_triton/")[1].split("  ")[0]: line for line in result.stdout.splitlines()[:-1]}
     failed = [name for name, line in lines.items() if line.startswith("FAILED")]
     assert failed == ["get_rocprof_compute.sh", "get_counters.sh --set memory"]
-    assert result.returncode == 1 and result.stdout.splitlines()[-1].startswith("4 delivered, 2 failed, 0 not tried")
+    assert result.returncode == 1 and result.stdout.splitlines()[-1].startswith("4 delivered, 2 failed;")
     assert "administrator" in lines["get_rocprof_compute.sh"]
-    result = run(script, "--version", "3", "--output-dir", tmp_path / "few", "--time-limit", "20", **environment)
-    assert result.returncode == 1 and "not tried for lack of time: version3_triton/get_trace.sh" in result.stdout
 
 
 def test_a_wrapper_that_leaves_no_table_of_kernels_has_failed(run, tmp_path):
