@@ -6,10 +6,10 @@ from common.versions import batch_gradients, prepare, relative_error
 
 
 def outcome(script, argv, steps):
-    """Return logits, loss and gradients of the first batch with the initial weights, and what training makes of them.
+    """Return logits, loss and gradients of the first batch with the initial weights, and the losses of some steps.
 
-    "logits": [B, T, V]; "loss": float in nats; "gradients": {canonical name: tensor}; "losses": of each step;
-    "weights": {canonical name: tensor} after the last. Tensors are float32 on the CPU.
+    "logits": [B, T, V]; "loss": float in nats; "gradients": {canonical name: tensor}; "losses": of each step.
+    Tensors are float32 on the CPU.
     """
     trainer, data = prepare(script, argv)
     config = trainer.config
@@ -18,11 +18,7 @@ def outcome(script, argv, steps):
         logits = script_logits(script, trainer, tokens.to(config.device), labels.to(config.device))
     loss, gradients = batch_gradients(script, trainer, tokens, labels)
     losses = [trainer.run(*script.batch(data, step, config))["loss"] for step in range(steps)]
-    state = trainer.optimizer.state
-    weights = {name: script.get_weight(p, state[p]).detach() for name, p in trainer.model.named_parameters()}
-    weights = {name: t.float().cpu() for name, t in script.canonical_views(weights, config).items()}
-    found = {"logits": logits.float().cpu(), "loss": loss, "gradients": gradients}
-    return found | {"losses": losses, "weights": weights}
+    return {"logits": logits.float().cpu(), "loss": loss, "gradients": gradients, "losses": losses}
 
 
 def script_logits(script, trainer, tokens, labels):
@@ -52,21 +48,17 @@ def compare(baseline, optimized):
 
     found = [("logits", "logits", error(optimized["logits"], baseline["logits"]))]
     found.append(("loss", "loss", scalar_error(optimized["loss"], baseline["loss"])))
-    for kind, key in (("gradient", "gradients"), ("weight after training", "weights")):
-        found += [(kind, name, error(optimized[key].get(name), tensor)) for name, tensor in baseline[key].items()]
+    gradients = baseline["gradients"].items()
+    found += [("gradient", name, error(optimized["gradients"].get(name), tensor)) for name, tensor in gradients]
     steps = zip(optimized["losses"], baseline["losses"], strict=True)
     found += [("loss of a step", f"step {i + 1}", scalar_error(*pair)) for i, pair in enumerate(steps)]
     return [{"kind": kind, "name": name, "error": error} for kind, name, error in found]
 
 
 def verdict(entries, tolerance):
-    """Return the worst entry of each kind, and whether all that is judged is within the tolerance.
-
-    Weights after training are shown but not judged: where a gradient is all rounding, AdamW makes a full step of it.
-    """
+    """Return the worst entry of each kind, and whether all are within the tolerance."""
     kinds = dict.fromkeys(entry["kind"] for entry in entries)
     worst = {kind: max((e for e in entries if e["kind"] == kind), key=lambda e: e["error"]) for kind in kinds}
-    judged = [entry for entry in entries if entry["kind"] != "weight after training"]
-    beyond = [entry for entry in judged if not entry["error"] <= tolerance]
+    beyond = [entry for entry in entries if not entry["error"] <= tolerance]
     found = {"tolerance": tolerance, "passed": not beyond, "beyond": len(beyond)}
-    return found | {"worst": max(judged, key=lambda entry: entry["error"]), "worst_of_each_kind": worst}
+    return found | {"worst": max(entries, key=lambda entry: entry["error"]), "worst_of_each_kind": worst}

@@ -14,13 +14,14 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from common.profiles import clean, short
-from common.tables import known, text_table, write_csv
+from common.tables import columns, text_table, write_csv
 
 TOP = 5  # kernels to print
 BUSY = 60  # a unit above this percentage of its peak limits the kernel
 FEW_WAVES = 30  # below this percentage of the resident waves, latency is hardly hidden
 COLUMNS = ("time_percent", "mean_us", "occupancy", "memory", "l2_hit", "l1_hit", "matrix", "compute")
 HEADINGS = ("time %", "mean us", "waves %", "memory %", "L2 hit %", "L1 hit %", "matrix %", "compute %")
+CELLS = [f"{heading}: {{{column}:,.1f}}" for heading, column in zip(HEADINGS, COLUMNS, strict=True)]
 
 # The names of rocprof-compute's metrics by release; where several are listed in one tuple, their percentages add up.
 ROCM_METRICS = {
@@ -135,12 +136,11 @@ def main(argv):
         print(f"limits.py: {folder} holds no speed-of-light metrics: the profile saw no kernel", file=sys.stderr)
         return 1
     rows = [row | {"limited_by": limit_of(row)} for row in rows]
+    shown = [row | {"shown": short(row["kernel"], 40)} for row in rows[:TOP]]
     with open(folder / "limits.csv", "w", encoding="utf-8", newline="") as file:
         write_csv(rows, file)
     print("what limits the top kernels, in percent of the GPU's peak")
-    numbers = [[known(row[column], ",.1f") for column in COLUMNS] for row in rows[:TOP]]
-    cells = [[short(row["kernel"], 40), *part, row["limited_by"]] for row, part in zip(rows, numbers, strict=False)]
-    print(text_table(["kernel", *HEADINGS, "limited by"], cells))
+    print(text_table(*columns(" | ".join(["kernel: {shown}", *CELLS, "limited by: {limited_by}"]), shown)))
     print(f"limited by: a unit at {BUSY} % of its peak or more, else latency (few waves: under {FEW_WAVES} %)")
     return 0
 

@@ -20,7 +20,7 @@ import sqlite3
 from collections import Counter
 
 from common.command_line import Failure
-from common.tables import rounded, text_table
+from common.tables import columns, rounded, text_table
 
 GROUPS = ("GEMM", "attention", "normalisation", "element-wise", "optimizer", "copies", "other")
 
@@ -529,22 +529,22 @@ def group_cells(first, second):
     return cells
 
 
-def kernel_text(calls, top, width=44):
+GROUP_COLUMNS = "group: {group} | total ms: {ms:,.3f} | %: {share_percent:.1f}"
+KERNEL_COLUMNS = (
+    "kernel: {shown} | group: {group} | calls: {calls:,} | total ms: {ms:,.3f} | %: {share_percent:.1f} | "
+    "mean us: {mean_us:,.1f} | min us: {min_us:,.1f} | max us: {max_us:,.1f}"
+)
+
+
+def kernel_text(calls, top):
     """Return the table of the longest kernels and the sums by group, for reading."""
-    rows, whole_us = kernel_table(calls), sum(call.total_ns for call in calls) / 1e3
+    kernels, groups = ([row | {"ms": row["total_us"] / 1e3} for row in f(calls)] for f in (kernel_table, group_table))
     what = "kernels and copies" if calls[0].kind in KINDS.values() else "operators on the CPU"
-    lines = [f"{len(rows)} {what}, {len(calls):,} calls, {whole_us / 1e3:,.3f} ms in all"]
+    lines = [f"{len(kernels)} {what}, {len(calls):,} calls, {sum(row['ms'] for row in kernels):,.3f} ms in all"]
     lines += [INTERPRETED] * (calls[0].kind == "interpreted")
-    cells = [
-        [short(row["kernel"], width), row["group"], f"{row['calls']:,}", f"{row['total_us'] / 1e3:,.3f}"]
-        + [f"{row['share_percent']:.1f}", *(f"{row[key]:,.1f}" for key in ("mean_us", "min_us", "max_us"))]
-        for row in rows[:top]
-    ]
-    header = ["kernel", "group", "calls", "total ms", "%", "mean us", "min us", "max us"]
-    lines += ["", text_table(header, cells, left=2)]
-    if len(rows) > top:
-        rest = sum(row["total_us"] for row in rows[top:])
-        lines.append(f"and {len(rows) - top} more with {rest / 1e3:,.3f} ms ({100 * rest / (whole_us or 1):.1f} %)")
-    shares = sums(calls, "group").items()
-    groups = [[name, f"{row['total_us'] / 1e3:,.3f}", f"{row['share_percent']:.1f}"] for name, row in shares]
-    return "\n".join([*lines, "", text_table(["group", "total ms", "%"], groups)])
+    shown = [row | {"shown": short(row["kernel"], 44)} for row in kernels[:top]]
+    lines += ["", text_table(*columns(KERNEL_COLUMNS, shown), left=2)]
+    if rest := kernels[top:]:
+        ms, share = (sum(row[key] for row in rest) for key in ("ms", "share_percent"))
+        lines.append(f"and {len(rest)} more with {ms:,.3f} ms ({share:.1f} %)")
+    return "\n".join([*lines, "", text_table(*columns(GROUP_COLUMNS, groups))])

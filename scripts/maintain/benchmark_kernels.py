@@ -31,7 +31,7 @@ from torch.nn.attention import sdpa_kernel
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from common.command_line import Failure, Parser, progress, run_tool
-from common.tables import emit, known, text_table
+from common.tables import columns, emit, text_table
 from common.versions import load_version
 
 PASSES, REPLAYS = 3, 7  # of each candidate, turn by turn
@@ -301,18 +301,18 @@ def ceilings(bench):
 # ---------------------------------------------------------------- report
 
 
+COLUMNS = (
+    ": {name} | us: {us[median]:.1f} | p25: {us[p25]:.1f} | p75: {us[p75]:.1f} | UNIT: {rate:,.1f} | "
+    "of the ceiling: {share:.1%} | times as fast as PyTorch: {against_pytorch:.2f}"
+)
+
+
 def text_of(record):
     """Return the record of an operation as text."""
-    header = ["", "us", "p25", "p75", "rate", "of the ceiling", "times as fast as PyTorch"]
-    lines, rows = [f"\n{record['operation']}, {record['size']}"], []
-    for c in record["candidates"]:
-        if c["reason"]:
-            lines.append(f"{c['name']}  not available: {c['reason']}")
-        else:
-            times = [f"{c['us'][at]:.1f}" for at in ("median", "p25", "p75")]
-            rate = f"{c['rate']:,.1f} {record['unit']}"
-            rows.append([c["name"], *times, rate, f"{c['share']:.1%}", known(c["against_pytorch"], ".2f")])
-    return "\n".join([*lines, text_table(header, rows)])
+    refused = [f"{c['name']}  not available: {c['reason']}" for c in record["candidates"] if c["reason"]]
+    rows = [candidate for candidate in record["candidates"] if not candidate["reason"]]
+    table = text_table(*columns(COLUMNS.replace("UNIT", record["unit"]), rows))
+    return "\n".join([f"\n{record['operation']}, {record['size']}", *refused, table])
 
 
 def work(argv):

@@ -30,7 +30,7 @@ find_python
 # Trainings that launch every kernel at sizes that divide no tile; fp8 wants multiples of 16.
 trainings=(
     "--hidden-dim 48 --num-heads 3 --num-kv-heads 1 --intermediate-dim 50 --vocab-size 5003 --seq-len 97"
-    "--hidden-dim 32 --num-heads 1 --num-kv-heads 1 --intermediate-dim 3001 --seq-len 200 --disable-attention-kernel"
+    "--hidden-dim 30 --num-heads 5 --num-kv-heads 1 --intermediate-dim 3001 --seq-len 200 --disable-attention-kernel"
     "--hidden-dim 128 --num-heads 1 --num-kv-heads 1 --seq-len 37 --vocab-size 37 --use-amp --amp-dtype float16"
     "--hidden-dim 48 --num-heads 3 --num-kv-heads 3 --intermediate-dim 80 --seq-len 112 --use-amp --fp8"
 )

@@ -30,11 +30,11 @@ FOLDERS = {version: script.parent for version, script in SCRIPTS.items()}
 
 def test_errors_of_two_outcomes_by_hand():
     w, v = torch.tensor([3.0, 4.0]), torch.tensor([1.0])
-    same = {"logits": torch.ones(2), "weights": {"after": w}}
+    same = {"logits": torch.ones(2)}
     one = same | {"loss": 2.0, "gradients": {"w": w, "v": v}, "losses": [4.0, 5.0]}
     other = same | {"loss": 2.02, "gradients": {"w": torch.tensor([3.0, 4.5])}, "losses": [4.0, 5.5]}
     entries = accuracy.compare(one, other)
-    expected = {"logits": 0, "loss": 0.01, "w": 0.1, "v": float("inf"), "after": 0, "step 1": 0, "step 2": 0.1}
+    expected = {"logits": 0, "loss": 0.01, "w": 0.1, "v": float("inf"), "step 1": 0, "step 2": 0.1}
     assert {entry["name"]: entry["error"] for entry in entries} == pytest.approx(expected)
     result = accuracy.verdict(entries, 0.05)
     assert (result["passed"], result["beyond"], result["worst"]["name"]) == (False, 3, "v")
