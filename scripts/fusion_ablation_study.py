@@ -15,8 +15,7 @@ import tempfile
 
 from common.command_line import Failure, Parser, add_time_limit, load_script, positive, with_sizes
 from common.profiles import read_profile, steps_needed
-from common.rounds import run_in_rounds
-from common.runs import TimeLimit, train
+from common.runs import TimeLimit, run_in_rounds, train
 from common.tables import columns, emit, rounded, text_table
 from common.versions import SCRIPTS
 

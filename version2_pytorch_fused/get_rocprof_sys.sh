@@ -3,8 +3,7 @@
 #
 #   ./get_rocprof_sys.sh                                   rocprof-sys-run, else Nsight Systems, else PyTorch's profiler
 #   ./get_rocprof_sys.sh --preset medium --num-steps 5     options of the training script go through
-#   ./get_rocprof_sys.sh --sample                          call stacks by sampling too, which slows the run down
-#   ./get_rocprof_sys.sh -- --trace-duration 10            options after -- go to the profiler
+#   ./get_rocprof_sys.sh -- --sample cputime               options after -- go to the profiler: call stacks too
 #   --nproc-per-node N (1): N processes under torchrun, a result per rank   --output-dir DIR (this folder)
 #   --profiler auto|rocm|nsight|pytorch (auto)                              --dry-run: print the commands only
 #

@@ -5,11 +5,8 @@
     python3 environment.py unmet all KIND    and those of the tests that only test.sh --all runs
     python3 environment.py torch             build (rocm, cuda or cpu) and folder of a usable PyTorch
     python3 environment.py summary           one line of versions, after a real import
-    python3 environment.py rocm              "exact 6.4.1 2.9.1 rocm6.4": this machine's ROCm release, the PyTorch to
-                                             install and its folder in PyTorch's index
-
-rocm answers "newer" instead of "exact" for a release without a build of its own, with the newest build; "older" for one
-that no supported PyTorch was built for; "unknown" where no release was found.
+    python3 environment.py rocm              "6.4.1 2.9.1 rocm6.4": this machine's ROCm release, the PyTorch to install
+                                             and its folder in PyTorch's index
 
 Exit status: 0; 1 where there is no usable PyTorch (torch) or an import fails (summary).
 """
@@ -107,12 +104,9 @@ def rocm_release():
 
 
 def rocm_build(release):
-    """Return "exact|newer|older|unknown RELEASE TORCH FOLDER" for a ROCm release, "" being an unknown one."""
-    if release and numbers(release)[:2] in ROCM_BUILDS:
-        return " ".join(("exact", release, *ROCM_BUILDS[numbers(release)[:2]]))
-    oldest, newest = min(ROCM_BUILDS), max(ROCM_BUILDS)
-    fit = "unknown" if not release else "older" if numbers(release) < oldest else "newer"
-    return " ".join((fit, release or "-", *ROCM_BUILDS[oldest if fit == "older" else newest]))
+    """Return "RELEASE TORCH FOLDER"; "-" for the release "", "none" and the newest folder where there is no build."""
+    newest = ROCM_BUILDS[max(ROCM_BUILDS)][1]
+    return " ".join((release or "-", *ROCM_BUILDS.get(numbers(release)[:2], ("none", newest))))
 
 
 def main(question, *arguments):

@@ -88,23 +88,18 @@ make_venv() {
     printf '%s\n' "$kind $base" >"$MARK"
 }
 
-pip_is_configured() { "$PYTHON" -m pip config list 2>/dev/null | grep -Eq '(index-url|find-links|no-index)='; }
-
 # install_rocm_torch PYTHON: installs the PyTorch that was built for this machine's ROCm, from PyTorch's own index.
 install_rocm_torch() {
-    local base=$1 fit release version folder command
-    read -r fit release version folder < <("$base" "$PROBE" rocm)
+    local base=$1 release version folder command named
+    read -r release version folder < <("$base" "$PROBE" rocm)
+    named="TINY_LLAMA_ROCM=${folder#rocm} ./scripts/quickstart.sh"
+    [ "$release" != - ] || fail "This machine has an AMD GPU, but no ROCm release was found (no .info/version below" \
+        "ROCM_PATH or /opt/rocm, no amd-smi): load your site's PyTorch or ROCm module, or name the release of your" \
+        "driver, as in $named"
+    [ "$version" != none ] || fail "PyTorch's index has no build for ROCm $release that this script knows: load your site's" \
+        "PyTorch module or a ROCm from 6.2 on, try the newest build, which brings its own ROCm, with $named," \
+        "or set TINY_LLAMA_CPU=1 to run on the CPU."
     command="-m pip install torch==$version+$folder --index-url $TORCH_INDEX/$folder"
-    case $fit in
-        older) fail "ROCm $release is too old: PyTorch 2.7, the oldest that the workshop supports, needs ROCm 6.2." \
-            "Load a newer ROCm or your site's PyTorch module, or set TINY_LLAMA_CPU=1 to run on the CPU." ;;
-        unknown) fail "This machine has an AMD GPU, but no ROCm release was found (no .info/version below ROCM_PATH or" \
-            "/opt/rocm, no amd-smi): load your site's PyTorch or ROCm module, or name the release of your driver, as in" \
-            "TINY_LLAMA_ROCM=6.4 ./scripts/quickstart.sh" ;;
-        newer) fail "PyTorch's index has no build for ROCm $release that this script knows: load your site's PyTorch module," \
-            "or install one as pytorch.org/get-started says. The newest build known here brings its own ROCm" \
-            "${folder#rocm}, which drivers of newer releases often run: TINY_LLAMA_ROCM=${folder#rocm} ./scripts/quickstart.sh" ;;
-    esac
     make_venv amd "$base"
     say "ROCm $release: installing PyTorch $version built for ${folder/rocm/ROCm }, gigabytes, from $TORCH_INDEX/$folder"
     # shellcheck disable=SC2086 # the command is also printed
@@ -115,13 +110,9 @@ install_rocm_torch() {
 
 # install_unmet KIND GROUP
 install_unmet() {
-    local kind=$1 unmet options=(--constraint "$CONSTRAINTS" --disable-pip-version-check --no-input)
-    read -ra unmet <<<"$("$PYTHON" "$PROBE" unmet "$2" "$kind")"
+    local unmet options=(--constraint "$CONSTRAINTS" --disable-pip-version-check --no-input)
+    read -ra unmet <<<"$("$PYTHON" "$PROBE" unmet "$2" "$1")"
     [ ${#unmet[@]} -gt 0 ] || return 0
-    if [[ $kind == none && " ${unmet[*]} " == *" torch "* ]] && ! pip_is_configured; then
-        say "Taking PyTorch from pip's default index, whose Linux build brings its CUDA libraries (gigabytes);" \
-            "set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds for a small one."
-    fi
     say "Installing ${unmet[*]}"
     PIP_USER=0 "$PYTHON" -m pip install "${options[@]}" "${unmet[@]}" >&2 || fail "pip could not install ${unmet[*]}:" \
         "its message is above (without a network, set PIP_INDEX_URL or PIP_FIND_LINKS to packages that you can reach)."

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 
-from common.command_line import Failure
+from common.command_line import Failure, progress
 from common.profiles import errors_of
 
 GRACE_S = 40  # torchrun kills after 30 seconds the ranks that ignore SIGTERM
@@ -109,6 +109,33 @@ class TimeLimit:
             return "time left unknown"
         seconds = runs * sum(self.took) / len(self.took)
         return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
+
+
+def run_in_rounds(work, names, rounds, limit):
+    """Call work(name) for every name, round by round; return {name: results} and {name: reason why it failed}.
+
+    Each runs once in every round, so that drift hits all of them alike.
+    limit: a TimeLimit. It leaves out names of the first round, and whole further rounds where it has no room for them.
+    """
+    results, reasons = {name: [] for name in names}, {}
+    for i in range(rounds):
+        going = [name for name in names if name not in reasons]
+        if i and not limit.room(len(going)):
+            progress(f"no time is left for round {i + 1} of {rounds}")
+            break
+        for place, name in enumerate(going):
+            if not i and not limit.room():
+                reasons[name] = "not run: no time was left"
+                continue
+            left = limit.left((rounds - i) * len(going) - place)
+            progress(f"round {i + 1} of {rounds}, {name}: training, {left} ...")
+            try:
+                results[name].append(limit.timed(lambda name=name: work(name)))
+            except Failure as error:
+                if error.status == 2:
+                    raise
+                reasons[name] = str(error)
+    return results, reasons
 
 
 def read_metrics(path):

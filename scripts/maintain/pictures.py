@@ -1,7 +1,6 @@
 """Draw the pictures of the pages from recorded runs, and put them, with the README's small table, into the pages.
 
     python scripts/maintain/pictures.py                      # draw all, and write the pages
-    python scripts/maintain/pictures.py --only ladder        # draw one of them, and write the pages
     python scripts/maintain/pictures.py --check              # do the pages say what was recorded?
 
 A page has a picture between <!-- picture-NAME:begin --> and <!-- picture-NAME:end -->: a link, with a text for readers
@@ -213,11 +212,11 @@ def save(picture, found, path):
     plt.close(figure)
 
 
-def draw_all(recorded, names, draw):
+def draw_all(recorded, draw):
     """Return {name of the markers: text} of the pictures that the run has data for, and of the README's small table."""
     texts = {"ladder": small_table(speeds(recorded))}
-    for name in names:
-        picture, found = PICTURES[name], PICTURES[name].find(recorded)
+    for name, picture in PICTURES.items():
+        found = picture.find(recorded)
         if found is None:
             print(f"{recorded.folder.name} has no data for {name}")
             continue
@@ -243,7 +242,7 @@ def filled_pages(texts):
 
 def work(arguments):
     try:
-        texts = draw_all(newest_record(), arguments.only or list(PICTURES), not arguments.check)
+        texts = draw_all(newest_record(), not arguments.check)
     except ImportError:
         raise Failure(1, "the pictures need matplotlib: pip install '.[plots]'") from None
     return write_or_check(filled_pages(texts), arguments.check, "python scripts/maintain/pictures.py")
@@ -251,7 +250,6 @@ def work(arguments):
 
 def main(argv=None):
     parser = Parser("pictures.py", __doc__, with_json=False)
-    parser.add_argument("--only", action="append", choices=PICTURES, help="draw this one (all)")
     parser.add_argument("--check", action="store_true", help="draw nothing, and compare the pages with the runs")
     arguments = parser.parse_args(argv)
     return run_tool("pictures.py", lambda: work(arguments))

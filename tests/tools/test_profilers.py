@@ -150,7 +150,7 @@ def test_options_after_two_hyphens_go_to_the_profiler(run):
     command = last("get_rocprof_compute.sh", "--kernel", "attn", "--roof", "--", "-b", "2", profilers="rocm-6.4")
     assert " -k attn -b 2 -- " in command and "roof" not in command.split(" profile ")[1].replace("rocprof", "")
     assert " --sample cputime --trace-wait 5 -- " in last(
-        "get_rocprof_sys.sh", "--sample", "--", "--trace-wait", "5", profilers="rocm-7.0"
+        "get_rocprof_sys.sh", "--", "--sample", "cputime", "--trace-wait", "5", profilers="rocm-7.0"
     )
     result = run("get_counters.sh", "--dry-run", "--set", "lds", "--", "--launch-skip=9", profilers="nvidia")
     assert " --launch-skip=9 --export " in result.stdout

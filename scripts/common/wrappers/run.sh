@@ -147,9 +147,9 @@ open_in_perfetto() { # PATTERN...: say where to open the largest trace of these 
 
 # ---------------------------------------------------------------- what several wrappers run
 
-profile_nsys() { # TRACED [STACKS]: a report of nsys on the measured steps alone, as SQLite too
+profile_nsys() { # TRACED: a report of nsys on the measured steps alone, as SQLite too
     # The scripts' range names are no registered strings, which alone nsys compares unless the variable is 0.
-    profile nsys profile --trace="$1" --cuda-graph-trace=node --sample="${2:-none}" --cpuctxsw="${2:-none}" \
+    profile nsys profile --trace="$1" --cuda-graph-trace=node --sample=none --cpuctxsw=none \
         --capture-range=nvtx --nvtx-capture="$STEPS" --capture-range-end=stop \
         --env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0 ${EXTRA[@]+"${EXTRA[@]}"} --output "$PLACE/report" "${TRAIN[@]}"
     export_report export.txt nsys export --type sqlite --output @OUT@/report.sqlite @OUT@/report.nsys-rep
@@ -192,9 +192,9 @@ take_kernels() { # OPTIONS OF ROCPROFV3...: the launches of the script
     esac
 }
 
-take_timeline() { # [STACKS]: a timeline of nsys or PyTorch, its top kernels and where to open it
+take_timeline() { # a timeline of nsys or PyTorch, its top kernels and where to open it
     if [ "$PROFILER" = nsight ]; then # whose own window opens report.nsys-rep
-        profile_nsys cuda,nvtx,osrt "$@"
+        profile_nsys cuda,nvtx,osrt
         top_kernels --trace @OUT@/trace.json
         open_in_perfetto trace.json
     else
