@@ -1,8 +1,4 @@
-"""Count FLOPs and bytes of the operators in a trace from their recorded shapes, and relate them to a device's ceilings.
-
-ceilings, origin = ceilings_for(profile)          # {"matmul_tflops", "copy_tb_s"}
-rows = operator_table(profile, steps_needed(profile), ceilings)
-"""
+"""Count FLOPs and bytes of the operators in a trace from their recorded shapes, and relate them to ceilings."""
 
 import argparse
 import itertools

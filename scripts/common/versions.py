@@ -1,8 +1,4 @@
-"""Load the four training scripts as modules, and compute the loss and gradients of one batch with each.
-
-from common.versions import load_version, loss_and_gradients, relative_error
-loss, gradients = loss_and_gradients(3, ["--preset", "tiny"])
-"""
+"""Load the four training scripts as modules, and compute the loss and gradients of one batch with each."""
 
 import importlib.machinery
 import importlib.util

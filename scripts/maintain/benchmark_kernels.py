@@ -30,7 +30,7 @@ from torch.nn.attention import sdpa_kernel
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.command_line import Failure, Parser, progress, run_tool
+from common.command_line import Failure, Parser, progress
 from common.tables import columns, emit, text_table
 from common.versions import load_version
 
@@ -315,10 +315,8 @@ def text_of(record):
     return "\n".join([f"\n{record['operation']}, {record['size']}", *refused, table])
 
 
-def work(argv):
-    parser = Parser("benchmark_kernels.py", __doc__)
-    parser.add_argument("--only", nargs="+", choices=FAMILIES, default=FAMILIES, help="(all)", metavar="NAME")
-    options, on_gpu = parser.parse_args(argv), torch.cuda.is_available()
+def work(options):
+    on_gpu = torch.cuda.is_available()
     if not on_gpu:
         os.environ["TRITON_INTERPRET"] = "1"  # before version 3 imports Triton
         progress("Without a GPU the kernels run in Triton's interpreter at toy sizes: these times mean nothing.")
@@ -340,7 +338,9 @@ def work(argv):
 
 
 def main(argv=None):
-    return run_tool("benchmark_kernels.py", lambda: work(argv))
+    parser = Parser("benchmark_kernels.py", __doc__)
+    parser.add_argument("--only", nargs="+", choices=FAMILIES, default=FAMILIES, help="(all)", metavar="NAME")
+    return parser.run(work, argv)
 
 
 if __name__ == "__main__":

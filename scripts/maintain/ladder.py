@@ -16,7 +16,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.command_line import Parser, run_tool
+from common.command_line import Parser
 from common.pages import all_pages, fill, fill_quotes, quoted_rows, write_or_check
 from common.provenance import faults_of_commit, machine_line
 from common.records import MODELS, PRECISIONS, Record, configurations, newest_record, significant, table_of
@@ -156,8 +156,7 @@ def main(argv=None):
     parser.add_argument("--page", type=pathlib.Path, action="append", metavar="FILE", help="these pages alone (all)")
     parser.add_argument("--write", action="store_true", help="put tables and quoted times into the pages")
     parser.add_argument("--check", action="store_true", help="compare the pages with them")
-    arguments = parser.parse_args(argv)
-    return run_tool("ladder.py", lambda: work(arguments))
+    return parser.run(work, argv)
 
 
 def work(arguments):

@@ -22,7 +22,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from common.command_line import Failure, Parser, run_tool
+from common.command_line import Failure, Parser
 from common.pages import all_pages, fill, write_or_check
 from common.records import PRECISIONS, newest_record
 from common.tables import markdown_table
@@ -251,8 +251,7 @@ def work(arguments):
 def main(argv=None):
     parser = Parser("pictures.py", __doc__, with_json=False)
     parser.add_argument("--check", action="store_true", help="draw nothing, and compare the pages with the runs")
-    arguments = parser.parse_args(argv)
-    return run_tool("pictures.py", lambda: work(arguments))
+    return parser.run(work, argv)
 
 
 if __name__ == "__main__":

@@ -30,13 +30,6 @@ PARTS = {
     "ddp": "several GPUs with DDP and FSDP2",
     "tests.txt": "test suite",
 }
-OTHER_PLATFORMS = ["aarch64", "macOS", "Windows (in WSL it is Linux)"]
-
-
-def together(words):
-    """Return "a, b and c"."""
-    *most, last = map(str, words)
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 def executed(recorded):
@@ -48,7 +41,7 @@ def executed(recorded):
         driver = f"driver {found['driver']}" if found["driver"] else "driver not recorded"
         packages = f"{driver}, PyTorch {found['packages']['torch']}, Triton {found['packages']['triton']}, {runtime}"
         versions = sorted({row["model"][1] for row in results["rows"] if re.match(r"v\d", row["model"])})
-        parts = [f"versions {together(versions)}", *(PARTS[name] for name in PARTS if (folder / name).exists())]
+        parts = [f"versions {' '.join(versions)}", *(PARTS[name] for name in PARTS if (folder / name).exists())]
         rows.append((found["date"][:10], found["device"], packages, ", ".join(parts)))
     return [("executed", *row, f"{what}; last on {date}") for date, *row, what in sorted(rows, reverse=True)]
 
@@ -66,14 +59,14 @@ def table(recorded):
     devices = " ".join(device for _, device, _, _ in rows)
     sets = f"{versions_of('constraints-oldest.txt')} to {versions_of('constraints.txt')}"
     stubs = sorted((path.name[5:] for path in (REPOSITORY / "tests" / "tools" / "stubs").glob("rocm-*")), key=numbers)
-    releases = together(f"{major}.{minor}" for major, minor in ROCM_BUILDS)
-    amd = [] if re.search("AMD|Radeon", devices) else ["any AMD GPU"]
+    releases = ", ".join(f"{major}.{minor}" for major, minor in ROCM_BUILDS)
+    amd = "" if re.search("AMD|Radeon", devices) else "any AMD GPU, "
     rows += [
         ("executed", "CPU, Linux on x86-64", sets, "test suite; Triton's kernels in its interpreter"),
-        ("compiled", together(TARGETS), "", "version 3's kernels: registers, LDS, spills"),
-        ("run against stubs", f"profilers of ROCm {together(stubs)}", "", "wrappers: command lines, result files"),
+        ("compiled", ", ".join(TARGETS), "", "version 3's kernels: registers, LDS, spills"),
+        ("run against stubs", f"profilers of ROCm {', '.join(stubs)}", "", "wrappers: command lines, result files"),
         ("run against stubs", f"machines with ROCm {releases}", "", "quickstart's choice of a PyTorch build"),
-        ("never", together([*amd, *OTHER_PLATFORMS]), "", "anything"),
+        ("never", f"{amd}aarch64, macOS, Windows (in WSL it is Linux)", "", "anything"),
     ]
     return markdown_table(["", "platform", "versions", "what"], rows, left=4)
 

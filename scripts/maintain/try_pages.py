@@ -24,7 +24,7 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.command_line import Failure, Parser, positive, result_folder, run_tool
+from common.command_line import Failure, Parser, positive, result_folder
 from common.pages import PAGES, commands, start_of
 from common.runs import end
 from common.versions import REPOSITORY
@@ -102,13 +102,8 @@ def pages_meant(names):
     return [pathlib.Path(name).resolve() for name in names] or PAGES
 
 
-def work(argv):
-    parser = Parser("try_pages.py", __doc__, with_json=False)
-    parser.add_argument("pages", nargs="*", metavar="PAGE", help="pages to try (all)")
-    parser.add_argument("--each", type=positive, default=600, metavar="S", help="seconds for a command (%(default)s)")
-    parser.add_argument("--output-dir", default="tried_pages", metavar="DIR", help="(%(default)s)")
-    options, ends, bad = parser.parse_args(argv), [], []
-    pages = pages_meant(options.pages)
+def work(options):
+    pages, ends, bad = pages_meant(options.pages), [], []
     result_folder(options.output_dir, "--output-dir")
     with tempfile.TemporaryDirectory() as temporary:
         copy, environment = copied_repository(pathlib.Path(temporary))
@@ -126,7 +121,11 @@ def work(argv):
 
 
 def main(argv=None):
-    return run_tool("try_pages.py", lambda: work(argv))
+    parser = Parser("try_pages.py", __doc__, with_json=False)
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help="pages to try (all)")
+    parser.add_argument("--each", type=positive, default=600, metavar="S", help="seconds for a command (%(default)s)")
+    parser.add_argument("--output-dir", default="tried_pages", metavar="DIR", help="(%(default)s)")
+    return parser.run(work, argv)
 
 
 if __name__ == "__main__":
