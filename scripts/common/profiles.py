@@ -205,14 +205,13 @@ def read_csv(text):
 
 SQLITE = b"SQLite format 3\0"
 NSYS = "CUPTI_ACTIVITY_KIND_"
-DIRECTION = "CASE copyKind WHEN 1 THEN 'Host-to-Device' WHEN 2 THEN 'Device-to-Host' ELSE 'Device-to-Device' END"
 PLACES = ("pid", "agent_abs_index", "queue_id", "deviceId", "streamId")
 # Table, kind, and the expression that names a row. The views of rocpd keep their names, its tables do not.
 TABLES = [
     ("kernels", "kernel", "name"),
     ("memory_copies", "copy", "name"),
     (f"{NSYS}KERNEL", "kernel", "(SELECT value FROM StringIds WHERE id = demangledName)"),
-    (f"{NSYS}MEMCPY", "copy", f"'[CUDA memcpy ' || ({DIRECTION}) || ']'"),
+    (f"{NSYS}MEMCPY", "copy", "'[CUDA memcpy]'"),
     (f"{NSYS}MEMSET", "copy", "'[CUDA memset]'"),
 ]
 

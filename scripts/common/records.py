@@ -141,7 +141,6 @@ def measured_row(runs, good):
         "parameters_trained": min(summary["parameters_trained"] for summary in summaries),
         "captured": all(summary["graph"]["captured"] for summary in summaries),
         "graph_reason": next((s["graph"]["reason"] for s in summaries if not s["graph"]["captured"]), None),
-        "warmup_s": median(summary["warmup_s"] for summary in summaries),
     }
 
 

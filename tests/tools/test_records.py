@@ -27,7 +27,7 @@ def run_of(case, repeat, step_ms, **more):
         "parameters": 1000, "parameters_trained": 1000,
         "step_ms": {"median": step_ms, "p25": step_ms - 1, "p75": step_ms + 2},
         "forward_ms": step_ms / 4, "backward_ms": step_ms / 2, "optimizer_ms": None, "peak_memory_mb": 100.0,
-        "flops_per_step": 2e9, "graph": {"captured": False, "reason": "no --graph"}, "warmup_s": 1.0, **more,
+        "flops_per_step": 2e9, "graph": {"captured": False, "reason": "no --graph"}, **more,
     }  # fmt: skip
     run = {"case": case, "repeat": repeat, "status": "ok", "reason": None, "script_sha256": "0"}
     return run | {"summary": summary, "steps_ms": [step_ms - 1, step_ms, step_ms, step_ms, step_ms + 1]}
