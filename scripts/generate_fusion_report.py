@@ -4,8 +4,9 @@
 example: python generate_fusion_report.py --baseline ../version1_pytorch_baseline/complete_analysis
              --fused ./complete_rocm_analysis --output ./fusion_comparison_report.md
 
-Reads the newest profile in each of two folders of run_pytorch_profiler.py or run_all_profilers.sh; without folders
-versions 1 and 2 are profiled first, with options that are not listed here.
+Reads two folders of run_pytorch_profiler.py or run_all_profilers.sh, of each the newest profile whose sizes and
+precision the other one has too; without folders versions 1 and 2 are profiled first, with options that are not listed
+here.
 """
 
 import json
@@ -15,21 +16,24 @@ import sys
 
 from common import report as pages
 from common.command_line import Failure, Parser, progress, result_folder, with_sizes
-from common.profiles import INTERPRETED, group_cells, groups_per_step, read_pair
+from common.profiles import INTERPRETED, group_cells, groups_per_step, newest_alike, read_pair
 from common.tables import emit, rounded
 from common.versions import REPOSITORY
 
 
-def newest_in(folder):
-    """Return the content of the newest profile_*.json of run_pytorch_profiler.py below a folder."""
+def profiles_in(folder):
+    """Return the content of each profile_*.json of run_pytorch_profiler.py below a folder, the newest first."""
+    found = []
     for file in sorted(folder.rglob("profile_v*.json"), key=lambda file: -file.stat().st_mtime):
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
             if "summary" in content:  # measured steps, not only an earlier trace that was analysed
-                return content | {"trace": str(file.parent / content["trace"])}
+                found.append(content | {"trace": str(file.parent / content["trace"])})
         except (ValueError, KeyError):
             raise Failure(2, f"{file} is no profile of run_pytorch_profiler.py, or it is damaged") from None
-    raise Failure(2, f"{folder} holds no profile_v*.json: make one with run_pytorch_profiler.py --profile-dir")
+    if not found:
+        raise Failure(2, f"{folder} holds no profile_v*.json: make one with run_pytorch_profiler.py --profile-dir")
+    return found
 
 
 def profile_version(version, folder, rest):
@@ -44,8 +48,8 @@ def profile_version(version, folder, rest):
 
 
 def comparison(folders):
-    """Return results and kernels of the newest profiles in two folders; Failure if their runs are unlike."""
-    chosen = [newest_in(folder) for folder in folders]
+    """Return results and kernels of the newest two profiles of like runs; Failure if none are."""
+    chosen = newest_alike(*([(content, content["metadata"]) for content in profiles_in(folder)] for folder in folders))
     profiles = read_pair(*(content["trace"] for content in chosen))
     names = [
         f"{name} (version {content['version']})" for name, content in zip(("baseline", "fused"), chosen, strict=True)

@@ -39,6 +39,17 @@ mapfile -t kernels < <(sed -n 's/^def \(\w*_kernel\)(.*/--kernel-name\nkns=\1/p'
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
+train() { # NUMBER COMMAND...: run a training under a command and write what it says to the log
+    local options
+    read -r -a options <<<"${trainings[$1]} --num-layers 2 --batch-size 1 --num-steps 1 --warmup-steps 1 --no-graph"
+    "${@:2}" "$PYTHON" "$script" "${options[@]}" >"$log" 2>&1
+}
+
+# Without the tools first: Triton compiles then, and a failure here is none of memory.
+for number in "${!trainings[@]}"; do
+    train "$number" || { cat "$log" && fail 1 "the kernels do not run even without a tool: see above"; }
+done
+
 # Every tensor is an allocation of its own, with a gap behind it, instead of a part of PyTorch's pool.
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1
 found=0
@@ -46,10 +57,9 @@ for tool in "$@"; do
     options=(--tool "$tool" --target-processes application-only --error-exitcode 1)
     [ "$tool" != memcheck ] || options+=(--padding 4096)
     [ "$tool" = initcheck ] || options+=("${kernels[@]}") # initcheck must see what PyTorch's kernels write
-    for training in "${trainings[@]}"; do
-        read -r -a words <<<"$training --num-layers 2 --batch-size 1 --num-steps 1 --warmup-steps 1 --no-graph"
+    for number in "${!trainings[@]}"; do
         status=0
-        compute-sanitizer "${options[@]}" "$PYTHON" "$script" "${words[@]}" >"$log" 2>&1 || status=$?
+        train "$number" compute-sanitizer "${options[@]}" || status=$?
         summary=$(sed -n 's/^=* \([A-Z]* SUMMARY: .*\)/\1/p' "$log" | tail -n 1)
         printf '%-10s %s\n' "$tool" "${summary:-the tool ended with status $status and no summary}"
         if [[ $status -ne 0 || $summary != *SUMMARY:\ 0\ * ]] || ! grep -q "^  trained " "$log"; then

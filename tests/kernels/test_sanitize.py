@@ -25,7 +25,7 @@ esac
 
 @multiplies_fp8
 def test_the_trainings_launch_every_kernel():
-    (shared,) = re.findall(r"\$training (--.*)\"", SCRIPT.read_text())
+    (shared,) = re.findall(r"{trainings\[\$1\]} (--.*)\"", SCRIPT.read_text())
     with launches() as launched:
         for options in re.findall(r'^    "(--.*)"$', SCRIPT.read_text(), re.MULTILINE):
             cpu = "--disable-attention-kernel" if "--fp8" in options and not torch.cuda.is_available() else ""
@@ -38,11 +38,8 @@ def sanitize(tmp_path):
     """Return a function that runs sanitize.sh with stubs: `found` is its result, `without` names a missing tool."""
 
     def run(*argv, found="nothing", without=""):
-        for name, text in {
-            "nvidia-smi": "exit 0",
-            "compute-sanitizer": SANITIZER,
-            "python stub": "echo '  trained all'",
-        }.items():
+        python = "echo a kernel failed && exit 1" if found == "broken" else "echo '  trained all'"
+        for name, text in {"nvidia-smi": "exit 0", "compute-sanitizer": SANITIZER, "python stub": python}.items():
             if name != without:
                 (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
                 (tmp_path / name).chmod(0o755)
@@ -75,6 +72,7 @@ def test_sanitize_fails_where_something_is_found(sanitize, found):
     ("argv", "problem", "status", "words"),
     [
         (["nonsense"], {}, 2, "nonsense is no tool"),
+        ([], {"found": "broken"}, 1, "do not run even without a tool"),
         ([], {"without": "nvidia-smi"}, 1, "there is none here"),
         ([], {"without": "compute-sanitizer"}, 1, "is not installed"),
     ],
@@ -85,4 +83,4 @@ def test_sanitize_says_in_one_sentence_why_it_does_not_begin(sanitize, argv, pro
     result = sanitize(*argv, **problem)
     assert result.returncode == status and words in result.stderr and "SUMMARY" not in result.stdout
     assert result.stderr.startswith("sanitize.sh: ") and result.stderr.count("\n") == 1
-    assert result.stdout == ""
+    assert result.stdout == "a kernel failed\n" * ("found" in problem)

@@ -248,7 +248,7 @@ def test_the_documented_fusion_report(two_profiles):
     assert f"| all | {before:.1f} | {after:.1f} | {100 * (before - after) / before:.1f} % |" in text
 
 
-def test_the_fusion_report_takes_the_newest_profiles_and_refuses_unlike_runs(two_profiles, make_trace, capsys):
+def test_the_fusion_report_takes_the_newest_profiles_of_like_runs(two_profiles, make_trace, capsys):
     place = two_profiles[2] / "pytorch_profiles"
     content = json.loads((place / "profile_v2_1.json").read_text())
     wider = {**content["metadata"], "hidden_dim": 64}
@@ -256,6 +256,9 @@ def test_the_fusion_report_takes_the_newest_profiles_and_refuses_unlike_runs(two
     newer.rename(place / newer.name)
     (place / "profile_v2_2.json").write_text(json.dumps(content | {"trace": newer.name, "metadata": wider}))
     both = ["--baseline", str(two_profiles[1]), "--fused", str(two_profiles[2])]
+    assert fusion_report.main([*both, "--output", str(place / "r.md")]) == 0
+    assert "trace_9" not in (place / "r.md").read_text()
+    (place / "profile_v2_1.json").unlink()
     refused(fusion_report.main, both, capsys, "unlike (hidden_dim: 32, 64; device: CPU, MI300X)")
 
 

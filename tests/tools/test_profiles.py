@@ -143,10 +143,13 @@ def test_of_piled_up_traces_the_newest_of_whole_steps_is_read(make_trace, capsys
     refused(kernel_times.main, [alone], capsys, "only traces of attention alone")
 
 
-def test_a_pair_is_of_like_runs(make_trace):
+def test_a_pair_is_the_newest_whose_runs_are_alike(make_trace):
     make_trace("v1/trace_1.json", {"small": 1})
     first = make_trace("v1/trace_2.json", {"large": 1}, batch_size=64).parent
-    second = make_trace("v2/trace_1.json", {"fused large": 1}, batch_size=64, version=2, peak_memory_mb=7.0).parent
+    make_trace("v2/trace_1.json", {"fused large": 1}, batch_size=64, version=2)
+    second = make_trace("v2/trace_2.json", {"fused small": 1}, version=2, peak_memory_mb=7.0).parent
+    assert [p.calls[0].name for p in read_pair(first, second)] == ["small", "fused small"]
+    make_trace("v2/trace_3.json", {"fused large": 1}, batch_size=64, version=2)
     assert [p.calls[0].name for p in read_pair(first, second)] == ["large", "fused large"]
     other = make_trace("v3/trace_1.json", {"b": 1}, precision="bfloat16", batch_size=64).parent
     with pytest.raises(Failure, match=r"unlike \(precision: float32, bfloat16\)"):
