@@ -5,8 +5,8 @@
     kernel_table(profile.calls), group_table(profile.calls)
 
 Reads CSV files of rocprofv3 (ROCm 6.2 to 10), rocpd and rocprof, rocpd databases (ROCm 7 and later), SQLite exports of
-Nsight Systems, and PyTorch's traces. A file that is missing, cut off, damaged or of another kind raises Failure with
-one sentence that names it.
+Nsight Systems, and PyTorch's traces. A file that is missing, cut off, damaged or of another kind raises Failure with one
+sentence that names it.
 """
 
 import contextlib
@@ -355,7 +355,7 @@ def read_file(path):
         if content.startswith(SQLITE):
             return Profile(path, read_database(path))
         if b"\0" in content:
-            raise Failure(2, "is no CSV, database or JSON: turn an .nsys-rep into one with nsys export --type sqlite")
+            raise Failure(2, "is no CSV, database or JSON: turn .nsys-rep into a database with nsys export --type sqlite")
         text = content.decode("utf-8", errors="replace").lstrip()  # PyTorch 2.7 begins its traces with an empty line
         return read_json(path, text) if text[:1] in ("{", "[") else Profile(path, read_csv(text))
 

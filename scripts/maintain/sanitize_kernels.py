@@ -1,0 +1,101 @@
+"""Launch every kernel of version 3, forward and backward, at shapes that divide no tile; sanitize.sh watches.
+
+Without a GPU the kernels run in Triton's interpreter. Exit status: 0; 1 where a result is not finite.
+"""
+
+import pathlib
+import sys
+
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from common.command_line import Failure, Parser, run_tool
+from common.versions import load_version
+
+ATTENTION = [(2, 97, 4, 2, 32), (1, 1, 4, 1, 64), (1, 130, 8, 1, 16), (1, 200, 2, 1, 128), (1, 1100, 2, 2, 64)]
+
+
+def operations(v3, leaf, device):
+    """Yield the outputs of each operation; leaf(*shape) makes its inputs."""
+
+    def tables(T, D):
+        return v3.rope_tables(T, D, 10000.0, device)
+
+    for rows, C in ((37, 100), (1, 16), (300, 513)):
+        w = leaf(C, dtype=torch.float32)
+        yield v3.add_rms_norm(leaf(rows, C), leaf(rows, C), w, 1e-6)
+        yield v3.add_rms_norm(leaf(rows, C), None, w, 1e-6)[1:]
+    for B, T, H, K, D in ((2, 37, 3, 3, 32), (1, 5, 4, 2, 16), (1, 1, 2, 1, 128)):
+        yield (v3.rope(leaf(B, T, H + 2 * K, D), *tables(T, D), H + K),)
+    for rows, width in ((37, 50), (3, 3000), (1, 1)):
+        yield (v3.packed_swiglu(leaf(rows, 2 * width)),)
+    for B, T, H, K, D in ATTENTION:
+        if device.type == "cuda" or T <= 100:  # the interpreter would take minutes
+            yield (v3.flash_attention(leaf(B, T, H + 2 * K, D), H, K),)
+            yield (v3.rotary_attention(leaf(B, T, H + 2 * K, D), *tables(T, D), H, K),)
+    for rows, V in ((37, 50), (5, 1000), (3, 70001)):
+        yield (v3.cross_entropy(leaf(rows, V), torch.randint(V, (rows,), device=device)),)
+
+
+def fp8_operations(v3, leaf, device):
+    """Yield the outputs of feed-forward parts in fp8, whose sizes must be multiples of 16."""
+    for tokens, C, width in ((112, 48, 80), (16, 16, 16), (48, 304, 528)):
+        gate_up = v3.FP8Linear(C, 2 * width, bias=False, device=device, dtype=torch.bfloat16)
+        down = v3.FP8Linear(width, C, bias=False, device=device, dtype=torch.bfloat16)
+        v3.FP8Weights(torch.nn.Sequential(gate_up, down)).update()
+        yield (v3.FP8FeedForwardFunction.apply(leaf(tokens, C), gate_up.weight, down.weight, gate_up, down),)
+
+
+def check_finite(tensors, what):
+    if not all(tensor.isfinite().all() for tensor in tensors):
+        raise Failure(1, f"{what} gives a result that is not finite")
+
+
+def differentiate(function, v3, device, dtype):
+    """Run the operations of a function and their backward with random gradients."""
+    leaves = []
+
+    def leaf(*shape, dtype=dtype):
+        leaves.append(torch.randn(shape, device=device, dtype=dtype, requires_grad=True))
+        return leaves[-1]
+
+    for outputs in function(v3, leaf, device):
+        torch.autograd.backward(outputs, [torch.randn_like(output) for output in outputs])
+        check_finite([*outputs, *(tensor.grad for tensor in leaves)], f"{outputs[0].grad_fn.name()} in {dtype}")
+
+
+def update(v3, device, dtype):
+    """Take two steps of AdamW; with float16 the gradients of the second overflow."""
+    shapes = ((7, 13), (4096,), (1,), (3, 5000))
+    parameters = [torch.nn.Parameter(torch.randn(shape, device=device)) for shape in shapes]
+    optimizer = v3.FusedAdamW(parameters, lr=1e-3, matrix_dtype=dtype)
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+    scaler.scale(torch.zeros((), device=device))
+    for last in (1.0, float("inf")):
+        parameters[0].grad[-1] = last if scaler.is_enabled() else 1.0
+        scaler.step(optimizer)
+        scaler.update()
+    check_finite(parameters, f"AdamW in {dtype}")
+
+
+def work(argv):
+    Parser("sanitize_kernels.py", __doc__, with_json=False).parse_args(argv)
+    v3, device = load_version(3), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(0)
+    for dtype in (torch.float32, torch.float16, *[torch.bfloat16] * (device.type == "cuda")):
+        differentiate(operations, v3, device, dtype)
+        update(v3, device, dtype)
+    if v3.fp8_dtype(v3.gpu_architecture(device)) is not None:
+        differentiate(fp8_operations, v3, device, torch.bfloat16)
+    print("all kernels ran")
+
+
+def main(argv=None):
+    return run_tool("sanitize_kernels.py", lambda: work(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
