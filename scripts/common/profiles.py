@@ -5,8 +5,8 @@
     kernel_table(profile.calls), group_table(profile.calls)
 
 Reads CSV files of rocprofv3 (ROCm 6.2 to 10), rocpd and rocprof, rocpd databases (ROCm 7 and later), SQLite exports of
-Nsight Systems, and PyTorch's traces. A file that is missing, cut off, damaged or of another kind raises Failure with one
-sentence that names it.
+Nsight Systems, and PyTorch's traces. A file that is missing, cut off, damaged or of another kind raises Failure with
+one sentence that names it.
 """
 
 import contextlib
@@ -355,7 +355,7 @@ def read_file(path):
         if content.startswith(SQLITE):
             return Profile(path, read_database(path))
         if b"\0" in content:
-            raise Failure(2, "is no CSV, database or JSON: turn .nsys-rep into a database with nsys export --type sqlite")
+            raise Failure(2, "is no CSV, database or JSON: turn an .nsys-rep into one with nsys export --type sqlite")
         text = content.decode("utf-8", errors="replace").lstrip()  # PyTorch 2.7 begins its traces with an empty line
         return read_json(path, text) if text[:1] in ("{", "[") else Profile(path, read_csv(text))
 
@@ -419,26 +419,14 @@ def read_kernels(*paths):
 
 
 def read_pair(first, second, steps=(None, None)):
-    """Return two profiles of like runs: of the traces in the folders the newest pair whose sizes and precision agree.
-
-    Failure names what differs if no two agree.
-    """
-    choices = [whole_traces(path) or [path] for path in map(pathlib.Path, (first, second))]
-    chosen = newest_alike(*([(path, metadata_of(path)) for path in paths] for paths in choices))
-    one, other = (read_profile(path, number) for path, number in zip(chosen, steps, strict=True))
+    """Return two profiles of like runs; Failure names what differs."""
+    one, other = (read_profile(path, number) for path, number in zip((first, second), steps, strict=True))
     found = unlike(one.metadata, other.metadata)
     if one.on_cpu != other.on_cpu or (one.device and other.device and one.device != other.device):
         found.append("device: " + ", ".join(p.device or ("CPU" if p.on_cpu else "GPU") for p in (one, other)))
     if found:
         raise Failure(2, f"{one.path} and {other.path} are unlike ({'; '.join(found)}): profile alike")
     return one, other
-
-
-def newest_alike(first, second):
-    """Return of two lists of (item, metadata), newest first, the newest two items whose runs are alike, if any are."""
-    pairs = [(one, other) for other in second for one in first]
-    chosen = next((pair for pair in pairs if not unlike(pair[0][1], pair[1][1])), pairs[0])
-    return [item for item, _ in chosen]
 
 
 def unlike(first, second):
