@@ -419,14 +419,26 @@ def read_kernels(*paths):
 
 
 def read_pair(first, second, steps=(None, None)):
-    """Return two profiles of like runs; Failure names what differs."""
-    one, other = (read_profile(path, number) for path, number in zip((first, second), steps, strict=True))
+    """Return two profiles of like runs: of the traces in the folders the newest pair whose sizes and precision agree.
+
+    Failure names what differs if no two agree.
+    """
+    choices = [whole_traces(path) or [path] for path in map(pathlib.Path, (first, second))]
+    chosen = newest_alike(*([(path, metadata_of(path)) for path in paths] for paths in choices))
+    one, other = (read_profile(path, number) for path, number in zip(chosen, steps, strict=True))
     found = unlike(one.metadata, other.metadata)
     if one.on_cpu != other.on_cpu or (one.device and other.device and one.device != other.device):
         found.append("device: " + ", ".join(p.device or ("CPU" if p.on_cpu else "GPU") for p in (one, other)))
     if found:
         raise Failure(2, f"{one.path} and {other.path} are unlike ({'; '.join(found)}): profile alike")
     return one, other
+
+
+def newest_alike(first, second):
+    """Return of two lists of (item, metadata), newest first, the newest two items whose runs are alike, if any are."""
+    pairs = [(one, other) for other in second for one in first]
+    chosen = next((pair for pair in pairs if not unlike(pair[0][1], pair[1][1])), pairs[0])
+    return [item for item, _ in chosen]
 
 
 def unlike(first, second):
