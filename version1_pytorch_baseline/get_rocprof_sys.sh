@@ -8,6 +8,5 @@
 #   --profiler auto|rocm|nsight|pytorch (auto)                              --dry-run: print the commands only
 #
 # Writes rocprof_sys/profile_<timestamp>/ with a trace to open in https://ui.perfetto.dev (before ROCm 6.3.1: in its
-# version 46). rocprof-sys adds wall_clock*.txt; the others print the top 10 kernels.
-# https://rocm.docs.amd.com/projects/rocprofiler-systems/en/latest/
+# version 46); prints the top 10 kernels. https://rocm.docs.amd.com/projects/rocprofiler-systems/en/latest/
 exec bash "$(dirname "${BASH_SOURCE[0]}")/../scripts/common/wrappers/wrapper.sh" "${BASH_SOURCE[0]}" "$@"

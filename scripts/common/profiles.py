@@ -5,8 +5,8 @@
     kernel_table(profile.calls), group_table(profile.calls)
 
 Reads CSV files of rocprofv3 (ROCm 6.2 to 10), rocpd and rocprof, rocpd databases (ROCm 7 and later), SQLite exports of
-Nsight Systems, and PyTorch's traces. A file that is missing, cut off, damaged or of another kind raises Failure with
-one sentence that names it.
+Nsight Systems, Perfetto traces of rocprof-sys, and PyTorch's traces. A file that is missing, cut off, damaged or of
+another kind raises Failure with one sentence that names it.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ import re
 import sqlite3
 from collections import Counter
 
+from common import perfetto
 from common.command_line import Failure
 from common.tables import columns, rounded, text_table
 
@@ -354,14 +355,27 @@ def read_file(path):
             raise Failure(2, "is empty: the profiler was stopped, or wrote nothing")
         if content.startswith(SQLITE):
             return Profile(path, read_database(path))
-        if b"\0" in content:
-            raise Failure(2, "is no CSV, database or JSON: turn an .nsys-rep into one with nsys export --type sqlite")
-        text = content.decode("utf-8", errors="replace").lstrip()  # PyTorch 2.7 begins its traces with an empty line
-        return read_json(path, text) if text[:1] in ("{", "[") else Profile(path, read_csv(text))
+        is_json = content.lstrip()[:1] in (b"{", b"[")  # PyTorch 2.7 begins its traces with an empty line
+        if b"\0" in content or (content.startswith(b"\n") and not is_json):  # as a Perfetto trace begins
+            return Profile(path, read_perfetto(content))
+        text = content.decode("utf-8", errors="replace")
+        return read_json(path, text) if text.lstrip()[:1] in ("{", "[") else Profile(path, read_csv(text))
+
+
+def read_perfetto(content):
+    """Return the kernels of a Perfetto trace; end with status 0 where they are in a form that nothing here reads."""
+    try:
+        kernels = [Kernel(name, start, end - start, track) for track, name, start, end in perfetto.kernels(content)]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # a number where a message belongs
+        export = "turn an .nsys-rep file into a database with nsys export --type sqlite"
+        raise Failure(2, f"is no Perfetto trace, or a damaged one ({error}): {export}") from None
+    if not kernels and any(category.encode() in content for category in perfetto.KERNEL_CATEGORIES):
+        raise Failure(0, "holds kernels in a form that this tool does not read: open it in https://ui.perfetto.dev")
+    return kernels
 
 
 # A folder is searched for traces, then for these; of the first kind that is there all files count, one per process.
-OTHER_PROFILERS = ("*kernel_trace.csv", "*.db", "*.sqlite")
+OTHER_PROFILERS = ("*kernel_trace.csv", "*.db", "*.sqlite", "*.proto", "*.pftrace")
 
 
 def matching(folder, pattern):

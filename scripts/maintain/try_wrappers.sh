@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Try every profiling wrapper of every version on this machine. Print a line for each: how it ended, seconds, which
-# profiler it used and why, and the first row of the table that it left.
+# profiler it used and why, and the first row of the table of kernels that it left.
 #
 #   ./scripts/maintain/try_wrappers.sh                    all of them; preset small, or a toy model without a GPU
 #   ./scripts/maintain/try_wrappers.sh --version 3 --output-dir DIR --preset medium --use-amp
@@ -32,7 +32,7 @@ if [[ " ${passed[*]-} " != *" --preset"* ]] && { have_amd_gpu || have_nvidia_gpu
 first_row() { # FOLDER: of the table in it, or of that of its trace; fails where there is none
     local table
     table=$(find "$1" \( -name limits.csv -o -name counters.csv -o -name launches.csv -o -name hotspots.csv \
-        -o -name kernels.csv -o -name 'wall_clock*.txt' \) -exec ls -t {} + | sed -n 1p)
+        -o -name kernels.csv \) -exec ls -t {} + | sed -n 1p)
     if [ -n "$table" ]; then sed -n 2p "$table" | grep '[[:alnum:]]'; else "$PYTHON" "$SCRIPTS/kernel_times.py" "$1"/*/* --top 1; fi
 }
 

@@ -98,7 +98,9 @@ DELIVERED = {  # steps, files, and what the last lines say
         *("1 --warmup-steps 1", "limits.csv workloads/tiny_llama_v3/sysinfo.csv"),
         r"adamw_kernel .* 83.2 .*memory bandwidth[^#]*\nread more of a kernel with: \S+ analyze -p \S+ -k 0$",
     ),
-    "get_rocprof_sys.sh": ("2 --warmup-steps 1", "*.proto wall_clock-*.txt", r"\nopen \S+\.proto in http"),
+    "get_rocprof_sys.sh": (
+        *("2 --warmup-steps 1", "*.proto wall_clock-*.txt", r"attention +1 +0.009[^#]*\nopen \S+\.proto in http"),
+    ),
 }
 
 

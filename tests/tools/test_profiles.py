@@ -63,6 +63,17 @@ def test_files_of_the_first_rocprof_are_read(tmp_path):
     assert (launch.name, launch.start_ns, launch.total_ns, launch.track) == ("adamw", 100, 250, "4 1")
 
 
+def test_perfetto_traces_of_rocprof_sys(tmp_path, capsys):
+    kernels = read_kernels(SAMPLES / "rocprof-sys")  # and its other file holds none
+    # not the host's hipLaunchKernel
+    assert [(k.name, k.total_ns) for k in kernels] == [("adamw_kernel", 4000), ("attention_forward_kernel", 9000)]
+    content = (SAMPLES / "rocprof-sys/kernels.proto").read_bytes()
+    (tmp_path / "unknown.pftrace").write_bytes(content[: content.index(b"adamw_kernel") + 40])
+    refused(kernel_times.main, [tmp_path / "unknown.pftrace"], capsys, "is no Perfetto trace, or a damaged one")
+    (tmp_path / "unknown.pftrace").write_bytes(b"\x0a\x18" + b"\xaa\x06\x15rocm_kernel_dispatch!")
+    refused(kernel_times.main, [tmp_path / "unknown.pftrace"], capsys, "in a form that this tool does not read", 0)
+
+
 GROUPED = {  # names between semicolons
     "GEMM": """Cijk_Alik_Bljk_SB_MT64x64x16_SE_K1; nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT; ampere_sgemm_128x64_tn;
         void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_nn_align8>;
@@ -164,6 +175,7 @@ def test_a_folder_gives_its_most_detailed_run_once(tmp_path):
         (tmp_path / process).mkdir(parents=True)
         for kind in ("kernel_trace", "kernel_stats", "domain_stats", "counter_collection"):
             (tmp_path / process / f"x_{kind}.csv").write_bytes((SAMPLES / f"rocm-6.4/{kind}.csv").read_bytes())
+    (tmp_path / "x.pftrace").write_bytes((SAMPLES / "rocprof-sys/kernels.proto").read_bytes())
     assert len(read_kernels(tmp_path)) == 16  # two processes, each read from its trace alone
     (tmp_path / "trace_1.json").write_bytes((SAMPLES / "pytorch/trace_gpu.json").read_bytes())
     assert len(read_kernels(tmp_path)) == len(read_profile(tmp_path).calls) == 9  # which knows shapes and steps

@@ -10,8 +10,8 @@ case $PROFILER in
         profile env "${settings}_OUTPUT_PATH=$PLACE" "${settings}_TIME_OUTPUT=OFF" \
             "$TOOL" --trace --profile ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
         largest "*.proto" "*.pftrace"
-        [ -n "$DRY_RUN" ] || grep -aqE "kernel_dispatch|hip_activity|device_hip" "$FOUND" || give_up 1 "$TOOL saw no kernel"
-        finish "" "open $FOUND in https://ui.perfetto.dev"
+        top_kernels
+        open_in_perfetto "*.proto" "*.pftrace"
         ;;
     nsight) take_timeline ;;
     pytorch)
