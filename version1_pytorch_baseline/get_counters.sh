@@ -2,7 +2,7 @@
 # Every launch of 3 steps, and hardware counters of every kernel; with rocprofv3, else nsys and ncu.
 #
 #   ./get_counters.sh --preset medium --use-amp     launches and the set waves; training options go through
-#   ./get_counters.sh --set memory --set matrix     sets: times, waves, memory, matrix, lds
+#   ./get_counters.sh --set memory --set matrix     sets: times, waves, memory, matrix, lds, pc, thread-trace
 #   ./get_counters.sh --pmc SQ_WAVES --pmc FETCH_SIZE WRITE_SIZE    one run per --pmc; rocprofv3 -L lists counters
 #   ./get_counters.sh --set memory --kernel attention -- --kernel-iteration-range 3    after --: profiler options
 #   --nproc-per-node N (1): N processes under torchrun, a result per rank   --output-dir DIR (this folder)

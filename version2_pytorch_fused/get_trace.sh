@@ -3,7 +3,8 @@
 #
 #   ./get_trace.sh                               rocprofv3, else Nsight Systems, else PyTorch's profiler
 #   ./get_trace.sh --preset medium --use-amp     options of the training script go through
-#   ./get_trace.sh -- --output-format pftrace csv rocpd    after --: profiler options, here for ROCm 7's database too
+#   ./get_trace.sh --rocpd                       write ROCm 7's database and convert it with rocpd
+#   ./get_trace.sh -- --sys-trace                options after -- go to the profiler
 #   --nproc-per-node N (1): N processes under torchrun, a result per rank   --output-dir DIR (this folder)
 #   --profiler auto|rocm|nsight|pytorch (auto)                              --dry-run: print the commands only
 #

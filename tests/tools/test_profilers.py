@@ -160,11 +160,12 @@ def test_options_after_two_hyphens_go_to_the_profiler(run):
     assert result.returncode == 2 and "no options after --" in result.stderr
 
 
-def test_a_database_of_rocm_7_is_kept_where_it_is_asked_for(run, tmp_path):
-    arguments = ("--output-dir", tmp_path / "results", "--", "--output-format", "pftrace", "csv", "rocpd")
-    result = run("get_trace.sh", *arguments, profilers="rocm-10.0")
-    assert result.returncode == 0 and "attention_forward_kernel" in result.stdout, result.stderr
-    assert {path.suffix for path in result_of(tmp_path / "results").iterdir()} >= {".db", ".pftrace", ".csv"}
+def test_rocpd_is_converted(run, tmp_path):
+    result = run("get_trace.sh", "--rocpd", "--output-dir", tmp_path / "results", profilers="rocm-10.0")
+    folder = result_of(tmp_path / "results")
+    assert result.returncode == 0 and (folder / "trace_results.pftrace").is_file(), result.stderr
+    assert "attention_forward_kernel" in result.stdout and "rocpd summary -i" in result.stdout
+    assert run("get_trace.sh", "--rocpd", profilers="rocm-6.4").returncode == 2
 
 
 def test_torchrun_starts_the_profiler_per_rank(run, python, tmp_path):
@@ -215,6 +216,8 @@ def test_counters_are_read_in_passes(release, run, tmp_path):
         ("--pmc no_such", 1, "none of the counters came: 'rocprofv3 -L'"),
         ("--pmc " + " ".join(f"SQ_{letter}" for letter in "ABCDEFGHI"), 134, "exit status 134"),
         ("--set registers", 2, "--set must be times, waves"),
+        ("--set pc", 0, ""),
+        ("--set pc --profiler pytorch", 2, "needs rocprofv3"),
     ],
 )
 def test_counters_that_do_not_come(arguments, status, words, run, tmp_path):

@@ -34,7 +34,7 @@ add_passes() { # SET: append the runs of a set of counters
     while read -r vendor name counters; do
         [ "$vendor $name" != "$table $1" ] || PASSES+=("$counters")
     done <"$SCRIPTS/common/wrappers/counter_sets.txt"
-    [ ${#PASSES[@]} -gt "$before" ] || fail 2 "--set must be times, waves, memory, matrix or lds, not $1"
+    [ ${#PASSES[@]} -gt "$before" ] || fail 2 "--set must be times, waves, memory, matrix, lds, pc or thread-trace, not $1"
 }
 
 count_rocm() { # one run for each pass; stop at the first that fails
@@ -92,10 +92,27 @@ take_times() { # a run of its own, because reading counters slows kernels down
     finish "" "every launch is in $FIRST/launches.csv"
 }
 
+sample_instructions() { # pc or thread-trace, where the installed release has them
+    local options=(--pc-sampling-beta-enabled --pc-sampling-method host_trap --pc-sampling-unit time
+        --pc-sampling-interval 1000)
+    [ "$1" = pc ] || options=(--att ${KERNEL:+--kernel-include-regex "$KERNEL"})
+    [ "$PROFILER" = rocm ] || fail 2 "--set $1 needs rocprofv3"
+    tool_has "${options[0]}" || fail 2 "--set $1: rocprofv3 of ROCm ${RELEASE:-here} has no ${options[0]}"
+    export ROCPROFILER_PC_SAMPLING_BETA_ENABLED=on # ROCm 6.4 asks for it
+    run_rocprofv3 "/$1" "$1" "${options[@]}" || failed $?
+    [ "$1" != pc ] || largest "*pc_sampling*.csv"
+    finish "" "the samples are in $FIRST/$1"
+}
+
 setup counters/counter rocprofv3 nsys --num-steps 3 "$@"
 [ -n "$ASKED" ] || SETS=(times waves) # the counters where they can be had
 for set in ${SETS[@]+"${SETS[@]}"}; do
-    [ "$set" = times ] || add_passes "$set"
+    [[ $set =~ ^(times|pc|thread-trace)$ ]] || add_passes "$set"
 done
-[[ " ${SETS[*]-} " != *" times "* ]] || take_times
+for set in ${SETS[@]+"${SETS[@]}"}; do
+    case $set in
+        times) take_times ;;
+        pc | thread-trace) sample_instructions "$set" ;;
+    esac
+done
 [ ${#PASSES[@]} = 0 ] || take_counters
