@@ -142,6 +142,8 @@ def rocprofv3_files(given, formats, counters):
         if counters and FAULT != "no-kernels":
             target = base.with_name(f"{base.name}_counter_collection.csv")
             write_counters(samples / "counter_collection.csv", counters, target)
+        if "--pc-sampling-beta-enabled" in given:
+            base.with_name(f"{base.name}_pc_sampling_host_trap.csv").write_text('"Instruction"\n"v_add_f32"\n')
     if "pftrace" in formats and FAULT != "no-report":
         base.with_name(f"{base.name}_results.pftrace").write_bytes(b"\x0a\x07 a trace")
     if "rocpd" in formats:
