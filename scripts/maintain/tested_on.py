@@ -41,7 +41,7 @@ def executed(recorded):
         driver = f"driver {found['driver']}" if found["driver"] else "driver not recorded"
         packages = f"{driver}, PyTorch {found['packages']['torch']}, Triton {found['packages']['triton']}, {runtime}"
         versions = sorted({row["model"][1] for row in results["rows"] if re.match(r"v\d", row["model"])})
-        parts = [f"versions {' '.join(versions)}", *(PARTS[name] for name in PARTS if (folder / name).exists())]
+        parts = [f"versions {', '.join(versions)}", *(PARTS[name] for name in PARTS if (folder / name).exists())]
         rows.append((found["date"][:10], found["device"], packages, ", ".join(parts)))
     return [("executed", *row, f"{what}; last on {date}") for date, *row, what in sorted(rows, reverse=True)]
 
