@@ -14,6 +14,7 @@ Options that are not listed go to all scripts. The precision fp8 is version 3's 
 Every case runs in a process of its own, or with --nproc under torchrun with the same batch per process. A repeat is a
 round over all cases, so that drift hits all alike. Results are written after every process: FOLDER/suite.json,
 suite.csv and, with matplotlib, suite.png. A case that fails, or that this machine cannot run, is reported and skipped.
+--append may go on with the same scripts on another machine of the same kind; a round is always of one machine.
 
 Exit status: 0; 1 if all cases of a model failed or --time-limit left some out; 2 for a bad option; 130 if interrupted.
 """
@@ -250,7 +251,7 @@ def on_each_gpu(work, groups, arguments, limit):
             raise
 
 
-def run_all(tasks, arguments, results, limit):
+def run_all(tasks, arguments, results, limit, here):
     """Run the tasks that there is time for, and write the results after each; return how many are left."""
     refused = set()
     for number, (case, repeat) in enumerate(tasks, 1):
@@ -258,7 +259,7 @@ def run_all(tasks, arguments, results, limit):
             return len(tasks) - number + 1
         if case in refused:
             continue
-        run = limit.timed(lambda case=case: run_case(case, arguments, limit)) | {"repeat": repeat}
+        run = limit.timed(lambda case=case: run_case(case, arguments, limit)) | {"repeat": repeat, **here}
         if run["status"] == "not available":
             refused.add(case)
         add_result(results, arguments, "runs", run)
@@ -317,9 +318,9 @@ def measure_accuracy(cases, arguments, results, limit):
 # ---------------------------------------------------------------- the whole
 
 
-def results_to_fill(arguments, argv):
-    """Return empty results, or those of FOLDER without what failed; Failure if they are of another machine or text."""
-    record, path = describe(["benchmark_suite.py", *argv]), arguments.results / "suite.json"
+def results_to_fill(arguments, record):
+    """Return empty results, or those of FOLDER without what failed; Failure if they are of another device or text."""
+    path = arguments.results / "suite.json"
     if not path.exists():
         return {"record": record, "runs": [], "accuracy": []}
     results = read_results(path)
@@ -332,6 +333,14 @@ def results_to_fill(arguments, argv):
         if run["script_sha256"] != hash_of(script_of(run["case"])):
             raise Failure(2, f"{path} is of another text of {script_of(run['case']).name}: choose another folder")
     return results
+
+
+def drop_broken_rounds(cases, results, host):
+    """Drop what another machine measured of a round that it did not finish: ratios are of one machine."""
+    runs = results["runs"]
+    done = {(run["case"], run["repeat"]) for run in runs}
+    whole = {repeat for _, repeat in done if all((case, repeat) in done for case in cases)}
+    results["runs"] = [run for run in runs if run["repeat"] in whole or run.get("host") == host]
 
 
 def write_tables(arguments, results):
@@ -358,15 +367,18 @@ def benchmark(arguments, argv):
     cases = grid(arguments)
     if arguments.options == CPU_OPTIONS:
         progress("Without a GPU, and without --presets, a toy model is measured.")
-    results = results_to_fill(arguments, argv)
+    record = describe(["benchmark_suite.py", *argv])
+    here = {key: record[key] for key in ("host", "commit")}
+    results = results_to_fill(arguments, record)
+    drop_broken_rounds(cases, results, record["host"])
     arguments.results.mkdir(parents=True, exist_ok=True)
     tasks, limit, status = tasks_left(cases, arguments.repeats, results), TimeLimit(arguments.time_limit), 0
     try:
-        if arguments.compile_first and not results["runs"]:
+        if arguments.compile_first and not any(run.get("host") == record["host"] for run in results["runs"]):
             compile_first(cases, arguments, limit)
         groups = [[task for task in tasks if task[0].preset == preset] for preset in arguments.presets]
         groups = groups if arguments.spread else [tasks]
-        left = on_each_gpu(lambda some: run_all(some, arguments, results, limit), groups, arguments, limit)
+        left = on_each_gpu(lambda some: run_all(some, arguments, results, limit, here), groups, arguments, limit)
         if "accuracy" in arguments.metrics and not left:
             groups = accuracy_cases(cases, results).values()
             left = on_each_gpu(lambda some: measure_accuracy(some, arguments, results, limit), groups, arguments, limit)

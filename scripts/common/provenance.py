@@ -18,7 +18,7 @@ import sys
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "triton", "numpy", "transformers", "liger-kernel", "torchao")
-SAME_RUN = ("commit", "modified", "device", "driver", "host", "packages")  # of all calls that fill one results file
+SAME_RUN = ("device", "driver", "packages")  # of all calls that fill one results file
 
 
 def git(*arguments):

@@ -37,9 +37,10 @@ def explained(results):
     repeats = sorted({row["repeats"] for row in results["rows"]})
     count = f"{repeats[0]} to {repeats[-1]}" if repeats[0] < repeats[-1] else str(repeats[0])
     steps = "all steps" if "steps_ms" in results["runs"][0] else "the medians"
+    gradients = " Gradient error: the worst of all parameters, relative to V1 in fp32." if results["accuracy"] else ""
     return (
         f"Step time: median and quartiles of {steps} of {count} processes, which took turns with the other rows. "
-        "Times V1: V1 in fp32 over this row in the same round. Peak memory: the largest."
+        f"Times V1: V1 in fp32 over this row in the same round. Peak memory: the largest.{gradients}"
     )
 
 

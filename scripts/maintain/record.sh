@@ -16,9 +16,9 @@
 # memory     10                peak memory over the length of the sequences
 # ddp        10                several GPUs, on all of them: DDP and FSDP2
 #
-# headline, graph and ddp write each row as it is measured, and take up what is missing if they were cut off, on
-# the same host. TINY_LLAMA_COMMIT names the commit if the files are a copy without Git's history. Afterwards:
-# python scripts/maintain/ladder.py --write
+# headline, graph and ddp write each row as it is measured, and take up what is missing if they were cut off, also on
+# another machine of the kind. TINY_LLAMA_COMMIT names the commit if the files are a copy without Git's history.
+# Afterwards: python scripts/maintain/ladder.py --write
 # Exit status: 0 all is there; 1 something failed or is left; 2 a bad option.
 
 set -uo pipefail
@@ -27,7 +27,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 scripts=$root/scripts
 python=${TINY_LLAMA_PYTHON:-python3}
 limit=86400 only='' folder='' toy=()
-sizes=(--presets 'small,medium' --repeats 2 --compile-first 8) model=(--preset small --use-amp --rounds 2)
+sizes=(--presets 'small,medium' --repeats 2 --compile-first 13) model=(--preset small --use-amp --rounds 2)
 lengths=(--preset medium --batch-size 4 --use-amp --seq-lengths '512,1024,2048,4096') stage=()
 
 fail() {

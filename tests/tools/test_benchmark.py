@@ -210,8 +210,8 @@ def test_append_runs_what_is_missing_and_tries_again_what_failed(stubs, capsys):
     assert "holds results already: add --append" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("change", ["device", "commit", "host", "script"])
-def test_runs_of_another_machine_or_text_are_not_mixed(change, stubs, capsys, monkeypatch):
+@pytest.mark.parametrize("change", ["device", "driver", "packages", "script"])
+def test_runs_of_another_device_or_text_are_not_mixed(change, stubs, capsys, monkeypatch):
     assert suite(stubs, "--models v1 --repeats 1") == 0
     if change == "script":
         with open(stubs / "v1.py", "a") as file:
@@ -224,6 +224,17 @@ def test_runs_of_another_machine_or_text_are_not_mixed(change, stubs, capsys, mo
     said = capsys.readouterr().err
     assert ("another text of v1.py" if change == "script" else f"is of {change} ") in said and said.count("\n") == 1
     assert len(results_in(stubs)["runs"]) == 1
+
+
+def test_another_machine_measures_broken_rounds_again(stubs, monkeypatch):
+    assert suite(stubs, "--models v1,v3 --repeats 1") == 0
+    assert suite(stubs, "--models v1 --repeats 2 --append") == 0  # of the second round V3 is missing
+    record = provenance.describe([]) | {"host": "another"}
+    monkeypatch.setattr(benchmark_suite, "describe", lambda command: record)
+    assert suite(stubs, "--models v1,v3 --repeats 2 --append --compile-first 2") == 0
+    hosts = [[run["host"] == "another" for run in results_in(stubs)["runs"] if run["repeat"] == n] for n in (0, 1)]
+    assert hosts == [[False, False], [True, True]]
+    assert [line[0] for line in log_of(stubs)] == ["v1", "v3", "v1", "v3", "v1", "v3"]  # V3 compiles here first
 
 
 def test_the_time_limit_leaves_out_what_would_not_end(stubs, capsys, monkeypatch):
