@@ -4,8 +4,9 @@
 #   use_environment test    and what the test suite needs
 #   use_environment all     and what only its slow tests need
 # A PyTorch that the current python3 has, from a site's module for instance, is used as it is. Otherwise pip installs the
-# versions of constraints.txt from where pip is configured to take them (PIP_INDEX_URL, PIP_FIND_LINKS, ...), and on an
-# AMD GPU the build for the ROCm release of the machine from PyTorch's own index. Settings:
+# versions of constraints.txt from where pip is configured to take them (PIP_INDEX_URL, PIP_FIND_LINKS, ...), on an
+# NVIDIA GPU those of constraints-nvidia.txt, with which scripts/recorded was measured, and on an AMD GPU the build for the
+# ROCm release of the machine from PyTorch's own index. Settings:
 #   TINY_LLAMA_VENV=FOLDER     where the environment is made (default: .venv in the repository)
 #   TINY_LLAMA_PYTHON=PYTHON   the interpreter to start from (default: python3)
 #   TINY_LLAMA_CPU=1           do without this machine's GPU
@@ -150,6 +151,7 @@ use_environment() {
     local group=$1 stamp=$VENV/$1.stamp kind base key versions
     [ "${TINY_LLAMA_CPU:-0}" != 1 ] || export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1
     kind=$(gpu_kind)
+    [ "$kind $SET" != "nvidia pinned" ] || CONSTRAINTS=$ROOT/scripts/common/constraints-nvidia.txt
     base=$(base_python) || exit 1
     key="$kind $SET $base ${PYTHONPATH:-} $(cat "$ROOT/pyproject.toml" "$ROOT"/scripts/common/{constraints,environment}* | cksum)"
     [[ -x $PYTHON && "$(cat "$stamp" 2>/dev/null)" == "$key" ]] && return

@@ -13,6 +13,7 @@ import zipfile
 import pytest
 
 from common import environment
+from common.records import RECORDED, read_results
 from common.versions import REPOSITORY
 
 PINNED = {"torch": "2.13.0", "triton": "3.7.1", "numpy": "2.3.5" if sys.version_info >= (3, 11) else "2.2.6"}
@@ -85,8 +86,8 @@ class Machine:
         write_tool(self.tools / "python3", PYTHON.format(python=self.python / "bin" / "python3", pip=pip))
         self.settings = {"TINY_LLAMA_CPU": "1"}  # a real /dev/kfd cannot be hidden
 
-    def add_wheels(self, **build):
-        for name, version in PINNED.items():
+    def add_wheels(self, versions=PINNED, **build):
+        for name, version in versions.items():
             write_wheel(self.wheels, name, version, **(build if name == "torch" else {}))
         write_wheel(self.wheels, "triton", "99.0")  # newer than the pinned one
 
@@ -332,18 +333,24 @@ def test_the_oldest_set_is_the_floor_of_pyproject():
         assert not high or all(environment.within(version, low, high) for version in versions)
 
 
-def test_nvidia_gpu_gets_another_environment_than_no_gpu(machine):
+def test_nvidia_gpu_gets_the_versions_that_were_recorded(machine):
     machine.add_wheels()
-    assert machine.run().returncode == 0
+    assert machine.run().returncode == 0  # without a GPU
+    path = next(path for path in RECORDED.glob("nvidia*/headline/suite.json"))
+    recorded = read_results(path)["record"]["packages"]
     machine.has_nvidia_gpu()
-    machine.add_wheels(cuda="13.0")
-    result = machine.run('use_environment run; "$PYTHON" -c "import torch; print(torch.version.cuda)"')
-    assert result.stdout == "13.0\n" and "without CUDA" not in result.stderr
+    machine.add_wheels({"torch": recorded["torch"], "triton": recorded["triton"]}, cuda="13.0")
+    result = machine.run("use_environment run")
+    assert result.returncode == 0 and "without CUDA" not in result.stderr
+    found = {name: version for name, (version, _) in machine.versions().items()}
+    assert found == PINNED | {name: recorded[name] for name in ("torch", "triton")}
+    pins = (REPOSITORY / "scripts" / "common" / "constraints-nvidia.txt").read_text()
+    assert all(f"{name}=={recorded[name]}\n" in pins for name in ("transformers", "liger-kernel", "torchao"))
 
 
 def test_nvidia_gpu_that_will_not_be_used_is_said(machine):
     machine.has_nvidia_gpu()
-    machine.add_wheels()
+    machine.add_wheels({**PINNED, "torch": "2.11.0", "triton": "3.6.0"})
     assert "PyTorch without CUDA" in machine.run().stderr
 
 
