@@ -50,12 +50,16 @@ def test_the_folder_tells_the_version(monkeypatch, tmp_path):
 def profile_folder(tmp_path_factory):
     """Run run_pytorch_profiler.py once; return the folder that it leaves."""
     folder = tmp_path_factory.mktemp("profile") / "fusion analysis"
+    folder.mkdir()
+    earlier = folder / "trace_v2_0.json"
+    earlier.write_text("{}")
     arguments = (*SMALL, "--num-steps", "2", "--profile-steps", "2", "--profile-dir", folder, "--generate-report")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "run", run_here)
         result = run_here([sys.executable, SCRIPTS[2].parent / "run_pytorch_profiler.py", *arguments])
     assert result.returncode == 0, result.stdout + result.stderr
     assert "trace_v2_" in result.stdout and "aten::mm" in result.stdout
+    earlier.unlink()
     return folder
 
 
@@ -70,7 +74,11 @@ def test_a_profile_holds_kernels_figures_and_a_trace(profile_folder):
     gemms = next(row for row in content["groups"] if row["group"] == "GEMM")
     assert f"| GEMM | {gemms['calls'] / 2:,.0f} | {rounded(gemms['total_us'] / 2e3)} |" in text
     assert f"| step, median ms | {rounded(content['summary']['step_ms']['median'])} |" in text
-    assert "- sizes: 2 layers, width 64," in text and "- command: python tiny_llama_v2.py --num-steps 5 " in text
+    assert (
+        "interpreter" not in text
+        and "- sizes: 2 layers, width 64," in text
+        and "- command: python tiny_llama_v2.py --num-steps 5 " in text
+    )
     peak = max(e["args"]["Total Allocated"] for e in trace["traceEvents"] if e["name"] == "[memory]") / 2**20
     page = (profile_folder / "memory_timeline.html").read_text()
     assert f"Peak {peak:,.1f} MiB" in page and "version 2, 2 x 32 tokens" in page
@@ -104,6 +112,8 @@ def test_the_line_of_memory_keeps_its_peak_when_it_is_thinned():
     points[3334] = (3334.0, 9.0)
     thin = report.thinned(points)
     assert len(thin) <= 2000 and (3334.0, 9.0) in thin
+    # less than at the beginning: what was freed was allocated before
+    assert report.memory_over_time([(0.0, -1.0), (1.0, 3.0)], [], "")["line"] == "M70 290.0H70.0V290.0H450.0V28.0"
 
 
 @pytest.mark.parametrize("with_memory", [True, False])
@@ -146,7 +156,7 @@ def test_all_profilers_run_and_missing_ones_are_named(tmp_path):
     assert "done     run_pytorch_profiler.py" in outcome and "done     run_deepspeed_flops.py" in outcome
     assert len(re.findall(r"^missing  get_\w+\.sh: \S+ is (not )?installed", outcome, re.MULTILINE)) == 5
     folder = tmp_path / "complete_rocm_analysis"
-    assert read_kernels(folder / "pytorch_profiles")
+    assert read_kernels(folder / "pytorch_profiles") and (folder / "pytorch_profiles" / "profiling_report.md").exists()
     assert json.loads((folder / "flops_analysis" / "flops_profile.json").read_text())["version"] == 2
 
 
@@ -175,3 +185,5 @@ def test_all_profilers_go_on_after_a_failure_and_end_with_1(tmp_path):
 def test_a_version_that_is_not_there_is_refused(tmp_path):
     result = call(1, "run_all_profilers.sh", "--version", "7", cwd=tmp_path)
     assert result.returncode == 2 and "--version 1, 2, 3 or 4" in result.stderr
+    result = call(1, "run_all_profilers.sh", "--profile-dir", __file__)
+    assert result.returncode == 1 and "cannot be made: choose a writable folder" in result.stderr
