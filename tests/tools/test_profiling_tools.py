@@ -13,9 +13,9 @@ import pytest
 import run_pytorch_profiler as profiler
 from common import report
 from common.command_line import Failure, version_meant
-from common.profiles import read_kernels, read_profile
+from common.profiles import read_profile
 from common.tables import rounded
-from common.versions import SCRIPTS
+from common.versions import REPOSITORY, SCRIPTS
 from in_process import refused, run_here
 
 STUBS, SAMPLES = (pathlib.Path(__file__).parent / name for name in ("stubs", "samples"))
@@ -156,7 +156,8 @@ def test_all_profilers_run_and_missing_ones_are_named(tmp_path):
     assert "done     run_pytorch_profiler.py" in outcome and "done     run_deepspeed_flops.py" in outcome
     assert len(re.findall(r"^missing  get_\w+\.sh: \S+ is (not )?installed", outcome, re.MULTILINE)) == 5
     folder = tmp_path / "complete_rocm_analysis"
-    assert read_kernels(folder / "pytorch_profiles") and (folder / "pytorch_profiles" / "profiling_report.md").exists()
+    assert read_profile(folder / "pytorch_profiles").metadata["hidden_dim"] == 64  # of the options for the script
+    assert (folder / "pytorch_profiles" / "profiling_report.md").exists()
     assert json.loads((folder / "flops_analysis" / "flops_profile.json").read_text())["version"] == 2
 
 
@@ -185,5 +186,6 @@ def test_all_profilers_go_on_after_a_failure_and_end_with_1(tmp_path):
 def test_a_version_that_is_not_there_is_refused(tmp_path):
     result = call(1, "run_all_profilers.sh", "--version", "7", cwd=tmp_path)
     assert result.returncode == 2 and "--version 1, 2, 3 or 4" in result.stderr
-    result = call(1, "run_all_profilers.sh", "--profile-dir", __file__)
+    command = ["bash", REPOSITORY / "scripts" / "run_all_profilers.sh", "--profile-dir", __file__]  # not its link
+    result = subprocess.run(command, cwd=SCRIPTS[1].parent, capture_output=True, text=True)
     assert result.returncode == 1 and "cannot be made: choose a writable folder" in result.stderr

@@ -131,7 +131,8 @@ def test_the_documented_ablation_command(one_process):
     content = json.loads(call(2, command + shlex.join(SIZES)).stdout)
     off, on = content["combinations"]
     # one product instead of three in each of forward, gradient of input and gradient of weight
-    assert (off["name"], on["name"]) == ("none", "qkv-fusion") and on["kernels"] < off["kernels"] - 6
+    assert (off["name"], on["name"]) == ("none", "qkv-fusion")
+    assert off["kernels"] - 60 < on["kernels"] < off["kernels"] - 6  # per step, of which three were profiled
     assert content["switches"][0]["speedup"] == pytest.approx(off["step_ms"] / on["step_ms"])
 
 
