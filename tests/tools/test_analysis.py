@@ -206,10 +206,12 @@ def test_the_documented_scaling_command_by_hand(make_trace, tmp_path):
     assert "makes no sense" not in text
 
 
-def test_a_negative_fixed_cost_is_said_to_make_no_sense(make_trace, capsys):
-    folders = [str(make_trace(f"bs{b}/trace.json", {"gemm": b * b}, batch_size=b).parent) for b in (10, 20, 30)]
-    assert batches.main(["--profile-dirs", *folders]) == 0
-    assert "ms per sequence: a negative fixed part makes no sense as a cost" in capsys.readouterr().out
+def test_a_negative_cost_is_said_to_make_no_sense(make_trace, capsys):
+    for part, times in {"fixed part": (100, 400, 900), "part per sequence": (90, 80, 70)}.items():
+        sizes = zip((10, 20, 30), times, strict=True)
+        folders = [str(make_trace(f"{b}/trace.json", {"gemm": us}, batch_size=b).parent) for b, us in sizes]
+        assert batches.main(["--profile-dirs", *folders]) == 0
+        assert f"ms per sequence: a negative {part} makes no sense as a cost" in capsys.readouterr().out
 
 
 def test_bad_input_of_the_scaling_analysis(make_trace, tmp_path, capsys):
@@ -246,6 +248,9 @@ def test_the_documented_bottleneck_command_by_hand(known_trace):
     report = (known_trace / "bottlenecks_v1.md").read_text()
     assert "| 1 | `aten::mm` | GEMM | 1 | 0.0200 | 50.0 | 50.0 | 400 | 50 % |" in report
     assert "| 1 | GEMM | 0.0200 | 50.0 | 0.0100 | 1.33 | version 2 (one matmul for q, k, v" in report
+    assert "| 3 | `lonely` | other | 1 | 0.0100 | 25.0 | - | - | - |" in report
+    (cached,) = bottlenecks.targets([{"group": "copies", "ms": 1.0, "roofline_ms": 2.0}])
+    assert cached["could_save_ms"] == 0
 
 
 def test_a_profile_of_another_device_has_no_roofline_of_this_one(known_trace, monkeypatch, capsys):

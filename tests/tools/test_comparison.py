@@ -261,7 +261,7 @@ def test_the_documented_fusion_report(two_profiles):
     command += "--fused ./complete_rocm_analysis --output ./fusion_comparison_report.md"
     result = call(2, command, cwd=two_profiles[2].parent)
     text = (two_profiles[2].parent / "fusion_comparison_report.md").read_text()
-    assert "| step, median ms | 20.0 | 10.0 |" in text
+    assert "| step, median ms | 20.0 | 10.0 |\n| lower quartile ms | 19.0 | 9.50 |" in text
     assert "- baseline (version 1): ../version1_pytorch_baseline" in text
     assert "Fused (version 2) takes 10.0 ms per step, 2.00 times as fast as baseline (version 1). " in text
     before, after = (len(read_profile(two_profiles[v]).calls) // 2 for v in (1, 2))
@@ -284,6 +284,7 @@ def test_the_fusion_report_takes_the_newest_profiles_of_like_runs(two_profiles, 
     assert fusion_report.main([*both, "--output", str(place / "r.md")]) == 0
     text = (place / "r.md").read_text()
     assert "trace_9" not in text and "\nFused (version 2) does not train every parameter" in text
+    assert "| parameters trained | 100% | 0% |" in text
     (place / "profile_v2_0.json").unlink()
     (place / "profile_v2_1.json").unlink()
     refused(fusion_report.main, both, capsys, "unlike (hidden_dim: 32, 64; device: CPU, MI300X)")
