@@ -1,12 +1,14 @@
 """The tools that read traces: their numbers against cases known by hand, and the documented commands."""
 
 import csv
+import dataclasses
 import json
 import os
 import pathlib
 import re
 
 import pytest
+import torch
 
 import analyze_batch_scaling as batches
 import analyze_bottlenecks as bottlenecks
@@ -14,7 +16,7 @@ import analyze_communication as communication
 import analyze_kernel_launches as launches
 import analyze_kernel_reduction as reduction
 from common import roofline
-from common.profiles import Kernel, read_profile
+from common.profiles import Kernel, Operation, Profile, read_profile
 from common.tables import rounded
 from common.versions import REPOSITORY, SCRIPTS, load_version
 from conftest import SIZES
@@ -83,6 +85,13 @@ def operator(name, *tensors):
 )
 def test_flops_and_bytes_of_operators_by_hand(name, tensors, expected):
     assert operator(name, *tensors) == expected
+
+
+def test_an_operator_with_a_call_without_shapes_has_no_flops():
+    known = Operation("aten::mm", "GEMM", 1.0, [[2, 3], [3, 4]], ["float", "float"], [[], []], ())
+    calls = [known, dataclasses.replace(known, dims=[], types=[], strides=[])]
+    (row,) = roofline.operator_table(Profile(None, [], calls), 1, None)
+    assert (row["calls"], row["flops"], row["bytes"]) == (2, None, None)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -255,6 +264,8 @@ def test_the_documented_bottleneck_command_by_hand(known_trace):
 
 def test_a_profile_of_another_device_has_no_roofline_of_this_one(known_trace, monkeypatch, capsys):
     monkeypatch.chdir(known_trace)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "another GPU")
     assert bottlenecks.main(["--profile-data", "pytorch_profiles"]) == 0
     assert "no roofline: the profile is of GPU" in capsys.readouterr().out
     assert "No roofline" in (known_trace / "bottlenecks.md").read_text()
