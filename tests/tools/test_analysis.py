@@ -226,7 +226,9 @@ def test_a_negative_cost_is_said_to_make_no_sense(make_trace, capsys):
 def test_bad_input_of_the_scaling_analysis(make_trace, tmp_path, capsys):
     first = make_trace("a/trace_1.json", {"gemm": 1}).parent
     refused(batches.main, ["--profile-dirs", "scaling_bs*"], capsys, "scaling_bs* does not exist")
-    refused(batches.main, ["--profile-dirs", first, first], capsys, "give two or more that differ")
+    other = make_trace("b/trace_1.json", {"gemm": 1}, batch_size=4).parent
+    for folders in ([first], [first, other, other]):
+        refused(batches.main, ["--profile-dirs", *folders], capsys, "give two or more that differ")
     refused(batches.main, ["--profile-dirs", SAMPLES / "rocm-6.2"], capsys, "marks no training steps")
     refused(batches.main, ["--profile-dirs", SAMPLES / "pytorch" / "trace_gpu.json"], capsys, "marks no training steps")
     (tmp_path / "cut.json").write_text('{"traceEvents": [')
