@@ -204,12 +204,12 @@ def test_the_largest_batch_is_found_despite_probes_that_run_out_of_memory():
     rows = batch_tool.search(probe_of(23, lambda b: min(b, 2)), 1e9, 4096, to_the_limit=True)
     assert [row["batch_size"] for row in rows if not row["fits"]] == [24, 32]
     assert batch_tool.best(rows, "memory")["batch_size"] in (22, 23)
-    # 100 + 10 b <= 250, and no batch of 20 runs
-    rows = batch_tool.search(probe_of(19, lambda b: b), 250.0, 4096, to_the_limit=True)
-    content = {"version": 2, "budget_mb": 250.0, "device_memory_mb": 500.0, "target": "memory", "probes": rows}
+    # 100 + 10 b <= 230, and no batch of 16 runs
+    rows = batch_tool.search(probe_of(15, lambda b: b), 230.0, 4096, to_the_limit=True)
+    content = {"version": 2, "budget_mb": 230.0, "device_memory_mb": 500.0, "target": "memory", "probes": rows}
     text = batch_tool.as_text(content | {"best": batch_tool.best(rows, "memory")})
-    assert text.endswith("memory: --batch-size 15, 15.0 samples/s, 250 MB (50.0 % of the device)")
-    assert re.search(r"\n +15 .* 250 +fits\n +16 .* 260 +above the limit\n", text)
+    assert text.endswith("memory: --batch-size 13, 13.0 samples/s, 230 MB (46.0 % of the device)")
+    assert re.search(r"\n +13 .* 230 +fits\n +14 .* 240 +above the limit\n +16 .* - +out of memory\n", text)
 
 
 def test_throughput_takes_the_smallest_batch_that_is_as_fast():
