@@ -138,7 +138,7 @@ def test_the_compiled_kernels_are_those_that_this_gpu_runs(precision):
         assert {row.hash for row in rows if row.kernel == name} & set(launched[name]), name
 
 
-# ---------------------------------------------------------------- what does not fit is seen
+# ---------------------------------------------------------------- what does not fit is seen, and what limits the rest
 
 ATTENTION = "--source v3 --preset tiny --kernel attention_forward --jobs 1".split()
 
@@ -190,9 +190,6 @@ def test_a_target_that_triton_cannot_compile_for_is_left_out(monkeypatch):
 
     monkeypatch.setattr(knobs.NvidiaTool, "from_path", lambda path: None)
     assert "Cannot find" in inspect_kernels.obstacle("sm_90") and inspect_kernels.obstacle("gfx942") is None
-
-
-# ---------------------------------------------------------------- occupancy
 
 
 @pytest.mark.parametrize(

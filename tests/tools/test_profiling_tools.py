@@ -17,6 +17,7 @@ from common.profiles import read_profile
 from common.tables import rounded
 from common.versions import REPOSITORY, SCRIPTS
 from in_process import refused, run_here
+from processes import executable
 
 STUBS, SAMPLES = (pathlib.Path(__file__).parent / name for name in ("stubs", "samples"))
 SMALL = "--batch-size 2 --seq-len 32 --hidden-dim 64 --num-layers 2 --num-heads 4 --device cpu".split()
@@ -162,9 +163,7 @@ def test_all_profilers_run_and_missing_ones_are_named(tmp_path):
 
 
 def test_all_profilers_go_on_after_a_failure_and_end_with_1(tmp_path):
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\ncase $1 in *run_*.py) exit 2 ;; esac\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
+    text = f'#!/bin/sh\ncase $1 in *run_*.py) exit 2 ;; esac\nexec "{sys.executable}" "$@"\n'
     result = call(
         2,
         "run_all_profilers.sh",
@@ -172,7 +171,7 @@ def test_all_profilers_go_on_after_a_failure_and_end_with_1(tmp_path):
         cwd=tmp_path,
         PATH=f"{STUBS / 'nvidia'}{os.pathsep}{os.environ['PATH']}",
         TINY_LLAMA_PYTHON=str(STUBS / "training_python"),
-        STAND_IN_PYTHON=str(python),
+        STAND_IN_PYTHON=str(executable(tmp_path / "python", text)),
         TINY_LLAMA_CPU="",
     )
     outcome = result.stdout.split("=== all profilers")[1].splitlines()[1:]

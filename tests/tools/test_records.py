@@ -155,9 +155,6 @@ def test_a_quoted_time_is_of_its_row_and_column():
     assert quoted_rows(page)[2] == ("v3", "small", "float32", "graph")
 
 
-# ---------------------------------------------------------------- the ladder
-
-
 def write_part(folder, part, results, complete=True):
     (folder / part).mkdir(parents=True)
     write_results(results, folder / part / "suite.json")

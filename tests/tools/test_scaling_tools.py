@@ -11,7 +11,7 @@ import analyze_communication
 from common.versions import REPOSITORY
 from conftest import event
 from in_process import refused
-from processes import SIZES, environment
+from processes import SIZES, environment, executable
 
 # ---- communication in a trace
 
@@ -66,10 +66,8 @@ exec "$@"
 @pytest.fixture
 def slurm(tmp_path):
     """A folder with stubs of srun and scontrol for one host, this one."""
-    (tmp_path / "slurm bin").mkdir()
     for name, text in (("srun", SRUN), ("scontrol", "#!/bin/bash\necho localhost\n")):
-        (tmp_path / "slurm bin" / name).write_text(text)
-        (tmp_path / "slurm bin" / name).chmod(0o755)
+        executable(tmp_path / "slurm bin" / name, text)
     return tmp_path / "slurm bin"
 
 
