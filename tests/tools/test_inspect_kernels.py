@@ -202,7 +202,9 @@ def test_a_target_that_triton_cannot_compile_for_is_left_out(monkeypatch):
         ("gfx950", 32, 80 * 1024, 4, 2, "shared"),
         ("gfx1100", 256, 0, 4, 5, "registers"),
         ("sm_80", 128, 0, 8, 4, "registers"),
-        ("sm_90", 32, 113 * 1024, 8, 4, "shared"),
+        ("sm_90", 32, 114 * 1024, 8, 2, "shared"),  # and 1 KB of each program that it cannot use
+        ("gfx942", 32, 64 * 1024, 1, 0.25, "shared"),
+        ("gfx1100", 32, 64 * 1024, 4, 2, "shared"),  # two compute units are one
     ],
 )
 def test_occupancy(target, registers, shared, warps, waves, limit):
