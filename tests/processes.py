@@ -28,6 +28,14 @@ def environment():
     return {name: value for name, value in os.environ.items() if name not in outside} | {"OMP_NUM_THREADS": "1"}
 
 
+def executable(path, text):
+    """Write a program; return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
 def run_file(program, *arguments, cwd=None, **variables):
     """Run a Python file as a process would, in this one, which has imported PyTorch; return the completed process."""
     out, err, status = io.StringIO(), io.StringIO(), 0

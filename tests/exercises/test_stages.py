@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from common.versions import REPOSITORY
-from processes import run_file
+from processes import executable, run_file
 
 FOLDER = REPOSITORY / "version3_triton" / "exercises" / "performance_debugging"
 sys.path.insert(0, str(FOLDER))
@@ -164,9 +164,7 @@ def test_dry_run_shows_every_command(tmp_path):
 
 def test_failing_stages_fail_the_run(tmp_path):
     """With a Python that fails at stages 2 and 4, and writes nothing."""
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\ncase "$*" in *v3_stage[24]*) exit 1;; esac\n')
-    python.chmod(0o755)
+    python = executable(tmp_path / "python", '#!/bin/sh\ncase "$*" in *v3_stage[24]*) exit 1;; esac\n')
     done = run_all("--output-dir", str(tmp_path / "the results"), python=python)
     assert done.returncode == 1 and "=== comparison" not in done.stdout
     assert "failed: stage 2 4" in done.stderr

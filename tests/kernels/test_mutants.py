@@ -10,15 +10,7 @@ import pytest
 import torch
 
 from common.versions import SCRIPTS
-from kernel_cases import (
-    ALL_DTYPES,
-    CASES,
-    DTYPES,
-    Wrong,
-    check,
-    check_adamw,
-    check_column_sums,
-)
+from kernel_cases import ALL_DTYPES, CASES, DTYPES, Wrong, check, check_adamw, check_column_sums
 
 pytestmark = [
     pytest.mark.skipif(

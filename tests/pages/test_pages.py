@@ -3,6 +3,7 @@
 import re
 import shlex
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -236,18 +237,30 @@ def test_pictures_have_a_text_and_are_small(page):
 
 SWITCHES = [{"switch": name, "alone": 1.5, "last": last} for name, last in (("qkv-fusion", 0.9), ("torch-compile", 2))]
 PEAKS = [{"version": 1, "peaks_mb": [4000, 16000, None]}, {"version": 2, "peaks_mb": [3000, 6000, 12000]}]
+TIMES = {(preset, model, "tf32"): (9.0, t) for preset, t in (("small", 2), ("medium", 4)) for model in pictures.NAMES}
+STAGE = "1 2.000 4000.0 80.0 % 0.750 1.250 0.500 100.0 7.0000 -> 6.5000 50.0 %"
 
 
 @pytest.mark.parametrize(
-    "name, found, told",
+    ("name", "found", "told", "drawn"),
     [
-        ("memory", {"lengths": [512, 1024, 2048], "rows": PEAKS}, "At 2,048 tokens: V2 12.0 GB."),
-        ("ablation2", {"switches": SWITCHES}, "qkv-fusion 1.50 and 0.90; torch-compile 1.50 and 2.00."),
+        ("memory", {"lengths": [512, 1024, 2048], "rows": PEAKS}, "At 2,048 tokens: V2 12.0 GB.", [4, 16, 3, 6, 12]),
+        ("ablation2", {"switches": SWITCHES}, " 1.50 and 0.90; torch-compile 1.50 and 2.00.", [0.5, 0.5, -0.1, 1]),
+        ("stages", None, "stage 1: 2.5 and 2.00.", [0.75, 1.25, 0.5]),
+        ("ladder", TIMES, "at small V4 in TF32, 2.0 times; at medium V4 in TF32, 4.0 times.", [2] * 5 + [4] * 5),
     ],
 )
-def test_pictures_that_no_run_has_yet_can_be_drawn(name, found, told, tmp_path):
-    pytest.importorskip("matplotlib")
-    picture = pictures.PICTURES[name]
+def test_pictures_show_the_numbers_that_they_are_given(name, found, told, drawn, tmp_path, monkeypatch):
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    axes, save, picture = [], figure.savefig, pictures.PICTURES[name]
+    monkeypatch.setattr(figure, "savefig", lambda self, *a, **o: axes.extend(self.axes) or save(self, *a, **o))
+    if name == "stages":
+        (tmp_path / "stages").mkdir()
+        (tmp_path / "stages" / "comparison.txt").write_text(STAGE)
+        found = picture.find(SimpleNamespace(folder=tmp_path))
     pictures.save(picture, found, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes()[1:4] == b"PNG"
     assert picture.tell(found).endswith(told)
+    bars = [bar.get_width() for ax in axes for bar in ax.patches]
+    points = [x for ax in axes for dots in ax.collections for x, _ in dots.get_offsets()]
+    assert (bars or points or [y for line in axes[0].lines for y in line.get_ydata()]) == pytest.approx(drawn)

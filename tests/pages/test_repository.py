@@ -27,7 +27,7 @@ def test_a_table_that_differs_is_found_and_written(tmp_path, monkeypatch, capsys
     refused(tested_on.main, [], capsys, "tested_on")
 
 
-def record(folder, device, driver, runtime):
+def record(folder, device, driver, runtime, date="2027-01-02T03"):
     """Write a record of one run on a device, and of one that failed."""
     case = Case("v3", "small", 8, 128, "bfloat16", True)
     step = {"p25": 1.0, "median": 1.0, "p75": 1.0}
@@ -35,7 +35,7 @@ def record(folder, device, driver, runtime):
     numbers |= dict.fromkeys(PHASES) | {"step_ms": step, "graph": {"captured": True, "reason": None}}
     ran = {"case": case, "repeat": 0, "status": "ok", "reason": None, "summary": numbers}
     failed = {"case": case._replace(model="v4"), "repeat": 0, "status": "failed", "reason": "no"}
-    found = {"device": device, "device_type": "cuda", "driver": driver, "runtime": runtime, "date": "2027-01-02T03"}
+    found = {"device": device, "device_type": "cuda", "driver": driver, "runtime": runtime, "date": date}
     found["packages"] = {"torch": "2.9.1", "triton": "3.5.1"}
     (folder / "headline").mkdir(parents=True)
     write_results({"record": found, "runs": [ran, failed], "accuracy": []}, folder / "headline" / "suite.json")
@@ -47,7 +47,9 @@ def test_a_contributed_record_of_an_amd_gpu_changes_the_table(tmp_path):
     folder = tmp_path / "contributed" / "mi325x"
     record(folder, "AMD Instinct MI325X", "6.12.12", "HIP 6.4.43484")
     (folder / "tests.txt").write_text("219 passed")
+    record(tmp_path / "older", "a GPU", None, "CUDA 13.0", "2026-12-31")
     after = tested_on.table(tmp_path)
+    assert "| a GPU | driver not recorded, " in after.split("MI325X")[1]  # the newest first
     versions = "driver 6.12.12, PyTorch 2.9.1, Triton 3.5.1, ROCm 6.4.43484"
     parts = "versions 3, test suite; last on 2027-01-02"
     assert f"| executed | AMD Instinct MI325X | {versions} | {parts} |" in after

@@ -34,19 +34,22 @@ def test_each_command_gets_a_line(page_of, capsys, tmp_path):
         "echo fine; echo 'no such thing' >&2; exit 3   # why not",
         "python check.py 01 || exit 1",
         "python check.py solution 01 || exit 1",
+        "python check.py 02 || exit 2",
         "record.sh FOLDER",
-        "echo still here",
+        "cat $(command -v torchrun); echo $TINY_LLAMA_PYTHON >>environment",
+        "cat environment",
     )
     assert try_pages.main(["--output-dir", "a folder"]) == 1
-    *tried, again, summary = capsys.readouterr().out.splitlines()
+    *tried, again, _, summary = capsys.readouterr().out.splitlines()
     ended, words = zip(*((line[:12].strip(), line.split("  | ")[1]) for line in tried), strict=True)
-    assert ended == ("ok", "ok", "failed", "ok", "ok", "passed over", "ok")
+    assert ended == ("ok", "ok", "failed", "ok", "ok", "failed", "passed over", "ok", "ok")
     place = pathlib.Path(words[1])
     assert place.name == "version1_pytorch_baseline" and not place.is_relative_to(tmp_path)
-    assert words[0] == sys.executable and words[2] == "status 3: no such thing" and "why not" not in tried[2]
-    assert again == tried[2] and summary.startswith("5 ok, 1 failed, 0 cut off, 1 passed over")
+    assert words[0] == words[8] == sys.executable and "-m torch.distributed.run" in words[7]
+    assert words[2] == "status 3: no such thing" and "why not" not in tried[2]
+    assert again == tried[2] and summary.startswith("6 ok, 2 failed, 0 cut off, 1 passed over")
     logs = sorted((tmp_path / "a folder").iterdir())
-    assert len(logs) == 6 and ".git" not in logs[1].read_text().split()
+    assert len(logs) == 8 and ".git" not in logs[1].read_text().split()
 
 
 def alive(path):
@@ -62,10 +65,11 @@ def alive(path):
     [
         ("sleep 60 & echo $! >'{pid}'; sleep 60", "cut off"),
         ("sleep 60 & echo $! >'{pid}'", "ok"),
-        ("trap '' TERM; echo $$ >'{pid}'; sleep 60; sleep 60", "cut off"),
+        ("trap '' TERM; echo $$ >'{pid}'; while :; do sleep 1; done", "cut off"),
     ],
     ids=["takes too long", "leaves something running", "does not end when asked"],
 )
+@pytest.mark.timeout(100)
 def test_a_command_is_ended_with_all_that_it_started(command, ended, page_of, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(try_pages, "GRACE_S", 0.2)
     page_of(command.format(pid=tmp_path / "pid"), "echo next")

@@ -63,7 +63,8 @@ def make_trace(tmp_path):
     def make(name, kernels, steps=2, **metadata):
         events = []
         for begin in range(0, 10_000 * steps, 10_000):
-            for mark, at, duration in (("forward", 0, 20), ("backward", 20, 20), ("optimizer", 40, 10)):
+            marks = [("forward", 0, 20), ("attention", 5, 5), ("attention", 15, 5)]
+            for mark, at, duration in (*marks, ("backward", 20, 20), ("optimizer", 40, 10)):
                 events.append(event("user_annotation", mark, begin + at, duration))
             at = begin + 30
             for kernel, us in kernels.items():

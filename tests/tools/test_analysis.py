@@ -1,12 +1,14 @@
 """The tools that read traces: their numbers against cases known by hand, and the documented commands."""
 
 import csv
+import dataclasses
 import json
 import os
 import pathlib
 import re
 
 import pytest
+import torch
 
 import analyze_batch_scaling as batches
 import analyze_bottlenecks as bottlenecks
@@ -14,7 +16,7 @@ import analyze_communication as communication
 import analyze_kernel_launches as launches
 import analyze_kernel_reduction as reduction
 from common import roofline
-from common.profiles import Kernel, read_profile
+from common.profiles import Kernel, Operation, Profile, read_profile
 from common.tables import rounded
 from common.versions import REPOSITORY, SCRIPTS, load_version
 from conftest import SIZES
@@ -85,6 +87,13 @@ def test_flops_and_bytes_of_operators_by_hand(name, tensors, expected):
     assert operator(name, *tensors) == expected
 
 
+def test_an_operator_with_a_call_without_shapes_has_no_flops():
+    known = Operation("aten::mm", "GEMM", 1.0, [[2, 3], [3, 4]], ["float", "float"], [[], []], ())
+    calls = [known, dataclasses.replace(known, dims=[], types=[], strides=[])]
+    (row,) = roofline.operator_table(Profile(None, [], calls), 1, None)
+    assert (row["calls"], row["flops"], row["bytes"]) == (2, None, None)
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_matmuls_of_a_trace_are_those_of_the_model(profiled, version):
     profile = read_profile(profiled[version])
@@ -147,6 +156,7 @@ def test_gaps_of_the_samples_by_hand(name, capsys):
     assert found["busy_us"] == pytest.approx(30 + 2 * copy) and found["idle_us"] == pytest.approx(13 + copy)
     assert (found["launches"], found["launches_per_step"]) == (8 + copy, (8 + copy) / 2)
     assert found["gap_median_us"] == pytest.approx(1.25 if copy else 1.5, abs=0.25) and found["launch_bound"]
+    assert found["kernel_median_us"] == pytest.approx(3 if copy else 3.5)
 
 
 def test_overlapping_queues_are_busy_once_and_pauses_are_no_gaps():
@@ -170,7 +180,7 @@ def test_the_documented_launch_command_reads_results_csv(tmp_path, capsys):
 
 
 def test_of_a_folder_the_newest_trace_of_each_rank_is_read(make_trace, capsys):
-    for name, us in (("rank0_1", 9), ("rank1_1", 9), ("rank0_2", 4), ("rank1_2", 6)):
+    for name, us in (("1", 1), ("rank0_1", 9), ("rank1_1", 9), ("rank0_2", 4), ("rank1_2", 6)):
         folder = make_trace(f"p/trace_v1_{name}.pt.trace.json", {"gemm": 6, "ncclDevKernel_AllReduce": us}).parent
     assert communication.main([str(folder), "--json", "-"]) == 0
     rows = json.loads(capsys.readouterr().out)["processes"]
@@ -201,19 +211,24 @@ def test_the_documented_scaling_command_by_hand(make_trace, tmp_path):
     assert content["best_batch_size"] == 32
     text = call(1, f"analyze_batch_scaling.py --profile-dirs {folders}", cwd=tmp_path).stdout
     assert "memory     10.0 MiB + 3.00 MiB per sequence" in text and "scaling_bs4/trace_2.json" in text
+    assert "is half of the step at batch 2.0\n" in text
     assert "makes no sense" not in text
 
 
-def test_a_negative_fixed_cost_is_said_to_make_no_sense(make_trace, capsys):
-    folders = [str(make_trace(f"bs{b}/trace.json", {"gemm": b * b}, batch_size=b).parent) for b in (10, 20, 30)]
-    assert batches.main(["--profile-dirs", *folders]) == 0
-    assert "ms per sequence: a negative fixed part makes no sense as a cost" in capsys.readouterr().out
+def test_a_negative_cost_is_said_to_make_no_sense(make_trace, capsys):
+    for part, times in {"fixed part": (100, 400, 900), "part per sequence": (90, 80, 70)}.items():
+        sizes = zip((10, 20, 30), times, strict=True)
+        folders = [str(make_trace(f"{b}/trace.json", {"gemm": us}, batch_size=b).parent) for b, us in sizes]
+        assert batches.main(["--profile-dirs", *folders]) == 0
+        assert f"ms per sequence: a negative {part} makes no sense as a cost" in capsys.readouterr().out
 
 
 def test_bad_input_of_the_scaling_analysis(make_trace, tmp_path, capsys):
     first = make_trace("a/trace_1.json", {"gemm": 1}).parent
     refused(batches.main, ["--profile-dirs", "scaling_bs*"], capsys, "scaling_bs* does not exist")
-    refused(batches.main, ["--profile-dirs", first, first], capsys, "give two or more that differ")
+    other = make_trace("b/trace_1.json", {"gemm": 1}, batch_size=4).parent
+    for folders in ([first], [first, other, other]):
+        refused(batches.main, ["--profile-dirs", *folders], capsys, "give two or more that differ")
     refused(batches.main, ["--profile-dirs", SAMPLES / "rocm-6.2"], capsys, "marks no training steps")
     refused(batches.main, ["--profile-dirs", SAMPLES / "pytorch" / "trace_gpu.json"], capsys, "marks no training steps")
     (tmp_path / "cut.json").write_text('{"traceEvents": [')
@@ -247,12 +262,17 @@ def test_the_documented_bottleneck_command_by_hand(known_trace):
     report = (known_trace / "bottlenecks_v1.md").read_text()
     assert "| 1 | `aten::mm` | GEMM | 1 | 0.0200 | 50.0 | 50.0 | 400 | 31 % |" in report
     assert "| 1 | GEMM | 0.0200 | 50.0 | 0.0139 | 1.53 | version 2 (one matmul for q, k, v" in report
+    assert "| 3 | `lonely` | other | 1 | 0.0100 | 25.0 | - | - | - |" in report
+    (cached,) = bottlenecks.targets([{"group": "copies", "ms": 1.0, "roofline_ms": 2.0}])
+    assert cached["could_save_ms"] == 0
 
 
 def test_a_profile_of_another_device_has_no_roofline_of_this_one(known_trace, monkeypatch, capsys):
     monkeypatch.chdir(known_trace)
     trace = known_trace / "pytorch_profiles" / "trace_v1.json"
     trace.write_text(trace.read_text().replace("MI300X", "GPU"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "another GPU")
     assert bottlenecks.main(["--profile-data", "pytorch_profiles"]) == 0
     assert "no roofline: the profile is of GPU" in capsys.readouterr().out
     assert "No roofline" in (known_trace / "bottlenecks.md").read_text()

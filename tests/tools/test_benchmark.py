@@ -23,7 +23,6 @@ from in_process import refused
 
 STUBS = pathlib.Path(__file__).parent / "stubs"
 TOY = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64".split()
-HALF = ["--use-amp", "--amp-dtype", "float16"]
 SUMMARY = {
     "parameters": 1000, "parameters_trained": 1000, "step_ms": {"median": 40.0, "p25": 39.0, "p75": 42.0},
     "forward_ms": 10.0, "backward_ms": 20.0, "optimizer_ms": None, "peak_memory_mb": 100.0,

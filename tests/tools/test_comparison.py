@@ -2,10 +2,12 @@
 
 import html
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
+from unittest import mock
 
 import pytest
 import torch
@@ -24,6 +26,18 @@ from in_process import call, process_here, refused
 # Version 3 computes on this machine's GPU, or else in the interpreter that Triton was imported with.
 HERE = [*SIZES[:-1], "cuda" if torch.cuda.is_available() else "cpu"]
 FOLDERS = {version: script.parent for version, script in SCRIPTS.items()}
+
+LINE = "return self.o_proj(context.flatten(-2))"
+DETACHED, SCALED = (LINE, f"{LINE}.detach()"), (LINE, f"{LINE} * 1.01")
+
+
+def changed(version, old, new, folder):
+    """Return a copy of a version's script with that change."""
+    text, copy = SCRIPTS[version].read_text(), folder / SCRIPTS[version].name
+    assert old in text
+    copy.write_text(text.replace(old, new))
+    return str(copy)
+
 
 # ---------------------------------------------------------------- validate_numerical_accuracy.py
 
@@ -54,14 +68,12 @@ def test_the_documented_accuracy_command_passes():
 
 
 def test_a_copy_without_a_gradient_is_found(tmp_path, capsys):
-    line = "return self.o_proj(context.flatten(-2))"
-    copy = tmp_path / "my copy.py"
-    copy.write_text(SCRIPTS[2].read_text().replace(line, f"{line}.detach()"))
-    assert f"{line}.detach()" in copy.read_text()
-    arguments = ["--baseline", str(SCRIPTS[1]), "--optimized", str(copy), "--steps", "1", *SIZES]
+    copy = changed(2, *DETACHED, tmp_path)
+    arguments = ["--baseline", str(SCRIPTS[1]), "--optimized", copy, "--steps", "1", *SIZES, "--use-amp"]
     assert accuracy_tool.main(arguments) == 1
     captured = capsys.readouterr().out
-    assert "FAILED" in captured and "attention" in captured.splitlines()[-1] and "inf" in captured
+    *_, verdict, hint = captured.splitlines()
+    assert verdict.startswith("FAILED") and "attention" in verdict and "try --tolerance 3e-2" in hint
     assert "gradient 11 inf" in " ".join(captured.split())
 
 
@@ -103,7 +115,14 @@ def test_results_and_speed_ups_by_hand():
         rows.append(versions_tool.results("x", [run_of([8.0], trained=trained)], accurate))
     versions_tool.add_speedups(rows)
     assert [row["speedup"] for row in rows] == [1.0, 2.5, None, None]
+    told = "x is the fastest: 8.00 ms per step, 2.50 times as fast as v1, with 83 % of its peak memory."
+    assert versions_tool.finding({"rows": rows}) == told
+    alone = {"rows": rows[:1]}
+    assert versions_tool.finding(alone) == "No version is faster than v1, which takes 20.0 ms per step."
     assert report.times_as_fast(rows[0], rows[1]) == "2.50 times as fast as v1"
+    assert report.times_as_fast(rows[1], rows[0]) == "0.40 times as fast as x"
+    first, second = report.step_bars(rows[:2], "")["bars"]
+    assert (first["low"], first["high"], second["text"]) == (pytest.approx(2000 / 22.5), 100, "8.00 ms, 2.50x")
     rows[1]["step_ms"]["p75"] = 20.5
     assert report.times_as_fast(rows[0], rows[1]).endswith(", but the quartiles overlap")
 
@@ -151,16 +170,16 @@ def test_the_documented_comparison(comparison):
     assert f"<td>{report.rounded(second['step_ms']['median'])}</td>" in page
 
 
-def test_a_version_that_fails_is_named_and_the_rest_compared(one_process, tmp_path, capsys):
-    """Version 2 here is a copy that fails after its options are read."""
-    copy = tmp_path / "tiny_llama_v2.py"
-    text = SCRIPTS[2].read_text()
-    copy.write_text(text.replace("def run(config):", "def run(config):\n    sys.exit('no room at all')\n", 1))
-    assert copy.read_text() != text
-    arguments = ["--v1", str(FOLDERS[1]), "--v2", str(copy), "--v4", str(FOLDERS[4]), "--rounds", "1"]
+def test_a_version_that_fails_or_computes_something_else_gets_no_speed_up(one_process, tmp_path, capsys):
+    """Version 2 is a copy that fails after its options are read, version 4 one 1 % off in attention."""
+    fails = changed(2, "def run(config):", "def run(config):\n    sys.exit('no room at all')\n", tmp_path)
+    arguments = ["--v1", str(FOLDERS[1]), "--v2", fails, "--v4", changed(4, *SCALED, tmp_path), "--rounds", "1"]
     assert versions_tool.main([*arguments, *SIZES, "--num-steps", "2"]) == 1
     output = capsys.readouterr().out
     assert "v2: tiny_llama_v2.py failed: no room at all" in output and re.search(r"\n +v1 +v4\n", output)
+    said = r"v4: no speed-up, it does not compute what v1 does, gradient \S+ is off by \d.\de-0[23]"
+    assert re.search(said, output), output
+    assert line_of(output, "times v1's speed") == ["1.00", "-"]
 
 
 def test_bad_input_of_the_comparison(capsys):
@@ -210,10 +229,12 @@ def test_memory_is_that_of_the_scripts_and_ends_at_the_limit():
     assert content["rows"][0]["peaks_mb"][0] > 50 and content["rows"][0]["growth"] is None and content["on_cpu"]
 
 
-def test_bad_input_of_the_memory_tool(capsys):
+def test_bad_input_of_the_memory_tool(capsys, monkeypatch):
     refused(memory_tool.main, ["--versions", "5"], capsys, "choose from 1, 2, 3, 4")
     refused(memory_tool.main, ["--seq-lengths", "0"], capsys, "at least 1")
     refused(memory_tool.main, ["--versions", "1", "--num-heads", "5"], capsys, "--hidden-dim must be")
+    monkeypatch.setattr(memory_tool, "train", mock.Mock(side_effect=OutOfMemory(1, "")))
+    refused(memory_tool.main, ["--versions", "1", "--seq-lengths", "8"], capsys, "not even 8 tokens fit", status=1)
 
 
 # ---------------------------------------------------------------- generate_fusion_report.py
@@ -240,7 +261,7 @@ def test_the_documented_fusion_report(two_profiles):
     command += "--fused ./complete_rocm_analysis --output ./fusion_comparison_report.md"
     result = call(2, command, cwd=two_profiles[2].parent)
     text = (two_profiles[2].parent / "fusion_comparison_report.md").read_text()
-    assert "| step, median ms | 20.0 | 10.0 |" in text
+    assert "| step, median ms | 20.0 | 10.0 |\n| lower quartile ms | 19.0 | 9.50 |" in text
     assert "- baseline (version 1): ../version1_pytorch_baseline" in text
     assert "Fused (version 2) takes 10.0 ms per step, 2.00 times as fast as baseline (version 1). " in text
     before, after = (len(read_profile(two_profiles[v]).calls) // 2 for v in (1, 2))
@@ -256,16 +277,25 @@ def test_the_fusion_report_takes_the_newest_profiles_of_like_runs(two_profiles, 
     newer.rename(place / newer.name)
     (place / "profile_v2_2.json").write_text(json.dumps(content | {"trace": newer.name, "metadata": wider}))
     both = ["--baseline", str(two_profiles[1]), "--fused", str(two_profiles[2])]
+    partly = content | {"summary": content["summary"] | {"parameters_trained": 1}}
+    (place / "profile_v2_0.json").write_text(json.dumps(content))
+    os.utime(place / "profile_v2_0.json", (1, 1))
+    (place / "profile_v2_1.json").write_text(json.dumps(partly))
     assert fusion_report.main([*both, "--output", str(place / "r.md")]) == 0
-    assert "trace_9" not in (place / "r.md").read_text()
+    text = (place / "r.md").read_text()
+    assert "trace_9" not in text and "\nFused (version 2) does not train every parameter" in text
+    assert "| parameters trained | 100% | 0% |" in text
+    (place / "profile_v2_0.json").unlink()
     (place / "profile_v2_1.json").unlink()
     refused(fusion_report.main, both, capsys, "unlike (hidden_dim: 32, 64; device: CPU, MI300X)")
 
 
-def test_bad_input_of_the_fusion_report(two_profiles, capsys):
+def test_bad_input_of_the_fusion_report(two_profiles, one_process, tmp_path, capsys):
     both = ["--baseline", two_profiles[1], "--fused", two_profiles[2]]
     refused(fusion_report.main, ["--baseline", "nowhere", "--fused", two_profiles[2]], capsys, "holds no profile_v")
     refused(fusion_report.main, [*both, "--use-amp"], capsys, "means nothing")
+    wrong = ["--output-dir", tmp_path / "new", "--num-heads", "5"]
+    refused(fusion_report.main, wrong, capsys, "version 1 was not profiled")
     file = next(two_profiles[2].rglob("profile_v2_1.json"))
     for text, words in (("{", "damaged"), ("{}", "holds no profile_v")):
         file.write_text(text)

@@ -6,7 +6,6 @@ version's and the second's commands in the order of their pages, so that a comma
 
 import glob
 import json
-import os
 import pathlib
 import re
 import shlex
@@ -18,10 +17,9 @@ import torch
 
 import benchmark_suite
 from common import runs
-from common.versions import REPOSITORY, SCRIPTS, load_version
+from common.versions import SCRIPTS, load_version
 from in_process import process_here, run_here
 
-STUBS = pathlib.Path(__file__).parent / "stubs"
 MODEL = " --hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64 --device cpu"
 SHORT = MODEL + " --seq-len 16"
 TOY = SHORT + " --num-steps 2"
@@ -166,24 +164,8 @@ def test_the_printed_grid_of_the_suite():
     assert len(cases) == 24 and arguments.metrics == ["throughput", "memory", "accuracy"]
 
 
-# ---------------------------------------------------------------- external profilers, which are not here
-
-
 @pytest.mark.parametrize("number", ["C28", "C29", "C30", "C31"])
 def test_the_script_takes_the_options_behind_a_profiler(number):
     python, script, *options = COMMANDS[number][2].split(" -- ")[1].split()
     chosen = load_version(2).parse_options(options)
     assert script == "tiny_llama_v2.py" and (chosen.batch_size, chosen.seq_len, chosen.num_steps) == (8, 128, 30)
-
-
-def test_launches_of_a_kernel_trace(tmp_path):
-    """Instead of "C49", which no rocprof takes."""
-    environment = {"TINY_LLAMA_PYTHON": str(STUBS / "training_python"), "STAND_IN_PYTHON": sys.executable}
-    environment["PATH"] = os.pathsep.join([str(STUBS / "rocm-7.0"), os.environ["PATH"]])
-    command = ["bash", SCRIPTS[2].parent / "get_counters.sh", "--profiler", "rocm", "--output-dir", tmp_path]
-    result = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
-    (folder,) = tmp_path.glob("counters/counter_*")
-    tool = REPOSITORY / "scripts" / "analyze_kernel_launches.py"
-    text = run_here([sys.executable, tool, "--trace-file", folder, "--steps", "2"]).stdout
-    assert "8 launches, 2 steps" in text and "launch-bound: the GPU waits 30.2 %" in text

@@ -46,9 +46,6 @@ def test_a_large_vocabulary_makes_version_3_add_embedding_rows_one_by_one():
     assert step_counts(3, "float32", sizes)["embedding"] == step_counts(1, "float32", sizes)["embedding"]
 
 
-# ---- peaks and rooflines
-
-
 def test_the_roofline_is_the_longer_of_both_times():
     work = {"flops": 10**12, "operations": 0, "bytes": 10**6}
     assert counts.roofline_us(work, "H200", "bfloat16") == (pytest.approx(1e6 / 989.4), "compute")

@@ -15,6 +15,7 @@ import pytest
 from common import environment
 from common.records import RECORDED, read_results
 from common.versions import REPOSITORY
+from processes import executable
 
 PINNED = {"torch": "2.13.0", "triton": "3.7.1", "numpy": "2.3.5" if sys.version_info >= (3, 11) else "2.2.6"}
 TORCH = "class version:\n    hip, cuda = {hip!r}, {cuda!r}\n"
@@ -55,9 +56,7 @@ def write_wheel(folder, name, version, project=None, **build):
 
 
 def write_tool(path, text):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
+    executable(path, f"#!/bin/sh\n{text}\n")
 
 
 class Machine:

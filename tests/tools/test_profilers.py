@@ -14,6 +14,7 @@ import pytest
 
 from common import limits
 from common.versions import REPOSITORY, SCRIPTS
+from processes import executable
 
 STUBS, SAMPLES = (pathlib.Path(__file__).parent / name for name in ("stubs", "samples"))
 FOLDERS = [script.parent for script in SCRIPTS.values()]
@@ -72,9 +73,6 @@ def recorded(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "record").read_text().splitlines()]
     text = [" ".join(words) for words in lines if str(tmp_path / "training_python") in words]
     return [re.sub(r"\S+/\w+_\d{8}_\d{6}(_2)*", "OUT", line) for line in text]
-
-
-# ---------------------------------------------------------------- the files
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -395,8 +393,7 @@ def test_a_wrapper_that_leaves_no_table_of_kernels_has_failed(run, tmp_path):
     def tried(**bodies):
         for wrapper in WRAPPERS:
             body = bodies.get(wrapper[4:-3], table.format("1,adamw_kernel"))
-            (folder / wrapper).write_text(f"#!/bin/bash\n{body}\n")
-            (folder / wrapper).chmod(0o755)
+            executable(folder / wrapper, f"#!/bin/bash\n{body}\n")
         script = folder.parent / "scripts" / "maintain" / "try_wrappers.sh"
         return run(script, "--version", "3", "--output-dir", tmp_path / "tried", TINY_LLAMA_CPU="1")
 
@@ -407,10 +404,9 @@ def test_a_wrapper_that_leaves_no_table_of_kernels_has_failed(run, tmp_path):
 
 
 def test_interrupted_profilers_end_with_a_summary(tmp_path):
-    python = tmp_path / "python"
     slow = f"*run_deepspeed*) touch '{tmp_path}/started'; exec sleep 60 ;; *run_pytorch*) exit 0 ;;"
-    python.write_text(f'#!/bin/bash\ncase $1 in {slow} esac\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
+    text = f'#!/bin/bash\ncase $1 in {slow} esac\nexec "{sys.executable}" "$@"\n'
+    python = executable(tmp_path / "python", text)
     environment = {**os.environ, "TINY_LLAMA_PYTHON": str(python), "TINY_LLAMA_CPU": "1"}
     command = ["bash", REPOSITORY / "scripts" / "run_all_profilers.sh", "--version", "3", "--enable-rocm-tools"]
     process = subprocess.Popen(

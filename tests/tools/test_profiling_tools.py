@@ -13,10 +13,11 @@ import pytest
 import run_pytorch_profiler as profiler
 from common import report
 from common.command_line import Failure, version_meant
-from common.profiles import read_kernels, read_profile
+from common.profiles import read_profile
 from common.tables import rounded
-from common.versions import SCRIPTS
+from common.versions import REPOSITORY, SCRIPTS
 from in_process import refused, run_here
+from processes import executable
 
 STUBS, SAMPLES = (pathlib.Path(__file__).parent / name for name in ("stubs", "samples"))
 SMALL = "--batch-size 2 --seq-len 32 --hidden-dim 64 --num-layers 2 --num-heads 4 --device cpu".split()
@@ -50,12 +51,16 @@ def test_the_folder_tells_the_version(monkeypatch, tmp_path):
 def profile_folder(tmp_path_factory):
     """Run run_pytorch_profiler.py once; return the folder that it leaves."""
     folder = tmp_path_factory.mktemp("profile") / "fusion analysis"
+    folder.mkdir()
+    earlier = folder / "trace_v2_0.json"
+    earlier.write_text("{}")
     arguments = (*SMALL, "--num-steps", "2", "--profile-steps", "2", "--profile-dir", folder, "--generate-report")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "run", run_here)
         result = run_here([sys.executable, SCRIPTS[2].parent / "run_pytorch_profiler.py", *arguments])
     assert result.returncode == 0, result.stdout + result.stderr
     assert "trace_v2_" in result.stdout and "aten::mm" in result.stdout
+    earlier.unlink()
     return folder
 
 
@@ -70,7 +75,11 @@ def test_a_profile_holds_kernels_figures_and_a_trace(profile_folder):
     gemms = next(row for row in content["groups"] if row["group"] == "GEMM")
     assert f"| GEMM | {gemms['calls'] / 2:,.0f} | {rounded(gemms['total_us'] / 2e3)} |" in text
     assert f"| step, median ms | {rounded(content['summary']['step_ms']['median'])} |" in text
-    assert "- sizes: 2 layers, width 64," in text and "- command: python tiny_llama_v2.py --num-steps 5 " in text
+    assert (
+        "interpreter" not in text
+        and "- sizes: 2 layers, width 64," in text
+        and "- command: python tiny_llama_v2.py --num-steps 5 " in text
+    )
     peak = max(e["args"]["Total Allocated"] for e in trace["traceEvents"] if e["name"] == "[memory]") / 2**20
     page = (profile_folder / "memory_timeline.html").read_text()
     assert f"Peak {peak:,.1f} MiB" in page and "version 2, 2 x 32 tokens" in page
@@ -104,6 +113,8 @@ def test_the_line_of_memory_keeps_its_peak_when_it_is_thinned():
     points[3334] = (3334.0, 9.0)
     thin = report.thinned(points)
     assert len(thin) <= 2000 and (3334.0, 9.0) in thin
+    # less than at the beginning: what was freed was allocated before
+    assert report.memory_over_time([(0.0, -1.0), (1.0, 3.0)], [], "")["line"] == "M70 290.0H70.0V290.0H450.0V28.0"
 
 
 @pytest.mark.parametrize("with_memory", [True, False])
@@ -146,14 +157,13 @@ def test_all_profilers_run_and_missing_ones_are_named(tmp_path):
     assert "done     run_pytorch_profiler.py" in outcome and "done     run_deepspeed_flops.py" in outcome
     assert len(re.findall(r"^missing  get_\w+\.sh: \S+ is (not )?installed", outcome, re.MULTILINE)) == 5
     folder = tmp_path / "complete_rocm_analysis"
-    assert read_kernels(folder / "pytorch_profiles")
+    assert read_profile(folder / "pytorch_profiles").metadata["hidden_dim"] == 64  # of the options for the script
+    assert (folder / "pytorch_profiles" / "profiling_report.md").exists()
     assert json.loads((folder / "flops_analysis" / "flops_profile.json").read_text())["version"] == 2
 
 
 def test_all_profilers_go_on_after_a_failure_and_end_with_1(tmp_path):
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\ncase $1 in *run_*.py) exit 2 ;; esac\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
+    text = f'#!/bin/sh\ncase $1 in *run_*.py) exit 2 ;; esac\nexec "{sys.executable}" "$@"\n'
     result = call(
         2,
         "run_all_profilers.sh",
@@ -161,7 +171,7 @@ def test_all_profilers_go_on_after_a_failure_and_end_with_1(tmp_path):
         cwd=tmp_path,
         PATH=f"{STUBS / 'nvidia'}{os.pathsep}{os.environ['PATH']}",
         TINY_LLAMA_PYTHON=str(STUBS / "training_python"),
-        STAND_IN_PYTHON=str(python),
+        STAND_IN_PYTHON=str(executable(tmp_path / "python", text)),
         TINY_LLAMA_CPU="",
     )
     outcome = result.stdout.split("=== all profilers")[1].splitlines()[1:]
@@ -175,3 +185,6 @@ def test_all_profilers_go_on_after_a_failure_and_end_with_1(tmp_path):
 def test_a_version_that_is_not_there_is_refused(tmp_path):
     result = call(1, "run_all_profilers.sh", "--version", "7", cwd=tmp_path)
     assert result.returncode == 2 and "--version 1, 2, 3 or 4" in result.stderr
+    command = ["bash", REPOSITORY / "scripts" / "run_all_profilers.sh", "--profile-dir", __file__]  # not its link
+    result = subprocess.run(command, cwd=SCRIPTS[1].parent, capture_output=True, text=True)
+    assert result.returncode == 1 and "cannot be made: choose a writable folder" in result.stderr

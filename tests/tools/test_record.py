@@ -9,6 +9,7 @@ import pytest
 
 import benchmark_suite
 from common.versions import REPOSITORY
+from processes import executable
 
 MAINTAIN = REPOSITORY / "scripts" / "maintain"
 SUITE = "benchmark_suite.py"
@@ -19,13 +20,6 @@ PYTHON = """#!/bin/bash
 echo "$(basename "$PWD") $*" >>"$LOG"
 [[ "$*" != *"$FAILS"* ]] || { echo "it broke"; exit 1; }
 """
-
-
-def executable(path, text):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
 
 
 def bash(script, *arguments, **given):

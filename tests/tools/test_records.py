@@ -39,7 +39,7 @@ def results_of(runs, accuracy=(), **more):
 
 def hand_made(**more):
     runs = [run_of(FIRST, i, ms) for i, ms in enumerate(V1_MS)]
-    runs += [run_of(THIRD, i, ms, peak_memory_mb=30.0 + i, **CAPTURED) for i, ms in enumerate(V3_MS)]
+    runs += [run_of(THIRD, i, ms, peak_memory_mb=30.0 + i, warmup_s=ms, **CAPTURED) for i, ms in enumerate(V3_MS)]
     checked = {"case": THIRD, "loss_error": 1e-4, "gradient_error": 2e-3, "worst_gradient": "norm.weight"}
     return results_of(runs, [checked], **more)
 
@@ -55,7 +55,7 @@ def test_rows_by_hand():
     assert first["tflops"] == pytest.approx(2e9 / 0.050 / 1e12) and first["forward_ms"] == 12.5
     assert first["optimizer_ms"] is None and first["gradient_error"] is None
     assert (third["captured"], third["repeats"], third["peak_memory_mb"]) == (True, 3, 32)  # the peak of all
-    assert (first["speed"], third["speed"], third["gradient_error"]) == (1, 10, 2e-3)
+    assert (first["speed"], third["speed"], third["gradient_error"], third["warmup_s"]) == (1, 10, 2e-3, 5)
 
 
 def test_speed_needs_version_1_of_the_same_configuration_and_compiled_kernels():
@@ -72,7 +72,8 @@ def test_efficiency_is_throughput_per_process_over_that_of_one():
     for case in (together, together._replace(model="v3+fsdp")):
         results["runs"] += [run_of(case, i, ms) for i, ms in enumerate((6.0, 8.0, 10.0))]
     alone, eight, sharded = rows(results)[1:]
-    assert [row["efficiency"] for row in (alone, eight, sharded)] == [None, 5 / 8, 5 / 8]
+    found = [(row["efficiency"], row["gradient_error"]) for row in (alone, eight, sharded)]
+    assert found == [(None, 2e-3), (5 / 8, None), (5 / 8, None)]  # gradients are those of one process
     assert eight["samples_per_second"] == 8 * 8 / 0.008 and eight["speed"] == pytest.approx(8 * 40 / 6)
     assert str(together).endswith("x8")
     header, cells = records.table_of([alone, eight], ["throughput"])
@@ -82,13 +83,15 @@ def test_efficiency_is_throughput_per_process_over_that_of_one():
 
 def test_what_went_wrong_is_noted():
     failed = {"case": FIRST, "repeat": 1, "status": "failed", "reason": "out of memory"}
-    eager, partly = run_of(THIRD, 0, 4.0), run_of(FIRST._replace(model="v4"), 0, 1.0, parameters_trained=16)
-    notes = "\n".join(records.notes_of(rows(results_of([run_of(FIRST, 0, 40.0), failed, eager, partly]))))
+    once_eager = [run_of(THIRD, 0, 4.0, **CAPTURED), run_of(THIRD, 1, 4.0)]
+    fourth = FIRST._replace(model="v4")
+    once_partly = [run_of(fourth, 0, 1.0), run_of(fourth, 1, 1.0, parameters_trained=16)]
+    notes = "\n".join(records.notes_of(rows(results_of([run_of(FIRST, 0, 40.0), failed, *once_eager, *once_partly]))))
     assert "v1 eager: a repeat failed: out of memory" in notes
     assert "v3 graph: ran eagerly: no --graph" in notes
     assert "v4 eager: trains 16 of 1,000 parameters" in notes
-    row = rows(results_of([failed]))[0]
-    assert (row["status"], row["repeats"]) == ("failed", 0)
+    (row,) = table = rows(results_of([failed | {"status": "not available"}]))
+    assert (row["status"], row["repeats"]) == ("not available", 0) and records.table_of(table, [])[1] == []
 
 
 def test_results_survive_writing_and_reading(tmp_path):
@@ -146,12 +149,10 @@ def test_a_quoted_time_is_of_its_row_and_column():
 
     page = "takes 9.99 ms<!-- v1 small float32 --> or 1.0 / 2.0 ms<!-- v1 small float32 forward_ms step_ms -->, not "
     page += "7.1 ms<!-- v3 small float32 graph --> and 5.5 ms<!-- v1 small float32 nothing_ms -->"
+    page += ", 5.5 ms<!-- v1 small float32 step_ms forward_ms -->"
     wanted = page.replace("9.99", "32.30").replace("1.0 / 2.0", "13.2 / 32.3")
     assert fill_quotes(page, row_of) == wanted
     assert quoted_rows(page)[2] == ("v3", "small", "float32", "graph")
-
-
-# ---------------------------------------------------------------- the ladder
 
 
 def write_part(folder, part, results, complete=True):
@@ -172,7 +173,9 @@ def recorded(tmp_path):
         for precision, ms in (("float32", 10.0), ("bfloat16", 2.0)):
             runs.append(run_of(Case("v3", preset, 8, 128, precision, True), 0, ms, peak_memory_mb=410.0, **CAPTURED))
         runs.append(run_of(Case("hf+compile", preset, 8, 128, "bfloat16", True), 0, 4.0, **CAPTURED))
+        runs.append(run_of(Case("hf", preset, 8, 128, "bfloat16", False), 0, 9.0))  # left out of the headline
         graph += [run_of(first, 0, 100.0), run_of(first._replace(graph=True), 0, 50.0, **CAPTURED)]
+        graph.append(run_of(first._replace(model="v2"), 0, 80.0))  # whose graph failed
     alone = Case("v3", "medium", 8, 128, "bfloat16", True)
     ddp = [run_of(alone, 0, 8.0, **CAPTURED), run_of(alone._replace(processes=4), 0, 10.0, **CAPTURED)]
     checked = {"case": runs[3]["case"], "loss_error": 0.0, "gradient_error": 2e-3, "worst_gradient": "w"}
@@ -218,6 +221,7 @@ def test_tables_by_hand(table, line, recorded):
     text = ladder.tables_of(Record(recorded))[table]
     assert line in text, text
     assert "| V1 |" not in text or table != "v3"
+    assert "| Hugging Face |" not in text
 
 
 def test_a_part_that_was_not_recorded_has_no_table(recorded):

@@ -11,7 +11,7 @@ import analyze_communication
 from common.versions import REPOSITORY
 from conftest import event
 from in_process import refused
-from processes import SIZES, environment
+from processes import SIZES, environment, executable
 
 # ---- communication in a trace
 
@@ -46,9 +46,6 @@ def test_communication_is_exposed_where_nothing_else_runs(collective, mark, tmp_
 def test_bad_input_of_the_communication_tool(tmp_path, capsys):
     refused(analyze_communication.main, [tmp_path], capsys, "--enable-pytorch-profiler")
     refused(analyze_communication.main, [tmp_path / "trace.json"], capsys, "does not exist")
-    for content in ("", "{"):
-        (tmp_path / "trace.json").write_text(content)
-        refused(analyze_communication.main, [tmp_path / "trace.json"], capsys, "trace.json")
 
 
 # ---- Slurm
@@ -69,10 +66,8 @@ exec "$@"
 @pytest.fixture
 def slurm(tmp_path):
     """A folder with stubs of srun and scontrol for one host, this one."""
-    (tmp_path / "slurm bin").mkdir()
     for name, text in (("srun", SRUN), ("scontrol", "#!/bin/bash\necho localhost\n")):
-        (tmp_path / "slurm bin" / name).write_text(text)
-        (tmp_path / "slurm bin" / name).chmod(0o755)
+        executable(tmp_path / "slurm bin" / name, text)
     return tmp_path / "slurm bin"
 
 

@@ -76,7 +76,7 @@ def test_hugging_face_computes_the_same(case):
             assert relative_error(ours[name], tensor) <= LIBRARY_ERRORS[kind], f"{kind} {name}"
 
 
-# ---------------------------------------------------------------- by hand
+# ---------------------------------------------------------------- by hand, and in recorded runs
 
 MINI = "--num-heads 2 --hidden-dim 32 --num-layers 1 --seq-len 12 --vocab-size 40 --device cpu --no-graph".split()
 
@@ -110,8 +110,6 @@ def test_epsilon_of_the_norm_by_hand(version):
             y = norm(rows, None)[1] if version == 3 else norm(rows)
             torch.testing.assert_close(y, torch.full_like(rows, wanted), rtol=1e-6, atol=0)
 
-
-# ---------------------------------------------------------------- recorded runs
 
 RECORDED_ERRORS = {"float32": 3e-6, "tf32": 2e-4, "bfloat16": 2e-3}  # measured 1e-6, 1e-4 and 6e-4
 

@@ -82,7 +82,7 @@ def test_a_timed_step_lies_between_two_synchronisations(work, monkeypatch):
     assert names == ["synchronize", "clock", work, "synchronize", "clock"]
 
 
-# ---------------------------------------------------------------- data
+# ---------------------------------------------------------------- data, and what is counted
 
 
 @pytest.fixture
@@ -158,9 +158,6 @@ def test_a_folder_of_texts_is_read_in_the_order_of_names(tmp_path):
     (tmp_path / "folder").mkdir()
     data = draw(0, "--data", tmp_path, "--vocab-size", 128)[2]
     assert bytes(data.bytes) == b"first" * 4 + b"\n" + b"second" * 4
-
-
-# ---------------------------------------------------------------- counts
 
 
 @pytest.mark.parametrize("version", [1, 2])
