@@ -77,7 +77,7 @@ def as_text(rows, top):
     table = []
     for row in first[:top]:
         values = [known(means.get((row["kernel"], name)), ",.1f") for name in shown]
-        table.append([short(row["kernel"], 44), row["launches"], *values])
+        table.append([short(row["kernel"], 44), f"{row['launches']:,}", *values])
     numbers = [f"[{i}]" for i, _ in enumerate(shown, 1)]
     lines = [f"{len(first)} kernels; means of a launch:"]
     lines += [f"  {i} {name} {units[name]}".rstrip() for i, name in zip(numbers, shown, strict=True)]

@@ -179,7 +179,7 @@ def test_growth_by_hand():
     linear = memory_tool.growth(lengths, [100 + 0.5 * t for t in lengths])
     assert linear["growth"] == "linear" and linear["square_share"] == pytest.approx(0, abs=1e-6)
     quadratic = memory_tool.growth(lengths, [100 + 0.5 * t + 0.002 * t * t for t in lengths])
-    assert quadratic["fit"] == pytest.approx((100, 0.5, 0.002)) and quadratic["growth"] == "quadratic"
+    assert quadratic["growth"] == "quadratic"
     square = 0.002 * (1024**2 - 128**2)
     assert quadratic["square_share"] == pytest.approx(square / (0.5 * 896 + square))
     for peaks in ([1.0, 2.0], [5.0, 5.0, 5.0], [400.0, 401.0, 410.0]):
