@@ -11,7 +11,6 @@ are not listed go to all training scripts.
 Exit status: 0 compared; 1 where a version fails or computes something else; 2 for bad input.
 """
 
-import statistics
 import sys
 
 import numpy as np
@@ -20,6 +19,7 @@ from common import report as pages
 from common.accuracy import compare, outcome, verdict
 from common.command_line import Failure, Parser, load_script, positive, progress, result_folder, script_path, with_sizes
 from common.profiles import GROUPS, INTERPRETED, PHASES, groups_per_step, read_profile
+from common.records import median
 from common.rounds import run_in_rounds
 from common.runs import TimeLimit, train
 from common.tables import emit, known, rounded, text_table
@@ -32,14 +32,12 @@ def results(name, runs, accuracy):
     """Return the row of a version from its runs; steps of all runs count alike."""
     row, summaries = pages.row_of(name, runs[0]), [run["summary"] for run in runs]
     steps = [step["step_ms"] for run in runs for step in run["steps"]]
-    low, median, high = (float(np.quantile(steps, share)) for share in (0.25, 0.5, 0.75))
-    for phase in PHASES:
-        phases = [summary[f"{phase}_ms"] for summary in summaries]
-        row[f"{phase}_ms"] = None if None in phases else statistics.median(phases)
+    low, middle, high = np.quantile(steps, (0.25, 0.5, 0.75)).tolist()
+    row |= {f"{phase}_ms": median([summary[f"{phase}_ms"] for summary in summaries]) for phase in PHASES}
     return row | {
-        "step_ms": {"p25": low, "median": median, "p75": high},
-        "tokens_per_second": 1e3 * row["options"]["batch_size"] * row["options"]["seq_len"] / median,
-        "tflops": row["flops_per_step"] / median / 1e9,
+        "step_ms": {"p25": low, "median": middle, "p75": high},
+        "tokens_per_second": 1e3 * row["options"]["batch_size"] * row["options"]["seq_len"] / middle,
+        "tflops": row["flops_per_step"] / middle / 1e9,
         "peak_memory_mb": max(summary["peak_memory_mb"] for summary in summaries),
         "parameters_trained": min(summary["parameters_trained"] for summary in summaries),
         "captured": all(summary["graph"]["captured"] for summary in summaries),
@@ -111,24 +109,22 @@ def result_lines(rows):
     ]
 
 
-def facts(content):
-    return [*pages.facts_of(content["rows"][0]), ("options", " ".join(content["options"]))]
-
-
-def notes(content):
-    """Return what a reader of the results must know."""
-    return [*content["problems"], *[INTERPRETED] * any(row["interpreted"] for row in content["rows"])]
+def shown(content):
+    """Return what the text and the page show: facts, header and lines of the table, and what a reader must know."""
+    rows = content["rows"]
+    facts = [*pages.facts_of(rows[0]), ("options", " ".join(content["options"]))]
+    notes = [*content["problems"], *[INTERPRETED] * any(row["interpreted"] for row in rows)]
+    return facts, (["", *(row["name"] for row in rows)], result_lines(rows)), notes
 
 
 def as_text(content):
-    table = text_table(["", *(row["name"] for row in content["rows"])], result_lines(content["rows"]))
-    return "\n".join([*(f"{name}: {value}" for name, value in facts(content)), "", table, *notes(content)])
+    facts, table, notes = shown(content)
+    return "\n".join([*(f"{name}: {value}" for name, value in facts), "", text_table(*table), *notes])
 
 
-def finding(content):
+def finding(rows):
     """Return what to notice: the fastest of the versions that compute the same, and what it needs of memory."""
-    first = content["rows"][0]
-    best = min((row for row in content["rows"] if row["speedup"]), key=lambda row: row["step_ms"]["median"])
+    first, best = rows[0], min(rows, key=lambda row: row["step_ms"]["median"])
     step = f"{rounded(best['step_ms']['median'])} ms per step"
     if best is first:
         return f"No version is faster than {first['name']}, which takes {step}."
@@ -163,17 +159,18 @@ def kernel_section(profiles, columns):
 
 def write_report(content, paths, folder):
     """Write report.html and the traces into the folder; add the kernels to the content."""
+    facts, table, notes = shown(content)
     timed = [row for row in content["rows"] if row["speedup"] is not None]
     if not timed:
-        raise Failure(1, f"no report: {'; '.join(notes(content))}")
-    profiles, names = profiles_of(content, paths, folder), [row["name"] for row in content["rows"]]
+        raise Failure(1, f"no report: {'; '.join(notes)}")
+    profiles = profiles_of(content, paths, folder)
     content["kernels"] = {name: groups_per_step(profile) for name, profile in profiles.items()}
     bars = pages.step_bars(timed, f"Time per step with its quartiles, and {timed[0]['name']}'s over it.")
     sections = [
-        ("The steps", [bars, pages.table(["", *names], result_lines(content["rows"]))]),
+        ("The steps", [bars, pages.table(*table)]),
         ("Where the time goes", kernel_section(profiles, content["kernels"])),
     ]
-    html = pages.page("Comparison of the versions", facts(content), [finding(content), *notes(content)], sections)
+    html = pages.page("Comparison of the versions", facts, [finding(timed), *notes], sections)
     (folder / "report.html").write_text(html, encoding="utf-8")
     progress(f"wrote {folder / 'report.html'}")
 
