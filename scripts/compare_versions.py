@@ -48,8 +48,7 @@ def results(name, runs, accuracy):
 
 def right(row):
     """Return whether a version trains every parameter and computes what the first one does."""
-    accurate = row["accuracy"] is None or row["accuracy"]["passed"]
-    return row["parameters_trained"] == row["parameters"] and accurate
+    return row["parameters_trained"] == row["parameters"] and row["accuracy"]["passed"]
 
 
 def add_speedups(rows):
@@ -59,17 +58,15 @@ def add_speedups(rows):
         row["speedup"] = rows[0]["step_ms"]["median"] / row["step_ms"]["median"] if timed else None
 
 
-def accuracies(paths, argv, tolerance):
-    """Return how far loss, logits and gradients of each version are from the first one's; None for the first.
-
-    tolerance: the largest relative error that still counts as the same.
-    """
-    reference, found = None, {}
+def accuracies(paths, argv):
+    """Return how far loss, logits and gradients of each version are from the first one's."""
+    tolerance = 3e-2 if {"--use-amp", "--tf32"} & set(argv) else 1e-4
+    first, found = None, {}
     for i, (name, path) in enumerate(paths.items(), 1):
         progress(f"gradients, {i} of {len(paths)}: {name} ...")
         result = outcome(load_script(path, f"--{name}"), argv, steps=2)
-        found[name] = verdict(compare(reference, result), tolerance) if reference else None
-        reference = reference or result
+        first = first or result
+        found[name] = verdict(compare(first, result), tolerance)
     return found
 
 
@@ -83,14 +80,13 @@ def study(paths, argv, rounds):
     paths = {name: path for name, path in paths.items() if name not in reasons}
     if not paths:
         raise Failure(1, "; ".join(problems))
-    found = accuracies(paths, argv, 3e-2 if {"--use-amp", "--tf32"} & set(argv) else 1e-4)
-    rows = [results(name, runs[name], found[name]) for name in paths]
+    rows = [results(name, runs[name], accuracy) for name, accuracy in accuracies(paths, argv).items()]
     add_speedups(rows)
     for row in rows:
         if not right(row):
-            worst = row["accuracy"] and row["accuracy"]["worst"]
-            where = f", {worst['kind']} {worst['name']} is off by {worst['error']:.1e}" if worst else ""
-            problems.append(f"{row['name']}: no speed-up, it does not compute what {rows[0]['name']} does{where}")
+            worst = row["accuracy"]["worst"]
+            differs = f"no speed-up, it does not compute what {rows[0]['name']} does"
+            problems.append(f"{row['name']}: {differs}, {worst['kind']} {worst['name']} is off by {worst['error']:.1e}")
     return {"options": argv, "rows": rows, "problems": problems}
 
 
@@ -99,12 +95,11 @@ def study(paths, argv, rounds):
 
 def result_lines(rows):
     """Return the lines of the table of results, a column per version."""
-    errors = [row["accuracy"] and row["accuracy"]["worst"]["error"] for row in rows]
     return [
         ["how it ran", *("graph" if row["captured"] else "eager" for row in rows)],
         *pages.result_lines(rows),
         ["last loss", *(f"{row['final_loss']:.4f}" for row in rows)],
-        ["largest relative error", *(known(error, ".1e") for error in errors)],
+        ["largest relative error", *(f"{row['accuracy']['worst']['error']:.1e}" for row in rows)],
         [f"times {rows[0]['name']}'s speed", *(known(row["speedup"], ".2f") for row in rows)],
     ]
 

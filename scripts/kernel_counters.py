@@ -48,17 +48,16 @@ def read_file(path):
     ]
 
 
-def read_counters(paths):
-    """Return a row per kernel and counter in these files and folders."""
+def read_counters(path):
+    """Return a row per kernel and counter in a file or a folder."""
+    choices = [matching(path, pattern) for pattern in FILES] if path.is_dir() else [[path]]
     parts = {}
-    for path in map(pathlib.Path, paths):
-        found = [matching(path, pattern) for pattern in FILES] if path.is_dir() else [[path]]
-        for file in next(filter(None, found), []):
-            with errors_of(file):
-                for kernel, counter, unit, value in read_file(file):
-                    parts.setdefault((kernel, counter, unit), []).append(value)
+    for file in next(filter(None, choices), []):
+        with errors_of(file):
+            for kernel, counter, unit, value in read_file(file):
+                parts.setdefault((kernel, counter, unit), []).append(value)
     if not parts:
-        raise Failure(2, f"{', '.join(paths)}: no counter of any kernel is there")
+        raise Failure(2, f"{path}: no counter of any kernel is there")
     return [
         {"kernel": kernel, "group": group_of(kernel), "counter": counter, "unit": unit, "launches": len(part)}
         | {"mean": sum(part) / len(part), "min": min(part), "max": max(part)}
@@ -89,7 +88,7 @@ def as_text(rows, top):
 
 
 def analyze(options):
-    rows = read_counters(options.paths)
+    rows = read_counters(options.path)
     if options.csv:
         with open(options.csv, "w", encoding="utf-8", newline="") as file:
             write_csv(rows, file)
@@ -99,7 +98,7 @@ def analyze(options):
 def main(argv=None):
     parser = Parser("kernel_counters.py", __doc__)
     add = parser.add_argument
-    add("paths", nargs="+", metavar="PATH", help="files or folders that a profiler left")
+    add("path", type=pathlib.Path, metavar="PATH", help="file or folder that a profiler left")
     add("--top", type=positive, default=20, metavar="N", help="kernels to print (%(default)s)")
     add("--csv", metavar="FILE", help="write every counter of every kernel as CSV")
     return parser.run(analyze, argv)

@@ -94,7 +94,7 @@ def run_of(times, peak=100.0, trained=10):
 
 def test_results_and_speed_ups_by_hand():
     good, bad = ({"passed": passed, "worst": {}} for passed in (True, False))
-    first = versions_tool.results("v1", [run_of([20.0, 20.0]), run_of([20.0, 30.0], peak=120.0)], None)
+    first = versions_tool.results("v1", [run_of([20.0, 20.0]), run_of([20.0, 30.0], peak=120.0)], good)
     assert first["step_ms"] == {"p25": 20.0, "median": 20.0, "p75": 22.5} and first["peak_memory_mb"] == 120
     assert (first["tokens_per_second"], first["tflops"]) == (3200, 0.1)
     assert (first["forward_ms"], first["optimizer_ms"]) == (1.0, None)
