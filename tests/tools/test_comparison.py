@@ -141,7 +141,7 @@ def test_the_documented_comparison(comparison):
     first, second = content["rows"]
     assert (first["name"], second["name"]) == ("v1", "v2")
     assert first["final_loss"] == pytest.approx(second["final_loss"])
-    assert second["accuracy"]["passed"] and second["speedup"] > 0
+    assert 0 < second["accuracy"]["worst"]["error"] < 1e-4 and second["speedup"] > 0
     # by hand: 8 and 5 matmuls with weights, each forward and twice backward, and 6 of version 1's attention
     assert [content["kernels"][v]["GEMM"]["calls"] for v in ("v1", "v2")] == [30, 15]
     firsts = ("<dt>device", "1 layers, width 32", "float32", 'class="notice"', "<h2>The")
