@@ -15,14 +15,17 @@ from common.command_line import Failure, Parser
 from common.profiles import INTERPRETED, read_profile, unlike
 from common.tables import columns, emit, rounded, text_table
 
+COLUMNS = (
+    "batch: {batch_size} | steps: {steps} | step ms: {step_ms:r} | samples/s: {samples_per_second:r} | "
+    "of ideal: {efficiency:.0%} | peak MiB: {peak_mib:,.0f} | trace: {trace}"
+)
+
 
 def row_of(profile):
-    """Return batch size, tokens, median step time (ms), peak memory (MiB) and throughput of a profile."""
-    found = {key: profile.metadata[key] for key in ("batch_size", "seq_len")}
-    row = {"trace": str(profile.path), **found, "steps": len(profile.step_ms)}
-    row |= {"step_ms": statistics.median(profile.step_ms), "peak_mib": profile.metadata["peak_memory_mb"]}
-    each = row["step_ms"] / row["batch_size"]
-    return row | {"samples_per_second": 1e3 / each, "step_ms_per_sequence": each}
+    """Return batch size, median step time (ms), throughput and peak memory (MiB) of a profile."""
+    batch_size, step_ms = profile.metadata["batch_size"], statistics.median(profile.step_ms)
+    row = {"trace": str(profile.path), "batch_size": batch_size, "steps": len(profile.step_ms), "step_ms": step_ms}
+    return row | {"samples_per_second": 1e3 * batch_size / step_ms, "peak_mib": profile.metadata["peak_memory_mb"]}
 
 
 def scaling(rows):
@@ -41,23 +44,15 @@ def scaling(rows):
 
 
 def fit_line(name, unit, fixed, each):
-    """Return the fitted cost in words; a negative part makes no sense as a cost, and the line says so."""
     line = f"{name:<9}  {rounded(fixed)} {unit} + {rounded(each)} {unit} per sequence"
-    part = "fixed part" if fixed < 0 else "part per sequence" if each < 0 else None
-    return f"{line}: a negative {part} makes no sense as a cost, these batches do not lie on a line" if part else line
+    part = "fixed part" if fixed < 0 else "part per sequence"
+    nonsense = f": a negative {part} makes no sense as a cost, these batches do not lie on a line"
+    return line + nonsense * (min(fixed, each) < 0)
 
 
 def as_text(content):
-    template = (
-        "batch: {batch_size} | tokens: {seq_len} | steps: {steps} | step ms: {step_ms:r} | samples/s: "
-        "{samples_per_second:r} | ms per sequence: {step_ms_per_sequence:r} | of ideal: {efficiency:.0%} | "
-        "peak MiB: {peak_mib:,.0f} | trace: {trace}"
-    )
-    fixed, each = content["fixed_ms"], content["ms_per_sequence"]
-    lines = [text_table(*columns(template, content["rows"]), left=0), "", fit_line("step time", "ms", fixed, each)]
-    if fixed > 0 < each:
-        at = rounded(fixed / each, 2)
-        lines.append(f"           the fixed part (launches, optimizer) is half of the step at batch {at}")
+    lines = [text_table(*columns(COLUMNS, content["rows"]), left=0), ""]
+    lines.append(fit_line("step time", "ms", content["fixed_ms"], content["ms_per_sequence"]))
     lines.append(fit_line("memory", "MiB", content["fixed_mib"], content["mib_per_sequence"]))
     lines.append(f"most samples per second at batch {content['best_batch_size']}")
     lines += ["without a GPU this is the memory of the whole process, its libraries included"] * content["on_cpu"]

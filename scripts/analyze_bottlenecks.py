@@ -46,32 +46,34 @@ def targets(rows):
         part = [row for row in rows if row["group"] == group]
         ms = sum(row["ms"] for row in part)
         gains = [max(0.0, row["ms"] - row["roofline_ms"]) for row in part if row["roofline_ms"] is not None]
+        saved = sum(gains) if gains else None
+        faster = whole / (whole - saved) if gains and saved < whole else None
         row = {"group": group, "ms": ms, "share_percent": 100 * ms / whole if whole else 0.0}
-        row["could_save_ms"] = saved = sum(gains) if gains else None
-        row["step_could_be"] = whole / (whole - saved) if gains and saved < whole else None
-        found.append(row | {"addressed_by": ADDRESSED_BY[group]})
+        found.append(row | {"could_save_ms": saved, "step_could_be": faster, "addressed_by": ADDRESSED_BY[group]})
     found.sort(key=lambda row: row["ms"] if row["could_save_ms"] is None else row["could_save_ms"], reverse=True)
-    return [{"rank": i} | row for i, row in enumerate(found, 1)]
+    return ranked(found)
+
+
+def ranked(rows):
+    return [{"rank": i} | row for i, row in enumerate(rows, 1)]
 
 
 def report(content):
     """Return the Markdown page: groups by the time that could be saved, operators by their time."""
-    origin, rows, what = content["ceilings_from"], content["operators"], "operators" if content["on_cpu"] else "kernels"
-    roofs = f"No roofline: {origin}."
+    rows, what = content["operators"], "operators" if content["on_cpu"] else "kernels"
+    roofs = f"No roofline: {content['ceilings_from']}."
     if content["ceilings"]:
         roofs = (
-            f"Ceilings, {origin}: {ceilings_line(content['ceilings'])}. The roofline is the shortest time that they\n"
-            "allow, every input read once; a fraction of it above 100 % means that the data was still in a cache."
+            f"Ceilings, {content['ceilings_from']}: {ceilings_line(content['ceilings'])}. The roofline is the\n"
+            "shortest time that they allow, every input read once; above 100 % of it the data was still in a cache."
         )
-    groups = markdown_table(*columns(GROUP_COLUMNS, content["targets"]), left=2)
-    longest = [{"rank": i} | row for i, row in enumerate(rows[:TOP], 1)]
-    operators = markdown_table(*columns(OPERATOR_COLUMNS, longest), left=3)
     return (
         f"# Bottlenecks of {content['trace']}\n\n"
         f"{content['device']}, {content['steps']} steps, {rounded(sum(row['ms'] for row in rows))} ms in {what} per "
         f"step.{(' ' + INTERPRETED) * content['interpreted']}\n{roofs}\n\n"
-        f"## What to change, by the time that could be saved\n\n{groups}\n\n"
-        f"## Operators by measured time\n\n{operators}\n"
+        f"## What to change, by the time that could be saved\n\n"
+        f"{markdown_table(*columns(GROUP_COLUMNS, content['targets']), left=2)}\n\n"
+        f"## Operators by measured time\n\n{markdown_table(*columns(OPERATOR_COLUMNS, ranked(rows[:TOP])), left=3)}\n"
     )
 
 
@@ -81,10 +83,8 @@ def as_text(content, files):
         saved = "" if row["could_save_ms"] is None else f", of which {rounded(row['could_save_ms'])} ms could be saved"
         time = f"{rounded(row['ms'])} ms per step ({row['share_percent']:.1f} %)"
         lines += [f"{row['rank']}. {row['group']}: {time}{saved}", f"   {row['addressed_by']}"]
-    if content["ceilings"] is None:
-        lines.append(f"no roofline: {content['ceilings_from']}")
-    lines += [INTERPRETED] * content["interpreted"]
-    return "\n".join([*lines, f"wrote {', '.join(map(str, files))}"])
+    lines += [f"no roofline: {content['ceilings_from']}"] * (content["ceilings"] is None)
+    return "\n".join([*lines, *[INTERPRETED] * content["interpreted"], f"wrote {', '.join(map(str, files))}"])
 
 
 def write_files(content, path):

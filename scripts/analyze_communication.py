@@ -20,42 +20,40 @@ COLUMNS = (
     "per step of: {trace} | steps: {steps} | transfers: {transfers_per_step:.1f} | communication ms: "
     "{communication_ms:.3f} | exposed ms: {exposed_ms:.3f} | GPU busy ms: {busy_ms:.3f} | exposed: {exposed_share:.1%}"
 )
-COMMUNICATES = re.compile(r"(nccl|rccl|msccl|Memcpy PtoP)", re.IGNORECASE)  # ncclDevKernel_...
+COMMUNICATES = re.compile(r"nccl|rccl|msccl|Memcpy PtoP", re.IGNORECASE)  # ncclDevKernel_...
 
 
 def rank_row(profile, launches):
     """Return times in ms per step: communicating, of that exposed, and busy with anything."""
-    steps, talking = steps_needed(profile), [kernel for kernel in launches if COMMUNICATES.match(kernel.name)]
+    steps = steps_needed(profile)
+    transfers, others = [], []
+    for kernel in launches:
+        (transfers if COMMUNICATES.match(kernel.name) else others).append(kernel)
+    busy, communication, hiding = (
+        sum(end - start for start, end in busy_intervals(some)) / steps / 1e6 for some in (launches, transfers, others)
+    )
+    row = {"trace": str(profile.path), "steps": steps, "transfers_per_step": len(transfers) / steps, "busy_ms": busy}
+    exposed = busy - hiding
+    return row | {"communication_ms": communication, "exposed_ms": exposed, "exposed_share": exposed / busy}
 
-    def busy_ms(some):
-        return sum(end - start for start, end in busy_intervals(some)) / steps / 1e6
 
-    busy = busy_ms(launches)
-    exposed = busy - busy_ms([kernel for kernel in launches if not COMMUNICATES.match(kernel.name)])
-    row = {"trace": str(profile.path), "steps": steps, "transfers_per_step": len(talking) / steps, "busy_ms": busy}
-    return row | {"communication_ms": busy_ms(talking), "exposed_ms": exposed, "exposed_share": exposed / busy}
-
-
-def trace_files(names):
-    """Return the files that are named and, of each folder, the newest trace of each rank."""
-    files = []
-    for path in map(pathlib.Path, names):
-        newest = {}
-        for file in whole_traces(path) if path.is_dir() else []:
-            rank = re.search(r"_rank(\d+)_", file.name)
-            newest.setdefault(int(rank[1]) if rank else -1, file)
-        if len(newest) > 1:
-            newest.pop(-1, None)  # a run of one process
-        files += [newest[rank] for rank in sorted(newest)] if path.is_dir() else [path]
-    if not files:
-        raise Failure(2, f"{' '.join(names)} holds no trace_*.pt.trace.json: record one with --enable-pytorch-profiler")
-    return files
+def trace_files(path):
+    """Return the file, or of a folder the newest trace of each rank."""
+    if not path.is_dir():
+        return [path]
+    newest = {}
+    for file in whole_traces(path):
+        if rank := re.search(r"_rank(\d+)_", file.name):
+            newest.setdefault(int(rank[1]), file)
+    if not newest:
+        raise Failure(2, f"{path} holds no trace of a rank: record with --enable-pytorch-profiler under torchrun")
+    return [newest[rank] for rank in sorted(newest)]
 
 
 def analyze(options):
-    found = [gpu_launches(file, options.steps) for file in trace_files(options.traces)]
-    (first, _), *others = found
-    for profile, _ in others:
+    found = [gpu_launches(file, options.steps) for file in trace_files(pathlib.Path(options.traces))]
+    first = found[0][0]
+    for profile, _ in found:
         if differences := unlike(first.metadata, profile.metadata):
             where = f"{first.path} and {profile.path} are unlike ({'; '.join(differences)})"
             raise Failure(2, f"{where}: give the ranks of one run")
@@ -65,7 +63,7 @@ def analyze(options):
 
 def main(argv=None):
     parser = Parser("analyze_communication.py", __doc__)
-    parser.add_argument("traces", nargs="+", metavar="TRACE", help="traces of one run's ranks, or their folder")
+    parser.add_argument("traces", metavar="DIR", help="folder with the traces of a run's ranks, or one of them")
     add_steps(parser)
     return parser.run(analyze, argv)
 

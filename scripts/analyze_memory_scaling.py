@@ -28,15 +28,14 @@ def growth(lengths, peaks):
     import numpy as np
 
     if len(lengths) < 3 or peaks[-1] < GREW * peaks[0]:
-        return {"fit": None, "square_share": None, "growth": None}
-    c, b, a = map(float, np.polyfit(lengths, peaks, 2))
-    square = c * (lengths[-1] ** 2 - lengths[0] ** 2)
+        return {"square_share": None, "growth": None}
+    square = float(np.polyfit(lengths, peaks, 2)[0]) * (lengths[-1] ** 2 - lengths[0] ** 2)
     share = min(1.0, max(0.0, square / (peaks[-1] - peaks[0])))
-    return {"fit": (a, b, c), "square_share": share, "growth": "quadratic" if share > QUADRATIC else "linear"}
+    return {"square_share": share, "growth": "quadratic" if share > QUADRATIC else "linear"}
 
 
 def peak_of(script, argv):
-    """Return the peak memory of a run in MB, None if it ran out of memory."""
+    """Return the peak memory of a run in MiB, None if it ran out of memory."""
     try:
         return train(script, argv)["summary"]["peak_memory_mb"]
     except OutOfMemory:
@@ -44,26 +43,25 @@ def peak_of(script, argv):
 
 
 def measure(versions, lengths, argv, limit):
-    """Return {"lengths", "rows"}: for each version its peaks in MB, None where it ran out of memory, and their growth.
+    """Return {"lengths", "rows"}: the peaks of each version in MiB, None where it ran out of memory, and their growth.
 
     Go up the lengths, and end before one that the time limit leaves no room for.
     """
-    peaks = {version: [] for version in versions}
+    peaks = {}
     for place, length in enumerate(lengths):
         if not limit.room(len(versions)):
             progress(f"no time is left for {', '.join(map(str, lengths[place:]))} tokens")
-            lengths = lengths[:place]
             break
         left = limit.left(len(versions) * (len(lengths) - place))
         progress(f"{place + 1} of {len(lengths)}: {length} tokens, {left} ...")
-        for version, found in peaks.items():
+        for version in versions:
             run = functools.partial(peak_of, SCRIPTS[version], [*argv, "--seq-len", str(length)])
-            found.append(limit.timed(run))
+            peaks.setdefault(length, []).append(limit.timed(run))
     rows = []
-    for version, found in peaks.items():
-        pairs = [(length, peak) for length, peak in zip(lengths, found, strict=True) if peak is not None]
-        rows.append({"version": version, "peaks_mb": found, **growth([t for t, _ in pairs], [p for _, p in pairs])})
-    return {"lengths": lengths, "rows": rows}
+    for version, found in zip(versions, zip(*peaks.values(), strict=True), strict=True):
+        fitting = {length: peak for length, peak in zip(peaks, found, strict=True) if peak is not None}
+        rows.append({"version": version, "peaks_mb": found, **growth(list(fitting), list(fitting.values()))})
+    return {"lengths": list(peaks), "rows": rows}
 
 
 def as_text(content):

@@ -11,7 +11,6 @@ are not listed go to all training scripts.
 Exit status: 0 compared; 1 where a version fails or computes something else; 2 for bad input.
 """
 
-import statistics
 import sys
 
 import numpy as np
@@ -20,6 +19,7 @@ from common import report as pages
 from common.accuracy import compare, outcome, verdict
 from common.command_line import Failure, Parser, load_script, positive, progress, result_folder, script_path, with_sizes
 from common.profiles import GROUPS, INTERPRETED, PHASES, groups_per_step, read_profile
+from common.records import median
 from common.runs import TimeLimit, run_in_rounds, train
 from common.tables import emit, known, rounded, text_table
 from common.versions import SCRIPTS
@@ -31,14 +31,12 @@ def results(name, runs, accuracy):
     """Return the row of a version from its runs; steps of all runs count alike."""
     row, summaries = pages.row_of(name, runs[0]), [run["summary"] for run in runs]
     steps = [step["step_ms"] for run in runs for step in run["steps"]]
-    low, median, high = (float(np.quantile(steps, share)) for share in (0.25, 0.5, 0.75))
-    for phase in PHASES:
-        phases = [summary[f"{phase}_ms"] for summary in summaries]
-        row[f"{phase}_ms"] = None if None in phases else statistics.median(phases)
+    low, middle, high = np.quantile(steps, (0.25, 0.5, 0.75)).tolist()
+    row |= {f"{phase}_ms": median([summary[f"{phase}_ms"] for summary in summaries]) for phase in PHASES}
     return row | {
-        "step_ms": {"p25": low, "median": median, "p75": high},
-        "tokens_per_second": 1e3 * row["options"]["batch_size"] * row["options"]["seq_len"] / median,
-        "tflops": row["flops_per_step"] / median / 1e9,
+        "step_ms": {"p25": low, "median": middle, "p75": high},
+        "tokens_per_second": 1e3 * row["options"]["batch_size"] * row["options"]["seq_len"] / middle,
+        "tflops": row["flops_per_step"] / middle / 1e9,
         "peak_memory_mb": max(summary["peak_memory_mb"] for summary in summaries),
         "parameters_trained": min(summary["parameters_trained"] for summary in summaries),
         "captured": all(summary["graph"]["captured"] for summary in summaries),
@@ -49,8 +47,7 @@ def results(name, runs, accuracy):
 
 def right(row):
     """Return whether a version trains every parameter and computes what the first one does."""
-    accurate = row["accuracy"] is None or row["accuracy"]["passed"]
-    return row["parameters_trained"] == row["parameters"] and accurate
+    return row["parameters_trained"] == row["parameters"] and row["accuracy"]["passed"]
 
 
 def add_speedups(rows):
@@ -60,17 +57,15 @@ def add_speedups(rows):
         row["speedup"] = rows[0]["step_ms"]["median"] / row["step_ms"]["median"] if timed else None
 
 
-def accuracies(paths, argv, tolerance):
-    """Return how far loss, logits and gradients of each version are from the first one's; None for the first.
-
-    tolerance: the largest relative error that still counts as the same.
-    """
-    reference, found = None, {}
+def accuracies(paths, argv):
+    """Return how far loss, logits and gradients of each version are from the first one's."""
+    tolerance = 3e-2 if {"--use-amp", "--tf32"} & set(argv) else 1e-4
+    first, found = None, {}
     for i, (name, path) in enumerate(paths.items(), 1):
         progress(f"gradients, {i} of {len(paths)}: {name} ...")
         result = outcome(load_script(path, f"--{name}"), argv, steps=2)
-        found[name] = verdict(compare(reference, result), tolerance) if reference else None
-        reference = reference or result
+        first = first or result
+        found[name] = verdict(compare(first, result), tolerance)
     return found
 
 
@@ -84,14 +79,13 @@ def study(paths, argv, rounds):
     paths = {name: path for name, path in paths.items() if name not in reasons}
     if not paths:
         raise Failure(1, "; ".join(problems))
-    found = accuracies(paths, argv, 3e-2 if {"--use-amp", "--tf32"} & set(argv) else 1e-4)
-    rows = [results(name, runs[name], found[name]) for name in paths]
+    rows = [results(name, runs[name], accuracy) for name, accuracy in accuracies(paths, argv).items()]
     add_speedups(rows)
     for row in rows:
         if not right(row):
-            worst = row["accuracy"] and row["accuracy"]["worst"]
-            where = f", {worst['kind']} {worst['name']} is off by {worst['error']:.1e}" if worst else ""
-            problems.append(f"{row['name']}: no speed-up, it does not compute what {rows[0]['name']} does{where}")
+            worst = row["accuracy"]["worst"]
+            differs = f"no speed-up, it does not compute what {rows[0]['name']} does"
+            problems.append(f"{row['name']}: {differs}, {worst['kind']} {worst['name']} is off by {worst['error']:.1e}")
     return {"options": argv, "rows": rows, "problems": problems}
 
 
@@ -100,34 +94,31 @@ def study(paths, argv, rounds):
 
 def result_lines(rows):
     """Return the lines of the table of results, a column per version."""
-    errors = [row["accuracy"] and row["accuracy"]["worst"]["error"] for row in rows]
     return [
         ["how it ran", *("graph" if row["captured"] else "eager" for row in rows)],
         *pages.result_lines(rows),
         ["last loss", *(f"{row['final_loss']:.4f}" for row in rows)],
-        ["largest relative error", *(known(error, ".1e") for error in errors)],
+        ["largest relative error", *(f"{row['accuracy']['worst']['error']:.1e}" for row in rows)],
         [f"times {rows[0]['name']}'s speed", *(known(row["speedup"], ".2f") for row in rows)],
     ]
 
 
-def facts(content):
-    return [*pages.facts_of(content["rows"][0]), ("options", " ".join(content["options"]))]
-
-
-def notes(content):
-    """Return what a reader of the results must know."""
-    return [*content["problems"], *[INTERPRETED] * any(row["interpreted"] for row in content["rows"])]
+def shown(content):
+    """Return what the text and the page show: facts, header and lines of the table, and what a reader must know."""
+    rows = content["rows"]
+    facts = [*pages.facts_of(rows[0]), ("options", " ".join(content["options"]))]
+    notes = [*content["problems"], *[INTERPRETED] * any(row["interpreted"] for row in rows)]
+    return facts, (["", *(row["name"] for row in rows)], result_lines(rows)), notes
 
 
 def as_text(content):
-    table = text_table(["", *(row["name"] for row in content["rows"])], result_lines(content["rows"]))
-    return "\n".join([*(f"{name}: {value}" for name, value in facts(content)), "", table, *notes(content)])
+    facts, table, notes = shown(content)
+    return "\n".join([*(f"{name}: {value}" for name, value in facts), "", text_table(*table), *notes])
 
 
-def finding(content):
+def finding(rows):
     """Return what to notice: the fastest of the versions that compute the same, and what it needs of memory."""
-    first = content["rows"][0]
-    best = min((row for row in content["rows"] if row["speedup"]), key=lambda row: row["step_ms"]["median"])
+    first, best = rows[0], min(rows, key=lambda row: row["step_ms"]["median"])
     step = f"{rounded(best['step_ms']['median'])} ms per step"
     if best is first:
         return f"No version is faster than {first['name']}, which takes {step}."
@@ -162,17 +153,18 @@ def kernel_section(profiles, columns):
 
 def write_report(content, paths, folder):
     """Write report.html and the traces into the folder; add the kernels to the content."""
+    facts, table, notes = shown(content)
     timed = [row for row in content["rows"] if row["speedup"] is not None]
     if not timed:
-        raise Failure(1, f"no report: {'; '.join(notes(content))}")
-    profiles, names = profiles_of(content, paths, folder), [row["name"] for row in content["rows"]]
+        raise Failure(1, f"no report: {'; '.join(notes)}")
+    profiles = profiles_of(content, paths, folder)
     content["kernels"] = {name: groups_per_step(profile) for name, profile in profiles.items()}
     bars = pages.step_bars(timed, f"Time per step with its quartiles, and {timed[0]['name']}'s over it.")
     sections = [
-        ("The steps", [bars, pages.table(["", *names], result_lines(content["rows"]))]),
+        ("The steps", [bars, pages.table(*table)]),
         ("Where the time goes", kernel_section(profiles, content["kernels"])),
     ]
-    html = pages.page("Comparison of the versions", facts(content), [finding(content), *notes(content)], sections)
+    html = pages.page("Comparison of the versions", facts, [finding(timed), *notes], sections)
     (folder / "report.html").write_text(html, encoding="utf-8")
     progress(f"wrote {folder / 'report.html'}")
 

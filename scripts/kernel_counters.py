@@ -11,16 +11,18 @@ import sys
 
 from common.command_line import Failure, Parser, positive
 from common.profiles import SQLITE, clean, database, errors_of, group_of, matching, read_table, short
-from common.tables import emit, text_table, write_csv
+from common.tables import emit, known, text_table, write_csv
 
 FILES = ("*counter_collection.csv", "*.db", "ncu*.csv")
-# Of the many metrics in a report of Nsight Compute, the ones to print first: time, compute, memory, occupancy.
+# Nsight Compute's metrics to print first: time, compute, memory, occupancy.
 SHOWN_FIRST = (
     "gpu__time_duration.sum",
     "sm__throughput.avg.pct_of_peak_sustained_elapsed",
     "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
     "sm__warps_active.avg.pct_of_peak_sustained_active",
 )
+NOT_ASKED_FOR = ("launch__", "device__")  # Nsight Compute adds such metrics to its reports
+SHOWN = 6  # counters; the CSV holds all of them
 
 
 def read_file(path):
@@ -46,17 +48,16 @@ def read_file(path):
     ]
 
 
-def read_counters(paths):
-    """Return a row per kernel and counter in these files and folders."""
+def read_counters(path):
+    """Return a row per kernel and counter in a file or a folder."""
+    choices = [matching(path, pattern) for pattern in FILES] if path.is_dir() else [[path]]
     parts = {}
-    for path in map(pathlib.Path, paths):
-        found = [matching(path, pattern) for pattern in FILES] if path.is_dir() else [[path]]
-        for file in next(filter(None, found), []):
-            with errors_of(file):
-                for kernel, counter, unit, value in read_file(file):
-                    parts.setdefault((kernel, counter, unit), []).append(value)
+    for file in next(filter(None, choices), []):
+        with errors_of(file):
+            for kernel, counter, unit, value in read_file(file):
+                parts.setdefault((kernel, counter, unit), []).append(value)
     if not parts:
-        raise Failure(2, f"{', '.join(paths)}: no counter of any kernel is there")
+        raise Failure(2, f"{path}: no counter of any kernel is there")
     return [
         {"kernel": kernel, "group": group_of(kernel), "counter": counter, "unit": unit, "launches": len(part)}
         | {"mean": sum(part) / len(part), "min": min(part), "max": max(part)}
@@ -66,18 +67,20 @@ def read_counters(paths):
 
 def as_text(rows, top):
     """Return kernels down, counters across, those with the largest sum of the first counter first."""
-    cells = {(row["kernel"], row["counter"]): row for row in rows}
-    names = {row["counter"]: row["unit"] for row in rows}
-    shown = [name for name in SHOWN_FIRST if name in names] or list(names)[:4]
-    sums = {row["kernel"]: row["mean"] * row["launches"] for row in rows if row["counter"] == shown[0]}
-    lines = [f"{len(sums)} kernels; means of a launch:"]
-    lines += [f"  [{i}] {name} {names[name]}".rstrip() for i, name in enumerate(shown, 1)]
-    table = [
-        [short(kernel, 44), f"{cells[kernel, shown[0]]['launches']:,}"]
-        + [f"{cells[kernel, name]['mean']:,.1f}" if (kernel, name) in cells else "-" for name in shown]
-        for kernel in sorted(sums, key=lambda kernel: -sums[kernel])[:top]
-    ]
-    lines.append(text_table(["kernel", "launches", *(f"[{i}]" for i in range(1, len(shown) + 1))], table))
+    means = {(row["kernel"], row["counter"]): row["mean"] for row in rows}
+    units = {row["counter"]: row["unit"] for row in rows}
+    asked_for = [name for name in units if not name.startswith(NOT_ASKED_FOR)] or list(units)
+    shown = list(dict.fromkeys([*(name for name in SHOWN_FIRST if name in units), *asked_for]))[:SHOWN]
+    first = [row for row in rows if row["counter"] == shown[0]]
+    first.sort(key=lambda row: -row["mean"] * row["launches"])
+    table = []
+    for row in first[:top]:
+        values = [known(means.get((row["kernel"], name)), ",.1f") for name in shown]
+        table.append([short(row["kernel"], 44), f"{row['launches']:,}", *values])
+    numbers = [f"[{i}]" for i, _ in enumerate(shown, 1)]
+    lines = [f"{len(first)} kernels; means of a launch:"]
+    lines += [f"  {i} {name} {units[name]}".rstrip() for i, name in zip(numbers, shown, strict=True)]
+    lines.append(text_table(["kernel", "launches", *numbers], table))
     for name in shown:
         if all(row["max"] == 0 for row in rows if row["counter"] == name):
             lines.append(f"{name} is 0 in every launch: this GPU may not count it, or only at a stable power level")
@@ -85,7 +88,7 @@ def as_text(rows, top):
 
 
 def analyze(options):
-    rows = read_counters(options.paths)
+    rows = read_counters(options.path)
     if options.csv:
         with open(options.csv, "w", encoding="utf-8", newline="") as file:
             write_csv(rows, file)
@@ -94,9 +97,10 @@ def analyze(options):
 
 def main(argv=None):
     parser = Parser("kernel_counters.py", __doc__)
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="files or folders that a profiler left")
-    parser.add_argument("--top", type=positive, default=20, metavar="N", help="kernels to print (%(default)s)")
-    parser.add_argument("--csv", metavar="FILE", help="write every counter of every kernel as CSV")
+    add = parser.add_argument
+    add("path", type=pathlib.Path, metavar="PATH", help="file or folder that a profiler left")
+    add("--top", type=positive, default=20, metavar="N", help="kernels to print (%(default)s)")
+    add("--csv", metavar="FILE", help="write every counter of every kernel as CSV")
     return parser.run(analyze, argv)
 
 

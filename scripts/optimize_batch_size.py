@@ -42,13 +42,14 @@ def search(probe, budget_mb, largest, to_the_limit):
     rows = {}
 
     def fits(batch_size):
-        row = dict.fromkeys(("samples_per_second", "step_ms", "peak_memory_mb")) | {"fits": False}
+        row = {"batch_size": batch_size, "samples_per_second": None, "step_ms": None, "peak_memory_mb": None}
+        rows[batch_size] = row | {"outcome": "out of memory"}
         with contextlib.suppress(OutOfMemory):
             summary = probe(batch_size)
             row |= {key: summary[key] for key in ("samples_per_second", "peak_memory_mb")}
-            row |= {"step_ms": summary["step_ms"]["median"], "fits": summary["peak_memory_mb"] <= budget_mb}
-        rows[batch_size] = {"batch_size": batch_size} | row
-        return row["fits"]
+            outcome = "fits" if row["peak_memory_mb"] <= budget_mb else "above the limit"
+            rows[batch_size] = row | {"step_ms": summary["step_ms"]["median"], "outcome": outcome}
+        return rows[batch_size]["outcome"] == "fits"
 
     batch_size = 1
     while batch_size <= largest and fits(batch_size):
@@ -65,7 +66,7 @@ def search(probe, budget_mb, largest, to_the_limit):
 
 def best(rows, target):
     """Return the largest batch that fits, or for throughput the smallest within 2 % of the fastest; else None."""
-    fitting = [row for row in rows if row["fits"]]
+    fitting = [row for row in rows if row["outcome"] == "fits"]
     if target == "memory" or not fitting:
         return fitting[-1] if fitting else None
     fastest = max(row["samples_per_second"] for row in fitting)
@@ -73,16 +74,13 @@ def best(rows, target):
 
 
 def as_text(content):
-    rows, found = [], content["best"]
-    for row in content["probes"]:
-        outcome = "out of memory" if row["peak_memory_mb"] is None else "fits" if row["fits"] else "above the limit"
-        rows.append(row | {"outcome": outcome})
+    found = content["best"]
     share = 100 * found["peak_memory_mb"] / content["device_memory_mb"]
     return (
-        f"version {content['version']}, up to {content['budget_mb']:,.0f} of {content['device_memory_mb']:,.0f} MB\n"
-        f"{text_table(*columns(COLUMNS, rows), left=0)}\n"
+        f"version {content['version']}, up to {content['budget_mb']:,.0f} of {content['device_memory_mb']:,.0f} MiB\n"
+        f"{text_table(*columns(COLUMNS, content['probes']), left=0)}\n"
         f"best for {content['target']}: --batch-size {found['batch_size']}, {found['samples_per_second']:,.1f} "
-        f"samples/s, {found['peak_memory_mb']:,.0f} MB ({share:.1f} % of the device)"
+        f"samples/s, {found['peak_memory_mb']:,.0f} MiB ({share:.1f} % of the device)"
     )
 
 
@@ -102,7 +100,7 @@ def optimize(options, rest):
     probes = search(probe, budget, options.max_batch_size, to_the_limit=target == "memory")
     found = best(probes, target)
     if found is None:
-        raise Failure(1, f"not even one sequence of {config.seq_len} tokens stays within {budget:,.0f} MB")
+        raise Failure(1, f"not even one sequence of {config.seq_len} tokens stays within {budget:,.0f} MiB")
     content = {"version": version, "options": argv, "target": target, "device_memory_mb": memory}
     content |= {"budget_mb": budget, "probes": probes, "best": found}
     emit(content, as_text(content), options.json)

@@ -25,14 +25,6 @@ VERDICTS = {
 }
 
 
-def speedup(baseline, current, wanted):
-    """Return the ratio of the median steps, the ratios of opposite quartiles around it, and the verdict."""
-    low, high = baseline["p25"] / current["p75"], baseline["p75"] / current["p25"]
-    verdict = "faster" if low >= wanted else "slower" if high < wanted else "too close to tell"
-    ratio = baseline["median"] / current["median"]
-    return {"speedup": ratio, "low": low, "high": high, "min_speedup": wanted, "verdict": verdict}
-
-
 def check(baseline, current):
     """Raise Failure if the runs are not comparable, or if a run's speed means nothing."""
     for content in (baseline, current):
@@ -50,22 +42,27 @@ def check(baseline, current):
 def compare(options):
     runs = {"baseline": read_metrics(options.baseline_results), "current": read_metrics(options.current_results)}
     check(*runs.values())
-    result = speedup(*(run["summary"]["step_ms"] for run in runs.values()), options.min_speedup)
+    before, after = (run["summary"]["step_ms"] for run in runs.values())
+    ratio, wanted = before["median"] / after["median"], options.min_speedup
+    low, high = before["p25"] / after["p75"], before["p75"] / after["p25"]
+    verdict = "faster" if low >= wanted else "slower" if high < wanted else "too close to tell"
     lines = [
         f"{name:<9} {rounded(run['summary']['step_ms']['median'], 4):>9} ms per step, {len(run['steps'])} steps"
         for name, run in runs.items()
     ]
-    lines.append(f"speed-up  {result['speedup']:9.2f}x, by the quartiles {result['low']:.2f}x to {result['high']:.2f}x")
-    lines.append(f"{VERDICTS[result['verdict']]} the {options.min_speedup}x asked for")
-    emit(result, "\n".join(lines), options.json)
-    return int(result["verdict"] == "slower")
+    lines.append(f"speed-up  {ratio:9.2f}x, by the quartiles {low:.2f}x to {high:.2f}x")
+    lines.append(f"{VERDICTS[verdict]} the {wanted}x asked for")
+    content = {"speedup": ratio, "low": low, "high": high, "min_speedup": wanted, "verdict": verdict}
+    emit(content, "\n".join(lines), options.json)
+    return int(verdict == "slower")
 
 
 def main(argv=None):
     parser = Parser("performance_regression_test.py", __doc__)
-    parser.add_argument("--baseline-results", required=True, metavar="JSON", help="metrics file of the baseline")
-    parser.add_argument("--current-results", required=True, metavar="JSON", help="metrics file of the current version")
-    parser.add_argument("--min-speedup", type=float, default=1.0, metavar="X", help="that is wanted (%(default)s)")
+    add = parser.add_argument
+    add("--baseline-results", required=True, metavar="JSON", help="metrics file of the baseline")
+    add("--current-results", required=True, metavar="JSON", help="metrics file of the current version")
+    add("--min-speedup", type=float, default=1.0, metavar="X", help="that is wanted (%(default)s)")
     return parser.run(compare, argv)
 
 

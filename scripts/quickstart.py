@@ -19,8 +19,8 @@ import tempfile
 
 import torch
 
-from common.command_line import Failure, Parser, result_folder, run_tool
-from common.tables import text_table
+from common.command_line import Failure, Parser, on_cpu, result_folder, run_tool
+from common.tables import columns, text_table
 from common.versions import SCRIPTS, load_version, loss_and_gradients, relative_error
 
 # On two CPU cores, with version 3's kernels in Triton's interpreter, all of it takes about a minute.
@@ -29,13 +29,19 @@ LOSSES_COMPARED = 10  # steps; later losses carry every rounding before them, an
 LOSS_BOUND, GRADIENT_BOUND = 1e-4, {"cpu": 1e-5, "cuda": 1e-4}  # relative, float32
 # Version 3's kernels are written in Triton, which has packages for Linux only.
 VERSIONS = [version for version in SCRIPTS if version != 3 or importlib.util.find_spec("triton")]
+COLUMNS = (
+    "version: {name} | loss: {first_loss:.4f} -> {final_loss:.4f} | step ms: {step:.2f} | "
+    "fwd / bwd / opt ms: {phases} | runs: {runs} | samples/s: {samples_per_second:,.1f} | "
+    "tokens/s: {tokens_per_second:,.0f} | peak MiB: {peak_memory_mb:,.0f} | speed: {speed} | trained: {trained:.0%}"
+)
+SPEEDS = ("step", "phases", "runs", "samples_per_second", "tokens_per_second", "peak_memory_mb", "speed")
 
 
 def parse_arguments(argv):
     """Return (folder for the metrics files or None, options for the training scripts)."""
     parser = Parser("quickstart", __doc__, with_json=False)
     add = parser.add_argument
-    add("--results", type=pathlib.Path, metavar="FOLDER", help="keep the metrics files v1.json ... there")
+    add("--results", metavar="FOLDER", help="keep the metrics files v1.json ... there")
     add("--preset", help="tiny, small or medium (small on a GPU, a smaller model on a CPU)")
     add("--device", help="as in the training scripts (a GPU if there is one)")
     add("--data", default=os.path.dirname(os.__file__), help="text to train on (%(default)s)")
@@ -44,12 +50,10 @@ def parse_arguments(argv):
     if arguments.metrics_file:
         parser.error("--metrics-file is one for each version: name a folder with --results")
     sizes = ["--preset", arguments.preset or "small"]
-    if arguments.device == "cpu" or not torch.cuda.is_available():
-        os.environ["TRITON_INTERPRET"] = "1"  # before version 3 imports Triton, here and in its own process
-        if not arguments.preset:
-            sizes = CPU_SIZES.split()
-            os.environ.setdefault("OMP_NUM_THREADS", "1")  # so small a model only waits for a second thread
     device = ["--device", arguments.device] if arguments.device else []
+    if on_cpu(device) and not arguments.preset:
+        sizes = CPU_SIZES.split()
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # so small a model only waits for a second thread
     return arguments.results, [*sizes, *device, "--data", arguments.data, *rest]
 
 
@@ -137,55 +141,51 @@ def check_agreement(options, argv, runs):
     return problems
 
 
-def interpreted(version, run):
-    return version == 3 and run["environment"]["device_type"] == "cpu"
-
-
 def table_row(version, run, first, problem):
-    """Return the cells of one version; of one that disagrees only what is no speed."""
+    """Return a row of the table; of a version that disagrees without what says how fast it is."""
     summary = run["summary"]
-    cells = [f"V{version} {SCRIPTS[version].parent.name.split('_', 1)[1]}"]
-    cells.append(f"{summary['first_loss']:.4f} -> {summary['final_loss']:.4f}")
-    if problem:
-        cells += ["-"] * 7
-    else:
-        step = summary["step_ms"]["median"]
-        phases = [summary[f"{phase}_ms"] for phase in ("forward", "backward", "optimizer")]
-        cells += [f"{step:.2f}", "-" if None in phases else " / ".join(f"{phase:.2f}" for phase in phases)]
-        cells += ["graph" if summary["graph"]["captured"] else "eager"]
-        cells += [f"{summary['samples_per_second']:,.1f}", f"{summary['tokens_per_second']:,.0f}"]
-        cells += [f"{summary['peak_memory_mb']:,.0f}"]
-        cells += ["-" if interpreted(version, run) else f"{first['summary']['step_ms']['median'] / step:.2f}x"]
-    return [*cells, f"{100 * summary['parameters_trained'] / summary['parameters']:.0f} %"]
+    step = summary["step_ms"]["median"]
+    phases = [summary[f"{phase}_ms"] for phase in ("forward", "backward", "optimizer")]
+    row = summary | {
+        "name": f"V{version} {SCRIPTS[version].parent.name.split('_', 1)[1]}",
+        "step": step,
+        "phases": None if None in phases else " / ".join(f"{phase:.2f}" for phase in phases),
+        "runs": "graph" if summary["graph"]["captured"] else "eager",
+        "speed": f"{first['summary']['step_ms']['median'] / step:.2f}x",
+        "trained": summary["parameters_trained"] / summary["parameters"],
+    }
+    return row | dict.fromkeys(SPEEDS if problem else ())
 
 
 def print_table(options, runs, problems):
-    header = ["version", "loss", "step ms", "fwd / bwd / opt ms", "runs", "samples/s", "tokens/s", "peak MiB", "speed"]
-    rows = [table_row(version, run, runs[1], problems[version]) for version, run in runs.items()]
     first, machine = runs[1], runs[1]["environment"]
-    print(f"\n{text_table([*header, 'trained'], rows)}\n")
+    rows = {version: table_row(version, run, first, problems[version]) for version, run in runs.items()}
+    interpreted = 3 in runs and machine["device_type"] == "cpu"
+    if interpreted:
+        rows[3]["speed"] = None
+    print(f"\n{text_table(*columns(COLUMNS, rows.values()))}\n")
     print(
         f"{machine['device']}, PyTorch {machine['torch']}, {first['summary']['precision']}; step: median of "
         f"{len(first['steps'])}, after warm-up; speed: V1's step / this step; data: {options.data}"
     )
-    if 3 in runs and interpreted(3, runs[3]):
+    if interpreted:
         print("V3's kernels ran in Triton's interpreter, which needs no GPU: its times mean nothing.")
 
 
-def quickstart(argv, folder):
+def quickstart(results, argv):
     """Train, check, compare; return the exit status."""
     options = check_options(argv)
-    result_folder(folder, "--results")
     if 3 not in VERSIONS:
         print("V3  passed over: its kernels need Triton, which is not installed (it exists for Linux only)", flush=True)
-    runs = {version: train(version, argv, folder / f"v{version}.json") for version in VERSIONS}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = result_folder(results or temporary, "--results").resolve()
+        runs = {version: train(version, argv, folder / f"v{version}.json") for version in VERSIONS}
     trained = {version: run for version, run in runs.items() if run}
     if 1 not in trained:
         return 1
     problems = check_agreement(options, argv, trained)
     print_table(options, trained, problems)
-    wrong = [f"V{version}" for version in VERSIONS if version not in trained or problems[version]]
-    if wrong:
+    if wrong := [f"V{version}" for version in VERSIONS if problems.get(version, "failed")]:
         print(f"{' and '.join(wrong)} failed or disagreed with V1, as said above.", file=sys.stderr)
         return 1
     print(f"All {'four' if len(VERSIONS) == 4 else 'three'} versions compute the same losses and gradients.")
@@ -196,25 +196,19 @@ def quickstart(argv, folder):
 def print_next_step():
     """Print how to activate the environment and the command that opens the first version."""
 
-    def short(path):
-        here = pathlib.Path.cwd()
+    def short(*parts):
+        path, here = pathlib.Path(*parts), pathlib.Path.cwd()
         return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
     print("\nNext, from this folder:")
     if sys.prefix != sys.base_prefix:  # in a virtual environment
-        print(f"    source {short(pathlib.Path(sys.prefix, 'Scripts' if os.name == 'nt' else 'bin', 'activate'))}")
+        print(f"    source {short(sys.prefix, 'bin', 'activate')}")
     print(f"    python {short(SCRIPTS[1])} --preset tiny")
-    print(f"and read {short(SCRIPTS[1].parent / 'README.md')}")
-
-
-def work(argv):
-    results, options = parse_arguments(argv)
-    with tempfile.TemporaryDirectory() as temporary:
-        return quickstart(options, (results or pathlib.Path(temporary)).resolve())
+    print(f"and read {short(SCRIPTS[1].parent, 'README.md')}")
 
 
 def main(argv=None):
-    return run_tool("quickstart", lambda: work(argv))
+    return run_tool("quickstart", lambda: quickstart(*parse_arguments(argv)))
 
 
 if __name__ == "__main__":

@@ -34,11 +34,10 @@ def as_text(content, low_precision):
 def validate(options, rest):
     if not options.tolerance >= 0:
         raise Failure(2, f"--tolerance must not be negative, got {options.tolerance}")
-    argv, paths, outcomes = with_sizes(rest), {}, []
-    for name in ("baseline", "optimized"):
-        paths[name] = script_path(getattr(options, name), f"--{name}")
-    for name, path in paths.items():
-        progress(f"{len(outcomes) + 1} of 2: {path}, a batch and {options.steps} steps ...")
+    argv, outcomes = with_sizes(rest), []
+    paths = {name: script_path(getattr(options, name), f"--{name}") for name in ("baseline", "optimized")}
+    for i, (name, path) in enumerate(paths.items(), 1):
+        progress(f"{i} of 2: {path}, a batch and {options.steps} steps ...")
         outcomes.append(outcome(load_script(path, f"--{name}"), argv, options.steps))
     entries = compare(*outcomes)
     content = {name: str(path) for name, path in paths.items()} | {"options": argv, "on_cpu": on_cpu(argv)}

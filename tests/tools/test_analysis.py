@@ -165,7 +165,7 @@ def test_overlapping_queues_are_busy_once_and_pauses_are_no_gaps():
     found = launches.launch_results(rows, None)
     assert (found["busy_us"], found["idle_us"], found["paused_us"], found["gaps"]) == (28, 2, 5000, 1)
     assert not found["launch_bound"]
-    assert launches.largest_gaps(rows) == [{"gap_us": 2, "after": "k2", "before": "k3"}]
+    assert found["largest_gaps"] == [{"gap_us": 2, "after": "k2", "before": "k3"}]
 
 
 def test_the_documented_launch_command_reads_results_csv(tmp_path, capsys):

@@ -106,7 +106,7 @@ def run_of(times, peak=100.0, trained=10):
 
 def test_results_and_speed_ups_by_hand():
     good, bad = ({"passed": passed, "worst": {}} for passed in (True, False))
-    first = versions_tool.results("v1", [run_of([20.0, 20.0]), run_of([20.0, 30.0], peak=120.0)], None)
+    first = versions_tool.results("v1", [run_of([20.0, 20.0]), run_of([20.0, 30.0], peak=120.0)], good)
     assert first["step_ms"] == {"p25": 20.0, "median": 20.0, "p75": 22.5} and first["peak_memory_mb"] == 120
     assert (first["tokens_per_second"], first["tflops"]) == (3200, 0.1)
     assert (first["forward_ms"], first["optimizer_ms"]) == (1.0, None)
@@ -160,7 +160,7 @@ def test_the_documented_comparison(comparison):
     first, second = content["rows"]
     assert (first["name"], second["name"]) == ("v1", "v2")
     assert first["final_loss"] == pytest.approx(second["final_loss"])
-    assert second["accuracy"]["passed"] and second["speedup"] > 0
+    assert 0 < second["accuracy"]["worst"]["error"] < 1e-4 and second["speedup"] > 0
     # by hand: 8 and 5 matmuls with weights, each forward and twice backward, and 6 of version 1's attention
     assert [content["kernels"][v]["GEMM"]["calls"] for v in ("v1", "v2")] == [30, 15]
     firsts = ("<dt>device", "1 layers, width 32", "float32", 'class="notice"', "<h2>The")
@@ -198,7 +198,7 @@ def test_growth_by_hand():
     linear = memory_tool.growth(lengths, [100 + 0.5 * t for t in lengths])
     assert linear["growth"] == "linear" and linear["square_share"] == pytest.approx(0, abs=1e-6)
     quadratic = memory_tool.growth(lengths, [100 + 0.5 * t + 0.002 * t * t for t in lengths])
-    assert quadratic["fit"] == pytest.approx((100, 0.5, 0.002)) and quadratic["growth"] == "quadratic"
+    assert quadratic["growth"] == "quadratic"
     square = 0.002 * (1024**2 - 128**2)
     assert quadratic["square_share"] == pytest.approx(square / (0.5 * 896 + square))
     for peaks in ([1.0, 2.0], [5.0, 5.0, 5.0], [400.0, 401.0, 410.0]):

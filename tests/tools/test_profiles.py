@@ -284,6 +284,16 @@ def test_metrics_of_nsight_compute_have_units(capsys):
     assert "[1] gpu__time_duration.sum ns" in capsys.readouterr().out
 
 
+def test_the_metrics_that_were_asked_for_are_printed_behind_the_time(tmp_path, capsys):
+    """Nsight Compute adds the time and metrics of the launch to every report."""
+    metrics = "launch__registers_per_thread,lts__t_sector_hit_rate.pct,gpu__time_duration.sum"
+    (tmp_path / "ncu.csv").write_text(f"Kernel Name,{metrics}\n,,%,ns\nk,32,90,5000\n")
+    assert kernel_counters.main([str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:3] == ["  [1] gpu__time_duration.sum ns", "  [2] lts__t_sector_hit_rate.pct %"]
+    assert lines[3].split() == ["kernel", "launches", "[1]", "[2]"]
+
+
 LONG = '"Kernel_Name","Counter_Name","Counter_Value"\n'
 
 

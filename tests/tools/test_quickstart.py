@@ -47,6 +47,7 @@ def test_four_versions_agree_on_real_text(tmp_path):
         assert cells[2] == f"{metrics['summary']['step_ms']['median']:.2f}"
         assert cells[-1] == "100 %"
     assert len({cells[1] for cells in table.values()}) == 1  # loss, first -> last
+    assert [cells[-2][-1] for cells in table.values()] == ["x", "x", "-", "x"]  # the interpreter has no speed
 
 
 def test_the_next_step_is_printed_for_a_shell_in_this_folder(tmp_path, monkeypatch, capsys):
