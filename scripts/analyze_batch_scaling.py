@@ -4,8 +4,8 @@
 example: python analyze_batch_scaling.py --profile-dirs scaling_bs*
 
 Reads the traces that the training scripts write with --enable-pytorch-profiler, of each folder the newest one of whole
-steps. Times come from the marks of the steps (under the profiler, so somewhat long); batch size, tokens and peak memory
-from what the script wrote into the trace. A line through the times splits them into a fixed part and one per sequence.
+steps. Times come from the marks of the steps (under the profiler, so somewhat long); batch size and peak memory from
+what the script wrote into the trace. A line through the times splits them into a fixed part and one per sequence.
 """
 
 import statistics

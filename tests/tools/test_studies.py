@@ -49,6 +49,7 @@ def metrics(folder, name, times, **changes):
         ([20.0] * 9, [10.0] * 5 + [16.0] * 4, "1.3", 0, "1.25x to 2.00x\ntoo close to tell"),
         ([20.0] * 9, [10.0] * 5 + [16.0] * 4, "1.2", 0, "PASSED"),
         ([20.0] * 9, [10.0] * 5 + [16.0] * 4, "2.1", 1, "FAILED"),
+        ([20.0] * 5 + [30.0] * 4, [10.0] * 9, "2.5", 0, "2.00x to 3.00x\ntoo close to tell"),
     ],
 )
 def test_the_speed_up_its_range_and_verdict_by_hand(before, after, wanted, status, words, tmp_path, capsys):
