@@ -10,7 +10,7 @@ import torch
 from page_faults import faults_of_command, faults_of_links, program_of
 
 from common.pages import FOLDERS, PAGES, TABLE, Command, all_pages, blocks, commands, quoted_rows, start_of
-from common.records import MODELS, PRECISIONS
+from common.records import MODELS, PRECISIONS, newest_record
 from common.versions import REPOSITORY, SCRIPTS, load_version
 from maintain import pictures
 
@@ -225,6 +225,8 @@ def test_the_timetable_has_every_exercise_once_and_the_sessions_of_the_top_page(
 
 def test_pictures_and_their_texts_are_those_of_the_recorded_run():
     assert pictures.main(["--check"]) == 0
+    places = {match["name"] for page in all_pages() for match in TABLE.finditer(page.read_text())}
+    assert {name for name in pictures.draw_all(newest_record(), draw=False) if name.startswith("picture")} <= places
 
 
 @each(all_pages())
