@@ -21,7 +21,6 @@ BUSY = 60  # a unit above this percentage of its peak limits the kernel
 FEW_WAVES = 30  # below this percentage of the resident waves, latency is hardly hidden
 COLUMNS = ("time_percent", "mean_us", "occupancy", "memory", "l2_hit", "l1_hit", "matrix", "compute")
 HEADINGS = ("time %", "mean us", "waves %", "memory %", "L2 hit %", "L1 hit %", "matrix %", "compute %")
-CELLS = [f"{heading}: {{{column}:,.1f}}" for heading, column in zip(HEADINGS, COLUMNS, strict=True)]
 
 # The names of rocprof-compute's metrics by release; where several are listed in one tuple, their percentages add up.
 ROCM_METRICS = {
@@ -140,7 +139,9 @@ def main(argv):
     with open(folder / "limits.csv", "w", encoding="utf-8", newline="") as file:
         write_csv(rows, file)
     print("what limits the top kernels, in percent of the GPU's peak")
-    print(text_table(*columns(" | ".join(["kernel: {shown}", *CELLS, "limited by: {limited_by}"]), shown)))
+    known = [pair for pair in zip(HEADINGS, COLUMNS, strict=True) if any(row[pair[1]] is not None for row in rows)]
+    cells = [f"{heading}: {{{column}:,.1f}}" for heading, column in known]  # ncu knows no share of the time
+    print(text_table(*columns(" | ".join(["kernel: {shown}", *cells, "limited by: {limited_by}"]), shown)))
     print(f"limited by: a unit at {BUSY} % of its peak or more, else latency (few waves: under {FEW_WAVES} %)")
     return 0
 

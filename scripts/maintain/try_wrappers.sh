@@ -48,7 +48,7 @@ try() { # FOLDER NAME OPTION...: run it, look at what it left, print the line
         word="FAILED ($?)" said=$(tail -n 1 "$place.log")
     fi
     if [ "$word" = "done" ]; then delivered=$((delivered + 1)); else failed=$((failed + 1)); fi
-    why=$(sed -n 's/.* uses \(.*\)/, \1/p' "$place.log")
+    why=$(sed -n 's/^get_[a-z_]*\.sh.* uses \(.*\)/, \1/p' "$place.log")
     echo "$word  $name  $((SECONDS - began)) s$why: ${said%%$'\n'*}"
 }
 
