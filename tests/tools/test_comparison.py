@@ -83,6 +83,7 @@ def test_a_copy_without_a_gradient_is_found(tmp_path, capsys):
         ("nowhere.py", SCRIPTS[2], "", "does not exist"),
         (REPOSITORY, SCRIPTS[2], "", "holds no tiny_llama_v"),
         (SCRIPTS[1], REPOSITORY / "scripts/common/tables.py", "", "has no Trainer"),
+        (SCRIPTS[1], REPOSITORY / "README.md", "", "is no valid Python"),
         (SCRIPTS[1], SCRIPTS[2], "--steps 0", "--steps: must be"),
         (SCRIPTS[1], SCRIPTS[2], "--tolerance -1", "must not be negative"),
         (SCRIPTS[1], SCRIPTS[2], "--num-heads 5", "--hidden-dim"),

@@ -7,12 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
 import run_pytorch_profiler as profiler
 from common import report
-from common.command_line import Failure, version_meant
+from common.command_line import Failure, run_tool, version_meant
 from common.profiles import read_profile
 from common.tables import rounded
 from common.versions import REPOSITORY, SCRIPTS
@@ -42,6 +43,17 @@ def test_the_folder_tells_the_version(monkeypatch, tmp_path):
         version_meant()
     monkeypatch.chdir(SCRIPTS[4].parent)
     assert version_meant() == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (ModuleNotFoundError(name="torch"), 1, "has no torch: run scripts/quick"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_what_ends_any_tool_is_said_in_one_sentence(error, status, said, capsys):
+    refused(lambda _: run_tool("a_tool.py", mock.Mock(side_effect=error)), [], capsys, said, status)
 
 
 # ---------------------------------------------------------------- run_pytorch_profiler.py
