@@ -156,7 +156,6 @@ def test_gaps_of_the_samples_by_hand(name, capsys):
     assert found["busy_us"] == pytest.approx(30 + 2 * copy) and found["idle_us"] == pytest.approx(13 + copy)
     assert (found["launches"], found["launches_per_step"]) == (8 + copy, (8 + copy) / 2)
     assert found["gap_median_us"] == pytest.approx(1.25 if copy else 1.5, abs=0.25) and found["launch_bound"]
-    assert found["kernel_median_us"] == pytest.approx(3 if copy else 3.5)
 
 
 def test_overlapping_queues_are_busy_once_and_pauses_are_no_gaps():
@@ -211,7 +210,6 @@ def test_the_documented_scaling_command_by_hand(make_trace, tmp_path):
     assert content["best_batch_size"] == 32
     text = call(1, f"analyze_batch_scaling.py --profile-dirs {folders}", cwd=tmp_path).stdout
     assert "memory     10.0 MiB + 3.00 MiB per sequence" in text and "scaling_bs4/trace_2.json" in text
-    assert "is half of the step at batch 2.0\n" in text
     assert "makes no sense" not in text
 
 

@@ -117,9 +117,8 @@ def test_results_and_speed_ups_by_hand():
     versions_tool.add_speedups(rows)
     assert [row["speedup"] for row in rows] == [1.0, 2.5, None, None]
     told = "x is the fastest: 8.00 ms per step, 2.50 times as fast as v1, with 83 % of its peak memory."
-    assert versions_tool.finding({"rows": rows}) == told
-    alone = {"rows": rows[:1]}
-    assert versions_tool.finding(alone) == "No version is faster than v1, which takes 20.0 ms per step."
+    assert versions_tool.finding(rows) == told
+    assert versions_tool.finding(rows[:1]) == "No version is faster than v1, which takes 20.0 ms per step."
     assert report.times_as_fast(rows[0], rows[1]) == "2.50 times as fast as v1"
     assert report.times_as_fast(rows[1], rows[0]) == "0.40 times as fast as x"
     first, second = report.step_bars(rows[:2], "")["bars"]
@@ -296,7 +295,7 @@ def test_bad_input_of_the_fusion_report(two_profiles, one_process, tmp_path, cap
     refused(fusion_report.main, ["--baseline", "nowhere", "--fused", two_profiles[2]], capsys, "holds no profile_v")
     refused(fusion_report.main, [*both, "--use-amp"], capsys, "means nothing")
     wrong = ["--output-dir", tmp_path / "new", "--num-heads", "5"]
-    refused(fusion_report.main, wrong, capsys, "version 1 was not profiled")
+    assert fusion_report.main([str(word) for word in wrong]) == 2  # after the words of run_pytorch_profiler.py
     file = next(two_profiles[2].rglob("profile_v2_1.json"))
     for text, words in (("{", "damaged"), ("{}", "holds no profile_v")):
         file.write_text(text)

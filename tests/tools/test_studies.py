@@ -209,7 +209,7 @@ def test_the_largest_batch_is_found_despite_probes_that_run_out_of_memory():
     rows = batch_tool.search(probe_of(15, lambda b: b), 230.0, 4096, to_the_limit=True)
     content = {"version": 2, "budget_mb": 230.0, "device_memory_mb": 500.0, "target": "memory", "probes": rows}
     text = batch_tool.as_text(content | {"best": batch_tool.best(rows, "memory")})
-    assert text.endswith("memory: --batch-size 13, 13.0 samples/s, 230 MB (46.0 % of the device)")
+    assert text.endswith("memory: --batch-size 13, 13.0 samples/s, 230 MiB (46.0 % of the device)")
     assert re.search(r"\n +13 .* 230 +fits\n +14 .* 240 +above the limit\n +16 .* - +out of memory\n", text)
 
 
