@@ -3,6 +3,7 @@
 
     python scripts/inspect_kernels.py                              what the presets launch, for every target
     python scripts/inspect_kernels.py --target gfx942 --dtype bf16 --kernel attention --dump-assembly assembly
+    python scripts/inspect_kernels.py --target gfx90a --preset small --hidden-dim 256 --num-heads 2     other sizes
     python scripts/inspect_kernels.py --target gfx1100 --dtype bf16 --tiles 32x32 64x32 --warps 4 8     what if
 
 One training step of version 3 runs on tensors without data. Triton believes to be on the target, and each launch
@@ -20,9 +21,13 @@ memory than the target has, spills on Instinct or a data-centre NVIDIA GPU, or m
 matrix units; 2 for bad input.
 """
 
+import argparse
+import concurrent.futures
 import contextlib
 import copy
 import functools
+import importlib
+import itertools
 import multiprocessing
 import os
 import pathlib
@@ -31,15 +36,14 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from itertools import product
+from concurrent.futures.process import BrokenProcessPool
 from types import SimpleNamespace
 from unittest import mock
 
 from common.command_line import Failure, Parser, on_cpu, positive, progress, result_folder
 from common.occupancy import KB, TARGETS, TENSOR_MEMORY, occupancy
 from common.tables import emit, text_table
-from common.versions import REPOSITORY, load_file, load_version
+from common.versions import REPOSITORY, load_version
 
 EXERCISES = REPOSITORY / "exercises"
 PRECISIONS = {
@@ -50,9 +54,7 @@ PRECISIONS = {
     "fp8": ["--use-amp", "--fp8"],  # only on targets that multiply in fp8
 }
 EXERCISE_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-TINY = (
-    "--hidden-dim 32 --num-layers 1 --num-heads 2 --num-kv-heads 1 --vocab-size 16 --seq-len 16 --batch-size 1".split()
-)
+TINY = "--num-layers 1 --num-heads 2 --num-kv-heads 1 --vocab-size 16 --seq-len 16 --batch-size 1".split()
 
 CODE = {"hip": "amdgcn", "cuda": "ptx"}
 MATRIX = {"hip": r"\bv_(mfma|smfmac|wmma|swmmac)_", "cuda": r"\b(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b"}
@@ -123,11 +125,15 @@ def problems(row, target):
     return [sentence for sentence, true in found.items() if true]
 
 
+def title(row):
+    return " ".join([row["target"], row["source"], row["kernel"], ",".join(row["precisions"]), row["constants"]])
+
+
 # ---------------------------------------------------------------- compiling instead of launching
 
 
 def driver_of(name):
-    """Return a fake driver of a GPU that need not be present: Triton asks it what to compile for."""
+    """Return a stand-in for the driver of a GPU that need not be present: Triton asks it what to compile for."""
     from triton.backends.compiler import GPUTarget
 
     target = TARGETS[name]
@@ -156,6 +162,15 @@ def describe(kernel, args, given):
     return " ".join(f"{name}={value}" for name, value in constants.items() if value is not None), str(kinds)
 
 
+def choices(options, given):
+    """Return what --tiles, --warps and --stages change in a launch: nothing without them, no launch but attention's."""
+    wanted = {("BLOCK_Q", "BLOCK_K"): options.tiles, ("num_warps",): options.warps, ("num_stages",): options.stages}
+    if any(wanted.values()) and "BLOCK_Q" not in given:
+        return []
+    lists = [[dict(zip(names, v, strict=True)) for v in values or []] or [{}] for names, values in wanted.items()]
+    return [tile | warps | stages for tile, warps, stages in itertools.product(*lists)]
+
+
 def compiled(row, compilation, dump_folder):
     """Complete the row of a kernel with what it compiles to, or with the error of the compiler or the assembler."""
     from triton import TritonError
@@ -164,9 +179,9 @@ def compiled(row, compilation, dump_folder):
     try:
         result = compilation()
         row |= measurements(target, result)
-        if dump_folder:
-            kind, name = CODE[target.backend], "_".join([row["target"], row["source"], row["kernel"], row["hash"][:8]])
-            (pathlib.Path(dump_folder) / f"{name}.{kind}").write_text(result.asm[kind])
+        if dump_folder:  # a title may occur twice, its hash once
+            kind, name = CODE[target.backend], re.sub(r"[^\w=.]+", "_", title(row))[:200]
+            (pathlib.Path(dump_folder) / f"{name}_{row['hash'][:8]}.{kind}").write_text(result.asm[kind])
     except (TritonError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
         row["error"] = last_line(error)
     return row | {"problems": problems(row, target)}
@@ -179,17 +194,14 @@ def compiled_launches(source, module, target, label, options):
     from triton.runtime.jit import JITFunction
 
     rows, run, tiles = {}, JITFunction.run, getattr(module, "attention_tiles", None)
-    changes = [tile | warps | stages for tile, warps, stages in product(options.tiles, options.warps, options.stages)]
 
     def compile_only(kernel, *args, grid, warmup, **given):
         name = kernel.fn.__name__
-        if options.kernel not in name or any(changes) and "BLOCK_Q" not in given:
-            return
-        for settings in [given | change for change in changes]:
-            constants, kinds = describe(kernel, args, settings)
+        for change in choices(options, given) if options.kernel in name else []:
+            constants, kinds = describe(kernel, args, given | change)
             if (name, constants, kinds) not in rows:
-                row = {"target": target, "source": source, "kernel": name, "precisions": [label]}
-                compilation = functools.partial(run, kernel, *args, grid=None, warmup=True, **settings)
+                row = {"source": source, "kernel": name, "target": target, "precisions": [label]}
+                compilation = functools.partial(run, kernel, *args, grid=None, warmup=True, **given | change)
                 row = compiled(row | {"constants": constants}, compilation, options.dump_assembly)
                 rows[name, constants, kinds] = row
 
@@ -217,7 +229,9 @@ def training_step(script, argv):
         return x.new_empty(len(x), len(w), dtype=torch.bfloat16)
 
     with mock.patch.object(script, "complete_version_options", lambda config: ""):  # asks about this machine
-        config, small = (script.parse_options([*argv, *sizes, "--device", "cpu"]) for sizes in ([], TINY))
+        config = script.parse_options([*argv, "--device", "cpu"])
+        width = 32 if config.hidden_dim % 16 == 0 else 36
+        small = script.parse_options([*argv, *TINY, "--hidden-dim", str(width), "--device", "cpu"])
     if config.fp8 and script.fp8_dtype(script.gpu_architecture(torch.device("meta"))) is None:
         return
     script.set_up_backend(config)
@@ -239,8 +253,7 @@ def run_solution(name, module, dtype):
     """Run the solution of an exercise on the inputs of its last case."""
     import torch
 
-    import grading
-
+    grading = importlib.import_module("grading")
     task = grading.load_task(EXERCISES / name)
     with mock.patch.object(grading, "DEVICE", torch.device("cpu")):
         inputs = grading.cast(task, task.inputs(**list(task.cases.values())[-1]), getattr(torch, dtype))
@@ -248,7 +261,12 @@ def run_solution(name, module, dtype):
     module.run(**inputs, **{result: torch.empty(like.shape, dtype=like.dtype) for result, like in storage.items()})
 
 
-def inspect(options, target, label):
+@functools.cache
+def solution(name):
+    return importlib.import_module("grading").load_module(EXERCISES / name / "solution.py", f"solution_{name}")
+
+
+def inspect(target, label, options):
     """Return a row for each distinct kernel that is launched on the target in one precision."""
     rows = []
     if "v3" in options.source:
@@ -257,11 +275,10 @@ def inspect(options, target, label):
                 training_step(load_version(3), ["--preset", preset, *PRECISIONS[label], *options.sizes])
         rows += found.values()
     if "exercises" in options.source and label in EXERCISE_DTYPES:
-        sys.path.insert(0, str(EXERCISES))  # of the modules that a solution and its task import
-        for file in sorted(EXERCISES.glob("[0-9][0-9]_*/solution.py")):
-            name, module = file.parent.name, load_file(file, f"solution_{file.parent.name}")
-            with compiled_launches(name, module, target, label, options) as found:
-                run_solution(name, module, EXERCISE_DTYPES[label])
+        sys.path.insert(0, str(EXERCISES))
+        for name in sorted(file.parent.name for file in EXERCISES.glob("[0-9][0-9]_*/solution.py")):
+            with compiled_launches(name, solution(name), target, label, options) as found:
+                run_solution(name, solution(name), EXERCISE_DTYPES[label])
             rows += found.values()
     return rows
 
@@ -287,13 +304,13 @@ def too_old():
 
 
 def obstacle(target):
-    """Return why the installed Triton cannot compile for a target, as one built for AMD alone; None where it can."""
+    """Return why the installed Triton cannot compile for a target, or None where it can."""
     from triton import knobs
     from triton.compiler import make_backend
 
     try:
         make_backend(driver_of(target).get_current_target())
-        if TARGETS[target].backend == "cuda":
+        if TARGETS[target].backend == "cuda":  # a build for AMD alone comes without these
             _ = knobs.nvidia.cuobjdump, knobs.nvidia.ptxas_blackwell if target == "sm_100" else knobs.nvidia.ptxas
     except RuntimeError as error:
         return last_line(error)
@@ -303,23 +320,21 @@ def obstacle(target):
 def inspect_all(options):
     """Return a row per distinct kernel: those that are the same in several precisions are one.
 
-    Compile in two processes of their own: this one may have chosen Triton's interpreter already. Leave out, with a
-    warning, a target that the installed Triton cannot compile for.
+    Compile in processes of their own: this one may have chosen Triton's interpreter already. Leave out, with a warning,
+    a target that the installed Triton cannot compile for.
     """
-    rows, tasks = {}, []
-    for target in options.target:
-        if reason := obstacle(target):
-            progress(f"{target} is left out, Triton cannot compile for it here: {reason}")
-        else:
-            tasks += [(target, label) for label in options.dtype]
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), prepare_worker) as pool:
-        results = pool.map(functools.partial(inspect, options), *zip(*tasks, strict=True))
-        for done, (task, found) in enumerate(zip(tasks, results, strict=True), 1):
-            for row in found:
+    spawn, rows, obstacles = multiprocessing.get_context("spawn"), {}, {name: obstacle(name) for name in options.target}
+    for target in filter(obstacles.get, obstacles):
+        progress(f"{target} is left out, Triton cannot compile for it here: {obstacles[target]}")
+    tasks = [(target, label) for target in obstacles if not obstacles[target] for label in options.dtype]
+    with concurrent.futures.ProcessPoolExecutor(options.jobs, mp_context=spawn, initializer=prepare_worker) as pool:
+        futures = [pool.submit(inspect, *task, options) for task in tasks]
+        for done, (task, future) in enumerate(zip(tasks, futures, strict=True), 1):
+            for row in future.result():
                 key = row["target"], row["source"], row["kernel"], row.get("hash", row["constants"])
                 same = rows.setdefault(key, row)["precisions"]
                 same += [label for label in row["precisions"] if label not in same]
-            progress(f"{done} of {len(tasks)}: {' '.join(task)}, {len(found)} kernels")
+            progress(f"{done} of {len(tasks)}: {' '.join(task)}, {len(future.result())} kernels")
     return list(rows.values())
 
 
@@ -340,19 +355,21 @@ def cells(row):
 
 
 def as_text(rows):
-    """Return the table, and under it what does not fit."""
+    """Return the table, and under it what does not fit and what spills where that is no fault."""
     lines = [line.rstrip() for line in text_table(COLUMNS, map(cells, rows), len(COLUMNS)).splitlines()]
-    for row in rows:
-        name = " ".join([row["target"], row["source"], row["kernel"], ",".join(row["precisions"]), row["constants"]])
-        lines += [f"DOES NOT FIT  {name}: {problem}" for problem in row["problems"]]
+    lines += [f"DOES NOT FIT  {title(row)}: {problem}" for row in rows for problem in row["problems"]]
+    spills = [row for row in rows if not row["problems"] and row["spills"]]
+    lines += [f"spills        {title(row)}: {row['spills']} registers" for row in spills]
     misfits = sum(bool(row["problems"]) for row in rows)
     return "\n".join([*lines, f"{len(rows)} kernels: " + (f"{misfits} do not fit" if misfits else "all fit")])
 
 
 def tile(text):
-    """Convert '64x32' to the constants of an attention kernel."""
-    queries, keys = map(positive, text.split("x"))
-    return {"BLOCK_Q": queries, "BLOCK_K": keys}
+    """Convert '64x32' to (64, 32)."""
+    sizes = tuple(int(size) if size.isdigit() else 0 for size in text.split("x"))
+    if len(sizes) != 2 or any(size < 1 or size & (size - 1) for size in sizes):
+        raise argparse.ArgumentTypeError(f"a tile is two powers of two, as in 64x32, not {text}")
+    return sizes
 
 
 def report(options, sizes):
@@ -361,10 +378,12 @@ def report(options, sizes):
         raise Failure(2, too_old())
     if options.dump_assembly:
         result_folder(options.dump_assembly, "--dump-assembly")
-    if sizes:  # a wrong option ends it here, before any process starts
-        on_cpu(["--device", "cpu"])
+    if sizes and on_cpu(["--device", "cpu"]):  # a wrong option ends it here, before any process starts
         load_version(3).parse_options([*sizes, "--device", "cpu"])
-    rows = inspect_all(options)
+    try:
+        rows = inspect_all(options)
+    except BrokenProcessPool:
+        raise Failure(1, "the compiler ended its process: try one --target and one --kernel at a time") from None
     if not rows:
         raise Failure(2, f"no kernel of this kind has {options.kernel or 'tiles'} in its name")
     emit({"kernels": rows}, as_text(rows), options.json)
@@ -380,11 +399,12 @@ def main(argv=None):
     add("--source", nargs="+", choices=["v3", "exercises"], default=["v3", "exercises"], help="whose kernels (both)")
     add("--kernel", default="", metavar="PART", help="only kernels whose name contains this")
     add("--preset", nargs="+", choices=["tiny", "small", "medium"], default=["small", "medium"], help="(small medium)")
-    what_if = {"nargs": "+", "default": [{}], "metavar": "N"}  # settings that change the launches of attention
-    add("--tiles", **what_if | {"metavar": "QxK"}, type=tile, help="only attention, with these tiles, as in 64x32")
-    add("--warps", **what_if, type=lambda n: {"num_warps": positive(n)}, help="only attention, with so many warps")
-    add("--stages", **what_if, type=lambda n: {"num_stages": positive(n)}, help="only attention, pipelined so deep")
+    what_if = "what if: compile the attention kernels with these"
+    add("--tiles", nargs="+", type=tile, metavar="QxK", help=f"{what_if} tiles of queries and keys, as in 64x32")
+    for name, meaning in (("--warps", "numbers of warps"), ("--stages", "pipeline depths")):
+        add(name, nargs="+", type=lambda text: (positive(text),), metavar="N", help=f"{what_if} {meaning}")
     add("--dump-assembly", metavar="DIR", help="write each kernel's assembly (PTX on NVIDIA) into this folder")
+    add("--jobs", type=positive, default=2, metavar="N", help="compiling processes (%(default)s)")
     return parser.run(report, argv, passes_on=True)
 
 
