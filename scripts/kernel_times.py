@@ -13,7 +13,7 @@ import sys
 
 from common.command_line import Parser, positive
 from common.profiles import KINDS, files_of, group_table, kernel_table, kernel_text, read_kernels
-from common.tables import write_csv
+from common.tables import emit, write_csv
 
 
 def write_launches(calls, file):
@@ -41,7 +41,6 @@ def write_trace(calls, file):
 
 WRITERS = {
     "csv": lambda calls, file: write_csv(kernel_table(calls), file),
-    "json": lambda calls, file: json.dump({"kernels": kernel_table(calls), "groups": group_table(calls)}, file),
     "launches": write_launches,
     "trace": write_trace,
 }
@@ -54,16 +53,16 @@ def read_and_write(options):
             with open(target, "w", encoding="utf-8", newline="") as file:
                 write(calls, file)
     files = [file for path in options.paths for file in files_of(pathlib.Path(path))]
-    print(f"{kernel_text(calls, options.top)}\n\nread from {', '.join(map(str, files))}")
+    text = f"{kernel_text(calls, options.top)}\n\nread from {', '.join(map(str, files))}"
+    emit({"kernels": kernel_table(calls), "groups": group_table(calls)}, text, options.json)
 
 
 def main(argv=None):
-    parser = Parser("kernel_times.py", __doc__, with_json=False)
+    parser = Parser("kernel_times.py", __doc__)
     add = parser.add_argument
     add("paths", nargs="+", metavar="PATH", help="files or folders of one run (several: one per process)")
     add("--top", type=positive, default=20, metavar="N", help="kernels to print (%(default)s)")
     add("--csv", metavar="FILE", help="write the whole table as CSV")
-    add("--json", metavar="FILE", help="write kernels and groups as JSON")
     add("--launches", metavar="FILE", help="write every launch with start and duration as CSV")
     add("--trace", metavar="FILE", help="write the launches as a trace for ui.perfetto.dev")
     return parser.run(read_and_write, argv)

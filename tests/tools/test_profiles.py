@@ -242,6 +242,8 @@ def test_the_guides_sort_command_orders_the_csv_by_total_time(tmp_path, capsys):
     content = json.loads(other.read_text())
     group = {"group": "GEMM", "calls": 3, "total_us": 18.0, "share_percent": 60.0, "mean_us": 6.0}
     assert content["groups"][0] == group | {"min_us": 5.0, "max_us": 7.0} and len(content["kernels"]) == 5
+    capsys.readouterr()
+    assert kernel_times.main([str(TRACE), "--json", "-"]) == 0 and json.loads(capsys.readouterr().out) == content
     refused(kernel_times.main, [TRACE, "--top", 0], capsys, "--top: must be")
     refused(kernel_times.main, [TRACE, "--csv", tmp_path / "no folder" / "x.csv"], capsys, "cannot be written", 1)
 
