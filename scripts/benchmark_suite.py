@@ -318,7 +318,7 @@ def measure_accuracy(cases, arguments, results, limit):
 
 
 def results_to_fill(arguments, record):
-    """Return empty results, or those of FOLDER without what failed; Failure if they are of another device or text."""
+    """Return empty results, or those of FOLDER; Failure if they are of another device or text."""
     path = arguments.results / "suite.json"
     if not path.exists():
         return {"record": record, "runs": [], "accuracy": []}
@@ -327,19 +327,19 @@ def results_to_fill(arguments, record):
         if results["record"].get(key) != record[key]:
             told = f"{key} {results['record'].get(key)}, but here it is {record[key]}"
             raise Failure(2, f"{path} is of {told}: choose another --results folder")
-    results["runs"] = [run for run in results["runs"] if run["status"] == "ok"]
     for run in results["runs"]:
-        if run["script_sha256"] != hash_of(script_of(run["case"])):
+        if run["status"] == "ok" and run["script_sha256"] != hash_of(script_of(run["case"])):
             raise Failure(2, f"{path} is of another text of {script_of(run['case']).name}: choose another folder")
     return results
 
 
-def drop_broken_rounds(cases, results, host):
-    """Drop what another machine measured of a round that it did not finish: ratios are of one machine."""
-    runs = results["runs"]
-    done = {(run["case"], run["repeat"]) for run in runs}
-    whole = {repeat for _, repeat in done if all((case, repeat) in done for case in cases)}
-    results["runs"] = [run for run in runs if run["repeat"] in whole or run.get("host") == host]
+def keep_what_went_well(cases, results, host):
+    """Drop failed runs, and what another machine measured of a round that it did not finish: ratios are of one."""
+    good = [run for run in results["runs"] if run["status"] == "ok"]
+    refused = {run["case"] for run in results["runs"] if run["status"] == "not available"}
+    done = {(run["case"], run["repeat"]) for run in good}
+    whole = {repeat for _, repeat in done if all((case, repeat) in done or case in refused for case in cases)}
+    results["runs"] = [run for run in good if run["repeat"] in whole or run.get("host") == host]
 
 
 def write_tables(arguments, results):
@@ -363,7 +363,7 @@ def benchmark(arguments, argv):
     record = describe(["benchmark_suite.py", *argv])
     here = {key: record[key] for key in ("host", "commit")}
     results = results_to_fill(arguments, record)
-    drop_broken_rounds(cases, results, record["host"])
+    keep_what_went_well(cases, results, record["host"])
     arguments.results.mkdir(parents=True, exist_ok=True)
     tasks, limit, status = tasks_left(cases, arguments.repeats, results), TimeLimit(arguments.time_limit), 0
     try:

@@ -89,6 +89,8 @@ make_venv() {
     printf '%s\n' "$kind $base" >"$MARK"
 }
 
+pip_is_configured() { "$PYTHON" -m pip config list 2>/dev/null | grep -Eq '(index-url|find-links|no-index)='; }
+
 # install_rocm_torch PYTHON: installs the PyTorch that was built for this machine's ROCm, from PyTorch's own index.
 install_rocm_torch() {
     local base=$1 release version folder command named
@@ -111,9 +113,13 @@ install_rocm_torch() {
 
 # install_unmet KIND GROUP
 install_unmet() {
-    local unmet options=(--constraint "$CONSTRAINTS" --disable-pip-version-check --no-input)
-    read -ra unmet <<<"$("$PYTHON" "$PROBE" unmet "$2" "$1")"
+    local kind=$1 unmet options=(--constraint "$CONSTRAINTS" --disable-pip-version-check --no-input)
+    read -ra unmet <<<"$("$PYTHON" "$PROBE" unmet "$2" "$kind")"
     [ ${#unmet[@]} -gt 0 ] || return 0
+    if [[ $kind == none && " ${unmet[*]} " == *" torch "* ]] && ! pip_is_configured; then
+        say "Taking PyTorch from pip's default index, whose Linux build brings its CUDA libraries (gigabytes);" \
+            "set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds for a small one."
+    fi
     say "Installing ${unmet[*]}"
     PIP_USER=0 "$PYTHON" -m pip install "${options[@]}" "${unmet[@]}" >&2 || fail "pip could not install ${unmet[*]}:" \
         "its message is above (without a network, set PIP_INDEX_URL or PIP_FIND_LINKS to packages that you can reach)."

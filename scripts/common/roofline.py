@@ -173,13 +173,13 @@ def ceilings_for(profile):
     here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     if profile.on_cpu or (here and profile.device in (None, here)):
         progress("measuring this device's ceilings ...")
-        return measure_ceilings(
-            "cpu" if profile.on_cpu else "cuda", precision
-        ), f"measured here, matmuls in {precision}"
+        found = measure_ceilings("cpu" if profile.on_cpu else "cuda", precision)
+        return found, f"measured here, matmuls in {precision}"
     if gpu is None:
         return None, f"the profile is of {profile.device or 'a GPU'}, not of this machine: analyze it there"
-    peak = counts.peak_tflops(gpu, precision) or counts.peak_tflops(gpu, "float32")
-    found = {"matmul_tflops": peak, "copy_tb_s": counts.BANDWIDTH_TB_S[gpu]}
+    if counts.peak_tflops(gpu, precision) is None:
+        precision = "float32"  # in which a GPU without units for a precision computes
+    found = {"matmul_tflops": counts.peak_tflops(gpu, precision), "copy_tb_s": counts.BANDWIDTH_TB_S[gpu]}
     return found, f"the data sheet's of {gpu} in {precision}"
 
 

@@ -332,11 +332,15 @@ def test_the_oldest_set_is_the_floor_of_pyproject():
         assert not high or all(environment.within(version, low, high) for version in versions)
 
 
+def recorded_packages():
+    """Return {name: version} of the newest run that was recorded on an NVIDIA GPU."""
+    return read_results(max(RECORDED.glob("nvidia*/headline/suite.json")))["record"]["packages"]
+
+
 def test_nvidia_gpu_gets_the_versions_that_were_recorded(machine):
     machine.add_wheels()
     assert machine.run().returncode == 0  # without a GPU
-    path = next(path for path in RECORDED.glob("nvidia*/headline/suite.json"))
-    recorded = read_results(path)["record"]["packages"]
+    recorded = recorded_packages()
     machine.has_nvidia_gpu()
     machine.add_wheels({"torch": recorded["torch"], "triton": recorded["triton"]}, cuda="13.0")
     result = machine.run("use_environment run")
@@ -349,7 +353,7 @@ def test_nvidia_gpu_gets_the_versions_that_were_recorded(machine):
 
 def test_nvidia_gpu_that_will_not_be_used_is_said(machine):
     machine.has_nvidia_gpu()
-    machine.add_wheels({**PINNED, "torch": "2.11.0", "triton": "3.6.0"})
+    machine.add_wheels(PINNED | {name: recorded_packages()[name] for name in ("torch", "triton")})
     assert "PyTorch without CUDA" in machine.run().stderr
 
 
