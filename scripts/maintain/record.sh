@@ -115,7 +115,9 @@ suite graph 15 --models v1+nodet,v2,v2+compile,v3,v4 --precisions bfloat16 --gra
     --metrics throughput,memory
 part kernels 8 "$python" "$scripts/maintain/benchmark_kernels.py" --json kernels.json
 for version in 2 3; do
-    part ablation$version 10 "$python" "$scripts/fusion_ablation_study.py" --version $version "${model[@]}" \
+    switches=()
+    [[ $version -eq 2 ]] || switches=(--switches rmsnorm-kernel,rope-kernel,swiglu-kernel,attention-kernel,loss-kernel)
+    part ablation$version 10 "$python" "$scripts/fusion_ablation_study.py" --version $version "${model[@]}" "${switches[@]}" \
         --time-limit SECONDS_LEFT --json ablation.json
 done
 part stages 10 "$root/version3_triton/exercises/performance_debugging/run_all_stages.sh" \
