@@ -116,7 +116,7 @@ suite graph 15 --models v1+nodet,v2,v2+compile,v3,v4 --precisions bfloat16 --gra
 part kernels 8 "$python" "$scripts/maintain/benchmark_kernels.py" --json kernels.json
 for version in 2 3; do
     switches=()
-    [[ $version -eq 2 ]] || switches=(--switches rmsnorm-kernel,rope-kernel,swiglu-kernel,attention-kernel,loss-kernel)
+    [[ $version -eq 2 ]] || switches=(--switches "rmsnorm-kernel,rope-kernel,swiglu-kernel,attention-kernel,loss-kernel")
     part ablation$version 10 "$python" "$scripts/fusion_ablation_study.py" --version $version "${model[@]}" "${switches[@]}" \
         --time-limit SECONDS_LEFT --json ablation.json
 done
