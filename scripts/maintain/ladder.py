@@ -100,7 +100,7 @@ def ablation_table(recorded, part):
     patterns = {"switch": "", "alone": ".2f", "last": ".2f", "memory_mb": "+,.0f", "kernels": "+,.0f"}
     lines = [[known(row[key], pattern) for key, pattern in patterns.items()] for row in study["switches"]]
     rounds = min(len(row["steps_ms"]) for row in study["combinations"] if row["steps_ms"])
-    noise = "One round, so a difference of some percent may be noise." if rounds == 1 else f"Medians of {rounds} rounds."
+    noise = "One round: a difference of some percent may be noise." if rounds == 1 else f"Medians of {rounds} rounds."
     told = f"{noise} Without any switch {significant(none)} ms, with all {significant(every)} ms per step. Speed-ups:"
     return f"{origin(study['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
 

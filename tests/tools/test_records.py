@@ -188,7 +188,7 @@ def recorded(tmp_path):
     rope["candidates"] = [ours, {"name": "SDPA", "us": us}, {"name": "other", "reason": "refused"}]
     ceilings = {"copy": 4000.0, "product": {"float32": 50.0, "bfloat16": 2.0}}
     worth = {"switch": "a", "alone": 1.25, "last": 1.5, "memory_mb": -7.0, "kernels": None}
-    steps = [{"on": [], "step_ms": 5.0}, {"on": ["a"], "step_ms": 4.0}]
+    steps = [{"on": on, "step_ms": ms, "steps_ms": [ms, ms]} for on, ms in (([], 5.0), (["a"], 4.0))]
     for part, name, content in (
         ("kernels", "kernels", {"dtype": "bfloat16", "ceilings": ceilings, "operations": [rope]}),
         ("ablation3", "ablation", {"combinations": steps, "switches": [worth]}),
@@ -213,7 +213,7 @@ def recorded(tmp_path):
         ("kernels", "| RoPE forward, 1 x 2 | 10.0 | 3,000 GB/s | 90% | SDPA | 2.00 |"),
         ("kernels", "copy 4,000 GB/s (read and written), 8192³ matmuls fp32 50, bf16 2 TFLOP/s. Kernels in bf16"),
         ("ablation3", "| a | 1.25 | 1.50 | -7 | - |"),
-        ("ablation3", "Without any switch 5.000 ms, with all 4.000 ms per step."),
+        ("ablation3", "Medians of 2 rounds. Without any switch 5.000 ms, with all 4.000 ms per step."),
         ("memory", "| V1 | 10 | - |"),
     ],
 )
@@ -222,6 +222,14 @@ def test_tables_by_hand(table, line, recorded):
     assert line in text, text
     assert "| V1 |" not in text or table != "v3"
     assert "| Hugging Face |" not in text
+
+
+def test_an_ablation_of_one_round_says_so(recorded):
+    path = recorded / "ablation3" / "ablation.json"
+    study = json.loads(path.read_text())
+    study["combinations"][0]["steps_ms"] = [5.0]  # the second round had no room
+    path.write_text(json.dumps(study))
+    assert "One round: a difference of some percent may be noise." in ladder.tables_of(Record(recorded))["ablation3"]
 
 
 def test_a_part_that_was_not_recorded_has_no_table(recorded):
