@@ -109,18 +109,18 @@ def small_table(found):
 def draw_memory(axes, found):
     (ax,), lengths = axes, found["lengths"]
     for row, color in zip(found["rows"], (GREY, BLUE, RED, GREEN), strict=False):
-        points = [(n, peak / 1e3) for n, peak in zip(lengths, row["peaks_mb"], strict=True) if peak]
+        points = [(n, peak / 1024) for n, peak in zip(lengths, row["peaks_mb"], strict=True) if peak]
         ax.plot(*zip(*points, strict=True), marker="o", color=color, lw=2, label=f"V{row['version']}")
-    peaks = [peak / 1e3 for row in found["rows"] for peak in row["peaks_mb"] if peak]
+    peaks = [peak / 1024 for row in found["rows"] for peak in row["peaks_mb"] if peak]
     log_axis(ax, "x", lengths)
     log_axis(ax, "y", [tick for tick in (1, 2, 5, 10, 20, 50, 100) if min(peaks) / 2 < tick < 2 * max(peaks)])
-    ax.set(xlabel="tokens per sequence", ylabel="peak memory in GB")
+    ax.set(xlabel="tokens per sequence", ylabel="peak memory in GiB")
     ax.legend(frameon=False)
 
 
 def tell_memory(found):
-    last = [f"V{row['version']} {peak / 1e3:.1f} GB" for row in found["rows"] if (peak := row["peaks_mb"][-1])]
-    return f"Peak memory over the length of the sequences. At {found['lengths'][-1]:,} tokens: {', '.join(last)}."
+    last = [f"V{row['version']} {peak / 1024:.1f} GiB" for row in found["rows"] if (peak := row["peaks_mb"][-1])]
+    return f"Peak memory by sequence length. At {found['lengths'][-1]:,} tokens: {', '.join(last)}."
 
 
 def draw_ablation(axes, found):

@@ -238,7 +238,7 @@ def test_pictures_have_a_text_and_are_small(page):
 
 
 SWITCHES = [{"switch": name, "alone": 1.5, "last": last} for name, last in (("qkv-fusion", 0.9), ("torch-compile", 2))]
-PEAKS = [{"version": 1, "peaks_mb": [4000, 16000, None]}, {"version": 2, "peaks_mb": [3000, 6000, 12000]}]
+PEAKS = [{"version": 1, "peaks_mb": [4096, 16384, None]}, {"version": 2, "peaks_mb": [3072, 6144, 12288]}]
 TIMES = {(preset, model, "tf32"): (9.0, t) for preset, t in (("small", 2), ("medium", 4)) for model in pictures.NAMES}
 STAGE = "1 2.000 4000.0 80.0 % 0.750 1.250 0.500 100.0 7.0000 -> 6.5000 50.0 %"
 
@@ -246,7 +246,7 @@ STAGE = "1 2.000 4000.0 80.0 % 0.750 1.250 0.500 100.0 7.0000 -> 6.5000 50.0 %"
 @pytest.mark.parametrize(
     ("name", "found", "told", "drawn"),
     [
-        ("memory", {"lengths": [512, 1024, 2048], "rows": PEAKS}, "At 2,048 tokens: V2 12.0 GB.", [4, 16, 3, 6, 12]),
+        ("memory", {"lengths": [512, 1024, 2048], "rows": PEAKS}, "At 2,048 tokens: V2 12.0 GiB.", [4, 16, 3, 6, 12]),
         ("ablation2", {"switches": SWITCHES}, " 1.50 and 0.90; torch-compile 1.50 and 2.00.", [0.5, 0.5, -0.1, 1]),
         ("stages", None, "stage 1: 2.5 and 2.00.", [0.75, 1.25, 0.5]),
         ("ladder", TIMES, "at small V4 in TF32, 2.0 times; at medium V4 in TF32, 4.0 times.", [2] * 5 + [4] * 5),
