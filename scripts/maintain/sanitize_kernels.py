@@ -5,6 +5,7 @@ Without a GPU the kernels run in Triton's interpreter. Exit status: 0; 1 where a
 
 import pathlib
 import sys
+from unittest import mock
 
 import torch
 
@@ -38,13 +39,23 @@ def operations(v3, leaf, device):
         yield (v3.cross_entropy(leaf(rows, V), torch.randint(V, (rows,), device=device)),)
 
 
+def matmul_of_scaled(x, x_scale, w, w_scale):
+    """Return (x · x_scale) (w · w_scale)ᵀ in bfloat16, as version 3's fp8_matmul does, with a float32 matmul."""
+    return ((x.float() * x_scale) @ (w.float() * w_scale.view(-1, 1)).t()).to(torch.bfloat16)
+
+
 def fp8_operations(v3, leaf, device):
-    """Yield the outputs of feed-forward parts in fp8, whose sizes must be multiples of 16."""
-    for tokens, C, width in ((112, 48, 80), (16, 16, 16), (48, 304, 528)):
-        gate_up = v3.FP8Linear(C, 2 * width, bias=False, device=device, dtype=torch.bfloat16)
-        down = v3.FP8Linear(width, C, bias=False, device=device, dtype=torch.bfloat16)
-        v3.FP8Weights(torch.nn.Sequential(gate_up, down)).update()
-        yield (v3.FP8FeedForwardFunction.apply(leaf(tokens, C), gate_up.weight, down.weight, gate_up, down),)
+    """Yield the outputs of feed-forward parts in fp8, whose sizes must be multiples of 16.
+
+    compute-sanitizer cannot follow the library's fp8 matmul on a Hopper GPU, even alone: initcheck sees nothing write
+    its result, and racecheck ends with an error of its own. So a matmul in float32 stands in for it.
+    """
+    with mock.patch.object(v3, "fp8_matmul", matmul_of_scaled):
+        for tokens, C, width in ((112, 48, 80), (16, 16, 16), (48, 304, 528)):
+            gate_up = v3.FP8Linear(C, 2 * width, bias=False, device=device, dtype=torch.bfloat16)
+            down = v3.FP8Linear(width, C, bias=False, device=device, dtype=torch.bfloat16)
+            v3.FP8Weights(torch.nn.Sequential(gate_up, down)).update()
+            yield (v3.FP8FeedForwardFunction.apply(leaf(tokens, C), gate_up.weight, down.weight, gate_up, down),)
 
 
 def check_finite(tensors, what):

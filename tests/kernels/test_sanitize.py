@@ -30,6 +30,14 @@ def test_the_program_launches_every_kernel(capsys):
     assert len(KERNELS) >= 10 and launched >= KERNELS
 
 
+@multiplies_fp8
+def test_the_matmul_that_stands_in_gives_what_the_library_gives():
+    v3 = sanitize_kernels.load_version(3)
+    (x, a), (w, s) = v3.quantize_rows(torch.randn(48, 32)), v3.quantize_rows(torch.randn(16, 32))
+    ours = sanitize_kernels.matmul_of_scaled(x, a, w, s.view(1, -1))
+    assert torch.allclose(ours.float(), v3.fp8_matmul(x, a, w, s.view(1, -1)).float(), rtol=2**-7, atol=1e-6)
+
+
 def test_a_result_that_is_not_finite_is_found(monkeypatch, capsys):
     monkeypatch.setattr(sanitize_kernels.load_version(3), "packed_swiglu", lambda x: x / 0)
     assert sanitize_kernels.main([]) == 1 and "DivBackward0 in torch.float32 gives a result" in capsys.readouterr().err
