@@ -174,6 +174,49 @@ def tell_stages(found):
     return f"Sum of the phases, and the step as timed, in ms. {'; '.join(told)}."
 
 
+WINDOW_US = 2000  # of a step that the timelines show
+GROUP_COLORS = {"GEMM": BLUE, "attention": RED, "normalisation": GREEN, "element-wise": YELLOW, "optimizer": "#aa3377"}
+
+
+def middle(step):
+    """Return the kernels of a window that begins an eighth into a step, from its start."""
+    first = step[len(step) // 8][0]
+    return [(start - first, us, group) for start, us, group in step if first <= start < first + WINDOW_US]
+
+
+def timelines(recorded):
+    """Return [(title, kernels as (start, duration, group) in us)] of one step of version 1 and of version 4."""
+    found = recorded.json("timeline", "timeline.json")
+    if not found:
+        return None
+    steps = {}
+    for name, lines in found["kernels"].items():
+        steps[name] = [(float(start), float(us), group) for start, us, group in map(str.split, lines)]
+    told = {name: f"{len(step):,} kernels, {sum(us for _, us, _ in step) / 1e3:.1f}" for name, step in steps.items()}
+    whole = {name: f"{told[name]} of {(step[-1][0] + step[-1][1]) / 1e3:.0f} ms busy" for name, step in steps.items()}
+    ends = itertools.accumulate(us for _, us, _ in steps["v4"])
+    packed = [(end - us, us, group) for end, (_, us, group) in zip(ends, steps["v4"], strict=True)]
+    eager = [(f"V{name[1:]}, eager: {whole[name]}", middle(step)) for name, step in steps.items()]
+    return [*eager, (f"V4 without the gaps, as a graph replays it: {told['v4']} ms", packed)]
+
+
+def draw_timeline(axes, found):
+    from matplotlib.patches import Patch
+
+    for ax, (title, kernels) in zip(axes, found, strict=True):
+        colors = [GROUP_COLORS.get(group, GREY) for *_, group in kernels]
+        ax.broken_barh([(start, us) for start, us, _ in kernels], (0, 1), facecolors=colors)
+        ax.set_title(title, loc="left", fontsize=10)
+        ax.set(xlim=(0, WINDOW_US), ylim=(0, 1), yticks=[], xticks=[])
+    axes[-1].set(xticks=range(0, WINDOW_US + 1, 500), xlabel="us")
+    handles = [Patch(color=color, label=name) for name, color in (GROUP_COLORS | {"other": GREY}).items()]
+    axes[-1].legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.6), ncols=3, frameon=False)
+
+
+def tell_timeline(found):
+    return f"{WINDOW_US / 1e3:.0f} ms of a step, every kernel a bar. {'; '.join(title for title, _ in found)}."
+
+
 # ---------------------------------------------------------------- pictures and pages
 
 
@@ -189,6 +232,7 @@ PICTURES = {
     "ladder": Picture(speeds, draw_ladder, tell_ladder, 5.6, 2),
     "memory": Picture(lambda run: run.json("memory", "memory.json"), draw_memory, tell_memory, 3.6),
     "ablation2": Picture(lambda run: run.json("ablation2", "ablation.json"), draw_ablation, tell_ablation, 3.4),
+    "timeline": Picture(timelines, draw_timeline, tell_timeline, 4.0, 3),
     "stages": Picture(stages, draw_stages, tell_stages, 4.0),
 }
 

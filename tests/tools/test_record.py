@@ -2,13 +2,16 @@
 
 import json
 import os
+import pathlib
 import re
 import subprocess
 
 import pytest
 
 import benchmark_suite
+from common.profiles import Kernel, Profile
 from common.versions import REPOSITORY
+from maintain import timeline
 from processes import executable
 
 MAINTAIN = REPOSITORY / "scripts" / "maintain"
@@ -170,3 +173,22 @@ def test_contribute_says_what_is_not_there(contribute):
     for arguments, said in wrong.items():
         refused = contribute(*arguments.split(), gpu="a GPU" if arguments else "")
         assert refused.returncode == 2 and said in refused.stderr and not refused.stdout
+
+
+# ---------------------------------------------------------------- timeline.py
+
+
+def test_a_timeline_is_the_last_step_without_copies():
+    names = ["gemm", "memcpy", "adam"] * 2
+    calls = [
+        Kernel(name, 1e6 + 2e3 * i, 1e3, kind="copy" if name == "memcpy" else "kernel") for i, name in enumerate(names)
+    ]
+    profile = Profile(pathlib.Path("trace"), calls, steps=2)
+    assert timeline.kernels_of_a_step(profile) == ["0.0 1.0 GEMM", "4.0 1.0 optimizer"]
+
+
+def test_both_versions_are_profiled(tmp_path):
+    toy = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64 --batch-size 2 --seq-len 16 --num-steps 2"
+    assert timeline.main([*toy.split(), "--device", "cpu", "--json", str(tmp_path / "timeline.json")]) == 0
+    found = json.loads((tmp_path / "timeline.json").read_text())["kernels"]
+    assert len(found["v1"]) > len(found["v4"]) > 50 and found["v4"][0].startswith("0.0 ")
