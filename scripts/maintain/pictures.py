@@ -196,7 +196,7 @@ def timelines(recorded):
     whole = {name: f"{told[name]} of {(step[-1][0] + step[-1][1]) / 1e3:.0f} ms busy" for name, step in steps.items()}
     ends = itertools.accumulate(us for _, us, _ in steps["v4"])
     packed = [(end - us, us, group) for end, (_, us, group) in zip(ends, steps["v4"], strict=True)]
-    eager = [(f"V{name[1:]}, eager: {whole[name]}", middle(step)) for name, step in steps.items()]
+    eager = [(f"V{name[1:]}, no graph: {whole[name]}", middle(step)) for name, step in steps.items()]
     return [*eager, (f"V4 without the gaps, as a graph replays it: {told['v4']} ms", packed)]
 
 
