@@ -22,11 +22,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
+from common import counts
 from common.command_line import Failure, Parser
 from common.pages import all_pages, fill, write_or_check
 from common.records import PRECISIONS, newest_record
 from common.tables import markdown_table
-from common.versions import REPOSITORY, SCRIPTS
+from common.versions import REPOSITORY, SCRIPTS, load_version
 
 NAMES = {"v1": "V1", "v2+compile": "V2 compiled", "v3": "V3", "v4": "V4", "hf+compile": "Hugging Face"}
 IDEAS = {
@@ -174,6 +175,83 @@ def tell_stages(found):
     return f"Sum of the phases, and the step as timed, in ms. {'; '.join(told)}."
 
 
+ROOFLINE = {  # what benchmark_kernels.py timed -> the kernel, and where its name stands, in points from PyTorch's dot
+    "SwiGLU forward": ("swiglu_forward_kernel", (-4, -16)),
+    "RoPE forward": ("rope_kernel", (6, -3)),
+    "RMSNorm forward": ("rmsnorm_forward_kernel", (6, 2)),
+    "cross-entropy forward": ("cross_entropy_forward_kernel", (6, -3)),
+    "attention forward": ("attention_forward_kernel", (0, -8)),
+}
+
+
+def rates(recorded):
+    """Return {"copy" in GB/s, "top" in TFLOP/s, "points": [(name, its place, FLOP per byte, [TFLOP/s])]}."""
+    found = recorded.json("kernels", "kernels.json")
+    if not found:
+        return None
+    medium, points = counts.sizes_of(load_version(1).parse_options(["--preset", "medium"])), []
+    for one in found["operations"]:
+        if one["operation"] in ROOFLINE:
+            (kernel, place), sizes = ROOFLINE[one["operation"]], medium
+            name = one["operation"].removesuffix(" forward")
+            if name == "attention":
+                batch, tokens = re.match(r"batch (\d+), (\d+) tokens", one["size"]).groups()
+                label = f"{int(tokens):,}" if points[-1][2] > 100 else f"attention\n{tokens} tokens"
+                name, sizes = label, medium._replace(B=int(batch), T=int(tokens))
+            flops, moved = counts.kernel_counts(found["dtype"], sizes)[kernel]
+            tflops = 1 if one["unit"] == "TFLOP/s" else flops / moved / 1e3
+            rate = {each["name"]: each["rate"] * tflops for each in one["candidates"] if "us" in each}
+            points.append((name, place, flops / moved, [rate.pop("V3"), max(rate.values())]))
+    return {"copy": found["ceilings"]["copy"], "top": found["ceilings"]["product"][found["dtype"]], "points": points}
+
+
+def draw_rates(axes, found):
+    (ax,), top, slope = axes, found["top"], found["copy"] / 1e3
+    ax.plot([0.05, top / slope, 5000], [0.05 * slope, top, top], color="black", lw=2)
+    ax.text(5000, 1.2 * top, f"matmul {top:,.0f} TFLOP/s", ha="right")
+    ax.text(0.07, 5 * slope, f"copy {found['copy']:,.0f} GB/s")
+    for name, place, x, rate in found["points"]:
+        ax.vlines(x, min(rate), max(rate), color=GREY, lw=1)
+        ax.scatter([x, x], rate, c=[RED, GREY], zorder=3)
+        align = {
+            "ha": ("center", "left", "right")[(place[0] > 0) - (place[0] < 0)],
+            "va": "top" if place[0] == 0 else "baseline",
+        }
+        ax.annotate(name, (x, rate[1]), place, textcoords="offset points", fontsize=9, **align)
+    log_axis(ax, "x", [0.1, 1, 10, 100, 1000])
+    log_axis(ax, "y", [0.1, 1, 10, 100, 1000])
+    ax.set(xlim=(0.05, 5000), ylim=(0.05, 2000), xlabel="FLOP per byte", ylabel="TFLOP/s")
+    for y, color, name in ((0.2, RED, "version 3's kernel"), (0.1, GREY, "PyTorch's fastest")):
+        ax.text(2000, y, name, color=color, ha="right", weight="bold")
+
+
+def tell_rates(found):
+    told = [f"{name} {ours:,.2f} and {theirs:,.2f}".replace("\n", " ") for name, *_, (ours, theirs) in found["points"]]
+    return f"TFLOP/s of version 3's kernel and of PyTorch's fastest, under the GPU's roofline: {'; '.join(told)}."
+
+
+def efficiencies(recorded):
+    """Return [(name, efficiency in percent)] of the rows with several GPUs."""
+    suite = recorded.suite("ddp")
+    rows = [row for row in suite["rows"] if row["efficiency"]] if suite else []
+    titles = {"v3": "V3, DDP", "v3+fsdp": "V3, FSDP2", "v4": "V4, DDP"}
+    return [(f"{titles[row['model']]}, {row['processes']} GPUs", 100 * row["efficiency"]) for row in rows] or None
+
+
+def draw_efficiencies(axes, found):
+    (ax,), (names, percent) = axes, zip(*found, strict=True)
+    ax.barh(range(len(found)), percent, 0.55, color=[BLUE if "DDP" in name else RED for name in names])
+    for place, value in enumerate(percent):
+        ax.text(value, place, f"{value:.1f} % ", va="center", ha="right", color="white", weight="bold")
+    name_rows(ax, names)
+    ax.axvline(100, color=GREY, lw=1)
+    ax.set(xlim=(0, 102), xlabel="% of the speed without communication")
+
+
+def tell_efficiencies(found):
+    return f"Efficiency of several GPUs: {'; '.join(f'{name} {percent:.1f} %' for name, percent in found)}."
+
+
 WINDOW_US = 2000  # of a step that the timelines show
 GROUP_COLORS = {"GEMM": BLUE, "attention": RED, "normalisation": GREEN, "element-wise": YELLOW, "optimizer": "#aa3377"}
 
@@ -233,6 +311,8 @@ PICTURES = {
     "memory": Picture(lambda run: run.json("memory", "memory.json"), draw_memory, tell_memory, 3.6),
     "ablation2": Picture(lambda run: run.json("ablation2", "ablation.json"), draw_ablation, tell_ablation, 3.4),
     "timeline": Picture(timelines, draw_timeline, tell_timeline, 4.0, 3),
+    "roofline": Picture(rates, draw_rates, tell_rates, 4.2),
+    "scaling": Picture(efficiencies, draw_efficiencies, tell_efficiencies, 2.2),
     "stages": Picture(stages, draw_stages, tell_stages, 4.0),
 }
 

@@ -240,11 +240,16 @@ def test_pictures_have_a_text_and_are_small(page):
 SWITCHES = [{"switch": name, "alone": 1.5, "last": last} for name, last in (("qkv-fusion", 0.9), ("torch-compile", 2))]
 PEAKS = [{"version": 1, "peaks_mb": [4096, 16384, None]}, {"version": 2, "peaks_mb": [3072, 6144, 12288]}]
 TIMES = {(preset, model, "tf32"): (9.0, t) for preset, t in (("small", 2), ("medium", 4)) for model in pictures.NAMES}
-STEP = [
+TIMELINE = [
     ("V1, eager", [(0, 3, "GEMM"), (10, 2, "other")]),
     ("V4, eager", [(0, 5, "GEMM")]),
     ("packed", [(0, 4, "copies")]),
 ]
+ROOFS = {
+    "copy": 4000,
+    "top": 700,
+    "points": [("RoPE", (6, -3), 0.6, [2.25, 0.13]), ("attention\n512 tokens", (0, -8), 170, [234, 217])],
+}
 STAGE = "1 2.000 4000.0 80.0 % 0.750 1.250 0.500 100.0 7.0000 -> 6.5000 50.0 %"
 
 
@@ -253,7 +258,14 @@ STAGE = "1 2.000 4000.0 80.0 % 0.750 1.250 0.500 100.0 7.0000 -> 6.5000 50.0 %"
     [
         ("memory", {"lengths": [512, 1024, 2048], "rows": PEAKS}, "At 2,048 tokens: V2 12.0 GiB.", [4, 16, 3, 6, 12]),
         ("ablation2", {"switches": SWITCHES}, " 1.50 and 0.90; torch-compile 1.50 and 2.00.", [0.5, 0.5, -0.1, 1]),
-        ("timeline", STEP, "a bar. V1, eager; V4, eager; packed.", [3, 2, 5, 4]),
+        ("timeline", TIMELINE, "a bar. V1, eager; V4, eager; packed.", [3, 2, 5, 4]),
+        (
+            "scaling",
+            [("V3, DDP, 2 GPUs", 91.34), ("V4, DDP, 2 GPUs", 92.0)],
+            "GPUs 91.3 %; V4, DDP, 2 GPUs 92.0 %.",
+            [91.34, 92],
+        ),
+        ("roofline", ROOFS, "attention 512 tokens 234.00 and 217.00.", [2.25, 0.13, 234, 217]),
         ("stages", None, "stage 1: 2.5 and 2.00.", [0.75, 1.25, 0.5]),
         ("ladder", TIMES, "at small V4 in TF32, 2.0 times; at medium V4 in TF32, 4.0 times.", [2] * 5 + [4] * 5),
     ],
@@ -277,5 +289,6 @@ def test_pictures_show_the_numbers_that_they_are_given(name, found, told, drawn,
         for path in bars.get_paths()
         if name == "timeline"
     ]
-    points = [x for ax in axes for dots in ax.collections for x, _ in dots.get_offsets()]
+    points = [dot for ax in axes for dots in ax.collections for dot in dots.get_offsets().tolist()]
+    points = [dot[name == "roofline"] for dot in points if dot != [0, 0]]  # lines have none of their own
     assert (bars or points or [y for line in axes[0].lines for y in line.get_ydata()]) == pytest.approx(drawn)
