@@ -5,7 +5,7 @@ example: python fusion_ablation_study.py --all-combinations --preset small
 
 Every combination trains in a process of its own, in rounds, so that drift hits all alike. A switch's worth is the step
 without it over the step with it, in pairs of combinations that differ in nothing else; options that are not listed go
-to the training script.
+to the training script. Exit status: 0; 1 if none ran or --time-limit left some out; 2 for bad input.
 """
 
 import itertools
@@ -134,7 +134,11 @@ def study(options, rest):
     if not any(row["step_ms"] for row in rows):
         raise Failure(1, f"no combination ran: {rows[0]['reason']}")
     content = {"version": options.version, "options": argv, "combinations": rows, "switches": worth(rows, switches)}
-    emit(content, as_text(content), options.json)
+    text = as_text(content)
+    if limit.reached:
+        text += f"\n{max(len(row['steps_ms']) for row in rows)} of {options.rounds} rounds: no time was left for the rest"
+    emit(content, text, options.json)
+    return int(limit.reached)
 
 
 def main(argv=None):

@@ -82,6 +82,7 @@ class TimeLimit:
 
     def __init__(self, seconds):
         self.seconds, self.began, self.took = seconds, time.monotonic(), []
+        self.reached = False  # something was left out
 
     def timed(self, work):
         """Return work() and remember how long it took."""
@@ -101,7 +102,9 @@ class TimeLimit:
         if not self.took:
             return True
         needed = max(max(self.took), 1.25 * runs * sum(self.took) / len(self.took))
-        return needed <= self.bound(needed)
+        fits = needed <= self.bound(needed)
+        self.reached = self.reached or not fits
+        return fits
 
     def left(self, runs):
         """Return how long so many further runs will take, in words."""

@@ -17,7 +17,8 @@
 # ddp        10                several GPUs, on all of them: DDP and FSDP2
 #
 # headline, graph and ddp write each row as it is measured, and take up what is missing if they were cut off, also on
-# another machine of the kind. TINY_LLAMA_COMMIT names the commit if the files are a copy without Git's history.
+# another machine of the kind; an ablation that had no time for all its rounds begins anew. TINY_LLAMA_COMMIT names the
+# commit if the files are a copy without Git's history.
 # Afterwards: python scripts/maintain/ladder.py --write
 # Exit status: 0 all is there; 1 something failed or is left; 2 a bad option.
 
