@@ -134,9 +134,9 @@ def study(options, rest):
     if not any(row["step_ms"] for row in rows):
         raise Failure(1, f"no combination ran: {rows[0]['reason']}")
     content = {"version": options.version, "options": argv, "combinations": rows, "switches": worth(rows, switches)}
-    text = as_text(content)
+    text, ran = as_text(content), max(len(row["steps_ms"]) for row in rows)
     if limit.reached:
-        text += f"\n{max(len(row['steps_ms']) for row in rows)} of {options.rounds} rounds: no time was left for the rest"
+        text += f"\n{ran} of {options.rounds} rounds: no time was left for the rest"
     emit(content, text, options.json)
     return int(limit.reached)
 

@@ -19,8 +19,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from common.command_line import Parser
 from common.pages import all_pages, fill, fill_quotes, quoted_rows, write_or_check
 from common.provenance import faults_of_commit, machine_line
-from common.records import MODELS, PRECISIONS, Record, configurations, newest_record, significant, table_of
-from common.tables import known, markdown_table
+from common.records import MODELS, PRECISIONS, Record, configurations, newest_record, table_of
+from common.tables import known, markdown_table, rounded
 from common.versions import REPOSITORY, SCRIPTS
 
 SCRIPT_OF = {f"v{version}": path for version, path in SCRIPTS.items()}
@@ -65,7 +65,7 @@ def graph_table(recorded):
         pairs.setdefault(name, {})[row["captured"]] = row["step_ms"]
     for name, step in ((name, step) for name, step in pairs.items() if len(step) == 2):
         eager, graph = step[False], step[True]
-        lines.append([*name, significant(eager), significant(graph), f"{eager / graph:.2f}"])
+        lines.append([*name, rounded(eager, 4), rounded(graph, 4), f"{eager / graph:.2f}"])
     header = ["preset", "", "precision", "eager ms", "graph ms", "eager / graph"]
     return lines and f"{origin(results['record'], recorded)}\n\n{markdown_table(header, lines, left=3)}"
 
@@ -101,7 +101,7 @@ def ablation_table(recorded, part):
     lines = [[known(row[key], pattern) for key, pattern in patterns.items()] for row in study["switches"]]
     rounds = min(len(row["steps_ms"]) for row in study["combinations"] if row["steps_ms"])
     noise = "One round: a difference of some percent may be noise." if rounds == 1 else f"Medians of {rounds} rounds."
-    told = f"{noise} Without any switch {significant(none)} ms, with all {significant(every)} ms per step. Speed-ups:"
+    told = f"{noise} Without any switch {rounded(none, 4)} ms, with all {rounded(every, 4)} ms per step. Speed-ups:"
     return f"{origin(study['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
 
 

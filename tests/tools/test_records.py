@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from common import provenance, records
+from common.command_line import Failure
 from common.pages import fill_quotes, quoted_rows
 from common.records import Case, Record, read_results, rows, write_results
 from in_process import refused
@@ -51,7 +52,7 @@ def test_rows_by_hand():
     """Speed is the median of the ratios within a round, 10, 12 and 5, not the ratio of the medians."""
     first, third = rows(hand_made())
     assert (first["step_p25_ms"], first["step_ms"], first["step_p75_ms"]) == (40.5, 50, 59.5)  # of all steps
-    assert first["samples_per_second"] == 8 / 0.050 and first["tokens_per_second"] == 8 * 128 / 0.050
+    assert first["samples_per_second"] == 8 / 0.050
     assert first["tflops"] == pytest.approx(2e9 / 0.050 / 1e12) and first["forward_ms"] == 12.5
     assert first["optimizer_ms"] is None and first["gradient_error"] is None
     assert (third["captured"], third["repeats"], third["peak_memory_mb"]) == (True, 3, 32)  # the peak of all
@@ -99,11 +100,11 @@ def test_results_survive_writing_and_reading(tmp_path):
     write_results(hand_made(), path)
     assert read_results(path) == hand_made()
     assert len(path.read_text().splitlines()) == 14  # a line for each entry, so that a diff names runs
-    for text in ('{"runs": [{"case": {"model": "v1"}}], "accuracy": []}', "{", '{"runs": [], "accuracy": []}'):
+    for text in ('{"runs": []}', "{"):
         path.write_text(text)
-        with pytest.raises(ValueError, match="is no results file"):
+        with pytest.raises(Failure, match="is cut off or damaged"):
             read_results(path)
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(Failure, match="cannot be read"):
         read_results(tmp_path)
 
 
