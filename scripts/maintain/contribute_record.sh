@@ -44,7 +44,7 @@ if [[ ! -e $folder/tests.txt ]]; then
 fi
 TINY_LLAMA_PYTHON=$PYTHON "$ROOT/scripts/maintain/record.sh" "$folder" --only headline,kernels \
     --time-limit "$((limit > SECONDS ? limit - SECONDS : 1))" || status=1
-"$PYTHON" "$ROOT/scripts/maintain/tested_on.py" --write
+"$PYTHON" "$ROOT/scripts/maintain/ladder.py" --write
 
 [[ $status -ne 0 ]] || cat <<END
 The record is complete. To contribute it:

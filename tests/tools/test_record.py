@@ -150,7 +150,7 @@ def test_contribute_tests_then_records_within_the_limit(contribute, tmp_path):
     result = contribute("--time-limit", "600")
     assert result.returncode == 0 and "The record is complete" in result.stdout, result.stderr
     tests, record, table = (tmp_path / "log").read_text().splitlines()
-    assert "pytest -q tests/kernels" in tests and table.endswith("tested_on.py --write")
+    assert "pytest -q tests/kernels" in tests and table.endswith("ladder.py --write")
     (folder,) = (tmp_path / "scripts" / "recorded" / "contributed").iterdir()
     assert folder.name.startswith("amd-instinct-mi300x_20")
     assert (folder / "tests.txt").read_text() == "passed in log\n"  # and not in a folder of this machine
