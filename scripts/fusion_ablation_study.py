@@ -13,11 +13,11 @@ import statistics
 import sys
 import tempfile
 
-from common.command_line import Failure, Parser, add_time_limit, load_script, positive, with_sizes
+from common.command_line import Failure, Parser, add_time_limit, listed, positive, with_sizes
 from common.profiles import read_profile, steps_needed
 from common.runs import TimeLimit, run_in_rounds, train
 from common.tables import columns, emit, rounded, text_table
-from common.versions import SCRIPTS
+from common.versions import SCRIPTS, load_version
 
 SWITCHES = {
     2: ("qkv-fusion", "flash-attention", "swiglu-fusion", "torch-compile"),
@@ -122,9 +122,8 @@ def as_text(content):
 
 def study(options, rest):
     argv = with_sizes(["--num-steps", str(options.num_steps), *rest])
-    script = load_script(SCRIPTS[options.version], "--version")
     # said aloud, for profiling alone would switch the graph off
-    argv.append("--graph" if script.parse_options(argv).graph else "--no-graph")
+    argv.append("--graph" if load_version(options.version).parse_options(argv).graph else "--no-graph")
     known_switches = SWITCHES[options.version]
     switches = options.switches or known_switches
     if not set(switches) <= set(known_switches):
@@ -146,7 +145,7 @@ def main(argv=None):
     add = parser.add_argument
     add("--version", type=int, choices=SWITCHES, default=2, help="2 or 3 (%(default)s)")
     add("--all-combinations", action="store_true", help="all on/off combinations, not single ones only")
-    add("--switches", type=lambda text: text.split(","), metavar="X,..", help="these alone (all)")
+    add("--switches", type=listed(), metavar="X,..", help="these alone (all)")
     add("--rounds", type=positive, default=3, metavar="N", help="runs of each combination (%(default)s)")
     add("--num-steps", type=int, default=20, metavar="N", help="steps of a run (%(default)s)")
     add_time_limit(parser)
