@@ -5,9 +5,9 @@
     python scripts/benchmark_suite.py --results runs/h200 --append --time-limit 500    # what fits; again: the rest
 
 A model is v1 to v4, or a peer where its packages are installed: hf (Hugging Face's Llama) or liger (the same with
-Liger's kernels). +compile, +nodet and +fsdp switch torch.compile, determinism and FSDP2; any other +NAME is the
-script's own option --NAME, as in v3+disable-attention-kernel. hf+compile:bfloat16:fp8 runs in these precisions alone.
-Options that are not listed go to all scripts. The precision fp8 is version 3's and Hugging Face's (with torchao).
+Liger's kernels). +compile, +nodet and +fsdp switch torch.compile, determinism and FSDP2. hf+compile:bfloat16:fp8 runs
+in these precisions alone. Options that are not listed go to all scripts. The precision fp8 is version 3's and Hugging
+Face's (with torchao).
 
 Every case runs in a process of its own, or with --nproc under torchrun with the same batch per process. A repeat is a
 round over all cases, so that drift hits all alike. FOLDER/suite.json is written after every process. A case that
@@ -39,8 +39,7 @@ from common.tables import rounded, text_table
 from common.versions import load_version, loss_and_gradients, relative_error
 
 PEERS = {"hf": ["--library", "transformers"], "liger": ["--library", "liger"]}
-FSDP = ["--parallel", "fsdp"]
-MODIFIERS = {"compile": ["--enable-torch-compile"], "nodet": ["--no-deterministic"], "fsdp": FSDP}
+MODIFIERS = {"compile": ["--enable-torch-compile"], "nodet": ["--no-deterministic"], "fsdp": ["--parallel", "fsdp"]}
 PRECISIONS = command_line.PRECISIONS | {"fp8": [*command_line.PRECISIONS["bfloat16"], "--fp8"]}
 METRICS = ["throughput", "memory", "accuracy"]
 CHECK_GRADIENTS = "--check-gradients"
@@ -92,11 +91,11 @@ def parse_arguments(argv):
     for model, precisions in arguments.models.items():
         if wrong := set(precisions) - set(PRECISIONS):
             parser.error(f"--models: {wrong.pop()} is none of {', '.join(PRECISIONS)}")
-        if model.split("+")[0] not in records.SCRIPT_OF:
-            parser.error(f"--models: {model} is none of {', '.join(records.SCRIPT_OF)}")
+        name, *modifiers = model.split("+")
+        if name not in records.SCRIPT_OF or set(modifiers) - set(MODIFIERS):
+            parser.error(f"--models: {model} is none of {', '.join(records.SCRIPT_OF)}, with +{', +'.join(MODIFIERS)}")
         if not is_peer(model):  # let the version's parser refuse an option that it does not know
-            known = [option for option in own_options(model) if option not in FSDP]  # which needs torchrun
-            load_version(int(model[1])).parse_options([*known, *rest])
+            load_version(int(model[1])).parse_options(rest)
     return arguments
 
 
@@ -114,7 +113,7 @@ def precisions_of(model):
 def own_options(model):
     """Return the options that make a version's or a peer's script the model of that name."""
     name, *modifiers = model.split("+")
-    return [*PEERS.get(name, []), *(o for m in modifiers for o in MODIFIERS.get(m, [f"--{m}"]))]
+    return [*PEERS.get(name, []), *(option for modifier in modifiers for option in MODIFIERS[modifier])]
 
 
 def graph_choices(model, wanted):

@@ -110,8 +110,7 @@ def peer_script():
 
     def described_parser():
         parser = build_parser()
-        parser.prog, parser.description = "peers.py", __doc__.split("\n")[0]
-        parser.epilog = "example: python scripts/common/peers.py --preset small --use-amp --enable-torch-compile"
+        parser.prog, parser.description, parser.epilog = "peers.py", __doc__.split("\n")[0], None
         return parser
 
     script.__file__ = __file__  # the commit and the hash that the metrics name are this file's

@@ -274,7 +274,7 @@ def test_an_interrupted_suite_keeps_its_rows_and_ends_what_runs(stubs):
     ("options", "sentence"),
     [
         ("--models v7", "v7 is none of v1, v2"),
-        ("--models v2+foo", "unrecognized arguments: --foo"),
+        ("--models v2+foo", "v2+foo is none of v1, v2, v3, v4, hf, liger, with +compile, +nodet, +fsdp"),
         ("--models v1:fp7", "fp7 is none of float32"),
         ("--presets huge", "choose from tiny, small, medium"),
         ("--precisions int8", "choose from float32, tf32"),
