@@ -34,7 +34,6 @@ PARTS = {
     "stages": "debugging stages",
     "memory": "memory over length",
     "ddp": "several GPUs with DDP and FSDP2",
-    "tests.txt": "test suite",
 }
 
 
