@@ -212,7 +212,7 @@ def on_each_gpu(work, groups, arguments, limit):
         try:
             return sum(pool.map(work, groups))
         except KeyboardInterrupt:
-            limit.seconds = 0  # what runs may end, nothing else starts
+            limit.end = 0  # what runs may end, nothing else starts
             raise
 
 

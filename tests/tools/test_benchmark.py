@@ -65,19 +65,6 @@ def test_of_several_processes_the_first_that_has_a_reason_tells_it():
     assert runs.last_words("Traceback:\nValueError: no\n") == "ValueError: no"
 
 
-def test_time_that_is_left(monkeypatch):
-    monkeypatch.setattr(runs.time, "monotonic", lambda: 100.0)
-    limit = runs.TimeLimit(None)
-    assert limit.left(5) == "time left unknown" and limit.room(99)
-    limit.took += [10.0, 20.0]
-    assert (limit.left(5), limit.left(40)) == ("about 75 s left", "about 10 min left")
-    assert limit.room(99) and limit.bound(600) == 600
-    limit.seconds = 50
-    assert limit.room(2) and not limit.room(3)  # of 15 s each, and a quarter more
-    monkeypatch.setattr(runs.time, "monotonic", lambda: 135.0)
-    assert limit.bound(600) == 15 and limit.bound(5) == 5 and not limit.room()  # the longest took 20 s
-
-
 # ---------------------------------------------------------------- the suite on stubs of the training scripts
 
 
