@@ -303,11 +303,13 @@ def test_gradients_that_cannot_be_compared_are_named(tmp_path, monkeypatch, caps
     died = subprocess.CompletedProcess([], 1, line, "Traceback\nRuntimeError: lost")
     monkeypatch.setattr(benchmark_suite, "run_process", lambda *arguments, **options: died)
     arguments = benchmark_suite.parse_arguments(["--results", str(tmp_path)])
-    results = {"record": {}, "runs": [], "accuracy": []}
-    cases = [Case(model, "tiny", 8, 128, "float32", False) for model in ("v1", "v2")]
-    assert benchmark_suite.measure_accuracy(cases, arguments, results, runs.TimeLimit(None)) == 1
+    cases = [Case(model, "tiny", 8, 128, "float32", graph) for model in ("v1", "v2", "hf") for graph in (False, True)]
+    results = {"record": {}, "runs": [{"case": case, "status": "ok"} for case in cases], "accuracy": []}
+    (chosen,) = benchmark_suite.gradients_left(cases, results)
+    assert benchmark_suite.measure_accuracy(chosen, arguments, results, runs.TimeLimit(None)) == 1
     assert [entry["case"].model for entry in results["accuracy"]] == ["v1"]
-    assert "v2 eager and what follows: gradients not compared: RuntimeError: lost" in capsys.readouterr().err
+    assert benchmark_suite.gradients_left(cases, results) == [chosen[1:]]
+    assert "v2 graph and what follows: gradients not compared: RuntimeError: lost" in capsys.readouterr().err
 
 
 def run_suite(folder, path, options):
