@@ -1,9 +1,7 @@
 """Train Hugging Face's Llama like the four versions: as it is, with Liger's kernels, or in fp8 by torchao.
 
-    python scripts/common/peers.py --preset small --use-amp
-    python scripts/common/peers.py --preset small --use-amp --enable-torch-compile --no-graph
     python scripts/common/peers.py --preset small --use-amp --enable-torch-compile --fp8
-    python scripts/common/peers.py --library liger --preset small --use-amp
+    python scripts/common/peers.py --library liger --preset small --use-amp --no-graph
 
 This is version 1's script with a library's model, loss and optimizer in place of its own. Weights, batches, options,
 the timed step, the graph, the printed summary and the metrics file are version 1's, so the numbers can be compared.

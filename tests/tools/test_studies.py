@@ -147,7 +147,7 @@ def test_the_documented_ablation_command(one_process):
 
 
 def test_bad_input_of_the_ablation(capsys, monkeypatch):
-    refused(ablation.main, ["--switches", "no-fusion", *SIZES], capsys, "--switches no-fusion: choose from qkv-fusion")
+    refused(ablation.main, ["--switches", "no-fusion", *SIZES], capsys, "'no-fusion': choose from qkv-fusion")
     refused(ablation.main, ["--rounds", "0"], capsys, "--rounds: must be")
     refused(ablation.main, ["--num-heads", "5"], capsys, "--hidden-dim must be")
 
