@@ -158,11 +158,9 @@ def rows(results):
     for case in dict.fromkeys(run["case"] for run in results["runs"]):
         ran = [run for run in good if run["case"] == case]
         bad = [run for run in results["runs"] if run["case"] == case and run["status"] != "ok"]
-        row = case._asdict() | {
-            "status": "ok" if ran else bad[-1]["status"],
-            "reason": bad[0]["reason"] if bad else None,
-        }
+        row = case._asdict() | {"case": case, "status": "ok" if ran else bad[-1]["status"]}
         row |= measured_row(ran, good) if ran else {"repeats": 0}
+        row["reason"] = bad[0]["reason"] if bad else None
         if results["record"]["device_type"] == "cpu" and case.model.startswith("v3"):
             row["speed"] = None  # of Triton's interpreter
         found.append(row | {"gradient_error": errors.get(case.gradients) if case.processes == 1 else None})
@@ -171,10 +169,9 @@ def rows(results):
 
 def place(row):
     """Return where a row stands in tables and pictures: by preset and sizes, model, precision, processes."""
-    presets, models = ["tiny", "small", "medium", row["preset"]], [*MODELS, row["model"]]  # others come last
-    sizes = row["preset"], row["batch_size"], row["seq_len"], row["options"]
+    preset, models = ("tiny", "small", "medium").index(row["preset"]), [*MODELS, row["model"]]  # others come last
     way = row["model"], list(PRECISIONS).index(row["precision"]), row["processes"], row["graph"]
-    return presets.index(row["preset"]), sizes, models.index(row["model"]), way
+    return preset, row["case"].configuration, models.index(row["model"]), way
 
 
 def configurations(table):
@@ -187,7 +184,6 @@ def configurations(table):
 
 
 # ---------------------------------------------------------------- tables
-
 
 # Heading, the metric it belongs to, and the cell of a measured row.
 COLUMNS = [
@@ -217,7 +213,7 @@ def notes_of(table):
     """Return a sentence for each row that failed, ran eagerly against its wish, or did not train all parameters."""
     notes = []
     for row in table:
-        name = str(Case(*(row[field] for field in Case._fields)))
+        name = row["case"]
         if row["reason"]:
             notes.append(f"{name}: {row['status'] if row['status'] != 'ok' else 'a repeat failed'}: {row['reason']}")
         elif row["graph"] and not row["captured"]:
@@ -235,8 +231,6 @@ class Record:
 
     def __init__(self, folder):
         self.folder, self.parts = pathlib.Path(folder), {}
-        if not (self.folder / "headline" / "suite.json").exists():
-            raise ValueError(f"{self.folder} has no headline/suite.json: it is no recorded run")
 
     def suite(self, part="headline"):
         """Return the results of a part with "rows"; without any where the part was not recorded."""
@@ -266,5 +260,5 @@ def newest_record():
     """Return the recorded run with the newest complete headline; those in recorded/contributed/ make no pages."""
     found = [Record(path.parents[1]) for path in RECORDED.glob("*/headline/record.json")]
     if not found:
-        raise ValueError(f"there is no complete recorded run below {RECORDED.name}: name one with --recorded")
+        raise ValueError(f"there is no complete recorded run below {RECORDED.name}")
     return max(found, key=lambda record: record.suite()["record"]["date"])

@@ -274,11 +274,6 @@ def test_check_is_red_where_another_script_ran_than_the_commit_has(page, recorde
     assert f"tiny_llama_v1.py of commit {results['record']['commit'][:10]} is not what ran" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_none_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="is no recorded run"):
-        Record(tmp_path)
-
-
 def test_the_newest_complete_run_is_the_default_and_contributed_ones_make_no_pages(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "RECORDED", tmp_path)
     with pytest.raises(ValueError, match="no complete recorded run"):
