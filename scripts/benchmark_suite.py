@@ -110,12 +110,6 @@ def precisions_of(model):
     return [name for name in PRECISIONS if name != "fp8" or model.startswith(("v3", "hf"))]
 
 
-def own_options(model):
-    """Return the options that make a version's or a peer's script the model of that name."""
-    name, *modifiers = model.split("+")
-    return [*PEERS.get(name, []), *(option for modifier in modifiers for option in MODIFIERS[modifier])]
-
-
 def graph_choices(model, wanted):
     """Return with a graph, without, or both; peers run in a graph by default."""
     if wanted:
@@ -144,7 +138,9 @@ def grid(arguments):
 def training_options(case):
     """Return the options of the case for its script, without those that say how long and where to."""
     sizes = ["--preset", case.preset, "--batch-size", str(case.batch_size), "--seq-len", str(case.seq_len)]
-    return [*sizes, *PRECISIONS[case.precision], *own_options(case.model), *shlex.split(case.options)]
+    name, *modifiers = case.model.split("+")
+    model = [*PEERS.get(name, []), *(option for modifier in modifiers for option in MODIFIERS[modifier])]
+    return [*sizes, *PRECISIONS[case.precision], *model, *shlex.split(case.options)]
 
 
 # ---------------------------------------------------------------- runs

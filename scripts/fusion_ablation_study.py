@@ -50,23 +50,21 @@ def name_of(on, switches):
     return " + ".join(switch for switch in switches if switch in on) or "none"
 
 
-def profiled_run(script, argv):
-    """Return the summary of a run, and how many kernels (operators on a CPU) a step that was profiled after it has."""
-    with tempfile.TemporaryDirectory() as folder:
-        summary = train(script, [*argv, "--enable-pytorch-profiler", "--profile-dir", folder])["summary"]
-        profile = read_profile(folder)
-    return summary, len(profile.calls) / steps_needed(profile)
-
-
 def measure(script, switches, wanted, argv, rounds, limit):
-    """Return a row per combination: what is on, why it failed or the step times of its rounds, memory and kernels."""
+    """Return a row per combination: what is on, why it failed or the step times of its rounds, memory and kernels.
+
+    Kernels (operators on a CPU) are those of a step that is profiled after the first run.
+    """
     named, kernels = {name_of(on, switches): on for on in wanted}, {}
 
     def run(name):
         chosen = [f"--{'enable' if switch in named[name] else 'disable'}-{switch}" for switch in switches]
         if name in kernels:
             return train(script, [*argv, *chosen])["summary"]
-        summary, kernels[name] = profiled_run(script, [*argv, *chosen])
+        with tempfile.TemporaryDirectory() as folder:
+            summary = train(script, [*argv, *chosen, "--enable-pytorch-profiler", "--profile-dir", folder])["summary"]
+            profile = read_profile(folder)
+        kernels[name] = len(profile.calls) / steps_needed(profile)
         return summary
 
     runs, reasons = run_in_rounds(run, named, rounds, limit)
