@@ -125,14 +125,6 @@ def finding(rows):
 # ---------------------------------------------------------------- report
 
 
-def profile(name, path, options, folder):
-    """Profile some more steps of a version; keep its trace in the folder."""
-    progress(f"profiling {name} ...")
-    place = folder / f"profile_{name}"
-    train(path, [*options, "--enable-pytorch-profiler", "--profile-dir", str(place)])
-    return read_profile(place)
-
-
 def kernel_section(what, columns):
     """Return the stacked bars and the table of kernels, or operators, by group."""
     used = [group for group in (*GROUPS, "all") if any(group in groups for groups in columns.values())]
@@ -143,18 +135,22 @@ def kernel_section(what, columns):
 
 
 def write_report(content, paths, folder):
-    """Write report.html and the traces into the folder; add the kernels to the content."""
+    """Profile some more steps of each version; write report.html beside the traces; add the kernels to the content."""
     facts, table, notes = shown(content)
     timed = [row for row in content["rows"] if row["speedup"] is not None]
     if not timed:
         raise Failure(1, f"no report: {'; '.join(notes)}")
-    names = [row["name"] for row in content["rows"] if not row["interpreted"]]
-    profiles = {name: profile(name, paths[name], content["options"], folder) for name in names}
-    content["kernels"] = {name: groups_per_step(found) for name, found in profiles.items()}
+    content["kernels"], names = {}, [row["name"] for row in content["rows"] if not row["interpreted"]]
+    for i, name in enumerate(names, 1):
+        progress(f"profiles, {i} of {len(names)}: {name} ...")
+        place = ["--profile-dir", str(folder / f"profile_{name}")]
+        train(paths[name], [*content["options"], "--enable-pytorch-profiler", *place])
+        profile = read_profile(place[1])
+        content["kernels"][name] = groups_per_step(profile)
     bars = pages.step_bars(timed, f"Time per step with its quartiles, and {timed[0]['name']}'s over it.")
     sections = [
         ("The steps", [bars, pages.table(*table)]),
-        ("Where the time goes", kernel_section(profiles[names[0]].what, content["kernels"])),
+        ("Where the time goes", kernel_section(profile.what, content["kernels"])),
     ]
     html = pages.page("Comparison of the versions", facts, [finding(timed), *notes], sections)
     (folder / "report.html").write_text(html, encoding="utf-8")
@@ -166,9 +162,8 @@ def write_report(content, paths, folder):
 
 def run(options, rest):
     named = {f"v{n}": path for n in SCRIPTS if (path := getattr(options, f"v{n}"))}
-    paths = {name: script_path(path, f"--{name}") for name, path in named.items()} or {
-        f"v{n}": path for n, path in SCRIPTS.items()
-    }
+    named = named or {f"v{n}": script for n, script in SCRIPTS.items()}
+    paths = {name: script_path(path, f"--{name}") for name, path in named.items()}
     if len(paths) < 2:
         raise Failure(2, "give two folders or more, as --v1 DIR --v2 DIR, or none to compare all four")
     content = study(paths, ["--num-steps", str(options.num_steps), *rest], options.rounds)
