@@ -276,27 +276,22 @@ def measure_accuracy(cases, arguments, results, limit):
 # ---------------------------------------------------------------- the whole
 
 
-def earlier_results(arguments, record):
-    """Return the results of FOLDER, or empty ones; Failure if they are of another device or text."""
+def earlier_results(cases, arguments, record):
+    """Return the results of FOLDER, or empty ones; Failure if they are of another device or text.
+
+    Failed runs are left out, and what another machine measured of a round that it did not finish: ratios are of one.
+    """
     path = arguments.results / "suite.json"
     results = records.read_results(path) if path.exists() else {"record": record, "runs": [], "accuracy": []}
-    then = results["record"]
+    good, then = [run for run in results["runs"] if run["status"] == "ok"], results["record"]
     told = [f"{k} {then.get(k)}, but here it is {record[k]}" for k in SAME_RUN if then.get(k) != record[k]]
-    for run in results["runs"]:
-        if run["status"] == "ok" and run["script_sha256"] != hash_of(run["case"].script):
-            told.append(f"another text of {run['case'].script.name}")
-    if told:
+    scripts = [run["case"].script for run in good if run["script_sha256"] != hash_of(run["case"].script)]
+    if told := [*told, *(f"another text of {script.name}" for script in scripts)]:
         raise Failure(2, f"{path} is of {told[0]}: choose another --results folder")
-    return results
-
-
-def keep_what_went_well(cases, results, host):
-    """Drop failed runs, and what another machine measured of a round that it did not finish: ratios are of one."""
-    good = [run for run in results["runs"] if run["status"] == "ok"]
     refused = {run["case"] for run in results["runs"] if run["status"] == "not available"}
     done = {(run["case"], run["repeat"]) for run in good}
     whole = {repeat for _, repeat in done if all((case, repeat) in done or case in refused for case in cases)}
-    results["runs"] = [run for run in good if run["repeat"] in whole or run.get("host") == host]
+    return results | {"runs": [run for run in good if run["repeat"] in whole or run.get("host") == record["host"]]}
 
 
 def measure(cases, arguments, results, record):
@@ -326,8 +321,7 @@ def show(results, metrics):
 def benchmark(arguments, argv):
     """Run, compare, report; return the exit status."""
     cases, record, status = grid(arguments), describe(["benchmark_suite.py", *argv]), 0
-    results = earlier_results(arguments, record)
-    keep_what_went_well(cases, results, record["host"])
+    results = earlier_results(cases, arguments, record)
     arguments.results.mkdir(parents=True, exist_ok=True)
     try:
         left = measure(cases, arguments, results, record)
