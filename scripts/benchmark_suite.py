@@ -80,8 +80,7 @@ def parse_arguments(argv):
         arguments.options, arguments.num_steps = CPU_OPTIONS, arguments.num_steps or 5
         arguments.batch_sizes, arguments.seq_lengths = arguments.batch_sizes or [2], arguments.seq_lengths or [32]
     arguments.presets = arguments.presets or ["tiny" if cpu else "small"]
-    moment = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
-    arguments.results = arguments.results or pathlib.Path("benchmark_results") / moment
+    arguments.results = arguments.results or pathlib.Path(f"benchmark_results/{datetime.datetime.now():%Y%m%d_%H%M%S}")
     if (arguments.results / "suite.json").exists() and not arguments.append:
         parser.error(f"{arguments.results} holds results already: add --append, or choose another --results folder")
     if arguments.spread and (max(arguments.nproc) > 1 or len(arguments.presets) > len(visible_gpus())):
