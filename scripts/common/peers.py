@@ -84,8 +84,6 @@ def add_version_options(add):
 
 def complete_version_options(config, user_error):
     """Check these options and import the packages; return a description of the parts."""
-    if config.profile_attention_only:
-        raise user_error("--profile-attention-only is for the four versions: leave it out here")
     if (config.library == "liger" or config.fp8) and not config.on_gpu:
         raise user_error(f"{'--fp8' if config.fp8 else '--library liger'} needs a GPU, got {config.device}")
     if config.fp8 and not config.use_amp:

@@ -379,7 +379,6 @@ def test_peers_train_the_same_model_from_the_same_weights(tmp_path):
         ([], "transformers cannot be imported (nothing here): install it"),
         (["--fp8", "--use-amp"], "--fp8 needs a GPU, got cpu"),
         (["--library", "liger"], "--library liger needs a GPU, got cpu"),
-        (["--profile-attention-only"], "--profile-attention-only is for the four versions: leave it out here"),
     ],
 )
 def test_what_a_peer_cannot_do_is_one_sentence(options, said, tmp_path):
