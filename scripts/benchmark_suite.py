@@ -1,26 +1,25 @@
 """Measure the versions, and other libraries' training step, over a grid of sizes and precisions.
 
-    python scripts/benchmark_suite.py --models v1,v2,v3,v4 --batch-sizes 4,8 --seq-lengths 128,256
-    python scripts/benchmark_suite.py --presets small,medium --precisions float32,tf32,bfloat16 --repeats 3
-    python scripts/benchmark_suite.py --models v1,v1+nodet,v2+compile,v3,hf+compile --graph on,off
+    python scripts/benchmark_suite.py --models v1,v1+nodet,v2+compile,v3,hf+compile --batch-sizes 4,8 --graph on,off
+    python scripts/benchmark_suite.py --presets small,medium --precisions float32,tf32,bfloat16 --nproc 1,2
     python scripts/benchmark_suite.py --results runs/h200 --append --time-limit 500    # what fits; again: the rest
-    python scripts/benchmark_suite.py --models v3,v3+fsdp --presets medium --precisions bfloat16 --nproc 1,2
 
 A model is v1 to v4, or a peer where its packages are installed: hf (Hugging Face's Llama) or liger (the same with
-Liger's kernels). +compile, +nodet, +det and +fsdp switch torch.compile, determinism and FSDP2; any other +NAME is the
-script's own option --NAME, as in v3+disable-attention-kernel. hf+compile:bfloat16:fp8 runs in these precisions alone.
-Options that are not listed go to all scripts. The precision fp8 is version 3's and Hugging Face's (with torchao).
+Liger's kernels). +compile, +nodet and +fsdp switch torch.compile, determinism and FSDP2. hf+compile:bfloat16:fp8 runs
+in these precisions alone. Options that are not listed go to all scripts. The precision fp8 is version 3's and Hugging
+Face's (with torchao).
 
 Every case runs in a process of its own, or with --nproc under torchrun with the same batch per process. A repeat is a
-round over all cases, so that drift hits all alike. Results are written after every process: FOLDER/suite.json and, at
-the end, suite.csv. A case that fails, or that this machine cannot run, is reported and skipped. --append may go on with
-the same scripts on another machine of the same kind; a round is always of one machine.
+round over all cases, so that drift hits all alike. FOLDER/suite.json is written after every process. A case that
+fails, or that this machine cannot run, is reported and skipped. --append may go on with the same scripts on another
+machine of the same kind; a round is always of one machine.
 
 Exit status: 0; 1 if all cases of a model failed or --time-limit left some out; 2 for a bad option; 130 if interrupted.
 """
 
 import concurrent.futures
 import datetime
+import itertools
 import json
 import os
 import pathlib
@@ -30,55 +29,39 @@ import subprocess
 import sys
 import threading
 
-from common import command_line
-from common.command_line import Failure, Parser, listed, positive, progress, run_tool
+import torch
+
+from common import command_line, records
+from common.command_line import Failure, Parser, listed, numbers, on_cpu, positive, progress, run_tool
 from common.provenance import SAME_RUN, describe, hash_of
-from common.records import (
-    Case,
-    configurations,
-    notes_of,
-    read_results,
-    rows,
-    significant,
-    step_of,
-    table_of,
-    write_results,
-)
 from common.runs import TimeLimit, last_words, run_process, train
-from common.tables import text_table, write_csv
-from common.versions import REPOSITORY, SCRIPTS, load_version, loss_and_gradients, relative_error
+from common.tables import rounded, text_table
+from common.versions import load_version, loss_and_gradients, relative_error
 
 PEERS = {"hf": ["--library", "transformers"], "liger": ["--library", "liger"]}
-SCRIPT_OF = {f"v{version}": path for version, path in SCRIPTS.items()}
-SCRIPT_OF |= dict.fromkeys(PEERS, REPOSITORY / "scripts" / "common" / "peers.py")
-MODIFIERS = {"compile": ["--enable-torch-compile"], "nodet": ["--no-deterministic"], "det": ["--deterministic"]}
-MODIFIERS["fsdp"] = ["--parallel", "fsdp"]
+MODIFIERS = {"compile": ["--enable-torch-compile"], "nodet": ["--no-deterministic"], "fsdp": ["--parallel", "fsdp"]}
 PRECISIONS = command_line.PRECISIONS | {"fp8": [*command_line.PRECISIONS["bfloat16"], "--fp8"]}
-ONLY = {"fp8": ("v3", "hf")}  # models with this precision; the others have all
-METRICS = ("throughput", "memory", "accuracy")
+METRICS = ["throughput", "memory", "accuracy"]
 CHECK_GRADIENTS = "--check-gradients"
 STEPS = {"medium": 20}  # a step of the medium preset takes up to a quarter of a second
+TIMEOUT = 600  # seconds that a process may take
 # Without a GPU, where version 3's kernels run in Triton's interpreter, a model that takes seconds per step.
-CPU_DEFAULTS = {"presets": ["tiny"], "batch_sizes": [2], "seq_lengths": [32], "num_steps": 5}
 CPU_OPTIONS = "--hidden-dim 64 --num-layers 2 --num-heads 4 --vocab-size 256"
 
 
 def add_options(parser):
     add = parser.add_argument_group("what to measure").add_argument
-    presets = [name for name in load_version(1).PRESETS if name not in ("default", "check")]
     add("--models", type=listed(), default=["v1", "v2", "v3", "v4"], help="(v1,v2,v3,v4)")
-    add("--presets", type=listed(presets), help="tiny, small, medium (small; on a CPU a toy)")
-    add("--batch-sizes", type=listed(convert=positive), help="sequences per step and process (the preset's)")
-    add("--seq-lengths", "--seq-lens", type=listed(convert=positive), help="tokens (the preset's)")
+    add("--presets", type=listed(["tiny", "small", "medium"]), help="tiny, small, medium (small; on a CPU a toy)")
+    add("--batch-sizes", type=numbers, help="sequences per step and process (the preset's)")
+    add("--seq-lengths", "--seq-lens", type=numbers, help="tokens (the preset's)")
     add("--precisions", type=listed(PRECISIONS), default=["float32"], help=", ".join(PRECISIONS))
-    add("--graph", type=listed(["on", "off", "default"]), default=["default"], help="on, off, default")
-    add("--nproc", type=listed(convert=positive), default=[1], help="processes per case, one per GPU: 1,2,4 (1)")
-    add("--metrics", type=listed(METRICS), default=list(METRICS), help=f"({','.join(METRICS)})")
+    add("--graph", type=listed(["on", "off"]), help="on, off (each model's default)")
+    add("--nproc", type=numbers, default=[1], help="processes per case, one per GPU: 1,2,4 (1)")
+    add("--metrics", type=listed(METRICS), default=METRICS, help=f"({','.join(METRICS)})")
     add = parser.add_argument_group("how").add_argument
     add("--repeats", type=positive, default=3, help="processes of each case (%(default)s)")
     add("--num-steps", type=positive, help="measured steps of a process (50; 20 for medium)")
-    add("--device", help="as in the training scripts (a GPU if there is one)")
-    add("--timeout", type=positive, default=600, help="seconds that a process may take (%(default)s)")
     add("--time-limit", type=positive, help="seconds after which all ends; --append does the rest")
     add("--compile-first", type=positive, metavar="N", help="fill the compilers' caches first, N cases at a time")
     add("--spread", action="store_true", help="measure each preset on a GPU of its own, at the same time")
@@ -87,73 +70,50 @@ def add_options(parser):
 
 
 def parse_arguments(argv):
-    """Return the checked arguments; options holds those of the training scripts."""
+    """Return the checked arguments; options holds those of the training scripts, models {model: its precisions}."""
     parser = Parser("benchmark_suite.py", __doc__, with_json=False)
     add_options(parser)
     arguments, rest = parser.parse_known_args(argv)
-    arguments.options = shlex.join(rest)
-    on_cpu = arguments.device == "cpu" or not gpu_count()
-    if on_cpu:
-        os.environ["TRITON_INTERPRET"] = "1"  # before version 3 imports Triton, here and in its own process
-        if not (arguments.presets or rest):
-            arguments.options = CPU_OPTIONS
-            for name, value in CPU_DEFAULTS.items():
-                setattr(arguments, name, getattr(arguments, name) or value)
-    arguments.presets = arguments.presets or ["tiny" if on_cpu else "small"]
-    moment = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
-    arguments.results = arguments.results or pathlib.Path("benchmark_results") / moment
+    arguments.options, cpu = shlex.join(rest), on_cpu(rest)
+    if cpu and not (arguments.presets or rest):
+        progress("Without a GPU, and without --presets, a toy model is measured.")
+        arguments.options, arguments.num_steps = CPU_OPTIONS, arguments.num_steps or 5
+        arguments.batch_sizes, arguments.seq_lengths = arguments.batch_sizes or [2], arguments.seq_lengths or [32]
+    arguments.presets = arguments.presets or ["tiny" if cpu else "small"]
+    arguments.results = arguments.results or pathlib.Path(f"benchmark_results/{datetime.datetime.now():%Y%m%d_%H%M%S}")
     if (arguments.results / "suite.json").exists() and not arguments.append:
         parser.error(f"{arguments.results} holds results already: add --append, or choose another --results folder")
-    if arguments.spread and (max(arguments.nproc) > 1 or on_cpu or len(arguments.presets) > gpu_count()):
+    if arguments.spread and (max(arguments.nproc) > 1 or len(arguments.presets) > len(visible_gpus())):
         parser.error(f"--spread needs a GPU for each of {len(arguments.presets)} presets, and --nproc 1")
-    arguments.limits = {model.split(":")[0]: model.split(":")[1:] for model in arguments.models}
-    arguments.models = list(arguments.limits)
-    for model, precisions in arguments.limits.items():
+    models = (model.split(":") for model in arguments.models)
+    arguments.models = {model: precisions or precisions_of(model) for model, *precisions in models}
+    for model, precisions in arguments.models.items():
         if wrong := set(precisions) - set(PRECISIONS):
             parser.error(f"--models: {wrong.pop()} is none of {', '.join(PRECISIONS)}")
-        if name_of(model) not in SCRIPT_OF:
-            parser.error(f"--models: {model} is none of {', '.join(SCRIPT_OF)}")
-        if name_of(model) not in PEERS:  # let the version's parser refuse an option that it does not know
-            known = [option for option in own_options(model) if option not in MODIFIERS["fsdp"]]  # needs torchrun
-            load_version(int(model[1])).parse_options([*known, *shlex.split(arguments.options)])
+        name, *modifiers = model.split("+")
+        if name not in records.SCRIPT_OF or set(modifiers) - set(MODIFIERS):
+            parser.error(f"--models: {model} is none of {', '.join(records.SCRIPT_OF)}, with +{', +'.join(MODIFIERS)}")
+        if not is_peer(model):  # let the version's parser refuse an option that it does not know
+            load_version(int(model[1])).parse_options(rest)
     return arguments
-
-
-def gpu_count():
-    import torch  # here, so that a wrong option is answered at once
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 # ---------------------------------------------------------------- cases
 
 
-def name_of(model):
-    """Return v1 to v4, hf or liger: the model without its modifiers."""
-    return model.split("+")[0]
+def is_peer(model):
+    return model.startswith(tuple(PEERS))
 
 
-def script_of(case):
-    return SCRIPT_OF[name_of(case.model)]
-
-
-def own_options(model):
-    """Return the options that make a version's or a peer's script the model of that name."""
-    name, *modifiers = model.split("+")
-    return [*PEERS.get(name, []), *(o for m in modifiers for o in MODIFIERS.get(m, [f"--{m}"]))]
+def precisions_of(model):
+    return [name for name in PRECISIONS if name != "fp8" or model.startswith(("v3", "hf"))]
 
 
 def graph_choices(model, wanted):
     """Return with a graph, without, or both; peers run in a graph by default."""
-    default = True if name_of(model) in PEERS else load_version(int(model[1])).GRAPH_BY_DEFAULT
-    return list(dict.fromkeys({"on": True, "off": False, "default": default}[choice] for choice in wanted))
-
-
-def process_counts(model, wanted):
-    """Return those of the wanted numbers of processes that a model can run with."""
-    if name_of(model) in PEERS:
-        return [1]
-    return [count for count in wanted if count > 1 or "+fsdp" not in model]
+    if wanted:
+        return [choice == "on" for choice in wanted]
+    return [is_peer(model) or load_version(int(model[1])).GRAPH_BY_DEFAULT]
 
 
 def grid(arguments):
@@ -161,66 +121,67 @@ def grid(arguments):
     script = load_version(1)
     sizes = {name: dict(zip(script.SIZES, script.PRESETS[name], strict=True)) for name in arguments.presets}
     return [
-        Case(model, preset, batch_size, seq_len, precision, graph, arguments.options, processes)
+        records.Case(model, preset, batch_size, seq_len, precision, graph, arguments.options, processes)
         for preset in arguments.presets
         for batch_size in arguments.batch_sizes or [sizes[preset]["batch_size"]]
         for seq_len in arguments.seq_lengths or [sizes[preset]["seq_len"]]
         for precision in arguments.precisions
-        for model in arguments.models
-        if name_of(model) in ONLY.get(precision, SCRIPT_OF) and precision in (arguments.limits[model] or PRECISIONS)
+        for model, precisions in arguments.models.items()
+        if precision in precisions
         for graph in graph_choices(model, arguments.graph)
-        for processes in process_counts(model, arguments.nproc)
+        for processes in ([1] if is_peer(model) else arguments.nproc)
+        if processes > 1 or "+fsdp" not in model
     ]
 
 
-def training_options(case, arguments):
+def training_options(case):
     """Return the options of the case for its script, without those that say how long and where to."""
     sizes = ["--preset", case.preset, "--batch-size", str(case.batch_size), "--seq-len", str(case.seq_len)]
-    device = ["--device", arguments.device] if arguments.device else []
-    return [*sizes, *PRECISIONS[case.precision], *device, *own_options(case.model), *shlex.split(case.options)]
+    name, *modifiers = case.model.split("+")
+    model = [*PEERS.get(name, []), *(option for modifier in modifiers for option in MODIFIERS[modifier])]
+    return [*sizes, *PRECISIONS[case.precision], *model, *shlex.split(case.options)]
 
 
 # ---------------------------------------------------------------- runs
+
+
+def visible_gpus():
+    """Return the names that CUDA_VISIBLE_DEVICES has for the GPUs."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(gpu) for gpu in range(torch.cuda.device_count())]
 
 
 def environment_of(case, arguments):
     """Return the environment of a case's process; with --spread it sees the GPU of its preset alone."""
     if not arguments.spread:
         return None
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpu_count())))).split(",")
-    return os.environ | {"CUDA_VISIBLE_DEVICES": gpus[arguments.presets.index(case.preset)]}
+    return os.environ | {"CUDA_VISIBLE_DEVICES": visible_gpus()[arguments.presets.index(case.preset)]}
 
 
 def run_case(case, arguments, limit, steps=None):
     """Run one process and return its record: status ok, failed or not available, and the summary."""
     steps = steps or arguments.num_steps or STEPS.get(case.preset, 50)
-    argv = [*training_options(case, arguments), "--graph" if case.graph else "--no-graph", "--num-steps", str(steps)]
-    record = {"case": case, "script_sha256": hash_of(script_of(case))}
+    argv = [*training_options(case), "--graph" if case.graph else "--no-graph", "--num-steps", str(steps)]
+    record = {"case": case, "script_sha256": hash_of(case.script)}
     try:
-        environment, timeout = environment_of(case, arguments), limit.bound(arguments.timeout)
-        metrics = train(script_of(case), argv, case.processes, timeout, environment)
-        steps_ms = [round(step["step_ms"], 4) for step in metrics["steps"]]
-        return record | {"status": "ok", "reason": None, "summary": metrics["summary"], "steps_ms": steps_ms}
+        metrics = train(case.script, argv, case.processes, limit.bound(TIMEOUT), environment_of(case, arguments))
     except Failure as error:
         return record | {"status": "not available" if error.status == 2 else "failed", "reason": str(error)}
+    steps_ms = [round(step["step_ms"], 4) for step in metrics["steps"]]
+    return record | {"status": "ok", "reason": None, "summary": metrics["summary"], "steps_ms": steps_ms}
 
 
-def compile_first(cases, arguments, limit):
+def compile_first(cases, arguments):
     """Run one step of every case that compiles, several at a time, so that no measured process has to.
 
     What is not compiled after half of the time limit compiles in its first measured process.
     """
-
-    def compile_one(case):
-        if limit.seconds and limit.bound(limit.seconds) < limit.seconds / 2:
-            return f"{case}: left to its first run"
-        return f"{case}: {run_case(case, arguments, limit, 1)['reason'] or 'compiled'}"
-
-    cases = [case for case in cases if "+compile" in case.model or name_of(case.model) in ("v3", "v4")]
+    cases = [case for case in cases if "+compile" in case.model or case.model.startswith(("v3", "v4"))]
     progress(f"compiling {len(cases)} cases, {arguments.compile_first} at a time")
+    half = TimeLimit(arguments.time_limit and arguments.time_limit / 2)
     with concurrent.futures.ThreadPoolExecutor(arguments.compile_first) as pool:
-        for done in concurrent.futures.as_completed([pool.submit(compile_one, case) for case in cases]):
-            progress(f"  {done.result()}")
+        for run in pool.map(lambda case: run_case(case, arguments, half, 1), cases):
+            progress(f"  {run['case']}: {run['reason'] or 'compiled'}")
 
 
 def tasks_left(cases, repeats, results):
@@ -235,7 +196,7 @@ WRITING = threading.Lock()  # with --spread two threads add their results to one
 def add_result(results, arguments, kind, *entries):
     with WRITING:
         results[kind] += entries
-        write_results(results, arguments.results / "suite.json")
+        records.write_results(results, arguments.results / "suite.json")
 
 
 def on_each_gpu(work, groups, arguments, limit):
@@ -246,7 +207,7 @@ def on_each_gpu(work, groups, arguments, limit):
         try:
             return sum(pool.map(work, groups))
         except KeyboardInterrupt:
-            limit.seconds = 0  # what runs may end, nothing else starts
+            limit.end = 0  # what runs may end, nothing else starts
             raise
 
 
@@ -262,7 +223,7 @@ def run_all(tasks, arguments, results, limit, here):
         if run["status"] == "not available":
             refused.add(case)
         add_result(results, arguments, "runs", run)
-        found = f"{run['status']}: {run['reason']}" if run["reason"] else f"{significant(step_of(run))} ms"
+        found = f"{run['status']}: {run['reason']}" if run["reason"] else f"{rounded(records.step_of(run), 4)} ms"
         left = f"{limit.took[-1]:.0f} s; {limit.left(len(tasks) - number)}"
         progress(f"[{number}/{len(tasks)}] {case}, repeat {repeat + 1}: {found}  ({left})")
     return 0
@@ -285,25 +246,22 @@ def check_gradients(requests):
         print(json.dumps({**errors, "worst_gradient": worst}), flush=True)
 
 
-def accuracy_cases(cases, results):
-    """Return {configuration: one case per version and precision that ran and whose gradients are not compared yet}."""
+def gradients_left(cases, results):
+    """Return a list per configuration: a case for each version and precision that ran and is not compared yet."""
     ran = {run["case"] for run in results["runs"] if run["status"] == "ok"}
-    done = {(e["case"].configuration, e["case"].model, e["case"].precision) for e in results["accuracy"]}
-    found = {}
-    for case in cases:
-        key = case.configuration, case.model, case.precision
-        if case in ran and name_of(case.model) not in PEERS and case.processes == 1 and key not in done:
-            found.setdefault(case.configuration, {}).setdefault(key, case)
-    return {configuration: list(chosen.values()) for configuration, chosen in found.items()}
+    done = {entry["case"].gradients for entry in results["accuracy"]}
+    found = {case.gradients: case for case in cases if case in ran and not is_peer(case.model) and case.processes == 1}
+    left = [case for key, case in found.items() if key not in done]
+    return [list(some) for _, some in itertools.groupby(left, lambda case: case.configuration)]
 
 
 def measure_accuracy(cases, arguments, results, limit):
     """Compare cases of one configuration with version 1, all in one process of their own; return how many are left."""
     progress(f"comparing the gradients of {cases[0].preset} with version 1's: {len(cases)} cases")
-    requests = json.dumps([[int(case.model[1]), training_options(case, arguments)] for case in cases])
+    requests = json.dumps([[int(case.model[1]), training_options(case)] for case in cases])
     command = [sys.executable, str(pathlib.Path(__file__).resolve()), CHECK_GRADIENTS, requests]
     try:
-        done = run_process(command, limit.bound(arguments.timeout), env=environment_of(cases[0], arguments))
+        done = run_process(command, limit.bound(TIMEOUT), env=environment_of(cases[0], arguments))
     except subprocess.TimeoutExpired as error:
         progress(f"gradients of {cases[0].preset} took longer than {error.timeout:.0f} s")
         return len(cases)
@@ -317,73 +275,64 @@ def measure_accuracy(cases, arguments, results, limit):
 # ---------------------------------------------------------------- the whole
 
 
-def results_to_fill(arguments, record):
-    """Return empty results, or those of FOLDER; Failure if they are of another device or text."""
+def earlier_results(cases, arguments, record):
+    """Return the results of FOLDER, or empty ones; Failure if they are of another device or text.
+
+    Failed runs are left out, and what another machine measured of a round that it did not finish: ratios are of one.
+    """
     path = arguments.results / "suite.json"
-    if not path.exists():
-        return {"record": record, "runs": [], "accuracy": []}
-    results = read_results(path)
-    for key in SAME_RUN:
-        if results["record"].get(key) != record[key]:
-            told = f"{key} {results['record'].get(key)}, but here it is {record[key]}"
-            raise Failure(2, f"{path} is of {told}: choose another --results folder")
-    for run in results["runs"]:
-        if run["status"] == "ok" and run["script_sha256"] != hash_of(script_of(run["case"])):
-            raise Failure(2, f"{path} is of another text of {script_of(run['case']).name}: choose another folder")
-    return results
-
-
-def keep_what_went_well(cases, results, host):
-    """Drop failed runs, and what another machine measured of a round that it did not finish: ratios are of one."""
-    good = [run for run in results["runs"] if run["status"] == "ok"]
+    results = records.read_results(path) if path.exists() else {"record": record, "runs": [], "accuracy": []}
+    good, then = [run for run in results["runs"] if run["status"] == "ok"], results["record"]
+    told = [f"{k} {then.get(k)}, but here it is {record[k]}" for k in SAME_RUN if then.get(k) != record[k]]
+    scripts = [run["case"].script for run in good if run["script_sha256"] != hash_of(run["case"].script)]
+    if told := [*told, *(f"another text of {script.name}" for script in scripts)]:
+        raise Failure(2, f"{path} is of {told[0]}: choose another --results folder")
     refused = {run["case"] for run in results["runs"] if run["status"] == "not available"}
     done = {(run["case"], run["repeat"]) for run in good}
     whole = {repeat for _, repeat in done if all((case, repeat) in done or case in refused for case in cases)}
-    results["runs"] = [run for run in good if run["repeat"] in whole or run.get("host") == host]
+    return results | {"runs": [run for run in good if run["repeat"] in whole or run.get("host") == record["host"]]}
 
 
-def write_tables(arguments, results):
-    """Print the tables and write suite.csv."""
-    table = rows(results)
-    for title, some in configurations(table).items():
-        print("\n".join([f"\n{title}", text_table(*table_of(some, arguments.metrics), left=3), *notes_of(some)]))
+def measure(cases, arguments, results, record):
+    """Run what the results lack, then compare the gradients; return how many processes or comparisons are left."""
+    limit, here = TimeLimit(arguments.time_limit), {key: record[key] for key in ("host", "commit")}
+    if arguments.compile_first and not any(run.get("host") == record["host"] for run in results["runs"]):
+        compile_first(cases, arguments)
+    groups = [tasks := tasks_left(cases, arguments.repeats, results)]
+    if arguments.spread:
+        groups = [[task for task in tasks if task[0].preset == preset] for preset in arguments.presets]
+    left = on_each_gpu(lambda some: run_all(some, arguments, results, limit, here), groups, arguments, limit)
+    if left or "accuracy" not in arguments.metrics:
+        return left
+    groups = gradients_left(cases, results)
+    return on_each_gpu(lambda some: measure_accuracy(some, arguments, results, limit), groups, arguments, limit)
+
+
+def show(results, metrics):
+    """Print a table for each configuration, with what a reader must know."""
+    table = records.rows(results)
+    for title, some in records.configurations(table).items():
+        print("\n".join([f"\n{title}", text_table(*records.table_of(some, metrics), left=3), *records.notes_of(some)]))
     if results["record"]["device_type"] == "cpu" and any(row["model"].startswith("v3") for row in table):
         print("\nVersion 3's kernels ran in Triton's interpreter, which needs no GPU: its times mean nothing.")
-    with open(arguments.results / "suite.csv", "w", newline="") as file:
-        columns = max(table, key=len)  # a case that failed has fewer
-        write_csv([{name: row.get(name) for name in columns} for row in table], file)
-    print(f"\n{arguments.results}: suite.json, suite.csv")
 
 
 def benchmark(arguments, argv):
     """Run, compare, report; return the exit status."""
-    cases = grid(arguments)
-    if arguments.options == CPU_OPTIONS:
-        progress("Without a GPU, and without --presets, a toy model is measured.")
-    record = describe(["benchmark_suite.py", *argv])
-    here = {key: record[key] for key in ("host", "commit")}
-    results = results_to_fill(arguments, record)
-    keep_what_went_well(cases, results, record["host"])
+    cases, record, status = grid(arguments), describe(["benchmark_suite.py", *argv]), 0
+    results = earlier_results(cases, arguments, record)
     arguments.results.mkdir(parents=True, exist_ok=True)
-    tasks, limit, status = tasks_left(cases, arguments.repeats, results), TimeLimit(arguments.time_limit), 0
     try:
-        if arguments.compile_first and not any(run.get("host") == record["host"] for run in results["runs"]):
-            compile_first(cases, arguments, limit)
-        groups = [[task for task in tasks if task[0].preset == preset] for preset in arguments.presets]
-        groups = groups if arguments.spread else [tasks]
-        left = on_each_gpu(lambda some: run_all(some, arguments, results, limit, here), groups, arguments, limit)
-        if "accuracy" in arguments.metrics and not left:
-            groups = accuracy_cases(cases, results).values()
-            left = on_each_gpu(lambda some: measure_accuracy(some, arguments, results, limit), groups, arguments, limit)
+        left = measure(cases, arguments, results, record)
     except KeyboardInterrupt:
         progress("interrupted: what was measured is kept")
         left, status = len(tasks_left(cases, arguments.repeats, results)), 130
-    if results["runs"]:
-        write_tables(arguments, results)
+    show(results, arguments.metrics)
+    print(f"\n{arguments.results / 'suite.json'}")
     if left:
         print(f"{left} processes or comparisons are left: repeat the command with --append")
-    statuses = {model: {r["status"] for r in results["runs"] if r["case"].model == model} for model in arguments.models}
-    failed = [model for model, found in statuses.items() if found == {"failed"}]
+    statuses = {(run["case"].model, run["status"]) for run in results["runs"]}
+    failed = [model for model in arguments.models if [s for m, s in statuses if m == model] == ["failed"]]
     for model in failed:
         progress(f"benchmark_suite.py: all cases of {model} failed")
     return status or int(bool(left or failed))

@@ -45,16 +45,17 @@ def results(name, runs, accuracy):
     }
 
 
-def right(row):
-    """Return whether a version trains every parameter and computes what the first one does."""
-    return row["parameters_trained"] == row["parameters"] and row["accuracy"]["passed"]
-
-
 def add_speedups(rows):
-    """Put the first one's step over its own into each row; None where that means nothing."""
+    """Put the first one's step over its own into each row, None where that means nothing; return what is wrong."""
+    problems = []
     for row in rows:
-        timed = right(row) and not (row["interpreted"] or rows[0]["interpreted"])
+        right = row["parameters_trained"] == row["parameters"] and row["accuracy"]["passed"]
+        timed = right and not (row["interpreted"] or rows[0]["interpreted"])
         row["speedup"] = rows[0]["step_ms"]["median"] / row["step_ms"]["median"] if timed else None
+        if not right:
+            worst = "{kind} {name} is off by {error:.1e}".format(**row["accuracy"]["worst"])
+            problems.append(f"{row['name']}: no speed-up, it does not compute what {rows[0]['name']} does, {worst}")
+    return problems
 
 
 def accuracies(paths, argv):
@@ -80,13 +81,7 @@ def study(paths, argv, rounds):
     if not paths:
         raise Failure(1, "; ".join(problems))
     rows = [results(name, runs[name], accuracy) for name, accuracy in accuracies(paths, argv).items()]
-    add_speedups(rows)
-    for row in rows:
-        if not right(row):
-            worst = row["accuracy"]["worst"]
-            differs = f"no speed-up, it does not compute what {rows[0]['name']} does"
-            problems.append(f"{row['name']}: {differs}, {worst['kind']} {worst['name']} is off by {worst['error']:.1e}")
-    return {"options": argv, "rows": rows, "problems": problems}
+    return {"options": argv, "rows": rows, "problems": problems + add_speedups(rows)}
 
 
 # ---------------------------------------------------------------- show
@@ -130,20 +125,8 @@ def finding(rows):
 # ---------------------------------------------------------------- report
 
 
-def profiles_of(content, paths, folder):
-    """Profile some more steps of each version whose times mean something; keep its trace in the folder."""
-    found, names = {}, [row["name"] for row in content["rows"] if not row["interpreted"]]
-    for i, name in enumerate(names, 1):
-        progress(f"profiles, {i} of {len(names)}: {name} ...")
-        place = folder / f"profile_{name}"
-        train(paths[name], [*content["options"], "--enable-pytorch-profiler", "--profile-dir", str(place)])
-        found[name] = read_profile(place)
-    return found
-
-
-def kernel_section(profiles, columns):
-    """Return the stacked bars and the table of kernels by group."""
-    what = next(iter(profiles.values())).what
+def kernel_section(what, columns):
+    """Return the stacked bars and the table of kernels, or operators, by group."""
     used = [group for group in (*GROUPS, "all") if any(group in groups for groups in columns.values())]
     lines = [[f"{g} ms", *(rounded(c[g]["ms"] if g in c else None) for c in columns.values())] for g in used]
     lines.append([f"{what} per step", *(f"{groups['all']['calls']:,.0f}" for groups in columns.values())])
@@ -152,17 +135,22 @@ def kernel_section(profiles, columns):
 
 
 def write_report(content, paths, folder):
-    """Write report.html and the traces into the folder; add the kernels to the content."""
+    """Profile some more steps of each version; write report.html beside the traces; add the kernels to the content."""
     facts, table, notes = shown(content)
     timed = [row for row in content["rows"] if row["speedup"] is not None]
     if not timed:
         raise Failure(1, f"no report: {'; '.join(notes)}")
-    profiles = profiles_of(content, paths, folder)
-    content["kernels"] = {name: groups_per_step(profile) for name, profile in profiles.items()}
+    content["kernels"], names = {}, [row["name"] for row in content["rows"] if not row["interpreted"]]
+    for i, name in enumerate(names, 1):
+        progress(f"profiles, {i} of {len(names)}: {name} ...")
+        place = ["--profile-dir", str(folder / f"profile_{name}")]
+        train(paths[name], [*content["options"], "--enable-pytorch-profiler", *place])
+        profile = read_profile(place[1])
+        content["kernels"][name] = groups_per_step(profile)
     bars = pages.step_bars(timed, f"Time per step with its quartiles, and {timed[0]['name']}'s over it.")
     sections = [
         ("The steps", [bars, pages.table(*table)]),
-        ("Where the time goes", kernel_section(profiles, content["kernels"])),
+        ("Where the time goes", kernel_section(profile.what, content["kernels"])),
     ]
     html = pages.page("Comparison of the versions", facts, [finding(timed), *notes], sections)
     (folder / "report.html").write_text(html, encoding="utf-8")
@@ -173,7 +161,7 @@ def write_report(content, paths, folder):
 
 
 def run(options, rest):
-    named = {f"v{n}": path for n in SCRIPTS if (path := getattr(options, f"v{n}")) is not None}
+    named = {f"v{n}": path for n in SCRIPTS if (path := getattr(options, f"v{n}"))}
     named = named or {f"v{n}": script for n, script in SCRIPTS.items()}
     paths = {name: script_path(path, f"--{name}") for name, path in named.items()}
     if len(paths) < 2:

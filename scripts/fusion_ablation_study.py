@@ -5,7 +5,7 @@ example: python fusion_ablation_study.py --all-combinations --preset small
 
 Every combination trains in a process of its own, in rounds, so that drift hits all alike. A switch's worth is the step
 without it over the step with it, in pairs of combinations that differ in nothing else; options that are not listed go
-to the training script.
+to the training script. Exit status: 0; 1 if none ran or --time-limit left some out; 2 for bad input.
 """
 
 import itertools
@@ -13,11 +13,11 @@ import statistics
 import sys
 import tempfile
 
-from common.command_line import Failure, Parser, add_time_limit, load_script, positive, with_sizes
+from common.command_line import Failure, Parser, add_time_limit, listed, positive, with_sizes
 from common.profiles import read_profile, steps_needed
 from common.runs import TimeLimit, run_in_rounds, train
 from common.tables import columns, emit, rounded, text_table
-from common.versions import SCRIPTS
+from common.versions import SCRIPTS, load_version
 
 SWITCHES = {
     2: ("qkv-fusion", "flash-attention", "swiglu-fusion", "torch-compile"),
@@ -50,23 +50,21 @@ def name_of(on, switches):
     return " + ".join(switch for switch in switches if switch in on) or "none"
 
 
-def profiled_run(script, argv):
-    """Return the summary of a run, and how many kernels (operators on a CPU) a step that was profiled after it has."""
-    with tempfile.TemporaryDirectory() as folder:
-        summary = train(script, [*argv, "--enable-pytorch-profiler", "--profile-dir", folder])["summary"]
-        profile = read_profile(folder)
-    return summary, len(profile.calls) / steps_needed(profile)
-
-
 def measure(script, switches, wanted, argv, rounds, limit):
-    """Return a row per combination: what is on, why it failed or the step times of its rounds, memory and kernels."""
+    """Return a row per combination: what is on, why it failed or the step times of its rounds, memory and kernels.
+
+    Kernels (operators on a CPU) are those of a step that is profiled after the first run.
+    """
     named, kernels = {name_of(on, switches): on for on in wanted}, {}
 
     def run(name):
         chosen = [f"--{'enable' if switch in named[name] else 'disable'}-{switch}" for switch in switches]
         if name in kernels:
             return train(script, [*argv, *chosen])["summary"]
-        summary, kernels[name] = profiled_run(script, [*argv, *chosen])
+        with tempfile.TemporaryDirectory() as folder:
+            summary = train(script, [*argv, *chosen, "--enable-pytorch-profiler", "--profile-dir", folder])["summary"]
+            profile = read_profile(folder)
+        kernels[name] = len(profile.calls) / steps_needed(profile)
         return summary
 
     runs, reasons = run_in_rounds(run, named, rounds, limit)
@@ -122,19 +120,19 @@ def as_text(content):
 
 def study(options, rest):
     argv = with_sizes(["--num-steps", str(options.num_steps), *rest])
-    script = load_script(SCRIPTS[options.version], "--version")
     # said aloud, for profiling alone would switch the graph off
-    argv.append("--graph" if script.parse_options(argv).graph else "--no-graph")
-    known_switches = SWITCHES[options.version]
-    switches = options.switches or known_switches
-    if not set(switches) <= set(known_switches):
-        raise Failure(2, f"--switches {','.join(switches)}: choose from {', '.join(known_switches)}")
+    argv.append("--graph" if load_version(options.version).parse_options(argv).graph else "--no-graph")
+    switches = options.switches or SWITCHES[options.version]
     wanted, limit = combinations(switches, options.all_combinations), TimeLimit(options.time_limit)
     rows = measure(SCRIPTS[options.version], switches, wanted, argv, options.rounds, limit)
     if not any(row["step_ms"] for row in rows):
         raise Failure(1, f"no combination ran: {rows[0]['reason']}")
     content = {"version": options.version, "options": argv, "combinations": rows, "switches": worth(rows, switches)}
-    emit(content, as_text(content), options.json)
+    text, ran = as_text(content), max(len(row["steps_ms"]) for row in rows)
+    if limit.reached:
+        text += f"\n{ran} of {options.rounds} rounds: no time was left for the rest"
+    emit(content, text, options.json)
+    return int(limit.reached)
 
 
 def main(argv=None):
@@ -142,7 +140,7 @@ def main(argv=None):
     add = parser.add_argument
     add("--version", type=int, choices=SWITCHES, default=2, help="2 or 3 (%(default)s)")
     add("--all-combinations", action="store_true", help="all on/off combinations, not single ones only")
-    add("--switches", type=lambda text: text.split(","), metavar="X,..", help="these alone (all)")
+    add("--switches", type=listed(sum(SWITCHES.values(), ())), metavar="X,..", help="these alone (all)")
     add("--rounds", type=positive, default=3, metavar="N", help="runs of each combination (%(default)s)")
     add("--num-steps", type=int, default=20, metavar="N", help="steps of a run (%(default)s)")
     add_time_limit(parser)

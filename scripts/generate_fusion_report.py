@@ -16,7 +16,7 @@ import sys
 
 from common import report as pages
 from common.command_line import Failure, Parser, progress, result_folder, with_sizes
-from common.profiles import INTERPRETED, group_cells, groups_per_step, newest_alike, read_pair
+from common.profiles import INTERPRETED, errors_of, group_cells, groups_per_step, newest_alike, read_pair
 from common.tables import emit, rounded
 from common.versions import REPOSITORY
 
@@ -25,12 +25,10 @@ def profiles_in(folder):
     """Return the content of each profile_*.json of run_pytorch_profiler.py below a folder, the newest first."""
     found = []
     for file in sorted(folder.rglob("profile_v*.json"), key=lambda file: -file.stat().st_mtime):
-        try:
+        with errors_of(file):
             content = json.loads(file.read_text(encoding="utf-8"))
             if "summary" in content:  # measured steps, not only an earlier trace that was analysed
                 found.append(content | {"trace": str(file.parent / content["trace"])})
-        except (ValueError, KeyError):
-            raise Failure(2, f"{file} is no profile of run_pytorch_profiler.py, or it is damaged") from None
     if not found:
         raise Failure(2, f"{folder} holds no profile_v*.json: make one with run_pytorch_profiler.py --profile-dir")
     return found

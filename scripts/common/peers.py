@@ -1,9 +1,7 @@
 """Train Hugging Face's Llama like the four versions: as it is, with Liger's kernels, or in fp8 by torchao.
 
-    python scripts/common/peers.py --preset small --use-amp
-    python scripts/common/peers.py --preset small --use-amp --enable-torch-compile --no-graph
     python scripts/common/peers.py --preset small --use-amp --enable-torch-compile --fp8
-    python scripts/common/peers.py --library liger --preset small --use-amp
+    python scripts/common/peers.py --library liger --preset small --use-amp --no-graph
 
 This is version 1's script with a library's model, loss and optimizer in place of its own. Weights, batches, options,
 the timed step, the graph, the printed summary and the metrics file are version 1's, so the numbers can be compared.
@@ -86,8 +84,6 @@ def add_version_options(add):
 
 def complete_version_options(config, user_error):
     """Check these options and import the packages; return a description of the parts."""
-    if config.profile_attention_only:
-        raise user_error("--profile-attention-only is for the four versions: leave it out here")
     if (config.library == "liger" or config.fp8) and not config.on_gpu:
         raise user_error(f"{'--fp8' if config.fp8 else '--library liger'} needs a GPU, got {config.device}")
     if config.fp8 and not config.use_amp:
@@ -110,8 +106,7 @@ def peer_script():
 
     def described_parser():
         parser = build_parser()
-        parser.prog, parser.description = "peers.py", __doc__.split("\n")[0]
-        parser.epilog = "example: python scripts/common/peers.py --preset small --use-amp --enable-torch-compile"
+        parser.prog, parser.description, parser.epilog = "peers.py", __doc__.split("\n")[0], None
         return parser
 
     script.__file__ = __file__  # the commit and the hash that the metrics name are this file's

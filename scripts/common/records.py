@@ -13,11 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.tables import known
-from common.versions import REPOSITORY
+from common.profiles import errors_of
+from common.tables import known, rounded
+from common.versions import REPOSITORY, SCRIPTS
 
 RECORDED = REPOSITORY / "scripts" / "recorded"
 PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
+SCRIPT_OF = {f"v{version}": path for version, path in SCRIPTS.items()}
+SCRIPT_OF |= dict.fromkeys(("hf", "liger"), REPOSITORY / "scripts" / "common" / "peers.py")
 PRECISIONS = {"float32": "fp32", "tf32": "TF32", "bfloat16": "bf16", "float16": "fp16", "fp8": "fp8"}
 MODELS = {
     "v1": "V1",
@@ -50,6 +53,15 @@ class Case(NamedTuple):
     processes: int = 1
 
     @property
+    def script(self):
+        return SCRIPT_OF[self.model.split("+")[0]]
+
+    @property
+    def gradients(self):
+        """Return what two cases with the same gradients share."""
+        return self.configuration, self.model, self.precision
+
+    @property
     def configuration(self):
         """Return what two cases must share to be compared."""
         return self.preset, self.batch_size, self.seq_len, self.options
@@ -64,17 +76,11 @@ class Case(NamedTuple):
 
 
 def read_results(path):
-    """Return the contents of a results file; ValueError with one sentence where it is none."""
-    try:
+    """Return the contents of a results file; Failure with one sentence where it is none."""
+    with errors_of(path):
         results = json.loads(pathlib.Path(path).read_text())
         for entry in [*results["runs"], *results["accuracy"]]:
             entry["case"] = Case(**entry["case"])
-        if not isinstance(results["record"], dict):
-            raise TypeError("no record")
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no results file of benchmark_suite.py ({error!r})") from None
     return results
 
 
@@ -120,23 +126,19 @@ def efficiency(case, step_ms, good):
 def measured_row(runs, good):
     """Return the numbers of one case from its runs, among all runs that went well."""
     summaries, case = [run["summary"] for run in runs], runs[0]["case"]
-    # The runs of 2026-11-22 lack the time of each step.
-    steps = [step for run in runs for step in run.get("steps_ms") or [step_of(run)]]
+    steps = [step for run in runs for step in run.get("steps_ms") or [step_of(run)]]  # older runs have medians alone
     low, step, high = (float(value) for value in np.percentile(steps, [25, 50, 75]))
-    samples = 1000 * case.processes * case.batch_size / step
     return {
         "repeats": len(runs),
         "step_ms": step,
         "step_p25_ms": low,
         "step_p75_ms": high,
         **{name: median(summary[name] for summary in summaries) for name in PHASES},
-        "samples_per_second": samples,
-        "tokens_per_second": samples * case.seq_len,
+        "samples_per_second": 1000 * case.processes * case.batch_size / step,
         "tflops": summaries[0]["flops_per_step"] / step / 1e9,
         "speed": speed(runs, good),
         "efficiency": efficiency(case, step, good),
         "peak_memory_mb": max(summary["peak_memory_mb"] for summary in summaries),
-        "flops_per_step": summaries[0]["flops_per_step"],
         "parameters": summaries[0]["parameters"],
         "parameters_trained": min(summary["parameters_trained"] for summary in summaries),
         "captured": all(summary["graph"]["captured"] for summary in summaries),
@@ -148,31 +150,28 @@ def rows(results):
     """Return one flat dictionary per case in the order of the tables: its numbers, or why there are none.
 
     Times in ms, memory in MiB of the process that needs most. speed is throughput over version 1's in float32 in the
-    same round; errors are relative to version 1 in float32. status: ok, failed, or not available.
+    same round; the gradients' error is relative to version 1 in float32. status: ok, failed, or not available.
     """
     good = [run for run in results["runs"] if run["status"] == "ok"]
-    accuracy = {(e["case"].configuration, e["case"].model, e["case"].precision): e for e in results["accuracy"]}
-    runs_of, found = {}, []
-    for run in results["runs"]:
-        runs_of.setdefault(run["case"], []).append(run)
-    for case, runs in runs_of.items():
-        ran = [run for run in runs if run["status"] == "ok"]
-        row = case._asdict() | {"status": "ok" if ran else runs[-1]["status"]}
-        row["reason"] = next((run["reason"] for run in runs if run["status"] != "ok"), None)
+    errors = {entry["case"].gradients: entry["gradient_error"] for entry in results["accuracy"]}
+    found = []
+    for case in dict.fromkeys(run["case"] for run in results["runs"]):
+        ran = [run for run in good if run["case"] == case]
+        bad = [run for run in results["runs"] if run["case"] == case and run["status"] != "ok"]
+        row = case._asdict() | {"case": case, "status": "ok" if ran else bad[-1]["status"]}
         row |= measured_row(ran, good) if ran else {"repeats": 0}
-        checked = accuracy.get((case.configuration, case.model, case.precision), {}) if case.processes == 1 else {}
+        row["reason"] = bad[0]["reason"] if bad else None
         if results["record"]["device_type"] == "cpu" and case.model.startswith("v3"):
             row["speed"] = None  # of Triton's interpreter
-        found.append(row | {key: checked.get(key) for key in ("loss_error", "gradient_error", "worst_gradient")})
+        found.append(row | {"gradient_error": errors.get(case.gradients) if case.processes == 1 else None})
     return sorted(found, key=place)
 
 
 def place(row):
     """Return where a row stands in tables and pictures: by preset and sizes, model, precision, processes."""
-    presets, models = ["tiny", "small", "medium", row["preset"]], [*MODELS, row["model"]]  # others come last
-    sizes = row["preset"], row["batch_size"], row["seq_len"], row["options"]
+    preset, models = ("tiny", "small", "medium").index(row["preset"]), [*MODELS, row["model"]]  # others come last
     way = row["model"], list(PRECISIONS).index(row["precision"]), row["processes"], row["graph"]
-    return presets.index(row["preset"]), sizes, models.index(row["model"]), way
+    return preset, row["case"].configuration, models.index(row["model"]), way
 
 
 def configurations(table):
@@ -186,20 +185,14 @@ def configurations(table):
 
 # ---------------------------------------------------------------- tables
 
-
-def significant(value):
-    """Return a time with the four digits that it is worth; a dash where it is not known."""
-    return "-" if value is None else f"{value:#.4g}".rstrip(".") if value < 1e4 else f"{value:,.0f}"
-
-
 # Heading, the metric it belongs to, and the cell of a measured row.
 COLUMNS = [
     ("", "", lambda row: MODELS.get(row["model"], row["model"])),
     ("precision", "", lambda row: PRECISIONS[row["precision"]]),
     ("runs", "", lambda row: "graph" if row["captured"] else "eager"),
     ("processes", "scaling", lambda row: str(row["processes"])),
-    ("step ms", "", lambda row: significant(row["step_ms"])),
-    ("quartiles", "", lambda row: f"{significant(row['step_p25_ms'])} to {significant(row['step_p75_ms'])}"),
+    ("step ms", "", lambda row: rounded(row["step_ms"], 4)),
+    ("quartiles", "", lambda row: f"{rounded(row['step_p25_ms'], 4)} to {rounded(row['step_p75_ms'], 4)}"),
     ("times V1", "throughput", lambda row: known(row["speed"], ".2f")),
     ("samples/s", "throughput", lambda row: f"{row['samples_per_second']:,.0f}"),
     ("TFLOP/s", "throughput", lambda row: f"{row['tflops']:.1f}"),
@@ -220,7 +213,7 @@ def notes_of(table):
     """Return a sentence for each row that failed, ran eagerly against its wish, or did not train all parameters."""
     notes = []
     for row in table:
-        name = str(Case(*(row[field] for field in Case._fields)))
+        name = row["case"]
         if row["reason"]:
             notes.append(f"{name}: {row['status'] if row['status'] != 'ok' else 'a repeat failed'}: {row['reason']}")
         elif row["graph"] and not row["captured"]:
@@ -238,8 +231,6 @@ class Record:
 
     def __init__(self, folder):
         self.folder, self.parts = pathlib.Path(folder), {}
-        if not (self.folder / "headline" / "suite.json").exists():
-            raise ValueError(f"{self.folder} has no headline/suite.json: it is no recorded run")
 
     def suite(self, part="headline"):
         """Return the results of a part with "rows"; without any where the part was not recorded."""
@@ -269,5 +260,5 @@ def newest_record():
     """Return the recorded run with the newest complete headline; those in recorded/contributed/ make no pages."""
     found = [Record(path.parents[1]) for path in RECORDED.glob("*/headline/record.json")]
     if not found:
-        raise ValueError(f"there is no complete recorded run below {RECORDED.name}: name one with --recorded")
+        raise ValueError(f"there is no complete recorded run below {RECORDED.name}")
     return max(found, key=lambda record: record.suite()["record"]["date"])

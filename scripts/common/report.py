@@ -14,8 +14,6 @@ from common.profiles import GROUPS, PHASES
 from common.tables import markdown_table, rounded
 
 COLORS = {group: f"c{i}" for i, group in enumerate(GROUPS)}
-# The chart of memory in its template: 460 x 320 pixels with 15-pixel type, which a phone shows at three quarters.
-LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 70, 450, 28, 290, 320
 
 
 def page(title, facts, notice, sections):
@@ -120,29 +118,24 @@ def group_bars(columns, caption):
 
 
 def memory_over_time(points, phases, caption):
-    """Return a chart of memory in MiB over time in ms, with its peak and a band for each phase (name, start, end)."""
-    end, (peak_at, peak) = points[-1][0] or 1.0, max(points, key=lambda point: point[1])
+    """Return a chart of memory in MiB over time in ms, with a band for each phase (name, start, end)."""
+    end, peak = points[-1][0] or 1.0, max(memory for _, memory in points)
     least = min(0.0, *(memory for _, memory in points))
     colors = {name: f"c{i}" for i, name in enumerate(dict.fromkeys(name for name, _, _ in phases), 1)}
 
     def x(ms):
-        return round(LEFT + (RIGHT - LEFT) * min(ms / end, 1), 1)
+        return round(100 * min(ms / end, 1), 2)  # percent of the chart, as is y from its top
 
     def y(memory):
-        return round(BOTTOM - (BOTTOM - TOP) * (memory - least) / (max(peak - least, 1e-9)), 1)
+        return round(100 * (peak - memory) / max(peak - least, 1e-9), 2)
 
     bands = []
     for name, start, stop in phases:
         band = {"name": f"{name}, {stop - start:.2f} ms", "color": colors[name]}
-        bands.append(band | {"x": x(start), "width": max(0.5, x(stop) - x(start))})
-    texts = [(LEFT - 6, y(memory) + 5, f"{memory:,.1f}", "end", "") for memory in sorted({least, 0.0, peak})]
-    texts += [(4, 15, "MiB", "start", ""), (LEFT, HEIGHT - 6, "0", "middle", "")]
-    texts += [(RIGHT, HEIGHT - 6, f"{end:,.1f} ms since the profile began", "end", "")]
-    first = {name: start for name, start, _ in reversed(phases)}
-    texts += [(x(first[name]) + 2, TOP + 26 + 14 * i, name, "start", colors[name]) for i, name in enumerate(colors)]
+        bands.append(band | {"x": x(start), "width": max(0.1, x(stop) - x(start))})
     stairs = "".join(f"H{x(ms)}V{y(memory)}" for ms, memory in thinned(points))  # it stays until the next event
-    line, grid = f"M{LEFT} {y(points[0][1])}{stairs}", [y(memory) for memory in (least, 0.0, peak)]
-    shapes = {"bands": bands, "texts": texts, "line": line, "grid": grid, "peak": (x(peak_at), y(peak))}
+    labels = {"top": f"{peak:,.1f} MiB", "bottom": f"{least:,.1f} MiB", "end": f"{end:,.1f} ms"}
+    shapes = {"bands": bands, "line": f"M0 {y(points[0][1])}{stairs}", "legend": colors, **labels}
     return {"kind": "chart", "caption": caption, **shapes}
 
 
@@ -157,19 +150,13 @@ def thinned(points, most=2000):
 
 @contextlib.contextmanager
 def matplotlib_figure(path, height):
-    """Yield figure and axes on white paper, saved to path; Failure without matplotlib.
-
-    The picture is as wide as a phone's screen in inches of its type, which keeps the type readable there.
-    """
+    """Yield a figure as wide as a phone's screen, and its axes; save it to path. Failure without matplotlib."""
     try:
-        import matplotlib
+        import matplotlib.figure
     except ImportError:
         raise Failure(1, f"{path.name} needs matplotlib: pip install '.[plots]'") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(5.5, height), facecolor="white", layout="constrained")
+    figure = matplotlib.figure.Figure(figsize=(5.5, height), layout="constrained")
+    axes = figure.subplots()
     yield figure, axes
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, bbox_inches="tight", dpi=200, facecolor="white")
-    pyplot.close(figure)
+    figure.savefig(path, bbox_inches="tight", dpi=200)

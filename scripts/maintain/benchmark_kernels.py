@@ -215,19 +215,15 @@ class Timed:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # PyTorch warns of each reason why an SDPA backend refuses
-                self.prepare(operation.once)
+                self.run_all()  # compiles, allocates, and leaves the forward that a backward needs
+                if self.device.type == "cuda":
+                    self.capture()
+                    turns = math.ceil(LEAST_MS / self.replay_times(2)[-1])
+                    if turns > 1 and not operation.once:
+                        self.calls *= turns
+                        self.capture()
         except (RuntimeError, bench.v3.triton.TritonError) as error:  # refused, short of memory, not compiled
             self.reason = str(error).strip().splitlines()[0]
-
-    def prepare(self, once):
-        for s in self.sets:  # compiles, allocates, and leaves the forward that a backward needs
-            self.function(s)
-        if self.device.type == "cuda":
-            self.capture()
-            turns = math.ceil(LEAST_MS / self.replay_times(2)[-1])
-            if turns > 1 and not once:
-                self.calls *= turns
-                self.capture()
 
     def run_all(self):
         """Make all calls; the results of the last turn are kept, so that results take turns like inputs do."""
@@ -265,9 +261,8 @@ def measure(bench, operation, ceiling=math.nan):
     """Return the record of an operation: for each candidate its time, rate and share of the ceiling, or the reason."""
     candidates = {name: Timed(function, operation, bench) for name, function in operation.candidates.items()}
     timed = {name: candidate for name, candidate in candidates.items() if not candidate.reason}
-    for _ in range(PASSES if bench.device.type == "cuda" else 1):
-        for candidate in timed.values():
-            candidate.measure()
+    for candidate in [*timed.values()] * (PASSES if bench.device.type == "cuda" else 1):
+        candidate.measure()
     fastest = min((float(np.median(c.times_us)) for name, c in timed.items() if name != "V3"), default=None)
     records = []
     for name, candidate in candidates.items():

@@ -1,30 +1,40 @@
-"""Generate the measured tables of the pages, and the times that they quote, from one recorded run.
+"""Generate the measured tables of the pages, and the times that they quote, from the newest recorded run.
 
-    python scripts/maintain/ladder.py                # print all tables of the newest recorded run
-    python scripts/maintain/ladder.py --write        # put them between the markers of all pages
-    python scripts/maintain/ladder.py --check        # do the pages say what was recorded, and did the commit run it?
+    python scripts/maintain/ladder.py                # do the pages say what was recorded, and did the commit run it?
+    python scripts/maintain/ladder.py --write        # put tables and times into all pages
 
 A recorded run is a folder that maintain/record.sh wrote. Each table comes from one of its parts: headline, v1 to v4
-and v1_v3 from the headline; graph, kernels, ablation2, ablation3, memory, stages and ddp from the part of that name.
+and v1_v3 from the headline; graph, kernels, ablation2, ablation3 and ddp from the part of that name. tested_on says
+what was executed, compiled, run against stubs or never run: it comes from all recorded runs, the targets of
+inspect_kernels.py, the stubs of tests/tools/stubs and the sets of versions in scripts/common/constraints*.txt.
 A page has a table where it has its markers (scripts/common/pages.py); a table whose part the run lacks keeps its text.
 
-Exit status: 0; 1 if --check finds a difference; 2 for a bad option or a file that cannot be read.
+Exit status: 0; 1 if a page differs; 2 for a bad option or a file that cannot be read.
 """
 
 import pathlib
+import re
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from common.command_line import Parser
+from common.environment import ROCM_BUILDS, numbers
+from common.occupancy import TARGETS
 from common.pages import all_pages, fill, fill_quotes, quoted_rows, write_or_check
 from common.provenance import faults_of_commit, machine_line
-from common.records import MODELS, PRECISIONS, Record, configurations, newest_record, significant, table_of
-from common.tables import known, markdown_table
+from common.records import MODELS, PRECISIONS, RECORDED, Record, configurations, newest_record, table_of
+from common.tables import known, markdown_table, rounded
 from common.versions import REPOSITORY, SCRIPTS
 
-SCRIPT_OF = {f"v{version}": path for version, path in SCRIPTS.items()}
-SCRIPT_OF |= dict.fromkeys(("hf", "liger"), REPOSITORY / "scripts" / "common" / "peers.py")
+PARTS = {
+    "graph": "with and without a graph",
+    "kernels": "each kernel alone",
+    "ablation3": "ablation",
+    "stages": "debugging stages",
+    "memory": "memory over length",
+    "ddp": "several GPUs with DDP and FSDP2",
+}
 
 
 def origin(record, recorded):
@@ -65,7 +75,7 @@ def graph_table(recorded):
         pairs.setdefault(name, {})[row["captured"]] = row["step_ms"]
     for name, step in ((name, step) for name, step in pairs.items() if len(step) == 2):
         eager, graph = step[False], step[True]
-        lines.append([*name, significant(eager), significant(graph), f"{eager / graph:.2f}"])
+        lines.append([*name, rounded(eager, 4), rounded(graph, 4), f"{eager / graph:.2f}"])
     header = ["preset", "", "precision", "eager ms", "graph ms", "eager / graph"]
     return lines and f"{origin(results['record'], recorded)}\n\n{markdown_table(header, lines, left=3)}"
 
@@ -101,24 +111,53 @@ def ablation_table(recorded, part):
     lines = [[known(row[key], pattern) for key, pattern in patterns.items()] for row in study["switches"]]
     rounds = min(len(row["steps_ms"]) for row in study["combinations"] if row["steps_ms"])
     noise = "One round: a difference of some percent may be noise." if rounds == 1 else f"Medians of {rounds} rounds."
-    told = f"{noise} Without any switch {significant(none)} ms, with all {significant(every)} ms per step. Speed-ups:"
+    told = f"{noise} Without any switch {rounded(none, 4)} ms, with all {rounded(every, 4)} ms per step. Speed-ups:"
     return f"{origin(study['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
 
 
-def memory_table(recorded):
-    """Return the peak memory of each version over the length of the sequences."""
-    found = recorded.json("memory", "memory.json")
-    if not found:
-        return None
-    header = ["peak MiB", *(f"{length:,} tokens" for length in found["lengths"])]
-    lines = [[f"V{row['version']}", *(known(peak, ",.0f") for peak in row["peaks_mb"])] for row in found["rows"]]
-    return f"{origin(found['record'], recorded)}\n\n{markdown_table(header, lines)}"
+# ---------------------------------------------------------------- what was tested where
 
 
-def stages_table(recorded):
-    """Return what the debugging stages printed when they were compared."""
-    path = recorded.folder / "stages" / "comparison.txt"
-    return f"```text\n{path.read_text().strip()}\n```" if path.exists() else None
+def executed(recorded):
+    """Return a row per record below the folder, newest first."""
+    rows = []
+    for path in [*recorded.glob("*/headline/suite.json"), *recorded.glob("contributed/*/headline/suite.json")]:
+        folder, results = path.parents[1], Record(path.parents[1]).suite()
+        found, runtime = results["record"], results["record"]["runtime"].replace("HIP", "ROCm")
+        driver = f"driver {found['driver']}" if found["driver"] else "driver not recorded"
+        packages = f"{driver}, PyTorch {found['packages']['torch']}, Triton {found['packages']['triton']}, {runtime}"
+        versions = sorted({row["model"][1] for row in results["rows"] if re.match(r"v\d", row["model"])})
+        parts = [f"versions {', '.join(versions)}", *(PARTS[name] for name in PARTS if (folder / name).exists())]
+        rows.append((found["date"][:10], found["device"], packages, ", ".join(parts)))
+    return [("executed", *row, f"{what}; last on {date}") for date, *row, what in sorted(rows, reverse=True)]
+
+
+def versions_of(name):
+    """Return "PyTorch 2.7.1 with Triton 3.3.1" of a set of versions."""
+    text = (REPOSITORY / "scripts" / "common" / name).read_text()
+    least = {key: min(re.findall(rf"^{key}==([\d.]+)", text, re.MULTILINE), key=numbers) for key in ("torch", "triton")}
+    return f"PyTorch {least['torch']} with Triton {least['triton']}"
+
+
+def tested_on(recorded):
+    """Return what ran on which platform, from the records below a folder."""
+    rows = executed(recorded)
+    devices = " ".join(device for _, device, _, _ in rows)
+    sets = f"{versions_of('constraints-oldest.txt')} to {versions_of('constraints.txt')}"
+    stubs = sorted((path.name[5:] for path in (REPOSITORY / "tests" / "tools" / "stubs").glob("rocm-*")), key=numbers)
+    releases = ", ".join(f"{major}.{minor}" for major, minor in ROCM_BUILDS)
+    amd = "" if re.search("AMD|Radeon", devices) else "any AMD GPU, "
+    rows += [
+        ("executed", "CPU, Linux on x86-64", sets, "test suite; Triton's kernels in its interpreter"),
+        ("compiled", ", ".join(TARGETS), "", "version 3's kernels: registers, LDS, spills"),
+        ("run against stubs", f"profilers of ROCm {', '.join(stubs)}", "", "wrappers: command lines, result files"),
+        ("run against stubs", f"machines with ROCm {releases}", "", "quickstart's choice of a PyTorch build"),
+        ("never", f"{amd}aarch64, macOS, Windows (in WSL it is Linux)", "", "anything"),
+    ]
+    return markdown_table(["", "platform", "versions", "what"], rows, left=4)
+
+
+# ---------------------------------------------------------------- pages
 
 
 def tables_of(recorded):
@@ -126,27 +165,27 @@ def tables_of(recorded):
     made = {"headline": suite_table(recorded, "headline", lambda model: model not in ("hf", "v1+nodet"))}
     for name in (f"v{version}" for version in SCRIPTS):
         made[name] = suite_table(recorded, "headline", lambda model, name=name: model.split("+")[0] == name)
-    made["v1_v3"] = suite_table(recorded, "headline", lambda model: model in ("v1", "v3"))
-    made |= {"graph": graph_table(recorded), "kernels": kernels_table(recorded), "memory": memory_table(recorded)}
+    made |= {"v1_v3": suite_table(recorded, "headline", lambda model: model in ("v1", "v3"))}
+    made |= {"graph": graph_table(recorded), "kernels": kernels_table(recorded), "ddp": suite_table(recorded, "ddp")}
     made |= {part: ablation_table(recorded, part) for part in ("ablation2", "ablation3")}
-    made |= {"ddp": suite_table(recorded, "ddp"), "stages": stages_table(recorded)}
-    return {name: text for name, text in made.items() if text}
+    return {name: text for name, text in made.items() if text} | {"tested_on": tested_on(RECORDED)}
 
 
-def filled_pages(recorded, paths):
-    """Return {page: its text as it should be}."""
-    tables = tables_of(recorded)
-    return {path: fill_quotes(fill(path.read_text(encoding="utf-8"), tables), recorded.row) for path in paths}
-
-
-def check(recorded, paths):
-    """Return 1, with the differences, if a page disagrees or another text of a script ran than the commit has."""
-    status = write_or_check(filled_pages(recorded, paths), True, "python scripts/maintain/ladder.py --write")
+def faults_of_record(recorded, paths):
+    """Return which quoted rows were not recorded, and which scripts that ran are not those of the commit."""
     results = recorded.suite()
-    ran = {(SCRIPT_OF[run["case"].model.split("+")[0]], run["script_sha256"]) for run in results["runs"]}
+    ran = {(run["case"].script, run["script_sha256"]) for run in results["runs"]}
     quoted = [(path, row) for path in paths for row in quoted_rows(path.read_text(encoding="utf-8"))]
     missing = [f"{path.name} quotes {row}, which was not recorded" for path, row in quoted if not recorded.row(*row)]
-    for fault in [*faults_of_commit(results["record"]["commit"], ran), *missing]:
+    return [*faults_of_commit(results["record"]["commit"], ran), *missing]
+
+
+def work(options):
+    recorded, paths = newest_record(), all_pages()
+    tables = tables_of(recorded)
+    texts = {path: fill_quotes(fill(path.read_text(encoding="utf-8"), tables), recorded.row) for path in paths}
+    status = write_or_check(texts, not options.write, "python scripts/maintain/ladder.py --write")
+    for fault in [] if options.write else faults_of_record(recorded, paths):
         print(f"{recorded.folder.name}: {fault}", file=sys.stderr)
         status = 1
     print(f"{len(paths)} pages compared with {recorded.folder.name}")
@@ -155,23 +194,8 @@ def check(recorded, paths):
 
 def main(argv=None):
     parser = Parser("ladder.py", __doc__, with_json=False)
-    parser.add_argument("--recorded", type=pathlib.Path, metavar="FOLDER", help="which recorded run (the newest)")
-    parser.add_argument("--page", type=pathlib.Path, action="append", metavar="FILE", help="these pages alone (all)")
     parser.add_argument("--write", action="store_true", help="put tables and quoted times into the pages")
-    parser.add_argument("--check", action="store_true", help="compare the pages with them")
     return parser.run(work, argv)
-
-
-def work(arguments):
-    recorded = Record(arguments.recorded) if arguments.recorded else newest_record()
-    paths = arguments.page or all_pages()
-    if arguments.write:
-        write_or_check(filled_pages(recorded, paths), False, "")
-    if arguments.check:
-        return check(recorded, paths)
-    if not arguments.write:
-        print("\n\n".join(f"## {name}\n\n{text}" for name, text in tables_of(recorded).items()))
-    return 0
 
 
 if __name__ == "__main__":

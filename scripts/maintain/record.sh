@@ -12,64 +12,58 @@
 # kernels     8                version 3's kernels alone
 # ablation2  10                version 2's switches: each alone, taken away, all
 # ablation3  10                version 3's kernels likewise
+# timeline    5                when each kernel of a step runs, versions 1 and 4
 # stages     10                the debugging exercise
 # memory     10                peak memory over the length of the sequences
 # ddp        10                several GPUs, on all of them: DDP and FSDP2
 #
 # headline, graph and ddp write each row as it is measured, and take up what is missing if they were cut off, also on
-# another machine of the kind. TINY_LLAMA_COMMIT names the commit if the files are a copy without Git's history.
+# another machine of the kind; an ablation that had no time for all its rounds begins anew. TINY_LLAMA_COMMIT names the
+# commit if the files are a copy without Git's history.
 # Afterwards: python scripts/maintain/ladder.py --write
 # Exit status: 0 all is there; 1 something failed or is left; 2 a bad option.
 
 set -uo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-scripts=$root/scripts
-python=${TINY_LLAMA_PYTHON:-python3}
-limit=86400 only='' folder='' toy=()
-sizes=(--presets 'small,medium' --repeats 2 --compile-first 13) model=(--use-amp --rounds 2)
+# shellcheck source=../common/wrappers/setup.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../common/wrappers/setup.sh"
+
+root=${SCRIPTS%/*} limit=86400 only='' folder='' toy=()
+sizes=(--presets 'small,medium' --repeats 2 --compile-first 13) small=(--preset small --use-amp)
+medium=(--preset medium --use-amp) rounds=2
 lengths=(--preset medium --batch-size 4 --use-amp --seq-lengths '512,1024,2048,4096') stage=()
-
-fail() {
-    echo "record.sh: $1" >&2
-    exit 2
-}
-
 while [[ $# -gt 0 ]]; do
+    TAKEN=1
     case $1 in
-        -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit 0 ;;
+        -h | --help) usage && exit 0 ;;
         --toy) toy=(--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64) ;;
-        --only)
-            [[ -n ${2:-} ]] || fail "$1 needs a value"
-            only=$2 && shift
-            ;;
-        --time-limit)
-            [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || fail "$1 needs a positive number, got ${2:-nothing}"
-            limit=$2 && shift
-            ;;
-        -*) fail "unknown option $1; --help lists them" ;;
+        --only) value_of "$@" && only=$VALUE ;;
+        --time-limit) value_of "$@" && limit=$VALUE ;;
+        -*) fail 2 "unknown option $1; --help lists them" ;;
         *)
-            [[ -z $folder ]] || fail "one folder, got $folder and $1"
+            [[ -z $folder ]] || fail 2 "one folder, got $folder and $1"
             folder=$1
             ;;
     esac
-    shift
+    shift "$TAKEN"
 done
-[[ -n $folder ]] || fail "name the folder for the results; --help shows how"
-mkdir -p "$folder" 2>/dev/null && [[ -w $folder ]] || fail "$folder cannot be written: choose another folder"
+[[ $limit =~ ^[1-9][0-9]*$ ]] || fail 2 "--time-limit needs a positive number, got $limit"
+[[ -n $folder ]] || fail 2 "name the folder for the results; --help shows how"
+mkdir -p "$folder" 2>/dev/null && [[ -w $folder ]] || fail 2 "$folder cannot be written: choose another folder"
 folder=$(cd "$folder" && pwd)
-gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())') ||
-    fail "$python has no PyTorch: run scripts/quickstart.sh first, or set TINY_LLAMA_PYTHON"
-[[ $gpus -gt 0 || ${#toy[@]} -gt 0 ]] || fail "PyTorch sees no GPU here, and times of a CPU are not recorded"
-parts=(headline graph kernels ablation2 ablation3 stages memory)
+find_python
+gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())') ||
+    fail 2 "$PYTHON has no PyTorch: run scripts/quickstart.sh first, or set TINY_LLAMA_PYTHON"
+[[ $gpus -gt 0 || ${#toy[@]} -gt 0 ]] || fail 2 "PyTorch sees no GPU here, and times of a CPU are not recorded"
+parts=(headline graph kernels ablation2 ablation3 timeline stages memory)
 [[ $gpus -lt 2 ]] || parts+=(ddp)
 for name in ${only//,/ }; do
-    [[ " ${parts[*]} " == *" $name "* ]] || fail "--only: $name is none of ${parts[*]}"
+    [[ " ${parts[*]} " == *" $name "* ]] || fail 2 "--only: $name is none of ${parts[*]}"
 done
 if [[ ${#toy[@]} -gt 0 ]]; then
     sizes=(--presets tiny --repeats 2 --batch-sizes 2 --seq-lengths 16 --num-steps 3 "${toy[@]}")
-    model=("${toy[@]}" --batch-size 2 --seq-len 16 --num-steps 3 --rounds 1)
     lengths=("${toy[@]}" --batch-size 2 --seq-lengths '16,32') stage=("${toy[@]}" --batch-size 2 --seq-len 16)
+    small=("${stage[@]}" --num-steps 3) medium=("${stage[@]}" --num-steps 3) rounds=1
 fi
 left=() # what failed or is left
 
@@ -89,7 +83,7 @@ part() {
         mkdir -p "$place"
         set -- "${@/#SECONDS_LEFT/$((seconds - 30))}"
         local told=("$(basename "$1")" "${@:2}") # without the folders of this machine
-        "$python" "$scripts/common/provenance.py" "${told[@]//$root\//}" >"$place/started.json" &&
+        "$PYTHON" "$SCRIPTS/common/provenance.py" "${told[@]//$root\//}" >"$place/started.json" &&
             (cd "$place" && timeout --kill-after=20 "$seconds" "$@") >>"$place/log.txt" 2>&1
         status=$?
         if [[ $status -eq 0 ]]; then
@@ -103,8 +97,13 @@ part() {
 }
 
 suite() { # NAME MINUTES OPTION...
-    part "$1" "$2" "$python" "$scripts/benchmark_suite.py" --results . --append --time-limit SECONDS_LEFT \
+    part "$1" "$2" "$PYTHON" "$SCRIPTS/benchmark_suite.py" --results . --append --time-limit SECONDS_LEFT \
         "${sizes[@]}" "${@:3}"
+}
+
+ablation() { # VERSION OPTION...
+    part "ablation$1" 10 "$PYTHON" "$SCRIPTS/fusion_ablation_study.py" --version "$1" --rounds $rounds "${@:2}" \
+        --time-limit SECONDS_LEFT --json ablation.json
 }
 
 [[ $gpus -lt 2 || ${#toy[@]} -gt 0 ]] || sizes+=(--spread) # a GPU for each preset: half the time
@@ -113,19 +112,14 @@ suite headline 30 --models v1,v2,v2+compile,v3,v4,hf+compile:float32:bfloat16:fp
     --precisions float32,tf32,bfloat16,fp8
 suite graph 15 --models v1+nodet,v2,v2+compile,v3,v4 --precisions bfloat16 --graph on,off \
     --metrics throughput,memory
-part kernels 8 "$python" "$scripts/maintain/benchmark_kernels.py" --json kernels.json
-for version in 2 3; do
-    # Version 2 launches from Python: at small the host would be what is measured, which a busy machine slows down.
-    switches=(--preset medium)
-    [[ $version -eq 2 ]] ||
-        switches=(--preset small --switches "rmsnorm-kernel,rope-kernel,swiglu-kernel,attention-kernel,loss-kernel")
-    [[ ${#toy[@]} -eq 0 ]] || switches=("${switches[@]:2}")
-    part ablation$version 10 "$python" "$scripts/fusion_ablation_study.py" --version $version "${model[@]}" "${switches[@]}" \
-        --time-limit SECONDS_LEFT --json ablation.json
-done
+part kernels 8 "$PYTHON" "$SCRIPTS/maintain/benchmark_kernels.py" --json kernels.json
+# At small the host would be what version 2's ablation measures, for it launches from Python.
+ablation 2 "${medium[@]}"
+ablation 3 "${small[@]}" --switches "rmsnorm-kernel,rope-kernel,swiglu-kernel,attention-kernel,loss-kernel"
+part timeline 5 "$PYTHON" "$SCRIPTS/maintain/timeline.py" "${small[@]}" --json timeline.json
 part stages 10 "$root/version3_triton/exercises/performance_debugging/run_all_stages.sh" \
     --output-dir "$folder/stages" "${stage[@]}"
-part memory 10 "$python" "$scripts/analyze_memory_scaling.py" "${lengths[@]}" --time-limit SECONDS_LEFT --json memory.json
+part memory 10 "$PYTHON" "$SCRIPTS/analyze_memory_scaling.py" "${lengths[@]}" --time-limit SECONDS_LEFT --json memory.json
 if [[ $gpus -gt 1 ]]; then
     counts=$(for n in 1 2 4 8; do [[ $n -gt $gpus ]] || echo "$n"; done | paste -sd, -)
     sizes=(--presets medium --repeats 2 --precisions bfloat16 --metrics 'throughput,memory' --nproc "$counts")

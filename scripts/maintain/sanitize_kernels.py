@@ -11,7 +11,7 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.command_line import Failure, Parser, run_tool
+from common.command_line import Failure, Parser
 from common.versions import load_version
 
 ATTENTION = [(2, 97, 4, 2, 32), (1, 1, 4, 1, 64), (1, 130, 8, 1, 16), (1, 200, 2, 1, 128), (1, 1100, 2, 2, 64)]
@@ -92,8 +92,7 @@ def update(v3, device, dtype):
     check_finite(parameters, f"AdamW in {dtype}")
 
 
-def work(argv):
-    Parser("sanitize_kernels.py", __doc__, with_json=False).parse_args(argv)
+def work(options):
     v3, device = load_version(3), torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     for dtype in (torch.float32, torch.float16, *[torch.bfloat16] * (device.type == "cuda")):
@@ -105,7 +104,7 @@ def work(argv):
 
 
 def main(argv=None):
-    return run_tool("sanitize_kernels.py", lambda: work(argv))
+    return Parser("sanitize_kernels.py", __doc__, with_json=False).run(work, argv)
 
 
 if __name__ == "__main__":

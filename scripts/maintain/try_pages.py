@@ -29,7 +29,7 @@ from common.pages import PAGES, commands, start_of
 from common.runs import end
 from common.versions import REPOSITORY
 
-RUN_ALONE = ("test.sh", "record.sh", "contribute_record.sh", "try_pages.py", "try_wrappers.sh")
+RUN_ALONE = ("test.sh", "record.sh", "try_pages.py", "try_wrappers.sh")
 SAID_WITH_STATUS_1 = re.compile(r"check\.py (solution )?\d+")  # of an exercise that nobody has started
 PLACEHOLDER = re.compile(r"\b[A-Z]+_[A-Z]+\b(?!=)")
 LEFT_OUT = (".git", ".venv*", "__pycache__", ".pytest_cache", ".ruff_cache", "tried_pages")
@@ -68,56 +68,42 @@ def copied_repository(folder):
 def run(command, place, log, environment, seconds):
     """Run a command in a folder; return how it ended, and its exit status with its last line."""
     with open(log, "w", encoding="utf-8") as output:
-        process = subprocess.Popen(
-            ["bash", "-c", command.text], cwd=place, env=environment, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        options = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT, "env": environment}
+        process = subprocess.Popen(["bash", "-c", command.text], cwd=place, start_new_session=True, **options)
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:
             status = None
         finally:
             end(process, GRACE_S)  # and what it left running
-    said = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(said) if line.strip()), "")
+    last = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2].strip()
     if status is None:
         return "cut off", last
     ended_well = status == 0 or (status == 1 and SAID_WITH_STATUS_1.search(command.text))
     return ("ok", last) if ended_well else ("failed", f"status {status}: {last}")
 
 
-def tried(page, command, options, copy, environment):
-    """Return how a command of a page ended and its last line, or why it was passed over."""
-    if reason := passed_over(command, torch.cuda.device_count()):
-        return "passed over", reason
-    log = pathlib.Path(options.output_dir, f"{'.'.join(page.relative_to(REPOSITORY).parts)}.{command.line}.log")
-    place = copy / start_of(page).relative_to(REPOSITORY)
-    return run(command, place, log, environment, options.each)
-
-
-def pages_meant(names):
-    """Return the pages of those paths, or all; raise Failure for one that is no page of the workshop."""
-    if unknown := [name for name in names if pathlib.Path(name).resolve() not in PAGES]:
-        raise Failure(2, f"{unknown[0]} is no page whose commands are known; without a name all of them are tried")
-    return [pathlib.Path(name).resolve() for name in names] or PAGES
-
-
 def work(options):
-    pages, ends, bad = pages_meant(options.pages), [], []
-    result_folder(options.output_dir, "--output-dir")
+    pages, ends, bad = [pathlib.Path(name).resolve() for name in options.pages] or PAGES, [], []
+    if unknown := [page for page in pages if page not in PAGES]:
+        raise Failure(2, f"{unknown[0]} is no page whose commands are known; without a name all of them are tried")
+    logs = result_folder(options.output_dir, "--output-dir")
     with tempfile.TemporaryDirectory() as temporary:
         copy, environment = copied_repository(pathlib.Path(temporary))
         for page, command in [(p, command) for p in pages for command in commands(p)]:
-            start = time.monotonic()
-            ended, words = tried(page, command, options, copy, environment)
+            name, start = page.relative_to(REPOSITORY), time.monotonic()
+            ended, words = "passed over", passed_over(command, torch.cuda.device_count())
+            if not words:
+                log, place = logs / f"{'.'.join(name.parts)}.{command.line}.log", start_of(page).relative_to(REPOSITORY)
+                ended, words = run(command, copy / place, log, environment, options.each)
             seconds, text = time.monotonic() - start, command.text.split(" #")[0].strip()
-            line = f"{ended:12}{seconds:5.0f} s  {page.relative_to(REPOSITORY)}: {text}  | {words:.100}"
+            line = f"{ended:12}{seconds:5.0f} s  {name}: {text}  | {words:.100}"
             print(line, flush=True)
             ends.append(ended)
             bad += [line] * (ended in ("failed", "cut off"))
     counts = ", ".join(f"{ends.count(kind)} {kind}" for kind in ("ok", "failed", "cut off", "passed over"))
-    print(*bad, f"{counts}; outputs in {options.output_dir}", sep="\n")
-    return int(not {*ends} <= {"ok", "passed over"})
+    print(*bad, f"{counts}; outputs in {logs}", sep="\n")
+    return int(bool(bad))
 
 
 def main(argv=None):

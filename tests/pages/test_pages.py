@@ -161,7 +161,7 @@ def test_tables_of_measurements_are_generated():
 
 
 def test_exercise_pages_say_of_every_time_which_row_it_is():
-    """ladder.py --check compares them with the recorded run; a time without a row would be compared with nothing."""
+    """ladder.py compares them with the recorded run; a time without a row would be compared with nothing."""
     quoted = 0
     for page in EXERCISES:
         for time in re.finditer(r"\d+\.\d+\s+ms\b(<!--)?", page.read_text()):

@@ -7,24 +7,9 @@ import yaml
 
 from common.records import PHASES, Case, write_results
 from common.versions import REPOSITORY, SCRIPTS
-from in_process import refused
-from maintain import tested_on
+from maintain import ladder
 
 GITHUB = REPOSITORY / ".github"
-
-
-def test_the_table_says_what_was_recorded(capsys):
-    assert tested_on.main([]) == 0, capsys.readouterr().err
-
-
-def test_a_table_that_differs_is_found_and_written(tmp_path, monkeypatch, capsys):
-    readme, right = tmp_path / "README.md", (REPOSITORY / "README.md").read_text()
-    monkeypatch.setattr(tested_on, "README", readme)
-    readme.write_text(right.replace("| never |", "| executed |"))
-    assert tested_on.main([]) == 1
-    assert tested_on.main(["--write"]) == 0 and readme.read_text() == right
-    readme.write_text(right.replace("<!-- tested_on:end -->", ""))
-    refused(tested_on.main, [], capsys, "tested_on")
 
 
 def record(folder, device, driver, runtime, date="2027-01-02T03"):
@@ -42,16 +27,16 @@ def record(folder, device, driver, runtime, date="2027-01-02T03"):
 
 
 def test_a_contributed_record_of_an_amd_gpu_changes_the_table(tmp_path):
-    before = tested_on.table(tmp_path)
+    before = ladder.tested_on(tmp_path)
     assert "any AMD GPU" in before and "gfx942" in before and "| executed | CPU" in before
     folder = tmp_path / "contributed" / "mi325x"
     record(folder, "AMD Instinct MI325X", "6.12.12", "HIP 6.4.43484")
-    (folder / "tests.txt").write_text("219 passed")
+    (folder / "kernels").mkdir()
     record(tmp_path / "older", "a GPU", None, "CUDA 13.0", "2026-12-31")
-    after = tested_on.table(tmp_path)
+    after = ladder.tested_on(tmp_path)
     assert "| a GPU | driver not recorded, " in after.split("MI325X")[1]  # the newest first
     versions = "driver 6.12.12, PyTorch 2.9.1, Triton 3.5.1, ROCm 6.4.43484"
-    parts = "versions 3, test suite; last on 2027-01-02"
+    parts = "versions 3, each kernel alone; last on 2027-01-02"
     assert f"| executed | AMD Instinct MI325X | {versions} | {parts} |" in after
     assert "any AMD GPU" not in after and "never | aarch64" in after
 

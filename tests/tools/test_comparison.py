@@ -106,7 +106,8 @@ def run_of(times, peak=100.0, trained=10):
 
 
 def test_results_and_speed_ups_by_hand():
-    good, bad = ({"passed": passed, "worst": {}} for passed in (True, False))
+    worst = {"kind": "gradient", "name": "w", "error": 0.5}
+    good, bad = ({"passed": passed, "worst": worst} for passed in (True, False))
     first = versions_tool.results("v1", [run_of([20.0, 20.0]), run_of([20.0, 30.0], peak=120.0)], good)
     assert first["step_ms"] == {"p25": 20.0, "median": 20.0, "p75": 22.5} and first["peak_memory_mb"] == 120
     assert (first["tokens_per_second"], first["tflops"]) == (3200, 0.1)
@@ -114,7 +115,8 @@ def test_results_and_speed_ups_by_hand():
     rows = [first]
     for trained, accurate in ((10, good), (9, good), (10, bad)):
         rows.append(versions_tool.results("x", [run_of([8.0], trained=trained)], accurate))
-    versions_tool.add_speedups(rows)
+    problems = versions_tool.add_speedups(rows)
+    assert len(problems) == 2 and problems[0].endswith("does not compute what v1 does, gradient w is off by 5.0e-01")
     assert [row["speedup"] for row in rows] == [1.0, 2.5, None, None]
     told = "x is the fastest: 8.00 ms per step, 2.50 times as fast as v1, with 83 % of its peak memory."
     assert versions_tool.finding(rows) == told

@@ -157,7 +157,7 @@ def test_switches_of_version_2(number, parts, folders, monkeypatch):
 def test_the_printed_grid_of_the_suite():
     arguments = benchmark_suite.parse_arguments([*shlex.split(COMMANDS["C42"][2])[2:], "--presets", "tiny"])
     cases = benchmark_suite.grid(arguments)
-    options = [" ".join(benchmark_suite.training_options(case, arguments)) for case in cases]
+    options = [" ".join(benchmark_suite.training_options(case)) for case in cases]
     for batch in (4, 8, 16, 32):
         for length in (128, 256, 512):
             assert sum(f"--batch-size {batch} --seq-len {length}" in text for text in options) == 2

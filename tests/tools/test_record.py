@@ -1,4 +1,4 @@
-"""maintain/record.sh and contribute_record.sh: what they run, that they go on where they were cut off, their errors."""
+"""maintain/record.sh: what it runs, that it goes on where it was cut off, its errors."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from common.versions import REPOSITORY
 from maintain import timeline
 from processes import executable
 
-MAINTAIN = REPOSITORY / "scripts" / "maintain"
+RECORD = REPOSITORY / "scripts" / "maintain" / "record.sh"
 SUITE = "benchmark_suite.py"
 # Answers for the number of GPUs and for provenance.py; notes every other program and where it ran.
 PYTHON = """#!/bin/bash
@@ -25,19 +25,15 @@ echo "$(basename "$PWD") $*" >>"$LOG"
 """
 
 
-def bash(script, *arguments, **given):
-    given = {name: str(value) for name, value in given.items()}
-    return subprocess.run(["bash", script, *arguments], capture_output=True, text=True, env=os.environ | given)
-
-
 @pytest.fixture
 def record(tmp_path):
     """Return record(argument, ...), which runs the script with the stub and returns its finished process."""
     python = executable(tmp_path / "a python", PYTHON)
 
     def run(*arguments, gpus=1, fails="nothing"):
-        given = {"TINY_LLAMA_PYTHON": python, "LOG": tmp_path / "log", "GPUS": gpus, "FAILS": fails}
-        return bash(MAINTAIN / "record.sh", tmp_path / "re sults", *arguments, **given)
+        given = {"TINY_LLAMA_PYTHON": str(python), "LOG": str(tmp_path / "log"), "GPUS": str(gpus), "FAILS": fails}
+        command = ["bash", RECORD, tmp_path / "re sults", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=os.environ | given)
 
     return run
 
@@ -95,7 +91,7 @@ def test_several_gpus_are_measured_where_there_are_some(gpus, counts, record, tm
 def test_the_suite_takes_the_options_that_it_is_given(toy, record, tmp_path, monkeypatch):
     """Every case of the headline once: versions in all precisions, peers in bfloat16 and fp8 alone."""
     assert record("--only", "headline,graph", *toy, gpus=1 - len(toy)).returncode == 0
-    monkeypatch.setattr(benchmark_suite, "gpu_count", lambda: 1)
+    monkeypatch.setattr(benchmark_suite, "on_cpu", lambda argv: False)
     cases = []
     for line in (tmp_path / "log").read_text().splitlines():
         words = line.split("benchmark_suite.py ")[1].split()
@@ -125,54 +121,6 @@ def test_the_suite_takes_the_options_that_it_is_given(toy, record, tmp_path, mon
 def test_bad_options_are_one_sentence(record, arguments, gpus, said):
     done = record(*arguments, gpus=gpus)
     assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
-
-
-# ---------------------------------------------------------------- contribute_record.sh
-
-
-@pytest.fixture
-def contribute(tmp_path):
-    """Run contribute_record.sh in a copy whose tools only note how they were called."""
-    scripts, name = tmp_path / "scripts", "contribute_record.sh"
-    script = executable(scripts / "maintain" / name, (MAINTAIN / name).read_text())
-    python = """#!/bin/bash
-if [[ $1 == -c ]]; then echo "$GPU"; else echo "$*" >>"$LOG"; fi
-[[ "$*" != "-m pytest"* ]] || { echo "passed in $LOG"; exit "$TESTS"; }
-"""
-    stub = executable(tmp_path / "python", python)
-    executable(scripts / "common" / "environment.sh", f"ROOT={tmp_path} PYTHON={stub}\nuse_environment() {{ :; }}\n")
-    executable(scripts / "maintain" / "record.sh", '#!/bin/bash\necho "record $*" >>"$LOG"\nexit "$RECORD"\n')
-
-    def run(*arguments, gpu="AMD Instinct MI300X", tests=0, record=0):
-        return bash(script, *arguments, LOG=tmp_path / "log", GPU=gpu, TESTS=tests, RECORD=record)
-
-    return run
-
-
-def test_contribute_tests_then_records_within_the_limit(contribute, tmp_path):
-    result = contribute("--time-limit", "600")
-    assert result.returncode == 0 and "The record is complete" in result.stdout, result.stderr
-    tests, record, table = (tmp_path / "log").read_text().splitlines()
-    assert "pytest -q tests/kernels" in tests and table.endswith("tested_on.py --write")
-    (folder,) = (tmp_path / "scripts" / "recorded" / "contributed").iterdir()
-    assert folder.name.startswith("amd-instinct-mi300x_20")
-    assert (folder / "tests.txt").read_text() == "passed in log\n"  # and not in a folder of this machine
-    limit = int(record.split("--time-limit ")[1])
-    assert f"record {folder} --only headline,kernels" in record and 500 < limit <= 600
-    contribute()
-    assert (tmp_path / "log").read_text().count("-m pytest") == 1  # what passed is kept
-
-
-def test_contribute_says_what_is_not_there(contribute):
-    failed = contribute(tests=1)
-    assert failed.returncode == 1 and "tests.log: please open an issue" in failed.stderr
-    assert "The record is complete" not in failed.stdout
-    assert contribute(record=1).returncode == 1
-    wrong = {"--bad": "--bad is unknown", "--folder": "--folder needs a value", "": "no GPU"}
-    wrong |= dict.fromkeys(("--time-limit", "--time-limit soon"), "--time-limit needs a value")
-    for arguments, said in wrong.items():
-        refused = contribute(*arguments.split(), gpu="a GPU" if arguments else "")
-        assert refused.returncode == 2 and said in refused.stderr and not refused.stdout
 
 
 # ---------------------------------------------------------------- timeline.py
