@@ -65,3 +65,10 @@ def test_tables_have_the_columns_of_their_headers():
     for table in re.findall(r"(?:^\|.*\n)+", PAGE_TEXT, re.MULTILINE):
         columns = [line.count("|") for line in table.strip().splitlines()]
         assert len(set(columns)) == 1, table[:80]
+
+
+def test_published_numbers_are_corrected_by_the_tables():
+    rows = re.findall(r"^\| .*, in each layer \| (\d+) \+ (\d+) \| (\d+) \+ (\d+) ", PAGE_TEXT, re.MULTILINE)
+    forward, backward, *version_2 = (sum(map(int, column)) for column in zip(*rows, strict=True))
+    assert f"| {forward} forward, {backward} backward |" in PAGE_TEXT
+    assert f"| {1 - sum(version_2) / (forward + backward):.0%} of a layer |" in PAGE_TEXT
