@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Compile every Triton kernel for GPUs that need not be present: registers, spills, LDS, occupancy, matrix units.
+"""Compile version 3's kernels for GPUs that need not be present: registers, spills, LDS, occupancy, matrix units.
 
     python scripts/inspect_kernels.py                              what the presets launch, for every target
     python scripts/inspect_kernels.py --target gfx90a --preset small --hidden-dim 256 --num-heads 2     other sizes
     python scripts/inspect_kernels.py --target gfx1100 --dtype bf16 --tiles 32x32 64x32 --warps 4 8     what if
 
 One training step of version 3 runs on tensors without data. Triton believes to be on the target, and each launch
-compiles its kernel with the tiles, warps and specializations of a real one, but does not start it. The solutions of the
-exercises are compiled likewise. Options that are not listed go to version 3.
+compiles its kernel with the tiles, warps and specializations of a real one, but does not start it. Options that are not
+listed go to version 3.
 
 registers   per thread; on Instinct vector and accumulation registers together
 spills      per thread: registers in scratch memory (AMD) or on the stack (NVIDIA)
@@ -22,9 +22,7 @@ matrix units; 2 for bad input.
 
 import concurrent.futures
 import contextlib
-import copy
 import functools
-import importlib
 import itertools
 import multiprocessing
 import os
@@ -37,16 +35,18 @@ from collections import Counter
 from types import SimpleNamespace
 from unittest import mock
 
-from common.command_line import PRECISIONS as TRAINING_OPTIONS
 from common.command_line import Failure, Parser, on_cpu, positive, progress
 from common.occupancy import KB, TARGETS, TENSOR_MEMORY, occupancy
 from common.tables import emit, text_table
-from common.versions import REPOSITORY, load_version
+from common.versions import load_version
 
-EXERCISES = REPOSITORY / "exercises"
-NAMES = {"fp32": "float32", "tf32": "tf32", "bf16": "bfloat16", "fp16": "float16"}
-# fp8 kernels are launched only on targets that multiply in fp8.
-PRECISIONS = {label: TRAINING_OPTIONS[name] for label, name in NAMES.items()} | {"fp8": ["--use-amp", "--fp8"]}
+PRECISIONS = {
+    "fp32": [],
+    "tf32": ["--tf32"],
+    "bf16": ["--use-amp", "--amp-dtype", "bfloat16"],
+    "fp16": ["--use-amp", "--amp-dtype", "float16"],
+    "fp8": ["--use-amp", "--fp8"],  # only on targets that multiply in fp8
+}
 TINY = "--num-layers 1 --num-heads 2 --num-kv-heads 1 --vocab-size 16 --seq-len 16 --batch-size 1".split()
 CODE = {"hip": "amdgcn", "cuda": "ptx"}
 MATRIX = {"hip": r"\bv_(mfma|smfmac|wmma|swmmac)_", "cuda": r"\b(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b"}
@@ -171,7 +171,7 @@ def compiled(target, compilation):
 
 
 @contextlib.contextmanager
-def compiled_launches(source, module, target, label, options):
+def compiled_launches(module, target, label, options):
     """Compile what the module's code launches, as if on that target, instead of launching it; yield {launch: row}."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -184,7 +184,7 @@ def compiled_launches(source, module, target, label, options):
             constants, kinds = describe(kernel, args, given | change)
             if (name, constants, kinds) not in rows:
                 compilation = functools.partial(run, kernel, *args, grid=None, warmup=True, **given | change)
-                row = {"source": source, "kernel": name, "target": target, "precisions": [label]}
+                row = {"kernel": name, "target": target, "precisions": [label]}
                 rows[name, constants, kinds] = row | {"constants": constants} | compiled(target, compilation)
 
     answers = {
@@ -231,35 +231,13 @@ def training_step(script, argv):
     trainer.scaler.step(trainer.optimizer)
 
 
-def run_solution(folder, module, dtype):
-    """Run the solution of an exercise on the inputs of its last case."""
-    import torch
-
-    grading = importlib.import_module("grading")
-    task = grading.load_task(folder)
-    with mock.patch.object(grading, "DEVICE", torch.device("cpu")):
-        inputs = grading.cast(task, task.inputs(**list(task.cases.values())[-1]), getattr(torch, dtype))
-    storage = task.storage(task.define(**copy.deepcopy(inputs)), inputs)
-    module.run(**inputs, **{result: torch.empty(like.shape, dtype=like.dtype) for result, like in storage.items()})
-
-
 def inspect(target, label, options):
-    """Return a row for each distinct kernel that is launched on the target in one precision."""
-    rows = []
-    if "v3" in options.source:
-        with compiled_launches("v3", load_version(3), target, label, options) as found:
-            for preset in options.preset:
-                training_step(load_version(3), ["--preset", preset, *PRECISIONS[label], *options.sizes])
-        rows += found.values()
-    if "exercises" in options.source and label in ("fp32", "bf16", "fp16"):
-        sys.path.insert(0, str(EXERCISES))
-        grading = importlib.import_module("grading")
-        for file in sorted(EXERCISES.glob("[0-9][0-9]_*/solution.py")):
-            solution = grading.load_module(file, f"solution_{file.parent.name}")
-            with compiled_launches(file.parent.name, solution, target, label, options) as found:
-                run_solution(file.parent, solution, NAMES[label])
-            rows += found.values()
-    return rows
+    """Return a row for each distinct kernel that version 3 launches on the target in one precision."""
+    script = load_version(3)
+    with compiled_launches(script, target, label, options) as rows:
+        for preset in options.preset:
+            training_step(script, ["--preset", preset, *PRECISIONS[label], *options.sizes])
+    return list(rows.values())
 
 
 # ---------------------------------------------------------------- many of them, in worker processes
@@ -308,7 +286,7 @@ def inspect_all(options):
         for done, (task, future) in enumerate(zip(tasks, futures, strict=True), 1):
             for row in future.result():
                 row["problems"] = problems(row)
-                key = row["target"], row["source"], row["kernel"], row.get("hash", row["constants"])
+                key = row["target"], row["kernel"], row.get("hash", row["constants"])
                 same = rows.setdefault(key, row)["precisions"]
                 same += [label for label in row["precisions"] if label not in same]
             progress(f"{done} of {len(tasks)}: {' '.join(task)}, {len(future.result())} kernels")
@@ -317,13 +295,12 @@ def inspect_all(options):
 
 # ---------------------------------------------------------------- the command
 
-COLUMNS = "target from kernel for constants registers spills shared occupancy matrix".split()
+COLUMNS = "target kernel for constants registers spills shared occupancy matrix".split()
 
 
 def cells(row):
     """Return a kernel's line of the table."""
-    name = [row["target"], row["source"][:2], row["kernel"].removesuffix("_kernel"), ",".join(row["precisions"])]
-    name.append(row["constants"])
+    name = [row["target"], row["kernel"].removesuffix("_kernel"), ",".join(row["precisions"]), row["constants"]]
     if "error" in row:
         return [*name, *["-"] * 5]
     matrix = " ".join(f"{count} {name}" for name, count in row["matrix_instructions"].items())
@@ -334,7 +311,7 @@ def cells(row):
 def as_text(rows):
     """Return the table, and under it what does not fit."""
     lines = [line.rstrip() for line in text_table(COLUMNS, map(cells, rows), len(COLUMNS)).splitlines()]
-    lines += [f"DOES NOT FIT  {' '.join(cells(row)[:5])}: {problem}" for row in rows for problem in row["problems"]]
+    lines += [f"DOES NOT FIT  {' '.join(cells(row)[:4])}: {problem}" for row in rows for problem in row["problems"]]
     misfits = sum(bool(row["problems"]) for row in rows)
     return "\n".join([*lines, f"{len(rows)} kernels: " + (f"{misfits} do not fit" if misfits else "all fit")])
 
@@ -367,7 +344,6 @@ def main(argv=None):
     targets = ", ".join(TARGETS)
     add("--target", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="GPU", help=f"{targets} (all)")
     add("--dtype", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="precision of the model (all)")
-    add("--source", nargs="+", choices=["v3", "exercises"], default=["v3", "exercises"], help="whose kernels (both)")
     add("--kernel", default="", metavar="PART", help="only kernels whose name contains this")
     add("--preset", nargs="+", choices=["tiny", "small", "medium"], default=["small", "medium"], help="(small medium)")
     what_if = "what if: compile the attention kernels with these"

@@ -141,17 +141,6 @@ def step_table(quantity, unit, name):
     return markdown_table([f"{name}, `small`, fp32", *COUNTED.values()], rows)
 
 
-def gpu_table():
-    """Return data-sheet peaks and bandwidths, and the FLOP/B from which on the GPU is compute-bound."""
-    rows = []
-    for gpu in GPUS:
-        bandwidth = counts.BANDWIDTH_TB_S[gpu]
-        peaks = [counts.peak_tflops(gpu, precision) for precision in ("float32", "tf32", "bfloat16")]
-        cells = ["" if p is None else f"{p:,.1f}" for p in peaks] + [f"{bandwidth:.3f}"]
-        rows.append([gpu, *cells, *("" if p is None else f"{p / bandwidth:,.0f}" for p in peaks)])
-    return markdown_table(["GPU", "fp32 TFLOP/s", "TF32", "bf16", "TB/s", "ridge FLOP/B, fp32", "TF32", "bf16"], rows)
-
-
 def roofline_table(version, precision, preset):
     """Return work and shortest time of every part on each GPU, bold where compute is the limit."""
     step, rows = step_counts(version, precision, preset_sizes(preset)), []
@@ -224,7 +213,6 @@ def page_tables():
         "bytes-of-a-step": step_table("bytes", 1e6, "MB"),
         "saved": formulas_compared(lambda part: part.saved),
         "saved-of-a-step": step_table("saved", 2**20, "MiB"),
-        "gpus": gpu_table(),
         "roofline": roofline_table(1, "float32", "small") + "\n\n" + roofline_table(3, "bfloat16", "medium"),
         "shortest": shortest_table(),
         "measured": measured_tables(newest_record()),
