@@ -11,10 +11,12 @@ FLOP per byte) or "too small" (slower than half of what either allows: too few t
 import itertools
 import pathlib
 import platform
+import re
 import sys
 
 from common import counts
 from common.command_line import Failure, Parser, numbers, progress
+from common.profiles import errors_of
 from common.roofline import bound, ceilings_line, measure_ceilings, shortest_s
 from common.tables import columns, emit, text_table
 from common.versions import load_version
@@ -34,18 +36,12 @@ NAMES = ("vocab_size", "hidden_dim", "num_layers", "num_heads", "num_kv_heads", 
 
 
 def read_config(path):
-    """Return the model's sizes in a YAML file; version 1's own options say what is wrong with them."""
-    try:
-        import yaml
-
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except ImportError:
-        raise Failure(1, "--model-config needs PyYAML: pip install pyyaml") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise Failure(2, f"--model-config {path} cannot be read as YAML: {str(error).splitlines()[0]}") from None
-    if not isinstance(content, dict) or not set(NAMES) <= content.keys():
+    """Return the model's sizes in a file with lines `name: value`; version 1's options say what is wrong with them."""
+    with errors_of(path):
+        found = dict(re.findall(r"^(\w+): *(\S+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+    if not set(NAMES) <= found.keys():
         raise Failure(2, f"--model-config {path} must name {', '.join(NAMES)}")
-    return {name: content[name] for name in NAMES}
+    return {name: found[name] for name in NAMES}
 
 
 def sizes_of(config, batch_size, seq_len):

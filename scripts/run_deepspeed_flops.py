@@ -23,7 +23,8 @@ import re
 import sys
 
 from common import counts
-from common.command_line import Failure, Parser, add_version_option, progress, result_folder, version_meant
+from common.command_line import Parser, add_version_option, progress, result_folder, version_meant
+from common.profiles import errors_of
 from common.roofline import ceilings_line, draw_roofline, measure_ceilings
 from common.runs import train
 from common.tables import columns, text_table, write_csv
@@ -202,13 +203,9 @@ def run(options, rest):
 def analyze(path, folder):
     """Print an earlier flops_profile.json, from the folder of results if there is none at the path."""
     path = path if path.exists() else folder / path.name
-    try:
+    with errors_of(path):
         content = json.loads(path.read_text())
         print(f"{path}:\n{as_text(content)}")
-    except OSError as error:
-        raise Failure(2, f"--analyze-results {path} cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError):
-        raise Failure(2, f"--analyze-results {path} is not a flops_profile.json of this tool") from None
     return verdict(content)
 
 

@@ -27,7 +27,7 @@ MODULES = {
 }  # fmt: skip
 NO_LAUNCH = "empty empty_like empty_strided new_empty new_empty_strided _unsafe_view lift_fresh".split()
 ALLOCATE = "ones ones_like zeros zeros_like new_zeros zero_ fill_".split()  # write without reading
-MOVE = [*ALLOCATE, *"_to_copy copy_ clone cat embedding triu _foreach_copy_ scatter_ repeat".split()]
+MOVE = [*ALLOCATE, *"_to_copy copy_ clone cat embedding triu scatter_ repeat".split()]
 # Matmuls over the causal half of the scores in one launch.
 ATTENTION = {
     "attention_forward_kernel": 2, "attention_backward_dq_kernel": 3, "attention_backward_dkdv_kernel": 4,
@@ -61,7 +61,7 @@ def operator_bytes(function, args, kwargs, results):
         return size_of([args[1], *results, *results])
     if name == "scatter_":  # as many elements as there are indices
         return size_of([args[2]]) + args[2].numel() * args[0].element_size()
-    reads = [] if name in ALLOCATE else tensors_in((args[name in ("copy_", "_foreach_copy_") :], kwargs))
+    reads = [] if name in ALLOCATE else tensors_in((args[name == "copy_" :], kwargs))
     written = []
     for declared, value in zip(function._schema.arguments, args, strict=False):
         if declared.alias_info is not None and declared.alias_info.is_write:

@@ -55,9 +55,9 @@ def test_the_roofline_is_the_longer_of_both_times():
 
 
 def test_peaks_of_devices():
+    """test_architecture_page.py compares some with those that the page has."""
     assert counts.PEAK_TFLOPS.keys() == counts.BANDWIDTH_TB_S.keys()
-    assert counts.peak_tflops("AMD Instinct MI300X", "tf32") == 653.7
-    assert counts.peak_tflops("NVIDIA H200", "float16") == counts.peak_tflops("NVIDIA H200", "bfloat16") == 989.4
+    assert counts.peak_tflops("NVIDIA H200", "float16") == counts.peak_tflops("NVIDIA H200", "bfloat16")
     assert counts.peak_tflops("AMD Instinct MI250X/MI250", "tf32") is None is counts.peak_tflops("x86_64", "float32")
 
 

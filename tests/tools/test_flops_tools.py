@@ -99,9 +99,9 @@ def test_without_matplotlib_everything_but_the_picture_is_there(tmp_path, monkey
 def test_earlier_results_that_are_none_are_refused(tmp_path, capsys):
     path = tmp_path / "flops_profile.json"
     refused(flops.main, ["--analyze-results", path], capsys, "cannot be read")
-    for content in ("{", "[1]", "{}"):
+    for content in ("{", "{}"):
         path.write_text(content)
-        refused(flops.main, ["--analyze-results", path], capsys, "is not a flops_profile.json")
+        refused(flops.main, ["--analyze-results", path], capsys, "flops_profile.json is cut off or damaged")
 
 
 # ---------------------------------------------------------------- analyze_gemm_operations.py
@@ -159,20 +159,18 @@ def test_the_configuration_of_version_1_is_its_default():
     assert gemm_tool.sizes_of(found, 8, 256) == counts.sizes_of(config)
 
 
-def test_bad_input_of_the_gemm_tool(toy_config, capsys, monkeypatch):
+def test_bad_input_of_the_gemm_tool(toy_config, capsys):
     given, good = ["--model-config", toy_config], toy_config.read_text()
     refused(gemm_tool.main, ["--model-config", "nowhere.yaml"], capsys, "cannot be read")
     refused(gemm_tool.main, [*given, "--batch-sizes", "0"], capsys, "--batch-sizes")
+    wide = good.replace("32", "wide"), "--hidden-dim"
     for text, words in (
-        ("hidden_dim: [1", "cannot be read as YAML"),
         ("just text", "must name vocab_size"),
-        (good.replace("32", "wide"), "--hidden-dim"),
-        (good.replace("num_kv_heads: 2", "num_kv_heads: 3"), "must divide"),
+        wide,
+        (good.replace("heads: 2", "heads: 3"), "must divide"),
     ):
         toy_config.write_text(text)
         refused(gemm_tool.main, given, capsys, words)
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    refused(gemm_tool.main, given, capsys, "pip install pyyaml", status=1)
 
 
 # ---------------------------------------------------------------- rooflines of traces
