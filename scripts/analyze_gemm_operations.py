@@ -11,11 +11,12 @@ FLOP per byte) or "too small" (slower than half of what either allows: too few t
 import itertools
 import pathlib
 import platform
+import re
 import sys
 
 from common import counts
 from common.command_line import Failure, Parser, numbers, progress
-from common.counts import ELEMENT_BYTES, gemms
+from common.profiles import errors_of
 from common.roofline import bound, ceilings_line, measure_ceilings, shortest_s
 from common.tables import columns, emit, text_table
 from common.versions import load_version
@@ -35,18 +36,12 @@ NAMES = ("vocab_size", "hidden_dim", "num_layers", "num_heads", "num_kv_heads", 
 
 
 def read_config(path):
-    """Return the model's sizes in a YAML file; version 1's own options say what is wrong with them."""
-    try:
-        import yaml
-
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except ImportError:
-        raise Failure(1, "--model-config needs PyYAML: pip install pyyaml") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise Failure(2, f"--model-config {path} cannot be read as YAML: {str(error).splitlines()[0]}") from None
-    if not isinstance(content, dict) or not set(NAMES) <= content.keys():
+    """Return the model's sizes in a file with lines `name: value`; version 1's options say what is wrong with them."""
+    with errors_of(path):
+        found = dict(re.findall(r"^(\w+): *(\S+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+    if not set(NAMES) <= found.keys():
         raise Failure(2, f"--model-config {path} must name {', '.join(NAMES)}")
-    return {name: content[name] for name in NAMES}
+    return {name: found[name] for name in NAMES}
 
 
 def sizes_of(config, batch_size, seq_len):
@@ -55,54 +50,66 @@ def sizes_of(config, batch_size, seq_len):
     return counts.sizes_of(load_version(1).parse_options([*options, "--device", "cpu"]))
 
 
+def gemms(s, e):
+    """Return the matmuls of version 1's step with elements of e bytes: `batch` times [m, k] x [k, n] per call."""
+    rows, heads, found = s.B * s.T, s.B * s.H, []
+    weights = {"q, o": (s.C, s.C, 2 * s.L), "k, v": (s.C, s.kv, 2 * s.L), "gate, up": (s.C, s.F, 2 * s.L)}
+    weights |= {"down": (s.F, s.C, s.L), "output head": (s.C, s.V, 1)}
+    for name, (k, n, calls) in weights.items():
+        found.append((name, "forward", 1, rows, k, n, calls))
+        found.append((name, "input gradient", 1, rows, n, k, calls))
+        found.append((name, "weight gradient", 1, n, rows, k, calls))
+    found += [
+        ("scores", "forward", heads, s.T, s.D, s.T, s.L),
+        ("weights x value", "forward", heads, s.T, s.T, s.D, s.L),
+        ("gradient of weights", "input gradient", heads, s.T, s.D, s.T, s.L),
+        ("gradients of q, k, v", "input gradient", heads, s.T, s.T, s.D, 3 * s.L),
+    ]
+    gemms = [dict(zip(("names", "part", "batch", "m", "k", "n", "calls"), one, strict=True)) for one in found]
+    for gemm in gemms:
+        batch, m, k, n = (gemm[name] for name in ("batch", "m", "k", "n"))
+        gemm |= {"flops": 2 * batch * m * k * n, "bytes": batch * counts.matmul(m, k, n, e)}
+        gemm["flop_per_byte"] = gemm["flops"] / gemm["bytes"]
+    return gemms
+
+
 def seconds(gemm, device, dtype):
     """Return the time of one call, with operands laid out as in training; on a GPU in a graph, without launches."""
     import torch
 
     def operand(rows, columns, transposed):
-        shape = (gemm.batch, columns, rows) if transposed else (gemm.batch, rows, columns)
+        shape = (gemm["batch"], columns, rows) if transposed else (gemm["batch"], rows, columns)
         tensor = torch.randn(shape, device=device).to(dtype)
         tensor = tensor.transpose(1, 2) if transposed else tensor
-        return tensor[0] if gemm.batch == 1 else tensor
+        return tensor[0] if gemm["batch"] == 1 else tensor
 
-    left = operand(gemm.m, gemm.k, transposed=gemm.part == "weight gradient")
-    right = operand(gemm.k, gemm.n, transposed=gemm.part == "forward")
-    if device.type == "cpu":
-        return shortest_s(lambda: left @ right, "cpu", 3)
-    stream = torch.cuda.Stream(device)
-    graph = torch.cuda.CUDAGraph()
+    left = operand(gemm["m"], gemm["k"], transposed=gemm["part"] == "weight gradient")
+    right = operand(gemm["k"], gemm["n"], transposed=gemm["part"] == "forward")
+    if device == "cpu":
+        return shortest_s(lambda: left @ right, device, 3)
+    stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         left @ right  # the library makes its handles and picks its kernel outside the graph
         with torch.cuda.graph(graph, stream=stream):
             for _ in range(CALLS):
                 left @ right
-    graph.replay()
-    return shortest_s(graph.replay, str(device), 5) / CALLS
+    return shortest_s(graph.replay, device, 6) / CALLS
 
 
-def measured(gemm, duration, size, roofs):
-    """Return the results of a GEMM that took so many seconds per call."""
-    moved, rate = gemm.bytes(size), gemm.flops / duration / 1e12
-    intensity = gemm.flops / moved
-    row = gemm._asdict() | {"flops": gemm.flops, "bytes": moved, "flop_per_byte": intensity, "us": 1e6 * duration}
-    row |= {"tflops": rate, "share_of_peak": rate / roofs["matmul_tflops"]}
+def rated(gemm, roofs):
+    """Return a timed GEMM with its rate and what limits it."""
+    rate, intensity = gemm["flops"] / gemm["us"] / 1e6, gemm["flop_per_byte"]
     small = rate < SMALL * min(roofs["matmul_tflops"], roofs["copy_tb_s"] * intensity)
-    return row | {"bound": "too small" if small else bound(intensity, roofs)}
+    limit = "too small" if small else bound(intensity, roofs)
+    return gemm | {"tflops": rate, "share_of_peak": rate / roofs["matmul_tflops"], "bound": limit}
 
 
-def analyzed(durations, size, roofs):
-    """Return a step for each Sizes from the seconds of its GEMMs; the fastest of them raises the roof."""
-    rates = [gemm.flops / duration / 1e12 for pairs in durations.values() for gemm, duration in pairs]
-    roofs["matmul_tflops"] = max(roofs["matmul_tflops"], *rates)
-    steps = []
-    for sizes, pairs in durations.items():
-        rows = [measured(gemm, duration, size, roofs) for gemm, duration in pairs]
-        flops, us = (sum(row["calls"] * row[key] for row in rows) for key in ("flops", "us"))
-        step = {"batch_size": sizes.B, "seq_len": sizes.T, "flops": flops, "ms": us / 1e3, "tflops": flops / us / 1e6}
-        step |= {"share_of_peak": flops / us / 1e6 / roofs["matmul_tflops"], "calls": sum(row["calls"] for row in rows)}
-        step["too_small"] = sum(row["calls"] for row in rows if row["bound"] == "too small")
-        steps.append(step | {"gemms": rows})
-    return steps
+def step_row(sizes, rows, roofs):
+    """Return the sums over the rated GEMMs of a step."""
+    flops, us = (sum(row["calls"] * row[key] for row in rows) for key in ("flops", "us"))
+    step = {"batch_size": sizes.B, "seq_len": sizes.T, "flops": flops, "ms": us / 1e3, "tflops": flops / us / 1e6}
+    step |= {"share_of_peak": flops / us / 1e6 / roofs["matmul_tflops"], "calls": sum(row["calls"] for row in rows)}
+    return step | {"too_small": sum(row["calls"] for row in rows if row["bound"] == "too small"), "gemms": rows}
 
 
 def as_text(content):
@@ -119,18 +126,18 @@ def as_text(content):
 def analyze(options):
     import torch
 
-    config = read_config(pathlib.Path(options.model_config))
-    steps = [sizes_of(config, *size) for size in itertools.product(options.batch_sizes, options.sequence_lengths)]
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    roofs = measure_ceilings(str(device), options.precision)  # allows TF32 where it is asked for
-    dtype = getattr(torch, options.precision, torch.float32)
-    durations = {}
-    for sizes in steps:
+    config, precision = read_config(pathlib.Path(options.model_config)), options.precision
+    steps = {sizes_of(config, *size): [] for size in itertools.product(options.batch_sizes, options.sequence_lengths)}
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    roofs = measure_ceilings(device, precision)  # allows TF32 where it is asked for
+    for sizes, timed in steps.items():
         progress(f"batch {sizes.B}, {sizes.T} tokens ...")
-        durations[sizes] = [(gemm, seconds(gemm, device, dtype)) for gemm in gemms(sizes)]
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    content = {"device": name, "torch": torch.__version__, "precision": options.precision, "config": config}
-    content |= {"ceilings": roofs, "steps": analyzed(durations, ELEMENT_BYTES[options.precision], roofs)}
+        for gemm in gemms(sizes, counts.ELEMENT_BYTES[precision]):
+            timed.append(gemm | {"us": 1e6 * seconds(gemm, device, getattr(torch, precision, torch.float32))})
+            roofs["matmul_tflops"] = max(roofs["matmul_tflops"], gemm["flops"] / timed[-1]["us"] / 1e6)
+    rows = [step_row(sizes, [rated(gemm, roofs) for gemm in timed], roofs) for sizes, timed in steps.items()]
+    name = torch.cuda.get_device_name(device) if device != "cpu" else platform.machine()
+    content = {"device": name, "precision": precision, "config": config, "ceilings": roofs, "steps": rows}
     emit(content, as_text(content), options.json)
 
 
@@ -140,7 +147,7 @@ def main(argv=None):
     add("--model-config", required=True, metavar="YAML", help="sizes, as tiny_llama_v1_config.yaml")
     add("--batch-sizes", type=numbers, default=[8], metavar="B,..", help="(8)")
     add("--sequence-lengths", type=numbers, default=[128], metavar="T,..", help="(128)")
-    add("--precision", choices=ELEMENT_BYTES, default="float32", help="(%(default)s)")
+    add("--precision", choices=counts.ELEMENT_BYTES, default="float32", help="(%(default)s)")
     add("--device", help="cpu, cuda or cuda:N (a GPU if there is one)")
     return parser.run(analyze, argv)
 

@@ -8,6 +8,7 @@ part that grows with the square, which is the T x T scores of attention where th
 listed go to all training scripts.
 """
 
+import contextlib
 import functools
 import sys
 
@@ -34,14 +35,6 @@ def growth(lengths, peaks):
     return {"square_share": share, "growth": "quadratic" if share > QUADRATIC else "linear"}
 
 
-def peak_of(script, argv):
-    """Return the peak memory of a run in MiB, None if it ran out of memory."""
-    try:
-        return train(script, argv)["summary"]["peak_memory_mb"]
-    except OutOfMemory:
-        return None
-
-
 def measure(versions, lengths, argv, limit):
     """Return {"lengths", "rows"}: the peaks of each version in MiB, None where it ran out of memory, and their growth.
 
@@ -55,8 +48,10 @@ def measure(versions, lengths, argv, limit):
         left = limit.left(len(versions) * (len(lengths) - place))
         progress(f"{place + 1} of {len(lengths)}: {length} tokens, {left} ...")
         for version in versions:
-            run = functools.partial(peak_of, SCRIPTS[version], [*argv, "--seq-len", str(length)])
-            peaks.setdefault(length, []).append(limit.timed(run))
+            run, found = functools.partial(train, SCRIPTS[version], [*argv, "--seq-len", str(length)]), None
+            with contextlib.suppress(OutOfMemory):
+                found = limit.timed(run)["summary"]["peak_memory_mb"]
+            peaks.setdefault(length, []).append(found)
     rows = []
     for version, found in zip(versions, zip(*peaks.values(), strict=True), strict=True):
         fitting = {length: peak for length, peak in zip(peaks, found, strict=True) if peak is not None}

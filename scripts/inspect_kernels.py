@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Compile every Triton kernel for GPUs that need not be present: registers, spills, LDS, occupancy, matrix units.
+"""Compile version 3's kernels for GPUs that need not be present: registers, spills, LDS, occupancy, matrix units.
 
     python scripts/inspect_kernels.py                              what the presets launch, for every target
-    python scripts/inspect_kernels.py --target gfx942 --dtype bf16 --kernel attention --dump-assembly assembly
     python scripts/inspect_kernels.py --target gfx90a --preset small --hidden-dim 256 --num-heads 2     other sizes
     python scripts/inspect_kernels.py --target gfx1100 --dtype bf16 --tiles 32x32 64x32 --warps 4 8     what if
 
 One training step of version 3 runs on tensors without data. Triton believes to be on the target, and each launch
-compiles its kernel with the tiles, warps and specializations of a real one, but does not start it. The solutions of the
-exercises are compiled likewise. Options that are not listed go to version 3.
+compiles its kernel with the tiles, warps and specializations of a real one, but does not start it. Options that are not
+listed go to version 3.
 
 registers   per thread; on Instinct vector and accumulation registers together
 spills      per thread: registers in scratch memory (AMD) or on the stack (NVIDIA)
@@ -21,12 +20,9 @@ memory than the target has, spills on Instinct or a data-centre NVIDIA GPU, or m
 matrix units; 2 for bad input.
 """
 
-import argparse
 import concurrent.futures
 import contextlib
-import copy
 import functools
-import importlib
 import itertools
 import multiprocessing
 import os
@@ -36,16 +32,14 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from concurrent.futures.process import BrokenProcessPool
 from types import SimpleNamespace
 from unittest import mock
 
-from common.command_line import Failure, Parser, on_cpu, positive, progress, result_folder
+from common.command_line import Failure, Parser, on_cpu, positive, progress
 from common.occupancy import KB, TARGETS, TENSOR_MEMORY, occupancy
 from common.tables import emit, text_table
-from common.versions import REPOSITORY, load_version
+from common.versions import load_version
 
-EXERCISES = REPOSITORY / "exercises"
 PRECISIONS = {
     "fp32": [],
     "tf32": ["--tf32"],
@@ -53,9 +47,7 @@ PRECISIONS = {
     "fp16": ["--use-amp", "--amp-dtype", "float16"],
     "fp8": ["--use-amp", "--fp8"],  # only on targets that multiply in fp8
 }
-EXERCISE_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 TINY = "--num-layers 1 --num-heads 2 --num-kv-heads 1 --vocab-size 16 --seq-len 16 --batch-size 1".split()
-
 CODE = {"hip": "amdgcn", "cuda": "ptx"}
 MATRIX = {"hip": r"\bv_(mfma|smfmac|wmma|swmmac)_", "cuda": r"\b(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b"}
 STORE = {"hip": r"\b(?:global|buffer|flat)_store_", "cuda": r"\bst\.global\b"}
@@ -110,8 +102,9 @@ def measurements(target, result):
     }
 
 
-def problems(row, target):
+def problems(row):
     """Return why a kernel does not fit its target, an empty list if it does."""
+    target = TARGETS[row["target"]]
     if "error" in row:
         return [f"does not compile: {row['error']}"]
     shared, columns = row["shared_bytes"], row["tensor_memory"]
@@ -123,10 +116,6 @@ def problems(row, target):
         f"{row['dots']} matmuls of tiles run without matrix units": row["dots"] and not row["matrix_instructions"],
     }
     return [sentence for sentence, true in found.items() if true]
-
-
-def title(row):
-    return " ".join([row["target"], row["source"], row["kernel"], ",".join(row["precisions"]), row["constants"]])
 
 
 # ---------------------------------------------------------------- compiling instead of launching
@@ -164,31 +153,25 @@ def describe(kernel, args, given):
 
 def choices(options, given):
     """Return what --tiles, --warps and --stages change in a launch: nothing without them, no launch but attention's."""
-    wanted = {("BLOCK_Q", "BLOCK_K"): options.tiles, ("num_warps",): options.warps, ("num_stages",): options.stages}
-    if any(wanted.values()) and "BLOCK_Q" not in given:
-        return []
-    lists = [[dict(zip(names, v, strict=True)) for v in values or []] or [{}] for names, values in wanted.items()]
-    return [tile | warps | stages for tile, warps, stages in itertools.product(*lists)]
+    if "BLOCK_Q" not in given:
+        return [] if options.tiles or options.warps or options.stages else [{}]
+    tiles = [{"BLOCK_Q": queries, "BLOCK_K": keys} for queries, keys in options.tiles]
+    warps, stages = ([{name: n} for n in getattr(options, name[4:])] for name in ("num_warps", "num_stages"))
+    return [one | two | three for one, two, three in itertools.product(tiles or [{}], warps or [{}], stages or [{}])]
 
 
-def compiled(row, compilation, dump_folder):
-    """Complete the row of a kernel with what it compiles to, or with the error of the compiler or the assembler."""
+def compiled(target, compilation):
+    """Return what a kernel compiles to, or the error of the compiler or the assembler."""
     from triton import TritonError
 
-    target = TARGETS[row["target"]]
     try:
-        result = compilation()
-        row |= measurements(target, result)
-        if dump_folder:  # a title may occur twice, its hash once
-            kind, name = CODE[target.backend], re.sub(r"[^\w=.]+", "_", title(row))[:200]
-            (pathlib.Path(dump_folder) / f"{name}_{row['hash'][:8]}.{kind}").write_text(result.asm[kind])
+        return measurements(TARGETS[target], compilation())
     except (TritonError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
-        row["error"] = last_line(error)
-    return row | {"problems": problems(row, target)}
+        return {"error": last_line(error)}
 
 
 @contextlib.contextmanager
-def compiled_launches(source, module, target, label, options):
+def compiled_launches(module, target, label, options):
     """Compile what the module's code launches, as if on that target, instead of launching it; yield {launch: row}."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -200,10 +183,9 @@ def compiled_launches(source, module, target, label, options):
         for change in choices(options, given) if options.kernel in name else []:
             constants, kinds = describe(kernel, args, given | change)
             if (name, constants, kinds) not in rows:
-                row = {"source": source, "kernel": name, "target": target, "precisions": [label]}
                 compilation = functools.partial(run, kernel, *args, grid=None, warmup=True, **given | change)
-                row = compiled(row | {"constants": constants}, compilation, options.dump_assembly)
-                rows[name, constants, kinds] = row
+                row = {"kernel": name, "target": target, "precisions": [label]}
+                rows[name, constants, kinds] = row | {"constants": constants} | compiled(target, compilation)
 
     answers = {
         "gpu_architecture": lambda device: target,
@@ -249,58 +231,29 @@ def training_step(script, argv):
     trainer.scaler.step(trainer.optimizer)
 
 
-def run_solution(name, module, dtype):
-    """Run the solution of an exercise on the inputs of its last case."""
-    import torch
-
-    grading = importlib.import_module("grading")
-    task = grading.load_task(EXERCISES / name)
-    with mock.patch.object(grading, "DEVICE", torch.device("cpu")):
-        inputs = grading.cast(task, task.inputs(**list(task.cases.values())[-1]), getattr(torch, dtype))
-    storage = task.storage(task.define(**copy.deepcopy(inputs)), inputs)
-    module.run(**inputs, **{result: torch.empty(like.shape, dtype=like.dtype) for result, like in storage.items()})
-
-
-@functools.cache
-def solution(name):
-    return importlib.import_module("grading").load_module(EXERCISES / name / "solution.py", f"solution_{name}")
-
-
 def inspect(target, label, options):
-    """Return a row for each distinct kernel that is launched on the target in one precision."""
-    rows = []
-    if "v3" in options.source:
-        with compiled_launches("v3", load_version(3), target, label, options) as found:
-            for preset in options.preset:
-                training_step(load_version(3), ["--preset", preset, *PRECISIONS[label], *options.sizes])
-        rows += found.values()
-    if "exercises" in options.source and label in EXERCISE_DTYPES:
-        sys.path.insert(0, str(EXERCISES))
-        for name in sorted(file.parent.name for file in EXERCISES.glob("[0-9][0-9]_*/solution.py")):
-            with compiled_launches(name, solution(name), target, label, options) as found:
-                run_solution(name, solution(name), EXERCISE_DTYPES[label])
-            rows += found.values()
-    return rows
+    """Return a row for each distinct kernel that version 3 launches on the target in one precision."""
+    script = load_version(3)
+    with compiled_launches(script, target, label, options) as rows:
+        for preset in options.preset:
+            training_step(script, ["--preset", preset, *PRECISIONS[label], *options.sizes])
+    return list(rows.values())
 
 
 # ---------------------------------------------------------------- many of them, in worker processes
 
 
 def prepare_worker():
-    """Have Triton compile, not interpret; it reads this when it is imported."""
-    os.environ["TRITON_INTERPRET"] = "0"
-    import torch
-
-    torch.set_num_threads(1)
+    """Have Triton compile, not interpret; it and PyTorch read these when they are imported."""
+    os.environ.update(TRITON_INTERPRET="0", OMP_NUM_THREADS="1")
 
 
 def too_old():
-    """Return the sentence about a Triton without what this tool needs, or None where it has that."""
+    """Return the sentence about a Triton without what this tool needs, or "" where it has that."""
     import triton
 
-    if hasattr(triton, "knobs") and hasattr(triton.knobs.nvidia, "ptxas_blackwell"):
-        return None
-    return f"needs Triton 3.6 or newer, got {triton.__version__}"
+    old = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 6)
+    return f"needs Triton 3.6 or newer, got {triton.__version__}" if old else ""
 
 
 def obstacle(target):
@@ -323,15 +276,17 @@ def inspect_all(options):
     Compile in processes of their own: this one may have chosen Triton's interpreter already. Leave out, with a warning,
     a target that the installed Triton cannot compile for.
     """
-    spawn, rows, obstacles = multiprocessing.get_context("spawn"), {}, {name: obstacle(name) for name in options.target}
+    rows, obstacles = {}, {name: obstacle(name) for name in options.target}
     for target in filter(obstacles.get, obstacles):
         progress(f"{target} is left out, Triton cannot compile for it here: {obstacles[target]}")
     tasks = [(target, label) for target in obstacles if not obstacles[target] for label in options.dtype]
-    with concurrent.futures.ProcessPoolExecutor(options.jobs, mp_context=spawn, initializer=prepare_worker) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(2, spawn, prepare_worker) as pool:
         futures = [pool.submit(inspect, *task, options) for task in tasks]
         for done, (task, future) in enumerate(zip(tasks, futures, strict=True), 1):
             for row in future.result():
-                key = row["target"], row["source"], row["kernel"], row.get("hash", row["constants"])
+                row["problems"] = problems(row)
+                key = row["target"], row["kernel"], row.get("hash", row["constants"])
                 same = rows.setdefault(key, row)["precisions"]
                 same += [label for label in row["precisions"] if label not in same]
             progress(f"{done} of {len(tasks)}: {' '.join(task)}, {len(future.result())} kernels")
@@ -340,13 +295,12 @@ def inspect_all(options):
 
 # ---------------------------------------------------------------- the command
 
-COLUMNS = "target from kernel for constants registers spills shared occupancy matrix".split()
+COLUMNS = "target kernel for constants registers spills shared occupancy matrix".split()
 
 
 def cells(row):
     """Return a kernel's line of the table."""
-    name = [row["target"], row["source"][:2], row["kernel"].removesuffix("_kernel"), ",".join(row["precisions"])]
-    name.append(row["constants"])
+    name = [row["target"], row["kernel"].removesuffix("_kernel"), ",".join(row["precisions"]), row["constants"]]
     if "error" in row:
         return [*name, *["-"] * 5]
     matrix = " ".join(f"{count} {name}" for name, count in row["matrix_instructions"].items())
@@ -355,34 +309,28 @@ def cells(row):
 
 
 def as_text(rows):
-    """Return the table, and under it what does not fit and what spills where that is no fault."""
+    """Return the table, and under it what does not fit."""
     lines = [line.rstrip() for line in text_table(COLUMNS, map(cells, rows), len(COLUMNS)).splitlines()]
-    lines += [f"DOES NOT FIT  {title(row)}: {problem}" for row in rows for problem in row["problems"]]
-    spills = [row for row in rows if not row["problems"] and row["spills"]]
-    lines += [f"spills        {title(row)}: {row['spills']} registers" for row in spills]
+    lines += [f"DOES NOT FIT  {' '.join(cells(row)[:4])}: {problem}" for row in rows for problem in row["problems"]]
     misfits = sum(bool(row["problems"]) for row in rows)
     return "\n".join([*lines, f"{len(rows)} kernels: " + (f"{misfits} do not fit" if misfits else "all fit")])
 
 
 def tile(text):
-    """Convert '64x32' to (64, 32)."""
-    sizes = tuple(int(size) if size.isdigit() else 0 for size in text.split("x"))
-    if len(sizes) != 2 or any(size < 1 or size & (size - 1) for size in sizes):
-        raise argparse.ArgumentTypeError(f"a tile is two powers of two, as in 64x32, not {text}")
-    return sizes
+    """Convert "64x32" to (64, 32)."""
+    queries, keys = text.split("x")
+    return int(queries), int(keys)
 
 
 def report(options, sizes):
     options.sizes = sizes
     if too_old():
         raise Failure(2, too_old())
-    if options.dump_assembly:
-        result_folder(options.dump_assembly, "--dump-assembly")
     if sizes and on_cpu(["--device", "cpu"]):  # a wrong option ends it here, before any process starts
         load_version(3).parse_options([*sizes, "--device", "cpu"])
     try:
         rows = inspect_all(options)
-    except BrokenProcessPool:
+    except concurrent.futures.process.BrokenProcessPool:
         raise Failure(1, "the compiler ended its process: try one --target and one --kernel at a time") from None
     if not rows:
         raise Failure(2, f"no kernel of this kind has {options.kernel or 'tiles'} in its name")
@@ -396,15 +344,12 @@ def main(argv=None):
     targets = ", ".join(TARGETS)
     add("--target", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="GPU", help=f"{targets} (all)")
     add("--dtype", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="precision of the model (all)")
-    add("--source", nargs="+", choices=["v3", "exercises"], default=["v3", "exercises"], help="whose kernels (both)")
     add("--kernel", default="", metavar="PART", help="only kernels whose name contains this")
     add("--preset", nargs="+", choices=["tiny", "small", "medium"], default=["small", "medium"], help="(small medium)")
     what_if = "what if: compile the attention kernels with these"
-    add("--tiles", nargs="+", type=tile, metavar="QxK", help=f"{what_if} tiles of queries and keys, as in 64x32")
-    for name, meaning in (("--warps", "numbers of warps"), ("--stages", "pipeline depths")):
-        add(name, nargs="+", type=lambda text: (positive(text),), metavar="N", help=f"{what_if} {meaning}")
-    add("--dump-assembly", metavar="DIR", help="write each kernel's assembly (PTX on NVIDIA) into this folder")
-    add("--jobs", type=positive, default=2, metavar="N", help="compiling processes (%(default)s)")
+    add("--tiles", nargs="+", type=tile, default=[], metavar="QxK", help=f"{what_if} tiles of queries and keys")
+    add("--warps", nargs="+", type=positive, default=[], metavar="N", help=f"{what_if} numbers of warps")
+    add("--stages", nargs="+", type=positive, default=[], metavar="N", help=f"{what_if} pipeline depths")
     return parser.run(report, argv, passes_on=True)
 
 

@@ -27,7 +27,7 @@ MODULES = {
 }  # fmt: skip
 NO_LAUNCH = "empty empty_like empty_strided new_empty new_empty_strided _unsafe_view lift_fresh".split()
 ALLOCATE = "ones ones_like zeros zeros_like new_zeros zero_ fill_".split()  # write without reading
-MOVE = [*ALLOCATE, *"_to_copy copy_ clone cat embedding triu _foreach_copy_ scatter_ repeat".split()]
+MOVE = [*ALLOCATE, *"_to_copy copy_ clone cat embedding triu scatter_ repeat".split()]
 # Matmuls over the causal half of the scores in one launch.
 ATTENTION = {
     "attention_forward_kernel": 2, "attention_backward_dq_kernel": 3, "attention_backward_dkdv_kernel": 4,
@@ -61,11 +61,10 @@ def operator_bytes(function, args, kwargs, results):
         return size_of([args[1], *results, *results])
     if name == "scatter_":  # as many elements as there are indices
         return size_of([args[2]]) + args[2].numel() * args[0].element_size()
-    reads = [] if name in ALLOCATE else tensors_in((args[name in ("copy_", "_foreach_copy_") :], kwargs))
+    reads = [] if name in ALLOCATE else tensors_in((args[name == "copy_" :], kwargs))
     written = []
     for declared, value in zip(function._schema.arguments, args, strict=False):
-        # The fused optimizer declares that it may unscale gradients in place; without a scaler it does not.
-        if declared.alias_info is not None and declared.alias_info.is_write and declared.name != "grads":
+        if declared.alias_info is not None and declared.alias_info.is_write:
             written += tensors_in(value)
     return size_of(reads) + size_of(written or results)
 
@@ -96,7 +95,7 @@ class Collector(TorchDispatchMode):
         part, start = self.stack.pop()
         self.ranges.append((start, torch.autograd._get_sequence_nr(), part))
 
-    def part(self, name):
+    def part(self):
         if self.phase == "optimizer":
             return "AdamW"
         if self.phase == "forward":  # the residual adds stand between the regions
@@ -108,13 +107,10 @@ class Collector(TorchDispatchMode):
             self.last = min(around)[1]
         elif node is not None and "AccumulateGrad" not in node.name():  # sums of gradients belong to what ran before
             self.last = "norms and residual"
-        if self.config.version == 4 and self.last == "SwiGLU" and name == "cat":  # halves of the packed weight
-            self.last = "gate and up"
-        recomputed = self.last == "down projection" and name in ("silu", "mul")
-        return "SwiGLU" if recomputed else self.last
+        return self.last
 
     def add(self, name, **quantities):
-        part = self.part(name)
+        part = self.part()
         for quantity, number in {"launches": 1, **quantities}.items():
             self.counts[part, "forward" if self.phase == "forward" else "backward", quantity] += number
 
@@ -168,41 +164,6 @@ class NotedKernel:
         return moved
 
 
-def fused_rms_norm(collector):
-    """Return F.rms_norm as a GPU runs it, one kernel each way; on a CPU PyTorch takes it apart."""
-
-    class Norm(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, weight):
-            rstd, y = torch.empty(*x.shape[:-1], 1), torch.empty_like(x)
-            ctx.save_for_backward(x, weight, rstd)
-            collector.add("rms_norm", bytes=size_of([x, weight, rstd, y]))
-            return y
-
-        @staticmethod
-        def backward(ctx, dy):
-            x, weight, rstd = ctx.saved_tensors
-            collector.add("rms_norm_backward", bytes=size_of([dy, x, weight, rstd, x, weight]))
-            return torch.empty_like(x), torch.empty_like(weight)
-
-    return lambda x, shape, weight, eps: Norm.apply(x, weight)
-
-
-def told_linear(collector):
-    """Return F.linear, which in a feed-forward part outside of its modules is version 4's gate and up projection."""
-    linear = torch.nn.functional.linear
-
-    def told(x, weight, bias=None):
-        if not collector.stack or collector.stack[-1][0] != "SwiGLU":
-            return linear(x, weight, bias)
-        collector.enter("gate and up")
-        y = linear(x, weight, bias)
-        collector.leave()
-        return y
-
-    return told
-
-
 def saving(model, collector):
     """Return hooks that count what is saved for backward, each storage once, without the model's own tensors."""
     seen, alive = {t.untyped_storage().data_ptr() for t in (*model.parameters(), model.cos, model.sin)}, []
@@ -227,8 +188,6 @@ def collect(version, precision, monkeypatch):
     for name, kernel in list(vars(script).items()):
         if name.endswith("_kernel") and hasattr(kernel, "fn"):
             monkeypatch.setattr(script, name, NotedKernel(collector, name, kernel))
-    monkeypatch.setattr(torch.nn.functional, "linear", told_linear(collector))
-    monkeypatch.setattr(torch.nn.functional, "rms_norm", fused_rms_norm(collector))
     trainer = script.Trainer(config)
     if version < 3:
         trainer.optimizer.param_groups[0]["foreach"] = True  # the default on a GPU

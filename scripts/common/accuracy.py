@@ -12,53 +12,48 @@ def outcome(script, argv, steps):
     Tensors are float32 on the CPU.
     """
     trainer, data = prepare(script, argv)
-    config = trainer.config
-    tokens, labels = script.batch(data, 0, config)
-    with torch.no_grad():
-        logits = script_logits(script, trainer, tokens.to(config.device), labels.to(config.device))
-    loss, gradients = batch_gradients(script, trainer, tokens, labels)
-    losses = [trainer.run(*script.batch(data, step, config))["loss"] for step in range(steps)]
-    return {"logits": logits.float().cpu(), "loss": loss, "gradients": gradients, "losses": losses}
-
-
-def script_logits(script, trainer, tokens, labels):
-    """Return the logits that the script's loss is computed from."""
-    seen = []
+    tokens, labels = script.batch(data, 0, trainer.config)
+    logits = []
 
     def model(tokens):
-        seen.append(trainer.model(tokens))
-        return seen[-1]
+        logits.append(trainer.model(tokens))
+        return logits[0]
 
-    script.compute_loss(model, tokens, labels, trainer.config)
-    return seen[0]
+    with torch.no_grad():
+        script.compute_loss(model, *(tensor.to(trainer.config.device) for tensor in (tokens, labels)), trainer.config)
+    loss, gradients = batch_gradients(script, trainer, tokens, labels)
+    losses = [trainer.run(*script.batch(data, step, trainer.config))["loss"] for step in range(steps)]
+    return {"logits": logits[0].float().cpu(), "loss": loss, "gradients": gradients, "losses": losses}
 
 
-def scalar_error(found, wanted):
-    """Return the relative difference of two numbers; infinity where one is not finite."""
-    error = abs(found - wanted) / max(abs(wanted), 1e-30)
-    return error if error == error else float("inf")
+def tensors_of(found):
+    """Return {(kind, name): tensor} of an outcome."""
+    tensors = {
+        ("logits", "logits"): found["logits"],
+        ("loss", "loss"): torch.tensor(found["loss"], dtype=torch.float64),
+    }
+    tensors |= {("gradient", name): gradient for name, gradient in found["gradients"].items()}
+    losses = torch.tensor(found["losses"], dtype=torch.float64)
+    return tensors | {("loss of a step", f"step {i}"): loss for i, loss in enumerate(losses, 1)}
 
 
 def compare(baseline, optimized):
     """Return kind, name and relative error of each tensor and number; a missing gradient is infinitely wrong."""
-
-    def error(found, wanted):
-        fits = found is not None and found.shape == wanted.shape
-        return relative_error(found, wanted) if fits else float("inf")
-
-    found = [("logits", "logits", error(optimized["logits"], baseline["logits"]))]
-    found.append(("loss", "loss", scalar_error(optimized["loss"], baseline["loss"])))
-    gradients = baseline["gradients"].items()
-    found += [("gradient", name, error(optimized["gradients"].get(name), tensor)) for name, tensor in gradients]
-    steps = zip(optimized["losses"], baseline["losses"], strict=True)
-    found += [("loss of a step", f"step {i + 1}", scalar_error(*pair)) for i, pair in enumerate(steps)]
-    return [{"kind": kind, "name": name, "error": error} for kind, name, error in found]
+    found, entries = tensors_of(optimized), []
+    for (kind, name), wanted in tensors_of(baseline).items():
+        tensor = found.get((kind, name))
+        fits = tensor is not None and tensor.shape == wanted.shape
+        error = relative_error(tensor, wanted) if fits else float("inf")
+        entries.append({"kind": kind, "name": name, "error": error})
+    return entries
 
 
 def verdict(entries, tolerance):
     """Return the worst entry of each kind, and whether all are within the tolerance."""
-    kinds = dict.fromkeys(entry["kind"] for entry in entries)
-    worst = {kind: max((e for e in entries if e["kind"] == kind), key=lambda e: e["error"]) for kind in kinds}
-    beyond = [entry for entry in entries if not entry["error"] <= tolerance]
-    found = {"tolerance": tolerance, "passed": not beyond, "beyond": len(beyond)}
-    return found | {"worst": max(entries, key=lambda entry: entry["error"]), "worst_of_each_kind": worst}
+    worst = {}
+    for entry in entries:
+        if entry["error"] > worst.get(entry["kind"], {"error": -1})["error"]:
+            worst[entry["kind"]] = entry
+    beyond = sum(entry["error"] > tolerance for entry in entries)
+    result = {"tolerance": tolerance, "passed": not beyond, "beyond": beyond}
+    return result | {"worst": max(worst.values(), key=lambda entry: entry["error"]), "worst_of_each_kind": worst}

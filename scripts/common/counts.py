@@ -13,10 +13,9 @@ bytes       each launch reads its operands once and writes its results once; a c
 launches    operators that compute; PyTorch's may start more than one kernel, a Triton kernel is one
 saved       bytes that the backward needs from the forward, each storage once, without parameters and RoPE tables
 
-Version 4 is counted without torch.compile, and gradient scaling (float16) is left out.
+Gradient scaling (float16) is left out. Of version 4 the FLOPs alone are counted: the compiler chooses the rest.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 PARTS = (
@@ -49,8 +48,8 @@ class Sizes(NamedTuple):
 
     @property
     def one_hot(self):
-        """Tell whether version 3 computes the embedding's gradient as a matmul."""
-        return self.V <= MAX_ONE_HOT
+        """Tell whether version 3 computes the embedding's gradient as a matmul; of the letter V assume it."""
+        return (self.V <= MAX_ONE_HOT) is not False
 
 
 def sizes_of(config):
@@ -79,7 +78,7 @@ def parameters(s):
 
 
 def parameter_count(s):
-    return sum(s.L * layer + once for layer, once in parameters(s).values())
+    return sum(of_step(pair, s) for pair in parameters(s).values())
 
 
 def forward_flops(s):
@@ -93,9 +92,14 @@ def forward_flops(s):
     return {part: found[part] for part in PARTS if part in found}
 
 
+def of_step(pair, s):
+    """Return the sum over a step of what each layer has, and what comes once."""
+    return s.L * pair[0] + pair[1]
+
+
 def required_flops(s):
     """Return {part: FLOPs of a step that no version can do without}."""
-    return {part: 3 * (s.L * layer + once) for part, (layer, once) in forward_flops(s).items()}
+    return {part: 3 * of_step(pair, s) for part, pair in forward_flops(s).items()}
 
 
 # Matmuls over the causal half of the scores, forward and backward. Version 1 computes the masked half too; fused
@@ -104,13 +108,11 @@ ATTENTION_MATMULS = {1: (4, 8), 2: (2, 5), 3: (2, 7), 4: (2, 5)}
 
 
 def flops_done(version, s):
-    """Return {part: {phase: (FLOPs of each layer, FLOPs outside the layers)}} that a version computes."""
-    needed = forward_flops(s)
-    done = {part: {"forward": pair, "backward": (2 * pair[0], 2 * pair[1])} for part, pair in needed.items()}
-    one = s.B * s.T * s.T * s.C
-    done["attention"] = {phase: (n * one, 0) for phase, n in zip(PHASES, ATTENTION_MATMULS[version], strict=True)}
+    """Return {part: (forward, backward)}: the FLOPs of a step that a version computes."""
+    done = {part: (flops // 3, 2 * flops // 3) for part, flops in required_flops(s).items()}
+    done["attention"] = tuple(n * s.L * s.B * s.T * s.T * s.C for n in ATTENTION_MATMULS[version])
     if version == 3 and s.one_hot:
-        done["embedding"] = {"forward": (0, 0), "backward": (0, 2 * s.B * s.T * s.C * s.V)}
+        done["embedding"] = (0, 2 * s.B * s.T * s.C * s.V)
     return done
 
 
@@ -135,16 +137,15 @@ def operations(s):
 # ---------------------------------------------------------------- bytes, launches, saved activations
 
 
-@dataclasses.dataclass
-class Part:
+class Part(NamedTuple):
     """The bytes of each launch, forward and backward, and the bytes saved for backward."""
 
-    forward: list = dataclasses.field(default_factory=list)
-    backward: list = dataclasses.field(default_factory=list)
+    forward: list = ()
+    backward: list = ()
     saved: int = 0
 
     def __add__(self, other):
-        return Part(self.forward + other.forward, self.backward + other.backward, self.saved + other.saved)
+        return Part([*self.forward, *other.forward], [*self.backward, *other.backward], self.saved + other.saved)
 
 
 def matmul(m, k, n, e):
@@ -152,9 +153,10 @@ def matmul(m, k, n, e):
     return e * (m * k + k * n + m * n)
 
 
-def projection(rows, k, n, e, autocast, wide_input=True, saved=0):
+def projection(s, version, e, k, n, saved=0, wide_input=True):
     """Count x Wᵀ and its two gradients; autocast converts the weight and, if it is float32, the input each time."""
-    casts = [CAST * k * n] * autocast + [CAST * rows * k] * (autocast and wide_input)
+    rows, autocast = s.B * s.T, version < 3 and e == 2
+    casts = ([CAST * k * n] + [CAST * rows * k] * wide_input) * autocast
     one = matmul(rows, k, n, e)
     return Part([one, *casts], [one, one, *casts], saved + (2 * k * n if autocast else 0))
 
@@ -175,11 +177,6 @@ def norm(s, version, e, residual):
     if version == 3:  # forward; backward with partial sums of dw, and their sum
         terms = 4 if residual else 2
         return Part([terms * e * n + r + w], [(terms if residual else 3) * e * n + r + 2 * w, 2 * w], e * n + r)
-    if version == 4:
-        read, casts = e * s.C, [CAST * s.C] * (e == 2)  # the weight, which a 16-bit model casts
-        saved = e * n + r + (read if e == 2 else 0)
-        part = Part([*casts, 2 * e * n + r + read], [3 * e * n + r + 2 * read, *casts], saved)
-        return part + Part([3 * e * n], [3 * e * n]) if residual else part
     x = 4 * n
     forward = [2 * x, x + r, 2 * r, 2 * r, 2 * x + r, 2 * x + w]  # pow, mean, + eps, rsqrt, x · rstd, · w
     weight = [3 * x, x + w, 2 * x + w]  # dy · x · rstd and its sum over rows: dw; dy · w
@@ -187,20 +184,18 @@ def norm(s, version, e, residual):
     mean = [x + r, 2 * x, 2 * x, 3 * x]  # the derivatives of mean and pow
     part = Part(forward, [*weight, 2 * x + r, *rstd, *mean, 3 * x], 2 * x + r)
     if residual:  # the gradient of a sum goes to both terms; one comes from a 16-bit matmul
-        cast = [CAST * n] * (e == 2)
-        part += Part([2 * x + e * n], [3 * x, *cast])
+        part += Part([2 * x + e * n], [3 * x] + [CAST * n] * (e == 2))
     return part
 
 
 def qkv_projection(s, version, e):
-    rows, autocast = s.B * s.T, version < 3 and e == 2
-    x, packed = rows * s.C, rows * (s.C + 2 * s.kv)
+    x, packed = e * s.B * s.T * s.C, e * s.B * s.T * (s.C + 2 * s.kv)
     if version == 1:
-        parts = [projection(rows, s.C, n, e, autocast) for n in (s.C, s.kv, s.kv)]
-        copies = 3 if autocast else 1
-        return parts[0] + parts[1] + parts[2] + Part([], [12 * x, 12 * x], copies * e * x)  # dx is the sum of three
-    part = projection(rows, s.C, s.C + 2 * s.kv, e, autocast, saved=e * x)
-    return part if version == 3 else part + Part([], [2 * e * packed])  # dq, dk and dv are concatenated
+        parts = [projection(s, version, e, s.C, n) for n in (s.C, s.kv, s.kv)]
+        add = 12 * s.B * s.T * s.C  # dx is the sum of three
+        return parts[0] + parts[1] + parts[2] + Part([], [add, add], 3 * x if e == 2 else x)
+    concatenate = [2 * packed] * (version == 2)  # dq, dk and dv
+    return projection(s, version, e, s.C, s.C + 2 * s.kv, saved=x) + Part([], concatenate)
 
 
 def rope(s, version, e):
@@ -243,34 +238,26 @@ def attention(s, version, e):
 
 
 def output_projection(s, version, e):
-    rows = s.B * s.T
-    part = projection(rows, s.C, s.C, e, version < 3 and e == 2, wide_input=False)
-    copy = e * rows * s.C  # version 1 copies the mixed values; fused kernels write them as they are read here
+    copy = e * s.B * s.T * s.C  # version 1 copies the mixed values; fused kernels write them as they are read here
+    part = projection(s, version, e, s.C, s.C, wide_input=False)
     return part + Part([2 * copy], [], copy) if version == 1 else part
 
 
 def gate_up_projection(s, version, e):
-    rows, autocast = s.B * s.T, version < 3 and e == 2
-    x = e * rows * s.C
-    if version in (2, 3):
-        return projection(rows, s.C, 2 * s.F, e, autocast, saved=x)
-    add = (4 if version == 1 else e) * 3 * rows * s.C  # dx is the sum of two
-    part = projection(rows, s.C, s.F, e, autocast)
-    part += part + Part([], [add], 2 * x if autocast else x)
-    # version 4 multiplies with halves of a packed weight, whose gradients are concatenated
-    return part + Part([], [4 * e * s.C * s.F]) if version == 4 else part
+    x = e * s.B * s.T * s.C
+    if version > 1:
+        return projection(s, version, e, s.C, 2 * s.F, saved=x)
+    one = projection(s, version, e, s.C, s.F)
+    return one + one + Part([], [12 * s.B * s.T * s.C], 2 * x if e == 2 else x)  # dx is the sum of two
 
 
 def swiglu(s, version, e):
     n = e * s.B * s.T * s.F
     if version == 3:
         return Part([3 * n], [5 * n], 2 * n)
-    forward, backward = [2 * n, 3 * n], [3 * n, 3 * n, 3 * n]  # silu, · b; dy · b, dy · silu(a), silu's derivative
-    if version == 2:  # the gradients of both halves are concatenated
-        return Part(forward, [*backward, 4 * n], 3 * n)
-    if version == 4:  # silu(a) · b is recomputed in the backward
-        return Part(forward, forward + backward, 2 * n)
-    return Part(forward, backward, 3 * n)
+    concatenate = [4 * n] * (version == 2)  # the gradients of both halves
+    # silu, · b; dy · b, dy · silu(a), silu's derivative
+    return Part([2 * n, 3 * n], [3 * n, 3 * n, 3 * n, *concatenate], 3 * n)
 
 
 def cross_entropy(s, version, e):
@@ -283,30 +270,24 @@ def cross_entropy(s, version, e):
 
 
 def adamw(s, version, precision):
-    """Count the optimizer outside the layers; the update of its step counters is a launch of few bytes."""
+    """Count the optimizer; the update of its step counters is a launch of few bytes."""
     vectors = (2 * s.L + 1) * s.C
-    matrices, e = parameter_count(s) - vectors, ELEMENT_BYTES[precision]
+    matrices = parameter_count(s) - vectors
     if version < 3:  # foreach: decay, lerp, · beta2, addcmul, sqrt, / , + eps, addcdiv
         return Part([], [n * (matrices + vectors) for n in (8, 12, 8, 16, 8, 8, 8, 16)])
-    if version == 4:
-        steps = 4 * (6 * s.L + 2)  # a counter per tensor
-        fused = [2 * steps, 28 * (matrices + vectors) + steps]
-        # 16 bits: casts and counters of the embedding and the last norm; masters back to 16 bits; one counter
-        copies = [CAST * s.V * s.C, 8, 8, CAST * matrices + 8 * vectors, 8] if e == 2 else []
-        return Part([], [*fused, *copies])
     wide = 26 if precision == "bfloat16" else 28  # a bfloat16 copy and its low bits are float32 in two pieces
-    updates = [wide * matrices, 28 * vectors] if e == 2 else [28 * (matrices + vectors)]
+    in_16_bits = ELEMENT_BYTES[precision] == 2
+    updates = [wide * matrices, 28 * vectors] if in_16_bits else [28 * (matrices + vectors)]
     return Part([], [16, 40, *updates])  # t + 1, beta ** t
 
 
-def parts_of_layer(version, precision, s):
-    """Return {part: Part} of each layer."""
-    rows, e = s.B * s.T, ELEMENT_BYTES[precision]
-    one_norm, autocast = norm(s, version, e, residual=True), version < 3 and e == 2
-    y = 0 if version == 4 else e * rows * s.F
-    # version 4 in 16 bits casts a layer's gradients to float32, and has its step counters
-    casts = [CAST * k * n for k, n in projections(s).values()] + [8] * 6 if version == 4 and e == 2 else []
-    return {
+def parts(version, precision, s):
+    """Return {part: Part} of each layer, and of what a step does outside the layers."""
+    if version == 4:
+        raise ValueError("version 4 launches what the compiler makes of it, which no formula counts")
+    e = ELEMENT_BYTES[precision]
+    one_norm, x, y = norm(s, version, e, residual=True), e * s.B * s.T * s.C, e * s.B * s.T * s.F
+    layer = {
         "norms and residual": one_norm + one_norm,
         "QKV projection": qkv_projection(s, version, e),
         "RoPE": rope(s, version, e),
@@ -314,21 +295,16 @@ def parts_of_layer(version, precision, s):
         "output projection": output_projection(s, version, e),
         "gate and up": gate_up_projection(s, version, e),
         "SwiGLU": swiglu(s, version, e),
-        "down projection": projection(rows, s.F, s.C, e, autocast, wide_input=False, saved=y),
-        "AdamW": Part([], casts),
+        "down projection": projection(s, version, e, s.F, s.C, saved=y, wide_input=False),
     }
-
-
-def parts_once(version, precision, s):
-    """Return {part: Part} of what a step does outside the layers."""
-    rows, e = s.B * s.T, ELEMENT_BYTES[precision]
-    return {
+    once = {
         "embedding": embedding(s, version, e),
         "norms and residual": norm(s, version, e, residual=False),
-        "output head": projection(rows, s.C, s.V, e, version < 3 and e == 2, saved=e * rows * s.C),
+        "output head": projection(s, version, e, s.C, s.V, saved=x),
         "cross-entropy": cross_entropy(s, version, e),
         "AdamW": adamw(s, version, precision),
     }
+    return layer, once
 
 
 # ---------------------------------------------------------------- a whole step
@@ -336,20 +312,18 @@ def parts_once(version, precision, s):
 
 def step_counts(version, precision, s):
     """Return {part: {phase: {quantity: number}}} of a training step."""
-    layer, once = parts_of_layer(version, precision, s), parts_once(version, precision, s)
+    layer, once = parts(version, precision, s)
     flops, elementwise, counts = flops_done(version, s), operations(s), {}
     for part in PARTS:
-        pair = layer.get(part, Part()), once.get(part, Part())
-        counts[part] = {}
+        counts[part], pair = {}, (layer.get(part, Part()), once.get(part, Part()))
         for i, phase in enumerate(PHASES):
-            each, single = (getattr(p, phase) for p in pair)
-            done = flops.get(part, {}).get(phase, (0, 0))
+            launches = [getattr(one, phase) for one in pair]
             counts[part][phase] = {
-                "flops": s.L * done[0] + done[1],
+                "flops": flops.get(part, (0, 0))[i],
                 "operations": elementwise.get(part, (0, 0))[i],
-                "bytes": s.L * sum(each) + sum(single),
-                "launches": s.L * len(each) + len(single),
-                "saved": s.L * pair[0].saved + pair[1].saved if phase == "forward" else 0,
+                "bytes": of_step([sum(each) for each in launches], s),
+                "launches": of_step([len(each) for each in launches], s),
+                "saved": of_step([one.saved for one in pair], s) if phase == "forward" else 0,
             }
     return counts
 
@@ -372,15 +346,14 @@ def intensity(counts):
 
 
 def state_bytes(version, precision):
-    """Return bytes per parameter held during the forward: weight, both moments, and a 16-bit copy or low bits.
+    """Return bytes per parameter held during the forward: weight, both moments, and version 3's float16 copy.
 
-    Of versions 3 and 4 the 16-bit weights; versions 1 and 2 cast theirs in each step, and these count as saved.
-    Version 3 holds a bfloat16 copy and 16 low bits: together one float32 weight.
+    Its bfloat16 copy and 16 low bits are together one float32 weight. Versions 1 and 2 cast in each step: saved bytes.
     """
-    return 12 + 2 * (precision == "float16" and version == 3 or version == 4 and ELEMENT_BYTES[precision] == 2)
+    return 14 if version == 3 and precision == "float16" else 12
 
 
-# ---------------------------------------------------------------- kernels and GEMMs
+# ---------------------------------------------------------------- kernels
 
 # Version 3's kernels: the part and phase of each, and which of its launches there.
 KERNELS = {
@@ -405,51 +378,15 @@ def kernel_counts(precision, s):
 
     Attention's FLOPs are those of its matmuls, those of the others the operations of version 1.
     """
-    layer, once, found = parts_of_layer(3, precision, s), parts_once(3, precision, s), {}
-    elementwise = operations(s)
+    both, elementwise, found = parts(3, precision, s), operations(s), {}
     for kernel, (part, phase, which) in KERNELS.items():
-        each, single = (getattr(parts.get(part, Part()), phase)[which] for parts in (layer, once))
+        each, single = (getattr(place.get(part, Part()), phase)[which] for place in both)
         launches = s.L * len(each) + len(single)
         flops = s.L * KERNEL_MATMULS.get(kernel, 0) * s.B * s.T * s.T * s.C
         if kernel not in KERNEL_MATMULS and kernel != "column_sum_kernel":
             flops = elementwise[part][PHASES.index(phase)]
         found[kernel] = flops / launches, (s.L * sum(each) + sum(single)) / launches
     return found
-
-
-class Gemm(NamedTuple):
-    """So many calls in a step of `batch` matmuls of [m, k] and [k, n]; part: forward, input or weight gradient."""
-
-    names: str
-    part: str
-    batch: int
-    m: int
-    k: int
-    n: int
-    calls: int
-
-    @property
-    def flops(self):
-        return 2 * self.batch * self.m * self.k * self.n
-
-    def bytes(self, e):
-        return self.batch * matmul(self.m, self.k, self.n, e)
-
-
-def gemms(s):
-    """Return the matmuls of version 1's training step; equal shapes stand together."""
-    rows, heads, found = s.B * s.T, s.B * s.H, []
-    weights = {"q, o": (s.C, s.C, 2 * s.L), "k, v": (s.C, s.kv, 2 * s.L), "gate, up": (s.C, s.F, 2 * s.L)}
-    weights |= {"down": (s.F, s.C, s.L), "output head": (s.C, s.V, 1)}
-    for name, (k, n, calls) in weights.items():
-        shapes = {"forward": (rows, k, n), "input gradient": (rows, n, k), "weight gradient": (n, rows, k)}
-        found += [Gemm(name, part, 1, *shape, calls) for part, shape in shapes.items()]
-    return found + [
-        Gemm("scores", "forward", heads, s.T, s.D, s.T, s.L),
-        Gemm("weights x value", "forward", heads, s.T, s.T, s.D, s.L),
-        Gemm("gradient of weights", "input gradient", heads, s.T, s.D, s.T, s.L),
-        Gemm("gradients of q, k, v", "input gradient", heads, s.T, s.T, s.D, 3 * s.L),
-    ]
 
 
 # ---------------------------------------------------------------- GPUs

@@ -90,7 +90,7 @@ def counted_kernels(metadata):
         return {}
     config = argparse.Namespace(**metadata, head_dim=metadata["hidden_dim"] // metadata["num_heads"])
     sizes, precision = counts.sizes_of(config), metadata["precision"]
-    attention = counts.step_counts(4, precision, sizes._replace(L=1))["attention"]
+    attention = counts.step_counts(2, precision, sizes._replace(L=1))["attention"]
     forward, backward = ((phase["flops"], phase["bytes"]) for phase in attention.values())
     return counts.kernel_counts(precision, sizes) | {"flex_attention": forward, "flex_attention_backward": backward}
 

@@ -2,6 +2,7 @@
 
 import re
 
+from common import counts
 from common.versions import REPOSITORY, SCRIPTS, load_version
 
 PAGE_TEXT = (REPOSITORY / "TINY_LLAMA_ARCHITECTURE.md").read_text(encoding="utf-8")
@@ -65,3 +66,19 @@ def test_tables_have_the_columns_of_their_headers():
     for table in re.findall(r"(?:^\|.*\n)+", PAGE_TEXT, re.MULTILINE):
         columns = [line.count("|") for line in table.strip().splitlines()]
         assert len(set(columns)) == 1, table[:80]
+
+
+def test_peaks_of_gpus_are_those_that_the_counts_use():
+    rows = re.findall(r"^\| (M\w+|H200) \| (\S+) \| (\S*) *\| (\S+) \| (\S+) \| ", PAGE_TEXT, re.MULTILINE)
+    assert len(rows) == 3
+    for gpu, *peaks, bandwidth in rows:
+        found = [counts.peak_tflops(gpu, precision) for precision in ("float32", "tf32", "bfloat16")]
+        assert peaks == ["" if peak is None else f"{peak:,.1f}" for peak in found], gpu
+        assert float(bandwidth) == counts.BANDWIDTH_TB_S[gpu]
+
+
+def test_published_numbers_are_corrected_by_the_tables():
+    rows = re.findall(r"^\| .*, in each layer \| (\d+) \+ (\d+) \| (\d+) \+ (\d+) ", PAGE_TEXT, re.MULTILINE)
+    forward, backward, *version_2 = (sum(map(int, column)) for column in zip(*rows, strict=True))
+    assert f"| {forward} forward, {backward} backward |" in PAGE_TEXT
+    assert f"| {1 - sum(version_2) / (forward + backward):.0%} of a layer |" in PAGE_TEXT

@@ -7,15 +7,16 @@ import model_counts
 from collector import collect, toy_config
 from common import counts
 from common.counts import PARTS, PHASES, step_counts
+from common.pages import TABLE
 from common.versions import SCRIPTS, load_version
 from in_process import refused
-from model_counts import PAGE, PRESETS, preset_sizes
+from model_counts import COUNTED, PAGE, PRESETS, preset_sizes
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("version", SCRIPTS)
+@pytest.mark.parametrize("version", COUNTED)
 def test_every_part_is_what_the_script_runs(version, precision, monkeypatch):
-    if version in (2, 4) and precision == "bfloat16" and torch.__version__ < (2, 9):
+    if version == 2 and precision == "bfloat16" and torch.__version__ < (2, 9):
         pytest.skip("this PyTorch's SDPA has no fused kernel for grouped queries on a CPU")
     counted = collect(version, precision, monkeypatch)
     expected = step_counts(version, precision, counts.sizes_of(toy_config(version, precision)))
@@ -54,13 +55,10 @@ def test_the_roofline_is_the_longer_of_both_times():
 
 
 def test_peaks_of_devices():
+    """test_architecture_page.py compares some with those that the page has."""
     assert counts.PEAK_TFLOPS.keys() == counts.BANDWIDTH_TB_S.keys()
-    assert counts.peak_tflops("AMD Instinct MI300X", "tf32") == 653.7
-    assert counts.peak_tflops("NVIDIA H200", "float16") == counts.peak_tflops("NVIDIA H200", "bfloat16") == 989.4
+    assert counts.peak_tflops("NVIDIA H200", "float16") == counts.peak_tflops("NVIDIA H200", "bfloat16")
     assert counts.peak_tflops("AMD Instinct MI250X/MI250", "tf32") is None is counts.peak_tflops("x86_64", "float32")
-    for peaks in counts.PEAK_TFLOPS.values():  # fewer bits are never slower, fp8 doubles bf16
-        assert list(peaks.values()) == sorted(peaks.values(), reverse=True)
-        assert "float8" not in peaks or peaks["float8"] == pytest.approx(2 * peaks["bfloat16"], rel=1e-3)
 
 
 # ---- command line and page
@@ -84,7 +82,7 @@ def test_the_numbers_of_a_step(capsys):
 def test_bad_input_is_one_line_and_status_2(capsys):
     refused(model_counts.main, ["--version", "2", "--enable-torch-compile"], capsys, "--enable-torch-compile")
     refused(model_counts.main, ["--version", "1", "--use-amp"], capsys, "--precision")
-    refused(model_counts.main, ["--version", "1", "--hidden-dim", "7"], capsys, "--hidden-dim must be")
+    refused(model_counts.main, ["--version", "4"], capsys, "version 4 launches what the compiler makes of it")
 
 
 def test_check_finds_a_changed_number_and_write_repairs_it(capsys, tmp_path, monkeypatch):
@@ -95,5 +93,4 @@ def test_check_finds_a_changed_number_and_write_repairs_it(capsys, tmp_path, mon
     assert status == 1 and "31,977,985" in out
     assert run(capsys, "--write")[0] == 0
     assert page.read_text(encoding="utf-8") == text
-    page.write_text(text.replace("<!-- counts-saved:begin -->", ""), encoding="utf-8")
-    refused(model_counts.main, ["--check"], capsys, "counts-saved")
+    assert {match["name"] for match in TABLE.finditer(text)} >= model_counts.page_tables().keys()
