@@ -35,6 +35,7 @@ ADDRESSED_BY = {
     "element-wise": "version 3 (RoPE and SwiGLU in one kernel each), version 2 with --enable-torch-compile",
     "optimizer": "version 3 (AdamW in one launch), version 4 (fused and compiled AdamW)",
     "copies": "version 2 (fewer pieces to join), version 3 (kernels that read the packed tensors in place)",
+    "communication": "a larger batch per GPU; analyze_communication.py tells how much of it computation hides",
     "other": "version 3 (cross-entropy in one kernel), version 4 (torch.compile)",
 }
 

@@ -20,15 +20,13 @@ COLUMNS = (
     "per step of: {trace} | steps: {steps} | transfers: {transfers_per_step:.1f} | communication ms: "
     "{communication_ms:.3f} | exposed ms: {exposed_ms:.3f} | GPU busy ms: {busy_ms:.3f} | exposed: {exposed_share:.1%}"
 )
-COMMUNICATES = re.compile(r"nccl|rccl|msccl|Memcpy PtoP", re.IGNORECASE)  # ncclDevKernel_...
 
 
 def rank_row(profile, launches):
     """Return times in ms per step: communicating, of that exposed, and busy with anything."""
     steps = steps_needed(profile)
-    transfers, others = [], []
-    for kernel in launches:
-        (transfers if COMMUNICATES.match(kernel.name) else others).append(kernel)
+    transfers = [kernel for kernel in launches if kernel.group == "communication"]
+    others = [kernel for kernel in launches if kernel.group != "communication"]
     busy, communication, hiding = (
         sum(end - start for start, end in busy_intervals(some)) / steps / 1e6 for some in (launches, transfers, others)
     )

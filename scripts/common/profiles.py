@@ -23,11 +23,12 @@ from common import perfetto
 from common.command_line import Failure
 from common.tables import columns, rounded, text_table
 
-GROUPS = ("GEMM", "attention", "normalisation", "element-wise", "optimizer", "copies", "other")
+GROUPS = ("GEMM", "attention", "normalisation", "element-wise", "optimizer", "copies", "communication", "other")
 
 # The first pattern found in a kernel's name decides. The names of torch.compile's kernels list every operation that was
 # fused into them, so they are matched before the words of single operations.
 GROUP_PATTERNS = [
+    ("communication", r"nccl|rccl|msccl|^Memcpy PtoP"),  # kernels of NCCL and RCCL, copies between GPUs
     ("GEMM", r"^triton_tem_(?!.*attention)"),
     ("optimizer", r"^(triton|cpp)_.*_foreach_"),
     ("other", r"^(triton|cpp)_.*(log_softmax|nll_loss|embedding)"),
