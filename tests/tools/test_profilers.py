@@ -357,6 +357,18 @@ def test_ncu_that_finds_no_kernel_in_the_steps_looks_at_the_whole_run(run, tmp_p
     assert [command.startswith(NCU) for command in recorded(tmp_path)] == [True, False]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_recording_that_nsys_cannot_import_is_kept_and_named(ranks, run, tmp_path):
+    """As in an image without the libraries of Nsight Systems' host part."""
+    arguments = ("--output-dir", tmp_path / "results", "--nproc-per-node", ranks)
+    result = run("get_hotspots.sh", *arguments, profilers="nvidia", STAND_IN_FAULT="no-import")
+    (said,) = [line for line in result.stderr.splitlines() if line.startswith("get_hotspots.sh: ")]
+    recordings = list((tmp_path / "results").rglob("report.qdstrm"))
+    assert result.returncode == 1 and len(recordings) == ranks and all(str(file) in said for file in recordings)
+    assert "QdstrmImporter -i" in said and "--profiler pytorch" in said and not SUCCESS.search(result.stdout)
+    assert ranks > 1 or result.stderr.splitlines() == [said]
+
+
 def test_the_profiler_is_chosen_by_what_is_here(run, tmp_path):
     text = run("get_trace.sh", "--dry-run", profilers="nvidia", choose=False).stdout
     if not (shutil.which("rocprofv3") and os.path.exists("/dev/kfd")):

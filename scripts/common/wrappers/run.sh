@@ -148,10 +148,18 @@ open_in_perfetto() { # PATTERN...: say where to open the largest trace of these 
 # ---------------------------------------------------------------- what several wrappers run
 
 profile_nsys() { # TRACED: a report of nsys on the measured steps alone, as SQLite too
+    local status=0 recordings=""
     # The scripts' range names are no registered strings, which alone nsys compares unless the variable is 0.
-    profile nsys profile --trace="$1" --cuda-graph-trace=node --sample=none --cpuctxsw=none \
+    attempt nsys profile --trace="$1" --cuda-graph-trace=node --sample=none --cpuctxsw=none \
         --capture-range=nvtx --nvtx-capture="$STEPS" --capture-range-end=stop \
-        --env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0 ${EXTRA[@]+"${EXTRA[@]}"} --output "$PLACE/report" "${TRAIN[@]}"
+        --env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0 ${EXTRA[@]+"${EXTRA[@]}"} --output "$PLACE/report" "${TRAIN[@]}" ||
+        status=$?
+    [ -n "$DRY_RUN" ] || recordings=$(find "$OUT" -name "*.qdstrm" | sort | paste -sd " ")
+    if [ -n "$recordings" ] && { [ $status = 0 ] || grep -q "Importer error" "$OUT/log.txt"; }; then
+        fail 1 "this nsys cannot import its recording: open $recordings with Nsight Systems on another machine, or run \
+QdstrmImporter -i there; --profiler pytorch does without nsys"
+    fi
+    [ $status = 0 ] || failed $status
     export_report export.txt nsys export --type sqlite --output @OUT@/report.sqlite @OUT@/report.nsys-rep
 }
 
