@@ -90,7 +90,7 @@ def test_a_wrapper_is_the_same_short_text_in_every_folder_and_its_help(wrapper, 
 COMMANDS = [line.split(maxsplit=2) for line in (SAMPLES / "wrappers/commands.txt").read_text().splitlines()[1:]]
 DELIVERED = {  # steps, files, and what the last lines say
     "get_trace.sh": ("5", "*.pftrace *_kernel_trace.csv", r"attention +1 +0.004[^#]*\nopen \S+.pftrace in http"),
-    "get_counters.sh": ("3", "launches.csv counters.csv", r"1,024.0 +5,000.0[^#]*\nevery counter .*counters.csv"),
+    "get_counters.sh": ("3", "kernels.csv counters.csv", r"1,024.0 +5,000.0[^#]*\nevery counter .*counters.csv"),
     "get_hotspots.sh": ("10", "hotspots.csv hotspots.json", r"attention +1 +0.004 +13.3[^#]*\nthe whole table is"),
     "get_rocprof_compute.sh": (
         *("1 --warmup-steps 1", "limits.csv workloads/tiny_llama_v3/sysinfo.csv"),
@@ -196,7 +196,7 @@ def test_counters_are_read_in_passes(release, run, tmp_path):
     rows = [line.rsplit(",", 6) for line in (folder / "counters.csv").read_text().splitlines()]
     means = {row[1]: row[4] for row in rows if row[0].startswith("adamw_kernel")}
     assert means.keys() == {"SQ_WAVES", "GRBM_GUI_ACTIVE", "FETCH_SIZE", "WRITE_SIZE", "TCC_HIT_sum", "TCC_MISS_sum"}
-    assert float(means["GRBM_GUI_ACTIVE"]) == 6000 and not (folder / "launches.csv").exists()
+    assert float(means["GRBM_GUI_ACTIVE"]) == 6000 and not (folder / "kernels.csv").exists()
     commands = recorded(tmp_path)
     assert len(commands) == 3 and all(command.endswith("--use-amp") for command in commands)
     assert all(f"-d OUT/pass_{number} " in command for number, command in enumerate(commands))
@@ -229,7 +229,7 @@ def test_times_are_kept_where_counters_that_nobody_asked_for_fail(run, tmp_path)
     arguments = ("--output-dir", tmp_path / "results")
     result = run("get_counters.sh", *arguments, profilers="nvidia", STAND_IN_FAULT="no-permission")
     assert result.returncode == 0 and "times alone: no permission for the GPU's counters" in result.stderr
-    assert (result_of(tmp_path / "results") / "launches.csv").is_file()
+    assert (result_of(tmp_path / "results") / "kernels.csv").is_file()
     result = run("get_counters.sh", *arguments, "--pmc", profilers="nvidia", STAND_IN_FAULT="no-permission")
     assert result.returncode == 1 and "administrator" in result.stderr
 
@@ -347,7 +347,7 @@ def test_nvidia_profilers_leave_the_same_kind_of_result_of_the_measured_steps(wr
         assert re.search(r"nvjet_\S+ +6.0 +42.0 .*compute units", result.stdout)
     elif wrapper == "get_counters.sh":
         assert re.search(r"nvjet_\S+ +2 +6,000.0 +61.0", result.stdout)
-        assert (folder / "launches.csv").exists() != bool(counters)
+        assert (folder / "kernels.csv").exists() != bool(counters)
 
 
 def test_ncu_that_finds_no_kernel_in_the_steps_looks_at_the_whole_run(run, tmp_path):
@@ -434,7 +434,7 @@ def test_interrupted_profilers_end_with_a_summary(tmp_path):
 
 @pytest.mark.parametrize(
     ("version", "wrapper", "product"),
-    [(1, "get_trace.sh", None), (2, "get_rocprof_compute.sh", "kernels.csv"), (4, "get_counters.sh", "launches.csv")],
+    [(1, "get_trace.sh", None), (2, "get_rocprof_compute.sh", "kernels.csv"), (4, "get_counters.sh", "kernels.csv")],
 )
 def test_without_any_profiler_pytorch_leaves_the_same_kind_of_result(version, wrapper, product, run, tmp_path):
     result = run(

@@ -88,8 +88,8 @@ take_counters() { # or go without those that nobody asked for, and say why
 
 take_times() { # a run of its own, because reading counters slows kernels down
     take_kernels
-    report kernel_times.py @OUT@ --top 15 --launches @OUT@/launches.csv
-    finish "" "every launch is in $FIRST/launches.csv"
+    report kernel_times.py @OUT@ --top 15 --csv @OUT@/kernels.csv
+    finish "" "the whole table is in $FIRST/kernels.csv, every launch in the profiler's files beside it"
 }
 
 sample_instructions() { # pc or thread-trace, where the installed release has them
