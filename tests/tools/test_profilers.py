@@ -235,7 +235,7 @@ def test_times_are_kept_where_counters_that_nobody_asked_for_fail(run, tmp_path)
 
 
 def test_limits_of_an_old_layout_and_their_names(tmp_path):
-    (row,) = limits.read_analyses((SAMPLES / "rocprof-compute").glob("*.txt"))
+    row = limits.analysed_kernel(SAMPLES / "rocprof-compute/analysis_0.txt")
     assert row["kernel"] == "vecCopy(double*, double*, double*, int, int)" and row["mean_us"] == 20
     assert (row["matrix"], row["memory"], row["occupancy"]) == (0.5, 25.6, None)
     assert limits.cells(f"│ {'a' * 40} │\n│ b │") == ["a" * 40 + "b"]  # cut within a word
