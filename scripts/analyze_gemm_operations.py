@@ -68,7 +68,7 @@ def seconds(gemm, device, dtype):
     left = operand(gemm.m, gemm.k, transposed=gemm.part == "weight gradient")
     right = operand(gemm.k, gemm.n, transposed=gemm.part == "forward")
     if device.type == "cpu":
-        return shortest_s(lambda: left @ right, "cpu", 3)
+        return shortest_s(lambda: left @ right, 3)
     stream = torch.cuda.Stream(device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
@@ -77,7 +77,7 @@ def seconds(gemm, device, dtype):
             for _ in range(CALLS):
                 left @ right
     graph.replay()
-    return shortest_s(graph.replay, str(device), 5) / CALLS
+    return shortest_s(graph.replay) / CALLS
 
 
 def measured(gemm, duration, size, roofs):
