@@ -7,7 +7,6 @@ gradients are not version 1's. Exit status: 0; 1 where a version fails or disagr
 interrupted.
 """
 
-import argparse
 import importlib.util
 import json
 import os
@@ -45,9 +44,8 @@ def parse_arguments(argv):
     add("--preset", help="tiny, small or medium (small on a GPU, a smaller model on a CPU)")
     add("--device", help="as in the training scripts (a GPU if there is one)")
     add("--data", default=os.path.dirname(os.__file__), help="text to train on (%(default)s)")
-    add("--metrics-file", help=argparse.SUPPRESS)
     arguments, rest = parser.parse_known_args(argv)
-    if arguments.metrics_file:
+    if "--metrics-file" in rest:
         parser.error("--metrics-file is one for each version: name a folder with --results")
     sizes = ["--preset", arguments.preset or "small"]
     device = ["--device", arguments.device] if arguments.device else []
@@ -59,12 +57,12 @@ def parse_arguments(argv):
 
 def check_options(argv):
     """Return version 1's options if all versions accept theirs and the data can be read."""
-    options = [load_version(version).parse_options(argv) for version in VERSIONS]
+    first, *_ = [load_version(version).parse_options(argv) for version in VERSIONS]
     try:
-        load_version(1).load_data(options[0])
+        load_version(1).load_data(first)
     except load_version(1).UserError as error:
         raise Failure(2, f"error: {error}") from None
-    return options[0]
+    return first
 
 
 def train(version, argv, metrics):
@@ -89,8 +87,7 @@ class Reference:
 
     In float32 the bounds are fixed. In a lower precision the reference is version 1 in float32, and a gradient may be
     twice as far from it as version 1's in that precision is, and one rounding more, for it may be kept in that
-    precision. A loss is a mean of so many roundings that its own distance may vanish by chance: it may be off by one
-    unit in the last place.
+    precision. A loss, a mean whose own distance may vanish by chance, may be off by one unit in the last place.
     """
 
     def __init__(self, options, argv):
@@ -107,8 +104,7 @@ class Reference:
 
     def check(self, loss, gradients):
         """Return (the fault or None, a sentence with the largest error) of a version's first loss and gradients."""
-        missing = [name for name in self.gradients if name not in gradients]
-        if missing:
+        if missing := [name for name in self.gradients if name not in gradients]:
             return f"{len(missing)} weights get no gradient, {missing[0]} for one", ""
         if not abs(loss - self.loss) <= self.loss_bound * self.loss:
             return f"the first loss is {loss:.6f} instead of {self.loss:.6f}", ""
@@ -141,7 +137,7 @@ def check_agreement(options, argv, runs):
     return problems
 
 
-def table_row(version, run, first, problem):
+def table_row(version, run, first_ms, problem):
     """Return a row of the table; of a version that disagrees without what says how fast it is."""
     summary = run["summary"]
     step = summary["step_ms"]["median"]
@@ -151,22 +147,23 @@ def table_row(version, run, first, problem):
         "step": step,
         "phases": None if None in phases else " / ".join(f"{phase:.2f}" for phase in phases),
         "runs": "graph" if summary["graph"]["captured"] else "eager",
-        "speed": f"{first['summary']['step_ms']['median'] / step:.2f}x",
+        "speed": f"{first_ms / step:.2f}x",
         "trained": summary["parameters_trained"] / summary["parameters"],
     }
     return row | dict.fromkeys(SPEEDS if problem else ())
 
 
 def print_table(options, runs, problems):
-    first, machine = runs[1], runs[1]["environment"]
-    rows = {version: table_row(version, run, first, problems[version]) for version, run in runs.items()}
+    first, machine = runs[1]["summary"], runs[1]["environment"]
+    first_ms = first["step_ms"]["median"]
+    rows = {version: table_row(version, run, first_ms, problems[version]) for version, run in runs.items()}
     interpreted = 3 in runs and machine["device_type"] == "cpu"
     if interpreted:
         rows[3]["speed"] = None
-    print(f"\n{text_table(*columns(COLUMNS, rows.values()))}\n")
     print(
-        f"{machine['device']}, PyTorch {machine['torch']}, {first['summary']['precision']}; step: median of "
-        f"{len(first['steps'])}, after warm-up; speed: V1's step / this step; data: {options.data}"
+        f"\n{text_table(*columns(COLUMNS, rows.values()))}\n\n"
+        f"{machine['device']}, PyTorch {machine['torch']}, {first['precision']}; step: median of "
+        f"{len(runs[1]['steps'])}, after warm-up; speed: V1's step / this step; data: {options.data}"
     )
     if interpreted:
         print("V3's kernels ran in Triton's interpreter, which needs no GPU: its times mean nothing.")
@@ -200,10 +197,9 @@ def print_next_step():
         path, here = pathlib.Path(*parts), pathlib.Path.cwd()
         return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
-    print("\nNext, from this folder:")
-    if sys.prefix != sys.base_prefix:  # in a virtual environment
-        print(f"    source {short(sys.prefix, 'bin', 'activate')}")
-    print(f"    python {short(SCRIPTS[1])} --preset tiny")
+    in_environment = sys.prefix != sys.base_prefix
+    activate = f"    source {short(sys.prefix, 'bin', 'activate')}\n" * in_environment
+    print(f"\nNext, from this folder:\n{activate}    python {short(SCRIPTS[1])} --preset tiny")
     print(f"and read {short(SCRIPTS[1].parent, 'README.md')}")
 
 
