@@ -262,7 +262,7 @@ def says(text):
 @pytest.mark.parametrize(
     ("wrapper", "release", "environment", "status", "words"),
     [
-        ("get_hotspots.sh -- --no-such", "7.0", {}, 2, "does not know an option: rocprofv3: error: unrecognized"),
+        ("get_hotspots.sh -- --no-such", "7.0", {}, 2, "exit status 2: rocprofv3: error: unrecognized"),
         ("get_hotspots.sh", "7.0", {"STAND_IN_STATUS": "3"}, 3, "ended with exit status 3"),
         ("get_hotspots.sh", "7.0", {"STAND_IN_STATUS": "130"}, 130, "interrupted"),
         ("get_trace.sh", "7.0", {"STAND_IN_FAULT": "no-report"}, 1, "left no *.pftrace"),
@@ -270,8 +270,8 @@ def says(text):
         ("get_trace.sh", "7.0", says("\x1b[31mNo module named 'torch'"), 1, "has no PyTorch"),
         ("get_trace.sh", "7.0", says("No HIP GPUs are available"), 1, "same ROCm release"),
         ("get_trace.sh", "7.0", says("Unable to open /dev/kfd read-write"), 1, "groups render and video"),
-        ("get_rocprof_compute.sh", "7.0", {"STAND_IN_FAULT": "unsupported"}, 1, "does not support this GPU"),
-        ("get_rocprof_compute.sh", "6.3", {"STAND_IN_FAULT": "no-locale"}, 1, "locale-gen en_US.UTF-8"),
+        ("get_rocprof_compute.sh", "7.0", {"STAND_IN_FAULT": "unsupported"}, 1, "Cannot find a supported arch"),
+        ("get_rocprof_compute.sh", "6.3", {"STAND_IN_FAULT": "no-locale"}, 1, "the 'en_US.UTF-8' locale"),
         ("get_rocprof_compute.sh", "6.4", {"STAND_IN_FAULT": "no-packages"}, 1, "astunparse, dash: install them with"),
         ("get_rocprof_compute.sh", "10.0", {"STAND_IN_FAULT": "no-kernels"}, 1, "left no pmc_perf.csv"),
         ("get_rocprof_sys.sh", "7.0", {"STAND_IN_FAULT": "no-report"}, 1, "left no *.proto"),
