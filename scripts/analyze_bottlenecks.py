@@ -40,6 +40,10 @@ ADDRESSED_BY = {
 }
 
 
+def ranked(rows):
+    return [{"rank": i} | row for i, row in enumerate(rows, 1)]
+
+
 def targets(rows):
     """Return a row per group, by the time that could be saved; where that is not known, by its whole time."""
     whole, found = sum(row["ms"] for row in rows), []
@@ -49,14 +53,11 @@ def targets(rows):
         gains = [max(0.0, row["ms"] - row["roofline_ms"]) for row in part if row["roofline_ms"] is not None]
         saved = sum(gains) if gains else None
         faster = whole / (whole - saved) if gains and saved < whole else None
-        row = {"group": group, "ms": ms, "share_percent": 100 * ms / whole if whole else 0.0}
-        found.append(row | {"could_save_ms": saved, "step_could_be": faster, "addressed_by": ADDRESSED_BY[group]})
-    found.sort(key=lambda row: row["ms"] if row["could_save_ms"] is None else row["could_save_ms"], reverse=True)
-    return ranked(found)
-
-
-def ranked(rows):
-    return [{"rank": i} | row for i, row in enumerate(rows, 1)]
+        row = {"group": group, "ms": ms, "share_percent": 100 * ms / (whole or 1), "could_save_ms": saved}
+        found.append(row | {"step_could_be": faster, "addressed_by": ADDRESSED_BY[group]})
+    return ranked(
+        sorted(found, key=lambda row: row["ms"] if row["could_save_ms"] is None else row["could_save_ms"], reverse=True)
+    )
 
 
 def report(content):
@@ -81,9 +82,11 @@ def report(content):
 def as_text(content, files):
     lines = [content["trace"]]
     for row in content["targets"][:3]:
-        saved = "" if row["could_save_ms"] is None else f", of which {rounded(row['could_save_ms'])} ms could be saved"
-        time = f"{rounded(row['ms'])} ms per step ({row['share_percent']:.1f} %)"
-        lines += [f"{row['rank']}. {row['group']}: {time}{saved}", f"   {row['addressed_by']}"]
+        ms, saved = rounded(row["ms"]), rounded(row["could_save_ms"])
+        lines.append(
+            f"{row['rank']}. {row['group']}: {ms} ms per step ({row['share_percent']:.1f} %), could save {saved} ms"
+        )
+        lines.append(f"   {row['addressed_by']}")
     lines += [f"no roofline: {content['ceilings_from']}"] * (content["ceilings"] is None)
     return "\n".join([*lines, *[INTERPRETED] * content["interpreted"], f"wrote {', '.join(map(str, files))}"])
 

@@ -305,20 +305,20 @@ def launched(launches, operators):
 
 def operation(event, launches):
     arguments, longest = event.get("args", {}), max(launches, key=lambda one: one["dur"])
-    dims = arguments.get("Input Dims") or []
-    types, strides = arguments.get("Input type") or [], arguments.get("Input Strides") or [[]] * len(dims)
+    dims, types, strides = (arguments.get(f"Input {word}") or [] for word in ("Dims", "type", "Strides"))
     names, us = tuple(clean(one["name"]) for one in launches), sum(one["dur"] for one in launches)
-    return Operation(clean(event["name"]), group_of(clean(longest["name"])), us, dims, types, strides, names)
+    group = group_of(clean(longest["name"]))
+    return Operation(clean(event["name"]), group, us, dims, types, strides or [[]] * len(dims), names)
 
 
 def step_times(phases, calls):
     """Return the milliseconds of each step: from its forward to the end of its optimizer or of its last kernel."""
-    starts, optimizers = ([phase for phase in phases if phase[0] == name] for name in ("forward", "optimizer"))
+    starts = [start for name, start, _ in phases if name == "forward"]
+    ends = [end for name, _, end in phases if name == "optimizer"]
     times = []
-    borders = [start for _, start, _ in starts[1:]] + [float("inf")]
-    for (_, start, _), (_, _, end), border in zip(starts, optimizers, borders, strict=False):
-        ends = [call.end_ns / 1e3 for call in calls if start <= call.start_ns / 1e3 < border]
-        times.append((max([end, *ends]) - start) / 1e3)
+    for start, end, border in zip(starts, ends, [*starts[1:], float("inf")], strict=False):
+        last = max((call.end_ns / 1e3 for call in calls if start <= call.start_ns / 1e3 < border), default=end)
+        times.append((max(end, last) - start) / 1e3)
     return times
 
 
@@ -340,11 +340,11 @@ def read_file(path):
             raise Failure(2, "is empty: the profiler was stopped, or wrote nothing")
         if content.startswith(SQLITE):
             return Profile(path, read_database(path))
-        is_json = content.lstrip()[:1] in (b"{", b"[")  # PyTorch 2.7 begins its traces with an empty line
-        if b"\0" in content or (content.startswith(b"\n") and not is_json):  # as a Perfetto trace begins
+        first = content.lstrip()[:1]  # PyTorch 2.7 begins its traces with an empty line, as a Perfetto trace begins
+        if b"\0" in content or (content.startswith(b"\n") and first not in b"{["):
             return Profile(path, read_perfetto(content))
         text = content.decode("utf-8", errors="replace")
-        return read_json(path, text) if text.lstrip()[:1] in ("{", "[") else Profile(path, read_csv(text))
+        return read_json(path, text) if first in b"{[" else Profile(path, read_csv(text))
 
 
 def read_perfetto(content):
