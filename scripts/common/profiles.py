@@ -484,17 +484,12 @@ def group_table(calls):
     return [{"group": name, **row} for name, row in sums(calls, "group").items()]
 
 
-def per_step(profile, key, option="--steps"):
-    """Return {"calls", "ms"} per step for each name or group, and for "all"."""
-    steps, rows = steps_needed(profile, option), sums(profile.calls, key)
-    found = {name: {"calls": row["calls"] / steps, "ms": row["total_us"] / 1e3 / steps} for name, row in rows.items()}
-    return found | {"all": {unit: sum(row[unit] for row in found.values()) for unit in ("calls", "ms")}}
-
-
 def groups_per_step(profile, option="--steps"):
     """Return {"calls", "ms"} per step of each group that occurs, in the order of GROUPS, and of all."""
-    found = per_step(profile, "group", option)
-    return {group: found[group] for group in (*GROUPS, "all") if group in found}
+    steps, rows = steps_needed(profile, option), sums(profile.calls, "group")
+    parts = {group: rows[group] for group in GROUPS if group in rows}
+    found = {g: {"calls": row["calls"] / steps, "ms": row["total_us"] / 1e3 / steps} for g, row in parts.items()}
+    return found | {"all": {unit: sum(row[unit] for row in found.values()) for unit in ("calls", "ms")}}
 
 
 def group_cells(first, second):
