@@ -82,11 +82,9 @@ def report(content):
 def as_text(content, files):
     lines = [content["trace"]]
     for row in content["targets"][:3]:
-        ms, saved = rounded(row["ms"]), rounded(row["could_save_ms"])
-        lines.append(
-            f"{row['rank']}. {row['group']}: {ms} ms per step ({row['share_percent']:.1f} %), could save {saved} ms"
-        )
-        lines.append(f"   {row['addressed_by']}")
+        saved = "" if row["could_save_ms"] is None else f", of which {rounded(row['could_save_ms'])} ms could be saved"
+        time = f"{rounded(row['ms'])} ms per step ({row['share_percent']:.1f} %)"
+        lines += [f"{row['rank']}. {row['group']}: {time}{saved}", f"   {row['addressed_by']}"]
     lines += [f"no roofline: {content['ceilings_from']}"] * (content["ceilings"] is None)
     return "\n".join([*lines, *[INTERPRETED] * content["interpreted"], f"wrote {', '.join(map(str, files))}"])
 
