@@ -3,7 +3,7 @@
 
 example: python run_pytorch_profiler.py --batch-size 8 --profile-dir ./fusion_analysis --generate-report
 
-Trains a few steps with the version's own script, which gets the options that are not listed here, and writes
+Trains a few steps with the version's own script (options that are not listed go to it) and writes into --profile-dir
 
     trace_*.json            timeline for https://ui.perfetto.dev
     profile_*.json          kernels and groups of the profiled steps, with the results of the measured ones
