@@ -35,8 +35,13 @@ ADDRESSED_BY = {
     "element-wise": "version 3 (RoPE and SwiGLU in one kernel each), version 2 with --enable-torch-compile",
     "optimizer": "version 3 (AdamW in one launch), version 4 (fused and compiled AdamW)",
     "copies": "version 2 (fewer pieces to join), version 3 (kernels that read the packed tensors in place)",
+    "communication": "a larger batch per GPU; analyze_communication.py tells how much of it computation hides",
     "other": "version 3 (cross-entropy in one kernel), version 4 (torch.compile)",
 }
+
+
+def ranked(rows):
+    return [{"rank": i} | row for i, row in enumerate(rows, 1)]
 
 
 def targets(rows):
@@ -48,14 +53,11 @@ def targets(rows):
         gains = [max(0.0, row["ms"] - row["roofline_ms"]) for row in part if row["roofline_ms"] is not None]
         saved = sum(gains) if gains else None
         faster = whole / (whole - saved) if gains and saved < whole else None
-        row = {"group": group, "ms": ms, "share_percent": 100 * ms / whole if whole else 0.0}
-        found.append(row | {"could_save_ms": saved, "step_could_be": faster, "addressed_by": ADDRESSED_BY[group]})
-    found.sort(key=lambda row: row["ms"] if row["could_save_ms"] is None else row["could_save_ms"], reverse=True)
-    return ranked(found)
-
-
-def ranked(rows):
-    return [{"rank": i} | row for i, row in enumerate(rows, 1)]
+        row = {"group": group, "ms": ms, "share_percent": 100 * ms / (whole or 1), "could_save_ms": saved}
+        found.append(row | {"step_could_be": faster, "addressed_by": ADDRESSED_BY[group]})
+    return ranked(
+        sorted(found, key=lambda row: row["ms"] if row["could_save_ms"] is None else row["could_save_ms"], reverse=True)
+    )
 
 
 def report(content):

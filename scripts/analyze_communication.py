@@ -13,25 +13,30 @@ import re
 import sys
 
 from common.command_line import Failure, Parser, add_steps
-from common.profiles import busy_intervals, gpu_launches, steps_needed, unlike, whole_traces
+from common.profiles import gpu_profile, steps_needed, unlike, whole_traces
 from common.tables import columns, emit, text_table
 
 COLUMNS = (
     "per step of: {trace} | steps: {steps} | transfers: {transfers_per_step:.1f} | communication ms: "
     "{communication_ms:.3f} | exposed ms: {exposed_ms:.3f} | GPU busy ms: {busy_ms:.3f} | exposed: {exposed_share:.1%}"
 )
-COMMUNICATES = re.compile(r"nccl|rccl|msccl|Memcpy PtoP", re.IGNORECASE)  # ncclDevKernel_...
 
 
-def rank_row(profile, launches):
+def busy_ms(launches):
+    """Return how long anything ran, whatever the queue, of launches in order of time."""
+    busy = end = 0
+    for one in launches:
+        busy += max(0, one.end_ns - max(one.start_ns, end))
+        end = max(end, one.end_ns)
+    return busy / 1e6
+
+
+def rank_row(profile):
     """Return times in ms per step: communicating, of that exposed, and busy with anything."""
     steps = steps_needed(profile)
-    transfers, others = [], []
-    for kernel in launches:
-        (transfers if COMMUNICATES.match(kernel.name) else others).append(kernel)
-    busy, communication, hiding = (
-        sum(end - start for start, end in busy_intervals(some)) / steps / 1e6 for some in (launches, transfers, others)
-    )
+    transfers = [kernel for kernel in profile.calls if kernel.group == "communication"]
+    others = [kernel for kernel in profile.calls if kernel.group != "communication"]
+    busy, communication, hiding = (busy_ms(some) / steps for some in (profile.calls, transfers, others))
     row = {"trace": str(profile.path), "steps": steps, "transfers_per_step": len(transfers) / steps, "busy_ms": busy}
     exposed = busy - hiding
     return row | {"communication_ms": communication, "exposed_ms": exposed, "exposed_share": exposed / busy}
@@ -51,13 +56,12 @@ def trace_files(path):
 
 
 def analyze(options):
-    found = [gpu_launches(file, options.steps) for file in trace_files(pathlib.Path(options.traces))]
-    first = found[0][0]
-    for profile, _ in found:
+    first, *others = found = [gpu_profile(file, options.steps) for file in trace_files(pathlib.Path(options.traces))]
+    for profile in others:
         if differences := unlike(first.metadata, profile.metadata):
             where = f"{first.path} and {profile.path} are unlike ({'; '.join(differences)})"
             raise Failure(2, f"{where}: give the ranks of one run")
-    rows = [rank_row(*one) for one in found]
+    rows = [rank_row(profile) for profile in found]
     emit({"processes": rows}, text_table(*columns(COLUMNS, rows)), options.json)
 
 

@@ -86,14 +86,14 @@ def seconds(gemm, device, dtype):
     left = operand(gemm["m"], gemm["k"], transposed=gemm["part"] == "weight gradient")
     right = operand(gemm["k"], gemm["n"], transposed=gemm["part"] == "forward")
     if device == "cpu":
-        return shortest_s(lambda: left @ right, device, 3)
+        return shortest_s(lambda: left @ right, 3)
     stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         left @ right  # the library makes its handles and picks its kernel outside the graph
         with torch.cuda.graph(graph, stream=stream):
             for _ in range(CALLS):
                 left @ right
-    return shortest_s(graph.replay, device, 6) / CALLS
+    return shortest_s(graph.replay, 6) / CALLS
 
 
 def rated(gemm, roofs):

@@ -8,12 +8,11 @@ last launch the GPU is busy while any kernel or copy runs on any queue; the rest
 millisecond is the host doing something else, such as the pause between steps that profilers and scripts make.
 """
 
-import statistics
 import sys
 
 from common.command_line import Parser, add_steps
-from common.profiles import gpu_launches, short
-from common.tables import emit, known, text_table
+from common.profiles import gpu_profile, short
+from common.tables import emit, text_table
 
 IDLE_BOUND = 0.25  # fraction of idle time, without pauses, above which a step is launch-bound
 PAUSE_US = 1000
@@ -21,17 +20,16 @@ SHOWN = 5  # of the longest gaps
 
 
 def launch_results(launches, steps):
-    """Return counts, busy and idle time in microseconds, the longest gaps, and the verdict."""
-    waits, pauses, busy, last = [], [], launches[0].total_ns / 1e3, launches[0]
+    """Return counts, busy, idle and paused time in microseconds, the longest gaps, and the verdict."""
+    last, gaps = launches[0], []
     for kernel in launches[1:]:
-        gap = (kernel.start_ns - last.end_ns) / 1e3
-        if gap > 0:
-            found = {"gap_us": gap, "after": last.name, "before": kernel.name}
-            (waits if gap <= PAUSE_US else pauses).append(found)
-        busy += max(0.0, kernel.end_ns - max(kernel.start_ns, last.end_ns)) / 1e3
+        if kernel.start_ns > last.end_ns:
+            gap_us = (kernel.start_ns - last.end_ns) / 1e3
+            gaps.append({"gap_us": gap_us, "after": last.name, "before": kernel.name})
         last = max(last, kernel, key=lambda one: one.end_ns)
-    waits.sort(key=lambda found: -found["gap_us"])
-    idle, paused = (sum(found["gap_us"] for found in some) for some in (waits, pauses))
+    waits = sorted((gap for gap in gaps if gap["gap_us"] <= PAUSE_US), key=lambda gap: -gap["gap_us"])
+    idle, without_work = (sum(gap["gap_us"] for gap in some) for some in (waits, gaps))
+    busy = (last.end_ns - launches[0].start_ns) / 1e3 - without_work
     share = idle / (busy + idle) if busy else 0.0
     return {
         "launches": len(launches),
@@ -40,37 +38,35 @@ def launch_results(launches, steps):
         "busy_us": busy,
         "idle_us": idle,
         "idle_share": share,
-        "pauses": len(pauses),
-        "paused_us": paused,
+        "paused_us": without_work - idle,
         "gaps": len(waits),
-        "gap_median_us": statistics.median(found["gap_us"] for found in waits) if waits else None,
         "launch_bound": share > IDLE_BOUND,
         "largest_gaps": waits[:SHOWN],
     }
 
 
 def as_text(title, found):
-    steps = "steps not known (--steps N)" if found["steps"] is None else f"{found['steps']} steps"
-    idle, verdict = 100 * found["idle_share"], "launch-bound" if found["launch_bound"] else "not launch-bound"
-    lines = [
-        f"{title}: {found['launches']:,} launches, {steps}",
-        f"  launches per step  {known(found['launches_per_step'], ',.1f')}",
-        f"  busy               {found['busy_us'] / 1e3:,.3f} ms",
-        f"  idle in gaps       {found['idle_us'] / 1e3:,.3f} ms, {idle:.1f} % of busy and idle",
-        f"  gaps               {found['gaps']:,}, median {known(found['gap_median_us'], '.1f')} us",
-        f"  pauses             {found['pauses']:,} longer than {PAUSE_US} us, {found['paused_us'] / 1e3:,.3f} ms, "
-        "not counted as idle",
-        f"  verdict            {verdict}: the GPU waits {idle:.1f} % of the time (bound: {100 * IDLE_BOUND:.0f} %)",
-    ]
+    each = (
+        f"{found['launches_per_step']:,.1f} in each of {found['steps']} steps"
+        if found["steps"]
+        else "steps not known (--steps N)"
+    )
+    busy, idle, paused = (f"{found[f'{name}_us'] / 1e3:,.3f} ms" for name in ("busy", "idle", "paused"))
+    verdict = "launch-bound" if found["launch_bound"] else "not launch-bound"
+    share = f"{100 * found['idle_share']:.1f} % of the time (bound: {100 * IDLE_BOUND:.0f} %)"
     gaps = [
         [short(gap["after"], 50), short(gap["before"], 50), f"{gap['gap_us']:.1f}"] for gap in found["largest_gaps"]
     ]
-    return "\n".join([*lines, "", text_table(["longest gaps after", "before", "us"], gaps, left=2)])
+    return (
+        f"{title}: {found['launches']:,} launches, {each}\n"
+        f"busy {busy}, idle {idle} in {found['gaps']:,} gaps; not counted: {paused} in pauses over {PAUSE_US} us\n"
+        f"{verdict}: the GPU waits {share}\n\n{text_table(['longest gaps after', 'before', 'us'], gaps, left=2)}"
+    )
 
 
 def analyze(options):
-    profile, launches = gpu_launches(options.trace_file, options.steps)
-    found = launch_results(launches, profile.steps)
+    profile = gpu_profile(options.trace_file, options.steps)
+    found = launch_results(profile.calls, profile.steps)
     emit({"trace": profile.title, "results": found}, as_text(profile.title, found), options.json)
 
 

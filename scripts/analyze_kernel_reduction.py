@@ -12,7 +12,7 @@ compute are counted.
 import sys
 
 from common.command_line import Parser, add_steps
-from common.profiles import INTERPRETED, group_cells, groups_per_step, per_step, read_pair, short
+from common.profiles import INTERPRETED, group_cells, groups_per_step, read_pair, short, sums
 from common.tables import emit, text_table
 
 NAMES = ("baseline", "fused")
@@ -21,8 +21,10 @@ SHOWN = 10  # kernels whose number changed
 
 def changes(before, after):
     """Return by how many calls per step each kernel's number changed, the largest change first."""
-    before, after = ({name: row["calls"] for name, row in per_step(one, "name").items()} for one in (before, after))
-    found = {name: after.get(name, 0) - before.get(name, 0) for name in before | after if name != "all"}
+    before, after = (
+        {name: row["calls"] / one.steps for name, row in sums(one.calls, "name").items()} for one in (before, after)
+    )
+    found = {name: after.get(name, 0) - before.get(name, 0) for name in before | after}
     return dict(sorted(found.items(), key=lambda change: -abs(change[1])))
 
 

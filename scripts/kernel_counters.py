@@ -14,13 +14,7 @@ from common.profiles import SQLITE, clean, database, errors_of, group_of, matchi
 from common.tables import emit, known, text_table, write_csv
 
 FILES = ("*counter_collection.csv", "*.db", "ncu*.csv")
-# Nsight Compute's metrics to print first: time, compute, memory, occupancy.
-SHOWN_FIRST = (
-    "gpu__time_duration.sum",
-    "sm__throughput.avg.pct_of_peak_sustained_elapsed",
-    "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
-    "sm__warps_active.avg.pct_of_peak_sustained_active",
-)
+TIME = "gpu__time_duration.sum"  # comes first
 NOT_ASKED_FOR = ("launch__", "device__")  # Nsight Compute adds such metrics to its reports
 SHOWN = 6  # counters; the CSV holds all of them
 
@@ -70,17 +64,14 @@ def as_text(rows, top):
     means = {(row["kernel"], row["counter"]): row["mean"] for row in rows}
     units = {row["counter"]: row["unit"] for row in rows}
     asked_for = [name for name in units if not name.startswith(NOT_ASKED_FOR)] or list(units)
-    shown = list(dict.fromkeys([*(name for name in SHOWN_FIRST if name in units), *asked_for]))[:SHOWN]
-    first = [row for row in rows if row["counter"] == shown[0]]
-    first.sort(key=lambda row: -row["mean"] * row["launches"])
-    table = []
+    shown = sorted(asked_for, key=lambda name: name != TIME)[:SHOWN]
+    first = sorted((row for row in rows if row["counter"] == shown[0]), key=lambda row: -row["mean"] * row["launches"])
+    lines, table = [f"{len(first)} kernels; means of a launch:"], []
     for row in first[:top]:
         values = [known(means.get((row["kernel"], name)), ",.1f") for name in shown]
         table.append([short(row["kernel"], 44), f"{row['launches']:,}", *values])
-    numbers = [f"[{i}]" for i, _ in enumerate(shown, 1)]
-    lines = [f"{len(first)} kernels; means of a launch:"]
-    lines += [f"  {i} {name} {units[name]}".rstrip() for i, name in zip(numbers, shown, strict=True)]
-    lines.append(text_table(["kernel", "launches", *numbers], table))
+    lines += [f"  [{i}] {name} {units[name]}".rstrip() for i, name in enumerate(shown, 1)]
+    lines.append(text_table(["kernel", "launches", *(f"[{i}]" for i, _ in enumerate(shown, 1))], table))
     for name in shown:
         if all(row["max"] == 0 for row in rows if row["counter"] == name):
             lines.append(f"{name} is 0 in every launch: this GPU may not count it, or only at a stable power level")

@@ -25,12 +25,10 @@ while [ $# -gt 0 ]; do
     shift "$TAKEN"
 done
 folder=$HERE # of the link that was called
-if [ -n "$version" ]; then
-    folder=$(echo "$HERE"/../version"$version"_*)
-elif ! [ -f "$folder/get_trace.sh" ]; then
-    folder=$PWD
-fi
+[ -f "$folder/get_trace.sh" ] || folder=$PWD
+[ -z "$version" ] || folder=$(echo "$HERE"/../version"$version"_*)
 [ -f "$folder/get_trace.sh" ] || fail 2 "say which version with --version 1, 2, 3 or 4, or run this in a version's folder"
+version=$(basename "$folder") && version=${version#version} && version=${version%%_*}
 find_python
 mkdir -p "$target" 2>/dev/null || fail 1 "--profile-dir $target cannot be made: choose a writable folder"
 
@@ -38,11 +36,10 @@ results=() failed=0
 trap 'failed=130' INT # bash waits for the tool to end, then goes on to the summary
 
 tool() { # NAME COMMAND...: run it unless the user stopped an earlier one, and note the outcome
-    local status
+    local status=0
     [ $failed != 130 ] || { results+=("not run  $1") && return; }
     echo && echo "=== $1"
-    "${@:2}" ${passed[@]+"${passed[@]}"}
-    status=$?
+    "${@:2}" ${passed[@]+"${passed[@]}"} || status=$?
     if [ $status = 130 ] || [ $failed = 130 ]; then
         results+=("stopped  $1") failed=130
     elif [ $status = 0 ]; then
@@ -52,7 +49,6 @@ tool() { # NAME COMMAND...: run it unless the user stopped an earlier one, and n
     fi
 }
 
-version=$(basename "$folder") && version=${version#version} && version=${version%%_*}
 tool run_pytorch_profiler.py "$PYTHON" "$SCRIPTS/run_pytorch_profiler.py" --version "$version" \
     --profile-dir "$target/pytorch_profiles" --generate-report
 tool run_deepspeed_flops.py "$PYTHON" "$SCRIPTS/run_deepspeed_flops.py" --version "$version" \

@@ -3,15 +3,14 @@
 
 example: python run_pytorch_profiler.py --batch-size 8 --profile-dir ./fusion_analysis --generate-report
 
-Trains a few steps with the version's own script and writes into --profile-dir
+Trains a few steps with the version's own script (options that are not listed go to it) and writes into --profile-dir
 
     trace_*.json            timeline for https://ui.perfetto.dev
     profile_*.json          kernels and groups of the profiled steps, with the results of the measured ones
     memory_timeline.html    memory in use over time, for any browser
     profiling_report.md     with --generate-report: all of it in tables
 
---analyze-existing reads traces that are there already, and leaves the last three beside them as far as they can
-tell; options that are not listed go to the training script: its sizes and switches work here as well.
+--analyze-existing writes the last three beside traces that are there already, as far as they can tell.
 """
 
 import datetime
@@ -37,14 +36,12 @@ def profile(version, folder, rest):
     if sized != rest:
         progress("no GPU here: Triton's interpreter is slow, and a very small model is profiled instead")
     command = [str(SCRIPTS[version]), "--num-steps", "5", *sized, "--enable-pytorch-profiler", "--profile-memory"]
-    command += ["--profile-dir", str(folder), "--metrics-file", str(folder / f"metrics_v{version}.json")]
-    before = set(folder.glob(f"trace_v{version}_*.json"))
-    status = subprocess.run([sys.executable, *command]).returncode
-    if status:
+    metrics_file, before = folder / f"metrics_v{version}.json", set(folder.glob(f"trace_v{version}_*.json"))
+    command += ["--profile-dir", str(folder), "--metrics-file", str(metrics_file)]
+    if status := subprocess.run([sys.executable, *command]).returncode:
         raise Failure(status)  # the script has said why
     (trace,) = set(folder.glob(f"trace_v{version}_*.json")) - before
-    metrics = json.loads((folder / f"metrics_v{version}.json").read_text())
-    metrics["command"] = [SCRIPTS[version].name, *command[1:]]
+    metrics = json.loads(metrics_file.read_text()) | {"command": [SCRIPTS[version].name, *command[1:]]}
     return read_profile(trace), metrics
 
 
@@ -69,42 +66,38 @@ def report(content, trace):
     facts, sections, steps = [("profile", trace.title)], [], trace.steps or 1
     if "summary" in content:
         row = pages.row_of("measured", content)
-        facts = [*facts, *pages.facts_of(row), ("command", f"python {shlex.join(content['command'])}")]
+        facts += [*pages.facts_of(row), ("command", f"python {shlex.join(content['command'])}")]
         results = pages.table(["", "measured"], pages.result_lines([row]))
         sections.append(("The steps without the profiler", [results]))
 
     def table(template, rows):
         rows = [row | {"calls": row["calls"] / steps, "ms": row["total_us"] / 1e3 / steps} for row in rows]
-        return pages.table(*columns(template, rows))
+        return [pages.text(INTERPRETED)] * trace.interpreted + [pages.table(*columns(template, rows))]
 
     kernels = [row | {"name": short(row["kernel"], 70)} for row in content["kernels"][:20]]
     per_group = table(f"{PER_STEP} | %: {{share_percent:.1f}}", content["groups"])
     per_kernel = table(f"name: `{{name}}` | {PER_STEP} | mean us: {{mean_us:r}}", kernels)
     timeline = pages.text(f"Timeline: open `{content['trace']}` in https://ui.perfetto.dev.")
-    warning = [pages.text(INTERPRETED)] * trace.interpreted
-    sections += [
-        (f"Groups of {trace.what} in {steps} profiled steps", [*warning, per_group]),
-        (f"The longest {trace.what}", [*warning, per_kernel, timeline]),
-    ]
+    sections.append((f"Groups of {trace.what} in {steps} profiled steps", per_group))
+    sections.append((f"The longest {trace.what}", [*per_kernel, timeline]))
     return pages.markdown(f"Profile of version {content['version']}", facts, [], sections)
 
 
-def write_results(trace, metrics, with_report, again=False):
-    """Write profile_*.json unless it is there, memory_timeline.html and, if wanted, the report beside a trace."""
+def write_results(trace, metrics, with_report, target=None):
+    """Write profile_*.json (target if it is there), memory_timeline.html and, if wanted, the report beside a trace."""
     folder, version = trace.path.parent, trace.metadata["version"]
     content = metrics | {"version": version, "trace": trace.path.name, "steps_profiled": trace.steps}
     content |= {"device": trace.device, "metadata": trace.metadata}
     content |= {"kernels": kernel_table(trace.calls), "groups": group_table(trace.calls)}
-    name, files = f"profile_v{version}_{datetime.datetime.now():%Y%m%d_%H%M%S}.json", {}
-    if not again:
-        files[folder / name] = json.dumps(content, indent=1) + "\n"
+    target = target or folder / f"profile_v{version}_{datetime.datetime.now():%Y%m%d_%H%M%S}.json"
+    files = {target: json.dumps(content, indent=1) + "\n"}
     if trace.memory:
         files[folder / "memory_timeline.html"] = memory_page(trace)
     if with_report:
         files[folder / "profiling_report.md"] = report(content, trace)
     for file, text in files.items():
         file.write_text(text, encoding="utf-8")
-    print(f"\n{trace.title}\n{kernel_text(trace.calls, 15)}\n\nwrote {', '.join(map(str, files)) or 'nothing'}")
+    print(f"\n{trace.title}\n{kernel_text(trace.calls, 15)}\n\nwrote {', '.join(map(str, files))}")
     if not trace.memory:
         print("no memory_timeline.html: the trace has no memory events, record them with --profile-memory")
     print(f"open {trace.path} in https://ui.perfetto.dev")
@@ -116,23 +109,21 @@ def analyze(path, with_report):
         print(f"there is no {path}: reading the newest trace in {path.parent}")
         path = path.parent
     trace = read_profile(path)
-    if with_report and not trace.metadata:
+    if trace.metadata:
+        earlier = path if path.is_file() and trace.path != path else None  # a profile_*.json, which names its trace
+        write_results(trace, json.loads(earlier.read_text()) if earlier else {}, with_report, earlier)
+    elif with_report:
         raise Failure(2, f"{path} is no trace of a training script: --generate-report needs one")
-    if not trace.metadata:
-        print(f"{trace.title}:\n{kernel_text(trace.calls, 15)}\n")
-    elif path.is_file() and trace.path != path:  # a profile_*.json, which names its trace
-        write_results(trace, json.loads(path.read_text()), with_report, again=True)
     else:
-        write_results(trace, {}, with_report)
+        print(f"{trace.title}:\n{kernel_text(trace.calls, 15)}\n")
 
 
 def run(options, rest):
     if options.analyze_existing and rest:
         raise Failure(2, f"{' '.join(rest)} means nothing with --analyze-existing")
-    if options.analyze_existing:
-        for name in options.analyze_existing:
-            analyze(pathlib.Path(name), options.generate_report)
-    else:
+    for name in options.analyze_existing:
+        analyze(pathlib.Path(name), options.generate_report)
+    if not options.analyze_existing:
         trace, metrics = profile(version_meant(options.version), options.profile_dir, rest)
         write_results(trace, metrics, options.generate_report)
 
@@ -142,7 +133,7 @@ def main(argv=None):
     add = parser.add_argument
     add("--profile-dir", default="pytorch_profiles", metavar="DIR", help="results (%(default)s)")
     add("--generate-report", action="store_true", help="write profiling_report.md as well")
-    add("--analyze-existing", nargs="+", metavar="FILE", help="read profiles instead of making one")
+    add("--analyze-existing", nargs="+", default=[], metavar="FILE", help="read profiles instead of making one")
     add_version_option(parser)
     return parser.run(run, argv, passes_on=True)
 

@@ -8,6 +8,6 @@
 #   --nproc-per-node N (1): N processes under torchrun, a result per rank   --output-dir DIR (this folder)
 #   --profiler auto|rocm|nsight|pytorch (auto)                              --dry-run: print the commands only
 #
-# Writes counters/counter_<timestamp>/ with launches.csv and counters.csv; prints the top 15 kernels.
+# Writes counters/counter_<timestamp>/ with kernels.csv and counters.csv; prints the top 15 kernels.
 # https://rocm.docs.amd.com/en/latest/conceptual/gpu-arch/mi300-mi200-performance-counters.html
 exec bash "$(dirname "${BASH_SOURCE[0]}")/../scripts/common/wrappers/wrapper.sh" "${BASH_SOURCE[0]}" "$@"

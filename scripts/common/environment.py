@@ -1,14 +1,11 @@
 """Answer environment.sh's questions about an interpreter. Standard library only: it runs before any installation.
 
-    python3 environment.py unmet run KIND    the requirements of the four scripts that this interpreter lacks
-    python3 environment.py unmet test KIND   and those of the test suite; KIND: none, nvidia or amd GPU
-    python3 environment.py unmet all KIND    and those of the tests that only test.sh --all runs
-    python3 environment.py torch             build (rocm, cuda or cpu) and folder of a usable PyTorch
-    python3 environment.py summary           one line of versions, after a real import
-    python3 environment.py rocm              "6.4.1 2.9.1 rocm6.4": this machine's ROCm release, the PyTorch to install
-                                             and its folder in PyTorch's index
-
-Exit status: 0; 1 where there is no usable PyTorch (torch) or an import fails (summary).
+python3 environment.py unmet GROUP KIND   the requirements of the four scripts (run), of the test suite (test) or of
+                                          test.sh --all (all) that it lacks; KIND: none, nvidia or amd GPU
+python3 environment.py torch              build (rocm, cuda or cpu) and folder of a usable PyTorch, else status 1
+python3 environment.py summary            one line of versions, after a real import
+python3 environment.py rocm               "6.4.1 2.9.1 rocm6.4": this machine's ROCm release, the PyTorch to install
+                                          and its folder in PyTorch's index
 """
 
 import contextlib

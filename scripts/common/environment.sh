@@ -17,11 +17,10 @@
 ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
 SET=${TINY_LLAMA_SET:-pinned}
 case $SET in
-    pinned) CONSTRAINTS=$ROOT/scripts/common/constraints.txt VENV=$ROOT/.venv ;;
-    oldest) CONSTRAINTS=$ROOT/scripts/common/constraints-oldest.txt VENV=$ROOT/.venv-oldest ;;
+    pinned) CONSTRAINTS=$ROOT/scripts/common/constraints.txt VENV=${TINY_LLAMA_VENV:-$ROOT/.venv} ;;
+    oldest) CONSTRAINTS=$ROOT/scripts/common/constraints-oldest.txt VENV=${TINY_LLAMA_VENV:-$ROOT/.venv-oldest} ;;
     *) echo "TINY_LLAMA_SET is pinned or oldest, not $SET" >&2 && exit 2 ;;
 esac
-VENV=${TINY_LLAMA_VENV:-$VENV}
 [[ $VENV == /* ]] || VENV=$PWD/$VENV
 PYTHON=$VENV/bin/python
 MARK=$VENV/made-by-tiny-llama # a folder without it is never cleared
@@ -38,19 +37,14 @@ fail() {
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; } # the first comment of the script that was started
 
 gpu_kind() {
-    if [ "${TINY_LLAMA_CPU:-0}" = 1 ]; then
-        echo none
-    elif nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
-        echo nvidia
-    elif [ -e /dev/kfd ] || rocminfo 2>/dev/null | grep -q 'Device Type: *GPU'; then
-        echo amd
-    else
-        echo none
+    if [ "${TINY_LLAMA_CPU:-0}" != 1 ]; then
+        ! nvidia-smi -L 2>/dev/null | grep -q '^GPU' || { echo nvidia && return; }
+        ! { [ -e /dev/kfd ] || rocminfo 2>/dev/null | grep -q 'Device Type: *GPU'; } || { echo amd && return; }
     fi
+    echo none
 }
 
-# The interpreter to start from; where our own environment is activated, the one that it was made from.
-base_python() {
+base_python() { # the interpreter to start from; where our own environment is activated, the one that it was made from
     local python recorded=''
     python=$(command -v "${TINY_LLAMA_PYTHON:-python3}") || fail "There is no ${TINY_LLAMA_PYTHON:-python3} here:" \
         "install Python 3.10 or newer, or name one, as in TINY_LLAMA_PYTHON=python3.12."
@@ -61,20 +55,14 @@ base_python() {
     printf '%s\n' "$python"
 }
 
-# usable KIND PYTHON: prints the folder of a PyTorch that serves this kind of GPU; fails where there is none.
-usable() {
+usable() { # KIND PYTHON: print the folder of a PyTorch that serves this kind of GPU; fail where there is none
     local build folder
     read -r build folder < <("$2" "$PROBE" torch 2>/dev/null) || return 1
-    case $1:$build in
-    amd:rocm | nvidia:cuda | none:*) printf '%s\n' "$folder" ;;
-    *) return 1 ;;
-    esac
+    [[ $1:$build =~ ^(amd:rocm|nvidia:cuda|none:.*)$ ]] && printf '%s\n' "$folder"
 }
 
-# make_venv KIND PYTHON [OPTION...]
-make_venv() {
-    local kind=$1 base=$2
-    "$base" -c 'import venv, ensurepip' 2>/dev/null || fail "$base cannot make virtual environments:" \
+make_venv() { # KIND PYTHON [OPTION...]
+    "$2" -c 'import venv, ensurepip' 2>/dev/null || fail "$2 cannot make virtual environments:" \
         "install its venv module (Debian, Ubuntu: apt install python3-venv)."
     if [ -e "$MARK" ]; then
         rm -rf -- "$VENV"
@@ -85,16 +73,13 @@ make_venv() {
     { mkdir -p "$VENV" && : >"$MARK"; } 2>/dev/null || fail "Cannot write $VENV: set TINY_LLAMA_VENV to a folder that can" \
         "be written, as in TINY_LLAMA_VENV=~/tiny_llama_venv."
     say "Making the Python environment in $VENV"
-    "$base" -m venv "${@:3}" "$VENV" >&2 || fail "$base could not make a virtual environment: its message is above."
-    printf '%s\n' "$kind $base" >"$MARK"
+    "$2" -m venv "${@:3}" "$VENV" >&2 || fail "$2 could not make a virtual environment: its message is above."
+    echo "$1 $2" >"$MARK"
 }
 
-pip_is_configured() { "$PYTHON" -m pip config list 2>/dev/null | grep -Eq '(index-url|find-links|no-index)='; }
-
-# install_rocm_torch PYTHON: installs the PyTorch that was built for this machine's ROCm, from PyTorch's own index.
-install_rocm_torch() {
-    local base=$1 release version folder command named
-    read -r release version folder < <("$base" "$PROBE" rocm)
+install_rocm_torch() { # PYTHON: install the PyTorch built for this machine's ROCm, from PyTorch's own index
+    local release version folder named install
+    read -r release version folder < <("$1" "$PROBE" rocm)
     named="TINY_LLAMA_ROCM=${folder#rocm} ./scripts/quickstart.sh"
     [ "$release" != - ] || fail "This machine has an AMD GPU, but no ROCm release was found (no .info/version below" \
         "ROCM_PATH or /opt/rocm, no amd-smi): load your site's PyTorch or ROCm module, or name the release of your" \
@@ -102,45 +87,39 @@ install_rocm_torch() {
     [ "$version" != none ] || fail "PyTorch's index has no build for ROCm $release that this script knows: load your site's" \
         "PyTorch module or a ROCm from 6.2 on, try the newest build, which brings its own ROCm, with $named," \
         "or set TINY_LLAMA_CPU=1 to run on the CPU."
-    command="-m pip install torch==$version+$folder --index-url $TORCH_INDEX/$folder"
-    make_venv amd "$base"
+    make_venv amd "$1"
     say "ROCm $release: installing PyTorch $version built for ${folder/rocm/ROCm }, gigabytes, from $TORCH_INDEX/$folder"
-    # shellcheck disable=SC2086 # the command is also printed
-    PIP_USER=0 "$PYTHON" $command --disable-pip-version-check --no-input --retries 2 >&2 ||
+    install=(-m pip install "torch==$version+$folder" --index-url "$TORCH_INDEX/$folder")
+    PIP_USER=0 "$PYTHON" "${install[@]}" --disable-pip-version-check --no-input --retries 2 >&2 ||
         fail "pip could not install PyTorch $version for ROCm $release: its message is above. Load your site's PyTorch" \
-            "module, set TINY_LLAMA_TORCH_INDEX to a mirror, or run this where there is a network: $PYTHON $command"
+            "module, set TINY_LLAMA_TORCH_INDEX to a mirror, or run this where there is a network: $PYTHON ${install[*]}"
 }
 
-# install_unmet KIND GROUP
-install_unmet() {
-    local kind=$1 unmet options=(--constraint "$CONSTRAINTS" --disable-pip-version-check --no-input)
-    read -ra unmet <<<"$("$PYTHON" "$PROBE" unmet "$2" "$kind")"
+install_unmet() { # KIND GROUP
+    local unmet
+    read -ra unmet <<<"$("$PYTHON" "$PROBE" unmet "$2" "$1")"
     [ ${#unmet[@]} -gt 0 ] || return 0
-    if [[ $kind == none && " ${unmet[*]} " == *" torch "* ]] && ! pip_is_configured; then
-        say "Taking PyTorch from pip's default index, whose Linux build brings its CUDA libraries (gigabytes);" \
-            "set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds for a small one."
-    fi
     say "Installing ${unmet[*]}"
-    PIP_USER=0 "$PYTHON" -m pip install "${options[@]}" "${unmet[@]}" >&2 || fail "pip could not install ${unmet[*]}:" \
-        "its message is above (without a network, set PIP_INDEX_URL or PIP_FIND_LINKS to packages that you can reach)."
+    PIP_USER=0 "$PYTHON" -m pip install --constraint "$CONSTRAINTS" --disable-pip-version-check --no-input "${unmet[@]}" >&2 ||
+        fail "pip could not install ${unmet[*]}: its message is above (without a network, set PIP_INDEX_URL or" \
+            "PIP_FIND_LINKS to packages that you can reach)."
 }
 
-# prepare KIND PYTHON: an environment with pip, and with a re-used PyTorch where there is one
-prepare() {
-    local kind=$1 base=$2 folder
-    usable "$kind" "$PYTHON" >/dev/null && return
-    "$base" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
-        fail "$base is older than Python 3.10: name a newer one, as in TINY_LLAMA_PYTHON=python3.12."
-    if [ "$SET" = pinned ] && folder=$(usable "$kind" "$base"); then
-        say "Using the PyTorch of $base, in $folder"
-        make_venv "$kind" "$base" --system-site-packages
+prepare() { # KIND PYTHON: an environment with pip, and with a re-used PyTorch where there is one
+    local folder
+    ! usable "$1" "$PYTHON" >/dev/null || return 0
+    "$2" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+        fail "$2 is older than Python 3.10: name a newer one, as in TINY_LLAMA_PYTHON=python3.12."
+    if [ "$SET" = pinned ] && folder=$(usable "$1" "$2"); then
+        say "Using the PyTorch of $2, in $folder"
+        make_venv "$1" "$2" --system-site-packages
         # Where the current python3 is that of a virtual environment, this option does not reach its packages.
         [ "$(usable none "$PYTHON")" = "$folder" ] || echo "$folder" >"$("$PYTHON" -c \
             'import sysconfig; print(sysconfig.get_path("purelib"))')/current_python.pth"
-    elif [ "$kind" = amd ]; then
-        install_rocm_torch "$base"
-    elif [ "$(cat "$MARK" 2>/dev/null)" != "$kind $base" ] || ! "$PYTHON" -m pip --version >/dev/null 2>&1; then
-        make_venv "$kind" "$base"
+    elif [ "$1" = amd ]; then
+        install_rocm_torch "$2"
+    elif [ "$(cat "$MARK" 2>/dev/null)" != "$1 $2" ] || ! "$PYTHON" -m pip --version >/dev/null 2>&1; then
+        make_venv "$1" "$2"
     fi
 }
 

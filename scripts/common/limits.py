@@ -1,8 +1,7 @@
 """Tell what limits the top kernels: occupancy, memory bandwidth, cache hit rates, matrix units. Standard library only.
 
-python limits.py FOLDER     the speed-of-light tables that `rocprof-compute analyze -k N -b 2` printed to
-                            analysis_N.txt (omniperf 2 to rocprof-compute 3), or else Nsight Compute's metrics in
-                            counters.json of kernel_counters.py; prints the top 5, writes limits.csv beside them
+python limits.py FOLDER     reads what `rocprof-compute analyze -k N -b 2` printed to analysis_N.txt, or else Nsight
+                            Compute's metrics in counters.json; prints the top 5, writes limits.csv beside them
 python limits.py            prints the metrics for Nsight Compute to collect
 """
 
@@ -19,9 +18,16 @@ from common.tables import columns, text_table, write_csv
 TOP = 5  # kernels to print
 BUSY = 60  # a unit above this percentage of its peak limits the kernel
 FEW_WAVES = 30  # below this percentage of the resident waves, latency is hardly hidden
-COLUMNS = ("time_percent", "mean_us", "occupancy", "memory", "l2_hit", "l1_hit", "matrix", "compute")
-HEADINGS = ("time %", "mean us", "waves %", "memory %", "L2 hit %", "L1 hit %", "matrix %", "compute %")
-
+COLUMNS = {  # our name -> its heading, and Nsight Compute's metric
+    "time_percent": ("time %", None),
+    "mean_us": ("mean us", "gpu__time_duration.sum"),
+    "occupancy": ("waves %", "sm__warps_active.avg.pct_of_peak_sustained_active"),
+    "memory": ("memory %", "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"),
+    "l2_hit": ("L2 hit %", "lts__t_sector_hit_rate.pct"),
+    "l1_hit": ("L1 hit %", "l1tex__t_sector_hit_rate.pct"),
+    "matrix": ("matrix %", "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"),
+    "compute": ("compute %", "sm__throughput.avg.pct_of_peak_sustained_elapsed"),
+}
 # The names of rocprof-compute's metrics by release; where several are listed in one tuple, their percentages add up.
 ROCM_METRICS = {
     "occupancy": [("Wavefront Occupancy",)],
@@ -31,16 +37,7 @@ ROCM_METRICS = {
     "matrix": [("MFMA Utilization",), ("MFMA Util",), ("WMMA Utilization",)],
     "compute": [("VALU Utilization",), ("VALU Util",)],
 }
-NCU_METRICS = {
-    "mean_us": "gpu__time_duration.sum",
-    "occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
-    "memory": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
-    "l2_hit": "lts__t_sector_hit_rate.pct",
-    "l1_hit": "l1tex__t_sector_hit_rate.pct",
-    "matrix": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
-    "compute": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
-}
-MICROSECONDS = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3}
+MICROSECONDS = {"n": 1e-3, "u": 1, "m": 1e3, "s": 1e6}  # by the first letter of Nsight Compute's unit
 
 
 def number(text):
@@ -70,15 +67,13 @@ def first_of(row, *starts):
     return next((row[name] for start in starts for name in row if name.startswith(start)), "")
 
 
-def analysed_kernel(text, index):
-    """Return the limits of kernel number `index` from what one analysis printed, or None where it has no metrics."""
-    kernel, percents = {}, {}
+def analysed_kernel(path):
+    """Return the limits of kernel N from analysis_N.txt, or None where it has no metrics."""
+    text, index, kernel, percents = path.read_text(errors="replace"), int(path.stem[-1]), {}, {}
     for rows in tables(text):
-        if rows and first_of(rows[0], "Kernel") and len(rows) > index and not kernel:
-            row = rows[index]
-            mean_ns = number(first_of(row, "Mean"))
-            kernel = {"kernel": clean(first_of(row, "Kernel")), "time_percent": number(first_of(row, "Pct", "Percent"))}
-            kernel["mean_us"] = mean_ns and mean_ns / 1e3
+        if not kernel and len(rows) > index and (name := first_of(rows[index], "Kernel")):
+            mean_ns, percent = (number(first_of(rows[index], *names)) for names in (["Mean"], ["Pct", "Percent"]))
+            kernel = {"kernel": clean(name), "time_percent": percent, "mean_us": mean_ns and mean_ns / 1e3}
         if rows and "Metric" in rows[0]:
             percents |= {row["Metric"]: number(first_of(row, "Pct", "Percent", "PoP")) for row in rows}
     if not percents or not kernel:
@@ -90,22 +85,13 @@ def analysed_kernel(text, index):
     return kernel
 
 
-def read_analyses(files):
-    """Return a row per kernel from analysis_0.txt, analysis_1.txt, ..."""
-    numbered = sorted((int(file.stem.split("_")[1]), file) for file in files)
-    kernels = [analysed_kernel(file.read_text(errors="replace"), index) for index, file in numbered]
-    return [kernel for kernel in kernels if kernel and kernel["kernel"]]
-
-
 def read_counters(path):
     """Return a row per kernel from the JSON of kernel_counters.py, the longest first."""
-    kernels = {}
+    kernels, names = {}, {metric: column for column, (_, metric) in COLUMNS.items()}
     for row in json.loads(path.read_text())["counters"]:
         kernel = kernels.setdefault(row["kernel"], {"kernel": row["kernel"]} | dict.fromkeys(COLUMNS))
-        for column, metric in NCU_METRICS.items():
-            if row["counter"] == metric:
-                scale = MICROSECONDS.get(row["unit"], 1.0) if column == "mean_us" else 1.0
-                kernel[column] = row["mean"] * scale
+        if column := names.get(row["counter"]):
+            kernel[column] = row["mean"] * (MICROSECONDS[row["unit"][:1]] if column == "mean_us" else 1)
     rows = [kernel for kernel in kernels.values() if kernel["memory"] is not None or kernel["compute"] is not None]
     return sorted(rows, key=lambda row: -(row["mean_us"] or 0))
 
@@ -119,18 +105,17 @@ def limit_of(row):
         return "matrix units"
     if compute >= BUSY:
         return "compute units"
-    few = row["occupancy"] is not None and row["occupancy"] < FEW_WAVES
-    return "latency, few waves" if few else "latency"
+    return "latency, few waves" if row["occupancy"] is not None and row["occupancy"] < FEW_WAVES else "latency"
 
 
 def main(argv):
     """Print the table and write it as CSV; return the exit status."""
     if not argv:
-        print(",".join(NCU_METRICS.values()))
+        print(",".join(metric for _, metric in COLUMNS.values() if metric))
         return 0
     folder = pathlib.Path(argv[0])
-    analyses = list(folder.glob("analysis_*.txt"))
-    rows = read_analyses(analyses) if analyses else read_counters(folder / "counters.json")
+    analysed = [analysed_kernel(path) for path in sorted(folder.glob("analysis_?.txt"))]
+    rows = [row for row in analysed if row] if analysed else read_counters(folder / "counters.json")
     if not rows:
         print(f"limits.py: {folder} holds no speed-of-light metrics: the profile saw no kernel", file=sys.stderr)
         return 1
@@ -139,9 +124,9 @@ def main(argv):
     with open(folder / "limits.csv", "w", encoding="utf-8", newline="") as file:
         write_csv(rows, file)
     print("what limits the top kernels, in percent of the GPU's peak")
-    known = [pair for pair in zip(HEADINGS, COLUMNS, strict=True) if any(row[pair[1]] is not None for row in rows)]
-    cells = [f"{heading}: {{{column}:,.1f}}" for heading, column in known]  # ncu knows no share of the time
-    print(text_table(*columns(" | ".join(["kernel: {shown}", *cells, "limited by: {limited_by}"]), shown)))
+    known = [column for column in COLUMNS if any(row[column] is not None for row in rows)]  # ncu knows no share of time
+    cells = "".join(f" | {COLUMNS[column][0]}: {{{column}:,.1f}}" for column in known)
+    print(text_table(*columns(f"kernel: {{shown}}{cells} | limited by: {{limited_by}}", shown)))
     print(f"limited by: a unit at {BUSY} % of its peak or more, else latency (few waves: under {FEW_WAVES} %)")
     return 0
 

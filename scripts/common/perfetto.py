@@ -52,7 +52,7 @@ class Sequence:
         self.names, self.categories, self.clock, self.now, self.track, self.open = {}, {}, 0, 0, 0, {}
 
     def kernel(self, packet):
-        """Read a packet; return (track, name, start, end) where it ends a kernel, else None."""
+        """Read a packet; return (name, start, end) where it ends a kernel, else None."""
         if last(packet, 13) & 1 or 59 in packet:  # forget the names of before, take new defaults
             defaults = message(last(packet, 59, b""))
             self.names, self.categories, self.clock = {}, {}, last(defaults, 58)
@@ -80,13 +80,13 @@ class Sequence:
             stack.append((name, now, bool(categories & KERNEL_CATEGORIES)))
         elif last(event, 9) == SLICE_END and stack:
             name, start, kernel = stack.pop()
-            return (track, name, start, now) if kernel else None
+            return (name, start, now) if kernel else None
         return None
 
 
 def kernels(data):
-    """Return (track, name, start_ns, end_ns) of every kernel in a trace."""
+    """Return (name, start_ns, end_ns) of every kernel in a trace."""
     sequences, found = {}, []
     for packet in map(message, message(data).get(1, [])):
         found.append(sequences.setdefault(last(packet, 10), Sequence()).kernel(packet))
-    return [(str(track), *rest) for track, *rest in filter(None, found)]
+    return list(filter(None, found))

@@ -1,9 +1,5 @@
 """Read the kernels of every profiler's files. Standard library only.
 
-    profile = read_profile("pytorch_profiles")     # a folder's newest trace of whole steps, or another profiler's files
-    profile.calls, profile.operations, profile.steps, profile.metadata
-    kernel_table(profile.calls), group_table(profile.calls)
-
 Reads CSV files of rocprofv3 (ROCm 6.2 to 10), rocpd and rocprof, rocpd databases (ROCm 7 and later), SQLite exports of
 Nsight Systems, Perfetto traces of rocprof-sys, and PyTorch's traces. A file that is missing, cut off, damaged or of
 another kind raises Failure with one sentence that names it.
@@ -23,11 +19,12 @@ from common import perfetto
 from common.command_line import Failure
 from common.tables import columns, rounded, text_table
 
-GROUPS = ("GEMM", "attention", "normalisation", "element-wise", "optimizer", "copies", "other")
+GROUPS = ("GEMM", "attention", "normalisation", "element-wise", "optimizer", "copies", "communication", "other")
 
 # The first pattern found in a kernel's name decides. The names of torch.compile's kernels list every operation that was
 # fused into them, so they are matched before the words of single operations.
 GROUP_PATTERNS = [
+    ("communication", r"nccl|rccl|msccl|^Memcpy PtoP"),  # kernels of NCCL and RCCL, copies between GPUs
     ("GEMM", r"^triton_tem_(?!.*attention)"),
     ("optimizer", r"^(triton|cpp)_.*_foreach_"),
     ("other", r"^(triton|cpp)_.*(log_softmax|nll_loss|embedding)"),
@@ -67,15 +64,14 @@ class Kernel:
     """One launch of a kernel. Times are in nanoseconds.
 
     kind is "kernel", "copy" (memory copies and fills outside kernels), "operator" (work on the CPU) or "interpreted"
-    (an operator while version 3's kernels ran in Triton's interpreter). Launches of one track (process, device, queue
-    or thread) follow each other.
+    (an operator while version 3's kernels ran in Triton's interpreter).
     """
 
     name: str
     start_ns: float
     total_ns: float
-    track: str = ""
     kind: str = "kernel"
+    stream: int = 0  # of Nsight Systems
 
     @property
     def end_ns(self):
@@ -172,7 +168,6 @@ def errors_of(path):
 COLUMNS = {  # a profiler's heading, in lower case -> our name
     **{"name": "name", "kernel_name": "name", "kernel name": "name", "kernelname": "name"},
     **{"start_timestamp": "start", "beginns": "start", "end_timestamp": "end", "endns": "end"},
-    **{"agent_id": "agent", "gpu-id": "agent", "queue_id": "queue", "queue-id": "queue"},
     **{"counter_name": "counter", "counter_value": "value"},
 }
 
@@ -195,25 +190,21 @@ def read_csv(text):
         raise Failure(2, "holds hardware counters, not kernel times: read it with kernel_counters.py")
     if not {"name", "start", "end"} <= set(header):
         raise Failure(2, "has no starts and ends of kernels: give a kernel_trace file of rocprofv3")
-    calls, track = [], [key for key in ("agent", "queue") if key in header]
-    for row in rows:
-        start, end = int(row["start"]), int(row["end"])
-        calls.append(Kernel(clean(row["name"]), start, end - start, " ".join(row[key] for key in track)))
-    return calls
+    times = ((clean(row["name"]), int(row["start"]), int(row["end"])) for row in rows)
+    return [Kernel(name, start, end - start) for name, start, end in times]
 
 
 # ---------------------------------------------------------------- databases: rocpd, nsys
 
 SQLITE = b"SQLite format 3\0"
 NSYS = "CUPTI_ACTIVITY_KIND_"
-PLACES = ("pid", "agent_abs_index", "queue_id", "deviceId", "streamId")
-# Table, kind, and the expression that names a row. The views of rocpd keep their names, its tables do not.
+# Table, kind, and the expressions for name and stream. The views of rocpd keep their names, its tables do not.
 TABLES = [
-    ("kernels", "kernel", "name"),
-    ("memory_copies", "copy", "name"),
-    (f"{NSYS}KERNEL", "kernel", "(SELECT value FROM StringIds WHERE id = demangledName)"),
-    (f"{NSYS}MEMCPY", "copy", "'[CUDA memcpy]'"),
-    (f"{NSYS}MEMSET", "copy", "'[CUDA memset]'"),
+    ("kernels", "kernel", "name, 0"),
+    ("memory_copies", "copy", "name, 0"),
+    (f"{NSYS}KERNEL", "kernel", "(SELECT value FROM StringIds WHERE id = demangledName), streamId"),
+    (f"{NSYS}MEMCPY", "copy", "'[CUDA memcpy]', streamId"),
+    (f"{NSYS}MEMSET", "copy", "'[CUDA memset]', streamId"),
 ]
 
 
@@ -229,17 +220,15 @@ def read_database(path):
     with database(path) as (connection, names):
         if f"{NSYS}GRAPH_TRACE" in names and f"{NSYS}KERNEL" not in names:
             raise Failure(2, "holds CUDA graphs as a whole: record it with nsys --cuda-graph-trace=node")
-        tables = [table for table in TABLES if table[0] in names]
-        if not tables:
+        found = [
+            Kernel(clean(name), start, ns, kind, stream)
+            for table, kind, place in TABLES
+            if table in names
+            for name, stream, start, ns in connection.execute(f"SELECT {place}, start, end - start FROM {table}")
+        ]
+        if names.isdisjoint(table for table, *_ in TABLES):
             raise Failure(2, "is a database without kernel times, neither rocpd nor an export of Nsight Systems")
-        return [call for table in tables for call in calls_of(connection, *table)]
-
-
-def calls_of(connection, table, kind, name):
-    columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
-    place = " || ' ' || ".join(place for place in PLACES if place in columns) or "''"
-    rows = connection.execute(f"SELECT {name}, start, end - start, {place} FROM {table} ORDER BY start")
-    return [Kernel(clean(name), *row, kind) for name, *row in rows]
+        return found
 
 
 # ---------------------------------------------------------------- PyTorch's traces
@@ -277,12 +266,8 @@ def read_trace(path, content):
     return Profile(path, calls, operations, steps_of(spans), device, metadata, times, memory, phases)
 
 
-def track_of(event):
-    return f"{event.get('pid')} {event.get('tid')}"
-
-
 def call_of(event, kind):
-    return Kernel(clean(event["name"]), 1e3 * event["ts"], 1e3 * event["dur"], track_of(event), kind)
+    return Kernel(clean(event["name"]), 1e3 * event["ts"], 1e3 * event["dur"], kind)
 
 
 def operators_that_work(operators):
@@ -293,7 +278,7 @@ def operators_that_work(operators):
     """
     working, open_calls = [], {}
     for event in operators:
-        stack = open_calls.setdefault(track_of(event), [])
+        stack = open_calls.setdefault((event.get("pid"), event.get("tid")), [])
         while stack and stack[-1][0]["ts"] + stack[-1][0]["dur"] <= event["ts"]:
             stack.pop()
         if NO_WORK.match(event["name"]):
@@ -320,20 +305,20 @@ def launched(launches, operators):
 
 def operation(event, launches):
     arguments, longest = event.get("args", {}), max(launches, key=lambda one: one["dur"])
-    dims = arguments.get("Input Dims") or []
-    types, strides = arguments.get("Input type") or [], arguments.get("Input Strides") or [[]] * len(dims)
+    dims, types, strides = (arguments.get(f"Input {word}") or [] for word in ("Dims", "type", "Strides"))
     names, us = tuple(clean(one["name"]) for one in launches), sum(one["dur"] for one in launches)
-    return Operation(clean(event["name"]), group_of(clean(longest["name"])), us, dims, types, strides, names)
+    group = group_of(clean(longest["name"]))
+    return Operation(clean(event["name"]), group, us, dims, types, strides or [[]] * len(dims), names)
 
 
 def step_times(phases, calls):
     """Return the milliseconds of each step: from its forward to the end of its optimizer or of its last kernel."""
-    starts, optimizers = ([phase for phase in phases if phase[0] == name] for name in ("forward", "optimizer"))
+    starts = [start for name, start, _ in phases if name == "forward"]
+    ends = [end for name, _, end in phases if name == "optimizer"]
     times = []
-    borders = [start for _, start, _ in starts[1:]] + [float("inf")]
-    for (_, start, _), (_, _, end), border in zip(starts, optimizers, borders, strict=False):
-        ends = [call.end_ns / 1e3 for call in calls if start <= call.start_ns / 1e3 < border]
-        times.append((max([end, *ends]) - start) / 1e3)
+    for start, end, border in zip(starts, ends, [*starts[1:], float("inf")], strict=False):
+        last = max((call.end_ns / 1e3 for call in calls if start <= call.start_ns / 1e3 < border), default=end)
+        times.append((max(end, last) - start) / 1e3)
     return times
 
 
@@ -355,17 +340,17 @@ def read_file(path):
             raise Failure(2, "is empty: the profiler was stopped, or wrote nothing")
         if content.startswith(SQLITE):
             return Profile(path, read_database(path))
-        is_json = content.lstrip()[:1] in (b"{", b"[")  # PyTorch 2.7 begins its traces with an empty line
-        if b"\0" in content or (content.startswith(b"\n") and not is_json):  # as a Perfetto trace begins
+        first = content.lstrip()[:1]  # PyTorch 2.7 begins its traces with an empty line, as a Perfetto trace begins
+        if b"\0" in content or (content.startswith(b"\n") and first not in b"{["):
             return Profile(path, read_perfetto(content))
         text = content.decode("utf-8", errors="replace")
-        return read_json(path, text) if text.lstrip()[:1] in ("{", "[") else Profile(path, read_csv(text))
+        return read_json(path, text) if first in b"{[" else Profile(path, read_csv(text))
 
 
 def read_perfetto(content):
     """Return the kernels of a Perfetto trace; end with status 0 where they are in a form that nothing here reads."""
     try:
-        kernels = [Kernel(name, start, end - start, track) for track, name, start, end in perfetto.kernels(content)]
+        kernels = [Kernel(name, start, end - start) for name, start, end in perfetto.kernels(content)]
     except (ValueError, LookupError, TypeError, AttributeError) as error:  # a number where a message belongs
         export = "turn an .nsys-rep file into a database with nsys export --type sqlite"
         raise Failure(2, f"is no Perfetto trace, or a damaged one ({error}): {export}") from None
@@ -427,11 +412,6 @@ def read_profile(path, steps=None):
     return dataclasses.replace(profiles[0], calls=calls, steps=steps or profiles[0].steps)
 
 
-def read_kernels(*paths):
-    """Return all launches in these files and folders, taken as one run."""
-    return [call for path in paths for call in read_profile(path).calls]
-
-
 def read_pair(first, second, steps=(None, None)):
     """Return two profiles of like runs: of the traces in the folders the newest pair whose sizes and precision agree.
 
@@ -467,26 +447,12 @@ def steps_needed(profile, option="--steps"):
     return profile.steps
 
 
-# ---------------------------------------------------------------- launches in order of time
-
-
-def gpu_launches(path, steps):
-    """Return a profile and its launches; Failure where nothing ran on a GPU."""
+def gpu_profile(path, steps):
+    """Return a profile of a GPU, or raise Failure."""
     profile = read_profile(path, steps)
     if profile.on_cpu:
         raise Failure(2, f"{profile.path} holds no launches on a GPU: record it on a machine with one")
-    return profile, profile.calls
-
-
-def busy_intervals(launches):
-    """Return start and end in ns of the stretches in which something ran, whatever the queue. Ordered by time."""
-    merged = []
-    for one in launches:
-        if merged and one.start_ns <= merged[-1][1]:
-            merged[-1][1] = max(merged[-1][1], one.end_ns)
-        else:
-            merged.append([one.start_ns, one.end_ns])
-    return merged
+    return profile
 
 
 # ---------------------------------------------------------------- tables of kernels
@@ -518,17 +484,12 @@ def group_table(calls):
     return [{"group": name, **row} for name, row in sums(calls, "group").items()]
 
 
-def per_step(profile, key, option="--steps"):
-    """Return {"calls", "ms"} per step for each name or group, and for "all"."""
-    steps, rows = steps_needed(profile, option), sums(profile.calls, key)
-    found = {name: {"calls": row["calls"] / steps, "ms": row["total_us"] / 1e3 / steps} for name, row in rows.items()}
-    return found | {"all": {unit: sum(row[unit] for row in found.values()) for unit in ("calls", "ms")}}
-
-
 def groups_per_step(profile, option="--steps"):
     """Return {"calls", "ms"} per step of each group that occurs, in the order of GROUPS, and of all."""
-    found = per_step(profile, "group", option)
-    return {group: found[group] for group in (*GROUPS, "all") if group in found}
+    steps, rows = steps_needed(profile, option), sums(profile.calls, "group")
+    parts = {group: rows[group] for group in GROUPS if group in rows}
+    found = {g: {"calls": row["calls"] / steps, "ms": row["total_us"] / 1e3 / steps} for g, row in parts.items()}
+    return found | {"all": {unit: sum(row[unit] for row in found.values()) for unit in ("calls", "ms")}}
 
 
 def group_cells(first, second):

@@ -4,7 +4,6 @@ import argparse
 import itertools
 import math
 import re
-import time
 
 from common import counts
 from common.command_line import Failure, add_steps, progress
@@ -65,23 +64,18 @@ def bytes_without_products(name, dims, inputs, size):
     return sum(inputs) + (inputs[0] if name.endswith("_") else max(inputs))
 
 
-def roofline_us(flops, moved, ceilings):
-    """Return the shortest time that the device's ceilings allow."""
-    return max(flops / ceilings["matmul_tflops"], moved / ceilings["copy_tb_s"]) / 1e6
-
-
 def operator_table(profile, steps, ceilings):
     """Return a row, per step, for each operator and group, longest first.
 
-    Keys: operator group dtype calls ms share_percent flops bytes roofline_ms of_roofline tflops gb_s. flops, bytes and
-    what follows from them are None where some call did not record its shapes, roofline_ms also without ceilings;
-    of_roofline is the shortest possible time over the measured one.
+    What follows from FLOPs and bytes is None where some call did not record its shapes, roofline_ms also without
+    ceilings; of_roofline is the shortest possible time over the measured one.
     """
-    parts, whole, known = {}, sum(one.us for one in profile.operations), counted_kernels(profile.metadata)
+    parts, known = {}, counted_kernels(profile.metadata)
     for one in profile.operations:
         parts.setdefault((one.name, one.group), []).append(one)
-    rows = [operator_row(calls, steps, ceilings, whole, known) for calls in parts.values()]
-    return sorted(rows, key=lambda row: -row["ms"])
+    rows = [operator_row(calls, steps, ceilings, known) for calls in parts.values()]
+    whole = sum(row["ms"] for row in rows)
+    return [row | {"share_percent": 100 * row["ms"] / (whole or 1)} for row in sorted(rows, key=lambda row: -row["ms"])]
 
 
 def counted_kernels(metadata):
@@ -103,12 +97,11 @@ def work_of(one, known):
     return work(one.name, one.dims, one.types, one.strides)
 
 
-def operator_row(calls, steps, ceilings, whole_us, known):
+def operator_row(calls, steps, ceilings, known):
     us, first, works = sum(one.us for one in calls), calls[0], [work_of(one, known) for one in calls]
     kinds = (kind for kind, shape in zip(first.types, first.dims, strict=False) if shape and kind in ELEMENT_BYTES)
     row = {"operator": first.name, "group": first.group, "dtype": next(kinds, ""), "calls": len(calls) / steps}
-    row |= {"ms": us / steps / 1e3, "share_percent": 100 * us / whole_us if whole_us else 0.0}
-    row |= dict.fromkeys(("flops", "bytes", "roofline_ms", "of_roofline", "tflops", "gb_s"))
+    row |= {"ms": us / steps / 1e3} | dict.fromkeys(("flops", "bytes", "roofline_ms", "of_roofline", "tflops", "gb_s"))
     if any(moved is None for _, moved in works):
         return row
     flops, moved = map(sum, zip(*works, strict=True))
@@ -116,8 +109,9 @@ def operator_row(calls, steps, ceilings, whole_us, known):
     if us:
         row |= {"tflops": flops / us / 1e6, "gb_s": moved / us / 1e3}
     if us and ceilings:
-        shortest = sum(roofline_us(*work, ceilings) for work in works)
-        row |= {"roofline_ms": shortest / steps / 1e3, "of_roofline": shortest / us}
+        matmul, copy = ceilings["matmul_tflops"], ceilings["copy_tb_s"]
+        shortest_us = sum(max(flops / matmul, moved / copy) for flops, moved in works) / 1e6
+        row |= {"roofline_ms": shortest_us / steps / 1e3, "of_roofline": shortest_us / us}
     return row
 
 
@@ -164,8 +158,7 @@ def ceilings_line(ceilings):
 def ceilings_for(profile):
     """Return {"matmul_tflops", "copy_tb_s"}, or None, and where they come from or why there are none.
 
-    They are measured if this is the device that was profiled, in the precision of the profile; else those of its data
-    sheet are taken.
+    They are measured if this is the device that was profiled, else those of its data sheet are taken.
     """
     import torch
 
@@ -189,29 +182,22 @@ def measure_ceilings(device, precision):
 
     size, megabytes = (8192, 1024) if device.startswith("cuda") else (1024, 128)
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    dtype = getattr(torch, precision, torch.float32)
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    a, b = torch.randn(2, size, size, device=device).to(getattr(torch, precision, torch.float32))
     source = torch.zeros(megabytes * 2**18, device=device)
     target = torch.empty_like(source)
     return {
-        "matmul_tflops": 2 * size**3 / shortest_s(lambda: a @ b, device) / 1e12,
-        "copy_tb_s": 2 * 4 * source.numel() / shortest_s(lambda: target.copy_(source), device) / 1e12,
+        "matmul_tflops": 2 * size**3 / shortest_s(lambda: a @ b) / 1e12,
+        "copy_tb_s": 2 * 4 * source.numel() / shortest_s(lambda: target.copy_(source)) / 1e12,
     }
 
 
-def shortest_s(task, device, repeats=10):
-    """Return the shortest time of a call in seconds."""
+def shortest_s(task, repeats=5):
+    """Return the shortest time of a call in seconds; the timer warms up before each, and waits for the GPU."""
     import torch
+    from torch.utils.benchmark import Timer
 
-    synchronize = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
-    best = math.inf
-    for _ in range(repeats):
-        synchronize()
-        start = time.perf_counter()
-        task()
-        synchronize()
-        best = min(best, time.perf_counter() - start)
-    return best
+    timer = Timer("task()", globals={"task": task}, num_threads=torch.get_num_threads())
+    return min(timer.timeit(1).mean for _ in range(repeats))
 
 
 # ---------------------------------------------------------------- picture
@@ -231,8 +217,7 @@ def draw_roofline(path, title, ceilings, points):
     top, bandwidth = ceilings["matmul_tflops"], ceilings["copy_tb_s"]
     low, high = FLOP_PER_BYTE
     longest = max((ms for *_, ms in points if ms), default=1)
-    points = sorted(points, key=lambda point: -(point[3] or 0))
-    placed = [(name, x, min(top, bandwidth * x) if y is None else y) for name, x, y, _ in points]
+    placed = []
     with matplotlib_figure(path, height=5.0) as (_, axes):
         axes.plot([low, top / bandwidth, high], [bandwidth * low, top, top], color="black", linewidth=2)
         name = f"matmul {rounded(top)} TFLOP/s"
@@ -241,9 +226,10 @@ def draw_roofline(path, title, ceilings, points):
         axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bandwidth * low / 100, 3 * top), title=title)
         axes.set(xlabel="FLOP per byte", ylabel="TFLOP/s")
         axes.grid(True, alpha=0.3)
-        for (_, x, y), (_, _, rate, ms) in zip(placed, points, strict=True):
+        for name, x, rate, ms in sorted(points, key=lambda point: -(point[3] or 0)):
+            placed.append((name, x, min(top, bandwidth * x) if rate is None else rate))
             area, color = (40, "#4477aa") if rate is None else (20 + 400 * (ms or longest / 8) / longest, "#cc3344")
-            axes.scatter([x], [y], area, color, alpha=0.7, zorder=3)
+            axes.scatter(*placed[-1][1:], area, color, alpha=0.7, zorder=3)
         name_points(axes, placed[:NAMED], middle=math.sqrt(low * high))
 
 

@@ -31,7 +31,7 @@ if [[ " ${passed[*]-} " != *" --preset"* ]] && { have_amd_gpu || have_nvidia_gpu
 
 first_row() { # FOLDER: of the table in it, or of that of its trace; fails where there is none
     local table
-    table=$(find "$1" \( -name limits.csv -o -name counters.csv -o -name launches.csv -o -name hotspots.csv \
+    table=$(find "$1" \( -name limits.csv -o -name counters.csv -o -name hotspots.csv \
         -o -name kernels.csv \) -exec ls -t {} + | sed -n 1p)
     if [ -n "$table" ]; then sed -n 2p "$table" | grep '[[:alnum:]]'; else "$PYTHON" "$SCRIPTS/kernel_times.py" "$1"/*/* --top 1; fi
 }

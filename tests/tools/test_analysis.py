@@ -155,7 +155,7 @@ def test_gaps_of_the_samples_by_hand(name, capsys):
     # kernels 1000-1001 1002-1007 1009-1013 1014-1021 1022-1024.5 1026-1032 1034-1035.5 1040-1043
     assert found["busy_us"] == pytest.approx(30 + 2 * copy) and found["idle_us"] == pytest.approx(13 + copy)
     assert (found["launches"], found["launches_per_step"]) == (8 + copy, (8 + copy) / 2)
-    assert found["gap_median_us"] == pytest.approx(1.25 if copy else 1.5, abs=0.25) and found["launch_bound"]
+    assert found["launch_bound"]
 
 
 def test_overlapping_queues_are_busy_once_and_pauses_are_no_gaps():

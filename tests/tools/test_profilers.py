@@ -90,7 +90,7 @@ def test_a_wrapper_is_the_same_short_text_in_every_folder_and_its_help(wrapper, 
 COMMANDS = [line.split(maxsplit=2) for line in (SAMPLES / "wrappers/commands.txt").read_text().splitlines()[1:]]
 DELIVERED = {  # steps, files, and what the last lines say
     "get_trace.sh": ("5", "*.pftrace *_kernel_trace.csv", r"attention +1 +0.004[^#]*\nopen \S+.pftrace in http"),
-    "get_counters.sh": ("3", "launches.csv counters.csv", r"1,024.0 +5,000.0[^#]*\nevery counter .*counters.csv"),
+    "get_counters.sh": ("3", "kernels.csv counters.csv", r"1,024.0 +5,000.0[^#]*\nevery counter .*counters.csv"),
     "get_hotspots.sh": ("10", "hotspots.csv hotspots.json", r"attention +1 +0.004 +13.3[^#]*\nthe whole table is"),
     "get_rocprof_compute.sh": (
         *("1 --warmup-steps 1", "limits.csv workloads/tiny_llama_v3/sysinfo.csv"),
@@ -196,7 +196,7 @@ def test_counters_are_read_in_passes(release, run, tmp_path):
     rows = [line.rsplit(",", 6) for line in (folder / "counters.csv").read_text().splitlines()]
     means = {row[1]: row[4] for row in rows if row[0].startswith("adamw_kernel")}
     assert means.keys() == {"SQ_WAVES", "GRBM_GUI_ACTIVE", "FETCH_SIZE", "WRITE_SIZE", "TCC_HIT_sum", "TCC_MISS_sum"}
-    assert float(means["GRBM_GUI_ACTIVE"]) == 6000 and not (folder / "launches.csv").exists()
+    assert float(means["GRBM_GUI_ACTIVE"]) == 6000 and not (folder / "kernels.csv").exists()
     commands = recorded(tmp_path)
     assert len(commands) == 3 and all(command.endswith("--use-amp") for command in commands)
     assert all(f"-d OUT/pass_{number} " in command for number, command in enumerate(commands))
@@ -229,13 +229,13 @@ def test_times_are_kept_where_counters_that_nobody_asked_for_fail(run, tmp_path)
     arguments = ("--output-dir", tmp_path / "results")
     result = run("get_counters.sh", *arguments, profilers="nvidia", STAND_IN_FAULT="no-permission")
     assert result.returncode == 0 and "times alone: no permission for the GPU's counters" in result.stderr
-    assert (result_of(tmp_path / "results") / "launches.csv").is_file()
+    assert (result_of(tmp_path / "results") / "kernels.csv").is_file()
     result = run("get_counters.sh", *arguments, "--pmc", profilers="nvidia", STAND_IN_FAULT="no-permission")
     assert result.returncode == 1 and "administrator" in result.stderr
 
 
 def test_limits_of_an_old_layout_and_their_names(tmp_path):
-    (row,) = limits.read_analyses((SAMPLES / "rocprof-compute").glob("*.txt"))
+    row = limits.analysed_kernel(SAMPLES / "rocprof-compute/analysis_0.txt")
     assert row["kernel"] == "vecCopy(double*, double*, double*, int, int)" and row["mean_us"] == 20
     assert (row["matrix"], row["memory"], row["occupancy"]) == (0.5, 25.6, None)
     assert limits.cells(f"│ {'a' * 40} │\n│ b │") == ["a" * 40 + "b"]  # cut within a word
@@ -262,7 +262,7 @@ def says(text):
 @pytest.mark.parametrize(
     ("wrapper", "release", "environment", "status", "words"),
     [
-        ("get_hotspots.sh -- --no-such", "7.0", {}, 2, "does not know an option: rocprofv3: error: unrecognized"),
+        ("get_hotspots.sh -- --no-such", "7.0", {}, 2, "exit status 2: rocprofv3: error: unrecognized"),
         ("get_hotspots.sh", "7.0", {"STAND_IN_STATUS": "3"}, 3, "ended with exit status 3"),
         ("get_hotspots.sh", "7.0", {"STAND_IN_STATUS": "130"}, 130, "interrupted"),
         ("get_trace.sh", "7.0", {"STAND_IN_FAULT": "no-report"}, 1, "left no *.pftrace"),
@@ -270,8 +270,8 @@ def says(text):
         ("get_trace.sh", "7.0", says("\x1b[31mNo module named 'torch'"), 1, "has no PyTorch"),
         ("get_trace.sh", "7.0", says("No HIP GPUs are available"), 1, "same ROCm release"),
         ("get_trace.sh", "7.0", says("Unable to open /dev/kfd read-write"), 1, "groups render and video"),
-        ("get_rocprof_compute.sh", "7.0", {"STAND_IN_FAULT": "unsupported"}, 1, "does not support this GPU"),
-        ("get_rocprof_compute.sh", "6.3", {"STAND_IN_FAULT": "no-locale"}, 1, "locale-gen en_US.UTF-8"),
+        ("get_rocprof_compute.sh", "7.0", {"STAND_IN_FAULT": "unsupported"}, 1, "Cannot find a supported arch"),
+        ("get_rocprof_compute.sh", "6.3", {"STAND_IN_FAULT": "no-locale"}, 1, "the 'en_US.UTF-8' locale"),
         ("get_rocprof_compute.sh", "6.4", {"STAND_IN_FAULT": "no-packages"}, 1, "astunparse, dash: install them with"),
         ("get_rocprof_compute.sh", "10.0", {"STAND_IN_FAULT": "no-kernels"}, 1, "left no pmc_perf.csv"),
         ("get_rocprof_sys.sh", "7.0", {"STAND_IN_FAULT": "no-report"}, 1, "left no *.proto"),
@@ -347,7 +347,7 @@ def test_nvidia_profilers_leave_the_same_kind_of_result_of_the_measured_steps(wr
         assert re.search(r"nvjet_\S+ +6.0 +42.0 .*compute units", result.stdout)
     elif wrapper == "get_counters.sh":
         assert re.search(r"nvjet_\S+ +2 +6,000.0 +61.0", result.stdout)
-        assert (folder / "launches.csv").exists() != bool(counters)
+        assert (folder / "kernels.csv").exists() != bool(counters)
 
 
 def test_ncu_that_finds_no_kernel_in_the_steps_looks_at_the_whole_run(run, tmp_path):
@@ -355,6 +355,18 @@ def test_ncu_that_finds_no_kernel_in_the_steps_looks_at_the_whole_run(run, tmp_p
     result = run("get_rocprof_compute.sh", *arguments, profilers="nvidia", STAND_IN_FAULT="no-range")
     assert result.returncode == 0 and "it now looks at the whole run" in result.stderr, result.stderr
     assert [command.startswith(NCU) for command in recorded(tmp_path)] == [True, False]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_recording_that_nsys_cannot_import_is_kept_and_named(ranks, run, tmp_path):
+    """As in an image without the libraries of Nsight Systems' host part."""
+    arguments = ("--output-dir", tmp_path / "results", "--nproc-per-node", ranks)
+    result = run("get_hotspots.sh", *arguments, profilers="nvidia", STAND_IN_FAULT="no-import")
+    (said,) = [line for line in result.stderr.splitlines() if line.startswith("get_hotspots.sh: ")]
+    recordings = list((tmp_path / "results").rglob("report.qdstrm"))
+    assert result.returncode == 1 and len(recordings) == ranks and all(str(file) in said for file in recordings)
+    assert "QdstrmImporter -i" in said and "--profiler pytorch" in said and not SUCCESS.search(result.stdout)
+    assert ranks > 1 or result.stderr.splitlines() == [said]
 
 
 def test_the_profiler_is_chosen_by_what_is_here(run, tmp_path):
@@ -390,15 +402,15 @@ def test_a_wrapper_that_leaves_no_table_of_kernels_has_failed(run, tmp_path):
     (folder.parent / "scripts").symlink_to(REPOSITORY / "scripts")
     table = 'mkdir -p "$2/a/b" && printf "total,name\\n{}\\n" >"$2/a/b/kernels.csv"'
 
-    def tried(**bodies):
-        for wrapper in WRAPPERS:
-            body = bodies.get(wrapper[4:-3], table.format("1,adamw_kernel"))
-            executable(folder / wrapper, f"#!/bin/bash\n{body}\n")
-        script = folder.parent / "scripts" / "maintain" / "try_wrappers.sh"
-        return run(script, "--version", "3", "--output-dir", tmp_path / "tried", TINY_LLAMA_CPU="1")
-
-    assert tried().stdout.splitlines()[-1].startswith("5 delivered, 0 failed")
-    result = tried(trace="exit 0", hotspots=table.format(""), counters=table.format(","))
+    bodies = {"trace": "exit 0", "hotspots": table.format(""), "counters": table.format(",")}
+    for wrapper in WRAPPERS:
+        body = bodies.get(wrapper[4:-3], table.format("1,adamw_kernel"))
+        executable(folder / wrapper, f"#!/bin/bash\n{body}\n")
+    (tmp_path / "tried" / FOLDER.name / "get_trace.sh" / "a" / "b").mkdir(parents=True)
+    (tmp_path / "tried" / FOLDER.name / "get_trace.sh" / "a" / "b" / "kernels.csv").write_text("total\n1\n")
+    script = folder.parent / "scripts" / "maintain" / "try_wrappers.sh"
+    result = run(script, "--version", "3", "--output-dir", tmp_path / "tried", TINY_LLAMA_CPU="1")
+    assert result.stdout.splitlines()[-1].startswith("2 delivered, 3 failed"), result.stdout
     failed = re.findall(r"^FAILED \(no table\)  \S+/(\S+)", result.stdout, re.MULTILINE)
     assert failed == ["get_trace.sh", "get_hotspots.sh", "get_counters.sh"] and result.returncode == 1
 
@@ -422,7 +434,7 @@ def test_interrupted_profilers_end_with_a_summary(tmp_path):
 
 @pytest.mark.parametrize(
     ("version", "wrapper", "product"),
-    [(1, "get_trace.sh", None), (2, "get_rocprof_compute.sh", "kernels.csv"), (4, "get_counters.sh", "launches.csv")],
+    [(1, "get_trace.sh", None), (2, "get_rocprof_compute.sh", "kernels.csv"), (4, "get_counters.sh", "kernels.csv")],
 )
 def test_without_any_profiler_pytorch_leaves_the_same_kind_of_result(version, wrapper, product, run, tmp_path):
     result = run(

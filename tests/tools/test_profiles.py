@@ -4,7 +4,6 @@ The sample files follow the column lists of the profilers' sources; the run is t
 kernels, of which the GEMM takes 18 us in three launches of 5, 7 and 6 us.
 """
 
-import csv
 import json
 import pathlib
 import sqlite3
@@ -16,7 +15,7 @@ import pytest
 import kernel_counters
 import kernel_times
 from common.command_line import Failure
-from common.profiles import group_of, group_table, kernel_table, read_kernels, read_pair, read_profile
+from common.profiles import group_of, group_table, kernel_table, read_pair, read_profile
 from conftest import event
 from in_process import refused
 
@@ -24,6 +23,10 @@ SAMPLES = pathlib.Path(__file__).parent / "samples"
 LAUNCHES = [f"rocm-{version}/kernel_trace.csv" for version in ("6.2", "6.4", "7.0")]
 LAUNCHES += ["rocpd2csv/kernel_trace.csv", "rocm-7.0/results.sql", "nsys/report.sql", "pytorch/trace_gpu.json"]
 TRACE = SAMPLES / "rocm-6.4/kernel_trace.csv"
+
+
+def read_calls(path):
+    return read_profile(path).calls
 
 
 def sample(name, folder):
@@ -41,7 +44,7 @@ def sample(name, folder):
 
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_every_format_gives_the_same_table(name, tmp_path):
-    calls = read_kernels(sample(name, tmp_path))
+    calls = read_calls(sample(name, tmp_path))
     first, *rows = (row for row in kernel_table(calls) if row["kind"] == "kernel")
     assert first["group"] == "GEMM" and first["calls"] == 3
     assert [first[key] for key in ("total_us", "mean_us", "min_us", "max_us")] == pytest.approx([18.0, 6.0, 5.0, 7.0])
@@ -50,21 +53,21 @@ def test_every_format_gives_the_same_table(name, tmp_path):
     assert found == others and sum(row["share_percent"] for row in group_table(calls)) == pytest.approx(100)
     kernels = [call for call in calls if call.kind == "kernel"]
     starts = [round(kernel.start_ns - kernels[0].start_ns) for kernel in kernels]
-    assert starts == [0, 2000, 9000, 14000, 22000, 26000, 34000, 40000] and len({k.track for k in kernels}) == 1
+    assert starts == [0, 2000, 9000, 14000, 22000, 26000, 34000, 40000]
     copies = [(call.total_ns, call.group) for call in calls if call.kind == "copy"]
     assert copies == [(pytest.approx(2000), "copies")] * name.startswith(("nsys", "pytorch"))
 
 
 def test_files_of_the_first_rocprof_are_read(tmp_path):
     (tmp_path / "results.csv").write_text(
-        '"Index","KernelName","gpu-id","queue-id","BeginNs","EndNs","DurationNs"\n0,"adamw.kd",4,1,100,350,250\n'
+        '"Index","KernelName","BeginNs","EndNs","DurationNs"\n0,"adamw.kd",100,350,250\n'
     )
-    (launch,) = read_kernels(tmp_path / "results.csv")
-    assert (launch.name, launch.start_ns, launch.total_ns, launch.track) == ("adamw", 100, 250, "4 1")
+    (launch,) = read_calls(tmp_path / "results.csv")
+    assert (launch.name, launch.start_ns, launch.total_ns) == ("adamw", 100, 250)
 
 
 def test_perfetto_traces_of_rocprof_sys(tmp_path, capsys):
-    kernels = read_kernels(SAMPLES / "rocprof-sys")  # and its other file holds none
+    kernels = read_calls(SAMPLES / "rocprof-sys")  # and its other file holds none
     # not the host's hipLaunchKernel
     assert [(k.name, k.total_ns) for k in kernels] == [("adamw_kernel", 4000), ("attention_forward_kernel", 9000)]
     content = (SAMPLES / "rocprof-sys/kernels.proto").read_bytes()
@@ -84,7 +87,9 @@ GROUPED = {  # names between semicolons
         cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_6_128x128x64;
         void (anonymous namespace)::softmax_warp_forward<float, float, float, 7, false, false>""",
     "other": """void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, true, false>;
-        aten::_log_softmax; triton_per_fused__log_softmax_nll_loss_forward_2; ncclDevKernel_AllReduce_Sum_f32""",
+        aten::_log_softmax; triton_per_fused__log_softmax_nll_loss_forward_2""",
+    "communication": """ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>);
+        Memcpy PtoP (Device -> Device); ncclKernel_Generic_4; mscclKernel_Sum_half_Simple_false; rccl_main_kernel""",
     "normalisation": """rmsnorm_forward_kernel; add_rms_norm_backward_kernel; aten::_fused_rms_norm_backward;
         triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_3""",
     "element-wise": """rope_kernel; swiglu_backward_kernel; triton_poi_fused_mul_silu_0;
@@ -108,7 +113,7 @@ def test_groups(group):
 
 
 def test_on_a_cpu_the_innermost_operators_that_compute_count(tmp_path, capsys):
-    kernels = read_kernels(SAMPLES / "pytorch/trace_cpu.json")
+    kernels = read_calls(SAMPLES / "pytorch/trace_cpu.json")
     # linear and t do nothing themselves; addmm took 40 us, of which its copy took 4
     own = {kernel.name: kernel.total_ns for kernel in kernels}
     assert own == {"aten::addmm": 36e3, "aten::copy_": 4e3, "aten::silu": 9e3, "aten::mm": 30e3}
@@ -176,9 +181,9 @@ def test_a_folder_gives_its_most_detailed_run_once(tmp_path):
         for kind in ("kernel_trace", "kernel_stats", "domain_stats", "counter_collection"):
             (tmp_path / process / f"x_{kind}.csv").write_bytes((SAMPLES / f"rocm-6.4/{kind}.csv").read_bytes())
     (tmp_path / "x.pftrace").write_bytes((SAMPLES / "rocprof-sys/kernels.proto").read_bytes())
-    assert len(read_kernels(tmp_path)) == 16  # two processes, each read from its trace alone
+    assert len(read_calls(tmp_path)) == 16  # two processes, each read from its trace alone
     (tmp_path / "trace_1.json").write_bytes((SAMPLES / "pytorch/trace_gpu.json").read_bytes())
-    assert len(read_kernels(tmp_path)) == len(read_profile(tmp_path).calls) == 9  # which knows shapes and steps
+    assert len(read_calls(tmp_path)) == len(read_profile(tmp_path).calls) == 9  # which knows shapes and steps
 
 
 def broken_files(folder):
@@ -216,7 +221,7 @@ def broken_files(folder):
 def test_broken_files_get_one_sentence_that_names_them(tmp_path):
     for path, words in broken_files(tmp_path):
         with pytest.raises(Failure) as caught:
-            read_kernels(path)
+            read_calls(path)
         message = str(caught.value)
         assert words in message and message.count(str(path)) == 1 and "\n" not in message, message
 
@@ -248,16 +253,15 @@ def test_the_guides_sort_command_orders_the_csv_by_total_time(tmp_path, capsys):
     refused(kernel_times.main, [TRACE, "--csv", tmp_path / "no folder" / "x.csv"], capsys, "cannot be written", 1)
 
 
-def test_launches_are_written_as_a_table_and_as_a_trace_that_reads_back(tmp_path):
-    path, table, trace = sample("nsys/report.sql", tmp_path), tmp_path / "launches.csv", tmp_path / "trace.json"
-    assert kernel_times.main([str(path), "--launches", str(table), "--trace", str(trace)]) == 0
-    before, after = read_kernels(path), read_kernels(trace)
-    assert [(k.name, k.total_ns, k.kind) for k in before] == [(k.name, k.total_ns, k.kind) for k in after]
-    assert [k.start_ns for k in before] == pytest.approx([k.start_ns for k in after]) and len(before) == 9
-    rows = csv.DictReader(table.read_text().splitlines())
-    assert [(row["kernel"], float(row["duration_ns"])) for row in rows] == [(k.name, k.total_ns) for k in before]
-    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
-    assert all(isinstance(event[key], int) for event in events for key in ("pid", "tid"))  # as Perfetto wants it
+def test_launches_of_nsight_systems_are_written_as_a_trace(tmp_path):
+    path, trace = sample("nsys/report.sql", tmp_path), tmp_path / "trace.json"
+    assert kernel_times.main([str(path), "--trace", str(trace)]) == 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert [(e["name"], e["tid"], e["cat"]) for e in events[::8]] == [
+        ("[CUDA memcpy]", 7, "copy"),
+        ("adamw_kernel", 7, "kernel"),
+    ]
+    assert [1e3 * event["dur"] for event in events] == [call.total_ns for call in read_calls(path)]
 
 
 # ---------------------------------------------------------------- counters

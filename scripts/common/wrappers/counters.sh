@@ -6,8 +6,7 @@ SETS=() PASSES=() ASKED="" # a pass is a string of counters that one run reads
 ask() { # SET: note what was asked for; on NVIDIA nsys takes the times, ncu reads the counters
     ASKED+=" $1"
     [ "$1" = times ] || COUNTERS_WANTED=1
-    NSIGHT=ncu
-    [[ $ASKED != *times* ]] || NSIGHT=nsys
+    if [[ $ASKED == *times* ]]; then NSIGHT=nsys; else NSIGHT=ncu; fi
 }
 
 own_option() {
@@ -46,7 +45,7 @@ count_rocm() { # one run for each pass; stop at the first that fails
             file=$OUT/pass_$number.txt
             chosen=(-i "$file" ${KERNEL:+--kernel-names "$KERNEL"})
             echo "echo 'pmc: ${names[*]}' > $file"
-            [ -n "$DRY_RUN" ] || { make_result && echo "pmc: ${names[*]}" >"$file"; }
+            [ -n "$DRY_RUN" ] || { mkdir -p "$OUT" && echo "pmc: ${names[*]}" >"$file"; }
         fi
         run_rocprofv3 "/pass_$number" counters "${chosen[@]}" || return $?
     done
@@ -55,15 +54,14 @@ count_rocm() { # one run for each pass; stop at the first that fails
 count_nsight() { run_ncu --metrics "$(tr ' ' , <<<"${PASSES[*]}")"; }
 
 name_missing() { # CSV: name the requested counters that did not come, of which rocprofv3 says little
-    local counter wanted missing=() list="rocprofv3 -L"
+    local counter wanted missing="" some="" list="rocprofv3 -L"
     [ "$PROFILER" = rocm ] || list="ncu --query-metrics"
     read -r -a wanted <<<"${PASSES[*]}"
     for counter in "${wanted[@]}"; do
-        grep -Fq ",$counter," "$1" 2>/dev/null || missing+=("$counter")
+        if grep -Fq ",$counter," "$1" 2>/dev/null; then some=1; else missing+=" $counter"; fi
     done
-    [ ${#missing[@]} -gt 0 ] || return 0
-    [ ${#missing[@]} -lt ${#wanted[@]} ] || give_up 1 "none of the counters came: '$list' lists those of this GPU"
-    warn "these counters did not come: ${missing[*]}; '$list' lists those of this GPU"
+    [ -n "$some" ] || give_up 1 "none of the counters came: '$list' lists those of this GPU"
+    [ -z "$missing" ] || warn "these counters did not come:$missing; '$list' lists those of this GPU"
 }
 
 take_counters() { # or go without those that nobody asked for, and say why
@@ -88,8 +86,8 @@ take_counters() { # or go without those that nobody asked for, and say why
 
 take_times() { # a run of its own, because reading counters slows kernels down
     take_kernels
-    report kernel_times.py @OUT@ --top 15 --launches @OUT@/launches.csv
-    finish "" "every launch is in $FIRST/launches.csv"
+    report kernel_times.py @OUT@ --top 15 --csv @OUT@/kernels.csv
+    finish "" "the whole table is in $FIRST/kernels.csv, every launch in the profiler's files beside it"
 }
 
 sample_instructions() { # pc or thread-trace, where the installed release has them

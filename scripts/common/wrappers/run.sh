@@ -15,10 +15,6 @@ show() { # COMMAND...: print it as it could be typed
     echo "${line# }"
 }
 
-make_result() {
-    mkdir -p "$OUT" 2>/dev/null || fail 1 "$OUT cannot be made: choose a writable folder with --output-dir"
-}
-
 attempt() { # COMMAND...: show and run it, append what it prints to log.txt, return its status
     local codes
     if [ -n "$PROCESSES" ]; then # torchrun starts the profiler once per rank, with the rank in its command
@@ -29,7 +25,7 @@ attempt() { # COMMAND...: show and run it, append what it prints to log.txt, ret
     fi
     show "$@"
     [ -z "$DRY_RUN" ] || return 0
-    make_result
+    mkdir -p "$OUT" 2>/dev/null || fail 1 "$OUT cannot be made: choose a writable folder with --output-dir"
     show "$@" >>"$OUT/command.txt"
     export ROCPROF_TMPDIR=${ROCPROF_TMPDIR:-$OUT}
     set +e
@@ -55,7 +51,7 @@ give_up() { # STATUS SENTENCE: a failed run leaves its log beside the place of i
 }
 
 reason() { # STATUS LOG: the sentence that explains a failure
-    local packages
+    local packages said
     case $1:$2 in
         130:*) echo "interrupted" ;;
         *"No space left on device"*) echo "the disk is full: free some space, or choose another place with --output-dir" ;;
@@ -64,14 +60,10 @@ reason() { # STATUS LOG: the sentence that explains a failure
             echo "no permission for counters: kernel.perf_event_paranoid must be 2 or less, or CAP_PERFMON given"
             ;;
         *"Unable to open /dev/kfd"* | *"/dev/kfd"*[Pp]"ermission denied"*) echo "$NO_KFD" ;;
-        *"Cannot find a supported arch"*) echo "$TOOL does not support this GPU: get_counters.sh reads single counters on it" ;;
         *"package was not found in the current execution environment"*)
             packages=$(sed -n "s/.*The '\([A-Za-z0-9_.-]*\).*' package was not found.*/\1/p" <<<"$2" | paste -sd ' ')
             echo "$TOOL misses the Python packages ${packages// /, }: install them with" \
                 "python3 -m pip install -r $(sed -n 's/^See: //p' <<<"$2")"
-            ;;
-        *"ensure that the '"*"' locale is available"*)
-            echo "$TOOL needs the locale en_US.UTF-8: install it with locale-gen en_US.UTF-8 (package locales)"
             ;;
         *"No module named 'torch'"*)
             echo "$PYTHON has no PyTorch: run scripts/quickstart.sh, or set TINY_LLAMA_PYTHON to one that has it"
@@ -79,12 +71,10 @@ reason() { # STATUS LOG: the sentence that explains a failure
         *"free(): invalid pointer"* | *"No HIP GPUs are available"*)
             echo "no GPU under the profiler: PyTorch and the profiler must come from the same ROCm release"
             ;;
-        *"unrecognized arguments"* | *"unrecognised option"*)
-            echo "$TOOL does not know an option: $(grep -E 'unrecogni[sz]ed' <<<"$2" | tail -n 1)"
-            ;;
-        *)
-            [ -d "${OUT:-}" ] || { echo "$TOOL does not start: $(tail -n 1 <<<"$2")" && return; }
-            echo "the training script or its profiler ended with exit status $1" \
+        *) # the last line that speaks of an error
+            said=$(grep -Ei "error|unrecogni[sz]ed" <<<"$2" | tail -n 1)
+            [ -d "${OUT:-}" ] || { echo "$TOOL does not start: ${said:-$2}" && return; }
+            echo "the training script or its profiler ended with exit status $1${said:+: $said}" \
                 "$([ "$PROFILER" != nsight ] || echo "; --profiler pytorch does without $TOOL")"
             ;;
     esac
@@ -148,10 +138,18 @@ open_in_perfetto() { # PATTERN...: say where to open the largest trace of these 
 # ---------------------------------------------------------------- what several wrappers run
 
 profile_nsys() { # TRACED: a report of nsys on the measured steps alone, as SQLite too
+    local status=0 recordings=""
     # The scripts' range names are no registered strings, which alone nsys compares unless the variable is 0.
-    profile nsys profile --trace="$1" --cuda-graph-trace=node --sample=none --cpuctxsw=none \
+    attempt nsys profile --trace="$1" --cuda-graph-trace=node --sample=none --cpuctxsw=none \
         --capture-range=nvtx --nvtx-capture="$STEPS" --capture-range-end=stop \
-        --env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0 ${EXTRA[@]+"${EXTRA[@]}"} --output "$PLACE/report" "${TRAIN[@]}"
+        --env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0 ${EXTRA[@]+"${EXTRA[@]}"} --output "$PLACE/report" "${TRAIN[@]}" ||
+        status=$?
+    [ -n "$DRY_RUN" ] || recordings=$(find "$OUT" -name "*.qdstrm" | sort | paste -sd " ")
+    if [ -n "$recordings" ] && { [ $status = 0 ] || grep -q "Importer error" "$OUT/log.txt"; }; then
+        fail 1 "this nsys cannot import its recording: open $recordings with Nsight Systems on another machine, or run \
+QdstrmImporter -i there; --profiler pytorch does without nsys"
+    fi
+    [ $status = 0 ] || failed $status
     export_report export.txt nsys export --type sqlite --output @OUT@/report.sqlite @OUT@/report.nsys-rep
 }
 
@@ -193,9 +191,9 @@ take_kernels() { # OPTIONS OF ROCPROFV3...: the launches of the script
 }
 
 take_timeline() { # a timeline of nsys or PyTorch, its top kernels and where to open it
-    if [ "$PROFILER" = nsight ]; then # whose own window opens report.nsys-rep
+    if [ "$PROFILER" = nsight ]; then
         profile_nsys cuda,nvtx,osrt
-        top_kernels --trace @OUT@/trace.json
+        top_kernels --trace @OUT@/trace.json # ui.perfetto.dev does not open report.nsys-rep
         open_in_perfetto trace.json
     else
         profile_pytorch

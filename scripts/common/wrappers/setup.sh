@@ -53,18 +53,18 @@ choose_profiler() { # WANTED "ROCM TOOLS" NSIGHT_TOOL: set PROFILER, TOOL and WH
     case $1 in
         rocm) find_tool "${rocm_tools[@]}" || fail 1 "${rocm_tools[0]} $missing ${ROCM_PATH:-/opt/rocm}/bin" ;;
         nsight) find_tool "$3" || fail 1 "$3 $missing /usr/local/cuda/bin" ;;
-        pytorch) ;;
+        pytorch) TOOL="PyTorch's profiler" ;;
         auto)
             PROFILER=pytorch WHY="${rocm_tools[0]} is not installed"
             if find_tool "${rocm_tools[@]}"; then
                 WHY="$TOOL is installed, but there is no AMD GPU here (no /dev/kfd)"
                 ! have_amd_gpu || { PROFILER=rocm WHY="there is an AMD GPU" && return; }
             fi
-            ! have_nvidia_gpu || if find_tool "$3"; then PROFILER=nsight; else WHY+=", nor is $3"; fi
+            ! have_nvidia_gpu || if find_tool "$3"; then PROFILER=nsight && return; else WHY+=", nor is $3"; fi
+            TOOL="PyTorch's profiler"
             ;;
         *) fail 2 "--profiler must be auto, rocm, nsight or pytorch, not $1" ;;
     esac
-    [ "$PROFILER" != pytorch ] || TOOL="PyTorch's profiler"
 }
 
 tool_has() { # OPTION [SUBCOMMAND]: whether the profiler's help names the option; needs no GPU
@@ -119,10 +119,9 @@ choose_graph() { # SCRIPT OPTIONS: set GRAPH to --no-graph where the profiler wo
     esac
     [ -z "$lost" ] || why="$lost (here: ROCm ${RELEASE:-of an unknown release})"
     [ -z "${COUNTERS_WANTED:-}" ] || [ "$PROFILER" = pytorch ] || why="counters are read kernel by kernel"
-    if [ -n "$why" ] && grep -q '^GRAPH_BY_DEFAULT = True' "$1"; then
-        GRAPH=(--no-graph)
-        say "trains with --no-graph, because $why"
-    fi
+    [ -n "$why" ] && grep -q '^GRAPH_BY_DEFAULT = True' "$1" || return 0
+    GRAPH=(--no-graph)
+    say "trains with --no-graph, because $why"
 }
 
 training_command() { # OPTIONS...: set TRAIN

@@ -6,7 +6,7 @@ its exit status, runs the application, and leaves files of the same names and la
 folder it is called from tells the release, its name the program: put rocm-7.0/ on PATH to have ROCm 7.0.
 
 Environment: STAND_IN_RECORD=FILE appends each command line to FILE; STAND_IN_FAULT plays a fault: no-kernels,
-no-report, no-range, unsupported, no-permission, no-packages, no-locale.
+no-report, no-import, no-range, unsupported, no-permission, no-packages, no-locale.
 """
 
 import csv
@@ -295,7 +295,9 @@ def nsys(arguments):
     status = run_application(command)
     captured = given.get("--nvtx-capture") == "measured steps" and "REGISTER_ONLY=0" in given.get("--env-var", "")
     if given.get("--capture-range") != "nvtx" or captured:
-        pathlib.Path(target + (".qdstrm" if FAULT == "no-report" else ".nsys-rep")).write_bytes(b"a report")
+        if FAULT == "no-import":
+            print("Importer error status: The importer binary and its dependencies were not found.")
+        pathlib.Path(target + (".qdstrm" if FAULT == "no-import" else ".nsys-rep")).write_bytes(b"a report")
     return status
 
 
