@@ -81,6 +81,7 @@ def study(options, rest):
         raise Failure(1, f"not even {lengths[0]} tokens fit into memory: lower --batch-size")
     content = {"device": config.device_name, "on_cpu": on_cpu(argv), "options": argv, **measured}
     emit(content, as_text(content), options.json)
+    return int(len(content["lengths"]) < len(lengths))
 
 
 def main(argv=None):

@@ -59,12 +59,13 @@ def read_counters(path):
     ]
 
 
-def as_text(rows, top):
-    """Return kernels down, counters across, those with the largest sum of the first counter first."""
+def as_text(rows, top, named):
+    """Return kernels down, counters across, the named ones if any; the largest sum of the first counter comes first."""
     means = {(row["kernel"], row["counter"]): row["mean"] for row in rows}
     units = {row["counter"]: row["unit"] for row in rows}
     asked_for = [name for name in units if not name.startswith(NOT_ASKED_FOR)] or list(units)
-    shown = sorted(asked_for, key=lambda name: name != TIME)[:SHOWN]
+    asked_for = [name for name in (TIME, *named) if name in units] if named else asked_for
+    shown = sorted(dict.fromkeys(asked_for), key=lambda name: name != TIME)[:SHOWN]
     first = sorted((row for row in rows if row["counter"] == shown[0]), key=lambda row: -row["mean"] * row["launches"])
     lines, table = [f"{len(first)} kernels; means of a launch:"], []
     for row in first[:top]:
@@ -83,7 +84,7 @@ def analyze(options):
     if options.csv:
         with open(options.csv, "w", encoding="utf-8", newline="") as file:
             write_csv(rows, file)
-    emit({"counters": rows}, as_text(rows, options.top), options.json)
+    emit({"counters": rows}, as_text(rows, options.top, options.counters.split()), options.json)
 
 
 def main(argv=None):
@@ -91,6 +92,7 @@ def main(argv=None):
     add = parser.add_argument
     add("path", type=pathlib.Path, metavar="PATH", help="file or folder that a profiler left")
     add("--top", type=positive, default=20, metavar="N", help="kernels to print (%(default)s)")
+    add("--counters", default="", metavar="'A B'", help="print these counters (the first six)")
     add("--csv", metavar="FILE", help="write every counter of every kernel as CSV")
     return parser.run(analyze, argv)
 

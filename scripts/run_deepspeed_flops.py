@@ -185,6 +185,8 @@ def run(options, rest):
     measured = measure(version, config, arguments)
     content = count(version, config, folder / "model_profile.txt")
     content |= {"measured": measured, "intensity": None, "ceilings": None}
+    if version == 4 and (options.computational_intensity or options.generate_roofline):
+        progress("version 4 is compiled: memory_bandwidth_analyzer.py has FLOP/byte and roofline, from a profile")
     if version < 4 and (options.computational_intensity or options.generate_roofline):
         content["intensity"] = counts.intensity(counts.step_counts(version, content["precision"], sizes))
     if version < 4 and options.generate_roofline:

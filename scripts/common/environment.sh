@@ -99,6 +99,11 @@ install_unmet() { # KIND GROUP
     local unmet
     read -ra unmet <<<"$("$PYTHON" "$PROBE" unmet "$2" "$1")"
     [ ${#unmet[@]} -gt 0 ] || return 0
+    if [[ $1 == none && " ${unmet[*]} " == *" torch "* ]] &&
+        ! "$PYTHON" -m pip config list 2>/dev/null | grep -Eq '(index-url|find-links|no-index)='; then
+        say "Taking PyTorch from pip's default index, whose Linux build brings its CUDA libraries (gigabytes);" \
+            "set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds for a small one."
+    fi
     say "Installing ${unmet[*]}"
     PIP_USER=0 "$PYTHON" -m pip install --constraint "$CONSTRAINTS" --disable-pip-version-check --no-input "${unmet[@]}" >&2 ||
         fail "pip could not install ${unmet[*]}: its message is above (without a network, set PIP_INDEX_URL or" \

@@ -126,7 +126,7 @@ def efficiency(case, step_ms, good):
 def measured_row(runs, good):
     """Return the numbers of one case from its runs, among all runs that went well."""
     summaries, case = [run["summary"] for run in runs], runs[0]["case"]
-    steps = [step for run in runs for step in run.get("steps_ms") or [step_of(run)]]  # older runs have medians alone
+    steps = [step for run in runs for step in run["steps_ms"]]
     low, step, high = (float(value) for value in np.percentile(steps, [25, 50, 75]))
     return {
         "repeats": len(runs),

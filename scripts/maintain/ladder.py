@@ -46,10 +46,9 @@ def explained(results):
     """Return what a row's numbers are, in one sentence."""
     repeats = sorted({row["repeats"] for row in results["rows"]})
     count = f"{repeats[0]} to {repeats[-1]}" if repeats[0] < repeats[-1] else str(repeats[0])
-    steps = "all steps" if "steps_ms" in results["runs"][0] else "the medians"
     gradients = " Gradient error: the worst of all parameters, relative to V1 in fp32." if results["accuracy"] else ""
     return (
-        f"Step time: median and quartiles of {steps} of {count} processes, which took turns with the other rows. "
+        f"Step time: median and quartiles of all steps of {count} processes, which took turns with the other rows. "
         f"Times V1: V1 in fp32 over this row in the same round. Peak memory: the largest.{gradients}"
     )
 
@@ -107,8 +106,11 @@ def ablation_table(recorded, part):
     steps = {frozenset(row["on"]): row["step_ms"] for row in study["combinations"]}
     none, every = (steps.get(frozenset(on)) for on in ((), (row["switch"] for row in study["switches"])))
     header = ["switch", "alone", "taken away from all", "peak MiB", "kernels per step"]
-    patterns = {"switch": "", "alone": ".2f", "last": ".2f", "memory_mb": "+,.0f", "kernels": "+,.0f"}
-    lines = [[known(row[key], pattern) for key, pattern in patterns.items()] for row in study["switches"]]
+    lines = [
+        [row["switch"], *(known(row[key], ".2f") for key in ("alone", "last"))]
+        + [known(row[key] and round(row[key]), "+,.0f") for key in ("memory_mb", "kernels")]
+        for row in study["switches"]
+    ]
     rounds = min(len(row["steps_ms"]) for row in study["combinations"] if row["steps_ms"])
     noise = "One round: a difference of some percent may be noise." if rounds == 1 else f"Medians of {rounds} rounds."
     told = f"{noise} Without any switch {rounded(none, 4)} ms, with all {rounded(every, 4)} ms per step. Speed-ups:"

@@ -18,7 +18,7 @@ def record(folder, device, driver, runtime, date="2027-01-02T03"):
     step = {"p25": 1.0, "median": 1.0, "p75": 1.0}
     numbers = dict.fromkeys(("peak_memory_mb", "flops_per_step", "parameters", "parameters_trained"), 1)
     numbers |= dict.fromkeys(PHASES) | {"step_ms": step, "graph": {"captured": True, "reason": None}}
-    ran = {"case": case, "repeat": 0, "status": "ok", "reason": None, "summary": numbers}
+    ran = {"case": case, "repeat": 0, "status": "ok", "reason": None, "summary": numbers, "steps_ms": [1.0]}
     failed = {"case": case._replace(model="v4"), "repeat": 0, "status": "failed", "reason": "no"}
     found = {"device": device, "device_type": "cuda", "driver": driver, "runtime": runtime, "date": date}
     found["packages"] = {"torch": "2.9.1", "triton": "3.5.1"}

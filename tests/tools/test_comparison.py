@@ -225,7 +225,7 @@ def test_memory_of_versions_by_hand(monkeypatch, capsys):
 def test_memory_is_that_of_the_scripts_and_ends_at_the_limit():
     """In real processes, as every tool that trains starts them."""
     command = "analyze_memory_scaling.py --versions 2 --seq-lengths 16,32 --time-limit 0 --json - "
-    result = call(2, command + "--hidden-dim 32 --num-layers 1 --num-heads 2 --batch-size 2 --device cpu")
+    result = call(2, command + "--hidden-dim 32 --num-layers 1 --num-heads 2 --batch-size 2 --device cpu", status=1)
     content = json.loads(result.stdout)
     assert content["lengths"] == [16] and "no time is left for 32 tokens" in result.stderr
     assert content["rows"][0]["peaks_mb"][0] > 50 and content["rows"][0]["growth"] is None and content["on_cpu"]

@@ -92,14 +92,15 @@ GROUPED = {  # names between semicolons
         Memcpy PtoP (Device -> Device); ncclKernel_Generic_4; mscclKernel_Sum_half_Simple_false; rccl_main_kernel""",
     "normalisation": """rmsnorm_forward_kernel; add_rms_norm_backward_kernel; aten::_fused_rms_norm_backward;
         triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_3""",
-    "element-wise": """rope_kernel; swiglu_backward_kernel; triton_poi_fused_mul_silu_0;
+    "element-wise": """rope_kernel; swiglu_backward_kernel; swiglu_quantize_kernel; triton_poi_fused_mul_silu_0;
         void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>""",
-    "optimizer": """adamw_kernel; aten::_fused_adamw_; triton_for_fused__foreach_add__foreach_mul_2;
+    "optimizer": """adamw_kernel; aten::_fused_adamw_; triton_for_fused__foreach_add__foreach_mul_2; triton_for_fused_2;
         triton_poi_fused__foreach_add__foreach_copy__foreach_div__foreach_mul_mul_unbind_0;
         void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>""",
     "copies": """__amd_rocclr_copyBuffer; __amd_rocclr_fillBuffer; Memcpy DtoH (Device -> Pinned); MEMORY_COPY_DTOH;
         void at::native::elementwise_kernel<128, 2, at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>;
-        void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>""",
+        void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>; quantize_rows_kernel;
+        transpose_kernel""",
 }
 
 
@@ -301,6 +302,15 @@ def test_the_metrics_that_were_asked_for_are_printed_behind_the_time(tmp_path, c
 
 
 LONG = '"Kernel_Name","Counter_Name","Counter_Value"\n'
+
+
+def test_named_metrics_are_printed_without_those_that_come_with_them(tmp_path, capsys):
+    """Nsight Compute adds average, least and largest to a sum, and metrics of links between chips."""
+    metrics = "c2clink__present,dram__bytes_read.avg,dram__bytes_read.sum,gpu__time_duration.sum"
+    (tmp_path / "ncu.csv").write_text(f"Kernel Name,{metrics}\n,,Mbyte,Mbyte,ns\nk,0,1,64,5000\n")
+    assert kernel_counters.main([str(tmp_path), "--counters", "dram__bytes_read.sum lts__t_sector_hit_rate.pct"]) == 0
+    *_, header, line = capsys.readouterr().out.splitlines()
+    assert header.split() == ["kernel", "launches", "[1]", "[2]"] and line.split() == ["k", "1", "5,000.0", "64.0"]
 
 
 def test_a_counter_that_is_always_0_is_pointed_out(tmp_path, capsys):

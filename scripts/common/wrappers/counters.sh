@@ -78,7 +78,7 @@ take_counters() { # or go without those that nobody asked for, and say why
         warn "these are times alone: $without"
     elif [ -z "$DRY_RUN" ]; then
         [ -n "$(find "$OUT" -name '*counter_collection.csv' -o -name ncu.csv)" ] || name_missing /nowhere
-        report kernel_counters.py @OUT@ --top 15 --csv @OUT@/counters.csv
+        report kernel_counters.py @OUT@ --top 15 --counters "${PASSES[*]}" --csv @OUT@/counters.csv
         name_missing "$FIRST/counters.csv"
         finish "" "every counter of every kernel is in $FIRST/counters.csv"
     fi
