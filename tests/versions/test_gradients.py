@@ -175,9 +175,7 @@ def test_16_bit_weights_have_float32_masters(version):
         assert 0 < moved.max() < 5e-6 and moved.count_nonzero() > 0.9 * moved.numel(), name
 
 
-# ---------------------------------------------------------------- what these tests compare with
-
-SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --seq-len 8 --batch-size 2 --vocab-size 50".split()
+# ---------------------------------------------------------------- scripts/common/versions.py
 
 
 def test_a_version_is_loaded_once_from_its_own_file():
@@ -198,8 +196,8 @@ def test_relative_error():
 
 
 def test_full_precision_overrides_the_options():
-    half = [*SIZES, "--use-amp"]
-    wanted, gradients = loss_and_gradients(1, SIZES)
+    half = [*MODEL, "--use-amp"]
+    wanted, gradients = loss_and_gradients(1, MODEL)
     loss, same = loss_and_gradients(1, half, full_precision=True)
     assert loss == wanted and all(torch.equal(same[name], gradients[name]) for name in gradients)
     assert loss_and_gradients(1, half)[0] != wanted
@@ -209,6 +207,6 @@ def test_full_precision_overrides_the_options():
 def test_float16_gradients_are_unscaled(version, monkeypatch):
     """And a scale that overflows is halved until it does not."""
     monkeypatch.setattr(torch.amp.GradScaler, "get_scale", lambda scaler: 2.0**40)
-    _, wanted = loss_and_gradients(1, SIZES)
-    _, gradients = loss_and_gradients(version, [*SIZES, "--use-amp", "--amp-dtype", "float16"])
+    _, wanted = loss_and_gradients(1, MODEL)
+    _, gradients = loss_and_gradients(version, [*MODEL, "--use-amp", "--amp-dtype", "float16"])
     assert max(relative_error(gradients[name], wanted[name]) for name in wanted) < 1e-2
