@@ -70,8 +70,7 @@ def operator_bytes(function, args, kwargs, results):
 
 
 class Collector(TorchDispatchMode):
-    """Add up what runs, {(part, phase, quantity): number}; regions and modules tell the part, as does the autograd node
-    in the backward."""
+    """Add up what runs, {(part, phase, quantity): number}; regions, modules and autograd nodes tell the part."""
 
     def __init__(self, config):
         super().__init__()

@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
 
 import pytest
 
-from common.versions import load_version
+from in_process import restored_settings
 
 
 def pytest_collection_modifyitems(items):
@@ -29,17 +29,7 @@ def device():
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.fixture(scope="session")
-def version():
-    """Return load_version: version(n) is the module of tiny_llama_v<n>.py."""
-    return load_version
-
-
 @pytest.fixture(autouse=True)
 def backend_settings():
-    """Restore the process-wide settings that the scripts make: determinism and precision."""
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    precision = torch.get_float32_matmul_precision()
-    yield
-    torch.use_deterministic_algorithms(deterministic)
-    torch.set_float32_matmul_precision(precision)
+    with restored_settings():
+        yield

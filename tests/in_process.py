@@ -11,6 +11,7 @@ import pathlib
 import shlex
 import subprocess
 import sys
+from unittest import mock
 
 import torch
 
@@ -32,22 +33,31 @@ def module_of(program):
 
 
 @contextlib.contextmanager
-def called_as(program, folder):
-    """Set the state of a fresh process in a folder, as far as the programs read it; restore it afterwards."""
-    arguments, place, interpret = sys.argv, os.getcwd(), os.environ.get("TRITON_INTERPRET")
+def restored_settings():
+    """Restore what programs set for their whole process: determinism, precision and Triton's interpreter."""
     deterministic, precision = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
-    sys.argv = [str(program)]
-    torch.use_deterministic_algorithms(False)
-    os.chdir(folder or place)
     try:
-        yield
+        with mock.patch.dict(os.environ):
+            yield
     finally:
-        sys.argv = arguments
-        os.chdir(place)
         torch.use_deterministic_algorithms(deterministic)
         torch.set_float32_matmul_precision(precision)
-        if interpret is None:
-            os.environ.pop("TRITON_INTERPRET", None)
+
+
+def run_captured(command, program, folder, start):
+    """Call start() with the state of a fresh process of the program in a folder; return the completed process."""
+    out, err, place = io.StringIO(), io.StringIO(), os.getcwd()
+    argv = mock.patch.object(sys, "argv", [str(program)])
+    with restored_settings(), argv, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        torch.use_deterministic_algorithms(False)
+        os.chdir(folder or place)
+        try:
+            status = start()
+        except SystemExit as end:
+            status = end.code
+        finally:
+            os.chdir(place)
+    return subprocess.CompletedProcess(command, status or 0, out.getvalue(), err.getvalue())
 
 
 def run_here(command, *arguments, cwd=None, **options):
@@ -56,13 +66,7 @@ def run_here(command, *arguments, cwd=None, **options):
     module = module_of(program) if python == sys.executable and program.endswith(".py") else None
     if module is None:
         return real_run(command, *arguments, cwd=cwd, **options)
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), called_as(program, cwd):
-        try:
-            status = module.main(words)
-        except SystemExit as end:
-            status = end.code
-    return subprocess.CompletedProcess(command, status or 0, out.getvalue(), err.getvalue())
+    return run_captured(command, program, cwd, lambda: module.main(words))
 
 
 def call(version, command, cwd=None, status=0):

@@ -99,8 +99,8 @@ class GuardedMemory(contextlib.ExitStack):
 
     def __enter__(self):
         self.bands = []
-        for name in ALLOCATORS:
-            self.enter_context(mock.patch.object(torch, name, functools.partial(self.allocate, name)))
+        stubs = {name: functools.partial(self.allocate, name) for name in ALLOCATORS}
+        self.enter_context(mock.patch.multiple(torch, **stubs))
         return self
 
     def allocate(self, name, *args, device=None, **options):
@@ -127,16 +127,12 @@ def attention_tile_of(small, large):
     return lambda kernel, *_: ((small, large, 4, 1) if kernel == "dkdv" else (large, small, 4, 1),)
 
 
-@contextlib.contextmanager
 def gpu_tiles(script, device):
-    """Use six programs for all the work, and on a CPU the tiles of a GPU."""
-    with contextlib.ExitStack() as patches:
-        patches.enter_context(mock.patch.object(script, "program_count", lambda device: 6))
-        if device.type == "cpu":
-            patches.enter_context(mock.patch.object(script, "gpu_architecture", lambda device: "gfx942"))
-            # Without a GPU there is nothing to tune.
-            patches.enter_context(mock.patch.object(script, "attention_tiles", attention_tile_of(32, 64)))
-        yield
+    """Return a context with six programs for all the work, and on a CPU the tiles of a GPU."""
+    stubs = {"program_count": lambda device: 6}
+    if device.type == "cpu":  # where attention's tiles cannot be tuned
+        stubs |= {"gpu_architecture": lambda device: "gfx942", "attention_tiles": attention_tile_of(32, 64)}
+    return mock.patch.multiple(script, **stubs)
 
 
 @contextlib.contextmanager
@@ -324,23 +320,18 @@ def loss_case(*shape, V, scale=3.0, offset=0.0, first=0.0, **options):
         logits = load_version(1).at_least_float32(logits)
         return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
-    def call(script, logits, labels):
-        return script.cross_entropy(logits, labels)
-
     labels = torch.randint(0, V, shape, generator=torch.Generator().manual_seed(1))
     logits = normal(*shape, V, scale=scale) + offset
     logits[..., 0] += first
-    return Case(call, define, ("loss",), {"logits": logits}, {"labels": labels}, **options)
+    inputs = {"logits": logits}, {"labels": labels}
+    return Case(lambda script, *given: script.cross_entropy(*given), define, ("loss",), *inputs, **options)
 
 
 def embedding_case(V):
     """Return a case of the embedding of tokens that occur often, once and never."""
     tokens = torch.randint(0, max(1, V // 2), (3, 50), generator=torch.Generator().manual_seed(0))
-
-    def call(script, w, tokens):
-        return script.EmbeddingFunction.apply(tokens, w)
-
-    return Case(call, lambda w, tokens: w[tokens], ("x",), {"w": normal(V, 24)}, {"tokens": tokens})
+    inputs = {"w": normal(V, 24)}, {"tokens": tokens}
+    return Case(lambda script, w, t: script.EmbeddingFunction.apply(t, w), lambda w, t: w[t], ("x",), *inputs)
 
 
 def attention_cases(**options):

@@ -1,14 +1,12 @@
 """Run programs: under torchrun on this machine, or a file in this process."""
 
-import contextlib
-import io
 import os
 import runpy
 import subprocess
 import sys
 from unittest import mock
 
-from in_process import called_as
+from in_process import run_captured
 
 # Odd sizes: FSDP2 gives the two processes unequal parts of some weights.
 SIZES = "--hidden-dim 32 --num-layers 2 --num-heads 2 --intermediate-dim 44 --vocab-size 51 --seq-len 11 --seed 3"
@@ -38,13 +36,11 @@ def executable(path, text):
 
 def run_file(program, *arguments, cwd=None, **variables):
     """Run a Python file as a process would, in this one, which has imported PyTorch; return the completed process."""
-    out, err, status = io.StringIO(), io.StringIO(), 0
-    outputs = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
-    search = mock.patch.object(sys, "path", [str(program.resolve().parent), *sys.path])
-    with outputs[0], outputs[1], search, mock.patch.dict(os.environ, variables), called_as(program, cwd):
+
+    def start():
         sys.argv += map(str, arguments)
-        try:
-            runpy.run_path(str(program), run_name="__main__")
-        except SystemExit as end:
-            status = end.code or 0
-    return subprocess.CompletedProcess([program, *arguments], status, out.getvalue(), err.getvalue())
+        runpy.run_path(str(program), run_name="__main__")
+
+    search = mock.patch.object(sys, "path", [str(program.resolve().parent), *sys.path])
+    with search, mock.patch.dict(os.environ, variables):
+        return run_captured([program, *arguments], program, cwd, start)

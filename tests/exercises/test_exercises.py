@@ -25,8 +25,6 @@ from common.command_line import Failure
 
 EXERCISES = check.exercises()
 VERSION3 = verify.kernels(SCRIPTS[3])
-
-
 COMPILES = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5)  # for an absent AMD GPU, in exercise 12
 SLOW = [pytest.mark.slow, pytest.mark.skipif(not COMPILES, reason="Triton compiles for a GPU that it sees only")]
 

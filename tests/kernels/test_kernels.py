@@ -9,25 +9,9 @@ import pytest
 import torch
 import triton
 
+import kernel_cases
 from common.versions import load_version, relative_error
-from kernel_cases import (
-    ALL_DTYPES,
-    CASES,
-    DTYPES,
-    LAYOUTS,
-    adamw_gradients,
-    adamw_weights,
-    as_tuple,
-    attention_case,
-    attention_tile_of,
-    check,
-    check_adamw,
-    check_column_sums,
-    judge_adamw,
-    launches,
-    normal,
-    set_gradients,
-)
+from kernel_cases import ALL_DTYPES, CASES, DTYPES, check, normal
 from training import train
 
 V3 = load_version(3)
@@ -47,7 +31,7 @@ def test_outputs_and_gradients(operation, name, dtype, device):
 @pytest.mark.parametrize("head_dim", V3.HEAD_DIMS)
 def test_every_head_size_and_grouping(head_dim, queries_a_key, device):
     for dtype in DTYPES:
-        check(V3, attention_case(1, 19, 2 * queries_a_key, 2, head_dim, rotated=True), dtype, device)
+        check(V3, kernel_cases.attention_case(1, 19, 2 * queries_a_key, 2, head_dim, rotated=True), dtype, device)
 
 
 TILES = sorted({tuple(sorted(tile[:2])) for tiles in V3.CANDIDATE_TILES.values() for tile in tiles})
@@ -57,8 +41,8 @@ TILES = sorted({tuple(sorted(tile[:2])) for tiles in V3.CANDIDATE_TILES.values()
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_attention_tiles_of_every_gpu(tile, device):
     """A walk must end at the diagonal, whichever way a tile is longer; three tiles of the longest, the last ragged."""
-    with mock.patch.object(V3, "attention_tiles", attention_tile_of(*tile)):
-        check(V3, attention_case(1, 2 * max(tile) + 5, 2, 1, 16, rotated=True), torch.float32, device)
+    with mock.patch.object(V3, "attention_tiles", kernel_cases.attention_tile_of(*tile)):
+        check(V3, kernel_cases.attention_case(1, 2 * max(tile) + 5, 2, 1, 16, rotated=True), torch.float32, device)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -72,7 +56,7 @@ def test_tiles_are_measured_or_candidates(architecture):
 
 
 def test_sums_of_columns(device):
-    check_column_sums(V3, device)
+    kernel_cases.check_column_sums(V3, device)
 
 
 # ---------------------------------------------------------------- how tensors lie in memory, and how they are used
@@ -85,7 +69,7 @@ TENSORS = [(name, tensor) for name, case in SMALL.items() for tensor in (*case.i
 def test_layouts_are_right_or_refused(operation, tensor, device):
     """Nothing is refused that a model meets: slices, transposed and expanded activations and gradients."""
     case = SMALL[operation]
-    for layout in LAYOUTS[1:]:
+    for layout in kernel_cases.LAYOUTS[1:]:
         met = tensor in (next(iter(case.inputs)), "cotangents") and layout in ("padded", "reversed", "expanded")
         with contextlib.nullcontext() if met else contextlib.suppress(ValueError):
             check(V3, dataclasses.replace(case, layouts={tensor: layout}), torch.float32, device)
@@ -101,7 +85,7 @@ def test_double_use(operation, device):
     def gradients(function):
         inputs = [tensor.clone().requires_grad_() for tensor in once]
         uses = inputs, [0.5 * tensor for tensor in inputs]
-        outputs = [output for use in uses for output in as_tuple(function(*use, *constants))]
+        outputs = [output for use in uses for output in kernel_cases.as_tuple(function(*use, *constants))]
         return torch.autograd.grad(sum((o * o).sum() for o in outputs) + inputs[0].sum(), inputs)
 
     for gradient, wanted in zip(gradients(lambda *t: case.call(V3, *t)), gradients(case.define), strict=True):
@@ -174,7 +158,7 @@ WRONG_INPUT = {
 
 @pytest.mark.parametrize("name", WRONG_INPUT)
 def test_wrong_input_is_refused_before_launch(name):
-    with launches() as launched, pytest.raises(ValueError, match=r"\w+: .+") as error:
+    with kernel_cases.launches() as launched, pytest.raises(ValueError, match=r"\w+: .+") as error:
         WRONG_INPUT[name]()
     assert not launched and "\n" not in str(error.value)
 
@@ -203,7 +187,7 @@ KINDS = [(dtype, scaled) for dtype in ALL_DTYPES for scaled in (False, True) if 
 @pytest.mark.parametrize(("dtype", "scaled"), KINDS, ids=str)
 def test_adamw(dtype, scaled, device):
     """Ragged sizes, more elements than one program takes, nothing harmed beside them; judged after every step."""
-    check_adamw(V3, dtype, device, scaled)
+    kernel_cases.check_adamw(V3, dtype, device, scaled)
 
 
 def test_a_gradient_at_any_address(device):
@@ -279,10 +263,10 @@ def test_adamw_refuses_groups(device):
 
 
 def test_adamw_leaves_a_parameter_without_gradient_alone(device):
-    parameters = [torch.nn.Parameter(weight) for weight in adamw_weights(device)]
+    parameters = [torch.nn.Parameter(weight) for weight in kernel_cases.adamw_weights(device)]
     kept = parameters[0].detach().clone()
     optimizer = V3.FusedAdamW(parameters, lr=0.1)
-    set_gradients(parameters, [None, *adamw_gradients(0, torch.float32, device)[1:]])
+    kernel_cases.set_gradients(parameters, [None, *kernel_cases.adamw_gradients(0, torch.float32, device)[1:]])
     optimizer.step()
     assert torch.equal(parameters[0], kept) and not optimizer.state[parameters[0]]["exp_avg"].count_nonzero()
 
@@ -290,11 +274,12 @@ def test_adamw_leaves_a_parameter_without_gradient_alone(device):
 def test_adamw_after_unscaled_gradients(device):
     """Clipping needs GradScaler.unscale_ before the step: what was unscaled is not scaled again."""
     options = {"lr": 0.05, "weight_decay": 0.1}
-    parameters = [torch.nn.Parameter(weight) for weight in adamw_weights(device)]
+    parameters = [torch.nn.Parameter(weight) for weight in kernel_cases.adamw_weights(device)]
     optimizer = V3.FusedAdamW(parameters, **options)
     scaler = torch.amp.GradScaler(device.type, init_scale=64.0)
     scaler.scale(torch.zeros((), device=device))
-    set_gradients(parameters, [64 * gradient for gradient in adamw_gradients(0, torch.float32, device)])
+    gradients = kernel_cases.adamw_gradients(0, torch.float32, device)
+    kernel_cases.set_gradients(parameters, [64 * gradient for gradient in gradients])
     scaler.unscale_(optimizer)
     scaler.step(optimizer)
-    judge_adamw(V3, optimizer, parameters, torch.float32, (0,), device, **options)
+    kernel_cases.judge_adamw(V3, optimizer, parameters, torch.float32, (0,), device, **options)

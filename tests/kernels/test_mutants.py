@@ -76,14 +76,8 @@ MUTANTS = {
     "rotary_attention": {
         "every tile rotated as the first": ("load_tile(cos_ptr, first, T,", "load_tile(cos_ptr, 0, T,"),
         "row past the end stored": (".element_ty), mask=first + row < T)", ".element_ty), mask=first + row < T + 1)"),
-        "dq not rotated back": (
-            "dq * (scale * 0.6931471805599453), cos_ptr",
-            "dq * (scale * 0.6931471805599453), None",
-        ),
-        "dk not rotated back": (
-            "dk * (scale * 0.6931471805599453), cos_ptr",
-            "dk * (scale * 0.6931471805599453), None",
-        ),
+        "dq not unrotated": ("dq * (scale * 0.6931471805599453), cos_ptr", "dq * (scale * 0.6931471805599453), None"),
+        "dk not unrotated": ("dk * (scale * 0.6931471805599453), cos_ptr", "dk * (scale * 0.6931471805599453), None"),
         "values rotated too": ("(qkv, cos, sin, H + K)\n        B, T,", "(qkv, cos, sin, H + 2 * K)\n        B, T,"),
     },
     "cross_entropy": {

@@ -9,6 +9,7 @@ import torch
 from common.versions import REPOSITORY, SCRIPTS
 from kernel_cases import launches, multiplies_fp8
 from maintain import sanitize_kernels
+from processes import executable
 
 KERNELS = set(re.findall(r"^def (\w+_kernel)\(", SCRIPTS[3].read_text(), re.MULTILINE))
 SANITIZER = """
@@ -51,8 +52,7 @@ def sanitize(tmp_path):
         python = "echo a kernel failed && exit 1" if found == "broken" else "echo all kernels ran"
         for name, text in {"nvidia-smi": "exit 0", "compute-sanitizer": SANITIZER, "python stub": python}.items():
             if name != without:
-                (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
-                (tmp_path / name).chmod(0o755)
+                executable(tmp_path / name, f"#!/bin/bash\n{text}\n")
         environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "FOUND": found}
         environment["TINY_LLAMA_PYTHON"] = str(tmp_path / "python stub")
         command = ["bash", str(REPOSITORY / "scripts" / "maintain" / "sanitize.sh"), *argv]

@@ -16,16 +16,6 @@ METADATA |= {"num_heads": 2, "num_kv_heads": 1, "intermediate_dim": 128, "vocab_
 METADATA |= {"precision": "float32", "peak_memory_mb": 100.0}
 
 
-@pytest.fixture(autouse=True)
-def interpreter_setting():
-    """Tools that train on a CPU switch Triton's interpreter on for what they start: not for the tests to come."""
-    before = os.environ.get("TRITON_INTERPRET")
-    yield
-    os.environ.pop("TRITON_INTERPRET", None)
-    if before is not None:
-        os.environ["TRITON_INTERPRET"] = before
-
-
 @pytest.fixture
 def one_process(monkeypatch):
     """Run the programs that a tool starts in this process; what they print is kept from the screen."""

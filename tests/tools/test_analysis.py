@@ -123,10 +123,8 @@ def test_kernels_per_step_are_counted_from_the_traces(make_trace, capsys):
 
 
 def test_the_documented_reduction_command(profiled):
-    command = (
-        "analyze_kernel_reduction.py --baseline ../version1_pytorch_baseline/pytorch_profiles --fused ./fusion_analysis"
-    )
-    result = call(2, command, cwd=profiled[2].parent)
+    command = "analyze_kernel_reduction.py --baseline ../version1_pytorch_baseline/pytorch_profiles --fused "
+    result = call(2, command + "./fusion_analysis", cwd=profiled[2].parent)
     # q, k, v become one matmul and gate, up one, in each of forward, gradient of input and gradient of weight
     assert "-9.0  aten::mm" in result.stdout and "operators per step became" in result.stdout
     assert "baseline  ../version1_pytorch_baseline/pytorch_profiles/trace_v1_" in result.stdout
@@ -251,10 +249,8 @@ def test_the_documented_bottleneck_command_by_hand(known_trace):
     assert rows["lonely"]["bytes"] == "" and float(rows["lonely"]["ms"]) == 0.01
     targets = json.loads((known_trace / "bottleneck_analysis" / "optimization_targets.json").read_text())["targets"]
     found = [(t["rank"], t["group"], t["could_save_ms"], t["share_percent"]) for t in targets]
-    assert found[0] == (1, "GEMM", pytest.approx(0.01388, rel=1e-3), pytest.approx(50)) and found[1][1:3] == (
-        "other",
-        None,
-    )
+    assert found[0] == (1, "GEMM", pytest.approx(0.01388, rel=1e-3), pytest.approx(50))
+    assert found[1][1:3] == ("other", None)
     assert found[2] == (3, "element-wise", pytest.approx(0.007736, rel=1e-3), pytest.approx(25))
     assert targets[0]["step_could_be"] == pytest.approx(40 / (40 - 13.88), rel=1e-3)
     report = (known_trace / "bottlenecks_v1.md").read_text()

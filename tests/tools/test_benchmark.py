@@ -113,7 +113,7 @@ def test_presets_are_spread_over_gpus(stubs, monkeypatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
     assert suite(stubs, options) == 2 and "--spread needs a GPU for each of 2 presets" in capsys.readouterr().err
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    script = (stubs / "v1.py").read_text().replace("import json", "import json, os")
+    script = (stubs / "v1.py").read_text().replace("import pathlib", "import os, pathlib")
     script = script.replace("file=log", '"gpu" + os.environ["CUDA_VISIBLE_DEVICES"], file=log')
     for name in ("v1", "v3"):
         (stubs / f"{name}.py").write_text(script)
@@ -162,7 +162,7 @@ def test_without_a_gpu_the_default_is_a_toy(stubs, monkeypatch, capsys):
     [
         ("--models v1,v3 --graph on,off", ["v1 --graph", "v1 --no-graph", "v3 --graph", "v3 --no-graph"]),
         ("--models v1,v3 --precisions fp8", ["v3 --graph"]),  # and the stub refuses 16 bits
-        ("--models v1:tf32,v3 --precisions tf32,float32", ["v1 --graph", "v3 --graph", "v3 --graph"]),
+        ("--models v1:tf32,v3 --precisions tf32,float32", ["v1 --no-graph", "v3 --graph", "v3 --graph"]),
         ("--models v3+nodet --compile-first 2", ["v3 --graph"] * 2),
         ("--models v1 --compile-first 2", ["v1 --no-graph"]),  # which compiles nothing
     ],
@@ -170,8 +170,7 @@ def test_without_a_gpu_the_default_is_a_toy(stubs, monkeypatch, capsys):
 def test_what_a_grid_runs(options, wanted, stubs):
     assert suite(stubs, f"{options} --repeats 1") == 0
     ran = [f"{line[0]} {'--graph' if '--graph' in line else '--no-graph'}" for line in log_of(stubs)]
-    assert [name.split()[0] for name in ran] == [name.split()[0] for name in wanted]
-    assert ran == wanted or "v1:tf32" in options
+    assert ran == wanted
 
 
 def test_options_reach_the_scripts(stubs):

@@ -9,16 +9,14 @@ import json
 import pathlib
 import re
 import shlex
-import subprocess
 import sys
 
 import pytest
 import torch
 
 import benchmark_suite
-from common import runs
 from common.versions import SCRIPTS, load_version
-from in_process import process_here, run_here
+from in_process import run_here
 
 MODEL = " --hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64 --device cpu"
 SHORT = MODEL + " --seq-len 16"
@@ -45,13 +43,11 @@ def test_the_programs_lie_where_the_commands_run(number):
 
 
 @pytest.fixture
-def folders(tmp_path, monkeypatch):
+def folders(tmp_path, one_process):
     """Return empty folders of a workshop in which the commands run; the programs are the repository's."""
     places = {version: tmp_path / "a workshop" / script.parent.name for version, script in SCRIPTS.items()}
     for place in places.values():
         place.mkdir(parents=True)
-    monkeypatch.setattr(subprocess, "run", run_here)
-    monkeypatch.setattr(runs, "run_process", process_here)
     return places
 
 

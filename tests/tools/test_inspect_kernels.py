@@ -229,8 +229,7 @@ def test_occupancy(target, registers, shared, warps, waves, limit):
 
 
 def test_the_table():
-    argv = "--target gfx90a sm_80 --dtype fp32 tf32 --preset tiny --kernel rope".split()
-    result = run_tool(*argv)
+    result = run_tool(*"--target gfx90a sm_80 --dtype fp32 tf32 --preset tiny --kernel rope".split())
     assert result.returncode == 0, result.stderr
     header, *lines, total = result.stdout.splitlines()
     assert header.split() == inspect_kernels.COLUMNS

@@ -421,9 +421,8 @@ def test_interrupted_profilers_end_with_a_summary(tmp_path):
     python = executable(tmp_path / "python", text)
     environment = {**os.environ, "TINY_LLAMA_PYTHON": str(python), "TINY_LLAMA_CPU": "1"}
     command = ["bash", REPOSITORY / "scripts" / "run_all_profilers.sh", "--version", "3", "--enable-rocm-tools"]
-    process = subprocess.Popen(
-        [*command, "--profile-dir", tmp_path / "all"], env=environment, start_new_session=True, stdout=subprocess.PIPE
-    )
+    command += ["--profile-dir", tmp_path / "all"]
+    process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.PIPE)
     while not (tmp_path / "started").exists() and process.poll() is None:
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
@@ -437,14 +436,9 @@ def test_interrupted_profilers_end_with_a_summary(tmp_path):
     [(1, "get_trace.sh", None), (2, "get_rocprof_compute.sh", "kernels.csv"), (4, "get_counters.sh", "kernels.csv")],
 )
 def test_without_any_profiler_pytorch_leaves_the_same_kind_of_result(version, wrapper, product, run, tmp_path):
-    result = run(
-        SCRIPTS[version].parent / wrapper,
-        *("--output-dir", tmp_path / "results", "--profiler", "pytorch", "--num-steps", "1", "--warmup-steps", "1"),
-        *("--profile-steps", "1", "--device", "cpu"),
-        TINY_LLAMA_CPU="1",
-        TINY_LLAMA_PYTHON=sys.executable,
-        CUDA_VISIBLE_DEVICES="",
-    )
+    machine = {"TINY_LLAMA_CPU": "1", "TINY_LLAMA_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+    options = "--profiler pytorch --num-steps 1 --warmup-steps 1 --profile-steps 1 --device cpu".split()
+    result = run(SCRIPTS[version].parent / wrapper, "--output-dir", tmp_path / "results", *options, **machine)
     assert result.returncode == 0, result.stdout + result.stderr
     folder = result_of(tmp_path / "results")
     trace = next(folder.glob("trace_*.json"))

@@ -27,8 +27,8 @@ SMALL = "--batch-size 2 --seq-len 32 --hidden-dim 64 --num-layers 2 --num-heads 
 def call(version, tool, *arguments, cwd=None, **environment):
     """Run a tool as its version's folder offers it."""
     folder = SCRIPTS[version].parent
-    program = [sys.executable] if tool.endswith(".py") else ["bash"]
-    command = [*program, tool if cwd is None else folder / tool, *map(str, arguments)]
+    program = sys.executable if tool.endswith(".py") else "bash"
+    command = [program, tool if cwd is None else folder / tool, *map(str, arguments)]
     return subprocess.run(command, cwd=cwd or folder, env={**os.environ, **environment}, capture_output=True, text=True)
 
 
@@ -87,11 +87,8 @@ def test_a_profile_holds_kernels_figures_and_a_trace(profile_folder):
     gemms = next(row for row in content["groups"] if row["group"] == "GEMM")
     assert f"| GEMM | {gemms['calls'] / 2:,.0f} | {rounded(gemms['total_us'] / 2e3)} |" in text
     assert f"| step, median ms | {rounded(content['summary']['step_ms']['median'])} |" in text
-    assert (
-        "interpreter" not in text
-        and "- sizes: 2 layers, width 64," in text
-        and "- command: python tiny_llama_v2.py --num-steps 5 " in text
-    )
+    assert "interpreter" not in text and "- sizes: 2 layers, width 64," in text
+    assert "- command: python tiny_llama_v2.py --num-steps 5 " in text
     peak = max(e["args"]["Total Allocated"] for e in trace["traceEvents"] if e["name"] == "[memory]") / 2**20
     page = (profile_folder / "memory_timeline.html").read_text()
     assert f"Peak {peak:,.1f} MiB" in page and "version 2, 2 x 32 tokens" in page
@@ -176,16 +173,10 @@ def test_all_profilers_run_and_missing_ones_are_named(tmp_path):
 
 def test_all_profilers_go_on_after_a_failure_and_end_with_1(tmp_path):
     text = f'#!/bin/sh\ncase $1 in *run_*.py) exit 2 ;; esac\nexec "{sys.executable}" "$@"\n'
-    result = call(
-        2,
-        "run_all_profilers.sh",
-        "--enable-rocm-tools",
-        cwd=tmp_path,
-        PATH=f"{STUBS / 'nvidia'}{os.pathsep}{os.environ['PATH']}",
-        TINY_LLAMA_PYTHON=str(STUBS / "training_python"),
-        STAND_IN_PYTHON=str(executable(tmp_path / "python", text)),
-        TINY_LLAMA_CPU="",
-    )
+    machine = {"PATH": f"{STUBS / 'nvidia'}{os.pathsep}{os.environ['PATH']}", "TINY_LLAMA_CPU": ""}
+    machine["TINY_LLAMA_PYTHON"] = str(STUBS / "training_python")
+    machine["STAND_IN_PYTHON"] = str(executable(tmp_path / "python", text))
+    result = call(2, "run_all_profilers.sh", "--enable-rocm-tools", cwd=tmp_path, **machine)
     outcome = result.stdout.split("=== all profilers")[1].splitlines()[1:]
     failed = [f"FAILED   {name}.py (exit status 2)" for name in ("run_pytorch_profiler", "run_deepspeed_flops")]
     assert result.returncode == 1 and outcome[:2] == failed

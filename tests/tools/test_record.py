@@ -128,9 +128,8 @@ def test_bad_options_are_one_sentence(record, arguments, gpus, said):
 
 def test_a_timeline_is_the_last_step_without_copies():
     names = ["gemm", "memcpy", "adam"] * 2
-    calls = [
-        Kernel(name, 1e6 + 2e3 * i, 1e3, kind="copy" if name == "memcpy" else "kernel") for i, name in enumerate(names)
-    ]
+    kinds = {"memcpy": "copy"}
+    calls = [Kernel(name, 1e6 + 2e3 * i, 1e3, kind=kinds.get(name, "kernel")) for i, name in enumerate(names)]
     profile = Profile(pathlib.Path("trace"), calls, steps=2)
     assert timeline.kernels_of_a_step(profile) == ["0.0 1.0 GEMM", "4.0 1.0 optimizer"]
 

@@ -37,9 +37,8 @@ def test_communication_is_exposed_where_nothing_else_runs(collective, mark, tmp_
     rows = json.loads((tmp_path / "found.json").read_text())["processes"]
     assert [(row["steps"], row["transfers_per_step"]) for row in rows] == [(2, 1)] * 2
     for row in rows:
-        assert [row[f"{name}_ms"] for name in ("communication", "exposed", "busy")] == pytest.approx(
-            [0.05, 0.025, 0.09]
-        )
+        found = [row[f"{name}_ms"] for name in ("communication", "exposed", "busy")]
+        assert found == pytest.approx([0.05, 0.025, 0.09])
     assert "27.8 %" in capsys.readouterr().out
 
 
@@ -51,8 +50,6 @@ def test_bad_input_of_the_communication_tool(tmp_path, capsys):
 # ---- Slurm
 
 SLURM = "JOB_ID=123 JOB_NODELIST=this[1] JOB_NUM_NODES=1 GPUS_ON_NODE=2 CPUS_PER_TASK=2".split()
-
-
 SRUN = """#!/bin/bash
 echo "srun $*" >>"$SRUN_LOG"
 while [[ $1 == --* ]]; do

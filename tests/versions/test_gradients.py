@@ -2,12 +2,13 @@
 
 import contextlib
 import functools
+import math
 from unittest import mock
 
 import pytest
 import torch
 
-from common.versions import load_version, loss_and_gradients, relative_error
+from common.versions import SCRIPTS, load_version, loss_and_gradients, relative_error
 from kernel_cases import launches
 from training import tensors, train
 
@@ -172,3 +173,40 @@ def test_16_bit_weights_have_float32_masters(version):
     for name, weight in tensors(script, trainer)["weights"].items():
         moved = (weight - initial[name]).abs()
         assert 0 < moved.max() < 5e-6 and moved.count_nonzero() > 0.9 * moved.numel(), name
+
+
+# ---------------------------------------------------------------- scripts/common/versions.py
+
+
+def test_a_version_is_loaded_once_from_its_own_file():
+    modules = [load_version(version) for version in SCRIPTS]
+    assert [module.VERSION for module in modules] == [1, 2, 3, 4]
+    assert modules == [load_version(version) for version in SCRIPTS]
+    assert [module.__file__ for module in modules] == [str(path) for path in SCRIPTS.values()]
+
+
+def test_relative_error():
+    ones = torch.ones(4)
+    assert relative_error(ones, ones) == 0
+    assert relative_error(ones + torch.tensor([0.2, 0, 0, 0]), ones) == pytest.approx(0.1, rel=1e-6)
+    assert relative_error(0 * ones, 0 * ones) == 0
+    assert relative_error(ones, 0 * ones) == math.inf
+    assert relative_error(ones * math.nan, ones) == math.inf
+    assert relative_error(ones * math.inf, ones) == math.inf
+
+
+def test_full_precision_overrides_the_options():
+    half = [*MODEL, "--use-amp"]
+    wanted, gradients = loss_and_gradients(1, MODEL)
+    loss, same = loss_and_gradients(1, half, full_precision=True)
+    assert loss == wanted and all(torch.equal(same[name], gradients[name]) for name in gradients)
+    assert loss_and_gradients(1, half)[0] != wanted
+
+
+@pytest.mark.parametrize("version", [1, 3])  # version 3 has an optimizer of its own
+def test_float16_gradients_are_unscaled(version, monkeypatch):
+    """And a scale that overflows is halved until it does not."""
+    monkeypatch.setattr(torch.amp.GradScaler, "get_scale", lambda scaler: 2.0**40)
+    _, wanted = loss_and_gradients(1, MODEL)
+    _, gradients = loss_and_gradients(version, [*MODEL, "--use-amp", "--amp-dtype", "float16"])
+    assert max(relative_error(gradients[name], wanted[name]) for name in wanted) < 1e-2

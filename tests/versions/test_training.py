@@ -85,12 +85,12 @@ def test_a_timed_step_lies_between_two_synchronisations(work, monkeypatch):
 # ---------------------------------------------------------------- data, and what is counted
 
 
-@pytest.fixture
-def text(tmp_path):
-    """Real text that every machine has, one byte per character."""
+@pytest.fixture(params=["stream", "text"])
+def source(request, tmp_path):
+    """Return the options of the stream, or of real text that every machine has, one byte per character."""
     path = tmp_path / "some text.txt"
     path.write_bytes(pathlib.Path(os.__file__).read_bytes()[:20000])
-    return path
+    return ["--data", str(path)] if request.param == "text" else []
 
 
 def draw(step, *argv, version=1):
@@ -115,9 +115,8 @@ def test_best_loss_of_the_stream_is_its_entropy():
     assert entropy.item() == pytest.approx(data.best_loss, rel=0.01)
 
 
-@pytest.mark.parametrize("source", ["stream", "text"])
-def test_batches_are_a_function_of_seed_and_step(source, text):
-    argv = ["--vocab-size", 128, "--batch-size", 4] + (["--data", text] if source == "text" else [])
+def test_batches_are_a_function_of_seed_and_step(source):
+    argv = ["--vocab-size", 128, "--batch-size", 4, *source]
     batches = {(seed, step): draw(step, *argv, "--seed", seed)[:2] for seed in (0, 1) for step in (0, 1, 7)}
     again = draw(7, *argv, version=3)[:2]
     assert all(torch.equal(*pair) for pair in zip(batches[0, 7], again, strict=True))
@@ -127,11 +126,8 @@ def test_batches_are_a_function_of_seed_and_step(source, text):
         assert torch.equal(tokens[:, 1:], labels[:, :-1])  # a label is the next token
 
 
-@pytest.mark.parametrize("source", ["stream", "text"])
-def test_two_ranks_draw_the_batch_of_one(source, text):
-    script = load_version(1)
-    argv = [*SIZES, "--vocab-size", "128"] + (["--data", str(text)] if source == "text" else [])
-    parts = []
+def test_two_ranks_draw_the_batch_of_one(source):
+    script, argv, parts = load_version(1), [*SIZES, "--vocab-size", "128", *source], []
     for rank in range(2):
         config = script.parse_options(argv)
         config.rank, config.world_size = rank, 2

@@ -1,7 +1,7 @@
 """In place of a training script: its file name says how it behaves, and a log beside it that it ran."""
 
-import json
 import pathlib
+import shutil
 import sys
 import time
 
@@ -17,5 +17,4 @@ if name == "v3" and "--use-amp" in arguments:
     sys.exit(2)
 if name == "v4":
     time.sleep(60)
-metrics = json.loads(pathlib.Path(__file__).with_name("metrics.json").read_text())
-pathlib.Path(arguments[arguments.index("--metrics-file") + 1]).write_text(json.dumps(metrics))
+shutil.copy(pathlib.Path(__file__).with_name("metrics.json"), arguments[arguments.index("--metrics-file") + 1])

@@ -1,24 +1,16 @@
 """As much of Hugging Face's transformers as scripts/common/peers.py asks for, computed by version 1."""
 
-import torch
+from types import SimpleNamespace
+
 from torch import nn
 
 from common.versions import load_version
 
-
-class LlamaConfig:
-    def __init__(self, **sizes):
-        self.__dict__.update(sizes)
+LlamaConfig = SimpleNamespace
 
 
-class Norm(nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(c.hidden_size))
-        self.eps = c.rms_norm_eps
-
-    def forward(self, x):
-        return load_version(1).rms_norm(x, self.weight, self.eps)
+def norm(c):
+    return nn.RMSNorm(c.hidden_size, c.rms_norm_eps)
 
 
 class Layer(nn.Module):
@@ -30,7 +22,7 @@ class Layer(nn.Module):
         self.self_attn = nn.ModuleDict({name: nn.Linear(C, size, bias=False) for name, size in names.items()})
         sizes = {"gate_proj": (C, F), "up_proj": (C, F), "down_proj": (F, C)}
         self.mlp = nn.ModuleDict({name: nn.Linear(*size, bias=False) for name, size in sizes.items()})
-        self.input_layernorm, self.post_attention_layernorm = Norm(c), Norm(c)
+        self.input_layernorm, self.post_attention_layernorm = norm(c), norm(c)
 
     def forward(self, x, tables):
         v1, a, m, h = load_version(1), self.self_attn, self.mlp, self.input_layernorm(x)
@@ -47,7 +39,7 @@ class LlamaForCausalLM(nn.Module):
         self.model = nn.Module()
         self.model.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         self.model.layers = nn.ModuleList(Layer(c) for _ in range(c.num_hidden_layers))
-        self.model.norm = Norm(c)
+        self.model.norm = norm(c)
         self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
         self.lm_head.weight = self.model.embed_tokens.weight
 
@@ -59,4 +51,4 @@ class LlamaForCausalLM(nn.Module):
             x = layer(x, tables)
         logits = self.lm_head(self.model.norm(x)).float()
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), shift_labels.flatten())
-        return type("Output", (), {"loss": loss})
+        return SimpleNamespace(loss=loss)
