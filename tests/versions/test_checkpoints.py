@@ -232,6 +232,12 @@ def test_other_contents_with_a_valid_digest_are_refused(tmp_path, capsys, conten
     assert "is damaged" in refusal(capsys, tmp_path)
 
 
+def test_a_damaged_checkpoint_removed_the_one_before_it_is_used(interrupted, uninterrupted):
+    (interrupted / "step_000000004.pt").unlink()
+    (interrupted / "step_000000006.pt.partial").write_bytes(b"half of one")
+    assert_continues(run(1, interrupted, "--resume"), uninterrupted, 2)
+
+
 # ---------------------------------------------------------------- files of others
 
 
