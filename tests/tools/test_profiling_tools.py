@@ -156,6 +156,7 @@ def test_bad_input_of_the_profiler_is_one_sentence(tmp_path, capsys):
 # ---------------------------------------------------------------- run_all_profilers.sh
 
 
+@pytest.mark.slow
 def test_all_profilers_run_and_missing_ones_are_named(tmp_path):
     documented = "--batch-size 8 --seq-len 128 --enable-rocm-tools --profile-dir ./complete_rocm_analysis".split()
     options = [*documented, *SMALL, "--num-steps", "1", "--warmup-steps", "1", "--profile-steps", "1"]

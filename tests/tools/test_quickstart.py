@@ -33,6 +33,7 @@ def rows(output):
     return {row[:2]: re.split(r" {2,}", row) for row in table}
 
 
+@pytest.mark.slow
 def test_four_versions_agree_on_real_text(tmp_path):
     result = run(*SHORT, "--results", tmp_path / "kept here")
     assert result.returncode == 0, result.stdout + result.stderr

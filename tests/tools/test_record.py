@@ -134,6 +134,7 @@ def test_a_timeline_is_the_last_step_without_copies():
     assert timeline.kernels_of_a_step(profile) == ["0.0 1.0 GEMM", "4.0 1.0 optimizer"]
 
 
+@pytest.mark.slow
 def test_both_versions_are_profiled(tmp_path):
     toy = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64 --batch-size 2 --seq-len 16 --num-steps 2"
     assert timeline.main([*toy.split(), "--device", "cpu", "--json", str(tmp_path / "timeline.json")]) == 0
