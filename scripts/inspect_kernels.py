@@ -318,8 +318,10 @@ def as_text(rows):
 
 def tile(text):
     """Convert "64x32" to (64, 32)."""
-    queries, keys = text.split("x")
-    return int(queries), int(keys)
+    queries, keys = map(int, text.split("x"))
+    if min(queries, keys) < 1 or queries & (queries - 1) or keys & (keys - 1):
+        raise ValueError(f"{text}: both sides must be powers of two")
+    return queries, keys
 
 
 def report(options, sizes):

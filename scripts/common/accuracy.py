@@ -54,6 +54,6 @@ def verdict(entries, tolerance):
     for entry in entries:
         if entry["error"] > worst.get(entry["kind"], {"error": -1})["error"]:
             worst[entry["kind"]] = entry
-    beyond = sum(entry["error"] > tolerance for entry in entries)
+    beyond = sum(not entry["error"] <= tolerance for entry in entries)
     result = {"tolerance": tolerance, "passed": not beyond, "beyond": beyond}
     return result | {"worst": max(worst.values(), key=lambda entry: entry["error"]), "worst_of_each_kind": worst}

@@ -237,7 +237,7 @@ def test_the_table():
     assert {line.index("ROWS") for line in lines} == {header.index("constants")} and total == "2 kernels: all fit"
 
 
-WRONG = ["--target gfx1", "--tiles 3by32", "--target gfx942 --hidden-dim 7", "--target gfx942 --warps 8 --kernel rope"]
+WRONG = ["--target gfx1", "--tiles 63x32", "--target gfx942 --hidden-dim 7", "--target gfx942 --warps 8 --kernel rope"]
 
 
 @pytest.mark.parametrize("argv", WRONG)
