@@ -2,15 +2,14 @@
 
     python scripts/quickstart.py --preset small --num-steps 20 --results runs/today
 
-Options that are not listed here go to all four training scripts. No speed is shown for a version whose losses or
-gradients are not version 1's. Exit status: 0; 1 where a version fails or disagrees; 2 for a bad option; 130 when
-interrupted.
+Options that are not listed here go to all four training scripts; without a preset these take the small one on a GPU
+and a very small model on a CPU. No speed is shown for a version whose losses or gradients are not version 1's.
+Exit status: 0; 1 where a version fails or disagrees; 2 for a bad option; 130 when interrupted.
 """
 
 import importlib.util
 import json
 import os
-import pathlib
 import shlex
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import torch
 
 from common.command_line import Failure, Parser, on_cpu, result_folder, run_tool
 from common.tables import columns, text_table
-from common.versions import SCRIPTS, load_version, loss_and_gradients, relative_error
+from common.versions import REPOSITORY, SCRIPTS, load_version, loss_and_gradients, relative_error
 
 # On two CPU cores, with version 3's kernels in Triton's interpreter, all of it takes about a minute.
 CPU_SIZES = "--hidden-dim 64 --num-layers 2 --num-heads 4 --seq-len 64 --batch-size 2 --vocab-size 256 --num-steps 20"
@@ -39,20 +38,16 @@ SPEEDS = ("step", "phases", "runs", "samples_per_second", "tokens_per_second", "
 def parse_arguments(argv):
     """Return (folder for the metrics files or None, options for the training scripts)."""
     parser = Parser("quickstart", __doc__, with_json=False)
-    add = parser.add_argument
-    add("--results", metavar="FOLDER", help="keep the metrics files v1.json ... there")
-    add("--preset", help="tiny, small or medium (small on a GPU, a smaller model on a CPU)")
-    add("--device", help="as in the training scripts (a GPU if there is one)")
-    add("--data", default=os.path.dirname(os.__file__), help="text to train on (%(default)s)")
+    parser.add_argument("--results", metavar="FOLDER", help="keep the metrics files v1.json ... there")
+    parser.add_argument("--data", default=os.path.dirname(os.__file__), help="text to train on (%(default)s)")
     arguments, rest = parser.parse_known_args(argv)
     if "--metrics-file" in rest:
         parser.error("--metrics-file is one for each version: name a folder with --results")
-    sizes = ["--preset", arguments.preset or "small"]
-    device = ["--device", arguments.device] if arguments.device else []
-    if on_cpu(device) and not arguments.preset:
+    sizes = ["--preset", "small"]  # a later --preset takes its place
+    if on_cpu(rest) and not any(word.startswith("--preset") for word in rest):
         sizes = CPU_SIZES.split()
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # so small a model only waits for a second thread
-    return arguments.results, [*sizes, *device, "--data", arguments.data, *rest]
+    return arguments.results, [*sizes, "--data", arguments.data, *rest]
 
 
 def check_options(argv):
@@ -192,15 +187,11 @@ def quickstart(results, argv):
 
 def print_next_step():
     """Print how to activate the environment and the command that opens the first version."""
-
-    def short(*parts):
-        path, here = pathlib.Path(*parts), pathlib.Path.cwd()
-        return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
-
-    in_environment = sys.prefix != sys.base_prefix
-    activate = f"    source {short(sys.prefix, 'bin', 'activate')}\n" * in_environment
-    print(f"\nNext, from this folder:\n{activate}    python {short(SCRIPTS[1])} --preset tiny")
-    print(f"and read {short(SCRIPTS[1].parent, 'README.md')}")
+    folder, script = SCRIPTS[1].parent.name, SCRIPTS[1].name
+    print(f"\nNext:\n    cd {shlex.quote(str(REPOSITORY))}")
+    if sys.prefix != sys.base_prefix:
+        print(f"    source {shlex.quote(os.path.relpath(sys.prefix, REPOSITORY))}/bin/activate")
+    print(f"    python {folder}/{script} --preset tiny\nand read {folder}/README.md")
 
 
 def main(argv=None):

@@ -13,7 +13,6 @@ Exit status: 0 all that was run ended well; 1 one did not; 2 bad input.
 import os
 import pathlib
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -54,14 +53,9 @@ def passed_over(command, gpus):
 
 
 def copied_repository(folder):
-    """Copy the repository; return the copy, and an environment whose python and torchrun are this interpreter."""
-    programs, copy = folder / "bin", folder / "copy"
-    shutil.copytree(REPOSITORY, copy, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
-    programs.mkdir()
-    for name, arguments in (("python", ""), ("torchrun", "-m torch.distributed.run ")):
-        (programs / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments}"$@"\n')
-        (programs / name).chmod(0o755)
-    path = f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"
+    """Copy the repository; return the copy, and an environment whose python and torchrun are those of this tool."""
+    copy = shutil.copytree(REPOSITORY, folder / "copy", symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    path = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     return copy, os.environ | {"PATH": path, "TINY_LLAMA_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
 
 
