@@ -1,7 +1,8 @@
-"""Generate the measured tables of the pages, and the times that they quote, from the newest recorded run.
+"""Generate the measured tables and pictures of the pages, and the times that they quote, from the newest recorded run.
 
     python scripts/maintain/ladder.py                # do the pages say what was recorded, and did the commit run it?
-    python scripts/maintain/ladder.py --write        # put tables and times into all pages
+    python scripts/maintain/ladder.py --write        # put tables, times and links to pictures into all pages
+    python scripts/maintain/ladder.py --draw         # draw the pictures, which needs matplotlib
 
 A recorded run is a folder that maintain/record.sh wrote. Each table comes from one of its parts: headline, v1 to v4
 and v1_v3 from the headline; graph, kernels, ablation2, ablation3 and ddp from the part of that name. tested_on says
@@ -9,16 +10,18 @@ what was executed, compiled, run against stubs or never run: it comes from all r
 inspect_kernels.py, the stubs of tests/tools/stubs and the sets of versions in scripts/common/constraints*.txt.
 A page has a table where it has its markers (scripts/common/pages.py); a table whose part the run lacks keeps its text.
 
-Exit status: 0; 1 if a page differs; 2 for a bad option or a file that cannot be read.
+Exit status: 0; 1 if a page differs, or without matplotlib; 2 for a bad option or a file that cannot be read.
 """
 
+import os
 import pathlib
 import re
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.command_line import Parser
+from common import pictures
+from common.command_line import Failure, Parser
 from common.environment import ROCM_BUILDS, numbers
 from common.occupancy import TARGETS
 from common.pages import all_pages, fill, fill_quotes, quoted_rows, write_or_check
@@ -182,10 +185,22 @@ def faults_of_record(recorded, paths):
     return [*faults_of_commit(results["record"]["commit"], ran), *missing]
 
 
+def filled(page, tables, recorded):
+    """Return the text of a page as it should be; links lead from the page to the picture."""
+    text = fill(page.read_text(encoding="utf-8"), tables)
+    text = re.sub('(?<= src=")/[^"]+', lambda match: os.path.relpath(match[0], page.parent), text)
+    return fill_quotes(text, recorded.row)
+
+
 def work(options):
     recorded, paths = newest_record(), all_pages()
-    tables = tables_of(recorded)
-    texts = {path: fill_quotes(fill(path.read_text(encoding="utf-8"), tables), recorded.row) for path in paths}
+    if options.draw:
+        try:
+            pictures.draw_all(recorded)
+        except ImportError:
+            raise Failure(1, "the pictures need matplotlib: pip install '.[plots]'") from None
+    tables = tables_of(recorded) | pictures.texts_of(recorded)
+    texts = {path: filled(path, tables, recorded) for path in paths}
     status = write_or_check(texts, not options.write, "python scripts/maintain/ladder.py --write")
     for fault in [] if options.write else faults_of_record(recorded, paths):
         print(f"{recorded.folder.name}: {fault}", file=sys.stderr)
@@ -196,7 +211,8 @@ def work(options):
 
 def main(argv=None):
     parser = Parser("ladder.py", __doc__, with_json=False)
-    parser.add_argument("--write", action="store_true", help="put tables and quoted times into the pages")
+    parser.add_argument("--write", action="store_true", help="put tables, times and links into the pages")
+    parser.add_argument("--draw", action="store_true", help="draw the pictures")
     return parser.run(work, argv)
 
 

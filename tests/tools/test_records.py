@@ -185,7 +185,7 @@ def recorded(tmp_path):
     us = {"median": 10.0}
     ours = {"name": "V3", "us": us, "rate": 3000.0, "share": 0.9, "against_pytorch": 2.0}
     rope = {"operation": "RoPE forward", "size": "1 x 2", "unit": "GB/s"}
-    rope["candidates"] = [ours, {"name": "SDPA", "us": us}, {"name": "other", "reason": "refused"}]
+    rope["candidates"] = [ours, {"name": "SDPA", "us": us, "rate": 1500.0}, {"name": "other", "reason": "refused"}]
     ceilings = {"copy": 4000.0, "product": {"float32": 50.0, "bfloat16": 2.0}}
     worth = {"switch": "a", "alone": 1.25, "last": 1.5, "memory_mb": -7.0, "kernels": None}
     steps = [{"on": on, "step_ms": ms, "steps_ms": [ms, ms]} for on, ms in (([], 5.0), (["a"], 4.0))]

@@ -1,33 +1,20 @@
-"""Draw the pictures of the pages from recorded runs, and put them, with the README's small table, into the pages.
+"""The pictures of the pages: what each shows of a recorded run, how it is drawn, and a text for who cannot see it.
 
-    python scripts/maintain/pictures.py                      # draw all, and write the pages
-    python scripts/maintain/pictures.py --check              # do the pages say what was recorded?
-
-A page has a picture between <!-- picture-NAME:begin --> and <!-- picture-NAME:end -->: a link, with a text for readers
-who cannot see it. Pictures come from the newest recorded run and lie in its folder pictures/; where it lacks the part,
-the page keeps its text. They are five inches wide: on a telephone their letters have the size of the text around them.
-
-Exit status: 0; 1 if --check finds a difference, or without matplotlib; 2 for a bad option.
+A picture lies in the run's folder pictures/, and is five inches wide: on a telephone its letters have the size of the
+text around it.
 """
 
 import itertools
-import os
-import pathlib
 import re
-import sys
 from collections.abc import Callable
 from typing import NamedTuple
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
 from common import counts
-from common.command_line import Failure, Parser
-from common.pages import all_pages, fill, write_or_check
-from common.records import PRECISIONS, newest_record
+from common.records import PRECISIONS
 from common.tables import markdown_table
-from common.versions import REPOSITORY, SCRIPTS, load_version
+from common.versions import SCRIPTS, load_version
 
 NAMES = {"v1": "V1", "v2+compile": "V2 compiled", "v3": "V3", "v4": "V4", "hf+compile": "Hugging Face"}
 IDEAS = {
@@ -175,33 +162,30 @@ def tell_stages(found):
     return f"Sum of the phases, and the step as timed, in ms. {'; '.join(told)}."
 
 
-ROOFLINE = {  # what benchmark_kernels.py timed -> the kernel, and where its name stands, in points from PyTorch's dot
-    "SwiGLU forward": ("swiglu_forward_kernel", (-4, -16)),
-    "RoPE forward": ("rope_kernel", (6, -3)),
-    "RMSNorm forward": ("rmsnorm_forward_kernel", (6, 2)),
-    "cross-entropy forward": ("cross_entropy_forward_kernel", (6, -3)),
-    "attention forward": ("attention_forward_kernel", (0, -8)),
+ROOFLINE = {  # what benchmark_kernels.py timed -> the kernel
+    "SwiGLU forward": "swiglu_forward_kernel",
+    "RoPE forward": "rope_kernel",
+    "RMSNorm forward": "rmsnorm_forward_kernel",
+    "cross-entropy forward": "cross_entropy_forward_kernel",
+    "attention forward": "attention_forward_kernel",
 }
 
 
 def rates(recorded):
-    """Return {"copy" in GB/s, "top" in TFLOP/s, "points": [(name, its place, FLOP per byte, [TFLOP/s])]}."""
+    """Return {"copy" in GB/s, "top" in TFLOP/s, "points": [(name, FLOP per byte, TFLOP/s of V3, of PyTorch)]}."""
     found = recorded.json("kernels", "kernels.json")
     if not found:
         return None
     medium, points = counts.sizes_of(load_version(1).parse_options(["--preset", "medium"])), []
-    for one in found["operations"]:
-        if one["operation"] in ROOFLINE:
-            (kernel, place), sizes = ROOFLINE[one["operation"]], medium
-            name = one["operation"].removesuffix(" forward")
-            if name == "attention":
-                batch, tokens = re.match(r"batch (\d+), (\d+) tokens", one["size"]).groups()
-                label = f"{int(tokens):,}" if points[-1][2] > 100 else f"attention\n{tokens} tokens"
-                name, sizes = label, medium._replace(B=int(batch), T=int(tokens))
-            flops, moved = counts.kernel_counts(found["dtype"], sizes)[kernel]
-            tflops = 1 if one["unit"] == "TFLOP/s" else flops / moved / 1e3
-            rate = {each["name"]: each["rate"] * tflops for each in one["candidates"] if "us" in each}
-            points.append((name, place, flops / moved, [rate.pop("V3"), max(rate.values())]))
+    for one in (one for one in found["operations"] if one["operation"] in ROOFLINE):
+        name, sizes = one["operation"].removesuffix(" forward"), medium
+        if name == "attention":
+            batch, tokens = map(int, re.match(r"batch (\d+), (\d+) tokens", one["size"]).groups())
+            name, sizes = f"{name}, {tokens:,} tokens", medium._replace(B=batch, T=tokens)
+        flops, moved = counts.kernel_counts(found["dtype"], sizes)[ROOFLINE[one["operation"]]]
+        tflops = 1 if one["unit"] == "TFLOP/s" else flops / moved / 1e3
+        rate = {each["name"]: each["rate"] * tflops for each in one["candidates"] if "us" in each}
+        points.append((name, flops / moved, rate.pop("V3"), max(rate.values())))
     return {"copy": found["ceilings"]["copy"], "top": found["ceilings"]["product"][found["dtype"]], "points": points}
 
 
@@ -210,23 +194,18 @@ def draw_rates(axes, found):
     ax.plot([0.05, top / slope, 5000], [0.05 * slope, top, top], color="black", lw=2)
     ax.text(5000, 1.2 * top, f"matmul {top:,.0f} TFLOP/s", ha="right")
     ax.text(0.07, 5 * slope, f"copy {found['copy']:,.0f} GB/s")
-    for name, place, x, rate in found["points"]:
-        ax.vlines(x, min(rate), max(rate), color=GREY, lw=1)
-        ax.scatter([x, x], rate, c=[RED, GREY], zorder=3)
-        align = {
-            "ha": ("center", "left", "right")[(place[0] > 0) - (place[0] < 0)],
-            "va": "top" if place[0] == 0 else "baseline",
-        }
-        ax.annotate(name, (x, rate[1]), place, textcoords="offset points", fontsize=9, **align)
+    for i, (name, x, ours, theirs) in enumerate(found["points"]):
+        ax.plot([x, x], [ours, theirs], color=f"C{i}", lw=1)
+        ax.scatter(x, ours, color=f"C{i}", zorder=3, label=name)
+        ax.scatter(x, theirs, color="white", edgecolors=f"C{i}", zorder=3)
     log_axis(ax, "x", [0.1, 1, 10, 100, 1000])
     log_axis(ax, "y", [0.1, 1, 10, 100, 1000])
     ax.set(xlim=(0.05, 5000), ylim=(0.05, 2000), xlabel="FLOP per byte", ylabel="TFLOP/s")
-    for y, color, name in ((0.2, RED, "version 3's kernel"), (0.1, GREY, "PyTorch's fastest")):
-        ax.text(2000, y, name, color=color, ha="right", weight="bold")
+    ax.legend(title="full: V3, hollow: PyTorch", loc="lower right", frameon=False, fontsize=9, title_fontsize=9)
 
 
 def tell_rates(found):
-    told = [f"{name} {ours:,.2f} and {theirs:,.2f}".replace("\n", " ") for name, *_, (ours, theirs) in found["points"]]
+    told = [f"{name} {ours:,.2f} and {theirs:,.2f}" for name, _, ours, theirs in found["points"]]
     return f"TFLOP/s of version 3's kernel and of PyTorch's fastest, under the GPU's roofline: {'; '.join(told)}."
 
 
@@ -333,47 +312,18 @@ def save(picture, found, path):
     plt.close(figure)
 
 
-def draw_all(recorded, draw):
+def texts_of(recorded):
     """Return {name of the markers: text} of the pictures that the run has data for, and of the README's small table."""
     texts = {"ladder": small_table(speeds(recorded))}
     for name, picture in PICTURES.items():
-        found = picture.find(recorded)
-        if found is None:
-            print(f"{recorded.folder.name} has no data for {name}")
-            continue
-        path = recorded.folder / "pictures" / f"{name}.png"
-        if draw:
-            save(picture, found, path)
-            print(f"{path.relative_to(REPOSITORY)}: {path.stat().st_size / 1e3:.0f} kB")
-        texts[f"picture-{name}"] = f'<img src="{path}" width="480" alt="{picture.tell(found)}">'
+        if found := picture.find(recorded):
+            path = recorded.folder / "pictures" / f"{name}.png"
+            texts[f"picture-{name}"] = f'<img src="{path}" width="480" alt="{picture.tell(found)}">'
     return texts
 
 
-def filled_pages(texts):
-    """Return {page: its text as it should be}; links lead from the page to the picture."""
-
-    def linked(text, page):
-        return re.sub('(?<=src=")[^"]+', lambda match: os.path.relpath(match[0], page.parent), text)
-
-    return {
-        page: fill(page.read_text(encoding="utf-8"), {name: linked(text, page) for name, text in texts.items()})
-        for page in all_pages()
-    }
-
-
-def work(arguments):
-    try:
-        texts = draw_all(newest_record(), not arguments.check)
-    except ImportError:
-        raise Failure(1, "the pictures need matplotlib: pip install '.[plots]'") from None
-    return write_or_check(filled_pages(texts), arguments.check, "python scripts/maintain/pictures.py")
-
-
-def main(argv=None):
-    parser = Parser("pictures.py", __doc__, with_json=False)
-    parser.add_argument("--check", action="store_true", help="draw nothing, and compare the pages with the runs")
-    return parser.run(work, argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def draw_all(recorded):
+    """Draw the pictures that the run has data for."""
+    for name, picture in PICTURES.items():
+        if found := picture.find(recorded):
+            save(picture, found, recorded.folder / "pictures" / f"{name}.png")
