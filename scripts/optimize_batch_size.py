@@ -4,8 +4,8 @@
 example: python optimize_batch_size.py --target-memory-usage 0.8 --seq-len 128 --optimization-target throughput
 
 Double the batch until two doublings bring no more throughput, the peak passes the share of memory that may be used, or
-the device runs out of it; then halve the gap. Every probe is a process of its own, so one that runs out of memory costs
-nothing else; options that are not listed go to the training script, after --num-steps 10.
+the device runs out of it. Every probe is a process of its own, so one that runs out of memory costs nothing else;
+options that are not listed go to the training script, after --num-steps 10.
 """
 
 import contextlib
@@ -34,34 +34,27 @@ def device_memory_mb(config):
 
 
 def search(probe, budget_mb, largest, to_the_limit):
-    """Return the rows of all probes by batch size: powers of two, then between the last that fits and the next.
+    """Return a row per batch size, a power of two, up to the first that does not fit.
 
     probe(batch size) returns a summary or raises OutOfMemory. Without to_the_limit, stop when a larger batch gives no
     more throughput.
     """
-    rows = {}
-
-    def fits(batch_size):
+    rows, batch_size = [], 1
+    while batch_size <= largest:
         row = {"batch_size": batch_size, "samples_per_second": None, "step_ms": None, "peak_memory_mb": None}
-        rows[batch_size] = row | {"outcome": "out of memory"}
+        rows.append(row | {"outcome": "out of memory"})
         with contextlib.suppress(OutOfMemory):
             summary = probe(batch_size)
-            row |= {key: summary[key] for key in ("samples_per_second", "peak_memory_mb")}
+            row = {key: summary[key] for key in ("samples_per_second", "peak_memory_mb")}
             outcome = "fits" if row["peak_memory_mb"] <= budget_mb else "above the limit"
-            rows[batch_size] = row | {"step_ms": summary["step_ms"]["median"], "outcome": outcome}
-        return rows[batch_size]["outcome"] == "fits"
-
-    batch_size = 1
-    while batch_size <= largest and fits(batch_size):
-        rates = [row["samples_per_second"] for row in rows.values()]
+            rows[-1] |= row | {"step_ms": summary["step_ms"]["median"], "outcome": outcome}
+        rates = [row["samples_per_second"] for row in rows]
+        if rows[-1]["outcome"] != "fits":
+            break
         if not to_the_limit and len(rates) > 2 and max(rates[-2:]) < ENOUGH * max(rates[:-2]):
-            return list(rows.values())
+            break
         batch_size *= 2
-    low, high = batch_size // 2, min(batch_size, largest + 1)
-    while low and high - low > max(1, low // 8):
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return [rows[size] for size in sorted(rows)]
+    return rows
 
 
 def best(rows, target):

@@ -6,10 +6,8 @@
 The markup is in report.html, a Jinja2 template; the functions here compute what it shows and where.
 """
 
-import contextlib
 import pathlib
 
-from common.command_line import Failure
 from common.profiles import GROUPS, PHASES
 from common.tables import markdown_table, rounded
 
@@ -143,20 +141,3 @@ def thinned(points, most=2000):
     """Return at most so many of the points: of each stretch of time the highest, and no peak is lost."""
     stretch = max(1, -(-len(points) // most))
     return [max(points[i : i + stretch], key=lambda point: point[1]) for i in range(0, len(points), stretch)]
-
-
-# ---------------------------------------------------------------- pictures
-
-
-@contextlib.contextmanager
-def matplotlib_figure(path, height):
-    """Yield a figure as wide as a phone's screen, and its axes; save it to path. Failure without matplotlib."""
-    try:
-        import matplotlib.figure
-    except ImportError:
-        raise Failure(1, f"{path.name} needs matplotlib: pip install '.[plots]'") from None
-    figure = matplotlib.figure.Figure(figsize=(5.5, height), layout="constrained")
-    axes = figure.subplots()
-    yield figure, axes
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, bbox_inches="tight", dpi=200)

@@ -8,7 +8,6 @@ import re
 from common import counts
 from common.command_line import Failure, add_steps, progress
 from common.profiles import read_profile, steps_needed
-from common.report import matplotlib_figure
 from common.tables import rounded
 
 ELEMENT_BYTES = {
@@ -204,42 +203,33 @@ def shortest_s(task, repeats=5):
 
 FLOP_PER_BYTE = (0.05, 3000)  # of every picture: the rooflines of two versions can be laid side by side
 NAMED = 14  # the points with the longest times get a name
-LINE = {"arrowstyle": "-", "color": "#999999"}
-NAME = {"fontsize": 9, "va": "center", "bbox": {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0}}
 
 
 def draw_roofline(path, title, ceilings, points):
-    """Draw points (name, FLOP per byte, TFLOP/s or None, ms or None) under the device's ceilings.
+    """Draw points (name, FLOP per byte, TFLOP/s or None, ms or None) under the device's ceilings, into a file.
 
-    A point's area is its time. One without a rate of its own lies on the ceiling. The scales follow from the ceilings
-    alone.
+    A point's area is its time; one without a rate of its own lies on the ceiling. The scales follow from the ceilings
+    alone. Failure without matplotlib.
     """
-    top, bandwidth = ceilings["matmul_tflops"], ceilings["copy_tb_s"]
-    low, high = FLOP_PER_BYTE
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise Failure(1, f"{path.name} needs matplotlib: pip install '.[plots]'") from None
+    top, bandwidth, (low, high) = ceilings["matmul_tflops"], ceilings["copy_tb_s"], FLOP_PER_BYTE
     longest = max((ms for *_, ms in points if ms), default=1)
-    placed = []
-    with matplotlib_figure(path, height=5.0) as (_, axes):
-        axes.plot([low, top / bandwidth, high], [bandwidth * low, top, top], color="black", linewidth=2)
-        name = f"matmul {rounded(top)} TFLOP/s"
-        axes.annotate(name, (high, top), (0, 6), textcoords="offset points", ha="right", fontsize=9)
-        axes.text(1.3 * low, 25 * bandwidth * low, f"copy {rounded(1e3 * bandwidth)} GB/s", fontsize=9)
-        axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bandwidth * low / 100, 3 * top), title=title)
-        axes.set(xlabel="FLOP per byte", ylabel="TFLOP/s")
-        axes.grid(True, alpha=0.3)
-        for name, x, rate, ms in sorted(points, key=lambda point: -(point[3] or 0)):
-            placed.append((name, x, min(top, bandwidth * x) if rate is None else rate))
-            area, color = (40, "#4477aa") if rate is None else (20 + 400 * (ms or longest / 8) / longest, "#cc3344")
-            axes.scatter(*placed[-1][1:], area, color, alpha=0.7, zorder=3)
-        name_points(axes, placed[:NAMED], middle=math.sqrt(low * high))
-
-
-def name_points(axes, points, middle):
-    """Write each name in a line of its own at the bottom, and draw a thin line from it to the point.
-
-    Names run towards the middle. The outermost are lowest, so no line to a point crosses a name of its side.
-    """
-    across = axes.get_xaxis_transform()  # x in data, y as a fraction of the height
-    for row, (name, x, y) in enumerate(sorted(points, key=lambda point: -abs(math.log(point[1] / middle)))):
-        place, (offset, align) = (x, 0.03 + 0.052 * row), (3, "left") if x < middle else (-3, "right")
-        axes.annotate("", (x, y), place, "data", across, arrowprops=LINE)
-        axes.annotate(name, place, (offset, 0), across, "offset points", ha=align, **NAME)
+    figure = Figure(figsize=(5.5, 6.0), layout="constrained")  # as wide as a phone's screen
+    axes = figure.subplots()
+    axes.plot([low, top / bandwidth, high], [bandwidth * low, top, top], color="black", linewidth=2)
+    axes.text(high, 1.15 * top, f"matmul {rounded(top)} TFLOP/s", ha="right", fontsize=9)
+    axes.text(1.3 * low, 25 * bandwidth * low, f"copy {rounded(1e3 * bandwidth)} GB/s", fontsize=9)
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bandwidth * low / 100, 3 * top), title=title)
+    axes.set(xlabel="FLOP per byte", ylabel="TFLOP/s")
+    for i, (name, x, rate, ms) in enumerate(sorted(points, key=lambda point: -(point[3] or 0))):
+        y, area = min(top, bandwidth * x) if rate is None else rate, 20 + 400 * (ms or longest / 8) / longest
+        label, marker = name if i < NAMED else None, "os^"[i // 10 % 3]  # there are ten colors
+        axes.scatter(x, y, area, f"C{i % 10}", marker=marker, alpha=0.7, zorder=3, label=label)
+    legend = axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False, fontsize=9)
+    for handle in legend.legend_handles:
+        handle.set_sizes([40])
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=200)

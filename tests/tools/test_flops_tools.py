@@ -90,7 +90,7 @@ def test_the_documented_command_writes_all_its_files(tmp_path):
 
 def test_without_matplotlib_everything_but_the_picture_is_there(tmp_path, monkeypatch, without_training, capsys):
     monkeypatch.setattr(flops, "measure_ceilings", lambda *arguments: {"matmul_tflops": 1.0, "copy_tb_s": 1.0})
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     arguments = ["--version", "1", *BY_HAND, "--generate-roofline", "--profile-dir", tmp_path]
     refused(flops.main, arguments, capsys, "needs matplotlib", status=1)
     assert {path.name for path in tmp_path.iterdir()} == {"flops_profile.json", "model_profile.txt"}
@@ -231,19 +231,18 @@ def test_kernel_counts_are_those_of_the_parts():
     assert all(hasattr(getattr(load_version(3), name), "fn") for name in counts.KERNELS)
 
 
-def test_the_picture_names_every_point_on_a_line_of_its_own(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
-
+def test_the_picture_shows_every_point_and_names_the_longest(tmp_path, monkeypatch):
+    figure = pytest.importorskip("matplotlib.figure").Figure
     pictures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: pictures.append(figure.axes[0]))
-    points = [(name, x, None, None) for name, x in (("SwiGLU", 0.1), ("RoPE", 0.1), ("mm", 100), ("head", 100))]
+    monkeypatch.setattr(figure, "savefig", lambda figure, path, **options: pictures.append(figure.axes[0]))
+    points = [(str(i), 0.1, None, None) for i in range(20)] + [("mm", 100, 0.05, 2.0)]
     for top in (0.1, 700.0):  # a CPU, a GPU
         roofline.draw_roofline(tmp_path / "a.png", "", {"matmul_tflops": top, "copy_tb_s": 1.0}, points)
     assert [axes.get_xlim() for axes in pictures] == [roofline.FLOP_PER_BYTE] * 2  # one scale for all
     for axes, ceiling in zip(pictures, ("matmul 0.100 TFLOP/s", "matmul 700 TFLOP/s"), strict=True):
-        heights = {text.get_text(): text.xy[1] for text in axes.texts if hasattr(text, "xy")}
-        assert len({heights[name] for name, *_ in points}) == len(points) and ceiling in heights
+        places = [tuple(dots.get_offsets()[0]) for dots in axes.collections]
+        assert places == [(100, 0.05)] + [(0.1, 0.1)] * 20 and ceiling == axes.texts[0].get_text()
+        assert [text.get_text() for text in axes.get_legend().texts] == ["mm", *map(str, range(13))]
 
 
 def test_bad_input_of_the_bandwidth_tool(known_trace, capsys, monkeypatch):

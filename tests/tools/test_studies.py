@@ -203,16 +203,15 @@ def probe_of(limit, rate):
     return probe
 
 
-def test_the_largest_batch_is_found_despite_probes_that_run_out_of_memory():
+def test_the_largest_batch_is_found_and_the_first_that_does_not_fit_ends_the_search():
     rows = batch_tool.search(probe_of(23, lambda b: min(b, 2)), 1e9, 4096, to_the_limit=True)
-    assert [row["batch_size"] for row in rows if row["outcome"] == "out of memory"] == [24, 32]
-    assert batch_tool.best(rows, "memory")["batch_size"] in (22, 23)
-    # 100 + 10 b <= 230, and no batch of 16 runs
-    rows = batch_tool.search(probe_of(15, lambda b: b), 230.0, 4096, to_the_limit=True)
+    assert [row["outcome"] for row in rows] == ["fits"] * 5 + ["out of memory"]
+    assert batch_tool.best(rows, "memory")["batch_size"] == 16
+    rows = batch_tool.search(probe_of(23, lambda b: b), 230.0, 4096, to_the_limit=True)  # 100 + 10 b <= 230
     content = {"version": 2, "budget_mb": 230.0, "device_memory_mb": 500.0, "target": "memory", "probes": rows}
     text = batch_tool.as_text(content | {"best": batch_tool.best(rows, "memory")})
-    assert text.endswith("memory: --batch-size 13, 13.0 samples/s, 230 MiB (46.0 % of the device)")
-    assert re.search(r"\n +13 .* 230 +fits\n +14 .* 240 +above the limit\n +16 .* - +out of memory\n", text)
+    assert text.endswith("memory: --batch-size 8, 8.0 samples/s, 180 MiB (36.0 % of the device)")
+    assert re.search(r"\n +8 .* 180 +fits\n +16 .* 260 +above the limit\n", text)
 
 
 def test_throughput_takes_the_smallest_batch_that_is_as_fast():
