@@ -95,8 +95,7 @@ def write_files(content, path):
     folder.mkdir(parents=True, exist_ok=True)
     timing, ranked = folder / "operator_timing.csv", folder / "optimization_targets.json"
     path.write_text(report(content), encoding="utf-8")
-    with open(timing, "w", encoding="utf-8", newline="") as file:
-        write_csv(content["operators"], file)
+    write_csv(content["operators"], timing)
     ranked.write_text(json.dumps({"trace": content["trace"], "targets": content["targets"]}, indent=1) + "\n")
     return [path, timing, ranked]
 

@@ -31,8 +31,8 @@ import threading
 
 import torch
 
-from common import command_line, records
-from common.command_line import Failure, Parser, listed, numbers, on_cpu, positive, progress, run_tool
+from common import records
+from common.command_line import PRECISIONS, Failure, Parser, listed, numbers, on_cpu, positive, progress, run_tool
 from common.provenance import SAME_RUN, describe, hash_of
 from common.runs import TimeLimit, last_words, run_process, train
 from common.tables import rounded, text_table
@@ -40,7 +40,6 @@ from common.versions import load_version, loss_and_gradients, relative_error
 
 PEERS = {"hf": ["--library", "transformers"], "liger": ["--library", "liger"]}
 MODIFIERS = {"compile": ["--enable-torch-compile"], "nodet": ["--no-deterministic"], "fsdp": ["--parallel", "fsdp"]}
-PRECISIONS = command_line.PRECISIONS | {"fp8": [*command_line.PRECISIONS["bfloat16"], "--fp8"]}
 METRICS = ["throughput", "memory", "accuracy"]
 CHECK_GRADIENTS = "--check-gradients"
 STEPS = {"medium": 20}  # a step of the medium preset takes up to a quarter of a second

@@ -82,8 +82,7 @@ def as_text(rows, top, named):
 def analyze(options):
     rows = read_counters(options.path)
     if options.csv:
-        with open(options.csv, "w", encoding="utf-8", newline="") as file:
-            write_csv(rows, file)
+        write_csv(rows, options.csv)
     emit({"counters": rows}, as_text(rows, options.top, options.counters.split()), options.json)
 
 

@@ -30,8 +30,7 @@ def analyze(options):
     calls = read_profile(options.path).calls
     kernels = kernel_table(calls)
     if options.csv:
-        with open(options.csv, "w", encoding="utf-8", newline="") as file:
-            write_csv(kernels, file)
+        write_csv(kernels, options.csv)
     if options.trace:
         write_trace(calls, options.trace)
     text = f"{kernel_text(calls, options.top)}\n\nread from {', '.join(map(str, files_of(options.path)))}"

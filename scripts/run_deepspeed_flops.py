@@ -194,8 +194,7 @@ def run(options, rest):
         content["ceilings"] = measure_ceilings(device, content["precision"])
     (folder / "flops_profile.json").write_text(json.dumps(content, indent=1) + "\n")
     if measured:
-        with open(folder / "mfu_analysis.csv", "w", encoding="utf-8", newline="") as file:
-            write_csv([measured], file)
+        write_csv([measured], folder / "mfu_analysis.csv")
     print(f"\n{as_text(content)}\n\nresults are in {folder}")
     if content["ceilings"]:
         draw(folder / "roofline.png", content)

@@ -121,8 +121,7 @@ def main(argv):
         return 1
     rows = [row | {"limited_by": limit_of(row)} for row in rows]
     shown = [row | {"shown": short(row["kernel"], 40)} for row in rows[:TOP]]
-    with open(folder / "limits.csv", "w", encoding="utf-8", newline="") as file:
-        write_csv(rows, file)
+    write_csv(rows, folder / "limits.csv")
     print("what limits the top kernels, in percent of the GPU's peak")
     known = [column for column in COLUMNS if any(row[column] is not None for row in rows)]  # ncu knows no share of time
     cells = "".join(f" | {COLUMNS[column][0]}: {{{column}:,.1f}}" for column in known)

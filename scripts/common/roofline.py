@@ -217,12 +217,12 @@ def draw_roofline(path, title, ceilings, points):
         raise Failure(1, f"{path.name} needs matplotlib: pip install '.[plots]'") from None
     top, bandwidth, (low, high) = ceilings["matmul_tflops"], ceilings["copy_tb_s"], FLOP_PER_BYTE
     longest = max((ms for *_, ms in points if ms), default=1)
-    figure = Figure(figsize=(5.5, 6.0), layout="constrained")  # as wide as a phone's screen
+    figure = Figure(figsize=(5.5, 5.0), layout="constrained")  # as wide as a phone's screen
     axes = figure.subplots()
     axes.plot([low, top / bandwidth, high], [bandwidth * low, top, top], color="black", linewidth=2)
     axes.text(high, 1.15 * top, f"matmul {rounded(top)} TFLOP/s", ha="right", fontsize=9)
     axes.text(1.3 * low, 25 * bandwidth * low, f"copy {rounded(1e3 * bandwidth)} GB/s", fontsize=9)
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bandwidth * low / 100, 3 * top), title=title)
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bandwidth * low / 3, 3 * top), title=title)
     axes.set(xlabel="FLOP per byte", ylabel="TFLOP/s")
     for i, (name, x, rate, ms) in enumerate(sorted(points, key=lambda point: -(point[3] or 0))):
         y, area = min(top, bandwidth * x) if rate is None else rate, 20 + 400 * (ms or longest / 8) / longest

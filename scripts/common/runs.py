@@ -144,10 +144,8 @@ def read_metrics(path):
     """Return the content of a file that --metrics-file wrote; Failure with one sentence where it is none."""
     with errors_of(path):
         content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-        if (
-            not isinstance(content, dict)
-            or not {"config", "options", "environment", "steps", "summary"} <= content.keys()
-        ):
+        parts = {"config", "options", "environment", "steps", "summary"}
+        if not isinstance(content, dict) or not parts <= content.keys():
             raise Failure(2, "is no metrics file: write one with tiny_llama_v*.py --metrics-file")
         if not content["summary"]:
             raise Failure(2, "holds no measured step: its run failed before the first")

@@ -48,11 +48,12 @@ def emit(content, text, target):
     print(text)
 
 
-def write_csv(rows, file):
-    """Write rows of equal keys to an open file, with at most six decimals."""
-    writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+def write_csv(rows, path):
+    """Write rows of equal keys to a file, with at most six decimals."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()} for row in rows)
 
 
 class Cells(string.Formatter):

@@ -30,15 +30,6 @@ from common.records import MODELS, PRECISIONS, RECORDED, Record, configurations,
 from common.tables import known, markdown_table, rounded
 from common.versions import REPOSITORY, SCRIPTS
 
-PARTS = {
-    "graph": "with and without a graph",
-    "kernels": "each kernel alone",
-    "ablation3": "ablation",
-    "stages": "debugging stages",
-    "memory": "memory over length",
-    "ddp": "several GPUs with DDP and FSDP2",
-}
-
 
 def origin(record, recorded):
     """Return one line that says where a part was measured."""
@@ -127,13 +118,12 @@ def executed(recorded):
     """Return a row per record below the folder, newest first."""
     rows = []
     for path in [*recorded.glob("*/headline/suite.json"), *recorded.glob("contributed/*/headline/suite.json")]:
-        folder, results = path.parents[1], Record(path.parents[1]).suite()
+        results = Record(path.parents[1]).suite()
         found, runtime = results["record"], results["record"]["runtime"].replace("HIP", "ROCm")
         driver = f"driver {found['driver']}" if found["driver"] else "driver not recorded"
         packages = f"{driver}, PyTorch {found['packages']['torch']}, Triton {found['packages']['triton']}, {runtime}"
         versions = sorted({row["model"][1] for row in results["rows"] if re.match(r"v\d", row["model"])})
-        parts = [f"versions {', '.join(versions)}", *(PARTS[name] for name in PARTS if (folder / name).exists())]
-        rows.append((found["date"][:10], found["device"], packages, ", ".join(parts)))
+        rows.append((found["date"][:10], found["device"], packages, f"versions {', '.join(versions)}"))
     return [("executed", *row, f"{what}; last on {date}") for date, *row, what in sorted(rows, reverse=True)]
 
 

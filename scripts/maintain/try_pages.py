@@ -28,7 +28,7 @@ from common.pages import PAGES, commands, start_of
 from common.runs import end
 from common.versions import REPOSITORY
 
-RUN_ALONE = ("test.sh", "record.sh", "try_pages.py", "try_wrappers.sh")
+RUN_ALONE = ("test.sh", "record.sh", "try_pages.py")
 SAID_WITH_STATUS_1 = re.compile(r"check\.py (solution )?\d+")  # of an exercise that nobody has started
 PLACEHOLDER = re.compile(r"\b[A-Z]+_[A-Z]+\b(?!=)")
 LEFT_OUT = (".git", ".venv*", "__pycache__", ".pytest_cache", ".ruff_cache", "tried_pages")

@@ -7,11 +7,8 @@ STEPS="measured steps" # the range that the scripts put around them, NVTX on NVI
 plain() { sed 's/\x1b\[[0-9;?]*[A-Za-z]//g'; } # without colours and other escape codes
 
 show() { # COMMAND...: print it as it could be typed
-    local word line=""
-    for word in "$@"; do
-        [[ $word =~ ^[[:alnum:]_@%+=:,./-]+$ ]] || word="'${word//\'/\'\\\'\'}'"
-        line+=" $word"
-    done
+    local line
+    printf -v line ' %q' "$@"
     echo "${line# }"
 }
 
