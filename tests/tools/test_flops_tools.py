@@ -235,13 +235,13 @@ def test_the_picture_shows_every_point_and_names_the_longest(tmp_path, monkeypat
     figure = pytest.importorskip("matplotlib.figure").Figure
     pictures = []
     monkeypatch.setattr(figure, "savefig", lambda figure, path, **options: pictures.append(figure.axes[0]))
-    points = [(str(i), 0.1, None, None) for i in range(20)] + [("mm", 100, 0.05, 2.0)]
+    points = [(str(i), 1000, None, None) for i in range(20)] + [("mm", 100, 0.05, 2.0)]
     for top in (0.1, 700.0):  # a CPU, a GPU
         roofline.draw_roofline(tmp_path / "a.png", "", {"matmul_tflops": top, "copy_tb_s": 1.0}, points)
     assert [axes.get_xlim() for axes in pictures] == [roofline.FLOP_PER_BYTE] * 2  # one scale for all
-    for axes, ceiling in zip(pictures, ("matmul 0.100 TFLOP/s", "matmul 700 TFLOP/s"), strict=True):
+    for axes, top, words in zip(pictures, (0.1, 700.0), ("0.100", "700"), strict=True):
         places = [tuple(dots.get_offsets()[0]) for dots in axes.collections]
-        assert places == [(100, 0.05)] + [(0.1, 0.1)] * 20 and ceiling == axes.texts[0].get_text()
+        assert places == [(100, 0.05)] + [(1000, top)] * 20 and axes.texts[0].get_text() == f"matmul {words} TFLOP/s"
         assert [text.get_text() for text in axes.get_legend().texts] == ["mm", *map(str, range(13))]
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -311,6 +312,8 @@ def test_wrappers_run_from_anywhere_and_with_spaces_in_paths(run, tmp_path):
     result = run(copy / "get_hotspots.sh", profilers="rocm-6.4", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert len(list(copy.glob("hotspots/hotspot_*/hotspots.csv"))) == 1
+    (shown,) = copy.glob("hotspots/hotspot_*/command.txt")  # as it could be typed
+    assert str(copy / "tiny_llama_v3.py") in shlex.split(shown.read_text())
     for release, refused in (("6.4", True), ("7.0", True), ("10.0", False)):
         result = run(copy / "get_rocprof_compute.sh", profilers=f"rocm-{release}", cwd=tmp_path)
         assert result.returncode == refused and ("splits the command at spaces" in result.stderr) == refused

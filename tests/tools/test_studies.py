@@ -208,6 +208,7 @@ def test_the_largest_batch_is_found_and_the_first_that_does_not_fit_ends_the_sea
     assert [row["outcome"] for row in rows] == ["fits"] * 5 + ["out of memory"]
     assert batch_tool.best(rows, "memory")["batch_size"] == 16
     rows = batch_tool.search(probe_of(23, lambda b: b), 230.0, 4096, to_the_limit=True)  # 100 + 10 b <= 230
+    assert [row["outcome"] for row in rows] == ["fits"] * 4 + ["above the limit"]
     content = {"version": 2, "budget_mb": 230.0, "device_memory_mb": 500.0, "target": "memory", "probes": rows}
     text = batch_tool.as_text(content | {"best": batch_tool.best(rows, "memory")})
     assert text.endswith("memory: --batch-size 8, 8.0 samples/s, 180 MiB (36.0 % of the device)")
