@@ -72,7 +72,8 @@ class Sequence:
         event = packet.part(11)
         stack = self.open.setdefault(event.last(11, self.track), [])
         if event.last(9) == SLICE_BEGIN:
-            categories = {self.categories.get(number) for number in event.get(3, [])} | {event.text(22)}
+            categories = {self.categories.get(number) for number in event.get(3, [])}
+            categories |= {name.decode(errors="replace") for name in event.get(22, [])}
             name = event.text(23) if 23 in event else self.names.get(event.last(10), "?")
             stack.append((name, now, bool(categories & KERNEL_CATEGORIES)))
         elif event.last(9) == SLICE_END and stack:
