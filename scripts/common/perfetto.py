@@ -20,29 +20,33 @@ def varint(data, at):
             return value, at
 
 
-def message(data):
-    """Return {field number: its values} of a message, each an int or bytes."""
-    found, at = {}, 0
-    while at < len(data):
-        key, at = varint(data, at)
-        kind = key & 7
-        if kind == 0:
-            value, at = varint(data, at)
-        elif kind in (1, 2, 5):
-            size, at = varint(data, at) if kind == 2 else ({1: 8, 5: 4}[kind], at)
-            value, at = data[at : at + size], at + size
-            if len(value) < size:
+class Message(dict):
+    """Map the field numbers of an encoded message to their values, each an int or bytes."""
+
+    def __init__(self, data=b""):
+        at = 0
+        while at < len(data):
+            key, at = varint(data, at)
+            kind = key & 7
+            value, at = varint(data, at) if kind in (0, 2) else ({1: 8, 5: 4}[kind], at)
+            if kind:  # a number, or so many bytes
+                value, at = data[at : at + value], at + value
+            if at > len(data):
                 raise ValueError("it is cut off")
-            value = value if kind == 2 else int.from_bytes(value, "little")
-        else:
-            raise ValueError(f"unknown wire type {kind}")
-        found.setdefault(key >> 3, []).append(value)
-    return found
+            self.setdefault(key >> 3, []).append(value)
 
+    def last(self, number, default=0):
+        """Return the last value of a field, which is the one that counts where it must not repeat."""
+        return self.get(number, [default])[-1]
 
-def last(fields, number, default=0):
-    """Return the last value of a field, which is the one that counts where it must not repeat."""
-    return fields.get(number, [default])[-1]
+    def text(self, number):
+        return self.last(number, b"?").decode(errors="replace")
+
+    def part(self, number):
+        return Message(self.last(number, b""))
+
+    def parts(self, number):
+        return map(Message, self.get(number, []))
 
 
 class Sequence:
@@ -53,32 +57,25 @@ class Sequence:
 
     def kernel(self, packet):
         """Read a packet; return (name, start, end) where it ends a kernel, else None."""
-        if last(packet, 13) & 1 or 59 in packet:  # forget the names of before, take new defaults
-            defaults = message(last(packet, 59, b""))
-            self.names, self.categories, self.clock = {}, {}, last(defaults, 58)
-            self.track = last(message(last(defaults, 11, b"")), 11)
-        for clock in map(message, message(last(packet, 6, b"")).get(1, [])):
-            if last(clock, 1) == INCREMENTAL_CLOCK:
-                self.now = last(clock, 2)
-        interned = message(last(packet, 12, b""))
-        for number, names in ((1, self.categories), (2, self.names)):
-            for entry in map(message, interned.get(number, [])):
-                names[last(entry, 1)] = last(entry, 2, b"?").decode(errors="replace")
-        now = last(packet, 8)
-        if last(packet, 58, self.clock) == INCREMENTAL_CLOCK:  # every packet moves it
+        if packet.last(13) & 1 or 59 in packet:  # forget the names of before, take new defaults
+            defaults = packet.part(59)
+            self.names, self.categories, self.clock = {}, {}, defaults.last(58)
+            self.track = defaults.part(11).last(11)
+        for clock in packet.part(6).parts(1):
+            if clock.last(1) == INCREMENTAL_CLOCK:
+                self.now = clock.last(2)
+        self.categories |= {entry.last(1): entry.text(2) for entry in packet.part(12).parts(1)}
+        self.names |= {entry.last(1): entry.text(2) for entry in packet.part(12).parts(2)}
+        now = packet.last(8)
+        if packet.last(58, self.clock) == INCREMENTAL_CLOCK:  # every packet moves it
             self.now = now = self.now + now
-        return self.event(message(packet[11][-1]), now) if 11 in packet else None
-
-    def event(self, event, now):
-        """Open or close a slice; return the kernel that it closes, else None."""
-        categories = {self.categories.get(number) for number in event.get(3, [])}
-        categories |= {name.decode(errors="replace") for name in event.get(22, [])}
-        name = event[23][-1].decode(errors="replace") if 23 in event else self.names.get(last(event, 10), "?")
-        track = last(event, 11, self.track)
-        stack = self.open.setdefault(track, [])
-        if last(event, 9) == SLICE_BEGIN:
+        event = packet.part(11)
+        stack = self.open.setdefault(event.last(11, self.track), [])
+        if event.last(9) == SLICE_BEGIN:
+            categories = {self.categories.get(number) for number in event.get(3, [])} | {event.text(22)}
+            name = event.text(23) if 23 in event else self.names.get(event.last(10), "?")
             stack.append((name, now, bool(categories & KERNEL_CATEGORIES)))
-        elif last(event, 9) == SLICE_END and stack:
+        elif event.last(9) == SLICE_END and stack:
             name, start, kernel = stack.pop()
             return (name, start, now) if kernel else None
         return None
@@ -87,6 +84,6 @@ class Sequence:
 def kernels(data):
     """Return (name, start_ns, end_ns) of every kernel in a trace."""
     sequences, found = {}, []
-    for packet in map(message, message(data).get(1, [])):
-        found.append(sequences.setdefault(last(packet, 10), Sequence()).kernel(packet))
+    for packet in Message(data).parts(1):
+        found.append(sequences.setdefault(packet.last(10), Sequence()).kernel(packet))
     return list(filter(None, found))
