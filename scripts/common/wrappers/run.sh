@@ -56,9 +56,7 @@ reason() { # STATUS LOG: the sentence that explains a failure
         130:*) echo "interrupted" ;;
         *"No space left on device"*) echo "the disk is full: free some space, or choose another place with --output-dir" ;;
         *ERR_NVGPUCTRPERM*) echo "no permission for the GPU's counters: the administrator must allow them to users" ;;
-        *perf_event_paranoid* | *CAP_PERFMON*)
-            echo "no permission for counters: kernel.perf_event_paranoid must be 2 or less, or CAP_PERFMON given"
-            ;;
+        *perf_event_paranoid* | *CAP_PERFMON*) echo "no permission: kernel.perf_event_paranoid must be 2 or less" ;;
         *"Unable to open /dev/kfd"* | *"/dev/kfd"*[Pp]"ermission denied"*) echo "$NO_KFD" ;;
         *"package was not found in the current execution environment"*)
             packages=$(sed -n "s/.*The '\([A-Za-z0-9_.-]*\).*' package was not found.*/\1/p" <<<"$2" | paste -sd ' ')
@@ -96,7 +94,7 @@ largest() { # PATTERN...: set FOUND to the largest file of the first pattern tha
         FOUND=$(find "$OUT" -name "$pattern" -type f -size +0c -exec ls -S {} + | sed -n 1p)
         [ -z "$FOUND" ] || return 0
     done
-    give_up 1 "$TOOL left no $1: see the log, and whether the disk is full"
+    give_up 1 "$TOOL left no $1: see the log$([ "$PROFILER" != nsight ] || echo "; --profiler pytorch does without it")"
 }
 
 report() { # TOOL.py OPTIONS...: read the result of every rank (@OUT@) with a tool of scripts/; print that of rank 0
@@ -138,37 +136,21 @@ open_in_perfetto() { # PATTERN...: say where to open the largest trace of these 
 # ---------------------------------------------------------------- what several wrappers run
 
 profile_nsys() { # TRACED: a report of nsys on the measured steps alone, as SQLite too
-    local status=0 recordings=""
     # The scripts' range names are no registered strings, which alone nsys compares unless the variable is 0.
-    attempt nsys profile --trace="$1" --cuda-graph-trace=node --sample=none --cpuctxsw=none \
+    profile nsys profile --trace="$1" --cuda-graph-trace=node --sample=none --cpuctxsw=none \
         --capture-range=nvtx --nvtx-capture="$STEPS" --capture-range-end=stop \
-        --env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0 ${EXTRA[@]+"${EXTRA[@]}"} --output "$PLACE/report" "${TRAIN[@]}" ||
-        status=$?
-    [ -n "$DRY_RUN" ] || recordings=$(find "$OUT" -name "*.qdstrm" | sort | paste -sd " ")
-    if [ -n "$recordings" ] && { [ $status = 0 ] || grep -q "Importer error" "$OUT/log.txt"; }; then
-        fail 1 "this nsys cannot import its recording: open $recordings with Nsight Systems on another machine, or run \
-QdstrmImporter -i there; --profiler pytorch does without nsys"
-    fi
-    [ $status = 0 ] || failed $status
+        --env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0 ${EXTRA[@]+"${EXTRA[@]}"} --output "$PLACE/report" "${TRAIN[@]}"
     export_report export.txt nsys export --type sqlite --output @OUT@/report.sqlite @OUT@/report.nsys-rep
 }
 
-run_ncu() { # OPTIONS...: a report of ncu on the first launch of each kernel, by its full name, and its table
-    local range=() first=::regex:${KERNEL:-.}:1 command
-    if tool_has --nvtx-push-pop-scope; then # autograd launches the backward pass from a thread outside the range
-        range=(--nvtx --nvtx-push-pop-scope process --nvtx-include "$STEPS/")
-    else
-        warn "this ncu cannot select the measured steps: it looks at the whole run"
-    fi
+run_ncu() { # OPTIONS...: a report of ncu on the first launch of each kernel in the measured steps, and its table
+    local first=::regex:${KERNEL:-.}:1
     # ncu repeats a kernel for every few counters, and one rank alone cannot repeat a collective kernel.
     [ -z "$PROCESSES" ] || first="::regex:^(?!nccl).*${KERNEL}:1"
-    command=("$@" --clock-control none --kernel-name-base demangled --kernel-id "$first" ${EXTRA[@]+"${EXTRA[@]}"}
-        --export "$PLACE/report" "${TRAIN[@]}")
-    attempt ncu ${range[@]+"${range[@]}"} "${command[@]}" || return $?
-    if [ -z "$DRY_RUN" ] && [ -z "$(find "$OUT" -name report.ncu-rep)" ] && [ ${#range[@]} -gt 0 ]; then
-        warn "ncu saw no kernel in the measured steps: it now looks at the whole run"
-        attempt ncu "${command[@]}" || return $?
-    fi
+    # Of the process and not of the thread: autograd launches the backward pass from another thread.
+    attempt ncu --nvtx --nvtx-push-pop-scope process --nvtx-include "$STEPS/" "$@" --clock-control none \
+        --kernel-name-base demangled --kernel-id "$first" ${EXTRA[@]+"${EXTRA[@]}"} --export "$PLACE/report" \
+        "${TRAIN[@]}" || return $?
     export_report ncu.csv ncu --import @OUT@/report.ncu-rep --csv --page raw
 }
 
