@@ -97,7 +97,7 @@ def write_results(trace, metrics, with_report, target=None):
         files[folder / "profiling_report.md"] = report(content, trace)
     for file, text in files.items():
         file.write_text(text, encoding="utf-8")
-    print(f"\n{trace.title}\n{kernel_text(trace.calls, 15)}\n\nwrote {', '.join(map(str, files))}")
+    print(f"\n{trace.title}\n{kernel_text(trace, 15)}\n\nwrote {', '.join(map(str, files))}")
     if not trace.memory:
         print("no memory_timeline.html: the trace has no memory events, record them with --profile-memory")
     print(f"open {trace.path} in https://ui.perfetto.dev")
@@ -115,7 +115,7 @@ def analyze(path, with_report):
     elif with_report:
         raise Failure(2, f"{path} is no trace of a training script: --generate-report needs one")
     else:
-        print(f"{trace.title}:\n{kernel_text(trace.calls, 15)}\n")
+        print(f"{trace.title}:\n{kernel_text(trace, 15)}\n")
 
 
 def run(options, rest):
