@@ -114,9 +114,9 @@ def test_kernels_per_step_are_counted_from_the_traces(make_trace, capsys):
     arguments = ["--baseline", str(baseline), "--fused", str(fused)]
     assert reduction.main([*arguments, "--json", "-"]) == 0
     content = json.loads(capsys.readouterr().out)
-    calls = {name: [part["calls"] for part in content[name]["groups"].values()] for name in ("baseline", "fused")}
+    calls = {name: [part["calls"] for part in content[name].values()] for name in ("baseline", "fused")}
     assert calls == {"baseline": [3, 1, 4], "fused": [1, 1, 2]}
-    assert content["baseline"]["groups"]["all"]["ms"] == pytest.approx(0.008)
+    assert content["baseline"]["all"]["ms"] == pytest.approx(0.008)
     assert content["change"]["gemm_qkv"] == 1 and content["change"]["gemm_q"] == -1
     assert reduction.main(arguments) == 0
     assert re.search(r"^GEMM +3.0 +1.0 +66.7 % +0.00600 +0.00200$", capsys.readouterr().out, re.MULTILINE)
