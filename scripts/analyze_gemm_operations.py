@@ -22,7 +22,6 @@ from common.tables import columns, emit, text_table
 from common.versions import load_version
 
 SMALL = 0.5  # fraction of the attainable rate below which a GEMM is too small for the device
-CALLS = 20  # of a GEMM in one measurement on a GPU
 GEMM_COLUMNS = (
     "GEMM: {names}, {part} | batch x m x k x n: {batch}x{m}x{k}x{n} | calls: {calls} | GFLOP: {flops:G.3f} | "
     "MB: {bytes:M.2f} | FLOP/B: {flop_per_byte:.1f} | us: {us:.1f} | TFLOP/s: {tflops:.3f} | "
@@ -65,11 +64,11 @@ def gemms(s, e):
         ("gradient of weights", "input gradient", heads, s.T, s.D, s.T, s.L),
         ("gradients of q, k, v", "input gradient", heads, s.T, s.T, s.D, 3 * s.L),
     ]
-    gemms = [dict(zip(("names", "part", "batch", "m", "k", "n", "calls"), one, strict=True)) for one in found]
-    for gemm in gemms:
-        batch, m, k, n = (gemm[name] for name in ("batch", "m", "k", "n"))
-        gemm |= {"flops": 2 * batch * m * k * n, "bytes": batch * counts.matmul(m, k, n, e)}
-        gemm["flop_per_byte"] = gemm["flops"] / gemm["bytes"]
+    gemms = []
+    for name, part, batch, m, k, n, calls in found:
+        flops, moved = 2 * batch * m * k * n, batch * counts.matmul(m, k, n, e)
+        gemm = {"names": name, "part": part, "batch": batch, "m": m, "k": k, "n": n, "calls": calls}
+        gemms.append(gemm | {"flops": flops, "bytes": moved, "flop_per_byte": flops / moved})
     return gemms
 
 
@@ -79,21 +78,17 @@ def seconds(gemm, device, dtype):
 
     def operand(rows, columns, transposed):
         shape = (gemm["batch"], columns, rows) if transposed else (gemm["batch"], rows, columns)
-        tensor = torch.randn(shape, device=device).to(dtype)
-        tensor = tensor.transpose(1, 2) if transposed else tensor
-        return tensor[0] if gemm["batch"] == 1 else tensor
+        tensor = torch.randn(shape, device=device, dtype=dtype)
+        return (tensor.mT if transposed else tensor).squeeze(0)
 
     left = operand(gemm["m"], gemm["k"], transposed=gemm["part"] == "weight gradient")
     right = operand(gemm["k"], gemm["n"], transposed=gemm["part"] == "forward")
     if device == "cpu":
         return shortest_s(lambda: left @ right, 3)
-    stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        left @ right  # the library makes its handles and picks its kernel outside the graph
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(CALLS):
-                left @ right
-    return shortest_s(graph.replay, 6) / CALLS
+    from triton.testing import do_bench_cudagraph  # it comes with PyTorch where a GPU is
+
+    with torch.cuda.device(device):
+        return do_bench_cudagraph(lambda: left @ right, rep=5, return_mode="min") / 1e3
 
 
 def rated(gemm, roofs):

@@ -28,25 +28,18 @@ def changes(before, after):
     return dict(sorted(found.items(), key=lambda change: -abs(change[1])))
 
 
-def as_text(content):
-    what, groups = content["what"], [content[name]["groups"] for name in NAMES]
-    header = [f"{what} per step", "baseline", "fused", "fewer", "baseline ms", "fused ms"]
-    changed = [(name, number) for name, number in content["change"].items() if number][:SHOWN]
-    lines = [f"{name:<9} {content[name]['title']}, {content[name]['steps']} steps" for name in NAMES]
-    lines += ["", text_table(header, group_cells(*groups)), *[INTERPRETED] * content["interpreted"], ""]
-    lines.append(f"{what} whose number changed most, per step")
-    lines += [f"{number:+10,.1f}  {short(name, 90)}" for name, number in changed]
-    before, after = (found["all"]["calls"] for found in groups)
-    return "\n".join([*lines, "", f"{before:,.0f} {what} per step became {after:,.0f}"])
-
-
 def analyze(options):
     pair = read_pair(options.baseline, options.fused, (options.baseline_steps, options.fused_steps))
-    content = {"what": pair[0].what, "interpreted": any(one.interpreted for one in pair)}
-    for one, name in zip(pair, NAMES, strict=True):
-        content[name] = {"title": one.title, "groups": groups_per_step(one, f"--{name}-steps"), "steps": one.steps}
-    content["change"] = changes(*pair)
-    emit(content, as_text(content), options.json)
+    groups = [groups_per_step(one, f"--{name}-steps") for one, name in zip(pair, NAMES, strict=True)]
+    what, changed = pair[0].what, changes(*pair)
+    header = [f"{what} per step", "baseline", "fused", "fewer", "baseline ms", "fused ms"]
+    lines = [f"{name:<9} {one.title}, {one.steps} steps" for name, one in zip(NAMES, pair, strict=True)]
+    lines += ["", text_table(header, group_cells(*groups)), *[INTERPRETED] * any(one.interpreted for one in pair), ""]
+    lines.append(f"{what} whose number changed most, per step")
+    lines += [f"{number:+10,.1f}  {short(name, 90)}" for name, number in list(changed.items())[:SHOWN] if number]
+    before, after = (found["all"]["calls"] for found in groups)
+    lines += ["", f"{before:,.0f} {what} per step became {after:,.0f}"]
+    emit(dict(zip(NAMES, groups, strict=True)) | {"change": changed}, "\n".join(lines), options.json)
 
 
 def main(argv=None):

@@ -24,7 +24,7 @@ from common.versions import REPOSITORY
 def profiles_in(folder):
     """Return the content of each profile_*.json of run_pytorch_profiler.py below a folder, the newest first."""
     found = []
-    for file in sorted(folder.rglob("profile_v*.json"), key=lambda file: -file.stat().st_mtime):
+    for file in sorted(folder.rglob("profile_v*.json"), key=lambda one: -one.stat().st_mtime):
         with errors_of(file):
             content = json.loads(file.read_text(encoding="utf-8"))
             if "summary" in content:  # measured steps, not only an earlier trace that was analysed
@@ -43,43 +43,35 @@ def profile_version(version, folder, rest):
         raise Failure(status)  # the tool said why
 
 
-def comparison(folders):
-    """Return results and kernels of the newest two profiles of like runs; Failure if none are."""
+def newest_pair(folders):
+    """Return results and traces of the newest two profiles of like runs; Failure if none are."""
     chosen = newest_alike(*([(content, content["metadata"]) for content in profiles_in(folder)] for folder in folders))
-    profiles = read_pair(*(content["trace"] for content in chosen))
     roles = zip(("baseline", "fused"), chosen, strict=True)
-    return {
-        "versions": [pages.row_of(f"{role} (version {content['version']})", content) for role, content in roles],
-        "traces": [profile.title for profile in profiles],
-        "groups": [groups_per_step(profile) for profile in profiles],
-        "what": profiles[0].what,
-        "interpreted": any(profile.interpreted for profile in profiles),
-    }
+    results = [pages.row_of(f"{role} (version {content['version']})", content) for role, content in roles]
+    return results, read_pair(*(content["trace"] for content in chosen))
 
 
-def findings(content):
+def findings(results, traces, groups):
     """Return what to notice, in sentences made of the results."""
-    first, second = content["versions"]
-    before, after = (f"{groups['all']['calls']:,.0f}" for groups in content["groups"])
-    step = f"{second['name'].capitalize()} takes {rounded(second['step_ms']['median'])} ms per step"
-    lines = [f"{step}, {pages.times_as_fast(first, second)}. {before} {content['what']} per step became {after}."]
-    for version in content["versions"]:
-        if version["parameters_trained"] != version["parameters"]:
-            lines.append(f"{version['name'].capitalize()} does not train every parameter: its speed means nothing.")
-    return lines + [INTERPRETED] * content["interpreted"]
+    before, after = (f"{one['all']['calls']:,.0f}" for one in groups)
+    step = f"{results[1]['name'].capitalize()} takes {rounded(results[1]['step_ms']['median'])} ms per step"
+    lines = [f"{step}, {pages.times_as_fast(*results)}. {before} {traces[0].what} per step became {after}."]
+    for result in results:
+        if result["parameters_trained"] != result["parameters"]:
+            lines.append(f"{result['name'].capitalize()} does not train every parameter: its speed means nothing.")
+    return lines + [INTERPRETED] * any(trace.interpreted for trace in traces)
 
 
-def report(content):
+def report(results, traces, groups, notice):
     """Return the report as Markdown."""
-    versions, what = content["versions"], content["what"]
-    names = [version["name"] for version in versions]
+    names, what = [result["name"] for result in results], traces[0].what
     header = [f"{what} per step", *names, "fewer", *(f"ms, {name}" for name in names)]
     sections = [
-        ("The steps", [pages.table(["", *names], pages.result_lines(versions))]),
-        (f"{what.capitalize()} by group", [pages.table(header, group_cells(*content["groups"]))]),
+        ("The steps", [pages.table(["", *names], pages.result_lines(results))]),
+        (f"{what.capitalize()} by group", [pages.table(header, group_cells(*groups))]),
     ]
-    facts = [*pages.facts_of(versions[1]), *zip(names, content["traces"], strict=True)]
-    return pages.markdown(f"Fusion report: {' and '.join(names)}", facts, findings(content), sections)
+    facts = [*pages.facts_of(results[1]), *zip(names, [trace.title for trace in traces], strict=True)]
+    return pages.markdown(f"Fusion report: {' and '.join(names)}", facts, notice, sections)
 
 
 def generate(options, rest):
@@ -91,10 +83,13 @@ def generate(options, rest):
         folders.append(pathlib.Path(name or folder / f"profile_v{version}"))
         if not name:
             profile_version(version, folders[-1], rest)
-    content = comparison(folders)
+    results, traces = newest_pair(folders)
+    groups = [groups_per_step(trace) for trace in traces]
+    notice = findings(results, traces, groups)
     target = result_folder(folder, "--output-dir") / pathlib.Path(options.output).name
-    target.write_text(report(content), encoding="utf-8")
-    emit(content, "\n".join([*findings(content), f"wrote {target}"]), options.json)
+    target.write_text(report(results, traces, groups, notice), encoding="utf-8")
+    content = {"versions": results, "traces": [trace.title for trace in traces], "groups": groups}
+    emit(content, "\n".join([*notice, f"wrote {target}"]), options.json)
 
 
 def main(argv=None):

@@ -7,7 +7,6 @@ In a folder with one run in several forms it reads the most detailed. The CSV's 
 last the kernel's name: sort -t, -k4 -nr kernels.csv
 """
 
-import json
 import pathlib
 import sys
 
@@ -16,25 +15,13 @@ from common.profiles import files_of, group_table, kernel_table, kernel_text, re
 from common.tables import emit, write_csv
 
 
-def write_trace(calls, path):
-    """Write launches as a Chrome trace with a line per stream."""
-    events = [
-        {"ph": "X", "cat": one.kind, "name": one.name, "pid": 0, "tid": one.stream}
-        | {"ts": one.start_ns / 1e3, "dur": one.total_ns / 1e3}
-        for one in calls
-    ]
-    path.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": events}), encoding="utf-8")
-
-
 def analyze(options):
-    calls = read_profile(options.path).calls
-    kernels = kernel_table(calls)
+    profile = read_profile(options.path)
+    kernels = kernel_table(profile.calls)
     if options.csv:
         write_csv(kernels, options.csv)
-    if options.trace:
-        write_trace(calls, options.trace)
-    text = f"{kernel_text(calls, options.top)}\n\nread from {', '.join(map(str, files_of(options.path)))}"
-    emit({"kernels": kernels, "groups": group_table(calls)}, text, options.json)
+    text = f"{kernel_text(profile, options.top)}\n\nread from {', '.join(map(str, files_of(options.path)))}"
+    emit({"kernels": kernels, "groups": group_table(profile.calls)}, text, options.json)
 
 
 def main(argv=None):
@@ -43,7 +30,6 @@ def main(argv=None):
     add("path", type=pathlib.Path, metavar="PATH", help="file or folder that a profiler left")
     add("--top", type=positive, default=20, metavar="N", help="kernels to print (%(default)s)")
     add("--csv", metavar="FILE", help="write the whole table as CSV")
-    add("--trace", type=pathlib.Path, metavar="FILE", help="write the launches as a trace for ui.perfetto.dev")
     return parser.run(analyze, argv)
 
 

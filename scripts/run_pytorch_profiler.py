@@ -13,7 +13,6 @@ Trains a few steps with the version's own script (options that are not listed go
 --analyze-existing writes the last three beside traces that are there already, as far as they can tell.
 """
 
-import datetime
 import json
 import pathlib
 import shlex
@@ -22,7 +21,7 @@ import sys
 
 from common import report as pages
 from common.command_line import Failure, Parser, add_version_option, progress, result_folder, version_meant, with_sizes
-from common.profiles import INTERPRETED, PHASES, group_table, kernel_table, kernel_text, read_profile, short
+from common.profiles import INTERPRETED, PHASES, errors_of, group_table, kernel_table, kernel_text, read_profile, short
 from common.tables import columns, rounded
 from common.versions import SCRIPTS
 
@@ -83,49 +82,40 @@ def report(content, trace):
     return pages.markdown(f"Profile of version {content['version']}", facts, [], sections)
 
 
-def write_results(trace, metrics, with_report, target=None):
-    """Write profile_*.json (target if it is there), memory_timeline.html and, if wanted, the report beside a trace."""
-    folder, version = trace.path.parent, trace.metadata["version"]
-    content = metrics | {"version": version, "trace": trace.path.name, "steps_profiled": trace.steps}
+def write_results(trace, with_report, metrics=None):
+    """Write profile_*.json (without metrics, with those of an earlier one) and the pages beside a trace; print them."""
+    if not trace.metadata:
+        raise Failure(2, f"{trace.path} is no trace of a training script: read it with kernel_times.py")
+    target = trace.path.with_name(f"profile_{trace.path.name.split('.')[0].removeprefix('trace_')}.json")
+    with errors_of(target):
+        content = metrics or (json.loads(target.read_text(encoding="utf-8")) if target.exists() else {})
+        content |= {"version": trace.metadata["version"], "trace": trace.path.name, "steps_profiled": trace.steps}
     content |= {"device": trace.device, "metadata": trace.metadata}
     content |= {"kernels": kernel_table(trace.calls), "groups": group_table(trace.calls)}
-    target = target or folder / f"profile_v{version}_{datetime.datetime.now():%Y%m%d_%H%M%S}.json"
     files = {target: json.dumps(content, indent=1) + "\n"}
     if trace.memory:
-        files[folder / "memory_timeline.html"] = memory_page(trace)
+        files[target.with_name("memory_timeline.html")] = memory_page(trace)
     if with_report:
-        files[folder / "profiling_report.md"] = report(content, trace)
+        files[target.with_name("profiling_report.md")] = report(content, trace)
     for file, text in files.items():
         file.write_text(text, encoding="utf-8")
-    print(f"\n{trace.title}\n{kernel_text(trace.calls, 15)}\n\nwrote {', '.join(map(str, files))}")
+    print(f"\n{trace.title}\n{kernel_text(trace, 15)}\n\nwrote {', '.join(map(str, files))}")
     if not trace.memory:
         print("no memory_timeline.html: the trace has no memory events, record them with --profile-memory")
     print(f"open {trace.path} in https://ui.perfetto.dev")
 
 
-def analyze(path, with_report):
-    """Print the table of an earlier profile; write the files beside it if a training script made it."""
-    if not path.exists() and "*" in path.name:  # the shell found nothing for the pattern
-        print(f"there is no {path}: reading the newest trace in {path.parent}")
-        path = path.parent
-    trace = read_profile(path)
-    if trace.metadata:
-        earlier = path if path.is_file() and trace.path != path else None  # a profile_*.json, which names its trace
-        write_results(trace, json.loads(earlier.read_text()) if earlier else {}, with_report, earlier)
-    elif with_report:
-        raise Failure(2, f"{path} is no trace of a training script: --generate-report needs one")
-    else:
-        print(f"{trace.title}:\n{kernel_text(trace.calls, 15)}\n")
-
-
 def run(options, rest):
     if options.analyze_existing and rest:
         raise Failure(2, f"{' '.join(rest)} means nothing with --analyze-existing")
-    for name in options.analyze_existing:
-        analyze(pathlib.Path(name), options.generate_report)
+    for path in map(pathlib.Path, options.analyze_existing):
+        if not path.exists() and "*" in path.name:  # the shell found nothing for the pattern
+            print(f"there is no {path}: reading the newest trace in {path.parent}")
+            path = path.parent
+        write_results(read_profile(path), options.generate_report)
     if not options.analyze_existing:
         trace, metrics = profile(version_meant(options.version), options.profile_dir, rest)
-        write_results(trace, metrics, options.generate_report)
+        write_results(trace, options.generate_report, metrics)
 
 
 def main(argv=None):

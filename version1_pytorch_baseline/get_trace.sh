@@ -8,6 +8,6 @@
 #   --nproc-per-node N (1): N processes under torchrun, a result per rank   --output-dir DIR (this folder)
 #   --profiler auto|rocm|nsight|pytorch (auto)                              --dry-run: print the commands only
 #
-# Writes traces/trace_<timestamp>/ with a trace to open in https://ui.perfetto.dev; prints the top 10 kernels.
+# Writes traces/trace_<timestamp>/ with a trace for https://ui.perfetto.dev (nsys: Nsight Systems); prints the top 10.
 # https://rocm.docs.amd.com/projects/rocprofiler-sdk/en/latest/how-to/using-rocprofv3.html
 exec bash "$(dirname "${BASH_SOURCE[0]}")/../scripts/common/wrappers/wrapper.sh" "${BASH_SOURCE[0]}" "$@"

@@ -64,15 +64,13 @@ INTERPRETED = "Version 3's kernels ran in Triton's interpreter: these times say 
 class Kernel:
     """One launch of a kernel. Times are in nanoseconds.
 
-    kind is "kernel", "copy" (memory copies and fills outside kernels), "operator" (work on the CPU) or "interpreted"
-    (an operator while version 3's kernels ran in Triton's interpreter).
+    kind is "kernel", "copy" (memory copies and fills outside kernels) or "operator" (work on the CPU).
     """
 
     name: str
     start_ns: float
     total_ns: float
     kind: str = "kernel"
-    stream: int = 0  # of Nsight Systems
 
     @property
     def end_ns(self):
@@ -112,11 +110,11 @@ class Profile:
 
     @property
     def on_cpu(self):
-        return self.calls[0].kind in ("operator", "interpreted")
+        return self.calls[0].kind == "operator"
 
     @property
     def interpreted(self):
-        return self.calls[0].kind == "interpreted"
+        return self.on_cpu and self.metadata.get("version") == 3
 
     @property
     def what(self):
@@ -187,10 +185,8 @@ def read_table(text):
 def read_csv(text):
     """Return the launches in a table."""
     header, rows = read_table(text)
-    if "counter" in header:
-        raise Failure(2, "holds hardware counters, not kernel times: read it with kernel_counters.py")
-    if not {"name", "start", "end"} <= set(header):
-        raise Failure(2, "has no starts and ends of kernels: give a kernel_trace file of rocprofv3")
+    if "counter" in header or not {"name", "start", "end"} <= set(header):  # a row per counter would count twice
+        raise Failure(2, "has no table of kernels' times: give a kernel_trace file (kernel_counters.py reads counters)")
     times = ((clean(row["name"]), int(row["start"]), int(row["end"])) for row in rows)
     return [Kernel(name, start, end - start) for name, start, end in times]
 
@@ -199,13 +195,12 @@ def read_csv(text):
 
 SQLITE = b"SQLite format 3\0"
 NSYS = "CUPTI_ACTIVITY_KIND_"
-# Table, kind, and the expressions for name and stream. The views of rocpd keep their names, its tables do not.
-TABLES = [
-    ("kernels", "kernel", "name, 0"),
-    ("memory_copies", "copy", "name, 0"),
-    (f"{NSYS}KERNEL", "kernel", "(SELECT value FROM StringIds WHERE id = demangledName), streamId"),
-    (f"{NSYS}MEMCPY", "copy", "'[CUDA memcpy]', streamId"),
-    (f"{NSYS}MEMSET", "copy", "'[CUDA memset]', streamId"),
+TABLES = [  # table, kind, name; the views of rocpd keep their names, its tables do not
+    ("kernels", "kernel", "name"),
+    ("memory_copies", "copy", "name"),
+    (f"{NSYS}KERNEL", "kernel", "(SELECT value FROM StringIds WHERE id = demangledName)"),
+    (f"{NSYS}MEMCPY", "copy", "'[CUDA memcpy]'"),
+    (f"{NSYS}MEMSET", "copy", "'[CUDA memset]'"),
 ]
 
 
@@ -222,10 +217,10 @@ def read_database(path):
         if f"{NSYS}GRAPH_TRACE" in names and f"{NSYS}KERNEL" not in names:
             raise Failure(2, "holds CUDA graphs as a whole: record it with nsys --cuda-graph-trace=node")
         found = [
-            Kernel(clean(name), start, ns, kind, stream)
-            for table, kind, place in TABLES
+            Kernel(clean(name), start, ns, kind)
+            for table, kind, column in TABLES
             if table in names
-            for name, stream, start, ns in connection.execute(f"SELECT {place}, start, end - start FROM {table}")
+            for name, start, ns in connection.execute(f"SELECT {column}, start, end - start FROM {table}")
         ]
         if names.isdisjoint(table for table, *_ in TABLES):
             raise Failure(2, "is a database without kernel times, neither rocpd nor an export of Nsight Systems")
@@ -256,9 +251,8 @@ def read_trace(path, content):
     if launches:
         calls, operations = [call_of(event, KINDS[event["cat"]]) for event in launches], launched(launches, operators)
     else:
-        kind = "interpreted" if metadata.get("version") == 3 else "operator"
         working = operators_that_work(operators)
-        calls, operations = [call_of(event, kind) for event in working], [operation(one, [one]) for one in working]
+        calls, operations = [call_of(one, "operator") for one in working], [operation(one, [one]) for one in working]
     memory = [event for event in events if event.get("name") == "[memory]"]
     memory = [event for event in memory if event["args"]["Device Type"] != 0] or memory  # of the GPU, if there is one
     marks = [event for event in spans if event.get("cat") == "user_annotation" and event["name"] in PHASES]
@@ -461,14 +455,13 @@ def gpu_profile(path, steps):
 
 def sums(calls, key):
     """Return {name or group: calls, times in microseconds, share}, the largest total first."""
-    times, whole = {}, sum(call.total_ns for call in calls) or 1
+    times, whole = {}, sum(call.total_ns for call in calls) / 1e3 or 1
     for call in calls:
-        times.setdefault(getattr(call, key), []).append(call.total_ns)
+        times.setdefault(getattr(call, key), []).append(call.total_ns / 1e3)
     rows = {}
-    for name, part in sorted(times.items(), key=lambda one: -sum(one[1])):
-        numbers = {"mean": sum(part) / len(part), "min": min(part), "max": max(part)}
-        row = {"calls": len(part), "total_us": sum(part) / 1e3, "share_percent": 100 * sum(part) / whole}
-        rows[name] = row | {f"{key}_us": value / 1e3 for key, value in numbers.items()}
+    for name, us in sorted(times.items(), key=lambda one: -sum(one[1])):
+        rows[name] = {"calls": len(us), "total_us": sum(us), "share_percent": 100 * sum(us) / whole}
+        rows[name] |= {"mean_us": sum(us) / len(us), "min_us": min(us), "max_us": max(us)}
     return rows
 
 
@@ -488,8 +481,11 @@ def group_table(calls):
 def groups_per_step(profile, option="--steps"):
     """Return {"calls", "ms"} per step of each group that occurs, in the order of GROUPS, and of all."""
     steps, rows = steps_needed(profile, option), sums(profile.calls, "group")
-    parts = {group: rows[group] for group in GROUPS if group in rows}
-    found = {g: {"calls": row["calls"] / steps, "ms": row["total_us"] / 1e3 / steps} for g, row in parts.items()}
+    found = {
+        group: {"calls": rows[group]["calls"] / steps, "ms": rows[group]["total_us"] / 1e3 / steps}
+        for group in GROUPS
+        if group in rows
+    }
     return found | {"all": {unit: sum(row[unit] for row in found.values()) for unit in ("calls", "ms")}}
 
 
@@ -511,14 +507,14 @@ KERNEL_COLUMNS = (
 )
 
 
-def kernel_text(calls, top):
+def kernel_text(profile, top):
     """Return the table of the longest kernels and the sums by group, for reading."""
+    calls = profile.calls
     kernels, groups = ([row | {"ms": row["total_us"] / 1e3} for row in f(calls)] for f in (kernel_table, group_table))
-    what = "kernels and copies" if calls[0].kind in KINDS.values() else "operators on the CPU"
+    what = "operators on the CPU" if profile.on_cpu else "kernels and copies"
     lines = [f"{len(kernels)} {what}, {len(calls):,} calls, {sum(row['ms'] for row in kernels):,.3f} ms in all"]
-    lines += [INTERPRETED] * (calls[0].kind == "interpreted")
     shown = [row | {"shown": short(row["kernel"], 44)} for row in kernels[:top]]
-    lines += ["", text_table(*columns(KERNEL_COLUMNS, shown), left=2)]
+    lines += [*[INTERPRETED] * profile.interpreted, "", text_table(*columns(KERNEL_COLUMNS, shown), left=2)]
     if rest := kernels[top:]:
         ms, share = (sum(row[key] for row in rest) for key in ("ms", "share_percent"))
         lines.append(f"and {len(rest)} more with {ms:,.3f} ms ({share:.1f} %)")

@@ -117,24 +117,10 @@ def group_bars(columns, caption):
 
 def memory_over_time(points, phases, caption):
     """Return a chart of memory in MiB over time in ms, with a band for each phase (name, start, end)."""
-    end, peak = points[-1][0] or 1.0, max(memory for _, memory in points)
-    least = min(0.0, *(memory for _, memory in points))
+    memory = [one for _, one in points]
     colors = {name: f"c{i}" for i, name in enumerate(dict.fromkeys(name for name, _, _ in phases), 1)}
-
-    def x(ms):
-        return round(100 * min(ms / end, 1), 2)  # percent of the chart, as is y from its top
-
-    def y(memory):
-        return round(100 * (peak - memory) / max(peak - least, 1e-9), 2)
-
-    bands = []
-    for name, start, stop in phases:
-        band = {"name": f"{name}, {stop - start:.2f} ms", "color": colors[name]}
-        bands.append(band | {"x": x(start), "width": max(0.1, x(stop) - x(start))})
-    stairs = "".join(f"H{x(ms)}V{y(memory)}" for ms, memory in thinned(points))  # it stays until the next event
-    labels = {"top": f"{peak:,.1f} MiB", "bottom": f"{least:,.1f} MiB", "end": f"{end:,.1f} ms"}
-    shapes = {"bands": bands, "line": f"M0 {y(points[0][1])}{stairs}", "legend": colors, **labels}
-    return {"kind": "chart", "caption": caption, **shapes}
+    chart = {"kind": "chart", "caption": caption, "legend": colors, "bands": phases, "points": thinned(points)}
+    return chart | {"end": points[-1][0] or 1.0, "peak": max(memory), "least": min(0.0, *memory)}
 
 
 def thinned(points, most=2000):

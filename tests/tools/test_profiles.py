@@ -197,7 +197,7 @@ def broken_files(folder):
         "letters.csv": (trace.replace(b"1550151853000000", b"soon"), "damaged: invalid literal for int"),
         "quote.csv": (trace.replace(b'"Kind"', b'"Kind', 1) + b"x" * 200_000, "field larger than field limit"),
         "counter_collection.csv": ((SAMPLES / "rocm-6.4/counter_collection.csv").read_bytes(), "kernel_counters.py"),
-        "other.csv": (b"a,b,c,d\n1,2,3,4\n", "no starts and ends"),
+        "other.csv": (b"a,b,c,d\n1,2,3,4\n", "no table of kernels' times"),
         "cut.json": (cpu[:300], "cut off or damaged"),
         "other.json": (b'{"steps": []}', "no trace of a profiler"),
         "list.json": (b"[1]", "no trace of a profiler"),
@@ -252,17 +252,6 @@ def test_the_guides_sort_command_orders_the_csv_by_total_time(tmp_path, capsys):
     assert kernel_times.main([str(TRACE), "--json", "-"]) == 0 and json.loads(capsys.readouterr().out) == content
     refused(kernel_times.main, [TRACE, "--top", 0], capsys, "--top: must be")
     refused(kernel_times.main, [TRACE, "--csv", tmp_path / "no folder" / "x.csv"], capsys, "cannot be written", 1)
-
-
-def test_launches_of_nsight_systems_are_written_as_a_trace(tmp_path):
-    path, trace = sample("nsys/report.sql", tmp_path), tmp_path / "trace.json"
-    assert kernel_times.main([str(path), "--trace", str(trace)]) == 0
-    events = json.loads(trace.read_text())["traceEvents"]
-    assert [(e["name"], e["tid"], e["cat"]) for e in events[::8]] == [
-        ("[CUDA memcpy]", 7, "copy"),
-        ("adamw_kernel", 7, "kernel"),
-    ]
-    assert [1e3 * event["dur"] for event in events] == [call.total_ns for call in read_calls(path)]
 
 
 # ---------------------------------------------------------------- counters

@@ -125,7 +125,7 @@ finish() { # SENTENCES...: what the result is, once there is one
     [ -n "$DRY_RUN" ] || printf '%s\n' "$@"
 }
 
-top_kernels() { report kernel_times.py @OUT@ --top 10 "$@"; } # OPTIONS...
+top_kernels() { report kernel_times.py @OUT@ --top 10; }
 
 open_in_perfetto() { # PATTERN...: say where to open the largest trace of these names
     largest "$@"
@@ -188,13 +188,9 @@ take_kernels() { # OPTIONS OF ROCPROFV3...: the launches of the script
 }
 
 take_timeline() { # a timeline of nsys or PyTorch, its top kernels and where to open it
-    if [ "$PROFILER" = nsight ]; then
-        profile_nsys cuda,nvtx,osrt
-        top_kernels --trace @OUT@/trace.json # ui.perfetto.dev does not open report.nsys-rep
-        open_in_perfetto trace.json
-    else
-        profile_pytorch
-        top_kernels
-        open_in_perfetto "trace_*.json"
-    fi
+    if [ "$PROFILER" = nsight ]; then profile_nsys cuda,nvtx,osrt; else profile_pytorch; fi
+    top_kernels
+    [ "$PROFILER" = nsight ] || open_in_perfetto "trace_*.json"
+    [ "$PROFILER" != nsight ] || finish "" "open $FIRST/report.nsys-rep with Nsight Systems; --profiler pytorch \
+leaves a trace for https://ui.perfetto.dev"
 }
