@@ -16,7 +16,7 @@ saved       bytes that the backward needs from the forward, each storage once, w
 Gradient scaling (float16) is left out. Of version 4 the FLOPs alone are counted: the compiler chooses the rest.
 """
 
-from typing import NamedTuple
+from collections import namedtuple
 
 PARTS = (
     "embedding", "norms and residual", "QKV projection", "RoPE", "attention", "output projection", "gate and up",
@@ -28,18 +28,8 @@ CAST = 6  # bytes: an element is read in float32 and written in 16 bits, or the 
 MAX_ONE_HOT = 4096  # vocabulary up to which version 3 computes the embedding's gradient as a matmul
 
 
-class Sizes(NamedTuple):
+class Sizes(namedtuple("Sizes", "B T C H K D F V L")):
     """Batch, tokens, hidden_dim, query heads, key/value heads, head_dim, intermediate_dim, vocab_size, layers."""
-
-    B: int
-    T: int
-    C: int
-    H: int
-    K: int
-    D: int
-    F: int
-    V: int
-    L: int
 
     @property
     def kv(self):
@@ -137,12 +127,8 @@ def operations(s):
 # ---------------------------------------------------------------- bytes, launches, saved activations
 
 
-class Part(NamedTuple):
+class Part(namedtuple("Part", "forward backward saved", defaults=((), (), 0))):
     """The bytes of each launch, forward and backward, and the bytes saved for backward."""
-
-    forward: list = ()
-    backward: list = ()
-    saved: int = 0
 
     def __add__(self, other):
         return Part([*self.forward, *other.forward], [*self.backward, *other.backward], self.saved + other.saved)
@@ -237,12 +223,6 @@ def attention(s, version, e):
     return Part([2 * q + 2 * kv + row], [4 * q + 4 * kv + row], packed + 2 * q + kv + row)
 
 
-def output_projection(s, version, e):
-    copy = e * s.B * s.T * s.C  # version 1 copies the mixed values; fused kernels write them as they are read here
-    part = projection(s, version, e, s.C, s.C, wide_input=False)
-    return part + Part([2 * copy], [], copy) if version == 1 else part
-
-
 def gate_up_projection(s, version, e):
     x = e * s.B * s.T * s.C
     if version > 1:
@@ -287,12 +267,13 @@ def parts(version, precision, s):
         raise ValueError("version 4 launches what the compiler makes of it, which no formula counts")
     e = ELEMENT_BYTES[precision]
     one_norm, x, y = norm(s, version, e, residual=True), e * s.B * s.T * s.C, e * s.B * s.T * s.F
+    copy = Part([2 * x], [], x) if version == 1 else Part()  # of the mixed values; fused kernels write them as needed
     layer = {
         "norms and residual": one_norm + one_norm,
         "QKV projection": qkv_projection(s, version, e),
         "RoPE": rope(s, version, e),
         "attention": attention(s, version, e),
-        "output projection": output_projection(s, version, e),
+        "output projection": projection(s, version, e, s.C, s.C, wide_input=False) + copy,
         "gate and up": gate_up_projection(s, version, e),
         "SwiGLU": swiglu(s, version, e),
         "down projection": projection(s, version, e, s.F, s.C, saved=y, wide_input=False),
@@ -343,14 +324,6 @@ def intensity(counts):
     rows = {part: {"flops": flops[part] + operations[part], "bytes": moved[part]} for part in counts}
     rows["step"] = {key: sum(row[key] for row in rows.values()) for key in ("flops", "bytes")}
     return {part: row | {"flop_per_byte": row["flops"] / row["bytes"]} for part, row in rows.items()}
-
-
-def state_bytes(version, precision):
-    """Return bytes per parameter held during the forward: weight, both moments, and version 3's float16 copy.
-
-    Its bfloat16 copy and 16 low bits are together one float32 weight. Versions 1 and 2 cast in each step: saved bytes.
-    """
-    return 14 if version == 3 and precision == "float16" else 12
 
 
 # ---------------------------------------------------------------- kernels
