@@ -55,9 +55,7 @@ def targets(rows):
         faster = whole / (whole - saved) if gains and saved < whole else None
         row = {"group": group, "ms": ms, "share_percent": 100 * ms / (whole or 1), "could_save_ms": saved}
         found.append(row | {"step_could_be": faster, "addressed_by": ADDRESSED_BY[group]})
-    return ranked(
-        sorted(found, key=lambda row: row["ms"] if row["could_save_ms"] is None else row["could_save_ms"], reverse=True)
-    )
+    return ranked(sorted(found, key=lambda row: -(row["ms"] if row["could_save_ms"] is None else row["could_save_ms"])))
 
 
 def report(content):
@@ -89,21 +87,16 @@ def as_text(content, files):
     return "\n".join([*lines, *[INTERPRETED] * content["interpreted"], f"wrote {', '.join(map(str, files))}"])
 
 
-def write_files(content, path):
-    """Write the report and its two companions; return their paths."""
+def analyze(options):
+    """Write the report and its two companions."""
+    content, path = analyzed_trace(options)[1], pathlib.Path(options.output_report)
+    content["targets"] = targets(content["operators"])
     folder = path.parent / "bottleneck_analysis"
     folder.mkdir(parents=True, exist_ok=True)
-    timing, ranked = folder / "operator_timing.csv", folder / "optimization_targets.json"
+    files = path, folder / "operator_timing.csv", folder / "optimization_targets.json"
     path.write_text(report(content), encoding="utf-8")
-    write_csv(content["operators"], timing)
-    ranked.write_text(json.dumps({"trace": content["trace"], "targets": content["targets"]}, indent=1) + "\n")
-    return [path, timing, ranked]
-
-
-def analyze(options):
-    content = analyzed_trace(options)[1]
-    content["targets"] = targets(content["operators"])
-    files = write_files(content, pathlib.Path(options.output_report))
+    write_csv(content["operators"], files[1])
+    files[2].write_text(json.dumps({"trace": content["trace"], "targets": content["targets"]}, indent=1) + "\n")
     emit(content, as_text(content, files), options.json)
 
 

@@ -34,14 +34,9 @@ def summary(rows, all_rows, ceilings):
     """Return bytes and rate of the whole step, and the time of memory-bound operators and of unknown ones."""
     moved, ms = (sum(row[key] for row in rows) for key in ("bytes", "ms"))
     total, rate = sum(row["ms"] for row in all_rows), moved / ms / 1e6
-    return {
-        "bytes": moved,
-        "gb_s": rate,
-        "share_of_copy": rate / (1e3 * ceilings["copy_tb_s"]),
-        "ms": total,
-        "memory_bound_ms": sum(row["ms"] for row in rows if row["bound"] == "memory"),
-        "unknown_ms": total - ms,
-    }
+    bound_ms = sum(row["ms"] for row in rows if row["bound"] == "memory")
+    whole = {"bytes": moved, "gb_s": rate, "share_of_copy": rate / (1e3 * ceilings["copy_tb_s"])}
+    return whole | {"ms": total, "memory_bound_ms": bound_ms, "unknown_ms": total - ms}
 
 
 def as_text(content):
@@ -60,10 +55,7 @@ def as_text(content):
 def draw(target, name, content):
     """Draw the operators that compute."""
     rows = [row for row in content["operators"] if row["flop_per_byte"] >= FLOP_PER_BYTE[0]]
-    points = [
-        (short(row["operator"].removeprefix("aten::"), 26), row["flop_per_byte"], row["tflops"], row["ms"])
-        for row in rows
-    ]
+    points = [(short(r["operator"].removeprefix("aten::"), 26), r["flop_per_byte"], r["tflops"], r["ms"]) for r in rows]
     draw_roofline(target, f"Operators of a step that compute, {name}", content["ceilings"], points)
     left_out = sum(row["ms"] for row in content["operators"]) - sum(row["ms"] for row in rows)
     progress(f"drew {target}; not in it are operators without FLOPs, {left_out:,.3f} ms per step")

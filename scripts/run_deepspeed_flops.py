@@ -35,13 +35,6 @@ PARTS = "part of the step: {part} | GFLOP: {flops:G,.3f} | MB: {bytes:M,.1f} | F
 # ---------------------------------------------------------------- counting
 
 
-def switch_off_fusions(config):
-    """Switch off what a counter of PyTorch's operators cannot see; the matmuls stay the same."""
-    for name in [name for name in vars(config) if re.fullmatch(r"enable_(torch_compile|\w+_kernel)", name)]:
-        setattr(config, name, False)
-    config.attention_backend = "math"
-
-
 def model_and_batch(script, config):
     import torch
 
@@ -96,15 +89,18 @@ def count(version, config, table):
     The counters must agree with the formulas: equal matmuls, and in attention the whole square of the scores.
     """
     progress("counting the operations of one step ...")
-    script, sizes, precision = load_version(version), counts.sizes_of(config), config.precision
-    switch_off_fusions(config)
+    script, sizes = load_version(version), counts.sizes_of(config)
+    fusions = [name for name in vars(config) if re.fullmatch(r"enable_(torch_compile|\w+_kernel)", name)]
+    vars(config).update(
+        dict.fromkeys(fusions, False), attention_backend="math"
+    )  # counters see PyTorch's operators only
     counted, modules = flop_counter(script, config)
     table.write_text(modules)
     found = {"FlopCounterMode": counted, "DeepSpeed": deepspeed_count(script, config, table)}
     flops = counts.required_flops(sizes)
     total, attention = sum(flops.values()), flops["attention"]
-    _, embedding = counts.flops_done(version, sizes).get("embedding", (0, 0))  # a matmul in version 3
     products = total - attention
+    _, embedding = counts.flops_done(version, sizes).get("embedding", (0, 0))  # a matmul in version 3
     expected = {"matrix products": products + embedding, "attention": 2 * attention, "forward": (total + attention) / 3}
     checks = [
         {"what": what, "counter": counter, "counted": n, "expected": expected[what]}
@@ -112,8 +108,8 @@ def count(version, config, table):
         for counter, results in found.items()
         for what, n in results.items()
     ]
-    content = {"version": version, "batch_size": sizes.B, "seq_len": sizes.T, "precision": precision}
     needed = {"total": total, "matrix_products": products, "attention": attention}
+    content = {"version": version, "batch_size": sizes.B, "seq_len": sizes.T, "precision": config.precision}
     return content | {"analytic": needed, "checks": checks}
 
 
@@ -168,10 +164,6 @@ def as_text(content):
     return "\n".join(lines)
 
 
-def verdict(content):
-    return int(not all(row["agrees"] for row in content["checks"]))
-
-
 def run(options, rest):
     """Count, measure and write; return 1 if a counter does not agree with the formula."""
     folder = pathlib.Path(options.profile_dir)
@@ -185,20 +177,19 @@ def run(options, rest):
     measured = measure(version, config, arguments)
     content = count(version, config, folder / "model_profile.txt")
     content |= {"measured": measured, "intensity": None, "ceilings": None}
-    if version == 4 and (options.computational_intensity or options.generate_roofline):
+    roofline = options.generate_roofline
+    if version == 4 and (options.computational_intensity or roofline):
         progress("version 4 is compiled: memory_bandwidth_analyzer.py has FLOP/byte and roofline, from a profile")
-    if version < 4 and (options.computational_intensity or options.generate_roofline):
+    elif options.computational_intensity or roofline:
         content["intensity"] = counts.intensity(counts.step_counts(version, content["precision"], sizes))
-    if version < 4 and options.generate_roofline:
-        progress("measuring this device's ceilings ...")
-        content["ceilings"] = measure_ceilings(device, content["precision"])
+        content["ceilings"] = measure_ceilings(device, content["precision"]) if roofline else None
     (folder / "flops_profile.json").write_text(json.dumps(content, indent=1) + "\n")
     if measured:
         write_csv([measured], folder / "mfu_analysis.csv")
     print(f"\n{as_text(content)}\n\nresults are in {folder}")
     if content["ceilings"]:
         draw(folder / "roofline.png", content)
-    return verdict(content)
+    return int(not all(row["agrees"] for row in content["checks"]))
 
 
 def analyze(path, folder):
@@ -207,7 +198,7 @@ def analyze(path, folder):
     with errors_of(path):
         content = json.loads(path.read_text())
         print(f"{path}:\n{as_text(content)}")
-    return verdict(content)
+    return int(not all(row["agrees"] for row in content["checks"]))
 
 
 def main(argv=None):

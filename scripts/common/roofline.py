@@ -64,11 +64,7 @@ def bytes_without_products(name, dims, inputs, size):
 
 
 def operator_table(profile, steps, ceilings):
-    """Return a row, per step, for each operator and group, longest first.
-
-    What follows from FLOPs and bytes is None where some call did not record its shapes, roofline_ms also without
-    ceilings; of_roofline is the shortest possible time over the measured one.
-    """
+    """Return a row, per step, for each operator and group, longest first."""
     parts, known = {}, counted_kernels(profile.metadata)
     for one in profile.operations:
         parts.setdefault((one.name, one.group), []).append(one)
@@ -97,6 +93,7 @@ def work_of(one, known):
 
 
 def operator_row(calls, steps, ceilings, known):
+    """Return the row of some calls; FLOPs and bytes are None where one of them did not record its shapes."""
     us, first, works = sum(one.us for one in calls), calls[0], [work_of(one, known) for one in calls]
     kinds = (kind for kind, shape in zip(first.types, first.dims, strict=False) if shape and kind in ELEMENT_BYTES)
     row = {"operator": first.name, "group": first.group, "dtype": next(kinds, ""), "calls": len(calls) / steps}
@@ -164,7 +161,6 @@ def ceilings_for(profile):
     precision, gpu = profile.metadata.get("precision", "float32"), counts.known_gpu(profile.device or "")
     here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     if profile.on_cpu or (here and profile.device in (None, here)):
-        progress("measuring this device's ceilings ...")
         found = measure_ceilings("cpu" if profile.on_cpu else "cuda", precision)
         return found, f"measured here, matmuls in {precision}"
     if gpu is None:
@@ -179,6 +175,7 @@ def measure_ceilings(device, precision):
     """Return what a device reaches: TFLOP/s of a large matrix product, TB/s of a copy (read and written)."""
     import torch
 
+    progress("measuring this device's ceilings ...")
     size, megabytes = (8192, 1024) if device.startswith("cuda") else (1024, 128)
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     a, b = torch.randn(2, size, size, device=device).to(getattr(torch, precision, torch.float32))
