@@ -15,9 +15,7 @@ shared      memory that one program requests, LDS on AMD; tensor memory of Black
 occupancy   waves (warps) per SIMD (quarter of an SM) and their maximum, and what limits them
 matrix      matrix instructions in the code: MFMA or WMMA on AMD, mma.sync, wgmma or tcgen05 on NVIDIA
 
-Exit status: 0 when everything fits; 1 when a kernel does not compile, or to nothing, requests more shared or tensor
-memory than the target has, spills on Instinct or a data-centre NVIDIA GPU, or multiplies 16-bit or TF32 tiles without
-matrix units; 2 for bad input.
+Exit status: 0 when everything fits, 1 when something does not (the last lines say what and why), 2 for bad input.
 """
 
 import concurrent.futures
@@ -54,11 +52,8 @@ LOW_PRECISION_DOT = r"tt\.dot .*(?:x(?:bf16|f16)[,>]|inputPrecision = tf32)"
 
 def assembly_registers(asm):
     """Return registers and spills from the metadata that LLVM writes under the AMD assembly."""
-    registers, spills, scratch = (
-        int(re.search(rf"^\s+\.{name}:\s*(\d+)", asm["amdgcn"], re.MULTILINE)[1])
-        for name in ("vgpr_count", "vgpr_spill_count", "private_segment_fixed_size")
-    )
-    return registers, max(spills, scratch // 4)
+    found = {name: int(value) for name, value in re.findall(r"^\s+\.(\w+):\s*(\d+)", asm["amdgcn"], re.MULTILINE)}
+    return found["vgpr_count"], max(found["vgpr_spill_count"], found["private_segment_fixed_size"] // 4)
 
 
 def cubin_registers(asm):
