@@ -90,10 +90,9 @@ def count(version, config, table):
     """
     progress("counting the operations of one step ...")
     script, sizes = load_version(version), counts.sizes_of(config)
+    # Counters see PyTorch's operators only.
     fusions = [name for name in vars(config) if re.fullmatch(r"enable_(torch_compile|\w+_kernel)", name)]
-    vars(config).update(
-        dict.fromkeys(fusions, False), attention_backend="math"
-    )  # counters see PyTorch's operators only
+    vars(config).update(dict.fromkeys(fusions, False), attention_backend="math")
     counted, modules = flop_counter(script, config)
     table.write_text(modules)
     found = {"FlopCounterMode": counted, "DeepSpeed": deepspeed_count(script, config, table)}
