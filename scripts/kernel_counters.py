@@ -63,8 +63,8 @@ def as_text(rows, top, named):
     """Return kernels down, counters across, the named ones if any; the largest sum of the first counter comes first."""
     means = {(row["kernel"], row["counter"]): row["mean"] for row in rows}
     units = {row["counter"]: row["unit"] for row in rows}
-    asked_for = [name for name in units if not name.startswith(NOT_ASKED_FOR)] or list(units)
-    asked_for = [name for name in (TIME, *named) if name in units] if named else asked_for
+    asked_for = [name for name in (TIME, *named) if name in units] if named else []
+    asked_for = asked_for or [name for name in units if not name.startswith(NOT_ASKED_FOR)] or list(units)
     shown = sorted(dict.fromkeys(asked_for), key=lambda name: name != TIME)[:SHOWN]
     first = sorted((row for row in rows if row["counter"] == shown[0]), key=lambda row: -row["mean"] * row["launches"])
     lines, table = [f"{len(first)} kernels; means of a launch:"], []

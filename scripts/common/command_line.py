@@ -14,7 +14,7 @@ PRECISIONS = {  # name -> options of the training scripts
     "tf32": ["--tf32"],
     "bfloat16": ["--use-amp", "--amp-dtype", "bfloat16"],
     "float16": ["--use-amp", "--amp-dtype", "float16"],
-    "fp8": ["--use-amp", "--fp8"],  # of version 3, and of Hugging Face's model with torchao
+    "fp8": ["--use-amp", "--amp-dtype", "bfloat16", "--fp8"],  # of version 3, and of Hugging Face's model with torchao
 }
 
 

@@ -312,18 +312,13 @@ def save(picture, found, path):
     plt.close(figure)
 
 
-def texts_of(recorded):
+def texts_of(recorded, draw=False):
     """Return {name of the markers: text} of the pictures that the run has data for, and of the README's small table."""
     texts = {"ladder": small_table(speeds(recorded))}
     for name, picture in PICTURES.items():
         if found := picture.find(recorded):
             path = recorded.folder / "pictures" / f"{name}.png"
             texts[f"picture-{name}"] = f'<img src="{path}" width="480" alt="{picture.tell(found)}">'
+            if draw:
+                save(picture, found, path)
     return texts
-
-
-def draw_all(recorded):
-    """Draw the pictures that the run has data for."""
-    for name, picture in PICTURES.items():
-        if found := picture.find(recorded):
-            save(picture, found, recorded.folder / "pictures" / f"{name}.png")

@@ -184,12 +184,10 @@ def filled(page, tables, recorded):
 
 def work(options):
     recorded, paths = newest_record(), all_pages()
-    if options.draw:
-        try:
-            pictures.draw_all(recorded)
-        except ImportError:
-            raise Failure(1, "the pictures need matplotlib: pip install '.[plots]'") from None
-    tables = tables_of(recorded) | pictures.texts_of(recorded)
+    try:
+        tables = tables_of(recorded) | pictures.texts_of(recorded, options.draw)
+    except ImportError:
+        raise Failure(1, "the pictures need matplotlib: pip install '.[plots]'") from None
     texts = {path: filled(path, tables, recorded) for path in paths}
     status = write_or_check(texts, not options.write, "python scripts/maintain/ladder.py --write")
     for fault in [] if options.write else faults_of_record(recorded, paths):

@@ -300,6 +300,8 @@ def test_named_metrics_are_printed_without_those_that_come_with_them(tmp_path, c
     assert kernel_counters.main([str(tmp_path), "--counters", "dram__bytes_read.sum lts__t_sector_hit_rate.pct"]) == 0
     *_, header, line = capsys.readouterr().out.splitlines()
     assert header.split() == ["kernel", "launches", "[1]", "[2]"] and line.split() == ["k", "1", "5,000.0", "64.0"]
+    assert kernel_counters.main([str(SAMPLES / "rocm-6.4"), "--counters", "SQ_NO_SUCH"]) == 0  # those that are there
+    assert "\n  [1] SQ_WAVES\n" in capsys.readouterr().out
 
 
 def test_a_counter_that_is_always_0_is_pointed_out(tmp_path, capsys):
