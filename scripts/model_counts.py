@@ -170,9 +170,8 @@ def predicted_and_measured(row, gpu, sizes):
     version, precision = int(row["model"][1:]), row["precision"]
     step = step_counts(version, precision, sizes)
     launches, moved = total(step, "launches"), total(step, "bytes") / 1e6
-    held = (
-        14 if (version, precision) == (3, "float16") else 12
-    )  # bytes: a weight, two moments, version 3's float16 copy
+    # Bytes of a weight and two moments, and of version 3's float16 copy; its bfloat16 copy is a part of the weight.
+    held = 14 if (version, precision) == (3, "float16") else 12
     least = held * counts.parameter_count(sizes) + total(step, "saved")
     shortest = f"{counts.shortest_step_ms(step, gpu, precision):.2f}" if gpu else ""
     title = f"V{version}&nbsp;{PRECISIONS[precision]}&nbsp;{'graph' if row['captured'] else 'eager'}"
