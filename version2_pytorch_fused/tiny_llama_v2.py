@@ -7,7 +7,8 @@
     python tiny_llama_v2.py --disable-flash-attention           # each fusion has its own switch
 
 This version teaches fusion: one GEMM for q, k and v instead of three, one for gate and up instead of two, attention in
-one kernel that never writes the T x T scores, and torch.compile for the element-wise operations between the GEMMs.
+one kernel that never writes the T x T scores, AdamW in one kernel per list of tensors, and torch.compile for the
+element-wise operations between the GEMMs.
 
 Shapes: B batch, T tokens, C hidden_dim, H query heads, K key/value heads, D = C / H, F intermediate_dim, V vocab_size.
 """
@@ -209,7 +210,10 @@ def compute_loss(model, tokens, labels, config):
 
 
 def make_optimizer(model, config):
-    return torch.optim.AdamW(model.parameters(), lr=config.learning_rate, capturable=config.graph and config.on_gpu)
+    """Return AdamW: fused, one kernel updates a list of tensors; else each of its operations is a kernel of its own."""
+    fused = config.enable_fused_optimizer or None  # None lets PyTorch choose, which is never the fused one
+    capturable = config.graph and config.on_gpu
+    return torch.optim.AdamW(model.parameters(), lr=config.learning_rate, fused=fused, capturable=capturable)
 
 
 def get_weight(parameter, state):
@@ -233,6 +237,7 @@ def add_version_options(add):
     add_switch(add, "qkv-fusion", True, "one GEMM for q, k and v (on)")
     add_switch(add, "flash-attention", True, "attention in one kernel (on)")
     add_switch(add, "swiglu-fusion", True, "one GEMM for gate and up (on)")
+    add_switch(add, "fused-optimizer", True, "AdamW in one kernel per list of tensors (on)")
     add_switch(add, "torch-compile", None, "let torch.compile fuse the other operations (off)")
     add("--enable-all-fusion", action="store_true", help="turn on what no --disable option turns off")
     modes = ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
@@ -241,8 +246,8 @@ def add_version_options(add):
 
 def complete_version_options(config):
     """Complete and check the options of this version; return a description of its parts."""
-    names = ["qkv-fusion", "flash-attention", "swiglu-fusion", "torch-compile"]
-    if config.enable_torch_compile is None:  # the other three are on unless they are disabled
+    names = ["qkv-fusion", "flash-attention", "swiglu-fusion", "fused-optimizer", "torch-compile"]
+    if config.enable_torch_compile is None:  # the others are on unless they are disabled
         config.enable_torch_compile = config.enable_all_fusion
     if config.graph and config.enable_torch_compile and config.compile_mode in ("reduce-overhead", "max-autotune"):
         raise UserError(f"--compile-mode {config.compile_mode} captures its own graphs: add --no-graph")
