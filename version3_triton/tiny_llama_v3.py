@@ -13,28 +13,12 @@ Shapes: B batch, T tokens, C hidden_dim, H query heads, K key/value heads, D = C
 """
 
 import argparse
-import contextlib
-import datetime
 import functools
-import hashlib
-import io
-import json
 import math
 import os
-import pathlib
-import pickle
-import platform
-import re
-import resource
-import signal
-import subprocess
-import sys
-import time
-import warnings
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -43,11 +27,6 @@ if not torch.cuda.is_available():
 os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")  # cache the results of triton.autotune on disk
 import triton
 import triton.language as tl
-
-VERSION = 3
-GRAPH_BY_DEFAULT = True
-DETERMINISTIC_BY_DEFAULT = False
-FSDP_GATHERS_AMP_DTYPE = True  # the kernels compute in the dtype of the weights; autocast is not used
 
 HEAD_DIMS = (16, 32, 64, 128)  # that the attention kernels support
 MAX_ONE_HOT = 4096  # vocabulary size up to which the embedding's gradient is a matmul
@@ -666,23 +645,6 @@ def split_bits(w):
     return upper.to(torch.int16).view(torch.bfloat16), (bits - (upper << 16)).to(torch.int16)
 
 
-def get_weight(parameter, state):
-    """Return the float32 weight of a parameter: joined from its low bits, its master, or the parameter itself."""
-    if "low_bits" in state:
-        return ((parameter.detach().view(torch.int16).to(torch.int32) << 16) + state["low_bits"]).view(torch.float32)
-    return state.get("master", parameter)
-
-
-def set_weight(parameter, state, weight):
-    """Overwrite a parameter, and its low bits or master, in place with a float32 weight."""
-    if "master" in state:
-        state["master"].copy_(weight)
-    if "low_bits" in state:
-        weight, low_bits = split_bits(weight)
-        state["low_bits"].copy_(low_bits)
-    parameter.copy_(weight)
-
-
 @triton.jit
 def pointers(row, column: tl.constexpr, offsets, dtype: tl.constexpr):
     """Return pointers into the tensor whose address (a multiple of 16) that column of the table's row holds."""
@@ -1149,7 +1111,7 @@ class TinyLlama(nn.Module):
             return F.linear(self.norm(residual, branch)[1], self.embed_tokens.weight)
 
 
-# ---------------------------------------------------------------- loss, optimizer, options
+# ---------------------------------------------------------------- loss
 
 
 def compute_loss(model, tokens, labels, config):
@@ -1161,17 +1123,44 @@ def compute_loss(model, tokens, labels, config):
         return F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
 
 
+# ---------------------------------------------------------------- what the harness asks for
+
+VERSION = 3
+GRAPH_BY_DEFAULT = True
+DETERMINISTIC_BY_DEFAULT = False
+FSDP_GATHERS_AMP_DTYPE = True  # the kernels compute in the dtype of the weights; autocast is not used
+
+KERNELS = ("rmsnorm", "rope", "swiglu", "attention", "loss", "optimizer")  # each has a switch of its own
+
+
 def make_optimizer(model, config):
+    """Return AdamW: the kernel's, or PyTorch's."""
     if not config.enable_optimizer_kernel:
-        capturable, fused = config.graph and config.on_gpu, config.parallel == "fsdp" or None
+        capturable = config.graph and config.on_gpu
+        fused = config.parallel == "fsdp" or None  # None lets PyTorch choose
         return torch.optim.AdamW(model.parameters(), lr=config.learning_rate, capturable=capturable, fused=fused)
     matrix_dtype = config.dtype if config.use_amp else torch.float32
     optimizer = FusedAdamW(model.parameters(), config.learning_rate, matrix_dtype=matrix_dtype)
-    model.fp8_weights = FP8Weights(model) if config.fp8 else None
+    if config.fp8:
+        model.fp8_weights = FP8Weights(model)
     return optimizer
 
 
-KERNELS = ("rmsnorm", "rope", "swiglu", "attention", "loss", "optimizer")
+def get_weight(parameter, state):
+    """Return the float32 weight of a parameter: joined from its low bits, its master, or the parameter itself."""
+    if "low_bits" in state:
+        return ((parameter.detach().view(torch.int16).to(torch.int32) << 16) + state["low_bits"]).view(torch.float32)
+    return state.get("master", parameter)
+
+
+def set_weight(parameter, state, weight):
+    """Overwrite a parameter, and its low bits or master, in place with a float32 weight."""
+    if "master" in state:
+        state["master"].copy_(weight)
+    if "low_bits" in state:
+        weight, low_bits = split_bits(weight)
+        state["low_bits"].copy_(low_bits)
+    parameter.copy_(weight)
 
 
 def add_version_options(add):
@@ -1189,9 +1178,13 @@ def check_fp8(config):
         raise UserError(f"--fp8 needs a GPU with fp8 (sm_89, gfx942 or newer), got {architecture}")
     if not config.use_amp or config.amp_dtype != "bfloat16" or config.parallel == "fsdp":
         raise UserError("--fp8 must have --use-amp in bfloat16, and no --parallel fsdp")
-    qkv_dim, tokens = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.batch_size * config.seq_len
-    sizes = {"hidden_dim": config.hidden_dim, "intermediate_dim": config.intermediate_dim}
-    for name, size in (sizes | {"qkv width": qkv_dim, "batch_size x seq_len": tokens}).items():
+    sizes = {
+        "hidden_dim": config.hidden_dim,
+        "intermediate_dim": config.intermediate_dim,
+        "qkv width": (config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
+        "batch_size x seq_len": config.batch_size * config.seq_len,
+    }
+    for name, size in sizes.items():
         if size % 16:
             raise UserError(f"--fp8 needs sizes that are multiples of 16: {name} is {size}")
     if not config.on_gpu and torch.__version__ < (2, 13):
@@ -1206,11 +1199,13 @@ def complete_version_options(config):
         raise UserError(f"--hidden-dim / --num-heads must be in {HEAD_DIMS}, {way_out}, got {config.head_dim}")
     if config.enable_rmsnorm_kernel and config.hidden_dim > 32768:
         raise UserError(f"--hidden-dim must be at most 32768 for the RMSNorm kernel, got {config.hidden_dim}")
-    triton_release, numpy_release = (tuple(map(int, x.__version__.split(".")[:2])) for x in (triton, np))
     if interpreted:
         np.seterr(over="ignore", invalid="ignore")  # the loss says it in one line when numbers overflow
-    if interpreted and triton_release < (3, 7) and numpy_release >= (2, 4):
-        raise UserError(f"numpy must be < 2.4 for the interpreter of Triton {triton.__version__}, got {np.__version__}")
+        triton_release = tuple(map(int, triton.__version__.split(".")[:2]))
+        numpy_release = tuple(map(int, np.__version__.split(".")[:2]))
+        if triton_release < (3, 7) and numpy_release >= (2, 4):
+            needed = f"numpy must be < 2.4 for the interpreter of Triton {triton.__version__}"
+            raise UserError(f"{needed}, got {np.__version__}")
     if config.use_amp and not config.enable_optimizer_kernel:
         raise UserError("--use-amp must have the optimizer kernel, which keeps the float32 weights, got it disabled")
     if not config.on_gpu and not interpreted:
@@ -1221,16 +1216,44 @@ def complete_version_options(config):
         check_fp8(config)
     if config.parallel == "fsdp":
         config.enable_optimizer_kernel = False  # FSDP2 shards the float32 weights; PyTorch's AdamW updates the shards
-    parts = [kernel for kernel in KERNELS if getattr(config, f"enable_{kernel}_kernel")] + ["fp8"] * config.fp8
+    parts = [kernel for kernel in KERNELS if getattr(config, f"enable_{kernel}_kernel")]
+    if config.fp8:
+        parts.append("fp8")
+    uses = f"Triton kernels for {', '.join(parts) or 'nothing'}"
+    if not interpreted:
+        return uses
     results = "its fp8 rounding is not a GPU's" if config.fp8 else "results are right"
-    note = f", in Triton's interpreter: {results}, times mean nothing" if interpreted else ""
-    return f"Triton kernels for {', '.join(parts) or 'nothing'}{note}"
+    return f"{uses}, in Triton's interpreter: {results}, times mean nothing"
 
 
 # ============ The training harness below is the same in all four versions. You can stop reading here. ============
-# From above it calls TinyLlama, compute_loss, get_weight, set_weight, add_version_options, complete_version_options and
-# make_optimizer, whose AdamW must store its state as tensors in optimizer.state[p]. The code above uses two names from
-# here: annotate(name) marks a region for profilers, UserError is printed as one line.
+# It brings its own imports. From above it uses TinyLlama, compute_loss and the block "what the harness asks for";
+# make_optimizer must return an AdamW that stores its state as tensors in optimizer.state[p]. The code above uses two
+# names from here: annotate(name) marks a region for profilers, UserError is printed as one line.
+
+import argparse
+import contextlib
+import datetime
+import hashlib
+import io
+import json
+import math
+import os
+import pathlib
+import pickle
+import platform
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
 
 MODEL = "vocab_size hidden_dim num_layers num_heads num_kv_heads intermediate_dim norm_eps rope_theta".split()
 SIZES = ("hidden_dim", "num_layers", "num_heads", "intermediate_dim", "seq_len", "batch_size")
