@@ -19,38 +19,46 @@ from torch import nn
 
 
 def at_least_float32(x):
+    """Convert 16-bit x to float32; leave float32 and float64 as they are."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def rms_norm(x, weight, eps):
     """Return x / sqrt(mean(x²) + eps) · weight, computed in float32."""
     wide = at_least_float32(x)
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
+    rstd = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)  # [B, T, 1]
+    return (wide * rstd * weight).to(x.dtype)
 
 
 def rope_tables(seq_len, head_dim, theta, device):
     """Return cos and sin of t · theta^(-2i / D) for position t and pair i: two float32 tensors [T, D/2]."""
-    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), frequencies)
+    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)  # [D/2]
+    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), frequencies)  # [T, D/2]
     return angles.cos().float().to(device), angles.sin().float().to(device)
 
 
 def apply_rope(x, cos, sin):
     """Rotate the pairs (x[i], x[i + D/2]) of every head of x [B, T, heads, D]."""
-    x1, x2 = at_least_float32(x).chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
+    x1, x2 = at_least_float32(x).chunk(2, dim=-1)  # [B, T, heads, D/2] each
+    cos = cos[:, None]  # [T, 1, D/2]: the same for all heads
+    sin = sin[:, None]
     return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1).to(x.dtype)
 
 
 def causal_attention(q, k, v):
     """Return softmax(q kᵀ / sqrt(D)) v under a causal mask: q [B, T, H, D], k and v [B, T, K, D] -> [B, T, H, D]."""
     _, T, H, D = q.shape
-    k, v = (x.repeat_interleave(H // x.shape[2], dim=2) for x in (k, v))
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    scores = q @ k.transpose(-1, -2) / math.sqrt(D)
-    future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
+    repeats = H // k.shape[2]  # query heads that share a key/value head
+    k = k.repeat_interleave(repeats, dim=2)  # [B, T, H, D]
+    v = v.repeat_interleave(repeats, dim=2)  # [B, T, H, D]
+    q = q.transpose(1, 2)  # [B, H, T, D]
+    k = k.transpose(1, 2)  # [B, H, T, D]
+    v = v.transpose(1, 2)  # [B, H, T, D]
+    scores = q @ k.transpose(-1, -2) / math.sqrt(D)  # [B, H, T, T]
+    future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)  # True where key > query
     probabilities = at_least_float32(scores).masked_fill(future, -math.inf).softmax(dim=-1)
-    return (probabilities.to(v.dtype) @ v).transpose(1, 2)
+    context = probabilities.to(v.dtype) @ v  # [B, H, T, D]
+    return context.transpose(1, 2)  # [B, T, H, D]
 
 
 def swiglu(gate, up):
@@ -66,22 +74,26 @@ class Attention(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        C, kv = config.hidden_dim, config.num_kv_heads * config.head_dim
+        C = config.hidden_dim
+        kv_dim = config.num_kv_heads * config.head_dim
         self.head_dim = config.head_dim
         self.q_proj = nn.Linear(C, C, bias=False)
-        self.k_proj = nn.Linear(C, kv, bias=False)
-        self.v_proj = nn.Linear(C, kv, bias=False)
+        self.k_proj = nn.Linear(C, kv_dim, bias=False)
+        self.v_proj = nn.Linear(C, kv_dim, bias=False)
         self.o_proj = nn.Linear(C, C, bias=False)
 
     def forward(self, x, cos, sin):
         with annotate("qkv projection"):
-            q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+            q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, H, D]
+            k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
+            v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
         with annotate("rope"):
-            q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+            q = apply_rope(q, cos, sin)
+            k = apply_rope(k, cos, sin)
         with annotate("attention"):
-            context = causal_attention(q, k, v)
+            context = causal_attention(q, k, v)  # [B, T, H, D]
         with annotate("output projection"):
-            return self.o_proj(context.flatten(-2))
+            return self.o_proj(context.flatten(-2))  # [B, T, C]
 
 
 class FeedForward(nn.Module):
@@ -95,7 +107,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x):
         with annotate("feed-forward"):
-            return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+            gate = self.gate_proj(x)  # [B, T, F]
+            up = self.up_proj(x)  # [B, T, F]
+            return self.down_proj(swiglu(gate, up))  # [B, T, C]
 
 
 class RMSNorm(nn.Module):
@@ -133,11 +147,11 @@ class TinyLlama(nn.Module):
         self.cos, self.sin = rope_tables(config.seq_len, config.head_dim, config.rope_theta, config.device)
 
     def forward(self, tokens):
-        x = self.embed_tokens(tokens)
+        x = self.embed_tokens(tokens)  # [B, T, C]
         for layer in self.layers:
             x = layer(x, self.cos, self.sin)
         with annotate("output head"):
-            return F.linear(self.norm(x), self.embed_tokens.weight)
+            return F.linear(self.norm(x), self.embed_tokens.weight)  # [B, T, V]
 
 
 # ---------------------------------------------------------------- loss
@@ -146,9 +160,10 @@ class TinyLlama(nn.Module):
 def compute_loss(model, tokens, labels, config):
     """Return the mean cross-entropy, in float32, of predicting labels [B, T] from tokens [B, T]."""
     with torch.autocast(tokens.device.type, config.dtype, enabled=config.use_amp):
-        logits = model(tokens)
+        logits = model(tokens)  # [B, T, V]
     with annotate("loss"):
-        return F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
+        rows = at_least_float32(logits).flatten(0, 1)  # [B·T, V]
+        return F.cross_entropy(rows, labels.flatten())
 
 
 # ---------------------------------------------------------------- what the harness asks for
@@ -160,7 +175,9 @@ FSDP_GATHERS_AMP_DTYPE = False  # autocast converts the float32 weights
 
 
 def make_optimizer(model, config):
-    return torch.optim.AdamW(model.parameters(), lr=config.learning_rate, capturable=config.graph and config.on_gpu)
+    """Return PyTorch's AdamW in its default form."""
+    capturable = config.graph and config.on_gpu
+    return torch.optim.AdamW(model.parameters(), lr=config.learning_rate, capturable=capturable)
 
 
 def get_weight(parameter, state):

@@ -22,26 +22,29 @@ from torch import nn
 
 
 def at_least_float32(x):
+    """Convert 16-bit x to float32; leave float32 and float64 as they are."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def rms_norm(x, weight, eps):
     """Return x / sqrt(mean(x²) + eps) · weight, computed in float32."""
     wide = at_least_float32(x)
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
+    rstd = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)  # [B, T, 1]
+    return (wide * rstd * weight).to(x.dtype)
 
 
 def rope_tables(seq_len, head_dim, theta, device):
     """Return cos and sin of t · theta^(-2i / D) for position t and pair i: two float32 tensors [T, D/2]."""
-    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), frequencies)
+    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)  # [D/2]
+    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), frequencies)  # [T, D/2]
     return angles.cos().float().to(device), angles.sin().float().to(device)
 
 
 def apply_rope(x, cos, sin):
     """Rotate the pairs (x[i], x[i + D/2]) of every head of x [B, T, heads, D]."""
-    x1, x2 = at_least_float32(x).chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
+    x1, x2 = at_least_float32(x).chunk(2, dim=-1)  # [B, T, heads, D/2] each
+    cos = cos[:, None]  # [T, 1, D/2]: the same for all heads
+    sin = sin[:, None]
     return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1).to(x.dtype)
 
 
@@ -52,20 +55,30 @@ def causal_attention(q, k, v):
     """
     grouped = q.dtype in (torch.float16, torch.bfloat16)
     if not grouped:  # in float32 only the slow math backend supports enable_gqa
-        k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
+        repeats = q.shape[2] // k.shape[2]  # query heads that share a key/value head
+        k = k.repeat_interleave(repeats, dim=2)  # [B, T, H, D]
+        v = v.repeat_interleave(repeats, dim=2)  # [B, T, H, D]
+    q = q.transpose(1, 2)  # [B, H, T, D]
+    k = k.transpose(1, 2)  # [B, K or H, T, D]
+    v = v.transpose(1, 2)  # [B, K or H, T, D]
+    context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)  # [B, H, T, D]
+    return context.transpose(1, 2)  # [B, T, H, D]
 
 
 def scored_attention(q, k, v):
     """Compute causal_attention as version 1 does, writing the T x T scores (--disable-flash-attention)."""
     _, T, H, D = q.shape
-    k, v = (x.repeat_interleave(H // x.shape[2], dim=2) for x in (k, v))
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    scores = q @ k.transpose(-1, -2) / math.sqrt(D)
-    future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
+    repeats = H // k.shape[2]  # query heads that share a key/value head
+    k = k.repeat_interleave(repeats, dim=2)  # [B, T, H, D]
+    v = v.repeat_interleave(repeats, dim=2)  # [B, T, H, D]
+    q = q.transpose(1, 2)  # [B, H, T, D]
+    k = k.transpose(1, 2)  # [B, H, T, D]
+    v = v.transpose(1, 2)  # [B, H, T, D]
+    scores = q @ k.transpose(-1, -2) / math.sqrt(D)  # [B, H, T, T]
+    future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)  # True where key > query
     probabilities = at_least_float32(scores).masked_fill(future, -math.inf).softmax(dim=-1)
-    return (probabilities.to(v.dtype) @ v).transpose(1, 2)
+    context = probabilities.to(v.dtype) @ v  # [B, H, T, D]
+    return context.transpose(1, 2)  # [B, T, H, D]
 
 
 def swiglu(gate, up):
@@ -81,29 +94,39 @@ class Attention(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        C, kv = config.hidden_dim, config.num_kv_heads * config.head_dim
-        self.head_dim, self.sizes = config.head_dim, [C, kv, kv]
-        if config.enable_qkv_fusion:
-            self.qkv_proj = nn.Linear(C, C + 2 * kv, bias=False)  # the rows of q, then those of k and v
+        C = config.hidden_dim
+        kv_dim = config.num_kv_heads * config.head_dim
+        self.head_dim = config.head_dim
+        self.sizes = [C, kv_dim, kv_dim]  # widths of q, k and v
+        self.fused = config.enable_qkv_fusion
+        if self.fused:
+            self.qkv_proj = nn.Linear(C, C + 2 * kv_dim, bias=False)  # the rows of q, then those of k and v
         else:
-            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(C, size, bias=False) for size in self.sizes)
+            self.q_proj = nn.Linear(C, C, bias=False)
+            self.k_proj = nn.Linear(C, kv_dim, bias=False)
+            self.v_proj = nn.Linear(C, kv_dim, bias=False)
         self.o_proj = nn.Linear(C, C, bias=False)
         self.attend = causal_attention if config.enable_flash_attention else scored_attention
 
     def project(self, x):
-        if hasattr(self, "qkv_proj"):
+        """Return q [B, T, C], and k and v [B, T, K·D]."""
+        if self.fused:
             return self.qkv_proj(x).split(self.sizes, dim=-1)
         return self.q_proj(x), self.k_proj(x), self.v_proj(x)
 
     def forward(self, x, cos, sin):
         with annotate("qkv projection"):
-            q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.project(x))
+            q, k, v = self.project(x)
+            q = q.unflatten(-1, (-1, self.head_dim))  # [B, T, H, D]
+            k = k.unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
+            v = v.unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
         with annotate("rope"):
-            q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+            q = apply_rope(q, cos, sin)
+            k = apply_rope(k, cos, sin)
         with annotate("attention"):
-            context = self.attend(q, k, v)
+            context = self.attend(q, k, v)  # [B, T, H, D]
         with annotate("output projection"):
-            return self.o_proj(context.flatten(-2))
+            return self.o_proj(context.flatten(-2))  # [B, T, C]
 
 
 class FeedForward(nn.Module):
@@ -111,21 +134,26 @@ class FeedForward(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        C, wide = config.hidden_dim, config.intermediate_dim
-        if config.enable_swiglu_fusion:
-            self.gate_up_proj = nn.Linear(C, 2 * wide, bias=False)  # the rows of gate, then those of up
+        C = config.hidden_dim
+        width = config.intermediate_dim
+        self.fused = config.enable_swiglu_fusion
+        if self.fused:
+            self.gate_up_proj = nn.Linear(C, 2 * width, bias=False)  # the rows of gate, then those of up
         else:
-            self.gate_proj, self.up_proj = (nn.Linear(C, wide, bias=False) for _ in range(2))
-        self.down_proj = nn.Linear(wide, C, bias=False)
+            self.gate_proj = nn.Linear(C, width, bias=False)
+            self.up_proj = nn.Linear(C, width, bias=False)
+        self.down_proj = nn.Linear(width, C, bias=False)
 
     def project(self, x):
-        if hasattr(self, "gate_up_proj"):
+        """Return gate and up, both [B, T, F]."""
+        if self.fused:
             return self.gate_up_proj(x).chunk(2, dim=-1)
         return self.gate_proj(x), self.up_proj(x)
 
     def forward(self, x):
         with annotate("feed-forward"):
-            return self.down_proj(swiglu(*self.project(x)))
+            gate, up = self.project(x)
+            return self.down_proj(swiglu(gate, up))  # [B, T, C]
 
 
 class RMSNorm(nn.Module):
@@ -160,19 +188,23 @@ class TinyLlama(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_dim)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config)
-        if config.enable_torch_compile:
-            # Under DDP each block is compiled on its own, so its gradients are sent while earlier blocks still compute.
-            torch._dynamo.config.optimize_ddp = not config.parallel
-            for module in self.layers if config.parallel else [self]:
-                module.compile(mode=config.compile_mode)
         self.cos, self.sin = rope_tables(config.seq_len, config.head_dim, config.rope_theta, config.device)
+        if config.enable_torch_compile:
+            compile_model(self, config)
 
     def forward(self, tokens):
-        x = self.embed_tokens(tokens)
+        x = self.embed_tokens(tokens)  # [B, T, C]
         for layer in self.layers:
             x = layer(x, self.cos, self.sin)
         with annotate("output head"):
-            return F.linear(self.norm(x), self.embed_tokens.weight)
+            return F.linear(self.norm(x), self.embed_tokens.weight)  # [B, T, V]
+
+
+def compile_model(model, config):
+    """Compile the model; under torchrun each block alone, so its gradients are sent while earlier blocks compute."""
+    torch._dynamo.config.optimize_ddp = not config.parallel  # False: do not split a block's graph at DDP's buckets
+    for module in model.layers if config.parallel else [model]:
+        module.compile(mode=config.compile_mode)
 
 
 # ---------------------------------------------------------------- loss
@@ -181,9 +213,10 @@ class TinyLlama(nn.Module):
 def compute_loss(model, tokens, labels, config):
     """Return the mean cross-entropy, in float32, of predicting labels [B, T] from tokens [B, T]."""
     with torch.autocast(tokens.device.type, config.dtype, enabled=config.use_amp):
-        logits = model(tokens)
+        logits = model(tokens)  # [B, T, V]
     with annotate("loss"):
-        return F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
+        rows = at_least_float32(logits).flatten(0, 1)  # [B·T, V]
+        return F.cross_entropy(rows, labels.flatten())
 
 
 # ---------------------------------------------------------------- what the harness asks for
@@ -196,7 +229,7 @@ FSDP_GATHERS_AMP_DTYPE = False  # autocast converts the float32 weights
 
 def make_optimizer(model, config):
     """Return AdamW: fused, one kernel updates a list of tensors; else each of its operations is a kernel of its own."""
-    fused = config.enable_fused_optimizer or None  # None lets PyTorch choose, which is never the fused one
+    fused = config.enable_fused_optimizer or None  # None lets PyTorch choose: it never chooses the fused one
     capturable = config.graph and config.on_gpu
     return torch.optim.AdamW(model.parameters(), lr=config.learning_rate, fused=fused, capturable=capturable)
 
@@ -231,12 +264,13 @@ def add_version_options(add):
 
 def complete_version_options(config):
     """Complete and check the options of this version; return a description of its parts."""
-    names = ["qkv-fusion", "flash-attention", "swiglu-fusion", "fused-optimizer", "torch-compile"]
     if config.enable_torch_compile is None:  # the others are on unless they are disabled
         config.enable_torch_compile = config.enable_all_fusion
     if config.graph and config.enable_torch_compile and config.compile_mode in ("reduce-overhead", "max-autotune"):
         raise UserError(f"--compile-mode {config.compile_mode} captures its own graphs: add --no-graph")
-    return ", ".join(name for name in names if getattr(config, f"enable_{name.replace('-', '_')}")) or "none fused"
+    names = ["qkv-fusion", "flash-attention", "swiglu-fusion", "fused-optimizer", "torch-compile"]
+    enabled = [name for name in names if getattr(config, f"enable_{name.replace('-', '_')}")]
+    return ", ".join(enabled) or "none fused"
 
 
 # ============ The training harness below is the same in all four versions. You can stop reading here. ============

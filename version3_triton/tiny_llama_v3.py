@@ -34,26 +34,29 @@ TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfl
 
 
 def at_least_float32(x):
+    """Convert 16-bit x to float32; leave float32 and float64 as they are."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def rms_norm(x, weight, eps):
     """Return x / sqrt(mean(x²) + eps) · weight, computed in float32."""
     wide = at_least_float32(x)
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
+    rstd = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)  # [B, T, 1]
+    return (wide * rstd * weight).to(x.dtype)
 
 
 def rope_tables(seq_len, head_dim, theta, device):
     """Return cos and sin of t · theta^(-2i / D) for position t and pair i: two float32 tensors [T, D/2]."""
-    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), frequencies)
+    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)  # [D/2]
+    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), frequencies)  # [T, D/2]
     return angles.cos().float().to(device), angles.sin().float().to(device)
 
 
 def apply_rope(x, cos, sin):
     """Rotate the pairs (x[i], x[i + D/2]) of every head of x [B, T, heads, D]."""
-    x1, x2 = at_least_float32(x).chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
+    x1, x2 = at_least_float32(x).chunk(2, dim=-1)  # [B, T, heads, D/2] each
+    cos = cos[:, None]  # [T, 1, D/2]: the same for all heads
+    sin = sin[:, None]
     return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1).to(x.dtype)
 
 
@@ -64,9 +67,14 @@ def causal_attention(q, k, v):
     """
     grouped = q.dtype in (torch.float16, torch.bfloat16)
     if not grouped:  # in float32 only the slow math backend supports enable_gqa
-        k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
+        repeats = q.shape[2] // k.shape[2]  # query heads that share a key/value head
+        k = k.repeat_interleave(repeats, dim=2)  # [B, T, H, D]
+        v = v.repeat_interleave(repeats, dim=2)  # [B, T, H, D]
+    q = q.transpose(1, 2)  # [B, H, T, D]
+    k = k.transpose(1, 2)  # [B, K or H, T, D]
+    v = v.transpose(1, 2)  # [B, K or H, T, D]
+    context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)  # [B, H, T, D]
+    return context.transpose(1, 2)  # [B, T, H, D]
 
 
 def swiglu(gate, up):

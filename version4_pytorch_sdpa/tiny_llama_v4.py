@@ -33,20 +33,22 @@ SDPA_BACKENDS = {
 
 
 def at_least_float32(x):
+    """Convert 16-bit x to float32; leave float32 and float64 as they are."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def rope_tables(seq_len, head_dim, theta, device):
     """Return cos and sin of t · theta^(-2i / D) for position t and pair i: two float32 tensors [T, D/2]."""
-    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), frequencies)
+    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)  # [D/2]
+    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), frequencies)  # [T, D/2]
     return angles.cos().float().to(device), angles.sin().float().to(device)
 
 
 def apply_rope(x, cos, sin):
     """Rotate the pairs (x[i], x[i + D/2]) of every head of x [B, T, heads, D]."""
-    x1, x2 = at_least_float32(x).chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
+    x1, x2 = at_least_float32(x).chunk(2, dim=-1)  # [B, T, heads, D/2] each
+    cos = cos[:, None]  # [T, 1, D/2]: the same for all heads
+    sin = sin[:, None]
     return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1).to(x.dtype)
 
 
@@ -57,9 +59,14 @@ def causal_attention(q, k, v):
     """
     grouped = q.dtype in (torch.float16, torch.bfloat16)
     if not grouped:  # in float32 only the slow math backend supports enable_gqa
-        k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
+        repeats = q.shape[2] // k.shape[2]  # query heads that share a key/value head
+        k = k.repeat_interleave(repeats, dim=2)  # [B, T, H, D]
+        v = v.repeat_interleave(repeats, dim=2)  # [B, T, H, D]
+    q = q.transpose(1, 2)  # [B, H, T, D]
+    k = k.transpose(1, 2)  # [B, K or H, T, D]
+    v = v.transpose(1, 2)  # [B, K or H, T, D]
+    context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)  # [B, H, T, D]
+    return context.transpose(1, 2)  # [B, T, H, D]
 
 
 def swiglu(gate, up):
@@ -72,9 +79,11 @@ def swiglu(gate, up):
 
 def can_run(backend, config):
     """Return True if a backend runs this model's attention, forward and backward: try it on one sequence."""
-    heads, dtype = (config.num_heads, config.num_kv_heads, config.num_kv_heads), config.dtype
-    options = {"dtype": dtype if config.use_amp else torch.float32, "device": config.device, "requires_grad": True}
-    q, k, v = (torch.zeros(1, config.seq_len, n, config.head_dim, **options) for n in heads)
+    dtype = config.dtype if config.use_amp else torch.float32
+    options = {"dtype": dtype, "device": config.device, "requires_grad": True}
+    q = torch.zeros(1, config.seq_len, config.num_heads, config.head_dim, **options)
+    k = torch.zeros(1, config.seq_len, config.num_kv_heads, config.head_dim, **options)
+    v = torch.zeros(1, config.seq_len, config.num_kv_heads, config.head_dim, **options)
     try:
         with warnings.catch_warnings(), sdpa_kernel(SDPA_BACKENDS[backend]):
             warnings.simplefilter("ignore")  # PyTorch warns about each reason why a backend cannot run
@@ -89,7 +98,10 @@ def choose_backend(config):
     flex_is_fastest = config.precision == "tf32" or (config.use_amp and config.seq_len < 4096)  # on an H200
     if config.on_gpu and config.enable_torch_compile and flex_is_fastest:
         return "flex"  # Inductor fuses the layout changes around it, and it can use TF32
-    return next((backend for backend in SDPA_BACKENDS if can_run(backend, config)), "math")
+    for backend in SDPA_BACKENDS:
+        if can_run(backend, config):
+            return backend
+    return "math"
 
 
 @functools.cache
@@ -104,20 +116,39 @@ def flex_tiles(dtype):
     """Return kernel options with tiles of 64 x 64, which fit every GPU if head_dim <= 64."""
     # PyTorch's defaults for float32 are 16 x 16 in the backward and take twice the time; those for 16 bits, 128 x 128,
     # take 10 % longer at 512 tokens, where much of a tile on the diagonal is masked.
-    sizes = dict.fromkeys(("bwd_BLOCK_M1", "bwd_BLOCK_N1", "bwd_BLOCK_M2", "bwd_BLOCK_N2"), 64) | {"bwd_num_warps": 4}
     if dtype == torch.float32:
-        return sizes | {"bwd_num_stages": 1}
-    forward = {"fwd_BLOCK_M": 64, "fwd_BLOCK_N": 64, "fwd_num_warps": 4, "fwd_num_stages": 3}
-    return sizes | forward | {"bwd_num_stages": 2}
+        return {
+            "bwd_BLOCK_M1": 64,
+            "bwd_BLOCK_N1": 64,
+            "bwd_BLOCK_M2": 64,
+            "bwd_BLOCK_N2": 64,
+            "bwd_num_warps": 4,
+            "bwd_num_stages": 1,
+        }
+    return {
+        "fwd_BLOCK_M": 64,
+        "fwd_BLOCK_N": 64,
+        "fwd_num_warps": 4,
+        "fwd_num_stages": 3,
+        "bwd_BLOCK_M1": 64,
+        "bwd_BLOCK_N1": 64,
+        "bwd_BLOCK_M2": 64,
+        "bwd_BLOCK_N2": 64,
+        "bwd_num_warps": 4,
+        "bwd_num_stages": 2,
+    }
 
 
 def compiled_flex_attention(q, k, v, blocks):
     """Return the same as causal_attention, from a kernel that torch.compile generates."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    tiles = flex_tiles(q.dtype) if q.shape[-1] <= 64 else None
-    return flex_attention(q, k, v, block_mask=blocks, enable_gqa=True, kernel_options=tiles).transpose(1, 2)
+    q = q.transpose(1, 2)  # [B, H, T, D]
+    k = k.transpose(1, 2)  # [B, K, T, D]
+    v = v.transpose(1, 2)  # [B, K, T, D]
+    tiles = flex_tiles(q.dtype) if q.shape[-1] <= 64 else None  # None: PyTorch's own
+    context = flex_attention(q, k, v, block_mask=blocks, enable_gqa=True, kernel_options=tiles)  # [B, H, T, D]
+    return context.transpose(1, 2)  # [B, T, H, D]
 
 
 # ---------------------------------------------------------------- model
@@ -128,21 +159,32 @@ class Attention(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        C, kv = config.hidden_dim, config.num_kv_heads * config.head_dim
-        self.head_dim, self.sizes = config.head_dim, [C, kv, kv]
-        self.qkv_proj = nn.Linear(C, C + 2 * kv, bias=False)
+        C = config.hidden_dim
+        kv_dim = config.num_kv_heads * config.head_dim
+        self.head_dim = config.head_dim
+        self.sizes = [C, kv_dim, kv_dim]  # widths of q, k and v
+        self.qkv_proj = nn.Linear(C, C + 2 * kv_dim, bias=False)
         self.o_proj = nn.Linear(C, C, bias=False)
-        self.blocks = causal_blocks(config.seq_len, config.device) if config.attention_backend == "flex" else None
+        self.flex = config.attention_backend == "flex"
+        if self.flex:
+            self.blocks = causal_blocks(config.seq_len, config.device)
 
     def forward(self, x, cos, sin):
         with annotate("qkv projection"):
-            q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv_proj(x).split(self.sizes, dim=-1))
+            q, k, v = self.qkv_proj(x).split(self.sizes, dim=-1)
+            q = q.unflatten(-1, (-1, self.head_dim))  # [B, T, H, D]
+            k = k.unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
+            v = v.unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
         with annotate("rope"):
-            q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+            q = apply_rope(q, cos, sin)
+            k = apply_rope(k, cos, sin)
         with annotate("attention"):
-            context = compiled_flex_attention(q, k, v, self.blocks) if self.blocks else causal_attention(q, k, v)
+            if self.flex:
+                context = compiled_flex_attention(q, k, v, self.blocks)  # [B, T, H, D]
+            else:
+                context = causal_attention(q, k, v)  # [B, T, H, D]
         with annotate("output projection"):
-            return self.o_proj(context.flatten(-2))
+            return self.o_proj(context.flatten(-2))  # [B, T, C]
 
 
 class FeedForward(nn.Module):
@@ -157,7 +199,9 @@ class FeedForward(nn.Module):
         with annotate("feed-forward"):
             # Two GEMMs on halves of one weight: a single GEMM would make the backward concatenate the two gradients.
             # Recomputing silu(gate) · up in the backward, not saving it, saves a third of this layer's activations.
-            gate, up = (F.linear(x, weight) for weight in self.gate_up_proj.weight.chunk(2))
+            gate_weight, up_weight = self.gate_up_proj.weight.chunk(2)  # [F, C] each
+            gate = F.linear(x, gate_weight)  # [B, T, F]
+            up = F.linear(x, up_weight)  # [B, T, F]
             return checkpoint(self.activate_and_project, gate, up, use_reentrant=False, preserve_rng_state=False)
 
     def activate_and_project(self, gate, up):
@@ -196,40 +240,53 @@ class TinyLlama(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_dim)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config)
-        if config.enable_torch_compile:
-            # Under DDP each block is compiled on its own, so its gradients are sent while earlier blocks still compute.
-            torch._dynamo.config.optimize_ddp = not config.parallel
-            for module in self.layers if config.parallel else [self]:
-                module.compile(mode=config.compile_mode)
         self.cos, self.sin = rope_tables(config.seq_len, config.head_dim, config.rope_theta, config.device)
+        if config.enable_torch_compile:
+            compile_model(self, config)
 
     def forward(self, tokens):
-        x = self.embed_tokens(tokens)
+        x = self.embed_tokens(tokens)  # [B, T, C]
         for layer in self.layers:
             x = layer(x, self.cos, self.sin)
         with annotate("output head"):
-            return F.linear(self.norm(x), self.embed_tokens.weight)
+            return F.linear(self.norm(x), self.embed_tokens.weight)  # [B, T, V]
+
+
+def compile_model(model, config):
+    """Compile the model; under torchrun each block alone, so its gradients are sent while earlier blocks compute."""
+    torch._dynamo.config.optimize_ddp = not config.parallel  # False: do not split a block's graph at DDP's buckets
+    for module in model.layers if config.parallel else [model]:
+        module.compile(mode=config.compile_mode)
 
 
 # ---------------------------------------------------------------- loss, optimizer
 
 
+@functools.cache
+def compiled(function):
+    """Return the function compiled by torch.compile, the same in every step."""
+    return torch.compile(function)
+
+
 def mean_loss(logits, labels):
     """Return the mean cross-entropy of logits [B, T, V] against labels [B, T], computed in float32."""
-    return F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
+    rows = at_least_float32(logits).flatten(0, 1)  # [B·T, V]
+    return F.cross_entropy(rows, labels.flatten())
 
 
 def compute_loss(model, tokens, labels, config):
     """Return the mean cross-entropy of predicting labels [B, T] from tokens [B, T]."""
     with sdpa_kernel(SDPA_BACKENDS.get(config.attention_backend, SDPBackend.MATH)):
-        logits = model(tokens)
+        logits = model(tokens)  # [B, T, V]
+    loss_function = compiled(mean_loss) if config.enable_torch_compile else mean_loss
     with annotate("loss"):
-        return torch.compile(mean_loss, disable=not config.enable_torch_compile)(logits, labels)
+        return loss_function(logits, labels)
 
 
 def adamw_update(parameters, grads, masters, exp_avgs, exp_avg_sqs, step, **settings):
     """Update float32 masters with PyTorch's AdamW and copy them to the parameters, in one kernel if compiled."""
-    grads, steps = [grad.float() for grad in grads], [step.clone() for _ in masters]  # AdamW adds 1 to each
+    grads = [grad.float() for grad in grads]
+    steps = [step.clone() for _ in masters]  # AdamW adds 1 to each
     constants = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8, "amsgrad": False, "maximize": False}
     adamw(masters, grads, exp_avgs, exp_avg_sqs, [], steps, **constants, **settings)
     torch._foreach_copy_(parameters, masters)
@@ -243,23 +300,34 @@ class MasterAdamW(torch.optim.Optimizer):
 
     def __init__(self, params, config):
         super().__init__(params, {})
-        self.parameters, self.lr = self.param_groups[0]["params"], config.learning_rate
+        self.parameters = self.param_groups[0]["params"]
+        self.lr = config.learning_rate
         self.compile = config.enable_torch_compile
         self.step_count = torch.zeros((), device=self.parameters[0].device)
         for p in self.parameters:
-            master = p.detach().clone()
-            moments = {moment: torch.zeros_like(master) for moment in ("exp_avg", "exp_avg_sq")}
-            self.state[p] = {"step": self.step_count, "master": master, **moments}
-            p.data = p.data.to(config.dtype if p.ndim == 2 else p.dtype)
+            state = self.state[p]
+            state["step"] = self.step_count
+            state["master"] = p.detach().clone()
+            state["exp_avg"] = torch.zeros_like(p)
+            state["exp_avg_sq"] = torch.zeros_like(p)
+            if p.ndim == 2:
+                p.data = p.data.to(config.dtype)
 
     @torch.no_grad()
     def step(self, closure=None):
-        scaling = {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}
-        states = [[self.state[p][key] for p in self.parameters] for key in ("master", "exp_avg", "exp_avg_sq")]
-        compiled = self.compile and scaling["found_inf"] is None
-        settings = {"foreach": True, "capturable": True} if compiled else {"fused": True, **scaling}
-        update = torch.compile(adamw_update, disable=not compiled)
-        update(self.parameters, [p.grad for p in self.parameters], *states, self.step_count, lr=self.lr, **settings)
+        grads = [p.grad for p in self.parameters]
+        masters = [self.state[p]["master"] for p in self.parameters]
+        exp_avgs = [self.state[p]["exp_avg"] for p in self.parameters]
+        exp_avg_sqs = [self.state[p]["exp_avg_sq"] for p in self.parameters]
+        grad_scale = getattr(self, "grad_scale", None)
+        found_inf = getattr(self, "found_inf", None)
+        if self.compile and found_inf is None:
+            update = compiled(adamw_update)
+            settings = {"foreach": True, "capturable": True}
+        else:  # only the fused kernel unscales gradients, and skips a step that overflowed
+            update = adamw_update
+            settings = {"fused": True, "grad_scale": grad_scale, "found_inf": found_inf}
+        update(self.parameters, grads, masters, exp_avgs, exp_avg_sqs, self.step_count, lr=self.lr, **settings)
 
 
 # ---------------------------------------------------------------- what the harness asks for
@@ -309,8 +377,10 @@ def complete_version_options(config):
     if backend in SDPA_BACKENDS and not can_run(backend, config):
         raise UserError(f"--attention-backend {backend} cannot run this model in {config.precision}: use auto")
     config.attention_backend = choose_backend(config) if backend == "auto" else backend
-    mode = f", torch.compile ({config.compile_mode})" if config.enable_torch_compile else ""
-    return f"{config.attention_backend} attention, fused RMSNorm and AdamW{mode}"
+    uses = f"{config.attention_backend} attention, fused RMSNorm and AdamW"
+    if config.enable_torch_compile:
+        uses += f", torch.compile ({config.compile_mode})"
+    return uses
 
 
 # ============ The training harness below is the same in all four versions. You can stop reading here. ============
