@@ -49,9 +49,8 @@ MUTANTS = {
         "programs walk the same rows": Mutant("rmsnorm_backward_kernel", "tl.num_programs(0) * ROWS", "ROWS"),
         "row stored past its end": Mutant(
             "rmsnorm_forward_kernel",
-            "tl.store(y_ptr + offsets, (x * rstd[:, None] * w[None, :]).to(y_ptr.dtype.element_ty), mask=mask)",
-            "tl.store(y_ptr + offsets, (x * rstd[:, None] * w[None, :]).to(y_ptr.dtype.element_ty), "
-            "mask=row[:, None] < rows)",
+            "store(y_ptr + offsets, x * rstd[:, None] * w[None, :], mask)",
+            "store(y_ptr + offsets, x * rstd[:, None] * w[None, :], row[:, None] < rows)",
         ),
         "partial sums of dw in 16 bits": Mutant(
             "AddRMSNormFunction.backward",
@@ -81,8 +80,8 @@ MUTANTS = {
         "last columns not launched": Mutant(
             "launch_tiles", "triton.cdiv(columns, tile['BLOCK'])", "max(1, columns // tile['BLOCK'])"
         ),
-        "row runs into the next": Mutant("swiglu_forward_kernel", "column < F", "column < 2 * F"),
-        "row runs into the next, backward": Mutant("swiglu_backward_kernel", "column < F", "column < 2 * F"),
+        "row runs into the next": Mutant("swiglu_forward_kernel", "column < width", "column < 2 * width"),
+        "row runs into the next, backward": Mutant("swiglu_backward_kernel", "column < width", "column < 2 * width"),
         "dx over x": Mutant("SwiGLUFunction.backward", "torch.empty_like(x)", "x"),
     },
     "flash_attention": {
@@ -172,7 +171,11 @@ MUTANTS = {
         "overflow not seen": Mutant("adamw_kernel", "tl.load(found_inf_ptr) == 0.0", "count == count"),
         "overflowed step counted": Mutant("FusedAdamW.step", "1 - found_inf.reshape(())", "1"),
         "gradient not unscaled": Mutant("adamw_kernel", "g / tl.load(grad_scale_ptr)", "g"),
-        "float16 copy of another": Mutant("adamw_kernel", "w.to(dtype)", "(w * 0.999).to(dtype)"),
+        "float16 copy of another": Mutant(
+            "adamw_kernel",
+            "store(pointers_from(row, COPY, offsets, dtype), w, mask)",
+            "store(pointers_from(row, COPY, offsets, dtype), w * 0.999, mask)",
+        ),
         "bfloat16 copy cut off": Mutant(
             "adamw_kernel", "tl.where(w == w, (bits + 0x8000) >> 16, 0x7FC0)", "bits >> 16"
         ),
