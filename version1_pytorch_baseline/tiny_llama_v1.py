@@ -70,7 +70,7 @@ def swiglu(gate, up):
 
 
 class Attention(nn.Module):
-    """Causal self-attention with grouped queries: H query heads share K key/value heads."""
+    """Compute causal self-attention with grouped queries: H query heads share K key/value heads."""
 
     def __init__(self, config):
         super().__init__()
@@ -171,7 +171,7 @@ def compute_loss(model, tokens, labels, config):
 VERSION = 1
 GRAPH_BY_DEFAULT = False
 DETERMINISTIC_BY_DEFAULT = True
-FSDP_GATHERS_AMP_DTYPE = False  # autocast converts the float32 weights
+FSDP_GATHERS_AMP_DTYPE = False  # FSDP2 gathers float32 weights, and autocast converts them
 
 
 def make_optimizer(model, config):
@@ -230,13 +230,14 @@ from torch import nn
 
 MODEL = "vocab_size hidden_dim num_layers num_heads num_kv_heads intermediate_dim norm_eps rope_theta".split()
 SIZES = ("hidden_dim", "num_layers", "num_heads", "intermediate_dim", "seq_len", "batch_size")
-PRESETS = {
+PRESETS = {  # in the order of SIZES
     "default": (512, 8, 8, 2048, 256, 8),
     "check": (64, 2, 4, 256, 32, 2),  # --validate-setup
     "tiny": (256, 4, 8, 512, 128, 8),
     "small": (512, 8, 8, 2048, 128, 8),
     "medium": (1024, 12, 16, 4096, 512, 16),
 }
+# Columns of the PyTorch profiler's table.
 COLUMNS = ("cpu_time_total", "cuda_time_total", "device_time_total", "cpu_memory_usage", "device_memory_usage")
 SORT_KEYS = [*COLUMNS, *(f"self_{key}" for key in COLUMNS), "count"]
 
@@ -384,7 +385,7 @@ def complete_options(config):
     preset = config.preset or ("check" if config.validate_setup else "default")
     sizes = dict(zip(SIZES, PRESETS[preset], strict=True))
     if config.hidden_dim not in (None, sizes["hidden_dim"]):
-        sizes["intermediate_dim"] = 4 * config.hidden_dim
+        sizes["intermediate_dim"] = 4 * config.hidden_dim  # the preset's fits the preset's width
     for name, value in sizes.items():
         setattr(config, name, getattr(config, name) or value)
     config.num_kv_heads = config.num_kv_heads or max(1, config.num_heads // 2)
@@ -458,6 +459,7 @@ class SyntheticStream:
         self.T = config.seq_len
         self.V = config.vocab_size
         branches = min(4, self.V)
+        # 1/2, 1/4, ..., and the last twice, so that they add up to 1
         self.probabilities = np.array([0.5 ** min(i + 1, branches - 1) for i in range(branches)])
         self.best_loss = float(-(self.probabilities * np.log(self.probabilities)).sum())
         self.order = np.random.default_rng(config.seed).permutation(self.V)  # token i is followed by order[i + choice]
@@ -693,8 +695,8 @@ class Trainer:
             record["rank_step_ms"] = times
         return record
 
-    def warm_up(self, tokens, labels, start):
-        """Compile, allocate and capture, then restore the state to start from; return the seconds it took."""
+    def warm_up(self, tokens, labels, saved):
+        """Compile, allocate and capture, then restore the saved state; return the seconds it took."""
         began = time.perf_counter()
         self.tokens.copy_(tokens)
         self.labels.copy_(labels)
@@ -709,7 +711,7 @@ class Trainer:
             self.step()
         if self.config.graph:
             self.capture()
-        self.restore(start)
+        self.restore(saved)
         self.synchronize()
         return time.perf_counter() - began
 
@@ -727,7 +729,7 @@ class Trainer:
                     state[key].zero_()
                 else:
                     state[key].copy_(shard_like(state[key], whole))
-        self.scaler.load_state_dict(saved["scaler"] or self.initial["scaler"])
+        self.scaler.load_state_dict(saved["scaler"] or self.initial["scaler"])  # empty: the saved run had no scaler
 
     def capture(self):
         """Capture one step into a graph; if that fails, stay eager and set graph_reason."""
@@ -756,6 +758,7 @@ class Trainer:
 
 # A checkpoint is one file of whole float32 tensors: any number of processes, DDP or FSDP2, can continue from it.
 ADAMW = ("step", "exp_avg", "exp_avg_sq")
+# Options that may differ from those of the checkpoint's run, but are then printed.
 COMPARED = "seed learning_rate data batch_size world_size seq_len use_amp amp_dtype tf32".split()
 
 
@@ -765,10 +768,10 @@ def save_checkpoint(trainer, step):
     tensors = {}
     for name, p in trainer.model.named_parameters():
         state = trainer.optimizer.state[p]
-        of_p = {name: get_weight(p, state).detach()}
+        named = {name: get_weight(p, state).detach()}
         for key in ADAMW:
-            of_p[f"{name}.{key}"] = state[key]
-        for key, tensor in of_p.items():
+            named[f"{name}.{key}"] = state[key]
+        for key, tensor in named.items():
             whole = full_tensor(tensor)
             if not bool(whole.isfinite().all()):
                 raise FloatingPointError(f"{key} is not finite after step {step}: lower --learning-rate")
