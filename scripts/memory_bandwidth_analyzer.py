@@ -8,10 +8,11 @@ and flex attention from the formulas in common/counts.py. A rate above that of a
 """
 
 import sys
+import textwrap
 
 from common.command_line import Failure, Parser, progress
 from common.profiles import INTERPRETED, short
-from common.roofline import FLOP_PER_BYTE, add_trace_options, analyzed_trace, bound, ceilings_line, draw_roofline
+from common.roofline import LEAST_SHOWN, add_trace_options, analyzed_trace, bound, ceilings_line, draw_roofline
 from common.tables import columns, emit, text_table
 
 TOP = 20  # operators to print
@@ -53,12 +54,17 @@ def as_text(content):
 
 
 def draw(target, name, content):
-    """Draw the operators that compute."""
-    rows = [row for row in content["operators"] if row["flop_per_byte"] >= FLOP_PER_BYTE[0]]
-    points = [(short(r["operator"].removeprefix("aten::"), 26), r["flop_per_byte"], r["tflops"], r["ms"]) for r in rows]
-    draw_roofline(target, f"Operators of a step that compute, {name}", content["ceilings"], points)
-    left_out = sum(row["ms"] for row in content["operators"]) - sum(row["ms"] for row in rows)
-    progress(f"drew {target}; not in it are operators without FLOPs, {left_out:,.3f} ms per step")
+    """Draw the operators whose bytes are known; at the left edge those that compute little or nothing.
+
+    As far below the copy ceiling as a point lies, so far is its bandwidth below that of a copy, there too.
+    """
+    points = []
+    for row in content["operators"]:
+        x = max(row["flop_per_byte"], LEAST_SHOWN)
+        points.append((short(row["operator"].removeprefix("aten::"), 26), x, x * row["gb_s"] / 1e3, row["ms"]))
+    title = f"Operators of a step, {name}; at the left edge those that only move data"
+    draw_roofline(target, textwrap.fill(title, 50), content["ceilings"], points)
+    progress(f"drew {target}; not in it: {content['summary']['unknown_ms']:,.3f} ms per step whose bytes are not known")
 
 
 def analyze(options):
