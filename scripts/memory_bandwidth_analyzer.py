@@ -4,7 +4,8 @@
 example: python memory_bandwidth_analyzer.py --profile-data ./complete_rocm_analysis --generate-roofline-plot
 
 Bytes follow from the shapes in a PyTorch trace (every input read once, the output written), and for version 3's kernels
-and flex attention from the formulas in common/counts.py. A rate above that of a copy found its data in a cache.
+and flex attention from the formulas in common/counts.py. A rate above that of a copy found its data in a cache, or the
+ceilings are not those of the run.
 """
 
 import sys
@@ -49,7 +50,7 @@ def as_text(content):
         f"a step moves at least {whole['bytes'] / 1e6:,.1f} MB at {whole['gb_s']:,.1f} GB/s, "
         f"{100 * whole['share_of_copy']:.0f} % of the copy bandwidth\n"
         f"{whole['memory_bound_ms']:,.3f} of {whole['ms']:,.3f} ms ({share:.0f} %) are in memory-bound operators; "
-        f"bytes are not known for {whole['unknown_ms']:,.3f} ms"
+        f"bytes are not known for {whole['unknown_ms']:,.3f} ms" + "".join(f"\n{one}" for one in content["remarks"])
     )
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import analyze_bottlenecks as bottlenecks
 import analyze_communication as communication
 import analyze_kernel_launches as launches
 import analyze_kernel_reduction as reduction
+import memory_bandwidth_analyzer as bandwidth
 from common import roofline
 from common.profiles import Kernel, Operation, Profile, read_profile
 from common.tables import rounded
@@ -262,6 +264,23 @@ def test_the_documented_bottleneck_command_by_hand(known_trace):
     assert "| 3 | `lonely` | other | 1 | 0.0100 | 25.0 | - | - | - |" in report
     (cached,) = bottlenecks.targets([{"group": "copies", "ms": 1.0, "roofline_ms": 2.0}])
     assert cached["could_save_ms"] == 0
+
+
+@pytest.mark.parametrize("tool", [bottlenecks, bandwidth])
+def test_what_makes_ceilings_of_now_doubtful_is_said(tool, profiled, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(profiled[1], "profiles")
+    data = ["--profile-data", "profiles"]
+    monkeypatch.setattr(roofline, "measure_ceilings", lambda *_: {"matmul_tflops": 1e3, "copy_tb_s": 1e3})
+    assert tool.main(data) == 0
+    told = capsys.readouterr().out
+    assert "neither machine nor threads" in told and "hours old" not in told and "above a ceiling" not in told
+    (trace,) = pathlib.Path("profiles").glob("trace_*.json")
+    os.utime(trace, (trace.stat().st_mtime - 7200,) * 2)
+    monkeypatch.setattr(roofline, "measure_ceilings", lambda *_: {"matmul_tflops": 1e-9, "copy_tb_s": 1e-9})
+    assert tool.main(data) == 0
+    told = capsys.readouterr().out
+    assert "The trace is 2 hours old" in told and "operators are above a ceiling (" in told
 
 
 def test_a_profile_of_another_device_has_no_roofline_of_this_one(known_trace, monkeypatch, capsys):
