@@ -167,9 +167,27 @@ def test_overlapping_queues_are_busy_once_and_pauses_are_no_gaps():
     assert found["largest_gaps"] == [{"gap_us": 2, "after": "k2", "before": "k3"}]
 
 
+def test_a_gap_inside_a_step_is_idle_however_long_it_is(make_trace, capsys):
+    """Each of two steps takes 50 us on the host and 10 ms until the next; its kernels are 3 ms apart, or not."""
+    trace = make_trace("p/trace_1.json", {"gemm": 5.0, "softmax_kernel": 5.0})
+    content = json.loads(trace.read_text())
+    for one in content["traceEvents"]:
+        if one["name"] == "softmax_kernel":
+            one["ts"] += 3000
+    trace.write_text(json.dumps(content))
+    assert launches.main(["--trace-file", str(trace), "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)["results"]
+    # gemm from 30 to 35, softmax from 3035 to 3040; the next step begins at 10000, its gemm at 10030
+    assert (found["idle_us"], found["paused_us"]) == (pytest.approx(3000 + 30 + 3000), pytest.approx(6960))
+    assert found["busy_us"] == pytest.approx(20) and found["largest_gaps"][0]["gap_us"] == pytest.approx(3000)
+    assert launches.main(["--trace-file", str(trace)]) == 0
+    assert "6.960 ms in pauses over 1000 us between steps" in capsys.readouterr().out
+
+
 def test_the_documented_launch_command_reads_results_csv(tmp_path, capsys):
     (tmp_path / "results.csv").write_bytes((SAMPLES / "rocm-6.4" / "kernel_trace.csv").read_bytes())
     result = call(2, "analyze_kernel_launches.py --trace-file results.csv", cwd=tmp_path)
+    assert "which this profile does not mark" in result.stdout
     assert "8 launches" in result.stdout and "launch-bound: the GPU waits 30.2 %" in result.stdout
     for name, words in (
         ("rocm-6.2/kernel_stats.csv", "no table of kernels' times"),

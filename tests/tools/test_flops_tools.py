@@ -130,12 +130,19 @@ def test_the_gemms_are_those_of_the_step():
 
 
 @pytest.mark.parametrize(
-    ("us", "copy_tb_s", "bound"), [(250, 1.0, "compute"), (500, 1.0, "too small"), (500, 0.03, "memory")]
+    ("us", "copy_tb_s", "processors", "bound"),
+    [
+        (250, 1.0, 65, "compute"),
+        (500, 1.0, 65, "too small"),  # 8 x 8 tiles
+        (500, 1.0, 64, "slow"),
+        (500, 1.0, 0, "slow"),  # on a CPU a slow GEMM has another reason
+        (500, 0.03, 65, "memory"),
+    ],
 )
-def test_what_limits_a_gemm_by_hand(us, copy_tb_s, bound):
-    square = {"flops": 2e9, "flop_per_byte": 500 / 3, "us": us, "calls": 2}  # 1000 x 1000 x 1000
+def test_what_limits_a_gemm_by_hand(us, copy_tb_s, processors, bound):
+    square = {"flops": 2e9, "flop_per_byte": 500 / 3, "us": us, "calls": 2, "batch": 1, "m": 1000, "k": 1000, "n": 1000}
     roofs = {"matmul_tflops": 10.0, "copy_tb_s": copy_tb_s}
-    row = gemm_tool.rated(square, roofs)
+    row = gemm_tool.rated(square, roofs, processors)
     assert (row["bound"], row["tflops"], row["share_of_peak"]) == (bound, 1e3 / us * 2, 1e2 / us * 2)
     step = gemm_tool.step_row(gemm_tool.sizes_of(CONFIG, 1, 2), [row], roofs)
     found = [step[key] for key in ("share_of_peak", "ms", "calls", "flops", "too_small")]
@@ -151,6 +158,7 @@ def test_the_documented_gemm_command(toy_config):
     assert [(step["batch_size"], step["seq_len"]) for step in steps] == [(4, 8), (4, 16), (8, 8), (8, 16)]
     assert all(g["us"] > 0 and 0 < g["share_of_peak"] <= 1 for step in steps for g in step["gemms"])
     assert "gate, up, weight gradient" in result.stdout and "batch 8, 16 tokens" in result.stderr
+    assert not any(step["too_small"] for step in steps)  # for a CPU, which has no tiles to fill
 
 
 def test_the_configuration_of_version_1_is_its_default():
