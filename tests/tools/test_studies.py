@@ -215,10 +215,15 @@ def test_the_largest_batch_is_found_and_the_first_that_does_not_fit_ends_the_sea
     assert re.search(r"\n +8 .* 180 +fits\n +16 .* 260 +above the limit\n", text)
 
 
-def test_throughput_takes_the_smallest_batch_that_is_as_fast():
+def test_throughput_takes_the_fastest_batch_and_names_a_smaller_one_nearly_as_fast():
     rows = batch_tool.search(probe_of(10**6, lambda b: min(b, 8) + b / 1e6), 1e9, 4096, to_the_limit=False)
     assert [row["batch_size"] for row in rows] == [1, 2, 4, 8, 16, 32]
-    assert batch_tool.best(rows, "throughput")["batch_size"] == 8
+    found = batch_tool.best(rows, "throughput")
+    assert found["batch_size"] == 32 and found["samples_per_second"] == max(row["samples_per_second"] for row in rows)
+    content = {"version": 2, "budget_mb": 1e9, "device_memory_mb": 500.0, "target": "throughput", "probes": rows}
+    lines = batch_tool.as_text(content | {"best": found}).splitlines()
+    assert "best for throughput: --batch-size 32, 8.0 samples/s" in lines[-2]
+    assert lines[-1] == "within 2 % of it: --batch-size 8, 8.0 samples/s, 180 MiB"
     none = batch_tool.search(probe_of(0, lambda b: b), 1e9, 8, to_the_limit=False)
     assert batch_tool.best(none, "throughput") is None and len(none) == 1
 
