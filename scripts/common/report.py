@@ -90,12 +90,16 @@ def times_as_fast(first, other):
 
 
 def step_bars(rows, caption):
-    """Return the step time of each row as a bar with its quartiles."""
-    scale, first, bars = 100 / max(row["step_ms"]["p75"] for row in rows), rows[0]["step_ms"]["median"], []
+    """Return the step time of each row as a bar with its quartiles, and its gain."""
+    scale, bars = 100 / max(row["step_ms"]["p75"] for row in rows), []
     for row in rows:
         step, words = row["step_ms"], f"{rounded(row['step_ms']['median'])} ms"
         piece = {"name": row["name"], "text": words, "color": "c0", "percent": step["median"] * scale}
-        bar = {"name": row["name"], "text": f"{words}, {first / step['median']:.2f}x", "pieces": [piece]}
+        bar = {
+            "name": row["name"],
+            "text": words if row["gain"] == "-" else f"{words}, {row['gain']}",
+            "pieces": [piece],
+        }
         bars.append(bar | {"low": step["p25"] * scale, "high": step["p75"] * scale})
     return {"kind": "bars", "bars": bars, "legend": {}, "caption": caption}
 
