@@ -7,7 +7,7 @@ import re
 
 from common import counts
 from common.command_line import Failure, add_steps, progress
-from common.profiles import read_profile, steps_needed
+from common.profiles import errors_of, read_profile, steps_needed
 from common.tables import rounded
 
 ELEMENT_BYTES = {
@@ -122,6 +122,8 @@ def analyzed_trace(options):
     if not profile.operations:
         raise Failure(2, f"{profile.path} holds no operators: give a trace of --enable-pytorch-profiler")
     steps, (ceilings, origin) = steps_needed(profile), ceilings_for(profile)
+    with errors_of(profile.path):  # shapes can be no matrix's
+        operators = operator_table(profile, steps, ceilings)
     return profile, {
         "trace": profile.title,
         "device": profile.device or ("CPU" if profile.on_cpu else "GPU"),
@@ -130,7 +132,7 @@ def analyzed_trace(options):
         "steps": steps,
         "ceilings": ceilings,
         "ceilings_from": origin,
-        "operators": operator_table(profile, steps, ceilings),
+        "operators": operators,
     }
 
 
