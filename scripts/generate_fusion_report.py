@@ -33,7 +33,7 @@ def profiles_in(folder):
     found = []
     for file in sorted(folder.rglob("profile_v*.json"), key=lambda one: -one.stat().st_mtime):
         with errors_of(file):
-            content = read_object(file)
+            content = read_object(file, "profile_v*.json")
             if "summary" in content:  # measured steps, not only an earlier trace that was analysed
                 try_to_show(content)
                 found.append(content | {"trace": str(file.with_name(content["trace"]))})

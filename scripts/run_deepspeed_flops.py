@@ -195,7 +195,7 @@ def analyze(path, folder):
     """Print an earlier flops_profile.json, from the folder of results if there is none at the path."""
     path = path if path.exists() else folder / path.name
     with errors_of(path):
-        content = read_object(path)
+        content = read_object(path, "flops_profile.json")
         print(f"{path}:\n{as_text(content)}")
         return int(not all(row["agrees"] for row in content["checks"]))
 

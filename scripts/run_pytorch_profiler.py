@@ -98,7 +98,7 @@ def write_results(trace, with_report, metrics=None):
         raise Failure(2, f"{trace.path} is no trace of a training script: read it with kernel_times.py")
     target = trace.path.with_name(f"profile_{trace.path.name.split('.')[0].removeprefix('trace_')}.json")
     with errors_of(target):
-        content = metrics or (read_object(target) if target.exists() else {})
+        content = metrics or (read_object(target, "profile_v*.json") if target.exists() else {})
         content |= {"version": trace.metadata["version"], "trace": trace.path.name, "steps_profiled": trace.steps}
     content |= {"device": trace.device, "metadata": trace.metadata}
     content |= {"kernels": kernel_table(trace.calls), "groups": group_table(trace.calls)}

@@ -209,11 +209,11 @@ def not_a_number(word):
     raise ValueError(f"{word} is no number")
 
 
-def read_object(path):
-    """Return the object in a JSON file of this workshop, which holds neither NaN nor Infinity."""
+def read_object(path, kind):
+    """Return the object in a JSON file of this workshop, which holds neither NaN nor Infinity; kind says what it is."""
     content = json.loads(content_of(pathlib.Path(path)), parse_constant=not_a_number)
     if not isinstance(content, dict):
-        raise ValueError("it holds no object")
+        raise Failure(2, f"is no {kind}")
     json.dumps(content, ensure_ascii=False).encode()  # raises where a string is no text
     return content
 

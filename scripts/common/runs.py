@@ -143,7 +143,7 @@ def run_in_rounds(work, names, rounds, limit):
 def read_metrics(path):
     """Return the content of a file that --metrics-file wrote; Failure with one sentence where it is none."""
     with errors_of(path):
-        content = read_object(path)
+        content = read_object(path, "metrics file")
         if not {"config", "options", "environment", "steps", "summary"} <= content.keys():
             raise Failure(2, "is no metrics file: write one with tiny_llama_v*.py --metrics-file")
         if not content["summary"]:

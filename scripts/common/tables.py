@@ -18,11 +18,11 @@ def text_table(header, rows, left=1):
 
 
 def markdown(text):
-    """Return the text, or text in backticks, so that Markdown shows all of it in one line and starts no HTML."""
+    """Return the text, or text in backticks, so that Markdown shows it in one line and starts no HTML but <br>."""
     text = " ".join(str(text).split())
     if len(text) > 2 and text.startswith("`") and text.endswith("`"):
         return "`" + text[1:-1].replace("`", "'") + "`"
-    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text)
+    return re.sub(r"<(?!br>)(?=[A-Za-z/!?])", "&lt;", text)
 
 
 def markdown_table(header, rows, left=1):

@@ -196,7 +196,7 @@ def broken_files(folder):
         "cut_and_ended.csv": (trace[:-90] + b"\n", "cut off or damaged: line 9"),
         "header.csv": (trace.splitlines()[0] + b"\n", "names no kernel"),
         "letters.csv": (trace.replace(b"1550151853000000", b"soon"), "damaged: invalid literal for int"),
-        "quote.csv": (trace.replace(b'"Kind"', b'"Kind', 1) + b"x" * 200_000, "field larger than field limit"),
+        "quote.csv": (trace.replace(b'"Kind"', b'"Kind', 1) + b"x" * 200_000 + b"\n", "field larger than field limit"),
         "counter_collection.csv": ((SAMPLES / "rocm-6.4/counter_collection.csv").read_bytes(), "kernel_counters.py"),
         "other.csv": (b"a,b,c,d\n1,2,3,4\n", "no table of kernels' times"),
         "cut.json": (cpu[:300], "cut off or damaged"),
