@@ -8,8 +8,9 @@ The markup is in report.html, a Jinja2 template; the functions here compute what
 
 import pathlib
 
+from common import tables
 from common.profiles import GROUPS, PHASES
-from common.tables import markdown_table, rounded
+from common.tables import rounded
 
 COLORS = {group: f"c{i}" for i, group in enumerate(GROUPS)}
 
@@ -26,11 +27,13 @@ def page(title, facts, notice, sections):
 
 def markdown(title, facts, notice, sections):
     """Return texts and tables as Markdown."""
-    lines = [f"# {title}", "", *(f"- {name}: {value}" for name, value in facts), "", *notice]
+    lines = [f"# {tables.markdown(title)}", "", *(tables.markdown(f"- {name}: {value}") for name, value in facts), ""]
+    lines += map(tables.markdown, notice)
     for heading, parts in sections:
         lines += ["", f"## {heading}"]
         for part in parts:
-            lines += ["", markdown_table(part["header"], part["rows"]) if "rows" in part else part["text"]]
+            table = "rows" in part and tables.markdown_table(part["header"], part["rows"])
+            lines += ["", table or tables.markdown(part["text"])]
     return "\n".join(lines) + "\n"
 
 
