@@ -82,10 +82,6 @@ find_release() { # set RELEASE to ROCm's, such as 6.4.1, or to nothing
     RELEASE=$(rocprofv3 --version 2>/dev/null | sed -n 's/.*rocm_version: *\([0-9.]*\).*/\1/p') || RELEASE=""
 }
 
-older_than() { # RELEASE: whether ROCm is older, or of an unknown release
-    [ -z "$RELEASE" ] || { [ "$RELEASE" != "$1" ] && printf '%s\n' "$RELEASE" "$1" | sort -CV; }
-}
-
 prepare_rocm() { # check permissions, and clear what would change the profiler's behaviour
     local name
     if [ -e /dev/kfd ] && ! { [ -r /dev/kfd ] && [ -w /dev/kfd ]; } && [ -z "$DRY_RUN" ]; then
@@ -109,19 +105,21 @@ find_python() { # an absolute path: rocprof-compute up to ROCm 6.3 tests whether
     [[ $PYTHON == /* ]] || PYTHON=$PWD/$PYTHON
 }
 
-choose_graph() { # SCRIPT OPTIONS: set GRAPH to --no-graph where the profiler would lose a replayed graph's kernels
-    local lost="" why=""
+choose_graph() { # SCRIPT OPTIONS: set GRAPH to --no-graph where a replayed graph would hide its kernels
+    local why=""
     GRAPH=()
-    [ "$PROFILER" != rocm ] || ! older_than 7.2.2 || lost="profilers before ROCm 7.2.2 lose the kernels of a replayed graph"
-    case " $* " in
-        *" --no-graph "*) return ;;
-        *" --graph "*) [ -z "$lost" ] || warn "$lost: leave --graph out" && return ;;
-    esac
-    [ -z "$lost" ] || why="$lost (here: ROCm ${RELEASE:-of an unknown release})"
+    [ "$PROFILER" != rocm ] || why="a replayed graph may hide kernels from ROCm's profilers"
     [ -z "${COUNTERS_WANTED:-}" ] || [ "$PROFILER" = pytorch ] || why="counters are read kernel by kernel"
-    [ -n "$why" ] && grep -q '^GRAPH_BY_DEFAULT = True' "$1" || return 0
-    GRAPH=(--no-graph)
-    say "trains with --no-graph, because $why"
+    [ -n "$why" ] || return 0
+    case " $* " in
+        *" --no-graph "*) ;;
+        *" --graph "*) warn "$why: compare the number of launches with that of --no-graph" ;;
+        *)
+            grep -q '^GRAPH_BY_DEFAULT = True' "$1" || return 0
+            GRAPH=(--no-graph)
+            say "trains with --no-graph, because $why"
+            ;;
+    esac
 }
 
 training_command() { # OPTIONS...: set TRAIN
