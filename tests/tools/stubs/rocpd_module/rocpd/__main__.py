@@ -1,9 +1,8 @@
-"""Run the stub of the command of ROCm 7.1."""
+"""Run the stub of the command of ROCm 7.1, which lies beside this package."""
 
-import pathlib
-import runpy
 import sys
 
-profilers = pathlib.Path(__file__).resolve().parents[1] / "profilers.py"
-sys.argv[0] = "rocpd"
-runpy.run_path(str(profilers), run_name="__main__")
+import profilers
+
+profilers.PROGRAM = "rocpd"
+sys.exit(profilers.main())
