@@ -298,6 +298,18 @@ def test_times_are_kept_where_counters_that_nobody_asked_for_fail(run, tmp_path)
     assert result.returncode == 1 and "administrator" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("wrapper", "status"), [("get_counters.sh --set times --set memory", 3), ("get_rocprof_compute.sh", 1)]
+)
+def test_ncu_without_the_kernel_says_so(wrapper, status, run, tmp_path):
+    wrapper, *arguments = wrapper.split()
+    result = run(wrapper, *arguments, "--kernel", "nosuch", "--output-dir", tmp_path, profilers="nvidia")
+    assert (
+        result.returncode == status and "ncu saw no kernel with 'nosuch' in its name" in result.stderr.splitlines()[-1]
+    )
+    assert len(list(tmp_path.glob("counters/*/kernels.csv"))) == (status == 3)
+
+
 @pytest.mark.parametrize("release", ["6.4", "7.1"])
 def test_a_gpu_without_a_known_peak_has_unknown_limits(release, run, tmp_path):
     arguments = ("--output-dir", tmp_path / "results")

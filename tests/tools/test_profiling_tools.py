@@ -188,6 +188,17 @@ def test_all_profilers_go_on_after_a_failure_and_end_with_1(tmp_path):
     assert ",attention_forward_kernel" in table.read_text()
 
 
+def test_a_profiler_that_measures_a_part_ends_all_with_3(tmp_path):
+    machine = {"PATH": f"{STUBS / 'nvidia'}{os.pathsep}{os.environ['PATH']}", "TINY_LLAMA_CPU": ""}
+    machine["TINY_LLAMA_PYTHON"] = str(STUBS / "training_python")
+    text = f'#!/bin/sh\ncase $1 in *run_*.py) exit 0 ;; esac\nexec "{sys.executable}" "$@"\n'
+    machine |= {"STAND_IN_PYTHON": str(executable(tmp_path / "python", text)), "STAND_IN_FAULT": "no-permission"}
+    result = call(2, "run_all_profilers.sh", "--enable-rocm-tools", cwd=tmp_path, **machine)
+    outcome = result.stdout.split("=== all profilers")[1]
+    assert "PARTLY   get_counters.sh" in outcome and "FAILED   get_rocprof_compute.sh" in outcome
+    assert result.returncode == 1 and list(tmp_path.glob("all_profiles/counters/*/kernels.csv"))
+
+
 def test_a_version_that_is_not_there_is_refused(tmp_path):
     result = call(1, "run_all_profilers.sh", "--version", "7", cwd=tmp_path)
     assert result.returncode == 2 and "--version 1, 2, 3 or 4" in result.stderr

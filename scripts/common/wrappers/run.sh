@@ -222,7 +222,7 @@ QdstrmImporter -i there; --profiler pytorch does without nsys"
 }
 
 run_ncu() { # OPTIONS...: a report of ncu on the first launch of each kernel, by its full name, and its table
-    local range=() first=::regex:${KERNEL:-.}:1 command
+    local range=() first=::regex:${KERNEL:-.}:1 command named
     if tool_has --nvtx-push-pop-scope; then # autograd launches the backward pass from a thread outside the range
         range=(--nvtx --nvtx-push-pop-scope process --nvtx-include "$STEPS/")
     else
@@ -236,6 +236,11 @@ run_ncu() { # OPTIONS...: a report of ncu on the first launch of each kernel, by
     if [ -z "$DRY_RUN" ] && [ -z "$(find "$OUT" -name report.ncu-rep)" ] && [ ${#range[@]} -gt 0 ]; then
         warn "ncu saw no kernel in the measured steps: it now looks at the whole run"
         attempt ncu "${command[@]}" || return $?
+    fi
+    if [ -z "$DRY_RUN" ] && [ -z "$(find "$OUT" -name report.ncu-rep)" ]; then
+        named=" with '$KERNEL' in its name: get_hotspots.sh prints the names"
+        lost 1 "ncu saw no kernel${KERNEL:+$named}"
+        conclude
     fi
     export_report ncu.csv ncu --import @OUT@/report.ncu-rep --csv --page raw
 }

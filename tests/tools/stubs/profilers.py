@@ -372,6 +372,12 @@ def ncu(arguments):
         print("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access GPU Performance Counters")
         return 1
     status = run_application(command)
+    with open(SAMPLES / "ncu" / "raw.csv", newline="") as file:
+        kernels = [row["Kernel Name"] for row in csv.DictReader(file)]
+    wanted = re.sub("^::regex:|:1$", "", given.get("--kernel-id", ""))
+    if not any(re.search(wanted, kernel) for kernel in kernels):
+        print("==WARNING== No kernels were profiled.")
+        return status
     matched = given.get("--nvtx-include") == "measured steps/" and "--nvtx" in given and FAULT != "no-range"
     if "--nvtx-include" in given and not matched:
         print("==WARNING== No kernels were profiled.")
