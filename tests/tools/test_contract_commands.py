@@ -131,9 +131,9 @@ def test_memory_for_every_sequence_length(folders):
 @pytest.mark.parametrize(
     ("number", "parts"),
     [
-        ("C36", "qkv-fusion, flash-attention, torch-compile"),
-        ("C39", "qkv-fusion, flash-attention, swiglu-fusion, torch-compile"),
-        ("C53", "qkv-fusion, flash-attention, swiglu-fusion, torch-compile"),
+        ("C36", "qkv-fusion, flash-attention, fused-optimizer, torch-compile"),
+        ("C39", "qkv-fusion, flash-attention, swiglu-fusion, fused-optimizer, torch-compile"),
+        ("C53", "qkv-fusion, flash-attention, swiglu-fusion, fused-optimizer, torch-compile"),
     ],
 )
 def test_switches_of_version_2(number, parts, folders, monkeypatch):
