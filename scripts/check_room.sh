@@ -49,7 +49,7 @@ part() { # NAME COMMAND...: run it within the time limit; note its outcome, seco
         *) outcome="FAILED ($status)" failed=1 ;;
     esac
     [ -z "$interrupted" ] || outcome=interrupted
-    rows+=("$1|$outcome|$((SECONDS - start))|$(grep -v '^[[:space:]]*$' "$log" | tail -n 1 | tr '|' ' ' | cut -c 1-100)")
+    rows+=("$1|$outcome|$((SECONDS - start))|$(grep -Ev '^([0-9.]+ s)?[[:space:]]*$' "$log" | tail -n 1 | tr '|' ' ' | cut -c 1-100)")
 }
 
 leave_out() { rows+=("$1|not run|-|$2"); } # NAME WHY

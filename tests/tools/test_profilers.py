@@ -14,6 +14,7 @@ import time
 import pytest
 
 from common import limits
+from common.profiles import read_profile
 from common.versions import REPOSITORY, SCRIPTS
 from processes import executable
 
@@ -40,8 +41,9 @@ def run(tmp_path, python):
         wrapper, *arguments, profilers=None, choose=True, release=None, cwd=None, interrupt=None, **environment
     ):
         paths = [str(STUBS / profilers)] if profilers else []
-        if profilers and choose:
-            arguments = ("--profiler", "nsight" if profilers == "nvidia" else "rocm", *arguments)
+        chosen = ("--profiler", "nsight" if profilers == "nvidia" else "rocm") if profilers and choose else ()
+        at = int(wrapper == PROFILE)  # whose first word is the question
+        arguments = (*arguments[:at], *chosen, *arguments[at:])
         if profilers and profilers != "nvidia" and release is None:
             release = profilers.removeprefix("rocm-")
         if profilers == "rocm-7.0":  # which has the module rocpd alone, built for one Python
@@ -564,3 +566,114 @@ def test_without_any_profiler_pytorch_leaves_the_same_kind_of_result(version, wr
     assert len(json.loads(trace.read_text())["traceEvents"]) > 100
     assert "aten::mm" in ((folder / product).read_text() if product else result.stdout)
     assert f"open {trace}" in result.stdout or "times alone" in result.stdout + result.stderr
+
+
+# ---------------------------------------------------------------- profile.sh: any command
+
+PROFILE = REPOSITORY / "scripts" / "profile.sh"
+TRAIN = """
+import sys
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+second = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+for step in range(int(sys.argv[1])):
+    loss = model(torch.ones(2, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    second.step()
+    optimizer.zero_grad()
+    print("loss", loss.item())
+if sys.argv[2:] == ["fails"]:
+    raise ValueError("no more data")
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path / "train.py"
+
+
+QUESTIONS = {"hotspots": "hotspots.csv", "trace": "*.pftrace", "counters": "counters.csv", "compute": "limits.csv"}
+QUESTIONS["system"] = "*.proto"
+
+
+@pytest.mark.parametrize("release", ["6.2", "7.1"])
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_any_command_is_profiled(question, release, run, python, tmp_path):
+    (tmp_path / "here").mkdir()
+    options = ("--output-dir", "results", "--", python, "tiny_llama_v1.py", "--lr", "3")
+    result = run(PROFILE, question, *options, profilers=f"rocm-{release}", cwd=tmp_path / "here")
+    assert result.returncode == 0, result.stdout + result.stderr
+    folder = result_of(tmp_path / "here" / "results")
+    assert list(folder.rglob(QUESTIONS[question])) and SUCCESS.search(result.stdout)
+    assert all(command.endswith(f" -- {python} tiny_llama_v1.py --lr 3") for command in recorded(tmp_path))
+    assert "the profile holds start-up and warm-up too" in result.stdout
+
+
+def test_any_command_under_nvidias_profilers_is_profiled_as_a_whole(run, python, tmp_path):
+    for question in ("hotspots", "counters"):
+        result = run(PROFILE, question, "--", python, "tiny_llama_v1.py", profilers="nvidia", cwd=tmp_path)
+        assert result.returncode == 0 and "the profile holds the whole run" in result.stdout, result.stderr
+    assert not any("nvtx-capture" in command or "nvtx-include" in command for command in recorded(tmp_path))
+
+
+def test_profiler_options_and_bad_input_of_any_command(run, python, script, tmp_path):
+    def call(*arguments):
+        return run(PROFILE, *arguments, profilers="rocm-7.1", cwd=tmp_path)
+
+    options = ("--profiler-option", "--collection-period", "--profiler-option", "20:5:1", "--dry-run")
+    assert " --collection-period 20:5:1 -- " in call("hotspots", *options, "--", python, "x.py").stdout
+    for arguments, words in (
+        (("hotspot", "--", python), "must be hotspots, trace, counters, compute or system, not 'hotspot'"),
+        (("hotspots", python, "x.py"), "the command is missing: profile.sh hotspots [options] -- python"),
+        (("hotspots", "--"), "the command is missing"),
+        (("hotspots", "--num-steps", "3", "--", python, "x.py"), "there is no option --num-steps: the command"),
+        (("hotspots", "--nproc-per-node", "2", "--", python, "x.py"), "write torchrun into the command"),
+        (("hotspots", "--", "no-such-program", "x.py"), "there is no command no-such-program"),
+        (("hotspots", "--warmup-steps", "two", "--", python, "x.py"), "--warmup-steps must be a number"),
+    ):
+        result = call(*arguments)
+        assert result.returncode == 2 and words in result.stderr, (arguments, result.stderr)
+        assert len(result.stderr.splitlines()) == 1
+
+
+def profile_on_cpu(run, tmp_path, question, *command, options=()):
+    arguments = ("--profiler", "pytorch", *options, "--output-dir", tmp_path / "results", "--", *command)
+    machine = {"TINY_LLAMA_CPU": "1", "TINY_LLAMA_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+    return run(PROFILE, question, *arguments, cwd=tmp_path, **machine)
+
+
+def test_pytorchs_profiler_leaves_the_warm_up_of_any_script_out(run, script, tmp_path):
+    result = profile_on_cpu(run, tmp_path, "hotspots", sys.executable, "train.py", "8")
+    assert result.returncode == 0, result.stdout + result.stderr
+    (trace,) = result_of(tmp_path / "results").glob("trace_train_*.json")
+    profile = read_profile(trace)
+    assert profile.steps == 3  # of eight: two of warm-up, three after
+    assert sum(call.name == "aten::addmm" for call in profile.calls) == 3 * 2
+    assert result.stdout.count("loss") == 8 and "aten::addmm" in result.stdout.split("wrote")[1]
+
+
+def test_a_script_that_ends_early_or_fails_leaves_its_trace(run, script, tmp_path):
+    result = profile_on_cpu(run, tmp_path, "hotspots", sys.executable, "train.py", "4", "fails")
+    assert result.returncode == 1 and "    ValueError: no more data" in result.stderr
+    assert read_profile(result_of(tmp_path / "results")).steps == 2
+    assert "what was measured is in" in result.stderr.splitlines()[-1]
+    shutil.rmtree(tmp_path / "results")
+    result = profile_on_cpu(run, tmp_path, "trace", sys.executable, "train.py", "2")
+    assert (
+        result.returncode == 1 and "made 2 optimizer steps: the profile begins after 2 (--warmup-steps" in result.stderr
+    )
+    result = profile_on_cpu(run, tmp_path, "trace", "bash", "-c", "true")
+    assert result.returncode == 1 and "the command names no .py file" in result.stderr
+
+
+def test_torchrun_is_profiled_on_rank_0(run, script, tmp_path):
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py", "5")
+    options = ("--warmup-steps", "1", "--profile-steps", "2")
+    result = profile_on_cpu(run, tmp_path, "hotspots", *torchrun, options=options)
+    assert result.returncode == 0 and result.stdout.count("loss") == 10, result.stdout + result.stderr
+    (trace,) = result_of(tmp_path / "results").glob("trace_train_*.json")
+    assert read_profile(trace).steps == 2

@@ -142,7 +142,7 @@ sample_instructions() { # pc or thread-trace
     fi
 }
 
-setup counters/counter rocprofv3 nsys --num-steps 3 "$@"
+setup counters/counter rocprofv3 nsys "--num-steps 3" "$@"
 [ -n "$ASKED" ] || SETS=(times waves) # the counters where they can be had
 for set in ${SETS[@]+"${SETS[@]}"}; do # refuse before anything runs
     case $set in

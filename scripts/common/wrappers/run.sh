@@ -2,7 +2,7 @@
 # Second half of every profiling wrapper: run the profiler, say why it failed, read and report the result.
 
 NO_KFD="no permission for /dev/kfd: your user must be in the groups render and video"
-STEPS="measured steps" # the range that the scripts put around them, NVTX on NVIDIA and ROCTx on AMD
+STEPS="measured steps" # the range that our scripts put around them, NVTX on NVIDIA; empty for other commands
 PARTLY=3               # exit status: a part was measured and is kept, another did not come
 MISSING="" WORST=1     # the parts that did not come, and the status of the last of them
 
@@ -206,11 +206,12 @@ open_in_perfetto() { # PATTERN...: say where to open the largest trace of these 
 # ---------------------------------------------------------------- what several wrappers run
 
 profile_nsys() { # TRACED: a report of nsys on the measured steps alone, as SQLite too
-    local status=0 recordings=""
+    local status=0 recordings="" range=()
     # The scripts' range names are no registered strings, which alone nsys compares unless the variable is 0.
+    [ -z "$STEPS" ] || range=(--capture-range=nvtx --nvtx-capture="$STEPS" --capture-range-end=stop
+        --env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0)
     attempt nsys profile --trace="$1" --cuda-graph-trace=node --sample=none --cpuctxsw=none \
-        --capture-range=nvtx --nvtx-capture="$STEPS" --capture-range-end=stop \
-        --env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0 ${EXTRA[@]+"${EXTRA[@]}"} --output "$PLACE/report" "${TRAIN[@]}" ||
+        ${range[@]+"${range[@]}"} ${EXTRA[@]+"${EXTRA[@]}"} --output "$PLACE/report" "${TRAIN[@]}" ||
         status=$?
     [ -n "$DRY_RUN" ] || recordings=$(find "$OUT" -name "*.qdstrm" | sort | paste -sd " ")
     if [ -n "$recordings" ] && { [ $status = 0 ] || grep -q "Importer error" "$OUT/log.txt"; }; then
@@ -223,7 +224,9 @@ QdstrmImporter -i there; --profiler pytorch does without nsys"
 
 run_ncu() { # OPTIONS...: a report of ncu on the first launch of each kernel, by its full name, and its table
     local range=() first=::regex:${KERNEL:-.}:1 command named
-    if tool_has --nvtx-push-pop-scope; then # autograd launches the backward pass from a thread outside the range
+    if [ -z "$STEPS" ]; then
+        warn "ncu looks at the first launch of each kernel in the whole run"
+    elif tool_has --nvtx-push-pop-scope; then # autograd launches the backward pass from a thread outside the range
         range=(--nvtx --nvtx-push-pop-scope process --nvtx-include "$STEPS/")
     else
         warn "this ncu cannot select the measured steps: it looks at the whole run"
@@ -252,7 +255,7 @@ run_rocprofv3() { # FOLDER NAME OPTIONS...: one run of the script; %pid% keeps p
 profile_pytorch() { # a trace of PyTorch's own profiler, which sees the steps after the measured ones
     # Without these the libraries print lines of their own between those of the script.
     export KINETO_LOG_LEVEL=${KINETO_LOG_LEVEL:-6} TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
-    profile "${TRAIN[@]}" --enable-pytorch-profiler --profile-dir "$PLACE"
+    profile "${TRAIN[@]}" ${PYTORCH_OPTIONS[@]+"${PYTORCH_OPTIONS[@]}"} --enable-pytorch-profiler --profile-dir "$PLACE"
 }
 
 take_kernels() { # OPTIONS OF ROCPROFV3...: the launches of the script

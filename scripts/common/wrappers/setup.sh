@@ -4,7 +4,7 @@
 # setup leaves:  PROFILER  rocm, nsight or pytorch      TOOL    the profiler's command     RELEASE  of ROCm, if known
 #                TRAIN     the training command         OUT     the folder of this result  DRY_RUN  empty or 1
 #                EXTRA     options for the profiler     PLACE   OUT, or OUT/rank@RANK@ with several processes;
-#                                                       FIRST   that of rank 0
+#                WORKLOAD  a short name of it           FIRST   that of rank 0
 #
 # Environment: TINY_LLAMA_PYTHON, TINY_LLAMA_VENV and TINY_LLAMA_CPU=1 as in environment.sh, and ROCM_PATH.
 
@@ -126,7 +126,7 @@ training_command() { # OPTIONS...: set TRAIN
     local script sizes=(--batch-size 8 --seq-len 128)
     script=$(echo "$HERE"/tiny_llama_v[1-4].py)
     [ -f "$script" ] || fail 1 "there is no tiny_llama_v*.py beside it in $HERE"
-    VERSION=${script%.py} && VERSION=${VERSION##*v}
+    WORKLOAD=$(basename "$script" .py)
     choose_graph "$script" "$@"
     [ "$HERE" != "$PWD" ] || script=${script##*/}
     if [[ " $* " = *" --preset"* ]]; then
@@ -150,10 +150,12 @@ name_result() { # PREFIX such as traces/trace: set OUT, a folder that does not e
 
 own_option() { return 1; } # a body replaces it: OPTION VALUE... -> set its variables, and TAKEN to the words used
 
-setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL OPTIONS...: defaults, then the user's, which win by coming last
-    local prefix=$1 rocm=$2 wanted=auto passed=() TAKEN VALUE
-    NSIGHT=$3 DRY_RUN="" OUTPUT_DIR="" PROCESSES="" RELEASE="" EXTRA=() KERNEL=""
-    shift 3
+setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL "DEFAULTS" OPTIONS...: the user's options win by coming last
+    local prefix=$1 rocm=$2 wanted=auto defaults=() TAKEN VALUE
+    NSIGHT=$3 DRY_RUN="" OUTPUT_DIR="" PROCESSES="" RELEASE="" EXTRA=() KERNEL="" PYTORCH_OPTIONS=()
+    PASSED=() # the user's options for the training script
+    read -r -a defaults <<<"$4" || true
+    shift 4
     while [ $# -gt 0 ]; do
         TAKEN=1
         case $1 in
@@ -166,7 +168,7 @@ setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL OPTIONS...: defaults, then the user'
                 [[ $VALUE =~ ^[1-9][0-9]*$ ]] || fail 2 "--nproc-per-node must be 1 or more, not $VALUE"
                 ;;
             --) EXTRA=("${@:2}") && TAKEN=$# ;;
-            *) own_option "$@" || passed+=("$1") ;;
+            *) own_option "$@" || PASSED+=("$1") ;;
         esac
         shift "$TAKEN"
     done
@@ -177,10 +179,10 @@ setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL OPTIONS...: defaults, then the user'
     say "uses $TOOL${RELEASE:+ of ROCm $RELEASE}, because $WHY"
     case $PROFILER in
         rocm) say "the profile holds start-up and warm-up too: $TOOL cannot select the measured steps" ;;
-        nsight) say "the profile holds the measured steps alone" ;;
+        nsight) say "the profile holds $([ -n "$STEPS" ] && echo "the measured steps alone" || echo "the whole run")" ;;
     esac
     [ "$PROFILER" != pytorch ] || [ ${#EXTRA[@]} = 0 ] || fail 2 "PyTorch's profiler takes no options after --"
-    training_command ${passed[@]+"${passed[@]}"}
+    training_command ${defaults[@]+"${defaults[@]}"} ${PASSED[@]+"${PASSED[@]}"}
     name_result "$prefix"
     export PYTHONUNBUFFERED=1 # the log is a pipe: show progress as it happens
 }

@@ -55,7 +55,7 @@ trace_rocm() {
     [ -z "$ROCPD" ] || convert_rocpd
 }
 
-setup traces/trace rocprofv3 nsys --num-steps 5 "$@"
+setup traces/trace rocprofv3 nsys "--num-steps 5" "$@"
 [ -z "$ROCPD" ] || [ "$PROFILER" = rocm ] || fail 2 "--rocpd needs rocprofv3 of ROCm 7 or later"
 if [ "$PROFILER" = rocm ]; then
     trace_rocm
