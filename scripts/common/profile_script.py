@@ -33,13 +33,15 @@ class StepProfiler:
         self.profiler.start()
 
     def finish(self):
-        """Stop the profiler and write the trace."""
+        """Stop the profiler and write the trace, unless no step was profiled."""
         import torch
 
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         profiler, self.profiler = self.profiler, None
         profiler.stop()
+        if 0 < self.options.warmup_steps == self.steps:
+            return
         folder = pathlib.Path(self.options.profile_dir)
         folder.mkdir(parents=True, exist_ok=True)
         self.trace = folder / f"trace_{self.options.script.stem}_{time.strftime('%Y%m%d_%H%M%S')}.json"
@@ -99,7 +101,7 @@ def main(argv):
     try:
         runpy.run_path(str(options.script), run_name="__main__")
     finally:  # what was profiled of a script that ends early or with an error is kept
-        if steps.profiler and (steps.steps > options.warmup_steps or options.warmup_steps == 0):
+        if steps.profiler:
             steps.finish()
     if is_rank0 and not steps.trace:
         wanted = f"the profile begins after {options.warmup_steps} (--warmup-steps; 0 profiles from the start)"
