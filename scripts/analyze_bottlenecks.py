@@ -65,8 +65,9 @@ def report(content):
     if content["ceilings"]:
         roofs = (
             f"Ceilings, {content['ceilings_from']}: {ceilings_line(content['ceilings'])}. The roofline is the\n"
-            "shortest time that they allow, every input read once; above 100 % of it the data was still in a cache."
+            "shortest time that they allow, every input read once."
         )
+    roofs = "\n".join([roofs, *content["remarks"]])
     return (
         f"# Bottlenecks of {content['trace']}\n\n"
         f"{content['device']}, {content['steps']} steps, {rounded(sum(row['ms'] for row in rows))} ms in {what} per "
@@ -84,7 +85,8 @@ def as_text(content, files):
         time = f"{rounded(row['ms'])} ms per step ({row['share_percent']:.1f} %)"
         lines += [f"{row['rank']}. {row['group']}: {time}{saved}", f"   {row['addressed_by']}"]
     lines += [f"no roofline: {content['ceilings_from']}"] * (content["ceilings"] is None)
-    return "\n".join([*lines, *[INTERPRETED] * content["interpreted"], f"wrote {', '.join(map(str, files))}"])
+    lines += [*content["remarks"], *[INTERPRETED] * content["interpreted"]]
+    return "\n".join([*lines, f"wrote {', '.join(map(str, files))}"])
 
 
 def analyze(options):

@@ -133,11 +133,11 @@ def measure(version, config, arguments):
 
 
 def draw(path, content):
-    """Draw the measured step under the ceilings, and the parts on them, where their FLOP per byte is."""
+    """Draw the measured step under the ceilings, and a dotted line at the FLOP per byte of each part."""
     work, measured = {part: row["flop_per_byte"] for part, row in content["intensity"].items()}, content["measured"]
     points = [(part, x, None, None) for part, x in work.items() if part != "step"]
     points += [("step, measured", work["step"], measured["tflops"], None)] if measured else []
-    title = f"Version {content['version']}, {content['precision']}: the step and its parts"
+    title = f"Version {content['version']}, {content['precision']}: the step; dotted: its parts, not timed"
     draw_roofline(path, title, content["ceilings"], points)
 
 

@@ -64,8 +64,11 @@ def operator_bytes(function, args, kwargs, results):
     reads = [] if name in ALLOCATE else tensors_in((args[name == "copy_" :], kwargs))
     written = []
     for declared, value in zip(function._schema.arguments, args, strict=False):
-        if declared.alias_info is not None and declared.alias_info.is_write:
-            written += tensors_in(value)
+        if declared.alias_info is None or not declared.alias_info.is_write:
+            continue
+        if name == "_fused_adamw_" and declared.name == "grads":  # written only where a gradient scale is given
+            continue
+        written += tensors_in(value)
     return size_of(reads) + size_of(written or results)
 
 
@@ -122,8 +125,8 @@ class Collector(TorchDispatchMode):
         name, outputs = function.overloadpacket.__name__, tensors_in(results)
         tensors = [t for t in (*tensors_in((args, kwargs)), *outputs) if t.numel()]
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in function._schema.returns)
-        # foreach keeps the step counters of versions 1 and 2 on the host
-        on_host = self.phase == "optimizer" and self.config.version < 3 and all(t.ndim == 0 for t in tensors)
+        # foreach keeps the step counters of version 1 on the host
+        on_host = self.phase == "optimizer" and self.foreach and all(t.ndim == 0 for t in tensors)
         if view or name in NO_LAUNCH or on_host or not tensors:
             return results
         quantities = {"bytes": operator_bytes(function, args, kwargs, outputs), "flops": self.attention_flops(name)}
@@ -139,8 +142,8 @@ class Collector(TorchDispatchMode):
 class NotedKernel:
     """Stand for a Triton kernel: count its launch and the tensors that it was handed, and do not run it."""
 
-    def __init__(self, collector, name, kernel):
-        self.collector, self.name = collector, name
+    def __init__(self, script, collector, name, kernel):
+        self.script, self.collector, self.name = script, collector, name
         self.parameters = list(inspect.signature(kernel.fn).parameters)
 
     def __getitem__(self, grid):
@@ -153,7 +156,7 @@ class NotedKernel:
     def moved(self, given):
         if self.name == "adamw_kernel":  # copy, low bits or master, both moments, gradient; all but the last written
             wide = {"fp32": 28, "bf16": 26, "fp16": 28}[given["dtype"].name]
-            elements = given["table_ptr"][:, 5].tolist()
+            elements = given["table_ptr"][:, self.script.COUNT.value].tolist()
             return wide * sum(elements[row] for row in set(given["chunk_ptr"][:, 0].tolist()))
         tensors = {t.data_ptr(): t for t in given.values() if isinstance(t, torch.Tensor)}
         moved = size_of(list(tensors.values()))
@@ -184,11 +187,15 @@ def collect(version, precision, monkeypatch):
     script, config = load_version(version), toy_config(version, precision)
     collector = Collector(config)
     monkeypatch.setattr(script, "annotate", collector.region)
-    for name, kernel in list(vars(script).items()):
-        if name.endswith("_kernel") and hasattr(kernel, "fn"):
-            monkeypatch.setattr(script, name, NotedKernel(collector, name, kernel))
+    for name, value in list(vars(script).items()):
+        if name.endswith("_kernel") and hasattr(value, "fn"):
+            monkeypatch.setattr(script, name, NotedKernel(script, collector, name, value))
+        if version == 3 and isinstance(value, script.AttentionKernel):
+            noted = NotedKernel(script, collector, value.kernel.fn.__name__, value.kernel)
+            monkeypatch.setattr(script, name, value._replace(kernel=noted))
     trainer = script.Trainer(config)
-    if version < 3:
+    collector.foreach = version == 1
+    if collector.foreach:
         trainer.optimizer.param_groups[0]["foreach"] = True  # the default on a GPU
     for name, module in trainer.model.named_modules():
         part = MODULES.get(name.rsplit(".", 1)[-1])

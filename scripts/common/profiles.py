@@ -251,7 +251,7 @@ def read_trace(path, content):
     if launches:
         calls, operations = [call_of(event, KINDS[event["cat"]]) for event in launches], launched(launches, operators)
     else:
-        working = operators_that_work(operators)
+        working = operators_that_work(operators, optimizer_steps(spans))
         calls, operations = [call_of(one, "operator") for one in working], [operation(one, [one]) for one in working]
     memory = [event for event in events if event.get("name") == "[memory]"]
     memory = [event for event in memory if event["args"]["Device Type"] != 0] or memory  # of the GPU, if there is one
@@ -265,11 +265,18 @@ def call_of(event, kind):
     return Kernel(clean(event["name"]), 1e3 * event["ts"], 1e3 * event["dur"], kind)
 
 
-def operators_that_work(operators):
+def optimizer_steps(spans):
+    """Return (start, end) of what a training script marks as "optimizer", or PyTorch as an optimizer's step."""
+    marks = (event for event in spans if re.match(r"optimizer$|Optimizer\.step#", event["name"]))
+    return [(event["ts"], event["ts"] + event["dur"]) for event in marks]
+
+
+def operators_that_work(operators, updates):
     """Return the innermost operators that compute: those that only call others, or change no data, are left out.
 
     A matrix product stays although it copies an operand first, and a Python autograd function, in which interpreted
-    kernels run, although it copies tensors; that time is taken off its "dur".
+    kernels run, although it copies tensors; that time is taken off its "dur". The name of an operator in one of the
+    updates begins with "optimizer", unless it tells that itself: AdamW's sqrt is no part of the model.
     """
     working, open_calls = [], {}
     for event in operators:
@@ -285,7 +292,12 @@ def operators_that_work(operators):
                 caller[1] = False
         stack.append([event, True, event["dur"]])
         working.append(stack[-1])
-    return [event | {"dur": max(0.0, own)} for event, innermost, own in working if innermost]
+    found = [event | {"dur": max(0.0, own)} for event, innermost, own in working if innermost]
+    for event in found:
+        inside = any(start <= event["ts"] < end for start, end in updates)
+        if inside and group_of(event["name"]) != "optimizer":
+            event["name"] = f"optimizer {event['name']}"
+    return found
 
 
 def launched(launches, operators):

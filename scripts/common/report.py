@@ -20,7 +20,7 @@ def page(title, facts, notice, sections):
 
     loader = jinja2.FileSystemLoader(pathlib.Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
-    content = {"title": title, "facts": facts, "notice": notice, "sections": sections}
+    content = {"title": title, "facts": facts, "notice": notice, "sections": sections, "colors": len(COLORS)}
     return environment.get_template("report.html").render(content).lstrip()
 
 
@@ -73,7 +73,7 @@ def result_lines(rows):
         *([f"{phase} ms", *(rounded(row[f"{phase}_ms"]) for row in rows)] for phase in PHASES),
         ["tokens/s", *(f"{row['tokens_per_second']:,.0f}" for row in rows)],
         ["TFLOP/s", *(rounded(row["tflops"]) for row in rows)],
-        ["peak memory MB", *(f"{row['peak_memory_mb']:,.0f}" for row in rows)],
+        ["peak memory MiB", *(f"{row['peak_memory_mb']:,.0f}" for row in rows)],
         ["parameters trained", *(f"{row['parameters_trained'] / row['parameters']:.0%}" for row in rows)],
     ]
 

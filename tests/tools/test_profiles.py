@@ -127,6 +127,20 @@ def test_on_a_cpu_the_innermost_operators_that_compute_count(tmp_path, capsys):
         assert ("ran in Triton's interpreter" in capsys.readouterr().out) == interpreted
 
 
+@pytest.mark.parametrize("mark", ["optimizer", "Optimizer.step#AdamW.step"])
+def test_on_a_cpu_what_runs_in_the_optimizer_is_not_element_wise(mark, tmp_path):
+    operators = [("aten::mul", 0, 2), ("aten::sqrt", 10, 3), ("aten::addcdiv_", 14, 4), ("aten::mul", 20, 2)]
+    events = [event("user_annotation", mark, 9, 10), *(event("cpu_op", *one) for one in operators)]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    calls = read_calls(tmp_path / "trace.json")
+    assert [(call.name, call.group) for call in calls] == [
+        ("aten::mul", "element-wise"),
+        ("optimizer aten::sqrt", "optimizer"),
+        ("aten::addcdiv_", "optimizer"),
+        ("aten::mul", "element-wise"),
+    ]
+
+
 def test_kernels_belong_to_the_operator_that_launched_them(tmp_path):
     shapes = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"], "Input Strides": [[], []]}
     launches = (("splitK gemm", 10, 3, 7), ("reduce", 14, 1, 7), ("lonely", 16, 2))

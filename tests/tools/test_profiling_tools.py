@@ -14,7 +14,7 @@ import pytest
 import run_pytorch_profiler as profiler
 from common import report
 from common.command_line import Failure, run_tool, version_meant
-from common.profiles import read_profile
+from common.profiles import GROUPS, read_profile
 from common.tables import rounded
 from common.versions import REPOSITORY, SCRIPTS
 from in_process import refused, run_here
@@ -86,6 +86,7 @@ def test_a_profile_holds_kernels_figures_and_a_trace(profile_folder):
     text = (profile_folder / "profiling_report.md").read_text()
     gemms = next(row for row in content["groups"] if row["group"] == "GEMM")
     assert f"| GEMM | {gemms['calls'] / 2:,.0f} | {rounded(gemms['total_us'] / 2e3)} |" in text
+    assert f"| peak memory MiB | {content['summary']['peak_memory_mb']:,.0f} |" in text
     assert f"| step, median ms | {rounded(content['summary']['step_ms']['median'])} |" in text
     assert "interpreter" not in text and "- sizes: 2 layers, width 64," in text
     assert "- command: python tiny_llama_v2.py --num-steps 5 " in text
@@ -125,6 +126,20 @@ def test_the_line_of_memory_keeps_its_peak_when_it_is_thinned():
     # less than at the beginning: what was freed was allocated before
     page = report.page("", [], [], [("", [report.memory_over_time([(0.0, -1.0), (1.0, 3.0)], [], "")])])
     assert 'viewBox="0 0 1.0 4.0"' in page and 'd="M0 4H0V4H1V0"' in page
+
+
+def test_every_group_has_a_colour_of_its_own_in_light_and_dark():
+    times = {group: {"ms": 1.0} for group in GROUPS}
+    columns = {"version 1": times | {"all": {"ms": float(len(GROUPS))}}}
+    page = report.page("", [], [], [("", [report.group_bars(columns, "kernels")])])
+    pieces = re.findall(r'class="piece (c\d+)" style="width:([\d.]+)%', page)
+    assert sum(float(width) for _, width in pieces) == pytest.approx(100)
+    colors = [color for color, _ in pieces]
+    assert len(set(colors)) == len(GROUPS)
+    for color in colors:
+        assert f".{color} {{ --c: var(--{color}); }}" in page and page.count(f"--{color}: #") == 2
+    for scheme in re.findall(r":root \{[^}]*\}", page):
+        assert len(set(re.findall(r"--c\d+: (#\w+)", scheme))) == len(GROUPS)
 
 
 @pytest.mark.parametrize("with_memory", [True, False])
