@@ -84,9 +84,10 @@ install_rocm_torch() { # PYTHON: install the PyTorch built for this machine's RO
     [ "$release" != - ] || fail "This machine has an AMD GPU, but no ROCm release was found (no .info/version below" \
         "ROCM_PATH or /opt/rocm, no amd-smi): load your site's PyTorch or ROCm module, or name the release of your" \
         "driver, as in $named"
-    [ "$version" != none ] || fail "PyTorch's index has no build for ROCm $release that this script knows: load your site's" \
-        "PyTorch module or a ROCm from 6.2 on, try the newest build, which brings its own ROCm, with $named," \
-        "or set TINY_LLAMA_CPU=1 to run on the CPU."
+    [ "$version" != unknown ] || fail "PyTorch's build for ROCm $release is unknown to this script (its table:" \
+        "scripts/common/environment_rocm.txt): load your site's PyTorch module or a ROCm from 6.2 on, try the newest build," \
+        "which brings its own ROCm, with $named, use a container image that holds PyTorch, such as AMD's" \
+        "rocm/pytorch, or set TINY_LLAMA_CPU=1 to run on the CPU."
     make_venv amd "$1"
     say "ROCm $release: installing PyTorch $version built for ${folder/rocm/ROCm }, gigabytes, from $TORCH_INDEX/$folder"
     install=(-m pip install "torch==$version+$folder" --index-url "$TORCH_INDEX/$folder")

@@ -25,7 +25,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import fusion_ablation_study as ablation
 from common import pictures, rungs
 from common.command_line import Failure, Parser
-from common.environment import ROCM_BUILDS, numbers
+from common.environment import numbers, rocm_builds
 from common.occupancy import TARGETS
 from common.pages import all_pages, fill, fill_quotes, quoted_rows, write_or_check
 from common.provenance import faults_of_commit, machine_line
@@ -261,7 +261,7 @@ def tested_on(recorded):
     devices = " ".join(device for _, device, _, _ in rows)
     sets = f"{versions_of('constraints-oldest.txt')} to {versions_of('constraints.txt')}"
     stubs = sorted((path.name[5:] for path in (REPOSITORY / "tests" / "tools" / "stubs").glob("rocm-*")), key=numbers)
-    releases = ", ".join(f"{major}.{minor}" for major, minor in ROCM_BUILDS)
+    releases = ", ".join(f"{major}.{minor}" for major, minor in rocm_builds())
     amd = "" if re.search("AMD|Radeon", devices) else "any AMD GPU, "
     rows += [
         ("executed", "CPU, Linux on x86-64", sets, "test suite; Triton's kernels in its interpreter"),
