@@ -268,6 +268,7 @@ class Watch:
         self.inside = None  # the outermost module that is running
         self.depth = 0  # how often it is entered
         self.before = "other"  # the phase around it
+        self.scalar = None  # a model's own loss, before a scaler or an average
         self.optimizers = {}  # id -> optimizer
         self.members = {}  # id of an optimizer -> ids of its parameters
         self.lead = None  # the optimizer whose steps count
@@ -328,13 +329,14 @@ class Watch:
         call.count += 1
         call.shapes.add(tuple(item.shape for item in inputs))
         self.step.inputs += bit_sums(inputs)
+        self.scalar = None
         for number, item in enumerate(tensors(output)):
             if item.requires_grad:
                 item.register_hook(
                     functools.partial(lambda reached, number, _: reached.add(number), call.reached, number)
                 )
-                if item.numel() == 1 and self.step.loss is None:
-                    self.step.loss = item.detach().clone()
+                if item.numel() == 1 and self.scalar is None:
+                    self.scalar = item.detach().clone()
 
     def discover(self, module):
         """Take in a new outermost module, in place of those inside it."""
@@ -399,6 +401,7 @@ class Watch:
         if self.blind() or self.clock.phase == "backward":
             return run(roots, *args, **kwargs)
         self.step.backwards += 1
+        self.step.loss = self.scalar
         if self.step.loss is None:
             self.step.loss = next((root.detach().clone() for root in tensors([roots]) if root.numel() == 1), None)
         before = self.clock.switch("backward")
@@ -666,9 +669,10 @@ def perturb(param):
 
 
 def split_by_use(watch, suspects):
-    """Return the suspects on which an output depends, found by halving, and sentences on what could not be tested."""
+    """Return the suspects on which an output depends, found by halving, those not tested, and sentences on why not."""
     used = set()
-    untested = []
+    unknown = set()
+    reasons = []
     left = list(suspects)
     end = time.monotonic() + RERUN_SECONDS
     for root, call in watch.roots.items():
@@ -690,11 +694,13 @@ def split_by_use(watch, suspects):
                 middle = len(group) // 2
                 groups += [group[:middle], group[middle:]]
         except Unrepeatable as reason:
+            unknown.update(record for record in mine if record not in used)
             names = folded([record.name for record in mine if record not in used])
-            untested.append(f"no gradient in {names}, and the last batch cannot be run again ({reason})")
+            reasons.append(f"no gradient in {names}, and the last batch cannot be run again ({reason})")
     if left:
-        untested.append(f"no gradient in {folded([r.name for r in left])}, and no call of a module with them was seen")
-    return used, untested
+        unknown.update(left)
+        reasons.append(f"no gradient in {folded([r.name for r in left])}, and no call of a module with them was seen")
+    return used, unknown - used, reasons
 
 
 # ------------------------------------------------------------ where the gradient ends
@@ -830,10 +836,11 @@ class Facts:
         self.stray = [record for record in empty if id(record.param) not in held]
         self.cleared = [r for r in empty if r not in self.stray and any(bool(x) for x in r.arrived_nonzero)]
         silent = [r for r in empty if r not in self.stray + self.cleared]
-        used, self.untested = split_by_use(watch, silent)
+        used, unknown, self.untested = split_by_use(watch, silent)
         self.lost = [record for record in silent if record in used and not record.arrived]
         self.zero = [record for record in silent if record in used and record.arrived]
-        self.unused = [record for record in silent if record not in used]
+        self.unused = [record for record in silent if record not in used | unknown]
+        self.unknown = [record for record in silent if record in unknown]
 
     def on(self, kind, text, group, warning=False, details=()):
         """Return the finding on a group of parameters, in a list that is empty if the group is."""
@@ -999,9 +1006,7 @@ def work_of(facts):
     for root, call in facts.watch.roots.items():
         with FlopCounterMode(display=False) as counter, widths:
             Rerun(root, call).run()
-        counts = counter.get_flop_counts().get("Global", {})
-        # A causal kernel does half of what the counter books for attention.
-        forward = sum(count / 2 if "attention" in str(operator) else count for operator, count in counts.items())
+        forward = matmul_flops(counter.get_flop_counts().get("Global", {}))
         calls = call.count / len(facts.watch.steps) if len(call.shapes) == 1 else 1
         flops += forward * passes(facts, call) * calls
     states = [
@@ -1014,13 +1019,18 @@ def work_of(facts):
     return Work(flops, 8 * min(widths.sizes, default=4), size)
 
 
+def matmul_flops(counts):
+    """Add up the FLOPs by operator. A causal kernel does half of what PyTorch counts for attention."""
+    return sum(flops / 2 if "attention" in str(operator) else flops for operator, flops in counts.items())
+
+
 def passes(facts, call):
     """Return how many times the forward's FLOPs a step needs at least.
 
     Two gradients follow each matmul. The first layer needs no gradient of a floating input, and a frozen or unused
     weight may need none at all.
     """
-    if facts.frozen or facts.unused or facts.idle:
+    if facts.frozen or facts.unused or facts.unknown or facts.idle:
         return 1
     if any(item.is_floating_point() for item in tensors((call.args, call.kwargs))):
         return 2
@@ -1193,6 +1203,15 @@ def script_of(command):
     return command, runpy.run_path
 
 
+def place_of(error):
+    """Return the innermost line of the user's code that an error went through."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    mine = [
+        frame for frame in frames if not re.search(r"site-packages|dist-packages|<frozen|/lib/python", frame.filename)
+    ]
+    return f" ({os.path.basename(mine[-1].filename)}, line {mine[-1].lineno})" if mine else ""
+
+
 def run_script(watch, command):
     """Run the script under the hooks; return a sentence on how it failed, or None."""
     arguments, run = script_of(command)
@@ -1206,10 +1225,7 @@ def run_script(watch, command):
         except SystemExit as end:
             return None if end.code in (None, 0) else f"the script ended with status {end.code}"
         except Exception as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            place = f"{os.path.basename(frame.filename)}, line {frame.lineno}"
-            message = str(error).partition("\n")[0]
-            return f"the script raised {type(error).__name__}: {message} ({place})"
+            return f"the script raised {type(error).__name__}: {str(error).partition(chr(10))[0]}{place_of(error)}"
     return None
 
 
@@ -1226,6 +1242,8 @@ def parse(argv):
     options = parser.parse_args(argv)
     if options.steps < 1:
         parser.error(f"--steps must be at least 1, got {options.steps}")
+    if options.json and not os.path.isdir(os.path.dirname(os.path.abspath(options.json))):
+        parser.error(f"--json {options.json}: its folder does not exist")
     if options.peak:
         try:
             tflops, bandwidth = map(float, options.peak.split(","))
@@ -1249,29 +1267,34 @@ def main(argv=None):
         failure = "no torch.optim optimizer stepped in this process"
         if watch.captured:
             failure += ": the step is in a GPU graph, so switch graphs off"
-    if not watch.steps:
+    rank = os.environ.get("RANK", "0")
+    if not watch.steps or (failure and rank != "0"):
         print(f"check_training: {failure}", file=sys.stderr)
         return 2
     rows, findings, untested = assess(watch, options.peak)
     if failure is None:
         findings = everywhere(findings)
-    if os.environ.get("RANK", "0") != "0":
-        return 2 if failure else 0  # one report: process 0 prints it and has the status
-    return report(options, watch, rows, findings, failure or "; ".join(untested))
+    if rank != "0":  # one report: process 0 prints it and has the status
+        return 0
+    return report(options, watch, rows, findings, failure, untested)
 
 
-def report(options, watch, rows, findings, unobserved):
+def report(options, watch, rows, findings, failure, untested):
     """Print and write the report; return the exit status."""
     faults = [finding for finding in findings if not finding.warning]
+    findings += [Finding("untested", reason, warning=True) for reason in untested]
     if len(watch.steps) < options.steps:
         text = f"the script ended after {len(watch.steps)} of {options.steps} steps"
         findings.append(Finding("ended_early", text, warning=True))
-    if faults:
+    if failure:
+        status = 2
+        verdict = f"NOT OBSERVED: {failure}"
+    elif faults:
         status = 1
         verdict = f"{len(faults)} FINDING{'S' if len(faults) > 1 else ''}"
-    elif unobserved:
+    elif untested:
         status = 2
-        verdict = f"NOT OBSERVED: {unobserved}"
+        verdict = "NOT OBSERVED: see the warnings"
     else:
         status = 0
         verdict = "sound"

@@ -206,7 +206,7 @@ def loss_of(model, inputs, targets):
         return model(inputs, targets)[1]
 
 
-def update(optimizers, model, first, scaler):
+def update(optimizers, model, scaler):
     """Do what stands between backward and the next batch."""
     if "cleared" in WAYS:
         model.zero_grad()
@@ -245,6 +245,7 @@ def train(steps=10):
     if "warm_up" in WAYS:
         warm_up = torch.optim.lr_scheduler.LambdaLR(optimizers[0], lambda step: min(1.0, step / 5))
     fixed = batch()
+    old = []  # the first gradients
     for step in range(steps):
         if "evaluation" in WAYS:
             model.eval()
@@ -274,7 +275,8 @@ def train(steps=10):
                     param.grad = gradient.clone()
             else:
                 scaled.backward()
-                old = [param.grad.clone() for param in model.parameters()] if "stale" in WAYS else None
+                if "stale" in WAYS:
+                    old = [param.grad.clone() for param in model.parameters()]
         print(f"{step} {loss.item():.8f}", flush=True)
         if "by_hand" in WAYS:
             with torch.no_grad():
@@ -282,7 +284,7 @@ def train(steps=10):
                     param -= 0.1 * param.grad
             model.zero_grad()
             continue
-        update(optimizers, model, step == 0, scaler)
+        update(optimizers, model, scaler)
         if warm_up:
             warm_up.step()
 
