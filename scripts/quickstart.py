@@ -28,7 +28,8 @@ LOSS_BOUND, GRADIENT_BOUND = 1e-4, {"cpu": 1e-5, "cuda": 1e-4}  # relative, floa
 # Version 3's kernels are written in Triton, which has packages for Linux only.
 VERSIONS = [version for version in SCRIPTS if version != 3 or importlib.util.find_spec("triton")]
 COLUMNS = (
-    "version: {name} | loss: {first_loss:.4f} -> {final_loss:.4f} | step ms: {step:.2f} | {phases}runs: {runs} | samples/s: {samples_per_second:,.1f} | "
+    "version: {name} | loss: {first_loss:.4f} -> {final_loss:.4f} | step ms: {step:.2f} | "
+    "{phases}runs: {runs} | samples/s: {samples_per_second:,.1f} | "
     "tokens/s: {tokens_per_second:,.0f} | peak MiB: {peak_memory_mb:,.0f} | speed: {speed} | trained: {trained:.0%}"
 )
 PHASES = "fwd / bwd / opt ms: {phases} | "  # on a CPU, in steps of a few milliseconds, they are noise
