@@ -12,18 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from common import counts
-from common.records import PRECISIONS
-from common.tables import markdown_table
-from common.versions import SCRIPTS, load_version
+from common.versions import load_version
 
-IDEAS = {
-    "v1": "**measure**: plain eager PyTorch",
-    "v2+compile": "**fewer, larger operations**: fused projections, SDPA, `torch.compile`",
-    "v3": "**fewer bytes**: Triton kernels, forward and backward, in a graph",
-    "v4": "**libraries, no launches**: PyTorch's fused parts, compiled, in a graph",
-    "hf+compile": "for comparison: `torch.compile`, in a graph",
-}
-PRESETS = ("small", "medium")
 BLUE, RED, YELLOW, GREEN, GREY = "#4477aa", "#ee6677", "#ccbb44", "#228833", "#666666"
 
 
@@ -40,29 +30,6 @@ def name_rows(ax, names):
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
-
-
-# ---------------------------------------------------------------- speed of the versions
-
-
-def speeds(recorded):
-    """Return {(preset, model, precision): (step in ms, times V1 in fp32 in the same round)}."""
-    cases = itertools.product(PRESETS, IDEAS, PRECISIONS)
-    rows = {case: recorded.row(case[1], case[0], case[2]) for case in cases}
-    return {case: (row["step_ms"], row["speed"]) for case, row in rows.items() if row and row["speed"]}
-
-
-def small_table(found):
-    """Return the README's table: the idea of each version and its steps in bf16; V3's in fp8 too, once recorded."""
-    lines = []
-    for model, idea in IDEAS.items():
-        version = next((v for v in SCRIPTS if model.startswith(f"v{v}")), None)
-        link = f"[version {version}]({SCRIPTS[version].parent.name}/README.md)" if version else "Hugging Face's LLaMA"
-        for precision, title in (("bfloat16", f"{link}, {idea}"), ("fp8", f"version {version} with `--fp8`")):
-            steps = [found[key] for preset in PRESETS if (key := (preset, model, precision)) in found]
-            if len(steps) == len(PRESETS) and (model == "v3" or precision == "bfloat16"):
-                lines.append([title, *(f"{ms:.2f} ms<br>{times:.1f}x" for ms, times in steps)])
-    return markdown_table(["step in bf16, times version 1 in fp32", *PRESETS], lines)
 
 
 # ---------------------------------------------------------------- memory, switches, stages
@@ -199,7 +166,7 @@ def efficiencies(recorded):
     suite = recorded.suite("ddp")
     rows = [row for row in suite["rows"] if row["efficiency"]] if suite else []
     titles = {"v3": "V3, DDP", "v3+fsdp": "V3, FSDP2", "v4": "V4, DDP"}
-    return [(f"{titles[row['model']]}, {row['processes']} GPUs", 100 * row["efficiency"]) for row in rows] or None
+    return [(f"{titles[row['model']]}, {row['processes']} GPUs", 100 * row["efficiency"].ratio) for row in rows] or None
 
 
 def draw_efficiencies(axes, found):
@@ -300,8 +267,8 @@ def save(picture, found, path):
 
 
 def texts_of(recorded, draw=False):
-    """Return {name of the markers: text} of the pictures that the run has data for, and of the README's small table."""
-    texts = {"ladder": small_table(speeds(recorded))}
+    """Return {name of the markers: text} of the pictures that the run has data for."""
+    texts = {}
     for name, picture in PICTURES.items():
         if found := picture.find(recorded):
             path = recorded.folder / "pictures" / f"{name}.png"

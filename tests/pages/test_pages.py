@@ -142,9 +142,12 @@ def test_every_version_has_its_exercises():
 
 
 def test_pages_of_versions_are_short():
+    """Excerpts of the scripts do not count: a line of code that becomes two makes the text no longer."""
+    excerpt = re.compile(r"^```python\n.*?^```\n", re.DOTALL | re.MULTILINE)
     for page in PAGES:
         if page.name != "TINY_LLAMA_ARCHITECTURE.md":
-            assert len(page.read_text().splitlines()) <= 200, page
+            longest = 185 if page.parent in FOLDERS and page.name == "README.md" else 200
+            assert len(excerpt.sub("", page.read_text()).splitlines()) <= longest, page
     first_screens = TABLE.sub("", (REPOSITORY / "README.md").read_text()).split("## Add something")[0].splitlines()
     assert len(first_screens) < 100  # and the tables
 
@@ -225,7 +228,7 @@ def test_the_timetable_has_every_exercise_once_and_the_sessions_of_the_top_page(
 
 def test_every_picture_of_the_recorded_run_is_on_a_page():
     places = {match["name"] for page in all_pages() for match in TABLE.finditer(page.read_text())}
-    assert len(pictures.texts_of(newest_record()).keys() & places) == 1 + len(pictures.PICTURES)
+    assert len(pictures.texts_of(newest_record()).keys() & places) == len(pictures.PICTURES)
 
 
 @each(all_pages())

@@ -40,23 +40,69 @@ def metrics(folder, name, times, **changes):
     return path
 
 
+def judge(folder, before, after, *options):
+    """Run the test on a metrics file for each round, with these medians in ms."""
+    arguments = []
+    for option, side in (("--baseline-results", before), ("--current-results", after)):
+        files = [metrics(folder, f"{option}{i}", [ms - 1, ms, ms + 5]) for i, ms in enumerate(side)]
+        arguments += [option, *map(str, files)]
+    return regression.main([*arguments, *options])
+
+
 @pytest.mark.parametrize(
     ("before", "after", "wanted", "status", "words"),
     [
-        ([20.0] * 9, [10.0] * 9, "1.3", 0, "speed-up       2.00x, by the quartiles 2.00x to 2.00x"),
-        ([20.0] * 9, [10.0] * 9, "2.0", 0, "PASSED: at least the 2.0x"),
-        ([10.0] * 9, [20.0] * 9, "1.0", 1, "FAILED: slower than the 1.0x"),
-        # the upper quartile is 16: 20 / 16 to 20 / 10
-        ([20.0] * 9, [10.0] * 5 + [16.0] * 4, "1.3", 0, "1.25x to 2.00x\ntoo close to tell"),
-        ([20.0] * 9, [10.0] * 5 + [16.0] * 4, "1.2", 0, "PASSED"),
-        ([20.0] * 9, [10.0] * 5 + [16.0] * 4, "2.1", 1, "FAILED"),
-        ([20.0] * 5 + [30.0] * 4, [10.0] * 9, "2.5", 0, "2.00x to 3.00x\ntoo close to tell"),
+        # within rounds 2, 1.5, 1.2, 3, 2.5: the median of the ratios, not the ratio of the medians
+        ([20, 30, 30, 30, 50], [10, 20, 25, 10, 20], "1.2", 0, "2.00x, in the rounds 1.20x to 3.00x\nPASSED"),
+        ([20, 30, 30, 30, 50], [10, 20, 25, 10, 20], "1.3", 3, "too close to tell"),
+        ([20, 30, 30, 30, 50], [10, 20, 25, 10, 20], "3.0", 3, "too close to tell"),
+        ([20, 30, 30, 30, 50], [10, 20, 25, 10, 20], "3.1", 1, "FAILED: slower than the 3.1x"),
+        ([22] * 5, [25, 25, 25, 25, 22.5], "1.0", 1, "0.88x, in the rounds 0.88x to 0.98x\nFAILED"),
+        ([22] * 5, [25, 25, 25, 25, 21.5], "1.0", 3, "0.88x, in the rounds 0.88x to 1.02x\ntoo close to tell"),
+        ([20, 20], [10, 10], "2.0", 0, "judged by 2 rounds: 5 are better\nPASSED"),
+        ([22], [25], "1.0", 1, "judged by one pair of runs, which knows no noise: give 5 files of each"),
+        ([20], [10], "2.0", 0, "PASSED: at least the 2.0x"),
     ],
 )
 def test_the_speed_up_its_range_and_verdict_by_hand(before, after, wanted, status, words, tmp_path, capsys):
-    files = [str(metrics(tmp_path, name, times)) for name, times in (("before", before), ("after", after))]
-    arguments = ["--baseline-results", files[0], "--current-results", files[1], "--min-speedup", wanted]
-    assert regression.main(arguments) == status and words in capsys.readouterr().out
+    assert judge(tmp_path, before, after, "--min-speedup", wanted) == status
+    assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wanted", ["nan", "inf", "-1", "0", "fast"])
+def test_a_wanted_speed_up_that_is_none_is_refused(wanted, tmp_path, capsys):
+    refused(lambda more: judge(tmp_path, [20], [10], "--min-speedup", wanted), [], capsys, "--min-speedup: ")
+
+
+@pytest.mark.parametrize("side", ["base", "other"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"step_ms": {"median": 0.0}}, "step_ms median must be a finite, positive number, got 0.0"),
+        ({"step_ms": {"median": -20.0}}, "step_ms median must be a finite, positive number, got -20.0"),
+        ({"step_ms": {"median": float("nan")}}, "step_ms median must be a finite, positive number, got nan"),
+        ({"step_ms": {"median": float("inf")}}, "got inf"),
+        ({"step_ms": {"median": None}}, "got None"),
+        ({"step_ms": 3.0}, "step_ms median must be a finite, positive number, got None"),
+        ({"parameters": None, "parameters_trained": None}, "parameters must be a finite, positive number, got None"),
+        ({"parameters": 0, "parameters_trained": 0}, "parameters must be a finite, positive number, got 0"),
+        ({"first_loss": None}, "first_loss must be a finite, positive number, got None"),
+        ({"first_loss": True}, "first_loss must be a finite, positive number, got True"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused_on_both_sides(change, words, side, tmp_path, capsys):
+    changes = {name: {"summary": change} if name == side else {} for name in ("base", "other")}
+    files = {name: metrics(tmp_path, name, [20.0] * 9, **changes[name]) for name in changes}
+    arguments = ["--baseline-results", files["base"], "--current-results", files["other"]]
+    refused(regression.main, arguments, capsys, words)
+
+
+def test_every_round_is_checked_and_needs_both_sides(tmp_path, capsys):
+    base, other = (metrics(tmp_path, name, [20.0] * 9) for name in ("base", "other"))
+    half = metrics(tmp_path, "half", [20.0] * 9, summary={"parameters_trained": 5})
+    arguments = ["--baseline-results", base, base, "--current-results", other]
+    refused(regression.main, arguments, capsys, "a file of every round each, got 2 and 1")
+    refused(regression.main, [*arguments, half], capsys, "trained 5 of 10", status=1)
 
 
 def test_runs_that_cannot_be_compared_are_refused(tmp_path, capsys):
@@ -88,7 +134,7 @@ def test_the_documented_regression_command_reads_what_the_scripts_write(tmp_path
         assert load_version(version).main([*SIZES, "--num-steps", "6", "--metrics-file", str(file)]) == 0
     command = "performance_regression_test.py --baseline-results ../version1_baseline_metrics.json "
     result = call(2, command + "--current-results ./version2_metrics.json --min-speedup 0.01", cwd=tmp_path / "v2")
-    assert "PASSED" in result.stdout and "6 steps" in result.stdout
+    assert "PASSED" in result.stdout and "judged by one pair of runs" in result.stdout
 
 
 # ---------------------------------------------------------------- fusion_ablation_study.py
