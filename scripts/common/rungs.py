@@ -16,6 +16,9 @@ from common.profiles import errors_of
 from common.ratios import furthest, gain, noise_line, ratios
 from common.rounds import AGAIN
 from common.tables import known, text_table
+from common.versions import REPOSITORY, SCRIPTS
+
+PEER_SCRIPT = REPOSITORY / "scripts" / "common" / "peers.py"
 
 AMP = ["--use-amp"]
 # Version 2 with nothing of its own; a rung that builds on it takes single switches away.
@@ -61,6 +64,11 @@ PEERS = [
     Rung("fp8 rowwise_with_gw_hp", "torch.compile, torchao's rowwise_with_gw_hp", "peer", [*FP8, "rowwise_with_gw_hp"]),
 ]
 SLOW_PEER = Rung("autotuned", "torch.compile, max-autotune-no-cudagraphs", "peer", [*AMP, *AUTOTUNED])  # at medium
+
+
+def script_of(rung):
+    """Return the path of the script that a rung runs."""
+    return SCRIPTS.get(rung.version, PEER_SCRIPT)
 
 
 def by_name(rungs):

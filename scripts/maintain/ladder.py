@@ -290,12 +290,17 @@ def tables_of(recorded):
 
 
 def faults_of_record(recorded, paths):
-    """Return which quoted rows were not recorded, and which scripts that ran are not those of the commit."""
+    """Return which quoted rows were not recorded, and which scripts that ran are not those of their commit."""
     results = recorded.suite()
     ran = {(run["case"].script, run["script_sha256"]) for run in results["runs"]}
+    faults = faults_of_commit(results["record"]["commit"], ran)
+    for kind in ("ladder", "peers"):
+        for column in columns_of(recorded, kind).values():
+            ran = {(rungs.script_of(rung), column.told[name]["script_sha256"]) for name, rung in column.rungs.items()}
+            faults += faults_of_commit(column.content["record"]["commit"], ran)
     quoted = [(path, row) for path in paths for row in quoted_rows(path.read_text(encoding="utf-8"))]
     missing = [f"{path.name} quotes {row}, which was not recorded" for path, row in quoted if not recorded.row(*row)]
-    return [*faults_of_commit(results["record"]["commit"], ran), *missing]
+    return [*dict.fromkeys(faults), *missing]
 
 
 def filled(page, tables, recorded):
