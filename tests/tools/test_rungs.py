@@ -266,6 +266,28 @@ def ladder(folder, *words):
         return end.code
 
 
+class Peer(Stub):
+    def __init__(self, version, options, steps):
+        super().__init__(version, [" ".join(options)], steps)
+        assert version == "peer" and options[:3] == ["--preset", "medium", "--graph"] and steps == 10
+
+
+@pytest.mark.parametrize(("limit", "autotuned"), [([], True), (["--time-limit", "200"], False)])
+def test_the_peer_s_variants_run_once_and_the_slowest_compiler_last(limit, autotuned, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(rounds, "WarmProcess", Peer)
+    monkeypatch.setattr(Stub, "log", [])
+    words = ["--peer-variants", "--presets", "medium", "--graph", "on", "--results", str(tmp_path), *limit]
+    assert benchmark_suite.main(words) == 0
+    starts = [line for line in Stub.log if line.startswith("start")]
+    ends = [place for place, line in enumerate(Stub.log) if line.startswith("end")]
+    assert len(starts) == 5 + autotuned and len(set(starts)) == len(starts)
+    if autotuned:  # alone: all others have ended
+        assert "max-autotune-no-cudagraphs" in starts[-1] and Stub.log.index(starts[-1]) > ends[4]
+    (column,) = rungs.read_columns(tmp_path / "peers.json")
+    assert column.step_ms("fp8 rowwise") == 1.5 and (column.step_ms("autotuned") is None) != autotuned
+    assert ("autotuned: no time was left: it needs 240 s" in capsys.readouterr().out) != autotuned
+
+
 @pytest.mark.slow
 def test_the_ladder_on_real_scripts(tmp_path, capsys):
     options = ["--graph", "off", "--rungs", "c,d,peer fp8", "--starts", "1", "--rounds", "1", "--num-steps", "3"]
