@@ -1247,12 +1247,12 @@ class FP8FeedForwardFunction(torch.autograd.Function):
         x_q, x_scale, h, y_q, y_scale = ctx.saved_tensors
         gate_up = ctx.gate_up
         down = ctx.down
-        g_q, g_scale = quantize_rows(dout.flatten(0, -2), down.w_scale)  # [B, T, C] -> [t, C]
-        dy = down.dgrad(g_q, g_scale)
-        dw_down = down.wgrad(g_q, g_scale, y_q, y_scale)
-        g_q, g_scale = empty_fp8(*h.shape, h.device)  # from here on of gate_up, not of down
-        limit = torch.finfo(g_q.dtype).max
+        g_down_q, g_down_scale = quantize_rows(dout.flatten(0, -2), down.w_scale)  # [B, T, C] -> [t, C]
+        dy = down.dgrad(g_down_q, g_down_scale)  # [t, width]
+        dw_down = down.wgrad(g_down_q, g_down_scale, y_q, y_scale)
         rows, width = y_q.shape
+        g_q, g_scale = empty_fp8(rows, 2 * width, h.device)
+        limit = torch.finfo(g_q.dtype).max
         arguments = (dy, h, gate_up.w_scale, g_q, g_scale, limit)
         launch_tiles(swiglu_backward_quantize_kernel, rows, width, *arguments, whole_row=True, num_warps=8)
         dx = gate_up.dgrad(g_q, g_scale)
@@ -1279,7 +1279,7 @@ class FP8Weights:
         self.table = torch.tensor(table, dtype=torch.int64).to(weight.device)
         self.chunks = torch.tensor(chunks, dtype=torch.int32).to(weight.device)
         triton_fp8 = tl.float8e4b8 if fp8 == torch.float8_e4m3fnuz else tl.float8e4nv
-        self.constants = (TRITON_DTYPES[weight.dtype], triton_fp8, torch.finfo(fp8).max)
+        self.constants = (TRITON_DTYPES[weight.dtype], triton_fp8, torch.finfo(fp8).max)  # dtype, fp8 and LIMIT
 
     def update(self):
         """Quantize all weights, and transpose them."""

@@ -22,9 +22,10 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+import fusion_ablation_study as ablation
 from common import pictures, rungs
 from common.command_line import Failure, Parser
-from common.environment import ROCM_BUILDS, numbers
+from common.environment import numbers, rocm_builds
 from common.occupancy import TARGETS
 from common.pages import all_pages, fill, fill_quotes, quoted_rows, write_or_check
 from common.provenance import faults_of_commit, machine_line
@@ -167,7 +168,7 @@ def graph_table(recorded):
             continue
         found = ratios_between(row["case"], eager["case"], results["runs"])
         few = max(few, found.rounds if found and found.missing else 0)
-        ratio = f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f})" if found else "-"
+        ratio = found.range_text() if found else "-"
         name = [row["preset"], MODELS.get(row["model"], row["model"]), PRECISIONS[row["precision"]]]
         lines.append([*name, rounded(eager["step_ms"], 4), rounded(row["step_ms"], 4), ratio])
     if not lines:
@@ -201,22 +202,33 @@ def kernels_table(recorded):
     return f"{origin(kernels['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
 
 
+def gain_text(gain):
+    """Return a gain, without a verdict where there were too few rounds for one."""
+    if gain is None:
+        return "-"
+    return gain.range_text() if gain.missing else str(gain)
+
+
 def ablation_table(recorded, part):
-    """Return what each switch is worth when it is added alone, and when it is the last one added."""
+    """Return what each switch is worth when it is added to none, and when it is added to all others."""
     study = recorded.json(part, "ablation.json")
     if not study:
         return None
     steps = {frozenset(row["on"]): row["step_ms"] for row in study["combinations"]}
-    none, every = (steps.get(frozenset(on)) for on in ((), (row["switch"] for row in study["switches"])))
-    header = ["switch", "alone", "taken away from all", "peak MiB", "kernels per step"]
-    lines = [
-        [row["switch"], *(known(row[key], ".2f") for key in ("alone", "last"))]
-        + [known(row[key] and round(row[key]), "+,.0f") for key in ("memory_mb", "kernels")]
-        for row in study["switches"]
-    ]
-    rounds = min(len(row["steps_ms"]) for row in study["combinations"] if row["steps_ms"])
-    noise = "One round: a difference of some percent may be noise." if rounds == 1 else f"Medians of {rounds} rounds."
-    told = f"{noise} Without any switch {rounded(none, 4)} ms, with all {rounded(every, 4)} ms per step. Speed-ups:"
+    switches = [row["switch"] for row in study["switches"]]
+    none, every = steps.get(frozenset()), steps.get(frozenset(switches))
+    found = ablation.worth(study["combinations"], switches, study.get("again_ms", ()))
+    lines = []
+    few = set()
+    for row in found:
+        gains = [row["alone"], row["last"]]
+        few |= {gain.missing for gain in gains if gain and gain.missing}
+        cells = [gain_text(gain) for gain in gains]
+        counts = [known(row[key] and round(row[key]), "+,.0f") for key in ("memory_mb", "kernels")]
+        lines.append([row["switch"], *cells, *counts])
+    judged = f"Not judged: {', '.join(sorted(few))}. " if few else ""
+    told = f"Without any switch {rounded(none, 4)} ms, with all {rounded(every, 4)} ms per step. {judged}Speed-ups:"
+    header = ["switch", "added to none", "added to all others", "peak MiB", "kernels per step"]
     return f"{origin(study['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
 
 
@@ -249,7 +261,7 @@ def tested_on(recorded):
     devices = " ".join(device for _, device, _, _ in rows)
     sets = f"{versions_of('constraints-oldest.txt')} to {versions_of('constraints.txt')}"
     stubs = sorted((path.name[5:] for path in (REPOSITORY / "tests" / "tools" / "stubs").glob("rocm-*")), key=numbers)
-    releases = ", ".join(f"{major}.{minor}" for major, minor in ROCM_BUILDS)
+    releases = ", ".join(f"{major}.{minor}" for major, minor in rocm_builds())
     amd = "" if re.search("AMD|Radeon", devices) else "any AMD GPU, "
     rows += [
         ("executed", "CPU, Linux on x86-64", sets, "test suite; Triton's kernels in its interpreter"),
