@@ -139,8 +139,8 @@ class Collector(TorchDispatchMode):
 class NotedKernel:
     """Stand for a Triton kernel: count its launch and the tensors that it was handed, and do not run it."""
 
-    def __init__(self, collector, name, kernel):
-        self.collector, self.name = collector, name
+    def __init__(self, script, collector, name, kernel):
+        self.script, self.collector, self.name = script, collector, name
         self.parameters = list(inspect.signature(kernel.fn).parameters)
 
     def __getitem__(self, grid):
@@ -153,7 +153,7 @@ class NotedKernel:
     def moved(self, given):
         if self.name == "adamw_kernel":  # copy, low bits or master, both moments, gradient; all but the last written
             wide = {"fp32": 28, "bf16": 26, "fp16": 28}[given["dtype"].name]
-            elements = given["table_ptr"][:, 5].tolist()
+            elements = given["table_ptr"][:, self.script.COUNT.value].tolist()
             return wide * sum(elements[row] for row in set(given["chunk_ptr"][:, 0].tolist()))
         tensors = {t.data_ptr(): t for t in given.values() if isinstance(t, torch.Tensor)}
         moved = size_of(list(tensors.values()))
@@ -184,9 +184,12 @@ def collect(version, precision, monkeypatch):
     script, config = load_version(version), toy_config(version, precision)
     collector = Collector(config)
     monkeypatch.setattr(script, "annotate", collector.region)
-    for name, kernel in list(vars(script).items()):
-        if name.endswith("_kernel") and hasattr(kernel, "fn"):
-            monkeypatch.setattr(script, name, NotedKernel(collector, name, kernel))
+    for name, value in list(vars(script).items()):
+        if name.endswith("_kernel") and hasattr(value, "fn"):
+            monkeypatch.setattr(script, name, NotedKernel(script, collector, name, value))
+        if version == 3 and isinstance(value, script.AttentionKernel):
+            noted = NotedKernel(script, collector, value.kernel.fn.__name__, value.kernel)
+            monkeypatch.setattr(script, name, value._replace(kernel=noted))
     trainer = script.Trainer(config)
     if version < 3:
         trainer.optimizer.param_groups[0]["foreach"] = True  # the default on a GPU

@@ -122,26 +122,37 @@ class GuardedMemory(contextlib.ExitStack):
                     raise Wrong(f"a store {int(touched[0]) + 1} elements {side} of a tensor {shape}")
 
 
-def attention_tile_of(small, large):
+def attention_tile_of(script, small, large):
     """Return a stub for attention_tiles: a tile is longer where its kernel keeps rows in registers."""
-    return lambda kernel, *_: ((small, large, 4, 1) if kernel == "dkdv" else (large, small, 4, 1),)
+
+    def attention_tiles(computes, *_):
+        if computes == "dkdv":
+            return (script.Tile(small, large, 4, 1),)
+        return (script.Tile(large, small, 4, 1),)
+
+    return attention_tiles
 
 
 def gpu_tiles(script, device):
     """Return a context with six programs for all the work, and on a CPU the tiles of a GPU."""
     stubs = {"program_count": lambda device: 6}
     if device.type == "cpu":  # where attention's tiles cannot be tuned
-        stubs |= {"gpu_architecture": lambda device: "gfx942", "attention_tiles": attention_tile_of(32, 64)}
+        stubs |= {"gpu_architecture": lambda device: "gfx942", "attention_tiles": attention_tile_of(script, 32, 64)}
     return mock.patch.multiple(script, **stubs)
 
 
 @contextlib.contextmanager
-def launches():
-    """Record the names of the kernels that are launched in the set that this returns."""
+def launches(note=lambda name: None):
+    """Record the names of the kernels that are launched in the set that this returns, and hand each to `note`."""
     names = set()
 
     def recording(launch):
-        return lambda kernel, grid: names.add(kernel.__name__) or launch(kernel, grid)
+        def launch_noted(kernel, grid):
+            names.add(kernel.__name__)
+            note(kernel.__name__)
+            return launch(kernel, grid)
+
+        return launch_noted
 
     with contextlib.ExitStack() as patches:
         for interface in (KernelInterface, InterpretedFunction):

@@ -14,57 +14,37 @@ Shapes: B batch, T tokens, C hidden_dim, H query heads, K key/value heads, D = C
 """
 
 import argparse
-import contextlib
-import datetime
-import hashlib
-import io
-import json
 import math
-import os
-import pathlib
-import pickle
-import platform
-import re
-import resource
-import signal
-import subprocess
-import sys
-import time
-import warnings
 
-import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-VERSION = 2
-GRAPH_BY_DEFAULT = False
-DETERMINISTIC_BY_DEFAULT = False
-FSDP_GATHERS_AMP_DTYPE = False  # autocast converts the float32 weights
-
 
 def at_least_float32(x):
+    """Convert 16-bit x to float32; leave float32 and float64 as they are."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def rms_norm(x, weight, eps):
     """Return x / sqrt(mean(x²) + eps) · weight, computed in float32."""
     wide = at_least_float32(x)
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
+    rstd = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)  # [B, T, 1]
+    return (wide * rstd * weight).to(x.dtype)
 
 
 def rope_tables(seq_len, head_dim, theta, device):
     """Return cos and sin of t · theta^(-2i / D) for position t and pair i: two float32 tensors [T, D/2]."""
-    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), frequencies)
+    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)  # [D/2]
+    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), frequencies)  # [T, D/2]
     return angles.cos().float().to(device), angles.sin().float().to(device)
 
 
 def apply_rope(x, cos, sin):
     """Rotate the pairs (x[i], x[i + D/2]) of every head of x [B, T, heads, D]."""
-    x1, x2 = at_least_float32(x).chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
+    x1, x2 = at_least_float32(x).chunk(2, dim=-1)  # [B, T, heads, D/2] each
+    cos = cos[:, None]  # [T, 1, D/2]: the same for all heads
+    sin = sin[:, None]
     return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1).to(x.dtype)
 
 
@@ -75,20 +55,30 @@ def causal_attention(q, k, v):
     """
     grouped = q.dtype in (torch.float16, torch.bfloat16)
     if not grouped:  # in float32 only the slow math backend supports enable_gqa
-        k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
+        repeats = q.shape[2] // k.shape[2]  # query heads that share a key/value head
+        k = k.repeat_interleave(repeats, dim=2)  # [B, T, H, D]
+        v = v.repeat_interleave(repeats, dim=2)  # [B, T, H, D]
+    q = q.transpose(1, 2)  # [B, H, T, D]
+    k = k.transpose(1, 2)  # [B, K or H, T, D]
+    v = v.transpose(1, 2)  # [B, K or H, T, D]
+    context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)  # [B, H, T, D]
+    return context.transpose(1, 2)  # [B, T, H, D]
 
 
 def scored_attention(q, k, v):
     """Compute causal_attention as version 1 does, writing the T x T scores (--disable-flash-attention)."""
     _, T, H, D = q.shape
-    k, v = (x.repeat_interleave(H // x.shape[2], dim=2) for x in (k, v))
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    scores = q @ k.transpose(-1, -2) / math.sqrt(D)
-    future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
+    repeats = H // k.shape[2]  # query heads that share a key/value head
+    k = k.repeat_interleave(repeats, dim=2)  # [B, T, H, D]
+    v = v.repeat_interleave(repeats, dim=2)  # [B, T, H, D]
+    q = q.transpose(1, 2)  # [B, H, T, D]
+    k = k.transpose(1, 2)  # [B, H, T, D]
+    v = v.transpose(1, 2)  # [B, H, T, D]
+    scores = q @ k.transpose(-1, -2) / math.sqrt(D)  # [B, H, T, T]
+    future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)  # True where key > query
     probabilities = at_least_float32(scores).masked_fill(future, -math.inf).softmax(dim=-1)
-    return (probabilities.to(v.dtype) @ v).transpose(1, 2)
+    context = probabilities.to(v.dtype) @ v  # [B, H, T, D]
+    return context.transpose(1, 2)  # [B, T, H, D]
 
 
 def swiglu(gate, up):
@@ -100,33 +90,43 @@ def swiglu(gate, up):
 
 
 class Attention(nn.Module):
-    """Causal self-attention with grouped queries: H query heads share K key/value heads."""
+    """Compute causal self-attention with grouped queries: H query heads share K key/value heads."""
 
     def __init__(self, config):
         super().__init__()
-        C, kv = config.hidden_dim, config.num_kv_heads * config.head_dim
-        self.head_dim, self.sizes = config.head_dim, [C, kv, kv]
-        if config.enable_qkv_fusion:
-            self.qkv_proj = nn.Linear(C, C + 2 * kv, bias=False)  # the rows of q, then those of k and v
+        C = config.hidden_dim
+        kv_dim = config.num_kv_heads * config.head_dim
+        self.head_dim = config.head_dim
+        self.sizes = [C, kv_dim, kv_dim]  # widths of q, k and v
+        self.fused = config.enable_qkv_fusion
+        if self.fused:
+            self.qkv_proj = nn.Linear(C, C + 2 * kv_dim, bias=False)  # the rows of q, then those of k and v
         else:
-            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(C, size, bias=False) for size in self.sizes)
+            self.q_proj = nn.Linear(C, C, bias=False)
+            self.k_proj = nn.Linear(C, kv_dim, bias=False)
+            self.v_proj = nn.Linear(C, kv_dim, bias=False)
         self.o_proj = nn.Linear(C, C, bias=False)
         self.attend = causal_attention if config.enable_flash_attention else scored_attention
 
     def project(self, x):
-        if hasattr(self, "qkv_proj"):
+        """Return q [B, T, C], and k and v [B, T, K·D]."""
+        if self.fused:
             return self.qkv_proj(x).split(self.sizes, dim=-1)
         return self.q_proj(x), self.k_proj(x), self.v_proj(x)
 
     def forward(self, x, cos, sin):
         with annotate("qkv projection"):
-            q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.project(x))
+            q, k, v = self.project(x)
+            q = q.unflatten(-1, (-1, self.head_dim))  # [B, T, H, D]
+            k = k.unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
+            v = v.unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
         with annotate("rope"):
-            q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+            q = apply_rope(q, cos, sin)
+            k = apply_rope(k, cos, sin)
         with annotate("attention"):
-            context = self.attend(q, k, v)
+            context = self.attend(q, k, v)  # [B, T, H, D]
         with annotate("output projection"):
-            return self.o_proj(context.flatten(-2))
+            return self.o_proj(context.flatten(-2))  # [B, T, C]
 
 
 class FeedForward(nn.Module):
@@ -134,21 +134,26 @@ class FeedForward(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        C, wide = config.hidden_dim, config.intermediate_dim
-        if config.enable_swiglu_fusion:
-            self.gate_up_proj = nn.Linear(C, 2 * wide, bias=False)  # the rows of gate, then those of up
+        C = config.hidden_dim
+        width = config.intermediate_dim
+        self.fused = config.enable_swiglu_fusion
+        if self.fused:
+            self.gate_up_proj = nn.Linear(C, 2 * width, bias=False)  # the rows of gate, then those of up
         else:
-            self.gate_proj, self.up_proj = (nn.Linear(C, wide, bias=False) for _ in range(2))
-        self.down_proj = nn.Linear(wide, C, bias=False)
+            self.gate_proj = nn.Linear(C, width, bias=False)
+            self.up_proj = nn.Linear(C, width, bias=False)
+        self.down_proj = nn.Linear(width, C, bias=False)
 
     def project(self, x):
-        if hasattr(self, "gate_up_proj"):
+        """Return gate and up, both [B, T, F]."""
+        if self.fused:
             return self.gate_up_proj(x).chunk(2, dim=-1)
         return self.gate_proj(x), self.up_proj(x)
 
     def forward(self, x):
         with annotate("feed-forward"):
-            return self.down_proj(swiglu(*self.project(x)))
+            gate, up = self.project(x)
+            return self.down_proj(swiglu(gate, up))  # [B, T, C]
 
 
 class RMSNorm(nn.Module):
@@ -183,35 +188,48 @@ class TinyLlama(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_dim)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config)
-        if config.enable_torch_compile:
-            # Under DDP each block is compiled on its own, so its gradients are sent while earlier blocks still compute.
-            torch._dynamo.config.optimize_ddp = not config.parallel
-            for module in self.layers if config.parallel else [self]:
-                module.compile(mode=config.compile_mode)
         self.cos, self.sin = rope_tables(config.seq_len, config.head_dim, config.rope_theta, config.device)
+        if config.enable_torch_compile:
+            compile_model(self, config)
 
     def forward(self, tokens):
-        x = self.embed_tokens(tokens)
+        x = self.embed_tokens(tokens)  # [B, T, C]
         for layer in self.layers:
             x = layer(x, self.cos, self.sin)
         with annotate("output head"):
-            return F.linear(self.norm(x), self.embed_tokens.weight)
+            return F.linear(self.norm(x), self.embed_tokens.weight)  # [B, T, V]
 
 
-# ---------------------------------------------------------------- loss, optimizer, options
+def compile_model(model, config):
+    """Compile the model; under torchrun each block alone, so its gradients are sent while earlier blocks compute."""
+    torch._dynamo.config.optimize_ddp = not config.parallel  # False: do not split a block's graph at DDP's buckets
+    for module in model.layers if config.parallel else [model]:
+        module.compile(mode=config.compile_mode)
+
+
+# ---------------------------------------------------------------- loss
 
 
 def compute_loss(model, tokens, labels, config):
     """Return the mean cross-entropy, in float32, of predicting labels [B, T] from tokens [B, T]."""
     with torch.autocast(tokens.device.type, config.dtype, enabled=config.use_amp):
-        logits = model(tokens)
+        logits = model(tokens)  # [B, T, V]
     with annotate("loss"):
-        return F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
+        rows = at_least_float32(logits).flatten(0, 1)  # [B·T, V]
+        return F.cross_entropy(rows, labels.flatten())
+
+
+# ---------------------------------------------------------------- what the harness asks for
+
+VERSION = 2
+GRAPH_BY_DEFAULT = False
+DETERMINISTIC_BY_DEFAULT = False
+FSDP_GATHERS_AMP_DTYPE = False  # FSDP2 gathers float32 weights, and autocast converts them
 
 
 def make_optimizer(model, config):
     """Return AdamW: fused, one kernel updates a list of tensors; else each of its operations is a kernel of its own."""
-    fused = config.enable_fused_optimizer or None  # None lets PyTorch choose, which is never the fused one
+    fused = config.enable_fused_optimizer or None  # None lets PyTorch choose: it never chooses the fused one
     capturable = config.graph and config.on_gpu
     return torch.optim.AdamW(model.parameters(), lr=config.learning_rate, fused=fused, capturable=capturable)
 
@@ -246,44 +264,86 @@ def add_version_options(add):
 
 def complete_version_options(config):
     """Complete and check the options of this version; return a description of its parts."""
-    names = ["qkv-fusion", "flash-attention", "swiglu-fusion", "fused-optimizer", "torch-compile"]
     if config.enable_torch_compile is None:  # the others are on unless they are disabled
         config.enable_torch_compile = config.enable_all_fusion
     if config.graph and config.enable_torch_compile and config.compile_mode in ("reduce-overhead", "max-autotune"):
         raise UserError(f"--compile-mode {config.compile_mode} captures its own graphs: add --no-graph")
-    return ", ".join(name for name in names if getattr(config, f"enable_{name.replace('-', '_')}")) or "none fused"
+    names = ["qkv-fusion", "flash-attention", "swiglu-fusion", "fused-optimizer", "torch-compile"]
+    enabled = [name for name in names if getattr(config, f"enable_{name.replace('-', '_')}")]
+    return ", ".join(enabled) or "none fused"
 
 
 # ============ The training harness below is the same in all four versions. You can stop reading here. ============
-# From above it calls TinyLlama, compute_loss, get_weight, set_weight, add_version_options, complete_version_options and
-# make_optimizer, whose AdamW must store its state as tensors in optimizer.state[p]. The code above uses two names from
-# here: annotate(name) marks a region for profilers, UserError is printed as one line.
+# It brings its own imports. From above it uses TinyLlama, compute_loss and the block "what the harness asks for";
+# make_optimizer must return an AdamW that stores its state as tensors in optimizer.state[p]. The code above uses two
+# names from here: annotate(name) marks a region for profilers, UserError is printed as one line.
+
+import argparse
+import contextlib
+import datetime
+import hashlib
+import io
+import json
+import math
+import os
+import pathlib
+import pickle
+import platform
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
 
 MODEL = "vocab_size hidden_dim num_layers num_heads num_kv_heads intermediate_dim norm_eps rope_theta".split()
 SIZES = ("hidden_dim", "num_layers", "num_heads", "intermediate_dim", "seq_len", "batch_size")
-PRESETS = {
+PRESETS = {  # in the order of SIZES
     "default": (512, 8, 8, 2048, 256, 8),
     "check": (64, 2, 4, 256, 32, 2),  # --validate-setup
     "tiny": (256, 4, 8, 512, 128, 8),
     "small": (512, 8, 8, 2048, 128, 8),
     "medium": (1024, 12, 16, 4096, 512, 16),
 }
+# Columns of the PyTorch profiler's table.
 COLUMNS = ("cpu_time_total", "cuda_time_total", "device_time_total", "cpu_memory_usage", "device_memory_usage")
 SORT_KEYS = [*COLUMNS, *(f"self_{key}" for key in COLUMNS), "count"]
 
 
 class UserError(Exception):
-    """An error that the user can fix: printed as one line, exit status 2."""
+    """Stop because of what the user can change: main prints one line and returns exit status 2."""
 
 
 class Config(argparse.Namespace):
-    """All options of a run, completed and checked, and properties that follow from them."""
+    """Hold all options of a run, completed and checked, and properties that follow from them."""
 
-    head_dim = property(lambda self: self.hidden_dim // self.num_heads)
-    dtype = property(lambda self: getattr(torch, self.amp_dtype))
-    precision = property(lambda self: self.amp_dtype if self.use_amp else "tf32" if self.tf32 else "float32")
-    on_gpu = property(lambda self: self.device.startswith("cuda"))
-    device_name = property(lambda self: torch.cuda.get_device_name(self.device) if self.on_gpu else platform.machine())
+    @property
+    def head_dim(self):
+        return self.hidden_dim // self.num_heads
+
+    @property
+    def dtype(self):
+        return getattr(torch, self.amp_dtype)
+
+    @property
+    def precision(self):
+        if self.use_amp:
+            return self.amp_dtype
+        return "tf32" if self.tf32 else "float32"
+
+    @property
+    def on_gpu(self):
+        return self.device.startswith("cuda")
+
+    @property
+    def device_name(self):
+        return torch.cuda.get_device_name(self.device) if self.on_gpu else platform.machine()
 
 
 def between(kind, low, high):
@@ -301,8 +361,13 @@ def between(kind, low, high):
 def build_parser():
     example = f"example: python tiny_llama_v{VERSION}.py --preset small --metrics-file v{VERSION}.json"
     parser = argparse.ArgumentParser(description="Train a tiny LLaMA.", epilog=example, allow_abbrev=False)
-    is_rank0 = os.environ.get("LOCAL_RANK", "0") == "0"
-    parser.error = lambda message: parser.exit(2, f"{parser.prog}: error: {message}\n" if is_rank0 else None)
+
+    def error(message):
+        """Exit with status 2; print the message on local rank 0 only."""
+        is_rank0 = os.environ.get("LOCAL_RANK", "0") == "0"
+        parser.exit(2, f"{parser.prog}: error: {message}\n" if is_rank0 else None)
+
+    parser.error = error
     parser.set_defaults(version=VERSION, norm_eps=1e-6, rope_theta=10000.0)
     add_model_options(parser.add_argument_group("model and batch").add_argument)
     add_training_options(parser.add_argument_group("training").add_argument)
@@ -325,7 +390,8 @@ def add_model_options(add):
 
 
 def add_training_options(add):
-    flag, count = argparse.BooleanOptionalAction, between(int, 0, 2**63 - 1)
+    flag = argparse.BooleanOptionalAction
+    count = between(int, 0, 2**63 - 1)
     add("--num-steps", type=between(int, 1, 10**9 - 1), default=50, metavar="N", help="measured steps (%(default)s)")
     add("--warmup-steps", type=count, default=3, metavar="N", help="steps before the measured ones (%(default)s)")
     add("--learning-rate", type=between(float, 1e-30, 1e30), default=3e-4, metavar="R", help="for AdamW (%(default)s)")
@@ -380,8 +446,8 @@ def read_ranks(config):
         if not re.fullmatch("[0-9]{1,9}", text):
             raise UserError(f"{name} in the environment is {text or 'missing'}: use torchrun, or unset the others")
         setattr(config, name.lower(), int(text))
-    address = os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT", "").isdecimal()
-    if config.launched and (not address or config.rank >= config.world_size):
+    has_address = os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT", "").isdecimal()
+    if config.launched and (not has_address or config.rank >= config.world_size):
         raise UserError("RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT is wrong: start with torchrun, or unset all four")
 
 
@@ -393,12 +459,13 @@ def complete_options(config):
     preset = config.preset or ("check" if config.validate_setup else "default")
     sizes = dict(zip(SIZES, PRESETS[preset], strict=True))
     if config.hidden_dim not in (None, sizes["hidden_dim"]):
-        sizes["intermediate_dim"] = 4 * config.hidden_dim
+        sizes["intermediate_dim"] = 4 * config.hidden_dim  # the preset's fits the preset's width
     for name, value in sizes.items():
         setattr(config, name, getattr(config, name) or value)
     config.num_kv_heads = config.num_kv_heads or max(1, config.num_heads // 2)
     if config.validate_setup:
-        config.num_steps, config.warmup_steps = 3, 1
+        config.num_steps = 3
+        config.warmup_steps = 1
     config.device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if config.device == "cuda":
         config.device = f"cuda:{config.local_rank}"
@@ -411,7 +478,9 @@ def complete_options(config):
 
 def check_options(config):
     """Raise UserError for options that do not fit together or not this machine."""
-    multiple, gpus, fsdp = 2 * config.num_heads, torch.cuda.device_count(), config.parallel == "fsdp"
+    multiple = 2 * config.num_heads  # RoPE rotates pairs, so a head has an even size
+    gpus = torch.cuda.device_count()
+    fsdp = config.parallel == "fsdp"
     if config.hidden_dim % multiple:
         raise UserError(f"--hidden-dim must be a multiple of 2 x --num-heads ({multiple}), got {config.hidden_dim}")
     if config.num_heads % config.num_kv_heads:
@@ -432,10 +501,14 @@ def check_options(config):
 
 def check_paths(config):
     """Raise UserError unless every file that the run will write can be created."""
-    places = {"--metrics-file": config.metrics_file and os.path.realpath(config.metrics_file)}
-    places |= {"--checkpoint-dir": config.save_every and os.path.join(config.checkpoint_dir, "step")}
-    places |= {"--profile-dir": config.profile and os.path.join(config.profile_dir, "trace")}
-    for option, path in ((option, pathlib.Path(path)) for option, path in places.items() if path):
+    paths = {}
+    if config.metrics_file:
+        paths["--metrics-file"] = pathlib.Path(os.path.realpath(config.metrics_file))
+    if config.save_every:
+        paths["--checkpoint-dir"] = pathlib.Path(config.checkpoint_dir, "step")
+    if config.profile:
+        paths["--profile-dir"] = pathlib.Path(config.profile_dir, "trace")
+    for option, path in paths.items():
         try:
             if option != "--metrics-file":
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -457,14 +530,17 @@ class SyntheticStream:
     """Generate a Markov chain of known entropy, best_loss: four successors per token, odds 1/2, 1/4, 1/8 and 1/8."""
 
     def __init__(self, config):
-        self.T, self.V = config.seq_len, config.vocab_size
+        self.T = config.seq_len
+        self.V = config.vocab_size
         branches = min(4, self.V)
+        # 1/2, 1/4, ..., and the last twice, so that they add up to 1
         self.probabilities = np.array([0.5 ** min(i + 1, branches - 1) for i in range(branches)])
         self.best_loss = float(-(self.probabilities * np.log(self.probabilities)).sum())
-        self.order = np.random.default_rng(config.seed).permutation(self.V)
+        self.order = np.random.default_rng(config.seed).permutation(self.V)  # token i is followed by order[i + choice]
         self.description = f"synthetic, entropy {self.best_loss:.4f} nats per token"
 
     def draw(self, rng, rows):
+        """Return windows of tokens, int64 [rows, T + 1]."""
         choices = rng.choice(len(self.probabilities), size=(rows, self.T), p=self.probabilities)
         windows = np.empty((rows, self.T + 1), dtype=np.int64)
         windows[:, 0] = rng.integers(0, self.V, size=rows)
@@ -479,9 +555,12 @@ class TextStream:
     best_loss = None
 
     def __init__(self, config):
-        self.T, path = config.seq_len, pathlib.Path(config.data)
+        self.T = config.seq_len
+        path = pathlib.Path(config.data)
         try:
-            files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
+            files = [path]
+            if path.is_dir():
+                files = sorted(p for p in path.iterdir() if p.is_file())
             texts = [file.read_bytes() for file in files]
         except OSError as error:
             raise UserError(f"--data {path} cannot be read: {error.strerror}") from None
@@ -494,6 +573,7 @@ class TextStream:
         self.description = f"{len(text):,} bytes of text from {path}"
 
     def draw(self, rng, rows):
+        """Return windows of tokens, int64 [rows, T + 1]."""
         starts = rng.integers(0, len(self.bytes) - self.T, size=(rows, 1))
         return self.bytes[starts + np.arange(self.T + 1)].astype(np.int64)
 
@@ -504,8 +584,10 @@ def load_data(config):
 
 def batch(data, step, config):
     """Draw the batch of all ranks from (seed, step); return this rank's slice of it, tokens and labels [B, T]."""
-    windows = data.draw(np.random.default_rng((config.seed, step)), config.batch_size * config.world_size)
-    windows = torch.from_numpy(windows)[config.rank * config.batch_size :][: config.batch_size]
+    rng = np.random.default_rng((config.seed, step))
+    windows = torch.from_numpy(data.draw(rng, config.world_size * config.batch_size))  # [world_size · B, T + 1]
+    first = config.rank * config.batch_size
+    windows = windows[first : first + config.batch_size]  # [B, T + 1]
     return windows[:, :-1], windows[:, 1:]
 
 
@@ -514,11 +596,18 @@ FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj
 
 def canonical_views(tensors, config):
     """Return views of the tensors under version 1's parameter names; split each fused weight into its parts."""
-    kv, views = config.num_kv_heads * config.head_dim, {}
-    rows = {"qkv_proj": [config.hidden_dim, kv, kv], "gate_up_proj": [config.intermediate_dim] * 2}
+    kv_dim = config.num_kv_heads * config.head_dim
+    rows = {
+        "qkv_proj": [config.hidden_dim, kv_dim, kv_dim],
+        "gate_up_proj": [config.intermediate_dim, config.intermediate_dim],
+    }
+    views = {}
     for name, tensor in tensors.items():
         module = name.split(".")[-2]
-        for part, view in zip(FUSED.get(module, [module]), tensor.split(rows.get(module, len(tensor))), strict=True):
+        if module not in FUSED:
+            views[name] = tensor
+            continue
+        for part, view in zip(FUSED[module], tensor.split(rows[module]), strict=True):
             views[name.replace(module, part)] = view
     return views
 
@@ -528,7 +617,10 @@ def initialize(model, config):
     """Draw matrices from N(0, 0.02) on the CPU in canonical order, and set norms to one."""
     generator = torch.Generator().manual_seed(config.seed)
     for view in canonical_views(dict(model.named_parameters()), config).values():
-        view.fill_(1) if view.ndim == 1 else view.copy_(torch.empty(view.shape).normal_(0, 0.02, generator=generator))
+        if view.ndim == 1:
+            view.fill_(1)
+        else:
+            view.copy_(torch.empty(view.shape).normal_(0, 0.02, generator=generator))
 
 
 # ---------------------------------------------------------------- several processes, training step
@@ -611,13 +703,15 @@ class Trainer:
             shard(self.model, config)
         self.optimizer = make_optimizer(self.model, config)
         self.replica = replicate(self.model, config)
-        static = {"size": (config.batch_size, config.seq_len), "dtype": torch.int64, "device": config.device}
-        self.tokens, self.labels = torch.zeros(**static), torch.zeros(**static)  # a graph reads these addresses
+        # A graph reads the addresses of tokens and labels, so they are allocated once.
+        self.tokens = torch.zeros(config.batch_size, config.seq_len, dtype=torch.int64, device=config.device)
+        self.labels = torch.zeros_like(self.tokens)
         # PyTorch's initial scale, 65536, overflows 16-bit gradients: the first steps would be skipped.
         self.scaler = torch.amp.GradScaler(self.tokens.device.type, 2.0**10, enabled=config.precision == "float16")
         self.initial = {"step": 0, "tensors": initial, "scaler": self.scaler.state_dict()}
         self.synchronize = torch.cuda.synchronize if config.on_gpu else lambda: None
-        self.graph, self.graph_reason = None, None if config.graph else "no --graph"
+        self.graph = None
+        self.graph_reason = None if config.graph else "no --graph"  # why the step runs eagerly
         self.saved = []  # checkpoints that this run wrote
 
     def step(self):
@@ -639,12 +733,17 @@ class Trainer:
 
     def mark(self):
         """Record a timestamp between two phases: an event on a GPU, the host's clock on a CPU."""
-        in_graph = self.config.on_gpu and torch.cuda.is_current_stream_capturing()
         if not self.config.on_gpu:
             self.marks.append(time.perf_counter())
-        elif not in_graph or (torch.version.cuda and torch.__version__ >= (2, 8)):  # ROCm cannot time inside a graph
-            self.marks.append(torch.cuda.Event(enable_timing=True, **({"external": True} if in_graph else {})))
-            self.marks[-1].record()
+            return
+        options = {"enable_timing": True}
+        if torch.cuda.is_current_stream_capturing():
+            if not torch.version.cuda or torch.__version__ < (2, 8):
+                return  # neither ROCm nor an older PyTorch can time inside a graph
+            options["external"] = True
+        event = torch.cuda.Event(**options)
+        event.record()
+        self.marks.append(event)
 
     def run(self, tokens, labels):
         """Train on a batch and return its record: mean loss, step time of the slowest rank, phases of this rank."""
@@ -654,22 +753,30 @@ class Trainer:
         if self.config.parallel:
             dist.barrier()  # waiting for a late rank is not part of the step
         start = time.perf_counter()
-        self.graph.replay() if self.graph else self.step()
+        if self.graph:
+            self.graph.replay()
+        else:
+            self.step()
         self.synchronize()
         step_ms = 1000 * (time.perf_counter() - start)
-        pairs = zip(self.marks, self.marks[1:], strict=False)
-        phases = [first.elapsed_time(last) if self.config.on_gpu else 1000 * (last - first) for first, last in pairs]
-        phases = dict(zip(PHASES, phases or [None] * 3, strict=True))
-        losses, times = gather([self.loss.item(), step_ms], self.config).T.tolist()
+        phases = dict.fromkeys(PHASES)  # None: not measured
+        if self.marks:
+            for name, first, last in zip(PHASES, self.marks[:-1], self.marks[1:], strict=True):
+                phases[name] = first.elapsed_time(last) if self.config.on_gpu else 1000 * (last - first)
+        losses, times = gather([self.loss.item(), step_ms], self.config).T.tolist()  # of every rank
         record = {"loss": sum(losses) / len(losses), **phases, "step_ms": max(times)}
-        return record | ({"rank_step_ms": times} if self.config.parallel else {})
+        if self.config.parallel:
+            record["rank_step_ms"] = times
+        return record
 
-    def warm_up(self, tokens, labels, start):
-        """Compile, allocate and capture, then restore the state to start from; return the seconds it took."""
+    def warm_up(self, tokens, labels, saved):
+        """Compile, allocate and capture, then restore the saved state; return the seconds it took."""
         began = time.perf_counter()
         self.tokens.copy_(tokens)
         self.labels.copy_(labels)
-        required = int(self.config.resume)  # a checkpoint is copied into existing optimizer state
+        required = 0
+        if self.config.resume:
+            required = 1  # a checkpoint is copied into existing optimizer state
         if self.config.graph and self.config.on_gpu:
             required = 11 if self.config.parallel else 2  # DDP rebuilds buckets and collects timings for ten steps
         for _ in range(max(required, self.config.warmup_steps)):
@@ -678,7 +785,7 @@ class Trainer:
             self.step()
         if self.config.graph:
             self.capture()
-        self.restore(start)
+        self.restore(saved)
         self.synchronize()
         return time.perf_counter() - began
 
@@ -692,8 +799,11 @@ class Trainer:
             set_weight(p, state, shard_like(p, saved["tensors"][name]))
             for key in state.keys() & set(ADAMW):
                 whole = saved["tensors"].get(f"{name}.{key}")
-                state[key].zero_() if whole is None else state[key].copy_(shard_like(state[key], whole))
-        self.scaler.load_state_dict(saved["scaler"] or self.initial["scaler"])
+                if whole is None:
+                    state[key].zero_()
+                else:
+                    state[key].copy_(shard_like(state[key], whole))
+        self.scaler.load_state_dict(saved["scaler"] or self.initial["scaler"])  # empty: the saved run had no scaler
 
     def capture(self):
         """Capture one step into a graph; if that fails, stay eager and set graph_reason."""
@@ -722,24 +832,31 @@ class Trainer:
 
 # A checkpoint is one file of whole float32 tensors: any number of processes, DDP or FSDP2, can continue from it.
 ADAMW = ("step", "exp_avg", "exp_avg_sq")
+# Options that may differ from those of the checkpoint's run, but are then printed.
 COMPARED = "seed learning_rate data batch_size world_size seq_len use_amp amp_dtype tf32".split()
 
 
 def save_checkpoint(trainer, step):
     """Write step_N.pt and its SHA-256 as its last 32 bytes; keep the two newest of this run. Collective."""
-    config, tensors = trainer.config, {}
+    config = trainer.config
+    tensors = {}
     for name, p in trainer.model.named_parameters():
         state = trainer.optimizer.state[p]
-        for key, tensor in [("", get_weight(p, state).detach()), *((f".{key}", state[key]) for key in ADAMW)]:
+        named = {name: get_weight(p, state).detach()}
+        for key in ADAMW:
+            named[f"{name}.{key}"] = state[key]
+        for key, tensor in named.items():
             whole = full_tensor(tensor)
             if not bool(whole.isfinite().all()):
-                raise FloatingPointError(f"{name}{key} is not finite after step {step}: lower --learning-rate")
-            tensors[name + key] = whole.cpu() if config.rank == 0 else None
+                raise FloatingPointError(f"{key} is not finite after step {step}: lower --learning-rate")
+            if config.rank == 0:
+                tensors[key] = whole.cpu()
     if config.rank:
         return
-    path, buffer = pathlib.Path(config.checkpoint_dir) / f"step_{step:09d}.pt", io.BytesIO()
+    path = pathlib.Path(config.checkpoint_dir) / f"step_{step:09d}.pt"
     if path.exists():
         raise OSError(None, "it exists already: does another run use this folder?", str(path))
+    buffer = io.BytesIO()
     scaler = trainer.scaler.state_dict()
     torch.save({"step": step, "options": vars(config), "tensors": tensors, "scaler": scaler}, buffer)
     write_file(path, buffer.getbuffer(), hashlib.sha256(buffer.getbuffer()).digest())
@@ -772,27 +889,31 @@ def find_checkpoint(config):
     """Return the contents of the newest checkpoint; raise UserError if this run cannot continue from it. Collective."""
     path = pathlib.Path(config.checkpoint_dir)
     try:
-        path = next(iter(list_checkpoints(config)), None)
-        if path is None:
+        paths = list_checkpoints(config)
+        if not paths:
             raise UserError(f"--resume: {config.checkpoint_dir} holds no checkpoint (step_N.pt)")
+        path = paths[0]
         data = path.read_bytes()
-        intact = hashlib.sha256(data[:-32]).digest() == data[-32:]
+        if hashlib.sha256(data[:-32]).digest() != data[-32:]:
+            raise ValueError("the checksum is wrong")
         # weights_only: somebody else's file must not run code here.
-        saved = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True) if intact else None
+        saved = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         options = {name: saved["options"][name] for name in ("version", *MODEL, *COMPARED)}
     except OSError as error:
         raise UserError(f"--resume: {path} cannot be read: {error.strerror}") from None
     except (RuntimeError, ValueError, LookupError, TypeError, EOFError, pickle.UnpicklingError):
         raise UserError(f"--resume: {path} is damaged: remove it to continue from an older checkpoint") from None
     now = vars(config)
-    differ = [f"{name} {old} -> {now[name]}" for name, old in options.items() if old != now[name]]
-    if differ and differ[0].split()[0] not in COMPARED:
-        raise UserError(f"--resume: {path} belongs to another model: {', '.join(differ)}")
+    changed = {name for name, old in options.items() if old != now[name]}
+    changes = ", ".join(f"{name} {old} -> {now[name]}" for name, old in options.items() if name in changed)
+    if changed - set(COMPARED):
+        raise UserError(f"--resume: {path} belongs to another model: {changes}")
     if len(gather([saved["step"]], config).unique()) > 1:
         raise UserError(f"--resume: the ranks find different checkpoints in {config.checkpoint_dir}: share the folder")
     if saved["step"] >= config.num_steps:
         raise UserError(f"--resume: step {saved['step']} is reached already: raise --num-steps")
-    print(f"resuming from {path}{', with other options: ' * bool(differ)}{', '.join(differ)}")
+    note = f", with other options: {changes}" if changed else ""
+    print(f"resuming from {path}{note}")
     return saved
 
 
@@ -806,7 +927,8 @@ def peak_memory_mb(config):
     status = pathlib.Path("/proc/self/status")
     if status.exists():  # on Linux getrusage starts from the peak of the parent process
         return int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1]) / 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    units_per_mb = 2**20 if sys.platform == "darwin" else 2**10  # macOS counts bytes, others KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / units_per_mb
 
 
 def flops_per_step(model, config):
@@ -818,56 +940,92 @@ def flops_per_step(model, config):
 
 def parameters_trained(model):
     """Count the parameters whose tensor got a finite gradient that is not all zero. Collective under FSDP."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    return sum(g.numel() for g in map(full_tensor, gradients) if bool(g.isfinite().all()) and bool(g.count_nonzero()))
+    trained = 0
+    for p in model.parameters():
+        if p.grad is not None:
+            grad = full_tensor(p.grad)
+            if bool(grad.isfinite().all()) and bool(grad.count_nonzero()):
+                trained += grad.numel()
+    return trained
 
 
 def environment(config):
     """Return device, software versions, date, commit and hash of the script."""
     script = pathlib.Path(__file__).resolve()
-    command, commit = ["git", "-C", str(script.parent), "rev-parse", "HEAD"], None
+    commit = None
     with contextlib.suppress(OSError):  # there may be no git
+        command = ["git", "-C", str(script.parent), "rev-parse", "HEAD"]
         commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
-    versions |= {"hip": torch.version.hip, "triton": getattr(sys.modules.get("triton"), "__version__", None)}
-    found = {"device": config.device_name, "device_type": config.device.split(":")[0], **versions, "commit": commit}
-    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    return found | {"date": date, "script_sha256": hashlib.sha256(script.read_bytes()).hexdigest()}
+    return {
+        "device": config.device_name,
+        "device_type": config.device.split(":")[0],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "triton": getattr(sys.modules.get("triton"), "__version__", None),
+        "commit": commit,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "script_sha256": hashlib.sha256(script.read_bytes()).hexdigest(),
+    }
 
 
 def quartiles(values):
-    return dict(zip(("p25", "median", "p75"), np.percentile(values, [25, 50, 75]).tolist(), strict=True))
+    p25, median, p75 = np.percentile(values, [25, 50, 75]).tolist()
+    return {"p25": p25, "median": median, "p75": p75}
 
 
 def summarize(trainer, steps, warmup_s, data):
     """Return the results of a run, over all ranks. Collective."""
-    config, step_ms = trainer.config, quartiles([step["step_ms"] for step in steps])
-    phases = {name: [step[name] for step in steps] for name in PHASES}
-    phases = {name: None if None in times else quartiles(times)["median"] for name, times in phases.items()}
-    rate = 1000 * config.batch_size * config.world_size / step_ms["median"]
-    flops, memory = flops_per_step(trainer.model, config), gather([peak_memory_mb(config)], config).max().item()
-    by_rank = zip(*(step.get("rank_step_ms", []) for step in steps), strict=True)
-    summary = {"parameters": sum(p.numel() for p in trainer.model.parameters())}
-    summary |= {"parameters_trained": parameters_trained(trainer.model), "step_ms": step_ms, **phases}
-    summary |= {"samples_per_second": rate, "tokens_per_second": rate * config.seq_len, "peak_memory_mb": memory}
-    summary |= {"first_loss": steps[0]["loss"], "final_loss": steps[-1]["loss"], "best_loss_known": data.best_loss}
-    summary |= {"flops_per_step": flops, "tflops": flops / step_ms["median"] / 1e9, "precision": config.precision}
-    summary |= {"graph": {"captured": trainer.graph is not None, "reason": trainer.graph_reason}, "warmup_s": warmup_s}
-    ranks_ms = [quartiles(times)["median"] for times in by_rank]
-    return summary | {"parallel": config.parallel, "world_size": config.world_size, "rank_step_ms": ranks_ms}
+    config = trainer.config
+    step_ms = quartiles([step["step_ms"] for step in steps])
+    phases = {}
+    for name in PHASES:
+        times = [step[name] for step in steps]
+        phases[name] = None if None in times else quartiles(times)["median"]
+    samples_per_second = 1000 * config.batch_size * config.world_size / step_ms["median"]
+    flops = flops_per_step(trainer.model, config)
+    peak_memory = gather([peak_memory_mb(config)], config).max().item()
+    times_by_rank = zip(*(step.get("rank_step_ms", []) for step in steps), strict=True)
+    return {
+        "parameters": sum(p.numel() for p in trainer.model.parameters()),
+        "parameters_trained": parameters_trained(trainer.model),
+        "step_ms": step_ms,
+        **phases,
+        "samples_per_second": samples_per_second,
+        "tokens_per_second": samples_per_second * config.seq_len,
+        "peak_memory_mb": peak_memory,
+        "first_loss": steps[0]["loss"],
+        "final_loss": steps[-1]["loss"],
+        "best_loss_known": data.best_loss,
+        "flops_per_step": flops,
+        "tflops": flops / step_ms["median"] / 1e9,
+        "precision": config.precision,
+        "graph": {"captured": trainer.graph is not None, "reason": trainer.graph_reason},
+        "warmup_s": warmup_s,
+        "parallel": config.parallel,
+        "world_size": config.world_size,
+        "rank_step_ms": [quartiles(times)["median"] for times in times_by_rank],
+    }
 
 
 def write_metrics(config, steps, summary):
     """Write configuration, environment, step records and summary as JSON."""
-    model = {name: getattr(config, name) for name in MODEL}
-    content = {"version": VERSION, "config": model, "options": vars(config), "environment": environment(config)}
-    content |= {"steps": steps, "summary": summary}
+    content = {
+        "version": VERSION,
+        "config": {name: getattr(config, name) for name in MODEL},
+        "options": vars(config),
+        "environment": environment(config),
+        "steps": steps,
+        "summary": summary,
+    }
     content = json.loads(json.dumps(content), parse_constant=lambda name: None)  # NaN and Infinity are not JSON
     write_file(pathlib.Path(os.path.realpath(config.metrics_file)), json.dumps(content, indent=1).encode() + b"\n")
 
 
 def print_configuration(trainer, data):
-    config, parameters = trainer.config, sum(p.numel() for p in trainer.model.parameters())
+    config = trainer.config
+    parameters = sum(p.numel() for p in trainer.model.parameters())
     print(f"Tiny LLaMA version {VERSION} on {config.device_name} ({config.device})")
     sizes = f"width {config.hidden_dim}, {config.num_layers} layers, {config.num_heads} query heads"
     sizes += f", {config.num_kv_heads} key/value heads, feed-forward {config.intermediate_dim}"
@@ -882,12 +1040,14 @@ def print_configuration(trainer, data):
 
 
 def print_summary(summary, steps):
-    step, ranks = summary["step_ms"], summary["rank_step_ms"]
+    step = summary["step_ms"]
+    ranks = summary["rank_step_ms"]
     phases = [f"{name[:-3]} {summary[name]:.3f} ms" for name in PHASES if summary[name] is not None]
     phases = ", ".join(phases) or "not measured inside a graph"
     best = f" (entropy of the data {summary['best_loss_known']:.4f})" if summary["best_loss_known"] else ""
     graph = "replayed from a graph" if summary["graph"]["captured"] else f"eager ({summary['graph']['reason']})"
-    trained, parameters = summary["parameters_trained"], summary["parameters"]
+    trained = summary["parameters_trained"]
+    parameters = summary["parameters"]
     print(f"summary of {len(steps)} steps, after {summary['warmup_s']:.1f} s of warm-up, {graph}")
     print(f"  loss       {summary['first_loss']:.4f} -> {summary['final_loss']:.4f}{best}")
     print(f"  step       {step['median']:.3f} ms median, quartiles {step['p25']:.3f} to {step['p75']:.3f}")
@@ -912,34 +1072,51 @@ def annotate(name):
 
 def attention_step(trainer):
     """Run forward and backward of the first attention layer alone, on random input [B, T, C]."""
-    config, model = trainer.config, trainer.model
-    shape, dtype = (config.batch_size, config.seq_len, config.hidden_dim), model.layers[0].attention.o_proj.weight.dtype
-    x = torch.randn(shape, device=config.device, dtype=dtype, requires_grad=True)
+    config = trainer.config
+    model = trainer.model
+    attention = model.layers[0].attention
+    shape = (config.batch_size, config.seq_len, config.hidden_dim)
+    x = torch.randn(shape, device=config.device, dtype=attention.o_proj.weight.dtype, requires_grad=True)
     with torch.autocast(x.device.type, config.dtype, enabled=config.use_amp):
-        y = model.layers[0].attention(x, model.cos, model.sin)
+        y = attention(x, model.cos, model.sin)
     y.backward(torch.ones_like(y))
 
 
 def profile(trainer, data):
     """Profile some more steps: write a trace, and print tables of the operators."""
-    config, part = trainer.config, "attention" if trainer.config.profile_attention_only else "whole"
-    activities = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * config.on_gpu
+    config = trainer.config
+    part = "attention" if config.profile_attention_only else "whole"
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if config.on_gpu:
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
     settings = {"record_shapes": True, "profile_memory": config.profile_memory}
     settings["acc_events"] = True  # without it PyTorch 2.11 warns about events of other cycles
     with torch.profiler.profile(activities=activities, **settings) as profiler:
         for step in range(config.num_steps, config.num_steps + config.profile_steps):
-            attention_step(trainer) if part == "attention" else trainer.run(*batch(data, step, config))
+            if part == "attention":
+                attention_step(trainer)
+            else:
+                trainer.run(*batch(data, step, config))
         trainer.synchronize()
         metadata = {name: getattr(config, name) for name in (*MODEL, "seq_len", "batch_size", "precision")}
         metadata |= {"version": VERSION, "part": part, "peak_memory_mb": peak_memory_mb(config)}
         profiler.add_metadata_json("tiny_llama", json.dumps(metadata))
-    name = f"trace_v{VERSION}{'_attention' * (part == 'attention')}{f'_rank{config.rank}' if config.parallel else ''}"
+    name = f"trace_v{VERSION}"
+    if part == "attention":
+        name += "_attention"
+    if config.parallel:
+        name += f"_rank{config.rank}"
     trace = pathlib.Path(config.profile_dir, f"{name}_{time.strftime('%Y%m%d_%H%M%S')}_{os.getpid()}.pt.trace.json")
     profiler.export_chrome_trace(str(trace))
     if not trace.is_file():
         raise OSError(None, "the profiler wrote no file", str(trace))
     print(f"profiled {config.profile_steps} more steps: open {trace} in https://ui.perfetto.dev")
-    for key in [config.sort_by] * config.profile_operators + ["self_device_memory_usage"] * config.profile_memory:
+    sort_keys = []
+    if config.profile_operators:
+        sort_keys.append(config.sort_by)
+    if config.profile_memory:
+        sort_keys.append("self_device_memory_usage")
+    for key in sort_keys:
         key = re.sub("cuda_|device_", "device_" if config.on_gpu else "cpu_", key)
         print(f"operators by {key}")
         print(profiler.key_averages().table(sort_by=key, row_limit=20, max_name_column_width=50))
@@ -961,12 +1138,13 @@ def set_up_backend(config):
 def train(trainer, data, first_step, steps):
     """Train up to --num-steps and append a record per step; raise FloatingPointError if the run diverges."""
     config = trainer.config
+    print_every = max(1, config.num_steps // 10)
     for step in range(first_step, config.num_steps):
         record = {"step": step, **trainer.run(*batch(data, step, config))}
         steps.append(record)
         if not math.isfinite(record["loss"]):
             raise FloatingPointError(f"the loss of step {step + 1} is {record['loss']}: lower --learning-rate")
-        if step in (first_step, config.num_steps - 1) or (step + 1) % max(1, config.num_steps // 10) == 0:
+        if step in (first_step, config.num_steps - 1) or (step + 1) % print_every == 0:
             rate = 1000 * config.batch_size * config.world_size / record["step_ms"]
             speed = f"{rate:9.1f} samples/s  {record['step_ms']:9.3f} ms  peak {peak_memory_mb(config):8.1f} MiB"
             print(f"step {step + 1:5d}/{config.num_steps}  loss {record['loss']:8.4f}  {speed}", flush=True)
@@ -980,7 +1158,10 @@ def run(config):
     """Warm up, train, report and profile; return the exit status. Write the metrics of a failed run, too."""
     data = load_data(config)
     saved = find_checkpoint(config) if config.resume else None
-    trainer, steps, summary, warmup_s = Trainer(config), [], None, None
+    trainer = Trainer(config)
+    steps = []
+    summary = None
+    warmup_s = None
     try:
         print_configuration(trainer, data)
         warmup_s = trainer.warm_up(*batch(data, 0, config), saved or trainer.initial)
@@ -1000,10 +1181,12 @@ def run(config):
     print_summary(summary, steps)
     if config.profile:
         profile(trainer, data)
-    passed = summary["parameters_trained"] == summary["parameters"] or not config.validate_setup
+    if config.validate_setup and summary["parameters_trained"] != summary["parameters"]:
+        print("set-up check failed: not every parameter is trained")
+        return 1
     if config.validate_setup:
-        print("set-up check " + ("passed" if passed else "failed: not every parameter is trained"))
-    return int(not passed)
+        print("set-up check passed")
+    return 0
 
 
 def user_message(error):
@@ -1033,7 +1216,8 @@ def main(argv=None):
         set_up_backend(config)
         # One stream for everything: a graph must be captured on the stream that was warmed up.
         stream = torch.cuda.stream(torch.cuda.Stream()) if config.on_gpu else contextlib.nullcontext()
-        with process_group(config) if config.parallel else contextlib.nullcontext(), stream:
+        group = process_group(config) if config.parallel else contextlib.nullcontext()
+        with group, stream:
             return run(config)
     except BaseException as error:
         status, message = user_message(error)
@@ -1051,5 +1235,6 @@ if __name__ == "__main__":
         sys.stdout.flush()
     except (OSError, AttributeError):  # reported already, or closed from the start; Python must not try again
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    # Threads of the communication libraries can abort the interpreter's clean-up.
-    (os._exit if "RANK" in os.environ else sys.exit)(status)
+    if "RANK" in os.environ:
+        os._exit(status)  # threads of the communication libraries can abort the interpreter's clean-up
+    sys.exit(status)

@@ -9,32 +9,18 @@ This version teaches memory traffic: a fused kernel reads and writes a tensor on
 stay with the BLAS library. With --use-amp the model computes with 16-bit weights, and the optimizer keeps the bits that
 they lack of float32. Without a GPU, Triton's interpreter runs the kernels: results are right, times mean nothing.
 
-Shapes: B batch, T tokens, C hidden_dim, H query heads, K key/value heads, D = C / H, F intermediate_dim, V vocab_size.
+Shapes: B batch, T tokens, C hidden_dim, H query heads, K key/value heads, D = C / H, V vocab_size; width is
+intermediate_dim in the feed-forward part.
 """
 
 import argparse
-import contextlib
-import datetime
 import functools
-import hashlib
-import io
-import json
 import math
 import os
-import pathlib
-import pickle
-import platform
-import re
-import resource
-import signal
-import subprocess
-import sys
-import time
-import warnings
+from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -44,37 +30,35 @@ os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")  # cache the results of tr
 import triton
 import triton.language as tl
 
-VERSION = 3
-GRAPH_BY_DEFAULT = True
-DETERMINISTIC_BY_DEFAULT = False
-FSDP_GATHERS_AMP_DTYPE = True  # the kernels compute in the dtype of the weights; autocast is not used
-
 HEAD_DIMS = (16, 32, 64, 128)  # that the attention kernels support
 MAX_ONE_HOT = 4096  # vocabulary size up to which the embedding's gradient is a matmul
 TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 def at_least_float32(x):
+    """Convert 16-bit x to float32; leave float32 and float64 as they are."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def rms_norm(x, weight, eps):
     """Return x / sqrt(mean(x²) + eps) · weight, computed in float32."""
     wide = at_least_float32(x)
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
+    rstd = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)  # [B, T, 1]
+    return (wide * rstd * weight).to(x.dtype)
 
 
 def rope_tables(seq_len, head_dim, theta, device):
     """Return cos and sin of t · theta^(-2i / D) for position t and pair i: two float32 tensors [T, D/2]."""
-    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), frequencies)
+    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)  # [D/2]
+    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), frequencies)  # [T, D/2]
     return angles.cos().float().to(device), angles.sin().float().to(device)
 
 
 def apply_rope(x, cos, sin):
     """Rotate the pairs (x[i], x[i + D/2]) of every head of x [B, T, heads, D]."""
-    x1, x2 = at_least_float32(x).chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
+    x1, x2 = at_least_float32(x).chunk(2, dim=-1)  # [B, T, heads, D/2] each
+    cos = cos[:, None]  # [T, 1, D/2]: the same for all heads
+    sin = sin[:, None]
     return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1).to(x.dtype)
 
 
@@ -85,9 +69,14 @@ def causal_attention(q, k, v):
     """
     grouped = q.dtype in (torch.float16, torch.bfloat16)
     if not grouped:  # in float32 only the slow math backend supports enable_gqa
-        k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
+        repeats = q.shape[2] // k.shape[2]  # query heads that share a key/value head
+        k = k.repeat_interleave(repeats, dim=2)  # [B, T, H, D]
+        v = v.repeat_interleave(repeats, dim=2)  # [B, T, H, D]
+    q = q.transpose(1, 2)  # [B, H, T, D]
+    k = k.transpose(1, 2)  # [B, K or H, T, D]
+    v = v.transpose(1, 2)  # [B, K or H, T, D]
+    context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)  # [B, H, T, D]
+    return context.transpose(1, 2)  # [B, T, H, D]
 
 
 def swiglu(gate, up):
@@ -95,7 +84,7 @@ def swiglu(gate, up):
     return F.silu(gate) * up
 
 
-# ---------------------------------------------------------------- tile shapes and input checks
+# ---------------------------------------------------------------- tiles, launches, input checks, and the gate
 
 
 def gpu_architecture(device):
@@ -103,12 +92,16 @@ def gpu_architecture(device):
     if device.type == "cpu":
         return "cpu"
     gpu = torch.cuda.get_device_properties(device)
-    return gpu.gcnArchName.split(":")[0] if torch.version.hip else f"sm_{gpu.major}{gpu.minor}"
+    if torch.version.hip:
+        return gpu.gcnArchName.split(":")[0]
+    return f"sm_{gpu.major}{gpu.minor}"
 
 
 def program_count(device):
     """Return how many programs keep the GPU busy, for kernels that loop over their work."""
-    return 4 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    if device.type == "cpu":
+        return 4
+    return 4 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def tile_shape(columns, device, elements=4096, whole_row=False):
@@ -116,22 +109,80 @@ def tile_shape(columns, device, elements=4096, whole_row=False):
     if gpu_architecture(device) == "cpu":
         elements = 65536  # the interpreter's time grows with the number of programs, not of elements
     block = triton.next_power_of_2(columns)
-    block = block if whole_row else min(block, elements)
+    if not whole_row:
+        block = min(block, elements)
     return {"ROWS": max(1, elements // block), "BLOCK": block}
 
 
 def launch_tiles(kernel, rows, columns, *arguments, elements=4096, whole_row=False, num_warps=4):
     """Launch kernel(*arguments, rows, columns, ROWS, BLOCK) with one program per tile of [rows, columns]."""
-    tile = tile_shape(columns, arguments[0].device, elements, whole_row) | {"num_warps": num_warps}
-    kernel[(triton.cdiv(rows, tile["ROWS"]), triton.cdiv(columns, tile["BLOCK"]))](*arguments, rows, columns, **tile)
+    tile = tile_shape(columns, arguments[0].device, elements, whole_row)
+    grid = (triton.cdiv(rows, tile["ROWS"]), triton.cdiv(columns, tile["BLOCK"]))
+    kernel[grid](*arguments, rows, columns, **tile, num_warps=num_warps)
 
 
 def check_tensor(name, x, shape=None, dtypes=tuple(TRITON_DTYPES), device=None):
     """Raise ValueError for a tensor that a kernel would read wrongly. shape=None stands for any [..., columns]."""
-    right_shape = x.ndim >= 2 and x.numel() > 0 if shape is None else x.shape == shape
+    if shape is None:
+        wanted = "non-empty [..., columns]"
+        right_shape = x.ndim >= 2 and x.numel() > 0
+    else:
+        wanted = f"{list(shape)} on {device}"
+        right_shape = x.shape == shape
     if not right_shape or x.dtype not in dtypes or device not in (None, x.device):
-        wanted = "non-empty [..., columns]" if shape is None else f"{list(shape)} on {device}"
         raise ValueError(f"{name} must be {wanted} of {dtypes}, got {list(x.shape)} of {x.dtype} on {x.device}")
+
+
+def gated(twice_differentiable):
+    """Return a decorator for the autograd Functions below; PyTorch may hand them any tensors, kernels need it.
+
+    Contiguous: kernels compute addresses from shapes alone, but activations may be slices, and gradients transposed or
+    expanded. The gate copies those. A tensor that is contiguous already costs nothing.
+    Device: Triton launches on the current device. The gate makes the tensors' device the current one.
+    Second derivative: to autograd, the result of a kernel is a constant. Differentiated again, a backward would give
+    zero or miss terms, without an error, so the gate raises one if the backward is recorded (create_graph=True).
+    PyTorch's once_differentiable does not suffice: it is silent if no incoming gradient requires a gradient, as in the
+    backward of a loss. twice_differentiable is for a backward of operations that autograd can differentiate.
+    """
+
+    def call(function, ctx, arguments):
+        arguments = [x.contiguous() if isinstance(x, torch.Tensor) else x for x in arguments]
+        first_tensor = next(x for x in arguments if isinstance(x, torch.Tensor))
+        with torch.cuda.device_of(first_tensor):
+            return function(ctx, *arguments)
+
+    def decorate(function):
+        forward = function.forward
+        backward = function.backward
+
+        def gated_forward(ctx, *inputs):
+            return call(forward, ctx, inputs)
+
+        def gated_backward(ctx, *grads):
+            if torch.is_grad_enabled() and not twice_differentiable:
+                raise RuntimeError(f"{function.__name__} has no second derivative: call it without create_graph=True")
+            return call(backward, ctx, grads)
+
+        function.forward = staticmethod(gated_forward)
+        function.backward = staticmethod(gated_backward)
+        return function
+
+    return decorate
+
+
+# Kernels compute in float32 and store in the dtype of the tensor.
+
+
+@triton.jit
+def load(pointers, mask):
+    """Load numbers as float32; where the mask is false, the result is zero."""
+    return tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store(pointers, x, mask):
+    """Store x in the dtype of the tensor where the mask is true."""
+    tl.store(pointers, x.to(pointers.dtype.element_ty), mask=mask)
 
 
 # ---------------------------------------------------------------- RMSNorm (arXiv:1910.07467) with the residual add
@@ -148,16 +199,16 @@ def rmsnorm_forward_kernel(
     column = tl.arange(0, BLOCK)
     mask = (row[:, None] < rows) & (column[None, :] < C)
     offsets = row[:, None].to(tl.int64) * C + column[None, :]
-    x = tl.load(residual_ptr + offsets, mask=mask, other=0.0)
+    x = load(residual_ptr + offsets, mask)
     if branch_ptr is not None:
-        branch = tl.load(branch_ptr + offsets, mask=mask, other=0.0)
-        x = (x.to(tl.float32) + branch.to(tl.float32)).to(x_ptr.dtype.element_ty)
+        x += load(branch_ptr + offsets, mask)
+        x = x.to(x_ptr.dtype.element_ty)  # normalize the sum as it is stored: the backward reads it again
         tl.store(x_ptr + offsets, x, mask=mask)
-    x = x.to(tl.float32)
+        x = x.to(tl.float32)
     rstd = tl.rsqrt(tl.sum(x * x, 1) / C + eps)
-    tl.store(rstd_ptr + row, rstd, mask=row < rows)
-    w = tl.load(w_ptr + column, mask=column < C, other=0.0).to(tl.float32)
-    tl.store(y_ptr + offsets, (x * rstd[:, None] * w[None, :]).to(y_ptr.dtype.element_ty), mask=mask)
+    store(rstd_ptr + row, rstd, row < rows)
+    w = load(w_ptr + column, column < C)
+    store(y_ptr + offsets, x * rstd[:, None] * w[None, :], mask)
 
 
 @triton.jit
@@ -166,21 +217,21 @@ def rmsnorm_backward_kernel(
 ):
     """Compute every P-th tile of ROWS rows in each of P programs; store the partial sum of program p in dw[p]."""
     column = tl.arange(0, BLOCK)
-    w = tl.load(w_ptr + column, mask=column < C, other=0.0).to(tl.float32)
+    w = load(w_ptr + column, column < C)
     dw = tl.zeros([ROWS, BLOCK], tl.float32)
     for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = first + tl.arange(0, ROWS)
         mask = (row[:, None] < rows) & (column[None, :] < C)
         offsets = row[:, None].to(tl.int64) * C + column[None, :]
-        dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)[:, None]
+        dy = load(dy_ptr + offsets, mask)
+        x = load(x_ptr + offsets, mask)
+        rstd = load(rstd_ptr + row, row < rows)[:, None]
         g = dy * w[None, :]
         dresidual = rstd * (g - x * (rstd * rstd * tl.sum(g * x, 1)[:, None] / C))
         if dx_ptr is not None:
-            dresidual += tl.load(dx_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+            dresidual += load(dx_ptr + offsets, mask)
         dw += dy * x * rstd
-        tl.store(dresidual_ptr + offsets, dresidual.to(dresidual_ptr.dtype.element_ty), mask=mask)
+        store(dresidual_ptr + offsets, dresidual, mask)
     tl.store(dw_ptr + tl.program_id(0).to(tl.int64) * C + column, tl.sum(dw, 0), mask=column < C)
 
 
@@ -192,38 +243,57 @@ def column_sum_kernel(x_ptr, sum_ptr, rows, C, ROWS: tl.constexpr, BLOCK: tl.con
     for first in range(0, rows, ROWS):
         row = first + tl.arange(0, ROWS)[:, None]
         mask = (row < rows) & (column[None, :] < C)
-        partial_sums += tl.load(x_ptr + row.to(tl.int64) * C + column[None, :], mask=mask, other=0.0)
+        partial_sums += load(x_ptr + row.to(tl.int64) * C + column[None, :], mask)
     tl.store(sum_ptr + column, tl.sum(partial_sums, 0), mask=column < C)
 
 
+@gated(twice_differentiable=False)
 class AddRMSNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, residual, branch, w, eps):
         ctx.set_materialize_grads(False)
         ctx.add = branch is not None
-        x, C = torch.empty_like(residual) if ctx.add else residual, residual.shape[-1]
-        y, rstd = torch.empty_like(x), torch.empty(x.numel() // C, dtype=torch.float32, device=x.device)
+        C = residual.shape[-1]
+        x = torch.empty_like(residual) if ctx.add else residual
+        y = torch.empty_like(x)
+        rstd = torch.empty(x.numel() // C, dtype=torch.float32, device=x.device)  # [rows]
         launch_tiles(rmsnorm_forward_kernel, len(rstd), C, residual, branch, w, x, y, rstd, eps, whole_row=True)
         ctx.save_for_backward(x, w, rstd)
         return x, y
 
     @staticmethod
     def backward(ctx, dx, dy):
+        """Compute the gradients; dx or dy is None if x or y was not used."""
         x, w, rstd = ctx.saved_tensors
-        rows, C = len(rstd), x.shape[-1]
-        dy = torch.zeros_like(x) if dy is None else dy.contiguous()
-        dx = dx if dx is None else dx.contiguous()
+        rows = len(rstd)
+        C = x.shape[-1]
+        if dy is None:
+            dy = torch.zeros_like(x)
         # Each iteration loads, reduces and stores one tile: many small programs keep the memory busy.
-        wide = x.dtype == torch.float32
-        tile = tile_shape(C, x.device, elements=2048 if wide else 1024, whole_row=True)
-        programs = min(triton.cdiv(rows, tile["ROWS"]), program_count(x.device) * (1 if wide else 2))
-        dresidual, sums = torch.empty_like(x), torch.empty(programs, C, dtype=torch.float32, device=x.device)
-        warps = 8 if wide else 4 if C > 512 else 2
-        rmsnorm_backward_kernel[(programs,)](dy, dx, x, w, rstd, dresidual, sums, rows, C, **tile, num_warps=warps)
+        programs = program_count(x.device)
+        if x.dtype == torch.float32:
+            elements = 2048
+            num_warps = 8
+        else:  # half the bytes per element: measured fastest with half the tile, fewer warps and twice the programs
+            elements = 1024
+            num_warps = 4 if C > 512 else 2
+            programs *= 2
+        tile = tile_shape(C, x.device, elements, whole_row=True)
+        programs = min(programs, triton.cdiv(rows, tile["ROWS"]))
+        dresidual = torch.empty_like(x)
+        partial_dw = torch.empty(programs, C, dtype=torch.float32, device=x.device)
+        rmsnorm_backward_kernel[(programs,)](
+            dy, dx, x, w, rstd, dresidual, partial_dw, rows, C, **tile, num_warps=num_warps
+        )
         dw = torch.empty(C, dtype=torch.float32, device=x.device)
-        ROWS, BLOCK = (4, tile["BLOCK"]) if gpu_architecture(x.device) == "cpu" else (128, 8)
-        column_sum_kernel[(triton.cdiv(C, BLOCK),)](sums, dw, programs, C, ROWS, BLOCK, num_warps=8)
-        return dresidual, dresidual if ctx.add else None, dw.to(w.dtype), None
+        if gpu_architecture(x.device) == "cpu":  # few programs, for the interpreter
+            sum_tile = {"ROWS": 4, "BLOCK": tile["BLOCK"]}
+        else:  # narrow tiles: more programs share this small sum
+            sum_tile = {"ROWS": 128, "BLOCK": 8}
+        sum_grid = (triton.cdiv(C, sum_tile["BLOCK"]),)
+        column_sum_kernel[sum_grid](partial_dw, dw, programs, C, **sum_tile, num_warps=8)
+        dbranch = dresidual if ctx.add else None
+        return dresidual, dbranch, dw.to(w.dtype), None
 
 
 def add_rms_norm(residual, branch, w, eps):
@@ -232,8 +302,7 @@ def add_rms_norm(residual, branch, w, eps):
     check_tensor("add_rms_norm: w", w, residual.shape[-1:], device=residual.device)
     if branch is not None:
         check_tensor("add_rms_norm: branch", branch, residual.shape, (residual.dtype,), residual.device)
-        branch = branch.contiguous()
-    return AddRMSNormFunction.apply(residual.contiguous(), branch, w.contiguous(), eps)
+    return AddRMSNormFunction.apply(residual, branch, w, eps)
 
 
 # ---------------------------------------------------------------- RoPE (arXiv:2104.09864) on the packed projections
@@ -255,25 +324,30 @@ def rope_kernel(
     cos = tl.load(cos_ptr + angle, mask=rotated, other=1.0)
     sin = tl.load(sin_ptr + angle, mask=rotated, other=0.0) * sign
     offsets = row.to(tl.int64) * (2 * HALF) + pair
-    x1 = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-    x2 = tl.load(x_ptr + offsets + HALF, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y_ptr + offsets, (x1 * cos - x2 * sin).to(y_ptr.dtype.element_ty), mask=mask)
-    tl.store(y_ptr + offsets + HALF, (x2 * cos + x1 * sin).to(y_ptr.dtype.element_ty), mask=mask)
+    x1 = load(x_ptr + offsets, mask)
+    x2 = load(x_ptr + offsets + HALF, mask)
+    store(y_ptr + offsets, x1 * cos - x2 * sin, mask)
+    store(y_ptr + offsets + HALF, x2 * cos + x1 * sin, mask)
 
 
+@gated(twice_differentiable=True)
 class RoPEFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, cos, sin, rotated_heads, sign):
         ctx.save_for_backward(cos, sin)
-        ctx.rotated_heads, ctx.sign = rotated_heads, sign
-        (B, T, heads, D), x = x.shape, x.contiguous()
-        y, sizes = torch.empty_like(x), (T, heads, rotated_heads)
-        launch_tiles(rope_kernel, B * T * heads, D // 2, x, y, cos, sin, sign, *sizes, elements=2048, whole_row=True)
+        ctx.rotated_heads = rotated_heads
+        ctx.sign = sign
+        B, T, heads, D = x.shape
+        y = torch.empty_like(x)
+        arguments = (x, y, cos, sin, sign, T, heads, rotated_heads)
+        launch_tiles(rope_kernel, B * T * heads, D // 2, *arguments, elements=2048, whole_row=True)
         return y
 
     @staticmethod
     def backward(ctx, dy):
-        return RoPEFunction.apply(dy, *ctx.saved_tensors, ctx.rotated_heads, -ctx.sign), None, None, None, None
+        cos, sin = ctx.saved_tensors
+        dx = RoPEFunction.apply(dy, cos, sin, ctx.rotated_heads, -ctx.sign)
+        return dx, None, None, None, None
 
 
 def rope(x, cos, sin, rotated_heads):
@@ -283,7 +357,7 @@ def rope(x, cos, sin, rotated_heads):
         raise ValueError(f"rope: x must be [B, T, {rotated_heads} or more heads, even D], got {list(x.shape)}")
     for name, table in (("cos", cos), ("sin", sin)):
         check_tensor(f"rope: {name}", table, (x.shape[1], x.shape[3] // 2), (torch.float32,), x.device)
-    return RoPEFunction.apply(x, cos.contiguous(), sin.contiguous(), rotated_heads, 1.0)
+    return RoPEFunction.apply(x, cos, sin, rotated_heads, 1.0)
 
 
 # ---------------------------------------------------------------- SwiGLU (arXiv:2002.05202) on the packed projections
@@ -292,53 +366,59 @@ def rope(x, cos, sin, rotated_heads):
 
 
 @triton.jit
-def swiglu_forward_kernel(x_ptr, y_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Compute a tile of y [rows, F] per program from x [rows, 2F], whose rows hold gate and then up."""
+def swiglu_forward_kernel(x_ptr, y_ptr, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Compute a tile of y [rows, width] per program from x [rows, 2 · width], whose rows hold gate and then up."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    mask = (row < rows) & (column < F)
-    gate = tl.load(x_ptr + row * 2 * F + column, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(x_ptr + row * 2 * F + F + column, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y_ptr + row * F + column, (gate * tl.sigmoid(gate) * up).to(y_ptr.dtype.element_ty), mask=mask)
+    mask = (row < rows) & (column < width)
+    gate = load(x_ptr + row * 2 * width + column, mask)
+    up = load(x_ptr + row * 2 * width + width + column, mask)
+    store(y_ptr + row * width + column, gate * tl.sigmoid(gate) * up, mask)
 
 
 @triton.jit
-def swiglu_backward_kernel(dy_ptr, x_ptr, dx_ptr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Compute a tile of dgate and the same tile of dup per program; rows of dx [rows, 2F] hold dgate and then dup."""
+def swiglu_backward_kernel(dy_ptr, x_ptr, dx_ptr, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Compute a tile of dgate and the same tile of dup per program; rows of dx [rows, 2 · width] hold both."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    mask = (row < rows) & (column < F)
-    dy = tl.load(dy_ptr + row * F + column, mask=mask, other=0.0).to(tl.float32)
-    gate = tl.load(x_ptr + row * 2 * F + column, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(x_ptr + row * 2 * F + F + column, mask=mask, other=0.0).to(tl.float32)
+    mask = (row < rows) & (column < width)
+    dy = load(dy_ptr + row * width + column, mask)
+    gate = load(x_ptr + row * 2 * width + column, mask)
+    up = load(x_ptr + row * 2 * width + width + column, mask)
     sigmoid = tl.sigmoid(gate)
     dgate = dy * up * sigmoid * (1 + gate * (1 - sigmoid))
-    tl.store(dx_ptr + row * 2 * F + column, dgate.to(dx_ptr.dtype.element_ty), mask=mask)
-    tl.store(dx_ptr + row * 2 * F + F + column, (dy * gate * sigmoid).to(dx_ptr.dtype.element_ty), mask=mask)
+    dup = dy * gate * sigmoid
+    store(dx_ptr + row * 2 * width + column, dgate, mask)
+    store(dx_ptr + row * 2 * width + width + column, dup, mask)
 
 
+@gated(twice_differentiable=False)
 class SwiGLUFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(x)
-        y = torch.empty(x.shape[0], x.shape[1] // 2, dtype=x.dtype, device=x.device)
-        launch_tiles(swiglu_forward_kernel, *y.shape, x, y, elements=2048)
+        rows = x.shape[0]
+        width = x.shape[1] // 2
+        y = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+        launch_tiles(swiglu_forward_kernel, rows, width, x, y, elements=2048)
         return y
 
     @staticmethod
     def backward(ctx, dy):
         (x,) = ctx.saved_tensors
+        rows, width = dy.shape
         dx = torch.empty_like(x)
-        launch_tiles(swiglu_backward_kernel, *dy.shape, dy.contiguous(), x, dx, elements=2048)
+        launch_tiles(swiglu_backward_kernel, rows, width, dy, x, dx, elements=2048)
         return dx
 
 
 def packed_swiglu(x):
-    """Return silu(gate) · up [..., F] for x [..., 2F], whose last dimension holds gate and then up."""
+    """Return silu(gate) · up [..., width] for x [..., 2 · width], whose last dimension holds gate and then up."""
     check_tensor("packed_swiglu: x", x)
     if x.shape[-1] % 2:
         raise ValueError(f"packed_swiglu: x must have an even number of columns, got {x.shape[-1]}")
-    return SwiGLUFunction.apply(x.flatten(0, -2).contiguous()).view(*x.shape[:-1], x.shape[-1] // 2)
+    y = SwiGLUFunction.apply(x.flatten(0, -2))  # [rows, 2 · width] -> [rows, width]
+    return y.view(*x.shape[:-1], -1)  # [..., width]
 
 
 # ---------------------------------------------------------------- causal flash attention with grouped queries
@@ -348,10 +428,12 @@ def packed_swiglu(x):
 # Exponentials are base 2, the hardware's own: `scale` is log2(e) / sqrt(D), and lse is in units of log 2.
 # With RoPE tables the backward kernels unrotate dq and dk in registers, before they store them.
 
+LN2 = tl.constexpr(math.log(2))  # scale · LN2 = 1 / sqrt(D)
+
 
 @triton.jit
 def load_tile(ptr, first, T, STRIDE: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):
-    """Load rows first to first + ROWS of a matrix [T, D]; rows from T on read as zero."""
+    """Load rows first to first + ROWS of a matrix [T, D] whose rows are STRIDE apart; rows from T on read as zero."""
     row = tl.arange(0, ROWS)[:, None]
     pointers = ptr + first * tl.cast(STRIDE, tl.int64) + row * STRIDE + tl.arange(0, D)[None, :]
     return tl.load(pointers, mask=first + row < T, other=0.0)
@@ -359,6 +441,7 @@ def load_tile(ptr, first, T, STRIDE: tl.constexpr, ROWS: tl.constexpr, D: tl.con
 
 @triton.jit
 def store_tile(ptr, tile, first, T, STRIDE: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):
+    """Store rows first to first + ROWS of such a matrix, those before T."""
     row = tl.arange(0, ROWS)[:, None]
     pointers = ptr + first * tl.cast(STRIDE, tl.int64) + row * STRIDE + tl.arange(0, D)[None, :]
     tl.store(pointers, tile.to(ptr.dtype.element_ty), mask=first + row < T)
@@ -371,10 +454,12 @@ def unrotate(tile, cos_ptr, sin_ptr, first, T, ROWS: tl.constexpr, D: tl.constex
         return tile
     else:
         HALF: tl.constexpr = D // 2
-        x1, x2 = tl.split(tl.permute(tl.reshape(tile, [ROWS, 2, HALF]), (0, 2, 1)))
-        cos, sin = load_tile(cos_ptr, first, T, HALF, ROWS, HALF), load_tile(sin_ptr, first, T, HALF, ROWS, HALF)
-        pairs = tl.join(x1 * cos + x2 * sin, x2 * cos - x1 * sin)
-        return tl.reshape(tl.permute(pairs, (0, 2, 1)), [ROWS, D])
+        halves = tl.reshape(tile, [ROWS, 2, HALF])
+        x1, x2 = tl.split(tl.permute(halves, (0, 2, 1)))  # [ROWS, HALF, 2] -> [ROWS, HALF] each
+        cos = load_tile(cos_ptr, first, T, HALF, ROWS, HALF)
+        sin = load_tile(sin_ptr, first, T, HALF, ROWS, HALF)
+        pairs = tl.join(x1 * cos + x2 * sin, x2 * cos - x1 * sin)  # [ROWS, HALF, 2]
+        return tl.reshape(tl.permute(pairs, (0, 2, 1)), [ROWS, D])  # [ROWS, 2, HALF] -> [ROWS, D]
 
 
 @triton.jit
@@ -386,17 +471,22 @@ def attention_forward_kernel(
     tl.static_assert(BLOCK_Q % BLOCK_K == 0)
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_Q  # the longest rows start first
-    b, h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
+    b = (tl.program_id(0) // H).to(tl.int64)
+    h = tl.program_id(0) % H
     k_ptr = qkv_ptr + b * T * STRIDE + (H + h // (H // K)) * D
     v_ptr = k_ptr + K * D
     q = load_tile(qkv_ptr + b * T * STRIDE + h * D, first, T, STRIDE, BLOCK_Q, D)
-    query, key = first + tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_K)
+    query = first + tl.arange(0, BLOCK_Q)
+    key = tl.arange(0, BLOCK_K)
     o = tl.zeros([BLOCK_Q, D], tl.float32)
-    m, l = tl.full([BLOCK_Q], -float("inf"), tl.float32), tl.zeros([BLOCK_Q], tl.float32)
-    for DIAGONAL in tl.static_range(2):  # tiles left of the diagonal need no mask
+    m = tl.full([BLOCK_Q], -float("inf"), tl.float32)
+    l = tl.zeros([BLOCK_Q], tl.float32)
+    for DIAGONAL in tl.static_range(2):
+        # 0: keys [0, first), no mask
+        # 1: keys [first, first + BLOCK_Q), masked
         for start in range(DIAGONAL * first, min(first + DIAGONAL * BLOCK_Q, T), BLOCK_K):
             k = load_tile(k_ptr, start, T, STRIDE, BLOCK_K, D)
-            S = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            S = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_Q, BLOCK_K]
             if DIAGONAL:
                 S = tl.where(query[:, None] >= start + key[None, :], S, -float("inf"))
             m_new = tl.maximum(m, tl.max(S, 1))
@@ -404,7 +494,8 @@ def attention_forward_kernel(
             alpha = tl.exp2((m - m_new) * scale)
             v = load_tile(v_ptr, start, T, STRIDE, BLOCK_K, D)
             o = tl.dot(P.to(v.dtype), v, o * alpha[:, None], input_precision=PRECISION)
-            m, l = m_new, l * alpha + tl.sum(P, 1)
+            l = l * alpha + tl.sum(P, 1)
+            m = m_new
     store_tile(o_ptr + (b * T * H + h) * D, o / l[:, None], first, T, H * D, BLOCK_Q, D)
     tl.store(lse_ptr + tl.program_id(0).to(tl.int64) * T + query, m * scale + tl.log2(l), mask=query < T)
 
@@ -418,29 +509,34 @@ def attention_backward_dq_kernel(
     tl.static_assert(BLOCK_Q % BLOCK_K == 0)
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_Q
-    b, h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
-    q_offset, o_offset = b * T * STRIDE + h * D, (b * T * H + h) * D
+    b = (tl.program_id(0) // H).to(tl.int64)
+    h = tl.program_id(0) % H
+    q_offset = b * T * STRIDE + h * D
+    o_offset = (b * T * H + h) * D
     k_ptr = qkv_ptr + b * T * STRIDE + (H + h // (H // K)) * D
     v_ptr = k_ptr + K * D
     q = load_tile(qkv_ptr + q_offset, first, T, STRIDE, BLOCK_Q, D)
     o = load_tile(o_ptr + o_offset, first, T, H * D, BLOCK_Q, D)
     do = load_tile(do_ptr + o_offset, first, T, H * D, BLOCK_Q, D)
-    query, key = first + tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_K)
+    query = first + tl.arange(0, BLOCK_Q)
+    key = tl.arange(0, BLOCK_K)
     row = tl.program_id(0).to(tl.int64) * T + query
-    lse = tl.load(lse_ptr + row, mask=query < T, other=0.0)
+    lse = load(lse_ptr + row, query < T)
     delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
     tl.store(delta_ptr + row, delta, mask=query < T)
     dq = tl.zeros([BLOCK_Q, D], tl.float32)
     for DIAGONAL in tl.static_range(2):
+        # 0: keys [0, first), no mask
+        # 1: keys [first, first + BLOCK_Q), masked
         for start in range(DIAGONAL * first, min(first + DIAGONAL * BLOCK_Q, T), BLOCK_K):
             k = load_tile(k_ptr, start, T, STRIDE, BLOCK_K, D)
             v = load_tile(v_ptr, start, T, STRIDE, BLOCK_K, D)
             P = tl.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - lse[:, None])
             if DIAGONAL:
                 P = tl.where(query[:, None] >= start + key[None, :], P, 0.0)
-            dS = P * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - delta[:, None])
+            dS = P * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - delta[:, None])  # [BLOCK_Q, BLOCK_K]
             dq = tl.dot(dS.to(k.dtype), k, dq, input_precision=PRECISION)
-    dq = unrotate(dq * (scale * 0.6931471805599453), cos_ptr, sin_ptr, first, T, BLOCK_Q, D)  # · ln 2 = 1 / sqrt(D)
+    dq = unrotate(dq * (scale * LN2), cos_ptr, sin_ptr, first, T, BLOCK_Q, D)
     store_tile(dqkv_ptr + q_offset, dq, first, T, STRIDE, BLOCK_Q, D)
 
 
@@ -453,69 +549,97 @@ def attention_backward_dkdv_kernel(
     tl.static_assert(BLOCK_K % BLOCK_Q == 0)
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = tl.program_id(1) * BLOCK_K
-    b, kv = (tl.program_id(0) // K).to(tl.int64), tl.program_id(0) % K
+    b = (tl.program_id(0) // K).to(tl.int64)
+    kv = tl.program_id(0) % K
     k_offset = b * T * STRIDE + (H + kv) * D
+    v_offset = k_offset + K * D
     k = load_tile(qkv_ptr + k_offset, first, T, STRIDE, BLOCK_K, D)
-    v = load_tile(qkv_ptr + k_offset + K * D, first, T, STRIDE, BLOCK_K, D)
-    dk, dv = tl.zeros([BLOCK_K, D], tl.float32), tl.zeros([BLOCK_K, D], tl.float32)
+    v = load_tile(qkv_ptr + v_offset, first, T, STRIDE, BLOCK_K, D)
+    dk = tl.zeros([BLOCK_K, D], tl.float32)
+    dv = tl.zeros([BLOCK_K, D], tl.float32)
     key = first + tl.arange(0, BLOCK_K)
     for h in range(kv * (H // K), (kv + 1) * (H // K)):  # every query head that reads this key/value head
         q_ptr = qkv_ptr + b * T * STRIDE + h * D
-        o_offset, lse_offset = (b * T * H + h) * D, (b * H + h) * T
-        for BELOW in tl.static_range(2):  # tiles below the diagonal need no mask
+        o_offset = (b * T * H + h) * D
+        lse_offset = (b * H + h) * T
+        for BELOW in tl.static_range(2):
+            # 0: queries [first, first + BLOCK_K), masked
+            # 1: queries [first + BLOCK_K, T), no mask
             for start in range(first + BELOW * BLOCK_K, T if BELOW else min(first + BLOCK_K, T), BLOCK_Q):
                 q = load_tile(q_ptr, start, T, STRIDE, BLOCK_Q, D)
                 do = load_tile(do_ptr + o_offset, start, T, H * D, BLOCK_Q, D)
                 query = start + tl.arange(0, BLOCK_Q)
-                lse = tl.load(lse_ptr + lse_offset + query, mask=query < T, other=0.0)
-                delta = tl.load(delta_ptr + lse_offset + query, mask=query < T, other=0.0)
+                lse = load(lse_ptr + lse_offset + query, query < T)
+                delta = load(delta_ptr + lse_offset + query, query < T)
                 P = tl.exp2(tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale - lse[None, :])
                 if not BELOW:
                     P = tl.where(key[:, None] <= query[None, :], P, 0.0)
                 dv = tl.dot(P.to(do.dtype), do, dv, input_precision=PRECISION)
-                dS = P * (tl.dot(v, tl.trans(do), input_precision=PRECISION) - delta[None, :])
+                dS = P * (tl.dot(v, tl.trans(do), input_precision=PRECISION) - delta[None, :])  # [BLOCK_K, BLOCK_Q]
                 dk = tl.dot(dS.to(q.dtype), q, dk, input_precision=PRECISION)
-    dk = unrotate(dk * (scale * 0.6931471805599453), cos_ptr, sin_ptr, first, T, BLOCK_K, D)
+    dk = unrotate(dk * (scale * LN2), cos_ptr, sin_ptr, first, T, BLOCK_K, D)
     store_tile(dqkv_ptr + k_offset, dk, first, T, STRIDE, BLOCK_K, D)
-    store_tile(dqkv_ptr + k_offset + K * D, dv, first, T, STRIDE, BLOCK_K, D)
+    store_tile(dqkv_ptr + v_offset, dv, first, T, STRIDE, BLOCK_K, D)
 
 
-def launch_attention(kernel, name, qkv, H, K, *tensors):
-    """Launch the kernel that computes `name`: one program per head of the batch and BLOCK_Q or BLOCK_K tokens."""
+class AttentionKernel(NamedTuple):
+    """A kernel and its launch: one program per `heads` head of the batch ("H" or "K") and `block` of its tokens."""
+
+    kernel: triton.JITFunction
+    computes: str  # the key of its tiles below
+    heads: str
+    block: str
+
+
+FORWARD = AttentionKernel(attention_forward_kernel, "o", heads="H", block="BLOCK_Q")
+BACKWARD_DQ = AttentionKernel(attention_backward_dq_kernel, "dq", heads="H", block="BLOCK_Q")
+BACKWARD_DKDV = AttentionKernel(attention_backward_dkdv_kernel, "dkdv", heads="K", block="BLOCK_K")
+
+
+def launch_attention(attention, qkv, H, K, *tensors):
+    """Launch an AttentionKernel with its measured tile, or let triton.autotune choose one of its candidates."""
     B, T, _, D = qkv.shape
     architecture = gpu_architecture(qkv.device)
-    constants = {"H": H, "K": K, "D": D, "PRECISION": dot_precision(architecture, qkv.dtype)}
-    tiles = attention_tiles(name, architecture, D, qkv.dtype, T, constants["PRECISION"])
+    precision = dot_precision(architecture, qkv.dtype)
+    tiles = attention_tiles(attention.computes, architecture, D, qkv.dtype, T, precision)
+    constants = {"H": H, "K": K, "D": D, "PRECISION": precision}
+    programs = B * constants[attention.heads]
+
+    def grid(meta):
+        return programs, triton.cdiv(T, meta[attention.block])
+
+    kernel = attention.kernel
     if len(tiles) == 1:
-        constants |= zip(("BLOCK_Q", "BLOCK_K", "num_warps", "num_stages"), tiles[0], strict=True)
+        constants |= tiles[0]._asdict()
     else:
         kernel = autotuned(kernel, tiles)
-    heads, block = (K, "BLOCK_K") if name == "dkdv" else (H, "BLOCK_Q")
-    grid = lambda meta: (B * heads, triton.cdiv(T, meta[block]))  # noqa: E731
-    kernel[grid](qkv, *tensors, T, math.log2(math.e) / math.sqrt(D), **constants)
+    scale = math.log2(math.e) / math.sqrt(D)
+    kernel[grid](qkv, *tensors, T, scale, **constants)
 
 
+@gated(twice_differentiable=False)
 class AttentionFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, qkv, cos, sin, H, K):
         if cos is not None:
-            cos, sin = cos.contiguous(), sin.contiguous()
             with annotate("rope"):
                 qkv = rope(qkv, cos, sin, H + K)
         B, T, _, D = qkv.shape
         o = torch.empty(B, T, H, D, dtype=qkv.dtype, device=qkv.device)
         lse = torch.empty(B, H, T, dtype=torch.float32, device=qkv.device)
-        launch_attention(attention_forward_kernel, "o", qkv, H, K, o, lse)
+        launch_attention(FORWARD, qkv, H, K, o, lse)
         ctx.save_for_backward(qkv, cos, sin, o, lse)
-        ctx.heads = H, K
+        ctx.heads = (H, K)
         return o
 
     @staticmethod
     def backward(ctx, do):
         qkv, cos, sin, o, lse = ctx.saved_tensors
-        do, dqkv, delta = do.contiguous(), torch.empty_like(qkv), torch.empty_like(lse)
-        launch_attention(attention_backward_dq_kernel, "dq", qkv, *ctx.heads, o, do, lse, delta, dqkv, cos, sin)
-        launch_attention(attention_backward_dkdv_kernel, "dkdv", qkv, *ctx.heads, do, lse, delta, dqkv, cos, sin)
+        H, K = ctx.heads
+        dqkv = torch.empty_like(qkv)
+        delta = torch.empty_like(lse)
+        launch_attention(BACKWARD_DQ, qkv, H, K, o, do, lse, delta, dqkv, cos, sin)
+        launch_attention(BACKWARD_DKDV, qkv, H, K, do, lse, delta, dqkv, cos, sin)
         return dqkv, None, None, None, None
 
 
@@ -530,52 +654,93 @@ def rotary_attention(qkv, cos, sin, H, K):
     if qkv.ndim != 4 or qkv.shape[3] not in HEAD_DIMS or min(H, K) < 1 or H % K or qkv.shape[2] != H + 2 * K:
         wanted = f"[B, T, {H} + 2 x {K}, D] with K dividing H and D in {HEAD_DIMS}"
         raise ValueError(f"attention: qkv must be {wanted}, got {list(qkv.shape)}")
-    return AttentionFunction.apply(qkv.contiguous(), cos, sin, H, K)
+    return AttentionFunction.apply(qkv, cos, sin, H, K)
 
 
 # ---------------------------------------------------------------- tiles of the attention kernels
-# A tile is (BLOCK_Q, BLOCK_K, num_warps, num_stages) of the kernel that computes o, dq, or dk and dv. Measured tiles
-# are for D = 64. Elsewhere triton.autotune times the candidates in the first eager step with a new T, D or dtype and
-# caches the fastest on disk; --deterministic takes the first. Except for D = 128 on gfx11, some spill no registers.
+# Measured tiles are for D = 64. Elsewhere triton.autotune times the candidates in the first eager step with a new T, D
+# or dtype and caches the fastest on disk; --deterministic takes the first. Except for D = 128 on gfx11, some candidate
+# spills no registers.
+
+
+class Tile(NamedTuple):
+    """Set the block of one program of an attention kernel, and how it is compiled; named as in the launch."""
+
+    BLOCK_Q: int
+    BLOCK_K: int
+    num_warps: int
+    num_stages: int
+
+
+# (GPU, precision) -> what the kernel computes -> its tile
 MEASURED_TILES = {
-    ("sm_90", "16-bit"): {"o": (64, 64, 4, 2), "dq": (64, 64, 4, 3), "dkdv": (32, 64, 4, 3)},
-    ("sm_90", "tf32"): {"o": (64, 64, 4, 1), "dq": (64, 64, 4, 2), "dkdv": (32, 32, 4, 2)},
-    ("sm_90", "tf32x3"): {"o": (64, 64, 4, 1), "dq": (64, 64, 4, 1), "dkdv": (32, 32, 4, 1)},
+    ("sm_90", "16-bit"): {"o": Tile(64, 64, 4, 2), "dq": Tile(64, 64, 4, 3), "dkdv": Tile(32, 64, 4, 3)},
+    ("sm_90", "tf32"): {"o": Tile(64, 64, 4, 1), "dq": Tile(64, 64, 4, 2), "dkdv": Tile(32, 32, 4, 2)},
+    ("sm_90", "tf32x3"): {"o": Tile(64, 64, 4, 1), "dq": Tile(64, 64, 4, 1), "dkdv": Tile(32, 32, 4, 1)},
 }
-LONG_FORWARD_TILE = (128, 64, 8, 3)  # sm_90, 16-bit, T > 1024: long rows pay for more queries per tile
+LONG_FORWARD_TILE = Tile(128, 64, 8, 3)  # sm_90, 16-bit, T > 1024: long rows pay for more queries per tile
+# (what the kernel computes, bits of the dtype) -> its candidates
 CANDIDATE_TILES = {
-    ("o", 16): ((64, 32, 4, 2), (64, 64, 4, 2), (128, 64, 8, 3), (128, 64, 4, 2), (128, 32, 4, 2), (64, 32, 8, 1)),
-    ("dq", 16): ((32, 16, 4, 1), (64, 64, 4, 3), (128, 64, 8, 3), (128, 64, 4, 1), (128, 32, 8, 1), (64, 32, 8, 1)),
-    ("dkdv", 16): ((16, 32, 4, 1), (32, 64, 4, 3), (32, 128, 8, 3), (32, 128, 4, 1), (32, 64, 8, 2), (16, 64, 16, 1)),
-    ("o", 32): ((32, 16, 4, 1), (64, 64, 4, 1), (64, 64, 8, 1), (32, 32, 4, 2), (64, 16, 4, 2), (16, 16, 8, 1)),
-    ("dq", 32): ((16, 16, 8, 1), (64, 64, 4, 1), (64, 64, 4, 2), (64, 32, 4, 1), (32, 32, 4, 2), (32, 16, 4, 2)),
-    ("dkdv", 32): ((16, 16, 8, 1), (32, 32, 4, 1), (32, 32, 4, 2), (32, 64, 4, 1), (16, 32, 4, 1), (16, 32, 16, 1)),
-}
+    ("o", 16): (
+        Tile(64, 32, 4, 2), Tile(64, 64, 4, 2), Tile(128, 64, 8, 3),
+        Tile(128, 64, 4, 2), Tile(128, 32, 4, 2), Tile(64, 32, 8, 1),
+    ),
+    ("dq", 16): (
+        Tile(32, 16, 4, 1), Tile(64, 64, 4, 3), Tile(128, 64, 8, 3),
+        Tile(128, 64, 4, 1), Tile(128, 32, 8, 1), Tile(64, 32, 8, 1),
+    ),
+    ("dkdv", 16): (
+        Tile(16, 32, 4, 1), Tile(32, 64, 4, 3), Tile(32, 128, 8, 3),
+        Tile(32, 128, 4, 1), Tile(32, 64, 8, 2), Tile(16, 64, 16, 1),
+    ),
+    ("o", 32): (
+        Tile(32, 16, 4, 1), Tile(64, 64, 4, 1), Tile(64, 64, 8, 1),
+        Tile(32, 32, 4, 2), Tile(64, 16, 4, 2), Tile(16, 16, 8, 1),
+    ),
+    ("dq", 32): (
+        Tile(16, 16, 8, 1), Tile(64, 64, 4, 1), Tile(64, 64, 4, 2),
+        Tile(64, 32, 4, 1), Tile(32, 32, 4, 2), Tile(32, 16, 4, 2),
+    ),
+    ("dkdv", 32): (
+        Tile(16, 16, 8, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 2),
+        Tile(32, 64, 4, 1), Tile(16, 32, 4, 1), Tile(16, 32, 16, 1),
+    ),
+}  # fmt: skip
 
 
-def attention_tiles(kernel, architecture, D, dtype, T, precision):
+def attention_tiles(computes, architecture, D, dtype, T, precision):
     """Return the tiles to choose from for the kernel that computes "o", "dq" or "dkdv"."""
+    if architecture == "cpu":
+        return (Tile(64, 64, 4, 1),)
     bits = 32 if dtype == torch.float32 else 16
     measured = MEASURED_TILES.get((architecture, precision if bits == 32 else "16-bit"))
-    if architecture == "cpu":
-        return ((64, 64, 4, 1),)
-    if D == 64 and measured:
-        return (LONG_FORWARD_TILE if kernel == "o" and T > 1024 and bits == 16 else measured[kernel],)
-    candidates = CANDIDATE_TILES[kernel, bits]
-    return candidates[:1] if torch.are_deterministic_algorithms_enabled() else candidates
+    if measured and D == 64:
+        if computes == "o" and bits == 16 and T > 1024:
+            return (LONG_FORWARD_TILE,)
+        return (measured[computes],)
+    candidates = CANDIDATE_TILES[computes, bits]
+    if torch.are_deterministic_algorithms_enabled():
+        return candidates[:1]
+    return candidates
 
 
 def dot_precision(architecture, dtype):
     """Return how tl.dot multiplies float32: in TF32 where PyTorch's matmuls may use it, else exactly."""
+    if dtype != torch.float32:
+        return "ieee"
     tf32 = torch.get_float32_matmul_precision() != "highest"
-    if dtype == torch.float32 and architecture.startswith("sm_") and int(architecture[3:]) >= 80:
+    if architecture.startswith("sm_") and int(architecture[3:]) >= 80:
         return "tf32" if tf32 else "tf32x3"  # three TF32 dots are as exact as float32, and faster than FMA units
-    return "tf32" if dtype == torch.float32 and tf32 and architecture == "gfx942" else "ieee"
+    return "tf32" if tf32 and architecture == "gfx942" else "ieee"
 
 
 @functools.cache
 def autotuned(kernel, tiles):
-    configs = [triton.Config({"BLOCK_Q": q, "BLOCK_K": k}, num_warps=w, num_stages=s) for q, k, w, s in tiles]
+    """Return the kernel with triton.autotune, which times the tiles once per T, D and precision."""
+    configs = []
+    for tile in tiles:
+        blocks = {"BLOCK_Q": tile.BLOCK_Q, "BLOCK_K": tile.BLOCK_K}
+        configs.append(triton.Config(blocks, num_warps=tile.num_warps, num_stages=tile.num_stages))
     return triton.autotune(configs, key=["T", "D", "PRECISION"])(kernel)
 
 
@@ -588,50 +753,55 @@ def autotuned(kernel, tiles):
 @triton.jit
 def cross_entropy_forward_kernel(
     x_ptr, label_ptr, loss_ptr, m_ptr, log_l_ptr, rows, V, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+):
     """Compute ROWS losses from x [rows, V] per program, looping over the vocabulary in tiles of BLOCK."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     x_ptr += row.to(tl.int64)[:, None] * V
-    m, l = tl.full([ROWS], -float("inf"), tl.float32), tl.zeros([ROWS], tl.float32)
+    m = tl.full([ROWS], -float("inf"), tl.float32)
+    l = tl.zeros([ROWS], tl.float32)
     for start in range(0, V, BLOCK):
         column = start + tl.arange(0, BLOCK)[None, :]
         # Rows past the end read as zero: their sums stay finite, and nothing of them is stored.
-        x = tl.load(x_ptr + column, mask=(row[:, None] < rows) & (column < V), other=0.0).to(tl.float32)
+        x = load(x_ptr + column, (row[:, None] < rows) & (column < V))
         x = tl.where(column < V, x, -float("inf"))
         m_new = tl.maximum(m, tl.max(x, 1))
         l = l * tl.exp(m - m_new) + tl.sum(tl.exp(x - m_new[:, None]), 1)
         m = m_new
     label = tl.load(label_ptr + row, mask=row < rows, other=-1)
     valid = (label >= 0) & (label < V)
-    x_label = tl.load(x_ptr + label[:, None], mask=valid[:, None], other=float("nan")).to(tl.float32)
+    x_label = tl.load(x_ptr + label[:, None], mask=valid[:, None], other=float("nan")).to(tl.float32)  # [ROWS, 1]
+    log_l = tl.log(l)
     tl.store(m_ptr + row, m, mask=row < rows)
-    tl.store(log_l_ptr + row, tl.log(l), mask=row < rows)
-    tl.store(loss_ptr + row, tl.log(l) - (tl.sum(x_label, 1) - m), mask=row < rows)
+    tl.store(log_l_ptr + row, log_l, mask=row < rows)
+    tl.store(loss_ptr + row, log_l - (tl.sum(x_label, 1) - m), mask=row < rows)
 
 
 @triton.jit
 def cross_entropy_backward_kernel(
     x_ptr, label_ptr, m_ptr, log_l_ptr, dloss_ptr, dx_ptr, rows, V, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+):
     """Compute a tile [ROWS, BLOCK] of dx [rows, V] per program."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     mask = (row[:, None] < rows) & (column < V)
     offsets = row.to(tl.int64)[:, None] * V + column
-    x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-    m = tl.load(m_ptr + row, mask=row < rows, other=0.0)
-    log_l = tl.load(log_l_ptr + row, mask=row < rows, other=0.0)
+    x = load(x_ptr + offsets, mask)
+    m = load(m_ptr + row, row < rows)
+    log_l = load(log_l_ptr + row, row < rows)
     label = tl.load(label_ptr + row, mask=row < rows, other=0)
     onehot = tl.where(column == label[:, None], 1.0, 0.0)
-    dx = (tl.exp((x - m[:, None]) - log_l[:, None]) - onehot) * (tl.load(dloss_ptr) / rows)
-    tl.store(dx_ptr + offsets, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+    softmax = tl.exp((x - m[:, None]) - log_l[:, None])
+    store(dx_ptr + offsets, (softmax - onehot) * (tl.load(dloss_ptr) / rows), mask)
 
 
+@gated(twice_differentiable=False)
 class CrossEntropyFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, labels):
         rows, V = logits.shape
-        loss, m, log_l = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3))
+        loss = torch.empty(rows, dtype=torch.float32, device=logits.device)
+        m = torch.empty_like(loss)
+        log_l = torch.empty_like(loss)
         tile = tile_shape(V, logits.device)
         grid = (triton.cdiv(rows, tile["ROWS"]),)
         cross_entropy_forward_kernel[grid](logits, labels, loss, m, log_l, rows, V, **tile)
@@ -641,8 +811,9 @@ class CrossEntropyFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dloss):
         logits, labels, m, log_l = ctx.saved_tensors
+        rows, V = logits.shape
         dx = torch.empty_like(logits)
-        launch_tiles(cross_entropy_backward_kernel, *logits.shape, logits, labels, m, log_l, dloss, dx)
+        launch_tiles(cross_entropy_backward_kernel, rows, V, logits, labels, m, log_l, dloss, dx)
         return dx, None
 
 
@@ -650,87 +821,85 @@ def cross_entropy(logits, labels):
     """Return the mean cross-entropy of logits [..., V] and int64 labels [...]; NaN if a label is not in 0 to V - 1."""
     check_tensor("cross_entropy: logits", logits)
     check_tensor("cross_entropy: labels", labels, logits.shape[:-1], (torch.int64,), logits.device)
-    return CrossEntropyFunction.apply(logits.flatten(0, -2).contiguous(), labels.flatten().contiguous())
+    return CrossEntropyFunction.apply(logits.flatten(0, -2), labels.flatten())  # [rows, V] and [rows]
 
 
 # ---------------------------------------------------------------- AdamW (arXiv:1711.05101), one launch for all
 # m = β₁ m + (1 - β₁) g,  v = β₂ v + (1 - β₂) g²,  w = (1 - lr · λ) w - lr · m̂ / (sqrt(v̂) + eps)
 # The optimizer updates float32 weights; a 16-bit model computes with a rounded copy. bfloat16 is the upper half of
 # float32, so only the low bits are stored beside it, as a signed integer: bits of w = 2¹⁶ · bits of copy + low bits.
+# A table tells the kernel where the tensors of each parameter are. These are its columns:
+COPY = tl.constexpr(0)  # address of the parameter, which the model computes with
+WEIGHT = tl.constexpr(1)  # address of what the float32 weight is in: low bits, a float32 master, or the parameter
+EXP_AVG = tl.constexpr(2)  # address of m
+EXP_AVG_SQ = tl.constexpr(3)  # address of v
+GRAD = tl.constexpr(4)  # address of the gradient
+COUNT = tl.constexpr(5)  # number of elements
+ADAMW_COLUMNS = tl.constexpr(6)
 
 
 def split_bits(w):
     """Split float32 w without loss into a bfloat16 copy, halves rounded away from zero, and int16 low bits."""
     bits = w.contiguous().view(torch.int32)
     upper = torch.where(w.isnan(), 0x7FC0, (bits + 2**15) >> 16)  # 0x7FC0: NaN in bfloat16
-    return upper.to(torch.int16).view(torch.bfloat16), (bits - (upper << 16)).to(torch.int16)
-
-
-def get_weight(parameter, state):
-    """Return the float32 weight of a parameter: joined from its low bits, its master, or the parameter itself."""
-    if "low_bits" in state:
-        return ((parameter.detach().view(torch.int16).to(torch.int32) << 16) + state["low_bits"]).view(torch.float32)
-    return state.get("master", parameter)
-
-
-def set_weight(parameter, state, weight):
-    """Overwrite a parameter, and its low bits or master, in place with a float32 weight."""
-    if "master" in state:
-        state["master"].copy_(weight)
-    if "low_bits" in state:
-        weight, low_bits = split_bits(weight)
-        state["low_bits"].copy_(low_bits)
-    parameter.copy_(weight)
+    copy = upper.to(torch.int16).view(torch.bfloat16)
+    low_bits = (bits - (upper << 16)).to(torch.int16)
+    return copy, low_bits
 
 
 @triton.jit
-def pointers(row, column: tl.constexpr, offsets, dtype: tl.constexpr):
-    """Return pointers into the tensor whose address (a multiple of 16) that column of the table's row holds."""
+def pointers_from(row, column: tl.constexpr, offsets, dtype: tl.constexpr):
+    """Return pointers into the tensor whose address, a multiple of 16, stands in that column of the table's row."""
     return tl.multiple_of(tl.load(row + column).to(tl.pointer_type(dtype)), 16) + offsets
 
 
-# table [parameters, 6]: addresses of the parameter; of its low bits, master or itself; of m, v and gradient; and the
-# element count. chunk [programs, 2]: a parameter and which BLOCK of it. power: β₁ᵗ, β₂ᵗ in float64. decay: 1 - lr · λ
 @triton.jit
 def adamw_kernel(
     table_ptr, chunk_ptr, power_ptr, grad_scale_ptr, found_inf_ptr,
     lr, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, eps,
     dtype: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Update BLOCK elements of one parameter of that dtype per program."""
-    row = table_ptr + tl.load(chunk_ptr + 2 * tl.program_id(0)) * 6
-    offsets = tl.load(chunk_ptr + 2 * tl.program_id(0) + 1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    count = tl.load(row + 5)
+    """Update BLOCK elements of one parameter of that dtype per program.
+
+    table [parameters, ADAMW_COLUMNS]; chunk [programs, 2]: row of the table, and which BLOCK of that parameter;
+    power [2]: β₁ᵗ and β₂ᵗ in float64; decay: 1 - lr · λ.
+    """
+    chunk = chunk_ptr + 2 * tl.program_id(0)
+    row = table_ptr + tl.load(chunk) * ADAMW_COLUMNS
+    offsets = tl.load(chunk + 1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    count = tl.load(row + COUNT)
     if found_inf_ptr is not None:  # a step whose scaled gradients overflowed changes nothing
         count = tl.where(tl.load(found_inf_ptr) == 0.0, count, 0)
     if ALIGNED:  # every count is a multiple of 16: masked loads may be wide
         count = tl.multiple_of(count, 16)
     mask = offsets < count
-    m_ptr, v_ptr = pointers(row, 2, offsets, tl.float32), pointers(row, 3, offsets, tl.float32)
-    g = tl.load(pointers(row, 4, offsets, dtype), mask=mask, other=0.0).to(tl.float32)
+    m_ptr = pointers_from(row, EXP_AVG, offsets, tl.float32)
+    v_ptr = pointers_from(row, EXP_AVG_SQ, offsets, tl.float32)
+    g = load(pointers_from(row, GRAD, offsets, dtype), mask)
     if grad_scale_ptr is not None:
         g = g / tl.load(grad_scale_ptr)
-    m = beta1 * tl.load(m_ptr, mask=mask, other=0.0) + one_minus_beta1 * g
-    v = beta2 * tl.load(v_ptr, mask=mask, other=0.0) + one_minus_beta2 * g * g
-    m_hat, v_hat = m / (1 - tl.load(power_ptr)).to(tl.float32), v / (1 - tl.load(power_ptr + 1)).to(tl.float32)
+    m = beta1 * load(m_ptr, mask) + one_minus_beta1 * g
+    v = beta2 * load(v_ptr, mask) + one_minus_beta2 * g * g
+    m_hat = m / (1 - tl.load(power_ptr)).to(tl.float32)
+    v_hat = v / (1 - tl.load(power_ptr + 1)).to(tl.float32)
     if dtype == tl.bfloat16:
-        copy = tl.load(pointers(row, 0, offsets, tl.int16), mask=mask, other=0).to(tl.int32)
-        low_bits = tl.load(pointers(row, 1, offsets, tl.int16), mask=mask, other=0).to(tl.int32)
+        copy = tl.load(pointers_from(row, COPY, offsets, tl.int16), mask=mask, other=0).to(tl.int32)
+        low_bits = tl.load(pointers_from(row, WEIGHT, offsets, tl.int16), mask=mask, other=0).to(tl.int32)
         w = ((copy << 16) + low_bits).to(tl.float32, bitcast=True)
     else:
-        w = tl.load(pointers(row, 1, offsets, tl.float32), mask=mask, other=0.0)
+        w = load(pointers_from(row, WEIGHT, offsets, tl.float32), mask)
     w = decay * w - lr * m_hat / (tl.sqrt(v_hat) + eps)
     if dtype == tl.bfloat16:
         bits = w.to(tl.int32, bitcast=True)
         upper = tl.where(w == w, (bits + 0x8000) >> 16, 0x7FC0)
-        tl.store(pointers(row, 0, offsets, tl.int16), upper.to(tl.int16), mask=mask)
-        tl.store(pointers(row, 1, offsets, tl.int16), (bits - (upper << 16)).to(tl.int16), mask=mask)
+        store(pointers_from(row, COPY, offsets, tl.int16), upper, mask)
+        store(pointers_from(row, WEIGHT, offsets, tl.int16), bits - (upper << 16), mask)
     else:
-        tl.store(pointers(row, 1, offsets, tl.float32), w, mask=mask)
+        store(pointers_from(row, WEIGHT, offsets, tl.float32), w, mask)
         if dtype == tl.float16:
-            tl.store(pointers(row, 0, offsets, dtype), w.to(dtype), mask=mask)
-    tl.store(m_ptr, m, mask=mask)
-    tl.store(v_ptr, v, mask=mask)
+            store(pointers_from(row, COPY, offsets, dtype), w, mask)
+    store(m_ptr, m, mask)
+    store(v_ptr, v, mask)
 
 
 class FusedAdamW(torch.optim.Optimizer):
@@ -747,52 +916,91 @@ class FusedAdamW(torch.optim.Optimizer):
         self.steps = torch.zeros((), dtype=torch.float64, device=device)  # shared by all parameters
         self.betas = torch.tensor(betas, dtype=torch.float64, device=device)
         # A capture cannot allocate pinned memory, and a captured copy reads it at every replay.
-        self.pinned = torch.empty(len(parameters), 6, dtype=torch.int64, pin_memory=device.type == "cuda")
+        table_shape = (len(parameters), ADAMW_COLUMNS.value)
+        self.pinned = torch.empty(table_shape, dtype=torch.int64, pin_memory=device.type == "cuda")
         chunks = {}  # dtype -> the (parameter, part) of each program
         for i, p in enumerate(parameters):
-            self.state[p] = {"step": self.steps, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+            state = {"step": self.steps, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
             if p.ndim == 2 and matrix_dtype == torch.bfloat16:
-                p.data, self.state[p]["low_bits"] = split_bits(p.data)
+                copy, state["low_bits"] = split_bits(p.data)
+                p.data = copy
             elif p.ndim == 2 and matrix_dtype == torch.float16:
-                p.data, self.state[p]["master"] = p.data.half(), p.data
+                state["master"] = p.data
+                p.data = p.data.half()
+            self.state[p] = state
             chunks.setdefault(p.dtype, []).extend((i, part) for part in range(triton.cdiv(p.numel(), self.BLOCK)))
         self.chunks = {dtype: torch.tensor(pairs, dtype=torch.int32).to(device) for dtype, pairs in chunks.items()}
         self.aligned = all(p.numel() % 16 == 0 for p in parameters)
 
+    def readable_grads(self):
+        """Return the gradients as the kernel can read them, None for a parameter without one."""
+        grads = []
+        for p in self.param_groups[0]["params"]:
+            grad = p.grad
+            if grad is not None:
+                grad = grad.contiguous()
+                # DDP's gradients are views of its buckets and start anywhere; the kernel reads 16 bytes at a time.
+                if grad.data_ptr() % 16 != 0:
+                    grad = grad.clone()
+            grads.append(grad)
+        return grads
+
+    def address_table(self, grads):
+        """Return the kernel's table, on the host."""
+        rows = []
+        for p, grad in zip(self.param_groups[0]["params"], grads, strict=True):
+            state = self.state[p]
+            weight = state.get("low_bits", state.get("master", p))
+            row = [tensor.data_ptr() for tensor in (p, weight, state["exp_avg"], state["exp_avg_sq"])]
+            if grad is None:
+                row += [0, 0]  # 0 elements: nothing is updated
+            else:
+                row += [grad.data_ptr(), p.numel()]
+            rows.append(row)
+        return torch.tensor(rows, dtype=torch.int64)
+
     @torch.no_grad()
     def step(self, closure=None):
+        grad_scale = getattr(self, "grad_scale", None)
         found_inf = getattr(self, "found_inf", None)
-        self.steps += 1 if found_inf is None else 1 - found_inf.reshape(())
-        group, powers, rows = self.param_groups[0], self.betas**self.steps, []
-        grads = [p.grad if p.grad is None else p.grad.contiguous() for p in group["params"]]
-        # DDP's gradients are views of its buckets and start anywhere; the kernel reads 16 bytes at a time.
-        grads = [g if g is None or g.data_ptr() % 16 == 0 else g.clone() for g in grads]
-        for p, grad in zip(group["params"], grads, strict=True):
-            state = self.state[p]
-            tensors = (p, state.get("low_bits", state.get("master", p)), state["exp_avg"], state["exp_avg_sq"])
-            gradient = (0, 0) if grad is None else (grad.data_ptr(), p.numel())  # 0 elements: nothing is updated
-            rows.append([*(tensor.data_ptr() for tensor in tensors), *gradient])
-        table, device = torch.tensor(rows, dtype=torch.int64), self.steps.device
-        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        table = self.pinned.copy_(table).to(device, non_blocking=True) if capturing else table.to(device)
-        lr, (beta1, beta2) = group["lr"], group["betas"]
-        for dtype, chunks in self.chunks.items():
-            adamw_kernel[(len(chunks),)](
-                table, chunks, powers, getattr(self, "grad_scale", None), found_inf,
-                lr, 1 - lr * group["weight_decay"], beta1, 1 - beta1, beta2, 1 - beta2, group["eps"],
-                TRITON_DTYPES[dtype], self.aligned, self.BLOCK,
-            )  # fmt: skip
+        if found_inf is None:
+            self.steps += 1
+        else:  # 1 if a gradient overflowed, and then this step does not count
+            self.steps += 1 - found_inf.reshape(())
+        powers = self.betas**self.steps
+        grads = self.readable_grads()  # alive until the launch: copies are freed after it
+        table = self.address_table(grads)
+        device = self.steps.device
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            table = self.pinned.copy_(table).to(device, non_blocking=True)
+        else:
+            table = table.to(device)
+        group = self.param_groups[0]
+        lr = group["lr"]
+        decay = 1 - lr * group["weight_decay"]
+        beta1, beta2 = group["betas"]
+        with torch.cuda.device_of(table):
+            for dtype, chunks in self.chunks.items():
+                adamw_kernel[(len(chunks),)](
+                    table, chunks, powers, grad_scale, found_inf,
+                    lr, decay, beta1, 1 - beta1, beta2, 1 - beta2, group["eps"],
+                    TRITON_DTYPES[dtype], self.aligned, self.BLOCK,
+                )  # fmt: skip
 
 
 # ---------------------------------------------------------------- fp8: fewer bits (--fp8)
 # The four projections of a block multiply in fp8 (e4m3, 3 bits of mantissa), about twice as fast as in bfloat16. Each
-# row is divided by its scale, its largest magnitude / the largest fp8 number: x = a x̂ with x̂ in fp8, a in float32.
-# forward    x = a x̂, w = s ŵ:    y[t, n] = a[t] s[n] Σ_k x̂[t, k] ŵ[n, k]
-# backward   the scales s stand in the sum over n, so dy takes them before it is quantized: dy s = b ĝ
-#            dx[t, k] = b[t] Σ_n ĝ[t, n] ŵ[n, k]
-#            dw[n, k] = (c / s[n]) Σ_t ĝ[t, n] x̃[t, k]  with  x̃[t] = x̂[t] a[t] b[t] / c,  c = max_t(a[t] b[t])
-# GPUs multiply fp8 only if both operands are contiguous along the sum: ŵ exists in both layouts; ĝ and x̃ are transposed
-# for dw. This pays in the feed-forward part; in the attention part dw stays a bfloat16 matmul.
+# row of a matrix is divided by its scale, its largest magnitude / the largest fp8 number. A name with _q is in fp8, and
+# its scales, one float32 per row, have the same name with _scale. t counts tokens, i inputs and o outputs of a layer:
+# forward    x[t, i] = x_scale[t] x_q[t, i],  w[o, i] = w_scale[o] w_q[o, i]
+#            y[t, o] = x_scale[t] w_scale[o] Σ_i x_q[t, i] w_q[o, i]
+# backward   w_scale[o] stands in the sum over o, so dy takes it before it is quantized: g = dy · w_scale
+#            g[t, o] = g_scale[t] g_q[t, o]
+#            dx[t, i] = g_scale[t] Σ_o g_q[t, o] w_q[o, i]
+#            dw[o, i] = (c / w_scale[o]) Σ_t g_q[t, o] x̃[t, i]
+#            x̃[t, i] = x_q[t, i] x_scale[t] g_scale[t] / c  in fp8,  c = max over t of x_scale[t] g_scale[t]
+# GPUs multiply fp8 only if both operands are contiguous along the sum: w_q exists in both layouts; g_q and x̃ are
+# transposed for dw. This pays in the feed-forward part; in the attention part dw stays a bfloat16 matmul.
 
 
 def fp8_dtype(architecture):
@@ -800,21 +1008,24 @@ def fp8_dtype(architecture):
     if architecture == "gfx942":
         return torch.float8_e4m3fnuz
     nvidia = architecture.startswith("sm_") and int(architecture[3:]) >= 89
-    return torch.float8_e4m3fn if nvidia or architecture.startswith(("cpu", "gfx95", "gfx12")) else None
+    if nvidia or architecture.startswith(("cpu", "gfx95", "gfx12")):
+        return torch.float8_e4m3fn
+    return None
 
 
-def fp8_matmul(x, x_scale, w, w_scale):
-    """Return (x · x_scale) (w · w_scale)ᵀ in bfloat16: x [M, K] and w [N, K] in fp8, scales [M, 1] and [1, N]."""
+def fp8_matmul(x_q, x_scale, w_q, w_scale):
+    """Return (x_scale · x_q) (w_scale · w_q)ᵀ in bfloat16: x_q [t, i] and w_q [o, i], scales [t, 1] and [1, o]."""
     if not hasattr(F, "scaled_mm"):  # public from PyTorch 2.10 on
-        return torch._scaled_mm(x, w.t(), x_scale, w_scale, out_dtype=torch.bfloat16, use_fast_accum=True)
+        return torch._scaled_mm(x_q, w_q.t(), x_scale, w_scale, out_dtype=torch.bfloat16, use_fast_accum=True)
     row_wise = F.ScalingType.RowWise
-    return F.scaled_mm(x, w.t(), x_scale, row_wise, w_scale, row_wise, use_fast_accum=True)
+    return F.scaled_mm(x_q, w_q.t(), x_scale, row_wise, w_scale, row_wise, use_fast_accum=True)
 
 
 def empty_fp8(rows, columns, device):
     """Allocate an fp8 matrix [rows, columns] and its scales [rows, 1]."""
     q = torch.empty(rows, columns, dtype=fp8_dtype(gpu_architecture(device)), device=device)
-    return q, torch.empty(rows, 1, dtype=torch.float32, device=device)
+    scale = torch.empty(rows, 1, dtype=torch.float32, device=device)
+    return q, scale
 
 
 @triton.jit
@@ -832,79 +1043,95 @@ def quantize_rows_kernel(
     column = tl.arange(0, BLOCK)[None, :]
     mask = (row < rows) & (column < C)
     offsets = row.to(tl.int64) * C + column
-    x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    x = load(x_ptr + offsets, mask)
     if factor_ptr is not None:
-        x *= tl.load(factor_ptr + column, mask=column < C, other=0.0)
+        x *= load(factor_ptr + column, column < C)
     scale = row_scale(x, LIMIT)
     tl.store(scale_ptr + row, scale, mask=row < rows)
-    tl.store(q_ptr + offsets, (x / scale).to(q_ptr.dtype.element_ty), mask=mask)
+    store(q_ptr + offsets, x / scale, mask)
 
 
 def quantize_rows(x, factor=None):
     """Return x [rows, C] (times factor [1, C]) in fp8 and its scales [rows, 1]."""
-    q, scale = empty_fp8(*x.shape, x.device)
-    launch_tiles(quantize_rows_kernel, *x.shape, x, factor, q, scale, torch.finfo(q.dtype).max, whole_row=True)
+    rows, C = x.shape
+    q, scale = empty_fp8(rows, C, x.device)
+    launch_tiles(quantize_rows_kernel, rows, C, x, factor, q, scale, torch.finfo(q.dtype).max, whole_row=True)
     return q, scale
 
 
 @triton.jit
 def swiglu_quantize_kernel(
-    x_ptr, q_ptr, scale_ptr, LIMIT: tl.constexpr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr, y_q_ptr, y_scale_ptr, LIMIT: tl.constexpr, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Compute and quantize ROWS rows of silu(gate) · up per program; BLOCK >= F."""
+    """Compute and quantize ROWS rows of y = silu(gate) · up [rows, width] per program; BLOCK >= width."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
-    mask = (row < rows) & (column < F)
-    gate = tl.load(x_ptr + row * 2 * F + column, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(x_ptr + row * 2 * F + F + column, mask=mask, other=0.0).to(tl.float32)
+    mask = (row < rows) & (column < width)
+    gate = load(x_ptr + row * 2 * width + column, mask)
+    up = load(x_ptr + row * 2 * width + width + column, mask)
     y = gate * tl.sigmoid(gate) * up
     scale = row_scale(y, LIMIT)
-    tl.store(scale_ptr + row, scale, mask=row < rows)
-    tl.store(q_ptr + row * F + column, (y / scale).to(q_ptr.dtype.element_ty), mask=mask)
+    tl.store(y_scale_ptr + row, scale, mask=row < rows)
+    store(y_q_ptr + row * width + column, y / scale, mask)
 
 
 @triton.jit
 def swiglu_backward_quantize_kernel(
-    dy_ptr, x_ptr, factor_ptr, q_ptr, scale_ptr, LIMIT: tl.constexpr, rows, F, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Compute and quantize ROWS rows of (dgate, dup) · factor [2F] per program; BLOCK >= F."""
+    dy_ptr, x_ptr, w_scale_ptr, g_q_ptr, g_scale_ptr, LIMIT: tl.constexpr, rows, width,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Compute and quantize ROWS rows of g = (dgate, dup) · w_scale [rows, 2 · width] per program; BLOCK >= width."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
-    mask = (row < rows) & (column < F)
-    offsets = row * 2 * F + column
-    dy = tl.load(dy_ptr + row * F + column, mask=mask, other=0.0).to(tl.float32)
-    gate = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(x_ptr + offsets + F, mask=mask, other=0.0).to(tl.float32)
+    mask = (row < rows) & (column < width)
+    offsets = row * 2 * width + column
+    dy = load(dy_ptr + row * width + column, mask)
+    gate = load(x_ptr + offsets, mask)
+    up = load(x_ptr + offsets + width, mask)
     sigmoid = tl.sigmoid(gate)
     dgate = dy * up * sigmoid * (1 + gate * (1 - sigmoid))
-    dgate *= tl.load(factor_ptr + column, mask=column < F, other=0.0)
-    dup = dy * gate * sigmoid * tl.load(factor_ptr + F + column, mask=column < F, other=0.0)
+    dgate *= load(w_scale_ptr + column, column < width)
+    dup = dy * gate * sigmoid * load(w_scale_ptr + width + column, column < width)
     scale = tl.maximum(row_scale(dgate, LIMIT), row_scale(dup, LIMIT))
-    tl.store(scale_ptr + row, scale, mask=row < rows)
-    tl.store(q_ptr + offsets, (dgate / scale).to(q_ptr.dtype.element_ty), mask=mask)
-    tl.store(q_ptr + offsets + F, (dup / scale).to(q_ptr.dtype.element_ty), mask=mask)
+    tl.store(g_scale_ptr + row, scale, mask=row < rows)
+    store(g_q_ptr + offsets, dgate / scale, mask)
+    store(g_q_ptr + offsets + width, dup / scale, mask)
 
 
 @triton.jit
-def transpose_kernel(x_ptr, y_ptr, a_ptr, b_ptr, c_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Transpose a tile of x [rows, columns] per program, and multiply its rows by a b / c (unless a is None)."""
+def transpose_kernel(
+    q_ptr, out_ptr, x_scale_ptr, g_scale_ptr, c_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Transpose a tile of q [rows, columns] per program; unless the scales are None, compute x̃ of its rows."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)[:, None]
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)[None, :]
     mask = (row < rows) & (column < columns)
-    x = tl.load(x_ptr + row * columns + column, mask=mask, other=0.0)
-    if a_ptr is not None:
-        a, b = tl.load(a_ptr + row, mask=row < rows, other=0.0), tl.load(b_ptr + row, mask=row < rows, other=0.0)
-        x = (x.to(tl.float32) * (a * b / tl.load(c_ptr))).to(x_ptr.dtype.element_ty)
-    tl.store(y_ptr + column * rows + row, x, mask=mask)
+    q = tl.load(q_ptr + row * columns + column, mask=mask, other=0.0)
+    if x_scale_ptr is not None:
+        x_scale = load(x_scale_ptr + row, row < rows)
+        g_scale = load(g_scale_ptr + row, row < rows)
+        q = (q.to(tl.float32) * (x_scale * g_scale / tl.load(c_ptr))).to(q_ptr.dtype.element_ty)
+    tl.store(out_ptr + column * rows + row, q, mask=mask)
 
 
-def transpose_fp8(x, a=None, b=None, c=None):
-    """Return xᵀ, contiguous, for x [rows, columns] in fp8; with scales, (x · a · b / c)ᵀ."""
-    (rows, columns), (ROWS, BLOCK) = x.shape, (32, 128)
-    y = torch.empty(columns, rows, dtype=x.dtype, device=x.device)
+def transpose_fp8(q, x_scale=None, g_scale=None, c=None):
+    """Return qᵀ, contiguous, for q [rows, columns] in fp8; with scales, x̃ᵀ for x_q = q."""
+    ROWS = 32
+    BLOCK = 128
+    rows, columns = q.shape
+    out = torch.empty(columns, rows, dtype=q.dtype, device=q.device)
     grid = (triton.cdiv(rows, ROWS), triton.cdiv(columns, BLOCK))
-    transpose_kernel[grid](x, y, a, b, c, rows, columns, ROWS, BLOCK)
-    return y
+    transpose_kernel[grid](q, out, x_scale, g_scale, c, rows, columns, ROWS, BLOCK)
+    return out
+
+
+# The columns of the table that describes the matrices to quantize.
+MATRIX = tl.constexpr(0)  # address of w [rows, columns]
+MATRIX_Q = tl.constexpr(1)  # address of w_q
+MATRIX_SCALE = tl.constexpr(2)  # address of w_scale
+MATRIX_ROWS = tl.constexpr(3)
+MATRIX_COLUMNS = tl.constexpr(4)
+QUANTIZE_COLUMNS = tl.constexpr(5)
 
 
 @triton.jit
@@ -912,45 +1139,68 @@ def quantize_weights_kernel(
     table_ptr, chunk_ptr, dtype: tl.constexpr, fp8: tl.constexpr, LIMIT: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Quantize ROWS rows of one matrix w [N, K] per program into q [N, K].
+    """Quantize ROWS rows of one matrix per program.
 
-    table [matrices, 5]: addresses of w, q and scale; N and K. chunk [programs, 2]: a matrix, and which rows.
+    table [matrices, QUANTIZE_COLUMNS]. chunk [programs, 2]: a matrix, and which ROWS of it.
     """
-    entry = table_ptr + tl.load(chunk_ptr + 2 * tl.program_id(0)) * 5
-    N, K = tl.multiple_of(tl.load(entry + 3), 16), tl.multiple_of(tl.load(entry + 4), 16)
-    row = tl.load(chunk_ptr + 2 * tl.program_id(0) + 1) * ROWS + tl.arange(0, ROWS).to(tl.int64)[:, None]
+    chunk = chunk_ptr + 2 * tl.program_id(0)
+    matrix = table_ptr + tl.load(chunk) * QUANTIZE_COLUMNS
+    rows = tl.multiple_of(tl.load(matrix + MATRIX_ROWS), 16)
+    columns = tl.multiple_of(tl.load(matrix + MATRIX_COLUMNS), 16)
+    row = tl.load(chunk + 1) * ROWS + tl.arange(0, ROWS).to(tl.int64)[:, None]
     largest = tl.zeros([ROWS, BLOCK], tl.float32)
-    for first in range(0, K, BLOCK):
+    for first in range(0, columns, BLOCK):
         column = first + tl.arange(0, BLOCK)[None, :]
-        w = tl.load(pointers(entry, 0, row * K + column, dtype), mask=(row < N) & (column < K), other=0.0)
-        largest = tl.maximum(largest, tl.abs(w.to(tl.float32)))
+        mask = (row < rows) & (column < columns)
+        w = load(pointers_from(matrix, MATRIX, row * columns + column, dtype), mask)
+        largest = tl.maximum(largest, tl.abs(w))
     scale = row_scale(largest, LIMIT)
-    tl.store(pointers(entry, 2, row, tl.float32), scale, mask=row < N)
-    for first in range(0, K, BLOCK):
+    tl.store(pointers_from(matrix, MATRIX_SCALE, row, tl.float32), scale, mask=row < rows)
+    for first in range(0, columns, BLOCK):
         column = first + tl.arange(0, BLOCK)[None, :]
-        mask = (row < N) & (column < K)
-        w = tl.load(pointers(entry, 0, row * K + column, dtype), mask=mask, other=0.0)
-        q = (w.to(tl.float32) / scale).to(fp8)
-        tl.store(pointers(entry, 1, row * K + column, fp8), q, mask=mask)
+        mask = (row < rows) & (column < columns)
+        w = load(pointers_from(matrix, MATRIX, row * columns + column, dtype), mask)
+        store(pointers_from(matrix, MATRIX_Q, row * columns + column, fp8), w / scale, mask)
 
 
 class FP8Linear(nn.Linear):
-    """Hold a weight [N, K] and, from FP8Weights, its fp8 copies: q, transpose, scale [1, N] and ones [1, K]."""
+    """Multiply in fp8. Before the first forward the layer must allocate, before each it must be quantized."""
+
+    def allocate(self):
+        """Allocate w_q [o, i], w_scale [1, o] and ones [1, i], the scales of a matmul that w_scale is no factor of."""
+        out_features, in_features = self.weight.shape
+        self.w_q, scale = empty_fp8(out_features, in_features, self.weight.device)
+        self.w_scale = scale.view(1, out_features)  # [o, 1] -> [1, o]
+        self.ones = torch.ones(1, in_features, device=self.weight.device)
+
+    def table_row(self):
+        """Return the row of the layer in the table of quantize_weights_kernel, which fills w_q and w_scale."""
+        addresses = [tensor.data_ptr() for tensor in (self.weight, self.w_q, self.w_scale)]
+        return [*addresses, *self.weight.shape]
+
+    def transpose(self):
+        """Make the other layout of w_q."""
+        self.w_q_t = transpose_fp8(self.w_q)  # [i, o]
 
     def forward(self, x):
         return FP8LinearFunction.apply(x, self.weight, self)
 
-    def dgrad(self, dy):
-        """Return dx [tokens, K] for dy [tokens, N], and dy · scale in fp8 with its own scales."""
-        g, b = quantize_rows(dy, self.scale)
-        return fp8_matmul(g, b, self.transpose, self.ones), g, b
+    def matmul(self, x_q, x_scale):
+        """Return y [t, o]."""
+        return fp8_matmul(x_q, x_scale, self.w_q, self.w_scale)
 
-    def wgrad(self, g, b, x, a):
-        """Return dw [N, K] from fp8 operands: dy · scale = b g [tokens, N] and the input a x [tokens, K]."""
-        c = (a * b).max()
-        return fp8_matmul(transpose_fp8(g), c / self.scale.view(-1, 1), transpose_fp8(x, a, b, c), self.ones)
+    def dgrad(self, g_q, g_scale):
+        """Return dx [t, i]."""
+        return fp8_matmul(g_q, g_scale, self.w_q_t, self.ones)
+
+    def wgrad(self, g_q, g_scale, x_q, x_scale):
+        """Return dw [o, i]."""
+        c = (x_scale * g_scale).max()
+        row_factors = c / self.w_scale.view(-1, 1)  # [o, 1]
+        return fp8_matmul(transpose_fp8(g_q), row_factors, transpose_fp8(x_q, x_scale, g_scale, c), self.ones)
 
 
+@gated(twice_differentiable=False)
 class FP8LinearFunction(torch.autograd.Function):
     """Multiply in fp8, forward and for dx; dw is a bfloat16 matmul."""
 
@@ -958,86 +1208,106 @@ class FP8LinearFunction(torch.autograd.Function):
     def forward(ctx, x, weight, linear):
         ctx.save_for_backward(x)
         ctx.linear = linear
-        return fp8_matmul(*quantize_rows(x.flatten(0, -2)), linear.q, linear.scale).view(*x.shape[:-1], -1)
+        x_q, x_scale = quantize_rows(x.flatten(0, -2))  # [B, T, i] -> [t, i]
+        return linear.matmul(x_q, x_scale).view(*x.shape[:-1], -1)  # [t, o] -> [B, T, o]
 
     @staticmethod
     def backward(ctx, dy):
         (x,) = ctx.saved_tensors
-        dy = dy.flatten(0, -2)
-        dx, _, _ = ctx.linear.dgrad(dy)
-        return dx.view(x.shape), dy.t() @ x.flatten(0, -2), None
+        dy = dy.flatten(0, -2)  # [t, o]
+        g_q, g_scale = quantize_rows(dy, ctx.linear.w_scale)
+        dx = ctx.linear.dgrad(g_q, g_scale)
+        dw = dy.t() @ x.flatten(0, -2)
+        return dx.view(x.shape), dw, None
 
 
+@gated(twice_differentiable=False)
 class FP8FeedForwardFunction(torch.autograd.Function):
     """Compute down(silu(gate(x)) · up(x)) and its gradients with fp8 matmuls alone."""
 
     @staticmethod
     def forward(ctx, x, gate_up_weight, down_weight, gate_up, down):
-        ctx.gate_up, ctx.down, ctx.shape = gate_up, down, x.shape
-        x, a = quantize_rows(x.flatten(0, -2))
-        h = fp8_matmul(x, a, gate_up.q, gate_up.scale)
-        y, a_y = empty_fp8(len(h), h.shape[1] // 2, h.device)
-        limit = torch.finfo(y.dtype).max
-        launch_tiles(swiglu_quantize_kernel, *y.shape, h, y, a_y, limit, whole_row=True, num_warps=8)
-        ctx.save_for_backward(x, a, h, y, a_y)
-        return fp8_matmul(y, a_y, down.q, down.scale).view(ctx.shape)
+        x_q, x_scale = quantize_rows(x.flatten(0, -2))  # [B, T, C] -> [t, C]
+        h = gate_up.matmul(x_q, x_scale)  # [t, 2 · width]
+        rows = h.shape[0]
+        width = h.shape[1] // 2
+        y_q, y_scale = empty_fp8(rows, width, h.device)
+        limit = torch.finfo(y_q.dtype).max
+        arguments = (h, y_q, y_scale, limit)
+        launch_tiles(swiglu_quantize_kernel, rows, width, *arguments, whole_row=True, num_warps=8)
+        ctx.gate_up = gate_up
+        ctx.down = down
+        ctx.shape = x.shape
+        ctx.save_for_backward(x_q, x_scale, h, y_q, y_scale)
+        return down.matmul(y_q, y_scale).view(x.shape)
 
     @staticmethod
     def backward(ctx, dout):
-        x, a, h, y, a_y = ctx.saved_tensors
-        gate_up, down = ctx.gate_up, ctx.down
-        dy, g, b = down.dgrad(dout.flatten(0, -2).contiguous())
-        dw_down = down.wgrad(g, b, y, a_y)
-        g, b = empty_fp8(*h.shape, h.device)
-        limit = torch.finfo(g.dtype).max
-        arguments = (dy, h, gate_up.scale, g, b, limit)
-        launch_tiles(swiglu_backward_quantize_kernel, *y.shape, *arguments, whole_row=True, num_warps=8)
-        dx = fp8_matmul(g, b, gate_up.transpose, gate_up.ones)
-        return dx.view(ctx.shape), gate_up.wgrad(g, b, x, a), dw_down, None, None
+        x_q, x_scale, h, y_q, y_scale = ctx.saved_tensors
+        gate_up = ctx.gate_up
+        down = ctx.down
+        g_q, g_scale = quantize_rows(dout.flatten(0, -2), down.w_scale)  # [B, T, C] -> [t, C]
+        dy = down.dgrad(g_q, g_scale)
+        dw_down = down.wgrad(g_q, g_scale, y_q, y_scale)
+        g_q, g_scale = empty_fp8(*h.shape, h.device)  # from here on of gate_up, not of down
+        limit = torch.finfo(g_q.dtype).max
+        rows, width = y_q.shape
+        arguments = (dy, h, gate_up.w_scale, g_q, g_scale, limit)
+        launch_tiles(swiglu_backward_quantize_kernel, rows, width, *arguments, whole_row=True, num_warps=8)
+        dx = gate_up.dgrad(g_q, g_scale)
+        dw_gate_up = gate_up.wgrad(g_q, g_scale, x_q, x_scale)
+        return dx.view(ctx.shape), dw_gate_up, dw_down, None, None
 
 
 class FP8Weights:
-    """Quantize the weights of all FP8Linear modules of a model at the start of every step."""
+    """Quantize the weights of all FP8Linear layers of a model at the start of every step, in one launch."""
 
-    ROWS, BLOCK = 32, 256
+    ROWS = 32
+    BLOCK = 256
 
     def __init__(self, model):
-        rows, chunks = [], []
         self.layers = [module for module in model.modules() if isinstance(module, FP8Linear)]
-        for linear in self.layers:
-            (N, K), device = linear.weight.shape, linear.weight.device
-            linear.q, scale = empty_fp8(N, K, device)
-            linear.scale, linear.ones = scale.view(1, N), torch.ones(1, K, device=device)
-            chunks += [(len(rows), part) for part in range(triton.cdiv(N, self.ROWS))]
-            rows.append([t.data_ptr() for t in (linear.weight, linear.q, scale)] + [N, K])
-        self.table = torch.tensor(rows, dtype=torch.int64).to(device)
-        self.chunks = torch.tensor(chunks, dtype=torch.int32).to(device)
-        fp8 = tl.float8e4b8 if linear.q.dtype == torch.float8_e4m3fnuz else tl.float8e4nv
-        self.constants = TRITON_DTYPES[linear.weight.dtype], fp8, torch.finfo(linear.q.dtype).max
+        table = []
+        chunks = []  # the (layer, part) of each program
+        for i, layer in enumerate(self.layers):
+            layer.allocate()
+            table.append(layer.table_row())
+            chunks += [(i, part) for part in range(triton.cdiv(layer.out_features, self.ROWS))]
+        weight = self.layers[0].weight
+        fp8 = self.layers[0].w_q.dtype
+        self.table = torch.tensor(table, dtype=torch.int64).to(weight.device)
+        self.chunks = torch.tensor(chunks, dtype=torch.int32).to(weight.device)
+        triton_fp8 = tl.float8e4b8 if fp8 == torch.float8_e4m3fnuz else tl.float8e4nv
+        self.constants = (TRITON_DTYPES[weight.dtype], triton_fp8, torch.finfo(fp8).max)
 
     def update(self):
-        grid = (len(self.chunks),)
-        quantize_weights_kernel[grid](self.table, self.chunks, *self.constants, self.ROWS, self.BLOCK, num_warps=8)
-        for linear in self.layers:
-            linear.transpose = transpose_fp8(linear.q)
+        """Quantize all weights, and transpose them."""
+        with torch.cuda.device_of(self.table):
+            grid = (len(self.chunks),)
+            quantize_weights_kernel[grid](self.table, self.chunks, *self.constants, self.ROWS, self.BLOCK, num_warps=8)
+            for layer in self.layers:
+                layer.transpose()
 
 
 # ---------------------------------------------------------------- model
 
 
+@gated(twice_differentiable=True)
 class EmbeddingFunction(torch.autograd.Function):
     """Return w[token]; compute dw as the matmul onehot(token)ᵀ dx, faster than adding row by row where V is small."""
 
     @staticmethod
     def forward(ctx, tokens, w):
-        ctx.save_for_backward(tokens.flatten(), w)
-        return F.embedding(tokens, w)
+        ctx.save_for_backward(tokens)
+        ctx.V = w.shape[0]
+        return F.embedding(tokens, w)  # [B, T] -> [B, T, C]
 
     @staticmethod
     def backward(ctx, dx):
-        tokens, w = ctx.saved_tensors
-        onehot = dx.new_zeros(len(tokens), len(w)).scatter_(1, tokens[:, None], 1)
-        return None, onehot.t() @ dx.flatten(0, -2)
+        (tokens,) = ctx.saved_tensors
+        onehot = dx.new_zeros(tokens.numel(), ctx.V).scatter_(1, tokens.view(-1, 1), 1)  # [rows, V]
+        dw = onehot.t() @ dx.flatten(0, -2)  # [V, rows] [rows, C] -> [V, C]
+        return None, dw
 
 
 class Attention(nn.Module):
@@ -1045,14 +1315,16 @@ class Attention(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        C, self.head_dim = config.hidden_dim, config.head_dim
+        self.head_dim = config.head_dim
         self.heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         linear = FP8Linear if config.fp8 else nn.Linear
-        self.qkv_proj = linear(C, sum(self.heads) * self.head_dim, bias=False)
-        self.o_proj = linear(C, C, bias=False)
-        self.rope_kernel, self.attention_kernel = config.enable_rope_kernel, config.enable_attention_kernel
+        self.qkv_proj = linear(config.hidden_dim, sum(self.heads) * config.head_dim, bias=False)
+        self.o_proj = linear(config.hidden_dim, config.hidden_dim, bias=False)
+        self.rope_kernel = config.enable_rope_kernel
+        self.attention_kernel = config.enable_attention_kernel
 
     def attend(self, qkv, cos, sin):
+        """Return attention, with RoPE, of the packed qkv [B, T, H + 2K, D]."""
         H, K, _ = self.heads
         if self.rope_kernel and self.attention_kernel:
             return rotary_attention(qkv, cos, sin, H, K)
@@ -1060,17 +1332,20 @@ class Attention(nn.Module):
             if self.rope_kernel:
                 qkv = rope(qkv, cos, sin, H + K)
             else:
-                q, k, v = qkv.split(self.heads, dim=2)
+                q, k, v = qkv.split(self.heads, dim=2)  # [B, T, H, D], and K heads each
                 qkv = torch.cat([apply_rope(q, cos, sin), apply_rope(k, cos, sin), v], dim=2)
-        return flash_attention(qkv, H, K) if self.attention_kernel else causal_attention(*qkv.split(self.heads, dim=2))
+        if self.attention_kernel:
+            return flash_attention(qkv, H, K)
+        q, k, v = qkv.split(self.heads, dim=2)
+        return causal_attention(q, k, v)
 
     def forward(self, x, cos, sin):
         with annotate("qkv projection"):
-            qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
+            qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, H + 2K, D]
         with annotate("attention"):
-            mixed = self.attend(qkv, cos, sin)
+            mixed = self.attend(qkv, cos, sin)  # [B, T, H, D]
         with annotate("output projection"):
-            return self.o_proj(mixed.flatten(-2))
+            return self.o_proj(mixed.flatten(-2))  # [B, T, C]
 
 
 class FeedForward(nn.Module):
@@ -1081,15 +1356,20 @@ class FeedForward(nn.Module):
         linear = FP8Linear if config.fp8 else nn.Linear
         self.gate_up_proj = linear(config.hidden_dim, 2 * config.intermediate_dim, bias=False)
         self.down_proj = linear(config.intermediate_dim, config.hidden_dim, bias=False)
-        self.swiglu_kernel, self.fp8 = config.enable_swiglu_kernel, config.fp8
+        self.swiglu_kernel = config.enable_swiglu_kernel
+        self.fp8 = config.fp8
 
     def forward(self, x):
         with annotate("feed-forward"):
             if self.fp8:
                 weights = self.gate_up_proj.weight, self.down_proj.weight
                 return FP8FeedForwardFunction.apply(x, *weights, self.gate_up_proj, self.down_proj)
-            gate_up = self.gate_up_proj(x)
-            y = packed_swiglu(gate_up) if self.swiglu_kernel else swiglu(*gate_up.chunk(2, dim=-1))
+            gate_up = self.gate_up_proj(x)  # [B, T, 2 · width]
+            if self.swiglu_kernel:
+                y = packed_swiglu(gate_up)  # [B, T, width]
+            else:
+                gate, up = gate_up.chunk(2, dim=-1)
+                y = swiglu(gate, up)
             return self.down_proj(y)
 
 
@@ -1099,7 +1379,8 @@ class AddRMSNorm(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(config.hidden_dim))
-        self.eps, self.kernel = config.norm_eps, config.enable_rmsnorm_kernel
+        self.eps = config.norm_eps
+        self.kernel = config.enable_rmsnorm_kernel
 
     def forward(self, residual, branch):
         with annotate("rms norm"):
@@ -1121,8 +1402,10 @@ class Block(nn.Module):
 
     def forward(self, residual, branch, cos, sin):
         residual, x = self.attention_norm(residual, branch)
-        residual, x = self.feed_forward_norm(residual, self.attention(x, cos, sin))
-        return residual, self.feed_forward(x)
+        branch = self.attention(x, cos, sin)
+        residual, x = self.feed_forward_norm(residual, branch)
+        branch = self.feed_forward(x)
+        return residual, branch
 
 
 class TinyLlama(nn.Module):
@@ -1134,22 +1417,33 @@ class TinyLlama(nn.Module):
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = AddRMSNorm(config)
         self.cos, self.sin = rope_tables(config.seq_len, config.head_dim, config.rope_theta, config.device)
-        self.fp8_weights = None  # set by make_optimizer, which decides where the weights lie in memory
+        self.fp8_weights = None
+
+    def allocate_fp8(self):
+        """Allocate the weights in fp8; call it when the optimizer has decided where the weights lie in memory."""
+        self.fp8_weights = FP8Weights(self)
+
+    def embed(self, tokens):
+        w = self.embed_tokens.weight
+        if w.shape[0] <= MAX_ONE_HOT:
+            return EmbeddingFunction.apply(tokens, w)
+        return F.embedding(tokens, w)
 
     def forward(self, tokens):
         T = tokens.shape[1]
         if self.fp8_weights:
             self.fp8_weights.update()
         with annotate("embedding"):
-            embed = EmbeddingFunction.apply if self.embed_tokens.num_embeddings <= MAX_ONE_HOT else F.embedding
-            residual, branch = embed(tokens, self.embed_tokens.weight), None
+            residual = self.embed(tokens)  # [B, T, C]
+        branch = None
         for layer in self.layers:
             residual, branch = layer(residual, branch, self.cos[:T], self.sin[:T])
         with annotate("output head"):
-            return F.linear(self.norm(residual, branch)[1], self.embed_tokens.weight)
+            _, x = self.norm(residual, branch)
+            return F.linear(x, self.embed_tokens.weight)  # [B, T, V]
 
 
-# ---------------------------------------------------------------- loss, optimizer, options
+# ---------------------------------------------------------------- loss
 
 
 def compute_loss(model, tokens, labels, config):
@@ -1161,17 +1455,44 @@ def compute_loss(model, tokens, labels, config):
         return F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
 
 
+# ---------------------------------------------------------------- what the harness asks for
+
+VERSION = 3
+GRAPH_BY_DEFAULT = True
+DETERMINISTIC_BY_DEFAULT = False
+FSDP_GATHERS_AMP_DTYPE = True  # the kernels compute in the dtype of the weights; autocast is not used
+
+KERNELS = ("rmsnorm", "rope", "swiglu", "attention", "loss", "optimizer")  # each has a switch of its own
+
+
 def make_optimizer(model, config):
+    """Return AdamW: the kernel's, or PyTorch's."""
     if not config.enable_optimizer_kernel:
-        capturable, fused = config.graph and config.on_gpu, config.parallel == "fsdp" or None
+        capturable = config.graph and config.on_gpu
+        fused = config.parallel == "fsdp" or None  # None lets PyTorch choose
         return torch.optim.AdamW(model.parameters(), lr=config.learning_rate, capturable=capturable, fused=fused)
     matrix_dtype = config.dtype if config.use_amp else torch.float32
     optimizer = FusedAdamW(model.parameters(), config.learning_rate, matrix_dtype=matrix_dtype)
-    model.fp8_weights = FP8Weights(model) if config.fp8 else None
+    if config.fp8:
+        model.allocate_fp8()
     return optimizer
 
 
-KERNELS = ("rmsnorm", "rope", "swiglu", "attention", "loss", "optimizer")
+def get_weight(parameter, state):
+    """Return the float32 weight of a parameter: joined from its low bits, its master, or the parameter itself."""
+    if "low_bits" in state:
+        return ((parameter.detach().view(torch.int16).to(torch.int32) << 16) + state["low_bits"]).view(torch.float32)
+    return state.get("master", parameter)
+
+
+def set_weight(parameter, state, weight):
+    """Overwrite a parameter, and its low bits or master, in place with a float32 weight."""
+    if "master" in state:
+        state["master"].copy_(weight)
+    if "low_bits" in state:
+        weight, low_bits = split_bits(weight)
+        state["low_bits"].copy_(low_bits)
+    parameter.copy_(weight)
 
 
 def add_version_options(add):
@@ -1189,9 +1510,13 @@ def check_fp8(config):
         raise UserError(f"--fp8 needs a GPU with fp8 (sm_89, gfx942 or newer), got {architecture}")
     if not config.use_amp or config.amp_dtype != "bfloat16" or config.parallel == "fsdp":
         raise UserError("--fp8 must have --use-amp in bfloat16, and no --parallel fsdp")
-    qkv_dim, tokens = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.batch_size * config.seq_len
-    sizes = {"hidden_dim": config.hidden_dim, "intermediate_dim": config.intermediate_dim}
-    for name, size in (sizes | {"qkv width": qkv_dim, "batch_size x seq_len": tokens}).items():
+    sizes = {
+        "hidden_dim": config.hidden_dim,
+        "intermediate_dim": config.intermediate_dim,
+        "qkv width": (config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
+        "batch_size x seq_len": config.batch_size * config.seq_len,
+    }
+    for name, size in sizes.items():
         if size % 16:
             raise UserError(f"--fp8 needs sizes that are multiples of 16: {name} is {size}")
     if not config.on_gpu and torch.__version__ < (2, 13):
@@ -1206,11 +1531,13 @@ def complete_version_options(config):
         raise UserError(f"--hidden-dim / --num-heads must be in {HEAD_DIMS}, {way_out}, got {config.head_dim}")
     if config.enable_rmsnorm_kernel and config.hidden_dim > 32768:
         raise UserError(f"--hidden-dim must be at most 32768 for the RMSNorm kernel, got {config.hidden_dim}")
-    triton_release, numpy_release = (tuple(map(int, x.__version__.split(".")[:2])) for x in (triton, np))
     if interpreted:
         np.seterr(over="ignore", invalid="ignore")  # the loss says it in one line when numbers overflow
-    if interpreted and triton_release < (3, 7) and numpy_release >= (2, 4):
-        raise UserError(f"numpy must be < 2.4 for the interpreter of Triton {triton.__version__}, got {np.__version__}")
+        triton_release = tuple(map(int, triton.__version__.split(".")[:2]))
+        numpy_release = tuple(map(int, np.__version__.split(".")[:2]))
+        if triton_release < (3, 7) and numpy_release >= (2, 4):
+            needed = f"numpy must be < 2.4 for the interpreter of Triton {triton.__version__}"
+            raise UserError(f"{needed}, got {np.__version__}")
     if config.use_amp and not config.enable_optimizer_kernel:
         raise UserError("--use-amp must have the optimizer kernel, which keeps the float32 weights, got it disabled")
     if not config.on_gpu and not interpreted:
@@ -1221,42 +1548,87 @@ def complete_version_options(config):
         check_fp8(config)
     if config.parallel == "fsdp":
         config.enable_optimizer_kernel = False  # FSDP2 shards the float32 weights; PyTorch's AdamW updates the shards
-    parts = [kernel for kernel in KERNELS if getattr(config, f"enable_{kernel}_kernel")] + ["fp8"] * config.fp8
+    parts = [kernel for kernel in KERNELS if getattr(config, f"enable_{kernel}_kernel")]
+    if config.fp8:
+        parts.append("fp8")
+    uses = f"Triton kernels for {', '.join(parts) or 'nothing'}"
+    if not interpreted:
+        return uses
     results = "its fp8 rounding is not a GPU's" if config.fp8 else "results are right"
-    note = f", in Triton's interpreter: {results}, times mean nothing" if interpreted else ""
-    return f"Triton kernels for {', '.join(parts) or 'nothing'}{note}"
+    return f"{uses}, in Triton's interpreter: {results}, times mean nothing"
 
 
 # ============ The training harness below is the same in all four versions. You can stop reading here. ============
-# From above it calls TinyLlama, compute_loss, get_weight, set_weight, add_version_options, complete_version_options and
-# make_optimizer, whose AdamW must store its state as tensors in optimizer.state[p]. The code above uses two names from
-# here: annotate(name) marks a region for profilers, UserError is printed as one line.
+# It brings its own imports. From above it uses TinyLlama, compute_loss and the block "what the harness asks for";
+# make_optimizer must return an AdamW that stores its state as tensors in optimizer.state[p]. The code above uses two
+# names from here: annotate(name) marks a region for profilers, UserError is printed as one line.
+
+import argparse
+import contextlib
+import datetime
+import hashlib
+import io
+import json
+import math
+import os
+import pathlib
+import pickle
+import platform
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
 
 MODEL = "vocab_size hidden_dim num_layers num_heads num_kv_heads intermediate_dim norm_eps rope_theta".split()
 SIZES = ("hidden_dim", "num_layers", "num_heads", "intermediate_dim", "seq_len", "batch_size")
-PRESETS = {
+PRESETS = {  # in the order of SIZES
     "default": (512, 8, 8, 2048, 256, 8),
     "check": (64, 2, 4, 256, 32, 2),  # --validate-setup
     "tiny": (256, 4, 8, 512, 128, 8),
     "small": (512, 8, 8, 2048, 128, 8),
     "medium": (1024, 12, 16, 4096, 512, 16),
 }
+# Columns of the PyTorch profiler's table.
 COLUMNS = ("cpu_time_total", "cuda_time_total", "device_time_total", "cpu_memory_usage", "device_memory_usage")
 SORT_KEYS = [*COLUMNS, *(f"self_{key}" for key in COLUMNS), "count"]
 
 
 class UserError(Exception):
-    """An error that the user can fix: printed as one line, exit status 2."""
+    """Stop because of what the user can change: main prints one line and returns exit status 2."""
 
 
 class Config(argparse.Namespace):
-    """All options of a run, completed and checked, and properties that follow from them."""
+    """Hold all options of a run, completed and checked, and properties that follow from them."""
 
-    head_dim = property(lambda self: self.hidden_dim // self.num_heads)
-    dtype = property(lambda self: getattr(torch, self.amp_dtype))
-    precision = property(lambda self: self.amp_dtype if self.use_amp else "tf32" if self.tf32 else "float32")
-    on_gpu = property(lambda self: self.device.startswith("cuda"))
-    device_name = property(lambda self: torch.cuda.get_device_name(self.device) if self.on_gpu else platform.machine())
+    @property
+    def head_dim(self):
+        return self.hidden_dim // self.num_heads
+
+    @property
+    def dtype(self):
+        return getattr(torch, self.amp_dtype)
+
+    @property
+    def precision(self):
+        if self.use_amp:
+            return self.amp_dtype
+        return "tf32" if self.tf32 else "float32"
+
+    @property
+    def on_gpu(self):
+        return self.device.startswith("cuda")
+
+    @property
+    def device_name(self):
+        return torch.cuda.get_device_name(self.device) if self.on_gpu else platform.machine()
 
 
 def between(kind, low, high):
@@ -1274,8 +1646,13 @@ def between(kind, low, high):
 def build_parser():
     example = f"example: python tiny_llama_v{VERSION}.py --preset small --metrics-file v{VERSION}.json"
     parser = argparse.ArgumentParser(description="Train a tiny LLaMA.", epilog=example, allow_abbrev=False)
-    is_rank0 = os.environ.get("LOCAL_RANK", "0") == "0"
-    parser.error = lambda message: parser.exit(2, f"{parser.prog}: error: {message}\n" if is_rank0 else None)
+
+    def error(message):
+        """Exit with status 2; print the message on local rank 0 only."""
+        is_rank0 = os.environ.get("LOCAL_RANK", "0") == "0"
+        parser.exit(2, f"{parser.prog}: error: {message}\n" if is_rank0 else None)
+
+    parser.error = error
     parser.set_defaults(version=VERSION, norm_eps=1e-6, rope_theta=10000.0)
     add_model_options(parser.add_argument_group("model and batch").add_argument)
     add_training_options(parser.add_argument_group("training").add_argument)
@@ -1298,7 +1675,8 @@ def add_model_options(add):
 
 
 def add_training_options(add):
-    flag, count = argparse.BooleanOptionalAction, between(int, 0, 2**63 - 1)
+    flag = argparse.BooleanOptionalAction
+    count = between(int, 0, 2**63 - 1)
     add("--num-steps", type=between(int, 1, 10**9 - 1), default=50, metavar="N", help="measured steps (%(default)s)")
     add("--warmup-steps", type=count, default=3, metavar="N", help="steps before the measured ones (%(default)s)")
     add("--learning-rate", type=between(float, 1e-30, 1e30), default=3e-4, metavar="R", help="for AdamW (%(default)s)")
@@ -1353,8 +1731,8 @@ def read_ranks(config):
         if not re.fullmatch("[0-9]{1,9}", text):
             raise UserError(f"{name} in the environment is {text or 'missing'}: use torchrun, or unset the others")
         setattr(config, name.lower(), int(text))
-    address = os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT", "").isdecimal()
-    if config.launched and (not address or config.rank >= config.world_size):
+    has_address = os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT", "").isdecimal()
+    if config.launched and (not has_address or config.rank >= config.world_size):
         raise UserError("RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT is wrong: start with torchrun, or unset all four")
 
 
@@ -1366,12 +1744,13 @@ def complete_options(config):
     preset = config.preset or ("check" if config.validate_setup else "default")
     sizes = dict(zip(SIZES, PRESETS[preset], strict=True))
     if config.hidden_dim not in (None, sizes["hidden_dim"]):
-        sizes["intermediate_dim"] = 4 * config.hidden_dim
+        sizes["intermediate_dim"] = 4 * config.hidden_dim  # the preset's fits the preset's width
     for name, value in sizes.items():
         setattr(config, name, getattr(config, name) or value)
     config.num_kv_heads = config.num_kv_heads or max(1, config.num_heads // 2)
     if config.validate_setup:
-        config.num_steps, config.warmup_steps = 3, 1
+        config.num_steps = 3
+        config.warmup_steps = 1
     config.device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if config.device == "cuda":
         config.device = f"cuda:{config.local_rank}"
@@ -1384,7 +1763,9 @@ def complete_options(config):
 
 def check_options(config):
     """Raise UserError for options that do not fit together or not this machine."""
-    multiple, gpus, fsdp = 2 * config.num_heads, torch.cuda.device_count(), config.parallel == "fsdp"
+    multiple = 2 * config.num_heads  # RoPE rotates pairs, so a head has an even size
+    gpus = torch.cuda.device_count()
+    fsdp = config.parallel == "fsdp"
     if config.hidden_dim % multiple:
         raise UserError(f"--hidden-dim must be a multiple of 2 x --num-heads ({multiple}), got {config.hidden_dim}")
     if config.num_heads % config.num_kv_heads:
@@ -1405,10 +1786,14 @@ def check_options(config):
 
 def check_paths(config):
     """Raise UserError unless every file that the run will write can be created."""
-    places = {"--metrics-file": config.metrics_file and os.path.realpath(config.metrics_file)}
-    places |= {"--checkpoint-dir": config.save_every and os.path.join(config.checkpoint_dir, "step")}
-    places |= {"--profile-dir": config.profile and os.path.join(config.profile_dir, "trace")}
-    for option, path in ((option, pathlib.Path(path)) for option, path in places.items() if path):
+    paths = {}
+    if config.metrics_file:
+        paths["--metrics-file"] = pathlib.Path(os.path.realpath(config.metrics_file))
+    if config.save_every:
+        paths["--checkpoint-dir"] = pathlib.Path(config.checkpoint_dir, "step")
+    if config.profile:
+        paths["--profile-dir"] = pathlib.Path(config.profile_dir, "trace")
+    for option, path in paths.items():
         try:
             if option != "--metrics-file":
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -1430,14 +1815,17 @@ class SyntheticStream:
     """Generate a Markov chain of known entropy, best_loss: four successors per token, odds 1/2, 1/4, 1/8 and 1/8."""
 
     def __init__(self, config):
-        self.T, self.V = config.seq_len, config.vocab_size
+        self.T = config.seq_len
+        self.V = config.vocab_size
         branches = min(4, self.V)
+        # 1/2, 1/4, ..., and the last twice, so that they add up to 1
         self.probabilities = np.array([0.5 ** min(i + 1, branches - 1) for i in range(branches)])
         self.best_loss = float(-(self.probabilities * np.log(self.probabilities)).sum())
-        self.order = np.random.default_rng(config.seed).permutation(self.V)
+        self.order = np.random.default_rng(config.seed).permutation(self.V)  # token i is followed by order[i + choice]
         self.description = f"synthetic, entropy {self.best_loss:.4f} nats per token"
 
     def draw(self, rng, rows):
+        """Return windows of tokens, int64 [rows, T + 1]."""
         choices = rng.choice(len(self.probabilities), size=(rows, self.T), p=self.probabilities)
         windows = np.empty((rows, self.T + 1), dtype=np.int64)
         windows[:, 0] = rng.integers(0, self.V, size=rows)
@@ -1452,9 +1840,12 @@ class TextStream:
     best_loss = None
 
     def __init__(self, config):
-        self.T, path = config.seq_len, pathlib.Path(config.data)
+        self.T = config.seq_len
+        path = pathlib.Path(config.data)
         try:
-            files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
+            files = [path]
+            if path.is_dir():
+                files = sorted(p for p in path.iterdir() if p.is_file())
             texts = [file.read_bytes() for file in files]
         except OSError as error:
             raise UserError(f"--data {path} cannot be read: {error.strerror}") from None
@@ -1467,6 +1858,7 @@ class TextStream:
         self.description = f"{len(text):,} bytes of text from {path}"
 
     def draw(self, rng, rows):
+        """Return windows of tokens, int64 [rows, T + 1]."""
         starts = rng.integers(0, len(self.bytes) - self.T, size=(rows, 1))
         return self.bytes[starts + np.arange(self.T + 1)].astype(np.int64)
 
@@ -1477,8 +1869,10 @@ def load_data(config):
 
 def batch(data, step, config):
     """Draw the batch of all ranks from (seed, step); return this rank's slice of it, tokens and labels [B, T]."""
-    windows = data.draw(np.random.default_rng((config.seed, step)), config.batch_size * config.world_size)
-    windows = torch.from_numpy(windows)[config.rank * config.batch_size :][: config.batch_size]
+    rng = np.random.default_rng((config.seed, step))
+    windows = torch.from_numpy(data.draw(rng, config.world_size * config.batch_size))  # [world_size · B, T + 1]
+    first = config.rank * config.batch_size
+    windows = windows[first : first + config.batch_size]  # [B, T + 1]
     return windows[:, :-1], windows[:, 1:]
 
 
@@ -1487,11 +1881,18 @@ FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj
 
 def canonical_views(tensors, config):
     """Return views of the tensors under version 1's parameter names; split each fused weight into its parts."""
-    kv, views = config.num_kv_heads * config.head_dim, {}
-    rows = {"qkv_proj": [config.hidden_dim, kv, kv], "gate_up_proj": [config.intermediate_dim] * 2}
+    kv_dim = config.num_kv_heads * config.head_dim
+    rows = {
+        "qkv_proj": [config.hidden_dim, kv_dim, kv_dim],
+        "gate_up_proj": [config.intermediate_dim, config.intermediate_dim],
+    }
+    views = {}
     for name, tensor in tensors.items():
         module = name.split(".")[-2]
-        for part, view in zip(FUSED.get(module, [module]), tensor.split(rows.get(module, len(tensor))), strict=True):
+        if module not in FUSED:
+            views[name] = tensor
+            continue
+        for part, view in zip(FUSED[module], tensor.split(rows[module]), strict=True):
             views[name.replace(module, part)] = view
     return views
 
@@ -1501,7 +1902,10 @@ def initialize(model, config):
     """Draw matrices from N(0, 0.02) on the CPU in canonical order, and set norms to one."""
     generator = torch.Generator().manual_seed(config.seed)
     for view in canonical_views(dict(model.named_parameters()), config).values():
-        view.fill_(1) if view.ndim == 1 else view.copy_(torch.empty(view.shape).normal_(0, 0.02, generator=generator))
+        if view.ndim == 1:
+            view.fill_(1)
+        else:
+            view.copy_(torch.empty(view.shape).normal_(0, 0.02, generator=generator))
 
 
 # ---------------------------------------------------------------- several processes, training step
@@ -1584,13 +1988,15 @@ class Trainer:
             shard(self.model, config)
         self.optimizer = make_optimizer(self.model, config)
         self.replica = replicate(self.model, config)
-        static = {"size": (config.batch_size, config.seq_len), "dtype": torch.int64, "device": config.device}
-        self.tokens, self.labels = torch.zeros(**static), torch.zeros(**static)  # a graph reads these addresses
+        # A graph reads the addresses of tokens and labels, so they are allocated once.
+        self.tokens = torch.zeros(config.batch_size, config.seq_len, dtype=torch.int64, device=config.device)
+        self.labels = torch.zeros_like(self.tokens)
         # PyTorch's initial scale, 65536, overflows 16-bit gradients: the first steps would be skipped.
         self.scaler = torch.amp.GradScaler(self.tokens.device.type, 2.0**10, enabled=config.precision == "float16")
         self.initial = {"step": 0, "tensors": initial, "scaler": self.scaler.state_dict()}
         self.synchronize = torch.cuda.synchronize if config.on_gpu else lambda: None
-        self.graph, self.graph_reason = None, None if config.graph else "no --graph"
+        self.graph = None
+        self.graph_reason = None if config.graph else "no --graph"  # why the step runs eagerly
         self.saved = []  # checkpoints that this run wrote
 
     def step(self):
@@ -1612,12 +2018,17 @@ class Trainer:
 
     def mark(self):
         """Record a timestamp between two phases: an event on a GPU, the host's clock on a CPU."""
-        in_graph = self.config.on_gpu and torch.cuda.is_current_stream_capturing()
         if not self.config.on_gpu:
             self.marks.append(time.perf_counter())
-        elif not in_graph or (torch.version.cuda and torch.__version__ >= (2, 8)):  # ROCm cannot time inside a graph
-            self.marks.append(torch.cuda.Event(enable_timing=True, **({"external": True} if in_graph else {})))
-            self.marks[-1].record()
+            return
+        options = {"enable_timing": True}
+        if torch.cuda.is_current_stream_capturing():
+            if not torch.version.cuda or torch.__version__ < (2, 8):
+                return  # neither ROCm nor an older PyTorch can time inside a graph
+            options["external"] = True
+        event = torch.cuda.Event(**options)
+        event.record()
+        self.marks.append(event)
 
     def run(self, tokens, labels):
         """Train on a batch and return its record: mean loss, step time of the slowest rank, phases of this rank."""
@@ -1627,22 +2038,30 @@ class Trainer:
         if self.config.parallel:
             dist.barrier()  # waiting for a late rank is not part of the step
         start = time.perf_counter()
-        self.graph.replay() if self.graph else self.step()
+        if self.graph:
+            self.graph.replay()
+        else:
+            self.step()
         self.synchronize()
         step_ms = 1000 * (time.perf_counter() - start)
-        pairs = zip(self.marks, self.marks[1:], strict=False)
-        phases = [first.elapsed_time(last) if self.config.on_gpu else 1000 * (last - first) for first, last in pairs]
-        phases = dict(zip(PHASES, phases or [None] * 3, strict=True))
-        losses, times = gather([self.loss.item(), step_ms], self.config).T.tolist()
+        phases = dict.fromkeys(PHASES)  # None: not measured
+        if self.marks:
+            for name, first, last in zip(PHASES, self.marks[:-1], self.marks[1:], strict=True):
+                phases[name] = first.elapsed_time(last) if self.config.on_gpu else 1000 * (last - first)
+        losses, times = gather([self.loss.item(), step_ms], self.config).T.tolist()  # of every rank
         record = {"loss": sum(losses) / len(losses), **phases, "step_ms": max(times)}
-        return record | ({"rank_step_ms": times} if self.config.parallel else {})
+        if self.config.parallel:
+            record["rank_step_ms"] = times
+        return record
 
-    def warm_up(self, tokens, labels, start):
-        """Compile, allocate and capture, then restore the state to start from; return the seconds it took."""
+    def warm_up(self, tokens, labels, saved):
+        """Compile, allocate and capture, then restore the saved state; return the seconds it took."""
         began = time.perf_counter()
         self.tokens.copy_(tokens)
         self.labels.copy_(labels)
-        required = int(self.config.resume)  # a checkpoint is copied into existing optimizer state
+        required = 0
+        if self.config.resume:
+            required = 1  # a checkpoint is copied into existing optimizer state
         if self.config.graph and self.config.on_gpu:
             required = 11 if self.config.parallel else 2  # DDP rebuilds buckets and collects timings for ten steps
         for _ in range(max(required, self.config.warmup_steps)):
@@ -1651,7 +2070,7 @@ class Trainer:
             self.step()
         if self.config.graph:
             self.capture()
-        self.restore(start)
+        self.restore(saved)
         self.synchronize()
         return time.perf_counter() - began
 
@@ -1665,8 +2084,11 @@ class Trainer:
             set_weight(p, state, shard_like(p, saved["tensors"][name]))
             for key in state.keys() & set(ADAMW):
                 whole = saved["tensors"].get(f"{name}.{key}")
-                state[key].zero_() if whole is None else state[key].copy_(shard_like(state[key], whole))
-        self.scaler.load_state_dict(saved["scaler"] or self.initial["scaler"])
+                if whole is None:
+                    state[key].zero_()
+                else:
+                    state[key].copy_(shard_like(state[key], whole))
+        self.scaler.load_state_dict(saved["scaler"] or self.initial["scaler"])  # empty: the saved run had no scaler
 
     def capture(self):
         """Capture one step into a graph; if that fails, stay eager and set graph_reason."""
@@ -1695,24 +2117,31 @@ class Trainer:
 
 # A checkpoint is one file of whole float32 tensors: any number of processes, DDP or FSDP2, can continue from it.
 ADAMW = ("step", "exp_avg", "exp_avg_sq")
+# Options that may differ from those of the checkpoint's run, but are then printed.
 COMPARED = "seed learning_rate data batch_size world_size seq_len use_amp amp_dtype tf32".split()
 
 
 def save_checkpoint(trainer, step):
     """Write step_N.pt and its SHA-256 as its last 32 bytes; keep the two newest of this run. Collective."""
-    config, tensors = trainer.config, {}
+    config = trainer.config
+    tensors = {}
     for name, p in trainer.model.named_parameters():
         state = trainer.optimizer.state[p]
-        for key, tensor in [("", get_weight(p, state).detach()), *((f".{key}", state[key]) for key in ADAMW)]:
+        named = {name: get_weight(p, state).detach()}
+        for key in ADAMW:
+            named[f"{name}.{key}"] = state[key]
+        for key, tensor in named.items():
             whole = full_tensor(tensor)
             if not bool(whole.isfinite().all()):
-                raise FloatingPointError(f"{name}{key} is not finite after step {step}: lower --learning-rate")
-            tensors[name + key] = whole.cpu() if config.rank == 0 else None
+                raise FloatingPointError(f"{key} is not finite after step {step}: lower --learning-rate")
+            if config.rank == 0:
+                tensors[key] = whole.cpu()
     if config.rank:
         return
-    path, buffer = pathlib.Path(config.checkpoint_dir) / f"step_{step:09d}.pt", io.BytesIO()
+    path = pathlib.Path(config.checkpoint_dir) / f"step_{step:09d}.pt"
     if path.exists():
         raise OSError(None, "it exists already: does another run use this folder?", str(path))
+    buffer = io.BytesIO()
     scaler = trainer.scaler.state_dict()
     torch.save({"step": step, "options": vars(config), "tensors": tensors, "scaler": scaler}, buffer)
     write_file(path, buffer.getbuffer(), hashlib.sha256(buffer.getbuffer()).digest())
@@ -1745,27 +2174,31 @@ def find_checkpoint(config):
     """Return the contents of the newest checkpoint; raise UserError if this run cannot continue from it. Collective."""
     path = pathlib.Path(config.checkpoint_dir)
     try:
-        path = next(iter(list_checkpoints(config)), None)
-        if path is None:
+        paths = list_checkpoints(config)
+        if not paths:
             raise UserError(f"--resume: {config.checkpoint_dir} holds no checkpoint (step_N.pt)")
+        path = paths[0]
         data = path.read_bytes()
-        intact = hashlib.sha256(data[:-32]).digest() == data[-32:]
+        if hashlib.sha256(data[:-32]).digest() != data[-32:]:
+            raise ValueError("the checksum is wrong")
         # weights_only: somebody else's file must not run code here.
-        saved = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True) if intact else None
+        saved = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         options = {name: saved["options"][name] for name in ("version", *MODEL, *COMPARED)}
     except OSError as error:
         raise UserError(f"--resume: {path} cannot be read: {error.strerror}") from None
     except (RuntimeError, ValueError, LookupError, TypeError, EOFError, pickle.UnpicklingError):
         raise UserError(f"--resume: {path} is damaged: remove it to continue from an older checkpoint") from None
     now = vars(config)
-    differ = [f"{name} {old} -> {now[name]}" for name, old in options.items() if old != now[name]]
-    if differ and differ[0].split()[0] not in COMPARED:
-        raise UserError(f"--resume: {path} belongs to another model: {', '.join(differ)}")
+    changed = {name for name, old in options.items() if old != now[name]}
+    changes = ", ".join(f"{name} {old} -> {now[name]}" for name, old in options.items() if name in changed)
+    if changed - set(COMPARED):
+        raise UserError(f"--resume: {path} belongs to another model: {changes}")
     if len(gather([saved["step"]], config).unique()) > 1:
         raise UserError(f"--resume: the ranks find different checkpoints in {config.checkpoint_dir}: share the folder")
     if saved["step"] >= config.num_steps:
         raise UserError(f"--resume: step {saved['step']} is reached already: raise --num-steps")
-    print(f"resuming from {path}{', with other options: ' * bool(differ)}{', '.join(differ)}")
+    note = f", with other options: {changes}" if changed else ""
+    print(f"resuming from {path}{note}")
     return saved
 
 
@@ -1779,7 +2212,8 @@ def peak_memory_mb(config):
     status = pathlib.Path("/proc/self/status")
     if status.exists():  # on Linux getrusage starts from the peak of the parent process
         return int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1]) / 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    units_per_mb = 2**20 if sys.platform == "darwin" else 2**10  # macOS counts bytes, others KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / units_per_mb
 
 
 def flops_per_step(model, config):
@@ -1791,56 +2225,92 @@ def flops_per_step(model, config):
 
 def parameters_trained(model):
     """Count the parameters whose tensor got a finite gradient that is not all zero. Collective under FSDP."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    return sum(g.numel() for g in map(full_tensor, gradients) if bool(g.isfinite().all()) and bool(g.count_nonzero()))
+    trained = 0
+    for p in model.parameters():
+        if p.grad is not None:
+            grad = full_tensor(p.grad)
+            if bool(grad.isfinite().all()) and bool(grad.count_nonzero()):
+                trained += grad.numel()
+    return trained
 
 
 def environment(config):
     """Return device, software versions, date, commit and hash of the script."""
     script = pathlib.Path(__file__).resolve()
-    command, commit = ["git", "-C", str(script.parent), "rev-parse", "HEAD"], None
+    commit = None
     with contextlib.suppress(OSError):  # there may be no git
+        command = ["git", "-C", str(script.parent), "rev-parse", "HEAD"]
         commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
-    versions |= {"hip": torch.version.hip, "triton": getattr(sys.modules.get("triton"), "__version__", None)}
-    found = {"device": config.device_name, "device_type": config.device.split(":")[0], **versions, "commit": commit}
-    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    return found | {"date": date, "script_sha256": hashlib.sha256(script.read_bytes()).hexdigest()}
+    return {
+        "device": config.device_name,
+        "device_type": config.device.split(":")[0],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "triton": getattr(sys.modules.get("triton"), "__version__", None),
+        "commit": commit,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "script_sha256": hashlib.sha256(script.read_bytes()).hexdigest(),
+    }
 
 
 def quartiles(values):
-    return dict(zip(("p25", "median", "p75"), np.percentile(values, [25, 50, 75]).tolist(), strict=True))
+    p25, median, p75 = np.percentile(values, [25, 50, 75]).tolist()
+    return {"p25": p25, "median": median, "p75": p75}
 
 
 def summarize(trainer, steps, warmup_s, data):
     """Return the results of a run, over all ranks. Collective."""
-    config, step_ms = trainer.config, quartiles([step["step_ms"] for step in steps])
-    phases = {name: [step[name] for step in steps] for name in PHASES}
-    phases = {name: None if None in times else quartiles(times)["median"] for name, times in phases.items()}
-    rate = 1000 * config.batch_size * config.world_size / step_ms["median"]
-    flops, memory = flops_per_step(trainer.model, config), gather([peak_memory_mb(config)], config).max().item()
-    by_rank = zip(*(step.get("rank_step_ms", []) for step in steps), strict=True)
-    summary = {"parameters": sum(p.numel() for p in trainer.model.parameters())}
-    summary |= {"parameters_trained": parameters_trained(trainer.model), "step_ms": step_ms, **phases}
-    summary |= {"samples_per_second": rate, "tokens_per_second": rate * config.seq_len, "peak_memory_mb": memory}
-    summary |= {"first_loss": steps[0]["loss"], "final_loss": steps[-1]["loss"], "best_loss_known": data.best_loss}
-    summary |= {"flops_per_step": flops, "tflops": flops / step_ms["median"] / 1e9, "precision": config.precision}
-    summary |= {"graph": {"captured": trainer.graph is not None, "reason": trainer.graph_reason}, "warmup_s": warmup_s}
-    ranks_ms = [quartiles(times)["median"] for times in by_rank]
-    return summary | {"parallel": config.parallel, "world_size": config.world_size, "rank_step_ms": ranks_ms}
+    config = trainer.config
+    step_ms = quartiles([step["step_ms"] for step in steps])
+    phases = {}
+    for name in PHASES:
+        times = [step[name] for step in steps]
+        phases[name] = None if None in times else quartiles(times)["median"]
+    samples_per_second = 1000 * config.batch_size * config.world_size / step_ms["median"]
+    flops = flops_per_step(trainer.model, config)
+    peak_memory = gather([peak_memory_mb(config)], config).max().item()
+    times_by_rank = zip(*(step.get("rank_step_ms", []) for step in steps), strict=True)
+    return {
+        "parameters": sum(p.numel() for p in trainer.model.parameters()),
+        "parameters_trained": parameters_trained(trainer.model),
+        "step_ms": step_ms,
+        **phases,
+        "samples_per_second": samples_per_second,
+        "tokens_per_second": samples_per_second * config.seq_len,
+        "peak_memory_mb": peak_memory,
+        "first_loss": steps[0]["loss"],
+        "final_loss": steps[-1]["loss"],
+        "best_loss_known": data.best_loss,
+        "flops_per_step": flops,
+        "tflops": flops / step_ms["median"] / 1e9,
+        "precision": config.precision,
+        "graph": {"captured": trainer.graph is not None, "reason": trainer.graph_reason},
+        "warmup_s": warmup_s,
+        "parallel": config.parallel,
+        "world_size": config.world_size,
+        "rank_step_ms": [quartiles(times)["median"] for times in times_by_rank],
+    }
 
 
 def write_metrics(config, steps, summary):
     """Write configuration, environment, step records and summary as JSON."""
-    model = {name: getattr(config, name) for name in MODEL}
-    content = {"version": VERSION, "config": model, "options": vars(config), "environment": environment(config)}
-    content |= {"steps": steps, "summary": summary}
+    content = {
+        "version": VERSION,
+        "config": {name: getattr(config, name) for name in MODEL},
+        "options": vars(config),
+        "environment": environment(config),
+        "steps": steps,
+        "summary": summary,
+    }
     content = json.loads(json.dumps(content), parse_constant=lambda name: None)  # NaN and Infinity are not JSON
     write_file(pathlib.Path(os.path.realpath(config.metrics_file)), json.dumps(content, indent=1).encode() + b"\n")
 
 
 def print_configuration(trainer, data):
-    config, parameters = trainer.config, sum(p.numel() for p in trainer.model.parameters())
+    config = trainer.config
+    parameters = sum(p.numel() for p in trainer.model.parameters())
     print(f"Tiny LLaMA version {VERSION} on {config.device_name} ({config.device})")
     sizes = f"width {config.hidden_dim}, {config.num_layers} layers, {config.num_heads} query heads"
     sizes += f", {config.num_kv_heads} key/value heads, feed-forward {config.intermediate_dim}"
@@ -1855,12 +2325,14 @@ def print_configuration(trainer, data):
 
 
 def print_summary(summary, steps):
-    step, ranks = summary["step_ms"], summary["rank_step_ms"]
+    step = summary["step_ms"]
+    ranks = summary["rank_step_ms"]
     phases = [f"{name[:-3]} {summary[name]:.3f} ms" for name in PHASES if summary[name] is not None]
     phases = ", ".join(phases) or "not measured inside a graph"
     best = f" (entropy of the data {summary['best_loss_known']:.4f})" if summary["best_loss_known"] else ""
     graph = "replayed from a graph" if summary["graph"]["captured"] else f"eager ({summary['graph']['reason']})"
-    trained, parameters = summary["parameters_trained"], summary["parameters"]
+    trained = summary["parameters_trained"]
+    parameters = summary["parameters"]
     print(f"summary of {len(steps)} steps, after {summary['warmup_s']:.1f} s of warm-up, {graph}")
     print(f"  loss       {summary['first_loss']:.4f} -> {summary['final_loss']:.4f}{best}")
     print(f"  step       {step['median']:.3f} ms median, quartiles {step['p25']:.3f} to {step['p75']:.3f}")
@@ -1885,34 +2357,51 @@ def annotate(name):
 
 def attention_step(trainer):
     """Run forward and backward of the first attention layer alone, on random input [B, T, C]."""
-    config, model = trainer.config, trainer.model
-    shape, dtype = (config.batch_size, config.seq_len, config.hidden_dim), model.layers[0].attention.o_proj.weight.dtype
-    x = torch.randn(shape, device=config.device, dtype=dtype, requires_grad=True)
+    config = trainer.config
+    model = trainer.model
+    attention = model.layers[0].attention
+    shape = (config.batch_size, config.seq_len, config.hidden_dim)
+    x = torch.randn(shape, device=config.device, dtype=attention.o_proj.weight.dtype, requires_grad=True)
     with torch.autocast(x.device.type, config.dtype, enabled=config.use_amp):
-        y = model.layers[0].attention(x, model.cos, model.sin)
+        y = attention(x, model.cos, model.sin)
     y.backward(torch.ones_like(y))
 
 
 def profile(trainer, data):
     """Profile some more steps: write a trace, and print tables of the operators."""
-    config, part = trainer.config, "attention" if trainer.config.profile_attention_only else "whole"
-    activities = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * config.on_gpu
+    config = trainer.config
+    part = "attention" if config.profile_attention_only else "whole"
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if config.on_gpu:
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
     settings = {"record_shapes": True, "profile_memory": config.profile_memory}
     settings["acc_events"] = True  # without it PyTorch 2.11 warns about events of other cycles
     with torch.profiler.profile(activities=activities, **settings) as profiler:
         for step in range(config.num_steps, config.num_steps + config.profile_steps):
-            attention_step(trainer) if part == "attention" else trainer.run(*batch(data, step, config))
+            if part == "attention":
+                attention_step(trainer)
+            else:
+                trainer.run(*batch(data, step, config))
         trainer.synchronize()
         metadata = {name: getattr(config, name) for name in (*MODEL, "seq_len", "batch_size", "precision")}
         metadata |= {"version": VERSION, "part": part, "peak_memory_mb": peak_memory_mb(config)}
         profiler.add_metadata_json("tiny_llama", json.dumps(metadata))
-    name = f"trace_v{VERSION}{'_attention' * (part == 'attention')}{f'_rank{config.rank}' if config.parallel else ''}"
+    name = f"trace_v{VERSION}"
+    if part == "attention":
+        name += "_attention"
+    if config.parallel:
+        name += f"_rank{config.rank}"
     trace = pathlib.Path(config.profile_dir, f"{name}_{time.strftime('%Y%m%d_%H%M%S')}_{os.getpid()}.pt.trace.json")
     profiler.export_chrome_trace(str(trace))
     if not trace.is_file():
         raise OSError(None, "the profiler wrote no file", str(trace))
     print(f"profiled {config.profile_steps} more steps: open {trace} in https://ui.perfetto.dev")
-    for key in [config.sort_by] * config.profile_operators + ["self_device_memory_usage"] * config.profile_memory:
+    sort_keys = []
+    if config.profile_operators:
+        sort_keys.append(config.sort_by)
+    if config.profile_memory:
+        sort_keys.append("self_device_memory_usage")
+    for key in sort_keys:
         key = re.sub("cuda_|device_", "device_" if config.on_gpu else "cpu_", key)
         print(f"operators by {key}")
         print(profiler.key_averages().table(sort_by=key, row_limit=20, max_name_column_width=50))
@@ -1934,12 +2423,13 @@ def set_up_backend(config):
 def train(trainer, data, first_step, steps):
     """Train up to --num-steps and append a record per step; raise FloatingPointError if the run diverges."""
     config = trainer.config
+    print_every = max(1, config.num_steps // 10)
     for step in range(first_step, config.num_steps):
         record = {"step": step, **trainer.run(*batch(data, step, config))}
         steps.append(record)
         if not math.isfinite(record["loss"]):
             raise FloatingPointError(f"the loss of step {step + 1} is {record['loss']}: lower --learning-rate")
-        if step in (first_step, config.num_steps - 1) or (step + 1) % max(1, config.num_steps // 10) == 0:
+        if step in (first_step, config.num_steps - 1) or (step + 1) % print_every == 0:
             rate = 1000 * config.batch_size * config.world_size / record["step_ms"]
             speed = f"{rate:9.1f} samples/s  {record['step_ms']:9.3f} ms  peak {peak_memory_mb(config):8.1f} MiB"
             print(f"step {step + 1:5d}/{config.num_steps}  loss {record['loss']:8.4f}  {speed}", flush=True)
@@ -1953,7 +2443,10 @@ def run(config):
     """Warm up, train, report and profile; return the exit status. Write the metrics of a failed run, too."""
     data = load_data(config)
     saved = find_checkpoint(config) if config.resume else None
-    trainer, steps, summary, warmup_s = Trainer(config), [], None, None
+    trainer = Trainer(config)
+    steps = []
+    summary = None
+    warmup_s = None
     try:
         print_configuration(trainer, data)
         warmup_s = trainer.warm_up(*batch(data, 0, config), saved or trainer.initial)
@@ -1973,10 +2466,12 @@ def run(config):
     print_summary(summary, steps)
     if config.profile:
         profile(trainer, data)
-    passed = summary["parameters_trained"] == summary["parameters"] or not config.validate_setup
+    if config.validate_setup and summary["parameters_trained"] != summary["parameters"]:
+        print("set-up check failed: not every parameter is trained")
+        return 1
     if config.validate_setup:
-        print("set-up check " + ("passed" if passed else "failed: not every parameter is trained"))
-    return int(not passed)
+        print("set-up check passed")
+    return 0
 
 
 def user_message(error):
@@ -2006,7 +2501,8 @@ def main(argv=None):
         set_up_backend(config)
         # One stream for everything: a graph must be captured on the stream that was warmed up.
         stream = torch.cuda.stream(torch.cuda.Stream()) if config.on_gpu else contextlib.nullcontext()
-        with process_group(config) if config.parallel else contextlib.nullcontext(), stream:
+        group = process_group(config) if config.parallel else contextlib.nullcontext()
+        with group, stream:
             return run(config)
     except BaseException as error:
         status, message = user_message(error)
@@ -2024,5 +2520,6 @@ if __name__ == "__main__":
         sys.stdout.flush()
     except (OSError, AttributeError):  # reported already, or closed from the start; Python must not try again
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    # Threads of the communication libraries can abort the interpreter's clean-up.
-    (os._exit if "RANK" in os.environ else sys.exit)(status)
+    if "RANK" in os.environ:
+        os._exit(status)  # threads of the communication libraries can abort the interpreter's clean-up
+    sys.exit(status)

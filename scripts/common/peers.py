@@ -1,7 +1,12 @@
-"""Train Hugging Face's Llama like the four versions: as it is, with Liger's kernels, or in fp8 by torchao.
+"""Train Hugging Face's Llama like the four versions: as a good engineer would run it, so that a lead over it counts.
 
-    python scripts/common/peers.py --preset small --use-amp --enable-torch-compile --fp8
-    python scripts/common/peers.py --library liger --preset small --use-amp --no-graph
+    python scripts/common/peers.py --preset small --use-amp --enable-torch-compile
+    python scripts/common/peers.py --preset small --use-amp --enable-torch-compile --fp8 --fp8-recipe rowwise
+    python scripts/common/peers.py --library liger --preset small --use-amp
+
+Attention is the fused causal kernel without a mask tensor, AdamW is PyTorch's fused one, and the step runs in a graph.
+Liger's kernels are those for RMSNorm, RoPE and SwiGLU; the loss stays PyTorch's, because Liger's reads a value back
+from the GPU and cannot be captured.
 
 This is version 1's script with a library's model, loss and optimizer in place of its own. Weights, batches, options,
 the timed step, the graph, the printed summary and the metrics file are version 1's, so the numbers can be compared.
@@ -13,6 +18,7 @@ import pathlib
 import sys
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -20,6 +26,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from common.versions import SCRIPTS, load_file
 
 PACKAGES = {"transformers": ["transformers"], "liger": ["transformers", "liger_kernel.transformers"]}
+LIGER = {"rope": True, "rms_norm": True, "swiglu": True, "cross_entropy": False, "fused_linear_cross_entropy": False}
+FP8_RECIPES = ["tensorwise", "rowwise", "rowwise_with_gw_hp"]
+ATTENTION = "causal_without_mask"  # the library makes no mask for an attention function whose name it does not know
 
 # The library's names of modules -> version 1's; what is not listed is called the same.
 CANONICAL = {
@@ -30,30 +39,46 @@ CANONICAL = {
 }
 
 
+def causal_attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **options):
+    """Compute the library's attention in one causal kernel: query [B, H, T, D], key and value [B, K, T, D].
+
+    Left alone, the library gives SDPA a mask tensor when it is compiled or captured, which forbids the fastest kernel.
+    """
+    grouped = torch.is_autocast_enabled(query.device.type) or query.dtype != torch.float32
+    if not grouped:  # in float32 only the slow math backend supports enable_gqa
+        groups = query.shape[1] // key.shape[1]
+        key = key.repeat_interleave(groups, dim=1)  # [B, H, T, D]
+        value = value.repeat_interleave(groups, dim=1)  # [B, H, T, D]
+    options = {"is_causal": True, "scale": scaling, "dropout_p": dropout, "enable_gqa": grouped}
+    context = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, **options)
+    return context.transpose(1, 2).contiguous(), None  # [B, T, H, D]
+
+
 class LibraryLlama(nn.Module):
     """Map tokens and labels [B, T] to the loss with LlamaForCausalLM; parameters carry version 1's names."""
 
     def __init__(self, config):
         super().__init__()
-        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
         if config.library == "liger":
             from liger_kernel.transformers import apply_liger_kernel_to_llama
 
-            apply_liger_kernel_to_llama()
+            apply_liger_kernel_to_llama(**LIGER)
+        AttentionInterface.register(ATTENTION, causal_attention)
         sizes = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_dim}
         sizes |= {"intermediate_size": config.intermediate_dim, "num_hidden_layers": config.num_layers}
         sizes |= {"num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads}
         sizes |= {"max_position_embeddings": config.seq_len, "rms_norm_eps": config.norm_eps}
-        options = {"tie_word_embeddings": True, "attn_implementation": "sdpa", "bos_token_id": None}
+        options = {"tie_word_embeddings": True, "attn_implementation": ATTENTION, "bos_token_id": None}
         self.llama = LlamaForCausalLM(LlamaConfig(**sizes, **options, eos_token_id=None))
         if config.fp8:
             from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-            recipe = Float8LinearConfig.from_recipe_name("rowwise")
+            recipe = Float8LinearConfig.from_recipe_name(config.fp8_recipe)
             convert_to_float8_training(self.llama.model, config=recipe)  # not the head, as in version 3
         if config.enable_torch_compile:
-            self.compile()
+            self.compile(mode=config.compile_mode)
 
     def named_parameters(self, *args, **kwargs):
         for name, parameter in super().named_parameters(*args, **kwargs):
@@ -79,7 +104,10 @@ def make_optimizer(model, config):
 def add_version_options(add):
     add("--library", choices=PACKAGES, default="transformers", help="whose model (%(default)s)")
     add("--enable-torch-compile", action="store_true", help="compile model and loss")
-    add("--fp8", action="store_true", help="torchao's float8 linear layers with a scale per row, with --use-amp")
+    modes = ["default", "max-autotune-no-cudagraphs"]
+    add("--compile-mode", choices=modes, default="default", help="used by --enable-torch-compile (%(default)s)")
+    add("--fp8", action="store_true", help="torchao's float8 linear layers, with --use-amp")
+    add("--fp8-recipe", choices=FP8_RECIPES, default="tensorwise", help="torchao's, used by --fp8 (%(default)s)")
 
 
 def complete_version_options(config, user_error):
@@ -96,7 +124,12 @@ def complete_version_options(config, user_error):
         except ImportError as error:
             raise user_error(f"{name.replace('_', '-')} cannot be imported ({error}): install it") from None
         names.append(f"{name} {getattr(sys.modules[name], '__version__', '')}".strip())
-    return f"{' with '.join(names)}: SDPA attention, fused AdamW{', torch.compile' * config.enable_torch_compile}"
+    parts = [f"{' with '.join(names)}: causal SDPA", "fused AdamW"]
+    if config.enable_torch_compile:
+        parts.append(f"torch.compile ({config.compile_mode})")
+    if config.fp8:
+        parts.append(f"fp8 ({config.fp8_recipe})")
+    return ", ".join(parts)
 
 
 def peer_script():

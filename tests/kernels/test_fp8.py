@@ -84,8 +84,8 @@ def test_quantized_weights(shape, device):
         model[0].weight[0] = 0
     V3.FP8Weights(model).update()
     for linear in model:
-        assert_quantized(linear.q, linear.scale.view(-1, 1), linear.weight.detach().double())
-        assert torch.equal(linear.transpose.view(torch.uint8), linear.q.view(torch.uint8).t())
+        assert_quantized(linear.w_q, linear.w_scale.view(-1, 1), linear.weight.detach().double())
+        assert torch.equal(linear.w_q_t.view(torch.uint8), linear.w_q.view(torch.uint8).t())
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (37, 50), (96, 272)])

@@ -41,7 +41,7 @@ TILES = sorted({tuple(sorted(tile[:2])) for tiles in V3.CANDIDATE_TILES.values()
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_attention_tiles_of_every_gpu(tile, device):
     """A walk must end at the diagonal, whichever way a tile is longer; three tiles of the longest, the last ragged."""
-    with mock.patch.object(V3, "attention_tiles", kernel_cases.attention_tile_of(*tile)):
+    with mock.patch.object(V3, "attention_tiles", kernel_cases.attention_tile_of(V3, *tile)):
         check(V3, kernel_cases.attention_case(1, 2 * max(tile) + 5, 2, 1, 16, rotated=True), torch.float32, device)
 
 
@@ -196,7 +196,10 @@ def test_a_gradient_at_any_address(device):
 
     class Aligned:
         def __getitem__(self, grid):
-            return lambda table, *others: (trained.append(table[0, 4] % 16 == 0), kernel[grid](table, *others))
+            return lambda table, *others: (
+                trained.append(table[0, V3.GRAD.value] % 16 == 0),
+                kernel[grid](table, *others),
+            )
 
     for gradient in (memory[1:].view(4, 16), memory[1:].clone().view(4, 16)):
         parameter = torch.nn.Parameter(normal(4, 16).to(device))

@@ -1,10 +1,16 @@
 """A test of the tests: deliberately wrong kernels, each of which the cases of its operation must catch.
 
-A mutant is version 3's source with one text replaced. The replaced text must stand there as often as the mutant says,
-so that a mutant cannot quietly become the right kernel when the script changes: then it wants a new text here.
+A mutant is version 3's source with one expression or statement of one function replaced. Both are compared as Python's
+parser reads them: layout, line breaks and comments do not count. The code must stand in the function as often as the
+mutant says, so that a mutant cannot quietly become the right kernel when the script changes.
 """
 
+import ast
+import copy
+import functools
 import importlib.util
+import re
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -19,90 +25,217 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # NumPy's, of what a mutant computes
 ]
 
-# Mistakes that not every case shows: operation -> mistake -> text, its replacement, and how often it stands in the
-# script where that is not once.
+
+class Mutant(NamedTuple):
+    """One mistake: in that function (or method, as "Class.method") `code` becomes `replacement`, `times` times."""
+
+    function: str
+    code: str
+    replacement: str
+    times: int = 1
+
+
+LAST_ROWS = Mutant("launch_tiles", "triton.cdiv(rows, tile['ROWS'])", "max(1, rows // tile['ROWS'])")
+PAST_THE_END = Mutant("store_tile", "first + row < T", "first + row < T + 1")
+# Mistakes that not every case shows: operation -> mistake -> mutant.
 MUTANTS = {
     "add_rms_norm": {
-        "epsilon forgotten": ("tl.rsqrt(tl.sum(x * x, 1) / C + eps)", "tl.rsqrt(tl.sum(x * x, 1) / C)"),
-        "mean over the tile": ("tl.rsqrt(tl.sum(x * x, 1) / C + eps)", "tl.rsqrt(tl.sum(x * x, 1) / BLOCK + eps)"),
-        "rstd in 16 bits": ("x * rstd[:, None] * w", "x * rstd[:, None].to(tl.float16).to(tl.float32) * w"),
-        "dw of the last rows alone": ("dw += dy * x * rstd", "dw = dy * x * rstd"),
-        "programs walk the same rows": ("rows, tl.num_programs(0) * ROWS):", "rows, ROWS):"),
-        "row stored past its end": (
-            "mask)\n\n\n@triton.jit\ndef rmsnorm_backward",
-            "row[:, None] < rows)\n\n\n@triton.jit\ndef rmsnorm_backward",
+        "epsilon forgotten": Mutant("rmsnorm_forward_kernel", "tl.sum(x * x, 1) / C + eps", "tl.sum(x * x, 1) / C"),
+        "mean over the tile": Mutant("rmsnorm_forward_kernel", "tl.sum(x * x, 1) / C", "tl.sum(x * x, 1) / BLOCK"),
+        "rstd in 16 bits": Mutant(
+            "rmsnorm_forward_kernel", "x * rstd[:, None]", "x * rstd[:, None].to(tl.float16).to(tl.float32)"
         ),
-        "partial sums of dw in 16 bits": ("(programs, C, dtype=torch.float32", "(programs, C, dtype=torch.float16"),
-        "first partial sums alone": ("for first in range(0, rows, ROWS):", "for first in range(0, ROWS, ROWS):"),
-        "gradient written over its input": ("dresidual, sums = torch.empty_like(x),", "dresidual, sums = dy,"),
-        "saved sum overwritten": ("dresidual, sums = torch.empty_like(x),", "dresidual, sums = x,"),
+        "dw of the last rows alone": Mutant("rmsnorm_backward_kernel", "dw += dy * x * rstd", "dw = dy * x * rstd"),
+        "programs walk the same rows": Mutant("rmsnorm_backward_kernel", "tl.num_programs(0) * ROWS", "ROWS"),
+        "row stored past its end": Mutant(
+            "rmsnorm_forward_kernel",
+            "store(y_ptr + offsets, x * rstd[:, None] * w[None, :], mask)",
+            "store(y_ptr + offsets, x * rstd[:, None] * w[None, :], row[:, None] < rows)",
+        ),
+        "partial sums of dw in 16 bits": Mutant(
+            "AddRMSNormFunction.backward",
+            "torch.empty(programs, C, dtype=torch.float32, device=x.device)",
+            "torch.empty(programs, C, dtype=torch.float16, device=x.device)",
+        ),
+        "first partial sums alone": Mutant("column_sum_kernel", "range(0, rows, ROWS)", "range(0, ROWS, ROWS)"),
+        "gradient written over its input": Mutant("AddRMSNormFunction.backward", "torch.empty_like(x)", "dy"),
+        "saved sum overwritten": Mutant("AddRMSNormFunction.backward", "torch.empty_like(x)", "x"),
     },
     "rope": {
-        "positions run on over the batch": ("angle = (row // heads % T) * HALF", "angle = (row // heads) * HALF"),
-        "position off by one": ("angle = (row // heads % T) * HALF", "angle = ((row // heads + 1) % T) * HALF"),
-        "first value head rotated too": ("(row % heads < rotated_heads)", "(row % heads <= rotated_heads)"),
-        "last rows not launched": ('[(triton.cdiv(rows, tile["ROWS"]), ', '[(max(1, rows // tile["ROWS"]), '),
-        "other heads not copied": (" rows) & (pair < HALF)", " rows) & (pair < HALF) & (row % heads < rotated_heads)"),
-        "in place": ("y, sizes = torch.empty_like(x), (T,", "y, sizes = x, (T,"),
+        "positions run on over the batch": Mutant("rope_kernel", "row // heads % T", "row // heads"),
+        "position off by one": Mutant("rope_kernel", "row // heads % T", "(row // heads + 1) % T"),
+        "first value head rotated too": Mutant(
+            "rope_kernel", "row % heads < rotated_heads", "row % heads <= rotated_heads"
+        ),
+        "last rows not launched": LAST_ROWS,
+        "other heads not copied": Mutant(
+            "rope_kernel",
+            "(row < rows) & (pair < HALF)",
+            "(row < rows) & (pair < HALF) & (row % heads < rotated_heads)",
+        ),
+        "in place": Mutant("RoPEFunction.forward", "torch.empty_like(x)", "x"),
     },
     "packed_swiglu": {
-        "last rows not launched": ('[(triton.cdiv(rows, tile["ROWS"]), ', '[(max(1, rows // tile["ROWS"]), '),
-        "last columns not launched": ('triton.cdiv(columns, tile["BLOCK"]))](', 'max(1, columns // tile["BLOCK"]))]('),
-        "row runs into the next": (
-            "))[None, :]\n    mask = (row < rows) & (column <",
-            "))[None, :]\n    mask = (row < rows) & (column < 2 *",
-            2,
+        "last rows not launched": LAST_ROWS,
+        "last columns not launched": Mutant(
+            "launch_tiles", "triton.cdiv(columns, tile['BLOCK'])", "max(1, columns // tile['BLOCK'])"
         ),
-        "dx over x": ("torch.empty_like(x)\n        launch_tiles(", "x\n        launch_tiles("),
+        "row runs into the next": Mutant("swiglu_forward_kernel", "column < width", "column < 2 * width"),
+        "row runs into the next, backward": Mutant("swiglu_backward_kernel", "column < width", "column < 2 * width"),
+        "dx over x": Mutant("SwiGLUFunction.backward", "torch.empty_like(x)", "x"),
     },
     "flash_attention": {
-        "token does not see itself": ("S = tl.where(query[:, None] >= start", "S = tl.where(query[:, None] > start"),
-        "sees the next token": ("S = tl.where(query[:, None] >= start", "S = tl.where(query[:, None] + 1 >= start"),
-        "sum of values not rescaled": ("v, o * alpha[:, None],", "v, o,"),
-        "sum of weights not rescaled": ("l * alpha + tl.sum(P, 1)", "l + tl.sum(P, 1)"),
-        "sum of weights in 16 bits": ("* alpha + tl.sum(P, 1)", "* alpha + tl.sum(P.to(tl.float16).to(tl.float32), 1)"),
-        "weights in 16 bits": ("tl.dot(P.to(v.dtype), v,", "tl.dot(P.to(tl.float16).to(v.dtype), v,"),
-        "earlier keys skipped": ("* BLOCK_Q, T), BLOCK_K):", "* BLOCK_Q, T) - (1 - DIAGONAL) * BLOCK_K, BLOCK_K):", 2),
-        "wrong key head": ("(H + h // (H // K)) * D", "(H + h % K) * D", 2),
-        "dk and dv from one query head": ("kv * (H // K), (kv + 1) * (H // K)):", "kv * (H // K), kv * (H // K) + 1):"),
-        "diagonal missed in dq": ("P = tl.where(query[:, None] >= start", "P = tl.where(query[:, None] > start"),
-        "diagonal missed in dk": ("key[:, None] <= query[None, :], P", "key[:, None] < query[None, :], P"),
-        "later queries skipped in dk": ("T if BELOW else min(first", "T - BLOCK_Q if BELOW else min(first"),
-        "first batch's gradient for all": (", lse_offset = (b * T * H + h) * D,", ", lse_offset = h * D,"),
-        "another head's statistics": ("(b * T * H + h) * D, (b * H + h) * T", "(b * T * H + h) * D, (b * K + h) * T"),
-        "row past the end stored": (".element_ty), mask=first + row < T)", ".element_ty), mask=first + row < T + 1)"),
-        "rows past the end read": (" tl.load(pointers, mask=first + row < T, other=0.0)", " tl.load(pointers)"),
+        "token does not see itself": Mutant(
+            "attention_forward_kernel",
+            "query[:, None] >= start + key[None, :]",
+            "query[:, None] > start + key[None, :]",
+        ),
+        "sees the next token": Mutant(
+            "attention_forward_kernel",
+            "query[:, None] >= start + key[None, :]",
+            "query[:, None] + 1 >= start + key[None, :]",
+        ),
+        "sum of values not rescaled": Mutant("attention_forward_kernel", "o * alpha[:, None]", "o"),
+        "sum of weights not rescaled": Mutant(
+            "attention_forward_kernel", "l * alpha + tl.sum(P, 1)", "l + tl.sum(P, 1)"
+        ),
+        "sum of weights in 16 bits": Mutant(
+            "attention_forward_kernel", "tl.sum(P, 1)", "tl.sum(P.to(tl.float16).to(tl.float32), 1)"
+        ),
+        "weights in 16 bits": Mutant("attention_forward_kernel", "P.to(v.dtype)", "P.to(tl.float16).to(v.dtype)"),
+        "earlier keys skipped": Mutant(
+            "attention_forward_kernel",
+            "min(first + DIAGONAL * BLOCK_Q, T)",
+            "min(first + DIAGONAL * BLOCK_Q, T) - (1 - DIAGONAL) * BLOCK_K",
+        ),
+        "earlier keys skipped in dq": Mutant(
+            "attention_backward_dq_kernel",
+            "min(first + DIAGONAL * BLOCK_Q, T)",
+            "min(first + DIAGONAL * BLOCK_Q, T) - (1 - DIAGONAL) * BLOCK_K",
+        ),
+        "wrong key head": Mutant("attention_forward_kernel", "H + h // (H // K)", "H + h % K"),
+        "wrong key head in dq": Mutant("attention_backward_dq_kernel", "H + h // (H // K)", "H + h % K"),
+        "dk and dv from one query head": Mutant(
+            "attention_backward_dkdv_kernel", "(kv + 1) * (H // K)", "kv * (H // K) + 1"
+        ),
+        "diagonal missed in dq": Mutant(
+            "attention_backward_dq_kernel",
+            "query[:, None] >= start + key[None, :]",
+            "query[:, None] > start + key[None, :]",
+        ),
+        "diagonal missed in dk": Mutant(
+            "attention_backward_dkdv_kernel", "key[:, None] <= query[None, :]", "key[:, None] < query[None, :]"
+        ),
+        "later queries skipped in dk": Mutant(
+            "attention_backward_dkdv_kernel",
+            "T if BELOW else min(first + BLOCK_K, T)",
+            "T - BLOCK_Q if BELOW else min(first + BLOCK_K, T)",
+        ),
+        "first batch's gradient for all": Mutant("attention_backward_dkdv_kernel", "(b * T * H + h) * D", "h * D"),
+        "another head's statistics": Mutant("attention_backward_dkdv_kernel", "(b * H + h) * T", "(b * K + h) * T"),
+        "row past the end stored": PAST_THE_END,
+        "rows past the end read": Mutant(
+            "load_tile", "tl.load(pointers, mask=first + row < T, other=0.0)", "tl.load(pointers)"
+        ),
     },
     "rotary_attention": {
-        "every tile rotated as the first": ("load_tile(cos_ptr, first, T,", "load_tile(cos_ptr, 0, T,"),
-        "row past the end stored": (".element_ty), mask=first + row < T)", ".element_ty), mask=first + row < T + 1)"),
-        "dq not unrotated": ("dq * (scale * 0.6931471805599453), cos_ptr", "dq * (scale * 0.6931471805599453), None"),
-        "dk not unrotated": ("dk * (scale * 0.6931471805599453), cos_ptr", "dk * (scale * 0.6931471805599453), None"),
-        "values rotated too": ("(qkv, cos, sin, H + K)\n        B, T,", "(qkv, cos, sin, H + 2 * K)\n        B, T,"),
+        "every tile rotated as the first": Mutant(
+            "unrotate", "load_tile(cos_ptr, first, T, HALF, ROWS, HALF)", "load_tile(cos_ptr, 0, T, HALF, ROWS, HALF)"
+        ),
+        "row past the end stored": PAST_THE_END,
+        "dq not unrotated": Mutant("attention_backward_dq_kernel", "cos_ptr", "None"),
+        "dk not unrotated": Mutant("attention_backward_dkdv_kernel", "cos_ptr", "None"),
+        "values rotated too": Mutant(
+            "AttentionFunction.forward", "rope(qkv, cos, sin, H + K)", "rope(qkv, cos, sin, H + 2 * K)"
+        ),
     },
     "cross_entropy": {
-        "past the vocabulary counts as zero": ('x = tl.where(column < V, x, -float("inf"))', "x = x"),
-        "running sum not rescaled": ("l = l * tl.exp(m - m_new) +", "l = l +"),
-        "maximum of the last tile alone": ("m_new = tl.maximum(m, tl.max(x, 1))", "m_new = tl.max(x, 1)"),
-        "rounded to the logits' size": (".exp((x - m[:, None]) - log_l[:, None])", ".exp(x - (m + log_l)[:, None])"),
-        "gradient of the first tile alone": ('triton.cdiv(columns, tile["BLOCK"]))](', "1)]("),
-        "last gradients not launched": ('[(triton.cdiv(rows, tile["ROWS"]), ', '[(max(1, rows // tile["ROWS"]), '),
-        "last rows not launched": (' = (triton.cdiv(rows, tile["ROWS"]),)', ' = (max(1, rows // tile["ROWS"]),)'),
+        "past the vocabulary counts as zero": Mutant(
+            "cross_entropy_forward_kernel", "tl.where(column < V, x, -float('inf'))", "x"
+        ),
+        "running sum not rescaled": Mutant("cross_entropy_forward_kernel", "l * tl.exp(m - m_new)", "l"),
+        "maximum of the last tile alone": Mutant(
+            "cross_entropy_forward_kernel", "tl.maximum(m, tl.max(x, 1))", "tl.max(x, 1)"
+        ),
+        "rounded to the logits' size": Mutant(
+            "cross_entropy_backward_kernel", "x - m[:, None] - log_l[:, None]", "x - (m + log_l)[:, None]"
+        ),
+        "gradient of the first tile alone": Mutant("launch_tiles", "triton.cdiv(columns, tile['BLOCK'])", "1"),
+        "last gradients not launched": LAST_ROWS,
+        "last rows not launched": Mutant(
+            "CrossEntropyFunction.forward", "triton.cdiv(rows, tile['ROWS'])", "max(1, rows // tile['ROWS'])"
+        ),
     },
     "adamw": {
-        "epsilon under the root": ("(tl.sqrt(v_hat) + eps)", "tl.sqrt(v_hat + eps)"),
-        "overflow not seen": ("tl.where(tl.load(found_inf_ptr) == 0.0, count, 0)", "count + 0 * tl.load(row + 5)"),
-        "overflowed step counted": ("1 - found_inf.reshape(())", "1"),
-        "gradient not unscaled": ("g = g / tl.load(grad_scale_ptr)", "g = g"),
-        "float16 copy of another": ("w.to(dtype), mask=mask)", "(w * 0.999).to(dtype), mask=mask)"),
-        "bfloat16 copy cut off": ("tl.where(w == w, (bits + 0x8000) >> 16, 0x7FC0)", "bits >> 16"),
-        "low bits without their sign": ("((copy << 16) + low_bits)", "((copy << 16) + (low_bits & 0xFFFF))"),
-        "low bits lost": ("(bits - (upper << 16)).to(tl.int16)", "(bits - bits).to(tl.int16)"),
-        "last elements not launched": ("triton.cdiv(p.numel(), self.BLOCK)", "max(1, p.numel() // self.BLOCK)"),
-        "an element past the end": ("mask = offsets < count\n", "mask = offsets < count + 1\n"),
+        "epsilon under the root": Mutant("adamw_kernel", "tl.sqrt(v_hat) + eps", "tl.sqrt(v_hat + eps)"),
+        "overflow not seen": Mutant("adamw_kernel", "tl.load(found_inf_ptr) == 0.0", "count == count"),
+        "overflowed step counted": Mutant("FusedAdamW.step", "1 - found_inf.reshape(())", "1"),
+        "gradient not unscaled": Mutant("adamw_kernel", "g / tl.load(grad_scale_ptr)", "g"),
+        "float16 copy of another": Mutant(
+            "adamw_kernel",
+            "store(pointers_from(row, COPY, offsets, dtype), w, mask)",
+            "store(pointers_from(row, COPY, offsets, dtype), w * 0.999, mask)",
+        ),
+        "bfloat16 copy cut off": Mutant(
+            "adamw_kernel", "tl.where(w == w, (bits + 0x8000) >> 16, 0x7FC0)", "bits >> 16"
+        ),
+        "low bits without their sign": Mutant(
+            "adamw_kernel", "(copy << 16) + low_bits", "(copy << 16) + (low_bits & 0xFFFF)"
+        ),
+        "low bits lost": Mutant("adamw_kernel", "bits - (upper << 16)", "bits - bits"),
+        "last elements not launched": Mutant(
+            "FusedAdamW.__init__", "triton.cdiv(p.numel(), self.BLOCK)", "max(1, p.numel() // self.BLOCK)"
+        ),
+        "an element past the end": Mutant("adamw_kernel", "offsets < count", "offsets < count + 1"),
     },
 }
 ALL = [(operation, mistake) for operation, mutants in MUTANTS.items() for mistake in mutants]
+
+
+@functools.cache
+def tree():
+    return ast.parse(SCRIPTS[3].read_text())
+
+
+def find_function(module, name):
+    """Return the node of a function, or of a method as "Class.method"."""
+    node = module
+    for part in name.split("."):
+        named = [child for child in node.body if getattr(child, "name", None) == part]
+        assert len(named) == 1, f"version 3 has {len(named)} definitions of {name}"
+        (node,) = named
+    return node
+
+
+def parse(code):
+    """Return the node of one expression, or else of one statement."""
+    (node,) = ast.parse(code).body
+    return node.value if isinstance(node, ast.Expr) else node
+
+
+class Replace(ast.NodeTransformer):
+    """Replace every node that reads as `code` does; count them."""
+
+    def __init__(self, code, replacement):
+        self.kind = ast.expr if isinstance(parse(code), ast.expr) else ast.stmt
+        self.code = ast.unparse(parse(code))
+        self.replacement = replacement
+        self.count = 0
+
+    def visit(self, node):
+        if isinstance(node, self.kind) and ast.unparse(node) == self.code:
+            self.count += 1
+            return parse(self.replacement)
+        return self.generic_visit(node)
+
+
+def mutate(module, mutant):
+    """Return the source of the module with that mistake."""
+    module = copy.deepcopy(module)
+    replace = Replace(mutant.code, mutant.replacement)
+    replace.visit(find_function(module, mutant.function))
+    assert replace.count == mutant.times, f"{mutant.code} stands {replace.count} times in {mutant.function}"
+    return ast.unparse(ast.fix_missing_locations(module))
 
 
 def load_source(source, folder):
@@ -128,8 +261,8 @@ def check_operation(script, operation, device):
 
 
 def test_the_unchanged_script_passes(tmp_path, device):
-    """So that a mutant fails for its mistake, and not for the way in which it is loaded."""
-    script = load_source(SCRIPTS[3].read_text(), tmp_path)
+    """So that a mutant fails for its mistake, and not for the way in which it is written and loaded."""
+    script = load_source(ast.unparse(tree()), tmp_path)
     for cases in CASES.values():
         check(script, next(iter(cases.values()))(), torch.float32, device)
     check_adamw(script, torch.float32, device)
@@ -137,9 +270,35 @@ def test_the_unchanged_script_passes(tmp_path, device):
 
 @pytest.mark.parametrize(("operation", "mistake"), ALL)
 def test_mutant_is_caught(operation, mistake, tmp_path, device):
-    text, replacement, *times = MUTANTS[operation][mistake]
-    source = SCRIPTS[3].read_text()
-    assert source.count(text) == (times or [1])[0], f"{text!r} stands {source.count(text)} times in the script"
-    mutant = load_source(source.replace(text, replacement), tmp_path)
+    mutant = load_source(mutate(tree(), MUTANTS[operation][mistake]), tmp_path)
     with pytest.raises(Wrong):
         check_operation(mutant, operation, device)
+
+
+SAMPLE = """
+class Sum:
+    def add(self, a, b):
+        return f((a  # the first
+            + b), "+", x=a+b)
+def add(a, b): return a + b
+"""
+
+
+def test_a_mutant_is_found_by_its_code_in_its_function_alone():
+    source = mutate(ast.parse(SAMPLE), Mutant("Sum.add", "( a+b )", "a - b", times=2))
+    assert "f(a - b, '+', x=a - b)" in source and source.endswith("return a + b")
+    statement = mutate(ast.parse(SAMPLE), Mutant("add", "return a+b", "return None"))
+    assert statement.endswith("return None") and "f(a + b" in statement
+
+
+@pytest.mark.parametrize(
+    ("mutant", "words"),
+    [
+        (Mutant("Sum.add", "a + b", "a"), "a + b stands 2 times in Sum.add"),
+        (Mutant("add", "a - b", "a"), "a - b stands 0 times in add"),
+        (Mutant("Sum.sub", "a + b", "a"), "0 definitions of Sum.sub"),
+    ],
+)
+def test_a_mutant_without_its_place_is_no_mutant(mutant, words):
+    with pytest.raises(AssertionError, match=re.escape(words)):
+        mutate(ast.parse(SAMPLE), mutant)

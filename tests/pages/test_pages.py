@@ -142,9 +142,12 @@ def test_every_version_has_its_exercises():
 
 
 def test_pages_of_versions_are_short():
+    """Excerpts of the scripts do not count: a line of code that becomes two makes the text no longer."""
+    excerpt = re.compile(r"^```python\n.*?^```\n", re.DOTALL | re.MULTILINE)
     for page in PAGES:
         if page.name != "TINY_LLAMA_ARCHITECTURE.md":
-            assert len(page.read_text().splitlines()) <= 200, page
+            longest = 185 if page.parent in FOLDERS and page.name == "README.md" else 200
+            assert len(excerpt.sub("", page.read_text()).splitlines()) <= longest, page
     first_screens = TABLE.sub("", (REPOSITORY / "README.md").read_text()).split("## Add something")[0].splitlines()
     assert len(first_screens) < 100  # and the tables
 

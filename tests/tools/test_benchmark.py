@@ -12,9 +12,10 @@ import time
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import benchmark_suite
-from common import provenance, records, runs
+from common import peers, provenance, records, runs
 from common.command_line import Failure
 from common.records import Case, read_results, rows, write_results
 from common.versions import REPOSITORY, SCRIPTS, load_version, relative_error
@@ -342,6 +343,48 @@ def test_suite_on_two_processes(tmp_path):
         assert row["parameters_trained"] == row["parameters"] == alone["parameters"]
         assert row["gradient_error"] is None
         assert row["efficiency"] == pytest.approx(alone["step_ms"] / row["step_ms"], rel=0.5)
+
+
+# ---------------------------------------------------------------- peers, with the library itself
+
+
+def traced(model, tokens, labels):
+    """Return the loss that torch.compile's one graph computes, and the options of its calls of SDPA."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    loss = torch.compile(model, backend=backend, fullgraph=True)(tokens, labels)
+    (graph,) = graphs
+    calls = [node for node in graph.graph.nodes if node.target is F.scaled_dot_product_attention]
+    return loss, [node.kwargs for node in calls]
+
+
+@pytest.mark.parametrize("precision", [[], ["--use-amp"]], ids=["float32", "bfloat16"])
+def test_the_peer_s_compiled_attention_is_causal_and_has_no_mask(precision):
+    """The traced graph decides which kernel runs; the library left alone gives it a mask tensor."""
+    pytest.importorskip("transformers")
+    script = peers.peer_script()
+    sizes = ["--batch-size", "2", "--seq-len", "16", "--device", "cpu"]
+    config = script.parse_options([*sizes, *TOY, "--num-layers", "2", *precision])
+    trainer = script.Trainer(config)
+    tokens, labels = (part.contiguous() for part in script.batch(script.load_data(config), 0, config))
+
+    def model(tokens, labels):
+        return script.compute_loss(trainer.model, tokens, labels, config)
+
+    loss, calls = traced(model, tokens, labels)
+    assert len(calls) == 2
+    for options in calls:
+        assert options["is_causal"] is True and options["attn_mask"] is None
+        assert options["enable_gqa"] is bool(precision)  # in float32 the fused kernels lack it
+    trainer.model.llama.set_attn_implementation("sdpa")  # as the library would run it
+    plain, masked = traced(model, tokens, labels)
+    assert all(options["attn_mask"] is not None for options in masked)  # so the check above can fail
+    assert loss.item() == pytest.approx(plain.item(), rel=2e-3 if precision else 1e-6)
 
 
 # ---------------------------------------------------------------- peers, with a stub of the library

@@ -1,25 +1,30 @@
-"""Four scripts in two halves: one harness, lessons of bounded length, and one text for a name that two share."""
+"""Four scripts in two halves that can be read apart: one harness, and one text for a name that two lessons share."""
 
 import ast
+import builtins
 import collections
 import shutil
+import symtable
 
 import pytest
 
 from common.versions import SCRIPTS
 from maintain import harness
 
-LENGTHS = {1: 200, 2: 260, 3: 950 + 300, 4: 330}  # lines of a lesson; version 3: kernels and an fp8 section
-HARNESS_LENGTH = 800
+HOOKS = "# ---------------------------------------------------------------- what the harness asks for\n"
+ASKED_FOR = {
+    *("VERSION", "GRAPH_BY_DEFAULT", "DETERMINISTIC_BY_DEFAULT", "FSDP_GATHERS_AMP_DTYPE"),
+    *("make_optimizer", "get_weight", "set_weight", "add_version_options", "complete_version_options"),
+}
 # The versions that share each text of a name that has several: the contract between the halves, and the lessons.
 LESSONS = {
-    "1 2 3 4": "VERSION Attention FeedForward add_version_options complete_version_options",
+    "1 2 3 4": "VERSION Attention FeedForward make_optimizer add_version_options complete_version_options",
     "12 34": "GRAPH_BY_DEFAULT FSDP_GATHERS_AMP_DTYPE",
     "1 234": "DETERMINISTIC_BY_DEFAULT causal_attention",
     "12 4": "RMSNorm",
     "124 3": "Block",
     "1 24 3": "TinyLlama",
-    "12 3 4": "compute_loss make_optimizer get_weight set_weight",
+    "12 3 4": "compute_loss get_weight set_weight",
 }
 
 
@@ -27,10 +32,32 @@ def test_the_four_harnesses_are_the_same_bytes():
     assert harness.main([]) == 0
 
 
+def global_names(source):
+    """Return the names that a source imports, those that it defines or imports, and those that it uses."""
+    module = symtable.symtable(source, "half", "exec")
+    imported, used, tables = set(), set(), [module]
+    defined = {symbol.get_name() for symbol in module.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if symbol.is_imported() and table is module:
+                imported.add(symbol.get_name())
+            if symbol.is_referenced() and (symbol.is_global() or table is module):
+                used.add(symbol.get_name())
+    return imported, defined, used - set(dir(builtins)) - {"__file__"}
+
+
 @pytest.mark.parametrize("version", SCRIPTS)
-def test_lengths(version):
-    lines = [half.count(b"\n") for half in harness.halves(SCRIPTS[version])]
-    assert lines[0] <= LENGTHS[version] and lines[1] <= HARNESS_LENGTH
+def test_a_reader_can_stop_at_the_line(version):
+    """Each half imports what it uses; the lesson uses two names of the harness, and the harness one block of it."""
+    lesson, harness_half = (half.decode() for half in harness.halves(SCRIPTS[version]))
+    imported, defined, used = global_names(lesson)
+    assert imported <= used and used - defined <= {"annotate", "UserError"}
+    imported, defined, used = global_names(harness_half)
+    assert imported <= used and used - defined == {"TinyLlama", "compute_loss", *ASKED_FOR}
+    before, heading, hooks = lesson.partition(HOOKS)
+    assert heading and not ASKED_FOR & global_names(before)[1] and global_names(hooks)[1] >= ASKED_FOR
 
 
 def test_shared_names_have_one_text():

@@ -1,5 +1,6 @@
 """Training: no trace of the warm-up, falling losses, graphs, data of known entropy, honest clocks, FLOPs that count."""
 
+import functools
 import math
 import os
 import pathlib
@@ -48,6 +49,19 @@ def test_graph_gives_the_losses_of_eager(version, precision):
     else:
         assert trainer.graph is not None, trainer.graph_reason
     assert replayed == pytest.approx(eager, rel=1e-5 if not precision else 2e-3)
+
+
+def test_version_4_compiles_once_and_keeps_what_it_compiled(monkeypatch):
+    script, compile_function, given = load_version(4), torch.compile, []
+
+    def record(function, **_):
+        given.append(function.__name__)
+        return compile_function(function, backend="eager")
+
+    monkeypatch.setattr(script, "compiled", functools.cache(script.compiled.__wrapped__))  # empty, and not kept
+    monkeypatch.setattr(torch, "compile", record)
+    train(4, [*SIZES, "--device", "cpu", "--no-graph", "--use-amp", "--enable-torch-compile"], steps=2)
+    assert sorted(given) == ["_call_impl", "adamw_update", "mean_loss"]
 
 
 # ---------------------------------------------------------------- graph capture and clocks, with stubs for the GPU

@@ -9,6 +9,14 @@ from common.versions import load_version
 LlamaConfig = SimpleNamespace
 
 
+class AttentionInterface:
+    functions = {}
+
+    @classmethod
+    def register(cls, name, function):
+        cls.functions[name] = function
+
+
 def norm(c):
     return nn.RMSNorm(c.hidden_size, c.rms_norm_eps)
 
@@ -17,6 +25,7 @@ class Layer(nn.Module):
     def __init__(self, c):
         super().__init__()
         C, F, self.D = c.hidden_size, c.intermediate_size, c.hidden_size // c.num_attention_heads
+        self.attend = AttentionInterface.functions[c.attn_implementation]
         kv = c.num_key_value_heads * self.D
         names = {"q_proj": C, "k_proj": kv, "v_proj": kv, "o_proj": C}
         self.self_attn = nn.ModuleDict({name: nn.Linear(C, size, bias=False) for name, size in names.items()})
@@ -27,7 +36,8 @@ class Layer(nn.Module):
     def forward(self, x, tables):
         v1, a, m, h = load_version(1), self.self_attn, self.mlp, self.input_layernorm(x)
         q, k, v = (a[name](h).unflatten(-1, (-1, self.D)) for name in ("q_proj", "k_proj", "v_proj"))
-        x = x + a["o_proj"](v1.causal_attention(v1.apply_rope(q, *tables), v1.apply_rope(k, *tables), v).flatten(-2))
+        q, k, v = (y.transpose(1, 2) for y in (v1.apply_rope(q, *tables), v1.apply_rope(k, *tables), v))
+        x = x + a["o_proj"](self.attend(self, q, k, v, None, scaling=self.D**-0.5)[0].flatten(-2))
         h = self.post_attention_layernorm(x)
         return x + m["down_proj"](v1.swiglu(m["gate_proj"](h), m["up_proj"](h)))
 

@@ -1,0 +1,274 @@
+"""Measure rungs in rounds of warm processes, one process for each rung.
+
+A process imports a training script, warms the script's own Trainer up, and runs ten steps whenever it is asked. In a
+round every process is asked once, one after the other, and the order rotates from round to round. All processes start
+anew several times, for compilation, tiles and memory layout are drawn at a start.
+
+    python scripts/common/rounds.py '{"version": 2, "options": ["--preset", "small"], "steps": 10}'     such a process
+
+It prints a line of JSON when it is warm and one for each line that it reads, and ends with its input. What libraries
+print goes to its standard error.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from common.command_line import Failure, progress
+from common.runs import OutOfMemory, end, last_words
+from common.versions import load_version
+
+AGAIN = " again"  # added to the name of the rung that runs under two names
+WARM_S = 900  # seconds until all processes are warm: a cold compiler, and as many processes as rungs
+ANSWER_S = 300  # seconds that ten steps may take
+GRACE_S = 10  # seconds that a process has to end by itself
+
+# ---------------------------------------------------------------- the warm process
+
+
+def load_script(version):
+    if version != "peer":
+        return load_version(version)
+    from common.peers import peer_script
+
+    return peer_script()
+
+
+def serve(script, config, steps, answer):
+    """Warm up, say so, and run the next steps for each line of the input."""
+    data = script.load_data(config)
+    trainer = script.Trainer(config)
+    warm_s = trainer.warm_up(*script.batch(data, 0, config), trainer.initial)
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    told = {"warm_s": warm_s, "parts": config.parts, "parameters": parameters}
+    answer(told | {"captured": trainer.graph is not None, "graph_reason": trainer.graph_reason})
+    step = 0
+    for _ in sys.stdin:
+        times = []
+        for _ in range(steps):
+            record = trainer.run(*script.batch(data, step, config))
+            times.append(record["step_ms"])
+            step += 1
+        trained = script.parameters_trained(trainer.model)
+        memory = script.peak_memory_mb(config)
+        answer({"steps_ms": times, "loss": record["loss"], "parameters_trained": trained, "peak_mib": memory})
+
+
+def work(request):
+    """Run a warm process and return its exit status; errors end it as they end the script."""
+    import torch
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not stand between the answers
+
+    def answer(content):
+        print(json.dumps(content), file=answers, flush=True)
+
+    script = load_script(request["version"])
+    config = script.parse_options(request["options"])
+    try:
+        script.set_up_backend(config)
+        # a graph cannot be captured on the default stream
+        with torch.cuda.stream(torch.cuda.Stream()) if config.on_gpu else contextlib.nullcontext():
+            serve(script, config, request["steps"], answer)
+    except BaseException as error:
+        status, message = script.user_message(error)
+        if message is None:
+            raise
+        print(message, file=sys.stderr)
+        return status
+    return 0
+
+
+class WarmProcess:
+    """Start a warm process and talk to it; Failure with its last line if it ends or takes too long."""
+
+    def __init__(self, version, options, steps):
+        request = json.dumps({"version": version, "options": options, "steps": steps})
+        command = [sys.executable, str(pathlib.Path(__file__).resolve()), request]
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  end() closes it
+        self.unread = b""
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
+        self.process = subprocess.Popen(command, start_new_session=True, **pipes)
+
+    def ask(self):
+        with contextlib.suppress(BrokenPipeError):  # answer() says how it ended
+            self.process.stdin.write(b"go\n")
+            self.process.stdin.flush()
+
+    def answer(self, seconds):
+        """Return the next line that the process prints."""
+        until = time.monotonic() + seconds
+        pipe = self.process.stdout.fileno()
+        while b"\n" not in self.unread:
+            if not select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise Failure(1, f"no answer within {seconds:.0f} s")
+            found = os.read(pipe, 2**16)
+            if not found:
+                raise self.failure()
+            self.unread += found
+        line, _, self.unread = self.unread.partition(b"\n")
+        return json.loads(line)
+
+    def failure(self):
+        """Return why the process ended."""
+        status = self.process.wait()
+        self.errors.seek(0)
+        words = last_words(self.errors.read().decode(errors="replace"))
+        if "out of memory" in words or status == -signal.SIGKILL:
+            return OutOfMemory(1, "out of memory")
+        return Failure(2 if status == 2 else 1, words)
+
+    def let_go(self):
+        """Close its input, at which it ends by itself."""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+
+    def end(self):
+        self.let_go()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(GRACE_S)
+        end(self.process, GRACE_S)  # also what it started
+        self.process.stdout.close()
+        self.errors.close()
+
+
+# ---------------------------------------------------------------- rounds
+
+
+def with_pair(names, again):
+    """Return the names with a second one for the A/A pair, half of the list away from the first."""
+    place = names.index(again) + (len(names) + 1) // 2
+    if place > len(names):
+        place -= len(names)
+    return [*names[:place], again + AGAIN, *names[place:]]
+
+
+def rotated(names, turn):
+    turn %= len(names)
+    return names[turn:] + names[:turn]
+
+
+class Rounds:
+    """Measure rungs in rounds, and collect the rounds and what each rung told, or why it failed.
+
+    programs: {name: (version, options)}. told: {name: dictionary}, completed here. rounds: a list, added to here.
+    """
+
+    def __init__(self, programs, told, rounds, graph, steps):
+        self.programs = programs
+        self.told = told
+        self.rounds = rounds
+        self.graph = graph
+        self.steps = steps
+
+    def version_and_options(self, name):
+        return self.programs[name.removesuffix(AGAIN)]
+
+    def note(self, name, **found):
+        self.told.setdefault(name, {}).update(found)
+
+    def fail(self, name, error):
+        status = "not available" if error.status == 2 else "failed"
+        self.note(name, status=status, reason=str(error))
+        progress(f"  {name}: {status}: {error}")
+
+    def warm(self, names, running, timeout):
+        """Start all processes and wait until all are warm; return the names that memory had no room for.
+
+        running: {name: process}, filled here. No compiler runs any more when this returns.
+        """
+        for name in names:
+            running[name] = WarmProcess(*self.version_and_options(name), self.steps)
+        until = time.monotonic() + timeout
+        crowded = []
+        for name in names:
+            try:
+                found = running[name].answer(max(0.0, until - time.monotonic()))
+                if self.graph and not found["captured"]:
+                    raise Failure(2, f"not captured: {found['graph_reason']}")
+            except Failure as error:
+                running.pop(name).end()
+                if isinstance(error, OutOfMemory) and len(names) > 1:
+                    crowded.append(name)
+                else:
+                    self.fail(name, error)
+                continue
+            self.note(name, **found)
+        return crowded
+
+    def turn(self, names, running, start, turn):
+        """Ask every process once; keep what they measured as one round."""
+        times = {}
+        for name in rotated(names, turn):
+            if name not in running:
+                continue
+            running[name].ask()
+            try:
+                found = running[name].answer(ANSWER_S)
+            except Failure as error:
+                running.pop(name).end()
+                self.fail(name, error)
+                continue
+            if found["parameters_trained"] != self.told[name]["parameters"]:
+                running.pop(name).end()
+                self.fail(name, Failure(1, f"trained {found['parameters_trained']:,} parameters only"))
+                continue
+            times[name] = [round(ms, 4) for ms in found.pop("steps_ms")]
+            self.note(name, **found, status="ok")  # a reason of another start stays
+        self.rounds.append({"start": start, "turn": turn, "steps_ms": times})
+
+    def start(self, names, start, turns, timeout=WARM_S):
+        """Start a process for every name, measure these turns, and end all; return the names without room."""
+        running = {}
+        began = time.monotonic()
+        try:
+            crowded = self.warm(names, running, timeout)
+            progress(f"  start {start + 1}: {len(running)} processes warm after {time.monotonic() - began:.0f} s")
+            for turn in turns:
+                began = time.monotonic()
+                self.turn(names, running, start, turn)
+                progress(f"  start {start + 1}, round {turn + 1}: {time.monotonic() - began:.0f} s")
+        finally:
+            for process in running.values():
+                process.let_go()
+            for process in running.values():
+                process.end()
+        return crowded
+
+    def measure(self, groups, start, turns, related):
+        """Measure one start of groups of names and return the groups for the next.
+
+        What memory has no room for goes into a group of its own, with the rungs that it is compared with.
+        related(names): those names and the ones they are compared with, in order.
+        """
+        fitting = []
+        while groups:
+            names, *groups = groups
+            crowded = self.start(names, start, turns)
+            fitting.append([name for name in names if name not in crowded])
+            if not crowded:
+                continue
+            smaller = related(crowded)
+            if len(smaller) < len(names):
+                progress(f"  no room for {', '.join(crowded)} beside the others: measured afterwards")
+                groups = [*groups, smaller]
+                continue
+            for name in crowded:
+                self.fail(name, OutOfMemory(1, "out of memory"))
+        return [names for names in fitting if names]
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.exit(work(json.loads(sys.argv[1])))

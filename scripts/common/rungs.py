@@ -1,0 +1,169 @@
+"""The ladder: what each rung runs, the one idea in which it differs from its base, and what was measured of it.
+
+A file ladder.json holds "columns": each one preset, eager or in a graph, measured on one machine. A column has its
+record (machine, commit, command), its rungs (options, status, loss, memory) and its rounds: the times of ten steps of
+every rung. "again" names the rung of the A/A pair.
+"""
+
+import json
+import math
+import os
+import pathlib
+import statistics
+from typing import NamedTuple
+
+from common.profiles import errors_of
+from common.ratios import furthest, gain, noise_line, ratios
+from common.rounds import AGAIN
+from common.tables import known, text_table
+
+AMP = ["--use-amp"]
+# Version 2 with nothing of its own; a rung that builds on it takes single switches away.
+QKV, GATE_UP, ADAMW = "--disable-qkv-fusion", "--disable-swiglu-fusion", "--disable-fused-optimizer"
+
+
+class Rung(NamedTuple):
+    """Name a training script with options. version: 1 to 4, or "peer" for common/peers.py."""
+
+    name: str
+    idea: str
+    version: int | str
+    options: list
+    base: str | None = None  # the rung that it builds on
+
+
+COMPILED = ["--enable-torch-compile"]
+LADDER = [
+    Rung("a", "plain PyTorch, float32, deterministic (version 1 as it runs)", 1, []),
+    Rung("b", "bfloat16 matmuls", 1, AMP, "a"),
+    Rung("c", "not deterministic", 1, [*AMP, "--no-deterministic"], "b"),
+    Rung("d", "attention without a score matrix", 2, [*AMP, QKV, GATE_UP, ADAMW], "c"),
+    Rung("e", "one GEMM for q, k, v; one for gate and up", 2, [*AMP, ADAMW], "d"),
+    Rung("f", "AdamW in one kernel per list of tensors (a flag)", 2, AMP, "e"),
+    Rung("g", "the compiler: `torch.compile` (version 2 compiled)", 2, [*AMP, *COMPILED], "f"),
+    Rung("h", "kernels: Triton, and 16-bit weights with float32 masters (version 3)", 3, AMP, "f"),
+    Rung("i", "8-bit matmuls (version 3, `--fp8`)", 3, [*AMP, "--fp8"], "h"),
+    Rung("k", "libraries: PyTorch's fused norm, 16-bit weights, `torch.compile` (version 4)", 4, AMP, "f"),
+    Rung("peer", "Hugging Face's LLaMA at its best, bfloat16", "peer", [*AMP, *COMPILED]),
+    Rung("peer fp8", "Hugging Face's LLaMA at its best, fp8", "peer", [*AMP, *COMPILED, "--fp8"]),
+]
+LEADS = [("h", "peer"), ("i", "peer fp8")]  # a rung and the peer of its precision
+BUNDLES = ("g", "h", "k")  # roads that lead from one rung, each a bundle of ideas
+
+AUTOTUNED = [*COMPILED, "--compile-mode", "max-autotune-no-cudagraphs"]
+FP8 = [*AMP, *COMPILED, "--fp8", "--fp8-recipe"]
+# How a good engineer might run the library. The fastest of each precision is the ladder's peer.
+PEERS = [
+    Rung("compiled", "torch.compile", "peer", [*AMP, *COMPILED]),
+    Rung("liger", "Liger's RMSNorm, RoPE and SwiGLU", "peer", [*AMP, "--library", "liger"]),
+    Rung("fp8 tensorwise", "torch.compile, torchao's tensorwise", "peer", [*FP8, "tensorwise"]),
+    Rung("fp8 rowwise", "torch.compile, torchao's rowwise", "peer", [*FP8, "rowwise"]),
+    Rung("fp8 rowwise_with_gw_hp", "torch.compile, torchao's rowwise_with_gw_hp", "peer", [*FP8, "rowwise_with_gw_hp"]),
+]
+SLOW_PEER = Rung("autotuned", "torch.compile, max-autotune-no-cudagraphs", "peer", [*AMP, *AUTOTUNED])  # at medium
+
+
+def by_name(rungs):
+    return {rung.name: rung for rung in rungs}
+
+
+# ---------------------------------------------------------------- what was measured
+
+
+def read_columns(path):
+    """Return the columns of a file; Failure with one sentence where it is none."""
+    with errors_of(path):
+        return [Column(content) for content in json.loads(pathlib.Path(path).read_text())["columns"]]
+
+
+def write_columns(columns, path):
+    """Write the file whole or not at all, with one line for each rung and each round."""
+    texts = []
+    for column in columns:
+        content = dict(column.content)
+        lists = {key: ",\n  ".join(map(json.dumps, content.pop(key))) for key in ("rungs", "rounds")}
+        parts = [json.dumps(content)[:-1], *(f' "{key}": [\n  {lines}\n ]' for key, lines in lists.items())]
+        texts.append(",\n".join(parts) + "}")
+    partial = pathlib.Path(f"{path}.partial")
+    partial.write_text('{"columns": [\n' + ",\n".join(texts) + "\n]}\n")
+    os.replace(partial, path)
+
+
+class Column:
+    """Read one column: the times of its rungs, and their gains within rounds."""
+
+    def __init__(self, content):
+        self.content = content
+        self.rounds = content["rounds"]
+        self.rungs = by_name(Rung(*(rung[key] for key in Rung._fields)) for rung in content["rungs"])
+        self.told = {rung["name"]: rung for rung in content["rungs"]}  # status, reason, memory, loss, ...
+
+    @property
+    def title(self):
+        way = "in a graph" if self.content["graph"] else "eager"
+        return f"{self.content['preset']}, {way} {self.content['options']}".rstrip()
+
+    def medians(self, *names):
+        """Return a list for each name: its median step of every round that measured all of them."""
+        rounds = [found["steps_ms"] for found in self.rounds if all(name in found["steps_ms"] for name in names)]
+        return [[statistics.median(steps[name]) for steps in rounds] for name in names]
+
+    def step_ms(self, name):
+        (times,) = self.medians(name)
+        return statistics.median(times) if times else None
+
+    def starts(self, *names):
+        return len({found["start"] for found in self.rounds if all(name in found["steps_ms"] for name in names)})
+
+    def pair(self):
+        """Return the times of the A/A pair, or None where it was not measured."""
+        again = self.content["again"]
+        pair = self.medians(again, again + AGAIN)
+        return pair if pair[0] else None
+
+    def gain(self, name, base):
+        """Return the Gain of a rung over another; None where no round has both."""
+        before, after = self.medians(base, name)
+        if not after:
+            return None
+        return gain(before, after, self.pair(), self.starts(base, name))
+
+    def noisiest(self):
+        """Return the rung whose rounds differ most from their median, and by how many percent."""
+        found = {}
+        for name in self.rungs:
+            (times,) = self.medians(name)
+            if times:
+                middle = statistics.median(times)
+                found[name] = 100 * math.expm1(furthest(ratios([middle] * len(times), times)))
+        name = max(found, key=found.get)
+        return name, found[name]
+
+
+COLUMNS = ["", "idea", "builds on", "ms", "over its base (smallest to largest)", "peak MiB", "loss"]
+
+
+def cells(column, rung):
+    """Return the row of a rung; "not measured" stands for its time where it failed."""
+    told = column.told[rung.name]
+    step = column.step_ms(rung.name)
+    if step is None:
+        return [rung.name, rung.idea, rung.base or "", told["status"], "", "", ""]
+    found = column.gain(rung.name, rung.base) if rung.base else None
+    memory = known(told.get("peak_mib"), ",.0f")
+    return [rung.name, rung.idea, rung.base or "", f"{step:.3f}", str(found or ""), memory, f"{told['loss']:.4f}"]
+
+
+def lines_of(column):
+    """Return the lines that the suite prints about a column: table, A/A pair, leads over peers, what failed."""
+    rows = [cells(column, rung) for rung in column.rungs.values()]
+    count = f"{len(column.rounds)} rounds of {column.starts()} starts"
+    lines = [f"{column.title}: {count}", text_table(COLUMNS, rows, left=3)]
+    if pair := column.pair():
+        lines.append(noise_line(column.content["again"], furthest(ratios(*pair))))
+        lines.append("noisiest: {} differs by up to {:.1f} % from its median".format(*column.noisiest()))
+    for name, peer in LEADS:
+        if {name, peer} <= column.rungs.keys() and (found := column.gain(name, peer)):
+            lines.append(f"lead of {name} over {peer}: {found}")
+    lines += [f"{name}: {told['reason']}" for name, told in column.told.items() if told.get("reason")]
+    return lines
