@@ -156,7 +156,41 @@ def test_printed_step(monkeypatch, capsys):
     assert shown == "step 1/1 loss 2.5000 40.0 samples/s 50.000 ms peak 1536.0 MiB"
 
 
+# ---------------------------------------------------------------- parameters trained
+
+
+@pytest.mark.parametrize("version", [1, 4])  # an optimizer of PyTorch's, and one that keeps masters
+def test_parameters_trained_after_a_last_step_that_overflowed(version):
+    """float16's scaler skips that step: the parameters were trained by those before it, or by none."""
+    script = load_version(version)
+    half = ["--use-amp", "--amp-dtype", "float16"]
+    for steps in (0, 2):
+        _, trainer = train(version, [*SIZES, *half], steps=steps)
+        trainer.scaler.load_state_dict(trainer.scaler.state_dict() | {"scale": 2.0**40})
+        trainer.run(trainer.tokens, trainer.labels)
+        total = sum(p.numel() for p in trainer.model.parameters())
+        assert any(not p.grad.isfinite().all() for p in trainer.model.parameters())
+        assert (script.parameters_trained(trainer) == total) == (steps > 0)
+
+
 # ---------------------------------------------------------------- memory
+
+
+def test_peak_memory_is_counted_after_the_first_step(clock, monkeypatch):
+    """The first step allocates what compilers and tuning need."""
+    trainer = timed_trainer(1, clock, monkeypatch)
+    calls = []
+    step = trainer.step
+    event = SimpleNamespace(record=lambda: None, elapsed_time=lambda later: 1.0)
+    monkeypatch.setattr(trainer, "step", lambda: calls.append("step") or step())
+    monkeypatch.setattr(trainer, "restore", lambda saved: None)
+    monkeypatch.setattr(type(trainer.config), "on_gpu", True)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: event)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append(f"reset {device}"))
+    trainer.config.warmup_steps = 3
+    trainer.warm_up(trainer.tokens, trainer.labels, None)
+    assert calls == ["step", "reset cpu", "step", "step"]
 
 
 def test_peak_memory_of_a_gpu(monkeypatch):

@@ -86,6 +86,30 @@ def test_twenty_steps_are_those_of_adamw(version, dtype):
     assert excess(version, dtype) <= 1
 
 
+# ---------------------------------------------------------------- refusals
+
+
+def optimizer_of(version, parameters):
+    script = load_version(version)
+    if version == 3:
+        return script.FusedAdamW(parameters, lr=LR)
+    return script.MasterAdamW(parameters, script.parse_options([*SIZES, *KINDS[4, "bfloat16"]]))
+
+
+@pytest.mark.parametrize("version", CLASSES)
+def test_what_would_go_wrong_is_refused_in_a_sentence(version):
+    """Until a refusal PyTorch's own load_state_dict rounded the moments, and a transposed parameter was off by 2 lr."""
+    weight = torch.randn(4, 6)
+    optimizer = optimizer_of(version, [torch.nn.Parameter(weight)])
+    name = CLASSES[version]
+    with pytest.raises(NotImplementedError, match=f"^{name}: load_state_dict [^\\n]+$"):
+        optimizer.load_state_dict(optimizer.state_dict())
+    with pytest.raises(NotImplementedError, match=f"^{name}.step: closure [^\\n]+$"):
+        optimizer.step(lambda: torch.zeros(()))
+    with pytest.raises(ValueError, match=f"^{name}: parameters must be contiguous[^\\n]+$"):
+        optimizer_of(version, [torch.nn.Parameter(weight.t())])
+
+
 # ---------------------------------------------------------------- seeded faults
 
 
