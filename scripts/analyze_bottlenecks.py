@@ -17,7 +17,7 @@ import sys
 from common.command_line import Parser
 from common.profiles import INTERPRETED
 from common.roofline import add_trace_options, analyzed_trace, ceilings_line
-from common.tables import columns, emit, markdown_table, rounded, write_csv
+from common.tables import columns, emit, markdown, markdown_table, rounded, write_csv
 
 TOP = 25  # operators in the report
 GROUP_COLUMNS = (
@@ -65,12 +65,13 @@ def report(content):
     if content["ceilings"]:
         roofs = (
             f"Ceilings, {content['ceilings_from']}: {ceilings_line(content['ceilings'])}. The roofline is the\n"
-            "shortest time that they allow, every input read once; above 100 % of it the data was still in a cache."
+            "shortest time that they allow, every input read once."
         )
+    roofs = "\n".join([roofs, *content["remarks"]])
     return (
-        f"# Bottlenecks of {content['trace']}\n\n"
-        f"{content['device']}, {content['steps']} steps, {rounded(sum(row['ms'] for row in rows))} ms in {what} per "
-        f"step.{(' ' + INTERPRETED) * content['interpreted']}\n{roofs}\n\n"
+        f"# Bottlenecks of {markdown(content['trace'])}\n\n"
+        f"{markdown(content['device'])}, {content['steps']} steps, {rounded(sum(row['ms'] for row in rows))} ms in "
+        f"{what} per step.{(' ' + INTERPRETED) * content['interpreted']}\n{roofs}\n\n"
         f"## What to change, by the time that could be saved\n\n"
         f"{markdown_table(*columns(GROUP_COLUMNS, content['targets']), left=2)}\n\n"
         f"## Operators by measured time\n\n{markdown_table(*columns(OPERATOR_COLUMNS, ranked(rows[:TOP])), left=3)}\n"
@@ -84,7 +85,8 @@ def as_text(content, files):
         time = f"{rounded(row['ms'])} ms per step ({row['share_percent']:.1f} %)"
         lines += [f"{row['rank']}. {row['group']}: {time}{saved}", f"   {row['addressed_by']}"]
     lines += [f"no roofline: {content['ceilings_from']}"] * (content["ceilings"] is None)
-    return "\n".join([*lines, *[INTERPRETED] * content["interpreted"], f"wrote {', '.join(map(str, files))}"])
+    lines += [*content["remarks"], *[INTERPRETED] * content["interpreted"]]
+    return "\n".join([*lines, f"wrote {', '.join(map(str, files))}"])
 
 
 def analyze(options):

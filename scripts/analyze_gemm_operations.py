@@ -4,8 +4,9 @@
 example: python analyze_gemm_operations.py --model-config tiny_llama_v1_config.yaml --batch-sizes 4,8
 
 Print for each its shape, FLOPs, bytes if every operand moves once, FLOP per byte, the rate on this device, its fraction
-of the fastest rate seen (of a large square GEMM, or of one of these), and what limits it: "compute", "memory" (too few
-FLOP per byte) or "too small" (slower than half of what either allows: too few tiles to fill the device).
+of the fastest rate seen (of a large square GEMM, or of one of these), and what limits it: "compute" or "memory" (too
+few FLOP per byte). Slower than half of what both allow, it is "too small" where it has fewer tiles of 128 x 128 than
+the GPU has processors (multiprocessors or compute units), else "slow".
 """
 
 import itertools
@@ -21,7 +22,8 @@ from common.roofline import bound, ceilings_line, measure_ceilings, shortest_s
 from common.tables import columns, emit, text_table
 from common.versions import load_version
 
-SMALL = 0.5  # fraction of the attainable rate below which a GEMM is too small for the device
+SLOW = 0.5  # fraction of the attainable rate below which neither compute nor memory limits a GEMM
+TILE = 128  # rows and columns of the output that one processor of a GPU computes at a time, at the usual size
 GEMM_COLUMNS = (
     "GEMM: {names}, {part} | batch x m x k x n: {batch}x{m}x{k}x{n} | calls: {calls} | GFLOP: {flops:G.3f} | "
     "MB: {bytes:M.2f} | FLOP/B: {flop_per_byte:.1f} | us: {us:.1f} | TFLOP/s: {tflops:.3f} | "
@@ -91,11 +93,20 @@ def seconds(gemm, device, dtype):
         return do_bench_cudagraph(lambda: left @ right, rep=5, return_mode="min") / 1e3
 
 
-def rated(gemm, roofs):
+def processors(device):
+    """Return the processors of a GPU that compute tiles; 0 of a CPU."""
+    import torch
+
+    return 0 if device == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def rated(gemm, roofs, processors):
     """Return a timed GEMM with its rate and what limits it."""
     rate, intensity = gemm["flops"] / gemm["us"] / 1e6, gemm["flop_per_byte"]
-    small = rate < SMALL * min(roofs["matmul_tflops"], roofs["copy_tb_s"] * intensity)
-    limit = "too small" if small else bound(intensity, roofs)
+    limit = bound(intensity, roofs)
+    if rate < SLOW * min(roofs["matmul_tflops"], roofs["copy_tb_s"] * intensity):
+        tiles = gemm["batch"] * -(-gemm["m"] // TILE) * -(-gemm["n"] // TILE)
+        limit = "too small" if tiles < processors else "slow"
     return gemm | {"tflops": rate, "share_of_peak": rate / roofs["matmul_tflops"], "bound": limit}
 
 
@@ -130,7 +141,8 @@ def analyze(options):
         for gemm in gemms(sizes, counts.ELEMENT_BYTES[precision]):
             timed.append(gemm | {"us": 1e6 * seconds(gemm, device, getattr(torch, precision, torch.float32))})
             roofs["matmul_tflops"] = max(roofs["matmul_tflops"], gemm["flops"] / timed[-1]["us"] / 1e6)
-    rows = [step_row(sizes, [rated(gemm, roofs) for gemm in timed], roofs) for sizes, timed in steps.items()]
+    units = processors(device)
+    rows = [step_row(sizes, [rated(gemm, roofs, units) for gemm in timed], roofs) for sizes, timed in steps.items()]
     name = torch.cuda.get_device_name(device) if device != "cpu" else platform.machine()
     content = {"device": name, "precision": precision, "config": config, "ceilings": roofs, "steps": rows}
     emit(content, as_text(content), options.json)

@@ -4,8 +4,9 @@
 example: python analyze_kernel_launches.py --trace-file results.csv --steps 30
 
 Reads kernel traces of rocprofv3 and rocprof (CSV or database), Nsight Systems and PyTorch. Between the first and the
-last launch the GPU is busy while any kernel or copy runs on any queue; the rest is idle. A gap longer than a
-millisecond is the host doing something else, such as the pause between steps that profilers and scripts make.
+last launch the GPU is busy while any kernel or copy runs on any queue; the rest is idle. The pause that profilers and
+scripts make between two steps is not counted if it is longer than a millisecond. Where the profile does not mark its
+steps, every gap longer than that is taken for such a pause.
 """
 
 import sys
@@ -19,17 +20,30 @@ PAUSE_US = 1000
 SHOWN = 5  # of the longest gaps
 
 
-def launch_results(launches, steps):
+def paused_us(start, end, begins):
+    """Return how much of the gap from start to end, in ns, is a pause between two steps, in us.
+
+    begins: when the host begins each step; None where the profile does not mark them.
+    """
+    border = end if begins is None else max((begin for begin in begins if start < begin < end), default=start)
+    pause = (border - start) / 1e3
+    return pause if pause > PAUSE_US else 0.0
+
+
+def launch_results(launches, steps, begins=None):
     """Return counts, busy, idle and paused time in microseconds, the longest gaps, and the verdict."""
-    last, gaps = launches[0], []
+    last, gaps, paused = launches[0], [], 0.0
     for kernel in launches[1:]:
         if kernel.start_ns > last.end_ns:
-            gap_us = (kernel.start_ns - last.end_ns) / 1e3
-            gaps.append({"gap_us": gap_us, "after": last.name, "before": kernel.name})
+            pause = paused_us(last.end_ns, kernel.start_ns, begins)
+            paused += pause
+            gap_us = (kernel.start_ns - last.end_ns) / 1e3 - pause
+            if gap_us:
+                gaps.append({"gap_us": gap_us, "after": last.name, "before": kernel.name})
         last = max(last, kernel, key=lambda one: one.end_ns)
-    waits = sorted((gap for gap in gaps if gap["gap_us"] <= PAUSE_US), key=lambda gap: -gap["gap_us"])
-    idle, without_work = (sum(gap["gap_us"] for gap in some) for some in (waits, gaps))
-    busy = (last.end_ns - launches[0].start_ns) / 1e3 - without_work
+    waits = sorted(gaps, key=lambda gap: -gap["gap_us"])
+    idle = sum(gap["gap_us"] for gap in waits)
+    busy = (last.end_ns - launches[0].start_ns) / 1e3 - idle - paused
     share = idle / (busy + idle) if busy else 0.0
     return {
         "launches": len(launches),
@@ -38,7 +52,8 @@ def launch_results(launches, steps):
         "busy_us": busy,
         "idle_us": idle,
         "idle_share": share,
-        "paused_us": without_work - idle,
+        "paused_us": paused,
+        "steps_marked": begins is not None,
         "gaps": len(waits),
         "launch_bound": share > IDLE_BOUND,
         "largest_gaps": waits[:SHOWN],
@@ -52,6 +67,11 @@ def as_text(title, found):
         else "steps not known (--steps N)"
     )
     busy, idle, paused = (f"{found[f'{name}_us'] / 1e3:,.3f} ms" for name in ("busy", "idle", "paused"))
+    between = f"pauses over {PAUSE_US} us"
+    if found["steps_marked"]:
+        between += " between steps"
+    else:
+        between += ", some of them maybe inside a step, which this profile does not mark"
     verdict = "launch-bound" if found["launch_bound"] else "not launch-bound"
     share = f"{100 * found['idle_share']:.1f} % of the time (bound: {100 * IDLE_BOUND:.0f} %)"
     gaps = [
@@ -59,14 +79,15 @@ def as_text(title, found):
     ]
     return (
         f"{title}: {found['launches']:,} launches, {each}\n"
-        f"busy {busy}, idle {idle} in {found['gaps']:,} gaps; not counted: {paused} in pauses over {PAUSE_US} us\n"
+        f"busy {busy}, idle {idle} in {found['gaps']:,} gaps; not counted: {paused} in {between}\n"
         f"{verdict}: the GPU waits {share}\n\n{text_table(['longest gaps after', 'before', 'us'], gaps, left=2)}"
     )
 
 
 def analyze(options):
     profile = gpu_profile(options.trace_file, options.steps)
-    found = launch_results(profile.calls, profile.steps)
+    begins = [1e3 * start for name, start, _ in profile.phases if name == "forward"] or None
+    found = launch_results(profile.calls, profile.steps, begins)
     emit({"trace": profile.title, "results": found}, as_text(profile.title, found), options.json)
 
 

@@ -4,14 +4,16 @@
 example: python memory_bandwidth_analyzer.py --profile-data ./complete_rocm_analysis --generate-roofline-plot
 
 Bytes follow from the shapes in a PyTorch trace (every input read once, the output written), and for version 3's kernels
-and flex attention from the formulas in common/counts.py. A rate above that of a copy found its data in a cache.
+and flex attention from the formulas in common/counts.py. A rate above that of a copy found its data in a cache, or the
+ceilings are not those of the run.
 """
 
 import sys
+import textwrap
 
 from common.command_line import Failure, Parser, progress
 from common.profiles import INTERPRETED, short
-from common.roofline import FLOP_PER_BYTE, add_trace_options, analyzed_trace, bound, ceilings_line, draw_roofline
+from common.roofline import LEAST_SHOWN, add_trace_options, analyzed_trace, bound, ceilings_line, draw_roofline
 from common.tables import columns, emit, text_table
 
 TOP = 20  # operators to print
@@ -48,17 +50,22 @@ def as_text(content):
         f"a step moves at least {whole['bytes'] / 1e6:,.1f} MB at {whole['gb_s']:,.1f} GB/s, "
         f"{100 * whole['share_of_copy']:.0f} % of the copy bandwidth\n"
         f"{whole['memory_bound_ms']:,.3f} of {whole['ms']:,.3f} ms ({share:.0f} %) are in memory-bound operators; "
-        f"bytes are not known for {whole['unknown_ms']:,.3f} ms"
+        f"bytes are not known for {whole['unknown_ms']:,.3f} ms" + "".join(f"\n{one}" for one in content["remarks"])
     )
 
 
 def draw(target, name, content):
-    """Draw the operators that compute."""
-    rows = [row for row in content["operators"] if row["flop_per_byte"] >= FLOP_PER_BYTE[0]]
-    points = [(short(r["operator"].removeprefix("aten::"), 26), r["flop_per_byte"], r["tflops"], r["ms"]) for r in rows]
-    draw_roofline(target, f"Operators of a step that compute, {name}", content["ceilings"], points)
-    left_out = sum(row["ms"] for row in content["operators"]) - sum(row["ms"] for row in rows)
-    progress(f"drew {target}; not in it are operators without FLOPs, {left_out:,.3f} ms per step")
+    """Draw the operators whose bytes are known; at the left edge those that compute little or nothing.
+
+    As far below the copy ceiling as a point lies, so far is its bandwidth below that of a copy, there too.
+    """
+    points = []
+    for row in content["operators"]:
+        x = max(row["flop_per_byte"], LEAST_SHOWN)
+        points.append((short(row["operator"].removeprefix("aten::"), 26), x, x * row["gb_s"] / 1e3, row["ms"]))
+    title = f"Operators of a step, {name}; at the left edge those that only move data"
+    draw_roofline(target, textwrap.fill(title, 50), content["ceilings"], points)
+    progress(f"drew {target}; not in it: {content['summary']['unknown_ms']:,.3f} ms per step whose bytes are not known")
 
 
 def analyze(options):

@@ -28,6 +28,7 @@ PAGE = REPOSITORY / "TINY_LLAMA_ARCHITECTURE.md"
 PRESETS = ("tiny", "small", "medium")
 COUNTED = {1: "V1", 2: "V2", 3: "V3"}
 GPUS = ("MI300X", "H200", "MI250X")
+FUSED_ADAMW = "2026-11-23T18:00"  # earlier records ran version 2 with the AdamW of version 1
 STEP_COLUMNS = (
     "part: {part} | parameters: {parameters:,} | GFLOP forward: {forward[flops]:G,.2f} | "
     "backward: {backward[flops]:G,.2f} | MB forward: {forward[bytes]:M,.2f} | backward: {backward[bytes]:M,.2f} | "
@@ -55,6 +56,9 @@ def step_text(version, precision, sizes):
         row |= phases | work[part] | {"mib": phases["forward"]["saved"] / 2**20}
         rows.append(row | {gpu: found[part] for gpu, found in times.items()})
     needed = sum(counts.required_flops(sizes).values())
+    autocast = ""
+    if version < 3 and counts.ELEMENT_BYTES[precision] == 4:
+        autocast = "\nwithout autocast: --precision bfloat16 counts the casts of --use-amp too"
     roofs = [f"{gpu}: {{{gpu}[0]:,.1f}} {{{gpu}[1]}}" for gpu in GPUS]
     return (
         f"version {version}, {precision}, {', '.join(f'{x} {size}' for x, size in sizes._asdict().items())}\n\n"
@@ -62,7 +66,7 @@ def step_text(version, precision, sizes):
         f"{text_table(*columns(' | '.join([ROOF_COLUMNS, *roofs]), rows))}\n\n"
         f"step: {counts.parameter_count(sizes):,} parameters, {needed / 1e9:,.2f} GFLOP needed, "
         f"{total(step, 'flops') / 1e9:,.2f} done, {total(step, 'bytes') / 1e6:,.1f} MB moved, "
-        f"{total(step, 'saved') / 2**20:,.1f} MiB saved, {total(step, 'launches'):,} launches"
+        f"{total(step, 'saved') / 2**20:,.1f} MiB saved, {total(step, 'launches'):,} launches{autocast}"
     )
 
 
@@ -123,9 +127,9 @@ def launches_table():
         for part in [part for part in PARTS if part in places[0]]:
             cells = [f"{len(place[part].forward)} + {len(place[part].backward)}" for place in places]
             rows.append([f"{part}, {where}", *cells])
-    for preset in PRESETS:
-        sums = [f"**{total(step, 'launches'):,}**" for step in steps_of(preset, "float32")]
-        rows.append([f"**step of `{preset}`**", *sums])
+    for preset, precision in itertools.product(PRESETS, ("float32", "bfloat16")):
+        sums = [f"**{total(step, 'launches'):,}**" for step in steps_of(preset, precision)]
+        rows.append([f"**step of `{preset}`, {PRECISIONS[precision]}**", *sums])
     return markdown_table(["launches, forward + backward", *COUNTED.values()], rows)
 
 
@@ -165,10 +169,12 @@ def shortest_table():
     return markdown_table(["shortest step, ms", *COUNTED.values()], rows)
 
 
-def predicted_and_measured(row, gpu, sizes):
+def predicted_and_measured(row, record, sizes):
     """Return the cells of a recorded step: what its counts predict, and the measurement."""
-    version, precision = int(row["model"][1:]), row["precision"]
+    version, precision, gpu = int(row["model"][1:]), row["precision"], counts.known_gpu(record["device"])
     step = step_counts(version, precision, sizes)
+    if version == 2 and record["date"] < FUSED_ADAMW:
+        step["AdamW"] = step_counts(1, precision, sizes)["AdamW"]
     launches, moved = total(step, "launches"), total(step, "bytes") / 1e6
     # Bytes of a weight and two moments, and of version 3's float16 copy; its bfloat16 copy is a part of the weight.
     held = 14 if (version, precision) == (3, "float16") else 12
@@ -184,14 +190,14 @@ def measured_tables(recorded):
     """Return the recorded steps of the counted versions, one table per configuration."""
     tables, record = defaultdict(list), recorded.suite()["record"]
     for row in recorded.suite()["rows"]:
-        if row["model"].upper() in COUNTED.values() and row["precision"] in counts.ELEMENT_BYTES:
-            tables[row["preset"], row["batch_size"], row["seq_len"], row["options"]].append(row)
+        counted = row["model"].upper() in COUNTED.values() and row["precision"] in counts.ELEMENT_BYTES
+        if counted and not row["options"]:
+            tables[row["preset"], row["batch_size"], row["seq_len"]].append(row)
     texts = [f"{machine_line(record)}; `scripts/recorded/{recorded.folder.name}`."]
-    for (preset, batch_size, seq_len, more), chosen in tables.items():
-        argv = ["--preset", preset, "--batch-size", str(batch_size), "--seq-len", str(seq_len), *more.split()]
-        sizes, gpu = sizes_of_options(argv), counts.known_gpu(record["device"])
+    for (preset, batch_size, seq_len), chosen in tables.items():
+        sizes = sizes_of_options(["--preset", preset, "--batch-size", str(batch_size), "--seq-len", str(seq_len)])
         header = [f"`{preset}`", "launches", "MB", "least ms", "least MiB", "step ms", "us/launch", "peak MiB"]
-        texts.append(markdown_table(header, [predicted_and_measured(row, gpu, sizes) for row in chosen]))
+        texts.append(markdown_table(header, [predicted_and_measured(row, record, sizes) for row in chosen]))
     return "\n\n".join(texts)
 
 

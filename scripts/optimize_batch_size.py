@@ -58,23 +58,33 @@ def search(probe, budget_mb, largest, to_the_limit):
 
 
 def best(rows, target):
-    """Return the largest batch that fits, or for throughput the smallest within 2 % of the fastest; else None."""
+    """Return the largest batch that fits, or for throughput the fastest; None if none fits."""
     fitting = [row for row in rows if row["outcome"] == "fits"]
-    if target == "memory" or not fitting:
-        return fitting[-1] if fitting else None
-    fastest = max(row["samples_per_second"] for row in fitting)
-    return next(row for row in fitting if fastest < ENOUGH * row["samples_per_second"])
+    if target == "throughput":
+        return max(fitting, key=lambda row: row["samples_per_second"], default=None)
+    return fitting[-1] if fitting else None
+
+
+def nearly_as_fast(rows, found):
+    """Return the smallest batch whose samples per second are within 2 % of the best one's."""
+    least = found["samples_per_second"] / ENOUGH
+    return next(row for row in rows if row["outcome"] == "fits" and row["samples_per_second"] > least)
 
 
 def as_text(content):
     found = content["best"]
     share = 100 * found["peak_memory_mb"] / content["device_memory_mb"]
-    return (
-        f"version {content['version']}, up to {content['budget_mb']:,.0f} of {content['device_memory_mb']:,.0f} MiB\n"
-        f"{text_table(*columns(COLUMNS, content['probes']), left=0)}\n"
+    lines = [
+        f"version {content['version']}, up to {content['budget_mb']:,.0f} of {content['device_memory_mb']:,.0f} MiB",
+        text_table(*columns(COLUMNS, content["probes"]), left=0),
         f"best for {content['target']}: --batch-size {found['batch_size']}, {found['samples_per_second']:,.1f} "
-        f"samples/s, {found['peak_memory_mb']:,.0f} MiB ({share:.1f} % of the device)"
-    )
+        f"samples/s, {found['peak_memory_mb']:,.0f} MiB ({share:.1f} % of the device)",
+    ]
+    smaller = nearly_as_fast(content["probes"], found)
+    if content["target"] == "throughput" and smaller is not found:
+        rate, peak = smaller["samples_per_second"], smaller["peak_memory_mb"]
+        lines.append(f"within 2 % of it: --batch-size {smaller['batch_size']}, {rate:,.1f} samples/s, {peak:,.0f} MiB")
+    return "\n".join(lines)
 
 
 def optimize(options, rest):

@@ -1,28 +1,56 @@
 #!/usr/bin/env python3
-"""Fail unless the current version is at least so many times as fast as the baseline, beyond the spread of the steps.
+"""Fail unless the current version is at least so many times as fast as the baseline.
 
 example: python performance_regression_test.py --baseline-results ../version1_baseline_metrics.json
              --current-results ./version2_metrics.json --min-speedup 1.3
 
-Reads a metrics file of each (--metrics-file of the training scripts). The speed-up is the ratio of the median step
-times, and its range that of their quartiles. Runs of different devices, libraries, sizes or precisions are refused, and
-so is a run that does not train every parameter: its speed means nothing.
+Reads metrics files (--metrics-file of the training scripts). Give each option one file of every round, in the same
+order: a ratio of step times is taken within a round. The test passes if all rounds reach the wanted speed-up and fails
+if none does. Between, it is too close to tell. One file each is one pair: it is judged, but says nothing about noise.
 
-Exit status: 0 fast enough, or too close to tell; 1 slower; 2 for bad input.
+Runs of different devices, libraries, sizes or precisions are refused, and so is a run that does not train every
+parameter: its speed means nothing.
+
+Exit status: 0 fast enough; 1 slower; 3 too close to tell; 2 for bad input.
 """
 
+import argparse
+import math
 import sys
 
 from common.command_line import Failure, Parser
+from common.ratios import ROUNDS_NEEDED, counted, gain
 from common.runs import differences, read_metrics
 from common.tables import emit, rounded
 
 LOSS_BOUND = 0.02  # relative difference of the first losses: a lower precision may make so much, a wrong model more
+STATUS = {"faster": 0, "slower": 1, "too close to tell": 3}
 VERDICTS = {
     "faster": "PASSED: at least",
     "slower": "FAILED: slower than",
-    "too close to tell": "too close to tell, measure more steps on a quiet machine:",
+    "too close to tell": "too close to tell, measure more rounds on a quiet machine:",
 }
+
+
+def speedup(text):
+    """Convert an option's text to a positive number."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be finite and positive, got {text}")
+    return value
+
+
+def read_run(path):
+    """Return a metrics file whose numbers can be compared; Failure names what is not a finite, positive number."""
+    content = read_metrics(path)
+    summary = content["summary"]
+    step = summary.get("step_ms")
+    found = {name: summary.get(name) for name in ("parameters", "parameters_trained", "first_loss")}
+    found["step_ms median"] = step.get("median") if isinstance(step, dict) else None
+    for name, value in found.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise Failure(2, f"{path}: {name} must be a finite, positive number, got {value}")
+    return content
 
 
 def check(baseline, current):
@@ -39,30 +67,53 @@ def check(baseline, current):
         raise Failure(1, f"the first loss is {other:.4f}, not {first:.4f}: the current version computes something else")
 
 
+def read_rounds(options):
+    """Return the step times of the baseline and of the current version, in ms, one of each round."""
+    files = options.baseline_results, options.current_results
+    if len(files[0]) != len(files[1]):
+        count = f"got {len(files[0])} and {len(files[1])}"
+        raise Failure(2, f"--baseline-results and --current-results need a file of every round each, {count}")
+    before, after = ([read_run(path) for path in paths] for paths in files)
+    for run in [*before, *after]:
+        check(before[0], run)
+    return [[run["summary"]["step_ms"]["median"] for run in runs] for runs in (before, after)]
+
+
+def judge(found, wanted):
+    """Return the verdict about the range of the ratios."""
+    if found.low >= wanted:
+        return "faster"
+    if found.high < wanted:
+        return "slower"
+    return "too close to tell"
+
+
 def compare(options):
-    runs = {"baseline": read_metrics(options.baseline_results), "current": read_metrics(options.current_results)}
-    check(*runs.values())
-    before, after = (run["summary"]["step_ms"] for run in runs.values())
-    ratio, wanted = before["median"] / after["median"], options.min_speedup
-    low, high = before["p25"] / after["p75"], before["p75"] / after["p25"]
-    verdict = "faster" if low >= wanted else "slower" if high < wanted else "too close to tell"
-    lines = [
-        f"{name:<9} {rounded(run['summary']['step_ms']['median'], 4):>9} ms per step, {len(run['steps'])} steps"
-        for name, run in runs.items()
-    ]
-    lines.append(f"speed-up  {ratio:9.2f}x, by the quartiles {low:.2f}x to {high:.2f}x")
+    before, after = read_rounds(options)
+    found = gain(before, after)
+    wanted = options.min_speedup
+    verdict = judge(found, wanted)
+    lines = []
+    for name, times in (("baseline", before), ("current", after)):
+        lines.append(f"{name:<9} {', '.join(rounded(ms, 4) for ms in times)} ms per step")
+    lines.append(f"speed-up  {found.ratio:.2f}x, in the rounds {found.low:.2f}x to {found.high:.2f}x")
+    if found.rounds == 1:
+        lines.append(f"judged by one pair of runs, which knows no noise: give {ROUNDS_NEEDED} files of each or more")
+    elif found.rounds < ROUNDS_NEEDED:
+        lines.append(f"judged by {counted(found.rounds, 'round')}: {ROUNDS_NEEDED} are better")
     lines.append(f"{VERDICTS[verdict]} the {wanted}x asked for")
-    content = {"speedup": ratio, "low": low, "high": high, "min_speedup": wanted, "verdict": verdict}
-    emit(content, "\n".join(lines), options.json)
-    return int(verdict == "slower")
+    content = {"speedup": found.ratio, "low": found.low, "high": found.high, "rounds": found.rounds}
+    emit(content | {"min_speedup": wanted, "verdict": verdict}, "\n".join(lines), options.json)
+    return STATUS[verdict]
 
 
 def main(argv=None):
     parser = Parser("performance_regression_test.py", __doc__)
     add = parser.add_argument
-    add("--baseline-results", required=True, metavar="JSON", help="metrics file of the baseline")
-    add("--current-results", required=True, metavar="JSON", help="metrics file of the current version")
-    add("--min-speedup", type=float, default=1.0, metavar="X", help="that is wanted (%(default)s)")
+    files = {"required": True, "metavar": "JSON", "nargs": "+"}
+    add("--baseline-results", help="metrics files of the baseline, one of each round", **files)
+    add("--current-results", help="metrics files of the current version", **files)
+    add("--min-speedup", type=speedup, default=1.0, metavar="X", help="that is wanted (%(default)s)")
     return parser.run(compare, argv)
 
 

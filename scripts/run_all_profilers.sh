@@ -7,6 +7,7 @@
 #   ../scripts/run_all_profilers.sh --version 3         from any folder
 #
 # Other options go to the training script. Leaves everything under --profile-dir (all_profiles).
+# Exit status: 0; 1 if a profiler failed; 3 if one measured only a part, which is kept; 130 after Ctrl-C.
 
 set -uo pipefail
 # shellcheck source=common/wrappers/setup.sh
@@ -37,13 +38,16 @@ trap 'failed=130' INT # bash waits for the tool to end, then goes on to the summ
 
 tool() { # NAME COMMAND...: run it unless the user stopped an earlier one, and note the outcome
     local status=0
-    [ $failed != 130 ] || { results+=("not run  $1") && return; }
+    [ "$failed" != 130 ] || { results+=("not run  $1") && return; }
     echo && echo "=== $1"
     "${@:2}" ${passed[@]+"${passed[@]}"} || status=$?
-    if [ $status = 130 ] || [ $failed = 130 ]; then
+    if [ $status = 130 ] || [ "$failed" = 130 ]; then
         results+=("stopped  $1") failed=130
     elif [ $status = 0 ]; then
         results+=("done     $1")
+    elif [ $status = "$PARTLY" ]; then
+        results+=("PARTLY   $1: its last line says what is missing")
+        [ "$failed" != 0 ] || failed=$PARTLY
     else
         results+=("FAILED   $1 (exit status $status)") failed=1
     fi
@@ -64,4 +68,4 @@ done
 
 echo && echo "=== all profilers, results in $target"
 printf '%s\n' "${results[@]}"
-exit $failed
+exit "$failed"

@@ -24,7 +24,7 @@ import sys
 
 from common import counts
 from common.command_line import Parser, add_version_option, progress, result_folder, version_meant
-from common.profiles import errors_of
+from common.profiles import errors_of, read_object
 from common.roofline import ceilings_line, draw_roofline, measure_ceilings
 from common.runs import train
 from common.tables import columns, text_table, write_csv
@@ -133,11 +133,11 @@ def measure(version, config, arguments):
 
 
 def draw(path, content):
-    """Draw the measured step under the ceilings, and the parts on them, where their FLOP per byte is."""
+    """Draw the measured step under the ceilings, and a dotted line at the FLOP per byte of each part."""
     work, measured = {part: row["flop_per_byte"] for part, row in content["intensity"].items()}, content["measured"]
     points = [(part, x, None, None) for part, x in work.items() if part != "step"]
     points += [("step, measured", work["step"], measured["tflops"], None)] if measured else []
-    title = f"Version {content['version']}, {content['precision']}: the step and its parts"
+    title = f"Version {content['version']}, {content['precision']}: the step; dotted: its parts, not timed"
     draw_roofline(path, title, content["ceilings"], points)
 
 
@@ -195,9 +195,9 @@ def analyze(path, folder):
     """Print an earlier flops_profile.json, from the folder of results if there is none at the path."""
     path = path if path.exists() else folder / path.name
     with errors_of(path):
-        content = json.loads(path.read_text())
+        content = read_object(path, "flops_profile.json")
         print(f"{path}:\n{as_text(content)}")
-    return int(not all(row["agrees"] for row in content["checks"]))
+        return int(not all(row["agrees"] for row in content["checks"]))
 
 
 def main(argv=None):

@@ -64,8 +64,11 @@ def operator_bytes(function, args, kwargs, results):
     reads = [] if name in ALLOCATE else tensors_in((args[name == "copy_" :], kwargs))
     written = []
     for declared, value in zip(function._schema.arguments, args, strict=False):
-        if declared.alias_info is not None and declared.alias_info.is_write:
-            written += tensors_in(value)
+        if declared.alias_info is None or not declared.alias_info.is_write:
+            continue
+        if name == "_fused_adamw_" and declared.name == "grads":  # written only where a gradient scale is given
+            continue
+        written += tensors_in(value)
     return size_of(reads) + size_of(written or results)
 
 
@@ -122,8 +125,8 @@ class Collector(TorchDispatchMode):
         name, outputs = function.overloadpacket.__name__, tensors_in(results)
         tensors = [t for t in (*tensors_in((args, kwargs)), *outputs) if t.numel()]
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in function._schema.returns)
-        # foreach keeps the step counters of versions 1 and 2 on the host
-        on_host = self.phase == "optimizer" and self.config.version < 3 and all(t.ndim == 0 for t in tensors)
+        # foreach keeps the step counters of version 1 on the host
+        on_host = self.phase == "optimizer" and self.foreach and all(t.ndim == 0 for t in tensors)
         if view or name in NO_LAUNCH or on_host or not tensors:
             return results
         quantities = {"bytes": operator_bytes(function, args, kwargs, outputs), "flops": self.attention_flops(name)}
@@ -191,7 +194,8 @@ def collect(version, precision, monkeypatch):
             noted = NotedKernel(script, collector, value.kernel.fn.__name__, value.kernel)
             monkeypatch.setattr(script, name, value._replace(kernel=noted))
     trainer = script.Trainer(config)
-    if version < 3:
+    collector.foreach = version == 1
+    if collector.foreach:
         trainer.optimizer.param_groups[0]["foreach"] = True  # the default on a GPU
     for name, module in trainer.model.named_modules():
         part = MODULES.get(name.rsplit(".", 1)[-1])

@@ -7,6 +7,7 @@
 #   ./get_rocprof_compute.sh -- -b 2                       options after -- go to the profiler (block 2: fewer runs)
 #   --nproc-per-node N (1): N processes under torchrun, a result per rank   --output-dir DIR (this folder)
 #   --profiler auto|rocm|nsight|pytorch (auto)                              --dry-run: print the commands only
+# Exit status: 0; 1 no result; 2 a bad option; 3 only a part was measured, and is kept; 130 Ctrl-C; or the script's
 #
 # Writes rocprof_compute/profile_<timestamp>/ with the profile, counters and limits.csv; prints the top 5 kernels and
 # the command to read on. https://rocm.docs.amd.com/projects/rocprofiler-compute/en/latest/

@@ -134,15 +134,16 @@ def check_tensor(name, x, shape=None, dtypes=tuple(TRITON_DTYPES), device=None):
 
 
 def gated(twice_differentiable):
-    """Return a decorator for the autograd Functions below; PyTorch may hand them any tensors, kernels need it.
+    """Return a decorator of autograd Functions: it gives their kernels what PyTorch does not promise.
 
-    Contiguous: kernels compute addresses from shapes alone, but activations may be slices, and gradients transposed or
-    expanded. The gate copies those. A tensor that is contiguous already costs nothing.
-    Device: Triton launches on the current device. The gate makes the tensors' device the current one.
-    Second derivative: to autograd, the result of a kernel is a constant. Differentiated again, a backward would give
-    zero or miss terms, without an error, so the gate raises one if the backward is recorded (create_graph=True).
-    PyTorch's once_differentiable does not suffice: it is silent if no incoming gradient requires a gradient, as in the
-    backward of a loss. twice_differentiable is for a backward of operations that autograd can differentiate.
+    Contiguous tensors: a kernel computes addresses from shapes alone, but an activation may be a slice, and a gradient
+    transposed or expanded. Those are copied; a tensor that is contiguous is taken as it is.
+    The current device: Triton launches there, so the device of the tensors becomes the current one.
+    No second derivative: autograd sees a constant in what a kernel returns. Differentiated again, a backward would
+    silently miss terms, so one that is recorded for that (create_graph=True) raises an error. once_differentiable does
+    not suffice: it lets a backward pass whose incoming gradient requires none, such as that of a loss.
+
+    twice_differentiable is for a backward whose own operations autograd can differentiate.
     """
 
     def call(function, ctx, arguments):
@@ -170,18 +171,18 @@ def gated(twice_differentiable):
     return decorate
 
 
-# Kernels compute in float32 and store in the dtype of the tensor.
+# Kernels compute in float32, whatever the dtype of their tensors.
 
 
 @triton.jit
 def load(pointers, mask):
-    """Load numbers as float32; where the mask is false, the result is zero."""
+    """Load as float32; read zero where the mask is false."""
     return tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def store(pointers, x, mask):
-    """Store x in the dtype of the tensor where the mask is true."""
+    """Store x, rounded to the dtype of the tensor, where the mask is true."""
     tl.store(pointers, x.to(pointers.dtype.element_ty), mask=mask)
 
 
@@ -202,9 +203,8 @@ def rmsnorm_forward_kernel(
     x = load(residual_ptr + offsets, mask)
     if branch_ptr is not None:
         x += load(branch_ptr + offsets, mask)
-        x = x.to(x_ptr.dtype.element_ty)  # normalize the sum as it is stored: the backward reads it again
-        tl.store(x_ptr + offsets, x, mask=mask)
-        x = x.to(tl.float32)
+        store(x_ptr + offsets, x, mask)
+        x = x.to(x_ptr.dtype.element_ty).to(tl.float32)  # normalize the sum as it was stored: the backward reads that
     rstd = tl.rsqrt(tl.sum(x * x, 1) / C + eps)
     store(rstd_ptr + row, rstd, row < rows)
     w = load(w_ptr + column, column < C)
@@ -232,7 +232,7 @@ def rmsnorm_backward_kernel(
             dresidual += load(dx_ptr + offsets, mask)
         dw += dy * x * rstd
         store(dresidual_ptr + offsets, dresidual, mask)
-    tl.store(dw_ptr + tl.program_id(0).to(tl.int64) * C + column, tl.sum(dw, 0), mask=column < C)
+    store(dw_ptr + tl.program_id(0).to(tl.int64) * C + column, tl.sum(dw, 0), column < C)
 
 
 @triton.jit
@@ -244,7 +244,7 @@ def column_sum_kernel(x_ptr, sum_ptr, rows, C, ROWS: tl.constexpr, BLOCK: tl.con
         row = first + tl.arange(0, ROWS)[:, None]
         mask = (row < rows) & (column[None, :] < C)
         partial_sums += load(x_ptr + row.to(tl.int64) * C + column[None, :], mask)
-    tl.store(sum_ptr + column, tl.sum(partial_sums, 0), mask=column < C)
+    store(sum_ptr + column, tl.sum(partial_sums, 0), column < C)
 
 
 @gated(twice_differentiable=False)
@@ -444,7 +444,7 @@ def store_tile(ptr, tile, first, T, STRIDE: tl.constexpr, ROWS: tl.constexpr, D:
     """Store rows first to first + ROWS of such a matrix, those before T."""
     row = tl.arange(0, ROWS)[:, None]
     pointers = ptr + first * tl.cast(STRIDE, tl.int64) + row * STRIDE + tl.arange(0, D)[None, :]
-    tl.store(pointers, tile.to(ptr.dtype.element_ty), mask=first + row < T)
+    store(pointers, tile, first + row < T)
 
 
 @triton.jit
@@ -497,7 +497,7 @@ def attention_forward_kernel(
             l = l * alpha + tl.sum(P, 1)
             m = m_new
     store_tile(o_ptr + (b * T * H + h) * D, o / l[:, None], first, T, H * D, BLOCK_Q, D)
-    tl.store(lse_ptr + tl.program_id(0).to(tl.int64) * T + query, m * scale + tl.log2(l), mask=query < T)
+    store(lse_ptr + tl.program_id(0).to(tl.int64) * T + query, m * scale + tl.log2(l), query < T)
 
 
 @triton.jit
@@ -523,7 +523,7 @@ def attention_backward_dq_kernel(
     row = tl.program_id(0).to(tl.int64) * T + query
     lse = load(lse_ptr + row, query < T)
     delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
-    tl.store(delta_ptr + row, delta, mask=query < T)
+    store(delta_ptr + row, delta, query < T)
     dq = tl.zeros([BLOCK_Q, D], tl.float32)
     for DIAGONAL in tl.static_range(2):
         # 0: keys [0, first), no mask
@@ -583,17 +583,17 @@ def attention_backward_dkdv_kernel(
 
 
 class AttentionKernel(NamedTuple):
-    """A kernel and its launch: one program per `heads` head of the batch ("H" or "K") and `block` of its tokens."""
+    """Name a kernel and how it is launched: one program per head of the batch and per block of tokens."""
 
     kernel: triton.JITFunction
     computes: str  # the key of its tiles below
-    heads: str
-    block: str
+    heads: str  # "H": query heads, "K": key/value heads
+    block: str  # "BLOCK_Q" or "BLOCK_K" tokens
 
 
-FORWARD = AttentionKernel(attention_forward_kernel, "o", heads="H", block="BLOCK_Q")
-BACKWARD_DQ = AttentionKernel(attention_backward_dq_kernel, "dq", heads="H", block="BLOCK_Q")
-BACKWARD_DKDV = AttentionKernel(attention_backward_dkdv_kernel, "dkdv", heads="K", block="BLOCK_K")
+ATTENTION_FORWARD = AttentionKernel(attention_forward_kernel, "o", heads="H", block="BLOCK_Q")
+ATTENTION_DQ = AttentionKernel(attention_backward_dq_kernel, "dq", heads="H", block="BLOCK_Q")
+ATTENTION_DKDV = AttentionKernel(attention_backward_dkdv_kernel, "dkdv", heads="K", block="BLOCK_K")
 
 
 def launch_attention(attention, qkv, H, K, *tensors):
@@ -627,7 +627,7 @@ class AttentionFunction(torch.autograd.Function):
         B, T, _, D = qkv.shape
         o = torch.empty(B, T, H, D, dtype=qkv.dtype, device=qkv.device)
         lse = torch.empty(B, H, T, dtype=torch.float32, device=qkv.device)
-        launch_attention(FORWARD, qkv, H, K, o, lse)
+        launch_attention(ATTENTION_FORWARD, qkv, H, K, o, lse)
         ctx.save_for_backward(qkv, cos, sin, o, lse)
         ctx.heads = (H, K)
         return o
@@ -638,8 +638,8 @@ class AttentionFunction(torch.autograd.Function):
         H, K = ctx.heads
         dqkv = torch.empty_like(qkv)
         delta = torch.empty_like(lse)
-        launch_attention(BACKWARD_DQ, qkv, H, K, o, do, lse, delta, dqkv, cos, sin)
-        launch_attention(BACKWARD_DKDV, qkv, H, K, do, lse, delta, dqkv, cos, sin)
+        launch_attention(ATTENTION_DQ, qkv, H, K, o, do, lse, delta, dqkv, cos, sin)
+        launch_attention(ATTENTION_DKDV, qkv, H, K, do, lse, delta, dqkv, cos, sin)
         return dqkv, None, None, None, None
 
 
@@ -774,9 +774,9 @@ def cross_entropy_forward_kernel(
     valid = (label >= 0) & (label < V)
     x_label = tl.load(x_ptr + label[:, None], mask=valid[:, None], other=float("nan")).to(tl.float32)  # [ROWS, 1]
     log_l = tl.log(l)
-    tl.store(m_ptr + row, m, mask=row < rows)
-    tl.store(log_l_ptr + row, log_l, mask=row < rows)
-    tl.store(loss_ptr + row, log_l - (tl.sum(x_label, 1) - m), mask=row < rows)
+    store(m_ptr + row, m, row < rows)
+    store(log_l_ptr + row, log_l, row < rows)
+    store(loss_ptr + row, log_l - (tl.sum(x_label, 1) - m), row < rows)
 
 
 @triton.jit
@@ -856,17 +856,15 @@ def pointers_from(row, column: tl.constexpr, offsets, dtype: tl.constexpr):
     return tl.multiple_of(tl.load(row + column).to(tl.pointer_type(dtype)), 16) + offsets
 
 
+# table [parameters, ADAMW_COLUMNS]; chunk [programs, 2]: row of the table, and which BLOCK of that parameter;
+# power [2]: β₁ᵗ and β₂ᵗ in float64; decay: 1 - lr · λ
 @triton.jit
 def adamw_kernel(
     table_ptr, chunk_ptr, power_ptr, grad_scale_ptr, found_inf_ptr,
     lr, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, eps,
     dtype: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Update BLOCK elements of one parameter of that dtype per program.
-
-    table [parameters, ADAMW_COLUMNS]; chunk [programs, 2]: row of the table, and which BLOCK of that parameter;
-    power [2]: β₁ᵗ and β₂ᵗ in float64; decay: 1 - lr · λ.
-    """
+    """Update BLOCK elements of one parameter of that dtype per program."""
     chunk = chunk_ptr + 2 * tl.program_id(0)
     row = table_ptr + tl.load(chunk) * ADAMW_COLUMNS
     offsets = tl.load(chunk + 1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -933,7 +931,8 @@ class FusedAdamW(torch.optim.Optimizer):
                 state["master"] = p.data
                 p.data = p.data.half()
             self.state[p] = state
-            chunks.setdefault(p.dtype, []).extend((i, part) for part in range(triton.cdiv(p.numel(), self.BLOCK)))
+            parts = range(triton.cdiv(p.numel(), self.BLOCK))
+            chunks.setdefault(p.dtype, []).extend((i, part) for part in parts)
         self.chunks = {dtype: torch.tensor(pairs, dtype=torch.int32).to(device) for dtype, pairs in chunks.items()}
         self.aligned = all(p.numel() % 16 == 0 for p in parameters)
 
@@ -1057,7 +1056,7 @@ def quantize_rows_kernel(
     if factor_ptr is not None:
         x *= load(factor_ptr + column, column < C)
     scale = row_scale(x, LIMIT)
-    tl.store(scale_ptr + row, scale, mask=row < rows)
+    store(scale_ptr + row, scale, row < rows)
     store(q_ptr + offsets, x / scale, mask)
 
 
@@ -1081,7 +1080,7 @@ def swiglu_quantize_kernel(
     up = load(x_ptr + row * 2 * width + width + column, mask)
     y = gate * tl.sigmoid(gate) * up
     scale = row_scale(y, LIMIT)
-    tl.store(y_scale_ptr + row, scale, mask=row < rows)
+    store(y_scale_ptr + row, scale, row < rows)
     store(y_q_ptr + row * width + column, y / scale, mask)
 
 
@@ -1103,7 +1102,7 @@ def swiglu_backward_quantize_kernel(
     dgate *= load(w_scale_ptr + column, column < width)
     dup = dy * gate * sigmoid * load(w_scale_ptr + width + column, column < width)
     scale = tl.maximum(row_scale(dgate, LIMIT), row_scale(dup, LIMIT))
-    tl.store(g_scale_ptr + row, scale, mask=row < rows)
+    store(g_scale_ptr + row, scale, row < rows)
     store(g_q_ptr + offsets, dgate / scale, mask)
     store(g_q_ptr + offsets + width, dup / scale, mask)
 
@@ -1121,7 +1120,7 @@ def transpose_kernel(
         x_scale = load(x_scale_ptr + row, row < rows)
         g_scale = load(g_scale_ptr + row, row < rows)
         q = (q.to(tl.float32) * (x_scale * g_scale / tl.load(c_ptr))).to(q_ptr.dtype.element_ty)
-    tl.store(out_ptr + column * rows + row, q, mask=mask)
+    store(out_ptr + column * rows + row, q, mask)
 
 
 def transpose_fp8(q, x_scale=None, g_scale=None, c=None):
@@ -1165,7 +1164,7 @@ def quantize_weights_kernel(
         w = load(pointers_from(matrix, MATRIX, row * columns + column, dtype), mask)
         largest = tl.maximum(largest, tl.abs(w))
     scale = row_scale(largest, LIMIT)
-    tl.store(pointers_from(matrix, MATRIX_SCALE, row, tl.float32), scale, mask=row < rows)
+    store(pointers_from(matrix, MATRIX_SCALE, row, tl.float32), scale, row < rows)
     for first in range(0, columns, BLOCK):
         column = first + tl.arange(0, BLOCK)[None, :]
         mask = (row < rows) & (column < columns)
@@ -1174,40 +1173,42 @@ def quantize_weights_kernel(
 
 
 class FP8Linear(nn.Linear):
-    """Multiply in fp8. Before the first forward the layer must allocate, before each it must be quantized."""
+    """Multiply in fp8; FP8Weights allocates and quantizes the layers of a model together."""
 
     def allocate(self):
-        """Allocate w_q [o, i], w_scale [1, o] and ones [1, i], the scales of a matmul that w_scale is no factor of."""
+        """Allocate w_q [o, i] and w_scale [1, o], and ones [1, i] for matmuls whose second operand has no scales."""
         out_features, in_features = self.weight.shape
         self.w_q, scale = empty_fp8(out_features, in_features, self.weight.device)
         self.w_scale = scale.view(1, out_features)  # [o, 1] -> [1, o]
         self.ones = torch.ones(1, in_features, device=self.weight.device)
 
     def table_row(self):
-        """Return the row of the layer in the table of quantize_weights_kernel, which fills w_q and w_scale."""
+        """Return the layer's row of the table, by which quantize_weights_kernel fills w_q and w_scale."""
         addresses = [tensor.data_ptr() for tensor in (self.weight, self.w_q, self.w_scale)]
         return [*addresses, *self.weight.shape]
 
     def transpose(self):
-        """Make the other layout of w_q."""
+        """Make the other layout of w_q, which dgrad multiplies by."""
         self.w_q_t = transpose_fp8(self.w_q)  # [i, o]
 
     def forward(self, x):
         return FP8LinearFunction.apply(x, self.weight, self)
 
     def matmul(self, x_q, x_scale):
-        """Return y [t, o]."""
+        """Return y [t, o] for x [t, i]."""
         return fp8_matmul(x_q, x_scale, self.w_q, self.w_scale)
 
     def dgrad(self, g_q, g_scale):
-        """Return dx [t, i]."""
+        """Return dx [t, i] for g [t, o]."""
         return fp8_matmul(g_q, g_scale, self.w_q_t, self.ones)
 
     def wgrad(self, g_q, g_scale, x_q, x_scale):
-        """Return dw [o, i]."""
+        """Return dw [o, i] for g [t, o] and x [t, i]."""
         c = (x_scale * g_scale).max()
         row_factors = c / self.w_scale.view(-1, 1)  # [o, 1]
-        return fp8_matmul(transpose_fp8(g_q), row_factors, transpose_fp8(x_q, x_scale, g_scale, c), self.ones)
+        g_q_t = transpose_fp8(g_q)  # [o, t]
+        x_q_t = transpose_fp8(x_q, x_scale, g_scale, c)  # [i, t], x̃
+        return fp8_matmul(g_q_t, row_factors, x_q_t, self.ones)
 
 
 @gated(twice_differentiable=False)
@@ -1256,12 +1257,12 @@ class FP8FeedForwardFunction(torch.autograd.Function):
         x_q, x_scale, h, y_q, y_scale = ctx.saved_tensors
         gate_up = ctx.gate_up
         down = ctx.down
-        g_q, g_scale = quantize_rows(dout.flatten(0, -2), down.w_scale)  # [B, T, C] -> [t, C]
-        dy = down.dgrad(g_q, g_scale)
-        dw_down = down.wgrad(g_q, g_scale, y_q, y_scale)
-        g_q, g_scale = empty_fp8(*h.shape, h.device)  # from here on of gate_up, not of down
-        limit = torch.finfo(g_q.dtype).max
+        g_down_q, g_down_scale = quantize_rows(dout.flatten(0, -2), down.w_scale)  # [B, T, C] -> [t, C]
+        dy = down.dgrad(g_down_q, g_down_scale)  # [t, width]
+        dw_down = down.wgrad(g_down_q, g_down_scale, y_q, y_scale)
         rows, width = y_q.shape
+        g_q, g_scale = empty_fp8(rows, 2 * width, h.device)
+        limit = torch.finfo(g_q.dtype).max
         arguments = (dy, h, gate_up.w_scale, g_q, g_scale, limit)
         launch_tiles(swiglu_backward_quantize_kernel, rows, width, *arguments, whole_row=True, num_warps=8)
         dx = gate_up.dgrad(g_q, g_scale)
@@ -1288,7 +1289,7 @@ class FP8Weights:
         self.table = torch.tensor(table, dtype=torch.int64).to(weight.device)
         self.chunks = torch.tensor(chunks, dtype=torch.int32).to(weight.device)
         triton_fp8 = tl.float8e4b8 if fp8 == torch.float8_e4m3fnuz else tl.float8e4nv
-        self.constants = (TRITON_DTYPES[weight.dtype], triton_fp8, torch.finfo(fp8).max)
+        self.constants = (TRITON_DTYPES[weight.dtype], triton_fp8, torch.finfo(fp8).max)  # dtype, fp8 and LIMIT
 
     def update(self):
         """Quantize all weights, and transpose them."""

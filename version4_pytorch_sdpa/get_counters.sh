@@ -7,6 +7,7 @@
 #   ./get_counters.sh --set memory --kernel attention -- --kernel-iteration-range 3    after --: profiler options
 #   --nproc-per-node N (1): N processes under torchrun, a result per rank   --output-dir DIR (this folder)
 #   --profiler auto|rocm|nsight|pytorch (auto)                              --dry-run: print the commands only
+# Exit status: 0; 1 no result; 2 a bad option; 3 only a part was measured, and is kept; 130 Ctrl-C; or the script's
 #
 # Writes counters/counter_<timestamp>/ with kernels.csv and counters.csv; prints the top 15 kernels.
 # https://rocm.docs.amd.com/en/latest/conceptual/gpu-arch/mi300-mi200-performance-counters.html

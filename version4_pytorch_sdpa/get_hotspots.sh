@@ -7,6 +7,7 @@
 #   ./get_hotspots.sh -- --collection-period 20:5:1    options after -- go to the profiler (here: after start-up)
 #   --nproc-per-node N (1): N processes under torchrun, a result per rank   --output-dir DIR (this folder)
 #   --profiler auto|rocm|nsight|pytorch (auto)                              --dry-run: print the commands only
+# Exit status: 0; 1 no result; 2 a bad option; 3 only a part was measured, and is kept; 130 Ctrl-C; or the script's
 #
 # Writes hotspots/hotspot_<timestamp>/ with the profiler's files, hotspots.csv and hotspots.json; prints the top 15.
 # https://rocm.docs.amd.com/projects/rocprofiler-sdk/en/latest/how-to/using-rocprofv3.html

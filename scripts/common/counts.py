@@ -250,11 +250,14 @@ def cross_entropy(s, version, e):
 
 
 def adamw(s, version, precision):
-    """Count the optimizer; the update of its step counters is a launch of few bytes."""
+    """Count the optimizer; the update of its step counters is a launch of few bytes, on the host in version 1."""
     vectors = (2 * s.L + 1) * s.C
     matrices = parameter_count(s) - vectors
-    if version < 3:  # foreach: decay, lerp, · beta2, addcmul, sqrt, / , + eps, addcdiv
+    if version == 1:  # foreach: decay, lerp, · beta2, addcmul, sqrt, / , + eps, addcdiv
         return Part([], [n * (matrices + vectors) for n in (8, 12, 8, 16, 8, 8, 8, 16)])
+    if version == 2:  # fused: t + 1 of 6 tensors a layer and 2 more; weight and moments read and written, gradient read
+        tensors = 6 * s.L + 2
+        return Part([], [8 * tensors, 28 * (matrices + vectors) + 4 * tensors])
     wide = 26 if precision == "bfloat16" else 28  # a bfloat16 copy and its low bits are float32 in two pieces
     in_16_bits = ELEMENT_BYTES[precision] == 2
     updates = [wide * matrices, 28 * vectors] if in_16_bits else [28 * (matrices + vectors)]

@@ -20,15 +20,7 @@ import sys
 EXTRAS = {"run": [], "test": ["test"], "all": ["test", "pin"]}  # of pyproject.toml, without plots and peers
 OPT = pathlib.Path("/opt")
 PYPROJECT = pathlib.Path(__file__).resolve().parents[2] / "pyproject.toml"
-# ROCm release -> the newest PyTorch built for it up to the pinned one, and its folder below download.pytorch.org/whl
-ROCM_BUILDS = {
-    (6, 2): ("2.7.1", "rocm6.2.4"),
-    (6, 3): ("2.9.1", "rocm6.3"),
-    (6, 4): ("2.9.1", "rocm6.4"),
-    (7, 0): ("2.10.0", "rocm7.0"),
-    (7, 1): ("2.13.0", "rocm7.1"),
-    (7, 2): ("2.13.0", "rocm7.2"),
-}
+ROCM_BUILDS = pathlib.Path(__file__).with_name("environment_rocm.txt")
 
 
 def requirements(group):
@@ -92,7 +84,8 @@ def rocm_release():
     if os.environ.get("TINY_LLAMA_ROCM"):
         return os.environ["TINY_LLAMA_ROCM"]
     roots = [pathlib.Path(os.environ["ROCM_PATH"])] if os.environ.get("ROCM_PATH") else []
-    roots += [OPT / "rocm", *sorted(OPT.glob("rocm/core*"), reverse=True), *sorted(OPT.glob("rocm-*"), reverse=True)]
+    for pattern in ("rocm", "rocm/core*", "rocm-*"):
+        roots += sorted(OPT.glob(pattern), key=lambda folder: numbers(folder.name), reverse=True)  # 10.0 before 7.14
     told = [path.read_text() for path in (root / ".info" / "version" for root in roots) if path.is_file()]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         answer = subprocess.run(["amd-smi", "version"], capture_output=True, text=True, timeout=30).stdout
@@ -100,10 +93,17 @@ def rocm_release():
     return next((found[0] for text in told if (found := re.search(r"\d+\.\d+\.\d+", text))), "")
 
 
+def rocm_builds():
+    """Return {(7, 2): (PyTorch, folder in its index)}."""
+    lines = [line.split() for line in ROCM_BUILDS.read_text().splitlines() if not line.startswith("#")]
+    return {numbers(release): (torch, folder) for release, torch, folder in lines}
+
+
 def rocm_build(release):
-    """Return "RELEASE TORCH FOLDER"; "-" for the release "", "none" and the newest folder where there is no build."""
-    newest = ROCM_BUILDS[max(ROCM_BUILDS)][1]
-    return " ".join((release or "-", *ROCM_BUILDS.get(numbers(release)[:2], ("none", newest))))
+    """Return "RELEASE TORCH FOLDER"; "-" for the release "", "unknown" and the newest folder without a known build."""
+    builds = rocm_builds()
+    newest = builds[max(builds)][1]
+    return " ".join((release or "-", *builds.get(numbers(release)[:2], ("unknown", newest))))
 
 
 def main(question, *arguments):

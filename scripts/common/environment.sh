@@ -84,9 +84,10 @@ install_rocm_torch() { # PYTHON: install the PyTorch built for this machine's RO
     [ "$release" != - ] || fail "This machine has an AMD GPU, but no ROCm release was found (no .info/version below" \
         "ROCM_PATH or /opt/rocm, no amd-smi): load your site's PyTorch or ROCm module, or name the release of your" \
         "driver, as in $named"
-    [ "$version" != none ] || fail "PyTorch's index has no build for ROCm $release that this script knows: load your site's" \
-        "PyTorch module or a ROCm from 6.2 on, try the newest build, which brings its own ROCm, with $named," \
-        "or set TINY_LLAMA_CPU=1 to run on the CPU."
+    [ "$version" != unknown ] || fail "PyTorch's build for ROCm $release is unknown to this script (its table:" \
+        "scripts/common/environment_rocm.txt): load your site's PyTorch module or a ROCm from 6.2 on, try the newest build," \
+        "which brings its own ROCm, with $named, use a container image that holds PyTorch, such as AMD's" \
+        "rocm/pytorch, or set TINY_LLAMA_CPU=1 to run on the CPU."
     make_venv amd "$1"
     say "ROCm $release: installing PyTorch $version built for ${folder/rocm/ROCm }, gigabytes, from $TORCH_INDEX/$folder"
     install=(-m pip install "torch==$version+$folder" --index-url "$TORCH_INDEX/$folder")
@@ -102,7 +103,8 @@ install_unmet() { # KIND GROUP
     if [[ $1 == none && " ${unmet[*]} " == *" torch "* ]] &&
         ! "$PYTHON" -m pip config list 2>/dev/null | grep -Eq '(index-url|find-links|no-index)='; then
         say "Taking PyTorch from pip's default index, whose Linux build brings its CUDA libraries (gigabytes);" \
-            "set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds for a small one."
+            "for a small one, first: python3 -m venv $VENV && $PYTHON -m pip install torch -c $CONSTRAINTS" \
+            "--index-url $TORCH_INDEX/cpu"
     fi
     say "Installing ${unmet[*]}"
     PIP_USER=0 "$PYTHON" -m pip install --constraint "$CONSTRAINTS" --disable-pip-version-check --no-input "${unmet[@]}" >&2 ||

@@ -97,7 +97,7 @@ def read_counters(path):
 
 
 def limit_of(row):
-    """Name the unit that limits the kernel, or latency."""
+    """Name the unit that limits the kernel; latency only where all units are known to be far from their peaks."""
     memory, matrix, compute = (row[column] or 0 for column in ("memory", "matrix", "compute"))
     if memory >= max(BUSY, matrix):
         return "memory bandwidth"
@@ -105,6 +105,8 @@ def limit_of(row):
         return "matrix units"
     if compute >= BUSY:
         return "compute units"
+    if row["memory"] is None or row["compute"] is None:
+        return "unknown"
     return "latency, few waves" if row["occupancy"] is not None and row["occupancy"] < FEW_WAVES else "latency"
 
 
@@ -127,6 +129,8 @@ def main(argv):
     cells = "".join(f" | {COLUMNS[column][0]}: {{{column}:,.1f}}" for column in known)
     print(text_table(*columns(f"kernel: {{shown}}{cells} | limited by: {{limited_by}}", shown)))
     print(f"limited by: a unit at {BUSY} % of its peak or more, else latency (few waves: under {FEW_WAVES} %)")
+    if any(row["limited_by"] == "unknown" for row in rows):
+        print("unknown: the profile lacks the percentage of a peak, which the tool may not know for this GPU")
     return 0
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.profiles import errors_of
+from common.ratios import gain
 from common.tables import known, rounded
 from common.versions import REPOSITORY, SCRIPTS
 
@@ -108,19 +109,23 @@ def median(values):
     return float(np.median(values)) if values and None not in values else None
 
 
-def speed(runs, good):
-    """Return throughput over that of version 1 alone in float32: the median over the rounds that have both."""
-    base = runs[0]["case"]._replace(model="v1", precision="float32", graph=False, processes=1)
-    first = {run["repeat"]: step_of(run) for run in good if run["case"] == base}
-    rounds = [run for run in runs if run["repeat"] in first]
-    return median(run["case"].processes * first[run["repeat"]] / step_of(run) for run in rounds)
+def rounds_of(case, good):
+    """Return {round: median step in ms} of the runs of a case."""
+    return {run["repeat"]: step_of(run) for run in good if run["case"] == case and run["status"] == "ok"}
 
 
-def efficiency(case, step_ms, good):
-    """Return weak scaling: throughput per process over that of one process alone; None for one process."""
+def ratios_between(case, base, good):
+    """Return the Gain of a case over another from the rounds that have both; None without such a round."""
+    times = rounds_of(case, good)
+    before = rounds_of(base, good)
+    both = sorted(times.keys() & before.keys())
+    return gain([before[i] for i in both], [times[i] for i in both]) if both else None
+
+
+def efficiency(case, good):
+    """Return weak scaling, throughput per process over that of one process alone, as a Gain; None for one process."""
     single = case._replace(model=case.model.replace("+fsdp", ""), processes=1)
-    alone = median(step_of(run) for run in good if run["case"] == single)
-    return alone / step_ms if case.processes > 1 and alone else None
+    return ratios_between(case, single, good) if case.processes > 1 else None
 
 
 def measured_row(runs, good):
@@ -136,8 +141,7 @@ def measured_row(runs, good):
         **{name: median(summary[name] for summary in summaries) for name in PHASES},
         "samples_per_second": 1000 * case.processes * case.batch_size / step,
         "tflops": summaries[0]["flops_per_step"] / step / 1e9,
-        "speed": speed(runs, good),
-        "efficiency": efficiency(case, step, good),
+        "efficiency": efficiency(case, good),
         "peak_memory_mb": max(summary["peak_memory_mb"] for summary in summaries),
         "parameters": summaries[0]["parameters"],
         "parameters_trained": min(summary["parameters_trained"] for summary in summaries),
@@ -149,8 +153,8 @@ def measured_row(runs, good):
 def rows(results):
     """Return one flat dictionary per case in the order of the tables: its numbers, or why there are none.
 
-    Times in ms, memory in MiB of the process that needs most. speed is throughput over version 1's in float32 in the
-    same round; the gradients' error is relative to version 1 in float32. status: ok, failed, or not available.
+    Times in ms, memory in MiB of the process that needs most. The gradients' error is relative to version 1 in float32.
+    status: ok, failed, or not available.
     """
     good = [run for run in results["runs"] if run["status"] == "ok"]
     errors = {entry["case"].gradients: entry["gradient_error"] for entry in results["accuracy"]}
@@ -161,8 +165,6 @@ def rows(results):
         row = case._asdict() | {"case": case, "status": "ok" if ran else bad[-1]["status"]}
         row |= measured_row(ran, good) if ran else {"repeats": 0}
         row["reason"] = bad[0]["reason"] if bad else None
-        if results["record"]["device_type"] == "cpu" and case.model.startswith("v3"):
-            row["speed"] = None  # of Triton's interpreter
         found.append(row | {"gradient_error": errors.get(case.gradients) if case.processes == 1 else None})
     return sorted(found, key=place)
 
@@ -185,6 +187,14 @@ def configurations(table):
 
 # ---------------------------------------------------------------- tables
 
+
+def percent_range(found):
+    """Return a ratio in percent with its smallest and largest round: "91.3 % (90.8 to 91.8)"."""
+    if found is None:
+        return "-"
+    return f"{100 * found.ratio:.1f} % ({100 * found.low:.1f} to {100 * found.high:.1f})"
+
+
 # Heading, the metric it belongs to, and the cell of a measured row.
 COLUMNS = [
     ("", "", lambda row: MODELS.get(row["model"], row["model"])),
@@ -193,10 +203,9 @@ COLUMNS = [
     ("processes", "scaling", lambda row: str(row["processes"])),
     ("step ms", "", lambda row: rounded(row["step_ms"], 4)),
     ("quartiles", "", lambda row: f"{rounded(row['step_p25_ms'], 4)} to {rounded(row['step_p75_ms'], 4)}"),
-    ("times V1", "throughput", lambda row: known(row["speed"], ".2f")),
     ("samples/s", "throughput", lambda row: f"{row['samples_per_second']:,.0f}"),
     ("TFLOP/s", "throughput", lambda row: f"{row['tflops']:.1f}"),
-    ("efficiency", "scaling", lambda row: known(row["efficiency"], ".1%")),
+    ("efficiency", "scaling", lambda row: percent_range(row["efficiency"])),
     ("peak MiB", "memory", lambda row: f"{row['peak_memory_mb']:,.0f}"),
     ("gradient error", "accuracy", lambda row: known(row["gradient_error"], ".1e")),
 ]

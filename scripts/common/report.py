@@ -8,8 +8,9 @@ The markup is in report.html, a Jinja2 template; the functions here compute what
 
 import pathlib
 
+from common import tables
 from common.profiles import GROUPS, PHASES
-from common.tables import markdown_table, rounded
+from common.tables import rounded
 
 COLORS = {group: f"c{i}" for i, group in enumerate(GROUPS)}
 
@@ -20,17 +21,19 @@ def page(title, facts, notice, sections):
 
     loader = jinja2.FileSystemLoader(pathlib.Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
-    content = {"title": title, "facts": facts, "notice": notice, "sections": sections}
+    content = {"title": title, "facts": facts, "notice": notice, "sections": sections, "colors": len(COLORS)}
     return environment.get_template("report.html").render(content).lstrip()
 
 
 def markdown(title, facts, notice, sections):
     """Return texts and tables as Markdown."""
-    lines = [f"# {title}", "", *(f"- {name}: {value}" for name, value in facts), "", *notice]
+    lines = [f"# {tables.markdown(title)}", "", *(tables.markdown(f"- {name}: {value}") for name, value in facts), ""]
+    lines += map(tables.markdown, notice)
     for heading, parts in sections:
         lines += ["", f"## {heading}"]
         for part in parts:
-            lines += ["", markdown_table(part["header"], part["rows"]) if "rows" in part else part["text"]]
+            table = "rows" in part and tables.markdown_table(part["header"], part["rows"])
+            lines += ["", table or tables.markdown(part["text"])]
     return "\n".join(lines) + "\n"
 
 
@@ -73,7 +76,7 @@ def result_lines(rows):
         *([f"{phase} ms", *(rounded(row[f"{phase}_ms"]) for row in rows)] for phase in PHASES),
         ["tokens/s", *(f"{row['tokens_per_second']:,.0f}" for row in rows)],
         ["TFLOP/s", *(rounded(row["tflops"]) for row in rows)],
-        ["peak memory MB", *(f"{row['peak_memory_mb']:,.0f}" for row in rows)],
+        ["peak memory MiB", *(f"{row['peak_memory_mb']:,.0f}" for row in rows)],
         ["parameters trained", *(f"{row['parameters_trained'] / row['parameters']:.0%}" for row in rows)],
     ]
 
@@ -90,12 +93,16 @@ def times_as_fast(first, other):
 
 
 def step_bars(rows, caption):
-    """Return the step time of each row as a bar with its quartiles."""
-    scale, first, bars = 100 / max(row["step_ms"]["p75"] for row in rows), rows[0]["step_ms"]["median"], []
+    """Return the step time of each row as a bar with its quartiles, and its gain."""
+    scale, bars = 100 / max(row["step_ms"]["p75"] for row in rows), []
     for row in rows:
         step, words = row["step_ms"], f"{rounded(row['step_ms']['median'])} ms"
         piece = {"name": row["name"], "text": words, "color": "c0", "percent": step["median"] * scale}
-        bar = {"name": row["name"], "text": f"{words}, {first / step['median']:.2f}x", "pieces": [piece]}
+        bar = {
+            "name": row["name"],
+            "text": words if row["gain"] == "-" else f"{words}, {row['gain']}",
+            "pieces": [piece],
+        }
         bars.append(bar | {"low": step["p25"] * scale, "high": step["p75"] * scale})
     return {"kind": "bars", "bars": bars, "legend": {}, "caption": caption}
 

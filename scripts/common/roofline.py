@@ -4,10 +4,11 @@ import argparse
 import itertools
 import math
 import re
+import time
 
 from common import counts
 from common.command_line import Failure, add_steps, progress
-from common.profiles import read_profile, steps_needed
+from common.profiles import errors_of, read_profile, steps_needed
 from common.tables import rounded
 
 ELEMENT_BYTES = {
@@ -121,7 +122,13 @@ def analyzed_trace(options):
     profile = read_profile(options.profile_data, options.steps)
     if not profile.operations:
         raise Failure(2, f"{profile.path} holds no operators: give a trace of --enable-pytorch-profiler")
-    steps, (ceilings, origin) = steps_needed(profile), ceilings_for(profile)
+    steps = steps_needed(profile)
+    ceilings, origin, remarks = ceilings_for(profile)
+    with errors_of(profile.path):  # shapes can be no matrix's
+        operators = operator_table(profile, steps, ceilings)
+    if above := [row["operator"] for row in operators if (row["of_roofline"] or 0) > 1]:
+        cause = "their data was in a cache, or the ceilings are not those of this run"
+        remarks.append(f"{len(above)} operators are above a ceiling ({above[0]}, ...): {cause}.")
     return profile, {
         "trace": profile.title,
         "device": profile.device or ("CPU" if profile.on_cpu else "GPU"),
@@ -130,11 +137,15 @@ def analyzed_trace(options):
         "steps": steps,
         "ceilings": ceilings,
         "ceilings_from": origin,
-        "operators": operator_table(profile, steps, ceilings),
+        "remarks": remarks,
+        "operators": operators,
     }
 
 
 # ---------------------------------------------------------------- ceilings
+
+
+OLD_HOURS = 1  # from which on a trace is not of now
 
 
 def balance(ceilings):
@@ -152,7 +163,7 @@ def ceilings_line(ceilings):
 
 
 def ceilings_for(profile):
-    """Return {"matmul_tflops", "copy_tb_s"}, or None, and where they come from or why there are none.
+    """Return {"matmul_tflops", "copy_tb_s"}, or None, where they come from or why there are none, and remarks.
 
     They are measured if this is the device that was profiled, else those of its data sheet are taken.
     """
@@ -162,13 +173,24 @@ def ceilings_for(profile):
     here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     if profile.on_cpu or (here and profile.device in (None, here)):
         found = measure_ceilings("cpu" if profile.on_cpu else "cuda", precision)
-        return found, f"measured here, matmuls in {precision}"
+        return found, f"measured here and now, matmuls in {precision}", doubts(profile)
     if gpu is None:
-        return None, f"the profile is of {profile.device or 'a GPU'}, not of this machine: analyze it there"
+        return None, f"the profile is of {profile.device or 'a GPU'}, not of this machine: analyze it there", []
     if counts.peak_tflops(gpu, precision) is None:
         precision = "float32"  # in which a GPU without units for a precision computes
     found = {"matmul_tflops": counts.peak_tflops(gpu, precision), "copy_tb_s": counts.BANDWIDTH_TB_S[gpu]}
-    return found, f"the data sheet's of {gpu} in {precision}"
+    return found, f"the data sheet's of {gpu} in {precision}", []
+
+
+def doubts(profile):
+    """Return why ceilings that are measured now need not be those of the profiled run, in sentences."""
+    found = []
+    hours = (time.time() - profile.path.stat().st_mtime) / 3600
+    if hours > OLD_HOURS:
+        found.append(f"The trace is {hours:,.0f} hours old: the device may have run at other clocks or loads than now.")
+    if profile.on_cpu:
+        found.append("A CPU's trace names neither machine nor threads: fractions hold only if both are those of now.")
+    return found
 
 
 def measure_ceilings(device, precision):
@@ -199,14 +221,15 @@ def shortest_s(task, repeats=5):
 # ---------------------------------------------------------------- picture
 
 FLOP_PER_BYTE = (0.05, 3000)  # of every picture: the rooflines of two versions can be laid side by side
+LEAST_SHOWN = 1.5 * FLOP_PER_BYTE[0]  # where operators with fewer FLOP per byte are drawn
 NAMED = 14  # the points with the longest times get a name
 
 
 def draw_roofline(path, title, ceilings, points):
     """Draw points (name, FLOP per byte, TFLOP/s or None, ms or None) under the device's ceilings, into a file.
 
-    A point's area is its time; one without a rate of its own lies on the ceiling. The scales follow from the ceilings
-    alone. Failure without matplotlib.
+    A point's area is its time. One without a rate was not timed: a dotted line shows its FLOP per byte and no more. The
+    scales follow from the ceilings alone. Failure without matplotlib.
     """
     try:
         from matplotlib.figure import Figure
@@ -219,14 +242,20 @@ def draw_roofline(path, title, ceilings, points):
     axes.plot([low, top / bandwidth, high], [bandwidth * low, top, top], color="black", linewidth=2)
     axes.text(high, 1.15 * top, f"matmul {rounded(top)} TFLOP/s", ha="right", fontsize=9)
     axes.text(1.3 * low, 25 * bandwidth * low, f"copy {rounded(1e3 * bandwidth)} GB/s", fontsize=9)
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bandwidth * low / 3, 3 * top), title=title)
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bandwidth * low / 100, 3 * top), title=title)
     axes.set(xlabel="FLOP per byte", ylabel="TFLOP/s")
     for i, (name, x, rate, ms) in enumerate(sorted(points, key=lambda point: -(point[3] or 0))):
-        y, area = min(top, bandwidth * x) if rate is None else rate, 20 + 400 * (ms or longest / 8) / longest
-        label, marker = name if i < NAMED else None, "os^"[i // 10 % 3]  # there are ten colors
-        axes.scatter(x, y, area, f"C{i % 10}", marker=marker, alpha=0.7, zorder=3, label=label)
+        color = f"C{i % 10}"
+        label = name.lstrip("_") if i < NAMED else None  # a legend leaves out names that begin with "_"
+        if rate is None:
+            axes.axvline(x, color=color, linestyle=":", label=label)
+            continue
+        marker = "os^"[i // 10 % 3]  # there are ten colors
+        area = 20 + 400 * (ms or longest / 8) / longest
+        axes.scatter(x, rate, area, color, marker=marker, alpha=0.7, zorder=3, label=label)
     legend = axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False, fontsize=9)
     for handle in legend.legend_handles:
-        handle.set_sizes([40])
+        if hasattr(handle, "set_sizes"):
+            handle.set_sizes([40])
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=200)

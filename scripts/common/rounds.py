@@ -98,8 +98,10 @@ class WarmProcess:
         command = [sys.executable, str(pathlib.Path(__file__).resolve()), request]
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  end() closes it
         self.unread = b""
+        # thirteen processes compile at the same time
+        threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // 4))}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
-        self.process = subprocess.Popen(command, start_new_session=True, **pipes)
+        self.process = subprocess.Popen(command, start_new_session=True, env=threads | os.environ, **pipes)
 
     def ask(self):
         with contextlib.suppress(BrokenPipeError):  # answer() says how it ended
@@ -226,7 +228,8 @@ class Rounds:
                 continue
             times[name] = [round(ms, 4) for ms in found.pop("steps_ms")]
             self.note(name, **found, status="ok")  # a reason of another start stays
-        self.rounds.append({"start": start, "turn": turn, "steps_ms": times})
+        if times:
+            self.rounds.append({"start": start, "turn": turn, "steps_ms": times})
 
     def start(self, names, start, turns, timeout=WARM_S):
         """Start a process for every name, measure these turns, and end all; return the names without room."""
@@ -256,7 +259,9 @@ class Rounds:
         while groups:
             names, *groups = groups
             crowded = self.start(names, start, turns)
-            fitting.append([name for name in names if name not in crowded])
+            fits = [name for name in names if name not in crowded]
+            if not any(set(fits) <= set(others) for others in fitting):
+                fitting.append(fits)
             if not crowded:
                 continue
             smaller = related(crowded)
@@ -266,7 +271,7 @@ class Rounds:
                 continue
             for name in crowded:
                 self.fail(name, OutOfMemory(1, "out of memory"))
-        return [names for names in fitting if names]
+        return fitting
 
 
 if __name__ == "__main__":

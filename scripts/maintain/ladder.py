@@ -4,8 +4,10 @@
     python scripts/maintain/ladder.py --write        # put tables, times and links to pictures into all pages
     python scripts/maintain/ladder.py --draw         # draw the pictures, which needs matplotlib
 
-A recorded run is a folder that maintain/record.sh wrote. Each table comes from one of its parts: headline, v1 to v4
-and v1_v3 from the headline; graph, kernels, ablation2, ablation3 and ddp from the part of that name. tested_on says
+A recorded run is a folder that maintain/record.sh wrote. Each table comes from one of its parts: ladder and
+ladder_small from the parts whose names begin with ladder, peers likewise; headline, v1 to v4 and v1_v3 from the
+headline; graph, kernels, ablation2, ablation3 and ddp from the part of that name. In the ladder "..." stands where
+nothing has been measured. tested_on says
 what was executed, compiled, run against stubs or never run: it comes from all recorded runs, the targets of
 inspect_kernels.py, the stubs of tests/tools/stubs and the sets of versions in scripts/common/constraints*.txt.
 A page has a table where it has its markers (scripts/common/pages.py); a table whose part the run lacks keeps its text.
@@ -20,13 +22,15 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common import pictures
+import fusion_ablation_study as ablation
+from common import pictures, rungs
 from common.command_line import Failure, Parser
-from common.environment import ROCM_BUILDS, numbers
+from common.environment import numbers, rocm_builds
 from common.occupancy import TARGETS
 from common.pages import all_pages, fill, fill_quotes, quoted_rows, write_or_check
 from common.provenance import faults_of_commit, machine_line
-from common.records import MODELS, PRECISIONS, RECORDED, Record, configurations, newest_record, table_of
+from common.ratios import ROUNDS_NEEDED, counted, furthest, noise_line, ratios
+from common.records import MODELS, PRECISIONS, RECORDED, Record, configurations, newest_record, ratios_between, table_of
 from common.tables import known, markdown_table, rounded
 from common.versions import REPOSITORY, SCRIPTS
 
@@ -43,7 +47,7 @@ def explained(results):
     gradients = " Gradient error: the worst of all parameters, relative to V1 in fp32." if results["accuracy"] else ""
     return (
         f"Step time: median and quartiles of all steps of {count} processes, which took turns with the other rows. "
-        f"Times V1: V1 in fp32 over this row in the same round. Peak memory: the largest.{gradients}"
+        f"Peak memory: the largest.{gradients}"
     )
 
 
@@ -60,17 +64,123 @@ def suite_table(recorded, part, keep=lambda model: True):
     return "\n\n".join(parts)
 
 
+# ---------------------------------------------------------------- the ladder
+
+EMPTY = "..."  # not measured yet
+ROADS = "**three roads from here; each end point is a bundle of ideas**"
+
+
+def columns_of(recorded, kind):
+    """Return {(preset, in a graph): the newest Column with enough rounds} of the parts of a kind: ladder, peers."""
+    found = [column for path in recorded.folder.glob(f"{kind}*/{kind}.json") for column in rungs.read_columns(path)]
+    found.sort(key=lambda column: column.content["record"]["date"])
+    enough = ROUNDS_NEEDED if kind == "ladder" else 1
+    whole = [column for column in found if len(column.rounds) >= enough and not column.content["options"]]
+    return {(column.content["preset"], column.content["graph"]): column for column in whole}
+
+
+def step_cell(column, name):
+    if column is None or name not in column.rungs:
+        return EMPTY
+    return rounded(column.step_ms(name), 4) if column.step_ms(name) else column.told[name]["status"]
+
+
+def gain_cell(columns, rung):
+    """Return the gain in a graph, or the eager one where no graph was measured."""
+    for column, remark in zip(columns, ("", ", eager"), strict=True):
+        found = column and column.gain(rung.name, rung.base)
+        if found:
+            return f"{found}{remark}"
+    return EMPTY
+
+
+def linked(idea):
+    """Return a rung's text with a link to the page of each version that it names."""
+    return re.sub(r"version (\d)", lambda m: f"[version {m[1]}]({SCRIPTS[int(m[1])].parent.name}/README.md)", idea)
+
+
+def parts_of(name, *columns):
+    """Return what a rung said of its parts, versions of libraries among them; None where it was not measured."""
+    found = [column.told[name].get("parts") for column in columns if column and name in column.told]
+    return next(filter(None, found), None)
+
+
+def ladder_table(recorded, preset):
+    """Return the ladder of a preset: eager and in a graph, and each rung's gain over the one that it builds on."""
+    columns = columns_of(recorded, "ladder")
+    graph, eager = columns.get((preset, True)), columns.get((preset, False))
+    lines = []
+    for rung in rungs.LADDER:
+        if rung.name == rungs.BUNDLES[0]:
+            lines.append(["", ROADS, "", "", "", ""])
+        told = f": {parts}" if rung.version == "peer" and (parts := parts_of(rung.name, graph, eager)) else ""
+        steps = [step_cell(column, rung.name) for column in (eager, graph)]
+        cell = gain_cell((graph, eager), rung) if rung.base else ""
+        name = "" if rung.version == "peer" else rung.name
+        lines.append([name, linked(rung.idea) + told, rung.base or "", *steps, cell])
+    texts = [markdown_table(["", "idea", "builds on", "eager ms", "in a graph ms", "gain"], lines, left=3)]
+    for column in filter(None, (graph, eager)):
+        texts.append(told_of(column, recorded))
+    return "\n\n".join(texts)
+
+
+def told_of(column, recorded):
+    """Return the lines below a ladder: where a column was measured, its A/A pair, and the leads over the peers."""
+    count = f"{counted(len(column.rounds), 'round')} over {counted(column.starts(), 'start')} of every process"
+    way = "In a graph" if column.content["graph"] else "Eager"
+    lines = [f"{way}: {count}, in turns. {origin(column.content['record'], recorded)}"]
+    if pair := column.pair():
+        lines.append(f"{noise_line('rung ' + column.content['again'], furthest(ratios(*pair)))}.")
+    for name, peer in rungs.LEADS:
+        found = column.gain(name, peer)
+        if found:
+            lines.append(f"Rung {name} over {column.rungs[peer].idea}: {found}.")
+    return " ".join(lines)
+
+
+def peers_table(recorded):
+    """Return each way to run the peer, timed once: step and memory, or why it has none."""
+    lines = []
+    columns = columns_of(recorded, "peers")
+    for (preset, graph), column in sorted(columns.items()):
+        for name, rung in column.rungs.items():
+            told = column.told[name]
+            memory = known(told.get("peak_mib"), ",.0f")
+            step = step_cell(column, name)
+            way = "graph" if graph else "eager"
+            lines.append([preset, way, rung.idea, step, memory if column.step_ms(name) else told["reason"] or ""])
+    if not lines:
+        return None
+    where = origin(column.content["record"], recorded)
+    return f"{where}\n\n{markdown_table(['preset', 'runs', 'peer', 'step ms', 'peak MiB'], lines, left=3)}"
+
+
 def graph_table(recorded):
     """Return the steps launched one operation at a time, and the same ones replayed from a graph."""
-    results, pairs, lines = recorded.suite("graph"), {}, []
-    for row in results["rows"]:
-        name = row["preset"], MODELS.get(row["model"], row["model"]), PRECISIONS[row["precision"]]
-        pairs.setdefault(name, {})[row["captured"]] = row["step_ms"]
-    for name, step in ((name, step) for name, step in pairs.items() if len(step) == 2):
-        eager, graph = step[False], step[True]
-        lines.append([*name, rounded(eager, 4), rounded(graph, 4), f"{eager / graph:.2f}"])
-    header = ["preset", "", "precision", "eager ms", "graph ms", "eager / graph"]
-    return lines and f"{origin(results['record'], recorded)}\n\n{markdown_table(header, lines, left=3)}"
+    results = recorded.suite("graph")
+    captured = [row for row in results["rows"] if row["captured"]]
+    measured = {row["case"]: row for row in results["rows"]}
+    lines = []
+    few = 0
+    for row in captured:
+        eager = measured.get(row["case"]._replace(graph=False))
+        if not eager:
+            continue
+        found = ratios_between(row["case"], eager["case"], results["runs"])
+        few = max(few, found.rounds if found and found.missing else 0)
+        ratio = found.range_text() if found else "-"
+        name = [row["preset"], MODELS.get(row["model"], row["model"]), PRECISIONS[row["precision"]]]
+        lines.append([*name, rounded(eager["step_ms"], 4), rounded(row["step_ms"], 4), ratio])
+    if not lines:
+        return None
+    told = origin(results["record"], recorded)
+    if few:
+        told += f" {counted(few, 'round')}: too few to judge a small difference."
+    header = ["preset", "", "precision", "eager ms", "graph ms", "eager / graph (smallest to largest)"]
+    return f"{told}\n\n{markdown_table(header, lines, left=3)}"
+
+
+# ---------------------------------------------------------------- the other parts
 
 
 def kernels_table(recorded):
@@ -92,22 +202,33 @@ def kernels_table(recorded):
     return f"{origin(kernels['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
 
 
+def gain_text(gain):
+    """Return a gain, without a verdict where there were too few rounds for one."""
+    if gain is None:
+        return "-"
+    return gain.range_text() if gain.missing else str(gain)
+
+
 def ablation_table(recorded, part):
-    """Return what each switch is worth when it is added alone, and when it is the last one added."""
+    """Return what each switch is worth when it is added to none, and when it is added to all others."""
     study = recorded.json(part, "ablation.json")
     if not study:
         return None
     steps = {frozenset(row["on"]): row["step_ms"] for row in study["combinations"]}
-    none, every = (steps.get(frozenset(on)) for on in ((), (row["switch"] for row in study["switches"])))
-    header = ["switch", "alone", "taken away from all", "peak MiB", "kernels per step"]
-    lines = [
-        [row["switch"], *(known(row[key], ".2f") for key in ("alone", "last"))]
-        + [known(row[key] and round(row[key]), "+,.0f") for key in ("memory_mb", "kernels")]
-        for row in study["switches"]
-    ]
-    rounds = min(len(row["steps_ms"]) for row in study["combinations"] if row["steps_ms"])
-    noise = "One round: a difference of some percent may be noise." if rounds == 1 else f"Medians of {rounds} rounds."
-    told = f"{noise} Without any switch {rounded(none, 4)} ms, with all {rounded(every, 4)} ms per step. Speed-ups:"
+    switches = [row["switch"] for row in study["switches"]]
+    none, every = steps.get(frozenset()), steps.get(frozenset(switches))
+    found = ablation.worth(study["combinations"], switches, study.get("again_ms", ()))
+    lines = []
+    few = set()
+    for row in found:
+        gains = [row["alone"], row["last"]]
+        few |= {gain.missing for gain in gains if gain and gain.missing}
+        cells = [gain_text(gain) for gain in gains]
+        counts = [known(row[key] and round(row[key]), "+,.0f") for key in ("memory_mb", "kernels")]
+        lines.append([row["switch"], *cells, *counts])
+    judged = f"Not judged: {', '.join(sorted(few))}. " if few else ""
+    told = f"Without any switch {rounded(none, 4)} ms, with all {rounded(every, 4)} ms per step. {judged}Speed-ups:"
+    header = ["switch", "added to none", "added to all others", "peak MiB", "kernels per step"]
     return f"{origin(study['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
 
 
@@ -140,7 +261,7 @@ def tested_on(recorded):
     devices = " ".join(device for _, device, _, _ in rows)
     sets = f"{versions_of('constraints-oldest.txt')} to {versions_of('constraints.txt')}"
     stubs = sorted((path.name[5:] for path in (REPOSITORY / "tests" / "tools" / "stubs").glob("rocm-*")), key=numbers)
-    releases = ", ".join(f"{major}.{minor}" for major, minor in ROCM_BUILDS)
+    releases = ", ".join(f"{major}.{minor}" for major, minor in rocm_builds())
     amd = "" if re.search("AMD|Radeon", devices) else "any AMD GPU, "
     rows += [
         ("executed", "CPU, Linux on x86-64", sets, "test suite; Triton's kernels in its interpreter"),
@@ -161,6 +282,8 @@ def tables_of(recorded):
     for name in (f"v{version}" for version in SCRIPTS):
         made[name] = suite_table(recorded, "headline", lambda model, name=name: model.split("+")[0] == name)
     made |= {"v1_v3": suite_table(recorded, "headline", lambda model: model in ("v1", "v3"))}
+    made |= {"ladder": ladder_table(recorded, "medium"), "ladder_small": ladder_table(recorded, "small")}
+    made |= {"peers": peers_table(recorded)}
     made |= {"graph": graph_table(recorded), "kernels": kernels_table(recorded), "ddp": suite_table(recorded, "ddp")}
     made |= {part: ablation_table(recorded, part) for part in ("ablation2", "ablation3")}
     return {name: text for name, text in made.items() if text} | {"tested_on": tested_on(RECORDED)}

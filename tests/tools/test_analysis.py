@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import analyze_bottlenecks as bottlenecks
 import analyze_communication as communication
 import analyze_kernel_launches as launches
 import analyze_kernel_reduction as reduction
+import memory_bandwidth_analyzer as bandwidth
 from common import roofline
 from common.profiles import Kernel, Operation, Profile, read_profile
 from common.tables import rounded
@@ -166,9 +168,27 @@ def test_overlapping_queues_are_busy_once_and_pauses_are_no_gaps():
     assert found["largest_gaps"] == [{"gap_us": 2, "after": "k2", "before": "k3"}]
 
 
+def test_a_gap_inside_a_step_is_idle_however_long_it_is(make_trace, capsys):
+    """Each of two steps takes 50 us on the host and 10 ms until the next; its kernels are 3 ms apart, or not."""
+    trace = make_trace("p/trace_1.json", {"gemm": 5.0, "softmax_kernel": 5.0})
+    content = json.loads(trace.read_text())
+    for one in content["traceEvents"]:
+        if one["name"] == "softmax_kernel":
+            one["ts"] += 3000
+    trace.write_text(json.dumps(content))
+    assert launches.main(["--trace-file", str(trace), "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)["results"]
+    # gemm from 30 to 35, softmax from 3035 to 3040; the next step begins at 10000, its gemm at 10030
+    assert (found["idle_us"], found["paused_us"]) == (pytest.approx(3000 + 30 + 3000), pytest.approx(6960))
+    assert found["busy_us"] == pytest.approx(20) and found["largest_gaps"][0]["gap_us"] == pytest.approx(3000)
+    assert launches.main(["--trace-file", str(trace)]) == 0
+    assert "6.960 ms in pauses over 1000 us between steps" in capsys.readouterr().out
+
+
 def test_the_documented_launch_command_reads_results_csv(tmp_path, capsys):
     (tmp_path / "results.csv").write_bytes((SAMPLES / "rocm-6.4" / "kernel_trace.csv").read_bytes())
     result = call(2, "analyze_kernel_launches.py --trace-file results.csv", cwd=tmp_path)
+    assert "which this profile does not mark" in result.stdout
     assert "8 launches" in result.stdout and "launch-bound: the GPU waits 30.2 %" in result.stdout
     for name, words in (
         ("rocm-6.2/kernel_stats.csv", "no table of kernels' times"),
@@ -263,6 +283,23 @@ def test_the_documented_bottleneck_command_by_hand(known_trace):
     assert "| 3 | `lonely` | other | 1 | 0.0100 | 25.0 | - | - | - |" in report
     (cached,) = bottlenecks.targets([{"group": "copies", "ms": 1.0, "roofline_ms": 2.0}])
     assert cached["could_save_ms"] == 0
+
+
+@pytest.mark.parametrize("tool", [bottlenecks, bandwidth])
+def test_what_makes_ceilings_of_now_doubtful_is_said(tool, profiled, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(profiled[1], "profiles")
+    data = ["--profile-data", "profiles"]
+    monkeypatch.setattr(roofline, "measure_ceilings", lambda *_: {"matmul_tflops": 1e3, "copy_tb_s": 1e3})
+    assert tool.main(data) == 0
+    told = capsys.readouterr().out
+    assert "neither machine nor threads" in told and "hours old" not in told and "above a ceiling" not in told
+    (trace,) = pathlib.Path("profiles").glob("trace_*.json")
+    os.utime(trace, (trace.stat().st_mtime - 7200,) * 2)
+    monkeypatch.setattr(roofline, "measure_ceilings", lambda *_: {"matmul_tflops": 1e-9, "copy_tb_s": 1e-9})
+    assert tool.main(data) == 0
+    told = capsys.readouterr().out
+    assert "The trace is 2 hours old" in told and "operators are above a ceiling (" in told
 
 
 def test_a_profile_of_another_device_has_no_roofline_of_this_one(known_trace, monkeypatch, capsys):

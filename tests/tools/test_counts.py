@@ -71,12 +71,23 @@ def run(capsys, *argv):
 def test_the_numbers_of_a_step(capsys):
     status, out = run(capsys, "--version", 1, "--preset", "small")
     assert status == 0 and "31,977,984 parameters, 199.64 GFLOP needed" in out and "1,047 launches" in out
+    assert "--precision bfloat16 counts the casts of --use-amp too" in out
+    assert "1,357 launches\n" in run(capsys, "--version", 1, "--preset", "small", "--precision", "bfloat16")[1]
     assert "down projection      8,388,608          17.18     34.36" in out  # GFLOP: 2 x 1024 tokens x 8,388,608, twice
     status, out = run(capsys, "--version", 3, "--preset", "tiny", "--precision", "float16")
     numbers, roofs = [line.split()[1:] for line in out.splitlines() if line.startswith("SwiGLU")]
     one = 4 * 8 * 128 * 512 * 2  # bytes of an operand, in all layers: three of them forward, five backward, two saved
     assert numbers[3:] == [f"{3 * one / 1e6:.2f}", f"{5 * one / 1e6:.2f}", f"{2 * one / 2**20:.2f}", "4", "+", "4"]
     assert roofs[1:3] == [f"{8 * one / 5.3e6:.1f}", "memory"]
+
+
+def test_a_record_from_before_the_fused_adamw_is_compared_with_what_ran():
+    row = {"model": "v2", "precision": "float32", "captured": False, "step_ms": 1.0, "peak_memory_mb": 1.0}
+    launches = [
+        model_counts.predicted_and_measured(row, {"device": "H200", "date": date}, preset_sizes("small"))[1]
+        for date in ("2026-11-23T00:46:23+00:00", "2026-11-24T00:00:00+00:00")
+    ]
+    assert launches == ["831", "825"]
 
 
 def test_bad_input_is_one_line_and_status_2(capsys):

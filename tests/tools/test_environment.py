@@ -66,7 +66,7 @@ class Machine:
         common = self.checkout / "scripts" / "common"
         common.mkdir(parents=True)
         shutil.copy(REPOSITORY / "pyproject.toml", self.checkout)
-        for pattern in ("environment.*", "constraints*.txt"):
+        for pattern in ("environment*", "constraints*.txt"):
             for file in (REPOSITORY / "scripts" / "common").glob(pattern):
                 shutil.copy(file, common)
         self.opt = folder / "opt"  # a ROCm of this machine's own must not be found
@@ -258,9 +258,9 @@ def has_no_venv_module(machine):
 @pytest.mark.parametrize(
     ("prepare", "words"),
     [
-        (has_rocm("6.0.2-115"), ["no build for ROCm 6.0.2", "ROCm from 6.2 on", "TINY_LLAMA_CPU=1"]),
-        (has_rocm("7.14.0"), ["no build for ROCm 7.14.0", "PyTorch module", "=7.2 ./scripts/quick"]),
-        (has_rocm("10.0.0"), ["no build for ROCm 10.0.0", "PyTorch module", "=7.2 ./scripts/quick"]),
+        (has_rocm("6.0.2-115"), ["for ROCm 6.0.2 is unknown", "ROCm from 6.2 on", "TINY_LLAMA_CPU=1"]),
+        (has_rocm("7.14.0"), ["for ROCm 7.14.0 is unknown", "PyTorch module", "=7.2 ./scripts/quick"]),
+        (has_rocm("10.0.0"), ["for ROCm 10.0.0 is unknown", "=7.2 ./scripts/quick", "rocm/pytorch"]),
         (Machine.has_amd_gpu, ["no ROCm release was found", "ROCM_PATH", "TINY_LLAMA_ROCM=7.2 ./scripts/quick"]),
         (lambda machine: machine.settings.update(TINY_LLAMA_PYTHON="python3.99"), ["no python3.99", "Python 3.10"]),
         (lambda machine: machine.python_fails_at("version_info"), ["older than Python 3.10", "TINY_LLAMA_PYTHON"]),
@@ -274,6 +274,24 @@ def test_what_cannot_be_set_up_is_said_in_one_sentence(machine, prepare, words):
     said = machine.fails(*words).stderr.splitlines()
     assert len([line for line in said if not line.startswith("Using the PyTorch")]) == 1
     assert not machine.venv.exists()
+
+
+@pytest.mark.parametrize("pattern", ["rocm/core-{}", "rocm-{}"])
+def test_releases_are_compared_as_numbers(machine, pattern):
+    for release in ("7.2", "10.0", "7.14"):
+        file = machine.opt / pattern.format(release) / ".info" / "version"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{release}.0-1")
+    assert machine.run('"$(base_python)" "$PROBE" rocm').stdout == "10.0.0 unknown rocm7.2\n"
+
+
+def test_a_new_release_is_one_line_of_the_table(machine):
+    install_release(machine, "rocm/.info/version", "10.0.0")
+    with open(machine.checkout / "scripts" / "common" / "environment_rocm.txt", "a") as table:
+        table.write("10.0   2.15.0   rocm10.0\n")
+    assert machine.run('"$(base_python)" "$PROBE" rocm').stdout == "10.0.0 2.15.0 rocm10.0\n"
+    machine.settings["TINY_LLAMA_ROCM"] = "7.9"
+    assert machine.run('"$(base_python)" "$PROBE" rocm').stdout == "7.9 unknown rocm10.0\n"
 
 
 def test_the_rocm_of_a_module_comes_before_the_installed_one(machine):

@@ -130,12 +130,19 @@ def test_the_gemms_are_those_of_the_step():
 
 
 @pytest.mark.parametrize(
-    ("us", "copy_tb_s", "bound"), [(250, 1.0, "compute"), (500, 1.0, "too small"), (500, 0.03, "memory")]
+    ("us", "copy_tb_s", "processors", "bound"),
+    [
+        (250, 1.0, 65, "compute"),
+        (500, 1.0, 65, "too small"),  # 8 x 8 tiles
+        (500, 1.0, 64, "slow"),
+        (500, 1.0, 0, "slow"),  # on a CPU a slow GEMM has another reason
+        (500, 0.03, 65, "memory"),
+    ],
 )
-def test_what_limits_a_gemm_by_hand(us, copy_tb_s, bound):
-    square = {"flops": 2e9, "flop_per_byte": 500 / 3, "us": us, "calls": 2}  # 1000 x 1000 x 1000
+def test_what_limits_a_gemm_by_hand(us, copy_tb_s, processors, bound):
+    square = {"flops": 2e9, "flop_per_byte": 500 / 3, "us": us, "calls": 2, "batch": 1, "m": 1000, "k": 1000, "n": 1000}
     roofs = {"matmul_tflops": 10.0, "copy_tb_s": copy_tb_s}
-    row = gemm_tool.rated(square, roofs)
+    row = gemm_tool.rated(square, roofs, processors)
     assert (row["bound"], row["tflops"], row["share_of_peak"]) == (bound, 1e3 / us * 2, 1e2 / us * 2)
     step = gemm_tool.step_row(gemm_tool.sizes_of(CONFIG, 1, 2), [row], roofs)
     found = [step[key] for key in ("share_of_peak", "ms", "calls", "flops", "too_small")]
@@ -151,6 +158,7 @@ def test_the_documented_gemm_command(toy_config):
     assert [(step["batch_size"], step["seq_len"]) for step in steps] == [(4, 8), (4, 16), (8, 8), (8, 16)]
     assert all(g["us"] > 0 and 0 < g["share_of_peak"] <= 1 for step in steps for g in step["gemms"])
     assert "gate, up, weight gradient" in result.stdout and "batch 8, 16 tokens" in result.stderr
+    assert not any(step["too_small"] for step in steps)  # for a CPU, which has no tiles to fill
 
 
 def test_the_configuration_of_version_1_is_its_default():
@@ -231,18 +239,54 @@ def test_kernel_counts_are_those_of_the_parts():
     assert all(hasattr(getattr(load_version(3), name), "fn") for name in counts.KERNELS)
 
 
-def test_the_picture_shows_every_point_and_names_the_longest(tmp_path, monkeypatch):
+@pytest.fixture
+def drawn(monkeypatch):
+    """Return the axes of the pictures that are drawn."""
     figure = pytest.importorskip("matplotlib.figure").Figure
     pictures = []
     monkeypatch.setattr(figure, "savefig", lambda figure, path, **options: pictures.append(figure.axes[0]))
-    points = [(str(i), 1000, None, None) for i in range(20)] + [("mm", 100, 0.05, 2.0)]
+    return pictures
+
+
+def places(axes):
+    return [tuple(dots.get_offsets()[0]) for dots in axes.collections]
+
+
+def named(axes):
+    return [text.get_text() for text in axes.get_legend().texts]
+
+
+def test_the_picture_shows_every_point_and_names_the_longest(tmp_path, drawn):
+    points = [(f"_{i}", 1000, 0.04, None) for i in range(20)] + [("mm", 100, 0.05, 2.0)]
     for top in (0.1, 700.0):  # a CPU, a GPU
         roofline.draw_roofline(tmp_path / "a.png", "", {"matmul_tflops": top, "copy_tb_s": 1.0}, points)
-    assert [axes.get_xlim() for axes in pictures] == [roofline.FLOP_PER_BYTE] * 2  # one scale for all
-    for axes, top, words in zip(pictures, (0.1, 700.0), ("0.100", "700"), strict=True):
-        places = [tuple(dots.get_offsets()[0]) for dots in axes.collections]
-        assert places == [(100, 0.05)] + [(1000, top)] * 20 and axes.texts[0].get_text() == f"matmul {words} TFLOP/s"
-        assert [text.get_text() for text in axes.get_legend().texts] == ["mm", *map(str, range(13))]
+    assert [axes.get_xlim() for axes in drawn] == [roofline.FLOP_PER_BYTE] * 2  # one scale for all
+    for axes, words in zip(drawn, ("0.100", "700"), strict=True):
+        assert places(axes) == [(100, 0.05)] + [(1000, 0.04)] * 20
+        assert axes.texts[0].get_text() == f"matmul {words} TFLOP/s"
+        assert named(axes) == ["mm", *map(str, range(13))]
+
+
+def test_a_part_without_a_measured_rate_gets_no_height(tmp_path, drawn):
+    work = {"SwiGLU": {"flop_per_byte": 0.1}, "step": {"flop_per_byte": 20.0}}
+    content = {"version": 1, "precision": "float32", "intensity": work, "measured": {"tflops": 3.0}}
+    flops.draw(tmp_path / "a.png", content | {"ceilings": {"matmul_tflops": 50.0, "copy_tb_s": 4.0}})
+    (axes,) = drawn
+    assert places(axes) == [(20, 3)]
+    roof, part = axes.lines
+    assert list(part.get_xdata()) == [0.1, 0.1] and part.get_linestyle() == ":"
+    assert sorted(named(axes)) == ["SwiGLU", "step, measured"]
+
+
+def test_the_roofline_of_a_trace_has_the_operators_that_only_move_data(known_trace, drawn, capsys, monkeypatch):
+    monkeypatch.chdir(known_trace)
+    assert bandwidth.main(["--profile-data", "pytorch_profiles", "--generate-roofline-plot"]) == 0
+    (axes,) = drawn
+    # 125 FLOP per byte at 50 TFLOP/s; an addition at 1,200 of 5,300 GB/s
+    (first, second), edge = places(axes), roofline.LEAST_SHOWN
+    assert first == pytest.approx((125, 50)) and second == pytest.approx((edge, 5.3 * edge * 0.2264), rel=1e-3)
+    assert named(axes) == ["mm", "add"] and "left edge" in axes.get_title()
+    assert "not in it: 0.010 ms per step whose bytes are not known" in capsys.readouterr().err
 
 
 def test_bad_input_of_the_bandwidth_tool(known_trace, capsys, monkeypatch):

@@ -14,6 +14,7 @@ import time
 import pytest
 
 from common import limits
+from common.profiles import read_profile
 from common.versions import REPOSITORY, SCRIPTS
 from processes import executable
 
@@ -21,7 +22,7 @@ STUBS, SAMPLES = (pathlib.Path(__file__).parent / name for name in ("stubs", "sa
 FOLDERS = [script.parent for script in SCRIPTS.values()]
 FOLDER = SCRIPTS[3].parent  # replays a graph by default
 WRAPPERS = ("get_trace.sh", "get_counters.sh", "get_hotspots.sh", "get_rocprof_compute.sh", "get_rocprof_sys.sh")
-ROCM = ("6.2", "6.3", "6.4", "7.0", "10.0")
+ROCM = ("6.2", "6.3", "6.4", "7.0", "7.1")  # whose front ends were run
 SUCCESS = re.compile(r"^(open|read more|the whole table|every|these are)", re.MULTILINE)  # printed by a success alone
 
 
@@ -36,12 +37,23 @@ def python(tmp_path):
 def run(tmp_path, python):
     """Return a function that runs a wrapper (path) in its folder with stubs first on PATH."""
 
-    def run_wrapper(wrapper, *arguments, profilers=None, choose=True, release=None, cwd=None, **environment):
+    def run_wrapper(
+        wrapper, *arguments, profilers=None, choose=True, release=None, cwd=None, interrupt=None, **environment
+    ):
         paths = [str(STUBS / profilers)] if profilers else []
-        if profilers and choose:
-            arguments = ("--profiler", "nsight" if profilers == "nvidia" else "rocm", *arguments)
+        chosen = ("--profiler", "nsight" if profilers == "nvidia" else "rocm") if profilers and choose else ()
+        at = int(wrapper == PROFILE)  # whose first word is the question
+        arguments = (*arguments[:at], *chosen, *arguments[at:])
         if profilers and profilers != "nvidia" and release is None:
             release = profilers.removeprefix("rocm-")
+        if profilers == "rocm-7.0":  # which has the module rocpd alone, built for one Python
+            built_for = (
+                "3.99" if environment.get("STAND_IN_FAULT") == "no-interpreter" else "{}.{}".format(*sys.version_info)
+            )
+            module = tmp_path / "rocm" / "lib" / f"python{built_for}" / "site-packages"
+            shutil.copytree(STUBS / "rocpd_module", module, dirs_exist_ok=True)
+            for name in ("profilers.py", "options.json"):
+                shutil.copy(STUBS / name, module)
         if release:
             (tmp_path / "rocm" / ".info").mkdir(parents=True, exist_ok=True)
             (tmp_path / "rocm" / ".info" / "version").write_text(f"{release}-83\n")
@@ -58,7 +70,16 @@ def run(tmp_path, python):
         }
         wrapper = FOLDER / wrapper
         command = ["bash", str(wrapper), *map(str, arguments)]
-        return subprocess.run(command, env=environment, cwd=cwd or wrapper.parent, capture_output=True, text=True)
+        options = {"cwd": cwd or wrapper.parent, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        if not interrupt:
+            return subprocess.run(command, env=environment, **options)
+        environment["STAND_IN_WAITS"] = str(interrupt)  # Ctrl-C as soon as the training has made this file
+        process = subprocess.Popen(command, env=environment, start_new_session=True, **options)
+        while not interrupt.exists() and process.poll() is None:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        output, errors = process.communicate()
+        return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
     return run_wrapper
 
@@ -112,15 +133,14 @@ def test_command_files_and_last_lines_of_every_release(wrapper, release, run, py
     result = run(wrapper, *arguments, profilers=f"rocm-{release}", ROCPROF_OUTPUT_FORMAT="rocpd")
     assert result.returncode == 0, result.stdout + result.stderr
     steps, files, last = DELIVERED[wrapper]
-    no_graph = "--no-graph " * (release != "10.0" or wrapper == "get_rocprof_compute.sh")
-    train = f"{python} tiny_llama_v3.py --batch-size 8 --seq-len 128 {no_graph}--num-steps {steps} --use-amp"
+    train = f"{python} tiny_llama_v3.py --batch-size 8 --seq-len 128 --no-graph --num-steps {steps} --use-amp"
     since = max((r for w, r, _ in COMMANDS if w == wrapper and ROCM.index(r) <= ROCM.index(release)), key=ROCM.index)
     assert recorded(tmp_path) == [f"{command} -- {train}" for w, r, command in COMMANDS if (w, r) == (wrapper, since)]
     folder = result_of(tmp_path / "results")
     assert all(len(list(folder.glob(file))) == 1 for file in files.split()) and not list(folder.rglob("*.db"))
     assert python in (folder / "command.txt").read_text() and "training" in (folder / "log.txt").read_text()
     assert re.search(last, result.stdout.strip()), result.stdout
-    assert ("because profilers before ROCm 7.2.2" in result.stdout) == (no_graph != "" and "compute" not in wrapper)
+    assert ("because a replayed graph may hide kernels" in result.stdout) == ("compute" not in wrapper)
     assert "the profile holds start-up and warm-up too" in result.stdout
 
 
@@ -134,14 +154,14 @@ def test_a_dry_run_names_the_version_of_the_folder_and_writes_nothing(folder, ru
 
 @pytest.mark.parametrize(
     ("version", "release", "arguments", "chosen"),
-    [(3, "7.2.1", "", True), (4, "7.2.2", "", False), (3, "10.0", "", False), (3, "", "", True), (1, "6.2", "", False)]
-    + [(3, "6.4", "--graph", False), (3, "6.4", "--no-graph", False)],
+    [(3, "6.4", "", True), (4, "7.2.4", "", True), (3, "10.0", "", True), (3, "", "", True), (1, "7.2.4", "", False)]
+    + [(3, "7.2.4", "--graph", False), (3, "6.4", "--no-graph", False)],
 )
-def test_the_release_decides_about_graphs(version, release, arguments, chosen, run):
+def test_no_release_is_trusted_with_a_graph(version, release, arguments, chosen, run):
     folder = SCRIPTS[version].parent
     result = run(folder / "get_trace.sh", "--dry-run", *arguments.split(), profilers="rocm-6.4", release=release)
-    assert ("--no-graph --num-steps" in result.stdout) == ("because profilers before" in result.stdout) == chosen
-    assert ("lose the kernels" in result.stderr) == (arguments == "--graph")
+    assert ("--no-graph --num-steps" in result.stdout) == ("because a replayed graph" in result.stdout) == chosen
+    assert ("warning: a replayed graph may hide kernels" in result.stderr) == (arguments == "--graph")
 
 
 def test_options_after_two_hyphens_go_to_the_profiler(run):
@@ -161,11 +181,25 @@ def test_options_after_two_hyphens_go_to_the_profiler(run):
     assert result.returncode == 2 and "no options after --" in result.stderr
 
 
-def test_rocpd_is_converted(run, tmp_path):
-    result = run("get_trace.sh", "--rocpd", "--output-dir", tmp_path / "results", profilers="rocm-10.0")
+@pytest.mark.parametrize("release", ["7.0", "7.1"])
+@pytest.mark.parametrize("fault", ["", "no-interpreter"])
+def test_rocpd_is_converted_or_its_database_kept(release, fault, run, tmp_path):
+    arguments = ("--rocpd", "--output-dir", tmp_path / "results")
+    result = run("get_trace.sh", *arguments, profilers=f"rocm-{release}", STAND_IN_FAULT=fault)
     folder = result_of(tmp_path / "results")
-    assert result.returncode == 0 and (folder / "trace_results.pftrace").is_file(), result.stderr
-    assert "attention_forward_kernel" in result.stdout and "rocpd summary -i" in result.stdout
+    assert len(list(folder.glob("trace_*_results.db"))) == 1
+    assert (folder / "trace_results.pftrace").is_file() == (not fault)
+    assert "attention_forward_kernel" in result.stdout and "answers SQL" in result.stdout
+    if fault:
+        last = result.stderr.splitlines()[-1]
+        assert (
+            result.returncode == 3 and "only a part was measured: no timeline" in last and "its ROCm was built" in last
+        )
+    else:
+        assert result.returncode == 0 and "trace_results.pftrace in https" in result.stdout, result.stderr
+
+
+def test_rocpd_needs_a_release_that_writes_databases(run):
     assert run("get_trace.sh", "--rocpd", profilers="rocm-6.4").returncode == 2
 
 
@@ -192,7 +226,8 @@ def test_torchrun_starts_the_profiler_per_rank(run, python, tmp_path):
 
 @pytest.mark.parametrize("release", ROCM)
 def test_counters_are_read_in_passes(release, run, tmp_path):
-    arguments = ("--set", "memory", "--pmc", "SQ_WAVES,GRBM_GUI_ACTIVE", "--use-amp", "--kernel", "attention")
+    kernel = "adamw_kernel" if release == "6.2" else "adamw"
+    arguments = ("--set", "memory", "--pmc", "SQ_WAVES,GRBM_GUI_ACTIVE", "--use-amp", "--kernel", kernel)
     result = run("get_counters.sh", *arguments, "--output-dir", tmp_path / "results", profilers=f"rocm-{release}")
     assert result.returncode == 0, result.stderr
     folder = result_of(tmp_path / "results")
@@ -204,37 +239,88 @@ def test_counters_are_read_in_passes(release, run, tmp_path):
     assert len(commands) == 3 and all(command.endswith("--use-amp") for command in commands)
     assert all(f"-d OUT/pass_{number} " in command for number, command in enumerate(commands))
     if release == "6.2":
-        assert all("--kernel-names attention" in command for command in commands)
+        assert all("--kernel-names adamw_kernel" in command for command in commands)
         assert (folder / "pass_0.txt").read_text() == "pmc: SQ_WAVES GRBM_GUI_ACTIVE\n"
     else:
-        assert "--pmc SQ_WAVES GRBM_GUI_ACTIVE --kernel-include-regex attention --output-format" in commands[0]
+        assert "--pmc SQ_WAVES GRBM_GUI_ACTIVE --kernel-include-regex adamw --output-format" in commands[0]
+
+
+NINE = "--pmc " + " ".join(f"SQ_{letter}" for letter in "ABCDEFGHI")
+REFUSES = "does not have all of the counters: rocprofv3 -L"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "words"),
+    ("release", "arguments", "fault", "status", "words"),
     [
-        ("--pmc SQ_WAVES no_such", 0, "did not come: no_such; 'rocprofv3 -L'"),
-        ("--pmc no_such", 1, "none of the counters came: 'rocprofv3 -L'"),
-        ("--pmc " + " ".join(f"SQ_{letter}" for letter in "ABCDEFGHI"), 134, "exit status 134"),
-        ("--set registers", 2, "--set must be times, waves"),
-        ("--set pc", 0, ""),
-        ("--set pc --profiler pytorch", 2, "needs rocprofv3"),
+        ("7.1", "--pmc SQ_WAVES no_such", "", 3, "did not come: no_such ('rocprofv3 -L'"),
+        *((release, "--pmc no_such", "", 1, REFUSES) for release in ("6.2", "6.4", "7.0", "7.1")),
+        ("6.3", "--pmc no_such", "", 134, REFUSES),
+        ("7.0", NINE, "", 134, "do not fit into one run: give them in several --pmc"),
+        ("7.0", f"--pmc SQ_WAVES {NINE}", "", 3, "do not fit into one run"),
+        ("6.4", "", "no-counters", 3, REFUSES),
+        ("7.0", "--set memory", "no-second-pass", 3, "no WRITE_SIZE TCC_HIT_sum TCC_MISS_sum: "),
+        ("7.0", "--pmc SQ_WAVES --kernel nosuch", "", 1, "no kernel's name has 'nosuch' in it: get_hotspots.sh"),
+        ("6.2", "--pmc SQ_WAVES --kernel attention", "", 1, "ROCm 6.2 compares whole names"),
+        ("7.0", "--set registers", "", 2, "--set must be times, waves"),
+        ("7.0", "--set pc", "", 0, ""),
+        ("7.0", "--set pc", "no-kernels", 1, "no samples: rocprofv3 left no *pc_sampling*.csv"),
+        ("6.3", "--set pc", "", 2, "it came with ROCm 6.4"),
+        ("7.0", "--set pc --profiler pytorch", "", 2, "needs rocprofv3"),
+        ("6.4", "--set thread-trace --kernel attention", "", 0, ""),
+        *(
+            (r, "--set thread-trace --kernel nosuch", "", 1, "no kernel's name has 'nosuch'")
+            for r in ("6.4", "7.0", "7.1")
+        ),
+        ("7.0", "--set times --set thread-trace --kernel nosuch", "", 3, "no kernel's name has 'nosuch'"),
+        ("6.4", "--set thread-trace", "no-decoder", 2, "only with its decoder of thread traces"),
+        ("7.1", "--set thread-trace", "no-decoder", 1, "-- --att-library-path FOLDER"),
     ],
 )
-def test_counters_that_do_not_come(arguments, status, words, run, tmp_path):
+def test_counters_and_samples_that_do_not_come(release, arguments, fault, status, words, run, tmp_path):
     arguments = (*arguments.split(), "--output-dir", tmp_path / "results")
-    result = run("get_counters.sh", *arguments, profilers="rocm-7.0")
-    assert result.returncode == status and words in result.stderr, result.stdout + result.stderr
-    assert status == 0 or not [path for path in (tmp_path / "results").glob("*/*") if path.is_dir()]
+    result = run("get_counters.sh", *arguments, profilers=f"rocm-{release}", STAND_IN_FAULT=fault)
+    assert result.returncode == status, result.stdout + result.stderr
+    if status == 0:
+        assert result.stderr == "" and "the samples are in" in result.stdout
+        return
+    last = result.stderr.splitlines()[-1]
+    assert words in last and ("only a part was measured" in last) == (status == 3), last
+    folders = [path for path in (tmp_path / "results").glob("*/*") if path.is_dir()]
+    assert len(folders) == (status == 3)
+    for folder in folders:  # what came before is there, read and not touched
+        assert list(folder.glob("counters.csv")) + list(folder.glob("kernels.csv"))
+        assert str(folder / "log.txt") in last
+    assert status == 3 or not SUCCESS.search(result.stdout)
 
 
 def test_times_are_kept_where_counters_that_nobody_asked_for_fail(run, tmp_path):
     arguments = ("--output-dir", tmp_path / "results")
     result = run("get_counters.sh", *arguments, profilers="nvidia", STAND_IN_FAULT="no-permission")
-    assert result.returncode == 0 and "times alone: no permission for the GPU's counters" in result.stderr
+    assert result.returncode == 3 and "part was measured: no counters: no permission for the GPU's" in result.stderr
     assert (result_of(tmp_path / "results") / "kernels.csv").is_file()
     result = run("get_counters.sh", *arguments, "--pmc", profilers="nvidia", STAND_IN_FAULT="no-permission")
     assert result.returncode == 1 and "administrator" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "status"), [("get_counters.sh --set times --set memory", 3), ("get_rocprof_compute.sh", 1)]
+)
+def test_ncu_without_the_kernel_says_so(wrapper, status, run, tmp_path):
+    wrapper, *arguments = wrapper.split()
+    result = run(wrapper, *arguments, "--kernel", "nosuch", "--output-dir", tmp_path, profilers="nvidia")
+    assert (
+        result.returncode == status and "ncu saw no kernel with 'nosuch' in its name" in result.stderr.splitlines()[-1]
+    )
+    assert len(list(tmp_path.glob("counters/*/kernels.csv"))) == (status == 3)
+
+
+@pytest.mark.parametrize("release", ["6.4", "7.1"])
+def test_a_gpu_without_a_known_peak_has_unknown_limits(release, run, tmp_path):
+    arguments = ("--output-dir", tmp_path / "results")
+    result = run("get_rocprof_compute.sh", *arguments, profilers=f"rocm-{release}", STAND_IN_FAULT="no-peaks")
+    assert result.returncode == 0, result.stderr
+    rows = [line.split()[-1] for line in result.stdout.splitlines() if line.startswith("adamw_kernel")]
+    assert rows == ["unknown"] and "unknown: the profile lacks the percentage of a peak" in result.stdout
 
 
 def test_limits_of_an_old_layout_and_their_names(tmp_path):
@@ -247,8 +333,10 @@ def test_limits_of_an_old_layout_and_their_names(tmp_path):
         ({"memory": 83.0, "matrix": 10.0}, "memory bandwidth"),
         ({"matrix": 81.0, "compute": 85.0, "memory": 70.0}, "matrix units"),
         ({"compute": 60.0}, "compute units"),
-        ({"memory": 59.9, "occupancy": 12.0}, "latency, few waves"),
-        ({"occupancy": 50.0}, "latency"),
+        ({"memory": 59.9, "compute": 3.0, "occupancy": 12.0}, "latency, few waves"),
+        ({"memory": 0.0, "compute": 3.0, "occupancy": 50.0}, "latency"),
+        ({"compute": 3.0, "occupancy": 50.0}, "unknown"),
+        ({"memory": 3.0, "occupancy": 12.0}, "unknown"),
     ):
         assert limits.limit_of(base | values) == limit
     (tmp_path / "analysis_0.txt").write_text("no table")
@@ -263,36 +351,82 @@ def says(text):
 
 
 @pytest.mark.parametrize(
-    ("wrapper", "release", "environment", "status", "words"),
+    ("wrapper", "release", "environment", "status", "words", "kept"),
     [
-        ("get_hotspots.sh -- --no-such", "7.0", {}, 2, "exit status 2: rocprofv3: error: unrecognized"),
-        ("get_hotspots.sh", "7.0", {"STAND_IN_STATUS": "3"}, 3, "ended with exit status 3"),
-        ("get_hotspots.sh", "7.0", {"STAND_IN_STATUS": "130"}, 130, "interrupted"),
-        ("get_trace.sh", "7.0", {"STAND_IN_FAULT": "no-report"}, 1, "left no *.pftrace"),
-        ("get_trace.sh", "7.0", says("No space left on device"), 1, "disk is full"),
-        ("get_trace.sh", "7.0", says("\x1b[31mNo module named 'torch'"), 1, "has no PyTorch"),
-        ("get_trace.sh", "7.0", says("No HIP GPUs are available"), 1, "same ROCm release"),
-        ("get_trace.sh", "7.0", says("Unable to open /dev/kfd read-write"), 1, "groups render and video"),
-        ("get_rocprof_compute.sh", "7.0", {"STAND_IN_FAULT": "unsupported"}, 1, "Cannot find a supported arch"),
-        ("get_rocprof_compute.sh", "6.3", {"STAND_IN_FAULT": "no-locale"}, 1, "the 'en_US.UTF-8' locale"),
-        ("get_rocprof_compute.sh", "6.4", {"STAND_IN_FAULT": "no-packages"}, 1, "astunparse, dash: install them with"),
-        ("get_rocprof_compute.sh", "10.0", {"STAND_IN_FAULT": "no-kernels"}, 1, "left no pmc_perf.csv"),
-        ("get_rocprof_sys.sh", "7.0", {"STAND_IN_FAULT": "no-report"}, 1, "left no *.proto"),
-        *((wrapper, "6.4", {"STAND_IN_FAULT": "no-kernels"}, 1, "") for wrapper in WRAPPERS),
+        ("get_hotspots.sh -- --no-such", "7.0", {}, 2, "see the lines above", False),
+        ("get_hotspots.sh", "7.0", {"STAND_IN_STATUS": "4"}, 4, "ended with exit status 4", True),
+        ("get_hotspots.sh", "7.0", {"STAND_IN_STATUS": "3"}, 1, "ended with exit status 3", True),  # 3 is ours
+        ("get_hotspots.sh", "7.0", {"STAND_IN_STATUS": "130"}, 130, "interrupted", True),
+        ("get_counters.sh --pmc", "6.2", {"STAND_IN_STATUS": "4"}, 3, "exit status 1", True),
+        ("get_trace.sh", "7.0", {"STAND_IN_FAULT": "no-report"}, 3, "left no *.pftrace", True),
+        ("get_trace.sh", "7.0", says("No space left on device"), 1, "disk is full", True),
+        ("get_trace.sh", "7.0", says("\x1b[31mNo module named 'torch'"), 1, "has no PyTorch", True),
+        ("get_trace.sh", "7.0", says("No HIP GPUs are available"), 1, "same ROCm release", True),
+        ("get_trace.sh", "7.0", says("Unable to open /dev/kfd read-write"), 1, "groups render and video", True),
+        ("get_rocprof_compute.sh", "7.0", {"STAND_IN_FAULT": "unsupported"}, 1, "see the lines above", False),
+        *(
+            ("get_rocprof_compute.sh", release, {"STAND_IN_FAULT": "no-locale"}, 1, "locale-gen en_US.UTF-8", False)
+            for release in ("6.2", "6.3", "6.4")
+        ),
+        ("get_rocprof_compute.sh", "6.4", {"STAND_IN_FAULT": "no-packages"}, 1, "pip install -r /opt/rocm", False),
+        ("get_rocprof_compute.sh", "7.1", says("RuntimeError: no such kernel"), 1, "see the lines above", False),
+        ("get_rocprof_compute.sh", "7.1", {"STAND_IN_FAULT": "no-kernels"}, 1, "left no pmc_perf.csv", False),
+        ("get_rocprof_sys.sh", "7.0", {"STAND_IN_FAULT": "no-report"}, 1, "left no *.proto", True),
+        *(
+            (wrapper, "6.4", {"STAND_IN_FAULT": "no-kernels"}, 1, "", "trace" in wrapper or "sys" in wrapper)
+            for wrapper in WRAPPERS
+        ),
     ],
 )
-def test_a_failure_is_one_sentence_with_its_status_and_no_result(
-    wrapper, release, environment, status, words, run, tmp_path
+def test_a_failure_ends_with_its_status_its_cause_and_what_was_measured(
+    wrapper, release, environment, status, words, kept, run, tmp_path
 ):
     target = tmp_path / "results"
     wrapper, *options = wrapper.split()
     result = run(wrapper, "--output-dir", target, *options, profilers=f"rocm-{release}", **environment)
-    assert result.returncode == status
-    said = [line for line in result.stderr.splitlines() if line.startswith(f"{wrapper}: ") and "warning" not in line]
-    assert len(said) == 1 and words in said[0] and "\x1b" not in said[0], result.stderr
-    assert not SUCCESS.search(result.stdout) and not [path for path in target.glob("*/*") if path.is_dir()]
+    assert result.returncode == status, result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith(f"{wrapper}: ") and words in last and "\x1b" not in last, result.stderr
+    folders = [path for path in target.glob("*/*") if path.is_dir()]
+    assert len(folders) == kept
+    assert all(str(folder) in last for folder in folders)
+    assert status == 3 or not SUCCESS.search(result.stdout)
     logs = list(target.glob("*/*_failed.log"))  # none where nothing was started
-    assert len(logs) == ("no-packages" not in environment.values())
+    assert len(logs) == (not kept and "no-packages" not in environment.values())
+    assert all(str(log) in last for log in logs)
+
+
+def test_the_last_lines_of_the_log_are_shown_as_they_are(run, tmp_path):
+    def lines(wrapper, release, **environment):
+        result = run(wrapper, "--output-dir", tmp_path / "results", profilers=f"rocm-{release}", **environment)
+        return result.stderr.split("the last lines of the log:\n")[1].splitlines()[:-1]
+
+    assert lines("get_hotspots.sh", "7.0", **says("\x1b[31mValueError: 7")) == [
+        "      uses       plain operations",
+        "    training: ValueError: 7",
+    ]
+    said = lines("get_rocprof_compute.sh", "6.4", STAND_IN_FAULT="no-locale")
+    assert [line.split()[:3] for line in said] == [["ERROR", "Please", "ensure"], ["ERROR", "unsupported", "locale"]]
+    said = lines("get_rocprof_compute.sh", "7.0", **says("ValueError: 7"))  # the tool's own last line says nothing
+    assert said[-2:] == ["    training: ValueError: 7", "       ERROR Profiling execution failed."]
+
+
+def test_an_analysis_that_fails_leaves_the_profile(run, tmp_path):
+    analyze = "case $1 in analyze) echo 'KeyError: 42'; exit 1 ;; esac"
+    executable(tmp_path / "rocprof-compute", f'#!/bin/sh\n{analyze}\nexec {STUBS}/rocm-7.0/rocprof-compute "$@"\n')
+    result = run("get_rocprof_compute.sh", "--profiler", "rocm", "--output-dir", tmp_path / "results", release="7.0")
+    assert result.returncode == 3 and "    KeyError: 42\n" in result.stderr
+    assert list(result_of(tmp_path / "results").rglob("pmc_perf.csv"))
+
+
+@pytest.mark.parametrize(("wrapper", "kept"), [("get_hotspots.sh", True), ("get_rocprof_compute.sh", False)])
+def test_ctrl_c_keeps_what_was_measured(wrapper, kept, run, tmp_path):
+    """It reaches the wrapper, the profiler and the script; rocprofv3 still writes its files."""
+    target = tmp_path / "results"
+    result = run(wrapper, "--output-dir", target, profilers="rocm-7.0", interrupt=tmp_path / "started")
+    last = result.stderr.splitlines()[-1]
+    assert result.returncode == 130 and f"{wrapper}: interrupted" in last, result.stderr
+    assert bool(list(target.glob("*/*/*_kernel_trace.csv"))) == ("what was measured is in" in last) == kept
 
 
 def test_bad_options_and_places(run, tmp_path):
@@ -316,9 +450,8 @@ def test_wrappers_run_from_anywhere_and_with_spaces_in_paths(run, tmp_path):
     assert len(list(copy.glob("hotspots/hotspot_*/hotspots.csv"))) == 1
     (shown,) = copy.glob("hotspots/hotspot_*/command.txt")  # as it could be typed
     assert str(copy / "tiny_llama_v3.py") in shlex.split(shown.read_text())
-    for release, refused in (("6.4", True), ("7.0", True), ("10.0", False)):
-        result = run(copy / "get_rocprof_compute.sh", profilers=f"rocm-{release}", cwd=tmp_path)
-        assert result.returncode == refused and ("splits the command at spaces" in result.stderr) == refused
+    result = run(copy / "get_rocprof_compute.sh", profilers="rocm-7.1", cwd=tmp_path)
+    assert result.returncode == 1 and "splits the command at spaces" in result.stderr
     arguments = ("--output-dir", os.path.relpath(tmp_path / "there", FOLDER))  # rocprof-compute refuses a path with ..
     assert run("get_rocprof_compute.sh", *arguments, profilers="rocm-7.0").returncode == 0
     assert list((tmp_path / "there").rglob("limits.csv"))
@@ -435,3 +568,114 @@ def test_without_any_profiler_pytorch_leaves_the_same_kind_of_result(version, wr
     assert len(json.loads(trace.read_text())["traceEvents"]) > 100
     assert "aten::mm" in ((folder / product).read_text() if product else result.stdout)
     assert f"open {trace}" in result.stdout or "times alone" in result.stdout + result.stderr
+
+
+# ---------------------------------------------------------------- profile.sh: any command
+
+PROFILE = REPOSITORY / "scripts" / "profile.sh"
+TRAIN = """
+import sys
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+second = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+for step in range(int(sys.argv[1])):
+    loss = model(torch.ones(2, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    second.step()
+    optimizer.zero_grad()
+    print("loss", loss.item())
+if sys.argv[2:] == ["fails"]:
+    raise ValueError("no more data")
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path / "train.py"
+
+
+QUESTIONS = {"hotspots": "hotspots.csv", "trace": "*.pftrace", "counters": "counters.csv", "compute": "limits.csv"}
+QUESTIONS["system"] = "*.proto"
+
+
+@pytest.mark.parametrize("release", ["6.2", "7.1"])
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_any_command_is_profiled(question, release, run, python, tmp_path):
+    (tmp_path / "here").mkdir()
+    options = ("--output-dir", "results", "--", python, "tiny_llama_v1.py", "--lr", "3")
+    result = run(PROFILE, question, *options, profilers=f"rocm-{release}", cwd=tmp_path / "here")
+    assert result.returncode == 0, result.stdout + result.stderr
+    folder = result_of(tmp_path / "here" / "results")
+    assert list(folder.rglob(QUESTIONS[question])) and SUCCESS.search(result.stdout)
+    assert all(command.endswith(f" -- {python} tiny_llama_v1.py --lr 3") for command in recorded(tmp_path))
+    assert "the profile holds start-up and warm-up too" in result.stdout
+
+
+def test_any_command_under_nvidias_profilers_is_profiled_as_a_whole(run, python, tmp_path):
+    for question in ("hotspots", "counters"):
+        result = run(PROFILE, question, "--", python, "tiny_llama_v1.py", profilers="nvidia", cwd=tmp_path)
+        assert result.returncode == 0 and "the profile holds the whole run" in result.stdout, result.stderr
+    assert not any("nvtx-capture" in command or "nvtx-include" in command for command in recorded(tmp_path))
+
+
+def test_profiler_options_and_bad_input_of_any_command(run, python, script, tmp_path):
+    def call(*arguments):
+        return run(PROFILE, *arguments, profilers="rocm-7.1", cwd=tmp_path)
+
+    options = ("--profiler-option", "--collection-period", "--profiler-option", "20:5:1", "--dry-run")
+    assert " --collection-period 20:5:1 -- " in call("hotspots", *options, "--", python, "x.py").stdout
+    for arguments, words in (
+        (("hotspot", "--", python), "must be hotspots, trace, counters, compute or system, not 'hotspot'"),
+        (("hotspots", python, "x.py"), "the command is missing: profile.sh hotspots [options] -- python"),
+        (("hotspots", "--"), "the command is missing"),
+        (("hotspots", "--num-steps", "3", "--", python, "x.py"), "there is no option --num-steps: the command"),
+        (("hotspots", "--nproc-per-node", "2", "--", python, "x.py"), "write torchrun into the command"),
+        (("hotspots", "--", "no-such-program", "x.py"), "there is no command no-such-program"),
+        (("hotspots", "--warmup-steps", "two", "--", python, "x.py"), "--warmup-steps must be a number"),
+    ):
+        result = call(*arguments)
+        assert result.returncode == 2 and words in result.stderr, (arguments, result.stderr)
+        assert len(result.stderr.splitlines()) == 1
+
+
+def profile_on_cpu(run, tmp_path, question, *command, options=()):
+    arguments = ("--profiler", "pytorch", *options, "--output-dir", tmp_path / "results", "--", *command)
+    machine = {"TINY_LLAMA_CPU": "1", "TINY_LLAMA_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+    return run(PROFILE, question, *arguments, cwd=tmp_path, **machine)
+
+
+def test_pytorchs_profiler_leaves_the_warm_up_of_any_script_out(run, script, tmp_path):
+    result = profile_on_cpu(run, tmp_path, "hotspots", sys.executable, "train.py", "8")
+    assert result.returncode == 0, result.stdout + result.stderr
+    (trace,) = result_of(tmp_path / "results").glob("trace_train_*.json")
+    profile = read_profile(trace)
+    assert profile.steps == 3  # of eight: two of warm-up, three after
+    assert sum(call.name == "aten::addmm" for call in profile.calls) == 3 * 2
+    assert result.stdout.count("loss") == 8 and "aten::addmm" in result.stdout.split("wrote")[1]
+
+
+def test_a_script_that_ends_early_or_fails_leaves_its_trace(run, script, tmp_path):
+    result = profile_on_cpu(run, tmp_path, "hotspots", sys.executable, "train.py", "4", "fails")
+    assert result.returncode == 1 and "    ValueError: no more data" in result.stderr
+    assert read_profile(result_of(tmp_path / "results")).steps == 2
+    assert "what was measured is in" in result.stderr.splitlines()[-1]
+    shutil.rmtree(tmp_path / "results")
+    result = profile_on_cpu(run, tmp_path, "trace", sys.executable, "train.py", "2")
+    assert (
+        result.returncode == 1 and "made 2 optimizer steps: the profile begins after 2 (--warmup-steps" in result.stderr
+    )
+    result = profile_on_cpu(run, tmp_path, "trace", "bash", "-c", "true")
+    assert result.returncode == 1 and "the command names no .py file" in result.stderr
+
+
+def test_torchrun_is_profiled_on_rank_0(run, script, tmp_path):
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py", "5")
+    options = ("--warmup-steps", "1", "--profile-steps", "2")
+    result = profile_on_cpu(run, tmp_path, "hotspots", *torchrun, options=options)
+    assert result.returncode == 0 and result.stdout.count("loss") == 10, result.stdout + result.stderr
+    (trace,) = result_of(tmp_path / "results").glob("trace_train_*.json")
+    assert read_profile(trace).steps == 2

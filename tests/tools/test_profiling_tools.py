@@ -14,7 +14,7 @@ import pytest
 import run_pytorch_profiler as profiler
 from common import report
 from common.command_line import Failure, run_tool, version_meant
-from common.profiles import read_profile
+from common.profiles import GROUPS, read_profile
 from common.tables import rounded
 from common.versions import REPOSITORY, SCRIPTS
 from in_process import refused, run_here
@@ -86,6 +86,7 @@ def test_a_profile_holds_kernels_figures_and_a_trace(profile_folder):
     text = (profile_folder / "profiling_report.md").read_text()
     gemms = next(row for row in content["groups"] if row["group"] == "GEMM")
     assert f"| GEMM | {gemms['calls'] / 2:,.0f} | {rounded(gemms['total_us'] / 2e3)} |" in text
+    assert f"| peak memory MiB | {content['summary']['peak_memory_mb']:,.0f} |" in text
     assert f"| step, median ms | {rounded(content['summary']['step_ms']['median'])} |" in text
     assert "interpreter" not in text and "- sizes: 2 layers, width 64," in text
     assert "- command: python tiny_llama_v2.py --num-steps 5 " in text
@@ -125,6 +126,20 @@ def test_the_line_of_memory_keeps_its_peak_when_it_is_thinned():
     # less than at the beginning: what was freed was allocated before
     page = report.page("", [], [], [("", [report.memory_over_time([(0.0, -1.0), (1.0, 3.0)], [], "")])])
     assert 'viewBox="0 0 1.0 4.0"' in page and 'd="M0 4H0V4H1V0"' in page
+
+
+def test_every_group_has_a_colour_of_its_own_in_light_and_dark():
+    times = {group: {"ms": 1.0} for group in GROUPS}
+    columns = {"version 1": times | {"all": {"ms": float(len(GROUPS))}}}
+    page = report.page("", [], [], [("", [report.group_bars(columns, "kernels")])])
+    pieces = re.findall(r'class="piece (c\d+)" style="width:([\d.]+)%', page)
+    assert sum(float(width) for _, width in pieces) == pytest.approx(100)
+    colors = [color for color, _ in pieces]
+    assert len(set(colors)) == len(GROUPS)
+    for color in colors:
+        assert f".{color} {{ --c: var(--{color}); }}" in page and page.count(f"--{color}: #") == 2
+    for scheme in re.findall(r":root \{[^}]*\}", page):
+        assert len(set(re.findall(r"--c\d+: (#\w+)", scheme))) == len(GROUPS)
 
 
 @pytest.mark.parametrize("with_memory", [True, False])
@@ -188,9 +203,103 @@ def test_all_profilers_go_on_after_a_failure_and_end_with_1(tmp_path):
     assert ",attention_forward_kernel" in table.read_text()
 
 
+def test_a_profiler_that_measures_a_part_ends_all_with_3(tmp_path):
+    machine = {"PATH": f"{STUBS / 'nvidia'}{os.pathsep}{os.environ['PATH']}", "TINY_LLAMA_CPU": ""}
+    machine["TINY_LLAMA_PYTHON"] = str(STUBS / "training_python")
+    text = f'#!/bin/sh\ncase $1 in *run_*.py) exit 0 ;; esac\nexec "{sys.executable}" "$@"\n'
+    machine |= {"STAND_IN_PYTHON": str(executable(tmp_path / "python", text)), "STAND_IN_FAULT": "no-permission"}
+    result = call(2, "run_all_profilers.sh", "--enable-rocm-tools", cwd=tmp_path, **machine)
+    outcome = result.stdout.split("=== all profilers")[1]
+    assert "PARTLY   get_counters.sh" in outcome and "FAILED   get_rocprof_compute.sh" in outcome
+    assert result.returncode == 1 and list(tmp_path.glob("all_profiles/counters/*/kernels.csv"))
+
+
 def test_a_version_that_is_not_there_is_refused(tmp_path):
     result = call(1, "run_all_profilers.sh", "--version", "7", cwd=tmp_path)
     assert result.returncode == 2 and "--version 1, 2, 3 or 4" in result.stderr
     command = ["bash", REPOSITORY / "scripts" / "run_all_profilers.sh", "--profile-dir", __file__]  # not its link
     result = subprocess.run(command, cwd=SCRIPTS[1].parent, capture_output=True, text=True)
     assert result.returncode == 1 and "cannot be made: choose a writable folder" in result.stderr
+
+
+# ---------------------------------------------------------------- check_room.sh
+
+ROOM_ENVIRONMENT = """
+ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
+say() { printf '%s\\n' "$*" >&2; }
+usage() { echo usage; }
+gpu_kind() { echo "$ROOM_GPU"; }
+use_environment() { PYTHON=$ROOM_PYTHON; }
+"""
+ROOM_PYTHON = """#!/bin/sh
+case "$*" in
+    *room.py*) exec {python} "$@" ;;
+    *v2.py*--validate-setup) echo Traceback; echo "RuntimeError: $USER at $(hostname) in $HOME/x" >&2; exit 1 ;;
+    *--metrics-file*)
+        for file; do :; done
+        case "$*" in *--graph*) loss=$ROOM_LOSS ;; *) loss=2.5 ;; esac
+        echo '{{"steps": [{{"loss": '$loss'}}], "summary": {{"graph": {{"captured": true}}}}}}' >"$file" ;;
+    *) echo "fine: $*" ;;
+esac
+"""
+
+
+@pytest.fixture
+def room(tmp_path):
+    """Return a function that runs check_room.sh in a checkout of stubs and returns the process and the text."""
+    checkout = tmp_path / "checkout"
+    for version, script in SCRIPTS.items():
+        folder = checkout / script.parent.name
+        folder.mkdir(parents=True)
+        (folder / script.name).touch()
+        for wrapper in ("hotspots", "trace", "counters", "rocprof_compute", "rocprof_sys"):
+            status = 3 if wrapper == "counters" else 0
+            executable(folder / f"get_{wrapper}.sh", f"echo get_x.sh: V{version} uses rocprofv3\nexit {status}\n")
+    shutil.copytree(REPOSITORY / "scripts" / "common", checkout / "scripts" / "common", symlinks=True)
+    shutil.copy(REPOSITORY / "scripts" / "check_room.sh", checkout / "scripts")
+    (checkout / "scripts" / "common" / "environment.sh").write_text(ROOM_ENVIRONMENT)
+    python = executable(tmp_path / "python", ROOM_PYTHON.format(python=sys.executable))
+
+    def check(*arguments, **variables):
+        machine = {"USER": "jdoe", "ROOM_PYTHON": str(python), "ROOM_GPU": "amd", "ROOM_LOSS": "2.5"} | variables
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **machine}
+        command = ["bash", checkout / "scripts" / "check_room.sh", *arguments]
+        result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        file = tmp_path / "check_room.txt"
+        return result, file.read_text() if file.exists() else ""
+
+    return check
+
+
+def test_check_room_writes_a_table_and_a_text_without_names(room):
+    result, text = room()
+    assert result.returncode == 1, result.stderr  # V2 failed, and the counters came only in part
+    outcomes = dict(re.findall(r"^(\S.*?)  +(ok|partly|FAILED \(\d+\)|not run) ", result.stdout, re.MULTILINE))
+    assert (
+        outcomes.pop("set-up check of tiny_llama_v2.py") == "FAILED (1)" and outcomes.pop("get_counters.sh") == "partly"
+    )
+    assert set(outcomes.values()) == {"ok"} and len(outcomes) == 3 + 2 + 4 + 1
+    assert "losses of the graph and of eager steps agree to 0.0e+00" in text and "V3 uses rocprofv3" in text
+    shown = text.split("=== the last lines of: set-up check of tiny_llama_v2.py\n")[1]
+    assert shown.startswith("Traceback\nRuntimeError: USER at HOST in HOME/x")
+    assert "jdoe" not in text and str(pathlib.Path.home()) + "/" not in text and os.uname().nodename not in text
+
+
+def test_check_room_compares_the_graph_with_eager_steps(room):
+    _, text = room(ROOM_LOSS="2.4")
+    words = r"^graph +FAILED \(1\) .*the graph's losses differ from the eager ones by 4.0e-02"
+    assert re.search(words, text, re.MULTILINE)
+    assert re.search(r"^graph +FAILED", room(ROOM_LOSS="NaN")[1], re.MULTILINE)
+
+
+def test_check_room_without_a_gpu_is_quick_and_leaves_the_graph_out(room):
+    result, text = room(ROOM_GPU="none")
+    assert re.search(r"^graph +not run +- +needs a GPU", text, re.MULTILINE) and "-k rmsnorm or swiglu" in text
+    assert "V1 uses rocprofv3" in text and re.search(r"^took .* quick$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("arguments", [["--no-such"], ["--output"], ["--output", "/"], ["--time-limit", "soon"]])
+def test_check_room_refuses_bad_options_in_one_sentence(arguments, room):
+    result, text = room(*arguments)
+    assert result.returncode == 2 and result.stderr.startswith("check_room.sh: ") and not text
+    assert len(result.stderr.splitlines()) == 1

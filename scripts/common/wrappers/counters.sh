@@ -36,8 +36,8 @@ add_passes() { # SET: append the runs of a set of counters
     [ ${#PASSES[@]} -gt "$before" ] || fail 2 "--set must be times, waves, memory, matrix, lds, pc or thread-trace, not $1"
 }
 
-count_rocm() { # one run for each pass; stop at the first that fails
-    local number file names chosen
+count_rocm() { # one run for each pass; a pass that fails leaves the others
+    local number file names chosen status=0
     for number in "${!PASSES[@]}"; do
         read -r -a names <<<"${PASSES[$number]}"
         chosen=(--pmc "${names[@]}" ${KERNEL:+--kernel-include-regex "$KERNEL"})
@@ -47,40 +47,62 @@ count_rocm() { # one run for each pass; stop at the first that fails
             echo "echo 'pmc: ${names[*]}' > $file"
             [ -n "$DRY_RUN" ] || { mkdir -p "$OUT" && echo "pmc: ${names[*]}" >"$file"; }
         fi
-        run_rocprofv3 "/pass_$number" counters "${chosen[@]}" || return $?
+        status=0
+        run_rocprofv3 "/pass_$number" counters "${chosen[@]}" || status=$?
+        [ $status = 0 ] || lost_run $status "${names[*]}"
+        [ $status = 0 ] || [[ $(log_text) =~ $REFUSED ]] || return 0 # the script itself fails in every pass
     done
 }
 
-count_nsight() { run_ncu --metrics "$(tr ' ' , <<<"${PASSES[*]}")"; }
+# What the log of a pass says if it is about the pass and not about the script.
+REFUSED="all counters for agent|no counter metrics|capabilities of the hardware|SIGABRT|HSA_STATUS"
+
+count_nsight() { run_ncu --metrics "$(tr ' ' , <<<"${PASSES[*]}")" || lost_run $? counters; }
+
+why_no_counters() { # the sentence for runs that ended well and left no counter
+    if grep -q "all counters for agent" "$OUT/log.txt"; then
+        reason 0 "Unable to find all counters"
+    elif [ -z "$KERNEL" ]; then
+        echo "the profiler saw no kernel"
+    elif tool_has --kernel-names; then # ROCm 6.2
+        echo "no kernel is called '$KERNEL': ROCm 6.2 compares whole names, which get_hotspots.sh prints"
+    else
+        echo "no kernel's name has '$KERNEL' in it: get_hotspots.sh prints the names"
+    fi
+}
 
 name_missing() { # CSV: name the requested counters that did not come, of which rocprofv3 says little
-    local counter wanted missing="" some="" list="rocprofv3 -L"
+    local counter wanted missing="" list="rocprofv3 -L"
     [ "$PROFILER" = rocm ] || list="ncu --query-metrics"
     read -r -a wanted <<<"${PASSES[*]}"
     for counter in "${wanted[@]}"; do
-        if grep -Fq ",$counter," "$1" 2>/dev/null; then some=1; else missing+=" $counter"; fi
+        grep -Fq ",$counter," "$1" || [[ $MISSING == *$counter* ]] || missing+=" $counter"
     done
-    [ -n "$some" ] || give_up 1 "none of the counters came: '$list' lists those of this GPU"
-    [ -z "$missing" ] || warn "these counters did not come:$missing; '$list' lists those of this GPU"
+    [ -z "$missing" ] || lost 1 "these counters did not come:$missing ('$list' lists those of this GPU)"
 }
 
 take_counters() { # or go without those that nobody asked for, and say why
-    local without="" status=0
+    local without=""
     [ "$PROFILER" != pytorch ] || without="hardware counters need rocprofv3 or ncu"
     [ "$PROFILER" != nsight ] || find_tool ncu || without="ncu, which reads counters, is not installed"
-    if [ -z "$without" ]; then
-        "count_$PROFILER" || status=$?
-        [ $status = 0 ] || [ -z "$ASKED" ] || failed $status
-        [ $status = 0 ] || without=$(reason $status "$(plain <"$OUT/log.txt")")
-    fi
-    if [ -n "$without" ]; then
-        [ -z "$ASKED" ] || fail 1 "$without: leave --pmc and --set out for times"
+    if [ -n "$without" ] && [ -z "$ASKED" ]; then
         warn "these are times alone: $without"
-    elif [ -z "$DRY_RUN" ]; then
-        [ -n "$(find "$OUT" -name '*counter_collection.csv' -o -name ncu.csv)" ] || name_missing /nowhere
-        report kernel_counters.py @OUT@ --top 15 --counters "${PASSES[*]}" --csv @OUT@/counters.csv
+    elif [ -n "$without" ]; then
+        lost 1 "$without: leave --pmc and --set out for times"
+    else
+        "count_$PROFILER"
+        [ -n "$DRY_RUN" ] || read_counters
+    fi
+}
+
+read_counters() { # the table of what came
+    if [ -z "$(find "$OUT" -name '*counter_collection.csv' -o -name ncu.csv)" ]; then
+        [ -n "$MISSING" ] || lost 1 "no counters: $(why_no_counters)"
+    elif read_result kernel_counters.py @OUT@ --top 15 --counters "${PASSES[*]}" --csv @OUT@/counters.csv; then
         name_missing "$FIRST/counters.csv"
         finish "" "every counter of every kernel is in $FIRST/counters.csv"
+    else
+        lost 1 "the counters cannot be read: the sentence above says why"
     fi
 }
 
@@ -90,22 +112,44 @@ take_times() { # a run of its own, because reading counters slows kernels down
     finish "" "the whole table is in $FIRST/kernels.csv, every launch in the profiler's files beside it"
 }
 
-sample_instructions() { # pc or thread-trace, where the installed release has them
-    local options=(--pc-sampling-beta-enabled --pc-sampling-method host_trap --pc-sampling-unit time
+sampling_options() { # pc or thread-trace: set SAMPLING, or refuse what the installed release does not have
+    local since="it came with ROCm 6.4"
+    SAMPLING=(--pc-sampling-beta-enabled --pc-sampling-method host_trap --pc-sampling-unit time
         --pc-sampling-interval 1000)
-    [ "$1" = pc ] || options=(--att ${KERNEL:+--kernel-include-regex "$KERNEL"})
+    [ "$1" = pc ] || SAMPLING=(--att ${KERNEL:+--kernel-include-regex "$KERNEL"})
     [ "$PROFILER" = rocm ] || fail 2 "--set $1 needs rocprofv3"
-    tool_has "${options[0]}" || fail 2 "--set $1: rocprofv3 of ROCm ${RELEASE:-here} has no ${options[0]}"
-    export ROCPROFILER_PC_SAMPLING_BETA_ENABLED=on # ROCm 6.4 asks for it
-    run_rocprofv3 "/$1" "$1" "${options[@]}" || failed $?
-    [ "$1" != pc ] || largest "*pc_sampling*.csv"
-    finish "" "the samples are in $FIRST/$1"
+    ! tool_has "${SAMPLING[0]}" || return 0
+    if [ "$1" = thread-trace ] && tool_has --pc-sampling-beta-enabled; then # ROCm 6.4
+        since="it offers that only with its decoder of thread traces, libatt_decoder_trace.so, in the folder lib of ROCm"
+    fi
+    fail 2 "--set $1: rocprofv3 of ROCm ${RELEASE:-here} has no ${SAMPLING[0]} ($since)"
 }
 
-setup counters/counter rocprofv3 nsys --num-steps 3 "$@"
+sample_instructions() { # pc or thread-trace
+    local files="*pc_sampling*.csv" status=0
+    [ "$1" = pc ] || files="*.att"
+    sampling_options "$1"
+    export ROCPROFILER_PC_SAMPLING_BETA_ENABLED=on # ROCm 6.4 asks for it
+    run_rocprofv3 "/$1" "$1" "${SAMPLING[@]}" || status=$?
+    if [ $status != 0 ]; then
+        lost_run $status "$1"
+    elif [ -n "$DRY_RUN" ] || [ -n "$(find "$OUT" -name "$files" -size +0c)" ]; then
+        finish "" "the samples are in $FIRST/$1"
+    elif [ "$1" = thread-trace ]; then
+        lost 1 "no thread trace: $(why_no_counters)"
+    else
+        lost 1 "no samples: rocprofv3 left no $files, which this GPU may not support"
+    fi
+}
+
+setup counters/counter rocprofv3 nsys "--num-steps 3" "$@"
 [ -n "$ASKED" ] || SETS=(times waves) # the counters where they can be had
-for set in ${SETS[@]+"${SETS[@]}"}; do
-    [[ $set =~ ^(times|pc|thread-trace)$ ]] || add_passes "$set"
+for set in ${SETS[@]+"${SETS[@]}"}; do # refuse before anything runs
+    case $set in
+        times) ;;
+        pc | thread-trace) sampling_options "$set" ;;
+        *) add_passes "$set" ;;
+    esac
 done
 for set in ${SETS[@]+"${SETS[@]}"}; do
     case $set in

@@ -10,10 +10,10 @@ own_option() {
     esac
 }
 
-check_spaces() { # before ROCm 10 the tool joins the command's words with spaces and splits them again
+check_spaces() { # the tool joins the command's words with spaces and splits them again
     local word
     for word in "${TRAIN[@]}"; do
-        [[ $word != *" "* ]] || ! older_than 10.0 ||
+        [[ $word != *" "* ]] ||
             fail 1 "$TOOL splits the command at spaces, and '$word' has one: run in a folder without spaces"
     done
 }
@@ -24,11 +24,14 @@ analyse() { # WORKLOAD: write the speed-of-light table of each of the top kernel
         show "$TOOL" analyze -p "$1" -k $kernel -b 2
         "$TOOL" analyze -p "$1" -k $kernel -b 2 >"$OUT/analysis_$kernel.txt" 2>&1 || break
     done
-    grep -q "Metric" "$OUT/analysis_0.txt" || give_up 1 "$(reason 1 "$(plain <"$OUT/analysis_0.txt")")"
+    grep -q "Metric" "$OUT/analysis_0.txt" || {
+        last_lines "$(plain <"$OUT/analysis_0.txt")"
+        give_up "$PARTLY" "$TOOL cannot analyse its profile: $(reason 1 "$(plain <"$OUT/analysis_0.txt")")"
+    }
 }
 
 profile_rocm() {
-    local work=$OUT/workloads/tiny_llama_v$VERSION gpus=$PROCESSES place
+    local work=$OUT/workloads/$WORKLOAD gpus=$PROCESSES place
     check_spaces
     place=(--output-directory "$work")
     tool_has --output-directory profile || place=(-p "$work") # up to ROCm 7.2
@@ -38,7 +41,7 @@ profile_rocm() {
     [ -z "$PROCESSES" ] || TRAIN=("$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$PROCESSES"
         "${TRAIN[@]:1}")
     PROCESSES=""
-    profile "$TOOL" profile -n "tiny_llama_v$VERSION" "${place[@]}" ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
+    profile "$TOOL" profile -n "$WORKLOAD" "${place[@]}" ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
     largest pmc_perf.csv "results_*.csv" "*.db" # what a finished pass leaves: sysinfo.csv is written before
     [ -z "$DRY_RUN" ] || return 0
     work=$(dirname "$FOUND")
@@ -55,12 +58,12 @@ profile_ncu() {
 }
 
 # Every pass runs the whole script, or every kernel, once more: two steps have all the kernels.
-setup rocprof_compute/profile "rocprof-compute omniperf" ncu --num-steps 1 --warmup-steps 1 "$@"
+setup rocprof_compute/profile "rocprof-compute omniperf" ncu "--num-steps 1 --warmup-steps 1" "$@"
 case $PROFILER in
     rocm) profile_rocm ;;
     nsight) profile_ncu ;;
     pytorch)
-        TRAIN+=(--profile-operators)
+        PYTORCH_OPTIONS=(--profile-operators)
         profile_pytorch
         report kernel_times.py @OUT@ --top 15 --csv @OUT@/kernels.csv
         finish "" "these are times alone: counters need rocprof-compute or ncu; the whole table is in $OUT"

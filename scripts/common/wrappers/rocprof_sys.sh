@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034 # run.sh and setup.sh read what is set here
 # Body of get_rocprof_sys.sh.
 
-setup rocprof_sys/profile "rocprof-sys-run omnitrace-run" nsys --num-steps 2 --warmup-steps 1 "$@"
+setup rocprof_sys/profile "rocprof-sys-run omnitrace-run" nsys "--num-steps 2 --warmup-steps 1" "$@"
 case $PROFILER in
     rocm)
         warn "every call is recorded, and what does not fit in the trace's buffer is lost: keep to few steps"
@@ -15,7 +15,7 @@ case $PROFILER in
         ;;
     nsight) take_timeline ;;
     pytorch)
-        TRAIN+=(--profile-memory)
+        PYTORCH_OPTIONS=(--profile-memory)
         take_timeline
         ;;
 esac

@@ -2,7 +2,9 @@
 # Second half of every profiling wrapper: run the profiler, say why it failed, read and report the result.
 
 NO_KFD="no permission for /dev/kfd: your user must be in the groups render and video"
-STEPS="measured steps" # the range that the scripts put around them, NVTX on NVIDIA and ROCTx on AMD
+STEPS="measured steps" # the range that our scripts put around them, NVTX on NVIDIA; empty for other commands
+PARTLY=3               # exit status: a part was measured and is kept, another did not come
+MISSING="" WORST=1     # the parts that did not come, and the status of the last of them
 
 plain() { sed 's/\x1b\[[0-9;?]*[A-Za-z]//g'; } # without colours and other escape codes
 
@@ -24,31 +26,76 @@ attempt() { # COMMAND...: show and run it, append what it prints to log.txt, ret
     [ -z "$DRY_RUN" ] || return 0
     mkdir -p "$OUT" 2>/dev/null || fail 1 "$OUT cannot be made: choose a writable folder with --output-dir"
     show "$@" >>"$OUT/command.txt"
+    touch "$OUT/log.txt"
+    LOG_START=$(($(wc -l <"$OUT/log.txt") + 1))
     export ROCPROF_TMPDIR=${ROCPROF_TMPDIR:-$OUT}
+    INTERRUPTED=""
+    trap 'INTERRUPTED=1' INT # bash waits for the command, which ends by itself, and then goes on
     set +e
     "$@" 2>&1 | tee -ai "$OUT/log.txt"
     codes=("${PIPESTATUS[@]}")
     set -e
+    trap - INT
     [ "${codes[1]}" = 0 ] || give_up 1 "$OUT/log.txt cannot be written: is the disk full?"
+    [ -z "$INTERRUPTED" ] || return 130
     return "${codes[0]}"
 }
 
-failed() { give_up "$1" "$(reason "$1" "$(plain <"$OUT/log.txt")")"; } # STATUS: exit with it and the reason
+log_text() { tail -n "+$LOG_START" "$OUT/log.txt" | plain; } # of the last attempt
+
+last_lines() { # TEXT: show the end of a log as it is
+    echo "$NAME: the last lines of the log:" >&2
+    grep -v '^[[:space:]]*$' <<<"$1" | tail -n 8 | sed 's/^/    /' >&2 || true
+}
+
+failed() { # STATUS: the last attempt failed: exit with its status, its last lines and the reason
+    local status=$1
+    [ "$status" != "$PARTLY" ] || status=1 # this one is ours
+    [ "$1" = 130 ] || last_lines "$(log_text)"
+    give_up "$status" "$(reason "$1" "$(log_text)")"
+}
 
 profile() { attempt "$@" || failed $?; } # COMMAND...
 
-give_up() { # STATUS SENTENCE: a failed run leaves its log beside the place of its result, and no result
-    local log=${OUT}_failed.log
-    if [ -d "$OUT" ]; then
-        if mv "$OUT/log.txt" "$log" 2>/dev/null; then set -- "$1" "$2 (log: $log)"; fi
+measured() { # whether a profiler has left anything in the result: these files are written before it measures
+    [ -d "$OUT" ] && [ -n "$(find "$OUT" -type f -size +0c ! -name command.txt ! -name log.txt ! -name export.txt \
+        ! -name "pass_*.txt" ! -name "analysis_*.txt" ! -name "*agent_info.csv" ! -name sysinfo.csv \
+        ! -name profiling_config.yaml ! -path "*/perfmon/*" -print -quit)" ]
+}
+
+give_up() { # STATUS SENTENCE: exit; what was measured stays, and of a run that left nothing its log
+    local sentence=$2 log=$OUT/log.txt
+    if measured; then
+        sentence+="; what was measured is in $OUT"
+    elif [ -d "$OUT" ]; then
+        log=${OUT}_failed.log
+        mv "$OUT/log.txt" "$log" 2>/dev/null || true
         rm -rf "$OUT"
         rmdir "$(dirname "$OUT")" 2>/dev/null || true
     fi
-    fail "$1" "$2"
+    [ ! -f "$log" ] || sentence+=" (log: $log)"
+    fail "$1" "$sentence"
 }
 
-reason() { # STATUS LOG: the sentence that explains a failure
-    local packages said
+lost() { # STATUS SENTENCE: a part of the result did not come; the wrapper goes on with the others
+    WORST=$1
+    MISSING+="${MISSING:+; }$2"
+}
+
+lost_run() { # STATUS WHAT: the last attempt, which should have brought WHAT, failed
+    [ "$1" != 130 ] || failed 130
+    last_lines "$(log_text)"
+    lost "$1" "no $2: $(reason "$1" "$(log_text)")"
+}
+
+conclude() { # exit with 3 if parts are missing and others are there
+    [ -n "$MISSING" ] || exit 0
+    measured || give_up "$WORST" "$MISSING"
+    fail "$PARTLY" "only a part was measured: $MISSING (log: $OUT/log.txt)"
+}
+
+reason() { # STATUS LOG: the sentence that explains a failure, with the way out where it is known
+    local packages
     case $1:$2 in
         130:*) echo "interrupted" ;;
         *"No space left on device"*) echo "the disk is full: free some space, or choose another place with --output-dir" ;;
@@ -57,10 +104,24 @@ reason() { # STATUS LOG: the sentence that explains a failure
             echo "no permission for counters: kernel.perf_event_paranoid must be 2 or less, or CAP_PERFMON given"
             ;;
         *"Unable to open /dev/kfd"* | *"/dev/kfd"*[Pp]"ermission denied"*) echo "$NO_KFD" ;;
+        *"unsupported locale setting"*)
+            echo "$TOOL needs the locale en_US.UTF-8, which this machine lacks: the administrator can make it with" \
+                "locale-gen en_US.UTF-8 (Debian, Ubuntu: package locales)"
+            ;;
         *"package was not found in the current execution environment"*)
             packages=$(sed -n "s/.*The '\([A-Za-z0-9_.-]*\).*' package was not found.*/\1/p" <<<"$2" | paste -sd ' ')
             echo "$TOOL misses the Python packages ${packages// /, }: install them with" \
                 "python3 -m pip install -r $(sed -n 's/^See: //p' <<<"$2")"
+            ;;
+        *"trace-decoder library path not found"*)
+            echo "the decoder of thread traces is not installed: unpack a release of" \
+                "https://github.com/ROCm/rocprof-trace-decoder and name its folder with -- --att-library-path FOLDER"
+            ;;
+        *"Request exceeds the capabilities of the hardware"*)
+            echo "these counters do not fit into one run: give them in several --pmc, each of which is a run"
+            ;;
+        *"Unable to find all counters"* | *"no counter metrics found"*)
+            echo "this GPU, or this ROCm release, does not have all of the counters: rocprofv3 -L lists those that it has"
             ;;
         *"No module named 'torch'"*)
             echo "$PYTHON has no PyTorch: run scripts/quickstart.sh, or set TINY_LLAMA_PYTHON to one that has it"
@@ -68,11 +129,13 @@ reason() { # STATUS LOG: the sentence that explains a failure
         *"free(): invalid pointer"* | *"No HIP GPUs are available"*)
             echo "no GPU under the profiler: PyTorch and the profiler must come from the same ROCm release"
             ;;
-        *) # the last line that speaks of an error
-            said=$(grep -Ei "error|unrecogni[sz]ed" <<<"$2" | tail -n 1)
-            [ -d "${OUT:-}" ] || { echo "$TOOL does not start: ${said:-$2}" && return; }
-            echo "the training script or its profiler ended with exit status $1${said:+: $said}" \
-                "$([ "$PROFILER" != nsight ] || echo "; --profiler pytorch does without $TOOL")"
+        *)
+            if [ -d "${OUT:-}" ]; then
+                echo "the training script or $TOOL ended with exit status $1: see the lines above" \
+                    "$([ "$PROFILER" != nsight ] || echo "; --profiler pytorch does without $TOOL")"
+            else
+                echo "$TOOL does not start: $(tail -n 1 <<<"$2")"
+            fi
             ;;
     esac
 }
@@ -85,7 +148,7 @@ places() { # set PLACES to the folders of the results: one per rank with several
     [ -d "${PLACES[0]}" ] || [ -n "$DRY_RUN" ] || give_up 1 "no rank left a result in $OUT"
 }
 
-largest() { # PATTERN...: set FOUND to the largest file of the first pattern that the result has; give up without one
+find_largest() { # PATTERN...: set FOUND to the largest file of the first pattern that the result has
     FOUND=""
     [ -z "$DRY_RUN" ] || return 0
     local pattern
@@ -93,20 +156,25 @@ largest() { # PATTERN...: set FOUND to the largest file of the first pattern tha
         FOUND=$(find "$OUT" -name "$pattern" -type f -size +0c -exec ls -S {} + | sed -n 1p)
         [ -z "$FOUND" ] || return 0
     done
-    give_up 1 "$TOOL left no $1: see the log, and whether the disk is full"
+    return 1
 }
 
-report() { # TOOL.py OPTIONS...: read the result of every rank (@OUT@) with a tool of scripts/; print that of rank 0
+largest() { find_largest "$@" || give_up 1 "$TOOL left no $1: see the log, and whether the disk is full"; } # PATTERN...
+
+read_result() { # TOOL.py OPTIONS...: read the result of every rank (@OUT@) with a tool of scripts/; print that of rank 0
     local tool=$SCRIPTS/$1 place text
     shift
     [ -z "$DRY_RUN" ] || return 0
     places
     [ ${#PLACES[@]} = 1 ] || echo "rank 0 of ${#PLACES[@]}; the others have the same files in $OUT/rank*"
     for place in "${PLACES[@]}"; do
-        text=$("$PYTHON" "$tool" "${@//@OUT@/$place}") ||
-            give_up 1 "$TOOL saw no kernel, or its files cannot be read: the sentence above says which"
+        text=$("$PYTHON" "$tool" "${@//@OUT@/$place}") || return 1
         [ "$place" != "${PLACES[0]}" ] || echo "$text"
     done
+}
+
+report() { # TOOL.py OPTIONS...
+    read_result "$@" || give_up 1 "$TOOL saw no kernel, or its files cannot be read: the sentence above says which"
 }
 
 export_report() { # FILE COMMAND...: turn every rank's report of nsys or ncu into a table; write its output to FILE
@@ -117,7 +185,7 @@ export_report() { # FILE COMMAND...: turn every rank's report of nsys or ncu int
     for place in "${PLACES[@]}"; do
         show "${@//@OUT@/$place}"
         [ -n "$DRY_RUN" ] || "${@//@OUT@/$place}" >"$place/$file" ||
-            give_up 1 "$TOOL could not export its report: --profiler pytorch does without it"
+            give_up "$PARTLY" "$TOOL could not export its report: --profiler pytorch does without it"
     done
 }
 
@@ -128,18 +196,22 @@ finish() { # SENTENCES...: what the result is, once there is one
 top_kernels() { report kernel_times.py @OUT@ --top 10; }
 
 open_in_perfetto() { # PATTERN...: say where to open the largest trace of these names
-    largest "$@"
-    finish "" "open $FOUND in https://ui.perfetto.dev"
+    if find_largest "$@"; then
+        finish "" "open $FOUND in https://ui.perfetto.dev"
+    else
+        lost 1 "$TOOL left no $1"
+    fi
 }
 
 # ---------------------------------------------------------------- what several wrappers run
 
 profile_nsys() { # TRACED: a report of nsys on the measured steps alone, as SQLite too
-    local status=0 recordings=""
+    local status=0 recordings="" range=()
     # The scripts' range names are no registered strings, which alone nsys compares unless the variable is 0.
+    [ -z "$STEPS" ] || range=(--capture-range=nvtx --nvtx-capture="$STEPS" --capture-range-end=stop
+        --env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0)
     attempt nsys profile --trace="$1" --cuda-graph-trace=node --sample=none --cpuctxsw=none \
-        --capture-range=nvtx --nvtx-capture="$STEPS" --capture-range-end=stop \
-        --env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0 ${EXTRA[@]+"${EXTRA[@]}"} --output "$PLACE/report" "${TRAIN[@]}" ||
+        ${range[@]+"${range[@]}"} ${EXTRA[@]+"${EXTRA[@]}"} --output "$PLACE/report" "${TRAIN[@]}" ||
         status=$?
     [ -n "$DRY_RUN" ] || recordings=$(find "$OUT" -name "*.qdstrm" | sort | paste -sd " ")
     if [ -n "$recordings" ] && { [ $status = 0 ] || grep -q "Importer error" "$OUT/log.txt"; }; then
@@ -151,8 +223,10 @@ QdstrmImporter -i there; --profiler pytorch does without nsys"
 }
 
 run_ncu() { # OPTIONS...: a report of ncu on the first launch of each kernel, by its full name, and its table
-    local range=() first=::regex:${KERNEL:-.}:1 command
-    if tool_has --nvtx-push-pop-scope; then # autograd launches the backward pass from a thread outside the range
+    local range=() first=::regex:${KERNEL:-.}:1 command named
+    if [ -z "$STEPS" ]; then
+        warn "ncu looks at the first launch of each kernel in the whole run"
+    elif tool_has --nvtx-push-pop-scope; then # autograd launches the backward pass from a thread outside the range
         range=(--nvtx --nvtx-push-pop-scope process --nvtx-include "$STEPS/")
     else
         warn "this ncu cannot select the measured steps: it looks at the whole run"
@@ -166,6 +240,11 @@ run_ncu() { # OPTIONS...: a report of ncu on the first launch of each kernel, by
         warn "ncu saw no kernel in the measured steps: it now looks at the whole run"
         attempt ncu "${command[@]}" || return $?
     fi
+    if [ -z "$DRY_RUN" ] && [ -z "$(find "$OUT" -name report.ncu-rep)" ]; then
+        named=" with '$KERNEL' in its name: get_hotspots.sh prints the names"
+        lost 1 "ncu saw no kernel${KERNEL:+$named}"
+        conclude
+    fi
     export_report ncu.csv ncu --import @OUT@/report.ncu-rep --csv --page raw
 }
 
@@ -176,7 +255,7 @@ run_rocprofv3() { # FOLDER NAME OPTIONS...: one run of the script; %pid% keeps p
 profile_pytorch() { # a trace of PyTorch's own profiler, which sees the steps after the measured ones
     # Without these the libraries print lines of their own between those of the script.
     export KINETO_LOG_LEVEL=${KINETO_LOG_LEVEL:-6} TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
-    profile "${TRAIN[@]}" --enable-pytorch-profiler --profile-dir "$PLACE"
+    profile "${TRAIN[@]}" ${PYTORCH_OPTIONS[@]+"${PYTORCH_OPTIONS[@]}"} --enable-pytorch-profiler --profile-dir "$PLACE"
 }
 
 take_kernels() { # OPTIONS OF ROCPROFV3...: the launches of the script

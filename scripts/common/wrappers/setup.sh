@@ -4,7 +4,7 @@
 # setup leaves:  PROFILER  rocm, nsight or pytorch      TOOL    the profiler's command     RELEASE  of ROCm, if known
 #                TRAIN     the training command         OUT     the folder of this result  DRY_RUN  empty or 1
 #                EXTRA     options for the profiler     PLACE   OUT, or OUT/rank@RANK@ with several processes;
-#                                                       FIRST   that of rank 0
+#                WORKLOAD  a short name of it           FIRST   that of rank 0
 #
 # Environment: TINY_LLAMA_PYTHON, TINY_LLAMA_VENV and TINY_LLAMA_CPU=1 as in environment.sh, and ROCM_PATH.
 
@@ -82,10 +82,6 @@ find_release() { # set RELEASE to ROCm's, such as 6.4.1, or to nothing
     RELEASE=$(rocprofv3 --version 2>/dev/null | sed -n 's/.*rocm_version: *\([0-9.]*\).*/\1/p') || RELEASE=""
 }
 
-older_than() { # RELEASE: whether ROCm is older, or of an unknown release
-    [ -z "$RELEASE" ] || { [ "$RELEASE" != "$1" ] && printf '%s\n' "$RELEASE" "$1" | sort -CV; }
-}
-
 prepare_rocm() { # check permissions, and clear what would change the profiler's behaviour
     local name
     if [ -e /dev/kfd ] && ! { [ -r /dev/kfd ] && [ -w /dev/kfd ]; } && [ -z "$DRY_RUN" ]; then
@@ -109,26 +105,28 @@ find_python() { # an absolute path: rocprof-compute up to ROCm 6.3 tests whether
     [[ $PYTHON == /* ]] || PYTHON=$PWD/$PYTHON
 }
 
-choose_graph() { # SCRIPT OPTIONS: set GRAPH to --no-graph where the profiler would lose a replayed graph's kernels
-    local lost="" why=""
+choose_graph() { # SCRIPT OPTIONS: set GRAPH to --no-graph where a replayed graph would hide its kernels
+    local why=""
     GRAPH=()
-    [ "$PROFILER" != rocm ] || ! older_than 7.2.2 || lost="profilers before ROCm 7.2.2 lose the kernels of a replayed graph"
-    case " $* " in
-        *" --no-graph "*) return ;;
-        *" --graph "*) [ -z "$lost" ] || warn "$lost: leave --graph out" && return ;;
-    esac
-    [ -z "$lost" ] || why="$lost (here: ROCm ${RELEASE:-of an unknown release})"
+    [ "$PROFILER" != rocm ] || why="a replayed graph may hide kernels from ROCm's profilers"
     [ -z "${COUNTERS_WANTED:-}" ] || [ "$PROFILER" = pytorch ] || why="counters are read kernel by kernel"
-    [ -n "$why" ] && grep -q '^GRAPH_BY_DEFAULT = True' "$1" || return 0
-    GRAPH=(--no-graph)
-    say "trains with --no-graph, because $why"
+    [ -n "$why" ] || return 0
+    case " $* " in
+        *" --no-graph "*) ;;
+        *" --graph "*) warn "$why: compare the number of launches with that of --no-graph" ;;
+        *)
+            grep -q '^GRAPH_BY_DEFAULT = True' "$1" || return 0
+            GRAPH=(--no-graph)
+            say "trains with --no-graph, because $why"
+            ;;
+    esac
 }
 
 training_command() { # OPTIONS...: set TRAIN
     local script sizes=(--batch-size 8 --seq-len 128)
     script=$(echo "$HERE"/tiny_llama_v[1-4].py)
     [ -f "$script" ] || fail 1 "there is no tiny_llama_v*.py beside it in $HERE"
-    VERSION=${script%.py} && VERSION=${VERSION##*v}
+    WORKLOAD=$(basename "$script" .py)
     choose_graph "$script" "$@"
     [ "$HERE" != "$PWD" ] || script=${script##*/}
     if [[ " $* " = *" --preset"* ]]; then
@@ -152,10 +150,12 @@ name_result() { # PREFIX such as traces/trace: set OUT, a folder that does not e
 
 own_option() { return 1; } # a body replaces it: OPTION VALUE... -> set its variables, and TAKEN to the words used
 
-setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL OPTIONS...: defaults, then the user's, which win by coming last
-    local prefix=$1 rocm=$2 wanted=auto passed=() TAKEN VALUE
-    NSIGHT=$3 DRY_RUN="" OUTPUT_DIR="" PROCESSES="" RELEASE="" EXTRA=() KERNEL=""
-    shift 3
+setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL "DEFAULTS" OPTIONS...: the user's options win by coming last
+    local prefix=$1 rocm=$2 wanted=auto defaults=() TAKEN VALUE
+    NSIGHT=$3 DRY_RUN="" OUTPUT_DIR="" PROCESSES="" RELEASE="" EXTRA=() KERNEL="" PYTORCH_OPTIONS=()
+    PASSED=() # the user's options for the training script
+    read -r -a defaults <<<"$4" || true
+    shift 4
     while [ $# -gt 0 ]; do
         TAKEN=1
         case $1 in
@@ -168,7 +168,7 @@ setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL OPTIONS...: defaults, then the user'
                 [[ $VALUE =~ ^[1-9][0-9]*$ ]] || fail 2 "--nproc-per-node must be 1 or more, not $VALUE"
                 ;;
             --) EXTRA=("${@:2}") && TAKEN=$# ;;
-            *) own_option "$@" || passed+=("$1") ;;
+            *) own_option "$@" || PASSED+=("$1") ;;
         esac
         shift "$TAKEN"
     done
@@ -179,10 +179,10 @@ setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL OPTIONS...: defaults, then the user'
     say "uses $TOOL${RELEASE:+ of ROCm $RELEASE}, because $WHY"
     case $PROFILER in
         rocm) say "the profile holds start-up and warm-up too: $TOOL cannot select the measured steps" ;;
-        nsight) say "the profile holds the measured steps alone" ;;
+        nsight) say "the profile holds $([ -n "$STEPS" ] && echo "the measured steps alone" || echo "the whole run")" ;;
     esac
     [ "$PROFILER" != pytorch ] || [ ${#EXTRA[@]} = 0 ] || fail 2 "PyTorch's profiler takes no options after --"
-    training_command ${passed[@]+"${passed[@]}"}
+    training_command ${defaults[@]+"${defaults[@]}"} ${PASSED[@]+"${PASSED[@]}"}
     name_result "$prefix"
     export PYTHONUNBUFFERED=1 # the log is a pipe: show progress as it happens
 }

@@ -4,13 +4,41 @@
 ROCPD=""
 own_option() { [ "$1" = --rocpd ] && ROCPD=1; }
 
-convert_rocpd() { # make a timeline of every rank's database
+rocpd_commands() { # set ROCPD_COMMANDS to the ways to run rocpd here; ROCm 7.0 has the module alone
+    local folder python
+    ROCPD_COMMANDS=()
+    ! command -v rocpd >/dev/null || ROCPD_COMMANDS+=(rocpd)
+    for folder in "${ROCM_PATH:-/opt/rocm}"/lib/python3.*/site-packages; do
+        [ -d "$folder/rocpd" ] || continue
+        python=${folder%/site-packages} # the module runs under the Python that it was built for
+        ROCPD_COMMANDS+=("env PYTHONPATH=$folder ${python##*/} -m rocpd")
+    done
+}
+
+convert_database() { # PLACE: make a timeline of a rank's database, with the first way that works
+    local way words
+    for way in ${ROCPD_COMMANDS[@]+"${ROCPD_COMMANDS[@]}"}; do
+        read -r -a words <<<"$way"
+        show "${words[@]}" convert -i "$1/trace_*_results.db" -f pftrace -d "$1" -o trace
+        [ -z "$DRY_RUN" ] || return 0
+        "${words[@]}" convert -i "$1"/trace_*_results.db -f pftrace -d "$1" -o trace 2>&1 | tee -ai "$OUT/log.txt" || continue
+        return 0
+    done
+    return 1
+}
+
+convert_rocpd() { # the database stays where this fails
     local place
     places
+    rocpd_commands
+    LOG_START=$(($(wc -l <"$OUT/log.txt" 2>/dev/null || echo 0) + 1))
     for place in "${PLACES[@]}"; do
-        show rocpd convert -i "$place/trace_*_results.db" -f pftrace -d "$place" -o trace
-        [ -n "$DRY_RUN" ] || rocpd convert -i "$place"/trace_*_results.db -f pftrace -d "$place" -o trace ||
-            give_up 1 "rocpd cannot convert its database: leave --rocpd out"
+        convert_database "$place" && continue
+        last_lines "$(log_text)"
+        lost 1 "no timeline, because rocpd did not convert the database: it runs only under the Python that its ROCm was built \
+for, with pandas (tried: $(printf '%s, ' ${ROCPD_COMMANDS[@]+"${ROCPD_COMMANDS[@]}"})none else is in \
+${ROCM_PATH:-/opt/rocm}); without --rocpd the timeline is written at once"
+        return
     done
 }
 
@@ -27,13 +55,17 @@ trace_rocm() {
     [ -z "$ROCPD" ] || convert_rocpd
 }
 
-setup traces/trace rocprofv3 nsys --num-steps 5 "$@"
+setup traces/trace rocprofv3 nsys "--num-steps 5" "$@"
 [ -z "$ROCPD" ] || [ "$PROFILER" = rocm ] || fail 2 "--rocpd needs rocprofv3 of ROCm 7 or later"
 if [ "$PROFILER" = rocm ]; then
     trace_rocm
     top_kernels
-    open_in_perfetto "*.pftrace"
+    if [ -z "$ROCPD" ]; then
+        open_in_perfetto "*.pftrace"
+    else
+        [ -n "$MISSING" ] || open_in_perfetto "*.pftrace"
+        finish "the database $FIRST/trace_*_results.db answers SQL, and from ROCm 7.1 on: rocpd summary -i FILE"
+    fi
 else
     take_timeline
 fi
-[ -z "$ROCPD" ] || finish "the database answers SQL and: rocpd summary -i $FIRST/trace_*_results.db"

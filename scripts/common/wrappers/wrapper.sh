@@ -6,3 +6,4 @@ shift
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 # shellcheck source=/dev/null
 source "$SCRIPTS/common/wrappers/${NAME#get_}"
+conclude

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Stubs of the profilers of ROCm 6.2, 6.3, 6.4, 7.0 and 10.0 and of NVIDIA's.
+"""Stubs of the profilers of ROCm 6.2, 6.3, 6.4, 7.0 and 7.1, whose front ends were run, and of NVIDIA's.
 
 Each accepts exactly the options of the real program of its release (options.json), refuses what that one refuses with
 its exit status, runs the application, and leaves files of the same names and layouts, filled from ../samples. The
 folder it is called from tells the release, its name the program: put rocm-7.0/ on PATH to have ROCm 7.0.
 
 Environment: STAND_IN_RECORD=FILE appends each command line to FILE; STAND_IN_FAULT plays a fault: no-kernels,
-no-report, no-import, no-range, unsupported, no-permission, no-packages, no-locale.
+no-report, no-import, no-range, unsupported, no-permission, no-packages, no-locale, no-peaks, no-counters (a GPU whose
+counters the release does not know), no-decoder, no-interpreter, no-second-pass.
 """
 
 import csv
@@ -15,6 +16,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -67,7 +69,9 @@ def first(given, *options):
 def run_application(command):
     if not command:
         raise Refused(1, "No application provided")
-    return subprocess.run(command).returncode
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the application; the tool's library writes its files
+    status = subprocess.run(command).returncode
+    return 128 - status if status < 0 else status
 
 
 def database(sql, path):
@@ -91,32 +95,59 @@ def output_formats(given):
     return formats or ["rocpd" if newer_than("6.4") else "csv"]
 
 
+def aborted(text):
+    """Return the end of a run that the tool's library aborts. ROCm 6.2 runs an input file's passes from Python."""
+    if RELEASE == "6.2":
+        return Refused(1, f"{text}\n[rocprofv3] Fatal error: Command '[...]' died with <Signals.SIGABRT: 6>.\n")
+    return Refused(134, text)
+
+
 KNOWN_COUNTERS = re.compile(r"(SQ|GRBM|TCC|TCP|FETCH|WRITE)_[A-Za-z_]+$")
 SLOTS = {"SQ": 8, "GRBM": 2, "TCC": 4}  # counters of one hardware block that fit in one run
 DERIVED = {"FETCH_SIZE": ["TCC"] * 3, "WRITE_SIZE": ["TCC"] * 2}
 
 
 def wanted_counters(given):
-    """Return the counters of the command line or of the input file that this GPU knows; warn about the others."""
+    """Return the counters of the command line or of the input file that this GPU knows.
+
+    Up to ROCm 6.3 an unknown one aborts the run. Later releases warn and read the others.
+    """
     names = given.get("--pmc", [])
     if "-i" in given:
         text = pathlib.Path(given["-i"][0]).read_text()
         if not text.startswith("pmc: "):
             raise Refused(1, "the input file has no line that begins with pmc:")
         names = text.removeprefix("pmc: ").split()
-    blocks = [block for name in names for block in DERIVED.get(name, [name.split("_")[0]])]
+    if names and FAULT == "no-counters":
+        raise aborted("F tool.cpp] Agent HW architecture is not supported, no counter metrics found.")
+    found = [name for name in names if KNOWN_COUNTERS.match(name)]
+    if found != names:
+        text = f"Unable to find all counters for agent 4 (gpu-0, gfx942) in {names}. Found: {found}"
+        if not newer_than("6.3"):
+            raise aborted(f"F tool.cpp] {text}")
+        print(f"W tool.cpp] {text}", file=sys.stderr)
+    blocks = [block for name in found for block in DERIVED.get(name, [name.split("_")[0]])]
     if any(blocks.count(block) > slots for block, slots in SLOTS.items()):
-        raise Refused(134, f"Request exceeds the capabilities of the hardware to collect: {names}")
-    for name in names:
-        if not KNOWN_COUNTERS.match(name):
-            print(f"W rocprofv3: unable to find counter {name} for agent gfx942", file=sys.stderr)
-    return [name for name in names if KNOWN_COUNTERS.match(name)]
+        text = "error code 38: Request exceeds the capabilities of the hardware to collect"
+        raise aborted(f"F tool.cpp] Could not construct profile cfg failed with {text}")
+    return found
 
 
-def write_counters(sample, names, path):
+def matches(kernel, given):
+    """Return whether the filter takes the kernel: up to ROCm 6.2 by its exact short name, later by an expression."""
+    if "--kernel-names" in given:
+        short = re.sub(r"[<(].*", "", kernel).split(" ")[-1].split("::")[-1]
+        return short in given["--kernel-names"]
+    return re.search(first(given, "--kernel-include-regex"), kernel)
+
+
+def write_counters(sample, names, given, path):
     """Write counter_collection.csv of these counters; those that the sample lacks get the values of SQ_WAVES."""
     header, *rows = csv.reader(sample.read_text().splitlines())
     at = header.index("Counter_Name")
+    rows = [row for row in rows if matches(row[header.index("Kernel_Name")], given)]
+    if not rows:
+        return
     sampled = {row[at] for row in rows}
     with open(path, "w", newline="") as file:
         writer = csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n")
@@ -126,13 +157,25 @@ def write_counters(sample, names, path):
             writer.writerows([*row[:at], name, *row[at + 1 :]] for row in rows if row[at] == source)
 
 
+def write_thread_traces(given, folder):
+    """Write what --att leaves of each kernel that the filter takes."""
+    with open(SAMPLES / "rocm-7.0" / "kernel_trace.csv", newline="") as file:
+        kernels = [row["Kernel_Name"] for row in csv.DictReader(file)]
+    for number, kernel in enumerate(kernels, 1):
+        if matches(kernel, given):
+            (folder / f"{os.getpid()}_shader_engine_0_{number}.att").write_bytes(b"waves")
+            decoded = folder / f"ui_output_agent_4_dispatch_{number}"
+            decoded.mkdir()
+            (decoded / "code.json").write_text("{}")
+
+
 def rocprofv3_files(given, formats, counters):
     """Write what one profiled process leaves."""
     base = pathlib.Path(first(given, "-d"), first(given, "-o").replace("%pid%", str(os.getpid())))
     if "-i" in given:
         base = base.parent / "pmc_1" / base.name
     base.parent.mkdir(parents=True, exist_ok=True)
-    samples = SAMPLES / f"rocm-{ {'10.0': '7.0', '6.3': '6.4'}.get(RELEASE, RELEASE) }"
+    samples = SAMPLES / f"rocm-{ {'7.1': '7.0', '6.3': '6.4'}.get(RELEASE, RELEASE) }"
     kinds = ["kernel_trace"] * bool({"--kernel-trace", "--runtime-trace"} & given.keys())
     kinds += ["kernel_stats", "domain_stats"] * ("--stats" in given)
     if "csv" in formats:
@@ -141,9 +184,11 @@ def rocprofv3_files(given, formats, counters):
             shutil.copy(samples / f"{kind}.csv", base.with_name(f"{base.name}_{kind}.csv"))
         if counters and FAULT != "no-kernels":
             target = base.with_name(f"{base.name}_counter_collection.csv")
-            write_counters(samples / "counter_collection.csv", counters, target)
-        if "--pc-sampling-beta-enabled" in given:
+            write_counters(samples / "counter_collection.csv", counters, given, target)
+        if "--pc-sampling-beta-enabled" in given and FAULT != "no-kernels":
             base.with_name(f"{base.name}_pc_sampling_host_trap.csv").write_text('"Instruction"\n"v_add_f32"\n')
+    if "--att" in given and FAULT != "no-kernels":
+        write_thread_traces(given, base.parent)
     if "pftrace" in formats and FAULT != "no-report":
         base.with_name(f"{base.name}_results.pftrace").write_bytes(b"\x0a\x07 a trace")
     if "rocpd" in formats:
@@ -152,6 +197,8 @@ def rocprofv3_files(given, formats, counters):
 
 def rocprofv3(arguments):
     accepted = OPTIONS["rocprofv3"][RELEASE]
+    if FAULT == "no-decoder" and RELEASE == "6.4":  # which offers --att only where it finds its decoder
+        accepted = " ".join(word for word in accepted.split() if not word.startswith(("--att", "--advanced")))
     given, command = parse(arguments, accepted)
     if "--version" in given:
         print(f"             version: 1.0.0\n        rocm_version: {RELEASE}.0")
@@ -164,14 +211,23 @@ def rocprofv3(arguments):
     traced = any(f"--{kind}-trace" in given for kind in kinds) or ("--pmc" in given and newer_than("6.4"))
     if "--stats" in given and not traced:
         raise Refused(1, "No tracing options were enabled for --stats option")
+    if "--att" in given and FAULT == "no-decoder":
+        text = "rocprof-trace-decoder library path not found in ['', '/opt/rocm/lib']"
+        raise Refused(1, f"[rocprofv3] Fatal error: {text}")
     counters = wanted_counters(given)
+    if FAULT == "no-second-pass" and "pass_1" in first(given, "-d"):
+        raise aborted("F tool.cpp] HSA_STATUS_ERROR_OUT_OF_RESOURCES")
     status = run_application(command)
     rocprofv3_files(given, formats, counters)
+    if status and "-i" in given and RELEASE == "6.2":
+        raise Refused(1, f"[rocprofv3] Fatal error: Command '[...]' returned non-zero exit status {status}.")
     return status
 
 
 def rocpd(arguments):
     """Convert databases: rocpd convert -i FILE... -f pftrace -d FOLDER -o NAME."""
+    if FAULT == "no-interpreter":
+        raise Refused(1, "ImportError: this version of Python is not supported by rocpd")
     given = {}
     for word in arguments[1:]:
         if word in ("-i", "-f", "-d", "-o"):
@@ -190,19 +246,23 @@ def rocpd(arguments):
 def analyze(arguments):
     given, _ = parse(arguments, OPTIONS["rocprof-compute analyze"])
     folder = pathlib.Path(given["-p"][0])
-    if not list(folder.glob("results_*.csv" if newer_than("7.12") else "pmc_perf.csv")):
+    if not list(folder.glob("pmc_perf.csv")):
         raise Refused(1, f"ERROR no profiling data in {folder}")
     table = SAMPLES / "rocprof-compute-3" / f"analysis_{given['-k'][0]}.txt"
     if not table.is_file():
         raise Refused(1, f"ERROR {given['-k'][0]} is an invalid kernel id")
-    print(table.read_text().replace("Pct of Peak", "Percent of Peak" if newer_than("7.12") else "Pct of Peak"))
+    text = table.read_text()
+    if FAULT == "no-peaks":  # of a GPU whose peak bandwidth the release does not know
+        text = re.sub(r"(BW +│[^│]*│[^│]*│)[^│]*│[^│]*│", r"\1       │             │", text)
+    print(text)
     return 0
 
 
 def rocprof_compute(arguments):
     if FAULT == "no-packages":
         text = "[ERROR] The '{}' package was not found in the current execution environment.\n"
-        raise Refused(1, text.format("astunparse==1.6.2") + text.format("dash>=3.0.0"))
+        text = text.format("astunparse==1.6.2") + text.format("dash>=3.0.0")
+        raise Refused(1, f"{text}\nPlease verify all of the python dependencies\n\nSee: /opt/rocm/requirements.txt")
     if arguments[:1] == ["analyze"]:
         return analyze(arguments[1:])
     if arguments[:1] != ["profile"]:
@@ -212,9 +272,9 @@ def rocprof_compute(arguments):
     if "--help" in given:
         print(f"usage: profile [options] -- <application>\n{accepted}")
         return 0
-    locales = subprocess.run(["locale", "-a"], capture_output=True, text=True).stdout.splitlines()
-    if not newer_than("6.3") and "en_US.utf8" not in locales:
-        raise Refused(1, "ERROR Please ensure that the 'en_US.UTF-8' locale is available on your system.")
+    if not newer_than("6.4") and FAULT == "no-locale":  # what locale.setlocale says of a machine without it
+        text = "   ERROR Please ensure that the 'en_US.UTF-8' locale is available on your system."
+        raise Refused(1, f"{text}\n   ERROR unsupported locale setting")
     return compute_profile(given, command)
 
 
@@ -226,8 +286,6 @@ def check_profile(name, target, command):
         raise Refused(1, "-n/--name exceeds 35 characters, or has - or . in it")
     if FAULT == "unsupported":
         raise Refused(1, "ERROR Cannot find a supported arch in rocminfo: gfx1100")
-    if newer_than("7.13") and target.exists() and any(target.iterdir()):
-        raise Refused(1, "the output directory is not empty: give --overwrite")
     if not command:
         raise Refused(1, "Profiling command required. Pass application executable after -- at the end of options.")
     if not (shutil.which(command[0]) if newer_than("6.3") else os.path.isfile(command[0])):
@@ -235,19 +293,16 @@ def check_profile(name, target, command):
 
 
 def compute_profile(given, command):
-    target = pathlib.Path(first(given, "-p", "--output-directory"))
+    target = pathlib.Path(first(given, "-p"))
     check_profile(first(given, "-n"), target, command)
-    if not newer_than("7.13"):
-        command = " ".join(command).split()  # what was joined with spaces is split at spaces
+    command = " ".join(command).split()  # what was joined with spaces is split at spaces
     target.mkdir(parents=True, exist_ok=True)
     (target / "sysinfo.csv").write_text("workload_name,gpu_model\nx,MI300X_A1\n")
     for _ in range(2):  # the real program runs the application once for each pass over the counters
-        status = run_application(command)
-        if status:
-            return status
+        if run_application(command):
+            raise Refused(1, "   ERROR Profiling execution failed.")
     if FAULT != "no-kernels":
-        data = "results_pmc_perf_0.csv" if newer_than("7.12") else "pmc_perf.csv"
-        (target / data).write_text("Dispatch_ID,Kernel_Name,SQ_WAVES\n0,adamw_kernel,1024\n")
+        (target / "pmc_perf.csv").write_text("Dispatch_ID,Kernel_Name,SQ_WAVES\n0,adamw_kernel,1024\n")
     return 0
 
 
@@ -317,6 +372,12 @@ def ncu(arguments):
         print("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access GPU Performance Counters")
         return 1
     status = run_application(command)
+    with open(SAMPLES / "ncu" / "raw.csv", newline="") as file:
+        kernels = [row["Kernel Name"] for row in csv.DictReader(file)]
+    wanted = re.sub("^::regex:|:1$", "", given.get("--kernel-id", ""))
+    if not any(re.search(wanted, kernel) for kernel in kernels):
+        print("==WARNING== No kernels were profiled.")
+        return status
     matched = given.get("--nvtx-include") == "measured steps/" and "--nvtx" in given and FAULT != "no-range"
     if "--nvtx-include" in given and not matched:
         print("==WARNING== No kernels were profiled.")
@@ -333,7 +394,6 @@ PROGRAMS = {
     "rocprof-sys-run": rocprof_sys,
     "omnitrace-run": rocprof_sys,
     "rocpd": rocpd,
-    "locale": lambda arguments: print("C\nPOSIX" + "\nen_US.utf8" * (FAULT != "no-locale")),
     "nsys": nsys,
     "ncu": ncu,
     "nvidia-smi": lambda arguments: print("GPU 0: NVIDIA H200"),

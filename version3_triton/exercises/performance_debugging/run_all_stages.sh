@@ -37,7 +37,7 @@ profile_stage() {
 
 run_stage() { # OPTIONS OF THE USER; runs in a subshell, which a failure ends
     set -euo pipefail
-    setup stage rocprofv3 nsys "$@"
+    setup stage rocprofv3 nsys "" "$@"
     RESULTS=${OUTPUT_DIR:-$HERE/results} OUT=${OUTPUT_DIR:-$HERE/results}/stage${NUMBER}_profile
     [ -n "$DRY_RUN" ] || mkdir -p "$RESULTS" 2>/dev/null ||
         fail 1 "$RESULTS cannot be made: choose a writable folder with --output-dir"

@@ -31,7 +31,7 @@ def rotary_attention(qkv, cos, sin, H, K):
     v3.launch_tiles(v3.rope_kernel, B * T * heads, D // 2, *tensors, 1.0, *sizes, elements=2048, whole_row=True)
     o = torch.empty(B, T, H, D, dtype=qkv.dtype, device=qkv.device)
     lse = torch.empty(B, H, T, dtype=torch.float32, device=qkv.device)
-    v3.launch_attention(v3.FORWARD, rotated, H, K, o, lse)
+    v3.launch_attention(v3.ATTENTION_FORWARD, rotated, H, K, o, lse)
     return o
 
 

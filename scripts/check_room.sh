@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# Checks a machine in about ten minutes: what an instructor runs the day before, and what the owner of a GPU that nobody has
+# tried (AMD's first) gives us. Prints a table and writes one text file to send back, without user and host name.
+#   ./scripts/check_room.sh                     set-up, kernel tests, a graph, every wrapper, the exercises
+#   ./scripts/check_room.sh --quick             few kernel tests; the default without a GPU, where kernels are interpreted
+#   ./scripts/check_room.sh --output room.txt   the file (check_room.txt); the logs stay in the folder of this name + .logs
+#   ./scripts/check_room.sh --time-limit 120    seconds for each line of the table (300)
+# Exit status: 0; 1 where a line failed or brought only a part; 2 for a bad option; 130 after Ctrl-C, with the table so far.
+set -uo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/common/environment.sh"
+
+stop() { # SENTENCE: end because of a bad option
+    say "check_room.sh: $1"
+    exit 2
+}
+
+output=check_room.txt limit=300 quick=""
+while [ $# -gt 0 ]; do
+    case $1 in
+        -h | --help) usage && exit 0 ;;
+        --quick) quick=1 ;;
+        --output) output=${2:-} && shift ;;
+        --time-limit) limit=${2:-} && shift ;;
+        *) stop "there is no option $1: see --help" ;;
+    esac
+    [ $# -gt 0 ] || stop "the last option needs a value"
+    shift
+done
+: 2>/dev/null >"$output" || stop "--output '$output' cannot be written"
+[[ $limit =~ ^[1-9][0-9]*$ ]] || stop "--time-limit must be a number of seconds, not '$limit'"
+output=$(realpath "$output") logs=$output.logs
+mkdir -p "$logs" || exit 1
+use_environment test
+gpu=$(gpu_kind)
+[ "$gpu" != none ] || quick=1
+
+rows=() failed=0 interrupted=""
+trap 'interrupted=1' INT # the part that runs ends; the table so far is written
+
+part() { # NAME COMMAND...: run it within the time limit; note its outcome, seconds and last line
+    local status=0 start=$SECONDS log="$logs/${1//[^[:alnum:]]/_}.txt" outcome
+    [ -z "$interrupted" ] || { rows+=("$1|not run|-|interrupted") && return; }
+    say "--- $1"
+    timeout --foreground -s INT -k 20 "$limit" "${@:2}" >"$log" 2>&1 || status=$?
+    case $status in
+        0) outcome=ok ;;
+        3) outcome=partly failed=1 ;; # a wrapper that measured only a part
+        124 | 137) outcome="FAILED (time)" failed=1 ;;
+        *) outcome="FAILED ($status)" failed=1 ;;
+    esac
+    [ -z "$interrupted" ] || outcome=interrupted
+    rows+=("$1|$outcome|$((SECONDS - start))|$(grep -Ev '^([0-9.]+ s)?[[:space:]]*$' "$log" | tail -n 1 | tr '|' ' ' | cut -c 1-100)")
+}
+
+leave_out() { rows+=("$1|not run|-|$2"); } # NAME WHY
+
+# shellcheck disable=SC2329 # part runs it in a shell of its own
+check_graph() { # the same steps from a replayed graph and without one
+    local script=(version4_pytorch_sdpa/tiny_llama_v4.py --preset tiny --num-steps 5)
+    "$PYTHON" "${script[@]}" --graph --metrics-file "$logs/graph.json" &&
+        "$PYTHON" "${script[@]}" --no-graph --metrics-file "$logs/eager.json" &&
+        "$PYTHON" scripts/common/room.py graph "$logs/graph.json" "$logs/eager.json"
+}
+export -f check_graph
+export PYTHON logs
+
+cd -- "$ROOT" || exit 1
+for script in version[1-4]_*/tiny_llama_v[1-4].py; do
+    part "set-up check of ${script##*/}" "$PYTHON" "$script" --validate-setup
+done
+which=(-k "rmsnorm or swiglu")
+[ -n "$quick" ] || which=(-m "not slow")
+part "kernel tests" "$PYTHON" -m pytest -q -n 0 -p no:cacheprovider tests/kernels/test_kernels.py "${which[@]}"
+if [ "$gpu" = none ]; then
+    leave_out "graph" "needs a GPU"
+else
+    part "graph" bash -c check_graph
+fi
+folder=$(echo version3_*)
+[ "$gpu" != none ] || folder=$(echo version1_*) # interpreted kernels take minutes
+for wrapper in hotspots trace counters rocprof_compute rocprof_sys; do
+    part "get_$wrapper.sh" env TINY_LLAMA_PYTHON="$PYTHON" bash "$folder/get_$wrapper.sh" --output-dir "$logs/profiles"
+done
+part "exercises" "$PYTHON" exercises/check.py verify
+
+{
+    "$PYTHON" scripts/common/room.py facts
+    echo "took        $((SECONDS / 60)) min $((SECONDS % 60)) s$([ -z "$quick" ] || echo ", quick")"
+    echo
+    printf '%s\n' "part|outcome|seconds|last line" "${rows[@]}" | "$PYTHON" scripts/common/room.py table
+} >"$logs/table.txt" 2>&1
+cat "$logs/table.txt"
+{
+    cat "$logs/table.txt"
+    for row in "${rows[@]}"; do
+        case $row in *"|ok|"* | *"|not run|"*) continue ;; esac
+        name=${row%%|*}
+        echo && echo "=== the last lines of: $name" && tail -n 40 "$logs/${name//[^[:alnum:]]/_}.txt"
+    done
+    for log in "$logs"/get_*.txt; do
+        echo && echo "=== what $(basename "$log" .txt) ran" && grep -E ' uses |rocprof|omni|nsys|ncu' "$log" | head -n 8
+    done
+} | "$PYTHON" scripts/common/room.py scrub "$ROOT" >"$output"
+echo && echo "$output holds this and what failed: send it to us in an issue. The logs are in $logs."
+[ -z "$interrupted" ] || exit 130
+exit "$failed"

@@ -1,0 +1,114 @@
+"""Run any Python training script under PyTorch's profiler, and write a trace of a few of its steps.
+
+python profile_script.py --profile-dir DIR [--warmup-steps 2] [--profile-steps 3] [--profile-memory] train.py ARGUMENTS
+
+A step ends with the step of the script's first optimizer. The first steps, in which libraries are loaded and kernels
+are compiled, are left out; --warmup-steps 0 profiles from the start. Of several processes only rank 0 is profiled. The
+script runs to its end.
+"""
+
+import argparse
+import os
+import pathlib
+import runpy
+import sys
+import time
+
+
+class StepProfiler:
+    """Start PyTorch's profiler after the warm-up steps, and write the trace after the profiled ones."""
+
+    def __init__(self, options):
+        self.options, self.steps, self.optimizer = options, 0, None
+        self.profiler = self.trace = self.mark = None
+
+    def start(self):
+        import torch
+
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        memory = self.options.profile_memory
+        self.profiler = torch.profiler.profile(activities=activities, record_shapes=True, profile_memory=memory)
+        self.profiler.start()
+
+    def finish(self):
+        """Stop the profiler and write the trace, unless no step was profiled."""
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        profiler, self.profiler = self.profiler, None
+        profiler.stop()
+        if 0 < self.options.warmup_steps == self.steps:
+            return
+        folder = pathlib.Path(self.options.profile_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.trace = folder / f"trace_{self.options.script.stem}_{time.strftime('%Y%m%d_%H%M%S')}.json"
+        profiler.export_chrome_trace(str(self.trace))
+        print(f"profile_script.py: wrote {self.trace}", flush=True)
+
+    def before_step(self, optimizer, *_):
+        """Mark the optimizer in the trace, as our scripts do: readers count the steps by this mark."""
+        import torch
+
+        self.optimizer = self.optimizer or optimizer
+        if optimizer is self.optimizer and self.profiler:
+            self.mark = torch.profiler.record_function("optimizer")
+            self.mark.__enter__()
+
+    def after_step(self, optimizer, *_):
+        if optimizer is not self.optimizer:
+            return
+        if self.mark:
+            self.mark.__exit__(None, None, None)
+            self.mark = None
+        self.steps += 1
+        if self.profiler and self.steps == self.options.warmup_steps + self.options.profile_steps:
+            self.finish()
+        elif not self.trace and not self.profiler and self.steps == self.options.warmup_steps:
+            self.start()
+
+
+def parse_arguments(argv):
+    parser = argparse.ArgumentParser(prog="profile_script.py", description=__doc__.split("\n")[0])
+    parser.add_argument("--profile-dir", required=True)
+    parser.add_argument("--warmup-steps", type=int, default=2)
+    parser.add_argument("--profile-steps", type=int, default=3)
+    parser.add_argument("--profile-memory", action="store_true")
+    parser.add_argument("script", type=pathlib.Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    options = parser.parse_args(argv)
+    if not options.script.is_file():
+        parser.exit(2, f"profile_script.py: {options.script} is not a file\n")
+    return options
+
+
+def main(argv):
+    """Run the script; return 1 if it left nothing to profile."""
+    options = parse_arguments(argv)
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    steps = StepProfiler(options)
+    is_rank0 = os.environ.get("RANK", "0") == "0"
+    if is_rank0:
+        register_optimizer_step_pre_hook(steps.before_step)
+        register_optimizer_step_post_hook(steps.after_step)
+        if options.warmup_steps == 0:
+            steps.start()
+    sys.argv = [str(options.script), *options.arguments]
+    sys.path[0] = str(options.script.resolve().parent)
+    try:
+        runpy.run_path(str(options.script), run_name="__main__")
+    finally:  # what was profiled of a script that ends early or with an error is kept
+        if steps.profiler:
+            steps.finish()
+    if is_rank0 and not steps.trace:
+        wanted = f"the profile begins after {options.warmup_steps} (--warmup-steps; 0 profiles from the start)"
+        print(f"profile_script.py: the script made {steps.steps} optimizer steps: {wanted}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

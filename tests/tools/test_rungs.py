@@ -1,0 +1,331 @@
+"""The ladder: its rungs, rounds of warm processes, and what is read from them."""
+
+import collections
+import json
+import math
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import benchmark_suite
+from common import peers, rounds, rungs
+from common.command_line import Failure
+from common.versions import REPOSITORY, load_version
+from in_process import refused
+
+TOY = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64 --seq-len 16 --batch-size 2 --device cpu".split()
+RUNGS = rungs.by_name(rungs.LADDER)
+
+# ---------------------------------------------------------------- the rungs
+
+# The options in which a rung differs from its base: one idea each. Bundles and versions that teach it have no entry.
+ONE_IDEA = {
+    "b": {"use_amp": True},
+    "c": {"deterministic": False},
+    "e": {"enable_qkv_fusion": True, "enable_swiglu_fusion": True},
+    "f": {"enable_fused_optimizer": True},
+    "g": {"enable_torch_compile": True},
+    "i": {"fp8": True},
+}
+
+
+def options_of(rung):
+    script = peers.peer_script() if rung.version == "peer" else load_version(rung.version)
+    parsed = script.build_parser().parse_args([*TOY, *rung.options])
+    return {name: value for name, value in vars(parsed).items() if name != "parts"}
+
+
+@pytest.mark.parametrize("rung", [*rungs.LADDER, *rungs.PEERS, rungs.SLOW_PEER], ids=lambda rung: rung.name)
+def test_a_rung_differs_from_its_base_in_one_idea(rung):
+    found = options_of(rung)
+    if rung.name in ONE_IDEA:
+        base = options_of(RUNGS[rung.base])
+        assert RUNGS[rung.base].version == rung.version
+        assert {name: value for name, value in found.items() if base[name] != value} == ONE_IDEA[rung.name]
+    elif rung.base:
+        assert rung.name in (*rungs.BUNDLES, "d") and rung.version != RUNGS[rung.base].version
+        assert all(found[name] == value for name, value in options_of(RUNGS[rung.base]).items() if name == "use_amp")
+
+
+def test_the_ladder_is_whole():
+    assert len(RUNGS) == len(rungs.LADDER) <= 12
+    names = list(RUNGS)
+    for rung in rungs.LADDER:
+        assert rung.base is None or names.index(rung.base) < names.index(rung.name)
+    assert set(rungs.BUNDLES) <= RUNGS.keys() and {name for pair in rungs.LEADS for name in pair} <= RUNGS.keys()
+    peer, fp8 = (RUNGS[name].options for name in ("peer", "peer fp8"))
+    assert fp8 == [*peer, "--fp8"]
+
+
+class Counted(TorchDispatchMode):
+    """Count PyTorch's operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = collections.Counter()
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.calls[str(function)] += 1
+        return function(*arguments, **(options or {}))
+
+
+def operations(version, options):
+    """Return the operations of a training step, by name."""
+    script = load_version(version)
+    config = script.parse_options([*TOY, *options, "--no-graph"])
+    script.set_up_backend(config)
+    trainer = script.Trainer(config)
+    trainer.step()  # AdamW makes its state
+    with Counted() as counted:
+        trainer.step()
+    return counted.calls
+
+
+def test_attention_is_all_that_changes_from_version_1_to_the_first_rung_of_version_2():
+    """With attention switched off too, version 2 runs version 1's operations, so rung d is one idea away from c."""
+    plain = operations(1, RUNGS["c"].options)
+    assert operations(2, [*RUNGS["d"].options, "--disable-flash-attention"]) == plain
+    found = operations(2, RUNGS["d"].options)
+    assert any("attention" in name for name in (found - plain)) and found.total() < plain.total()
+
+
+# ---------------------------------------------------------------- what is read from a column
+
+
+def column(steps_ms, again="g", **more):
+    """Return a column of these rounds, [{name: steps}], two of each start."""
+    found = [{"start": i // 2, "turn": i, "steps_ms": steps} for i, steps in enumerate(steps_ms)]
+    chosen = [RUNGS[name] for name in RUNGS if any(name in steps for steps in steps_ms)]
+    told = [rung._asdict() | {"status": "ok", "reason": None, "peak_mib": 1234.0, "loss": 6.5} for rung in chosen]
+    content = {"preset": "medium", "graph": True, "options": "", "again": again, "rungs": told, "rounds": found}
+    return rungs.Column(content | {"record": {}} | more)
+
+
+def six_rounds():
+    """g is 1.25, 1.5 or 1.6 times as fast as f, its second name up to 1.1 times."""
+    ratios = [1.25, 1.5, 1.5, 1.6, 1.5, 1.25]
+    noise = [1.0, 1.02, 1.1, 0.99, 1.0, 1.01]
+    made = []
+    for ratio, other in zip(ratios, noise, strict=True):
+        g = [10.0, 11.0, 10.0]  # the median is 10
+        made.append({"f": [10.0 * ratio] * 3, "g": g, "g again": [10.0 * other] * 3, "k": [9.0, 9.5, 30.0]})
+    return made
+
+
+def test_gains_of_a_column_by_hand():
+    found = column(six_rounds())
+    assert found.step_ms("g") == 10.0 and found.step_ms("k") == 9.5 and found.step_ms("h") is None
+    gain = found.gain("g", "f")
+    assert str(gain) == "1.50x (1.25 to 1.60)" and gain.rounds == 6 and gain.noise == pytest.approx(math.log(1.1))
+    assert str(found.gain("k", "g")) == "no difference shown"  # 10 / 9.5, which is less than the pair's 1.1
+    assert found.gain("h", "f") is None
+    name, percent = found.noisiest()
+    assert (name, percent) == ("f", pytest.approx(20.0))  # 12.5 where the median is 15
+    lines = rungs.lines_of(found)
+    assert lines[0] == "medium, in a graph: 6 rounds of 3 starts"
+    assert "A/A: g under two names differs by up to 10.0 % within a round" in lines
+    row = next(line for line in lines[1].splitlines() if line.startswith("g "))
+    assert row.split()[-6:] == ["1.50x", "(1.25", "to", "1.60)", "1,234", "6.5000"] and " 10.000 " in row
+
+
+def test_rounds_that_lack_a_rung_are_left_out_of_its_ratios():
+    made = six_rounds()
+    del made[0]["g"], made[1]["f"]
+    found = column(made)
+    gain = found.gain("g", "f")
+    assert gain.rounds == 4 and str(gain) == "not judged: 4 rounds of the 5 needed"
+    for steps in made:
+        del steps["g again"]
+    assert str(column(made).gain("k", "f")) == "not judged: no A/A pair"
+    two_starts = column(six_rounds())
+    for round_ in two_starts.rounds:
+        round_["start"] = min(1, round_["start"])
+    assert str(two_starts.gain("g", "f")) == "not judged: 2 starts of the 3 needed"
+
+
+def test_leads_over_the_peers_are_of_the_same_rounds():
+    steps = [{"g": [9.0], "g again": [9.0], "h": [4.0 + i], "peer": [6.0 + i]} for i in range(6)]
+    lines = rungs.lines_of(column(steps))
+    assert "lead of h over peer: 1.31x (1.22 to 1.50)" in lines and not [line for line in lines if "peer fp8:" in line]
+
+
+def test_a_file_of_columns_is_read_as_it_was_written(tmp_path):
+    file = tmp_path / "ladder.json"
+    rungs.write_columns([column(six_rounds()), column(six_rounds()[:2], again="f")], file)
+    first, second = rungs.read_columns(file)
+    assert first.content == column(six_rounds()).content and second.content["again"] == "f"
+    assert list(tmp_path.iterdir()) == [file] and len(file.read_text().splitlines()) < 40
+    for text in ("{", "{}", '{"columns": [{}]}'):
+        file.write_text(text)
+        with pytest.raises(Failure, match="cut off or damaged"):
+            rungs.read_columns(file)
+
+
+# ---------------------------------------------------------------- rounds of warm processes
+
+
+def test_the_pair_stands_far_apart_in_every_order():
+    names = list("abcdefg")
+    for again in names:
+        order = rounds.with_pair(names, again)
+        twin = again + rounds.AGAIN
+        assert [name for name in order if name != twin] == names
+        distance = abs(order.index(again) - order.index(twin))
+        assert min(distance, len(order) - distance) >= 4
+    assert rounds.rotated(names, 9) == list("cdefgab")
+    assert rounds.with_pair(["a"], "a") == ["a", "a again"]
+
+
+class Stub:
+    """Stand for a warm process; what it answers stands in its options, and the log says who was asked."""
+
+    log = []
+
+    def __init__(self, version, options, steps):
+        self.name, *self.answers = options
+        self.log.append(f"start {self.name}")
+        self.warm = {"captured": True, "graph_reason": None, "parameters": 10}
+
+    def ask(self):
+        self.log.append(self.name)
+
+    def answer(self, seconds):
+        if self.warm:
+            found, self.warm = self.warm, None
+            if "no room" in self.answers and sum(line.startswith("start") for line in self.log) > 3:
+                raise rounds.OutOfMemory(1, "out of memory")
+            if "refused" in self.answers:
+                raise Failure(2, "no such GPU")
+            return found
+        if "dies" in self.answers:
+            raise Failure(1, "lost")
+        trained = 9 if "frozen" in self.answers else 10
+        return {"steps_ms": [1.0, 2.0], "loss": 6.0, "parameters_trained": trained, "peak_mib": 7.0}
+
+    def let_go(self):
+        self.log.append(f"end {self.name}")
+
+    end = let_go
+
+
+@pytest.fixture
+def stubbed(monkeypatch):
+    """Return measure(programs), which measures one start of two turns with stubs and returns rounds, told, groups."""
+    monkeypatch.setattr(rounds, "WarmProcess", Stub)
+    monkeypatch.setattr(Stub, "log", [])
+
+    def measure(programs, related=None):
+        told = {name: {} for name in programs}
+        work = rounds.Rounds({name: (1, [name, *how]) for name, how in programs.items()}, told, [], True, 2)
+        groups = work.measure([list(programs)], 0, range(2), related or (lambda some: list(programs)))
+        return work.rounds, told, groups
+
+    return measure
+
+
+def test_processes_take_turns_in_rotated_order(stubbed):
+    found, told, groups = stubbed({"a": [], "b": [], "c": []})
+    assert [line for line in Stub.log if " " not in line] == list("abc") + list("bca")
+    assert found[1] == {"start": 0, "turn": 1, "steps_ms": {name: [1.0, 2.0] for name in "bca"}}
+    assert told["b"] | {"status": "ok", "loss": 6.0, "peak_mib": 7.0} == told["b"] and groups == [list("abc")]
+    assert {f"end {name}" for name in "abc"} <= set(Stub.log)
+
+
+def test_a_rung_that_fails_stops_no_other(stubbed):
+    found, told, _ = stubbed({"a": ["refused"], "b": ["dies"], "c": [], "d": ["frozen"]})
+    assert [list(some["steps_ms"]) for some in found] == [["c"], ["c"]]
+    assert (told["a"]["status"], told["a"]["reason"]) == ("not available", "no such GPU")
+    assert (told["b"]["status"], told["b"]["reason"]) == ("failed", "lost")
+    assert (told["d"]["status"], told["d"]["reason"]) == ("failed", "trained 9 parameters only")
+
+
+def test_what_has_no_room_runs_afterwards_beside_what_it_is_compared_with(stubbed):
+    programs = {"a": [], "b": [], "c": [], "d": ["no room"]}
+    found, told, groups = stubbed(programs, lambda some: ["c", *some])
+    assert [sorted(some["steps_ms"]) for some in found] == [
+        list("abc"),
+        list("abc"),
+        ["c"],
+        ["c"],
+    ]  # there is never room for d
+    assert told["d"]["reason"] == "out of memory" and groups == [list("abc")]
+    assert [line for line in Stub.log if line.startswith("start")] == [f"start {name}" for name in "abcdcd"]
+
+
+def ladder(folder, *words):
+    try:
+        return benchmark_suite.main(["--ladder", "--presets", "tiny", "--results", str(folder), *words, *TOY])
+    except SystemExit as end:
+        return end.code
+
+
+@pytest.mark.slow
+def test_the_ladder_on_real_scripts(tmp_path, capsys):
+    options = ["--graph", "off", "--rungs", "c,d,peer fp8", "--starts", "1", "--rounds", "1", "--num-steps", "3"]
+    assert ladder(tmp_path, *options) == 0
+    (found,) = rungs.read_columns(tmp_path / "ladder.json")
+    (only,) = found.rounds
+    assert sorted(only["steps_ms"]) == ["c", "c again", "d"] and all(len(ms) == 3 for ms in only["steps_ms"].values())
+    assert found.told["c"]["loss"] == pytest.approx(found.told["d"]["loss"], rel=1e-3)
+    assert found.told["peer fp8"]["reason"] == "--fp8 needs a GPU, got cpu"
+    shown = capsys.readouterr()
+    assert "d" in shown.out and "not judged: 1 round of the 5 needed" in shown.out
+    # one start more, in the same column
+    assert ladder(tmp_path, *options[:-6], "--starts", "2", *options[-4:], "--append") == 0
+    (found,) = rungs.read_columns(tmp_path / "ladder.json")
+    assert [(some["start"], some["turn"]) for some in found.rounds] == [(0, 0), (1, 1)]
+    # in a graph, of which a CPU has none
+    assert ladder(tmp_path / "graph", "--graph", "on", "--rungs", "c", "--starts", "1") == 1
+    assert "c: not captured: a CPU has no graphs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ended", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_ladder_ends_every_process(ended, tmp_path):
+    command = [sys.executable, str(REPOSITORY / "scripts" / "benchmark_suite.py"), "--ladder", "--presets", "tiny"]
+    command += ["--graph", "off", "--rungs", "c,d", "--results", str(tmp_path), *TOY, "--seed", str(os.getpid())]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + 120
+        while len(workers(os.getpid())) < 3 and time.monotonic() < until:
+            time.sleep(0.05)
+        process.send_signal(ended)
+        said = process.communicate(timeout=120)
+    assert process.returncode == 130 and "interrupted: the rounds that were measured are kept" in said[1], said
+    assert not workers(os.getpid())
+
+
+def workers(seed):
+    """Return the warm processes of a test, which carry its process id as their seed."""
+    words = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        with open(path, "rb") as file:
+            words.append(file.read())
+    return [line for line in words if b"rounds.py" in line and f'"--seed", "{seed}"'.encode() in line]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--rungs a,z", "--rungs, --again: z is none of a, b, c"),
+        ("--again z", "--rungs, --again: z is none of a, b, c"),
+        ("--rungs a,b --again c", "--again: c is not among the --rungs"),
+        ("--peer-variants", "measure different things"),
+        ("--graph maybe", "choose from on, off"),
+        ("--starts 0", "--starts"),
+        ("--hiden-dim 3", "unrecognized arguments: --hiden-dim 3"),
+    ],
+)
+def test_bad_options_of_the_ladder(options, words, tmp_path, capsys):
+    refused(lambda more: ladder(tmp_path, *options.split()), [], capsys, words)
+
+
+def test_a_ladder_that_exists_is_kept(tmp_path, capsys):
+    (tmp_path / "ladder.json").write_text(json.dumps({"columns": []}))
+    refused(lambda more: ladder(tmp_path), [], capsys, "exists already: add --append")
+    assert torch.get_float32_matmul_precision() == "highest"
