@@ -4,6 +4,7 @@ import json
 import pathlib
 import re
 import runpy
+import subprocess
 import sys
 
 import pytest
@@ -183,14 +184,14 @@ def test_a_constant_loss(check, write):
 
 
 def test_the_exercise_of_the_page(check, write):
-    status, report, printed = check(OWN, "20")
+    status, report, printed = check(OWN, "--steps", "20")
     assert (status, kinds(report)) == (1, ["no_gradient"])
     assert "autograd is off in layers.* (x4) (Layer)" in printed
     text = OWN.read_text()
     page = (REPOSITORY / "scripts" / "YOUR_OWN_SCRIPT.md").read_text()
     before, after = re.search(r"```python\n(.*?)```.*?```python\n(.*?)```", page, re.DOTALL).groups()
     assert text.count(before) == 1
-    status, _, printed = check(write(text.replace(before, after)), "20")
+    status, _, printed = check(write(text.replace(before, after)), "--steps", "20")
     assert status == 0, printed
 
 
@@ -297,6 +298,36 @@ def test_an_impossible_step(check, peak, status):
     found, report, printed = check(SAMPLES / "char_gpt.py", options=["--peak", peak])
     assert found == status and kinds(report) == ["impossible"] * status, printed
     assert "TFLOP /" in printed and "GB /" in printed
+
+
+def test_a_phantom_is_held_against_its_whole_work(check):
+    """The norm at its end has no backward: the step has a third of its FLOPs, and is judged by all of them."""
+    command = [SAMPLES / "large_matmuls.py", "64", "32", "cpu"]
+    status, report, printed = check(*command, options=["--peak", "1e-9,1e3"])
+    assert status == 1 and sorted(kinds(report)) == ["impossible", "no_gradient"], printed
+    forward = 2 * 64 * 32 * (6 * 32 + 256)
+    assert f"{3 * forward / 1e12:.4g} TFLOP / 1e-09 TFLOP/s (16 bits)" in printed
+
+
+@pytest.mark.gpu
+def test_an_impossible_step_on_a_gpu(check):
+    if check_training.peak_of(torch.device("cuda")) is None:
+        pytest.skip("the peak of this GPU is not known")
+    status, report, printed = check(SAMPLES / "large_matmuls.py")
+    assert status == 1 and "impossible" in kinds(report), printed
+
+
+@pytest.mark.gpu
+def test_version_3_is_sound_on_a_gpu():
+    command = [
+        sys.executable,
+        check_training.__file__,
+        "--",
+        SCRIPTS[3],
+        *"--preset small --use-amp --no-graph".split(),
+    ]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    assert done.returncode == 0 and "verdict     sound" in done.stdout, done.stdout + done.stderr
 
 
 def test_known_and_unknown_gpus(monkeypatch, check):
