@@ -1123,7 +1123,7 @@ def describe(facts, rows):
     if uses_scaler():
         rows["loss"] += " (may be scaled)"
     if compiled():
-        rows["compiled"] = "yes: watched from outside; parameter hooks may move a graph's border"
+        rows["compiled"] = "yes: hooks may change what the compiler fuses, and with it the last digits"
 
 
 def uses_scaler():

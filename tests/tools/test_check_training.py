@@ -92,8 +92,9 @@ def test_other_loops_are_sound(check, loop):
 
 @pytest.mark.parametrize("version", [1, 2, 4])
 def test_our_versions_are_sound(check, version):
-    status, _, printed = check(SCRIPTS[version], *TINY.split(), "--num-steps", "12")
+    status, report, printed = check(SCRIPTS[version], *TINY.split(), "--num-steps", "12")
     assert status == 0, printed
+    assert report["rows"]["loss"].startswith("4.1680")  # not that of a warm-up before the first step
 
 
 @pytest.mark.slow
@@ -387,6 +388,13 @@ def test_a_forward_that_cannot_run_again_is_not_observable(check, write):
     assert status == 2 and kinds(report) == []
     assert "no gradient in a.weight, a.bias, and the last batch cannot be run again" in printed
     assert "the stream is empty" in printed
+
+
+def test_the_runs_again_are_bounded_in_time(check, monkeypatch):
+    monkeypatch.setattr(check_training, "RERUN_SECONDS", -1)
+    status, report, printed = check(SAMPLES / "char_gpt.py", "last_norm")
+    assert status == 2 and kinds(report) == []
+    assert "NOT OBSERVED" in printed and "the last batch cannot be run again (it takes more than -1 s)" in printed
 
 
 # ---------------------------------------------------------------- bad input
