@@ -374,6 +374,20 @@ def test_float32_copies_of_16_bit_weights_are_followed():
     assert check_training.weight_of(record, optimizer) is master
 
 
+def test_a_run_again_repeats_dropout(monkeypatch):
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    watch = Watch(8)
+    assert check_training.run_script(watch, [str(SAMPLES / "char_gpt.py"), "dropout"]) is None
+    ((root, call),) = watch.roots.items()
+    before = torch.get_rng_state()
+    rerun = check_training.Rerun(root, call)
+    first = rerun.outputs()
+    assert len(first) == 2  # logits and loss
+    assert all(torch.equal(one, other) for one, other in zip(first, rerun.outputs(), strict=True))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_forward_that_cannot_run_again_is_not_observable(check, write):
     script = write(
         "import torch\n\nclass Model(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
