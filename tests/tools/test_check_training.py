@@ -17,7 +17,7 @@ from check_training import PEAKS, Facts, Peak, Watch, Work, floor
 from common.versions import REPOSITORY, SCRIPTS
 from processes import launch
 
-SAMPLES = pathlib.Path(__file__).with_name("samples") / "training"
+SAMPLES = pathlib.Path(__file__).with_name("training_scripts")
 OWN = REPOSITORY / "exercises" / "own_script" / "train_characters.py"
 TINY = "--hidden-dim 32 --num-layers 2 --num-heads 2 --batch-size 2 --seq-len 16 --vocab-size 64 --device cpu"
 MLP = "blocks.0.mlp.down (has one) and blocks.0.mlp.up (has none), and in 2 more places"
