@@ -14,6 +14,7 @@ races between programs do not show.
 """
 
 import argparse
+import contextlib
 import difflib
 import json
 import os
@@ -63,18 +64,34 @@ def hints(folder):
 
 
 def read_progress():
-    """Return {number: {passed, given_up, hints: how many were shown, failed: since the last hint, speed}}."""
+    """Return {number: {passed, given_up, hints: how many were shown, failed: since the last hint, speed}}.
+
+    What is damaged counts as not done.
+    """
     try:
-        return json.loads(PROGRESS.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
+        found = json.loads(PROGRESS.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
+    return {number: state for number, state in found.items() if is_sound(state)} if isinstance(found, dict) else {}
+
+
+def is_sound(state):
+    """Return True for what remember() writes."""
+    if not isinstance(state, dict) or type(state.get("hints", 0)) is not int or state.get("hints", 0) < 0:
+        return False
+    speed = state.get("speed") or [1, 1]
+    return (
+        isinstance(speed, list) and len(speed) == 2 and all(type(rate) in (int, float) and rate > 0 for rate in speed)
+    )
 
 
 def remember(folder, **changes):
     progress = read_progress()
     progress[folder.name[:2]] = progress.get(folder.name[:2], {}) | changes
+    partial = PROGRESS.with_suffix(f".{os.getpid()}.partial")
     try:
-        PROGRESS.write_text(json.dumps(progress, indent=1) + "\n")
+        partial.write_text(json.dumps(progress, indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, PROGRESS)
     except OSError as error:
         print(f"check.py: cannot save your progress: {PROGRESS}: {error.strerror}", file=sys.stderr)
 
@@ -97,31 +114,56 @@ def is_started(text):
     return not regions or any(line and line != "pass" and not line.startswith("#") for line in lines)
 
 
-def describe_end(done, path):
+def describe_end(status, said, path):
     """Return why a grading process left no verdict."""
-    missing = re.search(r"No module named '(\w+)'", done.stderr)
+    missing = re.search(r"No module named '(\w+)'", said)
     if missing:
         return f"{sys.executable} has no {missing[1]}: run scripts/quickstart.sh first"
-    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
+    last = (said.strip().splitlines() or ["no message"])[-1]
+    if -status in (signal.SIGSEGV, signal.SIGBUS):
+        name = signal.Signals(-status).name
         return f"{path} crashed Python ({name}): a load or store far outside a tensor does that. It said: {last}"
-    return f"{path} ended Python with status {done.returncode}: {last}"
+    if status < 0:
+        return f"{path} was ended by {signal.Signals(-status).name}: {last}"
+    return f"{path} ended Python with status {status}: {last}"
 
 
 def grade(jobs, timeout=TIMEOUT):
-    """Return grading.py's verdicts on [folder, file] pairs, from a process that may crash or hang."""
+    """Return grading.py's verdicts on [folder, file] pairs, from a process that may crash, hang or start others.
+
+    All of its group ends here; if this process is killed, a pipe that closes tells the other one.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         job_file, verdict_file = pathlib.Path(scratch, "jobs.json"), pathlib.Path(scratch, "verdicts.json")
         job_file.write_text(json.dumps([[str(folder), str(path)] for folder, path in jobs]))
-        child = [sys.executable, "-W", "ignore", str(HERE / "grading.py"), str(job_file), str(verdict_file)]
+        said_file, (pipe, other_end) = pathlib.Path(scratch, "said.txt"), os.pipe()
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            str(HERE / "grading.py"),
+            str(job_file),
+            str(verdict_file),
+            str(pipe),
+        ]
         try:
-            done = subprocess.run(child, timeout=timeout, stderr=subprocess.PIPE, text=True)
+            with open(said_file, "wb") as said:
+                child = subprocess.Popen(command, stderr=said, pass_fds=[pipe], start_new_session=True)
+            try:
+                status = child.wait(timeout)
+            finally:
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing of the group is left
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
         except subprocess.TimeoutExpired:
             raise Failure(1, f"not finished after {timeout} s: does every loop in your kernel end?") from None
+        finally:
+            os.close(pipe)
+            os.close(other_end)
         verdicts = json.loads(verdict_file.read_text()) if verdict_file.exists() else []
+        words = said_file.read_text(errors="replace")
     if len(verdicts) < len(jobs):
-        raise Failure(1, describe_end(done, relative(jobs[len(verdicts)][1])))
+        raise Failure(1, describe_end(status, words, relative(jobs[len(verdicts)][1])))
     return verdicts
 
 

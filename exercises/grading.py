@@ -1,8 +1,9 @@
 """Run answers to the exercises and judge them. check.py calls this in a process of its own.
 
-    python grading.py JOBS VERDICTS     # both JSON: a list of [folder of the exercise, file with the answer], and
-                                        # for each a verdict {passed, kind, tensor, case, sentence, speed, seconds}
+    python grading.py JOBS VERDICTS [PIPE]  # both JSON: a list of [folder of the exercise, file with the answer], and
+                                            # for each a verdict {passed, kind, tensor, case, sentence, speed, seconds}
 
+PIPE is the number of an open pipe: when its other end closes, this process and what it started end.
 The task.py of an exercise says what is required. An answer has a function run() that launches kernels on given outputs.
 Inputs lie between guard bands of NaN, which reveal a load past their end. Outputs are filled with a special NaN, which
 reveals elements that are never written, and lie between bands of a constant, which reveal a store past their end.
@@ -11,17 +12,21 @@ reveals elements that are never written, and lie between bands of a constant, wh
 import contextlib
 import copy
 import dataclasses
+import functools
 import importlib.util
 import json
 import math
 import os
 import pathlib
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from unittest import mock
 
-REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+HERE = pathlib.Path(__file__).resolve().parent
+REPOSITORY = HERE.parent
 sys.path.insert(0, str(REPOSITORY / "scripts"))
 sys.modules.setdefault("grading", sys.modules[__name__])  # the tasks import it by this name
 
@@ -76,6 +81,7 @@ class Task:
     suspects: sentence -> function like define that returns what a typical error computes.
     labels: result of zeros and ones -> what each of its elements stands for.
     dtypes: those that the answer is run in. kernel: True if it must launch one.
+    direct: True if its kernels write the outputs themselves, not tensors that run() copies from.
     tolerance: relative error that is allowed in addition to twice PyTorch's.
     then(module, source): raise Wrong for what the results cannot show.
     speed: how fast the answer must be on a GPU.
@@ -94,6 +100,7 @@ class Task:
     labels: dict[str, tuple] = dataclasses.field(default_factory=dict)
     dtypes: tuple[torch.dtype, ...] = tuple(DTYPES)
     kernel: bool = True
+    direct: bool = True
     tolerance: float = 1e-6
     then: Callable = lambda module, source: None
     speed: Speed | None = None
@@ -134,26 +141,44 @@ def placed_output(like):
     return view.view(like.shape), memory
 
 
-@contextlib.contextmanager
-def counted_launches():
-    """Record the names of the kernels that are launched in the list that this returns."""
-    names = []
+class Launches:
+    """Record how many kernels are launched inside a `with`, and which outputs, {name: tensor}, they write."""
 
-    def recording(launch):
-        def record(kernel, grid):
-            names.append(kernel.__name__)
-            return launch(kernel, grid)
+    def __init__(self, outputs):
+        self.outputs = {name: tensor.view(UNWRITTEN[tensor.dtype][0]) for name, tensor in outputs.items()}
+        self.count, self.written, self.last = 0, set(), {}
 
-        return record
+    def recording(self, get_launcher):
+        def getitem(kernel, grid):
+            launcher = get_launcher(kernel, grid)
 
-    with contextlib.ExitStack() as patches:
-        for owner in (
-            KernelInterface,
-            InterpretedFunction,
-        ):  # before Triton 3.6 the latter has its own
+            def launch(*arguments, **options):
+                before = {name: tensor.clone() for name, tensor in self.outputs.items()}
+                result = launcher(*arguments, **options)
+                self.count += 1
+                self.written |= {name for name in before if not torch.equal(before[name], self.outputs[name])}
+                self.last = {name: tensor.clone() for name, tensor in self.outputs.items()}
+                return result
+
+            return launch
+
+        return getitem
+
+    def not_by_kernels(self):
+        """Return the outputs that no kernel wrote, or that something else wrote after the last one."""
+        changed = {name for name, last in self.last.items() if not torch.equal(last, self.outputs[name])}
+        return [name for name in self.outputs if name in changed or name not in self.written]
+
+    def __enter__(self):
+        self.patches = contextlib.ExitStack()
+        for owner in (KernelInterface, InterpretedFunction):  # before Triton 3.6 the latter has its own
             if "__getitem__" in vars(owner):
-                patches.enter_context(mock.patch.object(owner, "__getitem__", recording(owner.__getitem__)))
-        yield names
+                patch = mock.patch.object(owner, "__getitem__", self.recording(owner.__getitem__))
+                self.patches.enter_context(patch)
+        return self
+
+    def __exit__(self, *error):
+        self.patches.close()
 
 
 def cast(task, values, dtype):
@@ -178,7 +203,7 @@ def run_case(task, module, sizes, dtype):
     plain, exact = task.define(**copy.deepcopy(originals)), task.define(**doubled(originals))
     inputs = {name: placed_input(v) if isinstance(v, torch.Tensor) else v for name, v in originals.items()}
     storage = {name: placed_output(like) for name, like in task.storage(plain, originals).items()}
-    with counted_launches() as launched:
+    with Launches({name: view for name, (view, _) in storage.items()}) as launches:
         module.run(**inputs, **{name: view for name, (view, _) in storage.items()})
     check_inputs(inputs, originals)
     judge = Judge(task, module, originals, lambda suspect: suspect(**doubled(originals)))
@@ -190,8 +215,10 @@ def run_case(task, module, sizes, dtype):
     for name in exact:
         judge.check_finite(name, got[name], exact[name])
     judge.check_values(got, plain, exact)
-    if task.kernel and not launched:
+    if task.kernel and not launches.count:
         raise Wrong("no kernel", None, "the results are right, but no kernel was launched: compute them in the kernel")
+    if task.kernel and task.direct and (names := launches.not_by_kernels()):
+        raise Wrong("no kernel", names[0], f"{', '.join(names)}: right, but not written by a kernel: compute it there")
 
 
 # ---------------------------------------------------------------- speed
@@ -233,6 +260,23 @@ def describe_pass(task, speed):
 
 # ---------------------------------------------------------------- verdicts
 
+SOLUTIONS = ("solution", "answer")
+graded = None  # the file of the answer that is being graded
+
+
+@functools.cache
+def guard_solutions():
+    """Raise Wrong wherever an answer opens a solution from now on, by importing it for one."""
+
+    def check_open(event, arguments):
+        if event != "open" or graded is None or graded.stem in SOLUTIONS or not isinstance(arguments[0], str):
+            return
+        path = pathlib.Path(arguments[0])  # or the compiled module of it
+        if path.name.split(".")[0] in SOLUTIONS and HERE in path.resolve().parents:
+            raise Wrong("copied", None, f"the answer reads {path.name}: write the kernel yourself")
+
+    sys.addaudithook(check_open)
+
 
 def describe_crash(error, path):
     """Return the line of the answer that failed, and why."""
@@ -246,17 +290,18 @@ def describe_crash(error, path):
         if error.__cause__ is None:
             break
         error = error.__cause__
-    reason = (str(error).strip().splitlines() or [""])[-1]
-    where = f"line {line}: " if line else ""
-    return f"{where}{type(error).__name__}: {reason}"
+    reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[-1:]])
+    return f"line {line}: {reason}" if line else reason
 
 
 def grade(folder, path):
     """Return the verdict on the answer in a file: the first case and dtype in which it is wrong."""
+    global graded
     start, case = time.perf_counter(), None
+    guard_solutions()
     verdict = {"passed": False, "kind": None, "tensor": None, "speed": None}
     try:
-        task = load_task(folder)
+        task, graded = load_task(folder), pathlib.Path(path)
         module = load_module(path, f"answer_{pathlib.Path(path).stem}")
         for name, sizes in task.cases.items():
             for dtype in task.dtypes:
@@ -268,17 +313,28 @@ def grade(folder, path):
         verdict |= {"passed": True, "speed": speed, "sentence": describe_pass(task, speed)}
     except Wrong as wrong:
         verdict |= {"kind": wrong.kind, "tensor": wrong.tensor, "sentence": str(wrong)}
-    except Exception as error:  # whatever a participant's code raises is a verdict on it
+    except BaseException as error:  # whatever a participant's code raises is a verdict on it
         verdict |= {"kind": "crash", "sentence": describe_crash(error, path)}
+    finally:
+        graded = None
     return verdict | {"case": case, "seconds": time.perf_counter() - start}
 
 
-def main(jobs, verdicts):
+def end_with(pipe):
+    """Wait until the other end of a pipe closes, as it does when check.py is killed; then end the process group."""
+    os.read(pipe, 1)
+    os.killpg(0, signal.SIGKILL)
+
+
+def main(jobs, verdicts, pipe=None):
+    if pipe is not None:
+        threading.Thread(target=end_with, args=[int(pipe)], daemon=True).start()
     torch.set_num_threads(1)
-    graded = []
+    found = []
     for folder, path in json.loads(pathlib.Path(jobs).read_text()):
-        graded.append(grade(folder, path))
-        pathlib.Path(verdicts).write_text(json.dumps(graded))
+        found.append(grade(folder, path))
+        pathlib.Path(f"{verdicts}.partial").write_text(json.dumps(found))
+        os.replace(f"{verdicts}.partial", verdicts)
 
 
 if __name__ == "__main__":

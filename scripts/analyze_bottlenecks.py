@@ -17,7 +17,7 @@ import sys
 from common.command_line import Parser
 from common.profiles import INTERPRETED
 from common.roofline import add_trace_options, analyzed_trace, ceilings_line
-from common.tables import columns, emit, markdown_table, rounded, write_csv
+from common.tables import columns, emit, markdown, markdown_table, rounded, write_csv
 
 TOP = 25  # operators in the report
 GROUP_COLUMNS = (
@@ -69,9 +69,9 @@ def report(content):
         )
     roofs = "\n".join([roofs, *content["remarks"]])
     return (
-        f"# Bottlenecks of {content['trace']}\n\n"
-        f"{content['device']}, {content['steps']} steps, {rounded(sum(row['ms'] for row in rows))} ms in {what} per "
-        f"step.{(' ' + INTERPRETED) * content['interpreted']}\n{roofs}\n\n"
+        f"# Bottlenecks of {markdown(content['trace'])}\n\n"
+        f"{markdown(content['device'])}, {content['steps']} steps, {rounded(sum(row['ms'] for row in rows))} ms in "
+        f"{what} per step.{(' ' + INTERPRETED) * content['interpreted']}\n{roofs}\n\n"
         f"## What to change, by the time that could be saved\n\n"
         f"{markdown_table(*columns(GROUP_COLUMNS, content['targets']), left=2)}\n\n"
         f"## Operators by measured time\n\n{markdown_table(*columns(OPERATOR_COLUMNS, ranked(rows[:TOP])), left=3)}\n"

@@ -4,9 +4,12 @@
 example: python compare_versions.py --v1 ../version1_pytorch_baseline --v2 . --preset small
 
 Without folders all four are compared. Each round trains every version once in a process of its own: what drifts hits
-all of them alike. A version whose gradients are not the first one's gets no speed-up. With --report FOLDER every
-version is profiled as well, and report.html holds tables and charts: steps, and kernels by group; options that
-are not listed go to all training scripts.
+all of them alike. A speed-up is the median of the ratios within rounds, with the smallest and the largest. The first
+version trains twice a round, under two names: what these two differ by is no difference. A version whose gradients are
+not the first one's gets no speed-up.
+
+With --report FOLDER every version is profiled as well, and report.html holds tables and charts: steps, and kernels by
+group. Options that are not listed go to all training scripts.
 
 Exit status: 0 compared; 1 where a version fails or computes something else; 2 for bad input.
 """
@@ -19,12 +22,17 @@ from common import report as pages
 from common.accuracy import compare, outcome, verdict
 from common.command_line import Failure, Parser, load_script, positive, progress, result_folder, script_path, with_sizes
 from common.profiles import GROUPS, INTERPRETED, PHASES, groups_per_step, read_profile
+from common.ratios import ROUNDS_NEEDED, counted, furthest, gain, noise_line, ratios
 from common.records import median
 from common.runs import TimeLimit, run_in_rounds, train
-from common.tables import emit, known, rounded, text_table
+from common.tables import emit, rounded, text_table
 from common.versions import SCRIPTS
 
 # ---------------------------------------------------------------- measure
+
+
+def median_ms(run):
+    return float(np.median([step["step_ms"] for step in run["steps"]]))
 
 
 def results(name, runs, accuracy):
@@ -34,6 +42,7 @@ def results(name, runs, accuracy):
     low, middle, high = np.quantile(steps, (0.25, 0.5, 0.75)).tolist()
     row |= {f"{phase}_ms": median([summary[f"{phase}_ms"] for summary in summaries]) for phase in PHASES}
     return row | {
+        "rounds_ms": [median_ms(run) for run in runs],
         "step_ms": {"p25": low, "median": middle, "p75": high},
         "tokens_per_second": 1e3 * row["options"]["batch_size"] * row["options"]["seq_len"] / middle,
         "tflops": row["flops_per_step"] / middle / 1e9,
@@ -45,17 +54,33 @@ def results(name, runs, accuracy):
     }
 
 
-def add_speedups(rows):
-    """Put the first one's step over its own into each row, None where that means nothing; return what is wrong."""
+def add_speedups(rows, again=()):
+    """Put the speed-up over the first one into each row, None where that means nothing; return what is wrong.
+
+    again: the steps of the first one's second run of every round.
+    """
+    first = rows[0]
+    pair = (first["rounds_ms"], again) if len(again) == len(first["rounds_ms"]) else None
     problems = []
     for row in rows:
         right = row["parameters_trained"] == row["parameters"] and row["accuracy"]["passed"]
-        timed = right and not (row["interpreted"] or rows[0]["interpreted"])
-        row["speedup"] = rows[0]["step_ms"]["median"] / row["step_ms"]["median"] if timed else None
+        timed = right and not (row["interpreted"] or first["interpreted"])
+        found = gain(first["rounds_ms"], row["rounds_ms"], pair) if timed else None
+        row["speedup"] = found and found.ratio
+        row["faster"] = bool(found and found.shown and found.ratio > 1)
+        row["gain"], row["range"] = told(found) if found and row is not first else ("-", "-")
         if not right:
             worst = "{kind} {name} is off by {error:.1e}".format(**row["accuracy"]["worst"])
-            problems.append(f"{row['name']}: no speed-up, it does not compute what {rows[0]['name']} does, {worst}")
+            problems.append(f"{row['name']}: no speed-up, it does not compute what {first['name']} does, {worst}")
     return problems
+
+
+def told(found):
+    """Return a gain and its range as two cells, narrow enough for a phone."""
+    reach = f"{found.low:.2f} to {found.high:.2f}"
+    if found.missing:
+        return "not judged", reach
+    return f"{found.ratio:.2f}x" if found.shown else "none shown", reach
 
 
 def accuracies(paths, argv):
@@ -75,13 +100,21 @@ def study(paths, argv, rounds):
     argv = with_sizes(argv)
     for name, path in paths.items():
         load_script(path, f"--{name}").parse_options(argv)  # a wrong option ends it here, before any training
-    runs, reasons = run_in_rounds(lambda name: train(paths[name], argv), paths, rounds, TimeLimit(None))
+    first = next(iter(paths))
+    again = f"{first} again"
+    programs = {**paths, again: paths[first]}
+    runs, reasons = run_in_rounds(lambda name: train(programs[name], argv), programs, rounds, TimeLimit(None))
     problems = [f"{name}: {reason}" for name, reason in reasons.items()]
     paths = {name: path for name, path in paths.items() if name not in reasons}
     if not paths:
         raise Failure(1, "; ".join(problems))
     rows = [results(name, runs[name], accuracy) for name, accuracy in accuracies(paths, argv).items()]
-    return {"options": argv, "rows": rows, "problems": problems + add_speedups(rows)}
+    pair = [median_ms(run) for run in runs[again]] if first in paths and again not in reasons else []
+    problems += add_speedups(rows, pair)
+    noise = [noise_line(first, furthest(ratios(rows[0]["rounds_ms"], pair)))] if pair else []
+    if rounds < ROUNDS_NEEDED:
+        noise.append(f"speed-ups are not judged: {counted(rounds, 'round')} of the {ROUNDS_NEEDED} needed")
+    return {"options": argv, "rows": rows, "problems": problems, "noise": noise}
 
 
 # ---------------------------------------------------------------- show
@@ -94,7 +127,8 @@ def result_lines(rows):
         *pages.result_lines(rows),
         ["last loss", *(f"{row['final_loss']:.4f}" for row in rows)],
         ["largest relative error", *(f"{row['accuracy']['worst']['error']:.1e}" for row in rows)],
-        [f"times {rows[0]['name']}'s speed", *(known(row["speedup"], ".2f") for row in rows)],
+        [f"speed-up over {rows[0]['name']}", *(row["gain"] for row in rows)],
+        ["smallest to largest", *(row["range"] for row in rows)],
     ]
 
 
@@ -102,7 +136,7 @@ def shown(content):
     """Return what the text and the page show: facts, header and lines of the table, and what a reader must know."""
     rows = content["rows"]
     facts = [*pages.facts_of(rows[0]), ("options", " ".join(content["options"]))]
-    notes = [*content["problems"], *[INTERPRETED] * any(row["interpreted"] for row in rows)]
+    notes = [*content["noise"], *content["problems"], *[INTERPRETED] * any(row["interpreted"] for row in rows)]
     return facts, (["", *(row["name"] for row in rows)], result_lines(rows)), notes
 
 
@@ -112,14 +146,18 @@ def as_text(content):
 
 
 def finding(rows):
-    """Return what to notice: the fastest of the versions that compute the same, and what it needs of memory."""
-    first, best = rows[0], min(rows, key=lambda row: row["step_ms"]["median"])
-    step = f"{rounded(best['step_ms']['median'])} ms per step"
-    if best is first:
-        return f"No version is faster than {first['name']}, which takes {step}."
+    """Return what to notice: the shortest step of the versions that are shown to be faster, and its memory."""
+    first = rows[0]
+    faster = [row for row in rows if row["faster"]]
+    if not faster:
+        step = f"{rounded(first['step_ms']['median'])} ms per step"
+        return f"No version is shown to be faster than {first['name']}, which takes {step}."
+    best = min(faster, key=lambda row: row["step_ms"]["median"])
     share = 100 * best["peak_memory_mb"] / first["peak_memory_mb"]
-    fast = pages.times_as_fast(first, best)
-    return f"{best['name']} is the fastest: {step}, {fast}, with {share:.0f} % of its peak memory."
+    step = f"{rounded(best['step_ms']['median'])} ms"
+    memory = f"with {share:.0f} % of its peak memory"
+    fast = f"{best['gain']} over {first['name']} ({best['range']})"
+    return f"{best['name']} has the shortest step: {step}, {fast}, {memory}."
 
 
 # ---------------------------------------------------------------- report
@@ -147,7 +185,7 @@ def write_report(content, paths, folder):
         train(paths[name], [*content["options"], "--enable-pytorch-profiler", *place])
         profile = read_profile(place[1])
         content["kernels"][name] = groups_per_step(profile)
-    bars = pages.step_bars(timed, f"Time per step with its quartiles, and {timed[0]['name']}'s over it.")
+    bars = pages.step_bars(timed, f"Time per step with its quartiles, and the speed-up over {timed[0]['name']}.")
     sections = [
         ("The steps", [bars, pages.table(*table)]),
         ("Where the time goes", kernel_section(profile.what, content["kernels"])),
@@ -178,7 +216,7 @@ def main(argv=None):
     add = parser.add_argument
     for n in SCRIPTS:
         add(f"--v{n}", metavar="DIR", help=f"folder, or script, of version {n}")
-    add("--rounds", type=positive, default=3, metavar="N", help="runs of each version (%(default)s)")
+    add("--rounds", type=positive, default=5, metavar="N", help="runs of each version (%(default)s)")
     add("--num-steps", type=positive, default=20, metavar="N", help="steps of a run (%(default)s)")
     add("--report", metavar="FOLDER", help="profile as well, and write report.html there")
     return parser.run(run, argv, passes_on=True)

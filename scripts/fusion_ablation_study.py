@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Measure what each fusion of version 2, or kernel of version 3, is worth: alone, taken away, and in combination.
+"""Measure what each fusion of version 2, or kernel of version 3, is worth: added to none, to all others, on average.
 
 example: python fusion_ablation_study.py --all-combinations --preset small
 
 Every combination trains in a process of its own, in rounds, so that drift hits all alike. A switch's worth is the step
-without it over the step with it, in pairs of combinations that differ in nothing else; options that are not listed go
-to the training script. Exit status: 0; 1 if none ran or --time-limit left some out; 2 for bad input.
+without it over the step with it, within a round, in pairs of combinations that differ in nothing else. With all
+switches on every round trains twice: what these two differ by is no difference. Version 2's fused AdamW is no fusion of
+the model; it is on in all runs. Options that are not listed go to the training script.
+
+Exit status: 0; 1 if none ran or --time-limit left some out; 2 for bad input.
 """
 
 import itertools
@@ -15,6 +18,7 @@ import tempfile
 
 from common.command_line import Failure, Parser, add_time_limit, listed, positive, with_sizes
 from common.profiles import read_profile, steps_needed
+from common.ratios import furthest, gain, noise_line, ratios
 from common.runs import TimeLimit, run_in_rounds, train
 from common.tables import columns, emit, rounded, text_table
 from common.versions import SCRIPTS, load_version
@@ -23,13 +27,14 @@ SWITCHES = {
     2: ("qkv-fusion", "flash-attention", "swiglu-fusion", "torch-compile"),
     3: ("rmsnorm-kernel", "rope-kernel", "swiglu-kernel", "attention-kernel", "loss-kernel", "optimizer-kernel"),
 }
+AGAIN = "all, again"  # the second name of the A/A pair
 COMBINATION_COLUMNS = (
-    "on: {name} | step ms: {step} | rounds: {rounds} | over none: {gain:.2f} | peak MiB: {peak_memory_mb:,.0f} | "
+    "on: {name} | step ms: {step} | rounds: {rounds} | over none: {gain} | peak MiB: {peak_memory_mb:,.0f} | "
     "kernels: {kernels:,.0f}"
 )
 SWITCH_COLUMNS = (
-    "adding: {switch} | pairs: {pairs} | speed-up: {speedup:.2f} | lowest: {low:.2f} | highest: {high:.2f} | "
-    "alone: {alone:.2f} | last: {last:.2f} | MB: {memory_mb:+,.1f} | kernels: {kernels:+,.1f}"
+    "switch: {switch} | added to none: {alone} | added to all others: {last} | mean of all pairs: {speedup} | "
+    "pairs: {pairs} | MiB: {memory_mb:+,.1f} | kernels: {kernels:+,.1f}"
 )
 
 # ---------------------------------------------------------------- measure
@@ -51,15 +56,18 @@ def name_of(on, switches):
 
 
 def measure(script, switches, wanted, argv, rounds, limit):
-    """Return a row per combination: what is on, why it failed or the step times of its rounds, memory and kernels.
+    """Return a row per combination, and the step times of the A/A pair's second run of every round.
 
-    Kernels (operators on a CPU) are those of a step that is profiled after the first run.
+    A row says what is on, why it failed or the step times of its rounds, memory and kernels. Kernels (operators on a
+    CPU) are those of a step that is profiled after the first run.
     """
-    named, kernels = {name_of(on, switches): on for on in wanted}, {}
+    named = {name_of(on, switches): on for on in wanted}
+    kernels = {}
 
     def run(name):
-        chosen = [f"--{'enable' if switch in named[name] else 'disable'}-{switch}" for switch in switches]
-        if name in kernels:
+        on = named.get(name, switches)
+        chosen = [f"--{'enable' if switch in on else 'disable'}-{switch}" for switch in switches]
+        if name in kernels or name == AGAIN:
             return train(script, [*argv, *chosen])["summary"]
         with tempfile.TemporaryDirectory() as folder:
             summary = train(script, [*argv, *chosen, "--enable-pytorch-profiler", "--profile-dir", folder])["summary"]
@@ -67,7 +75,7 @@ def measure(script, switches, wanted, argv, rounds, limit):
         kernels[name] = len(profile.calls) / steps_needed(profile)
         return summary
 
-    runs, reasons = run_in_rounds(run, named, rounds, limit)
+    runs, reasons = run_in_rounds(run, [*named, AGAIN], rounds, limit)
     rows = []
     for name, on in named.items():
         kept = [] if name in reasons else runs[name]
@@ -75,47 +83,73 @@ def measure(script, switches, wanted, argv, rounds, limit):
         row = {"on": sorted(on), "name": name, "reason": reasons.get(name), "steps_ms": steps}
         row |= {"step_ms": statistics.median(steps) if steps else None, "kernels": kernels.get(name)}
         rows.append(row | {"peak_memory_mb": max((summary["peak_memory_mb"] for summary in kept), default=None)})
-    return rows
+    return rows, [] if AGAIN in reasons else [summary["step_ms"]["median"] for summary in runs[AGAIN]]
 
 
 # ---------------------------------------------------------------- compare
 
 
-def worth(rows, switches):
-    """Return a row per switch: the speed-up of adding it, over all pairs of combinations that differ in it alone.
+def pair_of(rows, switches, again):
+    """Return the two lists of the A/A pair: all switches on, twice in a round; None where one is missing."""
+    first = next((row["steps_ms"] for row in rows if set(row["on"]) == set(switches)), [])
+    return [first, again] if first and len(first) == len(again) else None
 
-    alone: added to nothing; last: added to all the others; low and high: of the single rounds.
+
+def mean_steps(rows):
+    """Return the geometric mean of the rows' steps for each round."""
+    return [statistics.geometric_mean(steps) for steps in zip(*(row["steps_ms"] for row in rows), strict=True)]
+
+
+def worth(rows, switches, again=()):
+    """Return a row per switch: the Gain of adding it, within rounds.
+
+    alone: added to none; last: added to all the others; speedup: the geometric mean over all pairs of combinations that
+    differ in it alone.
     """
-    by_set, found = {frozenset(row["on"]): row for row in rows if row["step_ms"] is not None}, []
+    by_set = {frozenset(row["on"]): row for row in rows if row["steps_ms"]}
+    noise = pair_of(rows, switches, again)
+    found = []
     for switch in switches:
         pairs = {on: (by_set.get(on - {switch}), row) for on, row in by_set.items() if switch in on}
         pairs = {on: pair for on, pair in pairs.items() if pair[0]}
-        ratios = {on: without["step_ms"] / row["step_ms"] for on, (without, row) in pairs.items()}
-        rounds = [x / y for a, b in pairs.values() for x, y in zip(a["steps_ms"], b["steps_ms"], strict=True)]
-        row = {"switch": switch, "pairs": len(pairs)}
-        row |= {"speedup": statistics.geometric_mean(ratios.values()) if ratios else None}
-        row |= {"low": min(rounds, default=None), "high": max(rounds, default=None)}
-        row |= {"alone": ratios.get(frozenset([switch])), "last": ratios.get(frozenset(switches))}
+        gains = {on: gain(before["steps_ms"], after["steps_ms"], noise) for on, (before, after) in pairs.items()}
+        mean = None
+        if pairs:
+            before, after = zip(*pairs.values(), strict=True)
+            mean = gain(mean_steps(before), mean_steps(after), noise)
+        row = {"switch": switch, "pairs": len(pairs), "speedup": mean}
+        row |= {"alone": gains.get(frozenset([switch])), "last": gains.get(frozenset(switches))}
         for key, name in (("peak_memory_mb", "memory_mb"), ("kernels", "kernels")):
             row[name] = statistics.mean(b[key] - a[key] for a, b in pairs.values()) if pairs else None
         found.append(row)
-    return sorted(found, key=lambda row: -(row["speedup"] or 0))
+    return sorted(found, key=lambda row: -row["speedup"].ratio if row["speedup"] else 0)
 
 
-def as_text(content):
-    measured = sorted((row for row in content["combinations"] if row["steps_ms"]), key=lambda row: row["step_ms"])
-    base, rows = next((row["step_ms"] for row in measured if not row["on"]), None), []
+def as_text(rows, found, again=()):
+    """Return the two tables, the line about the A/A pair, what failed, and what is worth most."""
+    measured = sorted((row for row in rows if row["steps_ms"]), key=lambda row: row["step_ms"])
+    base = next((row["steps_ms"] for row in measured if not row["on"]), None)
+    noise = pair_of(rows, [row["switch"] for row in found], again)
+    lines = []
     for row in measured:
         step, low, high = (rounded(ms, 4) for ms in (row["step_ms"], min(row["steps_ms"]), max(row["steps_ms"])))
-        rows.append(row | {"step": step, "rounds": f"{low} to {high}", "gain": base and base / row["step_ms"]})
-    lines = [text_table(*columns(COMBINATION_COLUMNS, rows)), ""]
-    lines += [text_table(*columns(SWITCH_COLUMNS, content["switches"]))]
-    lines += [f"{row['name']}: {row['reason']}" for row in content["combinations"] if row["reason"]]
-    best = content["switches"][0]
-    if best["speedup"] is not None:
-        sure = "" if best["low"] > 1 else ", within the spread of the rounds"
-        lines.append(f"worth most: {best['switch']}, {best['speedup']:.2f}x{sure}")
-    return "\n".join(lines)
+        over = gain(base, row["steps_ms"], noise) if base and row["on"] else None
+        lines.append(row | {"step": step, "rounds": f"{low} to {high}", "gain": over})
+    text = [text_table(*columns(COMBINATION_COLUMNS, lines)), "", text_table(*columns(SWITCH_COLUMNS, found))]
+    if noise:
+        text.append(noise_line("all switches on", furthest(ratios(*noise))))
+    text += [f"{row['name']}: {row['reason']}" for row in rows if row["reason"]]
+    best = found[0]["speedup"]
+    if best:
+        text.append(f"worth most: {found[0]['switch']}, {best}")
+    return "\n".join(text)
+
+
+def plain(row):
+    """Return a switch's row as JSON holds it: the ratio of each gain, with its range and its verdict beside it."""
+    gains = {key: row[key] for key in ("alone", "last", "speedup")}
+    ratios_only = {key: found and found.ratio for key, found in gains.items()}
+    return row | ratios_only | {"gains": {key: found and found._asdict() for key, found in gains.items()}}
 
 
 def study(options, rest):
@@ -124,11 +158,14 @@ def study(options, rest):
     argv.append("--graph" if load_version(options.version).parse_options(argv).graph else "--no-graph")
     switches = options.switches or SWITCHES[options.version]
     wanted, limit = combinations(switches, options.all_combinations), TimeLimit(options.time_limit)
-    rows = measure(SCRIPTS[options.version], switches, wanted, argv, options.rounds, limit)
+    rows, again = measure(SCRIPTS[options.version], switches, wanted, argv, options.rounds, limit)
     if not any(row["step_ms"] for row in rows):
         raise Failure(1, f"no combination ran: {rows[0]['reason']}")
-    content = {"version": options.version, "options": argv, "combinations": rows, "switches": worth(rows, switches)}
-    text, ran = as_text(content), max(len(row["steps_ms"]) for row in rows)
+    found = worth(rows, switches, again)
+    content = {"version": options.version, "options": argv, "combinations": rows, "again_ms": again}
+    content["switches"] = [plain(row) for row in found]
+    text = as_text(rows, found, again)
+    ran = max(len(row["steps_ms"]) for row in rows)
     if limit.reached:
         text += f"\n{ran} of {options.rounds} rounds: no time was left for the rest"
     emit(content, text, options.json)
@@ -141,7 +178,7 @@ def main(argv=None):
     add("--version", type=int, choices=SWITCHES, default=2, help="2 or 3 (%(default)s)")
     add("--all-combinations", action="store_true", help="all on/off combinations, not single ones only")
     add("--switches", type=listed(sum(SWITCHES.values(), ())), metavar="X,..", help="these alone (all)")
-    add("--rounds", type=positive, default=3, metavar="N", help="runs of each combination (%(default)s)")
+    add("--rounds", type=positive, default=5, metavar="N", help="runs of each combination (%(default)s)")
     add("--num-steps", type=int, default=20, metavar="N", help="steps of a run (%(default)s)")
     add_time_limit(parser)
     return parser.run(study, argv, passes_on=True)

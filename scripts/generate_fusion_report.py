@@ -9,14 +9,21 @@ precision the other one has too; without folders versions 1 and 2 are profiled f
 here.
 """
 
-import json
 import pathlib
 import subprocess
 import sys
 
 from common import report as pages
 from common.command_line import Failure, Parser, progress, result_folder, with_sizes
-from common.profiles import INTERPRETED, errors_of, group_cells, groups_per_step, newest_alike, read_pair
+from common.profiles import (
+    INTERPRETED,
+    errors_of,
+    group_cells,
+    groups_per_step,
+    newest_alike,
+    read_object,
+    read_pair,
+)
 from common.tables import emit, rounded
 from common.versions import REPOSITORY
 
@@ -26,12 +33,22 @@ def profiles_in(folder):
     found = []
     for file in sorted(folder.rglob("profile_v*.json"), key=lambda one: -one.stat().st_mtime):
         with errors_of(file):
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = read_object(file, "profile_v*.json")
             if "summary" in content:  # measured steps, not only an earlier trace that was analysed
-                found.append(content | {"trace": str(file.parent / content["trace"])})
+                try_to_show(content)
+                found.append(content | {"trace": str(file.with_name(content["trace"]))})
     if not found:
         raise Failure(2, f"{folder} holds no profile_v*.json: make one with run_pytorch_profiler.py --profile-dir")
     return found
+
+
+def try_to_show(content):
+    """Raise an error of any kind where something that the report shows is missing or of another kind."""
+    row = pages.row_of(f"version {content['version']}", content)
+    pages.facts_of(row)
+    pages.result_lines([row])
+    pages.times_as_fast(row, row)
+    newest_alike([("", content["metadata"])], [("", content["metadata"])])
 
 
 def profile_version(version, folder, rest):

@@ -10,7 +10,18 @@ import pathlib
 import sys
 
 from common.command_line import Failure, Parser, positive
-from common.profiles import SQLITE, clean, database, errors_of, group_of, matching, read_table, short
+from common.profiles import (
+    SQLITE,
+    clean,
+    content_of,
+    database,
+    errors_of,
+    group_of,
+    matching,
+    number,
+    read_table,
+    short,
+)
 from common.tables import emit, known, text_table, write_csv
 
 FILES = ("*counter_collection.csv", "*.db", "ncu*.csv")
@@ -21,21 +32,21 @@ SHOWN = 6  # counters; the CSV holds all of them
 
 def read_file(path):
     """Return [(kernel, counter, unit, value)] of every launch in a file."""
-    content = path.read_bytes()
+    content = content_of(path)
     if content.startswith(SQLITE):
         with database(path) as (connection, names):
             query = "SELECT kernel_name, counter_name, '', value FROM counters_collection"
             rows = connection.execute(query).fetchall() if "counters_collection" in names else []
-        return [(clean(kernel), *rest) for kernel, *rest in rows]
+        return [(clean(kernel), clean(counter), unit, number(value)) for kernel, counter, unit, value in rows]
     header, rows = read_table(content.decode("utf-8", errors="replace"))
     metrics = [column for column in header if "__" in column]
     if {"name", "counter", "value"} <= set(header):
-        return [(clean(row["name"]), row["counter"], "", float(row["value"])) for row in rows if row["counter"]]
+        return [(clean(row["name"]), clean(row["counter"]), "", number(row["value"])) for row in rows if row["counter"]]
     if "name" not in header or not metrics:
         raise Failure(2, "has no counters of kernels: give a counter_collection file of rocprofv3 or CSV of ncu")
     units = next(rows, {})  # ncu's first row; it writes 1,024, and some metrics are words
     return [
-        (clean(row["name"]), metric, units[metric], float(row[metric].replace(",", "")))
+        (clean(row["name"]), metric, units[metric], number(row[metric].replace(",", "")))
         for row in rows
         for metric in metrics
         if row[metric][:1] in tuple("-.0123456789")

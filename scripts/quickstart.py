@@ -29,9 +29,10 @@ LOSS_BOUND, GRADIENT_BOUND = 1e-4, {"cpu": 1e-5, "cuda": 1e-4}  # relative, floa
 VERSIONS = [version for version in SCRIPTS if version != 3 or importlib.util.find_spec("triton")]
 COLUMNS = (
     "version: {name} | loss: {first_loss:.4f} -> {final_loss:.4f} | step ms: {step:.2f} | "
-    "fwd / bwd / opt ms: {phases} | runs: {runs} | samples/s: {samples_per_second:,.1f} | "
+    "{phases}runs: {runs} | samples/s: {samples_per_second:,.1f} | "
     "tokens/s: {tokens_per_second:,.0f} | peak MiB: {peak_memory_mb:,.0f} | speed: {speed} | trained: {trained:.0%}"
 )
+PHASES = "fwd / bwd / opt ms: {phases} | "  # on a CPU, in steps of a few milliseconds, they are noise
 SPEEDS = ("step", "phases", "runs", "samples_per_second", "tokens_per_second", "peak_memory_mb", "speed")
 
 
@@ -155,8 +156,9 @@ def print_table(options, runs, problems):
     interpreted = 3 in runs and machine["device_type"] == "cpu"
     if interpreted:
         rows[3]["speed"] = None
+    template = COLUMNS.replace("{phases}", PHASES if machine["device_type"] == "cuda" else "")
     print(
-        f"\n{text_table(*columns(COLUMNS, rows.values()))}\n\n"
+        f"\n{text_table(*columns(template, rows.values()))}\n\n"
         f"{machine['device']}, PyTorch {machine['torch']}, {first['precision']}; step: median of "
         f"{len(runs[1]['steps'])}, after warm-up; speed: V1's step / this step; data: {options.data}"
     )

@@ -24,7 +24,7 @@ import sys
 
 from common import counts
 from common.command_line import Parser, add_version_option, progress, result_folder, version_meant
-from common.profiles import errors_of
+from common.profiles import errors_of, read_object
 from common.roofline import ceilings_line, draw_roofline, measure_ceilings
 from common.runs import train
 from common.tables import columns, text_table, write_csv
@@ -195,9 +195,9 @@ def analyze(path, folder):
     """Print an earlier flops_profile.json, from the folder of results if there is none at the path."""
     path = path if path.exists() else folder / path.name
     with errors_of(path):
-        content = json.loads(path.read_text())
+        content = read_object(path, "flops_profile.json")
         print(f"{path}:\n{as_text(content)}")
-    return int(not all(row["agrees"] for row in content["checks"]))
+        return int(not all(row["agrees"] for row in content["checks"]))
 
 
 def main(argv=None):

@@ -21,7 +21,17 @@ import sys
 
 from common import report as pages
 from common.command_line import Failure, Parser, add_version_option, progress, result_folder, version_meant, with_sizes
-from common.profiles import INTERPRETED, PHASES, errors_of, group_table, kernel_table, kernel_text, read_profile, short
+from common.profiles import (
+    INTERPRETED,
+    PHASES,
+    errors_of,
+    group_table,
+    kernel_table,
+    kernel_text,
+    read_object,
+    read_profile,
+    short,
+)
 from common.tables import columns, rounded
 from common.versions import SCRIPTS
 
@@ -88,7 +98,7 @@ def write_results(trace, with_report, metrics=None):
         raise Failure(2, f"{trace.path} is no trace of a training script: read it with kernel_times.py")
     target = trace.path.with_name(f"profile_{trace.path.name.split('.')[0].removeprefix('trace_')}.json")
     with errors_of(target):
-        content = metrics or (json.loads(target.read_text(encoding="utf-8")) if target.exists() else {})
+        content = metrics or (read_object(target, "profile_v*.json") if target.exists() else {})
         content |= {"version": trace.metadata["version"], "trace": trace.path.name, "steps_profiled": trace.steps}
     content |= {"device": trace.device, "metadata": trace.metadata}
     content |= {"kernels": kernel_table(trace.calls), "groups": group_table(trace.calls)}
@@ -96,7 +106,8 @@ def write_results(trace, with_report, metrics=None):
     if trace.memory:
         files[target.with_name("memory_timeline.html")] = memory_page(trace)
     if with_report:
-        files[target.with_name("profiling_report.md")] = report(content, trace)
+        with errors_of(target):
+            files[target.with_name("profiling_report.md")] = report(content, trace)
     for file, text in files.items():
         file.write_text(text, encoding="utf-8")
     print(f"\n{trace.title}\n{kernel_text(trace, 15)}\n\nwrote {', '.join(map(str, files))}")

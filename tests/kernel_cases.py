@@ -324,8 +324,11 @@ def attention_case(B, T, H, K, D, rotated=False, scale=1.0, value_scale=1.0, **o
     return Case(call, define, ("o",), {"qkv": qkv}, tables if rotated else {}, parts=parts, **options)
 
 
-def loss_case(*shape, V, scale=3.0, offset=0.0, first=0.0, **options):
-    """Return a case of cross_entropy of logits [..., V]: normal · scale + offset, and `first` on top of the first."""
+def loss_case(*shape, V, scale=3.0, offset=0.0, first=0.0, masked=0, **options):
+    """Return a case of cross_entropy of logits [..., V]: normal · scale + offset, and `first` on top of the first.
+
+    masked: so many logits of each row are -inf, the first ones in the even rows and the last ones in the odd rows.
+    """
 
     def define(logits, labels):
         logits = load_version(1).at_least_float32(logits)
@@ -334,6 +337,10 @@ def loss_case(*shape, V, scale=3.0, offset=0.0, first=0.0, **options):
     labels = torch.randint(0, V, shape, generator=torch.Generator().manual_seed(1))
     logits = normal(*shape, V, scale=scale) + offset
     logits[..., 0] += first
+    if masked:
+        logits[::2, :masked] = -math.inf
+        logits[1::2, -masked:] = -math.inf
+        labels = labels.clamp(masked, V - masked - 1)
     inputs = {"logits": logits}, {"labels": labels}
     return Case(lambda script, *given: script.cross_entropy(*given), define, ("loss",), *inputs, **options)
 
@@ -408,6 +415,7 @@ CASES = {
         "more rows than a tile": lambda: loss_case(2, 9, V=1000, gpu_tiles=True),
         "several tiles of a GPU": lambda: loss_case(5, V=9000, gpu_tiles=True),
         "largest in the first tile": lambda: loss_case(5, V=5000, gpu_tiles=True, first=200.0),
+        "tiles of -inf": lambda: loss_case(4, V=13000, gpu_tiles=True, masked=4500),
         "confident": lambda: loss_case(20, V=30, scale=50.0),
         "far from zero": lambda: loss_case(20, V=30, offset=1000.0),
         "below zero, all alike": lambda: loss_case(4, 5, V=300, offset=-100.0, scale=1e-3),

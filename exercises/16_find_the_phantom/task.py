@@ -37,6 +37,7 @@ TASK = Task(
         "several tiles": {"rows": 9, "C": 12, "F": 70, "N": 10},
     },
     inputs=inputs,
+    direct=False,  # autograd makes the tensors that the kernels write
     define=define,
     names={
         "found": "gradient",

@@ -62,7 +62,10 @@ def run_tool(program, work):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        print(f"{program}: {error.filename or 'the output'} cannot be written: {error.strerror}", file=sys.stderr)
+        # A file that is not there can be written wherever its folder is: it was to be read.
+        read = isinstance(error, FileNotFoundError) and pathlib.Path(error.filename or "").parent.is_dir()
+        name, verb = error.filename or "the output", "read" if read else "written"
+        print(f"{program}: {name} cannot be {verb}: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)

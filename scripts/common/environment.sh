@@ -103,7 +103,8 @@ install_unmet() { # KIND GROUP
     if [[ $1 == none && " ${unmet[*]} " == *" torch "* ]] &&
         ! "$PYTHON" -m pip config list 2>/dev/null | grep -Eq '(index-url|find-links|no-index)='; then
         say "Taking PyTorch from pip's default index, whose Linux build brings its CUDA libraries (gigabytes);" \
-            "set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds for a small one."
+            "for a small one, first: python3 -m venv $VENV && $PYTHON -m pip install torch -c $CONSTRAINTS" \
+            "--index-url $TORCH_INDEX/cpu"
     fi
     say "Installing ${unmet[*]}"
     PIP_USER=0 "$PYTHON" -m pip install --constraint "$CONSTRAINTS" --disable-pip-version-check --no-input "${unmet[@]}" >&2 ||

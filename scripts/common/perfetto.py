@@ -16,6 +16,8 @@ def varint(data, at):
         byte = data[at]
         value |= (byte & 127) << shift
         at, shift = at + 1, shift + 7
+        if shift > 70:
+            raise ValueError("a number has more than 64 bits")
         if byte < 128:
             return value, at
 

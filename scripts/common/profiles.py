@@ -1,22 +1,28 @@
 """Read the kernels of every profiler's files. Standard library only.
 
 Reads CSV files of rocprofv3 (ROCm 6.2 to 10), rocpd and rocprof, rocpd databases (ROCm 7 and later), SQLite exports of
-Nsight Systems, Perfetto traces of rocprof-sys, and PyTorch's traces. A file that is missing, cut off, damaged or of
-another kind raises Failure with one sentence that names it.
+Nsight Systems, Perfetto traces of rocprof-sys, and PyTorch's traces, each also packed with gzip. A file that is
+missing, cut off, damaged or of another kind raises Failure with one sentence that names it.
 """
 
 import contextlib
 import csv
 import dataclasses
 import functools
+import gzip
+import io
+import itertools
 import json
+import math
 import pathlib
 import re
 import sqlite3
+import stat
+import zlib
 from collections import Counter
 
 from common import perfetto
-from common.command_line import Failure
+from common.command_line import PRECISIONS, Failure
 from common.tables import columns, rounded, text_table
 
 GROUPS = ("GEMM", "attention", "normalisation", "element-wise", "optimizer", "copies", "communication", "other")
@@ -136,9 +142,17 @@ def group_of(name):
     return next((group for group, pattern in GROUP_PATTERNS if re.search(pattern, name, re.IGNORECASE)), "other")
 
 
+@functools.cache
 def clean(name):
-    """Return the kernel's name without the mark of its code object that some tools leave at the end."""
-    return re.sub(r"(\.kd| \[clone \.kd\])$", "", name.strip())
+    """Return the kernel's name without control characters and the mark of its code object that some tools append."""
+    if not isinstance(name, str):
+        raise ValueError(f"{name!r} is no name")
+    return printable(re.sub(r"(\.kd| \[clone \.kd\])$", "", name.strip()))
+
+
+def printable(text):
+    """Return the text with a question mark for each control character, which a terminal would obey."""
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def short(name, width):
@@ -149,17 +163,79 @@ def short(name, width):
     return name if len(name) <= width else name[: width - 3] + "..."
 
 
+# Whatever a reader raises where the contents are not those of its format.
+DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, EOFError)
+DAMAGE += (csv.Error, sqlite3.Error, zlib.error, gzip.BadGzipFile)
+SAID = 200  # letters of a reason: it may quote what it found
+
+
 @contextlib.contextmanager
 def errors_of(path):
     """Turn whatever is wrong with a file into one sentence that names it."""
     try:
         yield
+    except DAMAGE as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise Failure(2, f"{path} is cut off or damaged: {printable(' '.join(reason.split())[:SAID])}") from None
     except OSError as error:
         raise Failure(2, f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, LookupError, csv.Error, sqlite3.Error) as error:
-        raise Failure(2, f"{path} is cut off or damaged: {error}") from None
+    except MemoryError:
+        raise Failure(1, f"{path} does not fit into memory") from None
     except Failure as error:
         raise Failure(error.status, f"{path} {error}") from None
+
+
+# ---------------------------------------------------------------- what every reader needs
+
+GZIP = b"\x1f\x8b"
+UNPACKED = 2**32  # bytes: a trace of a GPU can have a gigabyte, a damaged or foreign file any number
+
+
+def content_of(path):
+    """Return the bytes of a file, unpacked if gzip packed them. A device or pipe, which may never end, is refused."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise Failure(2, "is no regular file: name a file that a profiler or a script wrote")
+    content = path.read_bytes()
+    if not content.startswith(GZIP):
+        return content
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
+        content = packed.read(UNPACKED + 1)
+    if len(content) > UNPACKED:
+        raise Failure(2, f"unpacks to more than {UNPACKED / 2**30:.0f} GiB: unpack it yourself if it is yours")
+    return content
+
+
+def not_a_number(word):
+    raise ValueError(f"{word} is no number")
+
+
+def read_object(path, kind):
+    """Return the object in a JSON file of this workshop, which holds neither NaN nor Infinity; kind says what it is."""
+    content = json.loads(content_of(pathlib.Path(path)), parse_constant=not_a_number)
+    if not isinstance(content, dict):
+        raise Failure(2, f"is no {kind}")
+    json.dumps(content, ensure_ascii=False).encode()  # raises where a string is no text
+    return content
+
+
+def number(text, convert=float):
+    """Return a cell's number, or raise ValueError; Python's own forms, as 1_000 and NaN, are none."""
+    value = convert(text)
+    if not math.isfinite(value) or not str(text).isascii() or "_" in str(text):
+        raise ValueError(f"{text!r} is no number")
+    return value
+
+
+def is_time(value):
+    """Return True for a number that can be a time; nanoseconds since 1970 need 61 bits."""
+    return type(value) in (int, float) and abs(value) < 2**63
+
+
+def launch(name, start, ns, kind="kernel"):
+    """Return a Kernel that starts at a time and takes so many nanoseconds; raise ValueError unless it can."""
+    if not is_time(start) or not is_time(ns) or ns < 0:
+        raise ValueError(f"{clean(name)} starts at {start} ns and takes {ns} ns")
+    return Kernel(clean(name), start, ns, kind)
 
 
 # ---------------------------------------------------------------- CSV: rocprofv3, rocpd, rocprof
@@ -173,6 +249,8 @@ COLUMNS = {  # a profiler's heading, in lower case -> our name
 
 def read_table(text):
     """Return the columns of a CSV file by our names, and its rows as dictionaries, read when they are asked for."""
+    if not text.endswith("\n"):
+        raise ValueError("its last line has no end")  # the number in it may be a part of one
     lines = [line for line in text.splitlines() if line and not line.startswith("==")]  # as ncu's messages do
     header, *rows = list(csv.reader(lines)) or [[]]
     header = [COLUMNS.get(cell.strip().lower(), cell.strip()) for cell in header]
@@ -187,8 +265,8 @@ def read_csv(text):
     header, rows = read_table(text)
     if "counter" in header or not {"name", "start", "end"} <= set(header):  # a row per counter would count twice
         raise Failure(2, "has no table of kernels' times: give a kernel_trace file (kernel_counters.py reads counters)")
-    times = ((clean(row["name"]), int(row["start"]), int(row["end"])) for row in rows)
-    return [Kernel(name, start, end - start) for name, start, end in times]
+    times = ((row["name"], number(row["start"], int), number(row["end"], int)) for row in rows)
+    return [launch(name, start, end - start) for name, start, end in times]
 
 
 # ---------------------------------------------------------------- databases: rocpd, nsys
@@ -204,11 +282,24 @@ TABLES = [  # table, kind, name; the views of rocpd keep their names, its tables
 ]
 
 
+LEAST_STEPS, STEPS_PER_BYTE = 10**6, 200  # of SQLite's machine; reading a file takes a few per byte
+
+
 @contextlib.contextmanager
 def database(path):
-    """Open an SQLite file for reading; yield the connection and the names of its tables and views."""
+    """Open an SQLite file for reading; yield the connection and the names of its tables and views.
+
+    A view can be endless: end a query that takes many more steps than the file has bytes.
+    """
+    calls = itertools.repeat(0, (LEAST_STEPS + STEPS_PER_BYTE * path.stat().st_size) // 1000)
     with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-        yield connection, {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        connection.set_progress_handler(lambda: next(calls, 1), 1000)
+        try:
+            yield connection, {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        except sqlite3.OperationalError as error:
+            if str(error) == "interrupted":
+                raise Failure(2, "holds a view that does not end, or takes too long to read") from None
+            raise
 
 
 def read_database(path):
@@ -217,10 +308,10 @@ def read_database(path):
         if f"{NSYS}GRAPH_TRACE" in names and f"{NSYS}KERNEL" not in names:
             raise Failure(2, "holds CUDA graphs as a whole: record it with nsys --cuda-graph-trace=node")
         found = [
-            Kernel(clean(name), start, ns, kind)
+            launch(name, start, end - start, kind)
             for table, kind, column in TABLES
             if table in names
-            for name, start, ns in connection.execute(f"SELECT {column}, start, end - start FROM {table}")
+            for name, start, end in connection.execute(f"SELECT {column}, start, end FROM {table}")
         ]
         if names.isdisjoint(table for table, *_ in TABLES):
             raise Failure(2, "is a database without kernel times, neither rocpd nor an export of Nsight Systems")
@@ -230,39 +321,70 @@ def read_database(path):
 # ---------------------------------------------------------------- PyTorch's traces
 
 
-def read_json(path, text):
+def read_json(path, text, linked):
     """Return the profile in a trace, or in the trace beside a profile_*.json of run_pytorch_profiler.py."""
     content = json.loads(text)
     if "traceEvents" in content:
         return read_trace(path, content)
-    if "trace" in content and "steps_profiled" in content:
-        return read_file(path.with_name(content["trace"]))
+    if "trace" in content and "steps_profiled" in content and not linked:
+        return read_file(path.with_name(content["trace"]), linked=True)
     raise Failure(2, "is JSON, but no trace of a profiler (traceEvents)")
+
+
+TIMED = {*KINDS, "cpu_op", "user_annotation", "cuda_runtime", "hip_runtime"}  # the events that are read
 
 
 def read_trace(path, content):
     """Return the profile in a Chrome trace: what ran on the GPU or, without one, the operators that compute."""
-    events = [event for event in content["traceEvents"] if "ts" in event]
-    events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
-    spans = [event for event in events if event.get("ph") == "X" and "dur" in event]
-    operators = [event for event in spans if event.get("cat") == "cpu_op"]
-    launches = [event for event in spans if event.get("cat") in KINDS]
-    metadata, devices = content.get("tiny_llama") or {}, content.get("deviceProperties") or [{}]
+    spans = [event for event in content["traceEvents"] if event.get("cat") in TIMED]
+    for event in spans:
+        if not is_time(event.get("ts")) or not is_time(event.get("dur")) or event["dur"] < 0:
+            raise ValueError(f"{clean(event['name'])} starts at {event.get('ts')} us and takes {event.get('dur')} us")
+    spans.sort(key=lambda event: (event["ts"], -event["dur"]))
+    operators = [event for event in spans if event["cat"] == "cpu_op"]
+    launches = [event for event in spans if event["cat"] in KINDS]
+    metadata, devices = metadata_in(content), content.get("deviceProperties") or [{}]
     if launches:
         calls, operations = [call_of(event, KINDS[event["cat"]]) for event in launches], launched(launches, operators)
     else:
         working = operators_that_work(operators, optimizer_steps(spans))
         calls, operations = [call_of(one, "operator") for one in working], [operation(one, [one]) for one in working]
-    memory = [event for event in events if event.get("name") == "[memory]"]
-    memory = [event for event in memory if event["args"]["Device Type"] != 0] or memory  # of the GPU, if there is one
-    marks = [event for event in spans if event.get("cat") == "user_annotation" and event["name"] in PHASES]
+    marks = [event for event in spans if event["cat"] == "user_annotation" and event["name"] in PHASES]
     phases = [(event["name"], event["ts"], event["ts"] + event["dur"]) for event in marks]
     times, device = step_times(phases, calls), devices[0].get("name")
-    return Profile(path, calls, operations, steps_of(spans), device, metadata, times, memory, phases)
+    memory = memory_events(content["traceEvents"])
+    return Profile(path, calls, operations, steps_of(spans), device and clean(device), metadata, times, memory, phases)
 
 
 def call_of(event, kind):
-    return Kernel(clean(event["name"]), 1e3 * event["ts"], 1e3 * event["dur"], kind)
+    return launch(event["name"], 1e3 * event["ts"], 1e3 * event["dur"], kind)
+
+
+def memory_events(events):
+    """Return the events of --profile-memory by time: of the GPU, if there is one."""
+    found = [event for event in events if event.get("name") == "[memory]"]
+    for event in found:
+        if not is_time(event["ts"]) or not is_time(event["args"]["Total Allocated"]):
+            raise ValueError(f"memory of {event['args']['Total Allocated']} bytes after {event['ts']} us")
+    found.sort(key=lambda event: event["ts"])
+    return [event for event in found if event["args"]["Device Type"] != 0] or found
+
+
+SIZES = ("vocab_size", "hidden_dim", "num_layers", "num_heads", "num_kv_heads", "intermediate_dim")
+SIZES += ("batch_size", "seq_len", "version")
+
+
+def metadata_in(content):
+    """Return what a training script wrote into its trace about itself; nothing for another program's trace."""
+    metadata = content.get("tiny_llama") or {}
+    if not metadata:
+        return {}
+    for name in SIZES:
+        if type(metadata[name]) is not int or metadata[name] < 1:
+            raise ValueError(f"tiny_llama has {name} {metadata[name]!r}")
+    if not is_time(metadata["peak_memory_mb"]) or metadata["precision"] not in PRECISIONS:
+        raise ValueError(f"tiny_llama has {metadata['peak_memory_mb']!r} MB in {metadata['precision']!r}")
+    return metadata | {"part": clean(metadata["part"])}
 
 
 def optimizer_steps(spans):
@@ -313,9 +435,16 @@ def launched(launches, operators):
 def operation(event, launches):
     arguments, longest = event.get("args", {}), max(launches, key=lambda one: one["dur"])
     dims, types, strides = (arguments.get(f"Input {word}") or [] for word in ("Dims", "type", "Strides"))
+    if not are_sizes(dims) or not are_sizes(strides):
+        raise ValueError(f"{clean(event['name'])} has inputs of {dims}, strides {strides}")
     names, us = tuple(clean(one["name"]) for one in launches), sum(one["dur"] for one in launches)
     group = group_of(clean(longest["name"]))
     return Operation(clean(event["name"]), group, us, dims, types, strides or [[]] * len(dims), names)
+
+
+def are_sizes(value):
+    """Return True for a list of sizes, or of lists of sizes."""
+    return isinstance(value, list) and all(are_sizes(one) or (type(one) is int and one >= 0) for one in value)
 
 
 def step_times(phases, calls):
@@ -325,6 +454,8 @@ def step_times(phases, calls):
     times = []
     for start, end, border in zip(starts, ends, [*starts[1:], float("inf")], strict=False):
         last = max((call.end_ns / 1e3 for call in calls if start <= call.start_ns / 1e3 < border), default=end)
+        if end <= start:
+            raise ValueError(f"a step begins at {start} us and ends at {end} us")
         times.append((max(end, last) - start) / 1e3)
     return times
 
@@ -339,10 +470,13 @@ def steps_of(events):
 # ---------------------------------------------------------------- files and folders
 
 
-def read_file(path):
-    """Return the profile in one file, whose kind is told by its content and not by its name."""
+def read_file(path, linked=False):
+    """Return the profile in one file, whose kind is told by its content and not by its name.
+
+    linked: a profile_*.json named it, and it names no other.
+    """
     with errors_of(path):
-        content = path.read_bytes()
+        content = content_of(path)
         if not content:
             raise Failure(2, "is empty: the profiler was stopped, or wrote nothing")
         if content.startswith(SQLITE):
@@ -351,14 +485,14 @@ def read_file(path):
         if b"\0" in content or (content.startswith(b"\n") and first not in b"{["):
             return Profile(path, read_perfetto(content))
         text = content.decode("utf-8", errors="replace")
-        return read_json(path, text) if first in b"{[" else Profile(path, read_csv(text))
+        return read_json(path, text, linked) if first in b"{[" else Profile(path, read_csv(text))
 
 
 def read_perfetto(content):
     """Return the kernels of a Perfetto trace; end with status 0 where they are in a form that nothing here reads."""
     try:
-        kernels = [Kernel(name, start, end - start) for name, start, end in perfetto.kernels(content)]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:  # a number where a message belongs
+        kernels = [launch(name, start, end - start) for name, start, end in perfetto.kernels(content)]
+    except DAMAGE as error:  # a number where a message belongs, for one
         export = "turn an .nsys-rep file into a database with nsys export --type sqlite"
         raise Failure(2, f"is no Perfetto trace, or a damaged one ({error}): {export}") from None
     if not kernels and any(category.encode() in content for category in perfetto.KERNEL_CATEGORIES):
@@ -406,7 +540,7 @@ def metadata_of(file):
             start = opened.read(2**20).decode("utf-8", errors="replace")  # a trace of a GPU can have a gigabyte
         found = re.search(r'"tiny_llama":\s*(?=\{)', start)
         return json.JSONDecoder().raw_decode(start, found.end())[0] if found else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}  # read_file says what is wrong with it, if it is the one to be read
 
 
@@ -416,6 +550,8 @@ def read_profile(path, steps=None):
     calls = sorted((call for profile in profiles for call in profile.calls), key=lambda call: call.start_ns)
     if not calls:
         raise Failure(2, f"{profiles[0].path} names no kernel: the profiler saw no work on a GPU")
+    if not any(call.total_ns for call in calls):
+        raise Failure(2, f"{profiles[0].path} is damaged: all of its kernels take 0 ns")
     return dataclasses.replace(profiles[0], calls=calls, steps=steps or profiles[0].steps)
 
 

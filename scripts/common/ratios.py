@@ -31,6 +31,12 @@ class Gain(NamedTuple):
             return "no difference shown"
         return f"{self.ratio:.2f}x ({self.low:.2f} to {self.high:.2f})"
 
+    def range_text(self):
+        """Return the ratio and its range without a verdict: "1.22 (1.21 to 1.24)"."""
+        if self.rounds == 1:
+            return f"{self.ratio:.2f}"
+        return f"{self.ratio:.2f} ({self.low:.2f} to {self.high:.2f})"
+
 
 def ratios(base, times):
     """Return base over times, round by round; ValueError for a time that is not finite and positive."""

@@ -8,8 +8,10 @@ The markup is in report.html, a Jinja2 template; the functions here compute what
 
 import pathlib
 
+from common import tables
 from common.profiles import GROUPS, PHASES
-from common.tables import markdown_table, rounded
+from common.ratios import gain
+from common.tables import rounded
 
 COLORS = {group: f"c{i}" for i, group in enumerate(GROUPS)}
 
@@ -26,11 +28,13 @@ def page(title, facts, notice, sections):
 
 def markdown(title, facts, notice, sections):
     """Return texts and tables as Markdown."""
-    lines = [f"# {title}", "", *(f"- {name}: {value}" for name, value in facts), "", *notice]
+    lines = [f"# {tables.markdown(title)}", "", *(tables.markdown(f"- {name}: {value}") for name, value in facts), ""]
+    lines += map(tables.markdown, notice)
     for heading, parts in sections:
         lines += ["", f"## {heading}"]
         for part in parts:
-            lines += ["", markdown_table(part["header"], part["rows"]) if "rows" in part else part["text"]]
+            table = "rows" in part and tables.markdown_table(part["header"], part["rows"])
+            lines += ["", table or tables.markdown(part["text"])]
     return "\n".join(lines) + "\n"
 
 
@@ -79,23 +83,25 @@ def result_lines(rows):
 
 
 def times_as_fast(first, other):
-    """Return how many times as fast as the first row the other one is, in words; say if the quartiles overlap."""
-    one, two = first["step_ms"], other["step_ms"]
-    apart = two["p75"] < one["p25"] or one["p75"] < two["p25"]
-    ratio = f"{one['median'] / two['median']:.2f} times as fast as {first['name']}"
-    return ratio if apart else f"{ratio}, but the quartiles overlap"
+    """Return how many times as fast as the first row the other one is, in words; one run of each is not judged."""
+    found = gain([first["step_ms"]["median"]], [other["step_ms"]["median"]])
+    return f"{found.range_text()} times as fast as {first['name']} ({found})"
 
 
 # ---------------------------------------------------------------- bars
 
 
 def step_bars(rows, caption):
-    """Return the step time of each row as a bar with its quartiles."""
-    scale, first, bars = 100 / max(row["step_ms"]["p75"] for row in rows), rows[0]["step_ms"]["median"], []
+    """Return the step time of each row as a bar with its quartiles, and its gain."""
+    scale, bars = 100 / max(row["step_ms"]["p75"] for row in rows), []
     for row in rows:
         step, words = row["step_ms"], f"{rounded(row['step_ms']['median'])} ms"
         piece = {"name": row["name"], "text": words, "color": "c0", "percent": step["median"] * scale}
-        bar = {"name": row["name"], "text": f"{words}, {first / step['median']:.2f}x", "pieces": [piece]}
+        bar = {
+            "name": row["name"],
+            "text": words if row["gain"] == "-" else f"{words}, {row['gain']}",
+            "pieces": [piece],
+        }
         bars.append(bar | {"low": step["p25"] * scale, "high": step["p75"] * scale})
     return {"kind": "bars", "bars": bars, "legend": {}, "caption": caption}
 

@@ -8,7 +8,7 @@ import time
 
 from common import counts
 from common.command_line import Failure, add_steps, progress
-from common.profiles import read_profile, steps_needed
+from common.profiles import errors_of, read_profile, steps_needed
 from common.tables import rounded
 
 ELEMENT_BYTES = {
@@ -124,7 +124,8 @@ def analyzed_trace(options):
         raise Failure(2, f"{profile.path} holds no operators: give a trace of --enable-pytorch-profiler")
     steps = steps_needed(profile)
     ceilings, origin, remarks = ceilings_for(profile)
-    operators = operator_table(profile, steps, ceilings)
+    with errors_of(profile.path):  # shapes can be no matrix's
+        operators = operator_table(profile, steps, ceilings)
     if above := [row["operator"] for row in operators if (row["of_roofline"] or 0) > 1]:
         cause = "their data was in a cache, or the ceilings are not those of this run"
         remarks.append(f"{len(above)} operators are above a ceiling ({above[0]}, ...): {cause}.")

@@ -13,7 +13,7 @@ import tempfile
 import time
 
 from common.command_line import Failure, progress
-from common.profiles import errors_of
+from common.profiles import errors_of, read_object
 
 GRACE_S = 40  # torchrun kills after 30 seconds the ranks that ignore SIGTERM
 # Options and environment that two runs must share before their times may be compared.
@@ -143,9 +143,8 @@ def run_in_rounds(work, names, rounds, limit):
 def read_metrics(path):
     """Return the content of a file that --metrics-file wrote; Failure with one sentence where it is none."""
     with errors_of(path):
-        content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-        parts = {"config", "options", "environment", "steps", "summary"}
-        if not isinstance(content, dict) or not parts <= content.keys():
+        content = read_object(path, "metrics file")
+        if not {"config", "options", "environment", "steps", "summary"} <= content.keys():
             raise Failure(2, "is no metrics file: write one with tiny_llama_v*.py --metrics-file")
         if not content["summary"]:
             raise Failure(2, "holds no measured step: its run failed before the first")

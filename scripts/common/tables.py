@@ -3,6 +3,7 @@
 import csv
 import json
 import pathlib
+import re
 import string
 
 
@@ -16,10 +17,18 @@ def text_table(header, rows, left=1):
     )
 
 
+def markdown(text):
+    """Return the text, or text in backticks, so that Markdown shows it in one line and starts no HTML but <br>."""
+    text = " ".join(str(text).split())
+    if len(text) > 2 and text.startswith("`") and text.endswith("`"):
+        return "`" + text[1:-1].replace("`", "'") + "`"
+    return re.sub(r"<(?!br>)(?=[A-Za-z/!?])", "&lt;", text)
+
+
 def markdown_table(header, rows, left=1):
     marks = ["---"] * left + ["---:"] * (len(header) - left)
-    cells = [header, marks, *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
+    header, *rows = ([markdown(cell).replace("|", "\\|") for cell in row] for row in (header, *rows))
+    return "\n".join("| " + " | ".join(line) + " |" for line in (header, marks, *rows))
 
 
 def known(value, pattern):

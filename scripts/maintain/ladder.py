@@ -22,6 +22,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+import fusion_ablation_study as ablation
 from common import pictures, rungs
 from common.command_line import Failure, Parser
 from common.environment import numbers, rocm_builds
@@ -74,7 +75,7 @@ def columns_of(recorded, kind):
     found = [column for path in recorded.folder.glob(f"{kind}*/{kind}.json") for column in rungs.read_columns(path)]
     found.sort(key=lambda column: column.content["record"]["date"])
     enough = ROUNDS_NEEDED if kind == "ladder" else 1
-    whole = [column for column in found if len(column.rounds) >= enough and not column.content["options"]]
+    whole = [column for column in found if column.turns() >= enough and not column.content["options"]]
     return {(column.content["preset"], column.content["graph"]): column for column in whole}
 
 
@@ -125,7 +126,7 @@ def ladder_table(recorded, preset):
 
 def told_of(column, recorded):
     """Return the lines below a ladder: where a column was measured, its A/A pair, and the leads over the peers."""
-    count = f"{counted(len(column.rounds), 'round')} over {counted(column.starts(), 'start')} of every process"
+    count = f"{counted(column.turns(), 'round')} over {counted(column.starts(), 'start')} of every process"
     way = "In a graph" if column.content["graph"] else "Eager"
     lines = [f"{way}: {count}, in turns. {origin(column.content['record'], recorded)}"]
     if pair := column.pair():
@@ -167,7 +168,7 @@ def graph_table(recorded):
             continue
         found = ratios_between(row["case"], eager["case"], results["runs"])
         few = max(few, found.rounds if found and found.missing else 0)
-        ratio = f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f})" if found else "-"
+        ratio = found.range_text() if found else "-"
         name = [row["preset"], MODELS.get(row["model"], row["model"]), PRECISIONS[row["precision"]]]
         lines.append([*name, rounded(eager["step_ms"], 4), rounded(row["step_ms"], 4), ratio])
     if not lines:
@@ -201,22 +202,33 @@ def kernels_table(recorded):
     return f"{origin(kernels['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
 
 
+def gain_text(gain):
+    """Return a gain, without a verdict where there were too few rounds for one."""
+    if gain is None:
+        return "-"
+    return gain.range_text() if gain.missing else str(gain)
+
+
 def ablation_table(recorded, part):
-    """Return what each switch is worth when it is added alone, and when it is the last one added."""
+    """Return what each switch is worth when it is added to none, and when it is added to all others."""
     study = recorded.json(part, "ablation.json")
     if not study:
         return None
     steps = {frozenset(row["on"]): row["step_ms"] for row in study["combinations"]}
-    none, every = (steps.get(frozenset(on)) for on in ((), (row["switch"] for row in study["switches"])))
-    header = ["switch", "alone", "taken away from all", "peak MiB", "kernels per step"]
-    lines = [
-        [row["switch"], *(known(row[key], ".2f") for key in ("alone", "last"))]
-        + [known(row[key] and round(row[key]), "+,.0f") for key in ("memory_mb", "kernels")]
-        for row in study["switches"]
-    ]
-    rounds = min(len(row["steps_ms"]) for row in study["combinations"] if row["steps_ms"])
-    noise = "One round: a difference of some percent may be noise." if rounds == 1 else f"Medians of {rounds} rounds."
-    told = f"{noise} Without any switch {rounded(none, 4)} ms, with all {rounded(every, 4)} ms per step. Speed-ups:"
+    switches = [row["switch"] for row in study["switches"]]
+    none, every = steps.get(frozenset()), steps.get(frozenset(switches))
+    found = ablation.worth(study["combinations"], switches, study.get("again_ms", ()))
+    lines = []
+    few = set()
+    for row in found:
+        gains = [row["alone"], row["last"]]
+        few |= {gain.missing for gain in gains if gain and gain.missing}
+        cells = [gain_text(gain) for gain in gains]
+        counts = [known(row[key] and round(row[key]), "+,.0f") for key in ("memory_mb", "kernels")]
+        lines.append([row["switch"], *cells, *counts])
+    judged = f"Not judged: {', '.join(sorted(few))}. " if few else ""
+    told = f"Without any switch {rounded(none, 4)} ms, with all {rounded(every, 4)} ms per step. {judged}Speed-ups:"
+    header = ["switch", "added to none", "added to all others", "peak MiB", "kernels per step"]
     return f"{origin(study['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
 
 
@@ -278,12 +290,17 @@ def tables_of(recorded):
 
 
 def faults_of_record(recorded, paths):
-    """Return which quoted rows were not recorded, and which scripts that ran are not those of the commit."""
+    """Return which quoted rows were not recorded, and which scripts that ran are not those of their commit."""
     results = recorded.suite()
     ran = {(run["case"].script, run["script_sha256"]) for run in results["runs"]}
+    faults = faults_of_commit(results["record"]["commit"], ran)
+    for kind in ("ladder", "peers"):
+        for column in columns_of(recorded, kind).values():
+            ran = {(rungs.script_of(rung), column.told[name]["script_sha256"]) for name, rung in column.rungs.items()}
+            faults += faults_of_commit(column.content["record"]["commit"], ran)
     quoted = [(path, row) for path in paths for row in quoted_rows(path.read_text(encoding="utf-8"))]
     missing = [f"{path.name} quotes {row}, which was not recorded" for path, row in quoted if not recorded.row(*row)]
-    return [*faults_of_commit(results["record"]["commit"], ran), *missing]
+    return [*dict.fromkeys(faults), *missing]
 
 
 def filled(page, tables, recorded):

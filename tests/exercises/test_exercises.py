@@ -1,11 +1,15 @@
 """Hands-on kernels: stubs, solutions and wrong answers are in order, and the checker does what its help says."""
 
 import dataclasses
+import json
 import math
+import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -144,6 +148,8 @@ RIGHT = "sum.copy_(x.sum(1))"
         ("x.zero_()", "changed", "x: the kernel changed its input"),
         ("sum.copy_(missing)", "crash", "line 2: NameError"),
         ("sum.copy_(missing", "crash", "SyntaxError"),
+        ("raise KeyboardInterrupt", "crash", "line 2: KeyboardInterrupt"),
+        ("raise SystemExit(3)", "crash", "line 2: SystemExit: 3"),
     ],
 )
 def test_verdicts(tmp_path, body, kind, said):
@@ -156,6 +162,7 @@ def test_verdicts(tmp_path, body, kind, said):
 @pytest.mark.parametrize(
     ("code", "said"),
     [
+        ("import os; os.kill(os.getpid(), 15)", "was ended by SIGTERM"),
         ("import os; os.kill(os.getpid(), 11)", r"crashed Python \(SIGSEGV\): a load or store far outside"),
         ("import os; os._exit(3)", "ended Python with status 3"),
         ("while True:\n    pass", "does every loop in your kernel end"),
@@ -166,6 +173,128 @@ def test_a_crash_or_hang_does_not_take_the_checker_down(tmp_path, code, said):
     path.write_text(f"{code}\n")
     with pytest.raises(Failure, match=said):
         check.grade([(EXERCISES["01"], path)], timeout=60 if "while" not in code else 1)
+
+
+KERNEL = """
+import triton
+import triton.language as tl
+
+ROWS = 2
+
+@triton.jit
+def kernel(sum_ptr, value):
+    {body}
+
+def run(x, sum):
+    {run}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "run", "said"),
+    [
+        ("pass", f"{RIGHT}; kernel[(1,)](sum, 0.0)", "sum: right, but not written by a kernel"),
+        ("pass", f"kernel[(1,)](sum, 0.0); {RIGHT}", "sum: right, but not written by a kernel"),
+        ("tl.store(sum_ptr, value)", f"kernel[(1,)](sum, 0.0); {RIGHT}", "sum: right, but not written by a kernel"),
+        (
+            "tl.store(sum_ptr, value)",
+            f"{RIGHT}; [kernel[(1,)](sum[i:], sum[i].item()) for i in range(4)]",
+            "not written",
+        ),
+    ],
+)
+def test_a_launch_beside_the_result_is_no_kernel(tmp_path, body, run, said):
+    (tmp_path / "exercise.py").write_text(KERNEL.format(body=body, run=run))
+    verdict = grading.grade(EXERCISES["01"], tmp_path / "exercise.py")
+    assert (verdict["kind"], verdict["tensor"]) == ("no kernel", "sum") and said in verdict["sentence"], verdict
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "sys.path.insert(0, FOLDER); from solution import *",
+        "exec(open(FOLDER + '/solution.py').read())",
+        "spec = importlib.util.spec_from_file_location('mine', FOLDER + '/../01_row_sum/solution.py'); "
+        "mine = importlib.util.module_from_spec(spec); spec.loader.exec_module(mine); run = mine.run; ROWS = mine.ROWS",
+    ],
+)
+def test_an_answer_that_opens_the_solution_fails(tmp_path, code):
+    path = tmp_path / "exercise.py"
+    path.write_text(f"import importlib.util, sys\nFOLDER = {str(EXERCISES['01'])!r}\n{code}\n")
+    verdict = check.grade([(EXERCISES["01"], path)])[0]
+    assert verdict["kind"] == "copied" and "the answer reads solution" in verdict["sentence"], verdict
+
+
+FORKS = """
+import os, time
+child = os.fork()
+if not child:
+    time.sleep(600)
+open({record!r}, "a").write(f"{{os.getpid()}} {{child}}\\n")
+while {hang}:
+    pass
+"""
+
+
+def running(pid):
+    """Return True for a process that is there and is no zombie."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_for(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("hang", [True, False])
+def test_an_answer_ends_with_all_that_it_started(tmp_path, hang):
+    path, record = tmp_path / "exercise.py", tmp_path / "pids"
+    path.write_text(FORKS.format(record=str(record), hang=hang) + "\ndef run(x, sum):\n    pass\nROWS = 2\n")
+    if hang:
+        with pytest.raises(Failure, match="not finished after 15 s"):
+            check.grade([(EXERCISES["01"], path)], timeout=15)
+    else:
+        assert check.grade([(EXERCISES["01"], path)])[0]["kind"] == "unwritten"
+    wait_for(lambda: not any(running(pid) for pid in record.read_text().split()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda number: number.name)
+def test_a_killed_checker_leaves_no_process(workshop, number):
+    exercise, record = workshop / "01_row_sum" / "exercise.py", workshop / "pids"
+    exercise.write_text(FORKS.format(record=str(record), hang=True))
+    with subprocess.Popen([sys.executable, workshop / "check.py", "01"], stderr=subprocess.DEVNULL) as checker:
+        try:
+            wait_for(lambda: record.exists() and record.read_text().endswith("\n"))
+        finally:
+            checker.send_signal(number)
+    wait_for(lambda: not any(running(pid) for pid in record.read_text().split()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[1]",
+        "null",
+        "\0",
+        '{"01": 5}',
+        '{"01": {"hints": "two"}}',
+        '{"03": {"passed": true, "speed": "fast"}}',
+        "[" * 9999,
+    ],
+)
+def test_a_damaged_progress_file_is_mended(workshop, text):
+    (workshop / ".progress.json").write_text(text)
+    assert call(workshop)[0] == 0 and call(workshop, "scoreboard")[0] == 0
+    assert "hint 1 of 3" in call(workshop, "hint", "01")[1]
+    assert json.loads((workshop / ".progress.json").read_text())["01"]["hints"] == 1
 
 
 # ---------------------------------------------------------------- verify finds what it must

@@ -57,6 +57,18 @@ def test_the_workflow_covers_both_sets_and_processors():
         assert (REPOSITORY / script).is_file(), script
 
 
+def test_the_workflow_trusts_commits_and_leaves_no_token():
+    """A tag can be moved, a second index can offer any name, and a pull request's code can read a stored token."""
+    text = (GITHUB / "workflows" / "tests.yml").read_text()
+    workflow = yaml.safe_load(text)
+    assert workflow["permissions"] == {"contents": "read"} and "EXTRA_INDEX" not in text and "extra-index" not in text
+    for job in workflow["jobs"].values():
+        assert "permissions" not in job
+        for step in job["steps"]:
+            assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", step.get("uses", f"x@{40 * '0'}")), step
+            assert "checkout" not in step.get("uses", "") or step["with"]["persist-credentials"] is False
+
+
 @pytest.mark.parametrize("form", sorted((GITHUB / "ISSUE_TEMPLATE").glob("[!c]*.yml")), ids=lambda path: path.stem)
 def test_an_issue_form_is_one(form):
     """Check the keys that GitHub demands: without one it shows no form at all."""

@@ -112,21 +112,63 @@ def test_results_and_speed_ups_by_hand():
     assert first["step_ms"] == {"p25": 20.0, "median": 20.0, "p75": 22.5} and first["peak_memory_mb"] == 120
     assert (first["tokens_per_second"], first["tflops"]) == (3200, 0.1)
     assert (first["forward_ms"], first["optimizer_ms"]) == (1.0, None)
+    assert first["rounds_ms"] == [20.0, 25.0]
     rows = [first]
     for trained, accurate in ((10, good), (9, good), (10, bad)):
-        rows.append(versions_tool.results("x", [run_of([8.0], trained=trained)], accurate))
+        rows.append(versions_tool.results("x", [run_of([8.0], trained=trained), run_of([8.0])], accurate))
     problems = versions_tool.add_speedups(rows)
     assert len(problems) == 2 and problems[0].endswith("does not compute what v1 does, gradient w is off by 5.0e-01")
-    assert [row["speedup"] for row in rows] == [1.0, 2.5, None, None]
-    told = "x is the fastest: 8.00 ms per step, 2.50 times as fast as v1, with 83 % of its peak memory."
-    assert versions_tool.finding(rows) == told
-    assert versions_tool.finding(rows[:1]) == "No version is faster than v1, which takes 20.0 ms per step."
-    assert report.times_as_fast(rows[0], rows[1]) == "2.50 times as fast as v1"
-    assert report.times_as_fast(rows[1], rows[0]) == "0.40 times as fast as x"
-    first, second = report.step_bars(rows[:2], "")["bars"]
-    assert (first["low"], first["high"], second["text"]) == (pytest.approx(2000 / 22.5), 100, "8.00 ms, 2.50x")
-    rows[1]["step_ms"]["p75"] = 20.5
-    assert report.times_as_fast(rows[0], rows[1]).endswith(", but the quartiles overlap")
+    assert [row["speedup"] for row in rows] == [1.0, pytest.approx((20 / 8 + 25 / 8) / 2), None, None]
+    assert [row["gain"] for row in rows] == ["-", "not judged", "-", "-"]
+
+
+# v1's steps of five rounds, and those of its second name, which differ by up to 10 %
+FIRST, AGAIN = [20.0, 22.0, 20.0, 30.0, 20.0], [20.0, 20.0, 20.0, 30.0, 20.0]
+
+
+@pytest.mark.parametrize(
+    ("times", "gain", "reach", "finding"),
+    [
+        # 2, 2.2, 2.5, 3, 1.6
+        (
+            [10.0, 10.0, 8.0, 10.0, 12.5],
+            "2.20x",
+            "1.60 to 3.00",
+            "x has the shortest step: 10.0 ms, 2.20x over v1 (1.60",
+        ),
+        (
+            [19.0, 21.0, 19.0, 28.5, 19.0],
+            "none shown",
+            "1.05 to 1.05",
+            "No version is shown to be faster than v1, which",
+        ),
+        (
+            [10.0, 10.0, 8.0, 31.0, 12.5],
+            "none shown",
+            "0.97 to 2.50",
+            "No version is shown to be faster than v1, which",
+        ),
+        ([40.0, 44.0, 40.0, 50.0, 40.0], "0.50x", "0.50 to 0.60", "No version is shown to be faster than v1, which"),
+    ],
+)
+def test_a_speed_up_is_printed_where_the_rounds_show_it(times, gain, reach, finding):
+    good = {"passed": True, "worst": {"kind": "gradient", "name": "w", "error": 0.5}}
+    rows = [
+        versions_tool.results(name, [run_of([ms]) for ms in some], good) for name, some in (("v1", FIRST), ("x", times))
+    ]
+    assert versions_tool.add_speedups(rows, AGAIN) == []
+    assert rows[1]["gain"] == gain and rows[1]["range"].startswith(reach[:4]) and rows[1]["range"].endswith(reach[-4:])
+    assert versions_tool.finding(rows).startswith(finding)
+    lines = {line[0]: line[1:] for line in versions_tool.result_lines([row | {"final_loss": 6.0} for row in rows])}
+    assert lines["speed-up over v1"] == ["-", gain]
+    first, second = report.step_bars(rows, "")["bars"]
+    assert first["text"] == "20.0 ms" and second["text"].endswith(f" ms, {gain}")
+
+
+def test_a_profile_is_so_many_times_as_fast_as_another_and_one_run_of_each_is_not_judged():
+    one, two = ({"name": name, "step_ms": {"median": ms}} for name, ms in (("a", 20.0), ("b", 8.0)))
+    assert report.times_as_fast(one, two) == "2.50 times as fast as a (not judged: 1 round of the 5 needed)"
+    assert report.times_as_fast(two, one) == "0.40 times as fast as b (not judged: 1 round of the 5 needed)"
 
 
 def line_of(output, name):
@@ -139,9 +181,11 @@ def test_without_folders_all_four_are_compared(one_process, capsys):
     said = ("sizes: 1 layers, width 32", f"software: PyTorch {torch.__version__}", "\nprecision: float32\n")
     assert all(words in output for words in said)
     assert re.search(r"\n +v1 +v2 +v3 +v4\n", output) and line_of(output, "parameters trained") == ["100%"] * 4
-    speeds = line_of(output, "times v1's speed")
     interpreted = not torch.cuda.is_available()
-    assert speeds[0] == "1.00" and (speeds[2] == "-") == interpreted == ("interpreter" in output)
+    judged = ["not", "judged"]
+    assert line_of(output, "speed-up over v1") == ["-", *judged, *(["-"] if interpreted else judged), *judged]
+    assert interpreted == ("interpreter" in output) and "A/A: v1 under two names differs by up to" in output
+    assert "speed-ups are not judged: 1 round of the 5 needed" in output
     assert "round 1 of 1, v2: training, about" in errors and "gradients, 4 of 4: v4" in errors
 
 
@@ -181,7 +225,7 @@ def test_a_version_that_fails_or_computes_something_else_gets_no_speed_up(one_pr
     assert "v2: tiny_llama_v2.py failed: no room at all" in output and re.search(r"\n +v1 +v4\n", output)
     said = r"v4: no speed-up, it does not compute what v1 does, gradient \S+ is off by \d.\de-0[23]"
     assert re.search(said, output), output
-    assert line_of(output, "times v1's speed") == ["1.00", "-"]
+    assert line_of(output, "speed-up over v1") == ["-", "-"]
 
 
 def test_bad_input_of_the_comparison(capsys):
@@ -265,7 +309,7 @@ def test_the_documented_fusion_report(two_profiles):
     text = (two_profiles[2].parent / "fusion_comparison_report.md").read_text()
     assert "| step, median ms | 20.0 | 10.0 |\n| lower quartile ms | 19.0 | 9.50 |" in text
     assert "- baseline (version 1): ../version1_pytorch_baseline" in text
-    assert "Fused (version 2) takes 10.0 ms per step, 2.00 times as fast as baseline (version 1). " in text
+    assert "Fused (version 2) takes 10.0 ms per step, 2.00 times as fast as baseline (version 1) (not judged: " in text
     before, after = (len(read_profile(two_profiles[v]).calls) // 2 for v in (1, 2))
     assert f"{before} operators per step became {after}." in result.stdout
     assert f"| all | {before:.1f} | {after:.1f} | {100 * (before - after) / before:.1f} % |" in text

@@ -16,7 +16,7 @@ import kernel_counters
 import kernel_times
 from common.command_line import Failure
 from common.profiles import group_of, group_table, kernel_table, read_pair, read_profile
-from conftest import event
+from conftest import METADATA, event
 from in_process import refused
 
 SAMPLES = pathlib.Path(__file__).parent / "samples"
@@ -122,7 +122,7 @@ def test_on_a_cpu_the_innermost_operators_that_compute_count(tmp_path, capsys):
     content = json.loads((SAMPLES / "pytorch/trace_cpu.json").read_text())
     for version, interpreted in ((1, False), (3, True)):
         path = tmp_path / "trace.json"
-        path.write_text(json.dumps(content | {"tiny_llama": {"version": version}}))
+        path.write_text(json.dumps(content | {"tiny_llama": METADATA | {"version": version}}))
         assert kernel_times.main([str(path)]) == 0
         assert ("ran in Triton's interpreter" in capsys.readouterr().out) == interpreted
 
@@ -206,10 +206,11 @@ def broken_files(folder):
     trace, cpu = TRACE.read_bytes(), (SAMPLES / "pytorch/trace_cpu.json").read_bytes()
     contents = {
         "empty.csv": (b"", "is empty"),
-        "cut.csv": (trace[:-90], "cut off or damaged: line 9"),
+        "cut.csv": (trace[:-90], "cut off or damaged: its last line has no end"),
+        "cut_and_ended.csv": (trace[:-90] + b"\n", "cut off or damaged: line 9"),
         "header.csv": (trace.splitlines()[0] + b"\n", "names no kernel"),
         "letters.csv": (trace.replace(b"1550151853000000", b"soon"), "damaged: invalid literal for int"),
-        "quote.csv": (trace.replace(b'"Kind"', b'"Kind', 1) + b"x" * 200_000, "field larger than field limit"),
+        "quote.csv": (trace.replace(b'"Kind"', b'"Kind', 1) + b"x" * 200_000 + b"\n", "field larger than field limit"),
         "counter_collection.csv": ((SAMPLES / "rocm-6.4/counter_collection.csv").read_bytes(), "kernel_counters.py"),
         "other.csv": (b"a,b,c,d\n1,2,3,4\n", "no table of kernels' times"),
         "cut.json": (cpu[:300], "cut off or damaged"),

@@ -49,6 +49,7 @@ def test_what_is_not_judged_says_why():
     assert str(gain([2.0], [1.0])) == "not judged: 1 round of the 5 needed"
     assert str(gain(BASE, TIMES, QUIET, starts=2)) == "not judged: 2 starts of the 3 needed"
     assert gain(BASE, TIMES, QUIET, starts=3).shown
+    assert few.range_text() == "1.38 (1.10 to 1.80)" and gain([3.0], [2.0]).range_text() == "1.50"
     assert str(gain(BASE, TIMES)) == "not judged: no A/A pair" and not gain(BASE, TIMES).shown
 
 

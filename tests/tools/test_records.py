@@ -183,11 +183,12 @@ def recorded(tmp_path):
     rope = {"operation": "RoPE forward", "size": "1 x 2", "unit": "GB/s"}
     rope["candidates"] = [ours, {"name": "SDPA", "us": us, "rate": 1500.0}, {"name": "other", "reason": "refused"}]
     ceilings = {"copy": 4000.0, "product": {"float32": 50.0, "bfloat16": 2.0}}
-    worth = {"switch": "a", "alone": 1.25, "last": 1.5, "memory_mb": -7.0, "kernels": None}
-    steps = [{"on": on, "step_ms": ms, "steps_ms": [ms, ms]} for on, ms in (([], 5.0), (["a"], 4.0))]
+    steps = []
+    for on, ms in (([], [5.0, 6.0]), (["a"], [4.0, 4.0]), (["b"], [5.0, 5.0]), (["a", "b"], [2.5, 2.0])):
+        steps.append({"on": on, "step_ms": ms[0], "steps_ms": ms, "peak_memory_mb": 50.0 - 7 * len(on), "kernels": 9})
     for part, name, content in (
         ("kernels", "kernels", {"dtype": "bfloat16", "ceilings": ceilings, "operations": [rope]}),
-        ("ablation3", "ablation", {"combinations": steps, "switches": [worth]}),
+        ("ablation3", "ablation", {"combinations": steps, "switches": [{"switch": "a"}, {"switch": "b"}]}),
     ):
         (folder / part).mkdir()
         (folder / part / f"{name}.json").write_text(json.dumps(content))
@@ -207,8 +208,8 @@ def recorded(tmp_path):
         ("ddp", "| V3 | bf16 | graph | 4 | 10.00 | 10.00 to 10.00 | 3,200 | 0.2 | 80.0 % (80.0 to 80.0) | 100 |"),
         ("kernels", "| RoPE forward, 1 x 2 | 10.0 | 3,000 GB/s | 90% | SDPA | 2.00 |"),
         ("kernels", "copy 4,000 GB/s (read and written), 8192³ matmuls fp32 50, bf16 2 TFLOP/s. Kernels in bf16"),
-        ("ablation3", "| a | 1.25 | 1.50 | -7 | - |"),
-        ("ablation3", "Medians of 2 rounds. Without any switch 5.000 ms, with all 4.000 ms per step."),
+        ("ablation3", "| a | 1.38 (1.25 to 1.50) | 2.25 (2.00 to 2.50) | -7 | +0 |"),
+        ("ablation3", "Without any switch 5.000 ms, with all 2.500 ms per step. Not judged: 2 rounds of the 5 needed."),
     ],
 )
 def test_tables_by_hand(table, line, recorded):
@@ -269,6 +270,18 @@ def test_the_ladder_by_hand(recorded):
     assert "9.000" not in text
 
 
+def test_another_script_than_the_commit_s_is_a_fault_of_the_ladder_too(recorded):
+    column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"f": [3.0] * 6, "peer": [3.0] * 6})
+    column.content["record"]["commit"] = provenance.git("rev-parse", "HEAD")
+    hashes = {"f": provenance.hash_of(rungs.script_of(column.rungs["f"])), "peer": "0"}
+    for name, sha256 in hashes.items():
+        column.told[name]["script_sha256"] = sha256
+    (recorded / "ladder").mkdir()
+    rungs.write_columns([column], recorded / "ladder" / "ladder.json")
+    (fault,) = ladder.faults_of_record(Record(recorded), [])
+    assert fault.startswith("scripts/common/peers.py of commit") and fault.endswith("is not what ran")
+
+
 def test_the_peer_s_variants_by_hand(recorded):
     column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"compiled": [3.0], "liger": [4.0]}, count=1)
     column.told["liger"].update(status="failed", reason="no such kernel")
@@ -282,12 +295,15 @@ def test_the_peer_s_variants_by_hand(recorded):
     ]
 
 
-def test_an_ablation_of_one_round_says_so(recorded):
+def test_an_ablation_of_five_rounds_is_judged_by_its_pair(recorded):
     path = recorded / "ablation3" / "ablation.json"
     study = json.loads(path.read_text())
-    study["combinations"][0]["steps_ms"] = [5.0]  # the second round had no room
+    for row in study["combinations"]:
+        row["steps_ms"] = [row["step_ms"]] * 5
+    study["again_ms"] = [2.5, 2.5, 3.2, 2.5, 2.5]  # which differs by more than 5 / 4
     path.write_text(json.dumps(study))
-    assert "One round: a difference of some percent may be noise." in ladder.tables_of(Record(recorded))["ablation3"]
+    text = ladder.tables_of(Record(recorded))["ablation3"]
+    assert "| a | no difference shown | 2.00x (2.00 to 2.00) | -7 | +0 |" in text and "judged" not in text
 
 
 def test_a_part_that_was_not_recorded_has_no_table(recorded):

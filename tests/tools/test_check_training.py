@@ -1,0 +1,416 @@
+"""check_training.py: sound scripts are sound, seeded faults are found, and the script computes the same numbers."""
+
+import json
+import pathlib
+import re
+import runpy
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as module_hooks
+
+import check_training
+from check_training import PEAKS, Facts, Peak, Watch, Work, floor
+from common.versions import REPOSITORY, SCRIPTS
+from processes import launch
+
+SAMPLES = pathlib.Path(__file__).with_name("samples") / "training"
+OWN = REPOSITORY / "exercises" / "own_script" / "train_characters.py"
+TINY = "--hidden-dim 32 --num-layers 2 --num-heads 2 --batch-size 2 --seq-len 16 --vocab-size 64 --device cpu"
+MLP = "blocks.0.mlp.down (has one) and blocks.0.mlp.up (has none), and in 2 more places"
+
+
+@pytest.fixture
+def check(monkeypatch, tmp_path, capsys):
+    """check(SCRIPT, ARGUMENT..., options=()): return the exit status, the JSON report and what was printed."""
+
+    def run(*command, options=()):
+        monkeypatch.setattr(sys, "argv", sys.argv[:])
+        monkeypatch.setattr(sys, "path", sys.path[:])
+        file = tmp_path / "report.json"
+        file.unlink(missing_ok=True)
+        status = check_training.main([*options, "--json", str(file), "--", *map(str, command)])
+        report = json.loads(file.read_text()) if file.exists() else None
+        printed = capsys.readouterr()
+        return status, report, printed.out + printed.err
+
+    return run
+
+
+@pytest.fixture
+def write(tmp_path):
+    """write(TEXT): return the path of a script."""
+
+    def make(text):
+        path = tmp_path / "script.py"
+        path.write_text(text)
+        return path
+
+    return make
+
+
+def kinds(report, warning=False):
+    return [finding["kind"] for finding in report["findings"] if finding["warning"] == warning]
+
+
+# ---------------------------------------------------------------- sound scripts
+SOUND = "base kernel dropout checkpoint reentrant tied lbfgs sparse sgd fused autocast outside direct warm_up".split()
+SOUND += ["scaler,autocast", "accumulation", "evaluation", "frozen_embedding", "accumulation,outside,scaler"]
+WARNED = {"unused_head": "unused", "same_batch": "same_input", "frozen_layer": "frozen_between"}
+WARNED |= {"copied_tie": "copied_tie"}
+OTHER = {"gan": [], "wgan": [], "dqn": ["idle"], "lora": [], "convolution": ["unchanged_bias"]}
+OTHER |= {"experts": ["unused"], "dense_experts": ["unused"]}
+
+
+def without_times(found):
+    """Leave out the warning that depends on times."""
+    return [kind for kind in found if kind != "fast_backward"]
+
+
+@pytest.mark.parametrize("ways", SOUND)
+def test_a_sound_gpt_is_sound(check, ways):
+    status, report, printed = check(SAMPLES / "char_gpt.py", *ways.split(","))
+    assert (status, kinds(report), without_times(kinds(report, True))) == (0, [], []), printed
+    assert report["steps"] == 8 and "100 % of the elements" in report["rows"]["gradient"]
+
+
+@pytest.mark.parametrize("way", WARNED)
+def test_what_may_be_meant_is_a_warning(check, way):
+    status, report, printed = check(SAMPLES / "char_gpt.py", way)
+    assert (status, without_times(kinds(report, True))) == (0, [WARNED[way]]), printed
+
+
+@pytest.mark.parametrize("loop", OTHER)
+def test_other_loops_are_sound(check, loop):
+    """Idle experts, frozen weights, a target network and two optimizers have no alarm."""
+    status, report, printed = check(SAMPLES / "other_loops.py", loop)
+    assert (status, kinds(report), without_times(kinds(report, True))) == (0, [], OTHER[loop]), printed
+
+
+@pytest.mark.parametrize("version", [1, 2, 4])
+def test_our_versions_are_sound(check, version):
+    status, _, printed = check(SCRIPTS[version], *TINY.split(), "--num-steps", "12")
+    assert status == 0, printed
+
+
+@pytest.mark.slow
+def test_version_3_is_sound_in_the_interpreter(check):
+    status, _, printed = check(SCRIPTS[3], *TINY.split(), "--num-steps", "12", "--no-graph")
+    assert status == 0, printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["compile", "compile_in_place"])
+@pytest.mark.parametrize("fault", ["base", "swiglu_kernel"])
+def test_compiled_models(check, way, fault):
+    torch.compiler.reset()
+    status, report, printed = check(SAMPLES / "char_gpt.py", way, fault)
+    assert status == (fault != "base"), printed
+    assert "compiled" in report["rows"]
+    assert kinds(report) == ["no_gradient"] * status
+    if status:
+        assert MLP in printed
+
+
+# ---------------------------------------------------------------- seeded faults
+FAULTS = {  # way: finding, tensors, words of the report
+    # kernels without a backward
+    "all_norms": ("no_gradient", 30, "cut inside blocks.*.norm1 (x3), blocks.*.norm2 (x3), norm (RMSNorm)"),
+    "last_norm": ("no_gradient", 30, "between head (has one) and norm (has none)"),
+    "swiglu_kernel": ("no_gradient", 9, MLP),
+    "rope_kernel": ("no_gradient", 6, "blocks.0.attention.v (has one) and blocks.0.attention.k (has none)"),
+    "attention_kernel": ("no_gradient", 12, "blocks.0.attention.out (has one) and blocks.0.attention.v (has none)"),
+    # other ways to lose a gradient
+    "recompute": ("no_gradient", 27, "autograd is off in blocks.* (x3) (Block)"),
+    "no_grad": ("no_gradient", 20, "autograd is off in blocks.1 (Block)"),
+    "detach": ("no_gradient", 20, "between blocks.2.norm1 (has one) and blocks.1.mlp.down (has none)"),
+    "data": ("no_gradient", 15, "blocks.0.norm2 (has one) and blocks.0.attention.out (has none)"),
+    "numpy": ("no_gradient", 9, MLP),
+    "detached_loss": ("no_gradient", 31, "between the loss (has one) and head (has none)"),
+    "zero_backward": ("zero_gradient", 7, "norm.weight"),
+    "cleared": ("cleared", 31, "none at the optimizer's step"),
+    "clip_to_zero": ("cleared", 31, "none at the optimizer's step"),
+    "one_zeroed": ("cleared", 1, "blocks.1.mlp.up.weight"),
+    "nan": ("not_finite", 20, "it begins at blocks.1.mlp.down.weight"),
+    "stale": ("repeated", 31, "bit for bit"),
+    "never_cleared": ("never_cleared", 31, "zero_grad() is missing"),
+    # the optimizer
+    "forgotten": ("no_optimizer", 9, "blocks.*.mlp.gate.weight (x3)"),
+    "recreated": ("no_optimizer", 1, "head.weight"),
+    "lr_zero": ("unchanged", 31, "learning rates: 0"),
+    "bf16": ("unchanged", 7, "16 bits round a small update away"),
+    # together with what hides it
+    "direct,swiglu_kernel": ("no_gradient", 9, MLP),
+    "tied,last_norm": ("no_gradient", 29, "cut inside norm (RMSNorm)"),
+    "lbfgs,detach": ("no_gradient", 20, "between blocks.2.norm1"),
+    "accumulation,scaler,swiglu_kernel": ("no_gradient", 9, MLP),
+    "checkpoint,swiglu_kernel": ("no_gradient", 9, MLP),
+    "evaluation,outside,attention_kernel": ("no_gradient", 12, "blocks.0.attention.out (has one)"),
+    "unused_head,swiglu_kernel": ("no_gradient", 9, "unused: no gradient, and the output does not depend"),
+}
+
+
+@pytest.mark.parametrize("ways", FAULTS)
+def test_a_seeded_fault_is_found(check, ways):
+    kind, number, words = FAULTS[ways]
+    status, report, printed = check(SAMPLES / "char_gpt.py", *ways.split(","))
+    assert status == 1, printed
+    finding = next(finding for finding in report["findings"] if finding["kind"] == kind)
+    assert len(finding["tensors"]) == number, printed
+    assert words in printed
+
+
+def test_the_published_fault(check):
+    """A norm kernel without a backward after the blocks leaves the weights of the head alone to train."""
+    status, report, printed = check(SAMPLES / "char_gpt.py", "last_norm")
+    assert status == 1 and report["rows"]["gradient"].startswith("1 of 31 tensors"), printed
+    assert report["findings"][0]["details"][1:] == [
+        "the gradient ends between head (has one) and norm (has none)",
+        "it is cut inside norm (RMSNorm): its weights need a gradient, its output has none",
+    ]
+
+
+def test_a_constant_loss(check, write):
+    script = write(
+        "import torch\nmodel = torch.nn.Linear(2, 2)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(9):\n    loss = 0 * model(torch.randn(3, 2)).sum() + 2.5\n"
+        "    optimizer.zero_grad()\n    loss.backward()\n    optimizer.step()\n"
+    )
+    status, report, _ = check(script)
+    assert status == 1 and "loss_constant" in kinds(report)
+
+
+def test_the_exercise_of_the_page(check, write):
+    status, report, printed = check(OWN, "20")
+    assert (status, kinds(report)) == (1, ["no_gradient"])
+    assert "autograd is off in layers.* (x4) (Layer)" in printed
+    text = OWN.read_text()
+    page = (REPOSITORY / "scripts" / "YOUR_OWN_SCRIPT.md").read_text()
+    before, after = re.search(r"```python\n(.*?)```.*?```python\n(.*?)```", page, re.DOTALL).groups()
+    assert text.count(before) == 1
+    status, _, printed = check(write(text.replace(before, after)), "20")
+    assert status == 0, printed
+
+
+# ---------------------------------------------------------------- several processes
+@pytest.mark.parametrize(("way", "status", "words"), [("sound", 0, "sound"), ("kernel", 1, "cut inside 2 (RMSNorm)")])
+def test_two_processes_make_one_report(way, status, words):
+    done = launch(2, check_training.__file__, "--", SAMPLES / "two_processes.py", way)
+    assert done.returncode == status and done.stdout.count("verdict") == 1, done.stderr
+    assert words in done.stdout
+
+
+def test_a_process_that_fails_says_so():
+    done = launch(2, check_training.__file__, "--", SAMPLES / "two_processes.py", "raise")
+    assert done.returncode != 0
+    assert "check_training: the script raised ValueError: rank 1 has no data (two_processes.py, line" in done.stderr
+
+
+# ---------------------------------------------------------------- the script's own numbers
+@pytest.mark.parametrize("ways", ["base", "dropout", "accumulation,outside", "lbfgs", "reentrant", "bf16", "all_norms"])
+def test_losses_are_the_same_with_and_without(check, ways, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["char_gpt.py", *ways.split(",")])
+    runpy.run_path(str(SAMPLES / "char_gpt.py"), run_name="__main__")
+    losses = re.findall(r"^\d+ \S+$", capsys.readouterr().out, re.MULTILINE)
+    _, report, printed = check(SAMPLES / "char_gpt.py", *ways.split(","), options=["--go-on"])
+    assert len(losses) == 10 == report["steps"]
+    assert re.findall(r"^\d+ \S+$", printed, re.MULTILINE) == losses
+
+
+def test_nothing_is_left_behind(check):
+    before = torch.autograd.backward
+    hooks = len(module_hooks._global_forward_hooks) + len(module_hooks._global_forward_pre_hooks)
+    check(SAMPLES / "char_gpt.py")
+    assert torch.autograd.backward is before
+    assert len(module_hooks._global_forward_hooks) + len(module_hooks._global_forward_pre_hooks) == hooks
+
+
+# ---------------------------------------------------------------- the floor
+def test_the_floor_by_hand():
+    peak = Peak({32: 100, 16: 400, 8: 800}, 2.0, 50, "")
+    seconds, text = floor(Work(8e12, 16, 0), peak)
+    assert seconds == pytest.approx(0.02) and "8 TFLOP / 400 TFLOP/s (16 bits) = 20 ms" in text
+    assert floor(Work(8e12, 8, 0), peak)[0] == pytest.approx(0.01)
+    assert floor(Work(8e12, 64, 0), peak)[0] == pytest.approx(0.08)  # never slower than the next narrower dtype
+    seconds, text = floor(Work(0, 32, 4.05e9), peak)  # 4 GB do not fit into the cache: 8 GB at 2 TB/s
+    assert seconds == pytest.approx(0.004) and "8 GB / 2 TB/s = 4 ms" in text
+    assert floor(Work(0, 32, 5e7), peak)[0] == 0
+    assert floor(Work(1e12, 4, 0), peak)[0] == 0  # a dtype of which nothing is known
+
+
+def work(*ways):
+    watch = Watch(8)
+    assert check_training.run_script(watch, [str(SAMPLES / "char_gpt.py"), *ways]) is None
+    return check_training.work_of(Facts(watch))
+
+
+@pytest.mark.parametrize(("ways", "trained"), [([], 12_080), (["last_norm"], 16 * 128)])
+def test_the_work_of_a_step_by_hand(monkeypatch, ways, trained):
+    """A phantom is held against the work that it leaves out, but its optimizer has no more state than it has."""
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    tokens = 4 * 12
+    layer = 4 * 16 * 16 + 3 * 16 * 32  # weights of attention and of the MLP
+    found = work(*ways)
+    assert found.flops == 3 * (3 * 2 * tokens * layer + 2 * tokens * 16 * 128)  # PyTorch counts no attention on a CPU
+    counters = 31 if not ways else 1
+    assert found.bytes == 4 * (2 * 12_080 + 2 * trained + counters)
+    assert found.bits == 32
+
+
+def test_causal_attention_counts_half():
+    counts = {torch.ops.aten._scaled_dot_product_flash_attention: 100, torch.ops.aten.mm: 10}
+    assert check_training.matmul_flops(counts) == 60
+
+
+def test_the_work_of_other_steps(monkeypatch):
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    whole = work()
+    assert work("accumulation").flops == 4 * whole.flops
+    assert work("frozen_embedding").flops == pytest.approx(whole.flops / 3)  # at least the forward
+    assert work("autocast").bits == 16
+
+
+def test_the_narrowest_dtype_counts(monkeypatch, write):
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    script = write(
+        "import torch\nclass Model(torch.nn.Linear):\n    def forward(self, x):\n"
+        "        return super().forward(x.to(torch.float8_e4m3fn).float())\n"
+        "model = Model(2, 2)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(9):\n    model(torch.randn(3, 2)).square().sum().backward()\n"
+        "    optimizer.step()\n    optimizer.zero_grad()\n"
+    )
+    watch = Watch(8)
+    assert check_training.run_script(watch, [str(script)]) is None
+    found = check_training.work_of(Facts(watch))
+    assert found.bits == 8
+    assert found.flops == 2 * (2 * 3 * 2 * 2)  # no gradient of the input
+
+
+@pytest.mark.parametrize(("peak", "status"), [("1e-9,1e3", 1), ("1e3,1e-9", 1), ("1e3,1e3", 0)])
+def test_an_impossible_step(check, peak, status):
+    """The injected peak is so low, or so high, that no clock decides."""
+    found, report, printed = check(SAMPLES / "char_gpt.py", options=["--peak", peak])
+    assert found == status and kinds(report) == ["impossible"] * status, printed
+    assert "TFLOP /" in printed and "GB /" in printed
+
+
+def test_known_and_unknown_gpus(monkeypatch, check):
+    names = [
+        "NVIDIA H200",
+        "NVIDIA H100 80GB HBM3",
+        "NVIDIA A100-SXM4-80GB",
+        "AMD Instinct MI300X",
+        "AMD Instinct MI250X",
+    ]
+    for name in names:
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        assert check_training.peak_of(torch.device("cuda")) is next(PEAKS[key] for key in PEAKS if key in name)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "some GPU")
+    assert check_training.peak_of(torch.device("cuda")) is None
+    assert check_training.peak_of(torch.device("cpu")) is None
+    _, report, _ = check(SAMPLES / "char_gpt.py")
+    assert report["rows"]["floor"].startswith("not checked")
+
+
+def test_every_peak_has_a_source_and_grows_with_fewer_bits():
+    for peak in PEAKS.values():
+        assert peak.source.startswith("https://")
+        rates = [peak.tflops[bits] for bits in sorted(peak.tflops, reverse=True)]
+        assert rates == sorted(rates)
+
+
+# ---------------------------------------------------------------- details
+def test_sums_of_bits_tell_tensors_apart():
+    """Adam's first step is +lr or -lr: a plain sum does not see it in two elements."""
+    value = torch.tensor([0.5, 0.5])
+    first, second, third = check_training.bit_sums([value, value + torch.tensor([0.01, -0.01]), value.clone()])
+    assert first == third != second
+    large = torch.zeros(2**17)
+    changed = large.clone()
+    changed[-1] = 1e-30
+    assert len(set(check_training.bit_sums([large, changed]))) == 2
+
+
+def test_float32_copies_of_16_bit_weights_are_followed():
+    param = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([param], lr=0.1)
+    record = check_training.Record(param, "w")
+    assert check_training.weight_of(record, optimizer) is param
+    master = torch.full((4,), 1.0001)
+    optimizer.state[param] = {"step": torch.tensor(1.0), "momentum": torch.zeros(4), "copy": master}
+    assert check_training.weight_of(record, optimizer) is master
+
+
+def test_a_forward_that_cannot_run_again_is_not_observable(check, write):
+    script = write(
+        "import torch\n\nclass Model(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.a = torch.nn.Linear(2, 2)\n        self.b = torch.nn.Linear(2, 2)\n        self.calls = 0\n\n"
+        "    def forward(self, x):\n        self.calls += 1\n        if self.calls > 8:\n"
+        "            raise RuntimeError('the stream is empty')\n        return self.b(self.a(x).detach())\n\n"
+        "model = Model()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(8):\n    model(torch.randn(3, 2)).square().sum().backward()\n"
+        "    optimizer.step()\n    optimizer.zero_grad()\n"
+    )
+    status, report, printed = check(script)
+    assert status == 2 and kinds(report) == []
+    assert "no gradient in a.weight, a.bias, and the last batch cannot be run again" in printed
+    assert "the stream is empty" in printed
+
+
+# ---------------------------------------------------------------- bad input
+BAD = {
+    "raise ValueError('no data\\nmore')": "the script raised ValueError: no data (script.py, line 1)",
+    "import sys\nsys.exit(3)": "the script ended with status 3",
+    "print('nothing to train')": "no torch.optim optimizer stepped",
+    "def f(:": "the script raised SyntaxError: invalid syntax (script.py, line 1)",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_a_script_that_cannot_be_observed(check, write, text):
+    status, report, printed = check(write(text))
+    assert status == 2 and report is None
+    assert f"check_training: {BAD[text]}" in printed and "Traceback" not in printed
+
+
+def test_an_update_by_hand_is_not_observable(check):
+    status, _, printed = check(SAMPLES / "char_gpt.py", "by_hand")
+    assert status == 2 and "no torch.optim optimizer stepped" in printed
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["missing.py"], "missing.py does not exist"),
+        (["python", "train.py"], "python is a program: name the Python script itself"),
+        (["torchrun", "train.py"], "torchrun is a program"),
+        (["bash", "train.sh"], "bash is a program"),
+        ([__file__.replace(".py", ""), "x"], "does not exist"),
+        ([REPOSITORY / "README.md"], "is no Python script"),
+        ([], "name a script"),
+        (["-m"], "name a module"),
+        (["-m", "no_such_module"], "no_such_module"),
+    ],
+)
+def test_bad_commands_get_one_sentence(check, command, words):
+    status, report, printed = check(*command)
+    assert status == 2 and report is None
+    assert words in printed and printed.count("\n") == 1
+
+
+def test_a_script_that_ends_early_or_raises_late(check, write):
+    text = (
+        "import torch\nmodel = torch.nn.Linear(2, 2)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(3):\n    model(torch.randn(3, 2)).square().sum().backward()\n"
+        "    optimizer.step()\n    optimizer.zero_grad()\n"
+    )
+    status, report, printed = check(write(text))
+    assert (status, report["steps"]) == (0, 3) and "the script ended after 3 of 8 steps" in printed
+    status, report, printed = check(write(text + "raise OSError('disk full')\n"))
+    assert (status, report["steps"]) == (2, 3)
+    assert "NOT OBSERVED: the script raised OSError: disk full (script.py, line 8)" in printed

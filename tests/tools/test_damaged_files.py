@@ -1,0 +1,281 @@
+"""Readers on damaged files: every damage is one sentence that names the file, or a result made of numbers.
+
+The damages are drawn with a fixed seed from the samples: cuts, flipped and lost bytes, and in JSON values of another
+kind.
+"""
+
+import copy
+import gzip
+import json
+import math
+import random
+import re
+import sqlite3
+
+import pytest
+from test_profiles import SAMPLES, sample
+
+import analyze_bottlenecks
+import analyze_communication
+import analyze_kernel_launches
+import generate_fusion_report
+import kernel_counters
+import kernel_times
+import run_deepspeed_flops
+import run_pytorch_profiler
+from common import profiles, report, roofline, runs, tables
+from common.command_line import Failure, run_tool
+from common.profiles import number
+from conftest import METADATA
+from in_process import refused
+
+SEED = 35
+BYTES = ["rocm-7.0/kernel_trace.csv", "nsys/report.sql", "rocm-7.0/results.sql", "rocprof-sys/kernels.proto"]
+BYTES += ["pytorch/trace_gpu.json", "trace.json.gz"]
+COUNTERS = ["rocm-7.0/counter_collection.csv", "ncu/raw.csv", "rocm-7.0/results.sql"]
+DEEP = json.loads("[" * 500 + "]" * 500)
+WRONG = [None, True, -1, 0, "", "x", [], {}, [None], math.inf, math.nan, 10**400, "\ud800\n<b>", DEEP]
+
+
+def damaged(content, draw):
+    """Return the content cut, with a flipped byte, without a part, or with a part that is foreign."""
+    at, length = draw.randrange(len(content)), draw.randint(1, 40)
+    foreign = draw.choice([b"", b"\0", b"\xff" * 12, b"nan", b"-", b",", b'"', b"\n", draw.randbytes(length)])
+    return draw.choice(
+        [
+            content[:at],
+            content[:at] + bytes([content[at] ^ 1 << draw.randrange(8)]) + content[at + 1 :],
+            content[:at] + foreign + content[at + len(foreign) :],
+            content[:at] + foreign + content[at + length :],
+        ]
+    )
+
+
+def places(value):
+    """Yield (container, key) of every value in parsed JSON."""
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+        yield value, key
+        if isinstance(part, dict | list):
+            yield from places(part)
+
+
+def changed(content, draw):
+    """Return the parsed JSON with one value of another kind, or without it."""
+    content = copy.deepcopy(content)
+    container, key = draw.choice(list(places(content)))
+    if draw.random() < 0.2:
+        del container[key]
+    else:
+        container[key] = draw.choice(WRONG)
+    return content
+
+
+def no_number(word):
+    raise AssertionError(f"{word} in a result")
+
+
+def answered(main, arguments, path, capsys):
+    """Run a tool; check that it refuses the file in one sentence that names it, or prints no NaN and no escape code.
+
+    Return True if it printed a result.
+    """
+    status = main([str(word) for word in arguments])
+    found = capsys.readouterr()
+    if status == 0:
+        assert not re.search(r"\bnan\b|\binf\b|\x1b", found.out), found.out
+        return found.out != ""
+    said = [line for line in found.err.splitlines() if line.startswith(main.__module__)]
+    assert len(said) == 1 and len(said[0]) < 1000 and found.err.endswith(said[0] + "\n"), found.err
+    assert str(path) in said[0] and "Traceback" not in found.err and found.out == "", found
+    return False
+
+
+def kernel_text_and_json(path, capsys):
+    """Run kernel_times.py; check that what it prints as JSON is finite and not negative."""
+    good = answered(kernel_times.main, [path], path, capsys)
+    if good:
+        kernel_times.main([str(path), "--json", "-"])
+        content = json.loads(capsys.readouterr().out, parse_constant=no_number)
+        assert all(row[key] >= 0 for row in content["kernels"] for key in ("total_us", "min_us", "max_us"))
+    return good
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_damaged_profiles(name, tmp_path, capsys):
+    draw, path = random.Random(SEED), tmp_path / "damaged"
+    if name.endswith(".gz"):
+        whole = gzip.compress((SAMPLES / "pytorch/trace_gpu.json").read_bytes())
+    else:
+        whole = sample(name, tmp_path).read_bytes()
+    path.write_bytes(whole)
+    assert kernel_text_and_json(path, capsys)
+    for _ in range(150):
+        path.write_bytes(damaged(whole, draw))
+        kernel_text_and_json(path, capsys)
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+def test_damaged_counters(name, tmp_path, capsys):
+    draw, path, whole = random.Random(SEED), tmp_path / "damaged", sample(name, tmp_path).read_bytes()
+    path.write_bytes(whole)
+    assert answered(kernel_counters.main, [path], path, capsys)
+    for _ in range(200):
+        path.write_bytes(damaged(whole, draw))
+        answered(kernel_counters.main, [path], path, capsys)
+
+
+TOOLS = {
+    kernel_times.main: [],
+    analyze_kernel_launches.main: ["--trace-file"],
+    analyze_bottlenecks.main: ["--profile-data"],
+    run_pytorch_profiler.main: ["--generate-report", "--analyze-existing"],
+    analyze_communication.main: [],
+}
+
+
+@pytest.mark.parametrize("main", TOOLS, ids=lambda main: main.__module__)
+def test_traces_with_values_of_another_kind(main, profiled, make_trace, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(roofline, "measure_ceilings", lambda *_: {"matmul_tflops": 1.0, "copy_tb_s": 1.0})
+    (trace,) = profiled[1].glob("trace_*.json")
+    cpu = json.loads(trace.read_text())
+    cpu["traceEvents"] = [event for event in cpu["traceEvents"] if event.get("cat") in profiles.TIMED][:40]
+    cpu["traceEvents"] += [
+        {"ph": "i", "name": "[memory]", "ts": ts, "args": {"Device Type": 0, "Total Allocated": 4 * ts}}
+        for ts in (1.0, 2.0)
+    ]
+    gpu = json.loads(make_trace("gpu/trace_1.json", {"gemm": 10.0, "nccl": 5.0}).read_text())
+    draw, path = random.Random(SEED), tmp_path / "damaged" / "trace_1.json"
+    path.parent.mkdir()
+    for i in range(160):
+        path.write_text(json.dumps(changed((cpu, gpu)[i % 2], draw)))
+        answered(main, [*TOOLS[main], path], path, capsys)
+
+
+def test_files_of_our_own_with_values_of_another_kind(profiled, make_trace, tmp_path, capsys, monkeypatch):
+    draw, path = random.Random(SEED), tmp_path / "metrics.json"
+    metrics = json.loads((profiled[1].parent / "metrics_v1.json").read_text())
+    for _ in range(200):
+        path.write_text(json.dumps(changed(metrics, draw)))
+        try:
+            read = runs.read_metrics(path)
+        except Failure as failure:
+            assert str(failure).count(str(path)) == 1 and "\n" not in str(failure)
+        else:
+            json.dumps(read, allow_nan=False)
+    monkeypatch.chdir(tmp_path)
+    folder = make_trace("damaged/trace_1.json", {"gemm": 10.0}).parent
+    content = metrics | {"version": 1, "trace": "trace_1.json", "metadata": METADATA, "command": ["x"]}
+    path, arguments = folder / "profile_v1_1.json", ["--baseline", folder, "--fused", folder]
+    path.write_text(json.dumps(content))
+    assert answered(generate_fusion_report.main, arguments, folder, capsys)
+    for _ in range(200):
+        path.write_text(json.dumps(changed(content, draw)))
+        answered(generate_fusion_report.main, arguments, folder, capsys)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"traceEvents": null}', "not iterable"),
+        ('{"traceEvents": [null]}', "no attribute 'get'"),
+        ('{"traceEvents": [{"cat": "kernel", "name": "k", "ts": 1}]}', "k starts at 1 us and takes None us"),
+        ('{"traceEvents": [{"cat": "kernel", "name": "k", "ts": 1, "dur": -1}]}', "takes -1 us"),
+        ('{"traceEvents": [{"cat": "kernel", "name": "k", "ts": NaN, "dur": 1}]}', "starts at nan us"),
+        ('{"traceEvents": [{"cat": "kernel", "name": null, "ts": 1, "dur": 1}]}', "None is no name"),
+        ('{"traceEvents": [{"cat": "kernel", "name": "k", "ts": 1, "dur": 1, "args": null}]}', "no attribute 'get'"),
+        ('{"traceEvents": [{"cat": "kernel", "name": "k", "ts": 1, "dur": 0}]}', "take 0 ns"),
+        ("[" * 10**5, "cut off or damaged"),
+        ('{"trace": "damaged", "steps_profiled": 2}', "no trace of a profiler"),  # it names itself
+        ('{"trace": "../damaged", "steps_profiled": 2}', "Invalid name"),
+        ("Name,Start_Timestamp,End_Timestamp\nk,9,2\n", "takes -7 ns"),
+        ("Name,Start_Timestamp,End_Timestamp\nk,1_0,20\n", "'1_0' is no number"),
+        ("Name,Start_Timestamp,End_Timestamp\nk,1,2", "its last line has no end"),
+    ],
+)
+def test_damages_by_hand(content, words, tmp_path, capsys):
+    (tmp_path / "damaged").write_text(content)
+    refused(kernel_times.main, [tmp_path / "damaged"], capsys, words)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "\uff11\uff12", "1_0", "", "many"])
+def test_what_is_no_number(value):
+    with pytest.raises(ValueError, match="number|convert"):
+        number(value)
+    assert number("-1.5e3") == -1500
+
+
+@pytest.mark.parametrize("name", ["rocm-7.0/counter_collection.csv", "ncu/raw.csv"])
+def test_counters_cut_anywhere_are_refused_or_lose_whole_lines(name, tmp_path, capsys):
+    """A cut in the middle of a number leaves a shorter number."""
+    path, text = tmp_path / "x.csv", (SAMPLES / name).read_text()
+    path.write_text(text)
+    kernel_counters.main([str(path), "--json", "-"])
+    whole = {tuple(row.values())[:4]: row for row in json.loads(capsys.readouterr().out)["counters"]}
+    for at in range(0, len(text), 7):
+        path.write_text(text[:at])
+        status = kernel_counters.main([str(path), "--json", "-"])
+        output = capsys.readouterr().out
+        assert status == 2 or text[:at].endswith("\n")
+        for row in json.loads(output)["counters"] if status == 0 else []:
+            assert row["launches"] <= whole[tuple(row.values())[:4]]["launches"]
+
+
+def test_a_database_with_an_endless_view_is_refused(tmp_path, capsys):
+    path = tmp_path / "endless.db"
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
+    connection = sqlite3.connect(path)
+    connection.execute(f"CREATE VIEW kernels AS {endless} SELECT 'k' name, i start, i end FROM n")
+    counters = f"{endless} SELECT 'k' kernel_name, 'c' counter_name, count(*) value FROM n"
+    connection.execute(f"CREATE VIEW counters_collection AS {counters}")
+    connection.close()
+    refused(kernel_times.main, [path], capsys, f"{path} holds a view that does not end")
+    refused(kernel_counters.main, [path], capsys, f"{path} holds a view that does not end")
+
+
+def test_packed_files(tmp_path, capsys, monkeypatch):
+    path, content = tmp_path / "trace.json.gz", (SAMPLES / "pytorch/trace_gpu.json").read_bytes()
+    path.write_bytes(gzip.compress(content))
+    assert kernel_times.main([str(path)]) == 0 and "adamw_kernel" in capsys.readouterr().out
+    path.write_bytes(gzip.compress(content)[:-9])
+    refused(kernel_times.main, [path], capsys, "cut off or damaged: Compressed file ended")
+    monkeypatch.setattr(profiles, "UNPACKED", 1000)
+    path.write_bytes(gzip.compress(bytes(1001)))
+    refused(kernel_times.main, [path], capsys, "unpacks to more than")
+
+
+@pytest.mark.parametrize("main", [kernel_times.main, kernel_counters.main], ids=["times", "counters"])
+def test_devices_are_refused(main, capsys):
+    refused(main, ["/dev/zero"], capsys, "/dev/zero is no regular file")
+
+
+def test_a_missing_input_is_not_one_that_cannot_be_written(tmp_path, capsys):
+    refused(run_deepspeed_flops.main, ["--analyze-results", tmp_path / "x.json"], capsys, "cannot be read")
+    assert run_tool("tool", lambda: (tmp_path / "missing").read_text()) == 1
+    assert "missing cannot be read: No such file" in capsys.readouterr().err
+    assert run_tool("tool", lambda: (tmp_path / "no folder" / "x").write_text("x")) == 1
+    assert "x cannot be written: No such file" in capsys.readouterr().err
+
+
+HOSTILE = "k<script>alert(1)</script>\n\n# heading\x1b[2J | x `y`"
+
+
+def test_reports_show_what_they_print(tmp_path, monkeypatch, capsys):
+    """Names come from files: none of them starts HTML, ends a line or a cell, or reaches the terminal as a code."""
+    monkeypatch.chdir(tmp_path)
+    event = {"cat": "kernel", "name": HOSTILE, "ts": 1, "dur": 1}
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [event], "deviceProperties": [{"name": HOSTILE}]}))
+    assert analyze_bottlenecks.main(["--profile-data", str(tmp_path), "--steps", "1"]) == 0
+    page = (tmp_path / "bottlenecks.md").read_text()
+    assert "\x1b" not in page + capsys.readouterr().out
+    device, *_, row = (line for line in page.splitlines() if "alert" in line)
+    assert device.startswith("k&lt;script>alert(1)&lt;/script>??# heading?[2J | x `y`, 1 steps")
+    assert "`k<script>alert(1)</script>??# heading?[2J \\| x 'y'`" in row
+
+
+def test_markdown_keeps_text_in_its_place():
+    page = report.markdown(HOSTILE, [(HOSTILE, HOSTILE)], [HOSTILE], [("x", [report.table(["a"], [[HOSTILE]])])])
+    assert "<script" not in page and page.count("\n# ") == 0
+    lines = [line for line in page.splitlines() if "script" in line]
+    assert len(lines) == 4 and lines[-1].count("|") == 3 and lines[-1].count("\\|") == 1
+    assert tables.markdown("`a<b>` 1 < 2") == "`a&lt;b>` 1 < 2" and tables.markdown("`a`b<c>`") == "`a'b<c>`"
