@@ -143,6 +143,18 @@ def test_reference_accepts_version_1_and_no_wrong_loss_or_gradient(measured):
     assert f"{NORM} for one" in reference.check(loss, {n: g for n, g in gradients.items() if n != NORM})[0]
 
 
+def test_bounds_follow_from_version_1s_own_errors(measured):
+    """Per parameter, at most three times that error and a rounding; a fault as small as three bounds is seen."""
+    reference, (loss, gradients) = measured
+    # Measured: 1.7e-6, 0.016 and 0.0023 in float32, bfloat16 and float16, whose losses may be off by so much.
+    largest = {quickstart.LOSS_BOUND: 5e-6, 2**-7: 0.04, 2**-10: 0.006}[reference.loss_bound]
+    assert len(set(reference.bounds.values())) > 1 and max(reference.bounds.values()) < largest
+    for name, bound in reference.bounds.items():
+        off = reference.gradients[name] * (1 + 3 * bound)
+        assert f"of the gradient of {name}" in reference.check(loss, gradients | {name: off})[0]
+        assert reference.check(loss, gradients | {name: reference.gradients[name] * (1 + bound / 3)})[0] is None
+
+
 @pytest.mark.parametrize(
     ("changed", "value", "said"),
     [
