@@ -14,7 +14,7 @@ import torch
 
 import quickstart
 from common.versions import REPOSITORY, load_version, loss_and_gradients
-from in_process import refused, run_here
+from in_process import refused, restored_settings, run_here
 
 TINY = "--hidden-dim 32 --num-layers 1 --num-heads 2 --seq-len 16 --batch-size 2 --vocab-size 256".split()
 SHORT = [*TINY, "--num-steps", "3", "--warmup-steps", "1"]
@@ -129,7 +129,8 @@ def test_bad_options_end_in_one_sentence_before_any_training(arguments, status, 
 def measured(request):
     """(what version 1 must compute, what it computes) in a precision."""
     argv = [*TINY, *request.param]
-    return quickstart.Reference(load_version(1).parse_options(argv), argv), loss_and_gradients(1, argv)
+    with restored_settings():
+        return quickstart.Reference(load_version(1).parse_options(argv), argv), loss_and_gradients(1, argv)
 
 
 def test_reference_accepts_version_1_and_no_wrong_loss_or_gradient(measured):
