@@ -68,7 +68,7 @@ def check_row_sums(script, device):
     """Raise Wrong unless lse, in units of log 2, and Δ = Σ do · o are float32 sums, rounded nowhere to 16 bits."""
     for name, (found, exact) in zip(("lse", "delta"), row_sums(script, 70, device), strict=True):
         error = relative_error(found, exact)
-        if not error <= 2e-6:  # measured: 1.3e-7 and 9e-8
+        if not error <= 5e-6:  # measured on a CPU: 6e-8 and 5e-8
             raise Wrong(f"{name}: relative error {error:.1e}")
 
 
