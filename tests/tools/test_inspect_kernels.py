@@ -25,12 +25,16 @@ from inspect_kernels import PRECISIONS, compiled_launches, prepare_worker
 pytestmark = pytest.mark.skipif(bool(inspect_kernels.too_old()), reason=f"the tool {inspect_kernels.too_old()}")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory):
-    """Nothing compiled before, so that what is tested is compiled now; inherited by the tool's processes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        yield
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Return an empty folder, so that what is tested is compiled now."""
+    return str(tmp_path_factory.mktemp("triton"))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(cache, monkeypatch):
+    """Let the tool's processes, which inherit the environment, compile into that folder."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", cache)
 
 
 def run_tool(*argv):
