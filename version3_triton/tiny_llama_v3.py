@@ -128,7 +128,10 @@ def launch_tiles(kernel, rows, columns, *arguments, elements=4096, whole_row=Fal
 
 
 def check_tensor(name, x, shape=None, dtypes=tuple(TRITON_DTYPES), device=None):
-    """Raise ValueError unless x has this shape (None: any [..., columns]), one of dtypes and device (None: any)."""
+    """Raise ValueError unless x has this shape (None: any [..., columns]), one of dtypes and device (None: any).
+
+    Every operation that the model calls checks its tensors so.
+    """
     if shape is None:
         wanted = "non-empty [..., columns]"
         right_shape = x.ndim >= 2 and x.numel() > 0
