@@ -503,7 +503,7 @@ def attention_forward_kernel(
         # 0: keys [0, first), no mask
         # 1: keys [first, first + BLOCK_Q), masked
         begin = first if DIAGONAL else 0
-        end = min(first + BLOCK_Q, T) if DIAGONAL else first
+        end = min(first + BLOCK_Q if DIAGONAL else first, T)
         for start in range(begin, end, BLOCK_K):
             k = load_tile(k_ptr, start, T, STRIDE, BLOCK_K, D)
             S = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_Q, BLOCK_K]
@@ -549,7 +549,7 @@ def attention_backward_dq_kernel(
         # 0: keys [0, first), no mask
         # 1: keys [first, first + BLOCK_Q), masked
         begin = first if DIAGONAL else 0
-        end = min(first + BLOCK_Q, T) if DIAGONAL else first
+        end = min(first + BLOCK_Q if DIAGONAL else first, T)
         for start in range(begin, end, BLOCK_K):
             k = load_tile(k_ptr, start, T, STRIDE, BLOCK_K, D)
             v = load_tile(v_ptr, start, T, STRIDE, BLOCK_K, D)

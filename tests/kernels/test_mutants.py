@@ -105,13 +105,13 @@ MUTANTS = {
         "weights in 16 bits": Mutant("attention_forward_kernel", "P.to(v.dtype)", "P.to(tl.float16).to(v.dtype)"),
         "earlier keys skipped": Mutant(
             "attention_forward_kernel",
-            "min(first + BLOCK_Q, T) if DIAGONAL else first",
-            "min(first + BLOCK_Q, T) if DIAGONAL else first - BLOCK_K",
+            "min(first + BLOCK_Q if DIAGONAL else first, T)",
+            "min(first + BLOCK_Q if DIAGONAL else first - BLOCK_K, T)",
         ),
         "earlier keys skipped in dq": Mutant(
             "attention_backward_dq_kernel",
-            "min(first + BLOCK_Q, T) if DIAGONAL else first",
-            "min(first + BLOCK_Q, T) if DIAGONAL else first - BLOCK_K",
+            "min(first + BLOCK_Q if DIAGONAL else first, T)",
+            "min(first + BLOCK_Q if DIAGONAL else first - BLOCK_K, T)",
         ),
         "wrong key head": Mutant("attention_forward_kernel", "H + h // (H // K)", "H + h % K"),
         "wrong key head in dq": Mutant("attention_backward_dq_kernel", "H + h // (H // K)", "H + h % K"),
