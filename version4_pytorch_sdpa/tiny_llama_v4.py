@@ -9,7 +9,8 @@ This version teaches what libraries give: scaled_dot_product_attention or flex a
 and printed, fused RMSNorm and AdamW, torch.compile for what lies between them, and a CUDA/HIP graph that replays
 forward, backward and optimizer with a single launch.
 
-Shapes: B batch, T tokens, C hidden_dim, H query heads, K key/value heads, D = C / H, F intermediate_dim, V vocab_size.
+Shapes: B batch, T tokens, C hidden_dim, H query heads, K key/value heads, D = C / H, V vocab_size; width is
+intermediate_dim in the feed-forward part.
 """
 
 import argparse
@@ -55,7 +56,7 @@ def apply_rope(x, cos, sin):
 def causal_attention(q, k, v):
     """Return softmax(q kᵀ / sqrt(D)) v under a causal mask: q [B, T, H, D], k and v [B, T, K, D] -> [B, T, H, D].
 
-    One kernel computes it tile by tile and never writes the T x T scores (FlashAttention, arXiv:2205.14135).
+    PyTorch's fused kernel goes tile by tile and never writes the T x T scores (FlashAttention, arXiv:2205.14135).
     """
     grouped = q.dtype in (torch.float16, torch.bfloat16)
     if not grouped:  # in float32 only the slow math backend supports enable_gqa
@@ -155,7 +156,7 @@ def compiled_flex_attention(q, k, v, blocks):
 
 
 class Attention(nn.Module):
-    """Compute causal self-attention with grouped queries: H query heads share K key/value heads."""
+    """Compute causal self-attention of x [B, T, C] with RoPE tables [T, D/2]; H query heads share K key/value heads."""
 
     def __init__(self, config):
         super().__init__()
@@ -200,9 +201,9 @@ class FeedForward(nn.Module):
         with annotate("feed-forward"):
             # Two GEMMs on halves of one weight: a single GEMM would make the backward concatenate the two gradients.
             # Recomputing silu(gate) · up in the backward, not saving it, saves a third of this layer's activations.
-            gate_weight, up_weight = self.gate_up_proj.weight.chunk(2)  # [F, C] each
-            gate = F.linear(x, gate_weight)  # [B, T, F]
-            up = F.linear(x, up_weight)  # [B, T, F]
+            gate_weight, up_weight = self.gate_up_proj.weight.chunk(2)  # [width, C] each
+            gate = F.linear(x, gate_weight)  # [B, T, width]
+            up = F.linear(x, up_weight)  # [B, T, width]
             return checkpoint(self.activate_and_project, gate, up, use_reentrant=False, preserve_rng_state=False)
 
     def activate_and_project(self, gate, up):
@@ -356,7 +357,7 @@ def make_optimizer(model, config):
 
 
 def get_weight(parameter, state):
-    """Return the float32 weight of a parameter: its master weight if it has one."""
+    """Return the float32 weight of a parameter, its master if it has one; state is optimizer.state[parameter]."""
     return state.get("master", parameter)
 
 
@@ -376,7 +377,7 @@ def add_version_options(add):
 
 
 def complete_version_options(config):
-    """Complete and check the options of this version; return a description of its parts."""
+    """Check and complete this version's options, raise UserError; return what it uses, in words to be printed."""
     if config.enable_torch_compile is None:
         config.enable_torch_compile = config.on_gpu
     if config.graph and config.enable_torch_compile and config.compile_mode in ("reduce-overhead", "max-autotune"):
@@ -422,16 +423,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-MODEL = "vocab_size hidden_dim num_layers num_heads num_kv_heads intermediate_dim norm_eps rope_theta".split()
+# Options that define the model: a checkpoint's must be equal.
+MODEL = ("vocab_size", "hidden_dim", "num_layers", "num_heads", "num_kv_heads", "intermediate_dim")
+MODEL += ("norm_eps", "rope_theta")
 SIZES = ("hidden_dim", "num_layers", "num_heads", "intermediate_dim", "seq_len", "batch_size")
 PRESETS = {  # in the order of SIZES
+    # hidden, layers, heads, feed-forward, sequence, batch
     "default": (512, 8, 8, 2048, 256, 8),
     "check": (64, 2, 4, 256, 32, 2),  # --validate-setup
     "tiny": (256, 4, 8, 512, 128, 8),
     "small": (512, 8, 8, 2048, 128, 8),
     "medium": (1024, 12, 16, 4096, 512, 16),
 }
-# Columns of the PyTorch profiler's table.
+# Columns of the PyTorch profiler's table; cuda_* is the old name of device_*.
 COLUMNS = ("cpu_time_total", "cuda_time_total", "device_time_total", "cpu_memory_usage", "device_memory_usage")
 SORT_KEYS = [*COLUMNS, *(f"self_{key}" for key in COLUMNS), "count"]
 
@@ -441,7 +445,10 @@ class UserError(Exception):
 
 
 class Config(argparse.Namespace):
-    """Hold all options of a run, completed and checked, and properties that follow from them."""
+    """Hold all options of a run, completed and checked, and properties that follow from them.
+
+    read_ranks adds launched, rank, world_size, local_rank and local_world_size.
+    """
 
     @property
     def head_dim(self):
@@ -505,7 +512,8 @@ def add_model_options(add):
     add("--num-layers", type=between(int, 1, 10_000), metavar="L", help="transformer blocks (8)")
     add("--num-heads", type=positive, metavar="H", help="query heads (8)")
     add("--num-kv-heads", type=positive, metavar="K", help="key and value heads (half the query heads)")
-    add("--intermediate-dim", type=positive, metavar="F", help="feed-forward width (4 x hidden without --preset)")
+    ffn = "feed-forward width (the preset's; 4 x --hidden-dim if that is given and another)"
+    add("--intermediate-dim", type=positive, metavar="F", help=ffn)
     add("--vocab-size", type=positive, default=1000, metavar="V", help="distinct tokens (%(default)s)")
 
 
@@ -513,14 +521,16 @@ def add_training_options(add):
     flag = argparse.BooleanOptionalAction
     count = between(int, 0, 2**63 - 1)
     add("--num-steps", type=between(int, 1, 10**9 - 1), default=50, metavar="N", help="measured steps (%(default)s)")
-    add("--warmup-steps", type=count, default=3, metavar="N", help="steps before the measured ones (%(default)s)")
+    before = "steps before the measured ones (%(default)s; a graph or --resume may need more)"
+    add("--warmup-steps", type=count, default=3, metavar="N", help=before)
     add("--learning-rate", type=between(float, 1e-30, 1e30), default=3e-4, metavar="R", help="for AdamW (%(default)s)")
     add("--seed", type=count, default=0, metavar="N", help="for weights and batches (%(default)s)")
     add("--data", metavar="PATH", help="text file, or folder of text files, read as bytes (synthetic data)")
     add("--use-amp", action="store_true", help="automatic mixed precision")
     add("--amp-dtype", choices=["bfloat16", "float16"], default="bfloat16", help="used by --use-amp (%(default)s)")
     add("--tf32", action="store_true", help="allow TF32 in float32 matmuls")
-    add("--graph", action=flag, help=f"replay the step from a CUDA/HIP graph ({GRAPH_BY_DEFAULT})")
+    graph = f"replay the step from a CUDA/HIP graph ({GRAPH_BY_DEFAULT}; not when profiling)"
+    add("--graph", action=flag, help=graph)
     add("--deterministic", action=flag, default=DETERMINISTIC_BY_DEFAULT, help="bitwise reproducible (%(default)s)")
     add("--device", help="cpu, cuda or cuda:N; AMD GPUs are cuda too (a GPU if there is one)")
     add("--metrics-file", metavar="FILE", help="write configuration, environment, steps and summary as JSON")
@@ -535,7 +545,7 @@ def add_profiling_options(add):
     add("--enable-pytorch-profiler", action="store_true", help="write a trace for ui.perfetto.dev")
     add("--profile-dir", metavar="DIR", default="pytorch_profiles", help="folder of the traces (%(default)s)")
     add("--profile-steps", type=between(int, 1, 10_000), default=3, metavar="N", help="steps to profile (%(default)s)")
-    add("--profile-memory", "--enable-memory-profiling", action="store_true", help="and a table of memory by operator")
+    add("--profile-memory", "--enable-memory-profiling", action="store_true", help="also print memory by operator")
     add("--profile-operators", action="store_true", help="print a table of the operators")
     add("--sort-by", choices=SORT_KEYS, metavar="KEY", default="cuda_time_total", help="table order (%(default)s)")
     add("--profile-attention-only", action="store_true", help="profile one attention layer alone")
@@ -572,14 +582,14 @@ def read_ranks(config):
 
 
 def complete_options(config):
-    """Fill in what was not given, from the preset and from other options."""
+    """Reject empty values, and fill in what was not given, from the preset and from other options."""
     for name, value in vars(config).items():
         if value == "":
             raise UserError(f"--{name.replace('_', '-')} must not be empty")
     preset = config.preset or ("check" if config.validate_setup else "default")
     sizes = dict(zip(SIZES, PRESETS[preset], strict=True))
     if config.hidden_dim not in (None, sizes["hidden_dim"]):
-        sizes["intermediate_dim"] = 4 * config.hidden_dim  # the preset's fits the preset's width
+        sizes["intermediate_dim"] = 4 * config.hidden_dim  # the preset's width fits only its own --hidden-dim
     for name, value in sizes.items():
         setattr(config, name, getattr(config, name) or value)
     config.num_kv_heads = config.num_kv_heads or max(1, config.num_heads // 2)
@@ -593,7 +603,7 @@ def complete_options(config):
     profiling = ("enable_pytorch_profiler", "profile_memory", "profile_operators", "profile_attention_only")
     config.profile = any(getattr(config, name) for name in profiling)
     if config.graph is None:
-        config.graph = GRAPH_BY_DEFAULT and not config.profile
+        config.graph = GRAPH_BY_DEFAULT and not config.profile  # a profiler sees a graph as one launch
 
 
 def check_options(config):
@@ -607,13 +617,13 @@ def check_options(config):
         raise UserError(f"--num-kv-heads must divide --num-heads ({config.num_heads}), got {config.num_kv_heads}")
     if not re.fullmatch("cpu|cuda(:[0-9]{1,9})?", config.device):
         raise UserError(f"--device must be cpu, cuda or cuda:N, got {config.device}")
-    if config.on_gpu and int(config.device[5:]) >= gpus:
+    if config.on_gpu and int(config.device.removeprefix("cuda:")) >= gpus:
         raise UserError(f"--device {config.device} does not exist (PyTorch sees {gpus}): use fewer processes or cpu")
     if config.on_gpu and config.local_world_size > 1 and config.device != f"cuda:{config.local_rank}":
         raise UserError(f"--device {config.device} would give all processes one GPU: leave out its number")
     if config.parallel and not config.launched:
         raise UserError("--parallel needs torchrun: start with torchrun --nproc-per-node N")
-    if fsdp and not config.on_gpu and torch.__version__ < (2, 9):
+    if fsdp and not config.on_gpu and torch.__version__ < (2, 9):  # a TorchVersion compares to tuples
         raise UserError(f"--parallel fsdp on a CPU needs PyTorch 2.9, got {torch.__version__}: use --parallel ddp")
     if fsdp and (config.profile_attention_only or (config.use_amp and config.amp_dtype == "float16")):
         raise UserError("--parallel fsdp supports neither --profile-attention-only nor float16: use --parallel ddp")
@@ -778,7 +788,7 @@ def shard(model, config):
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     gathered = config.dtype if config.use_amp and FSDP_GATHERS_AMP_DTYPE else None
-    policy = MixedPrecisionPolicy(gathered, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy(param_dtype=gathered, cast_forward_inputs=False)
     mesh = dist.init_device_mesh("cuda" if config.on_gpu else "cpu", (config.world_size,))
     for module in (*model.layers, model):
         fully_shard(module, mesh=mesh, mp_policy=policy)
@@ -786,7 +796,7 @@ def shard(model, config):
 
 def full_tensor(tensor):
     """Gather a tensor that FSDP2 may have sharded. Collective."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return tensor.full_tensor() if hasattr(tensor, "device_mesh") else tensor
 
 
 def shard_like(tensor, whole):
@@ -795,6 +805,7 @@ def shard_like(tensor, whole):
         return whole
     from torch.distributed.tensor import distribute_tensor
 
+    # src_data_rank=None: every rank has the whole
     return distribute_tensor(whole.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
 
 
@@ -815,6 +826,7 @@ class Trainer:
 
     def __init__(self, config):
         self.config = config
+        # FSDP2 moves only the shards to the GPU.
         with torch.device("cpu" if config.parallel == "fsdp" else config.device):
             self.model = TinyLlama(config)
         initialize(self.model, config)
@@ -1009,7 +1021,7 @@ def largest_error(found, expected):
 # A checkpoint is one file of whole float32 tensors: any number of processes, DDP or FSDP2, can continue from it.
 ADAMW = ("step", "exp_avg", "exp_avg_sq")
 # Options that may differ from those of the checkpoint's run, but are then printed.
-COMPARED = "seed learning_rate data batch_size world_size seq_len use_amp amp_dtype tf32".split()
+COMPARED = ("seed", "learning_rate", "data", "batch_size", "world_size", "seq_len", "use_amp", "amp_dtype", "tf32")
 
 
 def save_checkpoint(trainer, step):
@@ -1109,7 +1121,7 @@ def peak_memory_mb(config):
 
 def flops_per_step(model, config):
     """Return the FLOPs of a step: 6 per matmul weight and token, and the needed half of the T x T attention matmuls."""
-    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2)
+    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2)  # the embedding as the output head
     per_token = 6 * (matrices + config.num_layers * config.seq_len * config.hidden_dim)
     return config.world_size * config.batch_size * config.seq_len * per_token
 
@@ -1153,18 +1165,19 @@ def quartiles(values):
     return {"p25": p25, "median": median, "p75": p75}
 
 
-def summarize(trainer, steps, warmup_s, data):
-    """Return the results of a run, over all ranks. Collective."""
+def summarize(trainer, records, warmup_s, data):
+    """Return the results of a run from the records of its steps, over all ranks. Collective."""
     config = trainer.config
-    step_ms = quartiles([step["step_ms"] for step in steps])
+    step_ms = quartiles([record["step_ms"] for record in records])
     phases = {}
     for name in PHASES:
-        times = [step[name] for step in steps]
+        times = [record[name] for record in records]
         phases[name] = None if None in times else quartiles(times)["median"]
     samples_per_second = 1000 * config.batch_size * config.world_size / step_ms["median"]
     flops = flops_per_step(trainer.model, config)
     peak_memory = gather([peak_memory_mb(config)], config).max().item()
-    times_by_rank = zip(*(step.get("rank_step_ms", []) for step in steps), strict=True)
+    # transposed: per rank, its times; empty in one process
+    times_by_rank = zip(*(record.get("rank_step_ms", []) for record in records), strict=True)
     return {
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "parameters_trained": parameters_trained(trainer),
@@ -1172,12 +1185,12 @@ def summarize(trainer, steps, warmup_s, data):
         **phases,
         "samples_per_second": samples_per_second,
         "tokens_per_second": samples_per_second * config.seq_len,
-        "peak_memory_mb": peak_memory,
-        "first_loss": steps[0]["loss"],
-        "final_loss": steps[-1]["loss"],
+        "peak_memory_mb": peak_memory,  # in MiB
+        "first_loss": records[0]["loss"],
+        "final_loss": records[-1]["loss"],
         "best_loss_known": data.best_loss,
         "flops_per_step": flops,
-        "tflops": flops / step_ms["median"] / 1e9,
+        "tflops": flops / step_ms["median"] / 1e9,  # FLOP/ms -> TFLOP/s
         "precision": config.precision,
         "graph": {"captured": trainer.graph is not None, "reason": trainer.graph_reason},
         "warmup_s": warmup_s,
@@ -1187,17 +1200,18 @@ def summarize(trainer, steps, warmup_s, data):
     }
 
 
-def write_metrics(config, steps, summary):
-    """Write configuration, environment, step records and summary as JSON."""
+def write_metrics(config, records, summary):
+    """Write configuration, environment, step records and summary as JSON. Steps count from 0 there, from 1 in print."""
     content = {
         "version": VERSION,
         "config": {name: getattr(config, name) for name in MODEL},
         "options": vars(config),
         "environment": environment(config),
-        "steps": steps,
+        "steps": records,
         "summary": summary,
     }
     content = json.loads(json.dumps(content), parse_constant=lambda name: None)  # NaN and Infinity are not JSON
+    # realpath: write through a symbolic link
     write_file(pathlib.Path(os.path.realpath(config.metrics_file)), json.dumps(content, indent=1).encode() + b"\n")
 
 
@@ -1217,8 +1231,8 @@ def print_configuration(trainer, data):
     print("  warm-up    running; compilation, if any, can take minutes", flush=True)
 
 
-def print_summary(summary, steps):
-    step = summary["step_ms"]
+def print_summary(summary, records):
+    step_ms = summary["step_ms"]
     ranks = summary["rank_step_ms"]
     phases = [f"{name[:-3]} {summary[name]:.3f} ms" for name in PHASES if summary[name] is not None]
     phases = ", ".join(phases) or "not measured inside a graph"
@@ -1226,9 +1240,9 @@ def print_summary(summary, steps):
     graph = "replayed from a graph" if summary["graph"]["captured"] else f"eager ({summary['graph']['reason']})"
     trained = summary["parameters_trained"]
     parameters = summary["parameters"]
-    print(f"summary of {len(steps)} steps, after {summary['warmup_s']:.1f} s of warm-up, {graph}")
+    print(f"summary of {len(records)} steps, after {summary['warmup_s']:.1f} s of warm-up, {graph}")
     print(f"  loss       {summary['first_loss']:.4f} -> {summary['final_loss']:.4f}{best}")
-    print(f"  step       {step['median']:.3f} ms median, quartiles {step['p25']:.3f} to {step['p75']:.3f}")
+    print(f"  step       {step_ms['median']:.3f} ms median, quartiles {step_ms['p25']:.3f} to {step_ms['p75']:.3f}")
     if ranks:
         print(f"  ranks      {len(ranks)}, medians from {min(ranks):.3f} ms to {max(ranks):.3f} ms")
     print(f"  phases     {phases}")
@@ -1294,8 +1308,9 @@ def profile(trainer, data):
         sort_keys.append(config.sort_by)
     if config.profile_memory:
         sort_keys.append("self_device_memory_usage")
-    for key in sort_keys:
-        key = re.sub("cuda_|device_", "device_" if config.on_gpu else "cpu_", key)
+    # the columns of this device, under PyTorch's present name
+    sort_keys = [re.sub("cuda_|device_", "device_" if config.on_gpu else "cpu_", key) for key in sort_keys]
+    for key in dict.fromkeys(sort_keys):  # each once
         print(f"operators by {key}")
         print(profiler.key_averages().table(sort_by=key, row_limit=20, max_name_column_width=50))
 
@@ -1313,13 +1328,13 @@ def set_up_backend(config):
         torch.utils.deterministic.fill_uninitialized_memory = False  # costs a pass over memory per tensor
 
 
-def train(trainer, data, first_step, steps):
-    """Train up to --num-steps and append a record per step; raise FloatingPointError if the run diverges."""
+def train(trainer, data, first_step, records):
+    """Train to --num-steps; append each step's record. Raise FloatingPointError if loss or weights are not finite."""
     config = trainer.config
     print_every = max(1, config.num_steps // 10)
     for step in range(first_step, config.num_steps):
         record = {"step": step, **trainer.run(*batch(data, step, config))}
-        steps.append(record)
+        records.append(record)
         if not math.isfinite(record["loss"]):
             raise FloatingPointError(f"the loss of step {step + 1} is {record['loss']}: lower --learning-rate")
         if step in (first_step, config.num_steps - 1) or (step + 1) % print_every == 0:

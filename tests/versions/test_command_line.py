@@ -378,5 +378,7 @@ def test_operators_are_sorted_by_the_key(tmp_path, capsys):
     assert len(counts) == 20 and counts == sorted(counts, reverse=True) and counts[0] > counts[-1]
     assert re.search(r"aten::\w+ .*\d (Kb|KB|b|B|Mb|MB)\b", memory)
     assert f"operators by {device}_time_total\n" in call(1, argv, capsys)[1]
+    by_memory = call(1, [*argv, "--sort-by", "self_device_memory_usage"], capsys)[1]
+    assert by_memory.count("operators by ") == 1  # both options ask for this table
     losses = [step["loss"] for step in strict_json(file.read_text())["steps"]]
     assert losses == train(1, [*SHORT, "--no-graph"], steps=3)[0]
