@@ -151,8 +151,9 @@ def launches(note=lambda name: None):
 
     def recording(launch):
         def launch_noted(kernel, grid):
-            names.add(kernel.__name__)
-            note(kernel.__name__)
+            name = getattr(kernel, "base_fn", kernel).__name__  # base_fn: an Autotuner has no name of its own
+            names.add(name)
+            note(name)
             return launch(kernel, grid)
 
         return launch_noted

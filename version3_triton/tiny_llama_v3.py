@@ -610,7 +610,7 @@ def launch_attention(attention, qkv, H, K, *tensors):
 
     kernel = attention.kernel
     if len(tiles) == 1:
-        constants |= tiles[0]._asdict()
+        constants |= tiles[0].options()
     else:
         kernel = autotuned(kernel, tiles)
     scale = math.log2(math.e) / math.sqrt(D)
@@ -670,6 +670,13 @@ class Tile(NamedTuple):
     BLOCK_K: int
     num_warps: int
     num_stages: int
+    # Options of AMD's compiler, which NVIDIA's refuses; None leaves the choice to it.
+    waves_per_eu: int | None = None  # waves per SIMD to leave registers for
+    matrix_instr_nonkdim: int | None = None  # rows and columns of one MFMA instruction: 16 or 32
+
+    def options(self):
+        """Return what a launch is given."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 # (GPU, precision) -> what the kernel computes -> its tile
@@ -706,6 +713,12 @@ CANDIDATE_TILES = {
         Tile(32, 64, 4, 1), Tile(16, 32, 4, 1), Tile(16, 32, 16, 1),
     ),
 }  # fmt: skip
+# One more for 16 bits on AMD's Instinct GPUs; on Radeon they spill. Each costs a compilation in the first step.
+INSTINCT_CANDIDATES = {
+    "o": Tile(128, 64, 4, 1, waves_per_eu=2),
+    "dq": Tile(128, 32, 4, 1, matrix_instr_nonkdim=16),
+    "dkdv": Tile(32, 128, 4, 1, matrix_instr_nonkdim=16),
+}
 
 
 def attention_tiles(computes, architecture, D, dtype, T, precision):
@@ -721,6 +734,8 @@ def attention_tiles(computes, architecture, D, dtype, T, precision):
     candidates = CANDIDATE_TILES[computes, bits]
     if torch.are_deterministic_algorithms_enabled():
         return candidates[:1]
+    if architecture.startswith("gfx9") and bits == 16 and D <= 64:  # wider heads leave one wave per SIMD
+        candidates += (INSTINCT_CANDIDATES[computes],)
     return candidates
 
 
@@ -739,8 +754,10 @@ def autotuned(kernel, tiles):
     """Return the kernel with triton.autotune, which times the tiles once per T, D and precision."""
     configs = []
     for tile in tiles:
-        blocks = {"BLOCK_Q": tile.BLOCK_Q, "BLOCK_K": tile.BLOCK_K}
-        configs.append(triton.Config(blocks, num_warps=tile.num_warps, num_stages=tile.num_stages))
+        options = tile.options()
+        warps = options.pop("num_warps")
+        stages = options.pop("num_stages")
+        configs.append(triton.Config(options, num_warps=warps, num_stages=stages))
     return triton.autotune(configs, key=["T", "D", "PRECISION"])(kernel)
 
 
