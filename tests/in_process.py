@@ -55,9 +55,10 @@ def process_settings():
 
 @contextlib.contextmanager
 def restored_settings():
-    """Restore what programs set for their whole process: determinism, precision, NumPy's errors, the environment."""
+    """Restore what programs set for their process: determinism, precision, NumPy's errors, signals, environment."""
     deterministic, precision = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
     filled, errors = torch.utils.deterministic.fill_uninitialized_memory, np.geterr()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with mock.patch.dict(os.environ):
             yield
@@ -66,6 +67,8 @@ def restored_settings():
         torch.set_float32_matmul_precision(precision)
         torch.utils.deterministic.fill_uninitialized_memory = filled
         np.seterr(**errors)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def run_captured(command, program, folder, start):
