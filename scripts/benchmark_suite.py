@@ -320,7 +320,7 @@ def begin_column(arguments, preset, graph, record, columns):
     names = [rung.name for rung in arguments.rungs]
     again = arguments.again or (NOISIEST[graph] if NOISIEST[graph] in names else names[-1])
     wanted = {"preset": preset, "graph": graph, "options": arguments.options, "again": again}
-    chosen = [rung._asdict() | {"script_sha256": hash_of(script_of(rung))} for rung in arguments.rungs]
+    chosen = [rung._asdict() | {"script_sha256": hash_of(rungs.script_of(rung))} for rung in arguments.rungs]
     for content in (column.content for column in columns):
         here = all(content["record"].get(key) == record[key] for key in ("host", "commit", *SAME_RUN))
         asked = all(content[key] == value for key, value in wanted.items())
@@ -330,10 +330,6 @@ def begin_column(arguments, preset, graph, record, columns):
     told = [rung | {"status": "not run", "reason": None} for rung in chosen]
     columns.append(rungs.Column(wanted | {"record": record, "rungs": told, "rounds": []}))
     return columns[-1]
-
-
-def script_of(rung):
-    return records.SCRIPT_OF["hf" if rung.version == "peer" else f"v{rung.version}"]
 
 
 def related(names, column):

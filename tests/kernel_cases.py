@@ -5,7 +5,7 @@ dtype and through plain PyTorch in float64, and raises Wrong unless every output
 float64 as plain PyTorch is: at most twice its error, plus 1e-6.
 
 Inputs lie between bands of NaN, so that a load past their end shows. What the kernels allocate holds NaN, so that an
-element that is never written shows, and lies between bands of a number, so that a store past its end shows.
+element that is never written shows, and lies between bands of NaN, so that a load or a store past its end shows.
 """
 
 import contextlib
@@ -95,7 +95,10 @@ def placed(tensor, layout="contiguous"):
 
 
 class GuardedMemory(contextlib.ExitStack):
-    """While entered, torch.empty and its kin give NaN between bands of a number (torch.zeros: zeros between them)."""
+    """While entered, torch.empty and its kin give NaN between bands of NaN (torch.zeros: zeros between them).
+
+    So a load that reads past the end of what a kernel stored shows, too. Integers lie between bands of a number.
+    """
 
     def __enter__(self):
         self.bands = []
@@ -108,16 +111,16 @@ class GuardedMemory(contextlib.ExitStack):
             return ALLOCATORS[name](*args, device=device, **options)
         like = ALLOCATORS[name](*args, device="meta", **options)  # shape and strides alone
         device = device or (args[0].device if "like" in name else None)
-        memory = ALLOCATORS["empty"](like.numel() + 2 * BAND, dtype=like.dtype, device=device).fill_(SENTINEL)
+        empty = math.nan if like.is_floating_point() else SENTINEL
+        memory = ALLOCATORS["empty"](like.numel() + 2 * BAND, dtype=like.dtype, device=device).fill_(empty)
         self.bands.append((tuple(like.shape), memory[:BAND], memory[BAND + like.numel() :]))
-        fill = 0 if "zeros" in name else math.nan if like.is_floating_point() else SENTINEL
-        return memory.as_strided(like.shape, like.stride(), BAND).fill_(fill)
+        return memory.as_strided(like.shape, like.stride(), BAND).fill_(0 if "zeros" in name else empty)
 
     def check(self):
         """Raise Wrong where a store went past a tensor's ends."""
         for shape, before, after in self.bands:
             for side, band in (("before the start", before.flip(0)), ("past the end", after)):
-                touched = (band != SENTINEL).nonzero()
+                touched = (~band.isnan() if band.is_floating_point() else band != SENTINEL).nonzero()
                 if len(touched):
                     raise Wrong(f"a store {int(touched[0]) + 1} elements {side} of a tensor {shape}")
 
@@ -148,8 +151,9 @@ def launches(note=lambda name: None):
 
     def recording(launch):
         def launch_noted(kernel, grid):
-            names.add(kernel.__name__)
-            note(kernel.__name__)
+            name = getattr(kernel, "base_fn", kernel).__name__  # base_fn: an Autotuner has no name of its own
+            names.add(name)
+            note(name)
             return launch(kernel, grid)
 
         return launch_noted
@@ -324,8 +328,11 @@ def attention_case(B, T, H, K, D, rotated=False, scale=1.0, value_scale=1.0, **o
     return Case(call, define, ("o",), {"qkv": qkv}, tables if rotated else {}, parts=parts, **options)
 
 
-def loss_case(*shape, V, scale=3.0, offset=0.0, first=0.0, **options):
-    """Return a case of cross_entropy of logits [..., V]: normal · scale + offset, and `first` on top of the first."""
+def loss_case(*shape, V, scale=3.0, offset=0.0, first=0.0, masked=0, **options):
+    """Return a case of cross_entropy of logits [..., V]: normal · scale + offset, and `first` on top of the first.
+
+    masked: so many logits of each row are -inf, the first ones in the even rows and the last ones in the odd rows.
+    """
 
     def define(logits, labels):
         logits = load_version(1).at_least_float32(logits)
@@ -334,6 +341,10 @@ def loss_case(*shape, V, scale=3.0, offset=0.0, first=0.0, **options):
     labels = torch.randint(0, V, shape, generator=torch.Generator().manual_seed(1))
     logits = normal(*shape, V, scale=scale) + offset
     logits[..., 0] += first
+    if masked:
+        logits[::2, :masked] = -math.inf
+        logits[1::2, -masked:] = -math.inf
+        labels = labels.clamp(masked, V - masked - 1)
     inputs = {"logits": logits}, {"labels": labels}
     return Case(lambda script, *given: script.cross_entropy(*given), define, ("loss",), *inputs, **options)
 
@@ -377,6 +388,7 @@ CASES = {
         "denormal values": lambda: norm_case(4, 64, scale=1e-39, eps=1e-5),
         "large values": lambda: norm_case(4, 64, scale=1e3),
         "float32 weight": lambda: norm_case(6, 40, wide=("w",)),
+        "float32 weight, nothing added": lambda: norm_case(60, 40, branch=False, wide=("w",)),
         "sum not used": lambda: norm_case(3, 24, unused=("x",)),
         "norm not used": lambda: norm_case(3, 24, unused=("y",)),
     },
@@ -408,6 +420,7 @@ CASES = {
         "more rows than a tile": lambda: loss_case(2, 9, V=1000, gpu_tiles=True),
         "several tiles of a GPU": lambda: loss_case(5, V=9000, gpu_tiles=True),
         "largest in the first tile": lambda: loss_case(5, V=5000, gpu_tiles=True, first=200.0),
+        "tiles of -inf": lambda: loss_case(4, V=13000, gpu_tiles=True, masked=4500),
         "confident": lambda: loss_case(20, V=30, scale=50.0),
         "far from zero": lambda: loss_case(20, V=30, offset=1000.0),
         "below zero, all alike": lambda: loss_case(4, 5, V=300, offset=-100.0, scale=1e-3),

@@ -193,9 +193,10 @@ class TinyLlama(nn.Module):
             compile_model(self, config)
 
     def forward(self, tokens):
+        T = tokens.shape[1]  # at most seq_len
         x = self.embed_tokens(tokens)  # [B, T, C]
         for layer in self.layers:
-            x = layer(x, self.cos, self.sin)
+            x = layer(x, self.cos[:T], self.sin[:T])
         with annotate("output head"):
             return F.linear(self.norm(x), self.embed_tokens.weight)  # [B, T, V]
 
@@ -824,14 +825,16 @@ class Trainer:
         required = 0
         if self.config.resume:
             required = 1  # a checkpoint is copied into existing optimizer state
-        if self.config.graph and self.config.on_gpu:
-            required = 11 if self.config.parallel else 2  # DDP rebuilds buckets and collects timings for ten steps
-        for _ in range(max(required, self.config.warmup_steps)):
+        if self.config.graph and self.config.on_gpu and self.config.parallel:
+            required = 7  # DDP rebuilds buckets and collects timings for ten steps; four more precede the capture
+        for i in range(max(required, self.config.warmup_steps)):
             self.step()
+            if i == 0 and self.config.on_gpu:  # the first step allocates what compiling and tuning need
+                torch.cuda.reset_peak_memory_stats(self.config.device)
         while self.config.resume and not self.optimizer.state:  # float16's scaler skipped the steps so far
             self.step()
         if self.config.graph:
-            self.capture()
+            self.capture(saved)
         self.restore(saved)
         self.synchronize()
         return time.perf_counter() - began
@@ -850,8 +853,8 @@ class Trainer:
                     state[key].copy_(shard_like(state[key], whole))
         self.scaler.load_state_dict(saved["scaler"] or self.initial["scaler"])  # empty: the saved run had no scaler
 
-    def capture(self):
-        """Capture one step into a graph; if that fails, stay eager and set graph_reason."""
+    def capture(self, saved):
+        """Capture one step into a graph and prove it; if either fails, stay eager and set graph_reason."""
         config = self.config
         if not config.on_gpu:
             self.graph_reason = "a CPU has no graphs"
@@ -859,6 +862,8 @@ class Trainer:
             self.graph_reason = "with this optimizer the gradient scaler synchronises in every step"
         if self.graph_reason:
             return
+        expected = self.two_steps(saved)
+        eager_error, _ = largest_error(self.two_steps(saved), expected)
         graph = torch.cuda.CUDAGraph()
         mode = "thread_local" if config.parallel else "global"  # NCCL's watchdog thread queries events meanwhile
         try:
@@ -869,8 +874,60 @@ class Trainer:
             self.graph_reason = str(error).splitlines()[0]
             if config.parallel == "fsdp":  # it stopped in the middle of a step
                 raise UserError(f"--parallel fsdp needs --no-graph here: {self.graph_reason}") from None
-            self.replica = None  # drop the interrupted DDP wrapper before wrapping the model again
+        if self.graph:
+            error, name = largest_error(self.two_steps(saved), expected)
+            # A library may choose another algorithm for the capture. A kernel that is missing gives an error near 1.
+            floor = 0.02 if config.precision == "float32" else 0.3
+            allowed = min(max(4 * eager_error, floor), 0.5)
+            if gather([not error <= allowed], config).any():
+                self.graph = None
+                self.graph_reason = (
+                    f"a replay is not an eager step: {name} differs by {error:.2g}, allowed {allowed:.2g}"
+                )
+        if not self.graph:
+            self.replica = None  # drop the DDP wrapper of the capture before wrapping the model again
             self.replica = replicate(self.model, config)
+
+    def two_steps(self, saved):
+        """Run two steps from the saved state on two new batches; return losses, moments and changes of all weights.
+
+        AdamW's first update is the learning rate times the gradient's sign: hence the moments, and hence two steps.
+        """
+        captured = self.tokens.clone(), self.labels.clone()
+        self.restore(saved)
+        scale = self.scaler.get_scale()
+        found = {}
+        for number in (1, 2):
+            for tensor, values in zip((self.tokens, self.labels), captured, strict=True):
+                tensor.copy_((values + number) % self.config.vocab_size)
+            if self.graph:
+                self.graph.replay()
+            else:
+                self.step()
+            found[f"the loss of step {number}"] = self.loss.to("cpu", torch.float32)
+        self.tokens.copy_(captured[0])
+        self.labels.copy_(captured[1])
+        if 1 < self.scaler.get_scale() < scale:  # a step overflowed and was skipped: start from the lower scale
+            return self.two_steps({**saved, "scaler": self.scaler.state_dict()})
+        for name, p in self.model.named_parameters():
+            state = self.optimizer.state[p]
+            weight = full_tensor(get_weight(p, state).detach()).to("cpu", copy=True)
+            found[name] = weight - saved["tensors"][name]
+            for key in ("exp_avg", "exp_avg_sq"):
+                found[f"{name}.{key}"] = full_tensor(state[key]).to("cpu", copy=True)
+        return found
+
+
+def largest_error(found, expected):
+    """Return the largest relative error of the found tensors, and the name of that tensor."""
+    errors = {}
+    for name, tensor in expected.items():
+        difference = (found[name] - tensor).norm()
+        errors[name] = 0.0 if difference == 0 else (difference / tensor.norm()).nan_to_num(math.inf).item()
+        if tensor.ndim == 0:
+            errors[name] *= 100  # a loss is a mean over all tokens, and as much more exact than a gradient
+    name = max(errors, key=errors.get)
+    return errors[name], name
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -1095,12 +1152,14 @@ def flops_per_step(model, config):
     return config.world_size * config.batch_size * config.seq_len * per_token
 
 
-def parameters_trained(model):
+def parameters_trained(trainer):
     """Count the parameters whose tensor got a finite gradient that is not all zero. Collective under FSDP."""
     trained = 0
-    for p in model.parameters():
+    for p in trainer.model.parameters():
         if p.grad is not None:
             grad = full_tensor(p.grad)
+            if trainer.scaler.is_enabled() and not bool(grad.isfinite().all()):
+                grad = trainer.optimizer.state[p].get("exp_avg", grad)  # that step was skipped: look at those before
             if bool(grad.isfinite().all()) and bool(grad.count_nonzero()):
                 trained += grad.numel()
     return trained
@@ -1146,7 +1205,7 @@ def summarize(trainer, steps, warmup_s, data):
     times_by_rank = zip(*(step.get("rank_step_ms", []) for step in steps), strict=True)
     return {
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
-        "parameters_trained": parameters_trained(trainer.model),
+        "parameters_trained": parameters_trained(trainer),
         "step_ms": step_ms,
         **phases,
         "samples_per_second": samples_per_second,

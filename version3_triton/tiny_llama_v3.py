@@ -610,7 +610,7 @@ def launch_attention(attention, qkv, H, K, *tensors):
 
     kernel = attention.kernel
     if len(tiles) == 1:
-        constants |= tiles[0]._asdict()
+        constants |= tiles[0].options()
     else:
         kernel = autotuned(kernel, tiles)
     scale = math.log2(math.e) / math.sqrt(D)
@@ -670,6 +670,13 @@ class Tile(NamedTuple):
     BLOCK_K: int
     num_warps: int
     num_stages: int
+    # Options of AMD's compiler, which NVIDIA's refuses; None leaves the choice to it.
+    waves_per_eu: int | None = None  # waves per SIMD to leave registers for
+    matrix_instr_nonkdim: int | None = None  # rows and columns of one MFMA instruction: 16 or 32
+
+    def options(self):
+        """Return what a launch is given."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 # (GPU, precision) -> what the kernel computes -> its tile
@@ -706,6 +713,12 @@ CANDIDATE_TILES = {
         Tile(32, 64, 4, 1), Tile(16, 32, 4, 1), Tile(16, 32, 16, 1),
     ),
 }  # fmt: skip
+# One more for 16 bits on AMD's Instinct GPUs; on Radeon they spill. Each costs a compilation in the first step.
+INSTINCT_CANDIDATES = {
+    "o": Tile(128, 64, 4, 1, waves_per_eu=2),
+    "dq": Tile(128, 32, 4, 1, matrix_instr_nonkdim=16),
+    "dkdv": Tile(32, 128, 4, 1, matrix_instr_nonkdim=16),
+}
 
 
 def attention_tiles(computes, architecture, D, dtype, T, precision):
@@ -721,6 +734,8 @@ def attention_tiles(computes, architecture, D, dtype, T, precision):
     candidates = CANDIDATE_TILES[computes, bits]
     if torch.are_deterministic_algorithms_enabled():
         return candidates[:1]
+    if architecture.startswith("gfx9") and bits == 16 and D <= 64:  # wider heads leave one wave per SIMD
+        candidates += (INSTINCT_CANDIDATES[computes],)
     return candidates
 
 
@@ -739,8 +754,10 @@ def autotuned(kernel, tiles):
     """Return the kernel with triton.autotune, which times the tiles once per T, D and precision."""
     configs = []
     for tile in tiles:
-        blocks = {"BLOCK_Q": tile.BLOCK_Q, "BLOCK_K": tile.BLOCK_K}
-        configs.append(triton.Config(blocks, num_warps=tile.num_warps, num_stages=tile.num_stages))
+        options = tile.options()
+        warps = options.pop("num_warps")
+        stages = options.pop("num_stages")
+        configs.append(triton.Config(options, num_warps=warps, num_stages=stages))
     return triton.autotune(configs, key=["T", "D", "PRECISION"])(kernel)
 
 
@@ -750,6 +767,9 @@ def autotuned(kernel, tiles):
 # backward   dx = (softmax(x) - onehot(label)) · dloss / rows
 
 
+LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
+
+
 @triton.jit
 def cross_entropy_forward_kernel(
     x_ptr, label_ptr, loss_ptr, m_ptr, log_l_ptr, rows, V, ROWS: tl.constexpr, BLOCK: tl.constexpr
@@ -757,7 +777,7 @@ def cross_entropy_forward_kernel(
     """Compute ROWS losses from x [rows, V] per program, looping over the vocabulary in tiles of BLOCK."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     x_ptr += row.to(tl.int64)[:, None] * V
-    m = tl.full([ROWS], -float("inf"), tl.float32)
+    m = tl.full([ROWS], LOWEST, tl.float32)  # not -inf: in a tile of -inf alone exp(m - m_new) must not be NaN
     l = tl.zeros([ROWS], tl.float32)
     for start in range(0, V, BLOCK):
         column = start + tl.arange(0, BLOCK)[None, :]
@@ -918,6 +938,8 @@ class FusedAdamW(torch.optim.Optimizer):
         self.pinned = torch.empty(table_shape, dtype=torch.int64, pin_memory=device.type == "cuda")
         chunks = {}  # dtype -> the (parameter, part) of each program
         for i, p in enumerate(parameters):
+            if not p.is_contiguous():
+                raise ValueError(f"FusedAdamW: parameters must be contiguous, got {list(p.shape)} with {p.stride()}")
             state = {"step": self.steps, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
             if p.ndim == 2 and matrix_dtype == torch.bfloat16:
                 copy, state["low_bits"] = split_bits(p.data)
@@ -958,8 +980,13 @@ class FusedAdamW(torch.optim.Optimizer):
             rows.append(row)
         return torch.tensor(rows, dtype=torch.int64)
 
+    def load_state_dict(self, state_dict):
+        raise NotImplementedError("FusedAdamW: load_state_dict would round the float32 state to the parameters' dtype")
+
     @torch.no_grad()
     def step(self, closure=None):
+        if closure is not None:
+            raise NotImplementedError("FusedAdamW.step: closure is not supported, compute the gradients before")
         grad_scale = getattr(self, "grad_scale", None)
         found_inf = getattr(self, "found_inf", None)
         if found_inf is None:
@@ -2110,14 +2137,16 @@ class Trainer:
         required = 0
         if self.config.resume:
             required = 1  # a checkpoint is copied into existing optimizer state
-        if self.config.graph and self.config.on_gpu:
-            required = 11 if self.config.parallel else 2  # DDP rebuilds buckets and collects timings for ten steps
-        for _ in range(max(required, self.config.warmup_steps)):
+        if self.config.graph and self.config.on_gpu and self.config.parallel:
+            required = 7  # DDP rebuilds buckets and collects timings for ten steps; four more precede the capture
+        for i in range(max(required, self.config.warmup_steps)):
             self.step()
+            if i == 0 and self.config.on_gpu:  # the first step allocates what compiling and tuning need
+                torch.cuda.reset_peak_memory_stats(self.config.device)
         while self.config.resume and not self.optimizer.state:  # float16's scaler skipped the steps so far
             self.step()
         if self.config.graph:
-            self.capture()
+            self.capture(saved)
         self.restore(saved)
         self.synchronize()
         return time.perf_counter() - began
@@ -2136,8 +2165,8 @@ class Trainer:
                     state[key].copy_(shard_like(state[key], whole))
         self.scaler.load_state_dict(saved["scaler"] or self.initial["scaler"])  # empty: the saved run had no scaler
 
-    def capture(self):
-        """Capture one step into a graph; if that fails, stay eager and set graph_reason."""
+    def capture(self, saved):
+        """Capture one step into a graph and prove it; if either fails, stay eager and set graph_reason."""
         config = self.config
         if not config.on_gpu:
             self.graph_reason = "a CPU has no graphs"
@@ -2145,6 +2174,8 @@ class Trainer:
             self.graph_reason = "with this optimizer the gradient scaler synchronises in every step"
         if self.graph_reason:
             return
+        expected = self.two_steps(saved)
+        eager_error, _ = largest_error(self.two_steps(saved), expected)
         graph = torch.cuda.CUDAGraph()
         mode = "thread_local" if config.parallel else "global"  # NCCL's watchdog thread queries events meanwhile
         try:
@@ -2155,8 +2186,60 @@ class Trainer:
             self.graph_reason = str(error).splitlines()[0]
             if config.parallel == "fsdp":  # it stopped in the middle of a step
                 raise UserError(f"--parallel fsdp needs --no-graph here: {self.graph_reason}") from None
-            self.replica = None  # drop the interrupted DDP wrapper before wrapping the model again
+        if self.graph:
+            error, name = largest_error(self.two_steps(saved), expected)
+            # A library may choose another algorithm for the capture. A kernel that is missing gives an error near 1.
+            floor = 0.02 if config.precision == "float32" else 0.3
+            allowed = min(max(4 * eager_error, floor), 0.5)
+            if gather([not error <= allowed], config).any():
+                self.graph = None
+                self.graph_reason = (
+                    f"a replay is not an eager step: {name} differs by {error:.2g}, allowed {allowed:.2g}"
+                )
+        if not self.graph:
+            self.replica = None  # drop the DDP wrapper of the capture before wrapping the model again
             self.replica = replicate(self.model, config)
+
+    def two_steps(self, saved):
+        """Run two steps from the saved state on two new batches; return losses, moments and changes of all weights.
+
+        AdamW's first update is the learning rate times the gradient's sign: hence the moments, and hence two steps.
+        """
+        captured = self.tokens.clone(), self.labels.clone()
+        self.restore(saved)
+        scale = self.scaler.get_scale()
+        found = {}
+        for number in (1, 2):
+            for tensor, values in zip((self.tokens, self.labels), captured, strict=True):
+                tensor.copy_((values + number) % self.config.vocab_size)
+            if self.graph:
+                self.graph.replay()
+            else:
+                self.step()
+            found[f"the loss of step {number}"] = self.loss.to("cpu", torch.float32)
+        self.tokens.copy_(captured[0])
+        self.labels.copy_(captured[1])
+        if 1 < self.scaler.get_scale() < scale:  # a step overflowed and was skipped: start from the lower scale
+            return self.two_steps({**saved, "scaler": self.scaler.state_dict()})
+        for name, p in self.model.named_parameters():
+            state = self.optimizer.state[p]
+            weight = full_tensor(get_weight(p, state).detach()).to("cpu", copy=True)
+            found[name] = weight - saved["tensors"][name]
+            for key in ("exp_avg", "exp_avg_sq"):
+                found[f"{name}.{key}"] = full_tensor(state[key]).to("cpu", copy=True)
+        return found
+
+
+def largest_error(found, expected):
+    """Return the largest relative error of the found tensors, and the name of that tensor."""
+    errors = {}
+    for name, tensor in expected.items():
+        difference = (found[name] - tensor).norm()
+        errors[name] = 0.0 if difference == 0 else (difference / tensor.norm()).nan_to_num(math.inf).item()
+        if tensor.ndim == 0:
+            errors[name] *= 100  # a loss is a mean over all tokens, and as much more exact than a gradient
+    name = max(errors, key=errors.get)
+    return errors[name], name
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -2381,12 +2464,14 @@ def flops_per_step(model, config):
     return config.world_size * config.batch_size * config.seq_len * per_token
 
 
-def parameters_trained(model):
+def parameters_trained(trainer):
     """Count the parameters whose tensor got a finite gradient that is not all zero. Collective under FSDP."""
     trained = 0
-    for p in model.parameters():
+    for p in trainer.model.parameters():
         if p.grad is not None:
             grad = full_tensor(p.grad)
+            if trainer.scaler.is_enabled() and not bool(grad.isfinite().all()):
+                grad = trainer.optimizer.state[p].get("exp_avg", grad)  # that step was skipped: look at those before
             if bool(grad.isfinite().all()) and bool(grad.count_nonzero()):
                 trained += grad.numel()
     return trained
@@ -2432,7 +2517,7 @@ def summarize(trainer, steps, warmup_s, data):
     times_by_rank = zip(*(step.get("rank_step_ms", []) for step in steps), strict=True)
     return {
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
-        "parameters_trained": parameters_trained(trainer.model),
+        "parameters_trained": parameters_trained(trainer),
         "step_ms": step_ms,
         **phases,
         "samples_per_second": samples_per_second,

@@ -10,6 +10,7 @@ import pathlib
 
 from common import tables
 from common.profiles import GROUPS, PHASES
+from common.ratios import gain
 from common.tables import rounded
 
 COLORS = {group: f"c{i}" for i, group in enumerate(GROUPS)}
@@ -82,11 +83,9 @@ def result_lines(rows):
 
 
 def times_as_fast(first, other):
-    """Return how many times as fast as the first row the other one is, in words; say if the quartiles overlap."""
-    one, two = first["step_ms"], other["step_ms"]
-    apart = two["p75"] < one["p25"] or one["p75"] < two["p25"]
-    ratio = f"{one['median'] / two['median']:.2f} times as fast as {first['name']}"
-    return ratio if apart else f"{ratio}, but the quartiles overlap"
+    """Return how many times as fast as the first row the other one is, in words; one run of each is not judged."""
+    found = gain([first["step_ms"]["median"]], [other["step_ms"]["median"]])
+    return f"{found.range_text()} times as fast as {first['name']} ({found})"
 
 
 # ---------------------------------------------------------------- bars

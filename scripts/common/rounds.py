@@ -59,7 +59,7 @@ def serve(script, config, steps, answer):
             record = trainer.run(*script.batch(data, step, config))
             times.append(record["step_ms"])
             step += 1
-        trained = script.parameters_trained(trainer.model)
+        trained = script.parameters_trained(trainer)
         memory = script.peak_memory_mb(config)
         answer({"steps_ms": times, "loss": record["loss"], "parameters_trained": trained, "peak_mib": memory})
 

@@ -75,7 +75,7 @@ def columns_of(recorded, kind):
     found = [column for path in recorded.folder.glob(f"{kind}*/{kind}.json") for column in rungs.read_columns(path)]
     found.sort(key=lambda column: column.content["record"]["date"])
     enough = ROUNDS_NEEDED if kind == "ladder" else 1
-    whole = [column for column in found if len(column.rounds) >= enough and not column.content["options"]]
+    whole = [column for column in found if column.turns() >= enough and not column.content["options"]]
     return {(column.content["preset"], column.content["graph"]): column for column in whole}
 
 
@@ -126,7 +126,7 @@ def ladder_table(recorded, preset):
 
 def told_of(column, recorded):
     """Return the lines below a ladder: where a column was measured, its A/A pair, and the leads over the peers."""
-    count = f"{counted(len(column.rounds), 'round')} over {counted(column.starts(), 'start')} of every process"
+    count = f"{counted(column.turns(), 'round')} over {counted(column.starts(), 'start')} of every process"
     way = "In a graph" if column.content["graph"] else "Eager"
     lines = [f"{way}: {count}, in turns. {origin(column.content['record'], recorded)}"]
     if pair := column.pair():
@@ -290,12 +290,17 @@ def tables_of(recorded):
 
 
 def faults_of_record(recorded, paths):
-    """Return which quoted rows were not recorded, and which scripts that ran are not those of the commit."""
+    """Return which quoted rows were not recorded, and which scripts that ran are not those of their commit."""
     results = recorded.suite()
     ran = {(run["case"].script, run["script_sha256"]) for run in results["runs"]}
+    faults = faults_of_commit(results["record"]["commit"], ran)
+    for kind in ("ladder", "peers"):
+        for column in columns_of(recorded, kind).values():
+            ran = {(rungs.script_of(rung), column.told[name]["script_sha256"]) for name, rung in column.rungs.items()}
+            faults += faults_of_commit(column.content["record"]["commit"], ran)
     quoted = [(path, row) for path in paths for row in quoted_rows(path.read_text(encoding="utf-8"))]
     missing = [f"{path.name} quotes {row}, which was not recorded" for path, row in quoted if not recorded.row(*row)]
-    return [*faults_of_commit(results["record"]["commit"], ran), *missing]
+    return [*dict.fromkeys(faults), *missing]
 
 
 def filled(page, tables, recorded):

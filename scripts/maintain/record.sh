@@ -7,18 +7,22 @@
 #   ./scripts/maintain/record.sh FOLDER --toy                                    try it at toy sizes, on a CPU too
 #
 # part       minutes at most   what
-# headline   30                versions, presets and precisions as they run by default, and the best peers, in turns
+# ladder     20                the rungs of the ladder in rounds, in a graph
+# peers      15                the ways to run the peer, each started once
+# ladder_eager 20              the rungs of the ladder without a graph
+# headline   30                versions, presets and precisions as they run by default, and peers, in turns
 # graph      15                the same steps with and without a graph, in bfloat16
 # kernels     8                version 3's kernels alone
-# ablation2  10                version 2's switches: each alone, taken away, all
-# ablation3  10                version 3's kernels likewise
+# ablation2  20                version 2's switches: each alone, taken away, all
+# ablation3  20                version 3's kernels likewise
 # timeline    5                when each kernel of a step runs, versions 1 and 4
 # stages     10                the debugging exercise
 # memory     10                peak memory over the length of the sequences
 # ddp        10                several GPUs, on all of them: DDP and FSDP2
 #
 # headline, graph and ddp write each row as it is measured, and take up what is missing if they were cut off, also on
-# another machine of the kind; an ablation that had no time for all its rounds begins anew. TINY_LLAMA_COMMIT names the
+# another machine of the kind. The ladder keeps every start, and begins a column anew on another machine. An ablation
+# that had no time for all its rounds begins anew. TINY_LLAMA_COMMIT names the
 # commit if the files are a copy without Git's history.
 # Afterwards: python scripts/maintain/ladder.py --write
 # Exit status: 0 all is there; 1 something failed or is left; 2 a bad option.
@@ -30,7 +34,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common/wrappers/setup.sh"
 
 root=${SCRIPTS%/*} limit=86400 only='' folder='' toy=()
 sizes=(--presets 'small,medium' --repeats 2 --compile-first 13) small=(--preset small --use-amp)
-medium=(--preset medium --use-amp) rounds=2
+medium=(--preset medium --use-amp) rounds=5
+columns=(--presets 'medium,small') captured=on
 lengths=(--preset medium --batch-size 4 --use-amp --seq-lengths '512,1024,2048,4096') stage=()
 while [[ $# -gt 0 ]]; do
     TAKEN=1
@@ -55,7 +60,7 @@ find_python
 gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())') ||
     fail 2 "$PYTHON has no PyTorch: run scripts/quickstart.sh first, or set TINY_LLAMA_PYTHON"
 [[ $gpus -gt 0 || ${#toy[@]} -gt 0 ]] || fail 2 "PyTorch sees no GPU here, and times of a CPU are not recorded"
-parts=(headline graph kernels ablation2 ablation3 timeline stages memory)
+parts=(ladder peers ladder_eager headline graph kernels ablation2 ablation3 timeline stages memory)
 [[ $gpus -lt 2 ]] || parts+=(ddp)
 for name in ${only//,/ }; do
     [[ " ${parts[*]} " == *" $name "* ]] || fail 2 "--only: $name is none of ${parts[*]}"
@@ -64,6 +69,7 @@ if [[ ${#toy[@]} -gt 0 ]]; then
     sizes=(--presets tiny --repeats 2 --batch-sizes 2 --seq-lengths 16 --num-steps 3 "${toy[@]}")
     lengths=("${toy[@]}" --batch-size 2 --seq-lengths '16,32') stage=("${toy[@]}" --batch-size 2 --seq-len 16)
     small=("${stage[@]}" --num-steps 3) medium=("${stage[@]}" --num-steps 3) rounds=1
+    columns=(--presets tiny --starts 1 --rounds 1 --num-steps 3 "${stage[@]}") captured=off # a CPU has no graphs
 fi
 left=() # what failed or is left
 
@@ -102,12 +108,19 @@ suite() { # NAME MINUTES OPTION...
 }
 
 ablation() { # VERSION OPTION...
-    part "ablation$1" 10 "$PYTHON" "$SCRIPTS/fusion_ablation_study.py" --version "$1" --rounds $rounds "${@:2}" \
+    part "ablation$1" 20 "$PYTHON" "$SCRIPTS/fusion_ablation_study.py" --version "$1" --rounds $rounds "${@:2}" \
         --time-limit SECONDS_LEFT --json ablation.json
 }
 
 [[ $gpus -lt 2 || ${#toy[@]} -gt 0 ]] || sizes+=(--spread) # a GPU for each preset: half the time
 
+rungs() { # NAME MINUTES OPTION...
+    part "$1" "$2" "$PYTHON" "$SCRIPTS/benchmark_suite.py" --results . --append --time-limit SECONDS_LEFT "${@:3}"
+}
+
+rungs ladder 20 --ladder "${columns[@]}" --graph "$captured"
+rungs peers 15 --peer-variants "${columns[@]}" --graph "$captured"
+rungs ladder_eager 20 --ladder "${columns[@]}" --graph off
 suite headline 30 --models v1,v2,v2+compile,v3,v4,hf+compile:float32:bfloat16:fp8,liger:bfloat16 \
     --precisions float32,tf32,bfloat16,fp8
 suite graph 15 --models v1+nodet,v2,v2+compile,v3,v4 --precisions bfloat16 --graph on,off \

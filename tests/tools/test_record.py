@@ -106,6 +106,20 @@ def test_the_suite_takes_the_options_that_it_is_given(toy, record, tmp_path, mon
     assert in_fp8 == ["v3", "hf+compile"] * len(presets)
 
 
+@pytest.mark.parametrize("toy", [[], ["--toy"]], ids=["whole", "toy"])
+def test_the_ladder_takes_the_options_that_it_is_given(toy, record, tmp_path, monkeypatch):
+    assert record("--only", "ladder,peers,ladder_eager", *toy, gpus=1 - len(toy)).returncode == 0
+    monkeypatch.setattr(benchmark_suite, "on_cpu", lambda argv: bool(toy))
+    found = []
+    for line in (tmp_path / "log").read_text().splitlines():
+        words = line.split("benchmark_suite.py ")[1].split()
+        given = benchmark_suite.parse_arguments([*words, "--results", str(tmp_path / "new")])
+        found.append((len(given.rungs), given.starts, given.presets, given.graph))
+    presets, starts = (["tiny"], 1) if toy else (["medium", "small"], 3)
+    graph = ["off" if toy else "on"]
+    assert found == [(12, starts, presets, graph), (6, 1, presets, graph), (12, starts, presets, ["off"])]
+
+
 @pytest.mark.parametrize(
     ("arguments", "gpus", "said"),
     [
@@ -113,8 +127,8 @@ def test_the_suite_takes_the_options_that_it_is_given(toy, record, tmp_path, mon
         (["--time-limit", "soon"], 1, "needs a positive number, got soon"),
         (["another"], 1, "one folder"),
         (["--only"], 1, "--only needs a value"),
-        (["--only", "suite"], 1, "suite is none of headline"),
-        (["--only", "ddp"], 1, "ddp is none of headline"),
+        (["--only", "suite"], 1, "suite is none of ladder peers ladder_eager headline"),
+        (["--only", "ddp"], 1, "ddp is none of ladder peers"),
         ([], 0, "PyTorch sees no GPU here"),
     ],
 )

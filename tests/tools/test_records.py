@@ -270,6 +270,18 @@ def test_the_ladder_by_hand(recorded):
     assert "9.000" not in text
 
 
+def test_another_script_than_the_commit_s_is_a_fault_of_the_ladder_too(recorded):
+    column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"f": [3.0] * 6, "peer": [3.0] * 6})
+    column.content["record"]["commit"] = provenance.git("rev-parse", "HEAD")
+    hashes = {"f": provenance.hash_of(rungs.script_of(column.rungs["f"])), "peer": "0"}
+    for name, sha256 in hashes.items():
+        column.told[name]["script_sha256"] = sha256
+    (recorded / "ladder").mkdir()
+    rungs.write_columns([column], recorded / "ladder" / "ladder.json")
+    (fault,) = ladder.faults_of_record(Record(recorded), [])
+    assert fault.startswith("scripts/common/peers.py of commit") and fault.endswith("is not what ran")
+
+
 def test_the_peer_s_variants_by_hand(recorded):
     column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"compiled": [3.0], "liger": [4.0]}, count=1)
     column.told["liger"].update(status="failed", reason="no such kernel")

@@ -135,6 +135,12 @@ def test_gains_of_a_column_by_hand():
     assert row.split()[-6:] == ["1.50x", "(1.25", "to", "1.60)", "1,234", "6.5000"] and " 10.000 " in row
 
 
+def test_a_second_group_of_a_round_is_no_round_of_its_own():
+    found = column(six_rounds())
+    found.rounds.append({"start": 2, "turn": 5, "steps_ms": {"k": [9.5], "h": [8.0]}})
+    assert rungs.lines_of(found)[0] == "medium, in a graph: 6 rounds of 3 starts"
+
+
 def test_rounds_that_lack_a_rung_are_left_out_of_its_ratios():
     made = six_rounds()
     del made[0]["g"], made[1]["f"]
@@ -264,6 +270,28 @@ def ladder(folder, *words):
         return benchmark_suite.main(["--ladder", "--presets", "tiny", "--results", str(folder), *words, *TOY])
     except SystemExit as end:
         return end.code
+
+
+class Peer(Stub):
+    def __init__(self, version, options, steps):
+        super().__init__(version, [" ".join(options)], steps)
+        assert version == "peer" and options[:3] == ["--preset", "medium", "--graph"] and steps == 10
+
+
+@pytest.mark.parametrize(("limit", "autotuned"), [([], True), (["--time-limit", "200"], False)])
+def test_the_peer_s_variants_run_once_and_the_slowest_compiler_last(limit, autotuned, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(rounds, "WarmProcess", Peer)
+    monkeypatch.setattr(Stub, "log", [])
+    words = ["--peer-variants", "--presets", "medium", "--graph", "on", "--results", str(tmp_path), *limit]
+    assert benchmark_suite.main(words) == 0
+    starts = [line for line in Stub.log if line.startswith("start")]
+    ends = [place for place, line in enumerate(Stub.log) if line.startswith("end")]
+    assert len(starts) == 5 + autotuned and len(set(starts)) == len(starts)
+    if autotuned:  # alone: all others have ended
+        assert "max-autotune-no-cudagraphs" in starts[-1] and Stub.log.index(starts[-1]) > ends[4]
+    (column,) = rungs.read_columns(tmp_path / "peers.json")
+    assert column.step_ms("fp8 rowwise") == 1.5 and (column.step_ms("autotuned") is None) != autotuned
+    assert ("autotuned: no time was left: it needs 240 s" in capsys.readouterr().out) != autotuned
 
 
 @pytest.mark.slow

@@ -2,7 +2,8 @@
 
     PYTHONPATH=scripts:tests python tests/versions/huggingface.py > tests/versions/huggingface.json
 
-writes the golden values that test_pins.py compares all four versions with. It needs pip install '.[pin]'.
+writes the golden values that test_pins.py and test_mixed_precision.py compare all four versions with. It needs
+pip install '.[pin]'.
 """
 
 import contextlib
@@ -10,13 +11,14 @@ import importlib.metadata
 import json
 import pathlib
 import re
+import zlib
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
 
 from common.peers import LibraryLlama
-from common.versions import load_version
+from common.versions import load_version, relative_error
 
 GOLDEN = pathlib.Path(__file__).with_suffix(".json")
 STEPS = 5
@@ -28,11 +30,18 @@ CASES = {  # SIZES; head sizes 16, 32, 64 and 128, which all four versions take
     "head size 128": (256, 1, 2, 1, 35, 77, 13, 1),
     "long": (64, 1, 4, 2, 9, 1003, 100, 1),
 }
+AMP_CASES = {  # SIZES; several key/value heads, each read by several query heads
+    "two queries a key": (64, 2, 4, 2, 96, 101, 24, 2),
+    "three queries a key": (192, 1, 6, 2, 77, 51, 33, 2),
+    "four queries a key": (128, 2, 8, 2, 200, 203, 40, 1),
+}
+AMP_DTYPES = ("bfloat16", "float16")
+AMP_SEEDS = range(8)
 
 
 def options(case):
     """Return the command line of a case."""
-    sizes = [f"--{name} {size}" for name, size in zip(SIZES, CASES[case], strict=True)]
+    sizes = [f"--{name} {size}" for name, size in zip(SIZES, (CASES | AMP_CASES)[case], strict=True)]
     return f"{' '.join(sizes)} --learning-rate 1e-2 --seed 5 --no-graph".split()
 
 
@@ -77,6 +86,42 @@ def outcome(case, dtype=torch.float32):
     return first | {"losses": losses, "weights": {name: p.detach() for name, p in model.named_parameters()}}
 
 
+def draw(name, shape, seed):
+    """Return a weight with which every part of the model shows in the result: scores near one, norms that are not."""
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode()) + seed))
+    return 1 + 0.2 * drawn if len(shape) == 1 else drawn / shape[1] ** 0.5
+
+
+def mixed_precision(case, dtype, seed):
+    """Return logits, loss and gradients of the first batch under autocast to a dtype; in float64 for "float64"."""
+    script = load_version(1)
+    config = script.parse_options([*options(case), "--device", "cpu"])
+    config.library, config.fp8, config.enable_torch_compile = "transformers", False, False
+    model, half = LibraryLlama(config), dtype != "float64"
+    model.llama.set_attn_implementation("eager")
+    for name, p in model.named_parameters():
+        p.data = draw(name, p.shape, seed).to(p.dtype if half else torch.float64)
+    tokens, labels = script.batch(script.load_data(config), seed, config)
+    with torch.autocast("cpu", getattr(torch, dtype) if half else None, enabled=half):
+        logits = model.llama(input_ids=tokens, use_cache=False).logits
+    loss = F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1), labels.flatten())
+    scale = 2.0**10 if dtype == "float16" else 1.0  # float16 loses small gradients
+    (loss * scale).backward()
+    gradients = {name: p.grad / scale for name, p in model.named_parameters()}
+    return {"logits": logits.detach(), "loss": loss.detach(), **gradients}
+
+
+def mixed_precision_errors(case, dtype, seeds=AMP_SEEDS):
+    """Return the library's largest relative error over some seeds, of logits, loss and each gradient."""
+    largest = {}
+    for seed in seeds:
+        with float64_throughout():
+            exact = mixed_precision(case, "float64", seed)
+        for name, tensor in mixed_precision(case, dtype, seed).items():
+            largest[name] = max(largest.get(name, 0.0), relative_error(tensor, exact[name]))
+    return {name: float(f"{error:.3g}") for name, error in largest.items()}
+
+
 def fingerprint(tensor):
     """Return the norm of a tensor and its projection on a fixed vector of norm one, which any reordering changes."""
     flat = tensor.detach().double().cpu().flatten()
@@ -91,6 +136,9 @@ def fingerprints(found):
 
 def golden():
     content = {"transformers": importlib.metadata.version("transformers"), "torch": torch.__version__, "cases": {}}
+    content["mixed precision"] = {
+        case: {dtype: mixed_precision_errors(case, dtype) for dtype in AMP_DTYPES} for case in AMP_CASES
+    }
     for case in CASES:
         found = outcome(case)
         content["cases"][case] = {"options": " ".join(options(case)), "losses": found["losses"]}

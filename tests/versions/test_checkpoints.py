@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from common.versions import SCRIPTS, load_version
+from in_process import restored_settings
 
 SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --intermediate-dim 40 --vocab-size 40 --seq-len 12 --batch-size 2"
 LAST = 8  # steps of a run
@@ -52,7 +53,8 @@ def write_content(path, content, **options):
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     """Losses by step of a run of version 1 that nothing disturbs."""
-    return run(1, tmp_path_factory.mktemp("uninterrupted") / "all")
+    with restored_settings():
+        return run(1, tmp_path_factory.mktemp("uninterrupted") / "all")
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def test_loss_falls_on_the_stream_but_not_below_its_entropy():
 def test_graph_gives_the_losses_of_eager(version, precision):
     eager, _ = train(version, [*SIZES, "--no-graph", *precision])
     replayed, trainer = train(version, [*SIZES, "--graph", *precision])
-    if version in (1, 2) and "float16" in precision:
+    if version == 1 and "float16" in precision:  # its AdamW reads on the host what the gradient scaler found
         assert trainer.graph is None and "gradient scaler" in trainer.graph_reason
     else:
         assert trainer.graph is not None, trainer.graph_reason
@@ -72,13 +72,16 @@ def test_a_failed_capture_keeps_its_reason_and_the_run_goes_on(monkeypatch):
         raise RuntimeError("operation not permitted when stream is capturing\nand a second line")
 
     _, trainer = train(1, [*SIZES, "--device", "cpu"], steps=1)
-    for name, stub in {"CUDAGraph": object, "current_stream": lambda: None, "graph": fail}.items():
+    event = mock.Mock(elapsed_time=lambda later: 1.0)
+    stubs = {"CUDAGraph": object, "current_stream": lambda: None, "graph": fail, "Event": lambda **_: event}
+    for name, stub in (stubs | {"is_current_stream_capturing": lambda: False}).items():
         monkeypatch.setattr(torch.cuda, name, stub)
     trainer.graph_reason = None
     with monkeypatch.context() as patch:
         patch.setattr(type(trainer.config), "on_gpu", True)
-        trainer.capture()
+        trainer.capture(trainer.initial)
     assert (trainer.graph, trainer.graph_reason) == (None, "operation not permitted when stream is capturing")
+    trainer.restore(trainer.initial)
     losses = [trainer.run(trainer.tokens, trainer.labels)["loss"] for _ in range(9)]
     assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
 
@@ -187,8 +190,8 @@ def test_parameters_trained_counts_what_has_a_gradient():
     _, trainer = train(1, SIZES, steps=1)
     count, model = load_version(1).parameters_trained, trainer.model
     total = sum(p.numel() for p in model.parameters())
-    assert count(model) == total
+    assert count(trainer) == total
     model.layers[0].attention.q_proj.weight.grad = None
     model.layers[1].attention.q_proj.weight.grad.zero_()
     model.norm.weight.grad[3] = math.nan
-    assert count(model) == total - 2 * 32 * 32 - 32
+    assert count(trainer) == total - 2 * 32 * 32 - 32

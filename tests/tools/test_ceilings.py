@@ -1,0 +1,80 @@
+"""The ceilings of every roofline by known answers: what the tools make of a known time of a copy and of a matmul."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils import benchmark
+
+from common import roofline
+from maintain import benchmark_kernels
+
+
+def test_ceilings_of_a_known_device(monkeypatch):
+    """The copy of 128 MiB takes 2 ms, the matmul of 1024 x 1024 matrices 1 ms."""
+    done = []
+
+    def time(task):
+        found = task()
+        done.append((tuple(found.shape), found.dtype))
+        return 2e-3 if found.ndim == 1 else 1e-3
+
+    monkeypatch.setattr(roofline, "shortest_s", time)
+    found = roofline.measure_ceilings("cpu", "bfloat16")
+    assert found["matmul_tflops"] == pytest.approx(2 * 1024**3 / 1e-3 / 1e12)  # a multiply-add is two FLOPs
+    assert found["copy_tb_s"] == pytest.approx(2 * 128 * 2**20 / 2e-3 / 1e12)  # every byte is read and written
+    assert done == [((1024, 1024), torch.bfloat16), ((128 * 2**18,), torch.float32)]
+
+
+def test_the_shortest_time_counts(monkeypatch):
+    times = iter([0.5, 0.2, 0.9, 0.3, 0.4])
+    timer = SimpleNamespace(timeit=lambda number: SimpleNamespace(mean=next(times) if number == 1 else None))
+    monkeypatch.setattr(benchmark, "Timer", lambda *args, **options: timer)
+    assert roofline.shortest_s(lambda: None) == 0.2
+
+
+def test_operators_under_known_ceilings():
+    """2 GFLOP and 3 GB under 10 TFLOP/s and 1 TB/s: bytes take 3 ms, FLOPs 0.2 ms; it took 6 ms in 2 steps."""
+    calls = [
+        SimpleNamespace(name="aten::mm", group="matmul", us=us, dims=[], types=[], strides=[], launches=["known"])
+        for us in (1000, 5000)
+    ]
+    known = {"known": (1e9, 1.5e9)}
+    row = roofline.operator_row(calls, 2, {"matmul_tflops": 10.0, "copy_tb_s": 1.0}, known)
+    assert (row["calls"], row["ms"], row["flops"], row["bytes"]) == (1, 3, 1e9, 1.5e9)
+    assert row["tflops"] == pytest.approx(2e9 / 6e-3 / 1e12)
+    assert row["gb_s"] == pytest.approx(3e9 / 6e-3 / 1e9)
+    assert (row["roofline_ms"], row["of_roofline"]) == pytest.approx((1.5, 0.5))
+    assert roofline.balance({"matmul_tflops": 10.0, "copy_tb_s": 2.5}) == 4
+
+
+def test_ceilings_of_the_kernels(monkeypatch):
+    """Calls of 1, 2 and 9 us: rates follow from the median, 2 us."""
+
+    class Timed:
+        reason = None
+
+        def __init__(self, function, operation, bench):
+            function(operation.sets[0])
+            self.times_us = []
+
+        def measure(self):
+            self.times_us += [1.0, 9.0, 2.0]
+
+    monkeypatch.setattr(benchmark_kernels, "Timed", Timed)
+    bench = benchmark_kernels.Bench(torch.device("cpu"), torch.float32)
+    found = benchmark_kernels.ceilings(bench)
+    assert found["copy"] == pytest.approx(2 * 4 * 2**14 / 2e-6 / 1e9)
+    assert found["product"] == pytest.approx(dict.fromkeys(("float32", "tf32"), 2 * 64**3 / 2e-6 / 1e12))
+
+
+def test_calls_of_a_kernel_are_timed_in_microseconds(monkeypatch):
+    """Two sets of inputs: a replay makes two calls, which take 3 ms."""
+    now = iter([1.0, 1.003])
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    operation = benchmark_kernels.Operation("", "", "GB/s", 1, [1, 2], {})
+    timed = benchmark_kernels.Timed(
+        lambda s: None, operation, SimpleNamespace(device=torch.device("cpu"), v3=benchmark_kernels.load_version(3))
+    )
+    timed.measure()
+    assert timed.times_us == pytest.approx([1500])

@@ -1,0 +1,236 @@
+"""A graph proves itself before it is believed: stubs for the graph on a CPU, real graphs on a GPU."""
+
+import contextlib
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+
+from common.versions import load_version
+from training import train
+
+SIZES = "--hidden-dim 32 --num-layers 2 --num-heads 2 --intermediate-dim 72 --vocab-size 50 --seq-len 18".split()
+SIZES += ["--batch-size", "2", "--warmup-steps", "0"]
+HALF = ["--use-amp", "--amp-dtype", "float16"]
+SHORT = ["--num-layers", "1", "--seq-len", "7"]  # Triton's interpreter takes seconds for a step
+ON_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter needs a process of its own")
+KINDS = [(1, []), (2, ["--use-amp"]), (3, [*HALF, *SHORT]), (4, ["--use-amp"]), (4, HALF)]
+
+
+@contextlib.contextmanager
+def stubbed_graphs(trainer, replay):
+    """Let a trainer on a CPU capture a graph whose replay is replay(trainer)."""
+    event = SimpleNamespace(record=lambda: None, elapsed_time=lambda later: 1.0)
+    stubs = {
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: replay(trainer)),
+        "graph": lambda *_, **__: contextlib.nullcontext(),
+        "current_stream": lambda: None,
+        "is_current_stream_capturing": lambda: False,
+        "Event": lambda **_: event,
+    }
+    with mock.patch.multiple(torch.cuda, **stubs), mock.patch.object(type(trainer.config), "on_gpu", True):
+        yield
+
+
+def captured(version, argv, replay):
+    """Return a trainer of that version after it captured a graph with that replay."""
+    _, trainer = train(version, [*SIZES, "--device", "cpu", "--no-graph", *argv], steps=0)
+    trainer.graph_reason = None
+    with stubbed_graphs(trainer, replay):
+        trainer.capture(trainer.initial)
+    return trainer
+
+
+def whole_step(trainer):
+    trainer.step()
+
+
+# ---------------------------------------------------------------- seeded faults: what a replay does wrong
+
+
+def frozen_tokens(trainer):
+    """Read the tokens of the capture instead of those of the step."""
+    given = trainer.tokens.clone()
+    trainer.tokens.zero_()
+    trainer.step()
+    trainer.tokens.copy_(given)
+
+
+def frozen_labels(trainer):
+    given = trainer.labels.clone()
+    trainer.labels.zero_()
+    trainer.step()
+    trainer.labels.copy_(given)
+
+
+def no_rope(trainer):
+    name = "rotary_attention" if trainer.config.version == 3 else "apply_rope"
+    script = load_version(trainer.config.version)
+    original = getattr(script, name)
+
+    def without(x, cos, sin, *heads):
+        return original(x, torch.ones_like(cos), torch.zeros_like(sin), *heads)
+
+    with mock.patch.object(script, name, without):
+        trainer.step()
+
+
+def no_optimizer(trainer):
+    with mock.patch.object(trainer.optimizer, "step"):
+        trainer.step()
+
+
+def one_gradient_lost(trainer):
+    """Leave out the kernel that computes the gradient of one norm's weight."""
+    weight = trainer.model.layers[1].attention_norm.weight
+    hook = weight.register_hook(torch.zeros_like)
+    trainer.step()
+    hook.remove()
+
+
+def one_weight_not_written(trainer):
+    script = load_version(trainer.config.version)
+    p = trainer.model.layers[0].feed_forward.down_proj.weight
+    state = trainer.optimizer.state[p]
+    with torch.no_grad():
+        before = script.get_weight(p, state).clone()
+    trainer.step()
+    with torch.no_grad():
+        script.set_weight(p, state, before)
+
+
+def gradients_too_large(trainer):
+    """AdamW's first update is blind to the scale of a gradient; the moments are not."""
+    step = trainer.optimizer.step
+
+    def doubled():
+        for p in trainer.model.parameters():
+            p.grad *= 2
+        step()
+
+    with mock.patch.object(trainer.optimizer, "step", doubled):
+        trainer.step()
+
+
+def loss_not_written(trainer):
+    loss = trainer.loss
+    trainer.step()
+    trainer.loss = loss
+
+
+FAULTS = [
+    frozen_tokens, frozen_labels, no_rope, no_optimizer, one_gradient_lost, one_weight_not_written,
+    gradients_too_large, loss_not_written,
+]  # fmt: skip
+
+
+@ON_CPU
+@pytest.mark.parametrize(("version", "argv"), KINDS, ids=str)
+def test_a_right_graph_is_believed(version, argv):
+    trainer = captured(version, argv, whole_step)
+    assert trainer.graph is not None, trainer.graph_reason
+
+
+SEEDED = [(version, argv, fault) for version, argv in ((1, []), (4, ["--use-amp"])) for fault in FAULTS]
+SEEDED += [(3, [*HALF, *SHORT], one_weight_not_written)]
+
+
+@ON_CPU
+@pytest.mark.parametrize(("version", "argv", "fault"), SEEDED)
+def test_a_wrong_graph_is_not(version, argv, fault):
+    trainer = captured(version, argv, fault)
+    assert trainer.graph is None and "a replay is not an eager step" in trainer.graph_reason
+
+
+def test_a_run_without_its_graph_goes_on_as_if_it_had_never_tried():
+    wanted, _ = train(1, [*SIZES, "--device", "cpu", "--no-graph"], steps=4)
+    script = load_version(1)
+    config = script.parse_options([*SIZES, "--device", "cpu", "--graph"])
+    trainer, data = script.Trainer(config), script.load_data(config)
+    with stubbed_graphs(trainer, no_optimizer):
+        trainer.warm_up(*script.batch(data, 0, config), trainer.initial)
+        assert trainer.graph is None
+    assert [trainer.run(*script.batch(data, step, config))["loss"] for step in range(4)] == wanted
+
+
+def test_the_proof_costs_six_steps():
+    """Two and two eager ones and two replays; the captured step is not run, but by this stub."""
+    _, trainer = train(1, [*SIZES, "--device", "cpu", "--no-graph"], steps=0)
+    trainer.graph_reason = None
+    ran = []
+    step = trainer.step
+    trainer.step = lambda: ran.append("eager") or step()
+    tokens = trainer.tokens.clone()
+    with stubbed_graphs(trainer, lambda trainer: ran.append("replay") or step()):
+        trainer.capture(trainer.initial)
+    assert ran == ["eager"] * 4 + ["eager"] + ["replay"] * 2
+    assert torch.equal(trainer.tokens, tokens)
+
+
+def test_a_step_that_overflows_is_tried_again_with_a_lower_scale():
+    """A skipped step proves nothing: it changes nothing."""
+    _, trainer = train(4, [*SIZES, "--device", "cpu", "--no-graph", *HALF], steps=0)
+    trainer.graph_reason = None
+    saved = {**trainer.initial, "scaler": trainer.initial["scaler"] | {"scale": 2.0**30}}
+    with stubbed_graphs(trainer, whole_step):
+        trainer.capture(saved)
+    assert trainer.graph is not None
+    with stubbed_graphs(trainer, one_gradient_lost):
+        trainer.graph = None
+        trainer.capture(saved)
+    assert trainer.graph is None
+
+
+def test_not_a_number_is_no_proof():
+    script = load_version(1)
+    one = {"x": torch.ones(3), "y": torch.zeros(2)}
+    assert script.largest_error(one, one) == (0, "x")
+    loss = {"loss": torch.tensor(4.0)}
+    assert script.largest_error({"loss": torch.tensor(4.01)}, loss) == (pytest.approx(0.25, rel=1e-4), "loss")
+    assert script.largest_error(one | {"x": torch.tensor([1.0, 1.0, 2.0])}, one) == (pytest.approx(3**-0.5), "x")
+    for wrong in (torch.tensor([0.0, torch.nan]), torch.tensor([0.0, torch.inf]), torch.ones(2)):
+        error, name = script.largest_error(one | {"y": wrong}, one)
+        assert not error <= 0.5 and name == "y"
+
+
+# ---------------------------------------------------------------- real graphs
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("version", "argv"), KINDS, ids=str)
+def test_a_graph_of_the_gpu_is_believed(version, argv):
+    _, trainer = train(version, [*SIZES, "--graph", *argv], steps=3)
+    assert trainer.graph is not None, trainer.graph_reason
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fault", ["input not read", "kernel left out"])
+@pytest.mark.parametrize(("version", "argv"), [(1, []), (3, ["--use-amp"]), (4, ["--use-amp"])], ids=str)
+def test_a_wrong_graph_of_the_gpu_is_not(version, argv, fault, monkeypatch):
+    """The step is wrong while it is captured, and right eagerly."""
+    script = load_version(version)
+    compute_loss, frozen = script.compute_loss, {}
+
+    def wrong(model, tokens, labels, config):
+        if "tokens" not in frozen:
+            frozen["tokens"] = tokens.clone()
+        if not torch.cuda.is_current_stream_capturing():
+            return compute_loss(model, tokens, labels, config)
+        if fault == "input not read":
+            return compute_loss(model, frozen["tokens"], labels, config)
+        hook = trainer_of[0].model.norm.weight.register_hook(torch.zeros_like)
+        hooks.append(hook)
+        return compute_loss(model, tokens, labels, config)
+
+    trainer_of, hooks = [], []
+    make_trainer = script.Trainer.__init__
+    monkeypatch.setattr(script, "compute_loss", wrong)
+    monkeypatch.setattr(
+        script.Trainer, "__init__", lambda self, config: (trainer_of.append(self), make_trainer(self, config))[1]
+    )
+    losses, trainer = train(version, [*SIZES, "--graph", *argv], steps=3)
+    for hook in hooks:
+        hook.remove()
+    assert trainer.graph is None and "a replay is not an eager step" in trainer.graph_reason
+    assert len(set(losses)) == 3

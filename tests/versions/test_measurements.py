@@ -1,0 +1,221 @@
+"""Units by known answers: phases, steps, rates, FLOPs and memory, from a clock and an allocator that are known."""
+
+import pathlib
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from common.versions import SCRIPTS, load_version
+from training import train
+
+SIZES = "--hidden-dim 32 --num-layers 2 --num-heads 2 --num-kv-heads 1 --intermediate-dim 72 --vocab-size 50".split()
+SIZES += "--seq-len 18 --batch-size 2 --device cpu --no-graph --warmup-steps 0".split()
+
+# On a machine with a GPU, Triton's interpreter, and with it version 3 on the CPU, needs a process of its own.
+VERSIONS = [version for version in SCRIPTS if version != 3 or not torch.cuda.is_available()]
+
+
+class Clock:
+    """A clock in seconds, which only work() moves."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+    def work(self, seconds):
+        self.now += seconds
+
+
+class Event:
+    """A device event on that clock; elapsed_time is in milliseconds, as PyTorch's."""
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    def record(self):
+        self.time = self.clock()
+
+    def elapsed_time(self, later):
+        return 1000 * (later.time - self.time)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("time.perf_counter", clock)
+    return clock
+
+
+def timed_trainer(version, clock, monkeypatch):
+    """Return a trainer whose forward takes 10 ms, its backward 20 ms and its optimizer 40 ms of the clock."""
+    script = load_version(version)
+    _, trainer = train(version, SIZES, steps=0)
+    loss = SimpleNamespace(backward=lambda: clock.work(0.020), detach=lambda: torch.tensor(2.5))
+
+    def compute_loss(*_):
+        clock.work(0.010)
+        return loss
+
+    monkeypatch.setattr(script, "compute_loss", compute_loss)
+    monkeypatch.setattr(trainer.optimizer, "step", lambda: clock.work(0.040))
+    return trainer
+
+
+KNOWN = {"loss": 2.5, "forward_ms": 10, "backward_ms": 20, "optimizer_ms": 40, "step_ms": 70}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_phases_of_a_known_step(version, clock, monkeypatch):
+    trainer = timed_trainer(version, clock, monkeypatch)
+    assert trainer.run(trainer.tokens, trainer.labels) == pytest.approx(KNOWN)
+
+
+def test_phases_of_a_known_step_on_a_gpu(clock, monkeypatch):
+    """Device events measure the phases; the step ends when the GPU has finished, 5 ms after the host."""
+    trainer = timed_trainer(1, clock, monkeypatch)
+    monkeypatch.setattr(type(trainer.config), "on_gpu", True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(clock))
+    trainer.synchronize = lambda: clock.work(0.005)
+    assert trainer.run(trainer.tokens, trainer.labels) == pytest.approx(KNOWN | {"step_ms": 75})
+
+
+def test_warm_up_is_in_seconds(clock, monkeypatch):
+    trainer = timed_trainer(1, clock, monkeypatch)
+    monkeypatch.setattr(trainer, "restore", lambda start: None)
+    trainer.config.warmup_steps = 3
+    assert trainer.warm_up(trainer.tokens, trainer.labels, None) == pytest.approx(3 * 0.070)
+
+
+# ---------------------------------------------------------------- the summary
+
+# The mean is 40 ms, the median 20 ms: the rates follow from the median.
+STEPS = [
+    {
+        "step": i,
+        "loss": loss,
+        "forward_ms": forward,
+        "backward_ms": backward,
+        "optimizer_ms": optimizer,
+        "step_ms": step,
+    }
+    for i, (loss, forward, backward, optimizer, step) in enumerate(
+        [(5.0, 3, 4, 1, 10.0), (4.0, 30, 40, 10, 90.0), (3.0, 6, 8, 2, 20.0)]
+    )
+]
+FLOPS = 36 * 6 * (50 * 32 + 2 * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 72 * 32) + 2 * 18 * 32)  # of 2 x 18 tokens
+
+
+def summary_of(version, ranks, monkeypatch):
+    script = load_version(version)
+    _, trainer = train(version, SIZES, steps=1)
+    monkeypatch.setattr(script, "peak_memory_mb", lambda config: 1536.0)
+    trainer.config.world_size = ranks
+    return script.summarize(trainer, STEPS, 2.5, script.load_data(trainer.config))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_summary_of_known_steps(version, monkeypatch):
+    found = summary_of(version, 1, monkeypatch)
+    assert found["step_ms"] == {"p25": 15, "median": 20, "p75": 55}
+    assert (found["forward_ms"], found["backward_ms"], found["optimizer_ms"]) == (6, 8, 2)
+    assert (found["samples_per_second"], found["tokens_per_second"]) == (100, 1800)
+    assert (found["first_loss"], found["final_loss"], found["warmup_s"]) == (5, 3, 2.5)
+    assert (found["peak_memory_mb"], found["flops_per_step"]) == (1536, FLOPS)
+    assert found["tflops"] == pytest.approx(FLOPS / 0.020 / 1e12)
+    assert found["parameters"] == found["parameters_trained"] == 50 * 32 + 2 * (10240 + 2 * 32) - 2 * 256 + 32
+
+
+def test_summary_of_two_ranks(monkeypatch):
+    found = summary_of(1, 2, monkeypatch)
+    assert (found["samples_per_second"], found["tokens_per_second"]) == (200, 3600)
+    assert found["flops_per_step"] == 2 * FLOPS
+    assert found["tflops"] == pytest.approx(2 * FLOPS / 0.020 / 1e12)
+
+
+def test_printed_summary(monkeypatch, capsys):
+    found = summary_of(1, 1, monkeypatch)
+    load_version(1).print_summary(found | {"tflops": 12.5}, STEPS)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "summary of 3 steps, after 2.5 s of warm-up, eager (no --graph)" in lines
+    assert "step 20.000 ms median, quartiles 15.000 to 55.000" in lines
+    assert "phases forward 6.000 ms, backward 8.000 ms, optimizer 2.000 ms" in lines
+    assert "speed 100.0 samples/s, 1,800 tokens/s" in lines
+    assert "compute 12.500 TFLOP/s" in lines
+    assert "memory 1,536.0 MiB peak" in lines
+
+
+def test_printed_step(monkeypatch, capsys):
+    script = load_version(1)
+    _, trainer = train(1, [*SIZES, "--num-steps", "1"], steps=0)
+    monkeypatch.setattr(trainer, "run", lambda tokens, labels: {"loss": 2.5, "step_ms": 50.0})
+    monkeypatch.setattr(script, "peak_memory_mb", lambda config: 1536.0)
+    script.train(trainer, script.load_data(trainer.config), 0, [])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown == "step 1/1 loss 2.5000 40.0 samples/s 50.000 ms peak 1536.0 MiB"
+
+
+# ---------------------------------------------------------------- parameters trained
+
+
+@pytest.mark.parametrize("version", [1, 4])  # an optimizer of PyTorch's, and one that keeps masters
+def test_parameters_trained_after_a_last_step_that_overflowed(version):
+    """float16's scaler skips that step: the parameters were trained by those before it, or by none."""
+    script = load_version(version)
+    half = ["--use-amp", "--amp-dtype", "float16"]
+    for steps in (0, 2):
+        _, trainer = train(version, [*SIZES, *half], steps=steps)
+        trainer.scaler.load_state_dict(trainer.scaler.state_dict() | {"scale": 2.0**40})
+        trainer.run(trainer.tokens, trainer.labels)
+        total = sum(p.numel() for p in trainer.model.parameters())
+        assert any(not p.grad.isfinite().all() for p in trainer.model.parameters())
+        assert (script.parameters_trained(trainer) == total) == (steps > 0)
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_peak_memory_is_counted_after_the_first_step(clock, monkeypatch):
+    """The first step allocates what compilers and tuning need."""
+    trainer = timed_trainer(1, clock, monkeypatch)
+    calls = []
+    step = trainer.step
+    event = SimpleNamespace(record=lambda: None, elapsed_time=lambda later: 1.0)
+    monkeypatch.setattr(trainer, "step", lambda: calls.append("step") or step())
+    monkeypatch.setattr(trainer, "restore", lambda saved: None)
+    monkeypatch.setattr(type(trainer.config), "on_gpu", True)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: event)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append(f"reset {device}"))
+    trainer.config.warmup_steps = 3
+    trainer.warm_up(trainer.tokens, trainer.labels, None)
+    assert calls == ["step", "reset cpu", "step", "step"]
+
+
+def test_peak_memory_of_a_gpu(monkeypatch):
+    """PyTorch's allocator counts bytes."""
+    asked = []
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: asked.append(device) or 3 * 2**29)
+    script = load_version(1)
+    assert script.peak_memory_mb(script.Config(device="cuda:1")) == 1536
+    assert asked == ["cuda:1"]
+
+
+def test_peak_memory_of_a_process(monkeypatch):
+    """Linux counts KiB; so does getrusage, but on macOS, which counts bytes."""
+    script = load_version(1)
+    config = script.Config(device="cpu")
+    monkeypatch.setattr(pathlib.Path, "exists", lambda path: True)
+    monkeypatch.setattr(
+        pathlib.Path, "read_text", lambda path: "VmPeak:\t 9999 kB\nVmHWM:\t 1572864 kB\nVmRSS:\t 77 kB\n"
+    )
+    assert script.peak_memory_mb(config) == 1536
+    monkeypatch.setattr(pathlib.Path, "exists", lambda path: False)
+    for platform, count in (("linux", 3 * 2**19), ("darwin", 3 * 2**29)):
+        monkeypatch.setattr(sys, "platform", platform)
+        monkeypatch.setattr("resource.getrusage", lambda who, count=count: SimpleNamespace(ru_maxrss=count))
+        assert script.peak_memory_mb(config) == 1536

@@ -1,0 +1,36 @@
+"""Sequences of every length up to --seq-len, and vocabularies of every size."""
+
+import pytest
+import torch
+
+from common.accuracy import outcome
+from common.versions import SCRIPTS, load_version, relative_error
+
+SIZES = "--hidden-dim 32 --num-layers 2 --num-heads 2 --num-kv-heads 1 --intermediate-dim 40 --seq-len 12".split()
+SIZES += "--batch-size 2 --no-graph".split()
+
+
+@pytest.mark.parametrize("version", SCRIPTS)
+def test_a_shorter_sequence_is_a_prefix(version):
+    """A token sees those before it alone: its logits are the same without those after it."""
+    script, bound = load_version(version), 1e-4 if torch.cuda.is_available() else 1e-5
+    config = script.parse_options([*SIZES, "--vocab-size", "50"])
+    model = script.Trainer(config).model
+    tokens = script.batch(script.load_data(config), 0, config)[0].to(config.device)
+    with torch.no_grad():
+        logits = model(tokens)
+        for T in (1, 5, 11):
+            assert relative_error(model(tokens[:, :T]), logits[:, :T]) < bound, T
+
+
+@pytest.mark.parametrize("version", SCRIPTS)
+def test_a_vocabulary_above_4096_is_trained(version):
+    """Version 3 then adds the embedding's gradient row by row. float64 of version 1 is the reference."""
+    argv = [*SIZES, "--vocab-size", "4999", "--num-layers", "1"]
+    script = load_version(1)
+    config = script.parse_options([*argv, "--device", "cpu"])
+    model = script.Trainer(config).model.double()
+    script.compute_loss(model, *script.batch(script.load_data(config), 0, config), config).backward()
+    found = outcome(load_version(version), argv, steps=1)["gradients"]
+    for name, p in model.named_parameters():
+        assert relative_error(found[name], p.grad) < (1e-4 if torch.cuda.is_available() else 1e-5), name
