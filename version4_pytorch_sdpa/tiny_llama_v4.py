@@ -79,12 +79,13 @@ def swiglu(gate, up):
 
 
 def can_run(backend, config):
-    """Return True if a backend runs this model's attention, forward and backward: try it on one sequence."""
+    """Return True if a backend runs this model's attention, forward and backward: try it on one short sequence."""
+    T = min(config.seq_len, 256 + config.seq_len % 256)  # backends ask for multiples of powers of two
     dtype = config.dtype if config.use_amp else torch.float32
     options = {"dtype": dtype, "device": config.device, "requires_grad": True}
-    q = torch.zeros(1, config.seq_len, config.num_heads, config.head_dim, **options)
-    k = torch.zeros(1, config.seq_len, config.num_kv_heads, config.head_dim, **options)
-    v = torch.zeros(1, config.seq_len, config.num_kv_heads, config.head_dim, **options)
+    q = torch.zeros(1, T, config.num_heads, config.head_dim, **options)
+    k = torch.zeros(1, T, config.num_kv_heads, config.head_dim, **options)
+    v = torch.zeros(1, T, config.num_kv_heads, config.head_dim, **options)
     try:
         with warnings.catch_warnings(), sdpa_kernel(SDPA_BACKENDS[backend]):
             warnings.simplefilter("ignore")  # PyTorch warns about each reason why a backend cannot run
@@ -413,10 +414,13 @@ import platform
 import re
 import resource
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import time
 import warnings
+import zipfile
 
 import numpy as np
 import torch
@@ -435,6 +439,7 @@ PRESETS = {  # in the order of SIZES
     "small": (512, 8, 8, 2048, 128, 8),
     "medium": (1024, 12, 16, 4096, 512, 16),
 }
+RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # torchrun's
 # Columns of the PyTorch profiler's table; cuda_* is the old name of device_*.
 COLUMNS = ("cpu_time_total", "cuda_time_total", "device_time_total", "cpu_memory_usage", "device_memory_usage")
 SORT_KEYS = [*COLUMNS, *(f"self_{key}" for key in COLUMNS), "count"]
@@ -491,8 +496,8 @@ def build_parser():
 
     def error(message):
         """Exit with status 2; print the message on local rank 0 only."""
-        is_rank0 = os.environ.get("LOCAL_RANK", "0") == "0"
-        parser.exit(2, f"{parser.prog}: error: {message}\n" if is_rank0 else None)
+        other_says_it = os.environ.keys() >= RANK_VARIABLES and os.environ["LOCAL_RANK"] != "0"
+        parser.exit(2, None if other_says_it else f"{parser.prog}: error: {message}\n")
 
     parser.error = error
     parser.set_defaults(version=VERSION, norm_eps=1e-6, rope_theta=10000.0)
@@ -570,15 +575,27 @@ def parse_options(argv=None):
 def read_ranks(config):
     """Read rank and world size from torchrun's environment."""
     ranks = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-    config.launched = bool({*ranks, "MASTER_ADDR", "MASTER_PORT"} & set(os.environ))
+    config.launched = bool(RANK_VARIABLES & os.environ.keys())
     for name, alone in ranks.items():
         text = os.environ.get(name, "") if config.launched else str(alone)
         if not re.fullmatch("[0-9]{1,9}", text):
             raise UserError(f"{name} in the environment is {text or 'missing'}: use torchrun, or unset the others")
         setattr(config, name.lower(), int(text))
-    has_address = os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT", "").isdecimal()
-    if config.launched and (not has_address or config.rank >= config.world_size):
+    if not config.launched:
+        return
+    host = os.environ.get("MASTER_ADDR")
+    port = os.environ.get("MASTER_PORT", "")
+    if (
+        not host
+        or not re.fullmatch("[0-9]{1,5}", port)
+        or not 0 < int(port) < 2**16
+        or config.rank >= config.world_size
+    ):
         raise UserError("RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT is wrong: start with torchrun, or unset all four")
+    try:
+        socket.getaddrinfo(host, int(port))
+    except (OSError, UnicodeError):  # without this check, PyTorch asks for a minute
+        raise UserError(f"MASTER_ADDR {host} in the environment is no host that can be found: use torchrun") from None
 
 
 def complete_options(config):
@@ -642,15 +659,32 @@ def check_paths(config):
         try:
             if option != "--metrics-file":
                 path.parent.mkdir(parents=True, exist_ok=True)
-            elif path.exists() and not path.is_file():
-                raise UserError(f"--metrics-file must be a regular file, got {path}")
-            probe = path.with_name(f"{path.name}.{os.getpid()}.probe")
-            probe.touch()
+            elif path.exists() and (not path.is_file() or is_open_stream(path)):
+                raise UserError(f"--metrics-file must be a regular file of its own, got {config.metrics_file}")
+            probe = partial_path(path)
+            os.close(os.open(probe, NEW_FILE, 0o666))
             probe.unlink()
+            str(path).encode()  # the profiler cannot write to other names
         except OSError as error:
             raise UserError(f"{option}: cannot write to {path.parent}: {error.strerror}") from None
-    if config.save_every and not config.resume and list_checkpoints(config):
+        except UnicodeEncodeError:
+            if option == "--profile-dir":
+                raise UserError(f"--profile-dir must be UTF-8, got {ascii(config.profile_dir)}") from None
+    try:
+        others = config.save_every and not config.resume and list_checkpoints(config)
+    except OSError as error:
+        raise UserError(f"--checkpoint-dir {config.checkpoint_dir} cannot be read: {error.strerror}") from None
+    if others:
         raise UserError(f"--checkpoint-dir {config.checkpoint_dir} holds checkpoints: add --resume or name another one")
+
+
+def is_open_stream(path):
+    """Return True for the file that standard input, output or error is, which /dev/stdout leads to."""
+    for descriptor in range(3):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return True
+    return False
 
 
 # ---------------------------------------------------------------- data and initial weights
@@ -691,10 +725,17 @@ class TextStream:
             files = [path]
             if path.is_dir():
                 files = sorted(p for p in path.iterdir() if p.is_file())
+            elif not stat.S_ISREG(path.stat().st_mode):
+                raise UserError(f"--data {path} is no regular file: a device or pipe may never end")
             texts = [file.read_bytes() for file in files]
         except OSError as error:
             raise UserError(f"--data {path} cannot be read: {error.strerror}") from None
-        text = b"\n".join(text for text in texts if b"\0" not in text)  # NUL marks a binary file
+        except (MemoryError, OverflowError):
+            raise UserError(f"--data {path} does not fit into memory") from None
+        texts = [text for text in texts if b"\0" not in text]
+        if not texts:
+            raise UserError(f"--data {path} holds no text: a file with a NUL byte counts as binary")
+        text = b"\n".join(texts)
         if len(text) <= self.T:
             raise UserError(f"--seq-len must be less than the {len(text)} bytes of text in --data {path}, got {self.T}")
         if max(text) >= config.vocab_size:
@@ -760,7 +801,9 @@ def initialize(model, config):
 def process_group(config):
     """Join torchrun's process group and silence the standard output of all ranks but the first."""
     device = torch.device(config.device) if config.on_gpu else None
-    timeout = datetime.timedelta(seconds=50)  # ranks compile at the same time, so none waits for minutes
+    # The others wait while rank 0 writes a checkpoint or one rank compiles. torchrun sees at once that a rank died; a
+    # host that vanishes is noticed after this time.
+    timeout = datetime.timedelta(minutes=10)
     dist.init_process_group("nccl" if device else "gloo", timeout=timeout, device_id=device)
     with open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull if config.rank else sys.stdout):
         yield
@@ -844,7 +887,9 @@ class Trainer:
         self.synchronize = torch.cuda.synchronize if config.on_gpu else lambda: None
         self.graph = None
         self.graph_reason = None if config.graph else "no --graph"  # why the step runs eagerly
-        self.saved = []  # checkpoints that this run wrote
+        self.saved = []  # checkpoints that this run wrote, or continued from
+        self.signal = 0  # SIGTERM or SIGHUP, once it has asked this rank to stop
+        self.stopped = 0  # the same once it has reached all ranks
 
     def step(self):
         """Run forward, backward and optimizer on the batch in self.tokens and self.labels."""
@@ -895,7 +940,10 @@ class Trainer:
         if self.marks:
             for name, first, last in zip(PHASES, self.marks[:-1], self.marks[1:], strict=True):
                 phases[name] = first.elapsed_time(last) if self.config.on_gpu else 1000 * (last - first)
-        losses, times = gather([self.loss.item(), step_ms], self.config).T.tolist()  # of every rank
+        losses, times, signals = gather(
+            [self.loss.item(), step_ms, self.signal], self.config
+        ).T.tolist()  # of every rank
+        self.stopped = int(max(signals))
         record = {"loss": sum(losses) / len(losses), **phases, "step_ms": max(times)}
         if self.config.parallel:
             record["rank_step_ms"] = times
@@ -927,8 +975,6 @@ class Trainer:
     def restore(self, saved):
         """Overwrite weights and optimizer state in place, since a graph holds their addresses; zero unsaved state."""
         for name, p in self.model.named_parameters():
-            if name not in saved["tensors"]:
-                raise UserError(f"--resume: the checkpoint lacks {name}: use the --enable-* options of its run")
             state = self.optimizer.state[p]
             set_weight(p, state, shard_like(p, saved["tensors"][name]))
             for key in state.keys() & set(ADAMW):
@@ -1024,6 +1070,11 @@ ADAMW = ("step", "exp_avg", "exp_avg_sq")
 COMPARED = ("seed", "learning_rate", "data", "batch_size", "world_size", "seq_len", "use_amp", "amp_dtype", "tf32")
 
 
+# What a file of another kind raises while it is read.
+DAMAGE = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, MemoryError)
+DAMAGE += (AssertionError, pickle.UnpicklingError, zipfile.BadZipFile)
+
+
 def save_checkpoint(trainer, step):
     """Write step_N.pt and its SHA-256 as its last 32 bytes; keep the two newest of this run. Collective."""
     config = trainer.config
@@ -1042,58 +1093,131 @@ def save_checkpoint(trainer, step):
     if config.rank:
         return
     path = pathlib.Path(config.checkpoint_dir) / f"step_{step:09d}.pt"
-    if path.exists():
-        raise OSError(None, "it exists already: does another run use this folder?", str(path))
     buffer = io.BytesIO()
     scaler = trainer.scaler.state_dict()
     torch.save({"step": step, "options": vars(config), "tensors": tensors, "scaler": scaler}, buffer)
-    write_file(path, buffer.getbuffer(), hashlib.sha256(buffer.getbuffer()).digest())
+    write_file(path, buffer.getbuffer(), hashlib.sha256(buffer.getbuffer()).digest(), replace=False)
     trainer.saved.append(path)
     for old in trainer.saved[:-2]:
         old.unlink(missing_ok=True)
 
 
-def write_file(path, *parts):
-    """Write a file atomically: write path.partial, then rename it."""
-    partial = path.with_name(path.name + ".partial")
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+
+
+def partial_path(path):
+    """Return a name beside a file that no other process writes to: with host, process and a random part."""
+    host = re.sub("[^A-Za-z0-9]", "_", platform.node())[:40]
+    return path.with_name(f"{path.name}.{host}.{os.getpid()}.{os.urandom(4).hex()}.partial")
+
+
+def write_file(path, *parts, replace=True):
+    """Write a file under a name of its own and move it into place: whole or not at all."""
+    partial = partial_path(path)
     try:
-        with open(partial, "wb") as file:
+        with open(os.open(partial, NEW_FILE, 0o666), "wb") as file:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
+        if replace:
+            os.replace(partial, path)
+        else:
+            link(partial, path)
+        with contextlib.suppress(OSError):  # some file systems cannot sync a folder, and some users cannot open it
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+    except FileExistsError:
+        raise OSError(None, "it exists already: does another run use this folder?", str(path)) from None
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         partial.unlink(missing_ok=True)
 
 
+def link(partial, path):
+    """Give a file its name; raise FileExistsError instead of replacing another file."""
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        if partial.stat().st_nlink != 2:  # NFS can answer that the name exists after it has made the link
+            raise
+    except OSError:  # a file system without hard links: another run can still take the name between the two lines
+        if path.exists():
+            raise FileExistsError from None
+        os.rename(partial, path)
+
+
+def remove_partials(path):
+    """Remove what dead processes of this host left of files of this name, and print the names of all others."""
+    host = partial_path(path).name.split(".")[-4]
+    for partial in sorted(path.parent.glob(f"{path.name}.*.*.*.partial")):
+        its_host, its_pid = partial.name.split(".")[-4:-2]
+        try:
+            if its_host == host:
+                os.kill(int(its_pid), 0)  # sends no signal
+        except ProcessLookupError:
+            partial.unlink(missing_ok=True)
+            continue
+        except (PermissionError, ValueError, OverflowError):
+            pass  # another user's process, or a file that is none of ours
+        print(f"  note       another run may be writing {partial}")
+
+
 def list_checkpoints(config):
     """Return the files step_N.pt of --checkpoint-dir, the newest first."""
-    return sorted(pathlib.Path(config.checkpoint_dir).glob(f"step_{'[0-9]' * 9}.pt"), reverse=True)
+    folder = pathlib.Path(config.checkpoint_dir)
+    names = [name for name in os.listdir(folder) if re.fullmatch(r"step_[0-9]{9}\.pt", name)]
+    return [folder / name for name in sorted(names, reverse=True)]
+
+
+def without_newest(config):
+    """Say how to continue without the newest checkpoint."""
+    newest, *older = list_checkpoints(config)
+    if older:
+        return f"move {newest} away to continue from {older[0].name}"
+    return f"move {newest} away and leave out --resume to start again"
 
 
 def find_checkpoint(config):
     """Return the contents of the newest checkpoint; raise UserError if this run cannot continue from it. Collective."""
     path = pathlib.Path(config.checkpoint_dir)
+    now = vars(config)
     try:
         paths = list_checkpoints(config)
         if not paths:
             raise UserError(f"--resume: {config.checkpoint_dir} holds no checkpoint (step_N.pt)")
         path = paths[0]
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would wait forever
+            raise UserError(f"--resume: {path} is not a checkpoint of this workshop: {without_newest(config)}")
         data = path.read_bytes()
-        if hashlib.sha256(data[:-32]).digest() != data[-32:]:
+        sound = hashlib.sha256(data[:-32]).digest() == data[-32:]
+        if not sound and (
+            data[:2] != b"PK" or data[-22:-18] == b"PK\5\6"
+        ):  # no file of torch.save, or one without our end
+            raise UserError(f"--resume: {path} is not a checkpoint of this workshop: {without_newest(config)}")
+        if not sound:
             raise ValueError("the checksum is wrong")
+        with zipfile.ZipFile(io.BytesIO(data)) as parts:
+            if sum(part.file_size for part in parts.infolist()) > len(data):
+                raise ValueError("it unpacks to more than torch.save packs")
         # weights_only: somebody else's file must not run code here.
         saved = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        if type(saved["step"]) is not int or path.name != f"step_{saved['step']:09d}.pt":
+            raise ValueError("it is of another step than its name says")
         options = {name: saved["options"][name] for name in ("version", *MODEL, *COMPARED)}
+        saved = saved | {"path": path}
+        if not all(isinstance(old, str | int | float | None) for old in options.values()):
+            raise TypeError("an option is no text and no number")
+        changed = {name for name, old in options.items() if old != now[name]}
+        changes = ", ".join(f"{name} {old} -> {now[name]}" for name, old in options.items() if name in changed)
+        changes = changes.encode("unicode_escape").decode()  # a terminal would obey escape codes
     except OSError as error:
         raise UserError(f"--resume: {path} cannot be read: {error.strerror}") from None
-    except (RuntimeError, ValueError, LookupError, TypeError, EOFError, pickle.UnpicklingError):
-        raise UserError(f"--resume: {path} is damaged: remove it to continue from an older checkpoint") from None
-    now = vars(config)
-    changed = {name for name, old in options.items() if old != now[name]}
-    changes = ", ".join(f"{name} {old} -> {now[name]}" for name, old in options.items() if name in changed)
+    except DAMAGE as error:
+        raise UserError(f"--resume: {path} is damaged ({ascii(str(error)[:80])}): {without_newest(config)}") from None
     if changed - set(COMPARED):
         raise UserError(f"--resume: {path} belongs to another model: {changes}")
     if len(gather([saved["step"]], config).unique()) > 1:
@@ -1103,6 +1227,40 @@ def find_checkpoint(config):
     note = f", with other options: {changes}" if changed else ""
     print(f"resuming from {path}{note}")
     return saved
+
+
+def check_contents(saved, trainer):
+    """Raise UserError unless a checkpoint holds what save_checkpoint writes for this model."""
+    try:
+        tensors = saved["tensors"]
+        if not isinstance(tensors, dict):
+            raise TypeError("its tensors have no names")
+        wanted = {}
+        for name, p in trainer.initial["tensors"].items():
+            if name not in tensors:
+                raise UserError(f"--resume: the checkpoint lacks {name}: use the --enable-* options of its run")
+            wanted |= {name: p.shape, f"{name}.exp_avg": p.shape, f"{name}.exp_avg_sq": p.shape}
+            wanted[f"{name}.step"] = torch.Size([])
+        if tensors.keys() != wanted.keys():
+            raise ValueError("it holds other tensors than the model")
+        for name, tensor in tensors.items():
+            plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
+            dtypes = (torch.float32, torch.float64) if name.endswith(".step") else (torch.float32,)
+            if not plain or tensor.shape != wanted[name] or tensor.dtype not in dtypes:
+                raise ValueError(f"{name} is no float32 tensor {tuple(wanted[name])}")
+            if not tensor.isfinite().all() or (name.endswith((".step", ".exp_avg_sq")) and tensor.min() < 0):
+                raise ValueError(f"{name} is not finite, or negative")
+        scaler = saved["scaler"]
+        fresh = torch.amp.GradScaler("cpu").state_dict()  # of numbers
+        if scaler and (
+            scaler.keys() != fresh.keys() or not all(type(scaler[key]) is type(fresh[key]) for key in fresh)
+        ):
+            raise ValueError("its scaler is none")
+        if scaler and not 0 < scaler["scale"] < math.inf:
+            raise ValueError(f"its scale is {scaler['scale']}")
+    except DAMAGE as error:
+        message = f"{saved['path']} is damaged ({ascii(str(error)[:80])}): {without_newest(trainer.config)}"
+        raise UserError(f"--resume: {message}") from None
 
 
 # ---------------------------------------------------------------- measurement and profiling
@@ -1341,10 +1499,18 @@ def train(trainer, data, first_step, records):
             rate = 1000 * config.batch_size * config.world_size / record["step_ms"]
             speed = f"{rate:9.1f} samples/s  {record['step_ms']:9.3f} ms  peak {peak_memory_mb(config):8.1f} MiB"
             print(f"step {step + 1:5d}/{config.num_steps}  loss {record['loss']:8.4f}  {speed}", flush=True)
-        if config.save_every and (step + 1) % config.save_every == 0:
+        if config.save_every and (trainer.stopped or (step + 1) % config.save_every == 0):
             save_checkpoint(trainer, step + 1)
+        if trainer.stopped:
+            raise SystemExit(128 + trainer.stopped)
     if not all(bool(full_tensor(p).isfinite().all()) for p in trainer.model.parameters()):
         raise FloatingPointError(f"the weights are not finite after step {config.num_steps}: lower --learning-rate")
+
+
+def stop_handlers():
+    """Return {signal: its handler} of those that ask a run to stop; nohup and others ignore SIGHUP."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    return {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
 
 
 def run(config):
@@ -1355,22 +1521,38 @@ def run(config):
     steps = []
     summary = None
     warmup_s = None
+    handlers = stop_handlers()
     try:
         print_configuration(trainer, data)
+        if saved:
+            check_contents(saved, trainer)
+            trainer.saved = [saved["path"]]
+        if config.save_every and config.rank == 0:
+            remove_partials(pathlib.Path(config.checkpoint_dir, "step_*.pt"))
         warmup_s = trainer.warm_up(*batch(data, 0, config), saved or trainer.initial)
+        for number in handlers:  # from here on at the end of a step
+            signal.signal(number, lambda number, _: setattr(trainer, "signal", number))
         if config.graph and not trainer.graph:
             print(f"  graph      not captured, running eagerly: {trainer.graph_reason}")
         with annotate("measured steps"):  # a range that profilers can select
             train(trainer, data, saved["step"] if saved else 0, steps)
         summary = summarize(trainer, steps, warmup_s, data)
+    except FloatingPointError as error:
+        if saved:
+            raise FloatingPointError(f"{error}, or {without_newest(config)}") from None
+        raise
     finally:
-        handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to ranks that may be writing here
-        if steps and not summary and not config.parallel:
+        for number in handlers:  # torchrun sends SIGTERM to ranks that may be writing here, and SIGKILL 30 s later
+            signal.signal(number, signal.SIG_IGN)
+        if steps and not summary and (trainer.stopped or not config.parallel):
             with contextlib.suppress(RuntimeError):  # the GPU may have failed
                 summary = summarize(trainer, steps, warmup_s, data)
         if steps and config.metrics_file and config.rank == 0:
             write_metrics(config, steps, summary)
-        signal.signal(signal.SIGTERM, handler)
+        if trainer.stopped and config.parallel:
+            dist.barrier()  # torchrun ends all ranks when one ends: rank 0 has written
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     print_summary(summary, steps)
     if config.profile:
         profile(trainer, data)
@@ -1422,7 +1604,10 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception: the metrics are written
+    for number in stop_handlers():
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # an exception: the metrics are written
+    if sys.stdout:
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     status = main()
     try:
         sys.stdout.flush()
