@@ -1308,6 +1308,7 @@ class FP8FeedForwardFunction(torch.autograd.Function):
         g_down_q, g_down_scale = quantize_rows(dout.flatten(0, -2), down.w_scale)  # [B, T, C] -> [t, C]
         dy = down.dgrad(g_down_q, g_down_scale)  # [t, width]
         dw_down = down.wgrad(g_down_q, g_down_scale, y_q, y_scale)
+        del g_down_q  # its memory serves the larger gradient of h
         rows, width = y_q.shape
         g_q, g_scale = empty_fp8(rows, 2 * width, h.device)
         limit = torch.finfo(g_q.dtype).max

@@ -55,10 +55,10 @@ def train(version, dtype):
     return parameters, start, gradients, found
 
 
-def reference(kind, start, gradients):
+def reference(kind, start, gradients, **implementation):
     """Return weight and moments of torch.optim.AdamW in the dtype `kind`."""
     parameters = [torch.nn.Parameter(weight.to(kind, copy=True)) for weight in start]
-    optimizer = torch.optim.AdamW(parameters, foreach=False, **ADAMW)
+    optimizer = torch.optim.AdamW(parameters, **(implementation or {"foreach": False}), **ADAMW)
     for of_step in gradients:
         for p, g in zip(parameters, of_step, strict=True):
             p.grad = g.to(kind)
@@ -69,7 +69,10 @@ def reference(kind, start, gradients):
 def excess(version, dtype):
     """Return the largest error of a weight's change or a moment as a multiple of what is allowed."""
     parameters, start, gradients, found = train(version, dtype)
-    plain, exact = (reference(kind, start, gradients) for kind in (torch.float32, torch.float64))
+    exact = reference(torch.float64, start, gradients)
+    # On a GPU PyTorch's fused kernel takes 1 - beta^t in float32, whose error versions 2 and 4 share.
+    fused = version in (2, 4) and start[0].device.type == "cuda"
+    plain = reference(torch.float32, start, gradients, **({"fused": True} if fused else {}))
     largest = 0.0
     for p, first, tensors, others, wanted in zip(parameters, start, found, plain, exact, strict=True):
         assert p.dtype == (getattr(torch, dtype) if p.ndim == 2 else torch.float32)
