@@ -109,13 +109,13 @@ MUTANTS = {
         "weights in 16 bits": Mutant("attention_forward_kernel", "P.to(v.dtype)", "P.to(tl.float16).to(v.dtype)"),
         "earlier keys skipped": Mutant(
             "attention_forward_kernel",
-            "min(first + DIAGONAL * BLOCK_Q, T)",
-            "min(first + DIAGONAL * BLOCK_Q, T) - (1 - DIAGONAL) * BLOCK_K",
+            "min(first + BLOCK_Q if DIAGONAL else first, T)",
+            "min(first + BLOCK_Q if DIAGONAL else first - BLOCK_K, T)",
         ),
         "earlier keys skipped in dq": Mutant(
             "attention_backward_dq_kernel",
-            "min(first + DIAGONAL * BLOCK_Q, T)",
-            "min(first + DIAGONAL * BLOCK_Q, T) - (1 - DIAGONAL) * BLOCK_K",
+            "min(first + BLOCK_Q if DIAGONAL else first, T)",
+            "min(first + BLOCK_Q if DIAGONAL else first - BLOCK_K, T)",
         ),
         "wrong key head": Mutant("attention_forward_kernel", "H + h // (H // K)", "H + h % K"),
         "wrong key head in dq": Mutant("attention_backward_dq_kernel", "H + h // (H // K)", "H + h % K"),
@@ -188,8 +188,8 @@ MUTANTS = {
         "gradient not unscaled": Mutant("adamw_kernel", "g / tl.load(grad_scale_ptr)", "g"),
         "float16 copy of another": Mutant(
             "adamw_kernel",
-            "store(pointers_from(row, COPY, offsets, dtype), w, mask)",
-            "store(pointers_from(row, COPY, offsets, dtype), w * 0.999, mask)",
+            "store(pointers_from(row_ptr, COPY, offsets, dtype), w, mask)",
+            "store(pointers_from(row_ptr, COPY, offsets, dtype), w * 0.999, mask)",
         ),
         "bfloat16 copy cut off": Mutant(
             "adamw_kernel", "tl.where(w == w, (bits + 0x8000) >> 16, 0x7FC0)", "bits >> 16"
