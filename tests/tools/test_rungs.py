@@ -1,7 +1,7 @@
 """The ladder: its rungs, rounds of warm processes, and what is read from them."""
 
-import contextlib
 import collections
+import contextlib
 import json
 import math
 import os
