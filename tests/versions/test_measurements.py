@@ -90,7 +90,11 @@ def test_a_step_ends_with_the_slowest_rank(clock, monkeypatch):
     trainer = timed_trainer(1, clock, monkeypatch)
     trainer.config.parallel = "ddp"
     monkeypatch.setattr("torch.distributed.barrier", lambda: clock.work(1.0))  # does not count
-    monkeypatch.setattr(script, "gather", lambda values, config: torch.tensor([values, [3.5, 90.0, *values[2:]]]).double())
+
+    def gather(values, config):
+        return torch.tensor([values, [3.5, 90.0, *values[2:]]], dtype=torch.float64)
+
+    monkeypatch.setattr(script, "gather", gather)
     found = trainer.run(trainer.tokens, trainer.labels)
     assert found.pop("rank_step_ms") == pytest.approx([70, 90])
     assert found == pytest.approx(KNOWN | {"loss": 3.0, "step_ms": 90})
