@@ -84,6 +84,22 @@ def test_phases_of_a_known_step_on_a_gpu(clock, monkeypatch):
     assert trainer.run(trainer.tokens, trainer.labels) == pytest.approx(KNOWN | {"step_ms": 75})
 
 
+def test_a_step_ends_with_the_slowest_rank(clock, monkeypatch):
+    """Two ranks: the loss is their mean, the step time that of the slower one, the phases this rank's."""
+    script = load_version(1)
+    trainer = timed_trainer(1, clock, monkeypatch)
+    trainer.config.parallel = "ddp"
+    monkeypatch.setattr("torch.distributed.barrier", lambda: clock.work(1.0))  # does not count
+
+    def gather(values, config):
+        return torch.tensor([values, [3.5, 90.0, *values[2:]]], dtype=torch.float64)
+
+    monkeypatch.setattr(script, "gather", gather)
+    found = trainer.run(trainer.tokens, trainer.labels)
+    assert found.pop("rank_step_ms") == pytest.approx([70, 90])
+    assert found == pytest.approx(KNOWN | {"loss": 3.0, "step_ms": 90})
+
+
 def test_warm_up_is_in_seconds(clock, monkeypatch):
     trainer = timed_trainer(1, clock, monkeypatch)
     monkeypatch.setattr(trainer, "restore", lambda start: None)

@@ -89,6 +89,25 @@ def test_twenty_steps_are_those_of_adamw(version, dtype):
     assert excess(version, dtype) <= 1
 
 
+@pytest.mark.parametrize("version", [1, 2, 4])  # version 3: kernel_cases.check_adamw
+def test_a_step_that_overflows_changes_nothing(version):
+    """float16's scaler must tell the optimizer: weights, moments and the step count stay as they are."""
+    script = load_version(version)
+    argv = [*SIZES, "--no-graph", "--use-amp", "--amp-dtype", "float16", "--batch-size", "2", "--seq-len", "9"]
+    trainer = script.Trainer(script.parse_options(argv))
+    trainer.step()
+    trainer.scaler.load_state_dict(trainer.scaler.state_dict() | {"scale": 2.0**40})
+
+    def lasting():
+        tensors = [[p, script.get_weight(p, state), *state.values()] for p, state in trainer.optimizer.state.items()]
+        return [tensor.detach().clone() for group in tensors for tensor in group]
+
+    before = lasting()
+    trainer.step()
+    assert trainer.scaler.get_scale() == 2.0**39
+    assert all(torch.equal(a, b) for a, b in zip(lasting(), before, strict=True))
+
+
 # ---------------------------------------------------------------- refusals
 
 
