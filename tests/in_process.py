@@ -49,6 +49,7 @@ def process_settings():
         "arguments": tuple(sys.argv),
         "floating-point errors": tuple(np.geterr().items()),
         "SIGTERM": signal.getsignal(signal.SIGTERM),
+        "SIGHUP": signal.getsignal(signal.SIGHUP),
         "SIGINT": signal.getsignal(signal.SIGINT),
     }
 
@@ -58,7 +59,7 @@ def restored_settings():
     """Restore what programs set for their process: determinism, precision, NumPy's errors, signals, environment."""
     deterministic, precision = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
     filled, errors = torch.utils.deterministic.fill_uninitialized_memory, np.geterr()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     try:
         with mock.patch.dict(os.environ):
             yield

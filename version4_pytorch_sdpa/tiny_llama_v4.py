@@ -1606,7 +1606,7 @@ def main(argv=None):
 if __name__ == "__main__":
     for number in stop_handlers():
         signal.signal(number, lambda number, _: sys.exit(128 + number))  # an exception: the metrics are written
-    if sys.stdout:
+    if isinstance(sys.stdout, io.TextIOWrapper):  # None where it is closed
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     status = main()
     try:

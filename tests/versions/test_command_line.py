@@ -383,3 +383,12 @@ def test_operators_are_sorted_by_the_key(tmp_path, capsys):
     assert by_memory.count("operators by ") == 1  # both options ask for this table
     losses = [step["loss"] for step in strict_json(file.read_text())["steps"]]
     assert losses == train(1, [*SHORT, "--no-graph"], steps=3)[0]
+
+
+@pytest.mark.parametrize("length", [100_000, 100_001, 300, 8])
+def test_version_4_tries_its_attention_at_a_short_length_of_the_same_kind(length, monkeypatch):
+    """At full length the check took a minute before any other option was looked at."""
+    script, tried = load_version(4), []
+    monkeypatch.setattr(script, "causal_attention", lambda q, k, v: tried.append(q.shape[1]) or q)
+    script.parse_options(["--seq-len", str(length), "--device", "cpu"])
+    assert tried and all(max(T - 511, T - length) <= 0 and (length - T) % 256 == 0 for T in tried)
