@@ -37,6 +37,11 @@ def alike_where_finite(a, b):
     return not finite.any() or relative_error(a[finite], b[finite]) < 1e-2
 
 
+def allowed_error(plain, exact, tolerance):
+    """Return the relative error that a result may have: twice plain PyTorch's in the same dtype, and the tolerance."""
+    return 2 * relative_error(plain, exact) + tolerance
+
+
 def check_inputs(inputs, originals):
     for name, original in originals.items():
         if isinstance(original, torch.Tensor) and not same(inputs[name], original):
@@ -103,7 +108,7 @@ class Judge:
         """Blame the first wrong result: the others follow from it, or are computed after it."""
         got = {name: got[name].double() for name in exact}
         errors = {name: relative_error(got[name], exact[name]) for name in exact}
-        bounds = {name: 2 * relative_error(plain[name], exact[name]) + self.task.tolerance for name in exact}
+        bounds = {name: allowed_error(plain[name], exact[name], self.task.tolerance) for name in exact}
         wrong = [name for name in exact if not errors[name] <= bounds[name]]
         if not wrong:
             return

@@ -622,12 +622,11 @@ class Rerun:
         devices = [torch.cuda.current_device()] if on_gpu() else []
         buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices))
+            stack.enter_context(torch.random.fork_rng(devices))  # so every run draws the same dropout
             stack.enter_context(torch.set_grad_enabled(grad))
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
             stack.enter_context(contextlib.redirect_stdout(None))
-            torch.manual_seed(0)
             try:
                 return self.module(*args, **kwargs)
             except Exception as error:
@@ -1123,7 +1122,7 @@ def describe(facts, rows):
     if uses_scaler():
         rows["loss"] += " (may be scaled)"
     if compiled():
-        rows["compiled"] = "yes: watched from outside; parameter hooks may move a graph's border"
+        rows["compiled"] = "yes: hooks may change what the compiler fuses, and with it the last digits"
 
 
 def uses_scaler():

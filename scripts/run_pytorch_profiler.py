@@ -95,7 +95,7 @@ def report(content, trace):
 def write_results(trace, with_report, metrics=None):
     """Write profile_*.json (without metrics, with those of an earlier one) and the pages beside a trace; print them."""
     if not trace.metadata:
-        raise Failure(2, f"{trace.path} is no trace of a training script: read it with kernel_times.py")
+        raise Failure(2, f"{trace.path} is no trace of versions 1 to 4: read it with kernel_times.py")
     target = trace.path.with_name(f"profile_{trace.path.name.split('.')[0].removeprefix('trace_')}.json")
     with errors_of(target):
         content = metrics or (read_object(target, "profile_v*.json") if target.exists() else {})

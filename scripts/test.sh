@@ -2,6 +2,7 @@
 # Makes the Python environment and runs the test suite in it; options go to pytest, paths are the repository's:
 #   ./scripts/test.sh                                          all but the slow tests, in two processes
 #   ./scripts/test.sh --all                                    the slow ones too (compilation for other GPUs, Hugging Face)
+#   ./scripts/test.sh --reverse                                the last test first; --shuffle 7: in a random order
 #   ./scripts/test.sh -k attention -x                          what matches, until the first failure
 #   ./scripts/test.sh -n 0 -s tests/versions/test_training.py  one file, in one process, with what it prints
 # It uses the PyTorch of the current python3 where there is one. The oldest supported versions, in .venv-oldest:

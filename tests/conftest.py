@@ -1,6 +1,10 @@
-"""Fixtures of all tests. Without a GPU, Triton's kernels run in its interpreter, chosen before Triton is imported."""
+"""Fixtures of all tests. Without a GPU, Triton's kernels run in its interpreter, chosen before Triton is imported.
+
+--reverse and --shuffle SEED run the tests in another order: no test may leave a setting of the process behind.
+"""
 
 import os
+import random
 import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process per core, and tensors too small for threads
@@ -13,14 +17,43 @@ if not torch.cuda.is_available():
 
 import pytest
 
-from in_process import restored_settings
+from in_process import process_settings, restored_settings
+
+SETTINGS = pytest.StashKey()
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--reverse", action="store_true", help="run the last test first")
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("shuffle") is not None:
+        random.Random(config.getoption("shuffle")).shuffle(items)
+    if config.getoption("reverse"):
+        items.reverse()
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item):
+    item.stash[SETTINGS] = process_settings()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item):
+    """Fail a test that leaves a setting behind, its fixtures of a module or the session included."""
+    result = yield
+    before, after = item.stash[SETTINGS], process_settings()
+    left = [f"{name}: {before.get(name)} -> {value}" for name, value in after.items() if before.get(name) != value]
+    left += [f"{name}: gone" for name in before.keys() - after.keys()]
+    if left:
+        raise AssertionError(f"the test left settings of the process behind: {', '.join(left)}")
+    return result
 
 
 @pytest.fixture(scope="session")

@@ -9,10 +9,12 @@ import io
 import os
 import pathlib
 import shlex
+import signal
 import subprocess
 import sys
 from unittest import mock
 
+import numpy as np
 import torch
 
 from common.versions import REPOSITORY, SCRIPTS, load_version
@@ -32,16 +34,41 @@ def module_of(program):
     return importlib.import_module(".".join(path.relative_to(REPOSITORY / "scripts").with_suffix("").parts))
 
 
+def process_settings():
+    """Return the settings of this process that a test may change and the next one would notice."""
+    ignored = ("PYTEST_", "TORCHINDUCTOR_")  # pytest's own, and the cache's folder, which PyTorch sets on import
+    settings = {f"${name}": value for name, value in os.environ.items() if not name.startswith(ignored)}
+    return settings | {
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "fill_uninitialized_memory": torch.utils.deterministic.fill_uninitialized_memory,
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "default dtype": torch.get_default_dtype(),
+        "gradients": torch.is_grad_enabled(),
+        "threads": torch.get_num_threads(),
+        "working directory": os.getcwd(),
+        "arguments": tuple(sys.argv),
+        "floating-point errors": tuple(np.geterr().items()),
+        "SIGTERM": signal.getsignal(signal.SIGTERM),
+        "SIGINT": signal.getsignal(signal.SIGINT),
+    }
+
+
 @contextlib.contextmanager
 def restored_settings():
-    """Restore what programs set for their whole process: determinism, precision and Triton's interpreter."""
+    """Restore what programs set for their process: determinism, precision, NumPy's errors, signals, environment."""
     deterministic, precision = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+    filled, errors = torch.utils.deterministic.fill_uninitialized_memory, np.geterr()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with mock.patch.dict(os.environ):
             yield
     finally:
         torch.use_deterministic_algorithms(deterministic)
         torch.set_float32_matmul_precision(precision)
+        torch.utils.deterministic.fill_uninitialized_memory = filled
+        np.seterr(**errors)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def run_captured(command, program, folder, start):

@@ -5,7 +5,7 @@ dtype and through plain PyTorch in float64, and raises Wrong unless every output
 float64 as plain PyTorch is: at most twice its error, plus 1e-6.
 
 Inputs lie between bands of NaN, so that a load past their end shows. What the kernels allocate holds NaN, so that an
-element that is never written shows, and lies between bands of a number, so that a store past its end shows.
+element that is never written shows, and lies between bands of NaN, so that a load or a store past its end shows.
 """
 
 import contextlib
@@ -95,7 +95,10 @@ def placed(tensor, layout="contiguous"):
 
 
 class GuardedMemory(contextlib.ExitStack):
-    """While entered, torch.empty and its kin give NaN between bands of a number (torch.zeros: zeros between them)."""
+    """While entered, torch.empty and its kin give NaN between bands of NaN (torch.zeros: zeros between them).
+
+    So a load that reads past the end of what a kernel stored shows, too. Integers lie between bands of a number.
+    """
 
     def __enter__(self):
         self.bands = []
@@ -108,16 +111,16 @@ class GuardedMemory(contextlib.ExitStack):
             return ALLOCATORS[name](*args, device=device, **options)
         like = ALLOCATORS[name](*args, device="meta", **options)  # shape and strides alone
         device = device or (args[0].device if "like" in name else None)
-        memory = ALLOCATORS["empty"](like.numel() + 2 * BAND, dtype=like.dtype, device=device).fill_(SENTINEL)
+        empty = math.nan if like.is_floating_point() else SENTINEL
+        memory = ALLOCATORS["empty"](like.numel() + 2 * BAND, dtype=like.dtype, device=device).fill_(empty)
         self.bands.append((tuple(like.shape), memory[:BAND], memory[BAND + like.numel() :]))
-        fill = 0 if "zeros" in name else math.nan if like.is_floating_point() else SENTINEL
-        return memory.as_strided(like.shape, like.stride(), BAND).fill_(fill)
+        return memory.as_strided(like.shape, like.stride(), BAND).fill_(0 if "zeros" in name else empty)
 
     def check(self):
         """Raise Wrong where a store went past a tensor's ends."""
         for shape, before, after in self.bands:
             for side, band in (("before the start", before.flip(0)), ("past the end", after)):
-                touched = (band != SENTINEL).nonzero()
+                touched = (~band.isnan() if band.is_floating_point() else band != SENTINEL).nonzero()
                 if len(touched):
                     raise Wrong(f"a store {int(touched[0]) + 1} elements {side} of a tensor {shape}")
 
@@ -148,8 +151,9 @@ def launches(note=lambda name: None):
 
     def recording(launch):
         def launch_noted(kernel, grid):
-            names.add(kernel.__name__)
-            note(kernel.__name__)
+            name = getattr(kernel, "base_fn", kernel).__name__  # base_fn: an Autotuner has no name of its own
+            names.add(name)
+            note(name)
             return launch(kernel, grid)
 
         return launch_noted
@@ -384,6 +388,7 @@ CASES = {
         "denormal values": lambda: norm_case(4, 64, scale=1e-39, eps=1e-5),
         "large values": lambda: norm_case(4, 64, scale=1e3),
         "float32 weight": lambda: norm_case(6, 40, wide=("w",)),
+        "float32 weight, nothing added": lambda: norm_case(60, 40, branch=False, wide=("w",)),
         "sum not used": lambda: norm_case(3, 24, unused=("x",)),
         "norm not used": lambda: norm_case(3, 24, unused=("y",)),
     },

@@ -10,7 +10,8 @@ This version teaches fusion: one GEMM for q, k and v instead of three, one for g
 one kernel that never writes the T x T scores, AdamW in one kernel per list of tensors, and torch.compile for the
 element-wise operations between the GEMMs.
 
-Shapes: B batch, T tokens, C hidden_dim, H query heads, K key/value heads, D = C / H, F intermediate_dim, V vocab_size.
+Shapes: B batch, T tokens, C hidden_dim, H query heads, K key/value heads, D = C / H, V vocab_size; width is
+intermediate_dim in the feed-forward part.
 """
 
 import argparse
@@ -51,7 +52,7 @@ def apply_rope(x, cos, sin):
 def causal_attention(q, k, v):
     """Return softmax(q kᵀ / sqrt(D)) v under a causal mask: q [B, T, H, D], k and v [B, T, K, D] -> [B, T, H, D].
 
-    One kernel computes it tile by tile and never writes the T x T scores (FlashAttention, arXiv:2205.14135).
+    PyTorch's fused kernel goes tile by tile and never writes the T x T scores (FlashAttention, arXiv:2205.14135).
     """
     grouped = q.dtype in (torch.float16, torch.bfloat16)
     if not grouped:  # in float32 only the slow math backend supports enable_gqa
@@ -90,7 +91,7 @@ def swiglu(gate, up):
 
 
 class Attention(nn.Module):
-    """Compute causal self-attention with grouped queries: H query heads share K key/value heads."""
+    """Compute causal self-attention of x [B, T, C] with RoPE tables [T, D/2]; H query heads share K key/value heads."""
 
     def __init__(self, config):
         super().__init__()
@@ -145,7 +146,7 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(width, C, bias=False)
 
     def project(self, x):
-        """Return gate and up, both [B, T, F]."""
+        """Return gate and up, both [B, T, width]."""
         if self.fused:
             return self.gate_up_proj(x).chunk(2, dim=-1)
         return self.gate_proj(x), self.up_proj(x)
@@ -236,7 +237,7 @@ def make_optimizer(model, config):
 
 
 def get_weight(parameter, state):
-    """Return the float32 weight of a parameter: here the parameter itself."""
+    """Return the float32 weight of a parameter, here the parameter itself; state is optimizer.state[parameter]."""
     return parameter
 
 
@@ -264,7 +265,7 @@ def add_version_options(add):
 
 
 def complete_version_options(config):
-    """Complete and check the options of this version; return a description of its parts."""
+    """Check and complete this version's options, raise UserError; return what it uses, in words to be printed."""
     if config.enable_torch_compile is None:  # the others are on unless they are disabled
         config.enable_torch_compile = config.enable_all_fusion
     if config.graph and config.enable_torch_compile and config.compile_mode in ("reduce-overhead", "max-autotune"):
@@ -293,26 +294,33 @@ import platform
 import re
 import resource
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import time
 import warnings
+import zipfile
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 
-MODEL = "vocab_size hidden_dim num_layers num_heads num_kv_heads intermediate_dim norm_eps rope_theta".split()
+# Options that define the model: a checkpoint's must be equal.
+MODEL = ("vocab_size", "hidden_dim", "num_layers", "num_heads", "num_kv_heads", "intermediate_dim")
+MODEL += ("norm_eps", "rope_theta")
 SIZES = ("hidden_dim", "num_layers", "num_heads", "intermediate_dim", "seq_len", "batch_size")
 PRESETS = {  # in the order of SIZES
+    # hidden, layers, heads, feed-forward, sequence, batch
     "default": (512, 8, 8, 2048, 256, 8),
     "check": (64, 2, 4, 256, 32, 2),  # --validate-setup
     "tiny": (256, 4, 8, 512, 128, 8),
     "small": (512, 8, 8, 2048, 128, 8),
     "medium": (1024, 12, 16, 4096, 512, 16),
 }
-# Columns of the PyTorch profiler's table.
+RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # torchrun's
+# Columns of the PyTorch profiler's table; cuda_* is the old name of device_*.
 COLUMNS = ("cpu_time_total", "cuda_time_total", "device_time_total", "cpu_memory_usage", "device_memory_usage")
 SORT_KEYS = [*COLUMNS, *(f"self_{key}" for key in COLUMNS), "count"]
 
@@ -322,7 +330,10 @@ class UserError(Exception):
 
 
 class Config(argparse.Namespace):
-    """Hold all options of a run, completed and checked, and properties that follow from them."""
+    """Hold all options of a run, completed and checked, and properties that follow from them.
+
+    read_ranks adds launched, rank, world_size, local_rank and local_world_size.
+    """
 
     @property
     def head_dim(self):
@@ -365,8 +376,8 @@ def build_parser():
 
     def error(message):
         """Exit with status 2; print the message on local rank 0 only."""
-        is_rank0 = os.environ.get("LOCAL_RANK", "0") == "0"
-        parser.exit(2, f"{parser.prog}: error: {message}\n" if is_rank0 else None)
+        other_says_it = os.environ.keys() >= RANK_VARIABLES and os.environ["LOCAL_RANK"] != "0"
+        parser.exit(2, None if other_says_it else f"{parser.prog}: error: {message}\n")
 
     parser.error = error
     parser.set_defaults(version=VERSION, norm_eps=1e-6, rope_theta=10000.0)
@@ -386,7 +397,8 @@ def add_model_options(add):
     add("--num-layers", type=between(int, 1, 10_000), metavar="L", help="transformer blocks (8)")
     add("--num-heads", type=positive, metavar="H", help="query heads (8)")
     add("--num-kv-heads", type=positive, metavar="K", help="key and value heads (half the query heads)")
-    add("--intermediate-dim", type=positive, metavar="F", help="feed-forward width (4 x hidden without --preset)")
+    ffn = "feed-forward width (the preset's; 4 x --hidden-dim if that is given and another)"
+    add("--intermediate-dim", type=positive, metavar="F", help=ffn)
     add("--vocab-size", type=positive, default=1000, metavar="V", help="distinct tokens (%(default)s)")
 
 
@@ -394,14 +406,16 @@ def add_training_options(add):
     flag = argparse.BooleanOptionalAction
     count = between(int, 0, 2**63 - 1)
     add("--num-steps", type=between(int, 1, 10**9 - 1), default=50, metavar="N", help="measured steps (%(default)s)")
-    add("--warmup-steps", type=count, default=3, metavar="N", help="steps before the measured ones (%(default)s)")
+    before = "steps before the measured ones (%(default)s; a graph or --resume may need more)"
+    add("--warmup-steps", type=count, default=3, metavar="N", help=before)
     add("--learning-rate", type=between(float, 1e-30, 1e30), default=3e-4, metavar="R", help="for AdamW (%(default)s)")
     add("--seed", type=count, default=0, metavar="N", help="for weights and batches (%(default)s)")
     add("--data", metavar="PATH", help="text file, or folder of text files, read as bytes (synthetic data)")
     add("--use-amp", action="store_true", help="automatic mixed precision")
     add("--amp-dtype", choices=["bfloat16", "float16"], default="bfloat16", help="used by --use-amp (%(default)s)")
     add("--tf32", action="store_true", help="allow TF32 in float32 matmuls")
-    add("--graph", action=flag, help=f"replay the step from a CUDA/HIP graph ({GRAPH_BY_DEFAULT})")
+    graph = f"replay the step from a CUDA/HIP graph ({GRAPH_BY_DEFAULT}; not when profiling)"
+    add("--graph", action=flag, help=graph)
     add("--deterministic", action=flag, default=DETERMINISTIC_BY_DEFAULT, help="bitwise reproducible (%(default)s)")
     add("--device", help="cpu, cuda or cuda:N; AMD GPUs are cuda too (a GPU if there is one)")
     add("--metrics-file", metavar="FILE", help="write configuration, environment, steps and summary as JSON")
@@ -416,7 +430,7 @@ def add_profiling_options(add):
     add("--enable-pytorch-profiler", action="store_true", help="write a trace for ui.perfetto.dev")
     add("--profile-dir", metavar="DIR", default="pytorch_profiles", help="folder of the traces (%(default)s)")
     add("--profile-steps", type=between(int, 1, 10_000), default=3, metavar="N", help="steps to profile (%(default)s)")
-    add("--profile-memory", "--enable-memory-profiling", action="store_true", help="and a table of memory by operator")
+    add("--profile-memory", "--enable-memory-profiling", action="store_true", help="also print memory by operator")
     add("--profile-operators", action="store_true", help="print a table of the operators")
     add("--sort-by", choices=SORT_KEYS, metavar="KEY", default="cuda_time_total", help="table order (%(default)s)")
     add("--profile-attention-only", action="store_true", help="profile one attention layer alone")
@@ -441,26 +455,38 @@ def parse_options(argv=None):
 def read_ranks(config):
     """Read rank and world size from torchrun's environment."""
     ranks = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-    config.launched = bool({*ranks, "MASTER_ADDR", "MASTER_PORT"} & set(os.environ))
+    config.launched = bool(RANK_VARIABLES & os.environ.keys())
     for name, alone in ranks.items():
         text = os.environ.get(name, "") if config.launched else str(alone)
         if not re.fullmatch("[0-9]{1,9}", text):
             raise UserError(f"{name} in the environment is {text or 'missing'}: use torchrun, or unset the others")
         setattr(config, name.lower(), int(text))
-    has_address = os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT", "").isdecimal()
-    if config.launched and (not has_address or config.rank >= config.world_size):
+    if not config.launched:
+        return
+    host = os.environ.get("MASTER_ADDR")
+    port = os.environ.get("MASTER_PORT", "")
+    if (
+        not host
+        or not re.fullmatch("[0-9]{1,5}", port)
+        or not 0 < int(port) < 2**16
+        or config.rank >= config.world_size
+    ):
         raise UserError("RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT is wrong: start with torchrun, or unset all four")
+    try:
+        socket.getaddrinfo(host, int(port))
+    except (OSError, UnicodeError):  # without this check, PyTorch asks for a minute
+        raise UserError(f"MASTER_ADDR {host} in the environment is no host that can be found: use torchrun") from None
 
 
 def complete_options(config):
-    """Fill in what was not given, from the preset and from other options."""
+    """Reject empty values, and fill in what was not given, from the preset and from other options."""
     for name, value in vars(config).items():
         if value == "":
             raise UserError(f"--{name.replace('_', '-')} must not be empty")
     preset = config.preset or ("check" if config.validate_setup else "default")
     sizes = dict(zip(SIZES, PRESETS[preset], strict=True))
     if config.hidden_dim not in (None, sizes["hidden_dim"]):
-        sizes["intermediate_dim"] = 4 * config.hidden_dim  # the preset's fits the preset's width
+        sizes["intermediate_dim"] = 4 * config.hidden_dim  # the preset's width fits only its own --hidden-dim
     for name, value in sizes.items():
         setattr(config, name, getattr(config, name) or value)
     config.num_kv_heads = config.num_kv_heads or max(1, config.num_heads // 2)
@@ -474,7 +500,7 @@ def complete_options(config):
     profiling = ("enable_pytorch_profiler", "profile_memory", "profile_operators", "profile_attention_only")
     config.profile = any(getattr(config, name) for name in profiling)
     if config.graph is None:
-        config.graph = GRAPH_BY_DEFAULT and not config.profile
+        config.graph = GRAPH_BY_DEFAULT and not config.profile  # a profiler sees a graph as one launch
 
 
 def check_options(config):
@@ -488,13 +514,13 @@ def check_options(config):
         raise UserError(f"--num-kv-heads must divide --num-heads ({config.num_heads}), got {config.num_kv_heads}")
     if not re.fullmatch("cpu|cuda(:[0-9]{1,9})?", config.device):
         raise UserError(f"--device must be cpu, cuda or cuda:N, got {config.device}")
-    if config.on_gpu and int(config.device[5:]) >= gpus:
+    if config.on_gpu and int(config.device.removeprefix("cuda:")) >= gpus:
         raise UserError(f"--device {config.device} does not exist (PyTorch sees {gpus}): use fewer processes or cpu")
     if config.on_gpu and config.local_world_size > 1 and config.device != f"cuda:{config.local_rank}":
         raise UserError(f"--device {config.device} would give all processes one GPU: leave out its number")
     if config.parallel and not config.launched:
         raise UserError("--parallel needs torchrun: start with torchrun --nproc-per-node N")
-    if fsdp and not config.on_gpu and torch.__version__ < (2, 9):
+    if fsdp and not config.on_gpu and torch.__version__ < (2, 9):  # a TorchVersion compares to tuples
         raise UserError(f"--parallel fsdp on a CPU needs PyTorch 2.9, got {torch.__version__}: use --parallel ddp")
     if fsdp and (config.profile_attention_only or (config.use_amp and config.amp_dtype == "float16")):
         raise UserError("--parallel fsdp supports neither --profile-attention-only nor float16: use --parallel ddp")
@@ -513,15 +539,32 @@ def check_paths(config):
         try:
             if option != "--metrics-file":
                 path.parent.mkdir(parents=True, exist_ok=True)
-            elif path.exists() and not path.is_file():
-                raise UserError(f"--metrics-file must be a regular file, got {path}")
-            probe = path.with_name(f"{path.name}.{os.getpid()}.probe")
-            probe.touch()
+            elif path.exists() and (not path.is_file() or is_open_stream(path)):
+                raise UserError(f"--metrics-file must be a regular file of its own, got {config.metrics_file}")
+            probe = partial_path(path)
+            os.close(os.open(probe, NEW_FILE, 0o666))
             probe.unlink()
+            str(path).encode()  # the profiler cannot write to other names
         except OSError as error:
             raise UserError(f"{option}: cannot write to {path.parent}: {error.strerror}") from None
-    if config.save_every and not config.resume and list_checkpoints(config):
+        except UnicodeEncodeError:
+            if option == "--profile-dir":
+                raise UserError(f"--profile-dir must be UTF-8, got {ascii(config.profile_dir)}") from None
+    try:
+        others = config.save_every and not config.resume and list_checkpoints(config)
+    except OSError as error:
+        raise UserError(f"--checkpoint-dir {config.checkpoint_dir} cannot be read: {error.strerror}") from None
+    if others:
         raise UserError(f"--checkpoint-dir {config.checkpoint_dir} holds checkpoints: add --resume or name another one")
+
+
+def is_open_stream(path):
+    """Return True for the file that standard input, output or error is, which /dev/stdout leads to."""
+    for descriptor in range(3):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return True
+    return False
 
 
 # ---------------------------------------------------------------- data and initial weights
@@ -562,10 +605,17 @@ class TextStream:
             files = [path]
             if path.is_dir():
                 files = sorted(p for p in path.iterdir() if p.is_file())
+            elif not stat.S_ISREG(path.stat().st_mode):
+                raise UserError(f"--data {path} is no regular file: a device or pipe may never end")
             texts = [file.read_bytes() for file in files]
         except OSError as error:
             raise UserError(f"--data {path} cannot be read: {error.strerror}") from None
-        text = b"\n".join(text for text in texts if b"\0" not in text)  # NUL marks a binary file
+        except (MemoryError, OverflowError):
+            raise UserError(f"--data {path} does not fit into memory") from None
+        texts = [text for text in texts if b"\0" not in text]
+        if not texts:
+            raise UserError(f"--data {path} holds no text: a file with a NUL byte counts as binary")
+        text = b"\n".join(texts)
         if len(text) <= self.T:
             raise UserError(f"--seq-len must be less than the {len(text)} bytes of text in --data {path}, got {self.T}")
         if max(text) >= config.vocab_size:
@@ -631,7 +681,9 @@ def initialize(model, config):
 def process_group(config):
     """Join torchrun's process group and silence the standard output of all ranks but the first."""
     device = torch.device(config.device) if config.on_gpu else None
-    timeout = datetime.timedelta(seconds=50)  # ranks compile at the same time, so none waits for minutes
+    # The others wait while rank 0 writes a checkpoint or one rank compiles. torchrun sees at once that a rank died; a
+    # host that vanishes is noticed after this time.
+    timeout = datetime.timedelta(minutes=10)
     dist.init_process_group("nccl" if device else "gloo", timeout=timeout, device_id=device)
     with open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull if config.rank else sys.stdout):
         yield
@@ -659,7 +711,7 @@ def shard(model, config):
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     gathered = config.dtype if config.use_amp and FSDP_GATHERS_AMP_DTYPE else None
-    policy = MixedPrecisionPolicy(gathered, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy(param_dtype=gathered, cast_forward_inputs=False)
     mesh = dist.init_device_mesh("cuda" if config.on_gpu else "cpu", (config.world_size,))
     for module in (*model.layers, model):
         fully_shard(module, mesh=mesh, mp_policy=policy)
@@ -667,7 +719,7 @@ def shard(model, config):
 
 def full_tensor(tensor):
     """Gather a tensor that FSDP2 may have sharded. Collective."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return tensor.full_tensor() if hasattr(tensor, "device_mesh") else tensor
 
 
 def shard_like(tensor, whole):
@@ -676,6 +728,7 @@ def shard_like(tensor, whole):
         return whole
     from torch.distributed.tensor import distribute_tensor
 
+    # src_data_rank=None: every rank has the whole
     return distribute_tensor(whole.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
 
 
@@ -696,6 +749,7 @@ class Trainer:
 
     def __init__(self, config):
         self.config = config
+        # FSDP2 moves only the shards to the GPU.
         with torch.device("cpu" if config.parallel == "fsdp" else config.device):
             self.model = TinyLlama(config)
         initialize(self.model, config)
@@ -713,7 +767,9 @@ class Trainer:
         self.synchronize = torch.cuda.synchronize if config.on_gpu else lambda: None
         self.graph = None
         self.graph_reason = None if config.graph else "no --graph"  # why the step runs eagerly
-        self.saved = []  # checkpoints that this run wrote
+        self.saved = []  # checkpoints that this run wrote, or continued from
+        self.signal = 0  # SIGTERM or SIGHUP, once it has asked this rank to stop
+        self.stopped = 0  # the same once it has reached all ranks
 
     def step(self):
         """Run forward, backward and optimizer on the batch in self.tokens and self.labels."""
@@ -764,7 +820,10 @@ class Trainer:
         if self.marks:
             for name, first, last in zip(PHASES, self.marks[:-1], self.marks[1:], strict=True):
                 phases[name] = first.elapsed_time(last) if self.config.on_gpu else 1000 * (last - first)
-        losses, times = gather([self.loss.item(), step_ms], self.config).T.tolist()  # of every rank
+        losses, times, signals = gather(
+            [self.loss.item(), step_ms, self.signal], self.config
+        ).T.tolist()  # of every rank
+        self.stopped = int(max(signals))
         record = {"loss": sum(losses) / len(losses), **phases, "step_ms": max(times)}
         if self.config.parallel:
             record["rank_step_ms"] = times
@@ -796,8 +855,6 @@ class Trainer:
     def restore(self, saved):
         """Overwrite weights and optimizer state in place, since a graph holds their addresses; zero unsaved state."""
         for name, p in self.model.named_parameters():
-            if name not in saved["tensors"]:
-                raise UserError(f"--resume: the checkpoint lacks {name}: use the --enable-* options of its run")
             state = self.optimizer.state[p]
             set_weight(p, state, shard_like(p, saved["tensors"][name]))
             for key in state.keys() & set(ADAMW):
@@ -890,7 +947,12 @@ def largest_error(found, expected):
 # A checkpoint is one file of whole float32 tensors: any number of processes, DDP or FSDP2, can continue from it.
 ADAMW = ("step", "exp_avg", "exp_avg_sq")
 # Options that may differ from those of the checkpoint's run, but are then printed.
-COMPARED = "seed learning_rate data batch_size world_size seq_len use_amp amp_dtype tf32".split()
+COMPARED = ("seed", "learning_rate", "data", "batch_size", "world_size", "seq_len", "use_amp", "amp_dtype", "tf32")
+
+
+# What a file of another kind raises while it is read.
+DAMAGE = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, MemoryError)
+DAMAGE += (AssertionError, pickle.UnpicklingError, zipfile.BadZipFile)
 
 
 def save_checkpoint(trainer, step):
@@ -911,58 +973,131 @@ def save_checkpoint(trainer, step):
     if config.rank:
         return
     path = pathlib.Path(config.checkpoint_dir) / f"step_{step:09d}.pt"
-    if path.exists():
-        raise OSError(None, "it exists already: does another run use this folder?", str(path))
     buffer = io.BytesIO()
     scaler = trainer.scaler.state_dict()
     torch.save({"step": step, "options": vars(config), "tensors": tensors, "scaler": scaler}, buffer)
-    write_file(path, buffer.getbuffer(), hashlib.sha256(buffer.getbuffer()).digest())
+    write_file(path, buffer.getbuffer(), hashlib.sha256(buffer.getbuffer()).digest(), replace=False)
     trainer.saved.append(path)
     for old in trainer.saved[:-2]:
         old.unlink(missing_ok=True)
 
 
-def write_file(path, *parts):
-    """Write a file atomically: write path.partial, then rename it."""
-    partial = path.with_name(path.name + ".partial")
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+
+
+def partial_path(path):
+    """Return a name beside a file that no other process writes to: with host, process and a random part."""
+    host = re.sub("[^A-Za-z0-9]", "_", platform.node())[:40]
+    return path.with_name(f"{path.name}.{host}.{os.getpid()}.{os.urandom(4).hex()}.partial")
+
+
+def write_file(path, *parts, replace=True):
+    """Write a file under a name of its own and move it into place: whole or not at all."""
+    partial = partial_path(path)
     try:
-        with open(partial, "wb") as file:
+        with open(os.open(partial, NEW_FILE, 0o666), "wb") as file:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
+        if replace:
+            os.replace(partial, path)
+        else:
+            link(partial, path)
+        with contextlib.suppress(OSError):  # some file systems cannot sync a folder, and some users cannot open it
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+    except FileExistsError:
+        raise OSError(None, "it exists already: does another run use this folder?", str(path)) from None
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         partial.unlink(missing_ok=True)
 
 
+def link(partial, path):
+    """Give a file its name; raise FileExistsError instead of replacing another file."""
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        if partial.stat().st_nlink != 2:  # NFS can answer that the name exists after it has made the link
+            raise
+    except OSError:  # a file system without hard links: another run can still take the name between the two lines
+        if path.exists():
+            raise FileExistsError from None
+        os.rename(partial, path)
+
+
+def remove_partials(path):
+    """Remove what dead processes of this host left of files of this name, and print the names of all others."""
+    host = partial_path(path).name.split(".")[-4]
+    for partial in sorted(path.parent.glob(f"{path.name}.*.*.*.partial")):
+        its_host, its_pid = partial.name.split(".")[-4:-2]
+        try:
+            if its_host == host:
+                os.kill(int(its_pid), 0)  # sends no signal
+        except ProcessLookupError:
+            partial.unlink(missing_ok=True)
+            continue
+        except (PermissionError, ValueError, OverflowError):
+            pass  # another user's process, or a file that is none of ours
+        print(f"  note       another run may be writing {partial}")
+
+
 def list_checkpoints(config):
     """Return the files step_N.pt of --checkpoint-dir, the newest first."""
-    return sorted(pathlib.Path(config.checkpoint_dir).glob(f"step_{'[0-9]' * 9}.pt"), reverse=True)
+    folder = pathlib.Path(config.checkpoint_dir)
+    names = [name for name in os.listdir(folder) if re.fullmatch(r"step_[0-9]{9}\.pt", name)]
+    return [folder / name for name in sorted(names, reverse=True)]
+
+
+def without_newest(config):
+    """Say how to continue without the newest checkpoint."""
+    newest, *older = list_checkpoints(config)
+    if older:
+        return f"move {newest} away to continue from {older[0].name}"
+    return f"move {newest} away and leave out --resume to start again"
 
 
 def find_checkpoint(config):
     """Return the contents of the newest checkpoint; raise UserError if this run cannot continue from it. Collective."""
     path = pathlib.Path(config.checkpoint_dir)
+    now = vars(config)
     try:
         paths = list_checkpoints(config)
         if not paths:
             raise UserError(f"--resume: {config.checkpoint_dir} holds no checkpoint (step_N.pt)")
         path = paths[0]
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would wait forever
+            raise UserError(f"--resume: {path} is not a checkpoint of this workshop: {without_newest(config)}")
         data = path.read_bytes()
-        if hashlib.sha256(data[:-32]).digest() != data[-32:]:
+        sound = hashlib.sha256(data[:-32]).digest() == data[-32:]
+        if not sound and (
+            data[:2] != b"PK" or data[-22:-18] == b"PK\5\6"
+        ):  # no file of torch.save, or one without our end
+            raise UserError(f"--resume: {path} is not a checkpoint of this workshop: {without_newest(config)}")
+        if not sound:
             raise ValueError("the checksum is wrong")
+        with zipfile.ZipFile(io.BytesIO(data)) as parts:
+            if sum(part.file_size for part in parts.infolist()) > len(data):
+                raise ValueError("it unpacks to more than torch.save packs")
         # weights_only: somebody else's file must not run code here.
         saved = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        if type(saved["step"]) is not int or path.name != f"step_{saved['step']:09d}.pt":
+            raise ValueError("it is of another step than its name says")
         options = {name: saved["options"][name] for name in ("version", *MODEL, *COMPARED)}
+        saved = saved | {"path": path}
+        if not all(isinstance(old, str | int | float | None) for old in options.values()):
+            raise TypeError("an option is no text and no number")
+        changed = {name for name, old in options.items() if old != now[name]}
+        changes = ", ".join(f"{name} {old} -> {now[name]}" for name, old in options.items() if name in changed)
+        changes = changes.encode("unicode_escape").decode()  # a terminal would obey escape codes
     except OSError as error:
         raise UserError(f"--resume: {path} cannot be read: {error.strerror}") from None
-    except (RuntimeError, ValueError, LookupError, TypeError, EOFError, pickle.UnpicklingError):
-        raise UserError(f"--resume: {path} is damaged: remove it to continue from an older checkpoint") from None
-    now = vars(config)
-    changed = {name for name, old in options.items() if old != now[name]}
-    changes = ", ".join(f"{name} {old} -> {now[name]}" for name, old in options.items() if name in changed)
+    except DAMAGE as error:
+        raise UserError(f"--resume: {path} is damaged ({ascii(str(error)[:80])}): {without_newest(config)}") from None
     if changed - set(COMPARED):
         raise UserError(f"--resume: {path} belongs to another model: {changes}")
     if len(gather([saved["step"]], config).unique()) > 1:
@@ -972,6 +1107,40 @@ def find_checkpoint(config):
     note = f", with other options: {changes}" if changed else ""
     print(f"resuming from {path}{note}")
     return saved
+
+
+def check_contents(saved, trainer):
+    """Raise UserError unless a checkpoint holds what save_checkpoint writes for this model."""
+    try:
+        tensors = saved["tensors"]
+        if not isinstance(tensors, dict):
+            raise TypeError("its tensors have no names")
+        wanted = {}
+        for name, p in trainer.initial["tensors"].items():
+            if name not in tensors:
+                raise UserError(f"--resume: the checkpoint lacks {name}: use the --enable-* options of its run")
+            wanted |= {name: p.shape, f"{name}.exp_avg": p.shape, f"{name}.exp_avg_sq": p.shape}
+            wanted[f"{name}.step"] = torch.Size([])
+        if tensors.keys() != wanted.keys():
+            raise ValueError("it holds other tensors than the model")
+        for name, tensor in tensors.items():
+            plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
+            dtypes = (torch.float32, torch.float64) if name.endswith(".step") else (torch.float32,)
+            if not plain or tensor.shape != wanted[name] or tensor.dtype not in dtypes:
+                raise ValueError(f"{name} is no float32 tensor {tuple(wanted[name])}")
+            if not tensor.isfinite().all() or (name.endswith((".step", ".exp_avg_sq")) and tensor.min() < 0):
+                raise ValueError(f"{name} is not finite, or negative")
+        scaler = saved["scaler"]
+        fresh = torch.amp.GradScaler("cpu").state_dict()  # of numbers
+        if scaler and (
+            scaler.keys() != fresh.keys() or not all(type(scaler[key]) is type(fresh[key]) for key in fresh)
+        ):
+            raise ValueError("its scaler is none")
+        if scaler and not 0 < scaler["scale"] < math.inf:
+            raise ValueError(f"its scale is {scaler['scale']}")
+    except DAMAGE as error:
+        message = f"{saved['path']} is damaged ({ascii(str(error)[:80])}): {without_newest(trainer.config)}"
+        raise UserError(f"--resume: {message}") from None
 
 
 # ---------------------------------------------------------------- measurement and profiling
@@ -990,7 +1159,7 @@ def peak_memory_mb(config):
 
 def flops_per_step(model, config):
     """Return the FLOPs of a step: 6 per matmul weight and token, and the needed half of the T x T attention matmuls."""
-    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2)
+    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2)  # the embedding as the output head
     per_token = 6 * (matrices + config.num_layers * config.seq_len * config.hidden_dim)
     return config.world_size * config.batch_size * config.seq_len * per_token
 
@@ -1034,18 +1203,19 @@ def quartiles(values):
     return {"p25": p25, "median": median, "p75": p75}
 
 
-def summarize(trainer, steps, warmup_s, data):
-    """Return the results of a run, over all ranks. Collective."""
+def summarize(trainer, records, warmup_s, data):
+    """Return the results of a run from the records of its steps, over all ranks. Collective."""
     config = trainer.config
-    step_ms = quartiles([step["step_ms"] for step in steps])
+    step_ms = quartiles([record["step_ms"] for record in records])
     phases = {}
     for name in PHASES:
-        times = [step[name] for step in steps]
+        times = [record[name] for record in records]
         phases[name] = None if None in times else quartiles(times)["median"]
     samples_per_second = 1000 * config.batch_size * config.world_size / step_ms["median"]
     flops = flops_per_step(trainer.model, config)
     peak_memory = gather([peak_memory_mb(config)], config).max().item()
-    times_by_rank = zip(*(step.get("rank_step_ms", []) for step in steps), strict=True)
+    # transposed: per rank, its times; empty in one process
+    times_by_rank = zip(*(record.get("rank_step_ms", []) for record in records), strict=True)
     return {
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "parameters_trained": parameters_trained(trainer),
@@ -1053,12 +1223,12 @@ def summarize(trainer, steps, warmup_s, data):
         **phases,
         "samples_per_second": samples_per_second,
         "tokens_per_second": samples_per_second * config.seq_len,
-        "peak_memory_mb": peak_memory,
-        "first_loss": steps[0]["loss"],
-        "final_loss": steps[-1]["loss"],
+        "peak_memory_mb": peak_memory,  # in MiB
+        "first_loss": records[0]["loss"],
+        "final_loss": records[-1]["loss"],
         "best_loss_known": data.best_loss,
         "flops_per_step": flops,
-        "tflops": flops / step_ms["median"] / 1e9,
+        "tflops": flops / step_ms["median"] / 1e9,  # FLOP/ms -> TFLOP/s
         "precision": config.precision,
         "graph": {"captured": trainer.graph is not None, "reason": trainer.graph_reason},
         "warmup_s": warmup_s,
@@ -1068,17 +1238,18 @@ def summarize(trainer, steps, warmup_s, data):
     }
 
 
-def write_metrics(config, steps, summary):
-    """Write configuration, environment, step records and summary as JSON."""
+def write_metrics(config, records, summary):
+    """Write configuration, environment, step records and summary as JSON. Steps count from 0 there, from 1 in print."""
     content = {
         "version": VERSION,
         "config": {name: getattr(config, name) for name in MODEL},
         "options": vars(config),
         "environment": environment(config),
-        "steps": steps,
+        "steps": records,
         "summary": summary,
     }
     content = json.loads(json.dumps(content), parse_constant=lambda name: None)  # NaN and Infinity are not JSON
+    # realpath: write through a symbolic link
     write_file(pathlib.Path(os.path.realpath(config.metrics_file)), json.dumps(content, indent=1).encode() + b"\n")
 
 
@@ -1098,8 +1269,8 @@ def print_configuration(trainer, data):
     print("  warm-up    running; compilation, if any, can take minutes", flush=True)
 
 
-def print_summary(summary, steps):
-    step = summary["step_ms"]
+def print_summary(summary, records):
+    step_ms = summary["step_ms"]
     ranks = summary["rank_step_ms"]
     phases = [f"{name[:-3]} {summary[name]:.3f} ms" for name in PHASES if summary[name] is not None]
     phases = ", ".join(phases) or "not measured inside a graph"
@@ -1107,9 +1278,9 @@ def print_summary(summary, steps):
     graph = "replayed from a graph" if summary["graph"]["captured"] else f"eager ({summary['graph']['reason']})"
     trained = summary["parameters_trained"]
     parameters = summary["parameters"]
-    print(f"summary of {len(steps)} steps, after {summary['warmup_s']:.1f} s of warm-up, {graph}")
+    print(f"summary of {len(records)} steps, after {summary['warmup_s']:.1f} s of warm-up, {graph}")
     print(f"  loss       {summary['first_loss']:.4f} -> {summary['final_loss']:.4f}{best}")
-    print(f"  step       {step['median']:.3f} ms median, quartiles {step['p25']:.3f} to {step['p75']:.3f}")
+    print(f"  step       {step_ms['median']:.3f} ms median, quartiles {step_ms['p25']:.3f} to {step_ms['p75']:.3f}")
     if ranks:
         print(f"  ranks      {len(ranks)}, medians from {min(ranks):.3f} ms to {max(ranks):.3f} ms")
     print(f"  phases     {phases}")
@@ -1175,8 +1346,9 @@ def profile(trainer, data):
         sort_keys.append(config.sort_by)
     if config.profile_memory:
         sort_keys.append("self_device_memory_usage")
-    for key in sort_keys:
-        key = re.sub("cuda_|device_", "device_" if config.on_gpu else "cpu_", key)
+    # the columns of this device, under PyTorch's present name
+    sort_keys = [re.sub("cuda_|device_", "device_" if config.on_gpu else "cpu_", key) for key in sort_keys]
+    for key in dict.fromkeys(sort_keys):  # each once
         print(f"operators by {key}")
         print(profiler.key_averages().table(sort_by=key, row_limit=20, max_name_column_width=50))
 
@@ -1194,23 +1366,31 @@ def set_up_backend(config):
         torch.utils.deterministic.fill_uninitialized_memory = False  # costs a pass over memory per tensor
 
 
-def train(trainer, data, first_step, steps):
-    """Train up to --num-steps and append a record per step; raise FloatingPointError if the run diverges."""
+def train(trainer, data, first_step, records):
+    """Train to --num-steps; append each step's record. Raise FloatingPointError if loss or weights are not finite."""
     config = trainer.config
     print_every = max(1, config.num_steps // 10)
     for step in range(first_step, config.num_steps):
         record = {"step": step, **trainer.run(*batch(data, step, config))}
-        steps.append(record)
+        records.append(record)
         if not math.isfinite(record["loss"]):
             raise FloatingPointError(f"the loss of step {step + 1} is {record['loss']}: lower --learning-rate")
         if step in (first_step, config.num_steps - 1) or (step + 1) % print_every == 0:
             rate = 1000 * config.batch_size * config.world_size / record["step_ms"]
             speed = f"{rate:9.1f} samples/s  {record['step_ms']:9.3f} ms  peak {peak_memory_mb(config):8.1f} MiB"
             print(f"step {step + 1:5d}/{config.num_steps}  loss {record['loss']:8.4f}  {speed}", flush=True)
-        if config.save_every and (step + 1) % config.save_every == 0:
+        if config.save_every and (trainer.stopped or (step + 1) % config.save_every == 0):
             save_checkpoint(trainer, step + 1)
+        if trainer.stopped:
+            raise SystemExit(128 + trainer.stopped)
     if not all(bool(full_tensor(p).isfinite().all()) for p in trainer.model.parameters()):
         raise FloatingPointError(f"the weights are not finite after step {config.num_steps}: lower --learning-rate")
+
+
+def stop_handlers():
+    """Return {signal: its handler} of those that ask a run to stop; nohup and others ignore SIGHUP."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    return {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
 
 
 def run(config):
@@ -1221,22 +1401,38 @@ def run(config):
     steps = []
     summary = None
     warmup_s = None
+    handlers = stop_handlers()
     try:
         print_configuration(trainer, data)
+        if saved:
+            check_contents(saved, trainer)
+            trainer.saved = [saved["path"]]
+        if config.save_every and config.rank == 0:
+            remove_partials(pathlib.Path(config.checkpoint_dir, "step_*.pt"))
         warmup_s = trainer.warm_up(*batch(data, 0, config), saved or trainer.initial)
+        for number in handlers:  # from here on at the end of a step
+            signal.signal(number, lambda number, _: setattr(trainer, "signal", number))
         if config.graph and not trainer.graph:
             print(f"  graph      not captured, running eagerly: {trainer.graph_reason}")
         with annotate("measured steps"):  # a range that profilers can select
             train(trainer, data, saved["step"] if saved else 0, steps)
         summary = summarize(trainer, steps, warmup_s, data)
+    except FloatingPointError as error:
+        if saved:
+            raise FloatingPointError(f"{error}, or {without_newest(config)}") from None
+        raise
     finally:
-        handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to ranks that may be writing here
-        if steps and not summary and not config.parallel:
+        for number in handlers:  # torchrun sends SIGTERM to ranks that may be writing here, and SIGKILL 30 s later
+            signal.signal(number, signal.SIG_IGN)
+        if steps and not summary and (trainer.stopped or not config.parallel):
             with contextlib.suppress(RuntimeError):  # the GPU may have failed
                 summary = summarize(trainer, steps, warmup_s, data)
         if steps and config.metrics_file and config.rank == 0:
             write_metrics(config, steps, summary)
-        signal.signal(signal.SIGTERM, handler)
+        if trainer.stopped and config.parallel:
+            dist.barrier()  # torchrun ends all ranks when one ends: rank 0 has written
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     print_summary(summary, steps)
     if config.profile:
         profile(trainer, data)
@@ -1288,7 +1484,10 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception: the metrics are written
+    for number in stop_handlers():
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # an exception: the metrics are written
+    if sys.stdout:
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     status = main()
     try:
         sys.stdout.flush()

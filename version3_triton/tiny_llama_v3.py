@@ -6,8 +6,11 @@
     python tiny_llama_v3.py --disable-attention-kernel          # each kernel has its own switch
 
 This version teaches memory traffic: a fused kernel reads and writes a tensor once instead of several times. The matmuls
-stay with the BLAS library. With --use-amp the model computes with 16-bit weights, and the optimizer keeps the bits that
-they lack of float32. Without a GPU, Triton's interpreter runs the kernels: results are right, times mean nothing.
+stay with the BLAS library. With --use-amp the optimizer converts the matrices to 16 bits and keeps what they lose: for
+bfloat16 the low bits, for float16 a float32 copy. Without a GPU, Triton's interpreter runs the kernels: results are
+right, times mean nothing.
+
+Every part has a name in profilers: annotate(name), defined in the harness, sets it.
 
 Shapes: B batch, T tokens, C hidden_dim, H query heads, K key/value heads, D = C / H, V vocab_size; width is
 intermediate_dim in the feed-forward part.
@@ -33,6 +36,9 @@ import triton.language as tl
 HEAD_DIMS = (16, 32, 64, 128)  # that the attention kernels support
 MAX_ONE_HOT = 4096  # vocabulary size up to which the embedding's gradient is a matmul
 TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+# ---------------------------------------------------------------- plain PyTorch, used where a kernel is switched off
 
 
 def at_least_float32(x):
@@ -65,7 +71,7 @@ def apply_rope(x, cos, sin):
 def causal_attention(q, k, v):
     """Return softmax(q kᵀ / sqrt(D)) v under a causal mask: q [B, T, H, D], k and v [B, T, K, D] -> [B, T, H, D].
 
-    One kernel computes it tile by tile and never writes the T x T scores (FlashAttention, arXiv:2205.14135).
+    PyTorch's fused kernel goes tile by tile and never writes the T x T scores (FlashAttention, arXiv:2205.14135).
     """
     grouped = q.dtype in (torch.float16, torch.bfloat16)
     if not grouped:  # in float32 only the slow math backend supports enable_gqa
@@ -84,7 +90,7 @@ def swiglu(gate, up):
     return F.silu(gate) * up
 
 
-# ---------------------------------------------------------------- tiles, launches, input checks, and the gate
+# ---------------------------------------------------------------- tiles, launches, input checks, and the guard
 
 
 def gpu_architecture(device):
@@ -122,7 +128,10 @@ def launch_tiles(kernel, rows, columns, *arguments, elements=4096, whole_row=Fal
 
 
 def check_tensor(name, x, shape=None, dtypes=tuple(TRITON_DTYPES), device=None):
-    """Raise ValueError for a tensor that a kernel would read wrongly. shape=None stands for any [..., columns]."""
+    """Raise ValueError unless x has this shape (None: any [..., columns]), one of dtypes and device (None: any).
+
+    Every operation that the model calls checks its tensors so.
+    """
     if shape is None:
         wanted = "non-empty [..., columns]"
         right_shape = x.ndim >= 2 and x.numel() > 0
@@ -133,8 +142,8 @@ def check_tensor(name, x, shape=None, dtypes=tuple(TRITON_DTYPES), device=None):
         raise ValueError(f"{name} must be {wanted} of {dtypes}, got {list(x.shape)} of {x.dtype} on {x.device}")
 
 
-def gated(twice_differentiable):
-    """Return a decorator of autograd Functions: it gives their kernels what PyTorch does not promise.
+def guarded(twice_differentiable):
+    """Return a decorator for the autograd Functions below. PyTorch may hand them any tensor; kernels need three things.
 
     Contiguous tensors: a kernel computes addresses from shapes alone, but an activation may be a slice, and a gradient
     transposed or expanded. Those are copied; a tensor that is contiguous is taken as it is.
@@ -156,22 +165,23 @@ def gated(twice_differentiable):
         forward = function.forward
         backward = function.backward
 
-        def gated_forward(ctx, *inputs):
+        def guarded_forward(ctx, *inputs):
             return call(forward, ctx, inputs)
 
-        def gated_backward(ctx, *grads):
+        def guarded_backward(ctx, *grads):
             if torch.is_grad_enabled() and not twice_differentiable:
                 raise RuntimeError(f"{function.__name__} has no second derivative: call it without create_graph=True")
             return call(backward, ctx, grads)
 
-        function.forward = staticmethod(gated_forward)
-        function.backward = staticmethod(gated_backward)
+        function.forward = staticmethod(guarded_forward)
+        function.backward = staticmethod(guarded_backward)
         return function
 
     return decorate
 
 
-# Kernels compute in float32, whatever the dtype of their tensors.
+# Kernels compute in float32 and store in the dtype of the tensor. Offsets are int64: a tensor may have more than 2³¹
+# elements.
 
 
 @triton.jit
@@ -213,9 +223,10 @@ def rmsnorm_forward_kernel(
 
 @triton.jit
 def rmsnorm_backward_kernel(
-    dy_ptr, dx_ptr, x_ptr, w_ptr, rstd_ptr, dresidual_ptr, dw_ptr, rows, C, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Compute every P-th tile of ROWS rows in each of P programs; store the partial sum of program p in dw[p]."""
+    dy_ptr, dx_ptr, x_ptr, w_ptr, rstd_ptr, dresidual_ptr, partial_dw_ptr, rows, C,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Compute every P-th tile of ROWS rows in each of P programs; store program p's sum in partial_dw[p]."""
     column = tl.arange(0, BLOCK)
     w = load(w_ptr + column, column < C)
     dw = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -232,7 +243,7 @@ def rmsnorm_backward_kernel(
             dresidual += load(dx_ptr + offsets, mask)
         dw += dy * x * rstd
         store(dresidual_ptr + offsets, dresidual, mask)
-    store(dw_ptr + tl.program_id(0).to(tl.int64) * C + column, tl.sum(dw, 0), column < C)
+    store(partial_dw_ptr + tl.program_id(0).to(tl.int64) * C + column, tl.sum(dw, 0), column < C)
 
 
 @triton.jit
@@ -247,7 +258,7 @@ def column_sum_kernel(x_ptr, sum_ptr, rows, C, ROWS: tl.constexpr, BLOCK: tl.con
     store(sum_ptr + column, tl.sum(partial_sums, 0), column < C)
 
 
-@gated(twice_differentiable=False)
+@guarded(twice_differentiable=False)
 class AddRMSNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, residual, branch, w, eps):
@@ -315,14 +326,18 @@ def add_rms_norm(residual, branch, w, eps):
 def rope_kernel(
     x_ptr, y_ptr, cos_ptr, sin_ptr, sign, T, heads, rotated_heads, rows, HALF, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Rotate ROWS heads of x [rows = tokens · heads, 2 · HALF] per program; copy heads from `rotated_heads` on."""
+    """Rotate ROWS heads of x [rows = tokens · heads, 2 · HALF] per program; copy heads from `rotated_heads` on.
+
+    sign 1 rotates forward, -1 back.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     pair = tl.arange(0, BLOCK)[None, :]
     mask = (row < rows) & (pair < HALF)
     rotated = mask & (row % heads < rotated_heads)
-    angle = (row // heads % T) * HALF + pair
-    cos = tl.load(cos_ptr + angle, mask=rotated, other=1.0)
-    sin = tl.load(sin_ptr + angle, mask=rotated, other=0.0) * sign
+    position = row // heads % T
+    entry = position * HALF + pair  # of the tables
+    cos = tl.load(cos_ptr + entry, mask=rotated, other=1.0)
+    sin = tl.load(sin_ptr + entry, mask=rotated, other=0.0) * sign
     offsets = row.to(tl.int64) * (2 * HALF) + pair
     x1 = load(x_ptr + offsets, mask)
     x2 = load(x_ptr + offsets + HALF, mask)
@@ -330,7 +345,7 @@ def rope_kernel(
     store(y_ptr + offsets + HALF, x2 * cos + x1 * sin, mask)
 
 
-@gated(twice_differentiable=True)
+@guarded(twice_differentiable=True)
 class RoPEFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, cos, sin, rotated_heads, sign):
@@ -351,7 +366,7 @@ class RoPEFunction(torch.autograd.Function):
 
 
 def rope(x, cos, sin, rotated_heads):
-    """Rotate the first heads of x [B, T, heads, D] by the angles of cos and sin [T, D/2], and copy the others."""
+    """Rotate the first `rotated_heads` heads of x [B, T, heads, D] by cos and sin [T, D/2], and copy the others."""
     check_tensor("rope: x", x)
     if x.ndim != 4 or x.shape[3] % 2 or not 0 <= rotated_heads <= x.shape[2]:
         raise ValueError(f"rope: x must be [B, T, {rotated_heads} or more heads, even D], got {list(x.shape)}")
@@ -392,7 +407,7 @@ def swiglu_backward_kernel(dy_ptr, x_ptr, dx_ptr, rows, width, ROWS: tl.constexp
     store(dx_ptr + row * 2 * width + width + column, dup, mask)
 
 
-@gated(twice_differentiable=False)
+@guarded(twice_differentiable=False)
 class SwiGLUFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -423,9 +438,10 @@ def packed_swiglu(x):
 
 # ---------------------------------------------------------------- causal flash attention with grouped queries
 # qkv [B, T, H + 2K, D] holds H query, K key and K value heads; query head h reads key/value head h // (H/K).
-# forward    S = q kᵀ / sqrt(D) where key <= query,  lse = logsumexp(S),  P = exp(S - lse),  o = P v
-# backward   Δ = Σ_D do · o,  dS = P · (do vᵀ - Δ),  dq = dS k / sqrt(D),  dk = dSᵀ q / sqrt(D),  dv = Pᵀ do
-# Exponentials are base 2, the hardware's own: `scale` is log2(e) / sqrt(D), and lse is in units of log 2.
+# forward    S = q kᵀ where key <= query,  lse = logsumexp(S / sqrt(D)),  P = exp(S / sqrt(D) - lse),  o = P v
+# backward   Δ = Σ_D do · o,  dS = P · (do vᵀ - Δ), the gradient of S / sqrt(D)
+#            dq = dS k / sqrt(D),  dk = dSᵀ q / sqrt(D),  dv = Pᵀ do
+# Exponentials are base 2, the hardware's own: `scale` is log2(e) / sqrt(D), and lse is a base-2 logarithm.
 # With RoPE tables the backward kernels unrotate dq and dk in registers, before they store them.
 
 LN2 = tl.constexpr(math.log(2))  # scale · LN2 = 1 / sqrt(D)
@@ -441,7 +457,7 @@ def load_tile(ptr, first, T, STRIDE: tl.constexpr, ROWS: tl.constexpr, D: tl.con
 
 @triton.jit
 def store_tile(ptr, tile, first, T, STRIDE: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):
-    """Store rows first to first + ROWS of such a matrix, those before T."""
+    """Store tile as rows first to first + ROWS of a matrix [T, D], STRIDE apart; rows from T on are not stored."""
     row = tl.arange(0, ROWS)[:, None]
     pointers = ptr + first * tl.cast(STRIDE, tl.int64) + row * STRIDE + tl.arange(0, D)[None, :]
     store(pointers, tile, first + row < T)
@@ -471,20 +487,24 @@ def attention_forward_kernel(
     tl.static_assert(BLOCK_Q % BLOCK_K == 0)
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_Q  # the longest rows start first
-    b = (tl.program_id(0) // H).to(tl.int64)
+    b = (tl.program_id(0) // H).to(tl.int64)  # program_id(0) = b · H + h
     h = tl.program_id(0) % H
     k_ptr = qkv_ptr + b * T * STRIDE + (H + h // (H // K)) * D
     v_ptr = k_ptr + K * D
     q = load_tile(qkv_ptr + b * T * STRIDE + h * D, first, T, STRIDE, BLOCK_Q, D)
     query = first + tl.arange(0, BLOCK_Q)
     key = tl.arange(0, BLOCK_K)
+    # For each query, over the keys so far: o is the unnormalized output, m the largest S, and l the sum of
+    # exp2((S - m) · scale). alpha rescales o and l to a new m.
     o = tl.zeros([BLOCK_Q, D], tl.float32)
     m = tl.full([BLOCK_Q], -float("inf"), tl.float32)
     l = tl.zeros([BLOCK_Q], tl.float32)
     for DIAGONAL in tl.static_range(2):
         # 0: keys [0, first), no mask
         # 1: keys [first, first + BLOCK_Q), masked
-        for start in range(DIAGONAL * first, min(first + DIAGONAL * BLOCK_Q, T), BLOCK_K):
+        begin = first if DIAGONAL else 0
+        end = min(first + BLOCK_Q if DIAGONAL else first, T)
+        for start in range(begin, end, BLOCK_K):
             k = load_tile(k_ptr, start, T, STRIDE, BLOCK_K, D)
             S = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_Q, BLOCK_K]
             if DIAGONAL:
@@ -509,7 +529,7 @@ def attention_backward_dq_kernel(
     tl.static_assert(BLOCK_Q % BLOCK_K == 0)
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_Q
-    b = (tl.program_id(0) // H).to(tl.int64)
+    b = (tl.program_id(0) // H).to(tl.int64)  # program_id(0) = b · H + h
     h = tl.program_id(0) % H
     q_offset = b * T * STRIDE + h * D
     o_offset = (b * T * H + h) * D
@@ -528,7 +548,9 @@ def attention_backward_dq_kernel(
     for DIAGONAL in tl.static_range(2):
         # 0: keys [0, first), no mask
         # 1: keys [first, first + BLOCK_Q), masked
-        for start in range(DIAGONAL * first, min(first + DIAGONAL * BLOCK_Q, T), BLOCK_K):
+        begin = first if DIAGONAL else 0
+        end = min(first + BLOCK_Q if DIAGONAL else first, T)
+        for start in range(begin, end, BLOCK_K):
             k = load_tile(k_ptr, start, T, STRIDE, BLOCK_K, D)
             v = load_tile(v_ptr, start, T, STRIDE, BLOCK_K, D)
             P = tl.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - lse[:, None])
@@ -549,7 +571,7 @@ def attention_backward_dkdv_kernel(
     tl.static_assert(BLOCK_K % BLOCK_Q == 0)
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = tl.program_id(1) * BLOCK_K
-    b = (tl.program_id(0) // K).to(tl.int64)
+    b = (tl.program_id(0) // K).to(tl.int64)  # program_id(0) = b · K + kv
     kv = tl.program_id(0) % K
     k_offset = b * T * STRIDE + (H + kv) * D
     v_offset = k_offset + K * D
@@ -565,7 +587,9 @@ def attention_backward_dkdv_kernel(
         for BELOW in tl.static_range(2):
             # 0: queries [first, first + BLOCK_K), masked
             # 1: queries [first + BLOCK_K, T), no mask
-            for start in range(first + BELOW * BLOCK_K, T if BELOW else min(first + BLOCK_K, T), BLOCK_Q):
+            begin = first + BLOCK_K if BELOW else first
+            end = T if BELOW else min(first + BLOCK_K, T)
+            for start in range(begin, end, BLOCK_Q):
                 q = load_tile(q_ptr, start, T, STRIDE, BLOCK_Q, D)
                 do = load_tile(do_ptr + o_offset, start, T, H * D, BLOCK_Q, D)
                 query = start + tl.arange(0, BLOCK_Q)
@@ -583,12 +607,12 @@ def attention_backward_dkdv_kernel(
 
 
 class AttentionKernel(NamedTuple):
-    """Name a kernel and how it is launched: one program per head of the batch and per block of tokens."""
+    """Name a kernel and how it is launched: one program per sequence, head of that kind, and block of tokens."""
 
     kernel: triton.JITFunction
     computes: str  # the key of its tiles below
     heads: str  # "H": query heads, "K": key/value heads
-    block: str  # "BLOCK_Q" or "BLOCK_K" tokens
+    block: str  # the constant that says how many tokens: "BLOCK_Q" or "BLOCK_K"
 
 
 ATTENTION_FORWARD = AttentionKernel(attention_forward_kernel, "o", heads="H", block="BLOCK_Q")
@@ -610,14 +634,14 @@ def launch_attention(attention, qkv, H, K, *tensors):
 
     kernel = attention.kernel
     if len(tiles) == 1:
-        constants |= tiles[0]._asdict()
+        constants |= tiles[0].options()
     else:
         kernel = autotuned(kernel, tiles)
     scale = math.log2(math.e) / math.sqrt(D)
     kernel[grid](qkv, *tensors, T, scale, **constants)
 
 
-@gated(twice_differentiable=False)
+@guarded(twice_differentiable=False)
 class AttentionFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, qkv, cos, sin, H, K):
@@ -638,7 +662,7 @@ class AttentionFunction(torch.autograd.Function):
         H, K = ctx.heads
         dqkv = torch.empty_like(qkv)
         delta = torch.empty_like(lse)
-        launch_attention(ATTENTION_DQ, qkv, H, K, o, do, lse, delta, dqkv, cos, sin)
+        launch_attention(ATTENTION_DQ, qkv, H, K, o, do, lse, delta, dqkv, cos, sin)  # stores Δ for the next kernel
         launch_attention(ATTENTION_DKDV, qkv, H, K, do, lse, delta, dqkv, cos, sin)
         return dqkv, None, None, None, None
 
@@ -658,18 +682,25 @@ def rotary_attention(qkv, cos, sin, H, K):
 
 
 # ---------------------------------------------------------------- tiles of the attention kernels
-# Measured tiles are for D = 64. Elsewhere triton.autotune times the candidates in the first eager step with a new T, D
-# or dtype and caches the fastest on disk; --deterministic takes the first. Except for D = 128 on gfx11, some candidate
-# spills no registers.
+# Measured tiles are for D = 64 on an sm_90. For another D or GPU, triton.autotune times the candidates in the first
+# eager step with a new T, D or precision, and caches the fastest on disk; --deterministic takes the first. At least one
+# candidate spills no registers, but for D = 128 on gfx11.
 
 
 class Tile(NamedTuple):
-    """Set the block of one program of an attention kernel, and how it is compiled; named as in the launch."""
+    """Hold the block sizes of one attention program and its compile options; names as in a launch."""
 
     BLOCK_Q: int
     BLOCK_K: int
     num_warps: int
     num_stages: int
+    # Options of AMD's compiler, which NVIDIA's refuses; None leaves the choice to it.
+    waves_per_eu: int | None = None  # waves per SIMD to leave registers for
+    matrix_instr_nonkdim: int | None = None  # rows and columns of one MFMA instruction: 16 or 32
+
+    def options(self):
+        """Return what a launch is given."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 # (GPU, precision) -> what the kernel computes -> its tile
@@ -706,6 +737,12 @@ CANDIDATE_TILES = {
         Tile(32, 64, 4, 1), Tile(16, 32, 4, 1), Tile(16, 32, 16, 1),
     ),
 }  # fmt: skip
+# One more for 16 bits on AMD's Instinct GPUs; on Radeon they spill. Each costs a compilation in the first step.
+INSTINCT_CANDIDATES = {
+    "o": Tile(128, 64, 4, 1, waves_per_eu=2),
+    "dq": Tile(128, 32, 4, 1, matrix_instr_nonkdim=16),
+    "dkdv": Tile(32, 128, 4, 1, matrix_instr_nonkdim=16),
+}
 
 
 def attention_tiles(computes, architecture, D, dtype, T, precision):
@@ -721,6 +758,8 @@ def attention_tiles(computes, architecture, D, dtype, T, precision):
     candidates = CANDIDATE_TILES[computes, bits]
     if torch.are_deterministic_algorithms_enabled():
         return candidates[:1]
+    if architecture.startswith("gfx9") and bits == 16 and D <= 64:  # wider heads leave one wave per SIMD
+        candidates += (INSTINCT_CANDIDATES[computes],)
     return candidates
 
 
@@ -739,8 +778,10 @@ def autotuned(kernel, tiles):
     """Return the kernel with triton.autotune, which times the tiles once per T, D and precision."""
     configs = []
     for tile in tiles:
-        blocks = {"BLOCK_Q": tile.BLOCK_Q, "BLOCK_K": tile.BLOCK_K}
-        configs.append(triton.Config(blocks, num_warps=tile.num_warps, num_stages=tile.num_stages))
+        options = tile.options()
+        warps = options.pop("num_warps")
+        stages = options.pop("num_stages")
+        configs.append(triton.Config(options, num_warps=warps, num_stages=stages))
     return triton.autotune(configs, key=["T", "D", "PRECISION"])(kernel)
 
 
@@ -772,11 +813,13 @@ def cross_entropy_forward_kernel(
         m = m_new
     label = tl.load(label_ptr + row, mask=row < rows, other=-1)
     valid = (label >= 0) & (label < V)
+    # A wrong label makes the loss NaN.
     x_label = tl.load(x_ptr + label[:, None], mask=valid[:, None], other=float("nan")).to(tl.float32)  # [ROWS, 1]
+    x_label = tl.sum(x_label, 1)  # [ROWS]: drops the dimension of one
     log_l = tl.log(l)
     store(m_ptr + row, m, row < rows)
     store(log_l_ptr + row, log_l, row < rows)
-    store(loss_ptr + row, log_l - (tl.sum(x_label, 1) - m), row < rows)
+    store(loss_ptr + row, log_l - (x_label - m), row < rows)
 
 
 @triton.jit
@@ -792,12 +835,12 @@ def cross_entropy_backward_kernel(
     m = load(m_ptr + row, row < rows)
     log_l = load(log_l_ptr + row, row < rows)
     label = tl.load(label_ptr + row, mask=row < rows, other=0)
-    onehot = tl.where(column == label[:, None], 1.0, 0.0)
+    onehot = tl.where(column == label[:, None], 1.0, 0.0)  # a wrong label has none, but its loss is NaN
     softmax = tl.exp((x - m[:, None]) - log_l[:, None])
     store(dx_ptr + offsets, (softmax - onehot) * (tl.load(dloss_ptr) / rows), mask)
 
 
-@gated(twice_differentiable=False)
+@guarded(twice_differentiable=False)
 class CrossEntropyFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, labels):
@@ -851,13 +894,14 @@ def split_bits(w):
 
 
 @triton.jit
-def pointers_from(row, column: tl.constexpr, offsets, dtype: tl.constexpr):
-    """Return pointers into the tensor whose address, a multiple of 16, stands in that column of the table's row."""
-    return tl.multiple_of(tl.load(row + column).to(tl.pointer_type(dtype)), 16) + offsets
+def pointers_from(row_ptr, column: tl.constexpr, offsets, dtype: tl.constexpr):
+    """Return pointers into the tensor whose address, a multiple of 16, is in that column of a row of the table."""
+    return tl.multiple_of(tl.load(row_ptr + column).to(tl.pointer_type(dtype)), 16) + offsets
 
 
 # table [parameters, ADAMW_COLUMNS]; chunk [programs, 2]: row of the table, and which BLOCK of that parameter;
-# power [2]: β₁ᵗ and β₂ᵗ in float64; decay: 1 - lr · λ
+# power [2]: β₁ᵗ and β₂ᵗ in float64; decay: 1 - lr · λ; one_minus_beta: computed in float64, since 1 - β in float32 is
+# less exact
 @triton.jit
 def adamw_kernel(
     table_ptr, chunk_ptr, power_ptr, grad_scale_ptr, found_inf_ptr,
@@ -865,18 +909,18 @@ def adamw_kernel(
     dtype: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Update BLOCK elements of one parameter of that dtype per program."""
-    chunk = chunk_ptr + 2 * tl.program_id(0)
-    row = table_ptr + tl.load(chunk) * ADAMW_COLUMNS
-    offsets = tl.load(chunk + 1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    count = tl.load(row + COUNT)
+    chunk_ptr += 2 * tl.program_id(0)
+    row_ptr = table_ptr + tl.load(chunk_ptr) * ADAMW_COLUMNS
+    offsets = tl.load(chunk_ptr + 1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    count = tl.load(row_ptr + COUNT)
     if found_inf_ptr is not None:  # a step whose scaled gradients overflowed changes nothing
         count = tl.where(tl.load(found_inf_ptr) == 0.0, count, 0)
     if ALIGNED:  # every count is a multiple of 16: masked loads may be wide
         count = tl.multiple_of(count, 16)
     mask = offsets < count
-    m_ptr = pointers_from(row, EXP_AVG, offsets, tl.float32)
-    v_ptr = pointers_from(row, EXP_AVG_SQ, offsets, tl.float32)
-    g = load(pointers_from(row, GRAD, offsets, dtype), mask)
+    m_ptr = pointers_from(row_ptr, EXP_AVG, offsets, tl.float32)
+    v_ptr = pointers_from(row_ptr, EXP_AVG_SQ, offsets, tl.float32)
+    g = load(pointers_from(row_ptr, GRAD, offsets, dtype), mask)
     if grad_scale_ptr is not None:
         g = g / tl.load(grad_scale_ptr)
     m = beta1 * load(m_ptr, mask) + one_minus_beta1 * g
@@ -884,27 +928,30 @@ def adamw_kernel(
     m_hat = m / (1 - tl.load(power_ptr)).to(tl.float32)
     v_hat = v / (1 - tl.load(power_ptr + 1)).to(tl.float32)
     if dtype == tl.bfloat16:
-        copy = tl.load(pointers_from(row, COPY, offsets, tl.int16), mask=mask, other=0).to(tl.int32)
-        low_bits = tl.load(pointers_from(row, WEIGHT, offsets, tl.int16), mask=mask, other=0).to(tl.int32)
+        copy = tl.load(pointers_from(row_ptr, COPY, offsets, tl.int16), mask=mask, other=0).to(tl.int32)
+        low_bits = tl.load(pointers_from(row_ptr, WEIGHT, offsets, tl.int16), mask=mask, other=0).to(tl.int32)
         w = ((copy << 16) + low_bits).to(tl.float32, bitcast=True)
     else:
-        w = load(pointers_from(row, WEIGHT, offsets, tl.float32), mask)
+        w = load(pointers_from(row_ptr, WEIGHT, offsets, tl.float32), mask)
     w = decay * w - lr * m_hat / (tl.sqrt(v_hat) + eps)
     if dtype == tl.bfloat16:
         bits = w.to(tl.int32, bitcast=True)
         upper = tl.where(w == w, (bits + 0x8000) >> 16, 0x7FC0)
-        store(pointers_from(row, COPY, offsets, tl.int16), upper, mask)
-        store(pointers_from(row, WEIGHT, offsets, tl.int16), bits - (upper << 16), mask)
+        store(pointers_from(row_ptr, COPY, offsets, tl.int16), upper, mask)
+        store(pointers_from(row_ptr, WEIGHT, offsets, tl.int16), bits - (upper << 16), mask)
     else:
-        store(pointers_from(row, WEIGHT, offsets, tl.float32), w, mask)
+        store(pointers_from(row_ptr, WEIGHT, offsets, tl.float32), w, mask)
         if dtype == tl.float16:
-            store(pointers_from(row, COPY, offsets, dtype), w, mask)
+            store(pointers_from(row_ptr, COPY, offsets, dtype), w, mask)
     store(m_ptr, m, mask)
     store(v_ptr, v, mask)
 
 
 class FusedAdamW(torch.optim.Optimizer):
-    """Convert matrices to matrix_dtype, keep float32 weights, and update all parameters of a dtype in one launch."""
+    """Convert matrices to matrix_dtype, keep float32 weights, and update all parameters of a dtype in one launch.
+
+    The betas must stay those given here: the powers in step come from a copy. A captured graph keeps its lr.
+    """
 
     BLOCK = 1024
     _step_supports_amp_scaling = True  # GradScaler then sets found_inf and grad_scale instead of reading them
@@ -916,7 +963,7 @@ class FusedAdamW(torch.optim.Optimizer):
         device = parameters[0].device
         self.steps = torch.zeros((), dtype=torch.float64, device=device)  # shared by all parameters
         self.betas = torch.tensor(betas, dtype=torch.float64, device=device)
-        # A capture cannot allocate pinned memory, and a captured copy reads it at every replay.
+        # Every replay of a graph copies the table from this pinned memory again, and a capture cannot allocate any.
         table_shape = (len(parameters), ADAMW_COLUMNS.value)
         self.pinned = torch.empty(table_shape, dtype=torch.int64, pin_memory=device.type == "cuda")
         chunks = {}  # dtype -> the (parameter, part) of each program
@@ -999,8 +1046,9 @@ class FusedAdamW(torch.optim.Optimizer):
 
 # ---------------------------------------------------------------- fp8: fewer bits (--fp8)
 # The four projections of a block multiply in fp8 (e4m3, 3 bits of mantissa), about twice as fast as in bfloat16. Each
-# row of a matrix is divided by its scale, its largest magnitude / the largest fp8 number. A name with _q is in fp8, and
-# its scales, one float32 per row, have the same name with _scale. t counts tokens, i inputs and o outputs of a layer:
+# row of a matrix is divided by its scale, its largest magnitude / the largest fp8 number. A name with _q is quantized
+# (attention's q does not occur here), and its scales, one float32 per row, have the same name with _scale. t counts
+# tokens, i inputs and o outputs of a layer:
 # forward    x[t, i] = x_scale[t] x_q[t, i],  w[o, i] = w_scale[o] w_q[o, i]
 #            y[t, o] = x_scale[t] w_scale[o] Σ_i x_q[t, i] w_q[o, i]
 # backward   w_scale[o] stands in the sum over o, so dy takes it before it is quantized: g = dy · w_scale
@@ -1152,24 +1200,24 @@ def quantize_weights_kernel(
 
     table [matrices, QUANTIZE_COLUMNS]. chunk [programs, 2]: a matrix, and which ROWS of it.
     """
-    chunk = chunk_ptr + 2 * tl.program_id(0)
-    matrix = table_ptr + tl.load(chunk) * QUANTIZE_COLUMNS
-    rows = tl.multiple_of(tl.load(matrix + MATRIX_ROWS), 16)
-    columns = tl.multiple_of(tl.load(matrix + MATRIX_COLUMNS), 16)
-    row = tl.load(chunk + 1) * ROWS + tl.arange(0, ROWS).to(tl.int64)[:, None]
+    chunk_ptr += 2 * tl.program_id(0)
+    matrix_ptr = table_ptr + tl.load(chunk_ptr) * QUANTIZE_COLUMNS
+    rows = tl.multiple_of(tl.load(matrix_ptr + MATRIX_ROWS), 16)
+    columns = tl.multiple_of(tl.load(matrix_ptr + MATRIX_COLUMNS), 16)
+    row = tl.load(chunk_ptr + 1) * ROWS + tl.arange(0, ROWS).to(tl.int64)[:, None]
     largest = tl.zeros([ROWS, BLOCK], tl.float32)
     for first in range(0, columns, BLOCK):
         column = first + tl.arange(0, BLOCK)[None, :]
         mask = (row < rows) & (column < columns)
-        w = load(pointers_from(matrix, MATRIX, row * columns + column, dtype), mask)
+        w = load(pointers_from(matrix_ptr, MATRIX, row * columns + column, dtype), mask)
         largest = tl.maximum(largest, tl.abs(w))
     scale = row_scale(largest, LIMIT)
-    store(pointers_from(matrix, MATRIX_SCALE, row, tl.float32), scale, row < rows)
+    store(pointers_from(matrix_ptr, MATRIX_SCALE, row, tl.float32), scale, row < rows)
     for first in range(0, columns, BLOCK):
         column = first + tl.arange(0, BLOCK)[None, :]
         mask = (row < rows) & (column < columns)
-        w = load(pointers_from(matrix, MATRIX, row * columns + column, dtype), mask)
-        store(pointers_from(matrix, MATRIX_Q, row * columns + column, fp8), w / scale, mask)
+        w = load(pointers_from(matrix_ptr, MATRIX, row * columns + column, dtype), mask)
+        store(pointers_from(matrix_ptr, MATRIX_Q, row * columns + column, fp8), w / scale, mask)
 
 
 class FP8Linear(nn.Linear):
@@ -1211,7 +1259,7 @@ class FP8Linear(nn.Linear):
         return fp8_matmul(g_q_t, row_factors, x_q_t, self.ones)
 
 
-@gated(twice_differentiable=False)
+@guarded(twice_differentiable=False)
 class FP8LinearFunction(torch.autograd.Function):
     """Multiply in fp8, forward and for dx; dw is a bfloat16 matmul."""
 
@@ -1232,7 +1280,7 @@ class FP8LinearFunction(torch.autograd.Function):
         return dx.view(x.shape), dw, None
 
 
-@gated(twice_differentiable=False)
+@guarded(twice_differentiable=False)
 class FP8FeedForwardFunction(torch.autograd.Function):
     """Compute down(silu(gate(x)) · up(x)) and its gradients with fp8 matmuls alone."""
 
@@ -1271,7 +1319,7 @@ class FP8FeedForwardFunction(torch.autograd.Function):
 
 
 class FP8Weights:
-    """Quantize the weights of all FP8Linear layers of a model at the start of every step, in one launch."""
+    """Quantize the weights of all FP8Linear layers of a model at the start of every forward pass, in one launch."""
 
     ROWS = 32
     BLOCK = 256
@@ -1303,7 +1351,7 @@ class FP8Weights:
 # ---------------------------------------------------------------- model
 
 
-@gated(twice_differentiable=True)
+@guarded(twice_differentiable=True)
 class EmbeddingFunction(torch.autograd.Function):
     """Return w[token]; compute dw as the matmul onehot(token)ᵀ dx, faster than adding row by row where V is small."""
 
@@ -1322,12 +1370,12 @@ class EmbeddingFunction(torch.autograd.Function):
 
 
 class Attention(nn.Module):
-    """Causal self-attention with grouped queries: H query heads share K key/value heads."""
+    """Compute causal self-attention of x [B, T, C] with RoPE tables [T, D/2]; H query heads share K key/value heads."""
 
     def __init__(self, config):
         super().__init__()
         self.head_dim = config.head_dim
-        self.heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+        self.heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]  # of q, k and v
         linear = FP8Linear if config.fp8 else nn.Linear
         self.qkv_proj = linear(config.hidden_dim, sum(self.heads) * config.head_dim, bias=False)
         self.o_proj = linear(config.hidden_dim, config.hidden_dim, bias=False)
@@ -1354,9 +1402,9 @@ class Attention(nn.Module):
         with annotate("qkv projection"):
             qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, H + 2K, D]
         with annotate("attention"):
-            mixed = self.attend(qkv, cos, sin)  # [B, T, H, D]
+            context = self.attend(qkv, cos, sin)  # [B, T, H, D]
         with annotate("output projection"):
-            return self.o_proj(mixed.flatten(-2))  # [B, T, C]
+            return self.o_proj(context.flatten(-2))  # [B, T, C]
 
 
 class FeedForward(nn.Module):
@@ -1385,7 +1433,7 @@ class FeedForward(nn.Module):
 
 
 class AddRMSNorm(nn.Module):
-    """Return x = residual + branch and norm(x)."""
+    """Return x = residual + branch (branch None: residual) and norm(x)."""
 
     def __init__(self, config):
         super().__init__()
@@ -1402,7 +1450,10 @@ class AddRMSNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """Defer the residual add: the next RMSNorm kernel performs it while it reads both inputs."""
+    """Map (residual, branch), [B, T, C] each, to the next such pair, whose sum is the hidden state.
+
+    The next RMSNorm kernel adds the two while it reads them. branch is None before the first block.
+    """
 
     def __init__(self, config):
         super().__init__()
@@ -1459,7 +1510,7 @@ class TinyLlama(nn.Module):
 
 def compute_loss(model, tokens, labels, config):
     """Return the mean cross-entropy, in float32, of predicting labels [B, T] from tokens [B, T]."""
-    logits = model(tokens)
+    logits = model(tokens)  # [B, T, V]; no autocast: the optimizer has converted the matrices
     with annotate("loss"):
         if config.enable_loss_kernel:
             return cross_entropy(logits, labels)
@@ -1477,7 +1528,10 @@ KERNELS = ("rmsnorm", "rope", "swiglu", "attention", "loss", "optimizer")  # eac
 
 
 def make_optimizer(model, config):
-    """Return AdamW: the kernel's, or PyTorch's."""
+    """Return AdamW, the kernel's or PyTorch's.
+
+    The kernel's converts the model's matrices to the dtype of --use-amp; with --fp8 then allocate the fp8 weights.
+    """
     if not config.enable_optimizer_kernel:
         capturable = config.graph and config.on_gpu
         fused = config.parallel == "fsdp" or None  # None lets PyTorch choose
@@ -1490,7 +1544,10 @@ def make_optimizer(model, config):
 
 
 def get_weight(parameter, state):
-    """Return the float32 weight of a parameter: joined from its low bits, its master, or the parameter itself."""
+    """Return the float32 weight of a parameter: joined from its low bits, its master, or the parameter itself.
+
+    state is optimizer.state[parameter].
+    """
     if "low_bits" in state:
         return ((parameter.detach().view(torch.int16).to(torch.int32) << 16) + state["low_bits"]).view(torch.float32)
     return state.get("master", parameter)
@@ -1509,7 +1566,8 @@ def set_weight(parameter, state, weight):
 def add_version_options(add):
     for kernel in KERNELS:
         switch = {"dest": f"enable_{kernel}_kernel", "default": True}
-        add(f"--enable-{kernel}-kernel", action="store_true", help=f"Triton for {kernel} (on)", **switch)
+        meaning = f"Triton for {kernel} (on; --disable-{kernel}-kernel)"
+        add(f"--enable-{kernel}-kernel", action="store_true", help=meaning, **switch)
         add(f"--disable-{kernel}-kernel", action="store_false", help=argparse.SUPPRESS, **switch)
     add("--fp8", action="store_true", help="with --use-amp: multiply in fp8 in the transformer blocks")
 
@@ -1530,12 +1588,12 @@ def check_fp8(config):
     for name, size in sizes.items():
         if size % 16:
             raise UserError(f"--fp8 needs sizes that are multiples of 16: {name} is {size}")
-    if not config.on_gpu and torch.__version__ < (2, 13):
+    if not config.on_gpu and torch.__version__ < (2, 13):  # a TorchVersion compares to tuples
         raise UserError(f"--fp8 on a CPU needs PyTorch 2.13, got {torch.__version__}: use a GPU")
 
 
 def complete_version_options(config):
-    """Check and complete the options of this version; return a description of its parts."""
+    """Check and complete this version's options, raise UserError; return what it uses, in words to be printed."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if config.enable_attention_kernel and config.head_dim not in HEAD_DIMS:
         way_out = "or --disable-attention-kernel must be given"
@@ -1558,11 +1616,12 @@ def complete_version_options(config):
     if config.fp8:
         check_fp8(config)
     if config.parallel == "fsdp":
-        config.enable_optimizer_kernel = False  # FSDP2 shards the float32 weights; PyTorch's AdamW updates the shards
-    parts = [kernel for kernel in KERNELS if getattr(config, f"enable_{kernel}_kernel")]
+        # After the check of --use-amp: FSDP2 keeps the float32 weights itself, and PyTorch's AdamW updates them.
+        config.enable_optimizer_kernel = False
+    kernels = [kernel for kernel in KERNELS if getattr(config, f"enable_{kernel}_kernel")]
     if config.fp8:
-        parts.append("fp8")
-    uses = f"Triton kernels for {', '.join(parts) or 'nothing'}"
+        kernels.append("fp8")
+    uses = f"Triton kernels for {', '.join(kernels) or 'nothing'}"
     if not interpreted:
         return uses
     results = "its fp8 rounding is not a GPU's" if config.fp8 else "results are right"
@@ -1588,26 +1647,33 @@ import platform
 import re
 import resource
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import time
 import warnings
+import zipfile
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 
-MODEL = "vocab_size hidden_dim num_layers num_heads num_kv_heads intermediate_dim norm_eps rope_theta".split()
+# Options that define the model: a checkpoint's must be equal.
+MODEL = ("vocab_size", "hidden_dim", "num_layers", "num_heads", "num_kv_heads", "intermediate_dim")
+MODEL += ("norm_eps", "rope_theta")
 SIZES = ("hidden_dim", "num_layers", "num_heads", "intermediate_dim", "seq_len", "batch_size")
 PRESETS = {  # in the order of SIZES
+    # hidden, layers, heads, feed-forward, sequence, batch
     "default": (512, 8, 8, 2048, 256, 8),
     "check": (64, 2, 4, 256, 32, 2),  # --validate-setup
     "tiny": (256, 4, 8, 512, 128, 8),
     "small": (512, 8, 8, 2048, 128, 8),
     "medium": (1024, 12, 16, 4096, 512, 16),
 }
-# Columns of the PyTorch profiler's table.
+RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # torchrun's
+# Columns of the PyTorch profiler's table; cuda_* is the old name of device_*.
 COLUMNS = ("cpu_time_total", "cuda_time_total", "device_time_total", "cpu_memory_usage", "device_memory_usage")
 SORT_KEYS = [*COLUMNS, *(f"self_{key}" for key in COLUMNS), "count"]
 
@@ -1617,7 +1683,10 @@ class UserError(Exception):
 
 
 class Config(argparse.Namespace):
-    """Hold all options of a run, completed and checked, and properties that follow from them."""
+    """Hold all options of a run, completed and checked, and properties that follow from them.
+
+    read_ranks adds launched, rank, world_size, local_rank and local_world_size.
+    """
 
     @property
     def head_dim(self):
@@ -1660,8 +1729,8 @@ def build_parser():
 
     def error(message):
         """Exit with status 2; print the message on local rank 0 only."""
-        is_rank0 = os.environ.get("LOCAL_RANK", "0") == "0"
-        parser.exit(2, f"{parser.prog}: error: {message}\n" if is_rank0 else None)
+        other_says_it = os.environ.keys() >= RANK_VARIABLES and os.environ["LOCAL_RANK"] != "0"
+        parser.exit(2, None if other_says_it else f"{parser.prog}: error: {message}\n")
 
     parser.error = error
     parser.set_defaults(version=VERSION, norm_eps=1e-6, rope_theta=10000.0)
@@ -1681,7 +1750,8 @@ def add_model_options(add):
     add("--num-layers", type=between(int, 1, 10_000), metavar="L", help="transformer blocks (8)")
     add("--num-heads", type=positive, metavar="H", help="query heads (8)")
     add("--num-kv-heads", type=positive, metavar="K", help="key and value heads (half the query heads)")
-    add("--intermediate-dim", type=positive, metavar="F", help="feed-forward width (4 x hidden without --preset)")
+    ffn = "feed-forward width (the preset's; 4 x --hidden-dim if that is given and another)"
+    add("--intermediate-dim", type=positive, metavar="F", help=ffn)
     add("--vocab-size", type=positive, default=1000, metavar="V", help="distinct tokens (%(default)s)")
 
 
@@ -1689,14 +1759,16 @@ def add_training_options(add):
     flag = argparse.BooleanOptionalAction
     count = between(int, 0, 2**63 - 1)
     add("--num-steps", type=between(int, 1, 10**9 - 1), default=50, metavar="N", help="measured steps (%(default)s)")
-    add("--warmup-steps", type=count, default=3, metavar="N", help="steps before the measured ones (%(default)s)")
+    before = "steps before the measured ones (%(default)s; a graph or --resume may need more)"
+    add("--warmup-steps", type=count, default=3, metavar="N", help=before)
     add("--learning-rate", type=between(float, 1e-30, 1e30), default=3e-4, metavar="R", help="for AdamW (%(default)s)")
     add("--seed", type=count, default=0, metavar="N", help="for weights and batches (%(default)s)")
     add("--data", metavar="PATH", help="text file, or folder of text files, read as bytes (synthetic data)")
     add("--use-amp", action="store_true", help="automatic mixed precision")
     add("--amp-dtype", choices=["bfloat16", "float16"], default="bfloat16", help="used by --use-amp (%(default)s)")
     add("--tf32", action="store_true", help="allow TF32 in float32 matmuls")
-    add("--graph", action=flag, help=f"replay the step from a CUDA/HIP graph ({GRAPH_BY_DEFAULT})")
+    graph = f"replay the step from a CUDA/HIP graph ({GRAPH_BY_DEFAULT}; not when profiling)"
+    add("--graph", action=flag, help=graph)
     add("--deterministic", action=flag, default=DETERMINISTIC_BY_DEFAULT, help="bitwise reproducible (%(default)s)")
     add("--device", help="cpu, cuda or cuda:N; AMD GPUs are cuda too (a GPU if there is one)")
     add("--metrics-file", metavar="FILE", help="write configuration, environment, steps and summary as JSON")
@@ -1711,7 +1783,7 @@ def add_profiling_options(add):
     add("--enable-pytorch-profiler", action="store_true", help="write a trace for ui.perfetto.dev")
     add("--profile-dir", metavar="DIR", default="pytorch_profiles", help="folder of the traces (%(default)s)")
     add("--profile-steps", type=between(int, 1, 10_000), default=3, metavar="N", help="steps to profile (%(default)s)")
-    add("--profile-memory", "--enable-memory-profiling", action="store_true", help="and a table of memory by operator")
+    add("--profile-memory", "--enable-memory-profiling", action="store_true", help="also print memory by operator")
     add("--profile-operators", action="store_true", help="print a table of the operators")
     add("--sort-by", choices=SORT_KEYS, metavar="KEY", default="cuda_time_total", help="table order (%(default)s)")
     add("--profile-attention-only", action="store_true", help="profile one attention layer alone")
@@ -1736,26 +1808,38 @@ def parse_options(argv=None):
 def read_ranks(config):
     """Read rank and world size from torchrun's environment."""
     ranks = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-    config.launched = bool({*ranks, "MASTER_ADDR", "MASTER_PORT"} & set(os.environ))
+    config.launched = bool(RANK_VARIABLES & os.environ.keys())
     for name, alone in ranks.items():
         text = os.environ.get(name, "") if config.launched else str(alone)
         if not re.fullmatch("[0-9]{1,9}", text):
             raise UserError(f"{name} in the environment is {text or 'missing'}: use torchrun, or unset the others")
         setattr(config, name.lower(), int(text))
-    has_address = os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT", "").isdecimal()
-    if config.launched and (not has_address or config.rank >= config.world_size):
+    if not config.launched:
+        return
+    host = os.environ.get("MASTER_ADDR")
+    port = os.environ.get("MASTER_PORT", "")
+    if (
+        not host
+        or not re.fullmatch("[0-9]{1,5}", port)
+        or not 0 < int(port) < 2**16
+        or config.rank >= config.world_size
+    ):
         raise UserError("RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT is wrong: start with torchrun, or unset all four")
+    try:
+        socket.getaddrinfo(host, int(port))
+    except (OSError, UnicodeError):  # without this check, PyTorch asks for a minute
+        raise UserError(f"MASTER_ADDR {host} in the environment is no host that can be found: use torchrun") from None
 
 
 def complete_options(config):
-    """Fill in what was not given, from the preset and from other options."""
+    """Reject empty values, and fill in what was not given, from the preset and from other options."""
     for name, value in vars(config).items():
         if value == "":
             raise UserError(f"--{name.replace('_', '-')} must not be empty")
     preset = config.preset or ("check" if config.validate_setup else "default")
     sizes = dict(zip(SIZES, PRESETS[preset], strict=True))
     if config.hidden_dim not in (None, sizes["hidden_dim"]):
-        sizes["intermediate_dim"] = 4 * config.hidden_dim  # the preset's fits the preset's width
+        sizes["intermediate_dim"] = 4 * config.hidden_dim  # the preset's width fits only its own --hidden-dim
     for name, value in sizes.items():
         setattr(config, name, getattr(config, name) or value)
     config.num_kv_heads = config.num_kv_heads or max(1, config.num_heads // 2)
@@ -1769,7 +1853,7 @@ def complete_options(config):
     profiling = ("enable_pytorch_profiler", "profile_memory", "profile_operators", "profile_attention_only")
     config.profile = any(getattr(config, name) for name in profiling)
     if config.graph is None:
-        config.graph = GRAPH_BY_DEFAULT and not config.profile
+        config.graph = GRAPH_BY_DEFAULT and not config.profile  # a profiler sees a graph as one launch
 
 
 def check_options(config):
@@ -1783,13 +1867,13 @@ def check_options(config):
         raise UserError(f"--num-kv-heads must divide --num-heads ({config.num_heads}), got {config.num_kv_heads}")
     if not re.fullmatch("cpu|cuda(:[0-9]{1,9})?", config.device):
         raise UserError(f"--device must be cpu, cuda or cuda:N, got {config.device}")
-    if config.on_gpu and int(config.device[5:]) >= gpus:
+    if config.on_gpu and int(config.device.removeprefix("cuda:")) >= gpus:
         raise UserError(f"--device {config.device} does not exist (PyTorch sees {gpus}): use fewer processes or cpu")
     if config.on_gpu and config.local_world_size > 1 and config.device != f"cuda:{config.local_rank}":
         raise UserError(f"--device {config.device} would give all processes one GPU: leave out its number")
     if config.parallel and not config.launched:
         raise UserError("--parallel needs torchrun: start with torchrun --nproc-per-node N")
-    if fsdp and not config.on_gpu and torch.__version__ < (2, 9):
+    if fsdp and not config.on_gpu and torch.__version__ < (2, 9):  # a TorchVersion compares to tuples
         raise UserError(f"--parallel fsdp on a CPU needs PyTorch 2.9, got {torch.__version__}: use --parallel ddp")
     if fsdp and (config.profile_attention_only or (config.use_amp and config.amp_dtype == "float16")):
         raise UserError("--parallel fsdp supports neither --profile-attention-only nor float16: use --parallel ddp")
@@ -1808,15 +1892,32 @@ def check_paths(config):
         try:
             if option != "--metrics-file":
                 path.parent.mkdir(parents=True, exist_ok=True)
-            elif path.exists() and not path.is_file():
-                raise UserError(f"--metrics-file must be a regular file, got {path}")
-            probe = path.with_name(f"{path.name}.{os.getpid()}.probe")
-            probe.touch()
+            elif path.exists() and (not path.is_file() or is_open_stream(path)):
+                raise UserError(f"--metrics-file must be a regular file of its own, got {config.metrics_file}")
+            probe = partial_path(path)
+            os.close(os.open(probe, NEW_FILE, 0o666))
             probe.unlink()
+            str(path).encode()  # the profiler cannot write to other names
         except OSError as error:
             raise UserError(f"{option}: cannot write to {path.parent}: {error.strerror}") from None
-    if config.save_every and not config.resume and list_checkpoints(config):
+        except UnicodeEncodeError:
+            if option == "--profile-dir":
+                raise UserError(f"--profile-dir must be UTF-8, got {ascii(config.profile_dir)}") from None
+    try:
+        others = config.save_every and not config.resume and list_checkpoints(config)
+    except OSError as error:
+        raise UserError(f"--checkpoint-dir {config.checkpoint_dir} cannot be read: {error.strerror}") from None
+    if others:
         raise UserError(f"--checkpoint-dir {config.checkpoint_dir} holds checkpoints: add --resume or name another one")
+
+
+def is_open_stream(path):
+    """Return True for the file that standard input, output or error is, which /dev/stdout leads to."""
+    for descriptor in range(3):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return True
+    return False
 
 
 # ---------------------------------------------------------------- data and initial weights
@@ -1857,10 +1958,17 @@ class TextStream:
             files = [path]
             if path.is_dir():
                 files = sorted(p for p in path.iterdir() if p.is_file())
+            elif not stat.S_ISREG(path.stat().st_mode):
+                raise UserError(f"--data {path} is no regular file: a device or pipe may never end")
             texts = [file.read_bytes() for file in files]
         except OSError as error:
             raise UserError(f"--data {path} cannot be read: {error.strerror}") from None
-        text = b"\n".join(text for text in texts if b"\0" not in text)  # NUL marks a binary file
+        except (MemoryError, OverflowError):
+            raise UserError(f"--data {path} does not fit into memory") from None
+        texts = [text for text in texts if b"\0" not in text]
+        if not texts:
+            raise UserError(f"--data {path} holds no text: a file with a NUL byte counts as binary")
+        text = b"\n".join(texts)
         if len(text) <= self.T:
             raise UserError(f"--seq-len must be less than the {len(text)} bytes of text in --data {path}, got {self.T}")
         if max(text) >= config.vocab_size:
@@ -1926,7 +2034,9 @@ def initialize(model, config):
 def process_group(config):
     """Join torchrun's process group and silence the standard output of all ranks but the first."""
     device = torch.device(config.device) if config.on_gpu else None
-    timeout = datetime.timedelta(seconds=50)  # ranks compile at the same time, so none waits for minutes
+    # The others wait while rank 0 writes a checkpoint or one rank compiles. torchrun sees at once that a rank died; a
+    # host that vanishes is noticed after this time.
+    timeout = datetime.timedelta(minutes=10)
     dist.init_process_group("nccl" if device else "gloo", timeout=timeout, device_id=device)
     with open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull if config.rank else sys.stdout):
         yield
@@ -1954,7 +2064,7 @@ def shard(model, config):
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     gathered = config.dtype if config.use_amp and FSDP_GATHERS_AMP_DTYPE else None
-    policy = MixedPrecisionPolicy(gathered, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy(param_dtype=gathered, cast_forward_inputs=False)
     mesh = dist.init_device_mesh("cuda" if config.on_gpu else "cpu", (config.world_size,))
     for module in (*model.layers, model):
         fully_shard(module, mesh=mesh, mp_policy=policy)
@@ -1962,7 +2072,7 @@ def shard(model, config):
 
 def full_tensor(tensor):
     """Gather a tensor that FSDP2 may have sharded. Collective."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return tensor.full_tensor() if hasattr(tensor, "device_mesh") else tensor
 
 
 def shard_like(tensor, whole):
@@ -1971,6 +2081,7 @@ def shard_like(tensor, whole):
         return whole
     from torch.distributed.tensor import distribute_tensor
 
+    # src_data_rank=None: every rank has the whole
     return distribute_tensor(whole.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
 
 
@@ -1991,6 +2102,7 @@ class Trainer:
 
     def __init__(self, config):
         self.config = config
+        # FSDP2 moves only the shards to the GPU.
         with torch.device("cpu" if config.parallel == "fsdp" else config.device):
             self.model = TinyLlama(config)
         initialize(self.model, config)
@@ -2008,7 +2120,9 @@ class Trainer:
         self.synchronize = torch.cuda.synchronize if config.on_gpu else lambda: None
         self.graph = None
         self.graph_reason = None if config.graph else "no --graph"  # why the step runs eagerly
-        self.saved = []  # checkpoints that this run wrote
+        self.saved = []  # checkpoints that this run wrote, or continued from
+        self.signal = 0  # SIGTERM or SIGHUP, once it has asked this rank to stop
+        self.stopped = 0  # the same once it has reached all ranks
 
     def step(self):
         """Run forward, backward and optimizer on the batch in self.tokens and self.labels."""
@@ -2059,7 +2173,10 @@ class Trainer:
         if self.marks:
             for name, first, last in zip(PHASES, self.marks[:-1], self.marks[1:], strict=True):
                 phases[name] = first.elapsed_time(last) if self.config.on_gpu else 1000 * (last - first)
-        losses, times = gather([self.loss.item(), step_ms], self.config).T.tolist()  # of every rank
+        losses, times, signals = gather(
+            [self.loss.item(), step_ms, self.signal], self.config
+        ).T.tolist()  # of every rank
+        self.stopped = int(max(signals))
         record = {"loss": sum(losses) / len(losses), **phases, "step_ms": max(times)}
         if self.config.parallel:
             record["rank_step_ms"] = times
@@ -2091,8 +2208,6 @@ class Trainer:
     def restore(self, saved):
         """Overwrite weights and optimizer state in place, since a graph holds their addresses; zero unsaved state."""
         for name, p in self.model.named_parameters():
-            if name not in saved["tensors"]:
-                raise UserError(f"--resume: the checkpoint lacks {name}: use the --enable-* options of its run")
             state = self.optimizer.state[p]
             set_weight(p, state, shard_like(p, saved["tensors"][name]))
             for key in state.keys() & set(ADAMW):
@@ -2185,7 +2300,12 @@ def largest_error(found, expected):
 # A checkpoint is one file of whole float32 tensors: any number of processes, DDP or FSDP2, can continue from it.
 ADAMW = ("step", "exp_avg", "exp_avg_sq")
 # Options that may differ from those of the checkpoint's run, but are then printed.
-COMPARED = "seed learning_rate data batch_size world_size seq_len use_amp amp_dtype tf32".split()
+COMPARED = ("seed", "learning_rate", "data", "batch_size", "world_size", "seq_len", "use_amp", "amp_dtype", "tf32")
+
+
+# What a file of another kind raises while it is read.
+DAMAGE = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, MemoryError)
+DAMAGE += (AssertionError, pickle.UnpicklingError, zipfile.BadZipFile)
 
 
 def save_checkpoint(trainer, step):
@@ -2206,58 +2326,131 @@ def save_checkpoint(trainer, step):
     if config.rank:
         return
     path = pathlib.Path(config.checkpoint_dir) / f"step_{step:09d}.pt"
-    if path.exists():
-        raise OSError(None, "it exists already: does another run use this folder?", str(path))
     buffer = io.BytesIO()
     scaler = trainer.scaler.state_dict()
     torch.save({"step": step, "options": vars(config), "tensors": tensors, "scaler": scaler}, buffer)
-    write_file(path, buffer.getbuffer(), hashlib.sha256(buffer.getbuffer()).digest())
+    write_file(path, buffer.getbuffer(), hashlib.sha256(buffer.getbuffer()).digest(), replace=False)
     trainer.saved.append(path)
     for old in trainer.saved[:-2]:
         old.unlink(missing_ok=True)
 
 
-def write_file(path, *parts):
-    """Write a file atomically: write path.partial, then rename it."""
-    partial = path.with_name(path.name + ".partial")
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+
+
+def partial_path(path):
+    """Return a name beside a file that no other process writes to: with host, process and a random part."""
+    host = re.sub("[^A-Za-z0-9]", "_", platform.node())[:40]
+    return path.with_name(f"{path.name}.{host}.{os.getpid()}.{os.urandom(4).hex()}.partial")
+
+
+def write_file(path, *parts, replace=True):
+    """Write a file under a name of its own and move it into place: whole or not at all."""
+    partial = partial_path(path)
     try:
-        with open(partial, "wb") as file:
+        with open(os.open(partial, NEW_FILE, 0o666), "wb") as file:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
+        if replace:
+            os.replace(partial, path)
+        else:
+            link(partial, path)
+        with contextlib.suppress(OSError):  # some file systems cannot sync a folder, and some users cannot open it
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+    except FileExistsError:
+        raise OSError(None, "it exists already: does another run use this folder?", str(path)) from None
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         partial.unlink(missing_ok=True)
 
 
+def link(partial, path):
+    """Give a file its name; raise FileExistsError instead of replacing another file."""
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        if partial.stat().st_nlink != 2:  # NFS can answer that the name exists after it has made the link
+            raise
+    except OSError:  # a file system without hard links: another run can still take the name between the two lines
+        if path.exists():
+            raise FileExistsError from None
+        os.rename(partial, path)
+
+
+def remove_partials(path):
+    """Remove what dead processes of this host left of files of this name, and print the names of all others."""
+    host = partial_path(path).name.split(".")[-4]
+    for partial in sorted(path.parent.glob(f"{path.name}.*.*.*.partial")):
+        its_host, its_pid = partial.name.split(".")[-4:-2]
+        try:
+            if its_host == host:
+                os.kill(int(its_pid), 0)  # sends no signal
+        except ProcessLookupError:
+            partial.unlink(missing_ok=True)
+            continue
+        except (PermissionError, ValueError, OverflowError):
+            pass  # another user's process, or a file that is none of ours
+        print(f"  note       another run may be writing {partial}")
+
+
 def list_checkpoints(config):
     """Return the files step_N.pt of --checkpoint-dir, the newest first."""
-    return sorted(pathlib.Path(config.checkpoint_dir).glob(f"step_{'[0-9]' * 9}.pt"), reverse=True)
+    folder = pathlib.Path(config.checkpoint_dir)
+    names = [name for name in os.listdir(folder) if re.fullmatch(r"step_[0-9]{9}\.pt", name)]
+    return [folder / name for name in sorted(names, reverse=True)]
+
+
+def without_newest(config):
+    """Say how to continue without the newest checkpoint."""
+    newest, *older = list_checkpoints(config)
+    if older:
+        return f"move {newest} away to continue from {older[0].name}"
+    return f"move {newest} away and leave out --resume to start again"
 
 
 def find_checkpoint(config):
     """Return the contents of the newest checkpoint; raise UserError if this run cannot continue from it. Collective."""
     path = pathlib.Path(config.checkpoint_dir)
+    now = vars(config)
     try:
         paths = list_checkpoints(config)
         if not paths:
             raise UserError(f"--resume: {config.checkpoint_dir} holds no checkpoint (step_N.pt)")
         path = paths[0]
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would wait forever
+            raise UserError(f"--resume: {path} is not a checkpoint of this workshop: {without_newest(config)}")
         data = path.read_bytes()
-        if hashlib.sha256(data[:-32]).digest() != data[-32:]:
+        sound = hashlib.sha256(data[:-32]).digest() == data[-32:]
+        if not sound and (
+            data[:2] != b"PK" or data[-22:-18] == b"PK\5\6"
+        ):  # no file of torch.save, or one without our end
+            raise UserError(f"--resume: {path} is not a checkpoint of this workshop: {without_newest(config)}")
+        if not sound:
             raise ValueError("the checksum is wrong")
+        with zipfile.ZipFile(io.BytesIO(data)) as parts:
+            if sum(part.file_size for part in parts.infolist()) > len(data):
+                raise ValueError("it unpacks to more than torch.save packs")
         # weights_only: somebody else's file must not run code here.
         saved = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        if type(saved["step"]) is not int or path.name != f"step_{saved['step']:09d}.pt":
+            raise ValueError("it is of another step than its name says")
         options = {name: saved["options"][name] for name in ("version", *MODEL, *COMPARED)}
+        saved = saved | {"path": path}
+        if not all(isinstance(old, str | int | float | None) for old in options.values()):
+            raise TypeError("an option is no text and no number")
+        changed = {name for name, old in options.items() if old != now[name]}
+        changes = ", ".join(f"{name} {old} -> {now[name]}" for name, old in options.items() if name in changed)
+        changes = changes.encode("unicode_escape").decode()  # a terminal would obey escape codes
     except OSError as error:
         raise UserError(f"--resume: {path} cannot be read: {error.strerror}") from None
-    except (RuntimeError, ValueError, LookupError, TypeError, EOFError, pickle.UnpicklingError):
-        raise UserError(f"--resume: {path} is damaged: remove it to continue from an older checkpoint") from None
-    now = vars(config)
-    changed = {name for name, old in options.items() if old != now[name]}
-    changes = ", ".join(f"{name} {old} -> {now[name]}" for name, old in options.items() if name in changed)
+    except DAMAGE as error:
+        raise UserError(f"--resume: {path} is damaged ({ascii(str(error)[:80])}): {without_newest(config)}") from None
     if changed - set(COMPARED):
         raise UserError(f"--resume: {path} belongs to another model: {changes}")
     if len(gather([saved["step"]], config).unique()) > 1:
@@ -2267,6 +2460,40 @@ def find_checkpoint(config):
     note = f", with other options: {changes}" if changed else ""
     print(f"resuming from {path}{note}")
     return saved
+
+
+def check_contents(saved, trainer):
+    """Raise UserError unless a checkpoint holds what save_checkpoint writes for this model."""
+    try:
+        tensors = saved["tensors"]
+        if not isinstance(tensors, dict):
+            raise TypeError("its tensors have no names")
+        wanted = {}
+        for name, p in trainer.initial["tensors"].items():
+            if name not in tensors:
+                raise UserError(f"--resume: the checkpoint lacks {name}: use the --enable-* options of its run")
+            wanted |= {name: p.shape, f"{name}.exp_avg": p.shape, f"{name}.exp_avg_sq": p.shape}
+            wanted[f"{name}.step"] = torch.Size([])
+        if tensors.keys() != wanted.keys():
+            raise ValueError("it holds other tensors than the model")
+        for name, tensor in tensors.items():
+            plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
+            dtypes = (torch.float32, torch.float64) if name.endswith(".step") else (torch.float32,)
+            if not plain or tensor.shape != wanted[name] or tensor.dtype not in dtypes:
+                raise ValueError(f"{name} is no float32 tensor {tuple(wanted[name])}")
+            if not tensor.isfinite().all() or (name.endswith((".step", ".exp_avg_sq")) and tensor.min() < 0):
+                raise ValueError(f"{name} is not finite, or negative")
+        scaler = saved["scaler"]
+        fresh = torch.amp.GradScaler("cpu").state_dict()  # of numbers
+        if scaler and (
+            scaler.keys() != fresh.keys() or not all(type(scaler[key]) is type(fresh[key]) for key in fresh)
+        ):
+            raise ValueError("its scaler is none")
+        if scaler and not 0 < scaler["scale"] < math.inf:
+            raise ValueError(f"its scale is {scaler['scale']}")
+    except DAMAGE as error:
+        message = f"{saved['path']} is damaged ({ascii(str(error)[:80])}): {without_newest(trainer.config)}"
+        raise UserError(f"--resume: {message}") from None
 
 
 # ---------------------------------------------------------------- measurement and profiling
@@ -2285,7 +2512,7 @@ def peak_memory_mb(config):
 
 def flops_per_step(model, config):
     """Return the FLOPs of a step: 6 per matmul weight and token, and the needed half of the T x T attention matmuls."""
-    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2)
+    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2)  # the embedding as the output head
     per_token = 6 * (matrices + config.num_layers * config.seq_len * config.hidden_dim)
     return config.world_size * config.batch_size * config.seq_len * per_token
 
@@ -2329,18 +2556,19 @@ def quartiles(values):
     return {"p25": p25, "median": median, "p75": p75}
 
 
-def summarize(trainer, steps, warmup_s, data):
-    """Return the results of a run, over all ranks. Collective."""
+def summarize(trainer, records, warmup_s, data):
+    """Return the results of a run from the records of its steps, over all ranks. Collective."""
     config = trainer.config
-    step_ms = quartiles([step["step_ms"] for step in steps])
+    step_ms = quartiles([record["step_ms"] for record in records])
     phases = {}
     for name in PHASES:
-        times = [step[name] for step in steps]
+        times = [record[name] for record in records]
         phases[name] = None if None in times else quartiles(times)["median"]
     samples_per_second = 1000 * config.batch_size * config.world_size / step_ms["median"]
     flops = flops_per_step(trainer.model, config)
     peak_memory = gather([peak_memory_mb(config)], config).max().item()
-    times_by_rank = zip(*(step.get("rank_step_ms", []) for step in steps), strict=True)
+    # transposed: per rank, its times; empty in one process
+    times_by_rank = zip(*(record.get("rank_step_ms", []) for record in records), strict=True)
     return {
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "parameters_trained": parameters_trained(trainer),
@@ -2348,12 +2576,12 @@ def summarize(trainer, steps, warmup_s, data):
         **phases,
         "samples_per_second": samples_per_second,
         "tokens_per_second": samples_per_second * config.seq_len,
-        "peak_memory_mb": peak_memory,
-        "first_loss": steps[0]["loss"],
-        "final_loss": steps[-1]["loss"],
+        "peak_memory_mb": peak_memory,  # in MiB
+        "first_loss": records[0]["loss"],
+        "final_loss": records[-1]["loss"],
         "best_loss_known": data.best_loss,
         "flops_per_step": flops,
-        "tflops": flops / step_ms["median"] / 1e9,
+        "tflops": flops / step_ms["median"] / 1e9,  # FLOP/ms -> TFLOP/s
         "precision": config.precision,
         "graph": {"captured": trainer.graph is not None, "reason": trainer.graph_reason},
         "warmup_s": warmup_s,
@@ -2363,17 +2591,18 @@ def summarize(trainer, steps, warmup_s, data):
     }
 
 
-def write_metrics(config, steps, summary):
-    """Write configuration, environment, step records and summary as JSON."""
+def write_metrics(config, records, summary):
+    """Write configuration, environment, step records and summary as JSON. Steps count from 0 there, from 1 in print."""
     content = {
         "version": VERSION,
         "config": {name: getattr(config, name) for name in MODEL},
         "options": vars(config),
         "environment": environment(config),
-        "steps": steps,
+        "steps": records,
         "summary": summary,
     }
     content = json.loads(json.dumps(content), parse_constant=lambda name: None)  # NaN and Infinity are not JSON
+    # realpath: write through a symbolic link
     write_file(pathlib.Path(os.path.realpath(config.metrics_file)), json.dumps(content, indent=1).encode() + b"\n")
 
 
@@ -2393,8 +2622,8 @@ def print_configuration(trainer, data):
     print("  warm-up    running; compilation, if any, can take minutes", flush=True)
 
 
-def print_summary(summary, steps):
-    step = summary["step_ms"]
+def print_summary(summary, records):
+    step_ms = summary["step_ms"]
     ranks = summary["rank_step_ms"]
     phases = [f"{name[:-3]} {summary[name]:.3f} ms" for name in PHASES if summary[name] is not None]
     phases = ", ".join(phases) or "not measured inside a graph"
@@ -2402,9 +2631,9 @@ def print_summary(summary, steps):
     graph = "replayed from a graph" if summary["graph"]["captured"] else f"eager ({summary['graph']['reason']})"
     trained = summary["parameters_trained"]
     parameters = summary["parameters"]
-    print(f"summary of {len(steps)} steps, after {summary['warmup_s']:.1f} s of warm-up, {graph}")
+    print(f"summary of {len(records)} steps, after {summary['warmup_s']:.1f} s of warm-up, {graph}")
     print(f"  loss       {summary['first_loss']:.4f} -> {summary['final_loss']:.4f}{best}")
-    print(f"  step       {step['median']:.3f} ms median, quartiles {step['p25']:.3f} to {step['p75']:.3f}")
+    print(f"  step       {step_ms['median']:.3f} ms median, quartiles {step_ms['p25']:.3f} to {step_ms['p75']:.3f}")
     if ranks:
         print(f"  ranks      {len(ranks)}, medians from {min(ranks):.3f} ms to {max(ranks):.3f} ms")
     print(f"  phases     {phases}")
@@ -2470,8 +2699,9 @@ def profile(trainer, data):
         sort_keys.append(config.sort_by)
     if config.profile_memory:
         sort_keys.append("self_device_memory_usage")
-    for key in sort_keys:
-        key = re.sub("cuda_|device_", "device_" if config.on_gpu else "cpu_", key)
+    # the columns of this device, under PyTorch's present name
+    sort_keys = [re.sub("cuda_|device_", "device_" if config.on_gpu else "cpu_", key) for key in sort_keys]
+    for key in dict.fromkeys(sort_keys):  # each once
         print(f"operators by {key}")
         print(profiler.key_averages().table(sort_by=key, row_limit=20, max_name_column_width=50))
 
@@ -2489,23 +2719,31 @@ def set_up_backend(config):
         torch.utils.deterministic.fill_uninitialized_memory = False  # costs a pass over memory per tensor
 
 
-def train(trainer, data, first_step, steps):
-    """Train up to --num-steps and append a record per step; raise FloatingPointError if the run diverges."""
+def train(trainer, data, first_step, records):
+    """Train to --num-steps; append each step's record. Raise FloatingPointError if loss or weights are not finite."""
     config = trainer.config
     print_every = max(1, config.num_steps // 10)
     for step in range(first_step, config.num_steps):
         record = {"step": step, **trainer.run(*batch(data, step, config))}
-        steps.append(record)
+        records.append(record)
         if not math.isfinite(record["loss"]):
             raise FloatingPointError(f"the loss of step {step + 1} is {record['loss']}: lower --learning-rate")
         if step in (first_step, config.num_steps - 1) or (step + 1) % print_every == 0:
             rate = 1000 * config.batch_size * config.world_size / record["step_ms"]
             speed = f"{rate:9.1f} samples/s  {record['step_ms']:9.3f} ms  peak {peak_memory_mb(config):8.1f} MiB"
             print(f"step {step + 1:5d}/{config.num_steps}  loss {record['loss']:8.4f}  {speed}", flush=True)
-        if config.save_every and (step + 1) % config.save_every == 0:
+        if config.save_every and (trainer.stopped or (step + 1) % config.save_every == 0):
             save_checkpoint(trainer, step + 1)
+        if trainer.stopped:
+            raise SystemExit(128 + trainer.stopped)
     if not all(bool(full_tensor(p).isfinite().all()) for p in trainer.model.parameters()):
         raise FloatingPointError(f"the weights are not finite after step {config.num_steps}: lower --learning-rate")
+
+
+def stop_handlers():
+    """Return {signal: its handler} of those that ask a run to stop; nohup and others ignore SIGHUP."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    return {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
 
 
 def run(config):
@@ -2516,22 +2754,38 @@ def run(config):
     steps = []
     summary = None
     warmup_s = None
+    handlers = stop_handlers()
     try:
         print_configuration(trainer, data)
+        if saved:
+            check_contents(saved, trainer)
+            trainer.saved = [saved["path"]]
+        if config.save_every and config.rank == 0:
+            remove_partials(pathlib.Path(config.checkpoint_dir, "step_*.pt"))
         warmup_s = trainer.warm_up(*batch(data, 0, config), saved or trainer.initial)
+        for number in handlers:  # from here on at the end of a step
+            signal.signal(number, lambda number, _: setattr(trainer, "signal", number))
         if config.graph and not trainer.graph:
             print(f"  graph      not captured, running eagerly: {trainer.graph_reason}")
         with annotate("measured steps"):  # a range that profilers can select
             train(trainer, data, saved["step"] if saved else 0, steps)
         summary = summarize(trainer, steps, warmup_s, data)
+    except FloatingPointError as error:
+        if saved:
+            raise FloatingPointError(f"{error}, or {without_newest(config)}") from None
+        raise
     finally:
-        handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to ranks that may be writing here
-        if steps and not summary and not config.parallel:
+        for number in handlers:  # torchrun sends SIGTERM to ranks that may be writing here, and SIGKILL 30 s later
+            signal.signal(number, signal.SIG_IGN)
+        if steps and not summary and (trainer.stopped or not config.parallel):
             with contextlib.suppress(RuntimeError):  # the GPU may have failed
                 summary = summarize(trainer, steps, warmup_s, data)
         if steps and config.metrics_file and config.rank == 0:
             write_metrics(config, steps, summary)
-        signal.signal(signal.SIGTERM, handler)
+        if trainer.stopped and config.parallel:
+            dist.barrier()  # torchrun ends all ranks when one ends: rank 0 has written
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     print_summary(summary, steps)
     if config.profile:
         profile(trainer, data)
@@ -2583,7 +2837,10 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception: the metrics are written
+    for number in stop_handlers():
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # an exception: the metrics are written
+    if sys.stdout:
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     status = main()
     try:
         sys.stdout.flush()

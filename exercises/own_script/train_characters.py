@@ -1,7 +1,7 @@
-"""Train a small GPT on the characters of this file: python train_characters.py 100 (steps)."""
+"""Train a small GPT on the characters of this file: python train_characters.py --steps 301"""
 
+import argparse
 import pathlib
-import sys
 
 import torch
 import torch.nn.functional as F
@@ -61,11 +61,14 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--steps", type=int, default=301)
+options = parser.parse_args()
 torch.manual_seed(0)
 text = torch.tensor(list(pathlib.Path(__file__).read_bytes()))
 model = GPT()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-for step in range(int(sys.argv[1])):
+for step in range(options.steps):
     starts = torch.randint(len(text) - T, (B, 1))
     batch = text[starts + torch.arange(T)]  # [B, T]
     logits = model(batch)

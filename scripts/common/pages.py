@@ -16,7 +16,8 @@ from common.versions import REPOSITORY, SCRIPTS
 
 FOLDERS = [script.parent for script in SCRIPTS.values()]
 # Pages whose commands start at the top of the repository; those of the others start in the page's own folder.
-FROM_THE_TOP = [REPOSITORY / name for name in ("exercises/README.md", "scripts/SCALING.md", ".github/CONTRIBUTING.md")]
+AT_THE_TOP = "exercises/README.md scripts/SCALING.md scripts/YOUR_OWN_SCRIPT.md .github/CONTRIBUTING.md"
+FROM_THE_TOP = [REPOSITORY / name for name in AT_THE_TOP.split()]
 OTHERS = "version3_triton/README_WORKSHOP.md version3_triton/NOTEBOOK.md scripts/README.md TINY_LLAMA_ARCHITECTURE.md"
 PAGES = [folder / "README.md" for folder in (REPOSITORY, *FOLDERS)]
 PAGES += [*(REPOSITORY / name for name in OTHERS.split()), *FROM_THE_TOP]

@@ -123,6 +123,10 @@ class Column:
     def starts(self, *names):
         return len({found["start"] for found in self.rounds if all(name in found["steps_ms"] for name in names)})
 
+    def turns(self):
+        """Count the rounds; what memory had no room for was measured in a second group of the same round."""
+        return len({(found["start"], found["turn"]) for found in self.rounds})
+
     def pair(self):
         """Return the times of the A/A pair, or None where it was not measured."""
         again = self.content["again"]
@@ -165,7 +169,7 @@ def cells(column, rung):
 def lines_of(column):
     """Return the lines that the suite prints about a column: table, A/A pair, leads over peers, what failed."""
     rows = [cells(column, rung) for rung in column.rungs.values()]
-    count = f"{len(column.rounds)} rounds of {column.starts()} starts"
+    count = f"{column.turns()} rounds of {column.starts()} starts"
     lines = [f"{column.title}: {count}", text_table(COLUMNS, rows, left=3)]
     if pair := column.pair():
         lines.append(noise_line(column.content["again"], furthest(ratios(*pair))))

@@ -75,7 +75,7 @@ def columns_of(recorded, kind):
     found = [column for path in recorded.folder.glob(f"{kind}*/{kind}.json") for column in rungs.read_columns(path)]
     found.sort(key=lambda column: column.content["record"]["date"])
     enough = ROUNDS_NEEDED if kind == "ladder" else 1
-    whole = [column for column in found if len(column.rounds) >= enough and not column.content["options"]]
+    whole = [column for column in found if column.turns() >= enough and not column.content["options"]]
     return {(column.content["preset"], column.content["graph"]): column for column in whole}
 
 
@@ -126,7 +126,7 @@ def ladder_table(recorded, preset):
 
 def told_of(column, recorded):
     """Return the lines below a ladder: where a column was measured, its A/A pair, and the leads over the peers."""
-    count = f"{counted(len(column.rounds), 'round')} over {counted(column.starts(), 'start')} of every process"
+    count = f"{counted(column.turns(), 'round')} over {counted(column.starts(), 'start')} of every process"
     way = "In a graph" if column.content["graph"] else "Eager"
     lines = [f"{way}: {count}, in turns. {origin(column.content['record'], recorded)}"]
     if pair := column.pair():

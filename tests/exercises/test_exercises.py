@@ -410,3 +410,14 @@ def test_speed_on_a_gpu(number):
 @pytest.mark.gpu
 def test_exercise_15_uses_the_graph_of_a_gpu():
     assert isinstance(graphs.new_graph(torch.device("cuda")), graphs.DeviceGraph)
+
+
+def test_a_result_may_have_twice_pytorchs_error():
+    exact = torch.ones(100, dtype=torch.float64)
+    assert judge.allowed_error(1.001 * exact, exact, 1e-6) == pytest.approx(2e-3 + 1e-6)
+    task = grading.Task({}, None, None, {"y": "row"}, {}, tolerance=1e-6)
+    judged = judge.Judge(task, None, {}, None)
+    plain = {"y": 1.001 * exact}
+    judged.check_values({"y": 1.0019 * exact}, plain, {"y": exact})
+    with pytest.raises(judge.Wrong, match="relative error 2.1e-03, allowed 2.0e-03"):
+        judged.check_values({"y": 1.0021 * exact}, plain, {"y": exact})

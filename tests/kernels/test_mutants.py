@@ -57,6 +57,10 @@ MUTANTS = {
             "torch.empty(programs, C, dtype=torch.float32, device=x.device)",
             "torch.empty(programs, C, dtype=torch.float16, device=x.device)",
         ),
+        "dw of products in 16 bits": Mutant(
+            "rmsnorm_backward_kernel", "dw += dy * x * rstd", "dw += (dy * x * rstd).to(tl.float16).to(tl.float32)"
+        ),
+        "dw rounded to 16 bits": Mutant("AddRMSNormFunction.backward", "dw.to(w.dtype)", "dw.half().to(w.dtype)"),
         "first partial sums alone": Mutant("column_sum_kernel", "range(0, rows, ROWS)", "range(0, ROWS, ROWS)"),
         "gradient written over its input": Mutant("AddRMSNormFunction.backward", "torch.empty_like(x)", "dy"),
         "saved sum overwritten": Mutant("AddRMSNormFunction.backward", "torch.empty_like(x)", "x"),
@@ -105,13 +109,13 @@ MUTANTS = {
         "weights in 16 bits": Mutant("attention_forward_kernel", "P.to(v.dtype)", "P.to(tl.float16).to(v.dtype)"),
         "earlier keys skipped": Mutant(
             "attention_forward_kernel",
-            "min(first + DIAGONAL * BLOCK_Q, T)",
-            "min(first + DIAGONAL * BLOCK_Q, T) - (1 - DIAGONAL) * BLOCK_K",
+            "min(first + BLOCK_Q if DIAGONAL else first, T)",
+            "min(first + BLOCK_Q if DIAGONAL else first - BLOCK_K, T)",
         ),
         "earlier keys skipped in dq": Mutant(
             "attention_backward_dq_kernel",
-            "min(first + DIAGONAL * BLOCK_Q, T)",
-            "min(first + DIAGONAL * BLOCK_Q, T) - (1 - DIAGONAL) * BLOCK_K",
+            "min(first + BLOCK_Q if DIAGONAL else first, T)",
+            "min(first + BLOCK_Q if DIAGONAL else first - BLOCK_K, T)",
         ),
         "wrong key head": Mutant("attention_forward_kernel", "H + h // (H // K)", "H + h % K"),
         "wrong key head in dq": Mutant("attention_backward_dq_kernel", "H + h // (H // K)", "H + h % K"),
@@ -133,6 +137,16 @@ MUTANTS = {
         ),
         "first batch's gradient for all": Mutant("attention_backward_dkdv_kernel", "(b * T * H + h) * D", "h * D"),
         "another head's statistics": Mutant("attention_backward_dkdv_kernel", "(b * H + h) * T", "(b * K + h) * T"),
+        "lse past the end read": Mutant(
+            "attention_backward_dkdv_kernel",
+            "load(lse_ptr + lse_offset + query, query < T)",
+            "tl.load(lse_ptr + lse_offset + query)",
+        ),
+        "delta past the end read": Mutant(
+            "attention_backward_dkdv_kernel",
+            "load(delta_ptr + lse_offset + query, query < T)",
+            "tl.load(delta_ptr + lse_offset + query)",
+        ),
         "row past the end stored": PAST_THE_END,
         "rows past the end read": Mutant(
             "load_tile", "tl.load(pointers, mask=first + row < T, other=0.0)", "tl.load(pointers)"
@@ -153,6 +167,7 @@ MUTANTS = {
         "past the vocabulary counts as zero": Mutant(
             "cross_entropy_forward_kernel", "tl.where(column < V, x, -float('inf'))", "x"
         ),
+        "a first tile of -inf": Mutant("cross_entropy_forward_kernel", "LOWEST", "-float('inf')"),
         "running sum not rescaled": Mutant("cross_entropy_forward_kernel", "l * tl.exp(m - m_new)", "l"),
         "maximum of the last tile alone": Mutant(
             "cross_entropy_forward_kernel", "tl.maximum(m, tl.max(x, 1))", "tl.max(x, 1)"
@@ -173,8 +188,8 @@ MUTANTS = {
         "gradient not unscaled": Mutant("adamw_kernel", "g / tl.load(grad_scale_ptr)", "g"),
         "float16 copy of another": Mutant(
             "adamw_kernel",
-            "store(pointers_from(row, COPY, offsets, dtype), w, mask)",
-            "store(pointers_from(row, COPY, offsets, dtype), w * 0.999, mask)",
+            "store(pointers_from(row_ptr, COPY, offsets, dtype), w, mask)",
+            "store(pointers_from(row_ptr, COPY, offsets, dtype), w * 0.999, mask)",
         ),
         "bfloat16 copy cut off": Mutant(
             "adamw_kernel", "tl.where(w == w, (bits + 0x8000) >> 16, 0x7FC0)", "bits >> 16"

@@ -32,9 +32,10 @@ def test_the_program_launches_every_kernel(capsys):
 
 
 @multiplies_fp8
-def test_the_matmul_that_stands_in_gives_what_the_library_gives():
+def test_the_matmul_that_stands_in_gives_what_the_library_gives(device):
     v3 = sanitize_kernels.load_version(3)
-    (x, a), (w, s) = v3.quantize_rows(torch.randn(48, 32)), v3.quantize_rows(torch.randn(16, 32))
+    x, a = v3.quantize_rows(torch.randn(48, 32).to(device))
+    w, s = v3.quantize_rows(torch.randn(16, 32).to(device))
     ours = sanitize_kernels.matmul_of_scaled(x, a, w, s.view(1, -1))
     assert torch.allclose(ours.float(), v3.fp8_matmul(x, a, w, s.view(1, -1)).float(), rtol=2**-7, atol=1e-6)
 

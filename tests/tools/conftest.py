@@ -8,7 +8,7 @@ import pytest
 
 from common import runs
 from common.versions import load_version
-from in_process import process_here, run_here
+from in_process import process_here, restored_settings, run_here
 
 SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --batch-size 2 --seq-len 16 --vocab-size 64 --device cpu".split()
 METADATA = {"version": 1, "part": "whole", "hidden_dim": 32, "num_layers": 1, "batch_size": 2, "seq_len": 16}
@@ -32,7 +32,8 @@ def profiled(tmp_path_factory):
         arguments = [*SIZES, "--num-steps", "2", "--profile-steps", "2", "--enable-pytorch-profiler"]
         file = folder.parent / f"metrics_v{version}.json"
         folder.mkdir(parents=True)
-        load_version(version).main([*arguments, "--profile-dir", str(folder), "--metrics-file", str(file)])
+        with restored_settings():
+            load_version(version).main([*arguments, "--profile-dir", str(folder), "--metrics-file", str(file)])
     return folders
 
 

@@ -4,6 +4,7 @@ import json
 import pathlib
 import re
 import runpy
+import subprocess
 import sys
 
 import pytest
@@ -16,7 +17,7 @@ from check_training import PEAKS, Facts, Peak, Watch, Work, floor
 from common.versions import REPOSITORY, SCRIPTS
 from processes import launch
 
-SAMPLES = pathlib.Path(__file__).with_name("samples") / "training"
+SAMPLES = pathlib.Path(__file__).with_name("training_scripts")
 OWN = REPOSITORY / "exercises" / "own_script" / "train_characters.py"
 TINY = "--hidden-dim 32 --num-layers 2 --num-heads 2 --batch-size 2 --seq-len 16 --vocab-size 64 --device cpu"
 MLP = "blocks.0.mlp.down (has one) and blocks.0.mlp.up (has none), and in 2 more places"
@@ -91,8 +92,9 @@ def test_other_loops_are_sound(check, loop):
 
 @pytest.mark.parametrize("version", [1, 2, 4])
 def test_our_versions_are_sound(check, version):
-    status, _, printed = check(SCRIPTS[version], *TINY.split(), "--num-steps", "12")
+    status, report, printed = check(SCRIPTS[version], *TINY.split(), "--num-steps", "12")
     assert status == 0, printed
+    assert report["rows"]["loss"].startswith("4.1680")  # not that of a warm-up before the first step
 
 
 @pytest.mark.slow
@@ -183,14 +185,14 @@ def test_a_constant_loss(check, write):
 
 
 def test_the_exercise_of_the_page(check, write):
-    status, report, printed = check(OWN, "20")
+    status, report, printed = check(OWN, "--steps", "20")
     assert (status, kinds(report)) == (1, ["no_gradient"])
     assert "autograd is off in layers.* (x4) (Layer)" in printed
     text = OWN.read_text()
     page = (REPOSITORY / "scripts" / "YOUR_OWN_SCRIPT.md").read_text()
     before, after = re.search(r"```python\n(.*?)```.*?```python\n(.*?)```", page, re.DOTALL).groups()
     assert text.count(before) == 1
-    status, _, printed = check(write(text.replace(before, after)), "20")
+    status, _, printed = check(write(text.replace(before, after)), "--steps", "20")
     assert status == 0, printed
 
 
@@ -299,6 +301,32 @@ def test_an_impossible_step(check, peak, status):
     assert "TFLOP /" in printed and "GB /" in printed
 
 
+def test_a_phantom_is_held_against_its_whole_work(check):
+    """The norm at its end has no backward: the step has a third of its FLOPs, and is judged by all of them."""
+    command = [SAMPLES / "large_matmuls.py", "64", "32", "cpu"]
+    status, report, printed = check(*command, options=["--peak", "1e-9,1e3"])
+    assert status == 1 and sorted(kinds(report)) == ["impossible", "no_gradient"], printed
+    forward = 2 * 64 * 32 * (6 * 32 + 256)
+    assert f"{3 * forward / 1e12:.4g} TFLOP / 1e-09 TFLOP/s (16 bits)" in printed
+
+
+@pytest.mark.gpu
+def test_an_impossible_step_on_a_gpu(check):
+    if check_training.peak_of(torch.device("cuda")) is None:
+        pytest.skip("the peak of this GPU is not known")
+    status, report, printed = check(SAMPLES / "large_matmuls.py")
+    assert status == 1 and "impossible" in kinds(report), printed
+
+
+@pytest.mark.gpu
+def test_version_3_is_sound_on_a_gpu():
+    """In a process of its own: here Triton may have been imported for its interpreter."""
+    options = "--preset small --use-amp --no-graph --num-steps 12".split()
+    command = [sys.executable, check_training.__file__, "--", str(SCRIPTS[3]), *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "verdict     sound" in done.stdout, done.stdout + done.stderr
+
+
 def test_known_and_unknown_gpus(monkeypatch, check):
     names = [
         "NVIDIA H200",
@@ -346,6 +374,20 @@ def test_float32_copies_of_16_bit_weights_are_followed():
     assert check_training.weight_of(record, optimizer) is master
 
 
+def test_a_run_again_repeats_dropout(monkeypatch):
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    watch = Watch(8)
+    assert check_training.run_script(watch, [str(SAMPLES / "char_gpt.py"), "dropout"]) is None
+    ((root, call),) = watch.roots.items()
+    before = torch.get_rng_state()
+    rerun = check_training.Rerun(root, call)
+    first = rerun.outputs()
+    assert len(first) == 2  # logits and loss
+    assert all(torch.equal(one, other) for one, other in zip(first, rerun.outputs(), strict=True))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_forward_that_cannot_run_again_is_not_observable(check, write):
     script = write(
         "import torch\n\nclass Model(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
@@ -360,6 +402,13 @@ def test_a_forward_that_cannot_run_again_is_not_observable(check, write):
     assert status == 2 and kinds(report) == []
     assert "no gradient in a.weight, a.bias, and the last batch cannot be run again" in printed
     assert "the stream is empty" in printed
+
+
+def test_the_runs_again_are_bounded_in_time(check, monkeypatch):
+    monkeypatch.setattr(check_training, "RERUN_SECONDS", -1)
+    status, report, printed = check(SAMPLES / "char_gpt.py", "last_norm")
+    assert status == 2 and kinds(report) == []
+    assert "NOT OBSERVED" in printed and "the last batch cannot be run again (it takes more than -1 s)" in printed
 
 
 # ---------------------------------------------------------------- bad input

@@ -25,12 +25,16 @@ from inspect_kernels import PRECISIONS, compiled_launches, prepare_worker
 pytestmark = pytest.mark.skipif(bool(inspect_kernels.too_old()), reason=f"the tool {inspect_kernels.too_old()}")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory):
-    """Nothing compiled before, so that what is tested is compiled now; inherited by the tool's processes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        yield
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Return an empty folder, so that what is tested is compiled now."""
+    return str(tmp_path_factory.mktemp("triton"))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(cache, monkeypatch):
+    """Let the tool's processes, which inherit the environment, compile into that folder."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", cache)
 
 
 def run_tool(*argv):
@@ -47,7 +51,7 @@ def kernels(*argv):
 # ---------------------------------------------------------------- what training launches
 
 CHECKED = ("fp32", "bf16", "fp16")
-WITH_FP8 = ("gfx942", "gfx950", "sm_90", "sm_100")
+WITH_FP8 = ("gfx942", "gfx950", "gfx1201", "sm_90", "sm_100")
 
 
 @pytest.mark.slow
@@ -105,6 +109,31 @@ def launches_of_solutions(target):
             assert found, file.parent.name
             rows += found.values()
     return rows
+
+
+def instinct_candidates(target):
+    """Return the rows of the tiles that only Instinct GPUs try, compiled with their options."""
+    rows = []
+    names = {"o": "attention_forward", "dq": "attention_backward_dq", "dkdv": "attention_backward_dkdv"}
+    for computes, tile in load_version(3).INSTINCT_CANDIDATES.items():
+
+        def choices(options, given, tile=tile):
+            return [tile.options()] if "BLOCK_Q" in given else []
+
+        options = SimpleNamespace(kernel=names[computes], preset=["small"], sizes=[], tiles=[], warps=[], stages=[])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(inspect_kernels, "choices", choices)
+            rows += inspect_kernels.inspect(target, "bf16", options)
+    return rows
+
+
+@pytest.mark.parametrize("target", ["gfx90a", "gfx942", "gfx950"])
+def test_instincts_own_tiles_compile_with_their_options(target):
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), prepare_worker) as pool:
+        rows = pool.submit(instinct_candidates, target).result()
+    assert len(rows) == 3 and all(row["matrix_instructions"] and row["dots"] >= 2 for row in rows), rows
+    assert [inspect_kernels.problems(row) for row in rows] == [[], [], []]
+    assert all(row["waves"] >= 2 for row in rows)  # one wave cannot hide another's loads
 
 
 @pytest.mark.slow

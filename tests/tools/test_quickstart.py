@@ -14,7 +14,7 @@ import torch
 
 import quickstart
 from common.versions import REPOSITORY, load_version, loss_and_gradients
-from in_process import refused, run_here
+from in_process import refused, restored_settings, run_here
 
 TINY = "--hidden-dim 32 --num-layers 1 --num-heads 2 --seq-len 16 --batch-size 2 --vocab-size 256".split()
 SHORT = [*TINY, "--num-steps", "3", "--warmup-steps", "1"]
@@ -129,7 +129,8 @@ def test_bad_options_end_in_one_sentence_before_any_training(arguments, status, 
 def measured(request):
     """(what version 1 must compute, what it computes) in a precision."""
     argv = [*TINY, *request.param]
-    return quickstart.Reference(load_version(1).parse_options(argv), argv), loss_and_gradients(1, argv)
+    with restored_settings():
+        return quickstart.Reference(load_version(1).parse_options(argv), argv), loss_and_gradients(1, argv)
 
 
 def test_reference_accepts_version_1_and_no_wrong_loss_or_gradient(measured):
@@ -141,6 +142,18 @@ def test_reference_accepts_version_1_and_no_wrong_loss_or_gradient(measured):
     for wrong in (1.01 * loss, float("nan")):
         assert "the first loss is" in reference.check(wrong, gradients)[0]
     assert f"{NORM} for one" in reference.check(loss, {n: g for n, g in gradients.items() if n != NORM})[0]
+
+
+def test_bounds_follow_from_version_1s_own_errors(measured):
+    """Per parameter, at most three times that error and a rounding; a fault as small as three bounds is seen."""
+    reference, (loss, gradients) = measured
+    # Measured: 1.7e-6, 0.016 and 0.0023 in float32, bfloat16 and float16, whose losses may be off by so much.
+    largest = {quickstart.LOSS_BOUND: 5e-6, 2**-7: 0.04, 2**-10: 0.006}[reference.loss_bound]
+    assert len(set(reference.bounds.values())) > 1 and max(reference.bounds.values()) < largest
+    for name, bound in reference.bounds.items():
+        off = reference.gradients[name] * (1 + 3 * bound)
+        assert f"of the gradient of {name}" in reference.check(loss, gradients | {name: off})[0]
+        assert reference.check(loss, gradients | {name: reference.gradients[name] * (1 + bound / 3)})[0] is None
 
 
 @pytest.mark.parametrize(

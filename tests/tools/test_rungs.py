@@ -135,6 +135,12 @@ def test_gains_of_a_column_by_hand():
     assert row.split()[-6:] == ["1.50x", "(1.25", "to", "1.60)", "1,234", "6.5000"] and " 10.000 " in row
 
 
+def test_a_second_group_of_a_round_is_no_round_of_its_own():
+    found = column(six_rounds())
+    found.rounds.append({"start": 2, "turn": 5, "steps_ms": {"k": [9.5], "h": [8.0]}})
+    assert rungs.lines_of(found)[0] == "medium, in a graph: 6 rounds of 3 starts"
+
+
 def test_rounds_that_lack_a_rung_are_left_out_of_its_ratios():
     made = six_rounds()
     del made[0]["g"], made[1]["f"]

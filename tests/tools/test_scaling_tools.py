@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -52,29 +53,43 @@ def test_bad_input_of_the_communication_tool(tmp_path, capsys):
 SLURM = "JOB_ID=123 JOB_NODELIST=this[1] JOB_NUM_NODES=1 GPUS_ON_NODE=2 CPUS_PER_TASK=2".split()
 SRUN = """#!/bin/bash
 echo "srun $*" >>"$SRUN_LOG"
+echo $$ >"$SRUN_LOG.pid"
 while [[ $1 == --* ]]; do
     [[ $1 == *=* ]] || shift
     shift
 done
 exec "$@"
 """
+SCONTROL = """#!/bin/bash
+echo "scontrol $*" >>"$SRUN_LOG"
+[[ $1 == requeue ]] || echo localhost
+"""
+SCANCEL = """#!/bin/bash
+echo "scancel $*" >>"$SRUN_LOG"
+kill -TERM "$(<"$SRUN_LOG.pid")"
+"""
 
 
 @pytest.fixture
 def slurm(tmp_path):
     """A folder with stubs of srun and scontrol for one host, this one."""
-    for name, text in (("srun", SRUN), ("scontrol", "#!/bin/bash\necho localhost\n")):
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("scancel", SCANCEL)):
         executable(tmp_path / "slurm bin" / name, text)
     return tmp_path / "slurm bin"
 
 
-def submit(slurm, *arguments, **variables):
+def job(slurm, arguments, variables):
+    """Return the command of a job, and how to start it."""
     given = {"PATH": os.pathsep.join([str(slurm), os.environ["PATH"]]), "SRUN_LOG": str(slurm / "log")}
     given |= {"TINY_LLAMA_PYTHON": sys.executable, "TINY_LLAMA_HOME": str(REPOSITORY)}
     given |= dict(f"SLURM_{pair}".split("=") for pair in SLURM) | variables
-    command = ["bash", REPOSITORY / "scripts" / "train.sbatch", *arguments]
-    options = {"capture_output": True, "text": True, "timeout": 300, "cwd": slurm.parent}
-    return subprocess.run(command, env=environment() | given, **options)
+    command = ["bash", REPOSITORY / "scripts" / "train.sbatch", *map(str, arguments)]
+    return command, {"text": True, "cwd": slurm.parent, "env": environment() | given}
+
+
+def submit(slurm, *arguments, **variables):
+    command, options = job(slurm, arguments, variables)
+    return subprocess.run(command, capture_output=True, timeout=300, **options)
 
 
 def test_the_slurm_script_starts_a_process_a_gpu(slurm):
@@ -85,6 +100,46 @@ def test_the_slurm_script_starts_a_process_a_gpu(slurm):
     assert metrics["summary"]["world_size"] == 2
     called = (slurm / "log").read_text()
     assert "--rdzv-endpoint localhost:20123" in called and "--cpus-per-task 2" in called
+
+
+def stopped_at_its_time_limit(slurm, *arguments):
+    """Send USR1 to a job's shell, as Slurm does, after the first step; return its status and output."""
+    command, options = job(slurm, ["1", *LONG, *arguments], {})
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options) as shell:
+        output = ""
+        while "\nstep " not in output:
+            line = shell.stdout.readline()
+            assert line, output
+            output += line
+        shell.send_signal(signal.SIGUSR1)
+        output += shell.communicate(timeout=200)[0]
+    return shell.returncode, output
+
+
+LONG = [*SIZES.split(), "--device", "cpu", "--batch-size", "2", "--num-steps", "900000000", "--warmup-steps", "1"]
+
+
+def test_a_job_that_reaches_its_time_limit_is_queued_again_and_resumes(slurm):
+    """Only the last checkpoint is there: --save-every would write none for days."""
+    saving = ["--save-every", "800000000", "--checkpoint-dir", "of the job", "--metrics-file", "metrics.json"]
+    status, output = stopped_at_its_time_limit(slurm, *saving)
+    (checkpoint,) = (slurm.parent / "of the job").iterdir()
+    called = (slurm / "log").read_text()
+    assert status == 0 and "scancel --signal=TERM 123\n" in called and "scontrol requeue 123\n" in called, output
+    assert "--resume" not in called and f"{checkpoint.name} is written, and the job is queued again" in output
+    metrics = json.loads((slurm.parent / "metrics.json").read_text())
+    assert len(metrics["steps"]) == int(checkpoint.stem[5:]) and metrics["summary"]["world_size"] == 2
+    status, output = stopped_at_its_time_limit(slurm, *saving)
+    assert status == 0 and f"resuming from of the job/{checkpoint.name}" in output, output
+    assert (slurm / "log").read_text().count("scontrol requeue 123\n") == 2
+    steps = json.loads((slurm.parent / "metrics.json").read_text())["steps"]
+    assert steps[0]["step"] == len(metrics["steps"])
+
+
+def test_a_job_without_checkpoints_is_not_queued_again(slurm):
+    status, output = stopped_at_its_time_limit(slurm, "--metrics-file", "metrics.json")
+    assert status != 0 and "requeue" not in (slurm / "log").read_text(), output
+    assert json.loads((slurm.parent / "metrics.json").read_text())["summary"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Checkpoints: exact continuation after any kill, damaged and foreign files refused, and no file of others touched."""
 
+import errno
 import hashlib
 import io
 import itertools
@@ -7,11 +8,16 @@ import json
 import os
 import random
 import signal
+import stat
+import subprocess
+import sys
+import zipfile
 
 import pytest
 import torch
 
-from common.versions import load_version
+from common.versions import SCRIPTS, load_version
+from in_process import restored_settings
 
 SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --intermediate-dim 40 --vocab-size 40 --seq-len 12 --batch-size 2"
 LAST = 8  # steps of a run
@@ -47,7 +53,8 @@ def write_content(path, content, **options):
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     """Losses by step of a run of version 1 that nothing disturbs."""
-    return run(1, tmp_path_factory.mktemp("uninterrupted") / "all")
+    with restored_settings():
+        return run(1, tmp_path_factory.mktemp("uninterrupted") / "all")
 
 
 @pytest.fixture
@@ -83,13 +90,17 @@ def end_by(status):
 
 def end_at(moment, end, monkeypatch):
     """End a run at that moment of its second checkpoint, of step 4, or before the first."""
-    replace, save, files = os.replace, torch.save, itertools.count(EVERY, EVERY)
+    link, save, files = os.link, torch.save, itertools.count(EVERY, EVERY)
+
+    def is_fourth(file):  # the folder is synced too
+        return stat.S_ISREG(os.fstat(file).st_mode) and next(files) == 4
+
     owner, name, replacement = {
         "before the first": (os, "fsync", lambda file: end()),
         "serialised": (torch, "save", lambda content, file: (save(content, file), content["step"] == 4 and end())),
-        "half written": (os, "fsync", lambda file: next(files) == 4 and (os.ftruncate(file, 5000), end())),
-        "written, not renamed": (os, "replace", lambda a, b: end() if "4.pt" in str(b) else replace(a, b)),
-        "renamed": (os, "replace", lambda a, b: (replace(a, b), "4.pt" in str(b) and end())),
+        "half written": (os, "fsync", lambda file: is_fourth(file) and (os.ftruncate(file, 5000), end())),
+        "written, not linked": (os, "link", lambda a, b: end() if "4.pt" in str(b) else link(a, b)),
+        "linked": (os, "link", lambda a, b: (link(a, b), "4.pt" in str(b) and end())),
     }[moment]
     monkeypatch.setattr(owner, name, replacement)
 
@@ -101,7 +112,7 @@ CANNOT_FORK = pytest.mark.skipif(torch.cuda.is_available(), reason="a process th
 @pytest.mark.parametrize("status", [pytest.param(-9, marks=CANNOT_FORK), 143, 130])
 @pytest.mark.parametrize(
     ("moment", "saved"),
-    [("before the first", 0), ("serialised", 2), ("half written", 2), ("written, not renamed", 2), ("renamed", 4)],
+    [("before the first", 0), ("serialised", 2), ("half written", 2), ("written, not linked", 2), ("linked", 4)],
 )
 def test_ended_while_saving(moment, saved, status, tmp_path, uninterrupted, capsys, monkeypatch):
     folder, main = tmp_path / "checkpoints", load_version(1).main
@@ -142,7 +153,9 @@ def test_every_version_resumes_exactly(version, dtype, tmp_path):
 def test_a_run_resumed_twice(interrupted, uninterrupted):
     assert list(run(1, interrupted, "--resume", steps=6)) == [4, 5]
     assert_continues(run(1, interrupted, "--resume"), uninterrupted, 6)
-    assert saved_steps(interrupted) == [2, 4, 6, 8]  # a run removes only what it wrote itself
+    assert saved_steps(interrupted) == [2, 4, 6, 8]  # a run removes what it wrote itself, and what it continued from
+    run(1, interrupted, "--resume", steps=12)
+    assert saved_steps(interrupted) == [2, 4, 6, 10, 12]
 
 
 def test_a_run_keeps_its_two_newest_checkpoints(tmp_path):
@@ -200,7 +213,9 @@ def test_random_damages_are_all_refused(interrupted):
     }
     for name in [*damages] * 60:
         newest.write_bytes(damages[name](draw.randrange(len(sound))))
-        with pytest.raises(script.UserError, match=r"step_000000004\.pt is damaged: remove it"):
+        with pytest.raises(
+            script.UserError, match=r"4\.pt is (damaged|not a check).*: move .* away to .* step_000000002"
+        ):
             pytest.fail(f"accepted: {name} {script.find_checkpoint(config)['step']}")
 
 
@@ -238,6 +253,104 @@ def test_a_damaged_checkpoint_removed_the_one_before_it_is_used(interrupted, uni
     assert_continues(run(1, interrupted, "--resume"), uninterrupted, 2)
 
 
+def change(key, value, *, of="tensors"):
+    return lambda saved: saved[of].update({key: value(saved[of][key]) if callable(value) else value})
+
+
+WEIGHT = "layers.0.attention.q_proj.weight"
+HAND_MADE = {
+    "a shape that broadcasts": change(WEIGHT, lambda w: w[:1]),
+    "a scalar": change(WEIGHT, torch.tensor(0.5)),
+    "one dimension more": change(WEIGHT, lambda w: w[None]),
+    "complex": change(WEIGHT, lambda w: w.to(torch.complex64)),
+    "float64": change(WEIGHT, lambda w: w.double()),
+    "int64": change(WEIGHT, lambda w: w.long()),
+    "a Parameter": change(WEIGHT, torch.nn.Parameter),
+    "sparse": change(WEIGHT, lambda w: w.to_sparse()),
+    "CSR": change(WEIGHT, lambda w: w.to_sparse_csr()),
+    "meta": change(WEIGHT, lambda w: w.to("meta")),
+    "quantized": change(WEIGHT, lambda w: torch.quantize_per_tensor(w, 0.1, 0, torch.qint8)),
+    "text": change(WEIGHT, "weights"),
+    "None": change(WEIGHT, None),
+    "a list": change(WEIGHT, lambda w: w.tolist()),
+    "NaN": change(WEIGHT, lambda w: w * torch.nan),
+    "infinite moments": change(f"{WEIGHT}.exp_avg", lambda w: w + torch.inf),
+    "negative squares": change(f"{WEIGHT}.exp_avg_sq", lambda w: w - 1),
+    "negative steps of AdamW": change(f"{WEIGHT}.step", torch.tensor(-1.0)),
+    "no moments": lambda saved: saved["tensors"].pop(f"{WEIGHT}.exp_avg"),
+    "no weight": lambda saved: saved["tensors"].pop(WEIGHT),
+    "a tensor more": change("more", torch.zeros(3)),
+    "no tensors": lambda saved: saved.pop("tensors"),
+    "tensors in a list": lambda saved: saved.update(tensors=[*saved["tensors"].values()]),
+    "another step": lambda saved: saved.update(step=6),
+    "a huge step": lambda saved: saved.update(step=10**400),
+    "a step before the first": lambda saved: saved.update(step=-4),
+    "a step that is a tensor": lambda saved: saved.update(step=torch.tensor(4)),
+    "no step": lambda saved: saved.pop("step"),
+    "no scaler": lambda saved: saved.pop("scaler"),
+    "a scaler of another kind": lambda saved: saved.update(scaler={"scale": "large"}),
+    "a negative scale": lambda saved: saved.update(scaler=torch.amp.GradScaler("cpu").state_dict() | {"scale": -1.0}),
+    "an option that is a tensor": change("seed", torch.zeros(2), of="options"),
+    "an option that is a list": change("data", ["a", "b"], of="options"),
+    "a huge option": change("seed", 10**5000, of="options"),
+}
+
+
+@pytest.mark.parametrize("name", HAND_MADE)
+def test_hand_made_contents_with_a_valid_digest_are_refused(name, interrupted, capsys):
+    """Anyone can recompute the digest: what a checkpoint holds is compared with the model before any of it is used."""
+    newest = interrupted / "step_000000004.pt"
+    saved = torch.load(newest, weights_only=True)
+    HAND_MADE[name](saved)
+    write_content(newest, saved)
+    said = refusal(capsys, interrupted)
+    assert "is damaged (" in said or name == "no weight", said
+    assert "away to continue from step_000000002.pt" in said or "lacks layers.0" in said
+
+
+def test_escape_codes_of_an_option_do_not_reach_the_terminal(interrupted, capsys):
+    newest = interrupted / "step_000000004.pt"
+    saved = torch.load(newest, weights_only=True)
+    saved["options"]["data"] = "\x1b[2J\nfine"
+    write_content(newest, saved)
+    assert load_version(1).main(arguments(interrupted, "--resume", "--num-steps", 5)) == 0
+    captured = capsys.readouterr()
+    assert "data \\x1b[2J\\nfine -> None" in captured.out and "\x1b" not in captured.out + captured.err
+
+
+def test_a_checkpoint_that_unpacks_to_more_than_itself_is_refused(interrupted, capsys):
+    newest, packed = interrupted / "step_000000004.pt", io.BytesIO()
+    with zipfile.ZipFile(newest) as whole, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as bomb:
+        for part in whole.infolist():
+            bomb.writestr(part.filename, whole.read(part))
+        bomb.writestr("archive/data/999", bytes(2**26))
+    newest.write_bytes(packed.getvalue() + hashlib.sha256(packed.getvalue()).digest())
+    assert "it unpacks to more" in refusal(capsys, interrupted)
+
+
+def test_files_that_are_not_ours_are_called_so(interrupted, capsys):
+    newest = interrupted / "step_000000004.pt"
+    torch.save({"model": torch.zeros(3)}, newest)
+    assert f"{newest} is not a checkpoint of this workshop: move {newest} away to" in refusal(capsys, interrupted)
+    newest.write_text("my notes of step 4")
+    assert "is not a checkpoint of this workshop" in refusal(capsys, interrupted)
+    os.mkfifo(interrupted / "step_000000009.pt")  # reading it would never end
+    assert "step_000000009.pt is not a checkpoint of this workshop" in refusal(capsys, interrupted)
+
+
+def test_a_ruined_run_says_how_to_leave_it(interrupted, uninterrupted, capsys):
+    """Its weights are finite, and so large that the next loss is not."""
+    newest = interrupted / "step_000000004.pt"
+    saved = torch.load(newest, weights_only=True)
+    saved["tensors"]["norm.weight"] *= 3e38
+    write_content(newest, saved)
+    assert load_version(1).main(arguments(interrupted, "--resume", "--num-steps", LAST)) == 1
+    said = capsys.readouterr().err
+    assert f"lower --learning-rate, or move {newest} away to continue from step_000000002.pt" in said
+    newest.rename(interrupted / "ruined.pt")
+    assert_continues(run(1, interrupted, "--resume"), uninterrupted, 2)
+
+
 # ---------------------------------------------------------------- files of others
 
 
@@ -271,6 +384,76 @@ def test_a_second_run_in_the_folder_ends_and_the_first_ones_files_stay(tmp_path,
     error = capsys.readouterr().err
     assert "step_000000002.pt: it exists already: does another run use this folder?" in error
     assert before == {path: path.read_bytes() for path in folder.iterdir()}
+
+
+SLOWED = """
+import os, pathlib, runpy, sys, time
+folder, fsync = pathlib.Path(sys.argv[1]), os.fsync
+
+def slow(file):
+    (folder / str(os.getpid())).touch()
+    while len(list(folder.iterdir())) < 2:  # until both runs are writing
+        time.sleep(0.01)
+    time.sleep(0.1)
+    fsync(file)
+
+os.fsync = slow
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_two_runs_that_save_at_the_same_time(tmp_path):
+    """One keeps the folder, and its checkpoints are its own; the other one says why it ends."""
+    (tmp_path / "slowed.py").write_text(SLOWED)
+    (tmp_path / "writing").mkdir()
+    folder, runs = tmp_path / "checkpoints", []
+    for seed in (1, 2):
+        argv = arguments(folder, "--num-steps", 6, "--seed", seed)
+        command = [sys.executable, tmp_path / "slowed.py", tmp_path / "writing", SCRIPTS[1], *argv]
+        runs.append(subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True))
+    said = {seed: one.communicate(timeout=200)[1] for seed, one in zip((1, 2), runs, strict=True)}
+    assert sorted(one.returncode for one in runs) == [0, 1], said
+    winner = 1 if runs[0].returncode == 0 else 2
+    assert said[winner] == "" and "it exists already: does another run use this folder?" in said[3 - winner]
+    assert sorted(path.name for path in folder.iterdir()) == ["step_000000004.pt", "step_000000006.pt"]
+    for path in folder.iterdir():
+        assert torch.load(path, weights_only=True)["options"]["seed"] == winner
+
+
+@pytest.mark.parametrize("answer", ["done all the same", "no hard links"])
+def test_file_systems_without_plain_links(answer, tmp_path, monkeypatch, uninterrupted):
+    link = os.link
+
+    def odd(source, target):
+        if answer == "no hard links":
+            raise OSError(errno.EPERM, "Operation not permitted")
+        link(source, target)
+        raise FileExistsError(errno.EEXIST, "File exists")  # as NFS does when the answer was lost
+
+    monkeypatch.setattr(os, "link", odd)
+    assert run(1, tmp_path / "checkpoints") == uninterrupted
+    assert saved_steps(tmp_path / "checkpoints") == [6, 8] and len(list((tmp_path / "checkpoints").iterdir())) == 2
+
+
+def test_partial_files_of_dead_processes_are_removed_and_others_named(tmp_path, capsys):
+    folder, script = tmp_path / "checkpoints", load_version(1)
+    folder.mkdir()
+    name = script.partial_path(folder / "step_000000002.pt").name
+    *start, host, pid, token, end = name.split(".")
+    with subprocess.Popen(["true"]) as dead:
+        pass
+    others = [".".join([*start, "elsewhere", str(dead.pid), token, end]), ".".join([*start, host, "1", token, end])]
+    for other in (".".join([*start, host, str(dead.pid), token, end]), *others):
+        (folder / other).write_text("half of one")
+    (folder / "step_000000002.pt.partial").symlink_to(tmp_path / "target")  # as an older version named them
+    (tmp_path / "target").write_text("somebody's")
+    run(1, folder, steps=2)
+    output = capsys.readouterr().out
+    left = {path.name for path in folder.iterdir()}
+    assert left == {"step_000000002.pt", "step_000000002.pt.partial", *others}
+    assert all(f"another run may be writing {folder / other}" in output for other in others)
+    assert (tmp_path / "target").read_text() == "somebody's"
 
 
 def test_a_diverged_run_saves_nothing(tmp_path, capsys):

@@ -87,8 +87,8 @@ ODD_VALUES = {
     "--sort-by": "beauty ''",
     "--parallel": "ddp fsdp zero",
     "--device": "toaster meta mps CPU cpu:0 cpu:5 cuda:99 cuda:-1 cuda:1e3 cuda:99999999999999999999 ''",
-    "--data": "'' nowhere.txt empty.txt folder binary short.txt long.txt/below LONGNAME",
-    "--metrics-file": "'' no/folder/metrics.json folder / long.txt/metrics.json dangling LONGNAME",
+    "--data": "'' nowhere.txt empty.txt folder binary short.txt long.txt/below LONGNAME fifo /dev/zero",
+    "--metrics-file": "'' no/folder/metrics.json folder / long.txt/metrics.json dangling LONGNAME fifo /dev/null",
     "--save-every 1 --checkpoint-dir": "'' long.txt long.txt/below dangling LONGNAME /proc/none",
     "--profile-operators --profile-dir": "'' long.txt long.txt/below dangling LONGNAME /proc/none",
     "--resume --checkpoint-dir": "nowhere folder LONGNAME long.txt not-ours damaged",
@@ -147,6 +147,7 @@ def surroundings(tmp_path, monkeypatch):
     (tmp_path / "read-only").mkdir(mode=0o500)
     (tmp_path / "dangling").symlink_to("nowhere/below")
     (tmp_path / "empty.txt").touch()
+    os.mkfifo(tmp_path / "fifo")
     (tmp_path / "short.txt").write_text("too short")
     (tmp_path / "long.txt").write_text("z" * 100)
     (tmp_path / "binary").write_bytes(bytes(1000))
@@ -378,5 +379,7 @@ def test_operators_are_sorted_by_the_key(tmp_path, capsys):
     assert len(counts) == 20 and counts == sorted(counts, reverse=True) and counts[0] > counts[-1]
     assert re.search(r"aten::\w+ .*\d (Kb|KB|b|B|Mb|MB)\b", memory)
     assert f"operators by {device}_time_total\n" in call(1, argv, capsys)[1]
+    by_memory = call(1, [*argv, "--sort-by", "self_device_memory_usage"], capsys)[1]
+    assert by_memory.count("operators by ") == 1  # both options ask for this table
     losses = [step["loss"] for step in strict_json(file.read_text())["steps"]]
     assert losses == train(1, [*SHORT, "--no-graph"], steps=3)[0]

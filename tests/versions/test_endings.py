@@ -41,6 +41,59 @@ def test_a_signal_ends_the_run_with_its_metrics(version, name, status, tmp_path)
     assert content["steps"] and content["summary"]["first_loss"] == content["steps"][0]["loss"]
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_leaves_a_last_checkpoint_and_the_run_resumes_exactly(name, tmp_path, capsys):
+    metrics, saving = tmp_path / "metrics.json", ["--save-every", 10**8, "--checkpoint-dir", tmp_path / "checkpoints"]
+    with started(1, "--num-steps", 10**9 - 1, "--metrics-file", metrics, *saving) as process:
+        read_to_first_step(process)
+        process.send_signal(getattr(signal, name))
+        _, err = process.communicate(timeout=100)
+    assert process.returncode == 128 + getattr(signal, name) and err == "tiny_llama_v1.py: interrupted\n"
+    content, (checkpoint,) = strict_json(metrics.read_text()), (tmp_path / "checkpoints").iterdir()
+    steps = int(checkpoint.stem.removeprefix("step_"))
+    assert len(content["steps"]) == steps and content["summary"]["final_loss"] == content["steps"][-1]["loss"]
+    last = ["--num-steps", steps + 3, "--warmup-steps", 1, "--metrics-file", metrics]
+    assert call(1, [*MINI, *last, *saving, "--resume"], capsys)[0] == 0
+    resumed = strict_json(metrics.read_text())["steps"]
+    assert call(1, [*MINI, *last], capsys)[0] == 0
+    unbroken = strict_json(metrics.read_text())["steps"]
+    assert [step["loss"] for step in resumed] == [step["loss"] for step in unbroken[steps:]]
+
+
+def test_a_run_under_nohup_outlives_its_terminal():
+    command = [sys.executable, SCRIPTS[1], *MINI, "--num-steps", "200"]
+    ignoring = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **ignoring) as process:
+        read_to_first_step(process)
+        process.send_signal(signal.SIGHUP)
+        out, err = process.communicate(timeout=100)
+    assert process.returncode == 0 and err == "" and "summary of 200 steps" in out
+
+
+@pytest.mark.parametrize("moment", ["checkpoint", "step"])
+def test_sigterm_during_a_checkpoint_or_a_step_ends_the_next_step(moment, tmp_path, capsys, monkeypatch):
+    """The checkpoint of step 2 is written whole, and another one at the end of the running step."""
+    script, sent = load_version(1), []
+
+    def send(*_):
+        if not sent:
+            sent.append(os.kill(os.getpid(), signal.SIGTERM))
+
+    if moment == "checkpoint":
+        monkeypatch.setattr(os, "fsync", send)
+    else:
+        backward = torch.Tensor.backward
+        steps = iter(range(100))
+        monkeypatch.setattr(torch.Tensor, "backward", lambda loss: (next(steps) == 3 and send(), backward(loss)))
+    argv = [*MINI, "--num-steps", 9, "--warmup-steps", 1, "--save-every", 2, "--checkpoint-dir", tmp_path / "saved"]
+    status, _, err = call(1, [*argv, "--metrics-file", tmp_path / "m.json"], capsys)
+    assert status == 143 and err == "tiny_llama_v1.py: interrupted\n" and sent
+    names = sorted(path.name for path in (tmp_path / "saved").iterdir())
+    assert names == ["step_000000002.pt", "step_000000003.pt"]
+    assert len(strict_json((tmp_path / "m.json").read_text())["steps"]) == 3
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and script.stop_handlers()
+
+
 @pytest.mark.parametrize("moment", ["load_data", "TinyLlama", "warm_up", "summarize", "print_summary", "profile"])
 def test_an_interrupt_at_any_other_moment(moment, tmp_path, capsys, monkeypatch):
     """Compiling and capturing take minutes, and profiling comes after the summary."""
@@ -143,6 +196,33 @@ def test_a_file_that_may_not_grow_leaves_the_older_one(tmp_path, capsys):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (tmp_path / "metrics.json").read_text() == '"older"'
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "log", "link"])
+def test_metrics_do_not_replace_the_log(name, tmp_path):
+    (tmp_path / "link").symlink_to("log")
+    command = [sys.executable, SCRIPTS[1], *SHORT, "--metrics-file", name]
+    with open(tmp_path / "log", "w") as log:
+        ended = subprocess.run(command, stdout=log, stderr=subprocess.PIPE, text=True, cwd=tmp_path, timeout=200)
+    assert ended.returncode == 2 and "--metrics-file must be a regular file of its own" in ended.stderr
+    assert (tmp_path / "log").read_text() == "" and (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS has names in UTF-8 only")
+def test_names_that_are_not_utf8(tmp_path):
+    """Standard output is strict outside of C locales."""
+    name = os.fsdecode(b"od\xffd")
+    (tmp_path / name).write_text("text " * 20)
+    command = [sys.executable, SCRIPTS[1], *SHORT, "--vocab-size", "256", "--data", name]
+    options = {"capture_output": True, "text": True, "cwd": tmp_path, "timeout": 200}
+    options["env"] = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+    argv = ["--metrics-file", name + ".json", "--save-every", "2", "--checkpoint-dir", name + " saved"]
+    ended = subprocess.run([*command, *argv], **options)
+    assert ended.returncode == 0 and "text from od\\udcffd" in ended.stdout, ended.stderr
+    ended = subprocess.run([*command, *argv[2:], "--num-steps", "4", "--resume"], **options)
+    assert ended.returncode == 0 and "resuming from od\\udcffd saved/step_000000002.pt" in ended.stdout, ended.stderr
+    ended = subprocess.run([*command, "--profile-operators", "--profile-dir", name + " traces"], **options)
+    assert ended.returncode == 2 and ended.stdout == "" and "--profile-dir must be UTF-8" in ended.stderr
 
 
 def test_metrics_through_a_link(tmp_path, capsys):

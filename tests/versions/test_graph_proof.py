@@ -14,6 +14,7 @@ SIZES = "--hidden-dim 32 --num-layers 2 --num-heads 2 --intermediate-dim 72 --vo
 SIZES += ["--batch-size", "2", "--warmup-steps", "0"]
 HALF = ["--use-amp", "--amp-dtype", "float16"]
 SHORT = ["--num-layers", "1", "--seq-len", "7"]  # Triton's interpreter takes seconds for a step
+ON_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter needs a process of its own")
 KINDS = [(1, []), (2, ["--use-amp"]), (3, [*HALF, *SHORT]), (4, ["--use-amp"]), (4, HALF)]
 
 
@@ -124,6 +125,7 @@ FAULTS = [
 ]  # fmt: skip
 
 
+@ON_CPU
 @pytest.mark.parametrize(("version", "argv"), KINDS, ids=str)
 def test_a_right_graph_is_believed(version, argv):
     trainer = captured(version, argv, whole_step)
@@ -134,6 +136,7 @@ SEEDED = [(version, argv, fault) for version, argv in ((1, []), (4, ["--use-amp"
 SEEDED += [(3, [*HALF, *SHORT], one_weight_not_written)]
 
 
+@ON_CPU
 @pytest.mark.parametrize(("version", "argv", "fault"), SEEDED)
 def test_a_wrong_graph_is_not(version, argv, fault):
     trainer = captured(version, argv, fault)

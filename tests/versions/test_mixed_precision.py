@@ -51,6 +51,8 @@ def first_batch(version, case, dtype, seed=0):
     """Return logits, loss and gradients of a version in mixed precision, as huggingface.mixed_precision does."""
     script = load_version(version)
     argv = [*options(case), "--use-amp", "--amp-dtype", dtype]
+    if version == 4 and case != next(iter(AMP_CASES)):
+        argv.append("--disable-torch-compile")  # on a GPU one case compiles, which takes longer than all others
     draw_batch = script.batch
     same_step = mock.patch.object(script, "batch", lambda data, step, config: draw_batch(data, seed, config))
     with with_drawn_weights(script, seed), same_step:
@@ -149,9 +151,11 @@ FAULTS = {
     (4, "causal_attention"): (divided_by_head_dim, tiled_heads, reversed_keys),
     (4, "apply_rope"): (opposite_angles,),
 }
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CPU shows the same, and compiles nothing")
 ALL_FAULTS = [(*where, fault) for where, faults in FAULTS.items() for fault in faults]
 
 
+@on_cpu
 @pytest.mark.parametrize("dtype", AMP_DTYPES)
 @pytest.mark.parametrize(("version", "name", "fault"), ALL_FAULTS)
 def test_faults_lie_far_above_the_bound(version, name, fault, dtype):
@@ -165,6 +169,7 @@ def test_faults_lie_far_above_the_bound(version, name, fault, dtype):
             assert max(excess(first_batch(version, case, dtype), case, dtype).values()) > 2, case
 
 
+@on_cpu
 @pytest.mark.parametrize("version", [1, 2, 4])
 def test_another_dtype_lies_far_above_the_bound(version):
     """bfloat16 where float16 is asked for. float16 in the place of bfloat16 is better: the next test sees it."""

@@ -135,11 +135,63 @@ def test_a_killed_rank_ends_the_job(tmp_path, engine, killed):
         assert json.loads((tmp_path / "metrics.json").read_text())["steps"]
 
 
+def stop(folder, engine, *argv, only=None):
+    """Send SIGTERM after the first step to torchrun, or to a single rank; return the steps of the metrics file."""
+    argv = [*SIZES.split(), "--batch-size", 2, "--warmup-steps", 1, "--device", "cpu", "--parallel", engine, *argv]
+    command = [*TORCHRUN, "2", SCRIPTS[1], *map(str, argv), "--metrics-file", folder / "metrics.json"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment(), cwd=folder, **pipes) as job:
+        try:
+            while "step     1/" not in job.stdout.readline():
+                assert job.poll() is None, job.stderr.read()
+            ranks = pathlib.Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+            os.kill(job.pid if only is None else int(ranks[only]), signal.SIGTERM)
+            errors = job.communicate(timeout=100)[1]
+        finally:
+            job.kill()
+    assert job.returncode and "tiny_llama_v1.py, rank 0 of 2: interrupted" in errors, errors
+    return json.loads((folder / "metrics.json").read_text())
+
+
+@pytest.mark.parametrize(("engine", "only"), [("ddp", None), ("ddp", 1), (ENGINES[-1], None)])
+@pytest.mark.skipif(not pathlib.Path("/proc/thread-self/children").exists(), reason="finds the processes in /proc")
+def test_sigterm_ends_all_ranks_at_the_same_step_with_a_checkpoint(tmp_path, engine, only):
+    saving = ["--save-every", 10**8, "--checkpoint-dir", tmp_path / "saved"]
+    content = stop(tmp_path, engine, "--num-steps", 10**9 - 1, *saving, only=only)
+    (checkpoint,) = (tmp_path / "saved").iterdir()
+    steps = int(checkpoint.stem.removeprefix("step_"))
+    assert len(content["steps"]) == steps and content["summary"]["world_size"] == 2
+    resumed = run(tmp_path, engine, *saving, "--resume", "--num-steps", steps + 2)["steps"]
+    unbroken = run(tmp_path, engine, "--num-steps", steps + 2)["steps"][steps:]
+    assert [step["loss"] for step in resumed] == [step["loss"] for step in unbroken]
+
+
+SLOW_DISK = """
+import os, runpy, sys, time
+fsync, seconds = os.fsync, float(sys.argv[1])
+os.fsync = lambda file: (time.sleep(seconds), fsync(file))
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_ranks_wait_for_a_slow_checkpoint(tmp_path):
+    """Longer than a minute, twice: the file and its folder are synced."""
+    (tmp_path / "slow_disk.py").write_text(SLOW_DISK)
+    argv = [*SIZES.split(), "--batch-size", 2, "--warmup-steps", 1, "--device", "cpu", "--num-steps", 2]
+    saving = ["--save-every", 1, "--checkpoint-dir", tmp_path / "saved"]
+    ended = launch(2, tmp_path / "slow_disk.py", 35, SCRIPTS[1], *argv, *saving, timeout=900)
+    assert ended.returncode == 0, ended.stderr
+    assert len(list((tmp_path / "saved").iterdir())) == 2
+
+
 # ---------------------------------------------------------------- torchrun's variables
 
 RANKS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
 RANKS |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 ODD = ("RANK", None), ("WORLD_SIZE", None), ("MASTER_PORT", None), ("MASTER_ADDR", ""), ("RANK", "two"), ("RANK", "2")
+ODD += ("MASTER_PORT", "99999"), ("MASTER_PORT", "0"), ("MASTER_ADDR", "no-such-host.invalid")
 RANK_1 = {"LOCAL_RANK": "1", "RANK": "1"}
 
 
@@ -152,6 +204,8 @@ RANK_1 = {"LOCAL_RANK": "1", "RANK": "1"}
         (RANK_1, "--device cuda", ""),
         ({}, "--device cuda:1", "PyTorch sees 1"),
         (RANK_1, "--device cuda:0", ""),
+        (dict.fromkeys(RANKS) | {"LOCAL_RANK": "1"}, "--nope", "unrecognized arguments: --nope"),
+        (dict.fromkeys(RANKS) | {"LOCAL_RANK": "1"}, "", "RANK in the environment is missing"),
         (dict.fromkeys(RANKS), "--parallel ddp", "start with torchrun"),
         ({}, "--device cpu --parallel fsdp --use-amp --amp-dtype float16", "use --parallel ddp"),
         ({}, "--device cpu --parallel fsdp --profile-attention-only", "use --parallel ddp"),

@@ -13,14 +13,14 @@ SIZES += "--batch-size 2 --no-graph".split()
 @pytest.mark.parametrize("version", SCRIPTS)
 def test_a_shorter_sequence_is_a_prefix(version):
     """A token sees those before it alone: its logits are the same without those after it."""
-    script = load_version(version)
+    script, bound = load_version(version), 1e-4 if torch.cuda.is_available() else 1e-5
     config = script.parse_options([*SIZES, "--vocab-size", "50"])
     model = script.Trainer(config).model
     tokens = script.batch(script.load_data(config), 0, config)[0].to(config.device)
     with torch.no_grad():
         logits = model(tokens)
         for T in (1, 5, 11):
-            assert relative_error(model(tokens[:, :T]), logits[:, :T]) < 1e-5, T
+            assert relative_error(model(tokens[:, :T]), logits[:, :T]) < bound, T
 
 
 @pytest.mark.parametrize("version", SCRIPTS)

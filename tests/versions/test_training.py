@@ -44,7 +44,7 @@ def test_loss_falls_on_the_stream_but_not_below_its_entropy():
 def test_graph_gives_the_losses_of_eager(version, precision):
     eager, _ = train(version, [*SIZES, "--no-graph", *precision])
     replayed, trainer = train(version, [*SIZES, "--graph", *precision])
-    if version in (1, 2) and "float16" in precision:
+    if version == 1 and "float16" in precision:  # its AdamW reads on the host what the gradient scaler found
         assert trainer.graph is None and "gradient scaler" in trainer.graph_reason
     else:
         assert trainer.graph is not None, trainer.graph_reason

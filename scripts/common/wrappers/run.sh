@@ -29,16 +29,17 @@ attempt() { # COMMAND...: show and run it, append what it prints to log.txt, ret
     touch "$OUT/log.txt"
     LOG_START=$(($(wc -l <"$OUT/log.txt") + 1))
     export ROCPROF_TMPDIR=${ROCPROF_TMPDIR:-$OUT}
-    INTERRUPTED=""
-    trap 'INTERRUPTED=1' INT # bash waits for the command, which ends by itself, and then goes on
+    trap : INT # the command and tee.py end by themselves, and the wrapper goes on
     set +e
-    "$@" 2>&1 | tee -ai "$OUT/log.txt"
+    "$@" 2>&1 | "$PYTHON" "$SCRIPTS/common/tee.py" "$OUT/log.txt"
     codes=("${PIPESTATUS[@]}")
     set -e
     trap - INT
-    [ "${codes[1]}" = 0 ] || give_up 1 "$OUT/log.txt cannot be written: is the disk full?"
-    [ -z "$INTERRUPTED" ] || return 130
-    return "${codes[0]}"
+    case ${codes[1]} in
+        0) return "${codes[0]}" ;;
+        130) return 130 ;;
+        *) give_up 1 "$OUT/log.txt cannot be written: is the disk full?" ;;
+    esac
 }
 
 log_text() { tail -n "+$LOG_START" "$OUT/log.txt" | plain; } # of the last attempt
@@ -131,8 +132,9 @@ reason() { # STATUS LOG: the sentence that explains a failure, with the way out 
             ;;
         *)
             if [ -d "${OUT:-}" ]; then
-                echo "the training script or $TOOL ended with exit status $1: see the lines above" \
-                    "$([ "$PROFILER" != nsight ] || echo "; --profiler pytorch does without $TOOL")"
+                echo "the training script or $TOOL ended with exit status $1: see the lines above$(
+                    [ "$PROFILER" != nsight ] || echo "; --profiler pytorch does without $TOOL"
+                )"
             else
                 echo "$TOOL does not start: $(tail -n 1 <<<"$2")"
             fi

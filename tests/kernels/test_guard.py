@@ -1,4 +1,4 @@
-"""The gate of every autograd Function of version 3: contiguous tensors, their device, no wrong second derivative."""
+"""The guard of every autograd Function of version 3: contiguous tensors, their device, no wrong second derivative."""
 
 import pytest
 import torch
