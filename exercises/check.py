@@ -287,7 +287,6 @@ def parse(argv):
     parser.add_argument("arguments", nargs="*", metavar="NN", help="number of an exercise, and of a hint")
     parser.add_argument("--watch", action="store_true", help="check again whenever the file is saved")
     parser.add_argument("--give-up", action="store_true", help="show the solution of an exercise that is not passed")
-    parser.add_argument("--fix", action="store_true", help="verify: first copy the kernels of tiny_llama_v3.py")
     return parser.parse_intermixed_args(argv)
 
 
@@ -299,7 +298,7 @@ def main(argv=None):
     if command == "verify":
         from verify import verify
 
-        return verify(arguments, options.fix)
+        return verify(arguments)
     if command.isdecimal() and not arguments:
         return watch(folder_of(command)) if options.watch else check(folder_of(command))
     if command in ("list", "scoreboard") and not arguments:
