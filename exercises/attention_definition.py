@@ -14,12 +14,20 @@ def packed(B, T, H, K, D=16, scale=1.2):
     return random(B, T, H + 2 * K, D, seed=1, scale=scale, offset=0.3)
 
 
-def causal(qkv, H, K):
-    """o [B, T, H, D], and lse [B, H, T]: log2 of each query's sum of exponentials of its scaled scores."""
+def causal(qkv, H, K, first_masked=1, masked=-math.inf, grouped=True):
+    """Return o [B, T, H, D], and lse [B, H, T]: log2 of each query's sum of exponentials of its scaled scores.
+
+    The rest is for wrong answers: the distance from which keys are masked, what a masked score becomes, and False for
+    query head h with key head h % K.
+    """
     q, k, v = (heads.transpose(1, 2) for heads in qkv.split([H, K, K], dim=2))
-    k, v = (heads.repeat_interleave(H // K, dim=1) for heads in (k, v))
+    if grouped:
+        k, v = (heads.repeat_interleave(H // K, dim=1) for heads in (k, v))
+    else:
+        k, v = (heads.repeat(1, H // K, 1, 1) for heads in (k, v))
     scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])
-    scores = scores.masked_fill(torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).triu(1), -math.inf)
+    later = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).triu(first_masked)
+    scores = scores.masked_fill(later, masked)
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
     return (scores.softmax(3) @ v).transpose(1, 2), wide.logsumexp(3) * math.log2(math.e)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Hands-on kernels: check an answer, ask for a hint, compare it with the solution.
 
-    python exercises/check.py                    # list the exercises and your progress
+    python exercises/check.py                    # list the exercises by session, and your progress
     python exercises/check.py 02                 # check exercises/02_*/exercise.py
     python exercises/check.py 02 --watch         # check again whenever you save, until it passes
     python exercises/check.py hint 02            # show the next hint; `hint 02 1` shows the first one again
@@ -30,6 +30,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "scripts"))
 
 from common.command_line import Failure, run_tool
+from sessions import SESSIONS, kernels
 
 PROGRESS = HERE / ".progress.json"
 TIMEOUT = 120  # seconds that an answer may take; the slowest solution needs a few
@@ -171,13 +172,16 @@ def grade(jobs, timeout=TIMEOUT):
 
 
 def show_list():
-    progress = read_progress()
-    for number, folder in exercises().items():
-        state = progress.get(number, {})
-        started = is_started((folder / "exercise.py").read_text(encoding="utf-8"))
-        word = "passed" if state.get("passed") else "started" if started else ""
-        word += ", solution seen" if state.get("given_up") else ""
-        print(f"{number}  {title(folder):50s} {word}".rstrip())
+    progress, folders = read_progress(), exercises()
+    for session, (name, _, _) in SESSIONS.items():
+        if kernels(session):
+            print(f"session {session}, {name}")
+        for number in kernels(session):
+            folder, state = folders[number], progress.get(number, {})
+            started = is_started((folder / "exercise.py").read_text(encoding="utf-8"))
+            word = "passed" if state.get("passed") else "started" if started else ""
+            word += ", solution seen" if state.get("given_up") else ""
+            print(f"{number}  {title(folder):50s} {word}".rstrip())
     print("new to Triton? read exercises/PRIMER.md. Then read an exercise's README.md and run: check.py NN")
     return 0
 

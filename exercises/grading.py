@@ -9,6 +9,7 @@ Inputs lie between guard bands of NaN, which reveal a load past their end. Outpu
 reveals elements that are never written, and lie between bands of a constant, which reveal a store past their end.
 """
 
+import ast
 import contextlib
 import copy
 import dataclasses
@@ -78,7 +79,8 @@ class Task:
     storage(results, inputs): output -> tensor of its shape and dtype, where outputs are packed.
     views(outputs, inputs): result -> its part of the outputs.
     mistakes: name -> Mistake.
-    suspects: sentence -> function like define that returns what a typical error computes.
+    suspects: sentence -> function like define that returns what a typical error computes: every result that it makes
+        wrong, or it is not recognised.
     labels: result of zeros and ones -> what each of its elements stands for.
     dtypes: those that the answer is run in. kernel: True if it must launch one.
     direct: True if its kernels write the outputs themselves, not tensors that run() copies from.
@@ -213,7 +215,7 @@ def run_case(task, module, sizes, dtype):
     for name, (_, memory) in storage.items():
         check_bands(name, memory, BAND)
     for name in exact:
-        judge.check_finite(name, got[name], exact[name])
+        judge.check_finite(name, got, exact)
     judge.check_values(got, plain, exact)
     if task.kernel and not launches.count:
         raise Wrong("no kernel", None, "the results are right, but no kernel was launched: compute them in the kernel")
@@ -278,6 +280,26 @@ def guard_solutions():
     sys.addaudithook(check_open)
 
 
+def check_precedence(source):
+    """Raise Wrong for a < b & c < d, which Python reads as a < (b & c) < d."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return  # loading the answer says where
+    lines = source.encode().splitlines()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Compare):
+            continue
+        for operand in (node.left, *node.comparators):
+            if not isinstance(operand, ast.BinOp) or not isinstance(operand.op, ast.BitAnd | ast.BitOr):
+                continue
+            before = lines[operand.lineno - 1][: operand.col_offset].rstrip()
+            if not before.endswith(b"("):
+                sign = "&" if isinstance(operand.op, ast.BitAnd) else "|"
+                said = f"{sign} binds tighter than a comparison: put each comparison into parentheses"
+                raise Wrong("precedence", None, f"line {node.lineno}: {said}")
+
+
 def describe_crash(error, path):
     """Return the line of the answer that failed, and why."""
     line = None
@@ -302,6 +324,7 @@ def grade(folder, path):
     verdict = {"passed": False, "kind": None, "tensor": None, "speed": None}
     try:
         task, graded = load_task(folder), pathlib.Path(path)
+        check_precedence(graded.read_text(encoding="utf-8"))
         module = load_module(path, f"answer_{pathlib.Path(path).stem}")
         for name, sizes in task.cases.items():
             for dtype in task.dtypes:

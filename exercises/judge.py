@@ -29,6 +29,14 @@ def same(a, b):
     return bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
+def alike_where_finite(a, b):
+    """Return True if a and b are finite in the same places and nearly equal there."""
+    finite = a.isfinite()
+    if not torch.equal(finite, b.isfinite()):
+        return False
+    return not finite.any() or relative_error(a[finite], b[finite]) < 1e-2
+
+
 def allowed_error(plain, exact, tolerance):
     """Return the relative error that a result may have: twice plain PyTorch's in the same dtype, and the tolerance."""
     return 2 * relative_error(plain, exact) + tolerance
@@ -80,10 +88,21 @@ class Judge:
             raise Wrong("unwritten", name, f"{name}: {missing}, the first at {self.place(name, unwritten[0])}")
 
     def check_finite(self, name, got, exact):
-        bad = (~got.isfinite() & exact.isfinite()).nonzero().tolist()
+        bad = (~got[name].isfinite() & exact[name].isfinite()).nonzero().tolist()
         if bad:
-            found = f"{len(bad)} of {got.numel()} elements are NaN or infinite, the first at {self.place(name, bad[0])}"
-            raise Wrong("value", name, f"{name}: {found}: a load past the end of an input, an overflow, or inf - inf")
+            place = self.place(name, bad[0])
+            found = f"{len(bad)} of {got[name].numel()} elements are NaN or infinite, the first at {place}"
+            cause = self.find_infinite_suspect(name, got)
+            cause = cause or "a load past the end of an input, an overflow, or inf - inf"
+            raise Wrong("value", name, f"{name}: {found}: {cause}")
+
+    def find_infinite_suspect(self, name, got):
+        """Return the typical error whose results are NaN or infinite in the same places, and alike elsewhere."""
+        for sentence, suspect in self.task.suspects.items():
+            results = self.compute(suspect)
+            if name in results and all(alike_where_finite(got[other], results[other]) for other in results):
+                return sentence
+        return None
 
     def check_values(self, got, plain, exact):
         """Blame the first wrong result: the others follow from it, or are computed after it."""

@@ -1,5 +1,8 @@
 """Exercise 02: what run() must compute, and typical mistakes."""
 
+import torch
+import triton
+
 from common.versions import load_version
 from grading import Mistake, Speed, Task, random
 
@@ -21,6 +24,21 @@ def define(residual, branch, w, eps):
     return {"x": x, "rstd": (wide.square().mean(1) + eps).rsqrt(), "y": V1.rms_norm(x, w, eps)}
 
 
+def with_rstd(compute):
+    """Return a suspect: rstd = compute(x, eps), and y from it."""
+
+    def suspect(residual, branch, w, eps):
+        x = residual + branch
+        rstd = compute(x, eps)
+        return {"rstd": rstd, "y": x * rstd[:, None] * w}
+
+    return suspect
+
+
+def mean_over_the_tile(x, eps):
+    return (x.square().sum(1) / triton.next_power_of_2(x.shape[1]) + eps).rsqrt()
+
+
 TASK = Task(
     cases={
         "one tile": {"rows": 4, "C": 8},
@@ -31,14 +49,28 @@ TASK = Task(
     },
     inputs=inputs,
     define=define,
+    suspects={
+        "the mean divides by BLOCK, the width of the tile, not by C": with_rstd(mean_over_the_tile),
+        "eps is outside the root": with_rstd(lambda x, eps: 1 / (x.square().mean(1).sqrt() + eps)),
+        "eps is missing": with_rstd(lambda x, eps: x.square().mean(1).rsqrt()),
+        "the variance is taken, not the mean square": with_rstd(lambda x, eps: (x.var(1, correction=0) + eps).rsqrt()),
+        "y is not multiplied by w": lambda residual, branch, w, eps: {
+            "y": V1.rms_norm(residual + branch, torch.ones_like(w), eps)
+        },
+    },
     names={"x": "row column", "rstd": "row", "y": "row column"},
     owner=lambda module, name, index, inputs: (index[0] // module.ROWS,),
     speed=Speed({"rows": 65536, "C": 1024}, {}, "RMSNorm + residual forward"),
     mistakes={
-        "mean over the tile": Mistake("tl.sum(x * x, 1) / C", "tl.sum(x * x, 1) / BLOCK", "rstd"),
-        "epsilon forgotten": Mistake("/ C + eps", "/ C", "rstd"),
-        "weight forgotten": Mistake(" * w[None, :]).to", ").to", "y"),
-        "variance instead of the mean square": Mistake(") / C", ") / C - tl.sum(x, 1) * tl.sum(x, 1) / C / C", "rstd"),
+        "mean over the tile": Mistake("tl.sum(x * x, 1) / C", "tl.sum(x * x, 1) / BLOCK", "rstd", says="not by C"),
+        "epsilon outside the root": Mistake(
+            "tl.rsqrt(tl.sum(x * x, 1) / C + eps)", "1 / (tl.sqrt(tl.sum(x * x, 1) / C) + eps)", "rstd", says="outside"
+        ),
+        "epsilon forgotten": Mistake("/ C + eps", "/ C", "rstd", says="eps is missing"),
+        "weight forgotten": Mistake(" * w[None, :]).to", ").to", "y", says="by w"),
+        "variance instead of the mean square": Mistake(
+            ") / C", ") / C - tl.sum(x, 1) * tl.sum(x, 1) / C / C", "rstd", says="variance"
+        ),
         "rstd not stored": Mistake("tl.store(rstd_ptr + row, rstd, mask=row < rows)", "pass", "rstd", "unwritten"),
         "y over x": Mistake("tl.store(y_ptr + offsets", "tl.store(x_ptr + offsets", "y", "unwritten"),
         "y over the residual": Mistake("store(x_ptr + offsets", "store(residual_ptr + offsets", "residual", "changed"),

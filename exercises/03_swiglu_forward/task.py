@@ -1,9 +1,21 @@
 """Exercise 03: what run() must compute, and typical mistakes."""
 
+import torch
+
 from common.versions import load_version
 from grading import Mistake, Speed, Task, random
 
 swiglu = load_version(1).swiglu
+
+
+def stride_of_y(x):
+    """Read rows of x as if they lay F apart."""
+    rows, F = x.shape[0], x.shape[1] // 2
+    memory = x.flatten()
+    gate = torch.stack([memory[row * F : row * F + F] for row in range(rows)])
+    up = torch.stack([memory[row * F + F : row * F + 2 * F] for row in range(rows)])
+    return {"y": swiglu(gate, up)}
+
 
 TASK = Task(
     cases={
@@ -15,6 +27,7 @@ TASK = Task(
     inputs=lambda rows, F, scale=1.5: {"x": random(rows, 2 * F, seed=1, scale=scale, offset=0.4)},
     define=lambda x: {"y": swiglu(*x.chunk(2, dim=1))},
     suspects={
+        "rows of x are read F apart; in memory they are 2F apart": stride_of_y,
         "it is silu(up) · gate: the two halves are exchanged": lambda x: {"y": swiglu(*reversed(x.chunk(2, 1)))},
         "it is σ(gate) · up: a factor gate is missing": lambda x: {"y": x.chunk(2, 1)[0].sigmoid() * x.chunk(2, 1)[1]},
     },
@@ -27,7 +40,7 @@ TASK = Task(
         ),
         "sigmoid instead of silu": Mistake("gate * tl.sigmoid(", "tl.sigmoid(", "y", says="factor gate is missing"),
         "gate and up interleaved": Mistake(" + row * 2 * F + F + column", " + row * 2 * F + 2 * column + 1", "y"),
-        "rows of one width": Mistake("row * 2 * F", "row * F", "y", count=2),
+        "rows of one width": Mistake("row * 2 * F", "row * F", "y", count=2, says="2F apart"),
         "row runs into the next": Mistake("row < rows) & (column < F)", "row < rows) & (column < 2 * F)", "y", "stray"),
         "columns not masked": Mistake("(row < rows) & (column < F)", "row < rows", "y", "stray"),
         "first columns alone": Mistake("tl.program_id(1) * BLOCK + ", "", "y", "unwritten"),

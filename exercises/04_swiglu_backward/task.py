@@ -23,6 +23,22 @@ def without_slope(dy, x):
     return {"dgate": dy * up * gate.sigmoid()}
 
 
+def sigmoid_slope(dy, x):
+    gate, up = x.chunk(2, dim=1)
+    return {"dgate": dy * up * gate.sigmoid() * (1 - gate.sigmoid())}
+
+
+def wrong_sign(dy, x):
+    gate, up = x.chunk(2, dim=1)
+    return {"dgate": dy * up * gate.sigmoid() * (1 - gate * (1 - gate.sigmoid()))}
+
+
+def with_up(x, value):
+    """Return x with `value` in place of up."""
+    gate, up = x.chunk(2, dim=1)
+    return torch.cat([gate, torch.full_like(up, value)], 1)
+
+
 def views(outputs, inputs):
     dgate, dup = outputs["dx"].chunk(2, dim=1)
     return {"dgate": dgate, "dup": dup}
@@ -42,6 +58,12 @@ TASK = Task(
     define=define,
     suspects={
         "dgate and dup are exchanged": exchanged,
+        "dgate has σ(1 - σ), the slope of the sigmoid, where silu' is needed": sigmoid_slope,
+        "the slope has the wrong sign: silu' is σ · (1 + gate · (1 - σ))": wrong_sign,
+        "dgate: the factor up is missing": lambda dy, x: {"dgate": define(dy, with_up(x, 1))["dgate"]},
+        "dgate: the factor dy is missing": lambda dy, x: {"dgate": define(torch.ones_like(dy), x)["dgate"]},
+        "dup: the factor dy is missing": lambda dy, x: {"dup": define(torch.ones_like(dy), x)["dup"]},
+        "dup: the factor gate is missing": lambda dy, x: {"dup": dy * x.chunk(2, 1)[0].sigmoid()},
         "dgate is dy · up · σ(gate): the term gate · (1 - σ(gate)) of silu'(gate) is missing": without_slope,
     },
     names={"dgate": "row column", "dup": "row column"},
@@ -51,10 +73,18 @@ TASK = Task(
     speed=Speed({"rows": 16384, "F": 4096}, {"ROWS": 1, "BLOCK": 2048}, "SwiGLU backward"),
     mistakes={
         "dgate without the sigmoid's slope": Mistake(" * (1 + gate * (1 - sigmoid))", "", "dgate", says="is missing"),
-        "wrong sign in the slope": Mistake("(1 + gate * (1 - sigmoid))", "(1 - gate * (1 - sigmoid))", "dgate"),
-        "dgate without up": Mistake("dy * up * sigmoid", "dy * sigmoid", "dgate"),
-        "dup with the sigmoid alone": Mistake("(dy * gate * sigmoid).to(", "(dy * sigmoid).to(", "dup"),
-        "dup without dy": Mistake("(dy * gate * sigmoid).to(", "(gate * sigmoid).to(", "dup"),
+        "slope of the sigmoid": Mistake(
+            "* sigmoid * (1 + gate * (1 - sigmoid))", "* sigmoid * (1 - sigmoid)", "dgate", says="silu'"
+        ),
+        "wrong sign in the slope": Mistake(
+            "(1 + gate * (1 - sigmoid))", "(1 - gate * (1 - sigmoid))", "dgate", says="sign"
+        ),
+        "dgate without up": Mistake("dy * up * sigmoid", "dy * sigmoid", "dgate", says="factor up"),
+        "dgate without dy": Mistake("dy * up * sigmoid", "up * sigmoid", "dgate", says="factor dy"),
+        "dup with the sigmoid alone": Mistake(
+            "(dy * gate * sigmoid).to(", "(dy * sigmoid).to(", "dup", says="factor gate"
+        ),
+        "dup without dy": Mistake("(dy * gate * sigmoid).to(", "(gate * sigmoid).to(", "dup", says="factor dy"),
         "halves exchanged": Mistake(
             "tl.store(dx_ptr + row * 2 * F + column, dgate.to(dx_ptr.dtype.element_ty), mask=mask)\n"
             "    tl.store(dx_ptr + row * 2 * F + F + column, (dy * gate * sigmoid)",

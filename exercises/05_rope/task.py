@@ -29,6 +29,24 @@ def not_inverted(dy, **rest):
     return {"dx": define(dy=dy, **rest | {"x": dy})["y"]}
 
 
+def rotate(x, dy, cos, sin, rotated_heads, position=None, all_heads=False, neighbours=False):
+    """Return y and dx of the kernel with one index changed; past the end of cos and sin is NaN."""
+    B, T, heads, D = x.shape
+    rows = torch.arange(B * T * heads).view(B, T, heads)
+    place = rows // heads % T if position is None else position(rows, T, heads)
+    outside = cos.new_full((int(place.max()) + 1, D // 2), torch.nan)
+    turned = torch.arange(heads) < (heads if all_heads else rotated_heads)
+    c = torch.where(turned[:, None], torch.cat([cos, outside])[place], 1.0)  # [B, T, heads, D / 2]
+    s = torch.where(turned[:, None], torch.cat([sin, outside])[place], 0.0)
+
+    def turn(x, s):
+        x1 = x[..., : D // 2]
+        x2 = x[..., 1 : D // 2 + 1] if neighbours else x[..., D // 2 :]
+        return torch.cat([x1 * c - x2 * s, x2 * c + x1 * s], dim=3)
+
+    return {"y": turn(x, s), "dx": turn(dy, -s)}
+
+
 def owner(module, name, index, inputs):
     b, t, head, _ = index
     _, T, heads, _ = inputs["x"].shape
@@ -45,6 +63,12 @@ TASK = Task(
     inputs=inputs,
     define=define,
     suspects={
+        "element i is paired with i + 1; this model pairs i with i + D/2": lambda **i: rotate(**i, neighbours=True),
+        "the position is the row, not the token": lambda **i: rotate(**i, position=lambda row, T, heads: row % T),
+        "the second sequence counts on: % T is missing": lambda **i: rotate(
+            **i, position=lambda row, T, heads: row // heads
+        ),
+        "heads from rotated_heads on are rotated too": lambda **i: rotate(**i, all_heads=True),
         "y is rotated by the opposite angle": lambda sin, **rest: define(sin=-sin, **rest),
         "dx is rotated by the angle of the forward: sign has no effect": not_inverted,
     },
@@ -56,11 +80,14 @@ TASK = Task(
         "backward rotates forwards": Mistake("other=0.0) * sign", "other=0.0)", "dx", says="sign has no effect"),
         "rotated the other way": Mistake("(x1 * cos - x2 * sin)", "(x1 * cos + x2 * sin)", "y"),
         "wrong sign in the second half": Mistake("(x2 * cos + x1 * sin)", "(x2 * cos - x1 * sin)", "y"),
-        "adjacent elements as pairs": Mistake("tl.load(x_ptr + offsets + HALF", "tl.load(x_ptr + offsets + 1", "y"),
-        "all heads rotated": Mistake("mask & (row % heads < rotated_heads)", "mask", "y"),
+        "adjacent elements as pairs": Mistake(
+            "tl.load(x_ptr + offsets + HALF", "tl.load(x_ptr + offsets + 1", "y", says="pairs i with i + D/2"
+        ),
+        "all heads rotated": Mistake("mask & (row % heads < rotated_heads)", "mask", "y", says="are rotated too"),
         "other heads zero": Mistake("mask=rotated, other=1.0", "mask=rotated, other=0.0", "y"),
         "other heads not copied": Mistake("_ty), mask=mask", "_ty), mask=rotated", "y", "unwritten", count=2),
-        "position of the row": Mistake("row // heads % T", "row % T", "y"),
+        "position of the row": Mistake("row // heads % T", "row % T", "y", says="position is the row"),
+        "position runs through the sequences": Mistake("row // heads % T", "row // heads", "y", says="counts on"),
         "rows not masked": Mistake("(row < rows) & (pair < HALF)", "pair < HALF", "y", "stray"),
         "pairs not masked": Mistake("(row < rows) & (pair < HALF)", "row < rows", "y", "stray"),
         "stored over the input": Mistake("(y_ptr + offsets + HALF", "(x_ptr + offsets + HALF", "x", "changed"),

@@ -1,11 +1,13 @@
 """Exercise 06: what run() must compute, and typical mistakes."""
 
 import torch
+import triton
 
 from common.versions import load_version
 from grading import Mistake, Task, random
 
 EPS = 1e-6
+ROWS, PROGRAMS = 2, 3  # of the exercise
 
 
 def inputs(rows, C):
@@ -30,6 +32,36 @@ def storage(results, inputs):
     return {"dresidual": results["dresidual"], "dw": results["dw"], "partial_sums": results["dw"].expand(3, -1)}
 
 
+def with_dresidual(weighted=True, along=1.0, power=2, over_tile=False):
+    """Return a suspect: dresidual with one part changed."""
+
+    def suspect(dy, dx, x, w, rstd):
+        g = dy * w if weighted else dy
+        rstd = rstd[:, None]
+        size = triton.next_power_of_2(x.shape[1]) if over_tile else x.shape[1]
+        mean = (g * x).sum(1, keepdim=True) / size
+        return {"dresidual": dx + rstd * (g - along * x * rstd**power * mean)}
+
+    return suspect
+
+
+def with_dw(terms):
+    """Return a suspect: dw as the sum over rows of terms(dy, x, w, rstd)."""
+    return lambda dy, dx, x, w, rstd: {"dw": terms(dy, x, w, rstd[:, None]).sum(0)}
+
+
+def last_tiles(dy, x, w, rstd):
+    """Keep the rows of each program's last tile."""
+    tiles = triton.cdiv(len(x), ROWS)
+    return (dy * x * rstd)[max(0, tiles - PROGRAMS) * ROWS :]
+
+
+def last_program(dy, x, w, rstd):
+    """Keep the rows of the last program."""
+    tile = torch.arange(len(x)) // ROWS
+    return (dy * x * rstd)[tile % PROGRAMS == PROGRAMS - 1]
+
+
 TASK = Task(
     cases={
         "a tile for each program": {"rows": 6, "C": 8},
@@ -38,6 +70,16 @@ TASK = Task(
     },
     inputs=inputs,
     define=define,
+    suspects={
+        "dresidual: the part along x is missing": with_dresidual(along=0),
+        "dresidual: w is missing in g": with_dresidual(weighted=False),
+        "dresidual: rstd enters the part along x once; it is rstd²": with_dresidual(power=1),
+        "dresidual: the mean divides by BLOCK, the width of the tile, not by C": with_dresidual(over_tile=True),
+        "dw: only each program's last tile counts; use +=": with_dw(last_tiles),
+        "dw: the factor w does not belong there": with_dw(lambda dy, x, w, rstd: dy * x * rstd * w),
+        "dw: the factor rstd is missing": with_dw(lambda dy, x, w, rstd: dy * x),
+        "dw: only the last rows of the partial sums count; use +=": with_dw(last_program),
+    },
     names={"dresidual": "row column", "dw": "column"},
     owner=lambda module, name, index, inputs: (
         (index[0] // 16,) if name == "dw" else (index[0] // module.ROWS % module.PROGRAMS,)
@@ -47,17 +89,21 @@ TASK = Task(
     views=lambda outputs, inputs: {"dresidual": outputs["dresidual"], "dw": outputs["dw"]},
     mistakes={
         "dresidual without the part along x": Mistake(
-            "rstd * (g - x * (rstd * rstd * tl.sum(g * x, 1)[:, None] / C))", "rstd * g", "dresidual"
+            "rstd * (g - x * (rstd * rstd * tl.sum(g * x, 1)[:, None] / C))", "rstd * g", "dresidual", says="along x is"
         ),
-        "mean over the tile": Mistake(".sum(g * x, 1)[:, None] / C", ".sum(g * x, 1)[:, None] / BLOCK", "dresidual"),
-        "weight forgotten": Mistake("g = dy * w[None, :]", "g = dy", "dresidual"),
-        "rstd once": Mistake("rstd * rstd * tl.sum", "rstd * tl.sum", "dresidual"),
-        "last rows only": Mistake("dw += dy * x * rstd", "dw = dy * x * rstd", "dw"),
-        "dw with the weight": Mistake("dw += dy * x * rstd", "dw += g * x * rstd", "dw"),
-        "dw without rstd": Mistake("dw += dy * x * rstd", "dw += dy * x", "dw"),
+        "mean over the tile": Mistake(
+            ".sum(g * x, 1)[:, None] / C", ".sum(g * x, 1)[:, None] / BLOCK", "dresidual", says="BLOCK"
+        ),
+        "weight forgotten": Mistake("g = dy * w[None, :]", "g = dy", "dresidual", says="w is missing"),
+        "rstd once": Mistake("rstd * rstd * tl.sum", "rstd * tl.sum", "dresidual", says="rstd²"),
+        "last rows only": Mistake("dw += dy * x * rstd", "dw = dy * x * rstd", "dw", says="last tile"),
+        "dw with the weight": Mistake("dw += dy * x * rstd", "dw += g * x * rstd", "dw", says="factor w"),
+        "dw without rstd": Mistake("dw += dy * x * rstd", "dw += dy * x", "dw", says="factor rstd"),
         "all programs in one row": Mistake(
             "dw_ptr + tl.program_id(0).to(tl.int64) * C", "dw_ptr", "dw", "unwritten", gpu_kind="value"
         ),
-        "last partial sums only": Mistake("partial_sums += tl.load(", "partial_sums = tl.load(", "dw"),
+        "last partial sums only": Mistake(
+            "partial_sums += tl.load(", "partial_sums = tl.load(", "dw", says="partial sums count"
+        ),
     },
 )

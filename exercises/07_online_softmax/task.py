@@ -2,7 +2,11 @@
 
 import math
 
+import torch
+
 from grading import Mistake, Task, random
+
+BLOCK = 16  # of the exercise
 
 
 def inputs(rows, C, scale=2.0, offset=0.5, first=0.0, second=0.0):
@@ -10,6 +14,21 @@ def inputs(rows, C, scale=2.0, offset=0.5, first=0.0, second=0.0):
     x[:, :16] += first
     x[:, 16:] += second
     return {"x": x}
+
+
+def tilewise(x, rescale=True, add=True, maximum=torch.maximum, keep=True):
+    """Compute the softmax tile by tile in float32, as the kernel does, with one part of it changed."""
+    x = x.float()
+    m = torch.full_like(x[:, :1], -math.inf)
+    l = torch.zeros_like(m)
+    for start in range(0, x.shape[1], BLOCK):
+        tile = x[:, start : start + BLOCK]
+        m_new = maximum(m, tile.amax(1, keepdim=True))
+        old = l * (m - m_new).exp() if rescale else l
+        l = (old if add else 0) + (tile - m_new).exp().sum(1, keepdim=True)
+        if keep:
+            m = m_new
+    return {"y": ((x - m).exp() / l).double()}
 
 
 TASK = Task(
@@ -24,17 +43,33 @@ TASK = Task(
     inputs=inputs,
     define=lambda x: {"y": x.softmax(1)},
     suspects={
+        "l is not rescaled when m rises: multiply it by exp(m - m_new)": lambda x: tilewise(x, rescale=False),
+        "l holds the last tile only": lambda x: tilewise(x, add=False),
+        "m is the maximum of the last tile, not of all: exp overflows": lambda x: tilewise(
+            x, maximum=lambda _, new: new
+        ),
+        "nothing is subtracted before exp: it overflows": lambda x: tilewise(
+            x, maximum=lambda m, _: m.new_zeros(m.shape)
+        ),
+        "m is not kept: the next tile and the second pass need it": lambda x: tilewise(x, keep=False),
         "y is not divided by l": lambda x: {"y": (x - x.amax(1, keepdim=True)).exp()},
         "y is a softmax to base 2: is it exp2 instead of exp?": lambda x: {"y": (x * math.log(2)).softmax(1)},
     },
     names={"y": "row column"},
     owner=lambda module, name, index, inputs: (index[0],),
     mistakes={
-        "sum not rescaled": Mistake("l * tl.exp(m - m_new) + ", "l + ", "y"),
-        "maximum of the last tile": Mistake(" = tl.maximum(m, tl.max(x, 0))", " = tl.max(x, 0, keep_dims=True)", "y"),
-        "nothing subtracted": Mistake("m_new = tl.maximum(m, tl.max(x, 0))", "m_new = m * 0.0", "y"),
-        "last tile only": Mistake("l * tl.exp(m - m_new) + ", "l * 0.0 + ", "y"),
-        "maximum not kept": Mistake("        m = m_new\n", "", "y"),
+        "sum not rescaled": Mistake("l * tl.exp(m - m_new) + ", "l + ", "y", says="l is not rescaled"),
+        "maximum of the last tile": Mistake(
+            " = tl.maximum(m, tl.max(x, 0))", " = tl.max(x, 0, keep_dims=True)", "y", says="of the last tile"
+        ),
+        "nothing subtracted": Mistake(
+            "m_new = tl.maximum(m, tl.max(x, 0))",
+            "m_new = tl.zeros([1], tl.float32)",
+            "y",
+            says="nothing is subtracted",
+        ),
+        "last tile only": Mistake("l * tl.exp(m - m_new) + ", "l * 0.0 + ", "y", says="l holds"),
+        "maximum not kept": Mistake("        m = m_new\n", "", "y", says="m is not kept"),
         "outside reads as zero": Mistake(
             'mask=column < C, other=-float("inf")).to(tl.float32)\n        m_new',
             "mask=column < C, other=0.0).to(tl.float32)\n        m_new",

@@ -2,7 +2,11 @@
 
 import math
 
+import torch
+
 from grading import Mistake, Task, random
+
+BLOCK_K = 16  # of the exercise
 
 
 def inputs(T, D=16, scale=1.3, offset=0.4, first=0.0):
@@ -20,6 +24,22 @@ def not_divided(q, k, v):
     return {"o": (scores - scores.amax(1, keepdim=True)).exp() @ v}
 
 
+def tilewise(q, k, v, rescale_o=1, rescale_l=1, keep_o=1):
+    """Compute o in a loop over tiles of keys, with one rescaling changed."""
+    m = torch.full_like(q[:, :1], -math.inf)
+    l = torch.zeros_like(m)
+    o = torch.zeros_like(q)
+    for start in range(0, len(k), BLOCK_K):
+        scores = q @ k[start : start + BLOCK_K].T / math.sqrt(q.shape[1])
+        m_new = torch.maximum(m, scores.amax(1, keepdim=True))
+        P = (scores - m_new).exp()
+        alpha = (m - m_new).exp()
+        o = keep_o * o * (alpha if rescale_o else 1) + P @ v[start : start + BLOCK_K]
+        l = l * (alpha if rescale_l else 1) + P.sum(1, keepdim=True)
+        m = m_new
+    return {"o": o / l}
+
+
 TASK = Task(
     cases={
         "one tile of keys": {"T": 16},
@@ -31,6 +51,10 @@ TASK = Task(
     inputs=inputs,
     define=define,
     suspects={
+        "o is not rescaled when m rises: multiply it by alpha": lambda **i: tilewise(**i, rescale_o=0),
+        "l is not rescaled when m rises: multiply it by alpha": lambda **i: tilewise(**i, rescale_l=0),
+        "o holds the last tile of keys only": lambda **i: tilewise(**i, keep_o=0),
+        "k is loaded from q": lambda q, k, v: define(q, q, v),
         "o is not divided by the row sum l": not_divided,
         "the exponentials have base e, and scale is for base 2": lambda q, k, v: define(q, k, v, math.log2(math.e)),
         "the exponentials have base 2, and log2(e) is missing from scale": lambda q, k, v: define(q, k, v, math.log(2)),
@@ -39,15 +63,15 @@ TASK = Task(
     names={"o": "query element"},
     owner=lambda module, name, index, inputs: (index[0] // module.BLOCK_Q,),
     mistakes={
-        "output not rescaled": Mistake("v, o * alpha[:, None],", "v, o,", "o"),
-        "sum not rescaled": Mistake("l * alpha + ", "l + ", "o"),
+        "output not rescaled": Mistake("v, o * alpha[:, None],", "v, o,", "o", says="o is not rescaled"),
+        "sum not rescaled": Mistake("l * alpha + ", "l + ", "o", says="l is not rescaled"),
         "scale to the wrong base": Mistake("math.log2(math.e) / math.", "1 / math.", "o", says="log2(e) is missing"),
         "scores not scaled": Mistake("log2(math.e) / math.sqrt(D)", "log2(math.e)", "o", says="1 / sqrt(D) is missing"),
         "exp for exp2": Mistake("tl.exp2(", "tl.exp(", "o", count=2, says="base e"),
         "not divided by the sum": Mistake("o / l[:, None]", "o", "o", says="not divided"),
         "maximum of the last tile": Mistake("tl.maximum(m, tl.max(S, 1))", "tl.max(S, 1)", "o"),
-        "last tile of keys only": Mistake("v, o * alpha[:, None],", "v, o * 0.0,", "o"),
-        "queries instead of keys": Mistake("load_tile(k_ptr", "load_tile(q_ptr", "o"),
+        "last tile of keys only": Mistake("v, o * alpha[:, None],", "v, o * 0.0,", "o", says="last tile of keys"),
+        "queries instead of keys": Mistake("load_tile(k_ptr", "load_tile(q_ptr", "o", says="from q"),
         "first rows stored by all": Mistake("[:, None], first, T", "[:, None], 0, T", "o", "unwritten"),
     },
 )

@@ -12,6 +12,11 @@ def owner(module, name, index, inputs):
     return b * H + h, cdiv(T, module.BLOCK_Q) - 1 - t // module.BLOCK_Q
 
 
+def attend(**changes):
+    """Return a suspect: causal attention with these changes."""
+    return lambda qkv, H, K: dict(zip(("o", "lse"), causal(qkv, H, K, **changes), strict=True))
+
+
 TASK = Task(
     cases={
         "one tile of queries": {"B": 1, "T": 32, "H": 1, "K": 1},
@@ -22,16 +27,25 @@ TASK = Task(
     },
     inputs=lambda B, T, H, K: {"qkv": packed(B, T, H, K), "H": H, "K": K},
     define=lambda qkv, H, K: dict(zip(("o", "lse"), causal(qkv, H, K), strict=True)),
+    suspects={
+        "a token does not see itself: row 0 has no key, 0 / 0": attend(first_masked=0),
+        "output t depends on token t + 1: it sees the future": attend(first_masked=2),
+        "nothing is masked: every token sees the future": attend(first_masked=1 << 20),
+        "masked scores are 0, not -inf: exp(0) counts": attend(masked=0.0),
+        "query head h reads key head h % K; it is h // (H / K)": attend(grouped=False),
+    },
     names={"o": QUERY_NAMES, "lse": "sequence head token"},
     owner=owner,
     mistakes={
-        "token does not see itself": Mistake("query[:, None] >= start", "query[:, None] > start", "o"),
-        "sees the next token": Mistake("query[:, None] >= start", "query[:, None] + 1 >= start", "o"),
-        "no mask on the diagonal": Mistake("if DIAGONAL:", "if False:", "o"),
-        "masked scores are zero": Mistake('S, -float("inf"))', "S, 0.0)", "o"),
+        "token does not see itself": Mistake(
+            "query[:, None] >= start", "query[:, None] > start", "o", says="see itself"
+        ),
+        "sees the next token": Mistake("query[:, None] >= start", "query[:, None] + 1 >= start", "o", says="t + 1"),
+        "no mask on the diagonal": Mistake("if DIAGONAL:", "if False:", "o", says="nothing is masked"),
+        "masked scores are zero": Mistake('S, -float("inf"))', "S, 0.0)", "o", says="not -inf"),
         "keys left of the diagonal forgotten": Mistake("range(DIAGONAL * first,", "range(first,", "o"),
         "diagonal forgotten": Mistake("DIAGONAL * BLOCK_Q, T)", "DIAGONAL * BLOCK_K, T)", "o"),
-        "keys of another head": Mistake("(H + h // (H // K)) * D", "(H + h % K) * D", "o"),
+        "keys of another head": Mistake("(H + h // (H // K)) * D", "(H + h % K) * D", "o", says="h % K"),
         "not divided by the sum": Mistake("o / l[:, None]", "o", "o"),
         "another query head's place": Mistake("o_ptr + (b * T * H + h) * D", "o_ptr + b * T * H * D", "o", "unwritten"),
         "lse without its maximum": Mistake("m * scale + tl.log2(l)", "tl.log2(l)", "lse"),

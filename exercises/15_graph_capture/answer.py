@@ -7,6 +7,8 @@ from graphs import new_graph
 
 def training_step(w, momentum, x, target, lr):
     """Run a step of gradient descent with momentum on w [C, N] in place; return the loss of x [B, C] as a tensor."""
+    if not w.requires_grad:
+        raise ValueError("w needs requires_grad_(): train a clone of the given weight")
     loss = (x @ w - target).square().mean()
     (grad,) = torch.autograd.grad(loss, w)
     with torch.no_grad():
@@ -18,7 +20,8 @@ def training_step(w, momentum, x, target, lr):
 def run(x, target, weight, lrs, losses, final):
     """Train weight [C, N] on x [steps, B, C], target [steps, B, N] with lrs [steps]; write losses [steps] and final."""
     graph = new_graph(x.device)
-    w, momentum = weight.clone().requires_grad_(), torch.zeros_like(weight)
+    w = weight.clone().requires_grad_()  # the given weight stays as it is
+    momentum = torch.zeros_like(weight)
     batch, batch_target, lr = x[0].clone(), target[0].clone(), lrs[0].clone()
     with graph.warm_up():
         training_step(w, momentum, batch, batch_target, lr)

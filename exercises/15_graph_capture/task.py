@@ -35,7 +35,49 @@ def check_replayed(module, source):
         )
 
 
+def warmed(x, target, weight, lrs, keep):
+    """Run the steps after one warm-up step of which the weight, the momentum or both were kept."""
+    w, momentum, losses = weight.clone(), torch.zeros_like(weight), []
+    for i in (0, *range(len(x))):
+        error = x[i] @ w - target[i]
+        losses.append(error.square().mean())
+        momentum = 0.9 * momentum + 2 / error.numel() * x[i].T @ error
+        w = w - lrs[i] * momentum
+        if len(losses) == 1:
+            w = w if "w" in keep else weight.clone()
+            momentum = momentum if "m" in keep else torch.zeros_like(weight)
+    return {"losses": torch.stack(losses[1:]), "final": w}
+
+
+def early(x, target, weight, lrs):
+    """Return losses that are read before their replay: the first is left from the capture, after the warm-up."""
+    right = define(x, target, weight, lrs)["losses"]
+    left = warmed(x, target, weight, lrs, keep="w")["losses"][:1]
+    return {"losses": torch.cat([left, right[:-1]])}
+
+
+def same_batch(x, target, weight, lrs):
+    return define(x[:1].expand_as(x), target, weight, lrs)
+
+
+def same_target(x, target, weight, lrs):
+    return define(x, target[:1].expand_as(target), weight, lrs)
+
+
+def frozen(x, target, weight, lrs):
+    return define(x, target, weight, lrs[:1].expand_as(lrs))
+
+
 TASK = Task(
+    suspects={
+        "the loss is read before the replay, so it is the last step's": early,
+        "every step reads the first batch: copy into the graph's tensor, a new one has another address": same_batch,
+        "every step reads the first target: copy each one into the graph's tensor": same_target,
+        "the warm-up is not undone: the weight starts one step too far": lambda **i: warmed(**i, keep="w"),
+        "the warm-up is not undone: the momentum does not start at zero": lambda **i: warmed(**i, keep="m"),
+        "the warm-up is not undone: weight and momentum start one step too far": lambda **i: warmed(**i, keep="wm"),
+        "the learning rate is frozen, every step uses lrs[0]: copy each rate into the graph's tensor": frozen,
+    },
     cases={
         "one step": {"steps": 1, "B": 4, "C": 3, "N": 2},
         "two batches": {"steps": 2, "B": 4, "C": 3, "N": 2},
@@ -61,20 +103,43 @@ TASK = Task(
             None,
             "crash",
         ),
-        "weight left as the warm-up changed it": Mistake("        w.copy_(weight)\n", "", "losses"),
-        "momentum left as the warm-up changed it": Mistake("        momentum.zero_()\n", "", "final"),
-        "another tensor instead of its contents": Mistake("batch.copy_(x[i])", "batch = x[i]", "losses"),
-        "target of the first batch": Mistake("        batch_target.copy_(target[i])\n", "", "losses"),
+        "weight left as the warm-up changed it": Mistake(
+            "        w.copy_(weight)\n", "", "losses", says="weight starts"
+        ),
+        "momentum left as the warm-up changed it": Mistake(
+            "        momentum.zero_()\n", "", "final", says="momentum does not"
+        ),
+        "nothing undone": Mistake(
+            "        w.copy_(weight)\n        momentum.zero_()\n",
+            "        pass\n",
+            "losses",
+            says="weight and momentum",
+        ),
+        "another tensor instead of its contents": Mistake(
+            "batch.copy_(x[i])", "batch = x[i]", "losses", says="first batch"
+        ),
+        "target of the first batch": Mistake(
+            "        batch_target.copy_(target[i])\n", "", "losses", says="first target"
+        ),
         "learning rate as a number": Mistake(
             "loss = training_step(w, momentum, batch, batch_target, lr)",
             "loss = training_step(w, momentum, batch, batch_target, 0.2)",
             "final",
+            says="frozen",
+        ),
+        "weight without a gradient": Mistake(
+            "    batch, batch_target, lr =",
+            "    w = weight.clone()\n    batch, batch_target, lr =",
+            None,
+            "crash",
+            says="w needs requires_grad_(): train a clone",
         ),
         "trained on the given weight": Mistake(".clone().requires_grad_()", ".requires_grad_()", "weight", "changed"),
         "loss read before the replay": Mistake(
             "        graph.replay()\n        losses[i] = loss\n",
             "        losses[i] = loss\n        graph.replay()\n",
             "losses",
+            says="before the replay",
         ),
         "eager": Mistake(
             "        graph.replay()\n        losses[i] = loss\n",

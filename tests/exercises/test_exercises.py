@@ -23,6 +23,7 @@ import check
 import grading
 import graphs
 import judge
+import sessions
 import speed
 import verify
 from common.command_line import Failure
@@ -53,11 +54,58 @@ def test_solutions_pass_on_a_gpu(number):
 def test_primer_shows_its_program():
     """The page's kernel, without its numbers and docstring, is that of primer.py, which prints what the page says."""
     page, program = ((REPOSITORY / "exercises" / name).read_text() for name in ("PRIMER.md", "primer.py"))
-    shown = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
-    for line in re.sub(r" +# \d+$", "", shown, flags=re.MULTILINE).splitlines():
-        assert line in program.splitlines(), line
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 2  # the kernel, and its Function
+    for shown in blocks:
+        for line in re.sub(r" +# \d+$", "", shown, flags=re.MULTILINE).splitlines():
+            assert line in program.splitlines(), line
     printed = run_file(REPOSITORY / "exercises" / "primer.py").stdout
     assert printed and printed in page
+
+
+# ---------------------------------------------------------------- the timetable
+
+
+def test_sessions_add_up_and_hold_every_exercise():
+    rest = sessions.INTRODUCTION + sessions.BREAK + sessions.DISCUSSION + sessions.SLACK
+    for number, (_, _, work) in sessions.SESSIONS.items():
+        minutes = sum(minutes for _, _, minutes in work)
+        assert number == 7 or (minutes == sessions.WORK and minutes + rest == 180), number
+    listed = [kernel for number in sessions.SESSIONS for kernel in sessions.kernels(number)]
+    assert sorted(listed) == list(EXERCISES)
+    assert sessions.steps()[-1] == "scripts/YOUR_OWN_SCRIPT.md"
+
+
+@pytest.mark.parametrize("number", sessions.SESSIONS)
+def test_timetable_shows_the_sessions(number):
+    timetable = (REPOSITORY / "version3_triton" / "README_WORKSHOP.md").read_text()
+    assert sessions.table_row(number) in timetable.splitlines()
+
+
+def test_next_of_an_exercise_follows_the_timetable():
+    steps = sessions.steps()
+    for page, after in zip(steps, steps[1:], strict=False):
+        path = REPOSITORY / page
+        assert path.is_file(), page
+        if path.parent.name[:2] in EXERCISES:
+            link = re.search(r"\*\*Next:\*\* \[.*?\]\((.*?)\)", path.read_text())[1]
+            assert (path.parent / link).resolve() == REPOSITORY / after, page
+
+
+def test_minutes_of_the_short_versions_add_up():
+    """The sum in brackets is that of the parts; of a part with a colon, that of its own parts."""
+    timetable = (REPOSITORY / "version3_triton" / "README_WORKSHOP.md").read_text()
+    for name in ("One day", "Half a day"):
+        text = re.search(rf"^\*\*{name}\*\* \((\d+) minutes(.*?)\n\n", timetable, re.DOTALL | re.MULTILINE)
+        total, parts = int(text[1]), text[2].split(". ", 1)[1].replace("\n", " ").rstrip(".").split(". ")
+        found = 0
+        for part in parts:
+            head, colon, detail = part.partition(": ")
+            minutes = [int(re.search(r"(\d+)$", piece)[1]) for piece in re.split(r", | and (?=6)", detail or part)]
+            if colon:
+                assert sum(minutes) == int(re.search(r"(\d+)$", head)[1]), part
+            found += sum(minutes)
+        assert found == total, name
 
 
 # ---------------------------------------------------------------- the way through an exercise
@@ -99,7 +147,8 @@ def test_way_through_an_exercise(workshop):
     lines = [line for line in call(workshop, "solution", "01")[1].splitlines() if re.match("[-+] ", line)]
     assert [line[0] + re.search(r"other=[\d.]+", line)[0] for line in lines] == ["-other=0", "+other=0.0"]
     lines = call(workshop)[1].splitlines()
-    assert lines[0].endswith("passed") and not lines[1].endswith("passed")
+    assert lines[0] == "session 3, first kernels"
+    assert lines[1].startswith("01") and lines[1].endswith("passed") and not lines[2].endswith("passed")
 
 
 def test_giving_up_is_recorded(workshop):
@@ -108,7 +157,7 @@ def test_giving_up_is_recorded(workshop):
     assert re.search("^07 .*solution seen$", call(workshop, "list")[1], re.MULTILINE)
 
 
-@pytest.mark.parametrize("arguments", [["17"], ["hint"], ["hint", "x"], ["hint", "01", "4"], ["solve"], ["--fast"]])
+@pytest.mark.parametrize("arguments", [["99"], ["hint"], ["hint", "x"], ["hint", "01", "4"], ["solve"], ["--fast"]])
 def test_bad_input(arguments):
     status, output = call(REPOSITORY / "exercises", *arguments)
     assert status == 2 and len(output.strip().splitlines()) <= 3

@@ -53,9 +53,9 @@ def check(v3, stage, argv):
     """Print the verdict of stage_checks.py in this process or, unless it uses the interpreter, in a new one."""
     if any(os.environ.get(name) != value for name, value in CHECK_ENVIRONMENT.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | CHECK_ENVIRONMENT)
-    from stage_checks import CHECKS, check_model
+    from stage_checks import CHECKS, check_model, check_parts
 
-    fault = check_model(v3, stage) or CHECKS[stage](v3)
+    fault = check_parts(v3, stage) or check_model(v3, stage) or CHECKS[stage](v3)
     if fault:
         print(f"stage {stage} still has a fault: {fault}")
         return 1

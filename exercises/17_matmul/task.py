@@ -1,0 +1,62 @@
+"""Exercise 17: what run() must compute, and typical mistakes."""
+
+from grading import Mistake, Task, random
+
+STEP = 16  # BLOCK_K of the exercise
+
+
+def first_tile_again(x, w):
+    K = x.shape[1]
+    return {"y": sum(x[:, : min(STEP, K - k)] @ w[:, : min(STEP, K - k)].T for k in range(0, K, STEP))}
+
+
+TASK = Task(
+    cases={
+        "one tile": {"M": 16, "N": 32, "K": 16},
+        "two steps along K": {"M": 16, "N": 32, "K": 32},
+        "ragged K": {"M": 16, "N": 32, "K": 37},
+        "ragged rows and columns": {"M": 19, "N": 41, "K": 16},
+        "many programs": {"M": 50, "N": 70, "K": 100},
+    },
+    inputs=lambda M, N, K: {
+        "x": random(M, K, seed=1, scale=1.3, offset=0.4),
+        "w": random(N, K, seed=2, scale=0.7, offset=0.2),
+    },
+    define=lambda x, w: {"y": x @ w.T},
+    suspects={
+        "only the last tile of K is in y: sums starts again in every step": lambda x, w: {
+            "y": x[:, (x.shape[1] - 1) // STEP * STEP :] @ w[:, (x.shape[1] - 1) // STEP * STEP :].T
+        },
+        "only the first tile of K is in y: the loop ends too early": lambda x, w: {"y": x[:, :STEP] @ w[:, :STEP].T},
+        "every step reads the first tile of K: the offsets do not contain start": first_tile_again,
+        "w is read as [K, N]: y = x w instead of x wᵀ": lambda x, w: {"y": x @ w.reshape(w.shape[1], w.shape[0])},
+    },
+    names={"y": "row column"},
+    owner=lambda module, name, index, inputs: (index[0] // module.BLOCK_M, index[1] // module.BLOCK_N),
+    mistakes={
+        "sums starts again": Mistake("tl.trans(w), sums,", "tl.trans(w),", "y", says="starts again"),
+        "first step only": Mistake("range(0, K, BLOCK_K)", "range(0, BLOCK_K, BLOCK_K)", "y", says="ends too early"),
+        "no start in the offsets": Mistake("k = start + tl", "k = tl", "y", says="do not contain start"),
+        "w as [K, N]": Mistake(
+            "w_ptr + column[:, None] * K + k[None, :], mask=(column[:, None] < N) & (k[None, :] < K)",
+            "w_ptr + k[None, :] * N + column[:, None], mask=(column[:, None] < N) & (k[None, :] < K)",
+            "y",
+            says="x w instead",
+        ),
+        "K not masked": Mistake("(row[:, None] < M) & (k[None, :] < K)", "(row[:, None] < M)", "y"),
+        "stride of the tile": Mistake("x_ptr + row[:, None] * K", "x_ptr + row[:, None] * BLOCK_K", "y"),
+        "sums in 16 bits": Mistake(
+            "sums = tl.dot(x, tl.trans(w), sums, input_precision=PRECISION)",
+            "sums = (tl.dot(x, tl.trans(w), input_precision=PRECISION) + sums).to(tl.float16).to(tl.float32)",
+            "y",
+            says="16 bits",
+        ),
+        "axes of the grid": Mistake("column = tl.program_id(1)", "column = tl.program_id(0)", "y", "unwritten"),
+        "columns not masked in the store": Mistake(
+            "mask = (row[:, None] < M) & (column[None, :] < N)", "mask = row[:, None] < M", "y", "stray"
+        ),
+        "stored transposed": Mistake(
+            "y_ptr + row[:, None] * N + column[None, :]", "y_ptr + row[:, None] + column[None, :] * M", "y"
+        ),
+    },
+)

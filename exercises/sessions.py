@@ -1,0 +1,110 @@
+"""The timetable: one table from which check.py lists the exercises, and which the tests compare with the pages."""
+
+# Every session has 180 minutes: these, and the work of its steps, 135.
+INTRODUCTION, WORK, BREAK, DISCUSSION, SLACK = 10, 135, 10, 15, 10
+V1, V2 = "version1_pytorch_baseline", "version2_pytorch_fused"
+V3, V4 = "version3_triton", "version4_pytorch_sdpa"
+
+# number: (name, idea, [(label, page, minutes), ...]). From session 7, choose what you like.
+SESSIONS = {
+    1: (
+        "measure",
+        "Believe a number when a second run and a hand calculation agree with it.",
+        [
+            ("what a GPU is", "exercises/GPU.md", 15),
+            ("version 1", f"{V1}/README.md", 30),
+            ("exercise 1", f"{V1}/exercises/exercise_1_baseline_analysis.md", 45),
+            ("exercise 2", f"{V1}/exercises/exercise_2_memory_analysis.md", 15),
+            ("exercise 3", f"{V1}/exercises/exercise_3_bottleneck_identification.md", 30),
+        ],
+    ),
+    2: (
+        "fuse",
+        "Predict the launches and bytes that a fusion saves, then measure.",
+        [
+            ("version 2", f"{V2}/README.md", 25),
+            ("exercise 1", f"{V2}/exercises/exercise_1_fusion_analysis.md", 40),
+            ("exercise 2", f"{V2}/exercises/exercise_2_attention_memory.md", 35),
+            ("exercise 4", f"{V2}/exercises/exercise_4_ablation.md", 35),
+        ],
+    ),
+    3: (
+        "first kernels",
+        "A kernel is finished when its backward is proved.",
+        [
+            ("version 3", f"{V3}/README.md", 10),
+            ("kernel 01", "exercises/01_row_sum/README.md", 15),
+            ("kernel 02", "exercises/02_rmsnorm_forward/README.md", 20),
+            ("kernel 03, read only", "exercises/03_swiglu_forward/README.md", 5),
+            ("kernel 04", "exercises/04_swiglu_backward/README.md", 20),
+            ("kernel 20", "exercises/20_kernel_to_layer/README.md", 20),
+            ("kernel 06", "exercises/06_rmsnorm_backward/README.md", 30),
+            ("Triton basics, steps 2 and 3", f"{V3}/exercises/exercise1_triton_basics.md", 15),
+        ],
+    ),
+    4: (
+        "tiles",
+        "Load a tile once, use it often: matmul and attention are the same loop.",
+        [
+            ("kernel 17", "exercises/17_matmul/README.md", 35),
+            ("SwiGLU", f"{V3}/exercises/exercise2_swiglu_optimization.md", 20),
+            ("kernel 07", "exercises/07_online_softmax/README.md", 25),
+            ("kernel 08", "exercises/08_flash_attention/README.md", 30),
+            ("flash attention, steps 2 and 3", f"{V3}/exercises/exercise3_flash_attention.md", 25),
+        ],
+    ),
+    5: (
+        "find faults",
+        "Fast, with the right first loss, proves nothing.",
+        [
+            ("performance debugging", f"{V3}/exercises/performance_debugging/README.md", 115),
+            ("kernel 16", "exercises/16_find_the_phantom/README.md", 20),
+        ],
+    ),
+    6: (
+        "graphs and libraries",
+        "Remove the launches first, then choose library, compiler or kernel by numbers.",
+        [
+            ("version 4", f"{V4}/README.md", 20),
+            ("exercise 1", f"{V4}/exercises/exercise_1_graphs.md", 35),
+            ("kernel 15", "exercises/15_graph_capture/README.md", 35),
+            ("exercise 2", f"{V4}/exercises/exercise_2_libraries_or_kernels.md", 30),
+            ("kernel 12", "exercises/12_occupancy/README.md", 15),
+        ],
+    ),
+    7: (
+        "deeper, optional",
+        "Choose 90 minutes; the last 45 are for your own script.",
+        [
+            ("kernel 09", "exercises/09_causal_attention/README.md", 40),
+            ("kernel 10", "exercises/10_attention_dq/README.md", 40),
+            ("kernel 11", "exercises/11_attention_dkdv/README.md", 45),
+            ("kernel 05", "exercises/05_rope/README.md", 25),
+            ("kernel 13", "exercises/13_exp2/README.md", 25),
+            ("kernel 14", "exercises/14_tf32_bf16/README.md", 35),
+            ("ROCm profilers", f"{V2}/exercises/exercise_3_rocm_tools.md", 60),
+            ("several GPUs", "scripts/SCALING.md", 15),
+            ("your own script", "scripts/YOUR_OWN_SCRIPT.md", 45),
+        ],
+    ),
+}
+
+
+def steps():
+    """Return the pages of all sessions in working order."""
+    return [page for _, _, work in SESSIONS.values() for _, page, _ in work]
+
+
+def kernels(number):
+    """Return the numbers of a session's kernel exercises, in working order."""
+    return [label[7:9] for label, _, _ in SESSIONS[number][2] if label.startswith("kernel ")]
+
+
+def table_row(number, page="version3_triton"):
+    """Return the session's row in the timetable of version3_triton/README_WORKSHOP.md."""
+    name, idea, work = SESSIONS[number]
+    links = []
+    for label, target, minutes in work:
+        link = target.removeprefix(f"{page}/") if target.startswith(f"{page}/") else f"../{target}"
+        links.append(f"[{label}]({link}) {minutes}")
+    return f"| {number} {name} | {idea} | {'; '.join(links)} |"
