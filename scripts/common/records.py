@@ -128,6 +128,14 @@ def efficiency(case, good):
     return ratios_between(case, single, good) if case.processes > 1 else None
 
 
+def of_one_machine(runs, host):
+    """Return the runs of the record's machine; those of another only where it has none.
+
+    Rounds on two machines have two medians, and what lies between them is the step of neither.
+    """
+    return [run for run in runs if run.get("host") == host] or runs
+
+
 def measured_row(runs, good):
     """Return the numbers of one case from its runs, among all runs that went well."""
     summaries, case = [run["summary"] for run in runs], runs[0]["case"]
@@ -163,7 +171,8 @@ def rows(results):
         ran = [run for run in good if run["case"] == case]
         bad = [run for run in results["runs"] if run["case"] == case and run["status"] != "ok"]
         row = case._asdict() | {"case": case, "status": "ok" if ran else bad[-1]["status"]}
-        row |= measured_row(ran, good) if ran else {"repeats": 0}
+        here = of_one_machine(ran, results["record"].get("host"))
+        row |= measured_row(here, good) if here else {"repeats": 0}
         row["reason"] = bad[0]["reason"] if bad else None
         found.append(row | {"gradient_error": errors.get(case.gradients) if case.processes == 1 else None})
     return sorted(found, key=place)

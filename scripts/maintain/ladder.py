@@ -43,10 +43,12 @@ def origin(record, recorded):
 def explained(results):
     """Return what a row's numbers are, in one sentence."""
     repeats = sorted({row["repeats"] for row in results["rows"]})
-    count = f"{repeats[0]} to {repeats[-1]}" if repeats[0] < repeats[-1] else str(repeats[0])
+    count = "1 process" if repeats[-1] == 1 else f"{repeats[-1]} processes"
+    if repeats[0] < repeats[-1]:
+        count = f"{repeats[0]} to {count}"
     gradients = " Gradient error: the worst of all parameters, relative to V1 in fp32." if results["accuracy"] else ""
     return (
-        f"Step time: median and quartiles of all steps of {count} processes, which took turns with the other rows. "
+        f"Step time: median and quartiles of all steps of {count} on one machine, in turns with the other rows. "
         f"Peak memory: the largest.{gradients}"
     )
 
@@ -197,7 +199,7 @@ def kernels_table(recorded):
         return None
     rates = ", ".join(f"{PRECISIONS[p]} {rate:,.0f}" for p, rate in kernels["ceilings"]["product"].items())
     ceilings = f"copy {kernels['ceilings']['copy']:,.0f} GB/s (read and written), 8192³ matmuls {rates} TFLOP/s"
-    header = ["V3's kernel", "us", "rate", "of the ceiling", "fastest of PyTorch's", "its time / V3's"]
+    header = ["V3's kernel", "us", "rate", "of the ceiling", "fastest PyTorch candidate", "its time / V3's"]
     told = f"Ceilings: {ceilings}. Kernels in {PRECISIONS[kernels['dtype']]}, alone:"
     return f"{origin(kernels['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
 
