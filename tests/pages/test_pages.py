@@ -209,7 +209,7 @@ def minutes_of(page):
 
 
 def test_the_timetable_leaves_the_time_that_a_page_needs():
-    """A session may do a part of a guided page, whose minutes are those of the whole. test_exercises.py adds them up."""
+    """A session may do a part of a guided page, which states the minutes of the whole."""
     for session, steps in timetable().items():
         for page, minutes in steps:
             whole = minutes_of(page)
