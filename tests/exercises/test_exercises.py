@@ -15,7 +15,8 @@ import pytest
 import torch
 import triton
 
-from common.versions import REPOSITORY, SCRIPTS
+from common import counts, occupancy
+from common.versions import REPOSITORY, SCRIPTS, load_version
 from processes import run_file
 
 sys.path.insert(0, str(REPOSITORY / "exercises"))
@@ -106,6 +107,23 @@ def test_minutes_of_the_short_versions_add_up():
                 assert sum(minutes) == int(re.search(r"(\d+)$", head)[1]), part
             found += sum(minutes)
         assert found == total, name
+
+
+def test_numbers_of_the_gpu_page_follow_from_each_other():
+    page = (REPOSITORY / "exercises" / "GPU.md").read_text()
+    peaks, rates = counts.PEAK_TFLOPS, counts.BANDWIDTH_TB_S
+    assert f"reads {rates['H200']} TB/s: {peaks['H200']['bfloat16'] / rates['H200']:.0f} operations" in page
+    assert f"| 141 GB, {rates['H200']} TB/s | 192 GB, {rates['MI300X']} TB/s |" in page
+    both = [f"{peaks[gpu]['bfloat16']:,.0f} ({peaks[gpu]['float32']:.0f}) TFLOP/s" for gpu in ("H200", "MI300X")]
+    assert both[0].removesuffix(" TFLOP/s") in page and both[1] in page
+    assert f"| {occupancy.TARGETS['sm_90'].units} SMs | {occupancy.TARGETS['gfx942'].units} CUs, on 8 dies |" in page
+    assert f"| {132 * 256 / 1024:.0f} MiB in all" in page.replace("256 KiB per SM, ", "| ")
+    sizes = counts.sizes_of(load_version(1).parse_options(["--preset", "small"]))
+    launches = counts.total(counts.step_counts(1, "bfloat16", sizes), "launches")
+    told = re.search(r"takes ([\d.]+) ms in eager.*?and ([\d.]+) ms.*?: (\d+) us", page, re.DOTALL)
+    eager, graph, each = map(float, told.groups())
+    assert f"{launches:,} launches become one" in page and each == round((eager - graph) / launches * 1000)
+    assert f"738 / 4.24 = {738 / 4.24:.0f} FLOP per byte" in page and f"{2 / 4.24:.2f} ms: 2 GB" in page
 
 
 # ---------------------------------------------------------------- the way through an exercise
