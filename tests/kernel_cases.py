@@ -94,10 +94,34 @@ def placed(tensor, layout="contiguous"):
     return view
 
 
+# Bytes of an element -> the integer and the bits of a NaN that no arithmetic gives (2: both in float16 and bfloat16).
+NAN_BITS = {2: (torch.int16, 0x7FDA), 4: (torch.int32, 0x7FC00BAD), 8: (torch.int64, 0x7FF8000000000BAD)}
+
+
+def fill_with_nan(memory):
+    """Fill memory with a NaN that is told from the NaN of a calculation; fp8 has no bits to spare."""
+    if memory.element_size() not in NAN_BITS:
+        return memory.fill_(math.nan)
+    integer, bits = NAN_BITS[memory.element_size()]
+    memory.view(integer).fill_(bits)
+    return memory
+
+
+def elements_touched(band):
+    """Return where memory does not hold what fill_with_nan or, for integers, the sentinel left there."""
+    if not band.is_floating_point():
+        return band != SENTINEL
+    if band.element_size() not in NAN_BITS:
+        return ~band.isnan()
+    integer, bits = NAN_BITS[band.element_size()]
+    return band.view(integer) != bits
+
+
 class GuardedMemory(contextlib.ExitStack):
     """While entered, torch.empty and its kin give NaN between bands of NaN (torch.zeros: zeros between them).
 
-    So a load that reads past the end of what a kernel stored shows, too. Integers lie between bands of a number.
+    So a load that reads past the end of what a kernel stored shows, too, and a store of NaN past the end: the bands are
+    compared bit by bit. Integers lie between bands of a number.
     """
 
     def __enter__(self):
@@ -111,16 +135,20 @@ class GuardedMemory(contextlib.ExitStack):
             return ALLOCATORS[name](*args, device=device, **options)
         like = ALLOCATORS[name](*args, device="meta", **options)  # shape and strides alone
         device = device or (args[0].device if "like" in name else None)
-        empty = math.nan if like.is_floating_point() else SENTINEL
-        memory = ALLOCATORS["empty"](like.numel() + 2 * BAND, dtype=like.dtype, device=device).fill_(empty)
+        memory = ALLOCATORS["empty"](like.numel() + 2 * BAND, dtype=like.dtype, device=device)
+        if like.is_floating_point():
+            fill_with_nan(memory)
+        else:
+            memory.fill_(SENTINEL)
         self.bands.append((tuple(like.shape), memory[:BAND], memory[BAND + like.numel() :]))
-        return memory.as_strided(like.shape, like.stride(), BAND).fill_(0 if "zeros" in name else empty)
+        view = memory.as_strided(like.shape, like.stride(), BAND)
+        return view.zero_() if "zeros" in name else view
 
     def check(self):
         """Raise Wrong where a store went past a tensor's ends."""
         for shape, before, after in self.bands:
             for side, band in (("before the start", before.flip(0)), ("past the end", after)):
-                touched = (~band.isnan() if band.is_floating_point() else band != SENTINEL).nonzero()
+                touched = elements_touched(band).nonzero()
                 if len(touched):
                     raise Wrong(f"a store {int(touched[0]) + 1} elements {side} of a tensor {shape}")
 
