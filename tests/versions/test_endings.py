@@ -60,6 +60,44 @@ def test_a_signal_leaves_a_last_checkpoint_and_the_run_resumes_exactly(name, tmp
     assert [step["loss"] for step in resumed] == [step["loss"] for step in unbroken[steps:]]
 
 
+# The first fsync is that of an ordinary checkpoint, and asks the run to end; the third, after the folder's, is that of
+# the last checkpoint, and kills it.
+KILLED_IN_THE_LAST_WRITE = """
+import os, runpy, signal, sys
+fsync, calls = os.fsync, []
+
+def counted(file):
+    calls.append(file)
+    if len(calls) == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    if len(calls) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    fsync(file)
+
+os.fsync = counted
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_kill_in_the_middle_of_the_last_checkpoint_leaves_the_one_before(tmp_path, capsys):
+    saving = ["--save-every", "3", "--checkpoint-dir", str(tmp_path / "checkpoints")]
+    (tmp_path / "killed.py").write_text(KILLED_IN_THE_LAST_WRITE)
+    command = [sys.executable, tmp_path / "killed.py", SCRIPTS[1], *MINI, "--num-steps", "9", *saving]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert "step_000000003.pt" in left and len(left) == 2  # and what was written of the last
+    metrics = tmp_path / "metrics.json"
+    last = ["--num-steps", 9, "--warmup-steps", 1, "--metrics-file", metrics]
+    assert call(1, [*MINI, *last, *saving, "--resume"], capsys)[0] == 0
+    resumed = strict_json(metrics.read_text())["steps"]
+    assert call(1, [*MINI, *last], capsys)[0] == 0
+    unbroken = strict_json(metrics.read_text())["steps"]
+    assert [step["loss"] for step in resumed] == [step["loss"] for step in unbroken[3:]]
+    assert all(path.suffix == ".pt" for path in (tmp_path / "checkpoints").iterdir())
+
+
 def test_a_run_under_nohup_outlives_its_terminal():
     command = [sys.executable, SCRIPTS[1], *MINI, "--num-steps", "200"]
     ignoring = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
