@@ -22,8 +22,7 @@ from common import report as pages
 from common.accuracy import compare, outcome, verdict
 from common.command_line import Failure, Parser, load_script, positive, progress, result_folder, script_path, with_sizes
 from common.profiles import GROUPS, INTERPRETED, PHASES, groups_per_step, read_profile
-from common.ratios import ROUNDS_NEEDED, counted, furthest, gain, noise_line, ratios
-from common.records import median
+from common.ratios import ROUNDS_NEEDED, counted, furthest, gain, median, noise_line, ratios
 from common.runs import TimeLimit, run_in_rounds, train
 from common.tables import emit, rounded, text_table
 from common.versions import SCRIPTS

@@ -33,14 +33,14 @@ from collections import Counter
 from types import SimpleNamespace
 from unittest import mock
 
-from common import command_line, records
+from common import command_line
 from common.command_line import Failure, Parser, on_cpu, positive, progress
 from common.occupancy import KB, TARGETS, TENSOR_MEMORY, occupancy
 from common.tables import emit, text_table
 from common.versions import load_version
 
 # fp8 only on targets that multiply in it
-PRECISIONS = {records.PRECISIONS[name].lower(): options for name, options in command_line.PRECISIONS.items()}
+PRECISIONS = {command_line.SHORT_PRECISIONS[name].lower(): argv for name, argv in command_line.PRECISIONS.items()}
 TINY = "--num-layers 1 --num-heads 2 --num-kv-heads 1 --vocab-size 16 --seq-len 16 --batch-size 1".split()
 CODE = {"hip": "amdgcn", "cuda": "ptx"}
 MATRIX = {"hip": r"\bv_(mfma|smfmac|wmma|swmmac)_", "cuda": r"\b(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b"}

@@ -16,6 +16,7 @@ PRECISIONS = {  # name -> options of the training scripts
     "float16": ["--use-amp", "--amp-dtype", "float16"],
     "fp8": ["--use-amp", "--amp-dtype", "bfloat16", "--fp8"],  # of version 3, and of Hugging Face's model with torchao
 }
+SHORT_PRECISIONS = {"float32": "fp32", "tf32": "TF32", "bfloat16": "bf16", "float16": "fp16", "fp8": "fp8"}
 
 
 class Failure(Exception):

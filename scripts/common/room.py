@@ -18,7 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from common.command_line import Failure, run_tool
 from common.environment import rocm_release
-from common.provenance import describe
+from common.machine import describe
 from common.tables import text_table
 
 LOSS_BOUND = 1e-4  # relative; float32 sums may be taken in another order

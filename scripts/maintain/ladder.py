@@ -10,7 +10,7 @@ headline; graph, kernels, ablation2, ablation3 and ddp from the part of that nam
 nothing has been measured. tested_on says
 what was executed, compiled, run against stubs or never run: it comes from all recorded runs, the targets of
 inspect_kernels.py, the stubs of tests/tools/stubs and the sets of versions in scripts/common/constraints*.txt.
-A page has a table where it has its markers (scripts/common/pages.py); a table whose part the run lacks keeps its text.
+A page has a table where it has its markers, see maintain/pages.py; a table whose part the run lacks keeps its text.
 
 Exit status: 0; 1 if a page differs, or without matplotlib; 2 for a bad option or a file that cannot be read.
 """
@@ -23,16 +23,25 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import fusion_ablation_study as ablation
-from common import pictures, rungs
 from common.command_line import Failure, Parser
 from common.environment import numbers, rocm_builds
 from common.occupancy import TARGETS
-from common.pages import all_pages, fill, fill_quotes, quoted_rows, write_or_check
-from common.provenance import faults_of_commit, machine_line
 from common.ratios import ROUNDS_NEEDED, counted, furthest, noise_line, ratios
-from common.records import MODELS, PRECISIONS, RECORDED, Record, configurations, newest_record, ratios_between, table_of
 from common.tables import known, markdown_table, rounded
 from common.versions import REPOSITORY, SCRIPTS
+from maintain import pictures, rungs
+from maintain.pages import all_pages, fill, fill_quotes, quoted_rows, write_or_check
+from maintain.provenance import faults_of_commit, machine_line
+from maintain.records import (
+    MODELS,
+    PRECISIONS,
+    RECORDED,
+    Record,
+    configurations,
+    newest_record,
+    ratios_between,
+    table_of,
+)
 
 
 def origin(record, recorded):

@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.command_line import SHORT_PRECISIONS as PRECISIONS
 from common.profiles import errors_of
-from common.ratios import gain
+from common.ratios import gain, median
 from common.tables import known, rounded
 from common.versions import REPOSITORY, SCRIPTS
 
 RECORDED = REPOSITORY / "scripts" / "recorded"
 PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
 SCRIPT_OF = {f"v{version}": path for version, path in SCRIPTS.items()}
-SCRIPT_OF |= dict.fromkeys(("hf", "liger"), REPOSITORY / "scripts" / "common" / "peers.py")
-PRECISIONS = {"float32": "fp32", "tf32": "TF32", "bfloat16": "bf16", "float16": "fp16", "fp8": "fp8"}
+SCRIPT_OF |= dict.fromkeys(("hf", "liger"), REPOSITORY / "scripts" / "maintain" / "peers.py")
 MODELS = {
     "v1": "V1",
     "v1+nodet": "V1, `--no-deterministic`",
@@ -101,12 +101,6 @@ def write_results(results, path):
 
 def step_of(run):
     return run["summary"]["step_ms"]["median"]
-
-
-def median(values):
-    """Return the median; None without values or where one is not known."""
-    values = list(values)
-    return float(np.median(values)) if values and None not in values else None
 
 
 def rounds_of(case, good):
