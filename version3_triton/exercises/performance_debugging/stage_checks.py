@@ -8,10 +8,10 @@ import pathlib
 from unittest import mock
 
 import numpy as np
-from stage_sizes import CPU_SIZES
+from stage_setup import CPU_SIZES, SCRIPT
 from triton.runtime.interpreter import InterpreterBuilder
 
-from common.versions import SCRIPTS, load_version, relative_error
+from common.versions import load_version, relative_error
 
 SMALL = "--preset small --batch-size 2 --seq-len 64 --device cpu --no-graph".split()
 # The parts of tiny_llama_v3.py that each stage replaces. A repair mends the stage's part and does not delete it.
@@ -57,7 +57,7 @@ def check_parts(v3, stage):
     """Return which part of the stage was deleted, or replaced by version 3's, or None."""
     for name in REPLACED.get(stage, []):
         part = inspect.unwrap(functools.reduce(getattr, name.split("."), v3))
-        if pathlib.Path(part.__code__.co_filename).resolve() == SCRIPTS[3].resolve():
+        if pathlib.Path(part.__code__.co_filename).resolve() == SCRIPT.resolve():
             return f"the stage's own {name} is gone, so version 3's runs: git restore the file and repair the part"
     return None
 

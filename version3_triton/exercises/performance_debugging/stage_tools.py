@@ -7,11 +7,7 @@ import re
 import sys
 import textwrap
 
-from stage_sizes import CPU_SIZES, GPU_SIZES
-
-HERE = pathlib.Path(__file__).resolve().parent
-SCRIPT = HERE.parents[1] / "tiny_llama_v3.py"
-sys.path.append(str(HERE.parents[2] / "scripts"))
+from stage_setup import CPU_SIZES, GPU_SIZES, HERE, SCRIPT
 
 OWN_OPTIONS = {
     "--check": "say whether the fault is repaired; runs a small model in Triton's interpreter",
