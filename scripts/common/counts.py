@@ -51,14 +51,50 @@ def sizes_of(config):
 # ---------------------------------------------------------------- parameters and FLOPs
 
 
-def projections(s):
-    """Return {part: (inputs, outputs)} of the weight matrices of a layer."""
+def weight_matrices(s):
+    """Return {name: (part, inputs, outputs)} of the weight matrices of a layer of version 1."""
     return {
-        "QKV projection": (s.C, s.C + 2 * s.kv),
-        "output projection": (s.C, s.C),
-        "gate and up": (s.C, 2 * s.F),
-        "down projection": (s.F, s.C),
+        "q": ("QKV projection", s.C, s.C),
+        "k": ("QKV projection", s.C, s.kv),
+        "v": ("QKV projection", s.C, s.kv),
+        "o": ("output projection", s.C, s.C),
+        "gate": ("gate and up", s.C, s.F),
+        "up": ("gate and up", s.C, s.F),
+        "down": ("down projection", s.F, s.C),
     }
+
+
+def projections(s):
+    """Return {part: (inputs, outputs)} of the weight matrices of a layer, those of a part side by side."""
+    found = {}
+    for part, inputs, outputs in weight_matrices(s).values():
+        _, before = found.get(part, (inputs, 0))
+        found[part] = (inputs, before + outputs)
+    return found
+
+
+def gemms(s):
+    """Return the matmuls of a step of version 1, each as (names, part, batch, m, k, n, calls).
+
+    A call multiplies `batch` pairs of [m, k] and [k, n]. Weight matrices of one shape share an entry.
+    """
+    rows = s.B * s.T
+    heads = s.B * s.H
+    names_of = {}
+    for name, (_, inputs, outputs) in weight_matrices(s).items():
+        names_of.setdefault((inputs, outputs), []).append(name)
+    weights = [(", ".join(names), *shape, len(names) * s.L) for shape, names in names_of.items()]
+    weights.append(("output head", s.C, s.V, 1))
+    found = []
+    for names, inputs, outputs, calls in weights:
+        found.append((names, "forward", 1, rows, inputs, outputs, calls))
+        found.append((names, "input gradient", 1, rows, outputs, inputs, calls))
+        found.append((names, "weight gradient", 1, outputs, rows, inputs, calls))
+    found.append(("scores", "forward", heads, s.T, s.D, s.T, s.L))
+    found.append(("weights x value", "forward", heads, s.T, s.T, s.D, s.L))
+    found.append(("gradient of weights", "input gradient", heads, s.T, s.D, s.T, s.L))
+    found.append(("gradients of q, k, v", "input gradient", heads, s.T, s.T, s.D, 3 * s.L))
+    return found
 
 
 def parameters(s):
