@@ -35,11 +35,12 @@ import threading
 
 import torch
 
+from common.accuracy import errors_of
 from common.command_line import PRECISIONS, Failure, Parser, listed, numbers, on_cpu, positive, progress, run_tool
 from common.machine import describe
 from common.runs import TimeLimit, last_words, run_process, train
 from common.tables import rounded, text_table
-from common.versions import load_version, loss_and_gradients, relative_error
+from common.versions import load_version, loss_and_gradients
 from maintain import measure_ladder, records
 from maintain.provenance import SAME_RUN, hash_of
 
@@ -250,10 +251,7 @@ def check_gradients(requests):
     loss, gradients = loss_and_gradients(1, requests[0][1], full_precision=True)
     for version, options in requests:
         found_loss, found = loss_and_gradients(version, options)
-        errors = {
-            name: relative_error(found[name], wanted) if name in found else float("inf")
-            for name, wanted in gradients.items()
-        }
+        errors = errors_of(found, gradients)
         worst = max(errors, key=errors.get)
         errors = {"loss_error": abs(found_loss - loss) / abs(loss), "gradient_error": errors[worst]}
         print(json.dumps({**errors, "worst_gradient": worst}), flush=True)

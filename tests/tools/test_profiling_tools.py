@@ -238,7 +238,8 @@ case "$*" in
     *--metrics-file*)
         for file; do :; done
         case "$*" in *--graph*) loss=$ROOM_LOSS ;; *) loss=2.5 ;; esac
-        echo '{{"steps": [{{"loss": '$loss'}}], "summary": {{"graph": {{"captured": true}}}}}}' >"$file" ;;
+        summary='"summary": {{"graph": {{"captured": true}}}}' options='"options": {{"use_amp": false, "tf32": false}}'
+        echo '{{"steps": [{{"loss": '$loss'}}], '"$summary, $options"'}}' >"$file" ;;
     *) echo "fine: $*" ;;
 esac
 """
