@@ -102,7 +102,11 @@ def listed(choices=None, convert=str):
     """Return a converter for values separated by commas, each one of the choices if there are any."""
 
     def parse(text):
-        values = [convert(part) for part in text.split(",") if part]
+        written = text.strip("\"'")  # quotes that were escaped for a shell arrive with the list
+        try:
+            values = [convert(part) for part in written.split(",") if part]
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r}: separate whole numbers by commas, as in 4,8") from None
         if not values or any(choices and value not in choices for value in values):
             allowed = ", ".join(map(str, choices)) if choices else "one or more values"
             raise argparse.ArgumentTypeError(f"{text!r}: choose from {allowed}")
