@@ -65,7 +65,8 @@ def run_tool(program, work):
     except OSError as error:
         # A file that is not there can be written wherever its folder is: it was to be read.
         read = isinstance(error, FileNotFoundError) and pathlib.Path(error.filename or "").parent.is_dir()
-        name, verb = error.filename or "the output", "read" if read else "written"
+        name = error.filename or "the output"
+        verb = "read" if read else "written"
         print(f"{program}: {name} cannot be {verb}: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -46,7 +46,8 @@ def describe(command):
     """
     import torch
 
-    on_gpu, told = torch.cuda.is_available(), os.environ.get("TINY_LLAMA_COMMIT")
+    on_gpu = torch.cuda.is_available()
+    told = os.environ.get("TINY_LLAMA_COMMIT")
     boot = first_match("/proc/sys/kernel/random/boot_id", r"(\S+)") or platform.node()
     driver = first_match("/proc/driver/nvidia/version", r"  (\d[\d.]+) ")
     runtime = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"HIP {torch.version.hip}"

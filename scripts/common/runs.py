@@ -137,7 +137,8 @@ def run_in_rounds(work, names, rounds, limit):
     Each runs once in every round, so that drift hits all of them alike.
     limit: a TimeLimit. It leaves out names of the first round, and whole further rounds where it has no room for them.
     """
-    results, reasons = {name: [] for name in names}, {}
+    results = {name: [] for name in names}
+    reasons = {}
     for i in range(rounds):
         going = [name for name in names if name not in reasons]
         if i and not limit.room(len(going)):
