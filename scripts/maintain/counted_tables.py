@@ -70,11 +70,13 @@ def flops_table():
 
 def formulas_compared(quantity):
     """Return quantity(Part) as formulas of a layer, or of what comes once, for versions 1 and 3 in fp32."""
-    found, rows = [counts.parts(version, "float32", Sizes(*LETTERS)) for version in (1, 3)], []
+    found = [counts.parts(version, "float32", Sizes(*LETTERS)) for version in (1, 3)]
+    rows = []
     for part in PARTS[:-1]:  # AdamW's bytes are a number per parameter
         pairs = [[formula(quantity(place.get(part, Part()))) for place in places] for places in found]
         cells = [(" a layer; " if all(pair) else "").join(pair) for pair in pairs]
-        rows += [[part, *cells]] * any(cells)
+        if any(cells):
+            rows.append([part, *cells])
     return markdown_table(["part", "V1", "V3"], rows, left=3)
 
 
@@ -88,7 +90,8 @@ def steps_of(preset, precision):
 
 def launches_table():
     """Return forward + backward of a layer for each version, what comes once, and whole steps."""
-    found, rows = [counts.parts(version, "float32", preset_sizes("small")) for version in COUNTED], []
+    found = [counts.parts(version, "float32", preset_sizes("small")) for version in COUNTED]
+    rows = []
     for where, places in zip(("in each layer", "once"), zip(*found, strict=True), strict=True):
         for part in [part for part in PARTS if part in places[0]]:
             cells = [f"{len(place[part].forward)} + {len(place[part].backward)}" for place in places]
@@ -101,7 +104,8 @@ def launches_table():
 
 def step_table(quantity, unit, name):
     """Return the numbers of one step by part for each version, and the sums for all presets and precisions."""
-    rows, steps = [], [both_phases(step, quantity) for step in steps_of("small", "float32")]
+    rows = []
+    steps = [both_phases(step, quantity) for step in steps_of("small", "float32")]
     for part in PARTS:
         if any(step[part] for step in steps):
             rows.append([part, *(f"{step[part] / unit:,.1f}" for step in steps)])
@@ -113,8 +117,10 @@ def step_table(quantity, unit, name):
 
 def roofline_table(version, precision, preset):
     """Return work and shortest time of every part on each GPU, bold where compute is the limit."""
-    step, rows = step_counts(version, precision, preset_sizes(preset)), []
-    times, work = [counts.rooflines(step, gpu, precision) for gpu in GPUS], counts.intensity(step)
+    step = step_counts(version, precision, preset_sizes(preset))
+    rows = []
+    times = [counts.rooflines(step, gpu, precision) for gpu in GPUS]
+    work = counts.intensity(step)
     for part in PARTS:
         shown = [f"**{us:,.0f}**" if bound == "compute" else f"{us:,.0f}" for us, bound in (t[part] for t in times)]
         row = work[part]
@@ -137,11 +143,14 @@ def shortest_table():
 
 def predicted_and_measured(row, record, sizes):
     """Return the cells of a recorded step: what its counts predict, and the measurement."""
-    version, precision, gpu = int(row["model"][1:]), row["precision"], counts.known_gpu(record["device"])
+    version = int(row["model"][1:])
+    precision = row["precision"]
+    gpu = counts.known_gpu(record["device"])
     step = step_counts(version, precision, sizes)
     if version == 2 and record["date"] < FUSED_ADAMW:
         step["AdamW"] = step_counts(1, precision, sizes)["AdamW"]
-    launches, moved = total(step, "launches"), total(step, "bytes") / 1e6
+    launches = total(step, "launches")
+    moved = total(step, "bytes") / 1e6
     # Bytes of a weight and two moments, and of version 3's float16 copy; its bfloat16 copy is a part of the weight.
     held = 14 if (version, precision) == (3, "float16") else 12
     least = held * counts.parameter_count(sizes) + total(step, "saved")
@@ -154,7 +163,8 @@ def predicted_and_measured(row, record, sizes):
 
 def measured_tables(recorded):
     """Return the recorded steps of the counted versions, one table per configuration."""
-    tables, record = defaultdict(list), recorded.suite()["record"]
+    tables = defaultdict(list)
+    record = recorded.suite()["record"]
     for row in recorded.suite()["rows"]:
         counted = row["model"].upper() in COUNTED.values() and row["precision"] in counts.ELEMENT_BYTES
         if counted and not row["options"]:

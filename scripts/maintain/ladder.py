@@ -68,7 +68,9 @@ def suite_table(recorded, part, keep=lambda model: True):
     shown = [row for row in results["rows"] if keep(row["model"])]
     if not shown:
         return None
-    metrics = ["throughput", "memory"] + ["accuracy"] * any(row["gradient_error"] is not None for row in shown)
+    metrics = ["throughput", "memory"]
+    if any(row["gradient_error"] is not None for row in shown):
+        metrics.append("accuracy")
     parts = [origin(results["record"], recorded), explained(results)]
     for title, rows in configurations(shown).items():
         parts += [f"**{title}**", markdown_table(*table_of(rows, metrics), left=3)]
@@ -196,7 +198,8 @@ def graph_table(recorded):
 
 def kernels_table(recorded):
     """Return each of version 3's kernels with the ceiling and the fastest of PyTorch's operators."""
-    kernels, lines = recorded.json("kernels", "kernels.json"), []
+    kernels = recorded.json("kernels", "kernels.json")
+    lines = []
     for operation in kernels["operations"] if kernels else []:
         timed = {c["name"]: c for c in operation["candidates"] if "us" in c}
         if ours := timed.pop("V3", None):
@@ -322,7 +325,8 @@ def filled(page, tables, recorded):
 
 
 def work(options):
-    recorded, paths = newest_record(), all_pages()
+    recorded = newest_record()
+    paths = all_pages()
     try:
         tables = tables_of(recorded) | pictures.texts_of(recorded, options.draw)
     except ImportError:

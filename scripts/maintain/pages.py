@@ -56,7 +56,9 @@ def start_of(page):
 
 def gpus_named(line):
     """Return how many GPUs a command's comment asks for, at least."""
-    return 1 if "# with a GPU" in line else 2 if "# with GPUs" in line else 0
+    if "# with a GPU" in line:
+        return 1
+    return 2 if "# with GPUs" in line else 0
 
 
 def blocks(text):
@@ -117,7 +119,8 @@ def fill_quotes(text, row_of):
 
     def quoted(match):
         row = row_of(*match["row"].split(), match["way"])
-        columns, old = match["columns"].split() or ["step_ms"], match["times"].split(" / ")
+        columns = match["columns"].split() or ["step_ms"]
+        old = match["times"].split(" / ")
         if row is None or len(columns) != len(old) or None in (row.get(column) for column in columns):
             return match[0]
         new = [f"{row[column]:.{len(time.split('.')[1])}f}" for column, time in zip(columns, old, strict=True)]

@@ -117,7 +117,10 @@ def complete_version_options(config, user_error):
     if config.fp8 and not config.use_amp:
         raise user_error("--fp8 needs --use-amp: the other operations run in 16 bits")
     names = []
-    for package in PACKAGES[config.library] + ["torchao"] * config.fp8:
+    packages = [*PACKAGES[config.library]]
+    if config.fp8:
+        packages.append("torchao")
+    for package in packages:
         name = package.split(".")[0]
         try:
             importlib.import_module(package)

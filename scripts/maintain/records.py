@@ -132,7 +132,8 @@ def of_one_machine(runs, host):
 
 def measured_row(runs, good):
     """Return the numbers of one case from its runs, among all runs that went well."""
-    summaries, case = [run["summary"] for run in runs], runs[0]["case"]
+    summaries = [run["summary"] for run in runs]
+    case = runs[0]["case"]
     steps = [step for run in runs for step in run["steps_ms"]]
     low, step, high = (float(value) for value in np.percentile(steps, [25, 50, 75]))
     return {
@@ -174,7 +175,8 @@ def rows(results):
 
 def place(row):
     """Return where a row stands in tables and pictures: by preset and sizes, model, precision, processes."""
-    preset, models = ("tiny", "small", "medium").index(row["preset"]), [*MODELS, row["model"]]  # others come last
+    preset = ("tiny", "small", "medium").index(row["preset"])
+    models = [*MODELS, row["model"]]  # others come last
     way = row["model"], list(PRECISIONS).index(row["precision"]), row["processes"], row["graph"]
     return preset, row["case"].configuration, models.index(row["model"]), way
 
@@ -242,7 +244,8 @@ class Record:
     """Read one recorded run: the rows of its parts, and the files in their folders."""
 
     def __init__(self, folder):
-        self.folder, self.parts = pathlib.Path(folder), {}
+        self.folder = pathlib.Path(folder)
+        self.parts = {}
 
     def suite(self, part="headline"):
         """Return the results of a part with "rows"; without any where the part was not recorded."""

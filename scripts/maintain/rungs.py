@@ -147,7 +147,7 @@ class Column:
             (times,) = self.medians(name)
             if times:
                 middle = statistics.median(times)
-                found[name] = 100 * math.expm1(furthest(ratios([middle] * len(times), times)))
+                found[name] = 100 * math.expm1(furthest(ratios([middle for _ in times], times)))
         name = max(found, key=found.get)
         return name, found[name]
 
