@@ -86,11 +86,13 @@ def parse_arguments(argv):
     parser = Parser("benchmark_suite.py", __doc__, with_json=False)
     add_options(parser)
     arguments, rest = parser.parse_known_args(argv)
-    arguments.options, cpu = shlex.join(rest), on_cpu(rest)
+    arguments.options = shlex.join(rest)
+    cpu = on_cpu(rest)
     if cpu and not (arguments.presets or rest):
         progress("Without a GPU, and without --presets, a toy model is measured.")
         arguments.options, arguments.num_steps = CPU_OPTIONS, arguments.num_steps or 5
-        arguments.batch_sizes, arguments.seq_lengths = arguments.batch_sizes or [2], arguments.seq_lengths or [32]
+        arguments.batch_sizes = arguments.batch_sizes or [2]
+        arguments.seq_lengths = arguments.seq_lengths or [32]
     arguments.presets = arguments.presets or ["tiny" if cpu else "small"]
     arguments.results = arguments.results or pathlib.Path(f"benchmark_results/{datetime.datetime.now():%Y%m%d_%H%M%S}")
     if arguments.ladder or arguments.peer_variants:
@@ -293,7 +295,8 @@ def earlier_results(cases, arguments, record):
     """
     path = arguments.results / "suite.json"
     results = records.read_results(path) if path.exists() else {"record": record, "runs": [], "accuracy": []}
-    good, then = [run for run in results["runs"] if run["status"] == "ok"], results["record"]
+    good = [run for run in results["runs"] if run["status"] == "ok"]
+    then = results["record"]
     told = [f"{k} {then.get(k)}, but here it is {record[k]}" for k in SAME_RUN if then.get(k) != record[k]]
     scripts = [run["case"].script for run in good if run["script_sha256"] != hash_of(run["case"].script)]
     if told := [*told, *(f"another text of {script.name}" for script in scripts)]:
@@ -306,7 +309,8 @@ def earlier_results(cases, arguments, record):
 
 def measure(cases, arguments, results, record):
     """Run what the results lack, then compare the gradients; return how many processes or comparisons are left."""
-    limit, here = TimeLimit(arguments.time_limit), {key: record[key] for key in ("host", "commit")}
+    limit = TimeLimit(arguments.time_limit)
+    here = {key: record[key] for key in ("host", "commit")}
     if arguments.compile_first and not any(run.get("host") == record["host"] for run in results["runs"]):
         compile_first(cases, arguments)
     groups = [tasks := tasks_left(cases, arguments.repeats, results)]
@@ -332,7 +336,9 @@ def benchmark(arguments, argv):
     """Run, compare, report; return the exit status."""
     if arguments.ladder or arguments.peer_variants:
         return measure_ladder.measure(arguments, argv)
-    cases, record, status = grid(arguments), describe(["benchmark_suite.py", *argv]), 0
+    cases = grid(arguments)
+    record = describe(["benchmark_suite.py", *argv])
+    status = 0
     results = earlier_results(cases, arguments, record)
     arguments.results.mkdir(parents=True, exist_ok=True)
     try:

@@ -36,7 +36,8 @@ def median_ms(run):
 
 def results(name, runs, accuracy):
     """Return the row of a version from its runs; steps of all runs count alike."""
-    row, summaries = pages.row_of(name, runs[0]), [run["summary"] for run in runs]
+    row = pages.row_of(name, runs[0])
+    summaries = [run["summary"] for run in runs]
     steps = [step["step_ms"] for run in runs for step in run["steps"]]
     low, middle, high = np.quantile(steps, (0.25, 0.5, 0.75)).tolist()
     row |= {f"{phase}_ms": median([summary[f"{phase}_ms"] for summary in summaries]) for phase in PHASES}
@@ -134,7 +135,9 @@ def shown(content):
     """Return what the text and the page show: facts, header and lines of the table, and what a reader must know."""
     rows = content["rows"]
     facts = [*pages.facts_of(rows[0]), ("options", " ".join(content["options"]))]
-    notes = [*content["noise"], *content["problems"], *[INTERPRETED] * any(row["interpreted"] for row in rows)]
+    notes = [*content["noise"], *content["problems"]]
+    if any(row["interpreted"] for row in rows):
+        notes.append(INTERPRETED)
     return facts, (["", *(row["name"] for row in rows)], result_lines(rows)), notes
 
 
@@ -176,7 +179,8 @@ def write_report(content, paths, folder):
     timed = [row for row in content["rows"] if row["speedup"] is not None]
     if not timed:
         raise Failure(1, f"no report: {'; '.join(notes)}")
-    content["kernels"], names = {}, [row["name"] for row in content["rows"] if not row["interpreted"]]
+    content["kernels"] = {}
+    names = [row["name"] for row in content["rows"] if not row["interpreted"]]
     for i, name in enumerate(names, 1):
         progress(f"profiles, {i} of {len(names)}: {name} ...")
         place = ["--profile-dir", str(folder / f"profile_{name}")]

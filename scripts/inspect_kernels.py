@@ -98,7 +98,8 @@ def problems(row):
     target = TARGETS[row["target"]]
     if "error" in row:
         return [f"does not compile: {row['error']}"]
-    shared, columns = row["shared_bytes"], row["tensor_memory"]
+    shared = row["shared_bytes"]
+    columns = row["tensor_memory"]
     found = {
         "the compiler left nothing of it: its code writes no result": not row["stores"],
         f"requests {shared} bytes of shared memory, the target has {target.shared}": shared > target.shared,
@@ -167,7 +168,9 @@ def compiled_launches(module, target, label, options):
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    rows, run, tiles = {}, JITFunction.run, getattr(module, "attention_tiles", None)
+    rows = {}
+    run = JITFunction.run
+    tiles = getattr(module, "attention_tiles", None)
 
     def compile_only(kernel, *args, grid, warmup, **given):
         name = kernel.fn.__name__
@@ -267,7 +270,8 @@ def inspect_all(options):
     Compile in processes of their own: this one may have chosen Triton's interpreter already. Leave out, with a warning,
     a target that the installed Triton cannot compile for.
     """
-    rows, obstacles = {}, {name: obstacle(name) for name in options.target}
+    rows = {}
+    obstacles = {name: obstacle(name) for name in options.target}
     for target in filter(obstacles.get, obstacles):
         progress(f"{target} is left out, Triton cannot compile for it here: {obstacles[target]}")
     tasks = [(target, label) for target in obstacles if not obstacles[target] for label in options.dtype]

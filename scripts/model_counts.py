@@ -31,8 +31,11 @@ def sizes_of_options(argv):
 
 def step_text(version, precision, sizes):
     """Return numbers and rooflines of a step as two tables, and its sums."""
-    step, weights, rows = step_counts(version, precision, sizes), counts.parameters(sizes), []
-    work, times = counts.intensity(step), {gpu: counts.rooflines(step, gpu, precision) for gpu in GPUS}
+    step = step_counts(version, precision, sizes)
+    weights = counts.parameters(sizes)
+    rows = []
+    work = counts.intensity(step)
+    times = {gpu: counts.rooflines(step, gpu, precision) for gpu in GPUS}
     for part, phases in step.items():
         row = {"part": part, "parameters": of_step(weights.get(part, (0, 0)), sizes)}
         row |= phases | work[part] | {"mib": phases["forward"]["saved"] / 2**20}

@@ -133,7 +133,8 @@ def table_row(version, run, first_ms, problem):
 
 
 def print_table(options, runs, problems):
-    first, machine = runs[1]["summary"], runs[1]["environment"]
+    first = runs[1]["summary"]
+    machine = runs[1]["environment"]
     first_ms = first["step_ms"]["median"]
     rows = {version: table_row(version, run, first_ms, problems[version]) for version, run in runs.items()}
     interpreted = 3 in runs and machine["device_type"] == "cpu"
@@ -172,7 +173,8 @@ def quickstart(results, argv):
 
 def print_next_step():
     """Print how to activate the environment and the command that opens the first version."""
-    folder, script = SCRIPTS[1].parent.name, SCRIPTS[1].name
+    folder = SCRIPTS[1].parent.name
+    script = SCRIPTS[1].name
     print(f"\nNext:\n    cd {shlex.quote(str(REPOSITORY))}")
     if sys.prefix != sys.base_prefix:
         print(f"    source {shlex.quote(os.path.relpath(sys.prefix, REPOSITORY))}/bin/activate")
