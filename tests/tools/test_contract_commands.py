@@ -99,7 +99,12 @@ SEQUENCES = {
             "pytorch_profiles/trace_*.json",
         ),
         # by hand: 8 products with weights, each forward and twice backward, in 3 steps
-        ("C60", "", r"reading the newest trace in pytorch_profiles.*aten::mm +\S+ +72 ", ""),
+        (
+            "C60",
+            "",
+            r"reading the newest trace in pytorch_profiles.*aten::mm +\S+ +72 ",
+            "pytorch_profiles/profile_*.json pytorch_profiles/memory_timeline.html",
+        ),
         ("C68", "", r"1\. \S+: .* could be saved", "bottlenecks_v1.md bottleneck_analysis/optimization_targets.json"),
     ],
     "FLOPs": [
@@ -208,3 +213,14 @@ def test_the_script_takes_the_options_behind_a_profiler(number):
     python, script, *options = COMMANDS[number][2].split(" -- ")[1].split()
     chosen = load_version(2).parse_options(options)
     assert script == "tiny_llama_v2.py" and (chosen.batch_size, chosen.seq_len, chosen.num_steps) == (8, 128, 30)
+
+
+@pytest.mark.parametrize(("folder", "named"), [("/our group/env", True), ("/env", False)])
+def test_a_space_in_pytorchs_path_is_named_where_the_compiler_stumbles_over_it(folder, named, monkeypatch):
+    """C36, C39 and C53 without a GPU: PyTorch gives g++ the folder of its libraries as -L, without quotes."""
+    from torch._inductor.exc import CppCompileError
+
+    monkeypatch.setattr(torch, "__file__", f"{folder}/site-packages/torch/__init__.py")
+    status, words = load_version(2).user_message(CppCompileError(["g++"], "cannot find group/env: No such file"))
+    assert status == 1 and words.startswith("torch.compile failed, run with --disable-torch-compile: C++ compile error")
+    assert (f"{folder}/site-packages/torch has a space" in words) == named
