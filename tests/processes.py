@@ -1,5 +1,6 @@
 """Run programs: under torchrun on this machine, or a file in this process."""
 
+import contextlib
 import os
 import runpy
 import subprocess
@@ -41,6 +42,20 @@ def run_file(program, *arguments, cwd=None, **variables):
         sys.argv += map(str, arguments)
         runpy.run_path(str(program), run_name="__main__")
 
-    search = mock.patch.object(sys, "path", [str(program.resolve().parent), *sys.path])
-    with search, mock.patch.dict(os.environ, variables):
+    folder = program.resolve().parent
+    search = mock.patch.object(sys, "path", [str(folder), *sys.path])
+    with search, mock.patch.dict(os.environ, variables), fresh_neighbours(folder):
         return run_captured([program, *arguments], program, cwd, start)
+
+
+@contextlib.contextmanager
+def fresh_neighbours(folder):
+    """Have the modules beside a program imported anew: those of its copy have the same names."""
+    names = {path.stem for path in folder.glob("*.py")}
+    before = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
+    try:
+        yield
+    finally:
+        for name in names & sys.modules.keys():
+            del sys.modules[name]
+        sys.modules.update(before)

@@ -2682,7 +2682,7 @@ def profile(trainer, data):
     activities = [torch.profiler.ProfilerActivity.CPU]
     if config.on_gpu:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    settings = {"record_shapes": True, "profile_memory": config.profile_memory}
+    settings = {"record_shapes": True, "profile_memory": True}
     settings["acc_events"] = True  # without it PyTorch 2.11 warns about events of other cycles
     with torch.profiler.profile(activities=activities, **settings) as profiler:
         for step in range(config.num_steps, config.num_steps + config.profile_steps):
@@ -2823,6 +2823,9 @@ def user_message(error):
     if isinstance(error, dist.DistError) or "gloo" in str(error):
         return 1, f"communication failed, another rank may have ended: {first_line}"
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        folder = pathlib.Path(torch.__file__).parent
+        if "C++" in first_line and " " in str(folder):
+            first_line += f": {folder} has a space, and PyTorch passes it to the compiler unquoted"
         return 1, f"torch.compile failed, run with --disable-torch-compile: {first_line}"
     return 1, None
 

@@ -69,7 +69,10 @@ def first_of(row, *starts):
 
 def analysed_kernel(path):
     """Return the limits of kernel N from analysis_N.txt, or None where it has no metrics."""
-    text, index, kernel, percents = path.read_text(errors="replace"), int(path.stem[-1]), {}, {}
+    text = path.read_text(errors="replace")
+    index = int(path.stem[-1])
+    kernel = {}
+    percents = {}
     for rows in tables(text):
         if not kernel and len(rows) > index and (name := first_of(rows[index], "Kernel")):
             mean_ns, percent = (number(first_of(rows[index], *names)) for names in (["Mean"], ["Pct", "Percent"]))
@@ -87,7 +90,8 @@ def analysed_kernel(path):
 
 def read_counters(path):
     """Return a row per kernel from the JSON of kernel_counters.py, the longest first."""
-    kernels, names = {}, {metric: column for column, (_, metric) in COLUMNS.items()}
+    kernels = {}
+    names = {metric: column for column, (_, metric) in COLUMNS.items()}
     for row in json.loads(path.read_text())["counters"]:
         kernel = kernels.setdefault(row["kernel"], {"kernel": row["kernel"]} | dict.fromkeys(COLUMNS))
         if column := names.get(row["counter"]):

@@ -16,12 +16,11 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from common.accuracy import loss_bound
 from common.command_line import Failure, run_tool
 from common.environment import rocm_release
-from common.provenance import describe
+from common.machine import describe
 from common.tables import text_table
-
-LOSS_BOUND = 1e-4  # relative; float32 sums may be taken in another order
 
 
 def facts():
@@ -56,11 +55,12 @@ def table():
 def graph(captured, eager):
     """Compare the losses of two runs; raise Failure if the first captured no graph or the losses differ."""
     captured, eager = (json.loads(pathlib.Path(path).read_text()) for path in (captured, eager))
+    bound = loss_bound(eager["options"])
     if not captured["summary"]["graph"]["captured"]:
         raise Failure(1, "the step was not captured: it ran eagerly")
     pairs = [(one["loss"], other["loss"]) for one, other in zip(captured["steps"], eager["steps"], strict=True)]
     error = max(abs(one - other) / abs(other) for one, other in pairs)
-    if not error <= LOSS_BOUND:  # NaN too
+    if not error <= bound:  # NaN too
         raise Failure(1, f"the graph's losses differ from the eager ones by {error:.1e}: {pairs}")
     print(f"losses of the graph and of eager steps agree to {error:.1e}")
 

@@ -5,9 +5,9 @@ import re
 import pytest
 import yaml
 
-from common.records import PHASES, Case, write_results
 from common.versions import REPOSITORY, SCRIPTS
 from maintain import ladder
+from maintain.records import PHASES, Case, write_results
 
 GITHUB = REPOSITORY / ".github"
 

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from common.pages import Command, commands
 from in_process import refused
 from maintain import try_pages
+from maintain.pages import Command, commands
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def page_of(tmp_path, monkeypatch):
     (tmp_path / "repository" / ".git").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(try_pages, "REPOSITORY", tmp_path / "repository")
-    monkeypatch.setattr(try_pages, "PAGES", [page])
+    monkeypatch.setattr(try_pages, "with_commands", lambda: [page])
 
     def write(*lines):
         page.write_text("\n".join(["# A page", "", "```bash", *lines, "```", ""]))
