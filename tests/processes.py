@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import pathlib
 import runpy
 import subprocess
 import sys
+import time
 from unittest import mock
 
 from in_process import run_captured
@@ -25,6 +27,22 @@ def environment():
     """Return the environment without the ranks of a launch around this one, and with one thread per process."""
     outside = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     return {name: value for name, value in os.environ.items() if name not in outside} | {"OMP_NUM_THREADS": "1"}
+
+
+def running(pid):
+    """Return whether a process is there and is no zombie."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_for(condition):
+    """Wait until the condition is true: a process that was killed is gone a moment later."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def executable(path, text):
