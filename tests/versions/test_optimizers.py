@@ -140,6 +140,30 @@ def test_moments_are_those_of_unscaled_gradients(version):
         assert relative_error(state["exp_avg_sq"], 0.001 * g.double() ** 2) < 1e-4
 
 
+@pytest.mark.parametrize(("version", "dtype"), KINDS)
+def test_a_weight_that_is_set_is_kept_in_float32(version, dtype):
+    """A 16-bit parameter holds the rounded weight; its master or low bits must hold the rest."""
+    script = load_version(version)
+    optimizer = script.Trainer(script.parse_options([*SIZES, "--no-graph", *KINDS[version, dtype]])).optimizer
+    for i, p in enumerate(optimizer.param_groups[0]["params"]):
+        state = optimizer.state[p]
+        weight = torch.randn(p.shape, generator=torch.Generator().manual_seed(i)).to(p.device)
+        with torch.no_grad():
+            script.set_weight(p, state, weight)
+        assert torch.equal(script.get_weight(p, state).detach(), weight)
+        assert relative_error(p.detach(), weight) <= torch.finfo(p.dtype).eps / 2
+
+
+@pytest.mark.parametrize(("version", "argv"), [(1, []), (2, ["--disable-fused-optimizer"])])
+def test_what_the_fused_optimizer_is_compared_with_is_what_pytorch_chooses(version, argv):
+    """With fused=False PyTorch would not choose: on a GPU it would update one tensor after the other."""
+    script = load_version(version)
+    optimizer = script.Trainer(script.parse_options([*SIZES, "--no-graph", *argv])).optimizer
+    plain = torch.optim.AdamW(optimizer.param_groups[0]["params"]).defaults
+    for option in ("fused", "foreach"):
+        assert optimizer.defaults[option] is plain[option] is None
+
+
 # ---------------------------------------------------------------- refusals
 
 
