@@ -14,7 +14,7 @@ from maintain.counted_tables import COUNTED, PAGE, PRESETS, preset_sizes
 from maintain.pages import TABLE
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("version", COUNTED)
 def test_every_part_is_what_the_script_runs(version, precision, monkeypatch):
     if version == 2 and precision == "bfloat16" and torch.__version__ < (2, 9):
