@@ -161,6 +161,27 @@ def test_a_trace_says_what_it_is(profiled):
     assert "(version 2, 2 x 16 tokens, width 32, 1 layers, float32)" in profile.title
 
 
+@pytest.mark.parametrize(
+    ("marked", "launched", "steps"),
+    [
+        ([], ["cudaGraphLaunch"] * 3, 3),
+        ([], ["hipGraphLaunch"] * 2, 2),
+        (["optimizer"] * 3, ["cudaGraphLaunch"] * 6, 3),  # torch.compile's own graphs: several in a step
+        (["optimizer"] * 2, ["cudaGraphLaunch"], 2),
+        (["attention"] * 4, ["cudaGraphLaunch"], 1),  # a layer each; a captured step replays as one graph
+        (["attention"] * 4, [], 4),
+        (["forward"], [], None),
+    ],
+)
+def test_steps_are_marked_phases_and_else_launches_of_a_graph(marked, launched, steps, tmp_path):
+    events = [event("user_annotation", name, 100 * i, 10) for i, name in enumerate(marked)]
+    events += [event("cuda_runtime", name, 100 * i + 20, 1) for i, name in enumerate(launched)]
+    events.append(event("kernel", "gemm", 30, 5))
+    file = tmp_path / "trace_x.json"
+    file.write_text(json.dumps({"deviceProperties": [{"name": "MI300X"}], "traceEvents": events}))
+    assert read_profile(file).steps == steps
+
+
 def test_of_piled_up_traces_the_newest_of_whole_steps_is_read(make_trace, capsys):
     make_trace("p/trace_1.json", {"gemm_1": 1})
     folder = make_trace("p/trace_2.json", {"gemm_2": 1}).parent
