@@ -154,6 +154,20 @@ def test_launches_are_those_of_the_gpu_and_its_precision():
     assert rows and all("ROWS=128 BLOCK=8" in row.constants for row in rows)
 
 
+@pytest.mark.parametrize(("precision", "multiplies"), [("fp32", "tf32x3"), ("tf32", "tf32")])
+def test_attention_multiplies_in_one_precision(precision, multiplies, tmp_path, monkeypatch):
+    """A dot without it multiplies float32 in TF32. No run on a CPU shows that: the interpreter is always exact."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    status, rows = kernels(*f"--preset tiny --kernel attention --target sm_90 --dtype {precision}".split())
+    assert status == 0 and len(rows) >= 3
+    compiled = list(tmp_path.glob("*/attention_*.ttir"))
+    assert {file.stem for file in compiled} == {row.kernel for row in rows}
+    for file in compiled:
+        dots = [line for line in file.read_text().splitlines() if " tt.dot " in line]
+        assert len(dots) >= 2, file.stem
+        assert [re.findall(r"inputPrecision = (\w+)", dot) for dot in dots] == [[multiplies]] * len(dots), file.stem
+
+
 # A process of its own: PyTorch's compiler, used by another test, may have told Triton of another assembler.
 STEP = """
 import json, sys
