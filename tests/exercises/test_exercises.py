@@ -274,6 +274,16 @@ def test_a_launch_beside_the_result_is_no_kernel(tmp_path, body, run, said):
     assert (verdict["kind"], verdict["tensor"]) == ("no kernel", "sum") and said in verdict["sentence"], verdict
 
 
+@pytest.mark.skipif(not grading.INTERPRETED, reason="what a GPU reads there is undefined, and mostly zero")
+@pytest.mark.parametrize(("number", "lines"), [("01", 1), ("17", 2)])
+def test_a_masked_load_without_other_is_no_zero(tmp_path, number, lines):
+    solution = (EXERCISES[number] / "solution.py").read_text()
+    assert solution.count(", other=0.0") == lines
+    (tmp_path / "exercise.py").write_text(solution.replace(", other=0.0", ""))
+    verdict = grading.grade(EXERCISES[number], tmp_path / "exercise.py")
+    assert verdict["kind"] == "value" and "a masked load without other" in verdict["sentence"]
+
+
 @pytest.mark.parametrize(
     "code",
     [
