@@ -50,4 +50,4 @@ def expected_table(recorded):
     for gpu in sorted(counts.PEAK_TFLOPS, key=lambda name: name != here):
         found = predicted_ratios(gpu)
         rows.append([gpu, "predicted", *(f"{found[title]:.2f}" for title in titles)])
-    return markdown_table(["GPU", "", *titles], rows, left=2)
+    return markdown_table(["GPU", "how known", *titles], rows, left=2)
