@@ -91,6 +91,12 @@ def test_the_answers_about_a_step(tmp_path):
     assert step.groups[2][0] == "element-wise" and (step.longest, step.longest_us) == ("sgemm", pytest.approx(6))
 
 
+def test_a_long_gap_inside_the_step_is_idle_time(tmp_path):
+    path = tmp_path / "trace_v1.json.gz"
+    write_trace(path, [("sgemm", 10, 500), ("adam", 2010, 500)])
+    assert traces.step_of(path).idle_share == pytest.approx(1500 / 2500)
+
+
 def test_one_launch_of_a_graph_starts_all_kernels(tmp_path):
     path = tmp_path / "trace_v4.json.gz"
     write_trace(path, KERNELS, graph=True)
