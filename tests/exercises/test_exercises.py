@@ -91,6 +91,17 @@ def test_next_of_an_exercise_follows_the_timetable():
             assert (path.parent / link).resolve() == REPOSITORY / after, page
 
 
+def test_next_of_a_guided_exercise_leads_on():
+    """The paragraph after "Next" links to the page that the timetable has next; it may name others."""
+    steps = sessions.steps()
+    for page, after in zip(steps, steps[1:], strict=False):
+        path = REPOSITORY / page
+        if re.fullmatch(r"version\d_\w+/exercises/\w+\.md", page) or path.name == "TRACES.md":
+            paragraph = re.split(r"^\*+Next", path.read_text(), flags=re.MULTILINE)[-1]
+            links = [(path.parent / link).resolve() for link in re.findall(r"\]\(([^)#]+)", paragraph)]
+            assert REPOSITORY / after in links, (page, after)
+
+
 def test_minutes_of_the_short_versions_add_up():
     """The sum in brackets is that of the parts; of a part with a colon, that of its own parts."""
     timetable = (REPOSITORY / "version3_triton" / "README_WORKSHOP.md").read_text()
