@@ -77,7 +77,11 @@ def traces_table(recorded):
         ["3", "median kernel, us", *(f"{step.median_kernel_us:.1f}" for step in steps)],
         ["3", "median gap, us", *(f"{step.median_gap_us:.1f}" for step in steps)],
         ["4", "from launch to kernel, median us", *(f"{step.median_wait_us:,.0f}" for step in steps)],
-        ["5", "groups", *("; ".join(f"{name} {share:.0f} %" for name, share in step.groups) for step in steps)],
-        ["5", "longest kernel", *(f"`{step.longest}`, {step.longest_us:.0f} us" for step in steps)],
     ]
-    return markdown_table(["task", "", "version 1, eager", "version 4, graph"], rows, left=2)
+    texts = [markdown_table(["task", "", "V1, eager", "V4, graph"], rows, left=2)]  # narrow: a phone shows it whole
+    for version, step in zip(VERSIONS, steps, strict=True):
+        groups = ", ".join(f"{name} {share:.0f} %" for name, share in step.groups)
+        texts.append(
+            f"Task 5, version {version}: {groups}. Longest kernel: `{step.longest}`, {step.longest_us:.0f} us."
+        )
+    return "\n\n".join(texts)
