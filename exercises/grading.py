@@ -31,11 +31,12 @@ REPOSITORY = HERE.parent
 sys.path.insert(0, str(REPOSITORY / "scripts"))
 sys.modules.setdefault("grading", sys.modules[__name__])  # the tasks import it by this name
 
+import numpy as np
 import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it on import
-from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 from triton.runtime.jit import KernelInterface
 
 from common.versions import relative_error
@@ -46,6 +47,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (not INTERPRETED)
 BAND = 1 << 14
+FLOATS = {"fp16": np.float16, "fp32": np.float32, "fp64": np.float64}  # Triton's names
 
 __all__ = ["Mistake", "Speed", "Task", "Wrong", "random", "relative_error"]  # used by the tasks
 
@@ -183,6 +185,21 @@ class Launches:
         self.patches.close()
 
 
+def without_other(load):
+    """Return an interpreter's masked load that reads NaN where the mask is False and the answer names no other.
+
+    What a GPU returns there is undefined; the interpreter returns zero.
+    """
+
+    def masked_load(builder, pointers, mask, other, *rest):
+        kind = pointers.get_element_ty()
+        if other is None and kind.name in FLOATS:
+            other = TensorHandle(np.full(pointers.data.shape, math.nan, FLOATS[kind.name]), kind)
+        return load(builder, pointers, mask, other, *rest)
+
+    return masked_load
+
+
 def cast(task, values, dtype):
     """Move inputs to the device in the dtype of a run; numbers and wide inputs keep theirs."""
 
@@ -205,11 +222,13 @@ def run_case(task, module, sizes, dtype):
     plain, exact = task.define(**copy.deepcopy(originals)), task.define(**doubled(originals))
     inputs = {name: placed_input(v) if isinstance(v, torch.Tensor) else v for name, v in originals.items()}
     storage = {name: placed_output(like) for name, like in task.storage(plain, originals).items()}
-    with Launches({name: view for name, (view, _) in storage.items()}) as launches:
-        module.run(**inputs, **{name: view for name, (view, _) in storage.items()})
+    poisoned = without_other(InterpreterBuilder.create_masked_load)
+    outputs = {name: view for name, (view, _) in storage.items()}
+    with Launches(outputs) as launches, mock.patch.object(InterpreterBuilder, "create_masked_load", poisoned):
+        module.run(**inputs, **outputs)
     check_inputs(inputs, originals)
     judge = Judge(task, module, originals, lambda suspect: suspect(**doubled(originals)))
-    got = task.views({name: view for name, (view, _) in storage.items()}, originals)
+    got = task.views(outputs, originals)
     for name in exact:
         judge.check_written(name, got[name])
     for name, (_, memory) in storage.items():

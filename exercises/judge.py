@@ -94,7 +94,7 @@ class Judge:
             place = self.place(name, bad[0])
             found = f"{len(bad)} of {got[name].numel()} elements are NaN or infinite, the first at {place}"
             cause = self.find_infinite_suspect(name, got)
-            cause = cause or "a load past the end of an input, an overflow, or inf - inf"
+            cause = cause or "a load past the end of an input, a masked load without other, an overflow, or inf - inf"
             raise Wrong("value", name, f"{name}: {found}: {cause}")
 
     def find_infinite_suspect(self, name, got):

@@ -13,9 +13,9 @@ SESSIONS = {
         [
             ("what a GPU is", "exercises/GPU.md", 15),
             ("version 1", f"{V1}/README.md", 30),
-            ("exercise 1", f"{V1}/exercises/exercise_1_baseline_analysis.md", 45),
-            ("exercise 2", f"{V1}/exercises/exercise_2_memory_analysis.md", 15),
-            ("exercise 3", f"{V1}/exercises/exercise_3_bottleneck_identification.md", 30),
+            ("exercise 1, steps 1 to 3", f"{V1}/exercises/exercise_1_baseline_analysis.md", 45),
+            ("exercise 2, steps 1 and 3", f"{V1}/exercises/exercise_2_memory_analysis.md", 15),
+            ("exercise 3, steps 1 and 4", f"{V1}/exercises/exercise_3_bottleneck_identification.md", 30),
         ],
     ),
     2: (
@@ -47,7 +47,7 @@ SESSIONS = {
         "Load a tile once, use it often: matmul and attention are the same loop.",
         [
             ("kernel 17", "exercises/17_matmul/README.md", 35),
-            ("SwiGLU", f"{V3}/exercises/exercise2_swiglu_optimization.md", 20),
+            ("SwiGLU, steps 1 and 4", f"{V3}/exercises/exercise2_swiglu_optimization.md", 20),
             ("kernel 07", "exercises/07_online_softmax/README.md", 25),
             ("kernel 08", "exercises/08_flash_attention/README.md", 30),
             ("flash attention, steps 2 and 3", f"{V3}/exercises/exercise3_flash_attention.md", 25),

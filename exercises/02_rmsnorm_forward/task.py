@@ -52,6 +52,7 @@ TASK = Task(
     suspects={
         "the mean divides by BLOCK, the width of the tile, not by C": with_rstd(mean_over_the_tile),
         "eps is outside the root": with_rstd(lambda x, eps: 1 / (x.square().mean(1).sqrt() + eps)),
+        "rstd is the root; it is 1 divided by it": with_rstd(lambda x, eps: (x.square().mean(1) + eps).sqrt()),
         "eps is missing": with_rstd(lambda x, eps: x.square().mean(1).rsqrt()),
         "the variance is taken, not the mean square": with_rstd(lambda x, eps: (x.var(1, correction=0) + eps).rsqrt()),
         "y is not multiplied by w": lambda residual, branch, w, eps: {
@@ -66,6 +67,7 @@ TASK = Task(
         "epsilon outside the root": Mistake(
             "tl.rsqrt(tl.sum(x * x, 1) / C + eps)", "1 / (tl.sqrt(tl.sum(x * x, 1) / C) + eps)", "rstd", says="outside"
         ),
+        "root without the division": Mistake("tl.rsqrt(", "tl.sqrt(", "rstd", says="1 divided by it"),
         "epsilon forgotten": Mistake("/ C + eps", "/ C", "rstd", says="eps is missing"),
         "weight forgotten": Mistake(" * w[None, :]).to", ").to", "y", says="by w"),
         "variance instead of the mean square": Mistake(

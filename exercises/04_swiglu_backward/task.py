@@ -63,6 +63,7 @@ TASK = Task(
         "dgate: the factor up is missing": lambda dy, x: {"dgate": define(dy, with_up(x, 1))["dgate"]},
         "dgate: the factor dy is missing": lambda dy, x: {"dgate": define(torch.ones_like(dy), x)["dgate"]},
         "dup: the factor dy is missing": lambda dy, x: {"dup": define(torch.ones_like(dy), x)["dup"]},
+        "dup: the factor σ(gate) is missing": lambda dy, x: {"dup": dy * x.chunk(2, 1)[0]},
         "dup: the factor gate is missing": lambda dy, x: {"dup": dy * x.chunk(2, 1)[0].sigmoid()},
         "dgate is dy · up · σ(gate): the term gate · (1 - σ(gate)) of silu'(gate) is missing": without_slope,
     },
@@ -83,6 +84,9 @@ TASK = Task(
         "dgate without dy": Mistake("dy * up * sigmoid", "up * sigmoid", "dgate", says="factor dy"),
         "dup with the sigmoid alone": Mistake(
             "(dy * gate * sigmoid).to(", "(dy * sigmoid).to(", "dup", says="factor gate"
+        ),
+        "dup with the gate alone": Mistake(
+            "(dy * gate * sigmoid).to(", "(dy * gate).to(", "dup", says="factor σ(gate)"
         ),
         "dup without dy": Mistake("(dy * gate * sigmoid).to(", "(gate * sigmoid).to(", "dup", says="factor dy"),
         "halves exchanged": Mistake(

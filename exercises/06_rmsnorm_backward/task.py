@@ -32,7 +32,7 @@ def storage(results, inputs):
     return {"dresidual": results["dresidual"], "dw": results["dw"], "partial_sums": results["dw"].expand(3, -1)}
 
 
-def with_dresidual(weighted=True, along=1.0, power=2, over_tile=False):
+def with_dresidual(weighted=True, along=1.0, power=2, over_tile=False, past=1.0):
     """Return a suspect: dresidual with one part changed."""
 
     def suspect(dy, dx, x, w, rstd):
@@ -40,7 +40,7 @@ def with_dresidual(weighted=True, along=1.0, power=2, over_tile=False):
         rstd = rstd[:, None]
         size = triton.next_power_of_2(x.shape[1]) if over_tile else x.shape[1]
         mean = (g * x).sum(1, keepdim=True) / size
-        return {"dresidual": dx + rstd * (g - along * x * rstd**power * mean)}
+        return {"dresidual": past * dx + rstd * (g - along * x * rstd**power * mean)}
 
     return suspect
 
@@ -72,6 +72,7 @@ TASK = Task(
     define=define,
     suspects={
         "dresidual: the part along x is missing": with_dresidual(along=0),
+        "dresidual: dx, the gradient past the norm, is not added": with_dresidual(past=0),
         "dresidual: w is missing in g": with_dresidual(weighted=False),
         "dresidual: rstd enters the part along x once; it is rstd²": with_dresidual(power=1),
         "dresidual: the mean divides by BLOCK, the width of the tile, not by C": with_dresidual(over_tile=True),
@@ -90,6 +91,12 @@ TASK = Task(
     mistakes={
         "dresidual without the part along x": Mistake(
             "rstd * (g - x * (rstd * rstd * tl.sum(g * x, 1)[:, None] / C))", "rstd * g", "dresidual", says="along x is"
+        ),
+        "gradient past the norm forgotten": Mistake(
+            "dresidual += tl.load(dx_ptr + offsets, mask=mask, other=0.0).to(tl.float32)",
+            "pass",
+            "dresidual",
+            says="dx, the gradient past the norm",
         ),
         "mean over the tile": Mistake(
             ".sum(g * x, 1)[:, None] / C", ".sum(g * x, 1)[:, None] / BLOCK", "dresidual", says="BLOCK"

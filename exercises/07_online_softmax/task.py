@@ -51,7 +51,8 @@ TASK = Task(
         "nothing is subtracted before exp: it overflows": lambda x: tilewise(
             x, maximum=lambda m, _: m.new_zeros(m.shape)
         ),
-        "m is not kept: the next tile and the second pass need it": lambda x: tilewise(x, keep=False),
+        "m is not kept for the next tile and the second pass, or l is multiplied by exp(m_new - m), "
+        "infinite at first, and not by exp(m - m_new)": lambda x: tilewise(x, keep=False),
         "y is not divided by l": lambda x: {"y": (x - x.amax(1, keepdim=True)).exp()},
         "y is a softmax to base 2: is it exp2 instead of exp?": lambda x: {"y": (x * math.log(2)).softmax(1)},
     },
@@ -70,6 +71,7 @@ TASK = Task(
         ),
         "last tile only": Mistake("l * tl.exp(m - m_new) + ", "l * 0.0 + ", "y", says="l holds"),
         "maximum not kept": Mistake("        m = m_new\n", "", "y", says="m is not kept"),
+        "rescaled the wrong way": Mistake("tl.exp(m - m_new)", "tl.exp(m_new - m)", "y", says="not by exp(m - m_new)"),
         "outside reads as zero": Mistake(
             'mask=column < C, other=-float("inf")).to(tl.float32)\n        m_new',
             "mask=column < C, other=0.0).to(tl.float32)\n        m_new",

@@ -24,7 +24,7 @@ def not_divided(q, k, v):
     return {"o": (scores - scores.amax(1, keepdim=True)).exp() @ v}
 
 
-def tilewise(q, k, v, rescale_o=1, rescale_l=1, keep_o=1):
+def tilewise(q, k, v, rescale_o=1, rescale_l=1, keep_o=1, unscaled=False):
     """Compute o in a loop over tiles of keys, with one rescaling changed."""
     m = torch.full_like(q[:, :1], -math.inf)
     l = torch.zeros_like(m)
@@ -33,7 +33,8 @@ def tilewise(q, k, v, rescale_o=1, rescale_l=1, keep_o=1):
         scores = q @ k[start : start + BLOCK_K].T / math.sqrt(q.shape[1])
         m_new = torch.maximum(m, scores.amax(1, keepdim=True))
         P = (scores - m_new).exp()
-        alpha = (m - m_new).exp()
+        scale = math.sqrt(q.shape[1]) * math.log(2) if unscaled else 1.0  # exp2 of unscaled maxima
+        alpha = (scale * (m - m_new)).exp()
         o = keep_o * o * (alpha if rescale_o else 1) + P @ v[start : start + BLOCK_K]
         l = l * (alpha if rescale_l else 1) + P.sum(1, keepdim=True)
         m = m_new
@@ -53,6 +54,7 @@ TASK = Task(
     suspects={
         "o is not rescaled when m rises: multiply it by alpha": lambda **i: tilewise(**i, rescale_o=0),
         "l is not rescaled when m rises: multiply it by alpha": lambda **i: tilewise(**i, rescale_l=0),
+        "alpha lacks scale: it is exp2((m - m_new) · scale)": lambda **i: tilewise(**i, unscaled=True),
         "o holds the last tile of keys only": lambda **i: tilewise(**i, keep_o=0),
         "k is loaded from q": lambda q, k, v: define(q, q, v),
         "o is not divided by the row sum l": not_divided,
@@ -67,6 +69,7 @@ TASK = Task(
         "sum not rescaled": Mistake("l * alpha + ", "l + ", "o", says="l is not rescaled"),
         "scale to the wrong base": Mistake("math.log2(math.e) / math.", "1 / math.", "o", says="log2(e) is missing"),
         "scores not scaled": Mistake("log2(math.e) / math.sqrt(D)", "log2(math.e)", "o", says="1 / sqrt(D) is missing"),
+        "alpha without scale": Mistake("tl.exp2((m - m_new) * scale)", "tl.exp2(m - m_new)", "o", says="alpha lacks"),
         "exp for exp2": Mistake("tl.exp2(", "tl.exp(", "o", count=2, says="base e"),
         "not divided by the sum": Mistake("o / l[:, None]", "o", "o", says="not divided"),
         "maximum of the last tile": Mistake("tl.maximum(m, tl.max(S, 1))", "tl.max(S, 1)", "o"),

@@ -9,8 +9,12 @@ from grading import Mistake, Task, random
 
 
 def inputs(rows, C, F, N):
-    grads = torch.zeros(5, 4)
-    grads[1, 2], grads[2], grads[3, 0], grads[4, 1] = 1e-4, 0.5, math.nan, math.inf
+    grads = torch.zeros(6, 4)
+    grads[1, 2] = 1e-4
+    grads[2] = 0.5
+    grads[3] = torch.tensor([-0.5, 0.25, 0.25, 0.0])
+    grads[4, 0] = math.nan
+    grads[5, 1] = math.inf
     return {
         "x": random(rows, C, seed=1, scale=1.2, offset=0.3),
         "gate_up": random(2 * F, C, seed=2, scale=0.6, offset=0.1),
@@ -46,7 +50,7 @@ TASK = Task(
         "dgate_up": "row column",
         "dx": "row column",
     },
-    labels={"found": ("None", "all zeros", "zeros but one", "all nonzero", "one NaN", "one infinity")},
+    labels={"found": ("None", "all zeros", "zeros but one", "all nonzero", "a sum of zero", "one NaN", "one infinity")},
     mistakes={
         "the phantom": Mistake("    apply = SwiGLUFunction.apply\n", "", "dgate_up", "unwritten"),
         "a detour around the gradient": Mistake("swiglu_backward(dy.contiguous(), x)", "None", "dgate_up", "unwritten"),
@@ -60,6 +64,9 @@ TASK = Task(
         ),
         "None forgotten": Mistake("grad is not None and ", "", None, "crash"),
         "zeros count as trained": Mistake(" and bool(grad.count_nonzero())", "", "found", says="all zeros gives True"),
+        "the sum must differ from zero": Mistake(
+            "bool(grad.count_nonzero())", "bool(grad.sum())", "found", says="a sum of zero gives False"
+        ),
         "NaN counts as trained": Mistake(" and bool(grad.isfinite().all())", "", "found", says="one NaN gives True"),
         "every element must differ from zero": Mistake(
             "bool(grad.count_nonzero())", "bool(grad.all())", "found", says="zeros but one gives False"

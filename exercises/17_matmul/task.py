@@ -24,6 +24,7 @@ TASK = Task(
     },
     define=lambda x, w: {"y": x @ w.T},
     suspects={
+        "y is zero: tl.dot returns the new sums, assign them": lambda x, w: {"y": x @ w.T * 0},
         "only the last tile of K is in y: sums starts again in every step": lambda x, w: {
             "y": x[:, (x.shape[1] - 1) // STEP * STEP :] @ w[:, (x.shape[1] - 1) // STEP * STEP :].T
         },
@@ -35,6 +36,7 @@ TASK = Task(
     owner=lambda module, name, index, inputs: (index[0] // module.BLOCK_M, index[1] // module.BLOCK_N),
     mistakes={
         "sums starts again": Mistake("tl.trans(w), sums,", "tl.trans(w),", "y", says="starts again"),
+        "result of tl.dot dropped": Mistake("sums = tl.dot(x,", "tl.dot(x,", "y", says="assign them"),
         "first step only": Mistake("range(0, K, BLOCK_K)", "range(0, BLOCK_K, BLOCK_K)", "y", says="ends too early"),
         "no start in the offsets": Mistake("k = start + tl", "k = tl", "y", says="do not contain start"),
         "w as [K, N]": Mistake(

@@ -6,9 +6,9 @@
 
 A recorded run is a folder that maintain/record.sh wrote. Each table comes from one of its parts: ladder and
 ladder_small from the parts whose names begin with ladder, peers likewise; headline, v1 to v4 and v1_v3 from the
-headline; graph, kernels, ablation2, ablation3 and ddp from the part of that name. In the ladder "..." stands where
-nothing has been measured. tested_on says
-what was executed, compiled, run against stubs or never run: it comes from all recorded runs, the targets of
+headline; graph, kernels, ablation2, ablation3, trace and ddp from the part of that name; expected from the headline
+and the data sheets' numbers of common/counts.py. In the ladder "..." stands where nothing has been measured. tested_on
+says what was executed, compiled, run against stubs or never run: it comes from all recorded runs, the targets of
 inspect_kernels.py, the stubs of tests/tools/stubs and the sets of versions in scripts/common/constraints*.txt.
 A page has a table where it has its markers, see maintain/pages.py; a table whose part the run lacks keeps its text.
 
@@ -30,6 +30,7 @@ from common.ratios import ROUNDS_NEEDED, counted, furthest, noise_line, ratios
 from common.tables import known, markdown_table, rounded
 from common.versions import REPOSITORY, SCRIPTS
 from maintain import pictures, rungs
+from maintain.expected import expected_table
 from maintain.pages import all_pages, fill, fill_quotes, quoted_rows, write_or_check
 from maintain.provenance import faults_of_commit, machine_line
 from maintain.records import (
@@ -42,6 +43,7 @@ from maintain.records import (
     ratios_between,
     table_of,
 )
+from maintain.traces import traces_table
 
 
 def origin(record, recorded):
@@ -300,6 +302,7 @@ def tables_of(recorded):
     made |= {"peers": peers_table(recorded)}
     made |= {"graph": graph_table(recorded), "kernels": kernels_table(recorded), "ddp": suite_table(recorded, "ddp")}
     made |= {part: ablation_table(recorded, part) for part in ("ablation2", "ablation3")}
+    made |= {"expected": expected_table(recorded), "traces": traces_table(recorded)}
     return {name: text for name, text in made.items() if text} | {"tested_on": tested_on(RECORDED)}
 
 

@@ -93,12 +93,7 @@ def commands_in(text):
 
 def all_pages():
     """Return the pages that may have generated parts."""
-    return [*PAGES, *sorted(REPOSITORY.glob("version*/exercises/**/*.md"))]
-
-
-def with_commands():
-    """Return the pages whose commands are checked and can be tried."""
-    return [*all_pages(), *HANDS_ON]
+    return [*PAGES, *sorted(REPOSITORY.glob("version*/exercises/**/*.md")), *HANDS_ON]
 
 
 def fill(text, tables):

@@ -16,6 +16,7 @@
 # ablation2  20                version 2's switches: each alone, taken away, all
 # ablation3  20                version 3's kernels likewise
 # timeline    5                when each kernel of a step runs, versions 1 and 4
+# trace       5                one step of versions 1 and 4 for Perfetto: the page "read a trace"
 # stages     10                the debugging exercise
 # memory     10                peak memory over the length of the sequences
 # ddp        10                several GPUs, on all of them: DDP and FSDP2
@@ -60,7 +61,7 @@ find_python
 gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())') ||
     fail 2 "$PYTHON has no PyTorch: run scripts/quickstart.sh first, or set TINY_LLAMA_PYTHON"
 [[ $gpus -gt 0 || ${#toy[@]} -gt 0 ]] || fail 2 "PyTorch sees no GPU here, and times of a CPU are not recorded"
-parts=(ladder peers ladder_eager headline graph kernels ablation2 ablation3 timeline stages memory)
+parts=(ladder peers ladder_eager headline graph kernels ablation2 ablation3 timeline trace stages memory)
 [[ $gpus -lt 2 ]] || parts+=(ddp)
 for name in ${only//,/ }; do
     [[ " ${parts[*]} " == *" $name "* ]] || fail 2 "--only: $name is none of ${parts[*]}"
@@ -130,6 +131,7 @@ part kernels 8 "$PYTHON" "$SCRIPTS/maintain/benchmark_kernels.py" --json kernels
 ablation 2 "${medium[@]}"
 ablation 3 "${small[@]}" --switches "rmsnorm-kernel,rope-kernel,swiglu-kernel,attention-kernel,loss-kernel"
 part timeline 5 "$PYTHON" "$SCRIPTS/maintain/timeline.py" "${small[@]}" --json timeline.json
+part trace 5 "$PYTHON" "$SCRIPTS/maintain/timeline.py" "${small[@]}" --traces .
 part stages 10 "$root/version3_triton/exercises/performance_debugging/run_all_stages.sh" \
     --output-dir "$folder/stages" "${stage[@]}"
 part memory 10 "$PYTHON" "$SCRIPTS/analyze_memory_scaling.py" "${lengths[@]}" --time-limit SECONDS_LEFT --json memory.json

@@ -26,7 +26,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from common.command_line import Failure, Parser, positive, result_folder
 from common.runs import end
 from common.versions import REPOSITORY
-from maintain.pages import commands, start_of, with_commands
+from maintain.pages import all_pages, commands, start_of
 
 RUN_ALONE = ("test.sh", "record.sh", "try_pages.py")
 SAID_WITH_STATUS_1 = re.compile(r"check\.py (solution )?\d+")  # of an exercise that nobody has started
@@ -81,7 +81,7 @@ def run(command, place, log, environment, seconds):
 
 def pages_of(names):
     """Return the pages of these names, or all; Failure for a name that is none."""
-    known = with_commands()
+    known = all_pages()
     pages = [pathlib.Path(name).resolve() for name in names]
     for page in pages:
         if page not in known:

@@ -91,6 +91,17 @@ def test_next_of_an_exercise_follows_the_timetable():
             assert (path.parent / link).resolve() == REPOSITORY / after, page
 
 
+def test_next_of_a_guided_exercise_leads_on():
+    """The paragraph after "Next" links to the page that the timetable has next; it may name others."""
+    steps = sessions.steps()
+    for page, after in zip(steps, steps[1:], strict=False):
+        path = REPOSITORY / page
+        if re.fullmatch(r"version\d_\w+/exercises/\w+\.md", page) or path.name == "TRACES.md":
+            paragraph = re.split(r"^\*+Next", path.read_text(), flags=re.MULTILINE)[-1]
+            links = [(path.parent / link).resolve() for link in re.findall(r"\]\(([^)#]+)", paragraph)]
+            assert REPOSITORY / after in links, (page, after)
+
+
 def test_minutes_of_the_short_versions_add_up():
     """The sum in brackets is that of the parts; of a part with a colon, that of its own parts."""
     timetable = (REPOSITORY / "version3_triton" / "README_WORKSHOP.md").read_text()
@@ -272,6 +283,16 @@ def test_a_launch_beside_the_result_is_no_kernel(tmp_path, body, run, said):
     (tmp_path / "exercise.py").write_text(KERNEL.format(body=body, run=run))
     verdict = grading.grade(EXERCISES["01"], tmp_path / "exercise.py")
     assert (verdict["kind"], verdict["tensor"]) == ("no kernel", "sum") and said in verdict["sentence"], verdict
+
+
+@pytest.mark.skipif(not grading.INTERPRETED, reason="what a GPU reads there is undefined, and mostly zero")
+@pytest.mark.parametrize(("number", "lines"), [("01", 1), ("17", 2)])
+def test_a_masked_load_without_other_is_no_zero(tmp_path, number, lines):
+    solution = (EXERCISES[number] / "solution.py").read_text()
+    assert solution.count(", other=0.0") == lines
+    (tmp_path / "exercise.py").write_text(solution.replace(", other=0.0", ""))
+    verdict = grading.grade(EXERCISES[number], tmp_path / "exercise.py")
+    assert verdict["kind"] == "value" and "a masked load without other" in verdict["sentence"]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from maintain.pages import (
     commands_in,
     quoted_rows,
     start_of,
-    with_commands,
 )
 from maintain.records import MODELS, PRECISIONS, newest_record
 from maintain.try_pages import passed_over
@@ -36,14 +35,14 @@ def each(pages):
 # ---------------------------------------------------------------- commands and links
 
 
-@each(with_commands())
+@each(all_pages())
 def test_commands_exist_and_take_their_options(page):
     found = [command for command in commands(page) if program_of(command.words())[0] != "-c"]
     assert len(found) >= (4 if page in EXERCISES else page not in PAGES and page.name != "hints.md")
     assert [fault for command in found for fault in faults_of_command(command, start_of(page), FOLDERS)] == []
 
 
-@each(with_commands())
+@each(all_pages())
 def test_links_lead_somewhere(page):
     """Also into pages, by GitHub's anchors: the heading in small letters, without punctuation, hyphens for spaces."""
     assert faults_of_links(page) == []

@@ -19,7 +19,7 @@ def page_of(tmp_path, monkeypatch):
     (tmp_path / "repository" / ".git").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(try_pages, "REPOSITORY", tmp_path / "repository")
-    monkeypatch.setattr(try_pages, "with_commands", lambda: [page])
+    monkeypatch.setattr(try_pages, "all_pages", lambda: [page])
 
     def write(*lines):
         page.write_text("\n".join(["# A page", "", "```bash", *lines, "```", ""]))

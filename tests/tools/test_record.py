@@ -1,5 +1,6 @@
 """maintain/record.sh: what it runs, that it goes on where it was cut off, its errors."""
 
+import gzip
 import json
 import os
 import pathlib
@@ -9,8 +10,11 @@ import subprocess
 import pytest
 
 import benchmark_suite
+from common.command_line import Failure
 from common.profiles import Kernel, Profile
 from common.versions import REPOSITORY
+from conftest import METADATA, event
+from in_process import refused
 from maintain import timeline
 from processes import executable
 
@@ -154,3 +158,69 @@ def test_both_versions_are_profiled(tmp_path):
     assert timeline.main([*toy.split(), "--device", "cpu", "--json", str(tmp_path / "timeline.json")]) == 0
     found = json.loads((tmp_path / "timeline.json").read_text())["kernels"]
     assert len(found["v1"]) > len(found["v4"]) > 50 and found["v4"][0].startswith("0.0 ")
+
+
+def traced(first, replayed=False):
+    """Return the events of a step that begins at a time: the host launches for 40 us and waits until 100 us."""
+    host = {"pid": 1, "tid": 1}
+    number = int(first)
+    names = ["cudaGraphLaunch"] if replayed else ["cudaLaunchKernel", "cudaLaunchKernel"]
+    events = [event("cpu_op", "aten::view", first + 1, 2) | host]
+    if not replayed:
+        marks = [("forward", 0, 20), ("backward", 20, 10), ("optimizer", 30, 10)]
+        events = [event("user_annotation", name, first + ts, dur) | host for name, ts, dur in marks] + events
+        more = {"Input Dims": [[2, 2]], "Call stack": "/a"}
+        events.append(event("cpu_op", "aten::mm", first + 5, 5, number, **more) | host)
+    for i, name in enumerate(names):
+        events.append(event("cuda_runtime", name, first + 6 + 10 * i, 1, correlation=number + i) | host)
+    for i in range(2):
+        which = number if replayed else number + i
+        kernel = event("kernel", f"gemm_{number}", first + 30 + 10 * i, 5, correlation=which)
+        events.append(kernel | {"pid": 0, "tid": 7})
+    arrow = {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": number, "ts": first + 6} | host
+    return [*events, arrow, event("cuda_runtime", "cudaDeviceSynchronize", first + 45, 55) | host]
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_the_last_step_of_a_trace_is_cut_out(replayed):
+    names = [{"ph": "M", "name": "process_name", "pid": 1, "ts": 5.0, "args": {"name": "python"}}]
+    after = [event("cpu_op", "aten::item", 1102, 3) | {"tid": 1}, event("kernel", "late", 1105, 3, correlation=9)]
+    events = [*names, *traced(100, replayed), *traced(1000, replayed), *after]
+    found = timeline.one_step({"traceName": "/home/user", "tiny_llama": METADATA, "traceEvents": events})
+    assert set(found) == {"tiny_llama", "traceEvents"} and found["traceEvents"][0] == names[0]
+    kept = {}
+    for one in found["traceEvents"][1:]:
+        kept.setdefault(one["cat"], []).append((one["name"], one["ts"]))
+    start = 1006 if replayed else 1000
+    assert kept["kernel"] == [("gemm_1000", 1030 - start), ("gemm_1000", 1040 - start)]
+    assert kept["ac2g"] == [("ac2g", 1006 - start)] and kept["cuda_runtime"][-1][0] == "cudaDeviceSynchronize"
+    if replayed:
+        assert "cpu_op" not in kept
+    else:
+        assert kept["cpu_op"] == [("aten::mm", 5)]  # aten::view launches nothing
+        (operator,) = (one for one in found["traceEvents"] if one.get("cat") == "cpu_op")
+        assert operator["args"] == {"External id": 1000, "Input Dims": [[2, 2]]}
+
+
+def test_a_trace_without_steps_is_no_step():
+    with pytest.raises(Failure, match="marks no step"):
+        timeline.one_step({"traceEvents": [event("cpu_op", "aten::mm", 0, 5)]})
+
+
+def test_a_trace_of_a_step_says_what_it_was_made_with_and_is_read(tmp_path, monkeypatch, capsys):
+    def train(script, argv):
+        folder = pathlib.Path(argv[argv.index("--profile-dir") + 1])
+        replayed = "--graph" in argv
+        content = {"tiny_llama": METADATA, "traceEvents": [*traced(100, replayed), *traced(1000, replayed)]}
+        (folder / "trace_v1.pt.trace.json").write_text(json.dumps(content))
+
+    monkeypatch.setattr(timeline, "train", train)
+    assert timeline.main(["--preset", "small", "--traces", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("2 kernels of 1 step") == 2
+    for version, way in ((1, "--no-graph"), (4, "--graph")):
+        path = tmp_path / f"trace_v{version}.json.gz"
+        record = json.loads(gzip.decompress(path.read_bytes()))["record"]
+        assert record["command"].startswith(f"python tiny_llama_v{version}.py") and way in record["command"]
+        assert str(tmp_path) not in record["command"]
+    monkeypatch.setattr(timeline, "LARGEST", 100)
+    refused(timeline.main, ["--preset", "small", "--traces", str(tmp_path)], capsys, "allowed are 100", 1)

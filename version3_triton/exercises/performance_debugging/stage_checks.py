@@ -8,7 +8,9 @@ import pathlib
 from unittest import mock
 
 import numpy as np
+import torch
 from stage_setup import CPU_SIZES, SCRIPT
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpreterBuilder
 
 from common.versions import load_version, relative_error
@@ -22,12 +24,14 @@ REPLACED = {
     4: ["FeedForward.forward"],
     6: ["add_rms_norm", "rotary_attention", "packed_swiglu"],
 }
+aten = torch.ops.aten
 LINE = 64  # bytes of a cache line; tensors begin at multiples of it, so every run counts the same lines
 
 
 def first_step(v3):
     """Return the loss of the first batch and {name: gradient, or None} of the initial weights."""
-    config = v3.parse_options([*CPU_SIZES, "--no-graph"])
+    sizes = ["--batch-size", "3", "--intermediate-dim", "40"]  # rows, C and F differ: none can pass for another
+    config = v3.parse_options([*CPU_SIZES, *sizes, "--no-graph"])
     trainer = v3.Trainer(config)
     for parameter in trainer.model.parameters():
         if parameter.ndim == 1:  # norms start at one, which would hide a forgotten weight
@@ -138,6 +142,36 @@ def check_traffic(v3):
     return None
 
 
+class Copies(TorchDispatchMode):
+    """Count the bytes of the copies that PyTorch makes."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function.overloadpacket in (aten.clone, aten.copy_, aten._to_copy):
+            self.size += result.nbytes
+        return result
+
+
+def copied(v3):
+    """Return the bytes that PyTorch copies in a forward and backward."""
+    with Copies() as copies:
+        first_step(v3)
+    return copies.size
+
+
+def check_copies(v3):
+    """Compare the kernels' memory traffic with version 3's, then the copies around them."""
+    fault = check_traffic(v3)
+    if fault:
+        return fault
+    mine, right = copied(v3), copied(load_version(3))
+    if mine > right:
+        return f"PyTorch copies {mine:,} bytes in a small step, in version 3 {right:,}: a copy is left"
+    return None
+
+
 # ---------------------------------------------------------------- stage 3
 
 
@@ -170,7 +204,8 @@ class VirtualGPU:
 def check_clock(v3):
     """Time a step of known duration on a simulated GPU that still has earlier work to do."""
     gpu = VirtualGPU(v3.parse_options(CPU_SIZES), work_ms=50.0, backlog_ms=30.0)
-    with mock.patch("time.perf_counter", gpu.perf_counter):
+    own = mock.patch.object(v3.torch.cuda, "synchronize", lambda *device: gpu.synchronize())
+    with mock.patch("time.perf_counter", gpu.perf_counter), own:
         claimed = v3.Trainer.run(gpu, None, None)["step_ms"]
     if abs(claimed - 51) > 0.5:
         return f"on a simulated GPU a step of 51 ms, begun with 30 ms of earlier work, is reported as {claimed:.0f} ms"
@@ -198,4 +233,4 @@ class NotOwn(Exception):
     """Version 3's SwiGLUFunction was called."""
 
 
-CHECKS = {1: check_loss, 2: check_traffic, 3: check_clock, 4: check_traffic, 5: check_traffic, 6: check_own_function}
+CHECKS = {1: check_loss, 2: check_copies, 3: check_clock, 4: check_traffic, 5: check_traffic, 6: check_own_function}
