@@ -20,6 +20,7 @@ from common.command_line import Failure
 from common.versions import REPOSITORY, load_version
 from in_process import refused
 from maintain import peers, rounds, rungs
+from training import need_fused_attention_in_16_bits
 
 TOY = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64 --seq-len 16 --batch-size 2 --device cpu".split()
 RUNGS = rungs.by_name(rungs.LADDER)
@@ -91,6 +92,7 @@ def operations(version, options):
 
 def test_attention_is_all_that_changes_from_version_1_to_the_first_rung_of_version_2():
     """With attention switched off too, version 2 runs version 1's operations, so rung d is one idea away from c."""
+    need_fused_attention_in_16_bits()
     plain = operations(1, RUNGS["c"].options)
     assert operations(2, [*RUNGS["d"].options, "--disable-flash-attention"]) == plain
     found = operations(2, RUNGS["d"].options)
