@@ -5,9 +5,30 @@
 
 The script runs unchanged and computes the same numbers. Hooks of PyTorch watch its modules, gradients and optimizers.
 After eight optimizer steps the script is ended, its last batch is run again to see which parameters the output depends
-on, and a report is printed.
+on, and a report is printed. Exit status: 0 sound, 1 findings, 2 bad input or not observable.
 
-Exit status: 0 sound, 1 findings, 2 bad input or not observable. This file needs PyTorch alone: copy it anywhere.
+This file needs PyTorch alone: copy it anywhere. Part 1 watches, part 2 judges, part 3 prints. A report, and who decides
+each line of it:
+
+    check_training: train.py, 8 steps                           Watch.step_ended: steps of the first optimizer
+
+    parameters  31 tensors to train, 12,080 elements            Facts.fate
+    gradient    1 of 31 tensors, 16.95 % of the elements        Record.trained, from Watch.look
+    optimizer   AdamW: 31 tensors, 1 changed                    Record.changed, from Watch.step_ended
+    loss        4.8871 -> 4.8546                                Watch.backward
+    step        3.5 ms: forward 2.0, backward 0.7, ...          Clock
+    work        at least 0.0024 GFLOP, so 0.69 GFLOP/s          work_of
+    floor       0.002 ms: ... TFLOP / ... = ... ms              floor
+    slopes      1 of 1 tensors as the output's, within 0.001    slope_errors
+
+    FINDING     NO GRADIENT although the output depends on      Facts.fate, fate_by_use: asks
+                them: 30 of 31 tensors                              Rerun.depends_on
+                the gradient ends between head (has one)        boundaries
+                and norm (has none)
+                it is cut inside norm (RMSNorm): ...            cuts
+    warning     unused: no gradient, and the output does        the same
+                not depend on them: 2 of 31 tensors
+    verdict     1 FINDING                                       report
 """
 
 # SPDX-License-Identifier: MIT
@@ -15,10 +36,10 @@ Exit status: 0 sound, 1 findings, 2 bad input or not observable. This file needs
 import argparse
 import collections
 import contextlib
-import copy
 import dataclasses
 import functools
 import gc
+import itertools
 import json
 import os
 import re
@@ -34,56 +55,30 @@ import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 LOOK = 4  # steps in which every gradient is looked at as it arrives; later steps are timed
-RERUN_SECONDS = 60  # for running the last batch again
+WAYS = 4  # ways to call a model, such as with other flags or shapes, that are run again
+RERUN_SECONDS = 60  # for asking which parameters the output depends on
+SLOPE_SECONDS = 20  # for comparing gradients with differences
+SLOPE_ERROR = 0.2  # of a slope: more is wrong
+SLOPE_NOISE = 0.05  # between two differences: more gives no verdict
 MARGIN = 1.1  # a clock above the data sheet's is not a fault of the step
 
 SMALL = 2**16  # elements
 INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-# ------------------------------------------------------------ what GPUs can do at most
-@dataclasses.dataclass
-class Peak:
-    """Hold a GPU's dense peak in TFLOP/s by the bits of the operands, its bandwidth, last-level cache and source."""
-
-    tflops: dict
-    terabytes_per_second: float
-    cache_megabytes: float
-    source: str
+# ====================================================================================================================
+# Part 1: watch
+# ====================================================================================================================
 
 
-NVIDIA = "https://www.nvidia.com/en-us/data-center/"
-AMD = "https://www.amd.com/en/products/accelerators/instinct/"
-# From the vendors' product pages, without sparsity. 32 bits: TF32 where there is any, else float32 matrix cores; a
-# width without a number of its own takes the next narrower one. Of several models under one name the fastest counts,
-# and of two dies in a package one, as PyTorch sees them.
-PEAKS = {
-    "H200": Peak({32: 494.7, 16: 989.4, 8: 1978.9}, 4.8, 50, NVIDIA + "h200/"),
-    "H100": Peak({32: 494.7, 16: 989.4, 8: 1978.9}, 3.9, 50, NVIDIA + "h100/"),
-    "A100": Peak({32: 156, 16: 312, 8: 624}, 2.039, 40, NVIDIA + "a100/"),
-    "MI355X": Peak({16: 2516.6, 8: 5033.2}, 8.0, 256, AMD + "mi350/mi355x.html"),
-    "MI325X": Peak({32: 653.7, 16: 1307.4, 8: 2614.9}, 6.0, 256, AMD + "mi300/mi325x.html"),
-    "MI300X": Peak({32: 653.7, 16: 1307.4, 8: 2614.9}, 5.3, 256, AMD + "mi300/mi300x.html"),
-    "MI250X": Peak({32: 47.9, 16: 191.5, 8: 191.5}, 1.64, 8, AMD + "mi200/mi250x.html"),
-    "MI210": Peak({32: 45.3, 16: 181, 8: 181}, 1.6, 8, AMD + "mi200/mi210.html"),
-}
-
-
-def peak_of(device):
-    """Return the peak of a known GPU, else None."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for known, peak in PEAKS.items() if known in name), None)
-
-
-# ------------------------------------------------------------ tensors and names
+# ------------------------------------------------------------ tensors and their bits
 def tensors(tree):
-    """Yield the tensors of nested lists, dictionaries and data classes."""
+    """Yield the tensors of nested lists, dictionaries and data classes, and those that any other object holds."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, (list, tuple)):
@@ -92,8 +87,16 @@ def tensors(tree):
     elif hasattr(tree, "items"):
         for _, value in tree.items():
             yield from tensors(value)
-    elif dataclasses.is_dataclass(tree):
-        yield from tensors(list(vars(tree).values()))
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        for field in dataclasses.fields(tree):
+            yield from tensors(getattr(tree, field.name))
+    elif hasattr(tree, "__dict__") and not isinstance(tree, (nn.Module, type)):
+        yield from (value for value in vars(tree).values() if isinstance(value, torch.Tensor))
+
+
+def detached(tree):
+    """Return arguments without the graph that computed them; what needs a gradient still does."""
+    return pytree.tree_map_only(torch.Tensor, lambda item: item.detach().requires_grad_(item.requires_grad), tree)
 
 
 def plain(tensor):
@@ -133,26 +136,21 @@ def largest(values):
     return to_list([torch.linalg.vector_norm(plain(value).float(), float("inf")) for value in values])
 
 
-def clean(name):
-    """Strip what wrappers add to a name."""
-    return re.sub(r"\b(_orig_mod|_forward_module)\.|^module\.", "", name)
-
-
-def folded(names, most=5):
-    """Shorten a list of names: layers.0.w and layers.1.w become layers.*.w (x2)."""
-    groups = collections.Counter(re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name) for name in names)
-    single = {re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name): name for name in names}
-    shown = [f"{key} (x{count})" if count > 1 else single[key] for key, count in groups.items()]
-    more = f" and {len(shown) - most} more" if len(shown) > most else ""
-    return ", ".join(shown[:most]) + more
-
-
 def on_gpu():
     """Say whether this process uses a GPU; asking must not start one."""
     return torch.cuda.is_initialized()
 
 
 # ------------------------------------------------------------ what is remembered
+@dataclasses.dataclass
+class Seen:
+    """Hold one parameter at one optimizer step."""
+
+    gradient: int | None  # bit sum; None: there was no gradient
+    largest: float  # absolute value in the gradient; 0 without one
+    changed: bool  # did the step change the parameter?
+
+
 @dataclasses.dataclass(eq=False)
 class Record:
     """Hold what was seen of one parameter over all steps."""
@@ -161,43 +159,60 @@ class Record:
     name: str
     places: dict = dataclasses.field(default_factory=dict)  # module -> its name; a tied parameter has several
     trainable: bool = False
-    judged: int = 0  # optimizer steps at which its gradient was looked at; of these:
-    missing: int = 0  # without a gradient
-    zero: int = 0  # with zeros only
-    not_finite: int = 0
-    repeated: int = 0  # with the last step's gradient, bit for bit
-    changed: int = 0  # in which the parameter changed
-    changed_alone: int = 0  # in which it changed without a gradient
-    arrived: int = 0  # gradients that backward computed for it
-    arrived_nonzero: list = dataclasses.field(default_factory=list)
-    found_old: list = dataclasses.field(default_factory=list)  # per arrival in this step: was there one already?
-    never_cleared: int = 0  # steps in which each arrival found one
-    gradient: int | None = None  # bit sum of the last gradient
     start: int | None = None  # bit sum of the first value
-    master: str | None = None  # the optimizer's key of its float32 copy
+    seen: list = dataclasses.field(default_factory=list)  # one Seen per step of its optimizer
+    arrived: int = 0  # gradients that backward computed for it; of the first steps:
+    arrivals: list = dataclasses.field(default_factory=list)  # (step, is it nonzero?, was there one already?)
 
     @property
     def trained(self):
-        """Say whether a gradient other than zero reached an optimizer step."""
-        return self.judged > self.missing + self.zero
+        """Say whether a gradient other than zero reached an optimizer step; NaN is one."""
+        return any(step.largest != 0 for step in self.seen)
 
     @property
-    def owner(self):
-        """Return the first module that holds it."""
-        return next(iter(self.places), None)
+    def changed(self):
+        """Say whether any step changed it."""
+        return any(step.changed for step in self.seen)
+
+    @property
+    def repeats(self):
+        """Say whether all its gradients are equal, bit for bit."""
+        gradients = [step.gradient for step in self.seen if step.largest != 0]
+        return len(gradients) > 1 and len(set(gradients)) == 1
+
+    @property
+    def never_cleared(self):
+        """Say whether in two steps every new gradient was added to an old one."""
+        old_ones = collections.defaultdict(list)
+        for step, _, old in self.arrivals:
+            old_ones[step].append(bool(old))
+        return sum(all(olds) for step, olds in old_ones.items() if step > 0) >= 2
 
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """Hold an outermost module's last call with gradients, to repeat it."""
+    """Hold the last call of an outermost module in one way, to repeat it."""
 
-    model: nn.Module  # the whole model around it
     args: tuple = ()
     kwargs: dict = dataclasses.field(default_factory=dict)
     autocast: tuple = ()
+    modes: dict = dataclasses.field(default_factory=dict)  # module -> is it in training mode?
     count: int = 0
-    shapes: set = dataclasses.field(default_factory=set)
     reached: set = dataclasses.field(default_factory=set)  # numbers of the outputs that a gradient reached
+
+
+@dataclasses.dataclass(eq=False)
+class Root:
+    """Hold the calls of an outermost module with gradients."""
+
+    model: nn.Module  # the whole model around it
+    calls: dict = dataclasses.field(default_factory=dict)  # way -> Call
+    last: int = 0  # number of its last call, among those of all modules
+
+    @property
+    def reached(self):
+        """Say whether a gradient reached any of its outputs."""
+        return any(call.reached for call in self.calls.values())
 
 
 @dataclasses.dataclass
@@ -263,20 +278,26 @@ class Watch:
         self.step = Step()
         self.steps = []
         self.records = {}  # id of a parameter -> Record
-        self.calls = {}  # outermost module -> Call
+        self.outermost = {}  # outermost module -> Root
         self.inner = set()  # modules inside those
         self.inside = None  # the outermost module that is running
         self.depth = 0  # how often it is entered
         self.before = "other"  # the phase around it
+        self.calls = itertools.count(1)
         self.scalar = None  # a model's own loss, before a scaler or an average
         self.optimizers = {}  # id -> optimizer
         self.members = {}  # id of an optimizer -> ids of its parameters
         self.lead = None  # the optimizer whose steps count
         self.stepping = 0
-        self.pending = {}  # record -> (bit sum, largest) of its gradient at this step, or None
-        self.weights = {}  # record -> bit sum before this step
+        self.weights = {}  # record -> (key of its float32 copy, bit sum) before this step
+        self.gradients = {}  # record -> (bit sum, largest) at this step
         self.skipped = 0
-        self.first_not_finite = None
+        self.undo = []
+
+    @property
+    def roots(self):
+        """Return the outermost modules that ran with gradients."""
+        return {module: root for module, root in self.outermost.items() if root.calls}
 
     def blind(self):
         """Say whether to keep still: at the end, in another thread, or while a GPU graph is captured."""
@@ -295,7 +316,7 @@ class Watch:
             return
         if module in self.inner or next(module.parameters(), None) is None:
             return
-        if module not in self.calls:
+        if module not in self.outermost:
             with self.clock.paused():
                 self.discover(module)
         phase = "forward" if torch.is_grad_enabled() else "no_grad"
@@ -317,38 +338,42 @@ class Watch:
             self.clock.switch(self.before)
             return
         with self.clock.paused():
-            self.remember(self.calls[module], args, kwargs, output)
+            self.remember(module, args, kwargs, output)
 
-    def remember(self, call, args, kwargs, output):
+    def remember(self, module, args, kwargs, output):
         """Keep what is needed to repeat the call, and ask which outputs the loss uses."""
         inputs = list(tensors((args, kwargs)))
-        kind = next((item.device.type for item in inputs if item.device.type != "cpu"), "cpu")
-        call.args = args
-        call.kwargs = kwargs
-        call.autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-        call.count += 1
-        call.shapes.add(tuple(item.shape for item in inputs))
         self.step.inputs += bit_sums(inputs)
+        kind = next((item.device.type for item in inputs if item.device.type != "cpu"), "cpu")
+        root = self.outermost[module]
+        root.last = next(self.calls)
+        way = way_of(args, kwargs)
+        call = root.calls.pop(way, None) or Call()
+        root.calls[way] = call  # the newest comes last
+        if len(root.calls) > WAYS:
+            del root.calls[next(iter(root.calls))]
+        call.args, call.kwargs = detached((args, kwargs))
+        call.autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+        call.modes = {part: part.training for part in module.modules()}
+        call.count += 1
         self.scalar = None
         for number, item in enumerate(tensors(output)):
             if item.requires_grad:
-                item.register_hook(
-                    functools.partial(lambda reached, number, _: reached.add(number), call.reached, number)
-                )
+                item.register_hook(functools.partial(note, call.reached, number))
                 if item.numel() == 1 and self.scalar is None:
                     self.scalar = item.detach().clone()
 
     def discover(self, module):
         """Take in a new outermost module, in place of those inside it."""
         inside = set(module.modules()) - {module}
-        self.calls = {known: call for known, call in self.calls.items() if known not in inside}
-        self.calls[module] = Call(top_of(module))
+        self.outermost = {known: root for known, root in self.outermost.items() if known not in inside}
+        self.outermost[module] = Root(top_of(module))
         self.inner |= inside
         self.adopt(module)
 
-    def adopt(self, root):
+    def adopt(self, module):
         """Record the parameters of the model around an outermost module."""
-        for prefix, owner in self.calls[root].model.named_modules():
+        for prefix, owner in self.outermost[module].model.named_modules():
             for name, param in owner.named_parameters(recurse=False):
                 record = self.record_of(param, "")
                 if not record.places:
@@ -363,16 +388,34 @@ class Watch:
             param.register_hook(functools.partial(self.arrive, record))
         return record
 
-    def see_compiled_modules(self):
-        """Watch the calls of module.compile(), whose hooks are compiled away."""
+    # -------------------------------------------------- calls without hooks
+    def find_hidden_calls(self):
+        """Watch the calls that PyTorch gives no hook: of a module compiled in place, and of model.forward() itself."""
         for module in all_modules():
             call = module._compiled_call_impl
             if call is not None and not hasattr(call, "watched"):
-                module._compiled_call_impl = functools.partial(self.compiled_call, module, call)
+                module._compiled_call_impl = functools.partial(self.hidden_call, module, call)
                 module._compiled_call_impl.watched = True
+        kinds = {type(root.model) for module, root in self.outermost.items() if root.model is not module}
+        for kind in kinds:
+            if not hasattr(kind.forward, "watched"):
+                self.watch_forward(kind)
 
-    def compiled_call(self, module, call, *args, **kwargs):
-        """Call a module that was compiled in place."""
+    def watch_forward(self, kind):
+        """Replace the forward of a class until the script ends. The instances stay as they are, and can be copied."""
+        own = vars(kind).get("forward")
+        original = kind.forward
+
+        @functools.wraps(original)
+        def forward(module, *args, **kwargs):
+            return self.hidden_call(module, functools.partial(original, module), *args, **kwargs)
+
+        forward.watched = True
+        kind.forward = forward
+        self.undo.append(functools.partial(setattr, kind, "forward", own) if own else lambda: delattr(kind, "forward"))
+
+    def hidden_call(self, module, call, *args, **kwargs):
+        """Call a module as if it had hooks."""
         if torch.compiler.is_compiling():
             return call(*args, **kwargs)
         output = None
@@ -392,9 +435,9 @@ class Watch:
         if len(self.steps) >= LOOK or (on_gpu() and torch.cuda.is_current_stream_capturing()):
             return
         with torch.no_grad():
-            record.arrived_nonzero.append(plain(gradient).any())
             old = record.param.grad
-            record.found_old.append(old is not None and plain(old).any())
+            is_old = old is not None and plain(old).any()
+            record.arrivals.append((len(self.steps), plain(gradient).any(), is_old))
 
     def backward(self, run, roots, *args, **kwargs):
         """Time torch.autograd.backward and keep the loss that it begins from."""
@@ -427,7 +470,7 @@ class Watch:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             with self.clock.paused():
-                self.look(optimizer)
+                self.look()
             return None
 
         @functools.wraps(closure)
@@ -435,7 +478,7 @@ class Watch:
             result = closure()
             self.clock.switch("optimizer")
             with self.clock.paused():
-                self.look(optimizer)
+                self.look()
             return result
 
         if "closure" in kwargs:
@@ -445,9 +488,9 @@ class Watch:
     def weigh(self, optimizer):
         """Take the bit sums of the parameters before a step: the optimizer's own and those of no optimizer."""
         if not self.steps:
-            self.see_compiled_modules()
-        for root in self.calls:
-            self.adopt(root)
+            self.find_hidden_calls()
+        for module in self.outermost:
+            self.adopt(module)
         params = [param for group in optimizer.param_groups for param in group["params"]]
         for number, param in enumerate(params):
             self.record_of(param, f"parameter {number} of {type(optimizer).__name__}")
@@ -456,19 +499,20 @@ class Watch:
         others = set().union(*self.members.values()) - self.members[id(optimizer)]
         watched = [record for key, record in self.records.items() if record.trainable and key not in others]
         watched = [record for record in watched if record.param.numel()]
-        sums = bit_sums([weight_of(record, optimizer) for record in watched])
-        self.weights = dict(zip(watched, sums, strict=True))
-        self.pending = {}
-        for record, value in self.weights.items():
+        copies = {record: copy_key(record.param, optimizer) for record in watched}
+        sums = bit_sums([weight_of(record, copies[record], optimizer) for record in watched])
+        self.weights = {}
+        for record, value in zip(watched, sums, strict=True):
+            self.weights[record] = (copies[record], value)
             if record.start is None:
                 record.start = value
 
-    def look(self, optimizer):
+    def look(self):
         """Keep the facts about the gradients that this step uses."""
         present = [record for record in self.weights if record.param.grad is not None]
         gradients = [record.param.grad for record in present]
-        facts = dict(zip(present, zip(bit_sums(gradients), largest(gradients), strict=True), strict=True))
-        self.pending = {record: facts.get(record) for record in self.weights}
+        facts = zip(bit_sums(gradients), largest(gradients), strict=True)
+        self.gradients = dict(zip(present, facts, strict=True))
 
     def step_ended(self, optimizer):
         """Judge the step. A step of the leading optimizer ends an iteration, and the last one ends the script."""
@@ -482,32 +526,17 @@ class Watch:
             if overflow is not None and float(overflow) > 0:
                 self.skipped += 1  # a gradient scaler left this step out
             else:
-                self.judge(optimizer)
+                self.compare(optimizer)
         self.clock.switch("other")
         if optimizer is self.lead:
             self.next_step()
 
-    def judge(self, optimizer):
-        """Add one step to the records."""
-        after = bit_sums([weight_of(record, optimizer) for record in self.pending])
-        not_finite = []
-        for (record, facts), value in zip(self.pending.items(), after, strict=True):
-            changed = value != self.weights[record]
-            record.judged += 1
-            record.changed += changed
-            if facts is None:
-                record.missing += 1
-                record.changed_alone += changed
-                continue
-            gradient, top = facts
-            record.zero += top == 0
-            record.repeated += top != 0 and gradient == record.gradient
-            record.gradient = gradient
-            if not top < float("inf"):
-                record.not_finite += 1
-                not_finite.append(record)
-        if not_finite and self.first_not_finite is None:
-            self.first_not_finite = (len(self.steps) + 1, not_finite)
+    def compare(self, optimizer):
+        """Add one step to the records: which parameters did it change?"""
+        after = bit_sums([weight_of(record, key, optimizer) for record, (key, _) in self.weights.items()])
+        for (record, (_, before)), value in zip(self.weights.items(), after, strict=True):
+            gradient, top = self.gradients.get(record, (None, 0.0))
+            record.seen.append(Seen(gradient, top, value != before))
 
     def next_step(self):
         """Close an iteration."""
@@ -515,30 +544,37 @@ class Watch:
         self.steps.append(self.step)
         self.step = Step()
         self.clock.seconds = collections.Counter()
-        for record in self.records.values():
-            if record.found_old and len(self.steps) > 1:
-                record.never_cleared += all(bool(old) for old in record.found_old)
-            record.found_old = []
         if len(self.steps) >= self.limit and not self.go_on:
             self.done = True
             raise Enough(0)
 
-    @property
-    def roots(self):
-        """Return the outermost modules that ran with gradients."""
-        return {module: call for module, call in self.calls.items() if call.count}
+
+def note(reached, number, gradient):
+    """Note that a gradient reached an output."""
+    reached.add(number)
 
 
-def weight_of(record, optimizer):
-    """Return what the optimizer updates: the parameter, or the float32 copy that it keeps of a 16-bit one."""
-    state = optimizer.state.get(record.param, {})
-    if record.param.element_size() == 2 and record.master is None and state:
-        record.master = ""
-        for key, value in state.items():
-            same_shape = isinstance(value, torch.Tensor) and value.shape == record.param.shape
-            if same_shape and value.dtype == torch.float32 and torch.equal(value.to(record.param.dtype), record.param):
-                record.master = key
-    return state[record.master] if record.master else record.param
+def way_of(args, kwargs):
+    """Return what tells one way of calling a model from another: shapes, flags, names and which arguments are there."""
+    leaves, form = pytree.tree_flatten((args, kwargs))
+    simple = [item if isinstance(item, (str, bool, int)) else getattr(item, "shape", None) for item in leaves]
+    return str(form), tuple(simple)
+
+
+def copy_key(param, optimizer):
+    """Return the key under which an optimizer keeps a float32 copy of a 16-bit parameter, or None."""
+    if param.element_size() != 2:
+        return None
+    for key, value in optimizer.state.get(param, {}).items():
+        same_shape = isinstance(value, torch.Tensor) and value.shape == param.shape
+        if same_shape and value.dtype == torch.float32 and torch.equal(value.to(param.dtype), param):
+            return key
+    return None
+
+
+def weight_of(record, key, optimizer):
+    """Return what the optimizer updates: the parameter, or the float32 copy that it keeps of it."""
+    return record.param if key is None else optimizer.state[record.param][key]
 
 
 def all_modules():
@@ -593,6 +629,13 @@ def hooked(watch):
         torch.autograd.backward = backward
         for handle in handles:
             handle.remove()
+        for undo in watch.undo:
+            undo()
+
+
+# ====================================================================================================================
+# Part 2: judge
+# ====================================================================================================================
 
 
 # ------------------------------------------------------------ running the last batch again
@@ -601,46 +644,53 @@ class Unrepeatable(Exception):
 
 
 class Rerun:
-    """Repeat an outermost module's last call, eagerly. Parameters, buffers and random state are put back."""
+    """Repeat an outermost module's last calls, eagerly. Parameters, buffers and random state are put back."""
 
-    def __init__(self, module, call):
-        self.call = call
+    def __init__(self, module, root):
+        self.calls = list(root.calls.values())
+        self.reached = root.reached
         while isinstance(module, nn.parallel.DistributedDataParallel) or hasattr(module, "_orig_mod"):
             module = module._orig_mod if hasattr(module, "_orig_mod") else module.module  # no talk between processes
         self.module = module
         self.usual = None  # outputs of two runs
-        parts = list(module.modules())
-        if any(isinstance(part, nn.SyncBatchNorm) for part in parts):
+        if any(isinstance(part, nn.SyncBatchNorm) for part in module.modules()):
             raise Unrepeatable("SyncBatchNorm needs all processes")
         if any(hasattr(param, "to_local") for param in module.parameters()):
             raise Unrepeatable("its parameters are spread over processes")
 
-    def run(self, grad=False):
-        """Return the output of the last call."""
-        args, kwargs = copy.copy((self.call.args, self.call.kwargs))
-        kind, dtype, enabled = self.call.autocast
+    def run(self, call, grad=False, autocast=True):
+        """Return the output of one call."""
+        kind, dtype, enabled = call.autocast
         devices = [torch.cuda.current_device()] if on_gpu() else []
+        modes = {part: part.training for part in call.modes}
         buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices))  # so every run draws the same dropout
             stack.enter_context(torch.set_grad_enabled(grad))
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled and autocast))
             stack.enter_context(contextlib.redirect_stdout(None))
             try:
-                return self.module(*args, **kwargs)
+                set_modes(call.modes)
+                return self.module(*call.args, **call.kwargs)
             except Exception as error:
                 raise Unrepeatable(f"{type(error).__name__}: {error}") from error
             finally:
+                set_modes(modes)
                 with torch.no_grad():
                     for buffer, value in buffers:
                         buffer.copy_(value)
 
-    def outputs(self):
-        """Return the floating outputs that the loss used, or all if none is known."""
-        found = dict(enumerate(tensors(self.run())))
-        used = {number: item for number, item in found.items() if number in self.call.reached} or found
-        return [item.double().clone() for item in used.values() if item.is_floating_point()]
+    def outputs(self, grad=False, autocast=True):
+        """Return the floating outputs that the loss used: those that a gradient reached, or all if it reached none."""
+        found = []
+        for call in self.calls:
+            for number, item in enumerate(tensors(self.run(call, grad, autocast))):
+                if item.is_floating_point() and (number in call.reached or not self.reached):
+                    found.append(item.double() if grad else item.double().clone())
+        if not found:
+            raise Unrepeatable("it returns no floating tensors")
+        return found
 
     def depends_on(self, params):
         """Say whether the outputs change with these parameters by more than from run to run."""
@@ -659,6 +709,12 @@ class Rerun:
         return any(not bool((new - old).abs().max() <= 2 * (again - old).abs().max()) for old, again, new in pairs)
 
 
+def set_modes(modes):
+    """Put modules into training or evaluation mode, each by itself."""
+    for module, training in modes.items():
+        module.training = training
+
+
 @torch.no_grad()
 def perturb(param):
     """Change a parameter at random: a constant would cancel in a norm or a softmax."""
@@ -668,38 +724,129 @@ def perturb(param):
 
 
 def split_by_use(watch, suspects):
-    """Return the suspects on which an output depends, found by halving, those not tested, and sentences on why not."""
+    """Return the suspects on which an output depends, those not tested, and sentences on why not."""
     used = set()
     unknown = set()
     reasons = []
     left = list(suspects)
     end = time.monotonic() + RERUN_SECONDS
-    for root, call in watch.roots.items():
-        inside = {id(param) for param in root.parameters()}
+    for module, root in watch.roots.items():
+        inside = {id(param) for param in module.parameters()}
         mine = [record for record in suspects if id(record.param) in inside]
         left = [record for record in left if record not in mine]
-        groups = [mine] if mine else []
+        if not mine or is_leftover(watch, root):
+            continue
         try:
-            rerun = Rerun(root, call) if mine else None
-            while groups:
-                group = groups.pop()
-                if time.monotonic() > end:
-                    raise Unrepeatable(f"it takes more than {RERUN_SECONDS} s")
-                if not rerun.depends_on([record.param for record in group]):
-                    continue
-                if len(group) == 1:
-                    used.update(group)
-                    continue
-                middle = len(group) // 2
-                groups += [group[:middle], group[middle:]]
+            for record in dependent(Rerun(module, root), mine, end):
+                used.add(record)
         except Unrepeatable as reason:
-            unknown.update(record for record in mine if record not in used)
-            names = folded([record.name for record in mine if record not in used])
-            reasons.append(f"no gradient in {names}, and the last batch cannot be run again ({reason})")
+            untested = [record for record in mine if record not in used]
+            unknown.update(untested)
+            reasons.append(f"no gradient in {short(untested)}, and the last batch cannot be run again ({reason})")
     if left:
         unknown.update(left)
-        reasons.append(f"no gradient in {folded([r.name for r in left])}, and no call of a module with them was seen")
+        reasons.append(f"no gradient in {short(left)}, which ran under no_grad only")
     return used, unknown - used, reasons
+
+
+def is_leftover(watch, root):
+    """Say whether nothing can have used a module's outputs: no gradient reached them, nor those of a later module."""
+    others = [other for other in watch.roots.values() if other.model is root.model and other.reached]
+    return not root.reached and bool(others) and all(other.last < root.last for other in others)
+
+
+def dependent(rerun, records, end):
+    """Yield the records on which the outputs depend, found by halving."""
+    groups = [records]
+    while groups:
+        group = groups.pop()
+        if time.monotonic() > end:
+            raise Unrepeatable(f"it takes more than {RERUN_SECONDS} s")
+        if not rerun.depends_on([record.param for record in group]):
+            continue
+        if len(group) == 1:
+            yield group[0]
+            continue
+        middle = len(group) // 2
+        groups += [group[:middle], group[middle:]]
+
+
+# ------------------------------------------------------------ what became of each parameter
+FATES = {  # fate: its line in the report; a fate without a line is sound
+    "no_gradient": "NO GRADIENT although the output depends on them",
+    "zero_gradient": "a gradient of zeros although the output depends on them",
+    "cleared": "a gradient in backward, and none at the optimizer's step",
+    "stray": "in an optimizer, and in no module",
+    "no_optimizer": "a gradient, and no optimizer",
+    "zero_bias": "a gradient of zeros, which may be right for a bias",
+    "unused": "unused: no gradient, and the output does not depend on them",
+    "not_run": "unused: no gradient, and no module with them runs",
+    "idle": "no gradient and no optimizer",
+    "waiting": "in an optimizer that has not stepped yet",
+}
+HARMLESS = {"zero_bias", "unused", "not_run", "idle", "waiting"}  # warnings
+
+
+class Facts:
+    """Give every parameter a fate, by what was seen of it."""
+
+    def __init__(self, watch):
+        self.watch = watch
+        models = {id(param) for root in watch.outermost.values() for param in root.model.parameters()}
+        self.ran = {id(param) for module in watch.outermost for param in module.parameters()}
+        self.stepped = set().union(*watch.members.values())
+        self.waiting = waiting_parameters(watch)
+        self.held = {id(param) for module in all_modules() for param in module.parameters(recurse=False)}
+        known = [record for key, record in watch.records.items() if key in models | self.stepped]
+        known = [record for record in known if record.seen or (not record.trainable and record.param.numel())]
+        self.fates = {record: self.fate(record) for record in known}
+        used, unknown, self.untested = split_by_use(watch, self.of("silent"))
+        for record in self.of("silent"):
+            self.fates[record] = fate_by_use(record, used, unknown)
+        if self.of("not_seen"):
+            self.untested.append(f"no gradient in {short(self.of('not_seen'))}, and compiled code hides what uses them")
+        self.live = self.of(*{*self.fates.values()} - {"frozen", "idle"})
+
+    def fate(self, record):
+        """Say what became of a parameter: the first answer that holds counts."""
+        key = id(record.param)
+        if not record.trainable:
+            return "frozen"
+        if key not in self.stepped and key in self.waiting:
+            return "waiting"
+        if key not in self.stepped:
+            return "no_optimizer" if record.trained or record.arrived else "idle"
+        if record.trained:
+            return "trained"
+        if key not in self.held:
+            return "stray"  # perhaps its module has another parameter by now
+        if any(bool(nonzero) for _, nonzero, _ in record.arrivals):
+            return "cleared"
+        if key not in self.ran:
+            return "not_seen" if compiled() else "not_run"
+        return "silent"  # to be asked: does the output depend on it?
+
+    def of(self, *fates):
+        """Return the parameters with these fates."""
+        return [record for record, fate in self.fates.items() if fate in fates]
+
+
+def fate_by_use(record, used, unknown):
+    """Say what became of a parameter without a gradient."""
+    if record in unknown:
+        return "unknown"
+    if record not in used:
+        return "unused"
+    if not record.arrived:
+        return "no_gradient"
+    return "zero_bias" if record.name.endswith("bias") else "zero_gradient"  # it may cancel in a softmax or a norm
+
+
+def waiting_parameters(watch):
+    """Return the ids of parameters whose optimizer exists and did not step."""
+    optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)]
+    quiet = [optimizer for optimizer in optimizers if id(optimizer) not in watch.optimizers]
+    return {id(param) for optimizer in quiet for group in optimizer.param_groups for param in group["params"]}
 
 
 # ------------------------------------------------------------ where the gradient ends
@@ -709,100 +856,93 @@ class Place:
 
     order: int
     grad_mode: bool  # was autograd on?
-    lost: bool = False  # does it have trainable weights, and no output that needs a gradient?
+    cut: bool = False  # does it have trainable weights, and no output that needs a gradient?
 
 
-def trace(watch):
-    """Repeat the forward with gradients; return a Place for every module that runs, in the order of the first call."""
-    places = {}
+class Forward:
+    """Hold a repeated forward: a Place for every module that ran, in the order of the first call."""
 
-    def enter(module, args):
-        places.setdefault(module, Place(len(places), torch.is_grad_enabled()))
+    def __init__(self, watch):
+        self.places = {}
+        self.names = {module: clean(n) for root in watch.roots.values() for n, module in root.model.named_modules()}
+        self.holders = {child: module for module in self.names for child in module._modules.values()}
+        handles = [
+            module_hooks.register_module_forward_pre_hook(self.enter),
+            module_hooks.register_module_forward_hook(self.leave),
+        ]
+        try:
+            for module, root in watch.roots.items():
+                with contextlib.suppress(Unrepeatable):  # split_by_use() has told
+                    Rerun(module, root).outputs(grad=True)
+        finally:
+            for handle in handles:
+                handle.remove()
 
-    def leave(module, args, output):
+    def enter(self, module, args):
+        """Note when a module runs first."""
+        self.places.setdefault(module, Place(len(self.places), torch.is_grad_enabled()))
+
+    def leave(self, module, args, output):
+        """Note whether the gradient is cut in this module, at the latest."""
         floating = [item for item in tensors(output) if item.is_floating_point()]
         trainable = any(param.requires_grad for param in module.parameters())
-        places[module].lost = trainable and bool(floating) and not any(item.requires_grad for item in floating)
+        needs_gradient = any(item.requires_grad for item in floating)
+        self.places[module].cut = trainable and bool(floating) and not needs_gradient
 
-    handles = [
-        module_hooks.register_module_forward_pre_hook(enter),
-        module_hooks.register_module_forward_hook(leave),
-    ]
-    try:
-        for root, call in watch.roots.items():
-            with contextlib.suppress(Unrepeatable):  # split_by_use() has told
-                Rerun(root, call).run(grad=True)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return places
-
-
-def last_use(record, places, holders):
-    """Return when in the forward a parameter is used last, and the name of the module there."""
-    uses = []
-    for module, name in record.places.items():
-        while module is not None and module not in places:  # some modules only hold weights for the one around them
-            module = holders.get(module)
-        uses.append((places[module].order if module else -1, name))
-    return max(uses)
+    def last_use(self, record):
+        """Return when a parameter is used last, and the name of the module there."""
+        uses = []
+        for module, name in record.places.items():
+            while module is not None and module not in self.places:  # it only holds weights for the one around it
+                module = self.holders.get(module)
+            uses.append((self.places[module].order if module else -1, name))
+        return max(uses)
 
 
 def where_it_ends(watch, lost):
     """Return sentences on where the gradient ends."""
-    places = trace(watch)
-    holders = {child: module for module in list(places) for child in module._modules.values()}
-    names = {module: clean(name) for call in watch.roots.values() for name, module in call.model.named_modules()}
-    return [*boundaries(watch, lost, places, holders), *cuts(lost, places, holders, names)]
+    forward = Forward(watch)
+    return [*boundaries(forward, watch.records.values(), lost), *cuts(forward, lost)]
 
 
-def boundaries(watch, lost, places, holders):
+def boundaries(forward, records, lost):
     """Describe each pair of neighbours in the forward of which the first has no gradient and the second has one."""
+    seen = [record for record in records if record.places and (record.trained or record in lost)]
     has_gradient = {}
-    seen = [record for record in watch.records.values() if record.places and (record.trained or record in lost)]
-    for (_, name), record in sorted(
-        ((last_use(record, places, holders), record) for record in seen), key=lambda x: x[0]
-    ):
-        has_gradient[name] = has_gradient.get(name, False) or record.trained
-    pairs = collections.Counter()
-    example = {}
+    for (_, name), trained in sorted((forward.last_use(record), record.trained) for record in seen):
+        has_gradient[name] = has_gradient.get(name, False) or trained
     names = list(has_gradient)
-    for first, second in zip(names, [*names[1:], None], strict=True):
-        if has_gradient[first] or (second and not has_gradient[second]):
-            continue
-        key = re.sub(r"\d+", "*", f"{first} {second}")
-        pairs[key] += 1
-        example.setdefault(key, f"between {second or 'the loss'} (has one) and {first} (has none)")
+    alike = collections.defaultdict(list)  # layers.0 and layers.1 are one sentence
+    for first, second in itertools.zip_longest(names, names[1:]):
+        if not has_gradient[first] and (second is None or has_gradient[second]):
+            alike[re.sub(r"\d+", "*", f"{first} {second}")].append((first, second))
     lines = []
-    for key, count in pairs.items():
-        more = f", and in {count - 1} more places like it" if count > 1 else ""
-        lines.append(f"the gradient ends {example[key]}{more}")
+    for pairs in alike.values():
+        first, second = pairs[0]
+        more = f", and in {len(pairs) - 1} more places like it" if len(pairs) > 1 else ""
+        lines.append(f"the gradient ends between {second or 'the loss'} (has one) and {first} (has none){more}")
     return lines
 
 
-def cuts(lost, places, holders, names):
+def cuts(forward, lost):
     """Name the modules of lost parameters that ran without autograd or whose output needs no gradient."""
     owners = {module for record in lost for module in record.places}
-    mine = [module for module in places if owners & set(module.modules())]
-    lines = []
-    off = [module for module in mine if not places[module].grad_mode]
-    outermost = [module for module in off if holders.get(module) not in off]
-    if outermost:
-        lines.append(f"autograd is off in {titles(outermost, names)}: in a no_grad block or an autograd.Function")
-    cut = [module for module in mine if places[module].lost and places[module].grad_mode]
+    mine = {module: place for module, place in forward.places.items() if owners & set(module.modules())}
+    off = [module for module, place in mine.items() if not place.grad_mode]
+    outermost = [module for module in off if forward.holders.get(module) not in off]
+    cut = [module for module, place in mine.items() if place.cut and place.grad_mode]
     innermost = [module for module in cut if not any(child in cut for child in module.children())]
+    lines = []
+    if outermost:
+        where = titles(outermost, forward.names)
+        lines.append(f"autograd is off in {where}: in a no_grad block or an autograd.Function")
     if innermost:
-        lines.append(f"it is cut inside {titles(innermost, names)}: its weights need a gradient, its output has none")
+        where = titles(innermost, forward.names)
+        lines.append(f"it is cut inside {where}: its weights need a gradient, its output has none")
     return lines
 
 
-def titles(modules, names):
-    """Return the modules' names and classes."""
-    classes = ", ".join(sorted({type(module).__name__ for module in modules}))
-    return f"{folded([names.get(module) or 'the model' for module in modules])} ({classes})"
-
-
-# ------------------------------------------------------------ findings about gradients and parameters
+# ------------------------------------------------------------ findings
 @dataclasses.dataclass
 class Finding:
     """Hold one line of the verdict. A warning does not change the exit status."""
@@ -814,124 +954,83 @@ class Finding:
     warning: bool = False
 
 
-class Facts:
-    """Sort the parameters by what was seen of them."""
-
-    def __init__(self, watch):
-        self.watch = watch
-        held = {id(param) for call in watch.calls.values() for param in call.model.parameters()}
-        stepped = set().union(*watch.members.values())
-        waiting = waiting_parameters(watch)
-        known = [record for key, record in watch.records.items() if key in held | stepped and record.param.numel()]
-        self.frozen = [record for record in known if not record.trainable]
-        judged = [record for record in known if record.trainable and record.judged]
-        self.idle = [r for r in judged if not r.trained and not r.arrived and id(r.param) not in stepped | waiting]
-        self.live = [record for record in judged if record not in self.idle]
-        self.stepped = [record for record in self.live if id(record.param) in stepped]
-        self.waiting = [r for r in self.live if id(r.param) in waiting - stepped]
-        self.homeless = [r for r in self.live if id(r.param) not in stepped | waiting]
-        self.trained = [record for record in self.live if record.trained]
-        empty = [record for record in self.stepped if not record.trained]
-        self.stray = [record for record in empty if id(record.param) not in held]
-        self.cleared = [r for r in empty if r not in self.stray and any(bool(x) for x in r.arrived_nonzero)]
-        silent = [r for r in empty if r not in self.stray + self.cleared]
-        used, unknown, self.untested = split_by_use(watch, silent)
-        self.lost = [record for record in silent if record in used and not record.arrived]
-        self.zero = [record for record in silent if record in used and record.arrived]
-        self.unused = [record for record in silent if record not in used | unknown]
-        self.unknown = [record for record in silent if record in unknown]
-
-    def on(self, kind, text, group, warning=False, details=()):
-        """Return the finding on a group of parameters, in a list that is empty if the group is."""
-        if not group:
-            return []
-        names = [record.name for record in group]
-        count = f"{len(group)} of {len(self.live)}" if set(group) <= set(self.live) else f"{len(group)}"
-        return [Finding(kind, f"{text}: {count} tensors", names, [folded(names), *details], warning)]
+def on(facts, kind, text, group, *details, warning=False):
+    """Return the finding on a group of parameters, in a list that is empty if the group is."""
+    if not group:
+        return []
+    names = [record.name for record in group]
+    count = f"{len(group)} of {len(facts.live)}" if set(group) <= set(facts.live) else f"{len(group)}"
+    return [Finding(kind, f"{text}: {count} tensors", names, [folded(names), *details], warning)]
 
 
-def waiting_parameters(watch):
-    """Return the ids of parameters whose optimizer exists and did not step."""
-    optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)]
-    quiet = [optimizer for optimizer in optimizers if id(optimizer) not in watch.optimizers]
-    return {id(param) for optimizer in quiet for group in optimizer.param_groups for param in group["params"]}
+def fate_findings(facts):
+    """Return the findings that follow from a parameter's fate alone."""
+    found = []
+    for fate, text in FATES.items():
+        group = facts.of(fate)
+        ends = where_it_ends(facts.watch, group) if group and fate == "no_gradient" else []
+        found += on(facts, fate, text, group, *ends, warning=fate in HARMLESS)
+    return found
 
 
 def gradient_findings(facts):
-    """Return findings on gradients that do not arrive, vanish or repeat."""
-    found = []
-    ends = where_it_ends(facts.watch, facts.lost) if facts.lost else []
-    found += facts.on("no_gradient", "NO GRADIENT although the output depends on them", facts.lost, details=ends)
-    biases = [record for record in facts.zero if record.name.endswith("bias")]  # may cancel in a softmax or a norm
-    others = [record for record in facts.zero if record not in biases]
-    found += facts.on("zero_gradient", "a gradient of zeros although the output depends on them", others)
-    found += facts.on("zero_bias", "a gradient of zeros, which may be right for a bias", biases, warning=True)
-    found += facts.on("cleared", "a gradient in backward, and none at the optimizer's step", facts.cleared)
-    found += facts.on("stray", "in an optimizer, and in no module that ran", facts.stray)
-    found += not_finite(facts)
-    moving = [record for record in facts.stepped if record.trained and record.judged > 2]
-    repeated = [r for r in moving if r.changed and r.repeated >= r.judged - r.missing - r.zero - 1 > 0]
+    """Return findings on gradients that are not finite, stay the same or add up."""
+    moving = [record for record in facts.of("trained") if len(record.seen) > 2]
+    repeated = [record for record in moving if record.changed and record.repeats]
+    kept = [record for record in moving if record.never_cleared]
+    found = not_finite(facts)
     if len(repeated) > 0.9 * len(moving):
-        found += facts.on("repeated", "the same gradient in every step, bit for bit", repeated)
-    kept = [record for record in moving if record.never_cleared >= 2]
+        found += on(facts, "repeated", "the same gradient in every step, bit for bit", repeated)
     if len(kept) > 0.9 * len(moving):
-        found += facts.on("never_cleared", "gradients add up over the steps, zero_grad() is missing", kept)
+        found += on(facts, "never_cleared", "gradients add up over the steps, zero_grad() is missing", kept)
     return found
 
 
 def not_finite(facts):
-    """Return the finding on gradients with NaN or infinity."""
-    if facts.watch.first_not_finite is None:
-        return []
-    step, records = facts.watch.first_not_finite
-    places = trace(facts.watch)
-    holders = {child: module for module in places for child in module._modules.values()}
-    order = sorted((record for record in records if record.places), key=lambda r: last_use(r, places, holders))
+    """Return the finding on gradients with NaN or infinity, in the first step that has any."""
+    first = {record: first_bad_step(record) for record in facts.live}
+    step = min((number for number in first.values() if number), default=None)
+    bad = [record for record in facts.live if step and first[record] == step]
+    forward = Forward(facts.watch) if bad else None
+    order = sorted((record for record in bad if record.places), key=lambda record: forward.last_use(record))
     details = [f"in backward it begins at {order[-1].name}"] if order else []
-    return facts.on("not_finite", f"NaN or infinity in the gradient, first in step {step}", records, details=details)
+    return on(facts, "not_finite", f"NaN or infinity in the gradient, first in step {step}", bad, *details)
 
 
-def parameter_findings(facts):
+def first_bad_step(record):
+    """Return the number of the first step whose gradient has NaN or infinity, or None."""
+    return next((number for number, step in enumerate(record.seen, 1) if not step.largest < float("inf")), None)
+
+
+def change_findings(facts):
     """Return findings on what the optimizer does to the parameters."""
-    found = facts.on("no_optimizer", "a gradient, and no optimizer", facts.homeless)
-    unmoved = [r for r in facts.stepped if r.trained and not r.changed and not r.not_finite]
-    still = [record for record in unmoved if not record.name.endswith("bias")]
-    biases = [record for record in unmoved if record.name.endswith("bias")]  # a norm after it cancels its gradient
-    if still:
-        still = unmoved
-        biases = []
-    rates = sorted(
-        {float(group["lr"]) for o in facts.watch.optimizers.values() for group in o.param_groups if "lr" in group}
-    )
+    unmoved = [record for record in facts.of("trained") if not record.changed and first_bad_step(record) is None]
+    alone = [record for record in facts.live if any(step.changed and step.gradient is None for step in record.seen)]
+    found = on(facts, "changed_alone", "changed by a step without a gradient", alone)
+    if all(record.name.endswith("bias") for record in unmoved):  # in a norm after it a bias may cancel
+        return found + on(facts, "unchanged_bias", "a gradient too small to change them", unmoved, warning=True)
+    groups = [group for optimizer in facts.watch.optimizers.values() for group in optimizer.param_groups]
+    rates = sorted({float(group["lr"]) for group in groups if "lr" in group})
     details = [f"learning rates: {', '.join(f'{rate:g}' for rate in rates)}"]
-    if any(record.param.element_size() == 2 for record in still):
+    if any(record.param.element_size() == 2 for record in unmoved):
         details.append("16 bits round a small update away: keep float32 weights for the optimizer")
-    found += facts.on("unchanged", "a gradient, and no step changes them", still, details=details)
-    found += facts.on("unchanged_bias", "a gradient too small to change them", biases, warning=True)
-    alone = [record for record in facts.live if record.changed_alone]
-    found += facts.on("changed_alone", "changed by a step without a gradient", alone)
-    found += facts.on(
-        "unused", "unused: no gradient, and the output does not depend on them", facts.unused, warning=True
-    )
-    found += facts.on("idle", "no gradient and no optimizer", facts.idle, warning=True)
-    found += facts.on("waiting", "in an optimizer that has not stepped yet", facts.waiting, warning=True)
-    found += facts.on(
-        "frozen_between",
-        "frozen, while the same tensor of an earlier layer trains",
-        frozen_between(facts),
-        warning=True,
-    )
+    return found + on(facts, "unchanged", "a gradient, and no step changes them", unmoved, *details)
+
+
+def mistakes_in_the_model(facts):
+    """Return warnings on what is seldom meant: a frozen layer between others, a copy in place of a tie."""
+    text = "frozen, while the same tensor of an earlier layer trains"
+    found = on(facts, "frozen_between", text, frozen_between(facts), warning=True)
     for pair in copied_ties(facts):
-        found += facts.on(
-            "copied_tie", "began equal and train apart, perhaps a copy in place of a tie", pair, warning=True
-        )
+        text = "began equal and train apart, perhaps a copy in place of a tie"
+        found += on(facts, "copied_tie", text, pair, warning=True)
     return found
 
 
 def frozen_between(facts):
     """Return frozen parameters of a layer whose twins in an earlier layer train."""
     layers = collections.defaultdict(dict)
-    for record in facts.live + facts.frozen:
+    for record in facts.live + facts.of("frozen"):
         for number in re.finditer(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", record.name):
             family = (record.name[: number.start()], record.name[number.end() :])
             layers[family][int(number[0])] = record
@@ -946,10 +1045,15 @@ def copied_ties(facts):
     """Return pairs of matrices in modules of two kinds that held the same values at the start."""
     twins = collections.defaultdict(list)
     for record in facts.live:
-        if record.owner and record.param.dim() > 1 and record.param.unique().numel() > 2:
+        if record.places and record.param.dim() > 1 and record.param.unique().numel() > 2:
             twins[record.param.shape, record.start].append(record)
     pairs = [group for group in twins.values() if len(group) == 2]
-    return [group for group in pairs if type(group[0].owner) is not type(group[1].owner)]
+    return [(first, second) for first, second in pairs if owner_type(first) is not owner_type(second)]
+
+
+def owner_type(record):
+    """Return the class of the first module that holds a parameter."""
+    return type(next(iter(record.places)))
 
 
 def run_findings(watch):
@@ -973,7 +1077,131 @@ def losses_of(watch):
     return [float(step.loss) for step in watch.steps if step.loss is not None]
 
 
+# ------------------------------------------------------------ is the gradient the slope?
+class Slopes(Rerun):
+    """Compare gradients with central differences of one number: the outputs, weighted at random."""
+
+    def __init__(self, module, root):
+        super().__init__(module, root)
+        if any(param.is_floating_point() and param.element_size() < 4 for param in module.parameters()):
+            raise Unrepeatable("16-bit weights are too coarse for a difference")
+        self.weights = None
+
+    def number(self, grad=False):
+        """Return the weighted sum of the outputs, without autocast's rounding."""
+        outputs = self.outputs(grad, autocast=False)
+        if self.weights is None:
+            draw = torch.Generator().manual_seed(2)
+            self.weights = [torch.randn(item.shape, generator=draw).to(item.device) for item in outputs]
+        return sum((item * weight).sum() for item, weight in zip(outputs, self.weights, strict=True))
+
+    def difference(self, param, direction, length):
+        """Return the slope along a direction from two runs, one on each side of the parameter."""
+        saved = param.detach().clone()
+        values = []
+        try:
+            for sign in (1, -1):
+                with torch.no_grad():
+                    param.copy_(saved + sign * length * direction)
+                values.append(float(self.number()))
+        finally:
+            with torch.no_grad():
+                param.copy_(saved)
+        return (values[0] - values[1]) / (2 * length)
+
+    def error(self, param, gradient):
+        """Return the error of a gradient along a random direction; None if two differences do not agree either."""
+        draw = torch.Generator().manual_seed(3)
+        size = param.detach().float().square().mean().sqrt().clamp_min(1e-3)
+        direction = torch.randn(param.shape, generator=draw).to(param) * size
+        slope = float((gradient * direction).sum())
+        near = self.difference(param, direction, 0.01)
+        far = self.difference(param, direction, 0.02)
+        usual = float(gradient.norm() * size)  # of a slope in a random direction
+        scale = max(abs(slope), abs(near), usual)
+        if not abs(near - far) <= SLOPE_NOISE * scale:
+            return None
+        return abs(slope - near) / scale if scale else 0.0
+
+
+def slope_errors(facts):
+    """Return {record: error or None} of the trained parameters' gradients, and why some are not compared."""
+    errors = {}
+    reasons = []
+    end = time.monotonic() + SLOPE_SECONDS
+    for module, root in facts.watch.roots.items():
+        inside = {id(param) for param in module.parameters()}
+        mine = [record for record in facts.of("trained") if id(record.param) in inside]
+        if not mine:
+            continue
+        try:
+            slopes = Slopes(module, root)
+            params = [record.param for record in mine]
+            gradients = torch.autograd.grad(slopes.number(grad=True), params, allow_unused=True)
+            for record, gradient in zip(mine, gradients, strict=True):
+                if time.monotonic() > end:
+                    raise Unrepeatable(f"it takes more than {SLOPE_SECONDS} s")
+                if gradient is not None:
+                    errors[record] = slopes.error(record.param, gradient.to_dense())
+        except (Unrepeatable, RuntimeError) as reason:
+            reasons.append(str(reason).partition("\n")[0])
+    return errors, reasons
+
+
+def slope_findings(facts, rows):
+    """Compare the gradients with differences; add a row to the report."""
+    errors, reasons = slope_errors(facts)
+    known = {record: error for record, error in errors.items() if error is not None}
+    wrong = [record for record, error in known.items() if error > SLOPE_ERROR]
+    agree = [error for error in known.values() if error <= SLOPE_ERROR]
+    rows["slopes"] = f"{len(agree)} of {len(facts.of('trained'))} tensors as the output's"
+    if agree:
+        rows["slopes"] += f", within {max(agree):.2g}"
+    if len(known) < len(errors):
+        rows["slopes"] += f"; {len(errors) - len(known)} without a verdict, their differences do not agree"
+    if reasons:
+        rows["slopes"] += f"; not compared: {'; '.join(dict.fromkeys(reasons))}"
+    worst = max((known[record] for record in wrong), default=0)
+    text = f"the gradient is not the slope of the output (error up to {worst:.2g}), unless a detach is meant"
+    return on(facts, "wrong_slope", text, wrong, warning=True)
+
+
 # ------------------------------------------------------------ can the step be that fast?
+@dataclasses.dataclass
+class Peak:
+    """Hold a GPU's dense peak in TFLOP/s by the bits of the operands, its bandwidth, last-level cache and source."""
+
+    tflops: dict
+    terabytes_per_second: float
+    cache_megabytes: float
+    source: str
+
+
+# From the vendors' data sheets, without sparsity (NVIDIA's print twice the dense rate for tensor cores). 32 bits: TF32
+# where there is any, else float32 matrix cores; a width without a number takes the next narrower one. Of several models
+# under one name the fastest counts: H100 has the bandwidth of H100 NVL, B200 is the one of GB200, MI250X is one of its
+# two dies, as PyTorch sees them.
+PEAKS = {
+    "B200": Peak({32: 1250, 16: 2500, 8: 5000}, 8.0, 126, "NVIDIA Blackwell Architecture Technical Brief"),
+    "H200": Peak({32: 494.7, 16: 989.4, 8: 1978.9}, 4.8, 50, "NVIDIA H200 Tensor Core GPU datasheet"),
+    "H100": Peak({32: 494.7, 16: 989.4, 8: 1978.9}, 3.9, 50, "NVIDIA H100 Tensor Core GPU datasheet"),
+    "A100": Peak({32: 156, 16: 312, 8: 624}, 2.039, 40, "NVIDIA A100 Tensor Core GPU datasheet"),
+    "MI355X": Peak({16: 2516.6, 8: 5033.2}, 8.0, 256, "AMD Instinct MI355X GPU data sheet"),
+    "MI325X": Peak({32: 653.7, 16: 1307.4, 8: 2614.9}, 6.0, 256, "AMD Instinct MI325X accelerator data sheet"),
+    "MI300X": Peak({32: 653.7, 16: 1307.4, 8: 2614.9}, 5.3, 256, "AMD Instinct MI300X accelerator data sheet"),
+    "MI250X": Peak({32: 47.9, 16: 191.5, 8: 191.5}, 1.64, 8, "AMD Instinct MI200 series accelerators data sheet"),
+    "MI210": Peak({32: 45.3, 16: 181, 8: 181}, 1.64, 8, "AMD Instinct MI210 accelerator data sheet"),
+}
+
+
+def peak_of(device):
+    """Return the peak of a known GPU, else None."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for known, peak in PEAKS.items() if known in name), None)
+
+
 @dataclasses.dataclass
 class Work:
     """Hold what a sound step must do at least."""
@@ -1002,18 +1230,17 @@ def work_of(facts):
     """Count the work of a step: the matmuls of forward and backward, and the bytes of weights, gradients and state."""
     flops = 0.0
     widths = Widths()
-    for root, call in facts.watch.roots.items():
-        with FlopCounterMode(display=False) as counter, widths:
-            Rerun(root, call).run()
-        forward = matmul_flops(counter.get_flop_counts().get("Global", {}))
-        calls = call.count / len(facts.watch.steps) if len(call.shapes) == 1 else 1
-        flops += forward * passes(facts, call) * calls
-    states = [
-        tensor for o in facts.watch.optimizers.values() for state in o.state.values() for tensor in tensors(state)
-    ]
-    weights = [record.param for record in facts.stepped]
+    for module, root in facts.watch.roots.items():
+        for call in root.calls.values():
+            with FlopCounterMode(display=False) as counter, widths:
+                Rerun(module, root).run(call)
+            forward = matmul_flops(counter.get_flop_counts().get("Global", {}))
+            flops += forward * passes(facts, call) * call.count / len(facts.watch.steps)
+    optimizers = facts.watch.optimizers.values()
+    state = [tensor for optimizer in optimizers for tensor in tensors(list(optimizer.state.values()))]
+    weights = [record.param for record in facts.live if id(record.param) in facts.stepped]
     # A gradient is as large as its parameter; a parameter that lost its gradient should have one.
-    size = sum(plain(tensor).numel() * tensor.element_size() for tensor in [*states, *weights, *weights])
+    size = sum(plain(tensor).numel() * tensor.element_size() for tensor in [*state, *weights, *weights])
     widths.sizes.update(weight.element_size() for weight in weights)
     return Work(flops, 8 * min(widths.sizes, default=4), size)
 
@@ -1029,7 +1256,7 @@ def passes(facts, call):
     Two gradients follow each matmul. The first layer needs no gradient of a floating input, and a frozen or unused
     weight may need none at all.
     """
-    if facts.frozen or facts.unused or facts.unknown or facts.idle:
+    if facts.of("frozen", "unused", "unknown", "not_seen", "not_run", "idle"):
         return 1
     if any(item.is_floating_point() for item in tensors((call.args, call.kwargs))):
         return 2
@@ -1039,7 +1266,6 @@ def passes(facts, call):
 def floor(work, peak):
     """Return the seconds below which no GPU with this peak does the work, and the arithmetic."""
     width = max((bits for bits in peak.tflops if bits <= work.bits), default=None)
-    width = work.bits if work.bits in peak.tflops else width
     if width is None:
         return 0.0, f"no peak is known for {work.bits} bits"
     compute = work.flops / (peak.tflops[width] * 1e12)
@@ -1050,43 +1276,32 @@ def floor(work, peak):
     return max(compute, memory), text
 
 
-def times_of(watch):
-    """Return the median seconds of a step and of its phases, from the steps after the first ones."""
-    timed = watch.steps[LOOK:]
-    if not timed:
-        return None, {}
-    phases = {name for step in timed for name in step.seconds}
-    shares = {name: statistics.median(step.seconds.get(name, 0.0) for step in timed) for name in phases}
-    return statistics.median(sum(step.seconds.values()) for step in timed), shares
-
-
-def least_time(watch, phase):
-    """Return a phase's shortest time."""
-    return min(step.seconds.get(phase, 0.0) for step in watch.steps[LOOK:])
+def time_row(timed):
+    """Describe the median times of a step and of its phases."""
+    medians = {}
+    for phase in ("forward", "no_grad", "backward", "optimizer", "other"):
+        if any(phase in step.seconds for step in timed):
+            medians[phase] = statistics.median(step.seconds.get(phase, 0.0) for step in timed)
+    whole = statistics.median(sum(step.seconds.values()) for step in timed)
+    text = f"{1e3 * whole:.4g} ms: " + ", ".join(f"{phase} {1e3 * s:.3g}" for phase, s in medians.items())
+    micro = statistics.median(step.backwards for step in timed)
+    return text + (f"; {micro:g} backward passes" if micro > 1 else "")
 
 
 def speed_findings(facts, peak, rows):
     """Hold the time of a step against the work that it must do; add rows to the report."""
-    seconds, shares = times_of(facts.watch)
-    if seconds is None:
+    timed = facts.watch.steps[LOOK:]
+    if not timed:
         rows["step"] = f"not timed: needs more than {LOOK} steps"
         return []
-    order = [name for name in ("forward", "no_grad", "backward", "optimizer", "other") if name in shares]
-    rows["step"] = f"{1e3 * seconds:.4g} ms: " + ", ".join(f"{name} {1e3 * shares[name]:.3g}" for name in order)
-    micro = statistics.median(step.backwards for step in facts.watch.steps)
-    if micro > 1:
-        rows["step"] += f"; {micro:g} backward passes"
-    found = []
-    forward = least_time(facts.watch, "forward")
-    backward = least_time(facts.watch, "backward")
-    if len(facts.watch.roots) == 1 and 0 < backward < forward / 4:
-        text = f"backward takes {backward / forward:.2g} of forward's time; about twice is usual"
-        found.append(Finding("fast_backward", text, warning=True))
+    rows["step"] = time_row(timed)
+    found = fast_backward(facts, timed)
     try:
         work = work_of(facts)
     except Unrepeatable as reason:
         rows["work"] = f"not counted: the last batch cannot be run again ({reason})"
         return found
+    seconds = statistics.mean(sum(step.seconds.values()) for step in timed)  # as the work is a mean over the steps
     rows["work"] = f"at least {work.flops / 1e9:.4g} GFLOP, so {work.flops / seconds / 1e9:.4g} GFLOP/s"
     if peak is None:
         rows["floor"] = "not checked: this device's peak is not known (--peak gives one)"
@@ -1099,51 +1314,31 @@ def speed_findings(facts, peak, rows):
     return found
 
 
-# ------------------------------------------------------------ report
-def describe(facts, rows):
-    """Add the rows on parameters, gradients, optimizers and loss."""
-    watch = facts.watch
-    size = sum(record.param.numel() for record in facts.live)
-    rows["parameters"] = f"{len(facts.live)} tensors to train, {size:,} elements"
-    if facts.frozen:
-        rows["frozen"] = f"{len(facts.frozen)} tensors: {folded([record.name for record in facts.frozen])}"
-    tied = [" = ".join(dict.fromkeys(record.places.values())) for record in facts.live if len(record.places) > 1]
-    if tied:
-        rows["tied"] = folded(tied)
-    percent = 100 * sum(record.param.numel() for record in facts.trained) / max(1, size)
-    rows["gradient"] = f"{len(facts.trained)} of {len(facts.live)} tensors, {percent:.4g} % of the elements"
-    kinds = ", ".join(sorted({type(optimizer).__name__ for optimizer in watch.optimizers.values()}))
-    changed = sum(record.changed > 0 for record in facts.stepped)
-    rows["optimizer"] = f"{kinds}: {len(facts.stepped)} tensors, {changed} changed"
-    if watch.skipped:
-        rows["optimizer"] += f"; the gradient scaler skipped {watch.skipped} steps"
-    losses = losses_of(watch)
-    rows["loss"] = f"{losses[0]:.4f} -> {losses[-1]:.4f}" if losses else "not seen"
-    if uses_scaler():
-        rows["loss"] += " (may be scaled)"
-    if compiled():
-        rows["compiled"] = "yes: hooks may change what the compiler fuses, and with it the last digits"
+def fast_backward(facts, timed):
+    """Return the warning on a backward that is much faster than its forward."""
+    forward = min(step.seconds.get("forward", 0.0) for step in timed)
+    backward = min(step.seconds.get("backward", 0.0) for step in timed)
+    if len(facts.watch.roots) > 1 or not 0 < backward < forward / 4:
+        return []
+    text = f"backward takes {backward / forward:.2g} of forward's time; about twice is usual"
+    return [Finding("fast_backward", text, warning=True)]
 
 
-def uses_scaler():
-    """Say whether a gradient scaler exists."""
-    return any(issubclass(type(thing), torch.amp.GradScaler) and thing.is_enabled() for thing in gc.get_objects())
-
-
-def compiled():
-    """Say whether torch.compile made a graph."""
-    counters = getattr(getattr(torch, "_dynamo", None), "utils", None)
-    return bool(counters and counters.counters["stats"]["unique_graphs"])
-
-
+# ------------------------------------------------------------ the whole judgement
 def assess(watch, peak=None):
     """Return the report's rows, the findings and what could not be observed."""
-    rows = {}
     facts = Facts(watch)
-    describe(facts, rows)
+    rows = describe(facts)
     device = facts.live[0].param.device if facts.live else torch.device("cpu")
-    found = gradient_findings(facts) + parameter_findings(facts) + run_findings(watch)
-    found += speed_findings(facts, peak or peak_of(device), rows)
+    found = [
+        *fate_findings(facts),
+        *gradient_findings(facts),
+        *change_findings(facts),
+        *mistakes_in_the_model(facts),
+        *run_findings(watch),
+        *speed_findings(facts, peak or peak_of(device), rows),
+        *slope_findings(facts, rows),
+    ]
     return rows, found, facts.untested
 
 
@@ -1164,6 +1359,78 @@ def everywhere(findings):
     return findings
 
 
+# ====================================================================================================================
+# Part 3: print
+# ====================================================================================================================
+
+
+# ------------------------------------------------------------ names
+def clean(name):
+    """Strip what wrappers add to a name."""
+    return re.sub(r"\b(_orig_mod|_forward_module)\.|^module\.", "", name)
+
+
+def folded(names, most=5):
+    """Shorten a list of names: layers.0.w and layers.1.w become layers.*.w (x2)."""
+    groups = collections.defaultdict(list)
+    for name in names:
+        groups[re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name)].append(name)
+    shown = [f"{key} (x{len(group)})" if len(group) > 1 else group[0] for key, group in groups.items()]
+    more = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + more
+
+
+def short(records):
+    """Return the names of parameters, in short."""
+    return folded([record.name for record in records])
+
+
+def titles(modules, names):
+    """Return the modules' names and classes."""
+    classes = ", ".join(sorted({type(module).__name__ for module in modules}))
+    return f"{folded([names.get(module) or 'the model' for module in modules])} ({classes})"
+
+
+# ------------------------------------------------------------ report
+def describe(facts):
+    """Return the report's rows on parameters, gradients, optimizers and loss."""
+    watch = facts.watch
+    size = sum(record.param.numel() for record in facts.live)
+    rows = {"parameters": f"{len(facts.live)} tensors to train, {size:,} elements"}
+    frozen = facts.of("frozen")
+    if frozen:
+        rows["frozen"] = f"{len(frozen)} tensors: {short(frozen)}"
+    tied = [" = ".join(dict.fromkeys(record.places.values())) for record in facts.live if len(record.places) > 1]
+    if tied:
+        rows["tied"] = folded(tied)
+    trained = [record for record in facts.live if record.trained]
+    percent = 100 * sum(record.param.numel() for record in trained) / max(1, size)
+    rows["gradient"] = f"{len(trained)} of {len(facts.live)} tensors, {percent:.4g} % of the elements"
+    kinds = ", ".join(sorted({type(optimizer).__name__ for optimizer in watch.optimizers.values()}))
+    stepped = [record for record in facts.live if id(record.param) in facts.stepped]
+    rows["optimizer"] = f"{kinds}: {len(stepped)} tensors, {sum(record.changed for record in stepped)} changed"
+    if watch.skipped:
+        rows["optimizer"] += f"; the gradient scaler skipped {watch.skipped} steps"
+    losses = losses_of(watch)
+    rows["loss"] = f"{losses[0]:.4f} -> {losses[-1]:.4f}" if losses else "not seen"
+    if uses_scaler():
+        rows["loss"] += " (may be scaled)"
+    if compiled():
+        rows["compiled"] = "yes: hooks may change what the compiler fuses, and with it the last digits"
+    return rows
+
+
+def uses_scaler():
+    """Say whether a gradient scaler exists."""
+    return any(issubclass(type(thing), torch.amp.GradScaler) and thing.is_enabled() for thing in gc.get_objects())
+
+
+def compiled():
+    """Say whether torch.compile made a graph."""
+    counters = getattr(getattr(torch, "_dynamo", None), "utils", None)
+    return bool(counters and counters.counters["stats"]["unique_graphs"])
+
+
 def print_report(title, rows, findings, verdict):
     """Print the report."""
     print(f"\ncheck_training: {title}\n")
@@ -1175,6 +1442,38 @@ def print_report(title, rows, findings, verdict):
         for line in finding.details:
             print(f"{'':<12}{line}")
     print(f"{'verdict':<12}{verdict}", flush=True)
+
+
+def report(options, watch, rows, findings, failure, untested):
+    """Print and write the report; return the exit status."""
+    for finding in findings:
+        if options.strict and finding.kind == "wrong_slope":
+            finding.warning = False
+    faults = [finding for finding in findings if not finding.warning]
+    findings += [Finding("untested", reason, warning=True) for reason in untested]
+    if len(watch.steps) < options.steps:
+        text = f"the script ended after {len(watch.steps)} of {options.steps} steps"
+        findings.append(Finding("ended_early", text, warning=True))
+    if failure:
+        status = 2
+        verdict = f"NOT OBSERVED: {failure}"
+    elif faults:
+        status = 1
+        verdict = f"{len(faults)} FINDING{'S' if len(faults) > 1 else ''}"
+    elif untested:
+        status = 2
+        verdict = "NOT OBSERVED: see the warnings"
+    else:
+        status = 0
+        verdict = "sound"
+    title = f"{os.path.basename(options.command[0])}, {len(watch.steps)} steps"
+    print_report(title, rows, findings, verdict)
+    if options.json:
+        content = {"command": options.command, "steps": len(watch.steps), "status": status, "verdict": verdict}
+        content |= {"rows": rows, "findings": [dataclasses.asdict(finding) for finding in findings]}
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+    return status
 
 
 # ------------------------------------------------------------ main
@@ -1237,6 +1536,7 @@ def parse(argv):
     parser.add_argument(
         "--peak", metavar="TFLOPS,TB/S", help="this device's peak at the narrowest dtype, and bandwidth"
     )
+    parser.add_argument("--strict", action="store_true", help="count a gradient that is not the slope as a finding")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- SCRIPT [ARGUMENTS]", help="or: -- -m MODULE")
     options = parser.parse_args(argv)
     if options.steps < 1:
@@ -1276,35 +1576,6 @@ def main(argv=None):
     if rank != "0":  # one report: process 0 prints it and has the status
         return 0
     return report(options, watch, rows, findings, failure, untested)
-
-
-def report(options, watch, rows, findings, failure, untested):
-    """Print and write the report; return the exit status."""
-    faults = [finding for finding in findings if not finding.warning]
-    findings += [Finding("untested", reason, warning=True) for reason in untested]
-    if len(watch.steps) < options.steps:
-        text = f"the script ended after {len(watch.steps)} of {options.steps} steps"
-        findings.append(Finding("ended_early", text, warning=True))
-    if failure:
-        status = 2
-        verdict = f"NOT OBSERVED: {failure}"
-    elif faults:
-        status = 1
-        verdict = f"{len(faults)} FINDING{'S' if len(faults) > 1 else ''}"
-    elif untested:
-        status = 2
-        verdict = "NOT OBSERVED: see the warnings"
-    else:
-        status = 0
-        verdict = "sound"
-    title = f"{os.path.basename(options.command[0])}, {len(watch.steps)} steps"
-    print_report(title, rows, findings, verdict)
-    if options.json:
-        content = {"command": options.command, "steps": len(watch.steps), "status": status, "verdict": verdict}
-        content |= {"rows": rows, "findings": [dataclasses.asdict(finding) for finding in findings]}
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-    return status
 
 
 if __name__ == "__main__":

@@ -83,6 +83,32 @@ def test_what_may_be_meant_is_a_warning(check, way):
     assert (status, without_times(kinds(report, True))) == (0, [WARNED[way]]), printed
 
 
+def test_an_unused_head_of_a_model_called_by_its_forward_is_a_warning(check):
+    """PyTorch gives model.forward() no hook: head and blocks look like modules that run on their own."""
+    status, report, printed = check(SAMPLES / "char_gpt.py", "direct", "unused_head")
+    assert (status, without_times(kinds(report, True))) == (0, ["unused"]), printed
+    assert "value.weight, value.bias" in printed
+
+
+# ---------------------------------------------------------------- gradients that are wrong
+def test_a_gradient_that_is_not_the_slope(check):
+    """.data on the skip path leaves every tensor a gradient, which is that of the last branch only."""
+    status, report, printed = check(SAMPLES / "char_gpt.py", "residual_data")
+    assert (status, without_times(kinds(report, True))) == (0, ["wrong_slope"]), printed
+    (finding,) = [finding for finding in report["findings"] if finding["kind"] == "wrong_slope"]
+    assert "tokens.weight" in finding["tensors"] and "head.weight" not in finding["tensors"]
+    status, _, _ = check(SAMPLES / "char_gpt.py", "residual_data", options=["--strict"])
+    assert status == 1
+
+
+def test_slopes_are_bounded_in_time_and_need_32_bits(check, monkeypatch):
+    _, report, _ = check(SAMPLES / "char_gpt.py", "bf16")
+    assert "16-bit weights are too coarse" in report["rows"]["slopes"]
+    monkeypatch.setattr(check_training, "SLOPE_SECONDS", -1)
+    status, report, _ = check(SAMPLES / "char_gpt.py", "residual_data")
+    assert status == 0 and "it takes more than -1 s" in report["rows"]["slopes"]
+
+
 @pytest.mark.parametrize("loop", OTHER)
 def test_other_loops_are_sound(check, loop):
     """Idle experts, frozen weights, a target network and two optimizers have no alarm."""
@@ -346,8 +372,8 @@ def test_known_and_unknown_gpus(monkeypatch, check):
 
 
 def test_every_peak_has_a_source_and_grows_with_fewer_bits():
-    for peak in PEAKS.values():
-        assert peak.source.startswith("https://")
+    for name, peak in PEAKS.items():
+        assert peak.source.startswith(("NVIDIA ", "AMD ")) and (name in peak.source or name in ("B200", "MI250X"))
         rates = [peak.tflops[bits] for bits in sorted(peak.tflops, reverse=True)]
         assert rates == sorted(rates)
 
@@ -368,10 +394,12 @@ def test_float32_copies_of_16_bit_weights_are_followed():
     param = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     optimizer = torch.optim.SGD([param], lr=0.1)
     record = check_training.Record(param, "w")
-    assert check_training.weight_of(record, optimizer) is param
+    assert check_training.copy_key(param, optimizer) is None
+    assert check_training.weight_of(record, None, optimizer) is param
     master = torch.full((4,), 1.0001)
     optimizer.state[param] = {"step": torch.tensor(1.0), "momentum": torch.zeros(4), "copy": master}
-    assert check_training.weight_of(record, optimizer) is master
+    assert check_training.copy_key(param, optimizer) == "copy"
+    assert check_training.weight_of(record, "copy", optimizer) is master
 
 
 def test_a_run_again_repeats_dropout(monkeypatch):
