@@ -198,6 +198,7 @@ class Call:
     autocast: tuple = ()
     modes: dict = dataclasses.field(default_factory=dict)  # module -> is it in training mode?
     count: int = 0
+    attached: bool = False  # does any of its outputs need a gradient?
     reached: set = dataclasses.field(default_factory=set)  # numbers of the outputs that a gradient reached
 
 
@@ -357,8 +358,10 @@ class Watch:
         call.modes = {part: part.training for part in module.modules()}
         call.count += 1
         self.scalar = None
+        call.attached = False
         for number, item in enumerate(tensors(output)):
             if item.requires_grad:
+                call.attached = True
                 item.register_hook(functools.partial(note, call.reached, number))
                 if item.numel() == 1 and self.scalar is None:
                     self.scalar = item.detach().clone()
@@ -682,11 +685,15 @@ class Rerun:
                         buffer.copy_(value)
 
     def outputs(self, grad=False, autocast=True):
-        """Return the floating outputs that the loss used: those that a gradient reached, or all if it reached none."""
+        """Return the floating outputs that the loss used: those that a gradient reached.
+
+        If none could be reached, because a call's outputs need no gradient, or none was, all count.
+        """
         found = []
         for call in self.calls:
+            tell = call.attached and self.reached
             for number, item in enumerate(tensors(self.run(call, grad, autocast))):
-                if item.is_floating_point() and (number in call.reached or not self.reached):
+                if item.is_floating_point() and (number in call.reached or not tell):
                     found.append(item.double() if grad else item.double().clone())
         if not found:
             raise Unrepeatable("it returns no floating tensors")

@@ -90,6 +90,51 @@ def test_an_unused_head_of_a_model_called_by_its_forward_is_a_warning(check):
     assert "value.weight, value.bias" in printed
 
 
+PAIR = """
+import sys, types
+import torch
+from torch import nn
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 8)
+        self.even = nn.Linear(8, 2)
+        self.odd = nn.Linear(8, 2)
+
+    def forward(self, x, task):
+        h = torch.tanh(self.body(x))
+        if task == "odd" and FAULT:
+            with torch.no_grad():
+                return types.SimpleNamespace(y=self.odd(h), task=task)
+        return types.SimpleNamespace(y=getattr(self, task)(h), task=task)
+
+torch.manual_seed(0)
+model = Pair()
+other = nn.Linear(2, 2)  # to be used later
+optimizer = torch.optim.AdamW([*model.parameters(), *other.parameters()], lr=1e-2)
+for step in range(9):
+    optimizer.zero_grad()
+    total = 0
+    for task in ("even", "odd") if step % 2 else ("odd", "even"):
+        total = total + model(torch.randn(5, 4), task).y.square().mean()
+    total.backward()
+    optimizer.step()
+model.eval()
+"""
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_each_way_to_call_a_model_is_run_again(check, write, fault):
+    """Outputs in an object of any class, heads chosen by an argument, a module that is used later."""
+    status, report, printed = check(write(PAIR.replace("FAULT", str(fault))))
+    warnings = ["wrong_slope"] * fault + ["not_run"]  # no_grad cuts the body's gradient through odd, too
+    assert status == fault and sorted(without_times(kinds(report, True))) == sorted(warnings), printed
+    if fault:
+        (finding,) = [finding for finding in report["findings"] if finding["kind"] == "no_gradient"]
+        assert finding["tensors"] == ["odd.weight", "odd.bias"]
+
+
 # ---------------------------------------------------------------- gradients that are wrong
 def test_a_gradient_that_is_not_the_slope(check):
     """.data on the skip path leaves every tensor a gradient, which is that of the last branch only."""
