@@ -85,13 +85,17 @@ EMPTY = "..."  # not measured yet
 ROADS = "**three roads from here; each end point is a bundle of ideas**"
 
 
-def columns_of(recorded, kind):
-    """Return {(preset, in a graph): the newest Column with enough rounds} of the parts of a kind: ladder, peers."""
+def all_columns(recorded, kind):
+    """Return the Columns with enough rounds of the parts of a kind, ladder or peers, the oldest first."""
     found = [column for path in recorded.folder.glob(f"{kind}*/{kind}.json") for column in rungs.read_columns(path)]
     found.sort(key=lambda column: column.content["record"]["date"])
     enough = ROUNDS_NEEDED if kind == "ladder" else 1
-    whole = [column for column in found if column.turns() >= enough and not column.content["options"]]
-    return {(column.content["preset"], column.content["graph"]): column for column in whole}
+    return [column for column in found if column.turns() >= enough and not column.content["options"]]
+
+
+def columns_of(recorded, kind):
+    """Return {(preset, in a graph): the newest Column}."""
+    return {(column.content["preset"], column.content["graph"]): column for column in all_columns(recorded, kind)}
 
 
 def step_cell(column, name):
@@ -154,20 +158,20 @@ def told_of(column, recorded):
 
 
 def peers_table(recorded):
-    """Return each way to run the peer, timed once: step and memory, or why it has none."""
-    lines = []
-    columns = columns_of(recorded, "peers")
-    for (preset, graph), column in sorted(columns.items()):
+    """Return each way to run the peer, timed once: step, memory, or why there is none. A table for each measurement."""
+    texts = []
+    for column in all_columns(recorded, "peers"):
+        lines = []
         for name, rung in column.rungs.items():
             told = column.told[name]
             memory = known(told.get("peak_mib"), ",.0f")
             step = step_cell(column, name)
-            way = "graph" if graph else "eager"
-            lines.append([preset, way, rung.idea, step, memory if column.step_ms(name) else told["reason"] or ""])
-    if not lines:
-        return None
-    where = origin(column.content["record"], recorded)
-    return f"{where}\n\n{markdown_table(['preset', 'runs', 'peer', 'step ms', 'peak MiB'], lines, left=3)}"
+            way = "graph" if column.content["graph"] else "eager"
+            reason = told["reason"] or ""
+            lines.append([column.content["preset"], way, rung.idea, step, memory if column.step_ms(name) else reason])
+        texts.append(origin(column.content["record"], recorded))
+        texts.append(markdown_table(["preset", "runs", "peer", "step ms", "peak MiB"], lines, left=3))
+    return "\n\n".join(texts) or None
 
 
 def graph_table(recorded):
@@ -312,7 +316,7 @@ def faults_of_record(recorded, paths):
     ran = {(run["case"].script, run["script_sha256"]) for run in results["runs"]}
     faults = faults_of_commit(results["record"]["commit"], ran)
     for kind in ("ladder", "peers"):
-        for column in columns_of(recorded, kind).values():
+        for column in all_columns(recorded, kind):
             ran = {(rungs.script_of(rung), column.told[name]["script_sha256"]) for name, rung in column.rungs.items()}
             faults += faults_of_commit(column.content["record"]["commit"], ran)
     quoted = [(path, row) for path in paths for row in quoted_rows(path.read_text(encoding="utf-8"))]

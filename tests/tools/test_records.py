@@ -296,6 +296,18 @@ def test_the_peer_s_variants_by_hand(recorded):
     ]
 
 
+def test_each_measurement_of_the_peer_s_variants_has_a_table(recorded):
+    for part, date, step_ms in (("peers-later", "2026-01-03", 2.0), ("peers", "2026-01-02", 3.0)):
+        column = measured("medium", True, f"{date}T00:00:00+00:00", {"compiled": [step_ms]}, count=1)
+        (recorded / part).mkdir()
+        rungs.write_columns([column], recorded / part / "peers.json")
+    lines = ladder.tables_of(Record(recorded))["peers"].splitlines()
+    assert [line for line in lines if "torch.compile" in line] == [
+        "| medium | graph | torch.compile | 3.000 | 77 |",
+        "| medium | graph | torch.compile | 2.000 | 77 |",
+    ]
+
+
 def test_an_ablation_of_five_rounds_is_judged_by_its_pair(recorded):
     path = recorded / "ablation3" / "ablation.json"
     study = json.loads(path.read_text())
