@@ -293,12 +293,17 @@ class Watch:
         self.weights = {}  # record -> (key of its float32 copy, bit sum) before this step
         self.gradients = {}  # record -> (bit sum, largest) at this step
         self.skipped = 0
+        self.graphs = compiled_graphs()  # that were there before the script
         self.undo = []
 
     @property
     def roots(self):
         """Return the outermost modules that ran with gradients."""
         return {module: root for module, root in self.outermost.items() if root.calls}
+
+    def has_compiled(self):
+        """Say whether the script compiled anything."""
+        return compiled_graphs() > self.graphs
 
     def blind(self):
         """Say whether to keep still: at the end, in another thread, or while a GPU graph is captured."""
@@ -830,7 +835,7 @@ class Facts:
         if any(bool(nonzero) for _, nonzero, _ in record.arrivals):
             return "cleared"
         if key not in self.ran:
-            return "not_seen" if compiled() else "not_run"
+            return "not_seen" if self.watch.has_compiled() else "not_run"
         return "silent"  # to be asked: does the output depend on it?
 
     def of(self, *fates):
@@ -1422,7 +1427,7 @@ def describe(facts):
     rows["loss"] = f"{losses[0]:.4f} -> {losses[-1]:.4f}" if losses else "not seen"
     if uses_scaler():
         rows["loss"] += " (may be scaled)"
-    if compiled():
+    if watch.has_compiled():
         rows["compiled"] = "yes: hooks may change what the compiler fuses, and with it the last digits"
     return rows
 
@@ -1432,10 +1437,10 @@ def uses_scaler():
     return any(issubclass(type(thing), torch.amp.GradScaler) and thing.is_enabled() for thing in gc.get_objects())
 
 
-def compiled():
-    """Say whether torch.compile made a graph."""
-    counters = getattr(getattr(torch, "_dynamo", None), "utils", None)
-    return bool(counters and counters.counters["stats"]["unique_graphs"])
+def compiled_graphs():
+    """Return the number of graphs that torch.compile has made in this process."""
+    utils = getattr(getattr(torch, "_dynamo", None), "utils", None)
+    return utils.counters["stats"]["unique_graphs"] if utils else 0
 
 
 def print_report(title, rows, findings, verdict):

@@ -124,6 +124,14 @@ model.eval()
 """
 
 
+def test_what_was_compiled_before_the_script_is_not_its_own(check, write):
+    before = check_training.compiled_graphs()
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    assert check_training.compiled_graphs() == before + 1
+    status, report, printed = check(write(PAIR.replace("FAULT", "False")))
+    assert without_times(kinds(report, True)) == ["not_run"] and not status and "compiled" not in printed, printed
+
+
 @pytest.mark.parametrize("fault", [False, True])
 def test_each_way_to_call_a_model_is_run_again(check, write, fault):
     """Outputs in an object of any class, heads chosen by an argument, a module that is used later."""
