@@ -200,7 +200,7 @@ def unbroken_losses(engine):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("killed", "saved"), [(0, 2), (1, 3)])
 def test_a_kill_in_the_middle_of_the_last_checkpoint(tmp_path, engine, killed, saved):
-    """Rank 0 leaves the checkpoint before it, and finishes its own where rank 1 is killed: both are continued exactly."""
+    """Rank 0 leaves the checkpoint before it, or finishes its own if rank 1 is killed: both are continued exactly."""
     (tmp_path / "killed.py").write_text(KILLED_IN_THE_LAST_WRITE)
     argv = [*SIZES.split(), "--batch-size", 2, "--warmup-steps", 1, "--device", "cpu", "--parallel", engine]
     saving = ["--save-every", 2, "--checkpoint-dir", tmp_path / "saved"]
