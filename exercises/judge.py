@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from common.accuracy import allowed
 from common.versions import relative_error
 
 SENTINEL = 77
@@ -39,7 +40,7 @@ def alike_where_finite(a, b):
 
 def allowed_error(plain, exact, tolerance):
     """Return the relative error that a result may have: twice plain PyTorch's in the same dtype, and the tolerance."""
-    return 2 * relative_error(plain, exact) + tolerance
+    return allowed(relative_error(plain, exact), tolerance)
 
 
 def check_inputs(inputs, originals):

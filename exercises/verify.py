@@ -6,7 +6,7 @@ import re
 import tempfile
 import time
 
-from check import REGION, exercises, folder_of, grade, hints, is_started, solution_of
+from answers import REGION, exercises, folder_of, grade, hints, is_started, solution_of
 from common.versions import SCRIPTS
 from grading import load_task
 

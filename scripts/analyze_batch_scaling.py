@@ -23,7 +23,8 @@ COLUMNS = (
 
 def row_of(profile):
     """Return batch size, median step time (ms), throughput and peak memory (MiB) of a profile."""
-    batch_size, step_ms = profile.metadata["batch_size"], statistics.median(profile.step_ms)
+    batch_size = profile.metadata["batch_size"]
+    step_ms = statistics.median(profile.step_ms)
     row = {"trace": str(profile.path), "batch_size": batch_size, "steps": len(profile.step_ms), "step_ms": step_ms}
     return row | {"samples_per_second": 1e3 * batch_size / step_ms, "peak_mib": profile.metadata["peak_memory_mb"]}
 
@@ -55,16 +56,21 @@ def as_text(content):
     lines.append(fit_line("step time", "ms", content["fixed_ms"], content["ms_per_sequence"]))
     lines.append(fit_line("memory", "MiB", content["fixed_mib"], content["mib_per_sequence"]))
     lines.append(f"most samples per second at batch {content['best_batch_size']}")
-    lines += ["without a GPU this is the memory of the whole process, its libraries included"] * content["on_cpu"]
-    return "\n".join([*lines, *[INTERPRETED] * content["interpreted"]])
+    if content["on_cpu"]:
+        lines.append("without a GPU this is the memory of the whole process, its libraries included")
+    if content["interpreted"]:
+        lines.append(INTERPRETED)
+    return "\n".join(lines)
 
 
 def check_alike(profiles):
     """Raise Failure unless the profiles differ in the batch alone."""
     first, *others = ({**p.metadata, "batch_size": None, "device": p.device} for p in profiles)
     for profile, other in zip(profiles[1:], others, strict=True):
-        versions = [f"version: {first['version']}, {other['version']}"] * (first["version"] != other["version"])
-        if found := unlike(first, other) + versions:
+        found = unlike(first, other)
+        if first["version"] != other["version"]:
+            found.append(f"version: {first['version']}, {other['version']}")
+        if found:
             names = f"{profiles[0].path} and {profile.path}"
             raise Failure(2, f"{names} are unlike ({'; '.join(found)}): give folders that differ in the batch alone")
     sizes = [profile.metadata["batch_size"] for profile in profiles]

@@ -46,7 +46,8 @@ def ranked(rows):
 
 def targets(rows):
     """Return a row per group, by the time that could be saved; where that is not known, by its whole time."""
-    whole, found = sum(row["ms"] for row in rows), []
+    whole = sum(row["ms"] for row in rows)
+    found = []
     for group in dict.fromkeys(row["group"] for row in rows):
         part = [row for row in rows if row["group"] == group]
         ms = sum(row["ms"] for row in part)
@@ -60,7 +61,8 @@ def targets(rows):
 
 def report(content):
     """Return the Markdown page: groups by the time that could be saved, operators by their time."""
-    rows, what = content["operators"], "operators" if content["on_cpu"] else "kernels"
+    rows = content["operators"]
+    what = "operators" if content["on_cpu"] else "kernels"
     roofs = f"No roofline: {content['ceilings_from']}."
     if content["ceilings"]:
         roofs = (
@@ -84,14 +86,18 @@ def as_text(content, files):
         saved = "" if row["could_save_ms"] is None else f", of which {rounded(row['could_save_ms'])} ms could be saved"
         time = f"{rounded(row['ms'])} ms per step ({row['share_percent']:.1f} %)"
         lines += [f"{row['rank']}. {row['group']}: {time}{saved}", f"   {row['addressed_by']}"]
-    lines += [f"no roofline: {content['ceilings_from']}"] * (content["ceilings"] is None)
-    lines += [*content["remarks"], *[INTERPRETED] * content["interpreted"]]
+    if content["ceilings"] is None:
+        lines.append(f"no roofline: {content['ceilings_from']}")
+    lines += content["remarks"]
+    if content["interpreted"]:
+        lines.append(INTERPRETED)
     return "\n".join([*lines, f"wrote {', '.join(map(str, files))}"])
 
 
 def analyze(options):
     """Write the report and its two companions."""
-    content, path = analyzed_trace(options)[1], pathlib.Path(options.output_report)
+    content = analyzed_trace(options)[1]
+    path = pathlib.Path(options.output_report)
     content["targets"] = targets(content["operators"])
     folder = path.parent / "bottleneck_analysis"
     folder.mkdir(parents=True, exist_ok=True)

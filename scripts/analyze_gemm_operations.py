@@ -51,27 +51,15 @@ def sizes_of(config, batch_size, seq_len):
     return counts.sizes_of(load_version(1).parse_options([*options, "--device", "cpu"]))
 
 
-def gemms(s, e):
-    """Return the matmuls of version 1's step with elements of e bytes: `batch` times [m, k] x [k, n] per call."""
-    rows, heads, found = s.B * s.T, s.B * s.H, []
-    weights = {"q, o": (s.C, s.C, 2 * s.L), "k, v": (s.C, s.kv, 2 * s.L), "gate, up": (s.C, s.F, 2 * s.L)}
-    weights |= {"down": (s.F, s.C, s.L), "output head": (s.C, s.V, 1)}
-    for name, (k, n, calls) in weights.items():
-        found.append((name, "forward", 1, rows, k, n, calls))
-        found.append((name, "input gradient", 1, rows, n, k, calls))
-        found.append((name, "weight gradient", 1, n, rows, k, calls))
-    found += [
-        ("scores", "forward", heads, s.T, s.D, s.T, s.L),
-        ("weights x value", "forward", heads, s.T, s.T, s.D, s.L),
-        ("gradient of weights", "input gradient", heads, s.T, s.D, s.T, s.L),
-        ("gradients of q, k, v", "input gradient", heads, s.T, s.T, s.D, 3 * s.L),
-    ]
-    gemms = []
-    for name, part, batch, m, k, n, calls in found:
-        flops, moved = 2 * batch * m * k * n, batch * counts.matmul(m, k, n, e)
-        gemm = {"names": name, "part": part, "batch": batch, "m": m, "k": k, "n": n, "calls": calls}
-        gemms.append(gemm | {"flops": flops, "bytes": moved, "flop_per_byte": flops / moved})
-    return gemms
+def gemms(sizes, element_bytes):
+    """Return the matmuls of version 1's step with their FLOPs and bytes: `batch` times [m, k] x [k, n] per call."""
+    found = []
+    for names, part, batch, m, k, n, calls in counts.gemms(sizes):
+        flops = 2 * batch * m * k * n
+        moved = batch * counts.matmul(m, k, n, element_bytes)
+        gemm = {"names": names, "part": part, "batch": batch, "m": m, "k": k, "n": n, "calls": calls}
+        found.append(gemm | {"flops": flops, "bytes": moved, "flop_per_byte": flops / moved})
+    return found
 
 
 def seconds(gemm, device, dtype):
@@ -102,7 +90,8 @@ def processors(device):
 
 def rated(gemm, roofs, processors):
     """Return a timed GEMM with its rate and what limits it."""
-    rate, intensity = gemm["flops"] / gemm["us"] / 1e6, gemm["flop_per_byte"]
+    rate = gemm["flops"] / gemm["us"] / 1e6
+    intensity = gemm["flop_per_byte"]
     limit = bound(intensity, roofs)
     if rate < SLOW * min(roofs["matmul_tflops"], roofs["copy_tb_s"] * intensity):
         tiles = gemm["batch"] * -(-gemm["m"] // TILE) * -(-gemm["n"] // TILE)
@@ -132,7 +121,8 @@ def as_text(content):
 def analyze(options):
     import torch
 
-    config, precision = read_config(pathlib.Path(options.model_config)), options.precision
+    config = read_config(pathlib.Path(options.model_config))
+    precision = options.precision
     steps = {sizes_of(config, *size): [] for size in itertools.product(options.batch_sizes, options.sequence_lengths)}
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     roofs = measure_ceilings(device, precision)  # allows TF32 where it is asked for

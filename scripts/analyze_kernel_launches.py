@@ -32,7 +32,9 @@ def paused_us(start, end, begins):
 
 def launch_results(launches, steps, begins=None):
     """Return counts, busy, idle and paused time in microseconds, the longest gaps, and the verdict."""
-    last, gaps, paused = launches[0], [], 0.0
+    last = launches[0]
+    gaps = []
+    paused = 0.0
     for kernel in launches[1:]:
         if kernel.start_ns > last.end_ns:
             pause = paused_us(last.end_ns, kernel.start_ns, begins)

@@ -67,7 +67,8 @@ def as_text(content):
         rows.append([f"version {row['version']}", *peaks, known(share and 100 * share, ".0f"), row["growth"] or "-"])
     header = ["peak MiB at", *(f"{length} tokens" for length in content["lengths"]), "% of growth with T²", "growth"]
     lines = [f"{content['device']}; {' '.join(content['options'])}", text_table(header, rows)]
-    lines += ["without a GPU this is the memory of the whole process, its libraries included"] * content["on_cpu"]
+    if content["on_cpu"]:
+        lines.append("without a GPU this is the memory of the whole process, its libraries included")
     return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ round over all cases, so that drift hits all alike. FOLDER/suite.json is written
 fails, or that this machine cannot run, is reported and skipped. --append may go on with the same scripts on another
 machine of the same kind; a round is always of one machine.
 
---ladder measures the rungs of common/rungs.py, each one idea away from the rung that it builds on, in rounds of warm
+--ladder measures the rungs of maintain/rungs.py, each one idea away from the rung that it builds on, in rounds of warm
 processes that run beside each other and take turns. FOLDER/ladder.json keeps every step; --append goes on with the
 starts that are missing. --peer-variants times each way to run the peer, to choose the fastest.
 
@@ -23,7 +23,6 @@ Exit status: 0; 1 if all cases of a model failed or --time-limit left some out; 
 
 import concurrent.futures
 import datetime
-import functools
 import itertools
 import json
 import os
@@ -36,12 +35,14 @@ import threading
 
 import torch
 
-from common import records, rounds, rungs
+from common.accuracy import errors_of
 from common.command_line import PRECISIONS, Failure, Parser, listed, numbers, on_cpu, positive, progress, run_tool
-from common.provenance import SAME_RUN, describe, hash_of
+from common.machine import describe
 from common.runs import TimeLimit, last_words, run_process, train
 from common.tables import rounded, text_table
-from common.versions import load_version, loss_and_gradients, relative_error
+from common.versions import load_version, loss_and_gradients
+from maintain import measure_ladder, records
+from maintain.provenance import SAME_RUN, hash_of
 
 PEERS = {"hf": ["--library", "transformers"], "liger": ["--library", "liger"]}
 MODIFIERS = {"compile": ["--enable-torch-compile"], "nodet": ["--no-deterministic"], "fsdp": ["--parallel", "fsdp"]}
@@ -85,15 +86,17 @@ def parse_arguments(argv):
     parser = Parser("benchmark_suite.py", __doc__, with_json=False)
     add_options(parser)
     arguments, rest = parser.parse_known_args(argv)
-    arguments.options, cpu = shlex.join(rest), on_cpu(rest)
+    arguments.options = shlex.join(rest)
+    cpu = on_cpu(rest)
     if cpu and not (arguments.presets or rest):
         progress("Without a GPU, and without --presets, a toy model is measured.")
         arguments.options, arguments.num_steps = CPU_OPTIONS, arguments.num_steps or 5
-        arguments.batch_sizes, arguments.seq_lengths = arguments.batch_sizes or [2], arguments.seq_lengths or [32]
+        arguments.batch_sizes = arguments.batch_sizes or [2]
+        arguments.seq_lengths = arguments.seq_lengths or [32]
     arguments.presets = arguments.presets or ["tiny" if cpu else "small"]
     arguments.results = arguments.results or pathlib.Path(f"benchmark_results/{datetime.datetime.now():%Y%m%d_%H%M%S}")
     if arguments.ladder or arguments.peer_variants:
-        return check_ladder(parser, arguments, rest)
+        return measure_ladder.check(parser, arguments, rest)
     if (arguments.results / "suite.json").exists() and not arguments.append:
         parser.error(f"{arguments.results} holds results already: add --append, or choose another --results folder")
     if arguments.spread and (max(arguments.nproc) > 1 or len(arguments.presets) > len(visible_gpus())):
@@ -250,10 +253,7 @@ def check_gradients(requests):
     loss, gradients = loss_and_gradients(1, requests[0][1], full_precision=True)
     for version, options in requests:
         found_loss, found = loss_and_gradients(version, options)
-        errors = {
-            name: relative_error(found[name], wanted) if name in found else float("inf")
-            for name, wanted in gradients.items()
-        }
+        errors = errors_of(found, gradients)
         worst = max(errors, key=errors.get)
         errors = {"loss_error": abs(found_loss - loss) / abs(loss), "gradient_error": errors[worst]}
         print(json.dumps({**errors, "worst_gradient": worst}), flush=True)
@@ -285,128 +285,6 @@ def measure_accuracy(cases, arguments, results, limit):
     return len(cases) - len(found)
 
 
-# ---------------------------------------------------------------- the ladder
-
-AUTOTUNE_S = 240  # seconds without which the slowest compiler is not begun
-NOISIEST = {False: "c", True: "g"}  # eager, in a graph
-
-
-def check_ladder(parser, arguments, rest):
-    """Return the arguments, checked and completed for the ladder: rungs is what it measures."""
-    if arguments.ladder and arguments.peer_variants:
-        parser.error("--ladder and --peer-variants measure different things: give one of them")
-    known_rungs = rungs.by_name(rungs.LADDER if arguments.ladder else [*rungs.PEERS, rungs.SLOW_PEER])
-    for name in [*(arguments.rungs or []), *([arguments.again] if arguments.again else [])]:
-        if name not in known_rungs:
-            parser.error(f"--rungs, --again: {name} is none of {', '.join(known_rungs)}")
-    arguments.rungs = [known_rungs[name] for name in known_rungs if name in (arguments.rungs or known_rungs)]
-    if arguments.again and arguments.again not in rungs.by_name(arguments.rungs):
-        parser.error(f"--again: {arguments.again} is not among the --rungs")
-    arguments.starts = arguments.starts or (3 if arguments.ladder else 1)
-    arguments.graph = arguments.graph or ["on", "off"]
-    file = arguments.results / ladder_file(arguments)
-    if file.exists() and not arguments.append:
-        parser.error(f"{file} exists already: add --append, or choose another --results folder")
-    load_version(1).parse_options(rest)  # refuses an option that it does not know
-    return arguments
-
-
-def ladder_file(arguments):
-    return "ladder.json" if arguments.ladder else "peers.json"
-
-
-def begin_column(arguments, preset, graph, record, columns):
-    """Return the column to go on with: of this machine, commit, text and choice of rungs; else a new one."""
-    names = [rung.name for rung in arguments.rungs]
-    again = arguments.again or (NOISIEST[graph] if NOISIEST[graph] in names else names[-1])
-    wanted = {"preset": preset, "graph": graph, "options": arguments.options, "again": again}
-    chosen = [rung._asdict() | {"script_sha256": hash_of(rungs.script_of(rung))} for rung in arguments.rungs]
-    for content in (column.content for column in columns):
-        here = all(content["record"].get(key) == record[key] for key in ("host", "commit", *SAME_RUN))
-        asked = all(content[key] == value for key, value in wanted.items())
-        texts = [{key: rung[key] for key in chosen[0]} for rung in content["rungs"]]
-        if here and asked and texts == chosen:
-            return rungs.Column(content)
-    told = [rung | {"status": "not run", "reason": None} for rung in chosen]
-    columns.append(rungs.Column(wanted | {"record": record, "rungs": told, "rounds": []}))
-    return columns[-1]
-
-
-def related(names, column):
-    """Return these names and those that they are compared with, in the order of the rungs, with the A/A pair."""
-    plain = {name.removesuffix(rounds.AGAIN) for name in names}
-    pairs = [(rung.name, rung.base) for rung in column.rungs.values() if rung.base]
-    wanted = plain.union(*(pair for pair in [*pairs, *rungs.LEADS] if plain & set(pair)))
-    return with_again([name for name in column.rungs if name in wanted], column)
-
-
-def with_again(names, column):
-    again = column.content["again"]
-    return rounds.with_pair(names, again) if again in names else names
-
-
-def measure_column(column, arguments, limit, save):
-    """Measure the starts that the column lacks; return how many are left."""
-    content = column.content
-    way = "--graph" if content["graph"] else "--no-graph"
-    shared = ["--preset", content["preset"], way, *shlex.split(content["options"])]
-    programs = {rung.name: (rung.version, [*shared, *rung.options]) for rung in column.rungs.values()}
-    work = rounds.Rounds(programs, column.told, column.rounds, content["graph"], arguments.num_steps or 10)
-    names = [name for name in column.rungs if name != rungs.SLOW_PEER.name]
-    groups = [with_again(names, column) if arguments.ladder else names]
-    begin = 1 + max((found["start"] for found in column.rounds), default=-1)
-    for start in range(begin, arguments.starts):
-        if not limit.room():
-            return arguments.starts - start
-        turns = range(start * arguments.rounds, (start + 1) * arguments.rounds)
-        progress(f"{column.title}: start {start + 1} of {arguments.starts}, {sum(map(len, groups))} processes")
-        try:
-            companions = functools.partial(related, column=column)
-            groups = limit.timed(functools.partial(work.measure, groups, start, turns, companions))
-        finally:
-            save()
-    slow = column.rungs.get(rungs.SLOW_PEER.name)
-    if slow and content["preset"] == "medium" and column.step_ms(slow.name) is None:
-        measure_slowly(slow.name, work, arguments, limit)
-        save()
-    return 0
-
-
-def measure_slowly(name, work, arguments, limit):
-    """Measure the peer whose compiler takes minutes, alone and last."""
-    seconds = limit.bound(rounds.WARM_S)
-    if seconds < AUTOTUNE_S:
-        work.note(name, reason=f"no time was left: it needs {AUTOTUNE_S} s")
-        return
-    progress(f"{name}: at most {seconds:.0f} s")
-    work.start([name], 0, range(arguments.rounds), seconds)
-
-
-def climb(arguments, argv):
-    """Measure the ladder's columns and print them; return the exit status."""
-    record = describe(["benchmark_suite.py", *argv])
-    file = arguments.results / ladder_file(arguments)
-    columns = rungs.read_columns(file) if file.exists() else []
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    limit, left, status = TimeLimit(arguments.time_limit), 0, 0
-    measured = []
-    try:
-        for preset in arguments.presets:
-            for choice in arguments.graph:
-                column = begin_column(arguments, preset, choice == "on", record, columns)
-                measured.append(column)
-                left += measure_column(column, arguments, limit, lambda: rungs.write_columns(columns, file))
-    except KeyboardInterrupt:
-        progress("interrupted: the rounds that were measured are kept")
-        status = 130
-    for column in measured:
-        print("\n".join(["", *rungs.lines_of(column)]))
-    print(f"\n{file}")
-    if left:
-        print(f"{left} starts are left: repeat the command with --append")
-    return status or int(bool(left) or not any(column.rounds for column in measured))
-
-
 # ---------------------------------------------------------------- the whole
 
 
@@ -417,7 +295,8 @@ def earlier_results(cases, arguments, record):
     """
     path = arguments.results / "suite.json"
     results = records.read_results(path) if path.exists() else {"record": record, "runs": [], "accuracy": []}
-    good, then = [run for run in results["runs"] if run["status"] == "ok"], results["record"]
+    good = [run for run in results["runs"] if run["status"] == "ok"]
+    then = results["record"]
     told = [f"{k} {then.get(k)}, but here it is {record[k]}" for k in SAME_RUN if then.get(k) != record[k]]
     scripts = [run["case"].script for run in good if run["script_sha256"] != hash_of(run["case"].script)]
     if told := [*told, *(f"another text of {script.name}" for script in scripts)]:
@@ -430,7 +309,8 @@ def earlier_results(cases, arguments, record):
 
 def measure(cases, arguments, results, record):
     """Run what the results lack, then compare the gradients; return how many processes or comparisons are left."""
-    limit, here = TimeLimit(arguments.time_limit), {key: record[key] for key in ("host", "commit")}
+    limit = TimeLimit(arguments.time_limit)
+    here = {key: record[key] for key in ("host", "commit")}
     if arguments.compile_first and not any(run.get("host") == record["host"] for run in results["runs"]):
         compile_first(cases, arguments)
     groups = [tasks := tasks_left(cases, arguments.repeats, results)]
@@ -455,8 +335,10 @@ def show(results, metrics):
 def benchmark(arguments, argv):
     """Run, compare, report; return the exit status."""
     if arguments.ladder or arguments.peer_variants:
-        return climb(arguments, argv)
-    cases, record, status = grid(arguments), describe(["benchmark_suite.py", *argv]), 0
+        return measure_ladder.measure(arguments, argv)
+    cases = grid(arguments)
+    record = describe(["benchmark_suite.py", *argv])
+    status = 0
     results = earlier_results(cases, arguments, record)
     arguments.results.mkdir(parents=True, exist_ok=True)
     try:

@@ -157,7 +157,8 @@ def study(options, rest):
     # said aloud, for profiling alone would switch the graph off
     argv.append("--graph" if load_version(options.version).parse_options(argv).graph else "--no-graph")
     switches = options.switches or SWITCHES[options.version]
-    wanted, limit = combinations(switches, options.all_combinations), TimeLimit(options.time_limit)
+    wanted = combinations(switches, options.all_combinations)
+    limit = TimeLimit(options.time_limit)
     rows, again = measure(SCRIPTS[options.version], switches, wanted, argv, options.rounds, limit)
     if not any(row["step_ms"] for row in rows):
         raise Failure(1, f"no combination ran: {rows[0]['reason']}")

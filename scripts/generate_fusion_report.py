@@ -76,12 +76,15 @@ def findings(results, traces, groups):
     for result in results:
         if result["parameters_trained"] != result["parameters"]:
             lines.append(f"{result['name'].capitalize()} does not train every parameter: its speed means nothing.")
-    return lines + [INTERPRETED] * any(trace.interpreted for trace in traces)
+    if any(trace.interpreted for trace in traces):
+        lines.append(INTERPRETED)
+    return lines
 
 
 def report(results, traces, groups, notice):
     """Return the report as Markdown."""
-    names, what = [result["name"] for result in results], traces[0].what
+    names = [result["name"] for result in results]
+    what = traces[0].what
     header = [f"{what} per step", *names, "fewer", *(f"ms, {name}" for name in names)]
     sections = [
         ("The steps", [pages.table(["", *names], pages.result_lines(results))]),
@@ -93,7 +96,8 @@ def report(results, traces, groups, notice):
 
 def generate(options, rest):
     folder = pathlib.Path(options.output_dir) if options.output_dir else pathlib.Path(options.output).parent
-    given, folders = (options.baseline, options.fused), []
+    given = (options.baseline, options.fused)
+    folders = []
     if rest and all(given):
         raise Failure(2, f"{' '.join(rest)} means nothing where profiles are given")
     for version, name in enumerate(given, 1):

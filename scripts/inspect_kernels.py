@@ -33,14 +33,14 @@ from collections import Counter
 from types import SimpleNamespace
 from unittest import mock
 
-from common import command_line, records
+from common import command_line
 from common.command_line import Failure, Parser, on_cpu, positive, progress
 from common.occupancy import KB, TARGETS, TENSOR_MEMORY, occupancy
 from common.tables import emit, text_table
 from common.versions import load_version
 
 # fp8 only on targets that multiply in it
-PRECISIONS = {records.PRECISIONS[name].lower(): options for name, options in command_line.PRECISIONS.items()}
+PRECISIONS = {command_line.SHORT_PRECISIONS[name].lower(): argv for name, argv in command_line.PRECISIONS.items()}
 TINY = "--num-layers 1 --num-heads 2 --num-kv-heads 1 --vocab-size 16 --seq-len 16 --batch-size 1".split()
 CODE = {"hip": "amdgcn", "cuda": "ptx"}
 MATRIX = {"hip": r"\bv_(mfma|smfmac|wmma|swmmac)_", "cuda": r"\b(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b"}
@@ -98,7 +98,8 @@ def problems(row):
     target = TARGETS[row["target"]]
     if "error" in row:
         return [f"does not compile: {row['error']}"]
-    shared, columns = row["shared_bytes"], row["tensor_memory"]
+    shared = row["shared_bytes"]
+    columns = row["tensor_memory"]
     found = {
         "the compiler left nothing of it: its code writes no result": not row["stores"],
         f"requests {shared} bytes of shared memory, the target has {target.shared}": shared > target.shared,
@@ -167,7 +168,9 @@ def compiled_launches(module, target, label, options):
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    rows, run, tiles = {}, JITFunction.run, getattr(module, "attention_tiles", None)
+    rows = {}
+    run = JITFunction.run
+    tiles = getattr(module, "attention_tiles", None)
 
     def compile_only(kernel, *args, grid, warmup, **given):
         name = kernel.fn.__name__
@@ -267,7 +270,8 @@ def inspect_all(options):
     Compile in processes of their own: this one may have chosen Triton's interpreter already. Leave out, with a warning,
     a target that the installed Triton cannot compile for.
     """
-    rows, obstacles = {}, {name: obstacle(name) for name in options.target}
+    rows = {}
+    obstacles = {name: obstacle(name) for name in options.target}
     for target in filter(obstacles.get, obstacles):
         progress(f"{target} is left out, Triton cannot compile for it here: {obstacles[target]}")
     tasks = [(target, label) for target in obstacles if not obstacles[target] for label in options.dtype]

@@ -78,7 +78,8 @@ def as_text(rows, top, named):
     asked_for = asked_for or [name for name in units if not name.startswith(NOT_ASKED_FOR)] or list(units)
     shown = sorted(dict.fromkeys(asked_for), key=lambda name: name != TIME)[:SHOWN]
     first = sorted((row for row in rows if row["counter"] == shown[0]), key=lambda row: -row["mean"] * row["launches"])
-    lines, table = [f"{len(first)} kernels; means of a launch:"], []
+    lines = [f"{len(first)} kernels; means of a launch:"]
+    table = []
     for row in first[:top]:
         values = [known(means.get((row["kernel"], name)), ",.1f") for name in shown]
         table.append([short(row["kernel"], 44), f"{row['launches']:,}", *values])

@@ -35,7 +35,8 @@ def bandwidth_rows(rows, ceilings):
 def summary(rows, all_rows, ceilings):
     """Return bytes and rate of the whole step, and the time of memory-bound operators and of unknown ones."""
     moved, ms = (sum(row[key] for row in rows) for key in ("bytes", "ms"))
-    total, rate = sum(row["ms"] for row in all_rows), moved / ms / 1e6
+    total = sum(row["ms"] for row in all_rows)
+    rate = moved / ms / 1e6
     bound_ms = sum(row["ms"] for row in rows if row["bound"] == "memory")
     whole = {"bytes": moved, "gb_s": rate, "share_of_copy": rate / (1e3 * ceilings["copy_tb_s"])}
     return whole | {"ms": total, "memory_bound_ms": bound_ms, "unknown_ms": total - ms}

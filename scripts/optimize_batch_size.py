@@ -82,7 +82,8 @@ def as_text(content):
     ]
     smaller = nearly_as_fast(content["probes"], found)
     if content["target"] == "throughput" and smaller is not found:
-        rate, peak = smaller["samples_per_second"], smaller["peak_memory_mb"]
+        rate = smaller["samples_per_second"]
+        peak = smaller["peak_memory_mb"]
         lines.append(f"within 2 % of it: --batch-size {smaller['batch_size']}, {rate:,.1f} samples/s, {peak:,.0f} MiB")
     return "\n".join(lines)
 

@@ -18,13 +18,13 @@ import argparse
 import math
 import sys
 
+from common.accuracy import loss_bound
 from common.command_line import Failure, Parser
 from common.profiles import number
 from common.ratios import ROUNDS_NEEDED, counted, gain
 from common.runs import differences, read_metrics
 from common.tables import emit, rounded
 
-LOSS_BOUND = 0.02  # relative difference of the first losses: a lower precision may make so much, a wrong model more
 STATUS = {"faster": 0, "slower": 1, "too close to tell": 3}
 VERDICTS = {
     "faster": "PASSED: at least",
@@ -64,7 +64,7 @@ def check(baseline, current):
     if found := differences(baseline, current):
         raise Failure(2, f"the runs are not comparable ({'; '.join(found)}): measure alike")
     first, other = (content["summary"]["first_loss"] for content in (baseline, current))
-    if not abs(first - other) <= LOSS_BOUND * abs(first):
+    if not abs(first - other) <= loss_bound(baseline["options"]) * abs(first):
         raise Failure(1, f"the first loss is {other:.4f}, not {first:.4f}: the current version computes something else")
 
 

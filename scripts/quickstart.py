@@ -8,24 +8,20 @@ Exit status: 0; 1 where a version fails or disagrees; 2 for a bad option; 130 wh
 """
 
 import importlib.util
-import json
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
 
-import torch
-
+from common.accuracy import Reference, outcome, verdict
 from common.command_line import Failure, Parser, on_cpu, result_folder, run_tool
+from common.runs import train
 from common.tables import columns, text_table
-from common.versions import REPOSITORY, SCRIPTS, load_version, loss_and_gradients, prepare, relative_error
+from common.versions import REPOSITORY, SCRIPTS, load_version
 
 # On two CPU cores, with version 3's kernels in Triton's interpreter, all of it takes about a minute.
 CPU_SIZES = "--hidden-dim 64 --num-layers 2 --num-heads 4 --seq-len 64 --batch-size 2 --vocab-size 256 --num-steps 20"
 LOSSES_COMPARED = 10  # steps; later losses carry every rounding before them, and training amplifies it
-LOSS_BOUND = 1e-4  # relative, float32
-GRADIENT_FLOOR = {"cpu": 1e-6, "cuda": 1e-5}  # relative; on a GPU libraries add in another order
 # Version 3's kernels are written in Triton, which has packages for Linux only.
 VERSIONS = [version for version in SCRIPTS if version != 3 or importlib.util.find_spec("triton")]
 COLUMNS = (
@@ -62,67 +58,34 @@ def check_options(argv):
     return first
 
 
-def train(version, argv, metrics):
-    """Run one training script in a process of its own; return its metrics, or None where it failed."""
+def train_version(version, argv, metrics):
+    """Run one training script and show its steps; return its metrics, or None where it failed."""
     print(f"V{version}  {SCRIPTS[version].parent.name}: training", flush=True)
-    command = [sys.executable, "-u", str(SCRIPTS[version]), *argv, "--metrics-file", str(metrics)]
     output = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        for line in process.stdout:
-            output.append(line)
-            if line.startswith("step"):
-                print(f"V{version}  {line}", end="", flush=True)
-    if process.returncode == 0:
-        return json.loads(metrics.read_text())
-    print("".join(output[-20:]), end="", file=sys.stderr)
-    print(f"V{version}  failed with exit status {process.returncode}", file=sys.stderr, flush=True)
-    return None
+
+    def tell(line):
+        output.append(line)
+        if line.startswith("step"):
+            print(f"V{version}  {line}", end="", flush=True)
+
+    try:
+        return train(SCRIPTS[version], argv, tell=tell, keep=metrics)
+    except Failure as error:
+        print("".join(output[-20:]), end="", file=sys.stderr)
+        print(f"V{version}  {error}", file=sys.stderr, flush=True)
+        return None
 
 
-def exact_gradients(argv):
-    """Return version 1's loss and gradients in float64, from one sequence at a time: float64 takes twice the memory."""
-    script = load_version(1)
-    trainer, data = prepare(script, argv, full_precision=True)
-    model, device = trainer.model.double(), trainer.config.device
-    tokens, labels = (tensor.to(device) for tensor in script.batch(data, 0, trainer.config))
-    total = 0.0
-    for row in range(len(tokens)):
-        loss = script.compute_loss(model, tokens[row : row + 1], labels[row : row + 1], trainer.config) / len(tokens)
-        loss.backward()
-        total += loss.item()
-    return total, {name: p.grad.cpu() for name, p in model.named_parameters()}
-
-
-class Reference:
-    """Hold version 1's first loss and gradients in float64, and how far from them those of a version may be.
-
-    A gradient may be twice as far from them as version 1's in the run's precision is, and in 16 bits one rounding more,
-    for it may be kept in them. A loss, a mean whose own distance may vanish by chance, may be off by one unit in the
-    last place of a lower precision, or by LOSS_BOUND.
-    """
-
-    def __init__(self, options, argv):
-        self.loss, self.gradients = exact_gradients(argv)
-        self.version_1 = loss_and_gradients(1, argv)
-        self.loss_bound, rounding = LOSS_BOUND, GRADIENT_FLOOR[torch.device(options.device).type]
-        if options.use_amp or options.tf32:
-            # TF32 keeps as many bits as float16.
-            self.loss_bound = torch.finfo(getattr(torch, options.amp_dtype) if options.use_amp else torch.float16).eps
-        if options.use_amp:
-            rounding += self.loss_bound / 2
-        errors = {name: relative_error(self.version_1[1][name], wanted) for name, wanted in self.gradients.items()}
-        self.bounds = {name: 2 * error + rounding for name, error in errors.items()}
-
-    def check(self, loss, gradients):
-        """Return (the fault or None, a sentence with the largest error) of a version's first loss and gradients."""
-        if missing := [name for name in self.gradients if name not in gradients]:
-            return f"{len(missing)} weights get no gradient, {missing[0]} for one", ""
-        if not abs(loss - self.loss) <= self.loss_bound * self.loss:
-            return f"the first loss is {loss:.6f} instead of {self.loss:.6f}", ""
-        errors = {name: relative_error(gradients[name], wanted) for name, wanted in self.gradients.items()}
-        worst = max(errors, key=lambda name: errors[name] / self.bounds[name])
-        found = f"relative error {errors[worst]:.1e} of the gradient of {worst}, allowed {self.bounds[worst]:.1e}"
-        return (None if errors[worst] <= self.bounds[worst] else found), found
+def first_fault(found):
+    """Return (the fault or None, a sentence with the worst gradient) of a verdict on a version's first batch."""
+    worst = found["worst_of_each_kind"]["gradient"]
+    sentence = f"relative error {worst['error']:.1e} of the gradient of {worst['name']}, allowed {worst['bound']:.1e}"
+    if found["passed"]:
+        return None, sentence
+    if worst["error"] > worst["bound"]:
+        return sentence, sentence
+    kind = found["worst"]["kind"]
+    return f"the first {kind} is off by {found['worst']['error']:.1e}, allowed {found['worst']['bound']:.1e}", sentence
 
 
 def compare_training(run, first, bound):
@@ -136,15 +99,20 @@ def compare_training(run, first, bound):
     return None
 
 
-def check_agreement(options, argv, runs):
+def check_agreement(argv, runs):
     """Return {version: its fault or None}, and print a line for each but the first."""
     print("Comparing losses and gradients, from the same weights on the same batch", flush=True)
-    reference, problems = Reference(options, argv), {}
+    reference = Reference(argv)
+    problems = {}
     for version, run in runs.items():
-        problem, found = reference.check(*(reference.version_1 if version == 1 else loss_and_gradients(version, argv)))
-        problem = problems[version] = problem or compare_training(run, runs[1], reference.loss_bound)
-        if version > 1 or problem:
-            print(f"V{version}  {f'disagrees: {problem}' if problem else f'agrees: {found}'}", flush=True)
+        computed = reference.own if version == 1 else outcome(load_version(version), argv, steps=0)
+        problem, sentence = first_fault(verdict(reference.compare(computed)))
+        problem = problem or compare_training(run, runs[1], reference.loss_bound)
+        problems[version] = problem
+        if problem:
+            print(f"V{version}  disagrees: {problem}", flush=True)
+        elif version > 1:
+            print(f"V{version}  agrees: {sentence}", flush=True)
     return problems
 
 
@@ -165,7 +133,8 @@ def table_row(version, run, first_ms, problem):
 
 
 def print_table(options, runs, problems):
-    first, machine = runs[1]["summary"], runs[1]["environment"]
+    first = runs[1]["summary"]
+    machine = runs[1]["environment"]
     first_ms = first["step_ms"]["median"]
     rows = {version: table_row(version, run, first_ms, problems[version]) for version, run in runs.items()}
     interpreted = 3 in runs and machine["device_type"] == "cpu"
@@ -188,11 +157,11 @@ def quickstart(results, argv):
         print("V3  passed over: its kernels need Triton, which is not installed (it exists for Linux only)", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder = result_folder(results or temporary, "--results").resolve()
-        runs = {version: train(version, argv, folder / f"v{version}.json") for version in VERSIONS}
+        runs = {version: train_version(version, argv, folder / f"v{version}.json") for version in VERSIONS}
     trained = {version: run for version, run in runs.items() if run}
     if 1 not in trained:
         return 1
-    problems = check_agreement(options, argv, trained)
+    problems = check_agreement(argv, trained)
     print_table(options, trained, problems)
     if wrong := [f"V{version}" for version in VERSIONS if problems.get(version, "failed")]:
         print(f"{' and '.join(wrong)} failed or disagreed with V1, as said above.", file=sys.stderr)
@@ -204,7 +173,8 @@ def quickstart(results, argv):
 
 def print_next_step():
     """Print how to activate the environment and the command that opens the first version."""
-    folder, script = SCRIPTS[1].parent.name, SCRIPTS[1].name
+    folder = SCRIPTS[1].parent.name
+    script = SCRIPTS[1].name
     print(f"\nNext:\n    cd {shlex.quote(str(REPOSITORY))}")
     if sys.prefix != sys.base_prefix:
         print(f"    source {shlex.quote(os.path.relpath(sys.prefix, REPOSITORY))}/bin/activate")

@@ -89,7 +89,8 @@ def count(version, config, table):
     The counters must agree with the formulas: equal matmuls, and in attention the whole square of the scores.
     """
     progress("counting the operations of one step ...")
-    script, sizes = load_version(version), counts.sizes_of(config)
+    script = load_version(version)
+    sizes = counts.sizes_of(config)
     # Counters see PyTorch's operators only.
     fusions = [name for name in vars(config) if re.fullmatch(r"enable_(torch_compile|\w+_kernel)", name)]
     vars(config).update(dict.fromkeys(fusions, False), attention_backend="math")
@@ -97,7 +98,8 @@ def count(version, config, table):
     table.write_text(modules)
     found = {"FlopCounterMode": counted, "DeepSpeed": deepspeed_count(script, config, table)}
     flops = counts.required_flops(sizes)
-    total, attention = sum(flops.values()), flops["attention"]
+    total = sum(flops.values())
+    attention = flops["attention"]
     products = total - attention
     _, embedding = counts.flops_done(version, sizes).get("embedding", (0, 0))  # a matmul in version 3
     expected = {"matrix products": products + embedding, "attention": 2 * attention, "forward": (total + attention) / 3}
@@ -125,8 +127,10 @@ def measure(version, config, arguments):
         return None
     progress(f"training {config.num_steps} steps of version {version} ...")
     metrics = train(SCRIPTS[version], arguments)
-    summary, device = metrics["summary"], metrics["environment"]["device"]
-    peak, rate = counts.peak_tflops(device, summary["precision"]), summary["tflops"]
+    summary = metrics["summary"]
+    device = metrics["environment"]["device"]
+    peak = counts.peak_tflops(device, summary["precision"])
+    rate = summary["tflops"]
     rates = {"device": device, "precision": summary["precision"], "peak_tflops": peak, "tflops": rate}
     mfu = rate / peak / summary["world_size"] if peak else None
     return rates | {"step_ms": summary["step_ms"]["median"], "mfu": mfu}
@@ -134,7 +138,8 @@ def measure(version, config, arguments):
 
 def draw(path, content):
     """Draw the measured step under the ceilings, and a dotted line at the FLOP per byte of each part."""
-    work, measured = {part: row["flop_per_byte"] for part, row in content["intensity"].items()}, content["measured"]
+    work = {part: row["flop_per_byte"] for part, row in content["intensity"].items()}
+    measured = content["measured"]
     points = [(part, x, None, None) for part, x in work.items() if part != "step"]
     points += [("step, measured", work["step"], measured["tflops"], None)] if measured else []
     title = f"Version {content['version']}, {content['precision']}: the step; dotted: its parts, not timed"
@@ -169,7 +174,8 @@ def run(options, rest):
     if options.analyze_results:
         return analyze(pathlib.Path(options.analyze_results), folder)
     sizes = [] if any(word.startswith("--preset") for word in rest) else ["--batch-size", "8", "--seq-len", "128"]
-    version, arguments = version_meant(options.version), ["--num-steps", "10", *sizes, *rest]
+    version = version_meant(options.version)
+    arguments = ["--num-steps", "10", *sizes, *rest]
     config = load_version(version).parse_options([*arguments, "--no-graph"])
     sizes, device = counts.sizes_of(config), config.device
     result_folder(folder)

@@ -45,7 +45,8 @@ def profile(version, folder, rest):
     if sized != rest:
         progress("no GPU here: Triton's interpreter is slow, and a very small model is profiled instead")
     command = [str(SCRIPTS[version]), "--num-steps", "5", *sized, "--enable-pytorch-profiler", "--profile-memory"]
-    metrics_file, before = folder / f"metrics_v{version}.json", set(folder.glob(f"trace_v{version}_*.json"))
+    metrics_file = folder / f"metrics_v{version}.json"
+    before = set(folder.glob(f"trace_v{version}_*.json"))
     command += ["--profile-dir", str(folder), "--metrics-file", str(metrics_file)]
     if status := subprocess.run([sys.executable, *command]).returncode:
         raise Failure(status)  # the script has said why
@@ -72,7 +73,9 @@ def memory_page(trace):
 
 def report(content, trace):
     """Return what was profiled and measured, as Markdown."""
-    facts, sections, steps = [("profile", trace.title)], [], trace.steps or 1
+    facts = [("profile", trace.title)]
+    sections = []
+    steps = trace.steps or 1
     if "summary" in content:
         row = pages.row_of("measured", content)
         facts += [*pages.facts_of(row), ("command", f"python {shlex.join(content['command'])}")]
@@ -81,7 +84,8 @@ def report(content, trace):
 
     def table(template, rows):
         rows = [row | {"calls": row["calls"] / steps, "ms": row["total_us"] / 1e3 / steps} for row in rows]
-        return [pages.text(INTERPRETED)] * trace.interpreted + [pages.table(*columns(template, rows))]
+        found = pages.table(*columns(template, rows))
+        return [pages.text(INTERPRETED), found] if trace.interpreted else [found]
 
     kernels = [row | {"name": short(row["kernel"], 70)} for row in content["kernels"][:20]]
     per_group = table(f"{PER_STEP} | %: {{share_percent:.1f}}", content["groups"])

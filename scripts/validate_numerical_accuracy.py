@@ -34,14 +34,16 @@ def as_text(content, low_precision):
 def validate(options, rest):
     if not options.tolerance >= 0:
         raise Failure(2, f"--tolerance must not be negative, got {options.tolerance}")
-    argv, outcomes = with_sizes(rest), []
+    argv = with_sizes(rest)
+    outcomes = []
     paths = {name: script_path(getattr(options, name), f"--{name}") for name in ("baseline", "optimized")}
     for i, (name, path) in enumerate(paths.items(), 1):
         progress(f"{i} of 2: {path}, a batch and {options.steps} steps ...")
         outcomes.append(outcome(load_script(path, f"--{name}"), argv, options.steps))
-    entries = compare(*outcomes)
+    entries = compare(*outcomes, lambda kind, name: options.tolerance)
     content = {name: str(path) for name, path in paths.items()} | {"options": argv, "on_cpu": on_cpu(argv)}
-    content |= {"verdict": verdict(entries, options.tolerance), "entries": entries}
+    result = {"tolerance": options.tolerance} | verdict(entries)
+    content |= {"verdict": result, "entries": entries}
     emit(content, as_text(content, "--use-amp" in argv or "--tf32" in argv), options.json)
     return 0 if content["verdict"]["passed"] else 1
 

@@ -6,6 +6,7 @@
 import os
 import random
 import signal
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process per core, and tensors too small for threads
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it, and so would its processes
@@ -66,3 +67,11 @@ def device():
 def backend_settings():
     with restored_settings():
         yield
+
+
+@pytest.fixture(autouse=True)
+def empty_compiler():
+    """Forget what a test compiled: a function compiled for eight models is not compiled for a ninth."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()

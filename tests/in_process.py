@@ -116,7 +116,11 @@ def refused(main, arguments, capsys, words, status=2):
     assert found == status and words in errors[-1], errors
 
 
-def process_here(command, timeout=None, env=None):
+def process_here(command, timeout=None, *, env=None, tell=None):
     """Stand in for common.runs.run_process; env is the one of this process."""
     assert env is None
-    return run_here(command, capture_output=True, text=True, timeout=timeout)
+    done = run_here(command, capture_output=True, text=True, timeout=timeout)
+    for line in done.stdout.splitlines(keepends=True):
+        if tell:
+            tell(line)
+    return done

@@ -793,13 +793,15 @@ class Trainer:
         if not self.config.on_gpu:
             self.marks.append(time.perf_counter())
             return
-        options = {"enable_timing": True}
-        if torch.cuda.is_current_stream_capturing():
-            if not torch.version.cuda or torch.__version__ < (2, 8):
-                return  # neither ROCm nor an older PyTorch can time inside a graph
-            options["external"] = True
-        event = torch.cuda.Event(**options)
-        event.record()
+        capturing = torch.cuda.is_current_stream_capturing()
+        options = {"external": True} if capturing else {}
+        try:
+            event = torch.cuda.Event(enable_timing=True, **options)
+            event.record()
+        except (TypeError, RuntimeError):
+            if not capturing:
+                raise
+            return  # this PyTorch or ROCm cannot time inside a graph; it says so before it touches the stream
         self.marks.append(event)
 
     def run(self, tokens, labels):
@@ -874,7 +876,7 @@ class Trainer:
             self.graph_reason = "with this optimizer the gradient scaler synchronises in every step"
         if self.graph_reason:
             return
-        expected = self.two_steps(saved)
+        expected = {name: tensor.to("cpu", copy=True) for name, tensor in self.two_steps(saved)}
         eager_error, _ = largest_error(self.two_steps(saved), expected)
         graph = torch.cuda.CUDAGraph()
         mode = "thread_local" if config.parallel else "global"  # NCCL's watchdog thread queries events meanwhile
@@ -901,14 +903,15 @@ class Trainer:
             self.replica = replicate(self.model, config)
 
     def two_steps(self, saved):
-        """Run two steps from the saved state on two new batches; return losses, moments and changes of all weights.
+        """Run two steps from the saved state on two new batches; yield losses, moments and changes of all weights.
 
+        Each is a pair of name and tensor on the device, valid until the next is asked for.
         AdamW's first update is the learning rate times the gradient's sign: hence the moments, and hence two steps.
         """
         captured = self.tokens.clone(), self.labels.clone()
         self.restore(saved)
         scale = self.scaler.get_scale()
-        found = {}
+        losses = []
         for number in (1, 2):
             for tensor, values in zip((self.tokens, self.labels), captured, strict=True):
                 tensor.copy_((values + number) % self.config.vocab_size)
@@ -916,26 +919,32 @@ class Trainer:
                 self.graph.replay()
             else:
                 self.step()
-            found[f"the loss of step {number}"] = self.loss.to("cpu", torch.float32)
+            losses.append(self.loss.to(torch.float32, copy=True))
         self.tokens.copy_(captured[0])
         self.labels.copy_(captured[1])
         if 1 < self.scaler.get_scale() < scale:  # a step overflowed and was skipped: start from the lower scale
-            return self.two_steps({**saved, "scaler": self.scaler.state_dict()})
+            yield from self.two_steps({**saved, "scaler": self.scaler.state_dict()})
+            return
+        for number, loss in enumerate(losses, start=1):
+            yield f"the loss of step {number}", loss
         for name, p in self.model.named_parameters():
             state = self.optimizer.state[p]
-            weight = full_tensor(get_weight(p, state).detach()).to("cpu", copy=True)
-            found[name] = weight - saved["tensors"][name]
+            weight = full_tensor(get_weight(p, state).detach())
+            yield name, weight - saved["tensors"][name].to(weight.device)
             for key in ("exp_avg", "exp_avg_sq"):
-                found[f"{name}.{key}"] = full_tensor(state[key]).to("cpu", copy=True)
-        return found
+                yield f"{name}.{key}", full_tensor(state[key])
 
 
 def largest_error(found, expected):
-    """Return the largest relative error of the found tensors, and the name of that tensor."""
+    """Return the largest relative error of the found tensors, and the name of that tensor.
+
+    found: pairs of name and tensor; expected: {name: tensor on the host}. Compared on the device of what was found.
+    """
     errors = {}
-    for name, tensor in expected.items():
-        difference = (found[name] - tensor).norm()
-        errors[name] = 0.0 if difference == 0 else (difference / tensor.norm()).nan_to_num(math.inf).item()
+    for name, tensor in found:
+        wanted = expected[name].to(tensor.device)
+        difference = (tensor - wanted).norm()
+        errors[name] = 0.0 if difference == 0 else (difference / wanted.norm()).nan_to_num(math.inf).item()
         if tensor.ndim == 0:
             errors[name] *= 100  # a loss is a mean over all tokens, and as much more exact than a gradient
     name = max(errors, key=errors.get)
@@ -1319,7 +1328,7 @@ def profile(trainer, data):
     activities = [torch.profiler.ProfilerActivity.CPU]
     if config.on_gpu:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    settings = {"record_shapes": True, "profile_memory": config.profile_memory}
+    settings = {"record_shapes": True, "profile_memory": True}
     settings["acc_events"] = True  # without it PyTorch 2.11 warns about events of other cycles
     with torch.profiler.profile(activities=activities, **settings) as profiler:
         for step in range(config.num_steps, config.num_steps + config.profile_steps):
@@ -1460,6 +1469,9 @@ def user_message(error):
     if isinstance(error, dist.DistError) or "gloo" in str(error):
         return 1, f"communication failed, another rank may have ended: {first_line}"
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        folder = pathlib.Path(torch.__file__).parent
+        if "C++" in first_line and " " in str(folder):
+            first_line += f": {folder} has a space, and PyTorch passes it to the compiler unquoted"
         return 1, f"torch.compile failed, run with --disable-torch-compile: {first_line}"
     return 1, None
 

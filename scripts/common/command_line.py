@@ -16,6 +16,7 @@ PRECISIONS = {  # name -> options of the training scripts
     "float16": ["--use-amp", "--amp-dtype", "float16"],
     "fp8": ["--use-amp", "--amp-dtype", "bfloat16", "--fp8"],  # of version 3, and of Hugging Face's model with torchao
 }
+SHORT_PRECISIONS = {"float32": "fp32", "tf32": "TF32", "bfloat16": "bf16", "float16": "fp16", "fp8": "fp8"}
 
 
 class Failure(Exception):
@@ -64,7 +65,8 @@ def run_tool(program, work):
     except OSError as error:
         # A file that is not there can be written wherever its folder is: it was to be read.
         read = isinstance(error, FileNotFoundError) and pathlib.Path(error.filename or "").parent.is_dir()
-        name, verb = error.filename or "the output", "read" if read else "written"
+        name = error.filename or "the output"
+        verb = "read" if read else "written"
         print(f"{program}: {name} cannot be {verb}: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -101,7 +103,11 @@ def listed(choices=None, convert=str):
     """Return a converter for values separated by commas, each one of the choices if there are any."""
 
     def parse(text):
-        values = [convert(part) for part in text.split(",") if part]
+        written = text.strip("\"'")  # quotes that were escaped for a shell arrive with the list
+        try:
+            values = [convert(part) for part in written.split(",") if part]
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r}: separate whole numbers by commas, as in 4,8") from None
         if not values or any(choices and value not in choices for value in values):
             allowed = ", ".join(map(str, choices)) if choices else "one or more values"
             raise argparse.ArgumentTypeError(f"{text!r}: choose from {allowed}")

@@ -51,14 +51,50 @@ def sizes_of(config):
 # ---------------------------------------------------------------- parameters and FLOPs
 
 
-def projections(s):
-    """Return {part: (inputs, outputs)} of the weight matrices of a layer."""
+def weight_matrices(s):
+    """Return {name: (part, inputs, outputs)} of the weight matrices of a layer of version 1."""
     return {
-        "QKV projection": (s.C, s.C + 2 * s.kv),
-        "output projection": (s.C, s.C),
-        "gate and up": (s.C, 2 * s.F),
-        "down projection": (s.F, s.C),
+        "q": ("QKV projection", s.C, s.C),
+        "k": ("QKV projection", s.C, s.kv),
+        "v": ("QKV projection", s.C, s.kv),
+        "o": ("output projection", s.C, s.C),
+        "gate": ("gate and up", s.C, s.F),
+        "up": ("gate and up", s.C, s.F),
+        "down": ("down projection", s.F, s.C),
     }
+
+
+def projections(s):
+    """Return {part: (inputs, outputs)} of the weight matrices of a layer, those of a part side by side."""
+    found = {}
+    for part, inputs, outputs in weight_matrices(s).values():
+        _, before = found.get(part, (inputs, 0))
+        found[part] = (inputs, before + outputs)
+    return found
+
+
+def gemms(s):
+    """Return the matmuls of a step of version 1, each as (names, part, batch, m, k, n, calls).
+
+    A call multiplies `batch` pairs of [m, k] and [k, n]. Weight matrices of one shape share an entry.
+    """
+    rows = s.B * s.T
+    heads = s.B * s.H
+    names_of = {}
+    for name, (_, inputs, outputs) in weight_matrices(s).items():
+        names_of.setdefault((inputs, outputs), []).append(name)
+    weights = [(", ".join(names), *shape, len(names) * s.L) for shape, names in names_of.items()]
+    weights.append(("output head", s.C, s.V, 1))
+    found = []
+    for names, inputs, outputs, calls in weights:
+        found.append((names, "forward", 1, rows, inputs, outputs, calls))
+        found.append((names, "input gradient", 1, rows, outputs, inputs, calls))
+        found.append((names, "weight gradient", 1, outputs, rows, inputs, calls))
+    found.append(("scores", "forward", heads, s.T, s.D, s.T, s.L))
+    found.append(("weights x value", "forward", heads, s.T, s.T, s.D, s.L))
+    found.append(("gradient of weights", "input gradient", heads, s.T, s.D, s.T, s.L))
+    found.append(("gradients of q, k, v", "input gradient", heads, s.T, s.T, s.D, 3 * s.L))
+    return found
 
 
 def parameters(s):
@@ -108,9 +144,13 @@ def flops_done(version, s):
 
 def operations(s):
     """Return {part: (forward, backward)}: element-wise operations and reductions of a step of version 1."""
-    rows, x = s.B * s.T, s.B * s.T * s.C
-    scores, wide, logits = s.B * s.H * s.T * s.T, rows * s.F, rows * s.V
-    rotated, norms = x + rows * s.kv, s.L * (10 * x + 4 * rows) + 4 * x + 2 * rows
+    rows = s.B * s.T
+    x = s.B * s.T * s.C
+    scores = s.B * s.H * s.T * s.T
+    wide = rows * s.F
+    logits = rows * s.V
+    rotated = x + rows * s.kv
+    norms = s.L * (10 * x + 4 * rows) + 4 * x + 2 * rows
     return {
         "embedding": (0, x + s.V * s.C),
         "norms and residual": (norms, s.L * (24 * x + 6 * rows) + 11 * x + 3 * rows),
@@ -141,15 +181,22 @@ def matmul(m, k, n, e):
 
 def projection(s, version, e, k, n, saved=0, wide_input=True):
     """Count x Wᵀ and its two gradients; autocast converts the weight and, if it is float32, the input each time."""
-    rows, autocast = s.B * s.T, version < 3 and e == 2
-    casts = ([CAST * k * n] + [CAST * rows * k] * wide_input) * autocast
+    rows = s.B * s.T
     one = matmul(rows, k, n, e)
-    return Part([one, *casts], [one, one, *casts], saved + (2 * k * n if autocast else 0))
+    casts = []
+    if version < 3 and e == 2:  # autocast
+        casts.append(CAST * k * n)
+        if wide_input:
+            casts.append(CAST * rows * k)
+        saved += 2 * k * n
+    return Part([one, *casts], [one, one, *casts], saved)
 
 
 def embedding(s, version, e):
     e = 4 if version < 3 else e  # under autocast the residual stream and the weights are float32
-    x, tokens, table = e * s.B * s.T * s.C, 8 * s.B * s.T, e * s.V * s.C
+    x = e * s.B * s.T * s.C
+    tokens = 8 * s.B * s.T
+    table = e * s.V * s.C
     add = 3 * table  # the gradient of the output head is added
     if version == 3 and s.one_hot:
         onehot = e * s.B * s.T * s.V
@@ -159,7 +206,9 @@ def embedding(s, version, e):
 
 def norm(s, version, e, residual):
     """Count an RMSNorm, with the residual add that belongs to it."""
-    n, r, w = s.B * s.T * s.C, 4 * s.B * s.T, 4 * s.C
+    n = s.B * s.T * s.C
+    r = 4 * s.B * s.T
+    w = 4 * s.C
     if version == 3:  # forward; backward with partial sums of dw, and their sum
         terms = 4 if residual else 2
         return Part([terms * e * n + r + w], [(terms if residual else 3) * e * n + r + 2 * w, 2 * w], e * n + r)
@@ -170,7 +219,8 @@ def norm(s, version, e, residual):
     mean = [x + r, 2 * x, 2 * x, 3 * x]  # the derivatives of mean and pow
     part = Part(forward, [*weight, 2 * x + r, *rstd, *mean, 3 * x], 2 * x + r)
     if residual:  # the gradient of a sum goes to both terms; one comes from a 16-bit matmul
-        part += Part([2 * x + e * n], [3 * x] + [CAST * n] * (e == 2))
+        casts = [CAST * n] if e == 2 else []
+        part += Part([2 * x + e * n], [3 * x, *casts])
     return part
 
 
@@ -180,17 +230,20 @@ def qkv_projection(s, version, e):
         parts = [projection(s, version, e, s.C, n) for n in (s.C, s.kv, s.kv)]
         add = 12 * s.B * s.T * s.C  # dx is the sum of three
         return parts[0] + parts[1] + parts[2] + Part([], [add, add], 3 * x if e == 2 else x)
-    concatenate = [2 * packed] * (version == 2)  # dq, dk and dv
+    concatenate = [2 * packed] if version == 2 else []  # dq, dk and dv
     return projection(s, version, e, s.C, s.C + 2 * s.kv, saved=x) + Part([], concatenate)
 
 
 def rope(s, version, e):
-    rows, table = s.B * s.T, 2 * s.T * s.D  # bytes of the cosines, as many of the sines
+    rows = s.B * s.T
+    table = 2 * s.T * s.D  # bytes of the cosines, as many of the sines
     if version == 3:  # the backward is part of the attention kernels
         return Part([2 * e * rows * (s.C + 2 * s.kv) + 2 * table])
     part = Part()
     for n in (rows * s.C, rows * s.kv):
-        multiply, add, cat = 4 * n + table, 6 * n, 8 * n  # float32; cos and sin multiply halves of the heads
+        multiply = 4 * n + table  # float32; cos and sin multiply halves of the heads
+        add = 6 * n
+        cat = 8 * n
         casts = [CAST * n] * 2 if e == 2 else []
         part += Part([multiply] * 4 + [add, add, cat, *casts], [multiply] * 4 + [4 * n, add, add, cat, *casts])
     return part
@@ -198,8 +251,12 @@ def rope(s, version, e):
 
 def scored_attention(s, e):
     """Count version 1's attention, which writes the scores."""
-    q, kv, n, mask = s.B * s.T * s.C, s.B * s.T * s.kv, s.B * s.H * s.T * s.T, s.T * s.T
-    repeat, bmm = [e * (q + kv)] * 2, e * (2 * q + n)  # of k and v; every bmm has two operands of T x D, one of T x T
+    q = s.B * s.T * s.C
+    kv = s.B * s.T * s.kv
+    n = s.B * s.H * s.T * s.T
+    mask = s.T * s.T
+    repeat = [e * (q + kv)] * 2  # of k and v
+    bmm = e * (2 * q + n)  # two operands of T x D, one of T x T
     casts = [CAST * n] * 2 if e == 2 else []
     # copies of q, k and v; bmm, 1 / sqrt(D), mask, softmax, bmm; ones and triu
     forward = [*repeat, *[2 * e * q] * 3, bmm, 2 * e * n, 8 * n + mask, 8 * n, bmm, mask, 2 * mask, *casts]
@@ -211,9 +268,12 @@ def scored_attention(s, e):
 def attention(s, version, e):
     if version == 1:
         return scored_attention(s, e)
-    q, kv, row = e * s.B * s.T * s.C, e * s.B * s.T * s.kv, 4 * s.B * s.T * s.H
+    q = e * s.B * s.T * s.C
+    kv = e * s.B * s.T * s.kv
+    row = 4 * s.B * s.T * s.H
     if version == 3:  # forward; dq, with the row sums Δ; dk and dv. The last two read the RoPE tables
-        tables, qkv = 4 * s.T * s.D, q + 2 * kv
+        tables = 4 * s.T * s.D
+        qkv = q + 2 * kv
         backward = [qkv + 3 * q + 2 * row + tables, qkv + q + 2 * row + 2 * kv + tables]
         return Part([qkv + q + row], backward, qkv + q + row)
     if e == 4:  # float32 kernels want a key head for every query head
@@ -235,16 +295,17 @@ def swiglu(s, version, e):
     n = e * s.B * s.T * s.F
     if version == 3:
         return Part([3 * n], [5 * n], 2 * n)
-    concatenate = [4 * n] * (version == 2)  # the gradients of both halves
+    concatenate = [4 * n] if version == 2 else []  # the gradients of both halves
     # silu, · b; dy · b, dy · silu(a), silu's derivative
     return Part([2 * n, 3 * n], [3 * n, 3 * n, 3 * n, *concatenate], 3 * n)
 
 
 def cross_entropy(s, version, e):
-    n, rows = s.B * s.T * s.V, s.B * s.T
+    n = s.B * s.T * s.V
+    rows = s.B * s.T
     if version == 3:  # the kernel reads labels and writes loss, maximum and log(l) of each row; mean. ones_like
         return Part([e * n + 20 * rows, 4 * rows + 4], [4, 2 * e * n + 16 * rows + 4], e * n + 16 * rows)
-    casts = [CAST * n] * (e == 2)
+    casts = [CAST * n] if e == 2 else []
     forward = [*casts, 8 * n, 4 * n + 8 * rows + 8]  # log_softmax, nll_loss
     return Part(forward, [4, 8 * n + 8 * rows + 8, 12 * n, *casts], 4 * n + 8 * rows + 4)
 
@@ -269,7 +330,9 @@ def parts(version, precision, s):
     if version == 4:
         raise ValueError("version 4 launches what the compiler makes of it, which no formula counts")
     e = ELEMENT_BYTES[precision]
-    one_norm, x, y = norm(s, version, e, residual=True), e * s.B * s.T * s.C, e * s.B * s.T * s.F
+    one_norm = norm(s, version, e, residual=True)
+    x = e * s.B * s.T * s.C
+    y = e * s.B * s.T * s.F
     copy = Part([2 * x], [], x) if version == 1 else Part()  # of the mixed values; fused kernels write them as needed
     layer = {
         "norms and residual": one_norm + one_norm,
@@ -297,9 +360,12 @@ def parts(version, precision, s):
 def step_counts(version, precision, s):
     """Return {part: {phase: {quantity: number}}} of a training step."""
     layer, once = parts(version, precision, s)
-    flops, elementwise, counts = flops_done(version, s), operations(s), {}
+    flops = flops_done(version, s)
+    elementwise = operations(s)
+    counts = {}
     for part in PARTS:
-        counts[part], pair = {}, (layer.get(part, Part()), once.get(part, Part()))
+        counts[part] = {}
+        pair = (layer.get(part, Part()), once.get(part, Part()))
         for i, phase in enumerate(PHASES):
             launches = [getattr(one, phase) for one in pair]
             counts[part][phase] = {
@@ -354,7 +420,9 @@ def kernel_counts(precision, s):
 
     Attention's FLOPs are those of its matmuls, those of the others the operations of version 1.
     """
-    both, elementwise, found = parts(3, precision, s), operations(s), {}
+    both = parts(3, precision, s)
+    elementwise = operations(s)
+    found = {}
     for kernel, (part, phase, which) in KERNELS.items():
         each, single = (getattr(place.get(part, Part()), phase)[which] for place in both)
         launches = s.L * len(each) + len(single)

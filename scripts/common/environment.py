@@ -70,7 +70,11 @@ def torch_build():
     low, high = next(bounds for name, *bounds in requirements("run") if name == "torch")
     if not within(torch.__version__, low, high):
         return ""
-    build = "rocm" if torch.version.hip else "cuda" if torch.version.cuda else "cpu"
+    build = "cpu"
+    if torch.version.hip:
+        build = "rocm"
+    elif torch.version.cuda:
+        build = "cuda"
     return f"{build} {pathlib.Path(torch.__file__).parent.parent}"
 
 

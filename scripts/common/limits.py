@@ -71,7 +71,9 @@ def first_of(row, *starts):
 def analysed_kernel(path):
     """Return the limits of kernel N from analysis_N.txt, or None where it has no metrics."""
     text = content_of(path).decode("utf-8", errors="replace")
-    index, kernel, percents = int(path.stem[-1]), {}, {}
+    index = int(path.stem[-1])
+    kernel = {}
+    percents = {}
     for rows in tables(text):
         if not kernel and len(rows) > index and (name := first_of(rows[index], "Kernel")):
             mean_ns, percent = (number(first_of(rows[index], *names)) for names in (["Mean"], ["Pct", "Percent"]))
@@ -89,7 +91,8 @@ def analysed_kernel(path):
 
 def read_counters(path):
     """Return a row per kernel from the JSON of kernel_counters.py, the longest first."""
-    kernels, names = {}, {metric: column for column, (_, metric) in COLUMNS.items()}
+    kernels = {}
+    names = {metric: column for column, (_, metric) in COLUMNS.items()}
     for row in read_object(path, "file of kernel_counters.py")["counters"]:
         kernel = kernels.setdefault(row["kernel"], {"kernel": clean(row["kernel"])} | dict.fromkeys(COLUMNS))
         if not is_time(row["mean"]) or row["mean"] < 0:

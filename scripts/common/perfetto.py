@@ -15,7 +15,8 @@ def varint(data, at):
     while True:
         byte = data[at]
         value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
+        at = at + 1
+        shift = shift + 7
         if shift > 70:
             raise ValueError("a number has more than 64 bits")
         if byte < 128:
@@ -32,7 +33,9 @@ class Message(dict):
             kind = key & 7
             value, at = varint(data, at) if kind in (0, 2) else ({1: 8, 5: 4}[kind], at)
             if kind:  # a number, or so many bytes
-                value, at = data[at : at + value], at + value
+                begin = at
+                at = begin + value
+                value = data[begin:at]
             if at > len(data):
                 raise ValueError("it is cut off")
             self.setdefault(key >> 3, []).append(value)
@@ -55,13 +58,20 @@ class Sequence:
     """Hold what later packets of one writer refer to: interned names, its clock and default track, open slices."""
 
     def __init__(self):
-        self.names, self.categories, self.clock, self.now, self.track, self.open = {}, {}, 0, 0, 0, {}
+        self.names = {}
+        self.categories = {}
+        self.clock = 0
+        self.now = 0
+        self.track = 0
+        self.open = {}
 
     def kernel(self, packet):
         """Read a packet; return (name, start, end) where it ends a kernel, else None."""
         if packet.last(13) & 1 or 59 in packet:  # forget the names of before, take new defaults
             defaults = packet.part(59)
-            self.names, self.categories, self.clock = {}, {}, defaults.last(58)
+            self.names = {}
+            self.categories = {}
+            self.clock = defaults.last(58)
             self.track = defaults.part(11).last(11)
         for clock in packet.part(6).parts(1):
             if clock.last(1) == INCREMENTAL_CLOCK:
@@ -86,7 +96,8 @@ class Sequence:
 
 def kernels(data):
     """Return (name, start_ns, end_ns) of every kernel in a trace."""
-    sequences, found = {}, []
+    sequences = {}
+    found = []
     for packet in Message(data).parts(1):
         found.append(sequences.setdefault(packet.last(10), Sequence()).kernel(packet))
     return list(filter(None, found))

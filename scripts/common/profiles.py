@@ -347,15 +347,19 @@ def read_trace(path, content):
     spans.sort(key=lambda event: (event["ts"], -event["dur"]))
     operators = [event for event in spans if event["cat"] == "cpu_op"]
     launches = [event for event in spans if event["cat"] in KINDS]
-    metadata, devices = metadata_in(content), content.get("deviceProperties") or [{}]
+    metadata = metadata_in(content)
+    devices = content.get("deviceProperties") or [{}]
     if launches:
-        calls, operations = [call_of(event, KINDS[event["cat"]]) for event in launches], launched(launches, operators)
+        calls = [call_of(event, KINDS[event["cat"]]) for event in launches]
+        operations = launched(launches, operators)
     else:
         working = operators_that_work(operators, optimizer_steps(spans))
-        calls, operations = [call_of(one, "operator") for one in working], [operation(one, [one]) for one in working]
+        calls = [call_of(one, "operator") for one in working]
+        operations = [operation(one, [one]) for one in working]
     marks = [event for event in spans if event["cat"] == "user_annotation" and event["name"] in PHASES]
     phases = [(event["name"], event["ts"], event["ts"] + event["dur"]) for event in marks]
-    times, device = step_times(phases, calls), devices[0].get("name")
+    times = step_times(phases, calls)
+    device = devices[0].get("name")
     memory = memory_events(content["traceEvents"])
     return Profile(path, calls, operations, steps_of(spans), device and clean(device), metadata, times, memory, phases)
 
@@ -404,7 +408,8 @@ def operators_that_work(operators, updates):
     kernels run, although it copies tensors; that time is taken off its "dur". The name of an operator in one of the
     updates begins with "optimizer", unless it tells that itself: AdamW's sqrt is no part of the model.
     """
-    working, open_calls = [], {}
+    working = []
+    open_calls = {}
     for event in operators:
         stack = open_calls.setdefault((event.get("pid"), event.get("tid")), [])
         while stack and stack[-1][0]["ts"] + stack[-1][0]["dur"] <= event["ts"]:
@@ -429,21 +434,29 @@ def operators_that_work(operators, updates):
 def launched(launches, operators):
     """Return the operators that launched the kernels, each with all of its launches; kernels of a graph have none."""
     by_id = {event.get("args", {}).get("External id"): event for event in operators}
-    found, alone = {}, []
+    found = {}
+    alone = []
     for event in launches:
         number = event.get("args", {}).get("External id")
-        found.setdefault(number, []).append(event) if number and number in by_id else alone.append(event)
+        if number and number in by_id:
+            found.setdefault(number, []).append(event)
+        else:
+            alone.append(event)
     return [operation(by_id[number], part) for number, part in found.items()] + [operation(e, [e]) for e in alone]
 
 
 def operation(event, launches):
-    arguments, longest = event.get("args", {}), max(launches, key=lambda one: one["dur"])
+    arguments = event.get("args", {})
+    longest = max(launches, key=lambda one: one["dur"])
     dims, types, strides = (arguments.get(f"Input {word}") or [] for word in ("Dims", "type", "Strides"))
     if not are_sizes(dims) or not are_sizes(strides):
         raise ValueError(f"{clean(event['name'])} has inputs of {dims}, strides {strides}")
-    names, us = tuple(clean(one["name"]) for one in launches), sum(one["dur"] for one in launches)
+    names = tuple(clean(one["name"]) for one in launches)
+    us = sum(one["dur"] for one in launches)
     group = group_of(clean(longest["name"]))
-    return Operation(clean(event["name"]), group, us, dims, types, strides or [[]] * len(dims), names)
+    if not strides:
+        strides = [[] for _ in dims]
+    return Operation(clean(event["name"]), group, us, dims, types, strides, names)
 
 
 def are_sizes(value):
@@ -607,7 +620,8 @@ def gpu_profile(path, steps):
 
 def sums(calls, key):
     """Return {name or group: calls, times in microseconds, share}, the largest total first."""
-    times, whole = {}, sum(call.total_ns for call in calls) / 1e3 or 1
+    times = {}
+    whole = sum(call.total_ns for call in calls) / 1e3 or 1
     for call in calls:
         times.setdefault(getattr(call, key), []).append(call.total_ns / 1e3)
     rows = {}
@@ -621,7 +635,8 @@ def kernel_table(calls):
     """Return a row per kernel. The order of the columns is that of the CSV: total time is the fourth, as pages sort it,
     and the name, which has commas, the last.
     """
-    kinds, rows = {call.name: call.kind for call in calls}, sums(calls, "name")
+    kinds = {call.name: call.kind for call in calls}
+    rows = sums(calls, "name")
     return [{"group": group_of(name), "kind": kinds[name], **row, "kernel": name} for name, row in rows.items()]
 
 
@@ -632,7 +647,8 @@ def group_table(calls):
 
 def groups_per_step(profile, option="--steps"):
     """Return {"calls", "ms"} per step of each group that occurs, in the order of GROUPS, and of all."""
-    steps, rows = steps_needed(profile, option), sums(profile.calls, "group")
+    steps = steps_needed(profile, option)
+    rows = sums(profile.calls, "group")
     found = {
         group: {"calls": rows[group]["calls"] / steps, "ms": rows[group]["total_us"] / 1e3 / steps}
         for group in GROUPS
@@ -643,9 +659,11 @@ def groups_per_step(profile, option="--steps"):
 
 def group_cells(first, second):
     """Return a row per group in either of two results of groups_per_step: calls, % fewer, milliseconds."""
-    cells, nothing = [], {"calls": 0.0, "ms": 0.0}
+    cells = []
+    nothing = {"calls": 0.0, "ms": 0.0}
     for group in (group for group in (*GROUPS, "all") if group in first | second):
-        one, other = first.get(group, nothing), second.get(group, nothing)
+        one = first.get(group, nothing)
+        other = second.get(group, nothing)
         fewer = f"{100 - 100 * other['calls'] / one['calls']:.1f} %" if one["calls"] else "-"
         calls = [f"{part['calls']:,.1f}" for part in (one, other)]
         cells.append([group, *calls, fewer, rounded(one["ms"]), rounded(other["ms"])])
@@ -666,7 +684,9 @@ def kernel_text(profile, top):
     what = "operators on the CPU" if profile.on_cpu else "kernels and copies"
     lines = [f"{len(kernels)} {what}, {len(calls):,} calls, {sum(row['ms'] for row in kernels):,.3f} ms in all"]
     shown = [row | {"shown": short(row["kernel"], 44)} for row in kernels[:top]]
-    lines += [*[INTERPRETED] * profile.interpreted, "", text_table(*columns(KERNEL_COLUMNS, shown), left=2)]
+    if profile.interpreted:
+        lines.append(INTERPRETED)
+    lines += ["", text_table(*columns(KERNEL_COLUMNS, shown), left=2)]
     if rest := kernels[top:]:
         ms, share = (sum(row[key] for row in rest) for key in ("ms", "share_percent"))
         lines.append(f"and {len(rest)} more with {ms:,.3f} ms ({share:.1f} %)")

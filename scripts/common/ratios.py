@@ -58,6 +58,14 @@ def furthest(ratios_of_pair):
     return max(abs(math.log(ratio)) for ratio in ratios_of_pair)
 
 
+def median(values):
+    """Return the median; None without values or where one is not known."""
+    values = list(values)
+    if not values or None in values:
+        return None
+    return float(statistics.median(values))
+
+
 def gain(base, times, pair=None, starts=None):
     """Return the Gain of times over base, two lists with a time for each round.
 

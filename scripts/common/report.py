@@ -56,11 +56,15 @@ def row_of(name, metrics):
 
 def facts_of(row):
     """Return device, sizes, precision and software of a row."""
-    config, options, environment = row["config"], row["options"], row["environment"]
+    config = row["config"]
+    options = row["options"]
+    environment = row["environment"]
     heads = f"{config['num_heads']} query and {config['num_kv_heads']} key/value heads"
     width = f"width {config['hidden_dim']}, feed-forward {config['intermediate_dim']}"
     model = f"{config['num_layers']} layers, {width}, {heads}, vocabulary {config['vocab_size']}"
-    software = [f"PyTorch {environment['torch']}", *[f"Triton {environment['triton']}"] * bool(environment["triton"])]
+    software = [f"PyTorch {environment['torch']}"]
+    if environment["triton"]:
+        software.append(f"Triton {environment['triton']}")
     return [
         ("device", environment["device"]),
         ("sizes", f"{model}, {options['batch_size']} sequences of {options['seq_len']} tokens"),
@@ -93,9 +97,11 @@ def times_as_fast(first, other):
 
 def step_bars(rows, caption):
     """Return the step time of each row as a bar with its quartiles, and its gain."""
-    scale, bars = 100 / max(row["step_ms"]["p75"] for row in rows), []
+    scale = 100 / max(row["step_ms"]["p75"] for row in rows)
+    bars = []
     for row in rows:
-        step, words = row["step_ms"], f"{rounded(row['step_ms']['median'])} ms"
+        step = row["step_ms"]
+        words = f"{rounded(row['step_ms']['median'])} ms"
         piece = {"name": row["name"], "text": words, "color": "c0", "percent": step["median"] * scale}
         bar = {
             "name": row["name"],
@@ -108,11 +114,13 @@ def step_bars(rows, caption):
 
 def group_bars(columns, caption):
     """Return a stacked bar per name: {name: result of groups_per_step}."""
-    longest, bars = max(groups["all"]["ms"] for groups in columns.values()), []
+    longest = max(groups["all"]["ms"] for groups in columns.values())
+    bars = []
     for name, groups in columns.items():
         bars.append({"name": name, "pieces": [], "text": f"{rounded(groups['all']['ms'])} ms"})
         for group in (group for group in GROUPS if group in groups):
-            ms, piece = groups[group]["ms"], {"name": group, "color": COLORS[group]}
+            ms = groups[group]["ms"]
+            piece = {"name": group, "color": COLORS[group]}
             bars[-1]["pieces"].append(piece | {"text": f"{rounded(ms)} ms", "percent": 100 * ms / longest})
     used = {group: color for group, color in COLORS.items() if any(group in groups for groups in columns.values())}
     return {"kind": "bars", "bars": bars, "legend": used, "caption": caption}

@@ -66,7 +66,8 @@ def bytes_without_products(name, dims, inputs, size):
 
 def operator_table(profile, steps, ceilings):
     """Return a row, per step, for each operator and group, longest first."""
-    parts, known = {}, counted_kernels(profile.metadata)
+    parts = {}
+    known = counted_kernels(profile.metadata)
     for one in profile.operations:
         parts.setdefault((one.name, one.group), []).append(one)
     rows = [operator_row(calls, steps, ceilings, known) for calls in parts.values()]
@@ -79,7 +80,8 @@ def counted_kernels(metadata):
     if not metadata:
         return {}
     config = argparse.Namespace(**metadata, head_dim=metadata["hidden_dim"] // metadata["num_heads"])
-    sizes, precision = counts.sizes_of(config), metadata["precision"]
+    sizes = counts.sizes_of(config)
+    precision = metadata["precision"]
     attention = counts.step_counts(2, precision, sizes._replace(L=1))["attention"]
     forward, backward = ((phase["flops"], phase["bytes"]) for phase in attention.values())
     return counts.kernel_counts(precision, sizes) | {"flex_attention": forward, "flex_attention_backward": backward}
@@ -95,7 +97,9 @@ def work_of(one, known):
 
 def operator_row(calls, steps, ceilings, known):
     """Return the row of some calls; FLOPs and bytes are None where one of them did not record its shapes."""
-    us, first, works = sum(one.us for one in calls), calls[0], [work_of(one, known) for one in calls]
+    us = sum(one.us for one in calls)
+    first = calls[0]
+    works = [work_of(one, known) for one in calls]
     kinds = (kind for kind, shape in zip(first.types, first.dims, strict=False) if shape and kind in ELEMENT_BYTES)
     row = {"operator": first.name, "group": first.group, "dtype": next(kinds, ""), "calls": len(calls) / steps}
     row |= {"ms": us / steps / 1e3} | dict.fromkeys(("flops", "bytes", "roofline_ms", "of_roofline", "tflops", "gb_s"))
@@ -106,7 +110,8 @@ def operator_row(calls, steps, ceilings, known):
     if us:
         row |= {"tflops": flops / us / 1e6, "gb_s": moved / us / 1e3}
     if us and ceilings:
-        matmul, copy = ceilings["matmul_tflops"], ceilings["copy_tb_s"]
+        matmul = ceilings["matmul_tflops"]
+        copy = ceilings["copy_tb_s"]
         shortest_us = sum(max(flops / matmul, moved / copy) for flops, moved in works) / 1e6
         row |= {"roofline_ms": shortest_us / steps / 1e3, "of_roofline": shortest_us / us}
     return row
@@ -158,7 +163,8 @@ def bound(flop_per_byte, ceilings):
 
 
 def ceilings_line(ceilings):
-    top, copy = ceilings["matmul_tflops"], 1e3 * ceilings["copy_tb_s"]
+    top = ceilings["matmul_tflops"]
+    copy = 1e3 * ceilings["copy_tb_s"]
     return f"matmul {top:,.3f} TFLOP/s, copy {copy:,.1f} GB/s: {balance(ceilings):,.1f} FLOP/byte"
 
 
@@ -169,7 +175,8 @@ def ceilings_for(profile):
     """
     import torch
 
-    precision, gpu = profile.metadata.get("precision", "float32"), counts.known_gpu(profile.device or "")
+    precision = profile.metadata.get("precision", "float32")
+    gpu = counts.known_gpu(profile.device or "")
     here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     if profile.on_cpu or (here and profile.device in (None, here)):
         found = measure_ceilings("cpu" if profile.on_cpu else "cuda", precision)
@@ -235,7 +242,9 @@ def draw_roofline(path, title, ceilings, points):
         from matplotlib.figure import Figure
     except ImportError:
         raise Failure(1, f"{path.name} needs matplotlib: pip install '.[plots]'") from None
-    top, bandwidth, (low, high) = ceilings["matmul_tflops"], ceilings["copy_tb_s"], FLOP_PER_BYTE
+    top = ceilings["matmul_tflops"]
+    bandwidth = ceilings["copy_tb_s"]
+    (low, high) = FLOP_PER_BYTE
     longest = max((ms for *_, ms in points if ms), default=1)
     figure = Figure(figsize=(5.5, 5.0), layout="constrained")  # as wide as a phone's screen
     axes = figure.subplots()

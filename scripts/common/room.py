@@ -15,15 +15,14 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from common.accuracy import loss_bound
 from common.command_line import Failure, run_tool
 from common.environment import rocm_release
+from common.machine import describe
 from common.profiles import errors_of
-from common.provenance import describe
 from common.ratios import check_times
 from common.runs import read_metrics
 from common.tables import text_table
-
-LOSS_BOUND = 1e-4  # relative; float32 sums may be taken in another order
 
 
 def facts():
@@ -56,22 +55,23 @@ def table():
 
 
 def read_losses(path):
-    """Return a run's losses, and whether its step was captured in a graph."""
+    """Return a run's losses, the bound for their error, and whether its step was captured in a graph."""
     content = read_metrics(path)
     with errors_of(path):
         losses = [step["loss"] for step in content["steps"]]
         check_times(losses)
-        return losses, content["summary"]["graph"]["captured"]
+        return losses, loss_bound(content["options"]), content["summary"]["graph"]["captured"]
 
 
 def graph(captured, eager):
     """Compare the losses of two runs; raise Failure if the first captured no graph or the losses differ."""
-    losses, is_captured = read_losses(captured)
+    losses, _, is_captured = read_losses(captured)
     if not is_captured:
         raise Failure(1, "the step was not captured: it ran eagerly")
-    pairs = list(zip(losses, read_losses(eager)[0], strict=True))
+    eager_losses, bound, _ = read_losses(eager)
+    pairs = list(zip(losses, eager_losses, strict=True))
     error = max(abs(one - other) / abs(other) for one, other in pairs)
-    if not error <= LOSS_BOUND:  # NaN too
+    if not error <= bound:  # NaN too
         raise Failure(1, f"the graph's losses differ from the eager ones by {error:.1e}: {pairs}")
     print(f"losses of the graph and of eager steps agree to {error:.1e}")
 

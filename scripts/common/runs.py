@@ -35,16 +35,32 @@ def end(process, grace_s=GRACE_S):
     process.wait()
 
 
-def run_process(command, timeout=None, **options):
-    """Run a command like subprocess.run, but on a timeout or an interrupt end its children too."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+def run_process(command, timeout=None, *, tell=None, **options):
+    """Run a command like subprocess.run, but on a timeout or an interrupt end its children too.
+
+    tell(line) is called with each line as it is printed, to standard error too; then there is no timeout.
+    """
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT if tell else subprocess.PIPE, "text": True}
     with subprocess.Popen(command, start_new_session=True, **pipes, **options) as process:
         try:
-            output, errors = process.communicate(timeout=timeout)
+            if tell:
+                output, errors = told_lines(process, tell), ""
+            else:
+                output, errors = process.communicate(timeout=timeout)
         except BaseException:
             end(process)
             raise
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+def told_lines(process, tell):
+    """Return what a process prints, each line of which tell gets as it comes."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        tell(line)
+    process.wait()
+    return "".join(lines)
 
 
 def last_words(output):
@@ -55,18 +71,20 @@ def last_words(output):
     return re.sub(r"^(\S+\.py\b[^:]*: (error: )?|\[rank\d+\]: )", "", lines[-1]) if lines else "it printed nothing"
 
 
-def train(script, argv, processes=1, timeout=None, environment=None):
+def train(script, argv, processes=1, timeout=None, environment=None, tell=None, keep=None):
     """Run a training script, under torchrun if several processes are wanted, and return its metrics.
 
+    tell(line) is called with each line that the script prints. keep: the path where the metrics file stays.
     Raise OutOfMemory, or Failure with the script's last line: status 2 if it refused its options, else 1.
     """
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    launcher = [sys.executable, *(torchrun if processes > 1 else [])]
+    launcher = [sys.executable, "-u"] if tell else [sys.executable]
+    if processes > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     with tempfile.TemporaryDirectory() as folder:
-        metrics = pathlib.Path(folder) / "metrics.json"
+        metrics = keep or pathlib.Path(folder) / "metrics.json"
         try:
             command = [*launcher, str(script), *argv, "--metrics-file", str(metrics)]
-            result = run_process(command, timeout, env=environment)
+            result = run_process(command, timeout, env=environment, tell=tell)
         except subprocess.TimeoutExpired:
             raise Failure(1, f"{script.name} ran longer than {timeout:g} s") from None
         if result.returncode == 0:
@@ -119,7 +137,8 @@ def run_in_rounds(work, names, rounds, limit):
     Each runs once in every round, so that drift hits all of them alike.
     limit: a TimeLimit. It leaves out names of the first round, and whole further rounds where it has no room for them.
     """
-    results, reasons = {name: [] for name in names}, {}
+    results = {name: [] for name in names}
+    reasons = {}
     for i in range(rounds):
         going = [name for name in names if name not in reasons]
         if i and not limit.room(len(going)):

@@ -26,7 +26,7 @@ def markdown(text):
 
 
 def markdown_table(header, rows, left=1):
-    marks = ["---"] * left + ["---:"] * (len(header) - left)
+    marks = ["---" if place < left else "---:" for place in range(len(header))]
     header, *rows = ([markdown(cell).replace("|", "\\|") for cell in row] for row in (header, *rows))
     return "\n".join("| " + " | ".join(line) + " |" for line in (header, marks, *rows))
 

@@ -71,8 +71,10 @@ def batch_gradients(script, trainer, tokens, labels):
 
 def relative_error(a, b):
     """Return rms(a - b) / rms(b) in float64; infinity if only b is zero or if one is not finite."""
-    a, b = a.double(), b.double()
-    difference, size = (a - b).square().mean().sqrt().item(), b.square().mean().sqrt().item()
+    a = a.double()
+    b = b.double()
+    difference = (a - b).square().mean().sqrt().item()
+    size = b.square().mean().sqrt().item()
     if difference == 0:
         return 0.0
     return difference / size if size > 0 and difference < float("inf") else float("inf")

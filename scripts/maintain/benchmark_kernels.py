@@ -99,9 +99,11 @@ def row_kernels(bench):
     """Return {family: [name, size, shapes of inputs, (tensors that forward, backward move), V3, PyTorch]}."""
     v3, (rows, C, V) = bench.v3, (bench.sizes[name] for name in ("rows", "width", "vocabulary"))
     (H, K, D), T, ff = bench.sizes["heads"], bench.sizes["tokens"], bench.sizes["swiglu"]
-    heads, x = (rows // 2 // T or 1, T, H + 2 * K, D), (rows, C)
+    heads = (rows // 2 // T or 1, T, H + 2 * K, D)
+    x = (rows, C)
     cos, sin = v3.rope_tables(T, D, 10000.0, bench.device)
-    norm, packed = {"x": x, "w": (C,), "w16": (C,), "dy": x}, (ff[0], 2 * ff[1])
+    norm = {"x": x, "w": (C,), "w16": (C,), "dy": x}
+    packed = (ff[0], 2 * ff[1])
 
     def residual(s):
         total = s["x"] + s["branch"]
@@ -131,7 +133,9 @@ def row_kernels(bench):
 
 def both_ways(bench, name, size, shapes, moved, *functions):
     """Yield an operation's forward and backward."""
-    forward, outputs, sets = dict(zip(("V3", "PyTorch"), functions, strict=True)), {}, bench.sets(shapes)
+    forward = dict(zip(("V3", "PyTorch"), functions, strict=True))
+    outputs = {}
+    sets = bench.sets(shapes)
 
     def backward(s, candidate):
         key = candidate, id(s)
@@ -211,7 +215,10 @@ class Timed:
 
     def __init__(self, function, operation, bench):
         self.function, self.sets, self.device = function, operation.sets, bench.device
-        self.calls, self.replay, self.times_us, self.reason = len(self.sets), self.run_all, [], None
+        self.calls = len(self.sets)
+        self.replay = self.run_all
+        self.times_us = []
+        self.reason = None
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # PyTorch warns of each reason why an SDPA backend refuses
@@ -261,8 +268,10 @@ def measure(bench, operation, ceiling=math.nan):
     """Return the record of an operation: for each candidate its time, rate and share of the ceiling, or the reason."""
     candidates = {name: Timed(function, operation, bench) for name, function in operation.candidates.items()}
     timed = {name: candidate for name, candidate in candidates.items() if not candidate.reason}
-    for candidate in [*timed.values()] * (PASSES if bench.device.type == "cuda" else 1):
-        candidate.measure()
+    passes = PASSES if bench.device.type == "cuda" else 1
+    for _ in range(passes):
+        for candidate in timed.values():
+            candidate.measure()
     fastest = min((float(np.median(c.times_us)) for name, c in timed.items() if name != "V3"), default=None)
     records = []
     for name, candidate in candidates.items():
@@ -281,7 +290,9 @@ def ceilings(bench):
     def rate(unit, work, inputs, function):
         return measure(bench, Operation("", "", unit, work, [inputs], {"": function}))["candidates"][0]["rate"]
 
-    size, n, product = bench.sizes["copy"], bench.sizes["matmul"], {}
+    size = bench.sizes["copy"]
+    n = bench.sizes["matmul"]
+    product = {}
     tensors = {name: torch.randn(size, device=bench.device) for name in "xy"}
     # As a kernel: a plain copy inside a graph may be left to the copy engines, which are slower.
     copy = rate("GB/s", 8 * size, tensors, lambda s: torch.neg(s["x"], out=s["y"]))
@@ -317,7 +328,8 @@ def work(options):
         progress("Without a GPU the kernels run in Triton's interpreter at toy sizes: these times mean nothing.")
     bench = Bench(torch.device("cuda", 0), torch.bfloat16) if on_gpu else Bench(torch.device("cpu"), torch.float32)
     with torch.cuda.stream(torch.cuda.Stream() if on_gpu else None):  # a graph is captured on a stream of its own
-        found, records = ceilings(bench), []
+        found = ceilings(bench)
+        records = []
         for operation in itertools.chain.from_iterable(operations(bench, family) for family in options.only):
             progress(f"timing {operation.name}, {operation.size}")
             ceiling = found["copy"] if operation.unit == "GB/s" else found["product"][bench.precision]

@@ -10,7 +10,7 @@ headline; graph, kernels, ablation2, ablation3 and ddp from the part of that nam
 nothing has been measured. tested_on says
 what was executed, compiled, run against stubs or never run: it comes from all recorded runs, the targets of
 inspect_kernels.py, the stubs of tests/tools/stubs and the sets of versions in scripts/common/constraints*.txt.
-A page has a table where it has its markers (scripts/common/pages.py); a table whose part the run lacks keeps its text.
+A page has a table where it has its markers, see maintain/pages.py; a table whose part the run lacks keeps its text.
 
 Exit status: 0; 1 if a page differs, or without matplotlib; 2 for a bad option or a file that cannot be read.
 """
@@ -23,16 +23,25 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import fusion_ablation_study as ablation
-from common import pictures, rungs
 from common.command_line import Failure, Parser
 from common.environment import numbers, rocm_builds
 from common.occupancy import TARGETS
-from common.pages import all_pages, fill, fill_quotes, quoted_rows, write_or_check
-from common.provenance import faults_of_commit, machine_line
 from common.ratios import ROUNDS_NEEDED, counted, furthest, noise_line, ratios
-from common.records import MODELS, PRECISIONS, RECORDED, Record, configurations, newest_record, ratios_between, table_of
 from common.tables import known, markdown_table, rounded
 from common.versions import REPOSITORY, SCRIPTS
+from maintain import pictures, rungs
+from maintain.pages import all_pages, fill, fill_quotes, quoted_rows, write_or_check
+from maintain.provenance import faults_of_commit, machine_line
+from maintain.records import (
+    MODELS,
+    PRECISIONS,
+    RECORDED,
+    Record,
+    configurations,
+    newest_record,
+    ratios_between,
+    table_of,
+)
 
 
 def origin(record, recorded):
@@ -59,7 +68,9 @@ def suite_table(recorded, part, keep=lambda model: True):
     shown = [row for row in results["rows"] if keep(row["model"])]
     if not shown:
         return None
-    metrics = ["throughput", "memory"] + ["accuracy"] * any(row["gradient_error"] is not None for row in shown)
+    metrics = ["throughput", "memory"]
+    if any(row["gradient_error"] is not None for row in shown):
+        metrics.append("accuracy")
     parts = [origin(results["record"], recorded), explained(results)]
     for title, rows in configurations(shown).items():
         parts += [f"**{title}**", markdown_table(*table_of(rows, metrics), left=3)]
@@ -187,7 +198,8 @@ def graph_table(recorded):
 
 def kernels_table(recorded):
     """Return each of version 3's kernels with the ceiling and the fastest of PyTorch's operators."""
-    kernels, lines = recorded.json("kernels", "kernels.json"), []
+    kernels = recorded.json("kernels", "kernels.json")
+    lines = []
     for operation in kernels["operations"] if kernels else []:
         timed = {c["name"]: c for c in operation["candidates"] if "us" in c}
         if ours := timed.pop("V3", None):
@@ -313,7 +325,8 @@ def filled(page, tables, recorded):
 
 
 def work(options):
-    recorded, paths = newest_record(), all_pages()
+    recorded = newest_record()
+    paths = all_pages()
     try:
         tables = tables_of(recorded) | pictures.texts_of(recorded, options.draw)
     except ImportError:

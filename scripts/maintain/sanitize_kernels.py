@@ -1,9 +1,22 @@
-"""Launch every kernel of version 3, forward and backward, at shapes that divide no tile; sanitize.sh watches.
+"""Watch every kernel of version 3, forward and backward, with NVIDIA's compute-sanitizer.
 
-Without a GPU the kernels run in Triton's interpreter. Exit status: 0; 1 where a result is not finite.
+    python scripts/maintain/sanitize_kernels.py                        # all three tools: about five minutes
+    python scripts/maintain/sanitize_kernels.py racecheck initcheck    # some of them
+    python scripts/maintain/sanitize_kernels.py --run                  # launch the kernels once, without a tool
+
+memcheck finds reads and writes outside of a tensor, racecheck races in shared memory, initcheck reads of memory that
+nothing has written. The kernels run at shapes that divide no tile. Prints a line for each tool, and what the tool said
+where it found something. Without a GPU, --run uses Triton's interpreter.
+
+Exit status: 0 nothing was found; 1 something was, a result is not finite, or there is no NVIDIA GPU or no
+compute-sanitizer; 2 for a bad option.
 """
 
+import os
 import pathlib
+import re
+import shutil
+import subprocess
 import sys
 from unittest import mock
 
@@ -12,9 +25,15 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from common.command_line import Failure, Parser
-from common.versions import load_version
+from common.versions import SCRIPTS, load_version
 
+TOOLS = ("memcheck", "racecheck", "initcheck")
+FINISHED = "all kernels ran"
+PROGRAM = [sys.executable, str(pathlib.Path(__file__).resolve()), "--run"]
+LINES_SHOWN = 60  # of what a tool said
 ATTENTION = [(2, 97, 4, 2, 32), (1, 1, 4, 1, 64), (1, 130, 8, 1, 16), (1, 200, 2, 1, 128), (1, 1100, 2, 2, 64)]
+
+# ---------------------------------------------------------------- what is watched
 
 
 def operations(v3, leaf, device):
@@ -92,19 +111,94 @@ def update(v3, device, dtype):
     check_finite(parameters, f"AdamW in {dtype}")
 
 
-def work(options):
-    v3, device = load_version(3), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def run_kernels():
+    """Launch every kernel of version 3 and check that the results are finite."""
+    v3 = load_version(3)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
-    for dtype in (torch.float32, torch.float16, *[torch.bfloat16] * (device.type == "cuda")):
+    dtypes = [torch.float32, torch.float16]
+    if device.type == "cuda":
+        dtypes.append(torch.bfloat16)
+    for dtype in dtypes:
         differentiate(operations, v3, device, dtype)
         update(v3, device, dtype)
     if v3.fp8_dtype(v3.gpu_architecture(device)) is not None:
         differentiate(fp8_operations, v3, device, torch.bfloat16)
-    print("all kernels ran")
+    print(FINISHED)
+
+
+# ---------------------------------------------------------------- the tools
+
+
+def find_sanitizer():
+    """Return the path of compute-sanitizer; Failure with one sentence where it cannot watch anything."""
+    if not torch.cuda.is_available() or torch.version.hip:
+        instead = "on any machine, scripts/test.sh checks the same kernels between guard bands"
+        raise Failure(1, f"compute-sanitizer watches NVIDIA GPUs only, and there is none here: {instead}")
+    places = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
+    found = shutil.which("compute-sanitizer", path=places)
+    if found is None:
+        source = "it comes with the CUDA toolkit, or as the package nvidia-cuda-sanitizer-api"
+        raise Failure(1, f"compute-sanitizer is not installed: {source}; put its folder on PATH")
+    return found
+
+
+def run(command, environment=None):
+    """Run a command and return its exit status and all its output."""
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    done = subprocess.run(command, env=environment, **output)
+    return done.returncode, done.stdout
+
+
+def options_of(tool):
+    """Return compute-sanitizer's options: initcheck must see what PyTorch's kernels write, the others only ours."""
+    options = ["--tool", tool, "--target-processes", "application-only", "--error-exitcode", "1"]
+    if tool == "memcheck":
+        options += ["--padding", "4096"]
+    if tool != "initcheck":
+        for kernel in re.findall(r"^def (\w*_kernel)\(", SCRIPTS[3].read_text(), re.MULTILINE):
+            options += ["--kernel-name", f"kns={kernel}"]
+    return options
+
+
+def watch(sanitizer, tool):
+    """Run the kernels under a tool, print its line, and return whether it found nothing."""
+    # Every tensor is an allocation of its own, with a gap behind it, instead of a part of PyTorch's pool.
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    status, said = run([sanitizer, *options_of(tool), *PROGRAM], environment)
+    summaries = re.findall(r"^=* ([A-Z]* SUMMARY: .*)", said, re.MULTILINE)
+    summary = summaries[-1] if summaries else f"the tool ended with status {status} and no summary"
+    print(f"{tool:10} {summary}", flush=True)
+    finished = re.search(f"^{FINISHED}", said, re.MULTILINE)
+    if status == 0 and "SUMMARY: 0 " in summary and finished:
+        return True
+    print("\n".join(said.splitlines()[:LINES_SHOWN]), flush=True)
+    return False
+
+
+def work(options):
+    if options.run:
+        return run_kernels()
+    for tool in options.tools:
+        if tool not in TOOLS:
+            raise Failure(2, f"{tool} is no tool: choose memcheck, racecheck or initcheck")
+    sanitizer = find_sanitizer()
+    # Without the tools first: Triton compiles then, and a failure here is none of memory.
+    status, said = run(PROGRAM)
+    if status:
+        print(said, end="", flush=True)
+        raise Failure(1, "the kernels do not run even without a tool: see above")
+    clean = [watch(sanitizer, tool) for tool in options.tools or TOOLS]
+    if not all(clean):
+        raise Failure(1, "something was found: it is printed below its line")
+    print("nothing was found")
 
 
 def main(argv=None):
-    return Parser("sanitize_kernels.py", __doc__, with_json=False).run(work, argv)
+    parser = Parser("sanitize_kernels.py", __doc__, with_json=False)
+    parser.add_argument("tools", nargs="*", metavar="TOOL", help=f"{', '.join(TOOLS)} (all)")
+    parser.add_argument("--run", action="store_true", help="launch the kernels once, without a tool")
+    return parser.run(work, argv)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from common.command_line import Failure, Parser, positive, result_folder
-from common.pages import PAGES, commands, start_of
 from common.runs import end
 from common.versions import REPOSITORY
+from maintain.pages import commands, start_of, with_commands
 
 RUN_ALONE = ("test.sh", "record.sh", "try_pages.py")
 SAID_WITH_STATUS_1 = re.compile(r"check\.py (solution )?\d+")  # of an exercise that nobody has started
@@ -49,7 +49,9 @@ def passed_over(command, gpus):
         return "needs several hosts"
     if found := PLACEHOLDER.search(" ".join(words)):
         return f"{found[0]} stands for something else"
-    return None if gpus >= needed else "needs a GPU" if needed == 1 else f"needs {needed} GPUs"
+    if gpus >= needed:
+        return None
+    return "needs a GPU" if needed == 1 else f"needs {needed} GPUs"
 
 
 def copied_repository(folder):
@@ -77,24 +79,46 @@ def run(command, place, log, environment, seconds):
     return ("ok", last) if ended_well else ("failed", f"status {status}: {last}")
 
 
+def pages_of(names):
+    """Return the pages of these names, or all; Failure for a name that is none."""
+    known = with_commands()
+    pages = [pathlib.Path(name).resolve() for name in names]
+    for page in pages:
+        if page not in known:
+            sentence = "is no page whose commands are known; without a name all of them are tried"
+            raise Failure(2, f"{page} {sentence}")
+    return pages or known
+
+
+def try_command(page, command, copy, environment, logs, seconds):
+    """Run a command of a page unless this machine cannot; return how it ended, and its line."""
+    name = page.relative_to(REPOSITORY)
+    start = time.monotonic()
+    ended = "passed over"
+    words = passed_over(command, torch.cuda.device_count())
+    if not words:
+        log = logs / f"{'.'.join(name.parts)}.{command.line}.log"
+        place = copy / start_of(page).relative_to(REPOSITORY)
+        ended, words = run(command, place, log, environment, seconds)
+    took = time.monotonic() - start
+    text = command.text.split(" #")[0].strip()
+    return ended, f"{ended:12}{took:5.0f} s  {name}: {text}  | {words:.100}"
+
+
 def work(options):
-    pages, ends, bad = [pathlib.Path(name).resolve() for name in options.pages] or PAGES, [], []
-    if unknown := [page for page in pages if page not in PAGES]:
-        raise Failure(2, f"{unknown[0]} is no page whose commands are known; without a name all of them are tried")
+    pages = pages_of(options.pages)
     logs = result_folder(options.output_dir, "--output-dir")
+    ends = []
+    bad = []
     with tempfile.TemporaryDirectory() as temporary:
         copy, environment = copied_repository(pathlib.Path(temporary))
-        for page, command in [(p, command) for p in pages for command in commands(p)]:
-            name, start = page.relative_to(REPOSITORY), time.monotonic()
-            ended, words = "passed over", passed_over(command, torch.cuda.device_count())
-            if not words:
-                log, place = logs / f"{'.'.join(name.parts)}.{command.line}.log", start_of(page).relative_to(REPOSITORY)
-                ended, words = run(command, copy / place, log, environment, options.each)
-            seconds, text = time.monotonic() - start, command.text.split(" #")[0].strip()
-            line = f"{ended:12}{seconds:5.0f} s  {name}: {text}  | {words:.100}"
-            print(line, flush=True)
-            ends.append(ended)
-            bad += [line] * (ended in ("failed", "cut off"))
+        for page in pages:
+            for command in commands(page):
+                ended, line = try_command(page, command, copy, environment, logs, options.each)
+                print(line, flush=True)
+                ends.append(ended)
+                if ended in ("failed", "cut off"):
+                    bad.append(line)
     counts = ", ".join(f"{ends.count(kind)} {kind}" for kind in ("ok", "failed", "cut off", "passed over"))
     print(*bad, f"{counts}; outputs in {logs}", sep="\n")
     return int(bool(bad))

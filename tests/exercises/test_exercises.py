@@ -3,13 +3,11 @@
 import dataclasses
 import json
 import math
-import pathlib
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ import triton
 
 from common import counts, occupancy
 from common.versions import REPOSITORY, SCRIPTS, load_version
-from processes import run_file
+from processes import run_file, running, wait_for
 
 sys.path.insert(0, str(REPOSITORY / "exercises"))
 import check
@@ -304,21 +302,6 @@ open({record!r}, "a").write(f"{{os.getpid()}} {{child}}\\n")
 while {hang}:
     pass
 """
-
-
-def running(pid):
-    """Return True for a process that is there and is no zombie."""
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def wait_for(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -94,6 +94,15 @@ def test_double_use(operation, device):
         assert relative_error(gradient, wanted) < 1e-4
 
 
+@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
+def test_embedding_gradient_of_a_frequent_token(dtype, device):
+    """4096 gradients of one add up to 4096. A sum that is kept in 16 bits stops at 2048 or 256, as PyTorch's does."""
+    w = torch.zeros(2, 3, dtype=dtype, device=device, requires_grad=True)
+    tokens = torch.zeros(4, 1024, dtype=torch.int64, device=device)
+    V3.EmbeddingFunction.apply(tokens, w).backward(torch.ones(4, 1024, 3, dtype=dtype, device=device))
+    assert w.grad.tolist() == [[4096.0] * 3, [0.0] * 3]
+
+
 def test_residual_and_branch_may_be_one_tensor(device):
     x, w = normal(5, 24).to(device).requires_grad_(), normal(24, seed=1).to(device)
     total, normed = V3.add_rms_norm(x, x, w, 1e-6)

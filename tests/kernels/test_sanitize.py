@@ -1,12 +1,11 @@
-"""maintain/sanitize.sh with a stub for the sanitizer, and the program that it watches."""
+"""maintain/sanitize_kernels.py with a stub for the sanitizer, and the kernels that it watches."""
 
 import re
-import subprocess
 
 import pytest
 import torch
 
-from common.versions import REPOSITORY, SCRIPTS
+from common.versions import SCRIPTS
 from kernel_cases import launches, multiplies_fp8
 from maintain import sanitize_kernels
 from processes import executable
@@ -27,7 +26,7 @@ esac
 @multiplies_fp8
 def test_the_program_launches_every_kernel(capsys):
     with launches() as launched:
-        assert sanitize_kernels.main([]) == 0, capsys.readouterr().err
+        assert sanitize_kernels.main(["--run"]) == 0, capsys.readouterr().err
     assert len(KERNELS) >= 10 and launched >= KERNELS
 
 
@@ -42,41 +41,50 @@ def test_the_matmul_that_stands_in_gives_what_the_library_gives(device):
 
 def test_a_result_that_is_not_finite_is_found(monkeypatch, capsys):
     monkeypatch.setattr(sanitize_kernels.load_version(3), "packed_swiglu", lambda x: x / 0)
-    assert sanitize_kernels.main([]) == 1 and "DivBackward0 in torch.float32 gives a result" in capsys.readouterr().err
+    assert (
+        sanitize_kernels.main(["--run"]) == 1
+        and "DivBackward0 in torch.float32 gives a result" in capsys.readouterr().err
+    )
 
 
 @pytest.fixture
-def sanitize(tmp_path):
-    """Return a function that runs sanitize.sh with stubs: `found` is its result, `without` names a missing tool."""
+def sanitize(tmp_path, monkeypatch, capfd):
+    """Return a function that runs the tool with stubs: `found` is its result, `without` names what is missing.
+
+    It returns the exit status, standard output and standard error.
+    """
 
     def run(*argv, found="nothing", without=""):
-        python = "echo a kernel failed && exit 1" if found == "broken" else "echo all kernels ran"
-        for name, text in {"nvidia-smi": "exit 0", "compute-sanitizer": SANITIZER, "python stub": python}.items():
-            if name != without:
-                executable(tmp_path / name, f"#!/bin/bash\n{text}\n")
-        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "FOUND": found}
-        environment["TINY_LLAMA_PYTHON"] = str(tmp_path / "python stub")
-        command = ["bash", str(REPOSITORY / "scripts" / "maintain" / "sanitize.sh"), *argv]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)
+        program = "echo a kernel failed && exit 1" if found == "broken" else "echo all kernels ran"
+        for name, text in {"compute-sanitizer": SANITIZER, "program stub": program}.items():
+            executable(tmp_path / name, f"#!/bin/bash\n{text}\n")
+        if without == "compute-sanitizer":
+            (tmp_path / without).unlink()
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        monkeypatch.setenv("FOUND", found)
+        monkeypatch.setattr(sanitize_kernels, "PROGRAM", [str(tmp_path / "program stub")])
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: without != "a GPU")
+        status = sanitize_kernels.main([*argv])
+        return status, *capfd.readouterr()
 
     return run
 
 
 def test_sanitize_prints_a_line_for_each_tool(sanitize):
-    result = sanitize()
-    assert result.returncode == 0 and result.stdout.endswith("\nnothing was found\n"), result.stderr
-    tools = [line.split()[0] for line in result.stdout.splitlines() if "SUMMARY: 0" in line]
+    status, out, err = sanitize()
+    assert status == 0 and out.endswith("\nnothing was found\n"), err
+    tools = [line.split()[0] for line in out.splitlines() if "SUMMARY: 0" in line]
     assert tools == ["memcheck", "racecheck", "initcheck"]
-    assert sanitize("racecheck").stdout.startswith("racecheck  ERROR SUMMARY: 0 errors\nnothing")
+    assert sanitize("racecheck")[1].startswith("racecheck  ERROR SUMMARY: 0 errors\nnothing")
 
 
 @pytest.mark.parametrize("found", ["errors", "hazards", "refused", "silence"])
 def test_sanitize_fails_where_something_is_found(sanitize, found):
-    result = sanitize("memcheck", found=found)
-    assert result.returncode == 1 and "nothing was found" not in result.stdout
-    assert result.stdout.count("option --tool memcheck") == 1
-    assert set(re.findall("--kernel-name kns=(.*)", result.stdout)) == KERNELS
-    assert "kns=" not in sanitize("initcheck", found=found).stdout
+    status, out, _ = sanitize("memcheck", found=found)
+    assert status == 1 and "nothing was found" not in out
+    assert out.count("option --tool memcheck") == 1
+    assert set(re.findall("--kernel-name kns=(.*)", out)) == KERNELS
+    assert "kns=" not in sanitize("initcheck", found=found)[1]
 
 
 @pytest.mark.parametrize(
@@ -84,14 +92,12 @@ def test_sanitize_fails_where_something_is_found(sanitize, found):
     [
         (["nonsense"], {}, 2, "nonsense is no tool"),
         ([], {"found": "broken"}, 1, "do not run even without a tool"),
-        ([], {"without": "nvidia-smi"}, 1, "there is none here"),
+        ([], {"without": "a GPU"}, 1, "there is none here"),
         ([], {"without": "compute-sanitizer"}, 1, "is not installed"),
     ],
 )
 def test_sanitize_says_in_one_sentence_why_it_does_not_begin(sanitize, argv, problem, status, words):
-    if "without" in problem and torch.cuda.is_available():
-        pytest.skip("this machine has what the test does without")
-    result = sanitize(*argv, **problem)
-    assert result.returncode == status and words in result.stderr and "SUMMARY" not in result.stdout
-    assert result.stderr.startswith("sanitize.sh: ") and result.stderr.count("\n") == 1
-    assert result.stdout == "a kernel failed\n" * ("found" in problem)
+    ended, out, err = sanitize(*argv, **problem)
+    assert ended == status and words in err and "SUMMARY" not in out
+    assert err.startswith("sanitize_kernels.py: ") and err.count("\n") == 1
+    assert out == "a kernel failed\n" * ("found" in problem)

@@ -1,7 +1,6 @@
 """The pages: their commands exist, take those options and run, their links lead somewhere, and they keep their form."""
 
 import re
-import shlex
 import subprocess
 from types import SimpleNamespace
 
@@ -9,15 +8,25 @@ import pytest
 import torch
 from page_faults import faults_of_command, faults_of_links, program_of
 
-from common import pictures
-from common.pages import FOLDERS, PAGES, TABLE, Command, all_pages, blocks, commands, quoted_rows, start_of
-from common.records import MODELS, PRECISIONS, newest_record
 from common.versions import REPOSITORY, SCRIPTS, load_version
+from maintain import pictures
+from maintain.pages import (
+    EXERCISES,
+    FOLDERS,
+    PAGES,
+    TABLE,
+    Command,
+    all_pages,
+    commands,
+    commands_in,
+    quoted_rows,
+    start_of,
+    with_commands,
+)
+from maintain.records import MODELS, PRECISIONS, newest_record
+from maintain.try_pages import passed_over
 
 SHORT = "--hidden-dim 32 --num-layers 1 --num-heads 2 --seq-len 16 --batch-size 2 --num-steps 2 --warmup-steps 1"
-STAGES = REPOSITORY / "version3_triton" / "exercises" / "performance_debugging"
-EXERCISES = [page for folder in FOLDERS for page in sorted((folder / "exercises").glob("*.md"))]
-HANDS_ON = sorted({*REPOSITORY.glob("exercises/**/*.md")} - {*PAGES})
 
 
 def each(pages):
@@ -27,21 +36,14 @@ def each(pages):
 # ---------------------------------------------------------------- commands and links
 
 
-def folder_of(page):
-    """Return the folder in which a page's commands run."""
-    if page in EXERCISES or STAGES in page.parents:
-        return STAGES if STAGES in page.parents else page.parent.parent
-    return REPOSITORY if page in HANDS_ON else start_of(page)
-
-
-@each([*all_pages(), *HANDS_ON])
+@each(with_commands())
 def test_commands_exist_and_take_their_options(page):
     found = [command for command in commands(page) if program_of(command.words())[0] != "-c"]
     assert len(found) >= (4 if page in EXERCISES else page not in PAGES and page.name != "hints.md")
-    assert [fault for command in found for fault in faults_of_command(command, folder_of(page), FOLDERS)] == []
+    assert [fault for command in found for fault in faults_of_command(command, start_of(page), FOLDERS)] == []
 
 
-@each([*all_pages(), *HANDS_ON])
+@each(with_commands())
 def test_links_lead_somewhere(page):
     """Also into pages, by GitHub's anchors: the heading in small letters, without punctuation, hyphens for spaces."""
     assert faults_of_links(page) == []
@@ -60,20 +62,20 @@ def test_the_commands_under_run_do_run(version, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     text = (SCRIPTS[version].parent / "README.md").read_text()
     section = text.split("## Run\n")[1].split("\n## ")[0]
-    lines = [line for _, block in blocks(section) for line in block.splitlines() if f"tiny_llama_v{version}.py" in line]
-    assert len(lines) >= 2
-    if not torch.cuda.is_available():
-        lines = [line for line in lines if "# with a GPU" not in line]
-    for line in lines:
-        argv = shlex.split(line, comments=True)[2:]
-        assert load_version(version).main([*argv, *SHORT.split()]) == 0, line
-        assert "trained    " in capsys.readouterr().out
+    found = [command for command in commands_in(section) if command.words()[:1] == ["python"]]
+    found = [command for command in found if command.words()[1] == f"tiny_llama_v{version}.py"]
+    assert len(found) >= 2
+    for command in found:
+        if not passed_over(command, torch.cuda.device_count()):
+            argv = command.words()[2:]
+            assert load_version(version).main([*argv, *SHORT.split()]) == 0, command.text
+            assert "trained    " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_wrappers_on_exercise_pages_accept_their_options(folder):
     """A dry run of every get_*.sh line as it is written, where no special profiler is needed."""
-    found = [command for page in EXERCISES if folder_of(page) == folder for command in commands(page)]
+    found = [command for page in EXERCISES if start_of(page) == folder for command in commands(page)]
     lines = {c.text for c in found if c.text.startswith("./get_") and not {"--pmc", "--roof"} & set(c.words())}
     assert lines
     for line in sorted(lines):
@@ -134,11 +136,11 @@ def test_form_of_exercise_pages(page):
     asked, answered = (re.findall(r"^(\d)\. ", part, re.MULTILINE) for part in (shown, folded))
     assert len(asked) >= 3 and asked == answered
     assert "*Next*" in after  # a link that stays in sight while the answers are folded
-    assert f"`{folder_of(page).name}/`" in text  # where the commands run
+    assert f"`{start_of(page).name}/`" in text  # where the commands run
 
 
 def test_every_version_has_its_exercises():
-    assert [sum(folder_of(page) == folder for page in EXERCISES) for folder in FOLDERS] == [3, 4, 3, 2]
+    assert [sum(start_of(page) == folder for page in EXERCISES) for folder in FOLDERS] == [3, 4, 3, 2]
 
 
 def test_pages_of_versions_are_short():

@@ -8,9 +8,9 @@ import yaml
 from packaging.requirements import Requirement
 
 from common import environment
-from common.records import PHASES, Case, write_results
 from common.versions import REPOSITORY, SCRIPTS
 from maintain import ladder
+from maintain.records import PHASES, Case, write_results
 
 GITHUB = REPOSITORY / ".github"
 

@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
-from common.pages import Command, commands
 from in_process import refused
 from maintain import try_pages
+from maintain.pages import Command, commands
+from processes import running, wait_for
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def page_of(tmp_path, monkeypatch):
     (tmp_path / "repository" / ".git").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(try_pages, "REPOSITORY", tmp_path / "repository")
-    monkeypatch.setattr(try_pages, "PAGES", [page])
+    monkeypatch.setattr(try_pages, "with_commands", lambda: [page])
 
     def write(*lines):
         page.write_text("\n".join(["# A page", "", "```bash", *lines, "```", ""]))
@@ -52,19 +53,11 @@ def test_each_command_gets_a_line(page_of, capsys, tmp_path):
     assert len(logs) == 8 and ".git" not in logs[1].read_text().split()
 
 
-def alive(path):
-    """Return whether the process whose number stands in the file still runs; a zombie does not."""
-    try:
-        return pathlib.Path(f"/proc/{path.read_text().strip()}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize(
     ("command", "ended"),
     [
-        ("sleep 60 & echo $! >'{pid}'; sleep 60", "cut off"),
-        ("sleep 60 & echo $! >'{pid}'", "ok"),
+        ("sleep 600 & echo $! >'{pid}'; sleep 600", "cut off"),
+        ("sleep 600 & echo $! >'{pid}'", "ok"),
         ("trap '' TERM; echo $$ >'{pid}'; while :; do sleep 1; done", "cut off"),
     ],
     ids=["takes too long", "leaves something running", "does not end when asked"],
@@ -75,7 +68,8 @@ def test_a_command_is_ended_with_all_that_it_started(command, ended, page_of, tm
     page_of(command.format(pid=tmp_path / "pid"), "echo next")
     assert try_pages.main(["--each", "1"]) == int(ended != "ok")
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"{ended} ") and second.startswith("ok ") and not alive(tmp_path / "pid")
+    assert first.startswith(f"{ended} ") and second.startswith("ok ")
+    wait_for(lambda: not running((tmp_path / "pid").read_text().strip()))
 
 
 @pytest.mark.parametrize(

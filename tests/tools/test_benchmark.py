@@ -15,11 +15,12 @@ import torch
 import torch.nn.functional as F
 
 import benchmark_suite
-from common import peers, provenance, records, runs
+from common import runs
 from common.command_line import Failure
-from common.records import Case, read_results, rows, write_results
 from common.versions import REPOSITORY, SCRIPTS, load_version, relative_error
 from in_process import refused
+from maintain import peers, provenance, records
+from maintain.records import Case, read_results, rows, write_results
 
 STUBS = pathlib.Path(__file__).parent / "stubs"
 TOY = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64".split()
@@ -393,7 +394,7 @@ def test_the_peer_s_compiled_attention_is_causal_and_has_no_mask(precision):
 def run_peer(packages, *options):
     """Run peers.py with the packages of that folder before all others."""
     sizes = ["--batch-size", "2", "--seq-len", "16", "--num-steps", "3", *TOY]
-    command = [sys.executable, str(REPOSITORY / "scripts" / "common" / "peers.py"), *sizes, *options]
+    command = [sys.executable, str(REPOSITORY / "scripts" / "maintain" / "peers.py"), *sizes, *options]
     environment = os.environ | {"PYTHONPATH": str(packages)}
     return subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
 

@@ -16,7 +16,7 @@ import analyze_memory_scaling as memory_tool
 import compare_versions as versions_tool
 import generate_fusion_report as fusion_report
 import validate_numerical_accuracy as accuracy_tool
-from common import accuracy, report, runs
+from common import report, runs
 from common.profiles import read_profile
 from common.runs import OutOfMemory
 from common.versions import REPOSITORY, SCRIPTS
@@ -40,21 +40,6 @@ def changed(version, old, new, folder):
 
 
 # ---------------------------------------------------------------- validate_numerical_accuracy.py
-
-
-def test_errors_of_two_outcomes_by_hand():
-    w, v = torch.tensor([3.0, 4.0]), torch.tensor([1.0])
-    same = {"logits": torch.ones(2)}
-    one = same | {"loss": 2.0, "gradients": {"w": w, "v": v}, "losses": [4.0, 5.0]}
-    other = same | {"loss": 2.02, "gradients": {"w": torch.tensor([3.0, 4.5])}, "losses": [4.0, 5.5]}
-    entries = accuracy.compare(one, other)
-    expected = {"logits": 0, "loss": 0.01, "w": 0.1, "v": float("inf"), "step 1": 0, "step 2": 0.1}
-    assert {entry["name"]: entry["error"] for entry in entries} == pytest.approx(expected)
-    result = accuracy.verdict(entries, 0.05)
-    assert (result["passed"], result["beyond"], result["worst"]["name"]) == (False, 3, "v")
-    assert accuracy.verdict([e for e in entries if e["error"] <= 0.05], 0.05)["passed"]
-    nan = accuracy.compare(one, one | {"loss": float("nan")})
-    assert accuracy.verdict(nan, 1e9)["worst"] == {"kind": "loss", "name": "loss", "error": float("inf")}
 
 
 def test_the_documented_accuracy_command_passes():
@@ -106,7 +91,7 @@ def run_of(times, peak=100.0, trained=10):
 
 
 def test_results_and_speed_ups_by_hand():
-    worst = {"kind": "gradient", "name": "w", "error": 0.5}
+    worst = {"kind": "gradient", "name": "w", "error": 0.5, "bound": 0.1}
     good, bad = ({"passed": passed, "worst": worst} for passed in (True, False))
     first = versions_tool.results("v1", [run_of([20.0, 20.0]), run_of([20.0, 30.0], peak=120.0)], good)
     assert first["step_ms"] == {"p25": 20.0, "median": 20.0, "p75": 22.5} and first["peak_memory_mb"] == 120
@@ -117,7 +102,7 @@ def test_results_and_speed_ups_by_hand():
     for trained, accurate in ((10, good), (9, good), (10, bad)):
         rows.append(versions_tool.results("x", [run_of([8.0], trained=trained), run_of([8.0])], accurate))
     problems = versions_tool.add_speedups(rows)
-    assert len(problems) == 2 and problems[0].endswith("does not compute what v1 does, gradient w is off by 5.0e-01")
+    assert len(problems) == 2 and problems[0].endswith("gradient w is off by 5.0e-01, allowed 1.0e-01")
     assert [row["speedup"] for row in rows] == [1.0, pytest.approx((20 / 8 + 25 / 8) / 2), None, None]
     assert [row["gain"] for row in rows] == ["-", "not judged", "-", "-"]
 
@@ -152,7 +137,7 @@ FIRST, AGAIN = [20.0, 22.0, 20.0, 30.0, 20.0], [20.0, 20.0, 20.0, 30.0, 20.0]
     ],
 )
 def test_a_speed_up_is_printed_where_the_rounds_show_it(times, gain, reach, finding):
-    good = {"passed": True, "worst": {"kind": "gradient", "name": "w", "error": 0.5}}
+    good = {"passed": True, "worst": {"kind": "gradient", "name": "w", "error": 0.5}, "largest_error": 0.5}
     rows = [
         versions_tool.results(name, [run_of([ms]) for ms in some], good) for name, some in (("v1", FIRST), ("x", times))
     ]
@@ -206,7 +191,7 @@ def test_the_documented_comparison(comparison):
     first, second = content["rows"]
     assert (first["name"], second["name"]) == ("v1", "v2")
     assert first["final_loss"] == pytest.approx(second["final_loss"])
-    assert 0 < second["accuracy"]["worst"]["error"] < 1e-4 and second["speedup"] > 0
+    assert 0 < second["accuracy"]["largest_error"] < 1e-5 and second["speedup"] > 0
     # by hand: 8 and 5 matmuls with weights, each forward and twice backward, and 6 of version 1's attention
     assert [content["kernels"][v]["GEMM"]["calls"] for v in ("v1", "v2")] == [30, 15]
     firsts = ("<dt>device", "1 layers, width 32", "float32", 'class="notice"', "<h2>The")
@@ -223,7 +208,7 @@ def test_a_version_that_fails_or_computes_something_else_gets_no_speed_up(one_pr
     assert versions_tool.main([*arguments, *SIZES, "--num-steps", "2"]) == 1
     output = capsys.readouterr().out
     assert "v2: tiny_llama_v2.py failed: no room at all" in output and re.search(r"\n +v1 +v4\n", output)
-    said = r"v4: no speed-up, it does not compute what v1 does, gradient \S+ is off by \d.\de-0[23]"
+    said = r"v4: no speed-up, it does not compute what version 1 does, gradient \S+ is off by \d.\de-0[23]"
     assert re.search(said, output), output
     assert line_of(output, "speed-up over v1") == ["-", "-"]
 

@@ -6,15 +6,18 @@ version's and the second's commands in the order of their pages, so that a comma
 
 import glob
 import json
+import os
 import pathlib
 import re
 import shlex
+import subprocess
 import sys
 
 import pytest
 import torch
 
 import benchmark_suite
+from common.profiles import read_profile
 from common.versions import SCRIPTS, load_version
 from in_process import run_here
 
@@ -96,7 +99,12 @@ SEQUENCES = {
             "pytorch_profiles/trace_*.json",
         ),
         # by hand: 8 products with weights, each forward and twice backward, in 3 steps
-        ("C60", "", r"reading the newest trace in pytorch_profiles.*aten::mm +\S+ +72 ", ""),
+        (
+            "C60",
+            "",
+            r"reading the newest trace in pytorch_profiles.*aten::mm +\S+ +72 ",
+            "pytorch_profiles/profile_*.json pytorch_profiles/memory_timeline.html",
+        ),
         ("C68", "", r"1\. \S+: .* could be saved", "bottlenecks_v1.md bottleneck_analysis/optimization_targets.json"),
     ],
     "FLOPs": [
@@ -172,8 +180,47 @@ def test_the_printed_grid_of_the_suite():
     assert len(cases) == 24 and arguments.metrics == ["throughput", "memory", "accuracy"]
 
 
+RAW = [  # number, release of ROCm whose profilers the stubs play, what the command leaves
+    ("C28", "6.4", "*/*_kernel_stats.csv"),
+    ("C28", "7.0", "*/*_results.db"),
+    ("C29", "7.0", "rocprofsys-*-output/*/perfetto-trace-*.proto"),
+    ("C30", "7.0", "workloads/roof/*/sysinfo.csv"),
+    ("C31", "7.0", "workloads/ver2/*/pmc_perf.csv"),
+]
+
+
+@pytest.mark.parametrize(("number", "release", "left"), RAW)
+def test_a_raw_profiler_command_runs_as_it_is_printed(number, release, left, tmp_path):
+    """With a stub for the profiler and one for Python, in a folder that holds the script alone."""
+    stubs = pathlib.Path(__file__).parent / "stubs"
+    folder = tmp_path / "a workshop"
+    folder.mkdir()
+    (folder / "tiny_llama_v2.py").touch()
+    for name in ("python", "python3"):
+        (tmp_path / name).symlink_to(stubs / "training_python")
+    path = [str(tmp_path), str(stubs / f"rocm-{release}"), os.environ["PATH"]]
+    variables = os.environ | {"PATH": os.pathsep.join(path), "STAND_IN_PYTHON": sys.executable}
+    command = ["bash", "-c", COMMANDS[number][2]]
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0 and "training" in done.stdout, done.stderr
+    assert len(list(folder.glob(left))) == 1, sorted(folder.rglob("*"))
+    if number == "C28":  # our tools read what it leaves
+        assert read_profile(folder).what == "kernels"
+
+
 @pytest.mark.parametrize("number", ["C28", "C29", "C30", "C31"])
 def test_the_script_takes_the_options_behind_a_profiler(number):
     python, script, *options = COMMANDS[number][2].split(" -- ")[1].split()
     chosen = load_version(2).parse_options(options)
     assert script == "tiny_llama_v2.py" and (chosen.batch_size, chosen.seq_len, chosen.num_steps) == (8, 128, 30)
+
+
+@pytest.mark.parametrize(("folder", "named"), [("/our group/env", True), ("/env", False)])
+def test_a_space_in_pytorchs_path_is_named_where_the_compiler_stumbles_over_it(folder, named, monkeypatch):
+    """C36, C39 and C53 without a GPU: PyTorch gives g++ the folder of its libraries as -L, without quotes."""
+    from torch._inductor.exc import CppCompileError
+
+    monkeypatch.setattr(torch, "__file__", f"{folder}/site-packages/torch/__init__.py")
+    status, words = load_version(2).user_message(CppCompileError(["g++"], "cannot find group/env: No such file"))
+    assert status == 1 and words.startswith("torch.compile failed, run with --disable-torch-compile: C++ compile error")
+    assert (f"{folder}/site-packages/torch has a space" in words) == named

@@ -1,4 +1,4 @@
-"""common/counts.py against the operators and kernels that the scripts run, and model_counts.py, which prints it."""
+"""common/counts.py against the operators and kernels that the scripts run, and the tools that print it."""
 
 import pytest
 import torch
@@ -7,10 +7,11 @@ import model_counts
 from collector import collect, toy_config
 from common import counts
 from common.counts import PARTS, PHASES, step_counts
-from common.pages import TABLE
 from common.versions import SCRIPTS, load_version
 from in_process import refused
-from model_counts import COUNTED, PAGE, PRESETS, preset_sizes
+from maintain import counted_tables
+from maintain.counted_tables import COUNTED, PAGE, PRESETS, preset_sizes
+from maintain.pages import TABLE
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -64,8 +65,8 @@ def test_peaks_of_devices():
 # ---- command line and page
 
 
-def run(capsys, *argv):
-    return model_counts.main([str(word) for word in argv]), capsys.readouterr().out
+def run(capsys, *argv, tool=model_counts):
+    return tool.main([str(word) for word in argv]), capsys.readouterr().out
 
 
 def test_the_numbers_of_a_step(capsys):
@@ -84,7 +85,7 @@ def test_the_numbers_of_a_step(capsys):
 def test_a_record_from_before_the_fused_adamw_is_compared_with_what_ran():
     row = {"model": "v2", "precision": "float32", "captured": False, "step_ms": 1.0, "peak_memory_mb": 1.0}
     launches = [
-        model_counts.predicted_and_measured(row, {"device": "H200", "date": date}, preset_sizes("small"))[1]
+        counted_tables.predicted_and_measured(row, {"device": "H200", "date": date}, preset_sizes("small"))[1]
         for date in ("2026-11-23T00:46:23+00:00", "2026-11-24T00:00:00+00:00")
     ]
     assert launches == ["831", "825"]
@@ -98,10 +99,10 @@ def test_bad_input_is_one_line_and_status_2(capsys):
 
 def test_check_finds_a_changed_number_and_write_repairs_it(capsys, tmp_path, monkeypatch):
     page, text = tmp_path / "page.md", PAGE.read_text(encoding="utf-8")
-    monkeypatch.setattr(model_counts, "PAGE", page)
+    monkeypatch.setattr(counted_tables, "PAGE", page)
     page.write_text(text.replace("31,977,984", "31,977,985"), encoding="utf-8")
-    status, out = run(capsys, "--check")
+    status, out = run(capsys, tool=counted_tables)
     assert status == 1 and "31,977,985" in out
-    assert run(capsys, "--write")[0] == 0
+    assert run(capsys, "--write", tool=counted_tables)[0] == 0
     assert page.read_text(encoding="utf-8") == text
-    assert {match["name"] for match in TABLE.finditer(text)} >= model_counts.page_tables().keys()
+    assert {match["name"] for match in TABLE.finditer(text)} >= counted_tables.page_tables().keys()

@@ -25,11 +25,12 @@ import kernel_times
 import performance_regression_test as regression
 import run_deepspeed_flops
 import run_pytorch_profiler
-from common import limits, profiles, records, report, roofline, room, rungs, runs, tables
+from common import limits, profiles, report, roofline, room, runs, tables
 from common.command_line import Failure, run_tool
 from common.profiles import number
 from conftest import METADATA
 from in_process import refused
+from maintain import records, rungs
 
 SEED = 35
 BYTES = ["rocm-7.0/kernel_trace.csv", "nsys/report.sql", "rocm-7.0/results.sql", "rocprof-sys/kernels.proto"]

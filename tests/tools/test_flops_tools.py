@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import json
 import re
+import shlex
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ import analyze_gemm_operations as gemm_tool
 import memory_bandwidth_analyzer as bandwidth
 import run_deepspeed_flops as flops
 from common import counts, roofline
+from common.command_line import numbers
 from common.profiles import Operation
 from common.versions import SCRIPTS, load_version
 from in_process import refused, run_here
@@ -296,3 +298,11 @@ def test_bad_input_of_the_bandwidth_tool(known_trace, capsys, monkeypatch):
     trace.write_text(trace.read_text().replace("MI300X", "GPU"))
     refused(bandwidth.main, data, capsys, "not of this machine: analyze it there")
     refused(bandwidth.main, ["--profile-data", "nowhere"], capsys, "does not exist")
+
+
+def test_a_list_whose_quotes_were_escaped_for_the_shell_is_read(toy_config, capsys):
+    """As version 1's page of the starting documents prints it: --batch-sizes "\\"4,8\\""."""
+    words = shlex.split(r'--batch-sizes "\"4,8,16,32\"" --sequence-lengths \'64,128\'')
+    assert [numbers(word) for word in words[1::2]] == [[4, 8, 16, 32], [64, 128]]
+    given = ["--model-config", str(toy_config), "--batch-sizes", "4;8"]
+    refused(gemm_tool.main, given, capsys, "'4;8': separate whole numbers by commas, as in 4,8")

@@ -5,11 +5,11 @@ import subprocess
 
 import pytest
 
-from common import provenance, records, rungs
+from common import machine
 from common.command_line import Failure
-from common.pages import fill_quotes, quoted_rows
-from common.records import Case, Record, read_results, rows, write_results
-from maintain import ladder
+from maintain import ladder, provenance, records, rungs
+from maintain.pages import fill_quotes, quoted_rows
+from maintain.records import Case, Record, read_results, rows, write_results
 
 RECORD = {
     "date": "2026-01-02T03:04:05+00:00", "command": "benchmark_suite.py --models v1", "commit": "0123456789abcdef",
@@ -124,7 +124,8 @@ def test_a_script_that_is_not_the_commits_is_a_fault(tmp_path, monkeypatch):
     mail = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
     for command in (["init", "-q"], ["add", "v1.py"], [*mail, "commit", "-qm", "one"]):
         subprocess.run(["git", "-C", tmp_path, *command], check=True)
-    monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
+    for module in (machine, provenance):
+        monkeypatch.setattr(module, "REPOSITORY", tmp_path)
     commit, ran = provenance.git("rev-parse", "HEAD"), provenance.hash_of(script)
     assert provenance.describe([])["modified"] is False
     assert provenance.faults_of_commit(commit, {(script, ran)}) == []
@@ -279,7 +280,7 @@ def test_another_script_than_the_commit_s_is_a_fault_of_the_ladder_too(recorded)
     (recorded / "ladder").mkdir()
     rungs.write_columns([column], recorded / "ladder" / "ladder.json")
     (fault,) = ladder.faults_of_record(Record(recorded), [])
-    assert fault.startswith("scripts/common/peers.py of commit") and fault.endswith("is not what ran")
+    assert fault.startswith("scripts/maintain/peers.py of commit") and fault.endswith("is not what ran")
 
 
 def test_the_peer_s_variants_by_hand(recorded):

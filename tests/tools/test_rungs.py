@@ -16,10 +16,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import benchmark_suite
-from common import peers, rounds, rungs
 from common.command_line import Failure
 from common.versions import REPOSITORY, load_version
 from in_process import refused
+from maintain import peers, rounds, rungs
 
 TOY = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64 --seq-len 16 --batch-size 2 --device cpu".split()
 RUNGS = rungs.by_name(rungs.LADDER)

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import analyze_communication
+from common.profiles import Kernel
 from common.versions import REPOSITORY
 from conftest import event
 from in_process import refused
@@ -41,6 +42,12 @@ def test_communication_is_exposed_where_nothing_else_runs(collective, mark, tmp_
         found = [row[f"{name}_ms"] for name in ("communication", "exposed", "busy")]
         assert found == pytest.approx([0.05, 0.025, 0.09])
     assert "27.8 %" in capsys.readouterr().out
+
+
+def test_time_in_which_several_launches_run_counts_once():
+    """A long launch, two that begin and end within it, one that outlasts it, and one after a gap, in ms."""
+    times = [(0, 10), (1, 2), (4, 1), (8, 5), (20, 3)]
+    assert analyze_communication.busy_ms([Kernel("k", 1e6 * at, 1e6 * ms) for at, ms in times]) == 13 + 3
 
 
 def test_bad_input_of_the_communication_tool(tmp_path, capsys):

@@ -106,6 +106,15 @@ def test_every_round_is_checked_and_needs_both_sides(tmp_path, capsys):
     refused(regression.main, [*arguments, half], capsys, "trained 5 of 10", status=1)
 
 
+@pytest.mark.parametrize(("part", "key"), [("environment", "device"), ("config", "num_layers"), ("options", "seq_len")])
+def test_rounds_that_differ_from_each_other_are_refused(part, key, tmp_path, capsys):
+    """Each round compares like with like, but the second one is of another machine or size."""
+    first = [metrics(tmp_path, name, [20.0] * 9) for name in ("base 1", "other 1")]
+    second = [metrics(tmp_path, name, [20.0] * 9, **{part: {key: 99}}) for name in ("base 2", "other 2")]
+    arguments = ["--baseline-results", first[0], second[0], "--current-results", first[1], second[1]]
+    refused(regression.main, arguments, capsys, f"not comparable ({key}: ")
+
+
 def test_runs_that_cannot_be_compared_are_refused(tmp_path, capsys):
     base = metrics(tmp_path, "base", [20.0] * 9)
     changed = [("environment", "device"), ("config", "num_layers"), ("options", "seq_len"), ("options", "tf32")]

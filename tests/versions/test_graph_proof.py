@@ -184,14 +184,71 @@ def test_a_step_that_overflows_is_tried_again_with_a_lower_scale():
 
 def test_not_a_number_is_no_proof():
     script = load_version(1)
+
+    def error(expected, **found):
+        return script.largest_error((expected | found).items(), expected)
+
     one = {"x": torch.ones(3), "y": torch.zeros(2)}
-    assert script.largest_error(one, one) == (0, "x")
+    assert error(one) == (0, "x")
     loss = {"loss": torch.tensor(4.0)}
-    assert script.largest_error({"loss": torch.tensor(4.01)}, loss) == (pytest.approx(0.25, rel=1e-4), "loss")
-    assert script.largest_error(one | {"x": torch.tensor([1.0, 1.0, 2.0])}, one) == (pytest.approx(3**-0.5), "x")
+    assert error(loss, loss=torch.tensor(4.01)) == (pytest.approx(0.25, rel=1e-4), "loss")
+    assert error(one, x=torch.tensor([1.0, 1.0, 2.0])) == (pytest.approx(3**-0.5), "x")
     for wrong in (torch.tensor([0.0, torch.nan]), torch.tensor([0.0, torch.inf]), torch.ones(2)):
-        error, name = script.largest_error(one | {"y": wrong}, one)
-        assert not error <= 0.5 and name == "y"
+        found, name = error(one, y=wrong)
+        assert not found <= 0.5 and name == "y"
+
+
+# ---------------------------------------------------------------- phases inside a graph
+
+
+def refuse_the_option(external=False, **_):
+    """Refuse the option as a PyTorch does that does not know it."""
+    if external:
+        raise TypeError("'external' is an invalid keyword argument for Event()")
+    return SimpleNamespace(record=lambda: None)
+
+
+def refuse_the_record(external=False, **_):
+    """Refuse as PyTorch does for a ROCm that cannot: when the event is created, at the first record."""
+
+    def record():
+        if external:
+            raise RuntimeError("External events are not possible here")
+
+    return SimpleNamespace(record=record)
+
+
+def take_the_time(**_):
+    return SimpleNamespace(record=lambda: None)
+
+
+EVENTS = [(take_the_time, 4), (refuse_the_option, 0), (refuse_the_record, 0)]
+
+
+@ON_CPU
+@pytest.mark.parametrize("cuda", [None, "13.0"])
+@pytest.mark.parametrize(("event", "marks"), EVENTS)
+def test_phases_in_a_graph_depend_on_what_its_events_can_do(event, marks, cuda, monkeypatch):
+    """The name of the vendor and the number of the release decide nothing."""
+    _, trainer = train(1, [*SIZES, "--device", "cpu", "--no-graph"], steps=0)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    with stubbed_graphs(trainer, whole_step), mock.patch.object(torch.cuda, "Event", event):
+        trainer.step()
+        assert len(trainer.marks) == 4  # outside a graph every GPU can
+        with mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True):
+            trainer.step()
+    assert len(trainer.marks) == marks
+
+
+@ON_CPU
+def test_an_event_that_fails_outside_a_graph_is_an_error():
+    def fail(**_):
+        raise RuntimeError("a kernel before it failed")
+
+    _, trainer = train(1, [*SIZES, "--device", "cpu", "--no-graph"], steps=0)
+    refused = pytest.raises(RuntimeError, match="a kernel before it")
+    with stubbed_graphs(trainer, whole_step), mock.patch.object(torch.cuda, "Event", fail), refused:
+        trainer.step()
 
 
 # ---------------------------------------------------------------- real graphs

@@ -247,6 +247,43 @@ def test_another_dtype_is_seen(version, asked, used):
         check_dtypes(version, asked)
 
 
+def residual_dtypes(version, dtype):
+    """Return the dtypes in which the norms of a model, all of which read the residual stream, get it."""
+    script = load_version(version)
+    argv = [*options(next(iter(AMP_CASES))), "--use-amp", "--amp-dtype", dtype]
+    if version == 4:
+        argv.append("--disable-torch-compile")
+    config = script.parse_options(argv)
+    trainer = script.Trainer(config)
+    seen = set()
+    norms = [module for name, module in trainer.model.named_modules() if name.endswith("norm")]
+    assert len(norms) == 2 * config.num_layers + 1
+    for norm in norms:
+        norm.register_forward_pre_hook(lambda module, inputs: seen.add(inputs[0].dtype))
+    script.compute_loss(trainer.model, trainer.tokens, trainer.labels, config)
+    return seen
+
+
+@pytest.mark.parametrize(("version", "dtype"), [(v, d) for v in SCRIPTS for d in AMP_DTYPES if runs_here(v, d)])
+def test_the_residual_stream_is_float32_under_autocast(version, dtype):
+    """Versions 3 and 4, whose weights are 16-bit, hold it in 16 bits. The error of the sums does not tell the two."""
+    assert residual_dtypes(version, dtype) == {torch.float32 if version < 3 else getattr(torch, dtype)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", AMP_DTYPES)
+def test_the_residual_stream_of_hugging_face_is_float32_under_autocast(dtype):
+    pytest.importorskip("transformers", reason="transformers is missing: pip install '.[pin]'")
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    seen = set()
+    norm = LlamaRMSNorm.forward
+    noting = mock.patch.object(LlamaRMSNorm, "forward", lambda module, x: seen.add(x.dtype) or norm(module, x))
+    with noting:
+        huggingface.mixed_precision(next(iter(AMP_CASES)), dtype, 0)
+    assert seen == {torch.float32}
+
+
 # ---------------------------------------------------------------- one rounding
 
 

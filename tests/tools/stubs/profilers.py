@@ -14,6 +14,7 @@ import csv
 import json
 import os
 import pathlib
+import platform
 import re
 import shutil
 import signal
@@ -171,7 +172,8 @@ def write_thread_traces(given, folder):
 
 def rocprofv3_files(given, formats, counters):
     """Write what one profiled process leaves."""
-    base = pathlib.Path(first(given, "-d"), first(given, "-o").replace("%pid%", str(os.getpid())))
+    name = first(given, "-o") or f"{platform.node()}/%pid%"
+    base = pathlib.Path(first(given, "-d"), name.replace("%pid%", str(os.getpid())))
     if "-i" in given:
         base = base.parent / "pmc_1" / base.name
     base.parent.mkdir(parents=True, exist_ok=True)
@@ -293,7 +295,7 @@ def check_profile(name, target, command):
 
 
 def compute_profile(given, command):
-    target = pathlib.Path(first(given, "-p"))
+    target = pathlib.Path(first(given, "-p") or f"workloads/{first(given, '-n')}/MI300X_A1")
     check_profile(first(given, "-n"), target, command)
     command = " ".join(command).split()  # what was joined with spaces is split at spaces
     target.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ import pathlib
 from unittest import mock
 
 import numpy as np
-from stage_tools import CPU_SIZES, SCRIPT
+from stage_setup import CPU_SIZES, SCRIPT
 from triton.runtime.interpreter import InterpreterBuilder
 
 from common.versions import load_version, relative_error

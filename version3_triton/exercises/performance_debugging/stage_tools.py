@@ -7,15 +7,8 @@ import re
 import sys
 import textwrap
 
-HERE = pathlib.Path(__file__).resolve().parent
-SCRIPT = HERE.parents[1] / "tiny_llama_v3.py"
-sys.path.append(str(HERE.parents[2] / "scripts"))
+from stage_setup import CPU_SIZES, GPU_SIZES, HERE, SCRIPT
 
-GPU_SIZES = "--batch-size 8 --seq-len 128 --num-steps 20".split()
-CPU_SIZES = (
-    "--batch-size 2 --seq-len 16 --hidden-dim 32 --num-heads 2 --num-layers 2 --intermediate-dim 32 --vocab-size 100 "
-    "--num-steps 5 --warmup-steps 1"
-).split()
 OWN_OPTIONS = {
     "--check": "say whether the fault is repaired; runs a small model in Triton's interpreter",
     "--reveal": "print what is wrong, how it shows and how to repair it",

@@ -4,7 +4,7 @@ A process imports a training script, warms the script's own Trainer up, and runs
 round every process is asked once, one after the other, and the order rotates from round to round. All processes start
 anew several times, for compilation, tiles and memory layout are drawn at a start.
 
-    python scripts/common/rounds.py '{"version": 2, "options": ["--preset", "small"], "steps": 10}'     such a process
+    python scripts/maintain/rounds.py '{"version": 2, "options": ["--preset", "small"], "steps": 10}'     such a process
 
 It prints a line of JSON when it is warm and one for each line that it reads, and ends with its input. What libraries
 print goes to its standard error.
@@ -39,7 +39,7 @@ GRACE_S = 10  # seconds that a process has to end by itself
 def load_script(version):
     if version != "peer":
         return load_version(version)
-    from common.peers import peer_script
+    from maintain.peers import peer_script
 
     return peer_script()
 

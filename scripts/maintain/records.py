@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.command_line import SHORT_PRECISIONS as PRECISIONS
 from common.profiles import errors_of, read_object
-from common.ratios import check_times, gain
+from common.ratios import check_times, gain, median
 from common.tables import known, rounded
 from common.versions import REPOSITORY, SCRIPTS
 
 RECORDED = REPOSITORY / "scripts" / "recorded"
 PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
 SCRIPT_OF = {f"v{version}": path for version, path in SCRIPTS.items()}
-SCRIPT_OF |= dict.fromkeys(("hf", "liger"), REPOSITORY / "scripts" / "common" / "peers.py")
-PRECISIONS = {"float32": "fp32", "tf32": "TF32", "bfloat16": "bf16", "float16": "fp16", "fp8": "fp8"}
+SCRIPT_OF |= dict.fromkeys(("hf", "liger"), REPOSITORY / "scripts" / "maintain" / "peers.py")
 MODELS = {
     "v1": "V1",
     "v1+nodet": "V1, `--no-deterministic`",
@@ -108,12 +108,6 @@ def step_of(run):
     return run["summary"]["step_ms"]["median"]
 
 
-def median(values):
-    """Return the median; None without values or where one is not known."""
-    values = list(values)
-    return float(np.median(values)) if values and None not in values else None
-
-
 def rounds_of(case, good):
     """Return {round: median step in ms} of the runs of a case."""
     return {run["repeat"]: step_of(run) for run in good if run["case"] == case and run["status"] == "ok"}
@@ -143,7 +137,8 @@ def of_one_machine(runs, host):
 
 def measured_row(runs, good):
     """Return the numbers of one case from its runs, among all runs that went well."""
-    summaries, case = [run["summary"] for run in runs], runs[0]["case"]
+    summaries = [run["summary"] for run in runs]
+    case = runs[0]["case"]
     steps = [step for run in runs for step in run["steps_ms"]]
     low, step, high = (float(value) for value in np.percentile(steps, [25, 50, 75]))
     return {
@@ -185,7 +180,8 @@ def rows(results):
 
 def place(row):
     """Return where a row stands in tables and pictures: by preset and sizes, model, precision, processes."""
-    preset, models = ("tiny", "small", "medium").index(row["preset"]), [*MODELS, row["model"]]  # others come last
+    preset = ("tiny", "small", "medium").index(row["preset"])
+    models = [*MODELS, row["model"]]  # others come last
     way = row["model"], list(PRECISIONS).index(row["precision"]), row["processes"], row["graph"]
     return preset, row["case"].configuration, models.index(row["model"]), way
 
@@ -256,7 +252,8 @@ class Record:
     """Read one recorded run: the rows of its parts, and the files in their folders."""
 
     def __init__(self, folder):
-        self.folder, self.parts = pathlib.Path(folder), {}
+        self.folder = pathlib.Path(folder)
+        self.parts = {}
 
     def suite(self, part="headline"):
         """Return the results of a part with "rows"; without any where the part was not recorded."""

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from common.profiles import errors_of, read_object
 from common.ratios import check_times, furthest, gain, noise_line, ratios
-from common.rounds import AGAIN
 from common.tables import known, text_table
 from common.versions import REPOSITORY, SCRIPTS
+from maintain.rounds import AGAIN
 
-PEER_SCRIPT = REPOSITORY / "scripts" / "common" / "peers.py"
+PEER_SCRIPT = REPOSITORY / "scripts" / "maintain" / "peers.py"
 
 AMP = ["--use-amp"]
 # Version 2 with nothing of its own; a rung that builds on it takes single switches away.
@@ -26,7 +26,7 @@ QKV, GATE_UP, ADAMW = "--disable-qkv-fusion", "--disable-swiglu-fusion", "--disa
 
 
 class Rung(NamedTuple):
-    """Name a training script with options. version: 1 to 4, or "peer" for common/peers.py."""
+    """Name a training script with options. version: 1 to 4, or "peer" for maintain/peers.py."""
 
     name: str
     idea: str
@@ -154,7 +154,7 @@ class Column:
             (times,) = self.medians(name)
             if times:
                 middle = statistics.median(times)
-                found[name] = 100 * math.expm1(furthest(ratios([middle] * len(times), times)))
+                found[name] = 100 * math.expm1(furthest(ratios([middle for _ in times], times)))
         name = max(found, key=found.get)
         return name, found[name]
 

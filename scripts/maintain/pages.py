@@ -18,9 +18,12 @@ FOLDERS = [script.parent for script in SCRIPTS.values()]
 # Pages whose commands start at the top of the repository; those of the others start in the page's own folder.
 AT_THE_TOP = "exercises/README.md scripts/SCALING.md scripts/YOUR_OWN_SCRIPT.md .github/CONTRIBUTING.md"
 FROM_THE_TOP = [REPOSITORY / name for name in AT_THE_TOP.split()]
+STAGES = REPOSITORY / "version3_triton" / "exercises" / "performance_debugging"
 OTHERS = "version3_triton/README_WORKSHOP.md version3_triton/NOTEBOOK.md scripts/README.md TINY_LLAMA_ARCHITECTURE.md"
 PAGES = [folder / "README.md" for folder in (REPOSITORY, *FOLDERS)]
 PAGES += [*(REPOSITORY / name for name in OTHERS.split()), *FROM_THE_TOP]
+EXERCISES = [page for folder in FOLDERS for page in sorted((folder / "exercises").glob("*.md"))]
+HANDS_ON = sorted({*REPOSITORY.glob("exercises/**/*.md")} - {*PAGES})
 INDENTED = re.compile(r"^    (?:python |\./)", re.MULTILINE)
 FENCE = re.compile(r"^ *```bash\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 TABLE = re.compile(r"(<!-- (?P<name>[^<>]+):begin -->\n).*?(<!-- (?P=name):end -->)", re.DOTALL)
@@ -42,12 +45,20 @@ class Command(NamedTuple):
 
 def start_of(page):
     """Return the folder in which a page's commands run."""
-    return REPOSITORY if page in FROM_THE_TOP else page.parent
+    if page in FROM_THE_TOP or page in HANDS_ON:
+        return REPOSITORY
+    if STAGES in page.parents:
+        return STAGES
+    if page in EXERCISES:
+        return page.parent.parent
+    return page.parent
 
 
 def gpus_named(line):
     """Return how many GPUs a command's comment asks for, at least."""
-    return 1 if "# with a GPU" in line else 2 if "# with GPUs" in line else 0
+    if "# with a GPU" in line:
+        return 1
+    return 2 if "# with GPUs" in line else 0
 
 
 def blocks(text):
@@ -60,15 +71,20 @@ def blocks(text):
 
 
 def commands(page):
-    """Return the commands of a page, one per line; lines that end with a backslash are joined."""
+    """Return the commands of a page."""
+    return commands_in(page.read_text(encoding="utf-8"))
+
+
+def commands_in(text):
+    """Return the commands of a text, one per line; lines that end with a backslash are joined."""
     found = []
-    for number, block in blocks(page.read_text(encoding="utf-8")):
+    for number, block in blocks(text):
         of_block = gpus_named(block.splitlines()[0])
         for match in re.finditer(r"(?:.*\\\n)*.+", block):
-            text = re.sub(r"\\\n\s*", "", match[0]).strip()
-            if not text.endswith("\\") and shlex.split(text, comments=True):
+            command = re.sub(r"\\\n\s*", "", match[0]).strip()
+            if not command.endswith("\\") and shlex.split(command, comments=True):
                 line = number + block.count("\n", 0, match.end())
-                found.append(Command(line, text, max(of_block, gpus_named(text))))
+                found.append(Command(line, command, max(of_block, gpus_named(command))))
     return found
 
 
@@ -78,6 +94,11 @@ def commands(page):
 def all_pages():
     """Return the pages that may have generated parts."""
     return [*PAGES, *sorted(REPOSITORY.glob("version*/exercises/**/*.md"))]
+
+
+def with_commands():
+    """Return the pages whose commands are checked and can be tried."""
+    return [*all_pages(), *HANDS_ON]
 
 
 def fill(text, tables):
@@ -98,7 +119,8 @@ def fill_quotes(text, row_of):
 
     def quoted(match):
         row = row_of(*match["row"].split(), match["way"])
-        columns, old = match["columns"].split() or ["step_ms"], match["times"].split(" / ")
+        columns = match["columns"].split() or ["step_ms"]
+        old = match["times"].split(" / ")
         if row is None or len(columns) != len(old) or None in (row.get(column) for column in columns):
             return match[0]
         new = [f"{row[column]:.{len(time.split('.')[1])}f}" for column, time in zip(columns, old, strict=True)]

@@ -1,24 +1,19 @@
-"""Record what ran where: command, commit, machine and versions of packages, which every recorded run has once.
-
-python scripts/common/provenance.py COMMAND...    # prints this about a command that is about to run here
-"""
+"""Describe where a command runs: date, commit, machine and versions of packages."""
 
 import contextlib
 import datetime
 import hashlib
 import importlib.metadata
-import json
 import os
 import pathlib
 import platform
 import re
 import shlex
 import subprocess
-import sys
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+from common.versions import REPOSITORY
+
 PACKAGES = ("torch", "triton", "numpy", "transformers", "liger-kernel", "torchao")
-SAME_RUN = ("device", "driver", "packages")  # of all calls that fill one results file
 
 
 def git(*arguments):
@@ -51,7 +46,8 @@ def describe(command):
     """
     import torch
 
-    on_gpu, told = torch.cuda.is_available(), os.environ.get("TINY_LLAMA_COMMIT")
+    on_gpu = torch.cuda.is_available()
+    told = os.environ.get("TINY_LLAMA_COMMIT")
     boot = first_match("/proc/sys/kernel/random/boot_id", r"(\S+)") or platform.node()
     driver = first_match("/proc/driver/nvidia/version", r"  (\d[\d.]+) ")
     runtime = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"HIP {torch.version.hip}"
@@ -70,35 +66,3 @@ def describe(command):
         "cpu": first_match("/proc/cpuinfo", r"model name\s*:(.*)") or platform.processor(),
         "cores": os.cpu_count(),
     }
-
-
-def hash_of(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def machine_line(record):
-    """Return GPU, versions, date and commit of a record as one line of a page."""
-    packages = record["packages"]
-    versions = ", ".join(f"{name} {packages[name]}" for name in ("torch", "triton") if packages.get(name))
-    driver = f", driver {record['driver']}" if record["driver"] else ""
-    commit = f", commit {record['commit'][:10]}" if record["commit"] else ""
-    modified = " with changes that are not committed" if record["modified"] else ""
-    return f"{record['device']}{driver}, {record['runtime']}; {versions}; {record['date'][:10]}{commit}{modified}"
-
-
-def faults_of_commit(commit, ran):
-    """Return which of the scripts (path, SHA-256) that ran are not those of a commit, as far as git knows it."""
-    if not commit or git("cat-file", "-e", f"{commit}^{{commit}}") is None:
-        return []
-    faults = set()
-    for path, sha256 in ran:
-        path = path.relative_to(REPOSITORY).as_posix()
-        command = ["git", "-C", str(REPOSITORY), "show", f"{commit}:{path}"]
-        shown = subprocess.run(command, capture_output=True)
-        if shown.returncode == 0 and hashlib.sha256(shown.stdout).hexdigest() != sha256:
-            faults.add(f"{path} of commit {commit[:10]} is not what ran")
-    return sorted(faults)
-
-
-if __name__ == "__main__":
-    print(json.dumps(describe(sys.argv[1:]), indent=1))

@@ -73,7 +73,8 @@ def tell_ablation(found):
 
 def stages(recorded):
     """Return what compare_stages.py printed of each stage."""
-    path, found = recorded.folder / "stages" / "comparison.txt", []
+    path = recorded.folder / "stages" / "comparison.txt"
+    found = []
     for line in path.read_text().splitlines() if path.exists() else []:
         cells = line.replace("%", "").split()
         if len(cells) > 11 and cells[9] == "->":
@@ -83,7 +84,9 @@ def stages(recorded):
 
 
 def draw_stages(axes, found):
-    (ax,), y, left = axes, np.arange(len(found)), np.zeros(len(found))
+    (ax,) = axes
+    y = np.arange(len(found))
+    left = np.zeros(len(found))
     for phase, (name, color) in enumerate({"forward": BLUE, "backward": RED, "optimizer": YELLOW}.items()):
         widths = np.array([row["phases"][phase] for row in found])
         ax.barh(y, widths, 0.55, left=left, color=color, label=name)
@@ -130,7 +133,8 @@ def rates(recorded):
         name, sizes = one["operation"].removesuffix(" forward"), medium
         if name == "attention":
             batch, tokens = map(int, re.match(r"batch (\d+), (\d+) tokens", one["size"]).groups())
-            name, sizes = f"{name}, {tokens:,} tokens", medium._replace(B=batch, T=tokens)
+            name = f"{name}, {tokens:,} tokens"
+            sizes = medium._replace(B=batch, T=tokens)
         flops, moved = counts.kernel_counts(found["dtype"], sizes)[ROOFLINE[one["operation"]]]
         if name == "RMSNorm":  # timed without the residual add, which the kernel does in a step
             flops, moved = norm_alone(found["dtype"], sizes)
@@ -141,7 +145,9 @@ def rates(recorded):
 
 
 def draw_rates(axes, found):
-    (ax,), top, slope = axes, found["top"], found["copy"] / 1e3
+    (ax,) = axes
+    top = found["top"]
+    slope = found["copy"] / 1e3
     ax.plot([0.05, top / slope, 5000], [0.05 * slope, top, top], color="black", lw=2)
     ax.text(5000, 1.2 * top, f"matmul {top:,.0f} TFLOP/s", ha="right")
     ax.text(0.07, 5 * slope, f"copy {found['copy']:,.0f} GB/s")

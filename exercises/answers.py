@@ -1,0 +1,111 @@
+"""Find the files of an exercise, and have answers graded in a process of their own."""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "scripts"))
+
+from common.command_line import Failure
+
+TIMEOUT = 120  # seconds that an answer may take; the slowest solution needs a few
+REGION = re.compile(r"^ *# TODO\b.*?^ *# end of TODO\n", re.DOTALL | re.MULTILINE)
+
+# ---------------------------------------------------------------- files
+
+
+def exercises():
+    """Return {number: folder}."""
+    return {folder.name[:2]: folder for folder in sorted(HERE.glob("[0-9][0-9]_*")) if folder.is_dir()}
+
+
+def folder_of(number):
+    found = exercises()
+    if number.zfill(2) not in found:
+        raise Failure(2, f"there is no exercise {number}: choose one of {', '.join(found)}")
+    return found[number.zfill(2)]
+
+
+def solution_of(folder):
+    """Return solution.py, or answer.py where no kernel is launched: inspect_kernels.py compiles every solution.py."""
+    return next(path for path in (folder / "solution.py", folder / "answer.py") if path.is_file())
+
+
+def hints(folder):
+    """Return the sections of hints.md, each of which starts with '## '."""
+    text = (folder / "hints.md").read_text(encoding="utf-8")
+    return [section.split("\n", 1)[1].strip() for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]]
+
+
+def relative(path):
+    return os.path.relpath(path)
+
+
+# ---------------------------------------------------------------- answers
+
+
+def is_started(text):
+    """Return True if a region between '# TODO' and '# end of TODO' holds more than comments, or if there is none."""
+    regions = REGION.findall(text)
+    lines = [line.strip() for region in regions for line in region.splitlines()]
+    return not regions or any(line and line != "pass" and not line.startswith("#") for line in lines)
+
+
+def describe_end(status, said, path):
+    """Return why a grading process left no verdict."""
+    missing = re.search(r"No module named '(\w+)'", said)
+    if missing:
+        return f"{sys.executable} has no {missing[1]}: run scripts/quickstart.sh first"
+    last = (said.strip().splitlines() or ["no message"])[-1]
+    if -status in (signal.SIGSEGV, signal.SIGBUS):
+        name = signal.Signals(-status).name
+        return f"{path} crashed Python ({name}): a load or store far outside a tensor does that. It said: {last}"
+    if status < 0:
+        return f"{path} was ended by {signal.Signals(-status).name}: {last}"
+    return f"{path} ended Python with status {status}: {last}"
+
+
+def grade(jobs, timeout=TIMEOUT):
+    """Return grading.py's verdicts on [folder, file] pairs, from a process that may crash, hang or start others.
+
+    All of its group ends here; if this process is killed, a pipe that closes tells the other one.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        job_file, verdict_file = pathlib.Path(scratch, "jobs.json"), pathlib.Path(scratch, "verdicts.json")
+        job_file.write_text(json.dumps([[str(folder), str(path)] for folder, path in jobs]))
+        said_file, (pipe, other_end) = pathlib.Path(scratch, "said.txt"), os.pipe()
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            str(HERE / "grading.py"),
+            str(job_file),
+            str(verdict_file),
+            str(pipe),
+        ]
+        try:
+            with open(said_file, "wb") as said:
+                child = subprocess.Popen(command, stderr=said, pass_fds=[pipe], start_new_session=True)
+            try:
+                status = child.wait(timeout)
+            finally:
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing of the group is left
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        except subprocess.TimeoutExpired:
+            raise Failure(1, f"not finished after {timeout} s: does every loop in your kernel end?") from None
+        finally:
+            os.close(pipe)
+            os.close(other_end)
+        verdicts = json.loads(verdict_file.read_text()) if verdict_file.exists() else []
+        words = said_file.read_text(errors="replace")
+    if len(verdicts) < len(jobs):
+        raise Failure(1, describe_end(status, words, relative(jobs[len(verdicts)][1])))
+    return verdicts
