@@ -243,7 +243,8 @@ case "$*" in
         for file; do :; done
         case "$*" in *--graph*) loss=$ROOM_LOSS ;; *) loss=2.5 ;; esac
         summary='"summary": {{"graph": {{"captured": true}}}}' options='"options": {{"use_amp": false, "tf32": false}}'
-        echo '{{"steps": [{{"loss": '$loss'}}], '"$summary, $options"'}}' >"$file" ;;
+        rest='"version": 4, "config": {{}}, "environment": {{}}'
+        echo '{{"steps": [{{"loss": '$loss'}}], '"$summary, $options, $rest"'}}' >"$file" ;;
     *) echo "fine: $*" ;;
 esac
 """
