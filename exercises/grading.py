@@ -290,10 +290,10 @@ def guard_solutions():
     """Raise Wrong wherever an answer opens a solution from now on, by importing it for one."""
 
     def check_open(event, arguments):
-        if event != "open" or graded is None or graded.stem in SOLUTIONS or not isinstance(arguments[0], str):
+        if event != "open" or graded is None or graded.stem in SOLUTIONS or not isinstance(arguments[0], str | bytes):
             return
-        path = pathlib.Path(arguments[0])  # or the compiled module of it
-        if path.name.split(".")[0] in SOLUTIONS and HERE in path.resolve().parents:
+        path = pathlib.Path(os.path.realpath(os.fsdecode(arguments[0])))  # or the compiled module of it
+        if path.name.split(".")[0] in SOLUTIONS and HERE in path.parents:
             raise Wrong("copied", None, f"the answer reads {path.name}: write the kernel yourself")
 
     sys.addaudithook(check_open)

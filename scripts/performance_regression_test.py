@@ -20,6 +20,7 @@ import sys
 
 from common.accuracy import loss_bound
 from common.command_line import Failure, Parser
+from common.profiles import number
 from common.ratios import ROUNDS_NEEDED, counted, gain
 from common.runs import differences, read_metrics
 from common.tables import emit, rounded
@@ -34,8 +35,8 @@ VERDICTS = {
 
 def speedup(text):
     """Convert an option's text to a positive number."""
-    value = float(text)
-    if not 0 < value < math.inf:
+    value = number(text)
+    if value <= 0:
         raise argparse.ArgumentTypeError(f"must be finite and positive, got {text}")
     return value
 

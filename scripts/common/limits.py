@@ -5,14 +5,15 @@ python limits.py FOLDER     reads what `rocprof-compute analyze -k N -b 2` print
 python limits.py            prints the metrics for Nsight Compute to collect
 """
 
-import json
 import pathlib
 import re
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.profiles import clean, short
+from common.command_line import run_tool
+from common.profiles import clean, content_of, errors_of, is_time, read_object, short
+from common.profiles import number as finite_number
 from common.tables import columns, text_table, write_csv
 
 TOP = 5  # kernels to print
@@ -41,9 +42,9 @@ MICROSECONDS = {"n": 1e-3, "u": 1, "m": 1e3, "s": 1e6}  # by the first letter of
 
 
 def number(text):
-    """Return a cell's number, or None for an empty one."""
+    """Return a cell's number, or None for an empty one, or one that is none."""
     try:
-        return float(text.replace(",", ""))
+        return finite_number(text.replace(",", ""))
     except ValueError:
         return None
 
@@ -69,7 +70,7 @@ def first_of(row, *starts):
 
 def analysed_kernel(path):
     """Return the limits of kernel N from analysis_N.txt, or None where it has no metrics."""
-    text = path.read_text(errors="replace")
+    text = content_of(path).decode("utf-8", errors="replace")
     index = int(path.stem[-1])
     kernel = {}
     percents = {}
@@ -78,7 +79,7 @@ def analysed_kernel(path):
             mean_ns, percent = (number(first_of(rows[index], *names)) for names in (["Mean"], ["Pct", "Percent"]))
             kernel = {"kernel": clean(name), "time_percent": percent, "mean_us": mean_ns and mean_ns / 1e3}
         if rows and "Metric" in rows[0]:
-            percents |= {row["Metric"]: number(first_of(row, "Pct", "Percent", "PoP")) for row in rows}
+            percents |= {row.get("Metric"): number(first_of(row, "Pct", "Percent", "PoP")) for row in rows}
     if not percents or not kernel:
         return None
     for column, choices in ROCM_METRICS.items():
@@ -92,8 +93,10 @@ def read_counters(path):
     """Return a row per kernel from the JSON of kernel_counters.py, the longest first."""
     kernels = {}
     names = {metric: column for column, (_, metric) in COLUMNS.items()}
-    for row in json.loads(path.read_text())["counters"]:
-        kernel = kernels.setdefault(row["kernel"], {"kernel": row["kernel"]} | dict.fromkeys(COLUMNS))
+    for row in read_object(path, "file of kernel_counters.py")["counters"]:
+        kernel = kernels.setdefault(row["kernel"], {"kernel": clean(row["kernel"])} | dict.fromkeys(COLUMNS))
+        if not is_time(row["mean"]) or row["mean"] < 0:
+            raise ValueError(f"{row['counter']} of {row['kernel']} is {row['mean']}")
         if column := names.get(row["counter"]):
             kernel[column] = row["mean"] * (MICROSECONDS[row["unit"][:1]] if column == "mean_us" else 1)
     rows = [kernel for kernel in kernels.values() if kernel["memory"] is not None or kernel["compute"] is not None]
@@ -114,14 +117,30 @@ def limit_of(row):
     return "latency, few waves" if row["occupancy"] is not None and row["occupancy"] < FEW_WAVES else "latency"
 
 
+def read_rows(folder):
+    """Return a row per kernel from the files in a folder; Failure with one sentence where one is damaged."""
+    analysed = []
+    for path in sorted(folder.glob("analysis_[0-9].txt")):
+        with errors_of(path):
+            analysed.append(analysed_kernel(path))
+    if analysed:
+        return [row for row in analysed if row]
+    path = folder / "counters.json"
+    with errors_of(path):
+        return read_counters(path)
+
+
 def main(argv):
-    """Print the table and write it as CSV; return the exit status."""
+    """Print the metrics to collect, or what limits the kernels; return the exit status."""
     if not argv:
         print(",".join(metric for _, metric in COLUMNS.values() if metric))
         return 0
-    folder = pathlib.Path(argv[0])
-    analysed = [analysed_kernel(path) for path in sorted(folder.glob("analysis_?.txt"))]
-    rows = [row for row in analysed if row] if analysed else read_counters(folder / "counters.json")
+    return run_tool("limits.py", lambda: show(pathlib.Path(argv[0])))
+
+
+def show(folder):
+    """Print the table and write it as CSV; return the exit status."""
+    rows = read_rows(folder)
     if not rows:
         print(f"limits.py: {folder} holds no speed-of-light metrics: the profile saw no kernel", file=sys.stderr)
         return 1

@@ -205,16 +205,20 @@ def content_of(path):
     return content
 
 
-def not_a_number(word):
-    raise ValueError(f"{word} is no number")
+CONTROL = re.compile(r"\\u00[01]|[\x7f-\x9f]")  # as JSON writes them, apart from spaces and ends of lines
 
 
 def read_object(path, kind):
-    """Return the object in a JSON file of this workshop, which holds neither NaN nor Infinity; kind says what it is."""
-    content = json.loads(content_of(pathlib.Path(path)), parse_constant=not_a_number)
+    """Return the object in a JSON file of this workshop, whose numbers are all finite; kind says what it is."""
+    content = content_of(pathlib.Path(path))
+    whole = functools.partial(number, convert=int)
+    content = json.loads(content, parse_constant=number, parse_float=number, parse_int=whole)
     if not isinstance(content, dict):
         raise Failure(2, f"is no {kind}")
-    json.dumps(content, ensure_ascii=False).encode()  # raises where a string is no text
+    text = json.dumps(content, ensure_ascii=False)
+    text.encode()  # raises where a string is no text
+    if CONTROL.search(text):
+        raise ValueError("a text in it holds a control character, which a terminal would obey")
     return content
 
 

@@ -38,11 +38,16 @@ class Gain(NamedTuple):
         return f"{self.ratio:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
-def ratios(base, times):
-    """Return base over times, round by round; ValueError for a time that is not finite and positive."""
-    for value in [*base, *times]:
+def check_times(times):
+    """Raise ValueError for a time that is not finite and positive."""
+    for value in times:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
             raise ValueError(f"a time must be finite and positive, got {value}")
+
+
+def ratios(base, times):
+    """Return base over times, round by round; ValueError for a time that is not finite and positive."""
+    check_times([*base, *times])
     if len(base) != len(times) or not base:
         raise ValueError(f"a ratio needs both times of every round, got {len(base)} and {len(times)} rounds")
     return [b / t for b, t in zip(base, times, strict=True)]

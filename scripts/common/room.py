@@ -7,7 +7,6 @@ python room.py scrub FOLDER       copy standard input without user name, host na
 """
 
 import getpass
-import json
 import os
 import pathlib
 import platform
@@ -20,6 +19,9 @@ from common.accuracy import loss_bound
 from common.command_line import Failure, run_tool
 from common.environment import rocm_release
 from common.machine import describe
+from common.profiles import errors_of
+from common.ratios import check_times
+from common.runs import read_metrics
 from common.tables import text_table
 
 
@@ -52,13 +54,22 @@ def table():
     print(text_table(header, rows, left=4))
 
 
+def read_losses(path):
+    """Return a run's losses, the bound for their error, and whether its step was captured in a graph."""
+    content = read_metrics(path)
+    with errors_of(path):
+        losses = [step["loss"] for step in content["steps"]]
+        check_times(losses)
+        return losses, loss_bound(content["options"]), content["summary"]["graph"]["captured"]
+
+
 def graph(captured, eager):
     """Compare the losses of two runs; raise Failure if the first captured no graph or the losses differ."""
-    captured, eager = (json.loads(pathlib.Path(path).read_text()) for path in (captured, eager))
-    bound = loss_bound(eager["options"])
-    if not captured["summary"]["graph"]["captured"]:
+    losses, _, is_captured = read_losses(captured)
+    if not is_captured:
         raise Failure(1, "the step was not captured: it ran eagerly")
-    pairs = [(one["loss"], other["loss"]) for one, other in zip(captured["steps"], eager["steps"], strict=True)]
+    eager_losses, bound, _ = read_losses(eager)
+    pairs = list(zip(losses, eager_losses, strict=True))
     error = max(abs(one - other) / abs(other) for one, other in pairs)
     if not error <= bound:  # NaN too
         raise Failure(1, f"the graph's losses differ from the eager ones by {error:.1e}: {pairs}")

@@ -13,7 +13,7 @@ import tempfile
 import time
 
 from common.command_line import Failure, progress
-from common.profiles import errors_of, read_object
+from common.profiles import errors_of, printable, read_object
 
 GRACE_S = 40  # torchrun kills after 30 seconds the ranks that ignore SIGTERM
 # Options and environment that two runs must share before their times may be compared.
@@ -163,10 +163,13 @@ def read_metrics(path):
     """Return the content of a file that --metrics-file wrote; Failure with one sentence where it is none."""
     with errors_of(path):
         content = read_object(path, "metrics file")
-        if not {"config", "options", "environment", "steps", "summary"} <= content.keys():
+        if not {"version", "config", "options", "environment", "steps", "summary"} <= content.keys():
             raise Failure(2, "is no metrics file: write one with tiny_llama_v*.py --metrics-file")
         if not content["summary"]:
             raise Failure(2, "holds no measured step: its run failed before the first")
+        for name in ("config", "options", "environment", "summary"):
+            if not isinstance(content[name], dict):
+                raise TypeError(f"its {name} has no names")
     return content
 
 
@@ -175,4 +178,4 @@ def differences(first, second):
     options = (*SAME_OPTIONS, "amp_dtype") if first["options"].get("use_amp") else SAME_OPTIONS
     keys = {"environment": SAME_MACHINE, "options": options, "config": first["config"]}
     pairs = [(key, first[part].get(key), second[part].get(key)) for part in keys for key in keys[part]]
-    return [f"{key}: {one}, {other}" for key, one, other in pairs if one != other]
+    return [printable(f"{key}: {one}, {other}") for key, one, other in pairs if one != other]

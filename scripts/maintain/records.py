@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from common.command_line import SHORT_PRECISIONS as PRECISIONS
-from common.profiles import errors_of
-from common.ratios import gain, median
+from common.profiles import errors_of, read_object
+from common.ratios import check_times, gain, median
 from common.tables import known, rounded
 from common.versions import REPOSITORY, SCRIPTS
 
@@ -79,9 +79,14 @@ class Case(NamedTuple):
 def read_results(path):
     """Return the contents of a results file; Failure with one sentence where it is none."""
     with errors_of(path):
-        results = json.loads(pathlib.Path(path).read_text())
+        results = read_object(path, "results file")
         for entry in [*results["runs"], *results["accuracy"]]:
             entry["case"] = Case(**entry["case"])
+        for run in results["runs"]:
+            check_times(run.get("steps_ms", []))
+        table = rows(results)  # raises an error where something that the tables show is missing or of another kind
+        table_of(table, METRICS)
+        notes_of(table)
     return results
 
 
@@ -214,6 +219,9 @@ COLUMNS = [
     ("peak MiB", "memory", lambda row: f"{row['peak_memory_mb']:,.0f}"),
     ("gradient error", "accuracy", lambda row: known(row["gradient_error"], ".1e")),
 ]
+
+
+METRICS = list(dict.fromkeys(metric for _, metric, _ in COLUMNS if metric))
 
 
 def table_of(table, metrics):

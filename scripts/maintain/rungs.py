@@ -12,8 +12,8 @@ import pathlib
 import statistics
 from typing import NamedTuple
 
-from common.profiles import errors_of
-from common.ratios import furthest, gain, noise_line, ratios
+from common.profiles import errors_of, read_object
+from common.ratios import check_times, furthest, gain, noise_line, ratios
 from common.tables import known, text_table
 from common.versions import REPOSITORY, SCRIPTS
 from maintain.rounds import AGAIN
@@ -81,7 +81,14 @@ def by_name(rungs):
 def read_columns(path):
     """Return the columns of a file; Failure with one sentence where it is none."""
     with errors_of(path):
-        return [Column(content) for content in json.loads(pathlib.Path(path).read_text())["columns"]]
+        columns = [Column(content) for content in read_object(path, "file of columns")["columns"]]
+        for column in columns:
+            for found in column.rounds:
+                for times in found["steps_ms"].values():
+                    check_times(times)
+            if column.rounds:
+                lines_of(column)  # raises an error where something that it shows is missing or of another kind
+        return columns
 
 
 def write_columns(columns, path):

@@ -302,6 +302,9 @@ def test_a_masked_load_without_other_is_no_zero(tmp_path, number, lines):
         "exec(open(FOLDER + '/solution.py').read())",
         "spec = importlib.util.spec_from_file_location('mine', FOLDER + '/../01_row_sum/solution.py'); "
         "mine = importlib.util.module_from_spec(spec); spec.loader.exec_module(mine); run = mine.run; ROWS = mine.ROWS",
+        "exec(open(FOLDER.encode() + b'/solution.py').read())",
+        "from pathlib import Path; link = Path(__file__).with_name('mine.py'); "
+        "link.symlink_to(FOLDER + '/solution.py'); exec(link.read_text())",
     ],
 )
 def test_an_answer_that_opens_the_solution_fails(tmp_path, code):

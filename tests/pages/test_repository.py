@@ -1,10 +1,13 @@
 """The repository as a visitor meets it: the licence, what was tested where, the workflow, and how to contribute."""
 
+import importlib.metadata
 import re
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
+from common import environment
 from common.versions import REPOSITORY, SCRIPTS
 from maintain import ladder
 from maintain.records import PHASES, Case, write_results
@@ -55,6 +58,45 @@ def test_the_workflow_covers_both_sets_and_processors():
     commands = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
     for script in re.findall(r"\./(\S+\.sh)", "\n".join(commands)):
         assert (REPOSITORY / script).is_file(), script
+
+
+def pinned():
+    """Return the names that the workflow's constraints fix for this Python."""
+    found = set()
+    for name in ("constraints", "constraints-tests", "constraints-indirect"):
+        for line in (REPOSITORY / "scripts" / "common" / f"{name}.txt").read_text().splitlines():
+            if line.partition("#")[0].strip() and not line.startswith("-c"):
+                pin = Requirement(line)
+                if pin.marker is None or pin.marker.evaluate():
+                    found.add(pin.name)
+    return found
+
+
+def needed(names):
+    """Return the names of the installed packages among these, and of all that they need."""
+    found = set()
+    waiting = list(names)
+    while waiting:
+        name = re.sub("[-_.]+", "-", waiting.pop()).lower()
+        if name in found:
+            continue
+        try:
+            requirements = map(Requirement, importlib.metadata.requires(name) or [])
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        found.add(name)
+        waiting += [one.name for one in requirements if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return found
+
+
+def test_the_workflow_installs_pinned_versions_only():
+    """A new version of a package that another one needs must not change what the workflow runs."""
+    asked = [name for group in ("run", "test") for name, _, _ in environment.requirements(group)]
+    of_a_gpu = re.compile("nvidia|cuda|amd|rocm")  # the workflow's PyTorch is built for CPUs
+    missing = {name for name in needed(asked) - pinned() if not of_a_gpu.match(name)}
+    assert "pluggy" in needed(asked) and not missing
+    suite = yaml.safe_load((GITHUB / "workflows" / "tests.yml").read_text())["jobs"]["suite"]
+    assert suite["env"]["PIP_CONSTRAINT"].endswith("/scripts/common/constraints-indirect.txt")
 
 
 def test_the_workflow_trusts_commits_and_leaves_no_token():

@@ -4,6 +4,7 @@ The damages are drawn with a fixed seed from the samples: cuts, flipped and lost
 kind.
 """
 
+import argparse
 import copy
 import gzip
 import json
@@ -21,13 +22,15 @@ import analyze_kernel_launches
 import generate_fusion_report
 import kernel_counters
 import kernel_times
+import performance_regression_test as regression
 import run_deepspeed_flops
 import run_pytorch_profiler
-from common import profiles, report, roofline, runs, tables
+from common import limits, profiles, report, roofline, room, runs, tables
 from common.command_line import Failure, run_tool
 from common.profiles import number
 from conftest import METADATA
 from in_process import refused
+from maintain import records, rungs
 
 SEED = 35
 BYTES = ["rocm-7.0/kernel_trace.csv", "nsys/report.sql", "rocm-7.0/results.sql", "rocprof-sys/kernels.proto"]
@@ -172,6 +175,82 @@ def test_files_of_our_own_with_values_of_another_kind(profiled, make_trace, tmp_
     for _ in range(200):
         path.write_text(json.dumps(changed(content, draw)))
         answered(generate_fusion_report.main, arguments, folder, capsys)
+
+
+RECORDED = records.newest_record().folder
+
+
+def losses_of(profiled):
+    """Return the metrics of a run, as if its step had been captured."""
+    content = json.loads((profiled[1].parent / "metrics_v1.json").read_text())
+    content["summary"]["graph"]["captured"] = True
+    return content
+
+
+def results_of_few_runs():
+    results = json.loads((RECORDED / "headline" / "suite.json").read_text())
+    return results | {"runs": results["runs"][:12], "accuracy": results["accuracy"][:4]}
+
+
+def columns_of_few_rounds():
+    content = json.loads(next(RECORDED.glob("ladder-small/ladder.json")).read_text())
+    return {"columns": [column | {"rounds": column["rounds"][:6]} for column in content["columns"][:1]]}
+
+
+def print_columns(path):
+    for column in rungs.read_columns(path):
+        print("\n".join(rungs.lines_of(column)))
+
+
+def print_rows(path):
+    print(records.table_of(records.rows(records.read_results(path)), records.METRICS))
+
+
+OWN_FILES = {  # name: reader, content
+    "suite": (print_rows, lambda profiled: results_of_few_runs()),
+    "ladder": (print_columns, lambda profiled: columns_of_few_rounds()),
+    "room": (lambda path: room.graph(path, path), losses_of),
+    "gate": (
+        lambda path: regression.compare(argparse.Namespace(**dict.fromkeys(OF_GATE, [path]), min_speedup=1, json=None)),
+        losses_of,
+    ),
+    "limits": (lambda path: limits.show(path.parent), lambda profiled: {"counters": [COUNTER, COUNTER]}),
+}
+OF_GATE = ("baseline_results", "current_results")
+COUNTER = {"kernel": "k", "counter": "sm__throughput.avg.pct_of_peak_sustained_elapsed", "unit": "%", "mean": 61.5}
+
+
+@pytest.mark.parametrize("name", OWN_FILES)
+def test_results_of_our_own_with_values_of_another_kind(name, profiled, tmp_path, capsys, monkeypatch):
+    """A wrong value is one sentence with the file's name, or it is shown as it stands and is finite."""
+    reader, make_content = OWN_FILES[name]
+    monkeypatch.chdir(tmp_path)
+    draw, path, content = random.Random(SEED), tmp_path / "counters.json", make_content(profiled)
+    path.write_text(json.dumps(content))
+    assert run_tool("tool", lambda: reader(path) and None) == 0 and capsys.readouterr().out
+    for i in range(200):
+        if i % 4:
+            path.write_text(json.dumps(changed(content, draw)))
+        else:
+            path.write_bytes(damaged(json.dumps(content).encode(), draw))
+        status = run_tool("tool", lambda: reader(path) and None)
+        found = capsys.readouterr()
+        if status == 0:
+            assert not re.search(r"\bnan\b|\binf\b|\x1b", found.out), found.out
+        else:
+            assert found.err.startswith("tool: ") and found.err.count("\n") == 1 and len(found.err) < 1000, found.err
+            own = str(path) in found.err
+            assert own or re.search("not comparable|trained|no speed-of-light|not captured", found.err), found.err
+
+
+@pytest.mark.parametrize(
+    "text", ["1e999", "-1e999", "NaN", "Infinity", "1" * 400, "9" * 5000, '"\\u001b[2J"', '"\u009b2J"', '"\\ud800"']
+)
+def test_values_that_no_file_of_our_own_holds(text, tmp_path):
+    path = tmp_path / "own.json"
+    path.write_text(f'{{"value": {text}}}', encoding="utf-8")
+    with pytest.raises(Failure, match=f"{path} is cut off or damaged"), profiles.errors_of(path):
+        profiles.read_object(path, "file")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Checkpoints: exact continuation after any kill, damaged and foreign files refused, and no file of others touched."""
 
+import ctypes
 import errno
 import hashlib
 import io
@@ -362,6 +363,42 @@ def test_a_fresh_run_refuses_a_folder_that_holds_checkpoints(interrupted, capsys
     assert before == {path: path.read_bytes() for path in interrupted.iterdir()}
 
 
+def obey_permissions():
+    """Have the next program that this process executes obey a folder's permissions, even if root runs it (Linux)."""
+    for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
+        ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+
+
+PR_CAPBSET_DROP = 24
+CAP_DAC_OVERRIDE = 1
+CAP_DAC_READ_SEARCH = 2
+
+
+@pytest.mark.skipif(sys.platform != "linux" and os.geteuid() == 0, reason="root reads every folder")
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [([], "error: --checkpoint-dir {} cannot be read"), (["--resume"], "error: --resume: {} cannot be read")],
+    ids=["fresh", "resumed"],
+)
+def test_a_folder_that_cannot_be_read_is_refused(argv, words, interrupted):
+    """Its checkpoints cannot be seen, and files can be made in it."""
+    before = {path: path.read_bytes() for path in interrupted.iterdir()}
+    obeying = {"capture_output": True, "text": True, "timeout": 200}
+    if sys.platform == "linux":
+        obeying["preexec_fn"] = obey_permissions
+    interrupted.chmod(0o300)
+    try:
+        if not subprocess.run(["ls", interrupted], **obeying).returncode:
+            pytest.skip("root may not give up the right to read this folder")
+        command = [sys.executable, SCRIPTS[1], *arguments(interrupted, "--num-steps", LAST, *argv)]
+        ended = subprocess.run(command, **obeying)
+    finally:
+        interrupted.chmod(0o700)
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert ended.stderr == f"tiny_llama_v1.py: {words.format(interrupted)}: Permission denied\n"
+    assert before == {path: path.read_bytes() for path in interrupted.iterdir()}
+
+
 def test_files_of_the_user_are_neither_read_nor_removed(tmp_path, uninterrupted):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
@@ -386,15 +423,25 @@ def test_a_second_run_in_the_folder_ends_and_the_first_ones_files_stay(tmp_path,
     assert before == {path: path.read_bytes() for path in folder.iterdir()}
 
 
+# The run that writes its first checkpoint first waits until the other one has written its own, and then moves on first.
 SLOWED = """
 import os, pathlib, runpy, sys, time
-folder, fsync = pathlib.Path(sys.argv[1]), os.fsync
+folder, fsync, calls = pathlib.Path(sys.argv[1]), os.fsync, []
+
+def wait_for(found):
+    while not found():
+        time.sleep(0.01)
 
 def slow(file):
-    (folder / str(os.getpid())).touch()
-    while len(list(folder.iterdir())) < 2:  # until both runs are writing
-        time.sleep(0.01)
-    time.sleep(0.1)
+    calls.append(file)
+    if len(calls) == 1:
+        try:
+            (folder / "first has written").mkdir()
+        except FileExistsError:
+            (folder / "second has written").touch()
+            wait_for(lambda: list(folder.glob("checkpoints/step_*.pt")))
+        else:
+            wait_for((folder / "second has written").exists)
     fsync(file)
 
 os.fsync = slow
@@ -403,22 +450,26 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_two_runs_that_save_at_the_same_time(tmp_path):
+@pytest.mark.parametrize(("steps", "left"), [(2, [2]), (6, [4, 6])])
+def test_two_runs_that_save_at_the_same_time(steps, left, tmp_path):
     """One keeps the folder, and its checkpoints are its own; the other one says why it ends."""
     (tmp_path / "slowed.py").write_text(SLOWED)
-    (tmp_path / "writing").mkdir()
     folder, runs = tmp_path / "checkpoints", []
     for seed in (1, 2):
-        argv = arguments(folder, "--num-steps", 6, "--seed", seed)
-        command = [sys.executable, tmp_path / "slowed.py", tmp_path / "writing", SCRIPTS[1], *argv]
+        argv = arguments(folder, "--num-steps", steps, "--seed", seed)
+        command = [sys.executable, tmp_path / "slowed.py", tmp_path, SCRIPTS[1], *argv]
         runs.append(subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True))
-    said = {seed: one.communicate(timeout=200)[1] for seed, one in zip((1, 2), runs, strict=True)}
+    try:
+        said = {seed: one.communicate(timeout=200)[1] for seed, one in zip((1, 2), runs, strict=True)}
+    finally:
+        for one in runs:
+            one.kill()
     assert sorted(one.returncode for one in runs) == [0, 1], said
     winner = 1 if runs[0].returncode == 0 else 2
-    assert said[winner] == "" and "it exists already: does another run use this folder?" in said[3 - winner]
-    assert sorted(path.name for path in folder.iterdir()) == ["step_000000004.pt", "step_000000006.pt"]
-    for path in folder.iterdir():
+    for path in folder.glob("*.pt"):
         assert torch.load(path, weights_only=True)["options"]["seed"] == winner
+    assert said[winner] == "" and "it exists already: does another run use this folder?" in said[3 - winner]
+    assert saved_steps(folder) == left and len(list(folder.iterdir())) == len(left)
 
 
 @pytest.mark.parametrize("answer", ["done all the same", "no hard links"])

@@ -273,6 +273,15 @@ def test_metrics_through_a_link(tmp_path, capsys):
     assert (tmp_path / "link").is_symlink()
 
 
+def test_metrics_leave_a_link_beside_them_alone(tmp_path, capsys):
+    """A file is written under a name of its own first, never through a link that has such a name."""
+    (tmp_path / "users").write_text("the user's")
+    (tmp_path / "metrics.json.partial").symlink_to("users")
+    assert call(1, [*SHORT, "--metrics-file", tmp_path / "metrics.json"], capsys)[0] == 0
+    assert strict_json((tmp_path / "metrics.json").read_text())["summary"]
+    assert (tmp_path / "users").read_text() == "the user's"
+
+
 # ---------------------------------------------------------------- errors of the run
 
 

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -164,6 +165,52 @@ def test_sigterm_ends_all_ranks_at_the_same_step_with_a_checkpoint(tmp_path, eng
     resumed = run(tmp_path, engine, *saving, "--resume", "--num-steps", steps + 2)["steps"]
     unbroken = run(tmp_path, engine, "--num-steps", steps + 2)["steps"][steps:]
     assert [step["loss"] for step in resumed] == [step["loss"] for step in unbroken]
+
+
+# The first fsync is rank 0's of an ordinary checkpoint, and asks the run to end; the third, after the folder's, is that
+# of the last checkpoint, half of which is written when a rank is killed.
+KILLED_IN_THE_LAST_WRITE = """
+import os, pathlib, runpy, signal, sys
+folder, killed, fsync, calls = pathlib.Path(sys.argv[1]), sys.argv[2], os.fsync, []
+(folder / ("pid " + os.environ["RANK"])).write_text(str(os.getpid()))
+
+def counted(file):
+    calls.append(file)
+    if len(calls) == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    if len(calls) == 3:
+        if killed == "0":
+            os.ftruncate(file, 5000)
+        os.kill(int((folder / ("pid " + killed)).read_text()), signal.SIGKILL)
+    fsync(file)
+
+os.fsync = counted
+sys.argv = sys.argv[3:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@functools.cache
+def unbroken_losses(engine):
+    """Return the losses of six steps that nothing disturbs."""
+    with tempfile.TemporaryDirectory() as folder:
+        return [step["loss"] for step in run(pathlib.Path(folder), engine, "--num-steps", 6)["steps"]]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("killed", "saved"), [(0, 2), (1, 3)])
+def test_a_kill_in_the_middle_of_the_last_checkpoint(tmp_path, engine, killed, saved):
+    """Rank 0 leaves the checkpoint before it, or finishes its own if rank 1 is killed: both are continued exactly."""
+    (tmp_path / "killed.py").write_text(KILLED_IN_THE_LAST_WRITE)
+    argv = [*SIZES.split(), "--batch-size", 2, "--warmup-steps", 1, "--device", "cpu", "--parallel", engine]
+    saving = ["--save-every", 2, "--checkpoint-dir", tmp_path / "saved"]
+    ended = launch(2, tmp_path / "killed.py", tmp_path, killed, SCRIPTS[1], *argv, *saving, "--num-steps", 6)
+    assert ended.returncode and f"rank      : {killed}" in ended.stderr and "SIGKILL" in ended.stderr, ended.stderr
+    whole = [path.name for path in sorted((tmp_path / "saved").glob("*.pt"))]
+    assert whole == [f"step_{step:09d}.pt" for step in range(2, saved + 1)]
+    resumed = run(tmp_path, engine, *saving, "--resume", "--num-steps", 6)["steps"]
+    assert [step["loss"] for step in resumed] == unbroken_losses(engine)[saved:]
+    assert not list((tmp_path / "saved").glob("*.partial"))
 
 
 SLOW_DISK = """
