@@ -15,9 +15,11 @@ import math
 from collections.abc import Callable
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import KernelInterface
 
@@ -44,6 +46,8 @@ class Case:
 
     inputs are differentiated, in the dtype of the check (float32 for those in `wide`); constants are not, and are
     float32 or integers. unused: outputs without a cotangent.
+    gradient_scale: of the cotangents, which are drawn from N(0, 1).
+    plain: the definition in plain PyTorch with the rounding of fp8; with it every row and column is judged by itself.
     parts: result -> (names, sizes, dimension) splits a packed result, so that each part has an error of its own.
     layouts: how an input, a constant or the cotangents ("cotangents") lie in memory, see strides_of.
     gpu_tiles: with six programs, and the tiles of a GPU instead of the interpreter's large ones, so that one program
@@ -60,6 +64,8 @@ class Case:
     parts: dict[str, tuple] = dataclasses.field(default_factory=dict)
     layouts: dict[str, str] = dataclasses.field(default_factory=dict)
     gpu_tiles: bool = False
+    plain: Callable | None = None
+    gradient_scale: float = 1.0
 
 
 # ---------------------------------------------------------------- memory
@@ -147,8 +153,9 @@ class GuardedMemory(contextlib.ExitStack):
     def check(self):
         """Raise Wrong where a store went past a tensor's ends."""
         for shape, before, after in self.bands:
-            for side, band in (("before the start", before.flip(0)), ("past the end", after)):
-                touched = elements_touched(band).nonzero()
+            sides = {"before the start": elements_touched(before).flip(0), "past the end": elements_touched(after)}
+            for side, touched in sides.items():
+                touched = touched.nonzero()
                 if len(touched):
                     raise Wrong(f"a store {int(touched[0]) + 1} elements {side} of a tensor {shape}")
 
@@ -168,7 +175,7 @@ def gpu_tiles(script, device):
     """Return a context with six programs for all the work, and on a CPU the tiles of a GPU."""
     stubs = {"program_count": lambda device: 6}
     if device.type == "cpu":  # where attention's tiles cannot be tuned
-        stubs |= {"gpu_architecture": lambda device: "gfx942", "attention_tiles": attention_tile_of(script, 32, 64)}
+        stubs |= {"gpu_architecture": lambda device: "gfx950", "attention_tiles": attention_tile_of(script, 32, 64)}
     return mock.patch.multiple(script, **stubs)
 
 
@@ -231,6 +238,24 @@ def judge(name, result, plain, exact, extra=0.0):
         )
 
 
+def judge_rows(name, result, plain, exact):
+    """Raise Wrong where a row or a column is further from float64 than twice plain PyTorch's, plus 0.1 %.
+
+    Rows have errors of their own in fp8: a whole tensor's error does not show that one row is lost.
+    """
+    judge(name, result, plain, exact)
+    shape = (-1, exact.shape[-1])
+    result, plain, exact = (tensor.reshape(shape).double() for tensor in (result, plain, exact))
+    for axis, each in ((1, "row"), (0, "column")):
+        error = (result - exact).norm(dim=axis)
+        size = exact.norm(dim=axis)
+        bound = 2 * (plain - exact).norm(dim=axis) + 1e-3 * size
+        wrong = (error > bound).nonzero().flatten().tolist()
+        if wrong:
+            errors = (error / size.clamp_min(1e-300))[wrong[0]]
+            raise Wrong(f"{name}: {len(wrong)} {each}s are wrong, {each} {wrong[0]} by {errors:.2e} of its size")
+
+
 def cast(case, tensors, dtype):
     """Convert tensors to the dtype of a run; constants and wide inputs have float32 beside 16-bit ones."""
     wide = {*case.wide, *case.constants}
@@ -243,7 +268,9 @@ def random_cotangents(case, values):
     generator, layout = torch.Generator().manual_seed(1), case.layouts.get("cotangents", "contiguous")
     with torch.no_grad():
         outputs = dict(zip(case.names, as_tuple(case.define(*values.values())), strict=True))
-    drawn = {name: torch.randn(output.shape, generator=generator).to(output) for name, output in outputs.items()}
+    scale = case.gradient_scale
+    drawn = {name: scale * torch.randn(output.shape, generator=generator) for name, output in outputs.items()}
+    drawn = {name: cotangent.to(outputs[name]) for name, cotangent in drawn.items()}
     return {name: placed(cotangent, layout) for name, cotangent in drawn.items() if name not in case.unused}
 
 
@@ -264,14 +291,14 @@ def check(script, case, dtype, device):
     values = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in given.items()}
     cotangents = random_cotangents(case, values)
     copies = values | {name: tensor.clone() for name, tensor in cotangents.items()}
-    plain = evaluate(case.define, case, values, cotangents)
+    plain = evaluate(case.plain or case.define, case, values, cotangents)
     exact = evaluate(case.define, case, in_double(values), in_double(cotangents))
     with gpu_tiles(script, device) if case.gpu_tiles else contextlib.nullcontext(), GuardedMemory() as memory:
         results = evaluate(functools.partial(case.call, script), case, given, cotangents)
     memory.check()
     check_untouched(given | cotangents, copies)
     for name in exact:
-        judge(name, results[name], plain[name], exact[name])
+        (judge_rows if case.plain else judge)(name, results[name], plain[name], exact[name])
 
 
 # ---------------------------------------------------------------- operations: version 1's functions define them
@@ -555,3 +582,234 @@ def check_adamw(script, dtype, device, scaled=False):
         whole = weight.as_strided((weight.numel() + 2 * BAND,), (1,), 0)
         if not torch.cat([whole[:BAND], whole[BAND + weight.numel() :]]).isnan().all():
             raise Wrong("a store beside a parameter")
+
+
+# ---------------------------------------------------------------- fp8: plain PyTorch with the same rounding defines it
+
+FP8_LIMIT = 448.0  # the largest number of e4m3
+LEAST = 1e-30  # a row without a larger magnitude counts as zeros
+FLOOR = 0.01  # the least scale of a matrix's row, as a part of the matrix's largest
+
+
+@contextlib.contextmanager
+def fp8_rounding():
+    """Round to fp8 as GPUs do, in Triton's interpreter too.
+
+    It loses the carry of a significand that rounds up to the next power of two: 1.95 becomes 1.0 instead of 2.0.
+    """
+    convert = interpreter._convert_float
+
+    def rounded(data, source, target, mode):
+        if target.name != "fp8e4nv":
+            return convert(data, source, target, mode)
+        fp8 = torch.from_numpy(np.ascontiguousarray(data, dtype=np.float32)).to(torch.float8_e4m3fn)
+        return fp8.view(torch.uint8).numpy()
+
+    with mock.patch.object(interpreter, "_convert_float", rounded):
+        yield
+
+
+def to_fp8(x):
+    return x.to(torch.float8_e4m3fn).float()
+
+
+def plain_quantized(x):
+    """Return float32 x [rows, C] in fp8, as float32, and its scales [rows, 1]."""
+    scale = x.abs().amax(1, keepdim=True).clamp_min(LEAST) / FP8_LIMIT
+    return to_fp8(x / scale), scale
+
+
+def plain_quantized_weight(w, parts):
+    """Return float32 w [o, i] in fp8, as float32, and its scales [o, 1]; parts are the rows of each matrix in it."""
+    scales = []
+    for matrix in w.split(parts):
+        largest = matrix.abs().amax(1, keepdim=True)
+        if largest.max() > LEAST:
+            scales.append(largest.clamp_min(FLOOR * largest.max()) / FP8_LIMIT)
+        else:
+            scales.append(torch.ones_like(largest))
+    scale = torch.cat(scales)
+    return to_fp8(w / scale), scale
+
+
+class PlainFP8Linear(torch.autograd.Function):
+    """y = x wᵀ with rows in fp8; wgrad: the gradient of w in fp8 too. All that is multiplied and summed is float32."""
+
+    @staticmethod
+    def forward(ctx, x, w, parts, wgrad):
+        x_q, x_scale = plain_quantized(x.flatten(0, -2).float())
+        w_q, w_scale = plain_quantized_weight(w.float(), parts)
+        ctx.save_for_backward(x, x_q, x_scale, w_q, w_scale)
+        ctx.wgrad = wgrad
+        return ((x_q * x_scale) @ (w_q * w_scale).t()).to(x.dtype).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, x_q, x_scale, w_q, w_scale = ctx.saved_tensors
+        dy = dy.flatten(0, -2)
+        g_q, g_scale = plain_quantized(dy.float() * w_scale.t())
+        dx = g_scale * (g_q @ w_q)
+        if ctx.wgrad:
+            c = (x_scale * g_scale).max()
+            weighted = to_fp8(x_q * (x_scale * g_scale / c.clamp_min(1e-37)))
+            dw = (c / w_scale) * (g_q.t() @ weighted)
+        else:
+            dw = dy.t() @ x.flatten(0, -2)
+        return dx.to(x.dtype).view(x.shape), dw.to(x.dtype), None, None
+
+
+class PlainSwiGLU(torch.autograd.Function):
+    """silu(gate) · up, whose results are float32, not rounded before they are quantized."""
+
+    @staticmethod
+    def forward(ctx, h):
+        ctx.save_for_backward(h)
+        return load_version(1).swiglu(*h.float().chunk(2, dim=-1))
+
+    @staticmethod
+    def backward(ctx, dy):
+        (h,) = ctx.saved_tensors
+        with torch.enable_grad():
+            leaf = h.float().requires_grad_()
+            return torch.autograd.grad(load_version(1).swiglu(*leaf.chunk(2, dim=-1)), leaf, dy.float())[0]
+
+
+def fp8_layers(script, *layers):
+    """Return layers (weight, its parts) of a script that are ready to multiply in fp8."""
+    made = torch.nn.ModuleList()
+    for weight, parts in layers:
+        layer = script.FP8Linear(weight.shape[1], *parts, bias=False, device=weight.device, dtype=weight.dtype)
+        with torch.no_grad():
+            layer.weight.copy_(weight)
+        made.append(layer)
+    script.FP8Weights(made).update()
+    return made
+
+
+def with_rows(w, edits):
+    """Return w after multiplying rows by factors: {row or (first, end): factor}."""
+    for rows, factor in edits.items():
+        first, end = rows if isinstance(rows, tuple) else (rows, rows + 1)
+        w[first:end] *= factor
+    return w
+
+
+def fp8_linear_case(tokens, in_features, *parts, scale=0.1, edits=(), **options):
+    """Return a case of a linear layer in fp8; edits: {rows of the weight: factor}."""
+
+    def call(script, x, w):
+        (layer,) = fp8_layers(script, (w.detach(), parts))
+        return script.FP8LinearFunction.apply(x, w, layer)
+
+    def plain(x, w):
+        return PlainFP8Linear.apply(x, w, parts, False)
+
+    weight = normal(sum(parts), in_features, scale=scale, seed=1)
+    inputs = {"x": normal(*tokens, in_features), "w": with_rows(weight, dict(edits))}
+    return Case(call, lambda x, w: x @ w.t(), ("y",), inputs, plain=plain, **options)
+
+
+def fp8_feed_forward_case(tokens, C, width, scale=0.1, up_edits=(), down_edits=(), x_scale=1.0, **options):
+    """Return a case of the feed-forward part in fp8; edits: {rows of a weight: factor}."""
+    parts = (width, width)
+
+    def call(script, x, up, down):
+        layers = fp8_layers(script, (up.detach(), parts), (down.detach(), (C,)))
+        return script.FP8FeedForwardFunction.apply(x, up, down, *layers)
+
+    def define(x, up, down):
+        return load_version(1).swiglu(*(x @ up.t()).chunk(2, dim=-1)) @ down.t()
+
+    def plain(x, up, down):
+        h = PlainFP8Linear.apply(x, up, parts, True)
+        return PlainFP8Linear.apply(PlainSwiGLU.apply(h), down, (C,), True).to(x.dtype)
+
+    inputs = {
+        "x": normal(*tokens, C, scale=x_scale),
+        "up": with_rows(normal(2 * width, C, scale=scale, seed=1), dict(up_edits)),
+        "down": with_rows(normal(C, width, scale=scale, seed=2), dict(down_edits)),
+    }
+    return Case(call, define, ("y",), inputs, plain=plain, **options)
+
+
+# All sizes are multiples of 16. A weight takes programs of 32 rows and tiles of 256 columns.
+FP8_CASES = {
+    "fp8_linear": {
+        "ragged": lambda: fp8_linear_case((2, 24), 48, 112),
+        "parts of other sizes": lambda: fp8_linear_case((16,), 32, 48, 16, 16, edits={(48, 64): 1e-4, (64, 80): 1e-7}),
+        "one part is zero": lambda: fp8_linear_case((16,), 32, 32, 16, 16, edits={(32, 48): 0}),
+        "a row of zeros": lambda: fp8_linear_case((32,), 64, 80, scale=1e-3, edits={70: 0}),
+        "a small row": lambda: fp8_linear_case((32,), 64, 80, scale=1e-3, edits={3: 1e-4}),
+        "a row that counts as zeros": lambda: fp8_linear_case((32,), 64, 80, edits={79: 1e-8}),
+        "rows longer than a tile": lambda: fp8_linear_case((16,), 272, 48),
+        "more rows than programs": lambda: fp8_linear_case((144,), 80, 32, gpu_tiles=True),
+        "zeros, tiny gradients": lambda: fp8_linear_case((16,), 32, 32, edits={(0, 32): 0}, gradient_scale=1e-8),
+    },
+    "fp8_feed_forward": {
+        "ragged": lambda: fp8_feed_forward_case((3, 16), 48, 80),
+        "one tile": lambda: fp8_feed_forward_case((16,), 16, 16),
+        "more rows than programs": lambda: fp8_feed_forward_case((144,), 32, 272, gpu_tiles=True),
+        "rows of zeros": lambda: fp8_feed_forward_case((48,), 64, 96, 1e-3, {7: 0, 100: 0}, {5: 0}),
+        "small rows": lambda: fp8_feed_forward_case((48,), 64, 96, 1e-3, {7: 1e-4, 100: 1e-4}, {5: 1e-4}),
+        "small first rows": lambda: fp8_feed_forward_case((48,), 64, 96, 1e-3, {(0, 32): 1e-5}, {(0, 32): 1e-5}),
+        "no activations, no gradients": lambda: fp8_feed_forward_case((16,), 16, 16, x_scale=0.0, gradient_scale=0.0),
+        "rows that count as zeros": lambda: fp8_feed_forward_case((48,), 64, 96, 0.1, {7: 1e-8}, {5: 1e-8}),
+        "up smaller than gate": lambda: fp8_feed_forward_case((48,), 32, 48, 0.1, {(48, 96): 1e-7}),
+        **{
+            f"down of zeros, gradients of {size:g}": functools.partial(
+                fp8_feed_forward_case, (48,), 32, 48, down_edits={(0, 32): 0}, gradient_scale=size
+            )
+            for size in (1e-8, 1e-4, 1.0)
+        },
+        "small activations": lambda: fp8_feed_forward_case((48,), 32, 48, scale=1e-4),
+    },
+}
+
+
+def check_quantized(name, q, scale, wanted_q, wanted_scale):
+    """Raise Wrong unless an fp8 matrix and its scales are these, but for a number at the edge of its rounding."""
+    q, scale = q.cpu().float(), scale.cpu()
+    near = (q - wanted_q).abs() <= 2**-3 * wanted_q.abs() + 2**-9
+    if (
+        not torch.allclose(scale, wanted_scale, rtol=1e-6, atol=0)
+        or not near.all()
+        or (q != wanted_q).sum() > 0.01 * q.numel()
+    ):
+        raise Wrong(f"{name} is not the quantized matrix")
+
+
+def check_fp8_weights(layer, w, name="w_q"):
+    """Raise Wrong unless both copies of a layer's weight hold w, quantized."""
+    check_quantized(name, layer.w_q, layer.w_scale.view(-1, 1), *plain_quantized_weight(w.float().cpu(), layer.parts))
+    if not torch.equal(layer.w_q_t.view(torch.uint8), layer.w_q.view(torch.uint8).t()):
+        raise Wrong(f"{name}: its transpose holds something else")
+
+
+FP8_SIZES = (
+    "--hidden-dim 32 --num-layers 2 --num-heads 2 --intermediate-dim 48 --vocab-size 20 --batch-size 2 --seq-len 16"
+)
+FP8_LAYERS = ("attention.qkv_proj", "attention.o_proj", "feed_forward.gate_up_proj", "feed_forward.down_proj")
+FP8_MATMULS = 10  # of a block: four in the forward, four for dx, two for dw of the feed-forward part
+
+
+def check_fp8_training(script, device):
+    """Raise Wrong unless in every step the layers of --fp8 multiply by that step's weights, and no other layer does."""
+    argv = f"{FP8_SIZES} --learning-rate 0.01 --warmup-steps 0 --no-graph --use-amp --fp8".split()
+    if device.type == "cpu":
+        argv += [f"--disable-{name}-kernel" for name in ("attention", "rmsnorm", "rope", "loss")]
+    config = script.parse_options(argv)
+    data, trainer = script.load_data(config), script.Trainer(config)
+    layers = {name: layer for name, layer in trainer.model.named_modules() if hasattr(layer, "w_q")}
+    wanted = [f"layers.{block}.{name}" for block in range(2) for name in FP8_LAYERS]
+    if list(layers) != wanted:
+        raise Wrong(f"in fp8 are {list(layers)}")
+    for step in range(3):
+        before = {name: layer.weight.detach().clone() for name, layer in layers.items()}
+        with mock.patch.object(script, "fp8_matmul", wraps=script.fp8_matmul) as matmul:
+            trainer.run(*script.batch(data, step, config))
+        if matmul.call_count != 2 * FP8_MATMULS:
+            raise Wrong(f"{matmul.call_count} matmuls in fp8")
+        for name, layer in layers.items():
+            if torch.equal(layer.weight, before[name]):
+                raise Wrong(f"{name} is not trained")
+            check_fp8_weights(layer, before[name], f"{name}.w_q in step {step}")

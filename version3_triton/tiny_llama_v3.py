@@ -1058,6 +1058,12 @@ class FusedAdamW(torch.optim.Optimizer):
 #            x̃[t, i] = x_q[t, i] x_scale[t] g_scale[t] / c  in fp8,  c = max over t of x_scale[t] g_scale[t]
 # GPUs multiply fp8 only if both operands are contiguous along the sum: w_q exists in both layouts; g_q and x̃ are
 # transposed for dw. This pays in the feed-forward part; in the attention part dw stays a bfloat16 matmul.
+# g has one scale per token, and w_scale[o] decides what part of its range column o gets. A row of w with a scale far
+# below the others, such as a row of zeros, would leave g_q[:, o] = 0 and never get a gradient; one far above them would
+# leave nothing to the others. So no scale of w is below WEIGHT_FLOOR of the largest in its matrix; zeros alone have 1.
+
+WEIGHT_FLOOR = tl.constexpr(0.01)  # measured: 0.001 to 0.1 give the same errors
+SMALLEST = tl.constexpr(1e-30)  # a row without a larger magnitude counts as zeros
 
 
 def fp8_dtype(architecture):
@@ -1088,7 +1094,7 @@ def empty_fp8(rows, columns, device):
 @triton.jit
 def row_scale(x, LIMIT: tl.constexpr):
     """Return what each row of x [ROWS, BLOCK] is divided by; a row of zeros gets a scale that is not zero."""
-    return tl.maximum(tl.max(tl.abs(x), 1), 1e-20)[:, None] / LIMIT
+    return tl.maximum(tl.max(tl.abs(x), 1), SMALLEST)[:, None] / LIMIT
 
 
 @triton.jit
@@ -1167,7 +1173,8 @@ def transpose_kernel(
     if x_scale_ptr is not None:
         x_scale = load(x_scale_ptr + row, row < rows)
         g_scale = load(g_scale_ptr + row, row < rows)
-        q = (q.to(tl.float32) * (x_scale * g_scale / tl.load(c_ptr))).to(q_ptr.dtype.element_ty)
+        c = tl.maximum(tl.load(c_ptr), 1e-37)  # 0 where all of x or all of g is zero
+        q = (q.to(tl.float32) * (x_scale * g_scale / c)).to(q_ptr.dtype.element_ty)
     store(out_ptr + column * rows + row, q, mask)
 
 
@@ -1188,30 +1195,15 @@ MATRIX_Q = tl.constexpr(1)  # address of w_q
 MATRIX_SCALE = tl.constexpr(2)  # address of w_scale
 MATRIX_ROWS = tl.constexpr(3)
 MATRIX_COLUMNS = tl.constexpr(4)
-QUANTIZE_COLUMNS = tl.constexpr(5)
+MATRIX_PROGRAM = tl.constexpr(5)  # the first program of the matrix
+QUANTIZE_COLUMNS = tl.constexpr(6)
 
 
 @triton.jit
-def quantize_weights_kernel(
-    table_ptr, chunk_ptr, dtype: tl.constexpr, fp8: tl.constexpr, LIMIT: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Quantize ROWS rows of one matrix per program.
-
-    table [matrices, QUANTIZE_COLUMNS]. chunk [programs, 2]: a matrix, and which ROWS of it.
-    """
-    chunk_ptr += 2 * tl.program_id(0)
-    matrix_ptr = table_ptr + tl.load(chunk_ptr) * QUANTIZE_COLUMNS
-    rows = tl.multiple_of(tl.load(matrix_ptr + MATRIX_ROWS), 16)
-    columns = tl.multiple_of(tl.load(matrix_ptr + MATRIX_COLUMNS), 16)
-    row = tl.load(chunk_ptr + 1) * ROWS + tl.arange(0, ROWS).to(tl.int64)[:, None]
-    largest = tl.zeros([ROWS, BLOCK], tl.float32)
-    for first in range(0, columns, BLOCK):
-        column = first + tl.arange(0, BLOCK)[None, :]
-        mask = (row < rows) & (column < columns)
-        w = load(pointers_from(matrix_ptr, MATRIX, row * columns + column, dtype), mask)
-        largest = tl.maximum(largest, tl.abs(w))
-    scale = row_scale(largest, LIMIT)
+def store_quantized_weights(
+    matrix_ptr, row, rows, columns, scale, dtype: tl.constexpr, fp8: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Store w_scale and w_q = w / w_scale of these rows of a matrix."""
     store(pointers_from(matrix_ptr, MATRIX_SCALE, row, tl.float32), scale, row < rows)
     for first in range(0, columns, BLOCK):
         column = first + tl.arange(0, BLOCK)[None, :]
@@ -1220,8 +1212,53 @@ def quantize_weights_kernel(
         store(pointers_from(matrix_ptr, MATRIX_Q, row * columns + column, fp8), w / scale, mask)
 
 
+# table [matrices, QUANTIZE_COLUMNS]; chunk [programs, 2]: a matrix, and which ROWS of it; largest [programs]: the
+# largest magnitude in those rows. The programs of a matrix are neighbors, at most PROGRAMS of them.
+@triton.jit
+def quantize_weights_kernel(
+    table_ptr, chunk_ptr, largest_ptr, FLOORED: tl.constexpr, PROGRAMS: tl.constexpr,
+    dtype: tl.constexpr, fp8: tl.constexpr, LIMIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Quantize ROWS rows of one matrix per program.
+
+    The first launch scales each row by its own maximum. The second, FLOORED, knows the maximum of the matrix and
+    quantizes those rows again whose scale is too small for it, if there are any.
+    """
+    program = tl.program_id(0)
+    matrix_ptr = table_ptr + tl.load(chunk_ptr + 2 * program) * QUANTIZE_COLUMNS
+    rows = tl.multiple_of(tl.load(matrix_ptr + MATRIX_ROWS), 16)
+    columns = tl.multiple_of(tl.load(matrix_ptr + MATRIX_COLUMNS), 16)
+    row = tl.load(chunk_ptr + 2 * program + 1) * ROWS + tl.arange(0, ROWS).to(tl.int64)[:, None]
+    if FLOORED:
+        other = tl.arange(0, PROGRAMS)
+        of_matrix = other < tl.cdiv(rows, ROWS)
+        largest = tl.max(load(largest_ptr + tl.load(matrix_ptr + MATRIX_PROGRAM) + other, of_matrix), 0)
+        floor = tl.where(largest > SMALLEST, WEIGHT_FLOOR * largest, LIMIT) / LIMIT
+        scale_ptr = pointers_from(matrix_ptr, MATRIX_SCALE, row, tl.float32)
+        scale = tl.load(scale_ptr, mask=row < rows, other=float("inf"))
+        if tl.min(tl.min(scale, 1), 0) < floor:
+            store_quantized_weights(matrix_ptr, row, rows, columns, tl.maximum(scale, floor), dtype, fp8, BLOCK)
+    else:
+        largest = tl.zeros([ROWS, BLOCK], tl.float32)
+        for first in range(0, columns, BLOCK):
+            column = first + tl.arange(0, BLOCK)[None, :]
+            mask = (row < rows) & (column < columns)
+            w = load(pointers_from(matrix_ptr, MATRIX, row * columns + column, dtype), mask)
+            largest = tl.maximum(largest, tl.abs(w))
+        tl.store(largest_ptr + program, tl.max(tl.max(largest, 1), 0))
+        scale = row_scale(largest, LIMIT)
+        store_quantized_weights(matrix_ptr, row, rows, columns, scale, dtype, fp8, BLOCK)
+
+
 class FP8Linear(nn.Linear):
-    """Multiply in fp8; FP8Weights allocates and quantizes the layers of a model together."""
+    """Multiply in fp8; FP8Weights allocates and quantizes the layers of a model together.
+
+    parts: the numbers of outputs of the matrices that lie in this one, such as those of q, k and v.
+    """
+
+    def __init__(self, in_features, *parts, **options):
+        super().__init__(in_features, sum(parts), **options)
+        self.parts = parts
 
     def allocate(self):
         """Allocate w_q [o, i] and w_scale [1, o], and ones [1, i] for matmuls whose second operand has no scales."""
@@ -1230,10 +1267,11 @@ class FP8Linear(nn.Linear):
         self.w_scale = scale.view(1, out_features)  # [o, 1] -> [1, o]
         self.ones = torch.ones(1, in_features, device=self.weight.device)
 
-    def table_row(self):
-        """Return the layer's row of the table, by which quantize_weights_kernel fills w_q and w_scale."""
-        addresses = [tensor.data_ptr() for tensor in (self.weight, self.w_q, self.w_scale)]
-        return [*addresses, *self.weight.shape]
+    def table_rows(self):
+        """Yield a row for each part, all but MATRIX_PROGRAM, by which the kernel fills w_q and w_scale."""
+        tensors = (self.weight.detach(), self.w_q, self.w_scale.view(-1, 1))  # [o, ...] each
+        for matrix in zip(*(tensor.split(self.parts) for tensor in tensors), strict=True):
+            yield [*(part.data_ptr() for part in matrix), *matrix[0].shape]
 
     def transpose(self):
         """Make the other layout of w_q, which dgrad multiplies by."""
@@ -1320,7 +1358,7 @@ class FP8FeedForwardFunction(torch.autograd.Function):
 
 
 class FP8Weights:
-    """Quantize the weights of all FP8Linear layers of a model at the start of every forward pass, in one launch."""
+    """Quantize the weights of all FP8Linear layers of a model at the start of every forward pass, in two launches."""
 
     ROWS = 32
     BLOCK = 256
@@ -1328,23 +1366,34 @@ class FP8Weights:
     def __init__(self, model):
         self.layers = [module for module in model.modules() if isinstance(module, FP8Linear)]
         table = []
-        chunks = []  # the (layer, part) of each program
-        for i, layer in enumerate(self.layers):
+        chunks = []  # the (matrix, part) of each program
+        most = 1  # programs of a matrix
+        for layer in self.layers:
             layer.allocate()
-            table.append(layer.table_row())
-            chunks += [(i, part) for part in range(triton.cdiv(layer.out_features, self.ROWS))]
+            for row in layer.table_rows():
+                programs = triton.cdiv(row[MATRIX_ROWS.value], self.ROWS)
+                most = max(most, programs)
+                chunks_before = len(chunks)
+                chunks += [(len(table), part) for part in range(programs)]
+                table.append([*row, chunks_before])
         weight = self.layers[0].weight
         fp8 = self.layers[0].w_q.dtype
         self.table = torch.tensor(table, dtype=torch.int64).to(weight.device)
         self.chunks = torch.tensor(chunks, dtype=torch.int32).to(weight.device)
+        self.largest = torch.empty(len(chunks), dtype=torch.float32, device=weight.device)
+        self.programs = triton.next_power_of_2(most)
         triton_fp8 = tl.float8e4b8 if fp8 == torch.float8_e4m3fnuz else tl.float8e4nv
         self.constants = (TRITON_DTYPES[weight.dtype], triton_fp8, torch.finfo(fp8).max)  # dtype, fp8 and LIMIT
 
     def update(self):
         """Quantize all weights, and transpose them."""
+        tensors = (self.table, self.chunks, self.largest)
+        tile = (self.ROWS, self.BLOCK)
         with torch.cuda.device_of(self.table):
-            grid = (len(self.chunks),)
-            quantize_weights_kernel[grid](self.table, self.chunks, *self.constants, self.ROWS, self.BLOCK, num_warps=8)
+            for floored in (False, True):
+                quantize_weights_kernel[(len(self.chunks),)](
+                    *tensors, floored, self.programs, *self.constants, *tile, num_warps=8
+                )
             for layer in self.layers:
                 layer.transpose()
 
@@ -1370,6 +1419,13 @@ class EmbeddingFunction(torch.autograd.Function):
         return None, dw
 
 
+def projection(config, in_features, *parts):
+    """Return a linear layer without bias, whose outputs are packed in parts of these sizes; with --fp8 one in fp8."""
+    if config.fp8:
+        return FP8Linear(in_features, *parts, bias=False)
+    return nn.Linear(in_features, sum(parts), bias=False)
+
+
 class Attention(nn.Module):
     """Compute causal self-attention of x [B, T, C] with RoPE tables [T, D/2]; H query heads share K key/value heads."""
 
@@ -1377,9 +1433,8 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = config.head_dim
         self.heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]  # of q, k and v
-        linear = FP8Linear if config.fp8 else nn.Linear
-        self.qkv_proj = linear(config.hidden_dim, sum(self.heads) * config.head_dim, bias=False)
-        self.o_proj = linear(config.hidden_dim, config.hidden_dim, bias=False)
+        self.qkv_proj = projection(config, config.hidden_dim, *(heads * config.head_dim for heads in self.heads))
+        self.o_proj = projection(config, config.hidden_dim, config.hidden_dim)
         self.rope_kernel = config.enable_rope_kernel
         self.attention_kernel = config.enable_attention_kernel
 
@@ -1413,9 +1468,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        linear = FP8Linear if config.fp8 else nn.Linear
-        self.gate_up_proj = linear(config.hidden_dim, 2 * config.intermediate_dim, bias=False)
-        self.down_proj = linear(config.intermediate_dim, config.hidden_dim, bias=False)
+        self.gate_up_proj = projection(config, config.hidden_dim, config.intermediate_dim, config.intermediate_dim)
+        self.down_proj = projection(config, config.intermediate_dim, config.hidden_dim)
         self.swiglu_kernel = config.enable_swiglu_kernel
         self.fp8 = config.fp8
 
@@ -1573,24 +1627,41 @@ def add_version_options(add):
     add("--fp8", action="store_true", help="with --use-amp: multiply in fp8 in the transformer blocks")
 
 
-def check_fp8(config):
-    """Raise UserError unless this GPU and these options can compute in fp8."""
-    architecture = gpu_architecture(torch.device(config.device))
+def try_fp8_matmul(device):
+    """Raise UserError unless one small fp8 matmul works: products of 1 · 1, sums of 16, times the scales 6 and 0.5."""
+    architecture = gpu_architecture(device)
+    needed = "--fp8 needs fp8 matmuls with a scale per row"
     if fp8_dtype(architecture) is None:
-        raise UserError(f"--fp8 needs a GPU with fp8 (sm_89, gfx942 or newer), got {architecture}")
+        raise UserError(f"{needed}, which {architecture} does not have")
+    try:
+        ones = torch.ones(16, 16, device=device).to(fp8_dtype(architecture))
+        scale = torch.ones(16, 1, device=device)
+        result = fp8_matmul(ones, 6 * scale, ones, 0.5 * scale.view(1, 16))
+        right = bool((result == 48).all())
+    except Exception as error:  # what a library does not have, it refuses with an error of any type
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        where = f"{architecture} with PyTorch {torch.__version__}"
+        raise UserError(f"{needed}, which {where} does not have: {reason}") from None
+    if not right:
+        raise UserError(f"{needed}, which {architecture} with PyTorch {torch.__version__} computes wrong")
+
+
+def check_fp8(config):
+    """Raise UserError unless these options, this device and this PyTorch can compute in fp8."""
     if not config.use_amp or config.amp_dtype != "bfloat16" or config.parallel == "fsdp":
         raise UserError("--fp8 must have --use-amp in bfloat16, and no --parallel fsdp")
+    if not config.enable_swiglu_kernel:
+        raise UserError("--fp8 must have the swiglu kernel, which quantizes what it computes, got it disabled")
     sizes = {
         "hidden_dim": config.hidden_dim,
         "intermediate_dim": config.intermediate_dim,
-        "qkv width": (config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
+        "key width": config.num_kv_heads * config.head_dim,
         "batch_size x seq_len": config.batch_size * config.seq_len,
     }
     for name, size in sizes.items():
         if size % 16:
             raise UserError(f"--fp8 needs sizes that are multiples of 16: {name} is {size}")
-    if not config.on_gpu and torch.__version__ < (2, 13):  # a TorchVersion compares to tuples
-        raise UserError(f"--fp8 on a CPU needs PyTorch 2.13, got {torch.__version__}: use a GPU")
+    try_fp8_matmul(torch.device(config.device))
 
 
 def complete_version_options(config):

@@ -16,7 +16,19 @@ import pytest
 import torch
 
 from common.versions import SCRIPTS
-from kernel_cases import ALL_DTYPES, CASES, DTYPES, Wrong, check, check_adamw, check_column_sums
+from kernel_cases import (
+    ALL_DTYPES,
+    CASES,
+    DTYPES,
+    FP8_CASES,
+    Wrong,
+    check,
+    check_adamw,
+    check_column_sums,
+    check_fp8_training,
+    fp8_rounding,
+    multiplies_fp8,
+)
 
 pytestmark = [
     pytest.mark.skipif(
@@ -203,8 +215,68 @@ MUTANTS = {
         ),
         "an element past the end": Mutant("adamw_kernel", "offsets < count", "offsets < count + 1"),
     },
+    "fp8_linear": {
+        "last rows not launched": LAST_ROWS,
+        "dy without the weights' scale": Mutant(
+            "quantize_rows_kernel", "x *= load(factor_ptr + column, column < C)", "x *= 1.0"
+        ),
+        "packed parts as one matrix": Mutant("FP8Linear.__init__", "self.parts = parts", "self.parts = (sum(parts),)"),
+        "another part's maximum": Mutant("quantize_weights_kernel", "tl.load(matrix_ptr + MATRIX_PROGRAM)", "0"),
+        "last columns not quantized": Mutant(
+            "store_quantized_weights", "range(0, columns, BLOCK)", "range(0, tl.minimum(columns, BLOCK), BLOCK)"
+        ),
+        "maximum of the last columns": Mutant("quantize_weights_kernel", "tl.maximum(largest, tl.abs(w))", "tl.abs(w)"),
+    },
+    "fp8_feed_forward": {
+        "last rows not launched": LAST_ROWS,
+        "no floor": Mutant("quantize_weights_kernel", "tl.maximum(scale, floor)", "scale"),
+        "scale 1 for a row of zeros": Mutant(
+            "quantize_weights_kernel", "tl.maximum(scale, floor)", "tl.where(scale < 1e-30, 1.0, scale)"
+        ),
+        "a matrix of zeros without a scale": Mutant(
+            "quantize_weights_kernel", "tl.where(largest > SMALLEST, WEIGHT_FLOOR * largest, LIMIT)", "SMALLEST"
+        ),
+        "maximum of the first rows alone": Mutant("quantize_weights_kernel", "tl.cdiv(rows, ROWS)", "1"),
+        "second launch forgotten": Mutant("FP8Weights.update", "(False, True)", "(False,)"),
+        "gate's scales for up": Mutant(
+            "swiglu_backward_quantize_kernel", "w_scale_ptr + width + column", "w_scale_ptr + column"
+        ),
+        "maximum of dgate alone": Mutant(
+            "swiglu_backward_quantize_kernel",
+            "tl.maximum(row_scale(dgate, LIMIT), row_scale(dup, LIMIT))",
+            "row_scale(dgate, LIMIT)",
+        ),
+        "dup over dgate": Mutant("swiglu_backward_quantize_kernel", "g_q_ptr + offsets + width", "g_q_ptr + offsets"),
+        "the first token's product of scales": Mutant(
+            "FP8Linear.wgrad", "(x_scale * g_scale).max()", "(x_scale * g_scale)[0, 0]"
+        ),
+        "tokens not weighted by g_scale": Mutant("transpose_kernel", "x_scale * g_scale / c", "x_scale / c"),
+        "zero divided by zero": Mutant("transpose_kernel", "tl.maximum(tl.load(c_ptr), 1e-37)", "tl.load(c_ptr)"),
+        "weights' scale left in dw": Mutant(
+            "FP8Linear.wgrad", "c / self.w_scale.view(-1, 1)", "c * self.w_scale.view(-1, 1)"
+        ),
+    },
+    "fp8 training": {
+        "weights quantized in the first step only": Mutant(
+            "TinyLlama.forward",
+            "self.fp8_weights.update()",
+            "vars(self).setdefault('once', []) or self.once.append(self.fp8_weights.update())",
+        ),
+        "transposed weights stale": Mutant(
+            "FP8Weights.update", "layer.transpose()", "hasattr(layer, 'w_q_t') or layer.transpose()"
+        ),
+        "o_proj left in bf16": Mutant(
+            "Attention.__init__",
+            "projection(config, config.hidden_dim, config.hidden_dim)",
+            "nn.Linear(config.hidden_dim, config.hidden_dim, bias=False)",
+        ),
+    },
 }
-ALL = [(operation, mistake) for operation, mutants in MUTANTS.items() for mistake in mutants]
+ALL = [
+    pytest.param(operation, mistake, marks=[multiplies_fp8] if operation.startswith("fp8") else [])
+    for operation, mutants in MUTANTS.items()
+    for mistake in mutants
+]
 
 
 @functools.cache
@@ -263,7 +335,18 @@ def load_source(source, folder):
     return module
 
 
+def check_fp8_operation(script, operation, device):
+    with fp8_rounding():
+        if operation == "fp8 training":
+            check_fp8_training(script, device)
+        for make in FP8_CASES.get(operation, {}).values():
+            check(script, make(), torch.bfloat16, device)
+
+
 def check_operation(script, operation, device):
+    if operation.startswith("fp8"):
+        check_fp8_operation(script, operation, device)
+        return
     for dtype in DTYPES:
         if operation == "add_rms_norm":
             check_column_sums(script, device)
@@ -281,6 +364,13 @@ def test_the_unchanged_script_passes(tmp_path, device):
     for cases in CASES.values():
         check(script, next(iter(cases.values()))(), torch.float32, device)
     check_adamw(script, torch.float32, device)
+
+
+@multiplies_fp8
+def test_the_unchanged_script_passes_in_fp8(tmp_path, device):
+    script = load_source(ast.unparse(tree()), tmp_path)
+    for operation in (*FP8_CASES, "fp8 training"):
+        check_operation(script, operation, device)
 
 
 @pytest.mark.parametrize(("operation", "mistake"), ALL)

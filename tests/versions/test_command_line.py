@@ -122,6 +122,8 @@ ODD_COMMAND_LINES = {
         --use-amp: --fp8
         bfloat16: --fp8 --use-amp --amp-dtype float16
         of 16: batch_size x seq_len is 24: --fp8 --use-amp --disable-attention-kernel --batch-size 1 --seq-len 24
+        of 16: key width is 40: --fp8 --use-amp --disable-attention-kernel --hidden-dim 80 --num-heads 2
+        swiglu kernel: --fp8 --use-amp --disable-attention-kernel --disable-swiglu-kernel
         of 16: intermediate_dim is 40: --fp8 --use-amp --disable-attention-kernel --intermediate-dim 40
     """,
     "4": """
