@@ -30,7 +30,7 @@ done
 [[ $limit =~ ^[1-9][0-9]*$ ]] || stop "--time-limit must be a number of seconds, not '$limit'"
 output=$(realpath "$output") logs=$output.logs
 mkdir -p "$logs" || exit 1
-use_environment test
+use_environment room
 gpu=$(gpu_kind)
 [ "$gpu" != none ] || quick=1
 
@@ -70,7 +70,7 @@ for script in version[1-4]_*/tiny_llama_v[1-4].py; do
 done
 which=(-k "rmsnorm or swiglu")
 [ -n "$quick" ] || which=(-m "not slow")
-part "kernel tests" "$PYTHON" -m pytest -q -n 0 -p no:cacheprovider tests/kernels/test_kernels.py "${which[@]}"
+part "kernel tests" "$PYTHON" -m pytest -q -p no:cacheprovider tests/kernels/test_kernels.py "${which[@]}"
 if [ "$gpu" = none ]; then
     leave_out "graph" "needs a GPU"
 else

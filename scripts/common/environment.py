@@ -1,7 +1,8 @@
 """Answer environment.sh's questions about an interpreter. Standard library only: it runs before any installation.
 
-python3 environment.py unmet GROUP KIND   the requirements of the four scripts (run), of the test suite (test) or of
-                                          test.sh --all (all) that it lacks; KIND: none, nvidia or amd GPU
+python3 environment.py unmet GROUP KIND   the requirements of the four scripts (run), of check_room.sh (room), of the
+                                          test suite (test) or of test.sh --all (all) that it lacks; KIND: none,
+                                          nvidia or amd GPU
 python3 environment.py torch              build (rocm, cuda or cpu) and folder of a usable PyTorch, else status 1
 python3 environment.py summary            one line of versions, after a real import
 python3 environment.py rocm               "6.4.1 2.9.1 rocm6.4": this machine's ROCm release, the PyTorch to install
@@ -17,7 +18,8 @@ import re
 import subprocess
 import sys
 
-EXTRAS = {"run": [], "test": ["test"], "all": ["test", "pin"]}  # of pyproject.toml, without plots and peers
+# of pyproject.toml, without plots and peers
+EXTRAS = {"run": [], "room": ["room"], "test": ["test"], "all": ["test", "pin"]}
 OPT = pathlib.Path("/opt")
 PYPROJECT = pathlib.Path(__file__).resolve().parents[2] / "pyproject.toml"
 ROCM_BUILDS = pathlib.Path(__file__).with_name("environment_rocm.txt")

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# Sourced by quickstart.sh and test.sh. Makes the workshop's Python environment and leaves its interpreter in $PYTHON:
+# Sourced by quickstart.sh, test.sh and others. Makes the workshop's Python environment and leaves its interpreter in $PYTHON:
 #   use_environment run     what the four scripts need (the dependencies of pyproject.toml)
+#   use_environment room    and what check_room.sh needs
 #   use_environment test    and what the test suite needs
 #   use_environment all     and what only its slow tests need
 # A PyTorch that the current python3 has, from a site's module for instance, is used as it is. Otherwise pip installs the

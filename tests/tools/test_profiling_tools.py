@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 import run_pytorch_profiler as profiler
-from common import report
+from common import environment, report
 from common.command_line import Failure, run_tool, version_meant
 from common.profiles import GROUPS, read_profile
 from common.tables import rounded
@@ -233,7 +233,7 @@ ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
 say() { printf '%s\\n' "$*" >&2; }
 usage() { echo usage; }
 gpu_kind() { echo "$ROOM_GPU"; }
-use_environment() { PYTHON=$ROOM_PYTHON; }
+use_environment() { PYTHON=$ROOM_PYTHON && say "the environment of: $1"; }
 """
 ROOM_PYTHON = """#!/bin/sh
 case "$*" in
@@ -289,6 +289,23 @@ def test_check_room_writes_a_table_and_a_text_without_names(room):
     shown = text.split("=== the last lines of: set-up check of tiny_llama_v2.py\n")[1]
     assert shown.startswith("Traceback\nRuntimeError: USER at HOST in HOME/x")
     assert "jdoe" not in text and str(pathlib.Path.home()) + "/" not in text and os.uname().nodename not in text
+
+
+def test_check_room_needs_no_more_than_it_installs(room, tmp_path):
+    """Neither plugins of pytest nor linters: on a machine without a network they cannot be had."""
+    result, _ = room()
+    assert "the environment of: room\n" in result.stderr
+    assert {name for name, *_ in environment.requirements("room")} == {"torch", "numpy", "triton", "pytest"}
+    words = (
+        (tmp_path / "check_room.txt.logs" / "kernel_tests.txt")
+        .read_text()
+        .split("fine: ")[1]
+        .split(" -m not slow")[0]
+        .split()
+    )
+    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, *words, "--collect-only", "-k", "test_sums_of_columns"]
+    subprocess.run(command, cwd=REPOSITORY, env=alone, check=True, capture_output=True, text=True)
 
 
 def test_check_room_compares_the_graph_with_eager_steps(room):
