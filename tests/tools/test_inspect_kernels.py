@@ -149,7 +149,7 @@ def test_launches_are_those_of_the_gpu_and_its_precision():
     """fp8 weights are quantized where the target multiplies in fp8; tiles are a GPU's, not the interpreter's."""
     argv = "--preset tiny --kernel".split()
     rows = kernels(*argv, *"quantize_weights --target gfx942 gfx90a --dtype fp8".split())[1]
-    assert [row.target for row in rows] == ["gfx942"]
+    assert [row.target for row in rows] == ["gfx942"] * 2  # its first launch, and its second with the floor
     rows = kernels(*argv, *"column_sum --target gfx942 --dtype fp32 --hidden-dim 512".split())[1]
     assert rows and all("ROWS=128 BLOCK=8" in row.constants for row in rows)
 

@@ -1,5 +1,6 @@
 """A run ends with one line and a status for each reason, with whole files and its metrics written."""
 
+import contextlib
 import os
 import re
 import resource
@@ -14,10 +15,22 @@ from test_command_line import MINI, SHORT, call, strict_json
 from common.versions import SCRIPTS, load_version
 
 
+def hear_signals():
+    """Undo what nohup, or a shell's background job, left to this process: SIGHUP or SIGINT ignored."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
 def started(version, *argv, stdout=subprocess.PIPE):
-    """Start a script with pipes; it prints a line after step 1 and a tenth of its steps."""
+    """Start a script with pipes; it prints a line after step 1 and a tenth of its steps. End it if the test fails."""
     command = [sys.executable, SCRIPTS[version], *MINI, "--warmup-steps", "1", *map(str, argv)]
-    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": stdout, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, preexec_fn=hear_signals, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def read_to_first_step(process):
