@@ -1244,7 +1244,7 @@ def work_of(facts):
     widths = Widths()
     for module, root in facts.watch.roots.items():
         for call in root.calls.values():
-            with FlopCounterMode(display=False) as counter, widths:
+            with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter, widths:
                 Rerun(module, root).run(call)
             forward = matmul_flops(counter.get_flop_counts().get("Global", {}))
             flops += forward * passes(facts, call) * call.count / len(facts.watch.steps)
@@ -1255,6 +1255,17 @@ def work_of(facts):
     size = sum(plain(tensor).numel() * tensor.element_size() for tensor in [*state, *weights, *weights])
     widths.sizes.update(weight.element_size() for weight in weights)
     return Work(flops, 8 * min(widths.sizes, default=4), size)
+
+
+def attention_flops(query, key, value, *_, **__):
+    """Count q kᵀ and p v for shapes [B, H, T, D]; PyTorch's count refuses fewer key heads than query heads."""
+    B, H, T, D = query
+    S = key[-2]
+    return 2 * B * H * T * S * (D + value[-1])
+
+
+KERNELS_OF_ATTENTION = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+ATTENTION = {getattr(torch.ops.aten, f"_scaled_dot_product_{name}"): attention_flops for name in KERNELS_OF_ATTENTION}
 
 
 def matmul_flops(counts):

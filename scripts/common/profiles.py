@@ -345,6 +345,7 @@ def read_trace(path, content):
         if not is_time(event.get("ts")) or not is_time(event.get("dur")) or event["dur"] < 0:
             raise ValueError(f"{clean(event['name'])} starts at {event.get('ts')} us and takes {event.get('dur')} us")
     spans.sort(key=lambda event: (event["ts"], -event["dur"]))
+    spans = without_begun_step(spans)
     operators = [event for event in spans if event["cat"] == "cpu_op"]
     launches = [event for event in spans if event["cat"] in KINDS]
     metadata = metadata_in(content)
@@ -462,6 +463,16 @@ def operation(event, launches):
 def are_sizes(value):
     """Return True for a list of sizes, or of lists of sizes."""
     return isinstance(value, list) and all(are_sizes(one) or (type(one) is int and one >= 0) for one in value)
+
+
+def without_begun_step(spans):
+    """Return sorted spans without an optimizer that is marked before the first forward: its step began unprofiled."""
+    forward = next((event["ts"] for event in spans if is_mark(event, "forward")), 0)
+    return [event for event in spans if not (is_mark(event, "optimizer") and event["ts"] < forward)]
+
+
+def is_mark(event, name):
+    return event["cat"] == "user_annotation" and event["name"] == name
 
 
 def step_times(phases, calls):

@@ -59,8 +59,8 @@ def sanitize(tmp_path, monkeypatch, capfd):
         for name, text in {"compute-sanitizer": SANITIZER, "program stub": program}.items():
             executable(tmp_path / name, f"#!/bin/bash\n{text}\n")
         if without == "compute-sanitizer":
-            (tmp_path / without).unlink()
-        monkeypatch.setenv("PATH", str(tmp_path))  # and no sanitizer that this machine has
+            monkeypatch.setattr(sanitize_kernels.shutil, "which", lambda *_, **__: None)  # a machine may have its own
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         monkeypatch.setenv("FOUND", found)
         monkeypatch.setattr(sanitize_kernels, "PROGRAM", [str(tmp_path / "program stub")])
         monkeypatch.setattr(torch.cuda, "is_available", lambda: without != "a GPU")

@@ -413,7 +413,7 @@ def test_the_last_lines_of_the_log_are_shown_as_they_are(run, tmp_path):
 
 def test_an_analysis_that_fails_leaves_the_profile(run, tmp_path):
     analyze = "case $1 in analyze) echo 'KeyError: 42'; exit 1 ;; esac"
-    executable(tmp_path / "rocprof-compute", f'#!/bin/sh\n{analyze}\nexec {STUBS}/rocm-7.0/rocprof-compute "$@"\n')
+    executable(tmp_path / "rocprof-compute", f'#!/bin/sh\n{analyze}\nexec "{STUBS}/rocm-7.0/rocprof-compute" "$@"\n')
     result = run("get_rocprof_compute.sh", "--profiler", "rocm", "--output-dir", tmp_path / "results", release="7.0")
     assert result.returncode == 3 and "    KeyError: 42\n" in result.stderr
     assert list(result_of(tmp_path / "results").rglob("pmc_perf.csv"))

@@ -182,6 +182,17 @@ def test_steps_are_marked_phases_and_else_launches_of_a_graph(marked, launched, 
     assert read_profile(file).steps == steps
 
 
+def test_a_step_that_began_before_the_profile_is_no_step(tmp_path):
+    """A profiler that is started by the optimizer's hook records the end of that optimizer's mark."""
+    names = ["optimizer", "forward", "backward", "optimizer", "forward", "backward", "optimizer"]
+    events = [event("user_annotation", name, 100 * i, 90) for i, name in enumerate(names)]
+    events.append(event("kernel", "gemm", 130, 5))
+    file = tmp_path / "trace_x.json"
+    file.write_text(json.dumps({"deviceProperties": [{"name": "MI300X"}], "traceEvents": events}))
+    profile = read_profile(file)
+    assert profile.steps == 2 and profile.step_ms == [0.29, 0.29]
+
+
 def test_of_piled_up_traces_the_newest_of_whole_steps_is_read(make_trace, capsys):
     make_trace("p/trace_1.json", {"gemm_1": 1})
     folder = make_trace("p/trace_2.json", {"gemm_2": 1}).parent

@@ -237,7 +237,7 @@ use_environment() { PYTHON=$ROOM_PYTHON && say "the environment of: $1"; }
 """
 ROOM_PYTHON = """#!/bin/sh
 case "$*" in
-    *room.py*) exec {python} "$@" ;;
+    *room.py*) exec "{python}" "$@" ;;
     *v2.py*--validate-setup) echo Traceback; echo "RuntimeError: $USER at $(hostname) in $HOME/x" >&2; exit 1 ;;
     *--metrics-file*)
         for file; do :; done
