@@ -95,7 +95,6 @@ def test_an_unused_head_of_a_model_called_by_its_forward_is_a_warning(check):
 PAIR = """
 import sys, types
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 class Pair(nn.Module):
