@@ -1171,7 +1171,7 @@ def quantize_both(x, factor):
     q_t = empty_transposed(q)
     grid = (triton.cdiv(rows, ROWS),)
     limit = torch.finfo(q.dtype).max
-    quantize_both_kernel[grid](x, factor, q, q_t, scale, limit, rows, C, ROWS, BLOCK, num_warps=8)
+    quantize_both_kernel[grid](x, factor, q, q_t, scale, limit, rows, C, ROWS, BLOCK, num_warps=16)
     return q, q_t, scale
 
 
