@@ -1193,25 +1193,54 @@ def swiglu_quantize_kernel(
 
 @triton.jit
 def swiglu_backward_quantize_kernel(
-    dy_ptr, x_ptr, w_scale_ptr, g_q_ptr, g_scale_ptr, LIMIT: tl.constexpr, rows, width,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    dy_ptr, x_ptr, w_scale_ptr, g_q_ptr, g_q_t_ptr, g_scale_ptr, LIMIT: tl.constexpr, rows, width,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute and quantize ROWS rows of g = (dgate, dup) · w_scale [rows, 2 · width] per program; BLOCK >= width."""
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    column = tl.arange(0, BLOCK)[None, :]
-    mask = (row < rows) & (column < width)
-    offsets = row * 2 * width + column
-    dy = load(dy_ptr + row * width + column, mask)
-    gate = load(x_ptr + offsets, mask)
-    up = load(x_ptr + offsets + width, mask)
-    sigmoid = tl.sigmoid(gate)
-    dgate = dy * up * sigmoid * (1 + gate * (1 - sigmoid))
-    dgate *= load(w_scale_ptr + column, column < width)
-    dup = dy * gate * sigmoid * load(w_scale_ptr + width + column, column < width)
-    scale = tl.maximum(row_scale(dgate, LIMIT), row_scale(dup, LIMIT))
-    store(g_scale_ptr + row, scale, row < rows)
-    store(g_q_ptr + offsets, dgate / scale, mask)
-    store(g_q_ptr + offsets + width, dup / scale, mask)
+    """Compute and quantize GROUP rows of g = (dgate, dup) · w_scale [rows, 2 · width] per program, in both layouts.
+
+    BLOCK >= width. ROWS whole rows at a time, since a scale needs its row's maximum. But a store of g_q_t is fast only
+    if many rows lie side by side in it: the program reads what it has stored from the cache, GROUP rows at a time.
+    """
+    group = tl.program_id(0).to(tl.int64) * GROUP
+    for first in range(0, GROUP, ROWS):
+        row = group + first + tl.arange(0, ROWS)[:, None]
+        column = tl.arange(0, BLOCK)[None, :]
+        mask = (row < rows) & (column < width)
+        offsets = row * 2 * width + column
+        dy = load(dy_ptr + row * width + column, mask)
+        gate = load(x_ptr + offsets, mask)
+        up = load(x_ptr + offsets + width, mask)
+        sigmoid = tl.sigmoid(gate)
+        dgate = dy * up * sigmoid * (1 + gate * (1 - sigmoid))
+        dgate *= load(w_scale_ptr + column, column < width)
+        dup = dy * gate * sigmoid * load(w_scale_ptr + width + column, column < width)
+        scale = tl.maximum(row_scale(dgate, LIMIT), row_scale(dup, LIMIT))
+        store(g_scale_ptr + row, scale, row < rows)
+        store(g_q_ptr + offsets, dgate / scale, mask)
+        store(g_q_ptr + offsets + width, dup / scale, mask)
+    tl.debug_barrier()  # a thread reads what others have stored
+    for first in range(0, 2 * width, COLUMNS):
+        row = group + tl.arange(0, GROUP)[:, None]
+        column = first + tl.arange(0, COLUMNS).to(tl.int64)[None, :]
+        mask = (row < rows) & (column < 2 * width)
+        g_q = tl.load(g_q_ptr + row * 2 * width + column, mask=mask, other=0.0)
+        store(g_q_t_ptr + column * rows + row, g_q, mask)
+
+
+def swiglu_backward_quantize(dy, h, w_scale):
+    """Return g [rows, 2 · width] in fp8, its transpose, and its scales, for dy [rows, width] and h = (gate, up)."""
+    GROUP = 16
+    COLUMNS = 256
+    rows, width = dy.shape
+    g_q, g_scale = empty_fp8(rows, 2 * width, dy.device)
+    g_q_t = empty_transposed(g_q)
+    limit = torch.finfo(g_q.dtype).max
+    tile = tile_shape(width, dy.device, whole_row=True)
+    tile["ROWS"] = min(tile["ROWS"], GROUP)
+    arguments = (dy, h, w_scale, g_q, g_q_t, g_scale, limit, rows, width, GROUP)
+    grid = (triton.cdiv(rows, GROUP),)
+    swiglu_backward_quantize_kernel[grid](*arguments, **tile, COLUMNS=COLUMNS, num_warps=16)
+    return g_q, g_q_t, g_scale
 
 
 @triton.jit
@@ -1401,13 +1430,10 @@ class FP8FeedForwardFunction(torch.autograd.Function):
         dy = down.dgrad(g_down_q, g_down_scale)  # [t, width]
         dw_down = down.wgrad(g_down_q_t, g_down_scale, y_q, y_scale)
         del g_down_q, g_down_q_t  # their memory serves the larger gradient of h
-        rows, width = y_q.shape
-        g_q, g_scale = empty_fp8(rows, 2 * width, h.device)
-        limit = torch.finfo(g_q.dtype).max
-        arguments = (dy, h, gate_up.w_scale, g_q, g_scale, limit)
-        launch_tiles(swiglu_backward_quantize_kernel, rows, width, *arguments, whole_row=True, num_warps=8)
+        g_q, g_q_t, g_scale = swiglu_backward_quantize(dy, h, gate_up.w_scale)  # [t, 2 · width]
+        del dy
         dx = gate_up.dgrad(g_q, g_scale)
-        g_q_t = transpose_fp8(g_q)
+        del g_q
         dw_gate_up = gate_up.wgrad(g_q_t, g_scale, x_q, x_scale)
         return dx.view(ctx.shape), dw_gate_up, dw_down, None, None
 

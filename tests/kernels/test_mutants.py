@@ -264,6 +264,17 @@ MUTANTS = {
             "row_scale(dgate, LIMIT)",
         ),
         "dup over dgate": Mutant("swiglu_backward_quantize_kernel", "g_q_ptr + offsets + width", "g_q_ptr + offsets"),
+        "dup not transposed": Mutant(
+            "swiglu_backward_quantize_kernel", "range(0, 2 * width, COLUMNS)", "range(0, width, COLUMNS)"
+        ),
+        "last rows of g not transposed": Mutant(
+            "swiglu_backward_quantize_kernel",
+            "store(g_q_t_ptr + column * rows + row, g_q, mask)",
+            "store(g_q_t_ptr + column * rows + row, g_q, mask & (row < group + 8))",
+        ),
+        "last rows of a group not quantized": Mutant(
+            "swiglu_backward_quantize_kernel", "range(0, GROUP, ROWS)", "range(0, max(GROUP // 2, ROWS), ROWS)"
+        ),
         "the first token's product of scales": Mutant(
             "FP8Linear.wgrad", "(x_scale * g_scale).max()", "(x_scale * g_scale)[0, 0]"
         ),
