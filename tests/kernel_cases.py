@@ -749,7 +749,6 @@ FP8_CASES = {
         "ragged": lambda: fp8_feed_forward_case((3, 16), 48, 80),
         "one tile": lambda: fp8_feed_forward_case((16,), 16, 16),
         "more rows than programs": lambda: fp8_feed_forward_case((144,), 32, 272, gpu_tiles=True),
-        "rows longer than a tile": lambda: fp8_feed_forward_case((48,), 272, 32),
         "rows of zeros": lambda: fp8_feed_forward_case((48,), 64, 96, 1e-3, {7: 0, 100: 0}, {5: 0}),
         "small rows": lambda: fp8_feed_forward_case((48,), 64, 96, 1e-3, {7: 1e-4, 100: 1e-4}, {5: 1e-4}),
         "small first rows": lambda: fp8_feed_forward_case((48,), 64, 96, 1e-3, {(0, 32): 1e-5}, {(0, 32): 1e-5}),
@@ -780,7 +779,7 @@ def check_quantized(name, q, scale, wanted_q, wanted_scale):
 
 
 def check_fp8_weights(layer, w, name="w_q"):
-    """Raise Wrong unless both layouts of a layer's weight hold w, quantized."""
+    """Raise Wrong unless both copies of a layer's weight hold w, quantized."""
     check_quantized(name, layer.w_q, layer.w_scale.view(-1, 1), *plain_quantized_weight(w.float().cpu(), layer.parts))
     if not torch.equal(layer.w_q_t.view(torch.uint8), layer.w_q.view(torch.uint8).t()):
         raise Wrong(f"{name}: its transpose holds something else")

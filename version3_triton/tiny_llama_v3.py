@@ -1056,9 +1056,8 @@ class FusedAdamW(torch.optim.Optimizer):
 #            dx[t, i] = g_scale[t] Σ_o g_q[t, o] w_q[o, i]
 #            dw[o, i] = (c / w_scale[o]) Σ_t g_q[t, o] x̃[t, i]
 #            x̃[t, i] = x_q[t, i] x_scale[t] g_scale[t] / c  in fp8,  c = max over t of x_scale[t] g_scale[t]
-# GPUs multiply fp8 only if both operands are contiguous along the sum. So w_q exists in both layouts, and dw takes g_q
-# and x̃ transposed. This pays in the feed-forward part; in the attention part dw stays a bfloat16 matmul. A name with
-# _q_t is the transpose of one with _q, contiguous too.
+# GPUs multiply fp8 only if both operands are contiguous along the sum: w_q exists in both layouts; g_q and x̃ are
+# transposed for dw. This pays in the feed-forward part; in the attention part dw stays a bfloat16 matmul.
 # g has one scale per token, and w_scale[o] decides what part of its range column o gets. A row of w with a scale far
 # below the others, such as a row of zeros, would leave g_q[:, o] = 0 and never get a gradient; one far above them would
 # leave nothing to the others. So no scale of w is below WEIGHT_FLOOR of the largest in its matrix; zeros alone have 1.
@@ -1090,11 +1089,6 @@ def empty_fp8(rows, columns, device):
     q = torch.empty(rows, columns, dtype=fp8_dtype(gpu_architecture(device)), device=device)
     scale = torch.empty(rows, 1, dtype=torch.float32, device=device)
     return q, scale
-
-
-def empty_transposed(q):
-    """Allocate the transpose of q [rows, columns], contiguous."""
-    return torch.empty(q.shape[::-1], dtype=q.dtype, device=q.device)
 
 
 @triton.jit
@@ -1129,53 +1123,6 @@ def quantize_rows(x, factor=None):
 
 
 @triton.jit
-def store_both(q_ptr, q_t_ptr, q, row, column, rows, columns, stride):
-    """Store a tile of q [rows, columns] and its transpose; stride: from one row of q_t to the next."""
-    mask = (row < rows) & (column < columns)
-    store(q_ptr + row * columns + column, q, mask)
-    store(q_t_ptr + column * stride + row, q, mask)
-
-
-@triton.jit
-def quantize_both_kernel(
-    x_ptr, factor_ptr, q_ptr, q_t_ptr, scale_ptr, LIMIT: tl.constexpr, rows, C, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Quantize ROWS rows of x [rows, C] · factor [C] per program, into q and its transpose.
-
-    The second loop reads from the cache what the first has read. ROWS numbers of q_t lie side by side in memory: with
-    32 of them a program fills what a GPU writes at once, which a few whole rows would not.
-    """
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    largest = tl.zeros([ROWS, BLOCK], tl.float32)
-    for first in range(0, C, BLOCK):
-        column = first + tl.arange(0, BLOCK)[None, :]
-        x = load(x_ptr + row * C + column, (row < rows) & (column < C))
-        x *= load(factor_ptr + column, column < C)
-        largest = tl.maximum(largest, tl.abs(x))
-    scale = row_scale(largest, LIMIT)
-    store(scale_ptr + row, scale, row < rows)
-    for first in range(0, C, BLOCK):
-        column = first + tl.arange(0, BLOCK).to(tl.int64)[None, :]
-        x = load(x_ptr + row * C + column, (row < rows) & (column < C))
-        x *= load(factor_ptr + column, column < C)
-        q = (x / scale).to(q_ptr.dtype.element_ty)
-        store_both(q_ptr, q_t_ptr, q, row, column, rows, C, rows)
-
-
-def quantize_both(x, factor):
-    """Return x [rows, C] times factor [1, C] in fp8, its transpose [C, rows], and the scales [rows, 1]."""
-    ROWS = 32
-    BLOCK = 256
-    rows, C = x.shape
-    q, scale = empty_fp8(rows, C, x.device)
-    q_t = empty_transposed(q)
-    grid = (triton.cdiv(rows, ROWS),)
-    limit = torch.finfo(q.dtype).max
-    quantize_both_kernel[grid](x, factor, q, q_t, scale, limit, rows, C, ROWS, BLOCK, num_warps=16)
-    return q, q_t, scale
-
-
-@triton.jit
 def swiglu_quantize_kernel(
     x_ptr, y_q_ptr, y_scale_ptr, LIMIT: tl.constexpr, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -1193,54 +1140,25 @@ def swiglu_quantize_kernel(
 
 @triton.jit
 def swiglu_backward_quantize_kernel(
-    dy_ptr, x_ptr, w_scale_ptr, g_q_ptr, g_q_t_ptr, g_scale_ptr, LIMIT: tl.constexpr, rows, width,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+    dy_ptr, x_ptr, w_scale_ptr, g_q_ptr, g_scale_ptr, LIMIT: tl.constexpr, rows, width,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute and quantize GROUP rows of g = (dgate, dup) · w_scale [rows, 2 · width] per program, in both layouts.
-
-    BLOCK >= width. ROWS whole rows at a time, since a scale needs its row's maximum. But a store of g_q_t is fast only
-    if many rows lie side by side in it: the program reads what it has stored from the cache, GROUP rows at a time.
-    """
-    group = tl.program_id(0).to(tl.int64) * GROUP
-    for first in range(0, GROUP, ROWS):
-        row = group + first + tl.arange(0, ROWS)[:, None]
-        column = tl.arange(0, BLOCK)[None, :]
-        mask = (row < rows) & (column < width)
-        offsets = row * 2 * width + column
-        dy = load(dy_ptr + row * width + column, mask)
-        gate = load(x_ptr + offsets, mask)
-        up = load(x_ptr + offsets + width, mask)
-        sigmoid = tl.sigmoid(gate)
-        dgate = dy * up * sigmoid * (1 + gate * (1 - sigmoid))
-        dgate *= load(w_scale_ptr + column, column < width)
-        dup = dy * gate * sigmoid * load(w_scale_ptr + width + column, column < width)
-        scale = tl.maximum(row_scale(dgate, LIMIT), row_scale(dup, LIMIT))
-        store(g_scale_ptr + row, scale, row < rows)
-        store(g_q_ptr + offsets, dgate / scale, mask)
-        store(g_q_ptr + offsets + width, dup / scale, mask)
-    tl.debug_barrier()  # a thread reads what others have stored
-    for first in range(0, 2 * width, COLUMNS):
-        row = group + tl.arange(0, GROUP)[:, None]
-        column = first + tl.arange(0, COLUMNS).to(tl.int64)[None, :]
-        mask = (row < rows) & (column < 2 * width)
-        g_q = tl.load(g_q_ptr + row * 2 * width + column, mask=mask, other=0.0)
-        store(g_q_t_ptr + column * rows + row, g_q, mask)
-
-
-def swiglu_backward_quantize(dy, h, w_scale):
-    """Return g [rows, 2 · width] in fp8, its transpose, and its scales, for dy [rows, width] and h = (gate, up)."""
-    GROUP = 16
-    COLUMNS = 256
-    rows, width = dy.shape
-    g_q, g_scale = empty_fp8(rows, 2 * width, dy.device)
-    g_q_t = empty_transposed(g_q)
-    limit = torch.finfo(g_q.dtype).max
-    tile = tile_shape(width, dy.device, whole_row=True)
-    tile["ROWS"] = min(tile["ROWS"], GROUP)
-    arguments = (dy, h, w_scale, g_q, g_q_t, g_scale, limit, rows, width, GROUP)
-    grid = (triton.cdiv(rows, GROUP),)
-    swiglu_backward_quantize_kernel[grid](*arguments, **tile, COLUMNS=COLUMNS, num_warps=16)
-    return g_q, g_q_t, g_scale
+    """Compute and quantize ROWS rows of g = (dgate, dup) · w_scale [rows, 2 · width] per program; BLOCK >= width."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    mask = (row < rows) & (column < width)
+    offsets = row * 2 * width + column
+    dy = load(dy_ptr + row * width + column, mask)
+    gate = load(x_ptr + offsets, mask)
+    up = load(x_ptr + offsets + width, mask)
+    sigmoid = tl.sigmoid(gate)
+    dgate = dy * up * sigmoid * (1 + gate * (1 - sigmoid))
+    dgate *= load(w_scale_ptr + column, column < width)
+    dup = dy * gate * sigmoid * load(w_scale_ptr + width + column, column < width)
+    scale = tl.maximum(row_scale(dgate, LIMIT), row_scale(dup, LIMIT))
+    store(g_scale_ptr + row, scale, row < rows)
+    store(g_q_ptr + offsets, dgate / scale, mask)
+    store(g_q_ptr + offsets + width, dup / scale, mask)
 
 
 @triton.jit
@@ -1265,7 +1183,7 @@ def transpose_fp8(q, x_scale=None, g_scale=None, c=None):
     ROWS = 32
     BLOCK = 128
     rows, columns = q.shape
-    out = empty_transposed(q)
+    out = torch.empty(columns, rows, dtype=q.dtype, device=q.device)
     grid = (triton.cdiv(rows, ROWS), triton.cdiv(columns, BLOCK))
     transpose_kernel[grid](q, out, x_scale, g_scale, c, rows, columns, ROWS, BLOCK)
     return out
@@ -1274,29 +1192,24 @@ def transpose_fp8(q, x_scale=None, g_scale=None, c=None):
 # The columns of the table that describes the matrices to quantize.
 MATRIX = tl.constexpr(0)  # address of w [rows, columns]
 MATRIX_Q = tl.constexpr(1)  # address of w_q
-MATRIX_Q_T = tl.constexpr(2)  # address of w_q_t
-MATRIX_SCALE = tl.constexpr(3)  # address of w_scale
-MATRIX_ROWS = tl.constexpr(4)
-MATRIX_COLUMNS = tl.constexpr(5)
-MATRIX_STRIDE = tl.constexpr(6)  # from one row of w_q_t to the next: the rows of all matrices in the layer
-MATRIX_PROGRAM = tl.constexpr(7)  # the first program of the matrix
-QUANTIZE_COLUMNS = tl.constexpr(8)
+MATRIX_SCALE = tl.constexpr(2)  # address of w_scale
+MATRIX_ROWS = tl.constexpr(3)
+MATRIX_COLUMNS = tl.constexpr(4)
+MATRIX_PROGRAM = tl.constexpr(5)  # the first program of the matrix
+QUANTIZE_COLUMNS = tl.constexpr(6)
 
 
 @triton.jit
 def store_quantized_weights(
     matrix_ptr, row, rows, columns, scale, dtype: tl.constexpr, fp8: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Store w_scale, w_q = w / w_scale and w_q_t of these rows of a matrix."""
+    """Store w_scale and w_q = w / w_scale of these rows of a matrix."""
     store(pointers_from(matrix_ptr, MATRIX_SCALE, row, tl.float32), scale, row < rows)
-    q_ptr = pointers_from(matrix_ptr, MATRIX_Q, 0, fp8)
-    q_t_ptr = pointers_from(matrix_ptr, MATRIX_Q_T, 0, fp8)
-    stride = tl.multiple_of(tl.load(matrix_ptr + MATRIX_STRIDE), 16)
     for first in range(0, columns, BLOCK):
         column = first + tl.arange(0, BLOCK)[None, :]
         mask = (row < rows) & (column < columns)
         w = load(pointers_from(matrix_ptr, MATRIX, row * columns + column, dtype), mask)
-        store_both(q_ptr, q_t_ptr, (w / scale).to(fp8), row, column, rows, columns, stride)
+        store(pointers_from(matrix_ptr, MATRIX_Q, row * columns + column, fp8), w / scale, mask)
 
 
 # table [matrices, QUANTIZE_COLUMNS]; chunk [programs, 2]: a matrix, and which ROWS of it; largest [programs]: the
@@ -1348,18 +1261,21 @@ class FP8Linear(nn.Linear):
         self.parts = parts
 
     def allocate(self):
-        """Allocate the quantized weight, and ones [1, i] for matmuls whose second operand has no scales."""
+        """Allocate w_q [o, i] and w_scale [1, o], and ones [1, i] for matmuls whose second operand has no scales."""
         out_features, in_features = self.weight.shape
         self.w_q, scale = empty_fp8(out_features, in_features, self.weight.device)
-        self.w_q_t = empty_transposed(self.w_q)  # [i, o], which dgrad multiplies by
         self.w_scale = scale.view(1, out_features)  # [o, 1] -> [1, o]
         self.ones = torch.ones(1, in_features, device=self.weight.device)
 
     def table_rows(self):
-        """Yield a row for each part, all but MATRIX_PROGRAM, by which the kernel fills w_q, w_q_t and w_scale."""
-        tensors = (self.weight.detach(), self.w_q, self.w_q_t.t(), self.w_scale.view(-1, 1))  # [o, ...] each
+        """Yield a row for each part, all but MATRIX_PROGRAM, by which the kernel fills w_q and w_scale."""
+        tensors = (self.weight.detach(), self.w_q, self.w_scale.view(-1, 1))  # [o, ...] each
         for matrix in zip(*(tensor.split(self.parts) for tensor in tensors), strict=True):
-            yield [*(part.data_ptr() for part in matrix), *matrix[0].shape, self.weight.shape[0]]
+            yield [*(part.data_ptr() for part in matrix), *matrix[0].shape]
+
+    def transpose(self):
+        """Make the other layout of w_q, which dgrad multiplies by."""
+        self.w_q_t = transpose_fp8(self.w_q)  # [i, o]
 
     def forward(self, x):
         return FP8LinearFunction.apply(x, self.weight, self)
@@ -1372,10 +1288,11 @@ class FP8Linear(nn.Linear):
         """Return dx [t, i] for g [t, o]."""
         return fp8_matmul(g_q, g_scale, self.w_q_t, self.ones)
 
-    def wgrad(self, g_q_t, g_scale, x_q, x_scale):
-        """Return dw [o, i] for g [t, o], whose transpose g_q_t [o, t] is given, and x [t, i]."""
+    def wgrad(self, g_q, g_scale, x_q, x_scale):
+        """Return dw [o, i] for g [t, o] and x [t, i]."""
         c = (x_scale * g_scale).max()
         row_factors = c / self.w_scale.view(-1, 1)  # [o, 1]
+        g_q_t = transpose_fp8(g_q)  # [o, t]
         x_q_t = transpose_fp8(x_q, x_scale, g_scale, c)  # [i, t], x̃
         return fp8_matmul(g_q_t, row_factors, x_q_t, self.ones)
 
@@ -1426,15 +1343,17 @@ class FP8FeedForwardFunction(torch.autograd.Function):
         x_q, x_scale, h, y_q, y_scale = ctx.saved_tensors
         gate_up = ctx.gate_up
         down = ctx.down
-        g_down_q, g_down_q_t, g_down_scale = quantize_both(dout.flatten(0, -2), down.w_scale)  # [B, T, C] -> [t, C]
+        g_down_q, g_down_scale = quantize_rows(dout.flatten(0, -2), down.w_scale)  # [B, T, C] -> [t, C]
         dy = down.dgrad(g_down_q, g_down_scale)  # [t, width]
-        dw_down = down.wgrad(g_down_q_t, g_down_scale, y_q, y_scale)
-        del g_down_q, g_down_q_t  # their memory serves the larger gradient of h
-        g_q, g_q_t, g_scale = swiglu_backward_quantize(dy, h, gate_up.w_scale)  # [t, 2 · width]
-        del dy
+        dw_down = down.wgrad(g_down_q, g_down_scale, y_q, y_scale)
+        del g_down_q  # its memory serves the larger gradient of h
+        rows, width = y_q.shape
+        g_q, g_scale = empty_fp8(rows, 2 * width, h.device)
+        limit = torch.finfo(g_q.dtype).max
+        arguments = (dy, h, gate_up.w_scale, g_q, g_scale, limit)
+        launch_tiles(swiglu_backward_quantize_kernel, rows, width, *arguments, whole_row=True, num_warps=8)
         dx = gate_up.dgrad(g_q, g_scale)
-        del g_q
-        dw_gate_up = gate_up.wgrad(g_q_t, g_scale, x_q, x_scale)
+        dw_gate_up = gate_up.wgrad(g_q, g_scale, x_q, x_scale)
         return dx.view(ctx.shape), dw_gate_up, dw_down, None, None
 
 
@@ -1467,7 +1386,7 @@ class FP8Weights:
         self.constants = (TRITON_DTYPES[weight.dtype], triton_fp8, torch.finfo(fp8).max)  # dtype, fp8 and LIMIT
 
     def update(self):
-        """Quantize all weights, in both layouts."""
+        """Quantize all weights, and transpose them."""
         tensors = (self.table, self.chunks, self.largest)
         tile = (self.ROWS, self.BLOCK)
         with torch.cuda.device_of(self.table):
@@ -1475,6 +1394,8 @@ class FP8Weights:
                 quantize_weights_kernel[(len(self.chunks),)](
                     *tensors, floored, self.programs, *self.constants, *tile, num_warps=8
                 )
+            for layer in self.layers:
+                layer.transpose()
 
 
 # ---------------------------------------------------------------- model

@@ -226,12 +226,6 @@ MUTANTS = {
             "store_quantized_weights", "range(0, columns, BLOCK)", "range(0, tl.minimum(columns, BLOCK), BLOCK)"
         ),
         "maximum of the last columns": Mutant("quantize_weights_kernel", "tl.maximum(largest, tl.abs(w))", "tl.abs(w)"),
-        "a part's rows as the transpose's width": Mutant(
-            "store_quantized_weights", "tl.load(matrix_ptr + MATRIX_STRIDE)", "rows"
-        ),
-        "parts over each other in the transpose": Mutant(
-            "FP8Linear.table_rows", "self.w_q_t.t()", "self.w_q_t.t()[:1].expand(self.w_q.shape)"
-        ),
     },
     "fp8_feed_forward": {
         "last rows not launched": LAST_ROWS,
@@ -244,17 +238,6 @@ MUTANTS = {
         ),
         "maximum of the first rows alone": Mutant("quantize_weights_kernel", "tl.cdiv(rows, ROWS)", "1"),
         "second launch forgotten": Mutant("FP8Weights.update", "(False, True)", "(False,)"),
-        "dy's maximum of the last columns": Mutant(
-            "quantize_both_kernel", "tl.maximum(largest, tl.abs(x))", "tl.abs(x)"
-        ),
-        "rows of a transpose over each other": Mutant(
-            "store_both", "q_t_ptr + column * stride + row", "q_t_ptr + column * stride + row // 2"
-        ),
-        "last columns not transposed": Mutant(
-            "store_both",
-            "store(q_t_ptr + column * stride + row, q, mask)",
-            "store(q_t_ptr + column * stride + row, q, mask & (column < 256))",
-        ),
         "gate's scales for up": Mutant(
             "swiglu_backward_quantize_kernel", "w_scale_ptr + width + column", "w_scale_ptr + column"
         ),
@@ -264,17 +247,6 @@ MUTANTS = {
             "row_scale(dgate, LIMIT)",
         ),
         "dup over dgate": Mutant("swiglu_backward_quantize_kernel", "g_q_ptr + offsets + width", "g_q_ptr + offsets"),
-        "dup not transposed": Mutant(
-            "swiglu_backward_quantize_kernel", "range(0, 2 * width, COLUMNS)", "range(0, width, COLUMNS)"
-        ),
-        "last rows of g not transposed": Mutant(
-            "swiglu_backward_quantize_kernel",
-            "store(g_q_t_ptr + column * rows + row, g_q, mask)",
-            "store(g_q_t_ptr + column * rows + row, g_q, mask & (row < group + 8))",
-        ),
-        "last rows of a group not quantized": Mutant(
-            "swiglu_backward_quantize_kernel", "range(0, GROUP, ROWS)", "range(0, max(GROUP // 2, ROWS), ROWS)"
-        ),
         "the first token's product of scales": Mutant(
             "FP8Linear.wgrad", "(x_scale * g_scale).max()", "(x_scale * g_scale)[0, 0]"
         ),
@@ -289,6 +261,9 @@ MUTANTS = {
             "TinyLlama.forward",
             "self.fp8_weights.update()",
             "vars(self).setdefault('once', []) or self.once.append(self.fp8_weights.update())",
+        ),
+        "transposed weights stale": Mutant(
+            "FP8Weights.update", "layer.transpose()", "hasattr(layer, 'w_q_t') or layer.transpose()"
         ),
         "o_proj left in bf16": Mutant(
             "Attention.__init__",
