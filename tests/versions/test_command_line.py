@@ -402,7 +402,7 @@ def test_version_4_tries_its_attention_at_a_short_length_of_the_same_kind(length
     ids=["float32", "bfloat16", "float16"],
 )
 def test_version_4_tries_its_attention_in_the_dtype_of_the_run(argv, dtype, monkeypatch):
-    """A GPU's flash and cuDNN attention take 16 bits alone: tried in another dtype, a run would fail in its first step."""
+    """A GPU's flash and cuDNN attention take 16 bits alone: tried in another dtype, a run would fail later."""
     script, tried = load_version(4), []
     monkeypatch.setattr(script, "causal_attention", lambda *qkv: tried.extend(x.dtype for x in qkv) or sum(qkv))
     same_heads = ["--num-heads", "2", "--num-kv-heads", "2"]
