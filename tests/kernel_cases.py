@@ -478,6 +478,7 @@ CASES = {
         "tiles of -inf": lambda: loss_case(4, V=13000, gpu_tiles=True, masked=4500),
         "confident": lambda: loss_case(20, V=30, scale=50.0),
         "far from zero": lambda: loss_case(20, V=30, offset=1000.0),
+        "so far that m + log(l) rounds": lambda: loss_case(20, V=30, offset=30000.0),
         "below zero, all alike": lambda: loss_case(4, 5, V=300, offset=-100.0, scale=1e-3),
     },
 }

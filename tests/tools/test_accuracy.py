@@ -55,6 +55,17 @@ def test_bounds_of_a_loss(options, bound):
         assert bound == torch.finfo(getattr(torch, options["amp_dtype"])).eps
 
 
+def test_bounds_of_a_tensor():
+    """Twice the error of plain PyTorch and one rounding: of float32 sums, and in mixed precision of a 16-bit number."""
+    assert accuracy.allowed(0.01, 1e-6) == pytest.approx(0.020001)
+    for device, sums in (("cpu", 1e-6), ("cuda:1", 1e-5)):
+        assert accuracy.rounding({"use_amp": False, "device": device}) == sums
+        for dtype in ("bfloat16", "float16"):
+            half_a_unit = torch.finfo(getattr(torch, dtype)).eps / 2
+            options = {"use_amp": True, "amp_dtype": dtype, "device": device}
+            assert accuracy.rounding(options) == pytest.approx(half_a_unit + sums)
+
+
 @pytest.fixture(scope="module", params=PRECISIONS)
 def measured(request):
     """(precision, what version 1 must compute, what it computes) in a precision."""

@@ -81,6 +81,9 @@ def operator(name, *tensors):
         # batch 1, 2 heads, 4 tokens, width 8: two matmuls of 4 x 4 x 8 per head, halved, a multiply-add being two
         ("aten::_scaled_dot_product_flash_attention_for_cpu", [([1, 2, 4, 8], "float")] * 3, (1024 / 2, 1024)),
         ("aten::_flash_attention_forward", [([1, 4, 2, 8], "float")] * 3, (1024 / 2, 1024)),
+        ("aten::_efficient_attention_forward", [([1, 4, 2, 8], "float")] * 3, (1024 / 2, 1024)),
+        ("aten::_scaled_dot_product_efficient_attention", [([1, 2, 4, 8], "float")] * 3, (1024 / 2, 1024)),
+        ("aten::_cudnn_attention_forward", [([1, 2, 4, 8], "float")] * 3, (1024 / 2, 1024)),
         # five matmuls; reads gradient, q, k, v, writes three gradients
         ("aten::_flash_attention_backward", [([1, 4, 2, 8], "float")] * 4, (2.5 * 1024 / 2, 7 * 256)),
         ("AttentionFunctionBackward", [([1, 4, 2, 8], "float")], (None, None)),

@@ -394,3 +394,17 @@ def test_version_4_tries_its_attention_at_a_short_length_of_the_same_kind(length
     monkeypatch.setattr(script, "causal_attention", lambda q, k, v: tried.append(q.shape[1]) or q)
     script.parse_options(["--seq-len", str(length), "--device", "cpu"])
     assert tried and all(max(T - 511, T - length) <= 0 and (length - T) % 256 == 0 for T in tried)
+
+
+@pytest.mark.parametrize(
+    ("argv", "dtype"),
+    [([], "float32"), (["--use-amp"], "bfloat16"), (["--use-amp", "--amp-dtype", "float16"], "float16")],
+    ids=["float32", "bfloat16", "float16"],
+)
+def test_version_4_tries_its_attention_in_the_dtype_of_the_run(argv, dtype, monkeypatch):
+    """A GPU's flash and cuDNN attention take 16 bits alone: tried in another dtype, a run would fail later."""
+    script, tried = load_version(4), []
+    monkeypatch.setattr(script, "causal_attention", lambda *qkv: tried.extend(x.dtype for x in qkv) or sum(qkv))
+    same_heads = ["--num-heads", "2", "--num-kv-heads", "2"]
+    script.parse_options([*argv, *same_heads, "--seq-len", "8", "--device", "cpu"])
+    assert set(tried) == {getattr(torch, dtype)}

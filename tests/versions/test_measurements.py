@@ -165,14 +165,17 @@ def test_printed_summary(monkeypatch, capsys):
     assert "memory 1,536.0 MiB peak" in lines
 
 
-def test_printed_step(monkeypatch, capsys):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_printed_step(ranks, monkeypatch, capsys):
+    """The rate is that of all ranks."""
     script = load_version(1)
     _, trainer = train(1, [*SIZES, "--num-steps", "1"], steps=0)
+    trainer.config.world_size = ranks
     monkeypatch.setattr(trainer, "run", lambda tokens, labels: {"loss": 2.5, "step_ms": 50.0})
     monkeypatch.setattr(script, "peak_memory_mb", lambda config: 1536.0)
     script.train(trainer, script.load_data(trainer.config), 0, [])
     shown = " ".join(capsys.readouterr().out.split())
-    assert shown == "step 1/1 loss 2.5000 40.0 samples/s 50.000 ms peak 1536.0 MiB"
+    assert shown == f"step 1/1 loss 2.5000 {40 * ranks}.0 samples/s 50.000 ms peak 1536.0 MiB"
 
 
 # ---------------------------------------------------------------- parameters trained

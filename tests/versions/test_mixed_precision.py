@@ -8,6 +8,7 @@ import collections
 import functools
 import json
 import math
+import socket
 from unittest import mock
 
 import huggingface
@@ -250,10 +251,10 @@ def test_another_dtype_is_seen(version, asked, used):
         check_dtypes(version, asked)
 
 
-def residual_dtypes(version, dtype):
+def residual_dtypes(version, dtype, *more):
     """Return the dtypes in which the norms of a model, all of which read the residual stream, get it."""
     script = load_version(version)
-    argv = [*options(next(iter(AMP_CASES))), "--use-amp", "--amp-dtype", dtype]
+    argv = [*options(next(iter(AMP_CASES))), "--use-amp", "--amp-dtype", dtype, *more]
     if version == 4:
         argv.append("--disable-torch-compile")
     config = script.parse_options(argv)
@@ -271,6 +272,27 @@ def residual_dtypes(version, dtype):
 def test_the_residual_stream_is_float32_under_autocast(version, dtype):
     """Versions 3 and 4, whose weights are 16-bit, hold it in 16 bits. The error of the sums does not tell the two."""
     assert residual_dtypes(version, dtype) == {torch.float32 if version < 3 else getattr(torch, dtype)}
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 9), reason="this PyTorch's FSDP2 is refused on a CPU")
+@pytest.mark.parametrize("version", [v for v in SCRIPTS if v != 3 or not torch.cuda.is_available()])
+def test_fsdp_keeps_the_dtype_of_the_residual_stream(version, monkeypatch):
+    """One rank suffices: FSDP2 gathers float32 weights for autocast, 16-bit ones for versions 3 and 4.
+
+    A comparison with one process does not tell: float32 lies within the bounds that 16 bits need.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    for name, value in (ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}).items():
+        monkeypatch.setenv(name, value)
+    argv = ["--device", "cpu", "--parallel", "fsdp"]
+    if version == 3:
+        argv.append("--disable-attention-kernel")  # Triton's interpreter has no bfloat16 dot
+    script = load_version(version)
+    with script.process_group(script.parse_options(argv)):
+        found = residual_dtypes(version, "bfloat16", *argv)
+    assert found == {torch.float32 if version < 3 else torch.bfloat16}
 
 
 @pytest.mark.slow

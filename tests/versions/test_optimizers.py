@@ -142,12 +142,18 @@ def test_moments_are_those_of_unscaled_gradients(version):
 
 @pytest.mark.parametrize(("version", "dtype"), KINDS)
 def test_a_weight_that_is_set_is_kept_in_float32(version, dtype):
-    """A 16-bit parameter holds the rounded weight; its master or low bits must hold the rest."""
+    """A 16-bit parameter holds the rounded weight; its master or low bits must hold the rest.
+
+    Every second weight lies halfway between two bfloat16 numbers: PyTorch rounds it to the even one, split_bits away
+    from zero, and the low bits fit only one of the two.
+    """
     script = load_version(version)
     optimizer = script.Trainer(script.parse_options([*SIZES, "--no-graph", *KINDS[version, dtype]])).optimizer
     for i, p in enumerate(optimizer.param_groups[0]["params"]):
         state = optimizer.state[p]
         weight = torch.randn(p.shape, generator=torch.Generator().manual_seed(i)).to(p.device)
+        bits = weight.view(torch.int32)[..., ::2]
+        bits.copy_(bits >> 16 << 16 | 0x8000)
         with torch.no_grad():
             script.set_weight(p, state, weight)
         assert torch.equal(script.get_weight(p, state).detach(), weight)

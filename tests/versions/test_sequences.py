@@ -24,6 +24,16 @@ def test_a_shorter_sequence_is_a_prefix(version):
 
 
 @pytest.mark.parametrize("version", SCRIPTS)
+def test_angles_of_far_positions_are_exact(version):
+    """Angles in float32 would be off by 1e-4 at position 4095; computed in float64, tables are rounded once."""
+    tables = load_version(version).rope_tables(4096, 64, 10000.0, "cpu")
+    frequencies = 10000.0 ** (-torch.arange(32, dtype=torch.float64) / 32)
+    angles = torch.arange(4096, dtype=torch.float64)[:, None] * frequencies
+    for table, exact in zip(tables, (angles.cos(), angles.sin()), strict=True):
+        assert table.dtype == torch.float32 and (table - exact).abs().max() < 1e-7
+
+
+@pytest.mark.parametrize("version", SCRIPTS)
 def test_a_vocabulary_above_4096_is_trained(version):
     """Version 3 then adds the embedding's gradient row by row. float64 of version 1 is the reference."""
     argv = [*SIZES, "--vocab-size", "4999", "--num-layers", "1"]
