@@ -345,7 +345,7 @@ def read_trace(path, content):
         if not is_time(event.get("ts")) or not is_time(event.get("dur")) or event["dur"] < 0:
             raise ValueError(f"{clean(event['name'])} starts at {event.get('ts')} us and takes {event.get('dur')} us")
     spans.sort(key=lambda event: (event["ts"], -event["dur"]))
-    spans = without_begun_step(spans)
+    spans = with_marks_of_whole_steps(spans)
     operators = [event for event in spans if event["cat"] == "cpu_op"]
     launches = [event for event in spans if event["cat"] in KINDS]
     metadata = metadata_in(content)
@@ -465,10 +465,21 @@ def are_sizes(value):
     return isinstance(value, list) and all(are_sizes(one) or (type(one) is int and one >= 0) for one in value)
 
 
-def without_begun_step(spans):
-    """Return sorted spans without an optimizer that is marked before the first forward: its step began unprofiled."""
-    forward = next((event["ts"] for event in spans if is_mark(event, "forward")), 0)
-    return [event for event in spans if not (is_mark(event, "optimizer") and event["ts"] < forward)]
+def with_marks_of_whole_steps(spans):
+    """Return sorted spans with one mark "optimizer" for each step whose forward is in the trace.
+
+    The first forward has none before it: such a step began unprofiled. Our scripts mark their optimizer, and
+    profile_script.py marks every optimizer again, outside or inside of that.
+    """
+    ended = next((event["ts"] for event in spans if is_mark(event, "forward")), 0)
+    found = []
+    for event in spans:
+        if is_mark(event, "optimizer"):
+            if event["ts"] < ended:
+                continue
+            ended = event["ts"] + event["dur"]
+        found.append(event)
+    return found
 
 
 def is_mark(event, name):

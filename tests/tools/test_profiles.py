@@ -193,6 +193,19 @@ def test_a_step_that_began_before_the_profile_is_no_step(tmp_path):
     assert profile.steps == 2 and profile.step_ms == [0.29, 0.29]
 
 
+def test_an_optimizer_that_is_marked_twice_is_one(tmp_path):
+    """By the script that is profiled, and by the profiler's watcher."""
+    events = []
+    for start in (0, 100, 200):
+        events += [event("user_annotation", "forward", start, 40), event("kernel", "gemm", start + 10, 5)]
+        events += [event("user_annotation", "optimizer", start + 50, 40)]
+        events += [event("user_annotation", "optimizer", start + 51, 38)]
+    file = tmp_path / "trace_x.json"
+    file.write_text(json.dumps({"deviceProperties": [{"name": "MI300X"}], "traceEvents": events}))
+    profile = read_profile(file)
+    assert profile.steps == 3 and profile.step_ms == [0.09] * 3
+
+
 def test_of_piled_up_traces_the_newest_of_whole_steps_is_read(make_trace, capsys):
     make_trace("p/trace_1.json", {"gemm_1": 1})
     folder = make_trace("p/trace_2.json", {"gemm_2": 1}).parent
