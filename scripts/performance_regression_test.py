@@ -18,7 +18,7 @@ import argparse
 import math
 import sys
 
-from common.accuracy import loss_bound
+from common.accuracy import loss_bound, same_loss
 from common.command_line import Failure, Parser
 from common.profiles import number
 from common.ratios import ROUNDS_NEEDED, counted, gain
@@ -64,7 +64,7 @@ def check(baseline, current):
     if found := differences(baseline, current):
         raise Failure(2, f"the runs are not comparable ({'; '.join(found)}): measure alike")
     first, other = (content["summary"]["first_loss"] for content in (baseline, current))
-    if not abs(first - other) <= loss_bound(baseline["options"]) * abs(first):
+    if not same_loss(other, first, loss_bound(baseline["options"])):
         raise Failure(1, f"the first loss is {other:.4f}, not {first:.4f}: the current version computes something else")
 
 

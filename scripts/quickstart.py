@@ -13,7 +13,7 @@ import shlex
 import sys
 import tempfile
 
-from common.accuracy import Reference, outcome, verdict
+from common.accuracy import Reference, outcome, same_loss, verdict
 from common.command_line import Failure, Parser, on_cpu, result_folder, run_tool
 from common.runs import train
 from common.tables import columns, text_table
@@ -94,7 +94,7 @@ def compare_training(run, first, bound):
     if summary["parameters_trained"] != summary["parameters"]:
         return f"only {summary['parameters_trained']:,} of {summary['parameters']:,} parameters are trained"
     for step, wanted in list(zip(run["steps"], first["steps"], strict=True))[:LOSSES_COMPARED]:
-        if not abs(step["loss"] - wanted["loss"]) <= bound * abs(wanted["loss"]):
+        if not same_loss(step["loss"], wanted["loss"], bound):
             return f"the loss of step {step['step'] + 1} is {step['loss']:.6f} instead of {wanted['loss']:.6f}"
     return None
 

@@ -33,6 +33,11 @@ def loss_bound(options):
     return LOSS_BOUND
 
 
+def same_loss(loss, wanted, bound):
+    """Return whether a loss lies within its relative bound; NaN does not."""
+    return abs(loss - wanted) <= bound * abs(wanted)
+
+
 def rounding(options):
     """Return the relative error of one rounding; in mixed precision a gradient may be kept in 16 bits."""
     one = ROUNDING["cuda" if str(options["device"]).startswith("cuda") else "cpu"]

@@ -3,6 +3,7 @@
 import argparse
 import os
 import pathlib
+import re
 import sys
 
 from common.versions import SCRIPTS, load_file
@@ -91,9 +92,16 @@ def result_folder(name, option="--profile-dir"):
 # ---------------------------------------------------------------- options
 
 
+def whole(text):
+    """Convert a text of plain digits; int alone takes 1_0 and the digits of other scripts too."""
+    if not re.fullmatch("[-+]?[0-9]+", text.strip()):
+        raise ValueError(f"{text!r} is no whole number")
+    return int(text)
+
+
 def positive(text):
     """Convert an option's text to a whole number of at least 1."""
-    value = int(text)
+    value = whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
     return value

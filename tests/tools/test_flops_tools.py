@@ -306,3 +306,9 @@ def test_a_list_whose_quotes_were_escaped_for_the_shell_is_read(toy_config, caps
     assert [numbers(word) for word in words[1::2]] == [[4, 8, 16, 32], [64, 128]]
     given = ["--model-config", str(toy_config), "--batch-sizes", "4;8"]
     refused(gemm_tool.main, given, capsys, "'4;8': separate whole numbers by commas, as in 4,8")
+
+
+@pytest.mark.parametrize("text", ["1_0", "\uff14", "4.0", "4,1_0"])
+def test_a_number_is_written_in_plain_digits(text, capsys):
+    """int alone reads 1_0 as 10, and a fullwidth digit as its number."""
+    refused(gemm_tool.main, ["--batch-sizes", text], capsys, "separate whole numbers by commas, as in 4,8")

@@ -164,6 +164,18 @@ def test_no_release_is_trusted_with_a_graph(version, release, arguments, chosen,
     assert ("warning: a replayed graph may hide kernels" in result.stderr) == (arguments == "--graph")
 
 
+@pytest.mark.parametrize("release", ["6.2", "6.3", "6.4", "7.0", "7.1"])
+def test_a_part_of_the_run_is_selected_by_time_where_the_release_can(release, run):
+    """No rocprofv3 knows the scripts' steps. From 6.3 on it measures a period, without start-up and warm-up."""
+    offered = release != "6.2"
+    period = ("--", "--collection-period", "20:5:1") if offered else ()
+    for wrapper in ("get_hotspots.sh", "get_trace.sh", "get_counters.sh"):
+        result = run(wrapper, "--dry-run", *period, profilers=f"rocm-{release}")
+        assert result.returncode == 0 and "cannot select the measured steps" in result.stdout
+        assert ("--collection-period START:LENGTH:1 selects a part of the run" in result.stdout) == offered
+        assert (" --collection-period 20:5:1 -- " in result.stdout) == offered
+
+
 def test_options_after_two_hyphens_go_to_the_profiler(run):
     def last(wrapper, *arguments, **options):
         return run(wrapper, "--dry-run", *arguments, **options).stdout.splitlines()[-1]

@@ -178,7 +178,11 @@ setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL "DEFAULTS" OPTIONS...: the user's op
     [ "$PROFILER" != rocm ] || prepare_rocm
     say "uses $TOOL${RELEASE:+ of ROCm $RELEASE}, because $WHY"
     case $PROFILER in
-        rocm) say "the profile holds start-up and warm-up too: $TOOL cannot select the measured steps" ;;
+        rocm)
+            say "the profile holds start-up and warm-up too: $TOOL cannot select the measured steps"
+            [[ $("$TOOL" --help 2>&1) != *--collection-period* ]] || # rocprofv3 of ROCm 6.3 and later
+                say "its option --collection-period START:LENGTH:1 selects a part of the run, in seconds"
+            ;;
         nsight) say "the profile holds $([ -n "$STEPS" ] && echo "the measured steps alone" || echo "the whole run")" ;;
     esac
     [ "$PROFILER" != pytorch ] || [ ${#EXTRA[@]} = 0 ] || fail 2 "PyTorch's profiler takes no options after --"
