@@ -286,6 +286,11 @@ def test_two_processes_make_one_report(way, status, words):
     assert words in done.stdout
 
 
+def test_the_end_of_the_interpreter_takes_no_verdict_back():
+    done = launch(2, check_training.__file__, "--", SAMPLES / "two_processes.py", "abort")
+    assert done.returncode == 0 and done.stdout.count("verdict     sound") == 1, done.stderr
+
+
 def test_a_process_that_fails_says_so():
     done = launch(2, check_training.__file__, "--", SAMPLES / "two_processes.py", "raise")
     assert done.returncode != 0

@@ -1,5 +1,7 @@
-"""Train with DDP and gloo: torchrun --nproc-per-node 2 two_processes.py [kernel|raise]."""
+"""Train with DDP and gloo: torchrun --nproc-per-node 2 two_processes.py [kernel|raise|abort]."""
 
+import atexit
+import os
 import sys
 
 import torch
@@ -23,6 +25,8 @@ class RMSNorm(nn.Module):
         return torch.empty_like(value).copy_(value)
 
 
+if "abort" in WAYS:  # as Gloo's threads do now and then
+    atexit.register(os.abort)
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), RMSNorm(), nn.Linear(16, 3))
