@@ -75,6 +75,20 @@ def test_sessions_add_up_and_hold_every_exercise():
     assert sessions.steps()[-1] == "scripts/YOUR_OWN_SCRIPT.md"
 
 
+def test_the_list_of_exercises_follows_the_timetable():
+    page = (REPOSITORY / "exercises" / "README.md").read_text()
+    listed = re.findall(r"^\| (\d) \| \[(\d\d)\].* (\d+) \|$", page, re.MULTILINE)
+    planned = [
+        (str(session), label[7:9], str(minutes))
+        for session, (_, _, work) in sessions.SESSIONS.items()
+        for label, _, minutes in work
+        if label.startswith("kernel ")
+    ]
+    assert listed == planned
+    words = {19: "Nineteen", 20: "Twenty", 21: "Twenty-one", 22: "Twenty-two"}
+    assert f"\n{words[len(EXERCISES)]} exercises take you" in page
+
+
 @pytest.mark.parametrize("number", sessions.SESSIONS)
 def test_timetable_shows_the_sessions(number):
     timetable = (REPOSITORY / "version3_triton" / "README_WORKSHOP.md").read_text()
