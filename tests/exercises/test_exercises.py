@@ -54,7 +54,7 @@ def test_primer_shows_its_program():
     """The page's kernel, without its numbers and docstring, is that of primer.py, which prints what the page says."""
     page, program = ((REPOSITORY / "exercises" / name).read_text() for name in ("PRIMER.md", "primer.py"))
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 2  # the kernel, and its Function
+    assert len(blocks) == 3  # the kernel, its Function, and the norm's
     for shown in blocks:
         for line in re.sub(r" +# \d+$", "", shown, flags=re.MULTILINE).splitlines():
             assert line in program.splitlines(), line
