@@ -29,10 +29,10 @@ def not_inverted(dy, **rest):
     return {"dx": define(dy=dy, **rest | {"x": dy})["y"]}
 
 
-def rotate(x, dy, cos, sin, rotated_heads, entry=None, all_heads=False, copied_cos=1.0, backward_cos=1):
+def rotate(x, dy, cos, sin, rotated_heads, entry=None, is_rotated=None, copied_cos=1.0, backward_cos=1):
     """Return y and dx of the kernel with one thing changed; past the end of cos and sin is NaN.
 
-    entry(row, T, heads, HALF): the place in the tables of a row's first pair.
+    entry(row, T, heads, HALF): the place in the tables of a row's first pair. is_rotated(row, heads): True for a rotated row.
     """
     B, T, heads, D = x.shape
     HALF = D // 2
@@ -40,7 +40,10 @@ def rotate(x, dy, cos, sin, rotated_heads, entry=None, all_heads=False, copied_c
     first = row // heads % T * HALF if entry is None else entry(row, T, heads, HALF)
     places = first + torch.arange(HALF, device=x.device)  # [B, T, heads, HALF]
     past = cos.new_full((int(places.max()) + 1,), torch.nan)
-    rotated = torch.arange(heads, device=x.device)[:, None] < (heads if all_heads else rotated_heads)
+    if is_rotated is None:
+        rotated = row % heads < rotated_heads
+    else:
+        rotated = is_rotated(row, heads)
     c = torch.where(rotated, torch.cat([cos.flatten(), past])[places], copied_cos)
     s = torch.where(rotated, torch.cat([sin.flatten(), past])[places], 0.0)
 
@@ -49,6 +52,16 @@ def rotate(x, dy, cos, sin, rotated_heads, entry=None, all_heads=False, copied_c
         return torch.cat([x1 * c - x2 * s, x2 * c + x1 * s], dim=3)
 
     return {"y": turn(x, c, s), "dx": turn(dy, backward_cos * c, -s)}
+
+
+def exchanged(rotated_heads, **rest):
+    """Take row % heads for the token and row // heads for the head."""
+    return rotate(
+        rotated_heads=rotated_heads,
+        entry=lambda row, T, heads, HALF: row % heads % T * HALF,
+        is_rotated=lambda row, heads: row // heads < rotated_heads,
+        **rest,
+    )
 
 
 def owner(module, name, index, inputs):
@@ -76,7 +89,8 @@ TASK = Task(
         "a row of the tables has HALF elements: position · HALF + pair": lambda **i: rotate(
             **i, entry=lambda row, T, heads, HALF: row // heads % T
         ),
-        "heads from rotated_heads on are rotated too": lambda **i: rotate(**i, all_heads=True),
+        "token and head are exchanged: token is row // heads, head is row % heads": exchanged,
+        "heads from rotated_heads on are rotated too": lambda **i: rotate(**i, is_rotated=lambda row, heads: row >= 0),
         "heads from rotated_heads on are zero: the cosine of the angle zero is 1": lambda **i: rotate(
             **i, copied_cos=0.0
         ),
@@ -96,6 +110,12 @@ TASK = Task(
         "sign on the cosine too": Mistake("other=1.0)", "other=1.0) * sign", "dx", says="sign belongs to sin only"),
         "all heads rotated": Mistake("mask & (head < rotated_heads)", "mask", "y", says="are rotated too"),
         "other heads zero": Mistake("mask=rotated, other=1.0", "mask=rotated, other=0.0", "y", says="are zero"),
+        "token and head exchanged": Mistake(
+            "token = row // heads\n    head = row % heads",
+            "token = row % heads\n    head = row // heads",
+            "y",
+            says="are exchanged",
+        ),
         "position of the row": Mistake("token % T", "row % T", "y", says="position is the row"),
         "position runs through the sequences": Mistake("token % T", "token", "y", says="counts on"),
         "tables without their row length": Mistake("token % T * HALF", "token % T", "y", says="has HALF elements"),

@@ -31,6 +31,11 @@ def shifted(x, cos, sin):
     return rotate(x[:, :HALF], x[:, 1 : HALF + 1], cos, sin)
 
 
+def first_half_twice(x, cos, sin):
+    x1, _ = x.chunk(2, dim=1)
+    return rotate(x1, x1, cos, sin)
+
+
 def offsets_of_cos(x, cos, sin):
     """Read x as if a row had HALF elements."""
     rows, HALF = cos.shape
@@ -62,9 +67,7 @@ TASK = Task(
         "pairs are (2i, 2i + 1); this model pairs i with i + HALF": neighbours,
         "pairs are (i, i + 1); this model pairs i with i + HALF": shifted,
         "x is read at the offsets of cos: a row of x has 2 · HALF elements": offsets_of_cos,
-        "x2 is loaded from the place of x1: it lies HALF further": lambda x, cos, sin: rotate(
-            *[x[:, : cos.shape[1]]] * 2, cos, sin
-        ),
+        "x2 is loaded from the place of x1: it lies HALF further": first_half_twice,
         "y2 is computed from y1: it needs the x1 that was loaded": one_by_one,
         "y is rotated by the opposite angle": lambda x, cos, sin: define(x, cos, -sin),
         "the second half is x2 · cos + x1 · sin: its sign is wrong": second_sign,
