@@ -32,7 +32,8 @@ def not_inverted(dy, **rest):
 def rotate(x, dy, cos, sin, rotated_heads, entry=None, is_rotated=None, copied_cos=1.0, backward_cos=1):
     """Return y and dx of the kernel with one thing changed; past the end of cos and sin is NaN.
 
-    entry(row, T, heads, HALF): the place in the tables of a row's first pair. is_rotated(row, heads): True for a rotated row.
+    entry(row, T, heads, HALF): the place in the tables of a row's first pair.
+    is_rotated(row, heads): True for a rotated row.
     """
     B, T, heads, D = x.shape
     HALF = D // 2
