@@ -14,11 +14,11 @@ def packed(B, T, H, K, D=16, scale=1.2):
     return random(B, T, H + 2 * K, D, seed=1, scale=scale, offset=0.3)
 
 
-def causal(qkv, H, K, first_masked=1, masked=-math.inf, grouped=True):
+def causal(qkv, H, K, first_masked=1, masked=-math.inf, grouped=True, bias=None):
     """Return o [B, T, H, D], and lse [B, H, T]: log2 of each query's sum of exponentials of its scaled scores.
 
-    The rest is for wrong answers: the distance from which keys are masked, what a masked score becomes, and False for
-    query head h with key head h % K.
+    The rest is for wrong answers: the distance from which keys are masked, what a masked score becomes, False for query
+    head h with key head h % K, and bias(query, key), which is added to the scores.
     """
     q, k, v = (heads.transpose(1, 2) for heads in qkv.split([H, K, K], dim=2))
     if grouped:
@@ -28,6 +28,9 @@ def causal(qkv, H, K, first_masked=1, masked=-math.inf, grouped=True):
     scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])
     later = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).triu(first_masked)
     scores = scores.masked_fill(later, masked)
+    if bias is not None:
+        position = torch.arange(scores.shape[2], device=q.device)
+        scores = scores + bias(position[:, None], position[None, :])
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
     return (scores.softmax(3) @ v).transpose(1, 2), wide.logsumexp(3) * math.log2(math.e)
 

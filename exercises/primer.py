@@ -49,14 +49,52 @@ class Scale(torch.autograd.Function):
         return dx, dw
 
 
-def gradient_errors(x, w):
-    """Return the relative errors of Scale's gradients, compared with the formula's in float64."""
+def rms_norm(x, w, eps):
+    """Return x / sqrt(mean(x²) + eps) · w for x [rows, C] and w [C]."""
+    rstd = (x.square().mean(1, keepdim=True) + eps).rsqrt()  # [rows, 1]
+    return x * rstd * w
+
+
+class RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w, eps):
+        rstd = (x.square().mean(1, keepdim=True) + eps).rsqrt()
+        ctx.save_for_backward(x, w, rstd)
+        return x * rstd * w
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, w, rstd = ctx.saved_tensors
+        dx = dw = None
+        if ctx.needs_input_grad[0]:
+            g = dy * w
+            dx = rstd * (g - x * rstd**2 * (g * x).mean(1, keepdim=True))
+        if ctx.needs_input_grad[1]:
+            dw = (dy * x * rstd).sum(0)
+        return dx, dw, None
+
+
+def gradient_errors(f, formula, x, w):
+    """Return the relative errors of f's gradients for x and w, compared with the formula's in float64."""
     leaves = [x.clone().requires_grad_(), w.clone().requires_grad_()]
     wide = [x.double().requires_grad_(), w.double().requires_grad_()]
     dy = torch.randn_like(x)
-    grads = torch.autograd.grad(Scale.apply(*leaves), leaves, dy)
-    exact = torch.autograd.grad(wide[0] * wide[1], wide, dy.double())
+    grads = torch.autograd.grad(f(*leaves), leaves, dy)
+    exact = torch.autograd.grad(formula(*wide), wide, dy.double())
     return [((a.double() - b).norm() / b.norm()).item() for a, b in zip(grads, exact, strict=True)]
+
+
+def numbers_saved(f, *inputs):
+    """Return how many numbers f saves for backward; a tensor that is saved twice counts once."""
+    saved = {}
+
+    def pack(tensor):
+        saved[tensor.data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        f(*inputs)
+    return sum(tensor.numel() for tensor in saved.values())
 
 
 if __name__ == "__main__":
@@ -67,4 +105,18 @@ if __name__ == "__main__":
     x.requires_grad_()
     print("grad_fn without a Function:", scale(x, w).grad_fn)
     print("grad_fn with one:", type(Scale.apply(x, w).grad_fn).__name__)
-    print("gradients right:", all(error < 1e-6 for error in gradient_errors(x.detach(), w)))
+    x = x.detach()
+    errors = gradient_errors(Scale.apply, torch.mul, x, w)
+    print("gradients right:", all(error < 1e-6 for error in errors))
+
+    def norm(x, w):
+        return RMSNorm.apply(x, w, 1e-6)
+
+    def formula(x, w):
+        return rms_norm(x, w, 1e-6)
+
+    errors = gradient_errors(norm, formula, x, w)
+    print("norm: gradients right:", all(error < 1e-6 for error in errors))
+    leaves = [x.double().requires_grad_(), w.double().requires_grad_()]
+    print("norm: gradcheck in float64:", torch.autograd.gradcheck(norm, leaves))
+    print(f"norm: saves {numbers_saved(norm, *leaves)} numbers, without the Function {numbers_saved(formula, *leaves)}")

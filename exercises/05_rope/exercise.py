@@ -13,9 +13,17 @@ def rope_kernel(
     """Rotate ROWS heads of x [rows = tokens · heads, 2 · HALF] per program; copy heads from `rotated_heads` on."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     pair = tl.arange(0, BLOCK)[None, :]
-    # TODO: rotate the pair (x1, x2) of every head, by the opposite angle if sign is -1; copy heads from
-    # `rotated_heads` on. `row` and `pair` broadcast to [ROWS, BLOCK].
+    mask = (row < rows) & (pair < HALF)
+    # TODO: find the token, its position and the head of each row; load cos and sin [ROWS, BLOCK] of that position from
+    # the tables [T, HALF], and multiply sin by sign. Heads from `rotated_heads` on: rotate them by the angle zero.
     # end of TODO
+    offsets = row.to(tl.int64) * (2 * HALF) + pair
+    x1 = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    x2 = tl.load(x_ptr + offsets + HALF, mask=mask, other=0.0).to(tl.float32)
+    y1 = x1 * cos - x2 * sin
+    y2 = x2 * cos + x1 * sin
+    tl.store(y_ptr + offsets, y1.to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(y_ptr + offsets + HALF, y2.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 def run(x, dy, cos, sin, rotated_heads, y, dx):

@@ -14,15 +14,19 @@ def rope_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     pair = tl.arange(0, BLOCK)[None, :]
     mask = (row < rows) & (pair < HALF)
-    rotated = mask & (row % heads < rotated_heads)
-    angle = (row // heads % T) * HALF + pair
-    cos = tl.load(cos_ptr + angle, mask=rotated, other=1.0)
-    sin = tl.load(sin_ptr + angle, mask=rotated, other=0.0) * sign
+    token = row // heads
+    head = row % heads
+    rotated = mask & (head < rotated_heads)
+    entry = token % T * HALF + pair  # of the tables
+    cos = tl.load(cos_ptr + entry, mask=rotated, other=1.0)
+    sin = tl.load(sin_ptr + entry, mask=rotated, other=0.0) * sign
     offsets = row.to(tl.int64) * (2 * HALF) + pair
     x1 = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     x2 = tl.load(x_ptr + offsets + HALF, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y_ptr + offsets, (x1 * cos - x2 * sin).to(y_ptr.dtype.element_ty), mask=mask)
-    tl.store(y_ptr + offsets + HALF, (x2 * cos + x1 * sin).to(y_ptr.dtype.element_ty), mask=mask)
+    y1 = x1 * cos - x2 * sin
+    y2 = x2 * cos + x1 * sin
+    tl.store(y_ptr + offsets, y1.to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(y_ptr + offsets + HALF, y2.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 def run(x, dy, cos, sin, rotated_heads, y, dx):

@@ -29,22 +29,40 @@ def not_inverted(dy, **rest):
     return {"dx": define(dy=dy, **rest | {"x": dy})["y"]}
 
 
-def rotate(x, dy, cos, sin, rotated_heads, position=None, all_heads=False, neighbours=False):
-    """Return y and dx of the kernel with one index changed; past the end of cos and sin is NaN."""
-    B, T, heads, D = x.shape
-    rows = torch.arange(B * T * heads).view(B, T, heads)
-    place = rows // heads % T if position is None else position(rows, T, heads)
-    outside = cos.new_full((int(place.max()) + 1, D // 2), torch.nan)
-    turned = torch.arange(heads) < (heads if all_heads else rotated_heads)
-    c = torch.where(turned[:, None], torch.cat([cos, outside])[place], 1.0)  # [B, T, heads, D / 2]
-    s = torch.where(turned[:, None], torch.cat([sin, outside])[place], 0.0)
+def rotate(x, dy, cos, sin, rotated_heads, entry=None, is_rotated=None, copied_cos=1.0, backward_cos=1):
+    """Return y and dx of the kernel with one thing changed; past the end of cos and sin is NaN.
 
-    def turn(x, s):
-        x1 = x[..., : D // 2]
-        x2 = x[..., 1 : D // 2 + 1] if neighbours else x[..., D // 2 :]
+    entry(row, T, heads, HALF): the place in the tables of a row's first pair.
+    is_rotated(row, heads): True for a rotated row.
+    """
+    B, T, heads, D = x.shape
+    HALF = D // 2
+    row = torch.arange(B * T * heads, device=x.device).view(B, T, heads, 1)
+    first = row // heads % T * HALF if entry is None else entry(row, T, heads, HALF)
+    places = first + torch.arange(HALF, device=x.device)  # [B, T, heads, HALF]
+    past = cos.new_full((int(places.max()) + 1,), torch.nan)
+    if is_rotated is None:
+        rotated = row % heads < rotated_heads
+    else:
+        rotated = is_rotated(row, heads)
+    c = torch.where(rotated, torch.cat([cos.flatten(), past])[places], copied_cos)
+    s = torch.where(rotated, torch.cat([sin.flatten(), past])[places], 0.0)
+
+    def turn(x, c, s):
+        x1, x2 = x.chunk(2, dim=3)
         return torch.cat([x1 * c - x2 * s, x2 * c + x1 * s], dim=3)
 
-    return {"y": turn(x, s), "dx": turn(dy, -s)}
+    return {"y": turn(x, c, s), "dx": turn(dy, backward_cos * c, -s)}
+
+
+def exchanged(rotated_heads, **rest):
+    """Take row % heads for the token and row // heads for the head."""
+    return rotate(
+        rotated_heads=rotated_heads,
+        entry=lambda row, T, heads, HALF: row % heads % T * HALF,
+        is_rotated=lambda row, heads: row // heads < rotated_heads,
+        **rest,
+    )
 
 
 def owner(module, name, index, inputs):
@@ -63,14 +81,25 @@ TASK = Task(
     inputs=inputs,
     define=define,
     suspects={
-        "element i is paired with i + 1; this model pairs i with i + D/2": lambda **i: rotate(**i, neighbours=True),
-        "the position is the row, not the token": lambda **i: rotate(**i, position=lambda row, T, heads: row % T),
-        "the second sequence counts on: % T is missing": lambda **i: rotate(
-            **i, position=lambda row, T, heads: row // heads
+        "the position is the row, not the token": lambda **i: rotate(
+            **i, entry=lambda row, T, heads, HALF: row % T * HALF
         ),
-        "heads from rotated_heads on are rotated too": lambda **i: rotate(**i, all_heads=True),
+        "the second sequence counts on: % T is missing": lambda **i: rotate(
+            **i, entry=lambda row, T, heads, HALF: row // heads * HALF
+        ),
+        "a row of the tables has HALF elements: position · HALF + pair": lambda **i: rotate(
+            **i, entry=lambda row, T, heads, HALF: row // heads % T
+        ),
+        "token and head are exchanged: token is row // heads, head is row % heads": exchanged,
+        "heads from rotated_heads on are rotated too": lambda **i: rotate(**i, is_rotated=lambda row, heads: row >= 0),
+        "heads from rotated_heads on are zero: the cosine of the angle zero is 1": lambda **i: rotate(
+            **i, copied_cos=0.0
+        ),
         "y is rotated by the opposite angle": lambda sin, **rest: define(sin=-sin, **rest),
         "dx is rotated by the angle of the forward: sign has no effect": not_inverted,
+        "sign belongs to sin only: the cosine of the opposite angle is the same": lambda **i: {
+            "dx": rotate(**i, backward_cos=-1)["dx"]
+        },
     },
     names={"y": "sequence token head element", "dx": "sequence token head element"},
     owner=owner,
@@ -78,18 +107,20 @@ TASK = Task(
     speed=Speed({"B": 64, "T": 512, "heads": 32, "rotated_heads": 24, "D": 64}, {"ROWS": 64}, "RoPE forward"),
     mistakes={
         "backward rotates forwards": Mistake("other=0.0) * sign", "other=0.0)", "dx", says="sign has no effect"),
-        "rotated the other way": Mistake("(x1 * cos - x2 * sin)", "(x1 * cos + x2 * sin)", "y"),
-        "wrong sign in the second half": Mistake("(x2 * cos + x1 * sin)", "(x2 * cos - x1 * sin)", "y"),
-        "adjacent elements as pairs": Mistake(
-            "tl.load(x_ptr + offsets + HALF", "tl.load(x_ptr + offsets + 1", "y", says="pairs i with i + D/2"
+        "rotated the other way": Mistake("other=0.0) * sign", "other=0.0) * -sign", "y", says="opposite angle"),
+        "sign on the cosine too": Mistake("other=1.0)", "other=1.0) * sign", "dx", says="sign belongs to sin only"),
+        "all heads rotated": Mistake("mask & (head < rotated_heads)", "mask", "y", says="are rotated too"),
+        "other heads zero": Mistake("mask=rotated, other=1.0", "mask=rotated, other=0.0", "y", says="are zero"),
+        "token and head exchanged": Mistake(
+            "token = row // heads\n    head = row % heads",
+            "token = row % heads\n    head = row // heads",
+            "y",
+            says="are exchanged",
         ),
-        "all heads rotated": Mistake("mask & (row % heads < rotated_heads)", "mask", "y", says="are rotated too"),
-        "other heads zero": Mistake("mask=rotated, other=1.0", "mask=rotated, other=0.0", "y"),
+        "position of the row": Mistake("token % T", "row % T", "y", says="position is the row"),
+        "position runs through the sequences": Mistake("token % T", "token", "y", says="counts on"),
+        "tables without their row length": Mistake("token % T * HALF", "token % T", "y", says="has HALF elements"),
         "other heads not copied": Mistake("_ty), mask=mask", "_ty), mask=rotated", "y", "unwritten", count=2),
-        "position of the row": Mistake("row // heads % T", "row % T", "y", says="position is the row"),
-        "position runs through the sequences": Mistake("row // heads % T", "row // heads", "y", says="counts on"),
-        "rows not masked": Mistake("(row < rows) & (pair < HALF)", "pair < HALF", "y", "stray"),
-        "pairs not masked": Mistake("(row < rows) & (pair < HALF)", "row < rows", "y", "stray"),
         "stored over the input": Mistake("(y_ptr + offsets + HALF", "(x_ptr + offsets + HALF", "x", "changed"),
     },
 )

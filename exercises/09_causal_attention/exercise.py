@@ -39,8 +39,8 @@ def attention_forward_kernel(
     query, key = first + tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_K)
     o = tl.zeros([BLOCK_Q, D], tl.float32)
     m, l = tl.full([BLOCK_Q], -float("inf"), tl.float32), tl.zeros([BLOCK_Q], tl.float32)
-    # TODO: loop over the tiles of keys and values, and update m [BLOCK_Q], l [BLOCK_Q] and o [BLOCK_Q, D];
-    # then store o
+    # TODO: loop over the tiles left of the diagonal, then over those on it, with exercise 22's body: only the second
+    # loop masks. Then store o
     # end of TODO
     tl.store(lse_ptr + tl.program_id(0).to(tl.int64) * T + query, m * scale + tl.log2(l), mask=query < T)
 

@@ -1,9 +1,14 @@
 """Exercise 09: what run() must compute, and typical mistakes."""
 
+import math
+
+import torch
 from triton import cdiv
 
 from attention_definition import QUERY_NAMES, causal, packed
 from grading import Mistake, Task
+
+BLOCK_Q, BLOCK_K = 32, 16  # of the exercise
 
 
 def owner(module, name, index, inputs):
@@ -15,6 +20,21 @@ def owner(module, name, index, inputs):
 def attend(**changes):
     """Return a suspect: causal attention with these changes."""
     return lambda qkv, H, K: dict(zip(("o", "lse"), causal(qkv, H, K, **changes), strict=True))
+
+
+def missing(keys):
+    """Return a suspect: the keys for which keys(query, key, first) is True are not visited."""
+
+    def bias(query, key):
+        skipped = keys(query, key, query // BLOCK_Q * BLOCK_Q)
+        return torch.where(skipped, -math.inf, 0.0)
+
+    return attend(bias=bias)
+
+
+def twice(query, key):
+    """Count the keys left of the diagonal twice."""
+    return torch.where(key < query // BLOCK_Q * BLOCK_Q, math.log(2), 0.0)
 
 
 TASK = Task(
@@ -32,6 +52,13 @@ TASK = Task(
         "output t depends on token t + 1: it sees the future": attend(first_masked=2),
         "nothing is masked: every token sees the future": attend(first_masked=1 << 20),
         "masked scores are 0, not -inf: exp(0) counts": attend(masked=0.0),
+        "keys left of the diagonal count twice: the second loop starts at first": attend(bias=twice),
+        "keys left of the diagonal are missing: the first loop goes from 0 to first": missing(
+            lambda query, key, first: key < first
+        ),
+        "the second loop ends after one tile of keys: the diagonal reaches to first + BLOCK_Q": missing(
+            lambda query, key, first: key >= first + BLOCK_K
+        ),
         "query head h reads key head h % K; it is h // (H / K)": attend(grouped=False),
     },
     names={"o": QUERY_NAMES, "lse": "sequence head token"},
@@ -43,8 +70,13 @@ TASK = Task(
         "sees the next token": Mistake("query[:, None] >= start", "query[:, None] + 1 >= start", "o", says="t + 1"),
         "no mask on the diagonal": Mistake("if DIAGONAL:", "if False:", "o", says="nothing is masked"),
         "masked scores are zero": Mistake('S, -float("inf"))', "S, 0.0)", "o", says="not -inf"),
-        "keys left of the diagonal forgotten": Mistake("range(DIAGONAL * first,", "range(first,", "o"),
-        "diagonal forgotten": Mistake("DIAGONAL * BLOCK_Q, T)", "DIAGONAL * BLOCK_K, T)", "o"),
+        "keys left of the diagonal forgotten": Mistake(
+            "range(DIAGONAL * first,", "range(first,", "o", says="are missing"
+        ),
+        "both loops from the first key": Mistake("range(DIAGONAL * first,", "range(0,", "o", says="count twice"),
+        "diagonal forgotten": Mistake(
+            "DIAGONAL * BLOCK_Q, T)", "DIAGONAL * BLOCK_K, T)", "o", says="after one tile of keys"
+        ),
         "keys of another head": Mistake("(H + h // (H // K)) * D", "(H + h % K) * D", "o", says="h % K"),
         "not divided by the sum": Mistake("o / l[:, None]", "o", "o"),
         "another query head's place": Mistake("o_ptr + (b * T * H + h) * D", "o_ptr + b * T * H * D", "o", "unwritten"),

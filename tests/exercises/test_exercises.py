@@ -54,7 +54,7 @@ def test_primer_shows_its_program():
     """The page's kernel, without its numbers and docstring, is that of primer.py, which prints what the page says."""
     page, program = ((REPOSITORY / "exercises" / name).read_text() for name in ("PRIMER.md", "primer.py"))
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 2  # the kernel, and its Function
+    assert len(blocks) == 3  # the kernel, its Function, and the norm's
     for shown in blocks:
         for line in re.sub(r" +# \d+$", "", shown, flags=re.MULTILINE).splitlines():
             assert line in program.splitlines(), line
@@ -73,6 +73,20 @@ def test_sessions_add_up_and_hold_every_exercise():
     listed = [kernel for number in sessions.SESSIONS for kernel in sessions.kernels(number)]
     assert sorted(listed) == list(EXERCISES)
     assert sessions.steps()[-1] == "scripts/YOUR_OWN_SCRIPT.md"
+
+
+def test_the_list_of_exercises_follows_the_timetable():
+    page = (REPOSITORY / "exercises" / "README.md").read_text()
+    listed = re.findall(r"^\| (\d) \| \[(\d\d)\].* (\d+) \|$", page, re.MULTILINE)
+    planned = [
+        (str(session), label[7:9], str(minutes))
+        for session, (_, _, work) in sessions.SESSIONS.items()
+        for label, _, minutes in work
+        if label.startswith("kernel ")
+    ]
+    assert listed == planned
+    words = {19: "Nineteen", 20: "Twenty", 21: "Twenty-one", 22: "Twenty-two"}
+    assert f"\n{words[len(EXERCISES)]} exercises take you" in page
 
 
 @pytest.mark.parametrize("number", sessions.SESSIONS)

@@ -61,6 +61,7 @@ NUMBERS = {
     "06_rmsnorm_backward/README.md": [f"{132 * 1024 * 4:,} bytes", f"{132 * 4 / 8192 / 2:.1%}".replace("%", " %")],
     "07_online_softmax/README.md": [running((1, 3), (2, 7), (0,))],
     "08_flash_attention/README.md": [f"{4096**2 * 4 // 2**20} MiB"],
+    "22_causal_mask/README.md": [f"{64 * 65 // 2:,} tiles of the {64 * 64:,}", f"{100 * 65 / 128:.1f} %"],
     "09_causal_attention/README.md": [f"{64 * 65 // 2:,} tiles", f"{100 * 64 / (64 * 65 / 2):.1f} %"],
     "11_attention_dkdv/README.md": [f"= {8 * 4 * 512 // 64} programs"],
     "17_matmul/README.md": [
