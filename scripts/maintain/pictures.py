@@ -13,6 +13,7 @@ import numpy as np
 
 from common import counts
 from common.versions import load_version
+from maintain import losses
 
 BLUE, RED, YELLOW, GREEN, GREY = "#4477aa", "#ee6677", "#ccbb44", "#228833", "#666666"
 
@@ -235,6 +236,37 @@ def tell_timeline(found):
     return f"{WINDOW_US / 1e3:.0f} ms of a step, every kernel a bar. {'; '.join(title for title, _ in found)}."
 
 
+LOSS_COLORS = dict(zip(losses.VARIANTS, (GREY, RED, YELLOW, BLUE), strict=True))
+
+
+def draw_losses(axes, runs):
+    """Draw each seed's difference to bfloat16, a panel for each loss, and the mean curves."""
+    *panels, curves = axes
+    for ax, (quantity, name) in zip(panels, losses.QUANTITIES.items(), strict=True):
+        for place, variant in enumerate(losses.COMPARED):
+            values = losses.judged(runs, variant, quantity).values
+            ax.hlines(place, min(values), max(values), color=LOSS_COLORS[variant], lw=2)
+            ax.scatter(values, [place] * len(values), color=LOSS_COLORS[variant], zorder=3)
+        name_rows(ax, [losses.title(variant) for variant in losses.COMPARED])
+        ax.axvline(0, color="black", lw=1)
+        ax.set_xlabel(f"{name} - bf16's, nats per byte")
+    seeds = losses.seeds_of(runs)
+    for variant in (losses.REFERENCE, *losses.COMPARED):
+        means = np.mean([runs[variant, seed]["curve"] for seed in seeds], axis=0)
+        steps = losses.POINT * (np.arange(len(means)) + 0.5)
+        curves.plot(steps, means, color=LOSS_COLORS[variant], lw=1.5, label=losses.title(variant))
+    curves.set(xlabel="steps", ylabel="training loss")
+    curves.legend(frameon=False, fontsize=9)
+
+
+def tell_losses(runs):
+    told = []
+    for quantity, name in losses.QUANTITIES.items():
+        pairs = [f"{losses.title(variant)} {losses.judged(runs, variant, quantity)}" for variant in losses.COMPARED]
+        told.append(f"{name}: {', '.join(pairs)}")
+    return f"Differences to bf16 within a seed, their mean and range. {'; '.join(told)}."
+
+
 # ---------------------------------------------------------------- pictures and pages
 
 
@@ -253,6 +285,7 @@ PICTURES = {
     "roofline": Picture(rates, draw_rates, tell_rates, 4.2),
     "scaling": Picture(efficiencies, draw_efficiencies, tell_efficiencies, 2.2),
     "stages": Picture(stages, draw_stages, tell_stages, 4.0),
+    "losses": Picture(losses.recorded_losses, draw_losses, tell_losses, 6.0, 3),
 }
 
 
