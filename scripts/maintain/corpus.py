@@ -6,6 +6,7 @@ held out. Near copies, such as licenses of other years, stay: the held-out loss 
 text. One file holds it all: train.txt, held_out.txt and about.json in a tar archive, packed by xz.
 """
 
+import csv
 import hashlib
 import importlib.metadata
 import io
@@ -36,9 +37,11 @@ def installed_files():
     """Yield (package and version, path) of every source and page of the packages in this Python's own environment."""
     folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     for package in importlib.metadata.distributions(path=sorted(folders)):
-        for file in package.files or ():
-            if file.suffix in SUFFIXES:
-                yield f"{package.name} {package.version}", pathlib.Path(package.locate_file(file))
+        title = f"{package.name} {package.version}"
+        record = package.read_text("RECORD") or ""  # package.files asks for each file whether it exists
+        for name, *_ in csv.reader(record.splitlines()):
+            if name.endswith(SUFFIXES):
+                yield title, pathlib.Path(package.locate_file(name))
 
 
 def distinct_texts(files):

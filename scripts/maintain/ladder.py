@@ -7,9 +7,9 @@
 A recorded run is a folder that maintain/record.sh wrote. Each table comes from one of its parts: ladder and
 ladder_small from the parts whose names begin with ladder, peers likewise; headline, v1 to v4 and v1_v3 from the
 headline; graph, kernels, ablation2, ablation3, trace, losses and ddp from the part of that name; expected from the
-headline and the data sheets' numbers of common/counts.py. In the ladder "..." stands where nothing has been measured. tested_on
-says what was executed, compiled, run against stubs or never run: it comes from all recorded runs, the targets of
-inspect_kernels.py, the stubs of tests/tools/stubs and the sets of versions in scripts/common/constraints*.txt.
+headline and the data sheets' numbers of common/counts.py. In the ladder "..." stands where nothing has been measured.
+tested_on says what was executed, compiled, run against stubs or never run: it comes from all recorded runs, the
+targets of inspect_kernels.py, the stubs of tests/tools/stubs and the sets of versions in common/constraints*.txt.
 A page has a table where it has its markers, see maintain/pages.py; a table whose part the run lacks keeps its text.
 
 Exit status: 0; 1 if a page differs, or without matplotlib; 2 for a bad option or a file that cannot be read.

@@ -30,7 +30,7 @@ QUANTITIES = {"training_loss": "training loss", "held_out_loss": "held-out loss"
 POINT = 20  # steps of which a point of a curve is the mean
 LAST = 100  # steps of which the training loss is the mean
 NEEDED = ("record", "script_sha256", "settings", "text", "batches_sha256", "curve", *QUANTITIES)
-NOT_MEASURED = "The losses of long runs are not measured yet."
+NOT_MEASURED = "Longer runs on real text, the formats compared within a seed, are not measured yet."
 
 
 def title(variant):
@@ -195,7 +195,8 @@ def losses_text(recorded, origin):
     first = next(iter(runs.values()))
     settings = first["settings"]
     told = (
-        f"{origin(first['record'])} {settings['steps']:,} steps of `{settings['preset'] or 'a toy'}` with "
+        f"{origin(first['record'])} Longer runs on real text: {settings['steps']:,} steps of "
+        f"{settings['preset'] or 'a toy model'} with "
         f"{settings['batch_size']} sequences of {settings['seq_len']} tokens, {settings['seeds']} seeds. "
         f"Text: {described(first['text'])}. The training loss is the mean of the last {LAST} steps; the held-out loss "
         f"is that of {settings['held_out_tokens']:,} tokens. Both are in nats per byte. A difference is taken within "
