@@ -202,6 +202,9 @@ def losses_text(recorded, origin):
         f"is that of {settings['held_out_tokens']:,} tokens. Both are in nats per byte. A difference is taken within "
         "a seed. Nudged: every initial weight moved by one unit in the last place of bfloat16."
     )
+    hosts = {run["record"]["host"] for run in runs.values()}
+    if len(hosts) > 1:
+        told += f" The runs are of {len(hosts)} hosts."
     verdicts = [
         f"{title(variant)}: {'; '.join(verdict(runs, variant, quantity) for quantity in QUANTITIES)}."
         for variant in COMPARED

@@ -122,10 +122,13 @@ class WarmTrainer:
         held_out = script.parse_options([*argv, *PRECISIONS[precision], "--data", str(files["held_out"])])
         self.windows = fixed_windows(script.load_data(held_out), held_out, held_out_batches)
 
-    def train(self, seed, weights):
-        """Train from these weights on the batches of a seed; return what a result says of it."""
+    def train(self, seed, nudge):
+        """Train from the initial weights of a seed on its batches; return what a result says of it."""
         self.script.set_up_backend(self.config)  # the other trainers have other settings
         self.config.seed = seed
+        weights = initial_weights(self.script, self.config)
+        if nudge:
+            weights = nudged(weights, seed)
         self.trainer.restore({**self.trainer.initial, "tensors": weights})
         text = HashedText(self.data)
         records = []
@@ -211,11 +214,7 @@ class Study:
         """Train one run and write its file."""
         trainer = self.trainer(VARIANTS[variant], files)
         start = time.monotonic()
-        trainer.config.seed = seed
-        weights = initial_weights(self.script, trainer.config)
-        if variant == "nudged":
-            weights = nudged(weights, seed)
-        found = trainer.train(seed, weights)
+        found = trainer.train(seed, nudge=variant == "nudged")
         seconds = round(time.monotonic() - start, 1)
         self.note(variant, seconds)
         write_run({**self.common, "variant": variant, "seed": seed, "seconds": seconds, **found}, self.folder)

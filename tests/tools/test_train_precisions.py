@@ -1,5 +1,7 @@
 """maintain/train_precisions.py, corpus.py and losses.py: the text, the pairs of runs, and results that are refused."""
 
+import contextlib
+import io
 import json
 import shutil
 from types import SimpleNamespace
@@ -128,15 +130,32 @@ def test_the_held_out_loss_is_the_mean_of_all_windows_by_the_version_itself():
     assert trainer.held_out_loss() == 3.5
 
 
+def test_a_trainer_trains_on_one_part_and_judges_the_other(monkeypatch):
+    monkeypatch.setattr(train_precisions, "fixed_windows", lambda data, config, batches: (data, batches))
+    warm = SimpleNamespace(initial="initial", graph=None, graph_reason="", warm_up=lambda *given: float(len(given)))
+    script = SimpleNamespace(
+        parse_options=lambda argv: SimpleNamespace(data=argv[-1], fp8="--fp8" in argv),
+        set_up_backend=lambda config: None,
+        load_data=lambda config: (config.data, config.fp8),
+        Trainer=lambda config: warm,
+        batch=lambda data, step, config: (data, step),
+    )
+    files = {"train": "train.txt", "held_out": "held_out.txt"}
+    trainer = train_precisions.WarmTrainer(script, [], "fp8", files, 7)
+    assert trainer.data == ("train.txt", True) and trainer.windows == (("held_out.txt", True), 7)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A folder with the results of two seeds, and the text beside it."""
     place = tmp_path_factory.mktemp("trained")
     corpus.write(corpus.collect(write_files(place / "files"), 12_000), place / "text.xz")
-    with restored_settings(), pytest.MonkeyPatch.context() as patch:
+    said = io.StringIO()
+    with restored_settings(), pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
         if not HAS_FP8:
             patch.setitem(VARIANTS, "fp8", "bfloat16")
-        assert train_precisions.main(arguments(place / "results", place / "text.xz")) == 0
+        assert train_precisions.main(arguments(place / "results", place / "text.xz")) == 0, said.getvalue()
+    (place / "log.txt").write_text(said.getvalue())
     return place
 
 
@@ -160,6 +179,7 @@ def test_the_same_seed_has_the_same_batches_and_weights_in_all_precisions(traine
     assert len(run["curve"]) == 1 and run["curve"][0] == pytest.approx(run["training_loss"], abs=1e-5)
     assert run["settings"]["held_out_tokens"] == 32 and run["text"]["train"]["files"] == 36
     assert "/" not in run["record"]["command"]
+    assert (trained / "log.txt").read_text().count("s of warm-up") == len(set(VARIANTS.values()))  # once a precision
 
 
 def test_a_run_is_the_one_of_the_version_itself(trained, tmp_path):
@@ -241,7 +261,7 @@ def test_results_of_another_study_are_refused(trained, stubbed, tmp_path, capsys
 
 
 def test_a_loss_that_is_not_finite_is_a_failure_in_one_sentence(trained, tmp_path, monkeypatch, capsys):
-    def train(trainer, seed, weights):
+    def train(trainer, seed, nudge):
         raise FloatingPointError("the loss of step 2 is nan: lower --learning-rate")
 
     if not HAS_FP8:
@@ -310,6 +330,9 @@ def test_a_page_says_that_nothing_is_measured_until_the_part_is_complete(folder)
     assert text.startswith("Measured on Toy GPU. Longer runs on real text: 40 steps of medium with 2 sequences of 8")
     assert "| fp8 | 1.5200 | 3.0400 | +0.0200 (+0.0100 to +0.0300) | +0.0400 (+0.0200 to +0.0600) |" in text
     assert "fp8: the training loss is 0.0200 higher; the held-out loss is 0.0400 higher. TF32: no diff" in text
+    path = path_of(folder / "losses", "fp8", 2)
+    path.write_text(json.dumps(made("fp8", 2) | {"record": {**RECORD, "host": "b"}}))
+    assert "The runs are of 2 hosts." in losses.losses_text(recorded, lambda record: "") and "hosts" not in text
     (folder / "losses" / "record.json").unlink()
     assert losses.losses_text(recorded, None) == losses.NOT_MEASURED
 
