@@ -35,7 +35,7 @@ NOT_MEASURED = "Longer runs on real text, the formats compared within a seed, ar
 
 def title(variant):
     """Return a variant's name on pages and in pictures."""
-    return "bf16, nudged" if variant == "nudged" else SHORT_PRECISIONS[variant]
+    return "nudged bf16" if variant == "nudged" else SHORT_PRECISIONS[variant]
 
 
 # ---------------------------------------------------------------- files

@@ -240,7 +240,7 @@ LOSS_COLORS = dict(zip(losses.VARIANTS, (GREY, RED, YELLOW, BLUE), strict=True))
 
 
 def draw_losses(axes, runs):
-    """Draw each seed's difference to bfloat16, a panel for each loss, and the mean curves."""
+    """Draw each seed's difference to bfloat16, a panel for each loss, and the mean difference over the steps."""
     *panels, curves = axes
     for ax, (quantity, name) in zip(panels, losses.QUANTITIES.items(), strict=True):
         for place, variant in enumerate(losses.COMPARED):
@@ -249,14 +249,17 @@ def draw_losses(axes, runs):
             ax.scatter(values, [place] * len(values), color=LOSS_COLORS[variant], zorder=3)
         name_rows(ax, [losses.title(variant) for variant in losses.COMPARED])
         ax.axvline(0, color="black", lw=1)
+        ax.locator_params(axis="x", nbins=5)
         ax.set_xlabel(f"{name} - bf16's, nats per byte")
     seeds = losses.seeds_of(runs)
-    for variant in (losses.REFERENCE, *losses.COMPARED):
-        means = np.mean([runs[variant, seed]["curve"] for seed in seeds], axis=0)
-        steps = losses.POINT * (np.arange(len(means)) + 0.5)
-        curves.plot(steps, means, color=LOSS_COLORS[variant], lw=1.5, label=losses.title(variant))
-    curves.set(xlabel="steps", ylabel="training loss")
-    curves.legend(frameon=False, fontsize=9)
+    means = {name: np.mean([runs[name, seed]["curve"] for seed in seeds], axis=0) for name in losses.VARIANTS}
+    for variant in losses.COMPARED:
+        differences = means[variant] - means[losses.REFERENCE]
+        steps = losses.POINT * (np.arange(len(differences)) + 0.5)
+        curves.plot(steps, differences, color=LOSS_COLORS[variant], lw=1, label=losses.title(variant))
+    curves.axhline(0, color="black", lw=1)
+    curves.set(xlabel="steps", ylabel="training loss - bf16's")
+    curves.legend(loc="upper center", bbox_to_anchor=(0.5, 1.25), ncols=3, frameon=False, fontsize=10)
 
 
 def tell_losses(runs):
@@ -264,7 +267,7 @@ def tell_losses(runs):
     for quantity, name in losses.QUANTITIES.items():
         pairs = [f"{losses.title(variant)} {losses.judged(runs, variant, quantity)}" for variant in losses.COMPARED]
         told.append(f"{name}: {', '.join(pairs)}")
-    return f"Differences to bf16 within a seed, their mean and range. {'; '.join(told)}."
+    return f"Difference to bf16 within a seed, mean and range. {'; '.join(told)}."
 
 
 # ---------------------------------------------------------------- pictures and pages

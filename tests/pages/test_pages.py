@@ -284,7 +284,7 @@ STAGE = "1 2.000 4000.0 80.0 % 0.750 1.250 0.500 100.0 7.0000 -> 6.5000 50.0 %"
         ),
         ("roofline", ROOFS, "attention, 512 tokens 234.00 and 217.00.", [2.25, 0.13, 234, 217]),
         ("stages", None, "stage 1: 2.5 and 2.00.", [0.75, 1.25, 0.5]),
-        ("losses", LOSSES, "bf16, nudged +0.0000 (+0.0000 to +0.0000), TF32 -0.1000 (-0.1000 to -0.1000).", 2 * SHIFTS),
+        ("losses", LOSSES, "nudged bf16 +0.0000 (+0.0000 to +0.0000), TF32 -0.1000 (-0.1000 to -0.1000).", 2 * SHIFTS),
     ],
 )
 def test_pictures_show_the_numbers_that_they_are_given(name, found, told, drawn, tmp_path, monkeypatch):

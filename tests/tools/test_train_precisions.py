@@ -174,7 +174,8 @@ def test_the_same_seed_has_the_same_batches_and_weights_in_all_precisions(traine
         assert len({run["batches_sha256"] for run in of_seed}) == 1
         first = [run["first_loss"] for run in of_seed]
         assert max(first) - min(first) < 0.01
-        assert len({run["training_loss"] for run in of_seed}) >= 3  # no run is another one's copy
+        distinct = len({run["training_loss"] for run in of_seed})
+        assert distinct == len(VARIANTS) - (not HAS_FP8)  # no run is another one's copy
     seeds = [{run["batches_sha256"] for (_, seed), run in runs.items() if seed == n} for n in range(SEEDS)]
     assert not seeds[0] & seeds[1]
     run = runs["nudged", 1]
@@ -234,7 +235,7 @@ def test_a_cut_off_study_goes_on_with_what_is_missing(trained, stubbed, tmp_path
     monkeypatch.setattr(train_precisions.Study, "run", stub)
     assert train_precisions.main(given) == 0
     assert stubbed == [(variant, seed) for seed in range(SEEDS) for variant in VARIANTS]  # each once
-    assert "| bf16, nudged | " in capsys.readouterr().out
+    assert "| nudged bf16 | " in capsys.readouterr().out
     assert train_precisions.main(given) == 0 and len(stubbed) == len(VARIANTS) * SEEDS
 
 
