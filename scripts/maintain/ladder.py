@@ -6,10 +6,10 @@
 
 A recorded run is a folder that maintain/record.sh wrote. Each table comes from one of its parts: ladder and
 ladder_small from the parts whose names begin with ladder, peers likewise; headline, v1 to v4 and v1_v3 from the
-headline; graph, kernels, ablation2, ablation3, trace and ddp from the part of that name; expected from the headline
-and the data sheets' numbers of common/counts.py. In the ladder "..." stands where nothing has been measured. tested_on
-says what was executed, compiled, run against stubs or never run: it comes from all recorded runs, the targets of
-inspect_kernels.py, the stubs of tests/tools/stubs and the sets of versions in scripts/common/constraints*.txt.
+headline; graph, kernels, ablation2, ablation3, trace, losses and ddp from the part of that name; expected from the
+headline and the data sheets' numbers of common/counts.py. In the ladder "..." stands where nothing has been measured.
+tested_on says what was executed, compiled, run against stubs or never run: it comes from all recorded runs, the
+targets of inspect_kernels.py, the stubs of tests/tools/stubs and the sets of versions in common/constraints*.txt.
 A page has a table where it has its markers, see maintain/pages.py; a table whose part the run lacks keeps its text.
 
 Exit status: 0; 1 if a page differs, or without matplotlib; 2 for a bad option or a file that cannot be read.
@@ -31,6 +31,7 @@ from common.tables import known, markdown_table, rounded
 from common.versions import REPOSITORY, SCRIPTS
 from maintain import pictures, rungs
 from maintain.expected import expected_table
+from maintain.losses import losses_text, recorded_losses
 from maintain.pages import all_pages, fill, fill_quotes, quoted_rows, write_or_check
 from maintain.provenance import faults_of_commit, machine_line
 from maintain.records import (
@@ -307,6 +308,7 @@ def tables_of(recorded):
     made |= {"graph": graph_table(recorded), "kernels": kernels_table(recorded), "ddp": suite_table(recorded, "ddp")}
     made |= {part: ablation_table(recorded, part) for part in ("ablation2", "ablation3")}
     made |= {"expected": expected_table(recorded), "traces": traces_table(recorded)}
+    made |= {"losses": losses_text(recorded, lambda record: origin(record, recorded))}
     return {name: text for name, text in made.items() if text} | {"tested_on": tested_on(RECORDED)}
 
 
@@ -319,6 +321,8 @@ def faults_of_record(recorded, paths):
         for column in all_columns(recorded, kind):
             ran = {(rungs.script_of(rung), column.told[name]["script_sha256"]) for name, rung in column.rungs.items()}
             faults += faults_of_commit(column.content["record"]["commit"], ran)
+    for run in (recorded_losses(recorded) or {}).values():
+        faults += faults_of_commit(run["record"]["commit"], {(SCRIPTS[3], run["script_sha256"])})
     quoted = [(path, row) for path in paths for row in quoted_rows(path.read_text(encoding="utf-8"))]
     missing = [f"{path.name} quotes {row}, which was not recorded" for path, row in quoted if not recorded.row(*row)]
     return [*dict.fromkeys(faults), *missing]

@@ -19,6 +19,7 @@
 # trace       5                one step of versions 1 and 4 for Perfetto: the page "read a trace"
 # stages     10                the debugging exercise
 # memory     10                peak memory over the length of the sequences
+# losses     25                version 3's losses in bfloat16, fp8 and TF32; TINY_LLAMA_TEXT: a file of train_precisions.py
 # ddp        10                several GPUs, on all of them: DDP and FSDP2
 #
 # headline, graph and ddp write each row as it is measured, and take up what is missing if they were cut off, also on
@@ -61,7 +62,7 @@ find_python
 gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())') ||
     fail 2 "$PYTHON has no PyTorch: run scripts/quickstart.sh first, or set TINY_LLAMA_PYTHON"
 [[ $gpus -gt 0 || ${#toy[@]} -gt 0 ]] || fail 2 "PyTorch sees no GPU here, and times of a CPU are not recorded"
-parts=(ladder peers ladder_eager headline graph kernels ablation2 ablation3 timeline trace stages memory)
+parts=(ladder peers ladder_eager headline graph kernels ablation2 ablation3 timeline trace stages memory losses)
 [[ $gpus -lt 2 ]] || parts+=(ddp)
 for name in ${only//,/ }; do
     [[ " ${parts[*]} " == *" $name "* ]] || fail 2 "--only: $name is none of ${parts[*]}"
@@ -135,6 +136,8 @@ part trace 5 "$PYTHON" "$SCRIPTS/maintain/timeline.py" "${small[@]}" --traces .
 part stages 10 "$root/version3_triton/exercises/performance_debugging/run_all_stages.sh" \
     --output-dir "$folder/stages" "${stage[@]}"
 part memory 10 "$PYTHON" "$SCRIPTS/analyze_memory_scaling.py" "${lengths[@]}" --time-limit SECONDS_LEFT --json memory.json
+part losses 25 "$PYTHON" "$SCRIPTS/maintain/train_precisions.py" --results . --time-limit SECONDS_LEFT \
+    ${TINY_LLAMA_TEXT:+--text "$TINY_LLAMA_TEXT"} "${stage[@]}" ${toy[0]:+--num-steps=3}
 if [[ $gpus -gt 1 ]]; then
     counts=$(for n in 1 2 4 8; do [[ $n -gt $gpus ]] || echo "$n"; done | paste -sd, -)
     sizes=(--presets medium --repeats 2 --precisions bfloat16 --metrics 'throughput,memory' --nproc "$counts")

@@ -91,6 +91,20 @@ def test_several_gpus_are_measured_where_there_are_some(gpus, counts, record, tm
     assert f"--nproc {counts} " in log and "v3,v4,v3+fsdp" in log
 
 
+def test_the_losses_take_a_text_that_is_named(record, tmp_path, monkeypatch):
+    """Toy sizes and few steps go to version 3; whole runs are as the tool runs by default."""
+    assert record("--only", "losses").returncode == 0
+    monkeypatch.setenv("TINY_LLAMA_TEXT", "/a folder/text.tar.xz")
+    for again in ([], ["--toy"]):
+        (tmp_path / "re sults" / "losses" / "record.json").unlink()
+        assert record("--only", "losses", *again).returncode == 0
+    lines = (tmp_path / "log").read_text().splitlines()
+    given = [re.split(r"train_precisions\.py --results \. --time-limit \d+", line)[1].strip() for line in lines]
+    named = "--text /a folder/text.tar.xz"
+    assert given[:2] == ["", named]
+    assert given[2].startswith(f"{named} --hidden-dim 32") and given[2].endswith("--seq-len 16 --num-steps=3")
+
+
 @pytest.mark.parametrize("toy", [[], ["--toy"]], ids=["whole", "toy"])
 def test_the_suite_takes_the_options_that_it_is_given(toy, record, tmp_path, monkeypatch):
     """Every case of the headline once: versions in all precisions, peers in bfloat16 and fp8 alone."""

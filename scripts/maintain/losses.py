@@ -1,0 +1,213 @@
+"""Read the losses of version 3 in several precisions, and judge their differences to bfloat16, seed by seed.
+
+train_precisions.py writes one file per run: a variant (a precision, or bfloat16 from nudged weights) and a seed. All
+variants of a seed start from the same weights and see the same batches, so their losses differ by the precision alone,
+and by chaos: training amplifies any rounding. The nudged runs show how far chaos alone takes two losses apart.
+"""
+
+import json
+import math
+import os
+import pathlib
+import statistics
+from typing import NamedTuple
+
+from common.command_line import SHORT_PRECISIONS, Failure
+from common.profiles import errors_of, read_object
+from common.tables import markdown_table
+from maintain.corpus import described
+from maintain.provenance import SAME_RUN
+
+REFERENCE = "bfloat16"
+VARIANTS = {  # name -> precision; in the order of training
+    "bfloat16": "bfloat16",
+    "fp8": "fp8",
+    "nudged": "bfloat16",
+    "tf32": "tf32",
+}
+COMPARED = [name for name in VARIANTS if name != REFERENCE]
+QUANTITIES = {"training_loss": "training loss", "held_out_loss": "held-out loss"}
+POINT = 20  # steps of which a point of a curve is the mean
+LAST = 100  # steps of which the training loss is the mean
+NEEDED = ("record", "script_sha256", "settings", "text", "batches_sha256", "curve", *QUANTITIES)
+NOT_MEASURED = "Longer runs on real text, the formats compared within a seed, are not measured yet."
+
+
+def title(variant):
+    """Return a variant's name on pages and in pictures."""
+    return "nudged bf16" if variant == "nudged" else SHORT_PRECISIONS[variant]
+
+
+# ---------------------------------------------------------------- files
+
+
+def path_of(folder, variant, seed):
+    return pathlib.Path(folder) / f"{variant}_seed{seed}.json"
+
+
+def write_run(run, folder):
+    """Write the file of a run whole or not at all."""
+    path = path_of(folder, run["variant"], run["seed"])
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(run) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+    return path
+
+
+def check_loss(name, value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value}")
+
+
+def read_run(path):
+    """Return the run in a file; Failure with one sentence where it is damaged or another's."""
+    with errors_of(path):
+        run = read_object(path, "result of train_precisions.py")
+        for name in NEEDED:
+            run[name]  # a KeyError names what is missing
+        if run["variant"] not in VARIANTS or path_of("", run["variant"], run["seed"]).name != path.name:
+            raise ValueError(f"it is of {run['variant']}, seed {run['seed']}")
+        for name in QUANTITIES:
+            check_loss(name, run[name])
+        for value in run["curve"]:
+            check_loss("the curve", value)
+        return run
+
+
+def read_runs(folder):
+    """Return {(variant, seed): run} of a folder."""
+    runs = [read_run(path) for path in sorted(pathlib.Path(folder).glob("*_seed*.json"))]
+    return {(run["variant"], run["seed"]): run for run in runs}
+
+
+def check_same(run, wanted, path):
+    """Raise Failure unless a run has the settings, text, commit and kind of machine of another."""
+    for name in ("settings", "text", "script_sha256"):
+        if run[name] != wanted[name]:
+            raise Failure(2, f"{path} has another {name} than the other runs: choose another folder")
+    for name in ("commit", *SAME_RUN):
+        if run["record"].get(name) != wanted["record"].get(name):
+            raise Failure(2, f"{path} is of another {name} than the other runs: choose another folder")
+
+
+def read_complete(folder):
+    """Return {(variant, seed): run} with every variant for every seed; Failure with one sentence otherwise."""
+    runs = read_runs(folder)
+    if not runs:
+        raise Failure(2, f"{folder} holds no results of train_precisions.py")
+    first = next(iter(runs.values()))
+    for (variant, seed), run in runs.items():
+        check_same(run, first, path_of(folder, variant, seed))
+    seeds = range(first["settings"]["seeds"])
+    lacking = [f"{variant} with seed {seed}" for seed in seeds for variant in VARIANTS if (variant, seed) not in runs]
+    if lacking:
+        raise Failure(2, f"{folder} lacks {', '.join(lacking)}: repeat the command of its record")
+    for seed in seeds:
+        if len({runs[variant, seed]["batches_sha256"] for variant in VARIANTS}) > 1:
+            raise Failure(2, f"{folder}: the runs of seed {seed} had different batches and cannot be compared")
+    return runs
+
+
+# ---------------------------------------------------------------- pairs
+
+
+def signed(value):
+    return f"{round(value, 4) + 0.0:+.4f}"  # + 0.0: no -0.0000
+
+
+class Difference(NamedTuple):
+    """Hold the paired differences of a loss to the reference's, one per seed, and whether they show anything."""
+
+    values: list
+    shown: bool = False
+
+    @property
+    def mean(self):
+        return statistics.fmean(self.values)
+
+    def __str__(self):
+        return f"{signed(self.mean)} ({signed(min(self.values))} to {signed(max(self.values))})"
+
+
+def seeds_of(runs):
+    return sorted({seed for _, seed in runs})
+
+
+def losses_of(runs, variant, quantity):
+    """Return a loss of each seed."""
+    return [runs[variant, seed][quantity] for seed in seeds_of(runs)]
+
+
+def differences(runs, variant, quantity):
+    """Return the loss of each seed less the reference's of the same seed."""
+    pairs = zip(losses_of(runs, variant, quantity), losses_of(runs, REFERENCE, quantity), strict=True)
+    return [loss - reference for loss, reference in pairs]
+
+
+def judged(runs, variant, quantity):
+    """Return the Difference of a variant.
+
+    It is shown if all seeds agree about its sign and its mean is larger than the furthest of the nudged pairs.
+    """
+    values = differences(runs, variant, quantity)
+    chaos = max(abs(value) for value in differences(runs, "nudged", quantity))
+    agree = min(values) > 0 or max(values) < 0
+    return Difference(values, variant != "nudged" and agree and abs(statistics.fmean(values)) > chaos)
+
+
+def verdict(runs, variant, quantity):
+    """Return what a variant's difference shows, in words."""
+    found = judged(runs, variant, quantity)
+    if not found.shown:
+        return f"no difference shown in the {QUANTITIES[quantity]}"
+    direction = "higher" if found.mean > 0 else "lower"
+    return f"the {QUANTITIES[quantity]} is {abs(found.mean):.4f} {direction}"
+
+
+# ---------------------------------------------------------------- the page
+
+
+def recorded_losses(recorded):
+    """Return the runs of a recorded run's part; None where the part was not recorded."""
+    folder = recorded.folder / "losses"
+    return read_complete(folder) if (folder / "record.json").exists() else None
+
+
+def table(runs):
+    """Return a row for each variant: mean losses over the seeds, and the paired differences."""
+    rows = []
+    for variant in (REFERENCE, *COMPARED):
+        means = [f"{statistics.fmean(losses_of(runs, variant, quantity)):.4f}" for quantity in QUANTITIES]
+        pairs = [str(judged(runs, variant, quantity)) if variant != REFERENCE else "" for quantity in QUANTITIES]
+        rows.append([title(variant), *means, *pairs])
+    header = [*QUANTITIES.values(), *(f"{name} - bf16's (smallest to largest)" for name in QUANTITIES.values())]
+    return markdown_table(["", *header], rows)
+
+
+def losses_text(recorded, origin):
+    """Return the table with its origin and verdicts; a sentence where the part was not recorded.
+
+    origin(record) returns a line that says where a part was measured.
+    """
+    runs = recorded_losses(recorded)
+    if not runs:
+        return NOT_MEASURED
+    first = next(iter(runs.values()))
+    settings = first["settings"]
+    told = (
+        f"{origin(first['record'])} Longer runs on real text: {settings['steps']:,} steps of "
+        f"{settings['preset'] or 'a toy model'} with "
+        f"{settings['batch_size']} sequences of {settings['seq_len']} tokens, {settings['seeds']} seeds. "
+        f"Text: {described(first['text'])}. The training loss is the mean of the last {LAST} steps; the held-out loss "
+        f"is that of {settings['held_out_tokens']:,} tokens. Both are in nats per byte. A difference is taken within "
+        "a seed. Nudged: every initial weight moved by one unit in the last place of bfloat16."
+    )
+    hosts = {run["record"]["host"] for run in runs.values()}
+    if len(hosts) > 1:
+        told += f" The runs are of {len(hosts)} hosts."
+    verdicts = [
+        f"{title(variant)}: {'; '.join(verdict(runs, variant, quantity) for quantity in QUANTITIES)}."
+        for variant in COMPARED
+        if variant != "nudged"
+    ]
+    return "\n\n".join([told, table(runs), " ".join(verdicts)])
