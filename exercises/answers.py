@@ -13,7 +13,7 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "scripts"))
 
-from common.command_line import Failure
+from common.command_line import Failure, missing_package
 
 TIMEOUT = 120  # seconds that an answer may take; the slowest solution needs a few
 REGION = re.compile(r"^ *# TODO\b.*?^ *# end of TODO\n", re.DOTALL | re.MULTILINE)
@@ -62,9 +62,9 @@ def describe_end(status, said, path):
     """Return why a grading process left no verdict."""
     missing = re.search(r"No module named '(\w+)'", said)
     if missing:
-        return f"{sys.executable} has no {missing[1]}: run scripts/quickstart.sh first"
+        return missing_package(missing[1])
     last = (said.strip().splitlines() or ["no message"])[-1]
-    if -status in (signal.SIGSEGV, signal.SIGBUS):
+    if -status in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT):
         name = signal.Signals(-status).name
         return f"{path} crashed Python ({name}): a load or store far outside a tensor does that. It said: {last}"
     if status < 0:

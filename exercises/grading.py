@@ -84,6 +84,7 @@ class Task:
     suspects: sentence -> function like define that returns what a typical error computes: every result that it makes
         wrong, or it is not recognised.
     labels: result of zeros and ones -> what each of its elements stands for.
+    unwritten: result that the answer's own kernel does not write -> why its elements can be missing all the same.
     dtypes: those that the answer is run in. kernel: True if it must launch one.
     direct: True if its kernels write the outputs themselves, not tensors that run() copies from.
     tolerance: relative error that is allowed in addition to twice PyTorch's.
@@ -102,6 +103,7 @@ class Task:
     views: Callable = lambda outputs, inputs: outputs
     suspects: dict[str, Callable] = dataclasses.field(default_factory=dict)
     labels: dict[str, tuple] = dataclasses.field(default_factory=dict)
+    unwritten: dict[str, str] = dataclasses.field(default_factory=dict)
     dtypes: tuple[torch.dtype, ...] = tuple(DTYPES)
     kernel: bool = True
     direct: bool = True

@@ -92,7 +92,10 @@ class Judge:
         unwritten = (got.contiguous().view(integer) == bits).nonzero().tolist()
         if unwritten:
             missing = f"{len(unwritten)} of {got.numel()} elements are never written"
-            raise Wrong("unwritten", name, f"{name}: {missing}, the first at {self.place(name, unwritten[0])}")
+            sentence = f"{name}: {missing}, the first at {self.place(name, unwritten[0])}"
+            if name in self.task.unwritten:
+                sentence += f": {self.task.unwritten[name]}"
+            raise Wrong("unwritten", name, sentence)
 
     def check_finite(self, name, got, exact):
         bad = (~got[name].isfinite() & exact[name].isfinite()).nonzero().tolist()

@@ -9,7 +9,7 @@ from grading import Mistake, Speed, Task, random
 V1 = load_version(1)
 
 
-def inputs(rows, C, eps=1e-6, scale=1.7):
+def inputs(rows, C, eps=1e-7, scale=1.7):
     return {
         "residual": random(rows, C, seed=1, scale=scale, offset=0.3 * scale),
         "branch": random(rows, C, seed=2, scale=scale),
@@ -39,6 +39,12 @@ def mean_over_the_tile(x, eps):
     return (x.square().sum(1) / triton.next_power_of_2(x.shape[1]) + eps).rsqrt()
 
 
+def mean_subtracted(residual, branch, w, eps):
+    x = residual + branch
+    rstd = (x.var(1, correction=0) + eps).rsqrt()
+    return {"rstd": rstd, "y": (x - x.mean(1, keepdim=True)) * rstd[:, None] * w}
+
+
 TASK = Task(
     cases={
         "one tile": {"rows": 4, "C": 8},
@@ -55,6 +61,8 @@ TASK = Task(
         "rstd is the root; it is 1 divided by it": with_rstd(lambda x, eps: (x.square().mean(1) + eps).sqrt()),
         "eps is missing": with_rstd(lambda x, eps: x.square().mean(1).rsqrt()),
         "the variance is taken, not the mean square": with_rstd(lambda x, eps: (x.var(1, correction=0) + eps).rsqrt()),
+        "eps is added to rstd; it belongs under the root": with_rstd(lambda x, eps: x.square().mean(1).rsqrt() + eps),
+        "the mean is subtracted: LayerNorm does that, RMSNorm does not": mean_subtracted,
         "y is not multiplied by w": lambda residual, branch, w, eps: {
             "y": V1.rms_norm(residual + branch, torch.ones_like(w), eps)
         },
@@ -66,6 +74,13 @@ TASK = Task(
         "mean over the tile": Mistake("tl.sum(x * x, 1) / C", "tl.sum(x * x, 1) / BLOCK", "rstd", says="not by C"),
         "epsilon outside the root": Mistake(
             "tl.rsqrt(tl.sum(x * x, 1) / C + eps)", "1 / (tl.sqrt(tl.sum(x * x, 1) / C) + eps)", "rstd", says="outside"
+        ),
+        "epsilon added to rstd": Mistake("/ C + eps)", "/ C) + eps", "rstd", says="under the root"),
+        "mean subtracted": Mistake(
+            "x = x.to(tl.float32)\n",
+            "x = x.to(tl.float32)\n    x = tl.where(mask, x - (tl.sum(x, 1) / C)[:, None], 0.0)\n",
+            "rstd",
+            says="LayerNorm",
         ),
         "root without the division": Mistake("tl.rsqrt(", "tl.sqrt(", "rstd", says="1 divided by it"),
         "epsilon forgotten": Mistake("/ C + eps", "/ C", "rstd", says="eps is missing"),

@@ -32,14 +32,14 @@ def storage(results, inputs):
     return {"dresidual": results["dresidual"], "dw": results["dw"], "partial_sums": results["dw"].expand(3, -1)}
 
 
-def with_dresidual(weighted=True, along=1.0, power=2, over_tile=False, past=1.0):
+def with_dresidual(weighted=True, along=1.0, power=2, over_tile=False, past=1.0, mean_of_g=True, divided=True):
     """Return a suspect: dresidual with one part changed."""
 
     def suspect(dy, dx, x, w, rstd):
         g = dy * w if weighted else dy
         rstd = rstd[:, None]
         size = triton.next_power_of_2(x.shape[1]) if over_tile else x.shape[1]
-        mean = (g * x).sum(1, keepdim=True) / size
+        mean = ((g if mean_of_g else dy) * x).sum(1, keepdim=True) / (size if divided else 1)
         return {"dresidual": past * dx + rstd * (g - along * x * rstd**power * mean)}
 
     return suspect
@@ -76,6 +76,9 @@ TASK = Task(
         "dresidual: w is missing in g": with_dresidual(weighted=False),
         "dresidual: rstd enters the part along x once; it is rstd²": with_dresidual(power=1),
         "dresidual: the mean divides by BLOCK, the width of the tile, not by C": with_dresidual(over_tile=True),
+        "dresidual: the sum over the row is not divided by C": with_dresidual(divided=False),
+        "dresidual: the part along x is added; subtract it": with_dresidual(along=-1),
+        "dresidual: the mean is that of dy · x; it is that of g · x": with_dresidual(mean_of_g=False),
         "dw: only each program's last tile counts; use +=": with_dw(last_tiles),
         "dw: the factor w does not belong there": with_dw(lambda dy, x, w, rstd: dy * x * rstd * w),
         "dw: the factor rstd is missing": with_dw(lambda dy, x, w, rstd: dy * x),
@@ -88,7 +91,11 @@ TASK = Task(
     wide=("rstd",),
     storage=storage,
     views=lambda outputs, inputs: {"dresidual": outputs["dresidual"], "dw": outputs["dw"]},
+    unwritten={"dw": "a row of partial_sums is missing. Program p stores row p, which begins p · C after dw_ptr"},
     mistakes={
+        "sum in place of the mean": Mistake("[:, None] / C", "[:, None]", "dresidual", says="divided by C"),
+        "plus the part along x": Mistake("(g - x", "(g + x", "dresidual", says="subtract it"),
+        "mean of dy": Mistake("tl.sum(g * x", "tl.sum(dy * x", "dresidual", says="that of g · x"),
         "dresidual without the part along x": Mistake(
             "rstd * (g - x * (rstd * rstd * tl.sum(g * x, 1)[:, None] / C))", "rstd * g", "dresidual", says="along x is"
         ),
@@ -107,7 +114,12 @@ TASK = Task(
         "dw with the weight": Mistake("dw += dy * x * rstd", "dw += g * x * rstd", "dw", says="factor w"),
         "dw without rstd": Mistake("dw += dy * x * rstd", "dw += dy * x", "dw", says="factor rstd"),
         "all programs in one row": Mistake(
-            "dw_ptr + tl.program_id(0).to(tl.int64) * C", "dw_ptr", "dw", "unwritten", gpu_kind="value"
+            "dw_ptr + tl.program_id(0).to(tl.int64) * C",
+            "dw_ptr",
+            "dw",
+            "unwritten",
+            gpu_kind="value",
+            says="stores row p",
         ),
         "last partial sums only": Mistake(
             "partial_sums += tl.load(", "partial_sums = tl.load(", "dw", says="partial sums count"

@@ -16,7 +16,7 @@ def inputs(rows, C, scale=2.0, offset=0.5, first=0.0, second=0.0):
     return {"x": x}
 
 
-def tilewise(x, rescale=True, add=True, maximum=torch.maximum, keep=True):
+def tilewise(x, rescale=True, add=True, maximum=torch.maximum, keep=True, old_m=False):
     """Compute the softmax tile by tile in float32, as the kernel does, with one part of it changed."""
     x = x.float()
     m = torch.full_like(x[:, :1], -math.inf)
@@ -25,7 +25,7 @@ def tilewise(x, rescale=True, add=True, maximum=torch.maximum, keep=True):
         tile = x[:, start : start + BLOCK]
         m_new = maximum(m, tile.amax(1, keepdim=True))
         old = l * (m - m_new).exp() if rescale else l
-        l = (old if add else 0) + (tile - m_new).exp().sum(1, keepdim=True)
+        l = (old if add else 0) + (tile - (m if old_m else m_new)).exp().sum(1, keepdim=True)
         if keep:
             m = m_new
     return {"y": ((x - m).exp() / l).double()}
@@ -53,6 +53,12 @@ TASK = Task(
         ),
         "m is not kept for the next tile and the second pass, or l is multiplied by exp(m_new - m), "
         "infinite at first, and not by exp(m - m_new)": lambda x: tilewise(x, keep=False),
+        "l sums exp(x - m) with the m before this tile, infinite at first; take m_new": lambda x: tilewise(
+            x, old_m=True
+        ),
+        "y is exp(x) / l: l is relative to m, so subtract m here too": lambda x: {
+            "y": x.softmax(1) * x.amax(1, keepdim=True).exp()
+        },
         "y is not divided by l": lambda x: {"y": (x - x.amax(1, keepdim=True)).exp()},
         "y is a softmax to base 2: is it exp2 instead of exp?": lambda x: {"y": (x * math.log(2)).softmax(1)},
     },
@@ -77,6 +83,8 @@ TASK = Task(
             "mask=column < C, other=0.0).to(tl.float32)\n        m_new",
             "y",
         ),
+        "sum relative to the old maximum": Mistake("tl.exp(x - m_new)", "tl.exp(x - m)", "y", says="take m_new"),
+        "maximum forgotten in y": Mistake("tl.exp(x - m) / l", "tl.exp(x) / l", "y", says="subtract m here"),
         "not divided": Mistake("tl.exp(x - m) / l", "tl.exp(x - m)", "y", says="not divided by l"),
         "powers of two": Mistake("tl.exp(", "tl.exp2(", "y", count=3, says="exp2"),
         "store not masked": Mistake("element_ty), mask=column < C", "element_ty)", "y", "stray"),

@@ -24,8 +24,14 @@ def not_divided(q, k, v):
     return {"o": (scores - scores.amax(1, keepdim=True)).exp() @ v}
 
 
-def tilewise(q, k, v, rescale_o=1, rescale_l=1, keep_o=1, unscaled=False):
-    """Compute o in a loop over tiles of keys, with one rescaling changed."""
+def not_transposed(q, k, v):
+    """Take each tile of keys for its transpose, which is possible because D is BLOCK_K."""
+    tiles = k.unflatten(0, (-1, BLOCK_K))
+    return define(q, tiles.transpose(1, 2).flatten(0, 1), v)
+
+
+def tilewise(q, k, v, rescale_o=1, rescale_l=1, keep_o=1, unscaled=False, divide=False, twice=False):
+    """Compute o in a loop over tiles of keys, with one step changed."""
     m = torch.full_like(q[:, :1], -math.inf)
     l = torch.zeros_like(m)
     o = torch.zeros_like(q)
@@ -35,10 +41,12 @@ def tilewise(q, k, v, rescale_o=1, rescale_l=1, keep_o=1, unscaled=False):
         P = (scores - m_new).exp()
         scale = math.sqrt(q.shape[1]) * math.log(2) if unscaled else 1.0  # exp2 of unscaled maxima
         alpha = (scale * (m - m_new)).exp()
-        o = keep_o * o * (alpha if rescale_o else 1) + P @ v[start : start + BLOCK_K]
+        o = keep_o * o * (alpha if rescale_o else 1) + P @ v[start : start + BLOCK_K] + (o if twice else 0)
         l = l * (alpha if rescale_l else 1) + P.sum(1, keepdim=True)
         m = m_new
-    return {"o": o / l}
+        if divide:
+            o = o / l
+    return {"o": o if divide else o / l}
 
 
 TASK = Task(
@@ -56,6 +64,14 @@ TASK = Task(
         "l is not rescaled when m rises: multiply it by alpha": lambda **i: tilewise(**i, rescale_l=0),
         "alpha lacks scale: it is exp2((m - m_new) · scale)": lambda **i: tilewise(**i, unscaled=True),
         "o holds the last tile of keys only": lambda **i: tilewise(**i, keep_o=0),
+        "o is divided by l in every step; divide once, after the loop": lambda **i: tilewise(**i, divide=True),
+        "o is counted twice: tl.dot adds to its third argument, so use = and not +=": lambda **i: tilewise(
+            **i, twice=True
+        ),
+        "k is not transposed: tl.dot needs the tile of kᵀ": not_transposed,
+        "scale is applied twice: S and m stay unscaled": lambda q, k, v: define(
+            q, k, v, math.log2(math.e) / math.sqrt(q.shape[1])
+        ),
         "k is loaded from q": lambda q, k, v: define(q, q, v),
         "o is not divided by the row sum l": not_divided,
         "the exponentials have base e, and scale is for base 2": lambda q, k, v: define(q, k, v, math.log2(math.e)),
@@ -72,6 +88,14 @@ TASK = Task(
         "alpha without scale": Mistake("tl.exp2((m - m_new) * scale)", "tl.exp2(m - m_new)", "o", says="alpha lacks"),
         "exp for exp2": Mistake("tl.exp2(", "tl.exp(", "o", count=2, says="base e"),
         "not divided by the sum": Mistake("o / l[:, None]", "o", "o", says="not divided"),
+        "divided in every step": Mistake(
+            "tl.sum(P, 1)\n    store_tile(o_ptr, o / l[:, None],",
+            "tl.sum(P, 1)\n        o = o / l[:, None]\n    store_tile(o_ptr, o,",
+            "o",
+            says="after the loop",
+        ),
+        "added to the output twice": Mistake("o = tl.dot(P", "o += tl.dot(P", "o", says="not +="),
+        "keys not transposed": Mistake("tl.trans(k)", "k", "o", says="not transposed"),
         "maximum of the last tile": Mistake("tl.maximum(m, tl.max(S, 1))", "tl.max(S, 1)", "o"),
         "last tile of keys only": Mistake("v, o * alpha[:, None],", "v, o * 0.0,", "o", says="last tile of keys"),
         "queries instead of keys": Mistake("load_tile(k_ptr", "load_tile(q_ptr", "o", says="from q"),

@@ -51,8 +51,11 @@ TASK = Task(
         "dx": "row column",
     },
     labels={"found": ("None", "all zeros", "zeros but one", "all nonzero", "a sum of zero", "one NaN", "one infinity")},
+    unwritten={"dgate_up": "no gradient reached it. Does swiglu call the Function, and does backward return one?"},
     mistakes={
-        "the phantom": Mistake("    apply = SwiGLUFunction.apply\n", "", "dgate_up", "unwritten"),
+        "the phantom": Mistake(
+            "    apply = SwiGLUFunction.apply\n", "", "dgate_up", "unwritten", says="no gradient reached it"
+        ),
         "a detour around the gradient": Mistake("swiglu_backward(dy.contiguous(), x)", "None", "dgate_up", "unwritten"),
         "gradient of the forward": Mistake(
             "return swiglu_backward(dy.contiguous(), x)", "return torch.cat([swiglu_forward(x)] * 2, 1)", "dgate_up"

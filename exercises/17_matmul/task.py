@@ -1,5 +1,7 @@
 """Exercise 17: what run() must compute, and typical mistakes."""
 
+import torch
+
 from grading import Mistake, Task, random
 
 STEP = 16  # BLOCK_K of the exercise
@@ -8,6 +10,20 @@ STEP = 16  # BLOCK_K of the exercise
 def first_tile_again(x, w):
     K = x.shape[1]
     return {"y": sum(x[:, : min(STEP, K - k)] @ w[:, : min(STEP, K - k)].T for k in range(0, K, STEP))}
+
+
+def sums_doubled(x, w):
+    """Double the sums in every step, as sums += tl.dot(a, b, sums) does."""
+    y = 0
+    for k in range(0, x.shape[1], STEP):
+        y = 2 * y + x[:, k : k + STEP] @ w[:, k : k + STEP].T
+    return {"y": y}
+
+
+def steps_of_one(x, w):
+    """Take a tile at every k: column k is in up to STEP of them."""
+    times = (torch.arange(x.shape[1], device=x.device) + 1).clamp(max=STEP)
+    return {"y": (x * times) @ w.T}
 
 
 TASK = Task(
@@ -30,6 +46,8 @@ TASK = Task(
         },
         "only the first tile of K is in y: the loop ends too early": lambda x, w: {"y": x[:, :STEP] @ w[:, :STEP].T},
         "every step reads the first tile of K: the offsets do not contain start": first_tile_again,
+        "sums is counted twice: tl.dot adds to its third argument, so use = and not +=": sums_doubled,
+        "tiles overlap: the loop steps by 1, not by BLOCK_K": steps_of_one,
         "w is read as [K, N]: y = x w instead of x wᵀ": lambda x, w: {"y": x @ w.reshape(w.shape[1], w.shape[0])},
     },
     names={"y": "row column"},
@@ -38,6 +56,8 @@ TASK = Task(
         "sums starts again": Mistake("tl.trans(w), sums,", "tl.trans(w),", "y", says="starts again"),
         "result of tl.dot dropped": Mistake("sums = tl.dot(x,", "tl.dot(x,", "y", says="assign them"),
         "first step only": Mistake("range(0, K, BLOCK_K)", "range(0, BLOCK_K, BLOCK_K)", "y", says="ends too early"),
+        "added to sums twice": Mistake("sums = tl.dot(x,", "sums += tl.dot(x,", "y", says="not +="),
+        "steps of one": Mistake("range(0, K, BLOCK_K)", "range(0, K)", "y", says="not by BLOCK_K"),
         "no start in the offsets": Mistake("k = start + tl", "k = tl", "y", says="do not contain start"),
         "w as [K, N]": Mistake(
             "w_ptr + column[:, None] * K + k[None, :], mask=(column[:, None] < N) & (k[None, :] < K)",

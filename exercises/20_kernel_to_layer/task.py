@@ -41,7 +41,7 @@ TASK = Task(
     labels={
         "caught": (
             "the right layer",
-            "a layer with twice the gradients",
+            "a layer with twice the gradient of gate",
             "a layer without a gradient of gate",
             "a layer with twice the gradient of up",
             "a layer with NaN gradients",
@@ -54,6 +54,9 @@ TASK = Task(
             None,
             "crash",
             says="through .apply",
+        ),
+        "Function made, not applied": Mistake(
+            "SwiGLUFunction.apply(x, scale)", "SwiGLUFunction(x, scale)", None, "crash", says="through .apply"
         ),
         "one gradient for two inputs": Mistake("return dx, None", "return dx", None, "crash", says="expected 2, got 1"),
         "dy as it comes": Mistake("dy.contiguous()", "dy", "dgate", says="dy is not contiguous"),
@@ -74,6 +77,12 @@ TASK = Task(
             "        return error.item()\n",
             "caught",
             says="twice the gradient of up gives False",
+        ),
+        "last gradient only": Mistake(
+            "worst = max(worst, error.item())",
+            "worst = error.item()",
+            "caught",
+            says="twice the gradient of gate gives False",
         ),
         "difference instead of the relative error": Mistake(
             "(grad.double() - right).norm() / right.norm()", "(grad - right).mean()", "caught", says="gives"

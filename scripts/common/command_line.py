@@ -46,6 +46,11 @@ class Parser(argparse.ArgumentParser):
         return run_tool(self.prog, lambda: work(*parsed))
 
 
+def missing_package(name):
+    """Return what to do about a package that this Python lacks."""
+    return f"{sys.executable} has no {name}: run `source .venv/bin/activate` first; scripts/quickstart.sh makes .venv"
+
+
 def run_tool(program, work):
     """Run a tool's work and return its exit status; print errors as one line instead of a traceback."""
     try:
@@ -55,7 +60,7 @@ def run_tool(program, work):
             print(f"{program}: {error}", file=sys.stderr)
         return error.status
     except ModuleNotFoundError as error:
-        print(f"{program}: {sys.executable} has no {error.name}: run scripts/quickstart.sh first", file=sys.stderr)
+        print(f"{program}: {missing_package(error.name)}", file=sys.stderr)
         return 1
     except ValueError as error:
         print(f"{program}: {error}", file=sys.stderr)

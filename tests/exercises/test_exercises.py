@@ -18,6 +18,7 @@ from common.versions import REPOSITORY, SCRIPTS, load_version
 from processes import run_file, running, wait_for
 
 sys.path.insert(0, str(REPOSITORY / "exercises"))
+import answers
 import check
 import grading
 import graphs
@@ -254,6 +255,7 @@ def test_verdicts(tmp_path, body, kind, said):
     [
         ("import os; os.kill(os.getpid(), 15)", "was ended by SIGTERM"),
         ("import os; os.kill(os.getpid(), 11)", r"crashed Python \(SIGSEGV\): a load or store far outside"),
+        ("import os; os.kill(os.getpid(), 6)", r"crashed Python \(SIGABRT\): a load or store far outside"),
         ("import os; os._exit(3)", "ended Python with status 3"),
         ("while True:\n    pass", "does every loop in your kernel end"),
     ],
@@ -263,6 +265,11 @@ def test_a_crash_or_hang_does_not_take_the_checker_down(tmp_path, code, said):
     path.write_text(f"{code}\n")
     with pytest.raises(Failure, match=said):
         check.grade([(EXERCISES["01"], path)], timeout=60 if "while" not in code else 1)
+
+
+def test_an_environment_that_is_not_active_is_named():
+    said = "Traceback ...\nModuleNotFoundError: No module named 'torch'\n"
+    assert "has no torch: run `source .venv/bin/activate` first" in answers.describe_end(1, said, "exercise.py")
 
 
 KERNEL = """

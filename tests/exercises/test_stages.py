@@ -79,7 +79,7 @@ def test_the_fault_is_found_and_the_repair_accepted(stage, repaired):
         (2, "(x.numel() // C", "(C", "the first loss is|the gradient of"),
         (2, "return x, y", "return x, y.flatten(0, 1).t().contiguous().t().view(x.shape)", "a copy is left"),
         (3, "    trainer.synchronize()\n    start", "    v3.torch.cuda.synchronize()\n    start", None),
-        (3, "    trainer.synchronize()\n    start", "    start", "is reported as 80 ms"),
+        (3, "    trainer.synchronize()\n    start", "    start", "80 ms: the earlier work is counted"),
         (3, "    trainer.synchronize()\n    step_ms", "    step_ms", "is reported as 1 ms"),
         (4, "v3.packed_swiglu(", "v3.packed_swiglu(2 * ", "the first loss is"),
         (6, "y = SwiGLUFunction.apply(", "y = SwiGLUFunction.apply(1 * ", None),

@@ -48,7 +48,7 @@ def test_the_folder_tells_the_version(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
-        (ModuleNotFoundError(name="torch"), 1, "has no torch: run scripts/quick"),
+        (ModuleNotFoundError(name="torch"), 1, "has no torch: run `source .venv/bin/activate` first"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
