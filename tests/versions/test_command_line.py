@@ -68,7 +68,7 @@ COMMAND_LINES = {
 }
 # Option: values that must be refused, each alone on a command line; the error names the option.
 ODD_VALUES = {
-    "--batch-size": "0 2.5 1e3 99999999999999999999999 ''",
+    "--batch-size": "0 2.5 1e3 1_0 \uff11\uff10 \u0661 99999999999999999999999 ''",
     "--seq-len": "-1 eight 16777217",
     "--hidden-dim": "0 -512 100",
     "--num-layers": "0 1000000000",
@@ -81,7 +81,7 @@ ODD_VALUES = {
     "--profile-steps": "0 10001",
     "--save-every": "-2 often",
     "--seed": "-1 1180591620717411303424 0x10",
-    "--learning-rate": "0 -1e-3 nan inf 1e400 fast",
+    "--learning-rate": "0 -1e-3 nan inf 1e400 1_0 \uff11 fast",
     "--preset": "huge default ''",
     "--amp-dtype": "float8 ''",
     "--sort-by": "beauty ''",
@@ -107,6 +107,8 @@ ODD_COMMAND_LINES = {
         -x: -x
         --data: --data
         --vocab-size: --data long.txt --vocab-size 100 --seq-len 8
+        would become text of --data: --data long.txt --metrics-file folder/../long.txt
+        would become text of --data: --data folder --metrics-file folder/metrics.json
     """,
     "2": """
         --compile-mode: --compile-mode wildly
