@@ -1436,7 +1436,8 @@ def main(argv=None):
         if message is None:
             raise
         rank = f", rank {config.rank} of {config.world_size}" if config.parallel else ""
-        print(f"tiny_llama_v{VERSION}.py{rank}: {message}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # on a full disk the status still tells
+            print(f"tiny_llama_v{VERSION}.py{rank}: {message}", file=sys.stderr)
         return status
 
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import os
+import pathlib
 import re
 import shlex
 import shutil
@@ -107,6 +108,7 @@ ODD_COMMAND_LINES = {
         -x: -x
         --data: --data
         --vocab-size: --data long.txt --vocab-size 100 --seq-len 8
+        holds no text: a file with a NUL byte: --data binary
         would become text of --data: --data long.txt --metrics-file folder/../long.txt
         would become text of --data: --data folder --metrics-file folder/metrics.json
     """,
@@ -190,6 +192,19 @@ def test_odd_command_lines_are_refused_in_one_sentence(version, surroundings, ca
         status, out, err = call(version, shlex.split(argv.replace("LONGNAME", "n" * 5000)), capsys)
         assert status == 2 and not out, f"{line}: status {status}"
         assert words in err and err.startswith(SCRIPTS[version].name) and err.count("\n") == 1, f"{line}: {err}"
+
+
+def test_data_larger_than_the_memory_is_named(surroundings, monkeypatch):
+    """As a sparse file is: no smaller batch would help."""
+
+    def read_bytes(path):
+        raise MemoryError
+
+    script = load_version(1)
+    config = script.parse_options(["--data", "long.txt"])
+    monkeypatch.setattr(pathlib.Path, "read_bytes", read_bytes)
+    with pytest.raises(script.UserError, match=r"^--data long.txt does not fit into memory$"):
+        script.load_data(config)
 
 
 @pytest.mark.parametrize("version", SCRIPTS)

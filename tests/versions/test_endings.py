@@ -192,6 +192,14 @@ def test_standard_output_on_a_full_disk():
     assert process.returncode == 1 and err.count("\n") == 1 and "standard output: No space left" in err
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")
+def test_standard_error_on_a_full_disk(tmp_path):
+    """The status is that of the error, which has no line to be said in."""
+    command = [sys.executable, SCRIPTS[1], *SHORT, "--resume", "--checkpoint-dir", tmp_path]
+    with open("/dev/full", "w") as full:
+        assert subprocess.run(command, stdout=subprocess.DEVNULL, stderr=full, timeout=200).returncode == 2
+
+
 def test_standard_output_closed_from_the_start(tmp_path):
     command = f'exec "{sys.executable}" "{SCRIPTS[1]}" {" ".join(SHORT)} --metrics-file "{tmp_path}/m.json" >&-'
     ended = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=200)
