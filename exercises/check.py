@@ -40,9 +40,11 @@ def read_progress():
 
     What is damaged counts as not done.
     """
+    if not PROGRESS.is_file():  # reading a pipe would wait forever
+        return {}
     try:
         found = json.loads(PROGRESS.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return {number: state for number, state in found.items() if is_sound(state)} if isinstance(found, dict) else {}
 
@@ -53,7 +55,9 @@ def is_sound(state):
         return False
     speed = state.get("speed") or [1, 1]
     return (
-        isinstance(speed, list) and len(speed) == 2 and all(type(rate) in (int, float) and rate > 0 for rate in speed)
+        isinstance(speed, list)
+        and len(speed) == 2
+        and all(type(rate) in (int, float) and 0 < rate < 1e9 for rate in speed)  # GB/s
     )
 
 
@@ -66,6 +70,7 @@ def remember(folder, **changes):
         os.replace(partial, PROGRESS)
     except OSError as error:
         print(f"check.py: cannot save your progress: {PROGRESS}: {error.strerror}", file=sys.stderr)
+        partial.unlink(missing_ok=True)
 
 
 def progress_of(folder):
@@ -82,7 +87,7 @@ def show_list():
             print(f"session {session}, {name}")
         for number in kernels(session):
             folder, state = folders[number], progress.get(number, {})
-            started = is_started((folder / "exercise.py").read_text(encoding="utf-8"))
+            started = is_started((folder / "exercise.py").read_text(encoding="utf-8", errors="replace"))
             word = "passed" if state.get("passed") else "started" if started else ""
             word += ", solution seen" if state.get("given_up") else ""
             print(f"{number}  {title(folder):50s} {word}".rstrip())
@@ -93,7 +98,7 @@ def show_list():
 def check(folder):
     """Check the answer in exercise.py and return the exit status."""
     number, path = folder.name[:2], folder / "exercise.py"
-    if not is_started(path.read_text(encoding="utf-8")):
+    if not is_started(path.read_text(encoding="utf-8", errors="replace")):
         print(f"{number} not started: read {relative(folder / 'README.md')}, then write your lines between")
         print(f"   # TODO and # end of TODO in {relative(path)}")
         return 1
@@ -128,7 +133,7 @@ def watch(folder):
 def show_hint(folder, wanted):
     """Show hint number `wanted`, or the next one, which opens after another failed check."""
     texts, state = hints(folder), progress_of(folder)
-    shown = state.get("hints", 0)
+    shown = min(state.get("hints", 0), len(texts))
     if wanted is None:
         opens = shown == 0 or (state.get("failed", False) and shown < len(texts))
         wanted = shown + 1 if opens else shown
@@ -149,7 +154,7 @@ def show_solution(folder, give_up):
         if not give_up:
             raise Failure(1, f"exercise {number} is not passed yet: ask for a hint, or add --give-up")
         remember(folder, given_up=True)
-    texts = (path.read_text(encoding="utf-8").splitlines() for path in (mine, solution))
+    texts = (path.read_text(encoding="utf-8", errors="replace").splitlines() for path in (mine, solution))
     lines = list(difflib.unified_diff(*texts, "yours", "solution", lineterm=""))
     print("\n".join(lines) or "your file is the solution, letter for letter")
     return 0

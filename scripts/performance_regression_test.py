@@ -16,6 +16,7 @@ Exit status: 0 fast enough; 1 slower; 3 too close to tell; 2 for bad input.
 
 import argparse
 import math
+import os
 import sys
 
 from common.accuracy import loss_bound, same_loss
@@ -74,6 +75,10 @@ def read_rounds(options):
     if len(files[0]) != len(files[1]):
         count = f"got {len(files[0])} and {len(files[1])}"
         raise Failure(2, f"--baseline-results and --current-results need a file of every round each, {count}")
+    named = [os.path.realpath(path) for path in [*files[0], *files[1]]]
+    twice = [path for path in named if named.count(path) > 1]
+    if twice:
+        raise Failure(2, f"{twice[0]} is named twice: a run says nothing about itself, nor about a second round")
     before, after = ([read_run(path) for path in paths] for paths in files)
     for run in [*before, *after]:
         check(before[0], run)

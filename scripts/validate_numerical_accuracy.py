@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 
 from common.accuracy import compare, outcome, verdict
-from common.command_line import Failure, Parser, load_script, on_cpu, positive, progress, script_path, with_sizes
+from common.command_line import Parser, finite, load_script, on_cpu, positive, progress, script_path, with_sizes
 from common.tables import columns, emit, text_table
 
 
@@ -32,8 +32,6 @@ def as_text(content, low_precision):
 
 
 def validate(options, rest):
-    if not options.tolerance >= 0:
-        raise Failure(2, f"--tolerance must not be negative, got {options.tolerance}")
     argv = with_sizes(rest)
     outcomes = []
     paths = {name: script_path(getattr(options, name), f"--{name}") for name in ("baseline", "optimized")}
@@ -53,7 +51,7 @@ def main(argv=None):
     add = parser.add_argument
     add("--baseline", required=True, metavar="A", help="script, or a version's folder, that is right")
     add("--optimized", required=True, metavar="B", help="script, or folder, to be checked")
-    add("--tolerance", type=float, default=1e-4, help="largest relative error (%(default)s)")
+    add("--tolerance", type=finite, default=1e-4, help="largest relative error (%(default)s)")
     add("--steps", type=positive, default=10, metavar="N", help="training steps to compare (%(default)s)")
     return parser.run(validate, argv, passes_on=True)
 

@@ -482,6 +482,8 @@ def between(kind, low, high):
     """Return a converter for argparse that accepts numbers from low to high."""
 
     def number(text):
+        if not text.isascii() or "_" in text:  # digits of other scripts, or Python's 1_0
+            raise ValueError
         if not low <= kind(text) <= high:
             raise argparse.ArgumentTypeError(f"must be from {low} to {high}, got {text}")
         return kind(text)
@@ -650,17 +652,23 @@ def check_paths(config):
     """Raise UserError unless every file that the run will write can be created."""
     paths = {}
     if config.metrics_file:
-        paths["--metrics-file"] = pathlib.Path(os.path.realpath(config.metrics_file))
+        paths["--metrics-file"] = pathlib.Path(config.metrics_file)
     if config.save_every:
         paths["--checkpoint-dir"] = pathlib.Path(config.checkpoint_dir, "step")
     if config.profile:
         paths["--profile-dir"] = pathlib.Path(config.profile_dir, "trace")
     for option, path in paths.items():
         try:
-            if option != "--metrics-file":
+            if option == "--metrics-file":
+                named = path
+                path = pathlib.Path(os.path.realpath(named))  # for a pipe this is a name that does not exist
+                if named.exists() and (not named.is_file() or is_open_stream(named)):
+                    message = f"--metrics-file must be a regular file of its own, got {named}"
+                    raise UserError(f"{message}: name a new file and print it after the run")
+                if config.data and pathlib.Path(os.path.realpath(config.data)) in (path, path.parent):
+                    raise UserError(f"--metrics-file {named} would become text of --data: name a file outside of it")
+            else:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            elif path.exists() and (not path.is_file() or is_open_stream(path)):
-                raise UserError(f"--metrics-file must be a regular file of its own, got {config.metrics_file}")
             probe = partial_path(path)
             os.close(os.open(probe, NEW_FILE, 0o666))
             probe.unlink()
@@ -1143,7 +1151,8 @@ def write_file(path, *parts, replace=True):
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the folder itself may be gone, which is said already
+            partial.unlink()
 
 
 def link(partial, path):
@@ -1199,7 +1208,7 @@ def find_checkpoint(config):
         if not paths:
             raise UserError(f"--resume: {config.checkpoint_dir} holds no checkpoint (step_N.pt)")
         path = paths[0]
-        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would wait forever
+        if not path.is_file():  # reading a pipe would wait forever, and a link may lead nowhere
             raise UserError(f"--resume: {path} is not a checkpoint of this workshop: {without_newest(config)}")
         data = path.read_bytes()
         sound = hashlib.sha256(data[:-32]).digest() == data[-32:]
@@ -1222,7 +1231,7 @@ def find_checkpoint(config):
             raise TypeError("an option is no text and no number")
         changed = {name for name, old in options.items() if old != now[name]}
         changes = ", ".join(f"{name} {old} -> {now[name]}" for name, old in options.items() if name in changed)
-        changes = changes.encode("unicode_escape").decode()  # a terminal would obey escape codes
+        changes = changes[:2000].encode("unicode_escape").decode()  # a terminal would obey escape codes
     except OSError as error:
         raise UserError(f"--resume: {path} cannot be read: {error.strerror}") from None
     except DAMAGE as error:
@@ -1257,16 +1266,24 @@ def check_contents(saved, trainer):
             dtypes = (torch.float32, torch.float64) if name.endswith(".step") else (torch.float32,)
             if not plain or tensor.shape != wanted[name] or tensor.dtype not in dtypes:
                 raise ValueError(f"{name} is no float32 tensor {tuple(wanted[name])}")
-            if not tensor.isfinite().all() or (name.endswith((".step", ".exp_avg_sq")) and tensor.min() < 0):
+            if not tensor.isfinite().all() or (name.endswith(".exp_avg_sq") and tensor.min() < 0):
                 raise ValueError(f"{name} is not finite, or negative")
+            # float16 skips steps
+            if name.endswith(".step") and not (0 <= tensor <= saved["step"] and tensor % 1 == 0):
+                raise ValueError(f"{name} is {tensor.item()} after {saved['step']} steps")
         scaler = saved["scaler"]
         fresh = torch.amp.GradScaler("cpu").state_dict()  # of numbers
         if scaler and (
             scaler.keys() != fresh.keys() or not all(type(scaler[key]) is type(fresh[key]) for key in fresh)
         ):
             raise ValueError("its scaler is none")
-        if scaler and not 0 < scaler["scale"] < math.inf:
+        if scaler and not 0 < scaler["scale"] < 2.0**127:  # float32 holds no larger one
             raise ValueError(f"its scale is {scaler['scale']}")
+        varying = {"scale": 0, "_growth_tracker": 0}  # all else of a scaler stays as it is made
+        if scaler and scaler | varying != fresh | varying:
+            raise ValueError("its scaler grows or shrinks in another way")
+        if scaler and scaler["_growth_tracker"] not in range(scaler["growth_interval"]):
+            raise ValueError(f"its scaler has waited for {scaler['_growth_tracker']} steps")
     except DAMAGE as error:
         message = f"{saved['path']} is damaged ({ascii(str(error)[:80])}): {without_newest(trainer.config)}"
         raise UserError(f"--resume: {message}") from None
@@ -1611,7 +1628,8 @@ def main(argv=None):
         if message is None:
             raise
         rank = f", rank {config.rank} of {config.world_size}" if config.parallel else ""
-        print(f"tiny_llama_v{VERSION}.py{rank}: {message}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # on a full disk the status still tells
+            print(f"tiny_llama_v{VERSION}.py{rank}: {message}", file=sys.stderr)
         return status
 
 

@@ -1,6 +1,7 @@
 """The tools' command line: one parser, errors as one line, and the options that several tools share."""
 
 import argparse
+import math
 import os
 import pathlib
 import re
@@ -69,10 +70,13 @@ def run_tool(program, work):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        # A file that is not there can be written wherever its folder is: it was to be read.
-        read = isinstance(error, FileNotFoundError) and pathlib.Path(error.filename or "").parent.is_dir()
         name = error.filename or "the output"
-        verb = "read" if read else "written"
+        verb = "written"
+        if isinstance(error, IsADirectoryError | PermissionError):  # of a file to be read, or of one to be written
+            verb = "opened"
+        # A file that is not there can be written wherever its folder is: it was to be read.
+        elif isinstance(error, FileNotFoundError) and pathlib.Path(error.filename or "").parent.is_dir():
+            verb = "read"
         print(f"{program}: {name} cannot be {verb}: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -109,6 +113,14 @@ def positive(text):
     value = whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def finite(text):
+    """Convert an option's text to a finite number of at least 0; float alone takes nan, inf and 1_0 too."""
+    value = float(text)
+    if not 0 <= value < math.inf or not text.isascii() or "_" in text:
+        raise argparse.ArgumentTypeError(f"must be a finite number of at least 0, got {text}")
     return value
 
 
@@ -157,7 +169,7 @@ def add_steps(parser, option="--steps"):
 
 def add_time_limit(parser):
     words = "start nothing that would not end in so many seconds"
-    parser.add_argument("--time-limit", type=float, metavar="S", help=words)
+    parser.add_argument("--time-limit", type=finite, metavar="S", help=words)
 
 
 # ---------------------------------------------------------------- options for the training scripts

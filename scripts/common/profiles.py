@@ -5,6 +5,7 @@ Nsight Systems, Perfetto traces of rocprof-sys, and PyTorch's traces, each also 
 missing, cut off, damaged or of another kind raises Failure with one sentence that names it.
 """
 
+import codecs
 import contextlib
 import csv
 import dataclasses
@@ -195,7 +196,7 @@ def content_of(path):
     """Return the bytes of a file, unpacked if gzip packed them. A device or pipe, which may never end, is refused."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise Failure(2, "is no regular file: name a file that a profiler or a script wrote")
-    content = path.read_bytes()
+    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)  # an editor may have saved it
     if not content.startswith(GZIP):
         return content
     with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
@@ -331,7 +332,10 @@ def read_json(path, text, linked):
     if "traceEvents" in content:
         return read_trace(path, content)
     if "trace" in content and "steps_profiled" in content and not linked:
-        return read_file(path.with_name(content["trace"]), linked=True)
+        try:
+            return read_file(path.with_name(content["trace"]), linked=True)
+        except Failure as error:
+            raise Failure(error.status, f"names another file: {error}") from None
     raise Failure(2, "is JSON, but no trace of a profiler (traceEvents)")
 
 

@@ -39,7 +39,7 @@ class Gain(NamedTuple):
 
 
 def check_times(times):
-    """Raise ValueError for a time that is not finite and positive."""
+    """Raise ValueError for a time, or a ratio of times, that is not finite and positive."""
     for value in times:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
             raise ValueError(f"a time must be finite and positive, got {value}")
@@ -50,7 +50,9 @@ def ratios(base, times):
     check_times([*base, *times])
     if len(base) != len(times) or not base:
         raise ValueError(f"a ratio needs both times of every round, got {len(base)} and {len(times)} rounds")
-    return [b / t for b, t in zip(base, times, strict=True)]
+    found = [b / t for b, t in zip(base, times, strict=True)]
+    check_times(found)  # 1e308 over 1e-308 is infinite
+    return found
 
 
 def furthest(ratios_of_pair):

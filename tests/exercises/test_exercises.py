@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import re
 import shutil
 import signal
@@ -382,14 +383,49 @@ def test_a_killed_checker_leaves_no_process(workshop, number):
         '{"01": 5}',
         '{"01": {"hints": "two"}}',
         '{"03": {"passed": true, "speed": "fast"}}',
+        '{"03": {"passed": true, "speed": [1e400, 1e400]}}',
+        f'{{"03": {{"passed": true, "speed": [{10**400}, 1]}}}}',
         "[" * 9999,
     ],
 )
 def test_a_damaged_progress_file_is_mended(workshop, text):
     (workshop / ".progress.json").write_text(text)
-    assert call(workshop)[0] == 0 and call(workshop, "scoreboard")[0] == 0
+    assert call(workshop)[0] == 0
+    status, output = call(workshop, "scoreboard")
+    assert status == 0 and " inf" not in output and " nan" not in output
     assert "hint 1 of 3" in call(workshop, "hint", "01")[1]
     assert json.loads((workshop / ".progress.json").read_text())["01"]["hints"] == 1
+
+
+@pytest.mark.parametrize("kind", ["folder", "loop", "pipe"])
+def test_a_progress_file_that_cannot_be_read_ends_nothing(workshop, kind):
+    progress = workshop / ".progress.json"
+    make = {
+        "folder": progress.mkdir,
+        "loop": lambda: progress.symlink_to(progress),
+        "pipe": lambda: os.mkfifo(progress),
+    }
+    make[kind]()
+    assert call(workshop)[0] == 0
+    status, output = call(workshop, "hint", "01")
+    assert status == 0 and "hint 1 of 3" in output
+    assert ("cannot save your progress" in output) == (kind == "folder")
+    assert not list(workshop.glob(".progress.*.partial"))
+
+
+def test_more_hints_than_there_are(workshop):
+    (workshop / ".progress.json").write_text('{"01": {"hints": 1000000000, "failed": true}}')
+    status, output = call(workshop, "hint", "01")
+    assert status == 0 and "hint 3 of 3" in output
+
+
+def test_an_answer_that_is_not_utf8_is_named(workshop):
+    path = workshop / "01_row_sum" / "exercise.py"
+    path.write_bytes(path.read_bytes().replace(b"    # end of TODO", b"    x = 1  # \xe9\n    # end of TODO"))
+    status, output = call(workshop)
+    assert status == 0 and re.search("^01 .* started$", output, re.MULTILINE), output
+    status, output = call(workshop, "01")
+    assert status == 1 and "01 failed\n   UnicodeDecodeError: 'utf-8' codec can't decode byte 0xe9" in output, output
 
 
 # ---------------------------------------------------------------- verify finds what it must

@@ -70,7 +70,9 @@ def test_a_copy_without_a_gradient_is_found(tmp_path, capsys):
         (SCRIPTS[1], REPOSITORY / "scripts/common/tables.py", "", "has no Trainer"),
         (SCRIPTS[1], REPOSITORY / "README.md", "", "is no valid Python"),
         (SCRIPTS[1], SCRIPTS[2], "--steps 0", "--steps: must be"),
-        (SCRIPTS[1], SCRIPTS[2], "--tolerance -1", "must not be negative"),
+        (SCRIPTS[1], SCRIPTS[2], "--tolerance -1", "must be a finite number of at least 0, got -1"),
+        (SCRIPTS[1], SCRIPTS[2], "--tolerance inf", "must be a finite number of at least 0, got inf"),
+        (SCRIPTS[1], SCRIPTS[2], "--tolerance 1_0", "must be a finite number of at least 0, got 1_0"),
         (SCRIPTS[1], SCRIPTS[2], "--num-heads 5", "--hidden-dim"),
     ],
 )

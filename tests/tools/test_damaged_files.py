@@ -5,12 +5,14 @@ kind.
 """
 
 import argparse
+import codecs
 import copy
 import gzip
 import json
 import math
 import random
 import re
+import shutil
 import sqlite3
 
 import pytest
@@ -206,17 +208,20 @@ def print_rows(path):
     print(records.table_of(records.rows(records.read_results(path)), records.METRICS))
 
 
+def gate(path):
+    """Compare a run with one of the same numbers."""
+    current = shutil.copy(path, path.with_name("current.json"))
+    files = {"baseline_results": [path], "current_results": [current]}
+    return regression.compare(argparse.Namespace(**files, min_speedup=1, json=None))
+
+
 OWN_FILES = {  # name: reader, content
     "suite": (print_rows, lambda profiled: results_of_few_runs()),
     "ladder": (print_columns, lambda profiled: columns_of_few_rounds()),
     "room": (lambda path: room.graph(path, path), losses_of),
-    "gate": (
-        lambda path: regression.compare(argparse.Namespace(**dict.fromkeys(OF_GATE, [path]), min_speedup=1, json=None)),
-        losses_of,
-    ),
+    "gate": (gate, losses_of),
     "limits": (lambda path: limits.show(path.parent), lambda profiled: {"counters": [COUNTER, COUNTER]}),
 }
-OF_GATE = ("baseline_results", "current_results")
 COUNTER = {"kernel": "k", "counter": "sm__throughput.avg.pct_of_peak_sustained_elapsed", "unit": "%", "mean": 61.5}
 
 
@@ -323,6 +328,23 @@ def test_packed_files(tmp_path, capsys, monkeypatch):
     refused(kernel_times.main, [path], capsys, "unpacks to more than")
 
 
+@pytest.mark.parametrize("name", ["pytorch/trace_gpu.json", "rocm-7.0/kernel_trace.csv"])
+def test_a_byte_order_mark_changes_nothing(name, tmp_path, capsys):
+    """Editors on Windows write one."""
+    said, path = [], tmp_path / "file"
+    for mark in (b"", codecs.BOM_UTF8):
+        path.write_bytes(mark + (SAMPLES / name).read_bytes())
+        said.append((kernel_times.main([str(path)]), capsys.readouterr()))
+    assert said[0] == said[1]
+
+
+def test_a_damage_behind_a_link_is_told_of_its_file(tmp_path, capsys):
+    profile, trace = tmp_path / "profile_v1_1.json", tmp_path / "trace.json"
+    profile.write_text('{"trace": "trace.json", "steps_profiled": 2}')
+    trace.write_text('{"traceEvents": null}')
+    refused(kernel_times.main, [profile], capsys, f"{profile} names another file: {trace} is cut off or damaged: 'None")
+
+
 @pytest.mark.parametrize("main", [kernel_times.main, kernel_counters.main], ids=["times", "counters"])
 def test_devices_are_refused(main, capsys):
     refused(main, ["/dev/zero"], capsys, "/dev/zero is no regular file")
@@ -334,6 +356,8 @@ def test_a_missing_input_is_not_one_that_cannot_be_written(tmp_path, capsys):
     assert "missing cannot be read: No such file" in capsys.readouterr().err
     assert run_tool("tool", lambda: (tmp_path / "no folder" / "x").write_text("x")) == 1
     assert "x cannot be written: No such file" in capsys.readouterr().err
+    assert run_tool("tool", lambda: tmp_path.read_text()) == 1
+    assert f"{tmp_path} cannot be opened: Is a directory" in capsys.readouterr().err
 
 
 HOSTILE = "k<script>alert(1)</script>\n\n# heading\x1b[2J | x `y`"

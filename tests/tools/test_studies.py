@@ -101,9 +101,29 @@ def test_numbers_that_mean_nothing_are_refused_on_both_sides(change, words, side
 def test_every_round_is_checked_and_needs_both_sides(tmp_path, capsys):
     base, other = (metrics(tmp_path, name, [20.0] * 9) for name in ("base", "other"))
     half = metrics(tmp_path, "half", [20.0] * 9, summary={"parameters_trained": 5})
-    arguments = ["--baseline-results", base, base, "--current-results", other]
+    more = metrics(tmp_path, "more", [20.0] * 9)
+    arguments = ["--baseline-results", base, more, "--current-results", other]
     refused(regression.main, arguments, capsys, "a file of every round each, got 2 and 1")
     refused(regression.main, [*arguments, half], capsys, "trained 5 of 10", status=1)
+
+
+def test_a_run_is_no_second_run(tmp_path, capsys):
+    """Neither beside itself, nor as one more round, by whatever name."""
+    base, other = (metrics(tmp_path, name, [20.0] * 9) for name in ("base", "other"))
+    (tmp_path / "link").symlink_to("other.json")
+    arguments = ["--baseline-results", base, "--current-results"]
+    refused(regression.main, [*arguments, base], capsys, f"{base} is named twice: a run says nothing about itself")
+    more = metrics(tmp_path, "more", [20.0] * 9)
+    rounds = ["--baseline-results", base, more, "--current-results", other, tmp_path / "link"]
+    refused(regression.main, rounds, capsys, f"{other} is named twice")
+
+
+def test_a_ratio_that_is_no_number_is_refused(tmp_path, capsys):
+    base = metrics(tmp_path, "base", [1.0] * 9, summary={"step_ms": {"median": 1e308}})
+    other = metrics(tmp_path, "other", [1.0] * 9, summary={"step_ms": {"median": 1e-308}})
+    for first, second, ratio in ((base, other, "inf"), (other, base, "0.0")):
+        arguments = ["--baseline-results", first, "--current-results", second]
+        refused(regression.main, arguments, capsys, f"must be finite and positive, got {ratio}")
 
 
 @pytest.mark.parametrize(("part", "key"), [("environment", "device"), ("config", "num_layers"), ("options", "seq_len")])
@@ -226,6 +246,8 @@ def test_the_documented_ablation_command(one_process):
 def test_bad_input_of_the_ablation(capsys, monkeypatch):
     refused(ablation.main, ["--switches", "no-fusion", *SIZES], capsys, "'no-fusion': choose from qkv-fusion")
     refused(ablation.main, ["--rounds", "0"], capsys, "--rounds: must be")
+    for limit in ("nan", "inf", "-5", "1_0"):
+        refused(ablation.main, ["--time-limit", limit], capsys, f"must be a finite number of at least 0, got {limit}")
     refused(ablation.main, ["--num-heads", "5"], capsys, "--hidden-dim must be")
 
     monkeypatch.setattr(ablation, "train", mock.Mock(side_effect=Failure(1, "tiny_llama_v2.py failed: broken")))

@@ -6,8 +6,10 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import os
 import random
+import shutil
 import signal
 import stat
 import subprocess
@@ -258,6 +260,10 @@ def change(key, value, *, of="tensors"):
     return lambda saved: saved[of].update({key: value(saved[of][key]) if callable(value) else value})
 
 
+def change_scaler(key, value):
+    return lambda saved: saved.update(scaler=torch.amp.GradScaler("cpu").state_dict() | {key: value})
+
+
 WEIGHT = "layers.0.attention.q_proj.weight"
 HAND_MADE = {
     "a shape that broadcasts": change(WEIGHT, lambda w: w[:1]),
@@ -278,6 +284,8 @@ HAND_MADE = {
     "infinite moments": change(f"{WEIGHT}.exp_avg", lambda w: w + torch.inf),
     "negative squares": change(f"{WEIGHT}.exp_avg_sq", lambda w: w - 1),
     "negative steps of AdamW": change(f"{WEIGHT}.step", torch.tensor(-1.0)),
+    "half a step of AdamW": change(f"{WEIGHT}.step", torch.tensor(0.5)),
+    "more steps of AdamW than of the run": change(f"{WEIGHT}.step", torch.tensor(5.0)),
     "no moments": lambda saved: saved["tensors"].pop(f"{WEIGHT}.exp_avg"),
     "no weight": lambda saved: saved["tensors"].pop(WEIGHT),
     "a tensor more": change("more", torch.zeros(3)),
@@ -290,7 +298,13 @@ HAND_MADE = {
     "no step": lambda saved: saved.pop("step"),
     "no scaler": lambda saved: saved.pop("scaler"),
     "a scaler of another kind": lambda saved: saved.update(scaler={"scale": "large"}),
-    "a negative scale": lambda saved: saved.update(scaler=torch.amp.GradScaler("cpu").state_dict() | {"scale": -1.0}),
+    "a negative scale": change_scaler("scale", -1.0),
+    "a scale that is no float32": change_scaler("scale", 1e300),
+    "a scaler that grows by NaN": change_scaler("growth_factor", math.nan),
+    "a scaler that shrinks by growing": change_scaler("backoff_factor", 5.0),
+    "a scaler that never grows": change_scaler("growth_interval", -1),
+    "a scaler that waits": change_scaler("_growth_tracker", -5),
+    "a scaler that has waited long": change_scaler("_growth_tracker", 10**30),
     "an option that is a tensor": change("seed", torch.zeros(2), of="options"),
     "an option that is a list": change("data", ["a", "b"], of="options"),
     "a huge option": change("seed", 10**5000, of="options"),
@@ -317,6 +331,10 @@ def test_escape_codes_of_an_option_do_not_reach_the_terminal(interrupted, capsys
     assert load_version(1).main(arguments(interrupted, "--resume", "--num-steps", 5)) == 0
     captured = capsys.readouterr()
     assert "data \\x1b[2J\\nfine -> None" in captured.out and "\x1b" not in captured.out + captured.err
+    saved["options"]["data"] = "x" * 10**6
+    write_content(newest, saved)
+    assert load_version(1).main(arguments(interrupted, "--resume", "--num-steps", 5)) == 0
+    assert len(capsys.readouterr().out) < 10_000
 
 
 def test_a_checkpoint_that_unpacks_to_more_than_itself_is_refused(interrupted, capsys):
@@ -337,6 +355,12 @@ def test_files_that_are_not_ours_are_called_so(interrupted, capsys):
     assert "is not a checkpoint of this workshop" in refusal(capsys, interrupted)
     os.mkfifo(interrupted / "step_000000009.pt")  # reading it would never end
     assert "step_000000009.pt is not a checkpoint of this workshop" in refusal(capsys, interrupted)
+    (interrupted / "step_000000010.pt").mkdir()
+    assert "step_000000010.pt is not a checkpoint of this workshop" in refusal(capsys, interrupted)
+    for number, target in ((11, "nowhere"), (12, "step_000000012.pt")):
+        link = interrupted / f"step_{number:09d}.pt"
+        link.symlink_to(target)
+        assert f"{link} is not a checkpoint of this workshop: move {link} away" in refusal(capsys, interrupted)
 
 
 def test_a_ruined_run_says_how_to_leave_it(interrupted, uninterrupted, capsys):
@@ -505,6 +529,30 @@ def test_partial_files_of_dead_processes_are_removed_and_others_named(tmp_path, 
     assert left == {"step_000000002.pt", "step_000000002.pt.partial", *others}
     assert all(f"another run may be writing {folder / other}" in output for other in others)
     assert (tmp_path / "target").read_text() == "somebody's"
+
+
+@pytest.mark.parametrize(
+    ("become", "words"),
+    [
+        (lambda folder: None, "No such file or directory"),
+        (lambda folder: folder.write_text("a file"), "Not a directory"),
+        (lambda folder: folder.symlink_to(folder), "Too many levels of symbolic links"),
+    ],
+    ids=["gone", "file", "loop"],
+)
+def test_a_folder_that_is_replaced_meanwhile_leaves_the_metrics(become, words, tmp_path, capsys, monkeypatch):
+    folder, metrics, save = tmp_path / "checkpoints", tmp_path / "metrics.json", torch.save
+
+    def replace(content, file):
+        save(content, file)
+        if content["step"] == 4:
+            shutil.rmtree(folder)
+            become(folder)
+
+    monkeypatch.setattr(torch, "save", replace)
+    assert load_version(1).main(arguments(folder, "--num-steps", LAST, "--metrics-file", metrics)) == 1
+    assert capsys.readouterr().err == f"tiny_llama_v1.py: cannot access {folder}/step_000000004.pt: {words}\n"
+    assert len(json.loads(metrics.read_text())["steps"]) == 4
 
 
 def test_a_diverged_run_saves_nothing(tmp_path, capsys):

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import os
+import pathlib
 import re
 import shlex
 import shutil
@@ -68,7 +69,7 @@ COMMAND_LINES = {
 }
 # Option: values that must be refused, each alone on a command line; the error names the option.
 ODD_VALUES = {
-    "--batch-size": "0 2.5 1e3 99999999999999999999999 ''",
+    "--batch-size": "0 2.5 1e3 1_0 \uff11\uff10 \u0661 99999999999999999999999 ''",
     "--seq-len": "-1 eight 16777217",
     "--hidden-dim": "0 -512 100",
     "--num-layers": "0 1000000000",
@@ -81,7 +82,7 @@ ODD_VALUES = {
     "--profile-steps": "0 10001",
     "--save-every": "-2 often",
     "--seed": "-1 1180591620717411303424 0x10",
-    "--learning-rate": "0 -1e-3 nan inf 1e400 fast",
+    "--learning-rate": "0 -1e-3 nan inf 1e400 1_0 \uff11 fast",
     "--preset": "huge default ''",
     "--amp-dtype": "float8 ''",
     "--sort-by": "beauty ''",
@@ -107,6 +108,9 @@ ODD_COMMAND_LINES = {
         -x: -x
         --data: --data
         --vocab-size: --data long.txt --vocab-size 100 --seq-len 8
+        holds no text: a file with a NUL byte: --data binary
+        would become text of --data: --data long.txt --metrics-file folder/../long.txt
+        would become text of --data: --data folder --metrics-file folder/metrics.json
     """,
     "2": """
         --compile-mode: --compile-mode wildly
@@ -188,6 +192,19 @@ def test_odd_command_lines_are_refused_in_one_sentence(version, surroundings, ca
         status, out, err = call(version, shlex.split(argv.replace("LONGNAME", "n" * 5000)), capsys)
         assert status == 2 and not out, f"{line}: status {status}"
         assert words in err and err.startswith(SCRIPTS[version].name) and err.count("\n") == 1, f"{line}: {err}"
+
+
+def test_data_larger_than_the_memory_is_named(surroundings, monkeypatch):
+    """As a sparse file is: no smaller batch would help."""
+
+    def read_bytes(path):
+        raise MemoryError
+
+    script = load_version(1)
+    config = script.parse_options(["--data", "long.txt"])
+    monkeypatch.setattr(pathlib.Path, "read_bytes", read_bytes)
+    with pytest.raises(script.UserError, match=r"^--data long.txt does not fit into memory$"):
+        script.load_data(config)
 
 
 @pytest.mark.parametrize("version", SCRIPTS)

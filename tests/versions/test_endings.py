@@ -192,6 +192,14 @@ def test_standard_output_on_a_full_disk():
     assert process.returncode == 1 and err.count("\n") == 1 and "standard output: No space left" in err
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")
+def test_standard_error_on_a_full_disk(tmp_path):
+    """The status is that of the error, which has no line to be said in."""
+    command = [sys.executable, SCRIPTS[1], *SHORT, "--resume", "--checkpoint-dir", tmp_path]
+    with open("/dev/full", "w") as full:
+        assert subprocess.run(command, stdout=subprocess.DEVNULL, stderr=full, timeout=200).returncode == 2
+
+
 def test_standard_output_closed_from_the_start(tmp_path):
     command = f'exec "{sys.executable}" "{SCRIPTS[1]}" {" ".join(SHORT)} --metrics-file "{tmp_path}/m.json" >&-'
     ended = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=200)
@@ -259,6 +267,15 @@ def test_metrics_do_not_replace_the_log(name, tmp_path):
     assert (tmp_path / "log").read_text() == "" and (tmp_path / "link").is_symlink()
 
 
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/stderr", "/dev/stdin", "/dev/fd/1"])
+def test_metrics_into_a_pipe_are_refused_in_plain_words(name):
+    """The file of /dev/stdout is a pipe here, to which the resolved link leads by a name that does not exist."""
+    command = [sys.executable, SCRIPTS[1], *SHORT, "--metrics-file", name]
+    ended = subprocess.run(command, input="", capture_output=True, text=True, timeout=200)
+    words = f"--metrics-file must be a regular file of its own, got {name}: name a new file and print it after the run"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", f"tiny_llama_v1.py: error: {words}\n")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has names in UTF-8 only")
 def test_names_that_are_not_utf8(tmp_path):
     """Standard output is strict outside of C locales."""
@@ -274,6 +291,14 @@ def test_names_that_are_not_utf8(tmp_path):
     assert ended.returncode == 0 and "resuming from od\\udcffd saved/step_000000002.pt" in ended.stdout, ended.stderr
     ended = subprocess.run([*command, "--profile-operators", "--profile-dir", name + " traces"], **options)
     assert ended.returncode == 2 and ended.stdout == "" and "--profile-dir must be UTF-8" in ended.stderr
+
+
+def test_a_working_folder_that_was_removed(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    status, out, err = call(1, [*SHORT, "--metrics-file", "metrics.json"], capsys)
+    assert (status, out) == (2, "") and "--metrics-file: cannot write to .: No such file" in err, err
 
 
 def test_metrics_through_a_link(tmp_path, capsys):
