@@ -31,17 +31,17 @@ def changes(before, after):
 def analyze(options):
     pair = read_pair(options.baseline, options.fused, (options.baseline_steps, options.fused_steps))
     groups = [groups_per_step(one, f"--{name}-steps") for one, name in zip(pair, NAMES, strict=True)]
-    what = pair[0].what
+    unit = pair[0].unit
     changed = changes(*pair)
-    header = [f"{what} per step", "baseline", "fused", "fewer", "baseline ms", "fused ms"]
+    header = [f"{unit} per step", "baseline", "fused", "fewer", "baseline ms", "fused ms"]
     lines = [f"{name:<9} {one.title}, {one.steps} steps" for name, one in zip(NAMES, pair, strict=True)]
     lines += ["", text_table(header, group_cells(*groups))]
     if any(one.interpreted for one in pair):
         lines.append(INTERPRETED)
-    lines += ["", f"{what} whose number changed most, per step"]
+    lines += ["", f"{unit} whose number changed most, per step"]
     lines += [f"{number:+10,.1f}  {short(name, 90)}" for name, number in list(changed.items())[:SHOWN] if number]
     before, after = (found["all"]["calls"] for found in groups)
-    lines += ["", f"{before:,.0f} {what} per step became {after:,.0f}"]
+    lines += ["", f"{before:,.0f} {unit} per step became {after:,.0f}"]
     emit(dict(zip(NAMES, groups, strict=True)) | {"change": changed}, "\n".join(lines), options.json)
 
 

@@ -14,10 +14,6 @@ round over all cases, so that drift hits all alike. FOLDER/suite.json is written
 fails, or that this machine cannot run, is reported and skipped. --append may go on with the same scripts on another
 machine of the same kind; a round is always of one machine.
 
---ladder measures the rungs of maintain/rungs.py, each one idea away from the rung that it builds on, in rounds of warm
-processes that run beside each other and take turns. FOLDER/ladder.json keeps every step; --append goes on with the
-starts that are missing. --peer-variants times each way to run the peer, to choose the fastest.
-
 Exit status: 0; 1 if all cases of a model failed or --time-limit left some out; 2 for a bad option; 130 if interrupted.
 """
 
@@ -37,12 +33,21 @@ import torch
 
 from common.accuracy import errors_of
 from common.command_line import PRECISIONS, Failure, Parser, listed, numbers, on_cpu, positive, progress, run_tool
-from common.machine import describe
+from common.machine import SAME_RUN, describe, hash_of
 from common.runs import TimeLimit, last_words, run_process, train
+from common.suite_results import (
+    SCRIPT_OF,
+    Case,
+    configurations,
+    notes_of,
+    read_results,
+    rows,
+    step_of,
+    table_of,
+    write_results,
+)
 from common.tables import rounded, text_table
 from common.versions import load_version, loss_and_gradients
-from maintain import measure_ladder, records
-from maintain.provenance import SAME_RUN, hash_of
 
 PEERS = {"hf": ["--library", "transformers"], "liger": ["--library", "liger"]}
 MODIFIERS = {"compile": ["--enable-torch-compile"], "nodet": ["--no-deterministic"], "fsdp": ["--parallel", "fsdp"]}
@@ -72,13 +77,6 @@ def add_options(parser):
     add("--spread", action="store_true", help="measure each preset on a GPU of its own, at the same time")
     add("--results", type=pathlib.Path, metavar="FOLDER", help="(benchmark_results/DATE_TIME)")
     add("--append", action="store_true", help="keep what FOLDER holds and run what it lacks")
-    add = parser.add_argument_group("the ladder").add_argument
-    add("--ladder", action="store_true", help="measure the ladder instead of a grid; --presets and --graph choose")
-    add("--peer-variants", action="store_true", help="measure the ways to run the peer, each started once")
-    add("--rungs", type=listed(), help="of --ladder, by name (all)")
-    add("--starts", type=positive, help="of every process (3; 1 for --peer-variants)")
-    add("--rounds", type=positive, default=2, help="after each start (%(default)s)")
-    add("--again", metavar="RUNG", help="the A/A pair: the noisiest rung, under two names (c eager, g in a graph)")
 
 
 def parse_arguments(argv):
@@ -95,8 +93,6 @@ def parse_arguments(argv):
         arguments.seq_lengths = arguments.seq_lengths or [32]
     arguments.presets = arguments.presets or ["tiny" if cpu else "small"]
     arguments.results = arguments.results or pathlib.Path(f"benchmark_results/{datetime.datetime.now():%Y%m%d_%H%M%S}")
-    if arguments.ladder or arguments.peer_variants:
-        return measure_ladder.check(parser, arguments, rest)
     if (arguments.results / "suite.json").exists() and not arguments.append:
         parser.error(f"{arguments.results} holds results already: add --append, or choose another --results folder")
     if arguments.spread and (max(arguments.nproc) > 1 or len(arguments.presets) > len(visible_gpus())):
@@ -107,8 +103,8 @@ def parse_arguments(argv):
         if wrong := set(precisions) - set(PRECISIONS):
             parser.error(f"--models: {wrong.pop()} is none of {', '.join(PRECISIONS)}")
         name, *modifiers = model.split("+")
-        if name not in records.SCRIPT_OF or set(modifiers) - set(MODIFIERS):
-            parser.error(f"--models: {model} is none of {', '.join(records.SCRIPT_OF)}, with +{', +'.join(MODIFIERS)}")
+        if name not in SCRIPT_OF or set(modifiers) - set(MODIFIERS):
+            parser.error(f"--models: {model} is none of {', '.join(SCRIPT_OF)}, with +{', +'.join(MODIFIERS)}")
         if not is_peer(model):  # let the version's parser refuse an option that it does not know
             load_version(int(model[1])).parse_options(rest)
     return arguments
@@ -137,7 +133,7 @@ def grid(arguments):
     script = load_version(1)
     sizes = {name: dict(zip(script.SIZES, script.PRESETS[name], strict=True)) for name in arguments.presets}
     return [
-        records.Case(model, preset, batch_size, seq_len, precision, graph, arguments.options, processes)
+        Case(model, preset, batch_size, seq_len, precision, graph, arguments.options, processes)
         for preset in arguments.presets
         for batch_size in arguments.batch_sizes or [sizes[preset]["batch_size"]]
         for seq_len in arguments.seq_lengths or [sizes[preset]["seq_len"]]
@@ -212,7 +208,7 @@ WRITING = threading.Lock()  # with --spread two threads add their results to one
 def add_result(results, arguments, kind, *entries):
     with WRITING:
         results[kind] += entries
-        records.write_results(results, arguments.results / "suite.json")
+        write_results(results, arguments.results / "suite.json")
 
 
 def on_each_gpu(work, groups, arguments, limit):
@@ -239,7 +235,7 @@ def run_all(tasks, arguments, results, limit, here):
         if run["status"] == "not available":
             refused.add(case)
         add_result(results, arguments, "runs", run)
-        found = f"{run['status']}: {run['reason']}" if run["reason"] else f"{rounded(records.step_of(run), 4)} ms"
+        found = f"{run['status']}: {run['reason']}" if run["reason"] else f"{rounded(step_of(run), 4)} ms"
         left = f"{limit.took[-1]:.0f} s; {limit.left(len(tasks) - number)}"
         progress(f"[{number}/{len(tasks)}] {case}, repeat {repeat + 1}: {found}  ({left})")
     return 0
@@ -294,7 +290,7 @@ def earlier_results(cases, arguments, record):
     Failed runs are left out, and what another machine measured of a round that it did not finish: ratios are of one.
     """
     path = arguments.results / "suite.json"
-    results = records.read_results(path) if path.exists() else {"record": record, "runs": [], "accuracy": []}
+    results = read_results(path) if path.exists() else {"record": record, "runs": [], "accuracy": []}
     good = [run for run in results["runs"] if run["status"] == "ok"]
     then = results["record"]
     told = [f"{k} {then.get(k)}, but here it is {record[k]}" for k in SAME_RUN if then.get(k) != record[k]]
@@ -325,17 +321,18 @@ def measure(cases, arguments, results, record):
 
 def show(results, metrics):
     """Print a table for each configuration, with what a reader must know."""
-    table = records.rows(results)
-    for title, some in records.configurations(table).items():
-        print("\n".join([f"\n{title}", text_table(*records.table_of(some, metrics), left=3), *records.notes_of(some)]))
+    table = rows(results)
+    for title, some in configurations(table).items():
+        print(f"\n{title}")
+        print(text_table(*table_of(some, metrics), left=3))
+        for note in notes_of(some):
+            print(note)
     if results["record"]["device_type"] == "cpu" and any(row["model"].startswith("v3") for row in table):
         print("\nVersion 3's kernels ran in Triton's interpreter, which needs no GPU: its times mean nothing.")
 
 
 def benchmark(arguments, argv):
     """Run, compare, report; return the exit status."""
-    if arguments.ladder or arguments.peer_variants:
-        return measure_ladder.measure(arguments, argv)
     cases = grid(arguments)
     record = describe(["benchmark_suite.py", *argv])
     status = 0

@@ -3,13 +3,14 @@
 
 example: python compare_versions.py --v1 ../version1_pytorch_baseline --v2 . --preset small
 
-Without folders all four are compared. Each round trains every version once in a process of its own: what drifts hits
-all of them alike. A speed-up is the median of the ratios within rounds, with the smallest and the largest. The first
-version trains twice a round, under two names: what these two differ by is no difference. A version gets no speed-up if
-its loss, logits or gradients are further from float64 than twice version 1's own error in the same precision.
+Without folders all four are compared. Each round trains every version once, in a process of its own, so drift hits all
+of them alike. A speed-up is the median of the ratios within rounds; the smallest and the largest are shown too. The
+first version trains twice per round, under two names (A/A), and a difference counts if it is larger than theirs. A
+version gets no speed-up if the error of its loss, logits or gradients, compared with float64, is more than twice that
+of version 1 in the same precision.
 
-With --report FOLDER every version is profiled as well, and report.html holds tables and charts: steps, and kernels by
-group. Options that are not listed go to all training scripts.
+--report FOLDER profiles every version as well and writes report.html with tables and charts of the steps, and of the
+kernels by group. Options that are not listed go to all training scripts.
 
 Exit status: 0 compared; 1 where a version fails or computes something else; 2 for bad input.
 """
@@ -18,7 +19,7 @@ import sys
 
 import numpy as np
 
-from common import report as pages
+from common import report
 from common.accuracy import Reference, outcome, verdict
 from common.command_line import Failure, Parser, load_script, positive, progress, result_folder, script_path, with_sizes
 from common.profiles import GROUPS, INTERPRETED, PHASES, groups_per_step, read_profile
@@ -34,17 +35,19 @@ def median_ms(run):
     return float(np.median([step["step_ms"] for step in run["steps"]]))
 
 
-def results(name, runs, accuracy):
-    """Return the row of a version from its runs; steps of all runs count alike."""
-    row = pages.row_of(name, runs[0])
+def measured_row(name, runs, accuracy):
+    """Return the numbers of a version from all steps of its runs, one run per round."""
+    row = report.row_of(name, runs[0])
     summaries = [run["summary"] for run in runs]
+    for phase in PHASES:
+        row[f"{phase}_ms"] = median(summary[f"{phase}_ms"] for summary in summaries)
     steps = [step["step_ms"] for run in runs for step in run["steps"]]
     low, middle, high = np.quantile(steps, (0.25, 0.5, 0.75)).tolist()
-    row |= {f"{phase}_ms": median([summary[f"{phase}_ms"] for summary in summaries]) for phase in PHASES}
+    tokens = row["options"]["batch_size"] * row["options"]["seq_len"]
     return row | {
         "rounds_ms": [median_ms(run) for run in runs],
         "step_ms": {"p25": low, "median": middle, "p75": high},
-        "tokens_per_second": 1e3 * row["options"]["batch_size"] * row["options"]["seq_len"] / middle,
+        "tokens_per_second": 1e3 * tokens / middle,
         "tflops": row["flops_per_step"] / middle / 1e9,
         "peak_memory_mb": max(summary["peak_memory_mb"] for summary in summaries),
         "parameters_trained": min(summary["parameters_trained"] for summary in summaries),
@@ -54,37 +57,42 @@ def results(name, runs, accuracy):
     }
 
 
-def add_speedups(rows, again=()):
-    """Put the speed-up over the first one into each row, None where that means nothing; return what is wrong.
+def add_speedups(rows, again_ms=()):
+    """Add each row's speed-up over the first row, None if one of the two times means nothing; return the problems.
 
-    again: the steps of the first one's second run of every round.
+    again_ms: the first version's second run of every round, the other half of the A/A pair.
     """
     first = rows[0]
-    pair = (first["rounds_ms"], again) if len(again) == len(first["rounds_ms"]) else None
+    pair = None
+    if len(again_ms) == len(first["rounds_ms"]):
+        pair = (first["rounds_ms"], again_ms)
     problems = []
     for row in rows:
-        right = row["parameters_trained"] == row["parameters"] and row["accuracy"]["passed"]
-        timed = right and not (row["interpreted"] or first["interpreted"])
-        found = gain(first["rounds_ms"], row["rounds_ms"], pair) if timed else None
-        row["speedup"] = found and found.ratio
-        row["faster"] = bool(found and found.shown and found.ratio > 1)
-        row["gain"], row["range"] = told(found) if found and row is not first else ("-", "-")
-        if not right:
+        row |= {"speedup": None, "faster": False, "gain": "-", "range": "-"}
+        if row["parameters_trained"] != row["parameters"] or not row["accuracy"]["passed"]:
             worst = "{kind} {name} is off by {error:.1e}, allowed {bound:.1e}".format(**row["accuracy"]["worst"])
             problems.append(f"{row['name']}: no speed-up, it does not compute what version 1 does, {worst}")
+            continue
+        if row["interpreted"] or first["interpreted"]:
+            continue
+        found = gain(first["rounds_ms"], row["rounds_ms"], pair)
+        row["speedup"] = found.ratio
+        row["faster"] = found.shown and found.ratio > 1
+        if row is not first:
+            row["gain"] = gain_cell(found)
+            row["range"] = f"{found.low:.2f} to {found.high:.2f}"
     return problems
 
 
-def told(found):
-    """Return a gain and its range as two cells, narrow enough for a phone."""
-    reach = f"{found.low:.2f} to {found.high:.2f}"
+def gain_cell(found):
+    """Return a Gain without its range, narrow enough for a phone."""
     if found.missing:
-        return "not judged", reach
-    return f"{found.ratio:.2f}x" if found.shown else "none shown", reach
+        return "not judged"
+    return f"{found.ratio:.2f}x" if found.shown else "none shown"
 
 
 def accuracies(paths, argv):
-    """Return how far loss, logits and gradients of each version are from those that they must have."""
+    """Compute loss, logits and gradients of each version; return {name: verdict} against version 1 in float64."""
     reference = Reference(argv, steps=2)
     found = {}
     for i, (name, path) in enumerate(paths.items(), 1):
@@ -95,7 +103,11 @@ def accuracies(paths, argv):
 
 
 def study(paths, argv, rounds):
-    """Return what --json writes: a row per version that ran, and a sentence for each that failed or differs."""
+    """Train and compare the versions; return what --json writes.
+
+    rows: one per version that ran. problems: a sentence for each version that failed or computes something else.
+    noise: sentences about the A/A pair and the number of rounds.
+    """
     argv = with_sizes(argv)
     for name, path in paths.items():
         load_script(path, f"--{name}").parse_options(argv)  # a wrong option ends it here, before any training
@@ -104,13 +116,16 @@ def study(paths, argv, rounds):
     programs = {**paths, again: paths[first]}
     runs, reasons = run_in_rounds(lambda name: train(programs[name], argv), programs, rounds, TimeLimit(None))
     problems = [f"{name}: {reason}" for name, reason in reasons.items()]
-    paths = {name: path for name, path in paths.items() if name not in reasons}
-    if not paths:
+    ran = {name: path for name, path in paths.items() if name not in reasons}
+    if not ran:
         raise Failure(1, "; ".join(problems))
-    rows = [results(name, runs[name], accuracy) for name, accuracy in accuracies(paths, argv).items()]
-    pair = [median_ms(run) for run in runs[again]] if first in paths and again not in reasons else []
-    problems += add_speedups(rows, pair)
-    noise = [noise_line(first, furthest(ratios(rows[0]["rounds_ms"], pair)))] if pair else []
+    rows = [measured_row(name, runs[name], accuracy) for name, accuracy in accuracies(ran, argv).items()]
+    again_ms = []
+    noise = []
+    if first in ran and again not in reasons:
+        again_ms = [median_ms(run) for run in runs[again]]
+        noise.append(noise_line(first, furthest(ratios(rows[0]["rounds_ms"], again_ms))))
+    problems += add_speedups(rows, again_ms)
     if rounds < ROUNDS_NEEDED:
         noise.append(f"speed-ups are not judged: {counted(rounds, 'round')} of the {ROUNDS_NEEDED} needed")
     return {"options": argv, "rows": rows, "problems": problems, "noise": noise}
@@ -123,7 +138,7 @@ def result_lines(rows):
     """Return the lines of the table of results, a column per version."""
     return [
         ["how it ran", *("graph" if row["captured"] else "eager" for row in rows)],
-        *pages.result_lines(rows),
+        *report.result_lines(rows),
         ["last loss", *(f"{row['final_loss']:.4f}" for row in rows)],
         ["largest relative error", *(f"{row['accuracy']['largest_error']:.1e}" for row in rows)],
         [f"speed-up over {rows[0]['name']}", *(row["gain"] for row in rows)],
@@ -131,68 +146,89 @@ def result_lines(rows):
     ]
 
 
-def shown(content):
-    """Return what the text and the page show: facts, header and lines of the table, and what a reader must know."""
+def facts_of(content):
+    """Return (name, value) of what the versions have in common."""
+    return [*report.facts_of(content["rows"][0]), ("options", " ".join(content["options"]))]
+
+
+def table_of(content):
+    """Return header and lines of the table of results."""
     rows = content["rows"]
-    facts = [*pages.facts_of(rows[0]), ("options", " ".join(content["options"]))]
+    return ["", *(row["name"] for row in rows)], result_lines(rows)
+
+
+def notes_of(content):
+    """Return the sentences that a reader must know besides the table."""
     notes = [*content["noise"], *content["problems"]]
-    if any(row["interpreted"] for row in rows):
+    if any(row["interpreted"] for row in content["rows"]):
         notes.append(INTERPRETED)
-    return facts, (["", *(row["name"] for row in rows)], result_lines(rows)), notes
+    return notes
 
 
 def as_text(content):
-    facts, table, notes = shown(content)
-    return "\n".join([*(f"{name}: {value}" for name, value in facts), "", text_table(*table), *notes])
+    facts = [f"{name}: {value}" for name, value in facts_of(content)]
+    return "\n".join([*facts, "", text_table(*table_of(content)), *notes_of(content)])
 
 
 def finding(rows):
-    """Return what to notice: the shortest step of the versions that are shown to be faster, and its memory."""
+    """Return a sentence about the shortest step of the versions that are shown to be faster, and its memory."""
     first = rows[0]
     faster = [row for row in rows if row["faster"]]
     if not faster:
         step = f"{rounded(first['step_ms']['median'])} ms per step"
         return f"No version is shown to be faster than {first['name']}, which takes {step}."
     best = min(faster, key=lambda row: row["step_ms"]["median"])
-    share = 100 * best["peak_memory_mb"] / first["peak_memory_mb"]
     step = f"{rounded(best['step_ms']['median'])} ms"
-    memory = f"with {share:.0f} % of its peak memory"
-    fast = f"{best['gain']} over {first['name']} ({best['range']})"
-    return f"{best['name']} has the shortest step: {step}, {fast}, {memory}."
+    speedup = f"{best['gain']} over {first['name']} ({best['range']})"
+    memory = f"with {100 * best['peak_memory_mb'] / first['peak_memory_mb']:.0f} % of its peak memory"
+    return f"{best['name']} has the shortest step: {step}, {speedup}, {memory}."
 
 
 # ---------------------------------------------------------------- report
 
 
-def kernel_section(what, columns):
-    """Return the stacked bars and the table of kernels, or operators, by group."""
-    used = [group for group in (*GROUPS, "all") if any(group in groups for groups in columns.values())]
-    lines = [[f"{g} ms", *(rounded(c[g]["ms"] if g in c else None) for c in columns.values())] for g in used]
-    lines.append([f"{what} per step", *(f"{groups['all']['calls']:,.0f}" for groups in columns.values())])
-    bars = pages.group_bars(columns, f"Time of each group of {what} per step, profiled without a graph.")
-    return [bars, pages.table(["", *columns], lines)]
+def kernel_section(unit, groups_of):
+    """Return the stacked bars and the table of kernels, or operators, by group.
+
+    unit: "kernels" or "operators". groups_of: {version: result of groups_per_step}.
+    """
+    lines = []
+    for group in (*GROUPS, "all"):
+        cells = [groups[group]["ms"] if group in groups else None for groups in groups_of.values()]
+        if any(cell is not None for cell in cells):
+            lines.append([f"{group} ms", *map(rounded, cells)])
+    lines.append([f"{unit} per step", *(f"{groups['all']['calls']:,.0f}" for groups in groups_of.values())])
+    bars = report.group_bars(groups_of, f"Time of each group of {unit} per step, profiled without a graph.")
+    return [bars, report.table(["", *groups_of], lines)]
+
+
+def profiled(paths, argv, folder):
+    """Train each version under PyTorch's profiler; return {name: Profile}."""
+    found = {}
+    for i, (name, path) in enumerate(paths.items(), 1):
+        progress(f"profiles, {i} of {len(paths)}: {name} ...")
+        profile_dir = folder / f"profile_{name}"
+        train(path, [*argv, "--enable-pytorch-profiler", "--profile-dir", str(profile_dir)])
+        found[name] = read_profile(profile_dir)
+    return found
 
 
 def write_report(content, paths, folder):
-    """Profile some more steps of each version; write report.html beside the traces; add the kernels to the content."""
-    facts, table, notes = shown(content)
+    """Profile some more steps of each version, write report.html next to the traces, add the kernels to the content."""
+    notes = notes_of(content)
     timed = [row for row in content["rows"] if row["speedup"] is not None]
     if not timed:
         raise Failure(1, f"no report: {'; '.join(notes)}")
-    content["kernels"] = {}
     names = [row["name"] for row in content["rows"] if not row["interpreted"]]
-    for i, name in enumerate(names, 1):
-        progress(f"profiles, {i} of {len(names)}: {name} ...")
-        place = ["--profile-dir", str(folder / f"profile_{name}")]
-        train(paths[name], [*content["options"], "--enable-pytorch-profiler", *place])
-        profile = read_profile(place[1])
-        content["kernels"][name] = groups_per_step(profile)
-    bars = pages.step_bars(timed, f"Time per step with its quartiles, and the speed-up over {timed[0]['name']}.")
+    profiles = profiled({name: paths[name] for name in names}, content["options"], folder)
+    content["kernels"] = {name: groups_per_step(profile) for name, profile in profiles.items()}
+    unit = next(iter(profiles.values())).unit
+    bars = report.step_bars(timed, f"Time per step with its quartiles, and the speed-up over {timed[0]['name']}.")
     sections = [
-        ("The steps", [bars, pages.table(*table)]),
-        ("Where the time goes", kernel_section(profile.what, content["kernels"])),
+        ("The steps", [bars, report.table(*table_of(content))]),
+        ("Where the time goes", kernel_section(unit, content["kernels"])),
     ]
-    html = pages.page("Comparison of the versions", facts, [finding(timed), *notes], sections)
+    html = report.page("Comparison of the versions", facts_of(content), [finding(timed), *notes], sections)
     (folder / "report.html").write_text(html, encoding="utf-8")
     progress(f"wrote {folder / 'report.html'}")
 
@@ -201,9 +237,10 @@ def write_report(content, paths, folder):
 
 
 def run(options, rest):
-    named = {f"v{n}": path for n in SCRIPTS if (path := getattr(options, f"v{n}"))}
-    named = named or {f"v{n}": script for n, script in SCRIPTS.items()}
-    paths = {name: script_path(path, f"--{name}") for name, path in named.items()}
+    given = {f"v{n}": getattr(options, f"v{n}") for n in SCRIPTS}
+    paths = {name: script_path(path, f"--{name}") for name, path in given.items() if path}
+    if not paths:
+        paths = {f"v{n}": script for n, script in SCRIPTS.items()}
     if len(paths) < 2:
         raise Failure(2, "give two folders or more, as --v1 DIR --v2 DIR, or none to compare all four")
     content = study(paths, ["--num-steps", str(options.num_steps), *rest], options.rounds)

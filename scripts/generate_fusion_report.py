@@ -13,7 +13,7 @@ import pathlib
 import subprocess
 import sys
 
-from common import report as pages
+from common import report
 from common.command_line import Failure, Parser, progress, result_folder, with_sizes
 from common.profiles import (
     INTERPRETED,
@@ -44,10 +44,10 @@ def profiles_in(folder):
 
 def try_to_show(content):
     """Raise an error of any kind where something that the report shows is missing or of another kind."""
-    row = pages.row_of(f"version {content['version']}", content)
-    pages.facts_of(row)
-    pages.result_lines([row])
-    pages.times_as_fast(row, row)
+    row = report.row_of(f"version {content['version']}", content)
+    report.facts_of(row)
+    report.result_lines([row])
+    report.times_as_fast(row, row)
     newest_alike([("", content["metadata"])], [("", content["metadata"])])
 
 
@@ -64,15 +64,15 @@ def newest_pair(folders):
     """Return results and traces of the newest two profiles of like runs; Failure if none are."""
     chosen = newest_alike(*([(content, content["metadata"]) for content in profiles_in(folder)] for folder in folders))
     roles = zip(("baseline", "fused"), chosen, strict=True)
-    results = [pages.row_of(f"{role} (version {content['version']})", content) for role, content in roles]
+    results = [report.row_of(f"{role} (version {content['version']})", content) for role, content in roles]
     return results, read_pair(*(content["trace"] for content in chosen))
 
 
 def findings(results, traces, groups):
-    """Return what to notice, in sentences made of the results."""
+    """Return the sentences of the report: step time, speed-up, number of kernels, and warnings."""
     before, after = (f"{one['all']['calls']:,.0f}" for one in groups)
     step = f"{results[1]['name'].capitalize()} takes {rounded(results[1]['step_ms']['median'])} ms per step"
-    lines = [f"{step}, {pages.times_as_fast(*results)}. {before} {traces[0].what} per step became {after}."]
+    lines = [f"{step}, {report.times_as_fast(*results)}. {before} {traces[0].unit} per step became {after}."]
     for result in results:
         if result["parameters_trained"] != result["parameters"]:
             lines.append(f"{result['name'].capitalize()} does not train every parameter: its speed means nothing.")
@@ -81,17 +81,17 @@ def findings(results, traces, groups):
     return lines
 
 
-def report(results, traces, groups, notice):
+def report_text(results, traces, groups, notice):
     """Return the report as Markdown."""
     names = [result["name"] for result in results]
-    what = traces[0].what
-    header = [f"{what} per step", *names, "fewer", *(f"ms, {name}" for name in names)]
+    unit = traces[0].unit
+    header = [f"{unit} per step", *names, "fewer", *(f"ms, {name}" for name in names)]
     sections = [
-        ("The steps", [pages.table(["", *names], pages.result_lines(results))]),
-        (f"{what.capitalize()} by group", [pages.table(header, group_cells(*groups))]),
+        ("The steps", [report.table(["", *names], report.result_lines(results))]),
+        (f"{unit.capitalize()} by group", [report.table(header, group_cells(*groups))]),
     ]
-    facts = [*pages.facts_of(results[1]), *zip(names, [trace.title for trace in traces], strict=True)]
-    return pages.markdown(f"Fusion report: {' and '.join(names)}", facts, notice, sections)
+    facts = [*report.facts_of(results[1]), *zip(names, [trace.title for trace in traces], strict=True)]
+    return report.markdown(f"Fusion report: {' and '.join(names)}", facts, notice, sections)
 
 
 def generate(options, rest):
@@ -108,7 +108,7 @@ def generate(options, rest):
     groups = [groups_per_step(trace) for trace in traces]
     notice = findings(results, traces, groups)
     target = result_folder(folder, "--output-dir") / pathlib.Path(options.output).name
-    target.write_text(report(results, traces, groups, notice), encoding="utf-8")
+    target.write_text(report_text(results, traces, groups, notice), encoding="utf-8")
     content = {"versions": results, "traces": [trace.title for trace in traces], "groups": groups}
     emit(content, "\n".join([*notice, f"wrote {target}"]), options.json)
 

@@ -23,7 +23,7 @@ import re
 import sys
 
 from common import counts
-from common.command_line import Parser, add_version_option, progress, result_folder, version_meant
+from common.command_line import Parser, add_version_option, progress, result_folder, version_meant, with_first_batch
 from common.profiles import errors_of, read_object
 from common.roofline import ceilings_line, draw_roofline, measure_ceilings
 from common.runs import train
@@ -173,9 +173,8 @@ def run(options, rest):
     folder = pathlib.Path(options.profile_dir)
     if options.analyze_results:
         return analyze(pathlib.Path(options.analyze_results), folder)
-    sizes = [] if any(word.startswith("--preset") for word in rest) else ["--batch-size", "8", "--seq-len", "128"]
     version = version_meant(options.version)
-    arguments = ["--num-steps", "10", *sizes, *rest]
+    arguments = ["--num-steps", "10", *with_first_batch(rest)]
     config = load_version(version).parse_options([*arguments, "--no-graph"])
     sizes, device = counts.sizes_of(config), config.device
     result_folder(folder)

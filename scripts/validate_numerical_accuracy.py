@@ -3,8 +3,8 @@
 
 example: python validate_numerical_accuracy.py --baseline ../version1_pytorch_baseline --optimized tiny_llama_v2.py
 
-Both get the same seeded weights and batches. Errors are relative root-mean-square, rms(a - b) / rms(b): the tolerance
-means the same for every tensor; options that are not listed go to both scripts.
+Both get the same seeded weights and batches. An error is the relative root mean square rms(a - b) / rms(b), so one
+tolerance suits tensors of any size. Options that are not listed go to both scripts.
 
 Exit status: 0 within the tolerance, 1 beyond it, 2 for bad input.
 """
@@ -16,34 +16,46 @@ from common.accuracy import compare, outcome, verdict
 from common.command_line import Parser, finite, load_script, on_cpu, positive, progress, script_path, with_sizes
 from common.tables import columns, emit, text_table
 
+COLUMNS = "what: {kind} | compared: {compared} | largest error: {error:.1e} | where: {name}"
 
-def as_text(content, low_precision):
-    result, worst = content["verdict"], content["verdict"]["worst"]
-    kinds = Counter(entry["kind"] for entry in content["entries"])
-    rows = [entry | {"compared": kinds[kind]} for kind, entry in result["worst_of_each_kind"].items()]
-    table = columns("what: {kind} | compared: {compared} | largest error: {error:.1e} | where: {name}", rows)
-    lines = [f"{content['optimized']} compared with {content['baseline']}", text_table(*table)]
-    found = "passed:" if result["passed"] else f"FAILED: {result['beyond']} beyond"
-    named = f"worst is {worst['kind']} {worst['name']} with {worst['error']:.1e}"
-    lines.append(f"{found} --tolerance {result['tolerance']}, {named}")
+
+def as_text(content):
+    result = content["verdict"]
+    compared = Counter(entry["kind"] for entry in content["entries"])
+    rows = [entry | {"compared": compared[kind]} for kind, entry in result["worst_of_each_kind"].items()]
+    lines = [
+        f"{content['optimized']} compared with {content['baseline']}",
+        text_table(*columns(COLUMNS, rows)),
+    ]
+    passed = "passed:" if result["passed"] else f"FAILED: {result['beyond']} beyond"
+    worst = "worst is {kind} {name} with {error:.1e}".format(**result["worst"])
+    lines.append(f"{passed} --tolerance {result['tolerance']}, {worst}")
+    low_precision = not {"--use-amp", "--tf32"}.isdisjoint(content["options"])
     if low_precision and not result["passed"]:
-        lines.append("the precision is below float32, whose rounding alone is larger: try --tolerance 3e-2")
+        lines.append("below float32 rounding alone exceeds this tolerance: try --tolerance 3e-2")
     return "\n".join(lines)
 
 
 def validate(options, rest):
     argv = with_sizes(rest)
-    outcomes = []
-    paths = {name: script_path(getattr(options, name), f"--{name}") for name in ("baseline", "optimized")}
-    for i, (name, path) in enumerate(paths.items(), 1):
-        progress(f"{i} of 2: {path}, a batch and {options.steps} steps ...")
-        outcomes.append(outcome(load_script(path, f"--{name}"), argv, options.steps))
-    entries = compare(*outcomes, lambda kind, name: options.tolerance)
-    content = {name: str(path) for name, path in paths.items()} | {"options": argv, "on_cpu": on_cpu(argv)}
+    baseline = script_path(options.baseline, "--baseline")
+    optimized = script_path(options.optimized, "--optimized")
+    progress(f"1 of 2: {baseline}, a batch and {options.steps} steps ...")
+    wanted = outcome(load_script(baseline, "--baseline"), argv, options.steps)
+    progress(f"2 of 2: {optimized}, a batch and {options.steps} steps ...")
+    found = outcome(load_script(optimized, "--optimized"), argv, options.steps)
+    entries = compare(wanted, found, lambda kind, name: options.tolerance)
     result = {"tolerance": options.tolerance} | verdict(entries)
-    content |= {"verdict": result, "entries": entries}
-    emit(content, as_text(content, "--use-amp" in argv or "--tf32" in argv), options.json)
-    return 0 if content["verdict"]["passed"] else 1
+    content = {
+        "baseline": str(baseline),
+        "optimized": str(optimized),
+        "options": argv,
+        "on_cpu": on_cpu(argv),
+        "verdict": result,
+        "entries": entries,
+    }
+    emit(content, as_text(content), options.json)
+    return 0 if result["passed"] else 1
 
 
 def main(argv=None):

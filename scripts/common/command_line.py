@@ -11,6 +11,7 @@ from common.versions import SCRIPTS, load_file
 
 # Sizes for a machine without a GPU, where version 3's kernels run in Triton's interpreter.
 CPU_SIZES = "--hidden-dim 64 --num-layers 2 --num-heads 4 --seq-len 32 --batch-size 2 --vocab-size 256".split()
+FIRST_BATCH = ["--batch-size", "8", "--seq-len", "128"]  # of version 1's first exercises
 PRECISIONS = {  # name -> options of the training scripts
     "float32": [],
     "tf32": ["--tf32"],
@@ -191,6 +192,13 @@ def with_sizes(argv):
     if on_cpu(argv) and not any(word.startswith(("--preset", "--hidden-dim", "--num-layers")) for word in argv):
         return [*CPU_SIZES, *argv]
     return argv
+
+
+def with_first_batch(argv):
+    """Return the options after FIRST_BATCH unless they name a preset, so profiles without sizes are of one batch."""
+    if any(word.startswith("--preset") for word in argv):
+        return argv
+    return [*FIRST_BATCH, *argv]
 
 
 def script_path(name, option):

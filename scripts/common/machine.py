@@ -14,6 +14,11 @@ import subprocess
 from common.versions import REPOSITORY
 
 PACKAGES = ("torch", "triton", "numpy", "transformers", "liger-kernel", "torchao")
+SAME_RUN = ("device", "driver", "packages")  # equal in the records of all calls that fill one results file
+
+
+def hash_of(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def git(*arguments):

@@ -61,7 +61,9 @@ NO_WORK = re.compile(
     r"new_empty\w*|resize_|resolve_\w+|result_type|promote_types|is_\w+|item|_local_scalar_dense|set_|to|record_stream)$"
     r"|autograd::|torch::|Optimizer|detach$|\w*Backward\d+$|Torch-Compiled|TorchDynamo|CompiledFunction|## )"
 )
-KEEPS_TIME = re.compile(r"aten::(mm|bmm|addmm|baddbmm)$|\w+Function(Backward)?$")
+# Operators that compute although they call others: a GEMM copies an operand first, and the kernels that Triton
+# interprets run inside a Python autograd function.
+COMPUTES_ITSELF = re.compile(r"aten::(mm|bmm|addmm|baddbmm)$|\w+Function(Backward)?$")
 PHASES = ("forward", "backward", "optimizer")
 KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}  # categories of a trace's events
 INTERPRETED = "Version 3's kernels ran in Triton's interpreter: these times say nothing about a GPU."
@@ -124,12 +126,12 @@ class Profile:
         return self.on_cpu and self.metadata.get("version") == 3
 
     @property
-    def what(self):
+    def unit(self):
         return "operators" if self.on_cpu else "kernels"
 
     @property
     def title(self):
-        """Return the file's name and, if it says so itself, the version, sizes and precision in it."""
+        """Return the file's name, with the version, sizes and precision if a script of the workshop wrote it."""
         if not self.metadata:
             return str(self.path)
         sizes = "{batch_size} x {seq_len} tokens, width {hidden_dim}, {num_layers} layers".format(**self.metadata)
@@ -164,20 +166,23 @@ def short(name, width):
     return name if len(name) <= width else name[: width - 3] + "..."
 
 
-# Whatever a reader raises where the contents are not those of its format.
-DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, EOFError)
-DAMAGE += (csv.Error, sqlite3.Error, zlib.error, gzip.BadGzipFile)
-SAID = 200  # letters of a reason: it may quote what it found
+# All that a reader raises if the contents do not have its format.
+DAMAGE = (
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, EOFError),
+    *(csv.Error, sqlite3.Error, zlib.error, gzip.BadGzipFile),
+)
+LONGEST_REASON = 200  # letters: it may quote the file
 
 
 @contextlib.contextmanager
 def errors_of(path):
-    """Turn whatever is wrong with a file into one sentence that names it."""
+    """Turn every error in reading a file into a Failure with one sentence that names the file."""
     try:
         yield
     except DAMAGE as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise Failure(2, f"{path} is cut off or damaged: {printable(' '.join(reason.split())[:SAID])}") from None
+        reason = " ".join(reason.split())
+        raise Failure(2, f"{path} is cut off or damaged: {printable(reason[:LONGEST_REASON])}") from None
     except OSError as error:
         raise Failure(2, f"{path} cannot be read: {error.strerror}") from None
     except MemoryError:
@@ -186,15 +191,15 @@ def errors_of(path):
         raise Failure(error.status, f"{path} {error}") from None
 
 
-# ---------------------------------------------------------------- what every reader needs
+# ---------------------------------------------------------------- helpers of all readers
 
 GZIP = b"\x1f\x8b"
-UNPACKED = 2**32  # bytes: a trace of a GPU can have a gigabyte, a damaged or foreign file any number
+UNPACKED = 2**32  # bytes at most: a trace of a GPU can have a gigabyte, a damaged or foreign file any number
 
 
 def content_of(path):
-    """Return the bytes of a file, unpacked if gzip packed them. A device or pipe, which may never end, is refused."""
-    if not stat.S_ISREG(path.stat().st_mode):
+    """Return the bytes of a file, unpacked if gzip packed them."""
+    if not stat.S_ISREG(path.stat().st_mode):  # a device or pipe may never end
         raise Failure(2, "is no regular file: name a file that a profiler or a script wrote")
     content = path.read_bytes().removeprefix(codecs.BOM_UTF8)  # an editor may have saved it
     if not content.startswith(GZIP):
@@ -210,10 +215,13 @@ CONTROL = re.compile(r"\\u00[01]|[\x7f-\x9f]")  # as JSON writes them, apart fro
 
 
 def read_object(path, kind):
-    """Return the object in a JSON file of this workshop, whose numbers are all finite; kind says what it is."""
-    content = content_of(pathlib.Path(path))
+    """Return the object in a JSON file of this workshop; refuse numbers that are not finite and control characters.
+
+    kind: the words for such a file in an error message.
+    """
+    text = content_of(pathlib.Path(path))
     whole = functools.partial(number, convert=int)
-    content = json.loads(content, parse_constant=number, parse_float=number, parse_int=whole)
+    content = json.loads(text, parse_constant=number, parse_float=number, parse_int=whole)
     if not isinstance(content, dict):
         raise Failure(2, f"is no {kind}")
     text = json.dumps(content, ensure_ascii=False)
@@ -224,7 +232,7 @@ def read_object(path, kind):
 
 
 def number(text, convert=float):
-    """Return a cell's number, or raise ValueError; Python's own forms, as 1_000 and NaN, are none."""
+    """Convert the text of a number; raise ValueError for forms that only Python reads, such as 1_000 and NaN."""
     value = convert(text)
     if not math.isfinite(value) or not str(text).isascii() or "_" in str(text):
         raise ValueError(f"{text!r} is no number")
@@ -236,49 +244,60 @@ def is_time(value):
     return type(value) in (int, float) and abs(value) < 2**63
 
 
-def launch(name, start, ns, kind="kernel"):
-    """Return a Kernel that starts at a time and takes so many nanoseconds; raise ValueError unless it can."""
-    if not is_time(start) or not is_time(ns) or ns < 0:
-        raise ValueError(f"{clean(name)} starts at {start} ns and takes {ns} ns")
-    return Kernel(clean(name), start, ns, kind)
+def checked_kernel(name, start_ns, total_ns, kind="kernel"):
+    """Return a Kernel; raise ValueError if a launch cannot have these times."""
+    if not is_time(start_ns) or not is_time(total_ns) or total_ns < 0:
+        raise ValueError(f"{clean(name)} starts at {start_ns} ns and takes {total_ns} ns")
+    return Kernel(clean(name), start_ns, total_ns, kind)
 
 
 # ---------------------------------------------------------------- CSV: rocprofv3, rocpd, rocprof
 
-COLUMNS = {  # a profiler's heading, in lower case -> our name
-    **{"name": "name", "kernel_name": "name", "kernel name": "name", "kernelname": "name"},
-    **{"start_timestamp": "start", "beginns": "start", "end_timestamp": "end", "endns": "end"},
-    **{"counter_name": "counter", "counter_value": "value"},
+CSV_NAMES = {  # a profiler's heading, in lower case -> our name
+    "name": "name",
+    "kernel_name": "name",
+    "kernel name": "name",
+    "kernelname": "name",
+    "start_timestamp": "start",
+    "beginns": "start",
+    "end_timestamp": "end",
+    "endns": "end",
+    "counter_name": "counter",
+    "counter_value": "value",
 }
 
 
 def read_table(text):
-    """Return the columns of a CSV file by our names, and its rows as dictionaries, read when they are asked for."""
+    """Return the header of a CSV file with our names for its columns, and an iterator over its rows as dictionaries."""
     if not text.endswith("\n"):
-        raise ValueError("its last line has no end")  # the number in it may be a part of one
-    lines = [line for line in text.splitlines() if line and not line.startswith("==")]  # as ncu's messages do
+        raise ValueError("its last line has no end")  # its last number may be cut off
+    lines = [line for line in text.splitlines() if line and not line.startswith("==")]  # ncu's messages begin with ==
     header, *rows = list(csv.reader(lines)) or [[]]
-    header = [COLUMNS.get(cell.strip().lower(), cell.strip()) for cell in header]
-    for number, row in enumerate(rows, 2):
+    header = [CSV_NAMES.get(cell.strip().lower(), cell.strip()) for cell in header]
+    for line_number, row in enumerate(rows, 2):
         if len(row) != len(header):
-            raise ValueError(f"line {number} has {len(row)} cells of {len(header)}")
+            raise ValueError(f"line {line_number} has {len(row)} cells of {len(header)}")
     return header, (dict(zip(header, row, strict=True)) for row in rows)
 
 
 def read_csv(text):
-    """Return the launches in a table."""
+    """Return the kernels in a table with a row per launch."""
     header, rows = read_table(text)
     if "counter" in header or not {"name", "start", "end"} <= set(header):  # a row per counter would count twice
         raise Failure(2, "has no table of kernels' times: give a kernel_trace file (kernel_counters.py reads counters)")
-    times = ((row["name"], number(row["start"], int), number(row["end"], int)) for row in rows)
-    return [launch(name, start, end - start) for name, start, end in times]
+    kernels = []
+    for row in rows:
+        start = number(row["start"], int)
+        end = number(row["end"], int)
+        kernels.append(checked_kernel(row["name"], start, end - start))
+    return kernels
 
 
 # ---------------------------------------------------------------- databases: rocpd, nsys
 
 SQLITE = b"SQLite format 3\0"
 NSYS = "CUPTI_ACTIVITY_KIND_"
-TABLES = [  # table, kind, name; the views of rocpd keep their names, its tables do not
+TABLES = [  # table, kind, SQL for the name; of rocpd the views, because the names of its tables change
     ("kernels", "kernel", "name"),
     ("memory_copies", "copy", "name"),
     (f"{NSYS}KERNEL", "kernel", "(SELECT value FROM StringIds WHERE id = demangledName)"),
@@ -287,18 +306,26 @@ TABLES = [  # table, kind, name; the views of rocpd keep their names, its tables
 ]
 
 
-LEAST_STEPS, STEPS_PER_BYTE = 10**6, 200  # of SQLite's machine; reading a file takes a few per byte
+# Instructions of SQLite's virtual machine that one file may take; reading it takes a few per byte.
+LEAST_INSTRUCTIONS = 10**6
+INSTRUCTIONS_PER_BYTE = 200
+INSTRUCTIONS_PER_CALL = 1000  # of the progress handler
 
 
 @contextlib.contextmanager
 def database(path):
     """Open an SQLite file for reading; yield the connection and the names of its tables and views.
 
-    A view can be endless: end a query that takes many more steps than the file has bytes.
+    A view can be endless, so end a query that takes many more instructions than the file has bytes.
     """
-    calls = itertools.repeat(0, (LEAST_STEPS + STEPS_PER_BYTE * path.stat().st_size) // 1000)
+    most = LEAST_INSTRUCTIONS + INSTRUCTIONS_PER_BYTE * path.stat().st_size
+    calls = itertools.count(1)
+
+    def is_endless():
+        return next(calls) * INSTRUCTIONS_PER_CALL > most
+
     with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-        connection.set_progress_handler(lambda: next(calls, 1), 1000)
+        connection.set_progress_handler(is_endless, INSTRUCTIONS_PER_CALL)
         try:
             yield connection, {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         except sqlite3.OperationalError as error:
@@ -312,14 +339,13 @@ def read_database(path):
     with database(path) as (connection, names):
         if f"{NSYS}GRAPH_TRACE" in names and f"{NSYS}KERNEL" not in names:
             raise Failure(2, "holds CUDA graphs as a whole: record it with nsys --cuda-graph-trace=node")
-        found = [
-            launch(name, start, end - start, kind)
-            for table, kind, column in TABLES
-            if table in names
-            for name, start, end in connection.execute(f"SELECT {column}, start, end FROM {table}")
-        ]
         if names.isdisjoint(table for table, *_ in TABLES):
             raise Failure(2, "is a database without kernel times, neither rocpd nor an export of Nsight Systems")
+        found = []
+        for table, kind, column in TABLES:
+            if table in names:
+                for name, start, end in connection.execute(f"SELECT {column}, start, end FROM {table}"):
+                    found.append(checked_kernel(name, start, end - start, kind))
         return found
 
 
@@ -327,7 +353,10 @@ def read_database(path):
 
 
 def read_json(path, text, linked):
-    """Return the profile in a trace, or in the trace beside a profile_*.json of run_pytorch_profiler.py."""
+    """Return the profile in a trace, or in the trace that a profile_*.json of run_pytorch_profiler.py names.
+
+    linked: a profile_*.json named this file, which must be a trace.
+    """
     content = json.loads(text)
     if "traceEvents" in content:
         return read_trace(path, content)
@@ -339,60 +368,78 @@ def read_json(path, text, linked):
     raise Failure(2, "is JSON, but no trace of a profiler (traceEvents)")
 
 
-TIMED = {*KINDS, "cpu_op", "user_annotation", "cuda_runtime", "hip_runtime"}  # the events that are read
+TIMED = {*KINDS, "cpu_op", "user_annotation", "cuda_runtime", "hip_runtime"}  # categories that are read
 
 
 def read_trace(path, content):
-    """Return the profile in a Chrome trace: what ran on the GPU or, without one, the operators that compute."""
-    spans = [event for event in content["traceEvents"] if event.get("cat") in TIMED]
-    for event in spans:
-        if not is_time(event.get("ts")) or not is_time(event.get("dur")) or event["dur"] < 0:
-            raise ValueError(f"{clean(event['name'])} starts at {event.get('ts')} us and takes {event.get('dur')} us")
-    spans.sort(key=lambda event: (event["ts"], -event["dur"]))
-    spans = with_marks_of_whole_steps(spans)
+    """Return the profile in a Chrome trace: kernels and copies on the GPU or, without one, operators that compute."""
+    spans = timed_events(content["traceEvents"])
+    spans = with_one_optimizer_mark_per_step(spans)
     operators = [event for event in spans if event["cat"] == "cpu_op"]
     launches = [event for event in spans if event["cat"] in KINDS]
     metadata = metadata_in(content)
-    devices = content.get("deviceProperties") or [{}]
     if launches:
         calls = [call_of(event, KINDS[event["cat"]]) for event in launches]
-        operations = launched(launches, operators)
+        operations = operations_of_launches(launches, operators)
     else:
-        working = operators_that_work(operators, optimizer_steps(spans))
-        calls = [call_of(one, "operator") for one in working]
-        operations = [operation(one, [one]) for one in working]
-    marks = [event for event in spans if event["cat"] == "user_annotation" and event["name"] in PHASES]
-    phases = [(event["name"], event["ts"], event["ts"] + event["dur"]) for event in marks]
-    times = step_times(phases, calls)
+        computing = operators_that_compute(operators, optimizer_steps(spans))
+        calls = [call_of(event, "operator") for event in computing]
+        operations = [operation(event, [event]) for event in computing]
+    phases = []
+    for event in spans:
+        if any(is_mark(event, phase) for phase in PHASES):
+            phases.append((event["name"], event["ts"], event["ts"] + event["dur"]))
+    devices = content.get("deviceProperties") or [{}]
     device = devices[0].get("name")
-    memory = memory_events(content["traceEvents"])
-    return Profile(path, calls, operations, steps_of(spans), device and clean(device), metadata, times, memory, phases)
+    return Profile(
+        path,
+        calls,
+        operations,
+        steps=steps_of(spans),
+        device=device and clean(device),
+        metadata=metadata,
+        step_ms=step_times(phases, calls),
+        memory=memory_events(content["traceEvents"]),
+        phases=phases,
+    )
+
+
+def timed_events(events):
+    """Return the events of the categories that are read, by their start, callers before the events inside them."""
+    found = [event for event in events if event.get("cat") in TIMED]
+    for event in found:
+        if not is_time(event.get("ts")) or not is_time(event.get("dur")) or event["dur"] < 0:
+            raise ValueError(f"{clean(event['name'])} starts at {event.get('ts')} us and takes {event.get('dur')} us")
+    return sorted(found, key=lambda event: (event["ts"], -event["dur"]))
 
 
 def call_of(event, kind):
-    return launch(event["name"], 1e3 * event["ts"], 1e3 * event["dur"], kind)
+    return checked_kernel(event["name"], 1e3 * event["ts"], 1e3 * event["dur"], kind)
 
 
 def memory_events(events):
-    """Return the events of --profile-memory by time: of the GPU, if there is one."""
+    """Return the events of --profile-memory by time; with a GPU, only those of its memory."""
     found = [event for event in events if event.get("name") == "[memory]"]
     for event in found:
         if not is_time(event["ts"]) or not is_time(event["args"]["Total Allocated"]):
             raise ValueError(f"memory of {event['args']['Total Allocated']} bytes after {event['ts']} us")
     found.sort(key=lambda event: event["ts"])
-    return [event for event in found if event["args"]["Device Type"] != 0] or found
+    on_gpu = [event for event in found if event["args"]["Device Type"] != 0]
+    return on_gpu or found
 
 
-SIZES = ("vocab_size", "hidden_dim", "num_layers", "num_heads", "num_kv_heads", "intermediate_dim")
-SIZES += ("batch_size", "seq_len", "version")
+WHOLE_NUMBERS = (
+    *("vocab_size", "hidden_dim", "num_layers", "num_heads", "num_kv_heads", "intermediate_dim"),
+    *("batch_size", "seq_len", "version"),
+)
 
 
 def metadata_in(content):
-    """Return what a training script wrote into its trace about itself; nothing for another program's trace."""
+    """Return the checked metadata that a training script wrote into its trace; {} for another program's trace."""
     metadata = content.get("tiny_llama") or {}
     if not metadata:
         return {}
-    for name in SIZES:
+    for name in WHOLE_NUMBERS:
         if type(metadata[name]) is not int or metadata[name] < 1:
             raise ValueError(f"tiny_llama has {name} {metadata[name]!r}")
     if not is_time(metadata["peak_memory_mb"]) or metadata["precision"] not in PRECISIONS:
@@ -401,67 +448,91 @@ def metadata_in(content):
 
 
 def optimizer_steps(spans):
-    """Return (start, end) of what a training script marks as "optimizer", or PyTorch as an optimizer's step."""
+    """Return (start, end) of the steps that a training script or PyTorch marks as an optimizer's."""
     marks = (event for event in spans if re.match(r"optimizer$|Optimizer\.step#", event["name"]))
     return [(event["ts"], event["ts"] + event["dur"]) for event in marks]
 
 
-def operators_that_work(operators, updates):
-    """Return the innermost operators that compute: those that only call others, or change no data, are left out.
+@dataclasses.dataclass
+class OperatorCall:
+    """One call of an operator in a trace: its event, its time without its callees, whether it counts as computing."""
 
-    A matrix product stays although it copies an operand first, and a Python autograd function, in which interpreted
-    kernels run, although it copies tensors; that time is taken off its "dur". The name of an operator in one of the
-    updates begins with "optimizer", unless it tells that itself: AdamW's sqrt is no part of the model.
+    event: dict
+    own_us: float
+    computes: bool = True
+
+    @property
+    def end_us(self):
+        return self.event["ts"] + self.event["dur"]
+
+
+def operators_that_compute(operators, updates):
+    """Return the events of the operators that compute, without those that change no data or only call others.
+
+    A caller that matches COMPUTES_ITSELF stays; the time of its callees is taken off its "dur". An operator inside one
+    of the updates, (start, end) of an optimizer's steps, gets a name that begins with "optimizer" unless its own name
+    is one: AdamW's sqrt is no part of the model.
     """
-    working = []
-    open_calls = {}
+    calls = []
+    open_calls = {}  # (process, thread): the calls that have not ended, the innermost last
     for event in operators:
-        stack = open_calls.setdefault((event.get("pid"), event.get("tid")), [])
-        while stack and stack[-1][0]["ts"] + stack[-1][0]["dur"] <= event["ts"]:
-            stack.pop()
+        callers = open_calls.setdefault((event.get("pid"), event.get("tid")), [])
+        while callers and callers[-1].end_us <= event["ts"]:
+            callers.pop()
         if NO_WORK.match(event["name"]):
             continue
-        for caller in stack:
-            if KEEPS_TIME.match(caller[0]["name"]):
-                caller[2] -= event["dur"]
+        for caller in callers:
+            if COMPUTES_ITSELF.match(caller.event["name"]):
+                caller.own_us -= event["dur"]
             else:
-                caller[1] = False
-        stack.append([event, True, event["dur"]])
-        working.append(stack[-1])
-    found = [event | {"dur": max(0.0, own)} for event, innermost, own in working if innermost]
+                caller.computes = False
+        call = OperatorCall(event, event["dur"])
+        callers.append(call)
+        calls.append(call)
+    found = [call.event | {"dur": max(0.0, call.own_us)} for call in calls if call.computes]
     for event in found:
-        inside = any(start <= event["ts"] < end for start, end in updates)
-        if inside and group_of(event["name"]) != "optimizer":
+        in_update = any(start <= event["ts"] < end for start, end in updates)
+        if in_update and group_of(event["name"]) != "optimizer":
             event["name"] = f"optimizer {event['name']}"
     return found
 
 
-def launched(launches, operators):
-    """Return the operators that launched the kernels, each with all of its launches; kernels of a graph have none."""
-    by_id = {event.get("args", {}).get("External id"): event for event in operators}
-    found = {}
+def operations_of_launches(launches, operators):
+    """Return an Operation for each operator that launched kernels, and one for each kernel without an operator.
+
+    The kernels of a replayed graph have no operator.
+    """
+    operator_of = {event.get("args", {}).get("External id"): event for event in operators}
+    launches_of = {}
     alone = []
     for event in launches:
         number = event.get("args", {}).get("External id")
-        if number and number in by_id:
-            found.setdefault(number, []).append(event)
+        if number and number in operator_of:
+            launches_of.setdefault(number, []).append(event)
         else:
             alone.append(event)
-    return [operation(by_id[number], part) for number, part in found.items()] + [operation(e, [e]) for e in alone]
+    found = [operation(operator_of[number], some) for number, some in launches_of.items()]
+    return found + [operation(event, [event]) for event in alone]
 
 
 def operation(event, launches):
+    """Return the Operation of an operator's event and the events of its launches."""
     arguments = event.get("args", {})
-    longest = max(launches, key=lambda one: one["dur"])
-    dims, types, strides = (arguments.get(f"Input {word}") or [] for word in ("Dims", "type", "Strides"))
+    dims = arguments.get("Input Dims") or []
+    types = arguments.get("Input type") or []
+    strides = arguments.get("Input Strides") or [[] for _ in dims]
     if not are_sizes(dims) or not are_sizes(strides):
         raise ValueError(f"{clean(event['name'])} has inputs of {dims}, strides {strides}")
-    names = tuple(clean(one["name"]) for one in launches)
-    us = sum(one["dur"] for one in launches)
-    group = group_of(clean(longest["name"]))
-    if not strides:
-        strides = [[] for _ in dims]
-    return Operation(clean(event["name"]), group, us, dims, types, strides, names)
+    longest = max(launches, key=lambda one: one["dur"])
+    return Operation(
+        name=clean(event["name"]),
+        group=group_of(clean(longest["name"])),
+        us=sum(one["dur"] for one in launches),
+        dims=dims,
+        types=types,
+        strides=strides,
+        launches=tuple(clean(one["name"]) for one in launches),
+    )
 
 
 def are_sizes(value):
@@ -469,19 +540,20 @@ def are_sizes(value):
     return isinstance(value, list) and all(are_sizes(one) or (type(one) is int and one >= 0) for one in value)
 
 
-def with_marks_of_whole_steps(spans):
-    """Return sorted spans with one mark "optimizer" for each step whose forward is in the trace.
+def with_one_optimizer_mark_per_step(spans):
+    """Return the sorted events without the "optimizer" marks that count no step of their own.
 
-    The first forward has none before it: such a step began unprofiled. Our scripts mark their optimizer, and
-    profile_script.py marks every optimizer again, outside or inside of that.
+    These are marks before the first forward, whose step began before the profile, and marks inside another one: our
+    scripts mark their optimizer, and profile_script.py marks every optimizer again.
     """
-    ended = next((event["ts"] for event in spans if is_mark(event, "forward")), 0)
+    first_forward = next((event["ts"] for event in spans if is_mark(event, "forward")), 0)
+    last_end = first_forward
     found = []
     for event in spans:
         if is_mark(event, "optimizer"):
-            if event["ts"] < ended:
+            if event["ts"] < last_end:
                 continue
-            ended = event["ts"] + event["dur"]
+            last_end = event["ts"] + event["dur"]
         found.append(event)
     return found
 
@@ -494,47 +566,55 @@ def step_times(phases, calls):
     """Return the milliseconds of each step: from its forward to the end of its optimizer or of its last kernel."""
     starts = [start for name, start, _ in phases if name == "forward"]
     ends = [end for name, _, end in phases if name == "optimizer"]
+    next_starts = [*starts[1:], float("inf")]
     times = []
-    for start, end, border in zip(starts, ends, [*starts[1:], float("inf")], strict=False):
-        last = max((call.end_ns / 1e3 for call in calls if start <= call.start_ns / 1e3 < border), default=end)
+    for start, end, next_start in zip(starts, ends, next_starts, strict=False):  # the last step may be cut off
         if end <= start:
             raise ValueError(f"a step begins at {start} us and ends at {end} us")
-        times.append((max(end, last) - start) / 1e3)
+        kernel_ends = [call.end_ns / 1e3 for call in calls if start <= call.start_ns / 1e3 < next_start]
+        times.append((max([end, *kernel_ends]) - start) / 1e3)
     return times
 
 
 def steps_of(events):
-    """Return the training steps in a trace: marked phases, else launches of a graph that holds a whole step."""
+    """Count the training steps in a trace; return None if nothing marks them.
+
+    A step is marked by its optimizer, else by the launch of the graph that holds it, else, with
+    --profile-attention-only, by its attention.
+    """
     names = Counter(e["name"] for e in events if e.get("cat") in ("user_annotation", "cuda_runtime", "hip_runtime"))
-    graphs = names["cudaGraphLaunch"] + names["hipGraphLaunch"]
-    return names["optimizer"] or graphs or names["attention"] or None
+    graph_launches = names["cudaGraphLaunch"] + names["hipGraphLaunch"]
+    return names["optimizer"] or graph_launches or names["attention"] or None
 
 
 # ---------------------------------------------------------------- files and folders
 
 
 def read_file(path, linked=False):
-    """Return the profile in one file, whose kind is told by its content and not by its name.
-
-    linked: a profile_*.json named it, and it names no other.
-    """
+    """Return the profile in one file; tell its format by its content, not by its name. linked: as for read_json."""
     with errors_of(path):
         content = content_of(path)
         if not content:
             raise Failure(2, "is empty: the profiler was stopped, or wrote nothing")
         if content.startswith(SQLITE):
             return Profile(path, read_database(path))
-        first = content.lstrip()[:1]  # PyTorch 2.7 begins its traces with an empty line, as a Perfetto trace begins
-        if b"\0" in content or (content.startswith(b"\n") and first not in b"{["):
+        is_json = content.lstrip()[:1] in (b"{", b"[", b"")  # b"": blanks alone, damaged in any format
+        # A Perfetto trace begins with a line feed; so do PyTorch 2.7's traces, which are JSON.
+        if b"\0" in content or (content.startswith(b"\n") and not is_json):
             return Profile(path, read_perfetto(content))
         text = content.decode("utf-8", errors="replace")
-        return read_json(path, text, linked) if first in b"{[" else Profile(path, read_csv(text))
+        if is_json:
+            return read_json(path, text, linked)
+        return Profile(path, read_csv(text))
 
 
 def read_perfetto(content):
-    """Return the kernels of a Perfetto trace; end with status 0 where they are in a form that nothing here reads."""
+    """Return the kernels of a Perfetto trace.
+
+    Raise Failure with status 0 if they are in a form that nothing here reads: the file is right, Perfetto opens it.
+    """
     try:
-        kernels = [launch(name, start, end - start) for name, start, end in perfetto.kernels(content)]
+        kernels = [checked_kernel(name, start, end - start) for name, start, end in perfetto.kernels(content)]
     except DAMAGE as error:  # a number where a message belongs, for one
         export = "turn an .nsys-rep file into a database with nsys export --type sqlite"
         raise Failure(2, f"is no Perfetto trace, or a damaged one ({error}): {export}") from None
@@ -543,7 +623,7 @@ def read_perfetto(content):
     return kernels
 
 
-# A folder is searched for traces, then for these; of the first kind that is there all files count, one per process.
+# A folder is searched for PyTorch's traces, then for these: of the first pattern found all files, one per process.
 OTHER_PROFILERS = ("*kernel_trace.csv", "*.db", "*.sqlite", "*.proto", "*.pftrace")
 
 
@@ -554,17 +634,20 @@ def matching(folder, pattern):
 def files_of(path):
     """Return the files to read for a path: itself or, in a folder, those of one run.
 
-    PyTorch's traces pile up in one folder from run to run: of these the newest one of whole steps is read.
+    PyTorch's traces of several runs share a folder: read the newest one of whole steps.
     """
     if not path.exists():
         raise Failure(2, f"{path} does not exist: give a profile, or the folder that it lies in")
     if not path.is_dir():
         return [path]
-    others = (matching(path, pattern) for pattern in OTHER_PROFILERS)
-    files = whole_traces(path)[:1] or next(filter(None, others), [])
-    if not files:
-        raise Failure(2, f"{path} is a folder without kernel times: no CSV, database or trace of a profiler lies in it")
-    return files
+    traces = whole_traces(path)
+    if traces:
+        return traces[:1]
+    for pattern in OTHER_PROFILERS:
+        files = matching(path, pattern)
+        if files:
+            return files
+    raise Failure(2, f"{path} is a folder without kernel times: no CSV, database or trace of a profiler lies in it")
 
 
 def whole_traces(folder):
@@ -577,18 +660,21 @@ def whole_traces(folder):
 
 
 def metadata_of(file):
-    """Return what a training script wrote into its trace about itself; nothing for another file."""
+    """Return the metadata that a training script wrote into its trace, unchecked; {} for another file."""
     try:
         with open(file, "rb") as opened:
             start = opened.read(2**20).decode("utf-8", errors="replace")  # a trace of a GPU can have a gigabyte
         found = re.search(r'"tiny_llama":\s*(?=\{)', start)
         return json.JSONDecoder().raw_decode(start, found.end())[0] if found else {}
     except (OSError, ValueError, RecursionError):
-        return {}  # read_file says what is wrong with it, if it is the one to be read
+        return {}  # if this file is chosen, read_file says what is wrong with it
 
 
 def read_profile(path, steps=None):
-    """Return the profile in a file or folder; PyTorch's trace where there is one, which knows shapes and steps."""
+    """Return the profile in a file or folder; files of several processes are read as one profile.
+
+    steps: how many it holds, if the caller knows; otherwise the file may tell.
+    """
     profiles = [read_file(file) for file in files_of(pathlib.Path(path))]
     calls = sorted((call for profile in profiles for call in profile.calls), key=lambda call: call.start_ns)
     if not calls:
@@ -599,13 +685,17 @@ def read_profile(path, steps=None):
 
 
 def read_pair(first, second, steps=(None, None)):
-    """Return two profiles of like runs: of the traces in the folders the newest pair whose sizes and precision agree.
+    """Return two profiles of like runs: the newest traces in the folders whose sizes and precision agree.
 
     Failure names what differs if no two agree.
     """
-    choices = [whole_traces(path) or [path] for path in map(pathlib.Path, (first, second))]
-    chosen = newest_alike(*([(path, metadata_of(path)) for path in paths] for paths in choices))
-    one, other = (read_profile(path, number) for path, number in zip(chosen, steps, strict=True))
+    candidates = []
+    for path in (pathlib.Path(first), pathlib.Path(second)):
+        traces = whole_traces(path) or [path]
+        candidates.append([(trace, metadata_of(trace)) for trace in traces])
+    chosen = newest_alike(*candidates)
+    one = read_profile(chosen[0], steps[0])
+    other = read_profile(chosen[1], steps[1])
     found = unlike(one.metadata, other.metadata)
     if one.on_cpu != other.on_cpu or (one.device and other.device and one.device != other.device):
         found.append("device: " + ", ".join(p.device or ("CPU" if p.on_cpu else "GPU") for p in (one, other)))
@@ -615,10 +705,15 @@ def read_pair(first, second, steps=(None, None)):
 
 
 def newest_alike(first, second):
-    """Return of two lists of (item, metadata), newest first, the newest two items whose runs are alike, if any are."""
-    pairs = [(one, other) for other in second for one in first]
-    chosen = next((pair for pair in pairs if not unlike(pair[0][1], pair[1][1])), pairs[0])
-    return [item for item, _ in chosen]
+    """Return the newest two items whose runs are alike, or the newest two if none are.
+
+    first, second: lists of (item, metadata), the newest first.
+    """
+    for other, other_metadata in second:
+        for one, metadata in first:
+            if not unlike(metadata, other_metadata):
+                return [one, other]
+    return [first[0][0], second[0][0]]
 
 
 def unlike(first, second):
@@ -628,6 +723,7 @@ def unlike(first, second):
 
 
 def steps_needed(profile, option="--steps"):
+    """Return the number of steps in a profile; Failure if neither the profile nor the option says it."""
     if profile.steps is None:
         raise Failure(2, f"{profile.path} does not say how many steps it holds: give {option} N")
     return profile.steps
@@ -645,21 +741,32 @@ def gpu_profile(path, steps):
 
 
 def sums(calls, key):
-    """Return {name or group: calls, times in microseconds, share}, the largest total first."""
+    """Return {name or group: its calls, times in microseconds and share}, the largest total first.
+
+    key: "name" or "group".
+    """
     times = {}
-    whole = sum(call.total_ns for call in calls) / 1e3 or 1
     for call in calls:
         times.setdefault(getattr(call, key), []).append(call.total_ns / 1e3)
+    whole = sum(call.total_ns for call in calls) / 1e3 or 1
     rows = {}
-    for name, us in sorted(times.items(), key=lambda one: -sum(one[1])):
-        rows[name] = {"calls": len(us), "total_us": sum(us), "share_percent": 100 * sum(us) / whole}
-        rows[name] |= {"mean_us": sum(us) / len(us), "min_us": min(us), "max_us": max(us)}
+    for name, us in sorted(times.items(), key=lambda item: sum(item[1]), reverse=True):
+        rows[name] = {
+            "calls": len(us),
+            "total_us": sum(us),
+            "share_percent": 100 * sum(us) / whole,
+            "mean_us": sum(us) / len(us),
+            "min_us": min(us),
+            "max_us": max(us),
+        }
     return rows
 
 
 def kernel_table(calls):
-    """Return a row per kernel. The order of the columns is that of the CSV: total time is the fourth, as pages sort it,
-    and the name, which has commas, the last.
+    """Return a row per kernel.
+
+    The keys are in the order of the CSV's columns: total time, by which pages sort it, is the fourth; the name, which
+    has commas, is the last.
     """
     kinds = {call.name: call.kind for call in calls}
     rows = sums(calls, "name")
@@ -672,15 +779,16 @@ def group_table(calls):
 
 
 def groups_per_step(profile, option="--steps"):
-    """Return {"calls", "ms"} per step of each group that occurs, in the order of GROUPS, and of all."""
+    """Return {group: its calls and ms per step} of each group that occurs, in the order of GROUPS, and of "all"."""
     steps = steps_needed(profile, option)
     rows = sums(profile.calls, "group")
-    found = {
-        group: {"calls": rows[group]["calls"] / steps, "ms": rows[group]["total_us"] / 1e3 / steps}
-        for group in GROUPS
-        if group in rows
-    }
-    return found | {"all": {unit: sum(row[unit] for row in found.values()) for unit in ("calls", "ms")}}
+    found = {}
+    for group in GROUPS:
+        if group in rows:
+            found[group] = {"calls": rows[group]["calls"] / steps, "ms": rows[group]["total_us"] / 1e3 / steps}
+    calls = sum(row["calls"] for row in found.values())
+    ms = sum(row["ms"] for row in found.values())
+    return found | {"all": {"calls": calls, "ms": ms}}
 
 
 def group_cells(first, second):
@@ -705,15 +813,19 @@ KERNEL_COLUMNS = (
 
 def kernel_text(profile, top):
     """Return the table of the longest kernels and the sums by group, for reading."""
-    calls = profile.calls
-    kernels, groups = ([row | {"ms": row["total_us"] / 1e3} for row in f(calls)] for f in (kernel_table, group_table))
-    what = "operators on the CPU" if profile.on_cpu else "kernels and copies"
-    lines = [f"{len(kernels)} {what}, {len(calls):,} calls, {sum(row['ms'] for row in kernels):,.3f} ms in all"]
-    shown = [row | {"shown": short(row["kernel"], 44)} for row in kernels[:top]]
+    kernels = [row | {"ms": row["total_us"] / 1e3} for row in kernel_table(profile.calls)]
+    groups = [row | {"ms": row["total_us"] / 1e3} for row in group_table(profile.calls)]
+    unit = "operators on the CPU" if profile.on_cpu else "kernels and copies"
+    ms = sum(row["ms"] for row in kernels)
+    lines = [f"{len(kernels)} {unit}, {len(profile.calls):,} calls, {ms:,.3f} ms in all"]
     if profile.interpreted:
         lines.append(INTERPRETED)
+    shown = [row | {"shown": short(row["kernel"], 44)} for row in kernels[:top]]
     lines += ["", text_table(*columns(KERNEL_COLUMNS, shown), left=2)]
-    if rest := kernels[top:]:
-        ms, share = (sum(row[key] for row in rest) for key in ("ms", "share_percent"))
-        lines.append(f"and {len(rest)} more with {ms:,.3f} ms ({share:.1f} %)")
-    return "\n".join([*lines, "", text_table(*columns(GROUP_COLUMNS, groups))])
+    others = kernels[top:]
+    if others:
+        ms = sum(row["ms"] for row in others)
+        share = sum(row["share_percent"] for row in others)
+        lines.append(f"and {len(others)} more with {ms:,.3f} ms ({share:.1f} %)")
+    lines += ["", text_table(*columns(GROUP_COLUMNS, groups))]
+    return "\n".join(lines)

@@ -16,13 +16,13 @@ import sympy
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from common import counts
-from common.command_line import Parser
+from common.command_line import SHORT_PRECISIONS, Parser
 from common.counts import PARTS, Part, Sizes, both_phases, of_step, step_counts, total
 from common.tables import markdown_table
 from common.versions import REPOSITORY
 from maintain.pages import fill, write_or_check
 from maintain.provenance import machine_line
-from maintain.records import PRECISIONS, newest_record
+from maintain.records import newest_record
 from model_counts import GPUS, sizes_of_options
 
 PAGE = REPOSITORY / "TINY_LLAMA_ARCHITECTURE.md"
@@ -98,7 +98,7 @@ def launches_table():
             rows.append([f"{part}, {where}", *cells])
     for preset, precision in itertools.product(PRESETS, ("float32", "bfloat16")):
         sums = [f"**{total(step, 'launches'):,}**" for step in steps_of(preset, precision)]
-        rows.append([f"**step of `{preset}`, {PRECISIONS[precision]}**", *sums])
+        rows.append([f"**step of `{preset}`, {SHORT_PRECISIONS[precision]}**", *sums])
     return markdown_table(["launches, forward + backward", *COUNTED.values()], rows)
 
 
@@ -111,7 +111,7 @@ def step_table(quantity, unit, name):
             rows.append([part, *(f"{step[part] / unit:,.1f}" for step in steps)])
     for preset, precision in itertools.product(PRESETS, ("float32", "bfloat16")):
         sums = [total(step, quantity) / unit for step in steps_of(preset, precision)]
-        rows.append([f"**step of `{preset}`, {PRECISIONS[precision]}**", *(f"**{n:,.0f}**" for n in sums)])
+        rows.append([f"**step of `{preset}`, {SHORT_PRECISIONS[precision]}**", *(f"**{n:,.0f}**" for n in sums)])
     return markdown_table([f"{name}, `small`, fp32", *COUNTED.values()], rows)
 
 
@@ -128,7 +128,7 @@ def roofline_table(version, precision, preset):
         rows.append([part, *cells, *shown])
     sums = [f"{1e3 * counts.shortest_step_ms(step, gpu, precision):,.0f}" for gpu in GPUS]
     rows.append(["all, one after the other", "", "", "", *sums])
-    header = [f"V{version}, `{preset}`, {PRECISIONS[precision]}", "GFLOP", "MB", "FLOP/B"]
+    header = [f"V{version}, `{preset}`, {SHORT_PRECISIONS[precision]}", "GFLOP", "MB", "FLOP/B"]
     return markdown_table([*header, *(f"{gpu}, us" for gpu in GPUS)], rows)
 
 
@@ -137,7 +137,7 @@ def shortest_table():
     rows = []
     for preset, precision, gpu in itertools.product(("small", "medium"), ("float32", "bfloat16"), GPUS):
         times = [f"{counts.shortest_step_ms(step, gpu, precision):,.2f}" for step in steps_of(preset, precision)]
-        rows.append([f"`{preset}`, {PRECISIONS[precision]}, {gpu}", *times])
+        rows.append([f"`{preset}`, {SHORT_PRECISIONS[precision]}, {gpu}", *times])
     return markdown_table(["shortest step, ms", *COUNTED.values()], rows)
 
 
@@ -155,7 +155,7 @@ def predicted_and_measured(row, record, sizes):
     held = 14 if (version, precision) == (3, "float16") else 12
     least = held * counts.parameter_count(sizes) + total(step, "saved")
     shortest = f"{counts.shortest_step_ms(step, gpu, precision):.2f}" if gpu else ""
-    title = f"V{version}&nbsp;{PRECISIONS[precision]}&nbsp;{'graph' if row['captured'] else 'eager'}"
+    title = f"V{version}&nbsp;{SHORT_PRECISIONS[precision]}&nbsp;{'graph' if row['captured'] else 'eager'}"
     counted = [f"{launches:,}", f"{moved:,.0f}", shortest, f"{least / 2**20:,.0f}"]
     measured = [f"{row['step_ms']:.2f}", f"{1e3 * row['step_ms'] / launches:.1f}", f"{row['peak_memory_mb']:,.0f}"]
     return [title, *counted, *measured]

@@ -23,10 +23,11 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import fusion_ablation_study as ablation
-from common.command_line import Failure, Parser
+from common.command_line import SHORT_PRECISIONS, Failure, Parser
 from common.environment import numbers, rocm_builds
 from common.occupancy import TARGETS
 from common.ratios import ROUNDS_NEEDED, counted, furthest, noise_line, ratios
+from common.suite_results import MODELS, configurations, ratios_between, table_of
 from common.tables import known, markdown_table, rounded
 from common.versions import REPOSITORY, SCRIPTS
 from maintain import pictures, rungs
@@ -34,16 +35,7 @@ from maintain.expected import expected_table
 from maintain.losses import losses_text, recorded_losses
 from maintain.pages import all_pages, fill, fill_quotes, quoted_rows, write_or_check
 from maintain.provenance import faults_of_commit, machine_line
-from maintain.records import (
-    MODELS,
-    PRECISIONS,
-    RECORDED,
-    Record,
-    configurations,
-    newest_record,
-    ratios_between,
-    table_of,
-)
+from maintain.records import RECORDED, Record, newest_record
 from maintain.traces import traces_table
 
 
@@ -189,7 +181,7 @@ def graph_table(recorded):
         found = ratios_between(row["case"], eager["case"], results["runs"])
         few = max(few, found.rounds if found and found.missing else 0)
         ratio = found.range_text() if found else "-"
-        name = [row["preset"], MODELS.get(row["model"], row["model"]), PRECISIONS[row["precision"]]]
+        name = [row["preset"], MODELS.get(row["model"], row["model"]), SHORT_PRECISIONS[row["precision"]]]
         lines.append([*name, rounded(eager["step_ms"], 4), rounded(row["step_ms"], 4), ratio])
     if not lines:
         return None
@@ -216,10 +208,10 @@ def kernels_table(recorded):
             lines.append([f"{operation['operation']}, {operation['size']}", *cells])
     if not lines:
         return None
-    rates = ", ".join(f"{PRECISIONS[p]} {rate:,.0f}" for p, rate in kernels["ceilings"]["product"].items())
+    rates = ", ".join(f"{SHORT_PRECISIONS[p]} {rate:,.0f}" for p, rate in kernels["ceilings"]["product"].items())
     ceilings = f"copy {kernels['ceilings']['copy']:,.0f} GB/s (read and written), 8192³ matmuls {rates} TFLOP/s"
     header = ["V3's kernel", "us", "rate", "of the ceiling", "fastest PyTorch candidate", "its time / V3's"]
-    told = f"Ceilings: {ceilings}. Kernels in {PRECISIONS[kernels['dtype']]}, alone:"
+    told = f"Ceilings: {ceilings}. Kernels in {SHORT_PRECISIONS[kernels['dtype']]}, alone:"
     return f"{origin(kernels['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
 
 

@@ -1,33 +1,68 @@
-"""Measure the ladder for benchmark_suite.py --ladder and --peer-variants: rungs in rounds of warm processes."""
+"""Measure the ladder, or the ways to run the peer, in rounds of warm processes.
+
+    python scripts/maintain/measure_ladder.py --presets medium,small --graph on --results FOLDER
+    python scripts/maintain/measure_ladder.py --peer-variants --presets medium --graph on --results FOLDER
+    python scripts/maintain/measure_ladder.py --results FOLDER --append --time-limit 500    # what is missing
+
+A rung of maintain/rungs.py is one idea away from the rung that it builds on. The processes of all rungs run at the same
+time and take turns. FOLDER/ladder.json keeps every step. --peer-variants times each way to run the peer, to choose the
+fastest, and writes FOLDER/peers.json. Options that are not listed go to all scripts.
+
+Exit status: 0; 1 if nothing was measured or --time-limit left some out; 2 for a bad option; 130 if interrupted.
+"""
 
 import functools
+import pathlib
 import shlex
+import signal
+import sys
 
-from common.command_line import progress
-from common.machine import describe
+if __name__ == "__main__":
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from common.command_line import Parser, listed, on_cpu, positive, progress, run_tool
+from common.machine import SAME_RUN, describe, hash_of
 from common.runs import TimeLimit
 from common.versions import load_version
 from maintain import rounds, rungs
-from maintain.provenance import SAME_RUN, hash_of
 
+PROGRAM = "measure_ladder.py"
 AUTOTUNE_S = 240  # seconds without which the slowest compiler is not begun
 NOISIEST = {False: "c", True: "g"}  # eager, in a graph
 
 
-def check(parser, arguments, rest):
-    """Return the arguments, checked and completed for the ladder: rungs is what it measures."""
-    if arguments.ladder and arguments.peer_variants:
-        parser.error("--ladder and --peer-variants measure different things: give one of them")
-    known_rungs = rungs.by_name(rungs.LADDER if arguments.ladder else [*rungs.PEERS, rungs.SLOW_PEER])
+def build_parser():
+    parser = Parser(PROGRAM, __doc__, with_json=False)
+    add = parser.add_argument
+    add("--peer-variants", action="store_true", help="measure the ways to run the peer instead of the ladder")
+    add("--presets", type=listed(["tiny", "small", "medium"]), help="tiny, small, medium (small; tiny on a CPU)")
+    add("--graph", type=listed(["on", "off"]), default=["on", "off"], help="on, off (both)")
+    add("--rungs", type=listed(), help="by name (all)")
+    add("--starts", type=positive, help="of every process (3; 1 for --peer-variants)")
+    add("--rounds", type=positive, default=2, help="after each start (%(default)s)")
+    add("--num-steps", type=positive, default=10, help="of a process in a round (%(default)s)")
+    add("--again", metavar="RUNG", help="the A/A pair: the noisiest rung, under two names (c eager, g in a graph)")
+    add("--time-limit", type=positive, help="seconds after which all ends; --append does the rest")
+    add("--results", type=pathlib.Path, metavar="FOLDER", required=True)
+    add("--append", action="store_true", help="keep what FOLDER holds and run what it lacks")
+    return parser
+
+
+def parse_arguments(argv):
+    """Return the checked arguments; rungs holds the Rungs to measure, options those of the training scripts."""
+    parser = build_parser()
+    arguments, rest = parser.parse_known_args(argv)
+    arguments.options = shlex.join(rest)
+    arguments.presets = arguments.presets or ["tiny" if on_cpu(rest) else "small"]
+    arguments.starts = arguments.starts or (1 if arguments.peer_variants else 3)
+    known_rungs = rungs.by_name([*rungs.PEERS, rungs.SLOW_PEER] if arguments.peer_variants else rungs.LADDER)
     for name in [*(arguments.rungs or []), *([arguments.again] if arguments.again else [])]:
         if name not in known_rungs:
             parser.error(f"--rungs, --again: {name} is none of {', '.join(known_rungs)}")
     arguments.rungs = [known_rungs[name] for name in known_rungs if name in (arguments.rungs or known_rungs)]
     if arguments.again and arguments.again not in rungs.by_name(arguments.rungs):
         parser.error(f"--again: {arguments.again} is not among the --rungs")
-    arguments.starts = arguments.starts or (3 if arguments.ladder else 1)
-    arguments.graph = arguments.graph or ["on", "off"]
-    file = arguments.results / results_file(arguments)
+    file = results_file(arguments)
     if file.exists() and not arguments.append:
         parser.error(f"{file} exists already: add --append, or choose another --results folder")
     load_version(1).parse_options(rest)  # refuses an option that it does not know
@@ -35,7 +70,7 @@ def check(parser, arguments, rest):
 
 
 def results_file(arguments):
-    return "ladder.json" if arguments.ladder else "peers.json"
+    return arguments.results / ("peers.json" if arguments.peer_variants else "ladder.json")
 
 
 def begin_column(arguments, preset, graph, record, columns):
@@ -74,9 +109,9 @@ def measure_column(column, arguments, limit, save):
     way = "--graph" if content["graph"] else "--no-graph"
     shared = ["--preset", content["preset"], way, *shlex.split(content["options"])]
     programs = {rung.name: (rung.version, [*shared, *rung.options]) for rung in column.rungs.values()}
-    work = rounds.Rounds(programs, column.told, column.rounds, content["graph"], arguments.num_steps or 10)
+    work = rounds.Rounds(programs, column.told, column.rounds, content["graph"], arguments.num_steps)
     names = [name for name in column.rungs if name != rungs.SLOW_PEER.name]
-    groups = [with_again(names, column) if arguments.ladder else names]
+    groups = [names if arguments.peer_variants else with_again(names, column)]
     begin = 1 + max((found["start"] for found in column.rounds), default=-1)
     for start in range(begin, arguments.starts):
         if not limit.room():
@@ -107,11 +142,13 @@ def measure_slowly(name, work, arguments, limit):
 
 def measure(arguments, argv):
     """Measure the ladder's columns and print them; return the exit status."""
-    record = describe(["benchmark_suite.py", *argv])
-    file = arguments.results / results_file(arguments)
+    record = describe([PROGRAM, *argv])
+    file = results_file(arguments)
     columns = rungs.read_columns(file) if file.exists() else []
     arguments.results.mkdir(parents=True, exist_ok=True)
-    limit, left, status = TimeLimit(arguments.time_limit), 0, 0
+    limit = TimeLimit(arguments.time_limit)
+    status = 0
+    left = 0
     measured = []
     try:
         for preset in arguments.presets:
@@ -128,3 +165,14 @@ def measure(arguments, argv):
     if left:
         print(f"{left} starts are left: repeat the command with --append")
     return status or int(bool(left) or not any(column.rounds for column in measured))
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` ends it like Ctrl-C: its processes end too
+    arguments = parse_arguments(argv)
+    return run_tool(PROGRAM, lambda: measure(arguments, argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

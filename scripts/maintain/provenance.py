@@ -1,4 +1,4 @@
-"""Say what a record was made with: whether two are of the same machine, and whether a commit holds what ran.
+"""Print what a record was made with, and check that its commit holds the scripts that ran.
 
 python scripts/maintain/provenance.py COMMAND...    # prints the record of a command that is about to run here
 """
@@ -15,12 +15,7 @@ if __name__ == "__main__":
 from common.machine import describe, git
 from common.versions import REPOSITORY
 
-SAME_RUN = ("device", "driver", "packages")  # of all calls that fill one results file
-MOVED = {"scripts/maintain/peers.py": "scripts/common/peers.py"}  # new path -> the one that older commits have
-
-
-def hash_of(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+MOVED = {"scripts/common/peers.py": "scripts/maintain/peers.py"}  # path -> the one that some earlier commits have
 
 
 def machine_line(record):

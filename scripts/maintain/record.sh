@@ -117,12 +117,13 @@ ablation() { # VERSION OPTION...
 [[ $gpus -lt 2 || ${#toy[@]} -gt 0 ]] || sizes+=(--spread) # a GPU for each preset: half the time
 
 rungs() { # NAME MINUTES OPTION...
-    part "$1" "$2" "$PYTHON" "$SCRIPTS/benchmark_suite.py" --results . --append --time-limit SECONDS_LEFT "${@:3}"
+    part "$1" "$2" "$PYTHON" "$SCRIPTS/maintain/measure_ladder.py" --results . --append \
+        --time-limit SECONDS_LEFT "${@:3}"
 }
 
-rungs ladder 20 --ladder "${columns[@]}" --graph "$captured"
+rungs ladder 20 "${columns[@]}" --graph "$captured"
 rungs peers 15 --peer-variants "${columns[@]}" --graph "$captured"
-rungs ladder_eager 20 --ladder "${columns[@]}" --graph off
+rungs ladder_eager 20 "${columns[@]}" --graph off
 suite headline 30 --models v1,v2,v2+compile,v3,v4,hf+compile:float32:bfloat16:fp8,liger:bfloat16 \
     --precisions float32,tf32,bfloat16,fp8
 suite graph 15 --models v1+nodet,v2,v2+compile,v3,v4 --precisions bfloat16 --graph on,off \

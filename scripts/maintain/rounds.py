@@ -39,7 +39,7 @@ GRACE_S = 10  # seconds that a process has to end by itself
 def load_script(version):
     if version != "peer":
         return load_version(version)
-    from maintain.peers import peer_script
+    from common.peers import peer_script
 
     return peer_script()
 

@@ -18,7 +18,7 @@ from common.tables import known, text_table
 from common.versions import REPOSITORY, SCRIPTS
 from maintain.rounds import AGAIN
 
-PEER_SCRIPT = REPOSITORY / "scripts" / "maintain" / "peers.py"
+PEER_SCRIPT = REPOSITORY / "scripts" / "common" / "peers.py"
 
 AMP = ["--use-amp"]
 # Version 2 with nothing of its own; a rung that builds on it takes single switches away.
@@ -26,7 +26,7 @@ QKV, GATE_UP, ADAMW = "--disable-qkv-fusion", "--disable-swiglu-fusion", "--disa
 
 
 class Rung(NamedTuple):
-    """Name a training script with options. version: 1 to 4, or "peer" for maintain/peers.py."""
+    """Name a training script with options. version: 1 to 4, or "peer" for common/peers.py."""
 
     name: str
     idea: str

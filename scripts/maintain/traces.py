@@ -46,7 +46,7 @@ def step_of(path):
     runtime = {e["args"].get("correlation"): e["ts"] for e in events if e.get("cat") in RUNTIMES}
     launched = [e for e in events if KINDS.get(e.get("cat")) == "kernel" and e["args"].get("correlation") in runtime]
     waits = [e["ts"] - runtime[e["args"]["correlation"]] for e in launched]
-    found = launch_results(calls, 1, begins=[])  # one step: no gap is a pause between two
+    found = launch_results(calls, 1, step_starts_ns=[])  # one step: no gap is a pause between two
     longest = max(kernels, key=lambda call: call.total_ns)
     return Step(
         kernels=len(kernels),

@@ -8,6 +8,8 @@ import pytest
 import torch
 from page_faults import faults_of_command, faults_of_links, program_of
 
+from common.command_line import SHORT_PRECISIONS
+from common.suite_results import MODELS
 from common.versions import REPOSITORY, SCRIPTS, load_version
 from maintain import pictures
 from maintain.pages import (
@@ -22,7 +24,7 @@ from maintain.pages import (
     quoted_rows,
     start_of,
 )
-from maintain.records import MODELS, PRECISIONS, newest_record
+from maintain.records import newest_record
 from maintain.try_pages import passed_over
 
 SHORT = "--hidden-dim 32 --num-layers 1 --num-heads 2 --seq-len 16 --batch-size 2 --num-steps 2 --warmup-steps 1"
@@ -177,7 +179,7 @@ def test_exercise_pages_say_of_every_time_which_row_it_is():
         rows = quoted_rows(page.read_text())
         assert len(rows) == page.read_text().count("ms<!--"), f"{page.name}: the row of a time cannot be read"
         for model, preset, precision, _ in rows:
-            assert model in MODELS and preset in load_version(1).PRESETS and precision in PRECISIONS
+            assert model in MODELS and preset in load_version(1).PRESETS and precision in SHORT_PRECISIONS
     assert quoted > 10
 
 

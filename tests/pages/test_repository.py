@@ -1,5 +1,6 @@
 """The repository as a visitor meets it: the licence, what was tested where, the workflow, and how to contribute."""
 
+import ast
 import importlib.metadata
 import re
 
@@ -8,9 +9,9 @@ import yaml
 from packaging.requirements import Requirement
 
 from common import environment
+from common.suite_results import PHASES, Case, write_results
 from common.versions import REPOSITORY, SCRIPTS
 from maintain import ladder
-from maintain.records import PHASES, Case, write_results
 
 GITHUB = REPOSITORY / ".github"
 
@@ -41,6 +42,25 @@ def test_a_contributed_record_of_an_amd_gpu_changes_the_table(tmp_path):
     parts = "versions 3; last on 2027-01-02"
     assert f"| executed | AMD Instinct MI325X | {versions} | {parts} |" in after
     assert "any AMD GPU" not in after and "never | aarch64" in after
+
+
+def imported(path):
+    """Return the names of the modules that a file imports anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return found
+
+
+def test_what_a_participant_runs_imports_nothing_of_the_maintainers():
+    folders = ["scripts", "scripts/common", "exercises", *(script.parent.name for script in SCRIPTS.values())]
+    files = [path for folder in folders for path in (REPOSITORY / folder).glob("*.py")]
+    assert len(files) > 40
+    for path in files:
+        assert not [name for name in imported(path) if name.split(".")[0] == "maintain"], path
 
 
 def test_the_licence_is_stated_where_it_is_looked_for():

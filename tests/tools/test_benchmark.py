@@ -15,12 +15,11 @@ import torch
 import torch.nn.functional as F
 
 import benchmark_suite
-from common import runs
+from common import machine, peers, runs, suite_results
 from common.command_line import Failure
+from common.suite_results import Case, read_results, rows, write_results
 from common.versions import REPOSITORY, SCRIPTS, load_version, relative_error
 from in_process import refused
-from maintain import peers, provenance, records
-from maintain.records import Case, read_results, rows, write_results
 
 STUBS = pathlib.Path(__file__).parent / "stubs"
 TOY = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64".split()
@@ -77,7 +76,7 @@ def stubs(tmp_path, monkeypatch):
     folder.mkdir()
     for name in ("v1", "v2", "v3", "v4"):
         shutil.copy(STUBS / "training_script.py", folder / f"{name}.py")
-        monkeypatch.setitem(records.SCRIPT_OF, name, folder / f"{name}.py")
+        monkeypatch.setitem(suite_results.SCRIPT_OF, name, folder / f"{name}.py")
     (folder / "metrics.json").write_text(json.dumps({"summary": SUMMARY, "steps": [{"step_ms": 40.0}] * 3}))
     monkeypatch.setattr(benchmark_suite, "on_cpu", lambda argv: False)  # the same defaults on every machine
     return folder
@@ -131,9 +130,9 @@ def test_a_run_records_once_what_ran_where(stubs):
     record = content["record"]
     assert torch.__version__.startswith(record["packages"]["torch"])
     assert {"transformers", "torchao"} < record["packages"].keys()
-    assert "--num-steps 7" in record["command"] and record["commit"] == provenance.git("rev-parse", "HEAD")
+    assert "--num-steps 7" in record["command"] and record["commit"] == machine.git("rev-parse", "HEAD")
     assert content["runs"][0]["steps_ms"] == [40.0] * 3 and "environment" not in content["runs"][0]
-    assert content["runs"][0]["script_sha256"] == provenance.hash_of(stubs / "v1.py")
+    assert content["runs"][0]["script_sha256"] == machine.hash_of(stubs / "v1.py")
 
 
 def test_failing_and_refused_cases_are_reported_and_survived(stubs, capsys):
@@ -200,7 +199,7 @@ def test_runs_of_another_device_or_text_are_not_mixed(change, stubs, capsys, mon
         with open(stubs / "v1.py", "a") as file:
             file.write("# tuned\n")
     else:
-        record = provenance.describe([]) | {change: "another"}
+        record = machine.describe([]) | {change: "another"}
         monkeypatch.setattr(benchmark_suite, "describe", lambda command: record)
     capsys.readouterr()
     assert suite(stubs, "--models v1 --repeats 2 --append") == 2
@@ -216,7 +215,7 @@ def test_another_machine_measures_broken_rounds_again(stubs, monkeypatch):
     results["runs"] = [run for run in results["runs"] if (run["case"].model, run["repeat"]) != ("v3", 1)]
     write_results(results, stubs / "results" / "suite.json")  # of the second round V3 is missing
     (stubs / "log").unlink()
-    record = provenance.describe([]) | {"host": "another"}
+    record = machine.describe([]) | {"host": "another"}
     monkeypatch.setattr(benchmark_suite, "describe", lambda command: record)
     assert suite(stubs, f"{options} --append --compile-first 2") == 0
     ran = [run for run in results_in(stubs)["runs"] if run["status"] == "ok"]
@@ -240,7 +239,8 @@ def test_an_interrupted_suite_keeps_its_rows_and_ends_what_runs(stubs):
     """A process of its own, as `timeout` ends it; its second training script hangs."""
     program = f"""if True:
         import pathlib, sys, benchmark_suite
-        benchmark_suite.records.SCRIPT_OF = {{v: pathlib.Path({str(stubs)!r}, f"{{v}}.py") for v in ("v1", "v4")}}
+        paths = {{v: pathlib.Path({str(stubs)!r}, f"{{v}}.py") for v in ("v1", "v4")}}
+        benchmark_suite.SCRIPT_OF.update(paths)
         benchmark_suite.on_cpu = lambda argv: False
         sys.exit(benchmark_suite.main())
     """
@@ -394,7 +394,7 @@ def test_the_peer_s_compiled_attention_is_causal_and_has_no_mask(precision):
 def run_peer(packages, *options):
     """Run peers.py with the packages of that folder before all others."""
     sizes = ["--batch-size", "2", "--seq-len", "16", "--num-steps", "3", *TOY]
-    command = [sys.executable, str(REPOSITORY / "scripts" / "maintain" / "peers.py"), *sizes, *options]
+    command = [sys.executable, str(REPOSITORY / "scripts" / "common" / "peers.py"), *sizes, *options]
     environment = os.environ | {"PYTHONPATH": str(packages)}
     return subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
 
@@ -413,7 +413,7 @@ def test_peers_train_the_same_model_from_the_same_weights(tmp_path):
     assert max(relative_error(found[name], wanted[name]) for name in wanted) < 1e-4
     for key in ("parameters", "parameters_trained", "flops_per_step"):
         assert peer["summary"][key] == first["summary"][key]
-    assert peer["environment"]["script_sha256"] == provenance.hash_of(records.SCRIPT_OF["hf"])
+    assert peer["environment"]["script_sha256"] == machine.hash_of(suite_results.SCRIPT_OF["hf"])
 
 
 @pytest.mark.parametrize(

@@ -95,14 +95,14 @@ def run_of(times, peak=100.0, trained=10):
 def test_results_and_speed_ups_by_hand():
     worst = {"kind": "gradient", "name": "w", "error": 0.5, "bound": 0.1}
     good, bad = ({"passed": passed, "worst": worst} for passed in (True, False))
-    first = versions_tool.results("v1", [run_of([20.0, 20.0]), run_of([20.0, 30.0], peak=120.0)], good)
+    first = versions_tool.measured_row("v1", [run_of([20.0, 20.0]), run_of([20.0, 30.0], peak=120.0)], good)
     assert first["step_ms"] == {"p25": 20.0, "median": 20.0, "p75": 22.5} and first["peak_memory_mb"] == 120
     assert (first["tokens_per_second"], first["tflops"]) == (3200, 0.1)
     assert (first["forward_ms"], first["optimizer_ms"]) == (1.0, None)
     assert first["rounds_ms"] == [20.0, 25.0]
     rows = [first]
     for trained, accurate in ((10, good), (9, good), (10, bad)):
-        rows.append(versions_tool.results("x", [run_of([8.0], trained=trained), run_of([8.0])], accurate))
+        rows.append(versions_tool.measured_row("x", [run_of([8.0], trained=trained), run_of([8.0])], accurate))
     problems = versions_tool.add_speedups(rows)
     assert len(problems) == 2 and problems[0].endswith("gradient w is off by 5.0e-01, allowed 1.0e-01")
     assert [row["speedup"] for row in rows] == [1.0, pytest.approx((20 / 8 + 25 / 8) / 2), None, None]
@@ -141,7 +141,8 @@ FIRST, AGAIN = [20.0, 22.0, 20.0, 30.0, 20.0], [20.0, 20.0, 20.0, 30.0, 20.0]
 def test_a_speed_up_is_printed_where_the_rounds_show_it(times, gain, reach, finding):
     good = {"passed": True, "worst": {"kind": "gradient", "name": "w", "error": 0.5}, "largest_error": 0.5}
     rows = [
-        versions_tool.results(name, [run_of([ms]) for ms in some], good) for name, some in (("v1", FIRST), ("x", times))
+        versions_tool.measured_row(name, [run_of([ms]) for ms in some], good)
+        for name, some in (("v1", FIRST), ("x", times))
     ]
     assert versions_tool.add_speedups(rows, AGAIN) == []
     assert rows[1]["gain"] == gain and rows[1]["range"].startswith(reach[:4]) and rows[1]["range"].endswith(reach[-4:])

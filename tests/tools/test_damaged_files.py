@@ -27,12 +27,13 @@ import kernel_times
 import performance_regression_test as regression
 import run_deepspeed_flops
 import run_pytorch_profiler
-from common import limits, profiles, report, roofline, room, runs, tables
+from common import limits, profiles, report, roofline, room, runs, suite_results, tables
 from common.command_line import Failure, run_tool
 from common.profiles import number
 from conftest import METADATA
 from in_process import refused
-from maintain import records, rungs
+from maintain import rungs
+from maintain.records import newest_record
 
 SEED = 35
 BYTES = ["rocm-7.0/kernel_trace.csv", "nsys/report.sql", "rocm-7.0/results.sql", "rocprof-sys/kernels.proto"]
@@ -179,7 +180,7 @@ def test_files_of_our_own_with_values_of_another_kind(profiled, make_trace, tmp_
         answered(generate_fusion_report.main, arguments, folder, capsys)
 
 
-RECORDED = records.newest_record().folder
+RECORDED = newest_record().folder
 
 
 def losses_of(profiled):
@@ -205,7 +206,7 @@ def print_columns(path):
 
 
 def print_rows(path):
-    print(records.table_of(records.rows(records.read_results(path)), records.METRICS))
+    print(suite_results.table_of(suite_results.rows(suite_results.read_results(path)), suite_results.METRICS))
 
 
 def gate(path):

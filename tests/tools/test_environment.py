@@ -13,8 +13,9 @@ import zipfile
 import pytest
 
 from common import environment
+from common.suite_results import read_results
 from common.versions import REPOSITORY
-from maintain.records import RECORDED, read_results
+from maintain.records import RECORDED
 from processes import executable
 
 PINNED = {"torch": "2.13.0", "triton": "3.7.1", "numpy": "2.3.5" if sys.version_info >= (3, 11) else "2.2.6"}

@@ -113,7 +113,7 @@ def test_on_a_gpu_the_memory_of_the_gpu_is_shown(make_trace):
     content = json.loads(trace.read_text())
     content["traceEvents"] += [event(2000.0, 1, 3 * 2**20), event(1000.0, 0, 2**30), event(1500.0, 1, 2**20)]
     trace.write_text(json.dumps(content))
-    page = profiler.memory_page(read_profile(trace))
+    page = profiler.memory_timeline(read_profile(trace))
     assert "Peak 3.0 MiB after 0.500 ms, 2 allocations and releases: all tensors" in page and "MI300X" in page
     assert 'viewBox="0 0 0.5 3.0"' in page and 'd="M0 2H0V2H0.5V0"' in page  # 2 MiB below the peak of 3, then 3
 

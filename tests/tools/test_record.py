@@ -15,7 +15,7 @@ from common.profiles import Kernel, Profile
 from common.versions import REPOSITORY
 from conftest import METADATA, event
 from in_process import refused
-from maintain import timeline
+from maintain import measure_ladder, timeline
 from processes import executable
 
 RECORD = REPOSITORY / "scripts" / "maintain" / "record.sh"
@@ -127,11 +127,11 @@ def test_the_suite_takes_the_options_that_it_is_given(toy, record, tmp_path, mon
 @pytest.mark.parametrize("toy", [[], ["--toy"]], ids=["whole", "toy"])
 def test_the_ladder_takes_the_options_that_it_is_given(toy, record, tmp_path, monkeypatch):
     assert record("--only", "ladder,peers,ladder_eager", *toy, gpus=1 - len(toy)).returncode == 0
-    monkeypatch.setattr(benchmark_suite, "on_cpu", lambda argv: bool(toy))
+    monkeypatch.setattr(measure_ladder, "on_cpu", lambda argv: bool(toy))
     found = []
     for line in (tmp_path / "log").read_text().splitlines():
-        words = line.split("benchmark_suite.py ")[1].split()
-        given = benchmark_suite.parse_arguments([*words, "--results", str(tmp_path / "new")])
+        words = line.split("measure_ladder.py ")[1].split()
+        given = measure_ladder.parse_arguments([*words, "--results", str(tmp_path / "new")])
         found.append((len(given.rungs), given.starts, given.presets, given.graph))
     presets, starts = (["tiny"], 1) if toy else (["medium", "small"], 3)
     graph = ["off" if toy else "on"]

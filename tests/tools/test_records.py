@@ -5,11 +5,12 @@ import subprocess
 
 import pytest
 
-from common import machine
+from common import machine, suite_results
 from common.command_line import Failure
+from common.suite_results import Case, read_results, rows, write_results
 from maintain import ladder, provenance, records, rungs
 from maintain.pages import fill_quotes, quoted_rows
-from maintain.records import Case, Record, read_results, rows, write_results
+from maintain.records import Record
 
 RECORD = {
     "date": "2026-01-02T03:04:05+00:00", "command": "benchmark_suite.py --models v1", "commit": "0123456789abcdef",
@@ -71,9 +72,9 @@ def test_efficiency_is_the_median_of_the_ratios_within_rounds():
         assert (found.ratio, found.low, found.high, found.rounds) == (pytest.approx(0.8), 5 / 8, 1.0, 3)
     assert eight["samples_per_second"] == 8 * 8 / 0.008
     assert str(together).endswith("x8")
-    header, cells = records.table_of([alone, eight], ["throughput"])
+    header, cells = suite_results.table_of([alone, eight], ["throughput"])
     assert "processes" in header and "80.0 % (62.5 to 100.0)" in cells[1]
-    assert "processes" not in records.table_of([alone], ["throughput"])[0]
+    assert "processes" not in suite_results.table_of([alone], ["throughput"])[0]
 
 
 def test_what_went_wrong_is_noted():
@@ -81,12 +82,14 @@ def test_what_went_wrong_is_noted():
     once_eager = [run_of(THIRD, 0, 4.0, **CAPTURED), run_of(THIRD, 1, 4.0)]
     fourth = FIRST._replace(model="v4")
     once_partly = [run_of(fourth, 0, 1.0), run_of(fourth, 1, 1.0, parameters_trained=16)]
-    notes = "\n".join(records.notes_of(rows(results_of([run_of(FIRST, 0, 40.0), failed, *once_eager, *once_partly]))))
+    notes = "\n".join(
+        suite_results.notes_of(rows(results_of([run_of(FIRST, 0, 40.0), failed, *once_eager, *once_partly])))
+    )
     assert "v1 eager: a repeat failed: out of memory" in notes
     assert "v3 graph: ran eagerly: no --graph" in notes
     assert "v4 eager: trains 16 of 1,000 parameters" in notes
     (row,) = table = rows(results_of([failed | {"status": "not available"}]))
-    assert (row["status"], row["repeats"]) == ("not available", 0) and records.table_of(table, [])[1] == []
+    assert (row["status"], row["repeats"]) == ("not available", 0) and suite_results.table_of(table, [])[1] == []
 
 
 def test_results_survive_writing_and_reading(tmp_path):
@@ -115,7 +118,7 @@ def test_the_machine_and_the_versions_are_on_one_line():
 
 def test_a_copy_without_history_is_told_its_commit(monkeypatch):
     monkeypatch.setenv("TINY_LLAMA_COMMIT", "fedcba")
-    record = provenance.describe(["a b.py", "--c"])
+    record = machine.describe(["a b.py", "--c"])
     assert (record["commit"], record["modified"], record["command"]) == ("fedcba", False, "'a b.py' --c")
 
 
@@ -128,12 +131,12 @@ def test_a_script_that_is_not_the_commits_is_a_fault(tmp_path, monkeypatch):
         subprocess.run(["git", "-C", tmp_path, *command], check=True)
     for module in (machine, provenance):
         monkeypatch.setattr(module, "REPOSITORY", tmp_path)
-    commit, ran = provenance.git("rev-parse", "HEAD"), provenance.hash_of(script)
-    assert provenance.describe([])["modified"] is False
+    commit, ran = machine.git("rev-parse", "HEAD"), machine.hash_of(script)
+    assert machine.describe([])["modified"] is False
     assert provenance.faults_of_commit(commit, {(script, ran)}) == []
     script.write_text("two\n")
-    assert provenance.describe([])["modified"] is True
-    (fault,) = provenance.faults_of_commit(commit, {(script, provenance.hash_of(script))})
+    assert machine.describe([])["modified"] is True
+    (fault,) = provenance.faults_of_commit(commit, {(script, machine.hash_of(script))})
     assert fault == f"v1.py of commit {commit[:10]} is not what ran"
     assert provenance.faults_of_commit("0" * 40, {(script, ran)}) == []  # a shallow clone cannot know
 
@@ -275,14 +278,14 @@ def test_the_ladder_by_hand(recorded):
 
 def test_another_script_than_the_commit_s_is_a_fault_of_the_ladder_too(recorded):
     column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"f": [3.0] * 6, "peer": [3.0] * 6})
-    column.content["record"]["commit"] = provenance.git("rev-parse", "HEAD")
-    hashes = {"f": provenance.hash_of(rungs.script_of(column.rungs["f"])), "peer": "0"}
+    column.content["record"]["commit"] = machine.git("rev-parse", "HEAD")
+    hashes = {"f": machine.hash_of(rungs.script_of(column.rungs["f"])), "peer": "0"}
     for name, sha256 in hashes.items():
         column.told[name]["script_sha256"] = sha256
     (recorded / "ladder").mkdir()
     rungs.write_columns([column], recorded / "ladder" / "ladder.json")
     (fault,) = ladder.faults_of_record(Record(recorded), [])
-    assert fault.startswith("scripts/maintain/peers.py of commit") and fault.endswith("is not what ran")
+    assert fault.startswith("scripts/common/peers.py of commit") and fault.endswith("is not what ran")
 
 
 def test_the_peer_s_variants_by_hand(recorded):
@@ -359,7 +362,7 @@ def test_check_is_red_where_another_script_ran_than_the_commit_has(page, recorde
     page.write_text("")
     assert ladder.main([]) == 0
     results = read_results(recorded / "headline" / "suite.json")
-    results["record"]["commit"] = provenance.git("rev-parse", "HEAD")
+    results["record"]["commit"] = machine.git("rev-parse", "HEAD")
     write_results(results, recorded / "headline" / "suite.json")
     assert ladder.main([]) == 1
     assert f"tiny_llama_v1.py of commit {results['record']['commit'][:10]} is not what ran" in capsys.readouterr().err

@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import benchmark_suite
+from common import peers
 from common.command_line import Failure
 from common.versions import REPOSITORY, load_version
 from in_process import refused
-from maintain import peers, rounds, rungs
+from maintain import measure_ladder, rounds, rungs
 from training import need_fused_attention_in_16_bits
 
 TOY = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64 --seq-len 16 --batch-size 2 --device cpu".split()
@@ -270,7 +270,7 @@ def test_what_has_no_room_runs_afterwards_beside_what_it_is_compared_with(stubbe
 
 def ladder(folder, *words):
     try:
-        return benchmark_suite.main(["--ladder", "--presets", "tiny", "--results", str(folder), *words, *TOY])
+        return measure_ladder.main(["--presets", "tiny", "--results", str(folder), *words, *TOY])
     except SystemExit as end:
         return end.code
 
@@ -286,7 +286,7 @@ def test_the_peer_s_variants_run_once_and_the_slowest_compiler_last(limit, autot
     monkeypatch.setattr(rounds, "WarmProcess", Peer)
     monkeypatch.setattr(Stub, "log", [])
     words = ["--peer-variants", "--presets", "medium", "--graph", "on", "--results", str(tmp_path), *limit]
-    assert benchmark_suite.main(words) == 0
+    assert measure_ladder.main(words) == 0
     starts = [line for line in Stub.log if line.startswith("start")]
     ends = [place for place, line in enumerate(Stub.log) if line.startswith("end")]
     assert len(starts) == 5 + autotuned and len(set(starts)) == len(starts)
@@ -319,7 +319,7 @@ def test_the_ladder_on_real_scripts(tmp_path, capsys):
 
 @pytest.mark.parametrize("ended", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_ladder_ends_every_process(ended, tmp_path):
-    command = [sys.executable, str(REPOSITORY / "scripts" / "benchmark_suite.py"), "--ladder", "--presets", "tiny"]
+    command = [sys.executable, str(REPOSITORY / "scripts" / "maintain" / "measure_ladder.py"), "--presets", "tiny"]
     command += ["--graph", "off", "--rungs", "c,d", "--results", str(tmp_path), *TOY, "--seed", str(os.getpid())]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         until = time.monotonic() + 120
@@ -346,7 +346,6 @@ def workers(seed):
         ("--rungs a,z", "--rungs, --again: z is none of a, b, c"),
         ("--again z", "--rungs, --again: z is none of a, b, c"),
         ("--rungs a,b --again c", "--again: c is not among the --rungs"),
-        ("--peer-variants", "measure different things"),
         ("--graph maybe", "choose from on, off"),
         ("--starts 0", "--starts"),
         ("--hiden-dim 3", "unrecognized arguments: --hiden-dim 3"),

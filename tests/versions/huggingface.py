@@ -17,8 +17,8 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 
+from common.peers import LibraryLlama
 from common.versions import load_version, relative_error
-from maintain.peers import LibraryLlama
 
 GOLDEN = pathlib.Path(__file__).with_suffix(".json")
 STEPS = 5

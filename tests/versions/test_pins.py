@@ -10,8 +10,9 @@ import torch
 from huggingface import CASES, GOLDEN, STEPS, fingerprints, options
 
 from common.accuracy import outcome
+from common.suite_results import Case
 from common.versions import SCRIPTS, load_version, relative_error
-from maintain.records import RECORDED, Case
+from maintain.records import RECORDED
 
 golden = json.loads(GOLDEN.read_text())["cases"]
 # Relative differences measured on a CPU, all cases and versions: fingerprints 1.3e-7, losses of five steps 5.2e-6.

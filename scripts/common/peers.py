@@ -1,8 +1,8 @@
 """Train Hugging Face's Llama like the four versions: as a good engineer would run it, so that a lead over it counts.
 
-    python scripts/maintain/peers.py --preset small --use-amp --enable-torch-compile
-    python scripts/maintain/peers.py --preset small --use-amp --enable-torch-compile --fp8 --fp8-recipe rowwise
-    python scripts/maintain/peers.py --library liger --preset small --use-amp
+    python scripts/common/peers.py --preset small --use-amp --enable-torch-compile
+    python scripts/common/peers.py --preset small --use-amp --enable-torch-compile --fp8 --fp8-recipe rowwise
+    python scripts/common/peers.py --library liger --preset small --use-amp
 
 Attention is the fused causal kernel without a mask tensor, AdamW is PyTorch's fused one, and the step runs in a graph.
 Liger's kernels are those for RMSNorm, RoPE and SwiGLU; the loss stays PyTorch's, because Liger's reads a value back
