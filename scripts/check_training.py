@@ -1604,8 +1604,8 @@ def main(argv=None):
 def end(status):
     """End this process. Where a script was stopped among several processes, the interpreter's own end is left out.
 
-    Gloo's threads, which DDP keeps after the process group is destroyed, may still hold a tensor of the last collective.
-    They abort the process if they let go of it while the interpreter ends.
+    Gloo's threads, which DDP keeps after the process group is destroyed, may still hold a tensor of the last
+    collective. They abort the process if they let go of it while the interpreter ends.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         sys.stdout.flush()

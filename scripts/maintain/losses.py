@@ -13,10 +13,10 @@ import statistics
 from typing import NamedTuple
 
 from common.command_line import SHORT_PRECISIONS, Failure
+from common.machine import SAME_RUN
 from common.profiles import errors_of, read_object
 from common.tables import markdown_table
 from maintain.corpus import described
-from maintain.provenance import SAME_RUN
 
 REFERENCE = "bfloat16"
 VARIANTS = {  # name -> precision; in the order of training

@@ -37,11 +37,10 @@ from common.command_line import (
     result_folder,
     with_sizes,
 )
-from common.machine import describe
+from common.machine import describe, hash_of
 from common.versions import SCRIPTS, load_version
 from maintain import corpus
 from maintain.losses import LAST, POINT, VARIANTS, check_same, path_of, read_complete, read_run, table, write_run
-from maintain.provenance import hash_of
 
 OWN = ("--seed", "--data", "--use-amp", "--amp-dtype", "--tf32", "--fp8", "--device", "--parallel", "--resume")
 BYTES = 256  # tokens: one per byte

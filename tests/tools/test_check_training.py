@@ -361,7 +361,10 @@ def test_attention_is_counted_with_fewer_key_heads(key_heads):
     query, key = torch.randn(2, 4, 64, 16), torch.randn(2, key_heads, 64, 16)
     with FlopCounterMode(display=False, custom_mapping=check_training.ATTENTION) as counter:
         F.scaled_dot_product_attention(query, key, key, is_causal=True, enable_gqa=True)
-    assert check_training.matmul_flops(counter.get_flop_counts()["Global"]) == 2 * 2 * 4 * 64 * 64 * (16 + 16) / 2
+    counts = counter.get_flop_counts()["Global"]
+    whole = 2 * 2 * 4 * 64 * 64 * (16 + 16)
+    # PyTorch 2.7 has no fused attention of grouped heads for a CPU: it multiplies the masked half too.
+    assert check_training.matmul_flops(counts) == (whole if torch.ops.aten.bmm in counts else whole / 2)
 
 
 def test_the_work_of_other_steps(monkeypatch):

@@ -57,7 +57,8 @@ def test_bad_input_of_the_communication_tool(tmp_path, capsys):
 
 # ---- Slurm
 
-SLURM = "JOB_ID=123 JOB_NODELIST=this[1] JOB_NUM_NODES=1 GPUS_ON_NODE=2 CPUS_PER_TASK=2".split()
+JOB = str(os.getpid())  # the script takes its port from the job: two processes of tests must not share one
+SLURM = f"JOB_ID={JOB} JOB_NODELIST=this[1] JOB_NUM_NODES=1 GPUS_ON_NODE=2 CPUS_PER_TASK=2".split()
 SRUN = """#!/bin/bash
 echo "srun $*" >>"$SRUN_LOG"
 echo $$ >"$SRUN_LOG.pid"
@@ -106,7 +107,7 @@ def test_the_slurm_script_starts_a_process_a_gpu(slurm):
     metrics = json.loads((slurm.parent / "of two.json").read_text())
     assert metrics["summary"]["world_size"] == 2
     called = (slurm / "log").read_text()
-    assert "--rdzv-endpoint localhost:20123" in called and "--cpus-per-task 2" in called
+    assert f"--rdzv-endpoint localhost:{20000 + int(JOB) % 20000} " in called and "--cpus-per-task 2" in called
 
 
 def stopped_at_its_time_limit(slurm, *arguments):
@@ -132,13 +133,13 @@ def test_a_job_that_reaches_its_time_limit_is_queued_again_and_resumes(slurm):
     status, output = stopped_at_its_time_limit(slurm, *saving)
     (checkpoint,) = (slurm.parent / "of the job").iterdir()
     called = (slurm / "log").read_text()
-    assert status == 0 and "scancel --signal=TERM 123\n" in called and "scontrol requeue 123\n" in called, output
+    assert status == 0 and f"scancel --signal=TERM {JOB}\n" in called and f"scontrol requeue {JOB}\n" in called, output
     assert "--resume" not in called and f"{checkpoint.name} is written, and the job is queued again" in output
     metrics = json.loads((slurm.parent / "metrics.json").read_text())
     assert len(metrics["steps"]) == int(checkpoint.stem[5:]) and metrics["summary"]["world_size"] == 2
     status, output = stopped_at_its_time_limit(slurm, *saving)
     assert status == 0 and f"resuming from of the job/{checkpoint.name}" in output, output
-    assert (slurm / "log").read_text().count("scontrol requeue 123\n") == 2
+    assert (slurm / "log").read_text().count(f"scontrol requeue {JOB}\n") == 2
     steps = json.loads((slurm.parent / "metrics.json").read_text())["steps"]
     assert steps[0]["step"] == len(metrics["steps"])
 
