@@ -26,7 +26,7 @@ import fusion_ablation_study as ablation
 from common.command_line import SHORT_PRECISIONS, Failure, Parser
 from common.environment import numbers, rocm_builds
 from common.occupancy import TARGETS
-from common.ratios import ROUNDS_NEEDED, counted, furthest, noise_line, ratios
+from common.ratios import counted, furthest, noise_line, ratios
 from common.suite_results import MODELS, configurations, ratios_between, table_of
 from common.tables import known, markdown_table, rounded
 from common.versions import REPOSITORY, SCRIPTS
@@ -78,19 +78,6 @@ EMPTY = "..."  # not measured yet
 ROADS = "**three roads from here; each end point is a bundle of ideas**"
 
 
-def all_columns(recorded, kind):
-    """Return the Columns with enough rounds of the parts of a kind, ladder or peers, the oldest first."""
-    found = [column for path in recorded.folder.glob(f"{kind}*/{kind}.json") for column in rungs.read_columns(path)]
-    found.sort(key=lambda column: column.content["record"]["date"])
-    enough = ROUNDS_NEEDED if kind == "ladder" else 1
-    return [column for column in found if column.turns() >= enough and not column.content["options"]]
-
-
-def columns_of(recorded, kind):
-    """Return {(preset, in a graph): the newest Column}."""
-    return {(column.content["preset"], column.content["graph"]): column for column in all_columns(recorded, kind)}
-
-
 def step_cell(column, name):
     if column is None or name not in column.rungs:
         return EMPTY
@@ -119,7 +106,7 @@ def parts_of(name, *columns):
 
 def ladder_table(recorded, preset):
     """Return the ladder of a preset: eager and in a graph, and each rung's gain over the one that it builds on."""
-    columns = columns_of(recorded, "ladder")
+    columns = rungs.columns_of(recorded, "ladder")
     graph, eager = columns.get((preset, True)), columns.get((preset, False))
     lines = []
     for rung in rungs.LADDER:
@@ -153,7 +140,7 @@ def told_of(column, recorded):
 def peers_table(recorded):
     """Return each way to run the peer, timed once: step, memory, or why there is none. A table for each measurement."""
     texts = []
-    for column in all_columns(recorded, "peers"):
+    for column in rungs.all_columns(recorded, "peers"):
         lines = []
         for name, rung in column.rungs.items():
             told = column.told[name]
@@ -310,7 +297,7 @@ def faults_of_record(recorded, paths):
     ran = {(run["case"].script, run["script_sha256"]) for run in results["runs"]}
     faults = faults_of_commit(results["record"]["commit"], ran)
     for kind in ("ladder", "peers"):
-        for column in all_columns(recorded, kind):
+        for column in rungs.all_columns(recorded, kind):
             ran = {(rungs.script_of(rung), column.told[name]["script_sha256"]) for name, rung in column.rungs.items()}
             faults += faults_of_commit(column.content["record"]["commit"], ran)
     for run in (recorded_losses(recorded) or {}).values():

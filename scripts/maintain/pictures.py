@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from common import counts
+from common.tables import rounded
 from common.versions import load_version
-from maintain import losses
+from maintain import losses, rungs
 
 BLUE, RED, YELLOW, GREEN, GREY = "#4477aa", "#ee6677", "#ccbb44", "#228833", "#666666"
 
@@ -31,6 +32,97 @@ def name_rows(ax, names):
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
+
+
+# ---------------------------------------------------------------- the ladder
+
+SAVES = {"bits": RED, "launches": YELLOW, "bytes": BLUE, "launches and bytes": GREEN}
+STEPS = {  # a rung -> its name in the picture, and what its idea saves over the rung that it builds on
+    "a": ("a  float32", None),
+    "b": ("b  bf16 matmuls", "bits"),
+    "c": ("c  not deterministic", None),
+    "d": ("d  no score matrix", "bytes"),
+    "e": ("e  packed GEMMs", "launches"),
+    "f": ("f  AdamW, one kernel", "launches"),
+    "g": ("g  compiler", "launches and bytes"),
+    "h": ("h  Triton kernels", "launches and bytes"),
+    "i": ("i  fp8", "bits"),
+    "k": ("k  libraries", "launches and bytes"),
+    "peer": ("HF, bf16", None),
+    "peer fp8": ("HF, fp8", None),
+}
+
+
+def ladders(recorded, *wanted):
+    """Return the ladder's columns of these (preset, in a graph); None where one lacks."""
+    columns = rungs.columns_of(recorded, "ladder")
+    return [columns[place] for place in wanted] if columns.keys() >= set(wanted) else None
+
+
+def timed_rungs(column):
+    """Return {rung: the times of its rounds in ms} of the rungs that ran."""
+    found = {}
+    for name in STEPS:
+        if name in column.rungs:
+            (times,) = column.medians(name)
+            if times:
+                found[name] = times
+    return found
+
+
+def write_step(ax, column, name, times, right):
+    """Draw the range of a rung's rounds, and write its step time to the right."""
+    place = list(STEPS).index(name)
+    ax.hlines(place, min(times), max(times), color="black", lw=2)
+    ax.text(right, place, f"  {rounded(column.step_ms(name), 4)}", va="center", fontsize=10)
+
+
+def name_steps(ax, columns):
+    """Name the rungs, and make the steps' axis logarithmic with room for numbers at its end."""
+    steps = [step for column in columns for times in timed_rungs(column).values() for step in times]
+    name_rows(ax, [name for name, _ in STEPS.values()])
+    log_axis(ax, "x", [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200) if min(steps) / 2 < tick < 2 * max(steps)])
+    ax.set_xlim(min(steps) / 1.3, 2.2 * max(steps))
+    ax.set_xlabel("ms per step")
+    ax.legend(loc="upper center", bbox_to_anchor=(0.4, 1.18), ncols=2, frameon=False, fontsize=10)
+
+
+def draw_falls(axes, found):
+    """Draw a bar from the step that each rung builds on to its own. Bars of equal length are equal ratios."""
+    (ax,), (column,) = axes, found
+    for label, color in SAVES.items():
+        ax.barh(0, 0, color=color, label=f"saves {label}")
+    for name, times in timed_rungs(column).items():
+        place = list(STEPS).index(name)
+        _, saves = STEPS[name]
+        step = column.step_ms(name)
+        base = column.step_ms(column.rungs[name].base) if saves else step
+        if saves:
+            ax.barh(place, step - base, 0.6, left=base, color=SAVES[saves])
+        else:
+            ax.scatter(step, place, color=GREY, zorder=3)
+        write_step(ax, column, name, times, max(base, *times))
+    name_steps(ax, found)
+
+
+def draw_pairs(axes, found):
+    """Draw each rung's eager step and the one in a graph."""
+    (ax,) = axes
+    for label, color, column in zip(("eager", "in a graph"), (GREY, BLUE), found, strict=True):
+        timed = timed_rungs(column)
+        places = [place for place, name in enumerate(STEPS) if name in timed]
+        ax.scatter([column.step_ms(name) for name in timed], places, color=color, zorder=3, label=label)
+        for name, times in timed.items():
+            write_step(ax, column, name, times, max(times))
+    name_steps(ax, found)
+
+
+def tell_ladders(found):
+    told = []
+    for column in found:
+        steps = [f"{STEPS[name][0]} {rounded(column.step_ms(name), 4)}" for name in timed_rungs(column)]
+        told.append(f"{column.title}: {', '.join(' '.join(step.split()) for step in steps)}")
+    return f"The ladder, ms per step. {'; '.join(told)}."
 
 
 # ---------------------------------------------------------------- memory, switches, stages
@@ -282,6 +374,8 @@ class Picture(NamedTuple):
 
 
 PICTURES = {
+    "ladder": Picture(lambda run: ladders(run, ("medium", True)), draw_falls, tell_ladders, 4.4),
+    "ladder_small": Picture(lambda run: ladders(run, ("small", False), ("small", True)), draw_pairs, tell_ladders, 4.2),
     "memory": Picture(lambda run: run.json("memory", "memory.json"), draw_memory, tell_memory, 3.6),
     "ablation2": Picture(lambda run: run.json("ablation2", "ablation.json"), draw_ablation, tell_ablation, 3.4),
     "timeline": Picture(timelines, draw_timeline, tell_timeline, 4.0, 3),

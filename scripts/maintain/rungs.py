@@ -13,7 +13,7 @@ import statistics
 from typing import NamedTuple
 
 from common.profiles import errors_of, read_object
-from common.ratios import check_times, furthest, gain, noise_line, ratios
+from common.ratios import ROUNDS_NEEDED, check_times, furthest, gain, noise_line, ratios
 from common.tables import known, text_table
 from common.versions import REPOSITORY, SCRIPTS
 from maintain.rounds import AGAIN
@@ -157,6 +157,19 @@ class Column:
                 found[name] = 100 * math.expm1(furthest(ratios([middle for _ in times], times)))
         name = max(found, key=found.get)
         return name, found[name]
+
+
+def all_columns(recorded, kind):
+    """Return the Columns with enough rounds of the parts of a kind, ladder or peers, the oldest first."""
+    found = [column for path in recorded.folder.glob(f"{kind}*/{kind}.json") for column in read_columns(path)]
+    found.sort(key=lambda column: column.content["record"]["date"])
+    enough = ROUNDS_NEEDED if kind == "ladder" else 1
+    return [column for column in found if column.turns() >= enough and not column.content["options"]]
+
+
+def columns_of(recorded, kind):
+    """Return {(preset, in a graph): the newest Column}."""
+    return {(column.content["preset"], column.content["graph"]): column for column in all_columns(recorded, kind)}
 
 
 COLUMNS = ["", "idea", "builds on", "ms", "over its base (smallest to largest)", "peak MiB", "loss"]

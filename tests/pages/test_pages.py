@@ -11,7 +11,7 @@ from page_faults import faults_of_command, faults_of_links, program_of
 from common.command_line import SHORT_PRECISIONS
 from common.suite_results import MODELS
 from common.versions import REPOSITORY, SCRIPTS, load_version
-from maintain import pictures
+from maintain import pictures, rungs
 from maintain.pages import (
     EXERCISES,
     FOLDERS,
@@ -269,6 +269,17 @@ LOSSES = {
     for name, loss in (("bfloat16", 1.0), ("fp8", 1.2), ("nudged", 1.0), ("tf32", 0.9))
 }
 SHIFTS = [0.2, 0.0, -0.1]
+
+
+def column(preset, graph, *steps):
+    """Return a Column of a ladder's first rungs, with steps of so many ms in one round."""
+    rounds = [{"start": 0, "turn": 0, "steps_ms": dict(zip("abc", ([step] for step in steps), strict=False))}]
+    told = [rung._asdict() for rung in rungs.LADDER[:3]]
+    return rungs.Column({"preset": preset, "graph": graph, "options": "", "rungs": told, "rounds": rounds})
+
+
+FALLS = [column("medium", True, 8.0, 5.0, 4.5)]
+PAIRS = [column("small", False, 4.0, 3.0), column("small", True, 2.0)]
 STAGE = "1 2.000 4000.0 80.0 % 0.750 1.250 0.500 100.0 7.0000 -> 6.5000 50.0 %"
 
 
@@ -286,6 +297,8 @@ STAGE = "1 2.000 4000.0 80.0 % 0.750 1.250 0.500 100.0 7.0000 -> 6.5000 50.0 %"
         ),
         ("roofline", ROOFS, "attention, 512 tokens 234.00 and 217.00.", [2.25, 0.13, 234, 217]),
         ("stages", None, "stage 1: 2.5 and 2.00.", [0.75, 1.25, 0.5]),
+        ("ladder", FALLS, "b bf16 matmuls 5.000, c not deterministic 4.500.", [0, 0, 0, 0, -3]),
+        ("ladder_small", PAIRS, "b bf16 matmuls 3.000; small, in a graph: a float32 2.000.", [4, 3, 2]),
         ("losses", LOSSES, "nudged bf16 +0.0000 (+0.0000 to +0.0000), TF32 -0.1000 (-0.1000 to -0.1000).", 2 * SHIFTS),
     ],
 )
