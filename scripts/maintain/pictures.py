@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common import counts
+from common.occupancy import SIMDS, TARGETS
 from common.tables import rounded
 from common.versions import load_version
 from maintain import losses, rungs
@@ -123,6 +124,66 @@ def tell_ladders(found):
         steps = [f"{STEPS[name][0]} {rounded(column.step_ms(name), 4)}" for name in timed_rungs(column)]
         told.append(f"{column.title}: {', '.join(' '.join(step.split()) for step in steps)}")
     return f"The ladder, ms per step. {'; '.join(told)}."
+
+
+# ---------------------------------------------------------------- levels of memory
+
+# Bytes of the last cache before HBM, and of HBM. The cache: 50 MB of an H100, for NVIDIA prints none of an H200.
+CHIPS = {"NVIDIA H200": ("sm_90", 50e6, 141e9), "AMD MI300X": ("gfx942", 256 * 2**20, 192e9)}
+LEVELS = ["shared memory, a unit", "registers, a unit", "shared memory, all", "registers, all", "last cache", "HBM"]
+SIZES = {  # of medium in bfloat16
+    "a row of a norm": 2 * 1024,
+    "a tile 64 x 64": 2 * 64 * 64,
+    "a weight [4096, 1024]": 2 * 4096 * 1024,
+    "scores of a layer": 2 * 8 * 16 * 1024 * 1024,
+}
+
+
+def levels(recorded):
+    """Return {GPU: bytes of each of LEVELS}, from the limits that inspect_kernels.py uses; the same for every run."""
+    found = {}
+    for name, (target, cache, memory) in CHIPS.items():
+        limits = TARGETS[target]
+        registers = limits.registers * limits.warp_size * SIMDS * 4  # a register has four bytes
+        unit = [limits.unit_shared, registers]
+        found[name] = [*unit, *(limits.units * size for size in unit), cache, memory]
+    return found
+
+
+def in_bytes(size):
+    """Return a size in powers of 1024, or of 1000 where the data sheet does."""
+    base, letter = (1000, "") if size % 1e6 == 0 else (1024, "i")
+    power = min(int(np.log2(size)) // 10, 3)
+    return f"{size / base**power:,.3g} {('', 'K', 'M', 'G')[power]}{letter if power else ''}B"
+
+
+def draw_levels(axes, found):
+    (ax,) = axes
+    for shift, (name, sizes), color in zip((-0.2, 0.2), found.items(), (BLUE, RED), strict=True):
+        for place, size in enumerate(sizes):
+            ax.barh(place + shift, size - 1, 0.38, left=1, color=color, label=None if place else name)
+            box = {"color": "white", "pad": 0.5}
+            ax.text(1.4 * size, place + shift, in_bytes(size), va="center", fontsize=9, bbox=box)
+    for place, (name, size) in enumerate(SIZES.items()):
+        ax.axvline(size, color="black", lw=1, ls=":", zorder=0.9)  # behind the bars
+        side = "left" if size < 2**20 else "right"
+        ax.text(size, len(LEVELS) + 0.35 * place - 0.3, f" {name} ", ha=side, va="center", fontsize=9)
+    name_rows(ax, LEVELS)
+    ax.set_ylim(len(LEVELS) + 1.1, -0.6)
+    log_axis(ax, "x", [])
+    powers = (10, 20, 30)
+    ax.set_xticks([2.0**power for power in powers], [in_bytes(2.0**power) for power in powers])
+    ax.set_xlim(64, 3e13)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.4, 1.14), ncols=2, frameon=False)
+
+
+def tell_levels(found):
+    told = [
+        f"{name}: {', '.join(f'{level} {in_bytes(size)}' for level, size in zip(LEVELS, sizes, strict=True))}"
+        for name, sizes in found.items()
+    ]
+    held = ", ".join(f"{name} {in_bytes(size)}" for name, size in SIZES.items())
+    return f"What each level of memory holds. {'; '.join(told)}. For comparison: {held}."
 
 
 # ---------------------------------------------------------------- memory, switches, stages
@@ -376,6 +437,7 @@ class Picture(NamedTuple):
 PICTURES = {
     "ladder": Picture(lambda run: ladders(run, ("medium", True)), draw_falls, tell_ladders, 4.4),
     "ladder_small": Picture(lambda run: ladders(run, ("small", False), ("small", True)), draw_pairs, tell_ladders, 4.2),
+    "levels": Picture(levels, draw_levels, tell_levels, 4.0),
     "memory": Picture(lambda run: run.json("memory", "memory.json"), draw_memory, tell_memory, 3.6),
     "ablation2": Picture(lambda run: run.json("ablation2", "ablation.json"), draw_ablation, tell_ablation, 3.4),
     "timeline": Picture(timelines, draw_timeline, tell_timeline, 4.0, 3),
