@@ -63,7 +63,9 @@ def distinct_texts(files):
 
 def split(files, enough=ENOUGH):
     """Return so many bytes of the files' texts, as lists of (package, content): to train on, and held out."""
-    train, held_out, size = [], [], 0
+    train = []
+    held_out = []
+    size = 0
     for number, text in enumerate(distinct_texts(files).values(), 1):
         if size >= enough:
             break
@@ -132,7 +134,8 @@ def read(path):
 
 def described(about):
     """Return one sentence about the text."""
-    train, held_out = about["train"], about["held_out"]
+    train = about["train"]
+    held_out = about["held_out"]
     names = sorted({package.rsplit(" ", 1)[0] for package in about["packages"]})
     return (
         f"{about['what']}: {train['bytes']:,} bytes of {train['files']:,} files to train on, "

@@ -399,7 +399,7 @@ def draw_losses(axes, runs):
         for place, variant in enumerate(losses.COMPARED):
             values = losses.judged(runs, variant, quantity).values
             ax.hlines(place, min(values), max(values), color=LOSS_COLORS[variant], lw=2)
-            ax.scatter(values, [place] * len(values), color=LOSS_COLORS[variant], zorder=3)
+            ax.scatter(values, np.full(len(values), place), color=LOSS_COLORS[variant], zorder=3)
         name_rows(ax, [losses.title(variant) for variant in losses.COMPARED])
         ax.axvline(0, color="black", lw=1)
         ax.locator_params(axis="x", nbins=5)

@@ -281,7 +281,7 @@ def work(options, rest):
     text = corpus.read(options.text) if options.text else corpus.collect(enough=enough)
     progress(corpus.described(text.about))
     study = Study(load_version(3), argv, text, options)
-    end = began + (options.time_limit or float("inf"))
+    end = began + (float("inf") if options.time_limit is None else options.time_limit)
     left = study.measure(end)
     if left:
         progress(f"{left} runs are left: repeat the command")
