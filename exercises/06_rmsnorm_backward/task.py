@@ -62,6 +62,11 @@ def last_program(dy, x, w, rstd):
     return (dy * x * rstd)[tile % PROGRAMS == PROGRAMS - 1]
 
 
+def no_row(dy, x, w, rstd):
+    """Return what a sum over memory that no program wrote is on a GPU: NaN without the bits of that memory."""
+    return torch.full_like(x, float("nan"))
+
+
 TASK = Task(
     cases={
         "a tile for each program": {"rows": 6, "C": 8},
@@ -83,6 +88,7 @@ TASK = Task(
         "dw: the factor w does not belong there": with_dw(lambda dy, x, w, rstd: dy * x * rstd * w),
         "dw: the factor rstd is missing": with_dw(lambda dy, x, w, rstd: dy * x),
         "dw: only the last rows of the partial sums count; use +=": with_dw(last_program),
+        "a row of partial_sums is missing (program p stores row p), or rows past the end are read": with_dw(no_row),
     },
     names={"dresidual": "row column", "dw": "column"},
     owner=lambda module, name, index, inputs: (

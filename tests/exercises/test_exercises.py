@@ -535,6 +535,18 @@ def test_exercise_15_uses_the_graph_of_a_gpu():
     assert isinstance(graphs.new_graph(torch.device("cuda")), graphs.DeviceGraph)
 
 
+def test_a_missing_row_of_partial_sums_is_named_though_a_gpu_loses_the_bits_of_its_nan():
+    """An interpreter's sum keeps the bits that mark unwritten memory; a GPU's sum is any NaN."""
+    task = grading.load_task(EXERCISES["06"])
+    inputs = task.inputs(rows=6, C=8)
+    exact = task.define(**inputs)
+    inputs = {name: value.detach() for name, value in inputs.items()}
+    judged = judge.Judge(task, solution_module("06"), inputs, lambda suspect: suspect(**inputs))
+    got = {**exact, "dw": torch.full((8,), float("nan"))}
+    with pytest.raises(judge.Wrong, match="8 of 8 elements are NaN .*program p stores row p"):
+        judged.check_finite("dw", got, exact)
+
+
 def test_a_result_may_have_twice_pytorchs_error():
     exact = torch.ones(100, dtype=torch.float64)
     assert judge.allowed_error(1.001 * exact, exact, 1e-6) == pytest.approx(2e-3 + 1e-6)
