@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import check_training
 from check_training import PEAKS, Facts, Peak, Watch, Work, floor
 from common.versions import REPOSITORY, SCRIPTS
+from marks import slow
 from processes import launch
 
 SAMPLES = pathlib.Path(__file__).with_name("training_scripts")
@@ -279,18 +280,22 @@ def test_the_exercise_of_the_page(check, write):
 
 
 # ---------------------------------------------------------------- several processes
-@pytest.mark.parametrize(("way", "status", "words"), [("sound", 0, "sound"), ("kernel", 1, "cut inside 2 (RMSNorm)")])
+@pytest.mark.parametrize(
+    ("way", "status", "words"), [slow("sound", 0, "sound"), ("kernel", 1, "cut inside 2 (RMSNorm)")]
+)
 def test_two_processes_make_one_report(way, status, words):
     done = launch(2, check_training.__file__, "--", SAMPLES / "two_processes.py", way)
     assert done.returncode == status and done.stdout.count("verdict") == 1, done.stderr
     assert words in done.stdout
 
 
+@pytest.mark.slow
 def test_the_end_of_the_interpreter_takes_no_verdict_back():
     done = launch(2, check_training.__file__, "--", SAMPLES / "two_processes.py", "abort")
     assert done.returncode == 0 and done.stdout.count("verdict     sound") == 1, done.stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_says_so():
     done = launch(2, check_training.__file__, "--", SAMPLES / "two_processes.py", "raise")
     assert done.returncode != 0
