@@ -19,6 +19,7 @@ if not torch.cuda.is_available():
 import pytest
 
 from in_process import process_settings, restored_settings
+from marks import mark_slow_cases
 
 SETTINGS = pytest.StashKey()
 
@@ -39,22 +40,6 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
-
-
-def mark_slow_cases(items):
-    """Mark as slow all cases of a test but those that its mark quick asks for, which are spread over the cases."""
-    tests = {}
-    for item in items:
-        if mark := item.get_closest_marker("quick"):
-            value = str(item.callspec.params[mark.kwargs["each"]]) if "each" in mark.kwargs else ""
-            tests.setdefault(item.nodeid.split("[")[0], {}).setdefault(value, []).append(item)
-    for groups in tests.values():
-        for first, cases in enumerate(groups.values()):  # the next value begins with another of the other arguments
-            wanted = cases[0].get_closest_marker("quick").args[0]
-            quick = {(first + number * len(cases) // wanted) % len(cases) for number in range(wanted)}
-            for number, case in enumerate(cases):
-                if number not in quick:
-                    case.add_marker("slow")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
