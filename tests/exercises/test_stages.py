@@ -71,7 +71,7 @@ def test_the_fault_is_found_and_the_repair_accepted(stage, repaired):
     [
         slow(1, "normal_(0, 0.02", "normal_(0, 0.1", "the first loss is 9.44"),
         slow(1, "normal_(0, 0.02", "normal_(0, 0.05", "the first loss is 7.5"),
-        (1, "normal_(0, 0.02", "normal_(0, config.hidden_dim**-0.5", "the first loss is 7.4"),
+        slow(1, "normal_(0, 0.02", "normal_(0, config.hidden_dim**-0.5", "the first loss is 7.4"),
         slow(1, "normal_(0, 0.02", "normal_(0, 0.001", "standard deviation of 0.02: tokens hardly change"),
         slow(1, "normal_(0, 0.02", "normal_(0, 0.0", "get no gradient|tokens hardly change"),
         slow(1, "normal_(0, 0.02", "normal_(0, 0.03", None),
@@ -82,7 +82,7 @@ def test_the_fault_is_found_and_the_repair_accepted(stage, repaired):
         slow(3, "    trainer.synchronize()\n    start", "    v3.torch.cuda.synchronize()\n    start", None),
         slow(3, "    trainer.synchronize()\n    start", "    start", "80 ms: the earlier work is counted"),
         (3, "    trainer.synchronize()\n    step_ms", "    step_ms", "is reported as 1 ms"),
-        (4, "v3.packed_swiglu(", "v3.packed_swiglu(2 * ", "the first loss is"),
+        slow(4, "v3.packed_swiglu(", "v3.packed_swiglu(2 * ", "the first loss is"),
         slow(6, "y = SwiGLUFunction.apply(", "y = SwiGLUFunction.apply(1 * ", None),
         (6, "y = SwiGLUFunction.apply(", "y = v3.SwiGLUFunction.apply(", "write the stage's own"),
         slow(6, "v3.AttentionFunction.apply(", "v3.AttentionFunction.apply(2 * ", "the first loss is"),
@@ -135,6 +135,7 @@ def test_deleting_the_stages_part_is_no_repair(stage, text, repaired):
 
 
 @pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.quick(2)
 def test_a_run_tells_numbers_and_no_diagnosis(stage, tmp_path):
     metrics = tmp_path / "metrics.json"
     done = call(FOLDER / STAGES[stage], *TINY, "--metrics-file", str(metrics))

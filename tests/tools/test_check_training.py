@@ -17,7 +17,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import check_training
 from check_training import PEAKS, Facts, Peak, Watch, Work, floor
 from common.versions import REPOSITORY, SCRIPTS
-from marks import slow
 from processes import launch
 
 SAMPLES = pathlib.Path(__file__).with_name("training_scripts")
@@ -74,6 +73,7 @@ def without_times(found):
 
 
 @pytest.mark.parametrize("ways", SOUND)
+@pytest.mark.quick(4)
 def test_a_sound_gpt_is_sound(check, ways):
     status, report, printed = check(SAMPLES / "char_gpt.py", *ways.split(","))
     assert (status, kinds(report), without_times(kinds(report, True))) == (0, [], []), printed
@@ -166,6 +166,7 @@ def test_slopes_are_bounded_in_time_and_need_32_bits(check, monkeypatch):
 
 
 @pytest.mark.parametrize("loop", OTHER)
+@pytest.mark.quick(4)
 def test_other_loops_are_sound(check, loop):
     """Idle experts, frozen weights, a target network and two optimizers have no alarm."""
     status, report, printed = check(SAMPLES / "other_loops.py", loop)
@@ -238,6 +239,7 @@ FAULTS = {  # way: finding, tensors, words of the report
 
 
 @pytest.mark.parametrize("ways", FAULTS)
+@pytest.mark.quick(6)
 def test_a_seeded_fault_is_found(check, ways):
     kind, number, words = FAULTS[ways]
     status, report, printed = check(SAMPLES / "char_gpt.py", *ways.split(","))
@@ -280,9 +282,8 @@ def test_the_exercise_of_the_page(check, write):
 
 
 # ---------------------------------------------------------------- several processes
-@pytest.mark.parametrize(
-    ("way", "status", "words"), [slow("sound", 0, "sound"), ("kernel", 1, "cut inside 2 (RMSNorm)")]
-)
+@pytest.mark.parametrize(("way", "status", "words"), [("sound", 0, "sound"), ("kernel", 1, "cut inside 2 (RMSNorm)")])
+@pytest.mark.slow
 def test_two_processes_make_one_report(way, status, words):
     done = launch(2, check_training.__file__, "--", SAMPLES / "two_processes.py", way)
     assert done.returncode == status and done.stdout.count("verdict") == 1, done.stderr
@@ -304,6 +305,7 @@ def test_a_process_that_fails_says_so():
 
 # ---------------------------------------------------------------- the script's own numbers
 @pytest.mark.parametrize("ways", ["base", "dropout", "accumulation,outside", "lbfgs", "reentrant", "bf16", "all_norms"])
+@pytest.mark.quick(3)
 def test_losses_are_the_same_with_and_without(check, ways, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["char_gpt.py", *ways.split(",")])
     runpy.run_path(str(SAMPLES / "char_gpt.py"), run_name="__main__")
@@ -399,6 +401,7 @@ def test_the_narrowest_dtype_counts(monkeypatch, write):
 
 
 @pytest.mark.parametrize(("peak", "status"), [("1e-9,1e3", 1), ("1e3,1e-9", 1), ("1e3,1e3", 0)])
+@pytest.mark.quick(1)
 def test_an_impossible_step(check, peak, status):
     """The injected peak is so low, or so high, that no clock decides."""
     found, report, printed = check(SAMPLES / "char_gpt.py", options=["--peak", peak])

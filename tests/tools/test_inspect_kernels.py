@@ -166,7 +166,8 @@ def test_launches_are_those_of_the_gpu_and_its_precision():
     assert rows and all("ROWS=128 BLOCK=8" in row.constants for row in rows)
 
 
-@pytest.mark.parametrize(("precision", "multiplies"), [("fp32", "tf32x3"), slow("tf32", "tf32")])
+@pytest.mark.parametrize(("precision", "multiplies"), [("fp32", "tf32x3"), ("tf32", "tf32")])
+@pytest.mark.slow
 def test_attention_multiplies_in_one_precision(precision, multiplies, tmp_path, monkeypatch):
     """A dot without it multiplies float32 in TF32. No run on a CPU shows that: the interpreter is always exact."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

@@ -584,6 +584,7 @@ def test_interrupted_profilers_end_with_a_summary(tmp_path):
     ("version", "wrapper", "product"),
     [(1, "get_trace.sh", None), (2, "get_rocprof_compute.sh", "kernels.csv"), (4, "get_counters.sh", "kernels.csv")],
 )
+@pytest.mark.quick(1)
 def test_without_any_profiler_pytorch_leaves_the_same_kind_of_result(version, wrapper, product, run, tmp_path):
     machine = {"TINY_LLAMA_CPU": "1", "TINY_LLAMA_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
     options = "--profiler pytorch --num-steps 1 --warmup-steps 1 --profile-steps 1 --device cpu".split()
@@ -630,6 +631,7 @@ QUESTIONS["system"] = "*.proto"
 
 @pytest.mark.parametrize("release", ["6.2", "7.1"])
 @pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.quick(5)
 def test_any_command_is_profiled(question, release, run, python, tmp_path):
     (tmp_path / "here").mkdir()
     options = ("--output-dir", "results", "--", python, "tiny_llama_v1.py", "--lr", "3")
@@ -684,6 +686,7 @@ def test_pytorchs_profiler_leaves_the_warm_up_of_any_script_out(run, script, tmp
     assert result.stdout.count("loss") == 8 and "aten::addmm" in result.stdout.split("wrote")[1]
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_early_or_fails_leaves_its_trace(run, script, tmp_path):
     result = profile_on_cpu(run, tmp_path, "hotspots", sys.executable, "train.py", "4", "fails")
     assert result.returncode == 1 and "    ValueError: no more data" in result.stderr
@@ -698,6 +701,7 @@ def test_a_script_that_ends_early_or_fails_leaves_its_trace(run, script, tmp_pat
     assert result.returncode == 1 and "the command names no .py file" in result.stderr
 
 
+@pytest.mark.slow
 def test_torchrun_is_profiled_on_rank_0(run, script, tmp_path):
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py", "5")
     options = ("--warmup-steps", "1", "--profile-steps", "2")

@@ -140,7 +140,7 @@ def test_ended_while_saving(moment, saved, status, tmp_path, uninterrupted, caps
 
 
 @pytest.mark.parametrize(
-    ("version", "dtype"), [(2, ""), slow(3, ""), (4, ""), (1, "float16"), (3, "float16"), (4, "bfloat16")]
+    ("version", "dtype"), [(2, ""), slow(3, ""), (4, ""), (1, "float16"), slow(3, "float16"), (4, "bfloat16")]
 )
 def test_every_version_resumes_exactly(version, dtype, tmp_path):
     """The scale of the gradients and the float32 weights of versions 3 and 4 come back."""
@@ -475,7 +475,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@pytest.mark.parametrize(("steps", "left"), [slow(2, [2]), (6, [4, 6])])
+@pytest.mark.parametrize(("steps", "left"), [(2, [2]), (6, [4, 6])])
+@pytest.mark.slow
 def test_two_runs_that_save_at_the_same_time(steps, left, tmp_path):
     """One keeps the folder, and its checkpoints are its own; the other one says why it ends."""
     (tmp_path / "slowed.py").write_text(SLOWED)

@@ -94,6 +94,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_of_the_last_checkpoint_leaves_the_one_before(tmp_path, capsys):
     saving = ["--save-every", "3", "--checkpoint-dir", str(tmp_path / "checkpoints")]
     (tmp_path / "killed.py").write_text(KILLED_IN_THE_LAST_WRITE)
@@ -188,6 +189,7 @@ def test_a_broken_pipe(tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")
+@pytest.mark.slow
 def test_standard_output_on_a_full_disk():
     with open("/dev/full", "w") as full, started(1, stdout=full) as process:
         err = process.stderr.read()

@@ -59,6 +59,7 @@ def compare(folder, processes, cases, **variables):
         assert got["graph"] == ("--graph" in options) or torch.version.hip
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     cases = [(v, f"--device cpu --no-graph --parallel {engine}", 1) for v in (1, 2, 4) for engine in ENGINES]
     if not torch.cuda.is_available():  # version 3 was not loaded for the GPU; its interpreter is slow
@@ -156,8 +157,9 @@ def stop(folder, engine, *argv, only=None):
     return json.loads((folder / "metrics.json").read_text())
 
 
-@pytest.mark.parametrize(("engine", "only"), [slow("ddp", None), ("ddp", 1), slow(ENGINES[-1], None)])
+@pytest.mark.parametrize(("engine", "only"), [("ddp", None), ("ddp", 1), (ENGINES[-1], None)])
 @pytest.mark.skipif(not pathlib.Path("/proc/thread-self/children").exists(), reason="finds the processes in /proc")
+@pytest.mark.slow
 def test_sigterm_ends_all_ranks_at_the_same_step_with_a_checkpoint(tmp_path, engine, only):
     saving = ["--save-every", 10**8, "--checkpoint-dir", tmp_path / "saved"]
     content = stop(tmp_path, engine, "--num-steps", 10**9 - 1, *saving, only=only)
@@ -199,9 +201,9 @@ def unbroken_losses(engine):
         return [step["loss"] for step in run(pathlib.Path(folder), engine, "--num-steps", 6)["steps"]]
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("killed", "saved"), [(0, 2), (1, 3)])
+@pytest.mark.slow
 def test_a_kill_in_the_middle_of_the_last_checkpoint(tmp_path, engine, killed, saved):
     """Rank 0 leaves the checkpoint before it, or finishes its own if rank 1 is killed: both are continued exactly."""
     (tmp_path / "killed.py").write_text(KILLED_IN_THE_LAST_WRITE)
