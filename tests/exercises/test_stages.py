@@ -210,6 +210,13 @@ def test_dry_run_shows_every_command(tmp_path):
     assert "=== comparison" not in done.stdout and not results.exists()
 
 
+@pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="a copy without history")
+def test_what_the_run_leaves_does_not_count_as_a_change():
+    """A record's commands need a clean checkout."""
+    left = FOLDER / "results" / "stage1_metrics.json"
+    assert subprocess.run(["git", "check-ignore", "--quiet", left], cwd=FOLDER).returncode == 0
+
+
 def test_failing_stages_fail_the_run(tmp_path):
     """With a Python that fails at stages 2 and 4, and writes nothing."""
     python = executable(tmp_path / "python", '#!/bin/sh\ncase "$*" in *v3_stage[24]*) exit 1;; esac\n')
