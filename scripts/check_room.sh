@@ -68,9 +68,9 @@ cd -- "$ROOT" || exit 1
 for script in version[1-4]_*/tiny_llama_v[1-4].py; do
     part "set-up check of ${script##*/}" "$PYTHON" "$script" --validate-setup
 done
-which=(-k "rmsnorm or swiglu")
-[ -n "$quick" ] || which=(-m "not slow")
-part "kernel tests" "$PYTHON" -m pytest -q -p no:cacheprovider tests/kernels/test_kernels.py "${which[@]}"
+tests=(tests/kernels/test_kernels.py)
+[ -z "$quick" ] || tests+=(-k "rmsnorm or swiglu")
+part "kernel tests" "$PYTHON" -m pytest -q -p no:cacheprovider "${tests[@]}"
 if [ "$gpu" = none ]; then
     leave_out "graph" "needs a GPU"
 else

@@ -19,6 +19,7 @@ if not torch.cuda.is_available():
 import pytest
 
 from in_process import process_settings, restored_settings
+from marks import mark_slow_cases
 
 SETTINGS = pytest.StashKey()
 
@@ -28,7 +29,9 @@ def pytest_addoption(parser):
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(config, items):
+    mark_slow_cases(items)
     if config.getoption("shuffle") is not None:
         random.Random(config.getoption("shuffle")).shuffle(items)
     if config.getoption("reverse"):

@@ -1,6 +1,7 @@
 """Hands-on kernels: stubs, solutions and wrong answers are in order, and the checker does what its help says."""
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -16,6 +17,7 @@ import triton
 
 from common import counts, occupancy
 from common.versions import REPOSITORY, SCRIPTS, load_version
+from marks import slow
 from processes import run_file, running, wait_for
 
 sys.path.insert(0, str(REPOSITORY / "exercises"))
@@ -31,13 +33,23 @@ from common.command_line import Failure
 
 EXERCISES = check.exercises()
 VERSION3 = verify.kernels(SCRIPTS[3])
+WRONG_ANSWERS = verify.wrong_answers
+INTERPRETED = [number for number in EXERCISES if number != "12"]  # exercise 12 compiles
 COMPILES = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5)  # for an absent AMD GPU, in exercise 12
 SLOW = [pytest.mark.slow, pytest.mark.skipif(not COMPILES, reason="Triton compiles for a GPU that it sees only")]
 
 
-@pytest.mark.parametrize("numbers", [[n for n in EXERCISES if n != "12"], pytest.param(["12"], marks=SLOW)], ids=len)
-def test_verify(numbers, capfd, monkeypatch):
-    """Every stub is untouched, every solution passes, every typical mistake is blamed on its tensor in its words."""
+@pytest.mark.parametrize(
+    ("numbers", "mistakes"),
+    [(INTERPRETED, 0), slow(INTERPRETED, None), pytest.param(["12"], None, marks=SLOW)],
+    ids=str,
+)
+def test_verify(numbers, mistakes, capfd, monkeypatch):
+    """Every stub is untouched, every solution passes, every typical mistake is blamed on its tensor in its words.
+
+    The quick part has the solutions alone.
+    """
+    monkeypatch.setattr(verify, "wrong_answers", lambda *given: itertools.islice(WRONG_ANSWERS(*given), mistakes))
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # a wrong kernel can crash a process that uses a GPU
     status = verify.verify(numbers)
     output = capfd.readouterr().out
@@ -254,10 +266,10 @@ def test_verdicts(tmp_path, body, kind, said):
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("import os; os.kill(os.getpid(), 15)", "was ended by SIGTERM"),
+        slow("import os; os.kill(os.getpid(), 15)", "was ended by SIGTERM"),
         ("import os; os.kill(os.getpid(), 11)", r"crashed Python \(SIGSEGV\): a load or store far outside"),
-        ("import os; os.kill(os.getpid(), 6)", r"crashed Python \(SIGABRT\): a load or store far outside"),
-        ("import os; os._exit(3)", "ended Python with status 3"),
+        slow("import os; os.kill(os.getpid(), 6)", r"crashed Python \(SIGABRT\): a load or store far outside"),
+        slow("import os; os._exit(3)", "ended Python with status 3"),
         ("while True:\n    pass", "does every loop in your kernel end"),
     ],
 )
@@ -321,12 +333,17 @@ def test_a_masked_load_without_other_is_no_zero(tmp_path, number, lines):
     "code",
     [
         "sys.path.insert(0, FOLDER); from solution import *",
-        "exec(open(FOLDER + '/solution.py').read())",
-        "spec = importlib.util.spec_from_file_location('mine', FOLDER + '/../01_row_sum/solution.py'); "
-        "mine = importlib.util.module_from_spec(spec); spec.loader.exec_module(mine); run = mine.run; ROWS = mine.ROWS",
-        "exec(open(FOLDER.encode() + b'/solution.py').read())",
-        "from pathlib import Path; link = Path(__file__).with_name('mine.py'); "
-        "link.symlink_to(FOLDER + '/solution.py'); exec(link.read_text())",
+        slow("exec(open(FOLDER + '/solution.py').read())"),
+        slow(
+            "spec = importlib.util.spec_from_file_location('mine', FOLDER + '/../01_row_sum/solution.py'); "
+            "mine = importlib.util.module_from_spec(spec); spec.loader.exec_module(mine); "
+            "run = mine.run; ROWS = mine.ROWS"
+        ),
+        slow("exec(open(FOLDER.encode() + b'/solution.py').read())"),
+        slow(
+            "from pathlib import Path; link = Path(__file__).with_name('mine.py'); "
+            "link.symlink_to(FOLDER + '/solution.py'); exec(link.read_text())"
+        ),
     ],
 )
 def test_an_answer_that_opens_the_solution_fails(tmp_path, code):
@@ -349,6 +366,7 @@ while {hang}:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("hang", [True, False])
+@pytest.mark.slow
 def test_an_answer_ends_with_all_that_it_started(tmp_path, hang):
     path, record = tmp_path / "exercise.py", tmp_path / "pids"
     path.write_text(FORKS.format(record=str(record), hang=hang) + "\ndef run(x, sum):\n    pass\nROWS = 2\n")
@@ -361,7 +379,7 @@ def test_an_answer_ends_with_all_that_it_started(tmp_path, hang):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGKILL, slow(signal.SIGINT)], ids=lambda number: number.name)
 def test_a_killed_checker_leaves_no_process(workshop, number):
     exercise, record = workshop / "01_row_sum" / "exercise.py", workshop / "pids"
     exercise.write_text(FORKS.format(record=str(record), hang=True))
@@ -419,6 +437,7 @@ def test_more_hints_than_there_are(workshop):
     assert status == 0 and "hint 3 of 3" in output
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_not_utf8_is_named(workshop):
     path = workshop / "01_row_sum" / "exercise.py"
     path.write_bytes(path.read_bytes().replace(b"    # end of TODO", b"    x = 1  # \xe9\n    # end of TODO"))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from common.versions import REPOSITORY
+from marks import slow
 from processes import executable, run_file
 
 FOLDER = REPOSITORY / "version3_triton" / "exercises" / "performance_debugging"
@@ -55,7 +56,7 @@ def repaired(tmp_path):
     return repair
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow), 5, 6])
+@pytest.mark.parametrize("stage", [stage if stage == 3 else slow(stage) for stage in STAGES])
 def test_the_fault_is_found_and_the_repair_accepted(stage, repaired):
     """Stage 5 is the reference and has no fault."""
     if stage in FAULTS:
@@ -68,23 +69,23 @@ def test_the_fault_is_found_and_the_repair_accepted(stage, repaired):
 @pytest.mark.parametrize(
     ("stage", "old", "new", "said"),
     [
-        (1, "normal_(0, 0.02", "normal_(0, 0.1", "the first loss is 9.44"),
-        (1, "normal_(0, 0.02", "normal_(0, 0.05", "the first loss is 7.5"),
-        (1, "normal_(0, 0.02", "normal_(0, config.hidden_dim**-0.5", "the first loss is 7.4"),
-        (1, "normal_(0, 0.02", "normal_(0, 0.001", "standard deviation of 0.02: tokens hardly change"),
-        (1, "normal_(0, 0.02", "normal_(0, 0.0", "get no gradient|tokens hardly change"),
-        (1, "normal_(0, 0.02", "normal_(0, 0.03", None),
-        (1, "normal_(0, 0.02", "normal_(0, 0.01", None),
+        slow(1, "normal_(0, 0.02", "normal_(0, 0.1", "the first loss is 9.44"),
+        slow(1, "normal_(0, 0.02", "normal_(0, 0.05", "the first loss is 7.5"),
+        slow(1, "normal_(0, 0.02", "normal_(0, config.hidden_dim**-0.5", "the first loss is 7.4"),
+        slow(1, "normal_(0, 0.02", "normal_(0, 0.001", "standard deviation of 0.02: tokens hardly change"),
+        slow(1, "normal_(0, 0.02", "normal_(0, 0.0", "get no gradient|tokens hardly change"),
+        slow(1, "normal_(0, 0.02", "normal_(0, 0.03", None),
+        slow(1, "normal_(0, 0.02", "normal_(0, 0.01", None),
         (2, "x * rstd * w", "x * rstd", "the first loss is"),
-        (2, "(x.numel() // C", "(C", "the first loss is|the gradient of"),
-        (2, "return x, y", "return x, y.flatten(0, 1).t().contiguous().t().view(x.shape)", "a copy is left"),
-        (3, "    trainer.synchronize()\n    start", "    v3.torch.cuda.synchronize()\n    start", None),
-        (3, "    trainer.synchronize()\n    start", "    start", "80 ms: the earlier work is counted"),
+        slow(2, "(x.numel() // C", "(C", "the first loss is|the gradient of"),
+        slow(2, "return x, y", "return x, y.flatten(0, 1).t().contiguous().t().view(x.shape)", "a copy is left"),
+        slow(3, "    trainer.synchronize()\n    start", "    v3.torch.cuda.synchronize()\n    start", None),
+        slow(3, "    trainer.synchronize()\n    start", "    start", "80 ms: the earlier work is counted"),
         (3, "    trainer.synchronize()\n    step_ms", "    step_ms", "is reported as 1 ms"),
-        (4, "v3.packed_swiglu(", "v3.packed_swiglu(2 * ", "the first loss is"),
-        (6, "y = SwiGLUFunction.apply(", "y = SwiGLUFunction.apply(1 * ", None),
+        slow(4, "v3.packed_swiglu(", "v3.packed_swiglu(2 * ", "the first loss is"),
+        slow(6, "y = SwiGLUFunction.apply(", "y = SwiGLUFunction.apply(1 * ", None),
         (6, "y = SwiGLUFunction.apply(", "y = v3.SwiGLUFunction.apply(", "write the stage's own"),
-        (6, "v3.AttentionFunction.apply(", "v3.AttentionFunction.apply(2 * ", "the first loss is"),
+        slow(6, "v3.AttentionFunction.apply(", "v3.AttentionFunction.apply(2 * ", "the first loss is"),
     ],
 )
 def test_half_a_repair_is_found(stage, old, new, said, repaired):
@@ -97,6 +98,7 @@ def test_half_a_repair_is_found(stage, old, new, said, repaired):
     assert done.returncode == bool(said) and re.search(said or "has no fault", done.stdout), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_guide_finds_the_cause_of_stage_1(tmp_path):
     """Its lines print what the reveal says, and the numbers of the reveal follow from each other."""
     guide = (FOLDER / "WORKSHOP_GUIDE.md").read_text()
@@ -133,6 +135,7 @@ def test_deleting_the_stages_part_is_no_repair(stage, text, repaired):
 
 
 @pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.quick(2)
 def test_a_run_tells_numbers_and_no_diagnosis(stage, tmp_path):
     metrics = tmp_path / "metrics.json"
     done = call(FOLDER / STAGES[stage], *TINY, "--metrics-file", str(metrics))
@@ -205,6 +208,13 @@ def test_dry_run_shows_every_command(tmp_path):
     for name in STAGES.values():
         assert len(re.findall(rf"{name}'? --num-steps 3 ", done.stdout)) == 2  # trained, and profiled
     assert "=== comparison" not in done.stdout and not results.exists()
+
+
+@pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="a copy without history")
+def test_what_the_run_leaves_does_not_count_as_a_change():
+    """A record's commands need a clean checkout."""
+    left = FOLDER / "results" / "stage1_metrics.json"
+    assert subprocess.run(["git", "check-ignore", "--quiet", left], cwd=FOLDER).returncode == 0
 
 
 def test_failing_stages_fail_the_run(tmp_path):

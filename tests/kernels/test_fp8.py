@@ -28,6 +28,7 @@ def rounding():
 
 @multiplies_fp8
 @pytest.mark.parametrize(("operation", "name"), ALL_CASES)
+@pytest.mark.quick(4, each="operation")
 def test_outputs_and_gradients(operation, name, device):
     """Every row and column; also: no input changes, all is written, and nothing beside it."""
     check(V3, FP8_CASES[operation][name](), torch.bfloat16, device)
@@ -37,6 +38,7 @@ def test_outputs_and_gradients(operation, name, device):
 @pytest.mark.parametrize("tensor", ["x", "cotangents"])
 @pytest.mark.parametrize("layout", kernel_cases.LAYOUTS[1:])
 @pytest.mark.parametrize("operation", FP8_CASES)
+@pytest.mark.quick(2, each="operation")
 def test_layouts(operation, layout, tensor, device):
     """Slices, transposed and expanded activations and gradients."""
     case = dataclasses.replace(FP8_CASES[operation]["ragged"](), layouts={tensor: layout})
@@ -56,6 +58,7 @@ def row_errors(case, device):
 @multiplies_fp8
 @pytest.mark.parametrize("factor", [0, 1e-8, 1e-6, 1e-4])
 @pytest.mark.parametrize("gradient_scale", [1e-8, 1.0])
+@pytest.mark.quick(2)
 def test_a_row_of_any_size_gets_its_gradient(factor, gradient_scale, device):
     """And the rows beside it, and dx, are as exact as without it; weights of 1e-3.
 
@@ -74,6 +77,7 @@ def test_a_row_of_any_size_gets_its_gradient(factor, gradient_scale, device):
 
 @multiplies_fp8
 @pytest.mark.parametrize("size", [1e-8, 1e-6, 1e-4, 1e-2, 1.0])
+@pytest.mark.quick(2)
 def test_a_zero_initialised_down_projection_is_trained(size, device):
     case = kernel_cases.fp8_feed_forward_case((64,), 64, 128, down_edits={(0, 64): 0}, gradient_scale=size)
     assert row_errors(case, device)["ddown"].max() < 0.1
@@ -128,6 +132,7 @@ def test_quantized_swiglu(device):
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (48, 144), (112, 32), (64, 256), (256, 1024)])
+@pytest.mark.quick(2)
 def test_quantized_weights(shape, device):
     """Both layouts of every matrix hold the same numbers, whatever the sizes of the matrices before it."""
     zeros = torch.zeros(16, 48)
@@ -208,6 +213,7 @@ STEPS = 12
 
 
 @multiplies_fp8
+@pytest.mark.slow
 def test_training_stays_near_bfloat16(device):
     """The loss falls as in bfloat16, and every parameter gets a gradient."""
     argv = f"{SIZES} --learning-rate 0.01 --warmup-steps 0 --no-graph --use-amp".split()

@@ -82,6 +82,7 @@ def test_every_function_is_here():
 
 @pytest.mark.parametrize("layout", STRIDED)
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.quick(1, each="name")
 def test_strided_tensors_give_the_same_bits(name, layout, device):
     """Sliced, transposed and expanded inputs and gradients give what their contiguous copies give."""
     function, tensors = drawn(name, device)

@@ -22,6 +22,7 @@ SMALL = {operation: next(iter(cases.values()))() for operation, cases in CASES.i
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("operation", "name"), ALL_CASES)
+@pytest.mark.quick(6, each="operation")
 def test_outputs_and_gradients(operation, name, dtype, device):
     """Also: no input changes, all is written, and nothing beside it."""
     check(V3, CASES[operation][name](), dtype, device)
@@ -29,6 +30,7 @@ def test_outputs_and_gradients(operation, name, dtype, device):
 
 @pytest.mark.parametrize("queries_a_key", [1, 2, 4, 8])
 @pytest.mark.parametrize("head_dim", V3.HEAD_DIMS)
+@pytest.mark.quick(1, each="head_dim")
 def test_every_head_size_and_grouping(head_dim, queries_a_key, device):
     for dtype in DTYPES:
         check(V3, kernel_cases.attention_case(1, 19, 2 * queries_a_key, 2, head_dim, rotated=True), dtype, device)
@@ -39,6 +41,7 @@ TILES = sorted({tuple(sorted(tile[:2])) for tiles in V3.CANDIDATE_TILES.values()
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU tunes its own tiles; the interpreter can take all of them")
 @pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.quick(3)
 def test_attention_tiles_of_every_gpu(tile, device):
     """A walk must end at the diagonal, whichever way a tile is longer; three tiles of the longest, the last ragged."""
     with mock.patch.object(V3, "attention_tiles", kernel_cases.attention_tile_of(V3, *tile)):
@@ -68,6 +71,7 @@ TENSORS = [(name, tensor) for name, case in SMALL.items() for tensor in (*case.i
 
 
 @pytest.mark.parametrize(("operation", "tensor"), TENSORS)
+@pytest.mark.quick(2, each="operation")
 def test_layouts_are_right_or_refused(operation, tensor, device):
     """Nothing is refused that a model meets: slices, transposed and expanded activations and gradients."""
     case = SMALL[operation]
@@ -250,6 +254,7 @@ def test_a_label_out_of_range_makes_the_loss_nan(label, device):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # NaN, in the interpreter
+@pytest.mark.slow
 def test_a_weight_split_in_halves_loses_no_bit(device):
     """Every upper half before lower halves around those where its rounding turns, and an optimizer that learns nothing.
 

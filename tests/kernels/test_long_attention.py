@@ -129,6 +129,7 @@ LONG_MUTANTS = {
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter shows the same")
 @pytest.mark.parametrize("mistake", ROW_SUM_MUTANTS)
+@pytest.mark.quick(1)
 def test_a_rounded_row_sum_is_caught(mistake, tmp_path, device):
     mutant = load_source(mutate(tree(), ROW_SUM_MUTANTS[mistake]), tmp_path)
     with pytest.raises(Wrong):

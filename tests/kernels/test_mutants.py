@@ -367,6 +367,7 @@ def test_the_unchanged_script_passes(tmp_path, device):
 
 
 @multiplies_fp8
+@pytest.mark.slow
 def test_the_unchanged_script_passes_in_fp8(tmp_path, device):
     script = load_source(ast.unparse(tree()), tmp_path)
     for operation in (*FP8_CASES, "fp8 training"):
@@ -374,6 +375,7 @@ def test_the_unchanged_script_passes_in_fp8(tmp_path, device):
 
 
 @pytest.mark.parametrize(("operation", "mistake"), ALL)
+@pytest.mark.quick(1, each="operation")
 def test_mutant_is_caught(operation, mistake, tmp_path, device):
     mutant = load_source(mutate(tree(), MUTANTS[operation][mistake]), tmp_path)
     with pytest.raises(Wrong):

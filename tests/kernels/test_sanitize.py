@@ -24,6 +24,7 @@ esac
 
 
 @multiplies_fp8
+@pytest.mark.slow
 def test_the_program_launches_every_kernel(capsys):
     with launches() as launched:
         assert sanitize_kernels.main(["--run"]) == 0, capsys.readouterr().err

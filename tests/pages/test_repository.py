@@ -12,6 +12,7 @@ from common import environment
 from common.suite_results import PHASES, Case, write_results
 from common.versions import REPOSITORY, SCRIPTS
 from maintain import ladder
+from marks import mark_slow_cases
 
 GITHUB = REPOSITORY / ".github"
 
@@ -61,6 +62,34 @@ def test_what_a_participant_runs_imports_nothing_of_the_maintainers():
     assert len(files) > 40
     for path in files:
         assert not [name for name in imported(path) if name.split(".")[0] == "maintain"], path
+
+
+class Collected:
+    """Stand for a test that pytest has collected."""
+
+    def __init__(self, quick, **params):
+        self.nodeid, self.quick = f"test_it[{params}]", quick
+        self.params, self.marks = params, []
+        self.callspec, self.add_marker = self, self.marks.append
+
+    def get_closest_marker(self, name):
+        return self.quick.mark if name == "quick" else None
+
+
+@pytest.mark.parametrize(
+    ("quick", "kept"),
+    [
+        (pytest.mark.quick(2), ["a0", "b0"]),
+        (pytest.mark.quick(1, each="x"), ["a0", "b1"]),
+        (pytest.mark.quick(2, each="x"), ["a0", "a2", "b1", "b3"]),
+        (pytest.mark.quick(1, each="y"), ["a0", "b1", "a2", "b3"]),
+        (pytest.mark.quick(99), ["a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3"]),
+    ],
+)
+def test_quick_cases_are_spread(quick, kept):
+    cases = [Collected(quick, x=x, y=y) for x in "ab" for y in range(4)]
+    mark_slow_cases(cases)
+    assert sorted(f"{case.params['x']}{case.params['y']}" for case in cases if not case.marks) == sorted(kept)
 
 
 def test_the_licence_is_stated_where_it_is_looked_for():

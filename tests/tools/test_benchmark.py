@@ -365,6 +365,7 @@ def traced(model, tokens, labels):
 
 
 @pytest.mark.parametrize("precision", [[], ["--use-amp"]], ids=["float32", "bfloat16"])
+@pytest.mark.slow
 def test_the_peer_s_compiled_attention_is_causal_and_has_no_mask(precision):
     """The traced graph decides which kernel runs; the library left alone gives it a mask tensor."""
     pytest.importorskip("transformers")
@@ -424,6 +425,7 @@ def test_peers_train_the_same_model_from_the_same_weights(tmp_path):
         (["--library", "liger"], "--library liger needs a GPU, got cpu"),
     ],
 )
+@pytest.mark.quick(1)
 def test_what_a_peer_cannot_do_is_one_sentence(options, said, tmp_path):
     (tmp_path / "transformers.py").write_text("raise ImportError('nothing here')")
     done = run_peer(tmp_path, "--device", "cpu", *options)

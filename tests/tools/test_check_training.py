@@ -73,6 +73,7 @@ def without_times(found):
 
 
 @pytest.mark.parametrize("ways", SOUND)
+@pytest.mark.quick(4)
 def test_a_sound_gpt_is_sound(check, ways):
     status, report, printed = check(SAMPLES / "char_gpt.py", *ways.split(","))
     assert (status, kinds(report), without_times(kinds(report, True))) == (0, [], []), printed
@@ -165,6 +166,7 @@ def test_slopes_are_bounded_in_time_and_need_32_bits(check, monkeypatch):
 
 
 @pytest.mark.parametrize("loop", OTHER)
+@pytest.mark.quick(4)
 def test_other_loops_are_sound(check, loop):
     """Idle experts, frozen weights, a target network and two optimizers have no alarm."""
     status, report, printed = check(SAMPLES / "other_loops.py", loop)
@@ -237,6 +239,7 @@ FAULTS = {  # way: finding, tensors, words of the report
 
 
 @pytest.mark.parametrize("ways", FAULTS)
+@pytest.mark.quick(6)
 def test_a_seeded_fault_is_found(check, ways):
     kind, number, words = FAULTS[ways]
     status, report, printed = check(SAMPLES / "char_gpt.py", *ways.split(","))
@@ -280,17 +283,20 @@ def test_the_exercise_of_the_page(check, write):
 
 # ---------------------------------------------------------------- several processes
 @pytest.mark.parametrize(("way", "status", "words"), [("sound", 0, "sound"), ("kernel", 1, "cut inside 2 (RMSNorm)")])
+@pytest.mark.slow
 def test_two_processes_make_one_report(way, status, words):
     done = launch(2, check_training.__file__, "--", SAMPLES / "two_processes.py", way)
     assert done.returncode == status and done.stdout.count("verdict") == 1, done.stderr
     assert words in done.stdout
 
 
+@pytest.mark.slow
 def test_the_end_of_the_interpreter_takes_no_verdict_back():
     done = launch(2, check_training.__file__, "--", SAMPLES / "two_processes.py", "abort")
     assert done.returncode == 0 and done.stdout.count("verdict     sound") == 1, done.stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_says_so():
     done = launch(2, check_training.__file__, "--", SAMPLES / "two_processes.py", "raise")
     assert done.returncode != 0
@@ -299,6 +305,7 @@ def test_a_process_that_fails_says_so():
 
 # ---------------------------------------------------------------- the script's own numbers
 @pytest.mark.parametrize("ways", ["base", "dropout", "accumulation,outside", "lbfgs", "reentrant", "bf16", "all_norms"])
+@pytest.mark.quick(3)
 def test_losses_are_the_same_with_and_without(check, ways, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["char_gpt.py", *ways.split(",")])
     runpy.run_path(str(SAMPLES / "char_gpt.py"), run_name="__main__")
@@ -394,6 +401,7 @@ def test_the_narrowest_dtype_counts(monkeypatch, write):
 
 
 @pytest.mark.parametrize(("peak", "status"), [("1e-9,1e3", 1), ("1e3,1e-9", 1), ("1e3,1e3", 0)])
+@pytest.mark.quick(1)
 def test_an_impossible_step(check, peak, status):
     """The injected peak is so low, or so high, that no clock decides."""
     found, report, printed = check(SAMPLES / "char_gpt.py", options=["--peak", peak])

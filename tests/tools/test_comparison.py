@@ -204,6 +204,7 @@ def test_the_documented_comparison(comparison):
     assert f"<td>{report.rounded(second['step_ms']['median'])}</td>" in page
 
 
+@pytest.mark.slow
 def test_a_version_that_fails_or_computes_something_else_gets_no_speed_up(one_process, tmp_path, capsys):
     """Version 2 is a copy that fails after its options are read, version 4 one 1 % off in attention."""
     fails = changed(2, "def run(config):", "def run(config):\n    sys.exit('no room at all')\n", tmp_path)
@@ -369,6 +370,7 @@ def seen_on_a_phone(page, folder, dark=False):
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed to open the page in")
+@pytest.mark.slow
 def test_the_report_is_readable_on_a_phone_and_in_dark_mode(comparison, tmp_path):
     page = comparison[0]
     width, paper, cut = seen_on_a_phone(page, tmp_path)

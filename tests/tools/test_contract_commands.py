@@ -161,6 +161,7 @@ def test_memory_for_every_sequence_length(folders):
         ("C53", "qkv-fusion, flash-attention, swiglu-fusion, fused-optimizer, torch-compile"),
     ],
 )
+@pytest.mark.quick(1)
 def test_switches_of_version_2(number, parts, folders, monkeypatch):
     compile_module = torch.nn.Module.compile
     modes = []

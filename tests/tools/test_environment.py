@@ -16,6 +16,7 @@ from common import environment
 from common.suite_results import read_results
 from common.versions import REPOSITORY
 from maintain.records import RECORDED
+from marks import slow
 from processes import executable
 
 PINNED = {"torch": "2.13.0", "triton": "3.7.1", "numpy": "2.3.5" if sys.version_info >= (3, 11) else "2.2.6"}
@@ -163,6 +164,7 @@ def machine(tmp_path, pip):
     return Machine(tmp_path, pip)
 
 
+@pytest.mark.slow
 def test_fresh_machine_gets_the_pinned_versions_once(machine):
     machine.add_wheels()
     (machine.tools / "python3").unlink()  # venv and pip as they are
@@ -178,6 +180,7 @@ def test_fresh_machine_gets_the_pinned_versions_once(machine):
 
 
 @pytest.mark.parametrize("vendor", ["none", "amd", "nvidia"])
+@pytest.mark.quick(1)
 def test_pytorch_of_the_current_python_is_used_as_it_is(machine, vendor):
     if vendor != "none":
         getattr(machine, f"has_{vendor}_gpu")()
@@ -220,7 +223,11 @@ def install_release(machine, file, text):
         (machine.opt / file).write_text(text)
 
 
-@pytest.mark.parametrize("file, text, release, version, folder", RELEASES.values(), ids=RELEASES)
+@pytest.mark.parametrize(
+    "file, text, release, version, folder",
+    [case if name.startswith(("6.3", "7.2")) else slow(*case) for name, case in RELEASES.items()],
+    ids=RELEASES,
+)
 def test_amd_gpu_gets_the_pytorch_of_its_rocm(machine, file, text, release, version, folder):
     install_release(machine, file, text)
     machine.add_wheels(cuda="13.0")
@@ -306,7 +313,7 @@ def test_the_rocm_of_a_module_comes_before_the_installed_one(machine):
 
 
 @pytest.mark.parametrize(
-    "version, build", [("2.13.0", {"cuda": "13.0"}), ("2.13.0", {}), ("2.6.0", {"hip": "6.2"})], ids=str
+    "version, build", [slow("2.13.0", {"cuda": "13.0"}), slow("2.13.0", {}), ("2.6.0", {"hip": "6.2"})], ids=str
 )
 def test_amd_gpu_does_not_use_another_build(machine, version, build):
     install_release(machine, "rocm/.info/version", "6.4.1-83")
@@ -363,6 +370,7 @@ def test_nvidia_gpu_gets_the_versions_that_were_recorded(machine):
     assert all(f"{name}=={recorded[name]}\n" in pins for name in ("transformers", "liger-kernel", "torchao"))
 
 
+@pytest.mark.slow
 def test_without_packages_to_install_it_says_so_and_recovers(machine):
     machine.fails("pip could not install torch triton numpy", "PIP_INDEX_URL")
     machine.add_wheels()

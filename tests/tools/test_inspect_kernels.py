@@ -1,5 +1,7 @@
 """inspect_kernels.py: version 3's kernels and the exercises' solutions compiled for GPUs that are not here."""
 
+import concurrent.futures
+import contextlib
 import copy
 import importlib
 import itertools
@@ -21,8 +23,11 @@ from common.occupancy import TARGETS, occupancy
 from common.versions import REPOSITORY, load_version
 from in_process import refused, run_here
 from inspect_kernels import PRECISIONS, compiled_launches, prepare_worker
+from marks import slow
 
 pytestmark = pytest.mark.skipif(bool(inspect_kernels.too_old()), reason=f"the tool {inspect_kernels.too_old()}")
+
+SPAWN = multiprocessing.get_context("spawn")
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +36,18 @@ def cache(tmp_path_factory):
     return str(tmp_path_factory.mktemp("triton"))
 
 
+@pytest.fixture(scope="module")
+def workers():
+    """The processes that the tool starts, once for all tests: importing PyTorch takes each of them seconds."""
+    with ProcessPoolExecutor(2, SPAWN, prepare_worker) as pool:
+        yield pool
+
+
 @pytest.fixture(autouse=True)
-def own_cache(cache, monkeypatch):
-    """Let the tool's processes, which inherit the environment, compile into that folder."""
+def shared_workers(cache, workers, monkeypatch):
+    """Let them compile into that folder: a process that is started now inherits the environment."""
     monkeypatch.setenv("TRITON_CACHE_DIR", cache)
+    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", lambda *_: contextlib.nullcontext(workers))
 
 
 def run_tool(*argv):
@@ -127,10 +140,9 @@ def instinct_candidates(target):
     return rows
 
 
-@pytest.mark.parametrize("target", ["gfx90a", "gfx942", "gfx950"])
-def test_instincts_own_tiles_compile_with_their_options(target):
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), prepare_worker) as pool:
-        rows = pool.submit(instinct_candidates, target).result()
+@pytest.mark.parametrize("target", [slow("gfx90a"), "gfx942", slow("gfx950")])
+def test_instincts_own_tiles_compile_with_their_options(target, workers):
+    rows = workers.submit(instinct_candidates, target).result()
     assert len(rows) == 3 and all(row["matrix_instructions"] and row["dots"] >= 2 for row in rows), rows
     assert [inspect_kernels.problems(row) for row in rows] == [[], [], []]
     assert all(row["waves"] >= 2 for row in rows)  # one wave cannot hide another's loads
@@ -139,7 +151,7 @@ def test_instincts_own_tiles_compile_with_their_options(target):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_solutions_of_the_exercises_fit_every_target(target):
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), prepare_worker) as pool:
+    with ProcessPoolExecutor(1, SPAWN, prepare_worker) as pool:
         rows = pool.submit(launches_of_solutions, target).result()
     assert all(row["registers"] >= 6 for row in rows)  # exercise 01 needs 6 on gfx942, and no kernel needs less
     assert [(row["kernel"], inspect_kernels.problems(row)) for row in rows if inspect_kernels.problems(row)] == []
@@ -155,9 +167,11 @@ def test_launches_are_those_of_the_gpu_and_its_precision():
 
 
 @pytest.mark.parametrize(("precision", "multiplies"), [("fp32", "tf32x3"), ("tf32", "tf32")])
+@pytest.mark.slow
 def test_attention_multiplies_in_one_precision(precision, multiplies, tmp_path, monkeypatch):
     """A dot without it multiplies float32 in TF32. No run on a CPU shows that: the interpreter is always exact."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", ProcessPoolExecutor)  # that inherits this folder
     status, rows = kernels(*f"--preset tiny --kernel attention --target sm_90 --dtype {precision}".split())
     assert status == 0 and len(rows) >= 3
     compiled = list(tmp_path.glob("*/attention_*.ttir"))

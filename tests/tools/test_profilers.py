@@ -128,6 +128,7 @@ DELIVERED = {  # steps, files, and what the last lines say
 
 @pytest.mark.parametrize("release", ROCM)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.quick(2, each="wrapper")
 def test_command_files_and_last_lines_of_every_release(wrapper, release, run, python, tmp_path):
     arguments = ("--output-dir", tmp_path / "results", "--use-amp")
     result = run(wrapper, *arguments, profilers=f"rocm-{release}", ROCPROF_OUTPUT_FORMAT="rocpd")
@@ -165,6 +166,7 @@ def test_no_release_is_trusted_with_a_graph(version, release, arguments, chosen,
 
 
 @pytest.mark.parametrize("release", ["6.2", "6.3", "6.4", "7.0", "7.1"])
+@pytest.mark.quick(2)
 def test_a_part_of_the_run_is_selected_by_time_where_the_release_can(release, run):
     """No rocprofv3 knows the scripts' steps. From 6.3 on it measures a period, without start-up and warm-up."""
     offered = release != "6.2"
@@ -195,6 +197,7 @@ def test_options_after_two_hyphens_go_to_the_profiler(run):
 
 @pytest.mark.parametrize("release", ["7.0", "7.1"])
 @pytest.mark.parametrize("fault", ["", "no-interpreter"])
+@pytest.mark.quick(2)
 def test_rocpd_is_converted_or_its_database_kept(release, fault, run, tmp_path):
     arguments = ("--rocpd", "--output-dir", tmp_path / "results")
     result = run("get_trace.sh", *arguments, profilers=f"rocm-{release}", STAND_IN_FAULT=fault)
@@ -237,6 +240,7 @@ def test_torchrun_starts_the_profiler_per_rank(run, python, tmp_path):
 
 
 @pytest.mark.parametrize("release", ROCM)
+@pytest.mark.quick(2)
 def test_counters_are_read_in_passes(release, run, tmp_path):
     kernel = "adamw_kernel" if release == "6.2" else "adamw"
     arguments = ("--set", "memory", "--pmc", "SQ_WAVES,GRBM_GUI_ACTIVE", "--use-amp", "--kernel", kernel)
@@ -288,6 +292,7 @@ REFUSES = "does not have all of the counters: rocprofv3 -L"
         ("7.1", "--set thread-trace", "no-decoder", 1, "-- --att-library-path FOLDER"),
     ],
 )
+@pytest.mark.quick(8)
 def test_counters_and_samples_that_do_not_come(release, arguments, fault, status, words, run, tmp_path):
     arguments = (*arguments.split(), "--output-dir", tmp_path / "results")
     result = run("get_counters.sh", *arguments, profilers=f"rocm-{release}", STAND_IN_FAULT=fault)
@@ -390,6 +395,7 @@ def says(text):
         ),
     ],
 )
+@pytest.mark.quick(8)
 def test_a_failure_ends_with_its_status_its_cause_and_what_was_measured(
     wrapper, release, environment, status, words, kept, run, tmp_path
 ):
@@ -578,6 +584,7 @@ def test_interrupted_profilers_end_with_a_summary(tmp_path):
     ("version", "wrapper", "product"),
     [(1, "get_trace.sh", None), (2, "get_rocprof_compute.sh", "kernels.csv"), (4, "get_counters.sh", "kernels.csv")],
 )
+@pytest.mark.quick(1)
 def test_without_any_profiler_pytorch_leaves_the_same_kind_of_result(version, wrapper, product, run, tmp_path):
     machine = {"TINY_LLAMA_CPU": "1", "TINY_LLAMA_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
     options = "--profiler pytorch --num-steps 1 --warmup-steps 1 --profile-steps 1 --device cpu".split()
@@ -624,6 +631,7 @@ QUESTIONS["system"] = "*.proto"
 
 @pytest.mark.parametrize("release", ["6.2", "7.1"])
 @pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.quick(5)
 def test_any_command_is_profiled(question, release, run, python, tmp_path):
     (tmp_path / "here").mkdir()
     options = ("--output-dir", "results", "--", python, "tiny_llama_v1.py", "--lr", "3")
@@ -678,6 +686,7 @@ def test_pytorchs_profiler_leaves_the_warm_up_of_any_script_out(run, script, tmp
     assert result.stdout.count("loss") == 8 and "aten::addmm" in result.stdout.split("wrote")[1]
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_early_or_fails_leaves_its_trace(run, script, tmp_path):
     result = profile_on_cpu(run, tmp_path, "hotspots", sys.executable, "train.py", "4", "fails")
     assert result.returncode == 1 and "    ValueError: no more data" in result.stderr
@@ -692,6 +701,7 @@ def test_a_script_that_ends_early_or_fails_leaves_its_trace(run, script, tmp_pat
     assert result.returncode == 1 and "the command names no .py file" in result.stderr
 
 
+@pytest.mark.slow
 def test_torchrun_is_profiled_on_rank_0(run, script, tmp_path):
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py", "5")
     options = ("--warmup-steps", "1", "--profile-steps", "2")

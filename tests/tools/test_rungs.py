@@ -318,6 +318,7 @@ def test_the_ladder_on_real_scripts(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("ended", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.slow
 def test_an_interrupted_ladder_ends_every_process(ended, tmp_path):
     command = [sys.executable, str(REPOSITORY / "scripts" / "maintain" / "measure_ladder.py"), "--presets", "tiny"]
     command += ["--graph", "off", "--rungs", "c,d", "--results", str(tmp_path), *TOY, "--seed", str(os.getpid())]

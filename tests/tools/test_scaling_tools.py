@@ -127,6 +127,7 @@ def stopped_at_its_time_limit(slurm, *arguments):
 LONG = [*SIZES.split(), "--device", "cpu", "--batch-size", "2", "--num-steps", "900000000", "--warmup-steps", "1"]
 
 
+@pytest.mark.slow
 def test_a_job_that_reaches_its_time_limit_is_queued_again_and_resumes(slurm):
     """Only the last checkpoint is there: --save-every would write none for days."""
     saving = ["--save-every", "800000000", "--checkpoint-dir", "of the job", "--metrics-file", "metrics.json"]
@@ -144,6 +145,7 @@ def test_a_job_that_reaches_its_time_limit_is_queued_again_and_resumes(slurm):
     assert steps[0]["step"] == len(metrics["steps"])
 
 
+@pytest.mark.slow
 def test_a_job_without_checkpoints_is_not_queued_again(slurm):
     status, output = stopped_at_its_time_limit(slurm, "--metrics-file", "metrics.json")
     assert status != 0 and "requeue" not in (slurm / "log").read_text(), output

@@ -166,6 +166,7 @@ def arguments(results, text, *more):
     return [*given, *more, *OPTIONS]
 
 
+@pytest.mark.slow
 def test_the_same_seed_has_the_same_batches_and_weights_in_all_precisions(trained):
     runs = read_complete(trained / "results")
     assert runs.keys() == {(variant, seed) for variant in VARIANTS for seed in range(SEEDS)}

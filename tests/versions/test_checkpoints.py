@@ -21,6 +21,7 @@ import torch
 
 from common.versions import SCRIPTS, load_version
 from in_process import restored_settings
+from marks import slow
 
 SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --intermediate-dim 40 --vocab-size 40 --seq-len 12 --batch-size 2"
 LAST = 8  # steps of a run
@@ -139,7 +140,7 @@ def test_ended_while_saving(moment, saved, status, tmp_path, uninterrupted, caps
 
 
 @pytest.mark.parametrize(
-    ("version", "dtype"), [(2, ""), (3, ""), (4, ""), (1, "float16"), (3, "float16"), (4, "bfloat16")]
+    ("version", "dtype"), [(2, ""), slow(3, ""), (4, ""), (1, "float16"), slow(3, "float16"), (4, "bfloat16")]
 )
 def test_every_version_resumes_exactly(version, dtype, tmp_path):
     """The scale of the gradients and the float32 weights of versions 3 and 4 come back."""
@@ -401,7 +402,7 @@ CAP_DAC_READ_SEARCH = 2
 @pytest.mark.skipif(sys.platform != "linux" and os.geteuid() == 0, reason="root reads every folder")
 @pytest.mark.parametrize(
     ("argv", "words"),
-    [([], "error: --checkpoint-dir {} cannot be read"), (["--resume"], "error: --resume: {} cannot be read")],
+    [([], "error: --checkpoint-dir {} cannot be read"), slow(["--resume"], "error: --resume: {} cannot be read")],
     ids=["fresh", "resumed"],
 )
 def test_a_folder_that_cannot_be_read_is_refused(argv, words, interrupted):
@@ -475,6 +476,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.mark.parametrize(("steps", "left"), [(2, [2]), (6, [4, 6])])
+@pytest.mark.slow
 def test_two_runs_that_save_at_the_same_time(steps, left, tmp_path):
     """One keeps the folder, and its checkpoints are its own; the other one says why it ends."""
     (tmp_path / "slowed.py").write_text(SLOWED)

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from common.versions import SCRIPTS, load_version
+from marks import slow
 from training import train
 
 MINI = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 40 --seq-len 8 --batch-size 2".split()
@@ -328,7 +329,7 @@ def check_printed(version, metrics, out):
     assert ("interpreter" in out) == (version == 3 and not torch.cuda.is_available())
 
 
-@pytest.mark.parametrize("version", SCRIPTS)
+@pytest.mark.parametrize("version", [version if version == 3 else slow(version) for version in SCRIPTS])
 def test_a_script_alone(version, tmp_path, capsys):
     """Copied to a folder with a space in its name, it runs, and prints and writes what it promises."""
     for name in ("an empty folder", "elsewhere"):
@@ -374,6 +375,7 @@ def trace_in(folder):
 
 @pytest.mark.parametrize("part", ["whole", "attention"])
 @pytest.mark.parametrize("version", SCRIPTS)
+@pytest.mark.quick(1, each="version")
 def test_a_trace_has_named_ranges_and_says_what_it_is_of(version, part, tmp_path, capsys):
     option = "--enable-pytorch-profiler" if part == "whole" else "--profile-attention-only"
     argv = [*SHORT, option, "--profile-dir", tmp_path / "new" / "folder", "--profile-steps", "1"]

@@ -13,6 +13,7 @@ import torch
 from test_command_line import MINI, SHORT, call, strict_json
 
 from common.versions import SCRIPTS, load_version
+from marks import slow
 
 
 def hear_signals():
@@ -41,7 +42,7 @@ def read_to_first_step(process):
 # ---------------------------------------------------------------- signals
 
 
-@pytest.mark.parametrize(("version", "name", "status"), [(1, "SIGTERM", 143), (3, "SIGINT", 130)])
+@pytest.mark.parametrize(("version", "name", "status"), [(1, "SIGTERM", 143), slow(3, "SIGINT", 130)])
 def test_a_signal_ends_the_run_with_its_metrics(version, name, status, tmp_path):
     metrics = tmp_path / "metrics.json"
     with started(version, "--num-steps", "1000000", "--metrics-file", metrics) as process:
@@ -54,7 +55,7 @@ def test_a_signal_ends_the_run_with_its_metrics(version, name, status, tmp_path)
     assert content["steps"] and content["summary"]["first_loss"] == content["steps"][0]["loss"]
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGTERM", slow("SIGHUP")])
 def test_a_signal_leaves_a_last_checkpoint_and_the_run_resumes_exactly(name, tmp_path, capsys):
     metrics, saving = tmp_path / "metrics.json", ["--save-every", 10**8, "--checkpoint-dir", tmp_path / "checkpoints"]
     with started(1, "--num-steps", 10**9 - 1, "--metrics-file", metrics, *saving) as process:
@@ -93,6 +94,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_of_the_last_checkpoint_leaves_the_one_before(tmp_path, capsys):
     saving = ["--save-every", "3", "--checkpoint-dir", str(tmp_path / "checkpoints")]
     (tmp_path / "killed.py").write_text(KILLED_IN_THE_LAST_WRITE)
@@ -111,6 +113,7 @@ def test_a_kill_in_the_middle_of_the_last_checkpoint_leaves_the_one_before(tmp_p
     assert all(path.suffix == ".pt" for path in (tmp_path / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_under_nohup_outlives_its_terminal():
     command = [sys.executable, SCRIPTS[1], *MINI, "--num-steps", "200"]
     ignoring = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
@@ -186,6 +189,7 @@ def test_a_broken_pipe(tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")
+@pytest.mark.slow
 def test_standard_output_on_a_full_disk():
     with open("/dev/full", "w") as full, started(1, stdout=full) as process:
         err = process.stderr.read()
@@ -193,6 +197,7 @@ def test_standard_output_on_a_full_disk():
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")
+@pytest.mark.slow
 def test_standard_error_on_a_full_disk(tmp_path):
     """The status is that of the error, which has no line to be said in."""
     command = [sys.executable, SCRIPTS[1], *SHORT, "--resume", "--checkpoint-dir", tmp_path]
@@ -200,6 +205,7 @@ def test_standard_error_on_a_full_disk(tmp_path):
         assert subprocess.run(command, stdout=subprocess.DEVNULL, stderr=full, timeout=200).returncode == 2
 
 
+@pytest.mark.slow
 def test_standard_output_closed_from_the_start(tmp_path):
     command = f'exec "{sys.executable}" "{SCRIPTS[1]}" {" ".join(SHORT)} --metrics-file "{tmp_path}/m.json" >&-'
     ended = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=200)
@@ -258,6 +264,7 @@ def test_a_file_that_may_not_grow_leaves_the_older_one(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["/dev/stdout", "log", "link"])
+@pytest.mark.quick(1)
 def test_metrics_do_not_replace_the_log(name, tmp_path):
     (tmp_path / "link").symlink_to("log")
     command = [sys.executable, SCRIPTS[1], *SHORT, "--metrics-file", name]
@@ -268,6 +275,7 @@ def test_metrics_do_not_replace_the_log(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/stderr", "/dev/stdin", "/dev/fd/1"])
+@pytest.mark.quick(1)
 def test_metrics_into_a_pipe_are_refused_in_plain_words(name):
     """The file of /dev/stdout is a pipe here, to which the resolved link leads by a name that does not exist."""
     command = [sys.executable, SCRIPTS[1], *SHORT, "--metrics-file", name]
@@ -277,6 +285,7 @@ def test_metrics_into_a_pipe_are_refused_in_plain_words(name):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has names in UTF-8 only")
+@pytest.mark.slow
 def test_names_that_are_not_utf8(tmp_path):
     """Standard output is strict outside of C locales."""
     name = os.fsdecode(b"od\xffd")

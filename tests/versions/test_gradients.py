@@ -10,6 +10,7 @@ import torch
 
 from common.versions import SCRIPTS, load_version, loss_and_gradients, relative_error
 from kernel_cases import launches
+from marks import slow
 from training import tensors, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own compiler causes it
@@ -203,7 +204,7 @@ def test_full_precision_overrides_the_options():
     assert loss_and_gradients(1, half)[0] != wanted
 
 
-@pytest.mark.parametrize("version", [1, 3])  # version 3 has an optimizer of its own
+@pytest.mark.parametrize("version", [1, slow(3)])  # version 3 has an optimizer of its own
 def test_float16_gradients_are_unscaled(version, monkeypatch):
     """And a scale that overflows is halved until it does not."""
     monkeypatch.setattr(torch.amp.GradScaler, "get_scale", lambda scaler: 2.0**40)

@@ -160,6 +160,7 @@ ALL_FAULTS = [(*where, fault) for where, faults in FAULTS.items() for fault in f
 @on_cpu
 @pytest.mark.parametrize("dtype", AMP_DTYPES)
 @pytest.mark.parametrize(("version", "name", "fault"), ALL_FAULTS)
+@pytest.mark.quick(10)
 def test_faults_lie_far_above_the_bound(version, name, fault, dtype):
     """In 16 bits alone: float64 is computed without the fault. The least that was measured is 34 times the bound."""
     if not runs_here(version, dtype):

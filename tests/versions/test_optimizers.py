@@ -95,6 +95,7 @@ def excess(version, dtype):
 
 
 @pytest.mark.parametrize(("version", "dtype"), KINDS)
+@pytest.mark.quick(1, each="version")
 def test_twenty_steps_are_those_of_adamw(version, dtype):
     assert excess(version, dtype) <= 1
 
@@ -256,6 +257,7 @@ FAULTS = {
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU shows the same without compiling every fault")
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(("version", "dtype"), [(3, "bfloat16"), (4, "float16"), (4, "bfloat16")])
+@pytest.mark.quick(3)
 def test_faults_lie_far_above_the_bound(version, dtype, fault):
     """The least that was measured is 800 times the bound."""
     with FAULTS[fault](version):

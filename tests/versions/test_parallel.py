@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from common.versions import SCRIPTS, load_version, relative_error
+from marks import slow
 from processes import SIZES, TORCHRUN, environment, launch
 from training import tensors, train
 
@@ -58,6 +59,7 @@ def compare(folder, processes, cases, **variables):
         assert got["graph"] == ("--graph" in options) or torch.version.hip
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     cases = [(v, f"--device cpu --no-graph --parallel {engine}", 1) for v in (1, 2, 4) for engine in ENGINES]
     if not torch.cuda.is_available():  # version 3 was not loaded for the GPU; its interpreter is slow
@@ -96,7 +98,8 @@ def run(folder, engine, *argv):
     return json.loads(metrics.read_text())
 
 
-@pytest.mark.parametrize("precision", [[], pytest.param(["--use-amp"], marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("precision", [[], ["--use-amp"]], ids=str)
+@pytest.mark.slow
 def test_a_run_changes_its_engine_at_each_checkpoint(tmp_path, precision):
     """One process, then DDP, then FSDP2 (if it runs), then one process: the losses of one that was never stopped."""
     unbroken = [step["loss"] for step in run(tmp_path, None, *precision, "--num-steps", 7)["steps"]]
@@ -114,7 +117,7 @@ def test_a_run_changes_its_engine_at_each_checkpoint(tmp_path, precision):
     assert losses == pytest.approx(unbroken, rel=2e-3 if precision else 1e-5) and len(losses) == 7
 
 
-@pytest.mark.parametrize(("engine", "killed"), [("ddp", 1), pytest.param(ENGINES[-1], 0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("engine", "killed"), [("ddp", 1), slow(ENGINES[-1], 0)])
 @pytest.mark.skipif(not pathlib.Path("/proc/thread-self/children").exists(), reason="finds the processes in /proc")
 def test_a_killed_rank_ends_the_job(tmp_path, engine, killed):
     argv = [*SIZES.split(), "--batch-size", "2", "--num-steps", "1000000", "--device", "cpu", "--parallel", engine]
@@ -156,6 +159,7 @@ def stop(folder, engine, *argv, only=None):
 
 @pytest.mark.parametrize(("engine", "only"), [("ddp", None), ("ddp", 1), (ENGINES[-1], None)])
 @pytest.mark.skipif(not pathlib.Path("/proc/thread-self/children").exists(), reason="finds the processes in /proc")
+@pytest.mark.slow
 def test_sigterm_ends_all_ranks_at_the_same_step_with_a_checkpoint(tmp_path, engine, only):
     saving = ["--save-every", 10**8, "--checkpoint-dir", tmp_path / "saved"]
     content = stop(tmp_path, engine, "--num-steps", 10**9 - 1, *saving, only=only)
@@ -199,6 +203,7 @@ def unbroken_losses(engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("killed", "saved"), [(0, 2), (1, 3)])
+@pytest.mark.slow
 def test_a_kill_in_the_middle_of_the_last_checkpoint(tmp_path, engine, killed, saved):
     """Rank 0 leaves the checkpoint before it, or finishes its own if rank 1 is killed: both are continued exactly."""
     (tmp_path / "killed.py").write_text(KILLED_IN_THE_LAST_WRITE)

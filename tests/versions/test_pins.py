@@ -33,6 +33,7 @@ def assert_golden(case, found):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("version", SCRIPTS)
+@pytest.mark.quick(2, each="version")
 def test_golden_values_of_hugging_face(version, case):
     interpreted = version == 3 and not torch.cuda.is_available()
     assert_golden(case, outcome(load_version(version), options(case), 2 if interpreted else STEPS))
