@@ -11,9 +11,9 @@ from common.versions import load_version
 PRESET = "medium"
 # Title of a ratio, then the two steps (version, precision) whose times it divides.
 RATIOS = [
-    ("version 1, float32 / bfloat16", (1, "float32"), (1, "bfloat16")),
-    ("bfloat16, version 1 / version 2", (1, "bfloat16"), (2, "bfloat16")),
-    ("bfloat16, version 1 / version 3", (1, "bfloat16"), (3, "bfloat16")),
+    ("V1 fp32 / bf16", (1, "float32"), (1, "bfloat16")),
+    ("bf16 V1 / V2", (1, "bfloat16"), (2, "bfloat16")),
+    ("bf16 V1 / V3", (1, "bfloat16"), (3, "bfloat16")),
 ]
 
 

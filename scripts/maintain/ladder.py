@@ -113,11 +113,11 @@ def ladder_table(recorded, preset):
         if rung.name == rungs.BUNDLES[0]:
             lines.append(["", ROADS, "", "", "", ""])
         told = f": {parts}" if rung.version == "peer" and (parts := parts_of(rung.name, graph, eager)) else ""
-        steps = [step_cell(column, rung.name) for column in (eager, graph)]
+        steps = [step_cell(column, rung.name) for column in (graph, eager)]
         cell = gain_cell((graph, eager), rung) if rung.base else ""
         name = "" if rung.version == "peer" else rung.name
-        lines.append([name, linked(rung.idea) + told, rung.base or "", *steps, cell])
-    texts = [markdown_table(["", "idea", "builds on", "eager ms", "in a graph ms", "gain"], lines, left=3)]
+        lines.append([name, linked(rung.idea) + told, cell, *steps, rung.base or ""])
+    texts = [markdown_table(["", "idea", "gain", "in a graph ms", "eager ms", "builds on"], lines, left=2)]
     for column in filter(None, (graph, eager)):
         texts.append(told_of(column, recorded))
     return "\n\n".join(texts)

@@ -166,8 +166,7 @@ def draw_levels(axes, found):
             ax.text(1.4 * size, place + shift, in_bytes(size), va="center", fontsize=9, bbox=box)
     for place, (name, size) in enumerate(SIZES.items()):
         ax.axvline(size, color="black", lw=1, ls=":", zorder=0.9)  # behind the bars
-        side = "left" if size < 2**20 else "right"
-        ax.text(size, len(LEVELS) + 0.35 * place - 0.3, f" {name} ", ha=side, va="center", fontsize=9)
+        ax.text(size, len(LEVELS) + 0.35 * place - 0.3, f" {name}", va="center", fontsize=9)
     name_rows(ax, LEVELS)
     ax.set_ylim(len(LEVELS) + 1.1, -0.6)
     log_axis(ax, "x", [])

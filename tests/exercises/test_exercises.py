@@ -1,6 +1,7 @@
 """Hands-on kernels: stubs, solutions and wrong answers are in order, and the checker does what its help says."""
 
 import dataclasses
+import difflib
 import itertools
 import json
 import math
@@ -107,6 +108,30 @@ def test_the_list_of_exercises_follows_the_timetable():
 def test_timetable_shows_the_sessions(number):
     timetable = (REPOSITORY / "version3_triton" / "README_WORKSHOP.md").read_text()
     assert sessions.table_row(number) in timetable.splitlines()
+
+
+HOST_CODE = {"15", "16", "20"}  # exercises in which no kernel is written
+
+
+def needed_minutes(number):
+    """Return the minutes that the timetable says a kernel takes: its words, the check, its lines, the deliverable."""
+    folder = EXERCISES[number]
+    page, stub, solution = (
+        (folder / name).read_text() if (folder / name).exists() else ""
+        for name in ("README.md", "exercise.py", "solution.py")
+    )
+    solution = solution or (folder / "answer.py").read_text()
+    changes = difflib.ndiff(stub.splitlines(), solution.splitlines())
+    lines = sum(change.startswith("+ ") and change[2:].strip() != "" for change in changes)
+    return len(page.split()) / 180 + 1 + (1 if number in HOST_CODE else 2) * lines + 5
+
+
+def test_a_kernel_has_the_minutes_that_its_words_and_lines_need():
+    """Rounded to five; more is left where the idea is new."""
+    planned = {label[7:9]: minutes for _, _, work in sessions.SESSIONS.values() for label, _, minutes in work}
+    planned = {number: planned[number] for number in EXERCISES if number != "03"}  # 03 is read only
+    short = {number: (m, round(needed_minutes(number), 1)) for number, m in planned.items()}
+    assert {number: pair for number, pair in short.items() if pair[0] < pair[1] - 2.5} == {}
 
 
 def test_next_of_an_exercise_follows_the_timetable():

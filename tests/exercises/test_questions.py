@@ -9,6 +9,7 @@ import torch
 
 from common import counts, occupancy
 from common.versions import REPOSITORY, load_version
+from maintain import rungs
 from maintain.records import newest_record
 
 sys.path.insert(0, str(REPOSITORY / "exercises"))
@@ -117,6 +118,7 @@ def numbers():
         (2, 7): [f"{part_bytes(2, 'SwiGLU') / part_bytes(1, 'SwiGLU'):.2f} times"],
         (2, 8): [f"{1 / 0.6:.2f} times"],
         (2, 9): [f"{738 / 4.24:.0f} FLOP"],
+        (2, 10): [f": {5 / 40}"],
         (3, 1): [f"{math.ceil(37 / 4)} programs", f"{4 * math.ceil(37 / 4) - 37} rows"],
         (3, 2): [f"{128 - 100} columns"],
         (3, 4): [f"{4 * 1024 * 2:,} bytes", f"writes of {1024 * 2:,}"],
@@ -157,3 +159,10 @@ def test_numbers_of_an_answer(at, told):
 
 def test_recorded_times_that_questions_quote():
     assert f"says {stage(3)['step']:.3f} ms" in PARTS[5]
+    ceilings = newest_record().json("kernels", "kernels.json")["ceilings"]
+    assert f"use {ceilings['copy'] / 1000:.2f} TB/s" in TEXT
+    assert (
+        f"computes {ceilings['product']['bfloat16']:.0f} TFLOP/s and copies {ceilings['copy'] / 1000:.2f}" in PARTS[2]
+    )
+    graph = rungs.columns_of(newest_record(), "ladder")["small", True]
+    assert f"take {graph.step_ms('b'):.2f} ms in a graph" in PARTS[1]

@@ -191,6 +191,21 @@ def test_markers_are_of_one_kind_and_in_pairs(page):
     assert len(TABLE.findall(text)) == len(begun)
 
 
+def test_pages_say_how_many_lines_kernels_cost():
+    """Lines of the lesson, which ends where the harness begins."""
+    lessons = {
+        v: path.read_text().split("# ============ The training harness")[0].count("\n") for v, path in SCRIPTS.items()
+    }
+    assert 4 < lessons[3] / lessons[4] < 5
+    v4 = REPOSITORY / "version4_pytorch_sdpa"
+    for page in (
+        v4 / "README.md",
+        v4 / "exercises" / "exercise_2_libraries_or_kernels.md",
+        REPOSITORY / "exercises" / "INSTRUCTOR.md",
+    ):
+        assert "more than four times as many lines" in " ".join(page.read_text().split()), page
+
+
 # ---------------------------------------------------------------- timetable
 
 WORKSHOP = REPOSITORY / "version3_triton" / "README_WORKSHOP.md"

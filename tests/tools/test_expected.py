@@ -44,7 +44,7 @@ def test_compute_alone_is_the_ratio_of_the_peaks(monkeypatch):
     peaks = {"bfloat16": 8e-3, "float32": 1e-3}
     monkeypatch.setitem(counts.PEAK_TFLOPS, "A100", peaks)
     monkeypatch.setitem(counts.BANDWIDTH_TB_S, "A100", 1e9)
-    found = expected.predicted_ratios("A100")["version 1, float32 / bfloat16"]
+    found = expected.predicted_ratios("A100")["V1 fp32 / bf16"]
     assert 7.5 < found < 8  # the element-wise work stays in float32
 
 

@@ -52,6 +52,9 @@ def check(v3, stage, argv):
     if fault:
         print(f"stage {stage} still has a fault: {fault}")
         return 1
+    if stage == 5:
+        print("stage 5 has no fault: it is the reference")
+        return 0
     script = pathlib.Path(sys.argv[0]).name
     print(f"stage {stage} has no fault: measure again with python {script}, and compare with stage 5")
     return 0
