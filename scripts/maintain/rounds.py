@@ -185,6 +185,12 @@ class Rounds:
         self.note(name, status=status, reason=str(error))
         progress(f"  {name}: {status}: {error}")
 
+    def not_captured(self, reason):
+        """Return the error of a step that is not in a graph; without memory for it the rung is measured later."""
+        if "out of memory" in reason:
+            return OutOfMemory(1, "out of memory")
+        return Failure(2, f"not captured: {reason}")
+
     def warm(self, names, running, timeout):
         """Start all processes and wait until all are warm; return the names that memory had no room for.
 
@@ -198,7 +204,7 @@ class Rounds:
             try:
                 found = running[name].answer(max(0.0, until - time.monotonic()))
                 if self.graph and not found["captured"]:
-                    raise Failure(2, f"not captured: {found['graph_reason']}")
+                    raise self.not_captured(found["graph_reason"])
             except Failure as error:
                 running.pop(name).end()
                 if isinstance(error, OutOfMemory) and len(names) > 1:

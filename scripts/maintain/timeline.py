@@ -122,7 +122,9 @@ def write_trace(version, argv, folder):
     profile = read_profile(path)
     if size > LARGEST:
         raise Failure(1, f"{path} has {size:,} bytes, allowed are {LARGEST:,}: fewer layers make it smaller")
-    return f"{path}: {len(profile.calls):,} {profile.unit} of {profile.steps} step, {size:,} bytes"
+    copies = sum(call.kind == "copy" for call in profile.calls)
+    kernels = len(profile.calls) - copies
+    return f"{path}: {kernels:,} {profile.unit} and {copies:,} copies of {profile.steps} step, {size:,} bytes"
 
 
 # ---------------------------------------------------------------- the tool

@@ -230,7 +230,7 @@ def test_a_trace_of_a_step_says_what_it_was_made_with_and_is_read(tmp_path, monk
 
     monkeypatch.setattr(timeline, "train", train)
     assert timeline.main(["--preset", "small", "--traces", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.count("2 kernels of 1 step") == 2
+    assert capsys.readouterr().out.count("2 kernels and 0 copies of 1 step") == 2
     for version, way in ((1, "--no-graph"), (4, "--graph")):
         path = tmp_path / f"trace_v{version}.json.gz"
         record = json.loads(gzip.decompress(path.read_bytes()))["record"]

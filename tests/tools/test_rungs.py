@@ -210,6 +210,8 @@ class Stub:
             found, self.warm = self.warm, None
             if "no room" in self.answers and sum(line.startswith("start") for line in self.log) > 3:
                 raise rounds.OutOfMemory(1, "out of memory")
+            if "no room to capture" in self.answers and sum(line.startswith("start") for line in self.log) > 3:
+                return found | {"captured": False, "graph_reason": "GPU out of memory. Tried to allocate 2 GiB."}
             if "refused" in self.answers:
                 raise Failure(2, "no such GPU")
             return found
@@ -255,8 +257,9 @@ def test_a_rung_that_fails_stops_no_other(stubbed):
     assert (told["d"]["status"], told["d"]["reason"]) == ("failed", "trained 9 parameters only")
 
 
-def test_what_has_no_room_runs_afterwards_beside_what_it_is_compared_with(stubbed):
-    programs = {"a": [], "b": [], "c": [], "d": ["no room"]}
+@pytest.mark.parametrize("why", ["no room", "no room to capture"])
+def test_what_has_no_room_runs_afterwards_beside_what_it_is_compared_with(stubbed, why):
+    programs = {"a": [], "b": [], "c": [], "d": [why]}
     found, told, groups = stubbed(programs, lambda some: ["c", *some])
     assert [sorted(some["steps_ms"]) for some in found] == [
         list("abc"),
