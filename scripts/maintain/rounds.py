@@ -31,6 +31,7 @@ from common.versions import load_version
 AGAIN = " again"  # added to the name of the rung that runs under two names
 WARM_S = 900  # seconds until all processes are warm: a cold compiler, and as many processes as rungs
 ANSWER_S = 300  # seconds that ten steps may take
+CONTEXT_MIB = 1024  # of a GPU's memory that a process holds beside its tensors
 GRACE_S = 10  # seconds that a process has to end by itself
 
 # ---------------------------------------------------------------- the warm process
@@ -44,13 +45,23 @@ def load_script(version):
     return peer_script()
 
 
+def memory_of(config):
+    """Return what the process holds of its GPU's memory, and how much the GPU has, in MiB; None for a CPU's."""
+    import torch
+
+    if not config.on_gpu:
+        return {"reserved_mib": 0, "gpu_mib": None}
+    total = torch.cuda.get_device_properties(config.device).total_memory
+    return {"reserved_mib": torch.cuda.max_memory_reserved(config.device) / 2**20, "gpu_mib": total / 2**20}
+
+
 def serve(script, config, steps, answer):
     """Warm up, say so, and run the next steps for each line of the input."""
     data = script.load_data(config)
     trainer = script.Trainer(config)
     warm_s = trainer.warm_up(*script.batch(data, 0, config), trainer.initial)
     parameters = sum(p.numel() for p in trainer.model.parameters())
-    told = {"warm_s": warm_s, "parts": config.parts, "parameters": parameters}
+    told = {"warm_s": warm_s, "parts": config.parts, "parameters": parameters} | memory_of(config)
     answer(told | {"captured": trainer.graph is not None, "graph_reason": trainer.graph_reason})
     step = 0
     for _ in sys.stdin:
@@ -191,16 +202,36 @@ class Rounds:
             return OutOfMemory(1, "out of memory")
         return Failure(2, f"not captured: {reason}")
 
+    def has_room(self, name, running):
+        """Return whether the GPU has memory for one more process beside those that run.
+
+        A process that nobody has seen yet counts as the largest one that is known; the very first one runs alone.
+        """
+        told = [found for found in self.told.values() if "reserved_mib" in found]
+        if not running or not told:
+            return not running
+        largest = max(found["reserved_mib"] for found in told)
+        sizes = [self.told.get(one, {}).get("reserved_mib", largest) + CONTEXT_MIB for one in [*running, name]]
+        room = told[0]["gpu_mib"]
+        return room is None or sum(sizes) <= room
+
     def warm(self, names, running, timeout):
-        """Start all processes and wait until all are warm; return the names that memory had no room for.
+        """Start the processes that memory has room for and wait until they are warm; return the names of the others.
 
         running: {name: process}, filled here. No compiler runs any more when this returns.
         """
-        for name in names:
-            running[name] = WarmProcess(*self.version_and_options(name), self.steps)
         until = time.monotonic() + timeout
+        waiting = list(names)
+        warming = []
         crowded = []
-        for name in names:
+        while waiting or warming:
+            while waiting and self.has_room(waiting[0], running):
+                name = waiting.pop(0)
+                running[name] = WarmProcess(*self.version_and_options(name), self.steps)
+                warming.append(name)
+            if not warming:
+                return crowded + waiting
+            name = warming.pop(0)
             try:
                 found = running[name].answer(max(0.0, until - time.monotonic()))
                 if self.graph and not found["captured"]:

@@ -196,11 +196,14 @@ class Stub:
     """Stand for a warm process; what it answers stands in its options, and the log says who was asked."""
 
     log = []
+    gpu_mib = None
 
     def __init__(self, version, options, steps):
         self.name, *self.answers = options
         self.log.append(f"start {self.name}")
-        self.warm = {"captured": True, "graph_reason": None, "parameters": 10}
+        size = next((int(word.split()[0]) for word in self.answers if word.endswith(" MiB")), 0)
+        memory = {"reserved_mib": size, "gpu_mib": self.gpu_mib}
+        self.warm = {"captured": True, "graph_reason": None, "parameters": 10} | memory
 
     def ask(self):
         self.log.append(self.name)
@@ -269,6 +272,15 @@ def test_what_has_no_room_runs_afterwards_beside_what_it_is_compared_with(stubbe
     ]  # there is never room for d
     assert told["d"]["reason"] == "out of memory" and groups == [list("abc")]
     assert [line for line in Stub.log if line.startswith("start")] == [f"start {name}" for name in "abcdcd"]
+
+
+def test_no_more_processes_run_than_memory_has_room_for(stubbed, monkeypatch):
+    monkeypatch.setattr(Stub, "gpu_mib", 60_000)
+    programs = {"a": ["20000 MiB"], "b": ["20000 MiB"], "c": ["9000 MiB"], "d": ["9000 MiB"]}
+    found, told, groups = stubbed(programs, lambda some: sorted({"b", *some}))
+    # a alone, then b beside it; c, not yet seen, may be as large as they are, and goes with d into the next group
+    assert [sorted(some["steps_ms"]) for some in found] == [["a", "b"], ["a", "b"], list("bcd"), list("bcd")]
+    assert groups == [["a", "b"], list("bcd")] and {one["status"] for one in told.values()} == {"ok"}
 
 
 def ladder(folder, *words):
