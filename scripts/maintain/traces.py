@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import analyze_kernel_launches
 import kernel_times
-from common.profiles import KINDS, Kernel, group_table, read_file, short
+from common.profiles import KINDS, Kernel, clean, group_table, read_file, short
 from common.tables import markdown_table, rounded
 from maintain.timeline import RUNTIMES
 
@@ -32,6 +32,7 @@ class Step(NamedTuple):
     wait_us: float  # median, from the begin of the host's call to that of its kernel
     groups: list  # the three with most time, as "name share"
     longest: Kernel
+    hidden: list  # names of the kernels that Perfetto may not draw
     precision: str
 
 
@@ -44,12 +45,31 @@ def waits_of(events):
     return {number for number, _ in launched}, [start - calls[number] for number, start in launched]
 
 
+def hidden_kernels(events):
+    """Return the names of kernels that begin before the one before them in their row ends, and end after it.
+
+    Perfetto draws what follows or lies within another event, and may leave these out.
+    """
+    kernels = [event for event in events if KINDS.get(event.get("cat")) == "kernel"]
+    spans = [(round(1e3 * e["ts"]), round(1e3 * (e["ts"] + e["dur"])), e) for e in kernels]  # whole ns: no rounding
+    ends = {}
+    found = []
+    for start, end, event in sorted(spans, key=lambda span: (span[0], -span[1])):
+        row = (event.get("pid"), event.get("tid"))
+        if start < ends.get(row, start) < end:
+            found.append(clean(event["name"]))
+        else:
+            ends[row] = max(end, ends.get(row, end))
+    return found
+
+
 def step_of(path):
     """Return what is in a trace of one step."""
     profile = read_file(path)
     calls = profile.calls
     kernels = [call for call in calls if call.kind == "kernel"]
-    launches, waits = waits_of(json.loads(gzip.decompress(path.read_bytes()))["traceEvents"])
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    launches, waits = waits_of(events)
     gaps, _, last = analyze_kernel_launches.gaps_between(calls, [])  # one step: no gap is a pause between two
     gaps_us = [gap["gap_us"] for gap in gaps]
     whole_us = (last.end_ns - calls[0].start_ns) / 1e3
@@ -64,6 +84,7 @@ def step_of(path):
         wait_us=statistics.median(waits) if waits else 0.0,
         groups=[f"{row['group']} {row['share_percent']:.0f} %" for row in group_table(calls)[:3]],
         longest=max(kernels, key=lambda call: call.total_ns),
+        hidden=hidden_kernels(events),
         precision=profile.metadata["precision"],
     )
 
@@ -89,22 +110,27 @@ def answers(steps):
         f"V{version} `{short(step.longest.name, 40)}` ({step.longest.group})"
         for version, step in zip(VERSIONS, steps, strict=True)
     ]
-    return f"{table}\n\nThe longest kernels: {', '.join(longest)}."
+    told = f"{table}\n\nThe longest kernels: {', '.join(longest)}."
+    for version, step in zip(VERSIONS, steps, strict=True):
+        if step.hidden:
+            among = ", the longest among them" if step.longest.name in step.hidden else ""
+            told += f" Perfetto may leave out {len(step.hidden)} of V{version}'s kernels{among}:"
+            told += " each begins a moment before the one before it has ended."
+    return told
 
 
 def made_with(recorded, steps, origin):
     """Return where the traces were made, how long their steps took, and how long without a profiler."""
     record = json.loads((recorded.folder / "trace" / "record.json").read_text(encoding="utf-8"))
     under = " and ".join(f"V{v} {step.whole_us / 1e3:.1f} ms" for v, step in zip(VERSIONS, steps, strict=True))
-    told = f"{origin(record)} From the first kernel to the last, under the profiler: {under}."
-    device = recorded.suite()["record"]["device"]
-    if record["device"] != device:
-        told += f" The other parts of this record were measured on {device}."
+    told = f"{origin(record)} From the first kernel to the last: {under}."
     ways = zip(VERSIONS, ("eager", "graph"), steps, strict=True)
     rows = [recorded.row(f"v{version}", PRESET, step.precision, way) for version, way, step in ways]
     if all(rows):
-        without = " and ".join(f"V{v} {rounded(row['step_ms'], 3)} ms" for v, row in zip(VERSIONS, rows, strict=True))
-        told += f" Whole steps without it, on {device}: {without}."
+        without = " and ".join(f"V{v} {rounded(row['step_ms'])} ms" for v, row in zip(VERSIONS, rows, strict=True))
+        device = recorded.suite()["record"]["device"]
+        other = "" if device == record["device"] else ", as the record's other parts"
+        told += f" Whole steps without a profiler: {without}, on {device}{other}."
     return told
 
 
