@@ -10,6 +10,7 @@ from typing import NamedTuple
 import analyze_kernel_launches
 import kernel_times
 from common.profiles import KINDS, Kernel, clean, group_table, read_file, short
+from common.ratios import counted
 from common.tables import markdown_table, rounded
 from maintain.timeline import RUNTIMES
 
@@ -33,7 +34,7 @@ class Step(NamedTuple):
     groups: list  # the three with most time, as "name share"
     longest: Kernel
     hidden: list  # names of the kernels that Perfetto may not draw
-    precision: str
+    precision: str | None  # where a training script wrote the trace
 
 
 def waits_of(events):
@@ -85,13 +86,12 @@ def step_of(path):
         groups=[f"{row['group']} {row['share_percent']:.0f} %" for row in group_table(calls)[:3]],
         longest=max(kernels, key=lambda call: call.total_ns),
         hidden=hidden_kernels(events),
-        precision=profile.metadata["precision"],
+        precision=profile.metadata.get("precision"),
     )
 
 
 def answers(steps):
     """Return the answers to the five tasks, in a table narrow enough for a phone."""
-    thirds = zip(("most time", "second", "third"), *(step.groups for step in steps), strict=False)
     rows = [
         ["1", "kernels", *(f"{step.kernels:,}" for step in steps)],
         ["", "copies and fills", *(f"{step.copies:,}" for step in steps)],
@@ -102,21 +102,18 @@ def answers(steps):
         ["3", "median kernel, us", *(f"{step.kernel_us:.1f}" for step in steps)],
         ["", "median gap, us", *(f"{step.gap_us:.1f}" for step in steps)],
         ["4", "launch to kernel, median us", *(f"{step.wait_us:,.0f}" for step in steps)],
-        *(["5" if row[0] == "most time" else "", *row] for row in thirds),
-        ["", "longest kernel, us", *(f"{step.longest.total_ns / 1e3:.0f}" for step in steps)],
+        ["5", "longest kernel, us", *(f"{step.longest.total_ns / 1e3:.0f}" for step in steps)],
     ]
     table = markdown_table(["task", "", *(f"V{version}" for version in VERSIONS)], rows, left=2)
-    longest = [
-        f"V{version} `{short(step.longest.name, 40)}` ({step.longest.group})"
-        for version, step in zip(VERSIONS, steps, strict=True)
-    ]
-    told = f"{table}\n\nThe longest kernels: {', '.join(longest)}."
+    told = [table, ""]
     for version, step in zip(VERSIONS, steps, strict=True):
+        longest = f"`{short(step.longest.name, 40)}` ({step.longest.group})"
+        told.append(f"* Task 5, V{version}: {', '.join(step.groups)}. The longest kernel is {longest}.")
         if step.hidden:
             among = ", the longest among them" if step.longest.name in step.hidden else ""
-            told += f" Perfetto may leave out {len(step.hidden)} of V{version}'s kernels{among}:"
-            told += " each begins a moment before the one before it has ended."
-    return told
+            told[-1] += f" Perfetto may leave out {counted(len(step.hidden), 'kernel')}{among}:"
+            told[-1] += " each begins a moment before the one before it has ended."
+    return "\n".join(told)
 
 
 def made_with(recorded, steps, origin):
