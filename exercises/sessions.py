@@ -14,9 +14,10 @@ SESSIONS = {
         [
             ("what a GPU is", "exercises/GPU.md", 15),
             ("version 1", f"{V1}/README.md", 30),
-            ("exercise 1, steps 1 to 3", f"{V1}/exercises/exercise_1_baseline_analysis.md", 45),
+            ("read a trace", "exercises/TRACES.md", 20),
+            ("exercise 1, steps 1 to 3", f"{V1}/exercises/exercise_1_baseline_analysis.md", 35),
             ("exercise 2, steps 1 and 3", f"{V1}/exercises/exercise_2_memory_analysis.md", 15),
-            ("exercise 3, steps 1 and 4", f"{V1}/exercises/exercise_3_bottleneck_identification.md", 30),
+            ("exercise 3, steps 1 and 4", f"{V1}/exercises/exercise_3_bottleneck_identification.md", 20),
         ],
     ),
     2: (

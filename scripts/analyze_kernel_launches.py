@@ -34,8 +34,8 @@ def pause_in_gap_us(start_ns, end_ns, step_starts_ns):
     return pause_us if pause_us > PAUSE_US else 0.0
 
 
-def launch_results(launches, steps, step_starts_ns=None):
-    """Return counts, busy, idle and paused time in microseconds, the longest gaps, and the verdict.
+def gaps_between(launches, step_starts_ns=None):
+    """Return the gaps in which nothing runs, the microseconds of pauses between steps, and the launch that ends last.
 
     launches are in order of their start.
     """
@@ -51,6 +51,15 @@ def launch_results(launches, steps, step_starts_ns=None):
                 gaps.append({"gap_us": gap_us, "after": last.name, "before": kernel.name})
         if kernel.end_ns > last.end_ns:
             last = kernel
+    return gaps, paused, last
+
+
+def launch_results(launches, steps, step_starts_ns=None):
+    """Return counts, busy, idle and paused time in microseconds, the longest gaps, and the verdict.
+
+    launches are in order of their start.
+    """
+    gaps, paused, last = gaps_between(launches, step_starts_ns)
     gaps.sort(key=lambda gap: gap["gap_us"], reverse=True)
     idle = sum(gap["gap_us"] for gap in gaps)
     whole = (last.end_ns - launches[0].start_ns) / 1e3

@@ -6,8 +6,9 @@
 
 A recorded run is a folder that maintain/record.sh wrote. Each table comes from one of its parts: ladder and
 ladder_small from the parts whose names begin with ladder, peers likewise; headline, v1 to v4 and v1_v3 from the
-headline; graph, kernels, ablation2, ablation3, trace, losses and ddp from the part of that name; expected from the
-headline and the data sheets' numbers of common/counts.py. In the ladder "..." stands where nothing has been measured.
+headline; graph, kernels, ablation2, ablation3, losses and ddp from the part of that name; traces, traces_made and
+traces_read from trace; expected from the headline and the data sheets' numbers of common/counts.py. In the ladder
+"..." stands where nothing has been measured.
 tested_on says what was executed, compiled, run against stubs or never run: it comes from all recorded runs, the
 targets of inspect_kernels.py, the stubs of tests/tools/stubs and the sets of versions in common/constraints*.txt.
 A page has a table where it has its markers, see maintain/pages.py; a table whose part the run lacks keeps its text.
@@ -36,7 +37,7 @@ from maintain.losses import losses_text, recorded_losses
 from maintain.pages import all_pages, fill, fill_quotes, quoted_rows, write_or_check
 from maintain.provenance import faults_of_commit, machine_line
 from maintain.records import RECORDED, Record, newest_record
-from maintain.traces import traces_table
+from maintain.traces import traces_texts
 
 
 def origin(record, recorded):
@@ -286,8 +287,9 @@ def tables_of(recorded):
     made |= {"peers": peers_table(recorded)}
     made |= {"graph": graph_table(recorded), "kernels": kernels_table(recorded), "ddp": suite_table(recorded, "ddp")}
     made |= {part: ablation_table(recorded, part) for part in ("ablation2", "ablation3")}
-    made |= {"expected": expected_table(recorded), "traces": traces_table(recorded)}
+    made |= {"expected": expected_table(recorded)}
     made |= {"losses": losses_text(recorded, lambda record: origin(record, recorded))}
+    made |= traces_texts(recorded, lambda record: origin(record, recorded))
     return {name: text for name, text in made.items() if text} | {"tested_on": tested_on(RECORDED)}
 
 

@@ -1,87 +1,162 @@
-"""The answers of exercises/TRACES.md, from the recorded traces of one step of versions 1 and 4."""
+"""Generate what exercises/TRACES.md says of the recorded traces: one step of version 1, and one of version 4."""
 
+import contextlib
 import gzip
+import io
 import json
 import statistics
 from typing import NamedTuple
 
-from analyze_kernel_launches import launch_results
-from common.profiles import KINDS, group_table, read_file, short
-from common.tables import markdown_table
+import analyze_kernel_launches
+import kernel_times
+from common.profiles import KINDS, Kernel, clean, group_table, read_file, short
+from common.ratios import counted
+from common.tables import markdown_table, rounded
 from maintain.timeline import RUNTIMES
 
 VERSIONS = (1, 4)
-
-
-def path_of(recorded, version):
-    return recorded.folder / "trace" / f"trace_v{version}.json.gz"
+PRESET = "small"  # of the part, in record.sh
+# What reads a trace, the words behind its name, and how many lines of its output the page shows.
+READERS = [(analyze_kernel_launches, ["--trace-file", "{}"], 6), (kernel_times, ["{}", "--top", "3"], 6)]
 
 
 class Step(NamedTuple):
     """Hold what the five tasks ask about one step. Times in us."""
 
     kernels: int
-    launches: int  # calls of the host that started them
+    copies: int  # and fills, outside kernels
+    launches: int  # calls of the host that started kernels
     busy_us: float
-    idle_share: float
-    median_kernel_us: float
-    median_gap_us: float
-    median_wait_us: float  # from the launch to its kernel's begin
-    groups: list  # the three groups with most time, as (name, percent)
-    longest: str
-    longest_us: float
+    whole_us: float  # from the first kernel's begin to the last one's end
+    kernel_us: float  # median
+    gap_us: float  # median
+    wait_us: float  # median, from the begin of the host's call to that of its kernel
+    groups: list  # the three with most time, as "name share"
+    longest: Kernel
+    hidden: list  # names of the kernels that Perfetto may not draw
+    precision: str | None  # where a training script wrote the trace
+
+
+def waits_of(events):
+    """Return ({number of a host's call}, [us]): the calls that started kernels, and how long after each one began."""
+    calls = {event["args"].get("correlation"): event["ts"] for event in events if event.get("cat") in RUNTIMES}
+    kernels = [event for event in events if KINDS.get(event.get("cat")) == "kernel"]
+    launched = [(event["args"].get("correlation"), event["ts"]) for event in kernels]
+    launched = [(number, start) for number, start in launched if number in calls]
+    return {number for number, _ in launched}, [start - calls[number] for number, start in launched]
+
+
+def hidden_kernels(events):
+    """Return the names of kernels that begin before the one before them in their row ends, and end after it.
+
+    Perfetto draws what follows or lies within another event, and may leave these out.
+    """
+    kernels = [event for event in events if KINDS.get(event.get("cat")) == "kernel"]
+    spans = [(round(1e3 * e["ts"]), round(1e3 * (e["ts"] + e["dur"])), e) for e in kernels]  # whole ns: no rounding
+    ends = {}
+    found = []
+    for start, end, event in sorted(spans, key=lambda span: (span[0], -span[1])):
+        row = (event.get("pid"), event.get("tid"))
+        if start < ends.get(row, start) < end:
+            found.append(clean(event["name"]))
+        else:
+            ends[row] = max(end, ends.get(row, end))
+    return found
 
 
 def step_of(path):
     """Return what is in a trace of one step."""
-    calls = read_file(path).calls
+    profile = read_file(path)
+    calls = profile.calls
     kernels = [call for call in calls if call.kind == "kernel"]
-    gaps = []
-    free = kernels[0].end_ns
-    for kernel in kernels[1:]:
-        if kernel.start_ns > free:
-            gaps.append((kernel.start_ns - free) / 1e3)
-        free = max(free, kernel.end_ns)
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    runtime = {e["args"].get("correlation"): e["ts"] for e in events if e.get("cat") in RUNTIMES}
-    launched = [e for e in events if KINDS.get(e.get("cat")) == "kernel" and e["args"].get("correlation") in runtime]
-    waits = [e["ts"] - runtime[e["args"]["correlation"]] for e in launched]
-    found = launch_results(calls, 1, step_starts_ns=[])  # one step: no gap is a pause between two
-    longest = max(kernels, key=lambda call: call.total_ns)
+    launches, waits = waits_of(events)
+    gaps, _, last = analyze_kernel_launches.gaps_between(calls, [])  # one step: no gap is a pause between two
+    gaps_us = [gap["gap_us"] for gap in gaps]
+    whole_us = (last.end_ns - calls[0].start_ns) / 1e3
     return Step(
         kernels=len(kernels),
-        launches=len({e["args"]["correlation"] for e in launched}),
-        busy_us=found["busy_us"],
-        idle_share=found["idle_share"],
-        median_kernel_us=statistics.median(kernel.total_ns / 1e3 for kernel in kernels),
-        median_gap_us=statistics.median(gaps) if gaps else 0.0,
-        median_wait_us=statistics.median(waits) if waits else 0.0,
-        groups=[(row["group"], row["share_percent"]) for row in group_table(calls)[:3]],
-        longest=short(longest.name, 40),
-        longest_us=longest.total_ns / 1e3,
+        copies=len(calls) - len(kernels),
+        launches=len(launches),
+        busy_us=whole_us - sum(gaps_us),
+        whole_us=whole_us,
+        kernel_us=statistics.median(kernel.total_ns / 1e3 for kernel in kernels),
+        gap_us=statistics.median(gaps_us) if gaps_us else 0.0,
+        wait_us=statistics.median(waits) if waits else 0.0,
+        groups=[f"{row['group']} {row['share_percent']:.0f} %" for row in group_table(calls)[:3]],
+        longest=max(kernels, key=lambda call: call.total_ns),
+        hidden=hidden_kernels(events),
+        precision=profile.metadata.get("precision"),
     )
 
 
-def traces_table(recorded):
-    """Return the answers to the five tasks; None where the traces were not recorded."""
-    paths = [path_of(recorded, version) for version in VERSIONS]
-    if not all(path.exists() for path in paths):
-        return None
-    steps = [step_of(path) for path in paths]
-    busy = [f"{100 - 100 * step.idle_share:.1f} %" for step in steps]
+def answers(steps):
+    """Return the answers to the five tasks, in a table narrow enough for a phone."""
     rows = [
         ["1", "kernels", *(f"{step.kernels:,}" for step in steps)],
-        ["1", "launches by the host", *(f"{step.launches:,}" for step in steps)],
-        ["2", "GPU busy, ms", *(f"{step.busy_us / 1e3:.2f}" for step in steps)],
-        ["2", "of the time from the first kernel to the last", *busy],
-        ["3", "median kernel, us", *(f"{step.median_kernel_us:.1f}" for step in steps)],
-        ["3", "median gap, us", *(f"{step.median_gap_us:.1f}" for step in steps)],
-        ["4", "from launch to kernel, median us", *(f"{step.median_wait_us:,.0f}" for step in steps)],
+        ["", "copies and fills", *(f"{step.copies:,}" for step in steps)],
+        ["", "launches by the host", *(f"{step.launches:,}" for step in steps)],
+        ["2", "first kernel to last, ms", *(f"{step.whole_us / 1e3:.2f}" for step in steps)],
+        ["", "busy, ms", *(f"{step.busy_us / 1e3:.2f}" for step in steps)],
+        ["", "busy, %", *(f"{100 * step.busy_us / step.whole_us:.1f}" for step in steps)],
+        ["3", "median kernel, us", *(f"{step.kernel_us:.1f}" for step in steps)],
+        ["", "median gap, us", *(f"{step.gap_us:.1f}" for step in steps)],
+        ["4", "launch to kernel, median us", *(f"{step.wait_us:,.0f}" for step in steps)],
+        ["5", "longest kernel, us", *(f"{step.longest.total_ns / 1e3:.0f}" for step in steps)],
     ]
-    texts = [markdown_table(["task", "", "V1, eager", "V4, graph"], rows, left=2)]  # narrow: a phone shows it whole
+    table = markdown_table(["task", "", *(f"V{version}" for version in VERSIONS)], rows, left=2)
+    told = [table, ""]
     for version, step in zip(VERSIONS, steps, strict=True):
-        groups = ", ".join(f"{name} {share:.0f} %" for name, share in step.groups)
-        texts.append(
-            f"Task 5, version {version}: {groups}. Longest kernel: `{step.longest}`, {step.longest_us:.0f} us."
-        )
-    return "\n\n".join(texts)
+        longest = f"`{short(step.longest.name, 40)}` ({step.longest.group})"
+        told.append(f"* Task 5, V{version}: {', '.join(step.groups)}. The longest kernel is {longest}.")
+        if step.hidden:
+            among = ", the longest among them" if step.longest.name in step.hidden else ""
+            told[-1] += f" Perfetto may leave out {counted(len(step.hidden), 'kernel')}{among}:"
+            told[-1] += " each begins a moment before the one before it has ended."
+    return "\n".join(told)
+
+
+def made_with(recorded, steps, origin):
+    """Return where the traces were made, how long their steps took, and how long without a profiler."""
+    record = json.loads((recorded.folder / "trace" / "record.json").read_text(encoding="utf-8"))
+    under = " and ".join(f"V{v} {step.whole_us / 1e3:.1f} ms" for v, step in zip(VERSIONS, steps, strict=True))
+    told = f"{origin(record)} From the first kernel to the last: {under}."
+    ways = zip(VERSIONS, ("eager", "graph"), steps, strict=True)
+    rows = [recorded.row(f"v{version}", PRESET, step.precision, way) for version, way, step in ways]
+    if all(rows):
+        without = " and ".join(f"V{v} {rounded(row['step_ms'])} ms" for v, row in zip(VERSIONS, rows, strict=True))
+        device = recorded.suite()["record"]["device"]
+        other = "" if device == record["device"] else ", as the record's other parts"
+        told += f" Whole steps without a profiler: {without}, on {device}{other}."
+    return told
+
+
+def readers(path, shown):
+    """Return the commands that read a trace without a network, and the first lines of what they print.
+
+    shown: the path that the commands name.
+    """
+    commands = []
+    printed = []
+    for tool, words, count in READERS:
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            tool.main([word.format(path) for word in words])
+        commands.append(" ".join([f"python scripts/{tool.__name__}.py", *words]).format(shown))
+        printed += [*output.getvalue().replace(str(path), path.name).splitlines()[:count], "...", ""]
+    fold = ["<details><summary>What they print for version 1, shortened</summary>", "", "```text", *printed[:-1], "```"]
+    return "\n".join(["```bash", *commands, "```", "", *fold, "</details>"])
+
+
+def traces_texts(recorded, origin):
+    """Return the page's generated parts by name; none where the traces were not recorded.
+
+    origin(record): one line that says where a part was measured.
+    """
+    folder = recorded.folder / "trace"
+    if not (folder / "record.json").exists():
+        return {}
+    paths = [folder / f"trace_v{version}.json.gz" for version in VERSIONS]
+    steps = [step_of(path) for path in paths]
+    shown = f"scripts/recorded/{recorded.folder.name}/trace/{paths[0].name}"
+    made = {"traces_made": made_with(recorded, steps, origin), "traces_read": readers(paths[0], shown)}
+    return made | {"traces": answers(steps)}
