@@ -288,8 +288,8 @@ def tables_of(recorded):
     made |= {"graph": graph_table(recorded), "kernels": kernels_table(recorded), "ddp": suite_table(recorded, "ddp")}
     made |= {part: ablation_table(recorded, part) for part in ("ablation2", "ablation3")}
     made |= {"expected": expected_table(recorded)}
-    made |= {"losses": losses_text(recorded, lambda record: origin(record, recorded))}
-    made |= traces_texts(recorded, lambda record: origin(record, recorded))
+    made |= {"losses": losses_text(recorded, origin)}
+    made |= traces_texts(recorded, origin)
     return {name: text for name, text in made.items() if text} | {"tested_on": tested_on(RECORDED)}
 
 

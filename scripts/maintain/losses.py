@@ -168,8 +168,8 @@ def verdict(runs, variant, quantity):
 
 
 def recorded_losses(recorded):
-    """Return the runs of a recorded run's part; None where the part was not recorded."""
-    folder = recorded.folder / "losses"
+    """Return the runs of the part; None where neither this record nor another has it."""
+    folder = recorded.holding("losses").folder / "losses"
     return read_complete(folder) if (folder / "record.json").exists() else None
 
 
@@ -187,15 +187,16 @@ def table(runs):
 def losses_text(recorded, origin):
     """Return the table with its origin and verdicts; a sentence where the part was not recorded.
 
-    origin(record) returns a line that says where a part was measured.
+    origin(record, recorded) returns a line that says where a part was measured.
     """
     runs = recorded_losses(recorded)
     if not runs:
         return NOT_MEASURED
     first = next(iter(runs.values()))
     settings = first["settings"]
+    where = origin(first["record"], recorded.holding("losses"))
     told = (
-        f"{origin(first['record'])} Longer runs on real text: {settings['steps']:,} steps of "
+        f"{where} Longer runs on real text: {settings['steps']:,} steps of "
         f"{settings['preset'] or 'a toy model'} with "
         f"{settings['batch_size']} sequences of {settings['seq_len']} tokens, {settings['seeds']} seeds. "
         f"Text: {described(first['text'])}. The training loss is the mean of the last {LAST} steps; the held-out loss "

@@ -90,17 +90,16 @@ def begin_column(arguments, preset, graph, record, columns):
     return columns[-1]
 
 
-def related(names, column):
-    """Return these names and those that they are compared with, in the order of the rungs, with the A/A pair."""
-    plain = {name.removesuffix(rounds.AGAIN) for name in names}
-    pairs = [(rung.name, rung.base) for rung in column.rungs.values() if rung.base]
-    wanted = plain.union(*(pair for pair in [*pairs, *rungs.LEADS] if plain & set(pair)))
-    return with_again([name for name in column.rungs if name in wanted], column)
-
-
-def with_again(names, column):
+def pairs_of(column, with_again):
+    """Return the names that are compared with each other: rung and base, version 3 and the peer, the A/A pair."""
+    names = column.rungs.keys() - {rungs.SLOW_PEER.name}
+    pairs = [(rung.base, rung.name) for rung in column.rungs.values() if rung.base in names]
+    pairs += [pair for pair in rungs.LEADS if names.issuperset(pair)]
     again = column.content["again"]
-    return rounds.with_pair(names, again) if again in names else names
+    if with_again:
+        pairs.append((again, again + rounds.AGAIN))
+    compared = set().union(*pairs)
+    return [*pairs, *((name,) for name in column.rungs if name in names - compared)]
 
 
 def measure_column(column, arguments, limit, save):
@@ -110,17 +109,15 @@ def measure_column(column, arguments, limit, save):
     shared = ["--preset", content["preset"], way, *shlex.split(content["options"])]
     programs = {rung.name: (rung.version, [*shared, *rung.options]) for rung in column.rungs.values()}
     work = rounds.Rounds(programs, column.told, column.rounds, content["graph"], arguments.num_steps)
-    names = [name for name in column.rungs if name != rungs.SLOW_PEER.name]
-    groups = [names if arguments.peer_variants else with_again(names, column)]
+    pairs = pairs_of(column, with_again=not arguments.peer_variants)
     begin = 1 + max((found["start"] for found in column.rounds), default=-1)
     for start in range(begin, arguments.starts):
         if not limit.room():
             return arguments.starts - start
         turns = range(start * arguments.rounds, (start + 1) * arguments.rounds)
-        progress(f"{column.title}: start {start + 1} of {arguments.starts}, {sum(map(len, groups))} processes")
+        progress(f"{column.title}: start {start + 1} of {arguments.starts}, {len(set().union(*pairs))} processes")
         try:
-            companions = functools.partial(related, column=column)
-            groups = limit.timed(functools.partial(work.measure, groups, start, turns, companions))
+            limit.timed(functools.partial(work.measure, pairs, start, turns))
         finally:
             save()
     slow = column.rungs.get(rungs.SLOW_PEER.name)

@@ -91,7 +91,9 @@ part() {
         mkdir -p "$place"
         set -- "${@/#SECONDS_LEFT/$((seconds - 30))}"
         local told=("$(basename "$1")" "${@:2}") # without the folders of this machine
-        "$PYTHON" "$SCRIPTS/maintain/provenance.py" "${told[@]//$root\//}" >"$place/started.json" &&
+        told=("${told[@]//$root\//}")
+        told=("${told[@]/#\/*\//}")
+        "$PYTHON" "$SCRIPTS/maintain/provenance.py" "${told[@]}" >"$place/started.json" &&
             (cd "$place" && timeout --kill-after=20 "$seconds" "$@") >>"$place/log.txt" 2>&1
         status=$?
         if [[ $status -eq 0 ]]; then

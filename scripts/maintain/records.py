@@ -1,6 +1,7 @@
 """Read the recorded runs: folders below scripts/recorded/ that maintain/record.sh writes.
 
-A recorded run has one folder per part: headline/suite.json, graph/suite.json, kernels/kernels.json and so on.
+A recorded run has one folder per part: headline/suite.json, graph/suite.json, kernels/kernels.json and so on. Each part
+was measured on one machine and says on which; the losses and the traces may be another record's.
 """
 
 import json
@@ -18,6 +19,14 @@ class Record:
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
         self.parts = {}
+
+    def holding(self, part):
+        """Return the record that has a part: this one or, where it lacks the part, the newest other; else this one."""
+        if (self.folder / part / "record.json").exists():
+            return self
+        found = list(self.folder.parent.glob(f"*/{part}/record.json"))
+        newest = max(found, key=lambda path: json.loads(path.read_text())["date"], default=None)
+        return Record(newest.parents[1]) if newest else self
 
     def suite(self, part="headline"):
         """Return the results of a part with "rows"; without any where the part was not recorded."""

@@ -184,6 +184,7 @@ class Rounds:
         self.rounds = rounds
         self.graph = graph
         self.steps = steps
+        self.failed = set()  # names, in this start
 
     def version_and_options(self, name):
         return self.programs[name.removesuffix(AGAIN)]
@@ -194,6 +195,7 @@ class Rounds:
     def fail(self, name, error):
         status = "not available" if error.status == 2 else "failed"
         self.note(name, status=status, reason=str(error))
+        self.failed.add(name)
         progress(f"  {name}: {status}: {error}")
 
     def not_captured(self, reason):
@@ -202,18 +204,26 @@ class Rounds:
             return OutOfMemory(1, "out of memory")
         return Failure(2, f"not captured: {reason}")
 
-    def has_room(self, name, running):
-        """Return whether the GPU has memory for one more process beside those that run.
+    def fits(self, names):
+        """Return whether the GPU has memory for these processes at a time.
 
-        A process that nobody has seen yet counts as the largest one that is known; the very first one runs alone.
+        One that was never warm counts as the largest that was.
         """
         told = [found for found in self.told.values() if "reserved_mib" in found]
-        if not running or not told:
-            return not running
+        room = told[0]["gpu_mib"] if told else None
+        if room is None:  # nothing is known yet, or it is a CPU
+            return True
         largest = max(found["reserved_mib"] for found in told)
-        sizes = [self.told.get(one, {}).get("reserved_mib", largest) + CONTEXT_MIB for one in [*running, name]]
-        room = told[0]["gpu_mib"]
-        return room is None or sum(sizes) <= room
+        sizes = [self.told.get(name, {}).get("reserved_mib", largest) + CONTEXT_MIB for name in names]
+        return sum(sizes) <= room
+
+    def has_room(self, name, running):
+        """Return whether one more process may start beside those that run.
+
+        The very first one runs alone, and so shows its size.
+        """
+        seen = any("reserved_mib" in found for found in self.told.values())
+        return not running or (seen and self.fits([*running, name]))
 
     def warm(self, names, running, timeout):
         """Start the processes that memory has room for and wait until they are warm; return the names of the others.
@@ -225,7 +235,8 @@ class Rounds:
         warming = []
         crowded = []
         while waiting or warming:
-            while waiting and self.has_room(waiting[0], running):
+            # two are tried whatever is known, for without a round of both they cannot be compared
+            while waiting and (len(names) < 3 or self.has_room(waiting[0], running)):
                 name = waiting.pop(0)
                 running[name] = WarmProcess(*self.version_and_options(name), self.steps)
                 warming.append(name)
@@ -286,29 +297,38 @@ class Rounds:
                 process.end()
         return crowded
 
-    def measure(self, groups, start, turns, related):
-        """Measure one start of groups of names and return the groups for the next.
+    def group(self, pairs):
+        """Return the names of as many pairs as memory has room for, at least of the first, in the order of a round."""
+        chosen = set()
+        for pair in pairs:
+            if not chosen or self.fits(chosen.union(pair)):
+                chosen.update(pair)
+        names = [name for name in self.programs if name in chosen]
+        for name in names:
+            if name + AGAIN in chosen:
+                return with_pair(names, name)
+        return names
 
-        What memory has no room for goes into a group of its own, with the rungs that it is compared with.
-        related(names): those names and the ones they are compared with, in order.
+    def measure(self, pairs, start, turns):
+        """Measure one start; the names of a pair run at the same time, in as few groups as memory allows.
+
+        pairs: tuples of names, or of one name that is compared with none.
         """
-        fitting = []
-        while groups:
-            names, *groups = groups
-            crowded = self.start(names, start, turns)
-            fits = [name for name in names if name not in crowded]
-            if not any(set(fits) <= set(others) for others in fitting):
-                fitting.append(fits)
-            if not crowded:
-                continue
-            smaller = related(crowded)
-            if len(smaller) < len(names):
-                progress(f"  no room for {', '.join(crowded)} beside the others: measured afterwards")
-                groups = [*groups, smaller]
-                continue
-            for name in crowded:
-                self.fail(name, OutOfMemory(1, "out of memory"))
-        return fitting
+        self.failed = set()
+        alone = False
+        while pairs:
+            first = pairs[0]
+            names = list(first) if alone else self.group(pairs)
+            absent = self.start(names, start, turns)
+            if set(names) == set(first):  # nothing else took the memory
+                for name in absent:
+                    self.fail(name, OutOfMemory(1, "out of memory"))
+            done = set(names).difference(absent)
+            left = [tuple(name for name in pair if name not in self.failed) for pair in pairs]
+            pairs = [pair for pair in left if not done.issuperset(pair)]
+            if pairs:
+                progress(f"  no room beside the others, measured next: {' '.join(sorted(set().union(*pairs) - done))}")
+            alone = first in pairs
 
 
 if __name__ == "__main__":

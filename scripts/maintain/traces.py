@@ -116,18 +116,18 @@ def answers(steps):
     return "\n".join(told)
 
 
-def made_with(recorded, steps, origin):
-    """Return where the traces were made, how long their steps took, and how long without a profiler."""
-    record = json.loads((recorded.folder / "trace" / "record.json").read_text(encoding="utf-8"))
+def made_with(made, recorded, steps):
+    """Return how long the traces' steps took, and how long steps of the record took without a profiler.
+
+    made: a line that says where the traces were made.
+    """
     under = " and ".join(f"V{v} {step.whole_us / 1e3:.1f} ms" for v, step in zip(VERSIONS, steps, strict=True))
-    told = f"{origin(record)} From the first kernel to the last: {under}."
+    told = f"{made} From the first kernel to the last: {under}."
     ways = zip(VERSIONS, ("eager", "graph"), steps, strict=True)
     rows = [recorded.row(f"v{version}", PRESET, step.precision, way) for version, way, step in ways]
     if all(rows):
         without = " and ".join(f"V{v} {rounded(row['step_ms'])} ms" for v, row in zip(VERSIONS, rows, strict=True))
-        device = recorded.suite()["record"]["device"]
-        other = "" if device == record["device"] else ", as the record's other parts"
-        told += f" Whole steps without a profiler: {without}, on {device}{other}."
+        told += f" Whole steps without a profiler: {without}, on {recorded.suite()['record']['device']}."
     return told
 
 
@@ -150,13 +150,15 @@ def readers(path, shown):
 def traces_texts(recorded, origin):
     """Return the page's generated parts by name; none where the traces were not recorded.
 
-    origin(record): one line that says where a part was measured.
+    origin(record, recorded): one line that says where a part was measured.
     """
-    folder = recorded.folder / "trace"
+    holder = recorded.holding("trace")
+    folder = holder.folder / "trace"
     if not (folder / "record.json").exists():
         return {}
+    record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
     paths = [folder / f"trace_v{version}.json.gz" for version in VERSIONS]
     steps = [step_of(path) for path in paths]
-    shown = f"scripts/recorded/{recorded.folder.name}/trace/{paths[0].name}"
-    made = {"traces_made": made_with(recorded, steps, origin), "traces_read": readers(paths[0], shown)}
+    shown = f"scripts/recorded/{holder.folder.name}/trace/{paths[0].name}"
+    made = {"traces_made": made_with(origin(record, holder), recorded, steps), "traces_read": readers(paths[0], shown)}
     return made | {"traces": answers(steps)}

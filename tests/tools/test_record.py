@@ -48,7 +48,7 @@ def ran(tmp_path):
     return [(line.split()[0], re.findall(r"/(\w+\.py)", line)[-1]) for line in lines]
 
 
-def test_each_part_is_complete_in_itself_and_kept(record, tmp_path):
+def test_each_part_is_complete_in_itself_and_kept(record, tmp_path, monkeypatch):
     some = ["--only", "headline,kernels,ablation2,ablation3,memory"]
     first = record(*some)
     assert first.returncode == 0 and first.stdout.endswith(f"complete: {tmp_path / 're sults'}\n"), first.stdout
@@ -58,8 +58,13 @@ def test_each_part_is_complete_in_itself_and_kept(record, tmp_path):
     kept = json.loads((tmp_path / "re sults" / "kernels" / "record.json").read_text())
     # what is published names no folder of the machine
     assert kept["command"] == "a python scripts/maintain/benchmark_kernels.py --json kernels.json"
+    monkeypatch.setenv("TINY_LLAMA_TEXT", str(tmp_path / "text.tar.xz"))
+    assert record("--only", "losses").returncode == 0
+    kept = json.loads((tmp_path / "re sults" / "losses" / "record.json").read_text())
+    assert " --text text.tar.xz" in kept["command"] and str(tmp_path) not in kept["command"]
+    (tmp_path / "log").unlink()
     second = record(*some)
-    assert second.returncode == 0 and second.stdout.count(": kept") == 5 and len(ran(tmp_path)) == 5
+    assert second.returncode == 0 and second.stdout.count(": kept") == 5 and not (tmp_path / "log").exists()
 
 
 def test_what_was_cut_off_goes_on_and_a_failure_is_named(record, tmp_path):

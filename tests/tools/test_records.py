@@ -378,5 +378,15 @@ def test_the_newest_complete_run_is_the_default_and_contributed_ones_make_no_pag
     assert records.newest_record().folder == tmp_path / "a_new"
 
 
+def test_a_part_is_this_record_s_or_else_the_newest_other_one_s(tmp_path):
+    results = results_of([run_of(FIRST, 0, 10.0)])
+    for name, part, day in (("a", "headline", 1), ("b", "losses", 3), ("c", "losses", 2)):
+        write_part(tmp_path / name, part, results)
+        (tmp_path / name / part / "record.json").write_text(json.dumps({"date": f"2026-01-0{day}"}))
+    first = Record(tmp_path / "a")
+    assert first.holding("losses").folder == tmp_path / "b" and first.holding("trace") is first
+    assert Record(tmp_path / "c").holding("losses").folder == tmp_path / "c"
+
+
 def test_the_pages_say_what_was_recorded():
     assert ladder.main([]) == 0

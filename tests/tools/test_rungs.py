@@ -231,29 +231,29 @@ class Stub:
 
 @pytest.fixture
 def stubbed(monkeypatch):
-    """Return measure(programs), which measures one start of two turns with stubs and returns rounds, told, groups."""
+    """Return measure(programs, pairs), which measures one start of two turns with stubs; it returns rounds and told."""
     monkeypatch.setattr(rounds, "WarmProcess", Stub)
     monkeypatch.setattr(Stub, "log", [])
 
-    def measure(programs, related=None):
+    def measure(programs, pairs=None):
         told = {name: {} for name in programs}
         work = rounds.Rounds({name: (1, [name, *how]) for name, how in programs.items()}, told, [], True, 2)
-        groups = work.measure([list(programs)], 0, range(2), related or (lambda some: list(programs)))
-        return work.rounds, told, groups
+        work.measure(pairs or [(name,) for name in programs], 0, range(2))
+        return work.rounds, told
 
     return measure
 
 
 def test_processes_take_turns_in_rotated_order(stubbed):
-    found, told, groups = stubbed({"a": [], "b": [], "c": []})
+    found, told = stubbed({"a": [], "b": [], "c": []})
     assert [line for line in Stub.log if " " not in line] == list("abc") + list("bca")
     assert found[1] == {"start": 0, "turn": 1, "steps_ms": {name: [1.0, 2.0] for name in "bca"}}
-    assert told["b"] | {"status": "ok", "loss": 6.0, "peak_mib": 7.0} == told["b"] and groups == [list("abc")]
+    assert told["b"] | {"status": "ok", "loss": 6.0, "peak_mib": 7.0} == told["b"]
     assert {f"end {name}" for name in "abc"} <= set(Stub.log)
 
 
 def test_a_rung_that_fails_stops_no_other(stubbed):
-    found, told, _ = stubbed({"a": ["refused"], "b": ["dies"], "c": [], "d": ["frozen"]})
+    found, told = stubbed({"a": ["refused"], "b": ["dies"], "c": [], "d": ["frozen"]})
     assert [list(some["steps_ms"]) for some in found] == [["c"], ["c"]]
     assert (told["a"]["status"], told["a"]["reason"]) == ("not available", "no such GPU")
     assert (told["b"]["status"], told["b"]["reason"]) == ("failed", "lost")
@@ -263,24 +263,38 @@ def test_a_rung_that_fails_stops_no_other(stubbed):
 @pytest.mark.parametrize("why", ["no room", "no room to capture"])
 def test_what_has_no_room_runs_afterwards_beside_what_it_is_compared_with(stubbed, why):
     programs = {"a": [], "b": [], "c": [], "d": [why]}
-    found, told, groups = stubbed(programs, lambda some: ["c", *some])
-    assert [sorted(some["steps_ms"]) for some in found] == [
-        list("abc"),
-        list("abc"),
-        ["c"],
-        ["c"],
-    ]  # there is never room for d
-    assert told["d"]["reason"] == "out of memory" and groups == [list("abc")]
+    found, told = stubbed(programs, [("a", "b"), ("b", "c"), ("c", "d")])
+    wanted = [list("abc"), list("abc"), ["c"], ["c"]]  # there is never room for d
+    assert [sorted(some["steps_ms"]) for some in found] == wanted
+    assert told["d"]["reason"] == "out of memory"
     assert [line for line in Stub.log if line.startswith("start")] == [f"start {name}" for name in "abcdcd"]
 
 
 def test_no_more_processes_run_than_memory_has_room_for(stubbed, monkeypatch):
     monkeypatch.setattr(Stub, "gpu_mib", 60_000)
     programs = {"a": ["20000 MiB"], "b": ["20000 MiB"], "c": ["9000 MiB"], "d": ["9000 MiB"]}
-    found, told, groups = stubbed(programs, lambda some: sorted({"b", *some}))
-    # a alone, then b beside it; c, not yet seen, may be as large as they are, and goes with d into the next group
-    assert [sorted(some["steps_ms"]) for some in found] == [["a", "b"], ["a", "b"], list("bcd"), list("bcd")]
-    assert groups == [["a", "b"], list("bcd")] and {one["status"] for one in told.values()} == {"ok"}
+    found, told = stubbed(programs, [("a", "b"), ("b", "c"), ("b", "d")])
+    # a alone, then b beside it; c and d, not yet seen, may be as large as they are
+    assert [list(some["steps_ms"]) for some in found[::2]] == [["a", "b"], ["b", "c"], ["b", "d"]]
+    assert {one["status"] for one in told.values()} == {"ok"}
+    work = rounds.Rounds({name: (1, [name, *how]) for name, how in programs.items()}, told, [], True, 2)
+    assert work.group([("a", "b"), ("b", "c"), ("d",)]) == list("abc")  # all sizes are known in the next start
+    assert work.group([("a", "b"), ("b", "c"), ("b", "b again")]) == list("abc")
+    assert work.group([("b", "c"), ("b", "b again")]) == ["b", "b again", "c"]
+    monkeypatch.setattr(Stub, "gpu_mib", 30_000)
+    found, told = stubbed(programs, [("a", "c"), ("c", "d")])  # a pair is tried, whatever is known
+    assert [list(some["steps_ms"]) for some in found[::2]] == [["a"], ["a", "c"], ["c", "d"]]
+
+
+def test_every_rung_is_measured_beside_what_it_is_compared_with():
+    told = {"preset": "small", "graph": True, "options": "", "again": "g", "record": {}, "rounds": []}
+    chosen = [rung._asdict() | {"status": "not run"} for rung in rungs.LADDER]
+    pairs = measure_ladder.pairs_of(rungs.Column(told | {"rungs": chosen}), with_again=True)
+    wanted = [(rung.base, rung.name) for rung in rungs.LADDER if rung.base]
+    assert pairs == [*wanted, *rungs.LEADS, ("g", "g again")]
+    peers = [rung._asdict() | {"status": "not run"} for rung in [*rungs.PEERS, rungs.SLOW_PEER]]
+    pairs = measure_ladder.pairs_of(rungs.Column(told | {"rungs": peers}), with_again=False)
+    assert pairs == [(rung.name,) for rung in rungs.PEERS]
 
 
 def ladder(folder, *words):

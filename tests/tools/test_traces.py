@@ -14,7 +14,7 @@ from common.versions import REPOSITORY
 from conftest import METADATA, event
 from maintain import ladder, timeline, traces
 from maintain.pages import TABLE
-from maintain.records import newest_record
+from maintain.records import Record, newest_record
 
 PAGE = (REPOSITORY / "exercises" / "TRACES.md").read_text(encoding="utf-8")
 GPU = {"pid": 0, "tid": 7}
@@ -62,21 +62,30 @@ HIDDEN = (
 )
 
 
+@pytest.fixture
+def tmp_path(tmp_path):
+    """Return a folder that no other test's record stands beside."""
+    folder = tmp_path / "record"
+    folder.mkdir()
+    return folder
+
+
 def write(folder, **events):
     """Write a part of these traces; return the record that has it. V1 takes 30 ms without a profiler, V4 1.5."""
     (folder / "trace").mkdir(exist_ok=True)
     for name, found in events.items():
         content = {"tiny_llama": METADATA, "traceEvents": found}
         (folder / "trace" / f"trace_{name}.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
-    (folder / "trace" / "record.json").write_text(json.dumps({"device": "GPU A"}))
+    (folder / "trace" / "record.json").write_text(json.dumps({"device": "GPU A", "date": "2026-01-01"}))
     steps = {("v1", "small", "float32", "eager"): 30.0, ("v4", "small", "float32", "graph"): 1.5}
     rows = {key: {"step_ms": ms} for key, ms in steps.items()}
     suite = {"record": {"device": "GPU B"}}
-    return SimpleNamespace(folder=folder, row=lambda *key: rows.get(key), suite=lambda: suite)
+    part_of = Record(folder).holding
+    return SimpleNamespace(folder=folder, holding=part_of, row=lambda *key: rows.get(key), suite=lambda: suite)
 
 
 def texts(recorded):
-    return traces.traces_texts(recorded, lambda record: f"{record['device']};")
+    return traces.traces_texts(recorded, lambda record, _: f"{record['device']};")
 
 
 def test_answers_by_hand(tmp_path):
@@ -85,7 +94,7 @@ def test_answers_by_hand(tmp_path):
     assert table.splitlines()[2:] == ROWS
     assert told.splitlines() == [FIRST, f"{FOURTH} {HIDDEN}"]
     made = "GPU A; From the first kernel to the last: V1 0.1 ms and V4 0.0 ms."
-    without = "Whole steps without a profiler: V1 30.0 ms and V4 1.50 ms, on GPU B, as the record's other parts."
+    without = "Whole steps without a profiler: V1 30.0 ms and V4 1.50 ms, on GPU B."
     assert found["traces_made"] == f"{made} {without}"
 
 
@@ -161,16 +170,16 @@ def test_a_trace_that_is_missing_or_cut_off_is_named(tmp_path):
 
 @pytest.fixture(scope="module")
 def recorded_steps():
-    folder = newest_record().folder / "trace"
+    folder = newest_record().holding("trace").folder / "trace"
     return [traces.step_of(folder / f"trace_v{version}.json.gz") for version in traces.VERSIONS]
 
 
 def test_the_page_shows_what_was_recorded():
     recorded = newest_record()
-    wanted = traces.traces_texts(recorded, lambda record: ladder.origin(record, recorded))
+    wanted = traces.traces_texts(recorded, ladder.origin)
     shown = {match["name"]: match[0].split("\n", 1)[1].rsplit("\n", 1)[0] for match in TABLE.finditer(PAGE)}
     assert shown == wanted and len(shown) == 3
-    device = json.loads((recorded.folder / "trace" / "record.json").read_text())["device"]
+    device = json.loads((recorded.holding("trace").folder / "trace" / "record.json").read_text())["device"]
     assert shown["traces_made"].startswith(device)
 
 
@@ -193,18 +202,19 @@ def test_the_answers_sentences_are_true_of_what_was_recorded(recorded_steps):
     recorded = newest_record()
     assert first.launches == first.kernels > 1 and fourth.launches == 1  # 1
     assert fourth.kernels < first.kernels
-    names = gzip.decompress((recorded.folder / "trace" / "trace_v4.json.gz").read_bytes()).decode()
+    folder = recorded.holding("trace").folder / "trace"
+    names = gzip.decompress((folder / "trace_v4.json.gz").read_bytes()).decode()
     assert "triton_poi_fused_" in names and '"cpu_op"' not in names and '"user_annotation"' not in names
     assert first.busy_us / first.whole_us < 0.5 < 0.9 < fourth.busy_us / fourth.whole_us  # 2
     assert first.gap_us > first.kernel_us and 10 * fourth.gap_us < fourth.kernel_us  # 3
     assert 1e3 * recorded.row("v1", traces.PRESET, first.precision, "eager")["step_ms"] > 3 * first.busy_us
     assert first.longest.total_ns / 1e3 < 0.05 * first.whole_us  # 5
-    events = json.loads(gzip.decompress((recorded.folder / "trace" / "trace_v1.json.gz").read_bytes()))["traceEvents"]
+    events = json.loads(gzip.decompress((folder / "trace_v1.json.gz").read_bytes()))["traceEvents"]
     numbers = {e["args"]["correlation"] for e in events if e.get("cat") == "kernel"}
     took = sorted(e["dur"] for e in events if e.get("cat") in timeline.RUNTIMES and e["args"]["correlation"] in numbers)
     assert first.wait_us < 2 * took[len(took) // 2]  # 4
 
 
 def test_recorded_traces_are_small():
-    paths = [*(newest_record().folder / "trace").glob("*.gz")]
+    paths = [*(newest_record().holding("trace").folder / "trace").glob("*.gz")]
     assert len(paths) == 2 and all(path.stat().st_size <= timeline.LARGEST for path in paths)
