@@ -7,9 +7,10 @@
 #   ./scripts/maintain/record.sh FOLDER --toy                                    try it at toy sizes, on a CPU too
 #
 # part       minutes at most   what
-# ladder     20                the rungs of the ladder in rounds, in a graph
+# ladder-medium 15             the rungs of the ladder in rounds, in a graph
+# ladder-medium-eager 15       the same without a graph
+# ladder-small 15              both ways at small
 # peers      15                the ways to run the peer, each started once
-# ladder_eager 20              the rungs of the ladder without a graph
 # headline   30                versions, presets and precisions as they run by default, and peers, in turns
 # graph      15                the same steps with and without a graph, in bfloat16
 # kernels     8                version 3's kernels alone
@@ -37,7 +38,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common/wrappers/setup.sh"
 root=${SCRIPTS%/*} limit=86400 only='' folder='' toy=()
 sizes=(--presets 'small,medium' --repeats 2 --compile-first 13) small=(--preset small --use-amp)
 medium=(--preset medium --use-amp) rounds=5
-columns=(--presets 'medium,small') captured=on
+long=medium short=small captured=on columns=()
 lengths=(--preset medium --batch-size 4 --use-amp --seq-lengths '512,1024,2048,4096') stage=()
 while [[ $# -gt 0 ]]; do
     TAKEN=1
@@ -62,7 +63,7 @@ find_python
 gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())') ||
     fail 2 "$PYTHON has no PyTorch: run scripts/quickstart.sh first, or set TINY_LLAMA_PYTHON"
 [[ $gpus -gt 0 || ${#toy[@]} -gt 0 ]] || fail 2 "PyTorch sees no GPU here, and times of a CPU are not recorded"
-parts=(ladder peers ladder_eager headline graph kernels ablation2 ablation3 timeline trace stages memory losses)
+parts=(ladder-medium ladder-medium-eager ladder-small peers headline graph kernels ablation2 ablation3 timeline trace stages memory losses)
 [[ $gpus -lt 2 ]] || parts+=(ddp)
 for name in ${only//,/ }; do
     [[ " ${parts[*]} " == *" $name "* ]] || fail 2 "--only: $name is none of ${parts[*]}"
@@ -71,7 +72,8 @@ if [[ ${#toy[@]} -gt 0 ]]; then
     sizes=(--presets tiny --repeats 2 --batch-sizes 2 --seq-lengths 16 --num-steps 3 "${toy[@]}")
     lengths=("${toy[@]}" --batch-size 2 --seq-lengths '16,32') stage=("${toy[@]}" --batch-size 2 --seq-len 16)
     small=("${stage[@]}" --num-steps 3) medium=("${stage[@]}" --num-steps 3) rounds=1
-    columns=(--presets tiny --starts 1 --rounds 1 --num-steps 3 "${stage[@]}") captured=off # a CPU has no graphs
+    long=tiny short=tiny captured=off # a CPU has no graphs
+    columns=(--starts 1 --rounds 1 --num-steps 3 "${stage[@]}")
 fi
 left=() # what failed or is left
 
@@ -123,9 +125,10 @@ rungs() { # NAME MINUTES OPTION...
         --time-limit SECONDS_LEFT "${@:3}"
 }
 
-rungs ladder 20 "${columns[@]}" --graph "$captured"
-rungs peers 15 --peer-variants "${columns[@]}" --graph "$captured"
-rungs ladder_eager 20 "${columns[@]}" --graph off
+rungs ladder-medium 15 --presets "$long" --graph "$captured" "${columns[@]}"
+rungs ladder-medium-eager 15 --presets "$long" --graph off "${columns[@]}"
+rungs ladder-small 15 --presets "$short" --graph "${captured/on/on,off}" "${columns[@]}"
+rungs peers 15 --peer-variants --presets "$long,$short" --graph "$captured" "${columns[@]}"
 suite headline 30 --models v1,v2,v2+compile,v3,v4,hf+compile:float32:bfloat16:fp8,liger:bfloat16 \
     --precisions float32,tf32,bfloat16,fp8
 suite graph 15 --models v1+nodet,v2,v2+compile,v3,v4 --precisions bfloat16 --graph on,off \

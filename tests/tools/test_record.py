@@ -131,16 +131,21 @@ def test_the_suite_takes_the_options_that_it_is_given(toy, record, tmp_path, mon
 
 @pytest.mark.parametrize("toy", [[], ["--toy"]], ids=["whole", "toy"])
 def test_the_ladder_takes_the_options_that_it_is_given(toy, record, tmp_path, monkeypatch):
-    assert record("--only", "ladder,peers,ladder_eager", *toy, gpus=1 - len(toy)).returncode == 0
+    assert (
+        record("--only", "ladder-medium,ladder-medium-eager,ladder-small,peers", *toy, gpus=1 - len(toy)).returncode
+        == 0
+    )
     monkeypatch.setattr(measure_ladder, "on_cpu", lambda argv: bool(toy))
     found = []
     for line in (tmp_path / "log").read_text().splitlines():
         words = line.split("measure_ladder.py ")[1].split()
         given = measure_ladder.parse_arguments([*words, "--results", str(tmp_path / "new")])
         found.append((len(given.rungs), given.starts, given.presets, given.graph))
-    presets, starts = (["tiny"], 1) if toy else (["medium", "small"], 3)
-    graph = ["off" if toy else "on"]
-    assert found == [(12, starts, presets, graph), (6, 1, presets, graph), (12, starts, presets, ["off"])]
+    if toy:
+        assert found == [(12, 1, ["tiny"], ["off"])] * 3 + [(6, 1, ["tiny", "tiny"], ["off"])]
+        return
+    eager, small = (12, 3, ["medium"], ["off"]), (12, 3, ["small"], ["on", "off"])
+    assert found == [(12, 3, ["medium"], ["on"]), eager, small, (6, 1, ["medium", "small"], ["on"])]
 
 
 @pytest.mark.parametrize(
@@ -150,8 +155,8 @@ def test_the_ladder_takes_the_options_that_it_is_given(toy, record, tmp_path, mo
         (["--time-limit", "soon"], 1, "needs a positive number, got soon"),
         (["another"], 1, "one folder"),
         (["--only"], 1, "--only needs a value"),
-        (["--only", "suite"], 1, "suite is none of ladder peers ladder_eager headline"),
-        (["--only", "ddp"], 1, "ddp is none of ladder peers"),
+        (["--only", "suite"], 1, "suite is none of ladder-medium ladder-medium-eager ladder-small peers"),
+        (["--only", "ddp"], 1, "ddp is none of ladder-medium"),
         ([], 0, "PyTorch sees no GPU here"),
     ],
 )
