@@ -6,22 +6,22 @@
 #   ./scripts/maintain/record.sh FOLDER --time-limit 560                         end after so many seconds; again: the rest
 #   ./scripts/maintain/record.sh FOLDER --toy                                    try it at toy sizes, on a CPU too
 #
-# part       minutes at most   what
-# ladder-medium 15             the rungs of the ladder in rounds, in a graph
-# ladder-medium-eager 15       the same without a graph
-# ladder-small 15              both ways at small
-# peers      15                the ways to run the peer, each started once
-# headline   30                versions, presets and precisions as they run by default, and peers, in turns
-# graph      15                the same steps with and without a graph, in bfloat16
-# kernels     8                version 3's kernels alone
-# ablation2  20                version 2's switches: each alone, taken away, all
-# ablation3  20                version 3's kernels likewise
-# timeline    5                when each kernel of a step runs, versions 1 and 4
-# trace       5                one step of versions 1 and 4 for Perfetto: the page "read a trace"
-# stages     10                the debugging exercise
-# memory     10                peak memory over the length of the sequences
-# losses     25                version 3's losses in bfloat16, fp8 and TF32; TINY_LLAMA_TEXT: a file of train_precisions.py
-# ddp        10                several GPUs, on all of them: DDP and FSDP2
+# part                 minutes at most  what
+# ladder-medium        15               the rungs of the ladder in rounds, in a graph
+# ladder-medium-eager  15               the same without a graph
+# ladder-small         15               both ways at small
+# peers                15               the ways to run the peer, each started once
+# headline             30               versions, presets and precisions as they run by default, and peers, in turns
+# graph                15               the same steps with and without a graph, in bfloat16
+# kernels              8                version 3's kernels alone
+# ablation2            20               version 2's switches: each alone, taken away, all
+# ablation3            20               version 3's kernels likewise
+# timeline             5                when each kernel of a step runs, versions 1 and 4
+# trace                5                one step of versions 1 and 4 for Perfetto: the page "read a trace"
+# stages               10               the debugging exercise
+# memory               10               peak memory over the length of the sequences
+# losses               25               version 3's losses in bfloat16, fp8 and TF32; TINY_LLAMA_TEXT: a file of train_precisions.py
+# ddp                  10               several GPUs, on all of them: DDP and FSDP2
 #
 # headline, graph and ddp write each row as it is measured, and take up what is missing if they were cut off, also on
 # another machine of the kind. The ladder keeps every start, and begins a column anew on another machine. An ablation
@@ -63,7 +63,8 @@ find_python
 gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())') ||
     fail 2 "$PYTHON has no PyTorch: run scripts/quickstart.sh first, or set TINY_LLAMA_PYTHON"
 [[ $gpus -gt 0 || ${#toy[@]} -gt 0 ]] || fail 2 "PyTorch sees no GPU here, and times of a CPU are not recorded"
-parts=(ladder-medium ladder-medium-eager ladder-small peers headline graph kernels ablation2 ablation3 timeline trace stages memory losses)
+parts=(ladder-medium ladder-medium-eager ladder-small peers headline graph kernels ablation2 ablation3)
+parts+=(timeline trace stages memory losses)
 [[ $gpus -lt 2 ]] || parts+=(ddp)
 for name in ${only//,/ }; do
     [[ " ${parts[*]} " == *" $name "* ]] || fail 2 "--only: $name is none of ${parts[*]}"

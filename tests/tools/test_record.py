@@ -131,10 +131,8 @@ def test_the_suite_takes_the_options_that_it_is_given(toy, record, tmp_path, mon
 
 @pytest.mark.parametrize("toy", [[], ["--toy"]], ids=["whole", "toy"])
 def test_the_ladder_takes_the_options_that_it_is_given(toy, record, tmp_path, monkeypatch):
-    assert (
-        record("--only", "ladder-medium,ladder-medium-eager,ladder-small,peers", *toy, gpus=1 - len(toy)).returncode
-        == 0
-    )
+    parts = "ladder-medium,ladder-medium-eager,ladder-small,peers"
+    assert record("--only", parts, *toy, gpus=1 - len(toy)).returncode == 0
     monkeypatch.setattr(measure_ladder, "on_cpu", lambda argv: bool(toy))
     found = []
     for line in (tmp_path / "log").read_text().splitlines():
@@ -142,7 +140,7 @@ def test_the_ladder_takes_the_options_that_it_is_given(toy, record, tmp_path, mo
         given = measure_ladder.parse_arguments([*words, "--results", str(tmp_path / "new")])
         found.append((len(given.rungs), given.starts, given.presets, given.graph))
     if toy:
-        assert found == [(12, 1, ["tiny"], ["off"])] * 3 + [(6, 1, ["tiny", "tiny"], ["off"])]
+        assert found == [(12, 1, ["tiny"], ["off"])] * 3 + [(6, 1, ["tiny"], ["off"])]
         return
     eager, small = (12, 3, ["medium"], ["off"]), (12, 3, ["small"], ["on", "off"])
     assert found == [(12, 3, ["medium"], ["on"]), eager, small, (6, 1, ["medium", "small"], ["on"])]
