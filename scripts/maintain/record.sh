@@ -20,7 +20,7 @@
 # trace                5                one step of versions 1 and 4 for Perfetto: the page "read a trace"
 # stages               10               the debugging exercise
 # memory               10               peak memory over the length of the sequences
-# losses               25               version 3's losses in bfloat16, fp8 and TF32; TINY_LLAMA_TEXT: a file of train_precisions.py
+# losses               25               version 3's losses in bfloat16, fp8 and TF32; TINY_LLAMA_TEXT names a packed text
 # ddp                  10               several GPUs, on all of them: DDP and FSDP2
 #
 # headline, graph and ddp write each row as it is measured, and take up what is missing if they were cut off, also on
