@@ -138,6 +138,32 @@ def told_of(column, recorded):
     return " ".join(lines)
 
 
+def ladders_of_gpus(recorded):
+    """Return (record, column) of medium in a graph, of this record and of all others that have it."""
+    others = [folder for folder in sorted(recorded.folder.parent.glob("*")) if folder != recorded.folder]
+    records = [recorded, *map(Record, others)]
+    found = [(record, rungs.columns_of(record, "ladder").get(("medium", True))) for record in records]
+    return [(record, column) for record, column in found if column]
+
+
+def other_gpus_table(recorded):
+    """Return medium's ladder in a graph on this record's GPU beside those of other records; None without any."""
+    found = ladders_of_gpus(recorded)
+    if len(found) < 2 or found[0][0] is not recorded:
+        return None
+    lines = []
+    for rung in rungs.LADDER:
+        line = [rung.name]
+        for _, column in found:
+            line += [step_cell(column, rung.name), gain_cell((column, None), rung) if rung.base else ""]
+        lines.append(line)
+    header = [""]
+    for _, column in found:
+        header += [f"{column.content['record']['device']}, ms", "gain"]
+    told = [told_of(column, record) for record, column in found[1:]]
+    return "\n\n".join([markdown_table(header, lines, left=1), *told])
+
+
 def peers_table(recorded):
     """Return each way to run the peer, timed once: step, memory, or why there is none. A table for each measurement."""
     texts = []
@@ -284,7 +310,7 @@ def tables_of(recorded):
         made[name] = suite_table(recorded, "headline", lambda model, name=name: model.split("+")[0] == name)
     made |= {"v1_v3": suite_table(recorded, "headline", lambda model: model in ("v1", "v3"))}
     made |= {"ladder": ladder_table(recorded, "medium"), "ladder_small": ladder_table(recorded, "small")}
-    made |= {"peers": peers_table(recorded)}
+    made |= {"peers": peers_table(recorded), "other_gpus": other_gpus_table(recorded)}
     made |= {"graph": graph_table(recorded), "kernels": kernels_table(recorded), "ddp": suite_table(recorded, "ddp")}
     made |= {part: ablation_table(recorded, part) for part in ("ablation2", "ablation3")}
     made |= {"expected": expected_table(recorded)}
@@ -298,10 +324,10 @@ def faults_of_record(recorded, paths):
     results = recorded.suite()
     ran = {(run["case"].script, run["script_sha256"]) for run in results["runs"]}
     faults = faults_of_commit(results["record"]["commit"], ran)
-    for kind in ("ladder", "peers"):
-        for column in rungs.all_columns(recorded, kind):
-            ran = {(rungs.script_of(rung), column.told[name]["script_sha256"]) for name, rung in column.rungs.items()}
-            faults += faults_of_commit(column.content["record"]["commit"], ran)
+    columns = [column for _, column in ladders_of_gpus(recorded)[1:]]
+    for column in [*rungs.all_columns(recorded, "ladder"), *rungs.all_columns(recorded, "peers"), *columns]:
+        ran = {(rungs.script_of(rung), column.told[name]["script_sha256"]) for name, rung in column.rungs.items()}
+        faults += faults_of_commit(column.content["record"]["commit"], ran)
     for run in (recorded_losses(recorded) or {}).values():
         faults += faults_of_commit(run["record"]["commit"], {(SCRIPTS[3], run["script_sha256"])})
     quoted = [(path, row) for path in paths for row in quoted_rows(path.read_text(encoding="utf-8"))]

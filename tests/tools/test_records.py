@@ -276,6 +276,33 @@ def test_the_ladder_by_hand(recorded):
     assert "9.000" not in text
 
 
+def test_other_gpus_stand_beside_this_one(recorded):
+    assert ladder.other_gpus_table(Record(recorded)) is None
+    for folder, device, slow in ((recorded, "GPU A", 1), (recorded.parent / "another", "GPU B", 2)):
+        times = {"f": [4.0 * slow] * 6, "f again": [4.0 * slow] * 6, "h": [2.0] * 6}
+        column = measured("medium", True, "2026-01-02T00:00:00+00:00", times)
+        column.content["record"]["device"] = device
+        (folder / "ladder-medium").mkdir(parents=True)
+        rungs.write_columns([column], folder / "ladder-medium" / "ladder.json")
+        if device == "GPU A":
+            assert ladder.other_gpus_table(Record(recorded)) is None
+    text = ladder.other_gpus_table(Record(recorded))
+    header, _, *lines = text.splitlines()
+    assert header == "|  | GPU A, ms | gain | GPU B, ms | gain |"
+    assert "| h | 2.000 | 2.00x (2.00 to 2.00) | 2.000 | 4.00x (4.00 to 4.00) |" in lines
+    assert "| g | ... | ... | ... | ... |" in lines
+    assert "GPU B, driver 580.1" in text and "GPU A, driver" not in text  # this record's line stands below its ladder
+
+
+def test_readme_is_right_that_gpus_show_the_same_gains():
+    shown = []
+    for name in ("nvidia-h200_2026-11-23", "nvidia-h100_2026-11-25"):
+        column = rungs.columns_of(Record(records.RECORDED / name), "ladder")["medium", True]
+        gains = {rung.name: column.gain(rung.name, rung.base) for rung in column.rungs.values() if rung.base}
+        shown.append({rung: gain.ratio > 1 for rung, gain in gains.items() if gain.shown})
+    assert shown[0] == shown[1]
+
+
 def test_another_script_than_the_commit_s_is_a_fault_of_the_ladder_too(recorded):
     column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"f": [3.0] * 6, "peer": [3.0] * 6})
     column.content["record"]["commit"] = machine.git("rev-parse", "HEAD")
