@@ -343,7 +343,8 @@ def test_suite_on_two_processes(tmp_path):
     for row in together:
         assert row["parameters_trained"] == row["parameters"] == alone["parameters"]
         assert row["gradient_error"] is None
-        assert row["efficiency"].ratio == pytest.approx(alone["step_ms"] / row["step_ms"], rel=0.5)
+        # of one round, whose steps are kept to 0.0001 ms
+        assert row["efficiency"].ratio == pytest.approx(alone["step_ms"] / row["step_ms"], rel=1e-3)
 
 
 # ---------------------------------------------------------------- peers, with the library itself

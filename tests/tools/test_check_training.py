@@ -409,21 +409,27 @@ def test_an_impossible_step(check, peak, status):
     assert "TFLOP /" in printed and "GB /" in printed
 
 
-def test_a_phantom_is_held_against_its_whole_work(check):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_phantom_is_held_against_its_whole_work(check, device):
     """The norm at its end has no backward: the step has a third of its FLOPs, and is judged by all of them."""
-    command = [SAMPLES / "large_matmuls.py", "64", "32", "cpu"]
+    command = [SAMPLES / "large_matmuls.py", "64", "32", device]
     status, report, printed = check(*command, options=["--peak", "1e-9,1e3"])
     assert status == 1 and sorted(kinds(report)) == ["impossible", "no_gradient"], printed
     forward = 2 * 64 * 32 * (6 * 32 + 256)
     assert f"{3 * forward / 1e12:.4g} TFLOP / 1e-09 TFLOP/s (16 bits)" in printed
 
 
-@pytest.mark.gpu
-def test_an_impossible_step_on_a_gpu(check):
-    if check_training.peak_of(torch.device("cuda")) is None:
-        pytest.skip("the peak of this GPU is not known")
-    status, report, printed = check(SAMPLES / "large_matmuls.py")
-    assert status == 1 and "impossible" in kinds(report), printed
+def test_a_phase_ends_when_the_gpu_has_done_its_work(monkeypatch):
+    """On a simulated GPU, whose work takes 7 s more than its launches."""
+    now = [0.0]
+    monkeypatch.setattr(check_training, "on_gpu", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: now.append(now[-1] + 7))
+    monkeypatch.setattr("time.perf_counter", lambda: now[-1])
+    clock = check_training.Clock()
+    assert clock.switch("forward") == "other"
+    now.append(now[-1] + 1)  # the launches
+    assert clock.switch("backward") == "forward"
+    assert clock.seconds == {"forward": 8}
 
 
 @pytest.mark.gpu
