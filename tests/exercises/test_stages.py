@@ -104,7 +104,7 @@ def test_the_fault_is_found_and_the_repair_accepted(stage, repaired):
             "x = residual if branch is None else residual + branch\n    return x, v3.rms_norm(x, w, eps)",
             "start 14 kernels",
         ),
-        (6, "y = SwiGLUFunction.apply(", "y = v3.SwiGLUFunction.apply(", "write the stage's own"),
+        slow(6, "y = SwiGLUFunction.apply(", "y = v3.SwiGLUFunction.apply(", "write the stage's own"),
         slow(6, "v3.AttentionFunction.apply(", "v3.AttentionFunction.apply(2 * ", "the first loss is"),
     ],
 )

@@ -41,7 +41,7 @@ TILES = sorted({tuple(sorted(tile[:2])) for tiles in V3.CANDIDATE_TILES.values()
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU tunes its own tiles; the interpreter can take all of them")
 @pytest.mark.parametrize("tile", TILES, ids=str)
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_attention_tiles_of_every_gpu(tile, device):
     """A walk must end at the diagonal, whichever way a tile is longer; three tiles of the longest, the last ragged."""
     with mock.patch.object(V3, "attention_tiles", kernel_cases.attention_tile_of(V3, *tile)):

@@ -73,7 +73,7 @@ def without_times(found):
 
 
 @pytest.mark.parametrize("ways", SOUND)
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 def test_a_sound_gpt_is_sound(check, ways):
     status, report, printed = check(SAMPLES / "char_gpt.py", *ways.split(","))
     assert (status, kinds(report), without_times(kinds(report, True))) == (0, [], []), printed
@@ -81,6 +81,7 @@ def test_a_sound_gpt_is_sound(check, ways):
 
 
 @pytest.mark.parametrize("way", WARNED)
+@pytest.mark.quick(2)
 def test_what_may_be_meant_is_a_warning(check, way):
     status, report, printed = check(SAMPLES / "char_gpt.py", way)
     assert (status, without_times(kinds(report, True))) == (0, [WARNED[way]]), printed
@@ -166,7 +167,7 @@ def test_slopes_are_bounded_in_time_and_need_32_bits(check, monkeypatch):
 
 
 @pytest.mark.parametrize("loop", OTHER)
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 def test_other_loops_are_sound(check, loop):
     """Idle experts, frozen weights, a target network and two optimizers have no alarm."""
     status, report, printed = check(SAMPLES / "other_loops.py", loop)
@@ -239,7 +240,7 @@ FAULTS = {  # way: finding, tensors, words of the report
 
 
 @pytest.mark.parametrize("ways", FAULTS)
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 def test_a_seeded_fault_is_found(check, ways):
     kind, number, words = FAULTS[ways]
     status, report, printed = check(SAMPLES / "char_gpt.py", *ways.split(","))
@@ -305,7 +306,7 @@ def test_a_process_that_fails_says_so():
 
 # ---------------------------------------------------------------- the script's own numbers
 @pytest.mark.parametrize("ways", ["base", "dropout", "accumulation,outside", "lbfgs", "reentrant", "bf16", "all_norms"])
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 def test_losses_are_the_same_with_and_without(check, ways, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["char_gpt.py", *ways.split(",")])
     runpy.run_path(str(SAMPLES / "char_gpt.py"), run_name="__main__")

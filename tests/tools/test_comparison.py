@@ -163,6 +163,7 @@ def line_of(output, name):
     return next(line for line in output.splitlines() if line.startswith(name)).removeprefix(name).split()
 
 
+@pytest.mark.slow
 def test_without_folders_all_four_are_compared(one_process, capsys):
     assert versions_tool.main([*HERE, "--rounds", "1", "--num-steps", "2"]) == 0
     output, errors = capsys.readouterr()
