@@ -232,7 +232,7 @@ def test_the_time_limit_leaves_out_what_would_not_end(stubs, capsys, monkeypatch
 
 def test_a_process_that_hangs_is_ended_at_the_limit(stubs, capsys):
     assert suite(stubs, "--models v4 --repeats 1 --time-limit 1") == 1
-    assert re.search(r"v4.py ran longer than (1|0\.\d+) s", capsys.readouterr().out)
+    assert re.search(r"v4.py ran longer than (1|0|0\.\d+) s", capsys.readouterr().out)  # what was left of the limit
 
 
 def test_an_interrupted_suite_keeps_its_rows_and_ends_what_runs(stubs):
