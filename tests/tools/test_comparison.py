@@ -256,6 +256,7 @@ def test_memory_of_versions_by_hand(monkeypatch, capsys):
     assert lines[3].split() == "version 2 74 138 266 522 0 linear".split()
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_scripts_and_ends_at_the_limit():
     """In real processes, as every tool that trains starts them."""
     command = "analyze_memory_scaling.py --versions 2 --seq-lengths 16,32 --time-limit 0 --json - "

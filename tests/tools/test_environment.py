@@ -385,6 +385,7 @@ def test_a_folder_of_the_user_is_left_alone(machine):
     assert (machine.checkout / "home" / "thesis.tex").read_text() == "years of work"
 
 
+@pytest.mark.slow
 def test_shell_scripts_are_clean():
     checker = shutil.which("shellcheck", path=f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
     if not checker:

@@ -225,6 +225,7 @@ def test_tiles_too_small_for_matrix_units_and_tiles_that_do_not_compile():
     assert "does not compile: CompileTimeAssertionFailure: tl.static_assert(BLOCK_Q % BLOCK_K == 0)" in faults[1]
 
 
+@pytest.mark.slow
 def test_too_much_shared_memory_and_spills_are_faults():
     model = "--hidden-dim 256 --num-heads 2 --num-kv-heads 1".split()
     argv = "--target sm_90 --dtype bf16 --tiles 128x128 --warps 4 --stages 4".split()
