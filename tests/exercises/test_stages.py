@@ -1,6 +1,7 @@
 """The debugging stages: each has its fault, the check finds it and accepts the repair, and nothing tells it early."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -79,7 +80,7 @@ def test_the_fault_is_found_and_the_repair_accepted(stage, repaired):
         slow(1, "normal_(0, 0.02", "normal_(0, 0.0", "get no gradient|tokens hardly change"),
         slow(1, "normal_(0, 0.02", "normal_(0, 0.03", None),
         slow(1, "normal_(0, 0.02", "normal_(0, 0.01", None),
-        (2, "x * rstd * w", "x * rstd", "the first loss is"),
+        slow(2, "x * rstd * w", "x * rstd", "the first loss is"),
         slow(2, "(x.numel() // C", "(C", "the first loss is|the gradient of"),
         slow(2, "return x, y", "return x, y.flatten(0, 1).t().contiguous().t().view(x.shape)", "a copy is left"),
         slow(2, "residual.contiguous()\n", "residual.contiguous()\n        x = x.clone()\n", "a copy is left"),
@@ -103,7 +104,7 @@ def test_the_fault_is_found_and_the_repair_accepted(stage, repaired):
             "x = residual if branch is None else residual + branch\n    return x, v3.rms_norm(x, w, eps)",
             "start 14 kernels",
         ),
-        (6, "y = SwiGLUFunction.apply(", "y = v3.SwiGLUFunction.apply(", "write the stage's own"),
+        slow(6, "y = SwiGLUFunction.apply(", "y = v3.SwiGLUFunction.apply(", "write the stage's own"),
         slow(6, "v3.AttentionFunction.apply(", "v3.AttentionFunction.apply(2 * ", "the first loss is"),
     ],
 )
@@ -153,16 +154,30 @@ def test_deleting_the_stages_part_is_no_repair(stage, text, repaired):
     assert done.returncode == 1 and "is gone, so version 3's runs" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.quick(2)
+def check_symptoms(stage, metrics):
+    """Check what a run tells that no clock decides; the others' causes are found by --check, in bytes and launches."""
+    options, summary = metrics["options"], metrics["summary"]
+    uniform = math.log(options["vocab_size"])
+    if stage == 1:
+        assert summary["first_loss"] > 5 * uniform
+    else:
+        assert summary["first_loss"] == pytest.approx(uniform, abs=0.3)
+    embedding = options["vocab_size"] * options["hidden_dim"]
+    assert summary["parameters_trained"] == (embedding if stage == 6 else summary["parameters"])
+
+
+@pytest.mark.parametrize("stage", [stage if stage in (1, 6) else slow(stage) for stage in STAGES])
 def test_a_run_tells_numbers_and_no_diagnosis(stage, tmp_path):
+    """The symptoms of stages 1 and 6 are in the numbers."""
     metrics = tmp_path / "metrics.json"
     done = call(FOLDER / STAGES[stage], *TINY, "--metrics-file", str(metrics))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"stage {stage} of 6\n") and "trained    " in done.stdout
     assert not re.search(r"synchron|stride|copies|initiali[sz]|autograd|None|phantom|fault:", done.stdout)
     assert ("--reveal explains" in done.stdout) == (stage != 5)
-    assert len(json.loads(metrics.read_text())["steps"]) == 2
+    content = json.loads(metrics.read_text())
+    assert len(content["steps"]) == 2
+    check_symptoms(stage, content)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -193,24 +208,16 @@ def test_bad_options_are_those_of_the_script():
 
 @pytest.mark.gpu
 def test_symptoms_on_a_gpu(tmp_path):
-    """The stages differ from the reference as the guide says. Stage 2 needs tensors that do not fit a cache."""
-    summaries = {}
-    for stage, options in [(1, []), (3, []), (4, []), (5, []), (6, []), (2, ["medium"]), (5, ["medium"])]:
+    """At the sizes of a GPU, with its kernels and a graph; stage 6 keeps no activations."""
+    peaks = {}
+    for stage in STAGES:
         path = tmp_path / "metrics.json"
-        preset = ["--preset", *options] if options else []
-        done = process(FOLDER / STAGES[stage], *preset, "--metrics-file", str(path))
+        done = process(FOLDER / STAGES[stage], "--metrics-file", str(path))
         assert done.returncode == 0, done.stderr
-        summaries[(stage, *options)] = json.loads(path.read_text())["summary"]
-
-    def time(*key):
-        return summaries[key]["step_ms"]["median"]
-
-    assert summaries[1,]["first_loss"] > 100
-    assert time(3) < 0.5 * time(5)
-    assert time(4) > 1.5 * time(5)
-    assert time(6) < 0.8 * time(5) and summaries[6,]["peak_memory_mb"] < 0.8 * summaries[5,]["peak_memory_mb"]
-    assert summaries[6,]["parameters_trained"] == 512_000
-    assert time(2, "medium") > 1.02 * time(5, "medium")
+        metrics = json.loads(path.read_text())
+        check_symptoms(stage, metrics)
+        peaks[stage] = metrics["summary"]["peak_memory_mb"]
+    assert peaks[6] < 0.8 * peaks[5]
 
 
 # ---------------------------------------------------------------- all of them

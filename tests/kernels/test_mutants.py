@@ -375,7 +375,7 @@ def test_the_unchanged_script_passes_in_fp8(tmp_path, device):
 
 
 @pytest.mark.parametrize(("operation", "mistake"), ALL)
-@pytest.mark.quick(1, each="operation")
+@pytest.mark.quick(5)
 def test_mutant_is_caught(operation, mistake, tmp_path, device):
     mutant = load_source(mutate(tree(), MUTANTS[operation][mistake]), tmp_path)
     with pytest.raises(Wrong):

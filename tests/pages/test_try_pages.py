@@ -66,7 +66,15 @@ def test_each_command_gets_a_line(page_of, capsys, tmp_path):
 def test_a_command_is_ended_with_all_that_it_started(command, ended, page_of, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(try_pages, "GRACE_S", 0.2)
     page_of(command.format(pid=tmp_path / "pid"), "echo next")
-    assert try_pages.main(["--each", "1"]) == int(ended != "ok")
+    run = try_pages.run
+
+    def run_shortly(command, place, log, environment, seconds):
+        assert seconds == 90
+        too_long = ended == "cut off" and command.text != "echo next"
+        return run(command, place, log, environment, 1 if too_long else seconds)
+
+    monkeypatch.setattr(try_pages, "run", run_shortly)
+    assert try_pages.main(["--each", "90"]) == int(ended != "ok")
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{ended} ") and second.startswith("ok ")
     wait_for(lambda: not running((tmp_path / "pid").read_text().strip()))

@@ -232,7 +232,7 @@ def test_the_time_limit_leaves_out_what_would_not_end(stubs, capsys, monkeypatch
 
 def test_a_process_that_hangs_is_ended_at_the_limit(stubs, capsys):
     assert suite(stubs, "--models v4 --repeats 1 --time-limit 1") == 1
-    assert re.search(r"v4.py ran longer than (1|0\.\d+) s", capsys.readouterr().out)
+    assert re.search(r"v4.py ran longer than (1|0|0\.\d+) s", capsys.readouterr().out)  # what was left of the limit
 
 
 def test_an_interrupted_suite_keeps_its_rows_and_ends_what_runs(stubs):
@@ -343,7 +343,8 @@ def test_suite_on_two_processes(tmp_path):
     for row in together:
         assert row["parameters_trained"] == row["parameters"] == alone["parameters"]
         assert row["gradient_error"] is None
-        assert row["efficiency"].ratio == pytest.approx(alone["step_ms"] / row["step_ms"], rel=0.5)
+        # of one round, whose steps are kept to 0.0001 ms
+        assert row["efficiency"].ratio == pytest.approx(alone["step_ms"] / row["step_ms"], rel=1e-3)
 
 
 # ---------------------------------------------------------------- peers, with the library itself

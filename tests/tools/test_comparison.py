@@ -163,6 +163,7 @@ def line_of(output, name):
     return next(line for line in output.splitlines() if line.startswith(name)).removeprefix(name).split()
 
 
+@pytest.mark.slow
 def test_without_folders_all_four_are_compared(one_process, capsys):
     assert versions_tool.main([*HERE, "--rounds", "1", "--num-steps", "2"]) == 0
     output, errors = capsys.readouterr()
@@ -255,6 +256,7 @@ def test_memory_of_versions_by_hand(monkeypatch, capsys):
     assert lines[3].split() == "version 2 74 138 266 522 0 linear".split()
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_scripts_and_ends_at_the_limit():
     """In real processes, as every tool that trains starts them."""
     command = "analyze_memory_scaling.py --versions 2 --seq-lengths 16,32 --time-limit 0 --json - "

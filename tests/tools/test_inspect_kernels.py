@@ -23,7 +23,6 @@ from common.occupancy import TARGETS, occupancy
 from common.versions import REPOSITORY, load_version
 from in_process import refused, run_here
 from inspect_kernels import PRECISIONS, compiled_launches, prepare_worker
-from marks import slow
 
 pytestmark = pytest.mark.skipif(bool(inspect_kernels.too_old()), reason=f"the tool {inspect_kernels.too_old()}")
 
@@ -140,7 +139,8 @@ def instinct_candidates(target):
     return rows
 
 
-@pytest.mark.parametrize("target", [slow("gfx90a"), "gfx942", slow("gfx950")])
+@pytest.mark.parametrize("target", ["gfx90a", "gfx942", "gfx950"])
+@pytest.mark.slow
 def test_instincts_own_tiles_compile_with_their_options(target, workers):
     rows = workers.submit(instinct_candidates, target).result()
     assert len(rows) == 3 and all(row["matrix_instructions"] and row["dots"] >= 2 for row in rows), rows
@@ -225,6 +225,7 @@ def test_tiles_too_small_for_matrix_units_and_tiles_that_do_not_compile():
     assert "does not compile: CompileTimeAssertionFailure: tl.static_assert(BLOCK_Q % BLOCK_K == 0)" in faults[1]
 
 
+@pytest.mark.slow
 def test_too_much_shared_memory_and_spills_are_faults():
     model = "--hidden-dim 256 --num-heads 2 --num-kv-heads 1".split()
     argv = "--target sm_90 --dtype bf16 --tiles 128x128 --warps 4 --stages 4".split()

@@ -16,6 +16,7 @@ import pytest
 from common import limits
 from common.profiles import read_profile
 from common.versions import REPOSITORY, SCRIPTS
+from marks import slow
 from processes import executable
 
 STUBS, SAMPLES = (pathlib.Path(__file__).parent / name for name in ("stubs", "samples"))
@@ -128,7 +129,7 @@ DELIVERED = {  # steps, files, and what the last lines say
 
 @pytest.mark.parametrize("release", ROCM)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.quick(2, each="wrapper")
+@pytest.mark.quick(1, each="wrapper")
 def test_command_files_and_last_lines_of_every_release(wrapper, release, run, python, tmp_path):
     arguments = ("--output-dir", tmp_path / "results", "--use-amp")
     result = run(wrapper, *arguments, profilers=f"rocm-{release}", ROCPROF_OUTPUT_FORMAT="rocpd")
@@ -240,7 +241,7 @@ def test_torchrun_starts_the_profiler_per_rank(run, python, tmp_path):
 
 
 @pytest.mark.parametrize("release", ROCM)
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_counters_are_read_in_passes(release, run, tmp_path):
     kernel = "adamw_kernel" if release == "6.2" else "adamw"
     arguments = ("--set", "memory", "--pmc", "SQ_WAVES,GRBM_GUI_ACTIVE", "--use-amp", "--kernel", kernel)
@@ -292,7 +293,7 @@ REFUSES = "does not have all of the counters: rocprofv3 -L"
         ("7.1", "--set thread-trace", "no-decoder", 1, "-- --att-library-path FOLDER"),
     ],
 )
-@pytest.mark.quick(8)
+@pytest.mark.quick(5)
 def test_counters_and_samples_that_do_not_come(release, arguments, fault, status, words, run, tmp_path):
     arguments = (*arguments.split(), "--output-dir", tmp_path / "results")
     result = run("get_counters.sh", *arguments, profilers=f"rocm-{release}", STAND_IN_FAULT=fault)
@@ -331,7 +332,7 @@ def test_ncu_without_the_kernel_says_so(wrapper, status, run, tmp_path):
     assert len(list(tmp_path.glob("counters/*/kernels.csv"))) == (status == 3)
 
 
-@pytest.mark.parametrize("release", ["6.4", "7.1"])
+@pytest.mark.parametrize("release", [slow("6.4"), "7.1"])
 def test_a_gpu_without_a_known_peak_has_unknown_limits(release, run, tmp_path):
     arguments = ("--output-dir", tmp_path / "results")
     result = run("get_rocprof_compute.sh", *arguments, profilers=f"rocm-{release}", STAND_IN_FAULT="no-peaks")
@@ -395,7 +396,7 @@ def says(text):
         ),
     ],
 )
-@pytest.mark.quick(8)
+@pytest.mark.quick(5)
 def test_a_failure_ends_with_its_status_its_cause_and_what_was_measured(
     wrapper, release, environment, status, words, kept, run, tmp_path
 ):
@@ -521,7 +522,7 @@ def test_ncu_that_finds_no_kernel_in_the_steps_looks_at_the_whole_run(run, tmp_p
     assert [command.startswith(NCU) for command in recorded(tmp_path)] == [True, False]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, slow(2)])
 def test_a_recording_that_nsys_cannot_import_is_kept_and_named(ranks, run, tmp_path):
     """As in an image without the libraries of Nsight Systems' host part."""
     arguments = ("--output-dir", tmp_path / "results", "--nproc-per-node", ranks)
@@ -631,7 +632,7 @@ QUESTIONS["system"] = "*.proto"
 
 @pytest.mark.parametrize("release", ["6.2", "7.1"])
 @pytest.mark.parametrize("question", QUESTIONS)
-@pytest.mark.quick(5)
+@pytest.mark.quick(3)
 def test_any_command_is_profiled(question, release, run, python, tmp_path):
     (tmp_path / "here").mkdir()
     options = ("--output-dir", "results", "--", python, "tiny_llama_v1.py", "--lr", "3")

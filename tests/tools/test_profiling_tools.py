@@ -193,6 +193,7 @@ def test_all_profilers_run_and_missing_ones_are_named(tmp_path):
     assert json.loads((folder / "flops_analysis" / "flops_profile.json").read_text())["version"] == 2
 
 
+@pytest.mark.slow
 def test_all_profilers_go_on_after_a_failure_and_end_with_1(tmp_path):
     text = f'#!/bin/sh\ncase $1 in *run_*.py) exit 2 ;; esac\nexec "{sys.executable}" "$@"\n'
     machine = {"PATH": f"{STUBS / 'nvidia'}{os.pathsep}{os.environ['PATH']}", "TINY_LLAMA_CPU": ""}
@@ -292,6 +293,7 @@ def test_check_room_writes_a_table_and_a_text_without_names(room):
     assert "jdoe" not in text and str(pathlib.Path.home()) + "/" not in text and os.uname().nodename not in text
 
 
+@pytest.mark.slow
 def test_check_room_needs_no_more_than_it_installs(room, tmp_path):
     """Neither plugins of pytest nor linters: on a machine without a network they cannot be had."""
     result, _ = room()
@@ -313,6 +315,7 @@ def test_check_room_compares_the_graph_with_eager_steps(room):
     assert re.search(r"^graph +FAILED", room(ROOM_LOSS="NaN")[1], re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_check_room_without_a_gpu_is_quick_and_leaves_the_graph_out(room):
     result, text = room(ROOM_GPU="none")
     assert re.search(r"^graph +not run +- +needs a GPU", text, re.MULTILINE) and "-k rmsnorm or swiglu" in text

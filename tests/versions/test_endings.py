@@ -42,7 +42,8 @@ def read_to_first_step(process):
 # ---------------------------------------------------------------- signals
 
 
-@pytest.mark.parametrize(("version", "name", "status"), [(1, "SIGTERM", 143), slow(3, "SIGINT", 130)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("version", "name", "status"), [(1, "SIGTERM", 143), (3, "SIGINT", 130)])
 def test_a_signal_ends_the_run_with_its_metrics(version, name, status, tmp_path):
     metrics = tmp_path / "metrics.json"
     with started(version, "--num-steps", "1000000", "--metrics-file", metrics) as process:
@@ -275,7 +276,7 @@ def test_metrics_do_not_replace_the_log(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/stderr", "/dev/stdin", "/dev/fd/1"])
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_metrics_into_a_pipe_are_refused_in_plain_words(name):
     """The file of /dev/stdout is a pipe here, to which the resolved link leads by a name that does not exist."""
     command = [sys.executable, SCRIPTS[1], *SHORT, "--metrics-file", name]
@@ -333,7 +334,7 @@ def test_metrics_leave_a_link_beside_them_alone(tmp_path, capsys):
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")  # as NumPy's, of numbers that overflow in the interpreter
-@pytest.mark.parametrize("version", SCRIPTS)
+@pytest.mark.parametrize("version", [slow(version) if version == 3 else version for version in SCRIPTS])
 def test_a_loss_that_is_not_finite_stops_the_run(version, tmp_path, capsys):
     metrics = tmp_path / "metrics.json"
     argv = [*MINI, "--num-steps", "9", "--warmup-steps", "0", "--learning-rate", "1e30", "--metrics-file", metrics]

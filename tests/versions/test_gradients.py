@@ -62,7 +62,8 @@ def assert_exact(version, *switches):
     ("version", "switches"),
     [
         *((version, []) for version in (1, 2, 4)),
-        *((2, only(switch, V2_SWITCHES)) for switch in (*V2_SWITCHES, None)),
+        *((2, only(switch, V2_SWITCHES)) for switch in (*V2_SWITCHES[:3], None)),
+        slow(2, only("torch-compile", V2_SWITCHES)),
         (2, ["--enable-all-fusion"]),
         pytest.param(4, ["--attention-backend", "flex", "--enable-torch-compile"], marks=pytest.mark.gpu),
     ],
@@ -99,6 +100,7 @@ def test_fusions_of_version_2_do_what_they_say():
 
 
 @pytest.mark.parametrize("switch", [name for name in V3_KERNELS if name != "optimizer-kernel"])
+@pytest.mark.quick(2)
 def test_kernels_of_version_3(switch):
     """Each kernel alone, and all but that one."""
     with launches() as launched:
@@ -159,7 +161,7 @@ def test_same_seed_same_initial_weights_in_every_version():
     assert len(set(matrices)) == len(matrices)
 
 
-@pytest.mark.parametrize("version", [3, 4])
+@pytest.mark.parametrize("version", [slow(3), 4])
 def test_16_bit_weights_have_float32_masters(version):
     """After some steps the float32 weight rounds to the 16-bit one, and moved by less than 16 bits can hold."""
     script, dtype = load_version(version), "bfloat16" if version == 4 or torch.cuda.is_available() else "float16"

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from common.versions import load_version
+from marks import slow
 from training import train
 
 SIZES = "--hidden-dim 32 --num-layers 2 --num-heads 2 --intermediate-dim 72 --vocab-size 50 --seq-len 18".split()
@@ -133,7 +134,7 @@ def test_a_right_graph_is_believed(version, argv):
 
 
 SEEDED = [(version, argv, fault) for version, argv in ((1, []), (4, ["--use-amp"])) for fault in FAULTS]
-SEEDED += [(3, [*HALF, *SHORT], one_weight_not_written)]
+SEEDED += [slow(3, [*HALF, *SHORT], one_weight_not_written)]
 
 
 @ON_CPU

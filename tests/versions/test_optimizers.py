@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from common.versions import SCRIPTS, load_version, relative_error
+from marks import slow
 
 STEPS = 20
 SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --num-kv-heads 1 --intermediate-dim 37 --vocab-size 41".split()
@@ -256,7 +257,7 @@ FAULTS = {
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU shows the same without compiling every fault")
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize(("version", "dtype"), [(3, "bfloat16"), (4, "float16"), (4, "bfloat16")])
+@pytest.mark.parametrize(("version", "dtype"), [slow(3, "bfloat16"), (4, "float16"), (4, "bfloat16")])
 @pytest.mark.quick(3)
 def test_faults_lie_far_above_the_bound(version, dtype, fault):
     """The least that was measured is 800 times the bound."""

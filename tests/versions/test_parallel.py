@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from common.versions import SCRIPTS, load_version, relative_error
-from marks import slow
 from processes import SIZES, TORCHRUN, environment, launch
 from training import tensors, train
 
@@ -117,7 +116,8 @@ def test_a_run_changes_its_engine_at_each_checkpoint(tmp_path, precision):
     assert losses == pytest.approx(unbroken, rel=2e-3 if precision else 1e-5) and len(losses) == 7
 
 
-@pytest.mark.parametrize(("engine", "killed"), [("ddp", 1), slow(ENGINES[-1], 0)])
+@pytest.mark.parametrize(("engine", "killed"), [("ddp", 1), (ENGINES[-1], 0)])
+@pytest.mark.slow
 @pytest.mark.skipif(not pathlib.Path("/proc/thread-self/children").exists(), reason="finds the processes in /proc")
 def test_a_killed_rank_ends_the_job(tmp_path, engine, killed):
     argv = [*SIZES.split(), "--batch-size", "2", "--num-steps", "1000000", "--device", "cpu", "--parallel", engine]

@@ -11,6 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.versions import SCRIPTS, load_version
+from marks import slow
 from training import tensors, train
 
 SIZES = "--hidden-dim 32 --num-layers 2 --num-heads 2 --intermediate-dim 72 --vocab-size 50 --seq-len 18".split()
@@ -20,7 +21,7 @@ SIZES += ["--batch-size", "2"]
 # ---------------------------------------------------------------- losses
 
 
-@pytest.mark.parametrize("version", SCRIPTS)
+@pytest.mark.parametrize("version", [slow(version) if version == 3 else version for version in SCRIPTS])
 def test_warm_up_leaves_no_trace(version):
     """Weights, moments and step count are those of a run without warm-up, where sums have one order."""
     options = [*SIZES, "--num-layers", "1", "--deterministic"]

@@ -1,4 +1,4 @@
-"""Train large matmuls below a norm without a backward: large_matmuls.py [TOKENS WIDTH DEVICE]."""
+"""Train large matmuls below a norm without a backward: large_matmuls.py TOKENS WIDTH DEVICE."""
 
 import sys
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-tokens, width, device = [*sys.argv[1:], *"16384 8192 cuda".split()[len(sys.argv) - 1 :]]
+tokens, width, device = sys.argv[1:]
 tokens = int(tokens)
 width = int(width)
 
