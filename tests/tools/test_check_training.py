@@ -87,6 +87,7 @@ def test_what_may_be_meant_is_a_warning(check, way):
     assert (status, without_times(kinds(report, True))) == (0, [WARNED[way]]), printed
 
 
+@pytest.mark.slow
 def test_an_unused_head_of_a_model_called_by_its_forward_is_a_warning(check):
     """PyTorch gives model.forward() no hook: head and blocks look like modules that run on their own."""
     status, report, printed = check(SAMPLES / "char_gpt.py", "direct", "unused_head")
@@ -158,6 +159,7 @@ def test_a_gradient_that_is_not_the_slope(check):
     assert status == 1
 
 
+@pytest.mark.slow
 def test_slopes_are_bounded_in_time_and_need_32_bits(check, monkeypatch):
     _, report, _ = check(SAMPLES / "char_gpt.py", "bf16")
     assert "16-bit weights are too coarse" in report["rows"]["slopes"]
@@ -270,6 +272,7 @@ def test_a_constant_loss(check, write):
     assert status == 1 and "loss_constant" in kinds(report)
 
 
+@pytest.mark.slow
 def test_the_exercise_of_the_page(check, write):
     status, report, printed = check(OWN, "--steps", "20")
     assert (status, kinds(report)) == (1, ["no_gradient"])

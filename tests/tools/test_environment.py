@@ -324,6 +324,7 @@ def test_amd_gpu_does_not_use_another_build(machine, version, build):
     assert machine.versions()["torch"][0] == "2.9.1+rocm6.4"
 
 
+@pytest.mark.slow
 def test_the_oldest_set_has_an_environment_of_its_own(machine):
     oldest = {"torch": "2.7.1", "triton": "3.3.1", "numpy": "1.26.4"}
     if sys.version_info >= (3, 13) or platform.machine() == "aarch64":
@@ -353,6 +354,7 @@ def test_the_oldest_set_is_the_floor_of_pyproject():
         assert not high or all(environment.within(version, low, high) for version in versions)
 
 
+@pytest.mark.slow
 def test_nvidia_gpu_gets_the_versions_that_were_recorded(machine):
     machine.add_wheels()
     assert machine.run().returncode == 0  # without a GPU

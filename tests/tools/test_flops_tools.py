@@ -69,6 +69,7 @@ def test_mfu_is_the_rate_of_each_gpu_over_its_peak(device, mfu, monkeypatch):
     assert flops.measure(1, config, BY_HAND)["mfu"] == mfu
 
 
+@pytest.mark.slow
 def test_the_documented_command_writes_all_its_files(tmp_path):
     pytest.importorskip("matplotlib")
     folder, tool = tmp_path / "flops_analysis", [sys.executable, FOLDERS[2] / "run_deepspeed_flops.py"]

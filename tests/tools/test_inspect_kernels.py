@@ -157,6 +157,7 @@ def test_the_solutions_of_the_exercises_fit_every_target(target):
     assert [(row["kernel"], inspect_kernels.problems(row)) for row in rows if inspect_kernels.problems(row)] == []
 
 
+@pytest.mark.slow
 def test_launches_are_those_of_the_gpu_and_its_precision():
     """fp8 weights are quantized where the target multiplies in fp8; tiles are a GPU's, not the interpreter's."""
     argv = "--preset tiny --kernel".split()

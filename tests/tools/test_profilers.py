@@ -219,6 +219,7 @@ def test_rocpd_needs_a_release_that_writes_databases(run):
     assert run("get_trace.sh", "--rocpd", profilers="rocm-6.4").returncode == 2
 
 
+@pytest.mark.slow
 def test_torchrun_starts_the_profiler_per_rank(run, python, tmp_path):
     arguments = ("--nproc-per-node", 2, "--output-dir", tmp_path / "results")
     result = run("get_hotspots.sh", *arguments, profilers="rocm-7.0")
@@ -677,6 +678,7 @@ def profile_on_cpu(run, tmp_path, question, *command, options=()):
     return run(PROFILE, question, *arguments, cwd=tmp_path, **machine)
 
 
+@pytest.mark.slow
 def test_pytorchs_profiler_leaves_the_warm_up_of_any_script_out(run, script, tmp_path):
     result = profile_on_cpu(run, tmp_path, "hotspots", sys.executable, "train.py", "8")
     assert result.returncode == 0, result.stdout + result.stderr

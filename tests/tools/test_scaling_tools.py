@@ -100,6 +100,7 @@ def submit(slurm, *arguments, **variables):
     return subprocess.run(command, capture_output=True, timeout=300, **options)
 
 
+@pytest.mark.slow
 def test_the_slurm_script_starts_a_process_a_gpu(slurm):
     options = [*SIZES.split(), "--device", "cpu", "--num-steps", "2", "--metrics-file", "of two.json"]
     done = submit(slurm, "1", *options)

@@ -187,6 +187,7 @@ def test_the_same_seed_has_the_same_batches_and_weights_in_all_precisions(traine
     assert (trained / "log.txt").read_text().count("s of warm-up") == 3 - (not HAS_FP8)  # once a precision
 
 
+@pytest.mark.slow
 def test_a_run_is_the_one_of_the_version_itself(trained, tmp_path):
     (tmp_path / "train.txt").write_bytes(corpus.read(trained / "text.xz").train)
     script = load_version(3)
@@ -223,6 +224,7 @@ def stubbed(trained, monkeypatch):
     return ran
 
 
+@pytest.mark.slow
 def test_a_cut_off_study_goes_on_with_what_is_missing(trained, stubbed, tmp_path, monkeypatch, capsys):
     stub = train_precisions.Study.run
 
@@ -241,6 +243,7 @@ def test_a_cut_off_study_goes_on_with_what_is_missing(trained, stubbed, tmp_path
     assert train_precisions.main(given) == 0 and len(stubbed) == len(VARIANTS) * SEEDS
 
 
+@pytest.mark.slow
 def test_nothing_is_begun_that_would_not_end_in_time(trained, stubbed, tmp_path, capsys):
     shutil.copytree(trained / "results", tmp_path / "new")
     for variant in ("bfloat16", "fp8"):
@@ -258,6 +261,7 @@ def test_options_that_the_tool_chooses_are_refused(more, tmp_path, capsys):
     refused(train_precisions.main, given, capsys, f"{more[0]} is chosen by this tool for each run")
 
 
+@pytest.mark.slow
 def test_results_of_another_study_are_refused(trained, stubbed, tmp_path, capsys):
     shutil.copytree(trained / "results", tmp_path / "new")
     given = [*arguments(tmp_path / "new", trained / "text.xz"), "--num-steps", "3"]
@@ -265,6 +269,7 @@ def test_results_of_another_study_are_refused(trained, stubbed, tmp_path, capsys
     assert stubbed == []
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_a_failure_in_one_sentence(trained, tmp_path, monkeypatch, capsys):
     def train(trainer, seed, nudge):
         raise FloatingPointError("the loss of step 2 is nan: lower --learning-rate")

@@ -179,6 +179,7 @@ def test_sigterm_while_the_metrics_are_written(tmp_path, capsys, monkeypatch):
 # ---------------------------------------------------------------- standard output
 
 
+@pytest.mark.slow
 def test_a_broken_pipe(tmp_path):
     metrics = tmp_path / "metrics.json"
     with started(1, "--num-steps", "1000", "--metrics-file", metrics) as process:
