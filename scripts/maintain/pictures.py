@@ -159,14 +159,14 @@ def in_bytes(size):
 
 def draw_levels(axes, found):
     (ax,) = axes
+    box = {"color": "white", "pad": 0.5}  # no dotted line crosses a word
     for shift, (name, sizes), color in zip((-0.2, 0.2), found.items(), (BLUE, RED), strict=True):
         for place, size in enumerate(sizes):
             ax.barh(place + shift, size - 1, 0.38, left=1, color=color, label=None if place else name)
-            box = {"color": "white", "pad": 0.5}
             ax.text(1.4 * size, place + shift, in_bytes(size), va="center", fontsize=9, bbox=box)
     for place, (name, size) in enumerate(SIZES.items()):
         ax.axvline(size, color="black", lw=1, ls=":", zorder=0.9)  # behind the bars
-        ax.text(size, len(LEVELS) + 0.35 * place - 0.3, f" {name}", va="center", fontsize=9)
+        ax.text(1.25 * size, len(LEVELS) + 0.35 * place - 0.3, name, va="center", fontsize=9, bbox=box)
     name_rows(ax, LEVELS)
     ax.set_ylim(len(LEVELS) + 1.1, -0.6)
     log_axis(ax, "x", [])

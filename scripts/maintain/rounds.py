@@ -209,13 +209,13 @@ class Rounds:
 
         One that was never warm counts as the largest that was.
         """
-        told = [found for found in self.told.values() if "reserved_mib" in found]
-        room = told[0]["gpu_mib"] if told else None
+        told = {name: found for name, found in self.told.items() if "reserved_mib" in found}
+        room = next((found["gpu_mib"] for found in told.values()), None)
         if room is None:  # nothing is known yet, or it is a CPU
             return True
-        largest = max(found["reserved_mib"] for found in told)
-        sizes = [self.told.get(name, {}).get("reserved_mib", largest) + CONTEXT_MIB for name in names]
-        return sum(sizes) <= room
+        known = {name.removesuffix(AGAIN): found["reserved_mib"] for name, found in told.items()}
+        largest = max(known.values())
+        return sum(known.get(name.removesuffix(AGAIN), largest) + CONTEXT_MIB for name in names) <= room
 
     def has_room(self, name, running):
         """Return whether one more process may start beside those that run.
