@@ -82,25 +82,27 @@ def launch_results(launches, steps, step_starts_ns=None):
 
 def as_text(title, found):
     """Return the results of launch_results as sentences and a table of the longest gaps."""
-    if found["steps"]:
-        per_step = f"{found['launches_per_step']:,.1f} in each of {found['steps']} steps"
+    if found["steps"] == 1:
+        per_step = " in one step"
+    elif found["steps"]:
+        per_step = f", {found['launches_per_step']:,.1f} in each of {found['steps']} steps"
     else:
-        per_step = "steps not known (--steps N)"
-    if found["steps_marked"]:
-        pauses = f"pauses over {PAUSE_US} us between steps"
-    else:
-        pauses = f"pauses over {PAUSE_US} us, some of them maybe inside a step, which this profile does not mark"
-    busy = f"busy {found['busy_us'] / 1e3:,.3f} ms"
-    idle = f"idle {found['idle_us'] / 1e3:,.3f} ms in {found['gaps']:,} gaps"
-    not_counted = f"not counted: {found['paused_us'] / 1e3:,.3f} ms in {pauses}"
+        per_step = ", steps not known (--steps N)"
+    busy = f"busy {found['busy_us'] / 1e3:,.3f} ms, idle {found['idle_us'] / 1e3:,.3f} ms in {found['gaps']:,} gaps"
+    if found["paused_us"]:
+        if found["steps_marked"]:
+            where = " between steps"
+        else:
+            where = ", some of them maybe inside a step, which this profile does not mark"
+        busy += f"; not counted: {found['paused_us'] / 1e3:,.3f} ms in pauses over {PAUSE_US} us{where}"
     verdict = "launch-bound" if found["launch_bound"] else "not launch-bound"
     share = f"{100 * found['idle_share']:.1f} % of the time (bound: {100 * IDLE_BOUND:.0f} %)"
     rows = []
     for gap in found["largest_gaps"]:
         rows.append([short(gap["after"], 50), short(gap["before"], 50), f"{gap['gap_us']:.1f}"])
     lines = [
-        f"{title}: {found['launches']:,} launches, {per_step}",
-        f"{busy}, {idle}; {not_counted}",
+        f"{title}: {found['launches']:,} kernels and copies{per_step}",
+        busy,
         f"{verdict}: the GPU waits {share}",
         "",
         text_table(["longest gaps after", "before", "us"], rows, left=2),

@@ -647,6 +647,9 @@ def files_of(path):
         files = matching(path, pattern)
         if files:
             return files
+    packed = matching(path, "*trace*.json.gz")
+    if packed:
+        raise Failure(2, f"{path} holds packed traces: name one of them, such as {packed[0].relative_to(path)}")
     raise Failure(2, f"{path} is a folder without kernel times: no CSV, database or trace of a profiler lies in it")
 
 

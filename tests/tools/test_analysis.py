@@ -171,6 +171,17 @@ def test_overlapping_queues_are_busy_once_and_pauses_are_no_gaps():
     assert found["largest_gaps"] == [{"gap_us": 2, "after": "k2", "before": "k3"}]
 
 
+@pytest.mark.parametrize(("steps", "words"), [(1, "2 kernels and copies in one step"), (2, "1.0 in each of 2 steps")])
+def test_a_pause_is_told_only_where_there_is_one(steps, words):
+    """A replay is one launch of many kernels, so the text counts kernels."""
+    for pause, told in ((5, False), (5000, True)):
+        rows = [Kernel("k0", 0, 10e3), Kernel("k1", 10e3 + 1e3 * pause, 10e3)]
+        text = launches.as_text("a trace", launches.launch_results(rows, steps))
+        assert words in text and "launches" not in text
+        assert ("5.000 ms in pauses over 1000 us, some of them maybe inside a step" in text) == told
+        assert ("not counted" in text) == told
+
+
 def test_a_gap_inside_a_step_is_idle_however_long_it_is(make_trace, capsys):
     """Each of two steps takes 50 us on the host and 10 ms until the next; its kernels are 3 ms apart, or not."""
     trace = make_trace("p/trace_1.json", {"gemm": 5.0, "softmax_kernel": 5.0})
@@ -191,8 +202,8 @@ def test_a_gap_inside_a_step_is_idle_however_long_it_is(make_trace, capsys):
 def test_the_documented_launch_command_reads_results_csv(tmp_path, capsys):
     (tmp_path / "results.csv").write_bytes((SAMPLES / "rocm-6.4" / "kernel_trace.csv").read_bytes())
     result = call(2, "analyze_kernel_launches.py --trace-file results.csv", cwd=tmp_path)
-    assert "which this profile does not mark" in result.stdout
-    assert "8 launches" in result.stdout and "launch-bound: the GPU waits 30.2 %" in result.stdout
+    assert "8 kernels and copies, steps not known (--steps N)" in result.stdout
+    assert "not counted" not in result.stdout and "launch-bound: the GPU waits 30.2 %" in result.stdout
     for name, words in (
         ("rocm-6.2/kernel_stats.csv", "no table of kernels' times"),
         ("pytorch/trace_cpu.json", "on a GPU"),

@@ -277,6 +277,9 @@ def broken_files(folder):
     yield folder / "missing.csv", "does not exist"
     (folder / "nothing").mkdir()
     yield folder / "nothing", "folder without kernel times"
+    (folder / "packed").mkdir()
+    (folder / "packed" / "trace_v1.json.gz").write_bytes(b"")
+    yield folder / "packed", "name one of them, such as trace_v1.json.gz"
 
 
 def test_broken_files_get_one_sentence_that_names_them(tmp_path):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from common.command_line import Failure
+from common.profiles import clean
 from common.versions import REPOSITORY
 from conftest import METADATA, event
 from maintain import ladder, timeline, traces
@@ -191,10 +192,12 @@ def test_the_page_s_lines_of_python_find_the_same(version, recorded_steps, monke
     monkeypatch.chdir(REPOSITORY)
     with contextlib.redirect_stdout(io.StringIO()) as output:
         exec(code.replace("trace_v1", f"trace_v{version}"), {})
-    counts, medians = output.getvalue().splitlines()
+    counts, medians, longest = output.getvalue().splitlines()
     assert counts == f"{step.kernels} kernels, {step.launches} launches"
     found = [float(number) for number in re.findall(r"[\d.]+", medians)]
     assert found == pytest.approx([step.kernel_us, step.gap_us, step.wait_us], abs=0.002)  # whole ns of a reader
+    took, name = re.fullmatch(r"longest: (\d+) us, (.+)", longest).groups()
+    assert (int(took), clean(name)) == (round(step.longest.total_ns / 1e3), step.longest.name)
 
 
 def test_the_answers_sentences_are_true_of_what_was_recorded(recorded_steps):
