@@ -1,6 +1,7 @@
 """Numbers that the pages' sentences take from the record or from the counts are those of the record and the counts."""
 
 import itertools
+import re
 import statistics
 
 import pytest
@@ -221,6 +222,12 @@ CLAIMS = [
 @pytest.mark.parametrize(("page", "told"), CLAIMS, ids=str)
 def test_a_sentence_says_what_was_recorded_or_counted(page, told):
     assert told in text_of(page)
+
+
+def test_the_scaling_page_says_how_long_a_rank_waits():
+    script = (REPOSITORY / "version1_pytorch_baseline" / "tiny_llama_v1.py").read_text(encoding="utf-8")
+    (minutes,) = re.findall(r"timeout = datetime\.timedelta\(minutes=(\d+)\)", script)
+    assert f"No rank waits longer than {minutes} minutes" in text_of("scripts/SCALING.md")
 
 
 def test_the_scores_in_the_picture_of_levels_are_those_of_medium():
