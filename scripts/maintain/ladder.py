@@ -263,15 +263,22 @@ def ablation_table(recorded, part):
 
 
 def executed(recorded):
-    """Return a row per record below the folder, newest first."""
+    """Return a row per record below the folder that has a headline or a ladder, newest first."""
     rows = []
-    for path in [*recorded.glob("*/headline/suite.json"), *recorded.glob("contributed/*/headline/suite.json")]:
-        results = Record(path.parents[1]).suite()
-        found, runtime = results["record"], results["record"]["runtime"].replace("HIP", "ROCm")
+    for folder in [*recorded.glob("*"), *recorded.glob("contributed/*")]:
+        suite = Record(folder).suite()
+        ran = [(suite["record"], row["model"][1]) for row in suite["rows"] if re.match(r"v\d", row["model"])]
+        for column in rungs.all_columns(Record(folder), "ladder"):
+            of_scripts = [told for told in column.told.values() if told["version"] != "peer" and told["status"] == "ok"]
+            ran += [(column.content["record"], str(told["version"])) for told in of_scripts]
+        if not ran:
+            continue
+        found = max((record for record, _ in ran), key=lambda record: record["date"])
+        runtime = found["runtime"].replace("HIP", "ROCm")
         driver = f"driver {found['driver']}" if found["driver"] else "driver not recorded"
         packages = f"{driver}, PyTorch {found['packages']['torch']}, Triton {found['packages']['triton']}, {runtime}"
-        versions = sorted({row["model"][1] for row in results["rows"] if re.match(r"v\d", row["model"])})
-        rows.append((found["date"][:10], found["device"], packages, f"versions {', '.join(versions)}"))
+        versions = ", ".join(sorted({version for _, version in ran}))
+        rows.append((found["date"][:10], found["device"], packages, f"versions {versions}"))
     return [("executed", *row, f"{what}; last on {date}") for date, *row, what in sorted(rows, reverse=True)]
 
 

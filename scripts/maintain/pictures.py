@@ -131,11 +131,11 @@ def tell_ladders(found):
 # Bytes of the last cache before HBM, and of HBM. The cache: 50 MB of an H100, for NVIDIA prints none of an H200.
 CHIPS = {"NVIDIA H200": ("sm_90", 50e6, 141e9), "AMD MI300X": ("gfx942", 256 * 2**20, 192e9)}
 LEVELS = ["shared memory, a unit", "registers, a unit", "shared memory, all", "registers, all", "last cache", "HBM"]
-SIZES = {  # of medium in bfloat16
+SIZES = {  # of medium in bfloat16, the scores in float32
     "a row of a norm": 2 * 1024,
     "a tile 64 x 64": 2 * 64 * 64,
     "a weight [4096, 1024]": 2 * 4096 * 1024,
-    "scores of a layer": 2 * 8 * 16 * 1024 * 1024,
+    "scores of a layer": 4 * 16 * 16 * 512 * 512,
 }
 
 

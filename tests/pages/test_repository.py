@@ -2,6 +2,7 @@
 
 import ast
 import importlib.metadata
+import json
 import re
 
 import pytest
@@ -43,6 +44,20 @@ def test_a_contributed_record_of_an_amd_gpu_changes_the_table(tmp_path):
     parts = "versions 3; last on 2027-01-02"
     assert f"| executed | AMD Instinct MI325X | {versions} | {parts} |" in after
     assert "any AMD GPU" not in after and "never | aarch64" in after
+
+
+def test_a_record_of_a_ladder_alone_is_in_the_table_too(tmp_path):
+    found = {"device": "a GPU", "driver": "1.2", "runtime": "CUDA 13.0", "date": "2027-01-02T03"}
+    found["packages"] = {"torch": "2.9.1", "triton": "3.5.1"}
+    told = {"options": [], "base": None, "reason": None, "parts": "", "peak_mib": 1.0, "loss": 1.0}
+    ran = {"a": (1, "ok"), "h": (3, "ok"), "k": (4, "out of memory"), "peer": ("peer", "ok")}
+    rows = [told | {"name": name, "idea": "", "version": of, "status": status} for name, (of, status) in ran.items()]
+    rounds = [{"start": turn // 2, "turn": turn, "steps_ms": {"a": [2.0], "h": [1.0]}} for turn in range(6)]
+    column = {"preset": "tiny", "graph": True, "options": "", "again": "a", "record": found, "rungs": rows}
+    (tmp_path / "a_gpu" / "ladder").mkdir(parents=True)
+    text = json.dumps({"columns": [column | {"rounds": rounds}]})
+    (tmp_path / "a_gpu" / "ladder" / "ladder.json").write_text(text)
+    assert "CUDA 13.0 | versions 1, 3; last on 2027-01-02 |" in ladder.tested_on(tmp_path)
 
 
 def imported(path):

@@ -1,0 +1,234 @@
+"""Numbers that the pages' sentences take from the record or from the counts are those of the record and the counts."""
+
+import itertools
+import re
+import statistics
+
+import pytest
+
+from common import counts
+from common.versions import REPOSITORY, load_version
+from maintain import pictures, rungs
+from maintain.losses import QUANTITIES, judged, recorded_losses
+from maintain.records import newest_record
+
+RECORD = newest_record()
+SMALL = counts.sizes_of(load_version(1).parse_options(["--preset", "small", "--device", "cpu"]))
+MEDIUM = counts.sizes_of(load_version(1).parse_options(["--preset", "medium", "--device", "cpu"]))
+
+
+def text_of(page):
+    return " ".join((REPOSITORY / page).read_text(encoding="utf-8").split())
+
+
+def times_without_a_graph(model):
+    """Return the medians of the rounds at small that ran eagerly, the shortest first."""
+    runs = [run for run in RECORD.suite("graph")["runs"] if (run["case"].model, run["case"].preset) == (model, "small")]
+    return sorted(run["summary"]["step_ms"]["median"] for run in runs if not run["case"].graph)
+
+
+def longer_backwards():
+    """Return by how much version 3's backward is longer on two GPUs than on one, for each round."""
+    found = {}
+    for run in RECORD.suite("ddp")["runs"]:
+        if run["case"].model == "v3":
+            found[run["repeat"], run["case"].processes] = run["summary"]["backward_ms"]
+    return [found[turn, 2] - found[turn, 1] for turn in (0, 1)]
+
+
+def four_gpus():
+    """Return the times of version 3 alone on each of four GPUs, and the efficiency on two and on four."""
+    runs = [run for run in RECORD.json("ddp_four_gpus", "suite.json")["runs"] if run["case"]["model"] == "v3"]
+    times = [(run["case"]["processes"], run["summary"]["step_ms"]["median"]) for run in runs]
+    alone = sorted(time for processes, time in times if processes == 1)
+    return alone, [statistics.median(alone) / dict(times)[processes] for processes in (2, 4)]
+
+
+def kernels():
+    """Return {(operation, size): its candidates}, the first of them version 3's."""
+    found = RECORD.json("kernels", "kernels.json")["operations"]
+    return {(operation["operation"], operation["size"]): operation["candidates"] for operation in found}
+
+
+def terabytes(operation):
+    (rate,) = (candidates[0]["rate"] for (name, _), candidates in kernels().items() if name == operation)
+    return f"{rate / 1000:.2f}"
+
+
+def attention(size):
+    candidates = kernels()["attention forward + backward", f"{size}, 16 / 8 heads of 64"]
+    ours, *others = (found["us"]["median"] for found in candidates if "us" in found)
+    return ours, min(others)
+
+
+def groups():
+    """Return {group: (ms, percentage)} of version 1's kernels in the timeline's step."""
+    words = [kernel.split(maxsplit=2) for kernel in RECORD.json("timeline", "timeline.json")["kernels"]["v1"]]
+    words = sorted((group, float(duration) / 1000) for _, duration, group in words)
+    found = {group: sum(ms for _, ms in same) for group, same in itertools.groupby(words, key=lambda word: word[0])}
+    return {group: (ms, 100 * ms / sum(found.values())) for group, ms in found.items()}
+
+
+def stages():
+    """Return {stage: (step, forward, backward, peak)} of the recorded comparison."""
+    lines = (RECORD.folder / "stages" / "comparison.txt").read_text().splitlines()[2:]
+    return {int(line.split()[0]): [float(line.split()[i]) for i in (1, 5, 6, 8)] for line in lines}
+
+
+def slower_without(switch):
+    """Return how much longer a step is without a kernel of version 3, in ms, and how many more kernels it has."""
+    combinations = {found["name"]: found for found in RECORD.json("ablation3", "ablation.json")["combinations"]}
+    without, complete = combinations[f"all but {switch}"], combinations["all"]
+    return without["step_ms"] - complete["step_ms"], without["kernels"] - complete["kernels"]
+
+
+def megabytes(version, part, *phases):
+    """Return the MB of a part of a step of small in float32, in these phases or in both."""
+    found = counts.step_counts(version, "float32", SMALL)[part]
+    return sum(found[phase]["bytes"] for phase in phases or ("forward", "backward")) / 1e6
+
+
+def claims_of_the_ladder():
+    medium = rungs.columns_of(RECORD, "ladder")["medium", True]
+    losses = [medium.told[name]["loss"] for name in "bcdefghk"]
+    told = (
+        f"ends at {medium.told['i']['loss']:.3f}, that of the bfloat16 rows at {min(losses):.3f} to {max(losses):.3f}"
+    )
+    yield "version3_triton/README.md", told
+
+    eager, graph = (rungs.columns_of(RECORD, "ladder")["small", way].step_ms("b") for way in (False, True))
+    launches = counts.total(counts.step_counts(1, "bfloat16", SMALL), "launches")
+    yield "exercises/GPU.md", f"takes {eager:.2f} ms in eager PyTorch and {graph:.2f} ms in a graph"
+    yield "exercises/GPU.md", f"{launches:,} launches become one: {1000 * (eager - graph) / launches:.0f} us each"
+
+
+def claims_of_fp8():
+    errors = {preset: RECORD.row("v3", preset, "fp8")["gradient_error"] for preset in ("medium", "small")}
+    bf16 = {preset: RECORD.row("v3", preset, "bfloat16")["gradient_error"] for preset in errors}
+    assert all(9.5 < errors[preset] / bf16[preset] < 11.5 for preset in errors)
+    yield "README.md", "float32's ten times as much as bfloat16's do"
+    yield "version3_triton/README.md", f"by {errors['medium']:.2f} (relative), bfloat16's by {bf16['medium']:.2f}"
+    yield "version3_triton/NOTEBOOK.md", f"by {errors['medium']:.2f} (small: {errors['small']:.2f}), ten times as much"
+    runs = recorded_losses(RECORD)
+    assert not any(judged(runs, "fp8", quantity).shown for quantity in QUANTITIES)
+    for page in ("README.md", "version3_triton/README.md", "version3_triton/NOTEBOOK.md"):
+        yield page, "no difference to bfloat16's loss was shown"
+
+
+def claims_of_kernels():
+    ceilings = RECORD.json("kernels", "kernels.json")["ceilings"]
+    copy, rates = ceilings["copy"] / 1000, ceilings["product"]
+    flops = sum(counts.required_flops(MEDIUM).values())
+    told = f"{flops / 1e12:.2f} TFLOP need {flops / rates['float32'] / 1e9:.0f} ms of"
+    yield "version3_triton/README.md", told
+    yield "exercises/GPU.md", f"{rates['bfloat16']:.0f} / {copy:.2f} = {rates['bfloat16'] / copy:.0f} FLOP per byte"
+    page = "exercises/14_tf32_bf16/README.md"
+    yield page, f"[{rates['tf32']:.0f} TFLOP/s in TF32 and {rates['float32']:.0f} in float32]"
+    yield page, f"3 · 51 / 375 = {300 * rates['float32'] / rates['tf32']:.0f} %"
+
+    rate = {name: terabytes(name) for name, _ in kernels() if not name.startswith("attention")}
+    page = "version3_triton/exercises/exercise1_triton_basics.md"
+    yield page, f"(copy {copy:.2f} TB/s): RMSNorm {rate['RMSNorm forward']} TB/s forward and {rate['RMSNorm backward']}"
+    yield page, f"add {rate['RMSNorm + residual forward']} and {rate['RMSNorm + residual backward']}, RoPE"
+    yield page, f"RoPE {rate['RoPE forward']} and {rate['RoPE backward']}, SwiGLU {rate['SwiGLU forward']} and"
+    yield page, f"and {rate['SwiGLU backward']}, AdamW {rate['AdamW, float32']}."
+    page = "version3_triton/exercises/exercise2_swiglu_optimization.md"
+    told = (
+        f"{rate['SwiGLU forward']} TB/s forward and {rate['SwiGLU backward']} backward, where a copy reaches {copy:.2f}"
+    )
+    yield page, told
+    times = [attention(f"batch {batch}, {8192 // batch} tokens") for batch in (16, 4, 1)]
+    told = [f"{ours:.0f} us against {theirs:.0f}" for ours, theirs in times[:1]]
+    told += [f"{ours:.0f} against {theirs:.0f}" for ours, theirs in times[1:]]
+    page = "version3_triton/exercises/exercise3_flash_attention.md"
+    yield page, f"512 tokens {told[0]}, 2048 tokens {told[1]}, 8192 tokens {told[2]}."
+
+    ms, more = slower_without("rmsnorm-kernel")
+    told = f"has {more:.0f} more launches and takes {ms:.2f} ms longer. That is {1000 * ms / more:.1f} us for each"
+    yield "version3_triton/README_WORKSHOP.md", told
+
+
+def claims_of_launches():
+    page = "version1_pytorch_baseline/README.md"
+    found = groups()
+    for name, (ms, percent) in found.items():
+        if name not in ("other", "normalisation"):
+            yield page, f"| {name} | {ms:.2f} | {percent:.0f} |"
+    ms, percent = (a + b for a, b in zip(found["other"], found["normalisation"], strict=True))
+    yield page, f"| other, norms | {ms:.2f} | {percent:.0f} |"
+    fast, slow = times_without_a_graph("v1+nodet")
+    exercises = "version1_pytorch_baseline/exercises/exercise_3_bottleneck_identification.md"
+    yield exercises, f"it took {fast:.0f} ms with one host's CPU and {slow:.0f} ms with another's"
+    yield "version2_pytorch_fused/exercises/exercise_3_rocm_tools.md", f"they took {fast:.0f} and {slow:.0f} ms"
+    exercises = "version4_pytorch_sdpa/exercises/exercise_1_graphs.md"
+    yield exercises, f"took {fast:.0f} ms eagerly with one host's CPU and {slow:.0f} ms with another's"
+    fast, slow = times_without_a_graph("v3")
+    yield "version4_pytorch_sdpa/README.md", f"version 3 took {slow:.1f} and {fast:.1f} ms"
+    row = RECORD.row("v1", "small", "float32")
+    exercises = "version1_pytorch_baseline/exercises/exercise_1_baseline_analysis.md"
+    yield exercises, f"On the H200 it is {row['backward_ms'] / row['forward_ms']:.2f}"
+
+
+def claims_of_several_gpus():
+    first, second = longer_backwards()
+    yield "scripts/SCALING.md", f"version 3's backward took {first:.1f} and {second:.1f} ms longer"
+    alone, (two, four) = four_gpus()
+    yield "scripts/SCALING.md", f"the same step took {alone[0]:.2f} to {alone[-1]:.2f} ms"
+    yield "scripts/SCALING.md", f"an efficiency of {two:.3f} on two and {four:.3f} on four"
+
+
+def claims_of_stages():
+    page = "version3_triton/exercises/performance_debugging/WORKSHOP_GUIDE.md"
+    found = stages()
+    _, forward, backward, _ = found[4]
+    told = f"the forward takes {forward:.1f} ms and the backward {backward:.1f} ms; in stage 5 they take"
+    yield page, f"{told} {found[5][1]:.1f} and {found[5][2]:.1f} ms"
+    step, forward, backward, peak = found[6]
+    yield (
+        page,
+        f"takes {step:.1f} ms instead of {found[5][0]:.1f} ms and peaks at {peak:.0f} MiB instead of {found[5][3]:.0f}",
+    )
+    yield page, f"takes {backward:.2f} ms, less than the forward's {forward:.1f} ms"
+    yield page, f"the step takes {found[3][0]:.2f} ms, and its three phases take"
+
+
+def claims_of_counts():
+    page = "version2_pytorch_fused/README.md"
+    before, after = (megabytes(version, "QKV projection", "forward") for version in (1, 2))
+    yield page, f"from {before:.0f} to {after:.0f} MB in the forward of small"
+    gemms, swiglu = ([megabytes(version, part) for version in (1, 2)] for part in ("gate and up", "SwiGLU"))
+    yield page, f"the GEMMs move {gemms[1]:.0f} instead of {gemms[0]:.0f} MB"
+    yield page, f"the activation moves {swiglu[1]:,.0f} instead of {swiglu[0]:.0f} MB"
+    yield page, f"The sum **rises** by {100 * ((gemms[1] + swiglu[1]) / (gemms[0] + swiglu[0]) - 1):.0f} %"
+    norms, swiglu, rope = (
+        [megabytes(version, part) for version in (2, 3)] for part in ("norms and residual", "SwiGLU", "RoPE")
+    )
+    page = "version3_triton/README_WORKSHOP.md"
+    yield page, f"The norms, twice: {norms[0]:,.0f} MB become {norms[1]:.0f}"
+    yield page, f"{swiglu[0]:,.0f} MB become {swiglu[1]:.0f}."
+    yield page, f"RoPE saves the largest fraction, {100 * (1 - rope[1] / rope[0]):.0f} %"
+
+
+CLAIMS = [
+    claim
+    for yielded in (
+        claims_of_the_ladder, claims_of_fp8, claims_of_kernels, claims_of_launches, claims_of_several_gpus,
+        claims_of_stages, claims_of_counts,
+    )
+    for claim in yielded()
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("page", "told"), CLAIMS, ids=str)
+def test_a_sentence_says_what_was_recorded_or_counted(page, told):
+    assert told in text_of(page)
+
+
+def test_the_scaling_page_says_how_long_a_rank_waits():
+    script = (REPOSITORY / "version1_pytorch_baseline" / "tiny_llama_v1.py").read_text(encoding="utf-8")
+    (minutes,) = re.findall(r"timeout = datetime\.timedelta\(minutes=(\d+)\)", script)
+    assert f"No rank waits longer than {minutes} minutes" in text_of("scripts/SCALING.md")
+
+
+def test_the_scores_in_the_picture_of_levels_are_those_of_medium():
+    assert pictures.SIZES["scores of a layer"] == 4 * MEDIUM.B * MEDIUM.H * MEDIUM.T**2  # float32
