@@ -25,6 +25,7 @@ from common.tables import emit
 from common.versions import SCRIPTS
 
 LARGEST = 200_000  # bytes of a packed trace
+SECOND_ROW = 1000  # added to the number of a stream
 RUNTIMES = ("cuda_runtime", "cuda_driver", "hip_runtime")
 GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch")
 # Arrows from launches to kernels (ac2g), and the ranges of the host as the GPU saw them.
@@ -90,8 +91,43 @@ def launching(events):
     return {id(operator) for operator in operators if not numbers or has_launch(operator)}
 
 
+def overlapping(events):
+    """Return the kernels that begin before the one before them in their row ends, and end after it.
+
+    Perfetto draws what follows or lies within another event of a row, and may leave these out.
+    """
+    kernels = [event for event in events if KINDS.get(event.get("cat")) == "kernel"]
+    spans = [(round(1e3 * e["ts"]), round(1e3 * (e["ts"] + e["dur"])), e) for e in kernels]  # whole ns: no rounding
+    ends = {}
+    found = []
+    for start, end, event in sorted(spans, key=lambda span: (span[0], -span[1])):
+        row = (event.get("pid"), event.get("tid"))
+        if start < ends.get(row, start) < end:
+            found.append(event)
+        else:
+            ends[row] = max(end, ends.get(row, end))
+    return found
+
+
+def move(kernel, events):
+    """Put a kernel, and the end of its launch's arrow, into a second row of its stream."""
+    place = (kernel["pid"], kernel["tid"], kernel["ts"])
+    row = SECOND_ROW + kernel["tid"]
+    label = {"name": f"stream {kernel['tid']}, overlapping"}
+    for event in events:
+        arrow = event.get("cat") == "ac2g" and (event["pid"], event["tid"], event["ts"]) == place
+        if event is kernel or arrow:
+            event["tid"] = row
+    named = {"ph": "M", "name": "thread_name", "pid": kernel["pid"], "tid": row, "args": label}
+    if named not in events:
+        events.append(named)
+
+
 def one_step(content):
-    """Return a trace with its last step alone, from 0 us on, without the operators that launch nothing."""
+    """Return a trace with its last step alone, from 0 us on, without the operators that launch nothing.
+
+    Kernels that overlap the one before them get a row of their own.
+    """
     start, end = last_step(content["traceEvents"])
     events = [e for e in content["traceEvents"] if e.get("cat") in CATEGORIES and start <= e["ts"] < end]
     launchers = launching(events)
@@ -104,6 +140,8 @@ def one_step(content):
         if "args" in event:
             kept["args"] = arguments
         found.append(kept)
+    for event in overlapping(found):
+        move(event, found)
     said = ("schemaVersion", "deviceProperties", "displayTimeUnit", "tiny_llama")
     return {name: content[name] for name in said if name in content} | {"traceEvents": found}
 

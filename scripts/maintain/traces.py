@@ -12,7 +12,7 @@ import kernel_times
 from common.profiles import KINDS, Kernel, clean, group_table, read_file, short
 from common.ratios import counted
 from common.tables import markdown_table, rounded
-from maintain.timeline import RUNTIMES
+from maintain.timeline import RUNTIMES, overlapping
 
 VERSIONS = (1, 4)
 PRESET = "small"  # of the part, in record.sh
@@ -46,24 +46,6 @@ def waits_of(events):
     return {number for number, _ in launched}, [start - calls[number] for number, start in launched]
 
 
-def hidden_kernels(events):
-    """Return the names of kernels that begin before the one before them in their row ends, and end after it.
-
-    Perfetto draws what follows or lies within another event, and may leave these out.
-    """
-    kernels = [event for event in events if KINDS.get(event.get("cat")) == "kernel"]
-    spans = [(round(1e3 * e["ts"]), round(1e3 * (e["ts"] + e["dur"])), e) for e in kernels]  # whole ns: no rounding
-    ends = {}
-    found = []
-    for start, end, event in sorted(spans, key=lambda span: (span[0], -span[1])):
-        row = (event.get("pid"), event.get("tid"))
-        if start < ends.get(row, start) < end:
-            found.append(clean(event["name"]))
-        else:
-            ends[row] = max(end, ends.get(row, end))
-    return found
-
-
 def step_of(path):
     """Return what is in a trace of one step."""
     profile = read_file(path)
@@ -85,7 +67,7 @@ def step_of(path):
         wait_us=statistics.median(waits) if waits else 0.0,
         groups=[f"{row['group']} {row['share_percent']:.0f} %" for row in group_table(calls)[:3]],
         longest=max(kernels, key=lambda call: call.total_ns),
-        hidden=hidden_kernels(events),
+        hidden=[clean(event["name"]) for event in overlapping(events)],
         precision=profile.metadata.get("precision"),
     )
 

@@ -228,6 +228,22 @@ def test_the_last_step_of_a_trace_is_cut_out(replayed):
         assert operator["args"] == {"External id": 1000, "Input Dims": [[2, 2]]}
 
 
+def test_kernels_that_overlap_get_a_row_of_their_own():
+    """The second begins 0.1 us before the first has ended; the third follows it, the fourth lies within the third."""
+    events = [one for one in traced(1000, replayed=True) if one["cat"] != "kernel"]
+    times = [("a", 10, 10.1), ("b", 20, 20), ("c", 40, 20), ("d", 45, 5)]
+    row = {"pid": 0, "tid": 7}
+    events += [event("kernel", name, 1000 + ts, dur, correlation=1000) | row for name, ts, dur in times]
+    events += [{"ph": "f", "cat": "ac2g", "name": name, "id": 1000, "ts": 1000 + ts} | row for name, ts, _ in times]
+    found = timeline.one_step({"traceEvents": events})["traceEvents"]
+    rows = {one["name"]: one["tid"] for one in found if one.get("cat") == "kernel"}
+    assert rows == {"a": 7, "b": 7 + timeline.SECOND_ROW, "c": 7, "d": 7}
+    assert {one["name"]: one["tid"] for one in found if one.get("cat") == "ac2g" and one["ph"] == "f"} == rows
+    (label,) = (one for one in found if one["ph"] == "M")
+    assert label["tid"] == rows["b"] and label["args"] == {"name": "stream 7, overlapping"}
+    assert timeline.overlapping(found) == []
+
+
 def test_a_trace_without_steps_is_no_step():
     with pytest.raises(Failure, match="marks no step"):
         timeline.one_step({"traceEvents": [event("cpu_op", "aten::mm", 0, 5)]})
