@@ -45,13 +45,13 @@ SLOW = [pytest.mark.slow, pytest.mark.skipif(not COMPILES, reason="Triton compil
 
 @pytest.mark.parametrize(
     ("numbers", "mistakes"),
-    [(INTERPRETED[::3], 0), slow(INTERPRETED, None), pytest.param(["12"], None, marks=SLOW)],
+    [(INTERPRETED[::6], 0), slow(INTERPRETED, None), pytest.param(["12"], None, marks=SLOW)],
     ids=str,
 )
 def test_verify(numbers, mistakes, capfd, monkeypatch):
     """Every stub is untouched, every solution passes, every typical mistake is blamed on its tensor in its words.
 
-    The quick part has every third exercise, and its solution alone.
+    The quick part has every sixth exercise, and its solution alone.
     """
     monkeypatch.setattr(verify, "wrong_answers", lambda *given: itertools.islice(WRONG_ANSWERS(*given), mistakes))
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # a wrong kernel can crash a process that uses a GPU
@@ -239,6 +239,7 @@ def test_bad_input(arguments):
     assert status == 2 and len(output.strip().splitlines()) <= 3
 
 
+@pytest.mark.slow
 def test_watch_ends_when_the_answer_is_right(workshop, monkeypatch):
     """The interpreter is chosen before Triton is imported, where there is no GPU."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)

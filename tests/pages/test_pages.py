@@ -318,6 +318,7 @@ STAGE = "1 2.000 4000.0 80.0 % 0.750 1.250 0.500 100.0 7.0000 -> 6.5000 50.0 %"
         ("losses", LOSSES, "nudged bf16 +0.0000 (+0.0000 to +0.0000), TF32 -0.1000 (-0.1000 to -0.1000).", 2 * SHIFTS),
     ],
 )
+@pytest.mark.slow
 def test_pictures_show_the_numbers_that_they_are_given(name, found, told, drawn, tmp_path, monkeypatch):
     figure = pytest.importorskip("matplotlib.figure").Figure
     axes, save, picture = [], figure.savefig, pictures.PICTURES[name]

@@ -401,6 +401,7 @@ def run_peer(packages, *options):
     return subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
 
 
+@pytest.mark.slow
 def test_peers_train_the_same_model_from_the_same_weights(tmp_path):
     kept = ["--save-every", "3", "--checkpoint-dir"]
     done = run_peer(STUBS / "library", "--metrics-file", tmp_path / "peer.json", *kept, tmp_path / "peer")

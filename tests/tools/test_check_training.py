@@ -378,6 +378,7 @@ def test_attention_is_counted_with_fewer_key_heads(key_heads):
     assert check_training.matmul_flops(counts) == (whole if torch.ops.aten.bmm in counts else whole / 2)
 
 
+@pytest.mark.slow
 def test_the_work_of_other_steps(monkeypatch):
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", sys.path[:])

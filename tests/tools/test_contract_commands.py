@@ -162,6 +162,7 @@ def test_memory_for_every_sequence_length(folders):
     ],
 )
 @pytest.mark.quick(1)
+@pytest.mark.slow
 def test_switches_of_version_2(number, parts, folders, monkeypatch):
     compile_module = torch.nn.Module.compile
     modes = []

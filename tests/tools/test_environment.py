@@ -181,6 +181,7 @@ def test_fresh_machine_gets_the_pinned_versions_once(machine):
 
 @pytest.mark.parametrize("vendor", ["none", "amd", "nvidia"])
 @pytest.mark.quick(1)
+@pytest.mark.slow
 def test_pytorch_of_the_current_python_is_used_as_it_is(machine, vendor):
     if vendor != "none":
         getattr(machine, f"has_{vendor}_gpu")()

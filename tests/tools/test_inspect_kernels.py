@@ -218,6 +218,7 @@ def test_the_compiled_kernels_are_those_that_this_gpu_runs(precision):
 ATTENTION = "--preset tiny --kernel attention_forward".split()
 
 
+@pytest.mark.slow
 def test_tiles_too_small_for_matrix_units_and_tiles_that_do_not_compile():
     result = run_tool(*ATTENTION, *"--target gfx90a --dtype bf16 --tiles 4x4 32x64 --warps 1".split())
     faults = [line for line in result.stdout.splitlines() if line.startswith("DOES NOT FIT")]

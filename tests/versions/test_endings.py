@@ -267,6 +267,7 @@ def test_a_file_that_may_not_grow_leaves_the_older_one(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["/dev/stdout", "log", "link"])
 @pytest.mark.quick(1)
+@pytest.mark.slow
 def test_metrics_do_not_replace_the_log(name, tmp_path):
     (tmp_path / "link").symlink_to("log")
     command = [sys.executable, SCRIPTS[1], *SHORT, "--metrics-file", name]
