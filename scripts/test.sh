@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the Python environment and runs the test suite in it; options go to pytest, paths are the repository's:
-#   ./scripts/test.sh                                          the quick tests, in two processes: less than four minutes
+#   ./scripts/test.sh                                          the quick tests, in two processes: about four minutes
 #   ./scripts/test.sh --all                                    all: also further cases, other GPUs' compilers, Hugging Face
 #   ./scripts/test.sh --reverse                                the last test first; --shuffle 7: in a random order
 #   ./scripts/test.sh -k attention -x                          what matches, until the first failure

@@ -331,7 +331,7 @@ def faults_of_record(recorded, paths):
     results = recorded.suite()
     ran = {(run["case"].script, run["script_sha256"]) for run in results["runs"]}
     faults = faults_of_commit(results["record"]["commit"], ran)
-    columns = [column for _, column in ladders_of_gpus(recorded)[1:]]
+    columns = [column for record, column in ladders_of_gpus(recorded) if record is not recorded]
     for column in [*rungs.all_columns(recorded, "ladder"), *rungs.all_columns(recorded, "peers"), *columns]:
         ran = {(rungs.script_of(rung), column.told[name]["script_sha256"]) for name, rung in column.rungs.items()}
         faults += faults_of_commit(column.content["record"]["commit"], ran)

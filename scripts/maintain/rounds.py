@@ -31,7 +31,7 @@ from common.versions import load_version
 AGAIN = " again"  # added to the name of the rung that runs under two names
 WARM_S = 900  # seconds until all processes are warm: a cold compiler, and as many processes as rungs
 ANSWER_S = 300  # seconds that ten steps may take
-CONTEXT_MIB = 1024  # of a GPU's memory that a process holds beside its tensors
+CONTEXT_MIB = 1024  # kept free for what a process holds beside its tensors: its context and its libraries' buffers
 GRACE_S = 10  # seconds that a process has to end by itself
 
 # ---------------------------------------------------------------- the warm process
@@ -226,7 +226,7 @@ class Rounds:
         return not running or (seen and self.fits([*running, name]))
 
     def warm(self, names, running, timeout):
-        """Start the processes that memory has room for and wait until they are warm; return the names of the others.
+        """Start the processes that memory has room for, wait until they are warm, and return who had no room.
 
         running: {name: process}, filled here. No compiler runs any more when this returns.
         """

@@ -132,7 +132,7 @@ def test_without_a_row_there_is_no_time_without_a_profiler(tmp_path):
 
 
 def test_kernels_that_follow_or_nest_are_drawn():
-    """What ends when the next begins, in binary fractions a little later, does not overlap."""
+    """A kernel that ends when the next begins, in binary fractions a little later, does not overlap it."""
     nested = [kernel("one", 0.1, 0.2, 1), kernel("two", 0.3, 5, 1), kernel("three", 1, 2, 1), kernel("four", 5.3, 1, 1)]
     assert timeline.overlapping(nested) == []
     other_row = kernel("five", 5, 9, 1) | {"tid": 8}

@@ -108,23 +108,29 @@ def check_loss(v3):
 
 
 @contextlib.contextmanager
-def counted_lines():
-    """Collect in a list how many cache lines each load and store of the kernels touches."""
-    counts, load, store = [], InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+def noted_accesses(note):
+    """Call note(addresses), a NumPy array in bytes, for each load and store of kernels in Triton's interpreter."""
+    load = InterpreterBuilder.create_masked_load
+    store = InterpreterBuilder.create_masked_store
 
-    def count(pointers, mask):
-        counts.append(len(np.unique(pointers.data[mask.data.astype(bool)] // LINE)))
-
-    def counted_load(self, pointers, mask, *rest):
-        count(pointers, mask)
+    def noted_load(self, pointers, mask, *rest):
+        note(pointers.data[mask.data.astype(bool)])
         return load(self, pointers, mask, *rest)
 
-    def counted_store(self, pointers, value, mask, *rest):
-        count(pointers, mask)
+    def noted_store(self, pointers, value, mask, *rest):
+        note(pointers.data[mask.data.astype(bool)])
         return store(self, pointers, value, mask, *rest)
 
-    replaced = {"create_masked_load": counted_load, "create_masked_store": counted_store}
+    replaced = {"create_masked_load": noted_load, "create_masked_store": noted_store}
     with mock.patch.multiple(InterpreterBuilder, **replaced):
+        yield
+
+
+@contextlib.contextmanager
+def counted_lines():
+    """Collect in a list how many cache lines each load and store of the kernels touches."""
+    counts = []
+    with noted_accesses(lambda addresses: counts.append(len(np.unique(addresses // LINE)))):
         yield counts
 
 
