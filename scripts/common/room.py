@@ -23,6 +23,7 @@ from common.profiles import errors_of
 from common.ratios import check_times
 from common.runs import read_metrics
 from common.tables import text_table
+from common.versions import load_version
 
 
 def facts():
@@ -39,7 +40,7 @@ def facts():
     }
     if torch.cuda.is_available():
         rows["GPUs"] = torch.cuda.device_count()
-        rows["arch"] = getattr(torch.cuda.get_device_properties(0), "gcnArchName", torch.cuda.get_device_capability())
+        rows["arch"] = load_version(3).gpu_architecture(torch.device("cuda"))
     if torch.version.hip or rocm_release():
         rows["ROCm"] = rocm_release() or "unknown"
     rows |= {"runtime": record["runtime"], "packages": ", ".join(packages), "Python": record["python"]}

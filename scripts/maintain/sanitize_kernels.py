@@ -1,6 +1,6 @@
 """Watch every kernel of version 3, forward and backward, with NVIDIA's compute-sanitizer.
 
-    python scripts/maintain/sanitize_kernels.py                        # all three tools: about five minutes
+    python scripts/maintain/sanitize_kernels.py                        # all three tools: more than five minutes
     python scripts/maintain/sanitize_kernels.py racecheck initcheck    # some of them
     python scripts/maintain/sanitize_kernels.py --run                  # launch the kernels once, without a tool
 
@@ -24,7 +24,7 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.command_line import Failure, Parser
+from common.command_line import Failure, Parser, progress
 from common.versions import SCRIPTS, load_version
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
@@ -165,6 +165,7 @@ def watch(sanitizer, tool):
     """Run the kernels under a tool, print its line, and return whether it found nothing."""
     # Every tensor is an allocation of its own, with a gap behind it, instead of a part of PyTorch's pool.
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    progress(f"running them under {tool}")
     status, said = run([sanitizer, *options_of(tool), *PROGRAM], environment)
     summaries = re.findall(r"^=* ([A-Z]* SUMMARY: .*)", said, re.MULTILINE)
     summary = summaries[-1] if summaries else f"the tool ended with status {status} and no summary"
@@ -184,6 +185,7 @@ def work(options):
             raise Failure(2, f"{tool} is no tool: choose memcheck, racecheck or initcheck")
     sanitizer = find_sanitizer()
     # Without the tools first: Triton compiles then, and a failure here is none of memory.
+    progress("compiling the kernels, and running them without a tool")
     status, said = run(PROGRAM)
     if status:
         print(said, end="", flush=True)

@@ -76,6 +76,7 @@ def test_sanitize_prints_a_line_for_each_tool(sanitize):
     assert status == 0 and out.endswith("\nnothing was found\n"), err
     tools = [line.split()[0] for line in out.splitlines() if "SUMMARY: 0" in line]
     assert tools == ["memcheck", "racecheck", "initcheck"]
+    assert err.splitlines()[1:] == [f"running them under {tool}" for tool in tools]
     assert sanitize("racecheck")[1].startswith("racecheck  ERROR SUMMARY: 0 errors\nnothing")
 
 
@@ -100,5 +101,5 @@ def test_sanitize_fails_where_something_is_found(sanitize, found):
 def test_sanitize_says_in_one_sentence_why_it_does_not_begin(sanitize, argv, problem, status, words):
     ended, out, err = sanitize(*argv, **problem)
     assert ended == status and words in err and "SUMMARY" not in out
-    assert err.startswith("sanitize_kernels.py: ") and err.count("\n") == 1
+    assert err.splitlines()[-1].startswith("sanitize_kernels.py: ") and err.count("sanitize_kernels.py: ") == 1
     assert out == "a kernel failed\n" * ("found" in problem)

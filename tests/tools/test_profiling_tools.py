@@ -10,14 +10,17 @@ import sys
 from unittest import mock
 
 import pytest
+import torch
 
 import run_pytorch_profiler as profiler
 from common import environment, report
+from common import room as common_room
 from common.command_line import Failure, run_tool, version_meant
 from common.profiles import GROUPS, read_profile
 from common.tables import rounded
 from common.versions import REPOSITORY, SCRIPTS
 from in_process import refused, run_here
+from kernel_cases import CASES
 from processes import executable
 
 STUBS, SAMPLES = (pathlib.Path(__file__).parent / name for name in ("stubs", "samples"))
@@ -247,7 +250,7 @@ case "$*" in
         summary='"summary": {{"graph": {{"captured": true}}}}' options='"options": {{"use_amp": false, "tf32": false}}'
         rest='"version": 4, "config": {{}}, "environment": {{}}'
         echo '{{"steps": [{{"loss": '$loss'}}], '"$summary, $options, $rest"'}}' >"$file" ;;
-    *) echo "fine: $*" ;;
+    *) echo fine && printf '%s\\n' "$@" ;;
 esac
 """
 
@@ -262,7 +265,8 @@ def room(tmp_path):
         (folder / script.name).touch()
         for wrapper in ("hotspots", "trace", "counters", "rocprof_compute", "rocprof_sys"):
             status = 3 if wrapper == "counters" else 0
-            executable(folder / f"get_{wrapper}.sh", f"echo get_x.sh: V{version} uses rocprofv3\nexit {status}\n")
+            says = f'echo "get_x.sh: V{version} uses rocprofv3"\necho "open $2/x.json"\nexit {status}\n'
+            executable(folder / f"get_{wrapper}.sh", says)
     shutil.copytree(REPOSITORY / "scripts" / "common", checkout / "scripts" / "common", symlinks=True)
     shutil.copy(REPOSITORY / "scripts" / "check_room.sh", checkout / "scripts")
     (checkout / "scripts" / "common" / "environment.sh").write_text(ROOM_ENVIRONMENT)
@@ -288,6 +292,7 @@ def test_check_room_writes_a_table_and_a_text_without_names(room):
     )
     assert set(outcomes.values()) == {"ok"} and len(outcomes) == 3 + 2 + 4 + 1
     assert "losses of the graph and of eager steps agree to 0.0e+00" in text and "V3 uses rocprofv3" in text
+    assert re.search(r"^get_trace.sh +ok +\d+ +open profiles/x.json *$", text, re.MULTILINE)
     shown = text.split("=== the last lines of: set-up check of tiny_llama_v2.py\n")[1]
     assert shown.startswith("Traceback\nRuntimeError: USER at HOST in HOME/x")
     assert "jdoe" not in text and str(pathlib.Path.home()) + "/" not in text and os.uname().nodename not in text
@@ -300,11 +305,10 @@ def test_check_room_needs_no_more_than_it_installs(room, tmp_path):
     assert "the environment of: room\n" in result.stderr
     assert {name for name, *_ in environment.requirements("room")} == {"torch", "numpy", "triton", "pytest"}
     log = (tmp_path / "check_room.txt.logs" / "kernel_tests.txt").read_text()
-    words = log.removeprefix("fine: ").split()
-    assert words[-1].endswith("test_kernels.py")  # all of them: on a GPU a case takes no time
     alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [sys.executable, *words, "--collect-only", "-k", "test_sums_of_columns"]
-    subprocess.run(command, cwd=REPOSITORY, env=alone, check=True, capture_output=True, text=True)
+    command = [sys.executable, *log.splitlines()[1:], "--collect-only"]
+    found = subprocess.run(command, cwd=REPOSITORY, env=alone, check=True, capture_output=True, text=True).stdout
+    assert found.count("::") > 100 and all(f"test_outputs_and_gradients[{name}" in found for name in CASES)
 
 
 @pytest.mark.slow
@@ -315,10 +319,26 @@ def test_check_room_compares_the_graph_with_eager_steps(room):
     assert re.search(r"^graph +FAILED", room(ROOM_LOSS="NaN")[1], re.MULTILINE)
 
 
+def test_the_gpu_is_told_by_its_architecture(monkeypatch, capsys):
+    """PyTorch's CUDA builds give the GPU's name as its gcnArchName."""
+    gpu = mock.Mock(gcnArchName="NVIDIA H100 80GB HBM3", major=9, minor=0)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpu.gcnArchName)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    common_room.facts()
+    assert re.search("^arch +sm_90$", capsys.readouterr().out, re.MULTILINE)
+
+
 @pytest.mark.slow
-def test_check_room_without_a_gpu_is_quick_and_leaves_the_graph_out(room):
+def test_check_room_without_a_gpu_is_quick_and_leaves_the_graph_out(room, tmp_path):
     result, text = room(ROOM_GPU="none")
-    assert re.search(r"^graph +not run +- +needs a GPU", text, re.MULTILINE) and "-k rmsnorm or swiglu" in text
+    assert re.search(r"^graph +not run +- +needs a GPU", text, re.MULTILINE)
+    words = (tmp_path / "check_room.txt.logs" / "kernel_tests.txt").read_text().splitlines()[1:]
+    command = [sys.executable, *words, "--collect-only"]
+    found = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
+    names = set(re.findall(r"test_outputs_and_gradients\[(\w+)-", found))
+    assert names == {"add_rms_norm", "packed_swiglu"}
     assert "V1 uses rocprofv3" in text and re.search(r"^took .* quick$", text, re.MULTILINE)
 
 
