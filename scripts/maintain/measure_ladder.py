@@ -40,7 +40,7 @@ def build_parser():
     add("--rungs", type=listed(), help="by name (all)")
     add("--starts", type=positive, help="of every process (3; 1 for --peer-variants)")
     add("--rounds", type=positive, default=2, help="after each start (%(default)s)")
-    add("--num-steps", type=positive, default=10, help="of a process in a round (%(default)s)")
+    add("--num-steps", type=positive, default=10, help="of a process whenever it is asked (%(default)s)")
     add("--again", metavar="RUNG", help="the A/A pair: the noisiest rung, under two names (c eager, g in a graph)")
     add("--time-limit", type=positive, help="seconds after which all ends; --append does the rest")
     add("--results", type=pathlib.Path, metavar="FOLDER", required=True)

@@ -1,8 +1,9 @@
 """Measure rungs in rounds of warm processes, one process for each rung.
 
 A process imports a training script, warms the script's own Trainer up, and runs ten steps whenever it is asked. In a
-round every process is asked once, one after the other, and the order rotates from round to round. All processes start
-anew several times, for compilation, tiles and memory layout are drawn at a start.
+round every process is asked once, one after the other, and the order rotates from round to round. An eager step takes
+as long as the host needs, whose speed drifts within seconds: an eager round asks everybody several times, in turns. All
+processes start anew several times, for compilation, tiles and memory layout are drawn at a start.
 
     python scripts/maintain/rounds.py '{"version": 2, "options": ["--preset", "small"], "steps": 10}'     such a process
 
@@ -29,6 +30,7 @@ from common.runs import OutOfMemory, end, last_words
 from common.versions import load_version
 
 AGAIN = " again"  # added to the name of the rung that runs under two names
+PASSES = {True: 1, False: 5}  # how often a round asks every process: in a graph, eager
 WARM_S = 900  # seconds until all processes are warm: a cold compiler, and as many processes as rungs
 ANSWER_S = 300  # seconds that ten steps may take
 CONTEXT_MIB = 1024  # kept free for what a process holds beside its tensors: its context and its libraries' buffers
@@ -257,25 +259,33 @@ class Rounds:
             self.note(name, **found)
         return crowded
 
-    def turn(self, names, running, start, turn):
-        """Ask every process once; keep what they measured as one round."""
-        times = {}
-        for name in rotated(names, turn):
-            if name not in running:
-                continue
-            running[name].ask()
-            try:
-                found = running[name].answer(ANSWER_S)
-            except Failure as error:
-                running.pop(name).end()
-                self.fail(name, error)
-                continue
+    def ask(self, name, running):
+        """Return the times of a process's next steps; None, and the process ended, if it failed."""
+        running[name].ask()
+        try:
+            found = running[name].answer(ANSWER_S)
             if found["parameters_trained"] != self.told[name]["parameters"]:
-                running.pop(name).end()
-                self.fail(name, Failure(1, f"trained {found['parameters_trained']:,} parameters only"))
-                continue
-            times[name] = [round(ms, 4) for ms in found.pop("steps_ms")]
-            self.note(name, **found, status="ok")  # a reason of another start stays
+                raise Failure(1, f"trained {found['parameters_trained']:,} parameters only")
+        except Failure as error:
+            running.pop(name).end()
+            self.fail(name, error)
+            return None
+        times = [round(ms, 4) for ms in found.pop("steps_ms")]
+        self.note(name, **found, status="ok")  # a reason of another start stays
+        return times
+
+    def turn(self, names, running, start, turn):
+        """Ask every process, in turns where a round asks several times; keep what they measured as one round."""
+        times = {}
+        for _ in range(PASSES[self.graph]):
+            for name in rotated(names, turn):
+                if name not in running:
+                    continue
+                measured = self.ask(name, running)
+                if measured is None:
+                    times.pop(name, None)
+                else:
+                    times.setdefault(name, []).extend(measured)
         if times:
             self.rounds.append({"start": start, "turn": turn, "steps_ms": times})
 

@@ -1,8 +1,8 @@
 """The ladder: what each rung runs, the one idea in which it differs from its base, and what was measured of it.
 
 A file ladder.json holds "columns": each one preset, eager or in a graph, measured on one machine. A column has its
-record (machine, commit, command), its rungs (options, status, loss, memory) and its rounds: the times of ten steps of
-every rung. "again" names the rung of the A/A pair.
+record (machine, commit, command), its rungs (options, status, loss, memory) and its rounds: the times of ten steps
+of every rung, or of several times ten. "again" names the rung of the A/A pair.
 """
 
 import json

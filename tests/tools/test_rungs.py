@@ -218,7 +218,8 @@ class Stub:
             if "refused" in self.answers:
                 raise Failure(2, "no such GPU")
             return found
-        if "dies" in self.answers:
+        asked = self.log.count(self.name)
+        if "dies" in self.answers or f"dies when asked {asked} times" in self.answers:
             raise Failure(1, "lost")
         trained = 9 if "frozen" in self.answers else 10
         return {"steps_ms": [1.0, 2.0], "loss": 6.0, "parameters_trained": trained, "peak_mib": 7.0}
@@ -235,9 +236,9 @@ def stubbed(monkeypatch):
     monkeypatch.setattr(rounds, "WarmProcess", Stub)
     monkeypatch.setattr(Stub, "log", [])
 
-    def measure(programs, pairs=None):
+    def measure(programs, pairs=None, graph=True):
         told = {name: {} for name in programs}
-        work = rounds.Rounds({name: (1, [name, *how]) for name, how in programs.items()}, told, [], True, 2)
+        work = rounds.Rounds({name: (1, [name, *how]) for name, how in programs.items()}, told, [], graph, 2)
         work.measure(pairs or [(name,) for name in programs], 0, range(2))
         return work.rounds, told
 
@@ -250,6 +251,14 @@ def test_processes_take_turns_in_rotated_order(stubbed):
     assert found[1] == {"start": 0, "turn": 1, "steps_ms": {name: [1.0, 2.0] for name in "bca"}}
     assert told["b"] | {"status": "ok", "loss": 6.0, "peak_mib": 7.0} == told["b"]
     assert {f"end {name}" for name in "abc"} <= set(Stub.log)
+
+
+def test_an_eager_round_asks_several_times_in_turns(stubbed):
+    """The host's speed drifts within seconds, and the drift meets everybody."""
+    found, told = stubbed({"a": [], "b": ["dies when asked 3 times"], "c": []}, graph=False)
+    assert [line for line in Stub.log if " " not in line][:8] == list("abcabcab") and Stub.log.count("c") == 10
+    assert found[0]["steps_ms"] == {name: [1.0, 2.0] * 5 for name in "ac"}
+    assert (told["b"]["status"], told["b"]["reason"]) == ("failed", "lost")
 
 
 def test_a_rung_that_fails_stops_no_other(stubbed):
@@ -332,7 +341,7 @@ def test_the_ladder_on_real_scripts(tmp_path, capsys):
     assert ladder(tmp_path, *options) == 0
     (found,) = rungs.read_columns(tmp_path / "ladder.json")
     (only,) = found.rounds
-    assert sorted(only["steps_ms"]) == ["c", "c again", "d"] and all(len(ms) == 3 for ms in only["steps_ms"].values())
+    assert sorted(only["steps_ms"]) == ["c", "c again", "d"] and all(len(ms) == 15 for ms in only["steps_ms"].values())
     assert found.told["c"]["loss"] == pytest.approx(found.told["d"]["loss"], rel=1e-3)
     assert found.told["peer fp8"]["reason"] == "--fp8 needs a GPU, got cpu"
     shown = capsys.readouterr()
