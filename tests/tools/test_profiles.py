@@ -191,6 +191,17 @@ def test_on_a_cpu_the_innermost_operators_that_compute_count(tmp_path, capsys):
         assert ("ran in Triton's interpreter" in capsys.readouterr().out) == interpreted
 
 
+def test_on_a_cpu_a_callee_is_taken_off_its_nearest_caller_alone(tmp_path):
+    """That caller's own time is taken off the next one: nothing counts twice, and nothing is taken off twice."""
+    operators = [("EmbeddingFunctionBackward", 0, 100), ("aten::matmul", 10, 50), ("aten::mm", 12, 46)]
+    operators += [("aten::copy_", 20, 6), ("aten::scatter_", 70, 5), ("aten::mul", 110, 2)]
+    events = [event("cpu_op", *one) for one in operators]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    own = [(call.name, call.total_ns / 1e3) for call in read_calls(tmp_path / "trace.json")]
+    wanted = [("EmbeddingFunctionBackward", 45), ("aten::mm", 40), ("aten::copy_", 6), ("aten::scatter_", 5)]
+    assert own == [*wanted, ("aten::mul", 2)]
+
+
 @pytest.mark.parametrize("mark", ["optimizer", "Optimizer.step#AdamW.step"])
 def test_on_a_cpu_what_runs_in_the_optimizer_is_not_element_wise(mark, tmp_path):
     operators = [("aten::mul", 0, 2), ("aten::sqrt", 10, 3), ("aten::addcdiv_", 14, 4), ("aten::mul", 20, 2)]
