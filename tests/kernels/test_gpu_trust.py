@@ -1,6 +1,7 @@
 """GPU only: equal bits, long training, more than 2^31 elements; of these the addresses without one, too."""
 
 import math
+import re
 from unittest import mock
 
 import numpy as np
@@ -10,7 +11,7 @@ import triton.language as tl
 from test_mutants import Mutant, load_source, mutate, tree
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from common.versions import load_version
+from common.versions import SCRIPTS, load_version
 from kernel_cases import Wrong
 from marks import slow
 from training import tensors, train
@@ -265,6 +266,13 @@ WALKS += [(name, of_sequences) for name in ATTENTION_KERNELS] + [("adamw_kernel"
 WALKS += [slow(name, of_tokens) for name in ATTENTION_KERNELS]  # seconds each
 
 
+def test_every_kernel_has_its_walk():
+    kernels = set(re.findall(r"^def (\w+_kernel)\(", SCRIPTS[3].read_text(), re.MULTILINE))
+    # The sums of columns are of few rows, and the sizes of a quantized weight are int64 in its table.
+    others = {"column_sum_kernel", "quantize_weights_kernel"}
+    assert kernels - others == {*ROW_KERNELS, *ATTENTION_KERNELS, "adamw_kernel"}
+
+
 def check_addresses(script, name, walk):
     """Raise Wrong unless a program's addresses are as many steps from those of the first as its number says."""
     kernel = getattr(script, name)
@@ -296,6 +304,7 @@ INT64 = {  # kernel -> what is converted to int64 in it
     "quantize_rows_kernel": "row",
     "swiglu_quantize_kernel": TILE_ROWS,
     "swiglu_backward_quantize_kernel": TILE_ROWS,
+    "transpose_kernel": "tl.arange(0, ROWS)",
     "adamw_kernel": "tl.load(chunk_ptr + 1)",
 }
 MUTANTS = {(name, of_rows): Mutant(name, f"{code}.to(tl.int64)", code) for name, code in INT64.items()}
