@@ -481,10 +481,10 @@ def operators_that_compute(operators, updates):
             callers.pop()
         if NO_WORK.match(event["name"]):
             continue
+        if callers:
+            callers[-1].own_us -= event["dur"]
         for caller in callers:
-            if COMPUTES_ITSELF.match(caller.event["name"]):
-                caller.own_us -= event["dur"]
-            else:
+            if not COMPUTES_ITSELF.match(caller.event["name"]):
                 caller.computes = False
         call = OperatorCall(event, event["dur"])
         callers.append(call)

@@ -258,6 +258,7 @@ def test_watch_ends_when_the_answer_is_right(workshop, monkeypatch):
 # ---------------------------------------------------------------- what the checker says
 
 RIGHT = "sum.copy_(x.sum(1))"
+BESIDE = "sum.as_strided((2,), (1,), sum.storage_offset()"  # and how many elements from the first of its four
 
 
 @pytest.mark.parametrize(
@@ -272,6 +273,16 @@ RIGHT = "sum.copy_(x.sum(1))"
         (f"{RIGHT}; sum[2:] += 3", "value", "(program 1)"),
         (f"{RIGHT}; sum[::2] += 3", "value", "2 of 4 elements are wrong, all of them in row 0 to 2"),
         ("sum[1:].copy_(x[1:].sum(1))", "unwritten", "1 of 4 elements are never written, the first at row 0"),
+        (
+            f"{RIGHT}; {BESIDE} - 3).zero_()",
+            "stray",
+            "2 elements outside the tensor written, the nearest 2 before the start",
+        ),
+        (
+            f"{RIGHT}; {BESIDE} + 6).zero_()",
+            "stray",
+            "2 elements outside the tensor written, the nearest 3 past the end",
+        ),
         ("x.zero_()", "changed", "x: the kernel changed its input"),
         ("sum.copy_(missing)", "crash", "line 2: NameError"),
         ("sum.copy_(missing", "crash", "SyntaxError"),

@@ -204,6 +204,9 @@ def test_the_documented_bandwidth_command_by_hand(known_trace):
     summary = content["summary"]
     found = [rows["aten::add"]["share_of_copy"], summary["unknown_ms"], summary["memory_bound_ms"]]
     assert found == pytest.approx([0.2264, 0.01, 0.01], rel=1e-3)
+    # 20 MB in the 30 us of the two operators whose bytes are known
+    found = [summary[key] for key in ("bytes", "ms", "gb_s", "share_of_copy")]
+    assert found == pytest.approx([20e6, 0.04, 666.7, 0.1258], rel=1e-3)
     assert (folder / "roofline.png").read_bytes()[:4] == b"\x89PNG"
 
 

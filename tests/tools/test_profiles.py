@@ -77,6 +77,70 @@ def test_perfetto_traces_of_rocprof_sys(tmp_path, capsys):
     refused(kernel_times.main, [tmp_path / "unknown.pftrace"], capsys, "in a form that this tool does not read", 0)
 
 
+def varint(value):
+    """Return a number as Perfetto's messages hold it: seven bits a byte, the lowest first."""
+    *others, last = (value >> 7 * i & 127 for i in range((max(value, 1).bit_length() + 6) // 7))
+    return bytes([*(byte | 128 for byte in others), last])
+
+
+def message(fields):
+    """Return a message of {number of a field: an int, a text, fields of a message, or a list of such}."""
+    content = b""
+    for number, values in fields.items():
+        for value in values if isinstance(values, list) else [values]:
+            if isinstance(value, int):
+                content += varint(number << 3) + varint(value)
+            else:
+                part = value.encode() if isinstance(value, str) else message(value)
+                content += varint(number << 3 | 2) + varint(len(part)) + part
+    return content
+
+
+def perfetto_kernels(folder, *packets):
+    """Return (name, start, end) of the kernels in a trace of these packets."""
+    (folder / "trace.pftrace").write_bytes(message({1: list(packets)}))
+    return sorted((call.name, call.start_ns, call.end_ns) for call in read_calls(folder / "trace.pftrace"))
+
+
+def begin(now, track, name, category="kernel_dispatch"):
+    return {10: 1, 8: now, 11: {9: 1, 11: track, 22: category, 23: name}}
+
+
+def end(now, track):
+    return {10: 1, 8: now, 11: {9: 2, 11: track}}
+
+
+def test_a_slice_of_perfetto_ends_on_the_track_on_which_it_began(tmp_path):
+    """Queues are tracks of one writer: their kernels overlap, and in a track an end belongs to the last beginning."""
+    queues = [begin(100, 8, "gemm"), begin(150, 9, "rope"), end(300, 8), end(400, 9)]
+    assert perfetto_kernels(tmp_path, *queues) == [("gemm", 100, 300), ("rope", 150, 400)]
+    host = [begin(100, 8, "hipLaunchKernel", "hip_api"), begin(150, 9, "gemm"), end(170, 8), end(400, 9), end(500, 9)]
+    assert perfetto_kernels(tmp_path, *host) == [("gemm", 150, 400)]
+    nested = [begin(100, 8, "gemm"), begin(150, 8, "marker", "hip_api"), end(300, 8), end(400, 8)]
+    assert perfetto_kernels(tmp_path, *nested) == [("gemm", 100, 400)]
+
+
+def test_every_writer_of_perfetto_has_names_a_clock_and_a_default_track_of_its_own(tmp_path):
+    """And new ones once it says that its state is cleared."""
+
+    def state(writer, name, now, track):
+        names = {1: {1: 1, 2: "kernel_dispatch"}, 2: {1: 1, 2: name}}
+        return {10: writer, 13: 1, 6: {1: {1: 64, 2: now}}, 59: {58: 64, 11: {11: track}}, 12: names}
+
+    def slice_of(writer, first, second, track=8):
+        """Begin on the default track, end on the one that is named."""
+        return {10: writer, 8: first, 11: {9: 1, 10: 1, 3: 1}}, {10: writer, 8: second, 11: {9: 2, 11: track}}
+
+    (first, first_end), (second, second_end) = slice_of(1, 10, 200), slice_of(2, 20, 300)
+    both = [state(1, "gemm", 1000, 8), state(2, "rope", 5000, 8), first, second, first_end, second_end]
+    wanted = [("gemm", 1010, 1210), ("rope", 5020, 5320)]
+    assert perfetto_kernels(tmp_path, *both) == wanted
+    cleared = [state(1, "adamw", 9000, 9), *slice_of(1, 1, 50, track=9)]
+    assert perfetto_kernels(tmp_path, *both, *cleared) == [("adamw", 9001, 9051), *wanted]
+    unnamed = [{10: 1, 13: 1}, begin(9500, 7, "norm"), end(9600, 7), *slice_of(1, 9700, 9800)]
+    assert perfetto_kernels(tmp_path, *both, *unnamed) == [*wanted[:1], ("norm", 9500, 9600), *wanted[1:]]
+
+
 GROUPED = {  # names between semicolons
     "GEMM": """Cijk_Alik_Bljk_SB_MT64x64x16_SE_K1; nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT; ampere_sgemm_128x64_tn;
         void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_nn_align8>;
@@ -127,6 +191,17 @@ def test_on_a_cpu_the_innermost_operators_that_compute_count(tmp_path, capsys):
         assert ("ran in Triton's interpreter" in capsys.readouterr().out) == interpreted
 
 
+def test_on_a_cpu_a_callee_is_taken_off_its_nearest_caller_alone(tmp_path):
+    """That caller's own time is taken off the next one: nothing counts twice, and nothing is taken off twice."""
+    operators = [("EmbeddingFunctionBackward", 0, 100), ("aten::matmul", 10, 50), ("aten::mm", 12, 46)]
+    operators += [("aten::copy_", 20, 6), ("aten::scatter_", 70, 5), ("aten::mul", 110, 2)]
+    events = [event("cpu_op", *one) for one in operators]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    own = [(call.name, call.total_ns / 1e3) for call in read_calls(tmp_path / "trace.json")]
+    wanted = [("EmbeddingFunctionBackward", 45), ("aten::mm", 40), ("aten::copy_", 6), ("aten::scatter_", 5)]
+    assert own == [*wanted, ("aten::mul", 2)]
+
+
 @pytest.mark.parametrize("mark", ["optimizer", "Optimizer.step#AdamW.step"])
 def test_on_a_cpu_what_runs_in_the_optimizer_is_not_element_wise(mark, tmp_path):
     operators = [("aten::mul", 0, 2), ("aten::sqrt", 10, 3), ("aten::addcdiv_", 14, 4), ("aten::mul", 20, 2)]
@@ -143,14 +218,14 @@ def test_on_a_cpu_what_runs_in_the_optimizer_is_not_element_wise(mark, tmp_path)
 
 def test_kernels_belong_to_the_operator_that_launched_them(tmp_path):
     shapes = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"], "Input Strides": [[], []]}
-    launches = (("splitK gemm", 10, 3, 7), ("reduce", 14, 1, 7), ("lonely", 16, 2))
+    launches = (("reduce", 10, 1, 7), ("splitK gemm", 12, 3, 7), ("lonely", 16, 2))  # the longest tells the group
     events = [event("cpu_op", "aten::mm", 0, 5, 7, **shapes), *(event("kernel", *launch) for launch in launches)]
     file = tmp_path / "trace_x.json"
     file.write_text(json.dumps({"deviceProperties": [{"name": "MI300X"}], "traceEvents": events}))
     profile = read_profile(file)
     product, lonely = profile.operations
     assert (product.us, product.dims, product.group) == (4, [[2, 3], [3, 4]], "GEMM")
-    assert product.launches == ("splitK gemm", "reduce")
+    assert product.launches == ("reduce", "splitK gemm")
     assert (lonely.name, lonely.dims, profile.device, profile.steps) == ("lonely", [], "MI300X", None)
 
 
