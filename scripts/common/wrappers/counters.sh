@@ -37,20 +37,29 @@ add_passes() { # SET: append the runs of a set of counters
 }
 
 count_rocm() { # one run for each pass; a pass that fails leaves the others
-    local number file names chosen status=0
+    local number file names chosen others filter=--kernel-include-regex status=0
+    tool_has "$filter" || filter=--kernel-names # ROCm 6.2
     for number in "${!PASSES[@]}"; do
         read -r -a names <<<"${PASSES[$number]}"
-        chosen=(--pmc "${names[@]}" ${KERNEL:+--kernel-include-regex "$KERNEL"})
-        if ! tool_has --pmc; then # ROCm 6.2 reads them from a file
+        chosen=(--pmc "${names[@]}")
+        if ! tool_has --pmc; then # ROCm 6.2, and early sources of 6.3, read them from a file
             file=$OUT/pass_$number.txt
-            chosen=(-i "$file" ${KERNEL:+--kernel-names "$KERNEL"})
+            chosen=(-i "$file")
             echo "echo 'pmc: ${names[*]}' > $file"
             [ -n "$DRY_RUN" ] || { mkdir -p "$OUT" && echo "pmc: ${names[*]}" >"$file"; }
         fi
+        [ -z "$KERNEL" ] || chosen+=("$filter" "$KERNEL")
         status=0
         run_rocprofv3 "/pass_$number" counters "${chosen[@]}" || status=$?
-        [ $status = 0 ] || lost_run $status "${names[*]}"
-        [ $status = 0 ] || [[ $(log_text) =~ $REFUSED ]] || return 0 # the script itself fails in every pass
+        [ $status != 0 ] || continue
+        lost_run $status "${names[*]}"
+        if [[ $(log_text) =~ $REFUSED ]]; then
+            WORST=1 # rocprofv3 ended the script: the status is not the script's
+        else # the script itself fails in every pass
+            others=${PASSES[*]:$((number + 1))}
+            [ -z "$others" ] || lost $status "not tried after that: $others"
+            return 0
+        fi
     done
 }
 
