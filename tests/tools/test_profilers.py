@@ -436,6 +436,11 @@ def says(text):
         ("get_trace.sh", "7.0", says("\x1b[31mNo module named 'torch'"), 1, "has no PyTorch", True),
         ("get_trace.sh", "7.0", says("No HIP GPUs are available"), 1, "same ROCm release", True),
         ("get_trace.sh", "7.0", says("Unable to open /dev/kfd read-write"), 1, "groups render and video", True),
+        *(
+            (wrapper, release, {"STAND_IN_FAULT": "no-library"}, 1, words, False)
+            for wrapper in ("get_hotspots.sh", "get_trace.sh", "get_counters.sh --pmc")
+            for release, words in (("6.4", "cannot be preloaded"), ("7.0", "see the lines above"))
+        ),
         ("get_rocprof_compute.sh", "7.0", {"STAND_IN_FAULT": "unsupported"}, 1, "see the lines above", False),
         *(
             ("get_rocprof_compute.sh", release, {"STAND_IN_FAULT": "no-locale"}, 1, "locale-gen en_US.UTF-8", False)
@@ -475,11 +480,14 @@ def test_the_last_lines_of_the_log_are_shown_as_they_are(run, tmp_path):
         result = run(wrapper, "--output-dir", tmp_path / "results", profilers=f"rocm-{release}", **environment)
         return result.stderr.split("the last lines of the log:\n")[1].splitlines()[:-1]
 
-    for wrapper, release in (("get_hotspots.sh", "7.0"), ("get_trace.sh", "7.1"), ("get_trace.sh", "6.2")):
+    for wrapper, release in (
+        *(("get_hotspots.sh", "7.0"), ("get_trace.sh", "7.1"), ("get_trace.sh", "6.2")),
+        *(("get_rocprof_sys.sh", "6.2"), ("get_rocprof_sys.sh", "7.0")),
+    ):
         assert lines(wrapper, release, **says("\x1b[31mValueError: 7")) == [
             "      uses       plain operations",
             "    training: ValueError: 7",
-        ]  # the names of the written files, which follow, are left out
+        ]  # what the profiler prints about its end and its files, which follows, is left out
     said = lines("get_rocprof_compute.sh", "6.4", STAND_IN_FAULT="no-locale")
     assert [line.split()[:3] for line in said] == [["ERROR", "Please", "ensure"], ["ERROR", "unsupported", "locale"]]
     for release, profiler in (("6.2", "rocprof"), ("7.0", "rocprofv3")):  # the tool's own last line says nothing

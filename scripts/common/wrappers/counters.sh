@@ -71,6 +71,8 @@ count_nsight() { run_ncu --metrics "$(tr ' ' , <<<"${PASSES[*]}")" || lost_run $
 why_no_counters() { # the sentence for runs that ended well and left no counter
     if grep -q "all counters for agent" "$OUT/log.txt"; then
         reason 0 "Unable to find all counters"
+    elif not_loaded >/dev/null; then
+        echo "the profiler's library is missing: $(not_loaded)"
     elif [ -z "$KERNEL" ]; then
         echo "the profiler saw no kernel"
     elif tool_has --kernel-names; then # ROCm 6.2

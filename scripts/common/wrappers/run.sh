@@ -44,8 +44,9 @@ attempt() { # COMMAND...: show and run it, append what it prints to log.txt, ret
 
 log_text() { tail -n "+$LOG_START" "$OUT/log.txt" | plain; } # of the last attempt
 
-# What profilers print after the cause of a failure: empty lines, the names of their files, and stack frames.
+# What profilers print after the cause of a failure: empty lines, the names of their files, their end, and stack frames.
 NOISE='^[[:space:]]*(INFO( +\|-> +\[[a-z0-9-]+\])?)?[[:space:]]*$|Opened result file: |^ *@ +0x|Check failure stack trace'
+NOISE+='|^\[(rocprof-sys|rocprofiler-systems|omnitrace)\].*([Ff]inaliz|Outputting)'
 
 last_lines() { # TEXT: show the end of a log as it is, without NOISE and what torchrun says after a rank has failed
     echo "$NAME: the last lines of the log:" >&2
@@ -183,8 +184,17 @@ read_result() { # TOOL.py OPTIONS...: read the result of every rank (@OUT@) with
     done
 }
 
+not_loaded() { # the line of the log that says that a profiler's library is missing, as up to ROCm 6.4: the script runs on
+    grep -m 1 "from LD_PRELOAD cannot be preloaded" "$OUT/log.txt"
+}
+
 report() { # TOOL.py OPTIONS...
-    read_result "$@" || give_up 1 "$TOOL saw no kernel, or its files cannot be read: the sentence above says which"
+    local line
+    read_result "$@" || if line=$(not_loaded); then
+        give_up 1 "$TOOL saw no kernel, because its library is missing: $line"
+    else
+        give_up 1 "$TOOL saw no kernel, or its files cannot be read: the sentence above says which"
+    fi
 }
 
 export_report() { # FILE COMMAND...: turn every rank's report of nsys or ncu into a table; write its output to FILE

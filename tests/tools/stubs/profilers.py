@@ -7,8 +7,8 @@ folder it is called from tells the release, its name the program: put rocm-7.0/ 
 
 Environment: STAND_IN_RECORD=FILE appends each command line to FILE; STAND_IN_FAULT plays a fault: no-kernels,
 no-report, no-import, no-range, unsupported, no-permission, no-packages, no-locale, no-peaks, no-counters (a GPU whose
-counters the release does not know), no-decoder, no-interpreter, no-second-pass, no-pmc (as in the sources of October
-2024, between ROCm 6.2 and 6.3).
+counters the release does not know), no-decoder, no-library, no-interpreter, no-second-pass, no-pmc (as in the sources
+of October 2024, between ROCm 6.2 and 6.3).
 """
 
 import csv
@@ -251,6 +251,13 @@ def rocprofv3(arguments):
         text = "rocprof-trace-decoder library path not found in ['', '/opt/rocm/lib']"
         raise Refused(1, f"Fatal error: {text}")
     counters = wanted_counters(given)
+    if FAULT == "no-library":  # up to ROCm 6.4 the loader alone says so
+        library = "/opt/rocm/lib/rocprofiler-sdk/librocprofiler-sdk-tool.so"
+        if newer_than("6.4"):
+            raise Refused(1, f"Fatal error: Failed to resolve path. '{library}.1' does not exist")
+        print(f"ERROR: ld.so: object '{library}' from LD_PRELOAD cannot be preloaded (cannot open shared object file)")
+        sys.stdout.flush()
+        return run_application(command)
     if FAULT == "no-second-pass" and "pass_1" in first(given, "-d"):
         raise aborted("F tool.cpp] HSA_STATUS_ERROR_OUT_OF_RESOURCES")
     status = profile_application(command, given, formats, counters)
@@ -364,6 +371,10 @@ def rocprof_sys(arguments):
         raise Refused(1, "--output-format conflicts with --trace and --profile")
     prefix = "OMNITRACE" if PROGRAM.startswith("omnitrace") else "ROCPROFSYS"
     status = run_application(command)
+    name = "omnitrace" if prefix == "OMNITRACE" else "rocprof-sys"
+    for line in ("finalizing...", "", *(f"process/7/thread/{n} : 0.2 sec" for n in range(8)), "Finalizing perfetto..."):
+        print(f"[{name}][7][0][{prefix.lower()}_finalize] {line}", file=sys.stderr)
+    print(f"[{name}][7][perfetto]> Outputting 'perfetto-trace-7.proto' (1 KB)... Done", file=sys.stderr)
     folder = pathlib.Path(os.environ.get(f"{prefix}_OUTPUT_PATH", "rocprofsys-python3-output"))
     if os.environ.get(f"{prefix}_TIME_OUTPUT", "ON").upper() != "OFF":
         folder /= "2025-01-15_17.57"
