@@ -196,6 +196,12 @@ def test_options_after_two_hyphens_go_to_the_profiler(run):
     assert result.returncode == 2 and "no options after --" in result.stderr
 
 
+def test_the_printed_conversion_can_be_pasted(run):
+    result = run("get_trace.sh", "--rocpd", "--dry-run", profilers="rocm-7.1")
+    assert result.returncode == 0 and result.stderr == ""
+    assert re.search(r"^rocpd convert -i \S+/trace_\*_results\.db -f pftrace ", result.stdout, re.MULTILINE)
+
+
 def test_a_rocm_without_rocpd_says_so(run, tmp_path):
     """The folder of the stub has rocprofv3 alone."""
     executable(tmp_path / "rocprofv3", f'#!/bin/sh\nexec "{STUBS}/rocm-7.1/rocprofv3" "$@"\n')
