@@ -298,6 +298,7 @@ REFUSES = "does not have all of the counters: rocprofv3 -L"
         ("7.0", "--set registers", "", 2, "--set must be times, waves"),
         ("7.0", "--set pc", "", 0, ""),
         ("7.0", "--set pc", "no-kernels", 1, "no samples: rocprofv3 left no *pc_sampling*.csv"),
+        *((release, "--set pc", "no-sampling", 1, "does not sample instructions") for release in ("6.4", "7.1")),
         ("6.3", "--set pc", "", 2, "it came with ROCm 6.4"),
         ("7.0", "--set pc --profiler pytorch", "", 2, "needs rocprofv3"),
         ("6.4", "--set thread-trace --kernel attention", "", 0, ""),

@@ -53,18 +53,17 @@ count_rocm() { # one run for each pass; a pass that fails leaves the others
         run_rocprofv3 "/pass_$number" counters "${chosen[@]}" || status=$?
         [ $status != 0 ] || continue
         lost_run $status "${names[*]}"
-        if [[ $(log_text) =~ $REFUSED ]]; then
-            WORST=1 # rocprofv3 ended the script: the status is not the script's
-        else # the script itself fails in every pass
-            others=${PASSES[*]:$((number + 1))}
-            [ -z "$others" ] || lost $status "not tried after that: $others"
-            return 0
-        fi
+        ! refused || continue
+        others=${PASSES[*]:$((number + 1))} # the script itself fails in every pass
+        [ -z "$others" ] || lost $status "not tried after that: $others"
+        return 0
     done
 }
 
-# What the log of a pass says if it is about the pass and not about the script.
-REFUSED="all counters for agent|no counter metrics|capabilities of the hardware|SIGABRT|HSA_STATUS"
+refused() { # whether rocprofv3 ended the last run, and not the script, whose status it is not then
+    local words="all counters for agent|no counter metrics|capabilities of the hardware|SIGABRT|HSA_STATUS"
+    [[ $(log_text) =~ $words|"sampling configuration is not supported" ]] && WORST=1
+}
 
 count_nsight() { run_ncu --metrics "$(tr ' ' , <<<"${PASSES[*]}")" || lost_run $? counters; }
 
@@ -144,6 +143,7 @@ sample_instructions() { # pc or thread-trace
     run_rocprofv3 "/$1" "$1" "${SAMPLING[@]}" || status=$?
     if [ $status != 0 ]; then
         lost_run $status "$1"
+        refused || true
     elif [ -n "$DRY_RUN" ] || [ -n "$(find "$OUT" -name "$files" -size +0c)" ]; then
         finish "" "the samples are in $FIRST/$1"
     elif [ "$1" = thread-trace ]; then

@@ -129,6 +129,9 @@ reason() { # STATUS LOG: the sentence that explains a failure, with the way out 
         *"Unable to find all counters"* | *"no counter metrics found"*)
             echo "this GPU, or this ROCm release, does not have all of the counters: rocprofv3 -L lists those that it has"
             ;;
+        *"PC sampling configuration is not supported"*)
+            echo "this GPU, or this ROCm release, does not sample instructions: Instinct GPUs from the MI200 series on do"
+            ;;
         *"due to no counter csv files"* | *FileNotFoundError*"/workloads/"*".csv'"*) # rocprof-compute 7 | 6
             echo "no counters of any kernel were read$([ -z "$KERNEL" ] ||
                 echo ", perhaps because no kernel's name has '$KERNEL' in it: get_hotspots.sh prints the names")"

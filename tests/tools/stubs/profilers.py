@@ -7,8 +7,8 @@ folder it is called from tells the release, its name the program: put rocm-7.0/ 
 
 Environment: STAND_IN_RECORD=FILE appends each command line to FILE; STAND_IN_FAULT plays a fault: no-kernels,
 no-report, no-import, no-range, unsupported, no-permission, no-packages, no-locale, no-peaks, no-counters (a GPU whose
-counters the release does not know), no-decoder, no-library, no-interpreter, no-second-pass, no-pmc (as in the sources
-of October 2024, between ROCm 6.2 and 6.3).
+counters the release does not know), no-decoder, no-library, no-interpreter, no-second-pass, no-sampling (a GPU
+that does not), no-pmc (as in the sources of October 2024, between ROCm 6.2 and 6.3).
 """
 
 import csv
@@ -258,6 +258,9 @@ def rocprofv3(arguments):
         print(f"ERROR: ld.so: object '{library}' from LD_PRELOAD cannot be preloaded (cannot open shared object file)")
         sys.stdout.flush()
         return run_application(command)
+    if FAULT == "no-sampling":
+        text = "tool.cpp] Given PC sampling configuration is not supported on any of the agents"
+        raise Refused(1, f"E {text}") if newer_than("6.4") else aborted(f"F {text}")
     if FAULT == "no-second-pass" and "pass_1" in first(given, "-d"):
         raise aborted("F tool.cpp] HSA_STATUS_ERROR_OUT_OF_RESOURCES")
     status = profile_application(command, given, formats, counters)
