@@ -169,8 +169,8 @@ def test_no_release_is_trusted_with_a_graph(version, release, arguments, chosen,
 @pytest.mark.parametrize("release", ["6.2", "6.3", "6.4", "7.0", "7.1"])
 @pytest.mark.quick(2)
 def test_a_part_of_the_run_is_selected_by_time_where_the_release_can(release, run):
-    """No rocprofv3 knows the scripts' steps. From 6.3 on it measures a period, without start-up and warm-up."""
-    offered = release != "6.2"
+    """No rocprofv3 knows the scripts' steps. From 6.4 on it measures a period, without start-up and warm-up."""
+    offered = release not in ("6.2", "6.3")
     period = ("--", "--collection-period", "20:5:1") if offered else ()
     for wrapper in ("get_hotspots.sh", "get_trace.sh", "get_counters.sh"):
         result = run(wrapper, "--dry-run", *period, profilers=f"rocm-{release}")
@@ -194,6 +194,22 @@ def test_options_after_two_hyphens_go_to_the_profiler(run):
     assert " --launch-skip=9 --export " in result.stdout
     result = run("get_trace.sh", "--profiler", "pytorch", "--", "--delay", "3")
     assert result.returncode == 2 and "no options after --" in result.stderr
+
+
+def test_the_printed_conversion_can_be_pasted(run):
+    result = run("get_trace.sh", "--rocpd", "--dry-run", profilers="rocm-7.1")
+    assert result.returncode == 0 and result.stderr == ""
+    assert re.search(r"^rocpd convert -i \S+/trace_\*_results\.db -f pftrace ", result.stdout, re.MULTILINE)
+
+
+def test_a_rocm_without_rocpd_says_so(run, tmp_path):
+    """The folder of the stub has rocprofv3 alone."""
+    executable(tmp_path / "rocprofv3", f'#!/bin/sh\nexec "{STUBS}/rocm-7.1/rocprofv3" "$@"\n')
+    arguments = ("--rocpd", "--profiler", "rocm", "--output-dir", tmp_path / "results")
+    result = run("get_trace.sh", *arguments, release="7.1")
+    assert result.returncode == 3 and len(list(result_of(tmp_path / "results").glob("trace_*_results.db"))) == 1
+    (line,) = result.stderr.splitlines()
+    assert "rocpd, which converts the database, is neither on PATH nor in" in line and "tried" not in line
 
 
 @pytest.mark.parametrize("release", ["7.0", "7.1"])
@@ -272,8 +288,8 @@ REFUSES = "does not have all of the counters: rocprofv3 -L"
     [
         ("7.1", "--pmc SQ_WAVES no_such", "", 3, "did not come: no_such ('rocprofv3 -L'"),
         *((release, "--pmc no_such", "", 1, REFUSES) for release in ("6.2", "6.4", "7.0", "7.1")),
-        ("6.3", "--pmc no_such", "", 134, REFUSES),
-        ("7.0", NINE, "", 134, "do not fit into one run: give them in several --pmc"),
+        ("6.3", "--pmc no_such", "", 1, REFUSES),  # and not 134: rocprofv3 ended the script
+        ("7.0", NINE, "", 1, "do not fit into one run: give them in several --pmc"),
         ("7.0", f"--pmc SQ_WAVES {NINE}", "", 3, "do not fit into one run"),
         ("6.4", "", "no-counters", 3, REFUSES),
         ("7.0", "--set memory", "no-second-pass", 3, "no WRITE_SIZE TCC_HIT_sum TCC_MISS_sum: "),
@@ -282,6 +298,7 @@ REFUSES = "does not have all of the counters: rocprofv3 -L"
         ("7.0", "--set registers", "", 2, "--set must be times, waves"),
         ("7.0", "--set pc", "", 0, ""),
         ("7.0", "--set pc", "no-kernels", 1, "no samples: rocprofv3 left no *pc_sampling*.csv"),
+        *((release, "--set pc", "no-sampling", 1, "does not sample instructions") for release in ("6.4", "7.1")),
         ("6.3", "--set pc", "", 2, "it came with ROCm 6.4"),
         ("7.0", "--set pc --profiler pytorch", "", 2, "needs rocprofv3"),
         ("6.4", "--set thread-trace --kernel attention", "", 0, ""),
@@ -310,6 +327,50 @@ def test_counters_and_samples_that_do_not_come(release, arguments, fault, status
         assert list(folder.glob("counters.csv")) + list(folder.glob("kernels.csv"))
         assert str(folder / "log.txt") in last
     assert status == 3 or not SUCCESS.search(result.stdout)
+
+
+def test_counters_that_were_not_tried_are_not_called_unknown(run, tmp_path):
+    arguments = ("--set", "memory", "--output-dir", tmp_path / "results")
+    result = run("get_counters.sh", *arguments, profilers="rocm-7.0", STAND_IN_STATUS="4")
+    last = result.stderr.splitlines()[-1]
+    assert result.returncode == 3 and "no FETCH_SIZE: the training script or rocprofv3 ended with exit status 4" in last
+    assert "not tried after that: WRITE_SIZE TCC_HIT_sum TCC_MISS_sum" in last and "did not come" not in last
+    assert len(recorded(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("kernel", ["adamw", "nosuch"])
+def test_kernels_are_filtered_where_counters_come_from_a_file(kernel, run, tmp_path):
+    """The sources between ROCm 6.2 and 6.3 compare expressions already, but have no --pmc yet."""
+    arguments = ("--pmc", "SQ_WAVES", "--kernel", kernel, "--output-dir", tmp_path / "results")
+    result = run("get_counters.sh", *arguments, profilers="rocm-6.3", STAND_IN_FAULT="no-pmc")
+    (command,) = recorded(tmp_path)
+    assert f"-i OUT/pass_0.txt --kernel-include-regex {kernel} " in command
+    if kernel == "adamw":
+        assert result.returncode == 0 and "adamw_kernel" in result.stdout, result.stderr
+    else:
+        assert result.returncode == 1 and "no kernel's name has 'nosuch' in it" in result.stderr
+
+
+@pytest.mark.skipif(os.path.exists("/opt/rocm/lib/librocprofiler-sdk.so"), reason="rocprof-compute finds this one")
+@pytest.mark.parametrize("release", ["6.4", "7.1"])
+def test_rocprof_compute_is_told_where_the_library_is(release, run, tmp_path):
+    """By default ROCm 7.1 looks for it in /opt/rocm alone."""
+    library = tmp_path / "rocm" / "lib" / "librocprofiler-sdk.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    result = run("get_rocprof_compute.sh", "--output-dir", tmp_path / "results", profilers=f"rocm-{release}")
+    assert result.returncode == 0, result.stderr
+    (command,) = recorded(tmp_path)
+    assert (f" --rocprofiler-sdk-library-path {library} -- " in command) == (release == "7.1")
+
+
+@pytest.mark.parametrize("release", ROCM)
+def test_rocprof_compute_without_the_kernel_says_so(release, run, tmp_path):
+    arguments = ("--kernel", "nosuch", "--output-dir", tmp_path / "results")
+    result = run("get_rocprof_compute.sh", *arguments, profilers=f"rocm-{release}")
+    assert result.returncode == 1 and "the last lines of the log:" in result.stderr
+    assert "perhaps because no kernel's name has 'nosuch' in it" in result.stderr.splitlines()[-1]
+    assert not list((tmp_path / "results").glob("*/*/"))
 
 
 def test_times_are_kept_where_counters_that_nobody_asked_for_fail(run, tmp_path):
@@ -382,6 +443,11 @@ def says(text):
         ("get_trace.sh", "7.0", says("\x1b[31mNo module named 'torch'"), 1, "has no PyTorch", True),
         ("get_trace.sh", "7.0", says("No HIP GPUs are available"), 1, "same ROCm release", True),
         ("get_trace.sh", "7.0", says("Unable to open /dev/kfd read-write"), 1, "groups render and video", True),
+        *(
+            (wrapper, release, {"STAND_IN_FAULT": "no-library"}, 1, words, False)
+            for wrapper in ("get_hotspots.sh", "get_trace.sh", "get_counters.sh --pmc")
+            for release, words in (("6.4", "cannot be preloaded"), ("7.0", "see the lines above"))
+        ),
         ("get_rocprof_compute.sh", "7.0", {"STAND_IN_FAULT": "unsupported"}, 1, "see the lines above", False),
         *(
             ("get_rocprof_compute.sh", release, {"STAND_IN_FAULT": "no-locale"}, 1, "locale-gen en_US.UTF-8", False)
@@ -421,14 +487,33 @@ def test_the_last_lines_of_the_log_are_shown_as_they_are(run, tmp_path):
         result = run(wrapper, "--output-dir", tmp_path / "results", profilers=f"rocm-{release}", **environment)
         return result.stderr.split("the last lines of the log:\n")[1].splitlines()[:-1]
 
-    assert lines("get_hotspots.sh", "7.0", **says("\x1b[31mValueError: 7")) == [
-        "      uses       plain operations",
-        "    training: ValueError: 7",
-    ]
+    for wrapper, release in (
+        *(("get_hotspots.sh", "7.0"), ("get_trace.sh", "7.1"), ("get_trace.sh", "6.2")),
+        *(("get_rocprof_sys.sh", "6.2"), ("get_rocprof_sys.sh", "7.0")),
+    ):
+        assert lines(wrapper, release, **says("\x1b[31mValueError: 7")) == [
+            "      uses       plain operations",
+            "    training: ValueError: 7",
+        ]  # what the profiler prints about its end and its files, which follows, is left out
     said = lines("get_rocprof_compute.sh", "6.4", STAND_IN_FAULT="no-locale")
     assert [line.split()[:3] for line in said] == [["ERROR", "Please", "ensure"], ["ERROR", "unsupported", "locale"]]
-    said = lines("get_rocprof_compute.sh", "7.0", **says("ValueError: 7"))  # the tool's own last line says nothing
-    assert said[-2:] == ["    training: ValueError: 7", "       ERROR Profiling execution failed."]
+    for release, profiler in (("6.2", "rocprof"), ("7.0", "rocprofv3")):  # the tool's own last line says nothing
+        said = lines("get_rocprof_compute.sh", release, **says("ValueError: 7"))
+        assert [line.strip() for line in said[-2:]] == [
+            f"INFO    |-> [{profiler}] training: ValueError: 7",
+            "ERROR Profiling execution failed.",
+        ]
+    said = lines("get_counters.sh", "7.0", STAND_IN_FAULT="no-counters")  # the stack that follows is left out
+    assert said == ["    F tool.cpp] Agent HW architecture is not supported, no counter metrics found."]
+
+
+@pytest.mark.slow
+def test_the_error_of_a_rank_is_shown_and_not_torchruns_summary(run, tmp_path):
+    arguments = ("--nproc-per-node", 2, "--output-dir", tmp_path / "results")
+    result = run("get_hotspots.sh", *arguments, profilers="rocm-7.0", **says("ValueError: 7"))
+    said = result.stderr.split("the last lines of the log:\n")[1]
+    assert result.returncode == 1 and "training: ValueError: 7\n" in said and "failed (exitcode: 1)" in said
+    assert "Traceback" not in said and "error_file" not in said
 
 
 def test_an_analysis_that_fails_leaves_the_profile(run, tmp_path):
@@ -440,21 +525,25 @@ def test_an_analysis_that_fails_leaves_the_profile(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wrapper", "status", "kept"),
+    ("wrapper", "release", "status", "kept"),
     [
-        ("get_hotspots.sh", "130", True),
-        ("get_hotspots.sh", "0", True),  # some scripts end well after Ctrl-C
-        ("get_rocprof_compute.sh", "130", False),
+        ("get_hotspots.sh", "7.0", "130", True),
+        ("get_hotspots.sh", "7.0", "0", True),  # some scripts end well after Ctrl-C
+        ("get_rocprof_compute.sh", "7.0", "130", False),
+        *(("get_hotspots.sh", release, "", float(release) >= 7) for release in ROCM),  # as Python ends by itself
+        ("get_trace.sh", "6.4", "", False),
     ],
 )
-def test_ctrl_c_keeps_what_was_measured(wrapper, status, kept, run, tmp_path):
-    """It reaches the wrapper, the profiler and the script; rocprofv3 still writes its files."""
+@pytest.mark.quick(4)
+def test_ctrl_c_keeps_what_was_measured(wrapper, release, status, kept, run, tmp_path):
+    """It reaches wrapper, profiler and script. From ROCm 7.0 on rocprofv3 writes its files first; before, never."""
     target = tmp_path / "results"
-    machine = {"profilers": "rocm-7.0", "interrupt": tmp_path / "started", "STAND_IN_STATUS": status}
+    machine = {"profilers": f"rocm-{release}", "interrupt": tmp_path / "started", "STAND_IN_STATUS": status}
     result = run(wrapper, "--output-dir", target, **machine)
     last = result.stderr.splitlines()[-1]
     assert result.returncode == 130 and f"{wrapper}: interrupted" in last, result.stderr
     assert bool(list(target.glob("*/*/*_kernel_trace.csv"))) == ("what was measured is in" in last) == kept
+    assert "(log: " in last and bool(list(target.glob("*/*/"))) == kept  # no folder with nothing that can be read
 
 
 def test_bad_options_and_places(run, tmp_path):

@@ -37,31 +37,41 @@ add_passes() { # SET: append the runs of a set of counters
 }
 
 count_rocm() { # one run for each pass; a pass that fails leaves the others
-    local number file names chosen status=0
+    local number file names chosen others filter=--kernel-include-regex status=0
+    tool_has "$filter" || filter=--kernel-names # ROCm 6.2
     for number in "${!PASSES[@]}"; do
         read -r -a names <<<"${PASSES[$number]}"
-        chosen=(--pmc "${names[@]}" ${KERNEL:+--kernel-include-regex "$KERNEL"})
-        if ! tool_has --pmc; then # ROCm 6.2 reads them from a file
+        chosen=(--pmc "${names[@]}")
+        if ! tool_has --pmc; then # ROCm 6.2, and early sources of 6.3, read them from a file
             file=$OUT/pass_$number.txt
-            chosen=(-i "$file" ${KERNEL:+--kernel-names "$KERNEL"})
+            chosen=(-i "$file")
             echo "echo 'pmc: ${names[*]}' > $file"
             [ -n "$DRY_RUN" ] || { mkdir -p "$OUT" && echo "pmc: ${names[*]}" >"$file"; }
         fi
+        [ -z "$KERNEL" ] || chosen+=("$filter" "$KERNEL")
         status=0
         run_rocprofv3 "/pass_$number" counters "${chosen[@]}" || status=$?
-        [ $status = 0 ] || lost_run $status "${names[*]}"
-        [ $status = 0 ] || [[ $(log_text) =~ $REFUSED ]] || return 0 # the script itself fails in every pass
+        [ $status != 0 ] || continue
+        lost_run $status "${names[*]}"
+        ! refused || continue
+        others=${PASSES[*]:$((number + 1))} # the script itself fails in every pass
+        [ -z "$others" ] || lost $status "not tried after that: $others"
+        return 0
     done
 }
 
-# What the log of a pass says if it is about the pass and not about the script.
-REFUSED="all counters for agent|no counter metrics|capabilities of the hardware|SIGABRT|HSA_STATUS"
+refused() { # whether rocprofv3 ended the last run, and not the script, whose status it is not then
+    local words="all counters for agent|no counter metrics|capabilities of the hardware|SIGABRT|HSA_STATUS"
+    [[ $(log_text) =~ $words|"sampling configuration is not supported" ]] && WORST=1
+}
 
 count_nsight() { run_ncu --metrics "$(tr ' ' , <<<"${PASSES[*]}")" || lost_run $? counters; }
 
 why_no_counters() { # the sentence for runs that ended well and left no counter
     if grep -q "all counters for agent" "$OUT/log.txt"; then
         reason 0 "Unable to find all counters"
+    elif not_loaded >/dev/null; then
+        echo "the profiler's library is missing: $(not_loaded)"
     elif [ -z "$KERNEL" ]; then
         echo "the profiler saw no kernel"
     elif tool_has --kernel-names; then # ROCm 6.2
@@ -133,6 +143,7 @@ sample_instructions() { # pc or thread-trace
     run_rocprofv3 "/$1" "$1" "${SAMPLING[@]}" || status=$?
     if [ $status != 0 ]; then
         lost_run $status "$1"
+        refused || true
     elif [ -n "$DRY_RUN" ] || [ -n "$(find "$OUT" -name "$files" -size +0c)" ]; then
         finish "" "the samples are in $FIRST/$1"
     elif [ "$1" = thread-trace ]; then

@@ -31,18 +31,26 @@ analyse() { # WORKLOAD: write the speed-of-light table of each of the top kernel
 }
 
 profile_rocm() {
-    local work=$OUT/workloads/$WORKLOAD gpus=$PROCESSES place
+    local work=$OUT/workloads/$WORKLOAD gpus=$PROCESSES place library=lib/librocprofiler-sdk.so
     check_spaces
     place=(--output-directory "$work")
     tool_has --output-directory profile || place=(-p "$work") # up to ROCm 7.2
     [ -n "$ROOF" ] || place+=(--no-roof)
+    # ROCm 7.0 and 7.1 look for it in /opt/rocm alone.
+    if [ -e "${ROCM_PATH:-}/$library" ] && [ ! -e "/opt/rocm/$library" ] && tool_has --rocprofiler-sdk-library-path profile; then
+        place+=(--rocprofiler-sdk-library-path "$ROCM_PATH/$library")
+    fi
     [ -z "$KERNEL" ] || place+=(-k "$KERNEL")
     # Each pass over the counters runs the command again, so torchrun goes inside, and one workload holds every GPU.
     [ -z "$PROCESSES" ] || TRAIN=("$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$PROCESSES"
         "${TRAIN[@]:1}")
     PROCESSES=""
     profile "$TOOL" profile -n "$WORKLOAD" "${place[@]}" ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
-    largest pmc_perf.csv "results_*.csv" "*.db" # what a finished pass leaves: sysinfo.csv is written before
+    # What a finished pass leaves: sysinfo.csv is written before.
+    find_largest pmc_perf.csv "results_*.csv" "*.db" || [ -n "$DRY_RUN" ] || {
+        last_lines "$(log_text)"
+        give_up 1 "$TOOL left no pmc_perf.csv: $(reason 0 "$(log_text)")"
+    }
     [ -z "$DRY_RUN" ] || return 0
     work=$(dirname "$FOUND")
     analyse "$work"

@@ -44,9 +44,13 @@ attempt() { # COMMAND...: show and run it, append what it prints to log.txt, ret
 
 log_text() { tail -n "+$LOG_START" "$OUT/log.txt" | plain; } # of the last attempt
 
-last_lines() { # TEXT: show the end of a log as it is
+# What profilers print after the cause of a failure: empty lines, the names of their files, their end, and stack frames.
+NOISE='^[[:space:]]*(INFO( +\|-> +\[[a-z0-9-]+\])?)?[[:space:]]*$|Opened result file: |^ *@ +0x|Check failure stack trace'
+NOISE+='|^\[(rocprof-sys|rocprofiler-systems|omnitrace)\].*([Ff]inaliz|Outputting)'
+
+last_lines() { # TEXT: show the end of a log as it is, without NOISE and what torchrun says after a rank has failed
     echo "$NAME: the last lines of the log:" >&2
-    grep -v '^[[:space:]]*$' <<<"$1" | tail -n 8 | sed 's/^/    /' >&2 || true
+    sed '/\] failed (exitcode: /q' <<<"$1" | grep -Ev "$NOISE" | tail -n 8 | sed 's/^/    /' >&2 || true
 }
 
 failed() { # STATUS: the last attempt failed: exit with its status, its last lines and the reason
@@ -59,9 +63,10 @@ failed() { # STATUS: the last attempt failed: exit with its status, its last lin
 profile() { attempt "$@" || failed $?; } # COMMAND...
 
 measured() { # whether a profiler has left anything in the result: these files are written before it measures
+    # .rocprofv3: buffers that a killed process leaves, which nothing can read without what was in its memory.
     [ -d "$OUT" ] && [ -n "$(find "$OUT" -type f -size +0c ! -name command.txt ! -name log.txt ! -name export.txt \
         ! -name "pass_*.txt" ! -name "analysis_*.txt" ! -name "*agent_info.csv" ! -name sysinfo.csv \
-        ! -name profiling_config.yaml ! -path "*/perfmon/*" -print -quit)" ]
+        ! -name profiling_config.yaml ! -path "*/perfmon/*" ! -path "*/.rocprofv3/*" -print -quit)" ]
 }
 
 give_up() { # STATUS SENTENCE: exit; what was measured stays, and of a run that left nothing its log
@@ -124,6 +129,13 @@ reason() { # STATUS LOG: the sentence that explains a failure, with the way out 
         *"Unable to find all counters"* | *"no counter metrics found"*)
             echo "this GPU, or this ROCm release, does not have all of the counters: rocprofv3 -L lists those that it has"
             ;;
+        *"PC sampling configuration is not supported"*)
+            echo "this GPU, or this ROCm release, does not sample instructions: Instinct GPUs from the MI200 series on do"
+            ;;
+        *"due to no counter csv files"* | *FileNotFoundError*"/workloads/"*".csv'"*) # rocprof-compute 7 | 6
+            echo "no counters of any kernel were read$([ -z "$KERNEL" ] ||
+                echo ", perhaps because no kernel's name has '$KERNEL' in it: get_hotspots.sh prints the names")"
+            ;;
         *"No module named 'torch'"*)
             echo "$PYTHON has no PyTorch: run scripts/quickstart.sh, or set TINY_LLAMA_PYTHON to one that has it"
             ;;
@@ -175,8 +187,17 @@ read_result() { # TOOL.py OPTIONS...: read the result of every rank (@OUT@) with
     done
 }
 
+not_loaded() { # the line of the log that says that a profiler's library is missing, as up to ROCm 6.4: the script runs on
+    grep -m 1 "from LD_PRELOAD cannot be preloaded" "$OUT/log.txt"
+}
+
 report() { # TOOL.py OPTIONS...
-    read_result "$@" || give_up 1 "$TOOL saw no kernel, or its files cannot be read: the sentence above says which"
+    local line
+    read_result "$@" || if line=$(not_loaded); then
+        give_up 1 "$TOOL saw no kernel, because its library is missing: $line"
+    else
+        give_up 1 "$TOOL saw no kernel, or its files cannot be read: the sentence above says which"
+    fi
 }
 
 export_report() { # FILE COMMAND...: turn every rank's report of nsys or ncu into a table; write its output to FILE

@@ -180,7 +180,7 @@ setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL "DEFAULTS" OPTIONS...: the user's op
     case $PROFILER in
         rocm)
             say "the profile holds start-up and warm-up too: $TOOL cannot select the measured steps"
-            [[ $("$TOOL" --help 2>&1) != *--collection-period* ]] || # rocprofv3 of ROCm 6.3 and later
+            [[ $("$TOOL" --help 2>&1) != *--collection-period* ]] || # rocprofv3 of ROCm 6.4 and later
                 say "its option --collection-period START:LENGTH:1 selects a part of the run, in seconds"
             ;;
         nsight) say "the profile holds $([ -n "$STEPS" ] && echo "the measured steps alone" || echo "the whole run")" ;;

@@ -19,7 +19,7 @@ convert_database() { # PLACE: make a timeline of a rank's database, with the fir
     local way words
     for way in ${ROCPD_COMMANDS[@]+"${ROCPD_COMMANDS[@]}"}; do
         read -r -a words <<<"$way"
-        show "${words[@]}" convert -i "$1/trace_*_results.db" -f pftrace -d "$1" -o trace
+        show "${words[@]}" convert -i "$1/trace_*_results.db" -f pftrace -d "$1" -o trace | sed 's/\\\*/*/' # a pattern
         [ -z "$DRY_RUN" ] || return 0
         "${words[@]}" convert -i "$1"/trace_*_results.db -f pftrace -d "$1" -o trace 2>&1 | tee -ai "$OUT/log.txt" || continue
         return 0
@@ -27,17 +27,24 @@ convert_database() { # PLACE: make a timeline of a rank's database, with the fir
     return 1
 }
 
+why_not_converted() {
+    if [ ${#ROCPD_COMMANDS[@]} = 0 ]; then
+        echo "rocpd, which converts the database, is neither on PATH nor in ${ROCM_PATH:-/opt/rocm}/lib/python3.*"
+    else
+        echo "rocpd did not convert the database: it runs only under the Python that its ROCm was built for (tried:" \
+            "$(printf '%s, ' "${ROCPD_COMMANDS[@]}")none else is in ${ROCM_PATH:-/opt/rocm})"
+    fi
+}
+
 convert_rocpd() { # the database stays where this fails
     local place
     places
     rocpd_commands
-    LOG_START=$(($(wc -l <"$OUT/log.txt" 2>/dev/null || echo 0) + 1))
+    [ -n "$DRY_RUN" ] || LOG_START=$(($(wc -l <"$OUT/log.txt") + 1))
     for place in "${PLACES[@]}"; do
         convert_database "$place" && continue
-        last_lines "$(log_text)"
-        lost 1 "no timeline, because rocpd did not convert the database: it runs only under the Python that its ROCm was built \
-for, with pandas (tried: $(printf '%s, ' ${ROCPD_COMMANDS[@]+"${ROCPD_COMMANDS[@]}"})none else is in \
-${ROCM_PATH:-/opt/rocm}); without --rocpd the timeline is written at once"
+        [ ${#ROCPD_COMMANDS[@]} = 0 ] || last_lines "$(log_text)"
+        lost 1 "no timeline, because $(why_not_converted); without --rocpd the timeline is written at once"
         return
     done
 }

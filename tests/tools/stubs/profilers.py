@@ -7,7 +7,8 @@ folder it is called from tells the release, its name the program: put rocm-7.0/ 
 
 Environment: STAND_IN_RECORD=FILE appends each command line to FILE; STAND_IN_FAULT plays a fault: no-kernels,
 no-report, no-import, no-range, unsupported, no-permission, no-packages, no-locale, no-peaks, no-counters (a GPU whose
-counters the release does not know), no-decoder, no-interpreter, no-second-pass.
+counters the release does not know), no-decoder, no-library, no-interpreter, no-second-pass, no-sampling (a GPU
+that does not), no-pmc (as in the sources of October 2024, between ROCm 6.2 and 6.3).
 """
 
 import csv
@@ -42,14 +43,14 @@ def newer_than(release):
     return tuple(map(int, RELEASE.split("."))) > tuple(map(int, release.split(".")))
 
 
-def parse(arguments, accepted):
-    """Return {option: values} and the application; refuse what the real parser does not take."""
+def parse(arguments, accepted, status=2):
+    """Return {option: values} and the application; refuse what the real parser does not take with this status."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
     given, rest = {}, arguments[:at]
     while rest:
         option, _, value = rest.pop(0).partition("=")
         if option not in accepted.split():
-            raise Refused(2, f"{PROGRAM}: error: unrecognized arguments: {option}")
+            raise Refused(status, f"{PROGRAM}: error: unrecognized arguments: {option}")
         values = [value] if value else []
         if option in OPTIONS["one value"].split() and not value:
             if not rest:
@@ -68,11 +69,17 @@ def first(given, *options):
 
 
 def run_application(command):
+    """Run it and return its status, minus a signal's number if that ended it. Ctrl-C does not end this program."""
     if not command:
-        raise Refused(1, "No application provided")
-    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C ends the application; the tool's library writes its files
-    status = subprocess.run(command).returncode
-    return 128 - status if status < 0 else status
+        raise Refused(1, "Fatal error: No application provided")
+    signal.signal(signal.SIGINT, lambda *_: None)
+    return subprocess.run(command).returncode
+
+
+def opened(path):
+    """Say, as the library does on stderr, that it writes this file."""
+    print(f"E20250808 10:00:00.1 4711 output_stream.cpp:111] Opened result file: {path}", file=sys.stderr)
+    return path
 
 
 def database(sql, path):
@@ -98,8 +105,10 @@ def output_formats(given):
 
 def aborted(text):
     """Return the end of a run that the tool's library aborts. ROCm 6.2 runs an input file's passes from Python."""
+    frames = [f"    @     0x7f3ea3e{frame:05x}  google::LogMessage::Fail()" for frame in range(12)]
+    text = "\n".join([text, "*** Check failure stack trace: ***", *frames])
     if RELEASE == "6.2":
-        return Refused(1, f"{text}\n[rocprofv3] Fatal error: Command '[...]' died with <Signals.SIGABRT: 6>.\n")
+        return Refused(1, f"{text}\nFatal error: Command '[...]' died with <Signals.SIGABRT: 6>.\n")
     return Refused(134, text)
 
 
@@ -150,7 +159,7 @@ def write_counters(sample, names, given, path):
     if not rows:
         return
     sampled = {row[at] for row in rows}
-    with open(path, "w", newline="") as file:
+    with open(opened(path), "w", newline="") as file:
         writer = csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n")
         writer.writerow(header)
         for name in names:
@@ -164,7 +173,7 @@ def write_thread_traces(given, folder):
         kernels = [row["Kernel_Name"] for row in csv.DictReader(file)]
     for number, kernel in enumerate(kernels, 1):
         if matches(kernel, given):
-            (folder / f"{os.getpid()}_shader_engine_0_{number}.att").write_bytes(b"waves")
+            opened(folder / f"{os.getpid()}_shader_engine_0_{number}.att").write_bytes(b"waves")
             decoded = folder / f"ui_output_agent_4_dispatch_{number}"
             decoded.mkdir()
             (decoded / "code.json").write_text("{}")
@@ -180,25 +189,48 @@ def rocprofv3_files(given, formats, counters):
     samples = SAMPLES / f"rocm-{ {'7.1': '7.0', '6.3': '6.4'}.get(RELEASE, RELEASE) }"
     kinds = ["kernel_trace"] * bool({"--kernel-trace", "--runtime-trace"} & given.keys())
     kinds += ["kernel_stats", "domain_stats"] * ("--stats" in given)
+    others = ["hip_api", "memory_copy", "marker_api", "scratch_memory", *["memory_allocation"] * newer_than("6.3")]
+
+    def new(suffix):
+        return opened(base.with_name(f"{base.name}_{suffix}"))
+
     if "csv" in formats:
-        base.with_name(f"{base.name}_agent_info.csv").write_text('"Node_Id","Agent_Type"\n4,"GPU"\n')
+        new("agent_info.csv").write_text('"Node_Id","Agent_Type"\n4,"GPU"\n')
         for kind in kinds if FAULT != "no-kernels" else ():
-            shutil.copy(samples / f"{kind}.csv", base.with_name(f"{base.name}_{kind}.csv"))
+            shutil.copy(samples / f"{kind}.csv", new(f"{kind}.csv"))
+        for kind in others if {"--runtime-trace", "--hip-runtime-trace"} & given.keys() else ():
+            new(f"{kind}_trace.csv").write_text('"Start_Timestamp","End_Timestamp"\n100,200\n')
         if counters and FAULT != "no-kernels":
             target = base.with_name(f"{base.name}_counter_collection.csv")
             write_counters(samples / "counter_collection.csv", counters, given, target)
         if "--pc-sampling-beta-enabled" in given and FAULT != "no-kernels":
-            base.with_name(f"{base.name}_pc_sampling_host_trap.csv").write_text('"Instruction"\n"v_add_f32"\n')
+            new("pc_sampling_host_trap.csv").write_text('"Instruction"\n"v_add_f32"\n')
     if "--att" in given and FAULT != "no-kernels":
         write_thread_traces(given, base.parent)
     if "pftrace" in formats and FAULT != "no-report":
-        base.with_name(f"{base.name}_results.pftrace").write_bytes(b"\x0a\x07 a trace")
+        new("results.pftrace").write_bytes(b"\x0a\x07 a trace")
     if "rocpd" in formats:
-        database("rocm-7.0/results.sql", base.with_name(f"{base.name}_results.db"))
+        database("rocm-7.0/results.sql", new("results.db"))
+
+
+def profile_application(command, given, formats, counters):
+    """Run it and write the files. Up to ROCm 6.4 they do not come if a signal ends Python: buffers are left then."""
+    buffers = pathlib.Path(os.environ.get("ROCPROF_TMPDIR", first(given, "-d")), ".rocprofv3")
+    buffers.mkdir(parents=True, exist_ok=True)
+    buffer = buffers / f"{os.getpid()}-kernel_dispatch.dat"
+    if {"--kernel-trace", "--runtime-trace"} & given.keys():
+        buffer.write_bytes(bytes(65536))
+    status = run_application(command)
+    if status >= 0 or newer_than("6.4"):
+        buffer.unlink(missing_ok=True)
+        rocprofv3_files(given, formats, counters)
+    return status
 
 
 def rocprofv3(arguments):
     accepted = OPTIONS["rocprofv3"][RELEASE]
+    if FAULT == "no-pmc" and RELEASE == "6.3":
+        accepted = " ".join(word for word in accepted.split() if word not in ("--pmc", "-E", "--extra-counters"))
     if FAULT == "no-decoder" and RELEASE == "6.4":  # which offers --att only where it finds its decoder
         accepted = " ".join(word for word in accepted.split() if not word.startswith(("--att", "--advanced")))
     given, command = parse(arguments, accepted)
@@ -212,17 +244,28 @@ def rocprofv3(arguments):
     kinds = "kernel runtime sys hip hip-runtime memory-copy".split()
     traced = any(f"--{kind}-trace" in given for kind in kinds) or ("--pmc" in given and newer_than("6.4"))
     if "--stats" in given and not traced:
-        raise Refused(1, "No tracing options were enabled for --stats option")
+        raise Refused(1, "Fatal error: No tracing options were enabled for --stats option")
+    if newer_than("6.4") and {"-p", "--pid"} & given.keys():
+        raise Refused(1, "Fatal error: The -p shorthand option for --collection-period is now an upper-case -P")
     if "--att" in given and FAULT == "no-decoder":
         text = "rocprof-trace-decoder library path not found in ['', '/opt/rocm/lib']"
-        raise Refused(1, f"[rocprofv3] Fatal error: {text}")
+        raise Refused(1, f"Fatal error: {text}")
     counters = wanted_counters(given)
+    if FAULT == "no-library":  # up to ROCm 6.4 the loader alone says so
+        library = "/opt/rocm/lib/rocprofiler-sdk/librocprofiler-sdk-tool.so"
+        if newer_than("6.4"):
+            raise Refused(1, f"Fatal error: Failed to resolve path. '{library}.1' does not exist")
+        print(f"ERROR: ld.so: object '{library}' from LD_PRELOAD cannot be preloaded (cannot open shared object file)")
+        sys.stdout.flush()
+        return run_application(command)
+    if FAULT == "no-sampling":
+        text = "tool.cpp] Given PC sampling configuration is not supported on any of the agents"
+        raise Refused(1, f"E {text}") if newer_than("6.4") else aborted(f"F {text}")
     if FAULT == "no-second-pass" and "pass_1" in first(given, "-d"):
         raise aborted("F tool.cpp] HSA_STATUS_ERROR_OUT_OF_RESOURCES")
-    status = run_application(command)
-    rocprofv3_files(given, formats, counters)
+    status = profile_application(command, given, formats, counters)
     if status and "-i" in given and RELEASE == "6.2":
-        raise Refused(1, f"[rocprofv3] Fatal error: Command '[...]' returned non-zero exit status {status}.")
+        raise Refused(1, f"Fatal error: Command '[...]' returned non-zero exit status {status}.")
     return status
 
 
@@ -300,20 +343,41 @@ def compute_profile(given, command):
     command = " ".join(command).split()  # what was joined with spaces is split at spaces
     target.mkdir(parents=True, exist_ok=True)
     (target / "sysinfo.csv").write_text("workload_name,gpu_model\nx,MI300X_A1\n")
-    for _ in range(2):  # the real program runs the application once for each pass over the counters
-        if run_application(command):
+    measured = FAULT != "no-kernels" and first(given, "-k", "--kernel") in "adamw_kernel"
+    for name in ("SQ_IFETCH_LEVEL.csv", "pmc_perf_0.csv"):  # it runs the application once for each
+        if run_logged(command):
             raise Refused(1, "   ERROR Profiling execution failed.")
-    if FAULT != "no-kernels":
+        if not measured and newer_than("6.4"):
+            print(f" WARNING Cannot write results for {name} due to no counter csv files generated.", file=sys.stderr)
+        elif not measured:
+            missing = f"[Errno 2] No such file or directory: '{target.absolute()}/{name}'"
+            raise Refused(1, f"Traceback (most recent call last):\nFileNotFoundError: {missing}")
+    if measured:
         (target / "pmc_perf.csv").write_text("Dispatch_ID,Kernel_Name,SQ_WAVES\n0,adamw_kernel,1024\n")
     return 0
 
 
+def run_logged(command):
+    """Run the application below rocprof and print its lines as rocprof-compute does, with empty ones after them."""
+    signal.signal(signal.SIGINT, lambda *_: None)
+    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    profiler = "rocprofv3" if newer_than("6.4") else "rocprof"
+    for line in [*run.stdout.splitlines(), *[""] * 9]:
+        print(f"   \x1b[32mINFO\x1b[0m    |-> [{profiler}] {line.strip()}")
+    sys.stdout.flush()
+    return run.returncode
+
+
 def rocprof_sys(arguments):
-    given, command = parse(arguments, OPTIONS["rocprof-sys-run"][RELEASE])
+    given, command = parse(arguments, OPTIONS["rocprof-sys-run"][RELEASE], status=1)
     if "--output-format" in given and ("--trace" in given or "--profile" in given):
         raise Refused(1, "--output-format conflicts with --trace and --profile")
     prefix = "OMNITRACE" if PROGRAM.startswith("omnitrace") else "ROCPROFSYS"
     status = run_application(command)
+    name = "omnitrace" if prefix == "OMNITRACE" else "rocprof-sys"
+    for line in ("finalizing...", "", *(f"process/7/thread/{n} : 0.2 sec" for n in range(8)), "Finalizing perfetto..."):
+        print(f"[{name}][7][0][{prefix.lower()}_finalize] {line}", file=sys.stderr)
+    print(f"[{name}][7][perfetto]> Outputting 'perfetto-trace-7.proto' (1 KB)... Done", file=sys.stderr)
     folder = pathlib.Path(os.environ.get(f"{prefix}_OUTPUT_PATH", "rocprofsys-python3-output"))
     if os.environ.get(f"{prefix}_TIME_OUTPUT", "ON").upper() != "OFF":
         folder /= "2025-01-15_17.57"
@@ -407,7 +471,8 @@ def main():
         with open(os.environ["STAND_IN_RECORD"], "a") as file:
             file.write(json.dumps([PROGRAM, *sys.argv[1:]]) + "\n")
     try:
-        return PROGRAMS[PROGRAM](sys.argv[1:])
+        status = PROGRAMS[PROGRAM](sys.argv[1:])
+        return 128 - status if (status or 0) < 0 else status
     except Refused as error:
         print(f"\x1b[31m{error}\x1b[0m", file=sys.stderr)
         return error.status
