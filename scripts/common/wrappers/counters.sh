@@ -52,6 +52,7 @@ count_rocm() { # one run for each pass; a pass that fails leaves the others
         status=0
         run_rocprofv3 "/pass_$number" counters "${chosen[@]}" || status=$?
         [ $status != 0 ] || continue
+        ! refused || status=1
         lost_run $status "${names[*]}"
         ! refused || continue
         others=${PASSES[*]:$((number + 1))} # the script itself fails in every pass
@@ -60,9 +61,9 @@ count_rocm() { # one run for each pass; a pass that fails leaves the others
     done
 }
 
-refused() { # whether rocprofv3 ended the last run, and not the script, whose status it is not then
+refused() { # whether rocprofv3 ended the last run: its status is that of an abort then, and says nothing
     local words="all counters for agent|no counter metrics|capabilities of the hardware|SIGABRT|HSA_STATUS"
-    [[ $(log_text) =~ $words|"sampling configuration is not supported" ]] && WORST=1
+    [[ $(log_text) =~ $words|"sampling configuration is not supported" ]]
 }
 
 count_nsight() { run_ncu --metrics "$(tr ' ' , <<<"${PASSES[*]}")" || lost_run $? counters; }
@@ -142,8 +143,8 @@ sample_instructions() { # pc or thread-trace
     export ROCPROFILER_PC_SAMPLING_BETA_ENABLED=on # ROCm 6.4 asks for it
     run_rocprofv3 "/$1" "$1" "${SAMPLING[@]}" || status=$?
     if [ $status != 0 ]; then
+        ! refused || status=1
         lost_run $status "$1"
-        refused || true
     elif [ -n "$DRY_RUN" ] || [ -n "$(find "$OUT" -name "$files" -size +0c)" ]; then
         finish "" "the samples are in $FIRST/$1"
     elif [ "$1" = thread-trace ]; then
