@@ -257,6 +257,19 @@ def test_another_dtype_is_seen(version, asked, used):
         check_dtypes(version, asked)
 
 
+@pytest.mark.parametrize("dtype", ["float32", *AMP_DTYPES])
+@pytest.mark.parametrize("version", [1, 2, 4])
+def test_an_attention_layer_alone_multiplies_in_the_dtype_of_the_run(version, dtype):
+    """--profile-attention-only calls it outside of compute_loss, with an autocast of its own."""
+    precision = [] if dtype == "float32" else ["--use-amp", "--amp-dtype", dtype]
+    script = load_version(version)
+    argv = [*options(next(iter(AMP_CASES))), *precision, "--device", "cpu", "--no-graph"]
+    trainer = script.Trainer(script.parse_options(argv))
+    with Dtypes() as recorded:
+        script.attention_step(trainer)
+    assert recorded.seen["mm"] == {getattr(torch, dtype)}
+
+
 def residual_dtypes(version, dtype, *more):
     """Return the dtypes in which the norms of a model, all of which read the residual stream, get it."""
     script = load_version(version)
