@@ -60,6 +60,36 @@ def test_tiles_are_measured_or_candidates(architecture):
         assert (len(tiles) == 1) == measured and len(V3.attention_tiles(kernel, "cpu", D, dtype, T, "ieee")) == 1
 
 
+@pytest.mark.parametrize("kernel", [V3.ATTENTION_FORWARD, V3.ATTENTION_DQ, V3.ATTENTION_DKDV], ids=lambda k: k.computes)
+def test_a_choice_between_tiles_is_made_for_each_length_head_size_and_precision(kernel):
+    tiles = V3.attention_tiles(kernel.computes, "gfx942", 64, torch.bfloat16, 64, "ieee")
+    tuned = V3.autotuned(kernel.kernel, tiles)
+    assert set(tuned.keys) == {"T", "D", "PRECISION"} <= set(tuned.arg_names)
+    for config, tile in zip(tuned.configs, tiles, strict=True):
+        options = {"num_warps": config.num_warps, "num_stages": config.num_stages} | config.kwargs
+        assert options == tile.options()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "exact", "tf32"),
+    [
+        ("cpu", "ieee", "ieee"),
+        ("sm_75", "ieee", "ieee"),  # without TF32
+        *((architecture, "tf32x3", "tf32") for architecture in ("sm_80", "sm_86", "sm_90", "sm_120")),
+        ("gfx90a", "ieee", "ieee"),
+        ("gfx942", "ieee", "tf32"),
+        ("gfx950", "ieee", "ieee"),
+        ("gfx1100", "ieee", "ieee"),
+    ],
+)
+def test_float32_is_multiplied_in_tf32_where_it_may_and_can_be(architecture, exact, tf32):
+    """Exactly as three TF32 dots on NVIDIA's GPUs; 16 bits have no choice."""
+    for allowed, expected in (("highest", exact), ("high", tf32)):
+        torch.set_float32_matmul_precision(allowed)
+        assert V3.dot_precision(architecture, torch.float32) == expected
+        assert {V3.dot_precision(architecture, dtype) for dtype in (torch.float16, torch.bfloat16)} == {"ieee"}
+
+
 def test_sums_of_columns(device):
     kernel_cases.check_column_sums(V3, device)
 
@@ -223,6 +253,13 @@ def test_a_gradient_at_any_address(device):
             V3.FusedAdamW([parameter], lr=0.1).step()
         trained.append(parameter)
     assert trained[0] and trained[2] and torch.equal(trained[1], trained[3])
+
+
+def test_loads_are_wide_only_where_every_parameter_allows_it(device):
+    """16 elements are 32 bytes or more: a mask that is one for all of them needs counts without a rest."""
+    wide, odd = (torch.nn.Parameter(normal(*shape).to(device)) for shape in ((3, 16), (3, 7)))
+    assert V3.FusedAdamW([wide], lr=0.1).aligned
+    assert not V3.FusedAdamW([wide, odd], lr=0.1).aligned
 
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
