@@ -145,6 +145,16 @@ def test_residual_and_branch_may_be_one_tensor(device):
     torch.testing.assert_close(gradient, *torch.autograd.grad(wanted, x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_norm_is_that_of_the_sum_as_it_is_stored(dtype, device):
+    """The backward reads the rounded sum, too. Normalized before its rounding, a fifth of the elements are others."""
+    residual, branch = (normal(37, 100, seed=seed).to(device, dtype) for seed in range(2))
+    w = normal(100, seed=2).to(device)
+    total, normed = V3.add_rms_norm(residual, branch, w, 1e-6)
+    again = V3.add_rms_norm(total, None, w, 1e-6)[1]
+    assert (normed != again).sum() <= 0.01 * again.numel()
+
+
 def test_gradients_of_the_two_terms_share_no_memory(device):
     """x = residual + branch has one gradient for both; what is done to one must not reach the other."""
     residual, branch = (torch.randn(3, 16, device=device, requires_grad=True) for _ in range(2))
@@ -253,6 +263,16 @@ def test_a_gradient_at_any_address(device):
             V3.FusedAdamW([parameter], lr=0.1).step()
         trained.append(parameter)
     assert trained[0] and trained[2] and torch.equal(trained[1], trained[3])
+
+
+def test_a_strided_gradient_is_that_of_its_copy(device):
+    gradient, trained = normal(16, 4).to(device).t(), []
+    for given in (gradient, gradient.contiguous()):
+        parameter = torch.nn.Parameter(normal(4, 16).to(device))
+        parameter.grad = given
+        V3.FusedAdamW([parameter], lr=0.1).step()
+        trained.append(parameter)
+    assert torch.equal(*trained)
 
 
 def test_loads_are_wide_only_where_every_parameter_allows_it(device):
