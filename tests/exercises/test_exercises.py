@@ -284,6 +284,9 @@ BESIDE = "sum.as_strided((2,), (1,), sum.storage_offset()"  # and how many eleme
             "2 elements outside the tensor written, the nearest 3 past the end",
         ),
         ("x.zero_()", "changed", "x: the kernel changed its input"),
+        (f"assert 1 & 3 < 5; {RIGHT}", "precedence", "line 2: & binds tighter than a comparison"),
+        (f"assert 0 < 1 | 3; {RIGHT}", "precedence", "line 2: | binds tighter than a comparison"),
+        (f"assert (1 & 3) < 5; {RIGHT}", "no kernel", "the results are right"),  # it means what it says
         ("sum.copy_(missing)", "crash", "line 2: NameError"),
         ("sum.copy_(missing", "crash", "SyntaxError"),
         ("raise KeyboardInterrupt", "crash", "line 2: KeyboardInterrupt"),

@@ -60,6 +60,36 @@ def test_tiles_are_measured_or_candidates(architecture):
         assert (len(tiles) == 1) == measured and len(V3.attention_tiles(kernel, "cpu", D, dtype, T, "ieee")) == 1
 
 
+@pytest.mark.parametrize("kernel", [V3.ATTENTION_FORWARD, V3.ATTENTION_DQ, V3.ATTENTION_DKDV], ids=lambda k: k.computes)
+def test_a_choice_between_tiles_is_made_for_each_length_head_size_and_precision(kernel):
+    tiles = V3.attention_tiles(kernel.computes, "gfx942", 64, torch.bfloat16, 64, "ieee")
+    tuned = V3.autotuned(kernel.kernel, tiles)
+    assert set(tuned.keys) == {"T", "D", "PRECISION"} <= set(tuned.arg_names)
+    for config, tile in zip(tuned.configs, tiles, strict=True):
+        options = {"num_warps": config.num_warps, "num_stages": config.num_stages} | config.kwargs
+        assert options == tile.options()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "exact", "tf32"),
+    [
+        ("cpu", "ieee", "ieee"),
+        ("sm_75", "ieee", "ieee"),  # without TF32
+        *((architecture, "tf32x3", "tf32") for architecture in ("sm_80", "sm_86", "sm_90", "sm_120")),
+        ("gfx90a", "ieee", "ieee"),
+        ("gfx942", "ieee", "tf32"),
+        ("gfx950", "ieee", "ieee"),
+        ("gfx1100", "ieee", "ieee"),
+    ],
+)
+def test_float32_is_multiplied_in_tf32_where_it_may_and_can_be(architecture, exact, tf32):
+    """Exactly as three TF32 dots on NVIDIA's GPUs; 16 bits have no choice."""
+    for allowed, expected in (("highest", exact), ("high", tf32)):
+        torch.set_float32_matmul_precision(allowed)
+        assert V3.dot_precision(architecture, torch.float32) == expected
+        assert {V3.dot_precision(architecture, dtype) for dtype in (torch.float16, torch.bfloat16)} == {"ieee"}
+
+
 def test_sums_of_columns(device):
     kernel_cases.check_column_sums(V3, device)
 
@@ -113,6 +143,16 @@ def test_residual_and_branch_may_be_one_tensor(device):
     (gradient,) = torch.autograd.grad(normed.square().sum() + total.sum(), x)
     wanted = load_version(1).rms_norm(2 * x, w, 1e-6).square().sum() + (2 * x).sum()
     torch.testing.assert_close(gradient, *torch.autograd.grad(wanted, x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_norm_is_that_of_the_sum_as_it_is_stored(dtype, device):
+    """The backward reads the rounded sum, too. Normalized before its rounding, a fifth of the elements are others."""
+    residual, branch = (normal(37, 100, seed=seed).to(device, dtype) for seed in range(2))
+    w = normal(100, seed=2).to(device)
+    total, normed = V3.add_rms_norm(residual, branch, w, 1e-6)
+    again = V3.add_rms_norm(total, None, w, 1e-6)[1]
+    assert (normed != again).sum() <= 0.01 * again.numel()
 
 
 def test_gradients_of_the_two_terms_share_no_memory(device):
@@ -223,6 +263,23 @@ def test_a_gradient_at_any_address(device):
             V3.FusedAdamW([parameter], lr=0.1).step()
         trained.append(parameter)
     assert trained[0] and trained[2] and torch.equal(trained[1], trained[3])
+
+
+def test_a_strided_gradient_is_that_of_its_copy(device):
+    gradient, trained = normal(16, 4).to(device).t(), []
+    for given in (gradient, gradient.contiguous()):
+        parameter = torch.nn.Parameter(normal(4, 16).to(device))
+        parameter.grad = given
+        V3.FusedAdamW([parameter], lr=0.1).step()
+        trained.append(parameter)
+    assert torch.equal(*trained)
+
+
+def test_loads_are_wide_only_where_every_parameter_allows_it(device):
+    """16 elements are 32 bytes or more: a mask that is one for all of them needs counts without a rest."""
+    wide, odd = (torch.nn.Parameter(normal(*shape).to(device)) for shape in ((3, 16), (3, 7)))
+    assert V3.FusedAdamW([wide], lr=0.1).aligned
+    assert not V3.FusedAdamW([wide, odd], lr=0.1).aligned
 
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)

@@ -72,6 +72,7 @@ def operator(name, *tensors):
         ("aten::bmm", [([5, 2, 3], "c10::Half"), ([5, 3, 4], "c10::Half")], (240, 260)),
         ("aten::addmm", [([4], "float"), ([2, 3], "float"), ([3, 4], "float")], (48, 120)),
         ("aten::mul", [([2, 8], "float"), ([2, 1], "float")], (0, 64 + 8 + 64)),
+        ("aten::mul", [([2, 1], "float"), ([2, 8], "float")], (0, 8 + 64 + 64)),  # whichever is expanded
         ("aten::add_", [([2, 8], "float"), ([2, 8], "float")], (0, 192)),
         ("aten::copy_", [([8], "float"), ([8], "c10::Half")], (0, 48)),
         # a dimension that was expanded is one row in memory

@@ -66,6 +66,18 @@ def test_of_several_processes_the_first_that_has_a_reason_tells_it():
     assert runs.last_words("Traceback:\nValueError: no\n") == "ValueError: no"
 
 
+def test_time_for_further_runs_has_a_reserve(monkeypatch):
+    """Of a quarter of their mean, and enough for the longest so far."""
+    monkeypatch.setattr("time.monotonic", lambda: 0.0)
+    limit = runs.TimeLimit(100)
+    assert limit.room(1000)  # nothing is known yet, and one must run
+    limit.took = [8.0, 12.0]
+    assert limit.room(8) and not limit.reached
+    assert not limit.room(9) and limit.reached
+    limit.took = [1.0, 101.0, 1.0, 1.0, 1.0]
+    assert not limit.room(1)
+
+
 # ---------------------------------------------------------------- the suite on stubs of the training scripts
 
 

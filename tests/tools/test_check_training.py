@@ -6,6 +6,7 @@ import re
 import runpy
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -157,6 +158,48 @@ def test_a_gradient_that_is_not_the_slope(check):
     assert "tokens.weight" in finding["tensors"] and "head.weight" not in finding["tensors"]
     status, _, _ = check(SAMPLES / "char_gpt.py", "residual_data", options=["--strict"])
     assert status == 1
+
+
+STEADY = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Linear(4, 3)
+        self.head = torch.nn.Linear(3, 1)
+        self.shift = torch.nn.Parameter(torch.zeros(1))
+    def forward(self, x):
+        return self.head(self.body(x).tanh()), 2 * self.shift
+torch.manual_seed(0)
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for step in range(9):
+    y, shift = model(torch.randn(5, 4))
+    (y.square().mean() + shift.sum()).backward()
+    optimizer.step()
+    for name, param in model.named_parameters():
+        if name != KEPT:
+            param.grad = None
+"""
+
+
+@pytest.mark.parametrize("kept", [None, "head.weight"])
+def test_a_gradient_may_stay_the_same_or_be_kept_in_one_parameter_of_many(check, write, kept):
+    """In nearly all of them it is a fault."""
+    status, report, printed = check(write(STEADY.replace("KEPT", repr(kept))))
+    assert (status, without_times(kinds(report, True))) == (0, []), printed
+
+
+def test_a_small_slope_may_be_off_by_a_small_part_of_a_usual_one(monkeypatch):
+    """Along a direction that a gradient hardly has a part in, the rounding of a difference is larger than the slope."""
+    param = torch.ones(1000, dtype=torch.float64)
+    direction = torch.randn(param.shape, generator=torch.Generator().manual_seed(3)).to(param)
+    gradient = torch.linspace(-1, 1, 1000, dtype=torch.float64)
+    gradient -= direction * (gradient @ direction) / (direction @ direction)
+    slopes = object.__new__(check_training.Slopes)
+    for error in (0.01, 0.5):
+        slopes.difference = lambda *_, error=error: error * float(gradient.norm())
+        assert slopes.error(param, gradient) == pytest.approx(error)
 
 
 @pytest.mark.slow
@@ -422,6 +465,16 @@ def test_a_phantom_is_held_against_its_whole_work(check, device):
     assert status == 1 and sorted(kinds(report)) == ["impossible", "no_gradient"], printed
     forward = 2 * 64 * 32 * (6 * 32 + 256)
     assert f"{3 * forward / 1e12:.4g} TFLOP / 1e-09 TFLOP/s (16 bits)" in printed
+
+
+def test_the_mean_of_the_steps_is_held_against_the_mean_of_their_work(monkeypatch):
+    """Most steps of a script with gradient accumulation can be short, and their median below the floor."""
+    steps = [check_training.Step({"forward": seconds}) for seconds in [9.0] * 4 + [0.001] * 3 + [0.041]]
+    facts = SimpleNamespace(watch=SimpleNamespace(steps=steps, roots={}))
+    monkeypatch.setattr(check_training, "work_of", lambda facts: Work(1e12, 32, 0))
+    for tflops, kinds_found in ((100, []), (80, ["impossible"])):  # 10 and 12.5 ms; the mean is 11
+        found = check_training.speed_findings(facts, Peak({32: tflops}, 1.0, 0, ""), {})
+        assert [finding.kind for finding in found] == kinds_found
 
 
 def test_a_phase_ends_when_the_gpu_has_done_its_work(monkeypatch):

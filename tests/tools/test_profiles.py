@@ -442,6 +442,12 @@ def test_named_metrics_are_printed_without_those_that_come_with_them(tmp_path, c
     assert "\n  [1] SQ_WAVES\n" in capsys.readouterr().out
 
 
+def test_the_mean_of_a_counter_is_over_all_launches(tmp_path, capsys):
+    (tmp_path / "x_counter_collection.csv").write_text(LONG + "".join(f'"k","SQ_WAVES",{n}\n' for n in (1, 2, 9)))
+    (row,) = counters_of(tmp_path, capsys)
+    assert [row[key] for key in ("launches", "mean", "min", "max")] == [3, 4, 1, 9]
+
+
 def test_a_counter_that_is_always_0_is_pointed_out(tmp_path, capsys):
     (tmp_path / "x_counter_collection.csv").write_text(LONG + '"adamw_kernel","SQ_WAVES",0\n')
     assert kernel_counters.main([str(tmp_path), "--csv", str(tmp_path / "out.csv")]) == 0

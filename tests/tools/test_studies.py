@@ -135,9 +135,25 @@ def test_rounds_that_differ_from_each_other_are_refused(part, key, tmp_path, cap
     refused(regression.main, arguments, capsys, f"not comparable ({key}: ")
 
 
+@pytest.mark.parametrize(
+    ("options", "bound"),
+    [({}, 1e-4), ({"tf32": True}, 2**-10), ({"use_amp": True, "amp_dtype": "bfloat16"}, 2**-7)],
+    ids=["float32", "tf32", "bfloat16"],
+)
+def test_first_losses_may_differ_by_what_the_precision_rounds(options, bound, tmp_path, capsys):
+    base = metrics(tmp_path, "base", [20.0] * 9, options=options)
+    for relative, status in ((0.9 * bound, 0), (1.1 * bound, 1)):
+        summary = {"first_loss": 6.9 * (1 + relative)}
+        other = metrics(tmp_path, "other", [10.0] * 9, options=options, summary=summary)
+        assert regression.main(["--baseline-results", str(base), "--current-results", str(other)]) == status
+        assert ("something else" in capsys.readouterr().err) == status
+
+
 def test_runs_that_cannot_be_compared_are_refused(tmp_path, capsys):
     base = metrics(tmp_path, "base", [20.0] * 9)
-    changed = [("environment", "device"), ("config", "num_layers"), ("options", "seq_len"), ("options", "tf32")]
+    changed = [("config", "num_layers")]
+    changed += [("environment", key) for key in ("device", "device_type", "torch", "cuda", "hip")]
+    changed += [("options", key) for key in ("batch_size", "seq_len", "data", "use_amp", "tf32")]
     faults = [({part: {key: 99}}, f"{key}: ", 2) for part, key in changed]
     faults.append(({"summary": {"parameters_trained": 9}}, "trained 9 of 10", 1))
     faults.append(({"summary": {"first_loss": 7.2}}, "first loss is 7.2", 1))

@@ -154,6 +154,25 @@ def test_every_version_resumes_exactly(version, dtype, tmp_path):
     assert all(tensor.dtype == torch.float32 for name, tensor in resumed["tensors"].items() if "step" not in name)
 
 
+def test_float16_continues_a_run_that_had_no_scaler_with_a_new_one(tmp_path):
+    """The gradients' scale and the steps that it has lasted are not those of the warm-up."""
+    folder, half = tmp_path / "checkpoints", ["--use-amp", "--amp-dtype", "float16"]
+    run(1, folder, steps=2)
+    run(1, folder, *half, "--resume", steps=4)
+    saved = torch.load(folder / "step_000000004.pt", weights_only=True)["scaler"]
+    assert (saved["scale"], saved["_growth_tracker"]) == (2.0**10, 2)
+
+
+def test_float16_resumes_exactly_after_a_warm_up_that_overflows(tmp_path, monkeypatch):
+    """PyTorch's AdamW has no moments to overwrite until a step is not skipped."""
+    half = ["--use-amp", "--amp-dtype", "float16"]
+    wanted = run(1, tmp_path / "all", *half, steps=4)
+    run(1, tmp_path / "part", *half, steps=2)
+    scaler = torch.amp.GradScaler
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device, *_, **options: scaler(device, 2.0**40, **options))
+    assert_continues(run(1, tmp_path / "part", *half, "--resume", steps=4), wanted, 2)
+
+
 def test_a_run_resumed_twice(interrupted, uninterrupted):
     assert list(run(1, interrupted, "--resume", steps=6)) == [4, 5]
     assert_continues(run(1, interrupted, "--resume"), uninterrupted, 6)

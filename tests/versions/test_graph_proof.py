@@ -144,6 +144,33 @@ def test_a_wrong_graph_is_not(version, argv, fault):
     assert trainer.graph is None and "a replay is not an eager step" in trainer.graph_reason
 
 
+BOUNDS = [
+    ([], 0.0, 0.02),
+    ([], 0.01, 0.04),
+    ([], 0.2, 0.5),
+    (["--tf32"], 0.0, 0.3),
+    (["--use-amp"], 0.0, 0.3),
+    (["--use-amp"], 0.1, 0.4),
+    (["--use-amp"], 0.2, 0.5),
+]
+
+
+@ON_CPU
+@pytest.mark.parametrize(("argv", "eager", "bound"), BOUNDS, ids=str)
+def test_an_error_is_believed_up_to_its_bound(argv, eager, bound):
+    """Four times the error of eager steps, but at least 2 % (TF32 and 16 bits: 30 %) and at most 50 %."""
+    for error in (0.99 * bound, 1.01 * bound):
+        errors = iter([eager, error])
+
+        def largest_error(found, expected, errors=errors):
+            list(found)  # run the steps
+            return next(errors), "x"
+
+        with mock.patch.object(load_version(1), "largest_error", largest_error):
+            trainer = captured(1, argv, whole_step)
+        assert (trainer.graph is not None) == (error < bound), trainer.graph_reason
+
+
 def test_a_run_without_its_graph_goes_on_as_if_it_had_never_tried():
     wanted, _ = train(1, [*SIZES, "--device", "cpu", "--no-graph"], steps=4)
     script = load_version(1)

@@ -131,6 +131,12 @@ def summary_of(version, ranks, monkeypatch):
     _, trainer = train(version, SIZES, steps=1)
     monkeypatch.setattr(script, "peak_memory_mb", lambda config: 1536.0)
     trainer.config.world_size = ranks
+
+    def gather(values, config):
+        """Return this rank's values, and those of each later rank, which are 512 larger than the one's before it."""
+        return torch.tensor(values, dtype=torch.float64) + 512 * torch.arange(ranks).view(-1, 1)
+
+    monkeypatch.setattr(script, "gather", gather)
     return script.summarize(trainer, STEPS, 2.5, script.load_data(trainer.config))
 
 
@@ -147,7 +153,9 @@ def test_summary_of_known_steps(version, monkeypatch):
 
 
 def test_summary_of_two_ranks(monkeypatch):
+    """Rates and FLOPs are those of both, the peak is that of the one that needs more."""
     found = summary_of(1, 2, monkeypatch)
+    assert found["peak_memory_mb"] == 2048
     assert (found["samples_per_second"], found["tokens_per_second"]) == (200, 3600)
     assert found["flops_per_step"] == 2 * FLOPS
     assert found["tflops"] == pytest.approx(2 * FLOPS / 0.020 / 1e12)

@@ -206,32 +206,32 @@ MATMULS = {"mm", "bmm"}
 WIDE = {"rsqrt", "_softmax", "_log_softmax", "_log_softmax_backward_data", "_softmax_backward_data"}
 
 
-def dtypes_of_operations(version, dtype):
+def dtypes_of_operations(version, dtype, *more):
     """Return {operation: dtypes} of forward and backward in mixed precision on a CPU."""
     with Dtypes() as recorded:
         case = next(iter(AMP_CASES))
-        argv = [*options(case), "--use-amp", "--amp-dtype", dtype, "--device", "cpu"]
+        argv = [*options(case), "--use-amp", "--amp-dtype", dtype, "--device", "cpu", *more]
         outcome(load_version(version), argv, steps=0)
     return recorded.seen
 
 
-def check_dtypes(version, dtype):
-    seen = dtypes_of_operations(version, dtype)
+def check_dtypes(version, dtype, *more):
+    seen = dtypes_of_operations(version, dtype, *more)
     matmuls = [name for name in seen if name in MATMULS or name.startswith("_scaled_dot_product")]
     wide = sorted(WIDE & seen.keys())
     assert "mm" in matmuls and "_log_softmax" in wide
-    assert ("_softmax" in wide and "bmm" in matmuls) == (version == 1)
+    assert ("_softmax" in wide and "bmm" in matmuls) == (version == 1 or "--disable-flash-attention" in more)
     for names, expected in ((matmuls, getattr(torch, dtype)), (wide, torch.float32)):
         for name in names:
             assert seen[name] == {expected}, (name, seen[name])
 
 
 @pytest.mark.parametrize("dtype", AMP_DTYPES)
-@pytest.mark.parametrize("version", [1, 2, 4])
-def test_matmuls_in_16_bits_and_sums_in_float32(version, dtype):
-    if version != 1:
+@pytest.mark.parametrize(("version", "more"), [(1, ()), (2, ()), (2, ("--disable-flash-attention",)), (4, ())], ids=str)
+def test_matmuls_in_16_bits_and_sums_in_float32(version, more, dtype):
+    if version != 1 and not more:
         need_fused_attention_in_16_bits()
-    check_dtypes(version, dtype)
+    check_dtypes(version, dtype, *more)
 
 
 def softmax_in_16_bits(q, k, v):
@@ -255,6 +255,19 @@ def test_another_dtype_is_seen(version, asked, used):
     other = property(lambda config: getattr(torch, used))
     with mock.patch.object(load_version(version).Config, "dtype", other), pytest.raises(AssertionError):
         check_dtypes(version, asked)
+
+
+@pytest.mark.parametrize("dtype", ["float32", *AMP_DTYPES])
+@pytest.mark.parametrize("version", [1, 2, 4])
+def test_an_attention_layer_alone_multiplies_in_the_dtype_of_the_run(version, dtype):
+    """--profile-attention-only calls it outside of compute_loss, with an autocast of its own."""
+    precision = [] if dtype == "float32" else ["--use-amp", "--amp-dtype", dtype]
+    script = load_version(version)
+    argv = [*options(next(iter(AMP_CASES))), *precision, "--device", "cpu", "--no-graph"]
+    trainer = script.Trainer(script.parse_options(argv))
+    with Dtypes() as recorded:
+        script.attention_step(trainer)
+    assert recorded.seen["mm"] == {getattr(torch, dtype)}
 
 
 def residual_dtypes(version, dtype, *more):

@@ -101,6 +101,21 @@ def test_a_timed_step_lies_between_two_synchronisations(work, monkeypatch):
     assert names == ["synchronize", "clock", work, "synchronize", "clock"]
 
 
+def test_ddp_averages_the_gradients_of_gpus(monkeypatch):
+    """AdamW would hide their sum but for epsilon. A CPU has DDP's own average instead of this hook."""
+    script = load_version(1)
+    replica, calls = mock.Mock(), mock.Mock()
+    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", replica)
+    monkeypatch.setattr("torch.distributed.all_reduce", calls.all_reduce)
+    config = script.parse_options([*SIZES, "--device", "cpu"])
+    config.parallel = "ddp"
+    monkeypatch.setattr(type(config), "on_gpu", True)
+    script.replicate(torch.nn.Linear(2, 2), config)
+    _, hook = replica.return_value.register_comm_hook.call_args.args
+    hook(None, calls.bucket)
+    calls.all_reduce.assert_called_once_with(calls.bucket.buffer(), op=torch.distributed.ReduceOp.AVG, async_op=True)
+
+
 # ---------------------------------------------------------------- data, and what is counted
 
 
