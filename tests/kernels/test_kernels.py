@@ -63,9 +63,11 @@ def test_tiles_are_measured_or_candidates(architecture):
 @pytest.mark.parametrize("kernel", [V3.ATTENTION_FORWARD, V3.ATTENTION_DQ, V3.ATTENTION_DKDV], ids=lambda k: k.computes)
 def test_a_choice_between_tiles_is_made_for_each_length_head_size_and_precision(kernel):
     tiles = V3.attention_tiles(kernel.computes, "gfx942", 64, torch.bfloat16, 64, "ieee")
-    tuned = V3.autotuned(kernel.kernel, tiles)
-    assert set(tuned.keys) == {"T", "D", "PRECISION"} <= set(tuned.arg_names)
-    for config, tile in zip(tuned.configs, tiles, strict=True):
+    with mock.patch.object(triton, "autotune") as autotune:  # older Tritons ask for a GPU here
+        V3.autotuned(kernel.kernel, tiles)
+    ((configs,), chosen_by) = autotune.call_args
+    assert set(chosen_by["key"]) == {"T", "D", "PRECISION"} <= set(kernel.kernel.arg_names)
+    for config, tile in zip(configs, tiles, strict=True):
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages} | config.kwargs
         assert options == tile.options()
 
