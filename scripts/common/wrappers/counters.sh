@@ -69,10 +69,11 @@ refused() { # whether rocprofv3 ended the last run: its status is that of an abo
 count_nsight() { run_ncu --metrics "$(tr ' ' , <<<"${PASSES[*]}")" || lost_run $? counters; }
 
 why_no_counters() { # the sentence for runs that ended well and left no counter
+    local line
     if grep -q "all counters for agent" "$OUT/log.txt"; then
         reason 0 "Unable to find all counters"
-    elif not_loaded >/dev/null; then
-        echo "the profiler's library is missing: $(not_loaded)"
+    elif line=$(not_loaded); then
+        echo "the profiler's library is missing: $line"
     elif [ -z "$KERNEL" ]; then
         echo "the profiler saw no kernel"
     elif tool_has --kernel-names; then # ROCm 6.2

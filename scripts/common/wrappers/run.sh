@@ -48,7 +48,7 @@ log_text() { tail -n "+$LOG_START" "$OUT/log.txt" | plain; } # of the last attem
 NOISE='^[[:space:]]*(INFO( +\|-> +\[[a-z0-9-]+\])?)?[[:space:]]*$|Opened result file: |^ *@ +0x|Check failure stack trace'
 NOISE+='|^\[(rocprof-sys|rocprofiler-systems|omnitrace)\].*([Ff]inaliz|Outputting)'
 
-last_lines() { # TEXT: show the end of a log as it is, without NOISE and what torchrun says after a rank has failed
+last_lines() { # TEXT: show the end of a log, without NOISE and what torchrun says after a rank has failed
     echo "$NAME: the last lines of the log:" >&2
     sed '/\] failed (exitcode: /q' <<<"$1" | grep -Ev "$NOISE" | tail -n 8 | sed 's/^/    /' >&2 || true
 }
@@ -193,11 +193,9 @@ not_loaded() { # the line of the log that says that a profiler's library is miss
 
 report() { # TOOL.py OPTIONS...
     local line
-    read_result "$@" || if line=$(not_loaded); then
-        give_up 1 "$TOOL saw no kernel, because its library is missing: $line"
-    else
-        give_up 1 "$TOOL saw no kernel, or its files cannot be read: the sentence above says which"
-    fi
+    ! read_result "$@" || return 0
+    ! line=$(not_loaded) || give_up 1 "$TOOL saw no kernel, because its library is missing: $line"
+    give_up 1 "$TOOL saw no kernel, or its files cannot be read: the sentence above says which"
 }
 
 export_report() { # FILE COMMAND...: turn every rank's report of nsys or ncu into a table; write its output to FILE
