@@ -23,8 +23,8 @@
 # losses               25               version 3's losses in bfloat16, fp8 and TF32; TINY_LLAMA_TEXT names a packed text
 # ddp                  10               several GPUs, on all of them: DDP and FSDP2
 #
-# headline, graph and ddp write each row as it is measured, and take up what is missing if they were cut off, also on
-# another machine of the kind. The ladder keeps every start, and begins a column anew on another machine. An ablation
+# headline and graph run each row once: ratios are the ladder's, which starts everything three times. They and ddp write
+# each row as it is measured, and take up what is missing if they were cut off, also on another machine of the kind. The ladder keeps every start, and begins a column anew on another machine. An ablation
 # that had no time for all its rounds begins anew. TINY_LLAMA_COMMIT names the
 # commit if the files are a copy without Git's history.
 # Afterwards: python scripts/maintain/ladder.py --write
@@ -36,7 +36,7 @@ set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/wrappers/setup.sh"
 
 root=${SCRIPTS%/*} limit=86400 only='' folder='' toy=()
-sizes=(--presets 'small,medium' --repeats 2 --compile-first 13) small=(--preset small --use-amp)
+sizes=(--presets 'small,medium' --repeats 1 --compile-first 13) small=(--preset small --use-amp)
 medium=(--preset medium --use-amp) rounds=5
 long=medium short=small captured=on columns=()
 lengths=(--preset medium --batch-size 4 --use-amp --seq-lengths '512,1024,2048,4096') stage=()
@@ -129,7 +129,8 @@ rungs() { # NAME MINUTES OPTION...
 rungs ladder-medium 15 --presets "$long" --graph "$captured" "${columns[@]}"
 rungs ladder-medium-eager 15 --presets "$long" --graph off "${columns[@]}"
 rungs ladder-small 15 --presets "$short" --graph "${captured/on/on,off}" "${columns[@]}"
-rungs peers 15 --peer-variants --presets "$long,$short" --graph "$captured" "${columns[@]}"
+# The slowest compiler runs last, at medium, in the time that is left.
+rungs peers 15 --peer-variants --presets "$short,$long" --graph "$captured" "${columns[@]}"
 suite headline 30 --models v1,v2,v2+compile,v3,v4,hf+compile:float32:bfloat16:fp8,liger:bfloat16 \
     --precisions float32,tf32,bfloat16,fp8
 suite graph 15 --models v1+nodet,v2,v2+compile,v3,v4 --precisions bfloat16 --graph on,off \

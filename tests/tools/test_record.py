@@ -147,7 +147,7 @@ def test_the_ladder_takes_the_options_that_it_is_given(toy, record, tmp_path, mo
         assert found == [(12, 1, ["tiny"], ["off"])] * 3 + [(6, 1, ["tiny"], ["off"])]
         return
     eager, small = (12, 3, ["medium"], ["off"]), (12, 3, ["small"], ["on", "off"])
-    assert found == [(12, 3, ["medium"], ["on"]), eager, small, (6, 1, ["medium", "small"], ["on"])]
+    assert found == [(12, 3, ["medium"], ["on"]), eager, small, (6, 1, ["small", "medium"], ["on"])]
 
 
 @pytest.mark.parametrize(
