@@ -24,9 +24,9 @@
 # ddp                  10               several GPUs, on all of them: DDP and FSDP2
 #
 # headline and graph run each row once: ratios are the ladder's, which starts everything three times. They and ddp write
-# each row as it is measured, and take up what is missing if they were cut off, also on another machine of the kind. The ladder keeps every start, and begins a column anew on another machine. An ablation
-# that had no time for all its rounds begins anew. TINY_LLAMA_COMMIT names the
-# commit if the files are a copy without Git's history.
+# each row as it is measured, and take up what is missing if they were cut off, also on another machine of the kind. The
+# ladder keeps every start, and begins a column anew on another machine. An ablation that had no time for all its rounds
+# begins anew. TINY_LLAMA_COMMIT names the commit if the files are a copy without Git's history.
 # Afterwards: python scripts/maintain/ladder.py --write
 # Exit status: 0 all is there; 1 something failed or is left; 2 a bad option.
 
