@@ -35,6 +35,7 @@ import sessions
 import speed
 import verify
 from common.command_line import Failure
+from maintain import pictures
 
 EXERCISES = check.exercises()
 VERSION3 = verify.kernels(SCRIPTS[3])
@@ -171,9 +172,11 @@ def test_minutes_of_the_short_versions_add_up():
 def test_numbers_of_the_gpu_page_follow_from_each_other():
     page = (REPOSITORY / "exercises" / "GPU.md").read_text()
     peaks, rates = counts.PEAK_TFLOPS, counts.BANDWIDTH_TB_S
-    assert f"reads {rates['H200']} TB/s: {peaks['H200']['bfloat16'] / rates['H200']:.0f} operations" in page
-    assert f"| 141 GB, {rates['H200']} TB/s | 192 GB, {rates['MI300X']} TB/s |" in page
-    both = [f"{peaks[gpu]['bfloat16']:,.0f} ({peaks[gpu]['float32']:.0f}) TFLOP/s" for gpu in ("H200", "MI300X")]
+    (gpu,) = re.findall(r"^\| level \| NVIDIA (\w+) \| AMD MI300X \|", page, re.MULTILINE)
+    assert f"reads {rates[gpu]} TB/s: {peaks[gpu]['bfloat16'] / rates[gpu]:.0f} operations" in page
+    memory = pictures.CHIPS[f"NVIDIA {gpu}"][2] / 1e9
+    assert f"| {memory:.0f} GB, {rates[gpu]} TB/s | 192 GB, {rates['MI300X']} TB/s |" in page
+    both = [f"{peaks[gpu]['bfloat16']:,.0f} ({peaks[gpu]['float32']:.0f}) TFLOP/s" for gpu in (gpu, "MI300X")]
     assert both[0].removesuffix(" TFLOP/s") in page and both[1] in page
     assert f"| {occupancy.TARGETS['sm_90'].units} SMs | {occupancy.TARGETS['gfx942'].units} CUs, on 8 dies |" in page
     assert f"| {132 * 256 / 1024:.0f} MiB in all" in page.replace("256 KiB per SM, ", "| ")
@@ -182,7 +185,10 @@ def test_numbers_of_the_gpu_page_follow_from_each_other():
     told = re.search(r"takes ([\d.]+) ms in eager.*?and ([\d.]+) ms.*?: (\d+) us", page, re.DOTALL)
     eager, graph, each = map(float, told.groups())
     assert f"{launches:,} launches become one" in page and each == round((eager - graph) / launches * 1000)
-    assert f"738 / 4.24 = {738 / 4.24:.0f} FLOP per byte" in page and f"{2 / 4.24:.2f} ms: 2 GB" in page
+    matmul, copy = map(float, re.search(r"equal at (\d+) / ([\d.]+) = \d+ FLOP per byte", page).groups())
+    assert f" = {matmul / copy:.0f} FLOP per byte" in page and f"reaches {copy} TB/s, read and written" in page
+    assert f"read and written, at {copy} TB/s?" in page and f"{2 / copy:.2f} ms: 2 GB" in page
+    assert f"a large bf16 matmul {matmul:.0f} TFLOP/s" in page
 
 
 # ---------------------------------------------------------------- the way through an exercise

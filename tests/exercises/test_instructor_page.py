@@ -17,6 +17,8 @@ PAGE = REPOSITORY / "exercises" / "INSTRUCTOR.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 ANSWERS = TEXT.split("## Answers to the deliverables")[1].split("## Other GPUs")[0]
 ASKS = re.compile(r"\*\*Deliverable|[Hh]and in")
+CEILINGS = newest_record().json("kernels", "kernels.json")["ceilings"]
+COPY = round(CEILINGS["copy"] / 1000, 2)  # TB/s, as the page of exercise 17 has it
 SMALL = counts.sizes_of(load_version(1).parse_options(["--preset", "small", "--device", "cpu"]))
 
 
@@ -66,8 +68,8 @@ NUMBERS = {
     "11_attention_dkdv/README.md": [f"= {8 * 4 * 512 // 64} programs"],
     "17_matmul/README.md": [
         f"{', '.join(f'{flop_per_byte(*tile):.3g}' for tile in TILES[:3])} and {flop_per_byte(*TILES[3]):.1f} FLOP",
-        f"{', '.join(f'{4.24 * flop_per_byte(*tile):.0f}' for tile in TILES[:3])} and "
-        f"{4.24 * flop_per_byte(*TILES[3]):.0f} TFLOP/s",
+        f"{', '.join(f'{COPY * flop_per_byte(*tile):.0f}' for tile in TILES[:3])} and "
+        f"{COPY * flop_per_byte(*TILES[3]):.0f} TFLOP/s",
     ],
     "../version1_pytorch_baseline/exercises/exercise_1_baseline_analysis.md": [
         f"ln(1000) = {math.log(1000):.2f}",
@@ -82,6 +84,12 @@ NUMBERS = {
         f"(4F + 10C) / H = {(4 * SMALL.F + 10 * SMALL.C) // SMALL.H}"
     ],
 }
+
+
+def test_the_page_of_exercise_17_asks_about_the_recorded_gpu():
+    page = " ".join((REPOSITORY / "exercises" / "17_matmul" / "README.md").read_text(encoding="utf-8").split())
+    matmul = CEILINGS["product"]["bfloat16"]
+    assert f"a GPU with {COPY} TB/s could reach if no cache helped. BLAS reaches {matmul:.0f}." in page
 
 
 @pytest.mark.parametrize("link", NUMBERS)

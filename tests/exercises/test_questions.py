@@ -17,6 +17,10 @@ from sessions import SESSIONS
 
 TEXT = (REPOSITORY / "exercises" / "QUESTIONS.md").read_text(encoding="utf-8")
 PARTS = {int(part[0]): part for part in TEXT.split("## Session ")[1:]}
+CEILINGS = newest_record().json("kernels", "kernels.json")["ceilings"]
+COPY = round(CEILINGS["copy"] / 1000, 2)  # TB/s, as the page has it
+NAME = counts.known_gpu(newest_record().suite()["record"]["device"])
+MATMUL = round(CEILINGS["product"]["bfloat16"])  # TFLOP/s
 
 
 def sizes(preset):
@@ -48,6 +52,13 @@ def test_sizes_are_those_of_the_preset():
 def test_every_page_of_the_frame_links_the_questions():
     for page in ("version3_triton/README_WORKSHOP.md", "exercises/README.md", "exercises/INSTRUCTOR.md"):
         assert "QUESTIONS.md" in (REPOSITORY / page).read_text(encoding="utf-8"), page
+
+
+def launch_us():
+    """Return how long a launch takes by the page on the GPU, in us."""
+    page = (REPOSITORY / "exercises" / "GPU.md").read_text(encoding="utf-8")
+    (found,) = re.findall(r"launches become one: (\d+) us each", page)
+    return int(found)
 
 
 def launches(version, precision):
@@ -108,7 +119,10 @@ def numbers():
         (1, 4): [f"{16 * counts.parameter_count(SMALL) / 2**20:.0f} MiB"],
         (1, 5): [f"{MEDIUM.B * MEDIUM.H * MEDIUM.T**2 * 4 / 1e6:.0f} MB"],
         (1, 8): [f"= {4 * SMALL.F // SMALL.H}"],
-        (1, 9): [f"{launches(1, 'bfloat16'):,} launches", f"{launches(1, 'bfloat16') * 24 / 1000:.1f} ms"],
+        (1, 9): [
+            f"{launches(1, 'bfloat16'):,} launches",
+            f"{launches(1, 'bfloat16') * launch_us() / 1000:.1f} ms ([{launch_us()} us](GPU.md)",
+        ],
         (1, 10): [f"{len({thread * 512 * 4 // 128 for thread in range(32)})} lines", f"{100 * 4 / 128:.1f} %"],
         (2, 1): [f"{100 * (1 - 1 / 3):.0f} %"],
         (2, 2): [f"{launches(1, 'float32'):,} and {launches(2, 'float32'):,}"],
@@ -117,16 +131,16 @@ def numbers():
         (2, 6): [f"{8 * 8 * 1024 * 4 / 1e6:.2f} MB"],
         (2, 7): [f"{part_bytes(2, 'SwiGLU') / part_bytes(1, 'SwiGLU'):.2f} times"],
         (2, 8): [f"{1 / 0.6:.2f} times"],
-        (2, 9): [f"{738 / 4.24:.0f} FLOP"],
+        (2, 9): [f"{MATMUL / COPY:.0f} FLOP"],
         (2, 10): [f": {5 / 40}"],
         (3, 1): [f"{math.ceil(37 / 4)} programs", f"{4 * math.ceil(37 / 4) - 37} rows"],
         (3, 2): [f"{128 - 100} columns"],
         (3, 4): [f"{4 * 1024 * 2:,} bytes", f"writes of {1024 * 2:,}"],
-        (3, 5): [f"{2 * one_norm / 4.24e6:.1f} us", f"{one_norm / 1e6:.1f} MB"],
+        (3, 5): [f"{2 * one_norm / COPY / 1e6:.1f} us", f"{one_norm / 1e6:.1f} MB"],
         (3, 7): [f"dgate = {dgate}, dup = {dup}"],
         (4, 1): [f"{2 * MEDIUM.B * MEDIUM.T * MEDIUM.C * 2 * MEDIUM.F / 1e9:.1f} GFLOP"],
         (4, 2): [f"{flop_per_byte(64, 64)} and {flop_per_byte(1, 1)}"],
-        (4, 3): [f"{4.24 * flop_per_byte(64, 64):.0f} TFLOP/s"],
+        (4, 3): [f"{COPY * flop_per_byte(64, 64):.0f} TFLOP/s. BLAS reaches {MATMUL} "],
         (4, 4): [f"{math.ceil(50 / 16) * math.ceil(70 / 32)} programs"],
         (4, 5): [f"m = {m}, l = {total:.4f}"],
         (4, 8): [f"{4096**2 * 4 // 2**20} MiB"],
@@ -159,10 +173,8 @@ def test_numbers_of_an_answer(at, told):
 
 def test_recorded_times_that_questions_quote():
     assert f"says {stage(3)['step']:.3f} ms" in PARTS[5]
-    ceilings = newest_record().json("kernels", "kernels.json")["ceilings"]
-    assert f"use {ceilings['copy'] / 1000:.2f} TB/s" in TEXT
-    assert (
-        f"computes {ceilings['product']['bfloat16']:.0f} TFLOP/s and copies {ceilings['copy'] / 1000:.2f}" in PARTS[2]
-    )
+    assert f"use {COPY} TB/s, that of a copy on the recorded {NAME};" in TEXT
+    assert f"computes {MATMUL} TFLOP/s and copies {COPY}" in PARTS[2]
+    assert f"how long do they take at {launch_us()} us each?" in PARTS[1]
     graph = rungs.columns_of(newest_record(), "ladder")["small", True]
     assert f"take {graph.step_ms('b'):.2f} ms in a graph" in PARTS[1]

@@ -125,7 +125,8 @@ def claims_of_kernels():
     yield "exercises/GPU.md", f"{rates['bfloat16']:.0f} / {copy:.2f} = {rates['bfloat16'] / copy:.0f} FLOP per byte"
     page = "exercises/14_tf32_bf16/README.md"
     yield page, f"[{rates['tf32']:.0f} TFLOP/s in TF32 and {rates['float32']:.0f} in float32]"
-    yield page, f"3 · 51 / 375 = {300 * rates['float32'] / rates['tf32']:.0f} %"
+    percent = 300 * rates["float32"] / rates["tf32"]
+    yield page, f"3 · {rates['float32']:.0f} / {rates['tf32']:.0f} = {percent:.0f} %"
 
     rate = {name: terabytes(name) for name, _ in kernels() if not name.startswith("attention")}
     page = "version3_triton/exercises/exercise1_triton_basics.md"
