@@ -128,7 +128,8 @@ def told_of(column, recorded):
     """Return the lines below a ladder: where a column was measured, its A/A pair, and the leads over the peers."""
     count = f"{counted(column.turns(), 'round')} over {counted(column.starts(), 'start')} of every process"
     way = "In a graph" if column.content["graph"] else "Eager"
-    lines = [f"{way}: {count}, in turns. {origin(column.content['record'], recorded)}"]
+    groups = ", in groups that fit into memory" if len(column.rounds) > column.turns() else ""
+    lines = [f"{way}: {count}, in turns{groups}. {origin(column.content['record'], recorded)}"]
     if pair := column.pair():
         lines.append(f"{noise_line('rung ' + column.content['again'], furthest(ratios(*pair)))}.")
     for name, peer in rungs.LEADS:

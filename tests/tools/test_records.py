@@ -276,6 +276,13 @@ def test_the_ladder_by_hand(recorded):
     assert "9.000" not in text
 
 
+def test_the_ladder_says_that_memory_made_groups(recorded):
+    column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"f": [2.0] * 6, "h": [1.0] * 6})
+    column.rounds.append({"start": 0, "turn": 0, "steps_ms": {"f": [2.0] * 3}})  # once more, in the second group
+    told = ladder.told_of(column, Record(recorded))
+    assert "6 rounds over 3 starts of every process, in turns, in groups that fit into memory. Toy GPU" in told
+
+
 def test_other_gpus_stand_beside_this_one(recorded):
     assert ladder.other_gpus_table(Record(recorded)) is None
     for folder, device, slow in ((recorded, "GPU A", 1), (recorded.parent / "another", "GPU B", 2)):
