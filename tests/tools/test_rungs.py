@@ -159,6 +159,17 @@ def test_rounds_that_lack_a_rung_are_left_out_of_its_ratios():
     assert str(two_starts.gain("g", "f")) == "not judged: 2 starts of the 3 needed"
 
 
+def test_starts_that_lack_a_rung_do_not_count_for_its_ratios():
+    """Of three starts the last one has no round of both: what is drawn at a start was drawn twice for this ratio."""
+    found = column(six_rounds())
+    for round_, start in zip(found.rounds, (0, 0, 0, 1, 1, 2), strict=True):
+        round_["start"] = start
+    del found.rounds[5]["steps_ms"]["f"]
+    assert found.starts() == found.starts("g") == 3 and found.starts("g", "f") == 2
+    assert str(found.gain("g", "f")) == "not judged: 2 starts of the 3 needed"
+    assert str(found.gain("k", "g")) == "no difference shown"  # of six rounds and three starts
+
+
 def test_leads_over_the_peers_are_of_the_same_rounds():
     steps = [{"g": [9.0], "g again": [9.0], "h": [4.0 + i], "peer": [6.0 + i]} for i in range(6)]
     lines = rungs.lines_of(column(steps))
