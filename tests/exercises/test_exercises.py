@@ -577,6 +577,22 @@ def test_scoreboard_shows_own_and_recorded_speed(workshop):
     assert speed.recorded_speed("no such operation") is None and " - " in rows["01"]
 
 
+def test_recorded_speed_is_of_the_newest_record(tmp_path, monkeypatch):
+    """By its date: the folders' names begin with the GPU. A candidate that was refused has no rate."""
+    for gpu, day, rate in (("a", 24, 100.0), ("b", 25, 200.0), ("c", 23, 300.0)):
+        found = [{"name": "V3", "reason": None, "rate": rate}, {"name": "PyTorch", "reason": "out of memory"}]
+        content = {
+            "environment": {"date": f"2026-11-{day}", "device": gpu},
+            "operations": [{"operation": "SwiGLU forward", "candidates": found}],
+            "ceilings": {"copy": 2 * rate},
+        }
+        folder = tmp_path / f"{gpu}_2026-11-{day}" / "kernels"
+        folder.mkdir(parents=True)
+        (folder / "kernels.json").write_text(json.dumps(content))
+    monkeypatch.setattr(speed, "RECORDED", tmp_path)
+    assert speed.recorded_speed("SwiGLU forward") == {"device": "b", "V3": [200.0, 400.0]}
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="counts in Triton's interpreter")
 @pytest.mark.parametrize("number", TIMED)
 def test_speed_counts_what_a_solution_moves(number):
