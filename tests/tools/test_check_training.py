@@ -149,6 +149,33 @@ def test_each_way_to_call_a_model_is_run_again(check, write, fault):
         assert finding["tensors"] == ["odd.weight", "odd.bias"]
 
 
+HIDDEN_USE = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Linear(4, 3)
+        self.shift = torch.nn.Parameter(torch.full((3,), START))
+    def forward(self, x):
+        return (self.body(x) + self.shift.detach()).softmax(-1)
+torch.manual_seed(0)
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for step in range(9):
+    optimizer.zero_grad()
+    model(torch.randn(5, 4))[:, 0].log().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("start", [0.0, 2.0])
+def test_the_use_of_equal_weights_before_a_softmax_is_seen(check, write, start):
+    """A factor leaves zeros as they are, as LoRA's second matrix begins; a constant cancels in the softmax."""
+    status, report, printed = check(write(HIDDEN_USE.replace("START", str(start))))
+    assert status == 1 and kinds(report) == ["no_gradient"], printed
+    assert report["findings"][0]["tensors"] == ["shift"]
+
+
 # ---------------------------------------------------------------- gradients that are wrong
 def test_a_gradient_that_is_not_the_slope(check):
     """.data on the skip path leaves every tensor a gradient, which is that of the last branch only."""
