@@ -287,6 +287,9 @@ REFUSES = "does not have all of the counters: rocprofv3 -L"
     ("release", "arguments", "fault", "status", "words"),
     [
         ("7.1", "--pmc SQ_WAVES no_such", "", 3, "did not come: no_such ('rocprofv3 -L'"),
+        # its name begins that of one that came, or of one that did not
+        ("7.1", "--pmc SQ_WAVES SQ", "", 3, "did not come: SQ ('rocprofv3 -L'"),
+        ("7.1", "--pmc SQ_WAVES TCC --pmc TCC_HIT_sum", "no-second-pass", 3, "did not come: TCC ('rocprofv3 -L'"),
         *((release, "--pmc no_such", "", 1, REFUSES) for release in ("6.2", "6.4", "7.0", "7.1")),
         ("6.3", "--pmc no_such", "", 1, REFUSES),  # and not 134: rocprofv3 ended the script
         ("7.0", NINE, "", 1, "do not fit into one run: give them in several --pmc"),
