@@ -250,6 +250,12 @@ def test_the_documented_scaling_command_by_hand(make_trace, tmp_path):
     assert "makes no sense" not in text
 
 
+def test_a_batch_s_step_is_the_median_of_its_steps():
+    profile = Profile("a", [], step_ms=[2.0, 1.0, 9.0], metadata={"batch_size": 4, "peak_memory_mb": 7.0})
+    row = batches.row_of(profile)
+    assert (row["steps"], row["step_ms"], row["samples_per_second"], row["peak_mib"]) == (3, 2, 2000, 7)
+
+
 def test_a_negative_cost_is_said_to_make_no_sense(make_trace, capsys):
     for part, times in {"fixed part": (100, 400, 900), "part per sequence": (90, 80, 70)}.items():
         sizes = zip((10, 20, 30), times, strict=True)

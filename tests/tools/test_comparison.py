@@ -256,6 +256,22 @@ def test_memory_of_versions_by_hand(monkeypatch, capsys):
     assert lines[3].split() == "version 2 74 138 266 522 0 linear".split()
 
 
+def test_a_length_is_begun_if_there_is_time_for_all_versions(monkeypatch, capsys):
+    """Each run takes 10 s of a clock that stands still otherwise: a third length of two versions wants 25 of 20 s."""
+    now = [0.0]
+    monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
+
+    def run(script, argv):
+        now[0] += 10
+        return {"summary": {"peak_memory_mb": 100.0}}
+
+    monkeypatch.setattr(memory_tool, "train", run)
+    arguments = ["--versions", "1,2", "--seq-lengths", "64,128,256", "--time-limit", "60", "--json", "-"]
+    assert memory_tool.main([*arguments, *SIZES[:6], "--device", "cpu"]) == 1
+    content = json.loads(capsys.readouterr().out)
+    assert content["lengths"] == [64, 128] and [len(row["peaks_mb"]) for row in content["rows"]] == [2, 2]
+
+
 @pytest.mark.slow
 def test_memory_is_that_of_the_scripts_and_ends_at_the_limit():
     """In real processes, as every tool that trains starts them."""

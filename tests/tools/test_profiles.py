@@ -448,6 +448,14 @@ def test_the_mean_of_a_counter_is_over_all_launches(tmp_path, capsys):
     assert [row[key] for key in ("launches", "mean", "min", "max")] == [3, 4, 1, 9]
 
 
+def test_the_kernel_with_the_largest_sum_comes_first(tmp_path, capsys):
+    """Five launches of 2 are more than one of 9."""
+    lines = ['"once","SQ_WAVES",9\n', *['"often","SQ_WAVES",2\n'] * 5]
+    (tmp_path / "x_counter_collection.csv").write_text(LONG + "".join(lines))
+    assert kernel_counters.main([str(tmp_path)]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-2:]] == ["often", "once"]
+
+
 def test_a_counter_that_is_always_0_is_pointed_out(tmp_path, capsys):
     (tmp_path / "x_counter_collection.csv").write_text(LONG + '"adamw_kernel","SQ_WAVES",0\n')
     assert kernel_counters.main([str(tmp_path), "--csv", str(tmp_path / "out.csv")]) == 0

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from common import peers
 from common.command_line import Failure
+from common.runs import TimeLimit
 from common.versions import REPOSITORY, load_version
 from in_process import refused
 from maintain import measure_ladder, rounds, rungs
@@ -322,6 +324,18 @@ def ladder(folder, *words):
         return measure_ladder.main(["--presets", "tiny", "--results", str(folder), *words, *TOY])
     except SystemExit as end:
         return end.code
+
+
+def test_starts_that_are_left_follow_the_last_one(monkeypatch):
+    """Of the first start, in which every rung failed, there are no rounds: its number is not used again."""
+    measured = []
+    monkeypatch.setattr(rounds.Rounds, "measure", lambda work, pairs, start, turns: measured.append((start, [*turns])))
+    found = column(six_rounds()[2:4])
+    for round_ in found.rounds:
+        round_["start"] = 1
+    arguments = SimpleNamespace(starts=3, rounds=2, num_steps=10, peer_variants=False)
+    assert measure_ladder.measure_column(found, arguments, TimeLimit(None), lambda: None) == 0
+    assert measured == [(2, [4, 5])]
 
 
 class Peer(Stub):
