@@ -157,7 +157,8 @@ class Model(torch.nn.Module):
         self.body = torch.nn.Linear(4, 3)
         self.shift = torch.nn.Parameter(torch.full((3,), START))
     def forward(self, x):
-        return (self.body(x) + self.shift.detach()).softmax(-1)
+        shift = self.shift.detach()
+        return (self.body(x) + USE).softmax(-1)
 torch.manual_seed(0)
 model = Model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -168,10 +169,13 @@ for step in range(9):
 """
 
 
-@pytest.mark.parametrize("start", [0.0, 2.0])
-def test_the_use_of_equal_weights_before_a_softmax_is_seen(check, write, start):
-    """A factor leaves zeros as they are, as LoRA's second matrix begins; a constant cancels in the softmax."""
-    status, report, printed = check(write(HIDDEN_USE.replace("START", str(start))))
+@pytest.mark.parametrize(("start", "use"), [(0.0, "shift"), (0.005, "(1 - 100 * shift).log()")])
+def test_the_use_of_equal_weights_before_a_softmax_is_seen(check, write, start, use):
+    """A factor leaves zeros as they are, as LoRA's second matrix begins; a constant cancels in the softmax.
+
+    Outputs that become NaN have changed.
+    """
+    status, report, printed = check(write(HIDDEN_USE.replace("START", str(start)).replace("USE", use)))
     assert status == 1 and kinds(report) == ["no_gradient"], printed
     assert report["findings"][0]["tensors"] == ["shift"]
 
@@ -368,6 +372,24 @@ def test_two_processes_make_one_report(way, status, words):
 def test_the_end_of_the_interpreter_takes_no_verdict_back():
     done = launch(2, check_training.__file__, "--", SAMPLES / "two_processes.py", "abort")
     assert done.returncode == 0 and done.stdout.count("verdict     sound") == 1, done.stderr
+
+
+def test_findings_of_other_ranks_are_added_once(monkeypatch):
+    """One of the same kind on other tensors is another finding."""
+
+    def finding(*tensors):
+        return check_training.Finding("no_gradient", f"of {', '.join(tensors)}", list(tensors))
+
+    of_ranks = [[finding("a")], [finding("a"), finding("b")], [finding("b"), finding("a", "b")]]
+
+    def gather(found, mine):
+        found[:] = of_ranks
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    found = check_training.everywhere(of_ranks[0])
+    assert [one.text for one in found] == ["of a", "rank 1: of b", "rank 2: of a, b"]
 
 
 @pytest.mark.slow
