@@ -341,6 +341,25 @@ def test_counters_that_were_not_tried_are_not_called_unknown(run, tmp_path):
     assert len(recorded(tmp_path)) == 1
 
 
+def test_of_several_runs_that_are_lost_the_last_one_s_status_counts(run, tmp_path):
+    """rocprofv3 ends the first, whose status says nothing; the second is the script's own."""
+    arguments = ("--pmc", "no_such", "--pmc", "SQ_WAVES", "--kernel", "nosuch", "--output-dir", tmp_path / "results")
+    result = run("get_counters.sh", *arguments, profilers="rocm-6.3", STAND_IN_STATUS="4")
+    last = result.stderr.splitlines()[-1]
+    assert result.returncode == 4 and "no no_such: " in last and "no SQ_WAVES: " in last, last
+
+
+def test_the_largest_file_of_the_first_pattern_is_found(tmp_path):
+    """Processes that the script starts leave traces beside its own."""
+    for name, size in {"a.pftrace": 10, "rank0/b.pftrace": 30, "c.pftrace": 20, "d.csv": 99, "e.proto": 0}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(size))
+    commands = 'source "$0"; OUT=$1 DRY_RUN=""; find_largest "*.proto" "*.pftrace" "*.csv" && echo "$FOUND"'
+    file = REPOSITORY / "scripts" / "common" / "wrappers" / "run.sh"
+    found = subprocess.run(["bash", "-euc", commands, file, tmp_path], capture_output=True, text=True, check=True)
+    assert found.stdout == f"{tmp_path}/rank0/b.pftrace\n"
+
+
 @pytest.mark.parametrize("kernel", ["adamw", "nosuch"])
 def test_kernels_are_filtered_where_counters_come_from_a_file(kernel, run, tmp_path):
     """The sources between ROCm 6.2 and 6.3 compare expressions already, but have no --pmc yet."""
