@@ -168,6 +168,7 @@ def test_overlapping_queues_are_busy_once_and_pauses_are_no_gaps():
     rows = [Kernel(f"k{i}", 1e3 * start, 1e3 * us) for i, (start, us) in enumerate(times)]
     found = launches.launch_results(rows, None)
     assert (found["busy_us"], found["idle_us"], found["paused_us"], found["gaps"]) == (28, 2, 5000, 1)
+    assert found["idle_share"] == 2 / 30  # of the time without pauses
     assert not found["launch_bound"]
     assert found["largest_gaps"] == [{"gap_us": 2, "after": "k2", "before": "k3"}]
 

@@ -219,7 +219,9 @@ def test_on_a_cpu_what_runs_in_the_optimizer_is_not_element_wise(mark, tmp_path)
 def test_kernels_belong_to_the_operator_that_launched_them(tmp_path):
     shapes = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"], "Input Strides": [[], []]}
     launches = (("reduce", 10, 1, 7), ("splitK gemm", 12, 3, 7), ("lonely", 16, 2))  # the longest tells the group
-    events = [event("cpu_op", "aten::mm", 0, 5, 7, **shapes), *(event("kernel", *launch) for launch in launches)]
+    # 0 is no operator's number
+    operators = [event("cpu_op", "aten::mm", 0, 5, 7, **shapes), event("cpu_op", "aten::mul", 6, 2, 0)]
+    events = [*operators, *(event("kernel", *launch) for launch in launches)]
     file = tmp_path / "trace_x.json"
     file.write_text(json.dumps({"deviceProperties": [{"name": "MI300X"}], "traceEvents": events}))
     profile = read_profile(file)
