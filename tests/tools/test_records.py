@@ -77,6 +77,15 @@ def test_efficiency_is_the_median_of_the_ratios_within_rounds():
     assert "processes" not in suite_results.table_of([alone], ["throughput"])[0]
 
 
+def test_rounds_that_one_case_lacks_are_left_out_of_a_ratio():
+    """Steps of 4, 5 and 10 ms alone; together the first round failed: 5/8 and 10/10."""
+    together = THIRD._replace(processes=8)
+    runs = [*hand_made()["runs"], run_of(together, 1, 8.0), run_of(together, 2, 10.0)]
+    found = suite_results.efficiency(together, runs)
+    assert (found.low, found.high, found.rounds) == (5 / 8, 1, 2)
+    assert suite_results.ratios_between(together, THIRD, runs[:-2]) is None
+
+
 def test_a_row_is_of_the_record_s_machine():
     """Of rounds on two machines it has those of the first; only a case that ran on the second alone is of that one."""
     runs = [

@@ -338,6 +338,35 @@ def test_starts_that_are_left_follow_the_last_one(monkeypatch):
     assert measured == [(2, [4, 5])]
 
 
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({}, True),
+        *(({"record": {key: "another"}}, False) for key in ("host", "commit", "device", "driver", "packages")),
+        ({"hash": "another"}, False),
+        ({"options": "--seed 1"}, False),
+        ({"again": "f"}, False),
+        ({"names": "fgh"}, False),
+    ],
+    ids=str,
+)
+def test_a_column_goes_on_only_with_what_it_began_with(change, same, monkeypatch):
+    """On the same machine, with the same texts: a ratio of two machines or scripts is none."""
+    columns = []
+    record = dict.fromkeys(("host", "commit", "device", "driver", "packages"), "one")
+
+    def begin(record, names="fg", options="", again="g", **_):
+        arguments = SimpleNamespace(rungs=[RUNGS[name] for name in names], options=options, again=again)
+        return measure_ladder.begin_column(arguments, "tiny", True, record, columns)
+
+    first = begin(record)
+    assert first.told["f"]["status"] == "not run"
+    if "hash" in change:
+        monkeypatch.setattr(measure_ladder, "hash_of", lambda path: change["hash"])
+    second = begin(record | change.get("record", {}), **{k: v for k, v in change.items() if k != "record"})
+    assert (second.content is first.content) == same and len(columns) == 2 - same
+
+
 class Peer(Stub):
     def __init__(self, version, options, steps):
         super().__init__(version, [" ".join(options)], steps)
