@@ -336,6 +336,16 @@ def test_the_published_fault(check):
     ]
 
 
+@pytest.mark.parametrize("largest", [float("nan"), float("inf")])
+def test_the_first_bad_step_of_a_gradient(largest):
+    """Infinity is as bad as NaN, which it becomes in the step after."""
+    sizes = (1.0, largest, float("nan"))
+    record = SimpleNamespace(seen=[check_training.Seen(0, size, True) for size in sizes])
+    assert check_training.first_bad_step(record) == 2
+    record.seen = record.seen[:1]
+    assert check_training.first_bad_step(record) is None
+
+
 def test_a_constant_loss(check, write):
     script = write(
         "import torch\nmodel = torch.nn.Linear(2, 2)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
