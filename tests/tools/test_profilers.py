@@ -783,6 +783,27 @@ def test_profiler_options_and_bad_input_of_any_command(run, python, script, tmp_
         assert len(result.stderr.splitlines()) == 1
 
 
+def test_the_script_is_the_first_python_file_of_the_command(run, tmp_path):
+    """The others are its arguments."""
+    words = ("hotspots", "--profiler", "pytorch", "--dry-run", "--", sys.executable, "-u", "train.py", "model.py")
+    result = run(PROFILE, *words, cwd=tmp_path)
+    (command,) = [shlex.split(line) for line in result.stdout.splitlines() if "train.py" in line]
+    assert [word for word in command if word.endswith(".py")][1:] == ["train.py", "model.py"], result.stdout
+    assert command[:2] == [sys.executable, "-u"] and command[2].endswith("profile_script.py")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kernel", "wanted"),
+    [("1", "", "::regex:.:1"), ("1", "adamw", "::regex:adamw:1"), ("2", "adamw", "::regex:^(?!nccl).*adamw:1")],
+)
+def test_ncu_repeats_no_collective_kernel(ranks, kernel, wanted, run):
+    """One rank alone would wait for the others forever."""
+    words = ("--dry-run", "--pmc", "--nproc-per-node", ranks, *(("--kernel", kernel) if kernel else ()))
+    output = run("get_counters.sh", *words, profilers="nvidia").stdout
+    (command,) = [shlex.split(line) for line in output.splitlines() if "--kernel-id" in line]
+    assert command[command.index("--kernel-id") + 1] == wanted
+
+
 def profile_on_cpu(run, tmp_path, question, *command, options=()):
     arguments = ("--profiler", "pytorch", *options, "--output-dir", tmp_path / "results", "--", *command)
     machine = {"TINY_LLAMA_CPU": "1", "TINY_LLAMA_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
