@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import io
 import json
 import math
 import os
@@ -336,6 +337,45 @@ def test_starts_that_are_left_follow_the_last_one(monkeypatch):
     arguments = SimpleNamespace(starts=3, rounds=2, num_steps=10, peer_variants=False)
     assert measure_ladder.measure_column(found, arguments, TimeLimit(None), lambda: None) == 0
     assert measured == [(2, [4, 5])]
+
+
+class Any(Stub):
+    def __init__(self, version, options, steps):
+        super().__init__(version, [f"{version} {' '.join(options)}"], steps)
+
+
+def test_a_ladder_that_the_time_limit_cuts_off_is_taken_up(tmp_path, monkeypatch, capsys):
+    """The status says that starts are left, and --append measures those alone."""
+    monkeypatch.setattr(rounds, "WarmProcess", Any)
+    monkeypatch.setattr(Stub, "log", [])
+    words = ["--graph", "on", "--rungs", "f,g"]
+    with monkeypatch.context() as limited:
+        limited.setattr(TimeLimit, "room", lambda limit: not limit.took)
+        assert ladder(tmp_path, *words, "--time-limit", "600") == 1
+    assert "2 starts are left: repeat the command with --append" in capsys.readouterr().out
+    (found,) = rungs.read_columns(tmp_path / "ladder.json")
+    assert [round_["start"] for round_ in found.rounds] == [0, 0]
+    assert ladder(tmp_path, *words, "--append") == 0 and "are left" not in capsys.readouterr().out
+    (found,) = rungs.read_columns(tmp_path / "ladder.json")
+    assert [(round_["start"], round_["turn"]) for round_ in found.rounds] == [(i // 2, i) for i in range(6)]
+    assert sum(line.startswith("start") for line in Stub.log) == 3 * 3  # f, g and g again
+
+
+@pytest.mark.parametrize(
+    ("status", "printed", "kind", "wanted", "said"),
+    [
+        (-signal.SIGKILL, "", rounds.OutOfMemory, 1, "out of memory"),  # of the kernel, which says nothing
+        (1, "x.py: out of memory: lower it", rounds.OutOfMemory, 1, "out of memory"),
+        (2, "x.py: error: no such GPU", Failure, 2, "no such GPU"),
+        (1, "ValueError: lost", Failure, 1, "ValueError: lost"),
+    ],
+)
+def test_how_a_warm_process_ended_is_said(status, printed, kind, wanted, said):
+    process = object.__new__(rounds.WarmProcess)
+    process.process = SimpleNamespace(wait=lambda: status)
+    process.errors = io.BytesIO(printed.encode())
+    error = process.failure()
+    assert (type(error), error.status, str(error)) == (kind, wanted, said)
 
 
 @pytest.mark.parametrize(
