@@ -288,6 +288,7 @@ BESIDE = "sum.as_strided((2,), (1,), sum.storage_offset()"  # and how many eleme
         (f"assert 1 & 3 < 5; {RIGHT}", "precedence", "line 2: & binds tighter than a comparison"),
         (f"assert 0 < 1 | 3; {RIGHT}", "precedence", "line 2: | binds tighter than a comparison"),
         (f"assert (1 & 3) < 5; {RIGHT}", "no kernel", "the results are right"),  # it means what it says
+        (f"ä = 'λλλ'; assert (1 & 3) < 5; {RIGHT}", "no kernel", "the results are right"),
         ("sum.copy_(missing)", "crash", "line 2: NameError"),
         ("sum.copy_(missing", "crash", "SyntaxError"),
         ("raise KeyboardInterrupt", "crash", "line 2: KeyboardInterrupt"),
@@ -296,7 +297,7 @@ BESIDE = "sum.as_strided((2,), (1,), sum.storage_offset()"  # and how many eleme
 )
 def test_verdicts(tmp_path, body, kind, said):
     path = tmp_path / "exercise.py"
-    path.write_text(f"def run(x, sum):\n    {body}\n\nROWS = 2\n")
+    path.write_text(f"def run(x, sum):\n    {body}\n\nROWS = 2\n", encoding="utf-8")
     verdict = grading.grade(EXERCISES["01"], path)
     assert not verdict["passed"] and verdict["kind"] == kind and said in verdict["sentence"], verdict["sentence"]
 
