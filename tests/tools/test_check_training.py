@@ -180,6 +180,49 @@ def test_the_use_of_equal_weights_before_a_softmax_is_seen(check, write, start, 
     assert report["findings"][0]["tensors"] == ["shift"]
 
 
+FIRST_LAYERS_FROZEN = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Linear(4, 4, bias=False) for _ in range(4)))
+for number in range(4):
+    model[number].requires_grad_(number in TRAINED)
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+for step in range(9):
+    optimizer.zero_grad()
+    model(torch.randn(5, 4)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("trained", "between"), [([2, 3], []), ([0, 1], ["2", "3"]), ([1, 3], ["2"])])
+def test_layers_that_are_frozen_before_the_first_that_trains_are_meant(check, write, trained, between):
+    """As in fine-tuning; one behind it is a warning."""
+    status, report, printed = check(write(FIRST_LAYERS_FROZEN.replace("TRAINED", str(trained))))
+    found = [finding["tensors"] for finding in report["findings"] if finding["kind"] == "frozen_between"]
+    assert status == 0 and found == ([[f"{number}.weight" for number in between]] if between else []), printed
+
+
+OVERFLOW = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 3)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-117)
+for step in range(9):
+    optimizer.zero_grad()
+    scaler.scale(model(100 * torch.randn(5, 4)).sin().mean()).backward()  # at most 1, its gradients are not
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def test_a_step_that_the_gradient_scaler_skips_is_no_fault(check, write):
+    """The scaler tells a fused optimizer, whose step runs and changes nothing."""
+    status, report, printed = check(write(OVERFLOW))
+    assert (status, kinds(report)) == (0, []), printed
+    assert report["rows"]["optimizer"].endswith("; the gradient scaler skipped 1 steps")
+
+
 # ---------------------------------------------------------------- gradients that are wrong
 def test_a_gradient_that_is_not_the_slope(check):
     """.data on the skip path leaves every tensor a gradient, which is that of the last branch only."""
