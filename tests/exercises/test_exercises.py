@@ -223,6 +223,7 @@ def test_way_through_an_exercise(workshop):
     status, output = call(workshop, "01")
     assert status == 1 and "failed in case one tile, float32" in output and "sum: relative error" in output
     assert "hint 2 of 3" in call(workshop, "hint", "01")[1]
+    assert "hint 2 of 3" in call(workshop, "hint", "01")[1]  # the third opens after another failed check
     shutil.copy(solution, exercise)
     status, output = call(workshop, "01")
     assert status == 0 and "passed" in output
@@ -293,6 +294,7 @@ BESIDE = "sum.as_strided((2,), (1,), sum.storage_offset()"  # and how many eleme
         (f"assert 1 & 3 < 5; {RIGHT}", "precedence", "line 2: & binds tighter than a comparison"),
         (f"assert 0 < 1 | 3; {RIGHT}", "precedence", "line 2: | binds tighter than a comparison"),
         (f"assert (1 & 3) < 5; {RIGHT}", "no kernel", "the results are right"),  # it means what it says
+        (f"ä = 'λλλ'; assert (1 & 3) < 5; {RIGHT}", "no kernel", "the results are right"),
         ("sum.copy_(missing)", "crash", "line 2: NameError"),
         ("sum.copy_(missing", "crash", "SyntaxError"),
         ("raise KeyboardInterrupt", "crash", "line 2: KeyboardInterrupt"),
@@ -301,7 +303,7 @@ BESIDE = "sum.as_strided((2,), (1,), sum.storage_offset()"  # and how many eleme
 )
 def test_verdicts(tmp_path, body, kind, said):
     path = tmp_path / "exercise.py"
-    path.write_text(f"def run(x, sum):\n    {body}\n\nROWS = 2\n")
+    path.write_text(f"def run(x, sum):\n    {body}\n\nROWS = 2\n", encoding="utf-8")
     verdict = grading.grade(EXERCISES["01"], path)
     assert not verdict["passed"] and verdict["kind"] == kind and said in verdict["sentence"], verdict["sentence"]
 
@@ -581,6 +583,22 @@ def test_scoreboard_shows_own_and_recorded_speed(workshop):
     rate, copy = speed.recorded_speed("SwiGLU forward")["V3"]
     assert "3,000 (75 %)" in rows["03"] and f"{rate:,.0f} ({100 * rate / copy:.0f} %)" in rows["03"]
     assert speed.recorded_speed("no such operation") is None and " - " in rows["01"]
+
+
+def test_recorded_speed_is_of_the_newest_record(tmp_path, monkeypatch):
+    """By its date: the folders' names begin with the GPU. A candidate that was refused has no rate."""
+    for gpu, day, rate in (("a", 24, 100.0), ("b", 25, 200.0), ("c", 23, 300.0)):
+        found = [{"name": "V3", "reason": None, "rate": rate}, {"name": "PyTorch", "reason": "out of memory"}]
+        content = {
+            "environment": {"date": f"2026-11-{day}", "device": gpu},
+            "operations": [{"operation": "SwiGLU forward", "candidates": found}],
+            "ceilings": {"copy": 2 * rate},
+        }
+        folder = tmp_path / f"{gpu}_2026-11-{day}" / "kernels"
+        folder.mkdir(parents=True)
+        (folder / "kernels.json").write_text(json.dumps(content))
+    monkeypatch.setattr(speed, "RECORDED", tmp_path)
+    assert speed.recorded_speed("SwiGLU forward") == {"device": "b", "V3": [200.0, 400.0]}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="counts in Triton's interpreter")

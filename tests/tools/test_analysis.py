@@ -168,6 +168,7 @@ def test_overlapping_queues_are_busy_once_and_pauses_are_no_gaps():
     rows = [Kernel(f"k{i}", 1e3 * start, 1e3 * us) for i, (start, us) in enumerate(times)]
     found = launches.launch_results(rows, None)
     assert (found["busy_us"], found["idle_us"], found["paused_us"], found["gaps"]) == (28, 2, 5000, 1)
+    assert found["idle_share"] == 2 / 30  # of the time without pauses
     assert not found["launch_bound"]
     assert found["largest_gaps"] == [{"gap_us": 2, "after": "k2", "before": "k3"}]
 
@@ -248,6 +249,12 @@ def test_the_documented_scaling_command_by_hand(make_trace, tmp_path):
     text = call(1, f"analyze_batch_scaling.py --profile-dirs {folders}", cwd=tmp_path).stdout
     assert "memory     10.0 MiB + 3.00 MiB per sequence" in text and "scaling_bs4/trace_2.json" in text
     assert "makes no sense" not in text
+
+
+def test_a_batch_s_step_is_the_median_of_its_steps():
+    profile = Profile("a", [], step_ms=[2.0, 1.0, 9.0], metadata={"batch_size": 4, "peak_memory_mb": 7.0})
+    row = batches.row_of(profile)
+    assert (row["steps"], row["step_ms"], row["samples_per_second"], row["peak_mib"]) == (3, 2, 2000, 7)
 
 
 def test_a_negative_cost_is_said_to_make_no_sense(make_trace, capsys):

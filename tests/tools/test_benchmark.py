@@ -186,6 +186,23 @@ def test_what_a_grid_runs(options, wanted, stubs):
     assert ran == wanted
 
 
+def test_compiling_first_has_half_of_the_time(tmp_path, monkeypatch):
+    """The clock stands still: of 100 s a process that compiles may take 50, and one that is measured 100."""
+    monkeypatch.setattr("time.monotonic", lambda: 0.0)
+    bounds = []
+
+    def run_case(case, arguments, limit, steps):
+        bounds.append(limit.bound(benchmark_suite.TIMEOUT))
+        return {"case": case, "reason": None}
+
+    monkeypatch.setattr(benchmark_suite, "run_case", run_case)
+    for limit in (["--time-limit", "100"], []):
+        words = ["--models", "v1,v3", "--presets", "tiny", "--compile-first", "1", "--results", str(tmp_path), *limit]
+        arguments = benchmark_suite.parse_arguments(words)
+        benchmark_suite.compile_first(benchmark_suite.grid(arguments), arguments)
+    assert bounds == [50, benchmark_suite.TIMEOUT]
+
+
 def test_options_reach_the_scripts(stubs):
     options = "--models v1+nodet --batch-sizes 3 --seq-lengths 16 --precisions float16 --num-steps 7 --repeats 1"
     assert suite(stubs, options, "--hidden-dim", "64") == 0

@@ -149,6 +149,80 @@ def test_each_way_to_call_a_model_is_run_again(check, write, fault):
         assert finding["tensors"] == ["odd.weight", "odd.bias"]
 
 
+HIDDEN_USE = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Linear(4, 3)
+        self.shift = torch.nn.Parameter(torch.full((3,), START))
+    def forward(self, x):
+        shift = self.shift.detach()
+        return (self.body(x) + USE).softmax(-1)
+torch.manual_seed(0)
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for step in range(9):
+    optimizer.zero_grad()
+    model(torch.randn(5, 4))[:, 0].log().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("start", "use"), [(0.0, "shift"), (0.005, "(1 - 100 * shift).log()")])
+def test_the_use_of_equal_weights_before_a_softmax_is_seen(check, write, start, use):
+    """A factor leaves zeros as they are, as LoRA's second matrix begins; a constant cancels in the softmax.
+
+    Outputs that become NaN have changed.
+    """
+    status, report, printed = check(write(HIDDEN_USE.replace("START", str(start)).replace("USE", use)))
+    assert status == 1 and kinds(report) == ["no_gradient"], printed
+    assert report["findings"][0]["tensors"] == ["shift"]
+
+
+FIRST_LAYERS_FROZEN = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Linear(4, 4, bias=False) for _ in range(4)))
+for number in range(4):
+    model[number].requires_grad_(number in TRAINED)
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+for step in range(9):
+    optimizer.zero_grad()
+    model(torch.randn(5, 4)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("trained", "between"), [([2, 3], []), ([0, 1], ["2", "3"]), ([1, 3], ["2"])])
+def test_layers_that_are_frozen_before_the_first_that_trains_are_meant(check, write, trained, between):
+    """As in fine-tuning; one behind it is a warning."""
+    status, report, printed = check(write(FIRST_LAYERS_FROZEN.replace("TRAINED", str(trained))))
+    found = [finding["tensors"] for finding in report["findings"] if finding["kind"] == "frozen_between"]
+    assert status == 0 and found == ([[f"{number}.weight" for number in between]] if between else []), printed
+
+
+OVERFLOW = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 3)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-117)
+for step in range(9):
+    optimizer.zero_grad()
+    scaler.scale(model(100 * torch.randn(5, 4)).sin().mean()).backward()  # at most 1, its gradients are not
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def test_a_step_that_the_gradient_scaler_skips_is_no_fault(check, write):
+    """The scaler tells a fused optimizer, whose step runs and changes nothing."""
+    status, report, printed = check(write(OVERFLOW))
+    assert (status, kinds(report)) == (0, []), printed
+    assert report["rows"]["optimizer"].endswith("; the gradient scaler skipped 1 steps")
+
+
 # ---------------------------------------------------------------- gradients that are wrong
 def test_a_gradient_that_is_not_the_slope(check):
     """.data on the skip path leaves every tensor a gradient, which is that of the last branch only."""
@@ -305,6 +379,16 @@ def test_the_published_fault(check):
     ]
 
 
+@pytest.mark.parametrize("largest", [float("nan"), float("inf")])
+def test_the_first_bad_step_of_a_gradient(largest):
+    """Infinity is as bad as NaN, which it becomes in the step after."""
+    sizes = (1.0, largest, float("nan"))
+    record = SimpleNamespace(seen=[check_training.Seen(0, size, True) for size in sizes])
+    assert check_training.first_bad_step(record) == 2
+    record.seen = record.seen[:1]
+    assert check_training.first_bad_step(record) is None
+
+
 def test_a_constant_loss(check, write):
     script = write(
         "import torch\nmodel = torch.nn.Linear(2, 2)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
@@ -341,6 +425,24 @@ def test_two_processes_make_one_report(way, status, words):
 def test_the_end_of_the_interpreter_takes_no_verdict_back():
     done = launch(2, check_training.__file__, "--", SAMPLES / "two_processes.py", "abort")
     assert done.returncode == 0 and done.stdout.count("verdict     sound") == 1, done.stderr
+
+
+def test_findings_of_other_ranks_are_added_once(monkeypatch):
+    """One of the same kind on other tensors is another finding."""
+
+    def finding(*tensors):
+        return check_training.Finding("no_gradient", f"of {', '.join(tensors)}", list(tensors))
+
+    of_ranks = [[finding("a")], [finding("a"), finding("b")], [finding("b"), finding("a", "b")]]
+
+    def gather(found, mine):
+        found[:] = of_ranks
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    found = check_training.everywhere(of_ranks[0])
+    assert [one.text for one in found] == ["of a", "rank 1: of b", "rank 2: of a, b"]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Comparisons of versions: accuracy, compare_versions.py, memory over length, the fusion report, and the HTML page."""
 
+import dataclasses
 import html
 import json
 import os
@@ -15,6 +16,7 @@ import torch
 import analyze_memory_scaling as memory_tool
 import compare_versions as versions_tool
 import generate_fusion_report as fusion_report
+import run_pytorch_profiler as profiler
 import validate_numerical_accuracy as accuracy_tool
 from common import report, runs
 from common.profiles import read_profile
@@ -256,6 +258,22 @@ def test_memory_of_versions_by_hand(monkeypatch, capsys):
     assert lines[3].split() == "version 2 74 138 266 522 0 linear".split()
 
 
+def test_a_length_is_begun_if_there_is_time_for_all_versions(monkeypatch, capsys):
+    """Each run takes 10 s of a clock that stands still otherwise: a third length of two versions wants 25 of 20 s."""
+    now = [0.0]
+    monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
+
+    def run(script, argv):
+        now[0] += 10
+        return {"summary": {"peak_memory_mb": 100.0}}
+
+    monkeypatch.setattr(memory_tool, "train", run)
+    arguments = ["--versions", "1,2", "--seq-lengths", "64,128,256", "--time-limit", "60", "--json", "-"]
+    assert memory_tool.main([*arguments, *SIZES[:6], "--device", "cpu"]) == 1
+    content = json.loads(capsys.readouterr().out)
+    assert content["lengths"] == [64, 128] and [len(row["peaks_mb"]) for row in content["rows"]] == [2, 2]
+
+
 @pytest.mark.slow
 def test_memory_is_that_of_the_scripts_and_ends_at_the_limit():
     """In real processes, as every tool that trains starts them."""
@@ -347,6 +365,34 @@ def test_a_page_escapes_what_it_is_given():
     text = report.page("a < b", [("<k>", "<v>")], ["<n>"], [("x & y", parts)])
     escaped = ("<title>a &lt; b</title>", "x &amp; y", "&lt;td&gt;", "1 &lt; 2", "&lt;k&gt;", "&lt;v&gt;", "&lt;n&gt;")
     assert all(words in text for words in escaped)
+
+
+def test_bars_are_drawn_to_one_scale():
+    """Of the largest upper quartile, or of the longest sum: nothing lies outside."""
+    steps = {"a": (9.0, 10.0, 40.0), "b": (19.0, 20.0, 21.0)}
+    rows = [
+        {"name": name, "gain": "-", "step_ms": dict(zip(("p25", "median", "p75"), step, strict=True))}
+        for name, step in steps.items()
+    ]
+    first, second = report.step_bars(rows, "")["bars"]
+    assert (first["low"], first["pieces"][0]["percent"], first["high"]) == (22.5, 25, 100)
+    assert (second["low"], second["pieces"][0]["percent"], second["high"]) == (47.5, 50, 52.5)
+    groups = {"a": {"GEMM": {"ms": 6.0}, "copies": {"ms": 2.0}, "all": {"ms": 8.0}}}
+    groups["b"] = {"copies": {"ms": 4.0}, "all": {"ms": 4.0}}
+    bars = report.group_bars(groups, "")["bars"]
+    assert [[piece["percent"] for piece in bar["pieces"]] for bar in bars] == [[75, 25], [50]]
+
+
+def test_phases_and_memory_are_drawn_on_one_axis(make_trace, monkeypatch):
+    """The first allocation, 1000 us after the clock's zero, is at 0 ms."""
+    drawn = []
+    monkeypatch.setattr(report, "memory_over_time", lambda *chart: drawn.append(chart) or report.text("a chart"))
+    sizes = [{"ts": 1000.0 + 500 * i, "args": {"Device Type": 1, "Total Allocated": i * 2**20}} for i in range(2)]
+    trace = read_profile(make_trace("p/trace.json", {"gemm": 1}))
+    trace = dataclasses.replace(trace, memory=sizes, phases=[("forward", 1250.0, 1500.0)])
+    profiler.memory_timeline(trace)
+    ((points, phases, _),) = drawn
+    assert (points, phases) == ([(0.0, 0.0), (0.5, 1.0)], [("forward", 0.25, 0.5)])
 
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -344,6 +344,15 @@ def test_the_oldest_set_has_an_environment_of_its_own(machine):
     assert "pinned or oldest, not newest" in machine.run().stderr
 
 
+@pytest.mark.parametrize(
+    ("version", "within"),
+    [("2.4", True), ("2.4.1+cpu", True), ("2.10", True), ("2.3.9", False), ("2.11", False), ("2.11.0", False)],
+)
+def test_a_version_is_from_the_lower_bound_up_to_the_upper_one(version, within):
+    """Which is the first version that is not allowed."""
+    assert environment.within(version, "2.4", "2.11") == within
+
+
 def test_the_oldest_set_is_the_floor_of_pyproject():
     """The floor is what the suite runs with: the least version of each set of constraints-oldest.txt."""
     text = (REPOSITORY / "scripts" / "common" / "constraints-oldest.txt").read_text()

@@ -287,6 +287,9 @@ REFUSES = "does not have all of the counters: rocprofv3 -L"
     ("release", "arguments", "fault", "status", "words"),
     [
         ("7.1", "--pmc SQ_WAVES no_such", "", 3, "did not come: no_such ('rocprofv3 -L'"),
+        # its name begins that of one that came, or of one that did not
+        ("7.1", "--pmc SQ_WAVES SQ", "", 3, "did not come: SQ ('rocprofv3 -L'"),
+        ("7.1", "--pmc SQ_WAVES TCC --pmc TCC_HIT_sum", "no-second-pass", 3, "did not come: TCC ('rocprofv3 -L'"),
         *((release, "--pmc no_such", "", 1, REFUSES) for release in ("6.2", "6.4", "7.0", "7.1")),
         ("6.3", "--pmc no_such", "", 1, REFUSES),  # and not 134: rocprofv3 ended the script
         ("7.0", NINE, "", 1, "do not fit into one run: give them in several --pmc"),
@@ -336,6 +339,25 @@ def test_counters_that_were_not_tried_are_not_called_unknown(run, tmp_path):
     assert result.returncode == 3 and "no FETCH_SIZE: the training script or rocprofv3 ended with exit status 4" in last
     assert "not tried after that: WRITE_SIZE TCC_HIT_sum TCC_MISS_sum" in last and "did not come" not in last
     assert len(recorded(tmp_path)) == 1
+
+
+def test_of_several_runs_that_are_lost_the_last_one_s_status_counts(run, tmp_path):
+    """rocprofv3 ends the first, whose status says nothing; the second is the script's own."""
+    arguments = ("--pmc", "no_such", "--pmc", "SQ_WAVES", "--kernel", "nosuch", "--output-dir", tmp_path / "results")
+    result = run("get_counters.sh", *arguments, profilers="rocm-6.3", STAND_IN_STATUS="4")
+    last = result.stderr.splitlines()[-1]
+    assert result.returncode == 4 and "no no_such: " in last and "no SQ_WAVES: " in last, last
+
+
+def test_the_largest_file_of_the_first_pattern_is_found(tmp_path):
+    """Processes that the script starts leave traces beside its own."""
+    for name, size in {"a.pftrace": 10, "rank0/b.pftrace": 30, "c.pftrace": 20, "d.csv": 99, "e.proto": 0}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(size))
+    commands = 'source "$0"; OUT=$1 DRY_RUN=""; find_largest "*.proto" "*.pftrace" "*.csv" && echo "$FOUND"'
+    file = REPOSITORY / "scripts" / "common" / "wrappers" / "run.sh"
+    found = subprocess.run(["bash", "-euc", commands, file, tmp_path], capture_output=True, text=True, check=True)
+    assert found.stdout == f"{tmp_path}/rank0/b.pftrace\n"
 
 
 @pytest.mark.parametrize("kernel", ["adamw", "nosuch"])
@@ -759,6 +781,27 @@ def test_profiler_options_and_bad_input_of_any_command(run, python, script, tmp_
         result = call(*arguments)
         assert result.returncode == 2 and words in result.stderr, (arguments, result.stderr)
         assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_script_is_the_first_python_file_of_the_command(run, tmp_path):
+    """The others are its arguments."""
+    words = ("hotspots", "--profiler", "pytorch", "--dry-run", "--", sys.executable, "-u", "train.py", "model.py")
+    result = run(PROFILE, *words, cwd=tmp_path)
+    (command,) = [shlex.split(line) for line in result.stdout.splitlines() if "train.py" in line]
+    assert [word for word in command if word.endswith(".py")][1:] == ["train.py", "model.py"], result.stdout
+    assert command[:2] == [sys.executable, "-u"] and command[2].endswith("profile_script.py")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kernel", "wanted"),
+    [("1", "", "::regex:.:1"), ("1", "adamw", "::regex:adamw:1"), ("2", "adamw", "::regex:^(?!nccl).*adamw:1")],
+)
+def test_ncu_repeats_no_collective_kernel(ranks, kernel, wanted, run):
+    """One rank alone would wait for the others forever."""
+    words = ("--dry-run", "--pmc", "--nproc-per-node", ranks, *(("--kernel", kernel) if kernel else ()))
+    output = run("get_counters.sh", *words, profilers="nvidia").stdout
+    (command,) = [shlex.split(line) for line in output.splitlines() if "--kernel-id" in line]
+    assert command[command.index("--kernel-id") + 1] == wanted
 
 
 def profile_on_cpu(run, tmp_path, question, *command, options=()):

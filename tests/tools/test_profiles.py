@@ -219,7 +219,9 @@ def test_on_a_cpu_what_runs_in_the_optimizer_is_not_element_wise(mark, tmp_path)
 def test_kernels_belong_to_the_operator_that_launched_them(tmp_path):
     shapes = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"], "Input Strides": [[], []]}
     launches = (("reduce", 10, 1, 7), ("splitK gemm", 12, 3, 7), ("lonely", 16, 2))  # the longest tells the group
-    events = [event("cpu_op", "aten::mm", 0, 5, 7, **shapes), *(event("kernel", *launch) for launch in launches)]
+    # 0 is no operator's number
+    operators = [event("cpu_op", "aten::mm", 0, 5, 7, **shapes), event("cpu_op", "aten::mul", 6, 2, 0)]
+    events = [*operators, *(event("kernel", *launch) for launch in launches)]
     file = tmp_path / "trace_x.json"
     file.write_text(json.dumps({"deviceProperties": [{"name": "MI300X"}], "traceEvents": events}))
     profile = read_profile(file)
@@ -446,6 +448,14 @@ def test_the_mean_of_a_counter_is_over_all_launches(tmp_path, capsys):
     (tmp_path / "x_counter_collection.csv").write_text(LONG + "".join(f'"k","SQ_WAVES",{n}\n' for n in (1, 2, 9)))
     (row,) = counters_of(tmp_path, capsys)
     assert [row[key] for key in ("launches", "mean", "min", "max")] == [3, 4, 1, 9]
+
+
+def test_the_kernel_with_the_largest_sum_comes_first(tmp_path, capsys):
+    """Five launches of 2 are more than one of 9."""
+    lines = ['"once","SQ_WAVES",9\n', *['"often","SQ_WAVES",2\n'] * 5]
+    (tmp_path / "x_counter_collection.csv").write_text(LONG + "".join(lines))
+    assert kernel_counters.main([str(tmp_path)]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-2:]] == ["often", "once"]
 
 
 def test_a_counter_that_is_always_0_is_pointed_out(tmp_path, capsys):

@@ -152,3 +152,14 @@ def test_training_is_compared_with_version_1(changed, value, said):
     other = copy.deepcopy(first)
     (other["steps"][4] if changed == "loss" else other["summary"])[changed] = value
     assert quickstart.compare_training(other, first, 1e-4) == said
+
+
+@pytest.mark.parametrize(("step", "compared"), [(10, True), (11, False)])
+def test_the_first_ten_losses_are_compared(step, compared):
+    """Later ones carry every rounding before them."""
+    steps = [{"step": step, "loss": 5.0} for step in range(12)]
+    first = {"summary": {"parameters": 10, "parameters_trained": 10}, "steps": steps}
+    other = copy.deepcopy(first)
+    other["steps"][step - 1]["loss"] = 6.0
+    said = "the loss of step 10 is 6.000000 instead of 5.000000"
+    assert quickstart.compare_training(other, first, 1e-4) == (said if compared else None)

@@ -77,6 +77,25 @@ def test_efficiency_is_the_median_of_the_ratios_within_rounds():
     assert "processes" not in suite_results.table_of([alone], ["throughput"])[0]
 
 
+def test_rounds_that_one_case_lacks_are_left_out_of_a_ratio():
+    """Steps of 4, 5 and 10 ms alone; together the first round failed: 5/8 and 10/10."""
+    together = THIRD._replace(processes=8)
+    runs = [*hand_made()["runs"], run_of(together, 1, 8.0), run_of(together, 2, 10.0)]
+    found = suite_results.efficiency(together, runs)
+    assert (found.low, found.high, found.rounds) == (5 / 8, 1, 2)
+    assert suite_results.ratios_between(together, THIRD, runs[:-2]) is None
+
+
+def test_a_row_is_of_the_record_s_machine():
+    """Of rounds on two machines it has those of the first; only a case that ran on the second alone is of that one."""
+    runs = [
+        run_of(FIRST, i, ms) | {"host": host} for i, (ms, host) in enumerate([(40.0, "a"), (60.0, "a"), (9.0, "b")])
+    ]
+    runs.append(run_of(THIRD, 2, 4.0, **CAPTURED) | {"host": "b"})
+    first, third = rows(results_of(runs, host="a"))
+    assert (first["repeats"], first["step_ms"], third["repeats"], third["step_ms"]) == (2, 50, 1, 4)
+
+
 def test_what_went_wrong_is_noted():
     failed = {"case": FIRST, "repeat": 1, "status": "failed", "reason": "out of memory"}
     once_eager = [run_of(THIRD, 0, 4.0, **CAPTURED), run_of(THIRD, 1, 4.0)]
@@ -299,6 +318,16 @@ def test_other_gpus_stand_beside_this_one(recorded):
     assert "| h | 2.000 | 2.00x (2.00 to 2.00) | 2.000 | 4.00x (4.00 to 4.00) |" in lines
     assert "| g | ... | ... | ... | ... |" in lines
     assert "GPU B, driver 580.1" in text and "GPU A, driver" not in text  # this record's line stands below its ladder
+
+
+def test_a_column_with_too_few_rounds_is_in_no_table(recorded):
+    """A second group of a round, which memory had no room for beside the first, is no round."""
+    (recorded / "ladder").mkdir()
+    for count in (4, 5):
+        column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"f": [3.0] * 6}, count=count)
+        column.rounds.extend([round_ | {"steps_ms": {"g": [2.0]}} for round_ in column.rounds])
+        rungs.write_columns([column], recorded / "ladder" / "ladder.json")
+        assert len(rungs.columns_of(Record(recorded), "ladder")) == (count == 5)
 
 
 def test_readme_is_right_that_gpus_show_the_same_gains():

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import io
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from common import peers
 from common.command_line import Failure
+from common.runs import TimeLimit
 from common.versions import REPOSITORY, load_version
 from in_process import refused
 from maintain import measure_ladder, rounds, rungs
@@ -157,6 +160,17 @@ def test_rounds_that_lack_a_rung_are_left_out_of_its_ratios():
     for round_ in two_starts.rounds:
         round_["start"] = min(1, round_["start"])
     assert str(two_starts.gain("g", "f")) == "not judged: 2 starts of the 3 needed"
+
+
+def test_starts_that_lack_a_rung_do_not_count_for_its_ratios():
+    """Of three starts the last one has no round of both: what is drawn at a start was drawn twice for this ratio."""
+    found = column(six_rounds())
+    for round_, start in zip(found.rounds, (0, 0, 0, 1, 1, 2), strict=True):
+        round_["start"] = start
+    del found.rounds[5]["steps_ms"]["f"]
+    assert found.starts() == found.starts("g") == 3 and found.starts("g", "f") == 2
+    assert str(found.gain("g", "f")) == "not judged: 2 starts of the 3 needed"
+    assert str(found.gain("k", "g")) == "no difference shown"  # of six rounds and three starts
 
 
 def test_leads_over_the_peers_are_of_the_same_rounds():
@@ -311,6 +325,86 @@ def ladder(folder, *words):
         return measure_ladder.main(["--presets", "tiny", "--results", str(folder), *words, *TOY])
     except SystemExit as end:
         return end.code
+
+
+def test_starts_that_are_left_follow_the_last_one(monkeypatch):
+    """Of the first start, in which every rung failed, there are no rounds: its number is not used again."""
+    measured = []
+    monkeypatch.setattr(rounds.Rounds, "measure", lambda work, pairs, start, turns: measured.append((start, [*turns])))
+    found = column(six_rounds()[2:4])
+    for round_ in found.rounds:
+        round_["start"] = 1
+    arguments = SimpleNamespace(starts=3, rounds=2, num_steps=10, peer_variants=False)
+    assert measure_ladder.measure_column(found, arguments, TimeLimit(None), lambda: None) == 0
+    assert measured == [(2, [4, 5])]
+
+
+class Any(Stub):
+    def __init__(self, version, options, steps):
+        super().__init__(version, [f"{version} {' '.join(options)}"], steps)
+
+
+def test_a_ladder_that_the_time_limit_cuts_off_is_taken_up(tmp_path, monkeypatch, capsys):
+    """The status says that starts are left, and --append measures those alone."""
+    monkeypatch.setattr(rounds, "WarmProcess", Any)
+    monkeypatch.setattr(Stub, "log", [])
+    words = ["--graph", "on", "--rungs", "f,g"]
+    with monkeypatch.context() as limited:
+        limited.setattr(TimeLimit, "room", lambda limit: not limit.took)
+        assert ladder(tmp_path, *words, "--time-limit", "600") == 1
+    assert "2 starts are left: repeat the command with --append" in capsys.readouterr().out
+    (found,) = rungs.read_columns(tmp_path / "ladder.json")
+    assert [round_["start"] for round_ in found.rounds] == [0, 0]
+    assert ladder(tmp_path, *words, "--append") == 0 and "are left" not in capsys.readouterr().out
+    (found,) = rungs.read_columns(tmp_path / "ladder.json")
+    assert [(round_["start"], round_["turn"]) for round_ in found.rounds] == [(i // 2, i) for i in range(6)]
+    assert sum(line.startswith("start") for line in Stub.log) == 3 * 3  # f, g and g again
+
+
+@pytest.mark.parametrize(
+    ("status", "printed", "kind", "wanted", "said"),
+    [
+        (-signal.SIGKILL, "", rounds.OutOfMemory, 1, "out of memory"),  # of the kernel, which says nothing
+        (1, "x.py: out of memory: lower it", rounds.OutOfMemory, 1, "out of memory"),
+        (2, "x.py: error: no such GPU", Failure, 2, "no such GPU"),
+        (1, "ValueError: lost", Failure, 1, "ValueError: lost"),
+    ],
+)
+def test_how_a_warm_process_ended_is_said(status, printed, kind, wanted, said):
+    process = object.__new__(rounds.WarmProcess)
+    process.process = SimpleNamespace(wait=lambda: status)
+    process.errors = io.BytesIO(printed.encode())
+    error = process.failure()
+    assert (type(error), error.status, str(error)) == (kind, wanted, said)
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({}, True),
+        *(({"record": {key: "another"}}, False) for key in ("host", "commit", "device", "driver", "packages")),
+        ({"hash": "another"}, False),
+        ({"options": "--seed 1"}, False),
+        ({"again": "f"}, False),
+        ({"names": "fgh"}, False),
+    ],
+    ids=str,
+)
+def test_a_column_goes_on_only_with_what_it_began_with(change, same, monkeypatch):
+    """On the same machine, with the same texts: a ratio of two machines or scripts is none."""
+    columns = []
+    record = dict.fromkeys(("host", "commit", "device", "driver", "packages"), "one")
+
+    def begin(record, names="fg", options="", again="g", **_):
+        arguments = SimpleNamespace(rungs=[RUNGS[name] for name in names], options=options, again=again)
+        return measure_ladder.begin_column(arguments, "tiny", True, record, columns)
+
+    first = begin(record)
+    assert first.told["f"]["status"] == "not run"
+    if "hash" in change:
+        monkeypatch.setattr(measure_ladder, "hash_of", lambda path: change["hash"])
+    second = begin(record | change.get("record", {}), **{k: v for k, v in change.items() if k != "record"})
+    assert (second.content is first.content) == same and len(columns) == 2 - same
 
 
 class Peer(Stub):

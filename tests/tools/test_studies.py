@@ -136,6 +136,26 @@ def test_rounds_that_differ_from_each_other_are_refused(part, key, tmp_path, cap
 
 
 @pytest.mark.parametrize(
+    ("change", "words", "status"),
+    [
+        ({"environment": {"device": "H200"}}, "not comparable (device: MI300X, H200)", 2),
+        ({"options": {"seq_len": 99}}, "not comparable (seq_len: 16, 99)", 2),
+        ({"summary": {"parameters_trained": 5}}, "trained 5 of 10", 1),
+        ({"summary": {"first_loss": 7.2}}, "the first loss is 7.2000, not 6.9000", 1),
+    ],
+)
+@pytest.mark.parametrize("side", ["baseline", "current"])
+def test_a_later_round_that_differs_on_one_side_alone_is_refused(side, change, words, status, tmp_path, capsys):
+    """Its ratio would be one of the rounds, and decide the verdict."""
+    arguments = []
+    for name in ("baseline", "current"):
+        first = metrics(tmp_path, f"{name} 1", [20.0] * 9)
+        second = metrics(tmp_path, f"{name} 2", [20.0] * 9, **(change if name == side else {}))
+        arguments += [f"--{name}-results", first, second]
+    refused(regression.main, arguments, capsys, words, status)
+
+
+@pytest.mark.parametrize(
     ("options", "bound"),
     [({}, 1e-4), ({"tf32": True}, 2**-10), ({"use_amp": True, "amp_dtype": "bfloat16"}, 2**-7)],
     ids=["float32", "tf32", "bfloat16"],

@@ -120,6 +120,16 @@ def test_windows_are_of_the_whole_text_and_fixed():
     assert (windows.diff() == 1).all()
 
 
+def test_a_run_is_expected_to_take_as_long_as_the_longest():
+    """Of its kind, or of all where there was none of its kind."""
+    study = object.__new__(train_precisions.Study)
+    study.took = {}
+    assert study.expected_seconds("fp8") == 0
+    for variant, seconds in (("fp8", 30.0), ("fp8", 20.0), ("tf32", 40.0)):
+        study.note(variant, seconds)
+    assert [study.expected_seconds(variant) for variant in ("fp8", "tf32", "nudged")] == [30, 40, 40]
+
+
 def test_the_held_out_loss_is_the_mean_of_all_windows_by_the_version_itself():
     def compute_loss(model, tokens, labels, config):
         assert not torch.is_grad_enabled() and torch.equal(tokens + 1, labels) and model == "model"

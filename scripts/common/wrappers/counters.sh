@@ -84,11 +84,11 @@ why_no_counters() { # the sentence for runs that ended well and left no counter
 }
 
 name_missing() { # CSV: name the requested counters that did not come, of which rocprofv3 says little
-    local counter wanted missing="" list="rocprofv3 -L"
+    local counter wanted missing="" list="rocprofv3 -L" named=" ${MISSING//[:;]/ } "
     [ "$PROFILER" = rocm ] || list="ncu --query-metrics"
     read -r -a wanted <<<"${PASSES[*]}"
     for counter in "${wanted[@]}"; do
-        grep -Fq ",$counter," "$1" || [[ $MISSING == *$counter* ]] || missing+=" $counter"
+        grep -Fq ",$counter," "$1" || [[ $named == *" $counter "* ]] || missing+=" $counter"
     done
     [ -z "$missing" ] || lost 1 "these counters did not come:$missing ('$list' lists those of this GPU)"
 }
