@@ -21,6 +21,7 @@ from common.tables import rounded
 from common.versions import REPOSITORY, SCRIPTS
 from in_process import refused, run_here
 from kernel_cases import CASES
+from marks import slow
 from processes import executable
 
 STUBS, SAMPLES = (pathlib.Path(__file__).parent / name for name in ("stubs", "samples"))
@@ -243,7 +244,9 @@ use_environment() { PYTHON=$ROOM_PYTHON && say "the environment of: $1"; }
 ROOM_PYTHON = """#!/bin/sh
 case "$*" in
     *room.py*) exec "{python}" "$@" ;;
-    *v2.py*--validate-setup) echo Traceback; echo "RuntimeError: $USER at $(hostname) in $HOME/x" >&2; exit 1 ;;
+    *v2.py*--validate-setup)
+        [ -z "$ROOM_SOUND" ] || exit 0
+        echo Traceback; echo "RuntimeError: $USER at $(hostname) in $HOME/x" >&2; exit 1 ;;
     *--metrics-file*)
         for file; do :; done
         case "$*" in *--graph*) loss=$ROOM_LOSS ;; *) loss=2.5 ;; esac
@@ -264,8 +267,8 @@ def room(tmp_path):
         folder.mkdir(parents=True)
         (folder / script.name).touch()
         for wrapper in ("hotspots", "trace", "counters", "rocprof_compute", "rocprof_sys"):
-            status = 3 if wrapper == "counters" else 0
-            says = f'echo "get_x.sh: V{version} uses rocprofv3"\necho "open $2/x.json"\nexit {status}\n'
+            ends = "${ROOM_COUNTERS:-exit 3}" if wrapper == "counters" else "exit 0"
+            says = f'echo "get_x.sh: V{version} uses rocprofv3"\necho "open $2/x.json"\n{ends}\n'
             executable(folder / f"get_{wrapper}.sh", says)
     shutil.copytree(REPOSITORY / "scripts" / "common", checkout / "scripts" / "common", symlinks=True)
     shutil.copy(REPOSITORY / "scripts" / "check_room.sh", checkout / "scripts")
@@ -296,6 +299,17 @@ def test_check_room_writes_a_table_and_a_text_without_names(room):
     shown = text.split("=== the last lines of: set-up check of tiny_llama_v2.py\n")[1]
     assert shown.startswith("Traceback\nRuntimeError: USER at HOST in HOME/x")
     assert "jdoe" not in text and str(pathlib.Path.home()) + "/" not in text and os.uname().nodename not in text
+
+
+@pytest.mark.parametrize(
+    ("counters", "outcome", "status"),
+    [("exit 3", "partly", 1), slow("exec sleep 60", "FAILED (time)", 1), slow("exit 0", "ok", 0)],
+)
+def test_check_room_ends_with_1_unless_every_line_is_whole(counters, outcome, status, room):
+    result, text = room("--time-limit", "5", ROOM_GPU="none", ROOM_SOUND="1", ROOM_COUNTERS=counters)
+    assert result.returncode == status, result.stdout
+    assert re.search(rf"^get_counters.sh +{re.escape(outcome)} ", text, re.MULTILINE), text
+    assert ("the last lines of: get_counters.sh" in text) == bool(status) and "FAILED (1)" not in text
 
 
 @pytest.mark.slow
