@@ -116,6 +116,7 @@ class Profile:
     step_ms: list[float] = dataclasses.field(default_factory=list)  # of each marked step, under the profiler
     memory: list[dict] = dataclasses.field(default_factory=list)  # events of --profile-memory, in order of time
     phases: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)  # name, start and end in us
+    processes: int = 1  # that launched the calls
 
     @property
     def on_cpu(self):
@@ -595,7 +596,7 @@ def read_file(path, linked=False):
     with errors_of(path):
         content = content_of(path)
         if not content:
-            raise Failure(2, "is empty: the profiler was stopped, or wrote nothing")
+            raise Failure(2, "is empty: the profiler was stopped, wrote nothing, or the disk is full")
         if content.startswith(SQLITE):
             return Profile(path, read_database(path))
         is_json = content.lstrip()[:1] in (b"{", b"[", b"")  # b"": blanks alone, damaged in any format
@@ -643,6 +644,7 @@ def files_of(path):
     traces = whole_traces(path)
     if traces:
         return traces[:1]
+    check_one_result(path)
     for pattern in OTHER_PROFILERS:
         files = matching(path, pattern)
         if files:
@@ -651,6 +653,13 @@ def files_of(path):
     if packed:
         raise Failure(2, f"{path} holds packed traces: name one of them, such as {packed[0].relative_to(path)}")
     raise Failure(2, f"{path} is a folder without kernel times: no CSV, database or trace of a profiler lies in it")
+
+
+def check_one_result(folder):
+    """Raise Failure if several calls of a wrapper left their results in a folder: their files would be added up."""
+    results = sorted(matching(folder, "command.txt"), key=lambda file: file.stat().st_mtime)
+    if len(results) > 1:
+        raise Failure(2, f"{folder} holds {len(results)} results: name one of them, such as {results[-1].parent}")
 
 
 def whole_traces(folder):
@@ -684,7 +693,16 @@ def read_profile(path, steps=None):
         raise Failure(2, f"{profiles[0].path} names no kernel: the profiler saw no work on a GPU")
     if not any(call.total_ns for call in calls):
         raise Failure(2, f"{profiles[0].path} is damaged: all of its kernels take 0 ns")
-    return dataclasses.replace(profiles[0], calls=calls, steps=steps or profiles[0].steps)
+    launching = [profile for profile in profiles if profile.calls]
+    first = launching[0]
+    return dataclasses.replace(first, calls=calls, steps=steps or first.steps, processes=len(launching))
+
+
+def check_one_process(profile):
+    """Raise Failure if several processes launched the kernels: their sums and gaps are those of no step."""
+    if profile.processes > 1:
+        kernels = f"the kernels are those of {profile.processes} processes"
+        raise Failure(2, f"{kernels}: name the file of one, such as {profile.path}")
 
 
 def read_pair(first, second, steps=(None, None)):
@@ -699,6 +717,8 @@ def read_pair(first, second, steps=(None, None)):
     chosen = newest_alike(*candidates)
     one = read_profile(chosen[0], steps[0])
     other = read_profile(chosen[1], steps[1])
+    check_one_process(one)
+    check_one_process(other)
     found = unlike(one.metadata, other.metadata)
     if one.on_cpu != other.on_cpu or (one.device and other.device and one.device != other.device):
         found.append("device: " + ", ".join(p.device or ("CPU" if p.on_cpu else "GPU") for p in (one, other)))
@@ -733,8 +753,9 @@ def steps_needed(profile, option="--steps"):
 
 
 def gpu_profile(path, steps):
-    """Return a profile of a GPU, or raise Failure."""
+    """Return a profile of one process on a GPU, or raise Failure."""
     profile = read_profile(path, steps)
+    check_one_process(profile)
     if profile.on_cpu:
         raise Failure(2, f"{profile.path} holds no launches on a GPU: record it on a machine with one")
     return profile
