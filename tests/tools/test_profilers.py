@@ -1,5 +1,6 @@
 """The profiling wrappers, with stubs for the profilers of five ROCm releases and of NVIDIA, and for real on a CPU."""
 
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -71,7 +72,8 @@ def run(tmp_path, python):
         }
         wrapper = FOLDER / wrapper
         command = ["bash", str(wrapper), *map(str, arguments)]
-        options = {"cwd": cwd or wrapper.parent, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        options = {"cwd": cwd or wrapper.parent, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        options |= {"encoding": "utf-8", "errors": "replace"}
         if not interrupt:
             return subprocess.run(command, env=environment, **options)
         environment["STAND_IN_WAITS"] = str(interrupt)  # Ctrl-C as soon as the training has made this file
@@ -503,8 +505,31 @@ def test_the_last_lines_of_the_log_are_shown_as_they_are(run, tmp_path):
             f"INFO    |-> [{profiler}] training: ValueError: 7",
             "ERROR Profiling execution failed.",
         ]
+    for text in ("ValueError: \udcfc", "ValueError: \ufffd"):  # a byte that is no UTF-8, and how a terminal shows it
+        assert lines("get_hotspots.sh", "7.0", LC_ALL="C.UTF-8", **says(text))[-1] == "    training: ValueError: \ufffd"
     said = lines("get_counters.sh", "7.0", STAND_IN_FAULT="no-counters")  # the stack that follows is left out
     assert said == ["    F tool.cpp] Agent HW architecture is not supported, no counter metrics found."]
+
+
+def test_two_wrappers_at_once_have_a_folder_each(run, tmp_path):
+    """Jobs of an array start in the same second."""
+    (tmp_path / "asked").mkdir()
+    executable(tmp_path / "date", "#!/bin/sh\necho 20260101_120000\n")
+    both = f"cd '{tmp_path}/asked'; touch $PPID; while [ $(ls | wc -l) -lt 2 ]; do sleep 0.01; done"
+    executable(tmp_path / "mkdir", f'#!/bin/sh\n({both})\nexec "{shutil.which("mkdir")}" "$@"\n')
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        arguments = ("get_hotspots.sh", "--output-dir", tmp_path / "results")
+        results = list(pool.map(lambda _: run(*arguments, profilers="rocm-7.1"), range(2)))
+    assert [result.returncode for result in results] == [0, 0], [result.stderr for result in results]
+    folders = list((tmp_path / "results").glob("hotspots/*"))
+    assert len(folders) == 2 and all(len(list(folder.glob("*_kernel_trace.csv"))) == 1 for folder in folders)
+
+
+def test_a_wrapper_that_refuses_to_start_leaves_no_folder(run, tmp_path):
+    for wrapper, option, release in (("get_counters.sh", "--set=pc", "6.3"), ("get_trace.sh", "--rocpd", "6.4")):
+        arguments = (*option.split("="), "--output-dir", tmp_path / "results")
+        assert run(wrapper, *arguments, profilers=f"rocm-{release}").returncode == 2
+        assert not list(tmp_path.glob("results/*"))
 
 
 @pytest.mark.slow
@@ -732,6 +757,14 @@ def test_any_command_is_profiled(question, release, run, python, tmp_path):
     assert list(folder.rglob(QUESTIONS[question])) and SUCCESS.search(result.stdout)
     assert all(command.endswith(f" -- {python} tiny_llama_v1.py --lr 3") for command in recorded(tmp_path))
     assert "the profile holds start-up and warm-up too" in result.stdout
+
+
+def test_a_command_may_change_its_folder(run, python, tmp_path):
+    """The profiler's library writes at the end of the process, into the folder of that time."""
+    result = run(PROFILE, "hotspots", "--", python, "tiny_llama_v1.py", profilers="rocm-7.1", cwd=tmp_path)
+    (folder,) = tmp_path.glob("hotspots/*")
+    (line,) = (folder / "command.txt").read_text().splitlines()
+    assert result.returncode == 0 and shlex.split(line)[shlex.split(line).index("-d") + 1] == str(folder)
 
 
 def test_any_command_under_nvidias_profilers_is_profiled_as_a_whole(run, python, tmp_path):

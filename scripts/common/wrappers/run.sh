@@ -6,7 +6,7 @@ STEPS="measured steps" # the range that our scripts put around them, NVTX on NVI
 PARTLY=3               # exit status: a part was measured and is kept, another did not come
 MISSING="" WORST=1     # the parts that did not come, and the status of the last of them
 
-plain() { sed 's/\x1b\[[0-9;?]*[A-Za-z]//g'; } # without colours and other escape codes
+plain() { tr -d '\000' | sed 's/\x1b\[[0-9;?]*[A-Za-z]//g'; } # without colours and other escape codes
 
 show() { # COMMAND...: print it as it could be typed
     local line
@@ -50,7 +50,7 @@ NOISE+='|^\[(rocprof-sys|rocprofiler-systems|omnitrace)\].*([Ff]inaliz|Outputtin
 
 last_lines() { # TEXT: show the end of a log, without NOISE and what torchrun says after a rank has failed
     echo "$NAME: the last lines of the log:" >&2
-    sed '/\] failed (exitcode: /q' <<<"$1" | grep -Ev "$NOISE" | tail -n 8 | sed 's/^/    /' >&2 || true
+    sed '/\] failed (exitcode: /q' <<<"$1" | grep -aEv "$NOISE" | tail -n 8 | sed 's/^/    /' >&2 || true
 }
 
 failed() { # STATUS: the last attempt failed: exit with its status, its last lines and the reason
@@ -188,7 +188,7 @@ read_result() { # TOOL.py OPTIONS...: read the result of every rank (@OUT@) with
 }
 
 not_loaded() { # the line of the log that says that a profiler's library is missing, as up to ROCm 6.4: the script runs on
-    grep -m 1 "from LD_PRELOAD cannot be preloaded" "$OUT/log.txt"
+    grep -a -m 1 "from LD_PRELOAD cannot be preloaded" "$OUT/log.txt"
 }
 
 report() { # TOOL.py OPTIONS...
