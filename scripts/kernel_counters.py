@@ -12,6 +12,7 @@ import sys
 
 from common.command_line import Failure, Parser, positive
 from common.profiles import (
+    EMPTY,
     SQLITE,
     check_one_result,
     clean,
@@ -36,6 +37,8 @@ SHOWN = 6  # counters; the CSV holds all of them
 def read_file(path):
     """Return [(kernel, counter, unit, value)] of every launch in a file."""
     content = content_of(path)
+    if not content:
+        raise Failure(2, EMPTY)
     if content.startswith(SQLITE):
         with database(path) as (connection, names):
             query = "SELECT kernel_name, counter_name, '', value FROM counters_collection"

@@ -194,6 +194,7 @@ def errors_of(path):
 
 # ---------------------------------------------------------------- helpers of all readers
 
+EMPTY = "is empty: the profiler was stopped, wrote nothing, or the disk is full"
 GZIP = b"\x1f\x8b"
 UNPACKED = 2**32  # bytes at most: a trace of a GPU can have a gigabyte, a damaged or foreign file any number
 
@@ -596,7 +597,7 @@ def read_file(path, linked=False):
     with errors_of(path):
         content = content_of(path)
         if not content:
-            raise Failure(2, "is empty: the profiler was stopped, wrote nothing, or the disk is full")
+            raise Failure(2, EMPTY)
         if content.startswith(SQLITE):
             return Profile(path, read_database(path))
         is_json = content.lstrip()[:1] in (b"{", b"[", b"")  # b"": blanks alone, damaged in any format

@@ -366,6 +366,15 @@ def test_rocprof_compute_is_told_where_the_library_is(release, run, tmp_path):
     assert (f" --rocprofiler-sdk-library-path {library} -- " in command) == (release == "7.1")
 
 
+@pytest.mark.parametrize("wrapper", ["get_hotspots.sh", "get_counters.sh --pmc", "get_trace.sh"])
+def test_empty_files_suggest_a_full_disk(wrapper, run, tmp_path):
+    """The profiler does not notice it."""
+    arguments = (*wrapper.split(), "--output-dir", tmp_path / "results")
+    result = run(*arguments, profilers="rocm-7.0", STAND_IN_FAULT="no-space")
+    assert result.returncode == 1 and "csv is empty: the profiler was stopped, wrote nothing, or" in result.stderr
+    assert "the sentence above says why" in result.stderr.splitlines()[-1] and "no kernel" not in result.stderr
+
+
 @pytest.mark.parametrize("release", ROCM)
 def test_rocprof_compute_without_the_kernel_says_so(release, run, tmp_path):
     arguments = ("--kernel", "nosuch", "--output-dir", tmp_path / "results")
@@ -440,7 +449,8 @@ def says(text):
         ("get_hotspots.sh", "7.0", {"STAND_IN_STATUS": "3"}, 1, "ended with exit status 3", True),  # 3 is ours
         ("get_hotspots.sh", "7.0", {"STAND_IN_STATUS": "130"}, 130, "interrupted", True),
         ("get_counters.sh --pmc", "6.2", {"STAND_IN_STATUS": "4"}, 3, "exit status 1", True),
-        ("get_trace.sh", "7.0", {"STAND_IN_FAULT": "no-report"}, 3, "left no *.pftrace", True),
+        ("get_hotspots.sh", "7.0", {"STAND_IN_STATUS": "137"}, 137, "too little memory", True),
+        ("get_trace.sh", "7.0", {"STAND_IN_FAULT": "no-report"}, 3, "left no *.pftrace: see the log", True),
         ("get_trace.sh", "7.0", says("No space left on device"), 1, "disk is full", True),
         ("get_trace.sh", "7.0", says("\x1b[31mNo module named 'torch'"), 1, "has no PyTorch", True),
         ("get_trace.sh", "7.0", says("No HIP GPUs are available"), 1, "same ROCm release", True),
@@ -458,7 +468,7 @@ def says(text):
         ("get_rocprof_compute.sh", "6.4", {"STAND_IN_FAULT": "no-packages"}, 1, "pip install -r /opt/rocm", False),
         ("get_rocprof_compute.sh", "7.1", says("RuntimeError: no such kernel"), 1, "see the lines above", False),
         ("get_rocprof_compute.sh", "7.1", {"STAND_IN_FAULT": "no-kernels"}, 1, "left no pmc_perf.csv", False),
-        ("get_rocprof_sys.sh", "7.0", {"STAND_IN_FAULT": "no-report"}, 3, "left no *.proto", True),
+        ("get_rocprof_sys.sh", "7.0", {"STAND_IN_FAULT": "no-report"}, 3, "whether the disk is full", True),
         *(
             (wrapper, "6.4", {"STAND_IN_FAULT": "no-kernels"}, 1, "", "trace" in wrapper or "sys" in wrapper)
             for wrapper in WRAPPERS

@@ -514,7 +514,8 @@ def test_a_counter_of_two_passes_has_the_launches_of_one(tmp_path, capsys):
     for place in ("rank0/pass_0", "rank0/pass_1", "rank1/pass_0", "pass_2/pmc_1"):
         (tmp_path / place).mkdir(parents=True)
         (tmp_path / place / "counters_7_counter_collection.csv").write_text(sample)
-    (tmp_path / "pass_2/pmc_1/counters_7_counter_collection.csv").write_text(sample.replace("SQ_WAVES", "SQ_BUSY_CYCLES"))
+    other = sample.replace("SQ_WAVES", "SQ_BUSY_CYCLES")
+    (tmp_path / "pass_2/pmc_1/counters_7_counter_collection.csv").write_text(other)
 
     def launches(path):
         assert kernel_counters.main([str(path), "--json", "-"]) == 0

@@ -142,6 +142,7 @@ reason() { # STATUS LOG: the sentence that explains a failure, with the way out 
         *"free(): invalid pointer"* | *"No HIP GPUs are available"*)
             echo "no GPU under the profiler: PyTorch and the profiler must come from the same ROCm release"
             ;;
+        137:*) echo "the training script or $TOOL was killed: had the job or the machine too little memory?" ;;
         *)
             if [ -d "${OUT:-}" ]; then
                 echo "the training script or $TOOL ended with exit status $1: see the lines above$(
@@ -173,7 +174,9 @@ find_largest() { # PATTERN...: set FOUND to the largest file of the first patter
     return 1
 }
 
-largest() { find_largest "$@" || give_up 1 "$TOOL left no $1: see the log, and whether the disk is full"; } # PATTERN...
+left_no() { echo "$TOOL left no $1: see the log, and whether the disk is full"; } # PATTERN
+
+largest() { find_largest "$@" || give_up 1 "$(left_no "$1")"; } # PATTERN...
 
 read_result() { # TOOL.py OPTIONS...: read the result of every rank (@OUT@) with a tool of scripts/; print that of rank 0
     local tool=$SCRIPTS/$1 place text
@@ -195,7 +198,7 @@ report() { # TOOL.py OPTIONS...
     local line
     ! read_result "$@" || return 0
     ! line=$(not_loaded) || give_up 1 "$TOOL saw no kernel, because its library is missing: $line"
-    give_up 1 "$TOOL saw no kernel, or its files cannot be read: the sentence above says which"
+    give_up 1 "no table of the kernels: the sentence above says why"
 }
 
 export_report() { # FILE COMMAND...: turn every rank's report of nsys or ncu into a table; write its output to FILE
@@ -220,7 +223,7 @@ open_in_perfetto() { # PATTERN...: say where to open the largest trace of these 
     if find_largest "$@"; then
         finish "" "open $FOUND in https://ui.perfetto.dev"
     else
-        lost 1 "$TOOL left no $1"
+        lost 1 "$(left_no "$1")"
     fi
 }
 
