@@ -452,6 +452,7 @@ def says(text):
         ("get_hotspots.sh", "7.0", {"STAND_IN_STATUS": "137"}, 137, "too little memory", True),
         ("get_trace.sh", "7.0", {"STAND_IN_FAULT": "no-report"}, 3, "left no *.pftrace: see the log", True),
         ("get_trace.sh", "7.0", says("No space left on device"), 1, "disk is full", True),
+        ("get_trace.sh", "7.0", says("OSError: [Errno 122] Disk quota exceeded"), 1, "or your quota", True),
         ("get_trace.sh", "7.0", says("\x1b[31mNo module named 'torch'"), 1, "has no PyTorch", True),
         ("get_trace.sh", "7.0", says("No HIP GPUs are available"), 1, "same ROCm release", True),
         ("get_trace.sh", "7.0", says("Unable to open /dev/kfd read-write"), 1, "groups render and video", True),

@@ -104,7 +104,9 @@ reason() { # STATUS LOG: the sentence that explains a failure, with the way out 
     local packages
     case $1:$2 in
         130:*) echo "interrupted" ;;
-        *"No space left on device"*) echo "the disk is full: free some space, or choose another place with --output-dir" ;;
+        *"No space left on device"* | *"Disk quota exceeded"*)
+            echo "the disk is full, or your quota of it: free some space, or choose another place with --output-dir"
+            ;;
         *ERR_NVGPUCTRPERM*) echo "no permission for the GPU's counters: the administrator must allow them to users" ;;
         *perf_event_paranoid* | *CAP_PERFMON*)
             echo "no permission for counters: kernel.perf_event_paranoid must be 2 or less, or CAP_PERFMON given"
