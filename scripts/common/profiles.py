@@ -80,6 +80,7 @@ class Kernel:
     start_ns: float
     total_ns: float
     kind: str = "kernel"
+    gpu: str | int | None = None  # the profiler's number or name of it, where its file has one
 
     @property
     def end_ns(self):
@@ -246,11 +247,11 @@ def is_time(value):
     return type(value) in (int, float) and abs(value) < 2**63
 
 
-def checked_kernel(name, start_ns, total_ns, kind="kernel"):
+def checked_kernel(name, start_ns, total_ns, kind="kernel", gpu=None):
     """Return a Kernel; raise ValueError if a launch cannot have these times."""
     if not is_time(start_ns) or not is_time(total_ns) or total_ns < 0:
         raise ValueError(f"{clean(name)} starts at {start_ns} ns and takes {total_ns} ns")
-    return Kernel(clean(name), start_ns, total_ns, kind)
+    return Kernel(clean(name), start_ns, total_ns, kind, gpu)
 
 
 # ---------------------------------------------------------------- CSV: rocprofv3, rocpd, rocprof
@@ -264,6 +265,7 @@ CSV_NAMES = {  # a profiler's heading, in lower case -> our name
     "beginns": "start",
     "end_timestamp": "end",
     "endns": "end",
+    "agent_id": "gpu",
     "counter_name": "counter",
     "counter_value": "value",
 }
@@ -291,7 +293,7 @@ def read_csv(text):
     for row in rows:
         start = number(row["start"], int)
         end = number(row["end"], int)
-        kernels.append(checked_kernel(row["name"], start, end - start))
+        kernels.append(checked_kernel(row["name"], start, end - start, gpu=row.get("gpu")))
     return kernels
 
 
@@ -306,6 +308,7 @@ TABLES = [  # table, kind, SQL for the name; of rocpd the views, because the nam
     (f"{NSYS}MEMCPY", "copy", "'[CUDA memcpy]'"),
     (f"{NSYS}MEMSET", "copy", "'[CUDA memset]'"),
 ]
+GPU_COLUMNS = {"agent_abs_index", "deviceId"}  # of rocpd's kernels, and of nsys
 
 
 # Instructions of SQLite's virtual machine that one file may take; reading it takes a few per byte.
@@ -346,8 +349,11 @@ def read_database(path):
         found = []
         for table, kind, column in TABLES:
             if table in names:
-                for name, start, end in connection.execute(f"SELECT {column}, start, end FROM {table}"):
-                    found.append(checked_kernel(name, start, end - start, kind))
+                known = {name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")}
+                gpu_column = next(iter(GPU_COLUMNS & known), "NULL")
+                rows = connection.execute(f"SELECT {column}, {gpu_column}, start, end FROM {table}")
+                for name, gpu, start, end in rows:
+                    found.append(checked_kernel(name, start, end - start, kind, gpu))
         return found
 
 
@@ -699,11 +705,14 @@ def read_profile(path, steps=None):
     return dataclasses.replace(first, calls=calls, steps=steps or first.steps, processes=len(launching))
 
 
-def check_one_process(profile):
-    """Raise Failure if several processes launched the kernels: their sums and gaps are those of no step."""
+def check_one_gpu(profile):
+    """Raise Failure if several processes or GPUs ran the kernels: their sums and gaps are those of no step."""
     if profile.processes > 1:
         kernels = f"the kernels are those of {profile.processes} processes"
         raise Failure(2, f"{kernels}: name the file of one, such as {profile.path}")
+    gpus = {call.gpu for call in profile.calls if call.kind == "kernel" and call.gpu is not None}
+    if len(gpus) > 1:
+        raise Failure(2, f"{profile.path} holds the kernels of {len(gpus)} GPUs: profile a process that uses one")
 
 
 def read_pair(first, second, steps=(None, None)):
@@ -718,8 +727,8 @@ def read_pair(first, second, steps=(None, None)):
     chosen = newest_alike(*candidates)
     one = read_profile(chosen[0], steps[0])
     other = read_profile(chosen[1], steps[1])
-    check_one_process(one)
-    check_one_process(other)
+    check_one_gpu(one)
+    check_one_gpu(other)
     found = unlike(one.metadata, other.metadata)
     if one.on_cpu != other.on_cpu or (one.device and other.device and one.device != other.device):
         found.append("device: " + ", ".join(p.device or ("CPU" if p.on_cpu else "GPU") for p in (one, other)))
@@ -754,9 +763,9 @@ def steps_needed(profile, option="--steps"):
 
 
 def gpu_profile(path, steps):
-    """Return a profile of one process on a GPU, or raise Failure."""
+    """Return a profile of one GPU, or raise Failure."""
     profile = read_profile(path, steps)
-    check_one_process(profile)
+    check_one_gpu(profile)
     if profile.on_cpu:
         raise Failure(2, f"{profile.path} holds no launches on a GPU: record it on a machine with one")
     return profile

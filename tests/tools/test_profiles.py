@@ -4,6 +4,7 @@ The sample files follow the column lists of the profilers' sources; the run is t
 kernels, of which the GEMM takes 18 us in three launches of 5, 7 and 6 us.
 """
 
+import contextlib
 import json
 import pathlib
 import sqlite3
@@ -355,6 +356,26 @@ def test_what_is_told_of_one_process_is_not_told_of_several(tmp_path, capsys):
     for main, arguments in ((analyze_kernel_launches.main, command), (analyze_kernel_reduction.main, pair)):
         refused(main, arguments, capsys, f"2 processes: name the file of one, such as {folder}/x_1_kernel_trace.csv")
     assert len(read_calls(folder)) == 16  # a table of kernels adds them up, and names the files
+
+
+@pytest.mark.parametrize("name", ["rocm-7.0/results.sql", "nsys/report.sql", "rocm-6.2", "rocm-7.0"])
+def test_what_is_told_of_one_gpu_is_not_told_of_two(name, tmp_path, capsys):
+    """The launches of one look like gaps of the other."""
+    if name.endswith(".sql"):
+        path = sample(name, tmp_path)
+        table, column = ("kernels", "agent_abs_index") if "rocm" in name else ("CUPTI_ACTIVITY_KIND_KERNEL", "deviceId")
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"UPDATE {table} SET {column} = 7 WHERE rowid > 4")
+            connection.commit()
+    else:
+        path = tmp_path / "kernel_trace.csv"
+        header, *rows = (SAMPLES / name / "kernel_trace.csv").read_text().splitlines()
+        at = header.split(",").index('"Agent_Id"')
+        cells = [row.split(",") for row in rows]
+        moved = [",".join([*row[:at], '"Agent 7"', *row[at + 1 :]]) for row in cells[4:]]
+        path.write_text("\n".join([header, *rows[:4], *moved, ""]))
+    refused(analyze_kernel_launches.main, ["--trace-file", path], capsys, f"{path} holds the kernels of 2 GPUs: ")
+    assert kernel_times.main([str(path)]) == 0
 
 
 def broken_files(folder):
