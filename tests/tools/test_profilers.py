@@ -109,6 +109,7 @@ def test_a_wrapper_is_one_command_and_its_help_the_same_in_every_folder(wrapper,
     assert all(os.access(folder / wrapper, os.X_OK) for folder in FOLDERS)
     text = run(wrapper, "--help").stdout
     assert f"./{wrapper} --preset medium" in text and "--nproc-per-node N (1)" in text and "https://rocm.docs" in text
+    assert ("under torchrun, a result per rank " in text) == (wrapper != "get_rocprof_compute.sh")
     assert re.search(r"^Writes \w+/\w+_<timestamp>/", text, re.MULTILINE) and "#" not in text and "uses" not in text
 
 
