@@ -200,7 +200,7 @@ report() { # TOOL.py OPTIONS...
     local line
     ! read_result "$@" || return 0
     ! line=$(not_loaded) || give_up 1 "$TOOL saw no kernel, because its library is missing: $line"
-    give_up 1 "no table of the kernels: the sentence above says why"
+    give_up 1 "$TOOL saw no kernel, or there is no table of them: the sentence above says which"
 }
 
 export_report() { # FILE COMMAND...: turn every rank's report of nsys or ncu into a table; write its output to FILE
