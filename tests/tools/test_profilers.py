@@ -540,8 +540,11 @@ def test_two_wrappers_at_once_have_a_folder_each(run, tmp_path):
 def test_a_wrapper_that_refuses_to_start_leaves_no_folder(run, tmp_path):
     for wrapper, option, release in (("get_counters.sh", "--set=pc", "6.3"), ("get_trace.sh", "--rocpd", "6.4")):
         arguments = (*option.split("="), "--output-dir", tmp_path / "results")
-        assert run(wrapper, *arguments, profilers=f"rocm-{release}").returncode == 2
-        assert not list(tmp_path.glob("results/*"))
+        (tmp_path / "mine" / "empty").mkdir(parents=True, exist_ok=True)  # of a user who has a variable OUT
+        for options in (arguments, (*arguments, "--nproc-per-node", "0")):
+            result = run(wrapper, *options, profilers=f"rocm-{release}", OUT=str(tmp_path / "mine" / "empty"))
+            assert result.returncode == 2 and (tmp_path / "mine" / "empty").is_dir()
+            assert not list(tmp_path.glob("results/*"))
 
 
 @pytest.mark.slow

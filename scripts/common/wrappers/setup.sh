@@ -15,8 +15,10 @@ NAME=$(basename "$WRAPPER")
 # shellcheck source=SCRIPTDIR/run.sh
 source "$SCRIPTS/common/wrappers/run.sh"
 
+MADE="" # the folder that name_result made
+
 fail() { # STATUS SENTENCE: exit with that status; a result that was not begun leaves no folder
-    [ -z "${OUT:-}" ] || rmdir "$OUT" "$(dirname "$OUT")" 2>/dev/null || true
+    [ -z "$MADE" ] || rmdir "$MADE" "$(dirname "$MADE")" 2>/dev/null || true
     echo "$NAME: $2" >&2
     exit "$1"
 }
@@ -151,6 +153,7 @@ name_result() { # PREFIX such as traces/trace: make OUT, a folder of this call a
             [ -e "$OUT" ] || fail 1 "$OUT cannot be made: $place"
             OUT+=_2
         done
+        MADE=$OUT
     fi
     PLACE=$OUT${PROCESSES:+/rank@RANK@} FIRST=$OUT${PROCESSES:+/rank0}
 }
