@@ -7,11 +7,14 @@ A folder is searched for their files. The values are means over a kernel's launc
 """
 
 import pathlib
+import re
 import sys
 
 from common.command_line import Failure, Parser, positive
 from common.profiles import (
+    EMPTY,
     SQLITE,
+    check_one_result,
     clean,
     content_of,
     database,
@@ -25,6 +28,7 @@ from common.profiles import (
 from common.tables import emit, known, text_table, write_csv
 
 FILES = ("*counter_collection.csv", "*.db", "ncu*.csv")
+PASS = re.compile(r"(?:pass|pmc)_\d+")  # folders of get_counters.sh and rocprofv3
 TIME = "gpu__time_duration.sum"  # comes first
 NOT_ASKED_FOR = ("launch__", "device__")  # Nsight Compute adds such metrics to its reports
 SHOWN = 6  # counters; the CSV holds all of them
@@ -33,6 +37,8 @@ SHOWN = 6  # counters; the CSV holds all of them
 def read_file(path):
     """Return [(kernel, counter, unit, value)] of every launch in a file."""
     content = content_of(path)
+    if not content:
+        raise Failure(2, EMPTY)
     if content.startswith(SQLITE):
         with database(path) as (connection, names):
             query = "SELECT kernel_name, counter_name, '', value FROM counters_collection"
@@ -55,12 +61,18 @@ def read_file(path):
 
 def read_counters(path):
     """Return a row per kernel and counter in a file or a folder."""
-    choices = [matching(path, pattern) for pattern in FILES] if path.is_dir() else [[path]]
+    choices = [[path]]
+    if path.is_dir():
+        check_one_result(path)
+        choices = [matching(path, pattern) for pattern in FILES]
     parts = {}
+    pass_of = {}  # a counter that several passes over the script read is taken from the first
     for file in next(filter(None, choices), []):
+        this = PASS.findall(str(file.relative_to(path)))
         with errors_of(file):
             for kernel, counter, unit, value in read_file(file):
-                parts.setdefault((kernel, counter, unit), []).append(value)
+                if pass_of.setdefault(counter, this) == this:
+                    parts.setdefault((kernel, counter, unit), []).append(value)
     if not parts:
         raise Failure(2, f"{path}: no counter of any kernel is there")
     return [

@@ -24,7 +24,8 @@ HERE=$PWD STEPS="" WORKLOAD=command
 COMMAND=() QUESTIONS="hotspots, trace, counters, compute or system"
 RUNNER=(--warmup-steps 2 --profile-steps 3)
 
-training_command() { # set TRAIN to the user's command
+training_command() { # set TRAIN to the user's command, which may change its folder before a profiler writes there
+    OUTPUT_DIR=$(realpath -m "${OUTPUT_DIR:-.}")
     [ -z "$PROCESSES" ] || fail 2 "--nproc-per-node belongs to the versions' wrappers: write torchrun into the command"
     [ ${#PASSED[@]} = 0 ] || fail 2 "there is no option ${PASSED[0]}: the command and its options stand after --"
     TRAIN=("$(command -v "${COMMAND[0]}")" "${COMMAND[@]:1}") || fail 2 "there is no command ${COMMAND[0]}"

@@ -5,7 +5,7 @@
 #   ./get_rocprof_compute.sh --kernel attention            kernels with this word in their name only
 #   ./get_rocprof_compute.sh --roof                        with rocprof-compute's roofline benchmark: takes longer
 #   ./get_rocprof_compute.sh -- -b 2                       options after -- go to the profiler (block 2: fewer runs)
-#   --nproc-per-node N (1): N processes under torchrun, a result per rank   --output-dir DIR (this folder)
+#   --nproc-per-node N (1): N processes under torchrun, ROCm: one result    --output-dir DIR (this folder)
 #   --profiler auto|rocm|nsight|pytorch (auto)                              --dry-run: print the commands only
 # Exit status: 0; 1 no result; 2 a bad option; 3 only a part was measured, and is kept; 130 Ctrl-C; or the script's
 #

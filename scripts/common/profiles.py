@@ -80,6 +80,7 @@ class Kernel:
     start_ns: float
     total_ns: float
     kind: str = "kernel"
+    gpu: str | int | None = None  # the profiler's number or name of it, where its file has one
 
     @property
     def end_ns(self):
@@ -116,6 +117,7 @@ class Profile:
     step_ms: list[float] = dataclasses.field(default_factory=list)  # of each marked step, under the profiler
     memory: list[dict] = dataclasses.field(default_factory=list)  # events of --profile-memory, in order of time
     phases: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)  # name, start and end in us
+    processes: int = 1  # that launched the calls
 
     @property
     def on_cpu(self):
@@ -193,6 +195,7 @@ def errors_of(path):
 
 # ---------------------------------------------------------------- helpers of all readers
 
+EMPTY = "is empty: the profiler was stopped, wrote nothing, or the disk is full"
 GZIP = b"\x1f\x8b"
 UNPACKED = 2**32  # bytes at most: a trace of a GPU can have a gigabyte, a damaged or foreign file any number
 
@@ -244,11 +247,11 @@ def is_time(value):
     return type(value) in (int, float) and abs(value) < 2**63
 
 
-def checked_kernel(name, start_ns, total_ns, kind="kernel"):
+def checked_kernel(name, start_ns, total_ns, kind="kernel", gpu=None):
     """Return a Kernel; raise ValueError if a launch cannot have these times."""
     if not is_time(start_ns) or not is_time(total_ns) or total_ns < 0:
         raise ValueError(f"{clean(name)} starts at {start_ns} ns and takes {total_ns} ns")
-    return Kernel(clean(name), start_ns, total_ns, kind)
+    return Kernel(clean(name), start_ns, total_ns, kind, gpu)
 
 
 # ---------------------------------------------------------------- CSV: rocprofv3, rocpd, rocprof
@@ -262,6 +265,7 @@ CSV_NAMES = {  # a profiler's heading, in lower case -> our name
     "beginns": "start",
     "end_timestamp": "end",
     "endns": "end",
+    "agent_id": "gpu",
     "counter_name": "counter",
     "counter_value": "value",
 }
@@ -289,7 +293,7 @@ def read_csv(text):
     for row in rows:
         start = number(row["start"], int)
         end = number(row["end"], int)
-        kernels.append(checked_kernel(row["name"], start, end - start))
+        kernels.append(checked_kernel(row["name"], start, end - start, gpu=row.get("gpu")))
     return kernels
 
 
@@ -304,6 +308,7 @@ TABLES = [  # table, kind, SQL for the name; of rocpd the views, because the nam
     (f"{NSYS}MEMCPY", "copy", "'[CUDA memcpy]'"),
     (f"{NSYS}MEMSET", "copy", "'[CUDA memset]'"),
 ]
+GPU_COLUMNS = {"agent_abs_index", "deviceId"}  # of rocpd's kernels, and of nsys
 
 
 # Instructions of SQLite's virtual machine that one file may take; reading it takes a few per byte.
@@ -344,8 +349,11 @@ def read_database(path):
         found = []
         for table, kind, column in TABLES:
             if table in names:
-                for name, start, end in connection.execute(f"SELECT {column}, start, end FROM {table}"):
-                    found.append(checked_kernel(name, start, end - start, kind))
+                known = {name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")}
+                gpu_column = next(iter(GPU_COLUMNS & known), "NULL")
+                rows = connection.execute(f"SELECT {column}, {gpu_column}, start, end FROM {table}")
+                for name, gpu, start, end in rows:
+                    found.append(checked_kernel(name, start, end - start, kind, gpu))
         return found
 
 
@@ -595,7 +603,7 @@ def read_file(path, linked=False):
     with errors_of(path):
         content = content_of(path)
         if not content:
-            raise Failure(2, "is empty: the profiler was stopped, or wrote nothing")
+            raise Failure(2, EMPTY)
         if content.startswith(SQLITE):
             return Profile(path, read_database(path))
         is_json = content.lstrip()[:1] in (b"{", b"[", b"")  # b"": blanks alone, damaged in any format
@@ -643,6 +651,7 @@ def files_of(path):
     traces = whole_traces(path)
     if traces:
         return traces[:1]
+    check_one_result(path)
     for pattern in OTHER_PROFILERS:
         files = matching(path, pattern)
         if files:
@@ -651,6 +660,13 @@ def files_of(path):
     if packed:
         raise Failure(2, f"{path} holds packed traces: name one of them, such as {packed[0].relative_to(path)}")
     raise Failure(2, f"{path} is a folder without kernel times: no CSV, database or trace of a profiler lies in it")
+
+
+def check_one_result(folder):
+    """Raise Failure if several calls of a wrapper left their results in a folder: their files would be added up."""
+    results = sorted(matching(folder, "command.txt"), key=lambda file: file.stat().st_mtime)
+    if len(results) > 1:
+        raise Failure(2, f"{folder} holds {len(results)} results: name one of them, such as {results[-1].parent}")
 
 
 def whole_traces(folder):
@@ -684,7 +700,19 @@ def read_profile(path, steps=None):
         raise Failure(2, f"{profiles[0].path} names no kernel: the profiler saw no work on a GPU")
     if not any(call.total_ns for call in calls):
         raise Failure(2, f"{profiles[0].path} is damaged: all of its kernels take 0 ns")
-    return dataclasses.replace(profiles[0], calls=calls, steps=steps or profiles[0].steps)
+    launching = [profile for profile in profiles if profile.calls]
+    first = launching[0]
+    return dataclasses.replace(first, calls=calls, steps=steps or first.steps, processes=len(launching))
+
+
+def check_one_gpu(profile):
+    """Raise Failure if several processes or GPUs ran the kernels: their sums and gaps are those of no step."""
+    if profile.processes > 1:
+        kernels = f"the kernels are those of {profile.processes} processes"
+        raise Failure(2, f"{kernels}: name the file of one, such as {profile.path}")
+    gpus = {call.gpu for call in profile.calls if call.kind == "kernel" and call.gpu is not None}
+    if len(gpus) > 1:
+        raise Failure(2, f"{profile.path} holds the kernels of {len(gpus)} GPUs: profile a process that uses one")
 
 
 def read_pair(first, second, steps=(None, None)):
@@ -699,6 +727,8 @@ def read_pair(first, second, steps=(None, None)):
     chosen = newest_alike(*candidates)
     one = read_profile(chosen[0], steps[0])
     other = read_profile(chosen[1], steps[1])
+    check_one_gpu(one)
+    check_one_gpu(other)
     found = unlike(one.metadata, other.metadata)
     if one.on_cpu != other.on_cpu or (one.device and other.device and one.device != other.device):
         found.append("device: " + ", ".join(p.device or ("CPU" if p.on_cpu else "GPU") for p in (one, other)))
@@ -733,8 +763,9 @@ def steps_needed(profile, option="--steps"):
 
 
 def gpu_profile(path, steps):
-    """Return a profile of a GPU, or raise Failure."""
+    """Return a profile of one GPU, or raise Failure."""
     profile = read_profile(path, steps)
+    check_one_gpu(profile)
     if profile.on_cpu:
         raise Failure(2, f"{profile.path} holds no launches on a GPU: record it on a machine with one")
     return profile

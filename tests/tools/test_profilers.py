@@ -1,5 +1,6 @@
 """The profiling wrappers, with stubs for the profilers of five ROCm releases and of NVIDIA, and for real on a CPU."""
 
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -71,7 +72,8 @@ def run(tmp_path, python):
         }
         wrapper = FOLDER / wrapper
         command = ["bash", str(wrapper), *map(str, arguments)]
-        options = {"cwd": cwd or wrapper.parent, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        options = {"cwd": cwd or wrapper.parent, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        options |= {"encoding": "utf-8", "errors": "replace"}
         if not interrupt:
             return subprocess.run(command, env=environment, **options)
         environment["STAND_IN_WAITS"] = str(interrupt)  # Ctrl-C as soon as the training has made this file
@@ -107,6 +109,7 @@ def test_a_wrapper_is_one_command_and_its_help_the_same_in_every_folder(wrapper,
     assert all(os.access(folder / wrapper, os.X_OK) for folder in FOLDERS)
     text = run(wrapper, "--help").stdout
     assert f"./{wrapper} --preset medium" in text and "--nproc-per-node N (1)" in text and "https://rocm.docs" in text
+    assert ("under torchrun, a result per rank " in text) == (wrapper != "get_rocprof_compute.sh")
     assert re.search(r"^Writes \w+/\w+_<timestamp>/", text, re.MULTILINE) and "#" not in text and "uses" not in text
 
 
@@ -386,6 +389,15 @@ def test_rocprof_compute_is_told_where_the_library_is(release, run, tmp_path):
     assert (f" --rocprofiler-sdk-library-path {library} -- " in command) == (release == "7.1")
 
 
+@pytest.mark.parametrize("wrapper", ["get_hotspots.sh", "get_counters.sh --pmc", "get_trace.sh"])
+def test_empty_files_suggest_a_full_disk(wrapper, run, tmp_path):
+    """The profiler does not notice it."""
+    arguments = (*wrapper.split(), "--output-dir", tmp_path / "results")
+    result = run(*arguments, profilers="rocm-7.0", STAND_IN_FAULT="no-space")
+    assert result.returncode == 1 and "csv is empty: the profiler was stopped, wrote nothing, or" in result.stderr
+    assert "the sentence above says" in result.stderr.splitlines()[-1] and "profiler saw no" not in result.stderr
+
+
 @pytest.mark.parametrize("release", ROCM)
 def test_rocprof_compute_without_the_kernel_says_so(release, run, tmp_path):
     arguments = ("--kernel", "nosuch", "--output-dir", tmp_path / "results")
@@ -460,8 +472,10 @@ def says(text):
         ("get_hotspots.sh", "7.0", {"STAND_IN_STATUS": "3"}, 1, "ended with exit status 3", True),  # 3 is ours
         ("get_hotspots.sh", "7.0", {"STAND_IN_STATUS": "130"}, 130, "interrupted", True),
         ("get_counters.sh --pmc", "6.2", {"STAND_IN_STATUS": "4"}, 3, "exit status 1", True),
-        ("get_trace.sh", "7.0", {"STAND_IN_FAULT": "no-report"}, 3, "left no *.pftrace", True),
+        ("get_hotspots.sh", "7.0", {"STAND_IN_STATUS": "137"}, 137, "too little memory", True),
+        ("get_trace.sh", "7.0", {"STAND_IN_FAULT": "no-report"}, 3, "left no *.pftrace: see the log", True),
         ("get_trace.sh", "7.0", says("No space left on device"), 1, "disk is full", True),
+        ("get_trace.sh", "7.0", says("OSError: [Errno 122] Disk quota exceeded"), 1, "or your quota", True),
         ("get_trace.sh", "7.0", says("\x1b[31mNo module named 'torch'"), 1, "has no PyTorch", True),
         ("get_trace.sh", "7.0", says("No HIP GPUs are available"), 1, "same ROCm release", True),
         ("get_trace.sh", "7.0", says("Unable to open /dev/kfd read-write"), 1, "groups render and video", True),
@@ -478,7 +492,7 @@ def says(text):
         ("get_rocprof_compute.sh", "6.4", {"STAND_IN_FAULT": "no-packages"}, 1, "pip install -r /opt/rocm", False),
         ("get_rocprof_compute.sh", "7.1", says("RuntimeError: no such kernel"), 1, "see the lines above", False),
         ("get_rocprof_compute.sh", "7.1", {"STAND_IN_FAULT": "no-kernels"}, 1, "left no pmc_perf.csv", False),
-        ("get_rocprof_sys.sh", "7.0", {"STAND_IN_FAULT": "no-report"}, 3, "left no *.proto", True),
+        ("get_rocprof_sys.sh", "7.0", {"STAND_IN_FAULT": "no-report"}, 3, "whether the disk is full", True),
         *(
             (wrapper, "6.4", {"STAND_IN_FAULT": "no-kernels"}, 1, "", "trace" in wrapper or "sys" in wrapper)
             for wrapper in WRAPPERS
@@ -525,8 +539,34 @@ def test_the_last_lines_of_the_log_are_shown_as_they_are(run, tmp_path):
             f"INFO    |-> [{profiler}] training: ValueError: 7",
             "ERROR Profiling execution failed.",
         ]
+    for text in ("ValueError: \udcfc", "ValueError: \ufffd"):  # a byte that is no UTF-8, and how a terminal shows it
+        assert lines("get_hotspots.sh", "7.0", LC_ALL="C.UTF-8", **says(text))[-1] == "    training: ValueError: \ufffd"
     said = lines("get_counters.sh", "7.0", STAND_IN_FAULT="no-counters")  # the stack that follows is left out
     assert said == ["    F tool.cpp] Agent HW architecture is not supported, no counter metrics found."]
+
+
+def test_two_wrappers_at_once_have_a_folder_each(run, tmp_path):
+    """Jobs of an array start in the same second."""
+    (tmp_path / "asked").mkdir()
+    executable(tmp_path / "date", "#!/bin/sh\necho 20260101_120000\n")
+    both = f"cd '{tmp_path}/asked'; touch $PPID; while [ $(ls | wc -l) -lt 2 ]; do sleep 0.01; done"
+    executable(tmp_path / "mkdir", f'#!/bin/sh\n({both})\nexec "{shutil.which("mkdir")}" "$@"\n')
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        arguments = ("get_hotspots.sh", "--output-dir", tmp_path / "results")
+        results = list(pool.map(lambda _: run(*arguments, profilers="rocm-7.1"), range(2)))
+    assert [result.returncode for result in results] == [0, 0], [result.stderr for result in results]
+    folders = list((tmp_path / "results").glob("hotspots/*"))
+    assert len(folders) == 2 and all(len(list(folder.glob("*_kernel_trace.csv"))) == 1 for folder in folders)
+
+
+def test_a_wrapper_that_refuses_to_start_leaves_no_folder(run, tmp_path):
+    for wrapper, option, release in (("get_counters.sh", "--set=pc", "6.3"), ("get_trace.sh", "--rocpd", "6.4")):
+        arguments = (*option.split("="), "--output-dir", tmp_path / "results")
+        (tmp_path / "mine" / "empty").mkdir(parents=True, exist_ok=True)  # of a user who has a variable OUT
+        for options in (arguments, (*arguments, "--nproc-per-node", "0")):
+            result = run(wrapper, *options, profilers=f"rocm-{release}", OUT=str(tmp_path / "mine" / "empty"))
+            assert result.returncode == 2 and (tmp_path / "mine" / "empty").is_dir()
+            assert not list(tmp_path.glob("results/*"))
 
 
 @pytest.mark.slow
@@ -754,6 +794,14 @@ def test_any_command_is_profiled(question, release, run, python, tmp_path):
     assert list(folder.rglob(QUESTIONS[question])) and SUCCESS.search(result.stdout)
     assert all(command.endswith(f" -- {python} tiny_llama_v1.py --lr 3") for command in recorded(tmp_path))
     assert "the profile holds start-up and warm-up too" in result.stdout
+
+
+def test_a_command_may_change_its_folder(run, python, tmp_path):
+    """The profiler's library writes at the end of the process, into the folder of that time."""
+    result = run(PROFILE, "hotspots", "--", python, "tiny_llama_v1.py", profilers="rocm-7.1", cwd=tmp_path)
+    (folder,) = tmp_path.glob("hotspots/*")
+    (line,) = (folder / "command.txt").read_text().splitlines()
+    assert result.returncode == 0 and shlex.split(line)[shlex.split(line).index("-d") + 1] == str(folder)
 
 
 def test_any_command_under_nvidias_profilers_is_profiled_as_a_whole(run, python, tmp_path):

@@ -4,6 +4,7 @@ The sample files follow the column lists of the profilers' sources; the run is t
 kernels, of which the GEMM takes 18 us in three launches of 5, 7 and 6 us.
 """
 
+import contextlib
 import json
 import pathlib
 import sqlite3
@@ -12,6 +13,8 @@ import sys
 
 import pytest
 
+import analyze_kernel_launches
+import analyze_kernel_reduction
 import kernel_counters
 import kernel_times
 from common.command_line import Failure
@@ -323,6 +326,60 @@ def test_a_folder_gives_its_most_detailed_run_once(tmp_path):
     assert len(read_calls(tmp_path)) == len(read_profile(tmp_path).calls) == 9  # which knows shapes and steps
 
 
+def two_processes(folder):
+    """Return a folder in which one process left the kernels of the samples, and one only the header."""
+    (folder / "run").mkdir(parents=True)
+    header = TRACE.read_text().splitlines()[0]
+    (folder / "run" / "x_1_kernel_trace.csv").write_text(f"{header}\n")
+    (folder / "run" / "x_2_kernel_trace.csv").write_bytes(TRACE.read_bytes())
+    return folder / "run"
+
+
+def test_several_results_are_not_added_up(tmp_path, capsys):
+    """Each call of a wrapper leaves its commands beside its files."""
+    for name in ("hotspot_1", "hotspot_2"):
+        result = two_processes(tmp_path / name).parent
+        (result / "command.txt").write_text("rocprofv3\n")
+        (result / "x_counter_collection.csv").write_bytes((SAMPLES / "rocm-6.4/counter_collection.csv").read_bytes())
+        assert len(read_calls(result)) == 8
+    for main in (kernel_times.main, kernel_counters.main):
+        refused(main, [tmp_path], capsys, f"{tmp_path} holds 2 results: name one of them, such as {result}")
+        assert main([str(result)]) == 0
+
+
+def test_what_is_told_of_one_process_is_not_told_of_several(tmp_path, capsys):
+    folder = two_processes(tmp_path)
+    command = ["--trace-file", str(folder), "--steps", "1"]
+    pair = ["--baseline", str(folder), "--fused", str(folder), "--baseline-steps", "1", "--fused-steps", "1"]
+    assert analyze_kernel_launches.main(command) == 0  # only one of them has kernels, and is named
+    assert f"{folder}/x_2_kernel_trace.csv: 8 kernels and copies in one step" in capsys.readouterr().out
+    assert analyze_kernel_reduction.main(pair) == 0
+    (folder / "x_1_kernel_trace.csv").write_bytes(TRACE.read_bytes())
+    for main, arguments in ((analyze_kernel_launches.main, command), (analyze_kernel_reduction.main, pair)):
+        refused(main, arguments, capsys, f"2 processes: name the file of one, such as {folder}/x_1_kernel_trace.csv")
+    assert len(read_calls(folder)) == 16  # a table of kernels adds them up, and names the files
+
+
+@pytest.mark.parametrize("name", ["rocm-7.0/results.sql", "nsys/report.sql", "rocm-6.2", "rocm-7.0"])
+def test_what_is_told_of_one_gpu_is_not_told_of_two(name, tmp_path, capsys):
+    """The launches of one look like gaps of the other."""
+    if name.endswith(".sql"):
+        path = sample(name, tmp_path)
+        table, column = ("kernels", "agent_abs_index") if "rocm" in name else ("CUPTI_ACTIVITY_KIND_KERNEL", "deviceId")
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"UPDATE {table} SET {column} = 7 WHERE rowid > 4")
+            connection.commit()
+    else:
+        path = tmp_path / "kernel_trace.csv"
+        header, *rows = (SAMPLES / name / "kernel_trace.csv").read_text().splitlines()
+        at = header.split(",").index('"Agent_Id"')
+        cells = [row.split(",") for row in rows]
+        moved = [",".join([*row[:at], '"Agent 7"', *row[at + 1 :]]) for row in cells[4:]]
+        path.write_text("\n".join([header, *rows[:4], *moved, ""]))
+    refused(analyze_kernel_launches.main, ["--trace-file", path], capsys, f"{path} holds the kernels of 2 GPUs: ")
+    assert kernel_times.main([str(path)]) == 0
+
+
 def broken_files(folder):
     """Yield (path, words that its error must have) for everything that goes wrong with files of profilers."""
     trace, cpu = TRACE.read_bytes(), (SAMPLES / "pytorch/trace_cpu.json").read_bytes()
@@ -480,3 +537,22 @@ def test_broken_counter_files(text, words, tmp_path, capsys):
     if text is not None:
         path.write_text(text)
     refused(kernel_counters.main, [path], capsys, words)
+
+
+def test_a_counter_of_two_passes_has_the_launches_of_one(tmp_path, capsys):
+    """The sets waves and matrix share one; each pass runs the script once, rocprofv3's own pmc_1, pmc_2 too."""
+    sample = (SAMPLES / "rocm-7.0/counter_collection.csv").read_text()
+    for place in ("rank0/pass_0", "rank0/pass_1", "rank1/pass_0", "pass_2/pmc_1"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "counters_7_counter_collection.csv").write_text(sample)
+    other = sample.replace("SQ_WAVES", "SQ_BUSY_CYCLES")
+    (tmp_path / "pass_2/pmc_1/counters_7_counter_collection.csv").write_text(other)
+
+    def launches(path):
+        assert kernel_counters.main([str(path), "--json", "-"]) == 0
+        rows = json.loads(capsys.readouterr().out)["counters"]
+        return {row["counter"]: row["launches"] for row in rows if row["group"] == "GEMM"}
+
+    assert launches(tmp_path / "rank0") == {"SQ_WAVES": 3, "GRBM_GUI_ACTIVE": 3}
+    assert launches(tmp_path)["SQ_WAVES"] == 6  # of two ranks
+    assert launches(tmp_path / "pass_2") == {"SQ_BUSY_CYCLES": 3, "GRBM_GUI_ACTIVE": 3}

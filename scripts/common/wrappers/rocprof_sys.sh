@@ -9,7 +9,7 @@ case $PROFILER in
         [ "$TOOL" = rocprof-sys-run ] || settings=OMNITRACE # its name up to ROCm 6.2
         profile env "${settings}_OUTPUT_PATH=$PLACE" "${settings}_TIME_OUTPUT=OFF" \
             "$TOOL" --trace --profile ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
-        find_largest "*.proto" "*.pftrace" || { lost 1 "$TOOL left no *.proto" && conclude; }
+        find_largest "*.proto" "*.pftrace" || { lost 1 "$(left_no "*.proto")" && conclude; }
         top_kernels
         open_in_perfetto "*.proto" "*.pftrace"
         ;;

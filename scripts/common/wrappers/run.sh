@@ -6,7 +6,7 @@ STEPS="measured steps" # the range that our scripts put around them, NVTX on NVI
 PARTLY=3               # exit status: a part was measured and is kept, another did not come
 MISSING="" WORST=1     # the parts that did not come, and the status of the last of them
 
-plain() { sed 's/\x1b\[[0-9;?]*[A-Za-z]//g'; } # without colours and other escape codes
+plain() { tr -d '\000' | sed 's/\x1b\[[0-9;?]*[A-Za-z]//g'; } # without colours and other escape codes
 
 show() { # COMMAND...: print it as it could be typed
     local line
@@ -50,7 +50,7 @@ NOISE+='|^\[(rocprof-sys|rocprofiler-systems|omnitrace)\].*([Ff]inaliz|Outputtin
 
 last_lines() { # TEXT: show the end of a log, without NOISE and what torchrun says after a rank has failed
     echo "$NAME: the last lines of the log:" >&2
-    sed '/\] failed (exitcode: /q' <<<"$1" | grep -Ev "$NOISE" | tail -n 8 | sed 's/^/    /' >&2 || true
+    sed '/\] failed (exitcode: /q' <<<"$1" | grep -aEv "$NOISE" | tail -n 8 | sed 's/^/    /' >&2 || true
 }
 
 failed() { # STATUS: the last attempt failed: exit with its status, its last lines and the reason
@@ -104,7 +104,9 @@ reason() { # STATUS LOG: the sentence that explains a failure, with the way out 
     local packages
     case $1:$2 in
         130:*) echo "interrupted" ;;
-        *"No space left on device"*) echo "the disk is full: free some space, or choose another place with --output-dir" ;;
+        *"No space left on device"* | *"Disk quota exceeded"*)
+            echo "the disk is full, or your quota of it: free some space, or choose another place with --output-dir"
+            ;;
         *ERR_NVGPUCTRPERM*) echo "no permission for the GPU's counters: the administrator must allow them to users" ;;
         *perf_event_paranoid* | *CAP_PERFMON*)
             echo "no permission for counters: kernel.perf_event_paranoid must be 2 or less, or CAP_PERFMON given"
@@ -142,6 +144,7 @@ reason() { # STATUS LOG: the sentence that explains a failure, with the way out 
         *"free(): invalid pointer"* | *"No HIP GPUs are available"*)
             echo "no GPU under the profiler: PyTorch and the profiler must come from the same ROCm release"
             ;;
+        137:*) echo "the training script or $TOOL was killed: had the job or the machine too little memory?" ;;
         *)
             if [ -d "${OUT:-}" ]; then
                 echo "the training script or $TOOL ended with exit status $1: see the lines above$(
@@ -173,7 +176,9 @@ find_largest() { # PATTERN...: set FOUND to the largest file of the first patter
     return 1
 }
 
-largest() { find_largest "$@" || give_up 1 "$TOOL left no $1: see the log, and whether the disk is full"; } # PATTERN...
+left_no() { echo "$TOOL left no $1: see the log, and whether the disk is full"; } # PATTERN
+
+largest() { find_largest "$@" || give_up 1 "$(left_no "$1")"; } # PATTERN...
 
 read_result() { # TOOL.py OPTIONS...: read the result of every rank (@OUT@) with a tool of scripts/; print that of rank 0
     local tool=$SCRIPTS/$1 place text
@@ -188,14 +193,14 @@ read_result() { # TOOL.py OPTIONS...: read the result of every rank (@OUT@) with
 }
 
 not_loaded() { # the line of the log that says that a profiler's library is missing, as up to ROCm 6.4: the script runs on
-    grep -m 1 "from LD_PRELOAD cannot be preloaded" "$OUT/log.txt"
+    grep -a -m 1 "from LD_PRELOAD cannot be preloaded" "$OUT/log.txt"
 }
 
 report() { # TOOL.py OPTIONS...
     local line
     ! read_result "$@" || return 0
     ! line=$(not_loaded) || give_up 1 "$TOOL saw no kernel, because its library is missing: $line"
-    give_up 1 "$TOOL saw no kernel, or its files cannot be read: the sentence above says which"
+    give_up 1 "$TOOL saw no kernel, or there is no table of them: the sentence above says which"
 }
 
 export_report() { # FILE COMMAND...: turn every rank's report of nsys or ncu into a table; write its output to FILE
@@ -220,7 +225,7 @@ open_in_perfetto() { # PATTERN...: say where to open the largest trace of these 
     if find_largest "$@"; then
         finish "" "open $FOUND in https://ui.perfetto.dev"
     else
-        lost 1 "$TOOL left no $1"
+        lost 1 "$(left_no "$1")"
     fi
 }
 

@@ -15,7 +15,10 @@ NAME=$(basename "$WRAPPER")
 # shellcheck source=SCRIPTDIR/run.sh
 source "$SCRIPTS/common/wrappers/run.sh"
 
-fail() { # STATUS SENTENCE: exit with that status
+MADE="" # the folder that name_result made
+
+fail() { # STATUS SENTENCE: exit with that status; a result that was not begun leaves no folder
+    [ -z "$MADE" ] || rmdir "$MADE" "$(dirname "$MADE")" 2>/dev/null || true
     echo "$NAME: $2" >&2
     exit "$1"
 }
@@ -138,13 +141,20 @@ training_command() { # OPTIONS...: set TRAIN
     TRAIN=("$PYTHON" "$script" ${sizes[@]+"${sizes[@]}"} ${GRAPH[@]+"${GRAPH[@]}"} "$@")
 }
 
-name_result() { # PREFIX such as traces/trace: set OUT, a folder that does not exist yet, PLACE and FIRST
-    local root=$HERE
+name_result() { # PREFIX such as traces/trace: make OUT, a folder of this call alone; set PLACE and FIRST
+    local root=$HERE place="choose a writable folder with --output-dir"
     [ "$HERE" != "$PWD" ] || root=.
     OUT=${OUTPUT_DIR:-$root}/$1_$(date +%Y%m%d_%H%M%S)
     OUT=${OUT#./}
     [[ $OUT != *..* ]] || OUT=$(realpath -m "$OUT") # rocprof-compute refuses a path with ..
-    while [ -e "$OUT" ]; do OUT+=_2; done
+    if [ -z "$DRY_RUN" ]; then # another wrapper may begin in the same second
+        mkdir -p "$(dirname "$OUT")" 2>/dev/null || fail 1 "$(dirname "$OUT") cannot be made: $place"
+        until mkdir "$OUT" 2>/dev/null; do
+            [ -e "$OUT" ] || fail 1 "$OUT cannot be made: $place"
+            OUT+=_2
+        done
+        MADE=$OUT
+    fi
     PLACE=$OUT${PROCESSES:+/rank@RANK@} FIRST=$OUT${PROCESSES:+/rank0}
 }
 

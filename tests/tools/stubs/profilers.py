@@ -8,7 +8,8 @@ folder it is called from tells the release, its name the program: put rocm-7.0/ 
 Environment: STAND_IN_RECORD=FILE appends each command line to FILE; STAND_IN_FAULT plays a fault: no-kernels,
 no-report, no-import, no-range, unsupported, no-permission, no-packages, no-locale, no-peaks, no-counters (a GPU whose
 counters the release does not know), no-decoder, no-library, no-interpreter, no-second-pass, no-sampling (a GPU
-that does not), no-pmc (as in the sources of October 2024, between ROCm 6.2 and 6.3).
+that does not), no-space (a full disk, which rocprofv3 does not notice), no-pmc (as in the sources of October 2024,
+between ROCm 6.2 and 6.3).
 """
 
 import csv
@@ -211,6 +212,9 @@ def rocprofv3_files(given, formats, counters):
         new("results.pftrace").write_bytes(b"\x0a\x07 a trace")
     if "rocpd" in formats:
         database("rocm-7.0/results.sql", new("results.db"))
+    if FAULT == "no-space":
+        for file in base.parent.glob(f"{base.name}_*"):
+            file.write_bytes(b"")
 
 
 def profile_application(command, given, formats, counters):

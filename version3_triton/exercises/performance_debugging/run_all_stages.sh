@@ -14,6 +14,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../../../scripts/common/wrappers/setup.sh
 
 # The plumbing trains the version that it finds beside a wrapper; here it is the stage at hand.
 training_command() { TRAIN=("$PYTHON" "$STAGE" "$@"); } # OPTIONS OF THE USER
+name_result() { :; } # each stage has its own
 
 train() { # keep what the stage prints, and its figures
     local log=$RESULTS/stage${NUMBER}_output.log metrics=$RESULTS/stage${NUMBER}_metrics.json
