@@ -138,7 +138,12 @@ def bit_sums(values):
 
 def largest(values):
     """Return each tensor's largest absolute value; NaN stays NaN."""
-    return to_list([torch.linalg.vector_norm(plain(value).float(), float("inf")) for value in values])
+    return to_list([largest_of(plain(value).float()) for value in values])
+
+
+def largest_of(value):
+    """Return a tensor's largest absolute value. A process may have no part of a tensor that is spread over several."""
+    return torch.linalg.vector_norm(value, float("inf")) if value.numel() else value.sum()
 
 
 def has_values(tensor):
@@ -1228,18 +1233,20 @@ class Slopes(Rerun):
         return (values[0] - values[1]) / (2 * length)
 
     def error(self, param, gradient):
-        """Return the error of a gradient along a random direction; None if two differences do not agree either."""
+        """Return the error of a gradient along a random direction; None if the differences do not agree either."""
         draw = torch.Generator().manual_seed(3)
         size = param.detach().float().square().mean().sqrt().clamp_min(1e-3)
         direction = torch.randn(param.shape, generator=draw).to(param) * size
         slope = float((gradient * direction).sum())
         near = self.difference(param, direction, 0.01)
-        far = self.difference(param, direction, 0.02)
         usual = float(gradient.norm() * size)  # of a slope in a random direction
         scale = max(abs(slope), abs(near), usual)
-        if not abs(near - far) <= SLOPE_NOISE * scale:
-            return None
-        return abs(slope - near) / scale if scale else 0.0
+        error = abs(slope - near) / scale if scale else 0.0
+        lengths = (0.02,) if error <= SLOPE_ERROR else (0.02, 0.015, 0.005)  # two may agree by chance
+        for length in lengths:
+            if not abs(near - self.difference(param, direction, length)) <= SLOPE_NOISE * scale:
+                return None
+        return error
 
 
 def slope_errors(facts):
@@ -1457,6 +1464,8 @@ def fast_backward(facts, timed):
     backwards = sum(step.backwards for step in facts.watch.steps)
     if len(facts.watch.roots) > 1 or calls > backwards or not 0 < backward < forward / 4:
         return []
+    if facts.of("frozen"):  # no gradient of such weights is computed
+        return []
     text = f"backward takes {backward / forward:.2g} of the time from the forward to it; twice the forward's is usual"
     return [Finding("fast_backward", text, warning=True)]
 
@@ -1479,12 +1488,37 @@ def assess(watch, peak=None):
     return rows, found, facts.untested
 
 
-def everywhere(findings):
-    """Add the findings of the other processes of a launch that lack in this one's. Collective."""
+def weights_of_ddp(watch):
+    """Return {name: (bit sum at the start, bit sum now)} of the parameters that DDP keeps equal in all processes."""
+    parallel = nn.parallel.DistributedDataParallel
+    models = [module for module in all_modules() if issubclass(type(module), parallel)]
+    world = torch.distributed.get_world_size()
+    kept = {id(param) for model in models if model.process_group.size() == world for param in model.parameters()}
+    records = [record for key, record in watch.records.items() if key in kept and record.start is not None]
+    now = bit_sums([record.param for record in records])
+    return {record.name: (record.start, value) for record, value in zip(records, now, strict=True)}
+
+
+def apart_findings(weights):
+    """Return the finding on parameters that were equal in all processes, given weights_of_ddp() of each."""
+    apart = []
+    for name in weights[0]:
+        values = [others.get(name) for others in weights]
+        if None not in values and len({start for start, _ in values}) == 1 and len(set(values)) > 1:
+            apart.append(name)
+    text = f"equal in all processes at the start, and no longer: {len(apart)} tensors"
+    details = [folded(apart), "their gradients are not averaged, as if DDP's .module were called"]
+    return [Finding("apart", text, apart, details)] if apart else []
+
+
+def everywhere(watch, findings):
+    """Add the findings of the other processes of a launch, and those on all together. Collective."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return findings
     gathered = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(gathered, findings)
+    torch.distributed.all_gather_object(gathered, (findings, weights_of_ddp(watch)))
+    findings += apart_findings([weights for _, weights in gathered])
+    gathered = [others for others, _ in gathered]
     known = {(finding.kind, tuple(finding.tensors)) for finding in findings}
     for rank, others in enumerate(gathered):
         for finding in others:
@@ -1715,7 +1749,7 @@ def main(argv=None):
         return 2
     rows, findings, untested = assess(watch, options.peak)
     if failure is None:
-        findings = everywhere(findings)
+        findings = everywhere(watch, findings)
     if rank != "0":  # one report: process 0 prints it and has the status
         return 0
     return report(options, watch, rows, findings, failure, untested)

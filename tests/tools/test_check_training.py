@@ -329,6 +329,13 @@ def test_autograd_is_off_in_the_outermost_module_only(check, write):
     assert "autograd is off in block (Block):" in printed
 
 
+@pytest.mark.parametrize(("frozen", "expected"), [(False, ["fast_backward"]), (True, [])])
+def test_a_fast_backward_is_odd_where_all_weights_train(frozen, expected):
+    steps = [check_training.Step({"forward": 9.0, "backward": 1.0}, backwards=1)]
+    facts = SimpleNamespace(watch=SimpleNamespace(steps=steps, roots={}), of=lambda fate: [fate] * frozen)
+    assert [finding.kind for finding in check_training.fast_backward(facts, steps)] == expected
+
+
 def test_a_forward_without_a_backward_counts_once(check, write):
     """Three more calls per step under autograd need no backward. The input needs no gradient: 2 forwards and 1."""
     script = (
@@ -421,6 +428,15 @@ def test_a_small_slope_may_be_off_by_a_small_part_of_a_usual_one(monkeypatch):
     for error in (0.01, 0.5):
         slopes.difference = lambda *_, error=error: error * float(gradient.norm())
         assert slopes.error(param, gradient) == pytest.approx(error)
+
+
+def test_two_differences_may_agree_by_chance(monkeypatch):
+    """The slope along a bias of keys is 0, and every difference is rounding."""
+    param = torch.zeros(10, dtype=torch.float64)
+    slopes = object.__new__(check_training.Slopes)
+    rounding = {0.01: 1e-5, 0.02: 1e-5, 0.015: 4e-6, 0.005: -2e-5}
+    slopes.difference = lambda param, direction, length: rounding[length]
+    assert slopes.error(param, torch.full((10,), 1e-9)) is None
 
 
 @pytest.mark.slow
@@ -550,7 +566,15 @@ def test_the_exercise_of_the_page(check, write):
 
 
 # ---------------------------------------------------------------- several processes
-@pytest.mark.parametrize(("way", "status", "words"), [("sound", 0, "sound"), ("kernel", 1, "cut inside 2 (RMSNorm)")])
+PROCESSES = [
+    ("sound", 0, "sound"),
+    ("kernel", 1, "cut inside 2 (RMSNorm)"),
+    ("module", 1, "equal in all processes at the start, and no longer: 5 tensors"),
+    ("sharded", 0, "its parameters are spread over processes"),
+]
+
+
+@pytest.mark.parametrize(("way", "status", "words"), PROCESSES)
 @pytest.mark.slow
 def test_two_processes_make_one_report(way, status, words):
     done = launch(2, check_training.__file__, "--", SAMPLES / "two_processes.py", way)
