@@ -169,6 +169,7 @@ class Seen:
     gradient: int | None  # bit sum; None: there was no gradient
     largest: float  # absolute value in the gradient; 0 without one
     changed: bool  # did the step change the parameter?
+    arrived: torch.Tensor | bool = False  # was the last gradient that backward computed before it other than zero?
 
 
 @dataclasses.dataclass(eq=False)
@@ -580,7 +581,8 @@ class Watch:
         after = bit_sums([weight_of(record, key, optimizer) for record, (key, _) in self.weights.items()])
         for (record, (_, before)), value in zip(self.weights.items(), after, strict=True):
             gradient, top = self.gradients.get(record, (None, 0.0))
-            record.seen.append(Seen(gradient, top, value != before))
+            arrived = record.arrivals[-1][1] if record.arrivals else False
+            record.seen.append(Seen(gradient, top, value != before, arrived))
 
     def next_step(self):
         """Close an iteration."""
@@ -746,7 +748,10 @@ class Rerun:
                 set_modes(call.modes)
                 for part, values in buffers:  # backward may still need what the forward writes into them
                     set_buffers(part, {name: value.clone() for name, value in values.items()})
-                return self.module(*call.args, **call.kwargs)
+                args, kwargs = call.args, call.kwargs
+                if not grad:
+                    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
+                return self.module(*args, **kwargs)
             except Exception as error:
                 raise Unrepeatable(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
             finally:
@@ -929,7 +934,7 @@ class Facts:
             return "trained"
         if key not in self.held:
             return "stray"  # perhaps its module has another parameter by now
-        if any(bool(nonzero) for _, nonzero, _ in record.arrivals):
+        if any(bool(step.arrived) for step in record.seen):
             return "cleared"
         if key not in self.ran:
             return "not_seen" if self.watch.has_compiled() or self.watch.transformed else "not_run"
@@ -1209,6 +1214,7 @@ class Slopes(Rerun):
         if any(param.is_complex() for param in module.parameters()):
             raise Unrepeatable("a complex weight has more than one slope")
         self.weights = None
+        self.rounding = 0.0  # of the number
 
     def number(self, grad=False):
         """Return the weighted sum of the outputs, without autocast's rounding."""
@@ -1216,7 +1222,9 @@ class Slopes(Rerun):
         if self.weights is None:
             draw = torch.Generator().manual_seed(2)
             self.weights = [torch.randn(item.shape, generator=draw).to(item.device) for item in outputs]
-        return sum((item * weight).sum() for item, weight in zip(outputs, self.weights, strict=True))
+        terms = [item * weight for item, weight in zip(outputs, self.weights, strict=True)]
+        self.rounding = torch.finfo(torch.float32).eps * sum(float(term.detach().norm()) for term in terms)
+        return sum(term.sum() for term in terms)
 
     def difference(self, param, direction, length):
         """Return the slope along a direction from two runs, one on each side of the parameter."""
@@ -1246,6 +1254,8 @@ class Slopes(Rerun):
         for length in lengths:
             if not abs(near - self.difference(param, direction, length)) <= SLOPE_NOISE * scale:
                 return None
+        if error > SLOPE_ERROR and 0.02 * scale < self.rounding:  # both slopes are too small to be seen
+            return None
         return error
 
 

@@ -307,6 +307,32 @@ def test_an_output_that_is_cut_outside_is_not_called_unused(check, write):
     assert "critic.weight, critic.bias" in printed
 
 
+CRITIC = """
+critic = nn.Sequential(nn.Flatten(), nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+second = torch.optim.Adam(critic.parameters(), lr=1e-3)
+for step in range(9):
+    real = torch.randn(8, 2)
+    fake = model(torch.randn(8, 4))
+    mean = (real + fake).detach().requires_grad_()
+    (slope,) = torch.autograd.grad(critic(mean).sum(), mean, create_graph=True)
+    loss = critic(fake.detach()).mean() - critic(real).mean() + (slope.norm(dim=1) - 1).square().mean()
+    second.zero_grad()
+    loss.backward()
+    second.step()
+    loss = -critic(fake).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_gradient_of_another_backward_is_not_a_cleared_one(check, write):
+    """The last bias of a critic cancels in its own loss, and has a gradient in the generator's."""
+    status, report, printed = check(write(HEAD + CRITIC))
+    assert status == 0 and "FINDING" not in printed, printed
+    assert report["rows"]["work"].startswith("at least"), printed  # one of its inputs needs a gradient
+
+
 def test_two_models_with_the_same_names_are_told_apart(check, write):
     script = HEAD + "first, second = nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 2))\n"
     script += "optimizer = torch.optim.AdamW([*first.parameters(), *second.parameters()])\n"
@@ -425,6 +451,7 @@ def test_a_small_slope_may_be_off_by_a_small_part_of_a_usual_one(monkeypatch):
     gradient = torch.linspace(-1, 1, 1000, dtype=torch.float64)
     gradient -= direction * (gradient @ direction) / (direction @ direction)
     slopes = object.__new__(check_training.Slopes)
+    slopes.rounding = 0.0
     for error in (0.01, 0.5):
         slopes.difference = lambda *_, error=error: error * float(gradient.norm())
         assert slopes.error(param, gradient) == pytest.approx(error)
@@ -434,9 +461,15 @@ def test_two_differences_may_agree_by_chance(monkeypatch):
     """The slope along a bias of keys is 0, and every difference is rounding."""
     param = torch.zeros(10, dtype=torch.float64)
     slopes = object.__new__(check_training.Slopes)
+    slopes.rounding = 0.0
     rounding = {0.01: 1e-5, 0.02: 1e-5, 0.015: 4e-6, 0.005: -2e-5}
     slopes.difference = lambda param, direction, length: rounding[length]
     assert slopes.error(param, torch.full((10,), 1e-9)) is None
+    slopes.difference = lambda *_: 0.0  # no output moves
+    slopes.rounding = 1e-7
+    along = torch.randn(10, generator=torch.Generator().manual_seed(3)).to(param)  # the direction of the differences
+    assert slopes.error(param, 1e-9 * along) is None
+    assert slopes.error(param, along) > check_training.SLOPE_ERROR
 
 
 @pytest.mark.slow
