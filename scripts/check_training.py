@@ -1200,7 +1200,7 @@ def run_findings(watch):
 
 def losses_of(watch):
     """Return the losses that were seen."""
-    return [float(step.loss) for step in watch.steps if step.loss is not None]
+    return [float(step.loss) + 0.0 for step in watch.steps if step.loss is not None]  # not -0
 
 
 # ------------------------------------------------------------ is the gradient the slope?
@@ -1476,7 +1476,8 @@ def fast_backward(facts, timed):
         return []
     if facts.of("frozen"):  # no gradient of such weights is computed
         return []
-    text = f"backward takes {backward / forward:.2g} of the time from the forward to it; twice the forward's is usual"
+    text = f"backward takes {backward / forward:.2g} of forward's time, with all that the script does between them; "
+    text += "about twice is usual"
     return [Finding("fast_backward", text, warning=True)]
 
 

@@ -803,6 +803,12 @@ def test_every_peak_has_a_source_and_grows_with_fewer_bits():
 
 
 # ---------------------------------------------------------------- details
+def test_a_loss_of_minus_zero_is_zero():
+    """Such as the cross-entropy of one class."""
+    steps = [check_training.Step(loss=torch.tensor(-0.0))]
+    assert str(check_training.losses_of(SimpleNamespace(steps=steps))) == "[0.0]"
+
+
 def test_sums_of_bits_tell_tensors_apart():
     """Adam's first step is +lr or -lr: a plain sum does not see it in two elements."""
     value = torch.tensor([0.5, 0.5])
