@@ -1187,7 +1187,8 @@ def run_findings(watch):
     found = []
     inputs = [tuple(step.inputs) for step in watch.steps]
     if len(inputs) > 2 and inputs[0] and len(set(inputs)) == 1:
-        found.append(Finding("same_input", "every step has the same input: a benchmark, or a fault", warning=True))
+        text = "every step has the same input: all data in one batch, a benchmark, or a fault"
+        found.append(Finding("same_input", text, warning=True))
     losses = losses_of(watch)
     if any(not abs(loss) < float("inf") for loss in losses):
         found.append(Finding("loss_not_finite", "the loss is NaN or infinite"))
