@@ -35,6 +35,7 @@ each line of it:
 
 import argparse
 import collections
+import collections.abc
 import contextlib
 import dataclasses
 import functools
@@ -53,6 +54,7 @@ import warnings
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 from torch.utils import _pytree as pytree
@@ -84,7 +86,7 @@ def tensors(tree):
     elif isinstance(tree, (list, tuple)):
         for item in tree:
             yield from tensors(item)
-    elif hasattr(tree, "items"):
+    elif isinstance(tree, collections.abc.Mapping):
         for _, value in tree.items():
             yield from tensors(value)
     elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
@@ -105,7 +107,9 @@ def plain(tensor):
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
     if tensor.is_sparse:
-        tensor = tensor.coalesce().values()
+        tensor = tensor.coalesce()
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        tensor = tensor.values()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     return tensor.contiguous()
@@ -120,7 +124,8 @@ def to_list(scalars):
 
 def bit_sum(value):
     """Sum a tensor's bits as integers, exactly: equal tensors have equal sums."""
-    bits = plain(value).flatten().view(INTEGER[value.element_size()])
+    bits = plain(value).flatten()
+    bits = bits.view(INTEGER[bits.element_size()])
     if bits.numel() < SMALL:  # there +lr and -lr may cancel, so the place counts
         bits = bits * torch.arange(1, bits.numel() + 1, device=bits.device)
     return bits.sum(dtype=torch.int64)
@@ -133,7 +138,22 @@ def bit_sums(values):
 
 def largest(values):
     """Return each tensor's largest absolute value; NaN stays NaN."""
-    return to_list([torch.linalg.vector_norm(plain(value).float(), float("inf")) for value in values])
+    return to_list([largest_of(plain(value).float()) for value in values])
+
+
+def largest_of(value):
+    """Return a tensor's largest absolute value. A process may have no part of a tensor that is spread over several."""
+    return torch.linalg.vector_norm(value, float("inf")) if value.numel() else value.sum()
+
+
+def has_values(tensor):
+    """Say whether a tensor's values can be read: not those of the meta device, and not FakeTensor's."""
+    return tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
+
+
+def is_transformed():
+    """Say whether this is inside torch.func.grad, vmap and the like, or inside torch.jit.trace."""
+    return torch.jit.is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def on_gpu():
@@ -149,6 +169,7 @@ class Seen:
     gradient: int | None  # bit sum; None: there was no gradient
     largest: float  # absolute value in the gradient; 0 without one
     changed: bool  # did the step change the parameter?
+    arrived: torch.Tensor | bool = False  # was the last gradient that backward computed before it other than zero?
 
 
 @dataclasses.dataclass(eq=False)
@@ -199,7 +220,7 @@ class Call:
     modes: dict = dataclasses.field(default_factory=dict)  # module -> is it in training mode?
     count: int = 0
     attached: bool = False  # does any of its outputs need a gradient?
-    reached: set = dataclasses.field(default_factory=set)  # numbers of the outputs that a gradient reached
+    reached: dict = dataclasses.field(default_factory=collections.Counter)  # output's number: gradients that reached it
 
 
 @dataclasses.dataclass(eq=False)
@@ -222,6 +243,7 @@ class Step:
 
     seconds: dict = dataclasses.field(default_factory=dict)  # by phase
     inputs: list = dataclasses.field(default_factory=list)  # bit sums
+    gradients: int = 0  # parameters with a gradient at the steps of the optimizers
     loss: torch.Tensor | None = None
     backwards: int = 0
 
@@ -275,17 +297,21 @@ class Watch:
         self.go_on = go_on
         self.done = False
         self.captured = False  # was a GPU graph seen?
+        self.transformed = False  # was torch.func or torch.jit.trace seen?
+        self.elsewhere = False  # did an optimizer step in another thread?
         self.clock = Clock()
         self.step = Step()
         self.steps = []
         self.records = {}  # id of a parameter -> Record
+        self.titles = {}  # module -> its model, where names alone do not tell models apart
         self.outermost = {}  # outermost module -> Root
         self.inner = set()  # modules inside those
         self.inside = None  # the outermost module that is running
         self.depth = 0  # how often it is entered
         self.before = "other"  # the phase around it
         self.calls = itertools.count(1)
-        self.scalar = None  # a model's own loss, before a scaler or an average
+        self.scalar = None  # (value, node of the graph) of a model's own loss, before a scaler or an average
+        self.scaled = False  # was there a gradient scaler?
         self.optimizers = {}  # id -> optimizer
         self.members = {}  # id of an optimizer -> ids of its parameters
         self.lead = None  # the optimizer whose steps count
@@ -306,9 +332,12 @@ class Watch:
         return compiled_graphs() > self.graphs
 
     def blind(self):
-        """Say whether to keep still: at the end, in another thread, or while a GPU graph is captured."""
+        """Say whether to keep still: at the end, in another thread, or where tensors have no values."""
         if on_gpu() and torch.cuda.is_current_stream_capturing():
             self.captured = True
+            return True
+        if is_transformed():
+            self.transformed = True
             return True
         return self.done or threading.current_thread() is not threading.main_thread()
 
@@ -320,7 +349,8 @@ class Watch:
             return
         if self.blind() or self.clock.phase == "backward":  # where activation checkpointing repeats modules
             return
-        if module in self.inner or next(module.parameters(), None) is None:
+        first = next(module.parameters(), None)
+        if module in self.inner or first is None or not has_values(first):
             return
         if module not in self.outermost:
             with self.clock.paused():
@@ -368,8 +398,8 @@ class Watch:
             if item.requires_grad:
                 call.attached = True
                 item.register_hook(functools.partial(note, call.reached, number))
-                if item.numel() == 1 and self.scalar is None:
-                    self.scalar = item.detach().clone()
+                if item.numel() == 1 and item.grad_fn is not None and self.scalar is None:
+                    self.scalar = (item.detach().clone(), item.grad_fn)
 
     def discover(self, module):
         """Take in a new outermost module, in place of those inside it."""
@@ -437,6 +467,8 @@ class Watch:
     # -------------------------------------------------- gradients
     def arrive(self, record, gradient):
         """Note that backward computed a gradient, before it is added to the parameter's."""
+        if self.clock.phase != "backward":  # torch.autograd.grad leaves param.grad as it is
+            return
         if self.done or gradient is None:  # compiled code hands out None where eager code hands out nothing
             return
         record.arrived += 1
@@ -452,9 +484,11 @@ class Watch:
         if self.blind() or self.clock.phase == "backward":
             return run(roots, *args, **kwargs)
         self.step.backwards += 1
-        self.step.loss = self.scalar
-        if self.step.loss is None:
-            self.step.loss = next((root.detach().clone() for root in tensors([roots]) if root.numel() == 1), None)
+        loss = next((root for root in tensors([roots]) if root.numel() == 1), None)
+        if loss is not None and self.scalar and is_multiple(loss.grad_fn, self.scalar[1]):
+            loss = self.scalar[0]
+        self.step.loss = None if loss is None else loss.detach().clone()
+        self.scalar = None
         before = self.clock.switch("backward")
         try:
             return run(roots, *args, **kwargs)
@@ -465,6 +499,7 @@ class Watch:
     # -------------------------------------------------- optimizers
     def step_begins(self, optimizer, args, kwargs):
         """Look at the gradients before the step, or after its closure, which computes them."""
+        self.elsewhere |= threading.current_thread() is not threading.main_thread()
         if self.blind():
             return None
         self.stepping += 1
@@ -496,6 +531,7 @@ class Watch:
     def weigh(self, optimizer):
         """Take the bit sums of the parameters before a step: the optimizer's own and those of no optimizer."""
         if not self.steps:
+            self.scaled |= uses_scaler()
             self.find_hidden_calls()
         for module in self.outermost:
             self.adopt(module)
@@ -521,6 +557,7 @@ class Watch:
         gradients = [record.param.grad for record in present]
         facts = zip(bit_sums(gradients), largest(gradients), strict=True)
         self.gradients = dict(zip(present, facts, strict=True))
+        self.step.gradients += len(present)
 
     def step_ended(self, optimizer):
         """Judge the step. A step of the leading optimizer ends an iteration, and the last one ends the script."""
@@ -544,7 +581,8 @@ class Watch:
         after = bit_sums([weight_of(record, key, optimizer) for record, (key, _) in self.weights.items()])
         for (record, (_, before)), value in zip(self.weights.items(), after, strict=True):
             gradient, top = self.gradients.get(record, (None, 0.0))
-            record.seen.append(Seen(gradient, top, value != before))
+            arrived = record.arrivals[-1][1] if record.arrivals else False
+            record.seen.append(Seen(gradient, top, value != before, arrived))
 
     def next_step(self):
         """Close an iteration."""
@@ -559,14 +597,24 @@ class Watch:
 
 def note(reached, number, gradient):
     """Note that a gradient reached an output."""
-    reached.add(number)
+    reached[number] += 1
+
+
+def is_multiple(node, other):
+    """Say whether one node of the graph only scales or averages the output of another."""
+    while node is not None and node is not other:
+        parents = [parent for parent, _ in node.next_functions if parent is not None]
+        scales = node.name() in ("MulBackward0", "DivBackward0", "MeanBackward0", "ToCopyBackward0")
+        node = parents[0] if scales and len(parents) == 1 else None
+    return node is not None
 
 
 def way_of(args, kwargs):
     """Return what tells one way of calling a model from another: shapes, flags, names and which arguments are there."""
     leaves, form = pytree.tree_flatten((args, kwargs))
-    simple = [item if isinstance(item, (str, bool, int)) else getattr(item, "shape", None) for item in leaves]
-    return str(form), tuple(simple)
+    simple = [item if isinstance(item, (str, bool, int)) else None for item in leaves]
+    shapes = [item.shape for item in leaves if isinstance(item, torch.Tensor)]
+    return str(form), tuple(simple), tuple(shapes)
 
 
 def copy_key(param, optimizer):
@@ -599,6 +647,24 @@ def top_of(module):
     while module in holders:
         module = holders.pop(module)
     return module
+
+
+@contextlib.contextmanager
+def ended_by_exception():
+    """Let os._exit() in this thread raise SystemExit, or the process would end without a report."""
+    leave = os._exit
+    process = os.getpid()
+
+    def end_script(status):
+        if os.getpid() != process or threading.current_thread() is not threading.main_thread():
+            leave(status)
+        raise SystemExit(status)
+
+    os._exit = end_script
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 @contextlib.contextmanager
@@ -671,7 +737,7 @@ class Rerun:
         kind, dtype, enabled = call.autocast
         devices = [torch.cuda.current_device()] if on_gpu() else []
         modes = {part: part.training for part in call.modes}
-        buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+        buffers = [(part, dict(part.named_buffers(recurse=False))) for part in self.module.modules()]
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices))  # so every run draws the same dropout
             stack.enter_context(torch.set_grad_enabled(grad))
@@ -680,14 +746,18 @@ class Rerun:
             stack.enter_context(contextlib.redirect_stdout(None))
             try:
                 set_modes(call.modes)
-                return self.module(*call.args, **call.kwargs)
+                for part, values in buffers:  # backward may still need what the forward writes into them
+                    set_buffers(part, {name: value.clone() for name, value in values.items()})
+                args, kwargs = call.args, call.kwargs
+                if not grad:
+                    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
+                return self.module(*args, **kwargs)
             except Exception as error:
-                raise Unrepeatable(f"{type(error).__name__}: {error}") from error
+                raise Unrepeatable(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
             finally:
                 set_modes(modes)
-                with torch.no_grad():
-                    for buffer, value in buffers:
-                        buffer.copy_(value)
+                for part, values in buffers:
+                    set_buffers(part, values)
 
     def outputs(self, grad=False, autocast=True):
         """Return the floating outputs that the loss used: those that a gradient reached.
@@ -727,17 +797,24 @@ def set_modes(modes):
         module.training = training
 
 
+def set_buffers(module, values):
+    """Replace buffers of a module, not of those inside it."""
+    for name, value in values.items():
+        setattr(module, name, value)
+
+
 @torch.no_grad()
 def perturb(param):
     """Change a parameter at random: a constant would cancel in a norm or a softmax."""
     noise = torch.randn(param.shape, generator=torch.Generator().manual_seed(1)).to(param)
-    spread = param.float().std(correction=0).nan_to_num() / 4 + 0.01
+    spread = plain(param).float().std(correction=0).nan_to_num() / 4 + 0.01
     param.mul_(1 + noise / 4).add_(noise * spread)
 
 
 def split_by_use(watch, suspects):
-    """Return the suspects on which an output depends, those not tested, and sentences on why not."""
+    """Return the suspects on which an output depends, those of unused modules, those not tested, and why not."""
     used = set()
+    aside = set()
     unknown = set()
     reasons = []
     left = list(suspects)
@@ -746,7 +823,10 @@ def split_by_use(watch, suspects):
         inside = {id(param) for param in module.parameters()}
         mine = [record for record in suspects if id(record.param) in inside]
         left = [record for record in left if record not in mine]
-        if not mine or is_leftover(watch, root):
+        if not mine:
+            continue
+        if is_leftover(watch, root):
+            aside.update(mine)
             continue
         try:
             for record in dependent(Rerun(module, root), mine, end):
@@ -758,7 +838,7 @@ def split_by_use(watch, suspects):
     if left:
         unknown.update(left)
         reasons.append(f"no gradient in {short(left)}, which ran under no_grad only")
-    return used, unknown - used, reasons
+    return used, aside - used, unknown - used, reasons
 
 
 def is_leftover(watch, root):
@@ -788,15 +868,35 @@ FATES = {  # fate: its line in the report; a fate without a line is sound
     "no_gradient": "NO GRADIENT although the output depends on them",
     "zero_gradient": "a gradient of zeros although the output depends on them",
     "cleared": "a gradient in backward, and none at the optimizer's step",
-    "stray": "in an optimizer, and in no module",
+    "stray": "no gradient, in an optimizer and in no module",
     "no_optimizer": "a gradient, and no optimizer",
     "zero_bias": "a gradient of zeros, which may be right for a bias",
     "unused": "unused: no gradient, and the output does not depend on them",
+    "not_reached": "no gradient reached the output of their module, which is unused or detached",
     "not_run": "unused: no gradient, and no module with them runs",
     "idle": "no gradient and no optimizer",
     "waiting": "in an optimizer that has not stepped yet",
 }
-HARMLESS = {"zero_bias", "unused", "not_run", "idle", "waiting"}  # warnings
+HARMLESS = {"zero_bias", "unused", "not_reached", "not_run", "idle", "waiting"}  # warnings
+
+
+def tell_models_apart(watch):
+    """Put the class of a model before its names if several models share some; number the models of one class."""
+    models = list(dict.fromkeys(root.model for root in watch.outermost.values()))
+    names = collections.Counter(name for model in models for name, _ in model.named_parameters())
+    if max(names.values(), default=0) < 2:
+        return
+    titles = collections.defaultdict(list)
+    for model in models:
+        titles[type(model).__name__].append(model)
+    for kind, alike in titles.items():
+        for number, model in enumerate(alike, 1):
+            title = f"{kind}{number}" if len(alike) > 1 else kind
+            watch.titles |= dict.fromkeys(model.modules(), f"{title}.")
+    for record in watch.records.values():
+        first = next(iter(record.places), None)
+        record.name = watch.titles.get(first, "") + record.name
+        record.places = {module: watch.titles.get(module, "") + name for module, name in record.places.items()}
 
 
 class Facts:
@@ -804,6 +904,7 @@ class Facts:
 
     def __init__(self, watch):
         self.watch = watch
+        tell_models_apart(watch)
         models = {id(param) for root in watch.outermost.values() for param in root.model.parameters()}
         self.ran = {id(param) for module in watch.outermost for param in module.parameters()}
         self.stepped = set().union(*watch.members.values())
@@ -812,11 +913,12 @@ class Facts:
         known = [record for key, record in watch.records.items() if key in models | self.stepped]
         known = [record for record in known if record.seen or (not record.trainable and record.param.numel())]
         self.fates = {record: self.fate(record) for record in known}
-        used, unknown, self.untested = split_by_use(watch, self.of("silent"))
+        used, aside, unknown, self.untested = split_by_use(watch, self.of("silent"))
         for record in self.of("silent"):
-            self.fates[record] = fate_by_use(record, used, unknown)
+            self.fates[record] = "not_reached" if record in aside else fate_by_use(record, used, unknown)
         if self.of("not_seen"):
-            self.untested.append(f"no gradient in {short(self.of('not_seen'))}, and compiled code hides what uses them")
+            hides = "torch.func hides" if self.watch.transformed else "compiled code hides"
+            self.untested.append(f"no gradient in {short(self.of('not_seen'))}, and {hides} what uses them")
         self.live = self.of(*{*self.fates.values()} - {"frozen", "idle"})
 
     def fate(self, record):
@@ -832,10 +934,10 @@ class Facts:
             return "trained"
         if key not in self.held:
             return "stray"  # perhaps its module has another parameter by now
-        if any(bool(nonzero) for _, nonzero, _ in record.arrivals):
+        if any(bool(step.arrived) for step in record.seen):
             return "cleared"
         if key not in self.ran:
-            return "not_seen" if self.watch.has_compiled() else "not_run"
+            return "not_seen" if self.watch.has_compiled() or self.watch.transformed else "not_run"
         return "silent"  # to be asked: does the output depend on it?
 
     def of(self, *fates):
@@ -876,7 +978,8 @@ class Forward:
 
     def __init__(self, watch):
         self.places = {}
-        self.names = {module: clean(n) for root in watch.roots.values() for n, module in root.model.named_modules()}
+        modules = [pair for root in watch.roots.values() for pair in root.model.named_modules()]
+        self.names = {module: watch.titles.get(module, "") + clean(name) for name, module in modules}
         self.holders = {child: module for module in self.names for child in module._modules.values()}
         handles = [
             module_hooks.register_module_forward_pre_hook(self.enter),
@@ -900,6 +1003,12 @@ class Forward:
         trainable = any(param.requires_grad for param in module.parameters())
         needs_gradient = any(item.requires_grad for item in floating)
         self.places[module].cut = trainable and bool(floating) and not needs_gradient
+
+    def holders_of(self, module):
+        """Yield the modules around a module, from the innermost. Some only hold others and never run."""
+        while module in self.holders:
+            module = self.holders[module]
+            yield module
 
     def last_use(self, record):
         """Return when a parameter is used last, and the name of the module there."""
@@ -941,9 +1050,10 @@ def cuts(forward, lost):
     owners = {module for record in lost for module in record.places}
     mine = {module: place for module, place in forward.places.items() if owners & set(module.modules())}
     off = [module for module, place in mine.items() if not place.grad_mode]
-    outermost = [module for module in off if forward.holders.get(module) not in off]
+    outermost = [module for module in off if not any(holder in off for holder in forward.holders_of(module))]
     cut = [module for module, place in mine.items() if place.cut and place.grad_mode]
-    innermost = [module for module in cut if not any(child in cut for child in module.children())]
+    outer = {holder for module in cut for holder in forward.holders_of(module)}
+    innermost = [module for module in cut if module not in outer]
     lines = []
     if outermost:
         where = titles(outermost, forward.names)
@@ -991,6 +1101,10 @@ def gradient_findings(facts):
     repeated = [record for record in moving if record.changed and record.repeats]
     kept = [record for record in moving if record.never_cleared]
     found = not_finite(facts)
+    empty = sum(not step.gradients for step in facts.watch.steps)
+    if moving and empty > 1:
+        text = f"{empty} of {len(facts.watch.steps)} steps have no gradient at all"
+        found.append(Finding("empty_steps", text))
     if len(repeated) > 0.9 * len(moving):
         found += on(facts, "repeated", "the same gradient in every step, bit for bit", repeated)
     if len(kept) > 0.9 * len(moving):
@@ -1057,7 +1171,7 @@ def copied_ties(facts):
     """Return pairs of matrices in modules of two kinds that held the same values at the start."""
     twins = collections.defaultdict(list)
     for record in facts.live:
-        if record.places and record.param.dim() > 1 and record.param.unique().numel() > 2:
+        if record.places and record.param.dim() > 1 and plain(record.param).unique().numel() > 2:
             twins[record.param.shape, record.start].append(record)
     pairs = [group for group in twins.values() if len(group) == 2]
     return [(first, second) for first, second in pairs if owner_type(first) is not owner_type(second)]
@@ -1073,7 +1187,8 @@ def run_findings(watch):
     found = []
     inputs = [tuple(step.inputs) for step in watch.steps]
     if len(inputs) > 2 and inputs[0] and len(set(inputs)) == 1:
-        found.append(Finding("same_input", "every step has the same input: a benchmark, or a fault", warning=True))
+        text = "every step has the same input: all data in one batch, a benchmark, or a fault"
+        found.append(Finding("same_input", text, warning=True))
     losses = losses_of(watch)
     if any(not abs(loss) < float("inf") for loss in losses):
         found.append(Finding("loss_not_finite", "the loss is NaN or infinite"))
@@ -1086,7 +1201,7 @@ def run_findings(watch):
 
 def losses_of(watch):
     """Return the losses that were seen."""
-    return [float(step.loss) for step in watch.steps if step.loss is not None]
+    return [float(step.loss) + 0.0 for step in watch.steps if step.loss is not None]  # not -0
 
 
 # ------------------------------------------------------------ is the gradient the slope?
@@ -1097,7 +1212,10 @@ class Slopes(Rerun):
         super().__init__(module, root)
         if any(param.is_floating_point() and param.element_size() < 4 for param in module.parameters()):
             raise Unrepeatable("16-bit weights are too coarse for a difference")
+        if any(param.is_complex() for param in module.parameters()):
+            raise Unrepeatable("a complex weight has more than one slope")
         self.weights = None
+        self.rounding = 0.0  # of the number
 
     def number(self, grad=False):
         """Return the weighted sum of the outputs, without autocast's rounding."""
@@ -1105,7 +1223,9 @@ class Slopes(Rerun):
         if self.weights is None:
             draw = torch.Generator().manual_seed(2)
             self.weights = [torch.randn(item.shape, generator=draw).to(item.device) for item in outputs]
-        return sum((item * weight).sum() for item, weight in zip(outputs, self.weights, strict=True))
+        terms = [item * weight for item, weight in zip(outputs, self.weights, strict=True)]
+        self.rounding = torch.finfo(torch.float32).eps * sum(float(term.detach().norm()) for term in terms)
+        return sum(term.sum() for term in terms)
 
     def difference(self, param, direction, length):
         """Return the slope along a direction from two runs, one on each side of the parameter."""
@@ -1122,18 +1242,22 @@ class Slopes(Rerun):
         return (values[0] - values[1]) / (2 * length)
 
     def error(self, param, gradient):
-        """Return the error of a gradient along a random direction; None if two differences do not agree either."""
+        """Return the error of a gradient along a random direction; None if the differences do not agree either."""
         draw = torch.Generator().manual_seed(3)
         size = param.detach().float().square().mean().sqrt().clamp_min(1e-3)
         direction = torch.randn(param.shape, generator=draw).to(param) * size
         slope = float((gradient * direction).sum())
         near = self.difference(param, direction, 0.01)
-        far = self.difference(param, direction, 0.02)
         usual = float(gradient.norm() * size)  # of a slope in a random direction
         scale = max(abs(slope), abs(near), usual)
-        if not abs(near - far) <= SLOPE_NOISE * scale:
+        error = abs(slope - near) / scale if scale else 0.0
+        lengths = (0.02,) if error <= SLOPE_ERROR else (0.02, 0.015, 0.005)  # two may agree by chance
+        for length in lengths:
+            if not abs(near - self.difference(param, direction, length)) <= SLOPE_NOISE * scale:
+                return None
+        if error > SLOPE_ERROR and 0.02 * scale < self.rounding:  # both slopes are too small to be seen
             return None
-        return abs(slope - near) / scale if scale else 0.0
+        return error
 
 
 def slope_errors(facts):
@@ -1141,6 +1265,9 @@ def slope_errors(facts):
     errors = {}
     reasons = []
     end = time.monotonic() + SLOPE_SECONDS
+    inside = {id(param) for module in facts.watch.roots for param in module.parameters()}
+    if any(id(record.param) not in inside for record in facts.of("trained")):
+        reasons.append("what computes with them is in no module, or was not seen")
     for module, root in facts.watch.roots.items():
         inside = {id(param) for param in module.parameters()}
         mine = [record for record in facts.of("trained") if id(record.param) in inside]
@@ -1240,6 +1367,8 @@ class Widths(TorchDispatchMode):
 
 def work_of(facts):
     """Count the work of a step: the matmuls of forward and backward, and the bytes of weights, gradients and state."""
+    if not facts.watch.roots:
+        raise Unrepeatable("no module was seen to run")
     flops = 0.0
     widths = Widths()
     for module, root in facts.watch.roots.items():
@@ -1247,7 +1376,8 @@ def work_of(facts):
             with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter, widths:
                 Rerun(module, root).run(call)
             forward = matmul_flops(counter.get_flop_counts().get("Global", {}))
-            flops += forward * passes(facts, call) * call.count / len(facts.watch.steps)
+            backwards = min(call.count, max(call.reached.values(), default=0)) if call.attached else call.count
+            flops += forward * (call.count + (passes(facts, call) - 1) * backwards) / len(facts.watch.steps)
     optimizers = facts.watch.optimizers.values()
     state = [tensor for optimizer in optimizers for tensor in tensors(list(optimizer.state.values()))]
     weights = [record.param for record in facts.live if id(record.param) in facts.stepped]
@@ -1279,7 +1409,7 @@ def passes(facts, call):
     Two gradients follow each matmul. The first layer needs no gradient of a floating input, and a frozen or unused
     weight may need none at all.
     """
-    if facts.of("frozen", "unused", "unknown", "not_seen", "not_run", "idle"):
+    if facts.of("frozen", "unused", "unknown", "not_seen", "not_reached", "not_run", "idle"):
         return 1
     if any(item.is_floating_point() for item in tensors((call.args, call.kwargs))):
         return 2
@@ -1341,9 +1471,14 @@ def fast_backward(facts, timed):
     """Return the warning on a backward that is much faster than its forward."""
     forward = min(step.seconds.get("forward", 0.0) for step in timed)
     backward = min(step.seconds.get("backward", 0.0) for step in timed)
-    if len(facts.watch.roots) > 1 or not 0 < backward < forward / 4:
+    calls = sum(call.count for root in facts.watch.roots.values() for call in root.calls.values())
+    backwards = sum(step.backwards for step in facts.watch.steps)
+    if len(facts.watch.roots) > 1 or calls > backwards or not 0 < backward < forward / 4:
         return []
-    text = f"backward takes {backward / forward:.2g} of forward's time; about twice is usual"
+    if facts.of("frozen"):  # no gradient of such weights is computed
+        return []
+    text = f"backward takes {backward / forward:.2g} of forward's time, with all that the script does between them; "
+    text += "about twice is usual"
     return [Finding("fast_backward", text, warning=True)]
 
 
@@ -1365,12 +1500,37 @@ def assess(watch, peak=None):
     return rows, found, facts.untested
 
 
-def everywhere(findings):
-    """Add the findings of the other processes of a launch that lack in this one's. Collective."""
+def weights_of_ddp(watch):
+    """Return {name: (bit sum at the start, bit sum now)} of the parameters that DDP keeps equal in all processes."""
+    parallel = nn.parallel.DistributedDataParallel
+    models = [module for module in all_modules() if issubclass(type(module), parallel)]
+    world = torch.distributed.get_world_size()
+    kept = {id(param) for model in models if model.process_group.size() == world for param in model.parameters()}
+    records = [record for key, record in watch.records.items() if key in kept and record.start is not None]
+    now = bit_sums([record.param for record in records])
+    return {record.name: (record.start, value) for record, value in zip(records, now, strict=True)}
+
+
+def apart_findings(weights):
+    """Return the finding on parameters that were equal in all processes, given weights_of_ddp() of each."""
+    apart = []
+    for name in weights[0]:
+        values = [others.get(name) for others in weights]
+        if None not in values and len({start for start, _ in values}) == 1 and len(set(values)) > 1:
+            apart.append(name)
+    text = f"equal in all processes at the start, and no longer: {len(apart)} tensors"
+    details = [folded(apart), "their gradients are not averaged, as if DDP's .module were called"]
+    return [Finding("apart", text, apart, details)] if apart else []
+
+
+def everywhere(watch, findings):
+    """Add the findings of the other processes of a launch, and those on all together. Collective."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return findings
     gathered = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(gathered, findings)
+    torch.distributed.all_gather_object(gathered, (findings, weights_of_ddp(watch)))
+    findings += apart_findings([weights for _, weights in gathered])
+    gathered = [others for others, _ in gathered]
     known = {(finding.kind, tuple(finding.tensors)) for finding in findings}
     for rank, others in enumerate(gathered):
         for finding in others:
@@ -1423,7 +1583,8 @@ def describe(facts):
     frozen = facts.of("frozen")
     if frozen:
         rows["frozen"] = f"{len(frozen)} tensors: {short(frozen)}"
-    tied = [" = ".join(dict.fromkeys(record.places.values())) for record in facts.live if len(record.places) > 1]
+    places = [list(dict.fromkeys(record.places.values())) for record in facts.live]
+    tied = [" = ".join(names) for names in places if len(names) > 1]
     if tied:
         rows["tied"] = folded(tied)
     trained = [record for record in facts.live if record.trained]
@@ -1436,7 +1597,7 @@ def describe(facts):
         rows["optimizer"] += f"; the gradient scaler skipped {watch.skipped} steps"
     losses = losses_of(watch)
     rows["loss"] = f"{losses[0]:.4f} -> {losses[-1]:.4f}" if losses else "not seen"
-    if uses_scaler():
+    if watch.scaled:
         rows["loss"] += " (may be scaled)"
     if watch.has_compiled():
         rows["compiled"] = "yes: hooks may change what the compiler fuses, and with it the last digits"
@@ -1537,10 +1698,11 @@ def run_script(watch, command):
     """Run the script under the hooks; return a sentence on how it failed, or None."""
     arguments, run = script_of(command)
     sys.argv = arguments
-    sys.path[0] = os.getcwd() if command[0] == "-m" else os.path.dirname(os.path.abspath(arguments[0]))
-    with hooked(watch):
+    sys.path[0] = os.getcwd() if command[0] == "-m" else os.path.dirname(os.path.realpath(arguments[0]))
+    script = arguments[0] if command[0] == "-m" else os.path.abspath(arguments[0])  # as Python sets __file__
+    with hooked(watch), ended_by_exception():
         try:
-            run(arguments[0], run_name="__main__")
+            run(script, run_name="__main__")
         except Enough:
             return None
         except SystemExit as end:
@@ -1589,25 +1751,32 @@ def main(argv=None):
         failure = "no torch.optim optimizer stepped in this process"
         if watch.captured:
             failure += ": the step is in a GPU graph, so switch graphs off"
+        elif watch.elsewhere:
+            failure += "'s main thread, and what other threads do is not watched"
+        elif watch.has_compiled():
+            failure += " outside compiled code"
     rank = os.environ.get("RANK", "0")
     if not watch.steps or (failure and rank != "0"):
         print(f"check_training: {failure}", file=sys.stderr)
         return 2
     rows, findings, untested = assess(watch, options.peak)
     if failure is None:
-        findings = everywhere(findings)
+        findings = everywhere(watch, findings)
     if rank != "0":  # one report: process 0 prints it and has the status
         return 0
     return report(options, watch, rows, findings, failure, untested)
 
 
 def end(status):
-    """End this process. Where a script was stopped among several processes, the interpreter's own end is left out.
+    """End this process. Where a script was stopped among several processes or threads, leave out the interpreter's end.
 
     Gloo's threads, which DDP keeps after the process group is destroyed, may still hold a tensor of the last
-    collective. They abort the process if they let go of it while the interpreter ends.
+    collective. They abort the process if they let go of it while the interpreter ends. And the interpreter would wait
+    for a script's threads, which may wait for the script.
     """
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    waits = any(not thread.daemon for thread in others)
+    if waits or (torch.distributed.is_available() and torch.distributed.is_initialized()):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

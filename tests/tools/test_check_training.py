@@ -223,6 +223,260 @@ def test_a_step_that_the_gradient_scaler_skips_is_no_fault(check, write):
     assert report["rows"]["optimizer"].endswith("; the gradient scaler skipped 1 steps")
 
 
+# ---------------------------------------------------------------- what scripts elsewhere do
+HEAD = """
+import os, sys, threading
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+def train(steps=9, forward=lambda x: model(x)):
+    for step in range(steps):
+        x = torch.randn(6, 4)
+        loss = F.cross_entropy(forward(x), torch.randint(2, (6,)))
+        optimizer.zero_grad()
+        loss.backward()
+        print("loss", loss.item(), flush=True)
+        optimizer.step()
+"""
+OWN_MODEL = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.randn(4, 2, dtype=DTYPE))
+        self.b = nn.Parameter(torch.tensor(2, dtype=DTYPE))
+    def forward(self, x):
+        return (VALUE @ self.a).abs(), self.b.abs()
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+train(forward=lambda x: torch.mul(*model(x)))
+"""
+
+
+def own(dtype, value):
+    return HEAD + OWN_MODEL.replace("DTYPE", f"torch.{dtype}").replace("VALUE", value)
+
+
+BY_FUNC = """
+for step in range(9):
+    def loss(params, x, y):
+        return F.cross_entropy(functional_call(model, params, (x[None],)), y[None])
+    params = {name: param.detach() for name, param in model.named_parameters()}
+    found = FORM
+    for name, param in model.named_parameters():
+        param.grad = found[name]
+    optimizer.step()
+"""
+EACH = "vmap(grad(loss), (None, 0, 0))(params, torch.randn(5, 4), torch.randint(2, (5,)))"
+ELSEWHERE = {  # a sound script, and a row of its report
+    "batch_norm": (
+        HEAD + "norm = nn.BatchNorm1d(4)\noptimizer.add_param_group({'params': norm.parameters()})\n"
+        "model = nn.Sequential(norm, *model)\ntrain()",
+        ("slopes", "6 of 6 tensors as the output's"),
+    ),
+    "func_grad": (
+        HEAD + BY_FUNC.replace("FORM", "grad(loss)(params, torch.randn(4), torch.tensor(1))"),
+        ("gradient", "4 of 4 tensors"),
+    ),
+    "func_vmap": (
+        HEAD + BY_FUNC.replace("FORM", f"{{name: value.mean(0) for name, value in {EACH}.items()}}"),
+        ("work", "not counted: the last batch cannot be run again (no module was seen to run)"),
+    ),
+    "autograd_grad": (
+        HEAD + "for step in range(9):\n    loss = model(torch.randn(5, 4)).square().mean()\n"
+        "    found = torch.autograd.grad(loss, list(model.parameters()))\n"
+        "    for param, gradient in zip(model.parameters(), found):\n        param.grad = gradient\n"
+        "    optimizer.step()",
+        ("gradient", "4 of 4 tensors"),
+    ),
+    "meta": (
+        HEAD + "with torch.device('meta'):\n    nn.Linear(4, 4)(torch.randn(2, 4))\ntrain()",
+        ("parameters", "4 tensors"),
+    ),
+    "fake": (
+        HEAD + "with torch._subclasses.FakeTensorMode():\n    nn.Linear(4, 4)(torch.randn(2, 4))\ntrain()",
+        ("parameters", "4 tensors"),
+    ),
+    "traced": (HEAD + "train(forward=torch.jit.trace(model, torch.randn(6, 4)))", ("parameters", "4 tensors")),
+    "sparse_rows": (
+        HEAD + "class Sparse(nn.Linear):\n    def forward(self, x):\n        return x @ self.weight.T\n"
+        "model = Sparse(4, 2, bias=False)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "train(forward=lambda x: model(x.to_sparse_csr()))",
+        ("gradient", "1 of 1 tensors"),
+    ),
+    "complex": (own("complex64", "x.to(torch.complex64)"), ("slopes", "a complex weight has more than one slope")),
+    "wide_complex": (own("complex128", "x.to(torch.complex128)"), ("gradient", "2 of 2 tensors")),
+    "strange_argument": (
+        HEAD + "class Batch:\n    def __init__(self, x):\n        self.x, self.items, self.shape = x, 6, [6, 4]\n"
+        "class Model(nn.Linear):\n    def forward(self, batch):\n        return super().forward(batch.x)\n"
+        "model = Model(4, 2)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "train(forward=lambda x: model(Batch(x)))",
+        ("gradient", "2 of 2 tensors"),
+    ),
+    "another_folder": (HEAD + "os.chdir('/')\nassert os.path.isfile(__file__)\ntrain()", ("parameters", "4 tensors")),
+    "scaler": (
+        HEAD + "def main():\n    scaler = torch.amp.GradScaler('cpu', init_scale=1024.0)\n"
+        "    for step in range(9):\n        optimizer.zero_grad()\n"
+        "        scaler.scale(model(torch.randn(5, 4)).square().mean()).backward()\n"
+        "        scaler.step(optimizer)\n        scaler.update()\nmain()",
+        ("loss", "(may be scaled)"),
+    ),
+    "no_module": (
+        HEAD + "weight = torch.randn(4, 2, requires_grad=True)\noptimizer = torch.optim.SGD([weight], lr=0.1)\n"
+        "train(forward=lambda x: x @ weight)",
+        ("slopes", "what computes with them is in no module, or was not seen"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_scripts_elsewhere_do_is_sound(check, write, name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    text, (row, words) = ELSEWHERE[name]
+    write(text)
+    status, report, printed = check("script.py")
+    assert (status, kinds(report), without_times(kinds(report, True))) == (0, [], []), printed
+    assert words in report["rows"][row], printed
+
+
+def test_a_scalar_that_is_not_the_loss_is_not_taken_for_it(check, write):
+    """Such as the temperature that CLIP returns."""
+    status, report, printed = check(write(own("float32", "x")))
+    losses = re.findall(r"^loss (\S+)", printed, re.MULTILINE)
+    assert report["rows"]["loss"] == f"{float(losses[0]):.4f} -> {float(losses[7]):.4f}", printed
+
+
+def test_what_torch_func_hides_is_not_called_unused(check, write):
+    """It gives zeros to what the loss does not reach."""
+    found = "grad(loss)(params, torch.randn(4), torch.tensor(1)).items()"
+    lost = f"{{name: value * name.startswith('2') for name, value in {found}}}"
+    status, report, printed = check(write(HEAD + BY_FUNC.replace("FORM", lost)))
+    assert status == 2 and "torch.func hides what uses them" in printed
+
+
+def test_steps_without_any_gradient(check, write):
+    """Only the first loss is the model's."""
+    script = (
+        HEAD + "last = []\ndef stale(x):\n    last.append(model(x))\n    if len(last) == 1:\n        return last[0]\n"
+    )
+    script += "    return last[0].detach().requires_grad_()\ntrain(forward=stale)"
+    status, report, printed = check(write(script))
+    assert status == 1 and kinds(report) == ["empty_steps"], printed
+    assert "7 of 8 steps have no gradient at all" in printed
+
+
+def test_an_output_that_is_cut_outside_is_not_called_unused(check, write):
+    """An agent whose value is detached before its loss: the model's forward does not run, but two of its parts do."""
+    script = HEAD + "class Agent(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    script += "        self.actor = nn.Linear(4, 2)\n        self.critic = nn.Linear(4, 2)\n"
+    script += "    def act(self, x):\n        return self.actor(x) + self.critic(x).detach()\n"
+    script += "agent = Agent()\noptimizer = torch.optim.AdamW(agent.parameters())\ntrain(forward=agent.act)"
+    status, report, printed = check(write(script))
+    assert (status, without_times(kinds(report, True))) == (0, ["not_reached"]), printed
+    assert "critic.weight, critic.bias" in printed
+
+
+CRITIC = """
+critic = nn.Sequential(nn.Flatten(), nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+second = torch.optim.Adam(critic.parameters(), lr=1e-3)
+for step in range(9):
+    real = torch.randn(8, 2)
+    fake = model(torch.randn(8, 4))
+    mean = (real + fake).detach().requires_grad_()
+    (slope,) = torch.autograd.grad(critic(mean).sum(), mean, create_graph=True)
+    loss = critic(fake.detach()).mean() - critic(real).mean() + (slope.norm(dim=1) - 1).square().mean()
+    second.zero_grad()
+    loss.backward()
+    second.step()
+    loss = -critic(fake).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_gradient_of_another_backward_is_not_a_cleared_one(check, write):
+    """The last bias of a critic cancels in its own loss, and has a gradient in the generator's."""
+    status, report, printed = check(write(HEAD + CRITIC))
+    assert status == 0 and "FINDING" not in printed, printed
+    assert report["rows"]["work"].startswith("at least"), printed  # one of its inputs needs a gradient
+
+
+def test_two_models_with_the_same_names_are_told_apart(check, write):
+    script = HEAD + "first, second = nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 2))\n"
+    script += "optimizer = torch.optim.AdamW([*first.parameters(), *second.parameters()])\n"
+    script += "train(forward=lambda x: second(first(x).detach()))"
+    status, report, printed = check(write(script))
+    assert status == 1 and "Sequential1.0.weight, Sequential1.0.bias" in printed
+    assert "the gradient ends between Sequential2.0 (has one) and Sequential1.0 (has none)" in printed
+
+
+def test_autograd_is_off_in_the_outermost_module_only(check, write):
+    """Even if the module between the two only holds others and never runs."""
+    script = HEAD + "class Block(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    script += "        self.parts = nn.ModuleDict({'up': nn.Linear(4, 4)})\n"
+    script += "    def forward(self, x):\n        return self.parts['up'](x)\n"
+    script += "class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    script += "        self.block, self.head = Block(), nn.Linear(4, 2)\n    def forward(self, x):\n"
+    script += "        with torch.no_grad():\n            x = self.block(x)\n        return self.head(x)\n"
+    script += "model = Model()\noptimizer = torch.optim.AdamW(model.parameters())\ntrain()"
+    _, _, printed = check(write(script))
+    assert "autograd is off in block (Block):" in printed
+
+
+@pytest.mark.parametrize(("frozen", "expected"), [(False, ["fast_backward"]), (True, [])])
+def test_a_fast_backward_is_odd_where_all_weights_train(frozen, expected):
+    steps = [check_training.Step({"forward": 9.0, "backward": 1.0}, backwards=1)]
+    facts = SimpleNamespace(watch=SimpleNamespace(steps=steps, roots={}), of=lambda fate: [fate] * frozen)
+    assert [finding.kind for finding in check_training.fast_backward(facts, steps)] == expected
+
+
+def test_a_forward_without_a_backward_counts_once(check, write):
+    """Three more calls per step under autograd need no backward. The input needs no gradient: 2 forwards and 1."""
+    script = (
+        HEAD + "def forward(x):\n    for _ in range(3):\n        model(x)\n    return model(x)\ntrain(forward=forward)"
+    )
+    _, report, printed = check(write(script))
+    one = 2 * 6 * (4 * 8 + 8 * 2)
+    assert report["rows"]["work"].startswith(f"at least {(3 + 2) * one / 1e9:.4g} GFLOP"), printed
+    assert "fast_backward" not in kinds(report, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("thread = threading.Thread(target=train)\nthread.start()\nthread.join()", "what other threads do"),
+        ("class Loop:\n    pass", "no torch.optim optimizer stepped in this process\n"),
+    ],
+)
+def test_steps_that_cannot_be_seen(check, write, text, words):
+    status, _, printed = check(write(HEAD + text))
+    assert status == 2 and words in printed
+
+
+def in_a_process(script):
+    command = [sys.executable, check_training.__file__, "--", str(script)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_a_script_that_ends_its_process_has_a_report(write):
+    done = in_a_process(write(HEAD + "train(3)\nos._exit(0)"))
+    assert done.returncode == 0 and "the script ended after 3 of 8 steps" in done.stdout, done.stderr
+    done = in_a_process(write(HEAD + "os._exit(0)"))
+    assert done.returncode == 2 and "no torch.optim optimizer stepped" in done.stderr
+
+
+def test_a_thread_that_waits_for_the_script_does_not_keep_the_process(write):
+    wait = "threading.Thread(target=threading.Event().wait).start()\n"
+    done = in_a_process(write(HEAD + wait + "train()"))
+    assert done.returncode == 0 and "verdict     sound" in done.stdout, done.stderr
+
+
 # ---------------------------------------------------------------- gradients that are wrong
 def test_a_gradient_that_is_not_the_slope(check):
     """.data on the skip path leaves every tensor a gradient, which is that of the last branch only."""
@@ -271,9 +525,25 @@ def test_a_small_slope_may_be_off_by_a_small_part_of_a_usual_one(monkeypatch):
     gradient = torch.linspace(-1, 1, 1000, dtype=torch.float64)
     gradient -= direction * (gradient @ direction) / (direction @ direction)
     slopes = object.__new__(check_training.Slopes)
+    slopes.rounding = 0.0
     for error in (0.01, 0.5):
         slopes.difference = lambda *_, error=error: error * float(gradient.norm())
         assert slopes.error(param, gradient) == pytest.approx(error)
+
+
+def test_two_differences_may_agree_by_chance(monkeypatch):
+    """The slope along a bias of keys is 0, and every difference is rounding."""
+    param = torch.zeros(10, dtype=torch.float64)
+    slopes = object.__new__(check_training.Slopes)
+    slopes.rounding = 0.0
+    rounding = {0.01: 1e-5, 0.02: 1e-5, 0.015: 4e-6, 0.005: -2e-5}
+    slopes.difference = lambda param, direction, length: rounding[length]
+    assert slopes.error(param, torch.full((10,), 1e-9)) is None
+    slopes.difference = lambda *_: 0.0  # no output moves
+    slopes.rounding = 1e-7
+    along = torch.randn(10, generator=torch.Generator().manual_seed(3)).to(param)  # the direction of the differences
+    assert slopes.error(param, 1e-9 * along) is None
+    assert slopes.error(param, along) > check_training.SLOPE_ERROR
 
 
 @pytest.mark.slow
@@ -413,7 +683,15 @@ def test_the_exercise_of_the_page(check, write):
 
 
 # ---------------------------------------------------------------- several processes
-@pytest.mark.parametrize(("way", "status", "words"), [("sound", 0, "sound"), ("kernel", 1, "cut inside 2 (RMSNorm)")])
+PROCESSES = [
+    ("sound", 0, "sound"),
+    ("kernel", 1, "cut inside 2 (RMSNorm)"),
+    ("module", 1, "equal in all processes at the start, and no longer: 5 tensors"),
+    ("sharded", 0, "its parameters are spread over processes"),
+]
+
+
+@pytest.mark.parametrize(("way", "status", "words"), PROCESSES)
 @pytest.mark.slow
 def test_two_processes_make_one_report(way, status, words):
     done = launch(2, check_training.__file__, "--", SAMPLES / "two_processes.py", way)
@@ -627,6 +905,12 @@ def test_every_peak_has_a_source_and_grows_with_fewer_bits():
 
 
 # ---------------------------------------------------------------- details
+def test_a_loss_of_minus_zero_is_zero():
+    """Such as the cross-entropy of one class."""
+    steps = [check_training.Step(loss=torch.tensor(-0.0))]
+    assert str(check_training.losses_of(SimpleNamespace(steps=steps))) == "[0.0]"
+
+
 def test_sums_of_bits_tell_tensors_apart():
     """Adam's first step is +lr or -lr: a plain sum does not see it in two elements."""
     value = torch.tensor([0.5, 0.5])

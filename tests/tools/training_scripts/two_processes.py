@@ -1,4 +1,4 @@
-"""Train with DDP and gloo: torchrun --nproc-per-node 2 two_processes.py [kernel|raise|abort]."""
+"""Train with DDP and gloo: torchrun --nproc-per-node 2 two_processes.py [kernel|raise|abort|module|sharded]."""
 
 import atexit
 import os
@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 WAYS = set(sys.argv[1:])
 
@@ -30,13 +32,21 @@ if "abort" in WAYS:  # as Gloo's threads do now and then
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), RMSNorm(), nn.Linear(16, 3))
-parallel = nn.parallel.DistributedDataParallel(model, find_unused_parameters="kernel" in WAYS)
+if "sharded" in WAYS:  # the last weight has one row, which the first process has
+    model[3] = nn.Linear(16, 1)
+    parallel = fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+else:
+    parallel = nn.parallel.DistributedDataParallel(model, find_unused_parameters="kernel" in WAYS)
+forward = model if "module" in WAYS else parallel
 optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-2)
 torch.manual_seed(dist.get_rank())
 for step in range(10):
     if "raise" in WAYS and step == 3 and dist.get_rank() == 1:
         raise ValueError("rank 1 has no data")
-    loss = F.cross_entropy(parallel(torch.randn(8, 8)), torch.randint(3, (8,)))
+    output = forward(torch.randn(8, 8))
+    loss = F.cross_entropy(output, torch.randint(output.shape[1], (8,)))
+    if "sharded" in WAYS:
+        loss = output.square().mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
