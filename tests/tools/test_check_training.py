@@ -714,12 +714,12 @@ def test_findings_of_other_ranks_are_added_once(monkeypatch):
     of_ranks = [[finding("a")], [finding("a"), finding("b")], [finding("b"), finding("a", "b")]]
 
     def gather(found, mine):
-        found[:] = of_ranks
+        found[:] = [(findings, {}) for findings in of_ranks]  # and no weights of DDP
 
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
-    found = check_training.everywhere(of_ranks[0])
+    found = check_training.everywhere(SimpleNamespace(records={}), of_ranks[0])
     assert [one.text for one in found] == ["of a", "rank 1: of b", "rank 2: of a, b"]
 
 
