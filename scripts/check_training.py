@@ -220,7 +220,7 @@ class Call:
     modes: dict = dataclasses.field(default_factory=dict)  # module -> is it in training mode?
     count: int = 0
     attached: bool = False  # does any of its outputs need a gradient?
-    reached: dict = dataclasses.field(default_factory=collections.Counter)  # output's number: gradients that reached it
+    reached: collections.Counter = dataclasses.field(default_factory=collections.Counter)  # output -> its gradients
 
 
 @dataclasses.dataclass(eq=False)

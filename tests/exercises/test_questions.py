@@ -19,8 +19,8 @@ TEXT = (REPOSITORY / "exercises" / "QUESTIONS.md").read_text(encoding="utf-8")
 PARTS = {int(part[0]): part for part in TEXT.split("## Session ")[1:]}
 CEILINGS = newest_record().json("kernels", "kernels.json")["ceilings"]
 COPY = round(CEILINGS["copy"] / 1000, 2)  # TB/s, as the page has it
-NAME = counts.known_gpu(newest_record().suite()["record"]["device"])
 MATMUL = round(CEILINGS["product"]["bfloat16"])  # TFLOP/s
+RECORDED_GPU = counts.known_gpu(newest_record().suite()["record"]["device"])
 
 
 def sizes(preset):
@@ -173,7 +173,7 @@ def test_numbers_of_an_answer(at, told):
 
 def test_recorded_times_that_questions_quote():
     assert f"says {stage(3)['step']:.3f} ms" in PARTS[5]
-    assert f"use {COPY} TB/s, that of a copy on the recorded {NAME};" in TEXT
+    assert f"use {COPY} TB/s, that of a copy on the recorded {RECORDED_GPU};" in TEXT
     assert f"computes {MATMUL} TFLOP/s and copies {COPY}" in PARTS[2]
     assert f"how long do they take at {launch_us()} us each?" in PARTS[1]
     graph = rungs.columns_of(newest_record(), "ladder")["small", True]

@@ -349,7 +349,7 @@ def test_the_oldest_set_has_an_environment_of_its_own(machine):
     [("2.4", True), ("2.4.1+cpu", True), ("2.10", True), ("2.3.9", False), ("2.11", False), ("2.11.0", False)],
 )
 def test_a_version_is_from_the_lower_bound_up_to_the_upper_one(version, within):
-    """Which is the first version that is not allowed."""
+    """The upper one is the first version that is not allowed."""
     assert environment.within(version, "2.4", "2.11") == within
 
 

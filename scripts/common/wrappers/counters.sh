@@ -46,7 +46,7 @@ count_rocm() { # one run for each pass; a pass that fails leaves the others
             file=$OUT/pass_$number.txt
             chosen=(-i "$file")
             echo "echo 'pmc: ${names[*]}' > $file"
-            [ -n "$DRY_RUN" ] || { mkdir -p "$OUT" && echo "pmc: ${names[*]}" >"$file"; }
+            [ -n "$DRY_RUN" ] || echo "pmc: ${names[*]}" >"$file"
         fi
         [ -z "$KERNEL" ] || chosen+=("$filter" "$KERNEL")
         status=0
