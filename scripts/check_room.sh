@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks a machine in about ten minutes: what an instructor runs the day before, and what the owner of a GPU that nobody has
+# Checks a machine in about seven minutes: what an instructor runs the day before, and what the owner of a GPU that nobody has
 # tried (AMD's first) gives us. Prints a table and writes one text file to send back, without user and host name.
 #   ./scripts/check_room.sh                     set-up, kernel tests, a graph, every wrapper, the exercises
 #   ./scripts/check_room.sh --quick             fewer kernel tests; the default without a GPU, where kernels are interpreted

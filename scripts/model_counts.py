@@ -15,7 +15,7 @@ from common.counts import of_step, step_counts, total
 from common.tables import columns, text_table
 from common.versions import load_version
 
-GPUS = ("MI300X", "H200", "MI250X")
+GPUS = ("MI300X", "H100", "MI250X")
 STEP_COLUMNS = (
     "part: {part} | parameters: {parameters:,} | GFLOP forward: {forward[flops]:G,.2f} | "
     "backward: {backward[flops]:G,.2f} | MB forward: {forward[bytes]:M,.2f} | backward: {backward[bytes]:M,.2f} | "

@@ -28,7 +28,6 @@ from model_counts import GPUS, sizes_of_options
 PAGE = REPOSITORY / "TINY_LLAMA_ARCHITECTURE.md"
 PRESETS = ("tiny", "small", "medium")
 COUNTED = {1: "V1", 2: "V2", 3: "V3"}
-FUSED_ADAMW = "2026-11-23T18:00"  # earlier records ran version 2 with the AdamW of version 1
 LETTERS = sympy.symbols("B T C H K D F V L")  # in the order of the page
 
 
@@ -147,8 +146,6 @@ def predicted_and_measured(row, record, sizes):
     precision = row["precision"]
     gpu = counts.known_gpu(record["device"])
     step = step_counts(version, precision, sizes)
-    if version == 2 and record["date"] < FUSED_ADAMW:
-        step["AdamW"] = step_counts(1, precision, sizes)["AdamW"]
     launches = total(step, "launches")
     moved = total(step, "bytes") / 1e6
     # Bytes of a weight and two moments, and of version 3's float16 copy; its bfloat16 copy is a part of the weight.

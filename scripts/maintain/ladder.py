@@ -11,7 +11,8 @@ traces_read from trace; expected from the headline and the data sheets' numbers 
 "..." stands where nothing has been measured.
 tested_on says what was executed, compiled, run against stubs or never run: it comes from all recorded runs, the
 targets of inspect_kernels.py, the stubs of tests/tools/stubs and the sets of versions in common/constraints*.txt.
-A page has a table where it has its markers, see maintain/pages.py; a table whose part the run lacks keeps its text.
+A page has a table where it has its markers, see maintain/pages.py. A part that the run lacks comes from the newest
+other run that holds it, as the line above its table says; headline and ladder are always the newest run's.
 
 Exit status: 0; 1 if a page differs, or without matplotlib; 2 for a bad option or a file that cannot be read.
 """
@@ -318,9 +319,10 @@ def tables_of(recorded):
         made[name] = suite_table(recorded, "headline", lambda model, name=name: model.split("+")[0] == name)
     made |= {"v1_v3": suite_table(recorded, "headline", lambda model: model in ("v1", "v3"))}
     made |= {"ladder": ladder_table(recorded, "medium"), "ladder_small": ladder_table(recorded, "small")}
-    made |= {"peers": peers_table(recorded), "other_gpus": other_gpus_table(recorded)}
-    made |= {"graph": graph_table(recorded), "kernels": kernels_table(recorded), "ddp": suite_table(recorded, "ddp")}
-    made |= {part: ablation_table(recorded, part) for part in ("ablation2", "ablation3")}
+    made |= {"peers": peers_table(recorded.holding("peers")), "other_gpus": other_gpus_table(recorded)}
+    made |= {"graph": graph_table(recorded.holding("graph")), "kernels": kernels_table(recorded.holding("kernels"))}
+    made |= {"ddp": suite_table(recorded.holding("ddp"), "ddp")}
+    made |= {part: ablation_table(recorded.holding(part), part) for part in ("ablation2", "ablation3")}
     made |= {"expected": expected_table(recorded)}
     made |= {"losses": losses_text(recorded, origin)}
     made |= traces_texts(recorded, origin)
@@ -333,7 +335,8 @@ def faults_of_record(recorded, paths):
     ran = {(run["case"].script, run["script_sha256"]) for run in results["runs"]}
     faults = faults_of_commit(results["record"]["commit"], ran)
     columns = [column for record, column in ladders_of_gpus(recorded) if record is not recorded]
-    for column in [*rungs.all_columns(recorded, "ladder"), *rungs.all_columns(recorded, "peers"), *columns]:
+    peers = rungs.all_columns(recorded.holding("peers"), "peers")
+    for column in [*rungs.all_columns(recorded, "ladder"), *peers, *columns]:
         ran = {(rungs.script_of(rung), column.told[name]["script_sha256"]) for name, rung in column.rungs.items()}
         faults += faults_of_commit(column.content["record"]["commit"], ran)
     for run in (recorded_losses(recorded) or {}).values():

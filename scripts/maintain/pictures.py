@@ -60,6 +60,14 @@ def ladders(recorded, *wanted):
     return [columns[place] for place in wanted] if columns.keys() >= set(wanted) else None
 
 
+def ladder_of_medium(recorded):
+    return ladders(recorded, ("medium", True))
+
+
+def both_ladders_at_small(recorded):
+    return ladders(recorded, ("small", False), ("small", True))
+
+
 def timed_rungs(column):
     """Return {rung: the times of its rounds in ms} of the rungs that ran."""
     found = {}
@@ -128,8 +136,8 @@ def tell_ladders(found):
 
 # ---------------------------------------------------------------- levels of memory
 
-# Bytes of the last cache before HBM, and of HBM. The cache: 50 MB of an H100, for NVIDIA prints none of an H200.
-CHIPS = {"NVIDIA H200": ("sm_90", 50e6, 141e9), "AMD MI300X": ("gfx942", 256 * 2**20, 192e9)}
+# Bytes of the last cache before HBM, and of HBM.
+CHIPS = {"NVIDIA H100": ("sm_90", 50e6, 80e9), "AMD MI300X": ("gfx942", 256 * 2**20, 192e9)}
 LEVELS = ["shared memory, a unit", "registers, a unit", "shared memory, all", "registers, all", "last cache", "HBM"]
 SIZES = {  # of medium in bfloat16, the scores in float32
     "a row of a norm": 2 * 1024,
@@ -188,11 +196,18 @@ def tell_levels(found):
 # ---------------------------------------------------------------- memory, switches, stages
 
 
+def memory(recorded):
+    """Return the peak memory of each version over the length of the sequences."""
+    return recorded.json("memory", "memory.json")
+
+
 def draw_memory(axes, found):
     (ax,), lengths = axes, found["lengths"]
     for row, color in zip(found["rows"], (GREY, BLUE, RED, GREEN), strict=False):
         points = [(n, peak / 1024) for n, peak in zip(lengths, row["peaks_mb"], strict=True) if peak]
         ax.plot(*zip(*points, strict=True), marker="o", color=color, lw=2, label=f"V{row['version']}")
+        if len(points) < len(lengths):
+            ax.annotate("  longer: out of memory", points[-1], color=color, va="center", fontsize=10)
     peaks = [peak / 1024 for row in found["rows"] for peak in row["peaks_mb"] if peak]
     log_axis(ax, "x", lengths)
     log_axis(ax, "y", [tick for tick in (1, 2, 5, 10, 20, 50, 100) if min(peaks) / 2 < tick < 2 * max(peaks)])
@@ -201,8 +216,16 @@ def draw_memory(axes, found):
 
 
 def tell_memory(found):
-    last = [f"V{row['version']} {peak / 1024:.1f} GiB" for row in found["rows"] if (peak := row["peaks_mb"][-1])]
+    last = []
+    for row in found["rows"]:
+        peak = row["peaks_mb"][-1]
+        last.append(f"V{row['version']} {f'{peak / 1024:.1f} GiB' if peak else 'out of memory'}")
     return f"Peak memory by sequence length. At {found['lengths'][-1]:,} tokens: {', '.join(last)}."
+
+
+def ablation(recorded):
+    """Return what version 2's switches were worth."""
+    return recorded.json("ablation2", "ablation.json")
 
 
 def draw_ablation(axes, found):
@@ -426,6 +449,7 @@ def tell_losses(runs):
 
 
 class Picture(NamedTuple):
+    part: str  # of a recorded run
     find: Callable  # from a recorded run what is drawn; None where the run lacks it
     draw: Callable  # on these axes
     tell: Callable  # for readers who cannot see it
@@ -434,16 +458,16 @@ class Picture(NamedTuple):
 
 
 PICTURES = {
-    "ladder": Picture(lambda run: ladders(run, ("medium", True)), draw_falls, tell_ladders, 4.4),
-    "ladder_small": Picture(lambda run: ladders(run, ("small", False), ("small", True)), draw_pairs, tell_ladders, 4.2),
-    "levels": Picture(levels, draw_levels, tell_levels, 4.0),
-    "memory": Picture(lambda run: run.json("memory", "memory.json"), draw_memory, tell_memory, 3.6),
-    "ablation2": Picture(lambda run: run.json("ablation2", "ablation.json"), draw_ablation, tell_ablation, 3.4),
-    "timeline": Picture(timelines, draw_timeline, tell_timeline, 4.0, 3),
-    "roofline": Picture(rates, draw_rates, tell_rates, 4.2),
-    "scaling": Picture(efficiencies, draw_efficiencies, tell_efficiencies, 2.2),
-    "stages": Picture(stages, draw_stages, tell_stages, 4.0),
-    "losses": Picture(losses.recorded_losses, draw_losses, tell_losses, 6.0, 3),
+    "ladder": Picture("ladder-medium", ladder_of_medium, draw_falls, tell_ladders, 4.4),
+    "ladder_small": Picture("ladder-small", both_ladders_at_small, draw_pairs, tell_ladders, 4.2),
+    "levels": Picture("headline", levels, draw_levels, tell_levels, 4.0),
+    "memory": Picture("memory", memory, draw_memory, tell_memory, 3.6),
+    "ablation2": Picture("ablation2", ablation, draw_ablation, tell_ablation, 3.4),
+    "timeline": Picture("timeline", timelines, draw_timeline, tell_timeline, 4.0, 3),
+    "roofline": Picture("kernels", rates, draw_rates, tell_rates, 4.2),
+    "scaling": Picture("ddp", efficiencies, draw_efficiencies, tell_efficiencies, 2.2),
+    "stages": Picture("stages", stages, draw_stages, tell_stages, 4.0),
+    "losses": Picture("losses", losses.recorded_losses, draw_losses, tell_losses, 6.0, 3),
 }
 
 
@@ -464,11 +488,12 @@ def save(picture, found, path):
 
 
 def texts_of(recorded, draw=False):
-    """Return {name of the markers: text} of the pictures that the run has data for."""
+    """Return {name of the markers: text} of the pictures; each lies in the folder of the run that has its part."""
     texts = {}
     for name, picture in PICTURES.items():
-        if found := picture.find(recorded):
-            path = recorded.folder / "pictures" / f"{name}.png"
+        holder = recorded.holding(picture.part)
+        if found := picture.find(holder):
+            path = holder.folder / "pictures" / f"{name}.png"
             texts[f"picture-{name}"] = f'<img src="{path}" width="480" alt="{picture.tell(found)}">'
             if draw:
                 save(picture, found, path)

@@ -1,7 +1,7 @@
 """Read the recorded runs: folders below scripts/recorded/ that maintain/record.sh writes.
 
 A recorded run has one folder per part: headline/suite.json, graph/suite.json, kernels/kernels.json and so on. Each part
-was measured on one machine and says on which; the losses and the traces may be another record's.
+was measured on one machine and says on which. A part that a run lacks may be another run's, see Record.holding.
 """
 
 import json

@@ -10,7 +10,7 @@ from common import counts
 from common.versions import REPOSITORY, load_version
 from maintain import pictures, rungs
 from maintain.losses import QUANTITIES, judged, recorded_losses
-from maintain.records import newest_record
+from maintain.records import RECORDED, Record, newest_record
 
 RECORD = newest_record()
 SMALL = counts.sizes_of(load_version(1).parse_options(["--preset", "small", "--device", "cpu"]))
@@ -21,16 +21,10 @@ def text_of(page):
     return " ".join((REPOSITORY / page).read_text(encoding="utf-8").split())
 
 
-def times_without_a_graph(model):
-    """Return the medians of the rounds at small that ran eagerly, the shortest first."""
-    runs = [run for run in RECORD.suite("graph")["runs"] if (run["case"].model, run["case"].preset) == (model, "small")]
-    return sorted(run["summary"]["step_ms"]["median"] for run in runs if not run["case"].graph)
-
-
 def longer_backwards():
     """Return by how much version 3's backward is longer on two GPUs than on one, for each round."""
     found = {}
-    for run in RECORD.suite("ddp")["runs"]:
+    for run in RECORD.holding("ddp").suite("ddp")["runs"]:
         if run["case"].model == "v3":
             found[run["repeat"], run["case"].processes] = run["summary"]["backward_ms"]
     return [found[turn, 2] - found[turn, 1] for turn in (0, 1)]
@@ -71,9 +65,11 @@ def groups():
 
 
 def stages():
-    """Return {stage: (step, forward, backward, peak)} of the recorded comparison."""
+    """Return {stage: {"step", "forward", "backward", "optimizer" in ms, "peak" in MiB}} of the recorded comparison."""
     lines = (RECORD.folder / "stages" / "comparison.txt").read_text().splitlines()[2:]
-    return {int(line.split()[0]): [float(line.split()[i]) for i in (1, 5, 6, 8)] for line in lines}
+    places = {"step": 1, "forward": 5, "backward": 6, "optimizer": 7, "peak": 8}
+    cells = [line.split() for line in lines]
+    return {int(row[0]): {name: float(row[place]) for name, place in places.items()} for row in cells}
 
 
 def slower_without(switch):
@@ -159,17 +155,11 @@ def claims_of_launches():
             yield page, f"| {name} | {ms:.2f} | {percent:.0f} |"
     ms, percent = (a + b for a, b in zip(found["other"], found["normalisation"], strict=True))
     yield page, f"| other, norms | {ms:.2f} | {percent:.0f} |"
-    fast, slow = times_without_a_graph("v1+nodet")
-    exercises = "version1_pytorch_baseline/exercises/exercise_3_bottleneck_identification.md"
-    yield exercises, f"it took {fast:.0f} ms with one host's CPU and {slow:.0f} ms with another's"
-    yield "version2_pytorch_fused/exercises/exercise_3_rocm_tools.md", f"they took {fast:.0f} and {slow:.0f} ms"
-    exercises = "version4_pytorch_sdpa/exercises/exercise_1_graphs.md"
-    yield exercises, f"took {fast:.0f} ms eagerly with one host's CPU and {slow:.0f} ms with another's"
-    fast, slow = times_without_a_graph("v3")
-    yield "version4_pytorch_sdpa/README.md", f"version 3 took {slow:.1f} and {fast:.1f} ms"
     row = RECORD.row("v1", "small", "float32")
     exercises = "version1_pytorch_baseline/exercises/exercise_1_baseline_analysis.md"
-    yield exercises, f"On the H200 it is {row['backward_ms'] / row['forward_ms']:.2f}"
+    other = Record(RECORDED / "nvidia-h200_2026-11-23").row("v1", "small", "float32")
+    first, second = (found["backward_ms"] / found["forward_ms"] for found in (row, other))
+    yield exercises, f"it is {first:.2f} with one host and {second:.2f} with another"
 
 
 def claims_of_several_gpus():
@@ -183,16 +173,14 @@ def claims_of_several_gpus():
 def claims_of_stages():
     page = "version3_triton/exercises/performance_debugging/WORKSHOP_GUIDE.md"
     found = stages()
-    _, forward, backward, _ = found[4]
-    told = f"the forward takes {forward:.1f} ms and the backward {backward:.1f} ms; in stage 5 they take"
-    yield page, f"{told} {found[5][1]:.1f} and {found[5][2]:.1f} ms"
-    step, forward, backward, peak = found[6]
-    yield (
-        page,
-        f"takes {step:.1f} ms instead of {found[5][0]:.1f} ms and peaks at {peak:.0f} MiB instead of {found[5][3]:.0f}",
-    )
-    yield page, f"takes {backward:.2f} ms, less than the forward's {forward:.1f} ms"
-    yield page, f"the step takes {found[3][0]:.2f} ms, and its three phases take"
+    clock, slow, right, phantom = (found[stage] for stage in (3, 4, 5, 6))
+    phases = clock["forward"] + clock["backward"] + clock["optimizer"]
+    yield page, f"the step takes {clock['step']:.2f} ms, and its three phases take {phases:.1f} ms together"
+    told = f"the forward takes {slow['forward']:.1f} ms and the backward {slow['backward']:.1f} ms; in stage 5 they"
+    yield page, f"{told} take {right['forward']:.1f} and {right['backward']:.1f} ms"
+    told = f"takes {phantom['step']:.1f} ms instead of {right['step']:.1f} ms and peaks at {phantom['peak']:.0f} MiB"
+    yield page, f"{told} instead of {right['peak']:.0f} MiB"
+    yield page, f"takes {phantom['backward']:.2f} ms, less than the forward's {phantom['forward']:.1f} ms"
 
 
 def claims_of_counts():

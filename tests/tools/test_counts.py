@@ -83,15 +83,6 @@ def test_the_numbers_of_a_step(capsys):
     assert roofs[1:3] == [f"{8 * one / 5.3e6:.1f}", "memory"]
 
 
-def test_a_record_from_before_the_fused_adamw_is_compared_with_what_ran():
-    row = {"model": "v2", "precision": "float32", "captured": False, "step_ms": 1.0, "peak_memory_mb": 1.0}
-    launches = [
-        counted_tables.predicted_and_measured(row, {"device": "H200", "date": date}, preset_sizes("small"))[1]
-        for date in ("2026-11-23T00:46:23+00:00", "2026-11-24T00:00:00+00:00")
-    ]
-    assert launches == ["831", "825"]
-
-
 def test_bad_input_is_one_line_and_status_2(capsys):
     refused(model_counts.main, ["--version", "2", "--enable-torch-compile"], capsys, "--enable-torch-compile")
     refused(model_counts.main, ["--version", "1", "--use-amp"], capsys, "--precision")

@@ -8,7 +8,7 @@ import pytest
 from common import machine, suite_results
 from common.command_line import Failure
 from common.suite_results import Case, read_results, rows, write_results
-from maintain import ladder, provenance, records, rungs
+from maintain import ladder, pictures, provenance, records, rungs
 from maintain.pages import fill_quotes, quoted_rows
 from maintain.records import Record
 
@@ -392,6 +392,16 @@ def test_a_part_that_was_not_recorded_has_no_table(recorded):
     assert "ablation2" not in tables and "v4" not in tables
     (recorded / "kernels" / "record.json").unlink()  # cut off: not complete
     assert "kernels" not in ladder.tables_of(Record(recorded))
+
+
+def test_a_part_that_the_run_lacks_is_another_run_s_which_its_line_names(recorded):
+    newer = recorded.parent / "toy_2026-02-03"
+    write_part(newer, "headline", read_results(recorded / "headline" / "suite.json"))
+    tables = ladder.tables_of(Record(newer))
+    for table in ("graph", "kernels", "ddp", "ablation3"):
+        assert "`scripts/recorded/toy_2026-01-02`" in tables[table]
+    assert "`scripts/recorded/toy_2026-02-03`" in tables["headline"]
+    assert "/toy_2026-01-02/pictures/scaling.png" in pictures.texts_of(Record(newer))["picture-scaling"]
 
 
 @pytest.fixture
