@@ -131,7 +131,7 @@ rungs ladder-medium-eager 15 --presets "$long" --graph off "${columns[@]}"
 rungs ladder-small 15 --presets "$short" --graph "${captured/on/on,off}" "${columns[@]}"
 # The slowest compiler runs last, at medium, in the time that is left.
 rungs peers 15 --peer-variants --presets "$short,$long" --graph "$captured" "${columns[@]}"
-suite headline 30 --models v1,v2,v2+compile,v3,v4,hf+compile:float32:bfloat16:fp8,liger:bfloat16 \
+suite headline 30 --models v1,v1+nodet,v2,v2+compile,v3,v4,hf+compile:float32:bfloat16:fp8,liger:bfloat16 \
     --precisions float32,tf32,bfloat16,fp8
 suite graph 15 --models v1+nodet,v2,v2+compile,v3,v4 --precisions bfloat16 --graph on,off \
     --metrics throughput,memory

@@ -116,7 +116,7 @@ def test_the_losses_take_a_text_that_is_named(record, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("toy", [[], ["--toy"]], ids=["whole", "toy"])
 def test_the_suite_takes_the_options_that_it_is_given(toy, record, tmp_path, monkeypatch):
-    """Every case of the headline once: versions in all precisions, peers in bfloat16 and fp8 alone."""
+    """Every case of the headline once: versions in all precisions, version 1 with and without determinism, and peers."""
     assert record("--only", "headline,graph", *toy, gpus=1 - len(toy)).returncode == 0
     monkeypatch.setattr(benchmark_suite, "on_cpu", lambda argv: False)
     cases = []
@@ -127,7 +127,7 @@ def test_the_suite_takes_the_options_that_it_is_given(toy, record, tmp_path, mon
     headline, graph = cases
     presets = {"tiny"} if toy else {"small", "medium"}
     assert {preset for preset, *_ in headline} == presets
-    assert (len(headline), len(graph)) == (20 * len(presets), 10 * len(presets))
+    assert (len(headline), len(graph)) == (23 * len(presets), 10 * len(presets))
     assert len(set(headline)) == len(headline) and len(set(graph)) == len(graph)
     in_fp8 = [model for preset, model, precision, _ in headline if precision == "fp8"]
     assert in_fp8 == ["v3", "hf+compile"] * len(presets)
