@@ -116,7 +116,7 @@ def test_the_losses_take_a_text_that_is_named(record, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("toy", [[], ["--toy"]], ids=["whole", "toy"])
 def test_the_suite_takes_the_options_that_it_is_given(toy, record, tmp_path, monkeypatch):
-    """Every case of the headline once: versions in all precisions, version 1 with and without determinism, and peers."""
+    """Every case of the headline once: versions in all precisions, version 1 with determinism and without, peers."""
     assert record("--only", "headline,graph", *toy, gpus=1 - len(toy)).returncode == 0
     monkeypatch.setattr(benchmark_suite, "on_cpu", lambda argv: False)
     cases = []
