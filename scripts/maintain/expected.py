@@ -1,7 +1,7 @@
-"""Ratios that a GPU should show at medium: measured where a run was recorded, else predicted from data sheets.
+"""Ratios that a GPU should show at medium in a graph: measured where its ladder was recorded, else predicted.
 
 A prediction divides two roofline times of common/counts.py. It knows peaks and bytes, but neither launches nor how far
-a kernel stays below its peak. The recorded GPU stands in the table both ways, which shows what a prediction is worth.
+a kernel stays below its peak. A recorded GPU stands in the table both ways, which shows what a prediction is worth.
 """
 
 from common import counts
@@ -9,18 +9,16 @@ from common.tables import markdown_table
 from common.versions import load_version
 
 PRESET = "medium"
-# Title of a ratio, then the two steps (version, precision) whose times it divides.
-RATIOS = [
-    ("V1 fp32 / bf16", (1, "float32"), (1, "bfloat16")),
-    ("bf16 V1 / V2", (1, "bfloat16"), (2, "bfloat16")),
-    ("bf16 V1 / V3", (1, "bfloat16"), (3, "bfloat16")),
-]
+# What a rung of the ladder computes: version and precision.
+STEPS = {"a": (1, "float32"), "b": (1, "bfloat16"), "f": (2, "bfloat16"), "h": (3, "bfloat16")}
+# Title of a ratio, then the two rungs whose times it divides.
+RATIOS = [("V1 fp32 / bf16", "a", "b"), ("bf16 V1 / V2", "b", "f"), ("bf16 V1 / V3", "b", "h")]
 
 
-def predicted_ms(step, gpu):
-    """Return the roofline time of a step (version, precision) at medium on a GPU of the tables."""
+def predicted_ms(rung, gpu):
+    """Return the roofline time of a rung's step at medium on a GPU of the tables."""
     options = load_version(1).parse_options(["--preset", PRESET, "--device", "cpu"])
-    version, precision = step
+    version, precision = STEPS[rung]
     return counts.shortest_step_ms(counts.step_counts(version, precision, counts.sizes_of(options)), gpu, precision)
 
 
@@ -29,25 +27,30 @@ def predicted_ratios(gpu):
     return {title: predicted_ms(first, gpu) / predicted_ms(second, gpu) for title, first, second in RATIOS}
 
 
-def measured_ratios(recorded):
-    """Return {title: ratio of two recorded step times}; a ratio without both rows is left out."""
-    found = {}
-    for title, first, second in RATIOS:
-        rows = [recorded.row(f"v{version}", PRESET, precision) for version, precision in (first, second)]
-        if all(rows):
-            found[title] = rows[0]["step_ms"] / rows[1]["step_ms"]
-    return found
+def measured_ratio(column, first, second):
+    """Return the ratio of two rungs within rounds; of their medians where memory kept them apart; "..." without one."""
+    if found := column.gain(second, first):
+        return str(found)
+    times = column.step_ms(first), column.step_ms(second)
+    return f"{times[0] / times[1]:.2f}, apart" if all(times) else "..."
 
 
-def expected_table(recorded):
-    """Return the ratios of the recorded GPU and of all GPUs that the tables know; None without a recorded GPU."""
-    here = counts.known_gpu(recorded.suite()["record"]["device"])
-    measured = measured_ratios(recorded)
-    if here is None or not measured:
+def measured_row(column):
+    """Return the row of a ladder's column; None where the tables do not know its GPU."""
+    gpu = counts.known_gpu(column.content["record"]["device"])
+    return [gpu, "measured", *(measured_ratio(column, first, second) for _, first, second in RATIOS)] if gpu else None
+
+
+def expected_table(columns):
+    """Return the ratios of the GPUs of these ladders at medium, and of all that the tables know; None without any."""
+    measured = [row for row in map(measured_row, columns) if row]
+    if not measured:
         return None
+    recorded = [row[0] for row in measured]
+    others = [gpu for gpu in counts.PEAK_TFLOPS if gpu not in recorded]
+    rows = []
+    for gpu in [*recorded, *others]:
+        rows += [row for row in measured if row[0] == gpu]
+        rows.append([gpu, "predicted", *(f"{ratio:.2f}" for ratio in predicted_ratios(gpu).values())])
     titles = [title for title, _, _ in RATIOS]
-    rows = [[here, "measured", *(f"{measured[title]:.2f}" if title in measured else "..." for title in titles)]]
-    for gpu in sorted(counts.PEAK_TFLOPS, key=lambda name: name != here):
-        found = predicted_ratios(gpu)
-        rows.append([gpu, "predicted", *(f"{found[title]:.2f}" for title in titles)])
     return markdown_table(["GPU", "how known", *titles], rows, left=2)

@@ -7,8 +7,8 @@
 A recorded run is a folder that maintain/record.sh wrote. Each table comes from one of its parts: ladder and
 ladder_small from the parts whose names begin with ladder, peers likewise; headline, v1 to v4 and v1_v3 from the
 headline; graph, kernels, ablation2, ablation3, losses and ddp from the part of that name; traces, traces_made and
-traces_read from trace; expected from the headline and the data sheets' numbers of common/counts.py. In the ladder
-"..." stands where nothing has been measured.
+traces_read from trace; expected from all ladders of medium and the data sheets' numbers of common/counts.py. In the
+ladder "..." stands where nothing has been measured.
 tested_on says what was executed, compiled, run against stubs or never run: it comes from all recorded runs, the
 targets of inspect_kernels.py, the stubs of tests/tools/stubs and the sets of versions in common/constraints*.txt.
 A page has a table where it has its markers, see maintain/pages.py. A part that the run lacks comes from the newest
@@ -323,7 +323,7 @@ def tables_of(recorded):
     made |= {"graph": graph_table(recorded.holding("graph")), "kernels": kernels_table(recorded.holding("kernels"))}
     made |= {"ddp": suite_table(recorded.holding("ddp"), "ddp")}
     made |= {part: ablation_table(recorded.holding(part), part) for part in ("ablation2", "ablation3")}
-    made |= {"expected": expected_table(recorded)}
+    made |= {"expected": expected_table([column for _, column in ladders_of_gpus(recorded)])}
     made |= {"losses": losses_text(recorded, origin)}
     made |= traces_texts(recorded, origin)
     return {name: text for name, text in made.items() if text} | {"tested_on": tested_on(RECORDED)}

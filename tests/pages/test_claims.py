@@ -159,7 +159,7 @@ def claims_of_launches():
     exercises = "version1_pytorch_baseline/exercises/exercise_1_baseline_analysis.md"
     other = Record(RECORDED / "nvidia-h200_2026-11-23").row("v1", "small", "float32")
     first, second = (found["backward_ms"] / found["forward_ms"] for found in (row, other))
-    yield exercises, f"it is {first:.2f} with one host and {second:.2f} with another"
+    yield exercises, f"it is {first:.2f} on one machine and {second:.2f} on another"
 
 
 def claims_of_several_gpus():

@@ -5,18 +5,16 @@ from types import SimpleNamespace
 import pytest
 
 from common import counts
-from maintain import expected
+from maintain import expected, rungs
 
 
-def record_of(device, times):
-    """Return a recorded run with step times by (model, precision)."""
+def column_of(device, times, apart=frozenset()):
+    """Return a ladder's column with step times by rung; those apart share no round with another."""
 
-    def row(model, preset, precision):
-        assert preset == "medium"
-        step = times.get((model, precision))
-        return step and {"step_ms": step}
+    def gain(name, base):
+        return times[base] / times[name] if {name, base} <= times.keys() - apart else None
 
-    return SimpleNamespace(suite=lambda: {"record": {"device": device}}, row=row)
+    return SimpleNamespace(content={"record": {"device": device}}, gain=gain, step_ms=times.get)
 
 
 def test_a_prediction_divides_roofline_times(monkeypatch):
@@ -46,13 +44,24 @@ def test_compute_alone_is_the_ratio_of_the_peaks(monkeypatch):
 
 
 def test_measured_and_predicted_ratios_are_marked():
-    recorded = record_of("NVIDIA H200", {("v1", "float32"): 300, ("v1", "bfloat16"): 100, ("v3", "bfloat16"): 25})
-    lines = expected.expected_table(recorded).splitlines()[2:]
-    assert lines[0] == "| H200 | measured | 3.00 | ... | 4.00 |"
-    assert lines[1].startswith("| H200 | predicted |") and len(lines) == 1 + len(counts.PEAK_TFLOPS)
-    assert sum("| predicted |" in line for line in lines) == len(counts.PEAK_TFLOPS)
+    columns = [
+        column_of("NVIDIA H200", {"a": 300, "b": 100, "h": 25}),
+        column_of("NVIDIA H100 80GB HBM3", {"b": 90, "f": 45, "h": 30}, apart={"f"}),
+    ]
+    lines = expected.expected_table(columns).splitlines()[2:]
+    assert lines[0] == "| H200 | measured | 3.0 | ... | 4.0 |"
+    assert lines[2] == "| H100 | measured | ... | 2.00, apart | 3.0 |"
+    assert [line.split(" | ")[0] for line in lines[1:4:2]] == ["| H200", "| H100"]
+    assert sorted(line.split()[1] for line in lines if "| predicted |" in line) == sorted(counts.PEAK_TFLOPS)
+    assert len(lines) == 2 + len(counts.PEAK_TFLOPS)
 
 
-def test_without_a_known_gpu_or_a_measurement_there_is_no_table():
-    assert expected.expected_table(record_of("x86_64", {("v1", "float32"): 1, ("v1", "bfloat16"): 1})) is None
-    assert expected.expected_table(record_of("NVIDIA H200", {})) is None
+def test_without_a_known_gpu_there_is_no_table():
+    assert expected.expected_table([]) is None
+    assert expected.expected_table([column_of("x86_64", {"a": 2, "b": 1})]) is None
+
+
+def test_a_rung_is_predicted_from_the_version_and_the_precision_that_it_runs():
+    for name, (version, precision) in expected.STEPS.items():
+        rung = next(rung for rung in rungs.LADDER if rung.name == name)
+        assert rung.version == version and ("--use-amp" in rung.options) == (precision == "bfloat16")
