@@ -104,7 +104,7 @@ def claims_of_the_ladder():
     host = rungs.columns_of(RECORD, "ladder")["medium", False]
     waits = {name: host.step_ms(name) / medium.step_ms(name) for name in "abcdefghik"}
     assert sum(wait > 1.15 for wait in waits.values()) > 5 and set(sorted(waits, key=waits.get)[-2:]) == {"h", "i"}
-    yield "README.md", "most eager rows wait at medium too, h and i most"
+    yield "README.md", "At medium most eager rows wait for this record's host too, h and i most"
     for ours, theirs in rungs.LEADS:
         assert medium.step_ms(ours) < medium.step_ms(theirs) and host.step_ms(ours) > host.step_ms(theirs)
     yield "README.md", "compare version 3 with them: in a graph it is faster, eagerly slower"
@@ -173,7 +173,7 @@ def claims_of_launches():
     yield page, f"| other, norms | {ms:.2f} | {percent:.0f} |"
     lines = {name: [line.split() for line in found] for name, found in kernels_of_the_timeline().items()}
     busy = {name: sum(float(us) for _, us, _ in found) / 1000 for name, found in lines.items()}
-    yield page, f"has {len(lines['v1']):,} kernels, which took {busy['v1']:.1f} ms together"
+    yield page, f"on the same GPU, has {len(lines['v1']):,} kernels, which took {busy['v1']:.1f} ms together"
     yield page, f"where those {busy['v1']:.1f} ms go"
     yield "version4_pytorch_sdpa/README.md", f"version 4's kernels laid end to end, {busy['v4']:.2f} ms"
     launches = counts.total(counts.step_counts(1, "float32", SMALL), "launches")
