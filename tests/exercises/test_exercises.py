@@ -162,9 +162,9 @@ def test_minutes_of_the_short_versions_add_up():
         found = 0
         for part in parts:
             head, colon, detail = part.partition(": ")
-            minutes = [int(re.search(r"(\d+)$", piece)[1]) for piece in re.split(r", | and (?=6)", detail or part)]
+            minutes = [int(re.search(r"\((\d+)\)$", piece)[1]) for piece in re.split(r", | and (?=6)", detail or part)]
             if colon:
-                assert sum(minutes) == int(re.search(r"(\d+)$", head)[1]), part
+                assert sum(minutes) == int(re.search(r"\((\d+)\)$", head)[1]), part
             found += sum(minutes)
         assert found == total, name
 

@@ -56,9 +56,14 @@ def attention(size):
     return ours, min(others)
 
 
+def kernels_of_the_timeline():
+    """Return {"v1" or "v4": a line with start, duration in us and group for each kernel of a step}."""
+    return RECORD.json("timeline", "timeline.json")["kernels"]
+
+
 def groups():
     """Return {group: (ms, percentage)} of version 1's kernels in the timeline's step."""
-    words = [kernel.split(maxsplit=2) for kernel in RECORD.json("timeline", "timeline.json")["kernels"]["v1"]]
+    words = [kernel.split(maxsplit=2) for kernel in kernels_of_the_timeline()["v1"]]
     words = sorted((group, float(duration) / 1000) for _, duration, group in words)
     found = {group: sum(ms for _, ms in same) for group, same in itertools.groupby(words, key=lambda word: word[0])}
     return {group: (ms, 100 * ms / sum(found.values())) for group, ms in found.items()}
@@ -92,6 +97,17 @@ def claims_of_the_ladder():
         f"ends at {medium.told['i']['loss']:.3f}, that of the bfloat16 rows at {min(losses):.3f} to {max(losses):.3f}"
     )
     yield "version3_triton/README.md", told
+    gains = {name: medium.gain(name, rung.base).ratio for name, rung in medium.rungs.items() if rung.base}
+    assert set(sorted(gains, key=gains.get)[-5:]) == {*"bdghk"} and max(gains, key=gains.get) == "b"
+    told = "from bfloat16 (b), from the roads that fuse the work between the matmuls (g, h, k), and from attention"
+    yield "README.md", f"The gains are those in a graph. The largest come {told} without a score matrix (d)."
+    host = rungs.columns_of(RECORD, "ladder")["medium", False]
+    waits = {name: host.step_ms(name) / medium.step_ms(name) for name in "abcdefghik"}
+    assert sum(wait > 1.15 for wait in waits.values()) > 5 and set(sorted(waits, key=waits.get)[-2:]) == {"h", "i"}
+    yield "README.md", "At medium most eager rows wait for this record's host too, h and i most"
+    for ours, theirs in rungs.LEADS:
+        assert medium.step_ms(ours) < medium.step_ms(theirs) and host.step_ms(ours) > host.step_ms(theirs)
+    yield "README.md", "compare version 3 with them: in a graph it is faster, eagerly slower"
 
     eager, graph = (rungs.columns_of(RECORD, "ladder")["small", way].step_ms("b") for way in (False, True))
     launches = counts.total(counts.step_counts(1, "bfloat16", SMALL), "launches")
@@ -143,7 +159,7 @@ def claims_of_kernels():
     yield page, f"512 tokens {told[0]}, 2048 tokens {told[1]}, 8192 tokens {told[2]}."
 
     ms, more = slower_without("rmsnorm-kernel")
-    told = f"has {more:.0f} more launches and takes {ms:.2f} ms longer. That is {1000 * ms / more:.1f} us for each"
+    told = f"has {more:.0f} more kernels and takes {ms:.2f} ms longer. That is {1000 * ms / more:.1f} us per kernel"
     yield "version3_triton/README_WORKSHOP.md", told
 
 
@@ -155,6 +171,13 @@ def claims_of_launches():
             yield page, f"| {name} | {ms:.2f} | {percent:.0f} |"
     ms, percent = (a + b for a, b in zip(found["other"], found["normalisation"], strict=True))
     yield page, f"| other, norms | {ms:.2f} | {percent:.0f} |"
+    lines = {name: [line.split() for line in found] for name, found in kernels_of_the_timeline().items()}
+    busy = {name: sum(float(us) for _, us, _ in found) / 1000 for name, found in lines.items()}
+    yield page, f"on the same GPU, has {len(lines['v1']):,} kernels, which took {busy['v1']:.1f} ms together"
+    yield page, f"where those {busy['v1']:.1f} ms go"
+    yield "version4_pytorch_sdpa/README.md", f"version 4's kernels laid end to end, {busy['v4']:.2f} ms"
+    launches = counts.total(counts.step_counts(1, "float32", SMALL), "launches")
+    yield page, f"without autocast's casts, there are about {launches:,}"
     row = RECORD.row("v1", "small", "float32")
     exercises = "version1_pytorch_baseline/exercises/exercise_1_baseline_analysis.md"
     other = Record(RECORDED / "nvidia-h200_2026-11-23").row("v1", "small", "float32")
