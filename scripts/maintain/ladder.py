@@ -204,7 +204,8 @@ def graph_table(recorded):
     told = origin(results["record"], recorded)
     if few:
         told += f" {counted(few, 'round')}: too few to judge a small difference."
-    header = ["preset", "", "precision", "eager ms", "graph ms", "eager / graph (smallest to largest)"]
+    ratio = "eager / graph" if few == 1 else "eager / graph (smallest to largest)"
+    header = ["preset", "", "precision", "eager ms", "graph ms", ratio]
     return f"{told}\n\n{markdown_table(header, lines, left=3)}"
 
 

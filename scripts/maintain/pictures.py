@@ -44,7 +44,7 @@ STEPS = {  # a rung -> its name in the picture, and what its idea saves over the
     "c": ("c  not deterministic", None),
     "d": ("d  no score matrix", "bytes"),
     "e": ("e  packed GEMMs", "launches"),
-    "f": ("f  AdamW, one kernel", "launches"),
+    "f": ("f  AdamW, one kernel", "launches and bytes"),
     "g": ("g  compiler", "launches and bytes"),
     "h": ("h  Triton kernels", "launches and bytes"),
     "i": ("i  fp8", "bits"),
