@@ -1,5 +1,6 @@
 """run_pytorch_profiler.py and run_all_profilers.sh, from the folders that offer them."""
 
+import io
 import json
 import os
 import pathlib
@@ -299,6 +300,17 @@ def test_check_room_writes_a_table_and_a_text_without_names(room):
     shown = text.split("=== the last lines of: set-up check of tiny_llama_v2.py\n")[1]
     assert shown.startswith("Traceback\nRuntimeError: USER at HOST in HOME/x")
     assert "jdoe" not in text and str(pathlib.Path.home()) + "/" not in text and os.uname().nodename not in text
+
+
+def test_a_repository_in_the_home_folder_is_called_so(monkeypatch, capsys):
+    """Not HOME/..., which shows how its owner called the folder. The names of host and user go as whole words only."""
+    monkeypatch.setattr(pathlib.Path, "home", lambda: pathlib.Path("/home/jdoe"))
+    monkeypatch.setattr("platform.node", lambda: "gpu07.site.org")
+    monkeypatch.setenv("USER", "jdoe")
+    said = "/home/jdoe/secret/a.py in /home/jdoe/b, jdoe on gpu07.site.org and gpu07: jdoes, gpu070\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(said))
+    common_room.scrub("/home/jdoe/secret")
+    assert capsys.readouterr().out == "REPOSITORY/a.py in HOME/b, USER on HOST and HOST: jdoes, gpu070\n"
 
 
 @pytest.mark.parametrize(

@@ -374,6 +374,16 @@ def test_the_documented_batch_size_command_from_its_folder(one_process):
     assert content["best"] in content["probes"] and "batch size 2 ..." in result.stderr
 
 
+def test_memory_of_a_device_is_all_that_it_has(monkeypatch):
+    """On a CPU the machine's, not what is free of it now."""
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**20, "SC_AVPHYS_PAGES": 2**18}
+    monkeypatch.setattr(batch_tool.os, "sysconf", pages.__getitem__)
+    assert batch_tool.device_memory_mb(SimpleNamespace(on_gpu=False)) == 4096
+    gpus = {"cuda:1": SimpleNamespace(total_memory=80 * 2**30)}
+    monkeypatch.setattr("torch.cuda.get_device_properties", gpus.__getitem__)
+    assert batch_tool.device_memory_mb(SimpleNamespace(on_gpu=True, device="cuda:1")) == 80 * 1024
+
+
 def test_bad_input_of_the_batch_size_search(capsys, monkeypatch):
     version = ["--version", "2", "--hidden-dim", "32", "--num-heads", "2"]
     refused(batch_tool.main, ["--target-memory-usage", "1.5"], capsys, "--target-memory-usage must be")

@@ -228,6 +228,7 @@ def test_defaults_and_presets(version):
         "--preset small --num-layers 2 --seq-len 64": (512, 2, 8, 4, 2048, 64, 8),
         "--hidden-dim 64 --num-heads 4": (64, 8, 4, 2, 256, 256, 8),
         "--preset tiny --hidden-dim 128 --num-heads 1": (128, 4, 1, 1, 512, 128, 8),
+        "--preset tiny --hidden-dim 256": (256, 4, 8, 4, 512, 128, 8),  # the preset's width: its feed-forward fits
         "--validate-setup": (64, 2, 4, 2, 256, 32, 2),
         "--validate-setup --preset tiny": (256, 4, 8, 4, 512, 128, 8),
         "--validate-setup --seq-len 48": (64, 2, 4, 2, 256, 48, 2),
