@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import run_pytorch_profiler as profiler
-from common import environment, report
+from common import command_line, environment, report
 from common import room as common_room
 from common.command_line import Failure, run_tool, version_meant
 from common.profiles import GROUPS, read_profile
@@ -48,6 +48,30 @@ def test_the_folder_tells_the_version(monkeypatch, tmp_path):
         version_meant()
     monkeypatch.chdir(SCRIPTS[4].parent)
     assert version_meant() == 4
+
+
+@pytest.mark.parametrize(
+    ("argv", "on_the_cpu", "small", "first_batch"),
+    [
+        ("", False, False, True),
+        ("--device cuda:1", False, False, True),
+        ("--device cpu", True, True, True),
+        ("--device=cpu --batch-size 3", True, True, True),
+        ("--device cuda --device cpu --preset tiny", True, False, False),
+        ("--device cpu --device cuda --preset=tiny", False, False, False),
+        ("--device=cpu --preset=tiny", True, False, False),
+        ("--device=cpu --num-layers=3", True, False, True),
+        ("--device cpu --hidden-dim 32", True, False, True),
+    ],
+)
+def test_sizes_that_the_tools_add_overrule_none_that_are_given(argv, on_the_cpu, small, first_batch, monkeypatch):
+    """On a machine with a GPU; an option and its value may be one word."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    given = argv.split()
+    assert command_line.on_cpu(given) == on_the_cpu == (os.environ["TRITON_INTERPRET"] == "1")
+    assert command_line.with_sizes(given) == command_line.CPU_SIZES * small + given
+    assert command_line.with_first_batch(given) == ["--batch-size", "8", "--seq-len", "128"] * first_batch + given
 
 
 @pytest.mark.parametrize(
