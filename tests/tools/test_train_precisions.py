@@ -130,6 +130,23 @@ def test_a_run_is_expected_to_take_as_long_as_the_longest():
     assert [study.expected_seconds(variant) for variant in ("fp8", "tf32", "nudged")] == [30, 40, 40]
 
 
+def test_collecting_the_text_is_a_part_of_the_time_limit(tmp_path, monkeypatch):
+    """It begins at 50 s and takes 30 s of the 100 s: the end stays at 150 s."""
+    now = [50.0]
+    ends = []
+
+    def collect(enough):
+        now[0] += 30
+        return SimpleNamespace(about=ABOUT)
+
+    study = SimpleNamespace(measure=lambda end: ends.append(end) or 1)
+    monkeypatch.setattr(train_precisions.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(train_precisions.corpus, "collect", collect)
+    monkeypatch.setattr(train_precisions, "Study", lambda *arguments: study)
+    assert train_precisions.main(["--results", str(tmp_path), "--time-limit", "100"]) == 1
+    assert ends == [150]
+
+
 def test_the_held_out_loss_is_the_mean_of_all_windows_by_the_version_itself():
     def compute_loss(model, tokens, labels, config):
         assert not torch.is_grad_enabled() and torch.equal(tokens + 1, labels) and model == "model"
