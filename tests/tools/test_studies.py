@@ -126,13 +126,28 @@ def test_a_ratio_that_is_no_number_is_refused(tmp_path, capsys):
         refused(regression.main, arguments, capsys, f"must be finite and positive, got {ratio}")
 
 
-@pytest.mark.parametrize(("part", "key"), [("environment", "device"), ("config", "num_layers"), ("options", "seq_len")])
+@pytest.mark.parametrize(
+    ("part", "key"),
+    [
+        *(("environment", key) for key in ("device", "device_type", "torch", "cuda", "hip")),
+        ("config", "num_layers"),
+        *(("options", key) for key in ("batch_size", "seq_len", "data", "use_amp", "tf32", "world_size")),
+    ],
+)
 def test_rounds_that_differ_from_each_other_are_refused(part, key, tmp_path, capsys):
     """Each round compares like with like, but the second one is of another machine or size."""
     first = [metrics(tmp_path, name, [20.0] * 9) for name in ("base 1", "other 1")]
     second = [metrics(tmp_path, name, [20.0] * 9, **{part: {key: 99}}) for name in ("base 2", "other 2")]
     arguments = ["--baseline-results", first[0], second[0], "--current-results", first[1], second[1]]
     refused(regression.main, arguments, capsys, f"not comparable ({key}: ")
+
+
+@pytest.mark.parametrize(("use_amp", "status"), [(True, 2), (False, 0)])
+def test_a_16_bit_format_counts_where_it_was_used(use_amp, status, tmp_path, capsys):
+    options = [{"use_amp": use_amp, "amp_dtype": name} for name in ("bfloat16", "float16")]
+    base, other = (metrics(tmp_path, name, [20.0] * 9, options=o) for name, o in zip("ab", options, strict=True))
+    assert regression.main(["--baseline-results", str(base), "--current-results", str(other)]) == status
+    assert ("not comparable (amp_dtype: bfloat16, float16)" in capsys.readouterr().err) == use_amp
 
 
 @pytest.mark.parametrize(
