@@ -164,6 +164,17 @@ def test_the_documented_gemm_command(toy_config):
     assert not any(step["too_small"] for step in steps)  # for a CPU, which has no tiles to fill
 
 
+def test_the_fastest_gemm_of_all_steps_is_the_peak_where_the_square_one_is_slower(toy_config, monkeypatch, capsys):
+    """Each takes as long: the rate follows from the size alone, and the largest is of the last step."""
+    monkeypatch.setattr(gemm_tool, "measure_ceilings", lambda *_: {"matmul_tflops": 1e-6, "copy_tb_s": 1.0})
+    monkeypatch.setattr(gemm_tool, "seconds", lambda *_: 1e-3)
+    sizes = ["--batch-sizes", "1", "--sequence-lengths", "8,16", "--device", "cpu"]
+    assert gemm_tool.main(["--model-config", str(toy_config), *sizes, "--json", "-"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert [max(gemm["share_of_peak"] for gemm in step["gemms"]) for step in content["steps"]] == [0.5, 1.0]
+    assert content["ceilings"]["matmul_tflops"] == pytest.approx(2 * 16 * 32 * 64 / 1e-3 / 1e12)
+
+
 def test_the_configuration_of_version_1_is_its_default():
     config = load_version(1).parse_options(["--device", "cpu"])
     found = gemm_tool.read_config(FOLDERS[1] / "tiny_llama_v1_config.yaml")
