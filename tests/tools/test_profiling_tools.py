@@ -339,7 +339,12 @@ def test_a_repository_in_the_home_folder_is_called_so(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("counters", "outcome", "status"),
-    [("exit 3", "partly", 1), slow("exec sleep 60", "FAILED (time)", 1), slow("exit 0", "ok", 0)],
+    [
+        ("exit 3", "partly", 1),
+        ("exit 137", "FAILED (killed)", 1),
+        slow("exec sleep 60", "FAILED (time)", 1),
+        slow("exit 0", "ok", 0),
+    ],
 )
 def test_check_room_ends_with_1_unless_every_line_is_whole(counters, outcome, status, room):
     result, text = room("--time-limit", "5", ROOM_GPU="none", ROOM_SOUND="1", ROOM_COUNTERS=counters)
