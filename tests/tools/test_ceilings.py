@@ -77,6 +77,17 @@ def test_ceilings_of_the_kernels(monkeypatch):
     assert found["product"] == pytest.approx(dict.fromkeys(("float32", "tf32"), 2 * 64**3 / 2e-6 / 1e12))
 
 
+def test_the_first_replay_of_a_turn_does_not_count(monkeypatch):
+    """The device was idle before it. A CPU makes one replay, which counts."""
+    timed = object.__new__(benchmark_kernels.Timed)
+    timed.calls = 2
+    for milliseconds, wanted in (([9.0] + [1.0] * benchmark_kernels.REPLAYS, [500.0] * 7), ([3.0], [1500.0])):
+        timed.times_us = []
+        monkeypatch.setattr(timed, "replay_times", lambda count, found=milliseconds: found[:count])
+        timed.measure()
+        assert timed.times_us == wanted
+
+
 def test_calls_of_a_kernel_are_timed_in_microseconds(monkeypatch):
     """Two sets of inputs: a replay makes two calls, which take 3 ms."""
     now = iter([1.0, 1.003])

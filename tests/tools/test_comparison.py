@@ -153,6 +153,12 @@ def test_a_speed_up_is_printed_where_the_rounds_show_it(times, gain, reach, find
     assert versions_tool.add_speedups(rows, AGAIN) == []
     assert rows[1]["gain"] == gain and rows[1]["range"].startswith(reach[:4]) and rows[1]["range"].endswith(reach[-4:])
     assert versions_tool.finding(rows).startswith(finding)
+    if rows[1]["faster"]:  # the shortest step of those that are faster, wherever it stands
+        shorter = rows[1] | {"name": "y", "step_ms": {"median": 5.0}, "peak_memory_mb": 50.0}
+        slower = shorter | {"name": "z", "step_ms": {"median": 1.0}, "faster": False}
+        for some in ([*rows, shorter, slower], [rows[0], slower, shorter, rows[1]]):
+            assert versions_tool.finding(some).startswith("y has the shortest step: 5.00 ms, 2.20x over v1")
+            assert versions_tool.finding(some).endswith("with 50 % of its peak memory.")
     lines = {line[0]: line[1:] for line in versions_tool.result_lines([row | {"final_loss": 6.0} for row in rows])}
     assert lines["speed-up over v1"] == ["-", gain]
     first, second = report.step_bars(rows, "")["bars"]
@@ -343,7 +349,14 @@ def test_the_fusion_report_takes_the_newest_profiles_of_like_runs(two_profiles, 
     assert fusion_report.main([*both, "--output", str(place / "r.md")]) == 0
     text = (place / "r.md").read_text()
     assert "trace_9" not in text and "\nFused (version 2) does not train every parameter" in text
-    assert "| parameters trained | 100% | 0% |" in text
+    assert "| parameters trained | 100% | 0% |" in text and "Baseline (version 1) does not train" not in text
+    baseline = next(two_profiles[1].rglob("profile_v1_1.json"))
+    baseline.write_text(json.dumps(json.loads(baseline.read_text()) | {"summary": partly["summary"]}))
+    assert fusion_report.main([*both, "--output", str(place / "r.md")]) == 0
+    assert (
+        "\nBaseline (version 1) does not train every parameter: its speed means nothing."
+        in (place / "r.md").read_text()
+    )
     (place / "profile_v2_0.json").unlink()
     (place / "profile_v2_1.json").unlink()
     refused(fusion_report.main, both, capsys, "unlike (hidden_dim: 32, 64; device: CPU, MI300X)")

@@ -295,6 +295,21 @@ def test_a_part_without_a_measured_rate_gets_no_height(tmp_path, drawn):
     assert sorted(named(axes)) == ["SwiGLU", "step, measured"]
 
 
+def test_time_in_memory_bound_operators_is_not_that_of_operators_without_flops():
+    """Two products, one with few FLOP per byte, and an addition, under 10 FLOP per byte; 5 ms are not known."""
+    rates = dict.fromkeys(("tflops", "of_roofline"))
+    rows = [
+        {"flops": flops, "bytes": 1e9, "gb_s": 1e3 / ms, "ms": ms, **rates}
+        for flops, ms in ((9e10, 1), (9e9, 2), (0, 4))
+    ]
+    ceilings = {"matmul_tflops": 10.0, "copy_tb_s": 1.0}
+    known = bandwidth.bandwidth_rows([*rows, {"bytes": None, "gb_s": None, "ms": 5}], ceilings)
+    found = bandwidth.summary(known, [*rows, {"ms": 5}], ceilings)
+    assert [row["bound"] for row in known] == ["compute", "memory", "memory"]
+    assert (found["memory_bound_ms"], found["unknown_ms"], found["ms"]) == (6, 5, 12)
+    assert found["gb_s"] == pytest.approx(3 / 7e-3) and found["share_of_copy"] == pytest.approx(3 / 7)
+
+
 def test_the_roofline_of_a_trace_has_the_operators_that_only_move_data(known_trace, drawn, capsys, monkeypatch):
     monkeypatch.chdir(known_trace)
     assert bandwidth.main(["--profile-data", "pytorch_profiles", "--generate-roofline-plot"]) == 0
