@@ -237,8 +237,28 @@ def test_all_profilers_go_on_after_a_failure_and_end_with_1(tmp_path):
     assert ",attention_forward_kernel" in table.read_text()
 
 
+@pytest.mark.parametrize(
+    ("statuses", "wanted"), [("00000", 0), ("03000", 3), ("30001", 1), ("10003", 1), ("00900", 1), ("3 130 0 0 0", 130)]
+)
+def test_all_profilers_end_with_a_failure_before_a_part(statuses, wanted, tmp_path):
+    """In whatever order they come; Ctrl-C ends them."""
+    folder = tmp_path / "version1_stub"
+    folder.mkdir()
+    ends = statuses.split() if " " in statuses else statuses
+    for wrapper, status in zip("hotspots trace counters rocprof_sys rocprof_compute".split(), ends, strict=True):
+        executable(folder / f"get_{wrapper}.sh", f'echo "get_x.sh: uses x"\n[ "$1" = --dry-run ] || exit {status}\n')
+    environment = os.environ | {"TINY_LLAMA_PYTHON": str(executable(tmp_path / "python", "#!/bin/sh\nexit 0\n"))}
+    command = ["bash", REPOSITORY / "scripts" / "run_all_profilers.sh", "--enable-rocm-tools"]
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    words = [line.split()[0] for line in result.stdout.split("=== all profilers")[1].splitlines()[1:]]
+    assert result.returncode == wanted and words[:2] == ["done"] * 2, result.stderr
+    names = {"0": "done", "3": "PARTLY", "1": "FAILED", "9": "FAILED", "130": "stopped"}
+    shown = [names[status] for status in ends]
+    assert words[2:] == (["PARTLY", "stopped", "not", "not", "not"] if wanted == 130 else shown)
+
+
 @pytest.mark.slow
-def test_a_profiler_that_measures_a_part_ends_all_with_3(tmp_path):
+def test_a_profiler_that_measures_a_part_is_named_among_all(tmp_path):
     machine = {"PATH": f"{STUBS / 'nvidia'}{os.pathsep}{os.environ['PATH']}", "TINY_LLAMA_CPU": ""}
     machine["TINY_LLAMA_PYTHON"] = str(STUBS / "training_python")
     text = f'#!/bin/sh\ncase $1 in *run_*.py) exit 0 ;; esac\nexec "{sys.executable}" "$@"\n'

@@ -390,6 +390,16 @@ def test_a_trace_has_named_ranges_and_says_what_it_is_of(version, part, tmp_path
     assert metadata["peak_memory_mb"] > 0
 
 
+def test_profiled_steps_go_on_with_the_batches_after_the_measured_ones(tmp_path, capsys, monkeypatch):
+    script = load_version(1)
+    drawn = []
+    batch = script.batch
+    monkeypatch.setattr(script, "batch", lambda data, step, config: drawn.append(step) or batch(data, step, config))
+    argv = [*SHORT, "--enable-pytorch-profiler", "--profile-dir", tmp_path, "--profile-steps", "2"]
+    assert call(1, argv, capsys)[0] == 0
+    assert drawn == [0, 0, 1, 2, 3, 4]  # the first is that of the warm-up
+
+
 def test_operators_are_sorted_by_the_key(tmp_path, capsys):
     """And profiling does not change the measured steps."""
     device, file = "device" if torch.cuda.is_available() else "cpu", tmp_path / "metrics.json"
