@@ -45,7 +45,11 @@ part() { # NAME COMMAND...: run it within the time limit; note its outcome, seco
     case $status in
         0) outcome=ok ;;
         3) outcome=partly failed=1 ;; # a wrapper that measured only a part
-        124 | 137) outcome="FAILED (time)" failed=1 ;;
+        124) outcome="FAILED (time)" failed=1 ;;
+        137) # by the time limit, or before it by a system that is short of memory
+            outcome="FAILED (killed)" failed=1
+            [ $((SECONDS - start)) -lt "$limit" ] || outcome="FAILED (time)"
+            ;;
         *) outcome="FAILED ($status)" failed=1 ;;
     esac
     [ -z "$interrupted" ] || outcome=interrupted

@@ -57,7 +57,7 @@ def step_text(version, precision, sizes):
 
 def count(options, argv):
     """Print a step."""
-    if {"--use-amp", "--tf32", "--amp-dtype"} & set(argv):
+    if {"--use-amp", "--tf32", "--amp-dtype"} & {word.split("=")[0] for word in argv}:
         raise Failure(2, "choose the precision with --precision, not with the training script's options")
     print(step_text(version_meant(options.version), options.precision, sizes_of_options(argv)))
 

@@ -8,8 +8,8 @@ Reads metrics files (--metrics-file of the training scripts). Give each option o
 order: a ratio of step times is taken within a round. The test passes if all rounds reach the wanted speed-up and fails
 if none does. Between, it is too close to tell. One file each is one pair: it is judged, but says nothing about noise.
 
-Runs of different devices, libraries, sizes or precisions are refused, and so is a run that does not train every
-parameter: its speed means nothing.
+Runs of different devices, libraries, sizes, precisions or numbers of processes are refused, and so is a run that does
+not train every parameter: its speed means nothing.
 
 Exit status: 0 fast enough; 1 slower; 3 too close to tell; 2 for bad input.
 """

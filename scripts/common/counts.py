@@ -16,6 +16,7 @@ saved       bytes that the backward needs from the forward, each storage once, w
 Gradient scaling (float16) is left out. Of version 4 the FLOPs alone are counted: the compiler chooses the rest.
 """
 
+import re
 from collections import namedtuple
 
 PARTS = (
@@ -454,8 +455,14 @@ BANDWIDTH_TB_S = {
 }  # fmt: skip
 
 
+# Boards with the name of a GPU in the tables, but with other clocks or another memory.
+OTHER_BOARDS = re.compile("PCIe|NVL|40GB|GH200|GB200", re.IGNORECASE)
+
+
 def known_gpu(device_name):
-    """Return the GPU of the tables that a device's name means."""
+    """Return the GPU of the tables that a device's name means; None for another board of its name."""
+    if OTHER_BOARDS.search(device_name):
+        return None
     return next((gpu for gpu in PEAK_TFLOPS if gpu in device_name), None)
 
 

@@ -57,7 +57,8 @@ def bytes_without_products(name, dims, inputs, size):
     """Return the bytes read and written by an operator without matrix products."""
     if name == "aten::embedding":
         return inputs[1] + 2 * size * math.prod(dims[1]) * dims[0][-1]
-    if re.search(r"copy_$|fill_$|zero_$|sum|mean|norm|nll_loss_forward|index_select|^Mem", name):
+    small = r"copy_$|fill_$|zero_$|(?<!cum)sum|mean|vector_norm|foreach_norm|nll_loss_forward|index_select|^Mem"
+    if re.search(small, name):
         return sum(inputs)  # the output is among the inputs, or small
     if name.endswith("cat"):
         return 2 * sum(inputs)

@@ -17,7 +17,7 @@ from common.profiles import errors_of, printable, read_object
 
 GRACE_S = 40  # torchrun kills after 30 seconds the ranks that ignore SIGTERM
 # Options and environment that two runs must share before their times may be compared.
-SAME_OPTIONS = ("batch_size", "seq_len", "data", "use_amp", "tf32")
+SAME_OPTIONS = ("batch_size", "seq_len", "data", "use_amp", "tf32", "world_size")
 SAME_MACHINE = ("device", "device_type", "torch", "cuda", "hip")
 
 

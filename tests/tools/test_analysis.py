@@ -77,6 +77,12 @@ def operator(name, *tensors):
         ("aten::copy_", [([8], "float"), ([8], "c10::Half")], (0, 48)),
         # a dimension that was expanded is one row in memory
         ("aten::copy_", [([4, 8], "float", [8, 1]), ([4, 8], "float", [0, 1])], (0, 128 + 32)),
+        # the length of a vector is one number, but a normalisation writes as much as it reads
+        ("aten::linalg_vector_norm", [([4, 8], "float")], (0, 128)),
+        ("aten::sum", [([4, 8], "float")], (0, 128)),
+        ("aten::cumsum", [([4, 8], "float")], (0, 256)),
+        ("aten::_fused_rms_norm", [([4, 8], "c10::Half"), ([], "ScalarList"), ([8], "c10::Half")], (0, 64 + 16 + 64)),
+        ("aten::native_layer_norm", [([4, 8], "float"), ([], "ScalarList"), *[([8], "float")] * 2], (0, 256 + 64)),
         ("aten::cat", [([[2, 8], [2, 8]], "TensorList", [[8, 1], [8, 1]])], (0, 256)),
         ("aten::embedding", [([100, 8], "float"), ([2, 3], "long int")], (0, 48 + 2 * 4 * 6 * 8)),
         # batch 1, 2 heads, 4 tokens, width 8: two matmuls of 4 x 4 x 8 per head, halved, a multiply-add being two

@@ -203,6 +203,42 @@ def test_compiling_first_has_half_of_the_time(tmp_path, monkeypatch):
     assert bounds == [50, benchmark_suite.TIMEOUT]
 
 
+def test_compiling_first_is_a_part_of_the_time_limit(tmp_path, monkeypatch):
+    """Of 100 s compiling takes 40: the first process that is measured may take the other 60."""
+    now = [0.0]
+    bounds = []
+    monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(benchmark_suite, "compile_first", lambda cases, arguments: now.__setitem__(0, 40.0))
+
+    def run_case(case, arguments, limit):
+        bounds.append(limit.bound(benchmark_suite.TIMEOUT))
+        return {"case": case, "status": "failed", "reason": "a stub"}
+
+    monkeypatch.setattr(benchmark_suite, "run_case", run_case)
+    options = "--models v3 --presets tiny --repeats 1 --compile-first 1 --time-limit 100 --metrics throughput --results"
+    arguments = benchmark_suite.parse_arguments([*options.split(), str(tmp_path)])
+    record = {"host": "here", "commit": "this"}
+    results = {"record": record, "runs": [], "accuracy": []}
+    assert benchmark_suite.measure(benchmark_suite.grid(arguments), arguments, results, record) == 0
+    assert bounds == [60]
+
+
+def test_comparing_gradients_ends_at_the_time_limit(stubs, monkeypatch, capsys):
+    """The clock stands still: of 100 s all are left."""
+    bounds = []
+
+    def run_process(command, timeout=None, **options):
+        if benchmark_suite.CHECK_GRADIENTS not in command:
+            return runs.run_process(command, timeout, **options)
+        bounds.append(timeout)
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(runs.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(benchmark_suite, "run_process", run_process)
+    assert suite(stubs, "--models v1 --repeats 1 --metrics accuracy --time-limit 100") == 1
+    assert bounds == [100] and "gradients of small took longer than 100 s" in capsys.readouterr().err
+
+
 def test_options_reach_the_scripts(stubs):
     options = "--models v1+nodet --batch-sizes 3 --seq-lengths 16 --precisions float16 --num-steps 7 --repeats 1"
     assert suite(stubs, options, "--hidden-dim", "64") == 0

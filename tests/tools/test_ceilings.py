@@ -48,6 +48,15 @@ def test_operators_under_known_ceilings():
     assert roofline.balance({"matmul_tflops": 10.0, "copy_tb_s": 2.5}) == 4
 
 
+def test_each_call_of_an_operator_has_its_own_limit():
+    """One computes for 1 ms, the other copies for 1 ms: together they need 2 ms, not the longer of both sums."""
+    call = {"name": "aten::mm", "group": "GEMM", "us": 2000, "dims": [], "types": [], "strides": []}
+    calls = [SimpleNamespace(**call, launches=[kernel]) for kernel in ("computes", "copies")]
+    known = {"computes": (1e10, 1e3), "copies": (1e3, 1e9)}
+    row = roofline.operator_row(calls, 1, {"matmul_tflops": 10.0, "copy_tb_s": 1.0}, known)
+    assert (row["roofline_ms"], row["of_roofline"]) == pytest.approx((2.0, 0.5))
+
+
 def test_ceilings_of_the_kernels(monkeypatch):
     """Calls of 1, 2 and 9 us: rates follow from the median, 2 us."""
 
@@ -66,6 +75,17 @@ def test_ceilings_of_the_kernels(monkeypatch):
     found = benchmark_kernels.ceilings(bench)
     assert found["copy"] == pytest.approx(2 * 4 * 2**14 / 2e-6 / 1e9)
     assert found["product"] == pytest.approx(dict.fromkeys(("float32", "tf32"), 2 * 64**3 / 2e-6 / 1e12))
+
+
+def test_the_first_replay_of_a_turn_does_not_count(monkeypatch):
+    """The device was idle before it. A CPU makes one replay, which counts."""
+    timed = object.__new__(benchmark_kernels.Timed)
+    timed.calls = 2
+    for milliseconds, wanted in (([9.0] + [1.0] * benchmark_kernels.REPLAYS, [500.0] * 7), ([3.0], [1500.0])):
+        timed.times_us = []
+        monkeypatch.setattr(timed, "replay_times", lambda count, found=milliseconds: found[:count])
+        timed.measure()
+        assert timed.times_us == wanted
 
 
 def test_calls_of_a_kernel_are_timed_in_microseconds(monkeypatch):

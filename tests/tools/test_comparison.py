@@ -97,12 +97,16 @@ def run_of(times, peak=100.0, trained=10):
 def test_results_and_speed_ups_by_hand():
     worst = {"kind": "gradient", "name": "w", "error": 0.5, "bound": 0.1}
     good, bad = ({"passed": passed, "worst": worst} for passed in (True, False))
-    first = versions_tool.measured_row("v1", [run_of([20.0, 20.0]), run_of([20.0, 30.0], peak=120.0)], good)
+    second = run_of([20.0, 30.0], peak=120.0)
+    second["summary"] |= {"forward_ms": 3.0, "parameters_trained": 9}
+    first = versions_tool.measured_row("v1", [run_of([20.0, 20.0]), second], good)
     assert first["step_ms"] == {"p25": 20.0, "median": 20.0, "p75": 22.5} and first["peak_memory_mb"] == 120
     assert (first["tokens_per_second"], first["tflops"]) == (3200, 0.1)
-    assert (first["forward_ms"], first["optimizer_ms"]) == (1.0, None)
+    # phases are medians over the runs, and what one run did not train is not trained
+    assert [first[name] for name in ("forward_ms", "backward_ms", "optimizer_ms")] == [2.0, 2.0, None]
+    assert first["parameters_trained"] == 9
     assert first["rounds_ms"] == [20.0, 25.0]
-    rows = [first]
+    rows = [first | {"parameters_trained": 10}]
     for trained, accurate in ((10, good), (9, good), (10, bad)):
         rows.append(versions_tool.measured_row("x", [run_of([8.0], trained=trained), run_of([8.0])], accurate))
     problems = versions_tool.add_speedups(rows)
@@ -149,6 +153,12 @@ def test_a_speed_up_is_printed_where_the_rounds_show_it(times, gain, reach, find
     assert versions_tool.add_speedups(rows, AGAIN) == []
     assert rows[1]["gain"] == gain and rows[1]["range"].startswith(reach[:4]) and rows[1]["range"].endswith(reach[-4:])
     assert versions_tool.finding(rows).startswith(finding)
+    if rows[1]["faster"]:  # the shortest step of those that are faster, wherever it stands
+        shorter = rows[1] | {"name": "y", "step_ms": {"median": 5.0}, "peak_memory_mb": 50.0}
+        slower = shorter | {"name": "z", "step_ms": {"median": 1.0}, "faster": False}
+        for some in ([*rows, shorter, slower], [rows[0], slower, shorter, rows[1]]):
+            assert versions_tool.finding(some).startswith("y has the shortest step: 5.00 ms, 2.20x over v1")
+            assert versions_tool.finding(some).endswith("with 50 % of its peak memory.")
     lines = {line[0]: line[1:] for line in versions_tool.result_lines([row | {"final_loss": 6.0} for row in rows])}
     assert lines["speed-up over v1"] == ["-", gain]
     first, second = report.step_bars(rows, "")["bars"]
@@ -339,7 +349,14 @@ def test_the_fusion_report_takes_the_newest_profiles_of_like_runs(two_profiles, 
     assert fusion_report.main([*both, "--output", str(place / "r.md")]) == 0
     text = (place / "r.md").read_text()
     assert "trace_9" not in text and "\nFused (version 2) does not train every parameter" in text
-    assert "| parameters trained | 100% | 0% |" in text
+    assert "| parameters trained | 100% | 0% |" in text and "Baseline (version 1) does not train" not in text
+    baseline = next(two_profiles[1].rglob("profile_v1_1.json"))
+    baseline.write_text(json.dumps(json.loads(baseline.read_text()) | {"summary": partly["summary"]}))
+    assert fusion_report.main([*both, "--output", str(place / "r.md")]) == 0
+    assert (
+        "\nBaseline (version 1) does not train every parameter: its speed means nothing."
+        in (place / "r.md").read_text()
+    )
     (place / "profile_v2_0.json").unlink()
     (place / "profile_v2_1.json").unlink()
     refused(fusion_report.main, both, capsys, "unlike (hidden_dim: 32, 64; device: CPU, MI300X)")

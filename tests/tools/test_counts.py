@@ -60,6 +60,10 @@ def test_peaks_of_devices():
     """test_architecture_page.py compares some with those that the page has."""
     assert counts.PEAK_TFLOPS.keys() == counts.BANDWIDTH_TB_S.keys()
     assert counts.peak_tflops("NVIDIA H200", "float16") == counts.peak_tflops("NVIDIA H200", "bfloat16")
+    for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "AMD Instinct MI300X VF"):
+        assert counts.known_gpu(name) in name
+    for name in ("H100 PCIe", "H100 NVL", "H200 NVL", "A100-PCIE-40GB", "A100-SXM4-40GB", "GH200 480GB", "GB200"):
+        assert counts.known_gpu(f"NVIDIA {name}") is None  # slower boards, or faster ones, of that name
     assert counts.peak_tflops("AMD Instinct MI250X/MI250", "tf32") is None is counts.peak_tflops("x86_64", "float32")
 
 
@@ -85,7 +89,8 @@ def test_the_numbers_of_a_step(capsys):
 
 def test_bad_input_is_one_line_and_status_2(capsys):
     refused(model_counts.main, ["--version", "2", "--enable-torch-compile"], capsys, "--enable-torch-compile")
-    refused(model_counts.main, ["--version", "1", "--use-amp"], capsys, "--precision")
+    for precision in ("--use-amp", "--tf32", "--amp-dtype=float16"):
+        refused(model_counts.main, ["--version", "1", precision], capsys, "choose the precision with --precision")
     refused(model_counts.main, ["--version", "4"], capsys, "version 4 launches what the compiler makes of it")
 
 

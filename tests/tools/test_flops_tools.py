@@ -164,6 +164,17 @@ def test_the_documented_gemm_command(toy_config):
     assert not any(step["too_small"] for step in steps)  # for a CPU, which has no tiles to fill
 
 
+def test_the_fastest_gemm_of_all_steps_is_the_peak_where_the_square_one_is_slower(toy_config, monkeypatch, capsys):
+    """Each takes as long: the rate follows from the size alone, and the largest is of the last step."""
+    monkeypatch.setattr(gemm_tool, "measure_ceilings", lambda *_: {"matmul_tflops": 1e-6, "copy_tb_s": 1.0})
+    monkeypatch.setattr(gemm_tool, "seconds", lambda *_: 1e-3)
+    sizes = ["--batch-sizes", "1", "--sequence-lengths", "8,16", "--device", "cpu"]
+    assert gemm_tool.main(["--model-config", str(toy_config), *sizes, "--json", "-"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert [max(gemm["share_of_peak"] for gemm in step["gemms"]) for step in content["steps"]] == [0.5, 1.0]
+    assert content["ceilings"]["matmul_tflops"] == pytest.approx(2 * 16 * 32 * 64 / 1e-3 / 1e12)
+
+
 def test_the_configuration_of_version_1_is_its_default():
     config = load_version(1).parse_options(["--device", "cpu"])
     found = gemm_tool.read_config(FOLDERS[1] / "tiny_llama_v1_config.yaml")
@@ -282,6 +293,21 @@ def test_a_part_without_a_measured_rate_gets_no_height(tmp_path, drawn):
     roof, part = axes.lines
     assert list(part.get_xdata()) == [0.1, 0.1] and part.get_linestyle() == ":"
     assert sorted(named(axes)) == ["SwiGLU", "step, measured"]
+
+
+def test_time_in_memory_bound_operators_is_not_that_of_operators_without_flops():
+    """Two products, one with few FLOP per byte, and an addition, under 10 FLOP per byte; 5 ms are not known."""
+    rates = dict.fromkeys(("tflops", "of_roofline"))
+    rows = [
+        {"flops": flops, "bytes": 1e9, "gb_s": 1e3 / ms, "ms": ms, **rates}
+        for flops, ms in ((9e10, 1), (9e9, 2), (0, 4))
+    ]
+    ceilings = {"matmul_tflops": 10.0, "copy_tb_s": 1.0}
+    known = bandwidth.bandwidth_rows([*rows, {"bytes": None, "gb_s": None, "ms": 5}], ceilings)
+    found = bandwidth.summary(known, [*rows, {"ms": 5}], ceilings)
+    assert [row["bound"] for row in known] == ["compute", "memory", "memory"]
+    assert (found["memory_bound_ms"], found["unknown_ms"], found["ms"]) == (6, 5, 12)
+    assert found["gb_s"] == pytest.approx(3 / 7e-3) and found["share_of_copy"] == pytest.approx(3 / 7)
 
 
 def test_the_roofline_of_a_trace_has_the_operators_that_only_move_data(known_trace, drawn, capsys, monkeypatch):

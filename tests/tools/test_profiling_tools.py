@@ -1,5 +1,6 @@
 """run_pytorch_profiler.py and run_all_profilers.sh, from the folders that offer them."""
 
+import io
 import json
 import os
 import pathlib
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import run_pytorch_profiler as profiler
-from common import environment, report
+from common import command_line, environment, report
 from common import room as common_room
 from common.command_line import Failure, run_tool, version_meant
 from common.profiles import GROUPS, read_profile
@@ -47,6 +48,30 @@ def test_the_folder_tells_the_version(monkeypatch, tmp_path):
         version_meant()
     monkeypatch.chdir(SCRIPTS[4].parent)
     assert version_meant() == 4
+
+
+@pytest.mark.parametrize(
+    ("argv", "on_the_cpu", "small", "first_batch"),
+    [
+        ("", False, False, True),
+        ("--device cuda:1", False, False, True),
+        ("--device cpu", True, True, True),
+        ("--device=cpu --batch-size 3", True, True, True),
+        ("--device cuda --device cpu --preset tiny", True, False, False),
+        ("--device cpu --device cuda --preset=tiny", False, False, False),
+        ("--device=cpu --preset=tiny", True, False, False),
+        ("--device=cpu --num-layers=3", True, False, True),
+        ("--device cpu --hidden-dim 32", True, False, True),
+    ],
+)
+def test_sizes_that_the_tools_add_overrule_none_that_are_given(argv, on_the_cpu, small, first_batch, monkeypatch):
+    """On a machine with a GPU; an option and its value may be one word."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    given = argv.split()
+    assert command_line.on_cpu(given) == on_the_cpu == (os.environ["TRITON_INTERPRET"] == "1")
+    assert command_line.with_sizes(given) == command_line.CPU_SIZES * small + given
+    assert command_line.with_first_batch(given) == ["--batch-size", "8", "--seq-len", "128"] * first_batch + given
 
 
 @pytest.mark.parametrize(
@@ -212,8 +237,28 @@ def test_all_profilers_go_on_after_a_failure_and_end_with_1(tmp_path):
     assert ",attention_forward_kernel" in table.read_text()
 
 
+@pytest.mark.parametrize(
+    ("statuses", "wanted"), [("00000", 0), ("03000", 3), ("30001", 1), ("10003", 1), ("00900", 1), ("3 130 0 0 0", 130)]
+)
+def test_all_profilers_end_with_a_failure_before_a_part(statuses, wanted, tmp_path):
+    """In whatever order they come; Ctrl-C ends them."""
+    folder = tmp_path / "version1_stub"
+    folder.mkdir()
+    ends = statuses.split() if " " in statuses else statuses
+    for wrapper, status in zip("hotspots trace counters rocprof_sys rocprof_compute".split(), ends, strict=True):
+        executable(folder / f"get_{wrapper}.sh", f'echo "get_x.sh: uses x"\n[ "$1" = --dry-run ] || exit {status}\n')
+    environment = os.environ | {"TINY_LLAMA_PYTHON": str(executable(tmp_path / "python", "#!/bin/sh\nexit 0\n"))}
+    command = ["bash", REPOSITORY / "scripts" / "run_all_profilers.sh", "--enable-rocm-tools"]
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    words = [line.split()[0] for line in result.stdout.split("=== all profilers")[1].splitlines()[1:]]
+    assert result.returncode == wanted and words[:2] == ["done"] * 2, result.stderr
+    names = {"0": "done", "3": "PARTLY", "1": "FAILED", "9": "FAILED", "130": "stopped"}
+    shown = [names[status] for status in ends]
+    assert words[2:] == (["PARTLY", "stopped", "not", "not", "not"] if wanted == 130 else shown)
+
+
 @pytest.mark.slow
-def test_a_profiler_that_measures_a_part_ends_all_with_3(tmp_path):
+def test_a_profiler_that_measures_a_part_is_named_among_all(tmp_path):
     machine = {"PATH": f"{STUBS / 'nvidia'}{os.pathsep}{os.environ['PATH']}", "TINY_LLAMA_CPU": ""}
     machine["TINY_LLAMA_PYTHON"] = str(STUBS / "training_python")
     text = f'#!/bin/sh\ncase $1 in *run_*.py) exit 0 ;; esac\nexec "{sys.executable}" "$@"\n'
@@ -301,9 +346,25 @@ def test_check_room_writes_a_table_and_a_text_without_names(room):
     assert "jdoe" not in text and str(pathlib.Path.home()) + "/" not in text and os.uname().nodename not in text
 
 
+def test_a_repository_in_the_home_folder_is_called_so(monkeypatch, capsys):
+    """Not HOME/..., which shows how its owner called the folder. The names of host and user go as whole words only."""
+    monkeypatch.setattr(pathlib.Path, "home", lambda: pathlib.Path("/home/jdoe"))
+    monkeypatch.setattr("platform.node", lambda: "gpu07.site.org")
+    monkeypatch.setenv("USER", "jdoe")
+    said = "/home/jdoe/secret/a.py in /home/jdoe/b, jdoe on gpu07.site.org and gpu07: jdoes, gpu070\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(said))
+    common_room.scrub("/home/jdoe/secret")
+    assert capsys.readouterr().out == "REPOSITORY/a.py in HOME/b, USER on HOST and HOST: jdoes, gpu070\n"
+
+
 @pytest.mark.parametrize(
     ("counters", "outcome", "status"),
-    [("exit 3", "partly", 1), slow("exec sleep 60", "FAILED (time)", 1), slow("exit 0", "ok", 0)],
+    [
+        ("exit 3", "partly", 1),
+        ("exit 137", "FAILED (killed)", 1),
+        slow("exec sleep 60", "FAILED (time)", 1),
+        slow("exit 0", "ok", 0),
+    ],
 )
 def test_check_room_ends_with_1_unless_every_line_is_whole(counters, outcome, status, room):
     result, text = room("--time-limit", "5", ROOM_GPU="none", ROOM_SOUND="1", ROOM_COUNTERS=counters)

@@ -108,7 +108,8 @@ def test_versions_that_fail_or_disagree_get_no_speed(monkeypatch, capsys):
 
 
 def test_a_preset_is_trained_as_it_is_and_single_options_change_the_small_model_of_a_cpu():
-    assert "--hidden-dim" not in quickstart.parse_arguments(["--device", "cpu", "--preset", "tiny"])[1]
+    for preset in (["--preset", "tiny"], ["--preset=tiny"]):
+        assert "--hidden-dim" not in quickstart.parse_arguments(["--device", "cpu", *preset])[1]
     config = load_version(1).parse_options(quickstart.parse_arguments(["--device", "cpu", "--seq-len", "8"])[1])
     assert (config.num_layers, config.seq_len, config.num_steps) == (2, 8, 20)
 
@@ -119,6 +120,7 @@ def test_a_preset_is_trained_as_it_is_and_single_options_change_the_small_model_
         ("--hidden-dim 30", 2, "--hidden-dim"),
         ("--data no/such/text", 2, "no/such/text"),
         ("--metrics-file x.json", 2, "--results"),
+        ("--metrics-file=x.json", 2, "--results"),
         ("--preset gigantic", 2, "--preset"),
         ("--results /dev/null/folder", 1, "--results /dev/null/folder cannot be made"),
     ],

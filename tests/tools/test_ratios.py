@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from common.ratios import gain, noise_line, ratios
+from common.ratios import gain, median, noise_line, ratios
 
 BASE = [30.0, 33.0, 30.0, 36.0, 31.5]
 TIMES = [20.0, 30.0, 24.0, 20.0, 21.0]  # ratios 1.5, 1.1, 1.25, 1.8, 1.5
@@ -64,6 +64,12 @@ def test_a_time_that_is_none_is_refused_everywhere(wrong):
         ratios(good, good[:4])
     with pytest.raises(ValueError, match="got 0 and 0 rounds"):
         ratios([], [])
+
+
+def test_a_median_is_that_of_all_values_or_not_known():
+    """A phase that one run could not measure has no median of the others."""
+    assert median([3.0, 1.0, 2.0]) == 2 and median([3, 1]) == 2.0
+    assert median([]) is None is median([3.0, None, 1.0])
 
 
 def test_the_line_about_a_pair():

@@ -361,6 +361,33 @@ def test_a_ladder_that_the_time_limit_cuts_off_is_taken_up(tmp_path, monkeypatch
     assert sum(line.startswith("start") for line in Stub.log) == 3 * 3  # f, g and g again
 
 
+def test_all_columns_share_the_time_limit(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(rounds, "WarmProcess", Any)
+    monkeypatch.setattr(TimeLimit, "room", lambda limit: not limit.took)
+    assert ladder(tmp_path, "--graph", "on,off", "--rungs", "f,g", "--time-limit", "600") == 1
+    (found,) = rungs.read_columns(tmp_path / "ladder.json")
+    assert len(found.rounds) == 2 and found.content["graph"]  # nothing was begun of the eager one
+    assert "5 starts are left" in capsys.readouterr().out
+
+
+def test_processes_become_warm_within_one_time_limit(stubbed, monkeypatch):
+    """Each takes 400 s of the 900 s for all of them."""
+    now = [0.0]
+    seconds = []
+    answer = Stub.answer
+
+    def slow_answer(process, limit):
+        if process.warm:
+            seconds.append(limit)
+            now[0] += 400
+        return answer(process, limit)
+
+    monkeypatch.setattr(Stub, "answer", slow_answer)
+    monkeypatch.setattr(rounds.time, "monotonic", lambda: now[0])
+    stubbed({"a": [], "b": [], "c": [], "d": []})
+    assert seconds == [900, 500, 100, 0]
+
+
 @pytest.mark.parametrize(
     ("status", "printed", "kind", "wanted", "said"),
     [

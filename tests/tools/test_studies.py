@@ -126,13 +126,28 @@ def test_a_ratio_that_is_no_number_is_refused(tmp_path, capsys):
         refused(regression.main, arguments, capsys, f"must be finite and positive, got {ratio}")
 
 
-@pytest.mark.parametrize(("part", "key"), [("environment", "device"), ("config", "num_layers"), ("options", "seq_len")])
+@pytest.mark.parametrize(
+    ("part", "key"),
+    [
+        *(("environment", key) for key in ("device", "device_type", "torch", "cuda", "hip")),
+        ("config", "num_layers"),
+        *(("options", key) for key in ("batch_size", "seq_len", "data", "use_amp", "tf32", "world_size")),
+    ],
+)
 def test_rounds_that_differ_from_each_other_are_refused(part, key, tmp_path, capsys):
     """Each round compares like with like, but the second one is of another machine or size."""
     first = [metrics(tmp_path, name, [20.0] * 9) for name in ("base 1", "other 1")]
     second = [metrics(tmp_path, name, [20.0] * 9, **{part: {key: 99}}) for name in ("base 2", "other 2")]
     arguments = ["--baseline-results", first[0], second[0], "--current-results", first[1], second[1]]
     refused(regression.main, arguments, capsys, f"not comparable ({key}: ")
+
+
+@pytest.mark.parametrize(("use_amp", "status"), [(True, 2), (False, 0)])
+def test_a_16_bit_format_counts_where_it_was_used(use_amp, status, tmp_path, capsys):
+    options = [{"use_amp": use_amp, "amp_dtype": name} for name in ("bfloat16", "float16")]
+    base, other = (metrics(tmp_path, name, [20.0] * 9, options=o) for name, o in zip("ab", options, strict=True))
+    assert regression.main(["--baseline-results", str(base), "--current-results", str(other)]) == status
+    assert ("not comparable (amp_dtype: bfloat16, float16)" in capsys.readouterr().err) == use_amp
 
 
 @pytest.mark.parametrize(
@@ -372,6 +387,16 @@ def test_the_documented_batch_size_command_from_its_folder(one_process):
     assert content["budget_mb"] == pytest.approx(0.8 * content["device_memory_mb"])
     assert content["device_memory_mb"] < 2**23  # 8 TiB
     assert content["best"] in content["probes"] and "batch size 2 ..." in result.stderr
+
+
+def test_memory_of_a_device_is_all_that_it_has(monkeypatch):
+    """On a CPU the machine's, not what is free of it now."""
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**20, "SC_AVPHYS_PAGES": 2**18}
+    monkeypatch.setattr(batch_tool.os, "sysconf", pages.__getitem__)
+    assert batch_tool.device_memory_mb(SimpleNamespace(on_gpu=False)) == 4096
+    gpus = {"cuda:1": SimpleNamespace(total_memory=80 * 2**30)}
+    monkeypatch.setattr("torch.cuda.get_device_properties", gpus.__getitem__)
+    assert batch_tool.device_memory_mb(SimpleNamespace(on_gpu=True, device="cuda:1")) == 80 * 1024
 
 
 def test_bad_input_of_the_batch_size_search(capsys, monkeypatch):

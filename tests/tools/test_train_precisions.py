@@ -130,6 +130,46 @@ def test_a_run_is_expected_to_take_as_long_as_the_longest():
     assert [study.expected_seconds(variant) for variant in ("fp8", "tf32", "nudged")] == [30, 40, 40]
 
 
+def test_collecting_the_text_is_a_part_of_the_time_limit(tmp_path, monkeypatch):
+    """It begins at 50 s and takes 30 s of the 100 s: the end stays at 150 s."""
+    now = [50.0]
+    ends = []
+
+    def collect(enough):
+        now[0] += 30
+        return SimpleNamespace(about=ABOUT)
+
+    study = SimpleNamespace(measure=lambda end: ends.append(end) or 1)
+    monkeypatch.setattr(train_precisions.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(train_precisions.corpus, "collect", collect)
+    monkeypatch.setattr(train_precisions, "Study", lambda *arguments: study)
+    assert train_precisions.main(["--results", str(tmp_path), "--time-limit", "100"]) == 1
+    assert ends == [150]
+
+
+def test_losses_of_a_run_by_hand(monkeypatch):
+    """Of 250 steps the training loss is the mean of the last 100, a point of the curve that of 20, or of the rest."""
+    losses = [float(loss) for loss in range(250, 0, -1)]
+    given = []
+
+    def train(trainer, text, first_step, records):
+        records += [{"loss": loss, "step_ms": ms} for loss, ms in zip(losses, [9.0] + [2.0, 3.0] * 125, strict=False)]
+
+    script = SimpleNamespace(set_up_backend=lambda config: None, train=train)
+    trainer = object.__new__(train_precisions.WarmTrainer)
+    trainer.script, trainer.config, trainer.data = script, SimpleNamespace(seed=None), None
+    initial = {"step": 0, "tensors": "weights of 0"}
+    trainer.trainer = SimpleNamespace(graph=None, initial=initial, restore=lambda start: given.append(start["tensors"]))
+    monkeypatch.setattr(train_precisions, "initial_weights", lambda script, config: f"weights of {config.seed}")
+    monkeypatch.setattr(train_precisions, "nudged", lambda weights, seed: f"{weights}, nudged by {seed}")
+    monkeypatch.setattr(trainer, "held_out_loss", lambda: 7.0)
+    run = trainer.train(3, nudge=False)
+    assert (run["first_loss"], run["training_loss"], run["held_out_loss"], run["step_ms"]) == (250, 50.5, 7, 2.5)
+    assert run["curve"] == [240.5 - 20 * i for i in range(12)] + [5.5] and not run["captured"]
+    trainer.train(4, nudge=True)
+    assert given == ["weights of 3", "weights of 4, nudged by 4"]
+
+
 def test_the_held_out_loss_is_the_mean_of_all_windows_by_the_version_itself():
     def compute_loss(model, tokens, labels, config):
         assert not torch.is_grad_enabled() and torch.equal(tokens + 1, labels) and model == "model"

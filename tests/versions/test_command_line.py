@@ -228,6 +228,7 @@ def test_defaults_and_presets(version):
         "--preset small --num-layers 2 --seq-len 64": (512, 2, 8, 4, 2048, 64, 8),
         "--hidden-dim 64 --num-heads 4": (64, 8, 4, 2, 256, 256, 8),
         "--preset tiny --hidden-dim 128 --num-heads 1": (128, 4, 1, 1, 512, 128, 8),
+        "--preset tiny --hidden-dim 256": (256, 4, 8, 4, 512, 128, 8),  # the preset's width: its feed-forward fits
         "--validate-setup": (64, 2, 4, 2, 256, 32, 2),
         "--validate-setup --preset tiny": (256, 4, 8, 4, 512, 128, 8),
         "--validate-setup --seq-len 48": (64, 2, 4, 2, 256, 48, 2),
@@ -387,6 +388,16 @@ def test_a_trace_has_named_ranges_and_says_what_it_is_of(version, part, tmp_path
     assert (metadata["version"], metadata["part"], metadata["precision"]) == (version, part, "float32")
     assert (metadata["hidden_dim"], metadata["seq_len"], metadata["batch_size"]) == (32, 8, 2)
     assert metadata["peak_memory_mb"] > 0
+
+
+def test_profiled_steps_go_on_with_the_batches_after_the_measured_ones(tmp_path, capsys, monkeypatch):
+    script = load_version(1)
+    drawn = []
+    batch = script.batch
+    monkeypatch.setattr(script, "batch", lambda data, step, config: drawn.append(step) or batch(data, step, config))
+    argv = [*SHORT, "--enable-pytorch-profiler", "--profile-dir", tmp_path, "--profile-steps", "2"]
+    assert call(1, argv, capsys)[0] == 0
+    assert drawn == [0, 0, 1, 2, 3, 4]  # the first is that of the warm-up
 
 
 def test_operators_are_sorted_by_the_key(tmp_path, capsys):

@@ -344,7 +344,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(version, tmp_path, capsys):
     assert status == 1 and "trained" not in out  # no summary, which would look like success
     assert re.fullmatch(rf"{SCRIPTS[version].name}: .*step [2-9]\b.*--learning-rate.*\n", err), err
     steps = strict_json(metrics.read_text())["steps"]
-    assert 2 <= len(steps) < 9 and steps[0]["loss"] > 0
+    assert 2 <= len(steps) < 9 and steps[0]["loss"] > 0 and steps[-1]["loss"] is None  # JSON has no NaN
 
 
 def test_a_last_update_that_is_not_finite_fails_the_run(tmp_path, capsys):
@@ -353,6 +353,20 @@ def test_a_last_update_that_is_not_finite_fails_the_run(tmp_path, capsys):
     status, out, err = call(1, argv, capsys)
     assert status == 1 and "trained" not in out and "not finite after step 2: lower --learning-rate" in err
     assert len(strict_json((tmp_path / "m").read_text())["steps"]) == 2
+
+
+def test_one_number_of_the_weights_that_is_not_finite_fails_the_run(capsys, monkeypatch):
+    script = load_version(1)
+    run = script.Trainer.run
+
+    def ruin(trainer, tokens, labels):
+        record = run(trainer, tokens, labels)
+        trainer.model.norm.weight.data[3] = float("nan")
+        return record
+
+    monkeypatch.setattr(script.Trainer, "run", ruin)
+    status, out, err = call(1, [*MINI, "--num-steps", 1, "--warmup-steps", 0], capsys)
+    assert status == 1 and "trained" not in out and "the weights are not finite after step 1" in err
 
 
 LARGE = [f"--hidden-dim {2**24} --vocab-size {2**24}", f"--batch-size {2**24} --seq-len {2**20}"]

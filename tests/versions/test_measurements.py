@@ -101,15 +101,20 @@ def test_a_step_ends_with_the_slowest_rank(clock, monkeypatch):
 
 
 def test_warm_up_is_in_seconds(clock, monkeypatch):
+    """Its steps, the capture and its proof, and the weights that are restored."""
     trainer = timed_trainer(1, clock, monkeypatch)
-    monkeypatch.setattr(trainer, "restore", lambda start: None)
+    monkeypatch.setattr(trainer, "capture", lambda start: clock.work(2.0))
+    monkeypatch.setattr(trainer, "restore", lambda start: clock.work(0.5))
     trainer.config.warmup_steps = 3
-    assert trainer.warm_up(trainer.tokens, trainer.labels, None) == pytest.approx(3 * 0.070)
+    trainer.config.graph = False
+    assert trainer.warm_up(trainer.tokens, trainer.labels, None) == pytest.approx(3 * 0.070 + 0.5)
+    trainer.config.graph = True
+    assert trainer.warm_up(trainer.tokens, trainer.labels, None) == pytest.approx(3 * 0.070 + 2.5)
 
 
 # ---------------------------------------------------------------- the summary
 
-# The mean is 40 ms, the median 20 ms: the rates follow from the median.
+# The mean is 40 ms, the median 20 ms: the rates follow from the median. Neither first nor last step is the median.
 STEPS = [
     {
         "step": i,
@@ -120,7 +125,7 @@ STEPS = [
         "step_ms": step,
     }
     for i, (loss, forward, backward, optimizer, step) in enumerate(
-        [(5.0, 3, 4, 1, 10.0), (4.0, 30, 40, 10, 90.0), (3.0, 6, 8, 2, 20.0)]
+        [(5.0, 3, 4, 1, 10.0), (4.0, 6, 8, 2, 20.0), (3.0, 30, 40, 10, 90.0)]
     )
 ]
 FLOPS = 36 * 6 * (50 * 32 + 2 * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 72 * 32) + 2 * 18 * 32)  # of 2 x 18 tokens
