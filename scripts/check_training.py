@@ -429,7 +429,7 @@ class Watch:
     # -------------------------------------------------- calls without hooks
     def find_hidden_calls(self):
         """Watch the calls that PyTorch gives no hook: of a module compiled in place, and of model.forward() itself."""
-        for module in all_modules():
+        for module in existing(nn.Module):
             call = module._compiled_call_impl
             if call is not None and not hasattr(call, "watched"):
                 module._compiled_call_impl = functools.partial(self.hidden_call, module, call)
@@ -535,7 +535,7 @@ class Watch:
             self.find_hidden_calls()
         for module in self.outermost:
             self.adopt(module)
-        params = [param for group in optimizer.param_groups for param in group["params"]]
+        params = params_of(optimizer)
         for number, param in enumerate(params):
             self.record_of(param, f"parameter {number} of {type(optimizer).__name__}")
         self.optimizers[id(optimizer)] = optimizer
@@ -633,19 +633,35 @@ def weight_of(record, key, optimizer):
     return record.param if key is None else optimizer.state[record.param][key]
 
 
-def all_modules():
-    """Return all modules that exist."""
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+def existing(kind):
+    """Return all objects of a class that exist. Their own __class__ is not asked: a lazy object may load itself."""
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
+
+
+def ids_of(*modules):
+    """Return the ids of the modules' parameters."""
+    return {id(param) for module in modules for param in module.parameters()}
+
+
+def params_of(optimizer):
+    """Return the parameters of an optimizer."""
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def holders_of(modules):
+    """Return {child: the first of these modules that holds it}."""
+    holders = {}
+    for holder in modules:
+        for child in holder._modules.values():
+            holders.setdefault(child, holder)
+    return holders
 
 
 def top_of(module):
     """Climb to the outermost module that holds this one."""
-    holders = {}
-    for holder in all_modules():
-        for child in holder._modules.values():
-            holders.setdefault(child, holder)
+    holders = holders_of(existing(nn.Module))
     while module in holders:
-        module = holders.pop(module)
+        module = holders.pop(module)  # a module that holds itself, however deep, ends the climb
     return module
 
 
@@ -820,8 +836,7 @@ def split_by_use(watch, suspects):
     left = list(suspects)
     end = time.monotonic() + RERUN_SECONDS
     for module, root in watch.roots.items():
-        inside = {id(param) for param in module.parameters()}
-        mine = [record for record in suspects if id(record.param) in inside]
+        mine = records_in(suspects, module)
         left = [record for record in left if record not in mine]
         if not mine:
             continue
@@ -839,6 +854,12 @@ def split_by_use(watch, suspects):
         unknown.update(left)
         reasons.append(f"no gradient in {short(left)}, which ran under no_grad only")
     return used, aside - used, unknown - used, reasons
+
+
+def records_in(records, *modules):
+    """Return those records whose parameters are in the modules."""
+    inside = ids_of(*modules)
+    return [record for record in records if id(record.param) in inside]
 
 
 def is_leftover(watch, root):
@@ -905,11 +926,11 @@ class Facts:
     def __init__(self, watch):
         self.watch = watch
         tell_models_apart(watch)
-        models = {id(param) for root in watch.outermost.values() for param in root.model.parameters()}
-        self.ran = {id(param) for module in watch.outermost for param in module.parameters()}
+        models = ids_of(*(root.model for root in watch.outermost.values()))
+        self.ran = ids_of(*watch.outermost)
         self.stepped = set().union(*watch.members.values())
         self.waiting = waiting_parameters(watch)
-        self.held = {id(param) for module in all_modules() for param in module.parameters(recurse=False)}
+        self.held = ids_of(*existing(nn.Module))
         known = [record for key, record in watch.records.items() if key in models | self.stepped]
         known = [record for record in known if record.seen or (not record.trainable and record.param.numel())]
         self.fates = {record: self.fate(record) for record in known}
@@ -958,9 +979,8 @@ def fate_by_use(record, used, unknown):
 
 def waiting_parameters(watch):
     """Return the ids of parameters whose optimizer exists and did not step."""
-    optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)]
-    quiet = [optimizer for optimizer in optimizers if id(optimizer) not in watch.optimizers]
-    return {id(param) for optimizer in quiet for group in optimizer.param_groups for param in group["params"]}
+    quiet = [optimizer for optimizer in existing(torch.optim.Optimizer) if id(optimizer) not in watch.optimizers]
+    return {id(param) for optimizer in quiet for param in params_of(optimizer)}
 
 
 # ------------------------------------------------------------ where the gradient ends
@@ -980,7 +1000,7 @@ class Forward:
         self.places = {}
         modules = [pair for root in watch.roots.values() for pair in root.model.named_modules()]
         self.names = {module: watch.titles.get(module, "") + clean(name) for name, module in modules}
-        self.holders = {child: module for module in self.names for child in module._modules.values()}
+        self.holders = holders_of(self.names)
         handles = [
             module_hooks.register_module_forward_pre_hook(self.enter),
             module_hooks.register_module_forward_hook(self.leave),
@@ -1004,7 +1024,7 @@ class Forward:
         needs_gradient = any(item.requires_grad for item in floating)
         self.places[module].cut = trainable and bool(floating) and not needs_gradient
 
-    def holders_of(self, module):
+    def around(self, module):
         """Yield the modules around a module, from the innermost. Some only hold others and never run."""
         while module in self.holders:
             module = self.holders[module]
@@ -1050,9 +1070,9 @@ def cuts(forward, lost):
     owners = {module for record in lost for module in record.places}
     mine = {module: place for module, place in forward.places.items() if owners & set(module.modules())}
     off = [module for module, place in mine.items() if not place.grad_mode]
-    outermost = [module for module in off if not any(holder in off for holder in forward.holders_of(module))]
+    outermost = [module for module in off if not any(holder in off for holder in forward.around(module))]
     cut = [module for module, place in mine.items() if place.cut and place.grad_mode]
-    outer = {holder for module in cut for holder in forward.holders_of(module)}
+    outer = {holder for module in cut for holder in forward.around(module)}
     innermost = [module for module in cut if module not in outer]
     lines = []
     if outermost:
@@ -1265,12 +1285,11 @@ def slope_errors(facts):
     errors = {}
     reasons = []
     end = time.monotonic() + SLOPE_SECONDS
-    inside = {id(param) for module in facts.watch.roots for param in module.parameters()}
-    if any(id(record.param) not in inside for record in facts.of("trained")):
+    trained = facts.of("trained")
+    if len(records_in(trained, *facts.watch.roots)) < len(trained):
         reasons.append("what computes with them is in no module, or was not seen")
     for module, root in facts.watch.roots.items():
-        inside = {id(param) for param in module.parameters()}
-        mine = [record for record in facts.of("trained") if id(record.param) in inside]
+        mine = records_in(trained, module)
         if not mine:
             continue
         try:
@@ -1502,10 +1521,9 @@ def assess(watch, peak=None):
 
 def weights_of_ddp(watch):
     """Return {name: (bit sum at the start, bit sum now)} of the parameters that DDP keeps equal in all processes."""
-    parallel = nn.parallel.DistributedDataParallel
-    models = [module for module in all_modules() if issubclass(type(module), parallel)]
     world = torch.distributed.get_world_size()
-    kept = {id(param) for model in models if model.process_group.size() == world for param in model.parameters()}
+    models = existing(nn.parallel.DistributedDataParallel)
+    kept = ids_of(*(model for model in models if model.process_group.size() == world))
     records = [record for key, record in watch.records.items() if key in kept and record.start is not None]
     now = bit_sums([record.param for record in records])
     return {record.name: (record.start, value) for record, value in zip(records, now, strict=True)}
@@ -1606,7 +1624,7 @@ def describe(facts):
 
 def uses_scaler():
     """Say whether a gradient scaler exists."""
-    return any(issubclass(type(thing), torch.amp.GradScaler) and thing.is_enabled() for thing in gc.get_objects())
+    return any(scaler.is_enabled() for scaler in existing(torch.amp.GradScaler))
 
 
 def compiled_graphs():
