@@ -61,7 +61,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-LOOK = 4  # steps in which every gradient is looked at as it arrives; later steps are timed
+LOOK = 4  # steps of its optimizer in which a gradient is looked at as it arrives; later steps are timed
 WAYS = 4  # ways to call a model, such as with other flags or shapes, that are run again
 RERUN_SECONDS = 60  # for asking which parameters the output depends on
 SLOPE_SECONDS = 20  # for comparing gradients with differences
@@ -163,13 +163,21 @@ def on_gpu():
 
 # ------------------------------------------------------------ what is remembered
 @dataclasses.dataclass
+class Arrival:
+    """Hold a gradient that backward computed, before it is added to the parameter's."""
+
+    step: int  # of the parameter's optimizer, counted from 0
+    nonzero: torch.Tensor
+    added: torch.Tensor | bool  # is there a gradient other than zero already?
+
+
+@dataclasses.dataclass
 class Seen:
-    """Hold one parameter at one optimizer step."""
+    """Hold one parameter at one step of its optimizer."""
 
     gradient: int | None  # bit sum; None: there was no gradient
     largest: float  # absolute value in the gradient; 0 without one
     changed: bool  # did the step change the parameter?
-    arrived: torch.Tensor | bool = False  # was the last gradient that backward computed before it other than zero?
 
 
 @dataclasses.dataclass(eq=False)
@@ -182,8 +190,8 @@ class Record:
     trainable: bool = False
     start: int | None = None  # bit sum of the first value
     seen: list = dataclasses.field(default_factory=list)  # one Seen per step of its optimizer
-    arrived: int = 0  # gradients that backward computed for it; of the first steps:
-    arrivals: list = dataclasses.field(default_factory=list)  # (step, is it nonzero?, was there one already?)
+    arrivals: list = dataclasses.field(default_factory=list)  # one Arrival per gradient of the first steps
+    arrived: bool = False  # did backward compute any gradient for it, in any step?
 
     @property
     def trained(self):
@@ -202,12 +210,18 @@ class Record:
         return len(gradients) > 1 and len(set(gradients)) == 1
 
     @property
+    def cleared(self):
+        """Say whether the last gradient before a step was other than zero, although none reached a step."""
+        last = {arrival.step: arrival.nonzero for arrival in self.arrivals if arrival.step < len(self.seen)}
+        return not self.trained and any(bool(nonzero) for nonzero in last.values())
+
+    @property
     def never_cleared(self):
         """Say whether in two steps every new gradient was added to an old one."""
-        old_ones = collections.defaultdict(list)
-        for step, _, old in self.arrivals:
-            old_ones[step].append(bool(old))
-        return sum(all(olds) for step, olds in old_ones.items() if step > 0) >= 2
+        added = collections.defaultdict(list)
+        for arrival in self.arrivals:
+            added[arrival.step].append(bool(arrival.added))
+        return sum(all(every) for step, every in added.items() if step > 0) >= 2
 
 
 @dataclasses.dataclass(eq=False)
@@ -316,6 +330,7 @@ class Watch:
         self.members = {}  # id of an optimizer -> ids of its parameters
         self.lead = None  # the optimizer whose steps count
         self.stepping = 0
+        self.in_backward = False  # does backward itself call the optimizer?
         self.weights = {}  # record -> (key of its float32 copy, bit sum) before this step
         self.gradients = {}  # record -> (bit sum, largest) at this step
         self.skipped = 0
@@ -471,13 +486,14 @@ class Watch:
             return
         if self.done or gradient is None:  # compiled code hands out None where eager code hands out nothing
             return
-        record.arrived += 1
-        if len(self.steps) >= LOOK or (on_gpu() and torch.cuda.is_current_stream_capturing()):
+        record.arrived = True
+        step = len(record.seen)
+        if step >= LOOK or (on_gpu() and torch.cuda.is_current_stream_capturing()):
             return
         with torch.no_grad():
             old = record.param.grad
-            is_old = old is not None and plain(old).any()
-            record.arrivals.append((len(self.steps), plain(gradient).any(), is_old))
+            added = old is not None and plain(old).any()
+            record.arrivals.append(Arrival(step, plain(gradient).any(), added))
 
     def backward(self, run, roots, *args, **kwargs):
         """Time torch.autograd.backward and keep the loss that it begins from."""
@@ -505,7 +521,7 @@ class Watch:
         self.stepping += 1
         if self.stepping > 1:  # an optimizer inside an optimizer
             return None
-        self.clock.switch("optimizer")
+        self.in_backward = self.clock.switch("optimizer") == "backward"
         if self.lead is None:
             self.lead = optimizer
         with self.clock.paused():
@@ -572,7 +588,7 @@ class Watch:
                 self.skipped += 1  # a gradient scaler left this step out
             else:
                 self.compare(optimizer)
-        self.clock.switch("other")
+        self.clock.switch("backward" if self.in_backward else "other")
         if optimizer is self.lead:
             self.next_step()
 
@@ -581,8 +597,7 @@ class Watch:
         after = bit_sums([weight_of(record, key, optimizer) for record, (key, _) in self.weights.items()])
         for (record, (_, before)), value in zip(self.weights.items(), after, strict=True):
             gradient, top = self.gradients.get(record, (None, 0.0))
-            arrived = record.arrivals[-1][1] if record.arrivals else False
-            record.seen.append(Seen(gradient, top, value != before, arrived))
+            record.seen.append(Seen(gradient, top, value != before))
 
     def next_step(self):
         """Close an iteration."""
@@ -955,7 +970,7 @@ class Facts:
             return "trained"
         if key not in self.held:
             return "stray"  # perhaps its module has another parameter by now
-        if any(bool(step.arrived) for step in record.seen):
+        if record.cleared:
             return "cleared"
         if key not in self.ran:
             return "not_seen" if self.watch.has_compiled() or self.watch.transformed else "not_run"
@@ -1119,7 +1134,7 @@ def gradient_findings(facts):
     """Return findings on gradients that are not finite, stay the same or add up."""
     moving = [record for record in facts.of("trained") if len(record.seen) > 2]
     repeated = [record for record in moving if record.changed and record.repeats]
-    kept = [record for record in moving if record.never_cleared]
+    kept = [record for optimizer in facts.watch.optimizers.values() for record in never_cleared(moving, optimizer)]
     found = not_finite(facts)
     empty = sum(not step.gradients for step in facts.watch.steps)
     if moving and empty > 1:
@@ -1127,9 +1142,16 @@ def gradient_findings(facts):
         found.append(Finding("empty_steps", text))
     if len(repeated) > 0.9 * len(moving):
         found += on(facts, "repeated", "the same gradient in every step, bit for bit", repeated)
-    if len(kept) > 0.9 * len(moving):
-        found += on(facts, "never_cleared", "gradients add up over the steps, zero_grad() is missing", kept)
+    found += on(facts, "never_cleared", "gradients add up over the steps, zero_grad() is missing", kept)
     return found
+
+
+def never_cleared(records, optimizer):
+    """Return an optimizer's records that are never cleared if these are nearly all: one of many may be meant."""
+    members = {id(param) for param in params_of(optimizer)}
+    mine = [record for record in records if id(record.param) in members]
+    kept = [record for record in mine if record.never_cleared]
+    return kept if len(kept) > 0.9 * len(mine) else []
 
 
 def not_finite(facts):

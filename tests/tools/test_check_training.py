@@ -563,6 +563,70 @@ def test_other_loops_are_sound(check, loop):
     assert (status, kinds(report), without_times(kinds(report, True))) == (0, [], OTHER[loop]), printed
 
 
+MORE = {  # loop: the warnings of the sound one
+    "ema": [],
+    "every_second": [],
+    "clip_value": [],
+    "warm_up": [],
+    "tied": [],
+    "mixture": ["unused"],
+    "checkpointed": [],
+    "not_reentrant": [],
+    "groups": [],
+    "own_optimizer": [],
+    "sam": [],
+    "sam_closure": [],
+    "gan": [],
+    "simsiam": ["unchanged_bias"],
+    "byol": [],
+    "float16": [],
+    "in_backward": [],
+    "recurrent": [],
+    "vae": [],
+    "normed": [],
+    "distilled": ["idle"],
+    "ppo": [],
+}
+MORE_FAULTS = {  # loop and fault: findings or warnings, words of the report
+    "ema cleared": (["cleared"], "4 of 4 tensors"),
+    "every_second never_cleared": (["never_cleared"], "zero_grad() is missing: 4 of 6 tensors"),
+    "clip_value to_zero": (["cleared"], "4 of 4 tensors"),
+    "warm_up forgotten": (["unchanged"], "learning rates: 0"),
+    "tied half": (["wrong_slope"], "1 of 2 tensors"),
+    "mixture router": (["no_gradient", "unused"], "router.weight, router.bias"),
+    "checkpointed first": (["no_gradient"], "autograd is off in blocks.* (x3) (Sequential)"),
+    "groups lr_of_a_group": (["unchanged"], "learning rates: 0, 0.01"),
+    "own_optimizer rebound": (["unchanged"], "4 of 4 tensors"),
+    "sam never_cleared": (["never_cleared"], "4 of 4 tensors"),
+    "sam_closure no_step": (["unchanged"], "4 of 4 tensors"),
+    "gan detach": (["no_gradient"], "4 of 8 tensors"),
+    "byol detached_student": (["no_gradient"], "4 of 6 tensors"),
+    "float16 underflow": (["zero_bias", "zero_gradient"], "a gradient of zeros although the output depends on them"),
+    "in_backward never_cleared": (["never_cleared"], "4 of 4 tensors"),
+    "vae detached_noise": (["wrong_slope"], "spread.weight"),
+    "normed before": (["no_optimizer", "stray"], "2.parametrizations.weight.original0"),
+    "distilled teacher": (["no_optimizer", "untested"], "Sequential2"),
+    "ppo constant_ratio": (["no_gradient"], "Linear1.weight, Linear1.bias"),
+}
+
+
+@pytest.mark.parametrize("loop", MORE)
+@pytest.mark.quick(4)
+def test_more_loops_are_sound(check, loop):
+    status, report, printed = check(SAMPLES / "more_loops.py", loop)
+    assert (status, kinds(report), without_times(kinds(report, True))) == (0, [], MORE[loop]), printed
+
+
+@pytest.mark.parametrize("loop_and_fault", MORE_FAULTS)
+@pytest.mark.quick(4)
+def test_a_fault_of_more_loops_is_found(check, loop_and_fault):
+    expected, words = MORE_FAULTS[loop_and_fault]
+    status, report, printed = check(SAMPLES / "more_loops.py", *loop_and_fault.split())
+    assert sorted(kinds(report) + without_times(kinds(report, True))) == expected, printed
+    assert status == (expected != ["wrong_slope"]), printed
+    assert words in printed
+
+
 @pytest.mark.parametrize("version", [1, 2, 4])
 def test_our_versions_are_sound(check, version):
     status, report, printed = check(SCRIPTS[version], *TINY.split(), "--num-steps", "12")
