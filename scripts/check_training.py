@@ -136,14 +136,12 @@ def bit_sums(values):
     return to_list([bit_sum(value) for value in values])
 
 
-def largest(values):
-    """Return each tensor's largest absolute value; NaN stays NaN."""
-    return to_list([largest_of(plain(value).float()) for value in values])
-
-
-def largest_of(value):
-    """Return a tensor's largest absolute value. A process may have no part of a tensor that is spread over several."""
-    return torch.linalg.vector_norm(value, float("inf")) if value.numel() else value.sum()
+def largest(value):
+    """Return a tensor's largest absolute value; NaN stays NaN."""
+    value = plain(value).float()
+    if not value.numel():  # this process may have no part of a tensor that is spread over several
+        return value.sum()
+    return torch.linalg.vector_norm(value, float("inf"))
 
 
 def has_values(tensor):
@@ -271,15 +269,16 @@ class Clock:
         self.own = 0.0
         self.seconds = collections.Counter()
 
-    def now(self):
-        """Return the script's time, with the GPU's work done."""
+    @staticmethod
+    def read():
+        """Return the time, with the GPU's work done."""
         if on_gpu():
             torch.cuda.synchronize()
-        return time.perf_counter() - self.own
+        return time.perf_counter()
 
     def switch(self, phase):
         """Begin another phase; return the one that ends."""
-        now = self.now()
+        now = self.read() - self.own
         if self.since is not None:
             self.seconds[self.phase] += now - self.since
         last = self.phase
@@ -290,12 +289,12 @@ class Clock:
     @contextlib.contextmanager
     def paused(self):
         """Leave this block out. The script's own GPU work is finished first, or it would be left out as well."""
-        begin = self.now() + self.own
+        begin = self.read()
         try:
             with torch.no_grad():
                 yield
         finally:
-            self.own = self.own + self.now() + self.own - begin
+            self.own += self.read() - begin
 
 
 # ------------------------------------------------------------ watching
@@ -326,10 +325,8 @@ class Watch:
         self.calls = itertools.count(1)
         self.scalar = None  # (value, node of the graph) of a model's own loss, before a scaler or an average
         self.scaled = False  # was there a gradient scaler?
-        self.optimizers = {}  # id -> optimizer
-        self.members = {}  # id of an optimizer -> ids of its parameters
-        self.lead = None  # the optimizer whose steps count
-        self.stepping = 0
+        self.optimizers = []  # in the order of their first steps; the first one leads: its steps are counted
+        self.stepping = 0  # optimizers that are in their step: one may call another
         self.in_backward = False  # does backward itself call the optimizer?
         self.weights = {}  # record -> (key of its float32 copy, bit sum) before this step
         self.gradients = {}  # record -> (bit sum, largest) at this step
@@ -465,7 +462,10 @@ class Watch:
 
         forward.watched = True
         kind.forward = forward
-        self.undo.append(functools.partial(setattr, kind, "forward", own) if own else lambda: delattr(kind, "forward"))
+        if own:
+            self.undo.append(functools.partial(setattr, kind, "forward", own))
+        else:
+            self.undo.append(functools.partial(delattr, kind, "forward"))
 
     def hidden_call(self, module, call, *args, **kwargs):
         """Call a module as if it had hooks."""
@@ -519,61 +519,60 @@ class Watch:
         if self.blind():
             return None
         self.stepping += 1
-        if self.stepping > 1:  # an optimizer inside an optimizer
+        if self.stepping > 1:
             return None
         self.in_backward = self.clock.switch("optimizer") == "backward"
-        if self.lead is None:
-            self.lead = optimizer
         with self.clock.paused():
+            self.prepare(optimizer)
             self.weigh(optimizer)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
-            with self.clock.paused():
-                self.look()
+            self.look()
             return None
 
         @functools.wraps(closure)
         def watched():
             result = closure()
             self.clock.switch("optimizer")
-            with self.clock.paused():
-                self.look()
+            self.look()
             return result
 
         if "closure" in kwargs:
             return args, {**kwargs, "closure": watched}
         return (args[0], watched, *args[2:]), kwargs
 
-    def weigh(self, optimizer):
-        """Take the bit sums of the parameters before a step: the optimizer's own and those of no optimizer."""
-        if not self.steps:
+    def prepare(self, optimizer):
+        """Record the parameters that modules and optimizers have by now."""
+        if not self.steps:  # the first step, since these searches are slow
             self.scaled |= uses_scaler()
             self.find_hidden_calls()
         for module in self.outermost:
             self.adopt(module)
-        params = params_of(optimizer)
-        for number, param in enumerate(params):
+        for number, param in enumerate(params_of(optimizer)):
             self.record_of(param, f"parameter {number} of {type(optimizer).__name__}")
-        self.optimizers[id(optimizer)] = optimizer
-        self.members[id(optimizer)] = {id(param) for param in params}
-        others = set().union(*self.members.values()) - self.members[id(optimizer)]
-        watched = [record for key, record in self.records.items() if record.trainable and key not in others]
-        watched = [record for record in watched if record.param.numel()]
-        copies = {record: copy_key(record.param, optimizer) for record in watched}
-        sums = bit_sums([weight_of(record, copies[record], optimizer) for record in watched])
-        self.weights = {}
-        for record, value in zip(watched, sums, strict=True):
-            self.weights[record] = (copies[record], value)
+        if optimizer not in self.optimizers:
+            self.optimizers.append(optimizer)
+
+    def weigh(self, optimizer):
+        """Take the bit sums of the parameters before a step: the optimizer's own and those of no optimizer."""
+        others = ids_of(*self.optimizers) - ids_of(optimizer)
+        mine = [record for key, record in self.records.items() if key not in others]
+        watched = [record for record in mine if record.trainable and record.param.numel()]
+        copies = [copy_key(record.param, optimizer) for record in watched]
+        sums = bit_sums([weight_of(record, key, optimizer) for record, key in zip(watched, copies, strict=True)])
+        self.weights = dict(zip(watched, zip(copies, sums, strict=True), strict=True))
+        for record, (_, value) in self.weights.items():
             if record.start is None:
                 record.start = value
 
     def look(self):
         """Keep the facts about the gradients that this step uses."""
-        present = [record for record in self.weights if record.param.grad is not None]
-        gradients = [record.param.grad for record in present]
-        facts = zip(bit_sums(gradients), largest(gradients), strict=True)
-        self.gradients = dict(zip(present, facts, strict=True))
-        self.step.gradients += len(present)
+        with self.clock.paused():
+            present = [record for record in self.weights if record.param.grad is not None]
+            gradients = [record.param.grad for record in present]
+            sizes = to_list([largest(gradient) for gradient in gradients])
+            self.gradients = dict(zip(present, zip(bit_sums(gradients), sizes, strict=True), strict=True))
+            self.step.gradients += len(present)
 
     def step_ended(self, optimizer):
         """Judge the step. A step of the leading optimizer ends an iteration, and the last one ends the script."""
@@ -589,7 +588,7 @@ class Watch:
             else:
                 self.compare(optimizer)
         self.clock.switch("backward" if self.in_backward else "other")
-        if optimizer is self.lead:
+        if optimizer is self.optimizers[0]:
             self.next_step()
 
     def compare(self, optimizer):
@@ -653,14 +652,16 @@ def existing(kind):
     return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
 
 
-def ids_of(*modules):
-    """Return the ids of the modules' parameters."""
-    return {id(param) for module in modules for param in module.parameters()}
+def params_of(owner):
+    """Return the parameters of a module or an optimizer."""
+    if isinstance(owner, nn.Module):
+        return list(owner.parameters())
+    return [param for group in owner.param_groups for param in group["params"]]
 
 
-def params_of(optimizer):
-    """Return the parameters of an optimizer."""
-    return [param for group in optimizer.param_groups for param in group["params"]]
+def ids_of(*owners):
+    """Return the ids of the parameters of modules or optimizers."""
+    return {id(param) for owner in owners for param in params_of(owner)}
 
 
 def holders_of(modules):
@@ -871,9 +872,9 @@ def split_by_use(watch, suspects):
     return used, aside - used, unknown - used, reasons
 
 
-def records_in(records, *modules):
-    """Return those records whose parameters are in the modules."""
-    inside = ids_of(*modules)
+def records_in(records, *owners):
+    """Return those records whose parameters belong to modules or optimizers."""
+    inside = ids_of(*owners)
     return [record for record in records if id(record.param) in inside]
 
 
@@ -943,8 +944,8 @@ class Facts:
         tell_models_apart(watch)
         models = ids_of(*(root.model for root in watch.outermost.values()))
         self.ran = ids_of(*watch.outermost)
-        self.stepped = set().union(*watch.members.values())
-        self.waiting = waiting_parameters(watch)
+        self.stepped = ids_of(*watch.optimizers)
+        self.waiting = ids_of(*existing(torch.optim.Optimizer)) - self.stepped
         self.held = ids_of(*existing(nn.Module))
         known = [record for key, record in watch.records.items() if key in models | self.stepped]
         known = [record for record in known if record.seen or (not record.trainable and record.param.numel())]
@@ -962,7 +963,7 @@ class Facts:
         key = id(record.param)
         if not record.trainable:
             return "frozen"
-        if key not in self.stepped and key in self.waiting:
+        if key in self.waiting:
             return "waiting"
         if key not in self.stepped:
             return "no_optimizer" if record.trained or record.arrived else "idle"
@@ -990,12 +991,6 @@ def fate_by_use(record, used, unknown):
     if not record.arrived:
         return "no_gradient"
     return "zero_bias" if record.name.endswith("bias") else "zero_gradient"  # it may cancel in a softmax or a norm
-
-
-def waiting_parameters(watch):
-    """Return the ids of parameters whose optimizer exists and did not step."""
-    quiet = [optimizer for optimizer in existing(torch.optim.Optimizer) if id(optimizer) not in watch.optimizers]
-    return {id(param) for optimizer in quiet for param in params_of(optimizer)}
 
 
 # ------------------------------------------------------------ where the gradient ends
@@ -1134,7 +1129,7 @@ def gradient_findings(facts):
     """Return findings on gradients that are not finite, stay the same or add up."""
     moving = [record for record in facts.of("trained") if len(record.seen) > 2]
     repeated = [record for record in moving if record.changed and record.repeats]
-    kept = [record for optimizer in facts.watch.optimizers.values() for record in never_cleared(moving, optimizer)]
+    kept = [record for optimizer in facts.watch.optimizers for record in never_cleared(moving, optimizer)]
     found = not_finite(facts)
     empty = sum(not step.gradients for step in facts.watch.steps)
     if moving and empty > 1:
@@ -1148,8 +1143,7 @@ def gradient_findings(facts):
 
 def never_cleared(records, optimizer):
     """Return an optimizer's records that are never cleared if these are nearly all: one of many may be meant."""
-    members = {id(param) for param in params_of(optimizer)}
-    mine = [record for record in records if id(record.param) in members]
+    mine = records_in(records, optimizer)
     kept = [record for record in mine if record.never_cleared]
     return kept if len(kept) > 0.9 * len(mine) else []
 
@@ -1177,7 +1171,7 @@ def change_findings(facts):
     found = on(facts, "changed_alone", "changed by a step without a gradient", alone)
     if all(record.name.endswith("bias") for record in unmoved):  # in a norm after it a bias may cancel
         return found + on(facts, "unchanged_bias", "a gradient too small to change them", unmoved, warning=True)
-    groups = [group for optimizer in facts.watch.optimizers.values() for group in optimizer.param_groups]
+    groups = [group for optimizer in facts.watch.optimizers for group in optimizer.param_groups]
     rates = sorted({float(group["lr"]) for group in groups if "lr" in group})
     details = [f"learning rates: {', '.join(f'{rate:g}' for rate in rates)}"]
     if any(record.param.element_size() == 2 for record in unmoved):
@@ -1419,11 +1413,10 @@ def work_of(facts):
             forward = matmul_flops(counter.get_flop_counts().get("Global", {}))
             backwards = min(call.count, max(call.reached.values(), default=0)) if call.attached else call.count
             flops += forward * (call.count + (passes(facts, call) - 1) * backwards) / len(facts.watch.steps)
-    optimizers = facts.watch.optimizers.values()
-    state = [tensor for optimizer in optimizers for tensor in tensors(list(optimizer.state.values()))]
+    states = [list(optimizer.state.values()) for optimizer in facts.watch.optimizers]
     weights = [record.param for record in facts.live if id(record.param) in facts.stepped]
     # A gradient is as large as its parameter; a parameter that lost its gradient should have one.
-    size = sum(plain(tensor).numel() * tensor.element_size() for tensor in [*state, *weights, *weights])
+    size = sum(plain(tensor).numel() * tensor.element_size() for tensor in [*tensors(states), *weights, *weights])
     widths.sizes.update(weight.element_size() for weight in weights)
     return Work(flops, 8 * min(widths.sizes, default=4), size)
 
@@ -1630,7 +1623,7 @@ def describe(facts):
     trained = [record for record in facts.live if record.trained]
     percent = 100 * sum(record.param.numel() for record in trained) / max(1, size)
     rows["gradient"] = f"{len(trained)} of {len(facts.live)} tensors, {percent:.4g} % of the elements"
-    kinds = ", ".join(sorted({type(optimizer).__name__ for optimizer in watch.optimizers.values()}))
+    kinds = ", ".join(sorted({type(optimizer).__name__ for optimizer in watch.optimizers}))
     stepped = [record for record in facts.live if id(record.param) in facts.stepped]
     rows["optimizer"] = f"{kinds}: {len(stepped)} tensors, {sum(record.changed for record in stepped)} changed"
     if watch.skipped:
