@@ -21,7 +21,7 @@ each line of it:
     floor       0.002 ms: ... TFLOP / ... = ... ms              floor
     slopes      1 of 1 tensors as the output's, within 0.001    slope_errors
 
-    FINDING     NO GRADIENT although the output depends on      Facts.fate, fate_by_use: asks
+    FINDING     NO GRADIENT although the output depends on      Facts.fate, fates_by_use: asks
                 them: 30 of 31 tensors                              Rerun.depends_on
                 the gradient ends between head (has one)        boundaries
                 and norm (has none)
@@ -184,7 +184,7 @@ class Record:
 
     param: nn.Parameter
     name: str
-    places: dict = dataclasses.field(default_factory=dict)  # module -> its name; a tied parameter has several
+    owners: dict = dataclasses.field(default_factory=dict)  # module -> its name; a tied parameter has several
     trainable: bool = False
     start: int | None = None  # bit sum of the first value
     seen: list = dataclasses.field(default_factory=list)  # one Seen per step of its optimizer
@@ -316,7 +316,7 @@ class Watch:
         self.step = Step()
         self.steps = []
         self.records = {}  # id of a parameter -> Record
-        self.titles = {}  # module -> its model, where names alone do not tell models apart
+        self.prefixes = {}  # module -> its model's title, where names alone do not tell models apart
         self.outermost = {}  # outermost module -> Root
         self.inner = set()  # modules inside those
         self.inside = None  # the outermost module that is running
@@ -426,9 +426,9 @@ class Watch:
         for prefix, owner in self.outermost[module].model.named_modules():
             for name, param in owner.named_parameters(recurse=False):
                 record = self.record_of(param, "")
-                if not record.places:
+                if not record.owners:
                     record.name = clean(f"{prefix}.{name}" if prefix else name)
-                record.places[owner] = clean(prefix) or name
+                record.owners[owner] = clean(prefix) or name
 
     def record_of(self, param, name):
         """Return a parameter's record. A trainable parameter gets a hook, once."""
@@ -609,6 +609,7 @@ class Watch:
             raise Enough(0)
 
 
+# ------------------------------------------------------------ calls, losses and weights
 def note(reached, number, gradient):
     """Note that a gradient reached an output."""
     reached[number] += 1
@@ -647,6 +648,7 @@ def weight_of(record, key, optimizer):
     return record.param if key is None else optimizer.state[record.param][key]
 
 
+# ------------------------------------------------------------ what exists
 def existing(kind):
     """Return all objects of a class that exist. Their own __class__ is not asked: a lazy object may load itself."""
     return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
@@ -662,6 +664,12 @@ def params_of(owner):
 def ids_of(*owners):
     """Return the ids of the parameters of modules or optimizers."""
     return {id(param) for owner in owners for param in params_of(owner)}
+
+
+def records_in(records, *owners):
+    """Return those records whose parameters belong to modules or optimizers."""
+    inside = ids_of(*owners)
+    return [record for record in records if id(record.param) in inside]
 
 
 def holders_of(modules):
@@ -681,6 +689,18 @@ def top_of(module):
     return module
 
 
+def uses_scaler():
+    """Say whether a gradient scaler exists."""
+    return any(scaler.is_enabled() for scaler in existing(torch.amp.GradScaler))
+
+
+def compiled_graphs():
+    """Return the number of graphs that torch.compile has made in this process."""
+    utils = getattr(getattr(torch, "_dynamo", None), "utils", None)
+    return utils.counters["stats"]["unique_graphs"] if utils else 0
+
+
+# ------------------------------------------------------------ hooks
 @contextlib.contextmanager
 def ended_by_exception():
     """Let os._exit() in this thread raise SystemExit, or the process would end without a report."""
@@ -742,6 +762,87 @@ def hooked(watch):
 # ====================================================================================================================
 # Part 2: judge
 # ====================================================================================================================
+
+
+# ------------------------------------------------------------ what became of each parameter
+FATES = {  # fate: its line in the report; a fate without a line is sound
+    "no_gradient": "NO GRADIENT although the output depends on them",
+    "zero_gradient": "a gradient of zeros although the output depends on them",
+    "cleared": "a gradient in backward, and none at the optimizer's step",
+    "stray": "no gradient, in an optimizer and in no module",
+    "no_optimizer": "a gradient, and no optimizer",
+    "zero_bias": "a gradient of zeros, which may be right for a bias",
+    "unused": "unused: no gradient, and the output does not depend on them",
+    "not_reached": "no gradient reached the output of their module, which is unused or detached",
+    "not_run": "unused: no gradient, and no module with them runs",
+    "idle": "no gradient and no optimizer",
+    "waiting": "in an optimizer that has not stepped yet",
+}
+HARMLESS = {"zero_bias", "unused", "not_reached", "not_run", "idle", "waiting"}  # warnings
+
+
+def tell_models_apart(watch):
+    """Put the class of a model before its names if several models share some; number the models of one class."""
+    models = list(dict.fromkeys(root.model for root in watch.outermost.values()))
+    names = collections.Counter(name for model in models for name, _ in model.named_parameters())
+    if max(names.values(), default=0) < 2:
+        return
+    titles = collections.defaultdict(list)
+    for model in models:
+        titles[type(model).__name__].append(model)
+    for kind, alike in titles.items():
+        for number, model in enumerate(alike, 1):
+            title = f"{kind}{number}" if len(alike) > 1 else kind
+            watch.prefixes |= dict.fromkeys(model.modules(), f"{title}.")
+    for record in watch.records.values():
+        first = next(iter(record.owners), None)
+        record.name = watch.prefixes.get(first, "") + record.name
+        record.owners = {module: watch.prefixes.get(module, "") + name for module, name in record.owners.items()}
+
+
+class Facts:
+    """Give every parameter a fate, by what was seen of it."""
+
+    def __init__(self, watch):
+        self.watch = watch
+        tell_models_apart(watch)
+        models = ids_of(*(root.model for root in watch.outermost.values()))
+        self.ran = ids_of(*watch.outermost)
+        self.stepped = ids_of(*watch.optimizers)
+        self.waiting = ids_of(*existing(torch.optim.Optimizer)) - self.stepped
+        self.held = ids_of(*existing(nn.Module))
+        known = [record for key, record in watch.records.items() if key in models | self.stepped]
+        known = [record for record in known if record.seen or (not record.trainable and record.param.numel())]
+        self.fates = {record: self.fate(record) for record in known}
+        asked, self.untested = fates_by_use(watch, self.of("silent"))
+        self.fates |= asked
+        if self.of("not_seen"):
+            hides = "torch.func hides" if self.watch.transformed else "compiled code hides"
+            self.untested.append(f"no gradient in {short(self.of('not_seen'))}, and {hides} what uses them")
+        self.live = self.of(*{*self.fates.values()} - {"frozen", "idle"})
+
+    def fate(self, record):
+        """Say what became of a parameter: the first answer that holds counts."""
+        key = id(record.param)
+        if not record.trainable:
+            return "frozen"
+        if key in self.waiting:
+            return "waiting"
+        if key not in self.stepped:
+            return "no_optimizer" if record.trained or record.arrived else "idle"
+        if record.trained:
+            return "trained"
+        if key not in self.held:
+            return "stray"  # perhaps its module has another parameter by now
+        if record.cleared:
+            return "cleared"
+        if key not in self.ran:
+            return "not_seen" if self.watch.has_compiled() or self.watch.transformed else "not_run"
+        return "silent"  # to be asked: does the output depend on it?
+
+    def of(self, *fates):
+        """Return the parameters with these fates."""
+        return [record for record, fate in self.fates.items() if fate in fates]
 
 
 # ------------------------------------------------------------ running the last batch again
@@ -843,17 +944,16 @@ def perturb(param):
     param.mul_(1 + noise / 4).add_(noise * spread)
 
 
-def split_by_use(watch, suspects):
-    """Return the suspects on which an output depends, those of unused modules, those not tested, and why not."""
+# ------------------------------------------------------------ do the outputs depend on it?
+def fates_by_use(watch, suspects):
+    """Return {suspect: fate} by whether the outputs depend on it, and sentences on what could not be asked."""
     used = set()
     aside = set()
     unknown = set()
     reasons = []
-    left = list(suspects)
     end = time.monotonic() + RERUN_SECONDS
     for module, root in watch.roots.items():
         mine = records_in(suspects, module)
-        left = [record for record in left if record not in mine]
         if not mine:
             continue
         if is_leftover(watch, root):
@@ -866,16 +966,29 @@ def split_by_use(watch, suspects):
             untested = [record for record in mine if record not in used]
             unknown.update(untested)
             reasons.append(f"no gradient in {short(untested)}, and the last batch cannot be run again ({reason})")
-    if left:
-        unknown.update(left)
-        reasons.append(f"no gradient in {short(left)}, which ran under no_grad only")
-    return used, aside - used, unknown - used, reasons
+    inside = set(records_in(suspects, *watch.roots))
+    outside = [record for record in suspects if record not in inside]
+    if outside:
+        unknown.update(outside)
+        reasons.append(f"no gradient in {short(outside)}, which ran under no_grad only")
+    fates = {}
+    for record in suspects:
+        if record in used:
+            fates[record] = fate_of_used(record)
+        elif record in aside:
+            fates[record] = "not_reached"
+        elif record in unknown:
+            fates[record] = "unknown"
+        else:
+            fates[record] = "unused"
+    return fates, reasons
 
 
-def records_in(records, *owners):
-    """Return those records whose parameters belong to modules or optimizers."""
-    inside = ids_of(*owners)
-    return [record for record in records if id(record.param) in inside]
+def fate_of_used(record):
+    """Say what became of a parameter without a gradient on which an output depends."""
+    if not record.arrived:
+        return "no_gradient"
+    return "zero_bias" if record.name.endswith("bias") else "zero_gradient"  # it may cancel in a softmax or a norm
 
 
 def is_leftover(watch, root):
@@ -900,99 +1013,6 @@ def dependent(rerun, records, end):
         groups += [group[:middle], group[middle:]]
 
 
-# ------------------------------------------------------------ what became of each parameter
-FATES = {  # fate: its line in the report; a fate without a line is sound
-    "no_gradient": "NO GRADIENT although the output depends on them",
-    "zero_gradient": "a gradient of zeros although the output depends on them",
-    "cleared": "a gradient in backward, and none at the optimizer's step",
-    "stray": "no gradient, in an optimizer and in no module",
-    "no_optimizer": "a gradient, and no optimizer",
-    "zero_bias": "a gradient of zeros, which may be right for a bias",
-    "unused": "unused: no gradient, and the output does not depend on them",
-    "not_reached": "no gradient reached the output of their module, which is unused or detached",
-    "not_run": "unused: no gradient, and no module with them runs",
-    "idle": "no gradient and no optimizer",
-    "waiting": "in an optimizer that has not stepped yet",
-}
-HARMLESS = {"zero_bias", "unused", "not_reached", "not_run", "idle", "waiting"}  # warnings
-
-
-def tell_models_apart(watch):
-    """Put the class of a model before its names if several models share some; number the models of one class."""
-    models = list(dict.fromkeys(root.model for root in watch.outermost.values()))
-    names = collections.Counter(name for model in models for name, _ in model.named_parameters())
-    if max(names.values(), default=0) < 2:
-        return
-    titles = collections.defaultdict(list)
-    for model in models:
-        titles[type(model).__name__].append(model)
-    for kind, alike in titles.items():
-        for number, model in enumerate(alike, 1):
-            title = f"{kind}{number}" if len(alike) > 1 else kind
-            watch.titles |= dict.fromkeys(model.modules(), f"{title}.")
-    for record in watch.records.values():
-        first = next(iter(record.places), None)
-        record.name = watch.titles.get(first, "") + record.name
-        record.places = {module: watch.titles.get(module, "") + name for module, name in record.places.items()}
-
-
-class Facts:
-    """Give every parameter a fate, by what was seen of it."""
-
-    def __init__(self, watch):
-        self.watch = watch
-        tell_models_apart(watch)
-        models = ids_of(*(root.model for root in watch.outermost.values()))
-        self.ran = ids_of(*watch.outermost)
-        self.stepped = ids_of(*watch.optimizers)
-        self.waiting = ids_of(*existing(torch.optim.Optimizer)) - self.stepped
-        self.held = ids_of(*existing(nn.Module))
-        known = [record for key, record in watch.records.items() if key in models | self.stepped]
-        known = [record for record in known if record.seen or (not record.trainable and record.param.numel())]
-        self.fates = {record: self.fate(record) for record in known}
-        used, aside, unknown, self.untested = split_by_use(watch, self.of("silent"))
-        for record in self.of("silent"):
-            self.fates[record] = "not_reached" if record in aside else fate_by_use(record, used, unknown)
-        if self.of("not_seen"):
-            hides = "torch.func hides" if self.watch.transformed else "compiled code hides"
-            self.untested.append(f"no gradient in {short(self.of('not_seen'))}, and {hides} what uses them")
-        self.live = self.of(*{*self.fates.values()} - {"frozen", "idle"})
-
-    def fate(self, record):
-        """Say what became of a parameter: the first answer that holds counts."""
-        key = id(record.param)
-        if not record.trainable:
-            return "frozen"
-        if key in self.waiting:
-            return "waiting"
-        if key not in self.stepped:
-            return "no_optimizer" if record.trained or record.arrived else "idle"
-        if record.trained:
-            return "trained"
-        if key not in self.held:
-            return "stray"  # perhaps its module has another parameter by now
-        if record.cleared:
-            return "cleared"
-        if key not in self.ran:
-            return "not_seen" if self.watch.has_compiled() or self.watch.transformed else "not_run"
-        return "silent"  # to be asked: does the output depend on it?
-
-    def of(self, *fates):
-        """Return the parameters with these fates."""
-        return [record for record, fate in self.fates.items() if fate in fates]
-
-
-def fate_by_use(record, used, unknown):
-    """Say what became of a parameter without a gradient."""
-    if record in unknown:
-        return "unknown"
-    if record not in used:
-        return "unused"
-    if not record.arrived:
-        return "no_gradient"
-    return "zero_bias" if record.name.endswith("bias") else "zero_gradient"  # it may cancel in a softmax or a norm
-
-
 # ------------------------------------------------------------ where the gradient ends
 @dataclasses.dataclass
 class Place:
@@ -1009,7 +1029,7 @@ class Forward:
     def __init__(self, watch):
         self.places = {}
         modules = [pair for root in watch.roots.values() for pair in root.model.named_modules()]
-        self.names = {module: watch.titles.get(module, "") + clean(name) for name, module in modules}
+        self.names = {module: watch.prefixes.get(module, "") + clean(name) for name, module in modules}
         self.holders = holders_of(self.names)
         handles = [
             module_hooks.register_module_forward_pre_hook(self.enter),
@@ -1017,7 +1037,7 @@ class Forward:
         ]
         try:
             for module, root in watch.roots.items():
-                with contextlib.suppress(Unrepeatable):  # split_by_use() has told
+                with contextlib.suppress(Unrepeatable):  # fates_by_use() has told
                     Rerun(module, root).outputs(grad=True)
         finally:
             for handle in handles:
@@ -1043,7 +1063,7 @@ class Forward:
     def last_use(self, record):
         """Return when a parameter is used last, and the name of the module there."""
         uses = []
-        for module, name in record.places.items():
+        for module, name in record.owners.items():
             while module is not None and module not in self.places:  # it only holds weights for the one around it
                 module = self.holders.get(module)
             uses.append((self.places[module].order if module else -1, name))
@@ -1058,7 +1078,7 @@ def where_it_ends(watch, lost):
 
 def boundaries(forward, records, lost):
     """Describe each pair of neighbours in the forward of which the first has no gradient and the second has one."""
-    seen = [record for record in records if record.places and (record.trained or record in lost)]
+    seen = [record for record in records if record.owners and (record.trained or record in lost)]
     has_gradient = {}
     for (_, name), trained in sorted((forward.last_use(record), record.trained) for record in seen):
         has_gradient[name] = has_gradient.get(name, False) or trained
@@ -1077,7 +1097,7 @@ def boundaries(forward, records, lost):
 
 def cuts(forward, lost):
     """Name the modules of lost parameters that ran without autograd or whose output needs no gradient."""
-    owners = {module for record in lost for module in record.places}
+    owners = {module for record in lost for module in record.owners}
     mine = {module: place for module, place in forward.places.items() if owners & set(module.modules())}
     off = [module for module, place in mine.items() if not place.grad_mode]
     outermost = [module for module in off if not any(holder in off for holder in forward.around(module))]
@@ -1086,10 +1106,10 @@ def cuts(forward, lost):
     innermost = [module for module in cut if module not in outer]
     lines = []
     if outermost:
-        where = titles(outermost, forward.names)
+        where = with_classes(outermost, forward.names)
         lines.append(f"autograd is off in {where}: in a no_grad block or an autograd.Function")
     if innermost:
-        where = titles(innermost, forward.names)
+        where = with_classes(innermost, forward.names)
         lines.append(f"it is cut inside {where}: its weights need a gradient, its output has none")
     return lines
 
@@ -1106,7 +1126,7 @@ class Finding:
     warning: bool = False
 
 
-def on(facts, kind, text, group, *details, warning=False):
+def findings_on(facts, kind, text, group, *details, warning=False):
     """Return the finding on a group of parameters, in a list that is empty if the group is."""
     if not group:
         return []
@@ -1121,7 +1141,7 @@ def fate_findings(facts):
     for fate, text in FATES.items():
         group = facts.of(fate)
         ends = where_it_ends(facts.watch, group) if group and fate == "no_gradient" else []
-        found += on(facts, fate, text, group, *ends, warning=fate in HARMLESS)
+        found += findings_on(facts, fate, text, group, *ends, warning=fate in HARMLESS)
     return found
 
 
@@ -1136,8 +1156,8 @@ def gradient_findings(facts):
         text = f"{empty} of {len(facts.watch.steps)} steps have no gradient at all"
         found.append(Finding("empty_steps", text))
     if len(repeated) > 0.9 * len(moving):
-        found += on(facts, "repeated", "the same gradient in every step, bit for bit", repeated)
-    found += on(facts, "never_cleared", "gradients add up over the steps, zero_grad() is missing", kept)
+        found += findings_on(facts, "repeated", "the same gradient in every step, bit for bit", repeated)
+    found += findings_on(facts, "never_cleared", "gradients add up over the steps, zero_grad() is missing", kept)
     return found
 
 
@@ -1154,9 +1174,9 @@ def not_finite(facts):
     step = min((number for number in first.values() if number), default=None)
     bad = [record for record in facts.live if step and first[record] == step]
     forward = Forward(facts.watch) if bad else None
-    order = sorted((record for record in bad if record.places), key=lambda record: forward.last_use(record))
+    order = sorted((record for record in bad if record.owners), key=lambda record: forward.last_use(record))
     details = [f"in backward it begins at {order[-1].name}"] if order else []
-    return on(facts, "not_finite", f"NaN or infinity in the gradient, first in step {step}", bad, *details)
+    return findings_on(facts, "not_finite", f"NaN or infinity in the gradient, first in step {step}", bad, *details)
 
 
 def first_bad_step(record):
@@ -1168,24 +1188,25 @@ def change_findings(facts):
     """Return findings on what the optimizer does to the parameters."""
     unmoved = [record for record in facts.of("trained") if not record.changed and first_bad_step(record) is None]
     alone = [record for record in facts.live if any(step.changed and step.gradient is None for step in record.seen)]
-    found = on(facts, "changed_alone", "changed by a step without a gradient", alone)
+    found = findings_on(facts, "changed_alone", "changed by a step without a gradient", alone)
     if all(record.name.endswith("bias") for record in unmoved):  # in a norm after it a bias may cancel
-        return found + on(facts, "unchanged_bias", "a gradient too small to change them", unmoved, warning=True)
+        text = "a gradient too small to change them"
+        return found + findings_on(facts, "unchanged_bias", text, unmoved, warning=True)
     groups = [group for optimizer in facts.watch.optimizers for group in optimizer.param_groups]
     rates = sorted({float(group["lr"]) for group in groups if "lr" in group})
     details = [f"learning rates: {', '.join(f'{rate:g}' for rate in rates)}"]
     if any(record.param.element_size() == 2 for record in unmoved):
         details.append("16 bits round a small update away: keep float32 weights for the optimizer")
-    return found + on(facts, "unchanged", "a gradient, and no step changes them", unmoved, *details)
+    return found + findings_on(facts, "unchanged", "a gradient, and no step changes them", unmoved, *details)
 
 
 def mistakes_in_the_model(facts):
     """Return warnings on what is seldom meant: a frozen layer between others, a copy in place of a tie."""
     text = "frozen, while the same tensor of an earlier layer trains"
-    found = on(facts, "frozen_between", text, frozen_between(facts), warning=True)
+    found = findings_on(facts, "frozen_between", text, frozen_between(facts), warning=True)
     for pair in copied_ties(facts):
         text = "began equal and train apart, perhaps a copy in place of a tie"
-        found += on(facts, "copied_tie", text, pair, warning=True)
+        found += findings_on(facts, "copied_tie", text, pair, warning=True)
     return found
 
 
@@ -1207,7 +1228,7 @@ def copied_ties(facts):
     """Return pairs of matrices in modules of two kinds that held the same values at the start."""
     twins = collections.defaultdict(list)
     for record in facts.live:
-        if record.places and record.param.dim() > 1 and plain(record.param).unique().numel() > 2:
+        if record.owners and record.param.dim() > 1 and plain(record.param).unique().numel() > 2:
             twins[record.param.shape, record.start].append(record)
     pairs = [group for group in twins.values() if len(group) == 2]
     return [(first, second) for first, second in pairs if owner_type(first) is not owner_type(second)]
@@ -1215,7 +1236,7 @@ def copied_ties(facts):
 
 def owner_type(record):
     """Return the class of the first module that holds a parameter."""
-    return type(next(iter(record.places)))
+    return type(next(iter(record.owners)))
 
 
 def run_findings(watch):
@@ -1337,7 +1358,7 @@ def slope_findings(facts, rows):
         rows["slopes"] += f"; not compared: {'; '.join(dict.fromkeys(reasons))}"
     worst = max((known[record] for record in wrong), default=0)
     text = f"the gradient is not the slope of the output (error up to {worst:.2g}), unless a detach is meant"
-    return on(facts, "wrong_slope", text, wrong, warning=True)
+    return findings_on(facts, "wrong_slope", text, wrong, warning=True)
 
 
 # ------------------------------------------------------------ can the step be that fast?
@@ -1601,7 +1622,7 @@ def short(records):
     return folded([record.name for record in records])
 
 
-def titles(modules, names):
+def with_classes(modules, names):
     """Return the modules' names and classes."""
     classes = ", ".join(sorted({type(module).__name__ for module in modules}))
     return f"{folded([names.get(module) or 'the model' for module in modules])} ({classes})"
@@ -1616,7 +1637,7 @@ def describe(facts):
     frozen = facts.of("frozen")
     if frozen:
         rows["frozen"] = f"{len(frozen)} tensors: {short(frozen)}"
-    places = [list(dict.fromkeys(record.places.values())) for record in facts.live]
+    places = [list(dict.fromkeys(record.owners.values())) for record in facts.live]
     tied = [" = ".join(names) for names in places if len(names) > 1]
     if tied:
         rows["tied"] = folded(tied)
@@ -1635,17 +1656,6 @@ def describe(facts):
     if watch.has_compiled():
         rows["compiled"] = "yes: hooks may change what the compiler fuses, and with it the last digits"
     return rows
-
-
-def uses_scaler():
-    """Say whether a gradient scaler exists."""
-    return any(scaler.is_enabled() for scaler in existing(torch.amp.GradScaler))
-
-
-def compiled_graphs():
-    """Return the number of graphs that torch.compile has made in this process."""
-    utils = getattr(getattr(torch, "_dynamo", None), "utils", None)
-    return utils.counters["stats"]["unique_graphs"] if utils else 0
 
 
 def print_report(title, rows, findings, verdict):
