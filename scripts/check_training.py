@@ -202,6 +202,11 @@ class Record:
         return any(step.changed for step in self.seen)
 
     @property
+    def moved(self):
+        """Say whether its value is another one than before the first step."""
+        return bit_sums([self.param]) != [self.start]
+
+    @property
     def repeats(self):
         """Say whether all its gradients are equal, bit for bit."""
         gradients = [step.gradient for step in self.seen if step.largest != 0]
@@ -231,7 +236,7 @@ class Call:
     autocast: tuple = ()
     modes: dict = dataclasses.field(default_factory=dict)  # module -> is it in training mode?
     count: int = 0
-    attached: bool = False  # does any of its outputs need a gradient?
+    attached: set = dataclasses.field(default_factory=set)  # outputs that need a gradient
     reached: collections.Counter = dataclasses.field(default_factory=collections.Counter)  # output -> its gradients
 
 
@@ -254,7 +259,7 @@ class Step:
     """Hold one step of the leading optimizer."""
 
     seconds: dict = dataclasses.field(default_factory=dict)  # by phase
-    inputs: list = dataclasses.field(default_factory=list)  # bit sums
+    inputs: set = dataclasses.field(default_factory=set)  # bit sums
     gradients: int = 0  # parameters with a gradient at the steps of the optimizers
     loss: torch.Tensor | None = None
     backwards: int = 0
@@ -319,13 +324,16 @@ class Watch:
         self.prefixes = {}  # module -> its model's title, where names alone do not tell models apart
         self.outermost = {}  # outermost module -> Root
         self.inner = set()  # modules inside those
+        self.alive = []  # modules that a script would let go of when it is ended
         self.inside = None  # the outermost module that is running
         self.depth = 0  # how often it is entered
         self.before = "other"  # the phase around it
         self.calls = itertools.count(1)
         self.scalar = None  # (value, node of the graph) of a model's own loss, before a scaler or an average
         self.scaled = False  # was there a gradient scaler?
-        self.optimizers = []  # in the order of their first steps; the first one leads: its steps are counted
+        self.optimizers = []
+        self.lead = None  # the optimizer whose steps are counted
+        self.others = collections.Counter()  # another optimizer -> its steps since the lead's last one
         self.stepping = 0  # optimizers that are in their step: one may call another
         self.in_backward = False  # does backward itself call the optimizer?
         self.weights = {}  # record -> (key of its float32 copy, bit sum) before this step
@@ -391,7 +399,8 @@ class Watch:
     def remember(self, module, args, kwargs, output):
         """Keep what is needed to repeat the call, and ask which outputs the loss uses."""
         inputs = list(tensors((args, kwargs)))
-        self.step.inputs += bit_sums(inputs)
+        data = [item for item in inputs if not item.requires_grad]  # and not what another module computed
+        self.step.inputs.update(bit_sums(data))
         kind = next((item.device.type for item in inputs if item.device.type != "cpu"), "cpu")
         root = self.outermost[module]
         root.last = next(self.calls)
@@ -405,10 +414,10 @@ class Watch:
         call.modes = {part: part.training for part in module.modules()}
         call.count += 1
         self.scalar = None
-        call.attached = False
+        call.attached = set()
         for number, item in enumerate(tensors(output)):
             if item.requires_grad:
-                call.attached = True
+                call.attached.add(number)
                 item.register_hook(functools.partial(note, call.reached, number))
                 if item.numel() == 1 and item.grad_fn is not None and self.scalar is None:
                     self.scalar = (item.detach().clone(), item.grad_fn)
@@ -425,6 +434,8 @@ class Watch:
         """Record the parameters of the model around an outermost module."""
         for prefix, owner in self.outermost[module].model.named_modules():
             for name, param in owner.named_parameters(recurse=False):
+                if nn.parameter.is_lazy(param):  # its first forward makes it
+                    continue
                 record = self.record_of(param, "")
                 if not record.owners:
                     record.name = clean(f"{prefix}.{name}" if prefix else name)
@@ -439,9 +450,9 @@ class Watch:
         return record
 
     # -------------------------------------------------- calls without hooks
-    def find_hidden_calls(self):
+    def find_hidden_calls(self, modules):
         """Watch the calls that PyTorch gives no hook: of a module compiled in place, and of model.forward() itself."""
-        for module in existing(nn.Module):
+        for module in modules:
             call = module._compiled_call_impl
             if call is not None and not hasattr(call, "watched"):
                 module._compiled_call_impl = functools.partial(self.hidden_call, module, call)
@@ -545,13 +556,24 @@ class Watch:
         """Record the parameters that modules and optimizers have by now."""
         if not self.steps:  # the first step, since these searches are slow
             self.scaled |= uses_scaler()
-            self.find_hidden_calls()
+            self.alive = existing(nn.Module)
+            self.find_hidden_calls(self.alive)
         for module in self.outermost:
             self.adopt(module)
         for number, param in enumerate(params_of(optimizer)):
             self.record_of(param, f"parameter {number} of {type(optimizer).__name__}")
         if optimizer not in self.optimizers:
-            self.optimizers.append(optimizer)
+            self.begin(optimizer)
+
+    def begin(self, optimizer):
+        """Take in an optimizer. What the steps of others showed of its parameters until now does not count."""
+        new = ids_of(optimizer) - ids_of(*self.optimizers)
+        for record in [self.records[key] for key in new]:
+            record.seen.clear()
+            for arrival in record.arrivals:
+                arrival.step = 0
+        self.optimizers.append(optimizer)
+        self.lead = self.lead or optimizer
 
     def weigh(self, optimizer):
         """Take the bit sums of the parameters before a step: the optimizer's own and those of no optimizer."""
@@ -575,7 +597,7 @@ class Watch:
             self.step.gradients += len(present)
 
     def step_ended(self, optimizer):
-        """Judge the step. A step of the leading optimizer ends an iteration, and the last one ends the script."""
+        """Judge the step. A step of the leading optimizer ends an iteration."""
         if self.blind() or not self.stepping:
             return
         self.stepping -= 1
@@ -588,8 +610,7 @@ class Watch:
             else:
                 self.compare(optimizer)
         self.clock.switch("backward" if self.in_backward else "other")
-        if optimizer is self.optimizers[0]:
-            self.next_step()
+        self.count(optimizer)
 
     def compare(self, optimizer):
         """Add one step to the records: which parameters did it change?"""
@@ -598,8 +619,19 @@ class Watch:
             gradient, top = self.gradients.get(record, (None, 0.0))
             record.seen.append(Seen(gradient, top, value != before))
 
+    def count(self, optimizer):
+        """Count a step of the lead. If another optimizer makes as many steps without it as are watched, that leads."""
+        if optimizer is self.lead:
+            self.others.clear()
+            self.next_step()
+            return
+        self.others[optimizer] += 1
+        if self.others[optimizer] >= self.limit:
+            self.others.clear()
+            self.lead = optimizer
+
     def next_step(self):
-        """Close an iteration."""
+        """Close an iteration, which may be the last."""
         self.step.seconds = self.clock.seconds
         self.steps.append(self.step)
         self.step = Step()
@@ -777,8 +809,9 @@ FATES = {  # fate: its line in the report; a fate without a line is sound
     "not_run": "unused: no gradient, and no module with them runs",
     "idle": "no gradient and no optimizer",
     "waiting": "in an optimizer that has not stepped yet",
+    "updated_elsewhere": "a gradient, and no optimizer: something else changes them",
 }
-HARMLESS = {"zero_bias", "unused", "not_reached", "not_run", "idle", "waiting"}  # warnings
+HARMLESS = {"zero_bias", "unused", "not_reached", "not_run", "idle", "waiting", "updated_elsewhere"}  # warnings
 
 
 def tell_models_apart(watch):
@@ -829,7 +862,9 @@ class Facts:
         if key in self.waiting:
             return "waiting"
         if key not in self.stepped:
-            return "no_optimizer" if record.trained or record.arrived else "idle"
+            if not record.trained and not record.arrived:
+                return "idle"
+            return "updated_elsewhere" if record.moved else "no_optimizer"
         if record.trained:
             return "trained"
         if key not in self.held:
@@ -853,8 +888,9 @@ class Unrepeatable(Exception):
 class Rerun:
     """Repeat an outermost module's last calls, eagerly. Parameters, buffers and random state are put back."""
 
-    def __init__(self, module, root):
+    def __init__(self, module, root, detached=False):
         self.calls = list(root.calls.values())
+        self.detached = detached  # use the outputs that need no gradient, in place of those that a gradient reached
         self.reached = root.reached
         while isinstance(module, nn.parallel.DistributedDataParallel) or hasattr(module, "_orig_mod"):
             module = module._orig_mod if hasattr(module, "_orig_mod") else module.module  # no talk between processes
@@ -893,19 +929,23 @@ class Rerun:
                     set_buffers(part, values)
 
     def outputs(self, grad=False, autocast=True):
-        """Return the floating outputs that the loss used: those that a gradient reached.
-
-        If none could be reached, because a call's outputs need no gradient, or none was, all count.
-        """
+        """Return the floating outputs that the loss used, as far as gradients tell."""
         found = []
         for call in self.calls:
-            tell = call.attached and self.reached
             for number, item in enumerate(tensors(self.run(call, grad, autocast))):
-                if item.is_floating_point() and (number in call.reached or not tell):
+                if item.is_floating_point() and self.is_used(call, number):
                     found.append(item.double() if grad else item.double().clone())
         if not found:
             raise Unrepeatable("it returns no floating tensors")
         return found
+
+    def is_used(self, call, number):
+        """Say whether a gradient reached an output. All count if none can have one, or if none was reached."""
+        if self.detached:
+            return number not in call.attached
+        if call.attached and self.reached:
+            return number in call.reached
+        return True
 
     def depends_on(self, params):
         """Say whether the outputs change with these parameters by more than from run to run."""
@@ -962,6 +1002,9 @@ def fates_by_use(watch, suspects):
         try:
             for record in dependent(Rerun(module, root), mine, end):
                 used.add(record)
+            rest = [record for record in mine if record not in used]
+            with contextlib.suppress(Unrepeatable):  # there may be no such output
+                aside.update(dependent(Rerun(module, root, detached=True), rest, end))
         except Unrepeatable as reason:
             untested = [record for record in mine if record not in used]
             unknown.update(untested)
@@ -999,7 +1042,7 @@ def is_leftover(watch, root):
 
 def dependent(rerun, records, end):
     """Yield the records on which the outputs depend, found by halving."""
-    groups = [records]
+    groups = [records] if records else []
     while groups:
         group = groups.pop()
         if time.monotonic() > end:
@@ -1242,8 +1285,8 @@ def owner_type(record):
 def run_findings(watch):
     """Return findings on inputs and losses."""
     found = []
-    inputs = [tuple(step.inputs) for step in watch.steps]
-    if len(inputs) > 2 and inputs[0] and len(set(inputs)) == 1:
+    inputs = [step.inputs for step in watch.steps]
+    if len(inputs) > 2 and inputs[0] and all(later == inputs[0] for later in inputs):
         text = "every step has the same input: all data in one batch, a benchmark, or a fault"
         found.append(Finding("same_input", text, warning=True))
     losses = losses_of(watch)

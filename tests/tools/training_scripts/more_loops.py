@@ -557,6 +557,77 @@ def ppo():
                 optimizer.step()
 
 
+def slow_model():
+    """Step a temperature with every micro-batch, and the model with every fourth."""
+    model = mlp(4, 8, 3)
+    temperature = nn.Parameter(torch.ones(()))
+    fast = torch.optim.SGD([temperature], lr=1e-2)
+    slow = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(4 * STEPS):
+        x, y = batch()
+        F.cross_entropy(model(x) * temperature, y).backward()
+        fast.step()
+        fast.zero_grad()
+        if step % 4 == 3:
+            if FAULT == "cleared":
+                slow.zero_grad()
+            slow.step()
+            slow.zero_grad()
+
+
+def masters():
+    """Update float32 copies of 16-bit weights by hand."""
+    model = mlp(4, 8, 3).bfloat16()
+    params = list(model.parameters())
+    if FAULT == "forgotten":
+        params = params[1:]
+    copies = [param.detach().float().requires_grad_() for param in params]
+    optimizer = torch.optim.AdamW(copies, lr=1e-2)
+    for _ in range(STEPS):
+        x, y = batch()
+        F.cross_entropy(model(x.bfloat16()).float(), y).backward()
+        for master, param in zip(copies, params, strict=True):
+            master.grad = param.grad.float()
+        model.zero_grad()
+        optimizer.step()
+        with torch.no_grad():
+            for master, param in zip(copies, params, strict=True):
+                param.copy_(master)
+
+
+def first_order():
+    """Learn to learn: an inner optimizer makes two steps and is gone."""
+    model = mlp(4, 8, 3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(2 * STEPS):
+        inner = copy.deepcopy(model)
+        inside = torch.optim.SGD(inner.parameters(), lr=0.1)
+        for number in range(3):
+            x, y = batch()
+            inside.zero_grad()
+            F.cross_entropy(inner(x), y).backward()
+            if number < 2:
+                inside.step()
+        for param, learned in zip(model.parameters(), inner.parameters(), strict=True):
+            param.grad = None if FAULT == "no_gradient" else learned.grad
+        optimizer.step()
+
+
+def lazy():
+    """Let the first batch tell the sizes of the layers."""
+    model = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3))
+    x, y = batch()
+    model(x)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(STEPS):
+        if FAULT != "same_batch":
+            x, y = batch()
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     globals()[LOOP]()
