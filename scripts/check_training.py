@@ -245,6 +245,7 @@ class Root:
     """Hold the calls of an outermost module with gradients."""
 
     model: nn.Module  # the whole model around it
+    guests: dict = dataclasses.field(default_factory=dict)  # modules that run inside and are not in it, as in a list
     calls: dict = dataclasses.field(default_factory=dict)  # way -> Call
     last: int = 0  # number of its last call, among those of all modules
 
@@ -347,6 +348,10 @@ class Watch:
         """Return the outermost modules that ran with gradients."""
         return {module: root for module, root in self.outermost.items() if root.calls}
 
+    def modules(self):
+        """Return the outermost modules that ran with gradients, and their guests."""
+        return [*self.roots, *(guest for root in self.roots.values() for guest in root.guests)]
+
     def has_compiled(self):
         """Say whether the script compiled anything."""
         return compiled_graphs() > self.graphs
@@ -366,6 +371,7 @@ class Watch:
         """Begin the forward phase where an outermost module with parameters is called."""
         if self.inside is not None:
             self.depth += module is self.inside
+            self.notice(module)
             return
         if self.blind() or self.clock.phase == "backward":  # where activation checkpointing repeats modules
             return
@@ -379,6 +385,13 @@ class Watch:
         self.before = self.clock.switch(phase)
         self.inside = module
         self.depth = 1
+
+    def notice(self, module):
+        """Take in a module that runs inside the outermost one and is not in it: PyTorch does not look into lists."""
+        if module in self.inner or module in self.outermost or len(self.steps) >= LOOK or self.blind():
+            return
+        if next(module.parameters(), None) is not None:
+            self.outermost[self.inside].guests[module] = type(module).__name__
 
     def leave(self, module, args, kwargs, output):
         """Remember an outermost module's call. The forward phase lasts until backward begins."""
@@ -428,18 +441,18 @@ class Watch:
         self.outermost = {known: root for known, root in self.outermost.items() if known not in inside}
         self.outermost[module] = Root(top_of(module))
         self.inner |= inside
-        self.adopt(module)
+        self.adopt(self.outermost[module].model)
 
-    def adopt(self, module):
-        """Record the parameters of the model around an outermost module."""
-        for prefix, owner in self.outermost[module].model.named_modules():
+    def adopt(self, model, title=""):
+        """Record the parameters of a model."""
+        for prefix, owner in model.named_modules(prefix=title):
             for name, param in owner.named_parameters(recurse=False):
                 if nn.parameter.is_lazy(param):  # its first forward makes it
                     continue
                 record = self.record_of(param, "")
                 if not record.owners:
                     record.name = clean(f"{prefix}.{name}" if prefix else name)
-                record.owners[owner] = clean(prefix) or name
+                record.owners.setdefault(owner, clean(prefix) or name)
 
     def record_of(self, param, name):
         """Return a parameter's record. A trainable parameter gets a hook, once."""
@@ -558,8 +571,10 @@ class Watch:
             self.scaled |= uses_scaler()
             self.alive = existing(nn.Module)
             self.find_hidden_calls(self.alive)
-        for module in self.outermost:
-            self.adopt(module)
+        for root in self.outermost.values():
+            self.adopt(root.model)
+            for guest, name in root.guests.items():
+                self.adopt(guest, name)
         for number, param in enumerate(params_of(optimizer)):
             self.record_of(param, f"parameter {number} of {type(optimizer).__name__}")
         if optimizer not in self.optimizers:
@@ -687,9 +702,9 @@ def existing(kind):
 
 
 def params_of(owner):
-    """Return the parameters of a module or an optimizer."""
+    """Return the parameters of a module or an optimizer. A lazy one has no values before its first forward."""
     if isinstance(owner, nn.Module):
-        return list(owner.parameters())
+        return [param for param in owner.parameters() if not nn.parameter.is_lazy(param)]
     return [param for group in owner.param_groups for param in group["params"]]
 
 
@@ -839,8 +854,12 @@ class Facts:
     def __init__(self, watch):
         self.watch = watch
         tell_models_apart(watch)
-        models = ids_of(*(root.model for root in watch.outermost.values()))
-        self.ran = ids_of(*watch.outermost)
+        roots = watch.outermost.values()
+        guests = [guest for root in roots for guest in root.guests]
+        # A guest without any gradient may be a teacher, or a template whose weights are given to it.
+        taught = {id(record.param) for record in records_in(watch.records.values(), *guests) if record.arrived}
+        models = ids_of(*(root.model for root in roots)) | taught
+        self.ran = ids_of(*watch.outermost, *guests)
         self.stepped = ids_of(*watch.optimizers)
         self.waiting = ids_of(*existing(torch.optim.Optimizer)) - self.stepped
         self.held = ids_of(*existing(nn.Module))
@@ -898,7 +917,7 @@ class Rerun:
         self.usual = None  # outputs of two runs
         if any(isinstance(part, nn.SyncBatchNorm) for part in module.modules()):
             raise Unrepeatable("SyncBatchNorm needs all processes")
-        if any(hasattr(param, "to_local") for param in module.parameters()):
+        if any(hasattr(param, "to_local") for param in params_of(module)):
             raise Unrepeatable("its parameters are spread over processes")
 
     def run(self, call, grad=False, autocast=True):
@@ -993,7 +1012,7 @@ def fates_by_use(watch, suspects):
     reasons = []
     end = time.monotonic() + RERUN_SECONDS
     for module, root in watch.roots.items():
-        mine = records_in(suspects, module)
+        mine = records_in(suspects, module, *root.guests)
         if not mine:
             continue
         if is_leftover(watch, root):
@@ -1009,7 +1028,7 @@ def fates_by_use(watch, suspects):
             untested = [record for record in mine if record not in used]
             unknown.update(untested)
             reasons.append(f"no gradient in {short(untested)}, and the last batch cannot be run again ({reason})")
-    inside = set(records_in(suspects, *watch.roots))
+    inside = set(records_in(suspects, *watch.modules()))
     outside = [record for record in suspects if record not in inside]
     if outside:
         unknown.update(outside)
@@ -1093,7 +1112,7 @@ class Forward:
     def leave(self, module, args, output):
         """Note whether the gradient is cut in this module, at the latest."""
         floating = [item for item in tensors(output) if item.is_floating_point()]
-        trainable = any(param.requires_grad for param in module.parameters())
+        trainable = any(param.requires_grad for param in params_of(module))
         needs_gradient = any(item.requires_grad for item in floating)
         self.places[module].cut = trainable and bool(floating) and not needs_gradient
 
@@ -1310,9 +1329,10 @@ class Slopes(Rerun):
 
     def __init__(self, module, root):
         super().__init__(module, root)
-        if any(param.is_floating_point() and param.element_size() < 4 for param in module.parameters()):
+        params = params_of(module)
+        if any(param.is_floating_point() and param.element_size() < 4 for param in params):
             raise Unrepeatable("16-bit weights are too coarse for a difference")
-        if any(param.is_complex() for param in module.parameters()):
+        if any(param.is_complex() for param in params):
             raise Unrepeatable("a complex weight has more than one slope")
         self.weights = None
         self.rounding = 0.0  # of the number
@@ -1366,10 +1386,10 @@ def slope_errors(facts):
     reasons = []
     end = time.monotonic() + SLOPE_SECONDS
     trained = facts.of("trained")
-    if len(records_in(trained, *facts.watch.roots)) < len(trained):
+    if len(records_in(trained, *facts.watch.modules())) < len(trained):
         reasons.append("what computes with them is in no module, or was not seen")
     for module, root in facts.watch.roots.items():
-        mine = records_in(trained, module)
+        mine = records_in(trained, module, *root.guests)
         if not mine:
             continue
         try:

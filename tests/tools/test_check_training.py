@@ -590,6 +590,7 @@ MORE = {  # loop: the warnings of the sound one
     "masters": ["updated_elsewhere"],
     "first_order": [],
     "lazy": [],
+    "listed": [],
     "fullgraph": [],
 }
 MORE_FAULTS = {  # loop and fault: status, findings and warnings, words of the report
@@ -617,6 +618,8 @@ MORE_FAULTS = {  # loop and fault: status, findings and warnings, words of the r
     "lazy same_batch": (0, ["same_input"], "every step has the same input"),
     "recurrent same_batch": (0, ["same_input"], "every step has the same input"),
     "simsiam wrong_side": (0, ["not_reached", "unchanged_bias"], "predictor.*.weight (x2), predictor.*.bias (x2)"),
+    "listed forgotten": (1, ["no_optimizer"], "a gradient, and no optimizer: 6 of 8 tensors"),
+    "listed cut": (1, ["no_gradient"], "the gradient ends between head (has one) and Sequential.0 (has none)"),
     "fullgraph cut": (2, ["untested"], "compiled code hides what uses them"),
 }
 
@@ -627,6 +630,15 @@ def test_more_loops_are_sound(check, loop):
     status, report, printed = check(SAMPLES / "more_loops.py", loop)
     assert (status, kinds(report), without_times(kinds(report, True))) == (0, [], MORE[loop]), printed
     assert report["steps"] == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "words"), [("none", "sound"), ("never_cleared", "zero_grad() is missing: 4 of 4")])
+def test_gradients_accumulate_without_communication(fault, words):
+    """The script is ended before it destroys its process group, so it has a process of its own."""
+    command = [sys.executable, check_training.__file__, "--", str(SAMPLES / "more_loops.py"), "no_sync", fault]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == (fault != "none") and words in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("loop_and_fault", MORE_FAULTS)

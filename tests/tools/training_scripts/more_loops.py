@@ -628,6 +628,35 @@ def lazy():
         optimizer.step()
 
 
+class Listed(nn.Module):
+    """Keep layers in a Python list, in which PyTorch does not find them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = [mlp(4, 4) for _ in range(3)]
+        self.head = nn.Linear(4, 3)
+        self.unused = nn.LazyLinear(3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return self.head(x.detach() if FAULT == "cut" else x)
+
+
+def listed():
+    model = Listed()
+    params = list(model.head.parameters())
+    if FAULT != "forgotten":
+        params += [param for layer in model.layers for param in layer.parameters()]
+    optimizer = torch.optim.AdamW(params, lr=1e-2)
+    for _ in range(STEPS):
+        x, y = batch()
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     globals()[LOOP]()
