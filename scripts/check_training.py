@@ -10,11 +10,11 @@ on, and a report is printed. Exit status: 0 sound, 1 findings, 2 bad input or no
 This file needs PyTorch alone: copy it anywhere. Part 1 watches, part 2 judges, part 3 prints. A report, and who decides
 each line of it:
 
-    check_training: train.py, 8 steps                           Watch.step_ended: steps of the first optimizer
+    check_training: train.py, 8 steps                           Watch.count: steps of one optimizer
 
     parameters  31 tensors to train, 12,080 elements            Facts.fate
     gradient    1 of 31 tensors, 16.95 % of the elements        Record.trained, from Watch.look
-    optimizer   AdamW: 31 tensors, 1 changed                    Record.changed, from Watch.step_ended
+    optimizer   AdamW: 31 tensors, 1 changed                    Record.changed, from Watch.compare
     loss        4.8871 -> 4.8546                                Watch.backward
     step        3.5 ms: forward 2.0, backward 0.7, ...          Clock
     work        at least 0.0024 GFLOP, so 0.69 GFLOP/s          work_of
@@ -315,42 +315,44 @@ class Watch:
         self.limit = steps
         self.go_on = go_on
         self.done = False
+        self.undo = []  # what puts things back at the end
+        self.clock = Clock()
+        self.step = Step()  # the one that is going on
+        self.steps = []
+        self.records = {}  # id of a parameter -> Record
+
+        # What may hide something
+        self.graphs = compiled_graphs()  # that were there before the script
         self.captured = False  # was a GPU graph seen?
         self.transformed = False  # was torch.func or torch.jit.trace seen?
         self.elsewhere = False  # did an optimizer step in another thread?
-        self.clock = Clock()
-        self.step = Step()
-        self.steps = []
-        self.records = {}  # id of a parameter -> Record
-        self.prefixes = {}  # module -> its model's title, where names alone do not tell models apart
+
+        # Modules
         self.outermost = {}  # outermost module -> Root
         self.inner = set()  # modules inside those
         self.alive = []  # modules that a script would let go of when it is ended
+        self.prefixes = {}  # module -> its model's title, where names alone do not tell models apart
         self.inside = None  # the outermost module that is running
         self.depth = 0  # how often it is entered
         self.before = "other"  # the phase around it
         self.calls = itertools.count(1)
         self.scalar = None  # (value, node of the graph) of a model's own loss, before a scaler or an average
         self.scaled = False  # was there a gradient scaler?
+
+        # Optimizers
         self.optimizers = []
-        self.lead = None  # the optimizer whose steps are counted
+        self.lead = None  # the one whose steps are counted
         self.others = collections.Counter()  # another optimizer -> its steps since the lead's last one
-        self.stepping = 0  # optimizers that are in their step: one may call another
+        self.stepping = 0  # how many are in their step: one may call another
         self.in_backward = False  # does backward itself call the optimizer?
         self.weights = {}  # record -> (key of its float32 copy, bit sum) before this step
         self.gradients = {}  # record -> (bit sum, largest) at this step
-        self.skipped = 0
-        self.graphs = compiled_graphs()  # that were there before the script
-        self.undo = []
+        self.skipped = 0  # steps that a gradient scaler left out
 
     @property
     def roots(self):
         """Return the outermost modules that ran with gradients."""
         return {module: root for module, root in self.outermost.items() if root.calls}
-
-    def modules(self):
-        """Return the outermost modules that ran with gradients, and their guests."""
-        return [*self.roots, *(guest for root in self.roots.values() for guest in root.guests)]
 
     def has_compiled(self):
         """Say whether the script compiled anything."""
@@ -621,7 +623,7 @@ class Watch:
         with self.clock.paused():
             overflow = getattr(optimizer, "found_inf", None)
             if overflow is not None and float(overflow) > 0:
-                self.skipped += 1  # a gradient scaler left this step out
+                self.skipped += 1
             else:
                 self.compare(optimizer)
         self.clock.switch("backward" if self.in_backward else "other")
@@ -717,6 +719,11 @@ def records_in(records, *owners):
     """Return those records whose parameters belong to modules or optimizers."""
     inside = ids_of(*owners)
     return [record for record in records if id(record.param) in inside]
+
+
+def with_guests(roots):
+    """Return outermost modules and those that run inside them without being in them."""
+    return [*roots, *(guest for root in roots.values() for guest in root.guests)]
 
 
 def holders_of(modules):
@@ -854,24 +861,26 @@ class Facts:
     def __init__(self, watch):
         self.watch = watch
         tell_models_apart(watch)
-        roots = watch.outermost.values()
-        guests = [guest for root in roots for guest in root.guests]
-        # A guest without any gradient may be a teacher, or a template whose weights are given to it.
-        taught = {id(record.param) for record in records_in(watch.records.values(), *guests) if record.arrived}
-        models = ids_of(*(root.model for root in roots)) | taught
-        self.ran = ids_of(*watch.outermost, *guests)
         self.stepped = ids_of(*watch.optimizers)
         self.waiting = ids_of(*existing(torch.optim.Optimizer)) - self.stepped
         self.held = ids_of(*existing(nn.Module))
-        known = [record for key, record in watch.records.items() if key in models | self.stepped]
-        known = [record for record in known if record.seen or (not record.trainable and record.param.numel())]
-        self.fates = {record: self.fate(record) for record in known}
+        self.ran = ids_of(*with_guests(watch.outermost))
+        self.fates = {record: self.fate(record) for record in self.judged()}
         asked, self.untested = fates_by_use(watch, self.of("silent"))
         self.fates |= asked
         if self.of("not_seen"):
             hides = "torch.func hides" if self.watch.transformed else "compiled code hides"
             self.untested.append(f"no gradient in {short(self.of('not_seen'))}, and {hides} what uses them")
         self.live = self.of(*{*self.fates.values()} - {"frozen", "idle"})
+
+    def judged(self):
+        """Return the records of the models that ran, of the guests that learn, and of the optimizers that stepped."""
+        records = self.watch.records
+        # A guest without any gradient may be a teacher, or a template whose weights are given to it.
+        learning = {key for key in self.ran & records.keys() if records[key].arrived}
+        models = ids_of(*(root.model for root in self.watch.outermost.values()))
+        known = [record for key, record in records.items() if key in models | learning | self.stepped]
+        return [record for record in known if record.seen or (not record.trainable and record.param.numel())]
 
     def fate(self, record):
         """Say what became of a parameter: the first answer that holds counts."""
@@ -1028,7 +1037,7 @@ def fates_by_use(watch, suspects):
             untested = [record for record in mine if record not in used]
             unknown.update(untested)
             reasons.append(f"no gradient in {short(untested)}, and the last batch cannot be run again ({reason})")
-    inside = set(records_in(suspects, *watch.modules()))
+    inside = set(records_in(suspects, *with_guests(watch.roots)))
     outside = [record for record in suspects if record not in inside]
     if outside:
         unknown.update(outside)
@@ -1386,7 +1395,7 @@ def slope_errors(facts):
     reasons = []
     end = time.monotonic() + SLOPE_SECONDS
     trained = facts.of("trained")
-    if len(records_in(trained, *facts.watch.modules())) < len(trained):
+    if len(records_in(trained, *with_guests(facts.watch.roots))) < len(trained):
         reasons.append("what computes with them is in no module, or was not seen")
     for module, root in facts.watch.roots.items():
         mine = records_in(trained, module, *root.guests)
@@ -1618,6 +1627,7 @@ def assess(watch, peak=None):
     return rows, found, facts.untested
 
 
+# ------------------------------------------------------------ several processes
 def weights_of_ddp(watch):
     """Return {name: (bit sum at the start, bit sum now)} of the parameters that DDP keeps equal in all processes."""
     world = torch.distributed.get_world_size()
@@ -1647,9 +1657,8 @@ def everywhere(watch, findings):
     gathered = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(gathered, (findings, weights_of_ddp(watch)))
     findings += apart_findings([weights for _, weights in gathered])
-    gathered = [others for others, _ in gathered]
     known = {(finding.kind, tuple(finding.tensors)) for finding in findings}
-    for rank, others in enumerate(gathered):
+    for rank, (others, _) in enumerate(gathered):
         for finding in others:
             key = (finding.kind, tuple(finding.tensors))
             if key not in known:
