@@ -599,8 +599,9 @@ class Watch:
         watched = [record for record in mine if record.trainable and record.param.numel()]
         copies = [copy_key(record.param, optimizer) for record in watched]
         sums = bit_sums([weight_of(record, key, optimizer) for record, key in zip(watched, copies, strict=True)])
-        self.weights = dict(zip(watched, zip(copies, sums, strict=True), strict=True))
-        for record, (_, value) in self.weights.items():
+        self.weights = {}
+        for record, key, value in zip(watched, copies, sums, strict=True):
+            self.weights[record] = (key, value)
             if record.start is None:
                 record.start = value
 
@@ -609,8 +610,11 @@ class Watch:
         with self.clock.paused():
             present = [record for record in self.weights if record.param.grad is not None]
             gradients = [record.param.grad for record in present]
+            sums = bit_sums(gradients)
             sizes = to_list([largest(gradient) for gradient in gradients])
-            self.gradients = dict(zip(present, zip(bit_sums(gradients), sizes, strict=True), strict=True))
+            self.gradients = {}
+            for record, value, size in zip(present, sums, sizes, strict=True):
+                self.gradients[record] = (value, size)
             self.step.gradients += len(present)
 
     def step_ended(self, optimizer):
@@ -633,8 +637,8 @@ class Watch:
         """Add one step to the records: which parameters did it change?"""
         after = bit_sums([weight_of(record, key, optimizer) for record, (key, _) in self.weights.items()])
         for (record, (_, before)), value in zip(self.weights.items(), after, strict=True):
-            gradient, top = self.gradients.get(record, (None, 0.0))
-            record.seen.append(Seen(gradient, top, value != before))
+            gradient, size = self.gradients.get(record, (None, 0.0))
+            record.seen.append(Seen(gradient, size, value != before))
 
     def count(self, optimizer):
         """Count a step of the lead. If another optimizer makes as many steps without it as are watched, that leads."""

@@ -618,6 +618,7 @@ MORE_FAULTS = {  # loop and fault: status, findings and warnings, words of the r
     "lazy same_batch": (0, ["same_input"], "every step has the same input"),
     "recurrent same_batch": (0, ["same_input"], "every step has the same input"),
     "simsiam wrong_side": (0, ["not_reached", "unchanged_bias"], "predictor.*.weight (x2), predictor.*.bias (x2)"),
+    "first_order no_gradient": (0, ["not_run"], "4 of 60 tensors"),
     "listed forgotten": (1, ["no_optimizer"], "a gradient, and no optimizer: 6 of 8 tensors"),
     "listed cut": (1, ["no_gradient"], "the gradient ends between head (has one) and Sequential.0 (has none)"),
     "fullgraph cut": (2, ["untested"], "compiled code hides what uses them"),
