@@ -10,18 +10,18 @@ on, and a report is printed. Exit status: 0 sound, 1 findings, 2 bad input or no
 This file needs PyTorch alone: copy it anywhere. Part 1 watches, part 2 judges, part 3 prints. A report, and who decides
 each line of it:
 
-    check_training: train.py, 8 steps                           Watch.step_ended: steps of the first optimizer
+    check_training: train.py, 8 steps                           Watch.count: steps of one optimizer
 
     parameters  31 tensors to train, 12,080 elements            Facts.fate
     gradient    1 of 31 tensors, 16.95 % of the elements        Record.trained, from Watch.look
-    optimizer   AdamW: 31 tensors, 1 changed                    Record.changed, from Watch.step_ended
+    optimizer   AdamW: 31 tensors, 1 changed                    Record.changed, from Watch.compare
     loss        4.8871 -> 4.8546                                Watch.backward
     step        3.5 ms: forward 2.0, backward 0.7, ...          Clock
     work        at least 0.0024 GFLOP, so 0.69 GFLOP/s          work_of
     floor       0.002 ms: ... TFLOP / ... = ... ms              floor
     slopes      1 of 1 tensors as the output's, within 0.001    slope_errors
 
-    FINDING     NO GRADIENT although the output depends on      Facts.fate, fate_by_use: asks
+    FINDING     NO GRADIENT although the output depends on      Facts.fate, fates_by_use: asks
                 them: 30 of 31 tensors                              Rerun.depends_on
                 the gradient ends between head (has one)        boundaries
                 and norm (has none)
@@ -61,7 +61,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-LOOK = 4  # steps in which every gradient is looked at as it arrives; later steps are timed
+LOOK = 4  # steps of its optimizer in which a gradient is looked at as it arrives; later steps are timed
 WAYS = 4  # ways to call a model, such as with other flags or shapes, that are run again
 RERUN_SECONDS = 60  # for asking which parameters the output depends on
 SLOPE_SECONDS = 20  # for comparing gradients with differences
@@ -136,14 +136,12 @@ def bit_sums(values):
     return to_list([bit_sum(value) for value in values])
 
 
-def largest(values):
-    """Return each tensor's largest absolute value; NaN stays NaN."""
-    return to_list([largest_of(plain(value).float()) for value in values])
-
-
-def largest_of(value):
-    """Return a tensor's largest absolute value. A process may have no part of a tensor that is spread over several."""
-    return torch.linalg.vector_norm(value, float("inf")) if value.numel() else value.sum()
+def largest(value):
+    """Return a tensor's largest absolute value; NaN stays NaN."""
+    value = plain(value).float()
+    if not value.numel():  # this process may have no part of a tensor that is spread over several
+        return value.sum()
+    return torch.linalg.vector_norm(value, float("inf"))
 
 
 def has_values(tensor):
@@ -163,13 +161,21 @@ def on_gpu():
 
 # ------------------------------------------------------------ what is remembered
 @dataclasses.dataclass
+class Arrival:
+    """Hold a gradient that backward computed, before it is added to the parameter's."""
+
+    step: int  # of the parameter's optimizer, counted from 0
+    nonzero: torch.Tensor
+    added: torch.Tensor | bool  # is there a gradient other than zero already?
+
+
+@dataclasses.dataclass
 class Seen:
-    """Hold one parameter at one optimizer step."""
+    """Hold one parameter at one step of its optimizer."""
 
     gradient: int | None  # bit sum; None: there was no gradient
     largest: float  # absolute value in the gradient; 0 without one
     changed: bool  # did the step change the parameter?
-    arrived: torch.Tensor | bool = False  # was the last gradient that backward computed before it other than zero?
 
 
 @dataclasses.dataclass(eq=False)
@@ -178,12 +184,12 @@ class Record:
 
     param: nn.Parameter
     name: str
-    places: dict = dataclasses.field(default_factory=dict)  # module -> its name; a tied parameter has several
+    owners: dict = dataclasses.field(default_factory=dict)  # module -> its name; a tied parameter has several
     trainable: bool = False
     start: int | None = None  # bit sum of the first value
     seen: list = dataclasses.field(default_factory=list)  # one Seen per step of its optimizer
-    arrived: int = 0  # gradients that backward computed for it; of the first steps:
-    arrivals: list = dataclasses.field(default_factory=list)  # (step, is it nonzero?, was there one already?)
+    arrivals: list = dataclasses.field(default_factory=list)  # one Arrival per gradient of the first steps
+    arrived: bool = False  # did backward compute any gradient for it, in any step?
 
     @property
     def trained(self):
@@ -196,18 +202,29 @@ class Record:
         return any(step.changed for step in self.seen)
 
     @property
+    def moved(self):
+        """Say whether its value is another one than before the first step."""
+        return bit_sums([self.param]) != [self.start]
+
+    @property
     def repeats(self):
         """Say whether all its gradients are equal, bit for bit."""
         gradients = [step.gradient for step in self.seen if step.largest != 0]
         return len(gradients) > 1 and len(set(gradients)) == 1
 
     @property
+    def cleared(self):
+        """Say whether the last gradient before a step was other than zero, although none reached a step."""
+        last = {arrival.step: arrival.nonzero for arrival in self.arrivals if arrival.step < len(self.seen)}
+        return not self.trained and any(bool(nonzero) for nonzero in last.values())
+
+    @property
     def never_cleared(self):
         """Say whether in two steps every new gradient was added to an old one."""
-        old_ones = collections.defaultdict(list)
-        for step, _, old in self.arrivals:
-            old_ones[step].append(bool(old))
-        return sum(all(olds) for step, olds in old_ones.items() if step > 0) >= 2
+        added = collections.defaultdict(list)
+        for arrival in self.arrivals:
+            added[arrival.step].append(bool(arrival.added))
+        return sum(all(every) for step, every in added.items() if step > 0) >= 2
 
 
 @dataclasses.dataclass(eq=False)
@@ -219,7 +236,7 @@ class Call:
     autocast: tuple = ()
     modes: dict = dataclasses.field(default_factory=dict)  # module -> is it in training mode?
     count: int = 0
-    attached: bool = False  # does any of its outputs need a gradient?
+    attached: set = dataclasses.field(default_factory=set)  # outputs that need a gradient
     reached: collections.Counter = dataclasses.field(default_factory=collections.Counter)  # output -> its gradients
 
 
@@ -228,6 +245,7 @@ class Root:
     """Hold the calls of an outermost module with gradients."""
 
     model: nn.Module  # the whole model around it
+    guests: dict = dataclasses.field(default_factory=dict)  # modules that run inside and are not in it, as in a list
     calls: dict = dataclasses.field(default_factory=dict)  # way -> Call
     last: int = 0  # number of its last call, among those of all modules
 
@@ -242,7 +260,7 @@ class Step:
     """Hold one step of the leading optimizer."""
 
     seconds: dict = dataclasses.field(default_factory=dict)  # by phase
-    inputs: list = dataclasses.field(default_factory=list)  # bit sums
+    inputs: set = dataclasses.field(default_factory=set)  # bit sums
     gradients: int = 0  # parameters with a gradient at the steps of the optimizers
     loss: torch.Tensor | None = None
     backwards: int = 0
@@ -257,15 +275,16 @@ class Clock:
         self.own = 0.0
         self.seconds = collections.Counter()
 
-    def now(self):
-        """Return the script's time, with the GPU's work done."""
+    @staticmethod
+    def read():
+        """Return the time, with the GPU's work done."""
         if on_gpu():
             torch.cuda.synchronize()
-        return time.perf_counter() - self.own
+        return time.perf_counter()
 
     def switch(self, phase):
         """Begin another phase; return the one that ends."""
-        now = self.now()
+        now = self.read() - self.own
         if self.since is not None:
             self.seconds[self.phase] += now - self.since
         last = self.phase
@@ -276,12 +295,12 @@ class Clock:
     @contextlib.contextmanager
     def paused(self):
         """Leave this block out. The script's own GPU work is finished first, or it would be left out as well."""
-        begin = self.now() + self.own
+        begin = self.read()
         try:
             with torch.no_grad():
                 yield
         finally:
-            self.own = self.own + self.now() + self.own - begin
+            self.own += self.read() - begin
 
 
 # ------------------------------------------------------------ watching
@@ -296,31 +315,39 @@ class Watch:
         self.limit = steps
         self.go_on = go_on
         self.done = False
+        self.undo = []  # what puts things back at the end
+        self.clock = Clock()
+        self.step = Step()  # the one that is going on
+        self.steps = []
+        self.records = {}  # id of a parameter -> Record
+
+        # What may hide something
+        self.graphs = compiled_graphs()  # that were there before the script
         self.captured = False  # was a GPU graph seen?
         self.transformed = False  # was torch.func or torch.jit.trace seen?
         self.elsewhere = False  # did an optimizer step in another thread?
-        self.clock = Clock()
-        self.step = Step()
-        self.steps = []
-        self.records = {}  # id of a parameter -> Record
-        self.titles = {}  # module -> its model, where names alone do not tell models apart
+
+        # Modules
         self.outermost = {}  # outermost module -> Root
         self.inner = set()  # modules inside those
+        self.alive = []  # modules that a script would let go of when it is ended
+        self.prefixes = {}  # module -> its model's title, where names alone do not tell models apart
         self.inside = None  # the outermost module that is running
         self.depth = 0  # how often it is entered
         self.before = "other"  # the phase around it
         self.calls = itertools.count(1)
         self.scalar = None  # (value, node of the graph) of a model's own loss, before a scaler or an average
         self.scaled = False  # was there a gradient scaler?
-        self.optimizers = {}  # id -> optimizer
-        self.members = {}  # id of an optimizer -> ids of its parameters
-        self.lead = None  # the optimizer whose steps count
-        self.stepping = 0
+
+        # Optimizers
+        self.optimizers = []
+        self.lead = None  # the one whose steps are counted
+        self.others = collections.Counter()  # another optimizer -> its steps since the lead's last one
+        self.stepping = 0  # how many are in their step: one may call another
+        self.in_backward = False  # does backward itself call the optimizer?
         self.weights = {}  # record -> (key of its float32 copy, bit sum) before this step
         self.gradients = {}  # record -> (bit sum, largest) at this step
-        self.skipped = 0
-        self.graphs = compiled_graphs()  # that were there before the script
-        self.undo = []
+        self.skipped = 0  # steps that a gradient scaler left out
 
     @property
     def roots(self):
@@ -346,6 +373,7 @@ class Watch:
         """Begin the forward phase where an outermost module with parameters is called."""
         if self.inside is not None:
             self.depth += module is self.inside
+            self.notice(module)
             return
         if self.blind() or self.clock.phase == "backward":  # where activation checkpointing repeats modules
             return
@@ -359,6 +387,13 @@ class Watch:
         self.before = self.clock.switch(phase)
         self.inside = module
         self.depth = 1
+
+    def notice(self, module):
+        """Take in a module that runs inside the outermost one and is not in it: PyTorch does not look into lists."""
+        if module in self.inner or module in self.outermost or len(self.steps) >= LOOK or self.blind():
+            return
+        if next(module.parameters(), None) is not None:
+            self.outermost[self.inside].guests[module] = type(module).__name__
 
     def leave(self, module, args, kwargs, output):
         """Remember an outermost module's call. The forward phase lasts until backward begins."""
@@ -379,7 +414,8 @@ class Watch:
     def remember(self, module, args, kwargs, output):
         """Keep what is needed to repeat the call, and ask which outputs the loss uses."""
         inputs = list(tensors((args, kwargs)))
-        self.step.inputs += bit_sums(inputs)
+        data = [item for item in inputs if not item.requires_grad]  # and not what another module computed
+        self.step.inputs.update(bit_sums(data))
         kind = next((item.device.type for item in inputs if item.device.type != "cpu"), "cpu")
         root = self.outermost[module]
         root.last = next(self.calls)
@@ -393,10 +429,10 @@ class Watch:
         call.modes = {part: part.training for part in module.modules()}
         call.count += 1
         self.scalar = None
-        call.attached = False
+        call.attached = set()
         for number, item in enumerate(tensors(output)):
             if item.requires_grad:
-                call.attached = True
+                call.attached.add(number)
                 item.register_hook(functools.partial(note, call.reached, number))
                 if item.numel() == 1 and item.grad_fn is not None and self.scalar is None:
                     self.scalar = (item.detach().clone(), item.grad_fn)
@@ -407,16 +443,18 @@ class Watch:
         self.outermost = {known: root for known, root in self.outermost.items() if known not in inside}
         self.outermost[module] = Root(top_of(module))
         self.inner |= inside
-        self.adopt(module)
+        self.adopt(self.outermost[module].model)
 
-    def adopt(self, module):
-        """Record the parameters of the model around an outermost module."""
-        for prefix, owner in self.outermost[module].model.named_modules():
+    def adopt(self, model, title=""):
+        """Record the parameters of a model."""
+        for prefix, owner in model.named_modules(prefix=title):
             for name, param in owner.named_parameters(recurse=False):
+                if nn.parameter.is_lazy(param):  # its first forward makes it
+                    continue
                 record = self.record_of(param, "")
-                if not record.places:
+                if not record.owners:
                     record.name = clean(f"{prefix}.{name}" if prefix else name)
-                record.places[owner] = clean(prefix) or name
+                record.owners.setdefault(owner, clean(prefix) or name)
 
     def record_of(self, param, name):
         """Return a parameter's record. A trainable parameter gets a hook, once."""
@@ -427,9 +465,9 @@ class Watch:
         return record
 
     # -------------------------------------------------- calls without hooks
-    def find_hidden_calls(self):
+    def find_hidden_calls(self, modules):
         """Watch the calls that PyTorch gives no hook: of a module compiled in place, and of model.forward() itself."""
-        for module in all_modules():
+        for module in modules:
             call = module._compiled_call_impl
             if call is not None and not hasattr(call, "watched"):
                 module._compiled_call_impl = functools.partial(self.hidden_call, module, call)
@@ -450,7 +488,10 @@ class Watch:
 
         forward.watched = True
         kind.forward = forward
-        self.undo.append(functools.partial(setattr, kind, "forward", own) if own else lambda: delattr(kind, "forward"))
+        if own:
+            self.undo.append(functools.partial(setattr, kind, "forward", own))
+        else:
+            self.undo.append(functools.partial(delattr, kind, "forward"))
 
     def hidden_call(self, module, call, *args, **kwargs):
         """Call a module as if it had hooks."""
@@ -471,13 +512,14 @@ class Watch:
             return
         if self.done or gradient is None:  # compiled code hands out None where eager code hands out nothing
             return
-        record.arrived += 1
-        if len(self.steps) >= LOOK or (on_gpu() and torch.cuda.is_current_stream_capturing()):
+        record.arrived = True
+        step = len(record.seen)
+        if step >= LOOK or (on_gpu() and torch.cuda.is_current_stream_capturing()):
             return
         with torch.no_grad():
             old = record.param.grad
-            is_old = old is not None and plain(old).any()
-            record.arrivals.append((len(self.steps), plain(gradient).any(), is_old))
+            added = old is not None and plain(old).any()
+            record.arrivals.append(Arrival(step, plain(gradient).any(), added))
 
     def backward(self, run, roots, *args, **kwargs):
         """Time torch.autograd.backward and keep the loss that it begins from."""
@@ -503,64 +545,80 @@ class Watch:
         if self.blind():
             return None
         self.stepping += 1
-        if self.stepping > 1:  # an optimizer inside an optimizer
+        if self.stepping > 1:
             return None
-        self.clock.switch("optimizer")
-        if self.lead is None:
-            self.lead = optimizer
+        self.in_backward = self.clock.switch("optimizer") == "backward"
         with self.clock.paused():
+            self.prepare(optimizer)
             self.weigh(optimizer)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
-            with self.clock.paused():
-                self.look()
+            self.look()
             return None
 
         @functools.wraps(closure)
         def watched():
             result = closure()
             self.clock.switch("optimizer")
-            with self.clock.paused():
-                self.look()
+            self.look()
             return result
 
         if "closure" in kwargs:
             return args, {**kwargs, "closure": watched}
         return (args[0], watched, *args[2:]), kwargs
 
+    def prepare(self, optimizer):
+        """Record the parameters that modules and optimizers have by now."""
+        if not self.steps:  # the first step, since these searches are slow
+            self.scaled |= uses_scaler()
+            self.alive = existing(nn.Module)
+            self.find_hidden_calls(self.alive)
+        for root in self.outermost.values():
+            self.adopt(root.model)
+            for guest, name in root.guests.items():
+                self.adopt(guest, name)
+        for number, param in enumerate(params_of(optimizer)):
+            self.record_of(param, f"parameter {number} of {type(optimizer).__name__}")
+        if optimizer not in self.optimizers:
+            self.begin(optimizer)
+
+    def begin(self, optimizer):
+        """Take in an optimizer. What the steps of others showed of its parameters until now does not count."""
+        new = ids_of(optimizer) - ids_of(*self.optimizers)
+        for record in [self.records[key] for key in new]:
+            record.seen.clear()
+            for arrival in record.arrivals:
+                arrival.step = 0
+        self.optimizers.append(optimizer)
+        self.lead = self.lead or optimizer
+
     def weigh(self, optimizer):
         """Take the bit sums of the parameters before a step: the optimizer's own and those of no optimizer."""
-        if not self.steps:
-            self.scaled |= uses_scaler()
-            self.find_hidden_calls()
-        for module in self.outermost:
-            self.adopt(module)
-        params = [param for group in optimizer.param_groups for param in group["params"]]
-        for number, param in enumerate(params):
-            self.record_of(param, f"parameter {number} of {type(optimizer).__name__}")
-        self.optimizers[id(optimizer)] = optimizer
-        self.members[id(optimizer)] = {id(param) for param in params}
-        others = set().union(*self.members.values()) - self.members[id(optimizer)]
-        watched = [record for key, record in self.records.items() if record.trainable and key not in others]
-        watched = [record for record in watched if record.param.numel()]
-        copies = {record: copy_key(record.param, optimizer) for record in watched}
-        sums = bit_sums([weight_of(record, copies[record], optimizer) for record in watched])
+        others = ids_of(*self.optimizers) - ids_of(optimizer)
+        mine = [record for key, record in self.records.items() if key not in others]
+        watched = [record for record in mine if record.trainable and record.param.numel()]
+        copies = [copy_key(record.param, optimizer) for record in watched]
+        sums = bit_sums([weight_of(record, key, optimizer) for record, key in zip(watched, copies, strict=True)])
         self.weights = {}
-        for record, value in zip(watched, sums, strict=True):
-            self.weights[record] = (copies[record], value)
+        for record, key, value in zip(watched, copies, sums, strict=True):
+            self.weights[record] = (key, value)
             if record.start is None:
                 record.start = value
 
     def look(self):
         """Keep the facts about the gradients that this step uses."""
-        present = [record for record in self.weights if record.param.grad is not None]
-        gradients = [record.param.grad for record in present]
-        facts = zip(bit_sums(gradients), largest(gradients), strict=True)
-        self.gradients = dict(zip(present, facts, strict=True))
-        self.step.gradients += len(present)
+        with self.clock.paused():
+            present = [record for record in self.weights if record.param.grad is not None]
+            gradients = [record.param.grad for record in present]
+            sums = bit_sums(gradients)
+            sizes = to_list([largest(gradient) for gradient in gradients])
+            self.gradients = {}
+            for record, value, size in zip(present, sums, sizes, strict=True):
+                self.gradients[record] = (value, size)
+            self.step.gradients += len(present)
 
     def step_ended(self, optimizer):
-        """Judge the step. A step of the leading optimizer ends an iteration, and the last one ends the script."""
+        """Judge the step. A step of the leading optimizer ends an iteration."""
         if self.blind() or not self.stepping:
             return
         self.stepping -= 1
@@ -569,23 +627,32 @@ class Watch:
         with self.clock.paused():
             overflow = getattr(optimizer, "found_inf", None)
             if overflow is not None and float(overflow) > 0:
-                self.skipped += 1  # a gradient scaler left this step out
+                self.skipped += 1
             else:
                 self.compare(optimizer)
-        self.clock.switch("other")
-        if optimizer is self.lead:
-            self.next_step()
+        self.clock.switch("backward" if self.in_backward else "other")
+        self.count(optimizer)
 
     def compare(self, optimizer):
         """Add one step to the records: which parameters did it change?"""
         after = bit_sums([weight_of(record, key, optimizer) for record, (key, _) in self.weights.items()])
         for (record, (_, before)), value in zip(self.weights.items(), after, strict=True):
-            gradient, top = self.gradients.get(record, (None, 0.0))
-            arrived = record.arrivals[-1][1] if record.arrivals else False
-            record.seen.append(Seen(gradient, top, value != before, arrived))
+            gradient, size = self.gradients.get(record, (None, 0.0))
+            record.seen.append(Seen(gradient, size, value != before))
+
+    def count(self, optimizer):
+        """Count a step of the lead. If another optimizer makes as many steps without it as are watched, that leads."""
+        if optimizer is self.lead:
+            self.others.clear()
+            self.next_step()
+            return
+        self.others[optimizer] += 1
+        if self.others[optimizer] >= self.limit:
+            self.others.clear()
+            self.lead = optimizer
 
     def next_step(self):
-        """Close an iteration."""
+        """Close an iteration, which may be the last."""
         self.step.seconds = self.clock.seconds
         self.steps.append(self.step)
         self.step = Step()
@@ -595,6 +662,7 @@ class Watch:
             raise Enough(0)
 
 
+# ------------------------------------------------------------ calls, losses and weights
 def note(reached, number, gradient):
     """Note that a gradient reached an output."""
     reached[number] += 1
@@ -633,22 +701,64 @@ def weight_of(record, key, optimizer):
     return record.param if key is None else optimizer.state[record.param][key]
 
 
-def all_modules():
-    """Return all modules that exist."""
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+# ------------------------------------------------------------ what exists
+def existing(kind):
+    """Return all objects of a class that exist. Their own __class__ is not asked: a lazy object may load itself."""
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
+
+
+def params_of(owner):
+    """Return the parameters of a module or an optimizer. A lazy one has no values before its first forward."""
+    if isinstance(owner, nn.Module):
+        return [param for param in owner.parameters() if not nn.parameter.is_lazy(param)]
+    return [param for group in owner.param_groups for param in group["params"]]
+
+
+def ids_of(*owners):
+    """Return the ids of the parameters of modules or optimizers."""
+    return {id(param) for owner in owners for param in params_of(owner)}
+
+
+def records_in(records, *owners):
+    """Return those records whose parameters belong to modules or optimizers."""
+    inside = ids_of(*owners)
+    return [record for record in records if id(record.param) in inside]
+
+
+def with_guests(roots):
+    """Return outermost modules and those that run inside them without being in them."""
+    return [*roots, *(guest for root in roots.values() for guest in root.guests)]
+
+
+def holders_of(modules):
+    """Return {child: the first of these modules that holds it}."""
+    holders = {}
+    for holder in modules:
+        for child in holder._modules.values():
+            holders.setdefault(child, holder)
+    return holders
 
 
 def top_of(module):
     """Climb to the outermost module that holds this one."""
-    holders = {}
-    for holder in all_modules():
-        for child in holder._modules.values():
-            holders.setdefault(child, holder)
+    holders = holders_of(existing(nn.Module))
     while module in holders:
-        module = holders.pop(module)
+        module = holders.pop(module)  # a module that holds itself, however deep, ends the climb
     return module
 
 
+def uses_scaler():
+    """Say whether a gradient scaler exists."""
+    return any(scaler.is_enabled() for scaler in existing(torch.amp.GradScaler))
+
+
+def compiled_graphs():
+    """Return the number of graphs that torch.compile has made in this process."""
+    utils = getattr(getattr(torch, "_dynamo", None), "utils", None)
+    return utils.counters["stats"]["unique_graphs"] if utils else 0
+
+
+# ------------------------------------------------------------ hooks
 @contextlib.contextmanager
 def ended_by_exception():
     """Let os._exit() in this thread raise SystemExit, or the process would end without a report."""
@@ -712,6 +822,96 @@ def hooked(watch):
 # ====================================================================================================================
 
 
+# ------------------------------------------------------------ what became of each parameter
+FATES = {  # fate: its line in the report; a fate without a line is sound
+    "no_gradient": "NO GRADIENT although the output depends on them",
+    "zero_gradient": "a gradient of zeros although the output depends on them",
+    "cleared": "a gradient in backward, and none at the optimizer's step",
+    "stray": "no gradient, in an optimizer and in no module",
+    "no_optimizer": "a gradient, and no optimizer",
+    "zero_bias": "a gradient of zeros, which may be right for a bias",
+    "unused": "unused: no gradient, and the output does not depend on them",
+    "not_reached": "no gradient reached the output of their module, which is unused or detached",
+    "not_run": "unused: no gradient, and no module with them runs",
+    "idle": "no gradient and no optimizer",
+    "waiting": "in an optimizer that has not stepped yet",
+    "updated_elsewhere": "a gradient, and no optimizer: something else changes them",
+}
+HARMLESS = {"zero_bias", "unused", "not_reached", "not_run", "idle", "waiting", "updated_elsewhere"}  # warnings
+
+
+def tell_models_apart(watch):
+    """Put the class of a model before its names if several models share some; number the models of one class."""
+    models = list(dict.fromkeys(root.model for root in watch.outermost.values()))
+    names = collections.Counter(name for model in models for name, _ in model.named_parameters())
+    if max(names.values(), default=0) < 2:
+        return
+    titles = collections.defaultdict(list)
+    for model in models:
+        titles[type(model).__name__].append(model)
+    for kind, alike in titles.items():
+        for number, model in enumerate(alike, 1):
+            title = f"{kind}{number}" if len(alike) > 1 else kind
+            watch.prefixes |= dict.fromkeys(model.modules(), f"{title}.")
+    for record in watch.records.values():
+        first = next(iter(record.owners), None)
+        record.name = watch.prefixes.get(first, "") + record.name
+        record.owners = {module: watch.prefixes.get(module, "") + name for module, name in record.owners.items()}
+
+
+class Facts:
+    """Give every parameter a fate, by what was seen of it."""
+
+    def __init__(self, watch):
+        self.watch = watch
+        tell_models_apart(watch)
+        self.stepped = ids_of(*watch.optimizers)
+        self.waiting = ids_of(*existing(torch.optim.Optimizer)) - self.stepped
+        self.held = ids_of(*existing(nn.Module))
+        self.ran = ids_of(*with_guests(watch.outermost))
+        self.fates = {record: self.fate(record) for record in self.judged()}
+        asked, self.untested = fates_by_use(watch, self.of("silent"))
+        self.fates |= asked
+        if self.of("not_seen"):
+            hides = "torch.func hides" if self.watch.transformed else "compiled code hides"
+            self.untested.append(f"no gradient in {short(self.of('not_seen'))}, and {hides} what uses them")
+        self.live = self.of(*{*self.fates.values()} - {"frozen", "idle"})
+
+    def judged(self):
+        """Return the records of the models that ran, of the guests that learn, and of the optimizers that stepped."""
+        records = self.watch.records
+        # A guest without any gradient may be a teacher, or a template whose weights are given to it.
+        learning = {key for key in self.ran & records.keys() if records[key].arrived}
+        models = ids_of(*(root.model for root in self.watch.outermost.values()))
+        known = [record for key, record in records.items() if key in models | learning | self.stepped]
+        return [record for record in known if record.seen or (not record.trainable and record.param.numel())]
+
+    def fate(self, record):
+        """Say what became of a parameter: the first answer that holds counts."""
+        key = id(record.param)
+        if not record.trainable:
+            return "frozen"
+        if key in self.waiting:
+            return "waiting"
+        if key not in self.stepped:
+            if not record.trained and not record.arrived:
+                return "idle"
+            return "updated_elsewhere" if record.moved else "no_optimizer"
+        if record.trained:
+            return "trained"
+        if key not in self.held:
+            return "stray"  # perhaps its module has another parameter by now
+        if record.cleared:
+            return "cleared"
+        if key not in self.ran:
+            return "not_seen" if self.watch.has_compiled() or self.watch.transformed else "not_run"
+        return "silent"  # to be asked: does the output depend on it?
+
+    def of(self, *fates):
+        """Return the parameters with these fates."""
+        return [record for record, fate in self.fates.items() if fate in fates]
+
+
 # ------------------------------------------------------------ running the last batch again
 class Unrepeatable(Exception):
     """Say why the last batch cannot be run again."""
@@ -720,8 +920,9 @@ class Unrepeatable(Exception):
 class Rerun:
     """Repeat an outermost module's last calls, eagerly. Parameters, buffers and random state are put back."""
 
-    def __init__(self, module, root):
+    def __init__(self, module, root, detached=False):
         self.calls = list(root.calls.values())
+        self.detached = detached  # use the outputs that need no gradient, in place of those that a gradient reached
         self.reached = root.reached
         while isinstance(module, nn.parallel.DistributedDataParallel) or hasattr(module, "_orig_mod"):
             module = module._orig_mod if hasattr(module, "_orig_mod") else module.module  # no talk between processes
@@ -729,7 +930,7 @@ class Rerun:
         self.usual = None  # outputs of two runs
         if any(isinstance(part, nn.SyncBatchNorm) for part in module.modules()):
             raise Unrepeatable("SyncBatchNorm needs all processes")
-        if any(hasattr(param, "to_local") for param in module.parameters()):
+        if any(hasattr(param, "to_local") for param in params_of(module)):
             raise Unrepeatable("its parameters are spread over processes")
 
     def run(self, call, grad=False, autocast=True):
@@ -760,19 +961,23 @@ class Rerun:
                     set_buffers(part, values)
 
     def outputs(self, grad=False, autocast=True):
-        """Return the floating outputs that the loss used: those that a gradient reached.
-
-        If none could be reached, because a call's outputs need no gradient, or none was, all count.
-        """
+        """Return the floating outputs that the loss used, as far as gradients tell."""
         found = []
         for call in self.calls:
-            tell = call.attached and self.reached
             for number, item in enumerate(tensors(self.run(call, grad, autocast))):
-                if item.is_floating_point() and (number in call.reached or not tell):
+                if item.is_floating_point() and self.is_used(call, number):
                     found.append(item.double() if grad else item.double().clone())
         if not found:
             raise Unrepeatable("it returns no floating tensors")
         return found
+
+    def is_used(self, call, number):
+        """Say whether a gradient reached an output. All count if none can have one, or if none was reached."""
+        if self.detached:
+            return number not in call.attached
+        if call.attached and self.reached:
+            return number in call.reached
+        return True
 
     def depends_on(self, params):
         """Say whether the outputs change with these parameters by more than from run to run."""
@@ -811,18 +1016,16 @@ def perturb(param):
     param.mul_(1 + noise / 4).add_(noise * spread)
 
 
-def split_by_use(watch, suspects):
-    """Return the suspects on which an output depends, those of unused modules, those not tested, and why not."""
+# ------------------------------------------------------------ do the outputs depend on it?
+def fates_by_use(watch, suspects):
+    """Return {suspect: fate} by whether the outputs depend on it, and sentences on what could not be asked."""
     used = set()
     aside = set()
     unknown = set()
     reasons = []
-    left = list(suspects)
     end = time.monotonic() + RERUN_SECONDS
     for module, root in watch.roots.items():
-        inside = {id(param) for param in module.parameters()}
-        mine = [record for record in suspects if id(record.param) in inside]
-        left = [record for record in left if record not in mine]
+        mine = records_in(suspects, module, *root.guests)
         if not mine:
             continue
         if is_leftover(watch, root):
@@ -831,14 +1034,36 @@ def split_by_use(watch, suspects):
         try:
             for record in dependent(Rerun(module, root), mine, end):
                 used.add(record)
+            rest = [record for record in mine if record not in used]
+            with contextlib.suppress(Unrepeatable):  # there may be no such output
+                aside.update(dependent(Rerun(module, root, detached=True), rest, end))
         except Unrepeatable as reason:
             untested = [record for record in mine if record not in used]
             unknown.update(untested)
             reasons.append(f"no gradient in {short(untested)}, and the last batch cannot be run again ({reason})")
-    if left:
-        unknown.update(left)
-        reasons.append(f"no gradient in {short(left)}, which ran under no_grad only")
-    return used, aside - used, unknown - used, reasons
+    inside = set(records_in(suspects, *with_guests(watch.roots)))
+    outside = [record for record in suspects if record not in inside]
+    if outside:
+        unknown.update(outside)
+        reasons.append(f"no gradient in {short(outside)}, which ran under no_grad only")
+    fates = {}
+    for record in suspects:
+        if record in used:
+            fates[record] = fate_of_used(record)
+        elif record in aside:
+            fates[record] = "not_reached"
+        elif record in unknown:
+            fates[record] = "unknown"
+        else:
+            fates[record] = "unused"
+    return fates, reasons
+
+
+def fate_of_used(record):
+    """Say what became of a parameter without a gradient on which an output depends."""
+    if not record.arrived:
+        return "no_gradient"
+    return "zero_bias" if record.name.endswith("bias") else "zero_gradient"  # it may cancel in a softmax or a norm
 
 
 def is_leftover(watch, root):
@@ -849,7 +1074,7 @@ def is_leftover(watch, root):
 
 def dependent(rerun, records, end):
     """Yield the records on which the outputs depend, found by halving."""
-    groups = [records]
+    groups = [records] if records else []
     while groups:
         group = groups.pop()
         if time.monotonic() > end:
@@ -861,106 +1086,6 @@ def dependent(rerun, records, end):
             continue
         middle = len(group) // 2
         groups += [group[:middle], group[middle:]]
-
-
-# ------------------------------------------------------------ what became of each parameter
-FATES = {  # fate: its line in the report; a fate without a line is sound
-    "no_gradient": "NO GRADIENT although the output depends on them",
-    "zero_gradient": "a gradient of zeros although the output depends on them",
-    "cleared": "a gradient in backward, and none at the optimizer's step",
-    "stray": "no gradient, in an optimizer and in no module",
-    "no_optimizer": "a gradient, and no optimizer",
-    "zero_bias": "a gradient of zeros, which may be right for a bias",
-    "unused": "unused: no gradient, and the output does not depend on them",
-    "not_reached": "no gradient reached the output of their module, which is unused or detached",
-    "not_run": "unused: no gradient, and no module with them runs",
-    "idle": "no gradient and no optimizer",
-    "waiting": "in an optimizer that has not stepped yet",
-}
-HARMLESS = {"zero_bias", "unused", "not_reached", "not_run", "idle", "waiting"}  # warnings
-
-
-def tell_models_apart(watch):
-    """Put the class of a model before its names if several models share some; number the models of one class."""
-    models = list(dict.fromkeys(root.model for root in watch.outermost.values()))
-    names = collections.Counter(name for model in models for name, _ in model.named_parameters())
-    if max(names.values(), default=0) < 2:
-        return
-    titles = collections.defaultdict(list)
-    for model in models:
-        titles[type(model).__name__].append(model)
-    for kind, alike in titles.items():
-        for number, model in enumerate(alike, 1):
-            title = f"{kind}{number}" if len(alike) > 1 else kind
-            watch.titles |= dict.fromkeys(model.modules(), f"{title}.")
-    for record in watch.records.values():
-        first = next(iter(record.places), None)
-        record.name = watch.titles.get(first, "") + record.name
-        record.places = {module: watch.titles.get(module, "") + name for module, name in record.places.items()}
-
-
-class Facts:
-    """Give every parameter a fate, by what was seen of it."""
-
-    def __init__(self, watch):
-        self.watch = watch
-        tell_models_apart(watch)
-        models = {id(param) for root in watch.outermost.values() for param in root.model.parameters()}
-        self.ran = {id(param) for module in watch.outermost for param in module.parameters()}
-        self.stepped = set().union(*watch.members.values())
-        self.waiting = waiting_parameters(watch)
-        self.held = {id(param) for module in all_modules() for param in module.parameters(recurse=False)}
-        known = [record for key, record in watch.records.items() if key in models | self.stepped]
-        known = [record for record in known if record.seen or (not record.trainable and record.param.numel())]
-        self.fates = {record: self.fate(record) for record in known}
-        used, aside, unknown, self.untested = split_by_use(watch, self.of("silent"))
-        for record in self.of("silent"):
-            self.fates[record] = "not_reached" if record in aside else fate_by_use(record, used, unknown)
-        if self.of("not_seen"):
-            hides = "torch.func hides" if self.watch.transformed else "compiled code hides"
-            self.untested.append(f"no gradient in {short(self.of('not_seen'))}, and {hides} what uses them")
-        self.live = self.of(*{*self.fates.values()} - {"frozen", "idle"})
-
-    def fate(self, record):
-        """Say what became of a parameter: the first answer that holds counts."""
-        key = id(record.param)
-        if not record.trainable:
-            return "frozen"
-        if key not in self.stepped and key in self.waiting:
-            return "waiting"
-        if key not in self.stepped:
-            return "no_optimizer" if record.trained or record.arrived else "idle"
-        if record.trained:
-            return "trained"
-        if key not in self.held:
-            return "stray"  # perhaps its module has another parameter by now
-        if any(bool(step.arrived) for step in record.seen):
-            return "cleared"
-        if key not in self.ran:
-            return "not_seen" if self.watch.has_compiled() or self.watch.transformed else "not_run"
-        return "silent"  # to be asked: does the output depend on it?
-
-    def of(self, *fates):
-        """Return the parameters with these fates."""
-        return [record for record, fate in self.fates.items() if fate in fates]
-
-
-def fate_by_use(record, used, unknown):
-    """Say what became of a parameter without a gradient."""
-    if record in unknown:
-        return "unknown"
-    if record not in used:
-        return "unused"
-    if not record.arrived:
-        return "no_gradient"
-    return "zero_bias" if record.name.endswith("bias") else "zero_gradient"  # it may cancel in a softmax or a norm
-
-
-def waiting_parameters(watch):
-    """Return the ids of parameters whose optimizer exists and did not step."""
-    optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)]
-    quiet = [optimizer for optimizer in optimizers if id(optimizer) not in watch.optimizers]
-    return {id(param) for optimizer in quiet for group in optimizer.param_groups for param in group["params"]}
 
 
 # ------------------------------------------------------------ where the gradient ends
@@ -979,15 +1104,15 @@ class Forward:
     def __init__(self, watch):
         self.places = {}
         modules = [pair for root in watch.roots.values() for pair in root.model.named_modules()]
-        self.names = {module: watch.titles.get(module, "") + clean(name) for name, module in modules}
-        self.holders = {child: module for module in self.names for child in module._modules.values()}
+        self.names = {module: watch.prefixes.get(module, "") + clean(name) for name, module in modules}
+        self.holders = holders_of(self.names)
         handles = [
             module_hooks.register_module_forward_pre_hook(self.enter),
             module_hooks.register_module_forward_hook(self.leave),
         ]
         try:
             for module, root in watch.roots.items():
-                with contextlib.suppress(Unrepeatable):  # split_by_use() has told
+                with contextlib.suppress(Unrepeatable):  # fates_by_use() has told
                     Rerun(module, root).outputs(grad=True)
         finally:
             for handle in handles:
@@ -1000,11 +1125,11 @@ class Forward:
     def leave(self, module, args, output):
         """Note whether the gradient is cut in this module, at the latest."""
         floating = [item for item in tensors(output) if item.is_floating_point()]
-        trainable = any(param.requires_grad for param in module.parameters())
+        trainable = any(param.requires_grad for param in params_of(module))
         needs_gradient = any(item.requires_grad for item in floating)
         self.places[module].cut = trainable and bool(floating) and not needs_gradient
 
-    def holders_of(self, module):
+    def around(self, module):
         """Yield the modules around a module, from the innermost. Some only hold others and never run."""
         while module in self.holders:
             module = self.holders[module]
@@ -1013,7 +1138,7 @@ class Forward:
     def last_use(self, record):
         """Return when a parameter is used last, and the name of the module there."""
         uses = []
-        for module, name in record.places.items():
+        for module, name in record.owners.items():
             while module is not None and module not in self.places:  # it only holds weights for the one around it
                 module = self.holders.get(module)
             uses.append((self.places[module].order if module else -1, name))
@@ -1028,7 +1153,7 @@ def where_it_ends(watch, lost):
 
 def boundaries(forward, records, lost):
     """Describe each pair of neighbours in the forward of which the first has no gradient and the second has one."""
-    seen = [record for record in records if record.places and (record.trained or record in lost)]
+    seen = [record for record in records if record.owners and (record.trained or record in lost)]
     has_gradient = {}
     for (_, name), trained in sorted((forward.last_use(record), record.trained) for record in seen):
         has_gradient[name] = has_gradient.get(name, False) or trained
@@ -1047,19 +1172,19 @@ def boundaries(forward, records, lost):
 
 def cuts(forward, lost):
     """Name the modules of lost parameters that ran without autograd or whose output needs no gradient."""
-    owners = {module for record in lost for module in record.places}
+    owners = {module for record in lost for module in record.owners}
     mine = {module: place for module, place in forward.places.items() if owners & set(module.modules())}
     off = [module for module, place in mine.items() if not place.grad_mode]
-    outermost = [module for module in off if not any(holder in off for holder in forward.holders_of(module))]
+    outermost = [module for module in off if not any(holder in off for holder in forward.around(module))]
     cut = [module for module, place in mine.items() if place.cut and place.grad_mode]
-    outer = {holder for module in cut for holder in forward.holders_of(module)}
+    outer = {holder for module in cut for holder in forward.around(module)}
     innermost = [module for module in cut if module not in outer]
     lines = []
     if outermost:
-        where = titles(outermost, forward.names)
+        where = with_classes(outermost, forward.names)
         lines.append(f"autograd is off in {where}: in a no_grad block or an autograd.Function")
     if innermost:
-        where = titles(innermost, forward.names)
+        where = with_classes(innermost, forward.names)
         lines.append(f"it is cut inside {where}: its weights need a gradient, its output has none")
     return lines
 
@@ -1076,7 +1201,7 @@ class Finding:
     warning: bool = False
 
 
-def on(facts, kind, text, group, *details, warning=False):
+def findings_on(facts, kind, text, group, *details, warning=False):
     """Return the finding on a group of parameters, in a list that is empty if the group is."""
     if not group:
         return []
@@ -1091,7 +1216,7 @@ def fate_findings(facts):
     for fate, text in FATES.items():
         group = facts.of(fate)
         ends = where_it_ends(facts.watch, group) if group and fate == "no_gradient" else []
-        found += on(facts, fate, text, group, *ends, warning=fate in HARMLESS)
+        found += findings_on(facts, fate, text, group, *ends, warning=fate in HARMLESS)
     return found
 
 
@@ -1099,17 +1224,23 @@ def gradient_findings(facts):
     """Return findings on gradients that are not finite, stay the same or add up."""
     moving = [record for record in facts.of("trained") if len(record.seen) > 2]
     repeated = [record for record in moving if record.changed and record.repeats]
-    kept = [record for record in moving if record.never_cleared]
+    kept = [record for optimizer in facts.watch.optimizers for record in never_cleared(moving, optimizer)]
     found = not_finite(facts)
     empty = sum(not step.gradients for step in facts.watch.steps)
     if moving and empty > 1:
         text = f"{empty} of {len(facts.watch.steps)} steps have no gradient at all"
         found.append(Finding("empty_steps", text))
     if len(repeated) > 0.9 * len(moving):
-        found += on(facts, "repeated", "the same gradient in every step, bit for bit", repeated)
-    if len(kept) > 0.9 * len(moving):
-        found += on(facts, "never_cleared", "gradients add up over the steps, zero_grad() is missing", kept)
+        found += findings_on(facts, "repeated", "the same gradient in every step, bit for bit", repeated)
+    found += findings_on(facts, "never_cleared", "gradients add up over the steps, zero_grad() is missing", kept)
     return found
+
+
+def never_cleared(records, optimizer):
+    """Return an optimizer's records that are never cleared if these are nearly all: one of many may be meant."""
+    mine = records_in(records, optimizer)
+    kept = [record for record in mine if record.never_cleared]
+    return kept if len(kept) > 0.9 * len(mine) else []
 
 
 def not_finite(facts):
@@ -1118,9 +1249,9 @@ def not_finite(facts):
     step = min((number for number in first.values() if number), default=None)
     bad = [record for record in facts.live if step and first[record] == step]
     forward = Forward(facts.watch) if bad else None
-    order = sorted((record for record in bad if record.places), key=lambda record: forward.last_use(record))
+    order = sorted((record for record in bad if record.owners), key=lambda record: forward.last_use(record))
     details = [f"in backward it begins at {order[-1].name}"] if order else []
-    return on(facts, "not_finite", f"NaN or infinity in the gradient, first in step {step}", bad, *details)
+    return findings_on(facts, "not_finite", f"NaN or infinity in the gradient, first in step {step}", bad, *details)
 
 
 def first_bad_step(record):
@@ -1132,24 +1263,25 @@ def change_findings(facts):
     """Return findings on what the optimizer does to the parameters."""
     unmoved = [record for record in facts.of("trained") if not record.changed and first_bad_step(record) is None]
     alone = [record for record in facts.live if any(step.changed and step.gradient is None for step in record.seen)]
-    found = on(facts, "changed_alone", "changed by a step without a gradient", alone)
+    found = findings_on(facts, "changed_alone", "changed by a step without a gradient", alone)
     if all(record.name.endswith("bias") for record in unmoved):  # in a norm after it a bias may cancel
-        return found + on(facts, "unchanged_bias", "a gradient too small to change them", unmoved, warning=True)
-    groups = [group for optimizer in facts.watch.optimizers.values() for group in optimizer.param_groups]
+        text = "a gradient too small to change them"
+        return found + findings_on(facts, "unchanged_bias", text, unmoved, warning=True)
+    groups = [group for optimizer in facts.watch.optimizers for group in optimizer.param_groups]
     rates = sorted({float(group["lr"]) for group in groups if "lr" in group})
     details = [f"learning rates: {', '.join(f'{rate:g}' for rate in rates)}"]
     if any(record.param.element_size() == 2 for record in unmoved):
         details.append("16 bits round a small update away: keep float32 weights for the optimizer")
-    return found + on(facts, "unchanged", "a gradient, and no step changes them", unmoved, *details)
+    return found + findings_on(facts, "unchanged", "a gradient, and no step changes them", unmoved, *details)
 
 
 def mistakes_in_the_model(facts):
     """Return warnings on what is seldom meant: a frozen layer between others, a copy in place of a tie."""
     text = "frozen, while the same tensor of an earlier layer trains"
-    found = on(facts, "frozen_between", text, frozen_between(facts), warning=True)
+    found = findings_on(facts, "frozen_between", text, frozen_between(facts), warning=True)
     for pair in copied_ties(facts):
         text = "began equal and train apart, perhaps a copy in place of a tie"
-        found += on(facts, "copied_tie", text, pair, warning=True)
+        found += findings_on(facts, "copied_tie", text, pair, warning=True)
     return found
 
 
@@ -1171,7 +1303,7 @@ def copied_ties(facts):
     """Return pairs of matrices in modules of two kinds that held the same values at the start."""
     twins = collections.defaultdict(list)
     for record in facts.live:
-        if record.places and record.param.dim() > 1 and plain(record.param).unique().numel() > 2:
+        if record.owners and record.param.dim() > 1 and plain(record.param).unique().numel() > 2:
             twins[record.param.shape, record.start].append(record)
     pairs = [group for group in twins.values() if len(group) == 2]
     return [(first, second) for first, second in pairs if owner_type(first) is not owner_type(second)]
@@ -1179,14 +1311,14 @@ def copied_ties(facts):
 
 def owner_type(record):
     """Return the class of the first module that holds a parameter."""
-    return type(next(iter(record.places)))
+    return type(next(iter(record.owners)))
 
 
 def run_findings(watch):
     """Return findings on inputs and losses."""
     found = []
-    inputs = [tuple(step.inputs) for step in watch.steps]
-    if len(inputs) > 2 and inputs[0] and len(set(inputs)) == 1:
+    inputs = [step.inputs for step in watch.steps]
+    if len(inputs) > 2 and inputs[0] and all(later == inputs[0] for later in inputs):
         text = "every step has the same input: all data in one batch, a benchmark, or a fault"
         found.append(Finding("same_input", text, warning=True))
     losses = losses_of(watch)
@@ -1210,9 +1342,10 @@ class Slopes(Rerun):
 
     def __init__(self, module, root):
         super().__init__(module, root)
-        if any(param.is_floating_point() and param.element_size() < 4 for param in module.parameters()):
+        params = params_of(module)
+        if any(param.is_floating_point() and param.element_size() < 4 for param in params):
             raise Unrepeatable("16-bit weights are too coarse for a difference")
-        if any(param.is_complex() for param in module.parameters()):
+        if any(param.is_complex() for param in params):
             raise Unrepeatable("a complex weight has more than one slope")
         self.weights = None
         self.rounding = 0.0  # of the number
@@ -1265,12 +1398,11 @@ def slope_errors(facts):
     errors = {}
     reasons = []
     end = time.monotonic() + SLOPE_SECONDS
-    inside = {id(param) for module in facts.watch.roots for param in module.parameters()}
-    if any(id(record.param) not in inside for record in facts.of("trained")):
+    trained = facts.of("trained")
+    if len(records_in(trained, *with_guests(facts.watch.roots))) < len(trained):
         reasons.append("what computes with them is in no module, or was not seen")
     for module, root in facts.watch.roots.items():
-        inside = {id(param) for param in module.parameters()}
-        mine = [record for record in facts.of("trained") if id(record.param) in inside]
+        mine = records_in(trained, module, *root.guests)
         if not mine:
             continue
         try:
@@ -1302,7 +1434,7 @@ def slope_findings(facts, rows):
         rows["slopes"] += f"; not compared: {'; '.join(dict.fromkeys(reasons))}"
     worst = max((known[record] for record in wrong), default=0)
     text = f"the gradient is not the slope of the output (error up to {worst:.2g}), unless a detach is meant"
-    return on(facts, "wrong_slope", text, wrong, warning=True)
+    return findings_on(facts, "wrong_slope", text, wrong, warning=True)
 
 
 # ------------------------------------------------------------ can the step be that fast?
@@ -1378,11 +1510,10 @@ def work_of(facts):
             forward = matmul_flops(counter.get_flop_counts().get("Global", {}))
             backwards = min(call.count, max(call.reached.values(), default=0)) if call.attached else call.count
             flops += forward * (call.count + (passes(facts, call) - 1) * backwards) / len(facts.watch.steps)
-    optimizers = facts.watch.optimizers.values()
-    state = [tensor for optimizer in optimizers for tensor in tensors(list(optimizer.state.values()))]
+    states = [list(optimizer.state.values()) for optimizer in facts.watch.optimizers]
     weights = [record.param for record in facts.live if id(record.param) in facts.stepped]
     # A gradient is as large as its parameter; a parameter that lost its gradient should have one.
-    size = sum(plain(tensor).numel() * tensor.element_size() for tensor in [*state, *weights, *weights])
+    size = sum(plain(tensor).numel() * tensor.element_size() for tensor in [*tensors(states), *weights, *weights])
     widths.sizes.update(weight.element_size() for weight in weights)
     return Work(flops, 8 * min(widths.sizes, default=4), size)
 
@@ -1500,12 +1631,12 @@ def assess(watch, peak=None):
     return rows, found, facts.untested
 
 
+# ------------------------------------------------------------ several processes
 def weights_of_ddp(watch):
     """Return {name: (bit sum at the start, bit sum now)} of the parameters that DDP keeps equal in all processes."""
-    parallel = nn.parallel.DistributedDataParallel
-    models = [module for module in all_modules() if issubclass(type(module), parallel)]
     world = torch.distributed.get_world_size()
-    kept = {id(param) for model in models if model.process_group.size() == world for param in model.parameters()}
+    models = existing(nn.parallel.DistributedDataParallel)
+    kept = ids_of(*(model for model in models if model.process_group.size() == world))
     records = [record for key, record in watch.records.items() if key in kept and record.start is not None]
     now = bit_sums([record.param for record in records])
     return {record.name: (record.start, value) for record, value in zip(records, now, strict=True)}
@@ -1530,9 +1661,8 @@ def everywhere(watch, findings):
     gathered = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(gathered, (findings, weights_of_ddp(watch)))
     findings += apart_findings([weights for _, weights in gathered])
-    gathered = [others for others, _ in gathered]
     known = {(finding.kind, tuple(finding.tensors)) for finding in findings}
-    for rank, others in enumerate(gathered):
+    for rank, (others, _) in enumerate(gathered):
         for finding in others:
             key = (finding.kind, tuple(finding.tensors))
             if key not in known:
@@ -1568,7 +1698,7 @@ def short(records):
     return folded([record.name for record in records])
 
 
-def titles(modules, names):
+def with_classes(modules, names):
     """Return the modules' names and classes."""
     classes = ", ".join(sorted({type(module).__name__ for module in modules}))
     return f"{folded([names.get(module) or 'the model' for module in modules])} ({classes})"
@@ -1583,14 +1713,14 @@ def describe(facts):
     frozen = facts.of("frozen")
     if frozen:
         rows["frozen"] = f"{len(frozen)} tensors: {short(frozen)}"
-    places = [list(dict.fromkeys(record.places.values())) for record in facts.live]
+    places = [list(dict.fromkeys(record.owners.values())) for record in facts.live]
     tied = [" = ".join(names) for names in places if len(names) > 1]
     if tied:
         rows["tied"] = folded(tied)
     trained = [record for record in facts.live if record.trained]
     percent = 100 * sum(record.param.numel() for record in trained) / max(1, size)
     rows["gradient"] = f"{len(trained)} of {len(facts.live)} tensors, {percent:.4g} % of the elements"
-    kinds = ", ".join(sorted({type(optimizer).__name__ for optimizer in watch.optimizers.values()}))
+    kinds = ", ".join(sorted({type(optimizer).__name__ for optimizer in watch.optimizers}))
     stepped = [record for record in facts.live if id(record.param) in facts.stepped]
     rows["optimizer"] = f"{kinds}: {len(stepped)} tensors, {sum(record.changed for record in stepped)} changed"
     if watch.skipped:
@@ -1602,17 +1732,6 @@ def describe(facts):
     if watch.has_compiled():
         rows["compiled"] = "yes: hooks may change what the compiler fuses, and with it the last digits"
     return rows
-
-
-def uses_scaler():
-    """Say whether a gradient scaler exists."""
-    return any(issubclass(type(thing), torch.amp.GradScaler) and thing.is_enabled() for thing in gc.get_objects())
-
-
-def compiled_graphs():
-    """Return the number of graphs that torch.compile has made in this process."""
-    utils = getattr(getattr(torch, "_dynamo", None), "utils", None)
-    return utils.counters["stats"]["unique_graphs"] if utils else 0
 
 
 def print_report(title, rows, findings, verdict):

@@ -563,6 +563,94 @@ def test_other_loops_are_sound(check, loop):
     assert (status, kinds(report), without_times(kinds(report, True))) == (0, [], OTHER[loop]), printed
 
 
+MORE = {  # loop: the warnings of the sound one
+    "ema": [],
+    "every_second": [],
+    "clip_value": [],
+    "warm_up": [],
+    "tied": [],
+    "mixture": ["unused"],
+    "checkpointed": [],
+    "not_reentrant": [],
+    "groups": [],
+    "own_optimizer": [],
+    "sam": [],
+    "sam_closure": [],
+    "gan": [],
+    "simsiam": ["unchanged_bias"],
+    "byol": [],
+    "float16": [],
+    "in_backward": [],
+    "recurrent": [],
+    "vae": [],
+    "normed": [],
+    "distilled": ["idle"],
+    "ppo": [],
+    "slow_model": [],
+    "masters": ["updated_elsewhere"],
+    "first_order": [],
+    "lazy": [],
+    "listed": [],
+    "fullgraph": [],
+}
+MORE_FAULTS = {  # loop and fault: status, findings and warnings, words of the report
+    "ema cleared": (1, ["cleared"], "4 of 4 tensors"),
+    "every_second never_cleared": (1, ["never_cleared"], "zero_grad() is missing: 4 of 6 tensors"),
+    "clip_value to_zero": (1, ["cleared"], "4 of 4 tensors"),
+    "warm_up forgotten": (1, ["unchanged"], "learning rates: 0"),
+    "tied half": (0, ["wrong_slope"], "1 of 2 tensors"),
+    "mixture router": (1, ["no_gradient", "unused"], "router.weight, router.bias"),
+    "checkpointed first": (1, ["no_gradient"], "autograd is off in blocks.* (x3) (Sequential)"),
+    "groups lr_of_a_group": (1, ["unchanged"], "learning rates: 0, 0.01"),
+    "own_optimizer rebound": (1, ["unchanged"], "4 of 4 tensors"),
+    "sam never_cleared": (1, ["never_cleared"], "4 of 4 tensors"),
+    "sam_closure no_step": (1, ["unchanged"], "4 of 4 tensors"),
+    "gan detach": (1, ["no_gradient"], "4 of 8 tensors"),
+    "byol detached_student": (1, ["no_gradient"], "4 of 6 tensors"),
+    "float16 underflow": (1, ["zero_bias", "zero_gradient"], "a gradient of zeros although the output depends on them"),
+    "in_backward never_cleared": (1, ["never_cleared"], "4 of 4 tensors"),
+    "vae detached_noise": (0, ["wrong_slope"], "spread.weight"),
+    "normed before": (1, ["no_optimizer", "stray"], "2.parametrizations.weight.original0"),
+    "distilled teacher": (1, ["no_optimizer", "untested"], "Sequential2"),
+    "ppo constant_ratio": (1, ["no_gradient"], "Linear1.weight, Linear1.bias"),
+    "slow_model cleared": (1, ["cleared"], "4 of 5 tensors"),
+    "masters forgotten": (1, ["no_optimizer", "updated_elsewhere"], "a gradient, and no optimizer: 1 of 7 tensors"),
+    "lazy same_batch": (0, ["same_input"], "every step has the same input"),
+    "recurrent same_batch": (0, ["same_input"], "every step has the same input"),
+    "simsiam wrong_side": (0, ["not_reached", "unchanged_bias"], "predictor.*.weight (x2), predictor.*.bias (x2)"),
+    "first_order no_gradient": (0, ["not_run"], "4 of 60 tensors"),
+    "listed forgotten": (1, ["no_optimizer"], "a gradient, and no optimizer: 6 of 8 tensors"),
+    "listed cut": (1, ["no_gradient"], "the gradient ends between head (has one) and Sequential.0 (has none)"),
+    "fullgraph cut": (2, ["untested"], "compiled code hides what uses them"),
+}
+
+
+@pytest.mark.parametrize("loop", MORE)
+@pytest.mark.quick(4)
+def test_more_loops_are_sound(check, loop):
+    status, report, printed = check(SAMPLES / "more_loops.py", loop)
+    assert (status, kinds(report), without_times(kinds(report, True))) == (0, [], MORE[loop]), printed
+    assert report["steps"] == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "words"), [("none", "sound"), ("never_cleared", "zero_grad() is missing: 4 of 4")])
+def test_gradients_accumulate_without_communication(fault, words):
+    """The script is ended before it destroys its process group, so it has a process of its own."""
+    command = [sys.executable, check_training.__file__, "--", str(SAMPLES / "more_loops.py"), "no_sync", fault]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == (fault != "none") and words in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("loop_and_fault", MORE_FAULTS)
+@pytest.mark.quick(4)
+def test_a_fault_of_more_loops_is_found(check, loop_and_fault):
+    expected, found, words = MORE_FAULTS[loop_and_fault]
+    status, report, printed = check(SAMPLES / "more_loops.py", *loop_and_fault.split())
+    assert (status, sorted(kinds(report) + without_times(kinds(report, True)))) == (expected, found), printed
+    assert words in printed
+
+
 @pytest.mark.parametrize("version", [1, 2, 4])
 def test_our_versions_are_sound(check, version):
     status, report, printed = check(SCRIPTS[version], *TINY.split(), "--num-steps", "12")
