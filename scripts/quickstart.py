@@ -39,8 +39,6 @@ def parse_arguments(argv):
     parser.add_argument("--results", metavar="FOLDER", help="keep the metrics files v1.json ... there")
     parser.add_argument("--data", default=os.path.dirname(os.__file__), help="text to train on (%(default)s)")
     arguments, rest = parser.parse_known_args(argv)
-    if any(word.split("=")[0] == "--metrics-file" for word in rest):
-        parser.error("--metrics-file is one for each version: name a folder with --results")
     sizes = ["--preset", "small"]  # a later --preset takes its place
     if on_cpu(rest) and not any(word.startswith("--preset") for word in rest):
         sizes = CPU_SIZES.split()

@@ -42,6 +42,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
+    def parse_known_args(self, args=None, namespace=None):
+        """Parse as argparse does; refuse the one option of the training scripts that a tool has to give itself."""
+        parsed, rest = super().parse_known_args(args, namespace)
+        if any(word.split("=")[0] == "--metrics-file" for word in rest):
+            self.error(
+                "leave --metrics-file out: this tool names the file of each run itself; --help lists where results go"
+            )
+        return parsed, rest
+
     def run(self, work, argv, passes_on=False):
         """Run work(options) as run_tool does; with passes_on work(options, the options that are not listed)."""
         parsed = self.parse_known_args(argv) if passes_on else [self.parse_args(argv)]

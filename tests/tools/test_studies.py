@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+import benchmark_suite
 import fusion_ablation_study as ablation
 import optimize_batch_size as batch_tool
 import performance_regression_test as regression
@@ -18,6 +19,14 @@ from common.command_line import Failure
 from common.versions import load_version
 from conftest import SIZES
 from in_process import call, refused
+
+
+@pytest.mark.parametrize("written", ["--metrics-file x.json", "--metrics-file=x.json"])
+@pytest.mark.parametrize("main", [ablation.main, batch_tool.main, benchmark_suite.parse_arguments])
+def test_a_metrics_file_is_refused_by_tools_that_name_their_own(main, written, capsys, monkeypatch):
+    monkeypatch.setattr(runs, "run_process", None)  # nothing is started
+    refused(main, written.split(), capsys, "leave --metrics-file out")
+
 
 # ---------------------------------------------------------------- performance_regression_test.py
 
