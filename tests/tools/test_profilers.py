@@ -608,6 +608,24 @@ def test_ctrl_c_keeps_what_was_measured(wrapper, release, status, kept, run, tmp
     assert "(log: " in last and bool(list(target.glob("*/*/"))) == kept  # no folder with nothing that can be read
 
 
+SLOW_TO_LISTEN = f"""#!/usr/bin/env bash
+if [[ $* == *tee.py* ]]; then # what writes the log has not started when Ctrl-C comes
+    trap 'exit 1' INT
+    until [ -e "$STAND_IN_WAITS" ]; do sleep 0.05; done
+    sleep 1 &
+    wait
+fi
+exec {shlex.quote(str(STUBS))}/training_python "$@"
+"""
+
+
+def test_ctrl_c_before_the_log_is_open_is_no_full_disk(run, tmp_path):
+    executable(tmp_path / "slow_python", SLOW_TO_LISTEN)
+    machine = {"profilers": "rocm-7.0", "interrupt": tmp_path / "started", "TINY_LLAMA_PYTHON": "slow_python"}
+    result = run("get_hotspots.sh", "--output-dir", tmp_path / "results", STAND_IN_STATUS="130", **machine)
+    assert result.returncode == 130 and "get_hotspots.sh: interrupted" in result.stderr.splitlines()[-1], result.stderr
+
+
 def test_bad_options_and_places(run, tmp_path):
     (tmp_path / "file").touch()
     for arguments, status, words in (

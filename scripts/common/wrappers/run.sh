@@ -31,7 +31,8 @@ attempt() { # COMMAND...: show and run it, append what it prints to log.txt, ret
     export ROCPROF_TMPDIR=${ROCPROF_TMPDIR:-$OUT}
     trap : INT # the command and tee.py end by themselves, and the wrapper goes on
     set +e
-    "$@" 2>&1 | "$PYTHON" "$SCRIPTS/common/tee.py" "$OUT/log.txt"
+    # Until tee.py listens, Ctrl-C must not end it: the log would be cut off. -S: it starts sooner.
+    "$@" 2>&1 | (trap '' INT && exec "$PYTHON" -S "$SCRIPTS/common/tee.py" "$OUT/log.txt")
     codes=("${PIPESTATUS[@]}")
     set -e
     trap - INT
