@@ -25,6 +25,15 @@ def batch(size=8, features=4, classes=3):
     return torch.randn(size, features), torch.randint(classes, (size,))
 
 
+def plain_steps(model, optimizer):
+    for _ in range(STEPS):
+        x, y = batch()
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
 def no_sync():
     """Accumulate gradients under no_sync of DDP, in a launch of one process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -220,12 +229,7 @@ def checkpointed(reentrant=True):
     """Reentrant checkpointing needs an input with a gradient, which a first block does not have."""
     model = Checkpointed(reentrant)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(STEPS):
-        x, y = batch()
-        loss = F.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    plain_steps(model, optimizer)
 
 
 def not_reentrant():
@@ -275,12 +279,7 @@ class Lion(torch.optim.Optimizer):
 def own_optimizer():
     model = mlp(4, 8, 3)
     optimizer = Lion(model.parameters(), lr=1e-2)
-    for _ in range(STEPS):
-        x, y = batch()
-        loss = F.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    plain_steps(model, optimizer)
 
 
 class SAM(torch.optim.Optimizer):
@@ -504,12 +503,7 @@ def normed():
         second = nn.utils.parametrizations.spectral_norm(second)
     model = nn.Sequential(first, nn.Tanh(), second)
     optimizer = torch.optim.AdamW(params, lr=1e-2)
-    for _ in range(STEPS):
-        x, y = batch()
-        loss = F.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    plain_steps(model, optimizer)
 
 
 def distilled():
@@ -649,12 +643,7 @@ def listed():
     if FAULT != "forgotten":
         params += [param for layer in model.layers for param in layer.parameters()]
     optimizer = torch.optim.AdamW(params, lr=1e-2)
-    for _ in range(STEPS):
-        x, y = batch()
-        loss = F.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    plain_steps(model, optimizer)
 
 
 if __name__ == "__main__":
