@@ -9,13 +9,14 @@
 # part                 minutes at most  what
 # ladder-medium        15               the rungs of the ladder in rounds, in a graph
 # ladder-medium-eager  15               the same without a graph
-# ladder-small         15               both ways at small
+# ladder-small         15               the same at small, in a graph
+# ladder-small-eager   15               without a graph
 # peers                15               the ways to run the peer, each started once
 # headline             30               versions, presets and precisions as they run by default, and peers, in turns
 # graph                15               the same steps with and without a graph, in bfloat16
 # kernels              8                version 3's kernels alone
-# ablation2            20               version 2's switches: each alone, taken away, all
-# ablation3            20               version 3's kernels likewise
+# ablation2            25               version 2's switches: each alone, taken away, all
+# ablation3            25               version 3's kernels likewise
 # timeline             5                when each kernel of a step runs, versions 1 and 4
 # trace                5                one step of versions 1 and 4 for Perfetto: the page "read a trace"
 # stages               10               the debugging exercise
@@ -63,8 +64,8 @@ find_python
 gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())') ||
     fail 2 "$PYTHON has no PyTorch: run scripts/quickstart.sh first, or set TINY_LLAMA_PYTHON"
 [[ $gpus -gt 0 || ${#toy[@]} -gt 0 ]] || fail 2 "PyTorch sees no GPU here, and times of a CPU are not recorded"
-parts=(ladder-medium ladder-medium-eager ladder-small peers headline graph kernels ablation2 ablation3)
-parts+=(timeline trace stages memory losses)
+parts=(ladder-medium ladder-medium-eager ladder-small ladder-small-eager peers headline graph kernels)
+parts+=(ablation2 ablation3 timeline trace stages memory losses)
 [[ $gpus -lt 2 ]] || parts+=(ddp)
 for name in ${only//,/ }; do
     [[ " ${parts[*]} " == *" $name "* ]] || fail 2 "--only: $name is none of ${parts[*]}"
@@ -115,7 +116,7 @@ suite() { # NAME MINUTES OPTION...
 }
 
 ablation() { # VERSION OPTION...
-    part "ablation$1" 20 "$PYTHON" "$SCRIPTS/fusion_ablation_study.py" --version "$1" --rounds $rounds "${@:2}" \
+    part "ablation$1" 25 "$PYTHON" "$SCRIPTS/fusion_ablation_study.py" --version "$1" --rounds $rounds "${@:2}" \
         --time-limit SECONDS_LEFT --json ablation.json
 }
 
@@ -128,7 +129,8 @@ rungs() { # NAME MINUTES OPTION...
 
 rungs ladder-medium 15 --presets "$long" --graph "$captured" "${columns[@]}"
 rungs ladder-medium-eager 15 --presets "$long" --graph off "${columns[@]}"
-rungs ladder-small 15 --presets "$short" --graph "${captured/on/on,off}" "${columns[@]}"
+rungs ladder-small 15 --presets "$short" --graph "$captured" "${columns[@]}"
+rungs ladder-small-eager 15 --presets "$short" --graph off "${columns[@]}"
 # The slowest compiler runs last, at medium, in the time that is left.
 rungs peers 15 --peer-variants --presets "$short,$long" --graph "$captured" "${columns[@]}"
 suite headline 30 --models v1,v1+nodet,v2,v2+compile,v3,v4,hf+compile:float32:bfloat16:fp8,liger:bfloat16 \

@@ -135,7 +135,7 @@ def test_the_suite_takes_the_options_that_it_is_given(toy, record, tmp_path, mon
 
 @pytest.mark.parametrize("toy", [[], ["--toy"]], ids=["whole", "toy"])
 def test_the_ladder_takes_the_options_that_it_is_given(toy, record, tmp_path, monkeypatch):
-    parts = "ladder-medium,ladder-medium-eager,ladder-small,peers"
+    parts = "ladder-medium,ladder-medium-eager,ladder-small,ladder-small-eager,peers"
     assert record("--only", parts, *toy, gpus=1 - len(toy)).returncode == 0
     monkeypatch.setattr(measure_ladder, "on_cpu", lambda argv: bool(toy))
     found = []
@@ -144,10 +144,10 @@ def test_the_ladder_takes_the_options_that_it_is_given(toy, record, tmp_path, mo
         given = measure_ladder.parse_arguments([*words, "--results", str(tmp_path / "new")])
         found.append((len(given.rungs), given.starts, given.presets, given.graph))
     if toy:
-        assert found == [(12, 1, ["tiny"], ["off"])] * 3 + [(6, 1, ["tiny"], ["off"])]
+        assert found == [(12, 1, ["tiny"], ["off"])] * 4 + [(6, 1, ["tiny"], ["off"])]
         return
-    eager, small = (12, 3, ["medium"], ["off"]), (12, 3, ["small"], ["on", "off"])
-    assert found == [(12, 3, ["medium"], ["on"]), eager, small, (6, 1, ["small", "medium"], ["on"])]
+    ladder = [(12, 3, [preset], [graph]) for preset in ("medium", "small") for graph in ("on", "off")]
+    assert found == [*ladder, (6, 1, ["small", "medium"], ["on"])]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_the_ladder_takes_the_options_that_it_is_given(toy, record, tmp_path, mo
         (["--time-limit", "soon"], 1, "needs a positive number, got soon"),
         (["another"], 1, "one folder"),
         (["--only"], 1, "--only needs a value"),
-        (["--only", "suite"], 1, "suite is none of ladder-medium ladder-medium-eager ladder-small peers"),
+        (["--only", "suite"], 1, "suite is none of ladder-medium ladder-medium-eager"),
         (["--only", "ddp"], 1, "ddp is none of ladder-medium"),
         ([], 0, "PyTorch sees no GPU here"),
     ],
