@@ -49,7 +49,7 @@ def origin(record, recorded):
 def explained(results):
     """Return what a row's numbers are, in one sentence."""
     repeats = sorted({row["repeats"] for row in results["rows"]})
-    count = "1 process" if repeats[-1] == 1 else f"{repeats[-1]} processes"
+    count = "1 start" if repeats[-1] == 1 else f"{repeats[-1]} starts"
     if repeats[0] < repeats[-1]:
         count = f"{repeats[0]} to {count}"
     gradients = " Gradient error: the worst of all parameters, relative to V1 in fp32." if results["accuracy"] else ""
@@ -173,6 +173,8 @@ def peers_table(recorded):
         lines = []
         for name, rung in column.rungs.items():
             told = column.told[name]
+            if told["status"] == "not run" and not told["reason"]:  # the slowest compiler, at small
+                continue
             memory = known(told.get("peak_mib"), ",.0f")
             step = step_cell(column, name)
             way = "graph" if column.content["graph"] else "eager"

@@ -364,6 +364,16 @@ def test_the_peer_s_variants_by_hand(recorded):
     ]
 
 
+def test_a_variant_that_is_not_for_this_preset_has_no_row(recorded):
+    column = measured("small", True, "2026-01-02T00:00:00+00:00", {"compiled": [3.0], "liger": [4.0]}, count=1)
+    column.told["liger"].update(status="not run", reason=None)
+    del column.rounds[0]["steps_ms"]["liger"]
+    (recorded / "peers").mkdir()
+    rungs.write_columns([column], recorded / "peers" / "peers.json")
+    table = ladder.tables_of(Record(recorded))["peers"]
+    assert "| small | graph | torch.compile | 3.000 | 77 |" in table and "Liger" not in table
+
+
 def test_each_measurement_of_the_peer_s_variants_has_a_table(recorded):
     for part, date, step_ms in (("peers-later", "2026-01-03", 2.0), ("peers", "2026-01-02", 3.0)):
         column = measured("medium", True, f"{date}T00:00:00+00:00", {"compiled": [step_ms]}, count=1)
