@@ -126,13 +126,18 @@ def ladder_table(recorded, preset):
 
 
 def told_of(column, recorded):
-    """Return the lines below a ladder: where a column was measured, its A/A pair, and the leads over the peers."""
-    count = f"{counted(column.turns(), 'round')} over {counted(column.starts(), 'start')} of every process"
+    """Return the lines below a ladder: where a column was measured, what is noise, and the leads over the peers."""
+    rounds = [len(times) for name in column.rungs for times in column.medians(name) if times]
+    count = counted(max(rounds), "round")
+    if min(rounds) < max(rounds):  # a rung that others are compared with is in each of their groups
+        count = f"{min(rounds)} to {count}"
     way = "In a graph" if column.content["graph"] else "Eager"
     groups = ", in groups that fit into memory" if len(column.rounds) > column.turns() else ""
-    lines = [f"{way}: {count}, in turns{groups}. {origin(column.content['record'], recorded)}"]
+    told = f"{count} over {counted(column.starts(), 'start')} of every process, in turns{groups}"
+    lines = [f"{way}: {told}. {origin(column.content['record'], recorded)}"]
     if pair := column.pair():
         lines.append(f"{noise_line('rung ' + column.content['again'], furthest(ratios(*pair)))}.")
+        lines.append("Noisiest: row {} differs by up to {:.1f} % from its own median.".format(*column.noisiest()))
     for name, peer in rungs.LEADS:
         found = column.gain(name, peer)
         if found:
@@ -241,6 +246,15 @@ def gain_text(gain):
     return gain.range_text() if gain.missing else str(gain)
 
 
+def changes(study, switch, key):
+    """Return by how much a switch changes a value when it is added to none, and to all others, as text."""
+    values = {frozenset(row["on"]): row[key] for row in study["combinations"]}
+    every = frozenset(row["switch"] for row in study["switches"])
+    pairs = [(frozenset(), frozenset([switch])), (every - {switch}, every)]
+    found = [(values.get(before), values.get(after)) for before, after in pairs]
+    return ", ".join("-" if None in pair else f"{round(pair[1] - pair[0]):+,}" for pair in found)
+
+
 def ablation_table(recorded, part):
     """Return what each switch is worth when it is added to none, and when it is added to all others."""
     study = recorded.json(part, "ablation.json")
@@ -256,11 +270,16 @@ def ablation_table(recorded, part):
         gains = [row["alone"], row["last"]]
         few |= {gain.missing for gain in gains if gain and gain.missing}
         cells = [gain_text(gain) for gain in gains]
-        counts = [known(row[key] and round(row[key]), "+,.0f") for key in ("memory_mb", "kernels")]
-        lines.append([row["switch"], *cells, *counts])
-    judged = f"Not judged: {', '.join(sorted(few))}. " if few else ""
-    told = f"Without any switch {rounded(none, 4)} ms, with all {rounded(every, 4)} ms per step. {judged}Speed-ups:"
-    header = ["switch", "added to none", "added to all others", "peak MiB", "kernels per step"]
+        lines.append(
+            [row["switch"], *cells, *(changes(study, row["switch"], key) for key in ("peak_memory_mb", "kernels"))]
+        )
+    told = f"Without any switch {rounded(none, 4)} ms, with all {rounded(every, 4)} ms per step. "
+    if few:
+        told += f"Not judged: {', '.join(sorted(few))}. "
+    elif noise := ablation.pair_of(study["combinations"], switches, study.get("again_ms", ())):
+        told += f"{counted(len(noise[0]), 'round')}. {noise_line('all switches on', furthest(ratios(*noise)))}. "
+    told += "Speed-ups, and changes of memory and kernels:"
+    header = ["switch", "added to none", "added to all others", "peak MiB (both)", "kernels per step (both)"]
     return f"{origin(study['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
 
 

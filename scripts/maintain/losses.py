@@ -201,7 +201,8 @@ def losses_text(recorded, origin):
         f"{settings['batch_size']} sequences of {settings['seq_len']} tokens, {settings['seeds']} seeds. "
         f"Text: {described(first['text'])}. The training loss is the mean of the last {LAST} steps; the held-out loss "
         f"is that of {settings['held_out_tokens']:,} tokens. Both are in nats per byte. A difference is taken within "
-        "a seed. Nudged: every initial weight moved by one unit in the last place of bfloat16."
+        "a seed. Nudged: every initial weight moved by one unit in the last place of bfloat16. A difference is shown "
+        "if all seeds agree about its sign and its mean is larger than the furthest nudged one."
     )
     hosts = {run["record"]["host"] for run in runs.values()}
     if len(hosts) > 1:

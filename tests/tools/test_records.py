@@ -209,8 +209,13 @@ def recorded(tmp_path):
     rope["candidates"] = [ours, {"name": "SDPA", "us": us, "rate": 1500.0}, {"name": "other", "reason": "refused"}]
     ceilings = {"copy": 4000.0, "product": {"float32": 50.0, "bfloat16": 2.0}}
     steps = []
-    for on, ms in (([], [5.0, 6.0]), (["a"], [4.0, 4.0]), (["b"], [5.0, 5.0]), (["a", "b"], [2.5, 2.0])):
-        steps.append({"on": on, "step_ms": ms[0], "steps_ms": ms, "peak_memory_mb": 50.0 - 7 * len(on), "kernels": 9})
+    for on, ms, memory, kernels in (
+        ([], [5.0, 6.0], 5000.0, 9),
+        (["a"], [4.0, 4.0], 3000.0, 5),
+        (["b"], [5.0, 5.0], 4990.0, 9),
+        (["a", "b"], [2.5, 2.0], 4991.0, None),
+    ):
+        steps.append({"on": on, "step_ms": ms[0], "steps_ms": ms, "peak_memory_mb": memory, "kernels": kernels})
     for part, name, content in (
         ("kernels", "kernels", {"dtype": "bfloat16", "ceilings": ceilings, "operations": [rope]}),
         ("ablation3", "ablation", {"combinations": steps, "switches": [{"switch": "a"}, {"switch": "b"}]}),
@@ -233,7 +238,7 @@ def recorded(tmp_path):
         ("ddp", "| V3 | bf16 | graph | 4 | 10.00 | 10.00 to 10.00 | 3,200 | 0.2 | 80.0 % (80.0 to 80.0) | 100 |"),
         ("kernels", "| RoPE forward, 1 x 2 | 10.0 | 3,000 GB/s | 90% | SDPA | 2.00 |"),
         ("kernels", "copy 4,000 GB/s (read and written), 8192³ matmuls fp32 50, bf16 2 TFLOP/s. Kernels in bf16"),
-        ("ablation3", "| a | 1.38 (1.25 to 1.50) | 2.25 (2.00 to 2.50) | -7 | +0 |"),
+        ("ablation3", "| a | 1.38 (1.25 to 1.50) | 2.25 (2.00 to 2.50) | -2,000, +1 | -4, - |"),
         ("ablation3", "Without any switch 5.000 ms, with all 2.500 ms per step. Not judged: 2 rounds of the 5 needed."),
     ],
 )
@@ -289,6 +294,7 @@ def test_the_ladder_by_hand(recorded):
         "|  | Hugging Face's LLaMA at its best, bfloat16: a library 1.2 |  | 3.000 | ... |  |",
         "In a graph: 6 rounds over 3 starts of every process, in turns. Toy GPU, driver 580.1",
         "A/A: rung f under two names differs by up to 3.0 % within a round.",
+        "Noisiest: row h differs by up to 28.0 % from its own median.",
         "Rung h over Hugging Face's LLaMA at its best, bfloat16: 2.40x (1.88 to 3.00).",
     ):
         assert line in text, text
@@ -299,7 +305,7 @@ def test_the_ladder_says_that_memory_made_groups(recorded):
     column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"f": [2.0] * 6, "h": [1.0] * 6})
     column.rounds.append({"start": 0, "turn": 0, "steps_ms": {"f": [2.0] * 3}})  # once more, in the second group
     told = ladder.told_of(column, Record(recorded))
-    assert "6 rounds over 3 starts of every process, in turns, in groups that fit into memory. Toy GPU" in told
+    assert "6 to 7 rounds over 3 starts of every process, in turns, in groups that fit into memory. Toy GPU" in told
 
 
 def test_other_gpus_stand_beside_this_one(recorded):
@@ -394,7 +400,8 @@ def test_an_ablation_of_five_rounds_is_judged_by_its_pair(recorded):
     study["again_ms"] = [2.5, 2.5, 3.2, 2.5, 2.5]  # which differs by more than 5 / 4
     path.write_text(json.dumps(study))
     text = ladder.tables_of(Record(recorded))["ablation3"]
-    assert "| a | no difference shown | 2.00x (2.00 to 2.00) | -7 | +0 |" in text and "judged" not in text
+    assert "| a | no difference shown | 2.00x (2.00 to 2.00) | -2,000, +1 | -4, - |" in text and "judged" not in text
+    assert "5 rounds. A/A: all switches on under two names differs by up to 28.0 % within a round." in text
 
 
 def test_a_part_that_was_not_recorded_has_no_table(recorded):
