@@ -343,7 +343,7 @@ class Watch:
         self.optimizers = []
         self.lead = None  # the one whose steps are counted
         self.others = collections.Counter()  # another optimizer -> its steps since the lead's last one
-        self.stepping = 0  # how many are in their step: one may call another
+        self.stepping = []  # the frames of the steps that run: one may call another
         self.in_backward = False  # does backward itself call the optimizer?
         self.weights = {}  # record -> (key of its float32 copy, bit sum) before this step
         self.gradients = {}  # record -> (bit sum, largest) at this step
@@ -396,7 +396,10 @@ class Watch:
             self.outermost[self.inside].guests[module] = type(module).__name__
 
     def leave(self, module, args, kwargs, output):
-        """Remember an outermost module's call. The forward phase lasts until backward begins."""
+        """Remember an outermost module's call. The forward phase lasts until backward begins.
+
+        kwargs: None if the call raised an error. Such a batch cannot be run again.
+        """
         if module is not self.inside:
             return
         self.depth -= 1
@@ -405,7 +408,7 @@ class Watch:
         self.inside = None
         if self.blind():
             return
-        if not torch.is_grad_enabled():
+        if kwargs is None or not torch.is_grad_enabled():
             self.clock.switch(self.before)
             return
         with self.clock.paused():
@@ -539,13 +542,14 @@ class Watch:
                 self.clock.switch("optimizer" if before == "optimizer" else "other")
 
     # -------------------------------------------------- optimizers
-    def step_begins(self, optimizer, args, kwargs):
-        """Look at the gradients before the step, or after its closure, which computes them."""
+    def step_begins(self, optimizer, args, kwargs, frame):
+        """Look at the gradients before the step, or after its closure, which computes them. frame: the step's."""
         self.elsewhere |= threading.current_thread() is not threading.main_thread()
         if self.blind():
             return None
-        self.stepping += 1
-        if self.stepping > 1:
+        self.stepping = running(self.stepping)  # without steps that raised an error
+        self.stepping.append(frame)
+        if len(self.stepping) > 1:
             return None
         self.in_backward = self.clock.switch("optimizer") == "backward"
         with self.clock.paused():
@@ -617,11 +621,11 @@ class Watch:
                 self.gradients[record] = (value, size)
             self.step.gradients += len(present)
 
-    def step_ended(self, optimizer):
+    def step_ended(self, optimizer, frame):
         """Judge the step. A step of the leading optimizer ends an iteration."""
-        if self.blind() or not self.stepping:
+        if self.blind() or frame not in self.stepping:
             return
-        self.stepping -= 1
+        del self.stepping[self.stepping.index(frame) :]  # and those inside it that raised an error
         if self.stepping:
             return
         with self.clock.paused():
@@ -683,6 +687,16 @@ def way_of(args, kwargs):
     simple = [item if isinstance(item, (str, bool, int)) else None for item in leaves]
     shapes = [item.shape for item in leaves if isinstance(item, torch.Tensor)]
     return str(form), tuple(simple), tuple(shapes)
+
+
+def running(frames):
+    """Return those of the frames that are still on the stack."""
+    stack = set()
+    frame = sys._getframe(1)
+    while frame:
+        stack.add(frame)
+        frame = frame.f_back
+    return [frame for frame in frames if frame in stack]
 
 
 def copy_key(param, optimizer):
@@ -787,14 +801,16 @@ def hooked(watch):
 
     def leave(module, args, *rest):  # after an exception PyTorch gives no keywords
         if not torch.compiler.is_compiling():
-            watch.leave(module, args, rest[0] if len(rest) > 1 else {}, rest[-1])
+            watch.leave(module, args, rest[0] if len(rest) > 1 else None, rest[-1])
 
     def step_begins(optimizer, args, kwargs):
-        return None if torch.compiler.is_compiling() else watch.step_begins(optimizer, args, kwargs)
+        if torch.compiler.is_compiling():
+            return None
+        return watch.step_begins(optimizer, args, kwargs, sys._getframe(1))
 
     def step_ended(optimizer, args, kwargs):
         if not torch.compiler.is_compiling():
-            watch.step_ended(optimizer)
+            watch.step_ended(optimizer, sys._getframe(1))
 
     backward = torch.autograd.backward
     handles = [

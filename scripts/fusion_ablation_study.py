@@ -34,7 +34,7 @@ COMBINATION_COLUMNS = (
 )
 SWITCH_COLUMNS = (
     "switch: {switch} | added to none: {alone} | added to all others: {last} | mean of all pairs: {speedup} | "
-    "pairs: {pairs} | MiB: {memory_mb:+,.1f} | kernels: {kernels:+,.1f}"
+    "pairs: {pairs} | mean MiB: {memory_mb:+,.1f} | mean kernels: {kernels:+,.1f}"
 )
 
 # ---------------------------------------------------------------- measure

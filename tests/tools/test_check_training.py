@@ -1100,6 +1100,92 @@ def test_bad_commands_get_one_sentence(check, command, words):
     assert words in printed and printed.count("\n") == 1
 
 
+CLOSURE = """
+def closure():
+    optimizer.zero_grad()
+    model(inputs).square().mean().backward()
+"""
+STEPS_THAT_RAISE = {
+    "closure": """
+class Optimizer(torch.optim.SGD):
+    pass
+
+def closure():
+    optimizer.zero_grad()
+    loss = model(inputs).square().mean()
+    loss.backward()
+    if i % 5 == 2:
+        raise RuntimeError("a bad batch")
+    return loss
+""",
+    "step": """
+class Optimizer(torch.optim.SGD):
+    def step(self, closure):
+        closure()
+        if i % 5 == 2:
+            raise RuntimeError("a bad batch")
+        return super().step()
+""",
+    "inner step": """
+class Refusing(torch.optim.SGD):
+    def step(self, closure=None):
+        raise RuntimeError("a bad batch")
+
+class Optimizer(torch.optim.SGD):
+    def step(self, closure):
+        closure()
+        with contextlib.suppress(RuntimeError):
+            if i % 5 == 2:
+                Refusing(model.parameters()).step()
+        return super().step()
+""",
+}
+
+
+@pytest.mark.parametrize("where", STEPS_THAT_RAISE)
+def test_a_step_that_raises_is_none_and_the_next_one_is_watched(check, write, where):
+    begin = "import contextlib\nimport torch\nmodel = torch.nn.Linear(2, 2)\n"
+    loop = """
+optimizer = Optimizer(model.parameters(), lr=0.1)
+for i in range(30):
+    inputs = torch.randn(3, 2)
+    with contextlib.suppress(RuntimeError):
+        optimizer.step(closure)
+print("the end")
+"""
+    status, report, printed = check(write(begin + CLOSURE + STEPS_THAT_RAISE[where] + loop))
+    assert (status, report["steps"]) == (0, 8) and "the end" not in printed
+    assert "verdict     sound" in printed
+
+
+def test_a_forward_that_raises_is_not_run_again(check, write):
+    """A loop that leaves out what does not fit into memory: the check runs the last batch again that did."""
+    text = """
+import torch
+
+class Model(torch.nn.Linear):
+    def forward(self, inputs):
+        outputs = super().forward(inputs)
+        if len(inputs) > 3:
+            raise RuntimeError("out of memory")
+        return outputs
+
+model = Model(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(30):
+    optimizer.zero_grad()
+    try:
+        outputs = model(torch.randn(4 if i % 5 == 2 else 3, 2))
+    except RuntimeError:
+        continue
+    outputs.square().mean().backward()
+    optimizer.step()
+"""
+    status, report, printed = check(write(text))
+    assert (status, report["steps"]) == (0, 8)
+    assert "slopes      2 of 2 tensors as the output's" in printed and "cannot be run again" not in printed
+
+
 def test_a_script_that_ends_early_or_raises_late(check, write):
     text = (
         "import torch\nmodel = torch.nn.Linear(2, 2)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
