@@ -958,6 +958,33 @@ def test_a_phase_ends_when_the_gpu_has_done_its_work(monkeypatch):
     assert clock.seconds == {"forward": 8}
 
 
+def test_the_time_of_the_check_is_no_part_of_a_phase(monkeypatch):
+    """On a simulated GPU: what the script launched before is the script's time, and what the check launches is not."""
+    now = [0.0]
+    queued = []
+
+    def synchronize():
+        now[0] += sum(queued)
+        queued.clear()
+
+    monkeypatch.setattr(check_training, "on_gpu", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    clock = check_training.Clock()
+    clock.switch("forward")
+    for _ in range(2):
+        now[0] += 1
+        queued.append(7)
+        with clock.paused():
+            now[0] += 30
+            queued.append(500)
+    clock.switch("backward")
+    clock.switch("forward")  # of the next batch: a step may have several
+    now[0] += 4
+    clock.switch("other")
+    assert clock.seconds == {"forward": 2 * (1 + 7) + 4, "backward": 0}
+
+
 @pytest.mark.gpu
 def test_version_3_is_sound_on_a_gpu():
     """In a process of its own: here Triton may have been imported for its interpreter."""

@@ -215,6 +215,22 @@ def test_a_rocm_without_rocpd_says_so(run, tmp_path):
     assert "rocpd, which converts the database, is neither on PATH nor in" in line and "tried" not in line
 
 
+@pytest.mark.parametrize(
+    ("wrapper", "profilers", "words"),
+    [
+        ("get_counters.sh --pmc SQ_WAVES --dry-run", "rocm-6.2", "echo 'pmc: SQ_WAVES' > "),
+        ("get_rocprof_compute.sh", "rocm-7.1", "rocprof-compute analyze -p "),
+        ("get_rocprof_compute.sh", "nvidia", "ncu --import "),
+    ],
+)
+def test_a_printed_command_can_be_pasted_from_a_folder_with_spaces(wrapper, profilers, words, run, tmp_path):
+    wrapper, *options = wrapper.split()
+    result = run(wrapper, *options, "--output-dir", tmp_path / "my results", profilers=profilers)
+    line = next(line for line in reversed(result.stdout.splitlines()) if words in line)
+    path = shlex.split(line.split(words)[1])[0]
+    assert pathlib.Path(path).is_relative_to(tmp_path / "my results"), line
+
+
 @pytest.mark.parametrize("release", ["7.0", "7.1"])
 @pytest.mark.parametrize("fault", ["", "no-interpreter"])
 @pytest.mark.quick(2)
@@ -255,6 +271,68 @@ def test_torchrun_starts_the_profiler_per_rank(run, python, tmp_path):
         ("get_rocprof_sys.sh", "rocm-6.4", r"ROCPROFSYS_OUTPUT_PATH=\S+/rank@RANK@"),
     ):
         assert re.search(words, run(wrapper, "--dry-run", *arguments, profilers=profilers).stdout), words
+
+
+TWO_RANKS = """#!/usr/bin/env bash
+# Plays torchrun: one rank after the other. Anything else is the stub's.
+[[ $* == *torch.distributed.run* ]] || exec training_python "$@"
+until [ "$1" = bash ]; do shift; done
+for RANK in 0 1; do
+    RANK=$RANK "$@" || exit
+done
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "profilers", "files"),
+    [
+        ("get_hotspots.sh", "rocm-7.1", "kernels_*_kernel_trace.csv hotspots.csv"),
+        ("get_trace.sh --rocpd", "rocm-7.1", "trace_*_results.db trace_results.pftrace"),
+        ("get_counters.sh --pmc", "rocm-6.2", "pass_0/pmc_1/counters_*_counter_collection.csv counters.csv"),
+        ("get_counters.sh", "nvidia", "report.sqlite kernels.csv ncu.csv counters.csv"),
+        ("get_rocprof_sys.sh", "rocm-6.4", "perfetto-trace-*.proto"),
+    ],
+)
+def test_every_rank_has_its_result_in_a_folder_with_spaces(wrapper, profilers, files, run, tmp_path):
+    executable(tmp_path / "two_ranks", TWO_RANKS)
+    wrapper, *options = wrapper.split()
+    arguments = (*options, "--nproc-per-node", 2, "--output-dir", tmp_path / "my results")
+    result = run(wrapper, *arguments, profilers=profilers, TINY_LLAMA_PYTHON="two_ranks")
+    assert result.returncode == 0, result.stdout + result.stderr
+    folder = result_of(tmp_path / "my results")
+    for rank in range(2):
+        assert [len(list((folder / f"rank{rank}").glob(file))) for file in files.split()] == [1] * len(files.split())
+    assert not (tmp_path / "my").exists()
+
+
+RANKS = """
+source "$0"
+OUT=$1 SCRIPTS=$1 PYTHON=$2 PROCESSES=2 DRY_RUN=""
+export_report export.txt cat @OUT@/report.nsys-rep >/dev/null
+read_result table.py @OUT@/export.txt
+"""
+
+
+def test_the_table_of_rank_0_is_printed_and_every_rank_is_read(tmp_path):
+    (tmp_path / "table.py").write_text(
+        "import sys\nword = open(sys.argv[1]).read()\nsys.exit(print(word) or word == '?')"
+    )
+    for rank, word in enumerate("ab"):
+        (tmp_path / f"rank{rank}").mkdir()
+        (tmp_path / f"rank{rank}" / "report.nsys-rep").write_text(word)
+    command = [
+        "bash",
+        "-euc",
+        RANKS,
+        REPOSITORY / "scripts" / "common" / "wrappers" / "run.sh",
+        tmp_path,
+        sys.executable,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    said = f"rank 0 of 2; the others have the same files in {tmp_path}/rank*\n"
+    assert (done.returncode, done.stdout) == (0, f"{said}a\n"), done.stderr
+    (tmp_path / "rank1" / "report.nsys-rep").write_text("?")
+    assert subprocess.run(command, capture_output=True).returncode == 1
 
 
 # ---------------------------------------------------------------- counters and limits
@@ -361,6 +439,17 @@ def test_the_largest_file_of_the_first_pattern_is_found(tmp_path):
     file = REPOSITORY / "scripts" / "common" / "wrappers" / "run.sh"
     found = subprocess.run(["bash", "-euc", commands, file, tmp_path], capture_output=True, text=True, check=True)
     assert found.stdout == f"{tmp_path}/rank0/b.pftrace\n"
+
+
+def test_a_run_that_is_refused_says_nothing_about_the_next(run, tmp_path):
+    """The second of three passes does not fit."""
+    arguments = ("--pmc", "SQ_WAVES", *NINE.split(), "--pmc", "GRBM_GUI_ACTIVE", "--pmc", "FETCH_SIZE")
+    result = run("get_counters.sh", *arguments, "--output-dir", tmp_path / "results", profilers="rocm-7.0")
+    last = result.stderr.splitlines()[-1]
+    assert result.returncode == 3 and len(recorded(tmp_path)) == 4, result.stderr
+    assert "no SQ_A SQ_B" in last and "GRBM_GUI_ACTIVE" not in last and "FETCH_SIZE" not in last, last
+    table = (result_of(tmp_path / "results") / "counters.csv").read_text()
+    assert ",GRBM_GUI_ACTIVE," in table and ",FETCH_SIZE," in table
 
 
 @pytest.mark.parametrize("kernel", ["adamw", "nosuch"])
