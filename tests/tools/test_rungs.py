@@ -361,6 +361,18 @@ def test_a_ladder_that_the_time_limit_cuts_off_is_taken_up(tmp_path, monkeypatch
     assert sum(line.startswith("start") for line in Stub.log) == 3 * 3  # f, g and g again
 
 
+class Dying(Any):
+    def answer(self, seconds):
+        raise Failure(1, "lost")
+
+
+def test_a_ladder_of_which_nothing_was_measured_has_failed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(rounds, "WarmProcess", Dying)
+    assert ladder(tmp_path, "--graph", "on", "--rungs", "f,g", "--starts", "1") == 1
+    told = capsys.readouterr()
+    assert "f: failed: lost" in told.err and "are left" not in told.out
+
+
 def test_all_columns_share_the_time_limit(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(rounds, "WarmProcess", Any)
     monkeypatch.setattr(TimeLimit, "room", lambda limit: not limit.took)
