@@ -169,6 +169,40 @@ def test_no_release_is_trusted_with_a_graph(version, release, arguments, chosen,
     assert ("warning: a replayed graph may hide kernels" in result.stderr) == (arguments == "--graph")
 
 
+SHOWS_ENVIRONMENT = """#!/usr/bin/env bash
+[[ $1 != *tiny_llama_v3.py ]] || env >"$(dirname "$0")/seen"
+exec training_python "$@"
+"""
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_what_the_training_process_finds_in_its_environment(given, run, tmp_path):
+    """What the user sets is kept, but for what would change the files of rocprofv3."""
+    executable(tmp_path / "shows_environment", SHOWS_ENVIRONMENT)
+    mine = {"ROCPROF_TMPDIR": str(tmp_path), "ROCPROF_LOG_LEVEL": "info", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
+    others = {
+        "TINY_LLAMA_PYTHON": "./shows_environment",
+        "ROCPROF_OUTPUT_FORMAT": "json",
+    }  # from the folder of the call
+    words = ("hotspots", "--", "./shows_environment", "tiny_llama_v3.py")
+    result = run(PROFILE, *words, profilers="rocm-7.0", cwd=tmp_path, **others, **(mine if given else {}))
+    assert result.returncode == 0, result.stderr
+    seen = dict(line.split("=", 1) for line in (tmp_path / "seen").read_text().splitlines() if "=" in line)
+    (folder,) = tmp_path.glob("hotspots/*")
+    ours = {"ROCPROF_TMPDIR": str(folder), "ROCPROF_LOG_LEVEL": None, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    assert {name: seen.get(name) for name in mine} == (mine if given else ours)
+    assert seen["PYTHONUNBUFFERED"] == "1" and "ROCPROF_OUTPUT_FORMAT" not in seen
+
+
+def test_the_python_of_the_training_has_its_whole_path(run, tmp_path):
+    """Of a command that changes its folder too."""
+    machine = {"profilers": "rocm-7.0", "cwd": tmp_path, "TINY_LLAMA_PYTHON": "./training_python"}
+    result = run("get_hotspots.sh", "--dry-run", **machine)
+    (words,) = [shlex.split(line) for line in result.stdout.splitlines() if "--kernel-trace" in line]
+    python = pathlib.Path(words[words.index("--") + 1])
+    assert python.is_absolute() and python.samefile(tmp_path / "training_python")
+
+
 @pytest.mark.parametrize("release", ["6.2", "6.3", "6.4", "7.0", "7.1"])
 @pytest.mark.quick(2)
 def test_a_part_of_the_run_is_selected_by_time_where_the_release_can(release, run):
@@ -697,6 +731,15 @@ def test_ctrl_c_keeps_what_was_measured(wrapper, release, status, kept, run, tmp
     assert result.returncode == 130 and f"{wrapper}: interrupted" in last, result.stderr
     assert bool(list(target.glob("*/*/*_kernel_trace.csv"))) == ("what was measured is in" in last) == kept
     assert "(log: " in last and bool(list(target.glob("*/*/"))) == kept  # no folder with nothing that can be read
+
+
+@pytest.mark.parametrize("profilers", ["rocm-7.0", "nvidia"])
+def test_after_ctrl_c_no_other_run_begins(profilers, run, tmp_path):
+    arguments = ("--pmc", "SQ_WAVES", "--pmc", "GRBM_GUI_ACTIVE", "--output-dir", tmp_path / "results")
+    result = run("get_counters.sh", *arguments, profilers=profilers, STAND_IN_STATUS="130")
+    last = result.stderr.splitlines()[-1]
+    assert result.returncode == 130 and last.startswith("get_counters.sh: interrupted"), result.stderr
+    assert len(recorded(tmp_path)) == 1
 
 
 SLOW_TO_LISTEN = f"""#!/usr/bin/env bash
