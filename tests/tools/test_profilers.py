@@ -180,10 +180,7 @@ def test_what_the_training_process_finds_in_its_environment(given, run, tmp_path
     """What the user sets is kept, but for what would change the files of rocprofv3."""
     executable(tmp_path / "shows_environment", SHOWS_ENVIRONMENT)
     mine = {"ROCPROF_TMPDIR": str(tmp_path), "ROCPROF_LOG_LEVEL": "info", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
-    others = {
-        "TINY_LLAMA_PYTHON": "./shows_environment",
-        "ROCPROF_OUTPUT_FORMAT": "json",
-    }  # from the folder of the call
+    others = {"ROCPROF_OUTPUT_FORMAT": "json", "PYTHONUNBUFFERED": ""}
     words = ("hotspots", "--", "./shows_environment", "tiny_llama_v3.py")
     result = run(PROFILE, *words, profilers="rocm-7.0", cwd=tmp_path, **others, **(mine if given else {}))
     assert result.returncode == 0, result.stderr
@@ -486,6 +483,7 @@ def test_a_run_that_is_refused_says_nothing_about_the_next(run, tmp_path):
     assert "no SQ_A SQ_B" in last and "GRBM_GUI_ACTIVE" not in last and "FETCH_SIZE" not in last, last
     table = (result_of(tmp_path / "results") / "counters.csv").read_text()
     assert ",GRBM_GUI_ACTIVE," in table and ",FETCH_SIZE," in table
+    assert len((result_of(tmp_path / "results") / "command.txt").read_text().splitlines()) == 4
 
 
 @pytest.mark.parametrize("kernel", ["adamw", "nosuch"])
@@ -819,6 +817,14 @@ def test_nvidia_profilers_leave_the_same_kind_of_result_of_the_measured_steps(wr
         assert (folder / "kernels.csv").exists() != bool(counters)
 
 
+def test_the_counters_that_were_asked_for_are_shown(run, tmp_path):
+    """Beside the time, and not those that ncu adds; the CSV has them all."""
+    arguments = ("--pmc", "dram__bytes.sum", "--output-dir", tmp_path / "results")
+    result = run("get_counters.sh", *arguments, profilers="nvidia")
+    assert re.findall(r"^  \[\d\] (\S+)", result.stdout, re.MULTILINE) == ["gpu__time_duration.sum", "dram__bytes.sum"]
+    assert "sm__throughput" in (result_of(tmp_path / "results") / "counters.csv").read_text()
+
+
 def test_ncu_that_finds_no_kernel_in_the_steps_looks_at_the_whole_run(run, tmp_path):
     arguments = ("--output-dir", tmp_path / "results")
     result = run("get_rocprof_compute.sh", *arguments, profilers="nvidia", STAND_IN_FAULT="no-range")
@@ -826,11 +832,11 @@ def test_ncu_that_finds_no_kernel_in_the_steps_looks_at_the_whole_run(run, tmp_p
     assert [command.startswith(NCU) for command in recorded(tmp_path)] == [True, False]
 
 
-@pytest.mark.parametrize("ranks", [1, slow(2)])
-def test_a_recording_that_nsys_cannot_import_is_kept_and_named(ranks, run, tmp_path):
+@pytest.mark.parametrize(("ranks", "status"), [(1, "0"), (1, "1"), slow(2, "0")])
+def test_a_recording_that_nsys_cannot_import_is_kept_and_named(ranks, status, run, tmp_path):
     """As in an image without the libraries of Nsight Systems' host part."""
     arguments = ("--output-dir", tmp_path / "results", "--nproc-per-node", ranks)
-    result = run("get_hotspots.sh", *arguments, profilers="nvidia", STAND_IN_FAULT="no-import")
+    result = run("get_hotspots.sh", *arguments, profilers="nvidia", STAND_IN_FAULT="no-import", STAND_IN_STATUS=status)
     (said,) = [line for line in result.stderr.splitlines() if line.startswith("get_hotspots.sh: ")]
     recordings = list((tmp_path / "results").rglob("report.qdstrm"))
     assert result.returncode == 1 and len(recordings) == ranks and all(str(file) in said for file in recordings)
