@@ -495,6 +495,14 @@ def test_an_answer_that_is_not_utf8_is_named(workshop):
 # ---------------------------------------------------------------- verify finds what it must
 
 
+def test_a_solution_that_fails_is_told_by_the_status(monkeypatch, capsys):
+    verdict = {"passed": False, "kind": "value", "tensor": "y", "sentence": "y is wrong", "seconds": 0.0}
+    monkeypatch.setattr(verify, "wrong_answers", lambda *_: [])
+    monkeypatch.setattr(verify, "grade", lambda answers, timeout: [verdict])
+    assert verify.verify(["02"]) == 1
+    assert "02, solution: the solution fails: y is wrong\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new", "said"),
     [

@@ -246,9 +246,21 @@ def test_what_the_run_leaves_does_not_count_as_a_change():
 def test_failing_stages_fail_the_run(tmp_path):
     """With a Python that fails at stages 2 and 4, and writes nothing."""
     python = executable(tmp_path / "python", '#!/bin/sh\ncase "$*" in *v3_stage[24]*) exit 1;; esac\n')
+    old = ["stage1_profile/old_kernel_trace.csv", "stage1_metrics.json", "stage2_metrics.json"]
+    for name in old:  # of an earlier run: they would be taken for this one's
+        (tmp_path / "the results" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "the results" / name).touch()
     done = run_all("--output-dir", str(tmp_path / "the results"), python=python)
     assert done.returncode == 1 and "=== comparison" not in done.stdout
     assert "failed: stage 2 4" in done.stderr
+    assert not any((tmp_path / "the results" / name).exists() for name in old)
+
+
+@pytest.mark.parametrize("status", [2, 130])
+def test_a_bad_option_and_ctrl_c_end_the_run_at_once(status, tmp_path):
+    python = executable(tmp_path / "python", f'#!/bin/sh\ncase "$*" in *v3_stage*) exit {status};; esac\n')
+    done = run_all("--output-dir", str(tmp_path), python=python)
+    assert done.returncode == status and done.stdout.count("=== ") == 1
 
 
 SUMMARY = {

@@ -89,6 +89,11 @@ def test_sanitize_fails_where_something_is_found(sanitize, found):
     assert "kns=" not in sanitize("initcheck", found=found)[1]
 
 
+def test_one_tool_that_finds_something_is_enough(sanitize, monkeypatch):
+    monkeypatch.setattr(sanitize_kernels, "watch", lambda sanitizer, tool: tool != "racecheck")
+    assert sanitize()[0] == 1
+
+
 @pytest.mark.parametrize(
     ("argv", "problem", "status", "words"),
     [

@@ -7,7 +7,7 @@ import torch
 
 from common.versions import load_version, relative_error
 from maintain import benchmark_kernels
-from maintain.benchmark_kernels import FAMILIES, Bench, Operation, measure, operations
+from maintain.benchmark_kernels import FAMILIES, REPLAYS, Bench, Operation, Timed, measure, operations
 
 
 @pytest.fixture
@@ -36,11 +36,12 @@ def test_kernels_are_timed_with_pytorch(tmp_path, toy_kernels, capsys):
         assert "these times mean nothing" in capsys.readouterr().err
 
 
-def test_work_of_the_kernels():
-    """Bytes and FLOPs by hand, for the toy sizes."""
-    bench = Bench(torch.device("cpu"), torch.float32)
+@pytest.mark.parametrize(("dtype", "e"), [(torch.float32, 4), (torch.float16, 2)])
+def test_work_of_the_kernels(dtype, e):
+    """Bytes and FLOPs by hand, for the toy sizes; AdamW's are float32 in any case."""
+    bench = Bench(torch.device("cpu"), dtype)
     work = {kind.name: kind.work for family in FAMILIES for kind in operations(bench, family)}
-    norm, heads, logits = 32 * 32 * 4, 1 * 16 * 4 * 16 * 4, 32 * 40 * 4
+    norm, heads, logits = 32 * 32 * e, 1 * 16 * 4 * 16 * e, 32 * 40 * e
     assert work == {
         "RMSNorm forward": 2 * norm,
         "RMSNorm backward": 3 * norm,
@@ -48,8 +49,8 @@ def test_work_of_the_kernels():
         "RMSNorm + residual backward": 4 * norm,
         "RoPE forward": 2 * heads,
         "RoPE backward": 2 * heads,
-        "SwiGLU forward": 3 * 16 * 32 * 4,
-        "SwiGLU backward": 5 * 16 * 32 * 4,
+        "SwiGLU forward": 3 * 16 * 32 * e,
+        "SwiGLU backward": 5 * 16 * 32 * e,
         "cross-entropy forward": logits,
         "cross-entropy backward": 2 * logits,
         "AdamW, float32": 28 * 2 * 16 * 32,
@@ -96,3 +97,14 @@ def test_inputs_and_candidates_take_turns(monkeypatch):
     candidates = {name: lambda s, name=name: calls.append((name, s)) for name in ("V3", "PyTorch")}
     measure(Bench(torch.device("cpu"), torch.float32), Operation("", "", "GB/s", 1, [1, 2], candidates))
     assert calls[-4:] == [("V3", 1), ("V3", 2), ("PyTorch", 1), ("PyTorch", 2)]
+
+
+def test_the_replay_before_which_the_device_was_idle_does_not_count():
+    """On a CPU there is only one."""
+    timed = object.__new__(Timed)
+    timed.calls = 4
+    for replays, wanted in (([9.0] + REPLAYS * [2.0], REPLAYS * [500.0]), ([9.0], [2250.0])):
+        timed.times_us = []
+        timed.replay_times = {REPLAYS + 1: replays}.__getitem__
+        timed.measure()
+        assert timed.times_us == wanted

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import check_training
 from check_training import PEAKS, Facts, Peak, Watch, Work, floor
+from common import counts
 from common.versions import REPOSITORY, SCRIPTS
 from processes import launch
 
@@ -958,6 +959,33 @@ def test_a_phase_ends_when_the_gpu_has_done_its_work(monkeypatch):
     assert clock.seconds == {"forward": 8}
 
 
+def test_the_time_of_the_check_is_no_part_of_a_phase(monkeypatch):
+    """On a simulated GPU: what the script launched before is the script's time, and what the check launches is not."""
+    now = [0.0]
+    queued = []
+
+    def synchronize():
+        now[0] += sum(queued)
+        queued.clear()
+
+    monkeypatch.setattr(check_training, "on_gpu", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    clock = check_training.Clock()
+    clock.switch("forward")
+    for _ in range(2):
+        now[0] += 1
+        queued.append(7)
+        with clock.paused():
+            now[0] += 30
+            queued.append(500)
+    clock.switch("backward")
+    clock.switch("forward")  # of the next batch: a step may have several
+    now[0] += 4
+    clock.switch("other")
+    assert clock.seconds == {"forward": 2 * (1 + 7) + 4, "backward": 0}
+
+
 @pytest.mark.gpu
 def test_version_3_is_sound_on_a_gpu():
     """In a process of its own: here Triton may have been imported for its interpreter."""
@@ -992,6 +1020,16 @@ def test_every_peak_has_a_source_and_grows_with_fewer_bits():
         assert rates == sorted(rates)
 
 
+def test_the_peaks_are_those_of_the_counts():
+    """Which have the board of a data sheet, and not the fastest of a name: B200's, and H100's bandwidth."""
+    for name in PEAKS.keys() & counts.PEAK_TFLOPS.keys() - {"B200"}:
+        for bits, precision in ((32, "tf32"), (16, "bfloat16"), (8, "float8")):
+            if counted := counts.PEAK_TFLOPS[name].get(precision):
+                assert PEAKS[name].tflops[bits] == pytest.approx(counted, rel=1e-3)
+        if name != "H100":
+            assert PEAKS[name].terabytes_per_second == pytest.approx(counts.BANDWIDTH_TB_S[name], rel=2e-3)
+
+
 # ---------------------------------------------------------------- details
 def test_a_loss_of_minus_zero_is_zero():
     """Such as the cross-entropy of one class."""
@@ -1008,6 +1046,39 @@ def test_sums_of_bits_tell_tensors_apart():
     changed = large.clone()
     changed[-1] = 1e-30
     assert len(set(check_training.bit_sums([large, changed]))) == 2
+
+
+def test_an_optimizer_leads_once_it_has_made_as_many_steps_alone_as_are_watched():
+    watch = Watch(3)
+    watch.lead = lead = object()
+    other = object()
+    for optimizer in (other, other, lead, other, other):
+        watch.count(optimizer)
+        assert watch.lead is lead
+    watch.count(other)
+    assert watch.lead is other and len(watch.steps) == 1
+
+
+def test_the_first_value_and_the_steps_of_a_parameter_are_those_of_its_own_optimizer():
+    """One that was made later, as after a warm-up: what the steps of others showed does not count."""
+    param = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([param], lr=0.1)
+    watch = Watch(8)
+    record = watch.record_of(param, "w")
+    record.seen = [check_training.Seen(None, 0.0, False)] * 2
+    record.arrivals = [check_training.Arrival(2, torch.tensor(True), False)]
+    watch.begin(optimizer)
+    assert record.seen == [] and [arrival.step for arrival in record.arrivals] == [0]
+    for value in (1.0, 2.0):
+        param.data.fill_(value)
+        watch.weigh(optimizer)
+    assert [record.start] == check_training.bit_sums([torch.ones(4)]) and record.moved
+
+
+def test_a_given_peak_holds_for_every_width_and_without_a_cache():
+    peak = check_training.parse(["--peak", "100,2", "--", "x.py"]).peak
+    assert (peak.tflops, peak.terabytes_per_second) == (dict.fromkeys((8, 16, 32, 64), 100), 2)
+    assert floor(Work(0, 32, 1e9), peak)[0] == pytest.approx(1e-3)  # 1 GB, read and written
 
 
 def test_float32_copies_of_16_bit_weights_are_followed():
@@ -1062,6 +1133,7 @@ def test_the_runs_again_are_bounded_in_time(check, monkeypatch):
 # ---------------------------------------------------------------- bad input
 BAD = {
     "raise ValueError('no data\\nmore')": "the script raised ValueError: no data (script.py, line 1)",
+    "def load():\n    raise OSError('no disk')\nload()": "the script raised OSError: no disk (script.py, line 2)",
     "import sys\nsys.exit(3)": "the script ended with status 3",
     "print('nothing to train')": "no torch.optim optimizer stepped",
     "def f(:": "the script raised SyntaxError: invalid syntax (script.py, line 1)",

@@ -230,6 +230,13 @@ def test_a_version_that_fails_or_computes_something_else_gets_no_speed_up(one_pr
     assert line_of(output, "speed-up over v1") == ["-", "-"]
 
 
+@pytest.mark.parametrize(("problems", "status"), [([], 0), (["v2: out of memory"], 1)])
+def test_a_comparison_with_a_problem_has_failed(problems, status, monkeypatch):
+    monkeypatch.setattr(versions_tool, "study", lambda *_: {"problems": problems})
+    monkeypatch.setattr(versions_tool, "as_text", str)
+    assert versions_tool.main([]) == status
+
+
 def test_bad_input_of_the_comparison(capsys):
     refused(versions_tool.main, ["--v1", FOLDERS[1]], capsys, "give two folders")
     refused(versions_tool.main, ["--v1", "nowhere", "--v2", FOLDERS[2]], capsys, "does not exist")
@@ -368,6 +375,9 @@ def test_bad_input_of_the_fusion_report(two_profiles, one_process, tmp_path, cap
     refused(fusion_report.main, [*both, "--use-amp"], capsys, "means nothing")
     wrong = ["--output-dir", tmp_path / "new", "--num-heads", "5"]
     assert fusion_report.main([str(word) for word in wrong]) == 2  # after the words of run_pytorch_profiler.py
+    for version, folder in two_profiles.items():  # as an earlier call has left them
+        shutil.copytree(folder, tmp_path / "new" / f"profile_v{version}", dirs_exist_ok=True)
+    assert fusion_report.main([str(word) for word in wrong]) == 2 and not list((tmp_path / "new").glob("*.md"))
     file = next(two_profiles[2].rglob("profile_v2_1.json"))
     for text, words in (("{", "damaged"), ("{}", "holds no profile_v")):
         file.write_text(text)

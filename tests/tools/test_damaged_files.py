@@ -10,6 +10,7 @@ import copy
 import gzip
 import json
 import math
+import os
 import random
 import re
 import shutil
@@ -32,7 +33,7 @@ from common.command_line import Failure, run_tool
 from common.profiles import number
 from conftest import METADATA
 from in_process import refused
-from maintain import rungs
+from maintain import losses, rungs
 from maintain.records import newest_record
 
 SEED = 35
@@ -359,6 +360,28 @@ def test_a_missing_input_is_not_one_that_cannot_be_written(tmp_path, capsys):
     assert "x cannot be written: No such file" in capsys.readouterr().err
     assert run_tool("tool", lambda: tmp_path.read_text()) == 1
     assert f"{tmp_path} cannot be opened: Is a directory" in capsys.readouterr().err
+
+
+RESULTS = {
+    "suite.json": lambda path: suite_results.write_results({"record": {}, "runs": [], "accuracy": []}, path),
+    "ladder.json": lambda path: rungs.write_columns([], path),
+    "fp8_seed1.json": lambda path: losses.write_run({"variant": "fp8", "seed": 1}, path.parent),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_call_that_is_cut_off_while_it_writes_leaves_the_old_results(name, tmp_path, monkeypatch):
+    def cut_off(partial, path):
+        raise KeyboardInterrupt
+
+    path = tmp_path / name
+    path.write_text("of hours")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "replace", cut_off)
+        RESULTS[name](path)
+    assert path.read_text() == "of hours"
+    RESULTS[name](path)
+    assert json.loads(path.read_text()) and [file.name for file in tmp_path.iterdir()] == [name]
 
 
 HOSTILE = "k<script>alert(1)</script>\n\n# heading\x1b[2J | x `y`"

@@ -59,6 +59,7 @@ def test_a_wrong_formula_is_found(tmp_path, monkeypatch, without_training, capsy
     monkeypatch.setattr(counts, "required_flops", lambda sizes: {part: 2 * n for part, n in right(sizes).items()})
     assert flops.main(["--version", "1", *BY_HAND, "--profile-dir", str(tmp_path)]) == 1
     assert "NOT the expected" in capsys.readouterr().out
+    assert flops.main(["--analyze-results", str(tmp_path / "flops_profile.json")]) == 1
 
 
 @pytest.mark.parametrize(("device", "mfu"), [("NVIDIA H200", pytest.approx(100 / 494.7 / 2)), ("x86_64", None)])

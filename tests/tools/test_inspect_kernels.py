@@ -288,6 +288,13 @@ def test_occupancy(target, registers, shared, warps, waves, limit):
 # ---------------------------------------------------------------- the command
 
 
+@pytest.mark.parametrize(("problems", "status"), [([], 0), (["spills 3 registers"], 1)])
+def test_a_kernel_that_does_not_fit_is_told_by_the_status(problems, status, monkeypatch):
+    monkeypatch.setattr(inspect_kernels, "inspect_all", lambda options: [{"problems": []}, {"problems": problems}])
+    monkeypatch.setattr(inspect_kernels, "as_text", str)
+    assert inspect_kernels.main([]) == status
+
+
 def test_the_table():
     result = run_tool(*"--target gfx90a sm_80 --dtype fp32 tf32 --preset tiny --kernel rope".split())
     assert result.returncode == 0, result.stderr

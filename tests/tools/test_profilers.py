@@ -169,6 +169,37 @@ def test_no_release_is_trusted_with_a_graph(version, release, arguments, chosen,
     assert ("warning: a replayed graph may hide kernels" in result.stderr) == (arguments == "--graph")
 
 
+SHOWS_ENVIRONMENT = """#!/usr/bin/env bash
+[[ $1 != *tiny_llama_v3.py ]] || env >"$(dirname "$0")/seen"
+exec training_python "$@"
+"""
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_what_the_training_process_finds_in_its_environment(given, run, tmp_path):
+    """What the user sets is kept, but for what would change the files of rocprofv3."""
+    executable(tmp_path / "shows_environment", SHOWS_ENVIRONMENT)
+    mine = {"ROCPROF_TMPDIR": str(tmp_path), "ROCPROF_LOG_LEVEL": "info", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
+    others = {"ROCPROF_OUTPUT_FORMAT": "json", "PYTHONUNBUFFERED": ""}
+    words = ("hotspots", "--", "./shows_environment", "tiny_llama_v3.py")
+    result = run(PROFILE, *words, profilers="rocm-7.0", cwd=tmp_path, **others, **(mine if given else {}))
+    assert result.returncode == 0, result.stderr
+    seen = dict(line.split("=", 1) for line in (tmp_path / "seen").read_text().splitlines() if "=" in line)
+    (folder,) = tmp_path.glob("hotspots/*")
+    ours = {"ROCPROF_TMPDIR": str(folder), "ROCPROF_LOG_LEVEL": None, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    assert {name: seen.get(name) for name in mine} == (mine if given else ours)
+    assert seen["PYTHONUNBUFFERED"] == "1" and "ROCPROF_OUTPUT_FORMAT" not in seen
+
+
+def test_the_python_of_the_training_has_its_whole_path(run, tmp_path):
+    """Of a command that changes its folder too."""
+    machine = {"profilers": "rocm-7.0", "cwd": tmp_path, "TINY_LLAMA_PYTHON": "./training_python"}
+    result = run("get_hotspots.sh", "--dry-run", **machine)
+    (words,) = [shlex.split(line) for line in result.stdout.splitlines() if "--kernel-trace" in line]
+    python = pathlib.Path(words[words.index("--") + 1])
+    assert python.is_absolute() and python.samefile(tmp_path / "training_python")
+
+
 @pytest.mark.parametrize("release", ["6.2", "6.3", "6.4", "7.0", "7.1"])
 @pytest.mark.quick(2)
 def test_a_part_of_the_run_is_selected_by_time_where_the_release_can(release, run):
@@ -215,6 +246,22 @@ def test_a_rocm_without_rocpd_says_so(run, tmp_path):
     assert "rocpd, which converts the database, is neither on PATH nor in" in line and "tried" not in line
 
 
+@pytest.mark.parametrize(
+    ("wrapper", "profilers", "words"),
+    [
+        ("get_counters.sh --pmc SQ_WAVES --dry-run", "rocm-6.2", "echo 'pmc: SQ_WAVES' > "),
+        ("get_rocprof_compute.sh", "rocm-7.1", "rocprof-compute analyze -p "),
+        ("get_rocprof_compute.sh", "nvidia", "ncu --import "),
+    ],
+)
+def test_a_printed_command_can_be_pasted_from_a_folder_with_spaces(wrapper, profilers, words, run, tmp_path):
+    wrapper, *options = wrapper.split()
+    result = run(wrapper, *options, "--output-dir", tmp_path / "my results", profilers=profilers)
+    line = next(line for line in reversed(result.stdout.splitlines()) if words in line)
+    path = shlex.split(line.split(words)[1])[0]
+    assert pathlib.Path(path).is_relative_to(tmp_path / "my results"), line
+
+
 @pytest.mark.parametrize("release", ["7.0", "7.1"])
 @pytest.mark.parametrize("fault", ["", "no-interpreter"])
 @pytest.mark.quick(2)
@@ -230,6 +277,8 @@ def test_rocpd_is_converted_or_its_database_kept(release, fault, run, tmp_path):
         assert (
             result.returncode == 3 and "only a part was measured: no timeline" in last and "its ROCm was built" in last
         )
+        shown = result.stderr.split("the last lines of the log:\n")[1].splitlines()[:-1]
+        assert shown and not any("training" in line for line in shown), shown  # the script's own went well
     else:
         assert result.returncode == 0 and "trace_results.pftrace in https" in result.stdout, result.stderr
 
@@ -255,6 +304,68 @@ def test_torchrun_starts_the_profiler_per_rank(run, python, tmp_path):
         ("get_rocprof_sys.sh", "rocm-6.4", r"ROCPROFSYS_OUTPUT_PATH=\S+/rank@RANK@"),
     ):
         assert re.search(words, run(wrapper, "--dry-run", *arguments, profilers=profilers).stdout), words
+
+
+TWO_RANKS = """#!/usr/bin/env bash
+# Plays torchrun: one rank after the other. Anything else is the stub's.
+[[ $* == *torch.distributed.run* ]] || exec training_python "$@"
+until [ "$1" = bash ]; do shift; done
+for RANK in 0 1; do
+    RANK=$RANK "$@" || exit
+done
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "profilers", "files"),
+    [
+        ("get_hotspots.sh", "rocm-7.1", "kernels_*_kernel_trace.csv hotspots.csv"),
+        ("get_trace.sh --rocpd", "rocm-7.1", "trace_*_results.db trace_results.pftrace"),
+        ("get_counters.sh --pmc", "rocm-6.2", "pass_0/pmc_1/counters_*_counter_collection.csv counters.csv"),
+        ("get_counters.sh", "nvidia", "report.sqlite kernels.csv ncu.csv counters.csv"),
+        ("get_rocprof_sys.sh", "rocm-6.4", "perfetto-trace-*.proto"),
+    ],
+)
+def test_every_rank_has_its_result_in_a_folder_with_spaces(wrapper, profilers, files, run, tmp_path):
+    executable(tmp_path / "two_ranks", TWO_RANKS)
+    wrapper, *options = wrapper.split()
+    arguments = (*options, "--nproc-per-node", 2, "--output-dir", tmp_path / "my results")
+    result = run(wrapper, *arguments, profilers=profilers, TINY_LLAMA_PYTHON="two_ranks")
+    assert result.returncode == 0, result.stdout + result.stderr
+    folder = result_of(tmp_path / "my results")
+    for rank in range(2):
+        assert [len(list((folder / f"rank{rank}").glob(file))) for file in files.split()] == [1] * len(files.split())
+    assert not (tmp_path / "my").exists()
+
+
+RANKS = """
+source "$0"
+OUT=$1 SCRIPTS=$1 PYTHON=$2 PROCESSES=2 DRY_RUN=""
+export_report export.txt cat @OUT@/report.nsys-rep >/dev/null
+read_result table.py @OUT@/export.txt
+"""
+
+
+def test_the_table_of_rank_0_is_printed_and_every_rank_is_read(tmp_path):
+    (tmp_path / "table.py").write_text(
+        "import sys\nword = open(sys.argv[1]).read()\nsys.exit(print(word) or word == '?')"
+    )
+    for rank, word in enumerate("ab"):
+        (tmp_path / f"rank{rank}").mkdir()
+        (tmp_path / f"rank{rank}" / "report.nsys-rep").write_text(word)
+    command = [
+        "bash",
+        "-euc",
+        RANKS,
+        REPOSITORY / "scripts" / "common" / "wrappers" / "run.sh",
+        tmp_path,
+        sys.executable,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    said = f"rank 0 of 2; the others have the same files in {tmp_path}/rank*\n"
+    assert (done.returncode, done.stdout) == (0, f"{said}a\n"), done.stderr
+    (tmp_path / "rank1" / "report.nsys-rep").write_text("?")
+    assert subprocess.run(command, capture_output=True).returncode == 1
 
 
 # ---------------------------------------------------------------- counters and limits
@@ -361,6 +472,18 @@ def test_the_largest_file_of_the_first_pattern_is_found(tmp_path):
     file = REPOSITORY / "scripts" / "common" / "wrappers" / "run.sh"
     found = subprocess.run(["bash", "-euc", commands, file, tmp_path], capture_output=True, text=True, check=True)
     assert found.stdout == f"{tmp_path}/rank0/b.pftrace\n"
+
+
+def test_a_run_that_is_refused_says_nothing_about_the_next(run, tmp_path):
+    """The second of three passes does not fit."""
+    arguments = ("--pmc", "SQ_WAVES", *NINE.split(), "--pmc", "GRBM_GUI_ACTIVE", "--pmc", "FETCH_SIZE")
+    result = run("get_counters.sh", *arguments, "--output-dir", tmp_path / "results", profilers="rocm-7.0")
+    last = result.stderr.splitlines()[-1]
+    assert result.returncode == 3 and len(recorded(tmp_path)) == 4, result.stderr
+    assert "no SQ_A SQ_B" in last and "GRBM_GUI_ACTIVE" not in last and "FETCH_SIZE" not in last, last
+    table = (result_of(tmp_path / "results") / "counters.csv").read_text()
+    assert ",GRBM_GUI_ACTIVE," in table and ",FETCH_SIZE," in table
+    assert len((result_of(tmp_path / "results") / "command.txt").read_text().splitlines()) == 4
 
 
 @pytest.mark.parametrize("kernel", ["adamw", "nosuch"])
@@ -608,6 +731,15 @@ def test_ctrl_c_keeps_what_was_measured(wrapper, release, status, kept, run, tmp
     assert "(log: " in last and bool(list(target.glob("*/*/"))) == kept  # no folder with nothing that can be read
 
 
+@pytest.mark.parametrize("profilers", ["rocm-7.0", "nvidia"])
+def test_after_ctrl_c_no_other_run_begins(profilers, run, tmp_path):
+    arguments = ("--pmc", "SQ_WAVES", "--pmc", "GRBM_GUI_ACTIVE", "--output-dir", tmp_path / "results")
+    result = run("get_counters.sh", *arguments, profilers=profilers, STAND_IN_STATUS="130")
+    last = result.stderr.splitlines()[-1]
+    assert result.returncode == 130 and last.startswith("get_counters.sh: interrupted"), result.stderr
+    assert len(recorded(tmp_path)) == 1
+
+
 SLOW_TO_LISTEN = f"""#!/usr/bin/env bash
 if [[ $* == *tee.py* ]]; then # what writes the log has not started when Ctrl-C comes
     trap 'exit 1' INT
@@ -685,6 +817,14 @@ def test_nvidia_profilers_leave_the_same_kind_of_result_of_the_measured_steps(wr
         assert (folder / "kernels.csv").exists() != bool(counters)
 
 
+def test_the_counters_that_were_asked_for_are_shown(run, tmp_path):
+    """Beside the time, and not those that ncu adds; the CSV has them all."""
+    arguments = ("--pmc", "dram__bytes.sum", "--output-dir", tmp_path / "results")
+    result = run("get_counters.sh", *arguments, profilers="nvidia")
+    assert re.findall(r"^  \[\d\] (\S+)", result.stdout, re.MULTILINE) == ["gpu__time_duration.sum", "dram__bytes.sum"]
+    assert "sm__throughput" in (result_of(tmp_path / "results") / "counters.csv").read_text()
+
+
 def test_ncu_that_finds_no_kernel_in_the_steps_looks_at_the_whole_run(run, tmp_path):
     arguments = ("--output-dir", tmp_path / "results")
     result = run("get_rocprof_compute.sh", *arguments, profilers="nvidia", STAND_IN_FAULT="no-range")
@@ -692,11 +832,11 @@ def test_ncu_that_finds_no_kernel_in_the_steps_looks_at_the_whole_run(run, tmp_p
     assert [command.startswith(NCU) for command in recorded(tmp_path)] == [True, False]
 
 
-@pytest.mark.parametrize("ranks", [1, slow(2)])
-def test_a_recording_that_nsys_cannot_import_is_kept_and_named(ranks, run, tmp_path):
+@pytest.mark.parametrize(("ranks", "status"), [(1, "0"), (1, "1"), slow(2, "0")])
+def test_a_recording_that_nsys_cannot_import_is_kept_and_named(ranks, status, run, tmp_path):
     """As in an image without the libraries of Nsight Systems' host part."""
     arguments = ("--output-dir", tmp_path / "results", "--nproc-per-node", ranks)
-    result = run("get_hotspots.sh", *arguments, profilers="nvidia", STAND_IN_FAULT="no-import")
+    result = run("get_hotspots.sh", *arguments, profilers="nvidia", STAND_IN_FAULT="no-import", STAND_IN_STATUS=status)
     (said,) = [line for line in result.stderr.splitlines() if line.startswith("get_hotspots.sh: ")]
     recordings = list((tmp_path / "results").rglob("report.qdstrm"))
     assert result.returncode == 1 and len(recordings) == ranks and all(str(file) in said for file in recordings)

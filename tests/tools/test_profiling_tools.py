@@ -1,5 +1,6 @@
 """run_pytorch_profiler.py and run_all_profilers.sh, from the folders that offer them."""
 
+import contextlib
 import io
 import json
 import os
@@ -397,6 +398,23 @@ def test_check_room_compares_the_graph_with_eager_steps(room):
     words = r"^graph +FAILED \(1\) .*the graph's losses differ from the eager ones by 4.0e-02"
     assert re.search(words, text, re.MULTILINE)
     assert re.search(r"^graph +FAILED", room(ROOM_LOSS="NaN")[1], re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("losses", "captured", "said"),
+    [
+        ([2.5, 2.5], True, None),
+        ([2.5, 2.6], True, "the graph's losses differ from the eager ones by 4.0e-02"),
+        ([2.5, 2.5], False, "the step was not captured"),
+    ],
+)
+def test_every_loss_of_a_graph_is_compared(losses, captured, said, tmp_path):
+    for name, values, graph in (("graph", losses, captured), ("eager", [2.5, 2.5], False)):
+        content = {"version": 4, "config": {}, "options": {"use_amp": False, "tf32": False}, "environment": {}}
+        content |= {"steps": [{"loss": loss} for loss in values], "summary": {"graph": {"captured": graph}}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    with pytest.raises(Failure, match=said) if said else contextlib.nullcontext():
+        common_room.graph(tmp_path / "graph.json", tmp_path / "eager.json")
 
 
 def test_the_gpu_is_told_by_its_architecture(monkeypatch, capsys):

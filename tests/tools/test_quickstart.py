@@ -107,6 +107,12 @@ def test_versions_that_fail_or_disagree_get_no_speed(monkeypatch, capsys):
     assert table["V2"][2:-1] == table["V4"][2:-1] == ["-"] * 6 and "fwd / bwd" not in output
 
 
+def test_without_version_1_there_is_nothing_to_compare_with(monkeypatch, capsys):
+    monkeypatch.setattr(quickstart, "train_version", lambda version, argv, metrics: None if version == 1 else {})
+    assert quickstart.main(["--device", "cpu", *SHORT]) == 1
+    assert "All four versions" not in capsys.readouterr().out
+
+
 def test_a_preset_is_trained_as_it_is_and_single_options_change_the_small_model_of_a_cpu():
     for preset in (["--preset", "tiny"], ["--preset=tiny"]):
         assert "--hidden-dim" not in quickstart.parse_arguments(["--device", "cpu", *preset])[1]

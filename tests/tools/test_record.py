@@ -26,7 +26,7 @@ PYTHON = """#!/bin/bash
 [[ $1 != -c ]] || { echo "$GPUS"; exit 0; }
 [[ $1 != *provenance.py ]] || { echo '{"command": "'"${*:2}"'"}'; exit 0; }
 echo "$(basename "$PWD") $*" >>"$LOG"
-[[ "$*" != *"$FAILS"* ]] || { echo "it broke"; exit 1; }
+[[ "$*" != *"$FAILS"* ]] || { echo "it broke" >&2; exit 1; }
 """
 
 
@@ -73,7 +73,9 @@ def test_what_was_cut_off_goes_on_and_a_failure_is_named(record, tmp_path):
     assert done.returncode == 1
     assert "kernels: status 1" in done.stdout and "it broke" in done.stdout and "ablation2: done" in done.stdout
     assert done.stdout.endswith("not complete yet: kernels; the same command goes on\n")
+    assert (tmp_path / "re sults" / "kernels" / "log.txt").read_text() == "it broke\n"
     assert record("--only", "kernels").returncode == 0
+    assert {path.name for path in (tmp_path / "re sults" / "kernels").iterdir()} == {"log.txt", "record.json"}
     assert [part for part, _ in ran(tmp_path)] == ["kernels", "ablation2", "kernels"]
 
 

@@ -361,6 +361,34 @@ def test_a_ladder_that_the_time_limit_cuts_off_is_taken_up(tmp_path, monkeypatch
     assert sum(line.startswith("start") for line in Stub.log) == 3 * 3  # f, g and g again
 
 
+class Dying(Any):
+    def answer(self, seconds):
+        raise Failure(1, "lost")
+
+
+def test_a_ladder_of_which_nothing_was_measured_has_failed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(rounds, "WarmProcess", Dying)
+    assert ladder(tmp_path, "--graph", "on", "--rungs", "f,g", "--starts", "1") == 1
+    told = capsys.readouterr()
+    assert "f: failed: lost" in told.err and "are left" not in told.out
+
+
+class Interrupted(Any):
+    def answer(self, seconds):
+        if "compile" not in self.name and self.log.count(self.name) == 2:  # f, in the second round
+            raise KeyboardInterrupt
+        return super().answer(seconds)
+
+
+def test_an_interrupted_ladder_keeps_the_rounds_that_it_has(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(rounds, "WarmProcess", Interrupted)
+    monkeypatch.setattr(Stub, "log", [])
+    assert ladder(tmp_path, "--graph", "on", "--rungs", "f,g") == 130
+    assert "interrupted: the rounds that were measured are kept" in capsys.readouterr().err
+    (found,) = rungs.read_columns(tmp_path / "ladder.json")
+    assert len(found.rounds) == 1 and sum(line.startswith("end") for line in Stub.log) == 2 * 3
+
+
 def test_all_columns_share_the_time_limit(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(rounds, "WarmProcess", Any)
     monkeypatch.setattr(TimeLimit, "room", lambda limit: not limit.took)

@@ -82,6 +82,13 @@ def refusal(capsys, folder, *argv, version=1):
     return error
 
 
+def test_ranks_that_find_different_checkpoints_are_refused(interrupted, capsys, monkeypatch):
+    """Such as on hosts that have a folder each."""
+    monkeypatch.setattr(load_version(1), "gather", lambda values, config: torch.tensor([values, [2]]))
+    said = refusal(capsys, interrupted, "--num-steps", LAST)
+    assert f"the ranks find different checkpoints in {interrupted}: share the folder" in said
+
+
 # ---------------------------------------------------------------- ended by a signal
 
 

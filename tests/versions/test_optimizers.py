@@ -180,6 +180,16 @@ def test_what_the_fused_optimizer_is_compared_with_is_what_pytorch_chooses(versi
         assert optimizer.defaults[option] is plain[option] is None
 
 
+@pytest.mark.parametrize("first", range(5))
+def test_a_gradient_that_starts_between_16_bytes_is_copied(first):
+    """DDP's gradients are views of its buckets, and the kernel reads 16 bytes at a time."""
+    p = torch.nn.Parameter(torch.zeros(8))
+    p.grad = torch.arange(32.0)[first : first + 8]
+    (grad,) = load_version(3).FusedAdamW([p], lr=1e-3).readable_grads()
+    assert torch.equal(grad, p.grad) and grad.data_ptr() % 16 == 0
+    assert (grad is p.grad) == (first % 4 == 0)
+
+
 # ---------------------------------------------------------------- refusals
 
 

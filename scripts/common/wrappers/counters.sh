@@ -45,7 +45,7 @@ count_rocm() { # one run for each pass; a pass that fails leaves the others
         if ! tool_has --pmc; then # ROCm 6.2, and early sources of 6.3, read them from a file
             file=$OUT/pass_$number.txt
             chosen=(-i "$file")
-            echo "echo 'pmc: ${names[*]}' > $file"
+            echo "echo 'pmc: ${names[*]}' > $(printf %q "$file")"
             [ -n "$DRY_RUN" ] || echo "pmc: ${names[*]}" >"$file"
         fi
         [ -z "$KERNEL" ] || chosen+=("$filter" "$KERNEL")

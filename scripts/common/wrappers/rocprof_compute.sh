@@ -55,14 +55,14 @@ profile_rocm() {
     work=$(dirname "$FOUND")
     analyse "$work"
     report common/limits.py @OUT@
-    finish "" "read more of a kernel with: $TOOL analyze -p $work -k 0${gpus:+ --gpu-id 0}"
+    finish "" "read more of a kernel with: $(show "$TOOL" analyze -p "$work" -k 0 ${gpus:+--gpu-id 0})"
 }
 
 profile_ncu() {
     run_ncu --set basic --metrics "$("$PYTHON" "$SCRIPTS/common/limits.py")" || failed $?
     report kernel_counters.py @OUT@ --top 1 --csv @OUT@/counters.csv --json @OUT@/counters.json >/dev/null
     report common/limits.py @OUT@
-    finish "" "read more with: ncu --import $FIRST/report.ncu-rep"
+    finish "" "read more with: $(show ncu --import "$FIRST/report.ncu-rep")"
 }
 
 # Every pass runs the whole script, or every kernel, once more: two steps have all the kernels.
