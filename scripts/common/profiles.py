@@ -56,14 +56,22 @@ GROUP_PATTERNS = [
 
 # Operators that only look at tensors differently, allocate them or ask about them.
 NO_WORK = re.compile(
-    r"^(aten::(view|_unsafe_view|reshape|_reshape_alias|transpose|t|numpy_T|as_strided|expand|permute|slice|select|narrow|"
+    r"^(aten::(view|_unsafe_view|reshape|_reshape_alias|transpose|t|numpy_T|as_strided_?|expand|permute|slice|select|narrow|"
     r"split|split_with_sizes|chunk|unbind|unsqueeze|squeeze|flatten|unflatten|detach|detach_|alias|lift_fresh|empty\w*|"
     r"new_empty\w*|resize_|resolve_\w+|result_type|promote_types|is_\w+|item|_local_scalar_dense|set_|to|record_stream)$"
-    r"|autograd::|torch::|Optimizer|detach$|\w*Backward\d+$|Torch-Compiled|TorchDynamo|CompiledFunction|## )"
+    r"|autograd::|torch::|Optimizer|detach$|\w*Backward\d+$|TorchDynamo|AOTDispatcher|Pregraph bytecode|## )"
 )
-# Operators that compute although they call others: a GEMM copies an operand first, and the kernels that Triton
-# interprets run inside a Python autograd function.
+# Operators that compute although they call others: a GEMM copies an operand first, the kernels that Triton interprets
+# run inside a Python autograd function, and those of torch.compile inside CompiledFunction.
 COMPUTES_ITSELF = re.compile(r"aten::(mm|bmm|addmm|baddbmm)$|\w+Function(Backward)?$")
+# Operators that prepare the inputs or the output of their caller, which computes itself if it calls no others: sum
+# clears its output first, a division converts its divisor, a convolution's backward copies a weight.
+PREPARES = re.compile(r"aten::(zeros|ones|(zeros|ones)_like|zero_|fill_|copy_|_to_copy|clone|contiguous|scalar_tensor)$")
+# Operators that only call those.
+ONLY_PREPARES = re.compile(
+    PREPARES.pattern + r"|aten::(full(_like)?|new_(zeros|ones|full)|constant_pad_nd|repeat(_interleave)?|type_as|"
+    r"(select|slice|diagonal)_backward)$"
+)
 PHASES = ("forward", "backward", "optimizer")
 KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}  # categories of a trace's events
 INTERPRETED = "Version 3's kernels ran in Triton's interpreter: these times say nothing about a GPU."
@@ -477,8 +485,8 @@ class OperatorCall:
 def operators_that_compute(operators, updates):
     """Return the events of the operators that compute, without those that change no data or only call others.
 
-    A caller that matches COMPUTES_ITSELF stays; the time of its callees is taken off its "dur". An operator inside one
-    of the updates, (start, end) of an optimizer's steps, gets a name that begins with "optimizer" unless its own name
+    A caller stays if it matches COMPUTES_ITSELF, or if all that it calls only prepares; the time of its callees is
+    taken off its "dur". An operator inside one of the updates, (start, end) of an optimizer's steps, gets a name that begins with "optimizer" unless its own name
     is one: AdamW's sqrt is no part of the model.
     """
     calls = []
@@ -492,7 +500,7 @@ def operators_that_compute(operators, updates):
         if callers:
             callers[-1].own_us -= event["dur"]
         for caller in callers:
-            if not COMPUTES_ITSELF.match(caller.event["name"]):
+            if calls_only(caller.event["name"], event["name"]):
                 caller.computes = False
         call = OperatorCall(event, event["dur"])
         callers.append(call)
@@ -503,6 +511,18 @@ def operators_that_compute(operators, updates):
         if in_update and group_of(event["name"]) != "optimizer":
             event["name"] = f"optimizer {event['name']}"
     return found
+
+
+def calls_only(caller, callee):
+    """Return True if an operator that calls this one does not compute itself.
+
+    Without gradients torch.compile's kernels have no CompiledFunction: they are the region's own work.
+    """
+    if caller.startswith("Torch-Compiled Region"):
+        return callee.startswith("CompiledFunction")
+    if COMPUTES_ITSELF.match(caller):
+        return False
+    return bool(ONLY_PREPARES.match(caller)) or not PREPARES.match(callee)
 
 
 def operations_of_launches(launches, operators):

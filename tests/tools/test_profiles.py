@@ -205,6 +205,48 @@ def test_on_a_cpu_a_callee_is_taken_off_its_nearest_caller_alone(tmp_path):
     assert own == [*wanted, ("aten::mul", 2)]
 
 
+PREPARED = {  # caller: what it calls, each of 10 us, and the callers' and callees' own times, in us, that count
+    "aten::sum": (["aten::fill_"], {"aten::sum": 90, "aten::fill_": 10}),
+    "aten::mul": (["aten::to", "aten::_to_copy"], {"aten::mul": 90, "aten::_to_copy": 10}),
+    "aten::native_layer_norm_backward": (["aten::zeros"], {"aten::native_layer_norm_backward": 90, "aten::zeros": 10}),
+    "aten::convolution_backward": (["aten::as_strided_"], {"aten::convolution_backward": 100}),
+    "aten::native_batch_norm": (
+        ["aten::zeros", "aten::zero_"],
+        {"aten::native_batch_norm": 80, "aten::zeros": 10, "aten::zero_": 10},
+    ),
+    "aten::conv2d": (["aten::convolution"], {"aten::convolution": 10}),
+    "aten::relu": (["aten::clamp_min"], {"aten::clamp_min": 10}),
+    "aten::new_zeros": (["aten::zero_"], {"aten::zero_": 10}),
+    "aten::constant_pad_nd": (["aten::fill_", "aten::copy_"], {"aten::fill_": 10, "aten::copy_": 10}),
+    "CompiledFunction": (["aten::mm"], {"CompiledFunction": 90, "aten::mm": 10}),  # its own time: the fused kernels
+    "Torch-Compiled Region: 0/0": (["CompiledFunction"], {"CompiledFunction": 10}),
+    "Torch-Compiled Region: 1/0": (["aten::mm"], {"Torch-Compiled Region: 1/0": 90, "aten::mm": 10}),
+}
+
+
+@pytest.mark.parametrize("caller", PREPARED)
+def test_on_a_cpu_an_operator_computes_although_another_prepares_for_it(caller, tmp_path):
+    """A third of a convolutional network's time was in operators that clear or convert a tensor first, and was lost."""
+    callees, wanted = PREPARED[caller]
+    operators = [(caller, 0, 100), *((callee, 10 + 20 * i, 10) for i, callee in enumerate(callees))]
+    events = [event("cpu_op", *one) for one in operators]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    assert {call.name: call.total_ns / 1e3 for call in read_calls(tmp_path / "trace.json")} == wanted
+
+
+def test_no_backward_of_a_script_is_lost(tmp_path):
+    """The backward operators of a convolutional network count, though most clear or convert a tensor first."""
+    torch = pytest.importorskip("torch")
+    layers = (torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.MaxPool2d(2))
+    model = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.LayerNorm(1800), torch.nn.Linear(1800, 10))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        torch.nn.functional.cross_entropy(model(torch.randn(4, 3, 32, 32)), torch.arange(4)).backward()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    names = {call.name for call in read_calls(tmp_path / "trace.json")}
+    computing = ("native_batch_norm", "native_layer_norm", "max_pool2d_with_indices", "convolution", "nll_loss")
+    assert {f"aten::{name}_backward" for name in computing} <= names
+
+
 @pytest.mark.parametrize("mark", ["optimizer", "Optimizer.step#AdamW.step"])
 def test_on_a_cpu_what_runs_in_the_optimizer_is_not_element_wise(mark, tmp_path):
     operators = [("aten::mul", 0, 2), ("aten::sqrt", 10, 3), ("aten::addcdiv_", 14, 4), ("aten::mul", 20, 2)]
