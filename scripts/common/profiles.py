@@ -59,14 +59,14 @@ NO_WORK = re.compile(
     r"^(aten::(view|_unsafe_view|reshape|_reshape_alias|transpose|t|numpy_T|as_strided_?|expand|permute|slice|select|narrow|"
     r"split|split_with_sizes|chunk|unbind|unsqueeze|squeeze|flatten|unflatten|detach|detach_|alias|lift_fresh|empty\w*|"
     r"new_empty\w*|resize_|resolve_\w+|result_type|promote_types|is_\w+|item|_local_scalar_dense|set_|to|record_stream)$"
-    r"|autograd::|torch::|Optimizer|detach$|\w*Backward\d+$|TorchDynamo|AOTDispatcher|Pregraph bytecode|## )"
+    r"|autograd::|torch::|Optimizer|detach_?$|\w*Backward\d+$|TorchDynamo|AOTDispatcher|Pregraph bytecode|## )"
 )
 # Operators that compute although they call others: a GEMM copies an operand first, the kernels that Triton interprets
 # run inside a Python autograd function, and those of torch.compile inside CompiledFunction.
 COMPUTES_ITSELF = re.compile(r"aten::(mm|bmm|addmm|baddbmm)$|\w+Function(Backward)?$")
 # Operators that prepare the inputs or the output of their caller, which computes itself if it calls no others: sum
 # clears its output first, a division converts its divisor, a convolution's backward copies a weight.
-PREPARES = re.compile(r"aten::(zeros|ones|(zeros|ones)_like|zero_|fill_|copy_|_to_copy|clone|contiguous|scalar_tensor)$")
+PREPARES = re.compile(r"aten::((zeros|ones)(_like)?|zero_|fill_|copy_|_to_copy|clone|contiguous|scalar_tensor)$")
 # Operators that only call those.
 ONLY_PREPARES = re.compile(
     PREPARES.pattern + r"|aten::(full(_like)?|new_(zeros|ones|full)|constant_pad_nd|repeat(_interleave)?|type_as|"
@@ -486,8 +486,8 @@ def operators_that_compute(operators, updates):
     """Return the events of the operators that compute, without those that change no data or only call others.
 
     A caller stays if it matches COMPUTES_ITSELF, or if all that it calls only prepares; the time of its callees is
-    taken off its "dur". An operator inside one of the updates, (start, end) of an optimizer's steps, gets a name that begins with "optimizer" unless its own name
-    is one: AdamW's sqrt is no part of the model.
+    taken off its "dur". An operator inside one of the updates, (start, end) of an optimizer's steps, gets a name that
+    begins with "optimizer" unless its own name is one: AdamW's sqrt is no part of the model.
     """
     calls = []
     open_calls = {}  # (process, thread): the calls that have not ended, the innermost last
