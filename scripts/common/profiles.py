@@ -411,10 +411,10 @@ def read_trace(path, content):
         path,
         calls,
         operations,
-        steps=steps_of(spans),
+        steps=steps_of(spans, metadata),
         device=device and clean(device),
         metadata=metadata,
-        step_ms=step_times(phases, calls),
+        step_ms=step_times(phases, calls) if metadata else [],
         memory=memory_events(content["traceEvents"]),
         phases=phases,
     )
@@ -430,7 +430,8 @@ def timed_events(events):
 
 
 def call_of(event, kind):
-    return checked_kernel(event["name"], 1e3 * event["ts"], 1e3 * event["dur"], kind)
+    gpu = event.get("args", {}).get("device") if kind == "kernel" else None
+    return checked_kernel(event["name"], 1e3 * event["ts"], 1e3 * event["dur"], kind, gpu)
 
 
 def memory_events(events):
@@ -604,13 +605,15 @@ def step_times(phases, calls):
     return times
 
 
-def steps_of(events):
+def steps_of(events, metadata):
     """Count the training steps in a trace; return None if nothing marks them.
 
-    A step is marked by its optimizer, else by the launch of the graph that holds it, else, with
-    --profile-attention-only, by its attention.
+    A step is marked by its optimizer. In a trace of our scripts it is else marked by the launch of the graph that holds
+    it or, with --profile-attention-only, by its attention; another program has any number of these in a step.
     """
     names = Counter(e["name"] for e in events if e.get("cat") in ("user_annotation", "cuda_runtime", "hip_runtime"))
+    if not metadata:
+        return names["optimizer"] or None
     graph_launches = names["cudaGraphLaunch"] + names["hipGraphLaunch"]
     return names["optimizer"] or graph_launches or names["attention"] or None
 
@@ -692,10 +695,17 @@ def check_one_result(folder):
 def whole_traces(folder):
     """Return PyTorch's traces of whole steps in a folder, the newest first. Failure if it holds only partial ones."""
     files = sorted(matching(folder, "*trace*.json"), key=lambda file: (-file.stat().st_mtime, file.name))
+    packed = [file for file in matching(folder, "*trace*.json.gz") if files and is_newer(file, files[0])]
+    if packed:
+        raise Failure(2, f"{packed[0]} is newer than the traces in {folder} that are not packed: name the one to read")
     whole = [file for file in files if metadata_of(file).get("part", "whole") == "whole"]
     if files and not whole:
         raise Failure(2, f"{folder} holds only traces of attention alone: profile whole steps, or name the file itself")
     return whole
+
+
+def is_newer(file, other):
+    return file.stat().st_mtime > other.stat().st_mtime
 
 
 def metadata_of(file):

@@ -357,6 +357,10 @@ def test_the_documented_bottleneck_command_by_hand(known_trace):
     assert "| 3 | `lonely` | other | 1 | 0.0100 | 25.0 | - | - | - |" in report
     (cached,) = bottlenecks.targets([{"group": "copies", "ms": 1.0, "roofline_ms": 2.0}])
     assert cached["could_save_ms"] == 0
+    times = (("other", 4, 1), ("other", 2, None), ("GEMM", 4, 4))
+    mixed, _ = bottlenecks.targets([{"group": group, "ms": ms, "roofline_ms": roof} for group, ms, roof in times])
+    # 3 ms are above the roofline, and of 2 ms nobody knows how much: at most 10 / (10 - 5)
+    assert mixed["could_save_ms"] == 3 and mixed["step_could_be"] == 2
 
 
 @pytest.mark.parametrize("tool", [bottlenecks, bandwidth])

@@ -5,7 +5,9 @@ kernels, of which the GEMM takes 18 us in three launches of 5, 7 and 6 us.
 """
 
 import contextlib
+import gzip
 import json
+import os
 import pathlib
 import sqlite3
 import subprocess
@@ -296,12 +298,48 @@ def test_a_trace_says_what_it_is(profiled):
     ],
 )
 def test_steps_are_marked_phases_and_else_launches_of_a_graph(marked, launched, steps, tmp_path):
+    """Another program marks layers too, and launches several graphs per step: only its optimizer counts."""
     events = [event("user_annotation", name, 100 * i, 10) for i, name in enumerate(marked)]
     events += [event("cuda_runtime", name, 100 * i + 20, 1) for i, name in enumerate(launched)]
     events.append(event("kernel", "gemm", 30, 5))
     file = tmp_path / "trace_x.json"
-    file.write_text(json.dumps({"deviceProperties": [{"name": "MI300X"}], "traceEvents": events}))
+    content = {"deviceProperties": [{"name": "MI300X"}], "traceEvents": events}
+    file.write_text(json.dumps(content | {"tiny_llama": METADATA}))
     assert read_profile(file).steps == steps
+    file.write_text(json.dumps(content))
+    assert read_profile(file).steps == (marked.count("optimizer") or None)
+
+
+def test_two_optimizers_per_forward_are_no_damage(tmp_path):
+    """A script that trains two models in turns marks them so, and its second optimizer ends before its next forward."""
+    marks = [("forward", 0, 10), ("optimizer", 20, 5), ("optimizer", 30, 5)]
+    events = [event("user_annotation", name, ts + start, us) for start in (0, 100, 200) for name, ts, us in marks]
+    file = tmp_path / "trace_x.json"
+    file.write_text(json.dumps({"traceEvents": [*events, event("cpu_op", "aten::mm", 5, 3)]}))
+    assert kernel_times.main([str(file)]) == 0
+    assert read_profile(file).steps == 6
+
+
+def test_a_process_with_two_gpus_is_no_step_of_one(tmp_path, capsys):
+    """Their kernels overlap: a gap of one GPU would be hidden by the other's work."""
+    events = [event("kernel", "gemm", 10 * i, 5, device=i % 2) for i in range(4)]
+    file = tmp_path / "trace_x.json"
+    file.write_text(json.dumps({"traceEvents": events}))
+    refused(analyze_kernel_launches.main, ["--trace-file", file], capsys, "holds the kernels of 2 GPUs")
+    file.write_text(json.dumps({"traceEvents": events[::2]}))
+    assert analyze_kernel_launches.main(["--trace-file", str(file)]) == 0
+
+
+def test_a_packed_trace_is_not_passed_over_for_an_older_one(make_trace, capsys):
+    old = make_trace("p/trace_1.json", {"old": 1})
+    new = make_trace("p/trace_2.json", {"new": 1})
+    packed = new.with_name("trace_2.json.gz")
+    packed.write_bytes(gzip.compress(new.read_bytes()))
+    os.utime(packed, (2e9, 2e9))
+    new.unlink()
+    refused(kernel_times.main, [old.parent], capsys, f"{packed} is newer than the traces in {old.parent}")
+    os.utime(packed, (1e9, 1e9))
+    assert read_profile(old.parent).calls[0].name == "old"
 
 
 def test_a_step_that_began_before_the_profile_is_no_step(tmp_path):
@@ -310,7 +348,8 @@ def test_a_step_that_began_before_the_profile_is_no_step(tmp_path):
     events = [event("user_annotation", name, 100 * i, 90) for i, name in enumerate(names)]
     events.append(event("kernel", "gemm", 130, 5))
     file = tmp_path / "trace_x.json"
-    file.write_text(json.dumps({"deviceProperties": [{"name": "MI300X"}], "traceEvents": events}))
+    content = {"deviceProperties": [{"name": "MI300X"}], "tiny_llama": METADATA, "traceEvents": events}
+    file.write_text(json.dumps(content))
     profile = read_profile(file)
     assert profile.steps == 2 and profile.step_ms == [0.29, 0.29]
 
@@ -323,7 +362,8 @@ def test_an_optimizer_that_is_marked_twice_is_one(tmp_path):
         events += [event("user_annotation", "optimizer", start + 50, 40)]
         events += [event("user_annotation", "optimizer", start + 51, 38)]
     file = tmp_path / "trace_x.json"
-    file.write_text(json.dumps({"deviceProperties": [{"name": "MI300X"}], "traceEvents": events}))
+    content = {"deviceProperties": [{"name": "MI300X"}], "tiny_llama": METADATA, "traceEvents": events}
+    file.write_text(json.dumps(content))
     profile = read_profile(file)
     assert profile.steps == 3 and profile.step_ms == [0.09] * 3
 
