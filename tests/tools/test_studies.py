@@ -96,6 +96,8 @@ def test_a_wanted_speed_up_that_is_none_is_refused(wanted, tmp_path, capsys):
         ({"step_ms": 3.0}, "step_ms median must be a finite, positive number, got None"),
         ({"parameters": None, "parameters_trained": None}, "parameters must be a finite, positive number, got None"),
         ({"parameters": 0, "parameters_trained": 0}, "parameters must be a finite, positive number, got 0"),
+        ({"parameters": 9, "parameters_trained": 9}, "not comparable (parameters: "),
+        ({"final_loss": None}, "final_loss must be a finite, positive number, got None"),  # it became NaN
         ({"first_loss": None}, "first_loss must be a finite, positive number, got None"),
         ({"first_loss": True}, "first_loss must be a finite, positive number, got True"),
     ],
@@ -225,6 +227,31 @@ def test_the_documented_regression_command_reads_what_the_scripts_write(tmp_path
     command = "performance_regression_test.py --baseline-results ../version1_baseline_metrics.json "
     result = call(2, command + "--current-results ./version2_metrics.json --min-speedup 0.01", cwd=tmp_path / "v2")
     assert "PASSED" in result.stdout and "judged by one pair of runs" in result.stdout
+
+
+def test_metrics_of_another_format_are_damaged(tmp_path, capsys):
+    precision = {"options": {"use_amp": "yes", "amp_dtype": "x"}}
+    base, other = (metrics(tmp_path, name, [20, 20], **precision) for name in ("base", "other"))
+    arguments = ["--baseline-results", base, "--current-results", other]
+    refused(regression.main, arguments, capsys, "the baseline is cut off or damaged: it has no 'x'")
+    other.write_text(json.dumps(json.loads(other.read_text()) | {"environment": {"device": "MI300X"}}))
+    refused(regression.main, arguments, capsys, "its environment does not name cuda, device_type, hip, torch")
+
+
+def test_an_option_of_files_that_is_repeated_adds_them(tmp_path, capsys):
+    """The last one alone was read, and the other rounds were dropped without a word."""
+    arguments = []
+    for option, name, ms in (("baseline", "a", 20), ("current", "b", 10), ("baseline", "c", 20), ("current", "d", 9)):
+        arguments += [f"--{option}-results", str(metrics(tmp_path, name, [ms, ms]))]
+    assert regression.main(arguments) == 0
+    assert "judged by 2 rounds" in capsys.readouterr().out
+
+
+def test_of_a_cpu_the_machine_is_not_known(tmp_path, capsys):
+    environment = {"environment": {"device": "x86_64", "device_type": "cpu"}}
+    files = [metrics(tmp_path, name, [ms, ms], **environment) for name, ms in (("a", 20), ("b", 10))]
+    assert regression.main(["--baseline-results", str(files[0]), "--current-results", str(files[1])]) == 0
+    assert "name neither machine nor threads" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- fusion_ablation_study.py
