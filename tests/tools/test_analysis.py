@@ -280,6 +280,20 @@ def test_of_a_folder_the_newest_trace_of_each_rank_is_read(make_trace, capsys):
     assert communication.main([str(other)]) == 0
 
 
+def test_ranks_of_two_runs_are_not_one_run(make_trace, capsys):
+    """Versions are compared elsewhere; a rank that only an older run had stays in the folder."""
+    name = "p/trace_v{}_rank{}_1.pt.trace.json"
+    folder = make_trace(name.format(1, 0), {"ncclDevKernel": 1}).parent
+    other = make_trace(name.format(2, 1), {"ncclDevKernel": 1}, version=2)
+    refused(communication.main, [folder], capsys, "are unlike (version: 1, 2): give the ranks of one run")
+    content = json.loads(other.read_text())
+    content["tiny_llama"]["version"] = 1
+    for event in content["traceEvents"]:
+        event["ts"] += 3600e6
+    other.write_text(json.dumps(content))
+    refused(communication.main, [folder], capsys, "are unlike (3,600 s between them)")
+
+
 # ---------------------------------------------------------------- analyze_batch_scaling.py
 
 
