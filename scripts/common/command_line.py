@@ -64,6 +64,9 @@ def missing_package(name):
 
 def run_tool(program, work):
     """Run a tool's work and return its exit status; print errors as one line instead of a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a name that is no UTF-8 must not end a tool
     try:
         return work() or 0
     except Failure as error:

@@ -31,7 +31,7 @@ GROUPS = ("GEMM", "attention", "normalisation", "element-wise", "optimizer", "co
 # The first pattern found in a kernel's name decides. The names of torch.compile's kernels list every operation that was
 # fused into them, so they are matched before the words of single operations.
 GROUP_PATTERNS = [
-    ("communication", r"nccl|rccl|msccl|^Memcpy PtoP"),  # kernels of NCCL and RCCL, copies between GPUs
+    ("communication", r"nccl|rccl|msccl|^Memcpy PtoP|^c10d::"),  # NCCL and RCCL, copies between GPUs, gloo on a CPU
     ("GEMM", r"^triton_tem_(?!.*attention)"),
     ("optimizer", r"^(triton|cpp)_.*_foreach_|^triton_for_fused"),
     ("other", r"^(triton|cpp)_.*(log_softmax|nll_loss|embedding)"),
@@ -142,11 +142,12 @@ class Profile:
     @property
     def title(self):
         """Return the file's name, with the version, sizes and precision if a script of the workshop wrote it."""
+        path = printable(str(self.path))  # it may be no UTF-8, which no report can hold
         if not self.metadata:
-            return str(self.path)
+            return path
         sizes = "{batch_size} x {seq_len} tokens, width {hidden_dim}, {num_layers} layers".format(**self.metadata)
         alone = ", attention alone" if self.metadata["part"] == "attention" else ""
-        return f"{self.path} (version {self.metadata['version']}, {sizes}, {self.metadata['precision']}{alone})"
+        return f"{path} (version {self.metadata['version']}, {sizes}, {self.metadata['precision']}{alone})"
 
 
 @functools.cache

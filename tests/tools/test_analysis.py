@@ -2,11 +2,13 @@
 
 import csv
 import dataclasses
+import io
 import json
 import os
 import pathlib
 import re
 import shutil
+import sys
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ import analyze_bottlenecks as bottlenecks
 import analyze_communication as communication
 import analyze_kernel_launches as launches
 import analyze_kernel_reduction as reduction
+import kernel_times
 import memory_bandwidth_analyzer as bandwidth
 from common import roofline
 from common.profiles import Kernel, Operation, Profile, read_profile
@@ -403,6 +406,21 @@ def test_a_profile_of_another_device_has_no_roofline_of_this_one(known_trace, mo
     assert bottlenecks.main(["--profile-data", "pytorch_profiles"]) == 0
     assert "no roofline: the profile is of GPU" in capsys.readouterr().out
     assert "No roofline" in (known_trace / "bottlenecks.md").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are bytes on Linux alone")
+def test_a_name_that_is_no_text_ends_no_tool(known_trace, monkeypatch):
+    """It emptied the report of an earlier call, and ended the readers after half of what they print."""
+    folder = (known_trace / "pytorch_profiles").rename(known_trace / "pro\udcfffiles")
+    report = known_trace / "report.md"
+    report.write_text("an earlier one")
+    strict = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")
+    monkeypatch.setattr(sys, "stdout", strict)
+    assert bottlenecks.main(["--profile-data", str(folder), "--output-report", str(report)]) == 0
+    assert kernel_times.main([str(folder)]) == 0
+    assert "pro?files/trace_v1.json" in report.read_text(encoding="utf-8").splitlines()[0]
+    strict.flush()
+    assert b"pro\\udcfffiles/trace_v1.json" in strict.buffer.getvalue()
 
 
 def test_bad_input_of_the_bottleneck_analysis(known_trace, capsys, monkeypatch):

@@ -157,7 +157,7 @@ GROUPED = {  # names between semicolons
         void (anonymous namespace)::softmax_warp_forward<float, float, float, 7, false, false>""",
     "other": """void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, true, false>;
         aten::_log_softmax; triton_per_fused__log_softmax_nll_loss_forward_2""",
-    "communication": """ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>);
+    "communication": """c10d::allreduce_; ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>);
         Memcpy PtoP (Device -> Device); ncclKernel_Generic_4; mscclKernel_Sum_half_Simple_false; rccl_main_kernel""",
     "normalisation": """rmsnorm_forward_kernel; add_rms_norm_backward_kernel; aten::_fused_rms_norm_backward;
         triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_3""",
