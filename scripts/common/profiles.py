@@ -733,6 +733,8 @@ def read_profile(path, steps=None):
         raise Failure(2, f"{profiles[0].path} is damaged: all of its kernels take 0 ns")
     launching = [profile for profile in profiles if profile.calls]
     first = launching[0]
+    if first.metadata and steps and first.steps and steps != first.steps:
+        raise Failure(2, f"{first.path} marks {first.steps} steps, not {steps}: leave the number out")
     return dataclasses.replace(first, calls=calls, steps=steps or first.steps, processes=len(launching))
 
 

@@ -310,6 +310,13 @@ def test_steps_are_marked_phases_and_else_launches_of_a_graph(marked, launched, 
     assert read_profile(file).steps == (marked.count("optimizer") or None)
 
 
+def test_steps_that_the_trace_denies_are_refused(make_trace, capsys):
+    """A number that belongs to another profile made every time per step wrong."""
+    path = make_trace("p/trace_1.json", {"gemm": 1}, steps=2)
+    refused(analyze_kernel_launches.main, ["--trace-file", path, "--steps", "7"], capsys, "marks 2 steps, not 7: leave")
+    assert analyze_kernel_launches.main(["--trace-file", str(path), "--steps", "2"]) == 0
+
+
 def test_two_optimizers_per_forward_are_no_damage(tmp_path):
     """A script that trains two models in turns marks them so, and its second optimizer ends before its next forward."""
     marks = [("forward", 0, 10), ("optimizer", 20, 5), ("optimizer", 30, 5)]

@@ -399,6 +399,9 @@ def test_the_largest_batch_is_found_and_the_first_that_does_not_fit_ends_the_sea
     text = batch_tool.as_text(content | {"best": batch_tool.best(rows, "memory")})
     assert text.endswith("memory: --batch-size 8, 8.0 samples/s, 180 MiB (36.0 % of the device)")
     assert re.search(r"\n +8 .* 180 +fits\n +16 .* 260 +above the limit\n", text)
+    rows = batch_tool.search(probe_of(10**6, lambda b: b), 1e9, 7, to_the_limit=True)
+    text = batch_tool.as_text(content | {"probes": rows, "best": batch_tool.best(rows, "memory")})
+    assert text.endswith("a larger one may fit: --max-batch-size ended the search after 4")
 
 
 def test_throughput_takes_the_fastest_batch_and_names_a_smaller_one_nearly_as_fast():
