@@ -91,7 +91,8 @@ def analyze(options):
 
 def main(argv=None):
     parser = Parser("analyze_batch_scaling.py", __doc__)
-    parser.add_argument("--profile-dirs", nargs="+", required=True, metavar="DIR", help="one folder per batch size")
+    add = parser.add_argument
+    add("--profile-dirs", nargs="+", action="extend", required=True, metavar="DIR", help="one folder per batch size")
     return parser.run(analyze, argv)
 
 

@@ -22,6 +22,9 @@ COLUMNS = (
 )
 
 
+APART_S = 60  # between the ranks of one run at most: hosts' clocks differ by less
+
+
 def busy_ms(launches):
     """Return how long anything ran, whatever the queue, of launches in order of time."""
     busy = end = 0
@@ -55,11 +58,23 @@ def trace_files(path):
     return [newest[rank] for rank in sorted(newest)]
 
 
+def differences(first, other):
+    """Return what shows that two profiles are not of one run, in words: sizes, version, or time."""
+    found = unlike(first.metadata, other.metadata)
+    versions = [profile.metadata.get("version") for profile in (first, other)]
+    if versions[0] != versions[1]:
+        found.append(f"version: {versions[0]}, {versions[1]}")
+    apart_ns = max(other.calls[0].start_ns - first.calls[-1].end_ns, first.calls[0].start_ns - other.calls[-1].end_ns)
+    if apart_ns / 1e9 > APART_S:
+        found.append(f"{apart_ns / 1e9:,.0f} s between them")
+    return found
+
+
 def analyze(options):
     first, *others = found = [gpu_profile(file, options.steps) for file in trace_files(pathlib.Path(options.traces))]
     for profile in others:
-        if differences := unlike(first.metadata, profile.metadata):
-            where = f"{first.path} and {profile.path} are unlike ({'; '.join(differences)})"
+        if found_unlike := differences(first, profile):
+            where = f"{first.path} and {profile.path} are unlike ({'; '.join(found_unlike)})"
             raise Failure(2, f"{where}: give the ranks of one run")
     rows = [rank_row(profile) for profile in found]
     emit({"processes": rows}, text_table(*columns(COLUMNS, rows)), options.json)

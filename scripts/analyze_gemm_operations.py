@@ -9,6 +9,7 @@ few FLOP per byte). Slower than half of what both allow, it is "too small" where
 the GPU has processors (multiprocessors or compute units), else "slow".
 """
 
+import contextlib
 import itertools
 import pathlib
 import platform
@@ -118,6 +119,17 @@ def as_text(content):
     )
 
 
+@contextlib.contextmanager
+def enough_memory(sizes):
+    """Turn PyTorch's error for a lack of memory into a Failure."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "out of memory" in str(error) or "can't allocate memory" in str(error):
+            raise Failure(1, f"batch {sizes.B}, {sizes.T} tokens do not fit into memory: choose smaller ones") from None
+        raise
+
+
 def analyze(options):
     import torch
 
@@ -125,11 +137,13 @@ def analyze(options):
     precision = options.precision
     steps = {sizes_of(config, *size): [] for size in itertools.product(options.batch_sizes, options.sequence_lengths)}
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    load_version(1).parse_options(["--device", device])  # it says what is wrong with it
     roofs = measure_ceilings(device, precision)  # allows TF32 where it is asked for
     for sizes, timed in steps.items():
         progress(f"batch {sizes.B}, {sizes.T} tokens ...")
         for gemm in gemms(sizes, counts.ELEMENT_BYTES[precision]):
-            timed.append(gemm | {"us": 1e6 * seconds(gemm, device, getattr(torch, precision, torch.float32))})
+            with enough_memory(sizes):
+                timed.append(gemm | {"us": 1e6 * seconds(gemm, device, getattr(torch, precision, torch.float32))})
             roofs["matmul_tflops"] = max(roofs["matmul_tflops"], gemm["flops"] / timed[-1]["us"] / 1e6)
     units = processors(device)
     rows = [step_row(sizes, [rated(gemm, roofs, units) for gemm in timed], roofs) for sizes, timed in steps.items()]

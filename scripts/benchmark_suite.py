@@ -52,6 +52,9 @@ from common.versions import load_version, loss_and_gradients
 PEERS = {"hf": ["--library", "transformers"], "liger": ["--library", "liger"]}
 MODIFIERS = {"compile": ["--enable-torch-compile"], "nodet": ["--no-deterministic"], "fsdp": ["--parallel", "fsdp"]}
 METRICS = ["throughput", "memory", "accuracy"]
+# Options of the training scripts that would overrule what a row is called -> the option of the suite to use instead.
+NAMED = {"--preset": "--presets", "--batch-size": "--batch-sizes", "--seq-len": "--seq-lengths"}
+NAMED |= dict.fromkeys(["--use-amp", "--amp-dtype", "--tf32", "--fp8"], "--precisions")
 CHECK_GRADIENTS = "--check-gradients"
 STEPS = {"medium": 20}  # a step of the medium preset takes up to a quarter of a second
 TIMEOUT = 600  # seconds that a process may take
@@ -84,6 +87,9 @@ def parse_arguments(argv):
     parser = Parser("benchmark_suite.py", __doc__, with_json=False)
     add_options(parser)
     arguments, rest = parser.parse_known_args(argv)
+    for word in rest:
+        if instead := NAMED.get(word.split("=")[0]):
+            parser.error(f"{word} would run another case than the tables name: use {instead}")
     arguments.options = shlex.join(rest)
     cpu = on_cpu(rest)
     if cpu and not (arguments.presets or rest):

@@ -139,9 +139,14 @@ def as_text(rows, found, again=()):
     if noise:
         text.append(noise_line("all switches on", furthest(ratios(*noise))))
     text += [f"{row['name']}: {row['reason']}" for row in rows if row["reason"]]
-    best = found[0]["speedup"]
-    if best:
-        text.append(f"worth most: {found[0]['switch']}, {best}")
+    gains = {row["switch"]: row["speedup"] for row in found if row["speedup"]}
+    faster = [switch for switch, gained in gains.items() if gained.shown and gained.ratio > 1]
+    if faster:
+        text.append(f"worth most: {faster[0]}, {gains[faster[0]]}")
+    elif missing := next((gained for gained in gains.values() if gained.missing), None):
+        text.append(f"which is worth most is {missing}")
+    elif gains:
+        text.append("no switch is shown to make the step faster")
     return "\n".join(text)
 
 

@@ -80,6 +80,9 @@ def as_text(content):
         f"best for {content['target']}: --batch-size {found['batch_size']}, {found['samples_per_second']:,.1f} "
         f"samples/s, {found['peak_memory_mb']:,.0f} MiB ({share:.1f} % of the device)",
     ]
+    largest = content["probes"][-1]
+    if content["target"] == "memory" and largest["outcome"] == "fits":
+        lines.append(f"a larger one may fit: --max-batch-size ended the search after {largest['batch_size']}")
     smaller = nearly_as_fast(content["probes"], found)
     if content["target"] == "throughput" and smaller is not found:
         rate = smaller["samples_per_second"]

@@ -21,9 +21,9 @@ import sys
 
 from common.accuracy import loss_bound, same_loss
 from common.command_line import Failure, Parser
-from common.profiles import number
+from common.profiles import errors_of, number
 from common.ratios import ROUNDS_NEEDED, counted, gain
-from common.runs import differences, read_metrics
+from common.runs import SAME_MACHINE, differences, read_metrics
 from common.tables import emit, rounded
 
 STATUS = {"faster": 0, "slower": 1, "too close to tell": 3}
@@ -49,6 +49,10 @@ def read_run(path):
     step = summary.get("step_ms")
     found = {name: summary.get(name) for name in ("parameters", "parameters_trained", "first_loss")}
     found["step_ms median"] = step.get("median") if isinstance(step, dict) else None
+    found["final_loss"] = summary.get("final_loss", found["first_loss"])  # None: the loss ended the run, NaN for one
+    with errors_of(path):
+        if missing := set(SAME_MACHINE) - content["environment"].keys():
+            raise ValueError(f"its environment does not name {', '.join(sorted(missing))}")
     for name, value in found.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
             raise Failure(2, f"{path}: {name} must be a finite, positive number, got {value}")
@@ -62,15 +66,21 @@ def check(baseline, current):
         if trained != parameters:
             meaning = "parameters: its speed means nothing until every gradient is there"
             raise Failure(1, f"version {content['version']} trained {trained:,} of {parameters:,} {meaning}")
-    if found := differences(baseline, current):
+    found = differences(baseline, current)
+    counts = [content["summary"]["parameters"] for content in (baseline, current)]
+    if counts[0] != counts[1]:
+        found.append(f"parameters: {counts[0]:,}, {counts[1]:,}")
+    if found:
         raise Failure(2, f"the runs are not comparable ({'; '.join(found)}): measure alike")
     first, other = (content["summary"]["first_loss"] for content in (baseline, current))
-    if not same_loss(other, first, loss_bound(baseline["options"])):
+    with errors_of("the baseline"):
+        bound = loss_bound(baseline["options"])
+    if not same_loss(other, first, bound):
         raise Failure(1, f"the first loss is {other:.4f}, not {first:.4f}: the current version computes something else")
 
 
 def read_rounds(options):
-    """Return the step times of the baseline and of the current version, in ms, one of each round."""
+    """Return the step times of the baseline and of the current version, in ms, one of each round, and if on a CPU."""
     files = options.baseline_results, options.current_results
     if len(files[0]) != len(files[1]):
         count = f"got {len(files[0])} and {len(files[1])}"
@@ -82,7 +92,8 @@ def read_rounds(options):
     before, after = ([read_run(path) for path in paths] for paths in files)
     for run in [*before, *after]:
         check(before[0], run)
-    return [[run["summary"]["step_ms"]["median"] for run in runs] for runs in (before, after)]
+    on_cpu = before[0]["environment"]["device_type"] == "cpu"
+    return *([run["summary"]["step_ms"]["median"] for run in runs] for runs in (before, after)), on_cpu
 
 
 def judge(found, wanted):
@@ -95,7 +106,7 @@ def judge(found, wanted):
 
 
 def compare(options):
-    before, after = read_rounds(options)
+    before, after, on_cpu = read_rounds(options)
     found = gain(before, after)
     wanted = options.min_speedup
     verdict = judge(found, wanted)
@@ -107,6 +118,8 @@ def compare(options):
         lines.append(f"judged by one pair of runs, which knows no noise: give {ROUNDS_NEEDED} files of each or more")
     elif found.rounds < ROUNDS_NEEDED:
         lines.append(f"judged by {counted(found.rounds, 'round')}: {ROUNDS_NEEDED} are better")
+    if on_cpu:
+        lines.append("a CPU's metrics name neither machine nor threads: the ratio holds only if both were the same")
     lines.append(f"{VERDICTS[verdict]} the {wanted}x asked for")
     content = {"speedup": found.ratio, "low": found.low, "high": found.high, "rounds": found.rounds}
     emit(content | {"min_speedup": wanted, "verdict": verdict}, "\n".join(lines), options.json)
@@ -116,7 +129,7 @@ def compare(options):
 def main(argv=None):
     parser = Parser("performance_regression_test.py", __doc__)
     add = parser.add_argument
-    files = {"required": True, "metavar": "JSON", "nargs": "+"}
+    files = {"required": True, "metavar": "JSON", "nargs": "+", "action": "extend"}
     add("--baseline-results", help="metrics files of the baseline, one of each round", **files)
     add("--current-results", help="metrics files of the current version", **files)
     add("--min-speedup", type=speedup, default=1.0, metavar="X", help="that is wanted (%(default)s)")

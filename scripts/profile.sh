@@ -64,6 +64,7 @@ while [ $# -gt 0 ]; do
         --warmup-steps | --profile-steps)
             value_of "$@" && RUNNER+=("$1" "$VALUE")
             [[ $VALUE =~ ^[0-9]+$ ]] || fail 2 "$1 must be a number, not $VALUE"
+            [[ $1 != --profile-steps || $VALUE =~ [1-9] ]] || fail 2 "--profile-steps must be at least 1, not $VALUE"
             ;;
         --)
             COMMAND=("${@:2}")

@@ -16,6 +16,9 @@ source "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/common/wrappers/setup.sh"
 target=all_profiles rocm="" version="" passed=()
 while [ $# -gt 0 ]; do
     TAKEN=1
+    case $1 in # a tool would obey it, and the summary name another folder or version
+        --profile-dir=* | --version=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
+    esac
     case $1 in
         -h | --help) usage && exit 0 ;;
         --enable-rocm-tools) rocm=1 ;;

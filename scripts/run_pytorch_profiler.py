@@ -173,7 +173,8 @@ def main(argv=None):
     add = parser.add_argument
     add("--profile-dir", default="pytorch_profiles", metavar="DIR", help="results (%(default)s)")
     add("--generate-report", action="store_true", help="write profiling_report.md as well")
-    add("--analyze-existing", nargs="+", default=[], metavar="FILE", help="read profiles instead of making one")
+    words = "read profiles instead of making one"
+    add("--analyze-existing", nargs="+", action="extend", default=[], metavar="FILE", help=words)
     add_version_option(parser)
     return parser.run(run, argv, passes_on=True)
 

@@ -64,6 +64,9 @@ def missing_package(name):
 
 def run_tool(program, work):
     """Run a tool's work and return its exit status; print errors as one line instead of a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a name that is no UTF-8 must not end a tool
     try:
         return work() or 0
     except Failure as error:
@@ -227,6 +230,13 @@ def load_script(path, option):
         module = load_file(path, path.stem if path in SCRIPTS.values() else f"{path.stem}_{abs(hash(path))}")
     except SyntaxError as error:
         raise Failure(2, f"{option} {path} is no valid Python: {error.msg} in line {error.lineno}") from None
+    except ModuleNotFoundError:
+        raise  # run_tool says what to do
+    except SystemExit:
+        what = "importing a training script of this workshop does no work"
+        raise Failure(2, f"{option} {path} ended the process when it was imported: {what}") from None
+    except Exception as error:
+        raise Failure(2, f"{option} {path} cannot be imported: {type(error).__name__}: {error}") from None
     if not hasattr(module, "Trainer") or not hasattr(module, "canonical_views"):
         raise Failure(2, f"{option} {path} is not a training script of this workshop: it has no Trainer")
     return module

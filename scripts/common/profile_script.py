@@ -32,8 +32,11 @@ class StepProfiler:
         self.profiler = torch.profiler.profile(activities=activities, record_shapes=True, profile_memory=memory)
         self.profiler.start()
 
-    def finish(self):
-        """Stop the profiler and write the trace, unless no step was profiled."""
+    def finish(self, is_early=False):
+        """Stop the profiler and write the trace, unless no step was profiled.
+
+        is_early: the script ended before all steps, and what it did after the last one is in the trace.
+        """
         import torch
 
         if torch.cuda.is_available():
@@ -47,6 +50,10 @@ class StepProfiler:
         self.trace = folder / f"trace_{self.options.script.stem}_{time.strftime('%Y%m%d_%H%M%S')}.json"
         profiler.export_chrome_trace(str(self.trace))
         print(f"profile_script.py: wrote {self.trace}", flush=True)
+        if is_early:
+            made = f"{self.steps - self.options.warmup_steps} of {self.options.profile_steps} steps"
+            after = "and of what the script did after them, an evaluation for one: times per step may be too long"
+            print(f"profile_script.py: this is a profile of {made}, {after}", file=sys.stderr, flush=True)
 
     def before_step(self, optimizer, *_):
         """Mark the optimizer in the trace, as our scripts do: readers count the steps by this mark."""
@@ -98,16 +105,20 @@ def main(argv):
             steps.start()
     sys.argv = [str(options.script), *options.arguments]
     sys.path[0] = str(options.script.resolve().parent)
+    status = 0
     try:
         runpy.run_path(str(options.script), run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
     finally:  # what was profiled of a script that ends early or with an error is kept
         if steps.profiler:
-            steps.finish()
-    if is_rank0 and not steps.trace:
-        wanted = f"the profile begins after {options.warmup_steps} (--warmup-steps; 0 profiles from the start)"
-        print(f"profile_script.py: the script made {steps.steps} optimizer steps: {wanted}", file=sys.stderr)
-        return 1
-    return 0
+            steps.finish(is_early=True)
+        if is_rank0 and not steps.trace:
+            wanted = f"the profile begins after {options.warmup_steps} (--warmup-steps; 0 profiles from the start)"
+            print(f"profile_script.py: the script made {steps.steps} optimizer steps: {wanted}", file=sys.stderr)
+            status = 1
+    return status
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ GROUPS = ("GEMM", "attention", "normalisation", "element-wise", "optimizer", "co
 # The first pattern found in a kernel's name decides. The names of torch.compile's kernels list every operation that was
 # fused into them, so they are matched before the words of single operations.
 GROUP_PATTERNS = [
-    ("communication", r"nccl|rccl|msccl|^Memcpy PtoP"),  # kernels of NCCL and RCCL, copies between GPUs
+    ("communication", r"nccl|rccl|msccl|^Memcpy PtoP|^c10d::"),  # NCCL and RCCL, copies between GPUs, gloo on a CPU
     ("GEMM", r"^triton_tem_(?!.*attention)"),
     ("optimizer", r"^(triton|cpp)_.*_foreach_|^triton_for_fused"),
     ("other", r"^(triton|cpp)_.*(log_softmax|nll_loss|embedding)"),
@@ -56,14 +56,22 @@ GROUP_PATTERNS = [
 
 # Operators that only look at tensors differently, allocate them or ask about them.
 NO_WORK = re.compile(
-    r"^(aten::(view|_unsafe_view|reshape|_reshape_alias|transpose|t|numpy_T|as_strided|expand|permute|slice|select|narrow|"
+    r"^(aten::(view|_unsafe_view|reshape|_reshape_alias|transpose|t|numpy_T|as_strided_?|expand|permute|slice|select|narrow|"
     r"split|split_with_sizes|chunk|unbind|unsqueeze|squeeze|flatten|unflatten|detach|detach_|alias|lift_fresh|empty\w*|"
     r"new_empty\w*|resize_|resolve_\w+|result_type|promote_types|is_\w+|item|_local_scalar_dense|set_|to|record_stream)$"
-    r"|autograd::|torch::|Optimizer|detach$|\w*Backward\d+$|Torch-Compiled|TorchDynamo|CompiledFunction|## )"
+    r"|autograd::|torch::|Optimizer|detach_?$|\w*Backward\d+$|TorchDynamo|AOTDispatcher|Pregraph bytecode|## )"
 )
-# Operators that compute although they call others: a GEMM copies an operand first, and the kernels that Triton
-# interprets run inside a Python autograd function.
+# Operators that compute although they call others: a GEMM copies an operand first, the kernels that Triton interprets
+# run inside a Python autograd function, and those of torch.compile inside CompiledFunction.
 COMPUTES_ITSELF = re.compile(r"aten::(mm|bmm|addmm|baddbmm)$|\w+Function(Backward)?$")
+# Operators that prepare the inputs or the output of their caller, which computes itself if it calls no others: sum
+# clears its output first, a division converts its divisor, a convolution's backward copies a weight.
+PREPARES = re.compile(r"aten::((zeros|ones)(_like)?|zero_|fill_|copy_|_to_copy|clone|contiguous|scalar_tensor)$")
+# Operators that only call those.
+ONLY_PREPARES = re.compile(
+    PREPARES.pattern + r"|aten::(full(_like)?|new_(zeros|ones|full)|constant_pad_nd|repeat(_interleave)?|type_as|"
+    r"(select|slice|diagonal)_backward)$"
+)
 PHASES = ("forward", "backward", "optimizer")
 KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}  # categories of a trace's events
 INTERPRETED = "Version 3's kernels ran in Triton's interpreter: these times say nothing about a GPU."
@@ -134,11 +142,12 @@ class Profile:
     @property
     def title(self):
         """Return the file's name, with the version, sizes and precision if a script of the workshop wrote it."""
+        path = printable(str(self.path))  # it may be no UTF-8, which no report can hold
         if not self.metadata:
-            return str(self.path)
+            return path
         sizes = "{batch_size} x {seq_len} tokens, width {hidden_dim}, {num_layers} layers".format(**self.metadata)
         alone = ", attention alone" if self.metadata["part"] == "attention" else ""
-        return f"{self.path} (version {self.metadata['version']}, {sizes}, {self.metadata['precision']}{alone})"
+        return f"{path} (version {self.metadata['version']}, {sizes}, {self.metadata['precision']}{alone})"
 
 
 @functools.cache
@@ -403,10 +412,10 @@ def read_trace(path, content):
         path,
         calls,
         operations,
-        steps=steps_of(spans),
+        steps=steps_of(spans, metadata),
         device=device and clean(device),
         metadata=metadata,
-        step_ms=step_times(phases, calls),
+        step_ms=step_times(phases, calls) if metadata else [],
         memory=memory_events(content["traceEvents"]),
         phases=phases,
     )
@@ -422,7 +431,8 @@ def timed_events(events):
 
 
 def call_of(event, kind):
-    return checked_kernel(event["name"], 1e3 * event["ts"], 1e3 * event["dur"], kind)
+    gpu = event.get("args", {}).get("device") if kind == "kernel" else None
+    return checked_kernel(event["name"], 1e3 * event["ts"], 1e3 * event["dur"], kind, gpu)
 
 
 def memory_events(events):
@@ -477,9 +487,9 @@ class OperatorCall:
 def operators_that_compute(operators, updates):
     """Return the events of the operators that compute, without those that change no data or only call others.
 
-    A caller that matches COMPUTES_ITSELF stays; the time of its callees is taken off its "dur". An operator inside one
-    of the updates, (start, end) of an optimizer's steps, gets a name that begins with "optimizer" unless its own name
-    is one: AdamW's sqrt is no part of the model.
+    A caller stays if it matches COMPUTES_ITSELF, or if all that it calls only prepares; the time of its callees is
+    taken off its "dur". An operator inside one of the updates, (start, end) of an optimizer's steps, gets a name that
+    begins with "optimizer" unless its own name is one: AdamW's sqrt is no part of the model.
     """
     calls = []
     open_calls = {}  # (process, thread): the calls that have not ended, the innermost last
@@ -492,7 +502,7 @@ def operators_that_compute(operators, updates):
         if callers:
             callers[-1].own_us -= event["dur"]
         for caller in callers:
-            if not COMPUTES_ITSELF.match(caller.event["name"]):
+            if calls_only(caller.event["name"], event["name"]):
                 caller.computes = False
         call = OperatorCall(event, event["dur"])
         callers.append(call)
@@ -503,6 +513,18 @@ def operators_that_compute(operators, updates):
         if in_update and group_of(event["name"]) != "optimizer":
             event["name"] = f"optimizer {event['name']}"
     return found
+
+
+def calls_only(caller, callee):
+    """Return True if an operator that calls this one does not compute itself.
+
+    Without gradients torch.compile's kernels have no CompiledFunction: they are the region's own work.
+    """
+    if caller.startswith("Torch-Compiled Region"):
+        return callee.startswith("CompiledFunction")
+    if COMPUTES_ITSELF.match(caller):
+        return False
+    return bool(ONLY_PREPARES.match(caller)) or not PREPARES.match(callee)
 
 
 def operations_of_launches(launches, operators):
@@ -584,13 +606,15 @@ def step_times(phases, calls):
     return times
 
 
-def steps_of(events):
+def steps_of(events, metadata):
     """Count the training steps in a trace; return None if nothing marks them.
 
-    A step is marked by its optimizer, else by the launch of the graph that holds it, else, with
-    --profile-attention-only, by its attention.
+    A step is marked by its optimizer. In a trace of our scripts it is else marked by the launch of the graph that holds
+    it or, with --profile-attention-only, by its attention; another program has any number of these in a step.
     """
     names = Counter(e["name"] for e in events if e.get("cat") in ("user_annotation", "cuda_runtime", "hip_runtime"))
+    if not metadata:
+        return names["optimizer"] or None
     graph_launches = names["cudaGraphLaunch"] + names["hipGraphLaunch"]
     return names["optimizer"] or graph_launches or names["attention"] or None
 
@@ -672,10 +696,17 @@ def check_one_result(folder):
 def whole_traces(folder):
     """Return PyTorch's traces of whole steps in a folder, the newest first. Failure if it holds only partial ones."""
     files = sorted(matching(folder, "*trace*.json"), key=lambda file: (-file.stat().st_mtime, file.name))
+    packed = [file for file in matching(folder, "*trace*.json.gz") if files and is_newer(file, files[0])]
+    if packed:
+        raise Failure(2, f"{packed[0]} is newer than the traces in {folder} that are not packed: name the one to read")
     whole = [file for file in files if metadata_of(file).get("part", "whole") == "whole"]
     if files and not whole:
         raise Failure(2, f"{folder} holds only traces of attention alone: profile whole steps, or name the file itself")
     return whole
+
+
+def is_newer(file, other):
+    return file.stat().st_mtime > other.stat().st_mtime
 
 
 def metadata_of(file):
@@ -702,6 +733,8 @@ def read_profile(path, steps=None):
         raise Failure(2, f"{profiles[0].path} is damaged: all of its kernels take 0 ns")
     launching = [profile for profile in profiles if profile.calls]
     first = launching[0]
+    if first.metadata and steps and first.steps and steps != first.steps:
+        raise Failure(2, f"{first.path} marks {first.steps} steps, not {steps}: leave the number out")
     return dataclasses.replace(first, calls=calls, steps=steps or first.steps, processes=len(launching))
 
 

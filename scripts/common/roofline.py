@@ -13,10 +13,20 @@ from common.tables import rounded
 
 ELEMENT_BYTES = {
     "float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "int": 4, "bool": 1, "unsigned char": 1,
+    "signed char": 1, "short int": 2, "c10::complex<float>": 8, "c10::complex<double>": 16,
     "TensorList": 4,  # the trace does not say which: the lists of this model are float32
 }  # fmt: skip
-PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}  # which input is the left factor
+# which input is the left factor
+PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::_addmm_activation": 1}
 ATTENTION = re.compile(r"aten::_(scaled_dot_product|cudnn_attention|flash_attention|efficient_attention)_\w+")
+
+# Operators whose work does not follow from the shapes of their inputs.
+UNTOLD = re.compile(
+    r"Function(Backward)?$|^Torch-Compiled|triton_tem|^record_param_comms$|^(nccl|gloo):|"  # they read more
+    r"^(?!aten::)\w+::|"  # of another library
+    r"^aten::\w*(conv|lstm|gru|rnn|fft|linear|cdist)|^aten::linalg_(?!vector_norm)|^aten::_\w+_mm$|"  # other products
+    r"^aten::_?(index(?!_select)|scatter|take|put|embedding_bag|grid_sampl)"  # they read or write a part
+)
 
 
 def tensor_bytes(dims, kind, strides):
@@ -33,10 +43,16 @@ def work(name, dims, types, strides):
     """Return FLOPs and the fewest possible bytes of an operator with these inputs; None where it cannot be told.
 
     Every input is read once and, where its size follows from them, the output written once. A Python autograd function,
-    whose kernels read saved tensors too, cannot be told from its inputs.
+    whose kernels read saved tensors too, cannot be told from its inputs, nor can a convolution, whose strides are none.
     """
+    name = name.removeprefix("optimizer ")  # the mark of profiles.operators_that_compute
+    tensors = [(size, kind) for size, kind in zip(dims, types, strict=False) if size]
+    if UNTOLD.search(name) or any(kind not in ELEMENT_BYTES for _, kind in tensors):
+        return None, None
     inputs = [tensor_bytes(*tensor) for tensor in zip(dims, types, strides, strict=False)]
-    if not any(inputs) or re.search(r"Function(Backward)?$", name):
+    if tensors and not any(inputs):
+        return 0.0, 0.0  # they are empty
+    if not any(inputs):
         return None, None
     size = next(ELEMENT_BYTES[kind] for kind, n in zip(types, inputs, strict=False) if n)
     if name in PRODUCTS:
@@ -57,7 +73,14 @@ def bytes_without_products(name, dims, inputs, size):
     """Return the bytes read and written by an operator without matrix products."""
     if name == "aten::embedding":
         return inputs[1] + 2 * size * math.prod(dims[1]) * dims[0][-1]
-    small = r"copy_$|fill_$|zero_$|(?<!cum)sum|mean|vector_norm|foreach_norm|nll_loss_forward|index_select|^Mem"
+    if name == "aten::gather":
+        return inputs[2] + 2 * size * math.prod(dims[2])
+    if name == "aten::index_select":  # along which dimension is not recorded: the longest one moves least
+        return inputs[2] + 2 * size * math.prod(dims[2]) * math.prod(dims[0]) // max(dims[0], default=1)
+    small = (
+        r"copy_$|fill_$|zero_$|(?<!cum)sum|mean|vector_norm|foreach_norm|nll_loss_forward|^Mem|"
+        r"::(arg|a)?(max|min)$|::(all|any|prod|std|var|var_mean|topk|count_nonzero|nonzero)$|pool\w*(?<!backward)$"
+    )
     if re.search(small, name):
         return sum(inputs)  # the output is among the inputs, or small
     if name.endswith("cat"):
@@ -89,10 +112,15 @@ def counted_kernels(metadata):
 
 
 def work_of(one, known):
-    """Return FLOPs and bytes of an operation: of its kernels where the counts know them, else from its shapes."""
+    """Return FLOPs and bytes of an operation: of its kernels where the counts know them, else from its shapes.
+
+    known: the result of counted_kernels, empty for the trace of another program.
+    """
     names = [re.sub(r"^triton_tem_\w*?(flex_attention(_backward)?).*", r"\1", name) for name in one.launches]
     if found := [known[name] for name in names if name in known]:
         return tuple(map(sum, zip(*found, strict=True)))
+    if not known and (ATTENTION.fullmatch(one.name) or "TensorList" in one.types):
+        return None, None  # another program's attention may be causal or not, and its lists of any type
     return work(one.name, one.dims, one.types, one.strides)
 
 
@@ -176,7 +204,7 @@ def ceilings_for(profile):
     """
     import torch
 
-    precision = profile.metadata.get("precision", "float32")
+    precision = profile.metadata.get("precision") or precision_of(profile)
     gpu = counts.known_gpu(profile.device or "")
     here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     if profile.on_cpu or (here and profile.device in (None, here)):
@@ -188,6 +216,16 @@ def ceilings_for(profile):
         precision = "float32"  # in which a GPU without units for a precision computes
     found = {"matmul_tflops": counts.peak_tflops(gpu, precision), "copy_tb_s": counts.BANDWIDTH_TB_S[gpu]}
     return found, f"the data sheet's of {gpu} in {precision}", []
+
+
+def precision_of(profile):
+    """Return the precision in which another program's matmuls take most time; a trace does not tell TF32."""
+    us = dict.fromkeys(("float32", "bfloat16", "float16"), 0.0)
+    names = {"c10::BFloat16": "bfloat16", "c10::Half": "float16"}
+    for one in profile.operations:
+        if one.name in PRODUCTS and one.types:
+            us[names.get(one.types[0], "float32")] += one.us
+    return max(us, key=us.get)
 
 
 def doubts(profile):

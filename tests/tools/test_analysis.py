@@ -2,11 +2,13 @@
 
 import csv
 import dataclasses
+import io
 import json
 import os
 import pathlib
 import re
 import shutil
+import sys
 
 import pytest
 import torch
@@ -16,12 +18,13 @@ import analyze_bottlenecks as bottlenecks
 import analyze_communication as communication
 import analyze_kernel_launches as launches
 import analyze_kernel_reduction as reduction
+import kernel_times
 import memory_bandwidth_analyzer as bandwidth
 from common import roofline
 from common.profiles import Kernel, Operation, Profile, read_profile
 from common.tables import rounded
 from common.versions import REPOSITORY, SCRIPTS, load_version
-from conftest import SIZES
+from conftest import METADATA, SIZES
 from in_process import call, refused
 
 SAMPLES = pathlib.Path(__file__).parent / "samples"
@@ -94,10 +97,56 @@ def operator(name, *tensors):
         # five matmuls; reads gradient, q, k, v, writes three gradients
         ("aten::_flash_attention_backward", [([1, 4, 2, 8], "float")] * 4, (2.5 * 1024 / 2, 7 * 256)),
         ("AttentionFunctionBackward", [([1, 4, 2, 8], "float")], (None, None)),
+        # the mark of an operator inside a CPU's optimizer does not change its work
+        ("optimizer aten::mm", [([2, 3], "float"), ([3, 4], "float")], (48, 104)),
+        ("aten::_addmm_activation", [([4], "float"), ([2, 3], "float"), ([3, 4], "float")], (48, 120)),
+        # a convolution's FLOPs depend on strides and padding, an LSTM's on its layers, another library's on its code
+        ("aten::mkldnn_convolution", [([1, 3, 8, 8], "float"), ([4, 3, 3, 3], "float")], (None, None)),
+        ("aten::convolution_backward", [([1, 4, 8, 8], "float"), ([1, 3, 8, 8], "float")], (None, None)),
+        ("aten::lstm", [([3, 2, 8], "float")], (None, None)),
+        ("aten::_fft_r2c", [([1000, 8], "float")], (None, None)),
+        ("aten::linalg_lu_factor_ex", [([8, 8], "float")], (None, None)),
+        ("flash_attn::_flash_attn_forward", [([1, 4, 2, 8], "float")] * 3, (None, None)),
+        ("triton_tem_fused_mm", [([8, 8], "float")] * 2, (None, None)),
+        ("Torch-Compiled Region: 0/0", [([8, 8], "float")], (None, None)),
+        # a type whose size is not known is not free
+        ("aten::_scaled_mm", [([32, 64], "c10::Float8_e4m3fn"), ([64, 32], "c10::Float8_e4m3fn")], (None, None)),
+        ("aten::mul", [([8], "c10::Unheard"), ([], "double")], (None, None)),
+        ("aten::add", [([8], "signed char"), ([], "long int")], (0, 8 + 8 + 8)),
+        ("aten::fill_", [([0], "float"), ([], "Scalar")], (0, 0)),  # an empty tensor is known to move nothing
+        # a part of the table is read: 4 rows of 8 numbers, 4 numbers of the rows
+        ("aten::index_select", [([1000, 8], "float"), ([], "Scalar"), ([4], "long int")], (0, 32 + 2 * 128)),
+        ("aten::gather", [([1000, 8], "float"), ([], "Scalar"), ([4, 1], "long int")], (0, 32 + 2 * 16)),
+        ("aten::index", [([1000, 8], "float"), ([], "")], (None, None)),
+        ("aten::_index_put_impl_", [([1000, 8], "float"), ([], "")], (None, None)),
+        # the output is smaller than the input
+        ("aten::amax", [([4, 8], "float")], (0, 128)),
+        ("aten::topk", [([4, 8], "float")], (0, 128)),
+        ("aten::max_pool2d_with_indices", [([1, 1, 8, 8], "float")], (0, 256)),
     ],
 )
 def test_flops_and_bytes_of_operators_by_hand(name, tensors, expected):
     assert operator(name, *tensors) == expected
+
+
+def test_the_lists_and_the_attention_of_another_program_are_not_told():
+    """A list's type is not recorded, nor whether attention is causal: only of our own traces are they known."""
+    lists = Operation("aten::cat", "copies", 1.0, [[[2, 8], [2, 8]]], ["TensorList"], [[[8, 1], [8, 1]]], ())
+    name = "aten::_scaled_dot_product_flash_attention"
+    attention = Operation(name, "attention", 1.0, [[1, 2, 4, 8]] * 3, ["float"] * 3, [[]] * 3, ())
+    ours = roofline.counted_kernels(METADATA)
+    assert [roofline.work_of(one, {}) for one in (lists, attention)] == [(None, None)] * 2
+    assert [roofline.work_of(one, ours) for one in (lists, attention)] == [(0, 256), (512, 1024)]
+
+
+@pytest.mark.parametrize(("kind", "precision"), [("float", "float32"), ("c10::BFloat16", "bfloat16")])
+def test_ceilings_of_another_program_are_in_its_matmuls_precision(kind, precision, known_trace, capsys, monkeypatch):
+    asked = []
+    monkeypatch.setattr(roofline.counts, "peak_tflops", lambda gpu, precision: asked.append(precision) or 100.0)
+    trace = known_trace / "pytorch_profiles" / "trace_v1.json"
+    trace.write_text(trace.read_text().replace('"float"', f'"{kind}"'))
+    profile = read_profile(trace)
+    assert (f" in {precision}") in roofline.ceilings_for(profile)[1] and set(asked) == {precision}
 
 
 def test_an_operator_with_a_call_without_shapes_has_no_flops():
@@ -234,6 +283,20 @@ def test_of_a_folder_the_newest_trace_of_each_rank_is_read(make_trace, capsys):
     assert communication.main([str(other)]) == 0
 
 
+def test_ranks_of_two_runs_are_not_one_run(make_trace, capsys):
+    """Versions are compared elsewhere; a rank that only an older run had stays in the folder."""
+    name = "p/trace_v{}_rank{}_1.pt.trace.json"
+    folder = make_trace(name.format(1, 0), {"ncclDevKernel": 1}).parent
+    other = make_trace(name.format(2, 1), {"ncclDevKernel": 1}, version=2)
+    refused(communication.main, [folder], capsys, "are unlike (version: 1, 2): give the ranks of one run")
+    content = json.loads(other.read_text())
+    content["tiny_llama"]["version"] = 1
+    for event in content["traceEvents"]:
+        event["ts"] += 3600e6
+    other.write_text(json.dumps(content))
+    refused(communication.main, [folder], capsys, "are unlike (3,600 s between them)")
+
+
 # ---------------------------------------------------------------- analyze_batch_scaling.py
 
 
@@ -311,6 +374,10 @@ def test_the_documented_bottleneck_command_by_hand(known_trace):
     assert "| 3 | `lonely` | other | 1 | 0.0100 | 25.0 | - | - | - |" in report
     (cached,) = bottlenecks.targets([{"group": "copies", "ms": 1.0, "roofline_ms": 2.0}])
     assert cached["could_save_ms"] == 0
+    times = (("other", 4, 1), ("other", 2, None), ("GEMM", 4, 4))
+    mixed, _ = bottlenecks.targets([{"group": group, "ms": ms, "roofline_ms": roof} for group, ms, roof in times])
+    # 3 ms are above the roofline, and of 2 ms nobody knows how much: at most 10 / (10 - 5)
+    assert mixed["could_save_ms"] == 3 and mixed["step_could_be"] == 2
 
 
 @pytest.mark.parametrize("tool", [bottlenecks, bandwidth])
@@ -339,6 +406,21 @@ def test_a_profile_of_another_device_has_no_roofline_of_this_one(known_trace, mo
     assert bottlenecks.main(["--profile-data", "pytorch_profiles"]) == 0
     assert "no roofline: the profile is of GPU" in capsys.readouterr().out
     assert "No roofline" in (known_trace / "bottlenecks.md").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are bytes on Linux alone")
+def test_a_name_that_is_no_text_ends_no_tool(known_trace, monkeypatch):
+    """It emptied the report of an earlier call, and ended the readers after half of what they print."""
+    folder = (known_trace / "pytorch_profiles").rename(known_trace / "pro\udcfffiles")
+    report = known_trace / "report.md"
+    report.write_text("an earlier one")
+    strict = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")
+    monkeypatch.setattr(sys, "stdout", strict)
+    assert bottlenecks.main(["--profile-data", str(folder), "--output-report", str(report)]) == 0
+    assert kernel_times.main([str(folder)]) == 0
+    assert "pro?files/trace_v1.json" in report.read_text(encoding="utf-8").splitlines()[0]
+    strict.flush()
+    assert b"pro\\udcfffiles/trace_v1.json" in strict.buffer.getvalue()
 
 
 def test_bad_input_of_the_bottleneck_analysis(known_trace, capsys, monkeypatch):

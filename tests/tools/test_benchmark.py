@@ -334,6 +334,10 @@ def test_an_interrupted_suite_keeps_its_rows_and_ends_what_runs(stubs):
         ("--batch-sizes 0", "--batch-sizes"),
         ("--hiden-dim 3", "unrecognized arguments: --hiden-dim 3"),
         ("--nproc 0", "--nproc"),
+        # a row called float32 trained in bfloat16, and one called small was medium
+        ("--models v1 --use-amp", "--use-amp would run another case than the tables name: use --precisions"),
+        ("--models v1 --preset=medium", "--preset=medium would run another case than the tables name: use --presets"),
+        ("--models v1 --batch-size 9", "--batch-size would run another case than the tables name: use --batch-sizes"),
     ],
 )
 def test_bad_options_are_answered_in_a_sentence(options, sentence, tmp_path, capsys):

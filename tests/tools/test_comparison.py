@@ -83,6 +83,21 @@ def test_bad_input_of_the_accuracy_check(baseline, optimized, options, words, ca
     refused(accuracy_tool.main, arguments, capsys, words)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import sys\nsys.exit(0)\n", "train.py ended the process when it was imported"),
+        ("int('--steps')\n", "train.py cannot be imported: ValueError: invalid literal"),
+        ("open('no such file')\n", "train.py cannot be imported: FileNotFoundError"),
+    ],
+)
+def test_a_script_that_ends_when_it_is_imported_passes_no_check(text, words, tmp_path, capsys):
+    """Its status, 0, was the tool's."""
+    (tmp_path / "train.py").write_text(text)
+    arguments = ["--baseline", SCRIPTS[1], "--optimized", tmp_path / "train.py", *SIZES]
+    refused(accuracy_tool.main, arguments, capsys, words)
+
+
 # ---------------------------------------------------------------- compare_versions.py
 
 

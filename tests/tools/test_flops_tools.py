@@ -176,6 +176,14 @@ def test_the_fastest_gemm_of_all_steps_is_the_peak_where_the_square_one_is_slowe
     assert content["ceilings"]["matmul_tflops"] == pytest.approx(2 * 16 * 32 * 64 / 1e-3 / 1e12)
 
 
+def test_a_device_or_a_size_that_is_not_there_ends_the_gemms_with_one_line(toy_config, monkeypatch, capsys):
+    config = ["--model-config", toy_config]
+    refused(gemm_tool.main, [*config, "--device", "tpu"], capsys, "--device must be cpu, cuda or cuda:N, got tpu")
+    monkeypatch.setattr(gemm_tool, "measure_ceilings", lambda *_: {"matmul_tflops": 1.0, "copy_tb_s": 1.0})
+    huge = ["--batch-sizes", str(2**24), "--sequence-lengths", str(2**16), "--device", "cpu"]
+    refused(gemm_tool.main, [*config, *huge], capsys, "65536 tokens do not fit into memory", status=1)
+
+
 def test_the_configuration_of_version_1_is_its_default():
     config = load_version(1).parse_options(["--device", "cpu"])
     found = gemm_tool.read_config(FOLDERS[1] / "tiny_llama_v1_config.yaml")

@@ -983,6 +983,7 @@ def test_profiler_options_and_bad_input_of_any_command(run, python, script, tmp_
         (("hotspots", "--nproc-per-node", "2", "--", python, "x.py"), "write torchrun into the command"),
         (("hotspots", "--", "no-such-program", "x.py"), "there is no command no-such-program"),
         (("hotspots", "--warmup-steps", "two", "--", python, "x.py"), "--warmup-steps must be a number"),
+        (("hotspots", "--profile-steps", "00", "--", python, "x.py"), "--profile-steps must be at least 1, not 00"),
     ):
         result = call(*arguments)
         assert result.returncode == 2 and words in result.stderr, (arguments, result.stderr)
@@ -1025,6 +1026,25 @@ def test_pytorchs_profiler_leaves_the_warm_up_of_any_script_out(run, script, tmp
     assert profile.steps == 3  # of eight: two of warm-up, three after
     assert sum(call.name == "aten::addmm" for call in profile.calls) == 3 * 2
     assert result.stdout.count("loss") == 8 and "aten::addmm" in result.stdout.split("wrote")[1]
+
+
+ENDS = "import torch; w = torch.nn.Parameter(torch.ones(2)); optimizer = torch.optim.SGD([w])\n{}\nexit(0)\n"
+STEP = "w.sum().backward(); optimizer.step()\n"
+
+
+@pytest.mark.parametrize(
+    ("steps", "status", "words"),
+    [(1, 1, "made 1 optimizer steps: the profile begins after 2"), (3, 0, "profile of 1 of 3 steps, and of")],
+)
+@pytest.mark.quick(1)
+def test_too_few_steps_are_said_whatever_the_script_ends_with(steps, status, words, tmp_path):
+    """sys.exit(0) hid that nothing was profiled; the evaluation at the end of a short script passed for its steps."""
+    (tmp_path / "train.py").write_text(ENDS.format(STEP * steps))
+    runner = PROFILE.parent / "common" / "profile_script.py"
+    command = [sys.executable, runner, "--profile-dir", "p", "train.py"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == status and words in result.stderr, result.stderr
+    assert (tmp_path / "p").exists() == (steps > 2)
 
 
 @pytest.mark.slow

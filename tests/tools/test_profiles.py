@@ -5,7 +5,9 @@ kernels, of which the GEMM takes 18 us in three launches of 5, 7 and 6 us.
 """
 
 import contextlib
+import gzip
 import json
+import os
 import pathlib
 import sqlite3
 import subprocess
@@ -155,7 +157,7 @@ GROUPED = {  # names between semicolons
         void (anonymous namespace)::softmax_warp_forward<float, float, float, 7, false, false>""",
     "other": """void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, true, false>;
         aten::_log_softmax; triton_per_fused__log_softmax_nll_loss_forward_2""",
-    "communication": """ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>);
+    "communication": """c10d::allreduce_; ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>);
         Memcpy PtoP (Device -> Device); ncclKernel_Generic_4; mscclKernel_Sum_half_Simple_false; rccl_main_kernel""",
     "normalisation": """rmsnorm_forward_kernel; add_rms_norm_backward_kernel; aten::_fused_rms_norm_backward;
         triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_3""",
@@ -203,6 +205,48 @@ def test_on_a_cpu_a_callee_is_taken_off_its_nearest_caller_alone(tmp_path):
     own = [(call.name, call.total_ns / 1e3) for call in read_calls(tmp_path / "trace.json")]
     wanted = [("EmbeddingFunctionBackward", 45), ("aten::mm", 40), ("aten::copy_", 6), ("aten::scatter_", 5)]
     assert own == [*wanted, ("aten::mul", 2)]
+
+
+PREPARED = {  # caller: what it calls, each of 10 us, and the callers' and callees' own times, in us, that count
+    "aten::sum": (["aten::fill_"], {"aten::sum": 90, "aten::fill_": 10}),
+    "aten::mul": (["aten::to", "aten::_to_copy"], {"aten::mul": 90, "aten::_to_copy": 10}),
+    "aten::native_layer_norm_backward": (["aten::zeros"], {"aten::native_layer_norm_backward": 90, "aten::zeros": 10}),
+    "aten::convolution_backward": (["aten::as_strided_"], {"aten::convolution_backward": 100}),
+    "aten::native_batch_norm": (
+        ["aten::zeros", "aten::zero_"],
+        {"aten::native_batch_norm": 80, "aten::zeros": 10, "aten::zero_": 10},
+    ),
+    "aten::conv2d": (["aten::convolution"], {"aten::convolution": 10}),
+    "aten::relu": (["aten::clamp_min"], {"aten::clamp_min": 10}),
+    "aten::new_zeros": (["aten::zero_"], {"aten::zero_": 10}),
+    "aten::constant_pad_nd": (["aten::fill_", "aten::copy_"], {"aten::fill_": 10, "aten::copy_": 10}),
+    "CompiledFunction": (["aten::mm"], {"CompiledFunction": 90, "aten::mm": 10}),  # its own time: the fused kernels
+    "Torch-Compiled Region: 0/0": (["CompiledFunction"], {"CompiledFunction": 10}),
+    "Torch-Compiled Region: 1/0": (["aten::mm"], {"Torch-Compiled Region: 1/0": 90, "aten::mm": 10}),
+}
+
+
+@pytest.mark.parametrize("caller", PREPARED)
+def test_on_a_cpu_an_operator_computes_although_another_prepares_for_it(caller, tmp_path):
+    """A third of a convolutional network's time was in operators that clear or convert a tensor first, and was lost."""
+    callees, wanted = PREPARED[caller]
+    operators = [(caller, 0, 100), *((callee, 10 + 20 * i, 10) for i, callee in enumerate(callees))]
+    events = [event("cpu_op", *one) for one in operators]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    assert {call.name: call.total_ns / 1e3 for call in read_calls(tmp_path / "trace.json")} == wanted
+
+
+def test_no_backward_of_a_script_is_lost(tmp_path):
+    """The backward operators of a convolutional network count, though most clear or convert a tensor first."""
+    torch = pytest.importorskip("torch")
+    layers = (torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.MaxPool2d(2))
+    model = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.LayerNorm(1800), torch.nn.Linear(1800, 10))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        torch.nn.functional.cross_entropy(model(torch.randn(4, 3, 32, 32)), torch.arange(4)).backward()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    names = {call.name for call in read_calls(tmp_path / "trace.json")}
+    computing = ("native_batch_norm", "native_layer_norm", "max_pool2d_with_indices", "convolution", "nll_loss")
+    assert {f"aten::{name}_backward" for name in computing} <= names
 
 
 @pytest.mark.parametrize("mark", ["optimizer", "Optimizer.step#AdamW.step"])
@@ -254,12 +298,55 @@ def test_a_trace_says_what_it_is(profiled):
     ],
 )
 def test_steps_are_marked_phases_and_else_launches_of_a_graph(marked, launched, steps, tmp_path):
+    """Another program marks layers too, and launches several graphs per step: only its optimizer counts."""
     events = [event("user_annotation", name, 100 * i, 10) for i, name in enumerate(marked)]
     events += [event("cuda_runtime", name, 100 * i + 20, 1) for i, name in enumerate(launched)]
     events.append(event("kernel", "gemm", 30, 5))
     file = tmp_path / "trace_x.json"
-    file.write_text(json.dumps({"deviceProperties": [{"name": "MI300X"}], "traceEvents": events}))
+    content = {"deviceProperties": [{"name": "MI300X"}], "traceEvents": events}
+    file.write_text(json.dumps(content | {"tiny_llama": METADATA}))
     assert read_profile(file).steps == steps
+    file.write_text(json.dumps(content))
+    assert read_profile(file).steps == (marked.count("optimizer") or None)
+
+
+def test_steps_that_the_trace_denies_are_refused(make_trace, capsys):
+    """A number that belongs to another profile made every time per step wrong."""
+    path = make_trace("p/trace_1.json", {"gemm": 1}, steps=2)
+    refused(analyze_kernel_launches.main, ["--trace-file", path, "--steps", "7"], capsys, "marks 2 steps, not 7: leave")
+    assert analyze_kernel_launches.main(["--trace-file", str(path), "--steps", "2"]) == 0
+
+
+def test_two_optimizers_per_forward_are_no_damage(tmp_path):
+    """A script that trains two models in turns marks them so, and its second optimizer ends before its next forward."""
+    marks = [("forward", 0, 10), ("optimizer", 20, 5), ("optimizer", 30, 5)]
+    events = [event("user_annotation", name, ts + start, us) for start in (0, 100, 200) for name, ts, us in marks]
+    file = tmp_path / "trace_x.json"
+    file.write_text(json.dumps({"traceEvents": [*events, event("cpu_op", "aten::mm", 5, 3)]}))
+    assert kernel_times.main([str(file)]) == 0
+    assert read_profile(file).steps == 6
+
+
+def test_a_process_with_two_gpus_is_no_step_of_one(tmp_path, capsys):
+    """Their kernels overlap: a gap of one GPU would be hidden by the other's work."""
+    events = [event("kernel", "gemm", 10 * i, 5, device=i % 2) for i in range(4)]
+    file = tmp_path / "trace_x.json"
+    file.write_text(json.dumps({"traceEvents": events}))
+    refused(analyze_kernel_launches.main, ["--trace-file", file], capsys, "holds the kernels of 2 GPUs")
+    file.write_text(json.dumps({"traceEvents": events[::2]}))
+    assert analyze_kernel_launches.main(["--trace-file", str(file)]) == 0
+
+
+def test_a_packed_trace_is_not_passed_over_for_an_older_one(make_trace, capsys):
+    old = make_trace("p/trace_1.json", {"old": 1})
+    new = make_trace("p/trace_2.json", {"new": 1})
+    packed = new.with_name("trace_2.json.gz")
+    packed.write_bytes(gzip.compress(new.read_bytes()))
+    os.utime(packed, (2e9, 2e9))
+    new.unlink()
+    refused(kernel_times.main, [old.parent], capsys, f"{packed} is newer than the traces in {old.parent}")
+    os.utime(packed, (1e9, 1e9))
+    assert read_profile(old.parent).calls[0].name == "old"
 
 
 def test_a_step_that_began_before_the_profile_is_no_step(tmp_path):
@@ -268,7 +355,8 @@ def test_a_step_that_began_before_the_profile_is_no_step(tmp_path):
     events = [event("user_annotation", name, 100 * i, 90) for i, name in enumerate(names)]
     events.append(event("kernel", "gemm", 130, 5))
     file = tmp_path / "trace_x.json"
-    file.write_text(json.dumps({"deviceProperties": [{"name": "MI300X"}], "traceEvents": events}))
+    content = {"deviceProperties": [{"name": "MI300X"}], "tiny_llama": METADATA, "traceEvents": events}
+    file.write_text(json.dumps(content))
     profile = read_profile(file)
     assert profile.steps == 2 and profile.step_ms == [0.29, 0.29]
 
@@ -281,7 +369,8 @@ def test_an_optimizer_that_is_marked_twice_is_one(tmp_path):
         events += [event("user_annotation", "optimizer", start + 50, 40)]
         events += [event("user_annotation", "optimizer", start + 51, 38)]
     file = tmp_path / "trace_x.json"
-    file.write_text(json.dumps({"deviceProperties": [{"name": "MI300X"}], "traceEvents": events}))
+    content = {"deviceProperties": [{"name": "MI300X"}], "tiny_llama": METADATA, "traceEvents": events}
+    file.write_text(json.dumps(content))
     profile = read_profile(file)
     assert profile.steps == 3 and profile.step_ms == [0.09] * 3
 

@@ -278,6 +278,19 @@ def test_a_version_that_is_not_there_is_refused(tmp_path):
     assert result.returncode == 1 and "cannot be made: choose a writable folder" in result.stderr
 
 
+def test_all_profilers_take_a_value_after_an_equals_sign(tmp_path):
+    """The tools took it and left their results there, and the summary named the folder that it had not left."""
+    python = executable(tmp_path / "python", '#!/bin/sh\necho "called $*"\n')
+    environment = os.environ | {"TINY_LLAMA_PYTHON": str(python), "TINY_LLAMA_CPU": "1"}
+    options = ["--profile-dir=my results", "--version=2", "--lr=3"]
+    command = ["bash", REPOSITORY / "scripts" / "run_all_profilers.sh", *options]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0 and "results in my results\n" in result.stdout, result.stderr
+    calls = [line for line in result.stdout.splitlines() if line.startswith("called")]
+    assert len(calls) == 2 and all(" --version 2 --profile-dir my results/" in line for line in calls)
+    assert all(line.endswith(" --lr=3") and "=my" not in line for line in calls)
+
+
 # ---------------------------------------------------------------- check_room.sh
 
 ROOM_ENVIRONMENT = """

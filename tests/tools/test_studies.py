@@ -96,6 +96,8 @@ def test_a_wanted_speed_up_that_is_none_is_refused(wanted, tmp_path, capsys):
         ({"step_ms": 3.0}, "step_ms median must be a finite, positive number, got None"),
         ({"parameters": None, "parameters_trained": None}, "parameters must be a finite, positive number, got None"),
         ({"parameters": 0, "parameters_trained": 0}, "parameters must be a finite, positive number, got 0"),
+        ({"parameters": 9, "parameters_trained": 9}, "not comparable (parameters: "),
+        ({"final_loss": None}, "final_loss must be a finite, positive number, got None"),  # it became NaN
         ({"first_loss": None}, "first_loss must be a finite, positive number, got None"),
         ({"first_loss": True}, "first_loss must be a finite, positive number, got True"),
     ],
@@ -227,6 +229,31 @@ def test_the_documented_regression_command_reads_what_the_scripts_write(tmp_path
     assert "PASSED" in result.stdout and "judged by one pair of runs" in result.stdout
 
 
+def test_metrics_of_another_format_are_damaged(tmp_path, capsys):
+    precision = {"options": {"use_amp": "yes", "amp_dtype": "x"}}
+    base, other = (metrics(tmp_path, name, [20, 20], **precision) for name in ("base", "other"))
+    arguments = ["--baseline-results", base, "--current-results", other]
+    refused(regression.main, arguments, capsys, "the baseline is cut off or damaged: it has no 'x'")
+    other.write_text(json.dumps(json.loads(other.read_text()) | {"environment": {"device": "MI300X"}}))
+    refused(regression.main, arguments, capsys, "its environment does not name cuda, device_type, hip, torch")
+
+
+def test_an_option_of_files_that_is_repeated_adds_them(tmp_path, capsys):
+    """The last one alone was read, and the other rounds were dropped without a word."""
+    arguments = []
+    for option, name, ms in (("baseline", "a", 20), ("current", "b", 10), ("baseline", "c", 20), ("current", "d", 9)):
+        arguments += [f"--{option}-results", str(metrics(tmp_path, name, [ms, ms]))]
+    assert regression.main(arguments) == 0
+    assert "judged by 2 rounds" in capsys.readouterr().out
+
+
+def test_of_a_cpu_the_machine_is_not_known(tmp_path, capsys):
+    environment = {"environment": {"device": "x86_64", "device_type": "cpu"}}
+    files = [metrics(tmp_path, name, [ms, ms], **environment) for name, ms in (("a", 20), ("b", 10))]
+    assert regression.main(["--baseline-results", str(files[0]), "--current-results", str(files[1])]) == 0
+    assert "name neither machine nor threads" in capsys.readouterr().out
+
+
 # ---------------------------------------------------------------- fusion_ablation_study.py
 
 
@@ -262,6 +289,9 @@ def test_worth_of_switches_by_hand():
     text = ablation.as_text(rows, [first, second], again)
     assert "A/A: all switches on under two names differs by up to 5.0 % within a round\n" in text
     assert text.endswith("worth most: a, 2.83x (2.53 to 3.54)")
+    slower = [row | {"steps_ms": [20.0 + len(row["on"])] * 5} for row in rows]
+    slower_text = ablation.as_text(slower, ablation.worth(slower, ("a", "b"), [22.0] * 5), [22.0] * 5)
+    assert slower_text.endswith("no switch is shown to make the step faster")
     row = next(line for line in text.splitlines() if line.startswith("b ") and "1.41x" in line)
     assert re.search(r"no difference shown +2.00x \(1.60 to 2.67\)", row), row
     assert re.search(r"\nab .* 4.00x \(3.20 to 6.67\)", text), text
@@ -343,7 +373,8 @@ def test_what_the_time_limit_leaves_out_of_the_ablation(seconds, ran, rounds, mo
     words = f"not judged: {rounds} round{'s' * (rounds > 1)} of the 5 needed"
     assert re.search(rf"^qkv-fusion \+ torch-compile +5.000 +5.000 to 5.000 +{words} +{peak} +7$", output, re.MULTILINE)
     # record.sh shows the last line, and the status keeps its part open
-    assert re.search(rf"\nworth most: [a-z-]+, {words}\n{rounds} of 5 rounds: no time was left for the rest\n$", output)
+    end = f"which is worth most is {words}\n{rounds} of 5 rounds: no time was left for the rest\n"
+    assert output.endswith(f"\n{end}")
 
 
 # ---------------------------------------------------------------- optimize_batch_size.py
@@ -372,6 +403,9 @@ def test_the_largest_batch_is_found_and_the_first_that_does_not_fit_ends_the_sea
     text = batch_tool.as_text(content | {"best": batch_tool.best(rows, "memory")})
     assert text.endswith("memory: --batch-size 8, 8.0 samples/s, 180 MiB (36.0 % of the device)")
     assert re.search(r"\n +8 .* 180 +fits\n +16 .* 260 +above the limit\n", text)
+    rows = batch_tool.search(probe_of(10**6, lambda b: b), 1e9, 7, to_the_limit=True)
+    text = batch_tool.as_text(content | {"probes": rows, "best": batch_tool.best(rows, "memory")})
+    assert text.endswith("a larger one may fit: --max-batch-size ended the search after 4")
 
 
 def test_throughput_takes_the_fastest_batch_and_names_a_smaller_one_nearly_as_fast():
