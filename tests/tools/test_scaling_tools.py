@@ -11,7 +11,7 @@ import pytest
 import analyze_communication
 from common.profiles import Kernel
 from common.versions import REPOSITORY
-from conftest import event
+from conftest import METADATA, event
 from in_process import refused
 from processes import SIZES, environment, executable
 
@@ -33,7 +33,7 @@ def test_communication_is_exposed_where_nothing_else_runs(collective, mark, tmp_
     launches = [(*mark, 0, 1), ("kernel", "gemm", 0, 60), (*collective, 40, 50), ("gpu_memcpy", "Memcpy DtoD", 70, 5)]
     events = [event(kind, name, at + step, us, stream=at) for step in (0, 100) for kind, name, at, us in launches]
     for rank in range(2):
-        trace = {"traceEvents": events, "deviceProperties": [{"name": "Toy GPU"}]}
+        trace = {"traceEvents": events, "deviceProperties": [{"name": "Toy GPU"}], "tiny_llama": METADATA}
         (tmp_path / f"trace_v3_rank{rank}_1.pt.trace.json").write_text(json.dumps(trace))
     assert analyze_communication.main([str(tmp_path), "--json", str(tmp_path / "found.json")]) == 0
     rows = json.loads((tmp_path / "found.json").read_text())["processes"]
