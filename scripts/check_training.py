@@ -1871,6 +1871,10 @@ def parse(argv):
         options.peak = Peak(dict.fromkeys((8, 16, 32, 64), tflops), bandwidth, 0, "--peak")
     if options.command[:1] == ["--"]:
         options.command = options.command[1:]
+    if options.json and os.path.isfile(options.json):
+        files = [word for word in options.command if os.path.isfile(word)]
+        if any(os.path.samefile(file, options.json) for file in files):
+            parser.error(f"--json {options.json} is a file of the command: choose another name")
     return options
 
 

@@ -22,6 +22,9 @@ PRECISIONS = {  # name -> options of the training scripts
 SHORT_PRECISIONS = {"float32": "fp32", "tf32": "TF32", "bfloat16": "bf16", "float16": "fp16", "fp8": "fp8"}
 
 
+RESULTS = {"json", "csv", "output", "output_report"}  # options that name a file for results
+
+
 class Failure(Exception):
     """End a tool with this exit status (2 for bad input, 1 for a failure) and, unless it is empty, one sentence."""
 
@@ -54,7 +57,18 @@ class Parser(argparse.ArgumentParser):
     def run(self, work, argv, passes_on=False):
         """Run work(options) as run_tool does; with passes_on work(options, the options that are not listed)."""
         parsed = self.parse_known_args(argv) if passes_on else [self.parse_args(argv)]
+        self.refuse_to_overwrite(vars(parsed[0]))
         return run_tool(self.prog, lambda: work(*parsed))
+
+    def refuse_to_overwrite(self, options):
+        """Refuse a file for results that another option reads: what was measured would be gone."""
+        values = [value for name, value in options.items() if name not in RESULTS]
+        words = [word for value in values for word in (value if isinstance(value, list) else [value])]
+        files = [word for word in words if isinstance(word, (str, os.PathLike)) and os.path.isfile(word)]
+        for name in sorted(RESULTS & options.keys()):
+            result = options[name] or ""
+            if os.path.isfile(result) and any(os.path.samefile(file, result) for file in files):
+                self.error(f"--{name.replace('_', '-')} {result} is a file that is read: choose another name")
 
 
 def missing_package(name):

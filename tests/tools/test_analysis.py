@@ -36,6 +36,25 @@ OFFERED = {  # what a version's folder links to, beside the profilers that every
 }
 
 
+@pytest.mark.parametrize(
+    ("tool", "options", "result"),
+    [
+        (kernel_times.main, ["@"], "--csv"),
+        (kernel_times.main, ["@"], "--json"),
+        (bottlenecks.main, ["--profile-data", "@"], "--output-report"),
+        (reduction.main, ["--baseline", "other", "--fused", "@"], "--json"),
+    ],
+)
+def test_no_result_is_written_over_what_is_read(tool, options, result, make_trace, tmp_path, monkeypatch, capsys):
+    path = make_trace("p/trace.json", {"gemm": 1})
+    before = path.read_bytes()
+    monkeypatch.chdir(tmp_path)
+    options = [str(path) if word == "@" else word for word in options]
+    words = f"{result} p/../p/trace.json is a file that is read: choose another name"
+    refused(tool, [*options, result, "p/../p/trace.json"], capsys, words)
+    assert path.read_bytes() == before
+
+
 @pytest.mark.parametrize("version", SCRIPTS)
 def test_every_tool_is_offered_by_a_relative_link_and_explains_itself(version):
     """The link must stay right where the repository is copied."""

@@ -1258,6 +1258,16 @@ for i in range(30):
     assert "slopes      2 of 2 tensors as the output's" in printed and "cannot be run again" not in printed
 
 
+def test_the_report_is_not_written_over_the_script(tmp_path, capsys):
+    script = tmp_path / "train.py"
+    script.write_text("print('ran')\n")
+    with pytest.raises(SystemExit) as ended:
+        check_training.main(["--json", str(script), "--", str(script)])
+    printed = capsys.readouterr()
+    assert ended.value.code == 2 and "is a file of the command: choose another name" in printed.err
+    assert script.read_text() == "print('ran')\n" and not printed.out
+
+
 def test_a_script_that_ends_early_or_raises_late(check, write):
     text = (
         "import torch\nmodel = torch.nn.Linear(2, 2)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
