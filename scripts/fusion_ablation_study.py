@@ -56,10 +56,11 @@ def name_of(on, switches):
 
 
 def measure(script, switches, wanted, argv, rounds, limit):
-    """Return a row per combination, and the step times of the A/A pair's second run of every round.
+    """Return a row per combination, and the runs of the A/A pair's second name: a list of times for every round.
 
-    A row says what is on, why it failed or the step times of its rounds, memory and kernels. Kernels (operators on a
-    CPU) are those of a step that is profiled after the first run.
+    A row says what is on, why it failed or the times of its rounds, memory and kernels: "steps_ms" has the median of
+    each round, "every_step_ms" all its steps. Kernels (operators on a CPU) are those of a step that is profiled after
+    the first run.
     """
     named = {name_of(on, switches): on for on in wanted}
     kernels = {}
@@ -68,22 +69,33 @@ def measure(script, switches, wanted, argv, rounds, limit):
         on = named.get(name, switches)
         chosen = [f"--{'enable' if switch in on else 'disable'}-{switch}" for switch in switches]
         if name in kernels or name == AGAIN:
-            return train(script, [*argv, *chosen])["summary"]
+            return train(script, [*argv, *chosen])
         with tempfile.TemporaryDirectory() as folder:
-            summary = train(script, [*argv, *chosen, "--enable-pytorch-profiler", "--profile-dir", folder])["summary"]
+            metrics = train(script, [*argv, *chosen, "--enable-pytorch-profiler", "--profile-dir", folder])
             profile = read_profile(folder)
         kernels[name] = len(profile.calls) / steps_needed(profile)
-        return summary
+        return metrics
 
     runs, reasons = run_in_rounds(run, [*named, AGAIN], rounds, limit)
     rows = []
     for name, on in named.items():
         kept = [] if name in reasons else runs[name]
-        steps = [summary["step_ms"]["median"] for summary in kept]
-        row = {"on": sorted(on), "name": name, "reason": reasons.get(name), "steps_ms": steps}
+        every = every_step_ms(kept)
+        steps = medians(every)
+        row = {"on": sorted(on), "name": name, "reason": reasons.get(name), "steps_ms": steps, "every_step_ms": every}
         row |= {"step_ms": statistics.median(steps) if steps else None, "kernels": kernels.get(name)}
-        rows.append(row | {"peak_memory_mb": max((summary["peak_memory_mb"] for summary in kept), default=None)})
-    return rows, [] if AGAIN in reasons else [summary["step_ms"]["median"] for summary in runs[AGAIN]]
+        peaks = [metrics["summary"]["peak_memory_mb"] for metrics in kept]
+        rows.append(row | {"peak_memory_mb": max(peaks, default=None)})
+    return rows, [] if AGAIN in reasons else every_step_ms(runs[AGAIN])
+
+
+def every_step_ms(metrics):
+    """Return the times of all steps of each of these runs."""
+    return [[round(step["step_ms"], 4) for step in run["steps"]] for run in metrics]
+
+
+def medians(runs):
+    return [statistics.median(steps) for steps in runs]
 
 
 # ---------------------------------------------------------------- compare
@@ -164,11 +176,13 @@ def study(options, rest):
     switches = options.switches or SWITCHES[options.version]
     wanted = combinations(switches, options.all_combinations)
     limit = TimeLimit(options.time_limit)
-    rows, again = measure(SCRIPTS[options.version], switches, wanted, argv, options.rounds, limit)
+    rows, again_runs = measure(SCRIPTS[options.version], switches, wanted, argv, options.rounds, limit)
+    again = medians(again_runs)
     if not any(row["step_ms"] for row in rows):
         raise Failure(1, f"no combination ran: {rows[0]['reason']}")
     found = worth(rows, switches, again)
     content = {"version": options.version, "options": argv, "combinations": rows, "again_ms": again}
+    content["again_every_step_ms"] = again_runs
     content["switches"] = [plain(row) for row in found]
     text = as_text(rows, found, again)
     ran = max(len(row["steps_ms"]) for row in rows)

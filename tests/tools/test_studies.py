@@ -331,6 +331,7 @@ def test_the_documented_ablation_command(one_process):
     assert (off["name"], on["name"]) == ("none", "qkv-fusion")
     assert off["kernels"] - 60 < on["kernels"] < off["kernels"] - 6  # per step, of which three were profiled
     assert content["switches"][0]["speedup"] == pytest.approx(off["step_ms"] / on["step_ms"])
+    assert [len(steps) for steps in on["every_step_ms"]] == [2] and content["again_every_step_ms"][0][1] > 0
 
 
 def test_bad_input_of_the_ablation(capsys, monkeypatch):
@@ -357,7 +358,8 @@ def test_what_the_time_limit_leaves_out_of_the_ablation(seconds, ran, rounds, mo
         now[0] += 10
         assert argv[[word.endswith("qkv-fusion") for word in argv].index(True) - 1] == "--graph"
         on = len({"--enable-qkv-fusion", "--enable-torch-compile"} & set(argv))
-        return {"summary": {"peak_memory_mb": now[0], "step_ms": {"median": 9.0 - 2 * on}}}
+        steps = [{"step_ms": 9.0 - 2 * on + late} for late in (0, 0.5, -0.25)]
+        return {"summary": {"peak_memory_mb": now[0]}, "steps": steps}
 
     monkeypatch.setattr(ablation, "train", run)
     monkeypatch.setattr(ablation, "read_profile", lambda folder: SimpleNamespace(calls=[None] * 7, steps=1))
@@ -367,6 +369,7 @@ def test_what_the_time_limit_leaves_out_of_the_ablation(seconds, ran, rounds, mo
     rows = json.loads(file.read_text())["combinations"]
     assert sum(row["reason"] is None for row in rows) == ran and len(rows[0]["steps_ms"]) == rounds
     assert [row["step_ms"] for row in rows[:3]] == [9, 5, 7]
+    assert rows[1]["every_step_ms"] == [[5.0, 5.5, 4.75]] * rounds
     output = capsys.readouterr().out
     assert ("torch-compile: not run: no time was left" in output) == (ran < 4)
     peak = 20 if rounds == 1 else 70  # of the second run, and of the seventh: the A/A pair ends a round
