@@ -20,9 +20,7 @@ COLUMNS = (
     "per step of: {trace} | steps: {steps} | transfers: {transfers_per_step:.1f} | communication ms: "
     "{communication_ms:.3f} | exposed ms: {exposed_ms:.3f} | GPU busy ms: {busy_ms:.3f} | exposed: {exposed_share:.1%}"
 )
-
-
-APART_S = 60  # between the ranks of one run at most: hosts' clocks differ by less
+APART_S = 60  # seconds  between the ranks of one run at most: hosts' clocks differ by less
 
 
 def busy_ms(launches):
@@ -73,8 +71,8 @@ def differences(first, other):
 def analyze(options):
     first, *others = found = [gpu_profile(file, options.steps) for file in trace_files(pathlib.Path(options.traces))]
     for profile in others:
-        if found_unlike := differences(first, profile):
-            where = f"{first.path} and {profile.path} are unlike ({'; '.join(found_unlike)})"
+        if unlike_in := differences(first, profile):
+            where = f"{first.path} and {profile.path} are unlike ({'; '.join(unlike_in)})"
             raise Failure(2, f"{where}: give the ranks of one run")
     rows = [rank_row(profile) for profile in found]
     emit({"processes": rows}, text_table(*columns(COLUMNS, rows)), options.json)

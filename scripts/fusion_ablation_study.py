@@ -95,6 +95,7 @@ def every_step_ms(metrics):
 
 
 def medians(runs):
+    """Return the median of each run's times."""
     return [statistics.median(steps) for steps in runs]
 
 

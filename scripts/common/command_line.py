@@ -20,8 +20,6 @@ PRECISIONS = {  # name -> options of the training scripts
     "fp8": ["--use-amp", "--amp-dtype", "bfloat16", "--fp8"],  # of version 3, and of Hugging Face's model with torchao
 }
 SHORT_PRECISIONS = {"float32": "fp32", "tf32": "TF32", "bfloat16": "bf16", "float16": "fp16", "fp8": "fp8"}
-
-
 RESULTS = {"json", "csv", "output", "output_report"}  # options that name a file for results
 
 

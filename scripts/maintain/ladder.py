@@ -270,9 +270,8 @@ def ablation_table(recorded, part):
         gains = [row["alone"], row["last"]]
         few |= {gain.missing for gain in gains if gain and gain.missing}
         cells = [gain_text(gain) for gain in gains]
-        lines.append(
-            [row["switch"], *cells, *(changes(study, row["switch"], key) for key in ("peak_memory_mb", "kernels"))]
-        )
+        cells += [changes(study, row["switch"], key) for key in ("peak_memory_mb", "kernels")]
+        lines.append([row["switch"], *cells])
     told = f"Without any switch {rounded(none, 4)} ms, with all {rounded(every, 4)} ms per step. "
     if few:
         told += f"Not judged: {', '.join(sorted(few))}. "

@@ -1,12 +1,14 @@
 """Numbers that the pages' sentences take from the record or from the counts are those of the record and the counts."""
 
 import itertools
+import math
 import re
 import statistics
 
 import pytest
 
 from common import counts
+from common.ratios import furthest, ratios
 from common.versions import REPOSITORY, load_version
 from maintain import pictures, rungs
 from maintain.losses import QUANTITIES, judged, recorded_losses
@@ -189,6 +191,12 @@ def claims_of_launches():
 def claims_of_several_gpus():
     first, second = longer_backwards()
     yield "scripts/SCALING.md", f"version 3's backward took {first:.1f} and {second:.1f} ms longer"
+    backward = [
+        run["summary"]["backward_ms"]
+        for run in RECORD.suite("ddp")["runs"]
+        if run["case"].model == "v3" and run["case"].processes == 1
+    ]
+    yield "scripts/SCALING.md", f"compared with a backward of {statistics.mean(backward):.0f} ms"
     alone, (two, four) = four_gpus()
     told = f"the same step, run once on each, took {alone[0]:.2f} to {alone[-1]:.2f} ms"
     yield "scripts/SCALING.md", f"On a host with four H200 GPUs (an older record) {told}"
@@ -204,10 +212,41 @@ def claims_of_kernels_and_libraries():
     yield "version4_pytorch_sdpa/README.md", told
 
 
+def claims_of_two_gpus():
+    """Row i of both GPUs, and how far the A/A pair of the H200 is from itself."""
+    other = Record(RECORDED / "nvidia-h200_2026-11-23")
+    ours, theirs = (rungs.columns_of(record, "ladder")["medium", True] for record in (RECORD, other))
+    gains = [column.gain("i", "h").ratio for column in (ours, theirs)]
+    page = "version3_triton/NOTEBOOK.md"
+    yield page, f"{gains[0]:.2f} times as fast as bfloat16 on the recorded H100 and {gains[1]:.2f} times on the H200"
+    noise = 100 * (math.exp(furthest(ratios(*theirs.pair()))) - 1)
+    yield page, f"under two names, differs by up to {noise:.1f} %"
+    for record in (RECORD, other):
+        columns = [column for column in rungs.all_columns(record, "peers") if column.content["preset"] == "medium"]
+        steps = {name: step for column in columns for name in column.rungs if (step := column.step_ms(name))}
+        for is_fp8, fastest in ((False, "compiled"), (True, "fp8 tensorwise")):
+            assert min((name for name in steps if name.startswith("fp8") == is_fp8), key=steps.get) == fastest
+    yield "README.md", "were timed on both GPUs, and the same ones were the fastest"
+
+
+def claims_of_graphs():
+    """Versions 3 and 4 at small, on the hosts of the graph part and of the ladder."""
+    gains = []
+    for model in ("v3", "v4"):
+        rows = [row for row in RECORD.suite("graph")["rows"] if (row["model"], row["preset"]) == (model, "small")]
+        steps = {row["captured"]: row["step_ms"] for row in rows}
+        gains.append(steps[False] / steps[True])
+    graph, eager = (rungs.columns_of(RECORD, "ladder")["small", way] for way in (True, False))
+    gains += [eager.step_ms(name) / graph.step_ms(name) for name in "hk"]
+    assert 5 < min(gains) < 6
+    yield "exercises/15_graph_capture/README.md", "ran more than five times as fast with one as without, on two hosts"
+
+
 def claims_of_peers():
     column = rungs.columns_of(RECORD.holding("peers"), "peers")["medium", True]
     slow = column.told[rungs.SLOW_PEER.name]
     seconds = f"it was ready after {slow['warm_s']:.0f} seconds"
+    assert all(not {"compiled", rungs.SLOW_PEER.name} <= found["steps_ms"].keys() for found in column.rounds)
     yield "README.md", f"{seconds} and, in rounds of its own, no faster than the default"
     assert column.step_ms(rungs.SLOW_PEER.name) > column.step_ms("compiled")
 
@@ -229,6 +268,10 @@ def claims_of_stages():
 
 def claims_of_counts():
     page = "version2_pytorch_fused/README.md"
+    long = counts.sizes_of(load_version(1).parse_options(["--preset", "small", "--seq-len", "1024", "--device", "cpu"]))
+    first, second = (counts.step_counts(version, "float32", long)["attention"] for version in (1, 2))
+    scores, flash = (sum(found[phase]["bytes"] for phase in ("forward", "backward")) for found in (first, second))
+    yield page, f"moves {scores / flash:.0f} times as many bytes per layer in float32, forward and backward"
     before, after = (megabytes(version, "QKV projection", "forward") for version in (1, 2))
     yield page, f"from {before:.0f} to {after:.0f} MB in the forward of small"
     gemms, swiglu = ([megabytes(version, part) for version in (1, 2)] for part in ("gate and up", "SwiGLU"))
@@ -248,7 +291,8 @@ CLAIMS = [
     claim
     for yielded in (
         claims_of_the_ladder, claims_of_fp8, claims_of_kernels, claims_of_launches, claims_of_several_gpus,
-        claims_of_kernels_and_libraries, claims_of_peers, claims_of_stages, claims_of_counts,
+        claims_of_kernels_and_libraries, claims_of_two_gpus, claims_of_graphs, claims_of_peers, claims_of_stages,
+        claims_of_counts,
     )
     for claim in yielded()
 ]  # fmt: skip

@@ -1021,7 +1021,7 @@ def test_every_peak_has_a_source_and_grows_with_fewer_bits():
 
 
 def test_the_peaks_are_those_of_the_counts():
-    """Which have the board of a data sheet, and not the fastest of a name: B200's, and H100's bandwidth."""
+    """Leave out where the counts take a slower board of the same name: B200's, and H100's bandwidth."""
     for name in PEAKS.keys() & counts.PEAK_TFLOPS.keys() - {"B200"}:
         for bits, precision in ((32, "tf32"), (16, "bfloat16"), (8, "float8")):
             if counted := counts.PEAK_TFLOPS[name].get(precision):

@@ -177,7 +177,7 @@ exec training_python "$@"
 
 @pytest.mark.parametrize("given", [True, False])
 def test_what_the_training_process_finds_in_its_environment(given, run, tmp_path):
-    """What the user sets is kept, but for what would change the files of rocprofv3."""
+    """Keep what the user sets, but for what would change the files of rocprofv3."""
     executable(tmp_path / "shows_environment", SHOWS_ENVIRONMENT)
     mine = {"ROCPROF_TMPDIR": str(tmp_path), "ROCPROF_LOG_LEVEL": "info", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
     others = {"ROCPROF_OUTPUT_FORMAT": "json", "PYTHONUNBUFFERED": ""}
