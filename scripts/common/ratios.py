@@ -93,6 +93,13 @@ def gain(base, times, pair=None, starts=None):
     return Gain(middle, min(found), max(found), len(found), noise, missing, shown)
 
 
+def gain_text(gain):
+    """Return a gain, without a verdict where there were too few rounds for one; "-" for None."""
+    if gain is None:
+        return "-"
+    return gain.range_text() if gain.missing else str(gain)
+
+
 def counted(number, word):
     return f"{number} {word}{'s' * (number != 1)}"
 

@@ -28,7 +28,7 @@ import fusion_ablation_study as ablation
 from common.command_line import SHORT_PRECISIONS, Failure, Parser
 from common.environment import numbers, rocm_builds
 from common.occupancy import TARGETS
-from common.ratios import counted, furthest, noise_line, ratios
+from common.ratios import counted, furthest, gain_text, noise_line, ratios
 from common.suite_results import MODELS, configurations, ratios_between, table_of
 from common.tables import known, markdown_table, rounded
 from common.versions import REPOSITORY, SCRIPTS
@@ -237,13 +237,6 @@ def kernels_table(recorded):
     header = ["V3's kernel", "us", "rate", "of the ceiling", "fastest PyTorch candidate", "its time / V3's"]
     told = f"Ceilings: {ceilings}. Kernels in {SHORT_PRECISIONS[kernels['dtype']]}, alone:"
     return f"{origin(kernels['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
-
-
-def gain_text(gain):
-    """Return a gain, without a verdict where there were too few rounds for one."""
-    if gain is None:
-        return "-"
-    return gain.range_text() if gain.missing else str(gain)
 
 
 def changes(study, switch, key):

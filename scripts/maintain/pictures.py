@@ -13,8 +13,10 @@ import numpy as np
 
 from common import counts
 from common.occupancy import SIMDS, TARGETS
+from common.ratios import gain_text
 from common.tables import rounded
 from common.versions import load_version
+from fusion_ablation_study import worth
 from maintain import losses, rungs
 
 BLUE, RED, YELLOW, GREEN, GREY = "#4477aa", "#ee6677", "#ccbb44", "#228833", "#666666"
@@ -224,26 +226,34 @@ def tell_memory(found):
 
 
 def ablation(recorded):
-    """Return what version 2's switches were worth."""
-    return recorded.json("ablation2", "ablation.json")
+    """Return what version 2's switches were worth, in the rows of fusion_ablation_study.worth()."""
+    study = recorded.json("ablation2", "ablation.json")
+    if not study:
+        return None
+    return worth(study["combinations"], [row["switch"] for row in study["switches"]], study.get("again_ms", ()))
 
 
 def draw_ablation(axes, found):
-    (ax,), switches = axes, found["switches"]
+    """Draw a bar for each gain that is shown, with a line from its smallest to its largest round."""
+    (ax,) = axes
     for shift, color, key, label in ((-0.2, BLUE, "alone", "added to none"), (0.2, RED, "last", "added to all others")):
-        for y, row in enumerate(switches):
-            if row[key]:
-                ax.barh(y + shift, row[key] - 1, 0.38, left=1, color=color, label=None if y else label)
-                ax.text(max(1, row[key]), y + shift, f" {row[key]:.2f}x", va="center", fontsize=10)
-    name_rows(ax, [row["switch"] for row in switches])
+        for y, row in enumerate(found):
+            gain = row[key]
+            if gain and (gain.shown or gain.missing):
+                ax.barh(y + shift, gain.ratio - 1, 0.38, left=1, color=color, label=None if y else label)
+                ax.plot([gain.low, gain.high], [y + shift] * 2, color="black", lw=1.5)
+                ax.text(max(1, gain.high), y + shift, f" {gain.ratio:.2f}x", va="center", fontsize=10)
+            elif gain:
+                ax.text(1, y + shift, f" {gain}", va="center", fontsize=10)
+    name_rows(ax, [row["switch"] for row in found])
     ax.axvline(1, color=GREY, lw=1)
     ax.margins(x=0.25)
-    ax.set_xlabel("times as fast with this switch")
+    ax.set_xlabel("times as fast (black: range of the rounds)")
     ax.legend(loc="upper center", bbox_to_anchor=(0.4, 1.2), ncols=2, frameon=False)
 
 
 def tell_ablation(found):
-    told = [f"{row['switch']} {row['alone'] or 0:.2f} and {row['last'] or 0:.2f}" for row in found["switches"]]
+    told = [f"{row['switch']} {gain_text(row['alone'])} and {gain_text(row['last'])}" for row in found]
     return f"Speed-up by each switch, added to none and added to all others: {'; '.join(told)}."
 
 
