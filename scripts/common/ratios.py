@@ -60,6 +60,19 @@ def furthest(ratios_of_pair):
     return max(abs(math.log(ratio)) for ratio in ratios_of_pair)
 
 
+def noisiest(times):
+    """Return the name whose times, one for each round, differ most from their median, and by how many percent.
+
+    times: {name: times}.
+    """
+    found = {}
+    for name, rounds in times.items():
+        middle = statistics.median(rounds)
+        found[name] = 100 * math.expm1(furthest(ratios([middle for _ in rounds], rounds)))
+    name = max(found, key=found.get)
+    return name, found[name]
+
+
 def median(values):
     """Return the median; None without values or where one is not known."""
     values = list(values)

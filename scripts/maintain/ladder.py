@@ -5,10 +5,10 @@
     python scripts/maintain/ladder.py --draw         # draw the pictures, which needs matplotlib
 
 A recorded run is a folder that maintain/record.sh wrote. Each table comes from one of its parts: ladder and
-ladder_small from the parts whose names begin with ladder, peers likewise; headline, v1 to v4 and v1_v3 from the
-headline; graph, kernels, ablation2, ablation3, losses and ddp from the part of that name; traces, traces_made and
-traces_read from trace; expected from all ladders of medium and the data sheets' numbers of common/counts.py. In the
-ladder "..." stands where nothing has been measured.
+ladder_small from the parts whose names begin with ladder, peers likewise; v1 to v4 and v1_v3 from the headline; graph,
+kernels, ablation2, ablation3, losses and ddp from the part of that name; traces, traces_made and traces_read from
+trace; expected from all ladders of medium and the data sheets' numbers of common/counts.py. In the ladder "..." stands
+where nothing has been measured.
 tested_on says what was executed, compiled, run against stubs or never run: it comes from all recorded runs, the
 targets of inspect_kernels.py, the stubs of tests/tools/stubs and the sets of versions in common/constraints*.txt.
 A page has a table where it has its markers, see maintain/pages.py. A part that the run lacks comes from the newest
@@ -28,7 +28,7 @@ import fusion_ablation_study as ablation
 from common.command_line import SHORT_PRECISIONS, Failure, Parser
 from common.environment import numbers, rocm_builds
 from common.occupancy import TARGETS
-from common.ratios import counted, furthest, gain_text, noise_line, ratios
+from common.ratios import counted, furthest, gain_text, noise_line, noisiest, ratios
 from common.suite_results import MODELS, configurations, ratios_between, table_of
 from common.tables import known, markdown_table, rounded
 from common.versions import REPOSITORY, SCRIPTS
@@ -125,15 +125,22 @@ def ladder_table(recorded, preset):
     return "\n\n".join(texts)
 
 
+def span(rounds):
+    """Return "6 rounds", or "6 to 12 rounds"."""
+    least = f"{min(rounds)} to " if min(rounds) < max(rounds) else ""
+    return least + counted(max(rounds), "round")
+
+
 def told_of(column, recorded):
     """Return the lines below a ladder: where a column was measured, what is noise, and the leads over the peers."""
     rounds = [len(times) for name in column.rungs for times in column.medians(name) if times]
-    count = counted(max(rounds), "round")
-    if min(rounds) < max(rounds):  # a rung that others are compared with is in each of their groups
-        count = f"{min(rounds)} to {count}"
     way = "In a graph" if column.content["graph"] else "Eager"
-    groups = ", in groups that fit into memory" if len(column.rounds) > column.turns() else ""
-    told = f"{count} over {counted(column.starts(), 'start')} of every process, in turns{groups}"
+    told = f"{span(rounds)} over {counted(column.starts(), 'start')} of every process, in turns"
+    if len(column.rounds) > column.turns():  # a rung that others are compared with is in each of their groups
+        pairs = [*rungs.LEADS, *((name, rung.base) for name, rung in column.rungs.items() if rung.base)]
+        gains = [gain for name, base in pairs if (gain := column.gain(name, base))]
+        shared = span([gain.rounds for gain in gains])
+        told += f", in groups that fit into memory; a gain is of the {shared} that its two rows share"
     lines = [f"{way}: {told}. {origin(column.content['record'], recorded)}"]
     if pair := column.pair():
         lines.append(f"{noise_line('rung ' + column.content['again'], furthest(ratios(*pair)))}.")
@@ -270,8 +277,11 @@ def ablation_table(recorded, part):
         told += f"Not judged: {', '.join(sorted(few))}. "
     elif noise := ablation.pair_of(study["combinations"], switches, study.get("again_ms", ())):
         told += f"{counted(len(noise[0]), 'round')}. {noise_line('all switches on', furthest(ratios(*noise)))}. "
+        runs = {row["name"]: row["steps_ms"] for row in study["combinations"] if row["steps_ms"]}
+        told += 'Noisiest: "{}" differs by up to {:.1f} % from its own median. '.format(*noisiest(runs))
     told += "Speed-ups, and changes of memory and kernels:"
-    header = ["switch", "added to none", "added to all others", "peak MiB (both)", "kernels per step (both)"]
+    header = ["switch", "added to none", "added to all others"]
+    header += ["peak MiB (to none, to others)", "kernels per step (likewise)"]
     return f"{origin(study['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
 
 
@@ -328,7 +338,7 @@ def tested_on(recorded):
 
 def tables_of(recorded):
     """Return {name of a table: its text} of all tables that the run has the measurements for."""
-    made = {"headline": suite_table(recorded, "headline", lambda model: model not in ("hf", "v1+nodet"))}
+    made = {}
     for name in (f"v{version}" for version in SCRIPTS):
         made[name] = suite_table(recorded, "headline", lambda model, name=name: model.split("+")[0] == name)
     made |= {"v1_v3": suite_table(recorded, "headline", lambda model: model in ("v1", "v3"))}

@@ -12,7 +12,7 @@
 # ladder-small         15               the same at small, in a graph
 # ladder-small-eager   15               without a graph
 # peers                15               the ways to run the peer, each started once
-# headline             30               versions, presets and precisions as they run by default, and peers, in turns
+# headline             30               versions, presets and precisions as they run by default, version 1 also not deterministic, and peers
 # graph                15               the same steps with and without a graph, in bfloat16
 # kernels              8                version 3's kernels alone
 # ablation2            25               version 2's switches: each alone, taken away, all

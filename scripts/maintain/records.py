@@ -44,8 +44,13 @@ class Record:
         return json.loads(path.read_text()) | {"record": json.loads(record.read_text())}
 
     def row(self, model, preset, precision, way=None):
-        """Return the row of a model on one GPU, from the headline or else from the part with and without a graph."""
-        for row in [*self.suite("headline")["rows"], *self.suite("graph")["rows"]]:
+        """Return the row of a model on one GPU, or None.
+
+        way: "eager", "graph" or None. Who names it compares the two, so such a row comes from the part that timed both
+        on one host, if that part has it; every other row comes from the headline.
+        """
+        parts = ["graph", "headline"] if way else ["headline", "graph"]
+        for row in [row for part in parts for row in self.suite(part)["rows"]]:
             asked = way in (None, "graph" if row["captured"] else "eager") and row["processes"] == 1
             if asked and (row["model"], row["preset"], row["precision"]) == (model, preset, precision):
                 return row

@@ -6,14 +6,13 @@ of every rung, or of several times ten. "again" names the rung of the A/A pair.
 """
 
 import json
-import math
 import os
 import pathlib
 import statistics
 from typing import NamedTuple
 
 from common.profiles import errors_of, read_object
-from common.ratios import ROUNDS_NEEDED, check_times, furthest, gain, noise_line, ratios
+from common.ratios import ROUNDS_NEEDED, check_times, furthest, gain, noise_line, noisiest, ratios
 from common.tables import known, text_table
 from common.versions import REPOSITORY, SCRIPTS
 from maintain.rounds import AGAIN
@@ -149,14 +148,8 @@ class Column:
 
     def noisiest(self):
         """Return the rung whose rounds differ most from their median, and by how many percent."""
-        found = {}
-        for name in self.rungs:
-            (times,) = self.medians(name)
-            if times:
-                middle = statistics.median(times)
-                found[name] = 100 * math.expm1(furthest(ratios([middle for _ in times], times)))
-        name = max(found, key=found.get)
-        return name, found[name]
+        medians = {name: self.medians(name)[0] for name in self.rungs}
+        return noisiest({name: times for name, times in medians.items() if times})
 
 
 def all_columns(recorded, kind):

@@ -105,8 +105,7 @@ def made_with(made, recorded, steps):
     """
     under = " and ".join(f"V{v} {step.whole_us / 1e3:.1f} ms" for v, step in zip(VERSIONS, steps, strict=True))
     told = f"{made} From the first kernel to the last: {under}."
-    ways = zip(VERSIONS, ("eager", "graph"), steps, strict=True)
-    rows = [recorded.row(f"v{version}", PRESET, step.precision, way) for version, way, step in ways]
+    rows = [recorded.row(f"v{version}", PRESET, step.precision) for version, step in zip(VERSIONS, steps, strict=True)]
     if all(rows):
         without = " and ".join(f"V{v} {rounded(row['step_ms'])} ms" for v, row in zip(VERSIONS, rows, strict=True))
         told += f" Whole steps without a profiler: {without}, on {recorded.suite()['record']['device']}."

@@ -13,9 +13,8 @@ import zipfile
 import pytest
 
 from common import environment
-from common.suite_results import read_results
 from common.versions import REPOSITORY
-from maintain.records import RECORDED
+from maintain.records import newest_record
 from marks import slow
 from processes import executable
 
@@ -368,8 +367,7 @@ def test_the_oldest_set_is_the_floor_of_pyproject():
 def test_nvidia_gpu_gets_the_versions_that_were_recorded(machine):
     machine.add_wheels()
     assert machine.run().returncode == 0  # without a GPU
-    newest = max(RECORDED.glob("nvidia*/headline/suite.json"))
-    recorded = read_results(newest)["record"]["packages"]
+    recorded = newest_record().suite()["record"]["packages"]
     machine.has_nvidia_gpu()
     for build in ({}, {"cuda": "13.0"}):
         machine.add_wheels({"torch": recorded["torch"], "triton": recorded["triton"]}, **build)

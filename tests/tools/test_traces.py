@@ -78,7 +78,7 @@ def write(folder, **events):
         content = {"tiny_llama": METADATA, "traceEvents": found}
         (folder / "trace" / f"trace_{name}.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
     (folder / "trace" / "record.json").write_text(json.dumps({"device": "GPU A", "date": "2026-01-01"}))
-    steps = {("v1", "small", "float32", "eager"): 30.0, ("v4", "small", "float32", "graph"): 1.5}
+    steps = {("v1", "small", "float32"): 30.0, ("v4", "small", "float32"): 1.5}
     rows = {key: {"step_ms": ms} for key, ms in steps.items()}
     suite = {"record": {"device": "GPU B"}}
     part_of = Record(folder).holding
