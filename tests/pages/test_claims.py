@@ -107,6 +107,12 @@ def claims_of_the_ladder():
     waits = {name: host.step_ms(name) / medium.step_ms(name) for name in "abcdefghik"}
     assert sum(wait > 1.15 for wait in waits.values()) > 5 and set(sorted(waits, key=waits.get)[-2:]) == {"h", "i"}
     yield "README.md", "At medium most eager rows wait for this record's host too, h and i most"
+    for column in (column for (_, graph), column in rungs.columns_of(RECORD, "ladder").items() if graph):
+        furthest_row = math.log1p(column.noisiest()[1] / 100)
+        pairs = [*rungs.LEADS, *((name, rung.base) for name, rung in column.rungs.items() if rung.base)]
+        shown = [found for name, base in pairs if (found := column.gain(name, base)).shown]
+        assert len(shown) > 7 and all(abs(math.log(found.ratio)) > furthest_row for found in shown)
+    yield "README.md", "if a gain had to be larger than its furthest, no verdict in a graph would change"
     for ours, theirs in rungs.LEADS:
         assert medium.step_ms(ours) < medium.step_ms(theirs) and host.step_ms(ours) > host.step_ms(theirs)
     yield "README.md", "compare version 3 with them: in a graph it is faster, eagerly slower"
