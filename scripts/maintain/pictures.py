@@ -5,6 +5,7 @@ text around it.
 """
 
 import itertools
+import math
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -292,12 +293,12 @@ def tell_stages(found):
     return f"Sum of the phases, and the step as timed, in ms. {'; '.join(told)}."
 
 
-ROOFLINE = {  # what benchmark_kernels.py timed -> the kernel
-    "SwiGLU forward": "swiglu_forward_kernel",
-    "RoPE forward": "rope_kernel",
-    "RMSNorm forward": "rmsnorm_forward_kernel",
-    "cross-entropy forward": "cross_entropy_forward_kernel",
-    "attention forward": "attention_forward_kernel",
+ROOFLINE = {  # what benchmark_kernels.py timed -> the kernel, and the elements of its tensor at sizes s
+    "SwiGLU forward": ("swiglu_forward_kernel", lambda s: s.B * s.T * s.F),
+    "RoPE forward": ("rope_kernel", lambda s: s.B * s.T * (s.H + 2 * s.K) * s.D),  # q, k and v are packed
+    "RMSNorm forward": ("rmsnorm_forward_kernel", lambda s: s.B * s.T * s.C),
+    "cross-entropy forward": ("cross_entropy_forward_kernel", lambda s: s.B * s.T * s.V),
+    "attention forward": ("attention_forward_kernel", None),  # counted at the sizes that were timed
 }
 
 
@@ -317,15 +318,18 @@ def rates(recorded):
     points = []
     for one in (one for one in found["operations"] if one["operation"] in ROOFLINE):
         name, sizes = one["operation"].removesuffix(" forward"), medium
+        kernel, elements = ROOFLINE[one["operation"]]
         if name == "attention":
             batch, tokens = map(int, re.match(r"batch (\d+), (\d+) tokens", one["size"]).groups())
             name = f"{name}, {tokens:,} tokens"
             sizes = medium._replace(B=batch, T=tokens)
-        flops, moved = counts.kernel_counts(found["dtype"], sizes)[ROOFLINE[one["operation"]]]
+        flops, moved = counts.kernel_counts(found["dtype"], sizes)[kernel]
         if name == "RMSNorm":  # timed without the residual add, which the kernel does in a step
             flops, moved = norm_alone(found["dtype"], sizes)
-        tflops = 1 if one["unit"] == "TFLOP/s" else flops / moved / 1e3
-        rate = {each["name"]: each["rate"] * tflops for each in one["candidates"] if "us" in each}
+        timed = flops
+        if elements:
+            timed *= math.prod(map(int, one["size"].split(" x "))) / elements(medium)
+        rate = {each["name"]: timed / each["us"]["median"] / 1e6 for each in one["candidates"] if "us" in each}
         points.append((name, flops / moved, rate.pop("V3"), max(rate.values())))
     return {"copy": found["ceilings"]["copy"], "top": found["ceilings"]["product"][found["dtype"]], "points": points}
 

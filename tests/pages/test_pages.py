@@ -351,14 +351,27 @@ def test_pictures_show_the_numbers_that_they_are_given(name, found, told, drawn,
 
 
 def test_a_kernel_lies_on_the_roofline_where_what_was_timed_has_its_bytes():
-    """RMSNorm without a residual add: four operations per element, which is read and written in 2 bytes."""
-    candidates = [{"name": name, "us": {}, "rate": rate} for name, rate in (("V3", 4000.0), ("PyTorch", 3000.0))]
-    norm = {"operation": "RMSNorm forward", "size": "", "unit": "GB/s", "candidates": candidates}
+    """RMSNorm without a residual add: four operations per element and two per row, 2 bytes in, 2 out, 4 per row."""
+    candidates = [{"name": name, "us": {"median": us}} for name, us in (("V3", 1.0), ("PyTorch", 2.0))]
+    norm = {"operation": "RMSNorm forward", "size": "1000 x 1024", "candidates": candidates}
     ceilings = {"copy": 4200.0, "product": {"bfloat16": 700.0}}
     found = {"operations": [norm], "dtype": "bfloat16", "ceilings": ceilings}
     ((name, flop_per_byte, ours, theirs),) = pictures.rates(SimpleNamespace(json=lambda *_: found))["points"]
-    assert (name, flop_per_byte) == ("RMSNorm", pytest.approx(1.0, rel=0.01))
-    assert (ours, theirs) == (pytest.approx(4.0, rel=0.01), pytest.approx(3.0, rel=0.01))
+    flops = 4 * 1024 + 2  # of a row
+    assert (name, flop_per_byte) == ("RMSNorm", pytest.approx(flops / (4 * 1024 + 4), rel=1e-3))
+    assert (ours, theirs) == (pytest.approx(flops / 1e3), pytest.approx(flops / 2e3))
+
+
+def test_a_kernel_s_place_on_the_roofline_tells_the_bandwidth_that_was_timed():
+    """The record's rates leave out what a row or a position has once: scales, labels, sines."""
+    record = newest_record()
+    timed = {
+        one["operation"].removesuffix(" forward"): one["candidates"][0]["rate"]
+        for one in record.json("kernels", "kernels.json")["operations"]
+        if one["unit"] == "GB/s"
+    }
+    found = {name: 1e3 * ours / x for name, x, ours, _ in pictures.rates(record)["points"] if name in timed}
+    assert len(found) == 4 and all(1 <= rate / timed[name] < 1.02 for name, rate in found.items())
 
 
 def test_the_timeline_says_what_was_profiled_and_what_was_only_laid_end_to_end():
