@@ -1,6 +1,7 @@
 """The tools' command line: one parser, errors as one line, and the options that several tools share."""
 
 import argparse
+import ast
 import math
 import os
 import pathlib
@@ -236,12 +237,25 @@ def script_path(name, option):
 
 
 def load_script(path, option):
-    """Return the module of a training script anywhere, one of the four or a copy with changes."""
+    """Return the module of a training script anywhere, one of the four or a copy with changes.
+
+    Any other program is refused before it runs: its import could train for hours.
+    """
     path = path.resolve()
+    foreign = f"{option} {path} is not a training script of this workshop: it has no Trainer"
+    foreign += "; check_training.py takes any script"
     try:
-        module = load_file(path, path.stem if path in SCRIPTS.values() else f"{path.stem}_{abs(hash(path))}")
+        statements = ast.parse(path.read_bytes()).body
     except SyntaxError as error:
         raise Failure(2, f"{option} {path} is no valid Python: {error.msg} in line {error.lineno}") from None
+    except ValueError as error:  # a null byte, before Python 3.12
+        raise Failure(2, f"{option} {path} is no valid Python: {error}") from None
+    imports = [alias for node in statements if isinstance(node, ast.ImportFrom) for alias in node.names]
+    names = {alias.asname or alias.name for alias in imports} | {getattr(node, "name", None) for node in statements}
+    if "*" not in names and not {"Trainer", "canonical_views"} <= names:
+        raise Failure(2, foreign)
+    try:
+        module = load_file(path, path.stem if path in SCRIPTS.values() else f"{path.stem}_{abs(hash(path))}")
     except ModuleNotFoundError:
         raise  # run_tool says what to do
     except SystemExit:
@@ -250,5 +264,5 @@ def load_script(path, option):
     except Exception as error:
         raise Failure(2, f"{option} {path} cannot be imported: {type(error).__name__}: {error}") from None
     if not hasattr(module, "Trainer") or not hasattr(module, "canonical_views"):
-        raise Failure(2, f"{option} {path} is not a training script of this workshop: it has no Trainer")
+        raise Failure(2, foreign)
     return module

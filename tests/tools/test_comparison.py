@@ -19,9 +19,10 @@ import generate_fusion_report as fusion_report
 import run_pytorch_profiler as profiler
 import validate_numerical_accuracy as accuracy_tool
 from common import report, runs
+from common.command_line import load_script
 from common.profiles import read_profile
 from common.runs import OutOfMemory
-from common.versions import REPOSITORY, SCRIPTS
+from common.versions import REPOSITORY, SCRIPTS, load_version
 from conftest import SIZES
 from in_process import call, process_here, refused
 
@@ -93,9 +94,32 @@ def test_bad_input_of_the_accuracy_check(baseline, optimized, options, words, ca
 )
 def test_a_script_that_ends_when_it_is_imported_passes_no_check(text, words, tmp_path, capsys):
     """Its status, 0, was the tool's."""
-    (tmp_path / "train.py").write_text(text)
+    (tmp_path / "train.py").write_text(f"from common.versions import *\n{text}")
     arguments = ["--baseline", SCRIPTS[1], "--optimized", tmp_path / "train.py", *SIZES]
     refused(accuracy_tool.main, arguments, capsys, words)
+
+
+@pytest.mark.parametrize("byte", [0x00, 0xFE])
+def test_a_file_that_is_no_text_is_refused(byte, tmp_path, capsys):
+    (tmp_path / "train.py").write_bytes(bytes([byte]))
+    arguments = ["--baseline", SCRIPTS[1], "--optimized", tmp_path / "train.py", *SIZES]
+    refused(accuracy_tool.main, arguments, capsys, "is no valid Python")
+
+
+@pytest.mark.parametrize("found", ["", "class Trainer: pass\n", "from shutil import copy as Trainer\n"])
+def test_another_program_is_refused_before_it_runs(found, tmp_path, capsys):
+    (tmp_path / "train.py").write_text(f"{found}open(__file__ + '.ran', 'w').close()\n")
+    arguments = ["--baseline", SCRIPTS[1], "--optimized", tmp_path / "train.py", *SIZES]
+    refused(accuracy_tool.main, arguments, capsys, "has no Trainer; check_training.py takes any script")
+    assert not (tmp_path / "train.py.ran").exists()
+
+
+def test_a_copy_may_import_its_trainer(tmp_path):
+    for names in ("*", "Trainer, canonical_views"):
+        path = tmp_path / f"copy_{len(names)}.py"
+        path.write_text(f"from tiny_llama_v1 import {names}\n")
+        load_version(1)
+        assert load_script(path, "--optimized").Trainer is load_version(1).Trainer
 
 
 # ---------------------------------------------------------------- compare_versions.py
