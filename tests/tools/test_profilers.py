@@ -94,8 +94,10 @@ def result_of(folder):
 
 
 def missing_files(output, folder):
-    """Return the files in the folder that the output names and that are not there, * for any characters."""
-    named = re.findall(rf"{re.escape(str(folder))}/[^\s:,]+", output)
+    """Return the files in the folder that the sentences about the result name and that are not there."""
+    sentences = [line.replace("\\ ", " ") for line in output.splitlines() if re.match("open|read|the |every", line)]
+    named = re.findall(rf"{re.escape(str(folder))}/[^\s:,]+", "\n".join(sentences))  # may have wildcards
+    assert named, output
     return [path for path in named if not list(pathlib.Path("/").glob(path[1:]))]
 
 
@@ -151,7 +153,7 @@ def test_command_files_and_last_lines_of_every_release(wrapper, release, run, py
     assert all(len(list(folder.glob(file))) == 1 for file in files.split()) and not list(folder.rglob("*.db"))
     assert python in (folder / "command.txt").read_text() and "training" in (folder / "log.txt").read_text()
     assert re.search(last, result.stdout.strip()), result.stdout
-    assert not missing_files(result.stdout.splitlines()[-1], folder)
+    assert not missing_files(result.stdout, folder)
     assert ("because a replayed graph may hide kernels" in result.stdout) == ("compute" not in wrapper)
     assert "the profile holds start-up and warm-up too" in result.stdout
 
@@ -352,9 +354,12 @@ done
         ("get_trace.sh --rocpd", "rocm-7.1", "trace_*_results.db trace_results.pftrace"),
         ("get_counters.sh --pmc", "rocm-6.2", "pass_0/pmc_1/counters_*_counter_collection.csv counters.csv"),
         ("get_counters.sh", "nvidia", "report.sqlite kernels.csv ncu.csv counters.csv"),
+        ("get_trace.sh", "nvidia", "report.nsys-rep report.sqlite"),
+        ("get_rocprof_compute.sh", "nvidia", "report.ncu-rep limits.csv"),
         ("get_rocprof_sys.sh", "rocm-6.4", "perfetto-trace-*.proto"),
     ],
 )
+@pytest.mark.quick(5)
 def test_every_rank_has_its_result_in_a_folder_with_spaces(wrapper, profilers, files, run, tmp_path):
     executable(tmp_path / "two_ranks", TWO_RANKS)
     wrapper, *options = wrapper.split()
@@ -364,7 +369,7 @@ def test_every_rank_has_its_result_in_a_folder_with_spaces(wrapper, profilers, f
     folder = result_of(tmp_path / "my results")
     for rank in range(2):
         assert [len(list((folder / f"rank{rank}").glob(file))) for file in files.split()] == [1] * len(files.split())
-    assert not (tmp_path / "my").exists() and not missing_files(result.stdout.splitlines()[-1], folder)
+    assert not (tmp_path / "my").exists() and not missing_files(result.stdout, folder)
     dry_run = run(wrapper, *arguments, "--dry-run", profilers=profilers, TINY_LLAMA_PYTHON="two_ranks")
     started, shown, planned = [
         set(re.sub(r"\d{8}_\d{6}(_2)*", "TIME", text).splitlines())
@@ -381,7 +386,9 @@ def test_rocprof_compute_reads_one_gpu_of_several(ranks, run, tmp_path):
     result = run("get_rocprof_compute.sh", *arguments, profilers="rocm-7.1", TINY_LLAMA_PYTHON="ranks")
     last = result.stdout.splitlines()[-1]
     assert result.returncode == 0 and last.startswith("read more"), result.stderr
-    assert last.endswith(" --gpu-id 0") == (ranks > 1) and not missing_files(last, result_of(tmp_path / "results"))
+    assert last.endswith(" --gpu-id 0") == (ranks > 1) and not missing_files(
+        result.stdout, result_of(tmp_path / "results")
+    )
 
 
 RANKS = """
@@ -488,6 +495,7 @@ def test_counters_and_samples_that_do_not_come(release, arguments, fault, status
     assert result.returncode == status, result.stdout + result.stderr
     if status == 0:
         assert result.stderr == "" and "the samples are in" in result.stdout
+        assert not missing_files(result.stdout, result_of(tmp_path / "results"))
         return
     last = result.stderr.splitlines()[-1]
     assert words in last and ("only a part was measured" in last) == (status == 3), last
