@@ -1,4 +1,4 @@
-# shellcheck shell=bash disable=SC2034 # run.sh and setup.sh read what is set here
+# shellcheck shell=bash disable=SC2034,SC2153 # run.sh and setup.sh read what is set here
 # Body of get_counters.sh.
 
 SETS=() PASSES=() ASKED="" # a pass is a string of counters that one run reads
