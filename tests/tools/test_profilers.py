@@ -156,6 +156,7 @@ def test_command_files_and_last_lines_of_every_release(wrapper, release, run, py
     assert not missing_files(result.stdout, folder)
     assert ("because a replayed graph may hide kernels" in result.stdout) == ("compute" not in wrapper)
     assert "the profile holds start-up and warm-up too" in result.stdout
+    assert ("warning: every call is recorded" in result.stderr) == (wrapper == "get_rocprof_sys.sh")
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name[:8])
@@ -808,6 +809,7 @@ def test_ctrl_c_keeps_what_was_measured(wrapper, release, status, kept, run, tmp
     last = result.stderr.splitlines()[-1]
     assert result.returncode == 130 and f"{wrapper}: interrupted" in last, result.stderr
     assert bool(list(target.glob("*/*/*_kernel_trace.csv"))) == ("what was measured is in" in last) == kept
+    assert "the last lines of the log" not in result.stderr  # the user knows why it ended
     assert "(log: " in last and bool(list(target.glob("*/*/"))) == kept  # no folder with nothing that can be read
 
 
@@ -928,6 +930,21 @@ def test_ncu_that_finds_no_kernel_in_the_steps_looks_at_the_whole_run(run, tmp_p
     result = run("get_rocprof_compute.sh", *arguments, profilers="nvidia", STAND_IN_FAULT="no-range")
     assert result.returncode == 0 and "it now looks at the whole run" in result.stderr, result.stderr
     assert [command.startswith(NCU) for command in recorded(tmp_path)] == [True, False]
+
+
+def test_ncu_that_cannot_select_the_steps_says_so(run, tmp_path):
+    executable(tmp_path / "ncu", "#!/bin/sh\necho '--nvtx --metrics'\n")
+    result = run("get_rocprof_compute.sh", "--dry-run", "--profiler", "nsight")
+    assert "warning: this ncu cannot select the measured steps: it looks at the whole run" in result.stderr
+    assert result.returncode == 0 and "--kernel-id" in result.stdout and "--nvtx" not in result.stdout
+
+
+def test_times_without_counters_are_called_so(run):
+    result = run("get_counters.sh", "--dry-run", "--profiler", "pytorch")
+    assert result.returncode == 0
+    assert "warning: these are times alone: hardware counters need rocprofv3 or ncu" in result.stderr
+    result = run("get_counters.sh", "--dry-run", "--profiler", "pytorch", "--set", "memory")  # asked for: no warning
+    assert result.returncode == 1 and "need rocprofv3 or ncu: leave --pmc and --set out for times" in result.stderr
 
 
 @pytest.mark.parametrize(("ranks", "status"), [(1, "0"), (1, "1"), slow(2, "0")])
@@ -1095,6 +1112,8 @@ def test_any_command_under_nvidias_profilers_is_profiled_as_a_whole(run, python,
     for question in ("hotspots", "counters"):
         result = run(PROFILE, question, "--", python, "tiny_llama_v1.py", profilers="nvidia", cwd=tmp_path)
         assert result.returncode == 0 and "the profile holds the whole run" in result.stdout, result.stderr
+        warned = "warning: ncu looks at the first launch of each kernel in the whole run" in result.stderr
+        assert warned == (question == "counters")
     assert not any("nvtx-capture" in command or "nvtx-include" in command for command in recorded(tmp_path))
 
 
