@@ -60,7 +60,10 @@ while [ $# -gt 0 ]; do
     TAKEN=1
     case $1 in
         -h | --help) usage && exit 0 ;;
-        --profiler-option) value_of "$@" && extra+=("$VALUE") ;;
+        --profiler-option) # its value may begin with hyphens
+            [ $# -gt 1 ] || value_of "$1"
+            extra+=("$2") TAKEN=2
+            ;;
         --warmup-steps | --profile-steps)
             value_of "$@" && RUNNER+=("$1" "$VALUE")
             [[ $VALUE =~ ^[0-9]+$ ]] || fail 2 "$1 must be a number, not $VALUE"

@@ -15,7 +15,8 @@
 #   TINY_LLAMA_ROCM=6.4        install the PyTorch build for this ROCm release, not for the one that is found
 #   TINY_LLAMA_TORCH_INDEX=URL a mirror of PyTorch's index (default: https://download.pytorch.org/whl)
 
-ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
+# With a CDPATH cd may print the folder too.
+ROOT=$(CDPATH="" cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
 SET=${TINY_LLAMA_SET:-pinned}
 case $SET in
     pinned) CONSTRAINTS=$ROOT/scripts/common/constraints.txt VENV=${TINY_LLAMA_VENV:-$ROOT/.venv} ;;

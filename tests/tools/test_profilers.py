@@ -93,6 +93,14 @@ def result_of(folder):
     return result
 
 
+def missing_files(output, folder):
+    """Return the files in the folder that the sentences about the result name and that are not there."""
+    sentences = [line.replace("\\ ", " ") for line in output.splitlines() if re.match("open|read|the |every", line)]
+    named = re.findall(rf"{re.escape(str(folder))}/[^\s:,]+", "\n".join(sentences))  # may have wildcards
+    assert named, output
+    return [path for path in named if not list(pathlib.Path("/").glob(path[1:]))]
+
+
 def recorded(tmp_path):
     """Return the command lines of the profilers that ran an application, as text with the result's folder as OUT."""
     lines = [json.loads(line) for line in (tmp_path / "record").read_text().splitlines()]
@@ -145,8 +153,10 @@ def test_command_files_and_last_lines_of_every_release(wrapper, release, run, py
     assert all(len(list(folder.glob(file))) == 1 for file in files.split()) and not list(folder.rglob("*.db"))
     assert python in (folder / "command.txt").read_text() and "training" in (folder / "log.txt").read_text()
     assert re.search(last, result.stdout.strip()), result.stdout
+    assert not missing_files(result.stdout, folder)
     assert ("because a replayed graph may hide kernels" in result.stdout) == ("compute" not in wrapper)
     assert "the profile holds start-up and warm-up too" in result.stdout
+    assert ("warning: every call is recorded" in result.stderr) == (wrapper == "get_rocprof_sys.sh")
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name[:8])
@@ -180,7 +190,7 @@ def test_what_the_training_process_finds_in_its_environment(given, run, tmp_path
     """Keep what the user sets, but for what would change the files of rocprofv3."""
     executable(tmp_path / "shows_environment", SHOWS_ENVIRONMENT)
     mine = {"ROCPROF_TMPDIR": str(tmp_path), "ROCPROF_LOG_LEVEL": "info", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
-    others = {"ROCPROF_OUTPUT_FORMAT": "json", "PYTHONUNBUFFERED": ""}
+    others = {"ROCPROF_OUTPUT_FORMAT": "json", "PYTHONUNBUFFERED": "", "TINY_LLAMA_CPU": str(int(not given))}
     words = ("hotspots", "--", "./shows_environment", "tiny_llama_v3.py")
     result = run(PROFILE, *words, profilers="rocm-7.0", cwd=tmp_path, **others, **(mine if given else {}))
     assert result.returncode == 0, result.stderr
@@ -188,6 +198,8 @@ def test_what_the_training_process_finds_in_its_environment(given, run, tmp_path
     (folder,) = tmp_path.glob("hotspots/*")
     ours = {"ROCPROF_TMPDIR": str(folder), "ROCPROF_LOG_LEVEL": None, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     assert {name: seen.get(name) for name in mine} == (mine if given else ours)
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        assert seen.get(name) == (os.environ.get(name) if given else "-1")
     assert seen["PYTHONUNBUFFERED"] == "1" and "ROCPROF_OUTPUT_FORMAT" not in seen
 
 
@@ -228,6 +240,26 @@ def test_options_after_two_hyphens_go_to_the_profiler(run):
     assert " --launch-skip=9 --export " in result.stdout
     result = run("get_trace.sh", "--profiler", "pytorch", "--", "--delay", "3")
     assert result.returncode == 2 and "no options after --" in result.stderr
+
+
+@pytest.mark.parametrize("profilers", ["rocm-6.2", "rocm-7.1", "nvidia"])
+@pytest.mark.parametrize("wrapper", [*WRAPPERS, "profile.sh"])
+@pytest.mark.quick(2, each="profilers")
+def test_a_word_with_a_space_stays_one_and_a_dry_run_leaves_nothing(wrapper, profilers, run, python, tmp_path):
+    """For the profiler and for the script; rocprof-compute splits the script's."""
+    splits = wrapper == "get_rocprof_compute.sh" and profilers != "nvidia"
+    script_words = [] if splits else ["--metrics-file", "my metrics.json"]
+    words = ["--output-dir", tmp_path / "my results", "--dry-run"]
+    if wrapper == "profile.sh":
+        extra = ["--profiler-option", "--name", "--profiler-option", "two words"]
+        wrapper, words = PROFILE, ["counters", *words, *extra, "--", python, "train.py", *script_words]
+    else:
+        words = [*words, *script_words, "--", "--name", "two words"]
+    result = run(wrapper, *words, profilers=profilers)
+    assert result.returncode == 0 and not (tmp_path / "my results").exists(), result.stderr
+    commands = [shlex.split(line) for line in result.stdout.splitlines() if " --name " in line]
+    assert commands and all(command[command.index("--name") + 1] == "two words" for command in commands)
+    assert splits or all(command[-2:] == script_words for command in commands)
 
 
 def test_the_printed_conversion_can_be_pasted(run):
@@ -323,9 +355,12 @@ done
         ("get_trace.sh --rocpd", "rocm-7.1", "trace_*_results.db trace_results.pftrace"),
         ("get_counters.sh --pmc", "rocm-6.2", "pass_0/pmc_1/counters_*_counter_collection.csv counters.csv"),
         ("get_counters.sh", "nvidia", "report.sqlite kernels.csv ncu.csv counters.csv"),
+        ("get_trace.sh", "nvidia", "report.nsys-rep report.sqlite"),
+        ("get_rocprof_compute.sh", "nvidia", "report.ncu-rep limits.csv"),
         ("get_rocprof_sys.sh", "rocm-6.4", "perfetto-trace-*.proto"),
     ],
 )
+@pytest.mark.quick(5)
 def test_every_rank_has_its_result_in_a_folder_with_spaces(wrapper, profilers, files, run, tmp_path):
     executable(tmp_path / "two_ranks", TWO_RANKS)
     wrapper, *options = wrapper.split()
@@ -335,7 +370,26 @@ def test_every_rank_has_its_result_in_a_folder_with_spaces(wrapper, profilers, f
     folder = result_of(tmp_path / "my results")
     for rank in range(2):
         assert [len(list((folder / f"rank{rank}").glob(file))) for file in files.split()] == [1] * len(files.split())
-    assert not (tmp_path / "my").exists()
+    assert not (tmp_path / "my").exists() and not missing_files(result.stdout, folder)
+    dry_run = run(wrapper, *arguments, "--dry-run", profilers=profilers, TINY_LLAMA_PYTHON="two_ranks")
+    started, shown, planned = [
+        set(re.sub(r"\d{8}_\d{6}(_2)*", "TIME", text).splitlines())
+        for text in ((folder / "command.txt").read_text(), result.stdout, dry_run.stdout)
+    ]
+    assert started <= planned <= shown  # a real run shows what it prints too
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_rocprof_compute_reads_one_gpu_of_several(ranks, run, tmp_path):
+    """Every GPU is in the one workload: without the number of one, the analysis takes them together."""
+    executable(tmp_path / "ranks", '#!/bin/sh\n[ "$1" != -m ] || exit 0\nexec training_python "$@"\n')
+    arguments = ("--nproc-per-node", ranks, "--output-dir", tmp_path / "results")
+    result = run("get_rocprof_compute.sh", *arguments, profilers="rocm-7.1", TINY_LLAMA_PYTHON="ranks")
+    last = result.stdout.splitlines()[-1]
+    assert result.returncode == 0 and last.startswith("read more"), result.stderr
+    assert last.endswith(" --gpu-id 0") == (ranks > 1) and not missing_files(
+        result.stdout, result_of(tmp_path / "results")
+    )
 
 
 RANKS = """
@@ -424,6 +478,13 @@ REFUSES = "does not have all of the counters: rocprofv3 -L"
             for r in ("6.4", "7.0", "7.1")
         ),
         ("7.0", "--set times --set thread-trace --kernel nosuch", "", 3, "no kernel's name has 'nosuch'"),
+        (
+            "7.0",
+            "--set thread-trace --set waves --kernel nosuch",
+            "",
+            1,
+            "; no counters: no kernel's name has 'nosuch'",
+        ),
         ("6.4", "--set thread-trace", "no-decoder", 2, "only with its decoder of thread traces"),
         ("7.1", "--set thread-trace", "no-decoder", 1, "-- --att-library-path FOLDER"),
     ],
@@ -435,6 +496,7 @@ def test_counters_and_samples_that_do_not_come(release, arguments, fault, status
     assert result.returncode == status, result.stdout + result.stderr
     if status == 0:
         assert result.stderr == "" and "the samples are in" in result.stdout
+        assert not missing_files(result.stdout, result_of(tmp_path / "results"))
         return
     last = result.stderr.splitlines()[-1]
     assert words in last and ("only a part was measured" in last) == (status == 3), last
@@ -521,6 +583,17 @@ def test_empty_files_suggest_a_full_disk(wrapper, run, tmp_path):
     assert "the sentence above says" in result.stderr.splitlines()[-1] and "profiler saw no" not in result.stderr
 
 
+def test_a_log_that_cannot_be_written_is_a_failure(run, tmp_path):
+    """The profiler ended well, and what it measured is kept."""
+    to_full_disk = '[[ $* != *tee.py* ]] || exec training_python -S "$2" /dev/full'
+    executable(tmp_path / "full_disk", f'#!/usr/bin/env bash\n{to_full_disk}\nexec training_python "$@"\n')
+    arguments = ("--output-dir", tmp_path / "results")
+    result = run("get_hotspots.sh", *arguments, profilers="rocm-7.0", TINY_LLAMA_PYTHON="full_disk")
+    assert result.returncode == 1 and not SUCCESS.search(result.stdout)
+    assert "log.txt cannot be written: is the disk full?; what was measured" in result.stderr.splitlines()[-1]
+    assert "tee.py: /dev/full: No space left on device" in result.stderr
+
+
 @pytest.mark.parametrize("release", ROCM)
 def test_rocprof_compute_without_the_kernel_says_so(release, run, tmp_path):
     arguments = ("--kernel", "nosuch", "--output-dir", tmp_path / "results")
@@ -549,6 +622,14 @@ def test_ncu_without_the_kernel_says_so(wrapper, status, run, tmp_path):
         result.returncode == status and "ncu saw no kernel with 'nosuch' in its name" in result.stderr.splitlines()[-1]
     )
     assert len(list(tmp_path.glob("counters/*/kernels.csv"))) == (status == 3)
+
+
+def test_a_script_that_ends_with_3_and_leaves_nothing_has_no_part(run, tmp_path):
+    """The status 3 is the wrapper's own, for a part that is kept."""
+    arguments = ("--pmc", "--kernel", "nosuch", "--output-dir", tmp_path)
+    result = run("get_counters.sh", *arguments, profilers="nvidia", STAND_IN_STATUS="3")
+    assert result.returncode == 1 and "no counters: " in result.stderr.splitlines()[-1], result.stderr
+    assert not list(tmp_path.glob("counters/*/"))
 
 
 @pytest.mark.parametrize("release", [slow("6.4"), "7.1"])
@@ -728,6 +809,7 @@ def test_ctrl_c_keeps_what_was_measured(wrapper, release, status, kept, run, tmp
     last = result.stderr.splitlines()[-1]
     assert result.returncode == 130 and f"{wrapper}: interrupted" in last, result.stderr
     assert bool(list(target.glob("*/*/*_kernel_trace.csv"))) == ("what was measured is in" in last) == kept
+    assert "the last lines of the log" not in result.stderr  # the user knows why it ended
     assert "(log: " in last and bool(list(target.glob("*/*/"))) == kept  # no folder with nothing that can be read
 
 
@@ -763,11 +845,29 @@ def test_bad_options_and_places(run, tmp_path):
     for arguments, status, words in (
         (["--profiler", "vtune"], 2, "must be auto"),
         (["--output-dir"], 2, "needs a value"),
+        (["--output-dir", "--dry-run"], 2, "--output-dir needs a value"),  # and not a folder of this name
         (["--nproc-per-node", "0"], 2, "must be 1 or more"),
         (["--output-dir", tmp_path / "file"], 1, "choose a writable folder with --output-dir"),
     ):
         result = run("get_trace.sh", *arguments, profilers="rocm-6.4")
         assert result.returncode == status and words in result.stderr and "\ntraining" not in result.stdout
+    assert run("get_counters.sh", "--pmc", "--kernel", "--dry-run", profilers="rocm-6.4").returncode == 2
+    result = run("get_trace.sh", "--dry-run", "--output-dir", "/", profilers="rocm-6.4")
+    assert " -d /traces/trace_" in result.stdout  # and not the folder of the version
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bash version3_triton/get_trace.sh --profiler pytorch --dry-run",
+        'source scripts/common/environment.sh; [ "$ROOT" -ef . ]',
+    ],
+)
+def test_a_cdpath_does_not_matter(command):
+    """With it cd prints where it goes, if the name of the folder is relative."""
+    environment = {**os.environ, "CDPATH": "."}
+    result = subprocess.run(["bash", "-c", command], cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0 and not result.stderr, result.stderr
 
 
 def test_wrappers_run_from_anywhere_and_with_spaces_in_paths(run, tmp_path):
@@ -832,6 +932,21 @@ def test_ncu_that_finds_no_kernel_in_the_steps_looks_at_the_whole_run(run, tmp_p
     assert [command.startswith(NCU) for command in recorded(tmp_path)] == [True, False]
 
 
+def test_ncu_that_cannot_select_the_steps_says_so(run, tmp_path):
+    executable(tmp_path / "ncu", "#!/bin/sh\necho '--nvtx --metrics'\n")
+    result = run("get_rocprof_compute.sh", "--dry-run", "--profiler", "nsight")
+    assert "warning: this ncu cannot select the measured steps: it looks at the whole run" in result.stderr
+    assert result.returncode == 0 and "--kernel-id" in result.stdout and "--nvtx" not in result.stdout
+
+
+def test_times_without_counters_are_called_so(run):
+    result = run("get_counters.sh", "--dry-run", "--profiler", "pytorch")
+    assert result.returncode == 0
+    assert "warning: these are times alone: hardware counters need rocprofv3 or ncu" in result.stderr
+    result = run("get_counters.sh", "--dry-run", "--profiler", "pytorch", "--set", "memory")  # asked for: no warning
+    assert result.returncode == 1 and "need rocprofv3 or ncu: leave --pmc and --set out for times" in result.stderr
+
+
 @pytest.mark.parametrize(("ranks", "status"), [(1, "0"), (1, "1"), slow(2, "0")])
 def test_a_recording_that_nsys_cannot_import_is_kept_and_named(ranks, status, run, tmp_path):
     """As in an image without the libraries of Nsight Systems' host part."""
@@ -854,6 +969,37 @@ def test_the_profiler_is_chosen_by_what_is_here(run, tmp_path):
     (tmp_path / "rocm" / "bin" / "rocprofv3").symlink_to(STUBS / "rocm-7.0" / "rocprofv3")
     text = run("get_hotspots.sh", "--dry-run", "--profiler", "rocm", release="7.0").stdout
     assert "uses rocprofv3 of ROCm 7.0, because it was asked for" in text
+
+
+CHOICE = """
+source "$0"
+have_amd_gpu() { [[ $GPUS == *amd* ]]; }
+have_nvidia_gpu() { [[ $GPUS == *nvidia* ]]; }
+GPUS=$1 PATH=$2
+choose_profiler auto rocprofv3 nsys
+echo "$PROFILER, $TOOL: $WHY"
+"""
+NO_AMD_GPU = "rocprofv3 is installed, but there is no AMD GPU here (no /dev/kfd)"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "tools", "chosen"),
+    [
+        ("amd nvidia", "rocm-7.1 nvidia", "rocm, rocprofv3: there is an AMD GPU"),
+        ("nvidia", "rocm-7.1 nvidia", f"nsight, nsys: {NO_AMD_GPU}"),
+        ("amd nvidia", "nvidia", "nsight, nsys: rocprofv3 is not installed"),
+        ("amd nvidia", "", "pytorch, PyTorch's profiler: rocprofv3 is not installed, and nsys is not installed"),
+        ("nvidia", "rocm-7.1", f"pytorch, PyTorch's profiler: {NO_AMD_GPU}, and nsys is not installed"),
+        ("amd", "nvidia", "pytorch, PyTorch's profiler: rocprofv3 is not installed"),
+        ("", "rocm-7.1 nvidia", f"pytorch, PyTorch's profiler: {NO_AMD_GPU}"),
+    ],
+)
+def test_rocms_profiler_comes_first_then_nvidias_then_pytorchs(gpus, tools, chosen):
+    path = os.pathsep.join(str(STUBS / name) for name in tools.split())
+    command = ["bash", "-euc", CHOICE, REPOSITORY / "scripts" / "common" / "wrappers" / "setup.sh", gpus, path]
+    environment = {**os.environ, "WRAPPER": str(FOLDER / "get_trace.sh")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout == f"{chosen}\n", done.stderr
 
 
 # ---------------------------------------------------------------- all wrappers, and PyTorch's profiler for real
@@ -966,6 +1112,8 @@ def test_any_command_under_nvidias_profilers_is_profiled_as_a_whole(run, python,
     for question in ("hotspots", "counters"):
         result = run(PROFILE, question, "--", python, "tiny_llama_v1.py", profilers="nvidia", cwd=tmp_path)
         assert result.returncode == 0 and "the profile holds the whole run" in result.stdout, result.stderr
+        warned = "warning: ncu looks at the first launch of each kernel in the whole run" in result.stderr
+        assert warned == (question == "counters")
     assert not any("nvtx-capture" in command or "nvtx-include" in command for command in recorded(tmp_path))
 
 

@@ -1,4 +1,4 @@
-# shellcheck shell=bash disable=SC2034 # run.sh and setup.sh read what is set here
+# shellcheck shell=bash disable=SC2034,SC2153 # run.sh and setup.sh read what is set here
 # Body of get_counters.sh.
 
 SETS=() PASSES=() ASKED="" # a pass is a string of counters that one run reads
@@ -94,7 +94,7 @@ name_missing() { # CSV: name the requested counters that did not come, of which 
 }
 
 take_counters() { # or go without those that nobody asked for, and say why
-    local without=""
+    local without="" before=$MISSING
     [ "$PROFILER" != pytorch ] || without="hardware counters need rocprofv3 or ncu"
     [ "$PROFILER" != nsight ] || find_tool ncu || without="ncu, which reads counters, is not installed"
     if [ -n "$without" ] && [ -z "$ASKED" ]; then
@@ -103,13 +103,13 @@ take_counters() { # or go without those that nobody asked for, and say why
         lost 1 "$without: leave --pmc and --set out for times"
     else
         "count_$PROFILER"
-        [ -n "$DRY_RUN" ] || read_counters
+        [ -n "$DRY_RUN" ] || read_counters "$before"
     fi
 }
 
-read_counters() { # the table of what came
+read_counters() { # MISSING_BEFORE: the table of what came
     if [ -z "$(find "$OUT" -name '*counter_collection.csv' -o -name ncu.csv)" ]; then
-        [ -n "$MISSING" ] || lost 1 "no counters: $(why_no_counters)"
+        [ "$MISSING" != "$1" ] || lost 1 "no counters: $(why_no_counters)"
     elif read_result kernel_counters.py @OUT@ --top 15 --counters "${PASSES[*]}" --csv @OUT@/counters.csv; then
         name_missing "$FIRST/counters.csv"
         finish "" "every counter of every kernel is in $FIRST/counters.csv"

@@ -86,6 +86,7 @@ give_up() { # STATUS SENTENCE: exit; what was measured stays, and of a run that 
 
 lost() { # STATUS SENTENCE: a part of the result did not come; the wrapper goes on with the others
     WORST=$1
+    [ "$WORST" != "$PARTLY" ] || WORST=1 # this one is ours
     MISSING+="${MISSING:+; }$2"
 }
 
@@ -161,8 +162,13 @@ reason() { # STATUS LOG: the sentence that explains a failure, with the way out 
 # ---------------------------------------------------------------- results
 
 places() { # set PLACES to the folders of the results: one per rank with several processes
+    local rank
     PLACES=("$OUT")
     [ -z "$PROCESSES" ] || PLACES=("$OUT"/rank*)
+    if [ -n "$PROCESSES" ] && [ -n "$DRY_RUN" ]; then # the folders are not there
+        PLACES=()
+        for ((rank = 0; rank < PROCESSES; rank++)); do PLACES+=("$OUT/rank$rank"); done
+    fi
     [ -d "${PLACES[0]}" ] || [ -n "$DRY_RUN" ] || give_up 1 "no rank left a result in $OUT"
 }
 

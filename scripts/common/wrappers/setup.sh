@@ -8,9 +8,11 @@
 #
 # Environment: TINY_LLAMA_PYTHON, TINY_LLAMA_VENV and TINY_LLAMA_CPU=1 as in environment.sh, and ROCM_PATH.
 
-SCRIPTS=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+[ "${TINY_LLAMA_CPU:-0}" != 1 ] || export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1
+# With a CDPATH cd may print the folder too.
+SCRIPTS=$(CDPATH="" cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 WRAPPER=${WRAPPER:-${BASH_SOURCE[${#BASH_SOURCE[@]} - 1]}}
-HERE=$(cd "$(dirname "$WRAPPER")" && pwd)
+HERE=$(CDPATH="" cd "$(dirname "$WRAPPER")" && pwd)
 NAME=$(basename "$WRAPPER")
 # shellcheck source=SCRIPTDIR/run.sh
 source "$SCRIPTS/common/wrappers/run.sh"
@@ -29,8 +31,8 @@ warn() { say "warning: $1" >&2; }
 
 usage() { sed -n -e '1d' -e '/^#/!q' -e 's/^# \{0,1\}//p' "$WRAPPER"; } # the wrapper's first comment
 
-value_of() { # OPTION VALUE...: set VALUE and TAKEN, or refuse an option without a value
-    [ $# -gt 1 ] || fail 2 "$1 needs a value"
+value_of() { # OPTION VALUE...: set VALUE and TAKEN, or refuse an option without a value, before another option too
+    [[ $# -gt 1 && $2 != -[!0-9]* ]] || fail 2 "$1 needs a value"
     VALUE=$2 TAKEN=2
 }
 
@@ -63,7 +65,7 @@ choose_profiler() { # WANTED "ROCM TOOLS" NSIGHT_TOOL: set PROFILER, TOOL and WH
                 WHY="$TOOL is installed, but there is no AMD GPU here (no /dev/kfd)"
                 ! have_amd_gpu || { PROFILER=rocm WHY="there is an AMD GPU" && return; }
             fi
-            ! have_nvidia_gpu || if find_tool "$3"; then PROFILER=nsight && return; else WHY+=", nor is $3"; fi
+            ! have_nvidia_gpu || if find_tool "$3"; then PROFILER=nsight && return; else WHY+=", and $3 is not installed"; fi
             TOOL="PyTorch's profiler"
             ;;
         *) fail 2 "--profiler must be auto, rocm, nsight or pytorch, not $1" ;;
@@ -144,7 +146,8 @@ training_command() { # OPTIONS...: set TRAIN
 name_result() { # PREFIX such as traces/trace: make OUT, a folder of this call alone; set PLACE and FIRST
     local root=$HERE place="choose a writable folder with --output-dir"
     [ "$HERE" != "$PWD" ] || root=.
-    OUT=${OUTPUT_DIR:-$root}/$1_$(date +%Y%m%d_%H%M%S)
+    root=${OUTPUT_DIR:-$root}
+    OUT=${root%/}/$1_$(date +%Y%m%d_%H%M%S)
     OUT=${OUT#./}
     [[ $OUT != *..* ]] || OUT=$(realpath -m "$OUT") # rocprof-compute refuses a path with ..
     if [ -z "$DRY_RUN" ]; then # another wrapper may begin in the same second
@@ -172,7 +175,7 @@ setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL "DEFAULTS" OPTIONS...: the user's op
             -h | --help) usage && exit 0 ;;
             --dry-run) DRY_RUN=1 ;;
             --profiler) value_of "$@" && wanted=$VALUE ;;
-            --output-dir) value_of "$@" && OUTPUT_DIR=${VALUE%/} ;;
+            --output-dir) value_of "$@" && OUTPUT_DIR=$VALUE ;;
             --nproc-per-node)
                 value_of "$@" && PROCESSES=$VALUE
                 [[ $VALUE =~ ^[1-9][0-9]*$ ]] || fail 2 "--nproc-per-node must be 1 or more, not $VALUE"
