@@ -59,7 +59,7 @@ done
 [[ $limit =~ ^[1-9][0-9]*$ ]] || fail 2 "--time-limit needs a positive number, got $limit"
 [[ -n $folder ]] || fail 2 "name the folder for the results; --help shows how"
 mkdir -p "$folder" 2>/dev/null && [[ -w $folder ]] || fail 2 "$folder cannot be written: choose another folder"
-folder=$(cd "$folder" && pwd)
+folder=$(CDPATH="" cd "$folder" && pwd)
 find_python
 gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())') ||
     fail 2 "$PYTHON has no PyTorch: run scripts/quickstart.sh first, or set TINY_LLAMA_PYTHON"
