@@ -18,7 +18,7 @@ import tempfile
 
 from common.command_line import Failure, Parser, add_time_limit, listed, positive, with_sizes
 from common.profiles import read_profile, steps_needed
-from common.ratios import furthest, gain, noise_line, noisiest, ratios
+from common.ratios import furthest, gain, noise_line, noisiest, noisiest_line, ratios
 from common.runs import TimeLimit, run_in_rounds, train
 from common.tables import columns, emit, rounded, text_table
 from common.versions import SCRIPTS, load_version
@@ -151,8 +151,8 @@ def as_text(rows, found, again=()):
     text = [text_table(*columns(COMBINATION_COLUMNS, lines)), "", text_table(*columns(SWITCH_COLUMNS, found))]
     if noise:
         text.append(noise_line("all switches on", furthest(ratios(*noise))))
-        runs = {row["name"]: row["steps_ms"] for row in measured}
-        text.append('noisiest: "{}" differs by up to {:.1f} % from its own median'.format(*noisiest(runs)))
+        name, percent = noisiest({row["name"]: row["steps_ms"] for row in measured})
+        text.append(noisiest_line(repr(name), percent))
     text += [f"{row['name']}: {row['reason']}" for row in rows if row["reason"]]
     gains = {row["switch"]: row["speedup"] for row in found if row["speedup"]}
     faster = [switch for switch, gained in gains.items() if gained.shown and gained.ratio > 1]

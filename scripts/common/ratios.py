@@ -120,3 +120,8 @@ def counted(number, word):
 def noise_line(name, noise):
     """Return the sentence about an A/A pair that was measured under two names."""
     return f"A/A: {name} under two names differs by up to {100 * math.expm1(noise):.1f} % within a round"
+
+
+def noisiest_line(name, percent):
+    """Return the sentence about what noisiest() found."""
+    return f"Noisiest: {name} differs by up to {percent:.1f} % from its own median"

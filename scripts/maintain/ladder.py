@@ -28,7 +28,7 @@ import fusion_ablation_study as ablation
 from common.command_line import SHORT_PRECISIONS, Failure, Parser
 from common.environment import numbers, rocm_builds
 from common.occupancy import TARGETS
-from common.ratios import counted, furthest, gain_text, noise_line, noisiest, ratios
+from common.ratios import counted, furthest, gain_text, noise_line, noisiest, noisiest_line, ratios
 from common.suite_results import MODELS, configurations, ratios_between, table_of
 from common.tables import known, markdown_table, rounded
 from common.versions import REPOSITORY, SCRIPTS
@@ -144,7 +144,8 @@ def told_of(column, recorded):
     lines = [f"{way}: {told}. {origin(column.content['record'], recorded)}"]
     if pair := column.pair():
         lines.append(f"{noise_line('rung ' + column.content['again'], furthest(ratios(*pair)))}.")
-        lines.append("Noisiest: row {} differs by up to {:.1f} % from its own median.".format(*column.noisiest()))
+        name, percent = column.noisiest()
+        lines.append(f"{noisiest_line(f'row {name}', percent)}.")
     for name, peer in rungs.LEADS:
         found = column.gain(name, peer)
         if found:
@@ -278,7 +279,8 @@ def ablation_table(recorded, part):
     elif noise := ablation.pair_of(study["combinations"], switches, study.get("again_ms", ())):
         told += f"{counted(len(noise[0]), 'round')}. {noise_line('all switches on', furthest(ratios(*noise)))}. "
         runs = {row["name"]: row["steps_ms"] for row in study["combinations"] if row["steps_ms"]}
-        told += 'Noisiest: "{}" differs by up to {:.1f} % from its own median. '.format(*noisiest(runs))
+        name, percent = noisiest(runs)
+        told += f"{noisiest_line(repr(name), percent)}. "
     told += "Speed-ups, and changes of memory and kernels:"
     header = ["switch", "added to none", "added to all others"]
     header += ["peak MiB (to none, to others)", "kernels per step (likewise)"]

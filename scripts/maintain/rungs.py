@@ -12,7 +12,7 @@ import statistics
 from typing import NamedTuple
 
 from common.profiles import errors_of, read_object
-from common.ratios import ROUNDS_NEEDED, check_times, furthest, gain, noise_line, noisiest, ratios
+from common.ratios import ROUNDS_NEEDED, check_times, furthest, gain, noise_line, noisiest, noisiest_line, ratios
 from common.tables import known, text_table
 from common.versions import REPOSITORY, SCRIPTS
 from maintain.rounds import AGAIN
@@ -186,7 +186,7 @@ def lines_of(column):
     lines = [f"{column.title}: {count}", text_table(COLUMNS, rows, left=3)]
     if pair := column.pair():
         lines.append(noise_line(column.content["again"], furthest(ratios(*pair))))
-        lines.append("noisiest: {} differs by up to {:.1f} % from its median".format(*column.noisiest()))
+        lines.append(noisiest_line(*column.noisiest()))
     for name, peer in LEADS:
         if {name, peer} <= column.rungs.keys() and (found := column.gain(name, peer)):
             lines.append(f"lead of {name} over {peer}: {found}")
