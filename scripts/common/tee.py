@@ -10,14 +10,24 @@ import sys
 
 
 def main(path):
-    """Return 130 after Ctrl-C, else 0."""
+    """Return 130 after Ctrl-C, else 0; raise the file's OSError at the end of the input.
+
+    Until then somebody must read: a profiler whose output nobody reads dies before it writes what it measured.
+    """
     interrupts = []
+    failure = None
     signal.signal(signal.SIGINT, lambda *_: interrupts.append(1))  # the writer ends first, and all it says is kept
     with open(path, "ab", buffering=0) as log:
         while chunk := os.read(0, 2**16):
-            log.write(chunk)
+            try:
+                if not failure:
+                    log.write(chunk)
+            except OSError as error:
+                failure = error
             with contextlib.suppress(BrokenPipeError):  # nobody reads: the log goes on
                 os.write(1, chunk)
+    if failure:
+        raise failure
     return 130 if interrupts else 0
 
 

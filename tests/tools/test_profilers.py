@@ -583,6 +583,15 @@ def test_empty_files_suggest_a_full_disk(wrapper, run, tmp_path):
     assert "the sentence above says" in result.stderr.splitlines()[-1] and "profiler saw no" not in result.stderr
 
 
+def test_what_cannot_be_logged_is_read_to_its_end():
+    """The profiler would die of a pipe that nobody reads, with what it measured not yet written."""
+    tee = [sys.executable, "-S", REPOSITORY / "scripts" / "common" / "tee.py", "/dev/full"]
+    output = b"a line\n" * 100_000  # more than a pipe holds
+    done = subprocess.run(tee, input=output, capture_output=True)
+    assert (done.returncode, done.stdout) == (1, output)
+    assert done.stderr == b"tee.py: /dev/full: No space left on device\n"
+
+
 def test_a_log_that_cannot_be_written_is_a_failure(run, tmp_path):
     """The profiler ended well, and what it measured is kept."""
     to_full_disk = '[[ $* != *tee.py* ]] || exec training_python -S "$2" /dev/full'
