@@ -11,7 +11,6 @@ python3 environment.py rocm               "6.4.1 2.9.1 rocm6.4": this machine's 
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import os
 import pathlib
 import re
@@ -46,6 +45,15 @@ def within(version, low, high):
     return numbers(low) <= numbers(version) and (not high or numbers(version) < numbers(high))
 
 
+def has_other_name(name):
+    """Return True if a distribution of another name has this module, as ROCm's builds of Triton do.
+
+    A folder alone does not count: pip leaves one when it is interrupted.
+    """
+    distributions = importlib.metadata.distributions()
+    return any(f"{name}/__init__.py" in map(str, found.files or ()) for found in distributions)
+
+
 def unmet(group, kind):
     """Return the names of the group's requirements that are missing here or outside their bounds.
 
@@ -56,8 +64,7 @@ def unmet(group, kind):
         try:
             met = within(importlib.metadata.version(name), low, high if kind == "none" else "")
         except importlib.metadata.PackageNotFoundError:
-            # ROCm's builds distribute the module triton under another name
-            met = importlib.util.find_spec(name) is not None
+            met = has_other_name(name)
         if not met and name not in names:
             names.append(name)
     return names

@@ -25,7 +25,7 @@ case $SET in
 esac
 [[ $VENV == /* ]] || VENV=$PWD/$VENV
 PYTHON=$VENV/bin/python
-MARK=$VENV/made-by-tiny-llama # a folder without it is never cleared
+MARK=$VENV/made-by-tiny-llama # nothing is written into a folder that has files, but not this one
 PROBE=$ROOT/scripts/common/environment.py
 TORCH_INDEX=${TINY_LLAMA_TORCH_INDEX:-https://download.pytorch.org/whl}
 
@@ -37,6 +37,12 @@ fail() {
 }
 
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; } # the first comment of the script that was started
+
+quoted() { # WORDS...: a command that can be pasted, from a folder with a space too
+    local line
+    printf -v line ' %q' "$@"
+    printf '%s\n' "${line# }"
+}
 
 gpu_kind() {
     if [ "${TINY_LLAMA_CPU:-0}" != 1 ]; then
@@ -60,20 +66,47 @@ base_python() { # the interpreter to start from; where our own environment is ac
 usable() { # KIND PYTHON: print the folder of a PyTorch that serves this kind of GPU; fail where there is none
     local build folder
     read -r build folder < <("$2" "$PROBE" torch 2>/dev/null) || return 1
-    [[ $1:$build =~ ^(amd:rocm|nvidia:cuda|none:.*)$ ]] && printf '%s\n' "$folder"
+    [[ $1:$build =~ ^(amd:rocm|nvidia:cuda|none:.+)$ ]] && printf '%s\n' "$folder"
+}
+
+not_ours() { [ ! -e "$MARK" ] && [ -n "$(ls -A "$VENV" 2>/dev/null)" ]; }
+
+leave_alone() { # WHY
+    fail "$VENV $1 and was not made by this script: remove it, or set TINY_LLAMA_VENV to another folder."
+}
+
+wait_for_others() { # PYTHON: let one call at a time make environments beside $VENV, until it closes descriptor 9
+    # The lock is on the folder above, which no call replaces. It ends with the process that holds it, however that ends.
+    # macOS has no flock command. A file system without locks does not stop a call that may be alone.
+    local folder
+    folder=$(dirname "$VENV")
+    { mkdir -p "$folder" && exec 9<"$folder"; } 2>/dev/null || return 0
+    "$1" -c '
+import fcntl, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+try:
+    fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    sys.stderr.write(f"Another call is making a Python environment in {sys.argv[1]}: waiting until it ends\n")
+    fcntl.flock(9, fcntl.LOCK_EX)
+except OSError:
+    pass' "$folder" || return 0 # prepare says what is wrong with this Python
+}
+
+forget_cut_packages() { # let pip install those anew whose installation was cut: it writes INSTALLER last
+    local package
+    for package in "$VENV"/lib/python3*/site-packages/*.dist-info; do
+        [ ! -d "$package" ] || [ -e "$package/INSTALLER" ] || rm -rf -- "$package"
+    done
 }
 
 make_venv() { # KIND PYTHON [OPTION...]
     "$2" -c 'import venv, ensurepip' 2>/dev/null || fail "$2 cannot make virtual environments:" \
         "install its venv module (Debian, Ubuntu: apt install python3-venv)."
-    if [ -e "$MARK" ]; then
-        rm -rf -- "$VENV"
-    elif [ -n "$(ls -A "$VENV" 2>/dev/null)" ]; then
-        fail "$VENV has no PyTorch that fits and was not made by this script:" \
-            "remove it, or set TINY_LLAMA_VENV to another folder."
-    fi
     { mkdir -p "$VENV" && : >"$MARK"; } 2>/dev/null || fail "Cannot write $VENV: set TINY_LLAMA_VENV to a folder that can" \
         "be written, as in TINY_LLAMA_VENV=~/tiny_llama_venv."
+    # The mark stays, so that a call that is interrupted here leaves a folder that is ours.
+    find "$VENV/" -mindepth 1 -maxdepth 1 ! -name "${MARK##*/}" -exec rm -rf -- {} +
     say "Making the Python environment in $VENV"
     "$2" -m venv "${@:3}" "$VENV" >&2 || fail "$2 could not make a virtual environment: its message is above."
     echo "$1 $2" >"$MARK"
@@ -95,18 +128,19 @@ install_rocm_torch() { # PYTHON: install the PyTorch built for this machine's RO
     install=(-m pip install "torch==$version+$folder" --index-url "$TORCH_INDEX/$folder")
     PIP_USER=0 "$PYTHON" "${install[@]}" --disable-pip-version-check --no-input --retries 2 >&2 ||
         fail "pip could not install PyTorch $version for ROCm $release: its message is above. Load your site's PyTorch" \
-            "module, set TINY_LLAMA_TORCH_INDEX to a mirror, or run this where there is a network: $PYTHON ${install[*]}"
+            "module, set TINY_LLAMA_TORCH_INDEX to a mirror, or run this where there is a network: $(quoted "$PYTHON" "${install[@]}")"
 }
 
 install_unmet() { # KIND GROUP
     local unmet
     read -ra unmet <<<"$("$PYTHON" "$PROBE" unmet "$2" "$1")"
     [ ${#unmet[@]} -gt 0 ] || return 0
+    ! not_ours || leave_alone "lacks ${unmet[*]}"
     if [[ $1 == none && " ${unmet[*]} " == *" torch "* ]] &&
         ! "$PYTHON" -m pip config list 2>/dev/null | grep -Eq '(index-url|find-links|no-index)='; then
         say "Taking PyTorch from pip's default index, whose Linux build brings its CUDA libraries (gigabytes);" \
-            "for a small one, first: python3 -m venv $VENV && $PYTHON -m pip install torch -c $CONSTRAINTS" \
-            "--index-url $TORCH_INDEX/cpu"
+            "for a small one, stop this, and first:" \
+            "$(quoted "$PYTHON" -m pip install torch -c "$CONSTRAINTS" --index-url "$TORCH_INDEX/cpu")"
     fi
     say "Installing ${unmet[*]}"
     PIP_USER=0 "$PYTHON" -m pip install --constraint "$CONSTRAINTS" --disable-pip-version-check --no-input "${unmet[@]}" >&2 ||
@@ -116,7 +150,9 @@ install_unmet() { # KIND GROUP
 
 prepare() { # KIND PYTHON: an environment with pip, and with a re-used PyTorch where there is one
     local folder
+    [ ! -e "$MARK" ] || forget_cut_packages
     ! usable "$1" "$PYTHON" >/dev/null || return 0
+    ! not_ours || leave_alone "has no PyTorch that fits"
     "$2" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
         fail "$2 is older than Python 3.10: name a newer one, as in TINY_LLAMA_PYTHON=python3.12."
     if [ "$SET" = pinned ] && folder=$(usable "$1" "$2"); then
@@ -132,6 +168,8 @@ prepare() { # KIND PYTHON: an environment with pip, and with a re-used PyTorch w
     fi
 }
 
+is_current() { [[ -x $PYTHON && "$(cat "$1" 2>/dev/null)" == "$2" ]]; } # STAMP KEY
+
 use_environment() {
     local group=$1 stamp=$VENV/$1.stamp kind base key versions
     [ "${TINY_LLAMA_CPU:-0}" != 1 ] || export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1
@@ -139,13 +177,20 @@ use_environment() {
     [ "$kind $SET" != "nvidia pinned" ] || CONSTRAINTS=$ROOT/scripts/common/constraints-nvidia.txt
     base=$(base_python) || exit 1
     key="$kind $SET $base ${PYTHONPATH:-} $(cat "$ROOT/pyproject.toml" "$ROOT"/scripts/common/{constraints,environment}* | cksum)"
-    [[ -x $PYTHON && "$(cat "$stamp" 2>/dev/null)" == "$key" ]] && return
-    prepare "$kind" "$base"
-    install_unmet "$kind" "$group"
-    versions=$("$PYTHON" "$PROBE" summary) ||
-        fail "The environment in $VENV does not work: its message is above; remove the folder and try again."
-    [ "$kind" != nvidia ] || usable nvidia "$PYTHON" >/dev/null ||
-        say "pip's settings gave a PyTorch without CUDA: the NVIDIA GPU of this machine will not be used."
-    say "Python environment in $VENV: $versions"
-    printf '%s\n' "$key" >"$stamp"
+    ! is_current "$stamp" "$key" || return 0
+    # pip ends of Ctrl-C as of a fault, and a shell goes on after that.
+    trap 'say "Interrupted: the next call completes the environment in $VENV." && exit 130' INT
+    wait_for_others "$base"
+    if ! is_current "$stamp" "$key"; then
+        prepare "$kind" "$base"
+        install_unmet "$kind" "$group"
+        versions=$("$PYTHON" "$PROBE" summary) ||
+            fail "The environment in $VENV does not work: its message is above; remove the folder and try again."
+        [ "$kind" != nvidia ] || usable nvidia "$PYTHON" >/dev/null ||
+            say "pip's settings gave a PyTorch without CUDA: the NVIDIA GPU of this machine will not be used."
+        say "Python environment in $VENV: $versions"
+        not_ours || printf '%s\n' "$key" >"$stamp"
+    fi
+    exec 9<&-
+    trap - INT
 }

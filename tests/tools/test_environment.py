@@ -4,7 +4,9 @@ import os
 import pathlib
 import platform
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import venv
@@ -83,6 +85,7 @@ class Machine:
         for tool in ("nvidia-smi", "rocminfo", "amd-smi"):
             write_tool(self.tools / tool, "exit 1")
         write_tool(self.tools / "python3", PYTHON.format(python=self.python / "bin" / "python3", pip=pip))
+        self.started = []
         self.settings = {"TINY_LLAMA_CPU": "1"}  # a real /dev/kfd cannot be hidden
 
     def add_wheels(self, versions=PINNED, **build):
@@ -119,8 +122,14 @@ class Machine:
         self.settings.pop("TINY_LLAMA_CPU")
         write_tool(self.tools / "nvidia-smi", "echo 'GPU 0: a card'")
 
-    def run(self, commands='use_environment run; echo "$PYTHON"'):
-        """Source environment.sh and run the commands; return the finished process."""
+    def waits_in_venv(self):
+        """Let python3 stop before it makes an environment until the file go is there, and end of Ctrl-C as pip does."""
+        waits = 'trap "exit 1" INT; touch begun; until [ -e go ]; do sleep 0.05; done'
+        tool = self.tools / "python3"
+        write_tool(tool, f'case "$1 $2" in "-m venv") {waits} ;; esac\n{tool.read_text()}')
+
+    def start(self, commands='use_environment run; echo "$PYTHON"'):
+        """Source environment.sh and run the commands; return the process, which leads a group as a terminal's does."""
         environment = {
             "PATH": f"{self.tools}:{self.python / 'bin'}:/usr/local/bin:/usr/bin:/bin",
             "HOME": str(self.checkout),
@@ -129,10 +138,18 @@ class Machine:
             "PIP_CONFIG_FILE": os.devnull,
             **self.settings,
         }
-        script = f"set -euo pipefail; source scripts/common/environment.sh; {commands}"
-        return subprocess.run(
-            ["bash", "-c", script], cwd=self.checkout, env=environment, capture_output=True, text=True, timeout=250
-        )
+        environment = {name: value for name, value in environment.items() if value is not None}
+        command = ["bash", "-c", f"set -euo pipefail; source scripts/common/environment.sh; {commands}"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(command, cwd=self.checkout, env=environment, start_new_session=True, **pipes)
+        self.started.append(process)
+        return process
+
+    def run(self, *commands):
+        """Return the finished process of start."""
+        process = self.start(*commands)
+        output, errors = process.communicate(timeout=250)
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
     def fails(self, *words):
         """Check that the environment is refused with status 1 and that the last line has these words."""
@@ -160,7 +177,11 @@ def pip(tmp_path_factory):
 
 @pytest.fixture
 def machine(tmp_path, pip):
-    return Machine(tmp_path, pip)
+    machine = Machine(tmp_path, pip)
+    yield machine
+    for process in machine.started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -387,12 +408,97 @@ def test_without_packages_to_install_it_says_so_and_recovers(machine):
     assert machine.run().returncode == 0
 
 
-def test_a_folder_of_the_user_is_left_alone(machine):
+OWN = {  # the environment's packages and what is said of it
+    "no environment": (None, "has no PyTorch that fits and was not made by this script"),
+    "no packages": ([], "has no PyTorch that fits and was not made by this script"),
+    "some packages": (["torch"], "lacks triton numpy and was not made by this script"),
+    "all packages": (PINNED, ""),
+}
+
+
+@pytest.mark.parametrize(("packages", "said"), OWN.values(), ids=OWN)
+def test_a_folder_of_the_user_is_left_alone(machine, packages, said):
+    machine.add_wheels()
     machine.settings["TINY_LLAMA_VENV"] = "home"
-    (machine.checkout / "home").mkdir()
-    (machine.checkout / "home" / "thesis.tex").write_text("years of work")
-    machine.fails("was not made by this script")
-    assert (machine.checkout / "home" / "thesis.tex").read_text() == "years of work"
+    home = machine.checkout / "home"
+    home.mkdir()
+    (home / "thesis.tex").write_text("years of work")
+    if packages is not None:
+        venv.create(home, with_pip=False)
+    for name in packages or ():
+        write_module(next(home.glob("lib/python3*/site-packages")), name, PINNED[name])
+    times = {path: path.stat().st_mtime_ns for path in home.rglob("*") if path.is_file()}
+    if said:
+        machine.fails(said)
+    else:
+        assert machine.run().returncode == 0
+    for path in home.rglob("*.pyc"):
+        times.setdefault(path, path.stat().st_mtime_ns)  # the interpreter's own
+    assert {path: path.stat().st_mtime_ns for path in home.rglob("*") if path.is_file()} == times
+
+
+def test_what_an_interrupted_call_left_is_completed(machine):
+    machine.add_wheels()
+    venv.create(machine.venv, with_pip=False)
+    (machine.venv / "made-by-tiny-llama").touch()
+    write_tool(machine.tools / "rm", '/bin/rm -f "$3/made-by-tiny-llama"; exit 1')
+    assert machine.run().returncode == 1  # interrupted while it removes the folder of its last argument
+    (machine.tools / "rm").unlink()
+    result = machine.run()
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.startswith(
+        "Making the Python environment in "
+    )  # not "Using the PyTorch of" a python3 without it
+
+    packages = next(machine.venv.glob("lib/python3*/site-packages"))
+    (packages / "torch-2.13.0.dist-info" / "INSTALLER").unlink()
+    (packages / "triton-3.7.1.dist-info" / "METADATA").unlink()
+    (packages / "triton-3.7.1.dist-info" / "INSTALLER").unlink()
+    shutil.rmtree(next(packages.glob("numpy-*.dist-info")))
+    (packages / "numpy" / "__init__.py").unlink()
+    (machine.venv / "run.stamp").unlink()
+    result = machine.run()
+    assert result.returncode == 0, result.stderr
+    assert "Making" not in result.stderr and "Installing torch triton numpy\n" in result.stderr
+    assert {name: version for name, (version, _) in machine.versions().items()} == PINNED
+
+
+@pytest.mark.parametrize("end", ["finishes", signal.SIGINT, signal.SIGKILL])
+def test_of_two_calls_one_waits_for_the_other(machine, end):
+    machine.add_wheels()
+    machine.waits_in_venv()
+    first = machine.start()
+    while not (machine.checkout / "begun").exists():
+        assert first.poll() is None
+    second = machine.start()
+    waits = f"Another call is making a Python environment in {machine.checkout}: waiting until it ends\n"
+    assert second.stderr.readline() == waits
+    if end != "finishes":
+        os.killpg(first.pid, end)
+        errors = first.communicate(timeout=60)[1]
+        assert first.returncode == (130 if end == signal.SIGINT else -end)
+        said = "Interrupted: the next call completes the environment in " if end == signal.SIGINT else "Making"
+        assert errors.splitlines()[-1].startswith(said)
+    (machine.checkout / "go").touch()
+    output, errors = second.communicate(timeout=250)
+    assert second.returncode == 0 and output == f"{machine.venv}/bin/python\n", errors
+    if end == "finishes":
+        assert errors == "" and first.communicate(timeout=60)[0] == output
+
+
+@pytest.mark.parametrize("gpu", ["none", "amd"])
+def test_a_command_that_is_told_can_be_pasted(machine, gpu):
+    """The checkout's folder has a space in its name."""
+    if gpu == "amd":
+        install_release(machine, "rocm/.info/version", "6.2.0-66")
+        machine.has_torch_index()
+    else:  # pip's own index, which cannot be reached
+        machine.settings |= dict.fromkeys(("PIP_NO_INDEX", "PIP_FIND_LINKS"))
+        machine.settings |= {"PIP_RETRIES": "0", "HTTPS_PROXY": "http://127.0.0.1:9"}
+    told = next(line for line in machine.run().stderr.splitlines() if " -m pip install " in line)
+    words = shlex.split(told[told.index(": /") + 2 :])
+    assert words[:4] == [f"{machine.venv}/bin/python", "-m", "pip", "install"]
+    assert gpu == "amd" or words[6] == f"{machine.checkout}/scripts/common/constraints.txt"
 
 
 @pytest.mark.slow
