@@ -76,8 +76,8 @@ leave_alone() { # WHY
 }
 
 wait_for_others() { # PYTHON: let one call at a time make environments beside $VENV, until it closes descriptor 9
-    # The lock is on the folder above, which no call replaces. It ends with the process that holds it, however that ends.
-    # macOS has no flock command. A file system without locks does not stop a call that may be alone.
+    # The lock is on the folder above, which no call replaces, and is gone as soon as its holder is. Python takes it,
+    # because macOS has no flock command. Without locks in the file system, a call goes on as if it were alone.
     local folder
     folder=$(dirname "$VENV")
     { mkdir -p "$folder" && exec 9<"$folder"; } 2>/dev/null || return 0
@@ -128,7 +128,8 @@ install_rocm_torch() { # PYTHON: install the PyTorch built for this machine's RO
     install=(-m pip install "torch==$version+$folder" --index-url "$TORCH_INDEX/$folder")
     PIP_USER=0 "$PYTHON" "${install[@]}" --disable-pip-version-check --no-input --retries 2 >&2 ||
         fail "pip could not install PyTorch $version for ROCm $release: its message is above. Load your site's PyTorch" \
-            "module, set TINY_LLAMA_TORCH_INDEX to a mirror, or run this where there is a network: $(quoted "$PYTHON" "${install[@]}")"
+            "module, set TINY_LLAMA_TORCH_INDEX to a mirror, or run this where there is a network:" \
+            "$(quoted "$PYTHON" "${install[@]}")"
 }
 
 install_unmet() { # KIND GROUP

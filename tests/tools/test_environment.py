@@ -446,9 +446,8 @@ def test_what_an_interrupted_call_left_is_completed(machine):
     (machine.tools / "rm").unlink()
     result = machine.run()
     assert result.returncode == 0, result.stderr
-    assert result.stderr.startswith(
-        "Making the Python environment in "
-    )  # not "Using the PyTorch of" a python3 without it
+    # This python3 has no PyTorch: "Using the PyTorch of" it would be wrong.
+    assert result.stderr.startswith("Making the Python environment in ")
 
     packages = next(machine.venv.glob("lib/python3*/site-packages"))
     (packages / "torch-2.13.0.dist-info" / "INSTALLER").unlink()
