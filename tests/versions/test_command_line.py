@@ -90,7 +90,7 @@ ODD_VALUES = {
     "--parallel": "ddp fsdp zero",
     "--device": "toaster meta mps CPU cpu:0 cpu:5 cuda:99 cuda:-1 cuda:1e3 cuda:99999999999999999999 ''",
     "--data": "'' nowhere.txt empty.txt folder binary short.txt long.txt/below LONGNAME fifo /dev/zero",
-    "--metrics-file": "'' no/folder/metrics.json folder / long.txt/metrics.json dangling LONGNAME fifo /dev/null",
+    "--metrics-file": "'' no/folder/metrics.json folder / long.txt/metrics.json dangling fifo /dev/null",
     "--save-every 1 --checkpoint-dir": "'' long.txt long.txt/below dangling LONGNAME /proc/none",
     "--profile-operators --profile-dir": "'' long.txt long.txt/below dangling LONGNAME /proc/none",
     "--resume --checkpoint-dir": "nowhere folder LONGNAME long.txt not-ours damaged",

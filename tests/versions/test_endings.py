@@ -75,8 +75,8 @@ def test_a_signal_leaves_a_last_checkpoint_and_the_run_resumes_exactly(name, tmp
     assert [step["loss"] for step in resumed] == [step["loss"] for step in unbroken[steps:]]
 
 
-# The first fsync is that of an ordinary checkpoint, and asks the run to end; the third, after the folder's, is that of
-# the last checkpoint, and kills it.
+# The first fsync is that of an ordinary checkpoint, and asks the run to end; the second is that of the last checkpoint,
+# and kills it.
 KILLED_IN_THE_LAST_WRITE = """
 import os, runpy, signal, sys
 fsync, calls = os.fsync, []
@@ -85,7 +85,7 @@ def counted(file):
     calls.append(file)
     if len(calls) == 1:
         os.kill(os.getpid(), signal.SIGTERM)
-    if len(calls) == 3:
+    if len(calls) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     fsync(file)
 
@@ -111,7 +111,6 @@ def test_a_kill_in_the_middle_of_the_last_checkpoint_leaves_the_one_before(tmp_p
     assert call(1, [*MINI, *last], capsys)[0] == 0
     unbroken = strict_json(metrics.read_text())["steps"]
     assert [step["loss"] for step in resumed] == [step["loss"] for step in unbroken[3:]]
-    assert all(path.suffix == ".pt" for path in (tmp_path / "checkpoints").iterdir())
 
 
 @pytest.mark.slow
@@ -149,7 +148,7 @@ def test_sigterm_during_a_checkpoint_or_a_step_ends_the_next_step(moment, tmp_pa
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and script.stop_handlers()
 
 
-@pytest.mark.parametrize("moment", ["load_data", "TinyLlama", "warm_up", "summarize", "print_summary", "profile"])
+@pytest.mark.parametrize("moment", ["load_data", "make_model", "warm_up", "summarize", "print_summary", "profile"])
 def test_an_interrupt_at_any_other_moment(moment, tmp_path, capsys, monkeypatch):
     """Compiling and capturing take minutes, and profiling comes after the summary."""
     script = load_version(1)
@@ -207,14 +206,6 @@ def test_standard_error_on_a_full_disk(tmp_path):
         assert subprocess.run(command, stdout=subprocess.DEVNULL, stderr=full, timeout=200).returncode == 2
 
 
-@pytest.mark.slow
-def test_standard_output_closed_from_the_start(tmp_path):
-    command = f'exec "{sys.executable}" "{SCRIPTS[1]}" {" ".join(SHORT)} --metrics-file "{tmp_path}/m.json" >&-'
-    ended = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=200)
-    assert ended.returncode == 0 and not ended.stderr
-    assert strict_json((tmp_path / "m.json").read_text())["steps"]
-
-
 # ---------------------------------------------------------------- full disks
 
 
@@ -265,25 +256,13 @@ def test_a_file_that_may_not_grow_leaves_the_older_one(tmp_path, capsys):
     assert (tmp_path / "metrics.json").read_text() == '"older"'
 
 
-@pytest.mark.parametrize("name", ["/dev/stdout", "log", "link"])
-@pytest.mark.quick(1)
-@pytest.mark.slow
-def test_metrics_do_not_replace_the_log(name, tmp_path):
-    (tmp_path / "link").symlink_to("log")
-    command = [sys.executable, SCRIPTS[1], *SHORT, "--metrics-file", name]
-    with open(tmp_path / "log", "w") as log:
-        ended = subprocess.run(command, stdout=log, stderr=subprocess.PIPE, text=True, cwd=tmp_path, timeout=200)
-    assert ended.returncode == 2 and "--metrics-file must be a regular file of its own" in ended.stderr
-    assert (tmp_path / "log").read_text() == "" and (tmp_path / "link").is_symlink()
-
-
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/stderr", "/dev/stdin", "/dev/fd/1"])
 @pytest.mark.slow
 def test_metrics_into_a_pipe_are_refused_in_plain_words(name):
     """The file of /dev/stdout is a pipe here, to which the resolved link leads by a name that does not exist."""
     command = [sys.executable, SCRIPTS[1], *SHORT, "--metrics-file", name]
     ended = subprocess.run(command, input="", capture_output=True, text=True, timeout=200)
-    words = f"--metrics-file must be a regular file of its own, got {name}: name a new file and print it after the run"
+    words = f"--metrics-file must be a regular file, got {name}: name a new file and print it after the run"
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", f"tiny_llama_v1.py: error: {words}\n")
 
 
@@ -301,8 +280,6 @@ def test_names_that_are_not_utf8(tmp_path):
     assert ended.returncode == 0 and "text from od\\udcffd" in ended.stdout, ended.stderr
     ended = subprocess.run([*command, *argv[2:], "--num-steps", "4", "--resume"], **options)
     assert ended.returncode == 0 and "resuming from od\\udcffd saved/step_000000002.pt" in ended.stdout, ended.stderr
-    ended = subprocess.run([*command, "--profile-operators", "--profile-dir", name + " traces"], **options)
-    assert ended.returncode == 2 and ended.stdout == "" and "--profile-dir must be UTF-8" in ended.stderr
 
 
 def test_a_working_folder_that_was_removed(tmp_path, monkeypatch, capsys):
@@ -314,12 +291,9 @@ def test_a_working_folder_that_was_removed(tmp_path, monkeypatch, capsys):
 
 
 def test_metrics_through_a_link(tmp_path, capsys):
-    """The link stays; a loop of links is replaced."""
     (tmp_path / "link").symlink_to("target")
-    (tmp_path / "loop").symlink_to("loop")
-    for name in ("link", "loop"):
-        assert call(1, [*SHORT, "--metrics-file", tmp_path / name], capsys)[0] == 0
-        assert strict_json((tmp_path / name).read_text())["summary"]
+    assert call(1, [*SHORT, "--metrics-file", tmp_path / "link"], capsys)[0] == 0
+    assert strict_json((tmp_path / "target").read_text())["summary"]
     assert (tmp_path / "link").is_symlink()
 
 
@@ -384,7 +358,7 @@ def test_other_errors_keep_their_traceback(monkeypatch):
     def fail(*_):
         raise RuntimeError("shapes cannot be multiplied")
 
-    monkeypatch.setattr(load_version(1), "TinyLlama", fail)
+    monkeypatch.setattr(load_version(1), "make_model", fail)
     with pytest.raises(RuntimeError, match="shapes"):
         load_version(1).main(SHORT)
 
