@@ -283,6 +283,7 @@ def complete_version_options(config):
 import argparse
 import contextlib
 import datetime
+import difflib
 import hashlib
 import io
 import json
@@ -327,6 +328,11 @@ SORT_KEYS = [*COLUMNS, *(f"self_{key}" for key in COLUMNS), "count"]
 
 class UserError(Exception):
     """Stop because of what the user can change: main prints one line and returns exit status 2."""
+
+
+def printable(text):
+    """Return a text, or a file's name, with its control characters escaped: a terminal would obey them."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
 class Config(argparse.Namespace):
@@ -379,7 +385,10 @@ def build_parser():
     def error(message):
         """Exit with status 2; print the message on local rank 0 only."""
         other_says_it = os.environ.keys() >= RANK_VARIABLES and os.environ["LOCAL_RANK"] != "0"
-        parser.exit(2, None if other_says_it else f"{parser.prog}: error: {message}\n")
+        if unknown := re.match("unrecognized arguments:.*?(--[^ =]+)", message):
+            for option in difflib.get_close_matches(unknown[1], parser._option_string_actions, n=1):
+                message += f" (did you mean {option}?)"
+        parser.exit(2, None if other_says_it else f"{parser.prog}: error: {printable(message)}\n")
 
     parser.error = error
     parser.set_defaults(version=VERSION, norm_eps=1e-6, rope_theta=10000.0)
@@ -557,7 +566,7 @@ def check_paths(config):
             raise UserError(f"{option}: cannot write to {path.parent}: {error.strerror}") from None
         except UnicodeEncodeError:
             if option == "--profile-dir":
-                raise UserError(f"--profile-dir must be UTF-8, got {ascii(config.profile_dir)}") from None
+                raise UserError(f"--profile-dir must be UTF-8, got {config.profile_dir}") from None
     try:
         others = config.save_every and not config.resume and list_checkpoints(config)
     except OSError as error:
@@ -626,10 +635,11 @@ class TextStream:
         text = b"\n".join(texts)
         if len(text) <= self.T:
             raise UserError(f"--seq-len must be less than the {len(text)} bytes of text in --data {path}, got {self.T}")
-        if max(text) >= config.vocab_size:
-            raise UserError(f"--vocab-size must be at least {max(text) + 1} for --data {path}, got {config.vocab_size}")
         self.bytes = np.frombuffer(text, dtype=np.uint8)
-        self.description = f"{len(text):,} bytes of text from {path}"
+        needed = int(self.bytes.max()) + 1  # Python's max takes 20 s per GiB
+        if needed > config.vocab_size:
+            raise UserError(f"--vocab-size must be at least {needed} for --data {path}, got {config.vocab_size}")
+        self.description = f"{len(text):,} bytes of text from {printable(path)}"
 
     def draw(self, rng, rows):
         """Return windows of tokens, int64 [rows, T + 1]."""
@@ -1061,7 +1071,7 @@ def remove_partials(path):
             continue
         except (PermissionError, ValueError, OverflowError):
             pass  # another user's process, or a file that is none of ours
-        print(f"  note       another run may be writing {partial}")
+        print(f"  note       another run may be writing {printable(partial)}")
 
 
 def list_checkpoints(config):
@@ -1111,11 +1121,11 @@ def find_checkpoint(config):
             raise TypeError("an option is no text and no number")
         changed = {name for name, old in options.items() if old != now[name]}
         changes = ", ".join(f"{name} {old} -> {now[name]}" for name, old in options.items() if name in changed)
-        changes = changes[:2000].encode("unicode_escape").decode()  # a terminal would obey escape codes
+        changes = printable(changes[:2000])
     except OSError as error:
         raise UserError(f"--resume: {path} cannot be read: {error.strerror}") from None
     except DAMAGE as error:
-        raise UserError(f"--resume: {path} is damaged ({ascii(str(error)[:80])}): {without_newest(config)}") from None
+        raise UserError(f"--resume: {path} is damaged ({str(error)[:80]}): {without_newest(config)}") from None
     if changed - set(COMPARED):
         raise UserError(f"--resume: {path} belongs to another model: {changes}")
     if len(gather([saved["step"]], config).unique()) > 1:
@@ -1123,7 +1133,7 @@ def find_checkpoint(config):
     if saved["step"] >= config.num_steps:
         raise UserError(f"--resume: step {saved['step']} is reached already: raise --num-steps")
     note = f", with other options: {changes}" if changed else ""
-    print(f"resuming from {path}{note}")
+    print(f"resuming from {printable(path)}{note}")
     return saved
 
 
@@ -1165,7 +1175,7 @@ def check_contents(saved, trainer):
         if scaler and scaler["_growth_tracker"] not in range(scaler["growth_interval"]):
             raise ValueError(f"its scaler has waited for {scaler['_growth_tracker']} steps")
     except DAMAGE as error:
-        message = f"{saved['path']} is damaged ({ascii(str(error)[:80])}): {without_newest(trainer.config)}"
+        message = f"{saved['path']} is damaged ({str(error)[:80]}): {without_newest(trainer.config)}"
         raise UserError(f"--resume: {message}") from None
 
 
@@ -1338,6 +1348,26 @@ def attention_step(trainer):
     y.backward(torch.ones_like(y))
 
 
+def export_trace(profiler, path):
+    """Write the profiler's trace. If it is cut, which PyTorch does not report, remove it and raise OSError."""
+    profiler.export_chrome_trace(str(path))
+    unfinished = pathlib.Path(f"{path}.tmp")  # PyTorch's name for it until the end
+    try:
+        with open(path if path.exists() else unfinished, "ab+") as file:
+            file.seek(max(0, file.tell() - 2**15))
+            ending = file.read()
+            if b'"traceName"' in ending and ending.endswith(b"}"):  # the last that PyTorch writes
+                return
+            file.write(bytes(2**16))  # the system now names the cause: a full disk, a quota
+            file.flush()
+            os.fsync(file.fileno())
+        raise OSError(None, "the profiler wrote a part of it only")
+    except OSError as error:
+        for cut in (path, unfinished):
+            cut.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
 def profile(trainer, data):
     """Profile some more steps: write a trace, and print tables of the operators."""
     config = trainer.config
@@ -1363,10 +1393,8 @@ def profile(trainer, data):
     if config.parallel:
         name += f"_rank{config.rank}"
     trace = pathlib.Path(config.profile_dir, f"{name}_{time.strftime('%Y%m%d_%H%M%S')}_{os.getpid()}.pt.trace.json")
-    profiler.export_chrome_trace(str(trace))
-    if not trace.is_file():
-        raise OSError(None, "the profiler wrote no file", str(trace))
-    print(f"profiled {config.profile_steps} more steps: open {trace} in https://ui.perfetto.dev")
+    export_trace(profiler, trace)
+    print(f"profiled {config.profile_steps} more steps: open {printable(trace)} in https://ui.perfetto.dev")
     sort_keys = []
     if config.profile_operators:
         sort_keys.append(config.sort_by)
@@ -1473,10 +1501,13 @@ def run(config):
 def user_message(error):
     """Return exit status and one line for an error; no line (None) for a bug of this program."""
     first_line = str(error).strip().partition("\n")[0]
+    end = error
+    while end and not isinstance(end, (KeyboardInterrupt, SystemExit)):
+        end = end.__cause__  # up to Python 3.11 Ctrl-C in an import can become the cause of a RuntimeError
+    if end:
+        return getattr(end, "code", 130), "interrupted"
     if isinstance(error, UserError):
         return 2, f"error: {error}"
-    if isinstance(error, (KeyboardInterrupt, SystemExit)):
-        return getattr(error, "code", 130), "interrupted"
     if isinstance(error, FloatingPointError):
         return 1, f"stopped: {error}"
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
@@ -1509,7 +1540,7 @@ def main(argv=None):
             raise
         rank = f", rank {config.rank} of {config.world_size}" if config.parallel else ""
         with contextlib.suppress(OSError):  # on a full disk the status still tells
-            print(f"tiny_llama_v{VERSION}.py{rank}: {message}", file=sys.stderr)
+            print(f"tiny_llama_v{VERSION}.py{rank}: {printable(message)}", file=sys.stderr)
         return status
 
 
