@@ -1743,6 +1743,7 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
+import difflib
 import hashlib
 import io
 import json
@@ -1786,6 +1787,11 @@ SORT_KEYS = [*COLUMNS, *(f"self_{key}" for key in COLUMNS), "count"]
 
 class UserError(Exception):
     """Stop because of what the user can change: main prints one line and returns exit status 2."""
+
+
+def printable(text):
+    """Return a text, or a file's name, with its control characters escaped: a terminal would obey them."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
 class Options(argparse.Namespace):
@@ -1841,7 +1847,10 @@ def build_parser():
     def error(message):
         """Exit with status 2; print the message on local rank 0 only."""
         other_says_it = os.environ.keys() >= RANK_VARIABLES and os.environ["LOCAL_RANK"] != "0"
-        parser.exit(2, None if other_says_it else f"{parser.prog}: error: {message}\n")
+        if unknown := re.match("unrecognized arguments:.*?(--[^ =]+)", message):
+            for option in difflib.get_close_matches(unknown[1], parser._option_string_actions, n=1):
+                message += f" (did you mean {option}?)"
+        parser.exit(2, None if other_says_it else f"{parser.prog}: error: {printable(message)}\n")
 
     parser.error = error
     parser.set_defaults(version=VERSION, norm_eps=1e-6, rope_theta=10000.0)
@@ -2059,11 +2068,11 @@ class TextStream:
         text = b"\n".join(texts)
         if len(text) <= self.T:
             raise UserError(f"--seq-len must be less than the {len(text)} bytes of text in --data {path}, got {self.T}")
-        if max(text) >= options.vocab_size:
-            needed = max(text) + 1
-            raise UserError(f"--vocab-size must be at least {needed} for --data {path}, got {options.vocab_size}")
         self.bytes = np.frombuffer(text, dtype=np.uint8)
-        self.description = f"{len(text):,} bytes of text from {path}"
+        needed = int(self.bytes.max()) + 1  # Python's max takes 20 s per GiB
+        if needed > options.vocab_size:
+            raise UserError(f"--vocab-size must be at least {needed} for --data {path}, got {options.vocab_size}")
+        self.description = f"{len(text):,} bytes of text from {printable(path)}"
 
     def draw(self, rng, rows):
         """Return windows of tokens, int64 [rows, T + 1]."""
@@ -2520,7 +2529,7 @@ def find_checkpoint(options):
         new = getattr(options, name)
         if old != new:
             changes[name] = f"{name} {old} -> {new}"
-    told = ", ".join(changes.values())
+    told = printable(", ".join(changes.values()))
     if changes.keys() - set(COMPARED):
         raise UserError(f"--resume: {path} belongs to another model: {told}")
     if len(gather([saved["step"]], options).unique()) > 1:
@@ -2528,7 +2537,7 @@ def find_checkpoint(options):
     if saved["step"] >= options.num_steps:
         raise UserError(f"--resume: step {saved['step']} is reached already: raise --num-steps")
     note = f", with other options: {told}" if changes else ""
-    print(f"resuming from {path}{note}")
+    print(f"resuming from {printable(path)}{note}")
     return saved
 
 
@@ -2545,7 +2554,8 @@ def check_contents(saved, trainer):
         has = "lacks" if name in shapes else "has another tensor,"
         raise UserError(f"--resume: the checkpoint {has} {name}: use the --enable-* options of its run")
     for name, tensor in tensors.items():
-        if tensor.shape != shapes[name] or tensor.dtype != torch.float32 or not bool(tensor.isfinite().all()):
+        right = tensor.dtype == torch.float32 or name.endswith(".step")  # version 3 counts steps in float64
+        if not right or tensor.shape != shapes[name] or not bool(tensor.isfinite().all()):
             message = f"{name} in the checkpoint is no finite float32 tensor {list(shapes[name])}"
             raise UserError(f"--resume: {message}: {without_newest(trainer.options)}")
 
@@ -2719,6 +2729,26 @@ def attention_step(trainer):
     y.backward(torch.ones_like(y))
 
 
+def export_trace(profiler, path):
+    """Write the profiler's trace. If it is cut, which PyTorch does not report, remove it and raise OSError."""
+    profiler.export_chrome_trace(str(path))
+    unfinished = pathlib.Path(f"{path}.tmp")  # PyTorch's name for it until the end
+    try:
+        with open(path if path.exists() else unfinished, "ab+") as file:
+            file.seek(max(0, file.tell() - 2**15))
+            ending = file.read()
+            if b'"traceName"' in ending and ending.endswith(b"}"):  # the last that PyTorch writes
+                return
+            file.write(bytes(2**16))  # the system now names the cause: a full disk, a quota
+            file.flush()
+            os.fsync(file.fileno())
+        raise OSError(None, "the profiler wrote a part of it only")
+    except OSError as error:
+        for cut in (path, unfinished):
+            cut.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
 def profile(trainer, data):
     """Profile some more steps: write a trace, and print tables of the operators."""
     options = trainer.options
@@ -2744,10 +2774,8 @@ def profile(trainer, data):
     if options.parallel:
         name += f"_rank{options.rank}"
     trace = pathlib.Path(options.profile_dir, f"{name}_{time.strftime('%Y%m%d_%H%M%S')}_{os.getpid()}.pt.trace.json")
-    profiler.export_chrome_trace(str(trace))
-    if not trace.is_file():
-        raise OSError(None, "the profiler wrote no file", str(trace))
-    print(f"profiled {options.profile_steps} more steps: open {trace} in https://ui.perfetto.dev")
+    export_trace(profiler, trace)
+    print(f"profiled {options.profile_steps} more steps: open {printable(trace)} in https://ui.perfetto.dev")
     sort_keys = []
     if options.profile_operators:
         sort_keys.append(options.sort_by)
@@ -2852,10 +2880,13 @@ def run(options):
 def user_message(error):
     """Return exit status and one line for an error; no line (None) for a bug of this program."""
     first_line = str(error).strip().partition("\n")[0]
+    end = error
+    while end and not isinstance(end, (KeyboardInterrupt, SystemExit)):
+        end = end.__cause__  # up to Python 3.11 Ctrl-C in an import can become the cause of a RuntimeError
+    if end:
+        return getattr(end, "code", 130), "interrupted"
     if isinstance(error, UserError):
         return 2, f"error: {error}"
-    if isinstance(error, (KeyboardInterrupt, SystemExit)):
-        return getattr(error, "code", 130), "interrupted"
     if isinstance(error, FloatingPointError):
         return 1, f"stopped: {error}"
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
@@ -2885,7 +2916,7 @@ def main(argv=None):
             raise
         rank = f", rank {options.rank} of {options.world_size}" if options.parallel else ""
         with contextlib.suppress(OSError):  # on a full disk the status still tells
-            print(f"tiny_llama_v{VERSION}.py{rank}: {message}", file=sys.stderr)
+            print(f"tiny_llama_v{VERSION}.py{rank}: {printable(message)}", file=sys.stderr)
         return status
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pathlib
 import re
 import resource
 import signal
@@ -12,6 +13,7 @@ import pytest
 import torch
 from test_command_line import MINI, SHORT, call, strict_json
 
+from common import profile_script
 from common.versions import SCRIPTS, load_version
 from marks import slow
 
@@ -163,6 +165,17 @@ def test_an_interrupt_at_any_other_moment(moment, tmp_path, capsys, monkeypatch)
     assert (tmp_path / "metrics.json").exists() == (moment in ("print_summary", "profile"))
 
 
+@pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)], ids=str)
+def test_an_interrupt_that_an_import_wraps(end, status, capsys, monkeypatch):
+    """Up to Python 3.11 a class does, where Ctrl-C comes while its names are set, as in the import of torch._dynamo."""
+
+    def interrupted_import(*_):
+        raise RuntimeError("Error calling __set_name__ on 'property' instance") from end
+
+    monkeypatch.setattr(load_version(1), "make_optimizer", interrupted_import)
+    assert call(1, SHORT, capsys)[::2] == (status, "tiny_llama_v1.py: interrupted\n")
+
+
 def test_sigterm_while_the_metrics_are_written(tmp_path, capsys, monkeypatch):
     """torchrun sends it to the other ranks when one has ended."""
     metrics, fsync = tmp_path / "metrics.json", os.fsync
@@ -256,6 +269,45 @@ def test_a_file_that_may_not_grow_leaves_the_older_one(tmp_path, capsys):
     assert (tmp_path / "metrics.json").read_text() == '"older"'
 
 
+class CutTrace:
+    """Write a part of a trace, as PyTorch's profiler does on a full disk, where no file may grow further."""
+
+    def __init__(self, suffix, content):
+        self.suffix = suffix
+        self.content = content
+
+    def export_chrome_trace(self, path):
+        pathlib.Path(path + self.suffix).write_bytes(self.content)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(self.content), resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "content"),
+    [(".tmp", b""), (".tmp", b'{"traceEvents": [{}'), ("", b'{"traceEvents": [], "traceName": "/a/trace')],
+    ids=["empty", "cut", "cut in the last buffer"],  # the last has its final name
+)
+@pytest.mark.parametrize("module", [load_version(1), profile_script], ids=["script", "profile_script"])
+def test_a_trace_that_is_cut_is_removed_and_its_cause_named(module, suffix, content, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.raises(OSError, match=f"File too large: '{tmp_path}/trace.json'"):
+            module.export_trace(CutTrace(suffix, content), tmp_path / "trace.json")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_trace_that_the_profiler_cuts_ends_the_run(tmp_path, capsys):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    try:
+        status, out, err = call(1, [*SHORT, "--enable-pytorch-profiler", "--profile-dir", tmp_path], capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert status == 1 and "perfetto" not in out and not list(tmp_path.iterdir())
+    assert re.fullmatch(r"tiny_llama_v1.py: cannot access \S+.pt.trace.json: File too large\n", err), err
+
+
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/stderr", "/dev/stdin", "/dev/fd/1"])
 @pytest.mark.slow
 def test_metrics_into_a_pipe_are_refused_in_plain_words(name):
@@ -280,6 +332,33 @@ def test_names_that_are_not_utf8(tmp_path):
     assert ended.returncode == 0 and "text from od\\udcffd" in ended.stdout, ended.stderr
     ended = subprocess.run([*command, *argv[2:], "--num-steps", "4", "--resume"], **options)
     assert ended.returncode == 0 and "resuming from od\\udcffd saved/step_000000002.pt" in ended.stdout, ended.stderr
+
+
+NASTY = "a\x1b]0;title\x07\x1b[2J\r\n\x9b\u202e"
+
+
+def test_no_name_carries_escape_codes_to_the_terminal(tmp_path, capsys, monkeypatch):
+    """Of a file in a folder, an option's value, or an option."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path(NASTY).mkdir()
+    pathlib.Path(NASTY, NASTY).write_text("text " * 20)
+    saving = [*SHORT, "--save-every", 2, "--checkpoint-dir", NASTY]
+    profiling = ["--vocab-size", 256, "--data", f"{NASTY}/{NASTY}", "--profile-operators", "--profile-dir", NASTY]
+    for argv, wanted, words in (
+        ([*saving, *profiling], 0, "bytes of text from a\\x1b"),
+        ([*saving, "--vocab-size", 256, "--resume", "--num-steps", 4], 0, "resuming from a\\x1b"),
+        ([*saving, "--resume"], 2, "--resume"),
+        ([f"--{NASTY}"], 2, "unrecognized"),
+        ([NASTY], 2, "unrecognized"),
+        (["--preset", NASTY], 2, "--preset"),
+        (["--data", f"{NASTY}/none"], 2, "--data"),
+        (["--metrics-file", f"{NASTY}/none/metrics.json"], 2, "--metrics-file"),
+        (["--profile-operators", "--profile-dir", f"{NASTY}/{NASTY}"], 2, "--profile-dir"),
+    ):
+        status, out, err = call(1, argv, capsys)
+        assert status == wanted and words in out + err, err
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", out + err), (out, err)
+        assert err.count("\n") == (status != 0)
 
 
 def test_a_working_folder_that_was_removed(tmp_path, monkeypatch, capsys):
