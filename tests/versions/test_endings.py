@@ -361,14 +361,6 @@ def test_no_name_carries_escape_codes_to_the_terminal(tmp_path, capsys, monkeypa
         assert err.count("\n") == (status != 0)
 
 
-def test_a_working_folder_that_was_removed(tmp_path, monkeypatch, capsys):
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    status, out, err = call(1, [*SHORT, "--metrics-file", "metrics.json"], capsys)
-    assert (status, out) == (2, "") and "--metrics-file: cannot write to .: No such file" in err, err
-
-
 def test_metrics_through_a_link(tmp_path, capsys):
     (tmp_path / "link").symlink_to("target")
     assert call(1, [*SHORT, "--metrics-file", tmp_path / "link"], capsys)[0] == 0
