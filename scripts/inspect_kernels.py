@@ -204,7 +204,7 @@ def training_step(script, argv):
     def fp8_matmul(x, x_scale, w, w_scale):  # the script's own asks about this machine, and launches no Triton kernel
         return x.new_empty(len(x), len(w), dtype=torch.bfloat16)
 
-    with mock.patch.object(script, "complete_version_options", lambda config: ""):  # asks about this machine
+    with mock.patch.object(script, "complete_version_options", lambda options: {}):  # asks about this machine
         config = script.parse_options([*argv, "--device", "cpu"])
         width = 32 if config.hidden_dim % 16 == 0 else 36
         small = script.parse_options([*argv, *TINY, "--hidden-dim", str(width), "--device", "cpu"])
@@ -213,7 +213,7 @@ def training_step(script, argv):
     script.set_up_backend(config)
     config.device = "meta"
     with torch.device("meta"):
-        model = script.TinyLlama(config)
+        model = script.make_model(config)
         tokens = torch.zeros(config.batch_size, config.seq_len, dtype=torch.int64)
     script.make_optimizer(model, config)  # gives the model its 16-bit weights
     with mock.patch.object(script, "fp8_matmul", fp8_matmul):

@@ -39,7 +39,7 @@ def model_and_batch(script, config):
     import torch
 
     with torch.device(config.device):
-        model = script.TinyLlama(config)
+        model = script.make_model(config)
     return model, *(tensor.to(config.device) for tensor in script.batch(script.load_data(config), 0, config))
 
 

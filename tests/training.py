@@ -38,4 +38,4 @@ def tensors(script, trainer):
         of_p = {"gradients": p.grad, "weights": script.get_weight(p, state)} | state
         for kind, named in found.items():
             named[name] = script.full_tensor(of_p[kind]).detach().to("cpu", copy=True)
-    return {kind: script.canonical_views(named, trainer.config) for kind, named in found.items()}
+    return {kind: script.canonical_views(named, trainer.options.model) for kind, named in found.items()}

@@ -15,6 +15,7 @@ intermediate_dim in the feed-forward part.
 """
 
 import argparse
+import dataclasses
 import math
 
 import torch
@@ -34,11 +35,12 @@ def rms_norm(x, weight, eps):
     return (wide * rstd * weight).to(x.dtype)
 
 
-def rope_tables(seq_len, head_dim, theta, device):
+def rope_tables(seq_len, head_dim, theta, device=None):
     """Return cos and sin of t · theta^(-2i / D) for position t and pair i: two float32 tensors [T, D/2]."""
-    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)  # [D/2]
-    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), frequencies)  # [T, D/2]
-    return angles.cos().float().to(device), angles.sin().float().to(device)
+    float64 = {"dtype": torch.float64, "device": device}
+    frequencies = theta ** (-torch.arange(0, head_dim, 2, **float64) / head_dim)  # [D/2]
+    angles = torch.outer(torch.arange(seq_len, **float64), frequencies)  # [T, D/2]
+    return angles.cos().float(), angles.sin().float()
 
 
 def apply_rope(x, cos, sin):
@@ -88,6 +90,28 @@ def swiglu(gate, up):
 
 
 # ---------------------------------------------------------------- model
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Hold what the model needs to know of a run's options."""
+
+    vocab_size: int
+    hidden_dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    intermediate_dim: int
+    seq_len: int
+    norm_eps: float
+    rope_theta: float
+    enable_qkv_fusion: bool
+    enable_flash_attention: bool
+    enable_swiglu_fusion: bool
+
+    @property
+    def head_dim(self):
+        return self.hidden_dim // self.num_heads
 
 
 class Attention(nn.Module):
@@ -189,9 +213,9 @@ class TinyLlama(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_dim)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config)
-        self.cos, self.sin = rope_tables(config.seq_len, config.head_dim, config.rope_theta, config.device)
-        if config.enable_torch_compile:
-            compile_model(self, config)
+        cos, sin = rope_tables(config.seq_len, config.head_dim, config.rope_theta)  # [T, D/2] each
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, tokens):
         T = tokens.shape[1]  # at most seq_len
@@ -202,19 +226,12 @@ class TinyLlama(nn.Module):
             return F.linear(self.norm(x), self.embed_tokens.weight)  # [B, T, V]
 
 
-def compile_model(model, config):
-    """Compile the model; under torchrun each block alone, so its gradients are sent while earlier blocks compute."""
-    torch._dynamo.config.optimize_ddp = not config.parallel  # False: do not split a block's graph at DDP's buckets
-    for module in model.layers if config.parallel else [model]:
-        module.compile(mode=config.compile_mode)
-
-
 # ---------------------------------------------------------------- loss
 
 
-def compute_loss(model, tokens, labels, config):
+def compute_loss(model, tokens, labels, options):
     """Return the mean cross-entropy, in float32, of predicting labels [B, T] from tokens [B, T]."""
-    with torch.autocast(tokens.device.type, config.dtype, enabled=config.use_amp):
+    with torch.autocast(tokens.device.type, options.dtype, enabled=options.use_amp):
         logits = model(tokens)  # [B, T, V]
     with annotate("loss"):
         rows = at_least_float32(logits).flatten(0, 1)  # [B·T, V]
@@ -229,11 +246,21 @@ DETERMINISTIC_BY_DEFAULT = False
 FSDP_GATHERS_AMP_DTYPE = False  # FSDP2 gathers float32 weights, and autocast converts them
 
 
-def make_optimizer(model, config):
+def make_model(options):
+    """Return the model, compiled if asked to: under torchrun each block alone, to send its gradients meanwhile."""
+    model = TinyLlama(options.model)
+    if options.enable_torch_compile:
+        torch._dynamo.config.optimize_ddp = not options.parallel  # False: do not split a block's graph at DDP's buckets
+        for module in model.layers if options.parallel else [model]:
+            module.compile(mode=options.compile_mode)
+    return model
+
+
+def make_optimizer(model, options):
     """Return AdamW: fused, one kernel updates a list of tensors; else each of its operations is a kernel of its own."""
-    fused = config.enable_fused_optimizer or None  # None lets PyTorch choose: it never chooses the fused one
-    capturable = config.graph and config.on_gpu
-    return torch.optim.AdamW(model.parameters(), lr=config.learning_rate, fused=fused, capturable=capturable)
+    fused = options.enable_fused_optimizer or None  # None lets PyTorch choose: it never chooses the fused one
+    capturable = options.graph and options.on_gpu
+    return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, fused=fused, capturable=capturable)
 
 
 def get_weight(parameter, state):
@@ -264,25 +291,30 @@ def add_version_options(add):
     add("--compile-mode", choices=modes, default="default", help="used by --enable-torch-compile (%(default)s)")
 
 
-def complete_version_options(config):
-    """Check and complete this version's options, raise UserError; return what it uses, in words to be printed."""
-    if config.enable_torch_compile is None:  # the others are on unless they are disabled
-        config.enable_torch_compile = config.enable_all_fusion
-    if config.graph and config.enable_torch_compile and config.compile_mode in ("reduce-overhead", "max-autotune"):
-        raise UserError(f"--compile-mode {config.compile_mode} captures its own graphs: add --no-graph")
-    names = ["qkv-fusion", "flash-attention", "swiglu-fusion", "fused-optimizer", "torch-compile"]
-    enabled = [name for name in names if getattr(config, f"enable_{name.replace('-', '_')}")]
-    return ", ".join(enabled) or "none fused"
+def complete_version_options(options):
+    """Check this version's options, raise UserError; return those to complete, and parts: what it uses, in words."""
+    compiled = options.enable_torch_compile
+    if compiled is None:  # the others are on unless they are disabled
+        compiled = options.enable_all_fusion
+    if options.graph and compiled and options.compile_mode in ("reduce-overhead", "max-autotune"):
+        raise UserError(f"--compile-mode {options.compile_mode} captures its own graphs: add --no-graph")
+    names = ["qkv-fusion", "flash-attention", "swiglu-fusion", "fused-optimizer"]
+    parts = [name for name in names if getattr(options, f"enable_{name.replace('-', '_')}")]
+    if compiled:
+        parts.append("torch-compile")
+    return {"enable_torch_compile": compiled, "parts": ", ".join(parts) or "none fused"}
 
 
 # ============ The training harness below is the same in all four versions. You can stop reading here. ============
-# It brings its own imports. From above it uses TinyLlama, compute_loss and the block "what the harness asks for";
+# It brings its own imports. From above it uses ModelConfig, compute_loss and the block "what the harness asks for";
 # make_optimizer must return an AdamW that stores its state as tensors in optimizer.state[p]. The code above uses two
 # names from here: annotate(name) marks a region for profilers, UserError is printed as one line.
 
 import argparse
 import contextlib
+import dataclasses
 import datetime
+import difflib
 import hashlib
 import io
 import json
@@ -294,13 +326,12 @@ import platform
 import re
 import resource
 import signal
-import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
-import zipfile
 
 import numpy as np
 import torch
@@ -329,15 +360,23 @@ class UserError(Exception):
     """Stop because of what the user can change: main prints one line and returns exit status 2."""
 
 
-class Config(argparse.Namespace):
-    """Hold all options of a run, completed and checked, and properties that follow from them.
+def printable(text):
+    """Return a text, or a file's name, with its control characters escaped: a terminal would obey them."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
-    read_ranks adds launched, rank, world_size, local_rank and local_world_size.
+
+class Options(argparse.Namespace):
+    """Hold the options of a run: those that build_parser lists, completed and checked, and what parse_options adds.
+
+    launched: started by torchrun, which gives rank, world_size, local_rank and local_world_size
+    profile: an option of the profiler is given
+    parts: what the version uses, in words
     """
 
     @property
-    def head_dim(self):
-        return self.hidden_dim // self.num_heads
+    def model(self):
+        """Return what the model is told of the options."""
+        return ModelConfig(**{field.name: getattr(self, field.name) for field in dataclasses.fields(ModelConfig)})
 
     @property
     def dtype(self):
@@ -379,7 +418,10 @@ def build_parser():
     def error(message):
         """Exit with status 2; print the message on local rank 0 only."""
         other_says_it = os.environ.keys() >= RANK_VARIABLES and os.environ["LOCAL_RANK"] != "0"
-        parser.exit(2, None if other_says_it else f"{parser.prog}: error: {message}\n")
+        if unknown := re.match("unrecognized arguments:.*?(--[^ =]+)", message):
+            for option in difflib.get_close_matches(unknown[1], parser._option_string_actions, n=1):
+                message += f" (did you mean {option}?)"
+        parser.exit(2, None if other_says_it else f"{parser.prog}: error: {printable(message)}\n")
 
     parser.error = error
     parser.set_defaults(version=VERSION, norm_eps=1e-6, rope_theta=10000.0)
@@ -439,140 +481,111 @@ def add_profiling_options(add):
 
 
 def parse_options(argv=None):
-    """Return the options from the command line, completed and checked; a wrong one exits with status 2."""
+    """Return the options from the command line, completed and checked; a wrong one exits with status 2.
+
+    Nothing is added to them elsewhere.
+    """
     parser = build_parser()
-    config = parser.parse_args(argv, Config())
+    options = parser.parse_args(argv, Options())
+    fields = vars(options)
     try:
-        read_ranks(config)
-        complete_options(config)
-        check_options(config)
-        config.parts = complete_version_options(config)
-        if config.rank == 0:
-            check_paths(config)
+        for name, value in fields.items():
+            if value == "":
+                raise UserError(f"--{name.replace('_', '-')} must not be empty")
+        fields.update(read_ranks())
+        fields.update(complete_options(options))
+        check_options(options)
+        fields.update(complete_version_options(options))
+        if options.rank == 0:
+            check_paths(options)
     except UserError as error:
         parser.error(str(error))
-    return config
+    return options
 
 
-def read_ranks(config):
-    """Read rank and world size from torchrun's environment."""
-    ranks = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-    config.launched = bool(RANK_VARIABLES & os.environ.keys())
-    for name, alone in ranks.items():
-        text = os.environ.get(name, "") if config.launched else str(alone)
-        if not re.fullmatch("[0-9]{1,9}", text):
+def read_ranks():
+    """Return this process's rank and the number of ranks, from torchrun's environment if that started it."""
+    ranks = {"rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1}
+    if not RANK_VARIABLES & os.environ.keys():
+        return {"launched": False, **ranks}
+    for name in sorted(RANK_VARIABLES):
+        text = os.environ.get(name)
+        if not text or (name != "MASTER_ADDR" and not re.fullmatch("[0-9]{1,9}", text)):
             raise UserError(f"{name} in the environment is {text or 'missing'}: use torchrun, or unset the others")
-        setattr(config, name.lower(), int(text))
-    if not config.launched:
-        return
-    host = os.environ.get("MASTER_ADDR")
-    port = os.environ.get("MASTER_PORT", "")
-    if (
-        not host
-        or not re.fullmatch("[0-9]{1,5}", port)
-        or not 0 < int(port) < 2**16
-        or config.rank >= config.world_size
-    ):
-        raise UserError("RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT is wrong: start with torchrun, or unset all four")
-    try:
-        socket.getaddrinfo(host, int(port))
-    except (OSError, UnicodeError):  # without this check, PyTorch asks for a minute
-        raise UserError(f"MASTER_ADDR {host} in the environment is no host that can be found: use torchrun") from None
+        if name.lower() in ranks:
+            ranks[name.lower()] = int(text)
+    return {"launched": True, **ranks}
 
 
-def complete_options(config):
-    """Reject empty values, and fill in what was not given, from the preset and from other options."""
-    for name, value in vars(config).items():
-        if value == "":
-            raise UserError(f"--{name.replace('_', '-')} must not be empty")
-    preset = config.preset or ("check" if config.validate_setup else "default")
+def complete_options(options):
+    """Return values for what was not given, from the preset and from other options."""
+    preset = options.preset or ("check" if options.validate_setup else "default")
     sizes = dict(zip(SIZES, PRESETS[preset], strict=True))
-    if config.hidden_dim not in (None, sizes["hidden_dim"]):
-        sizes["intermediate_dim"] = 4 * config.hidden_dim  # the preset's width fits only its own --hidden-dim
-    for name, value in sizes.items():
-        setattr(config, name, getattr(config, name) or value)
-    config.num_kv_heads = config.num_kv_heads or max(1, config.num_heads // 2)
-    if config.validate_setup:
-        config.num_steps = 3
-        config.warmup_steps = 1
-    config.device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if config.device == "cuda":
-        config.device = f"cuda:{config.local_rank}"
-    config.parallel = config.parallel or ("ddp" if config.launched else None)
+    if options.hidden_dim not in (None, sizes["hidden_dim"]):
+        sizes["intermediate_dim"] = 4 * options.hidden_dim  # the preset's width fits only its own --hidden-dim
+    completed = {name: getattr(options, name) or size for name, size in sizes.items()}
+    completed["num_kv_heads"] = options.num_kv_heads or max(1, completed["num_heads"] // 2)
+    if options.validate_setup:
+        completed["num_steps"] = 3
+        completed["warmup_steps"] = 1
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    completed["device"] = f"cuda:{options.local_rank}" if device == "cuda" else device
+    completed["parallel"] = options.parallel or ("ddp" if options.launched else None)
     profiling = ("enable_pytorch_profiler", "profile_memory", "profile_operators", "profile_attention_only")
-    config.profile = any(getattr(config, name) for name in profiling)
-    if config.graph is None:
-        config.graph = GRAPH_BY_DEFAULT and not config.profile  # a profiler sees a graph as one launch
+    completed["profile"] = any(getattr(options, name) for name in profiling)
+    if options.graph is None:  # a profiler sees a graph as one launch
+        completed["graph"] = GRAPH_BY_DEFAULT and not completed["profile"]
+    return completed
 
 
-def check_options(config):
+def check_options(options):
     """Raise UserError for options that do not fit together or not this machine."""
-    multiple = 2 * config.num_heads  # RoPE rotates pairs, so a head has an even size
+    multiple = 2 * options.num_heads  # RoPE rotates pairs, so a head has an even size
     gpus = torch.cuda.device_count()
-    fsdp = config.parallel == "fsdp"
-    if config.hidden_dim % multiple:
-        raise UserError(f"--hidden-dim must be a multiple of 2 x --num-heads ({multiple}), got {config.hidden_dim}")
-    if config.num_heads % config.num_kv_heads:
-        raise UserError(f"--num-kv-heads must divide --num-heads ({config.num_heads}), got {config.num_kv_heads}")
-    if not re.fullmatch("cpu|cuda(:[0-9]{1,9})?", config.device):
-        raise UserError(f"--device must be cpu, cuda or cuda:N, got {config.device}")
-    if config.on_gpu and int(config.device.removeprefix("cuda:")) >= gpus:
-        raise UserError(f"--device {config.device} does not exist (PyTorch sees {gpus}): use fewer processes or cpu")
-    if config.on_gpu and config.local_world_size > 1 and config.device != f"cuda:{config.local_rank}":
-        raise UserError(f"--device {config.device} would give all processes one GPU: leave out its number")
-    if config.parallel and not config.launched:
+    fsdp = options.parallel == "fsdp"
+    if options.hidden_dim % multiple:
+        raise UserError(f"--hidden-dim must be a multiple of 2 x --num-heads ({multiple}), got {options.hidden_dim}")
+    if options.num_heads % options.num_kv_heads:
+        raise UserError(f"--num-kv-heads must divide --num-heads ({options.num_heads}), got {options.num_kv_heads}")
+    if not re.fullmatch("cpu|cuda(:[0-9]{1,9})?", options.device):
+        raise UserError(f"--device must be cpu, cuda or cuda:N, got {options.device}")
+    if options.on_gpu and int(options.device.removeprefix("cuda:")) >= gpus:
+        raise UserError(f"--device {options.device} does not exist (PyTorch sees {gpus}): use fewer processes or cpu")
+    if options.on_gpu and options.local_world_size > 1 and options.device != f"cuda:{options.local_rank}":
+        raise UserError(f"--device {options.device} would give all processes one GPU: leave out its number")
+    if options.parallel and not options.launched:
         raise UserError("--parallel needs torchrun: start with torchrun --nproc-per-node N")
-    if fsdp and not config.on_gpu and torch.__version__ < (2, 9):  # a TorchVersion compares to tuples
+    if fsdp and not options.on_gpu and torch.__version__ < (2, 9):  # a TorchVersion compares to tuples
         raise UserError(f"--parallel fsdp on a CPU needs PyTorch 2.9, got {torch.__version__}: use --parallel ddp")
-    if fsdp and (config.profile_attention_only or (config.use_amp and config.amp_dtype == "float16")):
+    if fsdp and (options.profile_attention_only or (options.use_amp and options.amp_dtype == "float16")):
         raise UserError("--parallel fsdp supports neither --profile-attention-only nor float16: use --parallel ddp")
 
 
-def check_paths(config):
+def check_paths(options):
     """Raise UserError unless every file that the run will write can be created."""
-    paths = {}
-    if config.metrics_file:
-        paths["--metrics-file"] = pathlib.Path(config.metrics_file)
-    if config.save_every:
-        paths["--checkpoint-dir"] = pathlib.Path(config.checkpoint_dir, "step")
-    if config.profile:
-        paths["--profile-dir"] = pathlib.Path(config.profile_dir, "trace")
-    for option, path in paths.items():
+    folders = {}
+    if options.metrics_file:
+        path = pathlib.Path(os.path.realpath(options.metrics_file))  # the file is written through a symbolic link
+        if os.path.exists(path) and not os.path.isfile(path):
+            message = f"--metrics-file must be a regular file, got {options.metrics_file}"
+            raise UserError(f"{message}: name a new file and print it after the run")
+        if options.data and pathlib.Path(os.path.realpath(options.data)) in (path, path.parent):
+            raise UserError(f"--metrics-file {options.metrics_file} would become text of --data: name another folder")
+        folders["--metrics-file"] = path.parent
+    if options.save_every:
+        folders["--checkpoint-dir"] = pathlib.Path(options.checkpoint_dir)
+    if options.profile:
+        folders["--profile-dir"] = pathlib.Path(options.profile_dir)
+    for option, folder in folders.items():
         try:
-            if option == "--metrics-file":
-                named = path
-                path = pathlib.Path(os.path.realpath(named))  # for a pipe this is a name that does not exist
-                if named.exists() and (not named.is_file() or is_open_stream(named)):
-                    message = f"--metrics-file must be a regular file of its own, got {named}"
-                    raise UserError(f"{message}: name a new file and print it after the run")
-                if config.data and pathlib.Path(os.path.realpath(config.data)) in (path, path.parent):
-                    raise UserError(f"--metrics-file {named} would become text of --data: name a file outside of it")
-            else:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            probe = partial_path(path)
-            os.close(os.open(probe, NEW_FILE, 0o666))
-            probe.unlink()
-            str(path).encode()  # the profiler cannot write to other names
+            if option != "--metrics-file":
+                folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+            others = option == "--checkpoint-dir" and not options.resume and list_checkpoints(options)
         except OSError as error:
-            raise UserError(f"{option}: cannot write to {path.parent}: {error.strerror}") from None
-        except UnicodeEncodeError:
-            if option == "--profile-dir":
-                raise UserError(f"--profile-dir must be UTF-8, got {ascii(config.profile_dir)}") from None
-    try:
-        others = config.save_every and not config.resume and list_checkpoints(config)
-    except OSError as error:
-        raise UserError(f"--checkpoint-dir {config.checkpoint_dir} cannot be read: {error.strerror}") from None
-    if others:
-        raise UserError(f"--checkpoint-dir {config.checkpoint_dir} holds checkpoints: add --resume or name another one")
-
-
-def is_open_stream(path):
-    """Return True for the file that standard input, output or error is, which /dev/stdout leads to."""
-    for descriptor in range(3):
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
-                return True
-    return False
+            raise UserError(f"{option}: cannot write to {folder}: {error.strerror}") from None
+        if others:
+            raise UserError(f"--checkpoint-dir {folder} holds checkpoints: add --resume or name another one")
 
 
 # ---------------------------------------------------------------- data and initial weights
@@ -581,14 +594,14 @@ def is_open_stream(path):
 class SyntheticStream:
     """Generate a Markov chain of known entropy, best_loss: four successors per token, odds 1/2, 1/4, 1/8 and 1/8."""
 
-    def __init__(self, config):
-        self.T = config.seq_len
-        self.V = config.vocab_size
+    def __init__(self, options):
+        self.T = options.seq_len
+        self.V = options.vocab_size
         branches = min(4, self.V)
         # 1/2, 1/4, ..., and the last twice, so that they add up to 1
         self.probabilities = np.array([0.5 ** min(i + 1, branches - 1) for i in range(branches)])
         self.best_loss = float(-(self.probabilities * np.log(self.probabilities)).sum())
-        self.order = np.random.default_rng(config.seed).permutation(self.V)  # token i is followed by order[i + choice]
+        self.order = np.random.default_rng(options.seed).permutation(self.V)  # token i is followed by order[i + choice]
         self.description = f"synthetic, entropy {self.best_loss:.4f} nats per token"
 
     def draw(self, rng, rows):
@@ -606,9 +619,9 @@ class TextStream:
 
     best_loss = None
 
-    def __init__(self, config):
-        self.T = config.seq_len
-        path = pathlib.Path(config.data)
+    def __init__(self, options):
+        self.T = options.seq_len
+        path = pathlib.Path(options.data)
         try:
             files = [path]
             if path.is_dir():
@@ -626,10 +639,11 @@ class TextStream:
         text = b"\n".join(texts)
         if len(text) <= self.T:
             raise UserError(f"--seq-len must be less than the {len(text)} bytes of text in --data {path}, got {self.T}")
-        if max(text) >= config.vocab_size:
-            raise UserError(f"--vocab-size must be at least {max(text) + 1} for --data {path}, got {config.vocab_size}")
         self.bytes = np.frombuffer(text, dtype=np.uint8)
-        self.description = f"{len(text):,} bytes of text from {path}"
+        needed = int(self.bytes.max()) + 1  # Python's max takes 20 s per GiB
+        if needed > options.vocab_size:
+            raise UserError(f"--vocab-size must be at least {needed} for --data {path}, got {options.vocab_size}")
+        self.description = f"{len(text):,} bytes of text from {printable(path)}"
 
     def draw(self, rng, rows):
         """Return windows of tokens, int64 [rows, T + 1]."""
@@ -637,16 +651,16 @@ class TextStream:
         return self.bytes[starts + np.arange(self.T + 1)].astype(np.int64)
 
 
-def load_data(config):
-    return TextStream(config) if config.data else SyntheticStream(config)
+def load_data(options):
+    return TextStream(options) if options.data else SyntheticStream(options)
 
 
-def batch(data, step, config):
+def batch(data, step, options):
     """Draw the batch of all ranks from (seed, step); return this rank's slice of it, tokens and labels [B, T]."""
-    rng = np.random.default_rng((config.seed, step))
-    windows = torch.from_numpy(data.draw(rng, config.world_size * config.batch_size))  # [world_size · B, T + 1]
-    first = config.rank * config.batch_size
-    windows = windows[first : first + config.batch_size]  # [B, T + 1]
+    rng = np.random.default_rng((options.seed, step))
+    windows = torch.from_numpy(data.draw(rng, options.world_size * options.batch_size))  # [world_size · B, T + 1]
+    first = options.rank * options.batch_size
+    windows = windows[first : first + options.batch_size]  # [B, T + 1]
     return windows[:, :-1], windows[:, 1:]
 
 
@@ -672,10 +686,10 @@ def canonical_views(tensors, config):
 
 
 @torch.no_grad()
-def initialize(model, config):
+def initialize(model, options):
     """Draw matrices from N(0, 0.02) on the CPU in canonical order, and set norms to one."""
-    generator = torch.Generator().manual_seed(config.seed)
-    for view in canonical_views(dict(model.named_parameters()), config).values():
+    generator = torch.Generator().manual_seed(options.seed)
+    for view in canonical_views(dict(model.named_parameters()), options.model).values():
         if view.ndim == 1:
             view.fill_(1)
         else:
@@ -686,41 +700,43 @@ def initialize(model, config):
 
 
 @contextlib.contextmanager
-def process_group(config):
+def process_group(options):
     """Join torchrun's process group and silence the standard output of all ranks but the first."""
-    device = torch.device(config.device) if config.on_gpu else None
+    device = torch.device(options.device) if options.on_gpu else None
     # The others wait while rank 0 writes a checkpoint or one rank compiles. torchrun sees at once that a rank died; a
     # host that vanishes is noticed after this time.
     timeout = datetime.timedelta(minutes=10)
     dist.init_process_group("nccl" if device else "gloo", timeout=timeout, device_id=device)
-    with open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull if config.rank else sys.stdout):
+    with open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull if options.rank else sys.stdout):
         yield
     dist.destroy_process_group()
 
 
-def replicate(model, config):
+def replicate(model, options):
     """Return the model wrapped in DDP, or the model itself without --parallel ddp."""
-    if config.parallel != "ddp":
+    if options.parallel != "ddp":
         return model
     # 25 MiB is the default, but unless it is passed explicitly DDP makes the first bucket 1 MiB, which is slower.
-    replica = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=25)
+    settings = {"gradient_as_bucket_view": True, "bucket_cap_mb": 25}
+    settings["broadcast_buffers"] = False  # the RoPE tables never change
+    replica = nn.parallel.DistributedDataParallel(model, **settings)
 
     def average(_, bucket):
         future = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, async_op=True).get_future()
         return future.then(lambda done: done.value()[0])
 
-    if config.on_gpu:  # average inside the all-reduce instead of dividing first; gloo has no ReduceOp.AVG
+    if options.on_gpu:  # average inside the all-reduce instead of dividing first; gloo has no ReduceOp.AVG
         replica.register_comm_hook(None, average)
     return replica
 
 
-def shard(model, config):
+def shard(model, options):
     """Shard weights, gradients and optimizer state over all ranks with FSDP2, one block at a time."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    gathered = config.dtype if config.use_amp and FSDP_GATHERS_AMP_DTYPE else None
+    gathered = options.dtype if options.use_amp and FSDP_GATHERS_AMP_DTYPE else None
     policy = MixedPrecisionPolicy(param_dtype=gathered, cast_forward_inputs=False)
-    mesh = dist.init_device_mesh("cuda" if config.on_gpu else "cpu", (config.world_size,))
+    mesh = dist.init_device_mesh("cuda" if options.on_gpu else "cpu", (options.world_size,))
     for module in (*model.layers, model):
         fully_shard(module, mesh=mesh, mp_policy=policy)
 
@@ -740,41 +756,43 @@ def shard_like(tensor, whole):
     return distribute_tensor(whole.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
 
 
-def gather(values, config):
+def gather(values, options):
     """Return the values of every rank, float64 [world_size, len(values)]. Collective: every rank must call it."""
-    mine = torch.tensor(values, dtype=torch.float64, device=config.device)
-    ranks = [mine.clone() for _ in range(config.world_size)]
-    if config.parallel:
+    mine = torch.tensor(values, dtype=torch.float64, device=options.device)
+    ranks = [mine.clone() for _ in range(options.world_size)]
+    if options.parallel:
         dist.all_gather(ranks, mine)
     return torch.stack(ranks)
 
 
 PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
+DDP_WARM_UP = 11  # eager steps before a capture, as PyTorch's notes on CUDA graphs ask: ten are timed by DDP itself
+EAGER_STEPS_OF_PROOF = 4  # of Trainer.capture, before it captures
 
 
 class Trainer:
     """Hold model and optimizer, and run the training step eagerly or from a captured graph."""
 
-    def __init__(self, config):
-        self.config = config
+    def __init__(self, options):
+        self.options = options
         # FSDP2 moves only the shards to the GPU.
-        with torch.device("cpu" if config.parallel == "fsdp" else config.device):
-            self.model = TinyLlama(config)
-        initialize(self.model, config)
+        with torch.device("cpu" if options.parallel == "fsdp" else options.device):
+            self.model = make_model(options)
+        initialize(self.model, options)
         initial = {name: p.detach().to("cpu", copy=True) for name, p in self.model.named_parameters()}
-        if config.parallel == "fsdp":
-            shard(self.model, config)
-        self.optimizer = make_optimizer(self.model, config)
-        self.replica = replicate(self.model, config)
+        if options.parallel == "fsdp":
+            shard(self.model, options)
+        self.optimizer = make_optimizer(self.model, options)
+        self.replica = replicate(self.model, options)
         # A graph reads the addresses of tokens and labels, so they are allocated once.
-        self.tokens = torch.zeros(config.batch_size, config.seq_len, dtype=torch.int64, device=config.device)
+        self.tokens = torch.zeros(options.batch_size, options.seq_len, dtype=torch.int64, device=options.device)
         self.labels = torch.zeros_like(self.tokens)
         # PyTorch's initial scale, 65536, overflows 16-bit gradients: the first steps would be skipped.
-        self.scaler = torch.amp.GradScaler(self.tokens.device.type, 2.0**10, enabled=config.precision == "float16")
+        self.scaler = torch.amp.GradScaler(self.tokens.device.type, 2.0**10, enabled=options.precision == "float16")
         self.initial = {"step": 0, "tensors": initial, "scaler": self.scaler.state_dict()}
-        self.synchronize = torch.cuda.synchronize if config.on_gpu else lambda: None
+        self.synchronize = torch.cuda.synchronize if options.on_gpu else lambda: None
         self.graph = None
-        self.graph_reason = None if config.graph else "no --graph"  # why the step runs eagerly
+        self.graph_reason = None if options.graph else "no --graph"  # why the step runs eagerly
         self.saved = []  # checkpoints that this run wrote, or continued from
         self.signal = 0  # SIGTERM or SIGHUP, once it has asked this rank to stop
         self.stopped = 0  # the same once it has reached all ranks
@@ -785,7 +803,7 @@ class Trainer:
         self.mark()
         self.optimizer.zero_grad(set_to_none=True)
         with annotate("forward"):
-            loss = compute_loss(self.replica, self.tokens, self.labels, self.config)
+            loss = compute_loss(self.replica, self.tokens, self.labels, self.options)
         self.mark()
         with annotate("backward"):
             self.scaler.scale(loss).backward()
@@ -796,15 +814,22 @@ class Trainer:
         self.mark()
         self.loss = loss.detach()
 
+    def launch(self):
+        """Run a step: replay the graph, or run it eagerly."""
+        if self.graph:
+            self.graph.replay()
+        else:
+            self.step()
+
     def mark(self):
         """Record a timestamp between two phases: an event on a GPU, the host's clock on a CPU."""
-        if not self.config.on_gpu:
+        if not self.options.on_gpu:
             self.marks.append(time.perf_counter())
             return
         capturing = torch.cuda.is_current_stream_capturing()
-        options = {"external": True} if capturing else {}
+        in_graph = {"external": True} if capturing else {}
         try:
-            event = torch.cuda.Event(enable_timing=True, **options)
+            event = torch.cuda.Event(enable_timing=True, **in_graph)
             event.record()
         except (TypeError, RuntimeError):
             if not capturing:
@@ -817,25 +842,22 @@ class Trainer:
         self.tokens.copy_(tokens)
         self.labels.copy_(labels)
         self.synchronize()
-        if self.config.parallel:
+        if self.options.parallel:
             dist.barrier()  # waiting for a late rank is not part of the step
         start = time.perf_counter()
-        if self.graph:
-            self.graph.replay()
-        else:
-            self.step()
+        self.launch()
         self.synchronize()
         step_ms = 1000 * (time.perf_counter() - start)
         phases = dict.fromkeys(PHASES)  # None: not measured
         if self.marks:
             for name, first, last in zip(PHASES, self.marks[:-1], self.marks[1:], strict=True):
-                phases[name] = first.elapsed_time(last) if self.config.on_gpu else 1000 * (last - first)
+                phases[name] = first.elapsed_time(last) if self.options.on_gpu else 1000 * (last - first)
         losses, times, signals = gather(
-            [self.loss.item(), step_ms, self.signal], self.config
+            [self.loss.item(), step_ms, self.signal], self.options
         ).T.tolist()  # of every rank
         self.stopped = int(max(signals))
         record = {"loss": sum(losses) / len(losses), **phases, "step_ms": max(times)}
-        if self.config.parallel:
+        if self.options.parallel:
             record["rank_step_ms"] = times
         return record
 
@@ -845,17 +867,17 @@ class Trainer:
         self.tokens.copy_(tokens)
         self.labels.copy_(labels)
         required = 0
-        if self.config.resume:
+        if self.options.resume:
             required = 1  # a checkpoint is copied into existing optimizer state
-        if self.config.graph and self.config.on_gpu and self.config.parallel:
-            required = 7  # DDP rebuilds buckets and collects timings for ten steps; four more precede the capture
-        for i in range(max(required, self.config.warmup_steps)):
+        if self.options.graph and self.options.on_gpu and self.options.parallel:
+            required = DDP_WARM_UP - EAGER_STEPS_OF_PROOF
+        for i in range(max(required, self.options.warmup_steps)):
             self.step()
-            if i == 0 and self.config.on_gpu:  # the first step allocates what compiling and tuning need
-                torch.cuda.reset_peak_memory_stats(self.config.device)
-        while self.config.resume and not self.optimizer.state:  # float16's scaler skipped the steps so far
+            if i == 0 and self.options.on_gpu:  # the first step allocates what compiling and tuning need
+                torch.cuda.reset_peak_memory_stats(self.options.device)
+        while self.options.resume and not self.optimizer.state:  # float16's scaler skipped the steps so far
             self.step()
-        if self.config.graph:
+        if self.options.graph:
             self.capture(saved)
         self.restore(saved)
         self.synchronize()
@@ -876,9 +898,12 @@ class Trainer:
         self.scaler.load_state_dict(saved["scaler"] or self.initial["scaler"])  # empty: the saved run had no scaler
 
     def capture(self, saved):
-        """Capture one step into a graph and prove it; if either fails, stay eager and set graph_reason."""
-        config = self.config
-        if not config.on_gpu:
+        """Capture a step into a graph and prove the graph; if either fails, stay eager and set graph_reason.
+
+        Proof: two replays from the saved state give what two eager steps from it give. How exactly, two more eager
+        steps tell: they differ, too, where sums depend on the order of threads.
+        """
+        if not self.options.on_gpu:
             self.graph_reason = "a CPU has no graphs"
         elif self.scaler.is_enabled() and not hasattr(self.optimizer, "_step_supports_amp_scaling"):
             self.graph_reason = "with this optimizer the gradient scaler synchronises in every step"
@@ -886,54 +911,38 @@ class Trainer:
             return
         expected = {name: tensor.to("cpu", copy=True) for name, tensor in self.two_steps(saved)}
         eager_error, _ = largest_error(self.two_steps(saved), expected)
+        self.capture_step()
+        if self.graph:
+            error, name = largest_error(self.two_steps(saved), expected)
+            allowed = allowed_error(eager_error, self.options.precision)
+            if gather([not error <= allowed], self.options).any():  # also NaN, and on any rank
+                self.graph = None
+                told = f"{name} differs by {error:.2g}, allowed {allowed:.2g}"
+                self.graph_reason = f"a replay is not an eager step: {told}"
+        if not self.graph:
+            self.replica = None  # drop the DDP wrapper of the capture before wrapping the model again
+            self.replica = replicate(self.model, self.options)
+
+    def capture_step(self):
+        """Set self.graph to one captured step, or graph_reason to why there is none."""
         graph = torch.cuda.CUDAGraph()
-        mode = "thread_local" if config.parallel else "global"  # NCCL's watchdog thread queries events meanwhile
+        mode = "thread_local" if self.options.parallel else "global"  # NCCL's watchdog thread queries events meanwhile
         try:
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode=mode):
                 self.step()
             self.graph = graph
         except RuntimeError as error:
             self.graph_reason = str(error).splitlines()[0]
-            if config.parallel == "fsdp":  # it stopped in the middle of a step
+            if self.options.parallel == "fsdp":  # it stopped in the middle of a step
                 raise UserError(f"--parallel fsdp needs --no-graph here: {self.graph_reason}") from None
-        if self.graph:
-            error, name = largest_error(self.two_steps(saved), expected)
-            # A library may choose another algorithm for the capture. A kernel that is missing gives an error near 1.
-            floor = 0.02 if config.precision == "float32" else 0.3
-            allowed = min(max(4 * eager_error, floor), 0.5)
-            if gather([not error <= allowed], config).any():
-                self.graph = None
-                self.graph_reason = (
-                    f"a replay is not an eager step: {name} differs by {error:.2g}, allowed {allowed:.2g}"
-                )
-        if not self.graph:
-            self.replica = None  # drop the DDP wrapper of the capture before wrapping the model again
-            self.replica = replicate(self.model, config)
 
     def two_steps(self, saved):
-        """Run two steps from the saved state on two new batches; yield losses, moments and changes of all weights.
+        """Run two steps from the saved state; yield names and tensors of losses, weight changes and moments.
 
-        Each is a pair of name and tensor on the device, valid until the next is asked for.
-        AdamW's first update is the learning rate times the gradient's sign: hence the moments, and hence two steps.
+        A tensor is on the device and valid until the next is asked for: a second copy of all might not fit there.
+        Two steps and the moments, because AdamW's first update is the learning rate times the gradient's sign.
         """
-        captured = self.tokens.clone(), self.labels.clone()
-        self.restore(saved)
-        scale = self.scaler.get_scale()
-        losses = []
-        for number in (1, 2):
-            for tensor, values in zip((self.tokens, self.labels), captured, strict=True):
-                tensor.copy_((values + number) % self.config.vocab_size)
-            if self.graph:
-                self.graph.replay()
-            else:
-                self.step()
-            losses.append(self.loss.to(torch.float32, copy=True))
-        self.tokens.copy_(captured[0])
-        self.labels.copy_(captured[1])
-        if 1 < self.scaler.get_scale() < scale:  # a step overflowed and was skipped: start from the lower scale
-            yield from self.two_steps({**saved, "scaler": self.scaler.state_dict()})
-            return
-        for number, loss in enumerate(losses, start=1):
+        for number, loss in enumerate(self.losses_of_two_steps(saved), start=1):
             yield f"the loss of step {number}", loss
         for name, p in self.model.named_parameters():
             state = self.optimizer.state[p]
@@ -941,6 +950,36 @@ class Trainer:
             yield name, weight - saved["tensors"][name].to(weight.device)
             for key in ("exp_avg", "exp_avg_sq"):
                 yield f"{name}.{key}", full_tensor(state[key])
+
+    def losses_of_two_steps(self, saved):
+        """Run two steps from the saved state, on batches that the capture does not see; return their losses."""
+        tokens = self.tokens.clone()
+        labels = self.labels.clone()
+        while True:
+            self.restore(saved)
+            scale = self.scaler.get_scale()
+            losses = []
+            for shift in (1, 2):
+                self.tokens.copy_((tokens + shift) % self.options.vocab_size)
+                self.labels.copy_((labels + shift) % self.options.vocab_size)
+                self.launch()
+                losses.append(self.loss.to(torch.float32, copy=True))
+            if not 1 < self.scaler.get_scale() < scale:
+                break
+            # float16 overflowed and skipped a step, which proves nothing: start again with the lower scale.
+            saved = {**saved, "scaler": self.scaler.state_dict()}
+        self.tokens.copy_(tokens)
+        self.labels.copy_(labels)
+        return losses
+
+
+def allowed_error(eager_error, precision):
+    """Return the relative error up to which replays count as the eager steps that differ by eager_error themselves.
+
+    A library may choose another algorithm for the capture. A kernel that is missing gives an error near 1.
+    """
+    floor = 0.02 if precision == "float32" else 0.3
+    return min(max(4 * eager_error, floor), 0.5)
 
 
 def largest_error(found, expected):
@@ -952,7 +991,10 @@ def largest_error(found, expected):
     for name, tensor in found:
         wanted = expected[name].to(tensor.device)
         difference = (tensor - wanted).norm()
-        errors[name] = 0.0 if difference == 0 else (difference / wanted.norm()).nan_to_num(math.inf).item()
+        if difference == 0:
+            errors[name] = 0.0  # 0 / 0 where a tensor is zero
+        else:
+            errors[name] = (difference / wanted.norm()).nan_to_num(math.inf).item()
         if tensor.ndim == 0:
             errors[name] *= 100  # a loss is a mean over all tokens, and as much more exact than a gradient
     name = max(errors, key=errors.get)
@@ -967,14 +1009,9 @@ ADAMW = ("step", "exp_avg", "exp_avg_sq")
 COMPARED = ("seed", "learning_rate", "data", "batch_size", "world_size", "seq_len", "use_amp", "amp_dtype", "tf32")
 
 
-# What a file of another kind raises while it is read.
-DAMAGE = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, MemoryError)
-DAMAGE += (AssertionError, pickle.UnpicklingError, zipfile.BadZipFile)
-
-
 def save_checkpoint(trainer, step):
     """Write step_N.pt and its SHA-256 as its last 32 bytes; keep the two newest of this run. Collective."""
-    config = trainer.config
+    options = trainer.options
     tensors = {}
     for name, p in trainer.model.named_parameters():
         state = trainer.optimizer.state[p]
@@ -985,47 +1022,35 @@ def save_checkpoint(trainer, step):
             whole = full_tensor(tensor)
             if not bool(whole.isfinite().all()):
                 raise FloatingPointError(f"{key} is not finite after step {step}: lower --learning-rate")
-            if config.rank == 0:
+            if options.rank == 0:
                 tensors[key] = whole.cpu()
-    if config.rank:
+    if options.rank:
         return
-    path = pathlib.Path(config.checkpoint_dir) / f"step_{step:09d}.pt"
+    path = pathlib.Path(options.checkpoint_dir) / f"step_{step:09d}.pt"
     buffer = io.BytesIO()
     scaler = trainer.scaler.state_dict()
-    torch.save({"step": step, "options": vars(config), "tensors": tensors, "scaler": scaler}, buffer)
+    torch.save({"step": step, "options": vars(options), "tensors": tensors, "scaler": scaler}, buffer)
     write_file(path, buffer.getbuffer(), hashlib.sha256(buffer.getbuffer()).digest(), replace=False)
     trainer.saved.append(path)
     for old in trainer.saved[:-2]:
         old.unlink(missing_ok=True)
 
 
-NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-
-
-def partial_path(path):
-    """Return a name beside a file that no other process writes to: with host, process and a random part."""
-    host = re.sub("[^A-Za-z0-9]", "_", platform.node())[:40]
-    return path.with_name(f"{path.name}.{host}.{os.getpid()}.{os.urandom(4).hex()}.partial")
-
-
 def write_file(path, *parts, replace=True):
-    """Write a file under a name of its own and move it into place: whole or not at all."""
-    partial = partial_path(path)
+    """Write a file under a name of its own and move it into place: whole or not at all.
+
+    replace=False: raise OSError where the file exists, so that of two runs in one folder only one writes it.
+    """
+    partial = path.with_name(f"{path.name}.{os.urandom(8).hex()}.partial")  # in containers host and pid can be equal
     try:
-        with open(os.open(partial, NEW_FILE, 0o666), "wb") as file:
+        with open(partial, "xb") as file:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         if replace:
             os.replace(partial, path)
         else:
-            link(partial, path)
-        with contextlib.suppress(OSError):  # some file systems cannot sync a folder, and some users cannot open it
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            os.link(partial, path)
     except FileExistsError:
         raise OSError(None, "it exists already: does another run use this folder?", str(path)) from None
     except OSError as error:
@@ -1035,147 +1060,84 @@ def write_file(path, *parts, replace=True):
             partial.unlink()
 
 
-def link(partial, path):
-    """Give a file its name; raise FileExistsError instead of replacing another file."""
-    try:
-        os.link(partial, path)
-    except FileExistsError:
-        if partial.stat().st_nlink != 2:  # NFS can answer that the name exists after it has made the link
-            raise
-    except OSError:  # a file system without hard links: another run can still take the name between the two lines
-        if path.exists():
-            raise FileExistsError from None
-        os.rename(partial, path)
-
-
-def remove_partials(path):
-    """Remove what dead processes of this host left of files of this name, and print the names of all others."""
-    host = partial_path(path).name.split(".")[-4]
-    for partial in sorted(path.parent.glob(f"{path.name}.*.*.*.partial")):
-        its_host, its_pid = partial.name.split(".")[-4:-2]
-        try:
-            if its_host == host:
-                os.kill(int(its_pid), 0)  # sends no signal
-        except ProcessLookupError:
-            partial.unlink(missing_ok=True)
-            continue
-        except (PermissionError, ValueError, OverflowError):
-            pass  # another user's process, or a file that is none of ours
-        print(f"  note       another run may be writing {partial}")
-
-
-def list_checkpoints(config):
+def list_checkpoints(options):
     """Return the files step_N.pt of --checkpoint-dir, the newest first."""
-    folder = pathlib.Path(config.checkpoint_dir)
+    folder = pathlib.Path(options.checkpoint_dir)
     names = [name for name in os.listdir(folder) if re.fullmatch(r"step_[0-9]{9}\.pt", name)]
     return [folder / name for name in sorted(names, reverse=True)]
 
 
-def without_newest(config):
+def without_newest(options):
     """Say how to continue without the newest checkpoint."""
-    newest, *older = list_checkpoints(config)
+    newest, *older = list_checkpoints(options)
     if older:
         return f"move {newest} away to continue from {older[0].name}"
     return f"move {newest} away and leave out --resume to start again"
 
 
-def find_checkpoint(config):
+def find_checkpoint(options):
     """Return the contents of the newest checkpoint; raise UserError if this run cannot continue from it. Collective."""
-    path = pathlib.Path(config.checkpoint_dir)
-    now = vars(config)
+    path = pathlib.Path(options.checkpoint_dir)
     try:
-        paths = list_checkpoints(config)
+        paths = list_checkpoints(options)
         if not paths:
-            raise UserError(f"--resume: {config.checkpoint_dir} holds no checkpoint (step_N.pt)")
+            raise UserError(f"--resume: {options.checkpoint_dir} holds no checkpoint (step_N.pt)")
         path = paths[0]
-        if not path.is_file():  # reading a pipe would wait forever, and a link may lead nowhere
-            raise UserError(f"--resume: {path} is not a checkpoint of this workshop: {without_newest(config)}")
         data = path.read_bytes()
-        sound = hashlib.sha256(data[:-32]).digest() == data[-32:]
-        if not sound and (
-            data[:2] != b"PK" or data[-22:-18] == b"PK\5\6"
-        ):  # no file of torch.save, or one without our end
-            raise UserError(f"--resume: {path} is not a checkpoint of this workshop: {without_newest(config)}")
-        if not sound:
-            raise ValueError("the checksum is wrong")
-        with zipfile.ZipFile(io.BytesIO(data)) as parts:
-            if sum(part.file_size for part in parts.infolist()) > len(data):
-                raise ValueError("it unpacks to more than torch.save packs")
-        # weights_only: somebody else's file must not run code here.
-        saved = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        if type(saved["step"]) is not int or path.name != f"step_{saved['step']:09d}.pt":
-            raise ValueError("it is of another step than its name says")
-        options = {name: saved["options"][name] for name in ("version", *MODEL, *COMPARED)}
-        saved = saved | {"path": path}
-        if not all(isinstance(old, str | int | float | None) for old in options.values()):
-            raise TypeError("an option is no text and no number")
-        changed = {name for name, old in options.items() if old != now[name]}
-        changes = ", ".join(f"{name} {old} -> {now[name]}" for name, old in options.items() if name in changed)
-        changes = changes[:2000].encode("unicode_escape").decode()  # a terminal would obey escape codes
     except OSError as error:
         raise UserError(f"--resume: {path} cannot be read: {error.strerror}") from None
-    except DAMAGE as error:
-        raise UserError(f"--resume: {path} is damaged ({ascii(str(error)[:80])}): {without_newest(config)}") from None
-    if changed - set(COMPARED):
-        raise UserError(f"--resume: {path} belongs to another model: {changes}")
-    if len(gather([saved["step"]], config).unique()) > 1:
-        raise UserError(f"--resume: the ranks find different checkpoints in {config.checkpoint_dir}: share the folder")
-    if saved["step"] >= config.num_steps:
+    try:
+        if hashlib.sha256(data[:-32]).digest() != data[-32:]:
+            raise pickle.UnpicklingError
+        # weights_only: somebody else's file must not run code here.
+        saved = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        message = f"{path} is damaged, or is not a checkpoint of this workshop: {without_newest(options)}"
+        raise UserError(f"--resume: {message}") from None
+    changes = {}
+    for name in ("version", *MODEL, *COMPARED):
+        old = saved["options"][name]
+        new = getattr(options, name)
+        if old != new:
+            changes[name] = f"{name} {old} -> {new}"
+    told = printable(", ".join(changes.values()))
+    if changes.keys() - set(COMPARED):
+        raise UserError(f"--resume: {path} belongs to another model: {told}")
+    if len(gather([saved["step"]], options).unique()) > 1:
+        raise UserError(f"--resume: the ranks find different checkpoints in {options.checkpoint_dir}: share the folder")
+    if saved["step"] >= options.num_steps:
         raise UserError(f"--resume: step {saved['step']} is reached already: raise --num-steps")
-    note = f", with other options: {changes}" if changed else ""
-    print(f"resuming from {path}{note}")
+    note = f", with other options: {told}" if changes else ""
+    print(f"resuming from {printable(path)}{note}")
     return saved
 
 
 def check_contents(saved, trainer):
-    """Raise UserError unless a checkpoint holds what save_checkpoint writes for this model."""
-    try:
-        tensors = saved["tensors"]
-        if not isinstance(tensors, dict):
-            raise TypeError("its tensors have no names")
-        wanted = {}
-        for name, p in trainer.initial["tensors"].items():
-            if name not in tensors:
-                raise UserError(f"--resume: the checkpoint lacks {name}: use the --enable-* options of its run")
-            wanted |= {name: p.shape, f"{name}.exp_avg": p.shape, f"{name}.exp_avg_sq": p.shape}
-            wanted[f"{name}.step"] = torch.Size([])
-        if tensors.keys() != wanted.keys():
-            raise ValueError("it holds other tensors than the model")
-        for name, tensor in tensors.items():
-            plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
-            dtypes = (torch.float32, torch.float64) if name.endswith(".step") else (torch.float32,)
-            if not plain or tensor.shape != wanted[name] or tensor.dtype not in dtypes:
-                raise ValueError(f"{name} is no float32 tensor {tuple(wanted[name])}")
-            if not tensor.isfinite().all() or (name.endswith(".exp_avg_sq") and tensor.min() < 0):
-                raise ValueError(f"{name} is not finite, or negative")
-            # float16 skips steps
-            if name.endswith(".step") and not (0 <= tensor <= saved["step"] and tensor % 1 == 0):
-                raise ValueError(f"{name} is {tensor.item()} after {saved['step']} steps")
-        scaler = saved["scaler"]
-        fresh = torch.amp.GradScaler("cpu").state_dict()  # of numbers
-        if scaler and (
-            scaler.keys() != fresh.keys() or not all(type(scaler[key]) is type(fresh[key]) for key in fresh)
-        ):
-            raise ValueError("its scaler is none")
-        if scaler and not 0 < scaler["scale"] < 2.0**127:  # float32 holds no larger one
-            raise ValueError(f"its scale is {scaler['scale']}")
-        varying = {"scale": 0, "_growth_tracker": 0}  # all else of a scaler stays as it is made
-        if scaler and scaler | varying != fresh | varying:
-            raise ValueError("its scaler grows or shrinks in another way")
-        if scaler and scaler["_growth_tracker"] not in range(scaler["growth_interval"]):
-            raise ValueError(f"its scaler has waited for {scaler['_growth_tracker']} steps")
-    except DAMAGE as error:
-        message = f"{saved['path']} is damaged ({ascii(str(error)[:80])}): {without_newest(trainer.config)}"
-        raise UserError(f"--resume: {message}") from None
+    """Raise UserError unless a checkpoint holds finite float32 tensors of this model's names and shapes."""
+    shapes = {}
+    for name, p in trainer.initial["tensors"].items():
+        shapes[name] = p.shape
+        shapes[f"{name}.step"] = torch.Size([])
+        shapes[f"{name}.exp_avg"] = p.shape
+        shapes[f"{name}.exp_avg_sq"] = p.shape
+    tensors = saved["tensors"]
+    for name in sorted(shapes.keys() ^ tensors.keys()):
+        has = "lacks" if name in shapes else "has another tensor,"
+        raise UserError(f"--resume: the checkpoint {has} {name}: use the --enable-* options of its run")
+    for name, tensor in tensors.items():
+        right = tensor.dtype == torch.float32 or name.endswith(".step")  # version 3 counts steps in float64
+        if not right or tensor.shape != shapes[name] or not bool(tensor.isfinite().all()):
+            message = f"{name} in the checkpoint is no finite float32 tensor {list(shapes[name])}"
+            raise UserError(f"--resume: {message}: {without_newest(trainer.options)}")
 
 
 # ---------------------------------------------------------------- measurement and profiling
 
 
-def peak_memory_mb(config):
+def peak_memory_mb(options):
     """Return the peak memory in MiB: PyTorch's allocations on a GPU, the whole process on a CPU."""
-    if config.on_gpu:
-        return torch.cuda.max_memory_allocated(config.device) / 2**20
+    if options.on_gpu:
+        return torch.cuda.max_memory_allocated(options.device) / 2**20
     status = pathlib.Path("/proc/self/status")
     if status.exists():  # on Linux getrusage starts from the peak of the parent process
         return int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1]) / 2**10
@@ -1183,11 +1145,11 @@ def peak_memory_mb(config):
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / units_per_mb
 
 
-def flops_per_step(model, config):
+def flops_per_step(model, options):
     """Return the FLOPs of a step: 6 per matmul weight and token, and the needed half of the T x T attention matmuls."""
     matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2)  # the embedding as the output head
-    per_token = 6 * (matrices + config.num_layers * config.seq_len * config.hidden_dim)
-    return config.world_size * config.batch_size * config.seq_len * per_token
+    per_token = 6 * (matrices + options.num_layers * options.seq_len * options.hidden_dim)
+    return options.world_size * options.batch_size * options.seq_len * per_token
 
 
 def parameters_trained(trainer):
@@ -1203,7 +1165,7 @@ def parameters_trained(trainer):
     return trained
 
 
-def environment(config):
+def environment(options):
     """Return device, software versions, date, commit and hash of the script."""
     script = pathlib.Path(__file__).resolve()
     commit = None
@@ -1211,8 +1173,8 @@ def environment(config):
         command = ["git", "-C", str(script.parent), "rev-parse", "HEAD"]
         commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
     return {
-        "device": config.device_name,
-        "device_type": config.device.split(":")[0],
+        "device": options.device_name,
+        "device_type": options.device.split(":")[0],
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -1231,15 +1193,15 @@ def quartiles(values):
 
 def summarize(trainer, records, warmup_s, data):
     """Return the results of a run from the records of its steps, over all ranks. Collective."""
-    config = trainer.config
+    options = trainer.options
     step_ms = quartiles([record["step_ms"] for record in records])
     phases = {}
     for name in PHASES:
         times = [record[name] for record in records]
         phases[name] = None if None in times else quartiles(times)["median"]
-    samples_per_second = 1000 * config.batch_size * config.world_size / step_ms["median"]
-    flops = flops_per_step(trainer.model, config)
-    peak_memory = gather([peak_memory_mb(config)], config).max().item()
+    samples_per_second = 1000 * options.batch_size * options.world_size / step_ms["median"]
+    flops = flops_per_step(trainer.model, options)
+    peak_memory = gather([peak_memory_mb(options)], options).max().item()
     # transposed: per rank, its times; empty in one process
     times_by_rank = zip(*(record.get("rank_step_ms", []) for record in records), strict=True)
     return {
@@ -1248,50 +1210,50 @@ def summarize(trainer, records, warmup_s, data):
         "step_ms": step_ms,
         **phases,
         "samples_per_second": samples_per_second,
-        "tokens_per_second": samples_per_second * config.seq_len,
+        "tokens_per_second": samples_per_second * options.seq_len,
         "peak_memory_mb": peak_memory,  # in MiB
         "first_loss": records[0]["loss"],
         "final_loss": records[-1]["loss"],
         "best_loss_known": data.best_loss,
         "flops_per_step": flops,
         "tflops": flops / step_ms["median"] / 1e9,  # FLOP/ms -> TFLOP/s
-        "precision": config.precision,
+        "precision": options.precision,
         "graph": {"captured": trainer.graph is not None, "reason": trainer.graph_reason},
         "warmup_s": warmup_s,
-        "parallel": config.parallel,
-        "world_size": config.world_size,
+        "parallel": options.parallel,
+        "world_size": options.world_size,
         "rank_step_ms": [quartiles(times)["median"] for times in times_by_rank],
     }
 
 
-def write_metrics(config, records, summary):
+def write_metrics(options, records, summary):
     """Write configuration, environment, step records and summary as JSON. Steps count from 0 there, from 1 in print."""
     content = {
         "version": VERSION,
-        "config": {name: getattr(config, name) for name in MODEL},
-        "options": vars(config),
-        "environment": environment(config),
+        "config": {name: getattr(options, name) for name in MODEL},
+        "options": vars(options),
+        "environment": environment(options),
         "steps": records,
         "summary": summary,
     }
     content = json.loads(json.dumps(content), parse_constant=lambda name: None)  # NaN and Infinity are not JSON
     # realpath: write through a symbolic link
-    write_file(pathlib.Path(os.path.realpath(config.metrics_file)), json.dumps(content, indent=1).encode() + b"\n")
+    write_file(pathlib.Path(os.path.realpath(options.metrics_file)), json.dumps(content, indent=1).encode() + b"\n")
 
 
 def print_configuration(trainer, data):
-    config = trainer.config
+    options = trainer.options
     parameters = sum(p.numel() for p in trainer.model.parameters())
-    print(f"Tiny LLaMA version {VERSION} on {config.device_name} ({config.device})")
-    sizes = f"width {config.hidden_dim}, {config.num_layers} layers, {config.num_heads} query heads"
-    sizes += f", {config.num_kv_heads} key/value heads, feed-forward {config.intermediate_dim}"
+    print(f"Tiny LLaMA version {VERSION} on {options.device_name} ({options.device})")
+    sizes = f"width {options.hidden_dim}, {options.num_layers} layers, {options.num_heads} query heads"
+    sizes += f", {options.num_kv_heads} key/value heads, feed-forward {options.intermediate_dim}"
     print(f"  model      {parameters:,} parameters: {sizes}")
-    print(f"  batch      {config.batch_size} sequences of {config.seq_len} tokens, vocabulary {config.vocab_size}")
-    if config.parallel:
-        print(f"  ranks      {config.world_size}, {config.parallel} over {dist.get_backend()}")
+    print(f"  batch      {options.batch_size} sequences of {options.seq_len} tokens, vocabulary {options.vocab_size}")
+    if options.parallel:
+        print(f"  ranks      {options.world_size}, {options.parallel} over {dist.get_backend()}")
     print(f"  data       {data.description}")
-    print(f"  precision  {config.precision}{', deterministic' if config.deterministic else ''}")
-    print(f"  uses       {config.parts}")
+    print(f"  precision  {options.precision}{', deterministic' if options.deterministic else ''}")
+    print(f"  uses       {options.parts}")
     print("  warm-up    running; compilation, if any, can take minutes", flush=True)
 
 
@@ -1328,65 +1290,83 @@ def annotate(name):
 
 def attention_step(trainer):
     """Run forward and backward of the first attention layer alone, on random input [B, T, C]."""
-    config = trainer.config
+    options = trainer.options
     model = trainer.model
     attention = model.layers[0].attention
-    shape = (config.batch_size, config.seq_len, config.hidden_dim)
-    x = torch.randn(shape, device=config.device, dtype=attention.o_proj.weight.dtype, requires_grad=True)
-    with torch.autocast(x.device.type, config.dtype, enabled=config.use_amp):
+    shape = (options.batch_size, options.seq_len, options.hidden_dim)
+    x = torch.randn(shape, device=options.device, dtype=attention.o_proj.weight.dtype, requires_grad=True)
+    with torch.autocast(x.device.type, options.dtype, enabled=options.use_amp):
         y = attention(x, model.cos, model.sin)
     y.backward(torch.ones_like(y))
 
 
+def export_trace(profiler, path):
+    """Write the profiler's trace. If it is cut, which PyTorch does not report, remove it and raise OSError."""
+    profiler.export_chrome_trace(str(path))
+    unfinished = pathlib.Path(f"{path}.tmp")  # PyTorch's name for it until the end
+    try:
+        with open(path if path.exists() else unfinished, "ab+") as file:
+            file.seek(max(0, file.tell() - 2**15))
+            ending = file.read()
+            if b'"traceName"' in ending and ending.endswith(b"}"):  # the last that PyTorch writes
+                return
+            file.write(bytes(2**16))  # the system now names the cause: a full disk, a quota
+            file.flush()
+            os.fsync(file.fileno())
+        raise OSError(None, "the profiler wrote a part of it only")
+    except OSError as error:
+        for cut in (path, unfinished):
+            cut.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
 def profile(trainer, data):
     """Profile some more steps: write a trace, and print tables of the operators."""
-    config = trainer.config
-    part = "attention" if config.profile_attention_only else "whole"
+    options = trainer.options
+    part = "attention" if options.profile_attention_only else "whole"
     activities = [torch.profiler.ProfilerActivity.CPU]
-    if config.on_gpu:
+    if options.on_gpu:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     settings = {"record_shapes": True, "profile_memory": True}
     settings["acc_events"] = True  # without it PyTorch 2.11 warns about events of other cycles
     with torch.profiler.profile(activities=activities, **settings) as profiler:
-        for step in range(config.num_steps, config.num_steps + config.profile_steps):
+        for step in range(options.num_steps, options.num_steps + options.profile_steps):
             if part == "attention":
                 attention_step(trainer)
             else:
-                trainer.run(*batch(data, step, config))
+                trainer.run(*batch(data, step, options))
         trainer.synchronize()
-        metadata = {name: getattr(config, name) for name in (*MODEL, "seq_len", "batch_size", "precision")}
-        metadata |= {"version": VERSION, "part": part, "peak_memory_mb": peak_memory_mb(config)}
+        metadata = {name: getattr(options, name) for name in (*MODEL, "seq_len", "batch_size", "precision")}
+        metadata |= {"version": VERSION, "part": part, "peak_memory_mb": peak_memory_mb(options)}
         profiler.add_metadata_json("tiny_llama", json.dumps(metadata))
     name = f"trace_v{VERSION}"
     if part == "attention":
         name += "_attention"
-    if config.parallel:
-        name += f"_rank{config.rank}"
-    trace = pathlib.Path(config.profile_dir, f"{name}_{time.strftime('%Y%m%d_%H%M%S')}_{os.getpid()}.pt.trace.json")
-    profiler.export_chrome_trace(str(trace))
-    if not trace.is_file():
-        raise OSError(None, "the profiler wrote no file", str(trace))
-    print(f"profiled {config.profile_steps} more steps: open {trace} in https://ui.perfetto.dev")
+    if options.parallel:
+        name += f"_rank{options.rank}"
+    trace = pathlib.Path(options.profile_dir, f"{name}_{time.strftime('%Y%m%d_%H%M%S')}_{os.getpid()}.pt.trace.json")
+    export_trace(profiler, trace)
+    print(f"profiled {options.profile_steps} more steps: open {printable(trace)} in https://ui.perfetto.dev")
     sort_keys = []
-    if config.profile_operators:
-        sort_keys.append(config.sort_by)
-    if config.profile_memory:
+    if options.profile_operators:
+        sort_keys.append(options.sort_by)
+    if options.profile_memory:
         sort_keys.append("self_device_memory_usage")
     # the columns of this device, under PyTorch's present name
-    sort_keys = [re.sub("cuda_|device_", "device_" if config.on_gpu else "cpu_", key) for key in sort_keys]
+    sort_keys = [re.sub("cuda_|device_", "device_" if options.on_gpu else "cpu_", key) for key in sort_keys]
     for key in dict.fromkeys(sort_keys):  # each once
         print(f"operators by {key}")
         print(profiler.key_averages().table(sort_by=key, row_limit=20, max_name_column_width=50))
 
 
-def set_up_backend(config):
+def set_up_backend(options):
     """Set precision and determinism of the libraries before their first use."""
-    torch.manual_seed(config.seed)
-    if config.on_gpu:
-        torch.cuda.set_device(config.device)
-    torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+    torch.manual_seed(options.seed)
+    if options.on_gpu:
+        torch.cuda.set_device(options.device)
+    torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
     warnings.filterwarnings("ignore", r"TensorFloat32 tensor cores|\s*Online softmax is disabled")  # hints of compile
-    if config.deterministic:
+    if options.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # costs a pass over memory per tensor
@@ -1394,23 +1374,23 @@ def set_up_backend(config):
 
 def train(trainer, data, first_step, records):
     """Train to --num-steps; append each step's record. Raise FloatingPointError if loss or weights are not finite."""
-    config = trainer.config
-    print_every = max(1, config.num_steps // 10)
-    for step in range(first_step, config.num_steps):
-        record = {"step": step, **trainer.run(*batch(data, step, config))}
+    options = trainer.options
+    print_every = max(1, options.num_steps // 10)
+    for step in range(first_step, options.num_steps):
+        record = {"step": step, **trainer.run(*batch(data, step, options))}
         records.append(record)
         if not math.isfinite(record["loss"]):
             raise FloatingPointError(f"the loss of step {step + 1} is {record['loss']}: lower --learning-rate")
-        if step in (first_step, config.num_steps - 1) or (step + 1) % print_every == 0:
-            rate = 1000 * config.batch_size * config.world_size / record["step_ms"]
-            speed = f"{rate:9.1f} samples/s  {record['step_ms']:9.3f} ms  peak {peak_memory_mb(config):8.1f} MiB"
-            print(f"step {step + 1:5d}/{config.num_steps}  loss {record['loss']:8.4f}  {speed}", flush=True)
-        if config.save_every and (trainer.stopped or (step + 1) % config.save_every == 0):
+        if step in (first_step, options.num_steps - 1) or (step + 1) % print_every == 0:
+            rate = 1000 * options.batch_size * options.world_size / record["step_ms"]
+            speed = f"{rate:9.1f} samples/s  {record['step_ms']:9.3f} ms  peak {peak_memory_mb(options):8.1f} MiB"
+            print(f"step {step + 1:5d}/{options.num_steps}  loss {record['loss']:8.4f}  {speed}", flush=True)
+        if options.save_every and (trainer.stopped or (step + 1) % options.save_every == 0):
             save_checkpoint(trainer, step + 1)
         if trainer.stopped:
             raise SystemExit(128 + trainer.stopped)
     if not all(bool(full_tensor(p).isfinite().all()) for p in trainer.model.parameters()):
-        raise FloatingPointError(f"the weights are not finite after step {config.num_steps}: lower --learning-rate")
+        raise FloatingPointError(f"the weights are not finite after step {options.num_steps}: lower --learning-rate")
 
 
 def stop_handlers():
@@ -1419,11 +1399,11 @@ def stop_handlers():
     return {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
 
 
-def run(config):
+def run(options):
     """Warm up, train, report and profile; return the exit status. Write the metrics of a failed run, too."""
-    data = load_data(config)
-    saved = find_checkpoint(config) if config.resume else None
-    trainer = Trainer(config)
+    data = load_data(options)
+    saved = find_checkpoint(options) if options.resume else None
+    trainer = Trainer(options)
     steps = []
     summary = None
     warmup_s = None
@@ -1432,40 +1412,38 @@ def run(config):
         print_configuration(trainer, data)
         if saved:
             check_contents(saved, trainer)
-            trainer.saved = [saved["path"]]
-        if config.save_every and config.rank == 0:
-            remove_partials(pathlib.Path(config.checkpoint_dir, "step_*.pt"))
-        warmup_s = trainer.warm_up(*batch(data, 0, config), saved or trainer.initial)
+            trainer.saved = list_checkpoints(options)[:1]
+        warmup_s = trainer.warm_up(*batch(data, 0, options), saved or trainer.initial)
         for number in handlers:  # from here on at the end of a step
             signal.signal(number, lambda number, _: setattr(trainer, "signal", number))
-        if config.graph and not trainer.graph:
+        if options.graph and not trainer.graph:
             print(f"  graph      not captured, running eagerly: {trainer.graph_reason}")
         with annotate("measured steps"):  # a range that profilers can select
             train(trainer, data, saved["step"] if saved else 0, steps)
         summary = summarize(trainer, steps, warmup_s, data)
     except FloatingPointError as error:
         if saved:
-            raise FloatingPointError(f"{error}, or {without_newest(config)}") from None
+            raise FloatingPointError(f"{error}, or {without_newest(options)}") from None
         raise
     finally:
         for number in handlers:  # torchrun sends SIGTERM to ranks that may be writing here, and SIGKILL 30 s later
             signal.signal(number, signal.SIG_IGN)
-        if steps and not summary and (trainer.stopped or not config.parallel):
+        if steps and not summary and (trainer.stopped or not options.parallel):
             with contextlib.suppress(RuntimeError):  # the GPU may have failed
                 summary = summarize(trainer, steps, warmup_s, data)
-        if steps and config.metrics_file and config.rank == 0:
-            write_metrics(config, steps, summary)
-        if trainer.stopped and config.parallel:
+        if steps and options.metrics_file and options.rank == 0:
+            write_metrics(options, steps, summary)
+        if trainer.stopped and options.parallel:
             dist.barrier()  # torchrun ends all ranks when one ends: rank 0 has written
         for number, handler in handlers.items():
             signal.signal(number, handler)
     print_summary(summary, steps)
-    if config.profile:
+    if options.profile:
         profile(trainer, data)
-    if config.validate_setup and summary["parameters_trained"] != summary["parameters"]:
+    if options.validate_setup and summary["parameters_trained"] != summary["parameters"]:
         print("set-up check failed: not every parameter is trained")
         return 1
-    if config.validate_setup:
+    if options.validate_setup:
         print("set-up check passed")
     return 0
 
@@ -1473,10 +1451,13 @@ def run(config):
 def user_message(error):
     """Return exit status and one line for an error; no line (None) for a bug of this program."""
     first_line = str(error).strip().partition("\n")[0]
+    end = error
+    while end and not isinstance(end, (KeyboardInterrupt, SystemExit)):
+        end = end.__cause__  # up to Python 3.11 Ctrl-C in an import can become the cause of a RuntimeError
+    if end:
+        return getattr(end, "code", 130), "interrupted"
     if isinstance(error, UserError):
         return 2, f"error: {error}"
-    if isinstance(error, (KeyboardInterrupt, SystemExit)):
-        return getattr(error, "code", 130), "interrupted"
     if isinstance(error, FloatingPointError):
         return 1, f"stopped: {error}"
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
@@ -1486,42 +1467,38 @@ def user_message(error):
     if isinstance(error, dist.DistError) or "gloo" in str(error):
         return 1, f"communication failed, another rank may have ended: {first_line}"
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        folder = pathlib.Path(torch.__file__).parent
-        if "C++" in first_line and " " in str(folder):
-            first_line += f": {folder} has a space, and PyTorch passes it to the compiler unquoted"
         return 1, f"torch.compile failed, run with --disable-torch-compile: {first_line}"
     return 1, None
 
 
 def main(argv=None):
     """Run the script and return its exit status."""
-    config = parse_options(argv)
+    options = parse_options(argv)
     try:
-        set_up_backend(config)
+        set_up_backend(options)
         # One stream for everything: a graph must be captured on the stream that was warmed up.
-        stream = torch.cuda.stream(torch.cuda.Stream()) if config.on_gpu else contextlib.nullcontext()
-        group = process_group(config) if config.parallel else contextlib.nullcontext()
+        stream = torch.cuda.stream(torch.cuda.Stream()) if options.on_gpu else contextlib.nullcontext()
+        group = process_group(options) if options.parallel else contextlib.nullcontext()
         with group, stream:
-            return run(config)
+            return run(options)
     except BaseException as error:
         status, message = user_message(error)
         if message is None:
             raise
-        rank = f", rank {config.rank} of {config.world_size}" if config.parallel else ""
+        rank = f", rank {options.rank} of {options.world_size}" if options.parallel else ""
         with contextlib.suppress(OSError):  # on a full disk the status still tells
-            print(f"tiny_llama_v{VERSION}.py{rank}: {message}", file=sys.stderr)
+            print(f"tiny_llama_v{VERSION}.py{rank}: {printable(message)}", file=sys.stderr)
         return status
 
 
 if __name__ == "__main__":
     for number in stop_handlers():
         signal.signal(number, lambda number, _: sys.exit(128 + number))  # an exception: the metrics are written
-    if isinstance(sys.stdout, io.TextIOWrapper):  # None where it is closed
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
+    sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     status = main()
     try:
         sys.stdout.flush()
-    except (OSError, AttributeError):  # reported already, or closed from the start; Python must not try again
+    except OSError:  # a closed pipe or a full disk, reported already; Python must not try again
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if "RANK" in os.environ:
         os._exit(status)  # threads of the communication libraries can abort the interpreter's clean-up

@@ -58,8 +58,8 @@ def outcome(script, argv, steps):
     import torch  # here: tools that need the bounds alone start faster without it
 
     trainer, data = prepare(script, argv)
-    tokens, labels = script.batch(data, 0, trainer.config)
-    device = trainer.config.device
+    tokens, labels = script.batch(data, 0, trainer.options)
+    device = trainer.options.device
     logits = []
 
     def model(tokens):
@@ -67,9 +67,9 @@ def outcome(script, argv, steps):
         return logits[0]
 
     with torch.no_grad():
-        script.compute_loss(model, tokens.to(device), labels.to(device), trainer.config)
+        script.compute_loss(model, tokens.to(device), labels.to(device), trainer.options)
     loss, gradients = batch_gradients(script, trainer, tokens, labels)
-    losses = [trainer.run(*script.batch(data, step, trainer.config))["loss"] for step in range(steps)]
+    losses = [trainer.run(*script.batch(data, step, trainer.options))["loss"] for step in range(steps)]
     return {"logits": logits[0].float().cpu(), "loss": loss, "gradients": gradients, "losses": losses}
 
 
@@ -83,8 +83,8 @@ def exact_outcome(argv):
     script = load_version(1)
     trainer, data = prepare(script, argv, full_precision=True)
     model = trainer.model.double()
-    device = trainer.config.device
-    tokens, labels = script.batch(data, 0, trainer.config)
+    device = trainer.options.device
+    tokens, labels = script.batch(data, 0, trainer.options)
     logits = []
 
     def keep_logits(tokens):
@@ -94,7 +94,7 @@ def exact_outcome(argv):
 
     total = 0.0
     for row, row_labels in zip(tokens.to(device).split(1), labels.to(device).split(1), strict=True):
-        loss = script.compute_loss(keep_logits, row, row_labels, trainer.config) / len(tokens)
+        loss = script.compute_loss(keep_logits, row, row_labels, trainer.options) / len(tokens)
         loss.backward()
         total += loss.item()
     gradients = {name: p.grad.cpu() for name, p in model.named_parameters()}

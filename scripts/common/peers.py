@@ -57,28 +57,28 @@ def causal_attention(module, query, key, value, attention_mask, dropout=0.0, sca
 class LibraryLlama(nn.Module):
     """Map tokens and labels [B, T] to the loss with LlamaForCausalLM; parameters carry version 1's names."""
 
-    def __init__(self, config):
+    def __init__(self, options):
         super().__init__()
         from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
-        if config.library == "liger":
+        if options.library == "liger":
             from liger_kernel.transformers import apply_liger_kernel_to_llama
 
             apply_liger_kernel_to_llama(**LIGER)
         AttentionInterface.register(ATTENTION, causal_attention)
-        sizes = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_dim}
-        sizes |= {"intermediate_size": config.intermediate_dim, "num_hidden_layers": config.num_layers}
-        sizes |= {"num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads}
-        sizes |= {"max_position_embeddings": config.seq_len, "rms_norm_eps": config.norm_eps}
-        options = {"tie_word_embeddings": True, "attn_implementation": ATTENTION, "bos_token_id": None}
-        self.llama = LlamaForCausalLM(LlamaConfig(**sizes, **options, eos_token_id=None))
-        if config.fp8:
+        sizes = {"vocab_size": options.vocab_size, "hidden_size": options.hidden_dim}
+        sizes |= {"intermediate_size": options.intermediate_dim, "num_hidden_layers": options.num_layers}
+        sizes |= {"num_attention_heads": options.num_heads, "num_key_value_heads": options.num_kv_heads}
+        sizes |= {"max_position_embeddings": options.seq_len, "rms_norm_eps": options.norm_eps}
+        settings = {"tie_word_embeddings": True, "attn_implementation": ATTENTION, "bos_token_id": None}
+        self.llama = LlamaForCausalLM(LlamaConfig(**sizes, **settings, eos_token_id=None))
+        if options.fp8:
             from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-            recipe = Float8LinearConfig.from_recipe_name(config.fp8_recipe)
+            recipe = Float8LinearConfig.from_recipe_name(options.fp8_recipe)
             convert_to_float8_training(self.llama.model, config=recipe)  # not the head, as in version 3
-        if config.enable_torch_compile:
-            self.compile(mode=config.compile_mode)
+        if options.enable_torch_compile:
+            self.compile(mode=options.compile_mode)
 
     def named_parameters(self, *args, **kwargs):
         for name, parameter in super().named_parameters(*args, **kwargs):
@@ -90,15 +90,15 @@ class LibraryLlama(nn.Module):
         return self.llama(input_ids=tokens, labels=labels, shift_labels=labels, use_cache=False).loss
 
 
-def compute_loss(model, tokens, labels, config):
+def compute_loss(model, tokens, labels, options):
     """Return the mean cross-entropy of predicting labels [B, T] from tokens [B, T], computed by the library."""
-    with torch.autocast(tokens.device.type, config.dtype, enabled=config.use_amp):
+    with torch.autocast(tokens.device.type, options.dtype, enabled=options.use_amp):
         return model(tokens, labels)
 
 
-def make_optimizer(model, config):
-    graph = config.graph and config.on_gpu
-    return torch.optim.AdamW(model.parameters(), lr=config.learning_rate, capturable=graph, fused=True)
+def make_optimizer(model, options):
+    graph = options.graph and options.on_gpu
+    return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, capturable=graph, fused=True)
 
 
 def add_version_options(add):
@@ -110,15 +110,15 @@ def add_version_options(add):
     add("--fp8-recipe", choices=FP8_RECIPES, default="tensorwise", help="torchao's, used by --fp8 (%(default)s)")
 
 
-def complete_version_options(config, user_error):
-    """Check these options and import the packages; return a description of the parts."""
-    if (config.library == "liger" or config.fp8) and not config.on_gpu:
-        raise user_error(f"{'--fp8' if config.fp8 else '--library liger'} needs a GPU, got {config.device}")
-    if config.fp8 and not config.use_amp:
+def complete_version_options(options, user_error):
+    """Check these options and import the packages; return parts: what the peer uses, in words."""
+    if (options.library == "liger" or options.fp8) and not options.on_gpu:
+        raise user_error(f"{'--fp8' if options.fp8 else '--library liger'} needs a GPU, got {options.device}")
+    if options.fp8 and not options.use_amp:
         raise user_error("--fp8 needs --use-amp: the other operations run in 16 bits")
     names = []
-    packages = [*PACKAGES[config.library]]
-    if config.fp8:
+    packages = [*PACKAGES[options.library]]
+    if options.fp8:
         packages.append("torchao")
     for package in packages:
         name = package.split(".")[0]
@@ -128,11 +128,11 @@ def complete_version_options(config, user_error):
             raise user_error(f"{name.replace('_', '-')} cannot be imported ({error}): install it") from None
         names.append(f"{name} {getattr(sys.modules[name], '__version__', '')}".strip())
     parts = [f"{' with '.join(names)}: causal SDPA", "fused AdamW"]
-    if config.enable_torch_compile:
-        parts.append(f"torch.compile ({config.compile_mode})")
-    if config.fp8:
-        parts.append(f"fp8 ({config.fp8_recipe})")
-    return ", ".join(parts)
+    if options.enable_torch_compile:
+        parts.append(f"torch.compile ({options.compile_mode})")
+    if options.fp8:
+        parts.append(f"fp8 ({options.fp8_recipe})")
+    return {"parts": ", ".join(parts)}
 
 
 def peer_script():
@@ -147,10 +147,11 @@ def peer_script():
 
     script.__file__ = __file__  # the commit and the hash that the metrics name are this file's
     script.VERSION, script.GRAPH_BY_DEFAULT, script.DETERMINISTIC_BY_DEFAULT = "peer", True, False
-    script.TinyLlama, script.build_parser = LibraryLlama, described_parser
+    script.build_parser = described_parser
+    script.make_model = LibraryLlama
     script.compute_loss, script.make_optimizer = compute_loss, make_optimizer
     script.add_version_options = add_version_options
-    script.complete_version_options = lambda config: complete_version_options(config, script.UserError)
+    script.complete_version_options = lambda options: complete_version_options(options, script.UserError)
     return script
 
 

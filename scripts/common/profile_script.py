@@ -15,12 +15,34 @@ import sys
 import time
 
 
+def export_trace(profiler, path):
+    """Write the profiler's trace as tiny_llama_v1.py does: if it is cut, remove it and raise OSError with the cause."""
+    unfinished = pathlib.Path(f"{path}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(path))
+        with open(path if path.exists() else unfinished, "ab+") as file:
+            file.seek(max(0, file.tell() - 2**15))
+            ending = file.read()
+            if b'"traceName"' in ending and ending.endswith(b"}"):
+                return
+            file.write(bytes(2**16))
+            file.flush()
+            os.fsync(file.fileno())
+        raise OSError(None, "the profiler wrote a part of it only")
+    except OSError as error:
+        for cut in (path, unfinished):
+            cut.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
 class StepProfiler:
     """Start PyTorch's profiler after the warm-up steps, and write the trace after the profiled ones."""
 
     def __init__(self, options):
         self.options, self.steps, self.optimizer = options, 0, None
         self.profiler = self.trace = self.mark = None
+        self.status = 0
 
     def start(self):
         import torch
@@ -45,10 +67,14 @@ class StepProfiler:
         profiler.stop()
         if 0 < self.options.warmup_steps == self.steps:
             return
-        folder = pathlib.Path(self.options.profile_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.trace = folder / f"trace_{self.options.script.stem}_{time.strftime('%Y%m%d_%H%M%S')}.json"
-        profiler.export_chrome_trace(str(self.trace))
+        name = f"trace_{self.options.script.stem}_{time.strftime('%Y%m%d_%H%M%S')}.json"
+        self.trace = pathlib.Path(self.options.profile_dir, name)
+        try:
+            export_trace(profiler, self.trace)
+        except OSError as error:
+            print(f"profile_script.py: cannot write {self.trace}: {error.strerror}", file=sys.stderr, flush=True)
+            self.status = 1
+            return
         print(f"profile_script.py: wrote {self.trace}", flush=True)
         if is_early:
             made = f"{self.steps - self.options.warmup_steps} of {self.options.profile_steps} steps"
@@ -105,7 +131,6 @@ def main(argv):
             steps.start()
     sys.argv = [str(options.script), *options.arguments]
     sys.path[0] = str(options.script.resolve().parent)
-    status = 0
     try:
         runpy.run_path(str(options.script), run_name="__main__")
     except SystemExit as end:
@@ -117,8 +142,8 @@ def main(argv):
         if is_rank0 and not steps.trace:
             wanted = f"the profile begins after {options.warmup_steps} (--warmup-steps; 0 profiles from the start)"
             print(f"profile_script.py: the script made {steps.steps} optimizer steps: {wanted}", file=sys.stderr)
-            status = 1
-    return status
+            steps.status = 1
+    return steps.status
 
 
 if __name__ == "__main__":

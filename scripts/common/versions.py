@@ -40,7 +40,7 @@ def loss_and_gradients(version, argv, step=0, full_precision=False):
     """
     script = load_version(version)
     trainer, data = prepare(script, argv, full_precision)
-    return batch_gradients(script, trainer, *script.batch(data, step, trainer.config))
+    return batch_gradients(script, trainer, *script.batch(data, step, trainer.options))
 
 
 def prepare(script, argv, full_precision=False):
@@ -57,15 +57,15 @@ def prepare(script, argv, full_precision=False):
 
 def batch_gradients(script, trainer, tokens, labels):
     """Return loss and canonical gradients; halve the loss scale, as GradScaler does, until none overflows."""
-    tokens, labels = (tensor.to(trainer.config.device) for tensor in (tokens, labels))
+    tokens, labels = (tensor.to(trainer.options.device) for tensor in (tokens, labels))
     scale = trainer.scaler.get_scale()  # 1 without a scaler
     while True:
         trainer.optimizer.zero_grad(set_to_none=True)
-        loss = script.compute_loss(trainer.model, tokens, labels, trainer.config)
+        loss = script.compute_loss(trainer.model, tokens, labels, trainer.options)
         (loss * scale).backward()
         found = {name: p.grad.float() / scale for name, p in trainer.model.named_parameters() if p.grad is not None}
         if scale <= 1 or all(gradient.isfinite().all() for gradient in found.values()):
-            return loss.item(), {n: g.cpu() for n, g in script.canonical_views(found, trainer.config).items()}
+            return loss.item(), {n: g.cpu() for n, g in script.canonical_views(found, trainer.options.model).items()}
         scale /= 2
 
 

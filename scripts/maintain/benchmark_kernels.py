@@ -334,7 +334,7 @@ def work(options):
             progress(f"timing {operation.name}, {operation.size}")
             ceiling = found["copy"] if operation.unit == "GB/s" else found["product"][bench.precision]
             records.append(measure(bench, operation, ceiling))
-    environment = bench.v3.environment(bench.v3.Config(device=str(bench.device)))
+    environment = bench.v3.environment(bench.v3.Options(device=str(bench.device)))
     content = {"environment": environment, "dtype": bench.precision, "ceilings": found, "operations": records}
     products = ", ".join(f"{name} {rate:.1f}" for name, rate in found["product"].items())
     lines = [f"ceilings: copy {found['copy']:,.0f} GB/s; matmuls {products} TFLOP/s", *map(text_of, records)]

@@ -61,7 +61,7 @@ def initial_weights(script, config):
     import torch
 
     with torch.device("cpu"):
-        model = script.TinyLlama(config)
+        model = script.make_model(config)
     script.initialize(model, config)
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 

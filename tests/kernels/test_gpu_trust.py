@@ -22,7 +22,7 @@ PRECISIONS = ("", "--tf32", "--use-amp", "--use-amp --amp-dtype float16")
 def short_run(version, argv):
     """Return the losses of five steps, and the tensors that training ends with."""
     losses, trainer = train(version, argv, steps=5)
-    assert DEVICE == "cpu" or trainer.config.graph == (trainer.graph is not None), trainer.graph_reason
+    assert DEVICE == "cpu" or trainer.options.graph == (trainer.graph is not None), trainer.graph_reason
     found = tensors(load_version(version), trainer)
     return losses, {f"{kind} {name}": tensor for kind, named in found.items() for name, tensor in named.items()}
 

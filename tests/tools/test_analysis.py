@@ -181,7 +181,7 @@ def test_matmuls_of_a_trace_are_those_of_the_model(profiled, version):
     rows = roofline.operator_table(profile, profile.steps, None)
     script = load_version(version)
     config = script.parse_options(SIZES)
-    model = script.TinyLlama(config)
+    model = script.make_model(config)
     matrices = 6 * 2 * 16 * sum(p.numel() for p in model.parameters() if p.ndim == 2)
     assert profile.steps == 2 and sum(row["flops"] for row in rows if row["operator"] == "aten::mm") == matrices
 

@@ -38,7 +38,7 @@ def test_parameters_and_required_flops_are_those_of_the_script(version, preset, 
     config = script.parse_options(["--preset", preset, "--device", "cpu"])
     config.device, sizes = "meta", counts.sizes_of(config)
     with torch.device("meta"):
-        model = script.TinyLlama(config)
+        model = script.make_model(config)
     assert counts.parameter_count(sizes) == sum(p.numel() for p in model.parameters())
     assert sum(counts.required_flops(sizes).values()) == script.flops_per_step(model, config)
 

@@ -157,7 +157,7 @@ def test_losses_of_a_run_by_hand(monkeypatch):
 
     script = SimpleNamespace(set_up_backend=lambda config: None, train=train)
     trainer = object.__new__(train_precisions.WarmTrainer)
-    trainer.script, trainer.config, trainer.data = script, SimpleNamespace(seed=None), None
+    trainer.script, trainer.options, trainer.data = script, SimpleNamespace(seed=None), None
     initial = {"step": 0, "tensors": "weights of 0"}
     trainer.trainer = SimpleNamespace(graph=None, initial=initial, restore=lambda start: given.append(start["tensors"]))
     monkeypatch.setattr(train_precisions, "initial_weights", lambda script, config: f"weights of {config.seed}")
@@ -177,7 +177,7 @@ def test_the_held_out_loss_is_the_mean_of_all_windows_by_the_version_itself():
 
     trainer = object.__new__(train_precisions.WarmTrainer)
     trainer.script = SimpleNamespace(compute_loss=compute_loss)
-    trainer.config = SimpleNamespace(device="cpu")
+    trainer.options = SimpleNamespace(device="cpu")
     trainer.trainer = SimpleNamespace(model="model")
     trainer.windows = torch.tensor([[[2, 3, 4]], [[5, 6, 7]]])
     assert trainer.held_out_loss() == 3.5

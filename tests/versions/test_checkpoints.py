@@ -1,20 +1,16 @@
 """Checkpoints: exact continuation after any kill, damaged and foreign files refused, and no file of others touched."""
 
-import ctypes
-import errno
 import hashlib
 import io
 import itertools
 import json
-import math
 import os
 import random
+import re
 import shutil
 import signal
-import stat
 import subprocess
 import sys
-import zipfile
 
 import pytest
 import torch
@@ -103,13 +99,13 @@ def end_at(moment, end, monkeypatch):
     """End a run at that moment of its second checkpoint, of step 4, or before the first."""
     link, save, files = os.link, torch.save, itertools.count(EVERY, EVERY)
 
-    def is_fourth(file):  # the folder is synced too
-        return stat.S_ISREG(os.fstat(file).st_mode) and next(files) == 4
+    def is_fourth():
+        return next(files) == 4
 
     owner, name, replacement = {
         "before the first": (os, "fsync", lambda file: end()),
         "serialised": (torch, "save", lambda content, file: (save(content, file), content["step"] == 4 and end())),
-        "half written": (os, "fsync", lambda file: is_fourth(file) and (os.ftruncate(file, 5000), end())),
+        "half written": (os, "fsync", lambda file: is_fourth() and (os.ftruncate(file, 5000), end())),
         "written, not linked": (os, "link", lambda a, b: end() if "4.pt" in str(b) else link(a, b)),
         "linked": (os, "link", lambda a, b: (link(a, b), "4.pt" in str(b) and end())),
     }[moment]
@@ -138,7 +134,6 @@ def test_ended_while_saving(moment, saved, status, tmp_path, uninterrupted, caps
             os._exit(main(arguments(folder, "--num-steps", LAST)))
     if saved:
         assert_continues(run(1, folder, "--resume"), uninterrupted, saved)
-        assert not list(folder.glob("*.partial"))
     else:
         assert "holds no checkpoint" in refusal(capsys, folder)
 
@@ -243,9 +238,7 @@ def test_random_damages_are_all_refused(interrupted):
     }
     for name in [*damages] * 60:
         newest.write_bytes(damages[name](draw.randrange(len(sound))))
-        with pytest.raises(
-            script.UserError, match=r"4\.pt is (damaged|not a check).*: move .* away to .* step_000000002"
-        ):
+        with pytest.raises(script.UserError, match=r"4\.pt is damaged.*: move .* away to .* step_000000002"):
             pytest.fail(f"accepted: {name} {script.find_checkpoint(config)['step']}")
 
 
@@ -271,123 +264,35 @@ def test_a_pickle_that_would_run_a_command_is_refused(zipped, tmp_path, capsys):
     assert proof.exists()  # the command would have run
 
 
-@pytest.mark.parametrize("content", [[1, 2, 3], {"step": 4}, {"step": 4, "options": {}}, 7], ids=str)
-def test_other_contents_with_a_valid_digest_are_refused(tmp_path, capsys, content):
-    write_content(tmp_path / "step_000000004.pt", content)
-    assert "is damaged" in refusal(capsys, tmp_path)
-
-
 def test_a_damaged_checkpoint_removed_the_one_before_it_is_used(interrupted, uninterrupted):
     (interrupted / "step_000000004.pt").unlink()
     (interrupted / "step_000000006.pt.partial").write_bytes(b"half of one")
     assert_continues(run(1, interrupted, "--resume"), uninterrupted, 2)
 
 
-def change(key, value, *, of="tensors"):
-    return lambda saved: saved[of].update({key: value(saved[of][key]) if callable(value) else value})
-
-
-def change_scaler(key, value):
-    return lambda saved: saved.update(scaler=torch.amp.GradScaler("cpu").state_dict() | {key: value})
+def change(key, value):
+    return lambda saved: saved["tensors"].update({key: value(saved["tensors"][key]) if callable(value) else value})
 
 
 WEIGHT = "layers.0.attention.q_proj.weight"
-HAND_MADE = {
+UNLIKE_THE_MODEL = {
     "a shape that broadcasts": change(WEIGHT, lambda w: w[:1]),
-    "a scalar": change(WEIGHT, torch.tensor(0.5)),
-    "one dimension more": change(WEIGHT, lambda w: w[None]),
-    "complex": change(WEIGHT, lambda w: w.to(torch.complex64)),
     "float64": change(WEIGHT, lambda w: w.double()),
-    "int64": change(WEIGHT, lambda w: w.long()),
-    "a Parameter": change(WEIGHT, torch.nn.Parameter),
-    "sparse": change(WEIGHT, lambda w: w.to_sparse()),
-    "CSR": change(WEIGHT, lambda w: w.to_sparse_csr()),
-    "meta": change(WEIGHT, lambda w: w.to("meta")),
-    "quantized": change(WEIGHT, lambda w: torch.quantize_per_tensor(w, 0.1, 0, torch.qint8)),
-    "text": change(WEIGHT, "weights"),
-    "None": change(WEIGHT, None),
-    "a list": change(WEIGHT, lambda w: w.tolist()),
     "NaN": change(WEIGHT, lambda w: w * torch.nan),
     "infinite moments": change(f"{WEIGHT}.exp_avg", lambda w: w + torch.inf),
-    "negative squares": change(f"{WEIGHT}.exp_avg_sq", lambda w: w - 1),
-    "negative steps of AdamW": change(f"{WEIGHT}.step", torch.tensor(-1.0)),
-    "half a step of AdamW": change(f"{WEIGHT}.step", torch.tensor(0.5)),
-    "more steps of AdamW than of the run": change(f"{WEIGHT}.step", torch.tensor(5.0)),
     "no moments": lambda saved: saved["tensors"].pop(f"{WEIGHT}.exp_avg"),
     "no weight": lambda saved: saved["tensors"].pop(WEIGHT),
     "a tensor more": change("more", torch.zeros(3)),
-    "no tensors": lambda saved: saved.pop("tensors"),
-    "tensors in a list": lambda saved: saved.update(tensors=[*saved["tensors"].values()]),
-    "another step": lambda saved: saved.update(step=6),
-    "a huge step": lambda saved: saved.update(step=10**400),
-    "a step before the first": lambda saved: saved.update(step=-4),
-    "a step that is a tensor": lambda saved: saved.update(step=torch.tensor(4)),
-    "no step": lambda saved: saved.pop("step"),
-    "no scaler": lambda saved: saved.pop("scaler"),
-    "a scaler of another kind": lambda saved: saved.update(scaler={"scale": "large"}),
-    "a negative scale": change_scaler("scale", -1.0),
-    "a scale that is no float32": change_scaler("scale", 1e300),
-    "a scaler that grows by NaN": change_scaler("growth_factor", math.nan),
-    "a scaler that shrinks by growing": change_scaler("backoff_factor", 5.0),
-    "a scaler that never grows": change_scaler("growth_interval", -1),
-    "a scaler that waits": change_scaler("_growth_tracker", -5),
-    "a scaler that has waited long": change_scaler("_growth_tracker", 10**30),
-    "an option that is a tensor": change("seed", torch.zeros(2), of="options"),
-    "an option that is a list": change("data", ["a", "b"], of="options"),
-    "a huge option": change("seed", 10**5000, of="options"),
 }
 
 
-@pytest.mark.parametrize("name", HAND_MADE)
-def test_hand_made_contents_with_a_valid_digest_are_refused(name, interrupted, capsys):
-    """Anyone can recompute the digest: what a checkpoint holds is compared with the model before any of it is used."""
+@pytest.mark.parametrize("name", UNLIKE_THE_MODEL)
+def test_contents_unlike_the_model_are_refused(name, interrupted, capsys):
     newest = interrupted / "step_000000004.pt"
     saved = torch.load(newest, weights_only=True)
-    HAND_MADE[name](saved)
+    UNLIKE_THE_MODEL[name](saved)
     write_content(newest, saved)
-    said = refusal(capsys, interrupted)
-    assert "is damaged (" in said or name == "no weight", said
-    assert "away to continue from step_000000002.pt" in said or "lacks layers.0" in said
-
-
-def test_escape_codes_of_an_option_do_not_reach_the_terminal(interrupted, capsys):
-    newest = interrupted / "step_000000004.pt"
-    saved = torch.load(newest, weights_only=True)
-    saved["options"]["data"] = "\x1b[2J\nfine"
-    write_content(newest, saved)
-    assert load_version(1).main(arguments(interrupted, "--resume", "--num-steps", 5)) == 0
-    captured = capsys.readouterr()
-    assert "data \\x1b[2J\\nfine -> None" in captured.out and "\x1b" not in captured.out + captured.err
-    saved["options"]["data"] = "x" * 10**6
-    write_content(newest, saved)
-    assert load_version(1).main(arguments(interrupted, "--resume", "--num-steps", 5)) == 0
-    assert len(capsys.readouterr().out) < 10_000
-
-
-def test_a_checkpoint_that_unpacks_to_more_than_itself_is_refused(interrupted, capsys):
-    newest, packed = interrupted / "step_000000004.pt", io.BytesIO()
-    with zipfile.ZipFile(newest) as whole, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as bomb:
-        for part in whole.infolist():
-            bomb.writestr(part.filename, whole.read(part))
-        bomb.writestr("archive/data/999", bytes(2**26))
-    newest.write_bytes(packed.getvalue() + hashlib.sha256(packed.getvalue()).digest())
-    assert "it unpacks to more" in refusal(capsys, interrupted)
-
-
-def test_files_that_are_not_ours_are_called_so(interrupted, capsys):
-    newest = interrupted / "step_000000004.pt"
-    torch.save({"model": torch.zeros(3)}, newest)
-    assert f"{newest} is not a checkpoint of this workshop: move {newest} away to" in refusal(capsys, interrupted)
-    newest.write_text("my notes of step 4")
-    assert "is not a checkpoint of this workshop" in refusal(capsys, interrupted)
-    os.mkfifo(interrupted / "step_000000009.pt")  # reading it would never end
-    assert "step_000000009.pt is not a checkpoint of this workshop" in refusal(capsys, interrupted)
-    (interrupted / "step_000000010.pt").mkdir()
-    assert "step_000000010.pt is not a checkpoint of this workshop" in refusal(capsys, interrupted)
-    for number, target in ((11, "nowhere"), (12, "step_000000012.pt")):
-        link = interrupted / f"step_{number:09d}.pt"
-        link.symlink_to(target)
-        assert f"{link} is not a checkpoint of this workshop: move {link} away" in refusal(capsys, interrupted)
+    assert re.search("the checkpoint (lacks|has another)|in the checkpoint is no finite", refusal(capsys, interrupted))
 
 
 def test_a_ruined_run_says_how_to_leave_it(interrupted, uninterrupted, capsys):
@@ -411,42 +316,6 @@ def test_a_fresh_run_refuses_a_folder_that_holds_checkpoints(interrupted, capsys
     with pytest.raises(SystemExit, match="2"):
         load_version(1).main(arguments(interrupted))
     assert "holds checkpoints: add --resume" in capsys.readouterr().err
-    assert before == {path: path.read_bytes() for path in interrupted.iterdir()}
-
-
-def obey_permissions():
-    """Have the next program that this process executes obey a folder's permissions, even if root runs it (Linux)."""
-    for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
-        ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
-
-
-PR_CAPBSET_DROP = 24
-CAP_DAC_OVERRIDE = 1
-CAP_DAC_READ_SEARCH = 2
-
-
-@pytest.mark.skipif(sys.platform != "linux" and os.geteuid() == 0, reason="root reads every folder")
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [([], "error: --checkpoint-dir {} cannot be read"), slow(["--resume"], "error: --resume: {} cannot be read")],
-    ids=["fresh", "resumed"],
-)
-def test_a_folder_that_cannot_be_read_is_refused(argv, words, interrupted):
-    """Its checkpoints cannot be seen, and files can be made in it."""
-    before = {path: path.read_bytes() for path in interrupted.iterdir()}
-    obeying = {"capture_output": True, "text": True, "timeout": 200}
-    if sys.platform == "linux":
-        obeying["preexec_fn"] = obey_permissions
-    interrupted.chmod(0o300)
-    try:
-        if not subprocess.run(["ls", interrupted], **obeying).returncode:
-            pytest.skip("root may not give up the right to read this folder")
-        command = [sys.executable, SCRIPTS[1], *arguments(interrupted, "--num-steps", LAST, *argv)]
-        ended = subprocess.run(command, **obeying)
-    finally:
-        interrupted.chmod(0o700)
-    assert ended.returncode == 2 and ended.stdout == ""
-    assert ended.stderr == f"tiny_llama_v1.py: {words.format(interrupted)}: Permission denied\n"
     assert before == {path: path.read_bytes() for path in interrupted.iterdir()}
 
 
@@ -524,49 +393,13 @@ def test_two_runs_that_save_at_the_same_time(steps, left, tmp_path):
     assert saved_steps(folder) == left and len(list(folder.iterdir())) == len(left)
 
 
-@pytest.mark.parametrize("answer", ["done all the same", "no hard links"])
-def test_file_systems_without_plain_links(answer, tmp_path, monkeypatch, uninterrupted):
-    link = os.link
-
-    def odd(source, target):
-        if answer == "no hard links":
-            raise OSError(errno.EPERM, "Operation not permitted")
-        link(source, target)
-        raise FileExistsError(errno.EEXIST, "File exists")  # as NFS does when the answer was lost
-
-    monkeypatch.setattr(os, "link", odd)
-    assert run(1, tmp_path / "checkpoints") == uninterrupted
-    assert saved_steps(tmp_path / "checkpoints") == [6, 8] and len(list((tmp_path / "checkpoints").iterdir())) == 2
-
-
-def test_partial_files_of_dead_processes_are_removed_and_others_named(tmp_path, capsys):
-    folder, script = tmp_path / "checkpoints", load_version(1)
-    folder.mkdir()
-    name = script.partial_path(folder / "step_000000002.pt").name
-    *start, host, pid, token, end = name.split(".")
-    with subprocess.Popen(["true"]) as dead:
-        pass
-    others = [".".join([*start, "elsewhere", str(dead.pid), token, end]), ".".join([*start, host, "1", token, end])]
-    for other in (".".join([*start, host, str(dead.pid), token, end]), *others):
-        (folder / other).write_text("half of one")
-    (folder / "step_000000002.pt.partial").symlink_to(tmp_path / "target")  # as an older version named them
-    (tmp_path / "target").write_text("somebody's")
-    run(1, folder, steps=2)
-    output = capsys.readouterr().out
-    left = {path.name for path in folder.iterdir()}
-    assert left == {"step_000000002.pt", "step_000000002.pt.partial", *others}
-    assert all(f"another run may be writing {folder / other}" in output for other in others)
-    assert (tmp_path / "target").read_text() == "somebody's"
-
-
 @pytest.mark.parametrize(
     ("become", "words"),
     [
         (lambda folder: None, "No such file or directory"),
         (lambda folder: folder.write_text("a file"), "Not a directory"),
-        (lambda folder: folder.symlink_to(folder), "Too many levels of symbolic links"),
     ],
-    ids=["gone", "file", "loop"],
+    ids=["gone", "file"],
 )
 def test_a_folder_that_is_replaced_meanwhile_leaves_the_metrics(become, words, tmp_path, capsys, monkeypatch):
     folder, metrics, save = tmp_path / "checkpoints", tmp_path / "metrics.json", torch.save

@@ -90,7 +90,7 @@ ODD_VALUES = {
     "--parallel": "ddp fsdp zero",
     "--device": "toaster meta mps CPU cpu:0 cpu:5 cuda:99 cuda:-1 cuda:1e3 cuda:99999999999999999999 ''",
     "--data": "'' nowhere.txt empty.txt folder binary short.txt long.txt/below LONGNAME fifo /dev/zero",
-    "--metrics-file": "'' no/folder/metrics.json folder / long.txt/metrics.json dangling LONGNAME fifo /dev/null",
+    "--metrics-file": "'' no/folder/metrics.json folder / long.txt/metrics.json dangling fifo /dev/null",
     "--save-every 1 --checkpoint-dir": "'' long.txt long.txt/below dangling LONGNAME /proc/none",
     "--profile-operators --profile-dir": "'' long.txt long.txt/below dangling LONGNAME /proc/none",
     "--resume --checkpoint-dir": "nowhere folder LONGNAME long.txt not-ours damaged",
@@ -103,6 +103,7 @@ ODD_COMMAND_LINES = {
         --use-amp: --use-amp=yes
         --resume: --resume=yes
         --frobnicate: --frobnicate
+        stray --presett huge (did you mean --preset?): stray --presett huge
         --peer-adamw: --peer-adamw
         --compress-gradients: --compress-gradients
         stray: stray
@@ -193,6 +194,19 @@ def test_odd_command_lines_are_refused_in_one_sentence(version, surroundings, ca
         status, out, err = call(version, shlex.split(argv.replace("LONGNAME", "n" * 5000)), capsys)
         assert status == 2 and not out, f"{line}: status {status}"
         assert words in err and err.startswith(SCRIPTS[version].name) and err.count("\n") == 1, f"{line}: {err}"
+
+
+@pytest.mark.parametrize(("text", "needed"), [("zzzz", 123), ("a~za", 127), ("\t" * 4, 10), ("\xff" * 4, 256)])
+def test_the_vocabulary_must_hold_the_largest_byte(text, needed, tmp_path, monkeypatch):
+    """Python's max over bytes takes 20 s per GiB."""
+    script = load_version(1)
+    (tmp_path / "text").write_text(text, encoding="latin-1")
+    options = ["--data", str(tmp_path / "text"), "--seq-len", "2", "--vocab-size"]
+    enough, too_few = (script.parse_options([*options, str(size)]) for size in (needed, needed - 1))
+    monkeypatch.setattr(script, "max", lambda *_: pytest.fail("Python's max"), raising=False)
+    script.load_data(enough)
+    with pytest.raises(script.UserError, match=rf"^--vocab-size must be at least {needed} for --data"):
+        script.load_data(too_few)
 
 
 def test_data_larger_than_the_memory_is_named(surroundings, monkeypatch):

@@ -87,7 +87,7 @@ def test_every_attention_of_version_4(backend, capsys):
 def test_fusions_of_version_2_do_what_they_say():
     script = load_version(2)
     fused, plain = (
-        script.TinyLlama(script.parse_options([*MODEL, *argv, "--device", "cpu"]))
+        script.make_model(script.parse_options([*MODEL, *argv, "--device", "cpu"]))
         for argv in (["--enable-all-fusion"], only(None, V2_SWITCHES))
     )
     assert {"qkv_proj", "gate_up_proj"} <= {name.split(".")[-2] for name, _ in fused.named_parameters()}
@@ -141,7 +141,7 @@ def test_mixed_precision_is_as_good_as_plain_autocast(version, dtype):
 def initial_weights(version, *argv):
     trainer = train(version, [*MODEL, *argv, "--warmup-steps", "0", "--no-graph"], steps=0)[1]
     named = {name: p.detach().cpu() for name, p in trainer.model.named_parameters()}
-    return load_version(version).canonical_views(named, trainer.config)
+    return load_version(version).canonical_views(named, trainer.options.model)
 
 
 def test_same_seed_same_initial_weights_in_every_version():

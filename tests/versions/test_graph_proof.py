@@ -30,7 +30,7 @@ def stubbed_graphs(trainer, replay):
         "is_current_stream_capturing": lambda: False,
         "Event": lambda **_: event,
     }
-    with mock.patch.multiple(torch.cuda, **stubs), mock.patch.object(type(trainer.config), "on_gpu", True):
+    with mock.patch.multiple(torch.cuda, **stubs), mock.patch.object(type(trainer.options), "on_gpu", True):
         yield
 
 
@@ -66,8 +66,8 @@ def frozen_labels(trainer):
 
 
 def no_rope(trainer):
-    name = "rotary_attention" if trainer.config.version == 3 else "apply_rope"
-    script = load_version(trainer.config.version)
+    name = "rotary_attention" if trainer.options.version == 3 else "apply_rope"
+    script = load_version(trainer.options.version)
     original = getattr(script, name)
 
     def without(x, cos, sin, *heads):
@@ -91,7 +91,7 @@ def one_gradient_lost(trainer):
 
 
 def one_weight_not_written(trainer):
-    script = load_version(trainer.config.version)
+    script = load_version(trainer.options.version)
     p = trainer.model.layers[0].feed_forward.down_proj.weight
     state = trainer.optimizer.state[p]
     with torch.no_grad():

@@ -14,7 +14,7 @@ from maintain import harness
 HOOKS = "# ---------------------------------------------------------------- what the harness asks for\n"
 ASKED_FOR = {
     *("VERSION", "GRAPH_BY_DEFAULT", "DETERMINISTIC_BY_DEFAULT", "FSDP_GATHERS_AMP_DTYPE"),
-    *("make_optimizer", "get_weight", "set_weight", "add_version_options", "complete_version_options"),
+    *("make_model", "make_optimizer", "get_weight", "set_weight", "add_version_options", "complete_version_options"),
 }
 # The versions that share each text of a name that has several: the contract between the halves, and the lessons.
 LESSONS = {
@@ -22,8 +22,9 @@ LESSONS = {
     "12 34": "GRAPH_BY_DEFAULT FSDP_GATHERS_AMP_DTYPE",
     "1 234": "DETERMINISTIC_BY_DEFAULT causal_attention",
     "12 4": "RMSNorm",
-    "124 3": "Block",
-    "1 24 3": "TinyLlama",
+    "124 3": "Block TinyLlama",
+    "14 2 3": "ModelConfig",
+    "13 2 4": "make_model",
     "12 3 4": "compute_loss get_weight set_weight",
 }
 
@@ -55,7 +56,7 @@ def test_a_reader_can_stop_at_the_line(version):
     imported, defined, used = global_names(lesson)
     assert imported <= used and used - defined <= {"annotate", "UserError"}
     imported, defined, used = global_names(harness_half)
-    assert imported <= used and used - defined == {"TinyLlama", "compute_loss", *ASKED_FOR}
+    assert imported <= used and used - defined == {"ModelConfig", "compute_loss", *ASKED_FOR}
     before, heading, hooks = lesson.partition(HOOKS)
     assert heading and not ASKED_FOR & global_names(before)[1] and global_names(hooks)[1] >= ASKED_FOR
 

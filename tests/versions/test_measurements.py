@@ -77,7 +77,7 @@ def test_phases_of_a_known_step(version, clock, monkeypatch):
 def test_phases_of_a_known_step_on_a_gpu(clock, monkeypatch):
     """Device events measure the phases; the step ends when the GPU has finished, 5 ms after the host."""
     trainer = timed_trainer(1, clock, monkeypatch)
-    monkeypatch.setattr(type(trainer.config), "on_gpu", True)
+    monkeypatch.setattr(type(trainer.options), "on_gpu", True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(clock))
     trainer.synchronize = lambda: clock.work(0.005)
@@ -88,7 +88,7 @@ def test_a_step_ends_with_the_slowest_rank(clock, monkeypatch):
     """Two ranks: the loss is their mean, the step time that of the slower one, the phases this rank's."""
     script = load_version(1)
     trainer = timed_trainer(1, clock, monkeypatch)
-    trainer.config.parallel = "ddp"
+    trainer.options.parallel = "ddp"
     monkeypatch.setattr("torch.distributed.barrier", lambda: clock.work(1.0))  # does not count
 
     def gather(values, config):
@@ -105,10 +105,10 @@ def test_warm_up_is_in_seconds(clock, monkeypatch):
     trainer = timed_trainer(1, clock, monkeypatch)
     monkeypatch.setattr(trainer, "capture", lambda start: clock.work(2.0))
     monkeypatch.setattr(trainer, "restore", lambda start: clock.work(0.5))
-    trainer.config.warmup_steps = 3
-    trainer.config.graph = False
+    trainer.options.warmup_steps = 3
+    trainer.options.graph = False
     assert trainer.warm_up(trainer.tokens, trainer.labels, None) == pytest.approx(3 * 0.070 + 0.5)
-    trainer.config.graph = True
+    trainer.options.graph = True
     assert trainer.warm_up(trainer.tokens, trainer.labels, None) == pytest.approx(3 * 0.070 + 2.5)
 
 
@@ -135,14 +135,14 @@ def summary_of(version, ranks, monkeypatch):
     script = load_version(version)
     _, trainer = train(version, SIZES, steps=1)
     monkeypatch.setattr(script, "peak_memory_mb", lambda config: 1536.0)
-    trainer.config.world_size = ranks
+    trainer.options.world_size = ranks
 
     def gather(values, config):
         """Return this rank's values, and those of each later rank, which are 512 larger than the one's before it."""
         return torch.tensor(values, dtype=torch.float64) + 512 * torch.arange(ranks).view(-1, 1)
 
     monkeypatch.setattr(script, "gather", gather)
-    return script.summarize(trainer, STEPS, 2.5, script.load_data(trainer.config))
+    return script.summarize(trainer, STEPS, 2.5, script.load_data(trainer.options))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -183,10 +183,10 @@ def test_printed_step(ranks, monkeypatch, capsys):
     """The rate is that of all ranks."""
     script = load_version(1)
     _, trainer = train(1, [*SIZES, "--num-steps", "1"], steps=0)
-    trainer.config.world_size = ranks
+    trainer.options.world_size = ranks
     monkeypatch.setattr(trainer, "run", lambda tokens, labels: {"loss": 2.5, "step_ms": 50.0})
     monkeypatch.setattr(script, "peak_memory_mb", lambda config: 1536.0)
-    script.train(trainer, script.load_data(trainer.config), 0, [])
+    script.train(trainer, script.load_data(trainer.options), 0, [])
     shown = " ".join(capsys.readouterr().out.split())
     assert shown == f"step 1/1 loss 2.5000 {40 * ranks}.0 samples/s 50.000 ms peak 1536.0 MiB"
 
@@ -219,11 +219,11 @@ def test_peak_memory_is_counted_after_the_first_step(clock, monkeypatch):
     event = SimpleNamespace(record=lambda: None, elapsed_time=lambda later: 1.0)
     monkeypatch.setattr(trainer, "step", lambda: calls.append("step") or step())
     monkeypatch.setattr(trainer, "restore", lambda saved: None)
-    monkeypatch.setattr(type(trainer.config), "on_gpu", True)
+    monkeypatch.setattr(type(trainer.options), "on_gpu", True)
     monkeypatch.setattr(torch.cuda, "Event", lambda **_: event)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append(f"reset {device}"))
-    trainer.config.warmup_steps = 3
+    trainer.options.warmup_steps = 3
     trainer.warm_up(trainer.tokens, trainer.labels, None)
     assert calls == ["step", "reset cpu", "step", "step"]
 
@@ -233,14 +233,14 @@ def test_peak_memory_of_a_gpu(monkeypatch):
     asked = []
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: asked.append(device) or 3 * 2**29)
     script = load_version(1)
-    assert script.peak_memory_mb(script.Config(device="cuda:1")) == 1536
+    assert script.peak_memory_mb(script.Options(device="cuda:1")) == 1536
     assert asked == ["cuda:1"]
 
 
 def test_peak_memory_of_a_process(monkeypatch):
     """Linux counts KiB; so does getrusage, but on macOS, which counts bytes."""
     script = load_version(1)
-    config = script.Config(device="cpu")
+    config = script.Options(device="cpu")
     monkeypatch.setattr(pathlib.Path, "exists", lambda path: True)
     monkeypatch.setattr(
         pathlib.Path, "read_text", lambda path: "VmPeak:\t 9999 kB\nVmHWM:\t 1572864 kB\nVmRSS:\t 77 kB\n"

@@ -9,6 +9,7 @@ import functools
 import json
 import math
 import socket
+from types import SimpleNamespace
 from unittest import mock
 
 import huggingface
@@ -44,7 +45,7 @@ def with_drawn_weights(script, seed):
 
     @torch.no_grad()
     def initialize(model, config):
-        for name, view in script.canonical_views(dict(model.named_parameters()), config).items():
+        for name, view in script.canonical_views(dict(model.named_parameters()), config.model).items():
             view.copy_(huggingface.draw(name, view.shape, seed))
 
     return mock.patch.object(script, "initialize", initialize)
@@ -347,7 +348,7 @@ def norm_of(script):
     weight = huggingface.draw("weight", (32,), 0)
     if hasattr(script, "rms_norm"):
         return lambda x: script.rms_norm(x, weight, 1e-6)
-    norm = script.RMSNorm(script.Config(norm_eps=1e-6, hidden_dim=32))
+    norm = script.RMSNorm(SimpleNamespace(norm_eps=1e-6, hidden_dim=32))
     norm.weight.data = weight
     return lambda x: norm(x).detach()
 

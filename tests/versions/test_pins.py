@@ -95,7 +95,7 @@ MINI = "--num-heads 2 --hidden-dim 32 --num-layers 1 --seq-len 12 --vocab-size 4
 
 def model_of(version):
     script = load_version(version)
-    return script, script.TinyLlama(script.parse_options(MINI)).to("cpu")
+    return script, script.make_model(script.parse_options(MINI)).to("cpu")
 
 
 @pytest.mark.parametrize("version", SCRIPTS)

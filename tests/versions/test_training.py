@@ -35,7 +35,7 @@ def test_warm_up_leaves_no_trace(version):
 def test_loss_falls_on_the_stream_but_not_below_its_entropy():
     """From ln V, the loss of a uniform guess, to the entropy of the stream."""
     losses, trainer = train(1, [*SIZES, "--learning-rate", "1e-2", "--batch-size", "8", "--no-graph"], steps=120)
-    best = load_version(1).load_data(trainer.config).best_loss
+    best = load_version(1).load_data(trainer.options).best_loss
     assert losses[0] == pytest.approx(math.log(50), abs=0.2)
     assert best - 0.1 < sum(losses[-10:]) / 10 < 2.0
 
@@ -80,7 +80,7 @@ def test_a_failed_capture_keeps_its_reason_and_the_run_goes_on(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, stub)
     trainer.graph_reason = None
     with monkeypatch.context() as patch:
-        patch.setattr(type(trainer.config), "on_gpu", True)
+        patch.setattr(type(trainer.options), "on_gpu", True)
         trainer.capture(trainer.initial)
     assert (trainer.graph, trainer.graph_reason) == (None, "operation not permitted when stream is capturing")
     trainer.restore(trainer.initial)

@@ -75,12 +75,12 @@ def first_logits(v3):
     Version 1 is plain PyTorch, so this takes seconds; version 3's kernels would take minutes in the interpreter.
     """
     v1 = load_version(1)
-    config = v3.parse_options(SMALL)
-    drawn = v3.TinyLlama(config)
-    v3.initialize(drawn, config)
-    model = v1.TinyLlama(config)
-    model.load_state_dict(v3.canonical_views(drawn.state_dict(), config))
-    tokens, labels = v1.batch(v1.load_data(config), 0, config)
+    options = v3.parse_options(SMALL)
+    drawn = v3.make_model(options)
+    v3.initialize(drawn, options)
+    model = v1.TinyLlama(options.model)
+    model.load_state_dict(v3.canonical_views(drawn.state_dict(), options.model))
+    tokens, labels = v1.batch(v1.load_data(options), 0, options)
     with v3.torch.no_grad():
         return model(tokens), tokens, labels
 
@@ -198,14 +198,16 @@ class VirtualGPU:
     A copy of tokens or labels takes 5 ms.
     """
 
-    def __init__(self, config, work_ms, backlog_ms):
-        self.config, self.work_ms, self.graph, self.marks = config, work_ms, None, []
+    def __init__(self, options, work_ms, backlog_ms):
+        self.options, self.work_ms, self.graph, self.marks = options, work_ms, None, []
         self.now, self.done = 0.0, backlog_ms
         self.tokens = self.labels = self.loss = self
 
     def step(self):
         self.now += 1
         self.done = max(self.done, self.now) + self.work_ms
+
+    launch = step  # there is no graph
 
     def synchronize(self):
         self.now = max(self.now, self.done)

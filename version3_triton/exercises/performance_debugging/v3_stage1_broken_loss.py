@@ -16,10 +16,10 @@ torch = v3.torch
 
 
 @torch.no_grad()
-def initialize(model, config):
+def initialize(model, options):
     """Draw the initial weights, as the constructors of PyTorch's modules do."""
-    generator = torch.Generator().manual_seed(config.seed)
-    for name, view in v3.canonical_views(dict(model.named_parameters()), config).items():
+    generator = torch.Generator().manual_seed(options.seed)
+    for name, view in v3.canonical_views(dict(model.named_parameters()), options.model).items():
         if view.ndim == 1:
             view.fill_(1)
         elif name.startswith("embed"):

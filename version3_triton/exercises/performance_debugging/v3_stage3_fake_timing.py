@@ -23,7 +23,7 @@ def run(trainer, tokens, labels):
     step_ms = 1000 * (time.perf_counter() - start)
     loss = trainer.loss.item()
     pairs = zip(trainer.marks, trainer.marks[1:], strict=False)
-    phases = [a.elapsed_time(b) if trainer.config.on_gpu else 1000 * (b - a) for a, b in pairs]
+    phases = [a.elapsed_time(b) if trainer.options.on_gpu else 1000 * (b - a) for a, b in pairs]
     return {"loss": loss, **dict(zip(v3.PHASES, phases or [None] * 3, strict=True)), "step_ms": step_ms}
 
 
