@@ -23,6 +23,7 @@ from processes import executable
 STUBS, SAMPLES = (pathlib.Path(__file__).parent / name for name in ("stubs", "samples"))
 FOLDERS = [script.parent for script in SCRIPTS.values()]
 FOLDER = SCRIPTS[3].parent  # replays a graph by default
+WRAPPER_FILES = REPOSITORY / "scripts" / "common" / "wrappers"
 WRAPPERS = ("get_trace.sh", "get_counters.sh", "get_hotspots.sh", "get_rocprof_compute.sh", "get_rocprof_sys.sh")
 ROCM = ("6.2", "6.3", "6.4", "7.0", "7.1")  # whose front ends were run
 SUCCESS = re.compile(r"^(open|read more|the whole table|every|these are)", re.MULTILINE)  # printed by a success alone
@@ -893,6 +894,11 @@ def test_wrappers_run_from_anywhere_and_with_spaces_in_paths(run, tmp_path):
     arguments = ("--output-dir", os.path.relpath(tmp_path / "there", FOLDER))  # rocprof-compute refuses a path with ..
     assert run("get_rocprof_compute.sh", *arguments, profilers="rocm-7.0").returncode == 0
     assert list((tmp_path / "there").rglob("limits.csv"))
+
+
+def test_a_wrapper_that_is_not_called_in_a_versions_folder_says_so(run):
+    result = run(WRAPPER_FILES / "get_trace.sh", "--dry-run", profilers="rocm-7.0")
+    assert result.returncode == 1 and "call it by its link in a version's folder" in result.stderr
 
 
 # ---------------------------------------------------------------- NVIDIA

@@ -130,7 +130,7 @@ choose_graph() { # SCRIPT OPTIONS: set GRAPH to --no-graph where a replayed grap
 training_command() { # OPTIONS...: set TRAIN
     local script sizes=(--batch-size 8 --seq-len 128)
     script=$(echo "$HERE"/tiny_llama_v[1-4].py)
-    [ -f "$script" ] || fail 1 "there is no tiny_llama_v*.py beside it in $HERE"
+    [ -f "$script" ] || fail 1 "there is no tiny_llama_v*.py in $HERE: call it by its link in a version's folder"
     WORKLOAD=$(basename "$script" .py)
     choose_graph "$script" "$@"
     [ "$HERE" != "$PWD" ] || script=${script##*/}
