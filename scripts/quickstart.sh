@@ -8,6 +8,12 @@
 # Exit status: 0; 1 where a version fails or disagrees with version 1; 2 for a bad option; 130 after Ctrl-C.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/common/environment.sh"
-[[ ${1:-} != -h && ${1:-} != --help ]] || { usage && exit 0; }
+[[ " $* " != *" -h "* && " $* " != *" --help "* ]] || { usage && exit 0; }
+# Without an environment the scripts cannot read their options yet, and to make one takes minutes.
+[ -x "$PYTHON" ] || for word in "$@"; do
+    name=${word%%=*}
+    [[ $word != --?* ]] || grep -qF "\"${name/#--no-/--}\"" "$ROOT"/scripts/quickstart.py "$ROOT"/version1_*/tiny_llama_v1.py ||
+        { say "quickstart: there is no option $name: see --help" && exit 2; }
+done
 use_environment run
 exec "$PYTHON" "$ROOT/scripts/quickstart.py" "$@"

@@ -46,8 +46,8 @@ quoted() { # WORDS...: a command that can be pasted, from a folder with a space 
 
 gpu_kind() {
     if [ "${TINY_LLAMA_CPU:-0}" != 1 ]; then
-        ! nvidia-smi -L 2>/dev/null | grep -q '^GPU' || { echo nvidia && return; }
-        ! { [ -e /dev/kfd ] || rocminfo 2>/dev/null | grep -q 'Device Type: *GPU'; } || { echo amd && return; }
+        ! nvidia-smi -L 2>/dev/null | grep '^GPU' >/dev/null || { echo nvidia && return; }
+        ! { [ -e /dev/kfd ] || rocminfo 2>/dev/null | grep 'Device Type: *GPU' >/dev/null; } || { echo amd && return; }
     fi
     echo none
 }
@@ -137,8 +137,9 @@ install_unmet() { # KIND GROUP
     read -ra unmet <<<"$("$PYTHON" "$PROBE" unmet "$2" "$1")"
     [ ${#unmet[@]} -gt 0 ] || return 0
     ! not_ours || leave_alone "lacks ${unmet[*]}"
+    # Not grep -q, here and above: it ends before the other program, which then fails of the pipe.
     if [[ $1 == none && " ${unmet[*]} " == *" torch "* ]] &&
-        ! "$PYTHON" -m pip config list 2>/dev/null | grep -Eq '(index-url|find-links|no-index)='; then
+        ! "$PYTHON" -m pip config list 2>/dev/null | grep -E '(index-url|find-links|no-index)=' >/dev/null; then
         say "Taking PyTorch from pip's default index, whose Linux build brings its CUDA libraries (gigabytes);" \
             "for a small one, stop this, and first:" \
             "$(quoted "$PYTHON" -m pip install torch -c "$CONSTRAINTS" --index-url "$TORCH_INDEX/cpu")"

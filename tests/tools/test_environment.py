@@ -95,7 +95,7 @@ class Machine:
 
     def has_amd_gpu(self):
         self.settings.pop("TINY_LLAMA_CPU")
-        write_tool(self.tools / "rocminfo", "echo '  Device Type:             GPU'")
+        write_tool(self.tools / "rocminfo", "echo '  Device Type:             GPU' && seq 100000")
 
     def has_torch_index(self, folder="", version=""):
         """Serve a folder of PyTorch's index from files; as there, triton is required under another name."""
@@ -120,7 +120,7 @@ class Machine:
 
     def has_nvidia_gpu(self):
         self.settings.pop("TINY_LLAMA_CPU")
-        write_tool(self.tools / "nvidia-smi", "echo 'GPU 0: a card'")
+        write_tool(self.tools / "nvidia-smi", "echo 'GPU 0: a card' && seq 100000")
 
     def waits_in_venv(self):
         """Let python3 stop before it makes an environment until the file go is there, and end of Ctrl-C as pip does."""
@@ -448,6 +448,7 @@ def test_what_an_interrupted_call_left_is_completed(machine):
     assert result.returncode == 0, result.stderr
     # This python3 has no PyTorch: "Using the PyTorch of" it would be wrong.
     assert result.stderr.startswith("Making the Python environment in ")
+    assert "pip's default index" not in result.stderr  # pip's settings name another
 
     packages = next(machine.venv.glob("lib/python3*/site-packages"))
     (packages / "torch-2.13.0.dist-info" / "INSTALLER").unlink()

@@ -135,6 +135,17 @@ def test_bad_options_end_in_one_sentence_before_any_training(arguments, status, 
     refused(quickstart.main, ["--device", "cpu", *arguments.split()], capsys, word, status)
 
 
+@pytest.mark.parametrize(("option", "said"), [("x", "no python3.99"), ("--presett=tiny", "no option --presett")])
+def test_a_mistyped_option_is_answered_before_the_environment_is_made(option, said, tmp_path):
+    """All options of version 1 pass, up to the interpreter that is not there."""
+    known = [name for name in load_version(1).build_parser()._option_string_actions if name not in ("-h", "--help")]
+    environment = os.environ | {"TINY_LLAMA_VENV": str(tmp_path / "new"), "TINY_LLAMA_PYTHON": "python3.99"}
+    command = [REPOSITORY / "scripts" / "quickstart.sh", "--results", *known, "--preset=tiny", option]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.returncode == (1 if option == "x" else 2) and said in result.stderr, result.stderr
+    assert result.stderr.count("\n") == 1 and not (tmp_path / "new").exists()
+
+
 def test_a_row_of_the_table_by_known_answers():
     """A step of 20 ms where version 1's takes 30: 1.5 times as fast."""
     phases = {"forward_ms": 5.0, "backward_ms": 10.0, "optimizer_ms": 4.0}
