@@ -16,6 +16,7 @@ training script, after --num-steps 5 and, without a --preset, --batch-size 8 --s
 """
 
 import json
+import os
 import pathlib
 import shlex
 import subprocess
@@ -63,7 +64,8 @@ def profile(version, folder, rest):
     arguments = ["--num-steps", "5", *options, "--enable-pytorch-profiler", "--profile-memory"]
     arguments += ["--profile-dir", str(folder), "--metrics-file", str(metrics_file)]
     before = set(folder.glob(f"trace_v{version}_*.json"))
-    status = subprocess.run([sys.executable, str(SCRIPTS[version]), *arguments]).returncode
+    quiet = {"KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # else PyTorch prints what looks like errors
+    status = subprocess.run([sys.executable, str(SCRIPTS[version]), *arguments], env=quiet | os.environ).returncode
     if status != 0:
         raise Failure(status)  # the script has said why
     (trace,) = set(folder.glob(f"trace_v{version}_*.json")) - before

@@ -604,6 +604,28 @@ def test_a_log_that_cannot_be_written_is_a_failure(run, tmp_path):
     assert "tee.py: /dev/full: No space left on device" in result.stderr
 
 
+def test_a_disk_that_is_full_from_the_start_ends_the_wrapper_before_the_training(run, tmp_path):
+    link = 'case $1 in */hotspot_*) ln -s /dev/full "$1/command.txt" ;; esac'
+    executable(tmp_path / "mkdir", f'#!/bin/sh\n"{shutil.which("mkdir")}" "$@" || exit\n{link}\n')
+    result = run("get_hotspots.sh", "--output-dir", tmp_path / "results", profilers="rocm-7.0")
+    (folder,) = re.findall(rf"{tmp_path}/results/hotspots/\w+", result.stderr)
+    sentence = f"get_hotspots.sh: {folder} cannot be written: is the disk full?\n"
+    assert (result.returncode, result.stderr) == (1, sentence)
+    assert not recorded(tmp_path) and not list(tmp_path.glob("results/*"))
+
+
+def test_a_trace_that_a_full_disk_cut_is_not_what_was_measured(run, tmp_path):
+    """PyTorch's profiler leaves it under this name."""
+    cut = 'echo cut >"${@: -1}/trace.pt.trace.json.tmp"; echo "No space left on device"; exit 1'
+    executable(tmp_path / "cuts", f'#!/bin/bash\n[[ $* != *tiny_llama* ]] || {{ {cut}; }}\nexec training_python "$@"\n')
+    arguments = ("--profiler", "pytorch", "--output-dir", tmp_path / "results")
+    result = run("get_trace.sh", *arguments, TINY_LLAMA_PYTHON="cuts")
+    last = result.stderr.splitlines()[-1]
+    assert result.returncode == 1 and "the disk is full" in last and "what was measured" not in last, last
+    (log,) = tmp_path.glob("results/*/*")
+    assert log.name.endswith("_failed.log") and str(log) in last
+
+
 @pytest.mark.parametrize("release", ROCM)
 def test_rocprof_compute_without_the_kernel_says_so(release, run, tmp_path):
     arguments = ("--kernel", "nosuch", "--output-dir", tmp_path / "results")
@@ -1189,6 +1211,7 @@ def test_pytorchs_profiler_leaves_the_warm_up_of_any_script_out(run, script, tmp
     assert profile.steps == 3  # of eight: two of warm-up, three after
     assert sum(call.name == "aten::addmm" for call in profile.calls) == 3 * 2
     assert result.stdout.count("loss") == 8 and "aten::addmm" in result.stdout.split("wrote")[1]
+    assert "USDT" not in result.stdout  # a line of PyTorch's own
 
 
 ENDS = "import torch; w = torch.nn.Parameter(torch.ones(2)); optimizer = torch.optim.SGD([w])\n{}\nexit(0)\n"

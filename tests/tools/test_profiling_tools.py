@@ -106,6 +106,17 @@ def profile_folder(tmp_path_factory):
     return folder
 
 
+def test_lines_of_pytorchs_own_are_left_out(monkeypatch, tmp_path):
+    """They look like errors: USDT, and memory blocks of unknown size."""
+    ended = mock.Mock(return_value=mock.Mock(returncode=7))
+    monkeypatch.setattr(subprocess, "run", ended)
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "0")  # the user's
+    with pytest.raises(Failure):
+        profiler.profile(1, tmp_path, [])
+    given = ended.call_args.kwargs["env"]
+    assert given == os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"} and given["KINETO_LOG_LEVEL"] == "0"
+
+
 def test_a_profile_holds_kernels_figures_and_a_trace(profile_folder):
     content = json.loads(next(profile_folder.glob("profile_v2_*.json")).read_text())
     assert (content["version"], content["steps_profiled"], content["config"]["hidden_dim"]) == (2, 2, 64)

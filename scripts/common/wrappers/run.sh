@@ -25,8 +25,8 @@ attempt() { # COMMAND...: show and run it, append what it prints to log.txt, ret
     show "$@"
     [ -z "$DRY_RUN" ] || return 0
     mkdir -p "$OUT" 2>/dev/null || fail 1 "$OUT cannot be made: choose a writable folder with --output-dir"
-    show "$@" >>"$OUT/command.txt"
-    touch "$OUT/log.txt"
+    { show "$@" >>"$OUT/command.txt" && touch "$OUT/log.txt"; } 2>/dev/null ||
+        give_up 1 "$OUT cannot be written: is the disk full?"
     LOG_START=$(($(wc -l <"$OUT/log.txt") + 1))
     export ROCPROF_TMPDIR=${ROCPROF_TMPDIR:-$OUT}
     trap : INT # the command and tee.py end by themselves, and the wrapper goes on
@@ -65,9 +65,10 @@ profile() { attempt "$@" || failed $?; } # COMMAND...
 
 measured() { # whether a profiler has left anything in the result: these files are written before it measures
     # .rocprofv3: buffers that a killed process leaves, which nothing can read without what was in its memory.
+    # .json.tmp: the name of a trace that PyTorch's profiler has not finished.
     [ -d "$OUT" ] && [ -n "$(find "$OUT" -type f -size +0c ! -name command.txt ! -name log.txt ! -name export.txt \
         ! -name "pass_*.txt" ! -name "analysis_*.txt" ! -name "*agent_info.csv" ! -name sysinfo.csv \
-        ! -name profiling_config.yaml ! -path "*/perfmon/*" ! -path "*/.rocprofv3/*" -print -quit)" ]
+        ! -name "*.json.tmp" ! -name profiling_config.yaml ! -path "*/perfmon/*" ! -path "*/.rocprofv3/*" -print -quit)" ]
 }
 
 give_up() { # STATUS SENTENCE: exit; what was measured stays, and of a run that left nothing its log
@@ -76,7 +77,7 @@ give_up() { # STATUS SENTENCE: exit; what was measured stays, and of a run that 
         sentence+="; what was measured is in $OUT"
     elif [ -d "$OUT" ]; then
         log=${OUT}_failed.log
-        mv "$OUT/log.txt" "$log" 2>/dev/null || true
+        [ ! -s "$OUT/log.txt" ] || mv "$OUT/log.txt" "$log"
         rm -rf "$OUT"
         rmdir "$(dirname "$OUT")" 2>/dev/null || true
     fi
@@ -207,7 +208,7 @@ report() { # TOOL.py OPTIONS...
     local line
     ! read_result "$@" || return 0
     ! line=$(not_loaded) || give_up 1 "$TOOL saw no kernel, because its library is missing: $line"
-    give_up 1 "$TOOL saw no kernel, or there is no table of them: the sentence above says which"
+    give_up 1 "there is no table of the kernels: the sentence above says why"
 }
 
 export_report() { # FILE COMMAND...: turn every rank's report of nsys or ncu into a table; write its output to FILE
@@ -286,8 +287,6 @@ run_rocprofv3() { # FOLDER NAME OPTIONS...: one run of the script; %pid% keeps p
 }
 
 profile_pytorch() { # a trace of PyTorch's own profiler, which sees the steps after the measured ones
-    # Without these the libraries print lines of their own between those of the script.
-    export KINETO_LOG_LEVEL=${KINETO_LOG_LEVEL:-6} TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
     profile "${TRAIN[@]}" ${PYTORCH_OPTIONS[@]+"${PYTORCH_OPTIONS[@]}"} --enable-pytorch-profiler --profile-dir "$PLACE"
 }
 

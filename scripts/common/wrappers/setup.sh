@@ -202,4 +202,6 @@ setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL "DEFAULTS" OPTIONS...: the user's op
     training_command ${defaults[@]+"${defaults[@]}"} ${PASSED[@]+"${PASSED[@]}"}
     name_result "$prefix"
     export PYTHONUNBUFFERED=1 # the log is a pipe: show progress as it happens
+    # Without these PyTorch's profiler prints lines of its own between those of the script.
+    export KINETO_LOG_LEVEL=${KINETO_LOG_LEVEL:-6} TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
 }
