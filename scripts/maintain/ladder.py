@@ -77,7 +77,7 @@ def suite_table(recorded, part, keep=lambda model: True):
 # ---------------------------------------------------------------- the ladder
 
 EMPTY = "..."  # not measured yet
-ROADS = "**three roads from here; each end point is a bundle of ideas**"
+ROADS = "**the roads part here; each end point is a bundle of ideas**"
 
 
 def step_cell(column, name):
@@ -111,8 +111,9 @@ def ladder_table(recorded, preset):
     columns = rungs.columns_of(recorded, "ladder")
     graph, eager = columns.get((preset, True)), columns.get((preset, False))
     lines = []
+    first_road = next((rung for rung in rungs.LADDER if rung.road), None)
     for rung in rungs.LADDER:
-        if rung.name == rungs.BUNDLES[0]:
+        if rung is first_road:
             lines.append(["", ROADS, "", "", "", ""])
         told = f": {parts}" if rung.version == "peer" and (parts := parts_of(rung.name, graph, eager)) else ""
         steps = [step_cell(column, rung.name) for column in (graph, eager)]
@@ -137,7 +138,7 @@ def told_of(column, recorded):
     way = "In a graph" if column.content["graph"] else "Eager"
     told = f"{span(rounds)} over {counted(column.starts(), 'start')} of every process, in turns"
     if len(column.rounds) > column.turns():  # a rung that others are compared with is in each of their groups
-        pairs = [*rungs.LEADS, *((name, rung.base) for name, rung in column.rungs.items() if rung.base)]
+        pairs = [*column.over_peers(), *column.over_bases()]
         gains = [gain for name, base in pairs if (gain := column.gain(name, base))]
         shared = span([gain.rounds for gain in gains])
         told += f", in groups that fit into memory; a gain is of the {shared} that its two rows share"
@@ -146,7 +147,7 @@ def told_of(column, recorded):
         lines.append(f"{noise_line('rung ' + column.content['again'], furthest(ratios(*pair)))}.")
         name, percent = column.noisiest()
         lines.append(f"{noisiest_line(f'row {name}', percent)}.")
-    for name, peer in rungs.LEADS:
+    for name, peer in column.over_peers():
         found = column.gain(name, peer)
         if found:
             lines.append(f"Rung {name} over {column.rungs[peer].idea}: {found}.")

@@ -111,11 +111,11 @@ def claims_of_the_ladder():
     columns = [found for record in records for found in rungs.columns_of(record, "ladder").items()]
     for column in (column for (_, graph), column in columns if graph):
         furthest_row = math.log1p(column.noisiest()[1] / 100)
-        pairs = [*rungs.LEADS, *((name, rung.base) for name, rung in column.rungs.items() if rung.base)]
+        pairs = [*column.over_peers(), *column.over_bases()]
         shown = [found for name, base in pairs if (found := column.gain(name, base)).shown]
         assert len(shown) > 7 and all(abs(math.log(found.ratio)) > furthest_row for found in shown)
     yield "README.md", "if a gain had to be larger than its furthest, no verdict in a graph would change"
-    for ours, theirs in rungs.LEADS:
+    for ours, theirs in medium.over_peers():
         assert medium.step_ms(ours) < medium.step_ms(theirs) and host.step_ms(ours) > host.step_ms(theirs)
     yield "README.md", "compare version 3 with them: in a graph it is faster, eagerly slower"
 
