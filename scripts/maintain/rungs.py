@@ -43,7 +43,7 @@ class Rung(NamedTuple):
     peer: str | None = None  # the rung with a library's model in the same precision
     road: bool = False  # a bundle of ideas; the roads part after the rungs of single ideas
     noisiest: str | None = None  # "eager" or "graph": where it runs under two names, as the A/A pair
-    predicted: tuple = ()  # for maintain/expected.py, of a version with all its ideas: title, and rung to compare with
+    predicted: tuple = ()  # of versions 1 to 3: title and other rung of a ratio in maintain/expected.py
 
     def recorded(self):
         """Return the fields that a record keeps."""

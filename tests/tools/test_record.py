@@ -16,7 +16,7 @@ from common.profiles import Kernel, Profile
 from common.versions import REPOSITORY
 from conftest import METADATA, event
 from in_process import refused
-from maintain import measure_ladder, timeline
+from maintain import measure_ladder, rungs, timeline
 from processes import executable
 
 RECORD = REPOSITORY / "scripts" / "maintain" / "record.sh"
@@ -145,11 +145,12 @@ def test_the_ladder_takes_the_options_that_it_is_given(toy, record, tmp_path, mo
         words = line.split("measure_ladder.py ")[1].split()
         given = measure_ladder.parse_arguments([*words, "--results", str(tmp_path / "new")])
         found.append((len(given.rungs), given.starts, given.presets, given.graph))
+    all_rungs, all_peers = len(rungs.LADDER), len(rungs.PEERS) + 1
     if toy:
-        assert found == [(12, 1, ["tiny"], ["off"])] * 4 + [(6, 1, ["tiny"], ["off"])]
+        assert found == [(all_rungs, 1, ["tiny"], ["off"])] * 4 + [(all_peers, 1, ["tiny"], ["off"])]
         return
-    ladder = [(12, 3, [preset], [graph]) for preset in ("medium", "small") for graph in ("on", "off")]
-    assert found == [*ladder, (6, 1, ["small", "medium"], ["on"])]
+    ladder = [(all_rungs, 3, [preset], [graph]) for preset in ("medium", "small") for graph in ("on", "off")]
+    assert found == [*ladder, (all_peers, 1, ["small", "medium"], ["on"])]
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,15 @@ def test_a_script_that_is_not_the_commits_is_a_fault(tmp_path, monkeypatch):
     (fault,) = provenance.faults_of_commit(commit, {(script, machine.hash_of(script))})
     assert fault == f"v1.py of commit {commit[:10]} is not what ran"
     assert provenance.faults_of_commit("0" * 40, {(script, ran)}) == []  # a shallow clone cannot know
+    # a script that has moved twice since, or is gone, is looked up where the commit has it
+    moved = tmp_path / "tools" / "v1.py"
+    (fault,) = provenance.faults_of_commit(commit, {(moved, ran)})
+    assert fault == f"commit {commit[:10]} has no tools/v1.py: name its earlier path in provenance.MOVED"
+    monkeypatch.setattr(provenance, "MOVED", {"tools/v1.py": "lib/v1.py", "lib/v1.py": "v1.py"})
+    script.unlink()
+    assert provenance.faults_of_commit(commit, {(moved, ran), (script, ran)}) == []
+    (fault,) = provenance.faults_of_commit(commit, {(moved, "0")})
+    assert fault == f"v1.py of commit {commit[:10]} is not what ran"
 
 
 # ---------------------------------------------------------------- generated parts of pages
