@@ -182,7 +182,7 @@ def test_a_timeline_is_the_last_step_without_copies():
 
 
 @pytest.mark.slow
-def test_both_versions_are_profiled(tmp_path):
+def test_both_versions_are_profiled(tmp_path, one_process):
     toy = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64 --batch-size 2 --seq-len 16 --num-steps 2"
     assert timeline.main([*toy.split(), "--device", "cpu", "--json", str(tmp_path / "timeline.json")]) == 0
     found = json.loads((tmp_path / "timeline.json").read_text())["kernels"]
