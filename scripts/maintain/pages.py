@@ -31,7 +31,6 @@ EXERCISES = [page for folder in FOLDERS for page in sorted((folder / "exercises"
 HANDS_ON = sorted({*REPOSITORY.glob("exercises/**/*.md")} - {*PAGES})
 INDENTED = re.compile(r"^    (?:python |\./)", re.MULTILINE)
 FENCE = re.compile(r"^ *```bash\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
-FENCE_OF_ANY = re.compile(r"^ *```.*?^ *```\n", re.DOTALL | re.MULTILINE)
 TABLE = re.compile(r"(<!-- (?P<name>[^<>]+):begin -->\n).*?(<!-- (?P=name):end -->)", re.DOTALL)
 MARKER = re.compile(r"<!-- (?!\S+:(?:begin|end) -->)([^>]+) -->")
 NUMBER = re.compile(r"(?<![\w.,])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\.\.")
