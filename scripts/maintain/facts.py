@@ -11,7 +11,6 @@ import math
 import re
 import statistics
 
-import fusion_ablation_study as ablation
 from common import counts, occupancy
 from common.command_line import SHORT_PRECISIONS
 from common.ratios import furthest, ratios
@@ -155,9 +154,7 @@ def switched(record, part, key, before, after):
 
 def switches(record):
     """Return {switch of version 2: the Gain of adding it to none}."""
-    found = of_file(record, "ablation2", "ablation.json")
-    names = [row["switch"] for row in found["switches"]]
-    return {row["switch"]: row["alone"] for row in ablation.worth(found["combinations"], names, found["again_ms"])}
+    return {row["switch"]: row["alone"] for row in needed(pictures.ablation(record))}
 
 
 def kernels(record, version, *groups):
@@ -167,15 +164,11 @@ def kernels(record, version, *groups):
     return [float(us) / 1000 for _, us, group in found if not groups or group in groups]
 
 
-STAGE = {"step": 1, "forward": 5, "backward": 6, "optimizer": 7, "peak": 8, "trained": -2}  # place in a line
-
-
 def stage(record, number, *names):
     """Return the sum of these cells of a stage of the debugging exercise."""
-    path = record.folder / "stages" / "comparison.txt"
-    needed(path.exists())
-    (cells,) = (line.split() for line in path.read_text().splitlines() if line.split()[0] == number)
-    return sum(float(cells[STAGE[name]]) for name in names)
+    found = needed(pictures.stages(record))[int(number) - 1]
+    found |= zip(("forward", "backward", "optimizer"), found["phases"], strict=True)
+    return sum(found[name] for name in names)
 
 
 # ---------------------------------------------------------------- the counts
@@ -197,9 +190,8 @@ def parameters(preset):
     return counts.parameter_count(sizes(preset))
 
 
-def norm_weights(s):
-    """Return the weights of the norms: two in each layer, and the last one."""
-    return (2 * s.L + 1) * s.C
+def norm_weights(preset):
+    return counts.of_step(counts.parameters(sizes(preset))["norms and residual"], sizes(preset))
 
 
 def flops(preset):
@@ -228,9 +220,9 @@ def moved(version, precision, preset, *names):
     )
 
 
-def launch(record):
-    """Return the host's ms per launch: an eager step of version 1 at small in bfloat16 over its launches."""
-    return column_of(record, "small", "eager", "b").step_ms("b") / launches(1, "bfloat16", "small")
+def launch(record, name):
+    """Return the host's ms per launch: the eager step at small of version 1's rung in bfloat16 over its launches."""
+    return column_of(record, "small", "eager", name).step_ms(name) / launches(1, "bfloat16", "small")
 
 
 def patience():
@@ -320,8 +312,8 @@ FACTS = {  # r: the record
         # counted
         "size": lambda r, preset, *letters: [sizes(preset)._asdict()[letter] for letter in letters],
         "parameters": lambda r, preset: parameters(preset),
-        "norm_weights": lambda r, preset: norm_weights(sizes(preset)),
-        "matrix_weights": lambda r, preset: parameters(preset) - norm_weights(sizes(preset)),
+        "norm_weights": lambda r, preset: norm_weights(preset),
+        "matrix_weights": lambda r, preset: parameters(preset) - norm_weights(preset),
         "tokens": lambda r, preset: sizes(preset).B * sizes(preset).T,
         "launches": lambda r, *words: launches(*words),
         "layer_launches": lambda r, *words: layer_launches(*words),
@@ -382,7 +374,7 @@ FACTS = {  # r: the record
         "busy": lambda r, version, *groups: sum(kernels(r, version, *groups)),
         "stage": stage,
         "launch": launch,
-        "launches_by_hand": lambda r: launches(1, "bfloat16", "small") * round(1000 * launch(r)) / 1000,  # of whole us
+        "launches_by_hand": lambda r, name: launches(1, "bfloat16", "small") * round(launch(r, name), 3),  # of whole us
         "more_copied": lambda r, one, other, *words: (moved(one, *words) - moved(other, *words)) / ceiling(r) / 1e6,
         "all_reduce": lambda r, preset, gpus, gb_s: (  # of gradients in 16 bits, in a ring
             2 * (int(gpus) - 1) / int(gpus) * 2 * parameters(preset) / int(gb_s) / 1e6
@@ -414,17 +406,12 @@ FACTS = {  # r: the record
     "speed": {
         "matmul": lambda r, precision: ceiling(r, precision),
         "peak_speed": lambda r, gpu, precision: counts.PEAK_TFLOPS[gpu][precision],
-        "without_a_cache": lambda r, *words: [rounded_copy(r) * flop_per_byte(tile) for tile in words],
+        "without_a_cache": lambda r, tile: rounded_copy(r) * flop_per_byte(tile),
     },
 }
 KIND_OF = {name: kind for kind, named in FACTS.items() for name in named}
-SEVERAL = {  # how many values those have that return more than one measured value; "words": one for each
-    "phases": 3,
-    "gain_with_range": 3,
-    "without_a_cache": "words",
-} | dict.fromkeys(
-    ["backward_over_forward_of_two_starts", "losses", "longer_backwards", "alone_on_each_of_four", "attention"], 2
-)
+TWO = "backward_over_forward_of_two_starts losses longer_backwards alone_on_each_of_four attention".split()
+SEVERAL = {"phases": 3, "gain_with_range": 3} | dict.fromkeys(TWO, 2)  # how many values these take from the record
 
 
 def values_of(record, words):
@@ -441,8 +428,7 @@ def values_of(record, words):
     try:
         found = FACTS[kind][name](record, *words)
     except NotMeasured:
-        count = SEVERAL.get(name, 1)
-        found = [None] * (len(words) if count == "words" else count)
+        found = [None] * SEVERAL.get(name, 1)
     except (TypeError, KeyError):  # words that are too many, too few or unknown
         raise ValueError(f"{name} does not take these words") from None
     return found if isinstance(found, list) else [found], UNITS[kind]

@@ -258,8 +258,9 @@ def stages(recorded):
     for line in path.read_text().splitlines() if path.exists() else []:
         cells = line.replace("%", "").split()
         if len(cells) > 11 and cells[9] == "->":
-            step, *phases = (float(cells[place]) for place in (1, 4, 5, 6))
-            found.append({"step": step, "phases": phases, "loss": float(cells[8]), "trained": float(cells[11])})
+            step, *phases, peak = (float(cells[place]) for place in (1, 4, 5, 6, 7))
+            row = {"step": step, "phases": phases, "peak": peak}
+            found.append(row | {"loss": float(cells[8]), "trained": float(cells[11])})
     return found or None
 
 

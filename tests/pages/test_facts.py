@@ -176,13 +176,6 @@ def test_wrong_words_of_a_marker_are_named(words, said):
 
 def test_a_fact_whose_part_the_record_lacks_has_no_value(tmp_path):
     empty = type(RECORD)(tmp_path / "empty")
-    for words in (
-        "copy",
-        "attention 16 512",
-        "rung small graph b",
-        "without_a_cache 1x1 2x2",
-        "stage 1 step",
-        "longer_backwards",
-    ):
+    for words in "copy; attention 16 512; rung small graph a; stage 1 step; longer_backwards".split("; "):
         found, _ = facts.values_of(empty, words.split())
         assert {*found} == {None}, words
