@@ -114,6 +114,18 @@ def step_table(quantity, unit, name):
     return markdown_table([f"{name}, `small`, fp32", *COUNTED.values()], rows)
 
 
+def peaks_table():
+    """Return each GPU's peaks, its bandwidth, and the FLOPs per byte at which the two take equally long."""
+    rows = []
+    for gpu in GPUS:
+        peaks = [counts.peak_tflops(gpu, precision) for precision in ("float32", "tf32", "bfloat16")]
+        bandwidth = counts.BANDWIDTH_TB_S[gpu]
+        ridges = ["" if peak is None else f"{peak / bandwidth:.0f}" for peak in peaks]
+        rows.append([gpu, *("" if peak is None else f"{peak:,.1f}" for peak in peaks), f"{bandwidth:.3f}", *ridges])
+    header = ["GPU", "fp32 TFLOP/s", "TF32", "bf16", "TB/s", "ridge FLOP/B, fp32", "TF32", "bf16"]
+    return markdown_table(header, rows)
+
+
 def roofline_table(version, precision, preset):
     """Return work and shortest time of every part on each GPU, bold where compute is the limit."""
     step = step_counts(version, precision, preset_sizes(preset))
@@ -189,6 +201,7 @@ def page_tables():
         "bytes-of-a-step": step_table("bytes", 1e6, "MB"),
         "saved": formulas_compared(lambda part: part.saved),
         "saved-of-a-step": step_table("saved", 2**20, "MiB"),
+        "peaks": peaks_table(),
         "roofline": roofline_table(1, "float32", "small") + "\n\n" + roofline_table(3, "bfloat16", "medium"),
         "shortest": shortest_table(),
         "measured": measured_tables(newest_record()),

@@ -7,38 +7,45 @@ a kernel stays below its peak. A recorded GPU stands in the table both ways, whi
 from common import counts
 from common.tables import markdown_table
 from common.versions import load_version
+from maintain import rungs
 
 PRESET = "medium"
-# What a rung of the ladder computes: version and precision.
-STEPS = {"a": (1, "float32"), "b": (1, "bfloat16"), "f": (2, "bfloat16"), "h": (3, "bfloat16")}
-# Title of a ratio, then the two rungs whose times it divides.
-RATIOS = [("V1 fp32 / bf16", "a", "b"), ("bf16 V1 / V2", "b", "f"), ("bf16 V1 / V3", "b", "h")]
+
+
+def wanted():
+    """Return {title of a ratio: the two rungs whose times it divides}."""
+    found = {}
+    for rung in rungs.LADDER:
+        if rung.predicted:
+            title, other = rung.predicted
+            found[title] = (rungs.by_name(rungs.LADDER)[other], rung)
+    return found
 
 
 def predicted_ms(rung, gpu):
     """Return the roofline time of a rung's step at medium on a GPU of the tables."""
     options = load_version(1).parse_options(["--preset", PRESET, "--device", "cpu"])
-    version, precision = STEPS[rung]
-    return counts.shortest_step_ms(counts.step_counts(version, precision, counts.sizes_of(options)), gpu, precision)
+    step = counts.step_counts(rung.version, rung.precision, counts.sizes_of(options))
+    return counts.shortest_step_ms(step, gpu, rung.precision)
 
 
 def predicted_ratios(gpu):
     """Return {title: ratio of two roofline times} of a GPU."""
-    return {title: predicted_ms(first, gpu) / predicted_ms(second, gpu) for title, first, second in RATIOS}
+    return {title: predicted_ms(first, gpu) / predicted_ms(second, gpu) for title, (first, second) in wanted().items()}
 
 
 def measured_ratio(column, first, second):
     """Return the ratio of two rungs within rounds; of their medians where memory kept them apart; "..." without one."""
-    if found := column.gain(second, first):
+    if found := column.gain(second.name, first.name):
         return str(found)
-    times = column.step_ms(first), column.step_ms(second)
+    times = column.step_ms(first.name), column.step_ms(second.name)
     return f"{times[0] / times[1]:.2f}, apart" if all(times) else "..."
 
 
 def measured_row(column):
     """Return the row of a ladder's column; None where the tables do not know its GPU."""
     gpu = counts.known_gpu(column.content["record"]["device"])
-    return [gpu, "measured", *(measured_ratio(column, first, second) for _, first, second in RATIOS)] if gpu else None
+    return [gpu, "measured", *(measured_ratio(column, *pair) for pair in wanted().values())] if gpu else None
 
 
 def expected_table(columns):
@@ -52,5 +59,4 @@ def expected_table(columns):
     for gpu in [*recorded, *others]:
         rows += [row for row in measured if row[0] == gpu]
         rows.append([gpu, "predicted", *(f"{ratio:.2f}" for ratio in predicted_ratios(gpu).values())])
-    titles = [title for title, _, _ in RATIOS]
-    return markdown_table(["GPU", "how known", *titles], rows, left=2)
+    return markdown_table(["GPU", "how known", *wanted()], rows, left=2)

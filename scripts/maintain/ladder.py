@@ -1,7 +1,7 @@
-"""Generate the measured tables and pictures of the pages, and the times that they quote, from the newest recorded run.
+"""Generate the measured tables, pictures and numbers of the pages from the newest recorded run.
 
     python scripts/maintain/ladder.py                # do the pages say what was recorded, and did the commit run it?
-    python scripts/maintain/ladder.py --write        # put tables, times and links to pictures into all pages
+    python scripts/maintain/ladder.py --write        # put tables, numbers and links to pictures into all pages
     python scripts/maintain/ladder.py --draw         # draw the pictures, which needs matplotlib
 
 A recorded run is a folder that maintain/record.sh wrote. Each table comes from one of its parts: ladder and
@@ -11,8 +11,9 @@ trace; expected from all ladders of medium and the data sheets' numbers of commo
 where nothing has been measured.
 tested_on says what was executed, compiled, run against stubs or never run: it comes from all recorded runs, the
 targets of inspect_kernels.py, the stubs of tests/tools/stubs and the sets of versions in common/constraints*.txt.
-A page has a table where it has its markers, see maintain/pages.py. A part that the run lacks comes from the newest
-other run that holds it, as the line above its table says; headline and ladder are always the newest run's.
+A page has a table, or a number of maintain/facts.py, where it has its markers, see maintain/pages.py. A part that the
+run lacks comes from the newest other run that holds it, as the line above its table says; headline and ladder are
+always the newest run's.
 
 Exit status: 0; 1 if a page differs, or without matplotlib; 2 for a bad option or a file that cannot be read.
 """
@@ -32,10 +33,10 @@ from common.ratios import counted, furthest, gain_text, noise_line, noisiest, no
 from common.suite_results import MODELS, configurations, ratios_between, table_of
 from common.tables import known, markdown_table, rounded
 from common.versions import REPOSITORY, SCRIPTS
-from maintain import pictures, rungs
+from maintain import facts, pictures, rungs
 from maintain.expected import expected_table
 from maintain.losses import losses_text, recorded_losses
-from maintain.pages import all_pages, fill, fill_quotes, quoted_rows, write_or_check
+from maintain.pages import all_pages, fill, fill_facts, write_or_check
 from maintain.provenance import faults_of_commit, machine_line
 from maintain.records import RECORDED, Record, newest_record
 from maintain.traces import traces_texts
@@ -77,7 +78,7 @@ def suite_table(recorded, part, keep=lambda model: True):
 # ---------------------------------------------------------------- the ladder
 
 EMPTY = "..."  # not measured yet
-ROADS = "**three roads from here; each end point is a bundle of ideas**"
+ROADS = "**the roads part here; each end point is a bundle of ideas**"
 
 
 def step_cell(column, name):
@@ -111,8 +112,9 @@ def ladder_table(recorded, preset):
     columns = rungs.columns_of(recorded, "ladder")
     graph, eager = columns.get((preset, True)), columns.get((preset, False))
     lines = []
+    first_road = next((rung for rung in rungs.LADDER if rung.road), None)
     for rung in rungs.LADDER:
-        if rung.name == rungs.BUNDLES[0]:
+        if rung is first_road:
             lines.append(["", ROADS, "", "", "", ""])
         told = f": {parts}" if rung.version == "peer" and (parts := parts_of(rung.name, graph, eager)) else ""
         steps = [step_cell(column, rung.name) for column in (graph, eager)]
@@ -137,7 +139,7 @@ def told_of(column, recorded):
     way = "In a graph" if column.content["graph"] else "Eager"
     told = f"{span(rounds)} over {counted(column.starts(), 'start')} of every process, in turns"
     if len(column.rounds) > column.turns():  # a rung that others are compared with is in each of their groups
-        pairs = [*rungs.LEADS, *((name, rung.base) for name, rung in column.rungs.items() if rung.base)]
+        pairs = [*column.over_peers(), *column.over_bases()]
         gains = [gain for name, base in pairs if (gain := column.gain(name, base))]
         shared = span([gain.rounds for gain in gains])
         told += f", in groups that fit into memory; a gain is of the {shared} that its two rows share"
@@ -146,7 +148,7 @@ def told_of(column, recorded):
         lines.append(f"{noise_line('rung ' + column.content['again'], furthest(ratios(*pair)))}.")
         name, percent = column.noisiest()
         lines.append(f"{noisiest_line(f'row {name}', percent)}.")
-    for name, peer in rungs.LEADS:
+    for name, peer in column.over_peers():
         found = column.gain(name, peer)
         if found:
             lines.append(f"Rung {name} over {column.rungs[peer].idea}: {found}.")
@@ -355,8 +357,8 @@ def tables_of(recorded):
     return {name: text for name, text in made.items() if text} | {"tested_on": tested_on(RECORDED)}
 
 
-def faults_of_record(recorded, paths):
-    """Return which quoted rows were not recorded, and which scripts that ran are not those of their commit."""
+def faults_of_record(recorded):
+    """Return which scripts that ran are not those of their commit."""
     results = recorded.suite()
     ran = {(run["case"].script, run["script_sha256"]) for run in results["runs"]}
     faults = faults_of_commit(results["record"]["commit"], ran)
@@ -367,16 +369,15 @@ def faults_of_record(recorded, paths):
         faults += faults_of_commit(column.content["record"]["commit"], ran)
     for run in (recorded_losses(recorded) or {}).values():
         faults += faults_of_commit(run["record"]["commit"], {(SCRIPTS[3], run["script_sha256"])})
-    quoted = [(path, row) for path in paths for row in quoted_rows(path.read_text(encoding="utf-8"))]
-    missing = [f"{path.name} quotes {row}, which was not recorded" for path, row in quoted if not recorded.row(*row)]
-    return [*dict.fromkeys(faults), *missing]
+    return [*dict.fromkeys(faults)]
 
 
 def filled(page, tables, recorded):
-    """Return the text of a page as it should be; links lead from the page to the picture."""
+    """Return the text of a page as it should be, and its faulty markers; links lead from the page to the picture."""
     text = fill(page.read_text(encoding="utf-8"), tables)
     text = re.sub('(?<= src=")/[^"]+', lambda match: os.path.relpath(match[0], page.parent), text)
-    return fill_quotes(text, recorded.row)
+    text, faults = fill_facts(text, lambda words: facts.values_of(recorded, words))
+    return text, [f"{page.name}: {fault}" for fault in faults]
 
 
 def work(options):
@@ -386,10 +387,14 @@ def work(options):
         tables = tables_of(recorded) | pictures.texts_of(recorded, options.draw)
     except ImportError:
         raise Failure(1, "the pictures need matplotlib: pip install '.[plots]'") from None
-    texts = {path: filled(path, tables, recorded) for path in paths}
+    found = {path: filled(path, tables, recorded) for path in paths}
+    texts = {path: text for path, (text, _) in found.items()}
     status = write_or_check(texts, not options.write, "python scripts/maintain/ladder.py --write")
-    for fault in [] if options.write else faults_of_record(recorded, paths):
-        print(f"{recorded.folder.name}: {fault}", file=sys.stderr)
+    faults = [fault for _, faulty in found.values() for fault in faulty]
+    if not options.write:
+        faults += [f"{recorded.folder.name}: {fault}" for fault in faults_of_record(recorded)]
+    for fault in faults:
+        print(fault, file=sys.stderr)
         status = 1
     print(f"{len(paths)} pages compared with {recorded.folder.name}")
     return status
@@ -397,7 +402,7 @@ def work(options):
 
 def main(argv=None):
     parser = Parser("ladder.py", __doc__, with_json=False)
-    parser.add_argument("--write", action="store_true", help="put tables, times and links into the pages")
+    parser.add_argument("--write", action="store_true", help="put tables, numbers and links into the pages")
     parser.add_argument("--draw", action="store_true", help="draw the pictures")
     return parser.run(work, argv)
 

@@ -28,7 +28,6 @@ from maintain import rounds, rungs
 
 PROGRAM = "measure_ladder.py"
 AUTOTUNE_S = 240  # seconds without which the slowest compiler is not begun
-NOISIEST = {False: "c", True: "g"}  # eager, in a graph
 
 
 def build_parser():
@@ -41,7 +40,7 @@ def build_parser():
     add("--starts", type=positive, help="of every process (3; 1 for --peer-variants)")
     add("--rounds", type=positive, default=2, help="after each start (%(default)s)")
     add("--num-steps", type=positive, default=10, help="of a process whenever it is asked (%(default)s)")
-    add("--again", metavar="RUNG", help="the A/A pair: the noisiest rung, under two names (c eager, g in a graph)")
+    add("--again", metavar="RUNG", help="the A/A pair, under two names (the noisiest rung eager or in a graph)")
     add("--time-limit", type=positive, help="seconds after which all ends; --append does the rest")
     add("--results", type=pathlib.Path, metavar="FOLDER", required=True)
     add("--append", action="store_true", help="keep what FOLDER holds and run what it lacks")
@@ -76,9 +75,10 @@ def results_file(arguments):
 def begin_column(arguments, preset, graph, record, columns):
     """Return the column to go on with: of this machine, commit, text and choice of rungs; else a new one."""
     names = [rung.name for rung in arguments.rungs]
-    again = arguments.again or (NOISIEST[graph] if NOISIEST[graph] in names else names[-1])
+    way = "graph" if graph else "eager"
+    again = arguments.again or next((rung.name for rung in arguments.rungs if rung.noisiest == way), names[-1])
     wanted = {"preset": preset, "graph": graph, "options": arguments.options, "again": again}
-    chosen = [rung._asdict() | {"script_sha256": hash_of(rungs.script_of(rung))} for rung in arguments.rungs]
+    chosen = [rung.recorded() | {"script_sha256": hash_of(rungs.script_of(rung))} for rung in arguments.rungs]
     for content in (column.content for column in columns):
         here = all(content["record"].get(key) == record[key] for key in ("host", "commit", *SAME_RUN))
         asked = all(content[key] == value for key, value in wanted.items())
@@ -91,10 +91,10 @@ def begin_column(arguments, preset, graph, record, columns):
 
 
 def pairs_of(column, with_again):
-    """Return the names that are compared with each other: rung and base, version 3 and the peer, the A/A pair."""
+    """Return the names that are compared with each other: rung and base, rung and peer, the A/A pair."""
     names = column.rungs.keys() - {rungs.SLOW_PEER.name}
-    pairs = [(rung.base, rung.name) for rung in column.rungs.values() if rung.base in names]
-    pairs += [pair for pair in rungs.LEADS if names.issuperset(pair)]
+    pairs = [(base, name) for name, base in column.over_bases()]
+    pairs += column.over_peers()
     again = column.content["again"]
     if with_again:
         pairs.append((again, again + rounds.AGAIN))

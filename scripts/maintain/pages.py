@@ -1,9 +1,13 @@
 """The pages: the commands that they tell their readers to run, and their generated parts.
 
-<!-- NAME:begin -->                        a table, from the line after this marker
-<!-- NAME:end -->                          to the line before this one
-32.30 ms<!-- v1 small float32 eager -->    the step time of that row of the recorded run; "eager" may be left out
-13.2 / 17.3 ms<!-- v1 small float32 forward_ms backward_ms -->      these columns of it
+<!-- NAME:begin -->                       a table, from the line after this marker
+<!-- NAME:end -->                         to the line before this one
+32.30 ms<!-- step v1 small float32 -->    a number, of the function in maintain/facts.py that the first word names
+1.24x (1.22 to 1.24)<!-- gain_with_range medium graph h peer -->    several, of a function that has as many values
+| 1.40<!-- busy v1 copies in ms -->       a number whose unit stands elsewhere, in a table's header for example
+
+A number keeps its decimals; "..." stands for one that is not measured. Browsers hide markers. In code, in the
+alternative text of a picture and in headings they would be shown, or change links: generate those, or do without.
 """
 
 import difflib
@@ -12,6 +16,7 @@ import shlex
 import sys
 from typing import NamedTuple
 
+from common.tables import rounded
 from common.versions import REPOSITORY, SCRIPTS
 
 FOLDERS = [script.parent for script in SCRIPTS.values()]
@@ -27,8 +32,8 @@ HANDS_ON = sorted({*REPOSITORY.glob("exercises/**/*.md")} - {*PAGES})
 INDENTED = re.compile(r"^    (?:python |\./)", re.MULTILINE)
 FENCE = re.compile(r"^ *```bash\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 TABLE = re.compile(r"(<!-- (?P<name>[^<>]+):begin -->\n).*?(<!-- (?P=name):end -->)", re.DOTALL)
-TIMES = r"(?P<times>(?:\d+\.\d+ / )*\d+\.\d+)\s+ms\b"
-QUOTE = re.compile(rf"{TIMES}<!-- (?P<row>\S+ \S+ \S+)(?: (?P<way>eager|graph))?(?P<columns>(?: \w+_ms)*) -->")
+MARKER = re.compile(r"<!-- (?!\S+:(?:begin|end) -->)([^>]+) -->")
+NUMBER = re.compile(r"(?<![\w.,])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\.\.")
 
 # ---------------------------------------------------------------- commands
 
@@ -101,27 +106,51 @@ def fill(text, tables):
     return TABLE.sub(lambda m: f"{m[1]}{tables[m['name']].strip()}\n{m[3]}" if m["name"] in tables else m[0], text)
 
 
-def quoted_rows(text):
-    """Return (model, preset, precision, way) of each time that a page quotes."""
-    return [(*match["row"].split(), match["way"]) for match in QUOTE.finditer(text)]
+def numbers_before(text, values, units, unit):
+    """Return a text that ends before a marker with these values as its last numbers; ValueError where it cannot be.
 
-
-def fill_quotes(text, row_of):
-    """Return a page's text with the quoted times of rows that were recorded, in as many decimals as the page has.
-
-    row_of(model, preset, precision, way) returns a row or None; way is "eager", "graph" or None.
+    units: {unit: its size}. unit: the one that the marker names, else the page has it behind the last number.
     """
+    found = list(NUMBER.finditer(text))[-len(values) :]
+    if len(found) < len(values):
+        raise ValueError(f"there must be {len(values)} numbers before it")
+    after = text[found[-1].end() :].strip(" \n()*")
+    if unit and after:
+        raise ValueError(f"its number must stand before it, not {after!r}")
+    if (unit or after) not in units:
+        raise ValueError(f"{unit or after!r} is none of its units: {', '.join(units)}")
+    for number, value in reversed(list(zip(found, values, strict=True))):
+        new = "..." if value is None else written(value / units[unit or after], number[0])
+        text = text[: number.start()] + new + text[number.end() :]
+    return text
 
-    def quoted(match):
-        row = row_of(*match["row"].split(), match["way"])
-        columns = match["columns"].split() or ["step_ms"]
-        old = match["times"].split(" / ")
-        if row is None or len(columns) != len(old) or None in (row.get(column) for column in columns):
-            return match[0]
-        new = [f"{row[column]:.{len(time.split('.')[1])}f}" for column, time in zip(columns, old, strict=True)]
-        return match[0].replace(match["times"], " / ".join(new), 1)
 
-    return QUOTE.sub(quoted, text)
+def written(value, old):
+    """Return a number with the decimals and the separators of an old one, or with three digits for "..."."""
+    if old == "...":
+        return rounded(value)
+    new = f"{value:,.{len(old.partition('.')[2])}f}"
+    return new if "," in old or float(old) < 1000 else new.replace(",", "")
+
+
+def fill_facts(text, values_of):
+    """Return a page's text with the numbers before its markers as they should be, and a list of faulty markers.
+
+    values_of(words) returns the values that a marker's words name, and {unit: its size}; see maintain/facts.py.
+    """
+    parts = []
+    faults = []
+    end = 0
+    for marker in MARKER.finditer(text):
+        before = text[end : marker.start()]
+        words, _, unit = marker[1].partition(" in ")
+        try:
+            before = numbers_before(before, *values_of(shlex.split(words)), unit)
+        except ValueError as error:
+            faults.append(f"{marker[0]}: {error}")
+        parts += [before, marker[0]]
+        end = marker.end()
+    return "".join([*parts, text[end:]]), faults
 
 
 def write_or_check(pages, check, remedy):

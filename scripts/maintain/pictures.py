@@ -7,6 +7,7 @@ text around it.
 import itertools
 import math
 import re
+import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -41,20 +42,11 @@ def name_rows(ax, names):
 # ---------------------------------------------------------------- the ladder
 
 SAVES = {"bits": RED, "launches": YELLOW, "bytes": BLUE, "launches and bytes": GREEN}
-STEPS = {  # a rung -> its name in the picture, and what its idea saves over the rung that it builds on
-    "a": ("a  float32", None),
-    "b": ("b  bf16 matmuls", "bits"),
-    "c": ("c  not deterministic", None),
-    "d": ("d  no score matrix", "bytes"),
-    "e": ("e  packed GEMMs", "launches"),
-    "f": ("f  AdamW, one kernel", "launches and bytes"),
-    "g": ("g  compiler", "launches and bytes"),
-    "h": ("h  Triton kernels", "launches and bytes"),
-    "i": ("i  fp8", "bits"),
-    "k": ("k  libraries", "launches and bytes"),
-    "peer": ("HF, bf16", None),
-    "peer fp8": ("HF, fp8", None),
-}
+
+
+def label(rung):
+    """Return how the pictures call a rung."""
+    return rung.shown if rung.version == "peer" else f"{rung.name}  {rung.shown}"
 
 
 def ladders(recorded, *wanted):
@@ -72,27 +64,29 @@ def both_ladders_at_small(recorded):
 
 
 def timed_rungs(column):
-    """Return {rung: the times of its rounds in ms} of the rungs that ran."""
-    found = {}
-    for name in STEPS:
-        if name in column.rungs:
-            (times,) = column.medians(name)
+    """Return (place on the picture, rung, times of its rounds in ms) of the rungs that ran."""
+    found = []
+    for place, rung in enumerate(rungs.LADDER):
+        if rung.name in column.rungs:
+            (times,) = column.medians(rung.name)
             if times:
-                found[name] = times
+                found.append((place, rung, times))
     return found
 
 
-def write_step(ax, column, name, times, right):
+def write_step(ax, place, times, right):
     """Draw the range of a rung's rounds, and write its step time to the right."""
-    place = list(STEPS).index(name)
     ax.hlines(place, min(times), max(times), color="black", lw=2)
-    ax.text(right, place, f"  {rounded(column.step_ms(name), 4)}", va="center", fontsize=10)
+    ax.text(right, place, f"  {rounded(statistics.median(times), 4)}", va="center", fontsize=10)
 
 
 def name_steps(ax, columns):
     """Name the rungs, and make the steps' axis logarithmic with room for numbers at its end."""
-    steps = [step for column in columns for times in timed_rungs(column).values() for step in times]
-    name_rows(ax, [name for name, _ in STEPS.values()])
+    timed = [found for column in columns for found in timed_rungs(column)]
+    steps = [step for _, _, times in timed for step in times]
+    name_rows(ax, [label(rung) for rung in rungs.LADDER])
+    for place in set(range(len(rungs.LADDER))) - {place for place, _, _ in timed}:
+        ax.text(0.02, place, "...", transform=ax.get_yaxis_transform(), va="center", fontsize=10)
     log_axis(ax, "x", [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200) if min(steps) / 2 < tick < 2 * max(steps)])
     ax.set_xlim(min(steps) / 1.3, 2.2 * max(steps))
     ax.set_xlabel("ms per step")
@@ -102,37 +96,36 @@ def name_steps(ax, columns):
 def draw_falls(axes, found):
     """Draw a bar from the step that each rung builds on to its own. Bars of equal length are equal ratios."""
     (ax,), (column,) = axes, found
-    for label, color in SAVES.items():
-        ax.barh(0, 0, color=color, label=f"saves {label}")
-    for name, times in timed_rungs(column).items():
-        place = list(STEPS).index(name)
-        _, saves = STEPS[name]
-        step = column.step_ms(name)
-        base = column.step_ms(column.rungs[name].base) if saves else step
-        if saves:
-            ax.barh(place, step - base, 0.6, left=base, color=SAVES[saves])
+    for saved, color in SAVES.items():
+        ax.barh(0, 0, color=color, label=f"saves {saved}")
+    for place, rung, times in timed_rungs(column):
+        step = column.step_ms(rung.name)
+        base = step
+        if rung.saves:
+            base = column.step_ms(rung.base)
+            ax.barh(place, step - base, 0.6, left=base, color=SAVES[rung.saves])
         else:
             ax.scatter(step, place, color=GREY, zorder=3)
-        write_step(ax, column, name, times, max(base, *times))
+        write_step(ax, place, times, max(base, *times))
     name_steps(ax, found)
 
 
 def draw_pairs(axes, found):
     """Draw each rung's eager step and the one in a graph."""
     (ax,) = axes
-    for label, color, column in zip(("eager", "in a graph"), (GREY, BLUE), found, strict=True):
+    for way, color, column in zip(("eager", "in a graph"), (GREY, BLUE), found, strict=True):
         timed = timed_rungs(column)
-        places = [place for place, name in enumerate(STEPS) if name in timed]
-        ax.scatter([column.step_ms(name) for name in timed], places, color=color, zorder=3, label=label)
-        for name, times in timed.items():
-            write_step(ax, column, name, times, max(times))
+        steps = [statistics.median(times) for _, _, times in timed]
+        ax.scatter(steps, [place for place, _, _ in timed], color=color, zorder=3, label=way)
+        for place, _, times in timed:
+            write_step(ax, place, times, max(times))
     name_steps(ax, found)
 
 
 def tell_ladders(found):
     told = []
     for column in found:
-        steps = [f"{STEPS[name][0]} {rounded(column.step_ms(name), 4)}" for name in timed_rungs(column)]
+        steps = [f"{label(rung)} {rounded(statistics.median(times), 4)}" for _, rung, times in timed_rungs(column)]
         told.append(f"{column.title}: {', '.join(' '.join(step.split()) for step in steps)}")
     return f"The ladder, ms per step. {'; '.join(told)}."
 
@@ -265,8 +258,9 @@ def stages(recorded):
     for line in path.read_text().splitlines() if path.exists() else []:
         cells = line.replace("%", "").split()
         if len(cells) > 11 and cells[9] == "->":
-            step, *phases = (float(cells[place]) for place in (1, 4, 5, 6))
-            found.append({"step": step, "phases": phases, "loss": float(cells[8]), "trained": float(cells[11])})
+            step, *phases, peak = (float(cells[place]) for place in (1, 4, 5, 6, 7))
+            row = {"step": step, "phases": phases, "peak": peak}
+            found.append(row | {"loss": float(cells[8]), "trained": float(cells[11])})
     return found or None
 
 

@@ -15,7 +15,8 @@ if __name__ == "__main__":
 from common.machine import describe, git
 from common.versions import REPOSITORY
 
-MOVED = {"scripts/common/peers.py": "scripts/maintain/peers.py"}  # path -> the one that some earlier commits have
+# Path -> the one that earlier commits have. A script that ran for a record and moves gets its entry here.
+MOVED = {"scripts/common/peers.py": "scripts/maintain/peers.py"}
 
 
 def machine_line(record):
@@ -41,10 +42,14 @@ def faults_of_commit(commit, ran):
     faults = set()
     for path, sha256 in ran:
         name = path.relative_to(REPOSITORY).as_posix()
+        asked = name
         text = text_of(commit, name)
-        if text is None and name in MOVED:
-            text = text_of(commit, MOVED[name])
-        if text is not None and hashlib.sha256(text).hexdigest() != sha256:
+        while text is None and name in MOVED:
+            name = MOVED[name]
+            text = text_of(commit, name)
+        if text is None:
+            faults.add(f"commit {commit[:10]} has no {asked}: name its earlier path in provenance.MOVED")
+        elif hashlib.sha256(text).hexdigest() != sha256:
             faults.add(f"{name} of commit {commit[:10]} is not what ran")
     return sorted(faults)
 

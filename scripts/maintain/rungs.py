@@ -1,5 +1,8 @@
 """The ladder: what each rung runs, the one idea in which it differs from its base, and what was measured of it.
 
+A new rung is one row of LADDER: the measuring tool, tables, pictures and tests take everything from that row, and show
+"..." where a record lacks the rung.
+
 A file ladder.json holds "columns": each one preset, eager or in a graph, measured on one machine. A column has its
 record (machine, commit, command), its rungs (options, status, loss, memory) and its rounds: the times of ten steps
 of every rung, or of several times ten. "again" names the rung of the A/A pair.
@@ -25,32 +28,103 @@ QKV, GATE_UP, ADAMW = "--disable-qkv-fusion", "--disable-swiglu-fusion", "--disa
 
 
 class Rung(NamedTuple):
-    """Name a training script with options. version: 1 to 4, or "peer" for common/peers.py."""
+    """Name a training script with options, and say what the pages show of it.
+
+    version: 1 to 4, or "peer" for common/peers.py. The first five fields are kept in a record.
+    """
 
     name: str
     idea: str
     version: int | str
     options: list
     base: str | None = None  # the rung that it builds on
+    shown: str = ""  # on pictures
+    saves: str | None = None  # over its base: a key of pictures.SAVES
+    peer: str | None = None  # the rung with a library's model in the same precision
+    road: bool = False  # a bundle of ideas; the roads part after the rungs of single ideas
+    noisiest: str | None = None  # "eager" or "graph": where it runs under two names, as the A/A pair
+    predicted: tuple = ()  # of versions 1 to 3: title and other rung of a ratio in maintain/expected.py
+
+    def recorded(self):
+        """Return the fields that a record keeps."""
+        return {key: getattr(self, key) for key in RECORDED}
+
+    @property
+    def precision(self):
+        if "--fp8" in self.options:
+            return "fp8"
+        return "bfloat16" if "--use-amp" in self.options else "float32"
+
+
+RECORDED = ("name", "idea", "version", "options", "base")
 
 
 COMPILED = ["--enable-torch-compile"]
 LADDER = [
-    Rung("a", "plain PyTorch, float32, deterministic (version 1 as it runs)", 1, []),
-    Rung("b", "bfloat16 matmuls", 1, AMP, "a"),
-    Rung("c", "not deterministic", 1, [*AMP, "--no-deterministic"], "b"),
-    Rung("d", "attention without a score matrix", 2, [*AMP, QKV, GATE_UP, ADAMW], "c"),
-    Rung("e", "one GEMM for q, k, v; one for gate and up", 2, [*AMP, ADAMW], "d"),
-    Rung("f", "AdamW in one kernel per list of tensors (a flag)", 2, AMP, "e"),
-    Rung("g", "the compiler: `torch.compile` (version 2 compiled)", 2, [*AMP, *COMPILED], "f"),
-    Rung("h", "kernels: Triton, and 16-bit weights with float32 masters (version 3)", 3, AMP, "f"),
-    Rung("i", "8-bit matmuls (version 3, `--fp8`)", 3, [*AMP, "--fp8"], "h"),
-    Rung("k", "libraries: PyTorch's fused norm, 16-bit weights, `torch.compile` (version 4)", 4, AMP, "f"),
-    Rung("peer", "Hugging Face's LLaMA at its best, bfloat16", "peer", [*AMP, *COMPILED]),
-    Rung("peer fp8", "Hugging Face's LLaMA at its best, fp8", "peer", [*AMP, *COMPILED, "--fp8"]),
+    Rung("a", "plain PyTorch, float32, deterministic (version 1 as it runs)", 1, [], shown="float32"),
+    Rung("b", "bfloat16 matmuls", 1, AMP, "a", shown="bf16 matmuls", saves="bits", predicted=("V1 fp32 / bf16", "a")),
+    Rung("c", "not deterministic", 1, [*AMP, "--no-deterministic"], "b", shown="not deterministic", noisiest="eager"),
+    Rung(
+        "d",
+        "attention without a score matrix",
+        2,
+        [*AMP, QKV, GATE_UP, ADAMW],
+        "c",
+        shown="no score matrix",
+        saves="bytes",
+    ),
+    Rung(
+        "e", "one GEMM for q, k, v; one for gate and up", 2, [*AMP, ADAMW], "d", shown="packed GEMMs", saves="launches"
+    ),
+    Rung(
+        "f",
+        "AdamW in one kernel per list of tensors (a flag)",
+        2,
+        AMP,
+        "e",
+        shown="AdamW, one kernel",
+        saves="launches and bytes",
+        predicted=("bf16 V1 / V2", "b"),
+    ),
+    Rung(
+        "g",
+        "the compiler: `torch.compile` (version 2 compiled)",
+        2,
+        [*AMP, *COMPILED],
+        "f",
+        shown="compiler",
+        saves="launches and bytes",
+        road=True,
+        noisiest="graph",
+    ),
+    Rung(
+        "h",
+        "kernels: Triton, and 16-bit weights with float32 masters (version 3)",
+        3,
+        AMP,
+        "f",
+        shown="Triton kernels",
+        saves="launches and bytes",
+        peer="peer",
+        road=True,
+        predicted=("bf16 V1 / V3", "b"),
+    ),
+    Rung(
+        "i", "8-bit matmuls (version 3, `--fp8`)", 3, [*AMP, "--fp8"], "h", shown="fp8", saves="bits", peer="peer fp8"
+    ),
+    Rung(
+        "k",
+        "libraries: PyTorch's fused norm, 16-bit weights, `torch.compile` (version 4)",
+        4,
+        AMP,
+        "f",
+        shown="libraries",
+        saves="launches and bytes",
+        road=True,
+    ),
+    Rung("peer", "Hugging Face's LLaMA at its best, bfloat16", "peer", [*AMP, *COMPILED], shown="HF, bf16"),
+    Rung("peer fp8", "Hugging Face's LLaMA at its best, fp8", "peer", [*AMP, *COMPILED, "--fp8"], shown="HF, fp8"),
 ]
-LEADS = [("h", "peer"), ("i", "peer fp8")]  # a rung and the peer of its precision
-BUNDLES = ("g", "h", "k")  # roads that lead from one rung, each a bundle of ideas
 
 AUTOTUNED = [*COMPILED, "--compile-mode", "max-autotune-no-cudagraphs"]
 FP8 = [*AMP, *COMPILED, "--fp8", "--fp8-recipe"]
@@ -109,7 +183,7 @@ class Column:
     def __init__(self, content):
         self.content = content
         self.rounds = content["rounds"]
-        self.rungs = by_name(Rung(*(rung[key] for key in Rung._fields)) for rung in content["rungs"])
+        self.rungs = by_name(Rung(*(rung[key] for key in RECORDED)) for rung in content["rungs"])
         self.told = {rung["name"]: rung for rung in content["rungs"]}  # status, reason, memory, loss, ...
 
     @property
@@ -145,6 +219,15 @@ class Column:
         if not after:
             return None
         return gain(before, after, self.pair(), self.starts(base, name))
+
+    def over_bases(self):
+        """Return (rung, base) of the rungs that were measured with their base."""
+        return [(name, rung.base) for name, rung in self.rungs.items() if rung.base in self.rungs]
+
+    def over_peers(self):
+        """Return (rung, peer) of the rungs that were measured with the peer of their precision."""
+        pairs = [(rung.name, rung.peer) for rung in LADDER if rung.peer]
+        return [pair for pair in pairs if self.rungs.keys() >= set(pair)]
 
     def noisiest(self):
         """Return the rung whose rounds differ most from their median, and by how many percent."""
@@ -187,8 +270,8 @@ def lines_of(column):
     if pair := column.pair():
         lines.append(noise_line(column.content["again"], furthest(ratios(*pair))))
         lines.append(noisiest_line(*column.noisiest()))
-    for name, peer in LEADS:
-        if {name, peer} <= column.rungs.keys() and (found := column.gain(name, peer)):
+    for name, peer in column.over_peers():
+        if found := column.gain(name, peer):
             lines.append(f"lead of {name} over {peer}: {found}")
     lines += [f"{name}: {told['reason']}" for name, told in column.told.items() if told.get("reason")]
     return lines

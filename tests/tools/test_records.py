@@ -9,8 +9,8 @@ from common import machine, suite_results
 from common.command_line import Failure
 from common.suite_results import Case, read_results, rows, write_results
 from maintain import ladder, pictures, provenance, records, rungs
-from maintain.pages import fill_quotes, quoted_rows
 from maintain.records import Record
+from maintain.rungs import Rung
 
 RECORD = {
     "date": "2026-01-02T03:04:05+00:00", "command": "benchmark_suite.py --models v1", "commit": "0123456789abcdef",
@@ -158,21 +158,18 @@ def test_a_script_that_is_not_the_commits_is_a_fault(tmp_path, monkeypatch):
     (fault,) = provenance.faults_of_commit(commit, {(script, machine.hash_of(script))})
     assert fault == f"v1.py of commit {commit[:10]} is not what ran"
     assert provenance.faults_of_commit("0" * 40, {(script, ran)}) == []  # a shallow clone cannot know
+    # a script that has moved twice since, or is gone, is looked up where the commit has it
+    moved = tmp_path / "tools" / "v1.py"
+    (fault,) = provenance.faults_of_commit(commit, {(moved, ran)})
+    assert fault == f"commit {commit[:10]} has no tools/v1.py: name its earlier path in provenance.MOVED"
+    monkeypatch.setattr(provenance, "MOVED", {"tools/v1.py": "lib/v1.py", "lib/v1.py": "v1.py"})
+    script.unlink()
+    assert provenance.faults_of_commit(commit, {(moved, ran), (script, ran)}) == []
+    (fault,) = provenance.faults_of_commit(commit, {(moved, "0")})
+    assert fault == f"v1.py of commit {commit[:10]} is not what ran"
 
 
 # ---------------------------------------------------------------- generated parts of pages
-
-
-def test_a_quoted_time_is_of_its_row_and_column():
-    def row_of(*asked):
-        return {"step_ms": 32.298, "forward_ms": 13.218} if asked == ("v1", "small", "float32", None) else None
-
-    page = "takes 9.99 ms<!-- v1 small float32 --> or 1.0 / 2.0 ms<!-- v1 small float32 forward_ms step_ms -->, not "
-    page += "7.1 ms<!-- v3 small float32 graph --> and 5.5 ms<!-- v1 small float32 nothing_ms -->"
-    page += ", 5.5 ms<!-- v1 small float32 step_ms forward_ms -->"
-    wanted = page.replace("9.99", "32.30").replace("1.0 / 2.0", "13.2 / 32.3")
-    assert fill_quotes(page, row_of) == wanted
-    assert quoted_rows(page)[2] == ("v3", "small", "float32", "graph")
 
 
 def write_part(folder, part, results, complete=True):
@@ -182,9 +179,21 @@ def write_part(folder, part, results, complete=True):
         (folder / part / "record.json").write_text(json.dumps(results["record"]))
 
 
+LADDER = [
+    Rung("first", "plain (version 1)", 1, []),
+    Rung("flag", "an idea", 2, [], "first"),
+    Rung("compiled", "a compiler", 2, [], "flag", road=True),
+    Rung("written", "kernels (version 3)", 3, [], "flag", road=True, peer="peer"),
+    Rung("library", "operators (version 4)", 4, [], "flag", road=True),
+    Rung("peer", "a library's model", "peer", []),
+]
+PEERS = [Rung("one", "a way to run the peer", "peer", []), Rung("two", "another way", "peer", [])]
+
+
 @pytest.fixture
-def recorded(tmp_path):
+def recorded(tmp_path, monkeypatch):
     """Return the folder of a run with all parts; V1 takes 100 ms everywhere, V3 10 and in bfloat16 2."""
+    monkeypatch.setattr(rungs, "LADDER", LADDER)
     folder = tmp_path / "toy_2026-01-02"
     runs, graph = [], []
     for preset in ("small", "medium"):
@@ -260,57 +269,58 @@ def test_the_ladder_has_dots_where_nothing_was_measured(recorded):
     tables = ladder.tables_of(Record(recorded))
     assert "peers" not in tables and tables["ladder"] == tables["ladder_small"]
     lines = tables["ladder"].splitlines()
-    assert "| f | AdamW in one kernel per list of tensors (a flag) | ... | ... | ... | e |" in lines
-    assert "| a | plain PyTorch, float32, deterministic ([version 1](version1_pytorch_baseline/README.md)" in lines[2]
-    assert [line.startswith("| g") for line in lines].index(True) == lines.index(
-        f"|  | {ladder.ROADS} |  |  |  |  |"
-    ) + 1
+    assert lines[2:] == [
+        "| first | plain ([version 1](version1_pytorch_baseline/README.md)) |  | ... | ... |  |",
+        "| flag | an idea | ... | ... | ... | first |",
+        f"|  | {ladder.ROADS} |  |  |  |  |",
+        "| compiled | a compiler | ... | ... | ... | flag |",
+        "| written | kernels ([version 3](version3_triton/README.md)) | ... | ... | ... | flag |",
+        "| library | operators ([version 4](version4_pytorch_sdpa/README.md)) | ... | ... | ... | flag |",
+        "|  | a library's model |  | ... | ... |  |",
+    ]
 
 
 def measured(preset, graph, date, times, count=6):
     """Return a column: {name: times of the rounds in ms}, two rounds of each start."""
-    chosen = [rung for rung in (*rungs.LADDER, *rungs.PEERS) if rung.name in times]
+    chosen = [rung for rung in (*LADDER, *PEERS) if rung.name in times]
     told = {"status": "ok", "reason": None, "parts": "a library 1.2", "peak_mib": 77.0, "loss": 6.1}
     steps = [{name: [ms[i]] * 3 for name, ms in times.items()} for i in range(count)]
     found = [{"start": i // 2, "turn": i, "steps_ms": step} for i, step in enumerate(steps)]
-    content = {"preset": preset, "graph": graph, "options": "", "again": "f", "record": RECORD | {"date": date}}
-    return rungs.Column(content | {"rungs": [rung._asdict() | told for rung in chosen], "rounds": found})
+    content = {"preset": preset, "graph": graph, "options": "", "again": "flag", "record": RECORD | {"date": date}}
+    return rungs.Column(content | {"rungs": [rung.recorded() | told for rung in chosen], "rounds": found})
 
 
 def test_the_ladder_by_hand(recorded):
-    """f is 2 ms, its second name within 3 %; h 1.25 to 2 times as fast; k within the noise; the peer takes 3 ms."""
-    f = [2.0, 2.0, 2.0, 2.0, 2.0, 2.0]
-    again = [2.0, 2.06, 2.0, 1.98, 2.0, 2.0]
-    h = [1.0, 1.6, 1.25, 1.25, 1.25, 1.25]
-    near = [1.96] * 6
-    times = {"f": f, "f again": again, "h": h, "k": near, "peer": [3.0] * 6}
-    older = measured("medium", True, "2026-01-01T00:00:00+00:00", times | {"f": [9.0] * 6})
+    """The flag takes 2 ms, the kernels are 1.25 to 2 times as fast, the library within the noise of 3 %."""
+    times = {"flag": [2.0] * 6, "flag again": [2.0, 2.06, 2.0, 1.98, 2.0, 2.0], "peer": [3.0] * 6}
+    times |= {"written": [1.0, 1.6, 1.25, 1.25, 1.25, 1.25], "library": [1.96] * 6}
+    older = measured("medium", True, "2026-01-01T00:00:00+00:00", times | {"flag": [9.0] * 6})
     newest = measured("medium", True, "2026-01-02T00:00:00+00:00", times)
-    cut_off = measured("medium", True, "2026-01-03T00:00:00+00:00", times | {"f": [9.0] * 6}, count=4)
-    slow = {"f": [4.0] * 6, "g": [2.0] * 6, "f again": [4.0] * 6}
+    cut_off = measured("medium", True, "2026-01-03T00:00:00+00:00", times | {"flag": [9.0] * 6}, count=4)
+    slow = {"flag": [4.0] * 6, "compiled": [2.0] * 6, "flag again": [4.0] * 6}
     eager = measured("medium", False, "2026-01-02T00:00:00+00:00", slow)
     for part, columns in (("ladder", [newest, older]), ("ladder_two", [cut_off, eager])):
         (recorded / part).mkdir()
         rungs.write_columns(columns, recorded / part / "ladder.json")
     text = ladder.tables_of(Record(recorded))["ladder"]
     for line in (
-        "(a flag) | ... | 2.000 | 4.000 | e |",
-        "compiled) | 2.00x (2.00 to 2.00), eager | ... | 2.000 | f |",
-        "README.md)) | 1.60x (1.25 to 2.00) | 1.250 | ... | f |",
-        "README.md)) | no difference shown | 1.960 | ... | f |",
-        "|  | Hugging Face's LLaMA at its best, bfloat16: a library 1.2 |  | 3.000 | ... |  |",
+        "an idea | ... | 2.000 | 4.000 | first |",
+        "a compiler | 2.00x (2.00 to 2.00), eager | ... | 2.000 | flag |",
+        "version3_triton/README.md)) | 1.60x (1.25 to 2.00) | 1.250 | ... | flag |",
+        "version4_pytorch_sdpa/README.md)) | no difference shown | 1.960 | ... | flag |",
+        "|  | a library's model: a library 1.2 |  | 3.000 | ... |  |",
         "In a graph: 6 rounds over 3 starts of every process, in turns. Toy GPU, driver 580.1",
-        "A/A: rung f under two names differs by up to 3.0 % within a round.",
-        "Noisiest: row h differs by up to 28.0 % from its own median.",
-        "Rung h over Hugging Face's LLaMA at its best, bfloat16: 2.40x (1.88 to 3.00).",
+        "A/A: rung flag under two names differs by up to 3.0 % within a round.",
+        "Noisiest: row written differs by up to 28.0 % from its own median.",
+        "Rung written over a library's model: 2.40x (1.88 to 3.00).",
     ):
         assert line in text, text
     assert "9.000" not in text
 
 
 def test_the_ladder_says_that_memory_made_groups(recorded):
-    column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"f": [2.0] * 6, "h": [1.0] * 6})
-    column.rounds.append({"start": 0, "turn": 0, "steps_ms": {"f": [2.0] * 3}})  # once more, in the second group
+    column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"flag": [2.0] * 6, "written": [1.0] * 6})
+    column.rounds.append({"start": 0, "turn": 0, "steps_ms": {"flag": [2.0] * 3}})  # once more, in the second group
     told = ladder.told_of(column, Record(recorded))
     assert "6 to 7 rounds over 3 starts of every process, in turns, in groups that fit into memory; a gain" in told
     assert "a gain is of the 6 rounds that its two rows share. Toy GPU" in told
@@ -319,7 +329,7 @@ def test_the_ladder_says_that_memory_made_groups(recorded):
 def test_other_gpus_stand_beside_this_one(recorded):
     assert ladder.other_gpus_table(Record(recorded)) is None
     for folder, device, slow in ((recorded, "GPU A", 1), (recorded.parent / "another", "GPU B", 2)):
-        times = {"f": [4.0 * slow] * 6, "f again": [4.0 * slow] * 6, "h": [2.0] * 6}
+        times = {"flag": [4.0 * slow] * 6, "flag again": [4.0 * slow] * 6, "written": [2.0] * 6}
         column = measured("medium", True, "2026-01-02T00:00:00+00:00", times)
         column.content["record"]["device"] = device
         (folder / "ladder-medium").mkdir(parents=True)
@@ -329,8 +339,8 @@ def test_other_gpus_stand_beside_this_one(recorded):
     text = ladder.other_gpus_table(Record(recorded))
     header, _, *lines = text.splitlines()
     assert header == "|  | GPU A, ms | gain | GPU B, ms | gain |"
-    assert "| h | 2.000 | 2.00x (2.00 to 2.00) | 2.000 | 4.00x (4.00 to 4.00) |" in lines
-    assert "| g | ... | ... | ... | ... |" in lines
+    assert "| written | 2.000 | 2.00x (2.00 to 2.00) | 2.000 | 4.00x (4.00 to 4.00) |" in lines
+    assert "| compiled | ... | ... | ... | ... |" in lines
     assert "GPU B, driver 580.1" in text and "GPU A, driver" not in text  # this record's line stands below its ladder
 
 
@@ -338,8 +348,8 @@ def test_a_column_with_too_few_rounds_is_in_no_table(recorded):
     """A second group of a round, which memory had no room for beside the first, is no round."""
     (recorded / "ladder").mkdir()
     for count in (4, 5):
-        column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"f": [3.0] * 6}, count=count)
-        column.rounds.extend([round_ | {"steps_ms": {"g": [2.0]}} for round_ in column.rounds])
+        column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"flag": [3.0] * 6}, count=count)
+        column.rounds.extend([round_ | {"steps_ms": {"compiled": [2.0]}} for round_ in column.rounds])
         rungs.write_columns([column], recorded / "ladder" / "ladder.json")
         assert len(rungs.columns_of(Record(recorded), "ladder")) == (count == 5)
 
@@ -354,49 +364,49 @@ def test_readme_is_right_that_gpus_show_the_same_gains():
 
 
 def test_another_script_than_the_commit_s_is_a_fault_of_the_ladder_too(recorded):
-    column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"f": [3.0] * 6, "peer": [3.0] * 6})
+    column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"flag": [3.0] * 6, "peer": [3.0] * 6})
     column.content["record"]["commit"] = machine.git("rev-parse", "HEAD")
-    hashes = {"f": machine.hash_of(rungs.script_of(column.rungs["f"])), "peer": "0"}
+    hashes = {"flag": machine.hash_of(rungs.script_of(column.rungs["flag"])), "peer": "0"}
     for name, sha256 in hashes.items():
         column.told[name]["script_sha256"] = sha256
     (recorded / "ladder").mkdir()
     rungs.write_columns([column], recorded / "ladder" / "ladder.json")
-    (fault,) = ladder.faults_of_record(Record(recorded), [])
+    (fault,) = ladder.faults_of_record(Record(recorded))
     assert fault.startswith("scripts/common/peers.py of commit") and fault.endswith("is not what ran")
 
 
 def test_the_peer_s_variants_by_hand(recorded):
-    column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"compiled": [3.0], "liger": [4.0]}, count=1)
-    column.told["liger"].update(status="failed", reason="no such kernel")
-    del column.rounds[0]["steps_ms"]["liger"]
+    column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"one": [3.0], "two": [4.0]}, count=1)
+    column.told["two"].update(status="failed", reason="no such kernel")
+    del column.rounds[0]["steps_ms"]["two"]
     (recorded / "peers").mkdir()
     rungs.write_columns([column], recorded / "peers" / "peers.json")
     lines = ladder.tables_of(Record(recorded))["peers"].splitlines()
     assert lines[-2:] == [
-        "| medium | graph | torch.compile | 3.000 | 77 |",
-        "| medium | graph | Liger's RMSNorm, RoPE and SwiGLU | failed | no such kernel |",
+        "| medium | graph | a way to run the peer | 3.000 | 77 |",
+        "| medium | graph | another way | failed | no such kernel |",
     ]
 
 
 def test_a_variant_that_is_not_for_this_preset_has_no_row(recorded):
-    column = measured("small", True, "2026-01-02T00:00:00+00:00", {"compiled": [3.0], "liger": [4.0]}, count=1)
-    column.told["liger"].update(status="not run", reason=None)
-    del column.rounds[0]["steps_ms"]["liger"]
+    column = measured("small", True, "2026-01-02T00:00:00+00:00", {"one": [3.0], "two": [4.0]}, count=1)
+    column.told["two"].update(status="not run", reason=None)
+    del column.rounds[0]["steps_ms"]["two"]
     (recorded / "peers").mkdir()
     rungs.write_columns([column], recorded / "peers" / "peers.json")
     table = ladder.tables_of(Record(recorded))["peers"]
-    assert "| small | graph | torch.compile | 3.000 | 77 |" in table and "Liger" not in table
+    assert "| small | graph | a way to run the peer | 3.000 | 77 |" in table and "another" not in table
 
 
 def test_each_measurement_of_the_peer_s_variants_has_a_table(recorded):
     for part, date, step_ms in (("peers-later", "2026-01-03", 2.0), ("peers", "2026-01-02", 3.0)):
-        column = measured("medium", True, f"{date}T00:00:00+00:00", {"compiled": [step_ms]}, count=1)
+        column = measured("medium", True, f"{date}T00:00:00+00:00", {"one": [step_ms]}, count=1)
         (recorded / part).mkdir()
         rungs.write_columns([column], recorded / part / "peers.json")
     lines = ladder.tables_of(Record(recorded))["peers"].splitlines()
-    assert [line for line in lines if "torch.compile" in line] == [
-        "| medium | graph | torch.compile | 3.000 | 77 |",
-        "| medium | graph | torch.compile | 2.000 | 77 |",
+    assert [line for line in lines if "a way" in line] == [
+        "| medium | graph | a way to run the peer | 3.000 | 77 |",
+        "| medium | graph | a way to run the peer | 2.000 | 77 |",
     ]
 
 
@@ -451,20 +461,24 @@ def page(recorded, tmp_path, monkeypatch):
 
 def test_check_is_green_after_write_and_red_after_a_change(page, capsys):
     page.write_text(
-        "# T\n\n<!-- v3:begin -->\nold\n<!-- v3:end -->\n\n1.00 ms<!-- v3 small float32 --> <!-- x:begin -->\n"
+        "# T\n\n<!-- v3:begin -->\nold\n<!-- v3:end -->\n\n1.00 ms<!-- step v3 small float32 --> <!-- x:begin -->\n"
     )
     assert [ladder.main(words) for words in ([], ["--write"], [])] == [1, 0, 0]
     text = page.read_text()
-    assert "old" not in text and "10.00 ms<!-- v3 small float32 -->" in text and text.endswith("<!-- x:begin -->\n")
+    assert (
+        "old" not in text and "10.00 ms<!-- step v3 small float32 -->" in text and text.endswith("<!-- x:begin -->\n")
+    )
     for wrong, said in (("| 10.00 | 10.00 to", "-| V3 | fp32"), ("10.00 ms", "-11.00 ms")):
         page.write_text(text.replace(wrong, wrong.replace("10.00", "11.00")))
         capsys.readouterr()
         assert ladder.main([]) == 1
         shown = capsys.readouterr()
         assert said in shown.out and "disagrees with what was recorded" in shown.err
-    page.write_text(text + "2.00 ms<!-- v4 small float32 -->\n")
-    assert ladder.main([]) == 1
-    assert "which was not recorded" in capsys.readouterr().err
+    page.write_text(text + "... ms<!-- step v4 small float32 -->\n")  # which was not recorded
+    assert ladder.main([]) == 0
+    page.write_text(text + "2.00 ms<!-- stpe v4 small float32 -->\n")
+    assert [ladder.main(words) for words in ([], ["--write"])] == [1, 1]
+    assert "README.md: <!-- stpe v4 small float32 -->: maintain/facts.py has no stpe" in capsys.readouterr().err
 
 
 def test_check_is_red_where_another_script_ran_than_the_commit_has(page, recorded, capsys):

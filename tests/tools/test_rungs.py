@@ -22,23 +22,19 @@ from common.command_line import Failure
 from common.runs import TimeLimit
 from common.versions import REPOSITORY, load_version
 from in_process import refused
-from maintain import measure_ladder, rounds, rungs
+from maintain import measure_ladder, pictures, rounds, rungs
+from maintain.rungs import Rung
 from training import need_fused_attention_in_16_bits
 
 TOY = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64 --seq-len 16 --batch-size 2 --device cpu".split()
 RUNGS = rungs.by_name(rungs.LADDER)
+FIRST_OF_VERSION_2 = next(rung for rung in rungs.LADDER if rung.version == 2)
+NOISIEST = next(rung for rung in rungs.LADDER if rung.noisiest == "graph")
+TWO = ["--graph", "on", "--rungs", f"{NOISIEST.base},{NOISIEST.name}"]
 
 # ---------------------------------------------------------------- the rungs
 
-# The options in which a rung differs from its base: one idea each. Bundles and versions that teach it have no entry.
-ONE_IDEA = {
-    "b": {"use_amp": True},
-    "c": {"deterministic": False},
-    "e": {"enable_qkv_fusion": True, "enable_swiglu_fusion": True},
-    "f": {"enable_fused_optimizer": True},
-    "g": {"enable_torch_compile": True},
-    "i": {"fp8": True},
-}
+PACKINGS = {"enable_qkv_fusion", "enable_swiglu_fusion"}  # two options, and one idea
 
 
 def options_of(rung):
@@ -50,23 +46,27 @@ def options_of(rung):
 @pytest.mark.parametrize("rung", [*rungs.LADDER, *rungs.PEERS, rungs.SLOW_PEER], ids=lambda rung: rung.name)
 def test_a_rung_differs_from_its_base_in_one_idea(rung):
     found = options_of(rung)
-    if rung.name in ONE_IDEA:
-        base = options_of(RUNGS[rung.base])
-        assert RUNGS[rung.base].version == rung.version
-        assert {name: value for name, value in found.items() if base[name] != value} == ONE_IDEA[rung.name]
-    elif rung.base:
-        assert rung.name in (*rungs.BUNDLES, "d") and rung.version != RUNGS[rung.base].version
-        assert all(found[name] == value for name, value in options_of(RUNGS[rung.base]).items() if name == "use_amp")
+    if rung.base is None:
+        return
+    base = RUNGS[rung.base]
+    changed = {name for name, value in options_of(base).items() if found.get(name) != value}
+    if base.version == rung.version:
+        assert len(changed) == 1 or changed == PACKINGS
+    else:
+        assert rung.road or rung == FIRST_OF_VERSION_2
+        assert "use_amp" not in changed
 
 
-def test_the_ladder_is_whole():
-    assert len(RUNGS) == len(rungs.LADDER) <= 12
+def test_a_row_is_whole():
+    """A rung stands below the one that it builds on, and its peer computes in its precision."""
     names = list(RUNGS)
+    assert len(names) == len(rungs.LADDER)
     for rung in rungs.LADDER:
+        assert rung.shown
         assert rung.base is None or names.index(rung.base) < names.index(rung.name)
-    assert set(rungs.BUNDLES) <= RUNGS.keys() and {name for pair in rungs.LEADS for name in pair} <= RUNGS.keys()
-    peer, fp8 = (RUNGS[name].options for name in ("peer", "peer fp8"))
-    assert fp8 == [*peer, "--fp8"]
+        assert rung.saves is None or (rung.base and rung.saves in pictures.SAVES)
+        assert rung.peer is None or RUNGS[rung.peer].precision == rung.precision
+    assert {"eager", "graph"} == {rung.noisiest for rung in rungs.LADDER if rung.noisiest}
 
 
 class Counted(TorchDispatchMode):
@@ -94,72 +94,78 @@ def operations(version, options):
 
 
 def test_attention_is_all_that_changes_from_version_1_to_the_first_rung_of_version_2():
-    """With attention switched off too, version 2 runs version 1's operations, so rung d is one idea away from c."""
+    """With attention switched off too, version 2 runs version 1's operations."""
     need_fused_attention_in_16_bits()
-    plain = operations(1, RUNGS["c"].options)
-    assert operations(2, [*RUNGS["d"].options, "--disable-flash-attention"]) == plain
-    found = operations(2, RUNGS["d"].options)
+    options = FIRST_OF_VERSION_2.options
+    plain = operations(1, RUNGS[FIRST_OF_VERSION_2.base].options)
+    assert operations(2, [*options, "--disable-flash-attention"]) == plain
+    found = operations(2, options)
     assert any("attention" in name for name in (found - plain)) and found.total() < plain.total()
 
 
 # ---------------------------------------------------------------- what is read from a column
 
 
-def column(steps_ms, again="g", **more):
+SOME = rungs.by_name(
+    [Rung("base", "an idea", 1, []), Rung("fast", "another", 1, [], "base"), Rung("near", "one more", 2, [], "base")]
+)
+
+
+def column(steps_ms, again="fast", known=SOME, **more):
     """Return a column of these rounds, [{name: steps}], two of each start."""
     found = [{"start": i // 2, "turn": i, "steps_ms": steps} for i, steps in enumerate(steps_ms)]
-    chosen = [RUNGS[name] for name in RUNGS if any(name in steps for steps in steps_ms)]
-    told = [rung._asdict() | {"status": "ok", "reason": None, "peak_mib": 1234.0, "loss": 6.5} for rung in chosen]
+    chosen = [rung for name, rung in known.items() if any(name in steps for steps in steps_ms)]
+    told = [rung.recorded() | {"status": "ok", "reason": None, "peak_mib": 1234.0, "loss": 6.5} for rung in chosen]
     content = {"preset": "medium", "graph": True, "options": "", "again": again, "rungs": told, "rounds": found}
     return rungs.Column(content | {"record": {}} | more)
 
 
 def six_rounds():
-    """g is 1.25, 1.5 or 1.6 times as fast as f, its second name up to 1.1 times."""
+    """fast is 1.25, 1.5 or 1.6 times as fast as base, its second name up to 1.1 times."""
     ratios = [1.25, 1.5, 1.5, 1.6, 1.5, 1.25]
     noise = [1.0, 1.02, 1.1, 0.99, 1.0, 1.01]
     made = []
     for ratio, other in zip(ratios, noise, strict=True):
-        g = [10.0, 11.0, 10.0]  # the median is 10
-        made.append({"f": [10.0 * ratio] * 3, "g": g, "g again": [10.0 * other] * 3, "k": [9.0, 9.5, 30.0]})
+        steps = {"base": [10.0 * ratio] * 3, "fast": [10.0, 11.0, 10.0], "near": [9.0, 9.5, 30.0]}
+        made.append(steps | {"fast again": [10.0 * other] * 3})
     return made
 
 
 def test_gains_of_a_column_by_hand():
     found = column(six_rounds())
-    assert found.step_ms("g") == 10.0 and found.step_ms("k") == 9.5 and found.step_ms("h") is None
-    gain = found.gain("g", "f")
+    assert found.step_ms("fast") == 10.0 and found.step_ms("near") == 9.5 and found.step_ms("absent") is None
+    gain = found.gain("fast", "base")
     assert str(gain) == "1.50x (1.25 to 1.60)" and gain.rounds == 6 and gain.noise == pytest.approx(math.log(1.1))
-    assert str(found.gain("k", "g")) == "no difference shown"  # 10 / 9.5, which is less than the pair's 1.1
-    assert found.gain("h", "f") is None
+    assert str(found.gain("near", "fast")) == "no difference shown"  # 10 / 9.5, which is less than the pair's 1.1
+    assert found.gain("absent", "base") is None
     name, percent = found.noisiest()
-    assert (name, percent) == ("f", pytest.approx(20.0))  # 12.5 where the median is 15
+    assert (name, percent) == ("base", pytest.approx(20.0))  # 12.5 where the median is 15
     lines = rungs.lines_of(found)
     assert lines[0] == "medium, in a graph: 6 rounds of 3 starts"
-    assert "A/A: g under two names differs by up to 10.0 % within a round" in lines
-    row = next(line for line in lines[1].splitlines() if line.startswith("g "))
+    assert "A/A: fast under two names differs by up to 10.0 % within a round" in lines
+    row = next(line for line in lines[1].splitlines() if line.startswith("fast "))
     assert row.split()[-6:] == ["1.50x", "(1.25", "to", "1.60)", "1,234", "6.5000"] and " 10.000 " in row
 
 
 def test_a_second_group_of_a_round_is_no_round_of_its_own():
     found = column(six_rounds())
-    found.rounds.append({"start": 2, "turn": 5, "steps_ms": {"k": [9.5], "h": [8.0]}})
+    found.rounds.append({"start": 2, "turn": 5, "steps_ms": {"near": [9.5]}})
     assert rungs.lines_of(found)[0] == "medium, in a graph: 6 rounds of 3 starts"
 
 
 def test_rounds_that_lack_a_rung_are_left_out_of_its_ratios():
     made = six_rounds()
-    del made[0]["g"], made[1]["f"]
+    del made[0]["fast"], made[1]["base"]
     found = column(made)
-    gain = found.gain("g", "f")
+    gain = found.gain("fast", "base")
     assert gain.rounds == 4 and str(gain) == "not judged: 4 rounds of the 5 needed"
     for steps in made:
-        del steps["g again"]
-    assert str(column(made).gain("k", "f")) == "not judged: no A/A pair"
+        del steps["fast again"]
+    assert str(column(made).gain("near", "base")) == "not judged: no A/A pair"
     two_starts = column(six_rounds())
     for round_ in two_starts.rounds:
         round_["start"] = min(1, round_["start"])
-    assert str(two_starts.gain("g", "f")) == "not judged: 2 starts of the 3 needed"
+    assert str(two_starts.gain("fast", "base")) == "not judged: 2 starts of the 3 needed"
 
 
 def test_starts_that_lack_a_rung_do_not_count_for_its_ratios():
@@ -167,23 +173,24 @@ def test_starts_that_lack_a_rung_do_not_count_for_its_ratios():
     found = column(six_rounds())
     for round_, start in zip(found.rounds, (0, 0, 0, 1, 1, 2), strict=True):
         round_["start"] = start
-    del found.rounds[5]["steps_ms"]["f"]
-    assert found.starts() == found.starts("g") == 3 and found.starts("g", "f") == 2
-    assert str(found.gain("g", "f")) == "not judged: 2 starts of the 3 needed"
-    assert str(found.gain("k", "g")) == "no difference shown"  # of six rounds and three starts
+    del found.rounds[5]["steps_ms"]["base"]
+    assert found.starts() == found.starts("fast") == 3 and found.starts("fast", "base") == 2
+    assert str(found.gain("fast", "base")) == "not judged: 2 starts of the 3 needed"
+    assert str(found.gain("near", "fast")) == "no difference shown"  # of six rounds and three starts
 
 
 def test_leads_over_the_peers_are_of_the_same_rounds():
-    steps = [{"g": [9.0], "g again": [9.0], "h": [4.0 + i], "peer": [6.0 + i]} for i in range(6)]
-    lines = rungs.lines_of(column(steps))
-    assert "lead of h over peer: 1.31x (1.22 to 1.50)" in lines and not [line for line in lines if "peer fp8:" in line]
+    led = next(rung for rung in rungs.LADDER if rung.peer)
+    steps = [{led.name: [4.0 + i], led.name + rounds.AGAIN: [4.0 + i], led.peer: [6.0 + i]} for i in range(6)]
+    (line,) = [line for line in rungs.lines_of(column(steps, led.name, RUNGS)) if line.startswith("lead")]
+    assert line == f"lead of {led.name} over {led.peer}: 1.31x (1.22 to 1.50)"
 
 
 def test_a_file_of_columns_is_read_as_it_was_written(tmp_path):
     file = tmp_path / "ladder.json"
-    rungs.write_columns([column(six_rounds()), column(six_rounds()[:2], again="f")], file)
+    rungs.write_columns([column(six_rounds()), column(six_rounds()[:2], again="base")], file)
     first, second = rungs.read_columns(file)
-    assert first.content == column(six_rounds()).content and second.content["again"] == "f"
+    assert first.content == column(six_rounds()).content and second.content["again"] == "base"
     assert list(tmp_path.iterdir()) == [file] and len(file.read_text().splitlines()) < 40
     for text in ("{", "{}", '{"columns": [{}]}'):
         file.write_text(text)
@@ -229,6 +236,8 @@ class Stub:
                 raise rounds.OutOfMemory(1, "out of memory")
             if "no room to capture" in self.answers and sum(line.startswith("start") for line in self.log) > 3:
                 return found | {"captured": False, "graph_reason": "GPU out of memory. Tried to allocate 2 GiB."}
+            if "not captured" in self.answers:
+                return found | {"captured": False, "graph_reason": "a CPU has no graphs"}
             if "refused" in self.answers:
                 raise Failure(2, "no such GPU")
             return found
@@ -276,11 +285,12 @@ def test_an_eager_round_asks_several_times_in_turns(stubbed):
 
 
 def test_a_rung_that_fails_stops_no_other(stubbed):
-    found, told = stubbed({"a": ["refused"], "b": ["dies"], "c": [], "d": ["frozen"]})
+    found, told = stubbed({"a": ["refused"], "b": ["dies"], "c": [], "d": ["frozen"], "e": ["not captured"]})
     assert [list(some["steps_ms"]) for some in found] == [["c"], ["c"]]
     assert (told["a"]["status"], told["a"]["reason"]) == ("not available", "no such GPU")
     assert (told["b"]["status"], told["b"]["reason"]) == ("failed", "lost")
     assert (told["d"]["status"], told["d"]["reason"]) == ("failed", "trained 9 parameters only")
+    assert (told["e"]["status"], told["e"]["reason"]) == ("not available", "not captured: a CPU has no graphs")
 
 
 @pytest.mark.parametrize("why", ["no room", "no room to capture"])
@@ -310,13 +320,14 @@ def test_no_more_processes_run_than_memory_has_room_for(stubbed, monkeypatch):
 
 
 def test_every_rung_is_measured_beside_what_it_is_compared_with():
-    told = {"preset": "small", "graph": True, "options": "", "again": "g", "record": {}, "rounds": []}
-    chosen = [rung._asdict() | {"status": "not run"} for rung in rungs.LADDER]
-    pairs = measure_ladder.pairs_of(rungs.Column(told | {"rungs": chosen}), with_again=True)
+    content = {"again": NOISIEST.name, "rounds": []}
+    chosen = [rung.recorded() for rung in rungs.LADDER]
+    pairs = measure_ladder.pairs_of(rungs.Column(content | {"rungs": chosen}), with_again=True)
     wanted = [(rung.base, rung.name) for rung in rungs.LADDER if rung.base]
-    assert pairs == [*wanted, *rungs.LEADS, ("g", "g again")]
-    peers = [rung._asdict() | {"status": "not run"} for rung in [*rungs.PEERS, rungs.SLOW_PEER]]
-    pairs = measure_ladder.pairs_of(rungs.Column(told | {"rungs": peers}), with_again=False)
+    wanted += [(rung.name, rung.peer) for rung in rungs.LADDER if rung.peer]
+    assert pairs == [*wanted, (NOISIEST.name, NOISIEST.name + rounds.AGAIN)]
+    peers = [rung.recorded() for rung in [*rungs.PEERS, rungs.SLOW_PEER]]
+    pairs = measure_ladder.pairs_of(rungs.Column(content | {"rungs": peers}), with_again=False)
     assert pairs == [(rung.name,) for rung in rungs.PEERS]
 
 
@@ -348,17 +359,16 @@ def test_a_ladder_that_the_time_limit_cuts_off_is_taken_up(tmp_path, monkeypatch
     """The status says that starts are left, and --append measures those alone."""
     monkeypatch.setattr(rounds, "WarmProcess", Any)
     monkeypatch.setattr(Stub, "log", [])
-    words = ["--graph", "on", "--rungs", "f,g"]
     with monkeypatch.context() as limited:
         limited.setattr(TimeLimit, "room", lambda limit: not limit.took)
-        assert ladder(tmp_path, *words, "--time-limit", "600") == 1
+        assert ladder(tmp_path, *TWO, "--time-limit", "600") == 1
     assert "2 starts are left: repeat the command with --append" in capsys.readouterr().out
     (found,) = rungs.read_columns(tmp_path / "ladder.json")
     assert [round_["start"] for round_ in found.rounds] == [0, 0]
-    assert ladder(tmp_path, *words, "--append") == 0 and "are left" not in capsys.readouterr().out
+    assert ladder(tmp_path, *TWO, "--append") == 0 and "are left" not in capsys.readouterr().out
     (found,) = rungs.read_columns(tmp_path / "ladder.json")
     assert [(round_["start"], round_["turn"]) for round_ in found.rounds] == [(i // 2, i) for i in range(6)]
-    assert sum(line.startswith("start") for line in Stub.log) == 3 * 3  # f, g and g again
+    assert sum(line.startswith("start") for line in Stub.log) == 3 * 3  # two rungs and the pair's second name
 
 
 class Dying(Any):
@@ -368,14 +378,15 @@ class Dying(Any):
 
 def test_a_ladder_of_which_nothing_was_measured_has_failed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(rounds, "WarmProcess", Dying)
-    assert ladder(tmp_path, "--graph", "on", "--rungs", "f,g", "--starts", "1") == 1
+    assert ladder(tmp_path, *TWO, "--starts", "1") == 1
     told = capsys.readouterr()
-    assert "f: failed: lost" in told.err and "are left" not in told.out
+    assert f"{NOISIEST.base}: failed: lost" in told.err and "are left" not in told.out
 
 
 class Interrupted(Any):
     def answer(self, seconds):
-        if "compile" not in self.name and self.log.count(self.name) == 2:  # f, in the second round
+        asked = [line for line in self.log if not line.startswith(("start", "end"))]
+        if len(asked) == 5:  # in the second round of three processes
             raise KeyboardInterrupt
         return super().answer(seconds)
 
@@ -383,7 +394,7 @@ class Interrupted(Any):
 def test_an_interrupted_ladder_keeps_the_rounds_that_it_has(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(rounds, "WarmProcess", Interrupted)
     monkeypatch.setattr(Stub, "log", [])
-    assert ladder(tmp_path, "--graph", "on", "--rungs", "f,g") == 130
+    assert ladder(tmp_path, *TWO) == 130
     assert "interrupted: the rounds that were measured are kept" in capsys.readouterr().err
     (found,) = rungs.read_columns(tmp_path / "ladder.json")
     assert len(found.rounds) == 1 and sum(line.startswith("end") for line in Stub.log) == 2 * 3
@@ -392,7 +403,7 @@ def test_an_interrupted_ladder_keeps_the_rounds_that_it_has(tmp_path, monkeypatc
 def test_all_columns_share_the_time_limit(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(rounds, "WarmProcess", Any)
     monkeypatch.setattr(TimeLimit, "room", lambda limit: not limit.took)
-    assert ladder(tmp_path, "--graph", "on,off", "--rungs", "f,g", "--time-limit", "600") == 1
+    assert ladder(tmp_path, *TWO, "--graph", "on,off", "--time-limit", "600") == 1
     (found,) = rungs.read_columns(tmp_path / "ladder.json")
     assert len(found.rounds) == 2 and found.content["graph"]  # nothing was begun of the eager one
     assert "5 starts are left" in capsys.readouterr().out
@@ -440,8 +451,8 @@ def test_how_a_warm_process_ended_is_said(status, printed, kind, wanted, said):
         *(({"record": {key: "another"}}, False) for key in ("host", "commit", "device", "driver", "packages")),
         ({"hash": "another"}, False),
         ({"options": "--seed 1"}, False),
-        ({"again": "f"}, False),
-        ({"names": "fgh"}, False),
+        ({"again": "base"}, False),
+        ({"names": ["base", "fast", "near"]}, False),
     ],
     ids=str,
 )
@@ -450,12 +461,12 @@ def test_a_column_goes_on_only_with_what_it_began_with(change, same, monkeypatch
     columns = []
     record = dict.fromkeys(("host", "commit", "device", "driver", "packages"), "one")
 
-    def begin(record, names="fg", options="", again="g", **_):
-        arguments = SimpleNamespace(rungs=[RUNGS[name] for name in names], options=options, again=again)
+    def begin(record, names=("base", "fast"), options="", again="fast", **_):
+        arguments = SimpleNamespace(rungs=[SOME[name] for name in names], options=options, again=again)
         return measure_ladder.begin_column(arguments, "tiny", True, record, columns)
 
     first = begin(record)
-    assert first.told["f"]["status"] == "not run"
+    assert first.told["base"]["status"] == "not run"
     if "hash" in change:
         monkeypatch.setattr(measure_ladder, "hash_of", lambda path: change["hash"])
     second = begin(record | change.get("record", {}), **{k: v for k, v in change.items() if k != "record"})
@@ -480,40 +491,37 @@ def test_the_peer_s_variants_run_once_and_the_slowest_compiler_last(limit, autot
     if autotuned:  # alone: all others have ended
         assert "max-autotune-no-cudagraphs" in starts[-1] and Stub.log.index(starts[-1]) > ends[4]
     (column,) = rungs.read_columns(tmp_path / "peers.json")
-    assert column.step_ms("fp8 rowwise") == 1.5 and (column.step_ms("autotuned") is None) != autotuned
-    assert ("autotuned: no time was left: it needs 240 s" in capsys.readouterr().out) != autotuned
+    slow = rungs.SLOW_PEER.name
+    assert column.step_ms(rungs.PEERS[-1].name) == 1.5 and (column.step_ms(slow) is None) != autotuned
+    assert (f"{slow}: no time was left: it needs 240 s" in capsys.readouterr().out) != autotuned
 
 
 @pytest.mark.slow
 def test_the_ladder_on_real_scripts(tmp_path, capsys):
-    options = ["--graph", "off", "--rungs", "c,d,peer fp8", "--starts", "1", "--rounds", "1", "--num-steps", "3"]
-    assert ladder(tmp_path, *options) == 0
+    """Version 2's first rung computes what its base computes, and a peer that this machine lacks stops no other."""
+    first, second = FIRST_OF_VERSION_2.base, FIRST_OF_VERSION_2.name
+    fp8 = next(rung.name for rung in rungs.LADDER if rung.version == "peer" and rung.precision == "fp8")
+    options = ["--graph", "off", "--rungs", f"{first},{second},{fp8}", "--again", first]
+    assert ladder(tmp_path, *options, "--starts", "1", "--rounds", "1", "--num-steps", "3") == 0
     (found,) = rungs.read_columns(tmp_path / "ladder.json")
     (only,) = found.rounds
-    assert sorted(only["steps_ms"]) == ["c", "c again", "d"] and all(len(ms) == 15 for ms in only["steps_ms"].values())
-    assert found.told["c"]["loss"] == pytest.approx(found.told["d"]["loss"], rel=1e-3)
-    assert found.told["peer fp8"]["reason"] == "--fp8 needs a GPU, got cpu"
-    shown = capsys.readouterr()
-    assert "d" in shown.out and "not judged: 1 round of the 5 needed" in shown.out
-    # one start more, in the same column
-    assert ladder(tmp_path, *options[:-6], "--starts", "2", *options[-4:], "--append") == 0
-    (found,) = rungs.read_columns(tmp_path / "ladder.json")
-    assert [(some["start"], some["turn"]) for some in found.rounds] == [(0, 0), (1, 1)]
-    # in a graph, of which a CPU has none
-    assert ladder(tmp_path / "graph", "--graph", "on", "--rungs", "c", "--starts", "1") == 1
-    assert "c: not captured: a CPU has no graphs" in capsys.readouterr().out
+    assert sorted(only["steps_ms"]) == sorted([first, first + rounds.AGAIN, second])
+    assert all(len(ms) == 15 for ms in only["steps_ms"].values())
+    assert found.told[first]["loss"] == pytest.approx(found.told[second]["loss"], rel=1e-3)
+    assert found.told[fp8]["reason"] == "--fp8 needs a GPU, got cpu"
+    assert "not judged: 1 round of the 5 needed" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("ended", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.slow
-def test_an_interrupted_ladder_ends_every_process(ended, tmp_path):
+def test_an_interrupted_ladder_ends_every_process(tmp_path):
     command = [sys.executable, str(REPOSITORY / "scripts" / "maintain" / "measure_ladder.py"), "--presets", "tiny"]
-    command += ["--graph", "off", "--rungs", "c,d", "--results", str(tmp_path), *TOY, "--seed", str(os.getpid())]
+    command += ["--graph", "off", "--rungs", NOISIEST.base, "--results", str(tmp_path), *TOY]
+    command += ["--seed", str(os.getpid())]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         until = time.monotonic() + 120
-        while len(workers(os.getpid())) < 3 and time.monotonic() < until:
+        while len(workers(os.getpid())) < 2 and time.monotonic() < until:  # the rung and its second name
             time.sleep(0.05)
-        process.send_signal(ended)
+        process.send_signal(signal.SIGTERM)
         said = process.communicate(timeout=120)
     assert process.returncode == 130 and "interrupted: the rounds that were measured are kept" in said[1], said
     assert not workers(os.getpid())
@@ -531,9 +539,9 @@ def workers(seed):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--rungs a,z", "--rungs, --again: z is none of a, b, c"),
-        ("--again z", "--rungs, --again: z is none of a, b, c"),
-        ("--rungs a,b --again c", "--again: c is not among the --rungs"),
+        (f"--rungs {NOISIEST.name},none", f"--rungs, --again: none is none of {', '.join(RUNGS)}"),
+        ("--again none", f"--rungs, --again: none is none of {', '.join(RUNGS)}"),
+        (f"--rungs {NOISIEST.base} --again {NOISIEST.name}", f"--again: {NOISIEST.name} is not among the --rungs"),
         ("--graph maybe", "choose from on, off"),
         ("--starts 0", "--starts"),
         ("--hiden-dim 3", "unrecognized arguments: --hiden-dim 3"),

@@ -137,22 +137,6 @@ def test_a_ratio_that_is_no_number_is_refused(tmp_path, capsys):
         refused(regression.main, arguments, capsys, f"must be finite and positive, got {ratio}")
 
 
-@pytest.mark.parametrize(
-    ("part", "key"),
-    [
-        *(("environment", key) for key in ("device", "device_type", "torch", "cuda", "hip")),
-        ("config", "num_layers"),
-        *(("options", key) for key in ("batch_size", "seq_len", "data", "use_amp", "tf32", "world_size")),
-    ],
-)
-def test_rounds_that_differ_from_each_other_are_refused(part, key, tmp_path, capsys):
-    """Each round compares like with like, but the second one is of another machine or size."""
-    first = [metrics(tmp_path, name, [20.0] * 9) for name in ("base 1", "other 1")]
-    second = [metrics(tmp_path, name, [20.0] * 9, **{part: {key: 99}}) for name in ("base 2", "other 2")]
-    arguments = ["--baseline-results", first[0], second[0], "--current-results", first[1], second[1]]
-    refused(regression.main, arguments, capsys, f"not comparable ({key}: ")
-
-
 @pytest.mark.parametrize(("use_amp", "status"), [(True, 2), (False, 0)])
 def test_a_16_bit_format_counts_where_it_was_used(use_amp, status, tmp_path, capsys):
     options = [{"use_amp": use_amp, "amp_dtype": name} for name in ("bfloat16", "float16")]
@@ -199,16 +183,11 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path, capsys):
     base = metrics(tmp_path, "base", [20.0] * 9)
     changed = [("config", "num_layers")]
     changed += [("environment", key) for key in ("device", "device_type", "torch", "cuda", "hip")]
-    changed += [("options", key) for key in ("batch_size", "seq_len", "data", "use_amp", "tf32")]
-    faults = [({part: {key: 99}}, f"{key}: ", 2) for part, key in changed]
-    faults.append(({"summary": {"parameters_trained": 9}}, "trained 9 of 10", 1))
-    faults.append(({"summary": {"first_loss": 7.2}}, "first loss is 7.2", 1))
-    for change, words, status in faults:
-        other = metrics(tmp_path, "other", [10.0] * 9, **change)
-        refused(regression.main, ["--baseline-results", base, "--current-results", other], capsys, words, status)
-    half = [metrics(tmp_path, k, [9.0] * 9, options={"use_amp": True, "amp_dtype": k}) for k in ("bfloat16", "float16")]
-    arguments = ["--baseline-results", half[0], "--current-results", half[1]]
-    refused(regression.main, arguments, capsys, "amp_dtype: bfloat16, float16")
+    changed += [("options", key) for key in ("batch_size", "seq_len", "data", "use_amp", "tf32", "world_size")]
+    for part, key in changed:
+        other = metrics(tmp_path, "other", [10.0] * 9, **{part: {key: 99}})
+        words = f"not comparable ({key}: "
+        refused(regression.main, ["--baseline-results", base, "--current-results", other], capsys, words)
     other, nothing = tmp_path / "other.json", json.dumps(json.loads(base.read_text()) | {"summary": {}})
     for content, words in (
         *(("{", "cut off or damaged"), ('{"summary": {"a": 1}}', "is no metrics file"), ("[1]", "is no metrics file")),

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from common.command_line import Failure
-from common.versions import REPOSITORY, load_version
+from common.versions import load_version
 from in_process import refused, restored_settings
 from maintain import corpus, losses, train_precisions
-from maintain.losses import QUANTITIES, VARIANTS, judged, path_of, read_complete, recorded_losses, verdict
-from maintain.records import Record, newest_record
+from maintain.losses import VARIANTS, judged, path_of, read_complete, verdict
+from maintain.records import Record
 
 SIZES = (
     "--hidden-dim 16 --num-layers 1 --num-heads 1 --intermediate-dim 16 --batch-size 1 --seq-len 16 --vocab-size 256"
@@ -396,14 +396,6 @@ def test_a_page_says_that_nothing_is_measured_until_the_part_is_complete(folder)
     assert "The runs are of 2 hosts." in losses.losses_text(recorded, lambda record, _: "") and "hosts" not in text
     (folder / "losses" / "record.json").unlink()
     assert losses.losses_text(recorded, None) == losses.NOT_MEASURED
-
-
-def test_pages_say_of_fp8_what_the_recorded_runs_show():
-    runs = recorded_losses(newest_record())
-    shown = [judged(runs, "fp8", quantity).shown for quantity in QUANTITIES]
-    for page in ("README.md", "version3_triton/README.md", "version3_triton/NOTEBOOK.md"):
-        told = " ".join((REPOSITORY / page).read_text().split())
-        assert ("no difference to bfloat16's loss was shown" in told) == (not any(shown)), page
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,434 @@
+"""The numbers that sentences on pages take from the record and from the counts: an expression with a name for each.
+
+A page names one in a marker behind its number, see maintain/pages.py: 5.39 ms<!-- rung small graph b -->. The words
+after the name are the expression's arguments; "on H200" behind them asks the newest record of that GPU. An expression
+returns one value, or a list for as many numbers. It has no value where the record lacks what it needs.
+"""
+
+import functools
+import itertools
+import math
+import re
+import statistics
+
+from common import counts, occupancy
+from common.command_line import SHORT_PRECISIONS
+from common.ratios import furthest, ratios
+from common.suite_results import MODELS
+from common.versions import REPOSITORY, SCRIPTS
+from maintain import pictures, rungs
+from maintain.records import RECORDED, Record
+from model_counts import sizes_of_options
+
+
+class NotMeasured(LookupError):
+    """Say that the record lacks what an expression needs."""
+
+
+def needed(found):
+    """Return what was found in a record; NotMeasured for nothing."""
+    if not found:
+        raise NotMeasured
+    return found
+
+
+def one_of(known, word):
+    """Return a word of a marker; ValueError where it is none of the known ones."""
+    if word not in known:
+        raise ValueError(f"{word} is none of {', '.join(map(str, known))}")
+    return word
+
+
+@functools.cache
+def newest_of(gpu):
+    """Return the newest record of a GPU."""
+    found = [Record(path.parents[1]) for path in RECORDED.glob("*/headline/record.json")]
+    found = [one for one in found if gpu in one.suite()["record"]["device"]]
+    if not found:
+        raise ValueError(f"there is no record of {gpu}")
+    return max(found, key=lambda one: one.suite()["record"]["date"])
+
+
+# ---------------------------------------------------------------- the record
+
+
+def row(record, model, preset, precision, way=None):
+    """Return a row of the suite; where the way is named, of the host that timed both ways."""
+    one_of(MODELS, model.split("+")[0])
+    one_of(("tiny", "small", "medium"), preset)
+    one_of((None, "eager", "graph"), way)
+    return needed(record.row(model, preset, one_of(SHORT_PRECISIONS, precision), way))
+
+
+def runs(record, *words):
+    """Return the summaries of all starts of a row."""
+    case = row(record, *words)["case"]
+    return [run["summary"] for run in record.suite()["runs"] if run["case"] == case]
+
+
+def of_file(record, part, name):
+    return needed(record.holding(part).json(part, name))
+
+
+def on_gpus(record, part, processes):
+    """Return the summaries of version 3's runs on so many GPUs."""
+    found = of_file(record, part, "suite.json")["runs"]
+    return [run["summary"] for run in found if (run["case"]["model"], run["case"]["processes"]) == ("v3", processes)]
+
+
+def four_gpus(record, processes):
+    """Return version 3's steps on so many of four GPUs, the shortest first."""
+    return sorted(summary["step_ms"]["median"] for summary in on_gpus(record, "ddp_four_gpus", processes))
+
+
+@functools.cache
+def columns(record, kind):
+    return rungs.columns_of(record, kind)
+
+
+def column_of(record, preset, way, *names, kind="ladder"):
+    """Return a column of the ladder, or of the peers, that measured rungs of these names."""
+    graph = one_of(("eager", "graph"), way) == "graph"
+    for name in names:
+        one_of(rungs.by_name((*rungs.LADDER, *rungs.PEERS, rungs.SLOW_PEER)), name)
+    found = needed(columns(record, kind).get((preset, graph)))
+    needed(all(name in found.rungs and found.step_ms(name) for name in names))
+    return found
+
+
+def losses(record, preset, way, precision):
+    """Return the smallest and the largest loss of the versions' rungs in a precision."""
+    column = column_of(record, preset, way)
+    rows = [rung for rung in column.rungs.values() if rung.precision == precision and rung.version != "peer"]
+    found = [column.told[rung.name]["loss"] for rung in rows]
+    return [min(found), max(found)]
+
+
+def gain_of(record, preset, way, name, base):
+    """Return the Gain of a rung over another. A page may have its number only where a difference is shown."""
+    found = needed(column_of(record, preset, way, name, base).gain(name, base))
+    needed(not found.missing)
+    return shown(found, f"{name} over {base}")
+
+
+def shown(gain, name):
+    if not gain.shown:
+        raise ValueError(f"{name}: no difference shown, so it has no number")
+    return gain
+
+
+def ceiling(record, precision=None):
+    """Return the rate of large matmuls of a precision in TFLOP/s, or without one that of a copy in GB/s."""
+    found = of_file(record, "kernels", "kernels.json")["ceilings"]
+    return found["product"][precision] if precision else found["copy"]
+
+
+def rounded_copy(record):
+    """Return the copy's TB/s with two decimals, with which a reader computes."""
+    return round(ceiling(record) / 1000, 2)
+
+
+def candidates(record, operation):
+    """Return the candidates of the first operation, with its size, that begins so; the first of them is version 3's."""
+    found = of_file(record, "kernels", "kernels.json")["operations"]
+    found = [one["candidates"] for one in found if f"{one['operation']}, {one['size']}".startswith(operation)]
+    return needed(found)[0]
+
+
+def attention(record, batch, tokens):
+    """Return the time of version 3's attention, forward and backward, and of the fastest other one."""
+    found = candidates(record, f"attention forward + backward, batch {batch}, {tokens} tokens")
+    ours, *others = (one["us"]["median"] / 1000 for one in found if "us" in one)
+    return [ours, min(others)]
+
+
+def combined(record, part, key, name):
+    """Return a value of a combination of switches."""
+    return {row["name"]: row[key] for row in of_file(record, part, "ablation.json")["combinations"]}[name]
+
+
+def switched(record, part, key, before, after):
+    """Return by how much a value is smaller in the second of two combinations."""
+    return combined(record, part, key, before) - combined(record, part, key, after)
+
+
+def switches(record):
+    """Return {switch of version 2: the Gain of adding it to none}."""
+    return {row["switch"]: row["alone"] for row in needed(pictures.ablation(record))}
+
+
+def kernels(record, version, *groups):
+    """Return the ms of each kernel in the timeline of a version, or of those in these groups."""
+    lines = of_file(record, "timeline", "timeline.json")["kernels"][version]
+    found = [line.split(maxsplit=2) for line in lines]
+    return [float(us) / 1000 for _, us, group in found if not groups or group in groups]
+
+
+def stage(record, number, *names):
+    """Return the sum of these cells of a stage of the debugging exercise."""
+    found = needed(pictures.stages(record))[int(number) - 1]
+    found |= zip(("forward", "backward", "optimizer"), found["phases"], strict=True)
+    return sum(found[name] for name in names)
+
+
+# ---------------------------------------------------------------- the counts
+
+
+@functools.cache
+def sizes(preset):
+    """Return the sizes of a preset; "small:1024" has another sequence length."""
+    name, _, length = preset.partition(":")
+    return sizes_of_options(["--preset", name, *(["--seq-len", length] if length else [])])
+
+
+@functools.cache
+def step_counts(version, precision, preset):
+    return counts.step_counts(int(version), precision, sizes(preset))
+
+
+def parameters(preset):
+    return counts.parameter_count(sizes(preset))
+
+
+def norm_weights(preset):
+    return counts.of_step(counts.parameters(sizes(preset))["norms and residual"], sizes(preset))
+
+
+def flops(preset):
+    return sum(counts.required_flops(sizes(preset)).values())
+
+
+def launches(version, precision, preset):
+    return counts.total(step_counts(version, precision, preset), "launches")
+
+
+def layer_launches(version, *phases):
+    layer = counts.parts(int(version), "float32", sizes("small"))[0]
+    for phase in phases:
+        one_of(counts.PHASES, phase)
+    return sum(len(getattr(part, phase)) for part in layer.values() for phase in phases or counts.PHASES)
+
+
+def moved(version, precision, preset, *names):
+    """Return the bytes of a step, or of these parts and phases of it."""
+    step = step_counts(version, precision, preset)
+    for name in names:
+        one_of([*step, *counts.PHASES], name)
+    phases = [name for name in names if name in counts.PHASES] or counts.PHASES
+    return sum(
+        step[part][phase]["bytes"] for part in [name for name in names if name in step] or step for phase in phases
+    )
+
+
+def launch(record, name):
+    """Return the host's ms per launch: the eager step at small of version 1's rung in bfloat16 over its launches."""
+    return column_of(record, "small", "eager", name).step_ms(name) / launches(1, "bfloat16", "small")
+
+
+def patience():
+    """Return the minutes that a rank waits for another one."""
+    (minutes,) = re.findall(r"timedelta\(minutes=(\d+)\)", SCRIPTS[1].read_text(encoding="utf-8"))
+    return int(minutes)
+
+
+# ---------------------------------------------------------------- arithmetic of questions
+
+
+def number(word):
+    """Return a number, or a product: 4096x4096x4."""
+    return math.prod(map(float, word.split("x")))
+
+
+def tiles(*words):
+    """Return how many tiles cover a matrix, from its sides and theirs in turns."""
+    sides = map(int, words)
+    return math.prod(math.ceil(length / tile) for length, tile in zip(sides, sides, strict=True))
+
+
+def flop_per_byte(tile):
+    """Return the FLOPs per loaded byte of a tile such as 64x64, in bfloat16."""
+    m, n = map(int, tile.split("x"))
+    return 2 * m * n / (2 * (m + n))
+
+
+def online_softmax(*words):
+    """Return m and l after the last tile; a slash is between two tiles."""
+    m, total = -math.inf, 0.0
+    for is_slash, tile in itertools.groupby(words, key=lambda word: word == "/"):
+        if not is_slash:
+            scores = [float(word) for word in tile]
+            new = max(m, *scores)
+            total = total * math.exp(m - new) + sum(math.exp(x - new) for x in scores)
+            m = new
+    return [m, total]
+
+
+def swiglu_gradients(gate, up):
+    """Return dgate and dup for dy = 1."""
+    sigmoid = 1 / (1 + math.exp(-gate))
+    return [up * sigmoid * (1 + gate * (1 - sigmoid)), gate * sigmoid]
+
+
+# ---------------------------------------------------------------- what a page can name
+
+UNITS = {  # what is measured -> the units in which a page may have it
+    "number": {"": 1, "x": 1, "%": 0.01, "million": 1e6},
+    "time": {"us": 1e-3, "ms": 1, "s": 1e3, "seconds": 1e3, "minutes": 6e4},
+    "bytes": {"bytes": 1, "KiB": 2**10, "MB": 1e6, "MiB": 2**20, "GB": 1e9},
+    "bandwidth": {"GB/s": 1, "TB/s": 1e3},
+    "work": {"GFLOP": 1e9, "TFLOP": 1e12},
+    "speed": {"TFLOP/s": 1},
+}
+FACTS = {  # r: the record
+    "number": {
+        # measured
+        "gradient_error": lambda r, *words: row(r, *words)["gradient_error"],
+        "first_loss": lambda r, *words: runs(r, *words)[0]["first_loss"],
+        "backward_over_forward": lambda r, *words: row(r, *words)["backward_ms"] / row(r, *words)["forward_ms"],
+        "backward_over_forward_of_two_starts": lambda r, *words: sorted(
+            run["backward_ms"] / run["forward_ms"] for run in runs(r, *words)
+        ),
+        "removed_by_the_graph": lambda r, *words: (
+            1 - row(r, *words, "graph")["step_ms"] / row(r, *words, "eager")["step_ms"]
+        ),
+        "efficiency": lambda r, gpus: statistics.median(four_gpus(r, 1)) / statistics.median(four_gpus(r, int(gpus))),
+        "gain": lambda r, *words: gain_of(r, *words).ratio,
+        "gain_with_range": lambda r, *words: list(gain_of(r, *words)[:3]),
+        "loss": lambda r, preset, way, name: column_of(r, preset, way, name).told[name]["loss"],
+        "losses": losses,
+        "noise": lambda r, preset, way: math.expm1(furthest(ratios(*needed(column_of(r, preset, way).pair())))),
+        "balance": lambda r: 1000 * ceiling(r, "bfloat16") / ceiling(r),
+        "three_matmuls_over_one": lambda r: 3 * ceiling(r, "float32") / ceiling(r, "tf32"),
+        "fewer_kernels": lambda r, part, before, after: switched(r, part, "kernels", before, after),
+        "time_saved": lambda r, switch: 1 - 1 / switches(r)[switch].ratio,
+        "time_added": lambda r, switch: 1 / shown(switches(r)[switch], switch).ratio - 1,
+        "gains_multiplied": lambda r: math.prod(gain.ratio for gain in switches(r).values()),
+        "gain_of_all_switches": lambda r: (
+            combined(r, "ablation2", "step_ms", "none") / combined(r, "ablation2", "step_ms", "all")
+        ),
+        "kernels": lambda r, version: len(kernels(r, version)),
+        "share": lambda r, version, *groups: sum(kernels(r, version, *groups)) / sum(kernels(r, version)),
+        "stage_trained": lambda r, stage_number: stage(r, stage_number, "trained") / 100,
+        # counted
+        "size": lambda r, preset, *letters: [sizes(preset)._asdict()[letter] for letter in letters],
+        "parameters": lambda r, preset: parameters(preset),
+        "norm_weights": lambda r, preset: norm_weights(preset),
+        "matrix_weights": lambda r, preset: parameters(preset) - norm_weights(preset),
+        "tokens": lambda r, preset: sizes(preset).B * sizes(preset).T,
+        "launches": lambda r, *words: launches(*words),
+        "layer_launches": lambda r, *words: layer_launches(*words),
+        "fewer_layer_launches": lambda r, before, after: 1 - layer_launches(after) / layer_launches(before),
+        "moved_over": lambda r, one, other, *words: moved(one, *words) / moved(other, *words),
+        "more_moved": lambda r, one, other, *words: moved(one, *words) / moved(other, *words) - 1,
+        "less_moved": lambda r, one, other, *words: 1 - moved(one, *words) / moved(other, *words),
+        "less_moved_in_16_bits": lambda r, v, preset: 1 - moved(v, "bfloat16", preset) / moved(v, "float32", preset),
+        # the T at which scores are as large as so many tensors of width F and of width C
+        "scores_are_as_large": lambda r, preset, wide, narrow: (
+            (int(wide) * sizes(preset).F + int(narrow) * sizes(preset).C) / sizes(preset).H
+        ),
+        "ridge": lambda r, gpu: counts.PEAK_TFLOPS[gpu]["bfloat16"] / counts.BANDWIDTH_TB_S[gpu],
+        "units": lambda r, target: occupancy.TARGETS[target].units,
+        "registers": lambda r, target, used: occupancy.round_up(int(used), occupancy.TARGETS[target].granule),
+        "waves": lambda r, target, used: (
+            occupancy.TARGETS[target].registers // occupancy.round_up(int(used), occupancy.TARGETS[target].granule)
+        ),
+        "exercises": lambda r: len(list(REPOSITORY.glob("exercises/[0-9][0-9]_*"))),
+        # arithmetic
+        "product": lambda r, word: number(word),
+        "ratio": lambda r, over, under: number(over) / number(under),
+        "fewer": lambda r, before, after: 1 - number(after) / number(before),
+        "log": lambda r, n: math.log(float(n)),
+        "root": lambda r, n: math.sqrt(float(n)),
+        "loss_of_logits": lambda r, vocabulary, width: math.log(int(vocabulary)) + 0.02**2 * int(width) / 2,
+        "tiles": lambda r, *words: tiles(*words),
+        "masked": lambda r, length, tile: -int(length) % int(tile),
+        "triangle": lambda r, n: int(n) * (int(n) + 1) // 2,
+        "cache_lines": lambda r, n, stride, line: len({i * int(stride) // int(line) for i in range(int(n))}),
+        "flop_per_byte": lambda r, *words: [flop_per_byte(tile) for tile in words],
+        "online_softmax": lambda r, *words: online_softmax(*words),
+        "swiglu_gradients": lambda r, gate, up: swiglu_gradients(float(gate), float(up)),
+        "key_head": lambda r, query_head, heads, key_heads: int(query_head) // (int(heads) // int(key_heads)),
+        "bfloat16_spacing": lambda r, value: 2.0 ** (math.floor(math.log2(float(value))) - 7),  # 7 bits of fraction
+        "half_of_bfloat16_spacing": lambda r, value: 2.0 ** (math.floor(math.log2(float(value))) - 8),
+    },
+    "time": {
+        "step": lambda r, *words: row(r, *words)["step_ms"],
+        "phases": lambda r, *words: [row(r, *words)[f"{phase}_ms"] for phase in ("forward", "backward", "optimizer")],
+        "longer_backwards": lambda r: [
+            two["backward_ms"] - one["backward_ms"]
+            for one, two in zip(on_gpus(r, "ddp", 1), on_gpus(r, "ddp", 2), strict=True)
+        ],
+        "backward_alone": lambda r: statistics.mean(summary["backward_ms"] for summary in on_gpus(r, "ddp", 1)),
+        "alone_on_each_of_four": lambda r: [four_gpus(r, 1)[0], four_gpus(r, 1)[-1]],
+        "rung": lambda r, preset, way, name: column_of(r, preset, way, name).step_ms(name),
+        "peer_is_ready": lambda r, preset, way, name: (
+            1000 * column_of(r.holding("peers"), preset, way, name, kind="peers").told[name]["warm_s"]
+        ),
+        "matmul_time": lambda r, preset, precision: flops(preset) / ceiling(r, precision) / 1e9,
+        "copied": lambda r, elements, times: 2 * number(elements) * int(times) / rounded_copy(r) / 1e9,  # 16 bits
+        "attention": attention,
+        "shorter": lambda r, part, before, after: switched(r, part, "step_ms", before, after),
+        "shorter_per_kernel": lambda r, part, before, after: (
+            switched(r, part, "step_ms", before, after) / switched(r, part, "kernels", before, after)
+        ),
+        "busy": lambda r, version, *groups: sum(kernels(r, version, *groups)),
+        "stage": stage,
+        "launch": launch,
+        "launches_by_hand": lambda r, name: launches(1, "bfloat16", "small") * round(launch(r, name), 3),  # of whole us
+        "more_copied": lambda r, one, other, *words: (moved(one, *words) - moved(other, *words)) / ceiling(r) / 1e6,
+        "all_reduce": lambda r, preset, gpus, gb_s: (  # of gradients in 16 bits, in a ring
+            2 * (int(gpus) - 1) / int(gpus) * 2 * parameters(preset) / int(gb_s) / 1e6
+        ),
+        "patience": lambda r: 60_000 * patience(),
+    },
+    "bytes": {
+        "peak": lambda r, *words: 2**20 * row(r, *words)["peak_memory_mb"],
+        "stage_peak": lambda r, stage_number: 2**20 * stage(r, stage_number, "peak"),
+        "parameter_bytes": lambda r, preset, each: int(each) * parameters(preset),
+        "moved_by": lambda r, one, other, *words: [moved(one, *words), moved(other, *words)],
+        "more_bytes": lambda r, one, other, *words: moved(one, *words) - moved(other, *words),
+        "scores": lambda r, preset: 4 * sizes(preset).B * sizes(preset).H * sizes(preset).T ** 2,  # of a layer
+        "swiglu_tensors": lambda r, preset: (  # x, and the weights of gate and up
+            4 * (sizes(preset).B * sizes(preset).T + 2 * sizes(preset).F) * sizes(preset).C
+        ),
+        "level": lambda r, gpu, name: pictures.levels(r)[gpu][pictures.LEVELS.index(name)],
+        "bytes_of": lambda r, *words: [number(word) for word in words],
+    },
+    "bandwidth": {
+        "copy": lambda r: ceiling(r),
+        "rate": lambda r, operation: candidates(r, operation)[0]["rate"],
+        "bandwidth": lambda r, gpu: 1000 * counts.BANDWIDTH_TB_S[gpu],
+    },
+    "work": {
+        "flops": lambda r, preset: flops(preset),
+        "gemm": lambda r, m, k, n: 2 * int(m) * int(k) * int(n),
+    },
+    "speed": {
+        "matmul": lambda r, precision: ceiling(r, precision),
+        "peak_speed": lambda r, gpu, precision: counts.PEAK_TFLOPS[gpu][precision],
+        "without_a_cache": lambda r, tile: rounded_copy(r) * flop_per_byte(tile),
+    },
+}
+KIND_OF = {name: kind for kind, named in FACTS.items() for name in named}
+TWO = "backward_over_forward_of_two_starts losses longer_backwards alone_on_each_of_four attention".split()
+SEVERAL = {"phases": 3, "gain_with_range": 3} | dict.fromkeys(TWO, 2)  # how many values these take from the record
+
+
+def values_of(record, words):
+    """Return what a marker's words name: values, None for what is not measured, and {unit: its size}.
+
+    ValueError where the words name nothing.
+    """
+    if words[-2:-1] == ["on"]:
+        record, words = newest_of(words[-1]), words[:-2]
+    name, *words = words
+    if name not in KIND_OF:
+        raise ValueError(f"maintain/facts.py has no {name}")
+    kind = KIND_OF[name]
+    try:
+        found = FACTS[kind][name](record, *words)
+    except NotMeasured:
+        found = [None] * SEVERAL.get(name, 1)
+    except (TypeError, KeyError):  # words that are too many, too few or unknown
+        raise ValueError(f"{name} does not take these words") from None
+    return found if isinstance(found, list) else [found], UNITS[kind]

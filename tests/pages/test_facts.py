@@ -1,0 +1,181 @@
+"""The facts behind sentences of the pages hold in the record; markers write the numbers of these sentences.
+
+A failing test says that a claim is no longer true: look for it on the pages, and write what is.
+"""
+
+import math
+import re
+
+import pytest
+
+from common.versions import SCRIPTS
+from maintain import facts, pictures, rungs
+from maintain.losses import QUANTITIES, judged, recorded_losses
+from maintain.pages import fill_facts
+from maintain.records import newest_record
+
+RECORD = newest_record()
+OTHER = facts.newest_of("H200")
+LADDERS = rungs.columns_of(RECORD, "ladder")
+GRAPH, EAGER = (LADDERS["medium", way] for way in (True, False))
+VERSION_3 = next(rung for rung in rungs.LADDER if rung.version == 3)
+FP8 = next(rung for rung in rungs.LADDER if rung.base == VERSION_3.name)
+PACKED = next(rung for rung in rungs.LADDER if rung.shown == "packed GEMMs")
+
+
+def test_version_3_is_faster_than_its_peers_in_a_graph_and_slower_eagerly():
+    for ours, theirs in GRAPH.over_peers():
+        assert GRAPH.step_ms(ours) < GRAPH.step_ms(theirs) and EAGER.step_ms(ours) > EAGER.step_ms(theirs)
+
+
+def test_the_largest_gains_are_bfloat16_the_roads_and_attention_without_scores():
+    gains = {name: GRAPH.gain(name, base).ratio for name, base in GRAPH.over_bases()}
+    named = [rung for rung in rungs.LADDER if rung.road or rung.shown in ("bf16 matmuls", "no score matrix")]
+    assert {*sorted(gains, key=gains.get)[-len(named) :]} == {rung.name for rung in named}
+
+
+def test_most_eager_rows_of_medium_wait_for_the_host_version_3_most():
+    waits = {
+        name: EAGER.step_ms(name) / GRAPH.step_ms(name)
+        for name, told in GRAPH.told.items()
+        if told["version"] != "peer"
+    }
+    assert sum(wait > 1.15 for wait in waits.values()) > len(waits) / 2
+    assert {*sorted(waits, key=waits.get)[-2:]} == {VERSION_3.name, FP8.name}
+
+
+@pytest.mark.parametrize("record", [RECORD, OTHER], ids=["newest", "H200"])
+def test_no_verdict_in_a_graph_depends_on_the_noisiest_row(record):
+    for column in (column for (_, graph), column in rungs.columns_of(record, "ladder").items() if graph):
+        noisiest = math.log1p(column.noisiest()[1] / 100)
+        found = [column.gain(*pair) for pair in (*column.over_peers(), *column.over_bases())]
+        shown = [gain for gain in found if gain.shown]
+        assert len(shown) > 7 and all(abs(math.log(gain.ratio)) > noisiest for gain in shown)
+
+
+def test_packing_gains_at_small_alone():
+    columns = [LADDERS[preset, True] for preset in ("medium", "small")]
+    assert [column.gain(PACKED.name, PACKED.base).shown for column in columns] == [False, True]
+
+
+def test_fp8_differs_ten_times_as_much_and_its_long_runs_show_no_difference():
+    errors = [
+        [RECORD.row("v3", preset, p)["gradient_error"] for p in ("fp8", "bfloat16")] for preset in ("medium", "small")
+    ]
+    assert all(9.5 < fp8 / bf16 < 11.5 for fp8, bf16 in errors)
+    assert not any(judged(recorded_losses(RECORD), "fp8", quantity).shown for quantity in QUANTITIES)
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_arithmetic_limits_the_gemms_of_gate_and_up_at_medium(phase):
+    gemms = facts.step_counts("1", "bfloat16", "medium")["gate and up"][phase]
+    assert gemms["flops"] / gemms["bytes"] > facts.values_of(RECORD, ["balance"])[0][0]
+
+
+def test_two_gains_of_version_2_lie_far_apart_eagerly_at_medium():
+    study = RECORD.json("ablation2", "ablation.json")
+    assert study["options"] == ["--num-steps", "20", "--preset", "medium", "--use-amp", "--no-graph"]
+    gains = {(row["switch"], key): row[key] for row in pictures.ablation(RECORD) for key in ("alone", "last")}
+    far = {name for name, gain in gains.items() if gain.high / gain.low > 1.1}
+    assert far == {("flash-attention", "alone"), ("torch-compile", "last")}
+
+
+@pytest.mark.parametrize("record", [RECORD, OTHER], ids=["newest", "H200"])
+def test_the_same_variants_of_the_peer_are_the_fastest_on_both_gpus(record):
+    columns = [column for column in rungs.all_columns(record, "peers") if column.content["preset"] == "medium"]
+    steps = {name: step for column in columns for name in column.rungs if (step := column.step_ms(name))}
+    for is_fp8, fastest in ((False, "compiled"), (True, "fp8 tensorwise")):
+        assert min((name for name in steps if name.startswith("fp8") == is_fp8), key=steps.get) == fastest
+
+
+def test_the_slowest_compiler_is_no_faster_in_rounds_of_its_own():
+    column = rungs.columns_of(RECORD.holding("peers"), "peers")["medium", True]
+    slow = rungs.SLOW_PEER.name
+    assert all(not {"compiled", slow} <= found["steps_ms"].keys() for found in column.rounds)
+    assert column.step_ms(slow) > column.step_ms("compiled")
+
+
+def test_versions_3_and_4_run_seven_times_as_fast_in_a_graph_on_two_hosts():
+    suite = RECORD.suite("graph")
+    steps = {(row["model"], row["captured"]): row["step_ms"] for row in suite["rows"] if row["preset"] == "small"}
+    gains = [steps[model, False] / steps[model, True] for model in ("v3", "v4")]
+    part = rungs.read_columns(RECORD.folder / "ladder-small" / "ladder.json")
+    graph, eager = (next(column for column in part if column.content["graph"] is way) for way in (True, False))
+    assert graph.content["record"]["host"] != suite["record"]["host"]
+    roads = [rung.name for rung in rungs.LADDER if rung.road and rung.version in (3, 4)]
+    gains += [eager.step_ms(name) / graph.step_ms(name) for name in roads]
+    assert 7 < min(gains) < 8
+
+
+def test_kernels_cost_more_than_four_times_as_many_lines_as_libraries():
+    """Lines of the lesson, which ends where the harness begins."""
+    lines = {v: SCRIPTS[v].read_text().split("# ============ The training")[0].count("\n") for v in (3, 4)}
+    assert 4 < lines[3] / lines[4] < 5
+
+
+def test_the_scores_in_the_picture_of_levels_are_those_of_medium():
+    assert pictures.SIZES["scores of a layer"] == facts.values_of(RECORD, ["scores", "medium"])[0][0]
+
+
+# ---------------------------------------------------------------- markers
+
+KNOWN = {"two": (1.5, 2500), "none": (None,), "bytes": (3 * 2**20,)}
+
+
+def known(words):
+    if words[0] not in KNOWN:
+        raise ValueError("unknown")
+    return KNOWN[words[0]], facts.UNITS["bytes" if words[0] == "bytes" else "time"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("3 of 1.44 to 2,400.1 ms<!-- two -->", "3 of 1.50 to 2,500.0 ms<!-- two -->"),
+        ("| 1 | 2400<!-- two in ms --> |", "| 2 | 2500<!-- two in ms --> |"),
+        ("*it took (0.2 or\n99) s<!-- two -->, v3*", "*it took (0.0 or\n2) s<!-- two -->, v3*"),
+        ("... and ... ms<!-- two -->", "1.50 and 2,500 ms<!-- two -->"),
+        ("of 12.5 ms<!-- none -->, 9 MiB<!-- bytes -->", "of ... ms<!-- none -->, 3 MiB<!-- bytes -->"),
+        ("<!-- x:begin -->\n1\n<!-- x:end -->", "<!-- x:begin -->\n1\n<!-- x:end -->"),
+    ],
+)
+def test_a_marker_s_numbers_keep_their_form(text, wanted):
+    assert fill_facts(text, known) == (wanted, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1 ms<!-- three -->", "unknown"),
+        ("v3, 1 ms<!-- two -->", "there must be 2 numbers before it"),
+        ("1 to 2 MiB<!-- two -->", "'MiB' is none of its units: us, ms, s"),
+        ("1 to 2<!-- two -->", "'' is none of its units"),
+        ("1 to 2 of all<!-- two in ms -->", "its number must stand before it, not 'of all'"),
+    ],
+)
+def test_a_marker_without_a_fact_number_or_unit_is_named(text, said):
+    found, faults = fill_facts(text, known)
+    assert found == text and len(faults) == 1 and said in faults[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("no_fact medium", "maintain/facts.py has no no_fact"),
+        ("step v3 huge float32", "huge is none of tiny, small, medium"),
+        ("rung medium graph zz", "zz is none of a, b"),
+        ("launches 1 float32", "launches does not take these words"),
+        ("copy on Z80", "there is no record of Z80"),
+        (f"gain medium graph {PACKED.name} {PACKED.base}", "no difference shown, so it has no number"),
+    ],
+)
+def test_wrong_words_of_a_marker_are_named(words, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        facts.values_of(RECORD, words.split())
+
+
+def test_a_fact_whose_part_the_record_lacks_has_no_value(tmp_path):
+    empty = type(RECORD)(tmp_path / "empty")
+    for words in "copy; attention 16 512; rung small graph a; stage 1 step; longer_backwards".split("; "):
+        found, _ = facts.values_of(empty, words.split())
+        assert {*found} == {None}, words
