@@ -1750,17 +1750,23 @@ def describe(facts):
     return rows
 
 
+def say(text="", file=None):
+    """Print the text with an escape for each control character: names come from files, and a terminal obeys them."""
+    letters = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    print("".join(letters), file=file, flush=True)
+
+
 def print_report(title, rows, findings, verdict):
     """Print the report."""
-    print(f"\ncheck_training: {title}\n")
+    say(f"\ncheck_training: {title}\n")
     for name, text in rows.items():
-        print(f"{name:<12}{text}")
-    print()
+        say(f"{name:<12}{text}")
+    say()
     for finding in sorted(findings, key=lambda finding: finding.warning):
-        print(f"{'warning' if finding.warning else 'FINDING':<12}{finding.text}")
+        say(f"{'warning' if finding.warning else 'FINDING':<12}{finding.text}")
         for line in finding.details:
-            print(f"{'':<12}{line}")
-    print(f"{'verdict':<12}{verdict}", flush=True)
+            say(f"{'':<12}{line}")
+    say(f"{'verdict':<12}{verdict}")
 
 
 def report(options, watch, rows, findings, failure, untested):
@@ -1896,7 +1902,7 @@ def main(argv=None):
             failure += " outside compiled code"
     rank = os.environ.get("RANK", "0")
     if not watch.steps or (failure and rank != "0"):
-        print(f"check_training: {failure}", file=sys.stderr)
+        say(f"check_training: {failure}", file=sys.stderr)
         return 2
     rows, findings, untested = assess(watch, options.peak)
     if failure is None:

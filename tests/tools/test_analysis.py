@@ -437,7 +437,7 @@ def test_a_name_that_is_no_text_ends_no_tool(known_trace, monkeypatch):
     monkeypatch.setattr(sys, "stdout", strict)
     assert bottlenecks.main(["--profile-data", str(folder), "--output-report", str(report)]) == 0
     assert kernel_times.main([str(folder)]) == 0
-    assert "pro?files/trace_v1.json" in report.read_text(encoding="utf-8").splitlines()[0]
+    assert "pro\\udcfffiles/trace_v1.json" in report.read_text(encoding="utf-8").splitlines()[0]
     strict.flush()
     assert b"pro\\udcfffiles/trace_v1.json" in strict.buffer.getvalue()
 
