@@ -38,6 +38,7 @@ import collections
 import collections.abc
 import contextlib
 import dataclasses
+import difflib
 import functools
 import gc
 import itertools
@@ -1864,7 +1865,11 @@ def parse(argv):
     )
     parser.add_argument("--strict", action="store_true", help="count a gradient that is not the slope as a finding")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- SCRIPT [ARGUMENTS]", help="or: -- -m MODULE")
-    options = parser.parse_args(argv)
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:
+        nearest = difflib.get_close_matches(unknown[0], parser._option_string_actions, 1)
+        hint = "".join(f"; did you mean {name}?" for name in nearest)
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if options.steps < 1:
         parser.error(f"--steps must be at least 1, got {options.steps}")
     if options.json and not os.path.isdir(os.path.dirname(os.path.abspath(options.json))):

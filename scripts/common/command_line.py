@@ -98,6 +98,7 @@ class Parser(argparse.ArgumentParser):
         """Run work(options) as run_tool does; with passes_on work(options, the options that are not listed)."""
         parsed = self.parse_known_args(argv) if passes_on else [self.parse_args(argv)]
         self.refuse_to_overwrite(vars(parsed[0]))
+        self.need_folders(vars(parsed[0]))
         return run_tool(self.prog, lambda: work(*parsed))
 
     def refuse_to_overwrite(self, options):
@@ -109,6 +110,14 @@ class Parser(argparse.ArgumentParser):
             result = options[name] or ""
             if os.path.isfile(result) and any(os.path.samefile(file, result) for file in files):
                 self.error(f"--{name.replace('_', '-')} {result} is a file that is read: choose another name")
+
+    def need_folders(self, options):
+        """Refuse a file for results in a folder that is not there, before hours of work; a tool may make its own."""
+        made = [os.path.abspath(value) for value in options.values() if isinstance(value, (str, os.PathLike))]
+        for name in sorted({"json", "csv"} & options.keys()):
+            folder = os.path.dirname(os.path.abspath(options[name] or ""))
+            if not os.path.isdir(folder) and folder not in made:
+                self.error(f"--{name} {options[name]}: its folder does not exist")
 
 
 def missing_package(name):

@@ -89,6 +89,8 @@ def test_the_numbers_of_a_step(capsys):
 
 def test_bad_input_is_one_line_and_status_2(capsys):
     refused(model_counts.main, ["--version", "2", "--enable-torch-compile"], capsys, "--enable-torch-compile")
+    refused(model_counts.main, ["--preset", "huge"], capsys, "--preset: invalid choice: 'huge'")
+    refused(model_counts.main, ["--presett", "small"], capsys, "unrecognized arguments: --presett small")
     for precision in ("--use-amp", "--tf32", "--amp-dtype=float16"):
         refused(model_counts.main, ["--version", "1", precision], capsys, "choose the precision with --precision")
     refused(model_counts.main, ["--version", "4"], capsys, "version 4 launches what the compiler makes of it")
