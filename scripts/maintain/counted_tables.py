@@ -18,6 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from common import counts
 from common.command_line import SHORT_PRECISIONS, Parser
 from common.counts import PARTS, Part, Sizes, both_phases, of_step, step_counts, total
+from common.gpus import gpu_named
 from common.tables import markdown_table
 from common.versions import REPOSITORY
 from maintain.pages import fill, write_or_check
@@ -144,7 +145,7 @@ def predicted_and_measured(row, record, sizes):
     """Return the cells of a recorded step: what its counts predict, and the measurement."""
     version = int(row["model"][1:])
     precision = row["precision"]
-    gpu = counts.known_gpu(record["device"])
+    gpu = gpu_named(record["device"])
     step = step_counts(version, precision, sizes)
     launches = total(step, "launches")
     moved = total(step, "bytes") / 1e6

@@ -18,6 +18,7 @@ import torch
 import triton
 
 from common import counts, occupancy
+from common.gpus import GPUS
 from common.versions import REPOSITORY, SCRIPTS, load_version
 from marks import slow
 from processes import run_file, running, wait_for
@@ -171,7 +172,8 @@ def test_minutes_of_the_short_versions_add_up():
 
 def test_numbers_of_the_gpu_page_follow_from_each_other():
     page = (REPOSITORY / "exercises" / "GPU.md").read_text()
-    peaks, rates = counts.PEAK_TFLOPS, counts.BANDWIDTH_TB_S
+    peaks = {key: gpu.tflops for key, gpu in GPUS.items()}
+    rates = {key: gpu.tb_s for key, gpu in GPUS.items()}
     (gpu,) = re.findall(r"^\| level \| NVIDIA (\w+) \| AMD MI300X \|", page, re.MULTILINE)
     assert f"reads {rates[gpu]} TB/s: {peaks[gpu]['bfloat16'] / rates[gpu]:.0f} operations" in page
     memory = pictures.CHIPS[f"NVIDIA {gpu}"][2] / 1e9

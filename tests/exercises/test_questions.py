@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from common import counts, occupancy
+from common.gpus import gpu_named
 from common.versions import REPOSITORY, load_version
 from maintain import rungs
 from maintain.records import newest_record
@@ -23,7 +24,7 @@ MATMUL = round(CEILINGS["product"]["bfloat16"])  # TFLOP/s
 EAGER, REPLAYED = (
     round(newest_record().row("v1+nodet", "medium", "bfloat16", way)["step_ms"]) for way in ("eager", "graph")
 )
-RECORDED_GPU = counts.known_gpu(newest_record().suite()["record"]["device"])
+RECORDED_GPU = gpu_named(newest_record().suite()["record"]["device"])
 
 
 def sizes(preset):

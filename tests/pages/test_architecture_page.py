@@ -3,7 +3,7 @@
 import re
 
 import model_counts
-from common import counts
+from common.gpus import GPUS, peak_tflops
 from common.versions import REPOSITORY, SCRIPTS, load_version
 
 PAGE_TEXT = (REPOSITORY / "TINY_LLAMA_ARCHITECTURE.md").read_text(encoding="utf-8")
@@ -73,9 +73,9 @@ def test_peaks_of_gpus_are_those_that_the_counts_use():
     rows = re.findall(r"^\| ([A-Z]+\d+\w*) \| (\S+) \| (\S*) *\| (\S+) \| (\S+) \| ", PAGE_TEXT, re.MULTILINE)
     assert [gpu for gpu, *_ in rows] == list(model_counts.GPUS)
     for gpu, *peaks, bandwidth in rows:
-        found = [counts.peak_tflops(gpu, precision) for precision in ("float32", "tf32", "bfloat16")]
+        found = [peak_tflops(gpu, precision) for precision in ("float32", "tf32", "bfloat16")]
         assert peaks == ["" if peak is None else f"{peak:,.1f}" for peak in found], gpu
-        assert float(bandwidth) == counts.BANDWIDTH_TB_S[gpu]
+        assert float(bandwidth) == GPUS[gpu].tb_s
 
 
 def test_published_numbers_are_corrected_by_the_tables():
