@@ -45,9 +45,9 @@ def measure(versions, lengths, argv, limit):
         if not limit.room(len(versions)):
             progress(f"no time is left for {', '.join(map(str, lengths[place:]))} tokens")
             break
-        left = limit.left(len(versions) * (len(lengths) - place))
-        progress(f"{place + 1} of {len(lengths)}: {length} tokens, {left} ...")
-        for version in versions:
+        for done, version in enumerate(versions, place * len(versions)):
+            left = limit.left(len(versions) * len(lengths) - done)
+            progress(f"{place + 1} of {len(lengths)}: {length} tokens, version {version}, {left} ...")
             run, found = functools.partial(train, SCRIPTS[version], [*argv, "--seq-len", str(length)]), None
             with contextlib.suppress(OutOfMemory):
                 found = limit.timed(run)["summary"]["peak_memory_mb"]

@@ -38,6 +38,7 @@ import collections
 import collections.abc
 import contextlib
 import dataclasses
+import difflib
 import functools
 import gc
 import itertools
@@ -1464,29 +1465,129 @@ class Peak:
     source: str
 
 
-# From the vendors' data sheets, without sparsity (NVIDIA's print twice the dense rate for tensor cores). 32 bits: TF32
-# where there is any, else float32 matrix cores; a width without a number takes the next narrower one. Of several models
-# under one name the fastest counts: H100 has the bandwidth of H100 NVL, B200 is the one of GB200, MI250X is one of its
-# two dies, as PyTorch sees them.
-PEAKS = {
-    "B200": Peak({32: 1250, 16: 2500, 8: 5000}, 8.0, 126, "NVIDIA Blackwell Architecture Technical Brief"),
-    "H200": Peak({32: 494.7, 16: 989.4, 8: 1978.9}, 4.8, 50, "NVIDIA H200 Tensor Core GPU datasheet"),
-    "H100": Peak({32: 494.7, 16: 989.4, 8: 1978.9}, 3.9, 50, "NVIDIA H100 Tensor Core GPU datasheet"),
-    "A100": Peak({32: 156, 16: 312, 8: 624}, 2.039, 40, "NVIDIA A100 Tensor Core GPU datasheet"),
-    "MI355X": Peak({16: 2516.6, 8: 5033.2}, 8.0, 256, "AMD Instinct MI355X GPU data sheet"),
-    "MI325X": Peak({32: 653.7, 16: 1307.4, 8: 2614.9}, 6.0, 256, "AMD Instinct MI325X accelerator data sheet"),
-    "MI300X": Peak({32: 653.7, 16: 1307.4, 8: 2614.9}, 5.3, 256, "AMD Instinct MI300X accelerator data sheet"),
-    "MI250X": Peak({32: 47.9, 16: 191.5, 8: 191.5}, 1.64, 8, "AMD Instinct MI200 series accelerators data sheet"),
-    "MI210": Peak({32: 45.3, 16: 181, 8: 181}, 1.64, 8, "AMD Instinct MI210 accelerator data sheet"),
+# ---- GPUs: the same lines in scripts/common/gpus.py and scripts/check_training.py, which is one file by itself
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """Hold a board's dense peaks in TFLOP/s by precision, its bandwidth in TB/s, last-level cache in MB, and source.
+
+    names: those that drivers give it besides its key. faster: TFLOP/s by the bits of an operand where emulation, or
+    sums in 16 bits, exceed the peak of the precision.
+    """
+
+    tflops: dict
+    tb_s: float
+    cache_mb: float
+    source: str
+    names: tuple = ()
+    faster: dict = dataclasses.field(default_factory=dict)
+
+
+HOPPER = {"float8": 1978.9, "bfloat16": 989.4, "tf32": 494.7, "float32": 66.9}
+HOPPER_NVL = {"float8": 1670.5, "bfloat16": 835.5, "tf32": 417.5, "float32": 60.0}
+AMPERE = {"int8": 624.0, "bfloat16": 311.9, "tf32": 156.0, "float32": 19.5}
+MI300X = {"float8": 2614.9, "bfloat16": 1307.4, "tf32": 653.7, "float32": 163.4}
+MI250 = {"int8": 181.0, "bfloat16": 181.0, "float32": 45.3}
+
+# Without sparsity: NVIDIA's documents print twice the dense rate for tensor cores. PyTorch sees each of the two dies of
+# MI250 and MI250X as a GPU; the driver gives both boards one name, which here is the faster one. A precision for which
+# a GPU has no units has no entry. MI350X and MI355X emulate TF32 with bfloat16.
+GPUS = {
+    "MI210": Gpu(MI250, 1.638, 8, "AMD Instinct MI210 accelerator data sheet"),
+    "MI250": Gpu(MI250, 1.638, 8, "AMD Instinct MI250 accelerator data sheet"),
+    "MI250X": Gpu(
+        {"int8": 191.5, "bfloat16": 191.5, "float32": 47.9},
+        *(1.638, 8, "AMD Instinct MI250X accelerator data sheet"),
+        names=("MI250X / MI250",),
+    ),
+    "MI300A": Gpu(
+        {"float8": 1961.2, "bfloat16": 980.6, "tf32": 490.3, "float32": 122.6},
+        *(5.3, 256, "AMD Instinct MI300A APU data sheet"),
+    ),
+    "MI300X": Gpu(MI300X, 5.3, 256, "AMD Instinct MI300X accelerator data sheet"),
+    "MI325X": Gpu(MI300X, 6.0, 256, "AMD Instinct MI325X accelerator data sheet"),
+    "MI350X": Gpu(
+        {"float8": 4613.7, "bfloat16": 2306.9, "float32": 144.2},
+        *(8.0, 256, "AMD CDNA 4 architecture white paper, at the 2.2 GHz of MI350X"),
+        faster={32: 2306.9},
+    ),
+    "MI355X": Gpu(
+        {"float8": 5033.2, "bfloat16": 2516.6, "float32": 157.3},
+        *(8.0, 256, "AMD Instinct MI355X GPU data sheet"),
+        faster={32: 2516.6},
+    ),
+    "A100": Gpu(AMPERE, 2.039, 40, "NVIDIA A100 Tensor Core GPU data sheet", names=("A100-SXM4-80GB",)),
+    "A100 80GB PCIe": Gpu(AMPERE, 1.935, 40, "NVIDIA A100 Tensor Core GPU data sheet"),
+    "A100 40GB": Gpu(
+        AMPERE, 1.555, 40, "NVIDIA A100 Tensor Core GPU data sheet", names=("A100-SXM4-40GB", "A100-PCIE-40GB")
+    ),
+    "H100": Gpu(HOPPER, 3.35, 50, "NVIDIA H100 Tensor Core GPU data sheet", names=("H100 80GB HBM3",)),
+    "H100 NVL": Gpu(HOPPER_NVL, 3.9, 50, "NVIDIA H100 Tensor Core GPU data sheet"),
+    "H200": Gpu(HOPPER, 4.8, 50, "NVIDIA H200 Tensor Core GPU data sheet"),
+    "H200 NVL": Gpu(HOPPER_NVL, 4.8, 50, "NVIDIA H200 Tensor Core GPU data sheet"),
+    "GH200": Gpu(HOPPER, 4.0, 50, "NVIDIA GH200 Grace Hopper Superchip data sheet", names=("GH200 480GB",)),
+    "GH200 144GB": Gpu(HOPPER, 4.9, 50, "NVIDIA GH200 Grace Hopper Superchip data sheet", names=("GH200 144G HBM3e",)),
+    "B200": Gpu(
+        {"float8": 4500.0, "bfloat16": 2250.0, "tf32": 1125.0, "float32": 75.0},
+        *(8.0, 126, "NVIDIA HGX B200 data sheet"),
+    ),
+    "L40S": Gpu(
+        {"float8": 733.0, "bfloat16": 362.05, "tf32": 183.0, "float32": 91.6},
+        *(0.864, 96, "NVIDIA L40S GPU data sheet"),
+        faster={16: 366.5},
+    ),
+    "RTX 4090": Gpu(
+        {"float8": 330.3, "int8": 660.6, "bfloat16": 165.2, "tf32": 82.6, "float32": 82.6},
+        *(1.008, 72, "NVIDIA Ada GPU architecture white paper"),
+        faster={16: 330.3},
+    ),
+    "RTX 5090": Gpu(
+        {"float8": 419.0, "int8": 838.0, "bfloat16": 209.5, "tf32": 104.8, "float32": 104.8},
+        *(1.792, 96, "NVIDIA RTX Blackwell GPU architecture white paper"),
+        faster={16: 419.0},
+    ),
+    "RX 7900 XT": Gpu(
+        {"int8": 103.0, "bfloat16": 103.0, "float32": 51.6}, 0.8, 80, "AMD Radeon RX 7900 XT specifications"
+    ),
+    "RX 7900 XTX": Gpu(
+        {"int8": 122.8, "bfloat16": 122.8, "float32": 61.4}, 0.96, 96, "AMD Radeon RX 7900 XTX specifications"
+    ),
+    "PRO W7900": Gpu(
+        {"int8": 122.6, "bfloat16": 122.6, "float32": 61.3}, 0.864, 96, "AMD Radeon PRO W7900 specifications"
+    ),
+    "RX 9070 XT": Gpu(
+        {"float8": 389.0, "bfloat16": 195.0, "float32": 48.7}, 0.64, 64, "AMD Radeon RX 9070 XT specifications"
+    ),
 }
 
 
+def letters_of(name):
+    """Return a board's name without its vendor, family and spelling: "AMD Instinct MI300X VF" is "mi300x"."""
+    name = re.sub(r"\((TM|R)\)|\b(NVIDIA|AMD|Instinct|GeForce|Radeon)\b| VF$", "", name, flags=re.IGNORECASE)
+    return re.sub("[^a-z0-9]", "", name.lower())
+
+
+def gpu_named(device_name):
+    """Return the key in GPUS of the board with this whole name, or None: "GH200 480GB" is no "H200"."""
+    wanted = letters_of(device_name)
+    return next((key for key, gpu in GPUS.items() if wanted in map(letters_of, (key, *gpu.names))), None)
+
+
+# ---- end of the lines about GPUs
+
+
 def peak_of(device):
-    """Return the peak of a known GPU, else None."""
-    if device.type != "cuda":
+    """Return the peak of a known GPU, else None.
+
+    32 bits: TF32 where there is any; 8 bits: the faster one of FP8 and INT8.
+    """
+    name = gpu_named(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    if name is None:
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for known, peak in PEAKS.items() if known in name), None)
+    gpu = GPUS[name]
+    rates = gpu.tflops
+    eight = max(rates.get(precision, 0) for precision in ("float8", "int8"))
+    tflops = {32: rates.get("tf32", rates["float32"]), 16: rates["bfloat16"], 8: eight} | gpu.faster
+    return Peak(tflops, gpu.tb_s, gpu.cache_mb, gpu.source)
 
 
 @dataclasses.dataclass
@@ -1750,17 +1851,23 @@ def describe(facts):
     return rows
 
 
+def say(text="", file=None):
+    """Print the text with an escape for each control character: names come from files, and a terminal obeys them."""
+    letters = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    print("".join(letters), file=file, flush=True)
+
+
 def print_report(title, rows, findings, verdict):
     """Print the report."""
-    print(f"\ncheck_training: {title}\n")
+    say(f"\ncheck_training: {title}\n")
     for name, text in rows.items():
-        print(f"{name:<12}{text}")
-    print()
+        say(f"{name:<12}{text}")
+    say()
     for finding in sorted(findings, key=lambda finding: finding.warning):
-        print(f"{'warning' if finding.warning else 'FINDING':<12}{finding.text}")
+        say(f"{'warning' if finding.warning else 'FINDING':<12}{finding.text}")
         for line in finding.details:
-            print(f"{'':<12}{line}")
-    print(f"{'verdict':<12}{verdict}", flush=True)
+            say(f"{'':<12}{line}")
+    say(f"{'verdict':<12}{verdict}")
 
 
 def report(options, watch, rows, findings, failure, untested):
@@ -1858,7 +1965,11 @@ def parse(argv):
     )
     parser.add_argument("--strict", action="store_true", help="count a gradient that is not the slope as a finding")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- SCRIPT [ARGUMENTS]", help="or: -- -m MODULE")
-    options = parser.parse_args(argv)
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:
+        nearest = difflib.get_close_matches(unknown[0], parser._option_string_actions, 1)
+        hint = "".join(f"; did you mean {name}?" for name in nearest)
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if options.steps < 1:
         parser.error(f"--steps must be at least 1, got {options.steps}")
     if options.json and not os.path.isdir(os.path.dirname(os.path.abspath(options.json))):
@@ -1896,7 +2007,7 @@ def main(argv=None):
             failure += " outside compiled code"
     rank = os.environ.get("RANK", "0")
     if not watch.steps or (failure and rank != "0"):
-        print(f"check_training: {failure}", file=sys.stderr)
+        say(f"check_training: {failure}", file=sys.stderr)
         return 2
     rows, findings, untested = assess(watch, options.peak)
     if failure is None:

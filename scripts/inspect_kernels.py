@@ -18,6 +18,7 @@ matrix      matrix instructions in the code: MFMA or WMMA on AMD, mma.sync, wgmm
 Exit status: 0 when everything fits, 1 when something does not (the last lines say what and why), 2 for bad input.
 """
 
+import ast
 import concurrent.futures
 import contextlib
 import functools
@@ -37,7 +38,7 @@ from common import command_line
 from common.command_line import Failure, Parser, on_cpu, positive, progress
 from common.occupancy import KB, TARGETS, TENSOR_MEMORY, occupancy
 from common.tables import emit, text_table
-from common.versions import load_version
+from common.versions import SCRIPTS, load_version
 
 # fp8 only on targets that multiply in it
 PRECISIONS = {command_line.SHORT_PRECISIONS[name].lower(): argv for name, argv in command_line.PRECISIONS.items()}
@@ -319,8 +320,23 @@ def tile(text):
     return queries, keys
 
 
+def kernel_parameters():
+    """Return {name: names of its parameters} of version 3's kernels, without importing what they need."""
+    nodes = [node for node in ast.parse(SCRIPTS[3].read_bytes()).body if isinstance(node, ast.FunctionDef)]
+    return {node.name: {one.arg for one in node.args.args} for node in nodes if node.name.endswith("_kernel")}
+
+
+def check_names(options):
+    """Raise Failure if no kernel can be meant; only attention's have tiles to choose."""
+    what_if = options.tiles or options.warps or options.stages
+    names = [name for name, words in kernel_parameters().items() if not what_if or "BLOCK_Q" in words]
+    if not any(options.kernel in name for name in names):
+        raise Failure(2, f"--kernel {options.kernel}: no name has this in it: {', '.join(names)}")
+
+
 def report(options, sizes):
     options.sizes = sizes
+    check_names(options)
     if too_old():
         raise Failure(2, too_old())
     if sizes and on_cpu(["--device", "cpu"]):  # a wrong option ends it here, before any process starts
@@ -330,7 +346,7 @@ def report(options, sizes):
     except concurrent.futures.process.BrokenProcessPool:
         raise Failure(1, "the compiler ended its process: try one --target and one --kernel at a time") from None
     if not rows:
-        raise Failure(2, f"no kernel of this kind has {options.kernel or 'tiles'} in its name")
+        raise Failure(2, "none of these kernels is launched on these targets and in these precisions")
     emit({"kernels": rows}, as_text(rows), options.json)
     return int(any(row["problems"] for row in rows))
 

@@ -59,12 +59,16 @@ def count(options, argv):
     """Print a step."""
     if {"--use-amp", "--tf32", "--amp-dtype"} & {word.split("=")[0] for word in argv}:
         raise Failure(2, "choose the precision with --precision, not with the training script's options")
-    print(step_text(version_meant(options.version), options.precision, sizes_of_options(argv)))
+    if options.preset:
+        argv = ["--preset", options.preset, *argv]
+    sizes = sizes_of_options(argv)  # a wrong option ends it here
+    print(step_text(version_meant(options.version), options.precision, sizes))
 
 
 def main(argv=None):
     parser = Parser("model_counts.py", __doc__, with_json=False)
     add_version_option(parser)
+    parser.add_argument("--preset", choices=["tiny", "small", "medium"], help="sizes (the training script's)")
     parser.add_argument("--precision", choices=counts.ELEMENT_BYTES, default="float32", help="(%(default)s)")
     return parser.run(count, argv, passes_on=True)
 

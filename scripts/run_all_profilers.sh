@@ -69,6 +69,6 @@ for name in ${rocm:+hotspots trace counters rocprof_sys rocprof_compute}; do
     fi
 done
 
-echo && echo "=== all profilers, results in $target"
+echo && printable "=== all profilers, results in $target"
 printf '%s\n' "${results[@]}"
 exit "$failed"

@@ -24,6 +24,7 @@ import sys
 
 from common import counts
 from common.command_line import Parser, add_version_option, progress, result_folder, version_meant, with_first_batch
+from common.gpus import peak_tflops
 from common.profiles import errors_of, read_object
 from common.roofline import ceilings_line, draw_roofline, measure_ceilings
 from common.runs import train
@@ -129,7 +130,7 @@ def measure(version, config, arguments):
     metrics = train(SCRIPTS[version], arguments)
     summary = metrics["summary"]
     device = metrics["environment"]["device"]
-    peak = counts.peak_tflops(device, summary["precision"])
+    peak = peak_tflops(device, summary["precision"])
     rate = summary["tflops"]
     rates = {"device": device, "precision": summary["precision"], "peak_tflops": peak, "tflops": rate}
     mfu = rate / peak / summary["world_size"] if peak else None
@@ -157,7 +158,11 @@ def as_text(content):
         verdict = "as expected" if row["agrees"] else f"NOT the expected {row['expected'] / 1e9:,.3f}"
         lines.append(f"  {row['counter']:<16} {row['counted'] / 1e9:,.3f} GFLOP {row['what']}: {verdict}")
     if measured := content["measured"]:
-        share = f"MFU {100 * measured['mfu']:.1f} %" if measured["mfu"] else "peak of this device not known"
+        share = (
+            f"MFU {100 * measured['mfu']:.1f} %"
+            if measured["mfu"]
+            else "peak of this device not known: divide by its data sheet's"
+        )
         rate = f"{measured['step_ms']:,.3f} ms per step, {measured['tflops']:,.3f} TFLOP/s in {measured['precision']}"
         lines.append(f"  measured         {rate}; {share}")
     if content["intensity"]:

@@ -40,10 +40,13 @@ def validate(options, rest):
     argv = with_sizes(rest)
     baseline = script_path(options.baseline, "--baseline")
     optimized = script_path(options.optimized, "--optimized")
+    scripts = [load_script(baseline, "--baseline"), load_script(optimized, "--optimized")]
+    for script in scripts:  # a wrong option ends it here, before any training
+        script.parse_options(argv)
     progress(f"1 of 2: {baseline}, a batch and {options.steps} steps ...")
-    wanted = outcome(load_script(baseline, "--baseline"), argv, options.steps)
+    wanted = outcome(scripts[0], argv, options.steps)
     progress(f"2 of 2: {optimized}, a batch and {options.steps} steps ...")
-    found = outcome(load_script(optimized, "--optimized"), argv, options.steps)
+    found = outcome(scripts[1], argv, options.steps)
     entries = compare(wanted, found, lambda kind, name: options.tolerance)
     result = {"tolerance": options.tolerance} | verdict(entries)
     content = {

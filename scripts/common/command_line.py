@@ -2,6 +2,8 @@
 
 import argparse
 import ast
+import contextlib
+import difflib
 import math
 import os
 import pathlib
@@ -32,17 +34,56 @@ class Failure(Exception):
         self.status = status
 
 
+def printable(text):
+    """Return the text with an escape such as \\x1b for each control character, which a terminal would obey."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+class Screen:
+    """Write to a stream what printable() returns of each line.
+
+    Names of files, folders, kernels and processes come from anywhere: all that a tool prints goes through here.
+    """
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text):
+        return self.stream.write("\n".join(map(printable, text.split("\n"))))
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+
 class Parser(argparse.ArgumentParser):
     """Parse a tool's options, described by its module's docstring; a wrong one prints one line, exit status 2."""
 
     def __init__(self, program, description, with_json=True):
         layout = {"formatter_class": argparse.RawDescriptionHelpFormatter}
         super().__init__(program, None, description, allow_abbrev=False, **layout)
+        self.color = False  # from Python 3.14 on argparse writes escape codes
         if with_json:
             self.add_argument("--json", metavar="FILE", help="write the results as JSON (- prints it, not the text)")
 
     def error(self, message):
         self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def _print_message(self, message, file=None):
+        super()._print_message(message, Screen(file or sys.stderr))
+
+    def parse_args(self, args=None, namespace=None):
+        """Parse as argparse does; name the option that is nearest to an unknown one."""
+        parsed, rest = self.parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}{self.nearest(rest)}")
+        return parsed
+
+    def nearest(self, words):
+        """Return "; did you mean ...?" with the options that the unknown ones among the words resemble, or ""."""
+        unknown = [word.split("=")[0] for word in words if word.startswith("--")]
+        alike = [difflib.get_close_matches(word, self._option_string_actions, 1) for word in unknown]
+        found = [match for matches in alike for match in matches]
+        return f"; did you mean {' '.join(found)}?" if found else ""
 
     def parse_known_args(self, args=None, namespace=None):
         """Parse as argparse does; refuse the one option of the training scripts that a tool has to give itself."""
@@ -57,6 +98,7 @@ class Parser(argparse.ArgumentParser):
         """Run work(options) as run_tool does; with passes_on work(options, the options that are not listed)."""
         parsed = self.parse_known_args(argv) if passes_on else [self.parse_args(argv)]
         self.refuse_to_overwrite(vars(parsed[0]))
+        self.need_folders(vars(parsed[0]))
         return run_tool(self.prog, lambda: work(*parsed))
 
     def refuse_to_overwrite(self, options):
@@ -69,6 +111,14 @@ class Parser(argparse.ArgumentParser):
             if os.path.isfile(result) and any(os.path.samefile(file, result) for file in files):
                 self.error(f"--{name.replace('_', '-')} {result} is a file that is read: choose another name")
 
+    def need_folders(self, options):
+        """Refuse a file for results in a folder that is not there, before hours of work; a tool may make its own."""
+        made = [os.path.abspath(value) for value in options.values() if isinstance(value, (str, os.PathLike))]
+        for name in sorted({"json", "csv"} & options.keys()):
+            folder = os.path.dirname(os.path.abspath(options[name] or ""))
+            if not os.path.isdir(folder) and folder not in made:
+                self.error(f"--{name} {options[name]}: its folder does not exist")
+
 
 def missing_package(name):
     """Return what to do about a package that this Python lacks."""
@@ -79,7 +129,13 @@ def run_tool(program, work):
     """Run a tool's work and return its exit status; print errors as one line instead of a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a name that is no UTF-8 must not end a tool
+            stream.reconfigure(errors="backslashreplace")  # a letter that the terminal lacks must not end a tool
+    with contextlib.redirect_stdout(Screen(sys.stdout)), contextlib.redirect_stderr(Screen(sys.stderr)):
+        return status_of(program, work)
+
+
+def status_of(program, work):
+    """Return the exit status of a tool's work; print an error as one line."""
     try:
         return work() or 0
     except Failure as error:

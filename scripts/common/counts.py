@@ -16,8 +16,9 @@ saved       bytes that the backward needs from the forward, each storage once, w
 Gradient scaling (float16) is left out. Of version 4 the FLOPs alone are counted: the compiler chooses the rest.
 """
 
-import re
 from collections import namedtuple
+
+from common.gpus import GPUS, peak_tflops
 
 PARTS = (
     "embedding", "norms and residual", "QKV projection", "RoPE", "attention", "output projection", "gate and up",
@@ -45,8 +46,9 @@ class Sizes(namedtuple("Sizes", "B T C H K D F V L")):
 
 def sizes_of(config):
     """Return the sizes in a training script's options."""
-    names = "batch_size seq_len hidden_dim num_heads num_kv_heads head_dim intermediate_dim vocab_size num_layers"
-    return Sizes(*(getattr(config, name) for name in names.split()))
+    B, T, C = config.batch_size, config.seq_len, config.hidden_dim
+    H, K = config.num_heads, config.num_kv_heads
+    return Sizes(B, T, C, H, K, C // H, config.intermediate_dim, config.vocab_size, config.num_layers)
 
 
 # ---------------------------------------------------------------- parameters and FLOPs
@@ -436,50 +438,15 @@ def kernel_counts(precision, s):
 
 # ---------------------------------------------------------------- GPUs
 
-# Dense peaks of the data sheets in TFLOP/s, and memory bandwidth in TB/s, of a GPU as PyTorch sees it: MI250X is one of
-# its two dies. A GPU without units for a precision has no entry.
-PEAK_TFLOPS = {
-    "MI250X": {"bfloat16": 191.5, "float32": 47.9},
-    "MI300A": {"float8": 1961.2, "bfloat16": 980.6, "tf32": 490.3, "float32": 122.6},
-    "MI300X": {"float8": 2614.9, "bfloat16": 1307.4, "tf32": 653.7, "float32": 163.4},
-    "MI325X": {"float8": 2614.9, "bfloat16": 1307.4, "tf32": 653.7, "float32": 163.4},
-    "MI355X": {"float8": 5033.2, "bfloat16": 2516.6, "float32": 157.3},
-    "A100": {"bfloat16": 311.9, "tf32": 156.0, "float32": 19.5},
-    "H100": {"float8": 1978.9, "bfloat16": 989.4, "tf32": 494.7, "float32": 66.9},
-    "H200": {"float8": 1978.9, "bfloat16": 989.4, "tf32": 494.7, "float32": 66.9},
-    "B200": {"float8": 4500.0, "bfloat16": 2250.0, "tf32": 1125.0, "float32": 75.0},
-}
-BANDWIDTH_TB_S = {
-    "MI250X": 1.638, "MI300A": 5.3, "MI300X": 5.3, "MI325X": 6.0, "MI355X": 8.0, "A100": 2.039, "H100": 3.35,
-    "H200": 4.8, "B200": 8.0,
-}  # fmt: skip
-
-
-# Boards with the name of a GPU in the tables, but with other clocks or another memory.
-OTHER_BOARDS = re.compile("PCIe|NVL|40GB|GH200|GB200", re.IGNORECASE)
-
-
-def known_gpu(device_name):
-    """Return the GPU of the tables that a device's name means; None for another board of its name."""
-    if OTHER_BOARDS.search(device_name):
-        return None
-    return next((gpu for gpu in PEAK_TFLOPS if gpu in device_name), None)
-
-
-def peak_tflops(device_name, precision):
-    """Return a device's peak in a precision; None if the tables do not know it."""
-    precision = "bfloat16" if precision == "float16" else precision
-    return PEAK_TFLOPS.get(known_gpu(device_name), {}).get(precision)
-
 
 def roofline_us(work, gpu, precision):
-    """Return (shortest time in us, "memory" or "compute") of {quantity: number} at a GPU's peaks.
+    """Return (shortest time in us, "memory" or "compute") of {quantity: number} at the peaks of a GPU of the table.
 
     A GPU without units for a precision computes in float32.
     """
     matmul_peak = peak_tflops(gpu, precision) or peak_tflops(gpu, "float32")
     compute = work["flops"] / matmul_peak + work["operations"] / peak_tflops(gpu, "float32")
-    memory = work["bytes"] / BANDWIDTH_TB_S[gpu]
+    memory = work["bytes"] / GPUS[gpu].tb_s
     return max(compute, memory) / 1e6, "compute" if compute > memory else "memory"
 
 

@@ -23,7 +23,7 @@ import zlib
 from collections import Counter
 
 from common import perfetto
-from common.command_line import PRECISIONS, Failure
+from common.command_line import PRECISIONS, Failure, printable
 from common.tables import columns, rounded, text_table
 
 GROUPS = ("GEMM", "attention", "normalisation", "element-wise", "optimizer", "copies", "communication", "other")
@@ -162,11 +162,6 @@ def clean(name):
     if not isinstance(name, str):
         raise ValueError(f"{name!r} is no name")
     return printable(re.sub(r"(\.kd| \[clone \.kd\])$", "", name.strip()))
-
-
-def printable(text):
-    """Return the text with a question mark for each control character, which a terminal would obey."""
-    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def short(name, width):

@@ -7,7 +7,8 @@ import re
 import time
 
 from common import counts
-from common.command_line import Failure, add_steps, progress
+from common.command_line import Failure, add_steps, finite, progress
+from common.gpus import GPUS, gpu_named, peak_tflops
 from common.profiles import errors_of, read_profile, steps_needed
 from common.tables import rounded
 
@@ -148,7 +149,17 @@ def operator_row(calls, steps, ceilings, known):
 
 def add_trace_options(parser):
     parser.add_argument("--profile-data", required=True, metavar="DIR", help="PyTorch trace, or a folder with one")
+    words = "ceilings of the GPU that was profiled, as 989,4.8 (measured here, else its data sheet's)"
+    parser.add_argument("--peak", type=peak, metavar="TFLOPS,TB/S", help=words)
     add_steps(parser)
+
+
+def peak(text):
+    """Convert "989,4.8" to ceilings."""
+    tflops, bandwidth = map(finite, text.split(","))
+    if not tflops or not bandwidth:
+        raise ValueError(f"{text} has a zero")
+    return {"matmul_tflops": tflops, "copy_tb_s": bandwidth}
 
 
 def analyzed_trace(options):
@@ -157,7 +168,7 @@ def analyzed_trace(options):
     if not profile.operations:
         raise Failure(2, f"{profile.path} holds no operators: give a trace of --enable-pytorch-profiler")
     steps = steps_needed(profile)
-    ceilings, origin, remarks = ceilings_for(profile)
+    ceilings, origin, remarks = (options.peak, "those of --peak", []) if options.peak else ceilings_for(profile)
     with errors_of(profile.path):  # shapes can be no matrix's
         operators = operator_table(profile, steps, ceilings)
     if above := [row["operator"] for row in operators if (row["of_roofline"] or 0) > 1]:
@@ -205,16 +216,17 @@ def ceilings_for(profile):
     import torch
 
     precision = profile.metadata.get("precision") or precision_of(profile)
-    gpu = counts.known_gpu(profile.device or "")
+    gpu = gpu_named(profile.device or "")
     here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     if profile.on_cpu or (here and profile.device in (None, here)):
         found = measure_ceilings("cpu" if profile.on_cpu else "cuda", precision)
         return found, f"measured here and now, matmuls in {precision}", doubts(profile)
     if gpu is None:
-        return None, f"the profile is of {profile.device or 'a GPU'}, not of this machine: analyze it there", []
-    if counts.peak_tflops(gpu, precision) is None:
+        way = "give its data sheet's, or those measured there, with --peak TFLOPS,TB/S"
+        return None, f"the ceilings of {profile.device or 'the GPU'} are not known here: {way}", []
+    if peak_tflops(gpu, precision) is None:
         precision = "float32"  # in which a GPU without units for a precision computes
-    found = {"matmul_tflops": counts.peak_tflops(gpu, precision), "copy_tb_s": counts.BANDWIDTH_TB_S[gpu]}
+    found = {"matmul_tflops": peak_tflops(gpu, precision), "copy_tb_s": GPUS[gpu].tb_s}
     return found, f"the data sheet's of {gpu} in {precision}", []
 
 

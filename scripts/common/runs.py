@@ -12,8 +12,8 @@ import sys
 import tempfile
 import time
 
-from common.command_line import Failure, progress
-from common.profiles import errors_of, printable, read_object
+from common.command_line import Failure, printable, progress
+from common.profiles import errors_of, read_object
 
 GRACE_S = 40  # torchrun kills after 30 seconds the ranks that ignore SIGTERM
 # Options and environment that two runs must share before their times may be compared.

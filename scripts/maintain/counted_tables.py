@@ -15,9 +15,10 @@ import sympy
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common import counts
+from common import counts, gpus
 from common.command_line import SHORT_PRECISIONS, Parser
 from common.counts import PARTS, Part, Sizes, both_phases, of_step, step_counts, total
+from common.gpus import gpu_named
 from common.tables import markdown_table
 from common.versions import REPOSITORY
 from maintain.pages import fill, write_or_check
@@ -118,8 +119,8 @@ def peaks_table():
     """Return each GPU's peaks, its bandwidth, and the FLOPs per byte at which the two take equally long."""
     rows = []
     for gpu in GPUS:
-        peaks = [counts.peak_tflops(gpu, precision) for precision in ("float32", "tf32", "bfloat16")]
-        bandwidth = counts.BANDWIDTH_TB_S[gpu]
+        peaks = [gpus.peak_tflops(gpu, precision) for precision in ("float32", "tf32", "bfloat16")]
+        bandwidth = gpus.GPUS[gpu].tb_s
         ridges = ["" if peak is None else f"{peak / bandwidth:.0f}" for peak in peaks]
         rows.append([gpu, *("" if peak is None else f"{peak:,.1f}" for peak in peaks), f"{bandwidth:.3f}", *ridges])
     header = ["GPU", "fp32 TFLOP/s", "TF32", "bf16", "TB/s", "ridge FLOP/B, fp32", "TF32", "bf16"]
@@ -156,7 +157,7 @@ def predicted_and_measured(row, record, sizes):
     """Return the cells of a recorded step: what its counts predict, and the measurement."""
     version = int(row["model"][1:])
     precision = row["precision"]
-    gpu = counts.known_gpu(record["device"])
+    gpu = gpu_named(record["device"])
     step = step_counts(version, precision, sizes)
     launches = total(step, "launches")
     moved = total(step, "bytes") / 1e6

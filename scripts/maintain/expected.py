@@ -5,11 +5,13 @@ a kernel stays below its peak. A recorded GPU stands in the table both ways, whi
 """
 
 from common import counts
+from common.gpus import gpu_named
 from common.tables import markdown_table
 from common.versions import load_version
 from maintain import rungs
 
 PRESET = "medium"
+PREDICTED = ("MI250X", "MI300A", "MI300X", "MI325X", "MI355X", "A100", "H100", "H200", "B200")  # GPUs of clusters
 
 
 def wanted():
@@ -44,17 +46,17 @@ def measured_ratio(column, first, second):
 
 def measured_row(column):
     """Return the row of a ladder's column; None where the tables do not know its GPU."""
-    gpu = counts.known_gpu(column.content["record"]["device"])
+    gpu = gpu_named(column.content["record"]["device"])
     return [gpu, "measured", *(measured_ratio(column, *pair) for pair in wanted().values())] if gpu else None
 
 
 def expected_table(columns):
-    """Return the ratios of the GPUs of these ladders at medium, and of all that the tables know; None without any."""
+    """Return the ratios of the GPUs of these ladders at medium, and of those that are predicted; None without any."""
     measured = [row for row in map(measured_row, columns) if row]
     if not measured:
         return None
     recorded = [row[0] for row in measured]
-    others = [gpu for gpu in counts.PEAK_TFLOPS if gpu not in recorded]
+    others = [gpu for gpu in PREDICTED if gpu not in recorded]
     rows = []
     for gpu in [*recorded, *others]:
         rows += [row for row in measured if row[0] == gpu]

@@ -13,6 +13,7 @@ import statistics
 
 from common import counts, occupancy
 from common.command_line import SHORT_PRECISIONS
+from common.gpus import GPUS
 from common.ratios import furthest, ratios
 from common.suite_results import MODELS
 from common.versions import REPOSITORY, SCRIPTS
@@ -326,7 +327,7 @@ FACTS = {  # r: the record
         "scores_are_as_large": lambda r, preset, wide, narrow: (
             (int(wide) * sizes(preset).F + int(narrow) * sizes(preset).C) / sizes(preset).H
         ),
-        "ridge": lambda r, gpu: counts.PEAK_TFLOPS[gpu]["bfloat16"] / counts.BANDWIDTH_TB_S[gpu],
+        "ridge": lambda r, gpu: GPUS[gpu].tflops["bfloat16"] / GPUS[gpu].tb_s,
         "units": lambda r, target: occupancy.TARGETS[target].units,
         "registers": lambda r, target, used: occupancy.round_up(int(used), occupancy.TARGETS[target].granule),
         "waves": lambda r, target, used: (
@@ -397,7 +398,7 @@ FACTS = {  # r: the record
     "bandwidth": {
         "copy": lambda r: ceiling(r),
         "rate": lambda r, operation: candidates(r, operation)[0]["rate"],
-        "bandwidth": lambda r, gpu: 1000 * counts.BANDWIDTH_TB_S[gpu],
+        "bandwidth": lambda r, gpu: 1000 * GPUS[gpu].tb_s,
     },
     "work": {
         "flops": lambda r, preset: flops(preset),
@@ -405,7 +406,7 @@ FACTS = {  # r: the record
     },
     "speed": {
         "matmul": lambda r, precision: ceiling(r, precision),
-        "peak_speed": lambda r, gpu, precision: counts.PEAK_TFLOPS[gpu][precision],
+        "peak_speed": lambda r, gpu, precision: GPUS[gpu].tflops[precision],
         "without_a_cache": lambda r, tile: rounded_copy(r) * flop_per_byte(tile),
     },
 }

@@ -79,7 +79,8 @@ def test_a_copy_without_a_gradient_is_found(tmp_path, capsys):
         (SCRIPTS[1], SCRIPTS[2], "--num-heads 5", "--hidden-dim"),
     ],
 )
-def test_bad_input_of_the_accuracy_check(baseline, optimized, options, words, capsys):
+def test_bad_input_of_the_accuracy_check(baseline, optimized, options, words, capsys, monkeypatch):
+    monkeypatch.setattr(accuracy_tool, "outcome", None)  # nothing is computed
     arguments = ["--baseline", baseline, "--optimized", optimized, *SIZES, *options.split()]
     refused(accuracy_tool.main, arguments, capsys, words)
 
@@ -326,7 +327,10 @@ def test_a_length_is_begun_if_there_is_time_for_all_versions(monkeypatch, capsys
     monkeypatch.setattr(memory_tool, "train", run)
     arguments = ["--versions", "1,2", "--seq-lengths", "64,128,256", "--time-limit", "60", "--json", "-"]
     assert memory_tool.main([*arguments, *SIZES[:6], "--device", "cpu"]) == 1
-    content = json.loads(capsys.readouterr().out)
+    told = capsys.readouterr()
+    left = re.findall("about .* left|time left unknown", told.err)
+    assert left == ["time left unknown", *(f"about {s} s left" for s in (50, 40, 30))]
+    content = json.loads(told.out)
     assert content["lengths"] == [64, 128] and [len(row["peaks_mb"]) for row in content["rows"]] == [2, 2]
 
 

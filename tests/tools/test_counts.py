@@ -1,11 +1,14 @@
 """common/counts.py against the operators and kernels that the scripts run, and the tools that print it."""
 
+import pathlib
+
 import pytest
 import torch
 
+import check_training
 import model_counts
 from collector import collect, toy_config
-from common import counts
+from common import counts, gpus
 from common.counts import PARTS, PHASES, step_counts
 from common.versions import SCRIPTS, load_version
 from in_process import refused
@@ -56,15 +59,51 @@ def test_the_roofline_is_the_longer_of_both_times():
     assert counts.roofline_us(work, "H200", "bfloat16") == (pytest.approx(1000), "memory")
 
 
+BOARDS = {  # as drivers name them
+    "NVIDIA H100 80GB HBM3": "H100", "NVIDIA H100 NVL": "H100 NVL", "NVIDIA H200": "H200",
+    "NVIDIA H200 NVL": "H200 NVL", "NVIDIA GH200 480GB": "GH200", "NVIDIA GH200 144G HBM3e": "GH200 144GB",
+    "NVIDIA B200": "B200",
+    "NVIDIA A100-SXM4-80GB": "A100", "NVIDIA A100-SXM4-40GB": "A100 40GB", "NVIDIA A100-PCIE-40GB": "A100 40GB",
+    "NVIDIA A100 80GB PCIe": "A100 80GB PCIe", "NVIDIA L40S": "L40S", "NVIDIA GeForce RTX 4090": "RTX 4090",
+    "NVIDIA GeForce RTX 5090": "RTX 5090", "AMD Instinct MI210": "MI210", "AMD Instinct MI250": "MI250",
+    "AMD Instinct MI250X/MI250": "MI250X", "AMD Instinct MI250X / MI250": "MI250X", "AMD Instinct MI300A": "MI300A",
+    "AMD Instinct MI300X": "MI300X", "AMD Instinct MI300X VF": "MI300X", "AMD Instinct MI325X": "MI325X",
+    "AMD Instinct MI350X": "MI350X", "AMD Instinct MI355X": "MI355X", "AMD Radeon RX 7900 XTX": "RX 7900 XTX",
+    "Radeon RX 7900 XT": "RX 7900 XT", "AMD Radeon PRO W7900": "PRO W7900", "AMD Radeon RX 9070 XT": "RX 9070 XT",
+    # other boards, and parts of one, with the name of a GPU of the table in theirs
+    "NVIDIA H100 PCIe": None, "NVIDIA H100 80GB HBM3 MIG 1g.10gb": None, "NVIDIA GB200": None, "NVIDIA L40": None,
+    "NVIDIA GeForce RTX 4090 Laptop GPU": None, "NVIDIA GeForce RTX 4090 D": None, "AMD Radeon RX 9070": None,
+    "AMD Radeon Graphics": None, "x86_64": None, "": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_a_board_is_found_by_its_whole_name(name):
+    assert gpus.gpu_named(name) == BOARDS[name]
+
+
+def test_check_training_has_the_same_table_and_look_up():
+    """It is one file, which is copied alone."""
+    first, last = "# ---- GPUs: ", "# ---- end of the lines about GPUs"
+    texts = [pathlib.Path(module.__file__).read_text() for module in (gpus, check_training)]
+    blocks = [text[text.index(first) : text.index(last)] for text in texts]
+    assert blocks[0] == blocks[1] and blocks[0].count("Gpu(") > 20
+
+
+@pytest.mark.parametrize("key", gpus.GPUS)
+def test_a_peak_has_a_source_and_grows_with_fewer_bits(key, monkeypatch):
+    gpu = gpus.GPUS[key]
+    assert gpu.source.startswith(("NVIDIA ", "AMD ")) and {"float32", "bfloat16"} <= gpu.tflops.keys()
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: key)
+    peak = check_training.peak_of(torch.device("cuda"))
+    assert gpu.tflops["float32"] <= peak.tflops[32] <= peak.tflops[16] <= peak.tflops[8]
+    assert (peak.terabytes_per_second, peak.source) == (gpu.tb_s, gpu.source)
+
+
 def test_peaks_of_devices():
     """test_architecture_page.py compares some with those that the page has."""
-    assert counts.PEAK_TFLOPS.keys() == counts.BANDWIDTH_TB_S.keys()
-    assert counts.peak_tflops("NVIDIA H200", "float16") == counts.peak_tflops("NVIDIA H200", "bfloat16")
-    for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "AMD Instinct MI300X VF"):
-        assert counts.known_gpu(name) in name
-    for name in ("H100 PCIe", "H100 NVL", "H200 NVL", "A100-PCIE-40GB", "A100-SXM4-40GB", "GH200 480GB", "GB200"):
-        assert counts.known_gpu(f"NVIDIA {name}") is None  # slower boards, or faster ones, of that name
-    assert counts.peak_tflops("AMD Instinct MI250X/MI250", "tf32") is None is counts.peak_tflops("x86_64", "float32")
+    assert gpus.peak_tflops("NVIDIA H200", "float16") == gpus.peak_tflops("NVIDIA H200", "bfloat16") == 989.4
+    assert gpus.peak_tflops("AMD Instinct MI250X/MI250", "tf32") is None is gpus.peak_tflops("x86_64", "float32")
 
 
 # ---- command line and page
@@ -89,6 +128,8 @@ def test_the_numbers_of_a_step(capsys):
 
 def test_bad_input_is_one_line_and_status_2(capsys):
     refused(model_counts.main, ["--version", "2", "--enable-torch-compile"], capsys, "--enable-torch-compile")
+    refused(model_counts.main, ["--preset", "huge"], capsys, "--preset: invalid choice: 'huge'")
+    refused(model_counts.main, ["--presett", "small"], capsys, "unrecognized arguments: --presett small")
     for precision in ("--use-amp", "--tf32", "--amp-dtype=float16"):
         refused(model_counts.main, ["--version", "1", precision], capsys, "choose the precision with --precision")
     refused(model_counts.main, ["--version", "4"], capsys, "version 4 launches what the compiler makes of it")

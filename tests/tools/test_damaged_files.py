@@ -6,6 +6,7 @@ kind.
 
 import argparse
 import codecs
+import contextlib
 import copy
 import gzip
 import json
@@ -15,23 +16,31 @@ import random
 import re
 import shutil
 import sqlite3
+import sys
 
 import pytest
 from test_profiles import SAMPLES, sample
 
+import analyze_batch_scaling
 import analyze_bottlenecks
 import analyze_communication
+import analyze_gemm_operations
 import analyze_kernel_launches
+import analyze_kernel_reduction
+import check_training
+import compare_versions
 import generate_fusion_report
 import kernel_counters
 import kernel_times
+import memory_bandwidth_analyzer
 import performance_regression_test as regression
 import run_deepspeed_flops
 import run_pytorch_profiler
+import validate_numerical_accuracy
 from common import limits, profiles, report, roofline, room, runs, suite_results, tables
 from common.command_line import Failure, run_tool
 from common.profiles import number
-from conftest import METADATA
+from conftest import METADATA, event
 from in_process import refused
 from maintain import losses, rungs
 from maintain.records import newest_record
@@ -396,8 +405,60 @@ def test_reports_show_what_they_print(tmp_path, monkeypatch, capsys):
     page = (tmp_path / "bottlenecks.md").read_text()
     assert "\x1b" not in page + capsys.readouterr().out
     device, *_, row = (line for line in page.splitlines() if "alert" in line)
-    assert device.startswith("k&lt;script>alert(1)&lt;/script>??# heading?[2J | x `y`, 1 steps")
-    assert "`k<script>alert(1)</script>??# heading?[2J \\| x 'y'`" in row
+    assert device.startswith("k&lt;script>alert(1)&lt;/script>\\n\\n# heading\\x1b[2J | x `y`, 1 steps")
+    assert "`k<script>alert(1)</script>\\n\\n# heading\\x1b[2J \\| x 'y'`" in row
+
+
+CODES = "_\x1b]0;PWNED\x07\x1b[2J\x9b31m"
+READERS = {  # every tool that is given a file or folder: {} stands for the path
+    analyze_batch_scaling.main: ["--profile-dirs", "{}", "{}"],
+    analyze_bottlenecks.main: ["--profile-data", "{}"],
+    analyze_communication.main: ["{}"],
+    analyze_gemm_operations.main: ["--model-config", "{}"],
+    analyze_kernel_launches.main: ["--trace-file", "{}"],
+    analyze_kernel_reduction.main: ["--baseline", "{}", "--fused", "{}"],
+    check_training.main: ["--", "{}"],
+    compare_versions.main: ["--v1", "{}", "--v2", "{}"],
+    generate_fusion_report.main: ["--baseline", "{}", "--fused", "{}"],
+    kernel_counters.main: ["{}"],
+    kernel_times.main: ["{}"],
+    limits.main: ["{}"],
+    memory_bandwidth_analyzer.main: ["--profile-data", "{}"],
+    regression.main: ["--baseline-results", "{}", "--current-results", "{}"],
+    run_deepspeed_flops.main: ["--analyze-results", "{}"],
+    run_pytorch_profiler.main: ["--analyze-existing", "{}"],
+    validate_numerical_accuracy.main: ["--baseline", "{}", "--optimized", "{}"],
+}
+
+
+@pytest.mark.parametrize("main", READERS, ids=lambda main: main.__module__)
+def test_no_name_carries_an_escape_code_to_the_terminal(main, make_trace, tmp_path, capsys, monkeypatch):
+    """Names of a folder, of its files, good and damaged, and of what these hold."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["x"])  # check_training.py replaces both
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setattr(roofline, "measure_ceilings", lambda *_: {"matmul_tflops": 1.0, "copy_tb_s": 1.0})
+    trace = json.loads(make_trace("made.json", {f"gemm{CODES}": 10.0, f"nccl{CODES}": 5.0}).read_text())
+    trace["deviceProperties"][0]["name"] += CODES
+    shapes = {"Input Dims": [[2, 2]] * 2, "Input type": ["float"] * 2, "Input Strides": [[], []]}
+    trace["traceEvents"].append(event("cpu_op", "aten::mm", 1, 1, 0, **shapes))
+    name, content = f"t_trace_rank0_{CODES}.json", json.dumps(trace)
+    if main is kernel_counters.main:
+        name, content = f"ncu{CODES}.csv", (SAMPLES / "ncu/raw.csv").read_text()
+    elif main is check_training.main:
+        name, content = f"train{CODES}.py", f"raise ValueError({CODES!r}  # )\n)"
+    folder = tmp_path / f"runs{CODES}"
+    folder.mkdir()
+    said = ""
+    for text in (content, content[: len(content) // 2]):
+        (folder / name).write_text(text)
+        for path in (folder, folder / name):
+            arguments = [word.format(path) for word in READERS[main]]
+            with contextlib.suppress(SystemExit):
+                main(arguments)
+            said += "".join(capsys.readouterr())
+    assert "PWNED" in said
+    assert not re.search(r"[\0-\x09\x0b-\x1f\x7f-\x9f]", said), ascii(said)
 
 
 def test_markdown_keeps_text_in_its_place():

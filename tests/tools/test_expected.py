@@ -1,10 +1,12 @@
 """maintain/expected.py: ratios of other GPUs, predicted from data sheets."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
 
 from common import counts
+from common.gpus import GPUS
 from maintain import expected, rungs
 from maintain.rungs import AMP, Rung
 
@@ -32,8 +34,8 @@ def column_of(device, times, apart=frozenset()):
 
 
 def test_a_prediction_divides_roofline_times(monkeypatch):
-    monkeypatch.setitem(counts.PEAK_TFLOPS, "H200", {"bfloat16": 1e9, "float32": 1e9})
-    monkeypatch.setitem(counts.BANDWIDTH_TB_S, "H200", 1.0)  # nothing but bytes counts
+    fast = {"bfloat16": 1e9, "float32": 1e9}  # nothing but bytes counts
+    monkeypatch.setitem(GPUS, "H200", dataclasses.replace(GPUS["H200"], tflops=fast, tb_s=1.0))
     sizes = counts.Sizes(B=16, T=512, C=1024, H=16, K=8, D=64, F=4096, V=1000, L=12)
 
     def moved(version, precision):
@@ -51,8 +53,7 @@ def test_a_prediction_divides_roofline_times(monkeypatch):
 
 def test_compute_alone_is_the_ratio_of_the_peaks(monkeypatch):
     peaks = {"bfloat16": 8e-3, "float32": 1e-3}
-    monkeypatch.setitem(counts.PEAK_TFLOPS, "A100", peaks)
-    monkeypatch.setitem(counts.BANDWIDTH_TB_S, "A100", 1e9)
+    monkeypatch.setitem(GPUS, "A100", dataclasses.replace(GPUS["A100"], tflops=peaks, tb_s=1e9))
     found = expected.predicted_ratios("A100")["V1 fp32 / bf16"]
     assert 7.5 < found < 8  # the element-wise work stays in float32
 
@@ -66,8 +67,8 @@ def test_measured_and_predicted_ratios_are_marked():
     assert lines[0] == "| H200 | measured | 3.0 | ... | 4.0 |"
     assert lines[2] == "| H100 | measured | ... | 2.00, apart | 3.0 |"
     assert [line.split(" | ")[0] for line in lines[1:4:2]] == ["| H200", "| H100"]
-    assert sorted(line.split()[1] for line in lines if "| predicted |" in line) == sorted(counts.PEAK_TFLOPS)
-    assert len(lines) == 2 + len(counts.PEAK_TFLOPS)
+    assert sorted(line.split()[1] for line in lines if "| predicted |" in line) == sorted(expected.PREDICTED)
+    assert len(lines) == 2 + len(expected.PREDICTED)
 
 
 def test_without_a_known_gpu_there_is_no_table():

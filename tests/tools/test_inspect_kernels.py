@@ -304,11 +304,12 @@ def test_the_table():
     assert {line.index("ROWS") for line in lines} == {header.index("constants")} and total == "2 kernels: all fit"
 
 
-WRONG = ["--target gfx1", "--tiles 63x32", "--target gfx942 --hidden-dim 7", "--target gfx942 --warps 8 --kernel rope"]
+WRONG = ["--target gfx1", "--tiles 63x32", "--target gfx942 --hidden-dim 7", "--warps 8 --kernel rope", "--kernel nope"]
 
 
 @pytest.mark.parametrize("argv", WRONG)
-def test_bad_arguments(argv, capsys):
+def test_bad_arguments(argv, capsys, monkeypatch):
+    monkeypatch.setattr(inspect_kernels, "inspect_all", None)  # nothing is compiled
     words = f"--preset tiny --dtype bf16 {argv}".split()
     refused(inspect_kernels.main, words, capsys, words[-1])
 

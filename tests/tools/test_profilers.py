@@ -1256,3 +1256,11 @@ def test_torchrun_is_profiled_on_rank_0(run, script, tmp_path):
     assert result.returncode == 0 and result.stdout.count("loss") == 10, result.stdout + result.stderr
     (trace,) = result_of(tmp_path / "results").glob("trace_train_*.json")
     assert read_profile(trace).steps == 2
+
+
+def test_a_name_of_a_folder_carries_no_escape_code(run, tmp_path):
+    """The profilers themselves may print what they like: here they print no name."""
+    target = tmp_path / "results\x1b]0;PWNED\x07\x1b[2J"
+    result = run("get_rocprof_sys.sh", "--output-dir", target, profilers="rocm-7.0")
+    said = result.stdout + result.stderr
+    assert "?]0;PWNED??[2J" in said and not re.search(r"[\0-\x09\x0b-\x1f\x7f]", said), ascii(said)

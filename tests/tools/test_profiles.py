@@ -537,7 +537,8 @@ def test_the_guides_sort_command_orders_the_csv_by_total_time(tmp_path, capsys):
     capsys.readouterr()
     assert kernel_times.main([str(TRACE), "--json", "-"]) == 0 and json.loads(capsys.readouterr().out) == content
     refused(kernel_times.main, [TRACE, "--top", 0], capsys, "--top: must be")
-    refused(kernel_times.main, [TRACE, "--csv", tmp_path / "no folder" / "x.csv"], capsys, "cannot be written", 1)
+    refused(kernel_times.main, [TRACE, "--csv", tmp_path / "no folder" / "x.csv"], capsys, "its folder does not exist")
+    refused(kernel_times.main, [TRACE, "--tops", "3"], capsys, "unrecognized arguments: --tops 3; did you mean --top?")
 
 
 # ---------------------------------------------------------------- counters

@@ -6,7 +6,9 @@ STEPS="measured steps" # the range that our scripts put around them, NVTX on NVI
 PARTLY=3               # exit status: a part was measured and is kept, another did not come
 MISSING="" WORST=1     # the parts that did not come, and the status of the last of them
 
-plain() { tr -d '\000' | sed 's/\x1b\[[0-9;?]*[A-Za-z]//g'; } # without colours and other escape codes
+plain() { sed 's/\x1b\[[0-9;?]*[A-Za-z]//g' | tr -d '\000-\010\013-\037\177'; } # without colours and other escape codes
+
+printable() { printf '%s\n' "${1//[[:cntrl:]]/?}"; } # TEXT: print a line with names, whose codes a terminal would obey
 
 show() { # COMMAND...: print it as it could be typed
     local line
@@ -193,7 +195,7 @@ read_result() { # TOOL.py OPTIONS...: read the result of every rank (@OUT@) with
     shift
     [ -z "$DRY_RUN" ] || return 0
     places
-    [ ${#PLACES[@]} = 1 ] || echo "rank 0 of ${#PLACES[@]}; the others have the same files in $OUT/rank*"
+    [ ${#PLACES[@]} = 1 ] || printable "rank 0 of ${#PLACES[@]}; the others have the same files in $OUT/rank*"
     for place in "${PLACES[@]}"; do
         text=$("$PYTHON" "$tool" "${@//@OUT@/$place}") || return 1
         [ "$place" != "${PLACES[0]}" ] || echo "$text"
@@ -224,7 +226,9 @@ export_report() { # FILE COMMAND...: turn every rank's report of nsys or ncu int
 }
 
 finish() { # SENTENCES...: what the result is, once there is one
-    [ -n "$DRY_RUN" ] || printf '%s\n' "$@"
+    local sentence
+    [ -z "$DRY_RUN" ] || return 0
+    for sentence in "$@"; do printable "$sentence"; done
 }
 
 top_kernels() { report kernel_times.py @OUT@ --top 10; }

@@ -21,11 +21,11 @@ MADE="" # the folder that name_result made
 
 fail() { # STATUS SENTENCE: exit with that status; a result that was not begun leaves no folder
     [ -z "$MADE" ] || rmdir "$MADE" "$(dirname "$MADE")" 2>/dev/null || true
-    echo "$NAME: $2" >&2
+    printable "$NAME: $2" >&2
     exit "$1"
 }
 
-say() { echo "$NAME: $1"; }
+say() { printable "$NAME: $1"; }
 
 warn() { say "warning: $1" >&2; }
 
