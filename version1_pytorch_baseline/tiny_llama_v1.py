@@ -491,7 +491,7 @@ def check_paths(options):
     folders = {}
     if options.metrics_file:
         path = pathlib.Path(os.path.realpath(options.metrics_file))  # the file is written through a symbolic link
-        if os.path.exists(path) and not os.path.isfile(path):
+        if os.path.exists(options.metrics_file) and not os.path.isfile(options.metrics_file):
             message = f"--metrics-file must be a regular file, got {options.metrics_file}"
             raise UserError(f"{message}: name a new file and print it after the run")
         if options.data and pathlib.Path(os.path.realpath(options.data)) in (path, path.parent):
@@ -1419,7 +1419,8 @@ def main(argv=None):
 if __name__ == "__main__":
     for number in stop_handlers():
         signal.signal(number, lambda number, _: sys.exit(128 + number))  # an exception: the metrics are written
-    sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a caller may have redirected it
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     status = main()
     try:
         sys.stdout.flush()

@@ -111,11 +111,11 @@ class WarmTrainer:
 
     def __init__(self, script, argv, precision, files, held_out_batches):
         self.script = script
-        self.config = script.parse_options([*argv, *PRECISIONS[precision], "--data", str(files["train"])])
-        script.set_up_backend(self.config)
-        self.data = script.load_data(self.config)
-        self.trainer = script.Trainer(self.config)
-        seconds = self.trainer.warm_up(*script.batch(self.data, 0, self.config), self.trainer.initial)
+        self.options = script.parse_options([*argv, *PRECISIONS[precision], "--data", str(files["train"])])
+        script.set_up_backend(self.options)
+        self.data = script.load_data(self.options)
+        self.trainer = script.Trainer(self.options)
+        seconds = self.trainer.warm_up(*script.batch(self.data, 0, self.options), self.trainer.initial)
         way = "in a graph" if self.trainer.graph else f"eager ({self.trainer.graph_reason})"
         progress(f"{precision}: {seconds:.0f} s of warm-up, {way}")
         held_out = script.parse_options([*argv, *PRECISIONS[precision], "--data", str(files["held_out"])])
@@ -123,9 +123,9 @@ class WarmTrainer:
 
     def train(self, seed, nudge):
         """Train from the initial weights of a seed on its batches; return what a result says of it."""
-        self.script.set_up_backend(self.config)  # the other trainers have other settings
-        self.config.seed = seed
-        weights = initial_weights(self.script, self.config)
+        self.script.set_up_backend(self.options)  # the other trainers have other settings
+        self.options.seed = seed
+        weights = initial_weights(self.script, self.options)
         if nudge:
             weights = nudged(weights, seed)
         self.trainer.restore({**self.trainer.initial, "tensors": weights})
@@ -150,10 +150,10 @@ class WarmTrainer:
 
         losses = []
         with torch.no_grad():
-            for windows in self.windows.to(self.config.device):
+            for windows in self.windows.to(self.options.device):
                 tokens = windows[:, :-1].contiguous()
                 labels = windows[:, 1:].contiguous()
-                loss = self.script.compute_loss(self.trainer.model, tokens, labels, self.config)
+                loss = self.script.compute_loss(self.trainer.model, tokens, labels, self.options)
                 losses.append(loss.item())
         return statistics.fmean(losses)
 

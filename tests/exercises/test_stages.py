@@ -75,7 +75,7 @@ def test_the_fault_is_found_and_the_repair_accepted(stage, repaired):
     [
         slow(1, "normal_(0, 0.02", "normal_(0, 0.1", "the first loss is 9.44"),
         slow(1, "normal_(0, 0.02", "normal_(0, 0.05", "the first loss is 7.5"),
-        slow(1, "normal_(0, 0.02", "normal_(0, config.hidden_dim**-0.5", "the first loss is 7.4"),
+        slow(1, "normal_(0, 0.02", "normal_(0, options.hidden_dim**-0.5", "the first loss is 7.4"),
         slow(1, "normal_(0, 0.02", "normal_(0, 0.001", "standard deviation of 0.02: tokens hardly change"),
         slow(1, "normal_(0, 0.02", "normal_(0, 0.0", "get no gradient|tokens hardly change"),
         slow(1, "normal_(0, 0.02", "normal_(0, 0.03", None),

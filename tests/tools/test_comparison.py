@@ -260,7 +260,7 @@ def test_the_documented_comparison(comparison):
 @pytest.mark.slow
 def test_a_version_that_fails_or_computes_something_else_gets_no_speed_up(one_process, tmp_path, capsys):
     """Version 2 is a copy that fails after its options are read, version 4 one 1 % off in attention."""
-    fails = changed(2, "def run(config):", "def run(config):\n    sys.exit('no room at all')\n", tmp_path)
+    fails = changed(2, "def run(options):", "def run(options):\n    sys.exit('no room at all')\n", tmp_path)
     arguments = ["--v1", str(FOLDERS[1]), "--v2", fails, "--v4", changed(4, *SCALED, tmp_path), "--rounds", "1"]
     assert versions_tool.main([*arguments, *SIZES, "--num-steps", "2"]) == 1
     output = capsys.readouterr().out

@@ -222,12 +222,9 @@ def test_the_script_takes_the_options_behind_a_profiler(number):
     assert script == "tiny_llama_v2.py" and (chosen.batch_size, chosen.seq_len, chosen.num_steps) == (8, 128, 30)
 
 
-@pytest.mark.parametrize(("folder", "named"), [("/our group/env", True), ("/env", False)])
-def test_a_space_in_pytorchs_path_is_named_where_the_compiler_stumbles_over_it(folder, named, monkeypatch):
+def test_a_compiler_that_fails_gets_a_way_out():
     """C36, C39 and C53 without a GPU: PyTorch gives g++ the folder of its libraries as -L, without quotes."""
     from torch._inductor.exc import CppCompileError
 
-    monkeypatch.setattr(torch, "__file__", f"{folder}/site-packages/torch/__init__.py")
     status, words = load_version(2).user_message(CppCompileError(["g++"], "cannot find group/env: No such file"))
     assert status == 1 and words.startswith("torch.compile failed, run with --disable-torch-compile: C++ compile error")
-    assert (f"{folder}/site-packages/torch has a space" in words) == named

@@ -254,7 +254,7 @@ def test_a_softmax_in_16_bits_is_seen():
 @pytest.mark.parametrize("version", [1, 2, 4])
 def test_another_dtype_is_seen(version, asked, used):
     other = property(lambda config: getattr(torch, used))
-    with mock.patch.object(load_version(version).Config, "dtype", other), pytest.raises(AssertionError):
+    with mock.patch.object(load_version(version).Options, "dtype", other), pytest.raises(AssertionError):
         check_dtypes(version, asked)
 
 
