@@ -9,9 +9,15 @@ from grading import random
 QUERY_NAMES = "sequence token head element"
 
 
-def packed(B, T, H, K, D=16, scale=1.2):
-    """Projections [B, T, H + 2K, D] of H query heads, K key heads and K value heads."""
-    return random(B, T, H + 2 * K, D, seed=1, scale=scale, offset=0.3)
+def packed(B, T, H, K, D=16, scale=1.2, apart=0.0):
+    """Return projections [B, T, H + 2K, D] of H query heads, K key heads and K value heads.
+
+    apart: added to the queries and subtracted from the keys; the scores are negative then.
+    """
+    qkv = random(B, T, H + 2 * K, D, seed=1, scale=scale, offset=0.3)
+    qkv[:, :, :H] += apart
+    qkv[:, :, H : H + K] -= apart
+    return qkv
 
 
 def causal(qkv, H, K, first_masked=1, masked=-math.inf, grouped=True, bias=None):

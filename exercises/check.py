@@ -9,8 +9,8 @@
     python exercises/check.py scoreboard         # your GB/s compared with recorded ones
     python exercises/check.py verify             # for maintainers: check stubs, hints, solutions and wrong answers
 
-Without a GPU the kernels run in Triton's interpreter: the results are right, but programs run one after another, so
-races between programs do not show.
+Without a GPU the kernels run in Triton's interpreter, one program after another: the checker sees two programs that
+store different values in one place, but not every race.
 """
 
 import argparse

@@ -31,23 +31,22 @@ REPOSITORY = HERE.parent
 sys.path.insert(0, str(REPOSITORY / "scripts"))
 sys.modules.setdefault("grading", sys.modules[__name__])  # the tasks import it by this name
 
-import numpy as np
 import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it on import
-from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
+from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import KernelInterface
 
 from common.versions import relative_error
 from judge import SENTINEL, UNWRITTEN, Judge, Wrong, check_bands, check_inputs
 from speed import DeviceTimer, Speed, measure, recorded_speed
+from strict_interpreter import Watch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (not INTERPRETED)
 BAND = 1 << 14
-FLOATS = {"fp16": np.float16, "fp32": np.float32, "fp64": np.float64}  # Triton's names
 
 __all__ = ["Mistake", "Speed", "Task", "Wrong", "random", "relative_error"]  # used by the tasks
 
@@ -76,7 +75,8 @@ class Task:
     inputs(**sizes): name -> float32 tensor or number, the arguments of run().
     define(**inputs): name -> tensor that run() must produce, in the dtype of the inputs (float64 for the reference).
     names: result -> names of its dimensions.
-    owner(module, result, index, inputs): the program that writes an element; () if no kernel does.
+    owner(module, result, index, inputs): the program that writes an element; () if no kernel does. Or words that say
+        what an element stands for.
     wide: inputs that stay float32 in a 16-bit run.
     storage(results, inputs): output -> tensor of its shape and dtype, where outputs are packed.
     views(outputs, inputs): result -> its part of the outputs.
@@ -85,10 +85,11 @@ class Task:
         wrong, or it is not recognised.
     labels: result of zeros and ones -> what each of its elements stands for.
     unwritten: result that the answer's own kernel does not write -> why its elements can be missing all the same.
-    dtypes: those that the answer is run in. kernel: True if it must launch one.
+    dtypes: those that the answer is run in.
+    kernel: True if it must launch one. launches: the names of kernels that it must launch.
     direct: True if its kernels write the outputs themselves, not tensors that run() copies from.
     tolerance: relative error that is allowed in addition to twice PyTorch's.
-    then(module, source): raise Wrong for what the results cannot show.
+    then(module, source): raise Wrong for what the results cannot show, or return words for the passed answer or None.
     speed: how fast the answer must be on a GPU.
     """
 
@@ -106,6 +107,7 @@ class Task:
     unwritten: dict[str, str] = dataclasses.field(default_factory=dict)
     dtypes: tuple[torch.dtype, ...] = tuple(DTYPES)
     kernel: bool = True
+    launches: tuple[str, ...] = ()
     direct: bool = True
     tolerance: float = 1e-6
     then: Callable = lambda module, source: None
@@ -148,11 +150,14 @@ def placed_output(like):
 
 
 class Launches:
-    """Record how many kernels are launched inside a `with`, and which outputs, {name: tensor}, they write."""
+    """Record which kernels are launched inside a `with`, and which outputs, {name: tensor}, they write.
 
-    def __init__(self, outputs):
+    before(): called before each launch.
+    """
+
+    def __init__(self, outputs, before):
         self.outputs = {name: tensor.view(UNWRITTEN[tensor.dtype][0]) for name, tensor in outputs.items()}
-        self.count, self.written, self.last = 0, set(), {}
+        self.before, self.names, self.written, self.last = before, set(), set(), {}
 
     def recording(self, get_launcher):
         def getitem(kernel, grid):
@@ -160,8 +165,9 @@ class Launches:
 
             def launch(*arguments, **options):
                 before = {name: tensor.clone() for name, tensor in self.outputs.items()}
+                self.before()
                 result = launcher(*arguments, **options)
-                self.count += 1
+                self.names.add(kernel.fn.__name__)
                 self.written |= {name for name in before if not torch.equal(before[name], self.outputs[name])}
                 self.last = {name: tensor.clone() for name, tensor in self.outputs.items()}
                 return result
@@ -187,21 +193,6 @@ class Launches:
         self.patches.close()
 
 
-def without_other(load):
-    """Return an interpreter's masked load that reads NaN where the mask is False and the answer names no other.
-
-    What a GPU returns there is undefined; the interpreter returns zero.
-    """
-
-    def masked_load(builder, pointers, mask, other, *rest):
-        kind = pointers.get_element_ty()
-        if other is None and kind.name in FLOATS:
-            other = TensorHandle(np.full(pointers.data.shape, math.nan, FLOATS[kind.name]), kind)
-        return load(builder, pointers, mask, other, *rest)
-
-    return masked_load
-
-
 def cast(task, values, dtype):
     """Move inputs to the device in the dtype of a run; numbers and wide inputs keep theirs."""
 
@@ -224,9 +215,10 @@ def run_case(task, module, sizes, dtype):
     plain, exact = task.define(**copy.deepcopy(originals)), task.define(**doubled(originals))
     inputs = {name: placed_input(v) if isinstance(v, torch.Tensor) else v for name, v in originals.items()}
     storage = {name: placed_output(like) for name, like in task.storage(plain, originals).items()}
-    poisoned = without_other(InterpreterBuilder.create_masked_load)
     outputs = {name: view for name, (view, _) in storage.items()}
-    with Launches(outputs) as launches, mock.patch.object(InterpreterBuilder, "create_masked_load", poisoned):
+    given = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    watch = Watch(given, outputs, BAND) if INTERPRETED else None
+    with Launches(outputs, watch.start_launch if watch else bool) as launches, watch or contextlib.nullcontext():
         module.run(**inputs, **outputs)
     check_inputs(inputs, originals)
     judge = Judge(task, module, originals, lambda suspect: suspect(**doubled(originals)))
@@ -238,10 +230,18 @@ def run_case(task, module, sizes, dtype):
     for name in exact:
         judge.check_finite(name, got, exact)
     judge.check_values(got, plain, exact)
-    if task.kernel and not launches.count:
+    if task.kernel and not launches.names:
         raise Wrong("no kernel", None, "the results are right, but no kernel was launched: compute them in the kernel")
+    if missing := [name for name in task.launches if name not in launches.names]:
+        raise Wrong("no kernel", None, f"the results are right, but {', '.join(missing)} was not launched: use it")
     if task.kernel and task.direct and (names := launches.not_by_kernels()):
         raise Wrong("no kernel", names[0], f"{', '.join(names)}: right, but not written by a kernel: compute it there")
+    if watch and watch.fault:
+        kind, name, element, sentence = watch.fault
+        place = "" if element is None else f", {judge.place_in_memory(name, element, outputs[name].shape)}"
+        raise Wrong(kind, name, f"{name}{place}: the values are right here, but {sentence}")
+    if watch and task.kernel and task.direct and (names := watch.not_loaded()):
+        raise Wrong("no kernel", names[0], f"{', '.join(names)}: no kernel loads it: compute in the kernel")
 
 
 # ---------------------------------------------------------------- speed
@@ -269,9 +269,15 @@ def describe_speed(speed):
     return f"{rate:,.0f} GB/s, {100 * rate / copy_rate:.0f} % of the copy bandwidth ({copy_rate:,.0f} GB/s)"
 
 
-def describe_pass(task, speed):
+def count_cases(task):
     dtypes = f"{len(task.dtypes)} dtypes" if len(task.dtypes) > 1 else str(task.dtypes[0]).removeprefix("torch.")
-    sentence = f"{len(task.cases)} cases in {dtypes}"
+    return f"{len(task.cases)} cases in {dtypes}"
+
+
+def describe_pass(task, speed, note=None):
+    sentence = count_cases(task)
+    if note:
+        return f"{sentence}; {note}"
     if task.speed and not speed:
         return f"{sentence}; its speed needs a GPU"
     if not speed:
@@ -352,9 +358,9 @@ def grade(folder, path):
                 case = f"{name}, {str(dtype).removeprefix('torch.')}"
                 run_case(task, module, sizes, dtype)
         case = None
-        task.then(module, pathlib.Path(path).read_text(encoding="utf-8"))
+        note = task.then(module, pathlib.Path(path).read_text(encoding="utf-8"))
         speed = check_speed(task, module, DeviceTimer(DEVICE)) if task.speed and not INTERPRETED else None
-        verdict |= {"passed": True, "speed": speed, "sentence": describe_pass(task, speed)}
+        verdict |= {"passed": True, "speed": speed, "sentence": describe_pass(task, speed, note)}
     except Wrong as wrong:
         verdict |= {"kind": wrong.kind, "tensor": wrong.tensor, "sentence": str(wrong)}
     except BaseException as error:  # whatever a participant's code raises is a verdict on it

@@ -2,13 +2,14 @@
 
 A graph is captured once and then replays the same operations on the same addresses. Like a GPU's, the tape computes
 nothing while it captures, refuses to hand a value to the host then, and wants every operation to have run before.
+It refuses to replay when a tensor has moved: a GPU would read and write the old address.
 """
 
 import contextlib
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 def tensors(values):
@@ -17,6 +18,11 @@ def tensors(values):
 
 def address(tensor):
     return tensor.untyped_storage().data_ptr()
+
+
+def places(values):
+    """Return where the elements of each tensor begin."""
+    return [tensor.data_ptr() for tensor in tensors(values)]
 
 
 class Watching(TorchDispatchMode):
@@ -53,9 +59,12 @@ class Recording(Watching):
         for tensor in tensors((args, kwargs)):
             if address(tensor) not in self.own | self.before.keys():
                 self.before[address(tensor)] = tensor.untyped_storage(), tensor.untyped_storage().clone()
+        where = places((args, kwargs))
         out = function(*args, **kwargs)
         self.own |= {address(tensor) for tensor in tensors(out)} - self.before.keys()
-        self.calls.append((function, args, kwargs, out))
+        # An alias: autograd copies a gradient that somebody else holds instead of taking it as w.grad.
+        alias = tree_map_only(torch.Tensor, torch.Tensor.detach, out)
+        self.calls.append((function, args, kwargs, alias, where))
         return out
 
 
@@ -81,7 +90,12 @@ class Tape:
     @torch.no_grad()
     def replay(self):
         self.replays += 1
-        for function, args, kwargs, out in self.calls:
+        for function, args, kwargs, out, where in self.calls:
+            if places((args, kwargs)) != where:
+                raise RuntimeError(
+                    "a tensor of the graph has moved since the capture (by .data = or set_), and a GPU would use its "
+                    "old address: keep the tensor, and change its contents with copy_"
+                )
             given = {address(tensor) for tensor in tensors((args, kwargs))}
             for old, new in zip(tensors(out), tensors(function(*args, **kwargs)), strict=True):
                 if address(old) not in given:

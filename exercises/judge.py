@@ -81,11 +81,21 @@ class Judge:
         self.task, self.module, self.inputs, self.compute = task, module, inputs, compute
 
     def place(self, name, index):
-        """Return 'row 7, column 96 (program 1)'."""
+        """Return 'row 7, column 96 (program 1)', or in the brackets the words that the task has for an element."""
         names = self.task.names[name].split()
         where = ", ".join(f"{dimension} {i}" for dimension, i in zip(names, index, strict=True))
-        program = self.task.owner(self.module, name, index, self.inputs)
-        return f"{where} (program {', '.join(map(str, program))})" if program else where
+        owner = self.task.owner(self.module, name, index, self.inputs)
+        if isinstance(owner, tuple) and owner:
+            owner = f"program {', '.join(map(str, owner))}"
+        return f"{where} ({owner})" if owner else where
+
+    def place_in_memory(self, name, element, shape):
+        """Return 'row 7, column 96' of an output's element, counted in memory; a packed output has no such names."""
+        names = self.task.names.get(name, "").split()
+        if len(names) != len(shape):
+            return f"element {element}"
+        index = torch.unravel_index(torch.tensor(element), shape)
+        return ", ".join(f"{dimension} {int(i)}" for dimension, i in zip(names, index, strict=True))
 
     def check_written(self, name, got):
         integer, bits = UNWRITTEN[got.dtype]
@@ -176,8 +186,8 @@ class Judge:
             low, high = int(indices.min()), int(indices.max())
             volume *= high - low + 1
             if high - low + 1 < size:
-                parts.append(f"{dimension} {low}" + (f" to {high}" if high > low else ""))
+                parts.append(f"{dimension} {low}" + (f" to {high}" if high > low else "") + f" of {size}")
         if volume == len(wrong):
-            return f"only {', '.join(parts)} of {tuple(got.shape)} is wrong"
+            return f"wrong only in {', '.join(parts)}"
         region = f", all of them in {', '.join(parts)}" if parts else ""
         return f"{len(wrong)} of {got.numel()} elements are wrong{region}"

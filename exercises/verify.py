@@ -8,7 +8,7 @@ import time
 
 from answers import REGION, exercises, folder_of, grade, hints, is_started, solution_of
 from common.versions import SCRIPTS
-from grading import load_task
+from grading import count_cases, load_task
 
 
 def same_outside_regions(stub, solution):
@@ -40,6 +40,9 @@ def find_faults(folder, of_version3):
         yield "README.md is longer than 60 lines"
     if "**Deliverable.**" not in readme:
         yield "README.md names no deliverable"
+    passed = f"{folder.name[:2]} passed: {count_cases(load_task(folder))}"
+    if passed not in readme:
+        yield f"README.md does not say what a right answer gets: {passed}"
     for name, parameters in kernels(solution_of(folder)).items():
         if parameters != of_version3.get(name, parameters):
             yield f"{name} of solution.py could not take its place in tiny_llama_v3.py: it has other parameters"

@@ -49,7 +49,7 @@ TASK = Task(
         "one tile": {"rows": 4, "F": 32},
         "ragged": {"rows": 5, "F": 20},
         "several tiles a row": {"rows": 3, "F": 70},
-        "large values": {"rows": 2, "F": 8, "scale": 8.0},
+        "large values": {"rows": 2, "F": 20, "scale": 60.0},
     },
     inputs=lambda rows, F, scale=1.5: {
         "dy": random(rows, F, seed=1, scale=0.8, offset=0.2),
@@ -96,6 +96,14 @@ TASK = Task(
             "    tl.store(dx_ptr + row * 2 * F + column, (dy * gate * sigmoid)",
             "dgate",
             says="exchanged",
+        ),
+        "slope that overflows": Mistake(
+            "up * sigmoid * (1 + gate * (1 - sigmoid))",
+            "up * (sigmoid + gate * tl.exp(-gate) * sigmoid * sigmoid)",
+            "dgate",
+        ),
+        "dy not masked": Mistake(
+            "dy_ptr + row * F + column, mask=mask, other=0.0", "dy_ptr + row * F + column", "dy", "stray load"
         ),
         "second half forgotten": Mistake("dx_ptr + row * 2 * F + F + ", "dx_ptr + row * 2 * F + ", "dup", "unwritten"),
     },

@@ -121,6 +121,9 @@ TASK = Task(
         "position runs through the sequences": Mistake("token % T", "token", "y", says="counts on"),
         "tables without their row length": Mistake("token % T * HALF", "token % T", "y", says="has HALF elements"),
         "other heads not copied": Mistake("_ty), mask=mask", "_ty), mask=rotated", "y", "unwritten", count=2),
+        "tables not masked": Mistake(
+            "mask=rotated, other=1.0", "mask=head < rotated_heads, other=1.0", "cos", "stray load"
+        ),
         "stored over the input": Mistake("(y_ptr + offsets + HALF", "(x_ptr + offsets + HALF", "x", "changed"),
     },
 )

@@ -10,11 +10,11 @@ EPS = 1e-6
 ROWS, PROGRAMS = 2, 3  # of the exercise
 
 
-def inputs(rows, C):
+def inputs(rows, C, past=True):
     x = random(rows, C, seed=3, scale=1.4, offset=0.6)
     return {
         "dy": random(rows, C, seed=1, scale=0.8, offset=0.2),
-        "dx": random(rows, C, seed=2),
+        "dx": random(rows, C, seed=2) if past else None,
         "x": x,
         "w": random(C, seed=4, offset=1.5),
         "rstd": (x.square().mean(1) + EPS).rsqrt(),
@@ -25,7 +25,8 @@ def define(dy, dx, x, w, rstd):
     x.requires_grad_()
     w.requires_grad_()
     dresidual, dw = torch.autograd.grad(load_version(1).rms_norm(x, w, EPS), (x, w), dy)
-    return {"dresidual": dresidual + dx, "dw": dw.to(torch.promote_types(dw.dtype, torch.float32))}
+    dresidual = dresidual if dx is None else dresidual + dx
+    return {"dresidual": dresidual, "dw": dw.to(torch.promote_types(dw.dtype, torch.float32))}
 
 
 def storage(results, inputs):
@@ -37,6 +38,7 @@ def with_dresidual(weighted=True, along=1.0, power=2, over_tile=False, past=1.0,
 
     def suspect(dy, dx, x, w, rstd):
         g = dy * w if weighted else dy
+        dx = 0 if dx is None else dx
         rstd = rstd[:, None]
         size = triton.next_power_of_2(x.shape[1]) if over_tile else x.shape[1]
         mean = ((g if mean_of_g else dy) * x).sum(1, keepdim=True) / (size if divided else 1)
@@ -72,6 +74,8 @@ TASK = Task(
         "a tile for each program": {"rows": 6, "C": 8},
         "ragged": {"rows": 5, "C": 12},
         "more tiles than programs": {"rows": 37, "C": 20},
+        "fewer tiles than programs": {"rows": 3, "C": 8},
+        "no gradient past the norm": {"rows": 6, "C": 8, "past": False},
     },
     inputs=inputs,
     define=define,
@@ -127,6 +131,15 @@ TASK = Task(
             gpu_kind="value",
             says="stores row p",
         ),
+        "partial sum stored in the loop": Mistake(
+            "    tl.store(dw_ptr + tl.program_id(0)",
+            "        tl.store(dw_ptr + tl.program_id(0)",
+            "dw",
+            "unwritten",
+            gpu_kind="value",
+        ),
+        "dx without asking for None": Mistake("if dx_ptr is not None", "if True", None, "crash"),
+        "dx not masked": Mistake("dx_ptr + offsets, mask=mask, other=0.0", "dx_ptr + offsets", "dx", "stray load"),
         "last partial sums only": Mistake(
             "partial_sums += tl.load(", "partial_sums = tl.load(", "dw", says="partial sums count"
         ),

@@ -37,7 +37,7 @@ TASK = Task(
         "two tiles, the second higher": {"rows": 2, "C": 32, "second": 3.0},
         "ragged": {"rows": 3, "C": 41},
         "large and far from zero": {"rows": 3, "C": 50, "scale": 30.0, "offset": 200.0},
-        "far below zero": {"rows": 3, "C": 50, "offset": -300.0},
+        "far below zero": {"rows": 3, "C": 50, "offset": -2000.0},
         "maximum in the first tile": {"rows": 2, "C": 40, "first": 200.0},
     },
     inputs=inputs,
@@ -87,6 +87,13 @@ TASK = Task(
         "maximum forgotten in y": Mistake("tl.exp(x - m) / l", "tl.exp(x) / l", "y", says="subtract m here"),
         "not divided": Mistake("tl.exp(x - m) / l", "tl.exp(x - m)", "y", says="not divided by l"),
         "powers of two": Mistake("tl.exp(", "tl.exp2(", "y", count=3, says="exp2"),
+        "m begins at -1000": Mistake('tl.full([1], -float("inf")', "tl.full([1], -1000.0", "y"),
+        "second load not masked": Mistake(
+            'mask=column < C, other=-float("inf")).to(tl.float32)\n        y',
+            "mask=column >= 0).to(tl.float32)\n        y",
+            "x",
+            "stray load",
+        ),
         "store not masked": Mistake("element_ty), mask=column < C", "element_ty)", "y", "stray"),
     },
 )

@@ -9,8 +9,9 @@ from grading import Mistake, Task, random
 BLOCK_K = 16  # of the exercise
 
 
-def inputs(T, D=16, scale=1.3, offset=0.4, first=0.0):
+def inputs(T, D=16, scale=1.3, offset=0.4, first=0.0, sign=1):
     q, k = (random(T, D, seed=seed, scale=scale, offset=offset) for seed in (1, 2))
+    k *= sign
     k[:16] += first
     return {"q": q, "k": k, "v": random(T, D, seed=3, offset=0.8)}
 
@@ -26,6 +27,8 @@ def not_divided(q, k, v):
 
 def not_transposed(q, k, v):
     """Take each tile of keys for its transpose, which is possible because D is BLOCK_K."""
+    if q.shape[1] != BLOCK_K:
+        return define(q, k, v)
     tiles = k.unflatten(0, (-1, BLOCK_K))
     return define(q, tiles.transpose(1, 2).flatten(0, 1), v)
 
@@ -49,6 +52,13 @@ def tilewise(q, k, v, rescale_o=1, rescale_l=1, keep_o=1, unscaled=False, divide
     return {"o": o if divide else o / l}
 
 
+def from_zero(q, k, v):
+    """Start m at zero: where all scores are far below, every exponential is 0 in float32."""
+    o = define(q, k, v)["o"]
+    o[(q @ k.T / math.sqrt(q.shape[1])).amax(1) < -104] = math.nan
+    return {"o": o}
+
+
 TASK = Task(
     cases={
         "one tile of keys": {"T": 16},
@@ -56,10 +66,13 @@ TASK = Task(
         "several programs": {"T": 80},
         "sharp, and far from zero": {"T": 32, "scale": 4.0, "offset": 3.0},
         "maximum in the first tile": {"T": 48, "offset": 4.0, "first": 12.0},
+        "far below zero": {"T": 32, "scale": 0.5, "offset": 6.0, "sign": -1},
+        "32 elements a head": {"T": 112, "D": 32},
     },
     inputs=inputs,
     define=define,
     suspects={
+        "m does not begin at -inf: all scores are far below it, and l is 0": from_zero,
         "o is not rescaled when m rises: multiply it by alpha": lambda **i: tilewise(**i, rescale_o=0),
         "l is not rescaled when m rises: multiply it by alpha": lambda **i: tilewise(**i, rescale_l=0),
         "alpha lacks scale: it is exp2((m - m_new) · scale)": lambda **i: tilewise(**i, unscaled=True),
@@ -99,6 +112,12 @@ TASK = Task(
         "maximum of the last tile": Mistake("tl.maximum(m, tl.max(S, 1))", "tl.max(S, 1)", "o"),
         "last tile of keys only": Mistake("v, o * alpha[:, None],", "v, o * 0.0,", "o", says="last tile of keys"),
         "queries instead of keys": Mistake("load_tile(k_ptr", "load_tile(q_ptr", "o", says="from q"),
+        "m begins at zero": Mistake(
+            'tl.full([BLOCK_Q], -float("inf")', "tl.full([BLOCK_Q], 0.0", "o", says="begin at -inf"
+        ),
+        "maximum of the sizes": Mistake("tl.max(S, 1)", "tl.max(tl.abs(S), 1)", "o"),
+        "o as wide as a tile of keys": Mistake("tl.zeros([BLOCK_Q, D]", "tl.zeros([BLOCK_Q, BLOCK_K]", None, "crash"),
+        "scale of 16 elements": Mistake("math.sqrt(D)", "4", "o"),
         "first rows stored by all": Mistake("[:, None], first, T", "[:, None], 0, T", "o", "unwritten"),
     },
 )

@@ -28,7 +28,7 @@ TASK = Task(
         "one tile of queries": {"B": 1, "T": 32, "H": 1, "K": 1},
         "two tiles of queries": {"B": 1, "T": 64, "H": 1, "K": 1},
         "ragged": {"B": 1, "T": 43, "H": 1, "K": 1},
-        "grouped heads of two sequences": {"B": 2, "T": 37, "H": 4, "K": 2},
+        "grouped heads of two sequences": {"B": 2, "T": 37, "H": 6, "K": 2, "D": 32},
     },
     inputs=inputs,
     define=define,
@@ -47,6 +47,20 @@ TASK = Task(
         "scale to the wrong base": Mistake(" * (scale * 0.6931471805599453)", " * scale", "dq", says="log2(e) times"),
         "scale forgotten": Mistake("dq * (scale * 0.6931471805599453)", "dq", "dq"),
         "no mask on the diagonal": Mistake("if DIAGONAL:", "if False:", "dq"),
+        "h // K for the key head": Mistake("h // (H // K)", "h // K", "dq"),
+        "dq as wide as a tile of keys": Mistake(
+            "dq = tl.zeros([BLOCK_Q, D]", "dq = tl.zeros([BLOCK_Q, BLOCK_K]", None, "crash"
+        ),
+        "scale of 16 elements": Mistake("(scale * 0.6931471805599453)", "0.25", "dq"),
+        "lse not masked": Mistake("lse_ptr + row, mask=query < T, other=0.0", "lse_ptr + row", "lse", "stray load"),
+        "dq stored K heads further too": Mistake(
+            "    store_tile(dqkv_ptr + q_offset, dq",
+            "    store_tile(dqkv_ptr + q_offset + K * D, dq, first, T, STRIDE, BLOCK_Q, D)\n"
+            "    store_tile(dqkv_ptr + q_offset, dq",
+            "dqkv",
+            "race",
+            gpu_kind="value",
+        ),
         "not multiplied by P": Mistake("dS = P * (", "dS = (", "dq"),
         "values instead of keys": Mistake("tl.dot(dS.to(k.dtype), k, dq", "tl.dot(dS.to(k.dtype), v, dq", "dq"),
         "last tile of keys only": Mistake("k, dq, input_precision", "k, dq * 0.0, input_precision", "dq"),

@@ -26,7 +26,7 @@ TASK = Task(
         "two tiles of keys": {"B": 1, "T": 64, "H": 1, "K": 1},
         "ragged": {"B": 1, "T": 43, "H": 1, "K": 1},
         "two queries a key": {"B": 1, "T": 32, "H": 2, "K": 1},
-        "grouped heads of two sequences": {"B": 2, "T": 37, "H": 4, "K": 2},
+        "grouped heads of two sequences": {"B": 2, "T": 37, "H": 6, "K": 2, "D": 32},
     },
     inputs=inputs,
     define=define,
@@ -38,6 +38,10 @@ TASK = Task(
     mistakes={
         "first query head only": Mistake("(kv + 1) * (H // K))", "kv * (H // K) + 1)", "dv"),
         "query heads interleaved": Mistake("range(kv * (H // K), (kv + 1) * (H // K))", "range(kv, H, K)", "dv"),
+        "dk as wide as a tile of queries": Mistake(
+            "dk, dv = tl.zeros([BLOCK_K, D]", "dk, dv = tl.zeros([BLOCK_K, BLOCK_Q]", None, "crash"
+        ),
+        "scale of 16 elements": Mistake("(scale * 0.6931471805599453)", "0.25", "dk"),
         "no mask on the diagonal": Mistake("if not BELOW:", "if False:", "dv"),
         "mask the wrong way": Mistake("[:, None] <= query[None, :]", "[:, None] >= query[None, :]", "dv"),
         "later queries forgotten": Mistake("T if BELOW else", "0 if BELOW else", "dv"),

@@ -8,11 +8,11 @@ TILE = (64, 32, 8, 1)
 def occupancy(registers, shared, warps, simd_registers, granule, most_waves, unit_shared, shared_granule):
     """Return the waves per SIMD on a unit full of programs.
 
-    registers: per thread; shared: bytes per program; warps: per program; simd_registers and most_waves: of one SIMD;
-    unit_shared: bytes of the whole unit; granule and shared_granule: allocation units.
+    registers: per thread; shared: bytes per program, 0 if it needs none; warps: per program; simd_registers and
+    most_waves: of one SIMD; unit_shared: bytes of the whole unit; granule and shared_granule: allocation units.
     """
     waves = min(most_waves, simd_registers // (-(-registers // granule) * granule))
-    programs = min(waves * SIMDS // warps, unit_shared // (-(-shared // shared_granule) * shared_granule))
+    programs = min(waves * SIMDS // warps, unit_shared // (-(-max(shared, 1) // shared_granule) * shared_granule))
     return programs * warps / SIMDS
 
 

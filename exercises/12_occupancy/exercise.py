@@ -9,8 +9,8 @@ SIMDS = 4  # per compute unit or multiprocessor
 def occupancy(registers, shared, warps, simd_registers, granule, most_waves, unit_shared, shared_granule):
     """Return the waves per SIMD on a unit full of programs.
 
-    registers: per thread; shared: bytes per program; warps: per program; simd_registers and most_waves: of one SIMD;
-    unit_shared: bytes of the whole unit; granule and shared_granule: allocation units.
+    registers: per thread; shared: bytes per program, 0 if it needs none; warps: per program; simd_registers and
+    most_waves: of one SIMD; unit_shared: bytes of the whole unit; granule and shared_granule: allocation units.
     """
     # TODO: compute how many whole programs registers and shared memory allow, then the waves per SIMD
     # end of TODO

@@ -56,6 +56,21 @@ def early(x, target, weight, lrs):
     return {"losses": losses}
 
 
+def last_loss(x, target, weight, lrs):
+    losses = define(x, target, weight, lrs)["losses"]
+    return {"losses": losses[-1:].expand_as(losses)}
+
+
+def nothing_new(x, target, weight, lrs, frozen_lr=False):
+    lrs = lrs[:1].expand_as(lrs) if frozen_lr else lrs
+    return define(x[:1].expand_as(x), target[:1].expand_as(target), weight, lrs)
+
+
+def left_behind(keep):
+    """Return a suspect: the graph trains the w that it captured, and another one becomes final."""
+    return lambda weight, **rest: warmed(**rest, weight=weight, keep=keep) | {"final": weight}
+
+
 def same_batch(x, target, weight, lrs):
     return define(x[:1].expand_as(x), target, weight, lrs)
 
@@ -71,6 +86,15 @@ def frozen(x, target, weight, lrs):
 TASK = Task(
     suspects={
         "the loss is read before the replay, so it is the last step's": early,
+        "every loss is the last step's: replays overwrite the loss tensor, so read it after each": last_loss,
+        "every step reads the first batch and the first target: copy each one into the graph's tensor": nothing_new,
+        "every step reads the first batch, target and rate: copy each one into the graph's tensor": lambda **i: (
+            nothing_new(**i, frozen_lr=True)
+        ),
+        "the graph trains the w that it captured, and w is a new tensor now: undo the warm-up in place, "
+        "w.copy_(weight)": left_behind("w"),
+        "the graph trains the w and momentum that it captured, and both are new tensors now: undo the warm-up "
+        "in place, w.copy_(weight) and momentum.zero_()": left_behind("wm"),
         "every step reads the first batch: copy into the graph's tensor, a new one has another address": same_batch,
         "every step reads the first target: copy each one into the graph's tensor": same_target,
         "the warm-up is not undone: the weight starts one step too far": lambda **i: warmed(**i, keep="w"),
@@ -117,6 +141,49 @@ TASK = Task(
         ),
         "another tensor instead of its contents": Mistake(
             "batch.copy_(x[i])", "batch = x[i]", "losses", says="first batch"
+        ),
+        "batch and target by name": Mistake(
+            "batch.copy_(x[i])\n        batch_target.copy_(target[i])",
+            "batch, batch_target = x[i], target[i]",
+            "losses",
+            says="the first batch and the first target",
+        ),
+        "batch, target and rate by name": Mistake(
+            "batch.copy_(x[i])\n        batch_target.copy_(target[i])\n        lr.copy_(lrs[i])",
+            "batch, batch_target, lr = x[i], target[i], lrs[i]",
+            "losses",
+            says="the first batch, target and rate",
+        ),
+        "batch.data": Mistake(
+            "batch.copy_(x[i])", "batch.data = x[i]", None, "crash", says="a tensor of the graph has moved"
+        ),
+        "batch.set_": Mistake(
+            "batch.copy_(x[i])", "batch.set_(x[i])", None, "crash", says="a tensor of the graph has moved"
+        ),
+        "w.data": Mistake(
+            "w.copy_(weight)", "w.data = weight.clone()", None, "crash", says="a tensor of the graph has moved"
+        ),
+        "momentum.data": Mistake(
+            "momentum.zero_()",
+            "momentum.data = torch.zeros_like(weight)",
+            None,
+            "crash",
+            says="a tensor of the graph has moved",
+        ),
+        "a new w": Mistake(
+            "w.copy_(weight)", "w = weight.clone().requires_grad_()", "losses", says="w is a new tensor now"
+        ),
+        "a new w and momentum": Mistake(
+            "w.copy_(weight)\n        momentum.zero_()",
+            "w, momentum = weight.clone().requires_grad_(), torch.zeros_like(weight)",
+            "losses",
+            says="both are new tensors now",
+        ),
+        "losses read after the loop": Mistake(
+            "        losses[i] = loss\n",
+            "        kept = [loss] if i == 0 else [*kept, loss]\n    losses.copy_(torch.stack(kept))\n",
+            "losses",
+            says="every loss is the last step's",
         ),
         "target of the first batch": Mistake(
             "        batch_target.copy_(target[i])\n", "", "losses", says="first target"

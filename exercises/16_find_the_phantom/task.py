@@ -9,12 +9,14 @@ from grading import Mistake, Task, random
 
 
 def inputs(rows, C, F, N):
-    grads = torch.zeros(6, 4)
-    grads[1, 2] = 1e-4
+    grads = torch.zeros(8, 4)
+    grads[1, 2] = 1e-7
     grads[2] = 0.5
     grads[3] = torch.tensor([-0.5, 0.25, 0.25, 0.0])
     grads[4, 0] = math.nan
     grads[5, 1] = math.inf
+    grads[6, 2] = -math.inf
+    grads[7] = -0.5
     return {
         "x": random(rows, C, seed=1, scale=1.2, offset=0.3),
         "gate_up": random(2 * F, C, seed=2, scale=0.6, offset=0.1),
@@ -34,6 +36,14 @@ def define(x, gate_up, down, dy, grads):
     return {"found": found, "y": y.detach(), "ddown": ddown, "dgate_up": dgate_up, "dx": dx}
 
 
+def flat_dy(x, gate_up, down, dy, grads):
+    """Read the gradient that reaches the kernel, a transposed matrix, as if its rows lay in memory."""
+    h = (x @ gate_up.T).detach().requires_grad_()
+    flat = (down.T @ dy.T).reshape(len(x), -1)
+    (dh,) = torch.autograd.grad(load_version(1).swiglu(*h.chunk(2, dim=1)), h, flat)
+    return {"dgate_up": dh.T @ x, "dx": dh @ gate_up}
+
+
 TASK = Task(
     cases={
         "one tile": {"rows": 4, "C": 8, "F": 32, "N": 8},
@@ -42,7 +52,9 @@ TASK = Task(
     },
     inputs=inputs,
     direct=False,  # autograd makes the tensors that the kernels write
+    launches=("swiglu_forward_kernel", "swiglu_backward_kernel"),
     define=define,
+    suspects={"dy is not contiguous, and the kernel read it as if it were: dy.contiguous()": flat_dy},
     names={
         "found": "gradient",
         "y": "row column",
@@ -50,7 +62,19 @@ TASK = Task(
         "dgate_up": "row column",
         "dx": "row column",
     },
-    labels={"found": ("None", "all zeros", "zeros but one", "all nonzero", "a sum of zero", "one NaN", "one infinity")},
+    labels={
+        "found": (
+            "None",
+            "all zeros",
+            "zeros but a tiny one",
+            "all nonzero",
+            "a sum of zero",
+            "one NaN",
+            "one infinity",
+            "one negative infinity",
+            "all negative",
+        )
+    },
     unwritten={"dgate_up": "no gradient reached it. Does swiglu call the Function, and does backward return one?"},
     mistakes={
         "the phantom": Mistake(
@@ -65,6 +89,31 @@ TASK = Task(
             "return swiglu_backward(torch.ones_like(dy, memory_format=torch.contiguous_format), x)",
             "dgate_up",
         ),
+        "dy as it comes": Mistake("dy.contiguous()", "dy", "dgate_up", says="dy is not contiguous"),
+        "x kept by the class": Mistake(
+            "ctx.save_for_backward(x)\n        return swiglu_forward(x)\n\n    @staticmethod\n"
+            "    def backward(ctx, dy):\n        (x,) = ctx.saved_tensors\n",
+            "SwiGLUFunction.x = x\n        return swiglu_forward(x)\n\n    @staticmethod\n"
+            "    def backward(ctx, dy):\n        x = SwiGLUFunction.x\n",
+            "dgate_up",
+        ),
+        "PyTorch's layer": Mistake(
+            "    apply = SwiGLUFunction.apply\n",
+            "    gate, up = swiglu_forward(x) * 0 + x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]\n"
+            "    return torch.nn.functional.silu(gate) * up\n",
+            None,
+            "no kernel",
+            says="swiglu_backward_kernel was not launched",
+        ),
+        "only positive gradients count": Mistake(
+            "bool(grad.count_nonzero())", "bool(grad.max() > 0)", "found", says="all negative gives False"
+        ),
+        "negative infinity is trained": Mistake(
+            "grad.isfinite()", "(grad < float('inf'))", "found", says="one negative infinity gives True"
+        ),
+        "tiny gradients count as zero": Mistake(
+            "bool(grad.count_nonzero())", "bool(grad.abs().max() > 1e-5)", "found", says="a tiny one gives False"
+        ),
         "None forgotten": Mistake("grad is not None and ", "", None, "crash"),
         "zeros count as trained": Mistake(" and bool(grad.count_nonzero())", "", "found", says="all zeros gives True"),
         "the sum must differ from zero": Mistake(
@@ -72,7 +121,7 @@ TASK = Task(
         ),
         "NaN counts as trained": Mistake(" and bool(grad.isfinite().all())", "", "found", says="one NaN gives True"),
         "every element must differ from zero": Mistake(
-            "bool(grad.count_nonzero())", "bool(grad.all())", "found", says="zeros but one gives False"
+            "bool(grad.count_nonzero())", "bool(grad.all())", "found", says="zeros but a tiny one gives False"
         ),
     },
 )

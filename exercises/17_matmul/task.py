@@ -32,7 +32,7 @@ TASK = Task(
         "two steps along K": {"M": 16, "N": 32, "K": 32},
         "ragged K": {"M": 16, "N": 32, "K": 37},
         "ragged rows and columns": {"M": 19, "N": 41, "K": 16},
-        "many programs": {"M": 50, "N": 70, "K": 100},
+        "many programs": {"M": 50, "N": 70, "K": 118},
     },
     inputs=lambda M, N, K: {
         "x": random(M, K, seed=1, scale=1.3, offset=0.4),
@@ -66,6 +66,8 @@ TASK = Task(
             says="x w instead",
         ),
         "K not masked": Mistake("(row[:, None] < M) & (k[None, :] < K)", "(row[:, None] < M)", "y"),
+        "rows of x not masked": Mistake("(row[:, None] < M) & (k[", "(row[:, None] >= 0) & (k[", "x", "stray load"),
+        "rows of w not masked": Mistake("(column[:, None] < N) & (k", "(column[:, None] >= 0) & (k", "w", "stray load"),
         "stride of the tile": Mistake("x_ptr + row[:, None] * K", "x_ptr + row[:, None] * BLOCK_K", "y"),
         "sums in 16 bits": Mistake(
             "sums = tl.dot(x, tl.trans(w), sums, input_precision=PRECISION)",

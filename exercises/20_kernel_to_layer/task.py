@@ -25,16 +25,17 @@ def flat_dy(gate, up, dy, scale):
 TASK = Task(
     cases={
         "one tile": {"rows": 4, "F": 32},
-        "ragged": {"rows": 5, "F": 20},
+        "ragged, another scale": {"rows": 5, "F": 20, "scale": -0.5},
         "several tiles a row": {"rows": 3, "F": 70},
     },
-    inputs=lambda rows, F: {
+    inputs=lambda rows, F, scale=1.75: {
         "gate": random(rows, F, seed=1, scale=1.5, offset=0.4),
         "up": random(rows, F, seed=2, scale=1.5, offset=0.4),
         "dy": random(F, seed=3, scale=0.8, offset=0.2),
-        "scale": 1.75,
+        "scale": scale,
     },
     direct=False,  # autograd makes the tensors that the kernels write
+    launches=("swiglu_forward_kernel", "swiglu_backward_kernel"),
     define=define,
     suspects={"dy is not contiguous, and the kernel read it as if it were: dy.contiguous()": flat_dy},
     names={"y": "row column", "dgate": "row column", "dup": "row column", "caught": "layer"},
@@ -42,8 +43,8 @@ TASK = Task(
         "caught": (
             "the right layer",
             "a layer with twice the gradient of gate",
-            "a layer without a gradient of gate",
-            "a layer with twice the gradient of up",
+            "a layer without a gradient of up",
+            "a layer with the gradient of up in reverse",
             "a layer with NaN gradients",
         )
     },
@@ -63,11 +64,32 @@ TASK = Task(
         "scale forgotten in the backward": Mistake(
             "x) * ctx.scale", "x)", "dgate", says="0.5714 times its correct value"
         ),
+        "a scale of its own": Mistake("* ctx.scale", "* 1.75", "dgate"),
+        "scale kept by the class": Mistake("ctx.scale", "SwiGLUFunction.scale", "dgate", count=2),
+        "values of PyTorch": Mistake(
+            "return swiglu_forward(x) * scale",
+            "return torch.nn.functional.silu(x[:, : x.shape[1] // 2]) * x[:, x.shape[1] // 2 :] * scale",
+            None,
+            "no kernel",
+            says="swiglu_forward_kernel was not launched",
+        ),
+        "lengths compared, not gradients": Mistake(
+            "(grad.double() - right).norm() / right.norm()",
+            "(grad.double().norm() - right.norm()).abs() / right.norm()",
+            "caught",
+            says="the gradient of up in reverse gives False",
+        ),
+        "sums compared, not gradients": Mistake(
+            "(grad.double() - right).norm() / right.norm()",
+            "(grad.double().sum() - right.sum()).abs() / right.sum().abs()",
+            "caught",
+            says="the gradient of up in reverse gives False",
+        ),
         "no gradient is skipped": Mistake(
             "        if grad is None or not grad.isfinite().all():\n            return math.inf\n",
             "        if grad is None:\n            continue\n",
             "caught",
-            says="a layer without a gradient of gate gives False",
+            says="a layer without a gradient of up gives False",
         ),
         "NaN counts as right": Mistake(
             "grad is None or not grad.isfinite().all()", "grad is None", "caught", says="NaN gradients gives False"
@@ -76,7 +98,7 @@ TASK = Task(
             "        worst = max(worst, error.item())\n    return worst\n",
             "        return error.item()\n",
             "caught",
-            says="twice the gradient of up gives False",
+            says="the gradient of up in reverse gives False",
         ),
         "last gradient only": Mistake(
             "worst = max(worst, error.item())",

@@ -112,6 +112,20 @@ TASK = Task(
             "y",
             says="cos and sin",
         ),
+        "cosines not masked": Mistake(
+            "cos_ptr + row * HALF + pair, mask=mask",
+            "cos_ptr + row * HALF + pair, mask=row < rows + pair",
+            "cos",
+            "stray load",
+        ),
+        "first half stored into the second": Mistake(
+            "tl.store(y_ptr + offsets, y1.to(y_ptr.dtype.element_ty), mask=mask)",
+            "tl.store(y_ptr + offsets, y1.to(y_ptr.dtype.element_ty), mask=row < rows)",
+            "y",
+            "race",
+            gpu_kind="value",
+            says="program 0 stored it twice",
+        ),
         "second store not masked": Mistake(
             "tl.store(y_ptr + offsets + HALF, y2.to(y_ptr.dtype.element_ty), mask=mask)",
             "tl.store(y_ptr + offsets + HALF, y2.to(y_ptr.dtype.element_ty))",

@@ -9,8 +9,9 @@ from grading import DEVICE, Mistake, Task, Wrong, random
 BLOCK_Q, BLOCK_K = 32, 16  # of the exercise
 
 
-def inputs(T, D=16):
-    q, k = (random(T, D, seed=seed, scale=1.3, offset=0.4) for seed in (1, 2))
+def inputs(T, D=16, scale=1.3, offset=0.4, sign=1):
+    q, k = (random(T, D, seed=seed, scale=scale, offset=offset) for seed in (1, 2))
+    k *= sign
     return {"q": q, "k": k, "v": random(T, D, seed=3, offset=0.8)}
 
 
@@ -44,16 +45,26 @@ def wrong_way_round(q, k, v):
     return {"o": o}
 
 
+def from_zero(q, k, v):
+    """Start m at zero: where all scores are far below, every exponential is 0 in float32."""
+    o = attend(causal)(q, k, v)["o"]
+    scores = (q @ k.T / math.sqrt(q.shape[1])).tril()
+    o[scores.masked_fill(scores == 0, -math.inf).amax(1) < -104] = math.nan
+    return {"o": o}
+
+
 def check_end(module, source):
-    """Raise Wrong if the first program reads a key after its own queries: those keys and values are NaN here."""
-    q, k, v = (tensor.to(DEVICE) for tensor in inputs(2 * module.BLOCK_Q).values())
-    k[module.BLOCK_Q :] = math.nan
-    v[module.BLOCK_Q :] = math.nan
-    o = torch.zeros_like(q)
-    module.run(q, k, v, o)
-    if not o[: module.BLOCK_Q].isfinite().all():
-        found = "the values are right, but program 0 reads keys that none of its queries sees"
-        raise Wrong("end", "o", f"{found}: the loop must end at first + BLOCK_Q")
+    """Raise Wrong if a program reads a key after its own queries: those keys and values are NaN here."""
+    for program in range(2):
+        end = (program + 1) * module.BLOCK_Q
+        q, k, v = (tensor.to(DEVICE) for tensor in inputs(end + module.BLOCK_Q).values())
+        k[end:] = math.nan
+        v[end:] = math.nan
+        o = torch.zeros_like(q)
+        module.run(q, k, v, o)
+        if not o[:end].isfinite().all():
+            found = f"the values are right, but program {program} reads keys that none of its queries sees"
+            raise Wrong("end", "o", f"{found}: the loop must end at first + BLOCK_Q")
 
 
 TASK = Task(
@@ -62,11 +73,13 @@ TASK = Task(
         "two tiles of queries": {"T": 64},
         "ragged": {"T": 43},
         "one token": {"T": 1},
-        "several programs": {"T": 100},
+        "several programs": {"T": 100, "D": 32},
+        "far below zero": {"T": 32, "scale": 0.5, "offset": 6.0, "sign": -1},
     },
     inputs=inputs,
     define=attend(causal),
     suspects={
+        "m does not begin at -inf: all scores are far below it, and l is 0": from_zero,
         "a token does not see itself: row 0 has no key, 0 / 0": attend(lambda query, key: query > key),
         "output t depends on token t + 1: it sees the future": attend(lambda query, key: query + 1 >= key),
         "nothing is masked: a token sees all keys of its tile": attend(lambda query, key: key >= 0),
@@ -74,7 +87,7 @@ TASK = Task(
         "the mask compares with the place in the tile: the position of a key is start + key": attend(
             lambda query, key: query >= key % BLOCK_K
         ),
-        "masked scores are 0, not -inf: exp(0) counts": attend(causal, masked=0.0),
+        "masked scores are not -inf: they count, 0 as exp(0)": attend(causal, masked=0.0),
         "the loop of every program ends at BLOCK_Q: first is missing": attend(
             lambda query, key: (query >= key) & (key < BLOCK_Q)
         ),
@@ -108,6 +121,15 @@ TASK = Task(
             "first + BLOCK_Q, T", "first + BLOCK_K, T", "o", says="one tile of keys"
         ),
         "end without first": Mistake("min(first + BLOCK_Q, T)", "min(BLOCK_Q, T)", "o", says="first is missing"),
+        "m begins at zero": Mistake(
+            'tl.full([BLOCK_Q], -float("inf")', "tl.full([BLOCK_Q], 0.0", "o", says="begin at -inf"
+        ),
+        "masked scores are -100": Mistake('S, -float("inf"))', "S, -100.0)", "o"),
+        "o as wide as a tile of keys": Mistake("tl.zeros([BLOCK_Q, D]", "tl.zeros([BLOCK_Q, BLOCK_K]", None, "crash"),
+        "scale of 16 elements": Mistake("math.sqrt(D)", "4", "o"),
+        "second program reads too far": Mistake(
+            "min(first + BLOCK_Q, T)", "min(2 * first + BLOCK_Q, T)", "o", "end", says="program 1 reads keys"
+        ),
         "loop over all keys": Mistake("min(first + BLOCK_Q, T)", "T", "o", "end", says="none of its queries sees"),
     },
 )

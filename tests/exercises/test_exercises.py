@@ -251,7 +251,7 @@ BESIDE = "sum.as_strided((2,), (1,), sum.storage_offset()"  # and how many eleme
         ("sum.copy_(2 * x.sum(1))", "value", "every element is 2 times its correct value"),
         ("sum.copy_(1.0002 * x.sum(1))", "value", "every element is 0.02 % too large"),
         ("sum.copy_((x.sum(1)).half().float())", "value", "right to about 3 digits: look for a rounding to 16 bits"),
-        (f"{RIGHT}; sum[2:] += 3", "value", "only row 2 to 3 of (4,) is wrong"),
+        (f"{RIGHT}; sum[2:] += 3", "value", "wrong only in row 2 to 3 of 4"),
         (f"{RIGHT}; sum[2:] += 3", "value", "(program 1)"),
         (f"{RIGHT}; sum[::2] += 3", "value", "2 of 4 elements are wrong, all of them in row 0 to 2"),
         ("sum[1:].copy_(x[1:].sum(1))", "unwritten", "1 of 4 elements are never written, the first at row 0"),
@@ -646,6 +646,30 @@ def test_solutions_pass_on_a_gpu(number, monkeypatch):
     else:
         verdict = check.grade([answer])[0]
     assert verdict["passed"], verdict["sentence"]
+
+
+def test_the_tape_takes_a_gradient_that_each_step_makes_anew():
+    """As a GPU's graph does: PyTorch's advice is zero_grad(set_to_none=True)."""
+    tape, w, x = graphs.Tape(), torch.ones(3, 2, requires_grad=True), torch.ones(4, 3)
+
+    def step():
+        w.grad = None
+        (x @ w).sum().backward()
+
+    with tape.warm_up():
+        step()
+    with tape.capture():
+        step()
+    x.fill_(2)
+    tape.replay()
+    assert torch.equal(w.grad, torch.full((3, 2), 8.0))
+
+
+def test_exercise_13_looks_for_calls():
+    check_base = grading.load_task(EXERCISES["13"]).then
+    assert check_base(None, "# no tl.exp(x)\nscale = math.log(2)") is None
+    with pytest.raises(judge.Wrong, match="exp is used: use tl.exp2"):
+        check_base(None, "from triton.language import exp\np = exp(x)")
 
 
 @pytest.mark.gpu

@@ -1011,10 +1011,13 @@ def test_a_loss_of_minus_zero_is_zero():
 
 
 def test_sums_of_bits_tell_tensors_apart():
-    """Adam's first step is +lr or -lr: a plain sum does not see it in two elements."""
-    value = torch.tensor([0.5, 0.5])
-    first, second, third = check_training.bit_sums([value, value + torch.tensor([0.01, -0.01]), value.clone()])
-    assert first == third != second
+    """Adam's first step is +lr or -lr: a plain sum of bits does not see it in two elements of one binade."""
+    for size in (2, 1000):
+        value = torch.full((size,), 1.5)
+        moved = value.clone()
+        moved[-2:] += torch.tensor([0.01, -0.01])
+        first, second, third = check_training.bit_sums([value, moved, value.clone()])
+        assert first == third != second
     large = torch.zeros(2**17)
     changed = large.clone()
     changed[-1] = 1e-30

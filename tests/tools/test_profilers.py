@@ -155,7 +155,7 @@ def test_command_files_and_last_lines_of_every_release(wrapper, release, run, py
     assert python in (folder / "command.txt").read_text() and "training" in (folder / "log.txt").read_text()
     assert re.search(last, result.stdout.strip()), result.stdout
     assert not missing_files(result.stdout, folder)
-    assert ("because a replayed graph may hide kernels" in result.stdout) == ("compute" not in wrapper)
+    assert "because a replayed graph may hide kernels" in result.stdout
     assert "the profile holds start-up and warm-up too" in result.stdout
     assert ("warning: every call is recorded" in result.stderr) == (wrapper == "get_rocprof_sys.sh")
 
@@ -925,7 +925,10 @@ def test_a_wrapper_that_is_not_called_in_a_versions_folder_says_so(run):
 
 # ---------------------------------------------------------------- NVIDIA
 
-NSYS = "--nvtx-capture=measured steps --capture-range-end=stop --env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0"
+NSYS = (
+    "--cuda-graph-trace=node --sample=none --cpuctxsw=none --capture-range=nvtx --nvtx-capture=measured steps "
+    "--capture-range-end=stop --env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0"
+)
 NCU = "ncu --nvtx --nvtx-push-pop-scope process --nvtx-include measured steps/ "
 
 
@@ -939,8 +942,10 @@ def test_nvidia_profilers_leave_the_same_kind_of_result_of_the_measured_steps(wr
     for command in commands:
         if command.startswith("ncu"):  # which repeats every kernel that it looks at: one launch of each
             assert command.startswith(NCU) and "--kernel-id ::regex:.:1 --export" in command and "demangled" in command
+            assert "--clock-control none" in command  # or ncu times kernels at the base clock
+            assert " --no-graph " in command and "trains with --no-graph, because" in result.stdout
         else:
-            assert NSYS in command and "--cuda-graph-trace=node" in command
+            assert NSYS in command
     assert [command.split()[0] for command in commands] == {
         "get_counters.sh": ["ncu"] if counters else ["nsys", "ncu"],
         "get_rocprof_compute.sh": ["ncu"],

@@ -2,10 +2,11 @@
 # Body of get_counters.sh.
 
 SETS=() PASSES=() ASKED="" # a pass is a string of counters that one run reads
+COUNTERS_WANTED=1          # with the times, unless these alone are asked for
 
 ask() { # SET: note what was asked for; on NVIDIA nsys takes the times, ncu reads the counters
     ASKED+=" $1"
-    [ "$1" = times ] || COUNTERS_WANTED=1
+    COUNTERS_WANTED=${ASKED// times/}
     if [[ $ASKED == *times* ]]; then NSIGHT=nsys; else NSIGHT=ncu; fi
 }
 

@@ -113,8 +113,8 @@ find_python() { # an absolute path: rocprof-compute up to ROCm 6.3 tests whether
 choose_graph() { # SCRIPT OPTIONS: set GRAPH to --no-graph where a replayed graph would hide its kernels
     local why=""
     GRAPH=()
-    [ "$PROFILER" != rocm ] || why="a replayed graph may hide kernels from ROCm's profilers"
     [ -z "${COUNTERS_WANTED:-}" ] || [ "$PROFILER" = pytorch ] || why="counters are read kernel by kernel"
+    [ "$PROFILER" != rocm ] || why="a replayed graph may hide kernels from ROCm's profilers"
     [ -n "$why" ] || return 0
     case " $* " in
         *" --no-graph "*) ;;
