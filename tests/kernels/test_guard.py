@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from common.guarded_memory import LAYOUTS, between_bands, launches
 from common.versions import load_version, relative_error
-from kernel_cases import LAYOUTS, as_tuple, launches, multiplies_fp8, normal, placed
+from kernel_cases import as_tuple, multiplies_fp8, normal
 
 V1, V3 = load_version(1), load_version(3)
 TWICE_DIFFERENTIABLE = ("RoPEFunction", "EmbeddingFunction")
@@ -70,7 +71,7 @@ def results(function, tensors, cotangents=None, layout="contiguous"):
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     outputs = as_tuple(function(*leaves))
     if cotangents is None:
-        cotangents = [placed(normal(*output.shape, seed=9).to(output), layout) for output in outputs]
+        cotangents = [between_bands(normal(*output.shape, seed=9).to(output), layout) for output in outputs]
     return outputs, cotangents, torch.autograd.grad(outputs, leaves, cotangents)
 
 
@@ -86,7 +87,7 @@ def test_every_function_is_here():
 def test_strided_tensors_give_the_same_bits(name, layout, device):
     """Sliced, transposed and expanded inputs and gradients give what their contiguous copies give."""
     function, tensors = drawn(name, device)
-    strided = [placed(tensor, layout) for tensor in tensors]
+    strided = [between_bands(tensor, layout) for tensor in tensors]
     outputs, cotangents, gradients = results(function, strided, layout=layout)
     packed = [[t.clone(memory_format=torch.contiguous_format) for t in group] for group in (strided, cotangents)]
     right_outputs, _, right_gradients = results(function, *packed)
