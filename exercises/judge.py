@@ -33,11 +33,6 @@ def differs(result, exact):
     return relative_error(result[known], exact[known]) > 0.01
 
 
-def allowed_error(plain, exact, tolerance):
-    """Return the relative error that a result may have: twice plain PyTorch's in the same dtype, and the tolerance."""
-    return allowed(relative_error(plain, exact), tolerance)
-
-
 def check_inputs(inputs, originals):
     for name, tensor in inputs.items():
         if not torch.equal(bits(tensor), bits(originals[name])):
@@ -114,7 +109,7 @@ class Judge:
         """Blame the first wrong result: the others follow from it, or are computed after it."""
         got = {name: got[name].double() for name in exact}
         errors = {name: relative_error(got[name], exact[name]) for name in exact}
-        bounds = {name: allowed_error(plain[name], exact[name], self.task.tolerance) for name in exact}
+        bounds = {name: allowed(relative_error(plain[name], exact[name]), self.task.tolerance) for name in exact}
         wrong = [name for name in exact if not errors[name] <= bounds[name]]
         if not wrong:
             return

@@ -54,7 +54,7 @@ class Watched:
             self.writers = np.zeros(len(self.bits), np.int64)
 
 
-class Watch:
+class Watch(contextlib.ExitStack):
     """Watch the loads and stores of kernels in the interpreter inside a `with`.
 
     inputs, outputs: name -> tensor between guard bands.
@@ -62,6 +62,7 @@ class Watch:
     """
 
     def __init__(self, inputs, outputs):
+        super().__init__()
         self.tensors = [Watched(name, tensor, False) for name, tensor in inputs.items()]
         self.tensors += [Watched(name, tensor, True) for name, tensor in outputs.items()]
         self.grid, self.fault = (1, 1, 1), None
@@ -159,11 +160,7 @@ class Watch:
         load = without_other(InterpreterBuilder.create_masked_load)
         store = InterpreterBuilder.create_masked_store
         replaced = {"create_masked_load": self.checked_load(load), "create_masked_store": self.checked_store(store)}
-        self.patches = contextlib.ExitStack()
-        self.patches.enter_context(launches(self.start_launch))
-        self.patches.enter_context(mock.patch.multiple(InterpreterBuilder, **replaced))
-        self.patches.enter_context(mock.patch.object(ReduceOps, "sum", in_float16(ReduceOps.sum)))
+        self.enter_context(launches(self.start_launch))
+        self.enter_context(mock.patch.multiple(InterpreterBuilder, **replaced))
+        self.enter_context(mock.patch.object(ReduceOps, "sum", in_float16(ReduceOps.sum)))
         return self
-
-    def __exit__(self, *error):
-        self.patches.close()

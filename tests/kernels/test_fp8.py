@@ -5,13 +5,11 @@ numbers. Triton's interpreter loses the carry of a significand that rounds up to
 instead of 2.0): these tests convert with PyTorch's rounding there.
 """
 
-import dataclasses
-
 import pytest
 import torch
 
 import kernel_cases
-from common.guarded_memory import LAYOUTS, GuardedMemory
+from common.guarded_memory import GuardedMemory
 from common.versions import load_version
 from kernel_cases import FP8_CASES, check, check_fp8_training, check_fp8_weights, fp8_layers, multiplies_fp8, normal
 from training import train
@@ -33,17 +31,6 @@ def rounding():
 def test_outputs_and_gradients(operation, name, device):
     """Every row and column; also: no input changes, all is written, and nothing beside it."""
     check(V3, FP8_CASES[operation][name](), torch.bfloat16, device)
-
-
-@multiplies_fp8
-@pytest.mark.parametrize("tensor", ["x", "cotangents"])
-@pytest.mark.parametrize("layout", LAYOUTS[1:])
-@pytest.mark.parametrize("operation", FP8_CASES)
-@pytest.mark.quick(2, each="operation")
-def test_layouts(operation, layout, tensor, device):
-    """Slices, transposed and expanded activations and gradients."""
-    case = dataclasses.replace(FP8_CASES[operation]["ragged"](), layouts={tensor: layout})
-    check(V3, case, torch.bfloat16, device)
 
 
 def row_errors(case, device):
