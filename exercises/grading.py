@@ -129,41 +129,32 @@ def random(*shape, seed, scale=1.0, offset=0.0):
 
 
 class Written:
-    """Watch launches of kernels, and which outputs, {name: tensor}, they write."""
+    """Watch which outputs, {name: tensor}, the launches of kernels write."""
 
     def __init__(self, outputs):
         self.outputs, self.written = outputs, set()
-        self.last = None  # the outputs after the last launch
+        self.note()
 
-    def copies(self):
-        return {name: bits(tensor).clone() for name, tensor in self.outputs.items()}
+    def note(self, *launched):
+        self.noted = {name: bits(tensor).clone() for name, tensor in self.outputs.items()}
 
-    def differing(self, copies):
-        return {name for name, tensor in self.outputs.items() if not torch.equal(copies[name], bits(tensor))}
-
-    def before_launch(self, name):
-        self.before = self.copies()
+    def changed(self):
+        return {name for name, tensor in self.outputs.items() if not torch.equal(self.noted[name], bits(tensor))}
 
     def after_launch(self):
-        self.written |= self.differing(self.before)
-        self.last = self.copies()
+        self.written |= self.changed()
+        self.note()
 
     def not_by_kernels(self):
         """Return the outputs that no kernel wrote, or that something else wrote after the last one."""
-        changed = self.differing(self.last) if self.last else set()
-        return [name for name in self.outputs if name in changed or name not in self.written]
+        right = self.written - self.changed()
+        return [name for name in self.outputs if name not in right]
 
 
 def cast(task, values, dtype):
     """Move inputs to the device in the dtype of a run; numbers and wide inputs keep theirs."""
-
-    def convert(name, value):
-        if not isinstance(value, torch.Tensor):
-            return value
-        wide = name in task.wide and dtype != torch.float64
-        return value.to(DEVICE, torch.float32 if wide else dtype)
-
-    return {name: convert(name, value) for name, value in values.items()}
+    dtypes = {name: torch.float32 if name in task.wide else dtype for name in values}
+    return {name: v.to(DEVICE, dtypes[name]) if isinstance(v, torch.Tensor) else v for name, v in values.items()}
 
 
 def doubled(values):
@@ -180,7 +171,7 @@ def run_case(task, module, sizes, dtype):
         outputs = {name: torch.empty(like.shape, dtype=like.dtype, device=DEVICE) for name, like in storage.items()}
     written = Written(outputs)
     watch = Watch(given, outputs) if INTERPRETED else None
-    with launches(written.before_launch, written.after_launch) as launched, watch or contextlib.nullcontext():
+    with launches(written.note, written.after_launch) as launched, watch or contextlib.nullcontext():
         module.run(**(originals | given), **outputs)
     check_inputs(given, originals)
     judge = Judge(task, module, originals, lambda suspect: suspect(**doubled(originals)))

@@ -631,12 +631,9 @@ FP8_CASES = {
         "no activations, no gradients": lambda: fp8_feed_forward_case((16,), 16, 16, x_scale=0.0, gradient_scale=0.0),
         "rows that count as zeros": lambda: fp8_feed_forward_case((48,), 64, 96, 0.1, {7: 1e-8}, {5: 1e-8}),
         "up smaller than gate": lambda: fp8_feed_forward_case((48,), 32, 48, 0.1, {(48, 96): 1e-7}),
-        **{
-            f"down of zeros, gradients of {size:g}": functools.partial(
-                fp8_feed_forward_case, (48,), 32, 48, down_edits={(0, 32): 0}, gradient_scale=size
-            )
-            for size in (1e-8, 1e-4, 1.0)
-        },
+        "down of zeros, tiny gradients": lambda: fp8_feed_forward_case(
+            (48,), 32, 48, down_edits={(0, 32): 0}, gradient_scale=1e-8
+        ),
         "small activations": lambda: fp8_feed_forward_case((48,), 32, 48, scale=1e-4),
     },
 }

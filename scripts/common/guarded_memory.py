@@ -23,12 +23,11 @@ from triton.runtime.jit import KernelInterface
 
 BAND = 1 << 17  # elements; more than any tile holds, so that a stray store ends inside the band
 SENTINEL = 77  # the mark of integers
-DIFFERENT = 32  # bands; those of further tensors are marked as the first were
+NUMBERS = itertools.cycle(range(32))  # of bands: so many tensors have marks of their own
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Bytes of an element -> bits of a NaN (2: in float16 and in bfloat16). fp8 has one NaN, which is every mark.
-OUTSIDE = {2: 0x7FC1, 4: 0x7FC00B01, 8: 0x7FF8000000000B01}  # and as many above as there are different bands
+OUTSIDE = {2: 0x7FC1, 4: 0x7FC00B01, 8: 0x7FF8000000000B01}  # in the first band; one more in the next
 UNWRITTEN = {2: 0x7FFE, 4: 0x7FC0BEEF, 8: 0x7FF800000000BEEF}
-NUMBERS = itertools.cycle(range(DIFFERENT))
 ALLOCATORS = {name: getattr(torch, name) for name in ("empty", "empty_like", "zeros", "zeros_like")}
 LAYOUTS = ("contiguous", "shifted", "padded", "reversed", "every second", "expanded")
 
@@ -121,10 +120,7 @@ def stray_store(tensor):
 
 @contextlib.contextmanager
 def launches(before=lambda name: None, after=lambda: None):
-    """Record the names of the kernels that are launched in the set that this returns; call `before` and `after` each.
-
-    before(name): of the kernel.
-    """
+    """Record the names of launched kernels in the set that this returns; call before(name) and after() for each."""
     names = set()
 
     def recording(get_launcher):

@@ -47,7 +47,7 @@ def drawn(name, device):
     """Return a call of a Function and the tensors for it."""
     function, shapes = FUNCTIONS[name]
     dtype = torch.bfloat16 if "FP8" in name else torch.float32
-    return function, [normal(*shape, seed=i).to(device, dtype) for i, shape in enumerate(shapes)]
+    return function, [normal(*shape, seed=i, scale=0.5).to(device, dtype) for i, shape in enumerate(shapes)]
 
 
 def results(function, tensors, cotangents=None, layout="contiguous"):

@@ -15,7 +15,6 @@ import grading
 import judge
 
 SOURCE = """
-import torch
 import triton
 import triton.language as tl
 
@@ -30,16 +29,7 @@ def kernel(x_ptr, y_ptr, count, BLOCK: tl.constexpr):
     tl.store(y_ptr + i, 2 * x, mask=inside)
 
 def run(x, y):
-    kernel[(3,)](x, y, x.numel(), BLOCK)
-
-class Double(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        y = torch.empty_like(x, memory_format=torch.contiguous_format)
-        run(x.contiguous(), y)
-        return y
-
-    backward = forward
+    kernel[(3,)](x.contiguous(), y, x.numel(), BLOCK)
 """
 FAULT = "# the fault"
 NAN = "NaN or"  # "NaN or never written", "NaN or infinite"
@@ -60,9 +50,9 @@ FAULTS = {
     "store before an input": (FAULT, "tl.store(x_ptr - 2, 0.0)", "2 before the start", "x: .* 2 before the start"),
     "store of a band": (FAULT, "tl.store(y_ptr + count, tl.load(x_ptr + count))", "1 past the end", "y: .* 1 past the"),
     "input changed": (FAULT, "tl.store(x_ptr + i, -x, mask=inside)", "x was overwritten", "x: the kernel changed its"),
-    "an element never written": ("mask=inside)\n\n", "mask=i < count - 1)\n\n", "1 of 10 elements", "1 of 10 elements"),
+    "an element never written": ("mask=inside)\n\n", "mask=i < 9)\n\n", "1 of 10", "1 of 10 .* at row 1, column 4"),
     "a program not launched": ("[(3,)]", "[(2,)]", "2 of 10 elements are", "y: 2 of 10 elements are never written"),
-    "strides ignored": ("run(x.contiguous(), y)", "run(x, y)", "y: relative error|NaN", None),
+    "strides ignored": ("x.contiguous()", "x", "y: relative error|NaN", None),
     "stored twice": (FAULT, "tl.store(y_ptr + i + BLOCK, x, mask=i + BLOCK < count)", None, "stored it twice"),
     "another program's result": (FAULT, "x += 0 * tl.load(y_ptr + i - 4, inside & (i > 3), 0.0)", None, "same launch"),
 }
@@ -77,6 +67,12 @@ def faulty(name, folder):
     return grading.load_module(path, "faulty")
 
 
+def doubled(module, x):
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    module.run(x.detach(), y)
+    return y + 0 * x
+
+
 def judged(said, kind):
     return pytest.raises(kind, match=said) if said else contextlib.nullcontext()
 
@@ -88,7 +84,7 @@ def test_what_is_said_of_a_fault(name, tmp_path, device):
     module, (*_, of_kernel, of_answer) = faulty(name, tmp_path), FAULTS[name]
     layout = "reversed" if name == "strides ignored" else "contiguous"
     x = {"x": normal(2, 5)}
-    case = Case(lambda script, x: script.Double.apply(x), lambda x: 2 * x, ("y",), x, layouts={"x": layout})
+    case = Case(doubled, lambda x: 2 * x.detach() + 0 * x, ("y",), x, layouts={"x": layout})
     with judged(of_kernel, Wrong):
         check(module, case, torch.float16, device)
     task = grading.Task({}, lambda: x, lambda x: {"y": 2 * x}, {"y": "row column"}, {})
@@ -96,10 +92,7 @@ def test_what_is_said_of_a_fault(name, tmp_path, device):
         grading.run_case(task, module, {}, torch.float16)
 
 
-DTYPES = ("float64", "float32", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "int64", "int32")
-
-
-@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("name", "float64 float32 bfloat16 float8_e4m3fn float8_e4m3fnuz int64 int32".split())
 def test_marks_of_every_dtype(name, device):
     with GuardedMemory():
         x = torch.empty(3, 2, dtype=getattr(torch, name), device=device)

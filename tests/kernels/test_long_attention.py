@@ -8,7 +8,7 @@ from test_mutants import Mutant, load_source, mutate, tree
 
 from common.guarded_memory import GuardedMemory
 from common.versions import load_version, relative_error
-from kernel_cases import Wrong, attention_case, cast, evaluate, in_double, random_cotangents
+from kernel_cases import Wrong, attention_case, cast, check, evaluate, in_double, random_cotangents
 
 V3 = load_version(3)
 DTYPE = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # Triton's interpreter has no bfloat16 dot
@@ -77,8 +77,6 @@ def test_long_sequences_in_16_bits(device):
 @pytest.mark.parametrize("T", [1024, 1100, 4096])
 def test_long_sequences_on_a_gpu(T, device):
     """In bfloat16, with several key/value heads: at most twice plain PyTorch's error."""
-    from kernel_cases import check
-
     for dtype in (torch.bfloat16, torch.float16):
         check(V3, attention_case(1, T, 8, 4, 64, rotated=True), dtype, device)
 
