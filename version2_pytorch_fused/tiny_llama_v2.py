@@ -900,8 +900,8 @@ class Trainer:
     def capture(self, saved):
         """Capture a step into a graph and prove the graph; if either fails, stay eager and set graph_reason.
 
-        Proof: two replays from the saved state give what two eager steps from it give. How exactly, two more eager
-        steps tell: they differ, too, where sums depend on the order of threads.
+        Proof: two replays from the saved state give what two eager steps from it give, up to allowed_error. The eager
+        steps run twice, because they differ from each other, too, where sums depend on the order of threads.
         """
         if not self.options.on_gpu:
             self.graph_reason = "a CPU has no graphs"
@@ -909,18 +909,19 @@ class Trainer:
             self.graph_reason = "with this optimizer the gradient scaler synchronises in every step"
         if self.graph_reason:
             return
-        expected = {name: tensor.to("cpu", copy=True) for name, tensor in self.two_steps(saved)}
-        eager_error, _ = largest_error(self.two_steps(saved), expected)
+        expected = {name: tensor.to("cpu", copy=True) for name, tensor in self.results_of_two_steps(saved)}
+        eager_error, _ = largest_error(self.results_of_two_steps(saved), expected)
         self.capture_step()
-        if self.graph:
-            error, name = largest_error(self.two_steps(saved), expected)
+        if self.graph:  # the next two steps replay it
+            error, name = largest_error(self.results_of_two_steps(saved), expected)
             allowed = allowed_error(eager_error, self.options.precision)
-            if gather([not error <= allowed], self.options).any():  # also NaN, and on any rank
+            if gather([error > allowed], self.options).any():  # on any rank
                 self.graph = None
                 told = f"{name} differs by {error:.2g}, allowed {allowed:.2g}"
                 self.graph_reason = f"a replay is not an eager step: {told}"
         if not self.graph:
-            self.replica = None  # drop the DDP wrapper of the capture before wrapping the model again
+            # The capture may have ended in the middle of a step: remove DDP's wrapper with its hooks, then wrap again.
+            self.replica = None
             self.replica = replicate(self.model, self.options)
 
     def capture_step(self):
@@ -936,13 +937,13 @@ class Trainer:
             if self.options.parallel == "fsdp":  # it stopped in the middle of a step
                 raise UserError(f"--parallel fsdp needs --no-graph here: {self.graph_reason}") from None
 
-    def two_steps(self, saved):
+    def results_of_two_steps(self, saved):
         """Run two steps from the saved state; yield names and tensors of losses, weight changes and moments.
 
-        A tensor is on the device and valid until the next is asked for: a second copy of all might not fit there.
-        Two steps and the moments, because AdamW's first update is the learning rate times the gradient's sign.
+        Each is valid until the next is asked for: the device may have no room for a second copy of all.
+        One step would not do: AdamW's first update is the learning rate times the gradient's sign, whatever its size.
         """
-        for number, loss in enumerate(self.losses_of_two_steps(saved), start=1):
+        for number, loss in enumerate(self.run_two_steps(saved), start=1):
             yield f"the loss of step {number}", loss
         for name, p in self.model.named_parameters():
             state = self.optimizer.state[p]
@@ -951,8 +952,8 @@ class Trainer:
             for key in ("exp_avg", "exp_avg_sq"):
                 yield f"{name}.{key}", full_tensor(state[key])
 
-    def losses_of_two_steps(self, saved):
-        """Run two steps from the saved state, on batches that the capture does not see; return their losses."""
+    def run_two_steps(self, saved):
+        """Run two steps from the saved state, on other batches than the captured one; return their losses."""
         tokens = self.tokens.clone()
         labels = self.labels.clone()
         while True:
@@ -963,10 +964,11 @@ class Trainer:
                 self.tokens.copy_((tokens + shift) % self.options.vocab_size)
                 self.labels.copy_((labels + shift) % self.options.vocab_size)
                 self.launch()
-                losses.append(self.loss.to(torch.float32, copy=True))
-            if not 1 < self.scaler.get_scale() < scale:
+                losses.append(self.loss.to(torch.float32, copy=True))  # a replay overwrites self.loss
+            new_scale = self.scaler.get_scale()
+            if new_scale >= scale or new_scale <= 1:
                 break
-            # float16 overflowed and skipped a step, which proves nothing: start again with the lower scale.
+            # float16 overflowed and a step was skipped, which proves nothing: start again with the lower scale.
             saved = {**saved, "scaler": self.scaler.state_dict()}
         self.tokens.copy_(tokens)
         self.labels.copy_(labels)
@@ -974,12 +976,10 @@ class Trainer:
 
 
 def allowed_error(eager_error, precision):
-    """Return the relative error up to which replays count as the eager steps that differ by eager_error themselves.
-
-    A library may choose another algorithm for the capture. A kernel that is missing gives an error near 1.
-    """
-    floor = 0.02 if precision == "float32" else 0.3
-    return min(max(4 * eager_error, floor), 0.5)
+    """Return the largest relative error that a replay may have; eager_error is that of repeated eager steps."""
+    floor = 0.02 if precision == "float32" else 0.3  # a library may choose another algorithm for the capture
+    cap = 0.5  # a kernel that is missing gives an error near 1
+    return min(max(4 * eager_error, floor), cap)
 
 
 def largest_error(found, expected):
@@ -994,7 +994,7 @@ def largest_error(found, expected):
         if difference == 0:
             errors[name] = 0.0  # 0 / 0 where a tensor is zero
         else:
-            errors[name] = (difference / wanted.norm()).nan_to_num(math.inf).item()
+            errors[name] = (difference / wanted.norm()).nan_to_num(math.inf).item()  # NaN is the largest error
         if tensor.ndim == 0:
             errors[name] *= 100  # a loss is a mean over all tokens, and as much more exact than a gradient
     name = max(errors, key=errors.get)
