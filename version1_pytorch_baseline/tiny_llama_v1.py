@@ -342,14 +342,14 @@ def build_parser():
 
     def error(message):
         """Exit with status 2; print the message on local rank 0 only."""
-        other_says_it = os.environ.keys() >= RANK_VARIABLES and os.environ["LOCAL_RANK"] != "0"
+        another_rank_prints = os.environ.keys() >= RANK_VARIABLES and os.environ["LOCAL_RANK"] != "0"
         if unknown := re.match("unrecognized arguments:.*?(--[^ =]+)", message):
             for option in difflib.get_close_matches(unknown[1], parser._option_string_actions, n=1):
                 message += f" (did you mean {option}?)"
-        parser.exit(2, None if other_says_it else f"{parser.prog}: error: {printable(message)}\n")
+        parser.exit(2, None if another_rank_prints else f"{parser.prog}: error: {printable(message)}\n")
 
     parser.error = error
-    parser.set_defaults(version=VERSION, norm_eps=1e-6, rope_theta=10000.0)
+    parser.set_defaults(version=VERSION, norm_eps=1e-6, rope_theta=10000.0)  # not options, but recorded with them
     add_model_options(parser.add_argument_group("model and batch").add_argument)
     add_training_options(parser.add_argument_group("training").add_argument)
     add_profiling_options(parser.add_argument_group("PyTorch profiler (extra steps after the measured)").add_argument)
@@ -412,7 +412,7 @@ def parse_options(argv=None):
     """
     parser = build_parser()
     options = parser.parse_args(argv, Options())
-    fields = vars(options)
+    fields = vars(options)  # not a copy: updating it sets the options
     try:
         for name, value in fields.items():
             if value == "":
@@ -487,7 +487,7 @@ def check_options(options):
 
 
 def check_paths(options):
-    """Raise UserError unless every file that the run will write can be created."""
+    """Raise UserError unless the run can write its files; create the folders of checkpoints and traces."""
     folders = {}
     if options.metrics_file:
         path = pathlib.Path(os.path.realpath(options.metrics_file))  # the file is written through a symbolic link
@@ -506,10 +506,12 @@ def check_paths(options):
             if option != "--metrics-file":
                 folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
-            others = option == "--checkpoint-dir" and not options.resume and list_checkpoints(options)
+            existing = []
+            if option == "--checkpoint-dir" and not options.resume:
+                existing = list_checkpoints(options)
         except OSError as error:
             raise UserError(f"{option}: cannot write to {folder}: {error.strerror}") from None
-        if others:
+        if existing:
             raise UserError(f"--checkpoint-dir {folder} holds checkpoints: add --resume or name another one")
 
 
@@ -691,8 +693,8 @@ def gather(values, options):
 
 
 PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
-DDP_WARM_UP = 11  # eager steps before a capture, as PyTorch's notes on CUDA graphs ask: ten are timed by DDP itself
-EAGER_STEPS_OF_PROOF = 4  # of Trainer.capture, before it captures
+DDP_WARM_UP = 11  # eager steps before a capture, as PyTorch's notes on CUDA graphs ask: DDP times the first ten
+EAGER_STEPS_OF_PROOF = 4  # Trainer.capture runs two steps twice before it captures
 
 
 class Trainer:
@@ -714,7 +716,7 @@ class Trainer:
         self.labels = torch.zeros_like(self.tokens)
         # PyTorch's initial scale, 65536, overflows 16-bit gradients: the first steps would be skipped.
         self.scaler = torch.amp.GradScaler(self.tokens.device.type, 2.0**10, enabled=options.precision == "float16")
-        self.initial = {"step": 0, "tensors": initial, "scaler": self.scaler.state_dict()}
+        self.initial = {"step": 0, "tensors": initial, "scaler": self.scaler.state_dict()}  # like a checkpoint's
         self.synchronize = torch.cuda.synchronize if options.on_gpu else lambda: None
         self.graph = None
         self.graph_reason = None if options.graph else "no --graph"  # why the step runs eagerly
@@ -740,7 +742,7 @@ class Trainer:
         self.loss = loss.detach()
 
     def launch(self):
-        """Run a step: replay the graph, or run it eagerly."""
+        """Replay the graph if there is one; else run the step eagerly."""
         if self.graph:
             self.graph.replay()
         else:
@@ -777,9 +779,8 @@ class Trainer:
         if self.marks:
             for name, first, last in zip(PHASES, self.marks[:-1], self.marks[1:], strict=True):
                 phases[name] = first.elapsed_time(last) if self.options.on_gpu else 1000 * (last - first)
-        losses, times, signals = gather(
-            [self.loss.item(), step_ms, self.signal], self.options
-        ).T.tolist()  # of every rank
+        ranks = gather([self.loss.item(), step_ms, self.signal], self.options)  # [world_size, 3]
+        losses, times, signals = ranks.T.tolist()
         self.stopped = int(max(signals))
         record = {"loss": sum(losses) / len(losses), **phases, "step_ms": max(times)}
         if self.options.parallel:
@@ -791,12 +792,12 @@ class Trainer:
         began = time.perf_counter()
         self.tokens.copy_(tokens)
         self.labels.copy_(labels)
-        required = 0
+        steps = self.options.warmup_steps
         if self.options.resume:
-            required = 1  # a checkpoint is copied into existing optimizer state
+            steps = max(steps, 1)  # a checkpoint is copied into existing optimizer state
         if self.options.graph and self.options.on_gpu and self.options.parallel:
-            required = DDP_WARM_UP - EAGER_STEPS_OF_PROOF
-        for i in range(max(required, self.options.warmup_steps)):
+            steps = max(steps, DDP_WARM_UP - EAGER_STEPS_OF_PROOF)  # capture runs the others
+        for i in range(steps):
             self.step()
             if i == 0 and self.options.on_gpu:  # the first step allocates what compiling and tuning need
                 torch.cuda.reset_peak_memory_stats(self.options.device)
@@ -810,11 +811,11 @@ class Trainer:
 
     @torch.no_grad()
     def restore(self, saved):
-        """Overwrite weights and optimizer state in place, since a graph holds their addresses; zero unsaved state."""
+        """Overwrite weights and optimizer state in place: a graph holds their addresses. Zero state not in saved."""
         for name, p in self.model.named_parameters():
             state = self.optimizer.state[p]
             set_weight(p, state, shard_like(p, saved["tensors"][name]))
-            for key in state.keys() & set(ADAMW):
+            for key in state.keys() & set(ADAMW):  # PyTorch's AdamW has none before its first step
                 whole = saved["tensors"].get(f"{name}.{key}")
                 if whole is None:
                     state[key].zero_()
@@ -981,7 +982,7 @@ def write_file(path, *parts, replace=True):
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
-        with contextlib.suppress(OSError):  # the folder itself may be gone, which is said already
+        with contextlib.suppress(OSError):  # os.replace has moved it, or the folder is gone, which is said already
             partial.unlink()
 
 
@@ -1026,7 +1027,7 @@ def find_checkpoint(options):
         if old != new:
             changes[name] = f"{name} {old} -> {new}"
     told = printable(", ".join(changes.values()))
-    if changes.keys() - set(COMPARED):
+    if changes.keys() - set(COMPARED):  # the version, or an option of MODEL
         raise UserError(f"--resume: {path} belongs to another model: {told}")
     if len(gather([saved["step"]], options).unique()) > 1:
         raise UserError(f"--resume: the ranks find different checkpoints in {options.checkpoint_dir}: share the folder")
@@ -1046,9 +1047,10 @@ def check_contents(saved, trainer):
         shapes[f"{name}.exp_avg"] = p.shape
         shapes[f"{name}.exp_avg_sq"] = p.shape
     tensors = saved["tensors"]
-    for name in sorted(shapes.keys() ^ tensors.keys()):
-        has = "lacks" if name in shapes else "has another tensor,"
-        raise UserError(f"--resume: the checkpoint {has} {name}: use the --enable-* options of its run")
+    differing = sorted(shapes.keys() ^ tensors.keys())
+    if differing:
+        has = "lacks" if differing[0] in shapes else "has another tensor,"
+        raise UserError(f"--resume: the checkpoint {has} {differing[0]}: use the --enable-* options of its run")
     for name, tensor in tensors.items():
         right = tensor.dtype == torch.float32 or name.endswith(".step")  # version 3 counts steps in float64
         if not right or tensor.shape != shapes[name] or not bool(tensor.isfinite().all()):
@@ -1072,7 +1074,7 @@ def peak_memory_mb(options):
 
 def flops_per_step(model, options):
     """Return the FLOPs of a step: 6 per matmul weight and token, and the needed half of the T x T attention matmuls."""
-    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2)  # the embedding as the output head
+    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2)  # the embedding once: as the output head
     per_token = 6 * (matrices + options.num_layers * options.seq_len * options.hidden_dim)
     return options.world_size * options.batch_size * options.seq_len * per_token
 
@@ -1161,7 +1163,7 @@ def write_metrics(options, records, summary):
         "steps": records,
         "summary": summary,
     }
-    content = json.loads(json.dumps(content), parse_constant=lambda name: None)  # NaN and Infinity are not JSON
+    content = json.loads(json.dumps(content), parse_constant=lambda name: None)  # NaN, which is not JSON, to null
     # realpath: write through a symbolic link
     write_file(pathlib.Path(os.path.realpath(options.metrics_file)), json.dumps(content, indent=1).encode() + b"\n")
 
@@ -1235,7 +1237,7 @@ def export_trace(profiler, path):
             ending = file.read()
             if b'"traceName"' in ending and ending.endswith(b"}"):  # the last that PyTorch writes
                 return
-            file.write(bytes(2**16))  # the system now names the cause: a full disk, a quota
+            file.write(bytes(2**16))  # this fails, too, and its error names the cause: a full disk, a quota
             file.flush()
             os.fsync(file.fileno())
         raise OSError(None, "the profiler wrote a part of it only")
@@ -1319,7 +1321,7 @@ def train(trainer, data, first_step, records):
 
 
 def stop_handlers():
-    """Return {signal: its handler} of those that ask a run to stop; nohup and others ignore SIGHUP."""
+    """Return {signal: its handler} for SIGTERM and SIGHUP; leave out what is ignored, as SIGHUP is under nohup."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     return {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
 
@@ -1337,22 +1339,24 @@ def run(options):
         print_configuration(trainer, data)
         if saved:
             check_contents(saved, trainer)
-            trainer.saved = list_checkpoints(options)[:1]
-        warmup_s = trainer.warm_up(*batch(data, 0, options), saved or trainer.initial)
-        for number in handlers:  # from here on at the end of a step
+            trainer.saved = list_checkpoints(options)[:1]  # removed like this run's own
+        start = saved or trainer.initial
+        warmup_s = trainer.warm_up(*batch(data, 0, options), start)
+        for number in handlers:  # from here on a signal is noted, and train stops at the end of a step
             signal.signal(number, lambda number, _: setattr(trainer, "signal", number))
         if options.graph and not trainer.graph:
             print(f"  graph      not captured, running eagerly: {trainer.graph_reason}")
         with annotate("measured steps"):  # a range that profilers can select
-            train(trainer, data, saved["step"] if saved else 0, steps)
+            train(trainer, data, start["step"], steps)
         summary = summarize(trainer, steps, warmup_s, data)
     except FloatingPointError as error:
         if saved:
             raise FloatingPointError(f"{error}, or {without_newest(options)}") from None
         raise
     finally:
-        for number in handlers:  # torchrun sends SIGTERM to ranks that may be writing here, and SIGKILL 30 s later
+        for number in handlers:  # let nothing interrupt the writing: torchrun sends SIGTERM, and SIGKILL 30 s later
             signal.signal(number, signal.SIG_IGN)
+        # A run that failed or was stopped. summarize is collective: of several ranks, only if all have stopped.
         if steps and not summary and (trainer.stopped or not options.parallel):
             with contextlib.suppress(RuntimeError):  # the GPU may have failed
                 summary = summarize(trainer, steps, warmup_s, data)
@@ -1376,11 +1380,11 @@ def run(options):
 def user_message(error):
     """Return exit status and one line for an error; no line (None) for a bug of this program."""
     first_line = str(error).strip().partition("\n")[0]
-    end = error
-    while end and not isinstance(end, (KeyboardInterrupt, SystemExit)):
-        end = end.__cause__  # up to Python 3.11 Ctrl-C in an import can become the cause of a RuntimeError
-    if end:
-        return getattr(end, "code", 130), "interrupted"
+    interrupt = error
+    while interrupt and not isinstance(interrupt, (KeyboardInterrupt, SystemExit)):
+        interrupt = interrupt.__cause__  # up to Python 3.11 Ctrl-C in an import can become the cause of a RuntimeError
+    if interrupt:
+        return getattr(interrupt, "code", 130), "interrupted"
     if isinstance(error, UserError):
         return 2, f"error: {error}"
     if isinstance(error, FloatingPointError):
@@ -1418,7 +1422,7 @@ def main(argv=None):
 
 if __name__ == "__main__":
     for number in stop_handlers():
-        signal.signal(number, lambda number, _: sys.exit(128 + number))  # an exception: the metrics are written
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # it raises SystemExit: run writes the metrics
     if isinstance(sys.stdout, io.TextIOWrapper):  # a caller may have redirected it
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     status = main()
