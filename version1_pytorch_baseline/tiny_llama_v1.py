@@ -207,7 +207,7 @@ def make_model(options):
 
 def make_optimizer(model, options):
     """Return PyTorch's AdamW in its default form."""
-    capturable = options.graph and options.on_gpu
+    capturable = options.graph and options.on_gpu  # a graph needs the step count on the GPU
     return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, capturable=capturable)
 
 

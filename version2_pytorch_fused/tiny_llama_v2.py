@@ -247,7 +247,7 @@ FSDP_GATHERS_AMP_DTYPE = False  # FSDP2 gathers float32 weights, and autocast co
 
 
 def make_model(options):
-    """Return the model, compiled if asked to: under torchrun each block alone, to send its gradients meanwhile."""
+    """Return the model, compiled if asked to; under torchrun block by block, so DDP sends gradients during backward."""
     model = TinyLlama(options.model)
     if options.enable_torch_compile:
         torch._dynamo.config.optimize_ddp = not options.parallel  # False: do not split a block's graph at DDP's buckets
@@ -257,9 +257,9 @@ def make_model(options):
 
 
 def make_optimizer(model, options):
-    """Return AdamW: fused, one kernel updates a list of tensors; else each of its operations is a kernel of its own."""
+    """Return AdamW. Fused, one kernel does the whole update of a list of tensors; else one kernel per operation."""
     fused = options.enable_fused_optimizer or None  # None lets PyTorch choose: it never chooses the fused one
-    capturable = options.graph and options.on_gpu
+    capturable = options.graph and options.on_gpu  # a graph needs the step count on the GPU
     return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, fused=fused, capturable=capturable)
 
 
@@ -294,7 +294,7 @@ def add_version_options(add):
 def complete_version_options(options):
     """Check this version's options, raise UserError; return those to complete, and parts: what it uses, in words."""
     compiled = options.enable_torch_compile
-    if compiled is None:  # the others are on unless they are disabled
+    if compiled is None:  # --enable-all-fusion adds only this: the others are on unless they are disabled
         compiled = options.enable_all_fusion
     if options.graph and compiled and options.compile_mode in ("reduce-overhead", "max-autotune"):
         raise UserError(f"--compile-mode {options.compile_mode} captures its own graphs: add --no-graph")

@@ -1617,10 +1617,10 @@ def make_model(options):
 def make_optimizer(model, options):
     """Return AdamW, the kernel's or PyTorch's.
 
-    The kernel's converts the model's matrices to the dtype of --use-amp; with --fp8 then allocate the fp8 weights.
+    The kernel's replaces the model's matrices by copies in the dtype of --use-amp, so the fp8 weights come after it.
     """
     if not options.enable_optimizer_kernel:
-        capturable = options.graph and options.on_gpu
+        capturable = options.graph and options.on_gpu  # a graph needs the step count on the GPU
         fused = options.parallel == "fsdp" or None  # None lets PyTorch choose
         return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, capturable=capturable, fused=fused)
     matrix_dtype = options.dtype if options.use_amp else torch.float32

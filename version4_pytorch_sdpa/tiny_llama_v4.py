@@ -365,7 +365,7 @@ FSDP_GATHERS_AMP_DTYPE = True  # the model computes with 16-bit weights
 
 
 def make_model(options):
-    """Return the model, compiled if asked to: under torchrun each block alone, to send its gradients meanwhile."""
+    """Return the model, compiled if asked to; under torchrun block by block, so DDP sends gradients during backward."""
     model = TinyLlama(options.model)
     if options.attention_backend == "flex":
         use_flex_attention(model, options.seq_len, options.device)
@@ -390,7 +390,8 @@ def get_weight(parameter, state):
 
 def set_weight(parameter, state, weight):
     """Overwrite a parameter and its master weight in place with a float32 weight."""
-    state.get("master", parameter).copy_(weight)
+    if "master" in state:
+        state["master"].copy_(weight)
     parameter.copy_(weight)
 
 
