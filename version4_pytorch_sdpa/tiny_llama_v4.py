@@ -1568,6 +1568,7 @@ def run(options):
         return 1
     if options.validate_setup:
         print("set-up check passed")
+    sys.stdout.flush()  # a full disk is an error
     return 0
 
 
