@@ -60,7 +60,7 @@ def emit(content, text, target):
 
 
 def write_whole(path, text):
-    """Write a file whole or not at all, so that a full disk leaves the older one; write into what is no file, a pipe."""
+    """Write a file whole or not at all: a full disk leaves the older one. A pipe, which is no file, is written into."""
     if os.path.exists(path) and not os.path.isfile(path):
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
