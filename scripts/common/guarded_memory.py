@@ -54,8 +54,8 @@ def strides_of(shape, layout):
         strides = [math.prod(shape[:i]) for i in range(len(shape))]
     if layout == "every second":
         strides = [2 * stride for stride in strides]
-    if layout == "expanded":
-        strides[:1] = [0] * len(strides[:1])
+    if layout == "expanded" and strides:
+        strides[0] = 0
     return strides
 
 
