@@ -421,7 +421,8 @@ def values_of(record, words):
     ValueError where the words name nothing.
     """
     if words[-2:-1] == ["on"]:
-        record, words = newest_of(words[-1]), words[:-2]
+        record = newest_of(words[-1])
+        words = words[:-2]
     name, *words = words
     if name not in KIND_OF:
         raise ValueError(f"maintain/facts.py has no {name}")
@@ -429,7 +430,7 @@ def values_of(record, words):
     try:
         found = FACTS[kind][name](record, *words)
     except NotMeasured:
-        found = [None] * SEVERAL.get(name, 1)
+        found = [None for _ in range(SEVERAL.get(name, 1))]
     except (TypeError, KeyError):  # words that are too many, too few or unknown
         raise ValueError(f"{name} does not take these words") from None
     return found if isinstance(found, list) else [found], UNITS[kind]
