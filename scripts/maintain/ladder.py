@@ -170,7 +170,7 @@ def other_gpus_table(recorded):
         return None
     lines = []
     for rung in rungs.LADDER:
-        line = [rung.name]
+        line = [rung.shown if rung.version == "peer" else rung.name]
         for _, column in found:
             line += [step_cell(column, rung.name), gain_cell((column, None), rung) if rung.base else ""]
         lines.append(line)
@@ -196,7 +196,8 @@ def peers_table(recorded):
             reason = told["reason"] or ""
             lines.append([column.content["preset"], way, rung.idea, step, memory if column.step_ms(name) else reason])
         texts.append(origin(column.content["record"], recorded))
-        texts.append(markdown_table(["preset", "runs", "peer", "step ms", "peak MiB"], lines, left=3))
+        header = ["preset", "runs", "Hugging Face's LLaMA with", "step ms", "peak MiB"]
+        texts.append(markdown_table(header, lines, left=3))
     return "\n\n".join(texts) or None
 
 
