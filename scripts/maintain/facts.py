@@ -91,7 +91,7 @@ def column_of(record, preset, way, *names, kind="ladder"):
     """Return a column of the ladder, or of the peers, that measured rungs of these names."""
     graph = one_of(("eager", "graph"), way) == "graph"
     for name in names:
-        one_of(rungs.by_name((*rungs.LADDER, *rungs.PEERS, rungs.SLOW_PEER)), name)
+        one_of([*rungs.by_name((*rungs.LADDER, *rungs.PEERS, rungs.SLOW_PEER)), *rungs.AWAITED], name)
     found = needed(columns(record, kind).get((preset, graph)))
     needed(all(name in found.rungs and found.step_ms(name) for name in names))
     return found

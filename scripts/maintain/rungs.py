@@ -136,6 +136,9 @@ PEERS = [
 ]
 SLOW_PEER = Rung("autotuned", "torch.compile, max-autotune-no-cudagraphs", "peer", [*AMP, *AUTOTUNED])  # at medium
 
+# Pages name these rungs already and show "..." for them. Who adds a row to LADDER takes its name away here.
+AWAITED = ("library",)  # the strongest stack that can be built from libraries
+
 
 def script_of(rung):
     """Return the path of the script that a rung runs."""
