@@ -41,44 +41,48 @@ def name_rows(ax, names):
 
 # ---------------------------------------------------------------- the first picture, for who does not know the project
 
-STEPS = {  # rung -> its words and color; GitHub shows these colors on white or on black
-    "a": ("plain PyTorch, float32", "#8b949e"),
-    "b": ("plain PyTorch, bfloat16", "#8b949e"),
-    "peer": ("Hugging Face, compiled", "#d9730d"),
-    "g": ("fused PyTorch, compiled", "#8b949e"),
-    "h": ("our Triton kernels", "#3b82c4"),
-}
+GREY, OURS, THEIRS = "#8b949e", "#3b82c4", "#d9730d"  # GitHub shows them on white or on black
 
 
 def steps(recorded):
-    """Return the GPU and {rung: ms} of medium in a graph; None where a rung lacks."""
+    """Return the GPU and [(rung, ms)] of medium in a graph, the slowest first; None where a rung lacks."""
     column = rungs.columns_of(recorded, "ladder").get(("medium", True))
-    found = {name: column.step_ms(name) for name in STEPS if name in column.rungs} if column else {}
-    if len(found) < len(STEPS) or None in found.values():
+    wanted = [rung for rung in rungs.LADDER if rung.first_picture]
+    if not column or not {rung.name for rung in wanted} <= column.rungs.keys():
         return None
-    return {"device": column.content["record"]["device"], "ms": found}
+    timed = [(rung, column.step_ms(rung.name)) for rung in wanted]
+    if not all(ms for _, ms in timed):
+        return None
+    return {"device": column.content["record"]["device"], "ms": sorted(timed, key=lambda pair: -pair[1])}
+
+
+def color_of(rung):
+    if rung.version == "peer":
+        return THEIRS
+    return OURS if rung.peer else GREY
 
 
 def draw_steps(axes, found):
     (ax,) = axes
-    times = found["ms"]
-    for place, (name, ms) in enumerate(times.items()):
-        weight = "bold" if name == "h" else "normal"
-        ax.barh(place, ms, 0.62, color=STEPS[name][1])
+    timed = found["ms"]
+    for place, (rung, ms) in enumerate(timed):
+        weight = "bold" if rung.peer else "normal"
+        ax.barh(place, ms, 0.62, color=color_of(rung))
         ax.text(ms, place, f" {rounded(ms)} ms", va="center", weight=weight)
-    name_rows(ax, [STEPS[name][0] for name in times])
-    ax.set_xlim(0, 1.17 * max(times.values()))
-    ax.set_xlabel("ms for one training step (shorter is better)")
-    title = f"One training step: from {rounded(times['a'])} to {rounded(times['h'])} ms"
+    name_rows(ax, [rung.first_picture for rung, _ in timed])
+    ax.set_xlim(0, 1.17 * timed[0][1])
+    ax.set_xlabel("ms per step, replayed from a graph")
+    title = f"One training step: from {rounded(timed[0][1])} to {rounded(timed[-1][1])} ms"
     ax.figure.suptitle(f"{title}\n", x=0.02, ha="left", weight="bold", fontsize=13)
-    ax.figure.text(0.02, 0.88, f"the same LLaMA on one {found['device']}", va="center", fontsize=10)
+    ax.figure.text(0.02, 0.89, f"the same LLaMA on one {found['device']}", va="center", fontsize=10)
 
 
 def tell_steps(found):
-    times = {name: f"{rounded(ms)} ms" for name, ms in found["ms"].items()}
+    slowest, fastest = (f"{rounded(found['ms'][place][1])} ms" for place in (0, -1))
+    theirs = next(f"{rounded(ms)} ms" for rung, ms in found["ms"] if rung.version == "peer")
     return (
-        f"One training step takes {times['a']} in plain PyTorch, {times['peer']} with Hugging Face's compiled LLaMA "
-        f"and {times['h']} with our Triton kernels."
+        f"One training step takes {slowest} in plain PyTorch, {theirs} with Hugging Face's compiled LLaMA "
+        f"and {fastest} with our Triton kernels."
     )
 
 
@@ -510,7 +514,7 @@ class Picture(NamedTuple):
 
 
 PICTURES = {
-    "steps": Picture("ladder-medium", steps, draw_steps, tell_steps, 2.6, dark=True),
+    "steps": Picture("ladder-medium", steps, draw_steps, tell_steps, 2.9, dark=True),
     "ladder": Picture("ladder-medium", ladder_of_medium, draw_falls, tell_ladders, 4.4),
     "ladder_small": Picture("ladder-small", both_ladders_at_small, draw_pairs, tell_ladders, 4.2),
     "levels": Picture("headline", levels, draw_levels, tell_levels, 4.0),
