@@ -230,7 +230,8 @@ def column(preset, graph, *steps):
     return rungs.Column({"preset": preset, "graph": graph, "options": "", "rungs": told, "rounds": rounds})
 
 
-STEPS = {"device": "one", "ms": dict(zip(pictures.STEPS, (9.0, 8.0, 7.0, 6.0, 5.0), strict=True))}
+FIRST_PICTURE = [rung for rung in rungs.LADDER if rung.first_picture]
+STEPS = {"device": "one", "ms": [(rung, 20.0 - place) for place, rung in enumerate(FIRST_PICTURE)]}
 FALLS = [column("medium", True, 8.0, 5.0, 4.5)]
 PAIRS = [column("small", False, 4.0, 3.0), column("small", True, 2.0)]
 STAGE = "1 2.000 4000.0 80.0 % 0.750 1.250 0.500 100.0 7.0000 -> 6.5000 50.0 %"
