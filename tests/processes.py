@@ -35,7 +35,7 @@ def run_forked(argv, cwd, env, stdout, stderr):
     os.environ.update(env)
     os.chdir(cwd)
     sys.argv = argv
-    sys.path.insert(0, os.path.dirname(argv[0]))
+    sys.path[:0] = [os.path.dirname(os.path.realpath(argv[0])), *env.get("PYTHONPATH", "").split(os.pathsep)]
     runpy.run_path(argv[0], run_name="__main__")
 
 
@@ -118,6 +118,20 @@ def launch(number, *command, timeout=300, **options):
         status = next((one.returncode for one in forks if one.returncode), 0)
         out, err = ("".join(texts) for texts in zip(*((one.stdout, one.stderr) for one in forks), strict=True))
     return subprocess.CompletedProcess(command, status, out, err)
+
+
+def run_process_forked(command, timeout=300, *, tell=None, env=None):
+    """Stand in for common.runs.run_process: fork what it would start, alone or under torchrun."""
+    command = [str(word) for word in command]
+    if command[: len(TORCHRUN)] == TORCHRUN:
+        number, *words = command[len(TORCHRUN) :]
+        done = launch(int(number), *words, timeout=timeout, variables=env or ())
+    else:
+        assert command[0] == sys.executable
+        done = run_fork(*command[1:], env=env)
+    for line in done.stdout.splitlines(keepends=True) if tell else []:
+        tell(line)
+    return done
 
 
 def environment():
