@@ -19,7 +19,7 @@ import check_training
 from check_training import Facts, Peak, Watch, Work, floor
 from common.versions import REPOSITORY, SCRIPTS
 from in_process import refused
-from processes import launch
+from processes import TORCHRUN, environment, launch
 
 SAMPLES = pathlib.Path(__file__).with_name("training_scripts")
 OWN = REPOSITORY / "exercises" / "own_script" / "train_characters.py"
@@ -790,7 +790,8 @@ def test_two_processes_make_one_report(way, status, words):
 
 @pytest.mark.slow
 def test_the_end_of_the_interpreter_takes_no_verdict_back():
-    done = launch(2, check_training.__file__, "--", SAMPLES / "two_processes.py", "abort")
+    command = [*TORCHRUN, "2", check_training.__file__, "--", SAMPLES / "two_processes.py", "abort"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment())
     assert done.returncode == 0 and done.stdout.count("verdict     sound") == 1, done.stderr
 
 
