@@ -39,6 +39,49 @@ def name_rows(ax, names):
     ax.tick_params(axis="y", length=0)
 
 
+# ---------------------------------------------------------------- the first picture, for who does not know the project
+
+STEPS = {  # rung -> its words and color; GitHub shows these colors on white or on black
+    "a": ("plain PyTorch, float32", "#8b949e"),
+    "b": ("plain PyTorch, bfloat16", "#8b949e"),
+    "peer": ("Hugging Face, compiled", "#d9730d"),
+    "g": ("fused PyTorch, compiled", "#8b949e"),
+    "h": ("our Triton kernels", "#3b82c4"),
+}
+
+
+def steps(recorded):
+    """Return the GPU and {rung: ms} of medium in a graph; None where a rung lacks."""
+    column = rungs.columns_of(recorded, "ladder").get(("medium", True))
+    found = {name: column.step_ms(name) for name in STEPS if name in column.rungs} if column else {}
+    if len(found) < len(STEPS) or None in found.values():
+        return None
+    return {"device": column.content["record"]["device"], "ms": found}
+
+
+def draw_steps(axes, found):
+    (ax,) = axes
+    times = found["ms"]
+    for place, (name, ms) in enumerate(times.items()):
+        weight = "bold" if name == "h" else "normal"
+        ax.barh(place, ms, 0.62, color=STEPS[name][1])
+        ax.text(ms, place, f" {rounded(ms)} ms", va="center", weight=weight)
+    name_rows(ax, [STEPS[name][0] for name in times])
+    ax.set_xlim(0, 1.17 * max(times.values()))
+    ax.set_xlabel("ms for one training step (shorter is better)")
+    title = f"One training step: from {rounded(times['a'])} to {rounded(times['h'])} ms"
+    ax.figure.suptitle(f"{title}\n", x=0.02, ha="left", weight="bold", fontsize=13)
+    ax.figure.text(0.02, 0.88, f"the same LLaMA on one {found['device']}", va="center", fontsize=10)
+
+
+def tell_steps(found):
+    times = {name: f"{rounded(ms)} ms" for name, ms in found["ms"].items()}
+    return (
+        f"One training step takes {times['a']} in plain PyTorch, {times['peer']} with Hugging Face's compiled LLaMA "
+        f"and {times['h']} with our Triton kernels."
+    )
+
+
 # ---------------------------------------------------------------- the ladder
 
 SAVES = {"bits": RED, "launches": YELLOW, "bytes": BLUE, "launches and bytes": GREEN}
@@ -463,9 +506,11 @@ class Picture(NamedTuple):
     tell: Callable  # for readers who cannot see it
     height: float  # inches
     panels: int = 1
+    dark: bool = False  # drawn for a dark page too
 
 
 PICTURES = {
+    "steps": Picture("ladder-medium", steps, draw_steps, tell_steps, 2.6, dark=True),
     "ladder": Picture("ladder-medium", ladder_of_medium, draw_falls, tell_ladders, 4.4),
     "ladder_small": Picture("ladder-small", both_ladders_at_small, draw_pairs, tell_ladders, 4.2),
     "levels": Picture("headline", levels, draw_levels, tell_levels, 4.0),
@@ -479,19 +524,26 @@ PICTURES = {
 }
 
 
-def save(picture, found, path):
+LIGHT = ("white", "black")  # paper and ink
+DARK = ("#0d1117", "#f0f6fc")
+
+
+def save(picture, found, path, colors=LIGHT):
     """Draw a picture into a PNG file."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    paper, ink = colors
     style = {"font.size": 11, "axes.titlesize": 12, "axes.spines.top": False, "axes.spines.right": False}
+    style |= {"axes.facecolor": paper}
+    style |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink)
     with plt.rc_context(style):
         figure, axes = plt.subplots(picture.panels, figsize=(5, picture.height), squeeze=False, layout="constrained")
         picture.draw(axes[:, 0], found)
     path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=160, facecolor="white")
+    figure.savefig(path, dpi=160, facecolor=paper)
     plt.close(figure)
 
 
@@ -502,7 +554,14 @@ def texts_of(recorded, draw=False):
         holder = recorded.holding(picture.part)
         if found := picture.find(holder):
             path = holder.folder / "pictures" / f"{name}.png"
-            texts[f"picture-{name}"] = f'<img src="{path}" width="480" alt="{picture.tell(found)}">'
+            text = f'<img src="{path}" width="480" alt="{picture.tell(found)}">'
             if draw:
                 save(picture, found, path)
+            if picture.dark:
+                dark = path.with_name(f"{name}_dark.png")
+                text = f'<source media="(prefers-color-scheme: dark)" srcset="{dark}">\n{text}'
+                text = f"<picture>\n{text}\n</picture>"
+                if draw:
+                    save(picture, found, dark, DARK)
+            texts[f"picture-{name}"] = text
     return texts

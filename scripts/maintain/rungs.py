@@ -9,14 +9,12 @@ of every rung, or of several times ten. "again" names the rung of the A/A pair.
 """
 
 import json
-import os
-import pathlib
 import statistics
 from typing import NamedTuple
 
 from common.profiles import errors_of, read_object
 from common.ratios import ROUNDS_NEEDED, check_times, furthest, gain, noise_line, noisiest, noisiest_line, ratios
-from common.tables import known, text_table
+from common.tables import known, text_table, write_whole
 from common.versions import REPOSITORY, SCRIPTS
 from maintain.rounds import AGAIN
 
@@ -138,6 +136,9 @@ PEERS = [
 ]
 SLOW_PEER = Rung("autotuned", "torch.compile, max-autotune-no-cudagraphs", "peer", [*AMP, *AUTOTUNED])  # at medium
 
+# Pages name these rungs already and show "..." for them. Who adds a row to LADDER takes its name away here.
+AWAITED = ("library",)  # the strongest stack that can be built from libraries
+
 
 def script_of(rung):
     """Return the path of the script that a rung runs."""
@@ -172,9 +173,7 @@ def write_columns(columns, path):
         lists = {key: ",\n  ".join(map(json.dumps, content.pop(key))) for key in ("rungs", "rounds")}
         parts = [json.dumps(content)[:-1], *(f' "{key}": [\n  {lines}\n ]' for key, lines in lists.items())]
         texts.append(",\n".join(parts) + "}")
-    partial = pathlib.Path(f"{path}.partial")
-    partial.write_text('{"columns": [\n' + ",\n".join(texts) + "\n]}\n")
-    os.replace(partial, path)
+    write_whole(path, '{"columns": [\n' + ",\n".join(texts) + "\n]}\n")
 
 
 class Column:

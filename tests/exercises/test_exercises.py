@@ -235,7 +235,6 @@ def test_watch_ends_when_the_answer_is_right(workshop, monkeypatch):
 # ---------------------------------------------------------------- what the checker says
 
 RIGHT = "sum.copy_(x.sum(1))"
-BESIDE = "sum.as_strided((2,), (1,), sum.storage_offset()"  # and how many elements from the first of its four
 
 
 @pytest.mark.parametrize(
@@ -249,18 +248,6 @@ BESIDE = "sum.as_strided((2,), (1,), sum.storage_offset()"  # and how many eleme
         (f"{RIGHT}; sum[2:] += 3", "value", "wrong only in row 2 to 3 of 4"),
         (f"{RIGHT}; sum[2:] += 3", "value", "(program 1)"),
         (f"{RIGHT}; sum[::2] += 3", "value", "2 of 4 elements are wrong, all of them in row 0 to 2"),
-        ("sum[1:].copy_(x[1:].sum(1))", "unwritten", "1 of 4 elements are never written, the first at row 0"),
-        (
-            f"{RIGHT}; {BESIDE} - 3).zero_()",
-            "stray",
-            "2 elements outside the tensor written, the nearest 2 before the start",
-        ),
-        (
-            f"{RIGHT}; {BESIDE} + 6).zero_()",
-            "stray",
-            "2 elements outside the tensor written, the nearest 3 past the end",
-        ),
-        ("x.zero_()", "changed", "x: the kernel changed its input"),
         (f"assert 1 & 3 < 5; {RIGHT}", "precedence", "line 2: & binds tighter than a comparison"),
         (f"assert 0 < 1 | 3; {RIGHT}", "precedence", "line 2: | binds tighter than a comparison"),
         (f"assert (1 & 3) < 5; {RIGHT}", "no kernel", "the results are right"),  # it means what it says
@@ -332,16 +319,6 @@ def test_a_launch_beside_the_result_is_no_kernel(tmp_path, body, run, said):
     (tmp_path / "exercise.py").write_text(KERNEL.format(body=body, run=run))
     verdict = grading.grade(EXERCISES["01"], tmp_path / "exercise.py")
     assert (verdict["kind"], verdict["tensor"]) == ("no kernel", "sum") and said in verdict["sentence"], verdict
-
-
-@pytest.mark.skipif(not grading.INTERPRETED, reason="what a GPU reads there is undefined, and mostly zero")
-@pytest.mark.parametrize(("number", "lines"), [("01", 1), ("17", 2)])
-def test_a_masked_load_without_other_is_no_zero(tmp_path, number, lines):
-    solution = (EXERCISES[number] / "solution.py").read_text()
-    assert solution.count(", other=0.0") == lines
-    (tmp_path / "exercise.py").write_text(solution.replace(", other=0.0", ""))
-    verdict = grading.grade(EXERCISES[number], tmp_path / "exercise.py")
-    assert verdict["kind"] == "value" and "a masked load without other" in verdict["sentence"]
 
 
 @pytest.mark.parametrize(
@@ -686,7 +663,6 @@ def test_a_missing_row_of_partial_sums_is_named_though_a_gpu_loses_the_bits_of_i
 
 def test_a_result_may_have_twice_pytorchs_error():
     exact = torch.ones(100, dtype=torch.float64)
-    assert judge.allowed_error(1.001 * exact, exact, 1e-6) == pytest.approx(2e-3 + 1e-6)
     task = grading.Task({}, None, None, {"y": "row"}, {}, tolerance=1e-6)
     judged = judge.Judge(task, None, {}, None)
     plain = {"y": 1.001 * exact}

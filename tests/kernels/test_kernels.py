@@ -10,6 +10,7 @@ import torch
 import triton
 
 import kernel_cases
+from common.guarded_memory import LAYOUTS, launches
 from common.versions import load_version, relative_error
 from kernel_cases import ALL_DTYPES, CASES, DTYPES, check, normal
 from training import train
@@ -107,7 +108,7 @@ TENSORS = [(name, tensor) for name, case in SMALL.items() for tensor in (*case.i
 def test_layouts_are_right_or_refused(operation, tensor, device):
     """Nothing is refused that a model meets: slices, transposed and expanded activations and gradients."""
     case = SMALL[operation]
-    for layout in kernel_cases.LAYOUTS[1:]:
+    for layout in LAYOUTS[1:]:
         met = tensor in (next(iter(case.inputs)), "cotangents") and layout in ("padded", "reversed", "expanded")
         with contextlib.nullcontext() if met else contextlib.suppress(ValueError):
             check(V3, dataclasses.replace(case, layouts={tensor: layout}), torch.float32, device)
@@ -215,7 +216,7 @@ WRONG_INPUT = {
 
 @pytest.mark.parametrize("name", WRONG_INPUT)
 def test_wrong_input_is_refused_before_launch(name):
-    with kernel_cases.launches() as launched, pytest.raises(ValueError, match=r"\w+: .+") as error:
+    with launches() as launched, pytest.raises(ValueError, match=r"\w+: .+") as error:
         WRONG_INPUT[name]()
     assert not launched and "\n" not in str(error.value)
 

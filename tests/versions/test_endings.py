@@ -1,6 +1,7 @@
 """A run ends with one line and a status for each reason, with whole files and its metrics written."""
 
 import contextlib
+import errno
 import io
 import os
 import pathlib
@@ -202,6 +203,19 @@ def test_a_broken_pipe(tmp_path):
 def test_standard_output_on_a_full_disk():
     done = run_fork(SCRIPTS[1], *SHORT, stdout="/dev/full")
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "standard output: No space left" in done.stderr
+
+
+def test_a_disk_that_fills_after_the_summary(capsys, monkeypatch):
+    """The last lines are printed into a buffer: no status 0 before they are written."""
+
+    class Filled(io.StringIO):
+        def flush(self):
+            if "check passed" in self.getvalue():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(sys, "stdout", Filled())
+    status, _, err = call(1, ["--validate-setup"], capsys)
+    assert status == 1 and err == "tiny_llama_v1.py: cannot access standard output: No space left on device\n"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")

@@ -8,8 +8,8 @@ from unittest import mock
 import pytest
 import torch
 
+from common.guarded_memory import launches
 from common.versions import SCRIPTS, load_version, loss_and_gradients, relative_error
-from kernel_cases import launches
 from marks import slow
 from training import tensors, train
 
