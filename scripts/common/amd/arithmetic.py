@@ -106,8 +106,8 @@ def is_denormal(x):
 def div_scale(x, d, n):
     """Return x (which is d or n) scaled so that the steps of a division neither overflow nor underflow, and a flag.
 
-    The flag says that div_fmas must scale the quotient back. The documents scale d by 2^64 where both 1 / d and n / d are
-    denormal; then the quotient would be NaN. Here it is 2^-64, with which all quotients are right.
+    The flag says that div_fmas must scale the quotient back. The documents scale d by 2^64 where both 1 / d and n / d
+    are denormal; then the quotient would be NaN. Here it is 2^-64, with which all quotients are right.
     """
     x, d, n = np.broadcast_arrays(x, d, n)
     up, down = x * F32(2.0**64), x * F32(2.0**-64)
@@ -177,15 +177,16 @@ def permute_bytes(a, b, select):
 
     8 to 11 repeat the sign of a 16-bit half of b, then of a.
     """
-    a, b, select = np.broadcast_arrays(a, b, select)
-    bytes_of = [(x >> U32(8 * k)) & U32(255) for x in (b, a) for k in range(4)]
-    signs = [(x >> U32(shift) & U32(1)) * U32(255) for x in (b, a) for shift in (15, 31)]
-    choices = np.stack([*bytes_of, *signs, np.zeros_like(a), np.full_like(a, 255)])
-    result = np.zeros_like(a)
-    for k in range(4):
-        choice = np.minimum(select >> U32(8 * k) & U32(255), U32(13))
-        result |= np.take_along_axis(choices, choice[None].astype(np.int64), 0)[0] << U32(8 * k)
-    return result
+    lanes = max(len(a), len(b), len(select))
+    pool = np.zeros((lanes, 4), U32)
+    pool[:, 0] = b
+    pool[:, 1] = a
+    choice = np.minimum(np.ascontiguousarray(select)[:, None].view(np.uint8), np.uint8(13)).astype(np.int64)
+    if (choice > 7).any():
+        signs = [(x >> U32(shift) & U32(1)) * U32(255) for x in (b, a) for shift in (15, 31)]
+        pool[:, 2] = signs[0] | signs[1] << U32(8) | signs[2] << U32(16) | signs[3] << U32(24)
+        pool[:, 3] = 0xFF00
+    return pool.view(np.uint8)[np.arange(lanes)[:, None], choice].view(U32)[:, 0]
 
 
 def bit_operation(a, b, c, table):

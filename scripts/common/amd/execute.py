@@ -14,6 +14,7 @@ from .tables import NO_EFFECT
 # First letters of a name -> kind of instruction, in the order in which they are tried.
 KINDS = {
     r"v_(mfma|wmma)": "matrix",
+    r"v_s_": "scalar",
     r"v_": "vector",
     r"s_load": "memory",
     r"s_": "scalar",
@@ -54,8 +55,8 @@ def translate_vector(instruction, kernel):
 
 def translate(pair, kernel):
     """Return a function of a wave for one instruction, or for two that execute at once."""
-    if len(pair) == 1 and not pair[0].name.startswith("v_"):
-        module = scalar if pair[0].name.startswith("s_") else memory
+    if len(pair) == 1 and (not pair[0].name.startswith("v_") or pair[0].name.startswith("v_s_")):
+        module = scalar if pair[0].name.startswith(("s_", "v_s_")) else memory
         return located(pair[0], kernel, module.translate)
     if pair[0].name == "v_nop":
         return lambda wave: None
@@ -105,6 +106,7 @@ class Program:
         if kernel.target.startswith("gfx12"):
             wave.s[TTMP + 9] = workgroup[0]
             wave.s[TTMP + 7] = workgroup[1] | workgroup[2] << 16
+            wave.s[TTMP + 8] = wave.s.item(TTMP + 8) & ~(31 << 25) | wave.number << 25
         else:
             at = kernel.user_sgprs
             for enabled, number in zip(kernel.workgroup_ids, workgroup, strict=True):
@@ -169,8 +171,7 @@ class Program:
             workgroups = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
         with np.errstate(all="ignore"):
             for done, workgroup in enumerate(workgroups, 1):
-                lds.bytes[:] = np.frombuffer(noise.bytes(len(lds.bytes)), np.uint8)
-                lds.touched.clear()
+                lds.start(noise)
                 for wave in waves:
                     self.start(wave, workgroup, address, noise)
                 self.run_workgroup(waves, lds, order, counts)

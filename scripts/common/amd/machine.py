@@ -21,6 +21,7 @@ VCC, TTMP, M0, EXEC = 106, 108, 124, 126
 SCALARS = {"vcc": VCC, "vcc_lo": VCC, "vcc_hi": VCC + 1, "m0": M0, "exec": EXEC, "exec_lo": EXEC, "exec_hi": EXEC + 1}
 SCALARS |= {f"ttmp{i}": TTMP + i for i in range(16)}
 FIRST_ADDRESS = 1 << 16  # NumPy accepts no array at address 0
+TOUCHED = {np.uint8: 1, np.uint32: 0x01010101}  # the mark of a byte, and of the four of a word
 
 
 class AllMemory:
@@ -32,6 +33,13 @@ class AllMemory:
         "shape": ((1 << 47) - FIRST_ADDRESS,),
         "version": 3,
     }
+
+
+def places(address, size):
+    """Return the indices of `size` bytes per address, and what they count: words, or bytes if one is not aligned."""
+    if size % 4 == 0 and not (address & 3).any():
+        return (address[:, None] >> 2) + np.arange(size // 4), np.uint32
+    return address[:, None] + np.arange(size), np.uint8
 
 
 class Memory:
@@ -49,18 +57,25 @@ class Memory:
         self.bytes = np.asarray(AllMemory())
         self.loaded = self.stored = 0  # bytes so far
 
-    def places(self, address, size, store):
-        """Return the indices [lane, byte] of `size` bytes per address; raise Fault for one outside every tensor."""
+    def places(self, address, size, word):
         i = np.searchsorted(self.first, address, "right") - 1
         outside = (i < 0) | (address + size > self.end[i])
         if outside.any():
-            word = "store" if store else "load"
             raise Fault(f"a {word} outside every tensor in {outside.sum()} lanes, first at {address[outside][0]:#x}")
-        if store:
-            self.stored += size * len(address)
-        else:
-            self.loaded += size * len(address)
-        return address[:, None] + np.arange(-FIRST_ADDRESS, size - FIRST_ADDRESS)
+        return places(address - FIRST_ADDRESS, size)
+
+    def load(self, address, size):
+        """Return what lies at each address, as words or bytes [lane, number]."""
+        at, dtype = self.places(address, size, "load")
+        self.loaded += size * len(address)
+        return self.bytes.view(dtype)[at]
+
+    def store(self, address, data):
+        """Store words or bytes [lane, number] at each address."""
+        size = data.shape[1] * data.itemsize
+        at, dtype = self.places(address, size, "store")
+        self.stored += size * len(address)
+        self.bytes.view(dtype)[at] = data.view(dtype)
 
 
 class LDS:
@@ -72,40 +87,45 @@ class LDS:
     """
 
     def __init__(self, size, waves):
-        self.bytes = np.empty(size, np.uint8)
+        self.size = size
+        self.bytes = np.empty(size + -size % 4, np.uint8)
         self.waves = waves
         self.touched = {}  # number of a barrier -> whether a wave [wave, byte] loaded from it, and stored to it, before
 
-    def places(self, address, size):
-        """Return the indices [lane, byte] of `size` bytes per address."""
-        if len(address) and not (0 <= address.min() and address.max() + size <= len(self.bytes)):
-            raise Fault(f"an access outside the {len(self.bytes)} bytes of LDS: {address.min()} to {address.max()}")
-        return address[:, None] + np.arange(size)
+    def start(self, noise):
+        self.bytes[:] = np.frombuffer(noise.bytes(len(self.bytes)), np.uint8)
+        self.touched.clear()
 
-    def intervals(self, wave):
+    def places(self, address, size):
+        if len(address) and address.max() + size > self.size:
+            raise Fault(f"an access outside the {self.size} bytes of LDS, at {address.max()}")
+        return places(address, size)
+
+    def intervals(self, wave, dtype):
         """Yield the loads and the stores of each interval between barriers that the wave is in."""
         for barrier in range(wave.barriers_passed, wave.barriers_reached + 1):
             if barrier not in self.touched:
-                self.touched[barrier] = np.zeros((2, self.waves, len(self.bytes)), bool)
-            yield self.touched[barrier]
+                self.touched[barrier] = np.zeros((2, self.waves, len(self.bytes)), np.uint8)
+            yield self.touched[barrier].view(dtype)
 
     def load(self, wave, address, size):
-        """Return bytes [lane, byte]."""
-        at = self.places(address, size)
-        for loads, _ in self.intervals(wave):
-            loads[wave.number, at] = True
-        return self.bytes[at]
+        """Return what lies at each address, as words or bytes [lane, number]."""
+        at, dtype = self.places(address, size)
+        for loads, _ in self.intervals(wave, dtype):
+            loads[wave.number, at] = TOUCHED[dtype]
+        return self.bytes.view(dtype)[at]
 
     def store(self, wave, address, data):
-        """Store bytes [lane, byte]."""
-        at = self.places(address, data.shape[1])
-        before = self.bytes[at]
-        self.bytes[at] = data  # of lanes with the same address the last one wins
-        changed = at[before != self.bytes[at]]
-        for _, stores in self.intervals(wave):
-            if stores[:, changed].sum() > stores[wave.number, changed].sum():
+        """Store words or bytes [lane, number] at each address."""
+        at, dtype = self.places(address, data.shape[1] * data.itemsize)
+        memory = self.bytes.view(dtype)
+        before = memory[at]
+        memory[at] = data.view(dtype)  # of lanes with the same address the last one wins
+        changed = at[before != memory[at]]
+        for _, stores in self.intervals(wave, dtype):
+            if len(changed) and np.delete(stores[:, changed], wave.number, 0).any():
                 raise Fault("a race: two waves store different values to one byte of LDS without a barrier in between")
-            stores[wave.number, at] = True
+            stores[wave.number, at] = TOUCHED[dtype]
 
     def end_of_interval(self, barrier):
         """Raise Fault if a wave stored to a byte that another one loaded, since the barrier before this one."""
@@ -126,6 +146,12 @@ def lanes_of(mask, width):
     lanes = np.unpackbits(np.frombuffer(mask.to_bytes(8, "little"), np.uint8), bitorder="little")[:width].astype(bool)
     lanes.flags.writeable = False
     return lanes
+
+
+@functools.lru_cache(1 << 16)
+def numbers_of(mask, width):
+    """Return the numbers of the lanes in a mask, as an index: a slice of all, or an array."""
+    return slice(None) if mask == (1 << width) - 1 else np.nonzero(lanes_of(mask, width))[0]
 
 
 def mask_of(lanes):
@@ -168,6 +194,7 @@ class Wave:
         self.s[EXEC] = mask & 0xFFFFFFFF
         self.s[EXEC + 1] = mask >> 32
         self.active = lanes_of(mask, self.width)
+        self.lanes = numbers_of(mask, self.width)
 
     def get_scalar(self, i, words=1):
         """Return scalar registers from i on as one number."""

@@ -34,7 +34,7 @@ def without_denormals(x, kind):
 
 
 def mfma_layout(size, depth):
-    """Return the rows (of A, columns of B) and the k of [lane, element], and the rows and columns of D [register, lane].
+    """Return rows (of A; columns of B) and k of [lane, element], and rows and columns of D [register, lane].
 
     size: rows of A and columns of B. Each group of `size` lanes holds a slice of k.
     """

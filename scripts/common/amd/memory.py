@@ -29,10 +29,11 @@ def size_of(name):
 
 
 def load_lanes(wave, data, lanes, first, signed=False, half=None):
-    """Store bytes [lane, size] in these lanes of registers from `first` on; half: "d16" or "d16_hi"."""
-    size = data.shape[1]
+    """Store words or bytes [lane, number] in these lanes of registers from `first` on; half: "d16" or "d16_hi"."""
+    size = data.shape[1] * data.itemsize
     if size >= 4:
-        wave.v[first : first + size // 4, lanes] = np.ascontiguousarray(data).view(np.uint32).T
+        data = np.ascontiguousarray(data).view(np.uint32)
+        wave.v[first : first + size // 4, lanes] = data.T
         return
     value = np.ascontiguousarray(data).view(f"{'i' if signed else 'u'}{size}")[:, 0].astype(np.int64).astype(np.uint32)
     row = wave.v[first]
@@ -44,13 +45,13 @@ def load_lanes(wave, data, lanes, first, signed=False, half=None):
 
 
 def stored_lanes(wave, size, lanes, first, half=None):
-    """Return bytes [lane, size] of these lanes of registers from `first` on."""
+    """Return words or bytes [lane, number] of these lanes of registers from `first` on."""
     if size >= 4:
-        return np.ascontiguousarray(wave.v[first : first + size // 4, lanes].T).view(np.uint8)
+        return np.ascontiguousarray(wave.v[first : first + size // 4, lanes].T)
     value = wave.v[first, lanes]
     if half == "d16_hi":
         value = value >> np.uint32(16)
-    return value[:, None].view(np.uint8)[:, :size]
+    return np.ascontiguousarray(value[:, None].view(np.uint8)[:, :size])
 
 
 # ---------------------------------------------------------------- LDS (DS)
@@ -77,16 +78,16 @@ def lds_access(instruction, kernel, load, pair, stride, kind, half):
         raise Fault(f"unknown modifier {', '.join(unknown)}")
 
     def run(wave):
-        lanes = np.nonzero(wave.active)[0]
+        lanes = wave.lanes
         base = wave.v[address, lanes].astype(np.int64)
-        all_data = []
+        found = []
         for offset, first in zip(offsets, registers, strict=True):
             if load:
-                all_data.append(wave.lds.load(wave, base + offset, size))
+                found.append(wave.lds.load(wave, base + offset, size))
             else:
                 wave.lds.store(wave, base + offset, stored_lanes(wave, size, lanes, first, half))
-        for first, found in zip(registers, all_data, strict=False):
-            load_lanes(wave, found, lanes, first, signed, half)
+        for data, first in zip(found, registers, strict=False):  # the address may lie in one of these registers
+            load_lanes(wave, data, lanes, first, signed, half)
 
     return run
 
@@ -127,34 +128,28 @@ def exchange(instruction, kernel):
             wave.put("u32", destination, np.where(wave.active[other], wave.v[data][other], np.uint32(0)))
         else:  # each lane sends to the lane that it names; the last one wins
             received = np.zeros(wave.width, np.uint32)
-            lanes = np.nonzero(wave.active)[0]
-            received[other[lanes]] = wave.v[data][lanes]
+            received[other[wave.active]] = wave.v[data][wave.active]
             wave.put("u32", destination, received)
 
     return permute
 
 
 def transposed_read(instruction, kernel):
-    """Translate ds_read_b64_tr_b16 (CDNA 4): 16 lanes read a 16 x 4 block of 16-bit elements, transposed.
+    """Translate ds_read_b64_tr_b16 (CDNA 4): 16 lanes read a matrix of 16 x 4 halves, and each gets a column of it.
 
-    Lane i of 16 reads 8 bytes at its address, and gets element i % 4... of the lanes 4 · (i // 4) to + 3.
+    Lane i reads 8 bytes. Of the 64 halves that 16 lanes read, as 4 rows of 16, lane i gets column i.
     """
     destination, address = (vector_register(text, kernel) for text in instruction.operands)
     offset = int(instruction.modifiers.get("offset", "0"), 0)
-    lane = np.arange(64)
 
     def run(wave):
         if wave.exec != wave.whole:
             raise Fault("a transposed read with inactive lanes")
-        halves = (
-            wave.lds.load(wave, wave.v[address].astype(np.int64) + offset, 8).view(np.uint16).reshape(4, 16, 4)
-        )  # [group of 16 lanes, lane, element]
-        # As one block of 4 rows by 16 columns: row = lane // 4, column = lane % 4 · 4 + element.
-        block = halves.reshape(4, 4, 16)
-        moved = np.ascontiguousarray(block.transpose(0, 2, 1)).reshape(64, 4)
-        wave.v[destination : destination + 2] = moved.view(np.uint32).T
+        data = wave.lds.load(wave, wave.v[address].astype(np.int64) + offset, 8)
+        rows = data.view(np.uint16).reshape(kernel.width // 16, 4, 16)  # [group of 16 lanes, row, column]
+        columns = np.ascontiguousarray(rows.transpose(0, 2, 1)).reshape(kernel.width, 4)
+        wave.v[destination : destination + 2] = columns.view(np.uint32).T
 
-    assert len(lane) == kernel.width
     return run
 
 
@@ -162,14 +157,13 @@ def transposed_read(instruction, kernel):
 
 
 def transfer(wave, address, lanes, size, first, load, signed, half):
-    """Move bytes between memory and registers of these lanes; lane k of them has address[k]."""
-    if not len(lanes):
+    """Move bytes between memory and registers of these lanes, which have these addresses."""
+    if not len(address):
         return
-    places = wave.memory.places(address, size, store=not load)
     if load:
-        load_lanes(wave, wave.memory.bytes[places], lanes, first, signed, half)
+        load_lanes(wave, wave.memory.load(address, size), lanes, first, signed, half)
     else:
-        wave.memory.bytes[places] = stored_lanes(wave, size, lanes, first, half)
+        wave.memory.store(address, stored_lanes(wave, size, lanes, first, half))
 
 
 def buffer_access(instruction, kernel, load, size, signed, half):
@@ -189,17 +183,20 @@ def buffer_access(instruction, kernel, load, size, signed, half):
         records, extra = wave.get_scalar(resource + 2), scalar_offset(wave)
         if wave.get_scalar(resource + 1) >> 16 & 0x3FFF:
             raise Fault("a buffer with a stride")
-        lanes = np.nonzero(wave.active)[0]
-        at = np.full(len(lanes), immediate, np.int64)
-        if offsets is not None:
-            at += wave.v[offsets, lanes]
+        lanes = wave.lanes
+        if offsets is None:
+            at = np.full(wave.width, immediate)[lanes]
+        else:
+            at = wave.v[offsets, lanes].astype(np.int64) + immediate
         inside = at + size <= records - extra
-        if (~inside & (at < records - extra)).any():
-            raise Fault("an access that the end of its buffer cuts")
-        if load and not inside.all():
-            outside = lanes[~inside]
-            load_lanes(wave, np.zeros((len(outside), size), np.uint8), outside, first, half=half)
-        transfer(wave, base + extra + at[inside], lanes[inside], size, first, load, signed, half)
+        if not inside.all():
+            if (~inside & (at < records - extra)).any():
+                raise Fault("an access that the end of its buffer cuts")
+            numbers = np.arange(wave.width)[lanes]
+            outside, lanes, at = numbers[~inside], numbers[inside], at[inside]
+            if load:
+                load_lanes(wave, np.zeros((len(outside), size), np.uint8), outside, first, half=half)
+        transfer(wave, base + extra + at, lanes, size, first, load, signed, half)
 
     return run
 
@@ -216,7 +213,7 @@ def global_access(instruction, kernel, load, size, signed, half):
     base = None if base == "off" else scalar_reader(base, "u64")
 
     def run(wave):
-        lanes = np.nonzero(wave.active)[0]
+        lanes = wave.lanes
         at = wave.v[address, lanes].astype(np.int64) + immediate
         if base is None:
             at += wave.v[address + 1, lanes].astype(np.int64) << 32
@@ -238,17 +235,17 @@ def scratch_access(instruction, kernel, load, size, signed, half):
     immediate = int(instruction.modifiers.get("offset", "0"), 0)
 
     def run(wave):
-        lanes = np.nonzero(wave.active)[0]
-        at = np.full(len(lanes), base(wave) + immediate, np.int64)
+        lanes = np.arange(wave.width)[wave.lanes]
+        at = np.full(len(lanes), base(wave) + immediate)
         if offsets is not None:
             at += wave.v[offsets, lanes]
-        if len(at) and not (0 <= at.min() and at.max() + size <= kernel.scratch):
+        if len(at) and not (at.min() >= 0 and at.max() + size <= kernel.scratch):
             raise Fault(f"an access outside the {kernel.scratch} bytes of scratch memory")
-        places = lanes[:, None], at[:, None] + np.arange(size)
+        place = lanes[:, None], at[:, None] + np.arange(size)
         if load:
-            load_lanes(wave, wave.scratch[places], lanes, first, signed, half)
+            load_lanes(wave, wave.scratch[place], lanes, first, signed, half)
         else:
-            wave.scratch[places] = stored_lanes(wave, size, lanes, first, half)
+            wave.scratch[place] = stored_lanes(wave, size, lanes, first, half).view(np.uint8)
 
     return run
 

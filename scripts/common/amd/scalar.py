@@ -9,8 +9,8 @@ import numpy as np
 
 from .assembly import Fault
 from .machine import VCC
-from .operands import BITS, scalar_reader, scalar_register
-from .tables import NO_EFFECT, SCALAR
+from .operands import BITS, reader, scalar_reader, scalar_register
+from .tables import COMPARISONS, NO_EFFECT, SCALAR, VECTOR
 
 PAUSE = True
 RELATIONS = {
@@ -23,7 +23,9 @@ RELATIONS = {
 }
 COMPARE = re.compile(r"s_cmp(k?)_(eq|lg|gt|ge|lt|le)_([iu])(32|64)$")
 SAVE_EXEC = re.compile(r"s_(\w+)_saveexec_b(32|64)$")
+FLOAT_COMPARE = re.compile(r"s_cmp_(\w+)_f32$")
 LOAD = re.compile(r"s_load_(?:dwordx?(\d*)|b(\d+))$")
+LOAD_PART = re.compile(r"s_load_([iu])(8|16)$")
 BRANCHES = {
     "s_branch": lambda wave: True,
     "s_cbranch_scc0": lambda wave: not wave.scc,
@@ -77,6 +79,31 @@ def comparison(kind_and_relation, instruction):
     return run
 
 
+def float_comparison(relation, instruction, kernel):
+    """Translate a comparison of floats (RDNA 4)."""
+    a, b = (reader(text, "f32", kernel) for text in instruction.operands)
+
+    def run(wave):
+        wave.scc = int(COMPARISONS[relation](a(wave), b(wave))[0])
+
+    return run
+
+
+def float_arithmetic(name, instruction, kernel):
+    """Translate an instruction of floats in scalar registers (RDNA 4), which computes what the vector one does."""
+    kinds, result, function = VECTOR[name]
+    destination, *texts = instruction.operands
+    texts += [destination] * (kinds[-1] == "old")
+    readers = [reader(text, result if kind == "old" else kind, kernel) for text, kind in zip(texts, kinds, strict=True)]
+    to = scalar_register(destination)
+
+    def run(wave):
+        value = function(*(read(wave) for read in readers))
+        wave.set_scalar(to, int(value.view(np.uint32)[0]))
+
+    return run
+
+
 def bit_test(instruction):
     """Translate s_bitcmp0 and s_bitcmp1: SCC says whether a bit has this value."""
     a, b = (scalar_reader(text, "u32") for text in instruction.operands)
@@ -124,8 +151,21 @@ def load(words, instruction):
 
     def run(wave):
         address = np.array([base(wave) + offset(wave) + immediate], np.int64)
-        places = wave.memory.places(address, 4 * words, store=False)[0]
-        wave.set_scalar(to, int.from_bytes(wave.memory.bytes[places].tobytes(), "little"), words)
+        wave.set_scalar(to, int.from_bytes(wave.memory.load(address, 4 * words).tobytes(), "little"), words)
+
+    return run
+
+
+def load_part(bits, signed, instruction):
+    """Translate a load of 8 or 16 bits into a scalar register (RDNA 4)."""
+    destination, base, offset = instruction.operands
+    to, base, offset = scalar_register(destination), scalar_reader(base, "u64"), scalar_reader(offset, "u32")
+    immediate = int(instruction.modifiers.get("offset", "0"), 0)
+
+    def run(wave):
+        address = np.array([base(wave) + offset(wave) + immediate], np.int64)
+        data = wave.memory.load(address, bits // 8).tobytes()
+        wave.set_scalar(to, int.from_bytes(data, "little", signed=signed) & 0xFFFFFFFF)
 
     return run
 
@@ -177,6 +217,13 @@ def translate(instruction, kernel):
     if found := LOAD.match(name):
         words = int(found[2]) // 32 if found[2] else int(found[1] or 1)
         return load(words, instruction)
+    if found := LOAD_PART.match(name):
+        return load_part(int(found[2]), found[1] == "i", instruction)
     if name in SCALAR:
         return arithmetic(instruction)
+    if (found := FLOAT_COMPARE.match(name)) and found[1] in COMPARISONS:
+        return float_comparison(found[1], instruction, kernel)
+    vector_name = re.sub(r"^(v_s|s)_", "v_", name)
+    if vector_name in VECTOR and vector_name.endswith("32") and "f32" in vector_name:
+        return float_arithmetic(vector_name, instruction, kernel)
     raise Fault("unknown scalar instruction")

@@ -1,12 +1,14 @@
 """Define what each instruction computes, a line each, grouped as the ISA documents group them.
 
-The documents: "AMD Instruction Set Architecture" for CDNA 2 (gfx90a), CDNA 3 (gfx942), CDNA 4 (gfx950), RDNA 3 (gfx1100)
-and RDNA 4 (gfx1201), whose chapters on instructions list each encoding (SOP2, VOP3, ...) apart. An instruction that has
-another name in one of them has a line of its own.
+The documents are AMD's "Instruction Set Architecture" reference guides for CDNA 2 (gfx90a), CDNA 3 (gfx942), CDNA 4
+(gfx950), RDNA 3 (gfx1100) and RDNA 4 (gfx1201). Their chapters on instructions list each encoding (SOP2, VOP3, ...)
+apart. An instruction that has another name in one of them has a line of its own.
 
-A line of a table is: name | kinds of the sources -> kind of the result | the result, of the sources a, b and c. A kind is
-a letter (u unsigned, i signed, f float) and its bits. `old` among the sources is the destination before.
+A line of a table is: name | kinds of the sources -> kind of the result | the result, of the sources a, b and c. A kind
+is a letter (u unsigned, i signed, f float) and its bits. `old` among the sources is the destination before.
 """
+
+import functools
 
 import numpy as np
 
@@ -23,7 +25,7 @@ def maximum(a, b):
 
 
 NAMES = {name: value for name, value in vars(arithmetic).items() if not name.startswith("_")}
-NAMES |= {kind: (lambda dtype: lambda x: x.astype(dtype))(dtype) for kind, dtype in DTYPES.items()}  # u32(x) converts
+NAMES |= {kind: functools.partial(np.asarray, dtype=dtype) for kind, dtype in DTYPES.items()}  # u32(x) converts
 NAMES |= {"minimum": minimum, "maximum": maximum, "signed": lambda x: x.view(np.int32)}
 
 
@@ -339,10 +341,10 @@ def read_scalar_table(text):
 SCALAR = read_scalar_table(SOP1 + SOP2 + SOPK)
 
 # SOPP: about time, caches, priorities and the instruction buffer. Nothing of them is modelled.
-NO_EFFECT = (
+NO_EFFECT = frozenset(
     "s_nop s_waitcnt s_waitcnt_vscnt s_waitcnt_depctr s_wait_loadcnt s_wait_storecnt s_wait_dscnt s_wait_kmcnt "
     "s_wait_alu s_wait_idle s_wait_loadcnt_dscnt s_wait_storecnt_dscnt s_wait_samplecnt s_wait_bvhcnt s_wait_expcnt "
-    "s_clause s_delay_alu s_sendmsg s_sleep s_setprio s_code_end s_inst_prefetch s_set_inst_prefetch_distance s_sethalt "
-    "s_sched_barrier s_icache_inv s_dcache_wb s_prefetch_inst s_prefetch_inst_pc_rel v_nop buffer_gl0_inv buffer_gl1_inv "
-    "buffer_wbl2 buffer_inv global_inv global_wb global_wbinv"
-).split()
+    "s_clause s_delay_alu s_sendmsg s_sleep s_setprio s_code_end s_inst_prefetch s_set_inst_prefetch_distance "
+    "s_sethalt s_sched_barrier s_icache_inv s_dcache_wb s_prefetch_inst s_prefetch_inst_pc_rel v_nop buffer_gl0_inv "
+    "buffer_gl1_inv buffer_wbl2 buffer_inv global_inv global_wb global_wbinv".split()
+)

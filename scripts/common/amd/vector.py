@@ -1,7 +1,7 @@
 """Translate vector instructions: VOP1, VOP2, VOP3, VOP3P and VOPC, with DPP, SDWA, op_sel and dual issue.
 
-translate(instruction, kernel) returns (compute, put): compute(wave) returns the result, put(wave, result) stores it. The
-two halves of a dual-issue pair compute before either stores.
+translate(instruction, kernel) returns (compute, put): compute(wave) returns the result, put(wave, result) stores it.
+The two halves of a dual-issue pair compute before either stores.
 """
 
 import re
@@ -25,11 +25,19 @@ from .operands import (
 )
 from .tables import CLEARS_UPPER_HALF, COMPARISONS, VECTOR
 
-KNOWN_MODIFIERS = {
-    "op_sel", "op_sel_hi", "neg_lo", "neg_hi", "dst_sel", "dst_unused", "src0_sel", "src1_sel", "row_mask", "bank_mask",
-    "bound_ctrl", "fi", "quad_perm", "row_shl", "row_shr", "row_ror", "row_mirror", "row_half_mirror", "row_bcast",
-    "row_newbcast", "row_share", "row_xmask", "bitop3",
-}  # fmt: skip
+DPP_CONTROLS = (
+    "quad_perm row_shl row_shr row_ror row_mirror row_half_mirror row_bcast row_newbcast row_share row_xmask".split()
+)
+# Encoding -> the modifiers that it may have.
+MODIFIERS = {
+    "": {"op_sel", "clamp", "bitop3"},
+    "e32": set(),
+    "e64": {"op_sel", "clamp"},
+    "sdwa": {"dst_sel", "dst_unused", "src0_sel", "src1_sel"},
+    "dpp": {"row_mask", "bank_mask", "bound_ctrl", "fi", *DPP_CONTROLS},
+    "packed": {"op_sel", "op_sel_hi", "neg_lo", "neg_hi", "clamp"},
+}
+MODIFIERS["e64_dpp"] = MODIFIERS["dpp"] | MODIFIERS["e64"]
 
 # ---------------------------------------------------------------- modifiers
 
@@ -47,7 +55,7 @@ def moved_lanes(modifiers, width):
     lane = np.arange(width)
     row, column = lane // 16 * 16, lane % 16
     everywhere = np.ones(width, bool)
-    name = next(n for n in modifiers if n == "quad_perm" or n.startswith("row_") and n != "row_mask")
+    name = next(name for name in modifiers if name in DPP_CONTROLS)
     value = modifiers[name]
     if name == "quad_perm":
         return lane // 4 * 4 + np.array([int(x) for x in value.strip("[]").split(",")])[lane % 4], everywhere
@@ -66,9 +74,7 @@ def moved_lanes(modifiers, width):
         return (np.maximum(row - 1, 0), row > 0) if n == 15 else (np.full(width, 31), lane >= 32)
     if name in ("row_newbcast", "row_share"):
         return row + n, everywhere
-    if name == "row_xmask":
-        return row + (column ^ n), everywhere
-    raise Fault(f"unknown DPP control {name}")
+    return row + (column ^ n), everywhere  # row_xmask
 
 
 class Dpp:
@@ -303,6 +309,10 @@ def packed(instruction, kernel):
     return lambda wave: (np.array(low(wave)), np.array(high(wave))), put
 
 
+def widened(read):
+    return lambda wave: read(wave).astype(np.float32)
+
+
 def mixed(instruction, kernel):
     """Translate v_fma_mix: each source is float32, or a half of a register as float16 where op_sel_hi says so."""
     destination, *texts = instruction.operands
@@ -311,8 +321,7 @@ def mixed(instruction, kernel):
     readers = []
     for text, is_half, high in zip(texts, wide, upper, strict=True):
         if is_half:
-            read = reader(text, "f16", kernel, (16 * high, 16, False))
-            readers.append((lambda read: lambda wave: read(wave).astype(np.float32))(read))
+            readers.append(widened(reader(text, "f16", kernel, (16 * high, 16, False))))
         else:
             readers.append(reader(text, "f32", kernel))
     compute = applied(arithmetic.fma, readers, "clamp" in instruction.modifiers)
@@ -493,17 +502,19 @@ SPECIAL = {
     "v_permlane16_swap_b32": swap_rows, "v_permlane32_swap_b32": swap_rows, "v_swap_b32": swap,
     "v_bitop3_b32": bit_operation, "v_bitop3_b16": bit_operation,
     **dict.fromkeys(MIXED, mixed),
-    **dict.fromkeys("v_add_co_u32 v_sub_co_u32 v_subrev_co_u32 v_addc_co_u32 v_subb_co_u32 v_subbrev_co_u32".split(), with_carry),
+    **dict.fromkeys("v_add_co_u32 v_sub_co_u32 v_subrev_co_u32".split(), with_carry),
+    **dict.fromkeys("v_addc_co_u32 v_subb_co_u32 v_subbrev_co_u32".split(), with_carry),
     **dict.fromkeys("v_add_co_ci_u32 v_sub_co_ci_u32 v_subrev_co_ci_u32".split(), with_carry),
 }  # fmt: skip
 
 
 def translate(instruction, kernel):
     """Return (compute, put) of a vector instruction, or raise Fault if it is not known."""
-    unknown = set(instruction.modifiers) - KNOWN_MODIFIERS - {"clamp"}
+    name = instruction.name
+    is_packed = PACKED.match(name) or name in MIXED
+    unknown = set(instruction.modifiers) - MODIFIERS["packed" if is_packed else instruction.encoding]
     if unknown:
         raise Fault(f"unknown modifier {', '.join(sorted(unknown))}")
-    name = instruction.name
     if name in SPECIAL:
         return SPECIAL[name](instruction, kernel)
     if name.startswith(("v_cmp_", "v_cmpx_")):
