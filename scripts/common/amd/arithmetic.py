@@ -11,22 +11,29 @@ SMALLEST_NORMAL = 2.0**-126
 FP8 = {}
 
 
+def odd_sum(a, b):
+    """Return a + b of float64, rounded so that another rounding to float32 is as good as one rounding of the exact sum.
+
+    Where something was lost, the last bit of the sum becomes odd ("round to odd").
+    """
+    total = a + b
+    virtual = total - a
+    lost = (a - (total - virtual)) + (b - virtual)
+    bits = total.view(U64)
+    inexact = (lost != 0) & np.isfinite(total) & (bits & U64(1) == 0)
+    nearer_zero = (lost < 0) != (total < 0)
+    return (bits + np.where(inexact, np.where(nearer_zero, U64(0) - U64(1), U64(1)), U64(0))).view(F64)
+
+
 def fma(a, b, c):
     """Return a · b + c of float32, rounded once."""
     product = np.asarray(a, F64) * b  # exact
     total = product + c
-    result = total.astype(F32)
-    # total is rounded already. Rounding it again differs only if it is a tie, or the result is denormal.
+    # total is rounded already. Rounding it again matters only if it is a tie, or the result is denormal.
     tie = total.view(U64) << U64(35) == U64(1 << 63)
     if tie.any() or is_denormal(total).any():
-        # Make the last bit odd if something was lost (round to odd): then the second rounding is the right one.
-        virtual = total - product
-        lost = (product - (total - virtual)) + (c - virtual)
-        inexact = (lost != 0) & np.isfinite(total) & (total.view(U64) & U64(1) == 0)
-        nearer_zero = (lost < 0) != (total < 0)
-        bits = total.view(U64) + np.where(inexact, np.where(nearer_zero, U64(0) - U64(1), U64(1)), U64(0))
-        result = bits.view(F64).astype(F32)
-    return result
+        total = odd_sum(product, np.asarray(c, F64))
+    return total.astype(F32)
 
 
 def dot2(a, b, c):
@@ -128,14 +135,17 @@ def div_scale(x, d, n):
 
 
 def div_fmas(a, b, c, flag):
-    """Return a · b + c, scaled back where the flag says so."""
-    total = fma(a, b, c)
+    """Return a · b + c, scaled back where the flag says so, rounded once."""
+    total = odd_sum(np.asarray(a, F64) * b, np.asarray(c, F64))
     back = np.where(exponent(c) > 127, 2.0**64, 2.0**-64)
-    return np.where(flag, (total * back).astype(F32), total)
+    return np.where(flag, total * back, total).astype(F32)
 
 
 def div_fixup(q, d, n):
-    """Return the quotient q of n / d, with the special cases that the steps before do not compute."""
+    """Return the quotient q of n / d, with the special cases that the steps before do not compute.
+
+    The documents do not say so, but a quotient of ordinary numbers that is NaN has overflowed.
+    """
     q, d, n = np.broadcast_arrays(q, d, n)
     negative = np.signbit(d) ^ np.signbit(n)
     cases = [
@@ -144,6 +154,7 @@ def div_fixup(q, d, n):
         ((d == 0) | np.isinf(n), F32(np.inf)),
         (np.isinf(d) | (n == 0), F32(0)),
         (exponent(n) - exponent(d) < -150, F32(0)),
+        (np.isnan(q), F32(np.inf)),
     ]
     magnitude = np.select([condition for condition, _ in cases], [value for _, value in cases], np.abs(q))
     return np.where(negative, -magnitude, magnitude).astype(F32)

@@ -155,6 +155,7 @@ v_min3_u32         | u32 u32 u32 -> u32   | minimum(minimum(a, b), c)
 v_med3_i32         | i32 i32 i32 -> i32   | maximum(minimum(a, b), minimum(maximum(a, b), c))
 v_ldexp_f32        | f32 i32 -> f32       | ldexp(a, b)
 v_div_fixup_f32    | f32 f32 f32 -> f32   | div_fixup(a, b, c)
+v_dot2_f32_f16     | u32 u32 f32 -> f32   | dot2(a, b, c)
 v_add3_u32         | u32 u32 u32 -> u32   | a + b + c
 v_add_lshl_u32     | u32 u32 u32 -> u32   | (a + b) << (c & 31)
 v_lshl_add_u32     | u32 u32 u32 -> u32   | (a << (b & 31)) + c

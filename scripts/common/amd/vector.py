@@ -245,7 +245,7 @@ def comparison(instruction, kernel):
 
 # ---------------------------------------------------------------- packed instructions (VOP3P)
 
-PACKED = re.compile(r"v_pk_(\w+)_([fiu]?)(32|16)$")
+PACKED = re.compile(r"v_pk_(\w+)_([fiub])(32|16)$")
 MIXED = {"v_fma_mix_f32": None, "v_fma_mixlo_f16": "l", "v_fma_mixhi_f16": "h"}
 
 
@@ -275,7 +275,7 @@ def packed(instruction, kernel):
     operation, letter, bits = PACKED.match(instruction.name).groups()
     destination, *texts = instruction.operands
     modifiers, count = instruction.modifiers, len(texts)
-    kind = f"{letter or 'u'}{bits}"
+    kind = f"{letter.replace('b', 'u')}{bits}"
     scalar_name = f"v_{operation}_{letter}{bits}"
     if operation == "mov":  # the lower result is half of the first source, the upper one is half of the second
         halves = zip(texts, flags(modifiers, "op_sel", 2, 0), strict=True)
@@ -511,8 +511,8 @@ SPECIAL = {
 def translate(instruction, kernel):
     """Return (compute, put) of a vector instruction, or raise Fault if it is not known."""
     name = instruction.name
-    is_packed = PACKED.match(name) or name in MIXED
-    unknown = set(instruction.modifiers) - MODIFIERS["packed" if is_packed else instruction.encoding]
+    form = "packed" if PACKED.match(name) or name in MIXED else instruction.encoding
+    unknown = set(instruction.modifiers) - (set() if name.startswith("v_dot") else MODIFIERS[form])
     if unknown:
         raise Fault(f"unknown modifier {', '.join(sorted(unknown))}")
     if name in SPECIAL:
