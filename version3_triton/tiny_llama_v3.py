@@ -570,7 +570,7 @@ def attention_backward_dkdv_kernel(
     D: tl.constexpr, PRECISION: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_K rows of dk and dv of one key/value head per program: no atomics. Scores are transposed."""
-    tl.static_assert(BLOCK_K % BLOCK_Q == 0)
+    SPAN: tl.constexpr = max(BLOCK_K, BLOCK_Q)  # queries of the tiles that the diagonal crosses
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = tl.program_id(1) * BLOCK_K
     b = (tl.program_id(0) // K).to(tl.int64)  # program_id(0) = b · K + kv
@@ -587,10 +587,10 @@ def attention_backward_dkdv_kernel(
         o_offset = (b * T * H + h) * D
         lse_offset = (b * H + h) * T
         for BELOW in tl.static_range(2):
-            # 0: queries [first, first + BLOCK_K), masked
-            # 1: queries [first + BLOCK_K, T), no mask
-            begin = first + BLOCK_K if BELOW else first
-            end = T if BELOW else min(first + BLOCK_K, T)
+            # 0: queries [first, first + SPAN), masked
+            # 1: queries [first + SPAN, T), no mask
+            begin = first + SPAN if BELOW else first
+            end = T if BELOW else min(first + SPAN, T)
             for start in range(begin, end, BLOCK_Q):
                 q = load_tile(q_ptr, start, T, STRIDE, BLOCK_Q, D)
                 do = load_tile(do_ptr + o_offset, start, T, H * D, BLOCK_Q, D)

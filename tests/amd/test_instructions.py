@@ -131,7 +131,7 @@ gfx942  | v_add_u32_sdwa v0, v1, sext(v2) dst_sel:DWORD dst_unused:UNUSED_PAD sr
 gfx942  | v_mov_b32_sdwa v0, v1 dst_sel:BYTE_2 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_0 | 0x11 | 0x77117777
 gfx942  | v_mov_b32_sdwa v0, v1 dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:WORD_0 | 0xabcd1234 | 0x12340000
 gfx942  | v_cvt_f32_f16_sdwa v0, v1 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1 | 0x40003c00 | 2.0
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("example", EXAMPLES.strip().splitlines(), ids=lambda line: line[:60])

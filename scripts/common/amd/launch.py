@@ -31,6 +31,9 @@ FORMATS = {
 }  # fmt: skip
 
 
+MOST_LANES = 1024  # of a workgroup
+
+
 @dataclasses.dataclass
 class Launch:
     """One launch that was executed."""
@@ -101,6 +104,16 @@ def arguments_of(kernel, signature, bound):
     return given, ranges
 
 
+def check_size(target, name, metadata):
+    """Raise Fault for a launch that the target refuses."""
+    limits = TARGETS[target]
+    lanes = metadata.num_warps * limits.warp_size
+    if lanes > MOST_LANES:
+        raise Fault(f"{target} {name}: {lanes} lanes in a workgroup, at most {MOST_LANES} are possible")
+    if metadata.shared > limits.shared:
+        raise Fault(f"{target} {name}: {metadata.shared} bytes of LDS, at most {limits.shared} are possible")
+
+
 @contextlib.contextmanager
 def executed(target, order=1, seed=0, progress=None):
     """Execute what is launched, as if on that target; yield a list that gets a Launch for each.
@@ -118,6 +131,7 @@ def executed(target, order=1, seed=0, progress=None):
             grid = grid(bound)
         grid = (*grid, 1, 1)[:3]
         name = kernel.fn.__name__
+        check_size(target, name, compiled.metadata)
         start = time.perf_counter()
         arguments, ranges = arguments_of(kernel, compiled.src.signature, bound)
         totals = program_of(compiled.asm["amdgcn"]).launch(
