@@ -636,7 +636,7 @@ def launch_attention(attention, qkv, H, K, *tensors):
 
     kernel = attention.kernel
     if len(tiles) == 1:
-        constants |= tiles[0].options()
+        constants |= tiles[0]._asdict()
     else:
         kernel = autotuned(kernel, tiles)
     scale = math.log2(math.e) / math.sqrt(D)
@@ -686,7 +686,7 @@ def rotary_attention(qkv, cos, sin, H, K):
 # ---------------------------------------------------------------- tiles of the attention kernels
 # Measured tiles are for D = 64 on an sm_90. For another D or GPU, triton.autotune times the candidates in the first
 # eager step with a new T, D or precision, and caches the fastest on disk; --deterministic takes the first. At least one
-# candidate spills no registers, but for D = 128 on gfx11.
+# candidate spills no registers, but for D = 128 on gfx11 and gfx12.
 
 
 class Tile(NamedTuple):
@@ -696,13 +696,6 @@ class Tile(NamedTuple):
     BLOCK_K: int
     num_warps: int
     num_stages: int
-    # Options of AMD's compiler, which NVIDIA's refuses; None leaves the choice to it.
-    waves_per_eu: int | None = None  # waves per SIMD to leave registers for
-    matrix_instr_nonkdim: int | None = None  # rows and columns of one MFMA instruction: 16 or 32
-
-    def options(self):
-        """Return what a launch is given."""
-        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 # (GPU, precision) -> what the kernel computes -> its tile
@@ -739,11 +732,22 @@ CANDIDATE_TILES = {
         Tile(32, 64, 4, 1), Tile(16, 32, 4, 1), Tile(16, 32, 16, 1),
     ),
 }  # fmt: skip
-# One more for 16 bits on AMD's Instinct GPUs; on Radeon they spill. Each costs a compilation in the first step.
-INSTINCT_CANDIDATES = {
-    "o": Tile(128, 64, 4, 1, waves_per_eu=2),
-    "dq": Tile(128, 32, 4, 1, matrix_instr_nonkdim=16),
-    "dkdv": Tile(32, 128, 4, 1, matrix_instr_nonkdim=16),
+# AMD's GPUs: Instinct (gfx9) and Radeon (gfx11, gfx12). These are the tiles that AMD measured for attention kernels of
+# its own (AOTriton's tuning databases, D = 64, causal), the one for T of about 512 first. Where that one spills in our
+# kernel, a tile that does not comes first.
+AMD_TILES = {
+    ("gfx9", "o", 16): (Tile(64, 64, 4, 1), Tile(128, 128, 4, 1), Tile(64, 64, 2, 1)),
+    ("gfx9", "dq", 16): (Tile(64, 64, 2, 1), Tile(32, 32, 2, 1), Tile(32, 32, 4, 1)),
+    ("gfx9", "dkdv", 16): (Tile(64, 16, 4, 1), Tile(64, 16, 2, 1), Tile(64, 32, 2, 1)),
+    ("gfx9", "o", 32): (Tile(16, 16, 4, 1), Tile(32, 32, 2, 1), Tile(64, 64, 4, 1)),
+    ("gfx9", "dq", 32): (Tile(16, 16, 4, 1), Tile(16, 16, 2, 1), Tile(32, 16, 2, 1)),
+    ("gfx9", "dkdv", 32): (Tile(32, 16, 4, 1), Tile(32, 16, 2, 1)),
+    ("gfx1", "o", 16): (Tile(32, 32, 4, 1), Tile(64, 32, 4, 1), Tile(16, 16, 4, 1)),
+    ("gfx1", "dq", 16): (Tile(32, 32, 4, 1), Tile(64, 32, 4, 1), Tile(64, 64, 4, 1)),
+    ("gfx1", "dkdv", 16): (Tile(16, 32, 4, 1), Tile(64, 16, 4, 1), Tile(64, 32, 4, 1)),
+    ("gfx1", "o", 32): (Tile(16, 16, 4, 1), Tile(32, 32, 4, 1)),
+    ("gfx1", "dq", 32): (Tile(16, 16, 8, 1), Tile(16, 16, 4, 1), Tile(32, 32, 4, 1)),
+    ("gfx1", "dkdv", 32): (Tile(16, 16, 8, 1), Tile(16, 16, 4, 1), Tile(32, 32, 8, 1)),
 }
 
 
@@ -757,11 +761,9 @@ def attention_tiles(computes, architecture, D, dtype, T, precision):
         if computes == "o" and bits == 16 and T > 1024:
             return (LONG_FORWARD_TILE,)
         return (measured[computes],)
-    candidates = CANDIDATE_TILES[computes, bits]
+    candidates = AMD_TILES.get((architecture[:4], computes, bits), CANDIDATE_TILES[computes, bits])
     if torch.are_deterministic_algorithms_enabled():
         return candidates[:1]
-    if architecture.startswith("gfx9") and bits == 16 and D <= 64:  # wider heads leave one wave per SIMD
-        candidates += (INSTINCT_CANDIDATES[computes],)
     return candidates
 
 
@@ -780,7 +782,7 @@ def autotuned(kernel, tiles):
     """Return the kernel with triton.autotune, which times the tiles once per T, D and precision."""
     configs = []
     for tile in tiles:
-        options = tile.options()
+        options = tile._asdict()
         warps = options.pop("num_warps")
         stages = options.pop("num_stages")
         configs.append(triton.Config(options, num_warps=warps, num_stages=stages))
