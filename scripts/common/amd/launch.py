@@ -32,6 +32,7 @@ FORMATS = {
 
 
 MOST_LANES = 1024  # of a workgroup
+PROGRAMS = 3  # of kernels that loop over their work: fewer than there is work for
 
 
 @dataclasses.dataclass
@@ -70,14 +71,23 @@ def extent(tensor):
 
 
 def tensors_at(addresses):
-    """Return the extents of living tensors that begin at one of these addresses."""
-    found = []
+    """Return {address: the largest living tensor that begins there}."""
+    found = {}
     for x in gc.get_objects():
         # type() and not isinstance(): some objects answer for their class, and fail
         if type(x) in (torch.Tensor, torch.nn.Parameter) and x.device.type == "cpu" and x.layout == torch.strided:
             grad = x.grad if x.is_leaf else None  # a gradient that only C++ holds is no object of Python's
-            found += [extent(tensor) for tensor in (x, grad) if tensor is not None and tensor.data_ptr() in addresses]
+            for tensor in (x, grad):
+                address = None if tensor is None else tensor.data_ptr()
+                if address in addresses and (address not in found or extent(found[address]) < extent(tensor)):
+                    found[address] = tensor
     return found
+
+
+def tables_of_addresses(tensors):
+    """Return {address: tensor} of what tensors of int64 point to; most hold no addresses."""
+    addresses = {int(x) for tensor in tensors if tensor.dtype == torch.int64 for x in tensor.flatten().tolist()}
+    return tensors_at(addresses) if any(address >= 1 << 16 for address in addresses) else {}
 
 
 def arguments_of(kernel, signature, bound):
@@ -85,23 +95,19 @@ def arguments_of(kernel, signature, bound):
 
     A tensor of int64 may be a table of addresses: the tensors that begin there are allowed, too.
     """
-    given, ranges, addresses = [], [], set()
+    given, tensors = [], []
     for parameter in kernel.params:
         kind, value = signature[parameter.name], bound[parameter.name]
         if kind == "constexpr":
             continue
         if kind.startswith("*"):
-            ranges.append(extent(value))
+            tensors.append(value)
             given.append(struct.pack("<Q", value.data_ptr()))
-            if kind == "*i64":
-                addresses.update(value.flatten().tolist())
         elif kind in FORMATS:
             given.append(struct.pack(FORMATS[kind], value))
         else:
             raise Fault(f"{kernel.fn.__name__}: an argument of type {kind}")
-    if any(address >= 1 << 16 for address in addresses):
-        ranges += tensors_at(addresses)
-    return given, ranges
+    return given, [extent(tensor) for tensor in [*tensors, *tables_of_addresses(tensors).values()]]
 
 
 def check_size(target, name, metadata):
@@ -153,8 +159,8 @@ def executed(target, order=1, seed=0, progress=None):
 
 
 @contextlib.contextmanager
-def executed_version(script, target, tile=0, **options):
-    """Execute what version 3 launches, with one of the tiles that it may choose on the target; yield the launches."""
+def choices_of(script, target, tile=0):
+    """Let version 3 choose what it would on the target, and the tile of this number among those it would try."""
     tiles = script.attention_tiles
 
     def attention_tiles(*choice):
@@ -163,8 +169,15 @@ def executed_version(script, target, tile=0, **options):
 
     answers = {
         "gpu_architecture": lambda device: target,
-        "program_count": lambda device: 3,  # fewer than there is work for: each does several parts
+        "program_count": lambda device: PROGRAMS,
         "attention_tiles": attention_tiles,
     }
-    with executed(target, **options) as launches, mock.patch.multiple(script, **answers):
+    with mock.patch.multiple(script, **answers):
+        yield
+
+
+@contextlib.contextmanager
+def executed_version(script, target, tile=0, **options):
+    """Execute what version 3 launches, with the choices that it would make on the target; yield the launches."""
+    with executed(target, **options) as launches, choices_of(script, target, tile):
         yield launches
