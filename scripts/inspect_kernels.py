@@ -4,7 +4,7 @@
     python scripts/inspect_kernels.py                              what the presets launch, for every target
     python scripts/inspect_kernels.py --target gfx90a --preset small --hidden-dim 256 --num-heads 2     other sizes
     python scripts/inspect_kernels.py --target gfx1100 --dtype bf16 --tiles 32x32 64x32 --warps 4 8     what if
-    python scripts/inspect_kernels.py --execute gfx942 --dtype bf16 --kernel attention     run them, as AMD's instructions
+    python scripts/inspect_kernels.py --execute gfx942 --kernel attention     run them as AMD's instructions
 
 One training step of version 3 runs on tensors without data. Triton believes to be on the target, and each launch
 compiles its kernel with the tiles, warps and specializations of a real one, but does not start it. Options that are not
