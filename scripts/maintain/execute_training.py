@@ -65,7 +65,7 @@ def report(options):
         argv = DTYPES[label]
         exact_losses, exact = train(1, [], options.steps, double=True)
         own_losses, own = train(1, argv, options.steps)
-        for target in options.target:
+        for target in options.target or AMD:
             start = time.perf_counter()
             with executed_version(load_version(3), target) as launches:
                 losses, weights = train(3, argv, options.steps)

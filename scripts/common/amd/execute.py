@@ -45,7 +45,7 @@ def located(instruction, kernel, translate):
     try:
         return translate(instruction, kernel)
     except (Fault, ValueError, KeyError, TypeError) as error:
-        raise Fault(f"{kernel.target}: {instruction}: {error}") from error
+        raise Fault(f"{kernel.target}: {instruction}: {error}") from None
 
 
 def translate_vector(instruction, kernel):
@@ -77,8 +77,10 @@ def translate(pair, kernel):
 class Program:
     """Hold a kernel whose instructions are translated."""
 
-    def __init__(self, kernel):
+    def __init__(self, kernel, limit=10**7):
+        """Translate a kernel; an instruction that a launch executes more often than `limit` is in an endless loop."""
         self.kernel = kernel
+        self.limit = limit
         self.steps = [translate(pair, kernel) for pair in kernel.code]
 
     def arguments(self, given, grid, warps, dynamic_lds):
@@ -123,11 +125,13 @@ class Program:
             pc = wave.pc
             wave.pc = pc + 1
             counts[pc] += 1
+            if counts[pc] > self.limit:
+                raise Fault(f"{self.kernel.target} {self.kernel.name}: a loop does not end: {self.kernel.code[pc][0]}")
             try:
                 paused = steps[pc](wave)
             except Fault as fault:
                 text = " :: ".join(map(str, self.kernel.code[pc]))
-                raise Fault(f"{self.kernel.target} {self.kernel.name}: {text}: {fault}") from fault
+                raise Fault(f"{self.kernel.target} {self.kernel.name}: {text}: {fault}") from None
             if paused:
                 return
 
@@ -135,7 +139,7 @@ class Program:
         try:
             lds.end_of_interval(barrier)
         except Fault as fault:
-            raise Fault(f"{self.kernel.target} {self.kernel.name}: {fault}") from fault
+            raise Fault(f"{self.kernel.target} {self.kernel.name}: {fault}") from None
 
     def run_workgroup(self, waves, lds, order, counts):
         """Run all waves of a workgroup, in the order 1 (first wave first) or -1, from barrier to barrier."""
