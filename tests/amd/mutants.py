@@ -4,7 +4,7 @@
 
 Half of a kernel's mutants lack an instruction; in the others a source operand is another register or number. The draw
 leaves out waits and their like, which the interpreter does not model, the end of the program, and what the case does
-not execute. A mutant that changes nothing may be the same program: an instruction whose result is not used here, or whose
+not execute. A mutant that changes nothing may be the same program: the result is not used here, or the other
 operand holds the same value.
 """
 
