@@ -32,7 +32,7 @@ def kind_of(instruction):
 
 @dataclasses.dataclass
 class Totals:
-    """Count what a launch did: instructions by kind, and bytes of memory loaded and stored, per wave and lane."""
+    """Count what a launch did: instructions of all waves by kind, and bytes of memory that their lanes moved."""
 
     instructions: Counter = dataclasses.field(default_factory=Counter)
     loaded: int = 0

@@ -48,7 +48,7 @@ class Memory:
     def __init__(self, ranges):
         merged = []
         for first, end in sorted(ranges):
-            if merged and first <= merged[-1][1]:
+            if merged and first < merged[-1][1]:  # views of one tensor
                 merged[-1][1] = max(merged[-1][1], end)
             else:
                 merged.append([first, end])
