@@ -30,7 +30,7 @@ DPP_CONTROLS = (
 )
 # Encoding -> the modifiers that it may have.
 MODIFIERS = {
-    "": {"op_sel", "clamp", "bitop3"},
+    "": {"op_sel", "clamp"},
     "e32": set(),
     "e64": {"op_sel", "clamp"},
     "sdwa": {"dst_sel", "dst_unused", "src0_sel", "src1_sel"},
@@ -99,9 +99,13 @@ class Dpp:
 
         return moved
 
-    def stored(self, wave):
-        """Return the lanes that get the result."""
-        return wave.active & self.enabled & (True if self.zeros else self.valid(wave))
+    def limit(self, put):
+        """Return the writer that stores a result in those lanes alone that get one."""
+
+        def put_some(wave, value):
+            put(wave, value, wave.active & self.enabled & (True if self.zeros else self.valid(wave)))
+
+        return put_some
 
 
 def sdwa_part(select, signed):
@@ -154,8 +158,6 @@ def regular(instruction, kernel):
     kinds = [result if kind == "old" else kind for kind in kinds]
     if len(texts) != len(kinds):
         raise Fault("a wrong number of operands")
-    if "bitop3" in modifiers:
-        raise Fault("bitop3 of another instruction")
     readers = []
     selected = flags(modifiers, "op_sel", len(texts) + 1, 0)
     for i, (text, kind) in enumerate(zip(texts, kinds, strict=True)):
@@ -175,8 +177,7 @@ def regular(instruction, kernel):
     if instruction.encoding in ("dpp", "e64_dpp"):
         dpp = Dpp(modifiers, kernel.width)
         readers[0] = dpp.move(readers[0])
-        put_all = put
-        put = lambda wave, value: put_all(wave, value, dpp.stored(wave))  # noqa: E731
+        put = dpp.limit(put)
     return applied(function, readers, "clamp" in modifiers, result), put
 
 
@@ -212,8 +213,7 @@ def conditional(instruction, kernel):
     if instruction.encoding in ("dpp", "e64_dpp"):
         dpp = Dpp(modifiers, kernel.width)
         otherwise = dpp.move(otherwise)
-        put_all = put
-        put = lambda wave, value: put_all(wave, value, dpp.stored(wave))  # noqa: E731
+        put = dpp.limit(put)
     return lambda wave: np.where(mask(wave), chosen(wave), otherwise(wave)), put
 
 
@@ -368,12 +368,7 @@ def wide_multiply_add(instruction, kernel):
     kind, wide = ("i32", "i64") if "i64" in instruction.name else ("u32", "u64")
     readers = reader(a, kind, kernel), reader(b, kind, kernel), reader(c, wide, kernel)
     put_sum = writer(destination, wide, kernel)
-    if carries != "null" and vector_register(carries, kernel) is None:
-        # The carry is a result too. Kernels throw it away; where one reads it, noise shows that it is not modelled.
-        i = scalar_register(carries)
-        spoil = lambda wave: wave.set_scalar(i, 0xDEADBEEF, wave.words)  # noqa: E731
-    else:
-        spoil = lambda wave: None  # noqa: E731
+    carry = scalar_register(carries)
 
     def compute(wave):
         x, y, z = (read(wave) for read in readers)
@@ -381,7 +376,8 @@ def wide_multiply_add(instruction, kernel):
 
     def put(wave, value):
         put_sum(wave, value)
-        spoil(wave)
+        if carry is not None:  # kernels throw it away; where one reads it, noise shows that it is not modelled
+            wave.set_scalar(carry, 0xDEADBEEF, wave.words)
 
     return compute, put
 
@@ -401,7 +397,10 @@ def division_scale(instruction, kernel):
 def division_fmas(instruction, kernel):
     destination, *texts = instruction.operands
     readers = [reader(text, "f32", kernel) for text in texts]
-    compute = lambda wave: arithmetic.div_fmas(*(read(wave) for read in readers), wave.get_lanes(VCC))  # noqa: E731
+
+    def compute(wave):
+        return arithmetic.div_fmas(*(read(wave) for read in readers), wave.get_lanes(VCC))
+
     return compute, writer(destination, "f32", kernel)
 
 
@@ -512,7 +511,8 @@ def translate(instruction, kernel):
     """Return (compute, put) of a vector instruction, or raise Fault if it is not known."""
     name = instruction.name
     form = "packed" if PACKED.match(name) or name in MIXED else instruction.encoding
-    unknown = set(instruction.modifiers) - (set() if name.startswith("v_dot") else MODIFIERS[form])
+    allowed = {"v_dot": set(), "v_bit": {"bitop3"}}.get(name[:5], MODIFIERS[form])
+    unknown = set(instruction.modifiers) - allowed
     if unknown:
         raise Fault(f"unknown modifier {', '.join(sorted(unknown))}")
     if name in SPECIAL:
