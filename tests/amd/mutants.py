@@ -36,7 +36,7 @@ from kernel_cases import attention_case, loss_case, norm_case, rope_case, swiglu
 V3 = load_version(3)
 NORM = functools.partial(norm_case, 7, 72)
 SWIGLU = functools.partial(swiglu_case, 5, width=50)
-ATTENTION = functools.partial(attention_case, 1, 37, 2, 1, 32, rotated=True)
+ATTENTION = functools.partial(attention_case, 1, 37, 2, 1, 16, rotated=True)
 LOSS = functools.partial(loss_case, 5, V=150)
 CASES = {
     "rmsnorm_forward_kernel": NORM,
