@@ -33,6 +33,15 @@ QUICK = [
     ("gfx1201", "attention", "bfloat16", -1),
     ("gfx1201", "swiglu, exponential overflows", "float16", 1),
     ("gfx1201", "adamw", "float32", 1),
+    ("gfx90a", "loss", "float16", -1),
+    ("gfx90a", "swiglu", "float32", 1),
+    ("gfx950", "norm", "bfloat16", -1),
+    ("gfx950", "rope", "float32", 1),
+    ("gfx1100", "adamw", "float16", 1),
+    ("gfx1201", "norm, large", "float16", 1),
+    ("gfx1201", "loss", "bfloat16", -1),
+    ("gfx1201", "attention, D=32", "float32", 1),
+    ("gfx1100", "attention, two sequences", "bfloat16", 1),
 ]
 NAMES = [*amd_cases.CASES, *amd_cases.OPTIMIZERS]
 REST = [
