@@ -50,7 +50,10 @@ CASES = {
     "attention, small values": lambda: attention_case(1, 33, 2, 1, 64, scale=1e-3, value_scale=1e-3),
 }
 # Where a target computes something else: (target, case, dtype) -> part of what the check says.
-KNOWN = {}
+KNOWN = {
+    # Its matrix units take float16 below 6e-5 for zero.
+    ("gfx90a", "attention, small values", "float16"): "0 instead of",
+}
 
 
 def run(target, name, dtype, tile=0, order=1):
