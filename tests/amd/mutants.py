@@ -86,7 +86,7 @@ class Mutator:
 
     def __call__(self, assembly):
         if assembly not in self.programs:
-            self.programs[assembly] = Program(parse_kernel(assembly), limit=100_000)
+            self.programs[assembly] = Program(parse_kernel(assembly), limit=3000)
         program = self.programs[assembly]
         if program.kernel.name != self.name or self.mutant is None or self.chosen is not program:
             return self.counting(program) if program.kernel.name == self.name and self.mutant is None else program
