@@ -33,6 +33,7 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it on import
+from answers import TARGET_VARIABLE
 from common.guarded_memory import GuardedMemory, between_bands, bits, launches
 from common.versions import relative_error
 from judge import Judge, Wrong, check_bands, check_inputs
@@ -40,8 +41,11 @@ from speed import DeviceTimer, Speed, measure, recorded_speed
 from strict_interpreter import Watch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+TARGET = os.environ.get(TARGET_VARIABLE)  # an AMD GPU whose instructions are executed on the CPU
+DEVICE = torch.device("cpu" if INTERPRETED or TARGET else "cuda")
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (not INTERPRETED)
+if TARGET:
+    from common.amd.launch import executed
 
 __all__ = ["Mistake", "Speed", "Task", "Wrong", "random", "relative_error"]  # used by the tasks
 
@@ -171,7 +175,11 @@ def run_case(task, module, sizes, dtype):
         outputs = {name: torch.empty(like.shape, dtype=like.dtype, device=DEVICE) for name, like in storage.items()}
     written = Written(outputs)
     watch = Watch(given, outputs) if INTERPRETED else None
-    with launches(written.note, written.after_launch) as launched, watch or contextlib.nullcontext():
+    with (
+        executed(TARGET) if TARGET else contextlib.nullcontext(),
+        launches(written.note, written.after_launch) as launched,
+        watch or contextlib.nullcontext(),
+    ):
         module.run(**(originals | given), **outputs)
     check_inputs(given, originals)
     judge = Judge(task, module, originals, lambda suspect: suspect(**doubled(originals)))
@@ -308,10 +316,12 @@ def grade(folder, path):
         for name, sizes in task.cases.items():
             for dtype in task.dtypes:
                 case = f"{name}, {str(dtype).removeprefix('torch.')}"
+                if TARGET:
+                    print(f"   {case}", flush=True)  # it takes a while
                 run_case(task, module, sizes, dtype)
         case = None
         note = task.then(module, pathlib.Path(path).read_text(encoding="utf-8"))
-        speed = check_speed(task, module, DeviceTimer(DEVICE)) if task.speed and not INTERPRETED else None
+        speed = check_speed(task, module, DeviceTimer(DEVICE)) if task.speed and DEVICE.type == "cuda" else None
         verdict |= {"passed": True, "speed": speed, "sentence": describe_pass(task, speed, note)}
     except Wrong as wrong:
         verdict |= {"kind": wrong.kind, "tensor": wrong.tensor, "sentence": str(wrong)}

@@ -570,7 +570,7 @@ def attention_backward_dkdv_kernel(
     D: tl.constexpr, PRECISION: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_K rows of dk and dv of one key/value head per program: no atomics. Scores are transposed."""
-    tl.static_assert(BLOCK_K % BLOCK_Q == 0)
+    SPAN: tl.constexpr = max(BLOCK_K, BLOCK_Q)  # queries of the tiles that the diagonal crosses
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = tl.program_id(1) * BLOCK_K
     b = (tl.program_id(0) // K).to(tl.int64)  # program_id(0) = b · K + kv
@@ -587,10 +587,10 @@ def attention_backward_dkdv_kernel(
         o_offset = (b * T * H + h) * D
         lse_offset = (b * H + h) * T
         for BELOW in tl.static_range(2):
-            # 0: queries [first, first + BLOCK_K), masked
-            # 1: queries [first + BLOCK_K, T), no mask
-            begin = first + BLOCK_K if BELOW else first
-            end = T if BELOW else min(first + BLOCK_K, T)
+            # 0: queries [first, first + SPAN), masked
+            # 1: queries [first + SPAN, T), no mask
+            begin = first + SPAN if BELOW else first
+            end = T if BELOW else min(first + SPAN, T)
             for start in range(begin, end, BLOCK_Q):
                 q = load_tile(q_ptr, start, T, STRIDE, BLOCK_Q, D)
                 do = load_tile(do_ptr + o_offset, start, T, H * D, BLOCK_Q, D)
@@ -636,7 +636,7 @@ def launch_attention(attention, qkv, H, K, *tensors):
 
     kernel = attention.kernel
     if len(tiles) == 1:
-        constants |= tiles[0].options()
+        constants |= tiles[0]._asdict()
     else:
         kernel = autotuned(kernel, tiles)
     scale = math.log2(math.e) / math.sqrt(D)
@@ -686,7 +686,7 @@ def rotary_attention(qkv, cos, sin, H, K):
 # ---------------------------------------------------------------- tiles of the attention kernels
 # Measured tiles are for D = 64 on an sm_90. For another D or GPU, triton.autotune times the candidates in the first
 # eager step with a new T, D or precision, and caches the fastest on disk; --deterministic takes the first. At least one
-# candidate spills no registers, but for D = 128 on gfx11.
+# candidate spills no registers, but for D = 128 on gfx11 and gfx12.
 
 
 class Tile(NamedTuple):
@@ -696,13 +696,6 @@ class Tile(NamedTuple):
     BLOCK_K: int
     num_warps: int
     num_stages: int
-    # Options of AMD's compiler, which NVIDIA's refuses; None leaves the choice to it.
-    waves_per_eu: int | None = None  # waves per SIMD to leave registers for
-    matrix_instr_nonkdim: int | None = None  # rows and columns of one MFMA instruction: 16 or 32
-
-    def options(self):
-        """Return what a launch is given."""
-        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 # (GPU, precision) -> what the kernel computes -> its tile
@@ -739,11 +732,22 @@ CANDIDATE_TILES = {
         Tile(32, 64, 4, 1), Tile(16, 32, 4, 1), Tile(16, 32, 16, 1),
     ),
 }  # fmt: skip
-# One more for 16 bits on AMD's Instinct GPUs; on Radeon they spill. Each costs a compilation in the first step.
-INSTINCT_CANDIDATES = {
-    "o": Tile(128, 64, 4, 1, waves_per_eu=2),
-    "dq": Tile(128, 32, 4, 1, matrix_instr_nonkdim=16),
-    "dkdv": Tile(32, 128, 4, 1, matrix_instr_nonkdim=16),
+# AMD's GPUs: Instinct (gfx9) and Radeon (gfx11, gfx12). These are the tiles that AMD measured for attention kernels of
+# its own (AOTriton's tuning databases, D = 64, causal), the one for T of about 512 first. Where that one spills in our
+# kernel, a tile that does not comes first.
+AMD_TILES = {
+    ("gfx9", "o", 16): (Tile(64, 64, 4, 1), Tile(128, 128, 4, 1), Tile(64, 64, 2, 1)),
+    ("gfx9", "dq", 16): (Tile(64, 64, 2, 1), Tile(32, 32, 2, 1), Tile(32, 32, 4, 1)),
+    ("gfx9", "dkdv", 16): (Tile(64, 16, 4, 1), Tile(64, 16, 2, 1), Tile(64, 32, 2, 1)),
+    ("gfx9", "o", 32): (Tile(16, 16, 4, 1), Tile(32, 32, 2, 1), Tile(64, 64, 4, 1)),
+    ("gfx9", "dq", 32): (Tile(16, 16, 4, 1), Tile(16, 16, 2, 1), Tile(32, 16, 2, 1)),
+    ("gfx9", "dkdv", 32): (Tile(32, 16, 4, 1), Tile(32, 16, 2, 1)),
+    ("gfx1", "o", 16): (Tile(32, 32, 4, 1), Tile(64, 32, 4, 1), Tile(16, 16, 4, 1)),
+    ("gfx1", "dq", 16): (Tile(32, 32, 4, 1), Tile(64, 32, 4, 1), Tile(64, 64, 4, 1)),
+    ("gfx1", "dkdv", 16): (Tile(16, 32, 4, 1), Tile(64, 16, 4, 1), Tile(64, 32, 4, 1)),
+    ("gfx1", "o", 32): (Tile(16, 16, 4, 1), Tile(32, 32, 4, 1)),
+    ("gfx1", "dq", 32): (Tile(16, 16, 8, 1), Tile(16, 16, 4, 1), Tile(32, 32, 4, 1)),
+    ("gfx1", "dkdv", 32): (Tile(16, 16, 8, 1), Tile(16, 16, 4, 1), Tile(32, 32, 8, 1)),
 }
 
 
@@ -757,11 +761,9 @@ def attention_tiles(computes, architecture, D, dtype, T, precision):
         if computes == "o" and bits == 16 and T > 1024:
             return (LONG_FORWARD_TILE,)
         return (measured[computes],)
-    candidates = CANDIDATE_TILES[computes, bits]
+    candidates = AMD_TILES.get((architecture[:4], computes, bits), CANDIDATE_TILES[computes, bits])
     if torch.are_deterministic_algorithms_enabled():
         return candidates[:1]
-    if architecture.startswith("gfx9") and bits == 16 and D <= 64:  # wider heads leave one wave per SIMD
-        candidates += (INSTINCT_CANDIDATES[computes],)
     return candidates
 
 
@@ -780,7 +782,7 @@ def autotuned(kernel, tiles):
     """Return the kernel with triton.autotune, which times the tiles once per T, D and precision."""
     configs = []
     for tile in tiles:
-        options = tile.options()
+        options = tile._asdict()
         warps = options.pop("num_warps")
         stages = options.pop("num_stages")
         configs.append(triton.Config(options, num_warps=warps, num_stages=stages))

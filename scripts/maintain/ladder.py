@@ -330,6 +330,12 @@ def tested_on(recorded):
     amd = "" if re.search("AMD|Radeon", devices) else "any AMD GPU, "
     rows += [
         ("executed", "CPU, Linux on x86-64", sets, "test suite; Triton's kernels in its interpreter"),
+        (
+            "executed in our interpreter of AMD's instructions",
+            ", ".join(name for name, target in TARGETS.items() if target.backend == "hip"),
+            versions_of("constraints.txt"),
+            "version 3's kernels, forward and backward, in float32, bfloat16 and float16; not fp8's",
+        ),
         ("compiled", ", ".join(TARGETS), "", "version 3's kernels: registers, LDS, spills"),
         ("run against stubs", f"profilers of ROCm {', '.join(stubs)}", "", "wrappers: command lines, result files"),
         ("run against stubs", f"machines with ROCm {releases}", "", "quickstart's choice of a PyTorch build"),
