@@ -441,6 +441,15 @@ def test_a_fast_backward_is_odd_where_all_weights_train(frozen, expected):
     assert [finding.kind for finding in check_training.fast_backward(facts, steps)] == expected
 
 
+@pytest.mark.parametrize("proven", [False, True])
+def test_a_fast_backward_is_no_warning_where_every_gradient_is_the_slope(check, write, monkeypatch, proven):
+    """As in a small model whose forward waits for Python."""
+    warning = check_training.Finding("fast_backward", "fast", warning=True)
+    monkeypatch.setattr(check_training, "fast_backward", lambda *_: [warning])
+    _, report, _ = check(write(HEAD + "train()"), options=["--no-slopes"] * (not proven))
+    assert kinds(report, True) == ["fast_backward"] * (not proven)
+
+
 def test_a_forward_without_a_backward_counts_once(check, write):
     """Three more calls per step under autograd need no backward. The input needs no gradient: 2 forwards and 1."""
     script = (
@@ -1167,9 +1176,9 @@ def test_the_narrowest_dtype_counts(monkeypatch, write):
 
 @pytest.mark.parametrize(("peak", "status"), [("1e-9,1e3", 1), ("1e3,1e-9", 1), ("1e3,1e3", 0)])
 @pytest.mark.quick(1)
-def test_an_impossible_step(check, peak, status):
+def test_an_impossible_step(check, write, peak, status):
     """The injected peak is so low, or so high, that no clock decides."""
-    found, report, printed = check(SAMPLES / "char_gpt.py", options=["--peak", peak])
+    found, report, printed = check(write(HEAD + "train()"), options=["--peak", peak])
     assert found == status and kinds(report) == ["impossible"] * status, printed
     assert "TFLOP /" in printed and "GB /" in printed
 
