@@ -2385,6 +2385,12 @@ def sentence_on(error):
     return f"the script raised {what}{place}"
 
 
+def is_own(kind):
+    """Say whether the user wrote a class."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return kind.__module__ == "__main__" or bool(file and file != __file__ and not LIBRARIES.search(file))
+
+
 def names_in(spaces):
     """Return {module: the script's own name of it}, given dictionaries of its variables; the first name counts."""
     names = {}
@@ -2395,7 +2401,7 @@ def names_in(spaces):
                 inside = {f"{name}.{number}": item for number, item in enumerate(value)}
             elif issubclass(type(value), dict):
                 inside = {f"{name}.{key}": item for key, item in value.items()}
-            elif type(value).__module__ == "__main__" and not isinstance(value, nn.Module):  # such as an agent
+            elif is_own(type(value)):  # such as an agent
                 inside = getattr(value, "__dict__", {})
             for title, item in ((name, value), *inside.items()):
                 if issubclass(type(item), nn.Module):
@@ -2404,13 +2410,15 @@ def names_in(spaces):
 
 
 def variables_of(error):
-    """Return the variables of the user's functions that an error went through."""
-    spaces = []
+    """Return the variables of the functions that an error went through: of the user's, then of a library's trainer."""
+    users, libraries = [], []
     for frame, _ in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
-        if file != __file__ and not LIBRARIES.search(file):
-            spaces += [frame.f_locals, frame.f_globals]
-    return spaces
+        if LIBRARIES.search(file):
+            libraries.append(getattr(frame.f_locals.get("self"), "__dict__", {}))
+        elif file != __file__:
+            users += [frame.f_locals, frame.f_globals]
+    return users + libraries
 
 
 def run_script(watch, command):

@@ -568,7 +568,7 @@ optimizer = torch.optim.AdamW(model.parameters())
 train()
 """
 BYOL = """
-online, target = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))
+online, target = (nn.Sequential(*(nn.Linear(4, 4) if i % 2 == 0 else nn.Tanh() for i in range(5))) for _ in range(2))
 target.requires_grad_(False)
 model = nn.ModuleDict({"online": online, "target": target})
 optimizer = torch.optim.AdamW(online.parameters())
@@ -714,18 +714,29 @@ def test_an_error_of_the_check_is_not_the_scripts(check, write, monkeypatch):
     assert "check_training itself failed, not the script: AttributeError" in printed and "script raised" not in printed
 
 
+class Agent:
+    def __init__(self):
+        self.actor = nn.Linear(1, 1)
+        self.target_actor = nn.Linear(1, 1)
+
+
 def test_the_names_of_models_are_the_scripts_own():
-    class Agent:
-        __module__ = "__main__"
-
-        def __init__(self):
-            self.actor = nn.Linear(1, 1)
-            self.target_actor = nn.Linear(1, 1)
-
-    agent = Agent()
     critics = [nn.Linear(1, 1)]
-    names = check_training.names_in([{"agent": agent, "critics": critics, "critic": critics[0]}])
+    names = check_training.names_in([{"agent": Agent(), "critics": critics, "critic": critics[0]}])
     assert set(names.values()) == {"actor", "target_actor", "critics.0"}
+
+
+def test_the_models_of_a_librarys_trainer_have_names():
+    """A reference model may be no variable of the script."""
+
+    def train(self):
+        raise check_training.Enough(0)
+
+    code = train.__code__.replace(co_filename="/site-packages/trainer.py")
+    with pytest.raises(check_training.Enough) as ended:
+        type(train)(code, train.__globals__)(Agent())
+    names = check_training.names_in(check_training.variables_of(ended.value))
+    assert sorted(names.values()) == ["actor", "target_actor"]
 
 
 def test_warnings_of_a_run_again_are_not_printed(check, write, recwarn):
