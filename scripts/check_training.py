@@ -831,7 +831,7 @@ def weight_of(record, key, optimizer):
 
 # ------------------------------------------------------------ what exists
 def existing(*wanted):
-    """Return all objects of some classes that exist. Their own __class__ is not asked: a lazy object may load itself."""
+    """Return all objects of some classes that exist. No object's own __class__ is asked: a lazy one may load itself."""
     kinds = set(wanted)
     found = list(wanted)
     while found:
