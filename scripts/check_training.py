@@ -1238,7 +1238,7 @@ def new_paths(watch, rerun, used):
     It has the weights after the last step, and other random numbers. An expert in a list of tensors, which no module
     runs, has a gradient in the repeated forward.
     """
-    if not used:
+    if not used or watch.hidden.has_compiled():  # no hook tells which modules run in compiled code
         return set()
     places = Forward(watch).places
     late = set()
