@@ -1,9 +1,4 @@
-"""Read the kernels of every profiler's files. Standard library only.
-
-Reads CSV files of rocprofv3 (ROCm 6.2 to 10), rocpd and rocprof, rocpd databases (ROCm 7 and later), SQLite exports of
-Nsight Systems, Perfetto traces of rocprof-sys, and PyTorch's traces, each also packed with gzip. A file that is
-missing, cut off, damaged or of another kind raises Failure with one sentence that names it.
-"""
+"""Read the files of every profiler into profiles. Standard library only."""
 
 import codecs
 import contextlib
@@ -12,47 +7,20 @@ import dataclasses
 import functools
 import gzip
 import io
-import itertools
 import json
 import math
 import pathlib
 import re
 import sqlite3
 import stat
+import time
 import zlib
 from collections import Counter
 
 from common import perfetto
 from common.command_line import PRECISIONS, Failure, printable
-from common.tables import columns, rounded, text_table
-
-GROUPS = ("GEMM", "attention", "normalisation", "element-wise", "optimizer", "copies", "communication", "other")
-
-# The first pattern found in a kernel's name decides. The names of torch.compile's kernels list every operation that was
-# fused into them, so they are matched before the words of single operations.
-GROUP_PATTERNS = [
-    ("communication", r"nccl|rccl|msccl|^Memcpy PtoP|^c10d::"),  # NCCL and RCCL, copies between GPUs, gloo on a CPU
-    ("GEMM", r"^triton_tem_(?!.*attention)"),
-    ("optimizer", r"^(triton|cpp)_.*_foreach_|^triton_for_fused"),
-    ("other", r"^(triton|cpp)_.*(log_softmax|nll_loss|embedding)"),
-    ("attention", r"^(triton|cpp)_.*(softmax|attention)"),
-    ("normalisation", r"^(triton|cpp)_.*(rsqrt|norm)"),
-    ("element-wise", r"^(triton_poi|cpp_fused)_"),
-    ("optimizer", r"adam|multi_tensor|_foreach_|optimizer|\blerp|addcdiv|addcmul|amp_update|amp_.*unscale"),
-    # softmax_warp_forward<input, output, accumulator, log2 of the row, is_log, ...>: a logarithm makes it the loss
-    ("other", r"log_?softmax|softmax_warp_\w+<[^<>]*, *\d+, *true"),
-    ("attention", r"attention|attn|fmha|flash|sdpa|bwd_kernel_(dk|dv|dq|fuse)|bwd_preprocess|softmax"),
-    (
-        "normalisation",
-        r"(rms|layer|batch|group)_?norm|GammaBeta|rsqrt|MeanOps|pow_tensor|aten::(mean|pow)|(Mean|Pow)Back",
-    ),
-    ("GEMM", r"^Cijk_|gemm|gemv|cutlass|nvjet|cublas|hipblas|rocblas|xmma|splitK|aten::_?(add|b|baddb)?mm$|scaled_mm"),
-    ("copies", r"mem_?cpy|memset|memory_?copy|copyBuffer|fillBuffer|^Copy[A-Z]|copy_kernel|FillFunctor|CatArray"),
-    ("copies", r"quantize_(rows|weights)_kernel|transpose_kernel"),
-    ("copies", r"aten::(_to_copy|to|copy_|clone|contiguous|cat|fill_|zero_|(zeros|ones)(_like)?)$"),
-    ("element-wise", r"element_?wise|swiglu|silu|rope|rotary|sigmoid|vectorized|unrolled"),
-    ("element-wise", r"aten::(add|sub|mul|div|neg|exp|sqrt|sin|cos|where|masked_fill|triu|tril)_?$"),
-]
+from common.profiles.groups import clean, group_of
+from common.profiles.model import PHASES, Operation, Profile, checked_kernel, is_time
 
 # Operators that only look at tensors differently, allocate them or ask about them.
 NO_WORK = re.compile(
@@ -72,105 +40,7 @@ ONLY_PREPARES = re.compile(
     PREPARES.pattern + r"|aten::(full(_like)?|new_(zeros|ones|full)|constant_pad_nd|repeat(_interleave)?|type_as|"
     r"(select|slice|diagonal)_backward)$"
 )
-PHASES = ("forward", "backward", "optimizer")
 KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}  # categories of a trace's events
-INTERPRETED = "Version 3's kernels ran in Triton's interpreter: these times say nothing about a GPU."
-
-
-@dataclasses.dataclass(frozen=True)
-class Kernel:
-    """One launch of a kernel. Times are in nanoseconds.
-
-    kind is "kernel", "copy" (memory copies and fills outside kernels) or "operator" (work on the CPU).
-    """
-
-    name: str
-    start_ns: float
-    total_ns: float
-    kind: str = "kernel"
-    gpu: str | int | None = None  # the profiler's number or name of it, where its file has one
-
-    @property
-    def end_ns(self):
-        return self.start_ns + self.total_ns
-
-    @property
-    def group(self):
-        return group_of(self.name)
-
-
-@dataclasses.dataclass(frozen=True)
-class Operation:
-    """One call of a PyTorch operator: the time of all that it launched, and the shapes of its inputs if recorded."""
-
-    name: str
-    group: str  # of the longest kernel that it launched
-    us: float
-    dims: list
-    types: list
-    strides: list
-    launches: tuple[str, ...]  # the names of its kernels; on a CPU its own
-
-
-@dataclasses.dataclass(frozen=True)
-class Profile:
-    """The contents of one profile. calls, in order, are kernels and copies, or on a CPU the operators that compute."""
-
-    path: pathlib.Path
-    calls: list[Kernel]
-    operations: list[Operation] = dataclasses.field(default_factory=list)
-    steps: int | None = None
-    device: str | None = None
-    metadata: dict = dataclasses.field(default_factory=dict)  # version, part, sizes, precision, peak_memory_mb
-    step_ms: list[float] = dataclasses.field(default_factory=list)  # of each marked step, under the profiler
-    memory: list[dict] = dataclasses.field(default_factory=list)  # events of --profile-memory, in order of time
-    phases: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)  # name, start and end in us
-    processes: int = 1  # that launched the calls
-
-    @property
-    def on_cpu(self):
-        return self.calls[0].kind == "operator"
-
-    @property
-    def interpreted(self):
-        return self.on_cpu and self.metadata.get("version") == 3
-
-    @property
-    def unit(self):
-        return "operators" if self.on_cpu else "kernels"
-
-    @property
-    def title(self):
-        """Return the file's name, with the version, sizes and precision if a script of the workshop wrote it."""
-        path = printable(str(self.path))  # it may be no UTF-8, which no report can hold
-        if not self.metadata:
-            return path
-        sizes = "{batch_size} x {seq_len} tokens, width {hidden_dim}, {num_layers} layers".format(**self.metadata)
-        alone = ", attention alone" if self.metadata["part"] == "attention" else ""
-        return f"{path} (version {self.metadata['version']}, {sizes}, {self.metadata['precision']}{alone})"
-
-
-@functools.cache
-def group_of(name):
-    """Return the group of a kernel or operator, one of GROUPS, by its name."""
-    return next((group for group, pattern in GROUP_PATTERNS if re.search(pattern, name, re.IGNORECASE)), "other")
-
-
-@functools.cache
-def clean(name):
-    """Return the kernel's name without control characters and the mark of its code object that some tools append."""
-    if not isinstance(name, str):
-        raise ValueError(f"{name!r} is no name")
-    return printable(re.sub(r"(\.kd| \[clone \.kd\])$", "", name.strip()))
-
-
-def short(name, width):
-    """Return a name to display: return type, namespaces, and arguments of templates and functions go first."""
-    name = re.sub(r"^(void|int) +", "", name).replace("(anonymous namespace)::", "").replace("at::native::", "")
-    if len(name) > width:
-        name = re.sub(r"\(.*\)$", "", name)
-    return name if len(name) <= width else name[: width - 3] + "..."
-
 
 # All that a reader raises if the contents do not have its format.
 DAMAGE = (
@@ -246,18 +116,6 @@ def number(text, convert=float):
     return value
 
 
-def is_time(value):
-    """Return True for a number that can be a time; nanoseconds since 1970 need 61 bits."""
-    return type(value) in (int, float) and abs(value) < 2**63
-
-
-def checked_kernel(name, start_ns, total_ns, kind="kernel", gpu=None):
-    """Return a Kernel; raise ValueError if a launch cannot have these times."""
-    if not is_time(start_ns) or not is_time(total_ns) or total_ns < 0:
-        raise ValueError(f"{clean(name)} starts at {start_ns} ns and takes {total_ns} ns")
-    return Kernel(clean(name), start_ns, total_ns, kind, gpu)
-
-
 # ---------------------------------------------------------------- CSV: rocprofv3, rocpd, rocprof
 
 CSV_NAMES = {  # a profiler's heading, in lower case -> our name
@@ -315,31 +173,21 @@ TABLES = [  # table, kind, SQL for the name; of rocpd the views, because the nam
 GPU_COLUMNS = {"agent_abs_index", "deviceId"}  # of rocpd's kernels, and of nsys
 
 
-# Instructions of SQLite's virtual machine that one file may take; reading it takes a few per byte.
-LEAST_INSTRUCTIONS = 10**6
-INSTRUCTIONS_PER_BYTE = 200
-INSTRUCTIONS_PER_CALL = 1000  # of the progress handler
+LONGEST_S = 600  # seconds that a query may take: a view can be endless
+CALL_EVERY = 10**6  # instructions of SQLite's virtual machine
 
 
 @contextlib.contextmanager
 def database(path):
-    """Open an SQLite file for reading; yield the connection and the names of its tables and views.
-
-    A view can be endless, so end a query that takes many more instructions than the file has bytes.
-    """
-    most = LEAST_INSTRUCTIONS + INSTRUCTIONS_PER_BYTE * path.stat().st_size
-    calls = itertools.count(1)
-
-    def is_endless():
-        return next(calls) * INSTRUCTIONS_PER_CALL > most
-
+    """Open an SQLite file for reading; yield the connection and the names of its tables and views."""
+    end = time.monotonic() + LONGEST_S
     with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-        connection.set_progress_handler(is_endless, INSTRUCTIONS_PER_CALL)
+        connection.set_progress_handler(lambda: time.monotonic() > end, CALL_EVERY)
         try:
             yield connection, {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         except sqlite3.OperationalError as error:
             if str(error) == "interrupted":
-                raise Failure(2, "holds a view that does not end, or takes too long to read") from None
+                raise Failure(2, f"takes more than {LONGEST_S} s to read: export fewer steps") from None
             raise
 
 
@@ -614,9 +462,6 @@ def steps_of(events, metadata):
     return names["optimizer"] or graph_launches or names["attention"] or None
 
 
-# ---------------------------------------------------------------- files and folders
-
-
 def read_file(path, linked=False):
     """Return the profile in one file; tell its format by its content, not by its name. linked: as for read_json."""
     with errors_of(path):
@@ -648,246 +493,3 @@ def read_perfetto(content):
     if not kernels and any(category.encode() in content for category in perfetto.KERNEL_CATEGORIES):
         raise Failure(0, "holds kernels in a form that this tool does not read: open it in https://ui.perfetto.dev")
     return kernels
-
-
-# A folder is searched for PyTorch's traces, then for these: of the first pattern found all files, one per process.
-OTHER_PROFILERS = ("*kernel_trace.csv", "*.db", "*.sqlite", "*.proto", "*.pftrace")
-
-
-def matching(folder, pattern):
-    return sorted(file for file in folder.rglob(pattern) if file.is_file())
-
-
-def files_of(path):
-    """Return the files to read for a path: itself or, in a folder, those of one run.
-
-    PyTorch's traces of several runs share a folder: read the newest one of whole steps.
-    """
-    if not path.exists():
-        raise Failure(2, f"{path} does not exist: give a profile, or the folder that it lies in")
-    if not path.is_dir():
-        return [path]
-    traces = whole_traces(path)
-    if traces:
-        return traces[:1]
-    check_one_result(path)
-    for pattern in OTHER_PROFILERS:
-        files = matching(path, pattern)
-        if files:
-            return files
-    packed = matching(path, "*trace*.json.gz")
-    if packed:
-        raise Failure(2, f"{path} holds packed traces: name one of them, such as {packed[0].relative_to(path)}")
-    raise Failure(2, f"{path} is a folder without kernel times: no CSV, database or trace of a profiler lies in it")
-
-
-def check_one_result(folder):
-    """Raise Failure if several calls of a wrapper left their results in a folder: their files would be added up."""
-    results = sorted(matching(folder, "command.txt"), key=lambda file: file.stat().st_mtime)
-    if len(results) > 1:
-        raise Failure(2, f"{folder} holds {len(results)} results: name one of them, such as {results[-1].parent}")
-
-
-def whole_traces(folder):
-    """Return PyTorch's traces of whole steps in a folder, the newest first. Failure if it holds only partial ones."""
-    files = sorted(matching(folder, "*trace*.json"), key=lambda file: (-file.stat().st_mtime, file.name))
-    packed = [file for file in matching(folder, "*trace*.json.gz") if files and is_newer(file, files[0])]
-    if packed:
-        raise Failure(2, f"{packed[0]} is newer than the traces in {folder} that are not packed: name the one to read")
-    whole = [file for file in files if metadata_of(file).get("part", "whole") == "whole"]
-    if files and not whole:
-        raise Failure(2, f"{folder} holds only traces of attention alone: profile whole steps, or name the file itself")
-    return whole
-
-
-def is_newer(file, other):
-    return file.stat().st_mtime > other.stat().st_mtime
-
-
-def metadata_of(file):
-    """Return the metadata that a training script wrote into its trace, unchecked; {} for another file."""
-    try:
-        with open(file, "rb") as opened:
-            start = opened.read(2**20).decode("utf-8", errors="replace")  # a trace of a GPU can have a gigabyte
-        found = re.search(r'"tiny_llama":\s*(?=\{)', start)
-        return json.JSONDecoder().raw_decode(start, found.end())[0] if found else {}
-    except (OSError, ValueError, RecursionError):
-        return {}  # if this file is chosen, read_file says what is wrong with it
-
-
-def read_profile(path, steps=None):
-    """Return the profile in a file or folder; files of several processes are read as one profile.
-
-    steps: how many it holds, if the caller knows; otherwise the file may tell.
-    """
-    profiles = [read_file(file) for file in files_of(pathlib.Path(path))]
-    calls = sorted((call for profile in profiles for call in profile.calls), key=lambda call: call.start_ns)
-    if not calls:
-        raise Failure(2, f"{profiles[0].path} names no kernel: the profiler saw no work on a GPU")
-    if not any(call.total_ns for call in calls):
-        raise Failure(2, f"{profiles[0].path} is damaged: all of its kernels take 0 ns")
-    launching = [profile for profile in profiles if profile.calls]
-    first = launching[0]
-    if first.metadata and steps and first.steps and steps != first.steps:
-        raise Failure(2, f"{first.path} marks {first.steps} steps, not {steps}: leave the number out")
-    return dataclasses.replace(first, calls=calls, steps=steps or first.steps, processes=len(launching))
-
-
-def check_one_gpu(profile):
-    """Raise Failure if several processes or GPUs ran the kernels: their sums and gaps are those of no step."""
-    if profile.processes > 1:
-        kernels = f"the kernels are those of {profile.processes} processes"
-        raise Failure(2, f"{kernels}: name the file of one, such as {profile.path}")
-    gpus = {call.gpu for call in profile.calls if call.kind == "kernel" and call.gpu is not None}
-    if len(gpus) > 1:
-        raise Failure(2, f"{profile.path} holds the kernels of {len(gpus)} GPUs: profile a process that uses one")
-
-
-def read_pair(first, second, steps=(None, None)):
-    """Return two profiles of like runs: the newest traces in the folders whose sizes and precision agree.
-
-    Failure names what differs if no two agree.
-    """
-    candidates = []
-    for path in (pathlib.Path(first), pathlib.Path(second)):
-        traces = whole_traces(path) or [path]
-        candidates.append([(trace, metadata_of(trace)) for trace in traces])
-    chosen = newest_alike(*candidates)
-    one = read_profile(chosen[0], steps[0])
-    other = read_profile(chosen[1], steps[1])
-    check_one_gpu(one)
-    check_one_gpu(other)
-    found = unlike(one.metadata, other.metadata)
-    if one.on_cpu != other.on_cpu or (one.device and other.device and one.device != other.device):
-        found.append("device: " + ", ".join(p.device or ("CPU" if p.on_cpu else "GPU") for p in (one, other)))
-    if found:
-        raise Failure(2, f"{one.path} and {other.path} are unlike ({'; '.join(found)}): profile alike")
-    return one, other
-
-
-def newest_alike(first, second):
-    """Return the newest two items whose runs are alike, or the newest two if none are.
-
-    first, second: lists of (item, metadata), the newest first.
-    """
-    for other, other_metadata in second:
-        for one, metadata in first:
-            if not unlike(metadata, other_metadata):
-                return [one, other]
-    return [first[0][0], second[0][0]]
-
-
-def unlike(first, second):
-    """Return what differs between two traces' metadata apart from the version: "name: one, other"."""
-    keys = [key for key in first if key in second and key not in ("version", "peak_memory_mb")]
-    return [f"{key}: {first[key]}, {second[key]}" for key in keys if first[key] != second[key]]
-
-
-def steps_needed(profile, option="--steps"):
-    """Return the number of steps in a profile; Failure if neither the profile nor the option says it."""
-    if profile.steps is None:
-        raise Failure(2, f"{profile.path} does not say how many steps it holds: give {option} N")
-    return profile.steps
-
-
-def gpu_profile(path, steps):
-    """Return a profile of one GPU, or raise Failure."""
-    profile = read_profile(path, steps)
-    check_one_gpu(profile)
-    if profile.on_cpu:
-        raise Failure(2, f"{profile.path} holds no launches on a GPU: record it on a machine with one")
-    return profile
-
-
-# ---------------------------------------------------------------- tables of kernels
-
-
-def sums(calls, key):
-    """Return {name or group: its calls, times in microseconds and share}, the largest total first.
-
-    key: "name" or "group".
-    """
-    times = {}
-    for call in calls:
-        times.setdefault(getattr(call, key), []).append(call.total_ns / 1e3)
-    whole = sum(call.total_ns for call in calls) / 1e3 or 1
-    rows = {}
-    for name, us in sorted(times.items(), key=lambda item: sum(item[1]), reverse=True):
-        rows[name] = {
-            "calls": len(us),
-            "total_us": sum(us),
-            "share_percent": 100 * sum(us) / whole,
-            "mean_us": sum(us) / len(us),
-            "min_us": min(us),
-            "max_us": max(us),
-        }
-    return rows
-
-
-def kernel_table(calls):
-    """Return a row per kernel.
-
-    The keys are in the order of the CSV's columns: total time, by which pages sort it, is the fourth; the name, which
-    has commas, is the last.
-    """
-    kinds = {call.name: call.kind for call in calls}
-    rows = sums(calls, "name")
-    return [{"group": group_of(name), "kind": kinds[name], **row, "kernel": name} for name, row in rows.items()]
-
-
-def group_table(calls):
-    """Return a row per group that occurs."""
-    return [{"group": name, **row} for name, row in sums(calls, "group").items()]
-
-
-def groups_per_step(profile, option="--steps"):
-    """Return {group: its calls and ms per step} of each group that occurs, in the order of GROUPS, and of "all"."""
-    steps = steps_needed(profile, option)
-    rows = sums(profile.calls, "group")
-    found = {}
-    for group in GROUPS:
-        if group in rows:
-            found[group] = {"calls": rows[group]["calls"] / steps, "ms": rows[group]["total_us"] / 1e3 / steps}
-    calls = sum(row["calls"] for row in found.values())
-    ms = sum(row["ms"] for row in found.values())
-    return found | {"all": {"calls": calls, "ms": ms}}
-
-
-def group_cells(first, second):
-    """Return a row per group in either of two results of groups_per_step: calls, % fewer, milliseconds."""
-    cells = []
-    nothing = {"calls": 0.0, "ms": 0.0}
-    for group in (group for group in (*GROUPS, "all") if group in first | second):
-        one = first.get(group, nothing)
-        other = second.get(group, nothing)
-        fewer = f"{100 - 100 * other['calls'] / one['calls']:.1f} %" if one["calls"] else "-"
-        calls = [f"{part['calls']:,.1f}" for part in (one, other)]
-        cells.append([group, *calls, fewer, rounded(one["ms"]), rounded(other["ms"])])
-    return cells
-
-
-GROUP_COLUMNS = "group: {group} | total ms: {ms:,.3f} | %: {share_percent:.1f}"
-KERNEL_COLUMNS = (
-    "kernel: {shown} | group: {group} | calls: {calls:,} | total ms: {ms:,.3f} | %: {share_percent:.1f} | "
-    "mean us: {mean_us:,.1f} | min us: {min_us:,.1f} | max us: {max_us:,.1f}"
-)
-
-
-def kernel_text(profile, top):
-    """Return the table of the longest kernels and the sums by group, for reading."""
-    kernels = [row | {"ms": row["total_us"] / 1e3} for row in kernel_table(profile.calls)]
-    groups = [row | {"ms": row["total_us"] / 1e3} for row in group_table(profile.calls)]
-    unit = "operators on the CPU" if profile.on_cpu else "kernels and copies"
-    ms = sum(row["ms"] for row in kernels)
-    lines = [f"{len(kernels)} {unit}, {len(profile.calls):,} calls, {ms:,.3f} ms in all"]
-    if profile.interpreted:
-        lines.append(INTERPRETED)
-    shown = [row | {"shown": short(row["kernel"], 44)} for row in kernels[:top]]
-    lines += ["", text_table(*columns(KERNEL_COLUMNS, shown), left=2)]
-    others = kernels[top:]
-    if others:
-        ms = sum(row["ms"] for row in others)
-        share = sum(row["share_percent"] for row in others)
-        lines.append(f"and {len(others)} more with {ms:,.3f} ms ({share:.1f} %)")
-    lines += ["", text_table(*columns(GROUP_COLUMNS, groups))]
-    return "\n".join(lines)
