@@ -24,6 +24,7 @@ from common.profiles import (
     number,
     read_table,
     short,
+    shown_names,
 )
 from common.tables import emit, known, text_table, write_csv
 
@@ -47,20 +48,36 @@ def read_file(path):
     header, rows = read_table(content.decode("utf-8", errors="replace"))
     metrics = [column for column in header if "__" in column]
     if {"name", "counter", "value"} <= set(header):
-        return [(clean(row["name"]), clean(row["counter"]), "", number(row["value"])) for row in rows if row["counter"]]
+        found = []
+        for row in rows:
+            if row["counter"] and ("unit" not in row or is_number(row["value"])):  # ncu's details hold words too
+                found.append((clean(row["name"]), clean(row["counter"]), row.get("unit", ""), value_of(row["value"])))
+        return found
     if "name" not in header or not metrics:
         raise Failure(2, "has no counters of kernels: give a counter_collection file of rocprofv3 or CSV of ncu")
     units = next(rows, {})  # ncu's first row; it writes 1,024, and some metrics are words
     return [
-        (clean(row["name"]), metric, units[metric], number(row[metric].replace(",", "")))
+        (clean(row["name"]), metric, units[metric], value_of(row[metric]))
         for row in rows
         for metric in metrics
-        if row[metric][:1] in tuple("-.0123456789")
+        if is_number(row[metric])
     ]
 
 
+NO_VALUE = re.compile(r"[+-]?nan|n/a", re.IGNORECASE)  # of a launch whose counter was not read
+
+
+def is_number(text):
+    return text[:1] in tuple("-.0123456789") or bool(NO_VALUE.fullmatch(text))
+
+
+def value_of(text):
+    """Return the number in a cell, in which ncu parts thousands; None where the profiler has none."""
+    return None if NO_VALUE.fullmatch(text) else number(text.replace(",", ""))
+
+
 def read_counters(path):
-    """Return a row per kernel and counter in a file or a folder."""
+    """Return a row per kernel and counter in a file or a folder, and remarks about launches without a value."""
     choices = [[path]]
     if path.is_dir():
         check_one_result(path)
@@ -75,11 +92,20 @@ def read_counters(path):
                     parts.setdefault((kernel, counter, unit), []).append(value)
     if not parts:
         raise Failure(2, f"{path}: no counter of any kernel is there")
-    return [
-        {"kernel": kernel, "group": group_of(kernel), "counter": counter, "unit": unit, "launches": len(part)}
-        | {"mean": sum(part) / len(part), "min": min(part), "max": max(part)}
-        for (kernel, counter, unit), part in parts.items()
-    ]
+    rows = []
+    remarks = []
+    for (kernel, counter, unit), part in parts.items():
+        values = [value for value in part if value is not None]
+        if len(values) < len(part):
+            launches = f"{len(part) - len(values)} of {len(part)} launches of {short(kernel, 44)} have no value"
+            remarks.append(f"{counter}: {launches} (NaN): its mean is over the others.")
+        if values:
+            row = {"kernel": kernel, "group": group_of(kernel), "counter": counter, "unit": unit}
+            row |= {"launches": len(values), "mean": sum(values) / len(values), "min": min(values)}
+            rows.append(row | {"max": max(values)})
+    if not rows:
+        raise Failure(2, f"{path}: no counter of any kernel has a value")
+    return rows, remarks
 
 
 def as_text(rows, top, named):
@@ -92,9 +118,10 @@ def as_text(rows, top, named):
     first = sorted((row for row in rows if row["counter"] == shown[0]), key=lambda row: -row["mean"] * row["launches"])
     lines = [f"{len(first)} kernels; means of a launch:"]
     table = []
+    names = shown_names([row["kernel"] for row in first[:top]], 44)
     for row in first[:top]:
         values = [known(means.get((row["kernel"], name)), ",.1f") for name in shown]
-        table.append([short(row["kernel"], 44), f"{row['launches']:,}", *values])
+        table.append([names[row["kernel"]], f"{row['launches']:,}", *values])
     lines += [f"  [{i}] {name} {units[name]}".rstrip() for i, name in enumerate(shown, 1)]
     lines.append(text_table(["kernel", "launches", *(f"[{i}]" for i, _ in enumerate(shown, 1))], table))
     for name in shown:
@@ -104,10 +131,11 @@ def as_text(rows, top, named):
 
 
 def analyze(options):
-    rows = read_counters(options.path)
+    rows, remarks = read_counters(options.path)
     if options.csv:
         write_csv(rows, options.csv)
-    emit({"counters": rows}, as_text(rows, options.top, options.counters.split()), options.json)
+    text = "\n".join([as_text(rows, options.top, options.counters.split()), *remarks])
+    emit({"counters": rows, "remarks": remarks}, text, options.json)
 
 
 def main(argv=None):

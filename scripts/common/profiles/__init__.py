@@ -7,6 +7,7 @@ missing, cut off, damaged or of another kind raises Failure with one sentence th
 groups.py    the group of a kernel by its name, and tables of kernels
 model.py     what a profile holds
 readers.py   one reader per kind of file
+traces.py    the one of PyTorch's traces
 files.py     which files of a folder are one run
 """
 
@@ -18,6 +19,7 @@ from common.profiles.files import (
     newest_alike,
     read_pair,
     read_profile,
+    traces_in,
     whole_traces,
 )
 from common.profiles.groups import (
@@ -30,16 +32,26 @@ from common.profiles.groups import (
     groups_per_step,
     kernel_table,
     kernel_text,
+    precision_of_kernel,
     short,
+    shown_names,
     steps_needed,
     sums,
 )
-from common.profiles.model import PHASES, Kernel, Operation, Profile, check_one_gpu, is_time, unlike
+from common.profiles.model import (
+    PHASES,
+    Kernel,
+    Launch,
+    Operation,
+    Profile,
+    check_one_gpu,
+    is_time,
+    several_sources,
+    unlike,
+)
 from common.profiles.readers import (
     EMPTY,
-    KINDS,
     SQLITE,
-    TIMED,
     content_of,
     database,
     errors_of,
@@ -48,3 +60,4 @@ from common.profiles.readers import (
     read_object,
     read_table,
 )
+from common.profiles.traces import GRAPH_LAUNCHES, KINDS, RUNTIMES, TIMED

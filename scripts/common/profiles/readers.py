@@ -3,8 +3,8 @@
 import codecs
 import contextlib
 import csv
-import dataclasses
 import functools
+import gc
 import gzip
 import io
 import json
@@ -15,32 +15,12 @@ import sqlite3
 import stat
 import time
 import zlib
-from collections import Counter
 
 from common import perfetto
-from common.command_line import PRECISIONS, Failure, printable
-from common.profiles.groups import clean, group_of
-from common.profiles.model import PHASES, Operation, Profile, checked_kernel, is_time
-
-# Operators that only look at tensors differently, allocate them or ask about them.
-NO_WORK = re.compile(
-    r"^(aten::(view|_unsafe_view|reshape|_reshape_alias|transpose|t|numpy_T|as_strided_?|expand|permute|slice|select|narrow|"
-    r"split|split_with_sizes|chunk|unbind|unsqueeze|squeeze|flatten|unflatten|detach|detach_|alias|lift_fresh|empty\w*|"
-    r"new_empty\w*|resize_|resolve_\w+|result_type|promote_types|is_\w+|item|_local_scalar_dense|set_|to|record_stream)$"
-    r"|autograd::|torch::|Optimizer|detach_?$|\w*Backward\d+$|TorchDynamo|AOTDispatcher|Pregraph bytecode|## )"
-)
-# Operators that compute although they call others: a GEMM copies an operand first, the kernels that Triton interprets
-# run inside a Python autograd function, and those of torch.compile inside CompiledFunction.
-COMPUTES_ITSELF = re.compile(r"aten::(mm|bmm|addmm|baddbmm)$|\w+Function(Backward)?$")
-# Operators that prepare the inputs or the output of their caller, which computes itself if it calls no others: sum
-# clears its output first, a division converts its divisor, a convolution's backward copies a weight.
-PREPARES = re.compile(r"aten::((zeros|ones)(_like)?|zero_|fill_|copy_|_to_copy|clone|contiguous|scalar_tensor)$")
-# Operators that only call those.
-ONLY_PREPARES = re.compile(
-    PREPARES.pattern + r"|aten::(full(_like)?|new_(zeros|ones|full)|constant_pad_nd|repeat(_interleave)?|type_as|"
-    r"(select|slice|diagonal)_backward)$"
-)
-KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}  # categories of a trace's events
+from common.command_line import Failure, printable, progress
+from common.profiles.groups import clean
+from common.profiles.model import Profile, checked_kernel, labels_of, only_source, overruns, without_twins
+from common.profiles.traces import read_trace
 
 # All that a reader raises if the contents do not have its format.
 DAMAGE = (
@@ -128,6 +108,18 @@ CSV_NAMES = {  # a profiler's heading, in lower case -> our name
     "end_timestamp": "end",
     "endns": "end",
     "agent_id": "gpu",
+    "guid": "process",
+    "process_id": "process",
+    "pid": "process",
+    "queue_id": "queue",
+    "dispatch_id": "dispatch",
+    "calls": "calls",
+    "totaldurationns": "total",
+    "minns": "least",
+    "maxns": "most",
+    "metric name": "counter",
+    "metric value": "value",
+    "metric unit": "unit",
     "counter_name": "counter",
     "counter_value": "value",
 }
@@ -147,16 +139,31 @@ def read_table(text):
 
 
 def read_csv(text):
-    """Return the kernels in a table with a row per launch."""
+    """Return the kernels in a table with a row per launch, or per kernel with the sum over its launches."""
     header, rows = read_table(text)
+    if "counter" not in header and {"name", "calls", "total", "least", "most"} <= set(header):
+        return [summed_kernel(row) for row in rows]
     if "counter" in header or not {"name", "start", "end"} <= set(header):  # a row per counter would count twice
         raise Failure(2, "has no table of kernels' times: give a kernel_trace file (kernel_counters.py reads counters)")
+    rows = list(rows)
+    labels = labels_of((row.get("process"), row.get("gpu")) for row in rows)
     kernels = []
     for row in rows:
         start = number(row["start"], int)
         end = number(row["end"], int)
-        kernels.append(checked_kernel(row["name"], start, end - start, gpu=row.get("gpu")))
+        gpu = labels[row.get("process"), row.get("gpu")] if "gpu" in row or "process" in row else None
+        stream = row.get("queue") and (row["queue"], row.get("Stream_Id"))
+        kernels.append(checked_kernel(row["name"], start, end - start, gpu=gpu, stream=stream))
     return kernels
+
+
+def summed_kernel(row):
+    """Return the launches of a kernel that a kernel_stats file adds up."""
+    bounds = (number(row["least"]), number(row["most"]))
+    calls = number(row["calls"], int)
+    if calls < 1 or not 0 <= bounds[0] <= bounds[1]:
+        raise ValueError(f"{clean(row['name'])} has {calls} calls of {bounds[0]} to {bounds[1]} ns")
+    return checked_kernel(row["name"], 0, number(row["total"]), calls=calls, bounds_ns=bounds)
 
 
 # ---------------------------------------------------------------- databases: rocpd, nsys
@@ -171,6 +178,8 @@ TABLES = [  # table, kind, SQL for the name; of rocpd the views, because the nam
     (f"{NSYS}MEMSET", "copy", "'[CUDA memset]'"),
 ]
 GPU_COLUMNS = {"agent_abs_index", "deviceId"}  # of rocpd's kernels, and of nsys
+PROCESS_COLUMNS = {"pid", "globalPid"}
+STREAM_COLUMNS = {"stream_id", "streamId"}
 
 
 LONGEST_S = 600  # seconds that a query may take: a view can be endless
@@ -192,292 +201,132 @@ def database(path):
 
 
 def read_database(path):
-    """Return kernels and copies of a rocpd database or of an SQLite export of Nsight Systems."""
+    """Return kernels and copies of a rocpd database or of an SQLite export of Nsight Systems, and warnings."""
     with database(path) as (connection, names):
         if f"{NSYS}GRAPH_TRACE" in names and f"{NSYS}KERNEL" not in names:
             raise Failure(2, "holds CUDA graphs as a whole: record it with nsys --cuda-graph-trace=node")
         if names.isdisjoint(table for table, *_ in TABLES):
             raise Failure(2, "is a database without kernel times, neither rocpd nor an export of Nsight Systems")
-        found = []
+        rows = []
         for table, kind, column in TABLES:
             if table in names:
                 known = {name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")}
-                gpu_column = next(iter(GPU_COLUMNS & known), "NULL")
-                rows = connection.execute(f"SELECT {column}, {gpu_column}, start, end FROM {table}")
-                for name, gpu, start, end in rows:
-                    found.append(checked_kernel(name, start, end - start, kind, gpu))
-        return found
+                more = [next(iter(wanted & known), "NULL") for wanted in (PROCESS_COLUMNS, GPU_COLUMNS, STREAM_COLUMNS)]
+                found = connection.execute(f"SELECT {column}, start, end, {', '.join(more)} FROM {table}")
+                rows += [(kind, *row) for row in found]
+        lost = 0
+        if {"kernels", "rocpd_kernel_dispatch"} <= names:
+            (all_of_them,) = connection.execute("SELECT count(*) FROM rocpd_kernel_dispatch").fetchone()
+            lost = all_of_them - sum(kind == "kernel" for kind, *_ in rows)
+    labels = labels_of((process, gpu) for kind, _, _, _, process, gpu, _ in rows if kind == "kernel")
+    calls = []
+    for kind, name, start, end, process, gpu, stream in rows:
+        label = labels.get((process, gpu)) if gpu is not None or process is not None else None
+        calls.append(checked_kernel(name, start, end - start, kind, label, stream=stream))
+    warnings = ()
+    if lost > 0:
+        warnings = (f"The view of kernels leaves out {lost:,} of {all_of_them:,} dispatches: sums are too small.",)
+    return calls, warnings
 
 
-# ---------------------------------------------------------------- PyTorch's traces
+# ---------------------------------------------------------------- JSON of rocprofv3
 
 
-def read_json(path, text, linked):
+def read_rocprof_json(content):
+    """Return kernels and copies in what rocprofv3 --output-format json writes, one part per process."""
+    rows = []
+    for i, part in enumerate(content["rocprofiler-sdk-tool"]):
+        names = {one["kernel_id"]: one["formatted_kernel_name"] for one in part["kernel_symbols"]}
+        process = part.get("metadata", {}).get("pid", i)
+        for one in part["buffer_records"]["kernel_dispatch"]:
+            what = one["dispatch_info"]
+            gpu = what.get("agent_id", {}).get("handle")
+            stream = (what.get("queue_id", {}).get("handle"), one.get("stream_id", {}).get("handle"))
+            row = (names[what["kernel_id"]], one["start_timestamp"], one["end_timestamp"])
+            rows.append(("kernel", *row, process, gpu, stream))
+        for one in part["buffer_records"].get("memory_copy", []):
+            rows.append(("copy", "MEMORY_COPY", one["start_timestamp"], one["end_timestamp"], process, None, None))
+    labels = labels_of((process, gpu) for kind, *_, process, gpu, _ in rows if kind == "kernel")
+    calls = []
+    for kind, name, start, end, process, gpu, stream in rows:
+        calls.append(checked_kernel(name, start, end - start, kind, labels.get((process, gpu)), stream=stream))
+    return calls
+
+
+# ---------------------------------------------------------------- any file
+
+
+def read_json(path, text, linked, gpu):
     """Return the profile in a trace, or in the trace that a profile_*.json of run_pytorch_profiler.py names.
 
     linked: a profile_*.json named this file, which must be a trace.
     """
-    content = json.loads(text)
-    if "traceEvents" in content:
-        return read_trace(path, content)
+    content = parsed(path, text)
+    if isinstance(content, list) and content and all(isinstance(one, dict) and "ph" in one for one in content):
+        content = {"traceEvents": content}  # the short form of a Chrome trace
+    if isinstance(content, dict) and "traceEvents" in content:
+        return read_trace(path, content, gpu)
+    if "rocprofiler-sdk-tool" in content:
+        return finished(path, read_rocprof_json(content))
     if "trace" in content and "steps_profiled" in content and not linked:
         try:
-            return read_file(path.with_name(content["trace"]), linked=True)
+            return read_file(path.with_name(content["trace"]), linked=True, gpu=gpu)
         except Failure as error:
             raise Failure(error.status, f"names another file: {error}") from None
     raise Failure(2, "is JSON, but no trace of a profiler (traceEvents)")
 
 
-TIMED = {*KINDS, "cpu_op", "user_annotation", "cuda_runtime", "hip_runtime"}  # categories that are read
+LARGE = 2**24  # bytes from which on reading is announced
 
 
-def read_trace(path, content):
-    """Return the profile in a Chrome trace: kernels and copies on the GPU or, without one, operators that compute."""
-    spans = timed_events(content["traceEvents"])
-    spans = with_one_optimizer_mark_per_step(spans)
-    operators = [event for event in spans if event["cat"] == "cpu_op"]
-    launches = [event for event in spans if event["cat"] in KINDS]
-    metadata = metadata_in(content)
-    if launches:
-        calls = [call_of(event, KINDS[event["cat"]]) for event in launches]
-        operations = operations_of_launches(launches, operators)
-    else:
-        computing = operators_that_compute(operators, optimizer_steps(spans))
-        calls = [call_of(event, "operator") for event in computing]
-        operations = [operation(event, [event]) for event in computing]
-    phases = []
-    for event in spans:
-        if any(is_mark(event, phase) for phase in PHASES):
-            phases.append((event["name"], event["ts"], event["ts"] + event["dur"]))
-    devices = content.get("deviceProperties") or [{}]
-    device = devices[0].get("name")
-    return Profile(
-        path,
-        calls,
-        operations,
-        steps=steps_of(spans, metadata),
-        device=device and clean(device),
-        metadata=metadata,
-        step_ms=step_times(phases, calls) if metadata else [],
-        memory=memory_events(content["traceEvents"]),
-        phases=phases,
-    )
+def parsed(path, text):
+    """Return the content of a JSON file; tell about a large one, which takes seconds."""
+    if len(text) > LARGE:
+        progress(f"reading {path} ({len(text) / 1e6:,.0f} MB) ...")
+    return json.loads(text)
 
 
-def timed_events(events):
-    """Return the events of the categories that are read, by their start, callers before the events inside them."""
-    found = [event for event in events if event.get("cat") in TIMED]
-    for event in found:
-        if not is_time(event.get("ts")) or not is_time(event.get("dur")) or event["dur"] < 0:
-            raise ValueError(f"{clean(event['name'])} starts at {event.get('ts')} us and takes {event.get('dur')} us")
-    return sorted(found, key=lambda event: (event["ts"], -event["dur"]))
+@contextlib.contextmanager
+def without_collection():
+    """Look for no cycles of garbage meanwhile: the millions of objects of a trace have none."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
-def call_of(event, kind):
-    gpu = event.get("args", {}).get("device") if kind == "kernel" else None
-    return checked_kernel(event["name"], 1e3 * event["ts"], 1e3 * event["dur"], kind, gpu)
+def finished(path, calls, warnings=()):
+    """Return the profile of kernels without operators."""
+    sources = {call.gpu for call in calls if call.kind == "kernel" and call.gpu is not None}
+    calls.sort(key=lambda call: call.start_ns)
+    if calls:
+        calls, twice = without_twins(calls)
+        warnings = (*warnings, *twice, *overruns(calls))
+    return Profile(path, calls, sources=tuple(sorted(sources)), warnings=warnings)
 
 
-def memory_events(events):
-    """Return the events of --profile-memory by time; with a GPU, only those of its memory."""
-    found = [event for event in events if event.get("name") == "[memory]"]
-    for event in found:
-        if not is_time(event["ts"]) or not is_time(event["args"]["Total Allocated"]):
-            raise ValueError(f"memory of {event['args']['Total Allocated']} bytes after {event['ts']} us")
-    found.sort(key=lambda event: event["ts"])
-    on_gpu = [event for event in found if event["args"]["Device Type"] != 0]
-    return on_gpu or found
+def read_file(path, linked=False, gpu=None):
+    """Return the profile in one file; tell its format by its content, not by its name.
 
-
-WHOLE_NUMBERS = (
-    *("vocab_size", "hidden_dim", "num_layers", "num_heads", "num_kv_heads", "intermediate_dim"),
-    *("batch_size", "seq_len", "version"),
-)
-
-
-def metadata_in(content):
-    """Return the checked metadata that a training script wrote into its trace; {} for another program's trace."""
-    metadata = content.get("tiny_llama") or {}
-    if not metadata:
-        return {}
-    for name in WHOLE_NUMBERS:
-        if type(metadata[name]) is not int or metadata[name] < 1:
-            raise ValueError(f"tiny_llama has {name} {metadata[name]!r}")
-    if not is_time(metadata["peak_memory_mb"]) or metadata["precision"] not in PRECISIONS:
-        raise ValueError(f"tiny_llama has {metadata['peak_memory_mb']!r} MB in {metadata['precision']!r}")
-    return metadata | {"part": clean(metadata["part"])}
-
-
-def optimizer_steps(spans):
-    """Return (start, end) of the steps that a training script or PyTorch marks as an optimizer's."""
-    marks = (event for event in spans if re.match(r"optimizer$|Optimizer\.step#", event["name"]))
-    return [(event["ts"], event["ts"] + event["dur"]) for event in marks]
-
-
-@dataclasses.dataclass
-class OperatorCall:
-    """One call of an operator in a trace: its event, its time without its callees, whether it counts as computing."""
-
-    event: dict
-    own_us: float
-    computes: bool = True
-
-    @property
-    def end_us(self):
-        return self.event["ts"] + self.event["dur"]
-
-
-def operators_that_compute(operators, updates):
-    """Return the events of the operators that compute, without those that change no data or only call others.
-
-    A caller stays if it matches COMPUTES_ITSELF, or if all that it calls only prepares; the time of its callees is
-    taken off its "dur". An operator inside one of the updates, (start, end) of an optimizer's steps, gets a name that
-    begins with "optimizer" unless its own name is one: AdamW's sqrt is no part of the model.
+    linked: as for read_json. gpu: the one to read, of several; None reads all.
     """
-    calls = []
-    open_calls = {}  # (process, thread): the calls that have not ended, the innermost last
-    for event in operators:
-        callers = open_calls.setdefault((event.get("pid"), event.get("tid")), [])
-        while callers and callers[-1].end_us <= event["ts"]:
-            callers.pop()
-        if NO_WORK.match(event["name"]):
-            continue
-        if callers:
-            callers[-1].own_us -= event["dur"]
-        for caller in callers:
-            if calls_only(caller.event["name"], event["name"]):
-                caller.computes = False
-        call = OperatorCall(event, event["dur"])
-        callers.append(call)
-        calls.append(call)
-    found = [call.event | {"dur": max(0.0, call.own_us)} for call in calls if call.computes]
-    for event in found:
-        in_update = any(start <= event["ts"] < end for start, end in updates)
-        if in_update and group_of(event["name"]) != "optimizer":
-            event["name"] = f"optimizer {event['name']}"
-    return found
-
-
-def calls_only(caller, callee):
-    """Return True if an operator that calls this one does not compute itself.
-
-    Without gradients torch.compile's kernels have no CompiledFunction: they are the region's own work.
-    """
-    if caller.startswith("Torch-Compiled Region"):
-        return callee.startswith("CompiledFunction")
-    if COMPUTES_ITSELF.match(caller):
-        return False
-    return bool(ONLY_PREPARES.match(caller)) or not PREPARES.match(callee)
-
-
-def operations_of_launches(launches, operators):
-    """Return an Operation for each operator that launched kernels, and one for each kernel without an operator.
-
-    The kernels of a replayed graph have no operator.
-    """
-    operator_of = {event.get("args", {}).get("External id"): event for event in operators}
-    launches_of = {}
-    alone = []
-    for event in launches:
-        number = event.get("args", {}).get("External id")
-        if number and number in operator_of:
-            launches_of.setdefault(number, []).append(event)
-        else:
-            alone.append(event)
-    found = [operation(operator_of[number], some) for number, some in launches_of.items()]
-    return found + [operation(event, [event]) for event in alone]
-
-
-def operation(event, launches):
-    """Return the Operation of an operator's event and the events of its launches."""
-    arguments = event.get("args", {})
-    dims = arguments.get("Input Dims") or []
-    types = arguments.get("Input type") or []
-    strides = arguments.get("Input Strides") or [[] for _ in dims]
-    if not are_sizes(dims) or not are_sizes(strides):
-        raise ValueError(f"{clean(event['name'])} has inputs of {dims}, strides {strides}")
-    longest = max(launches, key=lambda one: one["dur"])
-    return Operation(
-        name=clean(event["name"]),
-        group=group_of(clean(longest["name"])),
-        us=sum(one["dur"] for one in launches),
-        dims=dims,
-        types=types,
-        strides=strides,
-        launches=tuple(clean(one["name"]) for one in launches),
-    )
-
-
-def are_sizes(value):
-    """Return True for a list of sizes, or of lists of sizes."""
-    return isinstance(value, list) and all(are_sizes(one) or (type(one) is int and one >= 0) for one in value)
-
-
-def with_one_optimizer_mark_per_step(spans):
-    """Return the sorted events without the "optimizer" marks that count no step of their own.
-
-    These are marks before the first forward, whose step began before the profile, and marks inside another one: our
-    scripts mark their optimizer, and profile_script.py marks every optimizer again.
-    """
-    first_forward = next((event["ts"] for event in spans if is_mark(event, "forward")), 0)
-    last_end = first_forward
-    found = []
-    for event in spans:
-        if is_mark(event, "optimizer"):
-            if event["ts"] < last_end:
-                continue
-            last_end = event["ts"] + event["dur"]
-        found.append(event)
-    return found
-
-
-def is_mark(event, name):
-    return event["cat"] == "user_annotation" and event["name"] == name
-
-
-def step_times(phases, calls):
-    """Return the milliseconds of each step: from its forward to the end of its optimizer or of its last kernel."""
-    starts = [start for name, start, _ in phases if name == "forward"]
-    ends = [end for name, _, end in phases if name == "optimizer"]
-    next_starts = [*starts[1:], float("inf")]
-    times = []
-    for start, end, next_start in zip(starts, ends, next_starts, strict=False):  # the last step may be cut off
-        if end <= start:
-            raise ValueError(f"a step begins at {start} us and ends at {end} us")
-        kernel_ends = [call.end_ns / 1e3 for call in calls if start <= call.start_ns / 1e3 < next_start]
-        times.append((max([end, *kernel_ends]) - start) / 1e3)
-    return times
-
-
-def steps_of(events, metadata):
-    """Count the training steps in a trace; return None if nothing marks them.
-
-    A step is marked by its optimizer. In a trace of our scripts it is else marked by the launch of the graph that holds
-    it or, with --profile-attention-only, by its attention; another program has any number of these in a step.
-    """
-    names = Counter(e["name"] for e in events if e.get("cat") in ("user_annotation", "cuda_runtime", "hip_runtime"))
-    if not metadata:
-        return names["optimizer"] or None
-    graph_launches = names["cudaGraphLaunch"] + names["hipGraphLaunch"]
-    return names["optimizer"] or graph_launches or names["attention"] or None
-
-
-def read_file(path, linked=False):
-    """Return the profile in one file; tell its format by its content, not by its name. linked: as for read_json."""
-    with errors_of(path):
+    with errors_of(path), without_collection():
         content = content_of(path)
         if not content:
             raise Failure(2, EMPTY)
         if content.startswith(SQLITE):
-            return Profile(path, read_database(path))
+            return only_source(finished(path, *read_database(path)), gpu)
         is_json = content.lstrip()[:1] in (b"{", b"[", b"")  # b"": blanks alone, damaged in any format
         # A Perfetto trace begins with a line feed; so do PyTorch 2.7's traces, which are JSON.
         if b"\0" in content or (content.startswith(b"\n") and not is_json):
-            return Profile(path, read_perfetto(content))
+            return finished(path, read_perfetto(content))
         text = content.decode("utf-8", errors="replace")
         if is_json:
-            return read_json(path, text, linked)
-        return Profile(path, read_csv(text))
+            return only_source(read_json(path, text, linked, gpu), gpu)
+        return only_source(finished(path, read_csv(text)), gpu)
 
 
 def read_perfetto(content):
