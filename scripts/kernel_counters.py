@@ -45,6 +45,8 @@ def read_file(path):
             query = "SELECT kernel_name, counter_name, '', value FROM counters_collection"
             rows = connection.execute(query).fetchall() if "counters_collection" in names else []
         return [(clean(kernel), clean(counter), unit, number(value)) for kernel, counter, unit, value in rows]
+    if content.lstrip()[:1] in (b"{", b"["):
+        raise Failure(2, "is no table of counters but JSON: kernel_times.py reads traces")
     header, rows = read_table(content.decode("utf-8", errors="replace"))
     metrics = [column for column in header if "__" in column]
     if {"name", "counter", "value"} <= set(header):

@@ -179,7 +179,7 @@ class Host:
     def during(self, gap):
         """Return in words what the launching thread did in a gap: its innermost event that fills half of it."""
         launch = gap["before"].launch
-        if launch is None:
+        if launch is None or (launch.is_operator and launch.start_ns <= gap["start_ns"]):
             return "not recorded"
         start_us = gap["start_ns"] / 1e3
         end_us = min(gap["before"].start_ns, launch.start_ns) / 1e3
@@ -210,7 +210,7 @@ COLLECTIVES = re.compile(r"^(gloo|mpi|nccl):|^c10d::|barrier")
 
 def clocks_differ(profile):
     """Return True if many kernels start before the host's call that launched them."""
-    launched = [call for call in profile.calls if call.launch]
+    launched = [call for call in profile.calls if call.launch and not call.launch.is_operator]
     early = sum(call.start_ns < call.launch.start_ns for call in launched)
     return early > 0.02 * len(launched)
 
@@ -221,7 +221,7 @@ def reason_of(gap, host):
     after = gap["after"]
     launch = before.launch
     start = gap["start_ns"]
-    if launch is None:
+    if launch is None or (launch.is_operator and launch.start_ns <= start):
         return UNKNOWN
     if launch.start_ns > start or launch.end_ns > start + 500 * gap["gap_us"]:
         if after.kind == "copy" and host.covers(host.waits.get(launch.thread, []), start):

@@ -249,7 +249,7 @@ def precision_of(profile):
     """
     us = {}
     for one in profile.operations:
-        if one.name in FACTORS and one.types:
+        if (one.name in FACTORS or one.group == "GEMM") and one.types:
             precision = precision_of_gemm(one)
         elif one.group in ("GEMM", "attention"):
             named = {precision_of_kernel(name) for name in one.launches} - {None}

@@ -392,7 +392,7 @@ def test_reports_show_what_they_print(tmp_path, monkeypatch, capsys):
     page = (tmp_path / "bottlenecks.md").read_text()
     assert "\x1b" not in page + capsys.readouterr().out
     device, *_, row = (line for line in page.splitlines() if "alert" in line)
-    assert device.startswith("k&lt;script>alert(1)&lt;/script>\\n\\n# heading\\x1b[2J | x `y`, 1 steps")
+    assert device == "- device: k&lt;script>alert(1)&lt;/script>\\n\\n# heading\\x1b[2J | x `y`"
     assert "`k<script>alert(1)</script>\\n\\n# heading\\x1b[2J \\| x 'y'`" in row
 
 

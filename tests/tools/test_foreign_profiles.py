@@ -393,13 +393,18 @@ def pair(second_launch, first=("gemm", 1), second=("gemm", 1), between=()):
         launched(1, 0),
         launched(2, second_launch),
         one,
-        kernel(second[0], 400, 50, second[1], correlation=2),
+        kernel(second[0], 400, 50, second[1], correlation=2, **{"External id": 5}),
         *between,
     ]
 
 
 WHY = {
     "host": (pair(390, between=[host("cpu_op", "aten::topk", 90, 300)]), idle.LATE, "aten::topk (100 %)"),
+    "operator": (  # its launch was not recorded
+        [*pair(390)[2:], launched(1, 0), host("cpu_op", "aten::mm", 380, 9, **{"External id": 5})],
+        idle.LATE,
+        "nothing that was recorded",
+    ),
     "loader": (pair(390), idle.LATE, "nothing that was recorded"),
     "stream": (pair(5, second=("gemm", 2)), idle.STREAM, "it had launched already"),
     "event": (
@@ -465,7 +470,7 @@ def test_matmuls_by_shape_by_hand(write, capsys, tmp_path, monkeypatch):
     content = result_of(bottlenecks.main, ["--profile-data", path, "--output-report", "page.html"], capsys)
     assert content["matmuls"]["gemms"] == found and content["idle"]["steps"] == 1
     page = (tmp_path / "page.html").read_text()
-    assert "<html" in page and "1x4096x4096x4096" in page and "Why the GPU idled" not in page
+    assert "<html" in page and "1x4096x4096x4096" in page and "Why the GPU idled" in page
     (row, _) = result_of(gemm_operations.main, ["--trace-file", path, "--peak", "1000,5"], capsys)["gemms"]
     assert row["of_peak"] == pytest.approx(row["tflops"] / 1000)
 

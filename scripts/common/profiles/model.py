@@ -18,6 +18,7 @@ class Launch:
     thread: object
     is_graph: bool = False
     after_wait: bool = False  # the host made a stream wait for an event since its call before
+    is_operator: bool = False  # the call itself was not recorded: these are the times of the operator around it
 
 
 @dataclasses.dataclass(frozen=True)

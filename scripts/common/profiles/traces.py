@@ -89,7 +89,8 @@ def read_trace(path, content, gpu=None):
         places = list(labels)
         hosts = hosts_of(spans, launches) if len(places) > 1 else {}
         host_calls = launch_table(runtime, launches)
-        calls = [gpu_call(event, labels, hosts, host_calls) for event in launches]
+        known = {} if hosts else {operator_numbers(event): event for event in operators}
+        calls = [gpu_call(event, labels, hosts, host_calls, known) for event in launches]
         calls, warnings = without_twins(calls)
         warnings += (*lost_launches(runtime, launches), *overruns(calls))
         operations = operations_of_launches(launches, operators, hosts)
@@ -231,12 +232,16 @@ def launch_table(runtime, launches):
     return found
 
 
-def gpu_call(event, labels, hosts, host_calls):
-    """Return the Kernel of an event on the GPU."""
+def gpu_call(event, labels, hosts, host_calls, operators):
+    """Return the Kernel of an event on the GPU. operators: by their number, for launches that were not recorded."""
     arguments = event.get("args") or {}
     place = place_of(event)
     candidates = host_calls.get(arguments.get("correlation")) or {}
     launch = next(iter(candidates.values())) if len(candidates) == 1 else candidates.get(hosts.get(place))
+    if launch is None and (caller := operators.get(operator_numbers(event))):
+        start = 1e3 * caller["ts"]
+        thread = (caller.get("pid"), caller.get("tid"))
+        launch = Launch(start, start + 1e3 * caller["dur"], thread, is_operator=True)
     collective = None
     if "Collective name" in arguments:
         collective = {name: arguments.get(name) for name in COLLECTIVE}
