@@ -203,6 +203,11 @@ def test_lost_kernels_are_no_run_on_a_cpu(write, capsys):
         refused(main, [*arguments, write(events)], capsys, words)
 
 
+def test_the_work_of_another_accelerator_is_no_work_of_a_cpu(write, capsys):
+    path = write([matmul(1, [[8, 8], [8, 8]]), host("mtia_ccp_events", "gemm", 60, 9)])
+    refused(kernel_times.main, [path], capsys, "an accelerator that this tool does not read (mtia_ccp_events)")
+
+
 LOST = {
     "replays": (
         [*graph_launches(10), *(kernel(GEMM, 100 + 12 * i, 10, correlation=1) for i in range(5))],

@@ -53,6 +53,7 @@ OLD_CATEGORIES = {  # until PyTorch 1.12
 }
 LAUNCHES = re.compile(r"(cuda|hip|cu)(Ext|Module)*(Cooperative)?Launch(Cooperative)?Kernel")
 GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch")
+OTHER_ACCELERATORS = re.compile(r"mtia|hpu|xpu|privateuse")  # their events are no operators of a CPU
 LOST = 0.05  # of the launches without a kernel: fewer lie at the edges of the profile
 
 
@@ -95,6 +96,9 @@ def read_trace(path, content, gpu=None):
         warnings += (*lost_launches(runtime, launches), *overruns(calls))
         operations = operations_of_launches(launches, operators, hosts)
     else:
+        categories = {event.get("cat") for event in content["traceEvents"] if type(event.get("cat")) is str}
+        if others := sorted(name for name in categories if OTHER_ACCELERATORS.match(name)):
+            raise Failure(2, f"holds the work of an accelerator that this tool does not read ({clean(others[0])})")
         lost = sum(bool(LAUNCHES.match(event["name"])) for event in runtime)
         if lost:
             raise Failure(2, f"holds {lost:,} launches on {device or 'a GPU'} and none of their kernels: {LOST_ALL}")
