@@ -15,6 +15,7 @@ sys.path.insert(0, str(HERE.parent / "scripts"))
 
 from common.command_line import Failure, missing_package
 
+TARGET_VARIABLE = "EXECUTE_ON_TARGET"
 TIMEOUT = 120  # seconds that an answer may take; the slowest solution needs a few
 REGION = re.compile(r"^ *# TODO\b.*?^ *# end of TODO\n", re.DOTALL | re.MULTILINE)
 
@@ -72,8 +73,10 @@ def describe_end(status, said, path):
     return f"{path} ended Python with status {status}: {last}"
 
 
-def grade(jobs, timeout=TIMEOUT):
+def grade(jobs, timeout=TIMEOUT, target=None):
     """Return grading.py's verdicts on [folder, file] pairs, from a process that may crash, hang or start others.
+
+    target: an AMD GPU, whose instructions are executed instead of the kernel in Triton's interpreter or on a GPU.
 
     All of its group ends here; if this process is killed, a pipe that closes tells the other one.
     """
@@ -81,6 +84,7 @@ def grade(jobs, timeout=TIMEOUT):
         job_file, verdict_file = pathlib.Path(scratch, "jobs.json"), pathlib.Path(scratch, "verdicts.json")
         job_file.write_text(json.dumps([[str(folder), str(path)] for folder, path in jobs]))
         said_file, (pipe, other_end) = pathlib.Path(scratch, "said.txt"), os.pipe()
+        environment = os.environ | ({"TRITON_INTERPRET": "0", TARGET_VARIABLE: target} if target else {})
         command = [
             sys.executable,
             "-W",
@@ -92,7 +96,7 @@ def grade(jobs, timeout=TIMEOUT):
         ]
         try:
             with open(said_file, "wb") as said:
-                child = subprocess.Popen(command, stderr=said, pass_fds=[pipe], start_new_session=True)
+                child = subprocess.Popen(command, stderr=said, pass_fds=[pipe], start_new_session=True, env=environment)
             try:
                 status = child.wait(timeout)
             finally:

@@ -4,6 +4,7 @@
     python exercises/check.py                    # list the exercises by session, and your progress
     python exercises/check.py 02                 # check exercises/02_*/exercise.py
     python exercises/check.py 02 --watch         # check again whenever you save, until it passes
+    python exercises/check.py 02 --target gfx942 # check it as the instructions of an AMD GPU, without one
     python exercises/check.py hint 02            # show the next hint; `hint 02 1` shows the first one again
     python exercises/check.py solution 02        # show what separates your file from the solution, once you passed
     python exercises/check.py scoreboard         # your GB/s compared with recorded ones
@@ -26,8 +27,11 @@ sys.path.insert(0, str(HERE.parent / "scripts"))
 
 from answers import exercises, folder_of, grade, hints, is_started, relative, solution_of
 from common.command_line import Failure, run_tool
+from common.occupancy import TARGETS
 from sessions import SESSIONS, kernels
 
+AMD_TARGETS = [name for name, target in TARGETS.items() if target.backend == "hip"]
+EXECUTION_TIMEOUT = 1800  # seconds; a case takes some, and an attention kernel a minute
 PROGRESS = HERE / ".progress.json"
 
 
@@ -113,6 +117,21 @@ def check(folder):
     return 1
 
 
+def check_on(folder, target):
+    """Check the answer in exercise.py as an AMD GPU's instructions, and return the exit status."""
+    number, path = folder.name[:2], folder / "exercise.py"
+    if not is_started(path.read_text(encoding="utf-8", errors="replace")):
+        raise Failure(1, f"{number} is not started: {relative(path)}")
+    print(f"{number} as the instructions of {target}, which scripts/common/amd/README.md explains:", flush=True)
+    verdict = grade([(folder, path)], EXECUTION_TIMEOUT, target)[0]
+    if verdict["passed"]:
+        print(f"{number} is right on {target}'s instructions: {verdict['sentence']}")
+        return 0
+    case = f" in case {verdict['case']}" if verdict["case"] else ""
+    print(f"{number} is wrong on {target}'s instructions{case}\n   {verdict['sentence']}")
+    return 1
+
+
 def watch(folder):
     """Check whenever the file is saved, until it passes."""
     path = folder / "exercise.py"
@@ -195,6 +214,7 @@ def parse(argv):
     parser.add_argument("command", nargs="?", default="list", help="list, NN, hint, solution, scoreboard or verify")
     parser.add_argument("arguments", nargs="*", metavar="NN", help="number of an exercise, and of a hint")
     parser.add_argument("--watch", action="store_true", help="check again whenever the file is saved")
+    parser.add_argument("--target", choices=AMD_TARGETS, help="execute the instructions of this AMD GPU, without one")
     parser.add_argument("--give-up", action="store_true", help="show the solution of an exercise that is not passed")
     return parser.parse_intermixed_args(argv)
 
@@ -209,7 +229,10 @@ def main(argv=None):
 
         return verify(arguments)
     if command.isdecimal() and not arguments:
-        return watch(folder_of(command)) if options.watch else check(folder_of(command))
+        folder = folder_of(command)
+        if options.target:
+            return check_on(folder, options.target)
+        return watch(folder) if options.watch else check(folder)
     if command in ("list", "scoreboard") and not arguments:
         return show_list() if command == "list" else show_scoreboard()
     if command == "hint" and len(arguments) in (1, 2):

@@ -5,8 +5,7 @@
 
 PIPE is the number of an open pipe: when its other end closes, this process and what it started end.
 The task.py of an exercise says what is required. An answer has a function run() that launches kernels on given outputs.
-Inputs lie between guard bands of NaN, which reveal a load past their end. Outputs are filled with a special NaN, which
-reveals elements that are never written, and lie between bands of a constant, which reveal a store past their end.
+Inputs and outputs lie between guard bands, see common/guarded_memory.py.
 """
 
 import ast
@@ -16,7 +15,6 @@ import dataclasses
 import functools
 import importlib.util
 import json
-import math
 import os
 import pathlib
 import signal
@@ -35,18 +33,19 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it on import
-from triton.runtime.interpreter import InterpretedFunction
-from triton.runtime.jit import KernelInterface
-
+from answers import TARGET_VARIABLE
+from common.guarded_memory import GuardedMemory, between_bands, bits, launches
 from common.versions import relative_error
-from judge import SENTINEL, UNWRITTEN, Judge, Wrong, check_bands, check_inputs
+from judge import Judge, Wrong, check_bands, check_inputs
 from speed import DeviceTimer, Speed, measure, recorded_speed
 from strict_interpreter import Watch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+TARGET = os.environ.get(TARGET_VARIABLE)  # an AMD GPU whose instructions are executed on the CPU
+DEVICE = torch.device("cpu" if INTERPRETED or TARGET else "cuda")
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (not INTERPRETED)
-BAND = 1 << 14
+if TARGET:
+    from common.amd.launch import executed
 
 __all__ = ["Mistake", "Speed", "Task", "Wrong", "random", "relative_error"]  # used by the tasks
 
@@ -133,76 +132,33 @@ def random(*shape, seed, scale=1.0, offset=0.0):
 # ---------------------------------------------------------------- running one case
 
 
-def placed_input(tensor):
-    """Return a copy between guard bands of NaN."""
-    memory = torch.full((tensor.numel() + 2 * BAND,), math.nan, dtype=tensor.dtype, device=DEVICE)
-    view = memory[BAND : BAND + tensor.numel()].view(tensor.shape)
-    return view.copy_(tensor)
+class Written:
+    """Watch which outputs, {name: tensor}, the launches of kernels write."""
 
+    def __init__(self, outputs):
+        self.outputs, self.written = outputs, set()
+        self.note()
 
-def placed_output(like):
-    """Return a tensor of that shape and dtype filled with the NaN of unwritten elements, and the memory around it."""
-    memory = torch.full((like.numel() + 2 * BAND,), SENTINEL, dtype=like.dtype, device=DEVICE)
-    view = memory[BAND : BAND + like.numel()]
-    integer, bits = UNWRITTEN[like.dtype]
-    view.view(integer).fill_(bits)
-    return view.view(like.shape), memory
+    def note(self, *launched):
+        self.noted = {name: bits(tensor).clone() for name, tensor in self.outputs.items()}
 
+    def changed(self):
+        return {name for name, tensor in self.outputs.items() if not torch.equal(self.noted[name], bits(tensor))}
 
-class Launches:
-    """Record which kernels are launched inside a `with`, and which outputs, {name: tensor}, they write.
-
-    before(): called before each launch.
-    """
-
-    def __init__(self, outputs, before):
-        self.outputs = {name: tensor.view(UNWRITTEN[tensor.dtype][0]) for name, tensor in outputs.items()}
-        self.before, self.names, self.written, self.last = before, set(), set(), {}
-
-    def recording(self, get_launcher):
-        def getitem(kernel, grid):
-            launcher = get_launcher(kernel, grid)
-
-            def launch(*arguments, **options):
-                before = {name: tensor.clone() for name, tensor in self.outputs.items()}
-                self.before()
-                result = launcher(*arguments, **options)
-                self.names.add(kernel.fn.__name__)
-                self.written |= {name for name in before if not torch.equal(before[name], self.outputs[name])}
-                self.last = {name: tensor.clone() for name, tensor in self.outputs.items()}
-                return result
-
-            return launch
-
-        return getitem
+    def after_launch(self):
+        self.written |= self.changed()
+        self.note()
 
     def not_by_kernels(self):
         """Return the outputs that no kernel wrote, or that something else wrote after the last one."""
-        changed = {name for name, last in self.last.items() if not torch.equal(last, self.outputs[name])}
-        return [name for name in self.outputs if name in changed or name not in self.written]
-
-    def __enter__(self):
-        self.patches = contextlib.ExitStack()
-        for owner in (KernelInterface, InterpretedFunction):  # before Triton 3.6 the latter has its own
-            if "__getitem__" in vars(owner):
-                patch = mock.patch.object(owner, "__getitem__", self.recording(owner.__getitem__))
-                self.patches.enter_context(patch)
-        return self
-
-    def __exit__(self, *error):
-        self.patches.close()
+        right = self.written - self.changed()
+        return [name for name in self.outputs if name not in right]
 
 
 def cast(task, values, dtype):
     """Move inputs to the device in the dtype of a run; numbers and wide inputs keep theirs."""
-
-    def convert(name, value):
-        if not isinstance(value, torch.Tensor):
-            return value
-        wide = name in task.wide and dtype != torch.float64
-        return value.to(DEVICE, torch.float32 if wide else dtype)
-
-    return {name: convert(name, value) for name, value in values.items()}
+    dtypes = {name: torch.float32 if name in task.wide else dtype for name in values}
+    return {name: v.to(DEVICE, dtypes[name]) if isinstance(v, torch.Tensor) else v for name, v in values.items()}
 
 
 def doubled(values):
@@ -213,28 +169,32 @@ def run_case(task, module, sizes, dtype):
     """Raise Wrong unless run() produces what the task defines for these sizes in this dtype."""
     originals = cast(task, task.inputs(**sizes), dtype)
     plain, exact = task.define(**copy.deepcopy(originals)), task.define(**doubled(originals))
-    inputs = {name: placed_input(v) if isinstance(v, torch.Tensor) else v for name, v in originals.items()}
-    storage = {name: placed_output(like) for name, like in task.storage(plain, originals).items()}
-    outputs = {name: view for name, (view, _) in storage.items()}
-    given = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-    watch = Watch(given, outputs, BAND) if INTERPRETED else None
-    with Launches(outputs, watch.start_launch if watch else bool) as launches, watch or contextlib.nullcontext():
-        module.run(**inputs, **outputs)
-    check_inputs(inputs, originals)
+    given = {name: between_bands(value) for name, value in originals.items() if isinstance(value, torch.Tensor)}
+    storage = task.storage(plain, originals)
+    with GuardedMemory():
+        outputs = {name: torch.empty(like.shape, dtype=like.dtype, device=DEVICE) for name, like in storage.items()}
+    written = Written(outputs)
+    watch = Watch(given, outputs) if INTERPRETED else None
+    with (
+        executed(TARGET) if TARGET else contextlib.nullcontext(),
+        launches(written.note, written.after_launch) as launched,
+        watch or contextlib.nullcontext(),
+    ):
+        module.run(**(originals | given), **outputs)
+    check_inputs(given, originals)
     judge = Judge(task, module, originals, lambda suspect: suspect(**doubled(originals)))
     got = task.views(outputs, originals)
     for name in exact:
         judge.check_written(name, got[name])
-    for name, (_, memory) in storage.items():
-        check_bands(name, memory, BAND)
+    check_bands(outputs | given)
     for name in exact:
         judge.check_finite(name, got, exact)
     judge.check_values(got, plain, exact)
-    if task.kernel and not launches.names:
+    if task.kernel and not launched:
         raise Wrong("no kernel", None, "the results are right, but no kernel was launched: compute them in the kernel")
-    if missing := [name for name in task.launches if name not in launches.names]:
+    if missing := [name for name in task.launches if name not in launched]:
         raise Wrong("no kernel", None, f"the results are right, but {', '.join(missing)} was not launched: use it")
-    if task.kernel and task.direct and (names := launches.not_by_kernels()):
+    if task.kernel and task.direct and (names := written.not_by_kernels()):
         raise Wrong("no kernel", names[0], f"{', '.join(names)}: right, but not written by a kernel: compute it there")
     if watch and watch.fault:
         kind, name, element, sentence = watch.fault
@@ -356,10 +316,12 @@ def grade(folder, path):
         for name, sizes in task.cases.items():
             for dtype in task.dtypes:
                 case = f"{name}, {str(dtype).removeprefix('torch.')}"
+                if TARGET:
+                    print(f"   {case}", flush=True)  # it takes a while
                 run_case(task, module, sizes, dtype)
         case = None
         note = task.then(module, pathlib.Path(path).read_text(encoding="utf-8"))
-        speed = check_speed(task, module, DeviceTimer(DEVICE)) if task.speed and not INTERPRETED else None
+        speed = check_speed(task, module, DeviceTimer(DEVICE)) if task.speed and DEVICE.type == "cuda" else None
         verdict |= {"passed": True, "speed": speed, "sentence": describe_pass(task, speed, note)}
     except Wrong as wrong:
         verdict |= {"kind": wrong.kind, "tensor": wrong.tensor, "sentence": str(wrong)}

@@ -5,15 +5,9 @@ import math
 import torch
 
 from common.accuracy import allowed
+from common.guarded_memory import bits, never_written, stray_store
 from common.versions import relative_error
 
-SENTINEL = 77
-# Quiet NaNs with a payload that no arithmetic makes from ordinary numbers.
-UNWRITTEN = {
-    torch.float32: (torch.int32, 0x7FC0BEEF),
-    torch.float16: (torch.int16, 0x7E5A),
-    torch.bfloat16: (torch.int16, 0x7FDA),
-}
 FACTORS = {2: "2", 0.5: "1/2", -1: "-1", math.log2(math.e): "log2(e)", math.log(2): "ln(2)"}
 
 
@@ -23,11 +17,6 @@ class Wrong(Exception):
     def __init__(self, kind, tensor, sentence):
         super().__init__(sentence)
         self.kind, self.tensor = kind, tensor
-
-
-def same(a, b):
-    """Return True if two tensors are equal, NaN in the same places included."""
-    return bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def alike_where_finite(a, b):
@@ -44,23 +33,16 @@ def differs(result, exact):
     return relative_error(result[known], exact[known]) > 0.01
 
 
-def allowed_error(plain, exact, tolerance):
-    """Return the relative error that a result may have: twice plain PyTorch's in the same dtype, and the tolerance."""
-    return allowed(relative_error(plain, exact), tolerance)
-
-
 def check_inputs(inputs, originals):
-    for name, original in originals.items():
-        if isinstance(original, torch.Tensor) and not same(inputs[name], original):
+    for name, tensor in inputs.items():
+        if not torch.equal(bits(tensor), bits(originals[name])):
             raise Wrong("changed", name, f"{name}: the kernel changed its input; store to the outputs only")
 
 
-def check_bands(name, memory, band):
-    for side, part in (("before the start", memory[:band].flip(0)), ("past the end", memory[-band:])):
-        touched = (part != SENTINEL).nonzero()
-        if len(touched):
-            found = f"{len(touched)} element{'s' * (len(touched) > 1)} outside the tensor written"
-            raise Wrong("stray", name, f"{name}: {found}, the nearest {int(touched[0]) + 1} {side}: mask the store")
+def check_bands(tensors):
+    for name, tensor in tensors.items():
+        if found := stray_store(tensor):
+            raise Wrong("stray", name, f"{name}: {found}: mask the store")
 
 
 def describe_factor(factor):
@@ -98,8 +80,7 @@ class Judge:
         return ", ".join(f"{dimension} {int(i)}" for dimension, i in zip(names, index, strict=True))
 
     def check_written(self, name, got):
-        integer, bits = UNWRITTEN[got.dtype]
-        unwritten = (got.contiguous().view(integer) == bits).nonzero().tolist()
+        unwritten = never_written(got).nonzero().tolist()
         if unwritten:
             missing = f"{len(unwritten)} of {got.numel()} elements are never written"
             sentence = f"{name}: {missing}, the first at {self.place(name, unwritten[0])}"
@@ -128,7 +109,7 @@ class Judge:
         """Blame the first wrong result: the others follow from it, or are computed after it."""
         got = {name: got[name].double() for name in exact}
         errors = {name: relative_error(got[name], exact[name]) for name in exact}
-        bounds = {name: allowed_error(plain[name], exact[name], self.task.tolerance) for name in exact}
+        bounds = {name: allowed(relative_error(plain[name], exact[name]), self.task.tolerance) for name in exact}
         wrong = [name for name in exact if not errors[name] <= bounds[name]]
         if not wrong:
             return

@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, TensorHandle
 
-from judge import UNWRITTEN
+from common.guarded_memory import BAND, bits, launches
 
 FLOATS = {"fp16": np.float16, "fp32": np.float32, "fp64": np.float64}  # Triton's names
 LANES = 1 << 20  # more than the elements of a tile
@@ -50,23 +50,24 @@ class Watched:
         self.end = self.start + tensor.nbytes
         self.loaded = False
         if is_output:
-            self.bits = tensor.view(UNWRITTEN[tensor.dtype][0]).view(-1).numpy()
+            self.bits = bits(tensor).view(-1).numpy()
             self.writers = np.zeros(len(self.bits), np.int64)
 
 
-class Watch:
+class Watch(contextlib.ExitStack):
     """Watch the loads and stores of kernels in the interpreter inside a `with`.
 
-    inputs, outputs: name -> tensor, with `band` elements around each that belong to nobody.
+    inputs, outputs: name -> tensor between guard bands.
     fault: None, or the first (kind, name of the tensor, element of it or None, sentence).
     """
 
-    def __init__(self, inputs, outputs, band):
+    def __init__(self, inputs, outputs):
+        super().__init__()
         self.tensors = [Watched(name, tensor, False) for name, tensor in inputs.items()]
         self.tensors += [Watched(name, tensor, True) for name, tensor in outputs.items()]
-        self.band, self.grid, self.fault = band, (1, 1, 1), None
+        self.grid, self.fault = (1, 1, 1), None
 
-    def start_launch(self):
+    def start_launch(self, name):
         for tensor in self.tensors:
             if tensor.is_output:
                 tensor.writers.fill(0)
@@ -108,7 +109,7 @@ class Watch:
 
     def check_bands(self, builder, addresses):
         for tensor in self.tensors:
-            band = self.band * tensor.size
+            band = BAND * tensor.size
             past = addresses[(addresses >= tensor.end) & (addresses < tensor.end + band)]
             before = addresses[(addresses < tensor.start) & (addresses >= tensor.start - band)]
             if past.size:
@@ -159,10 +160,7 @@ class Watch:
         load = without_other(InterpreterBuilder.create_masked_load)
         store = InterpreterBuilder.create_masked_store
         replaced = {"create_masked_load": self.checked_load(load), "create_masked_store": self.checked_store(store)}
-        self.patches = contextlib.ExitStack()
-        self.patches.enter_context(mock.patch.multiple(InterpreterBuilder, **replaced))
-        self.patches.enter_context(mock.patch.object(ReduceOps, "sum", in_float16(ReduceOps.sum)))
+        self.enter_context(launches(self.start_launch))
+        self.enter_context(mock.patch.multiple(InterpreterBuilder, **replaced))
+        self.enter_context(mock.patch.object(ReduceOps, "sum", in_float16(ReduceOps.sum)))
         return self
-
-    def __exit__(self, *error):
-        self.patches.close()

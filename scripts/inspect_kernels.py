@@ -4,6 +4,7 @@
     python scripts/inspect_kernels.py                              what the presets launch, for every target
     python scripts/inspect_kernels.py --target gfx90a --preset small --hidden-dim 256 --num-heads 2     other sizes
     python scripts/inspect_kernels.py --target gfx1100 --dtype bf16 --tiles 32x32 64x32 --warps 4 8     what if
+    python scripts/inspect_kernels.py --execute gfx942 --kernel attention     run them as AMD's instructions
 
 One training step of version 3 runs on tensors without data. Triton believes to be on the target, and each launch
 compiles its kernel with the tiles, warps and specializations of a real one, but does not start it. Options that are not
@@ -15,7 +16,12 @@ shared      memory that one program requests, LDS on AMD; tensor memory of Black
 occupancy   waves (warps) per SIMD (quarter of an SM) and their maximum, and what limits them
 matrix      matrix instructions in the code: MFMA or WMMA on AMD, mma.sync, wgmma or tcgen05 on NVIDIA
 
-Exit status: 0 when everything fits, 1 when something does not (the last lines say what and why), 2 for bad input.
+--execute runs the same kernels in the interpreter of AMD's instructions (scripts/common/amd/README.md), on a short
+sequence, and prints the relative error of what each one computes compared with Triton's interpreter, the instructions
+that its waves executed, by kind, and the bytes of memory that they loaded and stored. About a minute per precision.
+
+Exit status: 0 when everything fits and is right, 1 when something does not (the last lines say what and why), 2 for bad
+input.
 """
 
 import ast
@@ -35,6 +41,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from common import command_line
+from common.accuracy import LAST_PLACE
 from common.command_line import Failure, Parser, on_cpu, positive, progress
 from common.occupancy import KB, TARGETS, TENSOR_MEMORY, occupancy
 from common.tables import emit, text_table
@@ -289,6 +296,90 @@ def inspect_all(options):
     return list(rows.values())
 
 
+# ---------------------------------------------------------------- executing them
+
+EXECUTABLE = [name for name, target in TARGETS.items() if target.backend == "hip"]
+KINDS = ("matrix", "vector", "scalar", "LDS", "memory")
+# Largest relative error that is no fault: two units in the last place. Triton's interpreter cuts bfloat16 off.
+ALLOWED = {label: 2 * LAST_PLACE[name] for name, label in command_line.SHORT_PRECISIONS.items() if name in LAST_PLACE}
+ALLOWED = {label.lower(): error for label, error in ALLOWED.items()} | {"fp32": 1e-5}
+
+
+def in_process(prepare, task, *arguments):
+    """Return what a task returns in a process of its own, in which Triton compiles or interprets."""
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, spawn, prepare) as pool:
+        return pool.submit(task, *arguments).result()
+
+
+def prepare_interpreter():
+    os.environ.update(TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+
+
+def execute(target, label, argv):
+    """Return the launches of a step that was executed; "described": the row of what each compiles to."""
+    from common.amd.compare import execute_step
+
+    def row(kernel, args, given, compilation):
+        constants, _ = describe(kernel, args, given)
+        return {"constants": constants} | measurements(TARGETS[target], compilation)
+
+    return execute_step(target, argv, f"{target} {label}", row)
+
+
+def interpret(target, label, argv, entries):
+    from common.amd.compare import interpret_step
+
+    return interpret_step(target, argv, f"Triton's interpreter, {label}", entries)
+
+
+def execution(target, label, argv):
+    """Return a row for each distinct kernel of a step: what it compiles to, what it executed, and the worst error."""
+    from common.amd.assembly import Fault
+
+    try:
+        entries = in_process(prepare_worker, execute, target, label, argv)
+        errors = in_process(prepare_interpreter, interpret, target, label, argv, entries)
+    except Fault as fault:
+        raise Failure(1, str(fault)) from None
+    rows = {}
+    for entry, error in zip(entries, errors, strict=True):
+        totals = entry["launch"].totals
+        row = {"kernel": entry["kernel"], "target": target, "precisions": [label], **entry["described"]}
+        row |= {"instructions": totals.instructions, "loaded": totals.loaded, "stored": totals.stored, "error": 0.0}
+        same = rows.setdefault((row["kernel"], row["hash"]), row)
+        same["error"] = max(same["error"], error)
+        same["problems"] = [] if same["error"] <= ALLOWED[label] else [f"error {same['error']:.1e} is too large"]
+    return list(rows.values())
+
+
+def execute_all(options):
+    """Return the rows of every target and precision."""
+    rows = []
+    for target, label in itertools.product(options.execute, options.dtype):
+        if label in ALLOWED:
+            for preset in options.preset:
+                rows += execution(target, label, ["--preset", preset, *PRECISIONS[label], *options.sizes])
+    return [row for row in rows if options.kernel in row["kernel"]]
+
+
+def execution_cells(row):
+    shared = f"{row['shared_bytes'] / KB:.1f} KB"
+    counts = [row["instructions"].get(kind, 0) for kind in KINDS]
+    name = [row["target"], row["kernel"].removesuffix("_kernel"), row["precisions"][0], row["constants"]]
+    used = [row["registers"], row["spills"], shared]
+    return [*name, *used, f"{row['error']:.1e}", *counts, row["loaded"], row["stored"]]
+
+
+def execution_text(rows):
+    """Return the table of what was executed, and under it what is wrong."""
+    columns = [*"target kernel for constants registers spills shared error".split(), *KINDS, "loaded", "stored"]
+    lines = [line.rstrip() for line in text_table(columns, map(execution_cells, rows), 4).splitlines()]
+    lines += [f"WRONG  {' '.join(execution_cells(row)[:4])}: {problem}" for row in rows for problem in row["problems"]]
+    wrong = sum(bool(row["problems"]) for row in rows)
+    return "\n".join([*lines, f"{len(rows)} kernels: " + (f"{wrong} are wrong" if wrong else "all are right")])
+
+
 # ---------------------------------------------------------------- the command
 
 COLUMNS = "target kernel for constants registers spills shared occupancy matrix".split()
@@ -336,11 +427,18 @@ def check_names(options):
 
 def report(options, sizes):
     options.sizes = sizes
+    options.preset = options.preset or (["small"] if options.execute else ["small", "medium"])
+    if options.execute and (options.tiles or options.warps or options.stages):
+        raise Failure(2, "--execute takes no --tiles, --warps or --stages: it runs what version 3 launches")
     check_names(options)
     if too_old():
         raise Failure(2, too_old())
     if sizes and on_cpu(["--device", "cpu"]):  # a wrong option ends it here, before any process starts
         load_version(3).parse_options([*sizes, "--device", "cpu"])
+    if options.execute:
+        rows = execute_all(options)
+        emit({"kernels": rows}, execution_text(rows), options.json)
+        return int(any(row["problems"] for row in rows))
     try:
         rows = inspect_all(options)
     except concurrent.futures.process.BrokenProcessPool:
@@ -356,9 +454,10 @@ def main(argv=None):
     add = parser.add_argument
     targets = ", ".join(TARGETS)
     add("--target", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="GPU", help=f"{targets} (all)")
+    add("--execute", nargs="+", choices=EXECUTABLE, default=[], metavar="GPU", help=f"{', '.join(EXECUTABLE)} (none)")
     add("--dtype", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="precision of the model (all)")
     add("--kernel", default="", metavar="PART", help="only kernels whose name contains this")
-    add("--preset", nargs="+", choices=["tiny", "small", "medium"], default=["small", "medium"], help="(small medium)")
+    add("--preset", nargs="+", choices=["tiny", "small", "medium"], help="(small medium; of --execute small)")
     what_if = "what if: compile the attention kernels with these"
     add("--tiles", nargs="+", type=tile, default=[], metavar="QxK", help=f"{what_if} tiles of queries and keys")
     add("--warps", nargs="+", type=positive, default=[], metavar="N", help=f"{what_if} numbers of warps")

@@ -365,7 +365,7 @@ FSDP_GATHERS_AMP_DTYPE = True  # the model computes with 16-bit weights
 
 
 def make_model(options):
-    """Return the model, compiled if asked to: under torchrun each block alone, to send its gradients meanwhile."""
+    """Return the model, compiled if asked to; under torchrun block by block, so DDP sends gradients during backward."""
     model = TinyLlama(options.model)
     if options.attention_backend == "flex":
         use_flex_attention(model, options.seq_len, options.device)
@@ -390,7 +390,8 @@ def get_weight(parameter, state):
 
 def set_weight(parameter, state, weight):
     """Overwrite a parameter and its master weight in place with a float32 weight."""
-    state.get("master", parameter).copy_(weight)
+    if "master" in state:
+        state["master"].copy_(weight)
     parameter.copy_(weight)
 
 
@@ -535,14 +536,14 @@ def build_parser():
 
     def error(message):
         """Exit with status 2; print the message on local rank 0 only."""
-        other_says_it = os.environ.keys() >= RANK_VARIABLES and os.environ["LOCAL_RANK"] != "0"
+        another_rank_prints = os.environ.keys() >= RANK_VARIABLES and os.environ["LOCAL_RANK"] != "0"
         if unknown := re.match("unrecognized arguments:.*?(--[^ =]+)", message):
             for option in difflib.get_close_matches(unknown[1], parser._option_string_actions, n=1):
                 message += f" (did you mean {option}?)"
-        parser.exit(2, None if other_says_it else f"{parser.prog}: error: {printable(message)}\n")
+        parser.exit(2, None if another_rank_prints else f"{parser.prog}: error: {printable(message)}\n")
 
     parser.error = error
-    parser.set_defaults(version=VERSION, norm_eps=1e-6, rope_theta=10000.0)
+    parser.set_defaults(version=VERSION, norm_eps=1e-6, rope_theta=10000.0)  # not options, but recorded with them
     add_model_options(parser.add_argument_group("model and batch").add_argument)
     add_training_options(parser.add_argument_group("training").add_argument)
     add_profiling_options(parser.add_argument_group("PyTorch profiler (extra steps after the measured)").add_argument)
@@ -605,7 +606,7 @@ def parse_options(argv=None):
     """
     parser = build_parser()
     options = parser.parse_args(argv, Options())
-    fields = vars(options)
+    fields = vars(options)  # not a copy: updating it sets the options
     try:
         for name, value in fields.items():
             if value == "":
@@ -680,7 +681,7 @@ def check_options(options):
 
 
 def check_paths(options):
-    """Raise UserError unless every file that the run will write can be created."""
+    """Raise UserError unless the run can write its files; create the folders of checkpoints and traces."""
     folders = {}
     if options.metrics_file:
         path = pathlib.Path(os.path.realpath(options.metrics_file))  # the file is written through a symbolic link
@@ -699,10 +700,12 @@ def check_paths(options):
             if option != "--metrics-file":
                 folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
-            others = option == "--checkpoint-dir" and not options.resume and list_checkpoints(options)
+            existing = []
+            if option == "--checkpoint-dir" and not options.resume:
+                existing = list_checkpoints(options)
         except OSError as error:
             raise UserError(f"{option}: cannot write to {folder}: {error.strerror}") from None
-        if others:
+        if existing:
             raise UserError(f"--checkpoint-dir {folder} holds checkpoints: add --resume or name another one")
 
 
@@ -884,8 +887,8 @@ def gather(values, options):
 
 
 PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
-DDP_WARM_UP = 11  # eager steps before a capture, as PyTorch's notes on CUDA graphs ask: ten are timed by DDP itself
-EAGER_STEPS_OF_PROOF = 4  # of Trainer.capture, before it captures
+DDP_WARM_UP = 11  # eager steps before a capture, as PyTorch's notes on CUDA graphs ask: DDP times the first ten
+EAGER_STEPS_OF_PROOF = 4  # Trainer.capture runs two steps twice before it captures
 
 
 class Trainer:
@@ -907,7 +910,7 @@ class Trainer:
         self.labels = torch.zeros_like(self.tokens)
         # PyTorch's initial scale, 65536, overflows 16-bit gradients: the first steps would be skipped.
         self.scaler = torch.amp.GradScaler(self.tokens.device.type, 2.0**10, enabled=options.precision == "float16")
-        self.initial = {"step": 0, "tensors": initial, "scaler": self.scaler.state_dict()}
+        self.initial = {"step": 0, "tensors": initial, "scaler": self.scaler.state_dict()}  # like a checkpoint's
         self.synchronize = torch.cuda.synchronize if options.on_gpu else lambda: None
         self.graph = None
         self.graph_reason = None if options.graph else "no --graph"  # why the step runs eagerly
@@ -933,7 +936,7 @@ class Trainer:
         self.loss = loss.detach()
 
     def launch(self):
-        """Run a step: replay the graph, or run it eagerly."""
+        """Replay the graph if there is one; else run the step eagerly."""
         if self.graph:
             self.graph.replay()
         else:
@@ -970,9 +973,8 @@ class Trainer:
         if self.marks:
             for name, first, last in zip(PHASES, self.marks[:-1], self.marks[1:], strict=True):
                 phases[name] = first.elapsed_time(last) if self.options.on_gpu else 1000 * (last - first)
-        losses, times, signals = gather(
-            [self.loss.item(), step_ms, self.signal], self.options
-        ).T.tolist()  # of every rank
+        ranks = gather([self.loss.item(), step_ms, self.signal], self.options)  # [world_size, 3]
+        losses, times, signals = ranks.T.tolist()
         self.stopped = int(max(signals))
         record = {"loss": sum(losses) / len(losses), **phases, "step_ms": max(times)}
         if self.options.parallel:
@@ -984,12 +986,12 @@ class Trainer:
         began = time.perf_counter()
         self.tokens.copy_(tokens)
         self.labels.copy_(labels)
-        required = 0
+        steps = self.options.warmup_steps
         if self.options.resume:
-            required = 1  # a checkpoint is copied into existing optimizer state
+            steps = max(steps, 1)  # a checkpoint is copied into existing optimizer state
         if self.options.graph and self.options.on_gpu and self.options.parallel:
-            required = DDP_WARM_UP - EAGER_STEPS_OF_PROOF
-        for i in range(max(required, self.options.warmup_steps)):
+            steps = max(steps, DDP_WARM_UP - EAGER_STEPS_OF_PROOF)  # capture runs the others
+        for i in range(steps):
             self.step()
             if i == 0 and self.options.on_gpu:  # the first step allocates what compiling and tuning need
                 torch.cuda.reset_peak_memory_stats(self.options.device)
@@ -1003,11 +1005,11 @@ class Trainer:
 
     @torch.no_grad()
     def restore(self, saved):
-        """Overwrite weights and optimizer state in place, since a graph holds their addresses; zero unsaved state."""
+        """Overwrite weights and optimizer state in place: a graph holds their addresses. Zero state not in saved."""
         for name, p in self.model.named_parameters():
             state = self.optimizer.state[p]
             set_weight(p, state, shard_like(p, saved["tensors"][name]))
-            for key in state.keys() & set(ADAMW):
+            for key in state.keys() & set(ADAMW):  # PyTorch's AdamW has none before its first step
                 whole = saved["tensors"].get(f"{name}.{key}")
                 if whole is None:
                     state[key].zero_()
@@ -1018,8 +1020,8 @@ class Trainer:
     def capture(self, saved):
         """Capture a step into a graph and prove the graph; if either fails, stay eager and set graph_reason.
 
-        Proof: two replays from the saved state give what two eager steps from it give. How exactly, two more eager
-        steps tell: they differ, too, where sums depend on the order of threads.
+        Proof: two replays from the saved state give what two eager steps from it give, up to allowed_error. The eager
+        steps run twice, because they differ from each other, too, where sums depend on the order of threads.
         """
         if not self.options.on_gpu:
             self.graph_reason = "a CPU has no graphs"
@@ -1027,18 +1029,19 @@ class Trainer:
             self.graph_reason = "with this optimizer the gradient scaler synchronises in every step"
         if self.graph_reason:
             return
-        expected = {name: tensor.to("cpu", copy=True) for name, tensor in self.two_steps(saved)}
-        eager_error, _ = largest_error(self.two_steps(saved), expected)
+        expected = {name: tensor.to("cpu", copy=True) for name, tensor in self.results_of_two_steps(saved)}
+        eager_error, _ = largest_error(self.results_of_two_steps(saved), expected)
         self.capture_step()
-        if self.graph:
-            error, name = largest_error(self.two_steps(saved), expected)
+        if self.graph:  # the next two steps replay it
+            error, name = largest_error(self.results_of_two_steps(saved), expected)
             allowed = allowed_error(eager_error, self.options.precision)
-            if gather([not error <= allowed], self.options).any():  # also NaN, and on any rank
+            if gather([error > allowed], self.options).any():  # on any rank
                 self.graph = None
                 told = f"{name} differs by {error:.2g}, allowed {allowed:.2g}"
                 self.graph_reason = f"a replay is not an eager step: {told}"
         if not self.graph:
-            self.replica = None  # drop the DDP wrapper of the capture before wrapping the model again
+            # The capture may have ended in the middle of a step: remove DDP's wrapper with its hooks, then wrap again.
+            self.replica = None
             self.replica = replicate(self.model, self.options)
 
     def capture_step(self):
@@ -1054,13 +1057,13 @@ class Trainer:
             if self.options.parallel == "fsdp":  # it stopped in the middle of a step
                 raise UserError(f"--parallel fsdp needs --no-graph here: {self.graph_reason}") from None
 
-    def two_steps(self, saved):
+    def results_of_two_steps(self, saved):
         """Run two steps from the saved state; yield names and tensors of losses, weight changes and moments.
 
-        A tensor is on the device and valid until the next is asked for: a second copy of all might not fit there.
-        Two steps and the moments, because AdamW's first update is the learning rate times the gradient's sign.
+        Each is valid until the next is asked for: the device may have no room for a second copy of all.
+        One step would not do: AdamW's first update is the learning rate times the gradient's sign, whatever its size.
         """
-        for number, loss in enumerate(self.losses_of_two_steps(saved), start=1):
+        for number, loss in enumerate(self.run_two_steps(saved), start=1):
             yield f"the loss of step {number}", loss
         for name, p in self.model.named_parameters():
             state = self.optimizer.state[p]
@@ -1069,8 +1072,8 @@ class Trainer:
             for key in ("exp_avg", "exp_avg_sq"):
                 yield f"{name}.{key}", full_tensor(state[key])
 
-    def losses_of_two_steps(self, saved):
-        """Run two steps from the saved state, on batches that the capture does not see; return their losses."""
+    def run_two_steps(self, saved):
+        """Run two steps from the saved state, on other batches than the captured one; return their losses."""
         tokens = self.tokens.clone()
         labels = self.labels.clone()
         while True:
@@ -1081,10 +1084,11 @@ class Trainer:
                 self.tokens.copy_((tokens + shift) % self.options.vocab_size)
                 self.labels.copy_((labels + shift) % self.options.vocab_size)
                 self.launch()
-                losses.append(self.loss.to(torch.float32, copy=True))
-            if not 1 < self.scaler.get_scale() < scale:
+                losses.append(self.loss.to(torch.float32, copy=True))  # a replay overwrites self.loss
+            new_scale = self.scaler.get_scale()
+            if new_scale >= scale or new_scale <= 1:
                 break
-            # float16 overflowed and skipped a step, which proves nothing: start again with the lower scale.
+            # float16 overflowed and a step was skipped, which proves nothing: start again with the lower scale.
             saved = {**saved, "scaler": self.scaler.state_dict()}
         self.tokens.copy_(tokens)
         self.labels.copy_(labels)
@@ -1092,12 +1096,10 @@ class Trainer:
 
 
 def allowed_error(eager_error, precision):
-    """Return the relative error up to which replays count as the eager steps that differ by eager_error themselves.
-
-    A library may choose another algorithm for the capture. A kernel that is missing gives an error near 1.
-    """
-    floor = 0.02 if precision == "float32" else 0.3
-    return min(max(4 * eager_error, floor), 0.5)
+    """Return the largest relative error that a replay may have; eager_error is that of repeated eager steps."""
+    floor = 0.02 if precision == "float32" else 0.3  # a library may choose another algorithm for the capture
+    cap = 0.5  # a kernel that is missing gives an error near 1
+    return min(max(4 * eager_error, floor), cap)
 
 
 def largest_error(found, expected):
@@ -1112,7 +1114,7 @@ def largest_error(found, expected):
         if difference == 0:
             errors[name] = 0.0  # 0 / 0 where a tensor is zero
         else:
-            errors[name] = (difference / wanted.norm()).nan_to_num(math.inf).item()
+            errors[name] = (difference / wanted.norm()).nan_to_num(math.inf).item()  # NaN is the largest error
         if tensor.ndim == 0:
             errors[name] *= 100  # a loss is a mean over all tokens, and as much more exact than a gradient
     name = max(errors, key=errors.get)
@@ -1174,7 +1176,7 @@ def write_file(path, *parts, replace=True):
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
-        with contextlib.suppress(OSError):  # the folder itself may be gone, which is said already
+        with contextlib.suppress(OSError):  # os.replace has moved it, or the folder is gone, which is said already
             partial.unlink()
 
 
@@ -1219,7 +1221,7 @@ def find_checkpoint(options):
         if old != new:
             changes[name] = f"{name} {old} -> {new}"
     told = printable(", ".join(changes.values()))
-    if changes.keys() - set(COMPARED):
+    if changes.keys() - set(COMPARED):  # the version, or an option of MODEL
         raise UserError(f"--resume: {path} belongs to another model: {told}")
     if len(gather([saved["step"]], options).unique()) > 1:
         raise UserError(f"--resume: the ranks find different checkpoints in {options.checkpoint_dir}: share the folder")
@@ -1239,9 +1241,10 @@ def check_contents(saved, trainer):
         shapes[f"{name}.exp_avg"] = p.shape
         shapes[f"{name}.exp_avg_sq"] = p.shape
     tensors = saved["tensors"]
-    for name in sorted(shapes.keys() ^ tensors.keys()):
-        has = "lacks" if name in shapes else "has another tensor,"
-        raise UserError(f"--resume: the checkpoint {has} {name}: use the --enable-* options of its run")
+    differing = sorted(shapes.keys() ^ tensors.keys())
+    if differing:
+        has = "lacks" if differing[0] in shapes else "has another tensor,"
+        raise UserError(f"--resume: the checkpoint {has} {differing[0]}: use the --enable-* options of its run")
     for name, tensor in tensors.items():
         right = tensor.dtype == torch.float32 or name.endswith(".step")  # version 3 counts steps in float64
         if not right or tensor.shape != shapes[name] or not bool(tensor.isfinite().all()):
@@ -1265,7 +1268,7 @@ def peak_memory_mb(options):
 
 def flops_per_step(model, options):
     """Return the FLOPs of a step: 6 per matmul weight and token, and the needed half of the T x T attention matmuls."""
-    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2)  # the embedding as the output head
+    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2)  # the embedding once: as the output head
     per_token = 6 * (matrices + options.num_layers * options.seq_len * options.hidden_dim)
     return options.world_size * options.batch_size * options.seq_len * per_token
 
@@ -1354,7 +1357,7 @@ def write_metrics(options, records, summary):
         "steps": records,
         "summary": summary,
     }
-    content = json.loads(json.dumps(content), parse_constant=lambda name: None)  # NaN and Infinity are not JSON
+    content = json.loads(json.dumps(content), parse_constant=lambda name: None)  # NaN, which is not JSON, to null
     # realpath: write through a symbolic link
     write_file(pathlib.Path(os.path.realpath(options.metrics_file)), json.dumps(content, indent=1).encode() + b"\n")
 
@@ -1428,7 +1431,7 @@ def export_trace(profiler, path):
             ending = file.read()
             if b'"traceName"' in ending and ending.endswith(b"}"):  # the last that PyTorch writes
                 return
-            file.write(bytes(2**16))  # the system now names the cause: a full disk, a quota
+            file.write(bytes(2**16))  # this fails, too, and its error names the cause: a full disk, a quota
             file.flush()
             os.fsync(file.fileno())
         raise OSError(None, "the profiler wrote a part of it only")
@@ -1512,7 +1515,7 @@ def train(trainer, data, first_step, records):
 
 
 def stop_handlers():
-    """Return {signal: its handler} of those that ask a run to stop; nohup and others ignore SIGHUP."""
+    """Return {signal: its handler} for SIGTERM and SIGHUP; leave out what is ignored, as SIGHUP is under nohup."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     return {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
 
@@ -1530,22 +1533,24 @@ def run(options):
         print_configuration(trainer, data)
         if saved:
             check_contents(saved, trainer)
-            trainer.saved = list_checkpoints(options)[:1]
-        warmup_s = trainer.warm_up(*batch(data, 0, options), saved or trainer.initial)
-        for number in handlers:  # from here on at the end of a step
+            trainer.saved = list_checkpoints(options)[:1]  # removed like this run's own
+        start = saved or trainer.initial
+        warmup_s = trainer.warm_up(*batch(data, 0, options), start)
+        for number in handlers:  # from here on a signal is noted, and train stops at the end of a step
             signal.signal(number, lambda number, _: setattr(trainer, "signal", number))
         if options.graph and not trainer.graph:
             print(f"  graph      not captured, running eagerly: {trainer.graph_reason}")
         with annotate("measured steps"):  # a range that profilers can select
-            train(trainer, data, saved["step"] if saved else 0, steps)
+            train(trainer, data, start["step"], steps)
         summary = summarize(trainer, steps, warmup_s, data)
     except FloatingPointError as error:
         if saved:
             raise FloatingPointError(f"{error}, or {without_newest(options)}") from None
         raise
     finally:
-        for number in handlers:  # torchrun sends SIGTERM to ranks that may be writing here, and SIGKILL 30 s later
+        for number in handlers:  # let nothing interrupt the writing: torchrun sends SIGTERM, and SIGKILL 30 s later
             signal.signal(number, signal.SIG_IGN)
+        # A run that failed or was stopped. summarize is collective: of several ranks, only if all have stopped.
         if steps and not summary and (trainer.stopped or not options.parallel):
             with contextlib.suppress(RuntimeError):  # the GPU may have failed
                 summary = summarize(trainer, steps, warmup_s, data)
@@ -1563,17 +1568,18 @@ def run(options):
         return 1
     if options.validate_setup:
         print("set-up check passed")
+    sys.stdout.flush()  # a full disk is an error
     return 0
 
 
 def user_message(error):
     """Return exit status and one line for an error; no line (None) for a bug of this program."""
     first_line = str(error).strip().partition("\n")[0]
-    end = error
-    while end and not isinstance(end, (KeyboardInterrupt, SystemExit)):
-        end = end.__cause__  # up to Python 3.11 Ctrl-C in an import can become the cause of a RuntimeError
-    if end:
-        return getattr(end, "code", 130), "interrupted"
+    interrupt = error
+    while interrupt and not isinstance(interrupt, (KeyboardInterrupt, SystemExit)):
+        interrupt = interrupt.__cause__  # up to Python 3.11 Ctrl-C in an import can become the cause of a RuntimeError
+    if interrupt:
+        return getattr(interrupt, "code", 130), "interrupted"
     if isinstance(error, UserError):
         return 2, f"error: {error}"
     if isinstance(error, FloatingPointError):
@@ -1611,7 +1617,7 @@ def main(argv=None):
 
 if __name__ == "__main__":
     for number in stop_handlers():
-        signal.signal(number, lambda number, _: sys.exit(128 + number))  # an exception: the metrics are written
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # it raises SystemExit: run writes the metrics
     if isinstance(sys.stdout, io.TextIOWrapper):  # a caller may have redirected it
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     status = main()

@@ -134,6 +134,13 @@ def run_tool(program, work):
         return status_of(program, work)
 
 
+def caused_by_interrupt(error):
+    """Tell whether an error was raised from Ctrl-C, as up to Python 3.11 one in an import can be."""
+    while error and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__
+    return error is not None
+
+
 def status_of(program, work):
     """Return the exit status of a tool's work; print an error as one line."""
     try:
@@ -161,7 +168,9 @@ def status_of(program, work):
             verb = "read"
         print(f"{program}: {name} cannot be {verb}: {error.strerror}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError) as error:
+        if not caused_by_interrupt(error):
+            raise
         print(f"{program}: interrupted", file=sys.stderr)
         return 130
 
@@ -322,6 +331,8 @@ def load_script(path, option):
         what = "importing a training script of this workshop does no work"
         raise Failure(2, f"{option} {path} ended the process when it was imported: {what}") from None
     except Exception as error:
+        if caused_by_interrupt(error):
+            raise KeyboardInterrupt from None
         raise Failure(2, f"{option} {path} cannot be imported: {type(error).__name__}: {error}") from None
     if not hasattr(module, "Trainer") or not hasattr(module, "canonical_views"):
         raise Failure(2, foreign)

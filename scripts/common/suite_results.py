@@ -6,8 +6,6 @@ case.
 """
 
 import json
-import os
-import pathlib
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +13,7 @@ import numpy as np
 from common.command_line import SHORT_PRECISIONS
 from common.profiles import errors_of, read_object
 from common.ratios import check_times, gain, median
-from common.tables import known, rounded
+from common.tables import known, rounded, write_whole
 from common.versions import REPOSITORY, SCRIPTS
 
 PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
@@ -94,9 +92,7 @@ def write_results(results, path):
     for kind in ("runs", "accuracy"):
         lines = [json.dumps(entry | {"case": entry["case"]._asdict()}) for entry in results[kind]]
         parts.append(f'"{kind}": [\n' + ",\n".join(lines) + "\n]")
-    partial = pathlib.Path(f"{path}.partial")
-    partial.write_text("{\n" + ",\n".join(parts) + "\n}\n")
-    os.replace(partial, path)
+    write_whole(path, "{\n" + ",\n".join(parts) + "\n}\n")
 
 
 # ---------------------------------------------------------------- rows

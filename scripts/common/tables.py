@@ -1,8 +1,10 @@
 """Tables for terminals, Markdown pages and files."""
 
+import contextlib
 import csv
+import io
 import json
-import pathlib
+import os
 import re
 import string
 
@@ -53,16 +55,34 @@ def emit(content, text, target):
         print(json.dumps(content, indent=1))
         return
     if target:
-        pathlib.Path(target).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_whole(target, json.dumps(content, indent=1) + "\n")
     print(text)
+
+
+def write_whole(path, text):
+    """Write a file whole or not at all: a full disk leaves the older one. A pipe, which is no file, is written into."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        return
+    partial = f"{path}.partial"
+    try:
+        with open(partial, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        os.replace(partial, os.path.realpath(path))  # through a symbolic link
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise type(error)(error.errno, error.strerror, str(path)) from None
 
 
 def write_csv(rows, path):
     """Write rows of equal keys to a file, with at most six decimals."""
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+    table = io.StringIO()
+    writer = csv.DictWriter(table, rows[0].keys(), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+    write_whole(path, table.getvalue())
 
 
 class Cells(string.Formatter):

@@ -91,7 +91,7 @@ def column_of(record, preset, way, *names, kind="ladder"):
     """Return a column of the ladder, or of the peers, that measured rungs of these names."""
     graph = one_of(("eager", "graph"), way) == "graph"
     for name in names:
-        one_of(rungs.by_name((*rungs.LADDER, *rungs.PEERS, rungs.SLOW_PEER)), name)
+        one_of([*rungs.by_name((*rungs.LADDER, *rungs.PEERS, rungs.SLOW_PEER)), *rungs.AWAITED], name)
     found = needed(columns(record, kind).get((preset, graph)))
     needed(all(name in found.rungs and found.step_ms(name) for name in names))
     return found
@@ -421,7 +421,8 @@ def values_of(record, words):
     ValueError where the words name nothing.
     """
     if words[-2:-1] == ["on"]:
-        record, words = newest_of(words[-1]), words[:-2]
+        record = newest_of(words[-1])
+        words = words[:-2]
     name, *words = words
     if name not in KIND_OF:
         raise ValueError(f"maintain/facts.py has no {name}")
@@ -429,7 +430,7 @@ def values_of(record, words):
     try:
         found = FACTS[kind][name](record, *words)
     except NotMeasured:
-        found = [None] * SEVERAL.get(name, 1)
+        found = [None for _ in range(SEVERAL.get(name, 1))]
     except (TypeError, KeyError):  # words that are too many, too few or unknown
         raise ValueError(f"{name} does not take these words") from None
     return found if isinstance(found, list) else [found], UNITS[kind]

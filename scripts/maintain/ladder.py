@@ -98,7 +98,7 @@ def gain_cell(columns, rung):
 
 def linked(idea):
     """Return a rung's text with a link to the page of each version that it names."""
-    return re.sub(r"version (\d)", lambda m: f"[version {m[1]}]({SCRIPTS[int(m[1])].parent.name}/README.md)", idea)
+    return re.sub(r"version (\d)", lambda m: f"[version {m[1]}]({SCRIPTS[int(m[1])].parent}/README.md)", idea)
 
 
 def parts_of(name, *columns):
@@ -108,7 +108,7 @@ def parts_of(name, *columns):
 
 
 def ladder_table(recorded, preset):
-    """Return the ladder of a preset: eager and in a graph, and each rung's gain over the one that it builds on."""
+    """Return the ladder of a preset: each rung's gain over its base, and its steps with a graph and eager."""
     columns = rungs.columns_of(recorded, "ladder")
     graph, eager = columns.get((preset, True)), columns.get((preset, False))
     lines = []
@@ -121,7 +121,7 @@ def ladder_table(recorded, preset):
         cell = gain_cell((graph, eager), rung) if rung.base else ""
         name = "" if rung.version == "peer" else rung.name
         lines.append([name, linked(rung.idea) + told, cell, *steps, rung.base or ""])
-    texts = [markdown_table(["", "idea", "gain", "in a graph ms", "eager ms", "builds on"], lines, left=2)]
+    texts = [markdown_table(["", "idea", "gain", "with a graph, ms", "eager, ms", "builds on"], lines, left=2)]
     for column in filter(None, (graph, eager)):
         texts.append(told_of(column, recorded))
     return "\n\n".join(texts)
@@ -136,22 +136,22 @@ def span(rounds):
 def told_of(column, recorded):
     """Return the lines below a ladder: where a column was measured, what is noise, and the leads over the peers."""
     rounds = [len(times) for name in column.rungs for times in column.medians(name) if times]
-    way = "In a graph" if column.content["graph"] else "Eager"
-    told = f"{span(rounds)} over {counted(column.starts(), 'start')} of every process, in turns"
+    way = "With a graph" if column.content["graph"] else "Eager"
+    told = f"{span(rounds)}, {counted(column.starts(), 'start')} of each process"
     if len(column.rounds) > column.turns():  # a rung that others are compared with is in each of their groups
         pairs = [*column.over_peers(), *column.over_bases()]
         gains = [gain for name, base in pairs if (gain := column.gain(name, base))]
         shared = span([gain.rounds for gain in gains])
-        told += f", in groups that fit into memory; a gain is of the {shared} that its two rows share"
-    lines = [f"{way}: {told}. {origin(column.content['record'], recorded)}"]
+        told += f"; not all rows fit into memory together, so each gain is of the {shared} that both its rows ran in"
+    lines = [f"**{way}**: {told}. {origin(column.content['record'], recorded)}"]
     if pair := column.pair():
-        lines.append(f"{noise_line('rung ' + column.content['again'], furthest(ratios(*pair)))}.")
+        lines.append(f"{noise_line('row ' + column.content['again'], furthest(ratios(*pair)))}.")
         name, percent = column.noisiest()
         lines.append(f"{noisiest_line(f'row {name}', percent)}.")
     for name, peer in column.over_peers():
         found = column.gain(name, peer)
         if found:
-            lines.append(f"Rung {name} over {column.rungs[peer].idea}: {found}.")
+            lines.append(f"Row {name} over {column.rungs[peer].idea}: {found}.")
     return " ".join(lines)
 
 
@@ -170,7 +170,7 @@ def other_gpus_table(recorded):
         return None
     lines = []
     for rung in rungs.LADDER:
-        line = [rung.name]
+        line = [rung.shown if rung.version == "peer" else rung.name]
         for _, column in found:
             line += [step_cell(column, rung.name), gain_cell((column, None), rung) if rung.base else ""]
         lines.append(line)
@@ -196,7 +196,8 @@ def peers_table(recorded):
             reason = told["reason"] or ""
             lines.append([column.content["preset"], way, rung.idea, step, memory if column.step_ms(name) else reason])
         texts.append(origin(column.content["record"], recorded))
-        texts.append(markdown_table(["preset", "runs", "peer", "step ms", "peak MiB"], lines, left=3))
+        header = ["preset", "runs", "Hugging Face's LLaMA with", "step ms", "peak MiB"]
+        texts.append(markdown_table(header, lines, left=3))
     return "\n\n".join(texts) or None
 
 
@@ -329,6 +330,12 @@ def tested_on(recorded):
     amd = "" if re.search("AMD|Radeon", devices) else "any AMD GPU, "
     rows += [
         ("executed", "CPU, Linux on x86-64", sets, "test suite; Triton's kernels in its interpreter"),
+        (
+            "executed in our interpreter of AMD's instructions",
+            ", ".join(name for name, target in TARGETS.items() if target.backend == "hip"),
+            versions_of("constraints.txt"),
+            "version 3's kernels, forward and backward, in float32, bfloat16 and float16; not fp8's",
+        ),
         ("compiled", ", ".join(TARGETS), "", "version 3's kernels: registers, LDS, spills"),
         ("run against stubs", f"profilers of ROCm {', '.join(stubs)}", "", "wrappers: command lines, result files"),
         ("run against stubs", f"machines with ROCm {releases}", "", "quickstart's choice of a PyTorch build"),
@@ -338,6 +345,8 @@ def tested_on(recorded):
 
 
 # ---------------------------------------------------------------- pages
+
+LINKED = r'(?<= src=")/[^"]+|(?<= srcset=")/[^"]+|(?<=\]\()/[^)]+'  # paths from the root of the file system
 
 
 def tables_of(recorded):
@@ -373,9 +382,9 @@ def faults_of_record(recorded):
 
 
 def filled(page, tables, recorded):
-    """Return the text of a page as it should be, and its faulty markers; links lead from the page to the picture."""
+    """Return the text of a page as it should be, and its faulty markers; links lead from the page to other files."""
     text = fill(page.read_text(encoding="utf-8"), tables)
-    text = re.sub('(?<= src=")/[^"]+', lambda match: os.path.relpath(match[0], page.parent), text)
+    text = re.sub(LINKED, lambda match: os.path.relpath(match[0], page.parent), text)
     text, faults = fill_facts(text, lambda words: facts.values_of(recorded, words))
     return text, [f"{page.name}: {fault}" for fault in faults]
 

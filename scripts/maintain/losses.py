@@ -7,7 +7,6 @@ and by chaos: training amplifies any rounding. The nudged runs show how far chao
 
 import json
 import math
-import os
 import pathlib
 import statistics
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from typing import NamedTuple
 from common.command_line import SHORT_PRECISIONS, Failure
 from common.machine import SAME_RUN
 from common.profiles import errors_of, read_object
-from common.tables import markdown_table
+from common.tables import markdown_table, write_whole
 from maintain.corpus import described
 
 REFERENCE = "bfloat16"
@@ -48,9 +47,7 @@ def path_of(folder, variant, seed):
 def write_run(run, folder):
     """Write the file of a run whole or not at all."""
     path = path_of(folder, run["variant"], run["seed"])
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(run) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, json.dumps(run) + "\n")
     return path
 
 

@@ -39,6 +39,53 @@ def name_rows(ax, names):
     ax.tick_params(axis="y", length=0)
 
 
+# ---------------------------------------------------------------- the first picture, for who does not know the project
+
+GREY, OURS, THEIRS = "#8b949e", "#3b82c4", "#d9730d"  # GitHub shows them on white or on black
+
+
+def steps(recorded):
+    """Return the GPU and [(rung, ms)] of medium in a graph, the slowest first; None where a rung lacks."""
+    column = rungs.columns_of(recorded, "ladder").get(("medium", True))
+    wanted = [rung for rung in rungs.LADDER if rung.first_picture]
+    if not column or not {rung.name for rung in wanted} <= column.rungs.keys():
+        return None
+    timed = [(rung, column.step_ms(rung.name)) for rung in wanted]
+    if not all(ms for _, ms in timed):
+        return None
+    return {"device": column.content["record"]["device"], "ms": sorted(timed, key=lambda pair: -pair[1])}
+
+
+def color_of(rung):
+    if rung.version == "peer":
+        return THEIRS
+    return OURS if rung.peer else GREY
+
+
+def draw_steps(axes, found):
+    (ax,) = axes
+    timed = found["ms"]
+    for place, (rung, ms) in enumerate(timed):
+        weight = "bold" if rung.peer else "normal"
+        ax.barh(place, ms, 0.62, color=color_of(rung))
+        ax.text(ms, place, f" {rounded(ms)} ms", va="center", weight=weight)
+    name_rows(ax, [rung.first_picture for rung, _ in timed])
+    ax.set_xlim(0, 1.17 * timed[0][1])
+    ax.set_xlabel("ms per step, replayed from a graph")
+    title = f"One training step: from {rounded(timed[0][1])} to {rounded(timed[-1][1])} ms"
+    ax.figure.suptitle(f"{title}\n", x=0.02, ha="left", weight="bold", fontsize=13)
+    ax.figure.text(0.02, 0.89, f"the same LLaMA on one {found['device']}", va="center", fontsize=10)
+
+
+def tell_steps(found):
+    slowest, fastest = (f"{rounded(found['ms'][place][1])} ms" for place in (0, -1))
+    theirs = next(f"{rounded(ms)} ms" for rung, ms in found["ms"] if rung.version == "peer")
+    return (
+        f"One training step takes {slowest} in plain PyTorch, {theirs} with Hugging Face's compiled LLaMA "
+        f"and {fastest} with our Triton kernels."
+    )
+
+
 # ---------------------------------------------------------------- the ladder
 
 SAVES = {"bits": RED, "launches": YELLOW, "bytes": BLUE, "launches and bytes": GREEN}
@@ -463,9 +510,11 @@ class Picture(NamedTuple):
     tell: Callable  # for readers who cannot see it
     height: float  # inches
     panels: int = 1
+    dark: bool = False  # drawn for a dark page too
 
 
 PICTURES = {
+    "steps": Picture("ladder-medium", steps, draw_steps, tell_steps, 2.9, dark=True),
     "ladder": Picture("ladder-medium", ladder_of_medium, draw_falls, tell_ladders, 4.4),
     "ladder_small": Picture("ladder-small", both_ladders_at_small, draw_pairs, tell_ladders, 4.2),
     "levels": Picture("headline", levels, draw_levels, tell_levels, 4.0),
@@ -479,19 +528,26 @@ PICTURES = {
 }
 
 
-def save(picture, found, path):
+LIGHT = ("white", "black")  # paper and ink
+DARK = ("#0d1117", "#f0f6fc")
+
+
+def save(picture, found, path, colors=LIGHT):
     """Draw a picture into a PNG file."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    paper, ink = colors
     style = {"font.size": 11, "axes.titlesize": 12, "axes.spines.top": False, "axes.spines.right": False}
+    style |= {"axes.facecolor": paper}
+    style |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink)
     with plt.rc_context(style):
         figure, axes = plt.subplots(picture.panels, figsize=(5, picture.height), squeeze=False, layout="constrained")
         picture.draw(axes[:, 0], found)
     path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=160, facecolor="white")
+    figure.savefig(path, dpi=160, facecolor=paper)
     plt.close(figure)
 
 
@@ -502,7 +558,14 @@ def texts_of(recorded, draw=False):
         holder = recorded.holding(picture.part)
         if found := picture.find(holder):
             path = holder.folder / "pictures" / f"{name}.png"
-            texts[f"picture-{name}"] = f'<img src="{path}" width="480" alt="{picture.tell(found)}">'
+            text = f'<img src="{path}" width="480" alt="{picture.tell(found)}">'
             if draw:
                 save(picture, found, path)
+            if picture.dark:
+                dark = path.with_name(f"{name}_dark.png")
+                text = f'<source media="(prefers-color-scheme: dark)" srcset="{dark}">\n{text}'
+                text = f"<picture>\n{text}\n</picture>"
+                if draw:
+                    save(picture, found, dark, DARK)
+            texts[f"picture-{name}"] = text
     return texts

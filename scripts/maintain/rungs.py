@@ -9,14 +9,12 @@ of every rung, or of several times ten. "again" names the rung of the A/A pair.
 """
 
 import json
-import os
-import pathlib
 import statistics
 from typing import NamedTuple
 
 from common.profiles import errors_of, read_object
 from common.ratios import ROUNDS_NEEDED, check_times, furthest, gain, noise_line, noisiest, noisiest_line, ratios
-from common.tables import known, text_table
+from common.tables import known, text_table, write_whole
 from common.versions import REPOSITORY, SCRIPTS
 from maintain.rounds import AGAIN
 
@@ -43,6 +41,7 @@ class Rung(NamedTuple):
     peer: str | None = None  # the rung with a library's model in the same precision
     road: bool = False  # a bundle of ideas; the roads part after the rungs of single ideas
     noisiest: str | None = None  # "eager" or "graph": where it runs under two names, as the A/A pair
+    first_picture: str = ""  # its words on README's picture, where few rungs stand
     predicted: tuple = ()  # of versions 1 to 3: title and other rung of a ratio in maintain/expected.py
 
     def recorded(self):
@@ -61,8 +60,25 @@ RECORDED = ("name", "idea", "version", "options", "base")
 
 COMPILED = ["--enable-torch-compile"]
 LADDER = [
-    Rung("a", "plain PyTorch, float32, deterministic (version 1 as it runs)", 1, [], shown="float32"),
-    Rung("b", "bfloat16 matmuls", 1, AMP, "a", shown="bf16 matmuls", saves="bits", predicted=("V1 fp32 / bf16", "a")),
+    Rung(
+        "a",
+        "plain PyTorch, float32, deterministic (version 1 as it runs)",
+        1,
+        [],
+        shown="float32",
+        first_picture="V1  plain PyTorch, float32",
+    ),
+    Rung(
+        "b",
+        "bfloat16 matmuls",
+        1,
+        AMP,
+        "a",
+        shown="bf16 matmuls",
+        saves="bits",
+        first_picture="V1  plain PyTorch, bfloat16",
+        predicted=("V1 fp32 / bf16", "a"),
+    ),
     Rung("c", "not deterministic", 1, [*AMP, "--no-deterministic"], "b", shown="not deterministic", noisiest="eager"),
     Rung(
         "d",
@@ -96,6 +112,7 @@ LADDER = [
         saves="launches and bytes",
         road=True,
         noisiest="graph",
+        first_picture="V2  fused, torch.compile",
     ),
     Rung(
         "h",
@@ -107,6 +124,7 @@ LADDER = [
         saves="launches and bytes",
         peer="peer",
         road=True,
+        first_picture="V3  our Triton kernels",
         predicted=("bf16 V1 / V3", "b"),
     ),
     Rung(
@@ -121,8 +139,16 @@ LADDER = [
         shown="libraries",
         saves="launches and bytes",
         road=True,
+        first_picture="V4  PyTorch's fused parts",
     ),
-    Rung("peer", "Hugging Face's LLaMA at its best, bfloat16", "peer", [*AMP, *COMPILED], shown="HF, bf16"),
+    Rung(
+        "peer",
+        "Hugging Face's LLaMA at its best, bfloat16",
+        "peer",
+        [*AMP, *COMPILED],
+        shown="HF, bf16",
+        first_picture="Hugging Face, compiled",
+    ),
     Rung("peer fp8", "Hugging Face's LLaMA at its best, fp8", "peer", [*AMP, *COMPILED, "--fp8"], shown="HF, fp8"),
 ]
 
@@ -137,6 +163,9 @@ PEERS = [
     Rung("fp8 rowwise_with_gw_hp", "torch.compile, torchao's rowwise_with_gw_hp", "peer", [*FP8, "rowwise_with_gw_hp"]),
 ]
 SLOW_PEER = Rung("autotuned", "torch.compile, max-autotune-no-cudagraphs", "peer", [*AMP, *AUTOTUNED])  # at medium
+
+# Pages name these rungs already and show "..." for them. Who adds a row to LADDER takes its name away here.
+AWAITED = ("library",)  # the strongest stack that can be built from libraries
 
 
 def script_of(rung):
@@ -172,9 +201,7 @@ def write_columns(columns, path):
         lists = {key: ",\n  ".join(map(json.dumps, content.pop(key))) for key in ("rungs", "rounds")}
         parts = [json.dumps(content)[:-1], *(f' "{key}": [\n  {lines}\n ]' for key, lines in lists.items())]
         texts.append(",\n".join(parts) + "}")
-    partial = pathlib.Path(f"{path}.partial")
-    partial.write_text('{"columns": [\n' + ",\n".join(texts) + "\n]}\n")
-    os.replace(partial, path)
+    write_whole(path, '{"columns": [\n' + ",\n".join(texts) + "\n]}\n")
 
 
 class Column:

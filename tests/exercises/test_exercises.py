@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import itertools
 import json
 import math
 import os
@@ -37,23 +36,19 @@ from common.command_line import Failure
 
 EXERCISES = check.exercises()
 VERSION3 = verify.kernels(SCRIPTS[3])
-WRONG_ANSWERS = verify.wrong_answers
 INTERPRETED = [number for number in EXERCISES if number != "12"]  # exercise 12 compiles
+QUICK = INTERPRETED[::6]
 COMPILES = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5)  # for an absent AMD GPU, in exercise 12
 SLOW = [pytest.mark.slow, pytest.mark.skipif(not COMPILES, reason="Triton compiles for a GPU that it sees only")]
 
 
 @pytest.mark.parametrize(
-    ("numbers", "mistakes"),
-    [(INTERPRETED[::6], 0), slow(INTERPRETED, None), pytest.param(["12"], None, marks=SLOW)],
+    "numbers",
+    [QUICK, slow([number for number in INTERPRETED if number not in QUICK]), pytest.param(["12"], marks=SLOW)],
     ids=str,
 )
-def test_verify(numbers, mistakes, capfd, monkeypatch):
-    """Every stub is untouched, every solution passes, every typical mistake is blamed on its tensor in its words.
-
-    The quick part has every sixth exercise, and its solution alone.
-    """
-    monkeypatch.setattr(verify, "wrong_answers", lambda *given: itertools.islice(WRONG_ANSWERS(*given), mistakes))
+def test_verify(numbers, capfd, monkeypatch):
+    """Every stub is untouched, every solution passes, every typical mistake is blamed on its tensor in its words."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # a wrong kernel can crash a process that uses a GPU
     status = verify.verify(numbers)
     output = capfd.readouterr().out
@@ -240,7 +235,6 @@ def test_watch_ends_when_the_answer_is_right(workshop, monkeypatch):
 # ---------------------------------------------------------------- what the checker says
 
 RIGHT = "sum.copy_(x.sum(1))"
-BESIDE = "sum.as_strided((2,), (1,), sum.storage_offset()"  # and how many elements from the first of its four
 
 
 @pytest.mark.parametrize(
@@ -254,18 +248,6 @@ BESIDE = "sum.as_strided((2,), (1,), sum.storage_offset()"  # and how many eleme
         (f"{RIGHT}; sum[2:] += 3", "value", "wrong only in row 2 to 3 of 4"),
         (f"{RIGHT}; sum[2:] += 3", "value", "(program 1)"),
         (f"{RIGHT}; sum[::2] += 3", "value", "2 of 4 elements are wrong, all of them in row 0 to 2"),
-        ("sum[1:].copy_(x[1:].sum(1))", "unwritten", "1 of 4 elements are never written, the first at row 0"),
-        (
-            f"{RIGHT}; {BESIDE} - 3).zero_()",
-            "stray",
-            "2 elements outside the tensor written, the nearest 2 before the start",
-        ),
-        (
-            f"{RIGHT}; {BESIDE} + 6).zero_()",
-            "stray",
-            "2 elements outside the tensor written, the nearest 3 past the end",
-        ),
-        ("x.zero_()", "changed", "x: the kernel changed its input"),
         (f"assert 1 & 3 < 5; {RIGHT}", "precedence", "line 2: & binds tighter than a comparison"),
         (f"assert 0 < 1 | 3; {RIGHT}", "precedence", "line 2: | binds tighter than a comparison"),
         (f"assert (1 & 3) < 5; {RIGHT}", "no kernel", "the results are right"),  # it means what it says
@@ -337,16 +319,6 @@ def test_a_launch_beside_the_result_is_no_kernel(tmp_path, body, run, said):
     (tmp_path / "exercise.py").write_text(KERNEL.format(body=body, run=run))
     verdict = grading.grade(EXERCISES["01"], tmp_path / "exercise.py")
     assert (verdict["kind"], verdict["tensor"]) == ("no kernel", "sum") and said in verdict["sentence"], verdict
-
-
-@pytest.mark.skipif(not grading.INTERPRETED, reason="what a GPU reads there is undefined, and mostly zero")
-@pytest.mark.parametrize(("number", "lines"), [("01", 1), ("17", 2)])
-def test_a_masked_load_without_other_is_no_zero(tmp_path, number, lines):
-    solution = (EXERCISES[number] / "solution.py").read_text()
-    assert solution.count(", other=0.0") == lines
-    (tmp_path / "exercise.py").write_text(solution.replace(", other=0.0", ""))
-    verdict = grading.grade(EXERCISES[number], tmp_path / "exercise.py")
-    assert verdict["kind"] == "value" and "a masked load without other" in verdict["sentence"]
 
 
 @pytest.mark.parametrize(
@@ -691,7 +663,6 @@ def test_a_missing_row_of_partial_sums_is_named_though_a_gpu_loses_the_bits_of_i
 
 def test_a_result_may_have_twice_pytorchs_error():
     exact = torch.ones(100, dtype=torch.float64)
-    assert judge.allowed_error(1.001 * exact, exact, 1e-6) == pytest.approx(2e-3 + 1e-6)
     task = grading.Task({}, None, None, {"y": "row"}, {}, tolerance=1e-6)
     judged = judge.Judge(task, None, {}, None)
     plain = {"y": 1.001 * exact}

@@ -3,39 +3,24 @@
 import pytest
 import torch
 
+from common.guarded_memory import LAYOUTS, between_bands, launches
 from common.versions import load_version, relative_error
-from kernel_cases import LAYOUTS, as_tuple, launches, multiplies_fp8, normal, placed
+from kernel_cases import as_tuple, fp8_layers, multiplies_fp8, normal
 
 V1, V3 = load_version(1), load_version(3)
 TWICE_DIFFERENTIABLE = ("RoPEFunction", "EmbeddingFunction")
-STRIDED = [layout for layout in LAYOUTS if layout not in ("contiguous", "shifted")]
 
 
 def tables(T, D, device):
     return V3.rope_tables(T, D, 10000.0, device)
 
 
-def linears(device, *shapes):
-    """Return FP8Linear layers [out, in] that are ready to multiply, with the same weights in every call."""
-    torch.manual_seed(0)
-    layers = torch.nn.ModuleList(V3.FP8Linear(columns, rows, bias=False) for rows, columns in shapes)
-    layers.to(device, torch.bfloat16)
-    V3.FP8Weights(layers).update()
-    return layers
+def of_fp8(function):
+    """Return a call of an fp8 Function with x and weights, and with layers that hold these weights."""
+    return lambda x, *w: function.apply(x, *w, *fp8_layers(V3, *((weight.detach(), (len(weight),)) for weight in w)))
 
 
-def fp8_linear(x, w):
-    (layer,) = linears(x.device, w.shape)
-    return V3.FP8LinearFunction.apply(x, w, layer)
-
-
-def fp8_feed_forward(x, gate_up_weight, down_weight):
-    layers = linears(x.device, gate_up_weight.shape, down_weight.shape)
-    return V3.FP8FeedForwardFunction.apply(x, gate_up_weight, down_weight, *layers)
-
-
-# Name of a Function (and what is special) -> a call of it, and the shapes of the tensors that it differentiates. An fp8
-# Function multiplies by the copies of its layers; it gets their weights for the sake of the gradients.
+# Name of a Function (and what is special) -> a call of it, and the shapes of the tensors that it differentiates.
 FUNCTIONS = {
     "AddRMSNormFunction": (lambda x, b, w: V3.AddRMSNormFunction.apply(x, b, w, 1e-6), [(3, 5, 24), (3, 5, 24), (24,)]),
     "AddRMSNormFunction, nothing added": (
@@ -51,8 +36,8 @@ FUNCTIONS = {
     ),
     "CrossEntropyFunction": (lambda x: V3.CrossEntropyFunction.apply(x, torch.arange(7, device=x.device)), [(7, 20)]),
     "EmbeddingFunction": (lambda w: V3.EmbeddingFunction.apply(torch.arange(6, device=w.device) % 4, w), [(5, 8)]),
-    "FP8LinearFunction": (fp8_linear, [(2, 16, 32), (48, 32)]),
-    "FP8FeedForwardFunction": (fp8_feed_forward, [(2, 16, 32), (96, 32), (32, 48)]),
+    "FP8LinearFunction": (of_fp8(V3.FP8LinearFunction), [(2, 16, 32), (48, 32)]),
+    "FP8FeedForwardFunction": (of_fp8(V3.FP8FeedForwardFunction), [(2, 16, 32), (96, 32), (32, 48)]),
 }
 NAMES = [pytest.param(name, marks=[multiplies_fp8] if "FP8" in name else []) for name in FUNCTIONS]
 LAUNCHING = [case for case in NAMES if case.values != ("EmbeddingFunction",)]
@@ -62,7 +47,7 @@ def drawn(name, device):
     """Return a call of a Function and the tensors for it."""
     function, shapes = FUNCTIONS[name]
     dtype = torch.bfloat16 if "FP8" in name else torch.float32
-    return function, [normal(*shape, seed=i).to(device, dtype) for i, shape in enumerate(shapes)]
+    return function, [normal(*shape, seed=i, scale=0.5).to(device, dtype) for i, shape in enumerate(shapes)]
 
 
 def results(function, tensors, cotangents=None, layout="contiguous"):
@@ -70,7 +55,7 @@ def results(function, tensors, cotangents=None, layout="contiguous"):
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     outputs = as_tuple(function(*leaves))
     if cotangents is None:
-        cotangents = [placed(normal(*output.shape, seed=9).to(output), layout) for output in outputs]
+        cotangents = [between_bands(normal(*output.shape, seed=9).to(output), layout) for output in outputs]
     return outputs, cotangents, torch.autograd.grad(outputs, leaves, cotangents)
 
 
@@ -80,13 +65,13 @@ def test_every_function_is_here():
     assert found == {name.split(",")[0] for name in FUNCTIONS}
 
 
-@pytest.mark.parametrize("layout", STRIDED)
+@pytest.mark.parametrize("layout", LAYOUTS[1:])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.quick(1, each="name")
 def test_strided_tensors_give_the_same_bits(name, layout, device):
     """Sliced, transposed and expanded inputs and gradients give what their contiguous copies give."""
     function, tensors = drawn(name, device)
-    strided = [placed(tensor, layout) for tensor in tensors]
+    strided = [between_bands(tensor, layout) for tensor in tensors]
     outputs, cotangents, gradients = results(function, strided, layout=layout)
     packed = [[t.clone(memory_format=torch.contiguous_format) for t in group] for group in (strided, cotangents)]
     right_outputs, _, right_gradients = results(function, *packed)

@@ -1,14 +1,14 @@
 """Attention in 16 bits at more than 1,024 tokens, and the row sums that its kernels hand on in float32."""
 
 import math
-from unittest import mock
 
 import pytest
 import torch
 from test_mutants import Mutant, load_source, mutate, tree
 
+from common.guarded_memory import GuardedMemory
 from common.versions import load_version, relative_error
-from kernel_cases import Wrong, attention_case, cast, evaluate, in_double, random_cotangents
+from kernel_cases import Wrong, attention_case, cast, check, evaluate, in_double, random_cotangents
 
 V3 = load_version(3)
 DTYPE = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # Triton's interpreter has no bfloat16 dot
@@ -43,20 +43,11 @@ def row_sums(script, T, device):
     """Return lse and Δ [B, H, T] of a forward and backward, each with its value in float64 from the same inputs."""
     case = attention_case(2, T, H, K, D, scale=2.0)
     qkv = case.inputs["qkv"].to(device, DTYPE).requires_grad_()
-    made, allocators = [], {"empty": torch.empty, "empty_like": torch.empty_like}
-
-    def recorded(name):
-        def allocate(*args, **options):
-            made.append(allocators[name](*args, **options))
-            return made[-1]
-
-        return allocate
-
-    with mock.patch.multiple(torch, **{name: recorded(name) for name in allocators}):
+    with GuardedMemory() as memory:
         o = script.flash_attention(qkv, H, K)
         do = torch.randn(o.shape, generator=torch.Generator().manual_seed(1)).to(o)
         o.backward(do)
-    lse, delta = (tensor for tensor in made if tensor.shape == (2, H, T) and tensor.dtype == torch.float32)
+    lse, delta = (tensor for tensor in memory.tensors if tensor.shape == (2, H, T) and tensor.dtype == torch.float32)
     q, k, _ = qkv.detach().double().split([H, K, K], dim=2)
     scores = torch.einsum("bthd,bsd->bhts", q, k[:, :, 0]) / math.sqrt(D)
     scores = scores.masked_fill(torch.ones(T, T, dtype=torch.bool, device=device).triu(1), -math.inf)
@@ -86,8 +77,6 @@ def test_long_sequences_in_16_bits(device):
 @pytest.mark.parametrize("T", [1024, 1100, 4096])
 def test_long_sequences_on_a_gpu(T, device):
     """In bfloat16, with several key/value heads: at most twice plain PyTorch's error."""
-    from kernel_cases import check
-
     for dtype in (torch.bfloat16, torch.float16):
         check(V3, attention_case(1, T, 8, 4, 64, rotated=True), dtype, device)
 

@@ -5,8 +5,9 @@ import re
 import pytest
 import torch
 
+from common.guarded_memory import launches
 from common.versions import SCRIPTS
-from kernel_cases import launches, multiplies_fp8
+from kernel_cases import multiplies_fp8
 from maintain import sanitize_kernels
 from processes import executable
 

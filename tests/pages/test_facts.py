@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from common.ratios import furthest, ratios
 from common.versions import SCRIPTS
 from maintain import facts, pictures, rungs
 from maintain.losses import QUANTITIES, judged, recorded_losses
@@ -53,9 +54,15 @@ def test_no_verdict_in_a_graph_depends_on_the_noisiest_row(record):
         assert len(shown) > 7 and all(abs(math.log(gain.ratio)) > noisiest for gain in shown)
 
 
-def test_packing_gains_at_small_alone():
+def test_packing_gains_at_small_alone_and_fp8_loses_there():
     columns = [LADDERS[preset, True] for preset in ("medium", "small")]
     assert [column.gain(PACKED.name, PACKED.base).shown for column in columns] == [False, True]
+    assert [column.gain(FP8.name, FP8.base).high < 1 for column in columns] == [False, True]
+
+
+@pytest.mark.parametrize("column", LADDERS.values(), ids=lambda column: column.title)
+def test_only_with_a_graph_do_times_repeat_within_a_percent(column):
+    assert (math.expm1(furthest(ratios(*column.pair()))) < 0.01) == column.content["graph"]
 
 
 def test_fp8_differs_ten_times_as_much_and_its_long_runs_show_no_difference():
@@ -179,3 +186,9 @@ def test_a_fact_whose_part_the_record_lacks_has_no_value(tmp_path):
     for words in "copy; attention 16 512; rung small graph a; stage 1 step; longer_backwards".split("; "):
         found, _ = facts.values_of(empty, words.split())
         assert {*found} == {None}, words
+
+
+@pytest.mark.parametrize("name", rungs.AWAITED)
+def test_a_rung_that_pages_await_has_no_value_until_it_has_a_row(name):
+    assert name not in rungs.by_name(rungs.LADDER)  # else it is awaited no more
+    assert facts.values_of(RECORD, ["gain", "medium", "graph", VERSION_3.name, name])[0] == [None]

@@ -20,6 +20,7 @@ from common.command_line import Failure
 from common.suite_results import Case, read_results, rows, write_results
 from common.versions import REPOSITORY, SCRIPTS, load_version, relative_error
 from in_process import refused
+from processes import run_file, run_fork, run_process_forked
 
 STUBS = pathlib.Path(__file__).parent / "stubs"
 TOY = "--hidden-dim 32 --num-layers 1 --num-heads 2 --vocab-size 64".split()
@@ -382,29 +383,35 @@ def test_gradients_that_cannot_be_compared_are_named(tmp_path, monkeypatch, caps
     assert "v2 graph and what follows: gradients not compared: RuntimeError: lost" in capsys.readouterr().err
 
 
-def run_suite(folder, path, options):
-    command = [sys.executable, str(path), *options.split(), "--repeats", "1", "--num-steps", "3", "--batch-sizes", "2"]
-    command += ["--presets", "tiny", "--seq-lengths", "16", "--device", "cpu", "--results", "my runs", *TOY]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
+@pytest.fixture
+def real_suite(tmp_path, monkeypatch):
+    """real_suite(path, options) runs the suite in a folder; its training scripts are forked."""
+
+    def run(path, options):
+        words = ["--repeats", "1", "--num-steps", "3", "--batch-sizes", "2", "--presets", "tiny", "--seq-lengths", "16"]
+        words += ["--device", "cpu", "--results", "my runs", *TOY]
+        done = run_file(path, *options.split(), *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, read_results(tmp_path / "my runs" / "suite.json")
+
+    monkeypatch.setattr(runs, "run_process", run_process_forked)
+    return run
 
 
 @pytest.mark.slow
-def test_suite_on_real_scripts(tmp_path):
+def test_suite_on_real_scripts(real_suite):
     """Through a version folder's command, in a folder with a space."""
-    done = run_suite(tmp_path, SCRIPTS[2].parent / "benchmark_suite.py", "--models v1,v2")
-    assert done.returncode == 0, done.stderr
-    first, second = rows(read_results(tmp_path / "my runs" / "suite.json"))
+    printed, results = real_suite(SCRIPTS[2].parent / "benchmark_suite.py", "--models v1,v2")
+    first, second = rows(results)
     assert (first["model"], second["model"]) == ("v1", "v2")
     assert first["gradient_error"] == 0 and 0 < second["gradient_error"] < 1e-4
-    assert "gradient error" in done.stdout
+    assert "gradient error" in printed
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.__version__ < (2, 9), reason="this PyTorch's FSDP2 is wrong on a CPU")
-def test_suite_on_two_processes(tmp_path):
-    done = run_suite(tmp_path, REPOSITORY / "scripts" / "benchmark_suite.py", "--models v1,v1+fsdp --nproc 1,2")
-    assert done.returncode == 0, done.stderr
-    results = read_results(tmp_path / "my runs" / "suite.json")
+def test_suite_on_two_processes(real_suite):
+    _, results = real_suite(REPOSITORY / "scripts" / "benchmark_suite.py", "--models v1,v1+fsdp --nproc 1,2")
     alone, *together = found = rows(results)
     assert [(row["model"], row["processes"]) for row in found] == [("v1", 1), ("v1", 2), ("v1+fsdp", 2)]
     flops = [run["summary"]["flops_per_step"] for run in results["runs"]]
@@ -462,22 +469,16 @@ def test_the_peer_s_compiled_attention_is_causal_and_has_no_mask(precision):
 # ---------------------------------------------------------------- peers, with a stub of the library
 
 
-def run_peer(packages, *options):
-    """Run peers.py with the packages of that folder before all others."""
-    sizes = ["--batch-size", "2", "--seq-len", "16", "--num-steps", "3", *TOY]
-    command = [sys.executable, str(REPOSITORY / "scripts" / "common" / "peers.py"), *sizes, *options]
-    environment = os.environ | {"PYTHONPATH": str(packages)}
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
-
-
 @pytest.mark.slow
 def test_peers_train_the_same_model_from_the_same_weights(tmp_path):
     kept = ["--save-every", "3", "--checkpoint-dir"]
-    done = run_peer(STUBS / "library", "--metrics-file", tmp_path / "peer.json", *kept, tmp_path / "peer")
+    argv = ["--batch-size", "2", "--seq-len", "16", "--num-steps", "3", *TOY, *kept]
+    words = [*argv, tmp_path / "peer", "--metrics-file", tmp_path / "peer.json"]
+    packages = os.environ | {"PYTHONPATH": str(STUBS / "library")}  # before all others
+    done = run_fork(REPOSITORY / "scripts" / "common" / "peers.py", *words, env=packages)
     assert done.returncode == 0, done.stderr
-    argv = ["--batch-size", "2", "--seq-len", "16", "--num-steps", "3", "--no-deterministic", *TOY]
-    argv += ["--metrics-file", str(tmp_path / "v1.json"), *kept, str(tmp_path / "v1")]
-    assert load_version(1).main(argv) == 0
+    words = [*argv, str(tmp_path / "v1"), "--metrics-file", str(tmp_path / "v1.json"), "--no-deterministic"]
+    assert load_version(1).main(words) == 0
     peer, first = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("peer", "v1"))
     assert [s["loss"] for s in peer["steps"]] == pytest.approx([s["loss"] for s in first["steps"]], rel=1e-5)
     found, wanted = (torch.load(tmp_path / name / "step_000000003.pt")["tensors"] for name in ("peer", "v1"))

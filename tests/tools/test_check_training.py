@@ -19,7 +19,7 @@ import check_training
 from check_training import Facts, Peak, Watch, Work, floor
 from common.versions import REPOSITORY, SCRIPTS
 from in_process import refused
-from processes import launch
+from processes import TORCHRUN, environment, launch, run_fork
 
 SAMPLES = pathlib.Path(__file__).with_name("training_scripts")
 OWN = REPOSITORY / "exercises" / "own_script" / "train_characters.py"
@@ -460,9 +460,8 @@ def test_steps_that_cannot_be_seen(check, write, text, words):
     assert status == 2 and words in printed
 
 
-def in_a_process(script):
-    command = [sys.executable, check_training.__file__, "--", str(script)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+def in_a_process(*script):
+    return run_fork(check_training.__file__, "--", *script)
 
 
 def test_a_script_that_ends_its_process_has_a_report(write):
@@ -638,8 +637,7 @@ def test_more_loops_are_sound(check, loop):
 @pytest.mark.parametrize(("fault", "words"), [("none", "sound"), ("never_cleared", "zero_grad() is missing: 4 of 4")])
 def test_gradients_accumulate_without_communication(fault, words):
     """The script is ended before it destroys its process group, so it has a process of its own."""
-    command = [sys.executable, check_training.__file__, "--", str(SAMPLES / "more_loops.py"), "no_sync", fault]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = in_a_process(SAMPLES / "more_loops.py", "no_sync", fault)
     assert done.returncode == (fault != "none") and words in done.stdout, done.stdout + done.stderr
 
 
@@ -790,7 +788,8 @@ def test_two_processes_make_one_report(way, status, words):
 
 @pytest.mark.slow
 def test_the_end_of_the_interpreter_takes_no_verdict_back():
-    done = launch(2, check_training.__file__, "--", SAMPLES / "two_processes.py", "abort")
+    command = [*TORCHRUN, "2", check_training.__file__, "--", SAMPLES / "two_processes.py", "abort"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment())
     assert done.returncode == 0 and done.stdout.count("verdict     sound") == 1, done.stderr
 
 

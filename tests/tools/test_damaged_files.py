@@ -14,6 +14,7 @@ import math
 import os
 import random
 import re
+import resource
 import shutil
 import sys
 
@@ -346,6 +347,27 @@ def test_a_damage_behind_a_link_is_told_of_its_file(tmp_path, capsys):
 @pytest.mark.parametrize("main", [kernel_times.main, kernel_counters.main], ids=["times", "counters"])
 def test_devices_are_refused(main, capsys):
     refused(main, ["/dev/zero"], capsys, "/dev/zero is no regular file")
+
+
+@pytest.mark.parametrize("write", [tables.write_csv, lambda rows, path: tables.emit(rows, "", path)])
+def test_a_full_disk_leaves_the_older_result(write, tmp_path):
+    path = tmp_path / "result"
+    path.write_text("older")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=f"File too large: '{path}'"):
+            write([{"name": "x" * 500}] * 10, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["older"]
+
+
+def test_an_interrupt_that_an_import_wraps_ends_a_tool(capsys):
+    def work():
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    assert run_tool("tool", work) == 130 and capsys.readouterr().err == "tool: interrupted\n"
 
 
 def test_a_missing_input_is_not_one_that_cannot_be_written(tmp_path, capsys):

@@ -13,6 +13,7 @@ import quickstart
 from common import runs
 from common.versions import REPOSITORY, load_version
 from in_process import refused, run_here
+from processes import run_fork
 
 TINY = "--hidden-dim 32 --num-layers 1 --num-heads 2 --seq-len 16 --batch-size 2 --vocab-size 256".split()
 SHORT = [*TINY, "--num-steps", "3", "--warmup-steps", "1"]
@@ -61,11 +62,27 @@ def test_the_next_step_can_be_typed_in_a_shell_anywhere(tmp_path, monkeypatch, c
     assert read == "and read version1_pytorch_baseline/README.md"
 
 
+WITHOUT_TRITON = """
+import sys
+sys.modules["triton"] = None
+import quickstart
+from common import runs
+from in_process import process_here
+
+def train(command, timeout, tell, **options):
+    python, _, *words = command
+    return process_here([python, *words], tell=tell)
+
+runs.run_process = train
+sys.exit(quickstart.main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.slow
-def test_version_3_is_passed_over_without_triton():
+def test_version_3_is_passed_over_without_triton(tmp_path):
     """As on macOS and Windows; None in sys.modules is how Python says that a module is not to be found."""
-    program = "import sys; sys.modules['triton'] = None; import quickstart; sys.exit(quickstart.main(sys.argv[1:]))"
-    result = run(*SHORT, program=("-c", program))
+    (tmp_path / "without_triton.py").write_text(WITHOUT_TRITON)
+    result = run_fork(tmp_path / "without_triton.py", *SHORT, "--device", "cpu")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "V3  passed over: its kernels need Triton" in result.stdout
     assert "All three versions compute the same losses and gradients.\n" in result.stdout

@@ -1,6 +1,7 @@
 """Recorded runs: rows by hand, what ran where, generated parts of pages, and the ladder's tables on made-up runs."""
 
 import json
+import os
 import subprocess
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from common import machine, suite_results
 from common.command_line import Failure
 from common.suite_results import Case, read_results, rows, write_results
+from common.versions import REPOSITORY, SCRIPTS
 from maintain import ladder, pictures, provenance, records, rungs
 from maintain.records import Record
 from maintain.rungs import Rung
@@ -268,7 +270,11 @@ def test_tables_by_hand(table, line, recorded):
 def test_the_ladder_has_dots_where_nothing_was_measured(recorded):
     tables = ladder.tables_of(Record(recorded))
     assert "peers" not in tables and tables["ladder"] == tables["ladder_small"]
-    lines = tables["ladder"].splitlines()
+    page = recorded / "page.md"
+    page.write_text("<!-- ladder:begin -->\n<!-- ladder:end -->\n")
+    text, _ = ladder.filled(page, tables, Record(recorded))
+    assert f"({os.path.relpath(SCRIPTS[1].parent, recorded)}/README.md)" in text  # links lead from the page
+    lines = tables["ladder"].replace(f"{REPOSITORY}/", "").splitlines()
     assert lines[2:] == [
         "| first | plain ([version 1](version1_pytorch_baseline/README.md)) |  | ... | ... |  |",
         "| flag | an idea | ... | ... | ... | first |",
@@ -309,10 +315,10 @@ def test_the_ladder_by_hand(recorded):
         "version3_triton/README.md)) | 1.60x (1.25 to 2.00) | 1.250 | ... | flag |",
         "version4_pytorch_sdpa/README.md)) | no difference shown | 1.960 | ... | flag |",
         "|  | a library's model: a library 1.2 |  | 3.000 | ... |  |",
-        "In a graph: 6 rounds over 3 starts of every process, in turns. Toy GPU, driver 580.1",
-        "A/A: rung flag under two names differs by up to 3.0 % within a round.",
+        "**With a graph**: 6 rounds, 3 starts of each process. Toy GPU, driver 580.1",
+        "A/A: row flag under two names differs by up to 3.0 % within a round.",
         "Noisiest: row written differs by up to 28.0 % from its own median.",
-        "Rung written over a library's model: 2.40x (1.88 to 3.00).",
+        "Row written over a library's model: 2.40x (1.88 to 3.00).",
     ):
         assert line in text, text
     assert "9.000" not in text
@@ -322,8 +328,8 @@ def test_the_ladder_says_that_memory_made_groups(recorded):
     column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"flag": [2.0] * 6, "written": [1.0] * 6})
     column.rounds.append({"start": 0, "turn": 0, "steps_ms": {"flag": [2.0] * 3}})  # once more, in the second group
     told = ladder.told_of(column, Record(recorded))
-    assert "6 to 7 rounds over 3 starts of every process, in turns, in groups that fit into memory; a gain" in told
-    assert "a gain is of the 6 rounds that its two rows share. Toy GPU" in told
+    assert "6 to 7 rounds, 3 starts of each process; not all rows fit into memory together, so each gain" in told
+    assert "each gain is of the 6 rounds that both its rows ran in. Toy GPU" in told
 
 
 def test_other_gpus_stand_beside_this_one(recorded):
@@ -354,7 +360,7 @@ def test_a_column_with_too_few_rounds_is_in_no_table(recorded):
         assert len(rungs.columns_of(Record(recorded), "ladder")) == (count == 5)
 
 
-def test_readme_is_right_that_gpus_show_the_same_gains():
+def test_the_gpus_show_the_same_gains():
     shown = []
     for name in ("nvidia-h200_2026-11-23", "nvidia-h100_2026-11-25"):
         column = rungs.columns_of(Record(records.RECORDED / name), "ladder")["medium", True]

@@ -100,17 +100,6 @@ def submit(slurm, *arguments, **variables):
     return subprocess.run(command, capture_output=True, timeout=300, **options)
 
 
-@pytest.mark.slow
-def test_the_slurm_script_starts_a_process_a_gpu(slurm):
-    options = [*SIZES.split(), "--device", "cpu", "--num-steps", "2", "--metrics-file", "of two.json"]
-    done = submit(slurm, "1", *options)
-    assert done.returncode == 0, done.stderr
-    metrics = json.loads((slurm.parent / "of two.json").read_text())
-    assert metrics["summary"]["world_size"] == 2
-    called = (slurm / "log").read_text()
-    assert f"--rdzv-endpoint localhost:{20000 + int(JOB) % 20000} " in called and "--cpus-per-task 2" in called
-
-
 def stopped_at_its_time_limit(slurm, *arguments):
     """Send USR1 to a job's shell, as Slurm does, after the first step; return its status and output."""
     command, options = job(slurm, ["1", *LONG, *arguments], {})
@@ -130,20 +119,22 @@ LONG = [*SIZES.split(), "--device", "cpu", "--batch-size", "2", "--num-steps", "
 
 @pytest.mark.slow
 def test_a_job_that_reaches_its_time_limit_is_queued_again_and_resumes(slurm):
-    """Only the last checkpoint is there: --save-every would write none for days."""
+    """Only the last checkpoint is there: --save-every would write none for days. The second job ends by itself."""
     saving = ["--save-every", "800000000", "--checkpoint-dir", "of the job", "--metrics-file", "metrics.json"]
     status, output = stopped_at_its_time_limit(slurm, *saving)
     (checkpoint,) = (slurm.parent / "of the job").iterdir()
     called = (slurm / "log").read_text()
     assert status == 0 and f"scancel --signal=TERM {JOB}\n" in called and f"scontrol requeue {JOB}\n" in called, output
     assert "--resume" not in called and f"{checkpoint.name} is written, and the job is queued again" in output
+    assert f"--rdzv-endpoint localhost:{20000 + int(JOB) % 20000} " in called and "--cpus-per-task 2" in called
     metrics = json.loads((slurm.parent / "metrics.json").read_text())
-    assert len(metrics["steps"]) == int(checkpoint.stem[5:]) and metrics["summary"]["world_size"] == 2
-    status, output = stopped_at_its_time_limit(slurm, *saving)
-    assert status == 0 and f"resuming from of the job/{checkpoint.name}" in output, output
-    assert (slurm / "log").read_text().count(f"scontrol requeue {JOB}\n") == 2
+    done = int(checkpoint.stem[5:])
+    assert len(metrics["steps"]) == done and metrics["summary"]["world_size"] == 2
+    ended = submit(slurm, "1", *LONG, *saving, "--num-steps", done + 2)
+    assert ended.returncode == 0 and f"resuming from of the job/{checkpoint.name}" in ended.stdout, ended.stderr
+    assert (slurm / "log").read_text().count(f"scontrol requeue {JOB}\n") == 1
     steps = json.loads((slurm.parent / "metrics.json").read_text())["steps"]
-    assert steps[0]["step"] == len(metrics["steps"])
+    assert [step["step"] for step in steps] == [done, done + 1]
 
 
 @pytest.mark.slow

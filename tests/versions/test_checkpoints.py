@@ -1,5 +1,6 @@
 """Checkpoints: exact continuation after any kill, damaged and foreign files refused, and no file of others touched."""
 
+import contextlib
 import hashlib
 import io
 import itertools
@@ -9,8 +10,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ import torch
 from common.versions import SCRIPTS, load_version
 from in_process import restored_settings
 from marks import slow
+from processes import Fork
 
 SIZES = "--hidden-dim 32 --num-layers 1 --num-heads 2 --intermediate-dim 40 --vocab-size 40 --seq-len 12 --batch-size 2"
 LAST = 8  # steps of a run
@@ -376,15 +376,13 @@ def test_two_runs_that_save_at_the_same_time(steps, left, tmp_path):
     """One keeps the folder, and its checkpoints are its own; the other one says why it ends."""
     (tmp_path / "slowed.py").write_text(SLOWED)
     folder, runs = tmp_path / "checkpoints", []
-    for seed in (1, 2):
-        argv = arguments(folder, "--num-steps", steps, "--seed", seed)
-        command = [sys.executable, tmp_path / "slowed.py", tmp_path, SCRIPTS[1], *argv]
-        runs.append(subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True))
-    try:
-        said = {seed: one.communicate(timeout=200)[1] for seed, one in zip((1, 2), runs, strict=True)}
-    finally:
+    with contextlib.ExitStack() as stack:
+        for seed in (1, 2):
+            argv = arguments(folder, "--num-steps", steps, "--seed", seed)
+            runs.append(stack.enter_context(Fork(tmp_path / "slowed.py", tmp_path, SCRIPTS[1], *argv)))
         for one in runs:
-            one.kill()
+            one.wait()
+        said = {seed: one.stderr for seed, one in zip((1, 2), runs, strict=True)}
     assert sorted(one.returncode for one in runs) == [0, 1], said
     winner = 1 if runs[0].returncode == 0 else 2
     for path in folder.glob("*.pt"):

@@ -1,6 +1,8 @@
 """A run ends with one line and a status for each reason, with whole files and its metrics written."""
 
 import contextlib
+import errno
+import io
 import os
 import pathlib
 import re
@@ -16,29 +18,12 @@ from test_command_line import MINI, SHORT, call, strict_json
 from common import profile_script
 from common.versions import SCRIPTS, load_version
 from marks import slow
+from processes import Fork, run_fork
 
 
-def hear_signals():
-    """Undo what nohup, or a shell's background job, left to this process: SIGHUP or SIGINT ignored."""
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-
-
-@contextlib.contextmanager
-def started(version, *argv, stdout=subprocess.PIPE):
-    """Start a script with pipes; it prints a line after step 1 and a tenth of its steps. End it if the test fails."""
-    command = [sys.executable, SCRIPTS[version], *MINI, "--warmup-steps", "1", *map(str, argv)]
-    pipes = {"stdout": stdout, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, preexec_fn=hear_signals, **pipes) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def read_to_first_step(process):
-    while not process.stdout.readline().startswith("step"):
-        assert process.poll() is None, process.stderr.read()
+def started(version, *argv, **options):
+    """Fork a script; it prints a line after step 1 and a tenth of its steps."""
+    return Fork(SCRIPTS[version], *MINI, "--warmup-steps", "1", *argv, **options)
 
 
 # ---------------------------------------------------------------- signals
@@ -49,9 +34,10 @@ def read_to_first_step(process):
 def test_a_signal_ends_the_run_with_its_metrics(version, name, status, tmp_path):
     metrics = tmp_path / "metrics.json"
     with started(version, "--num-steps", "1000000", "--metrics-file", metrics) as process:
-        read_to_first_step(process)
+        process.wait_for_line("step")
         process.send_signal(getattr(signal, name))
-        out, err = process.communicate(timeout=100)
+        process.wait()
+        out, err = process.stdout, process.stderr
     assert process.returncode == status and err.count("\n") == 1, err
     assert "interrupted" in err and "summary" not in out
     content = strict_json(metrics.read_text())
@@ -62,9 +48,10 @@ def test_a_signal_ends_the_run_with_its_metrics(version, name, status, tmp_path)
 def test_a_signal_leaves_a_last_checkpoint_and_the_run_resumes_exactly(name, tmp_path, capsys):
     metrics, saving = tmp_path / "metrics.json", ["--save-every", 10**8, "--checkpoint-dir", tmp_path / "checkpoints"]
     with started(1, "--num-steps", 10**9 - 1, "--metrics-file", metrics, *saving) as process:
-        read_to_first_step(process)
+        process.wait_for_line("step")
         process.send_signal(getattr(signal, name))
-        _, err = process.communicate(timeout=100)
+        process.wait()
+        err = process.stderr
     assert process.returncode == 128 + getattr(signal, name) and err == "tiny_llama_v1.py: interrupted\n"
     content, (checkpoint,) = strict_json(metrics.read_text()), (tmp_path / "checkpoints").iterdir()
     steps = int(checkpoint.stem.removeprefix("step_"))
@@ -101,8 +88,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_a_kill_in_the_middle_of_the_last_checkpoint_leaves_the_one_before(tmp_path, capsys):
     saving = ["--save-every", "3", "--checkpoint-dir", str(tmp_path / "checkpoints")]
     (tmp_path / "killed.py").write_text(KILLED_IN_THE_LAST_WRITE)
-    command = [sys.executable, tmp_path / "killed.py", SCRIPTS[1], *MINI, "--num-steps", "9", *saving]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    process = run_fork(tmp_path / "killed.py", SCRIPTS[1], *MINI, "--num-steps", "9", *saving)
     assert process.returncode == -signal.SIGKILL, process.stderr
     left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert "step_000000003.pt" in left and len(left) == 2  # and what was written of the last
@@ -115,15 +101,22 @@ def test_a_kill_in_the_middle_of_the_last_checkpoint_leaves_the_one_before(tmp_p
     assert [step["loss"] for step in resumed] == [step["loss"] for step in unbroken[3:]]
 
 
+NOHUP = """
+import runpy, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 @pytest.mark.slow
-def test_a_run_under_nohup_outlives_its_terminal():
-    command = [sys.executable, SCRIPTS[1], *MINI, "--num-steps", "200"]
-    ignoring = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **ignoring) as process:
-        read_to_first_step(process)
+def test_a_run_under_nohup_outlives_its_terminal(tmp_path):
+    (tmp_path / "nohup.py").write_text(NOHUP)
+    with Fork(tmp_path / "nohup.py", SCRIPTS[1], *MINI, "--num-steps", "200") as process:
+        process.wait_for_line("step")
         process.send_signal(signal.SIGHUP)
-        out, err = process.communicate(timeout=100)
-    assert process.returncode == 0 and err == "" and "summary of 200 steps" in out
+        process.wait()
+        assert process.returncode == 0 and process.stderr == "" and "summary of 200 steps" in process.stdout
 
 
 @pytest.mark.parametrize("moment", ["checkpoint", "step"])
@@ -193,9 +186,12 @@ def test_sigterm_while_the_metrics_are_written(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_a_broken_pipe(tmp_path):
+    """Python itself says nothing about it at its end, so that this is a process of its own."""
     metrics = tmp_path / "metrics.json"
-    with started(1, "--num-steps", "1000", "--metrics-file", metrics) as process:
-        read_to_first_step(process)
+    command = [sys.executable, SCRIPTS[1], *MINI, "--num-steps", "1000", "--metrics-file", metrics]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while not process.stdout.readline().startswith("step"):
+            assert process.poll() is None, process.stderr.read()
         process.stdout.close()
         err = process.stderr.read()
     assert process.returncode == 1 and err == "tiny_llama_v1.py: cannot access standard output: Broken pipe\n"
@@ -205,9 +201,21 @@ def test_a_broken_pipe(tmp_path):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")
 @pytest.mark.slow
 def test_standard_output_on_a_full_disk():
-    with open("/dev/full", "w") as full, started(1, stdout=full) as process:
-        err = process.stderr.read()
-    assert process.returncode == 1 and err.count("\n") == 1 and "standard output: No space left" in err
+    done = run_fork(SCRIPTS[1], *SHORT, stdout="/dev/full")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "standard output: No space left" in done.stderr
+
+
+def test_a_disk_that_fills_after_the_summary(capsys, monkeypatch):
+    """The last lines are printed into a buffer: no status 0 before they are written."""
+
+    class Filled(io.StringIO):
+        def flush(self):
+            if "check passed" in self.getvalue():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(sys, "stdout", Filled())
+    status, _, err = call(1, ["--validate-setup"], capsys)
+    assert status == 1 and err == "tiny_llama_v1.py: cannot access standard output: No space left on device\n"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")
@@ -308,14 +316,23 @@ def test_a_trace_that_the_profiler_cuts_ends_the_run(tmp_path, capsys):
     assert re.fullmatch(r"tiny_llama_v1.py: cannot access \S+.pt.trace.json: File too large\n", err), err
 
 
-@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/stderr", "/dev/stdin", "/dev/fd/1"])
-@pytest.mark.slow
-def test_metrics_into_a_pipe_are_refused_in_plain_words(name):
+@pytest.mark.parametrize(
+    ("name", "number"), [("/dev/stdout", 1), ("/dev/stderr", 2), ("/dev/stdin", 0), ("/dev/fd/1", 1)]
+)
+def test_metrics_into_a_pipe_are_refused_in_plain_words(name, number, capfd):
     """The file of /dev/stdout is a pipe here, to which the resolved link leads by a name that does not exist."""
-    command = [sys.executable, SCRIPTS[1], *SHORT, "--metrics-file", name]
-    ended = subprocess.run(command, input="", capture_output=True, text=True, timeout=200)
+    kept, ends, err = os.dup(number), os.pipe(), io.StringIO()
+    os.dup2(ends[1], number)
+    try:
+        with contextlib.redirect_stderr(err), pytest.raises(SystemExit, match="2"):
+            load_version(1).main([*SHORT, "--metrics-file", name])
+    finally:
+        os.dup2(kept, number)
+        for file in (kept, *ends):
+            os.close(file)
     words = f"--metrics-file must be a regular file, got {name}: name a new file and print it after the run"
-    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", f"tiny_llama_v1.py: error: {words}\n")
+    assert err.getvalue().endswith(f": error: {words}\n") and err.getvalue().count("\n") == 1
+    assert capfd.readouterr().out == ""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has names in UTF-8 only")
@@ -324,13 +341,11 @@ def test_names_that_are_not_utf8(tmp_path):
     """Standard output is strict outside of C locales."""
     name = os.fsdecode(b"od\xffd")
     (tmp_path / name).write_text("text " * 20)
-    command = [sys.executable, SCRIPTS[1], *SHORT, "--vocab-size", "256", "--data", name]
-    options = {"capture_output": True, "text": True, "cwd": tmp_path, "timeout": 200}
-    options["env"] = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
-    argv = ["--metrics-file", name + ".json", "--save-every", "2", "--checkpoint-dir", name + " saved"]
-    ended = subprocess.run([*command, *argv], **options)
+    command = [SCRIPTS[1], *SHORT, "--vocab-size", "256", "--data", name]
+    saving = ["--save-every", "2", "--checkpoint-dir", name + " saved"]
+    ended = run_fork(*command, *saving, "--metrics-file", name + ".json", cwd=tmp_path)
     assert ended.returncode == 0 and "text from od\\udcffd" in ended.stdout, ended.stderr
-    ended = subprocess.run([*command, *argv[2:], "--num-steps", "4", "--resume"], **options)
+    ended = run_fork(*command, *saving, "--num-steps", "4", "--resume", cwd=tmp_path)
     assert ended.returncode == 0 and "resuming from od\\udcffd saved/step_000000002.pt" in ended.stdout, ended.stderr
 
 

@@ -1,5 +1,7 @@
 """Several processes: losses, gradients and weights of one, checkpoints between engines, and a common end."""
 
+import contextlib
+import datetime
 import functools
 import json
 import os
@@ -14,9 +16,10 @@ import pytest
 import torch
 
 from common.versions import SCRIPTS, load_version, relative_error
-from processes import SIZES, TORCHRUN, environment, launch
+from processes import SIZES, TORCHRUN, end_as_torchrun, environment, forked_ranks, launch
 from training import tensors, train
 
+ON_TWO = [*SIZES.split(), "--batch-size", "2", "--device", "cpu"]
 ENGINES = ("ddp", "fsdp") if torch.__version__ >= (2, 9) else ("ddp",)  # older ones refuse FSDP2 on a CPU
 # Relative differences in float32: of losses, and rms over rms of tensors after two steps. The mean over the batch is
 # taken in another order, and AdamW's division amplifies the rounding.
@@ -44,7 +47,6 @@ def compare(folder, processes, cases, **variables):
     """Train all cases, (version, options, scale of the errors), in one launch, and each in this process alone."""
     sizes, results = [*SIZES.split(), "--warmup-steps", "1", "--batch-size"], folder / "results.pt"
     launched = [[version, [*sizes, "2", *options.split()]] for version, options, _ in cases]
-    variables |= {"PYTHONPATH": os.pathsep.join(sys.path)}
     worked = launch(processes, __file__, results, json.dumps(launched), timeout=1200, variables=variables)
     assert worked.returncode == 0, worked.stderr[-3000:]
     for (version, options, scale), got in zip(cases, torch.load(results), strict=True):
@@ -118,51 +120,66 @@ def test_a_run_changes_its_engine_at_each_checkpoint(tmp_path, precision):
 
 @pytest.mark.parametrize(("engine", "killed"), [("ddp", 1), (ENGINES[-1], 0)])
 @pytest.mark.slow
-@pytest.mark.skipif(not pathlib.Path("/proc/thread-self/children").exists(), reason="finds the processes in /proc")
 def test_a_killed_rank_ends_the_job(tmp_path, engine, killed):
-    argv = [*SIZES.split(), "--batch-size", "2", "--num-steps", "1000000", "--device", "cpu", "--parallel", engine]
-    command = [*TORCHRUN, "2", SCRIPTS[1], *argv, "--metrics-file", tmp_path / "metrics.json"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=environment(), cwd=tmp_path, **pipes) as job:
-        try:
-            while "step     1/" not in job.stdout.readline():
-                assert job.poll() is None, job.stderr.read()
-            ranks = pathlib.Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-            os.kill(int(ranks[killed]), signal.SIGKILL)
-            out, errors = job.communicate(timeout=100)
-        finally:
-            job.terminate()  # the launcher ends its processes
-    assert job.returncode != 0 and "summary of" not in out
-    assert f"rank      : {killed}" in errors and "SIGKILL" in errors
-    if killed:  # rank 0 has measured, and says why it ends
-        assert re.search(r"^tiny_llama_v1.py, rank 0 of 2: (communication failed|interrupted)", errors, re.MULTILINE)
+    argv = [*ON_TWO, "--num-steps", "1000000", "--parallel", engine, "--metrics-file", tmp_path / "metrics.json"]
+    with forked_ranks(2, SCRIPTS[1], *argv, cwd=tmp_path) as ranks:
+        ranks[0].wait_for_line("step     1/")
+        ranks[killed].send_signal(signal.SIGKILL)
+        end_as_torchrun(ranks)
+        assert ranks[killed].returncode == -signal.SIGKILL and ranks[1 - killed].returncode > 0
+        assert "summary of" not in ranks[0].stdout
+        said = ranks[1 - killed].stderr
+    words = f"^tiny_llama_v1.py, rank {1 - killed} of 2: (communication failed|interrupted)"
+    assert re.search(words, said, re.MULTILINE), said
+    if killed:  # rank 0 has measured
         assert json.loads((tmp_path / "metrics.json").read_text())["steps"]
 
 
-def stop(folder, engine, *argv, only=None):
-    """Send SIGTERM after the first step to torchrun, or to a single rank; return the steps of the metrics file."""
-    argv = [*SIZES.split(), "--batch-size", 2, "--warmup-steps", 1, "--device", "cpu", "--parallel", engine, *argv]
-    command = [*TORCHRUN, "2", SCRIPTS[1], *map(str, argv), "--metrics-file", folder / "metrics.json"]
+@contextlib.contextmanager
+def stopped_torchrun(*command, cwd):
+    """Run under torchrun itself and send it SIGTERM after the first step; yield what is printed as an error."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=environment(), cwd=folder, **pipes) as job:
+    with subprocess.Popen([*TORCHRUN, "2", *map(str, command)], env=environment(), cwd=cwd, **pipes) as job:
         try:
             while "step     1/" not in job.stdout.readline():
                 assert job.poll() is None, job.stderr.read()
-            ranks = pathlib.Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-            os.kill(job.pid if only is None else int(ranks[only]), signal.SIGTERM)
+            job.terminate()
             errors = job.communicate(timeout=100)[1]
         finally:
             job.kill()
-    assert job.returncode and "tiny_llama_v1.py, rank 0 of 2: interrupted" in errors, errors
-    return json.loads((folder / "metrics.json").read_text())
+    assert job.returncode
+    yield errors
 
 
-@pytest.mark.parametrize(("engine", "only"), [("ddp", None), ("ddp", 1), (ENGINES[-1], None)])
-@pytest.mark.skipif(not pathlib.Path("/proc/thread-self/children").exists(), reason="finds the processes in /proc")
+@contextlib.contextmanager
+def stopped_ranks(*command, cwd, only):
+    """Send SIGTERM to these ranks after the first step; yield what is printed as an error."""
+    with forked_ranks(2, *command, cwd=cwd) as ranks:
+        ranks[0].wait_for_line("step     1/")
+        for rank in only:
+            ranks[rank].send_signal(signal.SIGTERM)
+        for rank in ranks:
+            rank.wait()
+            assert rank.returncode == 143, rank.stderr
+        yield ranks[0].stderr
+
+
+@pytest.mark.parametrize(("engine", "only"), [("ddp", None), ("ddp", [1]), (ENGINES[-1], [0, 1])])
 @pytest.mark.slow
 def test_sigterm_ends_all_ranks_at_the_same_step_with_a_checkpoint(tmp_path, engine, only):
-    saving = ["--save-every", 10**8, "--checkpoint-dir", tmp_path / "saved"]
-    content = stop(tmp_path, engine, "--num-steps", 10**9 - 1, *saving, only=only)
+    saving = [
+        "--save-every",
+        10**8,
+        "--checkpoint-dir",
+        tmp_path / "saved",
+        "--metrics-file",
+        tmp_path / "metrics.json",
+    ]
+    command = [SCRIPTS[1], *ON_TWO, "--warmup-steps", 1, "--parallel", engine, "--num-steps", 10**9 - 1, *saving]
+    stopped = stopped_ranks(*command, cwd=tmp_path, only=only) if only else stopped_torchrun(*command, cwd=tmp_path)
+    with stopped as errors:
+        assert "tiny_llama_v1.py, rank 0 of 2: interrupted" in errors
+    content = json.loads((tmp_path / "metrics.json").read_text())
     (checkpoint,) = (tmp_path / "saved").iterdir()
     steps = int(checkpoint.stem.removeprefix("step_"))
     assert len(content["steps"]) == steps and content["summary"]["world_size"] == 2
@@ -207,34 +224,25 @@ def unbroken_losses(engine):
 def test_a_kill_in_the_middle_of_the_last_checkpoint(tmp_path, engine, killed, saved):
     """Rank 0 leaves the checkpoint before it, or finishes its own if rank 1 is killed: both are continued exactly."""
     (tmp_path / "killed.py").write_text(KILLED_IN_THE_LAST_WRITE)
-    argv = [*SIZES.split(), "--batch-size", 2, "--warmup-steps", 1, "--device", "cpu", "--parallel", engine]
     saving = ["--save-every", 2, "--checkpoint-dir", tmp_path / "saved"]
-    ended = launch(2, tmp_path / "killed.py", tmp_path, killed, SCRIPTS[1], *argv, *saving, "--num-steps", 6)
-    assert ended.returncode and f"rank      : {killed}" in ended.stderr and "SIGKILL" in ended.stderr, ended.stderr
+    argv = [*ON_TWO, "--warmup-steps", 1, "--parallel", engine, *saving, "--num-steps", 6]
+    with forked_ranks(2, tmp_path / "killed.py", tmp_path, killed, SCRIPTS[1], *argv) as ranks:
+        end_as_torchrun(ranks)
+        assert ranks[killed].returncode == -signal.SIGKILL, ranks[killed].stderr
     whole = [path.name for path in sorted((tmp_path / "saved").glob("*.pt"))]
     assert whole == [f"step_{step:09d}.pt" for step in range(2, saved + 1)]
     resumed = run(tmp_path, engine, *saving, "--resume", "--num-steps", 6)["steps"]
     assert [step["loss"] for step in resumed] == unbroken_losses(engine)[saved:]
 
 
-SLOW_DISK = """
-import os, runpy, sys, time
-fsync, seconds = os.fsync, [float(sys.argv[1])]
-os.fsync = lambda file: (time.sleep(seconds.pop() if seconds else 0), fsync(file))
-sys.argv = sys.argv[2:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-@pytest.mark.slow
-def test_ranks_wait_for_a_slow_checkpoint(tmp_path):
-    """Longer than the 50 seconds after which the other ranks once gave up."""
-    (tmp_path / "slow_disk.py").write_text(SLOW_DISK)
-    argv = [*SIZES.split(), "--batch-size", 2, "--warmup-steps", 1, "--device", "cpu", "--num-steps", 2]
-    saving = ["--save-every", 1, "--checkpoint-dir", tmp_path / "saved"]
-    ended = launch(2, tmp_path / "slow_disk.py", 65, SCRIPTS[1], *argv, *saving, timeout=900)
-    assert ended.returncode == 0, ended.stderr
-    assert len(list((tmp_path / "saved").iterdir())) == 2
+def test_ranks_wait_for_a_slow_checkpoint(monkeypatch):
+    """The others wait in a collective meanwhile; they once gave up after 50 seconds."""
+    given = {}
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, **options: given.update(options))
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
+    script = load_version(1)
+    with script.process_group(script.parse_options(["--device", "cpu"])):
+        assert given["timeout"] >= datetime.timedelta(minutes=10)
 
 
 # ---------------------------------------------------------------- torchrun's variables

@@ -1,0 +1,219 @@
+"""Compute what has no NumPy function: fused multiply-add, conversions, division helpers, bytes and bits.
+
+Results are rounded as the ISA documents say. exp, log, reciprocal and square roots are exact here, while the hardware's
+last bit may differ; denormal inputs and results of these are zero, as in hardware.
+"""
+
+import numpy as np
+
+U32, I32, U64, F32, F64 = np.uint32, np.int32, np.uint64, np.float32, np.float64
+SMALLEST_NORMAL = 2.0**-126
+FP8 = {}
+
+
+def odd_sum(a, b):
+    """Return a + b of float64, rounded so that another rounding to float32 is as good as one rounding of the exact sum.
+
+    Where something was lost, the last bit of the sum becomes odd ("round to odd").
+    """
+    total = a + b
+    virtual = total - a
+    lost = (a - (total - virtual)) + (b - virtual)
+    bits = total.view(U64)
+    inexact = (lost != 0) & np.isfinite(total) & (bits & U64(1) == 0)
+    nearer_zero = (lost < 0) != (total < 0)
+    return (bits + np.where(inexact, np.where(nearer_zero, U64(0) - U64(1), U64(1)), U64(0))).view(F64)
+
+
+def fma(a, b, c):
+    """Return a · b + c of float32, rounded once."""
+    product = np.asarray(a, F64) * b  # exact
+    total = product + c
+    # total is rounded already. Rounding it again matters only if it is a tie, or the result is denormal.
+    tie = total.view(U64) << U64(35) == U64(1 << 63)
+    if tie.any() or is_denormal(total).any():
+        total = odd_sum(product, np.asarray(c, F64))
+    return total.astype(F32)
+
+
+def dot2(a, b, c):
+    """Return the dot product of two pairs of float16 plus float32 c, rounded once."""
+    halves = [np.ascontiguousarray(x)[:, None].view(np.float16).astype(F64) for x in (a, b)]
+    return ((halves[0] * halves[1]).sum(-1) + c).astype(F32)
+
+
+def flush(x):
+    """Return x with zeros of the same sign for denormal numbers."""
+    return np.where(np.abs(x) < SMALLEST_NORMAL, np.copysign(F32(0), x), x)
+
+
+def transcendental(function, x):
+    return flush(function(flush(x).astype(F64)).astype(F32))
+
+
+def exp2(x):
+    return transcendental(np.exp2, x)
+
+
+def log2(x):
+    return transcendental(np.log2, x)
+
+
+def reciprocal(x):
+    return transcendental(lambda x: 1 / x, x)
+
+
+def reciprocal_sqrt(x):
+    return transcendental(lambda x: 1 / np.sqrt(x), x)
+
+
+def sqrt(x):
+    return transcendental(np.sqrt, x)
+
+
+def ldexp(x, exponent):
+    """Return x · 2^exponent of float32, rounded once."""
+    return np.ldexp(np.asarray(x, F64), np.clip(exponent, -400, 400)).astype(F32)
+
+
+def to_integer(x, kind):
+    """Convert to an integer: truncate, saturate, and make NaN 0."""
+    limits = np.iinfo(kind)
+    return np.nan_to_num(np.clip(np.trunc(np.asarray(x, F64)), limits.min, limits.max), nan=0).astype(kind)
+
+
+def bfloat16_bits(x):
+    """Return the bits of float32 x rounded to bfloat16, ties to even, NaN quiet."""
+    bits = np.asarray(x, F32).view(U32)
+    rounded = (bits + U32(0x7FFF) + (bits >> U32(16) & U32(1))) >> U32(16)
+    return np.where(np.isnan(x), bits >> U32(16) | U32(0x40), rounded)
+
+
+def half_bits(x):
+    """Return the bits of x rounded to float16, in 32 bits."""
+    return np.asarray(x).astype(np.float16).view(np.uint16).astype(U32)
+
+
+def pack(low, high):
+    return (low & U32(0xFFFF)) | high << U32(16)
+
+
+# ---------------------------------------------------------------- division: n / d without a divide instruction
+
+
+def exponent(x):
+    """Return the exponent field of float32."""
+    return (np.asarray(x, F32).view(U32) >> U32(23) & U32(255)).astype(np.int64)
+
+
+def is_denormal(x):
+    return (np.abs(x) < SMALLEST_NORMAL) & (x != 0)
+
+
+def div_scale(x, d, n):
+    """Return x (which is d or n) scaled so that the steps of a division neither overflow nor underflow, and a flag.
+
+    The flag says that div_fmas must scale the quotient back. The documents scale d by 2^64 where both 1 / d and n / d
+    are denormal; then the quotient would be NaN. Here it is 2^-64, with which all quotients are right.
+    """
+    x, d, n = np.broadcast_arrays(x, d, n)
+    up, down = x * F32(2.0**64), x * F32(2.0**-64)
+    is_d, is_n = x.view(U32) == d.view(U32), x.view(U32) == n.view(U32)
+    inverse, quotient = 1 / d.astype(F64), n.astype(F64) / d
+    cases = [
+        ((n == 0) | (d == 0), np.full_like(x, np.nan), False),
+        (exponent(n) - exponent(d) >= 96, np.where(is_d, up, x), True),
+        (is_denormal(d), up, False),
+        (is_denormal(inverse) & is_denormal(quotient), np.where(is_d, down, x), True),
+        (is_denormal(inverse), down, False),
+        (is_denormal(quotient), np.where(is_n, up, x), True),
+        (exponent(n) <= 23, up, False),
+    ]
+    conditions = [condition for condition, _, _ in cases]
+    flags = [np.full(x.shape, flag) for _, _, flag in cases]
+    return np.select(conditions, [value for _, value, _ in cases], x), np.select(conditions, flags, False)
+
+
+def div_fmas(a, b, c, flag):
+    """Return a · b + c, scaled back where the flag says so, rounded once."""
+    total = odd_sum(np.asarray(a, F64) * b, np.asarray(c, F64))
+    back = np.where(exponent(c) > 127, 2.0**64, 2.0**-64)
+    return np.where(flag, total * back, total).astype(F32)
+
+
+def div_fixup(q, d, n):
+    """Return the quotient q of n / d, with the special cases that the steps before do not compute.
+
+    The documents do not say so, but a quotient of ordinary numbers that is NaN has overflowed.
+    """
+    q, d, n = np.broadcast_arrays(q, d, n)
+    negative = np.signbit(d) ^ np.signbit(n)
+    cases = [
+        (np.isnan(n) | np.isnan(d), F32(np.nan)),
+        ((d == 0) & (n == 0) | np.isinf(d) & np.isinf(n), F32(np.nan)),
+        ((d == 0) | np.isinf(n), F32(np.inf)),
+        (np.isinf(d) | (n == 0), F32(0)),
+        (exponent(n) - exponent(d) < -150, F32(0)),
+        (np.isnan(q), F32(np.inf)),
+    ]
+    magnitude = np.select([condition for condition, _ in cases], [value for _, value in cases], np.abs(q))
+    return np.where(negative, -magnitude, magnitude).astype(F32)
+
+
+# ---------------------------------------------------------------- bits and bytes
+
+
+def bit_field(x, first, width):
+    """Return `width` bits of x from bit `first` on."""
+    first, width = first & U32(31), width & U32(31)
+    return x >> first & ((U32(1) << width) - U32(1))
+
+
+def signed_bit_field(x, first, width):
+    first, width = first.astype(U32) & U32(31), width.astype(U32) & U32(31)
+    left = np.where(first + width < 32, U32(32) - first - width, U32(0))  # a field that reaches over bit 31 ends there
+    right = np.where(first + width < 32, U32(32) - width, first)
+    found = (x.astype(U32) << left).view(I32) >> right.astype(I32)
+    return np.where(width == 0, I32(0), found)
+
+
+def reverse_bits(x):
+    for shift, mask in ((1, 0x55555555), (2, 0x33333333), (4, 0x0F0F0F0F), (8, 0x00FF00FF), (16, 0x0000FFFF)):
+        x = (x >> U32(shift) & U32(mask)) | (x & U32(mask)) << U32(shift)
+    return x
+
+
+def permute_bytes(a, b, select):
+    """Return four bytes, each chosen by a byte of `select`: 0 to 3 from b, 4 to 7 from a, 12 is 0x00, above 0xFF.
+
+    8 to 11 repeat the sign of a 16-bit half of b, then of a.
+    """
+    lanes = max(len(a), len(b), len(select))
+    pool = np.zeros((lanes, 4), U32)
+    pool[:, 0] = b
+    pool[:, 1] = a
+    choice = np.minimum(np.ascontiguousarray(select)[:, None].view(np.uint8), np.uint8(13)).astype(np.int64)
+    if (choice > 7).any():
+        signs = [(x >> U32(shift) & U32(1)) * U32(255) for x in (b, a) for shift in (15, 31)]
+        pool[:, 2] = signs[0] | signs[1] << U32(8) | signs[2] << U32(16) | signs[3] << U32(24)
+        pool[:, 3] = 0xFF00
+    return pool.view(np.uint8)[np.arange(lanes)[:, None], choice].view(U32)[:, 0]
+
+
+def bit_operation(a, b, c, table):
+    """Return the bits that a truth table of three bits gives (v_bitop3)."""
+    result = np.zeros_like(a & b & c)
+    for row in range(8):
+        if table >> row & 1:
+            result = result | ((a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c))
+    return result
+
+
+def align_bits(a, b, shift):
+    """Return the 32 bits of a:b (64 bits) from bit `shift` on."""
+    pair = a.astype(U64) << U64(32) | b
+    return (pair >> (shift & U32(31)).astype(U64)).astype(U32)
+
+
+def high_product(a, b):
+    return (a.astype(U64) * b.astype(U64) >> U64(32)).astype(U32)

@@ -1,0 +1,188 @@
+"""Execute a kernel: translate its instructions, then run the waves of each workgroup from barrier to barrier."""
+
+import dataclasses
+import re
+from collections import Counter
+
+import numpy as np
+
+from . import matrix, memory, scalar, vector
+from .assembly import Fault
+from .machine import LDS, TTMP, Memory, Wave
+from .tables import NO_EFFECT
+
+# First letters of a name -> kind of instruction, in the order in which they are tried.
+KINDS = {
+    r"v_(mfma|wmma)": "matrix",
+    r"v_s_": "scalar",
+    r"v_": "vector",
+    r"s_load": "memory",
+    r"s_": "scalar",
+    r"ds_": "LDS",
+    r"(buffer|global|scratch)_": "memory",
+}
+
+
+def kind_of(instruction):
+    """Return the kind of an instruction for counts; "no effect" for waits and their like."""
+    if instruction.name in NO_EFFECT:
+        return "no effect"
+    return next(kind for start, kind in KINDS.items() if re.match(start, instruction.name))
+
+
+@dataclasses.dataclass
+class Totals:
+    """Count what a launch did: instructions of all waves by kind, and bytes of memory that their lanes moved."""
+
+    instructions: Counter = dataclasses.field(default_factory=Counter)
+    loaded: int = 0
+    stored: int = 0
+    workgroups: int = 0
+
+
+def located(instruction, kernel, translate):
+    """Return a translation, or raise Fault with the instruction that it is of."""
+    try:
+        return translate(instruction, kernel)
+    except (Fault, ValueError, KeyError, TypeError) as error:
+        raise Fault(f"{kernel.target}: {instruction}: {error}") from None
+
+
+def translate_vector(instruction, kernel):
+    module = matrix if kind_of(instruction) == "matrix" else vector
+    return module.translate(instruction, kernel)
+
+
+def translate(pair, kernel):
+    """Return a function of a wave for one instruction, or for two that execute at once."""
+    if len(pair) == 1 and (not pair[0].name.startswith("v_") or pair[0].name.startswith("v_s_")):
+        module = scalar if pair[0].name.startswith(("s_", "v_s_")) else memory
+        return located(pair[0], kernel, module.translate)
+    if pair[0].name == "v_nop":
+        return lambda wave: None
+    if len(pair) == 1:
+        compute, put = located(pair[0], kernel, translate_vector)
+        return lambda wave: put(wave, compute(wave))
+    (compute1, put1), (compute2, put2) = (located(half, kernel, translate_vector) for half in pair)
+
+    def dual(wave):
+        first = np.array(compute1(wave))  # a copy: it may be a view of the register that put2 changes
+        second = np.array(compute2(wave))
+        put1(wave, first)
+        put2(wave, second)
+
+    return dual
+
+
+class Program:
+    """Hold a kernel whose instructions are translated."""
+
+    def __init__(self, kernel, limit=10**7):
+        """Translate a kernel; an instruction that a launch executes more often than `limit` is in an endless loop."""
+        self.kernel = kernel
+        self.limit = limit
+        self.steps = [translate(pair, kernel) for pair in kernel.code]
+
+    def arguments(self, given, grid, warps, dynamic_lds):
+        """Return the bytes of a launch's arguments: those given, in order, and the hidden ones."""
+        memory = np.zeros(self.kernel.kernarg_size + 64, np.uint8)  # a load may be wider than what is read of it
+        hidden = {f"hidden_block_count_{axis}": count for axis, count in zip("xyz", grid, strict=True)}
+        hidden |= {"hidden_group_size_x": warps * self.kernel.width, "hidden_group_size_y": 1, "hidden_group_size_z": 1}
+        hidden |= {"hidden_grid_dims": 3, "hidden_dynamic_lds_size": dynamic_lds}
+        visible = iter(given)
+        for offset, size, kind in self.kernel.arguments:
+            if kind.startswith("hidden_"):
+                data = hidden.get(kind, 0).to_bytes(size, "little")
+            else:
+                data = next(visible, bytes(size))  # Triton adds two addresses of scratch memory, which nobody uses
+            if len(data) != size:
+                raise Fault(f"an argument has {len(data)} bytes, the kernel expects {size}")
+            memory[offset : offset + size] = np.frombuffer(data, np.uint8)
+        return memory
+
+    def start(self, wave, workgroup, address, noise):
+        """Set the registers that the hardware sets before the first instruction."""
+        wave.start(noise)
+        kernel = self.kernel
+        wave.set_scalar(kernel.kernarg_sgpr, address, 2)
+        if kernel.target.startswith("gfx12"):
+            wave.s[TTMP + 9] = workgroup[0]
+            wave.s[TTMP + 7] = workgroup[1] | workgroup[2] << 16
+            wave.s[TTMP + 8] = wave.s.item(TTMP + 8) & ~(31 << 25) | wave.number << 25
+        else:
+            at = kernel.user_sgprs
+            for enabled, number in zip(kernel.workgroup_ids, workgroup, strict=True):
+                if enabled:
+                    wave.s[at] = number
+                    at += 1
+        if kernel.vgprs:
+            wave.v[0] = wave.number * wave.width + np.arange(wave.width)
+
+    def run(self, wave, counts):
+        """Execute a wave until it waits for others or ends."""
+        steps = self.steps
+        while True:
+            pc = wave.pc
+            wave.pc = pc + 1
+            counts[pc] += 1
+            if counts[pc] > self.limit:
+                raise Fault(f"{self.kernel.target} {self.kernel.name}: a loop does not end: {self.kernel.code[pc][0]}")
+            try:
+                paused = steps[pc](wave)
+            except Fault as fault:
+                text = " :: ".join(map(str, self.kernel.code[pc]))
+                raise Fault(f"{self.kernel.target} {self.kernel.name}: {text}: {fault}") from None
+            if paused:
+                return
+
+    def end_of_interval(self, lds, barrier):
+        try:
+            lds.end_of_interval(barrier)
+        except Fault as fault:
+            raise Fault(f"{self.kernel.target} {self.kernel.name}: {fault}") from None
+
+    def run_workgroup(self, waves, lds, order, counts):
+        """Run all waves of a workgroup, in the order 1 (first wave first) or -1, from barrier to barrier."""
+        barrier = 0
+        while True:
+            for wave in waves[::order]:
+                self.run(wave, counts)
+            self.end_of_interval(lds, barrier)
+            if len({wave.ended for wave in waves}) > 1:
+                raise Fault(f"{self.kernel.target} {self.kernel.name}: some waves ended, others wait at a barrier")
+            if waves[0].ended:
+                return
+            barrier += 1
+            for wave in waves:
+                wave.barriers_passed = barrier
+                if wave.barriers_reached != barrier:
+                    raise Fault(f"{self.kernel.target} {self.kernel.name}: waves wait at different barriers")
+
+    def launch(self, grid, given, ranges, warps, dynamic_lds=0, order=1, seed=0, workgroups=None, progress=None):
+        """Run every workgroup of a grid (x, y, z), or those of `workgroups`, and return the Totals.
+
+        given: the bytes of each argument. ranges: (first address, end) of what the kernel may touch.
+        progress(done, of): called after each workgroup.
+        """
+        noise = np.random.default_rng(seed)
+        arguments = self.arguments(given, grid, warps, dynamic_lds)
+        address = arguments.ctypes.data
+        memory = Memory([*ranges, (address, address + len(arguments))])
+        lds = LDS(self.kernel.lds + dynamic_lds, warps)
+        waves = [Wave(self.kernel, number, lds, memory) for number in range(warps)]
+        counts = [0] * len(self.steps)
+        if workgroups is None:
+            workgroups = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
+        with np.errstate(all="ignore"):
+            for done, workgroup in enumerate(workgroups, 1):
+                lds.start(noise)
+                for wave in waves:
+                    self.start(wave, workgroup, address, noise)
+                self.run_workgroup(waves, lds, order, counts)
+                if progress:
+                    progress(done, len(workgroups))
+        totals = Totals(loaded=memory.loaded, stored=memory.stored, workgroups=len(workgroups))
+        for pair, count in zip(self.kernel.code, counts, strict=True):
+            for instruction in pair:
+                totals.instructions[kind_of(instruction)] += count
+        return totals

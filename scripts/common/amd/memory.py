@@ -1,0 +1,272 @@
+"""Translate instructions that load and store: LDS, buffer, global and scratch. No atomics.
+
+Each active lane has an address. Memory is read in the order of the instructions: waits and caches are not modelled.
+"""
+
+import re
+
+import numpy as np
+
+from .assembly import Fault
+from .operands import scalar_reader, scalar_register, vector_register
+from .tables import NO_EFFECT
+
+# Bytes of what a name moves; a load of 8 or 16 bits is extended with zeros, or with its sign for an "s" or "i".
+SIZES = {
+    "dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16, "b32": 4, "b64": 8, "b96": 12, "b128": 16,
+    "ubyte": 1, "byte": 1, "u8": 1, "b8": 1, "ushort": 2, "short": 2, "u16": 2, "b16": 2,
+    "sbyte": -1, "i8": -1, "sshort": -2, "i16": -2,
+}  # fmt: skip
+CACHE_HINTS = {"glc", "slc", "dlc", "sc0", "sc1", "nt", "th", "scope"}
+LDS_NAME = re.compile(r"ds_(read|write|load|store)(2|_2addr)?(st64|_stride64)?_(\w+?)(_d16|_d16_hi)?$")
+GLOBAL_NAME = re.compile(r"(buffer|global|scratch)_(load|store)_(?:(d16_hi|d16)_)?(\w+?)(?:_(d16_hi|d16))?$")
+
+
+def size_of(name):
+    if name not in SIZES:
+        raise Fault("unknown size")
+    return SIZES[name]
+
+
+def load_lanes(wave, data, lanes, first, signed=False, half=None):
+    """Store words or bytes [lane, number] in these lanes of registers from `first` on; half: "d16" or "d16_hi"."""
+    size = data.shape[1] * data.itemsize
+    if size >= 4:
+        data = np.ascontiguousarray(data).view(np.uint32)
+        wave.v[first : first + size // 4, lanes] = data.T
+        return
+    value = np.ascontiguousarray(data).view(f"{'i' if signed else 'u'}{size}")[:, 0].astype(np.int64).astype(np.uint32)
+    row = wave.v[first]
+    if half == "d16":
+        value = row[lanes] & np.uint32(0xFFFF0000) | value & np.uint32(0xFFFF)
+    elif half == "d16_hi":
+        value = row[lanes] & np.uint32(0xFFFF) | value << np.uint32(16)
+    row[lanes] = value
+
+
+def stored_lanes(wave, size, lanes, first, half=None):
+    """Return words or bytes [lane, number] of these lanes of registers from `first` on."""
+    if size >= 4:
+        return np.ascontiguousarray(wave.v[first : first + size // 4, lanes].T)
+    value = wave.v[first, lanes]
+    if half == "d16_hi":
+        value = value >> np.uint32(16)
+    return np.ascontiguousarray(value[:, None].view(np.uint8)[:, :size])
+
+
+# ---------------------------------------------------------------- LDS (DS)
+
+
+def lds_access(instruction, kernel, load, pair, stride, kind, half):
+    """Translate a load from or a store to the LDS; pair: two at two offsets."""
+    size = size_of(kind)
+    signed, size = size < 0, abs(size)
+    modifiers = instruction.modifiers
+    operands = instruction.operands
+    address = vector_register(operands[1 if load else 0], kernel)
+    data = vector_register(operands[0 if load else 1], kernel)
+    if pair:
+        unit = size * (64 if stride else 1)
+        offsets = [int(modifiers.get(name, "0"), 0) * unit for name in ("offset0", "offset1")]
+        registers = [data, data + size // 4] if load else [data, vector_register(operands[2], kernel)]
+        unknown = set(modifiers) - {"offset0", "offset1"}
+    else:
+        offsets = [int(modifiers.get("offset", "0"), 0)]
+        registers = [data]
+        unknown = set(modifiers) - {"offset"}
+    if unknown:
+        raise Fault(f"unknown modifier {', '.join(unknown)}")
+
+    def run(wave):
+        lanes = wave.lanes
+        base = wave.v[address, lanes].astype(np.int64)
+        found = []
+        for offset, first in zip(offsets, registers, strict=True):
+            if load:
+                found.append(wave.lds.load(wave, base + offset, size))
+            else:
+                wave.lds.store(wave, base + offset, stored_lanes(wave, size, lanes, first, half))
+        for data, first in zip(found, registers, strict=False):  # the address may lie in one of these registers
+            load_lanes(wave, data, lanes, first, signed, half)
+
+    return run
+
+
+def swizzled_lanes(pattern, width):
+    """Return the lane that each lane reads with ds_swizzle."""
+    lane = np.arange(width)
+    found = re.fullmatch(r"swizzle\((\w+),\s*(.*)\)", pattern)
+    kind, values = (found[1], found[2].split(",")) if found else ("", [])
+    if kind == "SWAP":
+        return lane ^ int(values[0])
+    if kind == "REVERSE":
+        return lane ^ (int(values[0]) - 1)
+    if kind == "BROADCAST":
+        return lane // int(values[0]) * int(values[0]) + int(values[1])
+    if kind == "QUAD_PERM":
+        return lane // 4 * 4 + np.array([int(x) for x in values])[lane % 4]
+    raise Fault(f"unknown swizzle {pattern}")
+
+
+def exchange(instruction, kernel):
+    """Translate ds_bpermute, ds_permute and ds_swizzle: lanes exchange registers, and no LDS is used."""
+    name, modifiers = instruction.name, instruction.modifiers
+    destination, first, *rest = (vector_register(text, kernel) for text in instruction.operands)
+    if name == "ds_swizzle_b32":
+        lanes = swizzled_lanes(modifiers["offset"], kernel.width)
+
+        def swizzle(wave):
+            wave.put("u32", destination, np.where(wave.active[lanes], wave.v[first][lanes], np.uint32(0)))
+
+        return swizzle
+    offset = int(modifiers.get("offset", "0"), 0)
+    (data,) = rest
+
+    def permute(wave):
+        other = ((wave.v[first] + np.uint32(offset)) >> np.uint32(2)) % np.uint32(wave.width)
+        if name == "ds_bpermute_b32":  # each lane reads from the lane that it names
+            wave.put("u32", destination, np.where(wave.active[other], wave.v[data][other], np.uint32(0)))
+        else:  # each lane sends to the lane that it names; the last one wins
+            received = np.zeros(wave.width, np.uint32)
+            received[other[wave.active]] = wave.v[data][wave.active]
+            wave.put("u32", destination, received)
+
+    return permute
+
+
+def transposed_read(instruction, kernel):
+    """Translate ds_read_b64_tr_b16 (CDNA 4): 16 lanes read a matrix of 16 x 4 halves, and each gets a column of it.
+
+    Lane i reads 8 bytes. Of the 64 halves that 16 lanes read, as 4 rows of 16, lane i gets column i.
+    """
+    destination, address = (vector_register(text, kernel) for text in instruction.operands)
+    offset = int(instruction.modifiers.get("offset", "0"), 0)
+
+    def run(wave):
+        if wave.exec != wave.whole:
+            raise Fault("a transposed read with inactive lanes")
+        data = wave.lds.load(wave, wave.v[address].astype(np.int64) + offset, 8)
+        rows = data.view(np.uint16).reshape(kernel.width // 16, 4, 16)  # [group of 16 lanes, row, column]
+        columns = np.ascontiguousarray(rows.transpose(0, 2, 1)).reshape(kernel.width, 4)
+        wave.v[destination : destination + 2] = columns.view(np.uint32).T
+
+    return run
+
+
+# ---------------------------------------------------------------- memory (MUBUF, FLAT)
+
+
+def transfer(wave, address, lanes, size, first, load, signed, half):
+    """Move bytes between memory and registers of these lanes, which have these addresses."""
+    if not len(address):
+        return
+    if load:
+        load_lanes(wave, wave.memory.load(address, size), lanes, first, signed, half)
+    else:
+        wave.memory.store(address, stored_lanes(wave, size, lanes, first, half))
+
+
+def buffer_access(instruction, kernel, load, size, signed, half):
+    """Translate a raw buffer: base + offsets, where loads out of range give zero and stores do nothing."""
+    modifiers = instruction.modifiers
+    unknown = set(modifiers) - CACHE_HINTS - {"offen", "offset"}
+    if unknown:
+        raise Fault(f"unknown modifier {', '.join(unknown)}")
+    data, offset_register, resource, scalar_offset = instruction.operands
+    first = vector_register(data, kernel)
+    offsets = vector_register(offset_register, kernel) if "offen" in modifiers else None
+    resource, scalar_offset = scalar_register(resource), scalar_reader(scalar_offset, "u32")
+    immediate = int(modifiers.get("offset", "0"), 0)
+
+    def run(wave):
+        base = wave.get_scalar(resource) | (wave.get_scalar(resource + 1) & 0xFFFF) << 32
+        records, extra = wave.get_scalar(resource + 2), scalar_offset(wave)
+        if wave.get_scalar(resource + 1) >> 16 & 0x3FFF:
+            raise Fault("a buffer with a stride")
+        lanes = wave.lanes
+        if offsets is None:
+            at = np.full(wave.width, immediate)[lanes]
+        else:
+            at = wave.v[offsets, lanes].astype(np.int64) + immediate
+        inside = at + size <= records - extra
+        if not inside.all():
+            if (~inside & (at < records - extra)).any():
+                raise Fault("an access that the end of its buffer cuts")
+            numbers = np.arange(wave.width)[lanes]
+            outside, lanes, at = numbers[~inside], numbers[inside], at[inside]
+            if load:
+                load_lanes(wave, np.zeros((len(outside), size), np.uint8), outside, first, half=half)
+        transfer(wave, base + extra + at, lanes, size, first, load, signed, half)
+
+    return run
+
+
+def global_access(instruction, kernel, load, size, signed, half):
+    """Translate a load or store at an address of 64 bits, or at a scalar base and an offset of 32 bits."""
+    modifiers = instruction.modifiers
+    unknown = set(modifiers) - CACHE_HINTS - {"offset"}
+    if unknown:
+        raise Fault(f"unknown modifier {', '.join(unknown)}")
+    data, address, base = instruction.operands if load else [instruction.operands[i] for i in (1, 0, 2)]
+    first, address = vector_register(data, kernel), vector_register(address, kernel)
+    immediate = int(modifiers.get("offset", "0"), 0)
+    base = None if base == "off" else scalar_reader(base, "u64")
+
+    def run(wave):
+        lanes = wave.lanes
+        at = wave.v[address, lanes].astype(np.int64) + immediate
+        if base is None:
+            at += wave.v[address + 1, lanes].astype(np.int64) << 32
+        else:
+            at += base(wave)
+        transfer(wave, at, lanes, size, first, load, signed, half)
+
+    return run
+
+
+def scratch_access(instruction, kernel, load, size, signed, half):
+    """Translate a load from or a store to the memory of each lane, where a compiler spills registers."""
+    data, address, base = instruction.operands if load else [instruction.operands[i] for i in (1, 0, 2)]
+    if set(instruction.modifiers) - CACHE_HINTS - {"offset"}:
+        raise Fault("unknown modifier")
+    first = vector_register(data, kernel)
+    offsets = None if address == "off" else vector_register(address, kernel)
+    base = scalar_reader("0" if base == "off" else base, "u32")
+    immediate = int(instruction.modifiers.get("offset", "0"), 0)
+
+    def run(wave):
+        lanes = np.arange(wave.width)[wave.lanes]
+        at = np.full(len(lanes), base(wave) + immediate)
+        if offsets is not None:
+            at += wave.v[offsets, lanes]
+        if len(at) and not (at.min() >= 0 and at.max() + size <= kernel.scratch):
+            raise Fault(f"an access outside the {kernel.scratch} bytes of scratch memory")
+        place = lanes[:, None], at[:, None] + np.arange(size)
+        if load:
+            load_lanes(wave, wave.scratch[place], lanes, first, signed, half)
+        else:
+            wave.scratch[place] = stored_lanes(wave, size, lanes, first, half).view(np.uint8)
+
+    return run
+
+
+ACCESS = {"buffer": buffer_access, "global": global_access, "scratch": scratch_access}
+
+
+def translate(instruction, kernel):
+    """Return the function of a memory instruction, or raise Fault if it is not known."""
+    name = instruction.name
+    if name in NO_EFFECT:
+        return lambda wave: None
+    if name in ("ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32"):
+        return exchange(instruction, kernel)
+    if name == "ds_read_b64_tr_b16":
+        return transposed_read(instruction, kernel)
+    if found := LDS_NAME.match(name):
+        word, pair, stride, kind, half = found.groups()
+        return lds_access(instruction, kernel, word in ("read", "load"), pair, stride, kind, (half or "").strip("_"))
+    if found := GLOBAL_NAME.match(name):
+        space, word, before, kind, after = found.groups()
+        size = size_of(kind)
+        return ACCESS[space](instruction, kernel, word == "load", abs(size), size < 0, before or after)
+    raise Fault("unknown memory instruction")

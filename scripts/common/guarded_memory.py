@@ -1,0 +1,146 @@
+"""Find out what kernels did to memory that they must not touch, and to memory that they must write.
+
+    x = between_bands(x)                    # a copy between guard bands: a load outside it gives NaN
+    with GuardedMemory(), launches() as names:
+        y = torch.empty_like(x)             # between guard bands too, and marked as never written
+        kernel[grid](x, y)
+    stray_store(x), stray_store(y)          # None, or words on what was written beside a tensor
+    never_written(y)                        # a mask
+
+Every tensor here is a view of memory of its own. Bands and unwritten elements are marked with the bits of NaN that no
+arithmetic gives. The bands of two tensors differ, so a value from beside one tensor shows beside the other.
+"""
+
+import contextlib
+import functools
+import itertools
+import math
+from unittest import mock
+
+import torch
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import KernelInterface
+
+BAND = 1 << 17  # elements; more than any tile holds, so that a stray store ends inside the band
+SENTINEL = 77  # the mark of integers
+NUMBERS = itertools.cycle(range(32))  # of bands: so many tensors have marks of their own
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Bytes of an element -> bits of a NaN (2: in float16 and in bfloat16). fp8 has one NaN, which is every mark.
+OUTSIDE = {2: 0x7FC1, 4: 0x7FC00B01, 8: 0x7FF8000000000B01}  # in the first band; one more in the next
+UNWRITTEN = {2: 0x7FFE, 4: 0x7FC0BEEF, 8: 0x7FF800000000BEEF}
+ALLOCATORS = {name: getattr(torch, name) for name in ("empty", "empty_like", "zeros", "zeros_like")}
+LAYOUTS = ("contiguous", "shifted", "padded", "reversed", "every second", "expanded")
+
+
+def bits(tensor):
+    """View the elements of a tensor as integers: NaN equals NaN there, and 0 differs from -0."""
+    return tensor.detach().view(INTEGERS[tensor.element_size()])
+
+
+def mark(tensor, marks, number=0):
+    """Return what bits(tensor) has where an element is UNWRITTEN, or lies in the band of that number."""
+    if not tensor.is_floating_point():
+        return SENTINEL + number
+    if tensor.element_size() == 1:
+        return bits(torch.full((1,), math.nan).to(tensor.dtype)).item()
+    return marks[tensor.element_size()] + number
+
+
+def strides_of(shape, layout):
+    """Return strides, in elements, of one of LAYOUTS."""
+    widened = [*shape[:-1], shape[-1] + 3] if layout == "padded" and len(shape) else shape
+    strides = [math.prod(widened[i + 1 :]) for i in range(len(shape))]
+    if layout == "reversed":
+        strides = [math.prod(shape[:i]) for i in range(len(shape))]
+    if layout == "every second":
+        strides = [2 * stride for stride in strides]
+    if layout == "expanded" and strides:
+        strides[0] = 0
+    return strides
+
+
+def extent(shape, strides):
+    """Return the number of elements from the first of a tensor to its last, gaps included."""
+    return 0 if 0 in shape else 1 + sum(stride * (size - 1) for stride, size in zip(strides, shape, strict=True))
+
+
+def outside(shape, strides, dtype, device, start=BAND):
+    """Return a tensor in new memory between guard bands; all of it is marked as OUTSIDE."""
+    memory = ALLOCATORS["empty"](start + extent(shape, strides) + BAND, dtype=dtype, device=device)
+    bits(memory).fill_(mark(memory, OUTSIDE, next(NUMBERS)))
+    return memory.as_strided(shape, strides, start)
+
+
+def between_bands(tensor, layout="contiguous"):
+    """Copy a tensor into that layout, between guard bands."""
+    start = BAND + (layout == "shifted")  # one element further: no longer at a multiple of 16 bytes
+    view = outside(tensor.shape, strides_of(tensor.shape, layout), tensor.dtype, tensor.device, start)
+    expanded = layout == "expanded" and tensor.ndim
+    (view[:1] if expanded else view).copy_(tensor[:1] if expanded else tensor)
+    return view
+
+
+class GuardedMemory(contextlib.ExitStack):
+    """While entered, torch.empty and its kin give `tensors` that are never written (or zeros) between guard bands."""
+
+    def __enter__(self):
+        self.tensors = []
+        stubs = {name: functools.partial(self.allocate, name) for name in ALLOCATORS}
+        self.enter_context(mock.patch.multiple(torch, **stubs))
+        return self
+
+    def allocate(self, name, *args, device=None, **options):
+        if options.get("pin_memory") or str(device) == "meta":
+            return ALLOCATORS[name](*args, device=device, **options)
+        like = ALLOCATORS[name](*args, device="meta", **options)  # shape and strides alone
+        device = device or (args[0].device if "like" in name else None)
+        view = outside(like.shape, like.stride(), like.dtype, device)
+        bits(view).fill_(0 if "zeros" in name else mark(view, UNWRITTEN))
+        self.tensors.append(view.detach())  # whose memory stays, whatever becomes of the other
+        return view
+
+
+def never_written(tensor):
+    """Return where a tensor of GuardedMemory holds what it began with."""
+    return bits(tensor) == mark(tensor, UNWRITTEN)
+
+
+def stray_store(tensor):
+    """Return words on the stores outside a tensor that lies between guard bands, or None."""
+    first = tensor.storage_offset()
+    last = first + extent(tensor.shape, tensor.stride())
+    memory = bits(tensor.detach().as_strided((last + BAND,), (1,), 0))
+    for side, band in (("before the start", memory[:first].flip(0)), ("past the end", memory[last:])):
+        touched = (band != memory[0]).nonzero()  # no store goes as far as that one
+        if len(touched):
+            count = f"{len(touched)} element{'s' * (len(touched) > 1)}"
+            return f"{count} outside the tensor written, the nearest {int(touched[0]) + 1} {side}"
+    return None
+
+
+@contextlib.contextmanager
+def launches(before=lambda name: None, after=lambda: None):
+    """Record the names of launched kernels in the set that this returns; call before(name) and after() for each."""
+    names = set()
+
+    def recording(get_launcher):
+        def getitem(kernel, grid):
+            launcher = get_launcher(kernel, grid)
+            name = getattr(kernel, "base_fn", kernel).__name__  # base_fn: an Autotuner has no name of its own
+
+            def launch(*arguments, **options):
+                names.add(name)
+                before(name)
+                result = launcher(*arguments, **options)
+                after()
+                return result
+
+            return launch
+
+        return getitem
+
+    with contextlib.ExitStack() as patches:
+        for interface in (KernelInterface, InterpretedFunction):
+            if "__getitem__" in vars(interface):  # the interpreter of Triton before 3.6 has its own
+                patches.enter_context(mock.patch.object(interface, "__getitem__", recording(interface.__getitem__)))
+        yield names

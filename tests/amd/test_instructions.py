@@ -1,0 +1,790 @@
+"""The rules of AMD's instruction sets, without any kernel: what the documents say, against the interpreter."""
+
+from fractions import Fraction
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from amd.isa import Machine, floats, run
+from common.amd import arithmetic, machine, matrix, tables, vector
+from common.amd.assembly import Fault, parse_kernel
+
+INF, NAN = float("inf"), float("nan")
+RNG = np.random.default_rng(0)
+ALL = "gfx90a gfx942 gfx950 gfx1100 gfx1201".split()
+
+
+def number(text):
+    return float(text) if any(mark in text for mark in (".", "inf", "nan")) else int(text, 0)
+
+
+# ---------------------------------------------------------------- one instruction, one result
+# target | instruction, with the result in v0 | v1, v2 and v3 | v0
+
+EXAMPLES = """
+gfx942  | v_mov_b32_e32 v0, v1                   | 0xdeadbeef              | 0xdeadbeef
+gfx942  | v_not_b32_e32 v0, v1                   | 0x0f0f0000              | 0xf0f0ffff
+gfx942  | v_bfrev_b32_e32 v0, v1                 | 0x80000001              | 0x80000001
+gfx942  | v_bfrev_b32_e32 v0, 1                  | 0                       | 0x80000000
+gfx942  | v_add_u32_e32 v0, v1, v2               | 0xffffffff 2            | 1
+gfx942  | v_sub_u32_e32 v0, v1, v2               | 3 5                     | -2
+gfx942  | v_subrev_u32_e32 v0, v1, v2            | 3 5                     | 2
+gfx1100 | v_add_nc_u32_e32 v0, v1, v2            | 7 5                     | 12
+gfx1100 | v_subrev_nc_u32_e32 v0, v1, v2         | 3 5                     | 2
+gfx942  | v_add3_u32 v0, v1, v2, v3              | 1 2 0xffffffff          | 2
+gfx942  | v_add_lshl_u32 v0, v1, v2, 4           | 1 2                     | 48
+gfx942  | v_lshl_add_u32 v0, v1, 3, v2           | 5 7                     | 47
+gfx942  | v_lshl_or_b32 v0, v1, 8, v2            | 0x12 0x34               | 0x1234
+gfx942  | v_and_or_b32 v0, v1, v2, v3            | 0xff 0x0f 0x100         | 0x10f
+gfx942  | v_or3_b32 v0, v1, v2, v3               | 1 2 4                   | 7
+gfx1100 | v_xor3_b32 v0, v1, v2, v3              | 1 3 7                   | 5
+gfx942  | v_xad_u32 v0, v1, v2, v3               | 6 3 10                  | 15
+gfx942  | v_lshlrev_b32_e32 v0, v1, v2           | 4 3                     | 48
+gfx942  | v_lshlrev_b32_e32 v0, v1, v2           | 33 3                    | 6
+gfx942  | v_lshrrev_b32_e32 v0, v1, v2           | 4 0x80000000            | 0x08000000
+gfx942  | v_ashrrev_i32_e32 v0, v1, v2           | 4 0x80000000            | 0xf8000000
+gfx942  | v_lshlrev_b16_e32 v0, v1, v2           | 4 0x12345678            | 0x6780
+gfx942  | v_add_u16_e32 v0, v1, v2               | 0x1ffff 0x50002         | 1
+gfx942  | v_and_b32_e32 v0, 0xf0, v1             | 0x1234                  | 0x30
+gfx942  | v_bfe_u32 v0, v1, 4, 8                 | 0x12345678              | 0x67
+gfx942  | v_bfe_u32 v0, v1, 4, 0                 | 0x12345678              | 0
+gfx942  | v_bfe_i32 v0, v1, 4, 8                 | 0x12345f78              | -9
+gfx942  | v_bfe_i32 v0, v1, 28, 8                | 0x92345678              | -7
+gfx942  | v_bfi_b32 v0, v1, v2, v3               | 0xff00 0x1234 0xabcd    | 0x12cd
+gfx942  | v_alignbit_b32 v0, v1, v2, 8           | 0x12345678 0x9abcdef0   | 0x789abcde
+gfx942  | v_perm_b32 v0, v1, v2, v3              | 0x77665544 0x33221100 0x07040300 | 0x77443300
+gfx942  | v_perm_b32 v0, v1, v2, v3              | 0x77665544 0x33221100 0x0c0d0c05 | 0x00ff0055
+gfx942  | v_perm_b32 v0, v1, v2, v3              | 0x80005544 0x00008000 0x0b0a0908 | 0xff0000ff
+gfx942  | v_mul_lo_u32 v0, v1, v2                | 0x10001 0x10001         | 0x20001
+gfx942  | v_mul_hi_u32 v0, v1, v2                | 0x80000000 6            | 3
+gfx942  | v_mul_u32_u24_e32 v0, v1, v2           | 0xff000003 0x11000005   | 15
+gfx942  | v_mad_u32_u24 v0, v1, v2, v3           | 0xff000003 5 1          | 16
+gfx942  | v_max_i32_e32 v0, v1, v2               | -1 3                    | 3
+gfx942  | v_max_u32_e32 v0, v1, v2               | -1 3                    | -1
+gfx942  | v_min_i32_e32 v0, v1, v2               | -1 3                    | -1
+gfx942  | v_pack_b32_f16 v0, v1, v2              | 0x11112222 0x33334444   | 0x44442222
+gfx942  | v_add_f32_e32 v0, v1, v2               | 1.5 2.25                | 3.75
+gfx942  | v_add_f32_e64 v0, -v1, |v2|            | 1.5 -2.25               | 0.75
+gfx942  | v_sub_f32_e32 v0, v1, v2               | 1.5 2.25                | -0.75
+gfx1100 | v_subrev_f32_e32 v0, v1, v2            | 1.5 2.25                | 0.75
+gfx942  | v_mul_f32_e32 v0, 2.0, v1              | 1.5                     | 3.0
+gfx942  | v_mul_f32_e32 v0, 0x3fb8aa3b, v1       | 2.0                     | 2.885390043258667
+gfx942  | v_max_f32_e32 v0, v1, v2               | nan 2.0                 | 2.0
+gfx942  | v_max3_f32 v0, v1, v2, v3              | -3.0 -inf -2.0          | -2.0
+gfx942  | v_min_f32_e32 v0, v1, v2               | 3.0 -inf                | -inf
+gfx1201 | v_maximum_f32 v0, v1, v2               | nan 2.0                 | nan
+gfx1201 | v_max_num_f32_e32 v0, v1, v2           | nan 2.0                 | 2.0
+gfx942  | v_exp_f32_e32 v0, v1                   | 3.0                     | 8.0
+gfx942  | v_exp_f32_e32 v0, v1                   | -126.0                  | 1.1754943508222875e-38
+gfx942  | v_exp_f32_e32 v0, v1                   | -127.0                  | 0.0
+gfx942  | v_exp_f32_e32 v0, v1                   | -inf                    | 0.0
+gfx942  | v_log_f32_e32 v0, v1                   | 8.0                     | 3.0
+gfx942  | v_log_f32_e32 v0, v1                   | 0x00000001              | -inf
+gfx942  | v_log_f32_e32 v0, v1                   | -1.0                    | nan
+gfx942  | v_rcp_f32_e32 v0, v1                   | 4.0                     | 0.25
+gfx942  | v_rcp_f32_e32 v0, v1                   | 0x80000000              | -inf
+gfx942  | v_rsq_f32_e32 v0, v1                   | 4.0                     | 0.5
+gfx942  | v_sqrt_f32_e32 v0, v1                  | 9.0                     | 3.0
+gfx942  | v_rndne_f32_e32 v0, v1                 | 2.5                     | 2.0
+gfx942  | v_floor_f32_e32 v0, v1                 | -2.5                    | -3.0
+gfx942  | v_trunc_f32_e32 v0, v1                 | -2.5                    | -2.0
+gfx942  | v_ldexp_f32 v0, v1, v2                 | 1.5 -3                  | 0.1875
+gfx942  | v_ldexp_f32 v0, v1, v2                 | 1.5 -149                | 0x00000002
+gfx942  | v_cvt_f32_i32_e32 v0, v1               | -3                      | -3.0
+gfx942  | v_cvt_f32_u32_e32 v0, v1               | 16777217                | 16777216.0
+gfx942  | v_cvt_f32_u32_e32 v0, v1               | 16777219                | 16777220.0
+gfx942  | v_cvt_u32_f32_e32 v0, v1               | 3.99                    | 3
+gfx942  | v_cvt_u32_f32_e32 v0, v1               | -1.0                    | 0
+gfx942  | v_cvt_u32_f32_e32 v0, v1               | 1.0e20                  | 0xffffffff
+gfx942  | v_cvt_i32_f32_e32 v0, v1               | -inf                    | 0x80000000
+gfx942  | v_cvt_i32_f32_e32 v0, v1               | nan                     | 0
+gfx942  | v_cvt_f16_f32_e32 v0, v1               | 65519.0                 | 0x7bff
+gfx942  | v_cvt_f16_f32_e32 v0, v1               | 65520.0                 | 0x7c00
+gfx942  | v_cvt_f16_f32_e32 v0, v1               | 1.00048828125           | 0x3c00
+gfx942  | v_cvt_f16_f32_e32 v0, v1               | 1.00146484375           | 0x3c02
+gfx942  | v_cvt_f16_f32_e32 v0, v1               | 5.960464477539063e-08   | 0x0001
+gfx942  | v_cvt_f16_f32_e32 v0, v1               | 2.9802322387695312e-08  | 0x0000
+gfx942  | v_cvt_f32_f16_e32 v0, v1               | 0xffff0001              | 5.960464477539063e-08
+gfx942  | v_cvt_f32_f16_e32 v0, v1               | 0xfc00                  | -inf
+gfx1201 | v_cvt_f16_f32_e32 v0, v1               | 1.0                     | 0x77773c00
+gfx950  | v_cvt_pk_bf16_f32 v0, v1, v2           | 1.00390625 1.01171875   | 0x3f823f80
+gfx950  | v_cvt_pk_bf16_f32 v0, v1, v2           | inf 3.4e38              | 0x7f807f80
+gfx950  | v_bitop3_b32 v0, v1, v2, v3 bitop3:0xca | 0xff00 0x1234 0xabcd    | 0x12cd
+gfx942  | v_fma_mix_f32 v0, v1, v2, v3 op_sel_hi:[1,0,0]             | 0x3c004000 3.0 1.0 | 7.0
+gfx942  | v_fma_mix_f32 v0, -v1, v2, v3 op_sel:[1,0,0] op_sel_hi:[1,0,0] | 0x3c004000 3.0 1.0 | -2.0
+gfx942  | v_fma_mixlo_f16 v0, v1, v2, 0          | 2.0 3.0                 | 0x77774600
+gfx942  | v_fma_mixhi_f16 v0, v1, v2, 0          | 2.0 3.0                 | 0x46007777
+gfx942  | v_add_f16_e32 v0, v1, v2               | 0x99993c00 0x4000       | 0x4200
+gfx1100 | v_add_f16_e32 v0, v1, v2               | 0x99993c00 0x4000       | 0x77774200
+gfx1201 | v_add_f16_e64 v0, v1, v2 op_sel:[1,0,1] | 0x3c00ffff 0x4000       | 0x42007777
+gfx1201 | v_add_f16_e32 v0.h, v1.h, v2.l         | 0x3c00ffff 0x4000       | 0x42007777
+gfx942  | v_pk_add_f16 v0, v1, v2                | 0x3c004000 0x40003c00   | 0x42004200
+gfx942  | v_pk_mul_f16 v0, v1, v2 op_sel_hi:[0,1] neg_hi:[1,0] | 0x3c004000 0x40003c00 | 0xc4004000
+gfx1100 | v_dot2acc_f32_f16 v0, v1, v2           | 0x40003c00 0x42004400   | 6.0
+gfx942  | v_fmac_f32_e32 v0, v1, v2              | 2.0 3.0                 | 6.0
+gfx942  | v_fma_f32 v0, -v1, v2, 1.0             | 2.0 3.0                 | -5.0
+gfx942  | v_fmamk_f32 v0, v1, 0x40000000, v2     | 3.0 1.0                 | 7.0
+gfx1100 | v_add_f32_e64 v0, v1, v2 clamp         | 2.0 3.0                 | 1.0
+gfx942  | v_and_b32_sdwa v0, v1, v2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1 src1_sel:BYTE_1 | 0xabcd1234 0xff00 | 0xcd
+gfx942  | v_add_u32_sdwa v0, v1, sext(v2) dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:WORD_0 | 5 0x1fffe | 3
+gfx942  | v_mov_b32_sdwa v0, v1 dst_sel:BYTE_2 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_0 | 0x11 | 0x77117777
+gfx942  | v_mov_b32_sdwa v0, v1 dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:WORD_0 | 0xabcd1234 | 0x12340000
+gfx942  | v_cvt_f32_f16_sdwa v0, v1 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1 | 0x40003c00 | 2.0
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("example", EXAMPLES.strip().splitlines(), ids=lambda line: line[:60])
+def test_one_instruction(example):
+    target, *middle, inputs, expected = (cell.strip() for cell in example.split(" | "))
+    v = {0: 0x77777777} | dict(enumerate(map(number, inputs.split()), 1))
+    if "fmac" in example or "dot2acc" in example:
+        v[0] = 0.0 if "fmac" in example else -4.0
+    wave = run(target, middle[0], v)
+    expected = number(expected)
+    if isinstance(expected, int):
+        assert set(wave.v[0].tolist()) == {expected & 0xFFFFFFFF}, hex(wave.v[0][0])
+    else:
+        np.testing.assert_array_equal(floats(wave, 0), np.float32(expected))
+
+
+def test_pairs_of_registers():
+    code = """
+    v_lshl_add_u64 v[0:1], v[2:3], 4, s[2:3]
+    v_lshlrev_b64 v[4:5], 33, v[2:3]
+    v_mad_u64_u32 v[6:7], s[4:5], v2, v3, v[2:3]
+    v_add_f64 v[8:9], -s[6:7], 1.0
+    v_mov_b64_e32 v[10:11], v[2:3]
+    """
+    one_half = np.frombuffer(np.float64(0.5).tobytes(), np.uint32)
+    s = {2: 7, 3: 0, 6: one_half[0], 7: one_half[1]}
+    wave = run("gfx942", code, {2: 0x90000001, 3: 5}, s)
+    pairs = [int(wave.v[i, 0]) | int(wave.v[i + 1, 0]) << 32 for i in range(0, 12, 2)]
+    wide = 0x5_90000001
+    assert pairs[0] == (wide << 4) + 7 and pairs[2] == wide << 33 & (1 << 64) - 1 and pairs[5] == wide
+    assert pairs[3] == 0x90000001 * 5 + wide
+    assert np.array(pairs[4], np.uint64).view(np.float64) == 0.5
+
+
+def test_fma_rounds_once():
+    """Products of random numbers, and sums that lie next to a tie or are denormal."""
+    a, b = (RNG.standard_normal(64).astype(np.float32) for _ in range(2))
+    c = (-a * b).astype(np.float32)
+    a[:8], b[:8], c[:8] = 1 + 2**-12, 1 + 2**-12, [2**30, -(2**30), 2**-60, -(2**-60), 2**24, 2**25, 1, 0]
+    a[8:16], b[8:16], c[8:16] = 2**-100 * (1 + 2**-23), 2**-40, 2**-146 * np.arange(8)
+    a[16], b[16], c[16] = 1 + 2**-23, 1 + 2**-23, 2**-24 * (1 - 2**-22)
+    wave = run("gfx942", "v_fma_f32 v0, v1, v2, v3", {1: a, 2: b, 3: c})
+    for got, x, y, z in zip(floats(wave, 0), a, b, c, strict=True):
+        exact = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))
+        below, above = np.nextafter(got, np.float32(-INF)), np.nextafter(got, np.float32(INF))
+        distance = abs(Fraction(float(got)) - exact)
+        others = [abs(Fraction(float(other)) - exact) for other in (below, above)]
+        assert distance <= min(others), (x, y, z)
+        if distance in others:
+            assert int(got.view(np.uint32)) % 2 == 0  # a tie goes to the even neighbour
+
+
+DIVISION = """
+v_div_scale_f32 v3, s[2:3], v2, v2, v1
+v_div_scale_f32 v4, vcc, v1, v2, v1
+v_rcp_f32_e32 v5, v3
+v_fma_f32 v6, -v3, v5, 1.0
+v_fmac_f32_e32 v5, v6, v5
+v_mul_f32_e32 v6, v4, v5
+v_fma_f32 v7, -v3, v6, v4
+v_fmac_f32_e32 v6, v7, v5
+v_fma_f32 v7, -v3, v6, v4
+v_div_fmas_f32 v7, v7, v5, v6
+v_div_fixup_f32 v0, v7, v2, v1
+"""
+
+
+def test_division_is_right_everywhere():
+    """The steps that the compiler emits for n / d give the rounded quotient of any two numbers."""
+    special = np.array(
+        [0, -0.0, 1, -1, INF, -INF, NAN, 1e-45, 1.17549435e-38, 3.4e38, 1e-30, 3e38, 2.0**126, 2.0**-126]
+    )
+    drawn = RNG.standard_normal(50) * 2.0 ** RNG.integers(-140, 127, 50)
+    numbers = np.concatenate([special, drawn]).astype(np.float32)
+    assert len(numbers) == 64
+    for shift in range(64):
+        n, d = numbers, np.roll(numbers, shift)
+        with np.errstate(all="ignore"):
+            wanted = n / d
+        found = floats(run("gfx942", DIVISION, {1: n, 2: d}), 0)
+        np.testing.assert_array_equal(found, wanted, str([(a, b) for a, b in zip(n, d, strict=True)]))
+        known = ~np.isnan(wanted)
+        np.testing.assert_array_equal(np.signbit(found[known]), np.signbit(wanted[known]))
+
+
+@pytest.mark.parametrize("target", ["gfx942", "gfx1100"])
+def test_comparisons(target):
+    """All relations of floats, of which some are true for NaN, and of integers with and without sign."""
+    width = 64 if target == "gfx942" else 32
+    mask = "s[2:3]" if width == 64 else "s2"
+    a = np.resize(np.array([1, 2, NAN, 1], np.float32), width)
+    b = np.resize(np.array([2, 1, 1, 1], np.float32), width)
+    for relation, wanted in {
+        "lt": 0b0001, "eq": 0b1000, "le": 0b1001, "gt": 0b0010, "lg": 0b0011, "ge": 0b1010, "o": 0b1011, "u": 0b0100,
+        "nge": 0b0101, "nlg": 0b1100, "ngt": 0b1101, "nle": 0b0110, "neq": 0b0111, "nlt": 0b1110,
+    }.items():  # fmt: skip
+        wave = run(target, f"v_cmp_{relation}_f32_e64 {mask}, v1, v2", {1: a, 2: b}, mask=0xFF)
+        assert wave.get_scalar(2, width // 32) == wanted | wanted << 4, relation
+    v = {1: np.resize([-1, 1], width), 2: np.resize([1, 1], width)}
+    for relation, kind, wanted in (("gt", "i32", 0), ("gt", "u32", 1), ("ne", "u32", 1), ("ge", "i32", 2)):
+        wave = run(target, f"v_cmp_{relation}_{kind}_e64 {mask}, v1, v2", v, mask=3)
+        assert wave.get_scalar(2, width // 32) == wanted
+    vcc = "vcc" if width == 64 else "vcc_lo"
+    wave = run(target, f"v_cmp_lt_i32_e32 {vcc}, v1, v2\nv_cndmask_b32_e32 v0, v1, v2, {vcc}", {1: v[1] * 5, 2: v[2]})
+    assert wave.v[0, :2].tolist() == [1, 5]
+    wave = run("gfx1100", "v_cmpx_eq_u32_e32 1, v1\nv_mov_b32_e32 v0, 9", {0: 0, 1: np.arange(32)}, mask=0xFF)
+    assert wave.exec == 2 and wave.v[0].nonzero()[0].tolist() == [1]
+
+
+# ---------------------------------------------------------------- lanes
+
+
+DPP = {  # control -> the lane that lanes 0 to 31 read, None for none
+    "row_shl:3": [i + 3 if i % 16 < 13 else None for i in range(32)],
+    "row_shr:4": [i - 4 if i % 16 >= 4 else None for i in range(32)],
+    "row_ror:5": [i // 16 * 16 + (i - 5) % 16 for i in range(32)],
+    "row_mirror": [i // 16 * 16 + 15 - i % 16 for i in range(32)],
+    "row_half_mirror": [i // 8 * 8 + 7 - i % 8 for i in range(32)],
+    "quad_perm:[1,0,3,2]": [i ^ 1 for i in range(32)],
+    "quad_perm:[2,2,2,2]": [i // 4 * 4 + 2 for i in range(32)],
+    "row_bcast:15": [None if i < 16 else 15 for i in range(32)],
+    "row_newbcast:3": [i // 16 * 16 + 3 for i in range(32)],
+    "row_xmask:8": [i ^ 8 for i in range(32)],
+}
+
+
+@pytest.mark.parametrize("control", DPP)
+def test_dpp_moves_lanes(control):
+    target = "gfx1100" if "xmask" in control else "gfx942"
+    lanes = np.arange(64 if target == "gfx942" else 32)
+    for bound, missing in (("", 1000), (" bound_ctrl:1", 0)):
+        code = f"v_mov_b32_dpp v0, v1 {control} row_mask:0xf bank_mask:0xf{bound}"
+        wave = run(target, code, {0: 1000, 1: lanes + 10})
+        assert wave.v[0, :32].tolist() == [missing if lane is None else lane + 10 for lane in DPP[control]]
+    # Lanes that are off give nothing; masks of rows and banks leave the others' results alone.
+    wave = run(target, code, {0: 1000, 1: lanes + 10}, mask=(1 << len(lanes)) - 1 - 4)
+    for lane, source in enumerate(DPP[control]):
+        expected = 1000 if lane == 2 else 0 if source in (None, 2) else source + 10
+        assert wave.v[0, lane] == expected
+    wave = run(target, code.replace("row_mask:0xf bank_mask:0xf", "row_mask:0x2 bank_mask:0x1"), {0: 1000, 1: lanes})
+    assert set(wave.v[0, :16]) == set(wave.v[0, 20:32]) == {1000} and 1000 not in wave.v[0, 16:20]
+
+
+def test_dpp_of_an_addition_moves_the_first_source_alone():
+    code = "v_add_f32_dpp v0, v1, v2 row_shl:1 row_mask:0xf bank_mask:0xf bound_ctrl:1"
+    wave = run("gfx942", code, {1: np.arange(64.0), 2: 100.0})
+    assert floats(wave, 0)[:16].tolist() == [101 + i for i in range(15)] + [100]
+
+
+def test_lanes_exchange():
+    lanes = np.arange(64)
+    code = """
+    v_readfirstlane_b32 s2, v1
+    v_readlane_b32 s3, v1, 63
+    v_writelane_b32 v2, s3, 5
+    ds_bpermute_b32 v3, v4, v1
+    ds_swizzle_b32 v5, v1 offset:swizzle(SWAP,16)
+    ds_permute_b32 v6, v4, v1
+    """
+    wave = run("gfx942", code, {1: lanes + 7, 2: 0, 4: 4 * (63 - lanes)}, mask=(1 << 64) - 1 - 1)
+    assert (wave.s[2], wave.s[3]) == (8, 70) and wave.v[2].tolist() == [0] * 5 + [70] + [0] * 58
+    assert wave.v[3, 1:].tolist() == [70 - i for i in range(1, 63)] + [0]  # lane 0 is off: its value reads as zero
+    assert wave.v[5, 1:16].tolist() == [i + 23 for i in range(1, 16)] and wave.v[5, 17] == 8
+    assert wave.v[6, 1:63].tolist() == [70 - i for i in range(1, 63)]
+    wave = run("gfx1100", "v_permlanex16_b32 v0, v1, 0x76543210, 0xfedcba98 op_sel:[1,0]", {1: np.arange(32)})
+    assert wave.v[0].tolist() == [i ^ 16 for i in range(32)]
+    wave = run("gfx1100", "v_permlanex16_b32 v0, v1, -1, -1 op_sel:[1,0]", {1: np.arange(32)})
+    assert wave.v[0].tolist() == [31] * 16 + [15] * 16
+    wave = run("gfx950", "v_permlane32_swap_b32_e32 v0, v1\nv_permlane16_swap_b32_e32 v2, v3", {
+        0: lanes, 1: lanes + 100, 2: lanes, 3: lanes + 100,
+    })  # fmt: skip
+    assert wave.v[0].tolist() == [*range(32), *range(100, 132)] and wave.v[1].tolist() == [
+        *range(32, 64),
+        *range(132, 164),
+    ]
+    assert wave.v[2, :32].tolist() == [*range(16), *range(100, 116)]
+    assert wave.v[3, :32].tolist() == [*range(16, 32), *range(116, 132)]
+
+
+def test_lanes_that_are_off_keep_their_registers():
+    wave = run("gfx942", "v_mov_b32_e32 v0, 1\nv_cmp_eq_u32_e32 vcc, 1, v1", {0: 5, 1: 1}, mask=0b1010)
+    assert wave.v[0, :5].tolist() == [5, 1, 5, 1, 5] and wave.get_scalar(106, 2) == 0b1010
+
+
+def test_dual_issue_reads_before_it_writes():
+    wave = run("gfx1100", "v_dual_mov_b32 v0, v1 :: v_dual_mov_b32 v1, v0", {0: 3, 1: 4})
+    assert (wave.v[0, 0], wave.v[1, 0]) == (4, 3)
+    wave = run("gfx1100", "v_dual_fmac_f32 v0, v1, v2 :: v_dual_mul_f32 v2, v1, v0", {0: 1.0, 1: 2.0, 2: 3.0})
+    assert (floats(wave, 0)[0], floats(wave, 2)[0]) == (7, 2)
+
+
+def test_packed_float32_select_and_negate_halves():
+    v = {2: 1.0, 3: 2.0, 4: 10.0, 5: 20.0, 6: 0.5, 7: 0.25}
+    for code, wanted in {
+        "v_pk_add_f32 v[0:1], v[2:3], v[4:5]": (11, 22),
+        "v_pk_mul_f32 v[0:1], v[2:3], v[4:5] op_sel:[1,0] op_sel_hi:[0,1]": (20, 20),
+        "v_pk_fma_f32 v[0:1], v[2:3], v[4:5], v[6:7] neg_lo:[0,0,1] neg_hi:[1,0,0]": (9.5, -39.75),
+        "v_pk_mul_f32 v[0:1], v[2:3], 2.0 op_sel_hi:[1,0]": (2, 4),
+        "v_pk_add_f32 v[2:3], v[2:3], v[2:3] op_sel:[0,1] op_sel_hi:[1,0]\nv_mov_b64_e32 v[0:1], v[2:3]": (3, 3),
+        "v_pk_mov_b32 v[0:1], v[2:3], v[4:5] op_sel:[1,0]": (2, 10),
+    }.items():
+        wave = run("gfx942", code, v)
+        assert (floats(wave, 0)[0], floats(wave, 1)[0]) == wanted, code
+    with pytest.raises(Fault, match="upper half of a constant"):
+        run("gfx942", "v_pk_mul_f32 v[0:1], v[2:3], 2.0")
+
+
+# ---------------------------------------------------------------- matrix instructions
+
+
+def half(values, kind):
+    """Return the 16 bits of numbers that the kind holds exactly."""
+    if kind == "f16":
+        return values.astype(np.float16).view(np.uint16)
+    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def fill(wave, first, kind, element_of, lanes, each):
+    """Store elements [lane, position] in the registers of one operand."""
+    values = np.array([[element_of(lane, position) for position in range(each)] for lane in range(lanes)])
+    if kind.endswith("f32"):
+        registers = values.astype(np.float32).view(np.uint32)
+    else:
+        registers = np.ascontiguousarray(half(values, kind)).view(np.uint32)
+    wave.v[first : first + registers.shape[1]] = registers.T
+
+
+MFMA = [
+    ("gfx90a", "v_mfma_f32_32x32x2f32", 32, 2, "f32"), ("gfx90a", "v_mfma_f32_16x16x4f32", 16, 4, "f32"),
+    ("gfx90a", "v_mfma_f32_32x32x8bf16_1k", 32, 8, "bf16"), ("gfx90a", "v_mfma_f32_16x16x16f16", 16, 16, "f16"),
+    ("gfx942", "v_mfma_f32_32x32x2_f32", 32, 2, "f32"), ("gfx942", "v_mfma_f32_16x16x4_f32", 16, 4, "f32"),
+    ("gfx942", "v_mfma_f32_32x32x8_bf16", 32, 8, "bf16"), ("gfx942", "v_mfma_f32_16x16x16_f16", 16, 16, "f16"),
+    ("gfx942", "v_mfma_f32_16x16x8_xf32", 16, 8, "xf32"), ("gfx942", "v_mfma_f32_32x32x4_xf32", 32, 4, "xf32"),
+    ("gfx950", "v_mfma_f32_16x16x32_bf16", 16, 32, "bf16"), ("gfx950", "v_mfma_f32_32x32x16_f16", 32, 16, "f16"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "name", "size", "depth", "kind"), MFMA, ids=lambda x: str(x))
+def test_mfma_is_a_matmul(target, name, size, depth, kind):
+    """A[i, k] lies in lane i + size · (k / each), and D[i, j] where AMD's matrix instruction calculator says."""
+    a, b = RNG.integers(-8, 9, (size, depth)), RNG.integers(-8, 9, (depth, size))
+    c = RNG.integers(-8, 9, (size, size))
+    each, count = depth * size // 64, size * size // 64
+    words = each * (4 if kind.endswith("32") else 2) // 4
+    last = 40 + words - 1
+    operands = f"v[40:{last}], v[50:{50 + words - 1}]" if words > 1 else "v40, v50"
+    made = Machine(target, f"{name} v[0:{count - 1}], {operands}, a[0:{count - 1}]")
+    (wave,) = made.waves
+    fill(wave, 40, kind, lambda lane, p: a[lane % size, lane // size * each + p], 64, each)
+    fill(wave, 50, kind, lambda lane, p: b[lane // size * each + p, lane % size], 64, each)
+
+    def place(i, j):
+        if size == 16:
+            return i % 4, j + 16 * (i // 4)
+        return 4 * (i // 8) + i % 4, j + 32 * (i // 4 % 2)
+
+    for i in range(size):
+        for j in range(size):
+            register, lane = place(i, j)
+            wave.v[256 + register, lane] = np.float32(c[i, j]).view(np.uint32)  # a[0:..] follows v[0:255]
+    wave.set_exec(1)  # it ignores EXEC
+    made.run()
+    wanted = a @ b + c
+    for i in range(size):
+        for j in range(size):
+            register, lane = place(i, j)
+            assert floats(wave, register)[lane] == wanted[i, j], (i, j)
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize("target", ["gfx1100", "gfx1201"])
+def test_wmma_is_a_matmul(target, kind):
+    a, b = RNG.integers(-8, 9, (16, 16)), RNG.integers(-8, 9, (16, 16))
+    c = RNG.integers(-8, 9, (16, 16))
+    rdna3 = target == "gfx1100"
+    each, words = (16, 8) if rdna3 else (8, 4)
+    code = f"v_wmma_f32_16x16x16_{kind} v[0:7], v[40:{39 + words}], v[50:{49 + words}], v[10:17]"
+    made = Machine(target, code)
+    (wave,) = made.waves
+    first = (lambda lane: 0) if rdna3 else (lambda lane: 8 * (lane // 16))
+    fill(wave, 40, kind, lambda lane, p: a[lane % 16, first(lane) + p], 32, each)
+    fill(wave, 50, kind, lambda lane, p: b[first(lane) + p, lane % 16], 32, each)
+    place = (lambda i, j: (i // 2, j + 16 * (i % 2))) if rdna3 else (lambda i, j: (i % 8, j + 16 * (i // 8)))
+    for i in range(16):
+        for j in range(16):
+            register, lane = place(i, j)
+            wave.v[10 + register, lane] = np.float32(c[i, j]).view(np.uint32)
+    made.run()
+    wanted = a @ b + c
+    for i in range(16):
+        for j in range(16):
+            register, lane = place(i, j)
+            assert floats(wave, register)[lane] == wanted[i, j], (i, j)
+    if rdna3:
+        with pytest.raises(Fault, match="do not repeat"):
+            run(target, code, {40: np.arange(32)})
+    with pytest.raises(Fault, match="inactive lanes"):
+        run(target, code, mask=0xFFFF)
+
+
+def test_cdna2_flushes_denormals_of_16_bit_matmuls():
+    """2^-15 is denormal in float16, and 2^-127 in float32; the next generation keeps both."""
+    for target, name, wanted in (("gfx90a", "16x16x16f16", 0.0), ("gfx942", "16x16x16_f16", 16 * 2.0**-15)):
+        v = dict.fromkeys((10, 11), 33554944) | dict.fromkeys((12, 13), 1006648320)
+        wave = run(target, f"v_mfma_f32_{name} v[0:3], v[10:11], v[12:13], 0", v)
+        assert set(floats(wave, 0)) == {np.float32(wanted)}
+
+
+def test_xf32_drops_the_last_13_bits():
+    wave = run("gfx942", "v_mfma_f32_16x16x8_xf32 v[0:3], v[10:11], v[12:13], 0", {
+        10: 1 + 2.0**-10 + 2.0**-11, 11: 1.0, 12: 1.0, 13: 1.0,
+    })  # fmt: skip
+    assert set(floats(wave, 0)) == {np.float32(8 + 4 * 2.0**-10)}
+
+
+# ---------------------------------------------------------------- scalar instructions
+
+SCALAR_EXAMPLES = """
+s_add_u32 s0, s1, s2             | 0xffffffff 2     | 1           | 1
+s_sub_u32 s0, s1, s2             | 1 2              | 0xffffffff  | 1
+s_addc_u32 s0, s1, s2            | 1 2              | 4           | 0
+s_subb_u32 s0, s1, s2            | 5 2              | 2           | 0
+s_add_i32 s0, s1, s2             | 0x7fffffff 1     | 0x80000000  | 1
+s_add_i32 s0, s1, s2             | 0xffffffff 1     | 0           | 0
+s_sub_i32 s0, s1, s2             | 3 5              | -2          | 0
+s_mul_i32 s0, s1, s2             | -3 5             | -15         | 1
+s_mul_hi_u32 s0, s1, s2          | 0x80000000 6     | 3           | 1
+s_mul_hi_i32 s0, s1, s2          | -1 6             | -1          | 1
+s_and_b32 s0, s1, s2             | 6 9              | 0           | 0
+s_or_b32 s0, s1, s2              | 6 9              | 15          | 1
+s_xor_b32 s0, s1, s2             | 6 3              | 5           | 1
+s_andn2_b32 s0, s1, s2           | 7 2              | 5           | 1
+s_not_b32 s0, s1                 | -1               | 0           | 0
+s_lshl_b32 s0, s1, s2            | 0x80000001 33    | 2           | 1
+s_lshl_b32 s0, s1, s2            | 0x80000000 1     | 0           | 0
+s_lshr_b32 s0, s1, s2            | 0x80000000 31    | 1           | 1
+s_ashr_i32 s0, s1, s2            | 0x80000000 31    | -1          | 1
+s_lshl3_add_u32 s0, s1, s2       | 5 2              | 42          | 0
+s_bfe_u32 s0, s1, 0x80004        | 0x12345678       | 0x67        | 1
+s_bfe_i32 s0, s1, 0x80004        | 0x12345f78       | -9          | 1
+s_min_i32 s0, s1, s2             | -1 3             | -1          | 1
+s_max_i32 s0, s1, s2             | -1 3             | 3           | 0
+s_min_u32 s0, s1, s2             | -1 3             | 3           | 0
+s_abs_i32 s0, s1                 | -7               | 7           | 1
+s_sext_i32_i8 s0, s1             | 0x1ff            | -1          | 1
+s_sext_i32_i16 s0, s1            | 0x18000          | -32768      | 1
+s_movk_i32 s0, 0xffc0            |                  | -64         | 1
+s_cselect_b32 s0, s1, s2         | 7 9              | 7           | 1
+s_cmp_lt_i32 s1, s2              | -1 3             |             | 1
+s_cmp_lt_u32 s1, s2              | -1 3             |             | 0
+s_cmp_lg_u32 s1, s2              | 3 3              |             | 0
+s_cmpk_gt_i32 s1, 0x8000         | 3                |             | 1
+s_bitcmp0_b32 s1, 4              | 0x10             |             | 0
+s_bitcmp1_b32 s1, 4              | 0x10             |             | 1
+"""
+
+
+@pytest.mark.parametrize("example", SCALAR_EXAMPLES.strip().splitlines(), ids=lambda line: line.split("|")[0].strip())
+def test_one_scalar_instruction(example):
+    """SCC is 1 before."""
+    code, inputs, wanted, scc = (cell.strip() for cell in example.split("|"))
+    given = dict(enumerate(map(number, inputs.split()), 1))
+    wave = run("gfx942", f"s_cmp_eq_u32 0, 0\n{code}", s=given)
+    assert wave.scc == int(scc)
+    if wanted:
+        assert wave.get_scalar(0) == int(wanted, 0) & 0xFFFFFFFF
+
+
+def test_scalar_floats_of_rdna4():
+    code = """
+    s_mul_f32 s2, s0, 0x40000000
+    s_fmac_f32 s3, s0, s0
+    v_s_exp_f32 s4, s0
+    s_cvt_u32_f32 s5, s0
+    s_cmp_lt_f32 s0, 4.0
+    """
+    wave = run("gfx1201", code, s={0: 3.0, 3: 1.0})
+    assert wave.s[2:5].view(np.float32).tolist() == [6, 10, 8] and wave.s[5] == 3 and wave.scc == 1
+
+
+def test_exec_is_saved_and_combined():
+    code = """
+    v_cmp_gt_u32_e32 vcc, 3, v1
+    s_and_saveexec_b64 s[2:3], vcc
+    s_cbranch_execz skip
+    v_mov_b32_e32 v0, 1
+    skip:
+    s_or_b64 exec, exec, s[2:3]
+    v_mov_b32_e32 v2, 2
+    """
+    wave = run("gfx942", code, {0: 0, 1: np.arange(64), 2: 0}, mask=0xFE)
+    assert wave.v[0].nonzero()[0].tolist() == [1, 2] and wave.v[2].nonzero()[0].tolist() == list(range(1, 8))
+
+
+def test_a_loop():
+    code = """
+    s_mov_b32 s0, 0
+    v_mov_b32_e32 v0, 0
+    again:
+    v_add_u32_e32 v0, s0, v0
+    s_add_i32 s0, s0, 1
+    s_cmp_lt_i32 s0, 5
+    s_cbranch_scc1 again
+    """
+    assert set(run("gfx942", code).v[0]) == {10}
+
+
+# ---------------------------------------------------------------- LDS, memory, barriers
+
+
+def test_lds_moves_what_it_should():
+    lanes = np.arange(64)
+    code = """
+    ds_write_b32 v1, v2 offset:256
+    ds_write2_b32 v1, v2, v3 offset0:128 offset1:192
+    ds_read_b32 v4, v1 offset:256
+    ds_read2st64_b32 v[5:6], v1 offset0:2 offset1:3
+    ds_write_b16 v1, v2 offset:1024
+    ds_read_u16 v7, v1 offset:256
+    ds_read_u16_d16_hi v8, v1 offset:1024
+    ds_read_i8 v9, v1 offset:256
+    """
+    wave = run("gfx942", code, {1: 4 * lanes, 2: lanes - 5, 3: lanes + 99, 8: 0x1234}, lds=2048)
+    assert wave.v[4].tolist() == [(i - 5) & 0xFFFFFFFF for i in range(64)] == wave.v[5].tolist()
+    assert wave.v[6].tolist() == [i + 99 for i in range(64)]
+    assert wave.v[7, 0] == 0xFFFB and wave.v[8, 0] == 0xFFFB1234 and wave.v[9, 0] == 0xFFFFFFFB
+    with pytest.raises(Fault, match="outside the 2048 bytes"):
+        run("gfx942", "ds_read_b64 v[0:1], v1", {1: 2044}, lds=2048)
+
+
+def test_a_transposed_read_of_cdna4():
+    """16 lanes, each with the address of 4 halves of a row of 16, get a column of 4."""
+    code = """
+    ds_write_b64 v1, v[2:3]
+    ds_read_b64_tr_b16 v[4:5], v1
+    """
+    lanes = np.arange(64)
+    two = 4 * lanes | (4 * lanes + 1) << 16
+    wave = run("gfx950", code, {1: 8 * lanes, 2: two, 3: two + 0x20002}, lds=512)
+    halves = np.ascontiguousarray(wave.v[4:6].T).view(np.uint16)
+    assert halves.tolist() == [[64 * (i // 16) + 16 * k + i % 16 for k in range(4)] for i in range(64)]
+
+
+STORE_AND_READ = """
+v_lshlrev_b32_e32 v1, 2, v0
+ds_write_b32 v1, v0
+{barrier}
+v_xor_b32_e32 v1, 0x100, v1
+ds_read_b32 v2, v1
+"""
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_waves_exchange_through_lds(order):
+    made = Machine("gfx942", STORE_AND_READ.format(barrier="s_barrier"), waves=2, lds=512, order=order).run()
+    assert [wave.v[2, 0] for wave in made.waves] == [64, 0]
+    split = "s_barrier_signal -1\nv_nop\ns_barrier_wait -1"
+    code = STORE_AND_READ.format(barrier=split).replace("0x100", "0x80")
+    assert [w.v[2, 0] for w in Machine("gfx1201", code, waves=2, order=order).run().waves] == [32, 0]
+    for target, barrier in (("gfx942", ""), ("gfx1201", "s_barrier_signal -1"), ("gfx1201", "")):
+        code = STORE_AND_READ.format(barrier=barrier) + ("s_barrier_wait -1" if barrier else "")
+        if target == "gfx1201":
+            code = code.replace("0x100", "0x80")
+        with pytest.raises(Fault, match="a race"):
+            Machine(target, code, waves=2, lds=512, order=order).run()
+
+
+def test_two_waves_may_store_one_value_but_not_two():
+    same = "v_mov_b32_e32 v1, 0\ns_nop 0\nds_write_b32 v1, v1"
+    Machine("gfx942", same, waves=2).run()
+    with pytest.raises(Fault, match="store different values"):
+        Machine("gfx942", same.replace("v1, v1", "v1, v0"), waves=2).run()
+
+
+def test_all_waves_meet_a_barrier():
+    code = "v_readfirstlane_b32 s2, v0\ns_cmp_eq_u32 s2, 0\ns_cbranch_scc1 end\ns_barrier\nend:"
+    with pytest.raises(Fault, match="some waves ended"):
+        Machine("gfx942", code, waves=2).run()
+
+
+def memory_of(values):
+    """Return an array, its address and the range that a kernel may touch."""
+    return values, values.ctypes.data, (values.ctypes.data, values.ctypes.data + values.nbytes)
+
+
+def test_memory_is_checked():
+    values, address, allowed = memory_of(np.arange(64, dtype=np.uint32))
+    s = {2: address & 0xFFFFFFFF, 3: address >> 32}
+    code = "global_load_dword v1, v0, s[2:3] offset:-4"
+    wave = run("gfx942", code, {0: 4 * np.arange(64) + 4}, s, ranges=[allowed])
+    assert wave.v[1].tolist() == list(range(64))
+    run("gfx942", "global_store_short v0, v1, s[2:3]", {0: 4 * np.arange(64), 1: 0x12345678}, s, ranges=[allowed])
+    assert values.tolist() == [0x5678] * 64
+    with pytest.raises(Fault, match="load outside every tensor in 1 lanes"):
+        run("gfx942", code, {0: 4 * np.arange(64) + 8}, s, ranges=[allowed])
+    wave = run("gfx942", code, {0: 4 * np.arange(64) + 8}, s, mask=(1 << 63) - 1, ranges=[allowed])
+    with pytest.raises(Fault, match="store outside"):
+        run("gfx942", "global_store_dwordx2 v[0:1], v[2:3], off", {0: 0x40000, 1: 0}, ranges=[allowed])
+
+
+def test_a_buffer_out_of_range_reads_zero_and_stores_nothing():
+    values, address, allowed = memory_of(np.arange(1, 65, dtype=np.uint32))
+    s = {4: address & 0xFFFFFFFF, 5: address >> 32, 6: 64, 7: 0x27000, 8: 4}
+    code = "buffer_load_dwordx2 v[2:3], v1, s[4:7], s8 offen offset:4\nbuffer_store_dword v0, v1, s[4:7], 0 offen"
+    at = np.where(np.arange(64) < 7, 8 * np.arange(64), 0x80000000)
+    wave = run("gfx942", code, {0: 500, 1: at}, s, ranges=[allowed])
+    assert wave.v[2].tolist() == [3, 5, 7, 9, 11, 13, 15] + [0] * 57 and wave.v[3, 6] == 16 and not wave.v[3, 7:].any()
+    assert values[:14:2].tolist() == [500] * 7 and values[1] == 2 and values[14:].tolist() == list(range(15, 65))
+    with pytest.raises(Fault, match="end of its buffer cuts"):
+        run("gfx942", "buffer_load_dwordx2 v[2:3], v1, s[4:7], 0 offen", {1: 60}, s, ranges=[allowed])
+
+
+def test_scratch_is_of_each_lane():
+    code = "scratch_store_dword off, v1, off offset:8\nscratch_load_dword v2, off, off offset:8"
+    assert run("gfx942", code, {1: np.arange(64)}, scratch=12).v[2].tolist() == list(range(64))
+    with pytest.raises(Fault, match="outside the 8 bytes of scratch"):
+        run("gfx942", code, {1: 0}, scratch=8)
+
+
+def test_scalar_loads():
+    values, address, allowed = memory_of(np.arange(16, dtype=np.uint32))
+    code = "s_load_dwordx2 s[4:5], s[2:3], 0x8\ns_load_dword s6, s[2:3], s4"
+    wave = run("gfx942", code, s={2: address & 0xFFFFFFFF, 3: address >> 32}, ranges=[allowed])
+    assert wave.s[4:7].tolist() == [2, 3, values.view(np.uint8)[2:6].view(np.uint32)[0]]
+
+
+# ---------------------------------------------------------------- what is not known, and faults of the interpreter
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "v_frobnicate_b32 v0, v1", "s_frobnicate_b32 s0, s1", "ds_add_u32 v0, v1", "global_atomic_add v0, v1, s[0:1]",
+        "v_mov_b32_dpp v0, v1 wave_shl:1 row_mask:0xf bank_mask:0xf", "v_add_f32_e64 v0, v1, v2 mul:2",
+        "v_mfma_f32_4x4x1_16b_f32 a[0:3], v0, v1, a[0:3]", "v_add_u32_e64 v0, v1, v2 clamp", "v_add_u32_e32 v0, v1",
+        "v_mov_b32_e32 v0, s[0:1:2]", "buffer_load_dword v0, v1, s[0:3], 0 idxen", "s_trap 2", "s_barrier_signal 3",
+        "v_mfma_f32_32x32x8_bf16 v[0:15], v[0:1], v[2:3], 0 cbsz:1", "v_mov_b32_e32 v0, v256",
+    ],
+)  # fmt: skip
+def test_what_is_not_known_is_refused(code):
+    """Before anything runs: an instruction that is misread could give a right result by chance."""
+    with pytest.raises(Fault):
+        run("gfx942", code)
+
+
+def test_registers_start_as_noise():
+    wave = run("gfx942", "s_nop 0")
+    assert len(set(wave.v[1])) > 32 and len(set(wave.s[10:50].tolist())) > 30
+
+
+# Fault -> (object, name of its attribute or key, what it becomes, the test that must notice).
+FAULTS = {
+    "shift operands swapped": (tables.VECTOR, "v_lshlrev_b32", "u32 u32 -> u32 | a << (b & 31)", "gfx942  | v_lshlrev"),
+    "bit field one bit short": (tables.VECTOR, "v_bfe_u32", "u32 u32 u32 -> u32 | bit_field(a, b, c - 1)", "v_bfe_u32"),
+    "maximum passes NaN on": (tables.VECTOR, "v_max_f32", "f32 f32 -> f32 | np.maximum(a, b)", "gfx942  | v_max_f32"),
+    "conversion truncates": (arithmetic, "bfloat16_bits", lambda x: x.view(np.uint32) >> 16, "v_cvt_pk_bf16_f32"),
+    "fma rounds twice": (arithmetic, "fma", lambda a, b, c: a * b + c, test_fma_rounds_once),
+    "division scaled the wrong way": (
+        arithmetic,
+        "div_fmas",
+        lambda a, b, c, flag: np.where(flag, a * b + c, arithmetic.fma(a, b, c)),
+        test_division_is_right_everywhere,
+    ),
+    "DPP moves the other way": (
+        vector,
+        "moved_lanes",
+        lambda modifiers, width: ((np.arange(width) + 1) % width, np.ones(width, bool)),
+        lambda: test_dpp_moves_lanes("row_shr:4"),
+    ),
+    "MFMA stores the transpose": (
+        matrix,
+        "mfma_layout",
+        lambda size, depth, made=matrix.mfma_layout: (*made(size, depth)[:2], *made(size, depth)[:1:-1]),
+        lambda: test_mfma_is_a_matmul(*MFMA[2]),
+    ),
+    "WMMA of RDNA 3 on RDNA 4": (
+        matrix,
+        "wmma_layout",
+        lambda target, made=matrix.wmma_layout: made("gfx1100"),
+        lambda: test_wmma_is_a_matmul("gfx1201", "f16"),
+    ),
+    "races are not looked for": (
+        machine.LDS,
+        "end_of_interval",
+        lambda self, barrier: None,
+        lambda: test_waves_exchange_through_lds(1),
+    ),
+    "addresses are not checked": (
+        machine.Memory,
+        "places",
+        lambda self, address, size, word: machine.places(address - machine.FIRST_ADDRESS, size),
+        test_memory_is_checked,
+    ),
+    "lanes that are off are written": (
+        machine.Wave,
+        "put",
+        lambda self, kind, i, value, where=None: self.vector[kind][i].__setitem__(slice(None), value),
+        test_lanes_that_are_off_keep_their_registers,
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_the_interpreter_are_noticed(fault):
+    """A test of the tests above."""
+    where, name, changed, test = FAULTS[fault]
+    if where is tables.VECTOR:
+        patch = mock.patch.dict(where, tables.read_table(f"{name} | {changed}"))
+    else:
+        patch = mock.patch.object(where, name, changed)
+
+    def notice():
+        if isinstance(test, str):
+            for example in EXAMPLES.strip().splitlines():
+                if test in example:
+                    test_one_instruction(example)
+        else:
+            test()
+
+    notice()
+    with (
+        patch,
+        mock.patch.dict(tables.NAMES, {name: changed}),
+        pytest.raises((AssertionError, Fault, pytest.fail.Exception)),
+    ):
+        if where is arithmetic:  # the table holds the function itself
+            lines = tables.VOP1 + tables.VOP2 + tables.VOP3
+            tables.VECTOR.update(tables.read_table(lines))
+        notice()
+
+
+def test_a_kernel_is_read(tmp_path):
+    """Labels, places in the source, registers and arguments."""
+    text = """
+\t.amdgcn_target "amdgcn-amd-amdhsa--gfx942"
+f:
+\t.file\t1 "/somewhere" "kernels.py"
+\t.loc\t1 12 3
+\ts_branch .LBB0_1   ; a comment
+.LBB0_1:
+\ts_endpgm
+\t.amdhsa_kernel f
+\t\t.amdhsa_user_sgpr_count 16
+\t\t.amdhsa_next_free_vgpr 164
+\t\t.amdhsa_accum_offset 100
+\t\t.amdhsa_system_sgpr_workgroup_id_x 1
+\t.end_amdhsa_kernel
+      - .offset:         24
+        .size:           4
+        .value_kind:     by_value
+    .wavefront_size: 64
+"""
+    kernel = parse_kernel(text)
+    assert (kernel.name, kernel.target, kernel.width, kernel.vgprs, kernel.agprs) == ("f", "gfx942", 64, 100, 64)
+    assert kernel.labels[".LBB0_1"] == 1 and kernel.arguments == ((24, 4, "by_value"),)
+    assert str(kernel.code[0][0]) == "s_branch .LBB0_1  (kernels.py:12)"

@@ -1,0 +1,80 @@
+"""Version 3's kernels, executed as AMD's instructions: as close to float64 as kernel_cases demands, on every target.
+
+Each result is judged like those of Triton's interpreter. Also: no access lies outside of a tensor, no wave reads what
+another one stores without a barrier in between, all waves meet at barriers, and every instruction is known.
+"""
+
+import concurrent.futures
+import itertools
+import multiprocessing
+
+import pytest
+import torch
+
+pytest.importorskip("triton", minversion="3.6", reason="scripts/inspect_kernels.py needs it, too")
+
+from amd import amd_cases, wrong_kernels
+from inspect_kernels import prepare_worker
+
+# target, case, dtype, order of the waves: every target, kernel and dtype, and both orders. The rest is slow.
+QUICK = [
+    ("gfx942", "attention", "bfloat16", 1),
+    ("gfx942", "attention, D=16", "float32", -1),
+    ("gfx942", "norm", "float16", 1),
+    ("gfx942", "adamw", "bfloat16", -1),
+    ("gfx1100", "attention", "float16", -1),
+    ("gfx1100", "loss", "float32", 1),
+    ("gfx1100", "swiglu", "bfloat16", -1),
+    ("gfx1100", "norm, nothing added", "float32", 1),
+    ("gfx90a", "attention", "bfloat16", 1),
+    ("gfx90a", "rope", "float16", -1),
+    ("gfx950", "attention", "float16", 1),
+    ("gfx950", "loss, several tiles", "bfloat16", -1),
+    ("gfx1201", "attention", "bfloat16", -1),
+    ("gfx1201", "swiglu, exponential overflows", "float16", 1),
+    ("gfx1201", "adamw", "float32", 1),
+    ("gfx90a", "loss", "float16", -1),
+    ("gfx90a", "swiglu", "float32", 1),
+    ("gfx950", "norm", "bfloat16", -1),
+    ("gfx950", "rope", "float32", 1),
+    ("gfx1100", "adamw", "float16", 1),
+    ("gfx1201", "norm, large", "float16", 1),
+    ("gfx1201", "loss", "bfloat16", -1),
+    ("gfx1201", "attention, D=32", "float32", 1),
+    ("gfx1100", "attention, two sequences", "bfloat16", 1),
+]
+NAMES = [*amd_cases.CASES, *amd_cases.OPTIMIZERS]
+REST = [
+    (*case, 1 - 2 * (number % 2))
+    for number, case in enumerate(itertools.product(amd_cases.TARGETS, NAMES, amd_cases.DTYPES))
+    if case not in {quick[:3] for quick in QUICK}
+]
+ALL = [*(pytest.param(*case) for case in QUICK), *(pytest.param(*case, marks=pytest.mark.slow) for case in REST)]
+
+
+@pytest.fixture(scope="module")
+def worker():
+    """Return a process in which Triton compiles; it keeps what it compiled."""
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, spawn, prepare_worker) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(("target", "name", "dtype", "order"), ALL)
+def test_results_are_right(target, name, dtype, order, worker):
+    found = worker.submit(amd_cases.run, target, name, dtype, order=order).result()
+    expected = amd_cases.KNOWN.get((target, name, dtype))
+    if expected:
+        assert expected in found["fault"]
+    else:
+        assert not found["fault"] and found["instructions"]["vector"] > 1000
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="compares with Triton's interpreter, which a GPU replaces")
+@pytest.mark.parametrize("name", wrong_kernels.WRONG_KERNELS)
+def test_faults_that_only_the_machine_code_shows(name, worker):
+    """Triton's interpreter, in this process, finds these kernels right."""
+    _, function, expected = wrong_kernels.WRONG_KERNELS[name]
+    assert wrong_kernels.is_right(*function())
+    said, right = worker.submit(wrong_kernels.run, name).result()
+    assert not right and expected in said and bool(expected) == bool(said)

@@ -1,0 +1,104 @@
+"""Faults of a kernel in memory, and what the kernels' cases and the exercises' grading say of each."""
+
+import contextlib
+import sys
+
+import pytest
+import torch
+
+from common.guarded_memory import GuardedMemory, never_written, stray_store
+from common.versions import REPOSITORY
+from kernel_cases import Case, Wrong, check, normal
+
+sys.path.insert(0, str(REPOSITORY / "exercises"))
+import grading
+import judge
+
+SOURCE = """
+import triton
+import triton.language as tl
+
+BLOCK = 4
+
+@triton.jit
+def kernel(x_ptr, y_ptr, count, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < count
+    x = tl.load(x_ptr + i, mask=inside, other=0.0)
+    # the fault
+    tl.store(y_ptr + i, 2 * x, mask=inside)
+
+def run(x, y):
+    kernel[(3,)](x.contiguous(), y, x.numel(), BLOCK)
+"""
+FAULT = "# the fault"
+NAN = "NaN or"  # "NaN or never written", "NaN or infinite"
+# Fault -> a text of the source, what replaces it, and what each side says of it; None: it is not seen there.
+FAULTS = {
+    "nothing": (FAULT, "pass", None, None),
+    "load past the end": (FAULT, "x += 0 * tl.load(x_ptr + count)", NAN, NAN),
+    "load before the start": (FAULT, "x += 0 * tl.load(x_ptr - 1)", NAN, NAN),
+    "load past the end of an output": (FAULT, "x += 0 * tl.load(y_ptr + count)", NAN, NAN),
+    "load of what is not written yet": (FAULT, "x += 0 * tl.load(y_ptr + i, inside, 0.0)", NAN, "4 of|never written"),
+    "load past the end, not used": (FAULT, "tl.load(x_ptr + count)", None, "nearest 1 past the end: mask the load"),
+    "load before the start, not used": (FAULT, "tl.load(x_ptr - 2)", None, "nearest 2 before the start: mask the load"),
+    "masked load without other": (FAULT, "x += 0 * tl.sum(tl.load(x_ptr + i, inside), 0)", None, "without other"),
+    "store past the end": (FAULT, "tl.store(y_ptr + count, 0.0)", "1 past the end", "y: 1 element .* 1 past the end"),
+    "store before the start": (FAULT, "tl.store(y_ptr - 1 - i, x)", "1 before the", "y: 12 elements .* 1 before the"),
+    "store of NaN": (FAULT, "tl.store(y_ptr + count + 2, float('nan'))", "3 past the end", "y: .* 3 past the end"),
+    "store past the end of an input": (FAULT, "tl.store(x_ptr + count, 0.0)", "1 past the end", "x: .* 1 past the end"),
+    "store before an input": (FAULT, "tl.store(x_ptr - 2, 0.0)", "2 before the start", "x: .* 2 before the start"),
+    "store of a band": (FAULT, "tl.store(y_ptr + count, tl.load(x_ptr + count))", "1 past the end", "y: .* 1 past the"),
+    "input changed": (FAULT, "tl.store(x_ptr + i, -x, mask=inside)", "x was overwritten", "x: the kernel changed its"),
+    "an element never written": ("mask=inside)\n\n", "mask=i < 9)\n\n", "1 of 10", "1 of 10 .* at row 1, column 4"),
+    "a program not launched": ("[(3,)]", "[(2,)]", "2 of 10 elements are", "y: 2 of 10 elements are never written"),
+    "strides ignored": ("x.contiguous()", "x", "y: relative error|NaN", None),
+    "stored twice": (FAULT, "tl.store(y_ptr + i + BLOCK, x, mask=i + BLOCK < count)", None, "stored it twice"),
+    "another program's result": (FAULT, "x += 0 * tl.load(y_ptr + i - 4, inside & (i > 3), 0.0)", None, "same launch"),
+}
+
+
+def faulty(name, folder):
+    """Return a module whose kernel has this fault."""
+    old, new, *_ = FAULTS[name]
+    assert SOURCE.count(old) == 1
+    path = folder / "faulty.py"
+    path.write_text(SOURCE.replace(old, new))
+    return grading.load_module(path, "faulty")
+
+
+def doubled(module, x):
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    module.run(x.detach(), y)
+    return y + 0 * x
+
+
+def judged(said, kind):
+    return pytest.raises(kind, match=said) if said else contextlib.nullcontext()
+
+
+@pytest.mark.skipif(not grading.INTERPRETED, reason="a GPU shows fewer faults")
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_said_of_a_fault(name, tmp_path, device):
+    """In float16, which has the fewest bits for marks."""
+    module, (*_, of_kernel, of_answer) = faulty(name, tmp_path), FAULTS[name]
+    layout = "reversed" if name == "strides ignored" else "contiguous"
+    x = {"x": normal(2, 5)}
+    case = Case(doubled, lambda x: 2 * x.detach() + 0 * x, ("y",), x, layouts={"x": layout})
+    with judged(of_kernel, Wrong):
+        check(module, case, torch.float16, device)
+    task = grading.Task({}, lambda: x, lambda x: {"y": 2 * x}, {"y": "row column"}, {})
+    with judged(of_answer, judge.Wrong):
+        grading.run_case(task, module, {}, torch.float16)
+
+
+@pytest.mark.parametrize("name", "float64 float32 bfloat16 float8_e4m3fn float8_e4m3fnuz int64 int32".split())
+def test_marks_of_every_dtype(name, device):
+    with GuardedMemory():
+        x = torch.empty(3, 2, dtype=getattr(torch, name), device=device)
+    assert never_written(x).all() and stray_store(x) is None
+    assert "float" not in name or x.float().isnan().all()
+    x.zero_()
+    assert not never_written(x).any() and stray_store(x) is None
+    x.as_strided((1,), (1,), x.storage_offset() + 6).zero_()
+    assert stray_store(x) == "1 element outside the tensor written, the nearest 1 past the end"
