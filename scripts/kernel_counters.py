@@ -35,8 +35,8 @@ NOT_ASKED_FOR = ("launch__", "device__")  # Nsight Compute adds such metrics to 
 SHOWN = 6  # counters; the CSV holds all of them
 
 
-def read_file(path):
-    """Return [(kernel, counter, unit, value)] of every launch in a file."""
+def read_file(path, places):
+    """Return [(kernel, counter, unit, value)] of every launch in a file; add (process, GPU) of each to places."""
     content = content_of(path)
     if not content:
         raise Failure(2, EMPTY)
@@ -52,6 +52,7 @@ def read_file(path):
     if {"name", "counter", "value"} <= set(header):
         found = []
         for row in rows:
+            places.add((row.get("process"), row.get("gpu")))
             if row["counter"] and ("unit" not in row or is_number(row["value"])):  # ncu's details hold words too
                 found.append((clean(row["name"]), clean(row["counter"]), row.get("unit", ""), value_of(row["value"])))
         return found
@@ -85,17 +86,20 @@ def read_counters(path):
         check_one_result(path)
         choices = [matching(path, pattern) for pattern in FILES]
     parts = {}
+    places = set()
     pass_of = {}  # a counter that several passes over the script read is taken from the first
     for file in next(filter(None, choices), []):
         this = PASS.findall(str(file.relative_to(path)))
         with errors_of(file):
-            for kernel, counter, unit, value in read_file(file):
+            for kernel, counter, unit, value in read_file(file, places):
                 if pass_of.setdefault(counter, this) == this:
                     parts.setdefault((kernel, counter, unit), []).append(value)
     if not parts:
         raise Failure(2, f"{path}: no counter of any kernel is there")
     rows = []
     remarks = []
+    if len(places) > 1:
+        remarks.append(f"These are the counters of {len(places)} GPUs or processes, taken together.")
     for (kernel, counter, unit), part in parts.items():
         values = [value for value in part if value is not None]
         if len(values) < len(part):

@@ -11,6 +11,7 @@ from common.tables import columns, rounded, text_table
 
 NO_HOST = "the profile holds no calls of the host that tell why"
 PAUSE_US = 1000  # a gap between two steps that is longer is the profiler's or the script's pause
+AFTER_WAIT_US = 100  # within which a host that waited for a copy launches again
 SHORT_US = 10  # kernels that wait in one queue follow each other within this time
 GAPS_SHOWN = 5
 IDLE_BOUND = 0.25  # a step with a larger fraction of idle time is launch-bound, if it waits for the host
@@ -224,8 +225,9 @@ def reason_of(gap, host):
     if launch is None or (launch.is_operator and launch.start_ns <= start):
         return UNKNOWN
     if launch.start_ns > start or launch.end_ns > start + 500 * gap["gap_us"]:
-        if after.kind == "copy" and host.covers(host.waits.get(launch.thread, []), start):
-            return COPY
+        waits = host.waits.get(launch.thread, [])
+        if after.kind == "copy" and host.covers(waits, start):  # after a longer gap the host had something else to do
+            return COPY if gap["gap_us"] <= AFTER_WAIT_US or host.covers(waits, start + 500 * gap["gap_us"]) else LATE
         if host.covers(host.collectives, start + 500 * gap["gap_us"]):
             return PEER
         return LATE
@@ -274,7 +276,8 @@ def idle_results(profile):
         "paused_us": paused,
         "unsure_us": unsure,
         "long_us": sum(gap["gap_us"] for gap in gaps if gap["gap_us"] > PAUSE_US),
-        "host_known": any(call.launch for call in profile.calls),
+        "late_us": sum(gap["gap_us"] for gap in gaps if gap["gap_us"] > PAUSE_US and gap["reason"] == LATE),
+        "host_known": any(call.launch and not call.launch.is_operator for call in profile.calls),
         "steps_marked": bool(profile.spans),
         "gaps": len(gaps),
         "per_step": rows,
@@ -313,6 +316,9 @@ def verdict(found):
         if found["long_us"] > found["idle_us"] / 2:
             return None, f"no verdict: {share}, mostly in gaps over {PAUSE_US} us, and {NO_HOST}"
         return True, f"launch-bound: {share}"
+    if why.get(LATE, 0) >= 50 and found["late_us"] > found["idle_us"] / 2:
+        late = f"because the host was late by more than {PAUSE_US} us at a time: the longest gaps tell at what"
+        return False, f"not launch-bound, but idle: {share}, mostly {late}"
     if why.get(LATE, 0) >= 50:
         return True, f"launch-bound: {share}, mostly because the host launched late"
     if why.get(UNKNOWN, 0) >= 50:
