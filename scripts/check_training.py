@@ -55,6 +55,11 @@ import traceback
 import warnings
 
 import torch
+
+if not torch.cuda.is_available():
+    # PyTorch's counter of FLOPs imports Triton, which reads this then: a CPU runs a script's kernels in no other way.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as module_hooks
