@@ -214,7 +214,8 @@ def parse(argv):
     parser.add_argument("command", nargs="?", default="list", help="list, NN, hint, solution, scoreboard or verify")
     parser.add_argument("arguments", nargs="*", metavar="NN", help="number of an exercise, and of a hint")
     parser.add_argument("--watch", action="store_true", help="check again whenever the file is saved")
-    parser.add_argument("--target", choices=AMD_TARGETS, help="execute the instructions of this AMD GPU, without one")
+    on_amd = f"execute the instructions of an AMD GPU, without one: {', '.join(AMD_TARGETS)}"
+    parser.add_argument("--target", choices=AMD_TARGETS, metavar="GPU", help=on_amd)
     parser.add_argument("--give-up", action="store_true", help="show the solution of an exercise that is not passed")
     return parser.parse_intermixed_args(argv)
 

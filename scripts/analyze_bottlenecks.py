@@ -4,7 +4,9 @@
 example: python analyze_bottlenecks.py --profile-data pytorch_profiles/ --output-report bottlenecks_v1.md
 
 Reads a PyTorch trace. From the recorded shapes follow the bytes and FLOPs that each operator needs at least, and from
-the device's ceilings (a large matmul, a large copy) the shortest time for them. Writes the report, and beside it
+the device's ceilings (a large matmul, a large copy) the shortest time for them. Tells also how the GPU spent each step,
+why it idled, and how fast the matmuls of each shape were. Writes the report (Markdown, or HTML if its name says so) and
+beside it
 
     bottleneck_analysis/operator_timing.csv         a row per operator
     bottleneck_analysis/optimization_targets.json   the groups, by the time that could be saved
@@ -14,12 +16,16 @@ import json
 import pathlib
 import sys
 
+from common import report as pages
 from common.command_line import Parser
+from common.gemms import NO_SHAPES, gemm_results, gemm_table
+from common.idle import EXPOSED, idle_results, idle_tables
 from common.profiles import INTERPRETED
 from common.roofline import add_trace_options, analyzed_trace, ceilings_line
-from common.tables import columns, emit, markdown, markdown_table, rounded, write_csv
+from common.tables import columns, emit, rounded, text_table, write_csv
 
 TOP = 25  # operators in the report
+MATMULS_SHOWN = 5  # on the screen
 GROUP_COLUMNS = (
     "rank: {rank} | group: {group} | ms per step: {ms:r} | %: {share_percent:.1f} | could save ms: {could_save_ms:r} | "
     "step faster by at most: {step_could_be:.2f} | addressed by: {addressed_by}"
@@ -45,40 +51,62 @@ def ranked(rows):
 
 
 def targets(rows):
-    """Return a row per group, by the time that could be saved; where that is not known, by its whole time."""
+    """Return a row per group, by the time that could be saved; where that is not known, by its whole time.
+
+    A group of which most time has no floor has no bound: it may have everything to win.
+    """
     whole = sum(row["ms"] for row in rows)
     found = []
     for group in dict.fromkeys(row["group"] for row in rows):
         part = [row for row in rows if row["group"] == group]
         ms = sum(row["ms"] for row in part)
         gains = [max(0.0, row["ms"] - row["roofline_ms"]) for row in part if row["roofline_ms"] is not None]
-        saved = sum(gains) if gains else None
         unknown = sum(row["ms"] for row in part if row["roofline_ms"] is None)  # nobody knows how short these can be
-        faster = whole / (whole - saved - unknown) if gains and saved + unknown < whole else None
+        saved = sum(gains) if gains and unknown <= ms / 2 else None
+        faster = whole / (whole - saved - unknown) if saved is not None and saved + unknown < whole else None
         row = {"group": group, "ms": ms, "share_percent": 100 * ms / (whole or 1), "could_save_ms": saved}
         found.append(row | {"step_could_be": faster, "addressed_by": ADDRESSED_BY[group]})
     return ranked(sorted(found, key=lambda row: -(row["ms"] if row["could_save_ms"] is None else row["could_save_ms"])))
 
 
-def report(content):
-    """Return the Markdown page: groups by the time that could be saved, operators by their time."""
+def evidence(rows):
+    """Return the sentence about operators without a floor, if most of the time is theirs."""
+    whole = sum(row["ms"] for row in rows)
+    known = sum(row["ms"] for row in rows if row["roofline_ms"] is not None)
+    if known >= whole / 2:
+        return []
+    floor = f"a shortest time is known for {rounded(known)} of {rounded(whole)} ms alone"
+    return [f"No verdict about what to change first: {floor}. The groups are in the order of their time."]
+
+
+def write_report(content, path):
+    """Write the page: groups by the time that could be saved, operators by their time, idle time, matmuls."""
     rows = content["operators"]
     what = "operators" if content["on_cpu"] else "kernels"
     roofs = f"No roofline: {content['ceilings_from']}."
     if content["ceilings"]:
-        roofs = (
-            f"Ceilings, {content['ceilings_from']}: {ceilings_line(content['ceilings'])}. The roofline is the\n"
-            "shortest time that they allow, every input read once."
-        )
-    roofs = "\n".join([roofs, *content["remarks"]])
-    return (
-        f"# Bottlenecks of {markdown(content['trace'])}\n\n"
-        f"{markdown(content['device'])}, {content['steps']} steps, {rounded(sum(row['ms'] for row in rows))} ms in "
-        f"{what} per step.{(' ' + INTERPRETED) * content['interpreted']}\n{roofs}\n\n"
-        f"## What to change, by the time that could be saved\n\n"
-        f"{markdown_table(*columns(GROUP_COLUMNS, content['targets']), left=2)}\n\n"
-        f"## Operators by measured time\n\n{markdown_table(*columns(OPERATOR_COLUMNS, ranked(rows[:TOP])), left=3)}\n"
-    )
+        roofs = f"Ceilings, {content['ceilings_from']}: {ceilings_line(content['ceilings'])}. The roofline is the"
+        roofs += " shortest time that they allow, every input read once."
+    facts = [("device", content["device"]), ("steps", content["steps"])]
+    facts.append(("time", f"{rounded(sum(row['ms'] for row in rows))} ms in {what} per step"))
+    notice = [roofs, *content["remarks"], *[INTERPRETED] * content["interpreted"]]
+    groups = pages.table(*columns(GROUP_COLUMNS, content["targets"]))
+    operators = pages.table(*columns(OPERATOR_COLUMNS, ranked(rows[:TOP])))
+    sections = [
+        ("What to change, by the time that could be saved", [groups]),
+        ("Operators by measured time", [operators]),
+    ]
+    if content["idle"]:
+        verdict = content["idle"]["verdict"]
+        sections.append(("Busy and idle time", [pages.text(f"{verdict}. {EXPOSED}")]))
+        for heading, header, cells, _ in idle_tables(content["idle"]):
+            sections.append((heading, [pages.table(header, cells)]))
+    matmuls = content["matmuls"]
+    told = [pages.text(remark) for remark in matmuls["remarks"]]
+    table = [pages.table(*gemm_table(matmuls))] if matmuls["gemms"] else [pages.text(NO_SHAPES)]
+    sections.append(("Matmuls by shape, the most time lost first", [*told, *table]))
+    write = pages.page if path.suffix == ".html" else pages.markdown
+    path.write_text(write(f"Bottlenecks of {content['trace']}", facts, notice, sections), encoding="utf-8")
 
 
 def as_text(content, files):
@@ -92,18 +120,29 @@ def as_text(content, files):
     lines += content["remarks"]
     if content["interpreted"]:
         lines.append(INTERPRETED)
+    if content["idle"]:
+        lines += ["", content["idle"]["verdict"]]
+        for _, header, rows, left in idle_tables(content["idle"])[:2]:
+            lines += [text_table(header, rows, left=left), ""]
+    matmuls = content["matmuls"]
+    if matmuls["gemms"]:
+        header, rows = gemm_table(matmuls)
+        lines += [text_table(header, rows[:MATMULS_SHOWN], left=3), ""]
     return "\n".join([*lines, f"wrote {', '.join(map(str, files))}"])
 
 
 def analyze(options):
     """Write the report and its two companions."""
-    content = analyzed_trace(options)[1]
+    profile, content = analyzed_trace(options)
     path = pathlib.Path(options.output_report)
     content["targets"] = targets(content["operators"])
+    content["remarks"] += evidence(content["operators"]) if content["ceilings"] else []
+    content["idle"] = None if content["on_cpu"] else idle_results(profile)
+    content["matmuls"] = gemm_results(profile, options.peak)
     folder = path.parent / "bottleneck_analysis"
     folder.mkdir(parents=True, exist_ok=True)
     files = path, folder / "operator_timing.csv", folder / "optimization_targets.json"
-    path.write_text(report(content), encoding="utf-8")
+    write_report(content, path)
     write_csv(content["operators"], files[1])
     files[2].write_text(json.dumps({"trace": content["trace"], "targets": content["targets"]}, indent=1) + "\n")
     emit(content, as_text(content, files), options.json)

@@ -4,16 +4,19 @@
 example: python analyze_communication.py pytorch_profiles/
 
 A kernel of NCCL or RCCL communicates, and so does a copy to or from another GPU. It is hidden while any other kernel or
-copy runs on the same GPU, and exposed while none does. Record the traces with --enable-pytorch-profiler under torchrun;
-of a folder the newest trace of each rank is read.
+copy runs on the same GPU, and exposed while none does (HolisticTraceAnalysis takes it for exposed beside a copy too).
+Per collective it prints the bandwidth, and which rank came last. Record the traces with --enable-pytorch-profiler under
+torchrun; of a folder the newest trace of each rank is read, whatever its name. One file may hold several ranks.
 """
 
 import pathlib
 import re
 import sys
 
-from common.command_line import Failure, Parser, add_steps
-from common.profiles import gpu_profile, steps_needed, unlike, whole_traces
+from common.collectives import COLUMNS as COLLECTIVE_COLUMNS
+from common.collectives import MEANING, collective_rows
+from common.command_line import Failure, Parser, add_gpu, add_steps
+from common.profiles import check_one_gpu, gpu_profile, read_profile, steps_needed, traces_in, unlike, whole_traces
 from common.tables import columns, emit, text_table
 
 COLUMNS = (
@@ -40,7 +43,7 @@ def rank_row(profile):
     busy, communication, hiding = (busy_ms(some) / steps for some in (profile.calls, transfers, others))
     row = {"trace": str(profile.path), "steps": steps, "transfers_per_step": len(transfers) / steps, "busy_ms": busy}
     exposed = busy - hiding
-    return row | {"communication_ms": communication, "exposed_ms": exposed, "exposed_share": exposed / busy}
+    return row | {"communication_ms": communication, "exposed_ms": exposed, "exposed_share": exposed / (busy or 1)}
 
 
 def trace_files(path):
@@ -52,8 +55,25 @@ def trace_files(path):
         if rank := re.search(r"_rank(\d+)_", file.name):
             newest.setdefault(int(rank[1]), file)
     if not newest:
+        for file, rank in traces_in(path):
+            if rank is not None:
+                newest.setdefault(rank, file)
+    if not newest:
         raise Failure(2, f"{path} holds no trace of a rank: record with --enable-pytorch-profiler under torchrun")
     return [newest[rank] for rank in sorted(newest)]
+
+
+def ranks_in(file, options):
+    """Return a profile per rank in a file: of a fused one each of its GPUs."""
+    profile = read_profile(file, options.steps, options.gpu)
+    if profile.on_cpu or len(profile.sources) < 2:
+        return [gpu_profile(file, options.steps, options.gpu)] if profile.on_cpu else [one_gpu(profile)]
+    return [read_profile(file, options.steps, source) for source in profile.sources]
+
+
+def one_gpu(profile):
+    check_one_gpu(profile)
+    return profile
 
 
 def differences(first, other):
@@ -62,26 +82,47 @@ def differences(first, other):
     versions = [profile.metadata.get("version") for profile in (first, other)]
     if versions[0] != versions[1]:
         found.append(f"version: {versions[0]}, {versions[1]}")
-    apart_ns = max(other.calls[0].start_ns - first.calls[-1].end_ns, first.calls[0].start_ns - other.calls[-1].end_ns)
+    moved_ns = other.origin_ns - first.origin_ns
+    after_ns = moved_ns + other.calls[0].start_ns - first.calls[-1].end_ns
+    apart_ns = max(after_ns, first.calls[0].start_ns - other.calls[-1].end_ns - moved_ns)
     if apart_ns / 1e9 > APART_S:
         found.append(f"{apart_ns / 1e9:,.0f} s between them")
     return found
 
 
+def names_of(profiles):
+    """Return a name for each rank: its number, else that of its GPU or file."""
+    names = []
+    for profile in profiles:
+        source = profile.sources[0] if profile.sources else profile.path.name
+        names.append(f"rank {profile.rank}" if profile.rank is not None else str(source))
+    return names if len(set(names)) == len(names) else [f"{name} #{i}" for i, name in enumerate(names, 1)]
+
+
 def analyze(options):
-    first, *others = found = [gpu_profile(file, options.steps) for file in trace_files(pathlib.Path(options.traces))]
+    files = trace_files(pathlib.Path(options.traces))
+    first, *others = found = [profile for file in files for profile in ranks_in(file, options)]
     for profile in others:
         if unlike_in := differences(first, profile):
             where = f"{first.path} and {profile.path} are unlike ({'; '.join(unlike_in)})"
             raise Failure(2, f"{where}: give the ranks of one run")
     rows = [rank_row(profile) for profile in found]
-    emit({"processes": rows}, text_table(*columns(COLUMNS, rows)), options.json)
+    if len(files) < len(found):
+        rows = [row | {"trace": f"{row['trace']} {name}"} for row, name in zip(rows, names_of(found), strict=True)]
+    collectives, remarks = collective_rows(found, names_of(found))
+    remarks += dict.fromkeys(warning for profile in found for warning in profile.warnings)
+    text = [text_table(*columns(COLUMNS, rows))]
+    if collectives:
+        text += ["", text_table(*columns(COLLECTIVE_COLUMNS, collectives)), MEANING]
+    content = {"processes": rows, "collectives": collectives, "remarks": remarks}
+    emit(content, "\n".join([*text, *remarks]), options.json)
 
 
 def main(argv=None):
     parser = Parser("analyze_communication.py", __doc__)
     parser.add_argument("traces", metavar="DIR", help="folder with the traces of a run's ranks, or one of them")
     add_steps(parser)
+    add_gpu(parser)
     return parser.run(analyze, argv)
 
 

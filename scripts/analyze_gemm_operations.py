@@ -7,6 +7,9 @@ Print for each its shape, FLOPs, bytes if every operand moves once, FLOP per byt
 of the fastest rate seen (of a large square GEMM, or of one of these), and what limits it: "compute" or "memory" (too
 few FLOP per byte). Slower than half of what both allow, it is "too small" where it has fewer tiles of 128 x 128 than
 the GPU has processors (multiprocessors or compute units), else "slow".
+
+With --trace-file it reads the matmuls of any PyTorch trace instead: per shape their number, time, rate and its
+quartiles, and the fraction of the peak of their precision, those that lose most time first.
 """
 
 import contextlib
@@ -17,9 +20,10 @@ import re
 import sys
 
 from common import counts
-from common.command_line import Failure, Parser, numbers, progress
-from common.profiles import errors_of
-from common.roofline import bound, ceilings_line, measure_ceilings, shortest_s
+from common.command_line import Failure, Parser, add_gpu, numbers, progress
+from common.gemms import NO_SHAPES, gemm_results, gemm_table
+from common.profiles import check_one_gpu, errors_of, read_profile
+from common.roofline import bound, ceilings_line, measure_ceilings, peak, shortest_s
 from common.tables import columns, emit, text_table
 from common.versions import load_version
 
@@ -130,7 +134,24 @@ def enough_memory(sizes):
         raise
 
 
+def analyze_trace(options):
+    """Print the matmuls of a trace by shape; only their number and time where no peak is known."""
+    profile = read_profile(options.trace_file, gpu=options.gpu)
+    check_one_gpu(profile)
+    found = gemm_results(profile, options.peak)
+    if not found["gemms"]:
+        raise Failure(2, f"{profile.path}: {NO_SHAPES[0].lower()}{NO_SHAPES[1:]}")
+    device = profile.device or "device not named"
+    text = [f"{found['trace']}: {device}", *found["remarks"], "", text_table(*gemm_table(found), left=3)]
+    emit(found, "\n".join(text), options.json)
+
+
 def analyze(options):
+    if options.trace_file:
+        analyze_trace(options)
+        return
+    if not options.model_config:
+        raise Failure(2, "give --model-config YAML to measure version 1's matmuls, or --trace-file FILE")
     import torch
 
     config = read_config(pathlib.Path(options.model_config))
@@ -155,11 +176,14 @@ def analyze(options):
 def main(argv=None):
     parser = Parser("analyze_gemm_operations.py", __doc__)
     add = parser.add_argument
-    add("--model-config", required=True, metavar="YAML", help="sizes, as tiny_llama_v1_config.yaml")
+    add("--trace-file", metavar="FILE", help="PyTorch trace, or a folder with one, whose matmuls are read")
+    add("--peak", type=peak, metavar="TFLOPS,TB/S", help="of the GPU of the trace (its data sheet's)")
+    add("--model-config", metavar="YAML", help="sizes, as tiny_llama_v1_config.yaml")
     add("--batch-sizes", type=numbers, default=[8], metavar="B,..", help="(8)")
     add("--sequence-lengths", type=numbers, default=[128], metavar="T,..", help="(128)")
     add("--precision", choices=counts.ELEMENT_BYTES, default="float32", help="(%(default)s)")
     add("--device", help="cpu, cuda or cuda:N (a GPU if there is one)")
+    add_gpu(parser)
     return parser.run(analyze, argv)
 
 

@@ -11,7 +11,7 @@ compute are counted.
 
 import sys
 
-from common.command_line import Parser, add_steps
+from common.command_line import Parser, add_gpu, add_steps
 from common.profiles import INTERPRETED, group_cells, groups_per_step, read_pair, short, sums
 from common.tables import emit, text_table
 
@@ -29,13 +29,14 @@ def changes(before, after):
 
 
 def analyze(options):
-    pair = read_pair(options.baseline, options.fused, (options.baseline_steps, options.fused_steps))
+    pair = read_pair(options.baseline, options.fused, (options.baseline_steps, options.fused_steps), options.gpu)
     groups = [groups_per_step(one, f"--{name}-steps") for one, name in zip(pair, NAMES, strict=True)]
     unit = pair[0].unit
     changed = changes(*pair)
     header = [f"{unit} per step", "baseline", "fused", "fewer", "baseline ms", "fused ms"]
     lines = [f"{name:<9} {one.title}, {one.steps} steps" for name, one in zip(NAMES, pair, strict=True)]
     lines += ["", text_table(header, group_cells(*groups))]
+    lines += dict.fromkeys(warning for one in pair for warning in one.warnings)
     if any(one.interpreted for one in pair):
         lines.append(INTERPRETED)
     lines += ["", f"{unit} whose number changed most, per step"]
@@ -51,6 +52,7 @@ def main(argv=None):
     parser.add_argument("--fused", required=True, metavar="DIR", help="file or folder with the fused profile")
     add_steps(parser, "--baseline-steps")
     add_steps(parser, "--fused-steps")
+    add_gpu(parser)
     return parser.run(analyze, argv)
 
 

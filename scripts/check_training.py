@@ -19,16 +19,17 @@ each line of it:
     step        3.5 ms: forward 2.0, backward 0.7, ...          Clock
     work        at least 0.0024 GFLOP, so 0.69 GFLOP/s          work_of
     floor       0.002 ms: ... TFLOP / ... = ... ms              floor
-    slopes      1 of 1 tensors as the output's, within 0.001    slope_errors
+    slopes      1 of 1 tensors as the output's, within 0.001    compare_slopes
 
     FINDING     NO GRADIENT although the output depends on      Facts.fate, fates_by_use: asks
                 them: 30 of 31 tensors                              Rerun.depends_on
                 the gradient ends between head (has one)        boundaries
                 and norm (has none)
                 it is cut inside norm (RMSNorm): ...            cuts
+                next: at that place, look for ...               NEXT
     warning     unused: no gradient, and the output does        the same
                 not depend on them: 2 of 31 tensors
-    verdict     1 FINDING                                       report
+    verdict     1 FINDING, 1 WARNING                            report
 """
 
 # SPDX-License-Identifier: MIT
@@ -54,6 +55,11 @@ import traceback
 import warnings
 
 import torch
+
+if not torch.cuda.is_available():
+    # PyTorch's counter of FLOPs imports Triton, which reads this then: a CPU runs a script's kernels in no other way.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as module_hooks
@@ -63,7 +69,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 LOOK = 4  # steps of its optimizer in which a gradient is looked at as it arrives; later steps are timed
+BACKWARDS = 50  # backward passes to wait for the first step where no optimizer exists
+MICRO_BATCHES = 1000  # and where one does: it may accumulate gradients
 WAYS = 4  # ways to call a model, such as with other flags or shapes, that are run again
+PROGRESS_SECONDS = 5  # between two lines on how far the judgement is
 RERUN_SECONDS = 60  # for asking which parameters the output depends on
 SLOPE_SECONDS = 20  # for comparing gradients with differences
 SLOPE_ERROR = 0.2  # of a slope: more is wrong
@@ -166,8 +175,10 @@ class Arrival:
     """Hold a gradient that backward computed, before it is added to the parameter's."""
 
     step: int  # of the parameter's optimizer, counted from 0
-    nonzero: torch.Tensor
+    largest: torch.Tensor  # absolute value
     added: torch.Tensor | bool  # is there a gradient other than zero already?
+    weights: torch.Tensor | int = 0  # bit sum of the parameter at this time
+    steps: int = 0  # of all optimizers until now
 
 
 @dataclasses.dataclass
@@ -177,6 +188,7 @@ class Seen:
     gradient: int | None  # bit sum; None: there was no gradient
     largest: float  # absolute value in the gradient; 0 without one
     changed: bool  # did the step change the parameter?
+    before: int = 0  # bit sum of the parameter before the step
 
 
 @dataclasses.dataclass(eq=False)
@@ -191,6 +203,7 @@ class Record:
     seen: list = dataclasses.field(default_factory=list)  # one Seen per step of its optimizer
     arrivals: list = dataclasses.field(default_factory=list)  # one Arrival per gradient of the first steps
     arrived: bool = False  # did backward compute any gradient for it, in any step?
+    rows: torch.Tensor | None = None  # of a projection: did this output feature ever have a gradient?
 
     @property
     def trained(self):
@@ -216,8 +229,8 @@ class Record:
     @property
     def cleared(self):
         """Say whether the last gradient before a step was other than zero, although none reached a step."""
-        last = {arrival.step: arrival.nonzero for arrival in self.arrivals if arrival.step < len(self.seen)}
-        return not self.trained and any(bool(nonzero) for nonzero in last.values())
+        last = {arrival.step: arrival.largest for arrival in self.arrivals if arrival.step < len(self.seen)}
+        return not self.trained and any(bool(largest != 0) for largest in last.values())
 
     @property
     def never_cleared(self):
@@ -226,6 +239,30 @@ class Record:
         for arrival in self.arrivals:
             added[arrival.step].append(bool(arrival.added))
         return sum(all(every) for step, every in added.items() if step > 0) >= 2
+
+    @property
+    def put_back(self):
+        """Say whether every step changed it and the next one began from the same values again."""
+        begins = {step.before for step in self.seen}
+        return len(self.seen) > 2 and len(begins) == 1 and all(step.changed for step in self.seen)
+
+    @property
+    def overwritten(self):
+        """Return by what factors the steps' gradients are their last micro-batches', where all others were cleared.
+
+        Backwards with other weights (SAM) or for another optimizer's step (a GAN) are no micro-batches.
+        """
+        steps = collections.defaultdict(list)
+        for arrival in self.arrivals:
+            if arrival.step < len(self.seen):
+                steps[arrival.step].append(arrival)
+        factors = []
+        for step, arrivals in steps.items():
+            together = len({(int(arrival.weights), arrival.steps) for arrival in arrivals}) == 1
+            lost = not any(bool(arrival.added) for arrival in arrivals[1:])
+            if len(arrivals) > 1 and together and lost and all(bool(arrival.largest > 0) for arrival in arrivals):
+                factors.append(self.seen[step].largest / float(arrivals[-1].largest))
+        return factors if len(factors) == len(steps) > 1 else []
 
 
 @dataclasses.dataclass(eq=False)
@@ -309,6 +346,99 @@ class Enough(SystemExit):
     """End the script after the last step."""
 
 
+@dataclasses.dataclass
+class Hidden:
+    """Hold what may hide a part of the training from the check."""
+
+    graphs: int  # compiled before the script
+    captured: bool = False  # was a GPU graph seen?
+    transformed: bool = False  # was torch.func or torch.jit.trace seen?
+    elsewhere: bool = False  # did an optimizer step in another thread?
+    scaled: bool = False  # was there a gradient scaler?
+
+    def has_compiled(self):
+        """Say whether the script compiled anything."""
+        return compiled_graphs() > self.graphs
+
+    def blind(self):
+        """Say whether tensors cannot be looked at: while a GPU graph is captured, or inside torch.func."""
+        capturing = on_gpu() and torch.cuda.is_current_stream_capturing()
+        transformed = is_transformed()
+        self.captured |= capturing
+        self.transformed |= transformed
+        return capturing or transformed
+
+
+@dataclasses.dataclass
+class Models:
+    """Hold the modules that ran, and their names."""
+
+    outermost: dict = dataclasses.field(default_factory=dict)  # outermost module -> Root
+    inner: set = dataclasses.field(default_factory=set)  # modules inside those
+    ran: set = dataclasses.field(default_factory=set)  # modules that ran in a forward with gradients
+    training: set = dataclasses.field(default_factory=set)  # modules that did so in training mode
+    alive: list = dataclasses.field(default_factory=list)  # what a script would let go of when it is ended
+    own_names: dict = dataclasses.field(default_factory=dict)  # module -> the script's name of it
+    prefixes: dict = dataclasses.field(default_factory=dict)  # module -> its model's title, where names are not clear
+    calls: collections.abc.Iterator = dataclasses.field(default_factory=lambda: itertools.count(1))
+
+    @property
+    def roots(self):
+        """Return the outermost modules that ran with gradients."""
+        return {module: root for module, root in self.outermost.items() if root.calls}
+
+    def discover(self, module):
+        """Take in a new outermost module, in place of those inside it; return its whole model."""
+        inside = set(module.modules()) - {module}
+        self.outermost = {known: root for known, root in self.outermost.items() if known not in inside}
+        self.outermost[module] = Root(top_of(module))
+        self.inner |= inside
+        return self.outermost[module].model
+
+
+@dataclasses.dataclass
+class Running:
+    """Hold the call of an outermost module that is going on, and the loss that it returned."""
+
+    module: nn.Module | None = None
+    depth: int = 0  # how often it is entered
+    before: str = "other"  # the phase around it
+    scalar: tuple | None = None  # (value, node of the graph) of a model's own loss, before a scaler or an average
+
+
+@dataclasses.dataclass
+class Optimizers:
+    """Hold the optimizers that stepped, and count the steps of the leading one."""
+
+    known: list = dataclasses.field(default_factory=list)
+    lead: torch.optim.Optimizer | None = None  # the one whose steps are counted
+    others: collections.Counter = dataclasses.field(default_factory=collections.Counter)  # steps since the lead's last
+    steps: int = 0  # of all optimizers
+    skipped: int = 0  # steps that a gradient scaler left out
+
+    def ends_iteration(self, optimizer, limit):
+        """Count a step; say whether it is the lead's. Another optimizer that makes limit steps without it leads."""
+        self.steps += 1
+        if optimizer is self.lead:
+            self.others.clear()
+            return True
+        self.others[optimizer] += 1
+        if self.others[optimizer] >= limit:
+            self.others.clear()
+            self.lead = optimizer
+        return False
+
+
+@dataclasses.dataclass
+class Stepping:
+    """Hold the optimizer step that is going on."""
+
+    frames: list = dataclasses.field(default_factory=list)  # of the steps that run: one may call another
+    in_backward: bool = False  # does backward itself call the optimizer?
+    weights: dict = dataclasses.field(default_factory=dict)  # record -> (key of its float32 copy, bit sum) before it
+    gradients: dict = dataclasses.field(default_factory=dict)  # record -> (bit sum, largest) at it
+
+
 class Watch:
     """Follow a training script by hooks that change nothing."""
 
@@ -321,96 +451,62 @@ class Watch:
         self.step = Step()  # the one that is going on
         self.steps = []
         self.records = {}  # id of a parameter -> Record
-
-        # What may hide something
-        self.graphs = compiled_graphs()  # that were there before the script
-        self.captured = False  # was a GPU graph seen?
-        self.transformed = False  # was torch.func or torch.jit.trace seen?
-        self.elsewhere = False  # did an optimizer step in another thread?
-
-        # Modules
-        self.outermost = {}  # outermost module -> Root
-        self.inner = set()  # modules inside those
-        self.alive = []  # modules that a script would let go of when it is ended
-        self.prefixes = {}  # module -> its model's title, where names alone do not tell models apart
-        self.inside = None  # the outermost module that is running
-        self.depth = 0  # how often it is entered
-        self.before = "other"  # the phase around it
-        self.calls = itertools.count(1)
-        self.scalar = None  # (value, node of the graph) of a model's own loss, before a scaler or an average
-        self.scaled = False  # was there a gradient scaler?
-
-        # Optimizers
-        self.optimizers = []
-        self.lead = None  # the one whose steps are counted
-        self.others = collections.Counter()  # another optimizer -> its steps since the lead's last one
-        self.stepping = []  # the frames of the steps that run: one may call another
-        self.in_backward = False  # does backward itself call the optimizer?
-        self.weights = {}  # record -> (key of its float32 copy, bit sum) before this step
-        self.gradients = {}  # record -> (bit sum, largest) at this step
-        self.skipped = 0  # steps that a gradient scaler left out
-
-    @property
-    def roots(self):
-        """Return the outermost modules that ran with gradients."""
-        return {module: root for module, root in self.outermost.items() if root.calls}
-
-    def has_compiled(self):
-        """Say whether the script compiled anything."""
-        return compiled_graphs() > self.graphs
+        self.hidden = Hidden(compiled_graphs())
+        self.models = Models()
+        self.running = Running()
+        self.optimizers = Optimizers()
+        self.stepping = Stepping()
 
     def blind(self):
         """Say whether to keep still: at the end, in another thread, or where tensors have no values."""
-        if on_gpu() and torch.cuda.is_current_stream_capturing():
-            self.captured = True
-            return True
-        if is_transformed():
-            self.transformed = True
-            return True
-        return self.done or threading.current_thread() is not threading.main_thread()
+        return self.hidden.blind() or self.done or threading.current_thread() is not threading.main_thread()
 
     # -------------------------------------------------- modules
     def enter(self, module):
         """Begin the forward phase where an outermost module with parameters is called."""
-        if self.inside is not None:
-            self.depth += module is self.inside
+        if self.running.module is not None:
+            self.running.depth += module is self.running.module
             self.notice(module)
             return
         if self.blind() or self.clock.phase == "backward":  # where activation checkpointing repeats modules
             return
         first = next(module.parameters(), None)
-        if module in self.inner or first is None or not has_values(first):
+        if module in self.models.inner or first is None or not has_values(first):
             return
-        if module not in self.outermost:
+        if module not in self.models.outermost:
             with self.clock.paused():
-                self.discover(module)
+                self.adopt(self.models.discover(module))
         phase = "forward" if torch.is_grad_enabled() else "no_grad"
-        self.before = self.clock.switch(phase)
-        self.inside = module
-        self.depth = 1
+        self.running.before = self.clock.switch(phase)
+        self.running.module = module
+        self.running.depth = 1
+        self.notice(module)
 
     def notice(self, module):
-        """Take in a module that runs inside the outermost one and is not in it: PyTorch does not look into lists."""
-        if module in self.inner or module in self.outermost or len(self.steps) >= LOOK or self.blind():
+        """Note that a module runs. One that the outermost does not hold is a guest: PyTorch sees no lists."""
+        if self.clock.phase == "forward" and not self.done:
+            self.models.ran.add(module)
+        known = module in self.models.inner or module in self.models.outermost
+        if known or len(self.steps) >= LOOK or self.blind():
             return
         if next(module.parameters(), None) is not None:
-            self.outermost[self.inside].guests[module] = type(module).__name__
+            self.models.outermost[self.running.module].guests[module] = type(module).__name__
 
     def leave(self, module, args, kwargs, output):
         """Remember an outermost module's call. The forward phase lasts until backward begins.
 
         kwargs: None if the call raised an error. Such a batch cannot be run again.
         """
-        if module is not self.inside:
+        if module is not self.running.module:
             return
-        self.depth -= 1
-        if self.depth:
+        self.running.depth -= 1
+        if self.running.depth:
             return
-        self.inside = None
+        self.running.module = None
         if self.blind():
             return
         if kwargs is None or not torch.is_grad_enabled():
-            self.clock.switch(self.before)
+            self.clock.switch(self.running.before)
             return
         with self.clock.paused():
             self.remember(module, args, kwargs, output)
@@ -421,8 +517,8 @@ class Watch:
         data = [item for item in inputs if not item.requires_grad]  # and not what another module computed
         self.step.inputs.update(bit_sums(data))
         kind = next((item.device.type for item in inputs if item.device.type != "cpu"), "cpu")
-        root = self.outermost[module]
-        root.last = next(self.calls)
+        root = self.models.outermost[module]
+        root.last = next(self.models.calls)
         way = way_of(args, kwargs)
         call = root.calls.pop(way, None) or Call()
         root.calls[way] = call  # the newest comes last
@@ -431,23 +527,16 @@ class Watch:
         call.args, call.kwargs = detached((args, kwargs))
         call.autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
         call.modes = {part: part.training for part in module.modules()}
+        self.models.training.update(part for part, training in call.modes.items() if training)
         call.count += 1
-        self.scalar = None
+        self.running.scalar = None
         call.attached = set()
         for number, item in enumerate(tensors(output)):
             if item.requires_grad:
                 call.attached.add(number)
                 item.register_hook(functools.partial(note, call.reached, number))
-                if item.numel() == 1 and item.grad_fn is not None and self.scalar is None:
-                    self.scalar = (item.detach().clone(), item.grad_fn)
-
-    def discover(self, module):
-        """Take in a new outermost module, in place of those inside it."""
-        inside = set(module.modules()) - {module}
-        self.outermost = {known: root for known, root in self.outermost.items() if known not in inside}
-        self.outermost[module] = Root(top_of(module))
-        self.inner |= inside
-        self.adopt(self.outermost[module].model)
+                if item.numel() == 1 and item.grad_fn is not None and self.running.scalar is None:
+                    self.running.scalar = (item.detach().clone(), item.grad_fn)
 
     def adopt(self, model, title=""):
         """Record the parameters of a model."""
@@ -476,7 +565,7 @@ class Watch:
             if call is not None and not hasattr(call, "watched"):
                 module._compiled_call_impl = functools.partial(self.hidden_call, module, call)
                 module._compiled_call_impl.watched = True
-        kinds = {type(root.model) for module, root in self.outermost.items() if root.model is not module}
+        kinds = {type(root.model) for module, root in self.models.outermost.items() if root.model is not module}
         for kind in kinds:
             if not hasattr(kind.forward, "watched"):
                 self.watch_forward(kind)
@@ -523,7 +612,8 @@ class Watch:
         with torch.no_grad():
             old = record.param.grad
             added = old is not None and plain(old).any()
-            record.arrivals.append(Arrival(step, plain(gradient).any(), added))
+            weights = bit_sum(record.param)
+            record.arrivals.append(Arrival(step, largest(gradient), added, weights, self.optimizers.steps))
 
     def backward(self, run, roots, *args, **kwargs):
         """Time torch.autograd.backward and keep the loss that it begins from."""
@@ -531,28 +621,40 @@ class Watch:
             return run(roots, *args, **kwargs)
         self.step.backwards += 1
         loss = next((root for root in tensors([roots]) if root.numel() == 1), None)
-        if loss is not None and self.scalar and is_multiple(loss.grad_fn, self.scalar[1]):
-            loss = self.scalar[0]
+        scalar = self.running.scalar
+        if loss is not None and scalar and is_multiple(loss.grad_fn, scalar[1]):
+            loss = scalar[0]
         self.step.loss = None if loss is None else loss.detach().clone()
-        self.scalar = None
+        self.running.scalar = None
         before = self.clock.switch("backward")
         try:
-            return run(roots, *args, **kwargs)
+            result = run(roots, *args, **kwargs)
         finally:
             if self.clock.phase == "backward":
                 self.clock.switch("optimizer" if before == "optimizer" else "other")
+        if before != "optimizer":
+            self.give_up()
+        return result
+
+    def give_up(self):
+        """End a script whose updates cannot be seen, or it would run to its own end."""
+        if self.steps or self.go_on or self.step.backwards % BACKWARDS:
+            return
+        if self.step.backwards >= MICRO_BATCHES or not existing(torch.optim.Optimizer):
+            self.done = True
+            raise Enough(0)
 
     # -------------------------------------------------- optimizers
     def step_begins(self, optimizer, args, kwargs, frame):
         """Look at the gradients before the step, or after its closure, which computes them. frame: the step's."""
-        self.elsewhere |= threading.current_thread() is not threading.main_thread()
+        self.hidden.elsewhere |= threading.current_thread() is not threading.main_thread()
         if self.blind():
             return None
-        self.stepping = running(self.stepping)  # without steps that raised an error
-        self.stepping.append(frame)
-        if len(self.stepping) > 1:
+        self.stepping.frames = still_running(self.stepping.frames)  # without steps that raised an error
+        self.stepping.frames.append(frame)
+        if len(self.stepping.frames) > 1:
             return None
-        self.in_backward = self.clock.switch("optimizer") == "backward"
+        self.stepping.in_backward = self.clock.switch("optimizer") == "backward"
         with self.clock.paused():
             self.prepare(optimizer)
             self.weigh(optimizer)
@@ -575,86 +677,82 @@ class Watch:
     def prepare(self, optimizer):
         """Record the parameters that modules and optimizers have by now."""
         if not self.steps:  # the first step, since these searches are slow
-            self.scaled |= uses_scaler()
-            self.alive = existing(nn.Module)
-            self.find_hidden_calls(self.alive)
-        for root in self.outermost.values():
+            found = existing(nn.Module, torch.amp.GradScaler)
+            self.models.alive = [thing for thing in found if issubclass(type(thing), nn.Module)]
+            scalers = [thing for thing in found if issubclass(type(thing), torch.amp.GradScaler)]
+            self.hidden.scaled = any(scaler.is_enabled() for scaler in scalers)
+            self.find_hidden_calls(self.models.alive)
+        for root in self.models.outermost.values():
             self.adopt(root.model)
             for guest, name in root.guests.items():
                 self.adopt(guest, name)
         for number, param in enumerate(params_of(optimizer)):
             self.record_of(param, f"parameter {number} of {type(optimizer).__name__}")
-        if optimizer not in self.optimizers:
+        if optimizer not in self.optimizers.known:
             self.begin(optimizer)
 
     def begin(self, optimizer):
         """Take in an optimizer. What the steps of others showed of its parameters until now does not count."""
-        new = ids_of(optimizer) - ids_of(*self.optimizers)
+        new = ids_of(optimizer) - ids_of(*self.optimizers.known)
         for record in [self.records[key] for key in new]:
             record.seen.clear()
             for arrival in record.arrivals:
                 arrival.step = 0
-        self.optimizers.append(optimizer)
-        self.lead = self.lead or optimizer
+        self.optimizers.known.append(optimizer)
+        self.optimizers.lead = self.optimizers.lead or optimizer
 
     def weigh(self, optimizer):
         """Take the bit sums of the parameters before a step: the optimizer's own and those of no optimizer."""
-        others = ids_of(*self.optimizers) - ids_of(optimizer)
+        others = ids_of(*self.optimizers.known) - ids_of(optimizer)
         mine = [record for key, record in self.records.items() if key not in others]
-        watched = [record for record in mine if record.trainable and record.param.numel()]
+        watched = [record for record in mine if record.trainable and record.param.numel() and has_values(record.param)]
         copies = [copy_key(record.param, optimizer) for record in watched]
         sums = bit_sums([weight_of(record, key, optimizer) for record, key in zip(watched, copies, strict=True)])
-        self.weights = {}
+        self.stepping.weights = {}
         for record, key, value in zip(watched, copies, sums, strict=True):
-            self.weights[record] = (key, value)
+            self.stepping.weights[record] = (key, value)
             if record.start is None:
                 record.start = value
 
     def look(self):
         """Keep the facts about the gradients that this step uses."""
         with self.clock.paused():
-            present = [record for record in self.weights if record.param.grad is not None]
+            present = [record for record in self.stepping.weights if record.param.grad is not None]
             gradients = [record.param.grad for record in present]
             sums = bit_sums(gradients)
             sizes = to_list([largest(gradient) for gradient in gradients])
-            self.gradients = {}
+            self.stepping.gradients = {}
             for record, value, size in zip(present, sums, sizes, strict=True):
-                self.gradients[record] = (value, size)
+                self.stepping.gradients[record] = (value, size)
+                if len(record.seen) < LOOK:
+                    look_at_rows(record)
             self.step.gradients += len(present)
 
     def step_ended(self, optimizer, frame):
         """Judge the step. A step of the leading optimizer ends an iteration."""
-        if self.blind() or frame not in self.stepping:
+        frames = self.stepping.frames
+        if self.blind() or frame not in frames:
             return
-        del self.stepping[self.stepping.index(frame) :]  # and those inside it that raised an error
-        if self.stepping:
+        del frames[frames.index(frame) :]  # and those inside it that raised an error
+        if frames:
             return
         with self.clock.paused():
             overflow = getattr(optimizer, "found_inf", None)
             if overflow is not None and float(overflow) > 0:
-                self.skipped += 1
+                self.optimizers.skipped += 1
             else:
                 self.compare(optimizer)
-        self.clock.switch("backward" if self.in_backward else "other")
-        self.count(optimizer)
+        self.clock.switch("backward" if self.stepping.in_backward else "other")
+        if self.optimizers.ends_iteration(optimizer, self.limit):
+            self.next_step()
 
     def compare(self, optimizer):
         """Add one step to the records: which parameters did it change?"""
-        after = bit_sums([weight_of(record, key, optimizer) for record, (key, _) in self.weights.items()])
-        for (record, (_, before)), value in zip(self.weights.items(), after, strict=True):
-            gradient, size = self.gradients.get(record, (None, 0.0))
-            record.seen.append(Seen(gradient, size, value != before))
-
-    def count(self, optimizer):
-        """Count a step of the lead. If another optimizer makes as many steps without it as are watched, that leads."""
-        if optimizer is self.lead:
-            self.others.clear()
-            self.next_step()
-            return
-        self.others[optimizer] += 1
-        if self.others[optimizer] >= self.limit:
-            self.others.clear()
-            self.lead = optimizer
+        weights = self.stepping.weights
+        after = bit_sums([weight_of(record, key, optimizer) for record, (key, _) in weights.items()])
+        for (record, (_, before)), value in zip(weights.items(), after, strict=True):
+            gradient, size = self.stepping.gradients.get(record, (None, 0.0))
+            record.seen.append(Seen(gradient, size, value != before, before))
 
     def next_step(self):
         """Close an iteration, which may be the last."""
@@ -690,7 +788,27 @@ def way_of(args, kwargs):
     return str(form), tuple(simple), tuple(shapes)
 
 
-def running(frames):
+def look_at_rows(record):
+    """Note the output features of a projection that have a gradient: q, k and v may be one weight."""
+    axis = feature_axis(record)
+    gradient = record.param.grad
+    if axis is None or gradient.layout is not torch.strided or hasattr(gradient, "to_local"):
+        return
+    rows = (gradient != 0).any(1 - axis)
+    record.rows = rows if record.rows is None else record.rows | rows
+
+
+def feature_axis(record):
+    """Return the dimension of the output features if it is known and the parameter is a matrix, else None."""
+    owner = next(iter(record.owners), None)
+    if record.param.dim() != 2:
+        return None
+    if isinstance(owner, (nn.Linear, nn.MultiheadAttention)):
+        return 0
+    return 1 if type(owner).__name__ == "Conv1D" else None  # of Hugging Face's GPT-2
+
+
+def still_running(frames):
     """Return those of the frames that are still on the stack."""
     stack = set()
     frame = sys._getframe(1)
@@ -717,9 +835,15 @@ def weight_of(record, key, optimizer):
 
 
 # ------------------------------------------------------------ what exists
-def existing(kind):
-    """Return all objects of a class that exist. Their own __class__ is not asked: a lazy object may load itself."""
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
+def existing(*wanted):
+    """Return all objects of some classes that exist. No object's own __class__ is asked: a lazy one may load itself."""
+    kinds = set(wanted)
+    found = list(wanted)
+    while found:
+        below = set(found.pop().__subclasses__()) - kinds
+        kinds |= below
+        found += below
+    return [thing for thing in gc.get_objects() if type(thing) in kinds]  # faster than issubclass for each object
 
 
 def params_of(owner):
@@ -732,6 +856,11 @@ def params_of(owner):
 def ids_of(*owners):
     """Return the ids of the parameters of modules or optimizers."""
     return {id(param) for owner in owners for param in params_of(owner)}
+
+
+def ids(records):
+    """Return the ids of the parameters of records."""
+    return {id(record.param) for record in records}
 
 
 def records_in(records, *owners):
@@ -760,11 +889,6 @@ def top_of(module):
     while module in holders:
         module = holders.pop(module)  # a module that holds itself, however deep, ends the climb
     return module
-
-
-def uses_scaler():
-    """Say whether a gradient scaler exists."""
-    return any(scaler.is_enabled() for scaler in existing(torch.amp.GradScaler))
 
 
 def compiled_graphs():
@@ -844,8 +968,9 @@ FATES = {  # fate: its line in the report; a fate without a line is sound
     "no_gradient": "NO GRADIENT although the output depends on them",
     "zero_gradient": "a gradient of zeros although the output depends on them",
     "cleared": "a gradient in backward, and none at the optimizer's step",
-    "stray": "no gradient, in an optimizer and in no module",
+    "replaced": "a gradient, and the optimizer holds other tensors of their shapes",
     "no_optimizer": "a gradient, and no optimizer",
+    "stray": "no gradient, in an optimizer and in no module",
     "zero_bias": "a gradient of zeros, which may be right for a bias",
     "unused": "unused: no gradient, and the output does not depend on them",
     "not_reached": "no gradient reached the output of their module, which is unused or detached",
@@ -859,7 +984,7 @@ HARMLESS = {"zero_bias", "unused", "not_reached", "not_run", "idle", "waiting", 
 
 def tell_models_apart(watch):
     """Put the class of a model before its names if several models share some; number the models of one class."""
-    models = list(dict.fromkeys(root.model for root in watch.outermost.values()))
+    models = list(dict.fromkeys(root.model for root in watch.models.outermost.values()))
     names = collections.Counter(name for model in models for name, _ in model.named_parameters())
     if max(names.values(), default=0) < 2:
         return
@@ -869,11 +994,12 @@ def tell_models_apart(watch):
     for kind, alike in titles.items():
         for number, model in enumerate(alike, 1):
             title = f"{kind}{number}" if len(alike) > 1 else kind
-            watch.prefixes |= dict.fromkeys(model.modules(), f"{title}.")
+            title = watch.models.own_names.get(model, title)
+            watch.models.prefixes |= dict.fromkeys(model.modules(), f"{title}.")
     for record in watch.records.values():
         first = next(iter(record.owners), None)
-        record.name = watch.prefixes.get(first, "") + record.name
-        record.owners = {module: watch.prefixes.get(module, "") + name for module, name in record.owners.items()}
+        record.name = watch.models.prefixes.get(first, "") + record.name
+        record.owners = {module: watch.models.prefixes.get(module, "") + name for module, name in record.owners.items()}
 
 
 class Facts:
@@ -882,15 +1008,20 @@ class Facts:
     def __init__(self, watch):
         self.watch = watch
         tell_models_apart(watch)
-        self.stepped = ids_of(*watch.optimizers)
-        self.waiting = ids_of(*existing(torch.optim.Optimizer)) - self.stepped
-        self.held = ids_of(*existing(nn.Module))
-        self.ran = ids_of(*with_guests(watch.outermost))
+        self.stepped = ids_of(*watch.optimizers.known)
+        found = existing(torch.optim.Optimizer, nn.Module)
+        modules = [thing for thing in found if issubclass(type(thing), nn.Module)]
+        self.waiting = ids_of(*(thing for thing in found if issubclass(type(thing), torch.optim.Optimizer)))
+        self.waiting -= self.stepped
+        self.held = ids_of(*modules)
+        self.ran = ids_of(*with_guests(watch.models.outermost))
         self.fates = {record: self.fate(record) for record in self.judged()}
+        self.old = self.find_replaced()
+        self.proven = False  # is every gradient the slope?
         asked, self.untested = fates_by_use(watch, self.of("silent"))
         self.fates |= asked
         if self.of("not_seen"):
-            hides = "torch.func hides" if self.watch.transformed else "compiled code hides"
+            hides = "torch.func hides" if self.watch.hidden.transformed else "compiled code hides"
             self.untested.append(f"no gradient in {short(self.of('not_seen'))}, and {hides} what uses them")
         self.live = self.of(*{*self.fates.values()} - {"frozen", "idle"})
 
@@ -899,7 +1030,7 @@ class Facts:
         records = self.watch.records
         # A guest without any gradient may be a teacher, or a template whose weights are given to it.
         learning = {key for key in self.ran & records.keys() if records[key].arrived}
-        models = ids_of(*(root.model for root in self.watch.outermost.values()))
+        models = ids_of(*(root.model for root in self.watch.models.outermost.values()))
         known = [record for key, record in records.items() if key in models | learning | self.stepped]
         return [record for record in known if record.seen or (not record.trainable and record.param.numel())]
 
@@ -921,12 +1052,38 @@ class Facts:
         if record.cleared:
             return "cleared"
         if key not in self.ran:
-            return "not_seen" if self.watch.has_compiled() or self.watch.transformed else "not_run"
+            return "not_seen" if self.watch.hidden.has_compiled() or self.watch.hidden.transformed else "not_run"
         return "silent"  # to be asked: does the output depend on it?
+
+    def find_replaced(self):
+        """Match tensors without an optimizer with those that optimizers hold in their place; return the latter."""
+        old = []
+        for record in self.of("no_optimizer"):
+            fits = [other for other in self.of("stray", "not_run") if other.param.shape == record.param.shape]
+            if fits:
+                self.fates[record] = "replaced"
+                old.append(fits[0])
+                del self.fates[fits[0]]
+        return old
 
     def of(self, *fates):
         """Return the parameters with these fates."""
         return [record for record, fate in self.fates.items() if fate in fates]
+
+
+class Progress:
+    """Say how far a long judgement is, on standard error and in one process of a launch."""
+
+    def __init__(self, question, number):
+        self.question = question
+        self.number = number
+        self.next = time.monotonic() + PROGRESS_SECONDS
+
+    def tell(self, done):
+        """Print a line if the last one is long ago."""
+        if time.monotonic() >= self.next and os.environ.get("RANK", "0") == "0":
+            say(f"check_training: {self.question}: {done} of {self.number} tensors asked", file=sys.stderr)
+            self.next = time.monotonic() + PROGRESS_SECONDS
 
 
 # ------------------------------------------------------------ running the last batch again
@@ -962,6 +1119,8 @@ class Rerun:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled and autocast))
             stack.enter_context(contextlib.redirect_stdout(None))
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
             try:
                 set_modes(call.modes)
                 for part, values in buffers:  # backward may still need what the forward writes into them
@@ -1041,7 +1200,7 @@ def fates_by_use(watch, suspects):
     unknown = set()
     reasons = []
     end = time.monotonic() + RERUN_SECONDS
-    for module, root in watch.roots.items():
+    for module, root in watch.models.roots.items():
         mine = records_in(suspects, module, *root.guests)
         if not mine:
             continue
@@ -1049,8 +1208,10 @@ def fates_by_use(watch, suspects):
             aside.update(mine)
             continue
         try:
-            for record in dependent(Rerun(module, root), mine, end):
+            rerun = Rerun(module, root)
+            for record in dependent(rerun, mine, end):
                 used.add(record)
+            used -= new_paths(watch, rerun, [record for record in mine if record in used and not record.arrived])
             rest = [record for record in mine if record not in used]
             with contextlib.suppress(Unrepeatable):  # there may be no such output
                 aside.update(dependent(Rerun(module, root, detached=True), rest, end))
@@ -1058,7 +1219,7 @@ def fates_by_use(watch, suspects):
             untested = [record for record in mine if record not in used]
             unknown.update(untested)
             reasons.append(f"no gradient in {short(untested)}, and the last batch cannot be run again ({reason})")
-    inside = set(records_in(suspects, *with_guests(watch.roots)))
+    inside = set(records_in(suspects, *with_guests(watch.models.roots)))
     outside = [record for record in suspects if record not in inside]
     if outside:
         unknown.update(outside)
@@ -1076,6 +1237,30 @@ def fates_by_use(watch, suspects):
     return fates, reasons
 
 
+def new_paths(watch, rerun, used):
+    """Return those records which the repeated forward uses and no watched one did: it may choose other experts.
+
+    It has the weights after the last step, and other random numbers. An expert in a list of tensors, which no module
+    runs, has a gradient in the repeated forward.
+    """
+    if not used or watch.hidden.has_compiled():  # no hook tells which modules run in compiled code
+        return set()
+    places = Forward(watch).places
+    late = set()
+    listed = []
+    for record in used:
+        ran = [owner for owner in record.owners if owner in places]
+        if ran and not watch.models.ran & set(record.owners):
+            late.add(record)
+        if any(isinstance(owner, (nn.ParameterList, nn.ParameterDict)) for owner in record.owners):
+            listed.append(record)
+    if listed and rerun.reached:
+        total = sum(item.square().sum() for item in rerun.outputs(grad=True) if item.requires_grad)
+        gradients = torch.autograd.grad(total, [record.param for record in listed], allow_unused=True)
+        late |= {record for record, gradient in zip(listed, gradients, strict=True) if gradient is not None}
+    return late
+
+
 def fate_of_used(record):
     """Say what became of a parameter without a gradient on which an output depends."""
     if not record.arrived:
@@ -1085,15 +1270,17 @@ def fate_of_used(record):
 
 def is_leftover(watch, root):
     """Say whether nothing can have used a module's outputs: no gradient reached them, nor those of a later module."""
-    others = [other for other in watch.roots.values() if other.model is root.model and other.reached]
+    others = [other for other in watch.models.roots.values() if other.model is root.model and other.reached]
     return not root.reached and bool(others) and all(other.last < root.last for other in others)
 
 
 def dependent(rerun, records, end):
     """Yield the records on which the outputs depend, found by halving."""
     groups = [records] if records else []
+    progress = Progress("which parameters does the output depend on", len(records))
     while groups:
         group = groups.pop()
+        progress.tell(len(records) - len(group) - sum(map(len, groups)))
         if time.monotonic() > end:
             raise Unrepeatable(f"it takes more than {RERUN_SECONDS} s")
         if not rerun.depends_on([record.param for record in group]):
@@ -1120,15 +1307,15 @@ class Forward:
 
     def __init__(self, watch):
         self.places = {}
-        modules = [pair for root in watch.roots.values() for pair in root.model.named_modules()]
-        self.names = {module: watch.prefixes.get(module, "") + clean(name) for name, module in modules}
+        modules = [pair for root in watch.models.roots.values() for pair in root.model.named_modules()]
+        self.names = {module: watch.models.prefixes.get(module, "") + clean(name) for name, module in modules}
         self.holders = holders_of(self.names)
         handles = [
             module_hooks.register_module_forward_pre_hook(self.enter),
             module_hooks.register_module_forward_hook(self.leave),
         ]
         try:
-            for module, root in watch.roots.items():
+            for module, root in watch.models.roots.items():
                 with contextlib.suppress(Unrepeatable):  # fates_by_use() has told
                     Rerun(module, root).outputs(grad=True)
         finally:
@@ -1217,6 +1404,53 @@ class Finding:
     details: list = dataclasses.field(default_factory=list)
     warning: bool = False
 
+    @property
+    def next(self):
+        """Return the next step, or an empty text."""
+        return NEXT.get(self.kind, "")
+
+
+BUILD_AFTER = "the optimizer was built before the model was copied, replaced or tied: build it after"
+NEXT = {  # kind of a finding: what to do
+    "no_gradient": "at that place, look for detach, .data, .item(), numpy, no_grad, or a kernel without a backward",
+    "zero_gradient": "look for a mask, a backward that returns zeros, or float16 without a gradient scaler",
+    "cleared": "between backward and the optimizer's step, look for zero_grad, a clip to 0 or a new .grad",
+    "replaced": BUILD_AFTER,
+    "stray": BUILD_AFTER,
+    "no_optimizer": "give them to an optimizer, or freeze them with requires_grad_(False)",
+    "zero_bias": "nothing, if a norm or a softmax cancels this bias",
+    "unused": "use their module's output, or remove it; experts without a token need no change",
+    "not_reached": "use this output in the loss, or remove its module",
+    "not_run": "call their module, or leave it out of the optimizer",
+    "idle": "nothing, if this is a target or a reference; requires_grad_(False) says so",
+    "waiting": "watch more steps (--steps) if this optimizer steps later",
+    "updated_elsewhere": "nothing, if you update them by hand",
+    "nothing_to_train": "look for requires_grad_(False) or requires_grad = False after the optimizer was built",
+    "frozen_held": "nothing, if they are to stay frozen; else requires_grad_(True)",
+    "zero_frozen": "requires_grad_(True), if they are adapters such as lora_B",
+    "frozen_between": "train them with requires_grad_(True), unless this layer is to stay frozen",
+    "copied_tie": "assign the Parameter itself, head.weight = embedding.weight, and build the optimizer after it",
+    "empty_steps": "call backward on the loss of each new batch",
+    "repeated": "look for a stored gradient, or for a loss of the same batch and the same weights",
+    "never_cleared": "call optimizer.zero_grad() once per step",
+    "overwritten": "call zero_grad() once per step, not once per backward",
+    "not_finite": "torch.autograd.set_detect_anomaly(True) names the operation",
+    "changed_alone": "look for weight decay or momentum on parameters that the loss does not use",
+    "unchanged": "look at the learning rate, its schedule, and the scale of the loss",
+    "put_back": "after the optimizer's step, look for load_state_dict, copy_ or an assignment to .data",
+    "eval_mode": "call model.train() before the training loop and after each evaluation",
+    "same_input": "draw the batch inside the loop, if training is meant",
+    "loss_not_finite": "lower the learning rate, and look for a logarithm or a division by 0",
+    "loss_constant": "look for a loss that does not use the model's output",
+    "wrong_slope": "look for detach, .data or a wrong backward in what uses them, and compare with plain PyTorch",
+    "lost_rows": "look for detach or .data on this part of the output, such as k of a packed q, k, v",
+    "causal": "look at the attention mask, at shifts and at norms over positions",
+    "impossible": "look for work that the step leaves out",
+    "fast_backward": "count the parameters with a gradient, and measure forward and backward by themselves",
+    "apart": "call the DistributedDataParallel module itself",
+    "graph": "switch graphs off for the check",
+}
+
 
 def findings_on(facts, kind, text, group, *details, warning=False):
     """Return the finding on a group of parameters, in a list that is empty if the group is."""
@@ -1232,16 +1466,37 @@ def fate_findings(facts):
     found = []
     for fate, text in FATES.items():
         group = facts.of(fate)
-        ends = where_it_ends(facts.watch, group) if group and fate == "no_gradient" else []
-        found += findings_on(facts, fate, text, group, *ends, warning=fate in HARMLESS)
-    return found
+        details = []
+        if group and fate == "no_gradient":
+            details = where_it_ends(facts.watch, group)
+        if group and fate == "replaced":
+            details = [f"it holds {short(facts.old)}"]
+        found += findings_on(facts, fate, text, group, *details, warning=fate in HARMLESS)
+    return found + frozen_findings(facts)
+
+
+def frozen_findings(facts):
+    """Return findings on what is frozen: all of an optimizer, some of it, or an adapter that is still zero."""
+    frozen = facts.of("frozen")
+    held = [record for record in frozen if id(record.param) in facts.stepped]
+    empty = [optimizer for optimizer in facts.watch.optimizers.known if not ids_of(optimizer) - ids(held)]
+    found = []
+    for optimizer in empty:
+        text = f"{type(optimizer).__name__} has nothing to train, all its parameters are frozen"
+        found += findings_on(facts, "nothing_to_train", text, records_in(held, optimizer))
+    told = ids_of(*empty) | ids(frozen_between(facts))
+    some = [record for record in held if id(record.param) not in told]
+    found += findings_on(facts, "frozen_held", "frozen, and in an optimizer", some, warning=True)
+    ran = [record for record in frozen if record.param.dim() > 1 and facts.watch.models.ran & set(record.owners)]
+    zero = [record for record in ran if has_values(record.param) and float(largest(record.param)) == 0]
+    return found + findings_on(facts, "zero_frozen", "frozen, and all zero", zero, warning=True)
 
 
 def gradient_findings(facts):
     """Return findings on gradients that are not finite, stay the same or add up."""
     moving = [record for record in facts.of("trained") if len(record.seen) > 2]
     repeated = [record for record in moving if record.changed and record.repeats]
-    kept = [record for optimizer in facts.watch.optimizers for record in never_cleared(moving, optimizer)]
+    kept = [record for optimizer in facts.watch.optimizers.known for record in never_cleared(moving, optimizer)]
     found = not_finite(facts)
     empty = sum(not step.gradients for step in facts.watch.steps)
     if moving and empty > 1:
@@ -1250,7 +1505,20 @@ def gradient_findings(facts):
     if len(repeated) > 0.9 * len(moving):
         found += findings_on(facts, "repeated", "the same gradient in every step, bit for bit", repeated)
     found += findings_on(facts, "never_cleared", "gradients add up over the steps, zero_grad() is missing", kept)
-    return found
+    text = "each step has the gradient of its last backward only, those before it were cleared"
+    return found + findings_on(facts, "overwritten", text, overwritten(facts), warning=True)
+
+
+def overwritten(facts):
+    """Return the trained records if nearly all lose the gradients of their micro-batches.
+
+    Who combines the gradients of several backwards by hand changes them by other factors than a clip or a scaler does.
+    """
+    trained = [record for record in facts.of("trained") if record.arrivals]
+    lost = [record for record in trained if record.overwritten]
+    by_step = list(zip(*(record.overwritten for record in lost), strict=False))
+    scaled_alike = all(max(factors) <= 1.001 * min(factors) for factors in by_step)
+    return lost if len(lost) > 0.9 * len(trained) and by_step and scaled_alike else []
 
 
 def never_cleared(records, optimizer):
@@ -1281,10 +1549,18 @@ def change_findings(facts):
     unmoved = [record for record in facts.of("trained") if not record.changed and first_bad_step(record) is None]
     alone = [record for record in facts.live if any(step.changed and step.gradient is None for step in record.seen)]
     found = findings_on(facts, "changed_alone", "changed by a step without a gradient", alone)
+    trained = facts.of("trained")
+    back = [record for record in trained if record.put_back]
+    if back:
+        everything = len(back) > 0.9 * len(trained)
+        matrices = [record for record in back if record.param.dim() > 1]  # a clip may hold a bias at its bound
+        text = "changed by every step, and the next one begins from the same values again"
+        group = back if everything else matrices
+        found += findings_on(facts, "put_back", text, group, warning=not everything)
     if all(record.name.endswith("bias") for record in unmoved):  # in a norm after it a bias may cancel
         text = "a gradient too small to change them"
         return found + findings_on(facts, "unchanged_bias", text, unmoved, warning=True)
-    groups = [group for optimizer in facts.watch.optimizers for group in optimizer.param_groups]
+    groups = [group for optimizer in facts.watch.optimizers.known for group in optimizer.param_groups]
     rates = sorted({float(group["lr"]) for group in groups if "lr" in group})
     details = [f"learning rates: {', '.join(f'{rate:g}' for rate in rates)}"]
     if any(record.param.element_size() == 2 for record in unmoved):
@@ -1293,13 +1569,42 @@ def change_findings(facts):
 
 
 def mistakes_in_the_model(facts):
-    """Return warnings on what is seldom meant: a frozen layer between others, a copy in place of a tie."""
+    """Return warnings on what is seldom meant: a frozen layer between others, a copy for a tie, evaluation mode."""
     text = "frozen, while the same tensor of an earlier layer trains"
     found = findings_on(facts, "frozen_between", text, frozen_between(facts), warning=True)
     for pair in copied_ties(facts):
         text = "began equal and train apart, perhaps a copy in place of a tie"
         found += findings_on(facts, "copied_tie", text, pair, warning=True)
+    asleep = in_evaluation_mode(facts.watch)
+    if asleep:
+        names = {module: name for record in facts.live for module, name in record.owners.items()}
+        for root in facts.watch.models.roots.values():
+            names |= {module: clean(name) for name, module in root.model.named_modules()}
+        text = f"in evaluation mode in every training forward: {len(asleep)} modules"
+        found.append(Finding("eval_mode", text, details=[with_classes(asleep, names)], warning=True))
     return found
+
+
+def in_evaluation_mode(watch):
+    """Return dropouts and batch norms that never ran in training mode, although something trains around them.
+
+    Frozen layers may be kept in evaluation mode, and so may batch norms alone.
+    """
+    asleep = []
+    for module, root in watch.models.roots.items():
+        holders = holders_of(module.modules())
+        for part in module.modules():
+            dropout = isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0
+            norm = isinstance(part, nn.modules.batchnorm._BatchNorm) and part.track_running_stats
+            if not (dropout or norm) or part not in watch.models.ran - watch.models.training or not root.reached:
+                continue
+            holder = holders.get(part, part)
+            while holder in holders and not params_of(holder):
+                holder = holders[holder]
+            trains = any(param.requires_grad for param in params_of(part if norm and params_of(part) else holder))
+            if trains and (dropout or holder not in watch.models.training):
+                asleep.append(part)
+    return asleep
 
 
 def frozen_between(facts):
@@ -1311,7 +1616,7 @@ def frozen_between(facts):
             layers[family][int(number[0])] = record
     odd = []
     for family in layers.values():
-        first = min((index for index, record in family.items() if record.trainable), default=len(family))
+        first = min((index for index, record in family.items() if record.trainable), default=float("inf"))
         odd += [record for index, record in family.items() if index > first and not record.trainable]
     return odd
 
@@ -1343,7 +1648,7 @@ def run_findings(watch):
         found.append(Finding("loss_not_finite", "the loss is NaN or infinite"))
     elif len(losses) > 2 and len(set(losses)) == 1:
         found.append(Finding("loss_constant", f"the loss is {losses[0]:.6g} in every step"))
-    if watch.captured:
+    if watch.hidden.captured:
         found.append(Finding("graph", "a GPU graph was captured, and what it replays was not seen", warning=True))
     return found
 
@@ -1391,67 +1696,185 @@ class Slopes(Rerun):
                 param.copy_(saved)
         return (values[0] - values[1]) / (2 * length)
 
-    def error(self, param, gradient):
-        """Return the error of a gradient along a random direction; None if the differences do not agree either."""
+    def error(self, param, gradient, where=1, stretch=1):
+        """Return the error of a gradient along a random direction; None if the differences do not agree either.
+
+        where: 0 for the elements that the direction leaves out. stretch: of the differences' lengths.
+        """
         draw = torch.Generator().manual_seed(3)
         size = param.detach().float().square().mean().sqrt().clamp_min(1e-3)
-        direction = torch.randn(param.shape, generator=draw).to(param) * size
+        direction = torch.randn(param.shape, generator=draw).to(param) * size * where
         slope = float((gradient * direction).sum())
-        near = self.difference(param, direction, 0.01)
-        usual = float(gradient.norm() * size)  # of a slope in a random direction
+        near = self.difference(param, direction, 0.01 * stretch)
+        usual = float((gradient * where).norm() * size)  # of a slope in a random direction
         scale = max(abs(slope), abs(near), usual)
         error = abs(slope - near) / scale if scale else 0.0
         lengths = (0.02,) if error <= SLOPE_ERROR else (0.02, 0.015, 0.005)  # two may agree by chance
         for length in lengths:
-            if not abs(near - self.difference(param, direction, length)) <= SLOPE_NOISE * scale:
+            if not abs(near - self.difference(param, direction, length * stretch)) <= SLOPE_NOISE * scale:
                 return None
-        if error > SLOPE_ERROR and 0.02 * scale < self.rounding:  # both slopes are too small to be seen
+        if error > SLOPE_ERROR and 0.02 * stretch * scale < self.rounding:  # both slopes are too small to be seen
             return None
         return error
 
 
-def slope_errors(facts):
-    """Return {record: error or None} of the trained parameters' gradients, and why some are not compared."""
-    errors = {}
-    reasons = []
+@dataclasses.dataclass
+class Compared:
+    """Hold the comparison of gradients with differences."""
+
+    errors: dict = dataclasses.field(default_factory=dict)  # record -> error, or None where differences do not agree
+    rows: dict = dataclasses.field(default_factory=dict)  # record -> (first, last) output feature without a gradient
+    reasons: collections.Counter = dataclasses.field(default_factory=collections.Counter)  # -> tensors not compared
+
+
+def compare_slopes(facts):
+    """Compare the gradients of the trained parameters that need one now."""
+    found = Compared()
     end = time.monotonic() + SLOPE_SECONDS
     trained = facts.of("trained")
-    if len(records_in(trained, *with_guests(facts.watch.roots))) < len(trained):
-        reasons.append("what computes with them is in no module, or was not seen")
-    for module, root in facts.watch.roots.items():
-        mine = records_in(trained, module, *root.guests)
+    progress = Progress("is each gradient the slope", len(trained))
+    inside = records_in(trained, *with_guests(facts.watch.models.roots))
+    found.reasons["what computes with them is in no module, or was not seen"] = len(trained) - len(inside)
+    for module, root in facts.watch.models.roots.items():
+        held = records_in(trained, module, *root.guests)
+        mine = [record for record in held if record.param.requires_grad]
+        found.reasons["frozen at the end"] += len(held) - len(mine)
         if not mine:
             continue
+        compared = 0
         try:
             slopes = Slopes(module, root)
             params = [record.param for record in mine]
             gradients = torch.autograd.grad(slopes.number(grad=True), params, allow_unused=True)
             for record, gradient in zip(mine, gradients, strict=True):
+                progress.tell(len(found.errors))
                 if time.monotonic() > end:
                     raise Unrepeatable(f"it takes more than {SLOPE_SECONDS} s")
-                if gradient is not None:
-                    errors[record] = slopes.error(record.param, gradient.to_dense())
+                compared += 1
+                if gradient is None:
+                    found.reasons["the last batch's outputs do not use them"] += 1
+                    continue
+                compare_one(slopes, record, gradient.to_dense(), found)
         except (Unrepeatable, RuntimeError) as reason:
-            reasons.append(str(reason).partition("\n")[0])
-    return errors, reasons
+            found.reasons[str(reason).partition("\n")[0]] += len(mine) - compared
+    return found
+
+
+def compare_one(slopes, record, gradient, found):
+    """Compare one gradient, and that of a block of its output features by itself if it has none."""
+    where = torch.ones_like(record.param)
+    for owner in record.owners:
+        if getattr(owner, "padding_idx", None) is not None:  # its row has no gradient by design
+            where[owner.padding_idx] = 0
+    found.errors[record] = slopes.error(record.param, gradient, where)
+    first, last = silent_block(record, gradient)
+    if last == first:
+        return
+    where = torch.zeros_like(record.param)
+    where.narrow(feature_axis(record), first, last - first).fill_(1)
+    for stretch in (1, 10, 100):  # the keys of new weights hardly move the output
+        error = slopes.error(record.param, gradient, where, stretch)
+        if error is not None and error > SLOPE_ERROR:
+            found.rows[record] = (first, last - 1)
+            return
+
+
+def silent_block(record, gradient):
+    """Return (first, last + 1) of the longest block of output features without a gradient, now and in the steps.
+
+    A short one may be dead units side by side.
+    """
+    if record.rows is None or gradient.dim() != 2:
+        return 0, 0
+    silent = ~record.rows & (gradient == 0).all(1 - feature_axis(record))
+    blocks = [(0, 0)]
+    for index, is_silent in enumerate(silent.tolist()):
+        if is_silent:
+            first = blocks[-1][0] if blocks[-1][1] == index else index
+            blocks.append((first, index + 1))
+    first, last = max(blocks, key=lambda block: block[1] - block[0])
+    return (first, last) if last - first >= max(4, len(silent) // 8) else (0, 0)
 
 
 def slope_findings(facts, rows):
     """Compare the gradients with differences; add a row to the report."""
-    errors, reasons = slope_errors(facts)
-    known = {record: error for record, error in errors.items() if error is not None}
-    wrong = [record for record, error in known.items() if error > SLOPE_ERROR]
+    compared = compare_slopes(facts)
+    known = {record: error for record, error in compared.errors.items() if error is not None}
+    wrong = [record for record, error in known.items() if error > SLOPE_ERROR and record not in compared.rows]
     agree = [error for error in known.values() if error <= SLOPE_ERROR]
+    facts.proven = len(agree) == len(facts.live)
     rows["slopes"] = f"{len(agree)} of {len(facts.of('trained'))} tensors as the output's"
     if agree:
         rows["slopes"] += f", within {max(agree):.2g}"
-    if len(known) < len(errors):
-        rows["slopes"] += f"; {len(errors) - len(known)} without a verdict, their differences do not agree"
+    if len(known) < len(compared.errors):
+        number = len(compared.errors) - len(known)
+        rows["slopes"] += f"; {number} without a verdict, their differences do not agree"
+    reasons = [f"{number} ({reason})" for reason, number in compared.reasons.items() if number]
     if reasons:
-        rows["slopes"] += f"; not compared: {'; '.join(dict.fromkeys(reasons))}"
+        rows["slopes"] += f"; not compared: {', '.join(reasons)}"
     worst = max((known[record] for record in wrong), default=0)
     text = f"the gradient is not the slope of the output (error up to {worst:.2g}), unless a detach is meant"
-    return findings_on(facts, "wrong_slope", text, wrong, warning=True)
+    found = findings_on(facts, "wrong_slope", text, wrong, warning=True)
+    blocks = [f"{record.name}: {first} to {last}" for record, (first, last) in compared.rows.items()]
+    text = "a block of output features without a gradient, although the output depends on them"
+    return found + findings_on(facts, "lost_rows", text, list(compared.rows), *blocks)
+
+
+# ------------------------------------------------------------ does a token see those after it?
+def causal_findings(facts, rows):
+    """Change the last token of each call and look at the outputs of earlier positions; add a row to the report."""
+    asked = 0
+    found = []
+    for module, root in facts.watch.models.roots.items():
+        for call in root.calls.values():
+            try:
+                moved = earlier_outputs_moved(Rerun(module, root), call)
+            except Unrepeatable:
+                continue
+            asked += moved is not None
+            if moved:
+                text = f"not causal: the last token changes {moved} outputs of earlier positions"
+                found.append(Finding("causal", text))
+    rows["causal"] = f"{asked} calls asked"
+    if not asked:
+        facts.untested.append("causality: no call with integer tokens [B, T] and an output [B, T, ...] can be repeated")
+    return found
+
+
+def earlier_outputs_moved(rerun, call):
+    """Return how many outputs before the last position change with the last token; None if this cannot be asked."""
+    leaves, form = pytree.tree_flatten((call.args, call.kwargs))
+    tokens = [item for item in leaves if is_tokens(item)]
+    if not tokens:
+        return None
+    shape = tokens[0].shape
+    changed = [with_last_token(item) if is_tokens(item) else item for item in leaves]
+    args, kwargs = pytree.tree_unflatten(changed, form)
+    runs = [rerun.run(each) for each in (call, call, dataclasses.replace(call, args=args, kwargs=kwargs))]
+    of_positions = [[item.float() for item in tensors(output) if item.shape[:2] == shape] for output in runs]
+    if not of_positions[0]:
+        return None
+    moved = 0
+    for usual, again, new in zip(*of_positions, strict=True):
+        noise = (again - usual).abs().max()
+        moved += int(((new - usual)[:, :-1].abs() > 2 * noise + 1e-5 * usual.abs().max()).sum())
+    return moved
+
+
+def is_tokens(item):
+    """Say whether an argument looks like tokens [B, T], not like a mask."""
+    if not isinstance(item, torch.Tensor) or item.dim() != 2 or item.dtype not in (torch.int32, torch.int64):
+        return False
+    return item.shape[1] > 1 and item.unique().numel() > 2
+
+
+def with_last_token(tokens):
+    """Return tokens with another last one, which occurs elsewhere in the batch."""
+    changed = tokens.clone()
+    known = tokens.unique()
+    places = torch.searchsorted(known, tokens[:, -1].contiguous())
+    changed[:, -1] = known[(places + 1) % len(known)]
+    return changed
 
 
 # ------------------------------------------------------------ can the step be that fast?
@@ -1616,18 +2039,18 @@ class Widths(TorchDispatchMode):
 
 def work_of(facts):
     """Count the work of a step: the matmuls of forward and backward, and the bytes of weights, gradients and state."""
-    if not facts.watch.roots:
+    if not facts.watch.models.roots:
         raise Unrepeatable("no module was seen to run")
     flops = 0.0
     widths = Widths()
-    for module, root in facts.watch.roots.items():
+    for module, root in facts.watch.models.roots.items():
         for call in root.calls.values():
             with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter, widths:
                 Rerun(module, root).run(call)
             forward = matmul_flops(counter.get_flop_counts().get("Global", {}))
             backwards = min(call.count, max(call.reached.values(), default=0)) if call.attached else call.count
             flops += forward * (call.count + (passes(facts, call) - 1) * backwards) / len(facts.watch.steps)
-    states = [list(optimizer.state.values()) for optimizer in facts.watch.optimizers]
+    states = [list(optimizer.state.values()) for optimizer in facts.watch.optimizers.known]
     weights = [record.param for record in facts.live if id(record.param) in facts.stepped]
     # A gradient is as large as its parameter; a parameter that lost its gradient should have one.
     size = sum(plain(tensor).numel() * tensor.element_size() for tensor in [*tensors(states), *weights, *weights])
@@ -1719,9 +2142,9 @@ def fast_backward(facts, timed):
     """Return the warning on a backward that is much faster than its forward."""
     forward = min(step.seconds.get("forward", 0.0) for step in timed)
     backward = min(step.seconds.get("backward", 0.0) for step in timed)
-    calls = sum(call.count for root in facts.watch.roots.values() for call in root.calls.values())
+    calls = sum(call.count for root in facts.watch.models.roots.values() for call in root.calls.values())
     backwards = sum(step.backwards for step in facts.watch.steps)
-    if len(facts.watch.roots) > 1 or calls > backwards or not 0 < backward < forward / 4:
+    if len(facts.watch.models.roots) > 1 or calls > backwards or not 0 < backward < forward / 4:
         return []
     if facts.of("frozen"):  # no gradient of such weights is computed
         return []
@@ -1731,7 +2154,7 @@ def fast_backward(facts, timed):
 
 
 # ------------------------------------------------------------ the whole judgement
-def assess(watch, peak=None):
+def assess(watch, peak=None, slopes=True, causal=False):
     """Return the report's rows, the findings and what could not be observed."""
     facts = Facts(watch)
     rows = describe(facts)
@@ -1743,8 +2166,15 @@ def assess(watch, peak=None):
         *mistakes_in_the_model(facts),
         *run_findings(watch),
         *speed_findings(facts, peak or peak_of(device), rows),
-        *slope_findings(facts, rows),
     ]
+    if slopes:
+        found += slope_findings(facts, rows)
+        if facts.proven:  # then no work is missing from a fast backward
+            found = [finding for finding in found if finding.kind != "fast_backward"]
+    else:
+        rows["slopes"] = "not compared (--no-slopes)"
+    if causal:
+        found += causal_findings(facts, rows)
     return rows, found, facts.untested
 
 
@@ -1804,7 +2234,7 @@ def folded(names, most=5):
     """Shorten a list of names: layers.0.w and layers.1.w become layers.*.w (x2)."""
     groups = collections.defaultdict(list)
     for name in names:
-        groups[re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name)].append(name)
+        groups[re.sub(r"(^|\.| )\d+(?=\.| |$)", r"\1*", name)].append(name)
     shown = [f"{key} (x{len(group)})" if len(group) > 1 else group[0] for key, group in groups.items()]
     more = f" and {len(shown) - most} more" if len(shown) > most else ""
     return ", ".join(shown[:most]) + more
@@ -1837,16 +2267,18 @@ def describe(facts):
     trained = [record for record in facts.live if record.trained]
     percent = 100 * sum(record.param.numel() for record in trained) / max(1, size)
     rows["gradient"] = f"{len(trained)} of {len(facts.live)} tensors, {percent:.4g} % of the elements"
-    kinds = ", ".join(sorted({type(optimizer).__name__ for optimizer in watch.optimizers}))
+    kinds = ", ".join(sorted({type(optimizer).__name__ for optimizer in watch.optimizers.known}))
     stepped = [record for record in facts.live if id(record.param) in facts.stepped]
     rows["optimizer"] = f"{kinds}: {len(stepped)} tensors, {sum(record.changed for record in stepped)} changed"
-    if watch.skipped:
-        rows["optimizer"] += f"; the gradient scaler skipped {watch.skipped} steps"
+    if facts.old:
+        rows["optimizer"] += f"; {len(facts.old)} more that the loss does not use"
+    if watch.optimizers.skipped:
+        rows["optimizer"] += f"; the gradient scaler skipped {watch.optimizers.skipped} steps"
     losses = losses_of(watch)
     rows["loss"] = f"{losses[0]:.4f} -> {losses[-1]:.4f}" if losses else "not seen"
-    if watch.scaled:
+    if watch.hidden.scaled:
         rows["loss"] += " (may be scaled)"
-    if watch.has_compiled():
+    if watch.hidden.has_compiled():
         rows["compiled"] = "yes: hooks may change what the compiler fuses, and with it the last digits"
     return rows
 
@@ -1867,36 +2299,56 @@ def print_report(title, rows, findings, verdict):
         say(f"{'warning' if finding.warning else 'FINDING':<12}{finding.text}")
         for line in finding.details:
             say(f"{'':<12}{line}")
+        if finding.next:
+            say(f"{'':<12}next: {finding.next}")
     say(f"{'verdict':<12}{verdict}")
+
+
+STRICT = {  # name: kinds of warnings that mean lost work
+    "unused": ("unused", "not_run", "not_reached"),
+    "frozen_between": ("frozen_between",),
+    "same_input": ("same_input",),
+    "wrong_slope": ("wrong_slope",),
+}
+
+
+def number_of(things, name):
+    """Return a number and a name, in the plural if there are several."""
+    return f"{len(things)} {name}{'S' if len(things) > 1 else ''}"
 
 
 def report(options, watch, rows, findings, failure, untested):
     """Print and write the report; return the exit status."""
+    strict = {kind for name in options.strict for kind in STRICT[name]}
     for finding in findings:
-        if options.strict and finding.kind == "wrong_slope":
+        if finding.kind in strict:
             finding.warning = False
     faults = [finding for finding in findings if not finding.warning]
     findings += [Finding("untested", reason, warning=True) for reason in untested]
     if len(watch.steps) < options.steps:
         text = f"the script ended after {len(watch.steps)} of {options.steps} steps"
         findings.append(Finding("ended_early", text, warning=True))
+    warned = [finding for finding in findings if finding.warning]
     if failure:
         status = 2
         verdict = f"NOT OBSERVED: {failure}"
     elif faults:
         status = 1
-        verdict = f"{len(faults)} FINDING{'S' if len(faults) > 1 else ''}"
+        verdict = number_of(faults, "FINDING")
     elif untested:
         status = 2
         verdict = "NOT OBSERVED: see the warnings"
     else:
         status = 0
         verdict = "sound"
+    if warned and status < 2:
+        verdict += f", {number_of(warned, 'WARNING')}"
     title = f"{os.path.basename(options.command[0])}, {len(watch.steps)} steps"
     print_report(title, rows, findings, verdict)
     if options.json:
         content = {"command": options.command, "steps": len(watch.steps), "status": status, "verdict": verdict}
-        content |= {"rows": rows, "findings": [dataclasses.asdict(finding) for finding in findings]}
+        content |= {"rows": rows}
+        content["findings"] = [dataclasses.asdict(finding) | {"next": finding.next} for finding in findings]
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(content, file, indent=1)
     return status
@@ -1927,13 +2379,57 @@ def script_of(command):
     return command, runpy.run_path
 
 
-def place_of(error):
-    """Return the innermost line of the user's code that an error went through."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    mine = [
-        frame for frame in frames if not re.search(r"site-packages|dist-packages|<frozen|/lib/python", frame.filename)
-    ]
-    return f" ({os.path.basename(mine[-1].filename)}, line {mine[-1].lineno})" if mine else ""
+CALLERS = {"run_script", "backward", "forward", "hidden_call", "watched"}  # functions here that run the script's code
+LIBRARIES = re.compile(r"site-packages|dist-packages|<frozen|/lib/python")
+
+
+def sentence_on(error):
+    """Say which error ended the script, and on which line of the user's code or of this file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    known = [frame for frame in frames if frame.filename == __file__ or not LIBRARIES.search(frame.filename)]
+    what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    last = known[-1] if known else None
+    if last and last.filename == __file__ and last.name not in CALLERS:
+        return f"check_training itself failed, not the script: {what} (check_training.py, line {last.lineno})"
+    mine = [frame for frame in known if frame.filename != __file__]
+    place = f" ({os.path.basename(mine[-1].filename)}, line {mine[-1].lineno})" if mine else ""
+    return f"the script raised {what}{place}"
+
+
+def is_own(kind):
+    """Say whether the user wrote a class."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return kind.__module__ == "__main__" or bool(file and file != __file__ and not LIBRARIES.search(file))
+
+
+def names_in(spaces):
+    """Return {module: the script's own name of it}, given dictionaries of its variables; the first name counts."""
+    names = {}
+    for space in spaces:
+        for name, value in list(space.items()):
+            inside = {}
+            if issubclass(type(value), (list, tuple)):
+                inside = {f"{name}.{number}": item for number, item in enumerate(value)}
+            elif issubclass(type(value), dict):
+                inside = {f"{name}.{key}": item for key, item in value.items()}
+            elif is_own(type(value)):  # such as an agent
+                inside = getattr(value, "__dict__", {})
+            for title, item in ((name, value), *inside.items()):
+                if issubclass(type(item), nn.Module):
+                    names.setdefault(item, title)
+    return names
+
+
+def variables_of(error):
+    """Return the variables of the functions that an error went through: of the user's, then of a library's trainer."""
+    users, libraries = [], []
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if LIBRARIES.search(file):
+            libraries.append(getattr(frame.f_locals.get("self"), "__dict__", {}))
+        elif file != __file__:
+            users += [frame.f_locals, frame.f_globals]
+    return users + libraries
 
 
 def run_script(watch, command):
@@ -1944,14 +2440,24 @@ def run_script(watch, command):
     script = arguments[0] if command[0] == "-m" else os.path.abspath(arguments[0])  # as Python sets __file__
     with hooked(watch), ended_by_exception():
         try:
-            run(script, run_name="__main__")
-        except Enough:
-            return None
+            watch.models.own_names = names_in([run(script, run_name="__main__")])
+        except Enough as end:
+            watch.models.own_names = names_in(variables_of(end))
         except SystemExit as end:
+            watch.models.own_names = names_in(variables_of(end))
             return None if end.code in (None, 0) else f"the script ended with status {end.code}"
         except Exception as error:
-            return f"the script raised {type(error).__name__}: {str(error).partition(chr(10))[0]}{place_of(error)}"
+            return sentence_on(error)
     return None
+
+
+def strict_names(text):
+    """Return the names after --strict."""
+    names = text.split(",")
+    unknown = [name for name in names if name not in STRICT]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(STRICT)}; write -- before the script")
+    return names
 
 
 def parse(argv):
@@ -1963,7 +2469,17 @@ def parse(argv):
     parser.add_argument(
         "--peak", metavar="TFLOPS,TB/S", help="this device's peak at the narrowest dtype, and bandwidth"
     )
-    parser.add_argument("--strict", action="store_true", help="count a gradient that is not the slope as a finding")
+    parser.add_argument(
+        "--strict",
+        metavar="NAME,...",
+        nargs="?",
+        type=strict_names,
+        const=list(STRICT),
+        default=[],
+        help=f"count these warnings as findings; without a name, all of {', '.join(STRICT)}",
+    )
+    parser.add_argument("--no-slopes", action="store_true", help=f"do not compare slopes, up to {SLOPE_SECONDS} s")
+    parser.add_argument("--causal", action="store_true", help="ask whether the last token changes earlier outputs")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- SCRIPT [ARGUMENTS]", help="or: -- -m MODULE")
     options, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -1999,17 +2515,19 @@ def main(argv=None):
         failure = str(error)
     if not watch.steps and failure is None:
         failure = "no torch.optim optimizer stepped in this process"
-        if watch.captured:
+        if watch.step.backwards >= BACKWARDS:
+            failure += f" in {watch.step.backwards} backward passes"
+        if watch.hidden.captured:
             failure += ": the step is in a GPU graph, so switch graphs off"
-        elif watch.elsewhere:
+        elif watch.hidden.elsewhere:
             failure += "'s main thread, and what other threads do is not watched"
-        elif watch.has_compiled():
+        elif watch.hidden.has_compiled():
             failure += " outside compiled code"
     rank = os.environ.get("RANK", "0")
     if not watch.steps or (failure and rank != "0"):
         say(f"check_training: {failure}", file=sys.stderr)
         return 2
-    rows, findings, untested = assess(watch, options.peak)
+    rows, findings, untested = assess(watch, options.peak, not options.no_slopes, options.causal)
     if failure is None:
         findings = everywhere(watch, findings)
     if rank != "0":  # one report: process 0 prints it and has the status

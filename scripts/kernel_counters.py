@@ -24,6 +24,7 @@ from common.profiles import (
     number,
     read_table,
     short,
+    shown_names,
 )
 from common.tables import emit, known, text_table, write_csv
 
@@ -34,8 +35,8 @@ NOT_ASKED_FOR = ("launch__", "device__")  # Nsight Compute adds such metrics to 
 SHOWN = 6  # counters; the CSV holds all of them
 
 
-def read_file(path):
-    """Return [(kernel, counter, unit, value)] of every launch in a file."""
+def read_file(path, places):
+    """Return [(kernel, counter, unit, value)] of every launch in a file; add (process, GPU) of each to places."""
     content = content_of(path)
     if not content:
         raise Failure(2, EMPTY)
@@ -44,42 +45,73 @@ def read_file(path):
             query = "SELECT kernel_name, counter_name, '', value FROM counters_collection"
             rows = connection.execute(query).fetchall() if "counters_collection" in names else []
         return [(clean(kernel), clean(counter), unit, number(value)) for kernel, counter, unit, value in rows]
+    if content.lstrip()[:1] in (b"{", b"["):
+        raise Failure(2, "is no table of counters but JSON: kernel_times.py reads traces")
     header, rows = read_table(content.decode("utf-8", errors="replace"))
     metrics = [column for column in header if "__" in column]
     if {"name", "counter", "value"} <= set(header):
-        return [(clean(row["name"]), clean(row["counter"]), "", number(row["value"])) for row in rows if row["counter"]]
+        found = []
+        for row in rows:
+            places.add((row.get("process"), row.get("gpu")))
+            if row["counter"] and ("unit" not in row or is_number(row["value"])):  # ncu's details hold words too
+                found.append((clean(row["name"]), clean(row["counter"]), row.get("unit", ""), value_of(row["value"])))
+        return found
     if "name" not in header or not metrics:
         raise Failure(2, "has no counters of kernels: give a counter_collection file of rocprofv3 or CSV of ncu")
     units = next(rows, {})  # ncu's first row; it writes 1,024, and some metrics are words
     return [
-        (clean(row["name"]), metric, units[metric], number(row[metric].replace(",", "")))
+        (clean(row["name"]), metric, units[metric], value_of(row[metric]))
         for row in rows
         for metric in metrics
-        if row[metric][:1] in tuple("-.0123456789")
+        if is_number(row[metric])
     ]
 
 
+NO_VALUE = re.compile(r"[+-]?nan|n/a", re.IGNORECASE)  # of a launch whose counter was not read
+
+
+def is_number(text):
+    return text[:1] in tuple("-.0123456789") or bool(NO_VALUE.fullmatch(text))
+
+
+def value_of(text):
+    """Return the number in a cell, in which ncu parts thousands; None where the profiler has none."""
+    return None if NO_VALUE.fullmatch(text) else number(text.replace(",", ""))
+
+
 def read_counters(path):
-    """Return a row per kernel and counter in a file or a folder."""
+    """Return a row per kernel and counter in a file or a folder, and remarks about launches without a value."""
     choices = [[path]]
     if path.is_dir():
         check_one_result(path)
         choices = [matching(path, pattern) for pattern in FILES]
     parts = {}
+    places = set()
     pass_of = {}  # a counter that several passes over the script read is taken from the first
     for file in next(filter(None, choices), []):
         this = PASS.findall(str(file.relative_to(path)))
         with errors_of(file):
-            for kernel, counter, unit, value in read_file(file):
+            for kernel, counter, unit, value in read_file(file, places):
                 if pass_of.setdefault(counter, this) == this:
                     parts.setdefault((kernel, counter, unit), []).append(value)
     if not parts:
         raise Failure(2, f"{path}: no counter of any kernel is there")
-    return [
-        {"kernel": kernel, "group": group_of(kernel), "counter": counter, "unit": unit, "launches": len(part)}
-        | {"mean": sum(part) / len(part), "min": min(part), "max": max(part)}
-        for (kernel, counter, unit), part in parts.items()
-    ]
+    rows = []
+    remarks = []
+    if len(places) > 1:
+        remarks.append(f"These are the counters of {len(places)} GPUs or processes, taken together.")
+    for (kernel, counter, unit), part in parts.items():
+        values = [value for value in part if value is not None]
+        if len(values) < len(part):
+            launches = f"{len(part) - len(values)} of {len(part)} launches of {short(kernel, 44)} have no value"
+            remarks.append(f"{counter}: {launches} (NaN): its mean is over the others.")
+        if values:
+            row = {"kernel": kernel, "group": group_of(kernel), "counter": counter, "unit": unit}
+            row |= {"launches": len(values), "mean": sum(values) / len(values), "min": min(values)}
+            rows.append(row | {"max": max(values)})
+    if not rows:
+        raise Failure(2, f"{path}: no counter of any kernel has a value")
+    return rows, remarks
 
 
 def as_text(rows, top, named):
@@ -92,9 +124,10 @@ def as_text(rows, top, named):
     first = sorted((row for row in rows if row["counter"] == shown[0]), key=lambda row: -row["mean"] * row["launches"])
     lines = [f"{len(first)} kernels; means of a launch:"]
     table = []
+    names = shown_names([row["kernel"] for row in first[:top]], 44)
     for row in first[:top]:
         values = [known(means.get((row["kernel"], name)), ",.1f") for name in shown]
-        table.append([short(row["kernel"], 44), f"{row['launches']:,}", *values])
+        table.append([names[row["kernel"]], f"{row['launches']:,}", *values])
     lines += [f"  [{i}] {name} {units[name]}".rstrip() for i, name in enumerate(shown, 1)]
     lines.append(text_table(["kernel", "launches", *(f"[{i}]" for i, _ in enumerate(shown, 1))], table))
     for name in shown:
@@ -104,10 +137,11 @@ def as_text(rows, top, named):
 
 
 def analyze(options):
-    rows = read_counters(options.path)
+    rows, remarks = read_counters(options.path)
     if options.csv:
         write_csv(rows, options.csv)
-    emit({"counters": rows}, as_text(rows, options.top, options.counters.split()), options.json)
+    text = "\n".join([as_text(rows, options.top, options.counters.split()), *remarks])
+    emit({"counters": rows, "remarks": remarks}, text, options.json)
 
 
 def main(argv=None):

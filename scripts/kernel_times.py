@@ -10,18 +10,19 @@ last the kernel's name: sort -t, -k4 -nr kernels.csv
 import pathlib
 import sys
 
-from common.command_line import Parser, positive
+from common.command_line import Parser, add_gpu, positive
 from common.profiles import files_of, group_table, kernel_table, kernel_text, read_profile
 from common.tables import emit, write_csv
 
 
 def analyze(options):
-    profile = read_profile(options.path)
+    profile = read_profile(options.path, gpu=options.gpu)
     kernels = kernel_table(profile.calls)
     if options.csv:
         write_csv(kernels, options.csv)
     text = f"{kernel_text(profile, options.top)}\n\nread from {', '.join(map(str, files_of(options.path)))}"
-    emit({"kernels": kernels, "groups": group_table(profile.calls)}, text, options.json)
+    content = {"kernels": kernels, "groups": group_table(profile.calls), "remarks": profile.remarks}
+    emit(content, text, options.json)
 
 
 def main(argv=None):
@@ -30,6 +31,7 @@ def main(argv=None):
     add("path", type=pathlib.Path, metavar="PATH", help="file or folder that a profiler left")
     add("--top", type=positive, default=20, metavar="N", help="kernels to print (%(default)s)")
     add("--csv", metavar="FILE", help="write the whole table as CSV")
+    add_gpu(parser)
     return parser.run(analyze, argv)
 
 

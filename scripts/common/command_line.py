@@ -258,6 +258,10 @@ def add_steps(parser, option="--steps"):
     parser.add_argument(option, type=positive, metavar="N", help="steps in it, where it does not say so itself")
 
 
+def add_gpu(parser):
+    parser.add_argument("--gpu", metavar="NAME", help="the GPU or process to read, where the profile holds several")
+
+
 def add_time_limit(parser):
     words = "start nothing that would not end in so many seconds"
     parser.add_argument("--time-limit", type=finite, metavar="S", help=words)

@@ -7,9 +7,11 @@ import re
 import time
 
 from common import counts
-from common.command_line import Failure, add_steps, finite, progress
+from common.command_line import Failure, add_gpu, add_steps, finite, progress
+from common.gemms import FACTORS
+from common.gemms import precision_of as precision_of_gemm
 from common.gpus import GPUS, gpu_named, peak_tflops
-from common.profiles import errors_of, read_profile, steps_needed
+from common.profiles import check_one_gpu, errors_of, precision_of_kernel, read_profile, steps_needed
 from common.tables import rounded
 
 ELEMENT_BYTES = {
@@ -17,8 +19,7 @@ ELEMENT_BYTES = {
     "signed char": 1, "short int": 2, "c10::complex<float>": 8, "c10::complex<double>": 16,
     "TensorList": 4,  # the trace does not say which: the lists of this model are float32
 }  # fmt: skip
-# which input is the left factor
-PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::_addmm_activation": 1}
+PRODUCTS = {name: at for name, at in FACTORS.items() if name not in ("aten::_scaled_mm", "aten::linear")}
 ATTENTION = re.compile(r"aten::_(scaled_dot_product|cudnn_attention|flash_attention|efficient_attention)_\w+")
 
 # Operators whose work does not follow from the shapes of their inputs.
@@ -152,6 +153,7 @@ def add_trace_options(parser):
     words = "ceilings of the GPU that was profiled, as 989,4.8 (measured here, else its data sheet's)"
     parser.add_argument("--peak", type=peak, metavar="TFLOPS,TB/S", help=words)
     add_steps(parser)
+    add_gpu(parser)
 
 
 def peak(text):
@@ -164,16 +166,19 @@ def peak(text):
 
 def analyzed_trace(options):
     """Return the profile that --profile-data names, and what the tools' JSON has of it: operators and ceilings."""
-    profile = read_profile(options.profile_data, options.steps)
+    profile = read_profile(options.profile_data, options.steps, options.gpu)
+    check_one_gpu(profile)
     if not profile.operations:
         raise Failure(2, f"{profile.path} holds no operators: give a trace of --enable-pytorch-profiler")
     steps = steps_needed(profile)
     ceilings, origin, remarks = (options.peak, "those of --peak", []) if options.peak else ceilings_for(profile)
+    remarks = list(remarks)
     with errors_of(profile.path):  # shapes can be no matrix's
         operators = operator_table(profile, steps, ceilings)
     if above := [row["operator"] for row in operators if (row["of_roofline"] or 0) > 1]:
         cause = "their data was in a cache, or the ceilings are not those of this run"
         remarks.append(f"{len(above)} operators are above a ceiling ({above[0]}, ...): {cause}.")
+    remarks += profile.warnings
     return profile, {
         "trace": profile.title,
         "device": profile.device or ("CPU" if profile.on_cpu else "GPU"),
@@ -218,12 +223,18 @@ def ceilings_for(profile):
     precision = profile.metadata.get("precision") or precision_of(profile)
     gpu = gpu_named(profile.device or "")
     here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    if profile.on_cpu or (here and profile.device in (None, here)):
+    if profile.on_cpu or (precision and here and profile.device in (None, here)):
+        precision = precision or "float32"
         found = measure_ceilings("cpu" if profile.on_cpu else "cuda", precision)
         return found, f"measured here and now, matmuls in {precision}", doubts(profile)
+    if precision is None:
+        way = "give a peak for it with --peak TFLOPS,TB/S"
+        return None, f"the precision of the matmuls is not known from this profile: {way}", []
     if gpu is None:
         way = "give its data sheet's, or those measured there, with --peak TFLOPS,TB/S"
         return None, f"the ceilings of {profile.device or 'the GPU'} are not known here: {way}", []
+    if precision == "float64":
+        return None, f"the peak of {gpu} in float64 is not in our table: give it with --peak TFLOPS,TB/S", []
     if peak_tflops(gpu, precision) is None:
         precision = "float32"  # in which a GPU without units for a precision computes
     found = {"matmul_tflops": peak_tflops(gpu, precision), "copy_tb_s": GPUS[gpu].tb_s}
@@ -231,13 +242,24 @@ def ceilings_for(profile):
 
 
 def precision_of(profile):
-    """Return the precision in which another program's matmuls take most time; a trace does not tell TF32."""
-    us = dict.fromkeys(("float32", "bfloat16", "float16"), 0.0)
-    names = {"c10::BFloat16": "bfloat16", "c10::Half": "float16"}
+    """Return the precision in which another program's matmuls take most time; None if most of it is not known.
+
+    A matmul whose operator is not in the trace, of a graph for one, is known by its kernel's name. Without any matmul
+    the precision decides nothing.
+    """
+    us = {}
     for one in profile.operations:
-        if one.name in PRODUCTS and one.types:
-            us[names.get(one.types[0], "float32")] += one.us
-    return max(us, key=us.get)
+        if (one.name in FACTORS or one.group == "GEMM") and one.types:
+            precision = precision_of_gemm(one)
+        elif one.group in ("GEMM", "attention"):
+            named = {precision_of_kernel(name) for name in one.launches} - {None}
+            precision = named.pop() if len(named) == 1 else None
+            if one.group == "attention" and precision is None:
+                continue
+        else:
+            continue
+        us[precision] = us.get(precision, 0.0) + one.us
+    return max(us, key=us.get) if us else "float32"
 
 
 def doubts(profile):

@@ -144,8 +144,8 @@ MUTANTS = {
         ),
         "later queries skipped in dk": Mutant(
             "attention_backward_dkdv_kernel",
-            "T if BELOW else min(first + BLOCK_K, T)",
-            "T - BLOCK_Q if BELOW else min(first + BLOCK_K, T)",
+            "T if BELOW else min(first + SPAN, T)",
+            "T - BLOCK_Q if BELOW else min(first + SPAN, T)",
         ),
         "first batch's gradient for all": Mutant("attention_backward_dkdv_kernel", "(b * T * H + h) * D", "h * D"),
         "another head's statistics": Mutant("attention_backward_dkdv_kernel", "(b * H + h) * T", "(b * K + h) * T"),

@@ -1,11 +1,13 @@
 """check_training.py: sound scripts are sound, seeded faults are found, and the script computes the same numbers."""
 
 import json
+import os
 import pathlib
 import re
 import runpy
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -413,8 +415,8 @@ def test_two_models_with_the_same_names_are_told_apart(check, write):
     script += "optimizer = torch.optim.AdamW([*first.parameters(), *second.parameters()])\n"
     script += "train(forward=lambda x: second(first(x).detach()))"
     status, report, printed = check(write(script))
-    assert status == 1 and "Sequential1.0.weight, Sequential1.0.bias" in printed
-    assert "the gradient ends between Sequential2.0 (has one) and Sequential1.0 (has none)" in printed
+    assert status == 1 and "first.0.weight, first.0.bias" in printed  # the script's own names
+    assert "the gradient ends between second.0 (has one) and first.0 (has none)" in printed
 
 
 def test_autograd_is_off_in_the_outermost_module_only(check, write):
@@ -433,8 +435,19 @@ def test_autograd_is_off_in_the_outermost_module_only(check, write):
 @pytest.mark.parametrize(("frozen", "expected"), [(False, ["fast_backward"]), (True, [])])
 def test_a_fast_backward_is_odd_where_all_weights_train(frozen, expected):
     steps = [check_training.Step({"forward": 9.0, "backward": 1.0}, backwards=1)]
-    facts = SimpleNamespace(watch=SimpleNamespace(steps=steps, roots={}), of=lambda fate: [fate] * frozen)
+    facts = SimpleNamespace(
+        watch=SimpleNamespace(steps=steps, models=SimpleNamespace(roots={})), of=lambda fate: [fate] * frozen
+    )
     assert [finding.kind for finding in check_training.fast_backward(facts, steps)] == expected
+
+
+@pytest.mark.parametrize("proven", [False, True])
+def test_a_fast_backward_is_no_warning_where_every_gradient_is_the_slope(check, write, monkeypatch, proven):
+    """As in a small model whose forward waits for Python."""
+    warning = check_training.Finding("fast_backward", "fast", warning=True)
+    monkeypatch.setattr(check_training, "fast_backward", lambda *_: [warning])
+    _, report, _ = check(write(HEAD + "train()"), options=["--no-slopes"] * (not proven))
+    assert kinds(report, True) == ["fast_backward"] * (not proven)
 
 
 def test_a_forward_without_a_backward_counts_once(check, write):
@@ -460,32 +473,292 @@ def test_steps_that_cannot_be_seen(check, write, text, words):
     assert status == 2 and words in printed
 
 
+@pytest.fixture
+def exits(monkeypatch):
+    """Record os._exit(), and raise in its place: it would end the tests."""
+    exits = []
+
+    def leave(status):
+        exits.append(status)
+        raise RuntimeError("os._exit() ends the process")
+
+    monkeypatch.setattr(os, "_exit", leave)
+    return exits
+
+
 def in_a_process(*script):
     return run_fork(check_training.__file__, "--", *script)
 
 
-def test_a_script_that_ends_its_process_has_a_report(write):
-    done = in_a_process(write(HEAD + "train(3)\nos._exit(0)"))
-    assert done.returncode == 0 and "the script ended after 3 of 8 steps" in done.stdout, done.stderr
-    done = in_a_process(write(HEAD + "os._exit(0)"))
-    assert done.returncode == 2 and "no torch.optim optimizer stepped" in done.stderr
+@pytest.mark.parametrize(("steps", "status", "words"), [(3, 0, "ended after 3 of 8 steps"), (0, 2, "no torch.optim")])
+def test_a_script_that_ends_its_process_has_a_report(check, write, exits, steps, status, words):
+    found, _, printed = check(write(HEAD + f"train({steps})\nos._exit(0)"))
+    assert found == status and words in printed and not exits, printed
 
 
-def test_a_thread_that_waits_for_the_script_does_not_keep_the_process(write):
-    wait = "threading.Thread(target=threading.Event().wait).start()\n"
-    done = in_a_process(write(HEAD + wait + "train()"))
-    assert done.returncode == 0 and "verdict     sound" in done.stdout, done.stderr
+def test_a_thread_that_waits_for_the_script_does_not_keep_the_process(exits):
+    with pytest.raises(SystemExit):
+        check_training.end(0)
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        with pytest.raises(RuntimeError):
+            check_training.end(1)
+    finally:
+        done.set()
+        thread.join()
+    assert exits == [1]
+
+
+# ---------------------------------------------------------------- what was silent
+PACKED = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(4, 24)
+        self.head = nn.Linear(8, 2)
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.head(F.scaled_dot_product_attention(q, KEYS, v))
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+train()
+"""
+MICRO = """
+for step in range(9):
+    for part in range(2):
+        BETWEEN
+        F.cross_entropy(model(torch.randn(6, 4)), torch.randint(2, (6,))).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+BY_HAND = "grads.append([p.grad for p in model.parameters()]) if part else grads.clear(); optimizer.zero_grad()"
+SURGERY = "\ngrads = []\n" + MICRO.replace("BETWEEN", BY_HAND).replace(
+    "    nn.utils", "    for p, old in zip(model.parameters(), grads[0]):\n        p.grad += old\n    nn.utils"
+)
+DROPOUT = "model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.BatchNorm1d(8), nn.Linear(8, 2))\n"
+DROPOUT += "optimizer = torch.optim.AdamW(model.parameters())\n"
+PUT_BACK = "start = {k: v.clone() for k, v in model.state_dict().items()}\n"
+PUT_BACK += "train(forward=lambda x: model.load_state_dict(start) and model(x))"
+CLAMPED = "train(forward=lambda x: (model[0].bias.data.fill_(0.01), model(x))[1])"
+ZERO = "model[0].weight.data.zero_()\nmodel[0].weight.requires_grad = False\n"
+HELD = "model[0].requires_grad_(False)\n"
+ROUTED = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.experts = LIST
+        self.head = nn.Linear(4, 2)
+        self.calls = 0
+    def forward(self, x):
+        self.calls += 1
+        return self.head(x + sum(USE for i in ((0,) if self.calls <= 8 else (0, 1))))
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters())
+train()
+"""
+PADDED = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(3, 4, padding_idx=0)
+        self.head = nn.Linear(4, 2)
+    def forward(self, x):
+        return self.head(self.tokens((x[:, :3] > 0.7).long()).mean(1))
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters())
+train()
+"""
+BYOL = """
+online, target = (nn.Sequential(*(nn.Linear(4, 4) if i % 2 == 0 else nn.Tanh() for i in range(5))) for _ in range(2))
+target.requires_grad_(False)
+model = nn.ModuleDict({"online": online, "target": target})
+optimizer = torch.optim.AdamW(online.parameters())
+train(forward=lambda x: online(x) + target(x))
+"""
+META = "optimizer = torch.optim.AdamW([*nn.Linear(4, 2, device='meta').parameters(), *model.parameters()])\ntrain()"
+TOGGLED = "optimizer.register_step_pre_hook(lambda *_: [model[0].requires_grad_(False)] and None)\n"
+TOGGLED += "train(forward=lambda x: model.requires_grad_(True)(x))"
+COPIED = "import copy\nmodel = copy.deepcopy(model)\ntrain()"
+ALL_FROZEN = "model.requires_grad_(False)\ntrain(forward=lambda x: model(x).requires_grad_())"
+SPEAKS = {  # script: its finding or warning, and words of the report; of a sound brother: None
+    "packed": (PACKED.replace("KEYS", "k.detach()"), "lost_rows", "qkv.weight: 8 to 15"),
+    "packed_sound": (PACKED.replace("KEYS", "k"), None, "sound"),
+    "slice_of_the_head": ("train(forward=lambda x: nn.functional.pad(model(x)[:, :1], (0, 1)))", None, "sound"),
+    "evaluation": (DROPOUT + "model.eval()\ntrain()", "eval_mode", "2 modules"),
+    "frozen_batch_norm": (DROPOUT + "model[2].eval()\ntrain()", None, "sound"),
+    "put_back": (PUT_BACK, "put_back", "the same values again: 4 of 4 tensors"),
+    "held_bias": (CLAMPED, None, "sound"),
+    "micro_batches": (MICRO.replace("BETWEEN", "optimizer.zero_grad()"), "overwritten", "4 of 4 tensors"),
+    "accumulation": (MICRO.replace("BETWEEN", "pass"), None, "sound"),
+    "surgery": (SURGERY, None, "sound"),
+    "all_frozen": (ALL_FROZEN, "nothing_to_train", "AdamW has nothing to train"),
+    "some_frozen": (HELD + "train()", "frozen_held", "2 tensors"),
+    "zero_adapter": (
+        ZERO + "optimizer = torch.optim.SGD([*model.parameters()][1:], 0.1)\ntrain()",
+        "zero_frozen",
+        "0.w",
+    ),
+    "late_expert": (
+        ROUTED.replace("LIST", "nn.ModuleList(nn.Linear(4, 4) for _ in range(2))").replace("USE", "self.experts[i](x)"),
+        *("unused", "experts.1.weight, experts.1.bias"),
+    ),
+    "late_tensor": (
+        ROUTED.replace("LIST", "nn.ParameterList(torch.eye(4) for _ in range(2))").replace(
+            "USE", "x @ self.experts[i]"
+        ),
+        *("unused", "experts.1"),
+    ),
+    "meta_tensors": (META, None, "sound"),
+    "padding": (PADDED, None, "3 of 3 tensors as the output's"),
+    "frozen_whole": (BYOL, None, "sound"),
+    "toggled": (TOGGLED, None, "not compared: 2 (frozen at the end)"),
+    "copied": (COPIED, "replaced", "next: the optimizer was built before the model was copied, replaced or tied"),
+    "head_replaced": ("model[2] = nn.Linear(8, 2)\ntrain()", "replaced", "it holds parameter * of AdamW (x2)"),
+}
+
+
+@pytest.mark.parametrize("name", SPEAKS)
+def test_it_speaks_up_where_work_is_lost(check, write, name):
+    text, kind, words = SPEAKS[name]
+    status, report, printed = check(write(HEAD + text))
+    assert kinds(report) + without_times(kinds(report, True)) == [kind] * bool(kind), printed
+    assert words in printed and (kind is None or "next: " in printed)
+
+
+@pytest.mark.parametrize("name", [None, "unused", "frozen_between", "same_input", "wrong_slope", "eval_mode"])
+def test_the_verdict_counts_warnings_and_strict_makes_four_kinds_findings(name, capsys):
+    strict = [] if name is None else ["--strict", *([name] if name != "eval_mode" else [])]
+    options = check_training.parse([*strict, "--", "x.py"])
+    found = [check_training.Finding(kind, kind, warning=True) for kind in ("not_run", "frozen_between", "eval_mode")]
+    found += [check_training.Finding(kind, kind, warning=True) for kind in ("same_input", "wrong_slope")]
+    status = check_training.report(options, SimpleNamespace(steps=[None] * 8), {}, found, None, [])
+    verdict = {None: "sound, 5 WARNINGS", "eval_mode": "4 FINDINGS, 1 WARNING"}.get(name, "1 FINDING, 4 WARNINGS")
+    assert status == (name is not None) and capsys.readouterr().out.endswith(f"verdict     {verdict}\n")
+
+
+def test_strict_refuses_a_name_that_it_does_not_know(capsys):
+    refused(check_training.main, ["--strict", "x.py"], capsys, "'x.py' is none of unused, frozen_between, same_input")
+
+
+LOOP_BY_HAND = """
+while True:
+    model(torch.randn(6, 4)).square().mean().backward()
+    for param in model.parameters():
+        param.data -= 0.1 * param.grad
+        param.grad = None
+"""
+
+
+@pytest.mark.parametrize(("optimizers", "backwards"), [([], 50), ([None], 100)])
+def test_a_script_without_a_step_is_ended(check, write, monkeypatch, optimizers, backwards):
+    """Where an optimizer exists it may accumulate gradients, and has more time."""
+    monkeypatch.setattr(check_training, "MICRO_BATCHES", 100)
+    monkeypatch.setattr(check_training, "existing", lambda kind: optimizers * (kind is torch.optim.Optimizer))
+    status, report, printed = check(write(HEAD.replace("optimizer = ", "unused = ") + LOOP_BY_HAND))
+    assert status == 2 and f"no torch.optim optimizer stepped in this process in {backwards} backward passes" in printed
+
+
+def test_more_micro_batches_than_the_bound_are_sound(check, write, monkeypatch):
+    monkeypatch.setattr(check_training, "BACKWARDS", 2)
+    status, report, printed = check(write(HEAD + MICRO.replace("BETWEEN", "pass").replace("range(2)", "range(4)")))
+    assert status == 0 and report["steps"] == 8, printed
+
+
+def test_slopes_can_be_left_out_and_progress_is_told(check, monkeypatch):
+    monkeypatch.setattr(check_training, "PROGRESS_SECONDS", 0)
+    _, report, printed = check(SAMPLES / "char_gpt.py", "unused_head", options=["--no-slopes"])
+    assert report["rows"]["slopes"] == "not compared (--no-slopes)" and "is each gradient the slope" not in printed
+    assert "check_training: which parameters does the output depend on: 0 of 2 tensors asked" in printed
+
+
+def test_the_progress_of_the_slopes_is_told(check, write, monkeypatch):
+    monkeypatch.setattr(check_training, "PROGRESS_SECONDS", 0)
+    _, _, printed = check(write(HEAD + "train()"))
+    assert "check_training: is each gradient the slope: 3 of 4 tensors asked" in printed
+
+
+CAUSAL = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(9, 4)
+        self.head = nn.Linear(4, 9)
+    def forward(self, tokens, mask=None):
+        x = self.tokens(tokens)[:, None]
+        return self.head(F.scaled_dot_product_attention(x, x, x, is_causal=CAUSAL)[:, 0])
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(9):
+    tokens = torch.randint(9, (3, 6))
+    F.cross_entropy(model(tokens, torch.ones_like(tokens)).flatten(0, 1), tokens.flatten()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_token_that_sees_those_after_it_is_found_on_request(check, write, causal):
+    script = write(HEAD + CAUSAL.replace("CAUSAL", str(causal)))
+    status, report, printed = check(script, options=["--causal", "--no-slopes"])
+    assert status == (not causal) and kinds(report) == ["causal"] * (not causal), printed
+    assert report["rows"]["causal"] == "1 calls asked"
+
+
+def test_causality_of_what_has_no_tokens_is_not_observable(check, write):
+    status, _, printed = check(write(HEAD + "train()"), options=["--causal", "--no-slopes"])
+    assert status == 2 and "causality: no call with integer tokens" in printed
+
+
+def test_an_error_of_the_check_is_not_the_scripts(check, write, monkeypatch):
+    monkeypatch.setattr(Watch, "weigh", lambda watch, optimizer: check_training.bit_sum(None))
+    _, _, printed = check(write(HEAD + "train()"))
+    assert "check_training itself failed, not the script: AttributeError" in printed and "script raised" not in printed
+
+
+class Agent:
+    def __init__(self):
+        self.actor = nn.Linear(1, 1)
+        self.target_actor = nn.Linear(1, 1)
+
+
+def test_the_names_of_models_are_the_scripts_own():
+    critics = [nn.Linear(1, 1)]
+    names = check_training.names_in([{"agent": Agent(), "critics": critics, "critic": critics[0]}])
+    assert set(names.values()) == {"actor", "target_actor", "critics.0"}
+
+
+def test_the_models_of_a_librarys_trainer_have_names():
+    """A reference model may be no variable of the script."""
+
+    def train(self):
+        raise check_training.Enough(0)
+
+    code = train.__code__.replace(co_filename="/site-packages/trainer.py")
+    with pytest.raises(check_training.Enough) as ended:
+        type(train)(code, train.__globals__)(Agent())
+    names = check_training.names_in(check_training.variables_of(ended.value))
+    assert sorted(names.values()) == ["actor", "target_actor"]
+
+
+def test_warnings_of_a_run_again_are_not_printed(check, write, recwarn):
+    """PyTorch's would sound like the very fault: None of the inputs have requires_grad=True."""
+    text = "class Loud(nn.Linear):\n    def forward(self, x):\n        warnings.warn(f'forward {x.shape}')\n"
+    text += "        return super().forward(x)\nmodel[2] = Loud(8, 2)\n"
+    text += "optimizer = torch.optim.AdamW(model.parameters())\nwarnings.simplefilter('always')\ntrain()"
+    check(write(HEAD.replace("import os,", "import os, warnings,") + text), options=["--steps", "8"])
+    assert sum("forward torch.Size" in str(item.message) for item in recwarn) == 8
 
 
 # ---------------------------------------------------------------- gradients that are wrong
 def test_a_gradient_that_is_not_the_slope(check):
     """.data on the skip path leaves every tensor a gradient, which is that of the last branch only."""
-    status, report, printed = check(SAMPLES / "char_gpt.py", "residual_data")
-    assert (status, without_times(kinds(report, True))) == (0, ["wrong_slope"]), printed
+    status, report, printed = check(SAMPLES / "char_gpt.py", "residual_data", options=["--strict"])
+    assert (status, kinds(report), without_times(kinds(report, True))) == (1, ["wrong_slope"], []), printed
     (finding,) = [finding for finding in report["findings"] if finding["kind"] == "wrong_slope"]
     assert "tokens.weight" in finding["tensors"] and "head.weight" not in finding["tensors"]
-    status, _, _ = check(SAMPLES / "char_gpt.py", "residual_data", options=["--strict"])
-    assert status == 1
 
 
 STEADY = """
@@ -610,9 +883,9 @@ MORE_FAULTS = {  # loop and fault: status, findings and warnings, words of the r
     "float16 underflow": (1, ["zero_bias", "zero_gradient"], "a gradient of zeros although the output depends on them"),
     "in_backward never_cleared": (1, ["never_cleared"], "4 of 4 tensors"),
     "vae detached_noise": (0, ["wrong_slope"], "spread.weight"),
-    "normed before": (1, ["no_optimizer", "stray"], "2.parametrizations.weight.original0"),
-    "distilled teacher": (1, ["no_optimizer", "untested"], "Sequential2"),
-    "ppo constant_ratio": (1, ["no_gradient"], "Linear1.weight, Linear1.bias"),
+    "normed before": (1, ["no_optimizer", "replaced"], "2.parametrizations.weight.original0"),
+    "distilled teacher": (1, ["no_optimizer", "untested"], "teacher.*.weight"),
+    "ppo constant_ratio": (1, ["no_gradient"], "actor.weight, actor.bias"),
     "slow_model cleared": (1, ["cleared"], "4 of 5 tensors"),
     "masters forgotten": (1, ["no_optimizer", "updated_elsewhere"], "a gradient, and no optimizer: 1 of 7 tensors"),
     "lazy same_batch": (0, ["same_input"], "every step has the same input"),
@@ -658,9 +931,21 @@ def test_our_versions_are_sound(check, version):
 
 
 @pytest.mark.slow
-def test_version_3_is_sound_in_the_interpreter(check):
-    status, _, printed = check(SCRIPTS[3], *TINY.split(), "--num-steps", "12", "--no-graph")
-    assert status == 0, printed
+def test_version_3_is_sound_in_the_interpreter():
+    """In a process of its own, as a user starts it: nothing has chosen Triton's interpreter before."""
+    command = [
+        sys.executable,
+        check_training.__file__,
+        "--",
+        SCRIPTS[3],
+        *TINY.split(),
+        "--num-steps",
+        "12",
+        "--no-graph",
+    ]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and "verdict     sound" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.slow
@@ -681,7 +966,6 @@ def test_compiled_models(check, way, fault):
 FAULTS = {  # way: finding, tensors, words of the report
     # kernels without a backward
     "all_norms": ("no_gradient", 30, "cut inside blocks.*.norm1 (x3), blocks.*.norm2 (x3), norm (RMSNorm)"),
-    "last_norm": ("no_gradient", 30, "between head (has one) and norm (has none)"),
     "swiglu_kernel": ("no_gradient", 9, MLP),
     "rope_kernel": ("no_gradient", 6, "blocks.0.attention.v (has one) and blocks.0.attention.k (has none)"),
     "attention_kernel": ("no_gradient", 12, "blocks.0.attention.out (has one) and blocks.0.attention.v (has none)"),
@@ -701,7 +985,7 @@ FAULTS = {  # way: finding, tensors, words of the report
     "never_cleared": ("never_cleared", 31, "zero_grad() is missing"),
     # the optimizer
     "forgotten": ("no_optimizer", 9, "blocks.*.mlp.gate.weight (x3)"),
-    "recreated": ("no_optimizer", 1, "head.weight"),
+    "recreated": ("replaced", 1, "head.weight"),
     "lr_zero": ("unchanged", 31, "learning rates: 0"),
     "bf16": ("unchanged", 7, "16 bits round a small update away"),
     # together with what hides it
@@ -727,13 +1011,22 @@ def test_a_seeded_fault_is_found(check, ways):
 
 
 def test_the_published_fault(check):
-    """A norm kernel without a backward after the blocks leaves the weights of the head alone to train."""
+    """A norm kernel without a backward after the blocks leaves the weights of the head alone to train.
+
+    No hook is left behind.
+    """
+    before = torch.autograd.backward
+    hooks = len(module_hooks._global_forward_hooks) + len(module_hooks._global_forward_pre_hooks)
     status, report, printed = check(SAMPLES / "char_gpt.py", "last_norm")
     assert status == 1 and report["rows"]["gradient"].startswith("1 of 31 tensors"), printed
+    assert report["findings"][0]["next"].startswith("at that place, look for detach")
     assert report["findings"][0]["details"][1:] == [
         "the gradient ends between head (has one) and norm (has none)",
         "it is cut inside norm (RMSNorm): its weights need a gradient, its output has none",
     ]
+    assert report["rows"]["floor"].startswith("not checked")  # no peak is known
+    assert torch.autograd.backward is before
+    assert len(module_hooks._global_forward_hooks) + len(module_hooks._global_forward_pre_hooks) == hooks
 
 
 @pytest.mark.parametrize("largest", [float("nan"), float("inf")])
@@ -830,14 +1123,6 @@ def test_losses_are_the_same_with_and_without(check, ways, capsys, monkeypatch):
     assert re.findall(r"^\d+ \S+$", printed, re.MULTILINE) == losses
 
 
-def test_nothing_is_left_behind(check):
-    before = torch.autograd.backward
-    hooks = len(module_hooks._global_forward_hooks) + len(module_hooks._global_forward_pre_hooks)
-    check(SAMPLES / "char_gpt.py")
-    assert torch.autograd.backward is before
-    assert len(module_hooks._global_forward_hooks) + len(module_hooks._global_forward_pre_hooks) == hooks
-
-
 # ---------------------------------------------------------------- the floor
 def test_the_floor_by_hand():
     peak = Peak({32: 100, 16: 400, 8: 800}, 2.0, 50, "")
@@ -918,9 +1203,9 @@ def test_the_narrowest_dtype_counts(monkeypatch, write):
 
 @pytest.mark.parametrize(("peak", "status"), [("1e-9,1e3", 1), ("1e3,1e-9", 1), ("1e3,1e3", 0)])
 @pytest.mark.quick(1)
-def test_an_impossible_step(check, peak, status):
+def test_an_impossible_step(check, write, peak, status):
     """The injected peak is so low, or so high, that no clock decides."""
-    found, report, printed = check(SAMPLES / "char_gpt.py", options=["--peak", peak])
+    found, report, printed = check(write(HEAD + "train()"), options=["--peak", peak])
     assert found == status and kinds(report) == ["impossible"] * status, printed
     assert "TFLOP /" in printed and "GB /" in printed
 
@@ -938,7 +1223,7 @@ def test_a_phantom_is_held_against_its_whole_work(check, device):
 def test_the_mean_of_the_steps_is_held_against_the_mean_of_their_work(monkeypatch):
     """Most steps of a script with gradient accumulation can be short, and their median below the floor."""
     steps = [check_training.Step({"forward": seconds}) for seconds in [9.0] * 4 + [0.001] * 3 + [0.041]]
-    facts = SimpleNamespace(watch=SimpleNamespace(steps=steps, roots={}))
+    facts = SimpleNamespace(watch=SimpleNamespace(steps=steps, models=SimpleNamespace(roots={})))
     monkeypatch.setattr(check_training, "work_of", lambda facts: Work(1e12, 32, 0))
     for tflops, kinds_found in ((100, []), (80, ["impossible"])):  # 10 and 12.5 ms; the mean is 11
         found = check_training.speed_findings(facts, Peak({32: tflops}, 1.0, 0, ""), {})
@@ -994,12 +1279,10 @@ def test_version_3_is_sound_on_a_gpu():
     assert done.returncode == 0 and "verdict     sound" in done.stdout, done.stdout + done.stderr
 
 
-def test_a_device_without_a_known_peak_has_no_floor(monkeypatch, check):
+def test_a_device_without_a_known_peak_has_none(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "some GPU")
     assert check_training.peak_of(torch.device("cuda")) is None
     assert check_training.peak_of(torch.device("cpu")) is None
-    _, report, _ = check(SAMPLES / "char_gpt.py")
-    assert report["rows"]["floor"].startswith("not checked")
 
 
 # ---------------------------------------------------------------- details
@@ -1024,14 +1307,14 @@ def test_sums_of_bits_tell_tensors_apart():
 
 
 def test_an_optimizer_leads_once_it_has_made_as_many_steps_alone_as_are_watched():
-    watch = Watch(3)
-    watch.lead = lead = object()
-    other = object()
+    lead, other = object(), object()
+    optimizers = check_training.Optimizers(lead=lead)
+    ends = []
     for optimizer in (other, other, lead, other, other):
-        watch.count(optimizer)
-        assert watch.lead is lead
-    watch.count(other)
-    assert watch.lead is other and len(watch.steps) == 1
+        ends.append(optimizers.ends_iteration(optimizer, 3))
+        assert optimizers.lead is lead
+    optimizers.ends_iteration(other, 3)
+    assert optimizers.lead is other and sum(ends) == 1
 
 
 def test_the_first_value_and_the_steps_of_a_parameter_are_those_of_its_own_optimizer():
@@ -1073,7 +1356,7 @@ def test_a_run_again_repeats_dropout(monkeypatch):
     monkeypatch.setattr(sys, "path", sys.path[:])
     watch = Watch(8)
     assert check_training.run_script(watch, [str(SAMPLES / "char_gpt.py"), "dropout"]) is None
-    ((root, call),) = watch.roots.items()
+    ((root, call),) = watch.models.roots.items()
     before = torch.get_rng_state()
     rerun = check_training.Rerun(root, call)
     first = rerun.outputs()

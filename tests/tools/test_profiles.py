@@ -150,26 +150,42 @@ GROUPED = {  # names between semicolons
     "GEMM": """Cijk_Alik_Bljk_SB_MT64x64x16_SE_K1; nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT; ampere_sgemm_128x64_tn;
         void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_nn_align8>;
         sm90_xmma_gemm_f32f32_tf32f32_f32_nt_n_tilesize64x64x32_cublas; triton_tem_fused_mm_3; aten::addmm;
-        void cublasLt::splitKreduce_kernel<32, 16, int, float>""",
+        void cublasLt::splitKreduce_kernel<32, 16, int, float>;
+        _matmul_ogs_NNT_bf16xbf16xmxfp4_128x128x128x1; bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2; fused_moe_kernel;
+        miopenSp3AsmConv_v30_3_1_gfx9_fp16_dot2_edc_f2x3_stride1; cudnn_infer_volta_scudnn_128x64_relu_medium_nn_v1;
+        void wgrad_alg0_engine<float, 128, 6, 7, 3, 3, 5, false, 512>(int); aten::_scaled_mm; conv2d_wgrad_kernel""",
     "attention": """attention_backward_dkdv_kernel; attn_fwd; bwd_kernel_dk_dv; fmha_cutlassF_f32_aligned_64x64_rf;
         void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, cutlass::bfloat16_t>>;
         cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_6_128x128x64;
-        void (anonymous namespace)::softmax_warp_forward<float, float, float, 7, false, false>""",
+        void (anonymous namespace)::softmax_warp_forward<float, float, float, 7, false, false>;
+        sage_fwd; aiter::fmha_fwd_hd128_bf16_rtz; kernel_unified_attention_2d; mla_decode_kernel""",
     "other": """void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, true, false>;
-        aten::_log_softmax; triton_per_fused__log_softmax_nll_loss_forward_2""",
+        aten::_log_softmax; triton_per_fused__log_softmax_nll_loss_forward_2;
+        void fbgemm_gpu::permute_2D_lengths_kernel<int>(int); create_flashinfer_kv_indices_triton;
+        split_embedding_backward_codegen_unweighted_kernel<float>(fbgemm_gpu::x); void vllm::moe::topkGatingSoftmax<8>;
+        triton_per_fused_all_gather_into_tensor_wait_tensor_0""",
     "communication": """c10d::allreduce_; ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>);
-        Memcpy PtoP (Device -> Device); ncclKernel_Generic_4; mscclKernel_Sum_half_Simple_false; rccl_main_kernel""",
+        Memcpy PtoP (Device -> Device); ncclKernel_Generic_4; mscclKernel_Sum_half_Simple_false; rccl_main_kernel;
+        void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*);
+        void two_shot_all_reduce_kernel<c10::BFloat16>(unsigned long*); one_shot_all_reduce_kernel;
+        void vllm::cross_device_reduce_2stage<__hip_bfloat16, 8>(vllm::RankData*); nvshmem_barrier; rocshmem_put;
+        void quickreduce::allreduce_prototype_twoshot<quickreduce::x>; void deep_ep::intranode::dispatch<4>;
+        void tensorrt_llm::kernels::ar_fusion::allreduce_fusion_kernel_oneshot_lamport<0>(int); gloo:all_reduce""",
     "normalisation": """rmsnorm_forward_kernel; add_rms_norm_backward_kernel; aten::_fused_rms_norm_backward;
-        triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_3""",
+        triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_3;
+        void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 128, true, 1>(float)""",
     "element-wise": """rope_kernel; swiglu_backward_kernel; swiglu_quantize_kernel; triton_poi_fused_mul_silu_0;
-        void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>""",
+        void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>;
+        void vllm::act_and_mul_kernel<c10::BFloat16>; SubTensorOpWithScalar1d""",
     "optimizer": """adamw_kernel; aten::_fused_adamw_; triton_for_fused__foreach_add__foreach_mul_2; triton_for_fused_2;
         triton_poi_fused__foreach_add__foreach_copy__foreach_div__foreach_mul_mul_unbind_0;
         void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>""",
     "copies": """__amd_rocclr_copyBuffer; __amd_rocclr_fillBuffer; Memcpy DtoH (Device -> Pinned); MEMORY_COPY_DTOH;
         void at::native::elementwise_kernel<128, 2, at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>;
         void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>; quantize_rows_kernel;
-        transpose_kernel""",
+        transpose_kernel;
+        void vllm::reshape_and_cache_flash_kernel<__hip_bfloat16>; void (anonymous namespace)::store_kvcache<2048l>;
+        batched_transpose_32x32_half; void cudnn::ops::nchwToNhwcKernel<float>; sage_quant_kernel; quantize_kernel""",
 }
 
 

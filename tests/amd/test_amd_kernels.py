@@ -1,5 +1,7 @@
 """Version 3's kernels, executed as AMD's instructions: as close to float64 as kernel_cases demands, on every target.
 
+    TINY_LLAMA_AMD=all python -m pytest tests/amd/test_amd_kernels.py     every case on every target: about ten minutes
+
 Each result is judged like those of Triton's interpreter. Also: no access lies outside of a tensor, no wave reads what
 another one stores without a barrier in between, all waves meet at barriers, and every instruction is known.
 """
@@ -7,6 +9,7 @@ another one stores without a barrier in between, all waves meet at barriers, and
 import concurrent.futures
 import itertools
 import multiprocessing
+import os
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ pytest.importorskip("triton", minversion="3.6", reason="scripts/inspect_kernels.
 from amd import amd_cases, wrong_kernels
 from inspect_kernels import prepare_worker
 
-# target, case, dtype, order of the waves: every target, kernel and dtype, and both orders. The rest is slow.
+# target, case, dtype, order of the waves: every target, kernel and dtype, and both orders.
 QUICK = [
     ("gfx942", "attention", "bfloat16", 1),
     ("gfx942", "attention, D=16", "float32", -1),
@@ -49,7 +52,7 @@ REST = [
     for number, case in enumerate(itertools.product(amd_cases.TARGETS, NAMES, amd_cases.DTYPES))
     if case not in {quick[:3] for quick in QUICK}
 ]
-ALL = [*(pytest.param(*case) for case in QUICK), *(pytest.param(*case, marks=pytest.mark.slow) for case in REST)]
+CHOSEN = [*QUICK, *REST] if os.environ.get("TINY_LLAMA_AMD") == "all" else QUICK
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +63,7 @@ def worker():
         yield pool
 
 
-@pytest.mark.parametrize(("target", "name", "dtype", "order"), ALL)
+@pytest.mark.parametrize(("target", "name", "dtype", "order"), CHOSEN)
 def test_results_are_right(target, name, dtype, order, worker):
     found = worker.submit(amd_cases.run, target, name, dtype, order=order).result()
     expected = amd_cases.KNOWN.get((target, name, dtype))

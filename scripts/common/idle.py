@@ -1,0 +1,370 @@
+"""Say how a GPU spent its time in each step, and why it idled. Standard library only.
+
+A step of the GPU begins with the first kernel that the host launched in it. A gap is time in which nothing runs.
+"""
+
+import bisect
+import re
+
+from common.profiles import shown_names
+from common.tables import columns, rounded, text_table
+
+NO_HOST = "the profile holds no calls of the host that tell why"
+PAUSE_US = 1000  # a gap between two steps that is longer is the profiler's or the script's pause
+AFTER_WAIT_US = 100  # within which a host that waited for a copy launches again
+SHORT_US = 10  # kernels that wait in one queue follow each other within this time
+GAPS_SHOWN = 5
+IDLE_BOUND = 0.25  # a step with a larger fraction of idle time is launch-bound, if it waits for the host
+
+LATE = "the host launched late"
+STREAM = "another stream or an event"
+PEER = "a collective with other ranks"
+COPY = "a copy that the host waited for"
+QUEUE = "from kernel to kernel in a queue"
+UNKNOWN = "cannot tell"
+REASONS = (LATE, STREAM, PEER, COPY, QUEUE, UNKNOWN)
+
+EXPOSED = "Copies are exposed while no kernel computes, communication while neither a kernel nor a copy runs."
+STEP_COLUMNS = (
+    "step: {step} | ms: {whole_ms:,.3f} | busy: {busy_ms:,.3f} | computing: {computing_ms:,.3f} | "
+    "exposed copies: {exposed_copies_ms:,.3f} | exposed communication: {exposed_communication_ms:,.3f} | "
+    "idle: {idle_ms:,.3f} | idle %: {idle_percent:.1f}"
+)
+REASON_COLUMNS = "the GPU waited for: {reason} | gaps: {gaps:,} | ms: {ms:,.3f} | %: {percent:.1f}"
+GAP_COLUMNS = "longest gaps after: {after} | before: {before} | us: {gap_us:,.1f} | because of: {reason}"
+
+
+# ---------------------------------------------------------------- what ran when
+
+
+def merged(calls):
+    """Return the times [start, end] in which any of the calls ran; they are in order of their start."""
+    found = []
+    for call in calls:
+        if found and call.start_ns <= found[-1][1]:
+            if call.end_ns > found[-1][1]:
+                found[-1][1] = call.end_ns
+        else:
+            found.append([call.start_ns, call.end_ns])
+    return found
+
+
+class Clipped:
+    """Sum the parts of sorted, disjoint times that lie in a window."""
+
+    def __init__(self, times):
+        self.times = times
+        self.ends = [end for _, end in times]
+
+    def inside(self, start, end):
+        total = 0
+        for at in range(bisect.bisect_right(self.ends, start), len(self.times)):
+            begin, finish = self.times[at]
+            if begin >= end:
+                break
+            total += min(finish, end) - max(begin, start)
+        return total
+
+
+def windows_of(profile):
+    """Return (name, start, end) of each step on the GPU, and the pauses (start, end) between them, in nanoseconds.
+
+    Without marks the whole profile is one window.
+    """
+    calls = profile.calls
+    first = calls[0].start_ns
+    last = max(call.end_ns for call in calls)
+    if not profile.spans:
+        return [("all", first, last)], []
+    starts = [start for start, _ in profile.spans]
+    begins = {}  # part -> the start of its first call; part 0 lies before the first step
+    ends = {}
+    for call in calls:
+        launched = call.launch.start_ns if call.launch else call.start_ns
+        part = bisect.bisect_right(starts, launched)
+        begins.setdefault(part, call.start_ns)
+        ends[part] = max(ends.get(part, 0), call.end_ns)
+    windows = []
+    pauses = []
+    begin = first
+    finished = first
+    parts = sorted(begins)
+    for part, following in zip(parts, [*parts[1:], None], strict=True):
+        finished = max(finished, ends[part])
+        end = last
+        if following is not None:
+            end = min(begins[following], max(starts[following - 1], finished))
+        end = max(end, begin)
+        stop = end
+        if following is not None and part:
+            stop = max(finished, profile.spans[part - 1][1])
+            if end - stop > 1e3 * PAUSE_US:
+                pauses.append((stop, end))
+            else:
+                stop = end
+        windows.append((str(part) if part else "before", begin, min(stop, end)))
+        begin = end
+    return windows, pauses
+
+
+def step_rows(profile):
+    """Return a row per step, the last one for all of them: how the GPU spent its time, in ms."""
+    calls = profile.calls
+    computing = [call for call in calls if call.kind == "kernel" and call.group != "communication"]
+    local = [call for call in calls if call.group != "communication"]
+    busy, computed, local = (Clipped(merged(some)) for some in (calls, computing, local))
+    windows, _ = windows_of(profile)
+    rows = []
+    for name, start, end in windows:
+        times = [one.inside(start, end) / 1e6 for one in (busy, local, computed)]
+        whole = (end - start) / 1e6
+        row = {"step": name, "whole_ms": whole, "busy_ms": times[0], "computing_ms": times[2]}
+        row |= {"exposed_copies_ms": times[1] - times[2], "exposed_communication_ms": times[0] - times[1]}
+        rows.append(row | {"idle_ms": max(0.0, whole - times[0])})
+    if len(rows) > 1:
+        keys = [key for key in rows[0] if key != "step"]
+        rows.append({"step": "all"} | {key: sum(row[key] for row in rows) for key in keys})
+    return [row | {"idle_percent": 100 * row["idle_ms"] / (row["whole_ms"] or 1)} for row in rows]
+
+
+# ---------------------------------------------------------------- gaps, and why they are there
+
+
+def gaps_of(profile):
+    """Return a row per gap: its microseconds outside pauses, when it begins, and the calls after and before it."""
+    _, pauses = windows_of(profile)
+    last = profile.calls[0]  # to end, of the calls so far: queues overlap
+    gaps = []
+    at = 0
+    for call in profile.calls[1:]:
+        if call.start_ns > last.end_ns:
+            while at < len(pauses) and pauses[at][1] <= last.end_ns:
+                at += 1
+            paused = 0
+            if at < len(pauses) and pauses[at][0] < call.start_ns:
+                paused = min(pauses[at][1], call.start_ns) - max(pauses[at][0], last.end_ns)
+            gap = call.start_ns - last.end_ns - paused
+            if gap > 0:
+                start = call.start_ns - gap  # a pause comes first
+                gaps.append({"gap_us": gap / 1e3, "start_ns": start, "after": last, "before": call})
+        if call.end_ns > last.end_ns:
+            last = call
+    return gaps
+
+
+class Host:
+    """Answer what the host did at a time, from a trace's operators and runtime calls."""
+
+    def __init__(self, profile):
+        self.events = profile.host
+        self.waits = {}  # thread -> [(start, end)] of its calls that wait for the GPU
+        self.collectives = []
+        kinds = {name: (WAITS.search(name), COLLECTIVES.search(name)) for name in {e["name"] for e in profile.host}}
+        special = {name for name, found in kinds.items() if any(found)}
+        for event in profile.host:
+            name = event["name"]
+            if name not in special:
+                continue
+            span = (1e3 * event["ts"], 1e3 * (event["ts"] + event["dur"]))
+            if kinds[name][0]:
+                self.waits.setdefault((event.get("pid"), event.get("tid")), []).append(span)
+            else:
+                self.collectives.append(span)
+
+    @staticmethod
+    def covers(spans, time_ns):
+        """Return True if one of the sorted spans holds the time."""
+        at = bisect.bisect_right(spans, (time_ns, float("inf")))
+        return any(end > time_ns for _, end in spans[max(0, at - 3) : at])
+
+    def during(self, gap):
+        """Return in words what the launching thread did in a gap: its innermost event that fills half of it."""
+        launch = gap["before"].launch
+        if launch is None or (launch.is_operator and launch.start_ns <= gap["start_ns"]):
+            return "not recorded"
+        start_us = gap["start_ns"] / 1e3
+        end_us = min(gap["before"].start_ns, launch.start_ns) / 1e3
+        if end_us <= start_us:
+            return "it had launched already"
+        found = []
+        until = bisect.bisect_left(self.events, end_us, key=lambda event: event["ts"])
+        for event in self.events[:until]:
+            if event["ts"] + event["dur"] <= start_us:
+                continue
+            overlap = min(event["ts"] + event["dur"], end_us) - max(event["ts"], start_us)
+            if overlap > 0 and (event.get("pid"), event.get("tid")) == launch.thread:
+                found.append((overlap, event["dur"], event["name"]))
+        whole = end_us - start_us
+        most = [(dur, overlap, name) for overlap, dur, name in found if overlap >= whole / 2]
+        most = [one for one in most if not re.match("ProfilerStep", one[2])]
+        if most:
+            _, overlap, name = min(most)
+            return f"{name} ({100 * overlap / whole:.0f} %)"
+        if not found:
+            return "nothing that was recorded"
+        return "many short operators, and Python between them"
+
+
+WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy|^(cu|hip)Memcpy|aten::(item|_local_scalar_dense|nonzero)$")
+COLLECTIVES = re.compile(r"^(gloo|mpi|nccl):|^c10d::|barrier")
+
+
+def clocks_differ(profile):
+    """Return True if many kernels start before the host's call that launched them."""
+    launched = [call for call in profile.calls if call.launch and not call.launch.is_operator]
+    early = sum(call.start_ns < call.launch.start_ns for call in launched)
+    return early > 0.02 * len(launched)
+
+
+def reason_of(gap, host):
+    """Return the one of REASONS that the trace shows for a gap."""
+    before = gap["before"]
+    after = gap["after"]
+    launch = before.launch
+    start = gap["start_ns"]
+    if launch is None or (launch.is_operator and launch.start_ns <= start):
+        return UNKNOWN
+    if launch.start_ns > start or launch.end_ns > start + 500 * gap["gap_us"]:
+        waits = host.waits.get(launch.thread, [])
+        if after.kind == "copy" and host.covers(waits, start):  # after a longer gap the host had something else to do
+            return COPY if gap["gap_us"] <= AFTER_WAIT_US or host.covers(waits, start + 500 * gap["gap_us"]) else LATE
+        if host.covers(host.collectives, start + 500 * gap["gap_us"]):
+            return PEER
+        return LATE
+    if launch.is_graph and after.launch is launch:
+        return QUEUE
+    if after.stream != before.stream or launch.after_wait:
+        if after.group == "communication":
+            return PEER
+        return COPY if after.kind == "copy" and after.stream != before.stream else STREAM
+    return QUEUE if gap["gap_us"] <= SHORT_US else UNKNOWN
+
+
+def idle_results(profile):
+    """Return how the GPU of a profile spent its time, per step and in all, why it idled, and the verdict.
+
+    unsure_us: idle time in gaps that may be pauses between steps, because the profile marks none.
+    """
+    rows = step_rows(profile)
+    gaps = gaps_of(profile)
+    _, pauses = windows_of(profile)
+    host = Host(profile)
+    blind = clocks_differ(profile)
+    for gap in gaps:
+        gap["reason"] = UNKNOWN if blind else reason_of(gap, host)
+    idle = sum(gap["gap_us"] for gap in gaps)
+    busy = 1e3 * rows[-1]["busy_ms"]
+    paused = sum(end - start for start, end in pauses) / 1e3
+    unsure = 0.0
+    if not profile.spans:
+        long = sorted((gap["gap_us"] for gap in gaps if gap["gap_us"] > PAUSE_US), reverse=True)
+        unsure = sum(long[: profile.steps - 1] if profile.steps else long)
+    reasons = []
+    for reason in REASONS:
+        some = [gap["gap_us"] for gap in gaps if gap["reason"] == reason]
+        if some:
+            row = {"reason": reason, "gaps": len(some), "ms": sum(some) / 1e3}
+            reasons.append(row | {"percent": 100 * sum(some) / idle})
+    reasons.sort(key=lambda row: -row["ms"])
+    found = {
+        "launches": len(profile.calls),
+        "steps": profile.steps,
+        "launches_per_step": len(profile.calls) / profile.steps if profile.steps and not profile.warnings else None,
+        "busy_us": busy,
+        "idle_us": idle,
+        "idle_share": idle / (busy + idle) if busy else 0.0,
+        "paused_us": paused,
+        "unsure_us": unsure,
+        "long_us": sum(gap["gap_us"] for gap in gaps if gap["gap_us"] > PAUSE_US),
+        "late_us": sum(gap["gap_us"] for gap in gaps if gap["gap_us"] > PAUSE_US and gap["reason"] == LATE),
+        "host_known": any(call.launch and not call.launch.is_operator for call in profile.calls),
+        "steps_marked": bool(profile.spans),
+        "gaps": len(gaps),
+        "per_step": rows,
+        "reasons": reasons,
+        "warnings": list(profile.warnings),
+    }
+    if blind:
+        found["warnings"].append("Kernels start before their launches: the clocks of host and GPU differ here.")
+    found["launch_bound"], found["verdict"] = verdict(found)
+    gaps.sort(key=lambda gap: gap["gap_us"], reverse=True)
+    found["largest_gaps"] = [named(gap, host) for gap in gaps[:GAPS_SHOWN]]
+    return found
+
+
+def named(gap, host):
+    """Return the row of a gap for tables and JSON."""
+    row = {"gap_us": gap["gap_us"], "after": gap["after"].name, "before": gap["before"].name}
+    return row | {"reason": gap["reason"], "host": host.during(gap)}
+
+
+def verdict(found):
+    """Return whether the step is bound by launches, or None where the profile cannot tell, and a sentence."""
+    counted = found["idle_us"] - found["unsure_us"]
+    share = f"the GPU waits {100 * found['idle_share']:.1f} % of the time (bound: {100 * IDLE_BOUND:.0f} %)"
+    if found["warnings"]:
+        return None, f"no verdict, because the profile is not complete or not consistent; {share}"
+    if found["paused_us"] > found["idle_us"]:
+        return None, "no verdict: between its steps the GPU waits longer than inside them, maybe for data"
+    if found["unsure_us"] > counted:
+        long = f"{found['unsure_us'] / 1e3:,.3f} ms of it in gaps over {PAUSE_US} us"
+        return None, f"no verdict: {share}, {long}, which may lie between steps: the profile marks none (--steps N)"
+    if found["idle_share"] <= IDLE_BOUND:
+        return False, f"not launch-bound: {share}"
+    why = {row["reason"]: row["percent"] for row in found["reasons"]}
+    if not found["host_known"]:
+        if found["long_us"] > found["idle_us"] / 2:
+            return None, f"no verdict: {share}, mostly in gaps over {PAUSE_US} us, and {NO_HOST}"
+        return True, f"launch-bound: {share}"
+    if why.get(LATE, 0) >= 50 and found["late_us"] > found["idle_us"] / 2:
+        late = f"because the host was late by more than {PAUSE_US} us at a time: the longest gaps tell at what"
+        return False, f"not launch-bound, but idle: {share}, mostly {late}"
+    if why.get(LATE, 0) >= 50:
+        return True, f"launch-bound: {share}, mostly because the host launched late"
+    if why.get(UNKNOWN, 0) >= 50:
+        return None, f"no verdict: {share}, and the profile does not tell why"
+    return False, f"not launch-bound, but idle: {share}, mostly for {found['reasons'][0]['reason']}"
+
+
+# ---------------------------------------------------------------- text
+
+STEPS_SHOWN = 12
+
+
+def idle_tables(found):
+    """Return (heading, header, rows, columns at the left) of the tables: time per step, reasons, longest gaps."""
+    rows = found["per_step"]
+    if len(rows) > STEPS_SHOWN:
+        rows = [*rows[: STEPS_SHOWN - 1], rows[-1]]
+    tables = [("Time of the GPU, in ms", *columns(STEP_COLUMNS, rows), 1)]
+    if found["gaps"]:
+        gaps = found["largest_gaps"]
+        if found["host_known"]:
+            tables.append(("Why the GPU idled", *columns(REASON_COLUMNS, found["reasons"]), 1))
+        names = shown_names([name for gap in gaps for name in (gap["after"], gap["before"])], 36)
+        shown = [gap | {key: names[gap[key]] for key in ("after", "before")} for gap in gaps]
+        header, cells = columns(GAP_COLUMNS if found["host_known"] else GAP_COLUMNS.rpartition(" | ")[0], shown)
+        if not found["host_known"]:
+            return [*tables, ("The longest gaps", header, cells, 2)]
+        doing = [gap["host"] if len(gap["host"]) < 44 else gap["host"][:41] + "..." for gap in gaps]
+        cells = [[*row, host] for row, host in zip(cells, doing, strict=True)]
+        tables.append(("The longest gaps", [*header, "the host meanwhile"], cells, 2))
+    return tables
+
+
+def idle_text(title, found):
+    """Return the results as sentences and tables."""
+    profile_is_whole = not found["warnings"]
+    if found["steps"] == 1:
+        per_step = " in one step"
+    elif found["steps"] and profile_is_whole:
+        per_step = f", {found['launches_per_step']:,.1f} in each of {found['steps']} steps"
+    else:
+        per_step = f", of {found['steps']} steps" if found["steps"] else ", steps not known (--steps N)"
+    busy = f"busy {found['busy_us'] / 1e3:,.3f} ms, idle {found['idle_us'] / 1e3:,.3f} ms in {found['gaps']:,} gaps"
+    if found["paused_us"]:
+        busy += f"; not counted: {rounded(found['paused_us'] / 1e3)} ms in pauses over {PAUSE_US} us between steps"
+    lines = [f"{title}: {found['launches']:,} kernels and copies{per_step}", busy, found["verdict"], *found["warnings"]]
+    for _, header, rows, left in idle_tables(found):
+        lines += ["", text_table(header, rows, left=left)]
+    return "\n".join([*lines, "", EXPOSED])

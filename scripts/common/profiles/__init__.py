@@ -1,0 +1,63 @@
+"""Read the kernels of every profiler's files. Standard library only.
+
+Reads CSV files of rocprofv3 (ROCm 6.2 to 10), rocpd and rocprof, rocpd databases (ROCm 7 and later), SQLite exports of
+Nsight Systems, Perfetto traces of rocprof-sys, and PyTorch's traces, each also packed with gzip. A file that is
+missing, cut off, damaged or of another kind raises Failure with one sentence that names it.
+
+groups.py    the group of a kernel by its name, and tables of kernels
+model.py     what a profile holds
+readers.py   one reader per kind of file
+traces.py    the one of PyTorch's traces
+files.py     which files of a folder are one run
+"""
+
+from common.profiles.files import (
+    check_one_result,
+    files_of,
+    gpu_profile,
+    matching,
+    newest_alike,
+    read_pair,
+    read_profile,
+    traces_in,
+    whole_traces,
+)
+from common.profiles.groups import (
+    GROUPS,
+    INTERPRETED,
+    clean,
+    group_cells,
+    group_of,
+    group_table,
+    groups_per_step,
+    kernel_table,
+    kernel_text,
+    precision_of_kernel,
+    short,
+    shown_names,
+    steps_needed,
+    sums,
+)
+from common.profiles.model import (
+    PHASES,
+    Kernel,
+    Launch,
+    Operation,
+    Profile,
+    check_one_gpu,
+    is_time,
+    several_sources,
+    unlike,
+)
+from common.profiles.readers import (
+    EMPTY,
+    SQLITE,
+    content_of,
+    database,
+    errors_of,
+    number,
+    read_file,
+    read_object,
+    read_table,
+)
+from common.profiles.traces import GRAPH_LAUNCHES, KINDS, RUNTIMES, TIMED

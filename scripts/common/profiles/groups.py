@@ -1,0 +1,229 @@
+"""Tell the group of a kernel by its name, and add kernels up by name and group. Standard library only."""
+
+import functools
+import os
+import re
+
+from common.command_line import Failure, printable
+from common.tables import columns, rounded, text_table
+
+GROUPS = ("GEMM", "attention", "normalisation", "element-wise", "optimizer", "copies", "communication", "other")
+
+# The first pattern found in a kernel's name decides. The names of torch.compile's kernels list every operation that was
+# fused into them, so they are matched before the words of single operations.
+GROUP_PATTERNS = [
+    ("GEMM", r"^triton_tem_(?!.*attention)"),
+    ("optimizer", r"^(triton|cpp)_.*_foreach_|^triton_for_fused"),
+    ("other", r"^(triton|cpp)_.*(log_softmax|nll_loss|embedding)"),
+    ("attention", r"^(triton|cpp)_.*(softmax|attention)"),
+    ("normalisation", r"^(triton|cpp)_.*(rsqrt|norm)"),
+    ("element-wise", r"^(triton_poi|cpp_fused)_"),
+    ("other", r"^triton_(per|red|unk)_fused_"),
+    ("communication", r"nccl|rccl|msccl|nvshmem|rocshmem|^Memcpy PtoP|^c10d::|^gloo:|deep_?ep::|userbuffers"),
+    # of PyTorch's symmetric memory, vLLM, TensorRT-LLM and AMD's quickreduce: in the name, not in an argument
+    (
+        "communication",
+        r"^[^<(]*((multimem|one_?shot|two_?shot|quick)_?(all_?)?reduce|cross_device_reduce)",
+    ),
+    ("communication", r"^[^<(]*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)_?(\w*kernel|fusion|[12]stage)"),
+    ("optimizer", r"adam|multi_tensor|_foreach_|optimizer|\blerp|addcdiv|addcmul|amp_update|amp_.*unscale"),
+    # softmax_warp_forward<input, output, accumulator, log2 of the row, is_log, ...>: a logarithm makes it the loss
+    ("other", r"log_?softmax|softmax_warp_\w+<[^<>]*, *\d+, *true|topk\w*softmax|softmax\w*topk"),
+    ("copies", r"^[^<(]*(reshape_and_cache|concat_and_cache|store_kv_?cache|copy_blocks|\bquantize|_quant_kernel)"),
+    ("other", r"^[^<(]*flashinfer_kv_indices"),
+    ("attention", r"attention|attn|fmha|flash|sdpa|sage_fwd|bwd_kernel_(dk|dv|dq|fuse)|bwd_preprocess|softmax"),
+    ("attention", r"^(_ZN\w*|[^<(]*\b)(mla_|fmla|pa_decode|pa_fwd|mha_fwd|mha_bwd)"),
+    (
+        "normalisation",
+        r"(rms|layer|batch|group)_?norm|GammaBeta|rsqrt|MeanOps|pow_tensor|aten::(mean|pow)|(Mean|Pow)Back|"
+        r"\bbn_(fw|bw)_|WelfordOps|RowwiseMoments",
+    ),
+    ("GEMM", r"^Cijk_|(?<!fb)gemm|gemv|cutlass|nvjet|cublas|hipblas|rocblas|xmma|splitK|scaled_mm"),
+    ("GEMM", r"aten::_?(add|b|baddb)?mm$"),
+    ("GEMM", r"^[^<(]*(matmul|\bbmm_|fused_moe|mm_kernel)"),
+    # convolutions, which are matrix products too
+    ("GEMM", r"miopen\w*conv|naive_conv|scudnn|winograd|[dw]grad_\w*engine|convolve"),
+    ("GEMM", r"(dgrad|wgrad|fprop|conv2?d?)_\w*kernel"),
+    ("copies", r"mem_?cpy|memset|memory_?copy|copyBuffer|fillBuffer|^Copy[A-Z]|copy_kernel|FillFunctor|CatArray"),
+    ("copies", r"transpose_kernel|^(batched_)?transpose_|nchwToNhwc|nhwcToNchw"),
+    ("copies", r"aten::(_to_copy|to|copy_|clone|contiguous|cat|fill_|zero_|(zeros|ones)(_like)?)$"),
+    ("element-wise", r"element_?wise|swiglu|silu|rope|rotary|sigmoid|vectorized|unrolled|act_and_mul|^SubTensorOp"),
+    ("element-wise", r"aten::(add|sub|mul|div|neg|exp|sqrt|sin|cos|where|masked_fill|triu|tril)_?$"),
+]
+# The precision that a matmul's name tells, if any. Tensile's names (Cijk_) list the types of the inputs, the output and
+# the sums after the layouts: BBS is bfloat16 summed in single precision, B_BS likewise.
+PRECISION_PATTERNS = [
+    ("float8", r"^Cijk_[a-z]+_[a-z]+_(F8|B8)|e4m3|e5m2|float8|fp8|f8f8|_f8_|nvjet_q"),
+    ("tf32", r"tf32|xf32|nvjet_[st]ss|s1688gemm_(?!bf16|f16|fp16)"),
+    ("bfloat16", r"^Cijk_[a-z]+_[a-z]+_B(_?[BS])*(_|$)|bf16|bfloat16|nvjet_t"),
+    ("float16", r"^Cijk_[a-z]+_[a-z]+_H(_?[HS])*(_|$)|(?<![a-z])f16|fp16|hgemm|h16816|h1688|\bhalf\b|_half|nvjet_h"),
+    ("float32", r"^Cijk_[a-z]+_[a-z]+_S(_?[BS])*(_|$)|sgemm|scudnn|f32f32_f32f32_f32"),
+]
+INTERPRETED = "Version 3's kernels ran in Triton's interpreter: these times say nothing about a GPU."
+
+
+@functools.cache
+def group_of(name):
+    """Return the group of a kernel or operator, one of GROUPS, by its name."""
+    name = name.replace("(anonymous namespace)::", "")
+    return next((group for group, pattern in GROUP_PATTERNS if re.search(pattern, name, re.IGNORECASE)), "other")
+
+
+@functools.cache
+def precision_of_kernel(name):
+    """Return the precision of a matmul's operands by its kernel's name; None where the name does not tell."""
+    found = (precision for precision, pattern in PRECISION_PATTERNS if re.search(pattern, name, re.IGNORECASE))
+    return next(found, None)
+
+
+@functools.cache
+def clean(name):
+    """Return the kernel's name without control characters and the mark of its code object that some tools append."""
+    if not isinstance(name, str):
+        raise ValueError(f"{name!r} is no name")
+    return printable(re.sub(r"(\.kd| \[clone \.kd\])$", "", name.strip()))
+
+
+def short(name, width):
+    """Return a name to display: return type, namespaces, and the function's arguments go first."""
+    name = re.sub(r"^(void|int) +", "", name).replace("(anonymous namespace)::", "").replace("at::native::", "")
+    if len(name) > width:
+        name = name[: arguments_begin(name)]
+    return name if len(name) <= width else name[: width - 3] + "..."
+
+
+def arguments_begin(name):
+    """Return where the last balanced pair of parentheses begins, if the name ends with one, else its end."""
+    depth = 0
+    for at in range(len(name) - 1, -1, -1):
+        depth += (name[at] == ")") - (name[at] == "(")
+        if depth == 0:
+            return at if name[at] == "(" and at else len(name)
+    return len(name)
+
+
+def shown_names(names, width):
+    """Return {name: what to print of it}: no two of the names look alike."""
+    alike = {}
+    for name in dict.fromkeys(names):
+        alike.setdefault(short(name, width), []).append(name)
+    shown = {}
+    for text, some in alike.items():
+        if len(some) == 1:
+            shown[some[0]] = text
+            continue
+        whole = {name: short(name, len(name)) for name in some}
+        differ = len(os.path.commonprefix(list(whole.values())))
+        for i, name in enumerate(some, 1):
+            part = whole[name][differ - len(re.search(r"\w*$", whole[name][:differ])[0]) :]  # a word from its begin
+            part = part[: width // 2]
+            text = f"{whole[name][: width - len(part) - 3]}...{part}"
+            shown[name] = text if text not in shown.values() else f"{text[: width - 4]} #{i}"
+    return shown
+
+
+def steps_needed(profile, option="--steps"):
+    """Return the number of steps in a profile; Failure if neither the profile nor the option says it."""
+    if profile.steps is None:
+        raise Failure(2, f"{profile.path} does not say how many steps it holds: give {option} N")
+    return profile.steps
+
+
+# ---------------------------------------------------------------- tables of kernels
+
+
+def sums(calls, key):
+    """Return {name or group: its calls, times in microseconds and share}, the largest total first.
+
+    key: "name" or "group".
+    """
+    parts = {}
+    for call in calls:
+        parts.setdefault(getattr(call, key), []).append(call)
+    whole = sum(call.total_ns for call in calls) / 1e3 or 1
+    rows = {}
+    for name, some in parts.items():
+        us = sum(call.total_ns for call in some) / 1e3
+        count = sum(call.calls for call in some)
+        bounds = [call.bounds_ns or (call.total_ns, call.total_ns) for call in some]
+        rows[name] = {
+            "calls": count,
+            "total_us": us,
+            "share_percent": 100 * us / whole,
+            "mean_us": us / count,
+            "min_us": min(least for least, _ in bounds) / 1e3,
+            "max_us": max(most for _, most in bounds) / 1e3,
+        }
+    rows = dict(sorted(rows.items(), key=lambda item: -item[1]["total_us"]))
+    return rows
+
+
+def kernel_table(calls):
+    """Return a row per kernel.
+
+    The keys are in the order of the CSV's columns: total time, by which pages sort it, is the fourth; the name, which
+    has commas, is the last.
+    """
+    kinds = {call.name: call.kind for call in calls}
+    rows = sums(calls, "name")
+    return [{"group": group_of(name), "kind": kinds[name], **row, "kernel": name} for name, row in rows.items()]
+
+
+def group_table(calls):
+    """Return a row per group that occurs."""
+    return [{"group": name, **row} for name, row in sums(calls, "group").items()]
+
+
+def groups_per_step(profile, option="--steps"):
+    """Return {group: its calls and ms per step} of each group that occurs, in the order of GROUPS, and of "all"."""
+    steps = steps_needed(profile, option)
+    rows = sums(profile.calls, "group")
+    found = {}
+    for group in GROUPS:
+        if group in rows:
+            found[group] = {"calls": rows[group]["calls"] / steps, "ms": rows[group]["total_us"] / 1e3 / steps}
+    calls = sum(row["calls"] for row in found.values())
+    ms = sum(row["ms"] for row in found.values())
+    return found | {"all": {"calls": calls, "ms": ms}}
+
+
+def group_cells(first, second):
+    """Return a row per group in either of two results of groups_per_step: calls, % fewer, milliseconds."""
+    cells = []
+    nothing = {"calls": 0.0, "ms": 0.0}
+    for group in (group for group in (*GROUPS, "all") if group in first | second):
+        one = first.get(group, nothing)
+        other = second.get(group, nothing)
+        fewer = f"{100 - 100 * other['calls'] / one['calls']:.1f} %" if one["calls"] else "-"
+        calls = [f"{part['calls']:,.1f}" for part in (one, other)]
+        cells.append([group, *calls, fewer, rounded(one["ms"]), rounded(other["ms"])])
+    return cells
+
+
+GROUP_COLUMNS = "group: {group} | total ms: {ms:,.3f} | %: {share_percent:.1f}"
+KERNEL_COLUMNS = (
+    "kernel: {shown} | group: {group} | calls: {calls:,} | total ms: {ms:,.3f} | %: {share_percent:.1f} | "
+    "mean us: {mean_us:,.1f} | min us: {min_us:,.1f} | max us: {max_us:,.1f}"
+)
+
+
+def kernel_text(profile, top):
+    """Return the table of the longest kernels and the sums by group, for reading."""
+    kernels = [row | {"ms": row["total_us"] / 1e3} for row in kernel_table(profile.calls)]
+    groups = [row | {"ms": row["total_us"] / 1e3} for row in group_table(profile.calls)]
+    unit = "operators on the CPU" if profile.on_cpu else "kernels and copies"
+    ms = sum(row["ms"] for row in kernels)
+    count = sum(row["calls"] for row in kernels)
+    lines = [f"{len(kernels)} {unit}, {count:,} calls, {ms:,.3f} ms in all", *profile.remarks]
+    if profile.interpreted:
+        lines.append(INTERPRETED)
+    names = shown_names([row["kernel"] for row in kernels[:top]], 44)
+    shown = [row | {"shown": names[row["kernel"]]} for row in kernels[:top]]
+    lines += ["", text_table(*columns(KERNEL_COLUMNS, shown), left=2)]
+    others = kernels[top:]
+    if others:
+        ms = sum(row["ms"] for row in others)
+        share = sum(row["share_percent"] for row in others)
+        lines.append(f"and {len(others)} more with {ms:,.3f} ms ({share:.1f} %)")
+    lines += ["", text_table(*columns(GROUP_COLUMNS, groups))]
+    return "\n".join(lines)

@@ -1,0 +1,214 @@
+"""The model of a profile: its kernels, operators and steps. Standard library only."""
+
+import dataclasses
+import pathlib
+
+from common.command_line import Failure, printable
+from common.profiles.groups import clean, group_of
+
+PHASES = ("forward", "backward", "optimizer")
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """The host's call that started a kernel, or all kernels of a graph. Times are in nanoseconds."""
+
+    start_ns: float
+    end_ns: float
+    thread: object
+    is_graph: bool = False
+    after_wait: bool = False  # the host made a stream wait for an event since its call before
+    is_operator: bool = False  # the call itself was not recorded: these are the times of the operator around it
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """One launch of a kernel. Times are in nanoseconds.
+
+    kind is "kernel", "copy" (memory copies and fills outside kernels) or "operator" (work on the CPU).
+    """
+
+    name: str
+    start_ns: float
+    total_ns: float
+    kind: str = "kernel"
+    gpu: str | int | None = None  # the profiler's number or name of it, where its file has one
+    stream: object = None
+    launch: Launch | None = None
+    collective: dict | None = None  # what NCCL or RCCL says of it
+    calls: int = 1  # more where the profiler kept only their sum
+    bounds_ns: tuple | None = None  # then the shortest and the longest
+
+    @property
+    def end_ns(self):
+        return self.start_ns + self.total_ns
+
+    @property
+    def group(self):
+        return group_of(self.name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """One call of a PyTorch operator: the time of all that it launched, and the shapes of its inputs if recorded.
+
+    An operator outside aten, such as a compiled region, is one Operation per group of its kernels.
+    """
+
+    name: str
+    group: str  # of the longest kernel that it launched
+    us: float
+    dims: list
+    types: list
+    strides: list
+    launches: tuple[str, ...]  # the names of its kernels; on a CPU its own
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """The contents of one profile. calls, in order, are kernels and copies, or on a CPU the operators that compute.
+
+    All times of a trace are relative to its origin, so that no digit is lost.
+    """
+
+    path: pathlib.Path
+    calls: list[Kernel]
+    operations: list[Operation] = dataclasses.field(default_factory=list)
+    steps: int | None = None
+    device: str | None = None
+    metadata: dict = dataclasses.field(default_factory=dict)  # version, part, sizes, precision, peak_memory_mb
+    step_ms: list[float] = dataclasses.field(default_factory=list)  # of each marked step, under the profiler
+    memory: list[dict] = dataclasses.field(default_factory=list)  # events of --profile-memory, in order of time
+    phases: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)  # name, start and end in us
+    processes: int = 1  # that launched the calls
+    spans: list[tuple[float, float]] = dataclasses.field(default_factory=list)  # of the host's steps, in ns
+    origin_ns: int = 0
+    rank: int | None = None
+    host: list[dict] = dataclasses.field(default_factory=list)  # events of the host, in order of time, in us
+    sources: tuple[str, ...] = ()  # the names of the GPUs, or of the processes on one GPU
+    warnings: tuple[str, ...] = ()  # what shows that the profile is not complete
+
+    @property
+    def on_cpu(self):
+        return self.calls[0].kind == "operator"
+
+    @property
+    def interpreted(self):
+        return self.on_cpu and self.metadata.get("version") == 3
+
+    @property
+    def remarks(self):
+        """Return what a table of all calls must say: several GPUs are added up, or the profile is not complete."""
+        told = []
+        if len(self.sources) > 1:
+            one = f"--gpu reads one of {', '.join(self.sources)}"
+            told.append(f"This profile {several_sources(self)}, which are added up here: {one}.")
+        return [*told, *self.warnings]
+
+    @property
+    def unit(self):
+        return "operators" if self.on_cpu else "kernels"
+
+    @property
+    def title(self):
+        """Return the file's name, with the version, sizes and precision if a script of the workshop wrote it."""
+        path = printable(str(self.path))  # it may be no UTF-8, which no report can hold
+        if not self.metadata:
+            return path
+        sizes = "{batch_size} x {seq_len} tokens, width {hidden_dim}, {num_layers} layers".format(**self.metadata)
+        alone = ", attention alone" if self.metadata["part"] == "attention" else ""
+        return f"{path} (version {self.metadata['version']}, {sizes}, {self.metadata['precision']}{alone})"
+
+
+def is_time(value):
+    """Return True for a number that can be a time; nanoseconds since 1970 need 61 bits."""
+    return type(value) in (int, float) and abs(value) < 2**63
+
+
+def checked_kernel(name, start_ns, total_ns, kind="kernel", gpu=None, **more):
+    """Return a Kernel; raise ValueError if a launch cannot have these times."""
+    if not is_time(start_ns) or not is_time(total_ns) or total_ns < 0:
+        raise ValueError(f"{clean(name)} starts at {start_ns} ns and takes {total_ns} ns")
+    return Kernel(clean(name), start_ns, total_ns, kind, gpu, **more)
+
+
+# ---------------------------------------------------------------- which GPU, which process
+
+
+def labels_of(places):
+    """Return {(process, GPU): a name that tells it from the others}; the GPU's number if that is enough."""
+    places = sorted(set(places), key=lambda place: [(len(str(part)), str(part)) for part in place])
+    if len({gpu for _, gpu in places}) == len(places):
+        return {place: str(place[1]) for place in places}
+    if len({process for process, _ in places}) == len(places):
+        return {place: f"process-{place[0]}" for place in places}
+    return {place: f"process-{place[0]}-{place[1]}" for place in places}
+
+
+def only_source(profile, wanted):
+    """Return the profile of the GPU or process that --gpu names; all of it if wanted is None."""
+    if wanted is None or not profile.sources:
+        return profile
+    if wanted not in profile.sources:
+        raise Failure(2, f"{profile.path} has no GPU or process {wanted}: it has {', '.join(profile.sources)}")
+    return dataclasses.replace(profile, calls=[call for call in profile.calls if call.gpu == wanted], sources=(wanted,))
+
+
+def check_one_gpu(profile):
+    """Raise Failure if several processes or GPUs ran the kernels: their sums and gaps are those of no step."""
+    if profile.processes > 1:
+        kernels = f"the kernels are those of {profile.processes} processes"
+        raise Failure(2, f"{kernels}: name the file of one, such as {profile.path}")
+    if len(profile.sources) > 1:
+        choose = f"choose one with --gpu, of {', '.join(profile.sources)}"
+        raise Failure(2, f"{profile.path} {several_sources(profile)}: {choose}")
+
+
+def several_sources(profile):
+    """Return the words for a profile with several GPUs or processes."""
+    unit = "processes" if profile.sources[0].startswith("process-") else "GPUs"
+    return f"holds the kernels of {len(profile.sources)} {unit}"
+
+
+# ---------------------------------------------------------------- complete or not
+
+OVERRUN = 10  # so many later kernels of its own stream end before a kernel does: its time is wrong
+
+
+def without_twins(calls):
+    """Return the calls without exact repetitions, and warnings about those."""
+    keys = [(call.name, call.start_ns, call.total_ns, call.gpu, call.stream, call.kind) for call in calls]
+    if len(set(keys)) == len(keys) or calls[0].kind == "operator":
+        return calls, ()
+    found = list(dict(zip(keys, calls, strict=True)).values())
+    twice = len(calls) - len(found)
+    return found, (f"{twice:,} of {len(calls):,} rows repeat the same dispatch: each counts once.",)
+
+
+def overruns(calls):
+    """Return warnings about kernels that end after many later ones of their own stream: calls are in order."""
+    kernels = [call for call in calls if call.kind == "kernel" and call.stream is not None]
+    of_stream = {}
+    for kernel in kernels:
+        of_stream.setdefault((kernel.gpu, kernel.stream), []).append(kernel)
+    found = []
+    for some in of_stream.values():
+        for i, kernel in enumerate(some[:-OVERRUN]):
+            if some[i + OVERRUN].end_ns < kernel.end_ns:
+                beaten = sum(later.end_ns < kernel.end_ns for later in some[i + 1 :])
+                if beaten >= OVERRUN and not (kernel.launch and kernel.launch.is_graph):
+                    found.append((beaten, kernel))
+    if not found:
+        return ()
+    beaten, kernel = max(found, key=lambda one: one[0])
+    what = f"one of {kernel.total_ns / 1e6:,.3f} ms ends after {beaten} later ones of its own stream"
+    return (f"{len(found):,} kernels have impossible times ({what}): sums that hold them are wrong.",)
+
+
+# ---------------------------------------------------------------- several profiles
+
+
+def unlike(first, second):
+    """Return what differs between two traces' metadata apart from the version: "name: one, other"."""
+    keys = [key for key in first if key in second and key not in ("version", "peak_memory_mb")]
+    return [f"{key}: {first[key]}, {second[key]}" for key in keys if first[key] != second[key]]

@@ -1,0 +1,344 @@
+"""Read the files of every profiler into profiles. Standard library only."""
+
+import codecs
+import contextlib
+import csv
+import functools
+import gc
+import gzip
+import io
+import json
+import math
+import pathlib
+import re
+import sqlite3
+import stat
+import time
+import zlib
+
+from common import perfetto
+from common.command_line import Failure, printable, progress
+from common.profiles.groups import clean
+from common.profiles.model import Profile, checked_kernel, labels_of, only_source, overruns, without_twins
+from common.profiles.traces import read_trace
+
+# All that a reader raises if the contents do not have its format.
+DAMAGE = (
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, EOFError),
+    *(csv.Error, sqlite3.Error, zlib.error, gzip.BadGzipFile),
+)
+LONGEST_REASON = 200  # letters: it may quote the file
+
+
+@contextlib.contextmanager
+def errors_of(path):
+    """Turn every error in reading a file into a Failure with one sentence that names the file."""
+    try:
+        yield
+    except DAMAGE as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        reason = " ".join(reason.split())
+        raise Failure(2, f"{path} is cut off or damaged: {printable(reason[:LONGEST_REASON])}") from None
+    except OSError as error:
+        raise Failure(2, f"{path} cannot be read: {error.strerror}") from None
+    except MemoryError:
+        raise Failure(1, f"{path} does not fit into memory") from None
+    except Failure as error:
+        raise Failure(error.status, f"{path} {error}") from None
+
+
+# ---------------------------------------------------------------- helpers of all readers
+
+EMPTY = "is empty: the profiler was stopped, wrote nothing, or the disk is full"
+GZIP = b"\x1f\x8b"
+UNPACKED = 2**32  # bytes at most: a trace of a GPU can have a gigabyte, a damaged or foreign file any number
+
+
+def content_of(path):
+    """Return the bytes of a file, unpacked if gzip packed them."""
+    if not stat.S_ISREG(path.stat().st_mode):  # a device or pipe may never end
+        raise Failure(2, "is no regular file: name a file that a profiler or a script wrote")
+    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)  # an editor may have saved it
+    if not content.startswith(GZIP):
+        return content
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
+        content = packed.read(UNPACKED + 1)
+    if len(content) > UNPACKED:
+        raise Failure(2, f"unpacks to more than {UNPACKED / 2**30:.0f} GiB: unpack it yourself if it is yours")
+    return content
+
+
+CONTROL = re.compile(r"\\u00[01]|[\x7f-\x9f]")  # as JSON writes them, apart from spaces and ends of lines
+
+
+def read_object(path, kind):
+    """Return the object in a JSON file of this workshop; refuse numbers that are not finite and control characters.
+
+    kind: the words for such a file in an error message.
+    """
+    text = content_of(pathlib.Path(path))
+    whole = functools.partial(number, convert=int)
+    content = json.loads(text, parse_constant=number, parse_float=number, parse_int=whole)
+    if not isinstance(content, dict):
+        raise Failure(2, f"is no {kind}")
+    text = json.dumps(content, ensure_ascii=False)
+    text.encode()  # raises where a string is no text
+    if CONTROL.search(text):
+        raise ValueError("a text in it holds a control character, which a terminal would obey")
+    return content
+
+
+def number(text, convert=float):
+    """Convert the text of a number; raise ValueError for forms that only Python reads, such as 1_000 and NaN."""
+    value = convert(text)
+    if not math.isfinite(value) or not str(text).isascii() or "_" in str(text):
+        raise ValueError(f"{text!r} is no number")
+    return value
+
+
+# ---------------------------------------------------------------- CSV: rocprofv3, rocpd, rocprof
+
+CSV_NAMES = {  # a profiler's heading, in lower case -> our name
+    "name": "name",
+    "kernel_name": "name",
+    "kernel name": "name",
+    "kernelname": "name",
+    "start_timestamp": "start",
+    "beginns": "start",
+    "end_timestamp": "end",
+    "endns": "end",
+    "agent_id": "gpu",
+    "guid": "process",
+    "process_id": "process",
+    "pid": "process",
+    "queue_id": "queue",
+    "dispatch_id": "dispatch",
+    "calls": "calls",
+    "totaldurationns": "total",
+    "minns": "least",
+    "maxns": "most",
+    "metric name": "counter",
+    "metric value": "value",
+    "metric unit": "unit",
+    "counter_name": "counter",
+    "counter_value": "value",
+}
+
+
+def read_table(text):
+    """Return the header of a CSV file with our names for its columns, and an iterator over its rows as dictionaries."""
+    if not text.endswith("\n"):
+        raise ValueError("its last line has no end")  # its last number may be cut off
+    lines = [line for line in text.splitlines() if line and not line.startswith("==")]  # ncu's messages begin with ==
+    header, *rows = list(csv.reader(lines)) or [[]]
+    header = [CSV_NAMES.get(cell.strip().lower(), cell.strip()) for cell in header]
+    for line_number, row in enumerate(rows, 2):
+        if len(row) != len(header):
+            raise ValueError(f"line {line_number} has {len(row)} cells of {len(header)}")
+    return header, (dict(zip(header, row, strict=True)) for row in rows)
+
+
+def read_csv(text):
+    """Return the kernels in a table with a row per launch, or per kernel with the sum over its launches."""
+    header, rows = read_table(text)
+    if "counter" not in header and {"name", "calls", "total", "least", "most"} <= set(header):
+        return [summed_kernel(row) for row in rows]
+    if "counter" in header or not {"name", "start", "end"} <= set(header):  # a row per counter would count twice
+        raise Failure(2, "has no table of kernels' times: give a kernel_trace file (kernel_counters.py reads counters)")
+    rows = list(rows)
+    labels = labels_of((row.get("process"), row.get("gpu")) for row in rows)
+    kernels = []
+    for row in rows:
+        start = number(row["start"], int)
+        end = number(row["end"], int)
+        gpu = labels[row.get("process"), row.get("gpu")] if "gpu" in row or "process" in row else None
+        stream = row.get("queue") and (row["queue"], row.get("Stream_Id"))
+        kernels.append(checked_kernel(row["name"], start, end - start, gpu=gpu, stream=stream))
+    return kernels
+
+
+def summed_kernel(row):
+    """Return the launches of a kernel that a kernel_stats file adds up."""
+    bounds = (number(row["least"]), number(row["most"]))
+    calls = number(row["calls"], int)
+    if calls < 1 or not 0 <= bounds[0] <= bounds[1]:
+        raise ValueError(f"{clean(row['name'])} has {calls} calls of {bounds[0]} to {bounds[1]} ns")
+    return checked_kernel(row["name"], 0, number(row["total"]), calls=calls, bounds_ns=bounds)
+
+
+# ---------------------------------------------------------------- databases: rocpd, nsys
+
+SQLITE = b"SQLite format 3\0"
+NSYS = "CUPTI_ACTIVITY_KIND_"
+TABLES = [  # table, kind, SQL for the name; of rocpd the views, because the names of its tables change
+    ("kernels", "kernel", "name"),
+    ("memory_copies", "copy", "name"),
+    (f"{NSYS}KERNEL", "kernel", "(SELECT value FROM StringIds WHERE id = demangledName)"),
+    (f"{NSYS}MEMCPY", "copy", "'[CUDA memcpy]'"),
+    (f"{NSYS}MEMSET", "copy", "'[CUDA memset]'"),
+]
+GPU_COLUMNS = {"agent_abs_index", "deviceId"}  # of rocpd's kernels, and of nsys
+PROCESS_COLUMNS = {"pid", "globalPid"}
+STREAM_COLUMNS = {"stream_id", "streamId"}
+
+
+LONGEST_S = 600  # seconds that a query may take: a view can be endless
+CALL_EVERY = 10**6  # instructions of SQLite's virtual machine
+
+
+@contextlib.contextmanager
+def database(path):
+    """Open an SQLite file for reading; yield the connection and the names of its tables and views."""
+    end = time.monotonic() + LONGEST_S
+    with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+        connection.set_progress_handler(lambda: time.monotonic() > end, CALL_EVERY)
+        try:
+            yield connection, {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        except sqlite3.OperationalError as error:
+            if str(error) == "interrupted":
+                raise Failure(2, f"takes more than {LONGEST_S} s to read: export fewer steps") from None
+            raise
+
+
+def read_database(path):
+    """Return kernels and copies of a rocpd database or of an SQLite export of Nsight Systems, and warnings."""
+    with database(path) as (connection, names):
+        if f"{NSYS}GRAPH_TRACE" in names and f"{NSYS}KERNEL" not in names:
+            raise Failure(2, "holds CUDA graphs as a whole: record it with nsys --cuda-graph-trace=node")
+        if names.isdisjoint(table for table, *_ in TABLES):
+            raise Failure(2, "is a database without kernel times, neither rocpd nor an export of Nsight Systems")
+        rows = []
+        for table, kind, column in TABLES:
+            if table in names:
+                known = {name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")}
+                more = [next(iter(wanted & known), "NULL") for wanted in (PROCESS_COLUMNS, GPU_COLUMNS, STREAM_COLUMNS)]
+                found = connection.execute(f"SELECT {column}, start, end, {', '.join(more)} FROM {table}")
+                rows += [(kind, *row) for row in found]
+        lost = 0
+        if {"kernels", "rocpd_kernel_dispatch"} <= names:
+            (all_of_them,) = connection.execute("SELECT count(*) FROM rocpd_kernel_dispatch").fetchone()
+            lost = all_of_them - sum(kind == "kernel" for kind, *_ in rows)
+    labels = labels_of((process, gpu) for kind, _, _, _, process, gpu, _ in rows if kind == "kernel")
+    calls = []
+    for kind, name, start, end, process, gpu, stream in rows:
+        label = labels.get((process, gpu)) if gpu is not None or process is not None else None
+        calls.append(checked_kernel(name, start, end - start, kind, label, stream=stream))
+    warnings = ()
+    if lost > 0:
+        warnings = (f"The view of kernels leaves out {lost:,} of {all_of_them:,} dispatches: sums are too small.",)
+    return calls, warnings
+
+
+# ---------------------------------------------------------------- JSON of rocprofv3
+
+
+def read_rocprof_json(content):
+    """Return kernels and copies in what rocprofv3 --output-format json writes, one part per process."""
+    rows = []
+    for i, part in enumerate(content["rocprofiler-sdk-tool"]):
+        names = {one["kernel_id"]: one["formatted_kernel_name"] for one in part["kernel_symbols"]}
+        process = part.get("metadata", {}).get("pid", i)
+        for one in part["buffer_records"]["kernel_dispatch"]:
+            what = one["dispatch_info"]
+            gpu = what.get("agent_id", {}).get("handle")
+            stream = (what.get("queue_id", {}).get("handle"), one.get("stream_id", {}).get("handle"))
+            row = (names[what["kernel_id"]], one["start_timestamp"], one["end_timestamp"])
+            rows.append(("kernel", *row, process, gpu, stream))
+        for one in part["buffer_records"].get("memory_copy", []):
+            rows.append(("copy", "MEMORY_COPY", one["start_timestamp"], one["end_timestamp"], process, None, None))
+    labels = labels_of((process, gpu) for kind, *_, process, gpu, _ in rows if kind == "kernel")
+    calls = []
+    for kind, name, start, end, process, gpu, stream in rows:
+        calls.append(checked_kernel(name, start, end - start, kind, labels.get((process, gpu)), stream=stream))
+    return calls
+
+
+# ---------------------------------------------------------------- any file
+
+
+def read_json(path, text, linked, gpu):
+    """Return the profile in a trace, or in the trace that a profile_*.json of run_pytorch_profiler.py names.
+
+    linked: a profile_*.json named this file, which must be a trace.
+    """
+    content = parsed(path, text)
+    if isinstance(content, list) and content and all(isinstance(one, dict) and "ph" in one for one in content):
+        content = {"traceEvents": content}  # the short form of a Chrome trace
+    if isinstance(content, dict) and "traceEvents" in content:
+        return read_trace(path, content, gpu)
+    if "rocprofiler-sdk-tool" in content:
+        return finished(path, read_rocprof_json(content))
+    if "trace" in content and "steps_profiled" in content and not linked:
+        try:
+            return read_file(path.with_name(content["trace"]), linked=True, gpu=gpu)
+        except Failure as error:
+            raise Failure(error.status, f"names another file: {error}") from None
+    raise Failure(2, "is JSON, but no trace of a profiler (traceEvents)")
+
+
+LARGE = 2**24  # bytes from which on reading is announced
+
+
+def parsed(path, text):
+    """Return the content of a JSON file; tell about a large one, which takes seconds."""
+    if len(text) > LARGE:
+        progress(f"reading {path} ({len(text) / 1e6:,.0f} MB) ...")
+    return json.loads(text)
+
+
+@contextlib.contextmanager
+def without_collection():
+    """Look for no cycles of garbage meanwhile: the millions of objects of a trace have none."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def finished(path, calls, warnings=()):
+    """Return the profile of kernels without operators."""
+    sources = {call.gpu for call in calls if call.kind == "kernel" and call.gpu is not None}
+    calls.sort(key=lambda call: call.start_ns)
+    if calls:
+        calls, twice = without_twins(calls)
+        warnings = (*warnings, *twice, *overruns(calls))
+    return Profile(path, calls, sources=tuple(sorted(sources)), warnings=warnings)
+
+
+def read_file(path, linked=False, gpu=None):
+    """Return the profile in one file; tell its format by its content, not by its name.
+
+    linked: as for read_json. gpu: the one to read, of several; None reads all.
+    """
+    with errors_of(path), without_collection():
+        content = content_of(path)
+        if not content:
+            raise Failure(2, EMPTY)
+        if content.startswith(SQLITE):
+            return only_source(finished(path, *read_database(path)), gpu)
+        is_json = content.lstrip()[:1] in (b"{", b"[", b"")  # b"": blanks alone, damaged in any format
+        # A Perfetto trace begins with a line feed; so do PyTorch 2.7's traces, which are JSON.
+        if b"\0" in content or (content.startswith(b"\n") and not is_json):
+            return finished(path, read_perfetto(content))
+        text = content.decode("utf-8", errors="replace")
+        if is_json:
+            return only_source(read_json(path, text, linked, gpu), gpu)
+        return only_source(finished(path, read_csv(text)), gpu)
+
+
+def read_perfetto(content):
+    """Return the kernels of a Perfetto trace.
+
+    Raise Failure with status 0 if they are in a form that nothing here reads: the file is right, Perfetto opens it.
+    """
+    try:
+        kernels = [checked_kernel(name, start, end - start) for name, start, end in perfetto.kernels(content)]
+    except DAMAGE as error:  # a number where a message belongs, for one
+        export = "turn an .nsys-rep file into a database with nsys export --type sqlite"
+        raise Failure(2, f"is no Perfetto trace, or a damaged one ({error}): {export}") from None
+    if not kernels and any(category.encode() in content for category in perfetto.KERNEL_CATEGORIES):
+        raise Failure(0, "holds kernels in a form that this tool does not read: open it in https://ui.perfetto.dev")
+    return kernels

@@ -1,0 +1,530 @@
+"""Read PyTorch's traces: which events are kernels, which operator launched them, what is a step. Standard library only.
+
+A trace holds every number that a question needs, and half of the programs leave a part of it out: the GPU's number may
+be in "device" or in "pid", an old profiler writes other categories, and several ranks can be fused into one file.
+"""
+
+import dataclasses
+import operator
+import re
+from collections import Counter
+
+from common.command_line import PRECISIONS, Failure
+from common.profiles.groups import clean, group_of
+from common.profiles.model import (
+    PHASES,
+    Launch,
+    Operation,
+    Profile,
+    checked_kernel,
+    is_time,
+    labels_of,
+    overruns,
+    without_twins,
+)
+
+# Operators that only look at tensors differently, allocate them or ask about them.
+NO_WORK = re.compile(
+    r"^(aten::(view|_unsafe_view|reshape|_reshape_alias|transpose|t|numpy_T|as_strided_?|expand|permute|slice|select|narrow|"
+    r"split|split_with_sizes|chunk|unbind|unsqueeze|squeeze|flatten|unflatten|detach|detach_|alias|lift_fresh|empty\w*|"
+    r"new_empty\w*|resize_|resolve_\w+|result_type|promote_types|is_\w+|item|_local_scalar_dense|set_|to|record_stream)$"
+    r"|autograd::|torch::|Optimizer|detach_?$|\w*Backward\d+$|TorchDynamo|AOTDispatcher|Pregraph bytecode|## )"
+)
+# Operators that compute although they call others: a GEMM copies an operand first, the kernels that Triton interprets
+# run inside a Python autograd function, and those of torch.compile inside CompiledFunction.
+COMPUTES_ITSELF = re.compile(r"aten::(mm|bmm|addmm|baddbmm)$|\w+Function(Backward)?$")
+# Operators that prepare the inputs or the output of their caller, which computes itself if it calls no others: sum
+# clears its output first, a division converts its divisor, a convolution's backward copies a weight.
+PREPARES = re.compile(r"aten::((zeros|ones)(_like)?|zero_|fill_|copy_|_to_copy|clone|contiguous|scalar_tensor)$")
+# Operators that only call those.
+ONLY_PREPARES = re.compile(
+    PREPARES.pattern + r"|aten::(full(_like)?|new_(zeros|ones|full)|constant_pad_nd|repeat(_interleave)?|type_as|"
+    r"(select|slice|diagonal)_backward)$"
+)
+KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}  # categories of a trace's events
+RUNTIMES = {"cuda_runtime", "hip_runtime", "cuda_driver"}
+TIMED = {*KINDS, *RUNTIMES, "cpu_op", "user_annotation"}  # categories that are read
+OLD_CATEGORIES = {  # until PyTorch 1.12
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+    "Operator": "cpu_op",
+    "Runtime": "cuda_runtime",
+}
+LAUNCHES = re.compile(r"(cuda|hip|cu)(Ext|Module)*(Cooperative)?Launch(Cooperative)?Kernel")
+GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch")
+OTHER_ACCELERATORS = re.compile(r"mtia|hpu|xpu|privateuse")  # their events are no operators of a CPU
+LOST = 0.05  # of the launches without a kernel: fewer lie at the edges of the profile
+
+
+def read_trace(path, content, gpu=None):
+    """Return the profile in a Chrome trace: kernels and copies on the GPU or, without one, operators that compute.
+
+    gpu: the one to read, of several; None reads all.
+    """
+    spans = timed_events(content["traceEvents"])
+    origin_us = spans[0]["ts"] if spans else 0
+    for event in spans:
+        event["ts"] -= origin_us  # before any multiplication: a double holds a quarter of a microsecond since 1970
+    launches = [event for event in spans if event["cat"] in KINDS]
+    labels = labels_of(map(place_of, launches)) if launches else {}
+    if gpu is not None and len(labels) > 1:
+        if gpu not in labels.values():
+            raise Failure(2, f"has no GPU {gpu}: it has {', '.join(labels.values())}")
+        hosts = hosts_of(spans, launches)
+        labels = {place: label for place, label in labels.items() if label == gpu}
+        (chosen,) = labels
+        launches = [event for event in launches if place_of(event) == chosen]
+        spans = [
+            event
+            for event in spans
+            if (place_of(event) == chosen if event["cat"] in KINDS else event.get("pid") == hosts.get(chosen))
+        ]
+    spans = with_one_optimizer_mark_per_step(spans)
+    operators = [event for event in spans if event["cat"] == "cpu_op"]
+    runtime = [event for event in spans if event["cat"] in RUNTIMES]
+    metadata = metadata_in(content)
+    device = device_of(content, launches)
+    warnings = ()
+    if launches:
+        places = list(labels)
+        hosts = hosts_of(spans, launches) if len(places) > 1 else {}
+        host_calls = launch_table(runtime, launches)
+        known = {} if hosts else {operator_numbers(event): event for event in operators}
+        calls = [gpu_call(event, labels, hosts, host_calls, known) for event in launches]
+        calls, warnings = without_twins(calls)
+        warnings += (*lost_launches(runtime, launches), *overruns(calls))
+        operations = operations_of_launches(launches, operators, hosts)
+    else:
+        categories = {event.get("cat") for event in content["traceEvents"] if type(event.get("cat")) is str}
+        if others := sorted(name for name in categories if OTHER_ACCELERATORS.match(name)):
+            raise Failure(2, f"holds the work of an accelerator that this tool does not read ({clean(others[0])})")
+        lost = sum(bool(LAUNCHES.match(event["name"])) for event in runtime)
+        if lost:
+            raise Failure(2, f"holds {lost:,} launches on {device or 'a GPU'} and none of their kernels: {LOST_ALL}")
+        computing = operators_that_compute(operators, optimizer_steps(spans))
+        calls = [checked_kernel(one["name"], 1e3 * one["ts"], 1e3 * one["dur"], "operator") for one in computing]
+        operations = [operation(event, [event]) for event in computing]
+    phases = []
+    for event in spans:
+        if event["cat"] == "user_annotation" and event["name"] in PHASES:
+            phases.append((event["name"], event["ts"], event["ts"] + event["dur"]))
+    steps, step_spans = steps_in(spans, metadata)
+    return Profile(
+        path,
+        calls,
+        operations,
+        steps=steps,
+        device=device,
+        metadata=metadata,
+        step_ms=step_times(phases, calls) if metadata else [],
+        memory=memory_events(content["traceEvents"], origin_us),
+        phases=phases,
+        spans=step_spans,
+        origin_ns=round(origin_us * 1000) + whole_number(content.get("baseTimeNanoseconds")),
+        rank=rank_of(content),
+        host=[event for event in spans if event["cat"] not in KINDS],
+        sources=tuple(labels.values()),
+        warnings=warnings,
+    )
+
+
+LOST_ALL = "the profiler lost the kernels; profile fewer steps, and let no other profiler run beside it"
+
+
+def whole_number(value):
+    return value if type(value) is int and abs(value) < 2**63 else 0
+
+
+def rank_of(content):
+    """Return the rank that wrote a trace, if it says so."""
+    said = content.get("distributedInfo")
+    rank = said.get("rank") if isinstance(said, dict) else None
+    return rank if type(rank) is int else None
+
+
+def device_of(content, launches):
+    """Return the name of the GPU that ran the launches, if the trace has it."""
+    devices = content.get("deviceProperties") or [{}]
+    used = {place_of(event)[1] for event in launches[:1]}
+    found = next((one for one in devices if one.get("id") in used), devices[0])
+    name = found.get("name")
+    return clean(name) if name else None
+
+
+def timed_events(events):
+    """Return the events of the categories that are read, by their start, callers before the events inside them."""
+    found = [event for event in events if event.get("cat") in TIMED]
+    if not any(event["cat"] in KINDS for event in found) and any(
+        event.get("cat") in OLD_CATEGORIES for event in events
+    ):
+        for event in events:
+            if event.get("cat") in OLD_CATEGORIES and event.get("ph") == "X":
+                event["cat"] = OLD_CATEGORIES[event["cat"]]
+        found = [event for event in events if event.get("cat") in TIMED]
+    numbers = (int, float)
+    limit = 2**63
+    for event in found:
+        ts = event.get("ts")
+        dur = event.get("dur")
+        if not (type(ts) in numbers and type(dur) in numbers and -limit < ts < limit and 0 <= dur < limit):
+            raise ValueError(f"{clean(event['name'])} starts at {ts} us and takes {dur} us")
+    found.sort(key=operator.itemgetter("dur"), reverse=True)
+    found.sort(key=operator.itemgetter("ts"))
+    return found
+
+
+# ---------------------------------------------------------------- which GPU, and which process launched
+
+
+def place_of(event):
+    """Return (process or group of a fused trace, number of the GPU) of a kernel's event."""
+    arguments = event.get("args") or {}
+    device = arguments.get("device")
+    process = event.get("pid")
+    if device is None:
+        device = process
+    return str(process), device
+
+
+def hosts_of(spans, launches):
+    """Return {place of a GPU: the process that launched its kernels}.
+
+    Ranks that were fused into one file may share every number: then processes and GPUs are paired in their order.
+    """
+    by_number = {}
+    for event in spans:
+        if event["cat"] in RUNTIMES:
+            by_number.setdefault((event.get("args") or {}).get("correlation"), set()).add(event.get("pid"))
+    votes = {}
+    for event in launches:
+        found = by_number.get((event.get("args") or {}).get("correlation"), ())
+        count = votes.setdefault(place_of(event), Counter())
+        if len(found) == 1:
+            count.update(found)
+    hosts = {place: count.most_common(1)[0][0] for place, count in votes.items() if count}
+    if len(hosts) < len(votes):
+        processes = sorted({event.get("pid") for event in spans if event["cat"] == "cpu_op"}, key=str)
+        if len(processes) == 1:
+            hosts = dict.fromkeys(votes, processes[0])
+        elif len(processes) == len(votes):
+            hosts = dict(zip(sorted(votes, key=str), processes, strict=True))
+    return hosts
+
+
+# ---------------------------------------------------------------- launches
+
+
+def launch_table(runtime, launches):
+    """Return {number: {process: the host's Launch}} of the calls that started these kernels and copies."""
+    wanted = {event["args"].get("correlation") for event in launches if event.get("args")} - {None}
+    found = {}
+    waited = set()  # threads whose last calls made a stream wait
+    for event in runtime:
+        name = event["name"]
+        if "StreamWaitEvent" in name:
+            waited.add((event.get("pid"), event.get("tid")))
+            continue
+        number = (event.get("args") or {}).get("correlation")
+        if number not in wanted:
+            continue
+        thread = (event.get("pid"), event.get("tid"))
+        start = 1e3 * event["ts"]
+        launch = Launch(start, start + 1e3 * event["dur"], thread, name in GRAPH_LAUNCHES, thread in waited)
+        found.setdefault(number, {})[thread[0]] = launch
+        waited.discard(thread)
+    return found
+
+
+def gpu_call(event, labels, hosts, host_calls, operators):
+    """Return the Kernel of an event on the GPU. operators: by their number, for launches that were not recorded."""
+    arguments = event.get("args") or {}
+    place = place_of(event)
+    candidates = host_calls.get(arguments.get("correlation")) or {}
+    launch = next(iter(candidates.values())) if len(candidates) == 1 else candidates.get(hosts.get(place))
+    if launch is None and (caller := operators.get(operator_numbers(event))):
+        start = 1e3 * caller["ts"]
+        thread = (caller.get("pid"), caller.get("tid"))
+        launch = Launch(start, start + 1e3 * caller["dur"], thread, is_operator=True)
+    collective = None
+    if "Collective name" in arguments:
+        collective = {name: arguments.get(name) for name in COLLECTIVE}
+    return checked_kernel(
+        event["name"],
+        1e3 * event["ts"],
+        1e3 * event["dur"],
+        KINDS[event["cat"]],
+        labels[place],
+        stream=arguments.get("stream", event.get("tid")),
+        launch=launch,
+        collective=collective,
+    )
+
+
+COLLECTIVE = ("Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype", "Seq")
+COLLECTIVE += ("Process Group Name", "Process Group Ranks")
+
+
+def lost_launches(runtime, launches):
+    """Return warnings about launches, of graphs and of kernels, whose kernels are not in the trace."""
+    with_kernel = {(event.get("args") or {}).get("correlation") for event in launches}
+    if with_kernel == {None}:
+        return
+    numbers = [(event["name"], (event.get("args") or {}).get("correlation")) for event in runtime]
+    graphs = [number for name, number in numbers if name in GRAPH_LAUNCHES]
+    replayed = sum(number in with_kernel for number in graphs)
+    if 0 < replayed < len(graphs):
+        yield f"{len(graphs):,} graph launches, and kernels of {replayed:,} of them: the profiler lost the others."
+    elif graphs and not replayed and len(launches) < len(graphs):
+        yield f"{len(graphs):,} graph launches, and kernels of none of them: the profiler lost them."
+    single = [number for name, number in numbers if LAUNCHES.match(name)]
+    lost = sum(number not in with_kernel for number in single)
+    if lost > LOST * len(single):
+        yield f"{lost:,} of {len(single):,} launches have no kernel: they were captured into a graph, or lost."
+
+
+# ---------------------------------------------------------------- what is a step
+
+
+def steps_in(spans, metadata):
+    """Return the number of training steps, or None, and (start, end) of each step on the host in nanoseconds.
+
+    A script of the workshop marks forward and optimizer, or launches the graph that holds a step: what lies between
+    its steps is the profiler's. In another program's trace "ProfilerStep#N" of PyTorch's scheduler is a step from mark
+    to mark; else a step ends where an optimizer does, and loading its data belongs to it.
+    """
+    marks = [event for event in spans if event["cat"] == "user_annotation"]
+    if metadata:
+        forwards = [event["ts"] for event in marks if event["name"] == "forward"]
+        ends = [*forwards[1:], float("inf")]
+        updates = [event["ts"] + event["dur"] for event in marks if event["name"] == "optimizer"]
+        found = []
+        for start, end in zip(forwards, ends, strict=False):
+            inside = [update for update in updates if start < update <= end]
+            found.append((1e3 * start, 1e3 * max(inside, default=start)))
+        names = Counter(event["name"] for event in spans if event["cat"] != "cpu_op")
+        graphs = names["cudaGraphLaunch"] + names["hipGraphLaunch"]
+        return names["optimizer"] or graphs or names["attention"] or None, found if names["optimizer"] else []
+    scheduled = {}
+    for event in marks:
+        if event["name"].startswith("ProfilerStep#"):
+            scheduled.setdefault(event.get("pid"), []).append((1e3 * event["ts"], 1e3 * (event["ts"] + event["dur"])))
+    if not scheduled:
+        ours = [event for event in marks if event["name"] == "optimizer"]
+        other = [event for event in marks if event["name"].startswith("Optimizer.step#")]
+        first = next((event["name"] for event in other), None)  # of several optimizers the first one, as our profiler
+        for event in ours or [event for event in other if event["name"] == first]:
+            scheduled.setdefault(event.get("pid"), []).append(1e3 * (event["ts"] + event["dur"]))
+        for process, ends in scheduled.items():
+            scheduled[process] = list(zip([float("-inf"), *ends[:-1]], ends, strict=True))
+    counts = {len(found) for found in scheduled.values()}
+    if len(counts) != 1:  # nothing is marked, or processes disagree
+        return None, []
+    return counts.pop(), next(iter(scheduled.values()))
+
+
+def step_times(phases, calls):
+    """Return the milliseconds of each step: from its forward to the end of its optimizer or of its last kernel."""
+    starts = [start for name, start, _ in phases if name == "forward"]
+    ends = [end for name, _, end in phases if name == "optimizer"]
+    next_starts = [*starts[1:], float("inf")]
+    times = []
+    for start, end, next_start in zip(starts, ends, next_starts, strict=False):  # the last step may be cut off
+        if end <= start:
+            raise ValueError(f"a step begins at {start} us and ends at {end} us")
+        kernel_ends = [call.end_ns / 1e3 for call in calls if start <= call.start_ns / 1e3 < next_start]
+        times.append((max([end, *kernel_ends]) - start) / 1e3)
+    return times
+
+
+def with_one_optimizer_mark_per_step(spans):
+    """Return the sorted events without the "optimizer" marks that count no step of their own.
+
+    These are marks before the first forward, whose step began before the profile, and marks inside another one: our
+    scripts mark their optimizer, and profile_script.py marks every optimizer again.
+    """
+    marks = [event for event in spans if event["cat"] == "user_annotation"]
+    first_forward = next((event["ts"] for event in marks if is_mark(event, "forward")), 0)
+    last_end = first_forward
+    dropped = set()
+    for event in marks:
+        if is_mark(event, "optimizer"):
+            if event["ts"] < last_end:
+                dropped.add(id(event))
+            else:
+                last_end = event["ts"] + event["dur"]
+    return [event for event in spans if id(event) not in dropped] if dropped else spans
+
+
+def is_mark(event, name):
+    return event["cat"] == "user_annotation" and event["name"] == name
+
+
+# ---------------------------------------------------------------- operators
+
+
+def operator_numbers(event):
+    """Return the number that joins an operator with its kernels."""
+    arguments = event.get("args") or {}
+    return arguments.get("External id", arguments.get("external id"))
+
+
+def operations_of_launches(launches, operators, hosts):
+    """Return the Operations of each operator that launched kernels, and one for each kernel without an operator.
+
+    The kernels of a replayed graph have no operator. hosts: {place of a GPU: process}, where a file holds several.
+    """
+    several = len(set(hosts.values())) > 1
+    operator_of = {}
+    for event in operators:
+        operator_of[(event.get("pid") if several else None, operator_numbers(event))] = event
+    launches_of = {}
+    alone = []
+    for event in launches:
+        number = operator_numbers(event)
+        key = (hosts.get(place_of(event)) if several else None, number)
+        if number and key in operator_of:
+            launches_of.setdefault(key, []).append(event)
+        else:
+            alone.append(event)
+    found = []
+    for key, some in launches_of.items():
+        found += parts_by_group(operator_of[key], some)
+    return found + [operation(event, [event]) for event in alone]
+
+
+def parts_by_group(event, launches):
+    """Return the Operation of an operator of aten, or one per group of the kernels that another one launched.
+
+    The helpers of a matmul, a sum of its parts for one, belong to it. A compiled region is no single operation.
+    """
+    if event["name"].startswith("aten::") or len(launches) == 1:
+        return [operation(event, launches)]
+    parts = {}
+    for one in launches:
+        parts.setdefault(group_of(clean(one["name"])), []).append(one)
+    return [operation(event, some) for some in parts.values()]
+
+
+def operation(event, launches):
+    """Return the Operation of an operator's event and the events of its launches."""
+    arguments = event.get("args", {})
+    dims = arguments.get("Input Dims") or []
+    types = arguments.get("Input type") or []
+    strides = arguments.get("Input Strides") or [[] for _ in dims]
+    if not are_sizes(dims) or not are_sizes(strides):
+        raise ValueError(f"{clean(event['name'])} has inputs of {dims}, strides {strides}")
+    longest = max(launches, key=lambda one: one["dur"])
+    return Operation(
+        name=clean(event["name"]),
+        group=group_of(clean(longest["name"])),
+        us=sum(one["dur"] for one in launches),
+        dims=dims,
+        types=types,
+        strides=strides,
+        launches=tuple(clean(one["name"]) for one in launches),
+    )
+
+
+def are_sizes(value):
+    """Return True for a list of sizes, or of lists of sizes."""
+    return isinstance(value, list) and all(are_sizes(one) or (type(one) is int and one >= 0) for one in value)
+
+
+# ---------------------------------------------------------------- on a CPU
+
+
+def optimizer_steps(spans):
+    """Return (start, end) of the steps that a training script or PyTorch marks as an optimizer's."""
+    marks = (event for event in spans if re.match(r"optimizer$|Optimizer\.step#", event["name"]))
+    return [(event["ts"], event["ts"] + event["dur"]) for event in marks]
+
+
+@dataclasses.dataclass
+class OperatorCall:
+    """One call of an operator in a trace: its event, its time without its callees, whether it counts as computing."""
+
+    event: dict
+    own_us: float
+    computes: bool = True
+
+    @property
+    def end_us(self):
+        return self.event["ts"] + self.event["dur"]
+
+
+def operators_that_compute(operators, updates):
+    """Return the events of the operators that compute, without those that change no data or only call others.
+
+    A caller stays if it matches COMPUTES_ITSELF, or if all that it calls only prepares; the time of its callees is
+    taken off its "dur". An operator inside one of the updates, (start, end) of an optimizer's steps, gets a name that
+    begins with "optimizer" unless its own name is one: AdamW's sqrt is no part of the model.
+    """
+    calls = []
+    open_calls = {}  # (process, thread): the calls that have not ended, the innermost last
+    for event in operators:
+        callers = open_calls.setdefault((event.get("pid"), event.get("tid")), [])
+        while callers and callers[-1].end_us <= event["ts"]:
+            callers.pop()
+        if NO_WORK.match(event["name"]):
+            continue
+        if callers:
+            callers[-1].own_us -= event["dur"]
+        for caller in callers:
+            if calls_only(caller.event["name"], event["name"]):
+                caller.computes = False
+        call = OperatorCall(event, event["dur"])
+        callers.append(call)
+        calls.append(call)
+    found = [call.event | {"dur": max(0.0, call.own_us)} for call in calls if call.computes]
+    for event in found:
+        in_update = any(start <= event["ts"] < end for start, end in updates)
+        if in_update and group_of(event["name"]) != "optimizer":
+            event["name"] = f"optimizer {event['name']}"
+    return found
+
+
+def calls_only(caller, callee):
+    """Return True if an operator that calls this one does not compute itself.
+
+    Without gradients torch.compile's kernels have no CompiledFunction: they are the region's own work.
+    """
+    if caller.startswith("Torch-Compiled Region"):
+        return callee.startswith("CompiledFunction")
+    if COMPUTES_ITSELF.match(caller):
+        return False
+    return bool(ONLY_PREPARES.match(caller)) or not PREPARES.match(callee)
+
+
+# ---------------------------------------------------------------- what a trace says of itself
+
+
+def memory_events(events, origin_us):
+    """Return the events of --profile-memory by time, from the origin on; with a GPU, only those of its memory."""
+    found = [event for event in events if event.get("name") == "[memory]"]
+    for event in found:
+        if not is_time(event["ts"]) or not is_time(event["args"]["Total Allocated"]):
+            raise ValueError(f"memory of {event['args']['Total Allocated']} bytes after {event['ts']} us")
+        event["ts"] -= origin_us
+    found.sort(key=lambda event: event["ts"])
+    on_gpu = [event for event in found if event["args"]["Device Type"] != 0]
+    return on_gpu or found
+
+
+WHOLE_NUMBERS = (
+    *("vocab_size", "hidden_dim", "num_layers", "num_heads", "num_kv_heads", "intermediate_dim"),
+    *("batch_size", "seq_len", "version"),
+)
+
+
+def metadata_in(content):
+    """Return the checked metadata that a training script wrote into its trace; {} for another program's trace."""
+    metadata = content.get("tiny_llama") or {}
+    if not metadata:
+        return {}
+    for name in WHOLE_NUMBERS:
+        if type(metadata[name]) is not int or metadata[name] < 1:
+            raise ValueError(f"tiny_llama has {name} {metadata[name]!r}")
+    if not is_time(metadata["peak_memory_mb"]) or metadata["precision"] not in PRECISIONS:
+        raise ValueError(f"tiny_llama has {metadata['peak_memory_mb']!r} MB in {metadata['precision']!r}")
+    return metadata | {"part": clean(metadata["part"])}

@@ -1,0 +1,509 @@
+"""Profiles that others made: what no tool of ours may conclude from them, each kind on a small file made by hand.
+
+All times of the events are in us, of the databases and CSV files in ns.
+"""
+
+import contextlib
+import gzip
+import json
+import re
+import sqlite3
+
+import pytest
+
+import analyze_bottlenecks as bottlenecks
+import analyze_communication as communication
+import analyze_gemm_operations as gemm_operations
+import analyze_kernel_launches as launches
+import analyze_kernel_reduction as reduction
+import kernel_counters
+import kernel_times
+import memory_bandwidth_analyzer as bandwidth
+from common import idle, roofline
+from common.profiles import precision_of_kernel, read_profile, shown_names
+from in_process import refused
+
+GEMM = "Cijk_Alik_Bljk_BBS_BH"
+
+
+def kernel(name, ts, dur, stream=1, gpu=0, **more):
+    return {"ph": "X", "cat": "kernel", "name": name, "pid": gpu, "tid": stream, "ts": ts, "dur": dur} | {
+        "args": {"device": gpu, "stream": stream} | more
+    }
+
+
+def host(category, name, ts, dur, pid=9, tid=9, **arguments):
+    return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": arguments}
+
+
+def mark(name, ts, dur):
+    return host("user_annotation", name, ts, dur)
+
+
+def matmul(number, sizes, kind="c10::BFloat16", pid=9):
+    shapes = {"Input Dims": sizes, "Input type": [kind] * 2, "Input Strides": [[], []]}
+    return host("cpu_op", "aten::mm", 0, 50, pid, **{"External id": number}, **shapes)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """write(events, name, **content) makes a trace of an MI300X and returns its path."""
+
+    def written(events, name="foreign.json", **content):
+        content = {"deviceProperties": [{"id": 0, "name": "AMD Instinct MI300X"}], "traceEvents": events} | content
+        text = json.dumps(content).encode()
+        (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+        return tmp_path / name
+
+    return written
+
+
+def result_of(main, arguments, capsys):
+    assert main([*map(str, arguments), "--json", "-"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def idle_of(path, capsys, *options):
+    return result_of(launches.main, ["--trace-file", path, *options], capsys)["results"]
+
+
+# ---------------------------------------------------------------- 1: steps and pauses
+
+MARKS = {  # as PyTorch's scheduler, an optimizer's hook, and our profile_script.py leave them, of steps of 100 ms
+    "scheduler": [mark(f"ProfilerStep#{i}", 1e5 * i, 1e5) for i in range(3)],
+    "hook": [mark("Optimizer.step#AdamW.step", 1e5 * i + 9e4, 5e3) for i in range(3)],
+    "profile_script": [mark("optimizer", 1e5 * i + 9e4, 5e3) for i in range(3)],
+    "both": [mark(f"ProfilerStep#{i}", 1e5 * i, 1e5) for i in range(3)]
+    + [mark("Optimizer.step#SGD.step", 5e4 * i, 1e3) for i in range(6)],
+}
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_every_gap_inside_a_marked_step_is_idle(name, write, capsys):
+    """Loading its data belongs to a step: 0.9 ms of work in 290 ms was called not launch-bound."""
+    work = [kernel(GEMM, 1e5 * i + 1e4 * j, 100) for i in range(3) for j in range(9)]
+    found = idle_of(write([*MARKS[name], *work]), capsys)
+    assert (found["steps"], found["launches_per_step"], found["paused_us"], found["unsure_us"]) == (3, 9, 0, 0)
+    assert found["busy_us"] == pytest.approx(2700) and found["idle_share"] == pytest.approx(1 - 2700 / 280100)
+    assert [row["step"] for row in found["per_step"]] == ["1", "2", "3", "all"]
+    assert sum(row["idle_ms"] for row in found["per_step"][:3]) == pytest.approx(found["idle_us"] / 1e3)
+    assert found["launch_bound"] is not False
+
+
+def test_pauses_between_cycles_of_the_scheduler_are_not_counted(write, capsys):
+    """The steps of two active cycles, a second apart: 1 ms of idle time inside each step."""
+    events = []
+    for start in (0, 1_000_000):
+        events += [
+            mark(f"ProfilerStep#{start}", start, 2000),
+            kernel(GEMM, start, 500),
+            kernel(GEMM, start + 1500, 500),
+        ]
+    found = idle_of(write(events), capsys)
+    assert (found["idle_us"], found["paused_us"]) == (2000, 998_000) and found["launch_bound"] is None
+
+
+def test_a_call_belongs_to_the_step_that_launched_it(write, capsys):
+    """The GPU lags behind the host: the last kernel of step 1 runs while the host is in step 2."""
+    events = [mark("ProfilerStep#1", 0, 100), mark("ProfilerStep#2", 100, 100)]
+    for number, (launched, start, us) in enumerate([(10, 20, 130), (20, 150, 30), (110, 190, 20)], 1):
+        events.append(host("cuda_runtime", "hipLaunchKernel", launched, 5, correlation=number))
+        events.append(kernel(GEMM, start, us, correlation=number))
+    rows = idle_of(write(events), capsys)["per_step"]
+    assert [(row["whole_ms"], round(row["idle_ms"], 6)) for row in rows] == [(0.16, 0), (0.03, 0.01), (0.19, 0.01)]
+
+
+def test_tools_take_the_steps_that_a_trace_names(write, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write([*MARKS["scheduler"], *(kernel(GEMM, 1e5 * i, 100) for i in range(3))])
+    assert result_of(bottlenecks.main, ["--profile-data", path], capsys)["steps"] == 3
+    assert result_of(communication.main, [path], capsys)["processes"][0]["steps"] == 3
+
+
+# ---------------------------------------------------------------- 2: several GPUs and processes
+
+
+def two_ranks(with_device):
+    """Return two ranks that were fused into one file: every number is there twice."""
+    events = []
+    for gpu, pid in ((0, 100), (1, 101)):
+        events.append(matmul(1, [[4096, 4096], [4096, 4096]], pid=pid))
+        events.append(kernel(GEMM, 1000, 200, gpu=gpu, **{"External id": 1}))
+        if not with_device:
+            del events[-1]["args"]["device"]
+    return events
+
+
+@pytest.mark.parametrize("with_device", [True, False])
+def test_ranks_of_a_fused_trace_are_not_added_up(with_device, write, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write(two_ranks(with_device))
+    pair = ["--baseline", path, "--fused", path, "--baseline-steps", 1, "--fused-steps", 1]
+    for main, arguments in (
+        (launches.main, ["--trace-file", path]),
+        (bottlenecks.main, ["--profile-data", path, "--steps", 1]),
+        (bandwidth.main, ["--profile-data", path, "--steps", 1]),
+        (gemm_operations.main, ["--trace-file", path]),
+        (reduction.main, pair),
+    ):
+        refused(main, arguments, capsys, "holds the kernels of 2 GPUs: choose one with --gpu, of 0, 1")
+    found = result_of(bottlenecks.main, ["--profile-data", path, "--steps", 1, "--gpu", 1], capsys)
+    (row,) = found["operators"]
+    assert (row["calls"], row["ms"], round(row["tflops"])) == (1, 0.2, 687)
+    assert kernel_times.main([str(path)]) == 0
+    assert "holds the kernels of 2 GPUs, which are added up here: --gpu reads one of 0, 1" in capsys.readouterr().out
+    refused(launches.main, ["--trace-file", path, "--gpu", 7], capsys, "has no GPU 7: it has 0, 1")
+    assert len(result_of(communication.main, [path, "--steps", 1], capsys)["processes"]) == 2
+
+
+CSV_HEADER = '"Guid","Kind","Agent_Id","Dispatch_Id","Kernel_Name","Start_Timestamp","End_Timestamp"\n'
+
+
+def csv_row(process, number, start):
+    return f'"{process}","KERNEL_DISPATCH","Agent 4",{number},"k",{start},{start + 50_000}\n'
+
+
+def test_two_processes_in_one_csv_are_two(tmp_path, capsys):
+    """Their kernels fill each other's gaps: each waits 47 % of its time, both together never."""
+    rows = [csv_row(name, i, first + 100_000 * i) for name, first in (("a", 0), ("b", 50_000)) for i in range(10)]
+    path = tmp_path / "x_kernel_trace.csv"
+    path.write_text(CSV_HEADER + "".join(rows))
+    refused(
+        launches.main, ["--trace-file", path], capsys, "2 processes: choose one with --gpu, of process-a, process-b"
+    )
+    assert idle_of(path, capsys, "--gpu", "process-b")["idle_share"] == pytest.approx(450 / 950)
+
+
+def test_counters_of_two_processes_are_not_taken_together_in_silence(tmp_path, capsys):
+    path = tmp_path / "x_counter_collection.csv"
+    header = "Process_Id,Agent_Id,Kernel_Name,Counter_Name,Counter_Value\n"
+    path.write_text(header + "".join(f'{process},4,"k","SQ_WAVES",8\n' for process in (11, 12)))
+    found = result_of(kernel_counters.main, [path], capsys)
+    assert found["remarks"] == ["These are the counters of 2 GPUs or processes, taken together."]
+
+
+# ---------------------------------------------------------------- 3: compiled regions
+
+
+def test_a_compiled_region_is_split_by_the_groups_of_its_kernels(write, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    parts = {GEMM: 40, "attn_fwd": 35, "triton_red_fused_add_rsqrt_0": 30, "triton_poi_fused_mul_silu_1": 30}
+    events = [host("cpu_op", "Torch-Compiled Region: 0/0", 0, 100, **{"External id": 7})]
+    events += [kernel(name, 1000 + 50 * i, us, **{"External id": 7}) for i, (name, us) in enumerate(parts.items())]
+    found = result_of(bottlenecks.main, ["--profile-data", write(events), "--steps", 1], capsys)
+    groups = {row["group"]: row["ms"] for row in found["targets"]}
+    assert groups == pytest.approx({"GEMM": 0.04, "attention": 0.035, "normalisation": 0.03, "element-wise": 0.03})
+    assert {row["step_could_be"] for row in found["targets"]} == {None}  # nobody knows what a region could take
+    assert any(remark.startswith("No verdict about what to change first") for remark in found["remarks"])
+
+
+# ---------------------------------------------------------------- 4: lost kernels
+
+
+def graph_launches(count):
+    return [host("cuda_runtime", "hipGraphLaunch", 1e3 * i, 20, correlation=i + 1) for i in range(count)]
+
+
+def test_lost_kernels_are_no_run_on_a_cpu(write, capsys):
+    events = [matmul(1, [[8, 8], [8, 8]]), *(host("cuda_runtime", "hipLaunchKernel", i, 1) for i in range(10))]
+    for main, arguments in ((kernel_times.main, []), (launches.main, ["--trace-file"])):
+        words = "holds 10 launches on AMD Instinct MI300X and none of their kernels: the profiler lost the kernels"
+        refused(main, [*arguments, write(events)], capsys, words)
+
+
+def test_the_work_of_another_accelerator_is_no_work_of_a_cpu(write, capsys):
+    path = write([matmul(1, [[8, 8], [8, 8]]), host("mtia_ccp_events", "gemm", 60, 9)])
+    refused(kernel_times.main, [path], capsys, "an accelerator that this tool does not read (mtia_ccp_events)")
+
+
+LOST = {
+    "replays": (
+        [*graph_launches(10), *(kernel(GEMM, 100 + 12 * i, 10, correlation=1) for i in range(5))],
+        "10 graph launches, and kernels of 1 of them",
+    ),
+    "launches": (
+        [
+            *(host("cuda_runtime", "hipLaunchKernel", i, 1, correlation=i) for i in range(10)),
+            kernel(GEMM, 9, 5, correlation=3),
+        ],
+        "9 of 10 launches have no kernel",
+    ),
+    "overrun": (
+        [kernel(GEMM, 1000, 2e6), *(kernel(GEMM, 1020 + 20 * i, 10) for i in range(98))],
+        "1 kernels have impossible times (one of 2,000.000 ms ends after 98 later ones",
+    ),
+    "twins": ([kernel(GEMM, 100 * (i // 2), 50) for i in range(20)], "10 of 20 rows repeat the same dispatch"),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_what_is_not_complete_is_said_by_every_tool(name, write, capsys, tmp_path, monkeypatch):
+    """And there is no verdict, and no mean number of kernels per step."""
+    monkeypatch.chdir(tmp_path)
+    events, words = LOST[name]
+    path = write(events)
+    for main, arguments in (
+        (kernel_times.main, [path]),
+        (launches.main, ["--trace-file", path, "--steps", 10]),
+        (bottlenecks.main, ["--profile-data", path, "--steps", 10]),
+        (communication.main, [path, "--steps", 10]),
+        (reduction.main, ["--baseline", path, "--fused", path, "--baseline-steps", 1, "--fused-steps", 1]),
+    ):
+        assert main([str(word) for word in arguments]) == 0
+        assert words in capsys.readouterr().out, main.__module__
+    found = idle_of(path, capsys, "--steps", "10")
+    assert found["launch_bound"] is None and found["launches_per_step"] is None
+
+
+def test_the_same_dispatch_counts_once(tmp_path):
+    path = tmp_path / "x_kernel_trace.csv"
+    path.write_text(CSV_HEADER + "".join(csv_row("a", i // 2, 100_000 * (i // 2)) for i in range(20)))
+    assert sum(call.total_ns for call in read_profile(path).calls) == 10 * 50_000
+
+
+def test_dispatches_that_rocpds_view_leaves_out_are_counted(tmp_path, capsys):
+    path = tmp_path / "results.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE rocpd_kernel_dispatch (id INT, start INT, end INT)")
+        connection.executemany(
+            "INSERT INTO rocpd_kernel_dispatch VALUES (?, ?, ?)", [(i, 9 * i, 9 * i + 5) for i in range(9)]
+        )
+        connection.execute("CREATE VIEW kernels AS SELECT 'k' name, start, end FROM rocpd_kernel_dispatch WHERE id > 2")
+        connection.commit()
+    assert kernel_times.main([str(path)]) == 0
+    assert "leaves out 3 of 9 dispatches: sums are too small" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- 6, 7: precision and names
+
+PRECISIONS = {
+    "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT128x256x32": "bfloat16",
+    "Cijk_Ailk_Bljk_B_BS_BH_Bias": "bfloat16",
+    "Cijk_Alik_Bljk_HHS_BH_MT64x64x32": "float16",
+    "Cijk_Alik_Bljk_SB_MT64x64x16_SE_K1": "float32",
+    "Cijk_Alik_Bljk_F8BS_BH": "float8",
+    "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT": "bfloat16",
+    "nvjet_hsh_128x256": "float16",
+    "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64": "bfloat16",
+    "sm90_xmma_gemm_f32f32_tf32f32_f32_nt_n_tilesize64x64x32_cublas": "tf32",
+    "void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_nn_align1>": "bfloat16",
+    "cutlass_80_tensorop_s1688gemm_256x64_16x4_tn_align1": "tf32",
+    "volta_sgemm_128x32_nt": "float32",
+    "ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_32x6_nn": "float16",
+    "_matmul_ogs_NNT_bf16xbf16xmxfp4_128x128x128x1": "bfloat16",
+    "gemm_kernel": None,
+}
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_the_precision_that_a_kernels_name_tells(name):
+    assert precision_of_kernel(name) == PRECISIONS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [(GEMM, "the data sheet's of MI300X in bfloat16"), ("some_gemm", "the precision of the matmuls is not known")],
+)
+def test_matmuls_of_a_graph_have_the_precision_of_their_names(name, words, write):
+    """A decode in bfloat16 was judged against the peak of float32, which is an eighth."""
+    assert words in roofline.ceilings_for(read_profile(write([kernel(name, 0, 50)])))[1]
+
+
+def test_no_two_kernels_share_a_printed_name(write, capsys):
+    """Half of the rows read "vectorized_elementwise_kernel<"."""
+    head = "void at::native::vectorized_elementwise_kernel<4, at::native::"
+    names = [f"{head}{what}, std::array<char*, 3ul> >(int, at::native::(x), char)" for what in ("Add(int)", "Mul(int)")]
+    names += [f"{names[0]} [{i}]" for i in range(3)]
+    shown = shown_names(names, 44)
+    assert len(set(shown.values())) == len(names) and max(map(len, shown.values())) <= 44
+    assert "Add" in shown[names[0]] and "Mul" in shown[names[1]]
+    assert kernel_times.main([str(write([kernel(name, 10 * i, 5) for i, name in enumerate(names)]))]) == 0
+    rows = re.findall(r"^(vector.{38,40}) ", capsys.readouterr().out, re.MULTILINE)
+    assert len(set(rows)) == len(names)
+
+
+# ---------------------------------------------------------------- 8: forms of files
+
+
+def test_other_forms_of_traces_are_read(write, tmp_path):
+    events = [kernel(GEMM, 20 * i, 10) for i in range(5)]
+    (tmp_path / "list.json").write_text(json.dumps(events))
+    old = write([one | {"cat": "Kernel"} for one in events], "old.json")
+    symbols = [{"kernel_id": 1, "kernel_name": "k.kd", "formatted_kernel_name": "k"}]
+    dispatches = [
+        {"start_timestamp": 20 * i, "end_timestamp": 20 * i + 10, "dispatch_info": {"kernel_id": 1}} for i in range(5)
+    ]
+    part = {"kernel_symbols": symbols, "buffer_records": {"kernel_dispatch": dispatches}}
+    (tmp_path / "x_results.json").write_text(json.dumps({"rocprofiler-sdk-tool": [part]}))
+    found = {name: read_profile(tmp_path / name).calls for name in ("list.json", old.name, "x_results.json")}
+    assert {name: len(calls) for name, calls in found.items()} == dict.fromkeys(found, 5)
+    assert sum(call.total_ns for call in found["x_results.json"]) == 50
+
+
+def test_sums_of_rocprofv3_are_a_table_and_no_timeline(tmp_path, capsys):
+    path = tmp_path / "x_kernel_stats.csv"
+    header = '"Name","Calls","TotalDurationNs","AverageNs","Percentage","MinNs","MaxNs","StdDev"\n'
+    path.write_text(header + '"k",10,1000,100.0,100.0,90,110,1.0\n')
+    (row,) = result_of(kernel_times.main, [path], capsys)["kernels"]
+    assert [row[key] for key in ("calls", "total_us", "mean_us", "min_us", "max_us")] == [10, 1, 0.1, 0.09, 0.11]
+    refused(launches.main, ["--trace-file", path], capsys, "no table of kernels' times, only their sums")
+
+
+def test_ranks_under_any_name_are_known_by_what_is_in_them(write, tmp_path, capsys):
+    for rank, us in ((0, 90), (1, 40)):
+        said = {"Collective name": "allreduce", "In msg nelems": 10**6, "Out msg nelems": 10**6, "dtype": "Float"}
+        events = [mark("ProfilerStep#1", 0, 200), kernel(GEMM, 0, 50)]
+        events.append(kernel("ncclDevKernel_Generic", 150 - us, us, 2, **said, **{"Group size": 2}))
+        write(events, f"host{rank}_abc.json.gz", distributedInfo={"backend": "nccl", "rank": rank})
+    found = result_of(communication.main, [tmp_path], capsys)
+    assert [row["communication_ms"] for row in found["processes"]] == [0.09, 0.04]
+    (row,) = found["collectives"]
+    assert (row["ranks"], row["bytes"], row["us"], row["last"]) == (2, 4e6, 40, "rank 1 (1 of 1)")
+    assert row["gb_s"] == pytest.approx(100) and row["bus_gb_s"] == pytest.approx(100)
+    assert row["waited_ms"] == pytest.approx(0.05)
+    refused(
+        kernel_times.main, [tmp_path], capsys, "holds the traces of 2 ranks: name the trace of one, such as host0_abc"
+    )
+
+
+def test_counters_without_a_value_are_said_and_details_are_read(tmp_path, capsys):
+    path = tmp_path / "ncu.csv"
+    path.write_text('"Kernel Name","gpu__time_duration.sum","m__x.pct"\n"","us","%"\n"k","10","nan"\n"k","20","50"\n')
+    found = result_of(kernel_counters.main, [path], capsys)
+    assert [(row["counter"], row["launches"], row["mean"]) for row in found["counters"]][1] == ("m__x.pct", 1, 50)
+    assert found["remarks"] == ["m__x.pct: 1 of 2 launches of k have no value (NaN): its mean is over the others."]
+    header = '"ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"\n'
+    path.write_text(
+        header + '"0","k","Launch","Duration","us","1,010.5"\n"0","k","Launch","Cache Config","","Prefer"\n'
+    )
+    (row,) = result_of(kernel_counters.main, [path], capsys)["counters"]
+    assert (row["counter"], row["unit"], row["mean"]) == ("Duration", "us", 1010.5)
+
+
+# ---------------------------------------------------------------- 9: times since 1970
+
+
+def test_microseconds_since_1970_lose_nothing(write):
+    """Times are multiples of a quarter of a microsecond there; scaled first they would be multiples of 256 ns."""
+    first = 1_690_000_000_000_000.25
+    calls = read_profile(write([kernel(GEMM, first + 0.25 * i, 0.25) for i in range(8)])).calls
+    assert [call.start_ns for call in calls] == [250 * i for i in range(8)]
+
+
+# ---------------------------------------------------------------- why the GPU idled
+
+
+def launched(number, ts, **more):
+    return host("cuda_runtime", more.pop("name", "cudaLaunchKernel"), ts, 2, correlation=number, **more)
+
+
+def pair(second_launch, first=("gemm", 1), second=("gemm", 1), between=()):
+    """Return two calls on (kernel, stream), which leave the GPU idle from 100 to 400 us, and what the host did."""
+    one = kernel(first[0], 10, 90, first[1], correlation=1)
+    if first[0].startswith("Memcpy"):
+        one["cat"] = "gpu_memcpy"
+    return [
+        launched(1, 0),
+        launched(2, second_launch),
+        one,
+        kernel(second[0], 400, 50, second[1], correlation=2, **{"External id": 5}),
+        *between,
+    ]
+
+
+WHY = {
+    "host": (pair(390, between=[host("cpu_op", "aten::topk", 90, 300)]), idle.LATE, "aten::topk (100 %)"),
+    "operator": (  # its launch was not recorded
+        [*pair(390)[2:], launched(1, 0), host("cpu_op", "aten::mm", 380, 9, **{"External id": 5})],
+        idle.LATE,
+        "nothing that was recorded",
+    ),
+    "loader": (pair(390), idle.LATE, "nothing that was recorded"),
+    "stream": (pair(5, second=("gemm", 2)), idle.STREAM, "it had launched already"),
+    "event": (
+        pair(5, between=[host("cuda_runtime", "cudaStreamWaitEvent", 3, 1)]),
+        idle.STREAM,
+        "it had launched already",
+    ),
+    "peer": (pair(5, first=("ncclDevKernel_AllReduce", 2)), idle.PEER, "it had launched already"),
+    "gloo": (pair(390, between=[host("cpu_op", "gloo:all_reduce", 90, 290)]), idle.PEER, "gloo:all_reduce (97 %)"),
+    "copy": (
+        pair(390, first=("Memcpy DtoH", 1), between=[host("cuda_runtime", "cudaStreamSynchronize", 4, 300)]),
+        idle.COPY,
+        "cudaStreamSynchronize (70 %)",
+    ),
+    "queue": (pair(5), idle.UNKNOWN, "it had launched already"),
+}
+
+
+@pytest.mark.parametrize("name", WHY)
+def test_why_the_gpu_idled(name, write, capsys):
+    events, reason, meanwhile = WHY[name]
+    path = write(events)
+    found = idle_of(path, capsys)
+    (gap,) = found["largest_gaps"]
+    assert (gap["gap_us"], gap["reason"], gap["host"]) == (300, reason, meanwhile)
+    assert found["reasons"] == [{"reason": reason, "gaps": 1, "ms": 0.3, "percent": 100}]
+    assert found["launch_bound"] is {idle.LATE: True, idle.UNKNOWN: None}.get(reason, False)
+    assert launches.main(["--trace-file", str(path)]) == 0 and reason in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("us", "late"), [(2000, True), (200_000, False)])
+def test_a_host_that_loads_data_is_not_bound_by_launches(us, late, write, capsys):
+    """Twenty gaps of 100 us are the launches' time, or of 10 ms: then the host does something else after its copy."""
+    events = []
+    for i in range(21):
+        events += [launched(2 * i, us / 20 * i), launched(2 * i + 1, us / 20 * i + 4.5, name="hipMemcpyWithStream")]
+        events.append(kernel(GEMM, us / 20 * i + 3, 2, correlation=2 * i))
+        events.append(kernel("Memcpy DtoH", us / 20 * i + 5, 1, correlation=2 * i + 1) | {"cat": "gpu_memcpy"})
+    events += [host("cpu_op", "enumerate(DataLoader)#x.__next__", us / 20 * i + 7, us / 20 - 9) for i in range(20)]
+    found = idle_of(write(events), capsys, "--steps", "1")
+    assert found["launch_bound"] is False and ("late by more than" in found["verdict"]) != late
+    assert found["largest_gaps"][0]["reason"] == (idle.COPY if late else idle.LATE)
+
+
+def test_clocks_that_differ_tell_nothing(write, capsys):
+    events = [launched(1, 50), launched(2, 500), kernel("a", 10, 90, correlation=1), kernel("b", 400, 9, correlation=2)]
+    found = idle_of(write(events), capsys)
+    assert found["reasons"][0]["reason"] == idle.UNKNOWN and "clocks" in found["warnings"][0]
+
+
+def test_the_time_of_a_step_adds_up(write, capsys):
+    """Computing from 0 to 100, a copy from 50 to 150, a collective from 120 to 250, nothing until 300."""
+    copy = kernel("Memcpy HtoD", 50, 100, 2) | {"cat": "gpu_memcpy"}
+    events = [kernel("gemm", 0, 100), copy, kernel("ncclDevKernel_AllReduce", 120, 130, 3), kernel("gemm", 300, 100)]
+    path = write(events)
+    (row,) = idle_of(path, capsys, "--steps", "1")["per_step"]
+    keys = ("whole", "busy", "computing", "exposed_copies", "exposed_communication", "idle")
+    assert [round(row[f"{key}_ms"], 6) for key in keys] == [0.4, 0.35, 0.2, 0.05, 0.1, 0.05]
+
+
+# ---------------------------------------------------------------- matmuls by shape
+
+
+def test_matmuls_by_shape_by_hand(write, capsys, tmp_path, monkeypatch):
+    """Two shapes of 137 GFLOP and 2 GFLOP: the first at 687 and 344 TFLOP/s of 1,307, the second at 21."""
+    monkeypatch.chdir(tmp_path)
+    events = [mark("ProfilerStep#1", 0, 5000)]
+    for number, (size, us) in enumerate([(4096, 200), (4096, 400), (1024, 100)], 1):
+        events.append(matmul(number, [[size, size], [size, size]]))
+        events.append(kernel(GEMM, 1000 * number, us, **{"External id": number}))
+    path = write(events)
+    found = result_of(gemm_operations.main, ["--trace-file", path], capsys)["gemms"]
+    rows = [(row["m"], row["calls"], row["precision"], round(row["tflops"])) for row in found]
+    assert rows == [(4096, 2, "bfloat16", 458), (1024, 1, "bfloat16", 21)]
+    assert [round(found[0][key]) for key in ("low", "high")] == [429, 601]
+    assert found[0]["of_peak"] == pytest.approx(2 * 2 * 4096**3 / 600e-6 / 1307.4e12)
+    content = result_of(bottlenecks.main, ["--profile-data", path, "--output-report", "page.html"], capsys)
+    assert content["matmuls"]["gemms"] == found and content["idle"]["steps"] == 1
+    page = (tmp_path / "page.html").read_text()
+    assert "<html" in page and "1x4096x4096x4096" in page and "Why the GPU idled" not in page
+    (row, _) = result_of(gemm_operations.main, ["--trace-file", path, "--peak", "1000,5"], capsys)["gemms"]
+    assert row["of_peak"] == pytest.approx(row["tflops"] / 1000)
+
+
+def test_without_shapes_there_is_no_table(write, capsys):
+    refused(
+        gemm_operations.main, ["--trace-file", write([kernel(GEMM, 0, 9)])], capsys, "no matmul has recorded shapes"
+    )
+    refused(gemm_operations.main, [], capsys, "give --model-config YAML")
