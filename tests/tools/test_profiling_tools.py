@@ -247,12 +247,13 @@ def test_all_profilers_go_on_after_a_failure_and_end_with_1(tmp_path):
     text = f'#!/bin/sh\ncase $1 in *run_*.py) exit 2 ;; esac\nexec "{sys.executable}" "$@"\n'
     machine = {"PATH": f"{STUBS / 'nvidia'}{os.pathsep}{os.environ['PATH']}", "TINY_LLAMA_CPU": ""}
     machine["TINY_LLAMA_PYTHON"] = str(STUBS / "training_python")
-    machine["STAND_IN_PYTHON"] = str(executable(tmp_path / "python", text))
+    machine |= {"STAND_IN_PYTHON": str(executable(tmp_path / "python", text)), "STAND_IN_FAULT": "no-permission"}
     result = call(2, "run_all_profilers.sh", "--enable-rocm-tools", cwd=tmp_path, **machine)
     outcome = result.stdout.split("=== all profilers")[1].splitlines()[1:]
     failed = [f"FAILED   {name}.py (exit status 2)" for name in ("run_pytorch_profiler", "run_deepspeed_flops")]
     assert result.returncode == 1 and outcome[:2] == failed
-    assert [line.split()[0] for line in outcome[2:]] == ["done"] * 5
+    assert [line.split()[0] for line in outcome[2:]] == ["done", "done", "PARTLY", "done", "FAILED"]
+    assert list(tmp_path.glob("all_profiles/counters/*/kernels.csv"))
     (table,) = tmp_path.glob("all_profiles/hotspots/hotspot_*/hotspots.csv")
     assert ",attention_forward_kernel" in table.read_text()
 
@@ -275,18 +276,6 @@ def test_all_profilers_end_with_a_failure_before_a_part(statuses, wanted, tmp_pa
     names = {"0": "done", "3": "PARTLY", "1": "FAILED", "9": "FAILED", "130": "stopped"}
     shown = [names[status] for status in ends]
     assert words[2:] == (["PARTLY", "stopped", "not", "not", "not"] if wanted == 130 else shown)
-
-
-@pytest.mark.slow
-def test_a_profiler_that_measures_a_part_is_named_among_all(tmp_path):
-    machine = {"PATH": f"{STUBS / 'nvidia'}{os.pathsep}{os.environ['PATH']}", "TINY_LLAMA_CPU": ""}
-    machine["TINY_LLAMA_PYTHON"] = str(STUBS / "training_python")
-    text = f'#!/bin/sh\ncase $1 in *run_*.py) exit 0 ;; esac\nexec "{sys.executable}" "$@"\n'
-    machine |= {"STAND_IN_PYTHON": str(executable(tmp_path / "python", text)), "STAND_IN_FAULT": "no-permission"}
-    result = call(2, "run_all_profilers.sh", "--enable-rocm-tools", cwd=tmp_path, **machine)
-    outcome = result.stdout.split("=== all profilers")[1]
-    assert "PARTLY   get_counters.sh" in outcome and "FAILED   get_rocprof_compute.sh" in outcome
-    assert result.returncode == 1 and list(tmp_path.glob("all_profiles/counters/*/kernels.csv"))
 
 
 def test_a_version_that_is_not_there_is_refused(tmp_path):
