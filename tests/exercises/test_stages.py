@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -47,24 +48,30 @@ def call(script, *options):
 
 
 @pytest.fixture
-def repaired(tmp_path):
+def copied(tmp_path):
+    """Return a function that copies a stage, and returns the file: version 3's step is measured once for all copies."""
+    return lambda stage: pathlib.Path(shutil.copy(FOLDER / STAGES[stage], tmp_path))
+
+
+@pytest.fixture
+def repaired(copied):
     """Return a function that repairs a stage in a copy by its solution, and returns the file."""
 
     def repair(stage):
-        shutil.copy(FOLDER / STAGES[stage], tmp_path)
+        path = copied(stage)
         if stage in FAULTS:
             diff = FOLDER / "solutions" / f"stage{stage}.diff"
-            subprocess.run(["git", "apply", str(diff)], cwd=tmp_path, check=True)
-        return tmp_path / STAGES[stage]
+            subprocess.run(["git", "apply", str(diff)], cwd=path.parent, check=True)
+        return path
 
     return repair
 
 
 @pytest.mark.parametrize("stage", [stage if stage == 3 else slow(stage) for stage in STAGES])
-def test_the_fault_is_found_and_the_repair_accepted(stage, repaired):
+def test_the_fault_is_found_and_the_repair_accepted(stage, copied, repaired):
     """Stage 5 is the reference and has no fault."""
     if stage in FAULTS:
-        broken = call(FOLDER / STAGES[stage], "--check")
+        broken = call(copied(stage), "--check")
         assert broken.returncode == 1 and re.search(FAULTS[stage], broken.stdout), broken.stdout + broken.stderr
     done = call(repaired(stage), "--check")
     assert done.returncode == 0 and f"stage {stage} has no fault" in done.stdout, done.stdout + done.stderr
@@ -73,11 +80,8 @@ def test_the_fault_is_found_and_the_repair_accepted(stage, repaired):
 @pytest.mark.parametrize(
     ("stage", "old", "new", "said"),
     [
-        slow(1, "normal_(0, 0.02", "normal_(0, 0.1", "the first loss is 9.44"),
-        slow(1, "normal_(0, 0.02", "normal_(0, 0.05", "the first loss is 7.5"),
         slow(1, "normal_(0, 0.02", "normal_(0, options.hidden_dim**-0.5", "the first loss is 7.4"),
         slow(1, "normal_(0, 0.02", "normal_(0, 0.001", "standard deviation of 0.02: tokens hardly change"),
-        slow(1, "normal_(0, 0.02", "normal_(0, 0.0", "get no gradient|tokens hardly change"),
         slow(1, "normal_(0, 0.02", "normal_(0, 0.03", None),
         slow(1, "normal_(0, 0.02", "normal_(0, 0.01", None),
         slow(2, "x * rstd * w", "x * rstd", "the first loss is"),

@@ -244,12 +244,15 @@ def install_release(machine, file, text):
         (machine.opt / file).write_text(text)
 
 
-@pytest.mark.parametrize(
-    "file, text, release, version, folder",
-    [case if name.startswith("6.3") else slow(*case) for name, case in RELEASES.items()],
-    ids=RELEASES,
-)
-def test_amd_gpu_gets_the_pytorch_of_its_rocm(machine, file, text, release, version, folder):
+@pytest.mark.parametrize("file, text, release, version, folder", RELEASES.values(), ids=RELEASES)
+def test_every_rocm_has_its_pytorch(machine, file, text, release, version, folder):
+    install_release(machine, file, text)
+    assert machine.run('"$(base_python)" "$PROBE" rocm').stdout == f"{release} {version} {folder}\n"
+
+
+@pytest.mark.parametrize("name", ["6.3 without files", slow("7.1 in a folder of its own")])
+def test_amd_gpu_gets_the_pytorch_of_its_rocm(machine, name):
+    file, text, release, version, folder = RELEASES[name]
     install_release(machine, file, text)
     machine.add_wheels(cuda="13.0")
     machine.has_torch_index(folder, version)

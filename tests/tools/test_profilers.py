@@ -1,6 +1,7 @@
 """The profiling wrappers, with stubs for the profilers of five ROCm releases and of NVIDIA, and for real on a CPU."""
 
 import concurrent.futures
+import functools
 import json
 import os
 import pathlib
@@ -16,9 +17,9 @@ import pytest
 
 from common import limits
 from common.profiles import read_profile
-from common.versions import REPOSITORY, SCRIPTS
+from common.versions import REPOSITORY, SCRIPTS, load_version
 from marks import slow
-from processes import executable, run_fork
+from processes import executable, launch, run_fork
 
 STUBS, SAMPLES = (pathlib.Path(__file__).parent / name for name in ("stubs", "samples"))
 FOLDERS = [script.parent for script in SCRIPTS.values()]
@@ -202,6 +203,7 @@ def test_what_the_training_process_finds_in_its_environment(given, run, tmp_path
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         assert seen.get(name) == (os.environ.get(name) if given else "-1")
     assert seen["PYTHONUNBUFFERED"] == "1" and "ROCPROF_OUTPUT_FORMAT" not in seen
+    assert seen["TORCH_CPP_LOG_LEVEL"] == "ERROR"  # or PyTorch prints of USDT what looks like an error
 
 
 def test_the_python_of_the_training_has_its_whole_path(run, tmp_path):
@@ -1079,21 +1081,34 @@ def test_interrupted_profilers_end_with_a_summary(tmp_path):
     assert process.returncode == 130 and len(outcome) == 7
 
 
-@pytest.mark.parametrize(
-    ("version", "wrapper", "product"),
-    [(1, "get_trace.sh", None), (2, "get_rocprof_compute.sh", "kernels.csv"), (4, "get_counters.sh", "kernels.csv")],
-)
-@pytest.mark.quick(1)
-def test_without_any_profiler_pytorch_leaves_the_same_kind_of_result(version, wrapper, product, run, tmp_path):
-    machine = {"TINY_LLAMA_CPU": "1", "TINY_LLAMA_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+ON_THE_CPU = {"TINY_LLAMA_CPU": "1", "TINY_LLAMA_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_without_any_profiler_pytorch_leaves_the_same_kind_of_result(run, tmp_path):
+    """The first wrapper runs its script. The others' commands leave its trace: their versions only read the words."""
     options = "--profiler pytorch --num-steps 1 --warmup-steps 1 --profile-steps 1 --device cpu".split()
-    result = run(SCRIPTS[version].parent / wrapper, "--output-dir", tmp_path / "results", *options, **machine)
-    assert result.returncode == 0, result.stdout + result.stderr
-    folder = result_of(tmp_path / "results")
-    trace = next(folder.glob("trace_*.json"))
-    assert len(json.loads(trace.read_text())["traceEvents"]) > 100
-    assert "aten::mm" in ((folder / product).read_text() if product else result.stdout)
-    assert f"open {trace}" in result.stdout or "times alone" in result.stdout + result.stderr
+    given = tmp_path / "trace_v1.json"
+    copies = f"case $1 in *_v[24].py) echo \"$*\" >>'{tmp_path}/noted'; cp '{given}' \"${{@: -1}}\"; exit ;; esac"
+    noting = executable(tmp_path / "noting", f"#!/bin/bash\n{copies}\nexec '{sys.executable}' \"$@\"\n")
+    for version, wrapper, product in (
+        (1, "get_trace.sh", None),
+        (2, "get_rocprof_compute.sh", "kernels.csv"),
+        (4, "get_counters.sh", "kernels.csv"),
+    ):
+        results = tmp_path / f"results{version}"
+        machine = ON_THE_CPU | ({"TINY_LLAMA_PYTHON": str(noting)} if given.exists() else {})
+        result = run(SCRIPTS[version].parent / wrapper, "--output-dir", results, *options, **machine)
+        assert result.returncode == 0, result.stdout + result.stderr
+        folder = result_of(results)
+        (trace,) = folder.glob("trace_*.json")
+        if not given.exists():
+            shutil.copy(trace, given)
+        assert len(json.loads(trace.read_text())["traceEvents"]) > 100
+        assert "aten::mm" in ((folder / product).read_text() if product else result.stdout)
+        assert f"open {trace}" in result.stdout or "times alone" in result.stdout + result.stderr
+    for version, words in zip((2, 4), (tmp_path / "noted").read_text().splitlines(), strict=True):
+        asked = load_version(version).parse_options(words.split()[1:])
+        assert asked.enable_pytorch_profiler and asked.profile_dir.startswith(str(tmp_path / f"results{version}"))
 
 
 # ---------------------------------------------------------------- profile.sh: any command
@@ -1180,13 +1195,15 @@ def test_profiler_options_and_bad_input_of_any_command(run, python, script, tmp_
         assert len(result.stderr.splitlines()) == 1
 
 
-def test_the_script_is_the_first_python_file_of_the_command(run, tmp_path):
+@pytest.mark.parametrize("before", ["-u", "-m torch.distributed.run --standalone --nproc-per-node 2"])
+def test_the_script_is_the_first_python_file_of_the_command(before, run, tmp_path):
     """The others are its arguments."""
-    words = ("hotspots", "--profiler", "pytorch", "--dry-run", "--", sys.executable, "-u", "train.py", "model.py")
+    before = [sys.executable, *before.split()]
+    words = ("hotspots", "--profiler", "pytorch", "--dry-run", "--", *before, "train.py", "model.py")
     result = run(PROFILE, *words, cwd=tmp_path)
     (command,) = [shlex.split(line) for line in result.stdout.splitlines() if "train.py" in line]
     assert [word for word in command if word.endswith(".py")][1:] == ["train.py", "model.py"], result.stdout
-    assert command[:2] == [sys.executable, "-u"] and command[2].endswith("profile_script.py")
+    assert command[: len(before)] == before and command[len(before)].endswith("profile_script.py")
 
 
 @pytest.mark.parametrize(
@@ -1201,16 +1218,10 @@ def test_ncu_repeats_no_collective_kernel(ranks, kernel, wanted, run):
     assert command[command.index("--kernel-id") + 1] == wanted
 
 
-def profile_on_cpu(run, tmp_path, question, *command, options=()):
-    arguments = ("--profiler", "pytorch", *options, "--output-dir", tmp_path / "results", "--", *command)
-    machine = {"TINY_LLAMA_CPU": "1", "TINY_LLAMA_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
-    return run(PROFILE, question, *arguments, cwd=tmp_path, **machine)
-
-
-def profile_in_fork(tmp_path, *command):
+def profile_in_fork(tmp_path, *command, start=run_fork):
     """Run what profile.sh does with PyTorch's profiler, without the shell around it."""
     runner = PROFILE.parent / "common" / "profile_script.py"
-    return run_fork(runner, "--profile-dir", "p", *command, cwd=tmp_path)
+    return start(runner, "--profile-dir", "p", *command, cwd=tmp_path)
 
 
 def test_pytorchs_profiler_leaves_the_warm_up_of_any_script_out(script, tmp_path):
@@ -1238,24 +1249,23 @@ def test_too_few_steps_are_said_whatever_the_script_ends_with(steps, status, wor
     assert (tmp_path / "p").exists() == (steps > 2)
 
 
-@pytest.mark.slow
-def test_a_script_that_ends_early_or_fails_leaves_its_trace(run, script, tmp_path):
-    result = profile_on_cpu(run, tmp_path, "hotspots", sys.executable, "train.py", "4", "fails")
-    assert result.returncode == 1 and "    ValueError: no more data" in result.stderr
-    assert read_profile(result_of(tmp_path / "results")).steps == 2
-    assert "what was measured is in" in result.stderr.splitlines()[-1]
-    result = profile_on_cpu(run, tmp_path, "trace", "bash", "-c", "true")
+def test_a_script_that_fails_leaves_its_trace(script, tmp_path):
+    result = profile_in_fork(tmp_path, "train.py", "4", "fails")
+    assert result.returncode == 1 and result.stderr.endswith("ValueError: no more data\n")
+    assert read_profile(tmp_path / "p").steps == 2
+
+
+def test_pytorchs_profiler_needs_a_script(run, tmp_path):
+    result = run(PROFILE, "trace", "--profiler", "pytorch", "--", "bash", "-c", "true", cwd=tmp_path, **ON_THE_CPU)
     assert result.returncode == 1 and "the command names no .py file" in result.stderr
 
 
-@pytest.mark.slow
-def test_torchrun_is_profiled_on_rank_0(run, script, tmp_path):
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py", "5")
-    options = ("--warmup-steps", "1", "--profile-steps", "2")
-    result = profile_on_cpu(run, tmp_path, "hotspots", *torchrun, options=options)
-    assert result.returncode == 0 and result.stdout.count("loss") == 10, result.stdout + result.stderr
-    assert "aten::addmm" in result.stdout.split("wrote")[1] and "USDT" not in result.stdout  # a line of PyTorch's own
-    (trace,) = result_of(tmp_path / "results").glob("trace_train_*.json")
+def test_of_several_ranks_the_first_is_profiled(script, tmp_path):
+    steps = ("--warmup-steps", "1", "--profile-steps", "2")
+    result = profile_in_fork(tmp_path, *steps, "train.py", "5", start=functools.partial(launch, 2))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert (result.stdout.count("loss"), result.stdout.count("wrote")) == (10, 1)
+    (trace,) = (tmp_path / "p").glob("trace_train_*.json")
     assert read_profile(trace).steps == 2
 
 

@@ -1,8 +1,10 @@
 """run_pytorch_profiler.py and run_all_profilers.sh, from the folders that offer them."""
 
 import contextlib
+import functools
 import io
 import json
+import math
 import os
 import pathlib
 import re
@@ -24,7 +26,7 @@ from common.versions import REPOSITORY, SCRIPTS
 from in_process import refused, run_here
 from kernel_cases import CASES
 from marks import slow
-from processes import executable
+from processes import executable, run_fork
 
 STUBS, SAMPLES = (pathlib.Path(__file__).parent / name for name in ("stubs", "samples"))
 SMALL = "--batch-size 2 --seq-len 32 --hidden-dim 64 --num-layers 2 --num-heads 4 --device cpu".split()
@@ -219,15 +221,21 @@ def test_bad_input_of_the_profiler_is_one_sentence(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_all_profilers_run_and_missing_ones_are_named(tmp_path):
+def test_all_profilers_run_and_missing_ones_are_named(one_process, tmp_path):
+    """The tools' commands are noted, and run here: PyTorch is imported already."""
     documented = "--batch-size 8 --seq-len 128 --enable-rocm-tools --profile-dir ./complete_rocm_analysis".split()
     options = [*documented, *SMALL, "--num-steps", "1", "--warmup-steps", "1", "--profile-steps", "1"]
-    machine = {"TINY_LLAMA_CPU": "1", "TINY_LLAMA_PYTHON": sys.executable}
+    noted = f"case $1 in *run_*.py) echo \"$*\" >>'{tmp_path}/noted' && exit ;; esac"
+    text = f"#!/bin/sh\n{noted}\nexec '{sys.executable}' \"$@\"\n"
+    machine = {"TINY_LLAMA_CPU": "1", "TINY_LLAMA_PYTHON": str(executable(tmp_path / "python", text))}
     result = call(2, "run_all_profilers.sh", *options, cwd=tmp_path, **machine)
     assert result.returncode == 0, result.stdout + result.stderr
     outcome = result.stdout.split("=== all profilers")[1]
     assert "done     run_pytorch_profiler.py" in outcome and "done     run_deepspeed_flops.py" in outcome
     assert len(re.findall(r"^missing  get_\w+\.sh: \S+ is (not )?installed", outcome, re.MULTILINE)) == 5
+    for command in (tmp_path / "noted").read_text().splitlines():
+        done = run_here([sys.executable, *command.split()], cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "complete_rocm_analysis"
     assert read_profile(folder / "pytorch_profiles").metadata["hidden_dim"] == 64  # of the options for the script
     assert (folder / "pytorch_profiles" / "profiling_report.md").exists()
@@ -239,12 +247,13 @@ def test_all_profilers_go_on_after_a_failure_and_end_with_1(tmp_path):
     text = f'#!/bin/sh\ncase $1 in *run_*.py) exit 2 ;; esac\nexec "{sys.executable}" "$@"\n'
     machine = {"PATH": f"{STUBS / 'nvidia'}{os.pathsep}{os.environ['PATH']}", "TINY_LLAMA_CPU": ""}
     machine["TINY_LLAMA_PYTHON"] = str(STUBS / "training_python")
-    machine["STAND_IN_PYTHON"] = str(executable(tmp_path / "python", text))
+    machine |= {"STAND_IN_PYTHON": str(executable(tmp_path / "python", text)), "STAND_IN_FAULT": "no-permission"}
     result = call(2, "run_all_profilers.sh", "--enable-rocm-tools", cwd=tmp_path, **machine)
     outcome = result.stdout.split("=== all profilers")[1].splitlines()[1:]
     failed = [f"FAILED   {name}.py (exit status 2)" for name in ("run_pytorch_profiler", "run_deepspeed_flops")]
     assert result.returncode == 1 and outcome[:2] == failed
-    assert [line.split()[0] for line in outcome[2:]] == ["done"] * 5
+    assert [line.split()[0] for line in outcome[2:]] == ["done", "done", "PARTLY", "done", "FAILED"]
+    assert list(tmp_path.glob("all_profiles/counters/*/kernels.csv"))
     (table,) = tmp_path.glob("all_profiles/hotspots/hotspot_*/hotspots.csv")
     assert ",attention_forward_kernel" in table.read_text()
 
@@ -267,18 +276,6 @@ def test_all_profilers_end_with_a_failure_before_a_part(statuses, wanted, tmp_pa
     names = {"0": "done", "3": "PARTLY", "1": "FAILED", "9": "FAILED", "130": "stopped"}
     shown = [names[status] for status in ends]
     assert words[2:] == (["PARTLY", "stopped", "not", "not", "not"] if wanted == 130 else shown)
-
-
-@pytest.mark.slow
-def test_a_profiler_that_measures_a_part_is_named_among_all(tmp_path):
-    machine = {"PATH": f"{STUBS / 'nvidia'}{os.pathsep}{os.environ['PATH']}", "TINY_LLAMA_CPU": ""}
-    machine["TINY_LLAMA_PYTHON"] = str(STUBS / "training_python")
-    text = f'#!/bin/sh\ncase $1 in *run_*.py) exit 0 ;; esac\nexec "{sys.executable}" "$@"\n'
-    machine |= {"STAND_IN_PYTHON": str(executable(tmp_path / "python", text)), "STAND_IN_FAULT": "no-permission"}
-    result = call(2, "run_all_profilers.sh", "--enable-rocm-tools", cwd=tmp_path, **machine)
-    outcome = result.stdout.split("=== all profilers")[1]
-    assert "PARTLY   get_counters.sh" in outcome and "FAILED   get_rocprof_compute.sh" in outcome
-    assert result.returncode == 1 and list(tmp_path.glob("all_profiles/counters/*/kernels.csv"))
 
 
 def test_a_version_that_is_not_there_is_refused(tmp_path):
@@ -313,6 +310,7 @@ use_environment() { PYTHON=$ROOM_PYTHON && say "the environment of: $1"; }
 """
 ROOM_PYTHON = """#!/bin/sh
 case "$*" in
+    *"room.py facts") [ -z "$ROOM_FACTS" ] || exec "{python}" "$@" ;; # imports PyTorch
     *room.py*) exec "{python}" "$@" ;;
     *v2.py*--validate-setup)
         [ -z "$ROOM_SOUND" ] || exit 0
@@ -328,10 +326,10 @@ esac
 """
 
 
-@pytest.fixture
-def room(tmp_path):
-    """Return a function that runs check_room.sh in a checkout of stubs and returns the process and the text."""
-    checkout = tmp_path / "checkout"
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """Return a checkout of stubs."""
+    checkout = tmp_path_factory.mktemp("checkout")
     for version, script in SCRIPTS.items():
         folder = checkout / script.parent.name
         folder.mkdir(parents=True)
@@ -343,21 +341,48 @@ def room(tmp_path):
     shutil.copytree(REPOSITORY / "scripts" / "common", checkout / "scripts" / "common", symlinks=True)
     shutil.copy(REPOSITORY / "scripts" / "check_room.sh", checkout / "scripts")
     (checkout / "scripts" / "common" / "environment.sh").write_text(ROOM_ENVIRONMENT)
-    python = executable(tmp_path / "python", ROOM_PYTHON.format(python=sys.executable))
-
-    def check(*arguments, **variables):
-        machine = {"USER": "jdoe", "ROOM_PYTHON": str(python), "ROOM_GPU": "amd", "ROOM_LOSS": "2.5"} | variables
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **machine}
-        command = ["bash", checkout / "scripts" / "check_room.sh", *arguments]
-        result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        file = tmp_path / "check_room.txt"
-        return result, file.read_text() if file.exists() else ""
-
-    return check
+    executable(checkout / "python", ROOM_PYTHON.format(python=sys.executable))
+    return checkout
 
 
-def test_check_room_writes_a_table_and_a_text_without_names(room):
-    result, text = room()
+def check_room(checkout, folder, *arguments, **variables):
+    """Run check_room.sh in a folder; return the process, the text and the words that the kernels' tests have."""
+    machine = {"USER": "jdoe", "ROOM_PYTHON": str(checkout / "python"), "ROOM_GPU": "amd", "ROOM_LOSS": "2.5"}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **machine, **variables}
+    command = ["bash", checkout / "scripts" / "check_room.sh", *arguments]
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    text, tests = folder / "check_room.txt", folder / "check_room.txt.logs" / "kernel_tests.txt"
+    words = tests.read_text().splitlines()[1:] if tests.exists() else []
+    return result, text.read_text() if text.exists() else "", words
+
+
+@pytest.fixture
+def room(checkout, tmp_path):
+    return functools.partial(check_room, checkout, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole_room(checkout, tmp_path_factory):
+    """Run check_room.sh once as its users do."""
+    return check_room(checkout, tmp_path_factory.mktemp("room"), ROOM_FACTS="1")
+
+
+def collected(words, **variables):
+    """Return the tests that these words of `python` choose."""
+    assert words[:2] == ["-m", "pytest"]
+    done = run_fork(
+        pytest.__path__[0] + "/__main__.py",
+        *words[2:],
+        "--collect-only",
+        cwd=REPOSITORY,
+        env={**os.environ, **variables},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_check_room_writes_a_table_and_a_text_without_names(whole_room):
+    result, text, _ = whole_room
     assert result.returncode == 1, result.stderr  # V2 failed, and the counters came only in part
     outcomes = dict(re.findall(r"^(\S.*?)  +(ok|partly|FAILED \(\d+\)|not run) ", result.stdout, re.MULTILINE))
     assert (
@@ -392,22 +417,19 @@ def test_a_repository_in_the_home_folder_is_called_so(monkeypatch, capsys):
     ],
 )
 def test_check_room_ends_with_1_unless_every_line_is_whole(counters, outcome, status, room):
-    result, text = room("--time-limit", "5", ROOM_GPU="none", ROOM_SOUND="1", ROOM_COUNTERS=counters)
+    result, text, _ = room("--time-limit", "3", ROOM_GPU="none", ROOM_SOUND="1", ROOM_COUNTERS=counters)
     assert result.returncode == status, result.stdout
     assert re.search(rf"^get_counters.sh +{re.escape(outcome)} ", text, re.MULTILINE), text
     assert ("the last lines of: get_counters.sh" in text) == bool(status) and "FAILED (1)" not in text
 
 
 @pytest.mark.slow
-def test_check_room_needs_no_more_than_it_installs(room, tmp_path):
+def test_check_room_needs_no_more_than_it_installs(whole_room):
     """Neither plugins of pytest nor linters: on a machine without a network they cannot be had."""
-    result, _ = room()
+    result, _, words = whole_room
     assert "the environment of: room\n" in result.stderr
     assert {name for name, *_ in environment.requirements("room")} == {"torch", "numpy", "triton", "pytest"}
-    log = (tmp_path / "check_room.txt.logs" / "kernel_tests.txt").read_text()
-    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [sys.executable, *log.splitlines()[1:], "--collect-only"]
-    found = subprocess.run(command, cwd=REPOSITORY, env=alone, check=True, capture_output=True, text=True).stdout
+    found = collected(words, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     tested = re.findall(r"test_outputs_and_gradients\[(\w+)-(.+?)-torch", found)
     assert {operation for operation, _ in tested} == CASES.keys() and "::test_adamw[" in found
     attention = [CASES[operation][name]() for operation, name in tested if operation.endswith("attention")]
@@ -418,10 +440,10 @@ def test_check_room_needs_no_more_than_it_installs(room, tmp_path):
 
 @pytest.mark.slow
 def test_check_room_compares_the_graph_with_eager_steps(room):
-    _, text = room(ROOM_LOSS="2.4")
+    result, text, _ = room(ROOM_LOSS="2.4", ROOM_SOUND="1", ROOM_COUNTERS="exit 0")
+    assert result.returncode == 1
     words = r"^graph +FAILED \(1\) .*the graph's losses differ from the eager ones by 4.0e-02"
     assert re.search(words, text, re.MULTILINE)
-    assert re.search(r"^graph +FAILED", room(ROOM_LOSS="NaN")[1], re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -429,6 +451,7 @@ def test_check_room_compares_the_graph_with_eager_steps(room):
     [
         ([2.5, 2.5], True, None),
         ([2.5, 2.6], True, "the graph's losses differ from the eager ones by 4.0e-02"),
+        ([2.5, math.nan], True, "is no number"),
         ([2.5, 2.5], False, "the step was not captured"),
     ],
 )
@@ -453,12 +476,10 @@ def test_the_gpu_is_told_by_its_architecture(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_check_room_without_a_gpu_is_quick_and_leaves_the_graph_out(room, tmp_path):
-    result, text = room(ROOM_GPU="none")
+def test_check_room_without_a_gpu_is_quick_and_leaves_the_graph_out(room):
+    _, text, words = room(ROOM_GPU="none")
     assert re.search(r"^graph +not run +- +needs a GPU", text, re.MULTILINE)
-    words = (tmp_path / "check_room.txt.logs" / "kernel_tests.txt").read_text().splitlines()[1:]
-    command = [sys.executable, *words, "--collect-only"]
-    found = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
+    found = collected(words)
     names = set(re.findall(r"test_outputs_and_gradients\[(\w+)-", found))
     assert names == {"add_rms_norm", "packed_swiglu"}
     assert "V1 uses rocprofv3" in text and re.search(r"^took .* quick$", text, re.MULTILINE)
@@ -466,6 +487,6 @@ def test_check_room_without_a_gpu_is_quick_and_leaves_the_graph_out(room, tmp_pa
 
 @pytest.mark.parametrize("arguments", [["--no-such"], ["--output"], ["--output", "/"], ["--time-limit", "soon"]])
 def test_check_room_refuses_bad_options_in_one_sentence(arguments, room):
-    result, text = room(*arguments)
+    result, text, _ = room(*arguments)
     assert result.returncode == 2 and result.stderr.startswith("check_room.sh: ") and not text
     assert len(result.stderr.splitlines()) == 1

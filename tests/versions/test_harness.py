@@ -5,6 +5,7 @@ import builtins
 import collections
 import shutil
 import symtable
+import sys
 
 import pytest
 
@@ -103,3 +104,11 @@ def test_a_script_without_the_heading_is_named(copies):
     copies[2].write_bytes(copies[2].read_bytes().replace(harness.HEADING, b"#"))
     with pytest.raises(SystemExit, match="tiny_llama_v2.py must have one line"):
         harness.main([])
+
+
+@pytest.mark.parametrize("version", SCRIPTS)
+def test_a_script_imports_nothing_of_this_repository(version):
+    nodes = list(ast.walk(ast.parse(SCRIPTS[version].read_text())))
+    names = [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names | {"torch", "numpy", "triton"}

@@ -28,8 +28,8 @@ aten = torch.ops.aten
 LINE = 64  # bytes of a cache line; tensors begin at multiples of it, so every run counts the same lines
 
 
-def first_step(v3):
-    """Return the loss of the first batch and {name: gradient, or None} of the initial weights."""
+def first_loss(v3):
+    """Return a trainer with the initial weights, and its loss of the first batch."""
     sizes = ["--batch-size", "3", "--intermediate-dim", "40"]  # rows, C and F differ: none can pass for another
     config = v3.parse_options([*CPU_SIZES, *sizes, "--no-graph"])
     trainer = v3.Trainer(config)
@@ -37,7 +37,12 @@ def first_step(v3):
         if parameter.ndim == 1:  # norms start at one, which would hide a forgotten weight
             parameter.data.copy_(v3.torch.linspace(0.5, 1.5, len(parameter)))
     tokens, labels = v3.batch(v3.load_data(config), 0, config)
-    loss = v3.compute_loss(trainer.model, tokens, labels, config)
+    return trainer, v3.compute_loss(trainer.model, tokens, labels, config)
+
+
+def first_step(v3):
+    """Return the loss of the first batch and {name: gradient, or None} of the initial weights."""
+    trainer, loss = first_loss(v3)
     loss.backward()
     return loss.item(), {name: parameter.grad for name, parameter in trainer.model.named_parameters()}
 
@@ -248,7 +253,7 @@ def check_own_function(v3):
 
     with mock.patch.object(v3.SwiGLUFunction, "forward", staticmethod(refuse)):
         try:
-            first_step(v3)
+            first_loss(v3)
         except NotOwn:
             return "packed_swiglu calls version 3's SwiGLUFunction: write the stage's own, with the same two kernels"
     return check_traffic(v3)
