@@ -5,7 +5,6 @@ import hashlib
 import json
 import math
 import os
-import pathlib
 import re
 import shlex
 import shutil
@@ -213,12 +212,12 @@ def test_the_vocabulary_must_hold_the_largest_byte(text, needed, tmp_path, monke
 def test_data_larger_than_the_memory_is_named(surroundings, monkeypatch):
     """As a sparse file is: no smaller batch would help."""
 
-    def read_bytes(path):
+    def fromfile(path, dtype):
         raise MemoryError
 
     script = load_version(1)
     config = script.parse_options(["--data", "long.txt"])
-    monkeypatch.setattr(pathlib.Path, "read_bytes", read_bytes)
+    monkeypatch.setattr(script.np, "fromfile", fromfile)
     with pytest.raises(script.UserError, match=r"^--data long.txt does not fit into memory$"):
         script.load_data(config)
 
