@@ -89,7 +89,9 @@ def write_report(content, path):
         roofs += " shortest time that they allow, every input read once."
     facts = [("device", content["device"]), ("steps", content["steps"])]
     facts.append(("time", f"{rounded(sum(row['ms'] for row in rows))} ms in {what} per step"))
-    notice = [roofs, *content["remarks"], *[INTERPRETED] * content["interpreted"]]
+    notice = [roofs, *content["remarks"]]
+    if content["interpreted"]:
+        notice.append(INTERPRETED)
     groups = pages.table(*columns(GROUP_COLUMNS, content["targets"]))
     operators = pages.table(*columns(OPERATOR_COLUMNS, ranked(rows[:TOP])))
     sections = [

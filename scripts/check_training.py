@@ -2205,7 +2205,7 @@ def everywhere(watch, findings):
     """Add the findings of the other processes of a launch, and those on all together. Collective."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return findings
-    gathered = [None] * torch.distributed.get_world_size()
+    gathered = [None for _ in range(torch.distributed.get_world_size())]
     torch.distributed.all_gather_object(gathered, (findings, weights_of_ddp(watch)))
     findings += apart_findings([weights for _, weights in gathered])
     known = {(finding.kind, tuple(finding.tensors)) for finding in findings}

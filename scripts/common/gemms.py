@@ -28,7 +28,8 @@ def sizes_of(one):
     if len(left) < 2 or len(right) < 2 or not all(type(size) is int for size in [*left, *right]):
         return None
     if one.name == "aten::linear":  # [..., k] times a weight of [n, k]
-        left, right = [math.prod(left[:-1]), left[-1]], right[::-1]
+        left = [math.prod(left[:-1]), left[-1]]
+        right = right[::-1]
     if left[-1] != right[-2] or not math.prod(left) or not right[-1]:
         return None
     return math.prod(left[:-2]), left[-2], left[-1], right[-1]

@@ -1,4 +1,4 @@
-"""What participants call: check.py NN --target, and inspect_kernels.py --execute."""
+"""Hold what participants call: check.py NN --target, and inspect_kernels.py --execute."""
 
 import json
 import pathlib

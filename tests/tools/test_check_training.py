@@ -654,7 +654,7 @@ while True:
 
 @pytest.mark.parametrize(("optimizers", "backwards"), [([], 50), ([None], 100)])
 def test_a_script_without_a_step_is_ended(check, write, monkeypatch, optimizers, backwards):
-    """Where an optimizer exists it may accumulate gradients, and has more time."""
+    """Give an optimizer that exists more time: it may accumulate gradients."""
     monkeypatch.setattr(check_training, "MICRO_BATCHES", 100)
     monkeypatch.setattr(check_training, "existing", lambda kind: optimizers * (kind is torch.optim.Optimizer))
     status, report, printed = check(write(HEAD.replace("optimizer = ", "unused = ") + LOOP_BY_HAND))

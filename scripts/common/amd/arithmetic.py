@@ -119,7 +119,8 @@ def div_scale(x, d, n):
     x, d, n = np.broadcast_arrays(x, d, n)
     up, down = x * F32(2.0**64), x * F32(2.0**-64)
     is_d, is_n = x.view(U32) == d.view(U32), x.view(U32) == n.view(U32)
-    inverse, quotient = 1 / d.astype(F64), n.astype(F64) / d
+    inverse = 1 / d.astype(F64)
+    quotient = n.astype(F64) / d
     cases = [
         ((n == 0) | (d == 0), np.full_like(x, np.nan), False),
         (exponent(n) - exponent(d) >= 96, np.where(is_d, up, x), True),
@@ -165,12 +166,14 @@ def div_fixup(q, d, n):
 
 def bit_field(x, first, width):
     """Return `width` bits of x from bit `first` on."""
-    first, width = first & U32(31), width & U32(31)
+    first = first & U32(31)
+    width = width & U32(31)
     return x >> first & ((U32(1) << width) - U32(1))
 
 
 def signed_bit_field(x, first, width):
-    first, width = first.astype(U32) & U32(31), width.astype(U32) & U32(31)
+    first = first.astype(U32) & U32(31)
+    width = width.astype(U32) & U32(31)
     left = np.where(first + width < 32, U32(32) - first - width, U32(0))  # a field that reaches over bit 31 ends there
     right = np.where(first + width < 32, U32(32) - width, first)
     found = (x.astype(U32) << left).view(I32) >> right.astype(I32)

@@ -87,7 +87,8 @@ def step(script, argv, label):
 
 def error_of(found, wanted, where):
     """Return the relative error of the elements of a tensor that a launch changed in either run."""
-    found, wanted = found[where].double(), wanted[where].double()
+    found = found[where].double()
+    wanted = wanted[where].double()
     if not torch.equal(found.isnan(), wanted.isnan()):
         return float("inf")
     return relative_error(found.nan_to_num(0.0), wanted.nan_to_num(0.0))
@@ -101,7 +102,8 @@ def execute_step(target, argv, label, describe):
     """
     from triton.runtime.jit import JITFunction
 
-    script, found = load_version(3), []
+    script = load_version(3)
+    found = []
 
     def note(kernel, args, options, compiled, tensors, changed):
         launch = launches[-1]
@@ -122,7 +124,8 @@ def interpret_step(target, argv, label, entries):
     """
     from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
 
-    script, errors = load_version(3), []
+    script = load_version(3)
+    errors = []
 
     def note(kernel, args, options, result, tensors, changed):
         wanted = entries[len(errors)]

@@ -170,7 +170,7 @@ class Program:
         memory = Memory([*ranges, (address, address + len(arguments))])
         lds = LDS(self.kernel.lds + dynamic_lds, warps)
         waves = [Wave(self.kernel, number, lds, memory) for number in range(warps)]
-        counts = [0] * len(self.steps)
+        counts = [0 for _ in self.steps]
         if workgroups is None:
             workgroups = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
         with np.errstate(all="ignore"):

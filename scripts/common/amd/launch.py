@@ -97,7 +97,8 @@ def arguments_of(kernel, signature, bound):
     """
     given, tensors = [], []
     for parameter in kernel.params:
-        kind, value = signature[parameter.name], bound[parameter.name]
+        kind = signature[parameter.name]
+        value = bound[parameter.name]
         if kind == "constexpr":
             continue
         if kind.startswith("*"):

@@ -73,7 +73,9 @@ def wmma_layout(target):
 def translate(instruction, kernel):
     """Return (compute, put) of a matrix instruction, or raise Fault if it is not known."""
     if found := MFMA.match(instruction.name):
-        size, depth, kind = int(found[1]), int(found[2]), found[3]
+        size = int(found[1])
+        depth = int(found[2])
+        kind = found[3]
         layout = mfma_layout(size, depth)
     elif found := WMMA.match(instruction.name):
         size, depth, kind = 16, 16, found[1]
@@ -97,7 +99,8 @@ def translate(instruction, kernel):
     def compute(wave):
         if needs_all_lanes and wave.exec != wave.whole:
             raise Fault("WMMA with inactive lanes, which is undefined")
-        x, y = wave.v[a_first : a_first + counts[1]], wave.v[b_first : b_first + counts[2]]
+        x = wave.v[a_first : a_first + counts[1]]
+        y = wave.v[b_first : b_first + counts[2]]
         if repeats and ((x[:, :16] != x[:, 16:]).any() or (y[:, :16] != y[:, 16:]).any()):
             raise Fault("WMMA whose lanes 16 to 31 do not repeat lanes 0 to 15")
         x, y = elements(x, kind), elements(y, kind)

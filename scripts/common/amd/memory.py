@@ -60,7 +60,8 @@ def stored_lanes(wave, size, lanes, first, half=None):
 def lds_access(instruction, kernel, load, pair, stride, kind, half):
     """Translate a load from or a store to the LDS; pair: two at two offsets."""
     size = size_of(kind)
-    signed, size = size < 0, abs(size)
+    signed = size < 0
+    size = abs(size)
     modifiers = instruction.modifiers
     operands = instruction.operands
     address = vector_register(operands[1 if load else 0], kernel)
@@ -175,12 +176,14 @@ def buffer_access(instruction, kernel, load, size, signed, half):
     data, offset_register, resource, scalar_offset = instruction.operands
     first = vector_register(data, kernel)
     offsets = vector_register(offset_register, kernel) if "offen" in modifiers else None
-    resource, scalar_offset = scalar_register(resource), scalar_reader(scalar_offset, "u32")
+    resource = scalar_register(resource)
+    scalar_offset = scalar_reader(scalar_offset, "u32")
     immediate = int(modifiers.get("offset", "0"), 0)
 
     def run(wave):
         base = wave.get_scalar(resource) | (wave.get_scalar(resource + 1) & 0xFFFF) << 32
-        records, extra = wave.get_scalar(resource + 2), scalar_offset(wave)
+        records = wave.get_scalar(resource + 2)
+        extra = scalar_offset(wave)
         if wave.get_scalar(resource + 1) >> 16 & 0x3FFF:
             raise Fault("a buffer with a stride")
         lanes = wave.lanes
@@ -193,7 +196,9 @@ def buffer_access(instruction, kernel, load, size, signed, half):
             if (~inside & (at < records - extra)).any():
                 raise Fault("an access that the end of its buffer cuts")
             numbers = np.arange(wave.width)[lanes]
-            outside, lanes, at = numbers[~inside], numbers[inside], at[inside]
+            outside = numbers[~inside]
+            lanes = numbers[inside]
+            at = at[inside]
             if load:
                 load_lanes(wave, np.zeros((len(outside), size), np.uint8), outside, first, half=half)
         transfer(wave, base + extra + at, lanes, size, first, load, signed, half)

@@ -79,7 +79,8 @@ def without_signs(text):
 def plain_reader(text, kind, kernel):
     """Return the reader of a register or a constant as it is; 16-bit kinds read the lower half."""
     dtype = DTYPES[kind]
-    scalar, vector = scalar_register(text), vector_register(text, kernel)
+    scalar = scalar_register(text)
+    vector = vector_register(text, kernel)
     if scalar is None and vector is None:
         value = constant(text, kind) if text not in ("null", "off") else np.zeros(1, dtype)
         return lambda wave: value
@@ -126,7 +127,8 @@ def reader(text, kind, kernel, part=None):
 
     if not absolute and not negative:
         return read
-    dtype, unsigned = DTYPES[kind], f"u{width // 8}"
+    dtype = DTYPES[kind]
+    unsigned = f"u{width // 8}"
     whole = read
     return lambda wave: change_sign(whole(wave).view(unsigned), width, absolute, negative).view(dtype)
 

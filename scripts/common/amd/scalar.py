@@ -49,7 +49,9 @@ def arithmetic(instruction):
     if len(texts) != len(kinds):
         raise Fault("a wrong number of operands")
     readers = [scalar_reader(text, kind) for text, kind in zip(texts, kinds, strict=True)]
-    to, words, mask = scalar_register(destination), BITS[result] // 32, (1 << BITS[result]) - 1
+    to = scalar_register(destination)
+    words = BITS[result] // 32
+    mask = (1 << BITS[result]) - 1
     if to is None:
         raise Fault(f"unknown destination {destination}")
 
@@ -93,7 +95,8 @@ def float_arithmetic(name, instruction, kernel):
     """Translate an instruction of floats in scalar registers (RDNA 4), which computes what the vector one does."""
     kinds, result, function = VECTOR[name]
     destination, *texts = instruction.operands
-    texts += [destination] * (kinds[-1] == "old")
+    if kinds[-1] == "old":
+        texts.append(destination)
     readers = [reader(text, result if kind == "old" else kind, kernel) for text, kind in zip(texts, kinds, strict=True)]
     to = scalar_register(destination)
 
@@ -119,7 +122,9 @@ def save_exec(operation, bits, instruction):
     """Translate s_<op>_saveexec: keep EXEC, and combine it with a mask."""
     destination, source = instruction.operands
     _, _, function, _ = SCALAR[f"s_{operation}_b{bits}"]
-    read, to, words = scalar_reader(source, f"u{bits}"), scalar_register(destination), int(bits) // 32
+    read = scalar_reader(source, f"u{bits}")
+    to = scalar_register(destination)
+    words = int(bits) // 32
 
     def run(wave):
         old = wave.exec
@@ -145,7 +150,8 @@ def branch(instruction, labels):
 def load(words, instruction):
     """Translate a load of scalar registers (SMEM)."""
     destination, base, *offset = instruction.operands
-    to, base = scalar_register(destination), scalar_reader(base, "u64")
+    to = scalar_register(destination)
+    base = scalar_reader(base, "u64")
     offset = scalar_reader(offset[0], "u32") if offset and offset[0] not in ("null", "off") else lambda wave: 0
     immediate = int(instruction.modifiers.get("offset", "0"), 0)
 
@@ -159,7 +165,9 @@ def load(words, instruction):
 def load_part(bits, signed, instruction):
     """Translate a load of 8 or 16 bits into a scalar register (RDNA 4)."""
     destination, base, offset = instruction.operands
-    to, base, offset = scalar_register(destination), scalar_reader(base, "u64"), scalar_reader(offset, "u32")
+    to = scalar_register(destination)
+    base = scalar_reader(base, "u64")
+    offset = scalar_reader(offset, "u32")
     immediate = int(instruction.modifiers.get("offset", "0"), 0)
 
     def run(wave):

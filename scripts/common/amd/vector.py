@@ -45,15 +45,16 @@ MODIFIERS["e64_dpp"] = MODIFIERS["dpp"] | MODIFIERS["e64"]
 def flags(modifiers, name, count, default):
     """Return the numbers of op_sel:[0,1] or its kin."""
     if name not in modifiers:
-        return [default] * count
+        return [default for _ in range(count)]
     found = [int(x) for x in modifiers[name].strip("[]").split(",")]
-    return found + [default] * (count - len(found))
+    return found + [default for _ in range(count - len(found))]
 
 
 def moved_lanes(modifiers, width):
     """Return the lane that each lane reads with DPP, and which of them exist."""
     lane = np.arange(width)
-    row, column = lane // 16 * 16, lane % 16
+    row = lane // 16 * 16
+    column = lane % 16
     everywhere = np.ones(width, bool)
     name = next(name for name in modifiers if name in DPP_CONTROLS)
     value = modifiers[name]
@@ -154,7 +155,8 @@ def regular(instruction, kernel):
     name, modifiers = instruction.name, instruction.modifiers
     kinds, result, function = VECTOR[name]
     destination, *texts = instruction.operands
-    texts += [destination] * (kinds[-1:] == ("old",))
+    if kinds[-1:] == ("old",):
+        texts.append(destination)
     kinds = [result if kind == "old" else kind for kind in kinds]
     if len(texts) != len(kinds):
         raise Fault("a wrong number of operands")
@@ -349,7 +351,8 @@ def with_carry(instruction, kernel):
     sign = 1 if "add" in instruction.name else -1
     if "rev" in instruction.name:
         read_a, read_b = read_b, read_a
-    put_sum, put_carry = writer(destination, "u32", kernel), lanes_writer(carries)
+    put_sum = writer(destination, "u32", kernel)
+    put_carry = lanes_writer(carries)
 
     def compute(wave):
         total = read_a(wave).astype(np.int64) + sign * (read_b(wave).astype(np.int64) + carry(wave))
@@ -385,7 +388,8 @@ def wide_multiply_add(instruction, kernel):
 def division_scale(instruction, kernel):
     destination, mask, *texts = instruction.operands
     readers = [reader(text, "f32", kernel) for text in texts]
-    put_value, put_mask = writer(destination, "f32", kernel), lanes_writer(mask)
+    put_value = writer(destination, "f32", kernel)
+    put_mask = lanes_writer(mask)
 
     def put(wave, value):
         put_value(wave, value[0])
@@ -407,7 +411,8 @@ def division_fmas(instruction, kernel):
 def read_lane(instruction, kernel):
     """Translate v_readlane and v_readfirstlane: one lane of a vector register into a scalar one, whatever EXEC is."""
     destination, source, *lane = instruction.operands
-    to, source = scalar_register(destination), vector_register(source, kernel)
+    to = scalar_register(destination)
+    source = vector_register(source, kernel)
     if lane:
         index = scalar_reader(lane[0], "u32")
         return (
@@ -419,7 +424,9 @@ def read_lane(instruction, kernel):
 
 def write_lane(instruction, kernel):
     destination, source, lane = instruction.operands
-    to, value, index = vector_register(destination, kernel), scalar_reader(source, "u32"), scalar_reader(lane, "u32")
+    to = vector_register(destination, kernel)
+    value = scalar_reader(source, "u32")
+    index = scalar_reader(lane, "u32")
 
     def put(wave, value):
         wave.v[to, index(wave) % wave.width] = value & 0xFFFFFFFF
@@ -431,11 +438,9 @@ def permute_rows(instruction, kernel):
     """Translate v_permlane16 and v_permlanex16: each lane reads one of 16 of its row, or of the row beside it."""
     destination, source, low, high = instruction.operands
     fetch_inactive, bound = flags(instruction.modifiers, "op_sel", 2, 0)
-    read, select_low, select_high = (
-        reader(source, "u32", kernel),
-        scalar_reader(low, "u32"),
-        scalar_reader(high, "u32"),
-    )
+    read = reader(source, "u32", kernel)
+    select_low = scalar_reader(low, "u32")
+    select_high = scalar_reader(high, "u32")
     to = vector_register(destination, kernel)
     lane = np.arange(kernel.width)
     row = (lane // 16 ^ ("x16" in instruction.name)) * 16
@@ -461,7 +466,8 @@ def swap_rows(instruction, kernel):
     odd = lane // size % 2 == 1
 
     def compute(wave):
-        a, b = wave.v[first], wave.v[second]
+        a = wave.v[first]
+        b = wave.v[second]
         return np.where(odd, b[lane ^ size], a), np.where(odd, b, a[lane ^ size])
 
     def put(wave, values):
