@@ -1816,7 +1816,7 @@ def slope_findings(facts, rows):
     text = f"the gradient is not the slope of the output (error up to {worst:.2g}), unless a detach is meant"
     found = findings_on(facts, "wrong_slope", text, wrong, warning=True)
     blocks = [f"{record.name}: {first} to {last}" for record, (first, last) in compared.rows.items()]
-    text = "a block of output features without a gradient, although the output depends on them"
+    text = "rows of a packed weight have no gradient, although the output depends on them"
     return found + findings_on(facts, "lost_rows", text, list(compared.rows), *blocks)
 
 
