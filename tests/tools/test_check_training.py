@@ -64,9 +64,9 @@ def kinds(report, warning=False):
 
 # ---------------------------------------------------------------- sound scripts
 SOUND = "base kernel dropout checkpoint reentrant tied lbfgs sparse sgd fused autocast outside direct warm_up".split()
-SOUND += ["scaler,autocast", "accumulation", "evaluation", "frozen_embedding", "accumulation,outside,scaler"]
+SOUND += ["scaler,autocast", "accumulation", "evaluation", "accumulation,outside,scaler"]
 WARNED = {"unused_head": "unused", "same_batch": "same_input", "frozen_layer": "frozen_between"}
-WARNED |= {"copied_tie": "copied_tie"}
+WARNED |= {"copied_tie": "copied_tie", "frozen_embedding": "frozen_held"}
 OTHER = {"gan": [], "wgan": [], "dqn": ["idle"], "lora": [], "convolution": ["unchanged_bias"]}
 OTHER |= {"experts": ["unused"], "dense_experts": ["unused"]}
 
