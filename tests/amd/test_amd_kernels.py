@@ -18,6 +18,7 @@ pytest.importorskip("triton", minversion="3.6", reason="scripts/inspect_kernels.
 
 from amd import amd_cases, wrong_kernels
 from inspect_kernels import prepare_worker
+from marks import slow
 
 # target, case, dtype, order of the waves: every target, kernel and dtype, and both orders.
 QUICK = [
@@ -53,6 +54,7 @@ REST = [
     if case not in {quick[:3] for quick in QUICK}
 ]
 CHOSEN = [*QUICK, *REST] if os.environ.get("TINY_LLAMA_AMD") == "all" else QUICK
+CHOSEN = [case if number < 8 else slow(*case) for number, case in enumerate(CHOSEN)]
 
 
 @pytest.fixture(scope="module")
