@@ -281,3 +281,16 @@ def test_faults_lie_far_above_the_bound(version, dtype, fault):
     """The least that was measured is 800 times the bound."""
     with FAULTS[fault](version):
         assert excess(version, dtype) > 2
+
+
+def test_a_step_that_float16_skips_is_not_counted():
+    """AdamW's bias correction depends on the number of updates."""
+    script = load_version(3)
+    parameter = torch.nn.Parameter(torch.ones(8, 8, device="cuda" if torch.cuda.is_available() else "cpu"))
+    optimizer = script.FusedAdamW([parameter], lr=LR, matrix_dtype=torch.float16)
+    optimizer.grad_scale = torch.ones((), device=parameter.device)
+    for overflow, steps in ((1.0, 0), (0.0, 1), (1.0, 1)):
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.found_inf = torch.full((), overflow, device=parameter.device)
+        optimizer.step()
+        assert optimizer.state[parameter]["step"].item() == steps
