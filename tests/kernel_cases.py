@@ -276,10 +276,11 @@ def attention_case(B, T, H, K, D, rotated=False, scale=1.0, value_scale=1.0, **o
     return Case(call, define, ("o",), {"qkv": qkv}, rope_tables(T, D) if rotated else {}, parts=parts, **options)
 
 
-def loss_case(*shape, V, scale=3.0, offset=0.0, first=0.0, masked=0, **options):
+def loss_case(*shape, V, scale=3.0, offset=0.0, first=0.0, masked=0, ignored=0, **options):
     """Return a case of cross_entropy of logits [..., V]: normal · scale + offset, and `first` on top of the first.
 
     masked: so many logits of each row are -inf, the first ones in the even rows and the last ones in the odd rows.
+    ignored: so many rows have the label -100.
     """
 
     def define(logits, labels):
@@ -293,8 +294,24 @@ def loss_case(*shape, V, scale=3.0, offset=0.0, first=0.0, masked=0, **options):
         logits[::2, :masked] = -math.inf
         logits[1::2, -masked:] = -math.inf
         labels = labels.clamp(masked, V - masked - 1)
+    labels[:ignored] = -100
     inputs = {"logits": logits}, {"labels": labels}
     return Case(lambda script, *given: script.cross_entropy(*given), define, ("loss",), *inputs, **options)
+
+
+def linear_loss_case(*shape, C, V, chunk, ignored=0, **options):
+    """Return a case of linear_cross_entropy of x [..., C] and w [V, C]; so many rows have the label -100."""
+
+    def define(x, w, labels):
+        logits = load_version(1).at_least_float32(F.linear(x, w))
+        return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
+
+    labels = torch.randint(0, V, shape, generator=torch.Generator().manual_seed(1))
+    labels.view(-1)[:ignored] = -100
+    inputs = {"x": normal(*shape, C), "w": normal(V, C, scale=C**-0.5, seed=2)}, {"labels": labels}
+    return Case(
+        lambda script, *given: script.linear_cross_entropy(*given, chunk), define, ("loss",), *inputs, **options
+    )
 
 
 def embedding_case(V):
@@ -374,6 +391,15 @@ CASES = {
         "far from zero": lambda: loss_case(20, V=30, offset=1000.0),
         "so far that m + log(l) rounds": lambda: loss_case(20, V=30, offset=30000.0),
         "below zero, all alike": lambda: loss_case(4, 5, V=300, offset=-100.0, scale=1e-3),
+        "rows ignored": lambda: loss_case(37, V=50, ignored=9),
+    },
+    "linear_cross_entropy": {
+        "ragged chunks": lambda: linear_loss_case(2, 37, C=24, V=50, chunk=16),
+        "one chunk": lambda: linear_loss_case(37, C=24, V=50, chunk=2048),
+        "one row": lambda: linear_loss_case(1, 1, C=16, V=7, chunk=2048),
+        "a whole chunk ignored": lambda: linear_loss_case(3, 20, C=16, V=70, chunk=8, ignored=19),
+        "several tiles of a GPU": lambda: linear_loss_case(11, C=40, V=9000, chunk=4, gpu_tiles=True),
+        "large values": lambda: linear_loss_case(40, C=16, V=30, chunk=32, gradient_scale=1e3),
     },
 }
 

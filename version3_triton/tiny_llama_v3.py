@@ -792,10 +792,12 @@ def autotuned(kernel, tiles):
 # ---------------------------------------------------------------- cross-entropy
 # forward    loss = mean over rows of logsumexp(x) - x[label];  logsumexp is saved as the row maximum m and log(l),
 #            because their sum would round log(l) away where logits are large
-# backward   dx = (softmax(x) - onehot(label)) · dloss / rows
+# backward   dx = (softmax(x) - onehot(label)) · scale,  scale = dloss / number of rows
+# Rows that are ignored have loss and dx 0, and do not count.
 
 
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
+IGNORED = tl.constexpr(-100)  # label of rows that are ignored; PyTorch's default
 
 
 @triton.jit
@@ -821,16 +823,17 @@ def cross_entropy_forward_kernel(
     x_label = tl.load(x_ptr + label[:, None], mask=valid[:, None], other=float("nan")).to(tl.float32)  # [ROWS, 1]
     x_label = tl.sum(x_label, 1)  # [ROWS]: drops the dimension of one
     log_l = tl.log(l)
+    loss = tl.where(label == IGNORED, 0.0, log_l - (x_label - m))
     store(m_ptr + row, m, row < rows)
     store(log_l_ptr + row, log_l, row < rows)
-    store(loss_ptr + row, log_l - (x_label - m), row < rows)
+    store(loss_ptr + row, loss, row < rows)
 
 
 @triton.jit
 def cross_entropy_backward_kernel(
-    x_ptr, label_ptr, m_ptr, log_l_ptr, dloss_ptr, dx_ptr, rows, V, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr, label_ptr, m_ptr, log_l_ptr, scale_ptr, dx_ptr, rows, V, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Compute a tile [ROWS, BLOCK] of dx [rows, V] per program."""
+    """Compute a tile [ROWS, BLOCK] of dx [rows, V] per program; dx may be x."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     mask = (row[:, None] < rows) & (column < V)
@@ -841,37 +844,133 @@ def cross_entropy_backward_kernel(
     label = tl.load(label_ptr + row, mask=row < rows, other=0)
     onehot = tl.where(column == label[:, None], 1.0, 0.0)  # a wrong label has none, but its loss is NaN
     softmax = tl.exp((x - m[:, None]) - log_l[:, None])
-    store(dx_ptr + offsets, (softmax - onehot) * (tl.load(dloss_ptr) / rows), mask)
+    dx = tl.where(label[:, None] == IGNORED, 0.0, (softmax - onehot) * tl.load(scale_ptr))
+    store(dx_ptr + offsets, dx, mask)
+
+
+def launch_cross_entropy_forward(logits, labels, loss, m, log_l):
+    """Compute loss, m and log_l [rows] of logits [rows, V], one program per ROWS rows."""
+    rows, V = logits.shape
+    tile = tile_shape(V, logits.device)
+    grid = (triton.cdiv(rows, tile["ROWS"]),)
+    cross_entropy_forward_kernel[grid](logits, labels, loss, m, log_l, rows, V, **tile)
+
+
+def count_labels(labels):
+    """Return how many labels are not ignored, as a tensor: the host needs no synchronisation for it."""
+    return (labels != IGNORED.value).sum()
 
 
 @guarded(twice_differentiable=False)
 class CrossEntropyFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, labels):
-        rows, V = logits.shape
-        loss = torch.empty(rows, dtype=torch.float32, device=logits.device)
+        loss = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
         m = torch.empty_like(loss)
         log_l = torch.empty_like(loss)
-        tile = tile_shape(V, logits.device)
-        grid = (triton.cdiv(rows, tile["ROWS"]),)
-        cross_entropy_forward_kernel[grid](logits, labels, loss, m, log_l, rows, V, **tile)
-        ctx.save_for_backward(logits, labels, m, log_l)
-        return loss.mean()
+        launch_cross_entropy_forward(logits, labels, loss, m, log_l)
+        count = count_labels(labels)
+        ctx.save_for_backward(logits, labels, m, log_l, count)
+        return loss.sum() / count
 
     @staticmethod
     def backward(ctx, dloss):
-        logits, labels, m, log_l = ctx.saved_tensors
-        rows, V = logits.shape
+        logits, labels, m, log_l, count = ctx.saved_tensors
         dx = torch.empty_like(logits)
-        launch_tiles(cross_entropy_backward_kernel, rows, V, logits, labels, m, log_l, dloss, dx)
+        scale = dloss / count
+        launch_tiles(cross_entropy_backward_kernel, *logits.shape, logits, labels, m, log_l, scale, dx)
         return dx, None
 
 
 def cross_entropy(logits, labels):
-    """Return the mean cross-entropy of logits [..., V] and int64 labels [...]; NaN if a label is not in 0 to V - 1."""
+    """Return the mean cross-entropy of logits [..., V] and int64 labels [...].
+
+    Rows with the label -100 are ignored, as PyTorch does. Another label that is not in 0 to V - 1 makes the loss NaN.
+    """
     check_tensor("cross_entropy: logits", logits)
     check_tensor("cross_entropy: labels", labels, logits.shape[:-1], (torch.int64,), logits.device)
     return CrossEntropyFunction.apply(logits.flatten(0, -2), labels.flatten())  # [rows, V] and [rows]
+
+
+# ---------------------------------------------------------------- output head and loss in chunks of rows
+# With a large vocabulary the logits [rows, V] are the largest tensor of a step, and their gradient is as large. A loss
+# needs neither of them whole: each row is on its own. So the output head multiplies LOSS_CHUNK rows at a time, and the
+# forward computes their gradient at once, in the place of their logits:
+# for each chunk of rows: logits = x wᵀ,  dlogits = softmax(logits) - onehot(label),  dx = dlogits w,  dw += dlogitsᵀ x
+# The loss is a mean, and what is behind it may scale it: the backward multiplies dx and dw by dloss / number of rows.
+
+LOSS_CHUNK = 2048  # rows of a chunk: with fewer, dw in float32 is read and written more often than it pays
+FUSED_LOSS_FROM = 16384  # vocabulary from which on the fused loss is the default
+
+
+def add_matmul(total, a, b, first):
+    """Add a @ b to total (float32), or with first=True overwrite it."""
+    beta = 0 if first else 1
+    if a.dtype == torch.float32:
+        torch.addmm(total, a, b, beta=beta, out=total)
+    elif sums_in_float32(a.device, a.dtype):
+        torch.addmm(total, a, b, out_dtype=torch.float32, beta=beta, out=total)
+    elif first:
+        total.copy_(a @ b)
+    else:
+        total += a @ b
+
+
+@functools.cache
+def sums_in_float32(device, dtype):
+    """Tell whether this PyTorch and device add a matmul of 16-bit numbers to float32 without rounding it to 16 bits."""
+    ones = torch.ones(16, 16, dtype=dtype, device=device)
+    total = torch.ones(16, 16, device=device)
+    try:
+        torch.addmm(total, ones, ones, out_dtype=torch.float32, out=total)
+    except (TypeError, RuntimeError):  # PyTorch before 2.8, or a library without it
+        return False
+    return bool((total == 17).all())
+
+
+@guarded(twice_differentiable=False)
+class LinearCrossEntropyFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w, labels, chunk):
+        rows = x.shape[0]
+        V = w.shape[0]
+        loss = torch.empty(rows, dtype=torch.float32, device=x.device)
+        m = torch.empty_like(loss)
+        log_l = torch.empty_like(loss)
+        one = torch.ones((), device=x.device)
+        dx = torch.empty_like(x)
+        dw = torch.empty(w.shape, dtype=torch.float32, device=x.device)
+        buffer = torch.empty(min(chunk, rows), V, dtype=x.dtype, device=x.device)
+        for first in range(0, rows, chunk):
+            part = slice(first, first + chunk)
+            saved = labels[part], m[part], log_l[part]
+            logits = buffer[: len(x[part])]  # [up to chunk, V]
+            torch.mm(x[part], w.t(), out=logits)
+            launch_cross_entropy_forward(logits, saved[0], loss[part], *saved[1:])
+            launch_tiles(cross_entropy_backward_kernel, *logits.shape, logits, *saved, one, logits)
+            torch.mm(logits, w, out=dx[part])
+            add_matmul(dw, logits.t(), x[part], first=first == 0)
+        count = count_labels(labels)
+        ctx.dtype = w.dtype
+        ctx.save_for_backward(dx, dw, count)
+        return loss.sum() / count
+
+    @staticmethod
+    def backward(ctx, dloss):
+        dx, dw, count = ctx.saved_tensors
+        # One element in one dimension: PyTorch rounds a scalar tensor to the other's 16 bits before it multiplies.
+        scale = (dloss / count).view(1)
+        dx = torch.mul(dx, scale, out=torch.empty_like(dx))
+        dw = torch.mul(dw, scale, out=torch.empty_like(dw, dtype=ctx.dtype))
+        return dx, dw, None, None
+
+
+def linear_cross_entropy(x, w, labels, chunk=LOSS_CHUNK):
+    """Return cross_entropy(x wᵀ, labels) without the logits [..., V]; x [..., C], w [V, C], int64 labels [...]."""
+    check_tensor("linear_cross_entropy: x", x)
+    check_tensor("linear_cross_entropy: w", w, (w.shape[0], x.shape[-1]), (x.dtype,), x.device)
+    check_tensor("linear_cross_entropy: labels", labels, x.shape[:-1], (torch.int64,), x.device)
+    return LinearCrossEntropyFunction.apply(x.flatten(0, -2), w, labels.flatten(), chunk)
 
 
 # ---------------------------------------------------------------- AdamW (arXiv:1711.05101), one launch for all
@@ -1554,7 +1653,7 @@ class Block(nn.Module):
 
 
 class TinyLlama(nn.Module):
-    """Map tokens [B, T] to logits [B, T, V]; the output head shares the token embedding."""
+    """Map tokens [B, T] to logits [B, T, V], or with labels [B, T] to their loss; the head shares the embedding."""
 
     def __init__(self, config):
         super().__init__()
@@ -1576,7 +1675,7 @@ class TinyLlama(nn.Module):
             return EmbeddingFunction.apply(tokens, w)
         return F.embedding(tokens, w)
 
-    def forward(self, tokens):
+    def forward(self, tokens, labels=None):
         T = tokens.shape[1]
         if self.fp8_weights:
             self.fp8_weights.update()
@@ -1585,9 +1684,13 @@ class TinyLlama(nn.Module):
         branch = None
         for layer in self.layers:
             residual, branch = layer(residual, branch, self.cos[:T], self.sin[:T])
+        w = self.embed_tokens.weight
         with annotate("output head"):
             _, x = self.norm(residual, branch)
-            return F.linear(x, self.embed_tokens.weight)  # [B, T, V]
+            if labels is None:
+                return F.linear(x, w)  # [B, T, V]
+            with annotate("loss"):
+                return linear_cross_entropy(x, w, labels)
 
 
 # ---------------------------------------------------------------- loss
@@ -1595,6 +1698,8 @@ class TinyLlama(nn.Module):
 
 def compute_loss(model, tokens, labels, options):
     """Return the mean cross-entropy, in float32, of predicting labels [B, T] from tokens [B, T]."""
+    if options.enable_fused_loss:
+        return model(tokens, labels)
     logits = model(tokens)  # [B, T, V]; no autocast: the optimizer has converted the matrices
     with annotate("loss"):
         if options.enable_loss_kernel:
@@ -1658,6 +1763,10 @@ def add_version_options(add):
         meaning = f"Triton for {kernel} (on; --disable-{kernel}-kernel)"
         add(f"--enable-{kernel}-kernel", action="store_true", help=meaning, **switch)
         add(f"--disable-{kernel}-kernel", action="store_false", help=argparse.SUPPRESS, **switch)
+    switch = {"dest": "enable_fused_loss", "default": None}
+    meaning = f"output head and loss in chunks (on for vocabularies from {FUSED_LOSS_FROM}; --disable-fused-loss)"
+    add("--enable-fused-loss", action="store_true", help=meaning, **switch)
+    add("--disable-fused-loss", action="store_false", help=argparse.SUPPRESS, **switch)
     add("--fp8", action="store_true", help="with --use-amp: multiply in fp8 in the transformer blocks")
 
 
@@ -1723,6 +1832,10 @@ def complete_version_options(options):
         check_fp8(options)
     kernels = [kernel for kernel in KERNELS if getattr(options, f"enable_{kernel}_kernel")]
     completed = {}
+    if options.enable_fused_loss and not options.enable_loss_kernel:
+        raise UserError("--enable-fused-loss must have the loss kernel, which computes each chunk, got it disabled")
+    if options.enable_fused_loss is None:
+        completed["enable_fused_loss"] = options.enable_loss_kernel and options.vocab_size >= FUSED_LOSS_FROM
     if options.parallel == "fsdp" and options.enable_optimizer_kernel:
         # After the check of --use-amp: FSDP2 keeps the float32 weights itself, and PyTorch's AdamW updates them.
         completed["enable_optimizer_kernel"] = False

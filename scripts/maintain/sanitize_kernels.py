@@ -55,7 +55,9 @@ def operations(v3, leaf, device):
             yield (v3.flash_attention(leaf(B, T, H + 2 * K, D), H, K),)
             yield (v3.rotary_attention(leaf(B, T, H + 2 * K, D), *tables(T, D), H, K),)
     for rows, V in ((37, 50), (5, 1000), (3, 70001)):
-        yield (v3.cross_entropy(leaf(rows, V), torch.randint(V, (rows,), device=device)),)
+        labels = torch.randint(V, (rows,), device=device)
+        yield (v3.cross_entropy(leaf(rows, V), labels),)
+        yield (v3.linear_cross_entropy(leaf(rows, 16), leaf(V, 16), labels, 16),)
 
 
 def matmul_of_scaled(x, x_scale, w, w_scale):

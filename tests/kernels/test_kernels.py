@@ -214,6 +214,10 @@ WRONG_INPUT = {
     "too few labels": lambda: V3.cross_entropy(x(5, 8), LABELS),
     "labels that are no integers": lambda: V3.cross_entropy(x(4, 8), LABELS.float()),
     "labels elsewhere": lambda: V3.cross_entropy(x(4, 8), LABELS.to("meta")),
+    "head of another width": lambda: V3.linear_cross_entropy(x(4, 8), x(9, 7), LABELS),
+    "head of another dtype": lambda: V3.linear_cross_entropy(x(4, 8), x(9, 8, dtype="float16"), LABELS),
+    "head of one dimension": lambda: V3.linear_cross_entropy(x(4, 8), x(8), LABELS),
+    "too few labels for the head": lambda: V3.linear_cross_entropy(x(5, 8), x(9, 8), LABELS),
 }
 
 
@@ -308,12 +312,19 @@ def test_state_may_be_overwritten_in_place(dtype, device):
     assert all(torch.equal(a, b) for a, b in zip(after(2, 3), wanted, strict=True))
 
 
-@pytest.mark.parametrize("label", [-100, -1, 8, 2**40])
+@pytest.mark.parametrize("label", [-101, -1, 8, 2**40])
 def test_a_label_out_of_range_makes_the_loss_nan(label, device):
     logits, labels = normal(4, 8).to(device).requires_grad_(), torch.zeros(4, dtype=torch.int64, device=device)
-    assert V3.cross_entropy(logits, labels).isfinite()
+    one = torch.eye(8, device=device)
+    assert V3.cross_entropy(logits, labels).isfinite() and V3.linear_cross_entropy(logits, one, labels).isfinite()
     labels[2] = label
-    assert V3.cross_entropy(logits, labels).isnan()
+    assert V3.cross_entropy(logits, labels).isnan() and V3.linear_cross_entropy(logits, one, labels).isnan()
+
+
+def test_all_rows_ignored_have_no_loss(device):
+    """As in PyTorch, the mean of nothing is NaN."""
+    logits, labels = normal(4, 8).to(device), torch.full((4,), -100, device=device)
+    assert torch.nn.functional.cross_entropy(logits, labels).isnan() and V3.cross_entropy(logits, labels).isnan()
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # NaN, in the interpreter

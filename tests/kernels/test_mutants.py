@@ -190,8 +190,21 @@ MUTANTS = {
         "gradient of the first tile alone": Mutant("launch_tiles", "triton.cdiv(columns, tile['BLOCK'])", "1"),
         "last gradients not launched": LAST_ROWS,
         "last rows not launched": Mutant(
-            "CrossEntropyFunction.forward", "triton.cdiv(rows, tile['ROWS'])", "max(1, rows // tile['ROWS'])"
+            "launch_cross_entropy_forward", "triton.cdiv(rows, tile['ROWS'])", "max(1, rows // tile['ROWS'])"
         ),
+        "ignored rows have a loss": Mutant("cross_entropy_forward_kernel", "label == IGNORED", "label == label - 1"),
+        "ignored rows have a gradient": Mutant(
+            "cross_entropy_backward_kernel", "label[:, None] == IGNORED", "label[:, None] == label[:, None] - 1"
+        ),
+        "ignored rows count": Mutant("count_labels", "labels != IGNORED.value", "labels == labels"),
+    },
+    "linear_cross_entropy": {
+        "dw of the last chunk alone": Mutant("LinearCrossEntropyFunction.forward", "first == 0", "True"),
+        "a chunk left out": Mutant(
+            "LinearCrossEntropyFunction.forward", "range(0, rows, chunk)", "range(0, rows - chunk // 2, chunk)"
+        ),
+        "gradients not scaled": Mutant("LinearCrossEntropyFunction.backward", "dloss / count", "1 / count"),
+        "mean of all rows": Mutant("LinearCrossEntropyFunction.forward", "loss.sum() / count", "loss.mean()"),
     },
     "adamw": {
         "epsilon under the root": Mutant("adamw_kernel", "tl.sqrt(v_hat) + eps", "tl.sqrt(v_hat + eps)"),

@@ -7,6 +7,8 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from common.guarded_memory import launches
 from common.versions import SCRIPTS, load_version, loss_and_gradients, relative_error
@@ -118,18 +120,45 @@ def test_kernels_of_version_3_all_together():
         assert launched == set().union(*(V3_KERNELS[name] for name in names))
 
 
+class Shapes(TorchDispatchMode):
+    """Collect the shapes of all tensors that operators return."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.shapes |= {tuple(x.shape) for x in tree_leaves(result) if isinstance(x, torch.Tensor)}
+        return result
+
+
+def test_the_fused_loss_of_version_3(monkeypatch):
+    """In several chunks, whose logits are all that exist: no operator makes a tensor of all tokens by vocabulary."""
+    script = load_version(3)
+    monkeypatch.setattr(script.linear_cross_entropy, "__defaults__", (16,))
+    monkeypatch.setattr(script, "MAX_ONE_HOT", 0)  # the embedding's one-hot matrix has this shape, too
+    with Shapes() as seen:
+        assert_exact(3, "--enable-fused-loss")
+    rows = {shape[0] for shape in seen.shapes if shape[1:] == (50,)}
+    assert rows == {16, 57 - 3 * 16, 48}  # whole chunks, the last one, and wᵀ
+
+
 @functools.cache
 def autocast(dtype):
     return loss_and_gradients(1, [*MODEL, "--use-amp", "--amp-dtype", dtype], step=1)[1]
 
 
-@pytest.mark.parametrize(("version", "dtype"), [(v, d) for v in (2, 3, 4) for d in ("bfloat16", "float16")])
-def test_mixed_precision_is_as_good_as_plain_autocast(version, dtype):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("version", "switches"), [(2, ()), (3, ()), (3, ("--enable-fused-loss",)), (4, ())], ids=lambda value: str(value)
+)
+def test_mixed_precision_is_as_good_as_plain_autocast(version, switches, dtype):
     """At most twice as far from float64 as version 1."""
     if version == 3 and dtype == "bfloat16" and not torch.cuda.is_available():
         pytest.skip("Triton's interpreter has no bfloat16 dot")
     plain, wanted = autocast(dtype), exact()[1]
-    _, gradients = loss_and_gradients(version, [*MODEL, "--use-amp", "--amp-dtype", dtype], step=1)
+    _, gradients = loss_and_gradients(version, [*MODEL, *switches, "--use-amp", "--amp-dtype", dtype], step=1)
     assert gradients.keys() == wanted.keys()
     for name, gradient in gradients.items():
         assert gradient.count_nonzero(), name
