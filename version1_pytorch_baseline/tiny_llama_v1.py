@@ -712,6 +712,12 @@ DDP_WARM_UP = 11  # eager steps before a capture, as PyTorch's notes on CUDA gra
 EAGER_STEPS_OF_PROOF = 4  # Trainer.capture runs two steps twice before it captures
 
 
+def rounds_to_tf32(device):
+    """Return True if PyTorch's matmuls keep 10 fraction bits of float32 inputs, as TF32 does: 1 + 2**-12 needs 12."""
+    x = torch.full((256, 256), 1 + 2**-12, device=device)
+    return bool((x @ torch.eye(256, device=device) == 1).all())
+
+
 class Trainer:
     """Hold model and optimizer, and run the training step eagerly or from a captured graph."""
 
@@ -733,6 +739,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.tokens.device.type, 2.0**10, enabled=options.precision == "float16")
         self.initial = {"step": 0, "tensors": initial, "scaler": self.scaler.state_dict()}  # like a checkpoint's
         self.synchronize = torch.cuda.synchronize if options.on_gpu else lambda: None
+        self.rounds_to_tf32 = rounds_to_tf32(options.device) if options.precision == "tf32" else None
         self.graph = None
         self.graph_reason = None if options.graph else "no --graph"  # why the step runs eagerly
         self.saved = []  # checkpoints that this run wrote, or continued from
@@ -1172,6 +1179,7 @@ def summarize(trainer, records, warmup_s, data):
         "flops_per_step": flops,
         "tflops": flops / step_ms["median"] / 1e9,  # FLOP/ms -> TFLOP/s
         "precision": options.precision,
+        "rounds_to_tf32": trainer.rounds_to_tf32,
         "graph": {"captured": trainer.graph is not None, "reason": trainer.graph_reason},
         "warmup_s": warmup_s,
         "parallel": options.parallel,
@@ -1206,7 +1214,12 @@ def print_configuration(trainer, data):
     if options.parallel:
         print(f"  ranks      {options.world_size}, {options.parallel} over {dist.get_backend()}")
     print(f"  data       {data.description}")
-    print(f"  precision  {options.precision}{', deterministic' if options.deterministic else ''}")
+    precision = options.precision
+    if trainer.rounds_to_tf32 is False:
+        precision += ", but PyTorch's matmuls stay in float32 here"
+        if torch.version.hip:
+            precision += ": PyTorch 2.6 and 2.7 need HIPBLASLT_ALLOW_TF32=1"
+    print(f"  precision  {precision}{', deterministic' if options.deterministic else ''}")
     print(f"  uses       {options.parts}", flush=True)
 
 

@@ -273,36 +273,42 @@ def set_weight(parameter, state, weight):
     parameter.copy_(weight)
 
 
-def add_switch(add, name, default, meaning):
-    """Add --enable-NAME and --disable-NAME."""
+def add_switch(add, name, meaning):
+    """Add --enable-NAME and --disable-NAME; without either the value is None."""
     target = f"enable_{name.replace('-', '_')}"
-    add(f"--enable-{name}", dest=target, action="store_true", default=default, help=meaning + f"; or --disable-{name}")
-    add(f"--disable-{name}", dest=target, action="store_false", default=default, help=argparse.SUPPRESS)
+    add(f"--enable-{name}", dest=target, action="store_true", default=None, help=meaning + f"; or --disable-{name}")
+    add(f"--disable-{name}", dest=target, action="store_false", default=None, help=argparse.SUPPRESS)
 
 
 def add_version_options(add):
-    add_switch(add, "qkv-fusion", True, "one GEMM for q, k and v (on)")
-    add_switch(add, "flash-attention", True, "attention in one kernel (on)")
-    add_switch(add, "swiglu-fusion", True, "one GEMM for gate and up (on)")
-    add_switch(add, "fused-optimizer", True, "AdamW in one kernel per list of tensors (on)")
-    add_switch(add, "torch-compile", None, "let torch.compile fuse the other operations (off)")
-    add("--enable-all-fusion", action="store_true", help="turn on what no --disable option turns off")
+    add_switch(add, "qkv-fusion", "one GEMM for q, k and v (on)")
+    add_switch(add, "flash-attention", "attention in one kernel (on)")
+    add_switch(add, "swiglu-fusion", "one GEMM for gate and up (on)")
+    add_switch(add, "fused-optimizer", "AdamW in one kernel per list of tensors (on)")
+    add_switch(add, "torch-compile", "let torch.compile fuse the other operations (off)")
+    add_switch(add, "all-fusion", "turn on all five, but those that their own options turn off")
     modes = ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
     add("--compile-mode", choices=modes, default="default", help="used by --enable-torch-compile (%(default)s)")
 
 
 def complete_version_options(options):
     """Check this version's options, raise UserError; return those to complete, and parts: what it uses, in words."""
-    compiled = options.enable_torch_compile
-    if compiled is None:  # --enable-all-fusion adds only this: the others are on unless they are disabled
-        compiled = options.enable_all_fusion
+    switches = {"qkv-fusion": True, "flash-attention": True, "swiglu-fusion": True, "fused-optimizer": True}
+    switches["torch-compile"] = False
+    completed = {}
+    for name, default in switches.items():
+        key = f"enable_{name.replace('-', '_')}"
+        value = getattr(options, key)
+        if value is None:
+            value = options.enable_all_fusion
+        if value is None:
+            value = default
+        completed[key] = value
+    compiled = completed["enable_torch_compile"]
     if options.graph and compiled and options.compile_mode in ("reduce-overhead", "max-autotune"):
         raise UserError(f"--compile-mode {options.compile_mode} captures its own graphs: add --no-graph")
-    names = ["qkv-fusion", "flash-attention", "swiglu-fusion", "fused-optimizer"]
-    parts = [name for name in names if getattr(options, f"enable_{name.replace('-', '_')}")]
-    if compiled:
-        parts.append("torch-compile")
-    return {"enable_torch_compile": compiled, "parts": ", ".join(parts) or "none fused"}
+    parts = [name for name, on in zip(switches, completed.values(), strict=True) if on]
+    return {**completed, "parts": ", ".join(parts) or "none fused"}
 
 
 # ============ The training harness below is the same in all four versions. You can stop reading here. ============
@@ -787,6 +793,12 @@ DDP_WARM_UP = 11  # eager steps before a capture, as PyTorch's notes on CUDA gra
 EAGER_STEPS_OF_PROOF = 4  # Trainer.capture runs two steps twice before it captures
 
 
+def rounds_to_tf32(device):
+    """Return True if PyTorch's matmuls keep 10 fraction bits of float32 inputs, as TF32 does: 1 + 2**-12 needs 12."""
+    x = torch.full((256, 256), 1 + 2**-12, device=device)
+    return bool((x @ torch.eye(256, device=device) == 1).all())
+
+
 class Trainer:
     """Hold model and optimizer, and run the training step eagerly or from a captured graph."""
 
@@ -808,6 +820,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.tokens.device.type, 2.0**10, enabled=options.precision == "float16")
         self.initial = {"step": 0, "tensors": initial, "scaler": self.scaler.state_dict()}  # like a checkpoint's
         self.synchronize = torch.cuda.synchronize if options.on_gpu else lambda: None
+        self.rounds_to_tf32 = rounds_to_tf32(options.device) if options.precision == "tf32" else None
         self.graph = None
         self.graph_reason = None if options.graph else "no --graph"  # why the step runs eagerly
         self.saved = []  # checkpoints that this run wrote, or continued from
@@ -1247,6 +1260,7 @@ def summarize(trainer, records, warmup_s, data):
         "flops_per_step": flops,
         "tflops": flops / step_ms["median"] / 1e9,  # FLOP/ms -> TFLOP/s
         "precision": options.precision,
+        "rounds_to_tf32": trainer.rounds_to_tf32,
         "graph": {"captured": trainer.graph is not None, "reason": trainer.graph_reason},
         "warmup_s": warmup_s,
         "parallel": options.parallel,
@@ -1281,7 +1295,12 @@ def print_configuration(trainer, data):
     if options.parallel:
         print(f"  ranks      {options.world_size}, {options.parallel} over {dist.get_backend()}")
     print(f"  data       {data.description}")
-    print(f"  precision  {options.precision}{', deterministic' if options.deterministic else ''}")
+    precision = options.precision
+    if trainer.rounds_to_tf32 is False:
+        precision += ", but PyTorch's matmuls stay in float32 here"
+        if torch.version.hip:
+            precision += ": PyTorch 2.6 and 2.7 need HIPBLASLT_ALLOW_TF32=1"
+    print(f"  precision  {precision}{', deterministic' if options.deterministic else ''}")
     print(f"  uses       {options.parts}", flush=True)
 
 
