@@ -407,4 +407,4 @@ def test_tf32_that_no_matmul_takes_is_said(rounded, says, monkeypatch, capsys):
     config = script.parse_options([*"--validate-setup --tf32 --device cpu --no-graph".split()])
     script.print_configuration(script.Trainer(config), script.load_data(config))
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  precision")]
-    assert line.startswith("  precision  tf32") and (says in line if says else line == "  precision  tf32, deterministic")
+    assert (line == "  precision  tf32, deterministic") == (not says) and says in line
