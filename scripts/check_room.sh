@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks a machine in about seven minutes: what an instructor runs the day before, and what the owner of a GPU that nobody has
 # tried (AMD's first) gives us. Prints a table and writes one text file to send back, without user and host name.
-#   ./scripts/check_room.sh                     set-up, kernel tests, a graph, every wrapper, the exercises
+#   ./scripts/check_room.sh                     GEMMs, set-up, kernel tests, a graph, every wrapper, the exercises
 #   ./scripts/check_room.sh --quick             fewer kernel tests; the default without a GPU, where kernels are interpreted
 #   ./scripts/check_room.sh --output room.txt   the file (check_room.txt); the logs stay in the folder of this name + .logs
 #   ./scripts/check_room.sh --time-limit 120    seconds for each line of the table (600)
@@ -71,6 +71,14 @@ export -f check_graph
 export PYTHON logs
 
 cd -- "$ROOT" || exit 1
+# First: a library whose GEMMs stall for half a second each would make every line after it fail.
+for precision in bfloat16 tf32; do
+    if [ "$gpu" = none ]; then
+        leave_out "GEMM in $precision" "skipped: needs a GPU"
+    else
+        part "GEMM in $precision" "$PYTHON" scripts/common/gemm_probe.py "$precision"
+    fi
+done
 for script in version[1-4]_*/tiny_llama_v[1-4].py; do
     part "set-up check of ${script##*/}" "$PYTHON" "$script" --validate-setup
 done

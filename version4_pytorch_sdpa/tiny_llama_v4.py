@@ -431,9 +431,11 @@ def complete_version_options(options):
 
 import argparse
 import contextlib
+import ctypes
 import dataclasses
 import datetime
 import difflib
+import functools
 import hashlib
 import io
 import json
@@ -473,6 +475,16 @@ RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTE
 # Columns of the PyTorch profiler's table; cuda_* is the old name of device_*.
 COLUMNS = ("cpu_time_total", "cuda_time_total", "device_time_total", "cpu_memory_usage", "device_memory_usage")
 SORT_KEYS = [*COLUMNS, *(f"self_{key}" for key in COLUMNS), "count"]
+# What profilers set in the process that they start: a variable, or the beginning of its name. rocprof-sys sets
+# rocprofv3's too. nsys sets its session's id when it begins to record, which can be later than our start.
+PROFILERS = {
+    "rocprof-sys": ("ROCPROFSYS_", "OMNITRACE_"),
+    "rocprofv3": ("ROCP_TOOL_LIBRARIES", "HSA_TOOLS_LIB"),
+    "nsys": ("NSYS_",),
+    "ncu": ("NV_NSIGHT_INJECTION_", "NV_COMPUTE_PROFILER_"),
+    "an NVTX tool": ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH"),
+}
+NO_REGION = contextlib.nullcontext()
 
 
 class UserError(Exception):
@@ -894,6 +906,12 @@ DDP_WARM_UP = 11  # eager steps before a capture, as PyTorch's notes on CUDA gra
 EAGER_STEPS_OF_PROOF = 4  # Trainer.capture runs two steps twice before it captures
 
 
+def rounds_to_tf32(device):
+    """Return True if PyTorch's matmuls keep 10 fraction bits of float32 inputs, as TF32 does: 1 + 2**-12 needs 12."""
+    x = torch.full((256, 256), 1 + 2**-12, device=device)
+    return bool((x @ torch.eye(256, device=device) == 1).all())
+
+
 class Trainer:
     """Hold model and optimizer, and run the training step eagerly or from a captured graph."""
 
@@ -915,6 +933,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.tokens.device.type, 2.0**10, enabled=options.precision == "float16")
         self.initial = {"step": 0, "tensors": initial, "scaler": self.scaler.state_dict()}  # like a checkpoint's
         self.synchronize = torch.cuda.synchronize if options.on_gpu else lambda: None
+        self.rounds_to_tf32 = rounds_to_tf32(options.device) if options.precision == "tf32" else None
         self.graph = None
         self.graph_reason = None if options.graph else "no --graph"  # why the step runs eagerly
         self.saved = []  # checkpoints that this run wrote, or continued from
@@ -995,6 +1014,10 @@ class Trainer:
         if self.options.graph and self.options.on_gpu and self.options.parallel:
             steps = max(steps, DDP_WARM_UP - EAGER_STEPS_OF_PROOF)  # capture runs the others
         for i in range(steps):
+            if i == 0:
+                print_phase(f"step 1 of {steps}: compiles and tunes kernels, if any, which can take minutes")
+            elif i == 1:
+                print_phase(f"steps 2 to {steps}: nothing is left to compile")
             self.step()
             if i == 0 and self.options.on_gpu:  # the first step allocates what compiling and tuning need
                 torch.cuda.reset_peak_memory_stats(self.options.device)
@@ -1032,10 +1055,13 @@ class Trainer:
             self.graph_reason = "with this optimizer the gradient scaler synchronises in every step"
         if self.graph_reason:
             return
+        print_phase("eager steps that the graph must repeat")
         expected = {name: tensor.to("cpu", copy=True) for name, tensor in self.results_of_two_steps(saved)}
         eager_error, _ = largest_error(self.results_of_two_steps(saved), expected)
+        print_phase("capture a step in a graph")
         self.capture_step()
         if self.graph:  # the next two steps replay it
+            print_phase("prove the graph: replay it and compare")
             error, name = largest_error(self.results_of_two_steps(saved), expected)
             allowed = allowed_error(eager_error, self.options.precision)
             if gather([error > allowed], self.options).any():  # on any rank
@@ -1096,6 +1122,11 @@ class Trainer:
         self.tokens.copy_(tokens)
         self.labels.copy_(labels)
         return losses
+
+
+def print_phase(text):
+    """Say which part of the warm-up begins: a run that hangs shows where."""
+    print(f"  warm-up    {text}", flush=True)
 
 
 def allowed_error(eager_error, precision):
@@ -1342,6 +1373,7 @@ def summarize(trainer, records, warmup_s, data):
         "flops_per_step": flops,
         "tflops": flops / step_ms["median"] / 1e9,  # FLOP/ms -> TFLOP/s
         "precision": options.precision,
+        "rounds_to_tf32": trainer.rounds_to_tf32,
         "graph": {"captured": trainer.graph is not None, "reason": trainer.graph_reason},
         "warmup_s": warmup_s,
         "parallel": options.parallel,
@@ -1376,9 +1408,13 @@ def print_configuration(trainer, data):
     if options.parallel:
         print(f"  ranks      {options.world_size}, {options.parallel} over {dist.get_backend()}")
     print(f"  data       {data.description}")
-    print(f"  precision  {options.precision}{', deterministic' if options.deterministic else ''}")
-    print(f"  uses       {options.parts}")
-    print("  warm-up    running; compilation, if any, can take minutes", flush=True)
+    precision = options.precision
+    if trainer.rounds_to_tf32 is False:
+        precision += ", but PyTorch's matmuls stay in float32 here"
+        if torch.version.hip:
+            precision += ": PyTorch 2.6 and 2.7 need HIPBLASLT_ALLOW_TF32=1"
+    print(f"  precision  {precision}{', deterministic' if options.deterministic else ''}")
+    print(f"  uses       {options.parts}", flush=True)
 
 
 def print_summary(summary, records):
@@ -1402,14 +1438,47 @@ def print_summary(summary, records):
     print(f"  trained    {trained:,} of {parameters:,} parameters ({100 * trained / parameters:.1f} %)", flush=True)
 
 
+@functools.cache
+def outside_profiler():
+    """Return the name of the profiler that started this process, or None. One that attaches later is not seen."""
+    for name, variables in PROFILERS.items():
+        if any(variable.startswith(variables) for variable in os.environ):
+            return name
+    return None
+
+
 def annotate(name):
-    """Name a region in PyTorch's profiler and, on a GPU, in NVTX/ROCTX timelines."""
+    """Name a region in PyTorch's profiler, and in NVTX/ROCTX timelines where a profiler started this process."""
+    if torch.compiler.is_compiling():  # a compiled model has no regions: they would break its graphs
+        return NO_REGION
+    by_pytorch = torch.autograd.profiler._is_profiler_enabled  # set by profile, emit_nvtx and emit_itt
+    by_another = outside_profiler()
+    if not (by_pytorch or by_another):
+        return NO_REGION  # a region costs 12 us
     regions = contextlib.ExitStack()
-    if not torch.compiler.is_compiling():
+    if by_pytorch:
         regions.enter_context(torch.profiler.record_function(name))
-        if torch.cuda.is_available():
-            regions.enter_context(torch.cuda.nvtx.range(name))
+    if by_another and torch.cuda.is_available():
+        regions.enter_context(torch.cuda.nvtx.range(name))
     return regions
+
+
+@contextlib.contextmanager
+def measured_steps():
+    """Name the measured steps, a range that profilers can select; rocprofv3 --selected-regions records them alone."""
+    selected = os.environ.get("ROCPROF_SELECTED_REGIONS", "0") != "0"
+    if selected:
+        try:
+            roctx = ctypes.CDLL("librocprofiler-sdk-roctx.so")
+        except OSError as error:
+            raise UserError(f"--selected-regions cannot begin to record: {error}") from None
+        roctx.roctxProfilerResume(ctypes.c_uint64(0))  # 0: all threads
+    try:
+        with annotate("measured steps"):
+            yield
+    finally:
+        if selected:
+            roctx.roctxProfilerPause(ctypes.c_uint64(0))
 
 
 def attention_step(trainer):
@@ -1543,7 +1612,7 @@ def run(options):
             signal.signal(number, lambda number, _: setattr(trainer, "signal", number))
         if options.graph and not trainer.graph:
             print(f"  graph      not captured, running eagerly: {trainer.graph_reason}")
-        with annotate("measured steps"):  # a range that profilers can select
+        with measured_steps():
             train(trainer, data, start["step"], steps)
         summary = summarize(trainer, steps, warmup_s, data)
     except FloatingPointError as error:

@@ -17,13 +17,13 @@ import pytest
 import torch
 
 import run_pytorch_profiler as profiler
-from common import command_line, environment, report
+from common import command_line, environment, gemm_probe, report
 from common import room as common_room
 from common.command_line import Failure, run_tool, version_meant
 from common.profiles import GROUPS, read_profile
 from common.tables import rounded
 from common.versions import REPOSITORY, SCRIPTS
-from in_process import refused, run_here
+from in_process import refused, restored_settings, run_here
 from kernel_cases import CASES
 from marks import slow
 from processes import executable, run_fork
@@ -388,7 +388,7 @@ def test_check_room_writes_a_table_and_a_text_without_names(whole_room):
     assert (
         outcomes.pop("set-up check of tiny_llama_v2.py") == "FAILED (1)" and outcomes.pop("get_counters.sh") == "partly"
     )
-    assert set(outcomes.values()) == {"ok"} and len(outcomes) == 3 + 2 + 4 + 1
+    assert set(outcomes.values()) == {"ok"} and len(outcomes) == 2 + 3 + 2 + 4 + 1
     assert "losses of the graph and of eager steps agree to 0.0e+00" in text and "V3 uses rocprofv3" in text
     assert re.search(r"^get_trace.sh +ok +\d+ +open profiles/x.json *$", text, re.MULTILINE)
     shown = text.split("=== the last lines of: set-up check of tiny_llama_v2.py\n")[1]
@@ -475,10 +475,73 @@ def test_the_gpu_is_told_by_its_architecture(monkeypatch, capsys):
     assert re.search("^arch +sm_90$", capsys.readouterr().out, re.MULTILINE)
 
 
+# ---------------------------------------------------------------- gemm_probe.py
+
+
+def stubbed_gemm(seconds, cut):
+    """Return a matmul that takes this long on the clock, and the clock; cut rounds its inputs to TF32 or not at all."""
+    now = [0.0]
+
+    def multiply(a, b):
+        now[0] += seconds
+        if a.dtype == torch.float32 and cut is not None:
+            a, b = (((x.view(torch.int32) + cut) & ~0x1FFF).view(torch.float32) for x in (a, b.contiguous()))
+        return a @ b
+
+    return multiply, lambda: now[0]
+
+
+NEEDED_MS = 2 * 8192 * 1024 * 4096 / 653.7e12 * 1e3  # of a GEMM in TF32 on MI300X: 0.105 ms
+
+
+@pytest.mark.parametrize(
+    "precision, seconds, cut, status, says",
+    [
+        ("bfloat16", 1e-4, None, 0, "a GEMM takes 0.10 ms, 1.9 times what it needs"),
+        ("bfloat16", 0.6, None, 1, "PREFER_HIPBLASLT=0: a GEMM takes 600.00 ms, 11,415.1 times what it needs"),
+        ("tf32", 1.5 * NEEDED_MS / 1e3, 0x1000, 0, r"TF32 rounds to nearest: mean signed error \S+e-0[67]; .* 1.5 "),
+        ("tf32", 1.5 * NEEDED_MS / 1e3, 0, 0, r"TF32 rounds down: mean signed error -6.\de-04; .*1.5 times"),
+        ("tf32", 99 * NEEDED_MS / 1e3, None, 0, "TF32 has no effect, .*HIPBLASLT_ALLOW_TF32=1; .* 99.0 times"),
+        ("tf32", 101 * NEEDED_MS / 1e3, 0, 1, "PREFER_HIPBLASLT=0: a GEMM takes .* 101.0 times"),
+    ],
+)
+def test_gemm_probe(precision, seconds, cut, status, says, monkeypatch, capsys):
+    """A GEMM that stalls names the switch; one that truncates shows it as a mean signed error."""
+    multiply, clock = stubbed_gemm(seconds, cut)
+    real_randn = torch.randn
+    monkeypatch.setattr(gemm_probe, "multiply", multiply)
+    monkeypatch.setattr("time.perf_counter", clock)
+    monkeypatch.setattr(torch, "randn", lambda *shape, **options: real_randn(*(n // 64 for n in shape)))
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(gemm_probe, "gpu_named", lambda name: "MI300X")
+    monkeypatch.setattr(gemm_probe, "peak_tflops", lambda name, precision: gemm_probe.GPUS["MI300X"].tflops[precision])
+    work = functools.partial(gemm_probe.probe, precision, device="cpu")
+    with restored_settings():
+        assert run_tool("gemm_probe.py", lambda: work() or 0) == status
+    out, err = capsys.readouterr()
+    assert re.search(says, (err if status else out).splitlines()[-1]), out + err
+    assert not err or "PREFER_HIPBLASLT=0" in err[:100]  # check_room's table shows 100 letters
+    assert "if this hangs, set TORCH_BLAS_PREFER_HIPBLASLT=0" in out.splitlines()[0]
+
+
+@pytest.mark.parametrize("arguments, status, says", [(["tf32"], 0, "skipped: needs a GPU"), (["fp64"], 2, "must be")])
+def test_gemm_probe_elsewhere(arguments, status, says, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gemm_probe.main(arguments) == status
+    assert says in "".join(capsys.readouterr())
+
+
+def test_gemm_probe_on_a_board_that_is_not_in_our_table():
+    """It needs what the slowest board of the table does."""
+    slowest = max(gemm_probe.needed_ms("bfloat16", 2, name) for name in gemm_probe.GPUS)
+    assert gemm_probe.needed_ms("bfloat16", 2, "a new one") >= slowest
+
+
 @pytest.mark.slow
 def test_check_room_without_a_gpu_is_quick_and_leaves_the_graph_out(room):
     _, text, words = room(ROOM_GPU="none")
     assert re.search(r"^graph +not run +- +needs a GPU", text, re.MULTILINE)
+    assert len(re.findall(r"^GEMM in \w+ +not run +- +skipped: needs a GPU", text, re.MULTILINE)) == 2
     found = collected(words)
     names = set(re.findall(r"test_outputs_and_gradients\[(\w+)-", found))
     assert names == {"add_rms_norm", "packed_swiglu"}

@@ -61,6 +61,7 @@ COMMAND_LINES = {
     "2": """
         --enable-torch-compile --compile-mode max-autotune
         --enable-all-fusion --use-amp --amp-dtype bfloat16
+        --disable-all-fusion
     """,
     "3": "--disable-attention-kernel --use-amp --fp8",
     "4": """
@@ -254,6 +255,29 @@ def test_defaults_and_presets(version):
     assert (config.norm_eps, config.rope_theta) == (1e-6, 10000.0)
     assert config.deterministic == (version == 1) and config.graph == (version in (3, 4))
     assert script.parse_options(["--enable-memory-profiling"]).profile_memory
+
+
+FUSIONS = ("qkv_fusion", "flash_attention", "swiglu_fusion", "fused_optimizer", "torch_compile")
+
+
+@pytest.mark.parametrize(
+    "argv, on, parts",
+    [
+        ("", FUSIONS[:4], "qkv-fusion, flash-attention, swiglu-fusion, fused-optimizer"),
+        ("--disable-all-fusion", (), "none fused"),
+        (" ".join(f"--disable-{name.replace('_', '-')}" for name in FUSIONS), (), "none fused"),
+        ("--enable-all-fusion", FUSIONS, "qkv-fusion, flash-attention, swiglu-fusion, fused-optimizer, torch-compile"),
+        ("--disable-all-fusion --enable-swiglu-fusion", ("swiglu_fusion",), "swiglu-fusion"),
+        ("--enable-flash-attention --disable-all-fusion", ("flash_attention",), "flash-attention"),
+        ("--enable-all-fusion --disable-torch-compile --disable-qkv-fusion", FUSIONS[1:4], None),
+    ],
+)
+def test_one_option_for_all_fusions(argv, on, parts):
+    """A fusion's own option wins, wherever it stands."""
+    config = load_version(2).parse_options(argv.split())
+    assert {name for name in FUSIONS if getattr(config, f"enable_{name}")} == set(on)
+    assert parts in (None, config.parts)
+    assert config.model.enable_qkv_fusion == ("qkv_fusion" in on)
 
 
 @pytest.mark.parametrize("version", SCRIPTS)

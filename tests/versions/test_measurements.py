@@ -1,8 +1,11 @@
 """Units by known answers: phases, steps, rates, FLOPs and memory, from a clock and an allocator that are known."""
 
+import contextlib
+import os
 import pathlib
 import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -251,3 +254,151 @@ def test_peak_memory_of_a_process(monkeypatch):
         monkeypatch.setattr(sys, "platform", platform)
         monkeypatch.setattr("resource.getrusage", lambda who, count=count: SimpleNamespace(ru_maxrss=count))
         assert script.peak_memory_mb(config) == 1536
+
+
+# ---------------------------------------------------------------- regions in profiles
+
+REGIONS = {"forward", "backward", "optimizer", "qkv projection", "attention", "feed-forward", "rms norm", "loss"}
+
+
+@pytest.fixture
+def pushed(monkeypatch):
+    """Collect NVTX/ROCTX ranges, in a process that no profiler started."""
+    ranges = []
+
+    @contextlib.contextmanager
+    def nvtx_range(name):
+        ranges.append(name)
+        yield
+        ranges.append("end of " + name)
+
+    for name in [name for name in os.environ if name.startswith(sum(load_version(1).PROFILERS.values(), ()))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(torch.cuda.nvtx, "range", nvtx_range)
+    scripts = [load_version(version) for version in SCRIPTS]
+    for script in scripts:
+        script.outside_profiler.cache_clear()
+    yield ranges
+    for script in scripts:
+        script.outside_profiler.cache_clear()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_regions_are_named_for_pytorchs_profiler_and_cost_nothing_without(version, pushed):
+    script = load_version(version)
+    _, trainer = train(version, SIZES, steps=0)
+    with mock.patch.object(torch.profiler, "record_function", side_effect=AssertionError("a region was recorded")):
+        trainer.step()
+    assert script.annotate("loss") is script.annotate("rope") is script.NO_REGION
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        trainer.step()
+    assert {event.key for event in profiler.key_averages()} >= REGIONS
+    assert script.annotate("loss") is script.NO_REGION and not pushed
+
+
+def test_a_compiled_model_has_no_regions(pushed, monkeypatch):
+    """Not even if a profiler records while it is compiled."""
+    script = load_version(1)
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "4711")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def double(x):
+        with script.annotate("loss"):
+            return 2 * x
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        double(torch.ones(2))
+    assert "loss" not in {event.key for event in profiler.key_averages()}
+
+
+# What they set in the process that they start: rocprofv3 and rocprof-sys-run by their sources, nsys and ncu as seen in
+# programs under them; our wrapper gives nsys the first of its variables, before the session that it records has begun.
+STARTED_BY = [
+    ("rocprofv3", "ROCP_TOOL_LIBRARIES=/opt/rocm/lib/rocprofiler-sdk/librocprofiler-sdk-tool.so"),
+    ("rocprofv3", "HSA_TOOLS_LIB=librocprofiler64.so"),  # rocprof of ROCm 6
+    ("rocprof-sys", "ROCPROFSYS_SCRIPT_PATH=/opt/rocm/libexec ROCP_TOOL_LIBRARIES=librocprof-sys.so"),
+    ("rocprof-sys", "OMNITRACE_OUTPUT_PATH=profile"),  # ROCm 6.2
+    ("nsys", "NSYS_NVTX_PROFILER_REGISTER_ONLY=0 CUDA_INJECTION64_PATH=libToolsInjection64.so"),
+    ("nsys", "NSYS_PROFILING_SESSION_ID=4711"),
+    ("ncu", "NV_NSIGHT_INJECTION_PORT_BASE=49152 NV_COMPUTE_PROFILER_PERFWORKS_DIR=/opt"),
+    ("an NVTX tool", "NVTX_INJECTION64_PATH=libtool.so"),
+]
+
+
+@pytest.mark.parametrize("profiler, variables", STARTED_BY)
+def test_ranges_are_pushed_for_the_profiler_that_started_the_process(profiler, variables, pushed, monkeypatch):
+    for variable in variables.split():
+        monkeypatch.setenv(*variable.split("="))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    script = load_version(1)
+    assert script.outside_profiler() == profiler
+    with script.measured_steps(), script.annotate("loss"):
+        pass
+    assert pushed == ["measured steps", "loss", "end of loss", "end of measured steps"]
+
+
+@pytest.mark.parametrize("value, selected", [("1", True), ("0", False), (None, False)])
+def test_rocprofv3_records_the_measured_steps_alone_where_it_was_told_to(value, selected, pushed, monkeypatch):
+    """Training that fails ends the recording too."""
+    library = SimpleNamespace(
+        roctxProfilerResume=lambda thread: pushed.append(f"resume {thread.value}"),
+        roctxProfilerPause=lambda thread: pushed.append(f"pause {thread.value}"),
+    )
+    monkeypatch.setattr("ctypes.CDLL", lambda name: {"librocprofiler-sdk-roctx.so": library}[name])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("ROCP_TOOL_LIBRARIES", "librocprofiler-sdk-tool.so")
+    if value:
+        monkeypatch.setenv("ROCPROF_SELECTED_REGIONS", value)
+    with pytest.raises(FloatingPointError), load_version(1).measured_steps():
+        raise FloatingPointError
+    assert pushed == ["resume 0", "measured steps", "pause 0"] if selected else ["measured steps"]
+
+
+def test_selected_regions_without_its_library(pushed, monkeypatch):
+    monkeypatch.setenv("ROCPROF_SELECTED_REGIONS", "1")
+    script = load_version(1)
+    message = "--selected-regions cannot begin to record: librocprofiler-sdk-roctx"
+    with pytest.raises(script.UserError, match=message), script.measured_steps():
+        pass
+
+
+# ---------------------------------------------------------------- the phases of the warm-up
+
+
+def test_each_phase_of_the_warm_up_is_named_as_it_begins(clock, monkeypatch, capsys):
+    """A run that hangs shows where: the line is there before the work."""
+    trainer = timed_trainer(1, clock, monkeypatch)
+    seen = []
+
+    def note(what):
+        seen.append((what, [" ".join(line.split()[1:4]) for line in capsys.readouterr().out.splitlines()]))
+
+    def results_of_two_steps(saved):
+        note("two steps")
+        return [("w", torch.zeros(1))]
+
+    def capture_step():
+        note("capture")
+        trainer.graph = object()
+
+    monkeypatch.setattr(trainer, "step", lambda: note("step"))
+    monkeypatch.setattr(trainer, "results_of_two_steps", results_of_two_steps)
+    monkeypatch.setattr(trainer, "capture_step", capture_step)
+    monkeypatch.setattr(trainer, "restore", lambda saved: note("restore"))
+    monkeypatch.setattr(type(trainer.options), "on_gpu", True)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    trainer.options.warmup_steps = 3
+    trainer.options.graph = True
+    trainer.graph_reason = None
+    trainer.warm_up(trainer.tokens, trainer.labels, None)
+    assert seen == [
+        ("step", ["step 1 of"]),
+        ("step", ["steps 2 to"]),
+        ("step", []),
+        ("two steps", ["eager steps that"]),
+        ("two steps", []),
+        ("capture", ["capture a step"]),
+        ("two steps", ["prove the graph:"]),
+        ("restore", []),
+    ]

@@ -378,3 +378,33 @@ def test_rope_and_norm_in_16_bits_round_more_than_twice(dtype):
     tables, weight = load_version(1).rope_tables(50, 32, 10000.0, "cpu"), huggingface.draw("weight", (32,), 0)
     assert check_one_rounding(lambda x: rope_in_16_bits(x, *tables), dtype) > 2
     assert check_one_rounding(lambda x: norm_in_16_bits(x, weight, 1e-6), dtype) > 2
+
+
+# ---------------------------------------------------------------- TF32
+
+
+def matmul_of(rounded):
+    """Return a matmul that rounds its float32 inputs, as GPUs do and CPUs do not."""
+    real = torch.Tensor.__matmul__
+    return lambda a, b: real(rounded(a), rounded(b))
+
+
+def to_nearest(x):  # NVIDIA's TF32
+    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def truncated(x):  # XF32 of AMD's MI300 series
+    return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+@pytest.mark.parametrize("rounded, says", [(to_nearest, ""), (truncated, ""), (torch.clone, "HIPBLASLT_ALLOW_TF32=1")])
+def test_tf32_that_no_matmul_takes_is_said(rounded, says, monkeypatch, capsys):
+    """Version 3's own kernels may take it all the same, and be compared with versions that do not."""
+    script = load_version(1)
+    monkeypatch.setattr(torch.Tensor, "__matmul__", matmul_of(rounded))
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert script.rounds_to_tf32("cpu") == (not says)
+    config = script.parse_options([*"--validate-setup --tf32 --device cpu --no-graph".split()])
+    script.print_configuration(script.Trainer(config), script.load_data(config))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  precision")]
+    assert (line == "  precision  tf32, deterministic") == (not says) and says in line
