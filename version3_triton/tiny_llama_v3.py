@@ -95,6 +95,7 @@ def swiglu(gate, up):
 # ---------------------------------------------------------------- tiles, launches, input checks, and the guard
 
 
+@functools.cache  # here and below: an eager step would ask the driver 150 times
 def gpu_architecture(device):
     """Return the GPU's architecture, such as "gfx942" or "sm_90"; "cpu" in Triton's interpreter."""
     if device.type == "cpu":
@@ -105,6 +106,7 @@ def gpu_architecture(device):
     return f"sm_{gpu.major}{gpu.minor}"
 
 
+@functools.cache
 def program_count(device):
     """Return how many programs keep the GPU busy, for kernels that loop over their work."""
     if device.type == "cpu":
@@ -135,12 +137,11 @@ def check_tensor(name, x, shape=None, dtypes=tuple(TRITON_DTYPES), device=None):
     Every operation that the model calls checks its tensors so.
     """
     if shape is None:
-        wanted = "non-empty [..., columns]"
         right_shape = x.ndim >= 2 and x.numel() > 0
     else:
-        wanted = f"{list(shape)} on {device}"
         right_shape = x.shape == shape
     if not right_shape or x.dtype not in dtypes or device not in (None, x.device):
+        wanted = "non-empty [..., columns]" if shape is None else f"{list(shape)} on {device}"
         raise ValueError(f"{name} must be {wanted} of {dtypes}, got {list(x.shape)} of {x.dtype} on {x.device}")
 
 
@@ -1130,10 +1131,11 @@ class FusedAdamW(torch.optim.Optimizer):
         grads = self.readable_grads()  # alive until the launch: copies are freed after it
         table = self.address_table(grads)
         device = self.steps.device
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            table = self.pinned.copy_(table).to(device, non_blocking=True)
-        else:
-            table = table.to(device)
+        if device.type == "cuda":
+            # The host does not wait for a copy from pinned memory. PyTorch uses that memory again once it is copied.
+            capturing = torch.cuda.is_current_stream_capturing()
+            table = self.pinned.copy_(table) if capturing else table.pin_memory()
+        table = table.to(device, non_blocking=True)
         group = self.param_groups[0]
         lr = group["lr"]
         decay = 1 - lr * group["weight_decay"]
