@@ -171,6 +171,11 @@ def doubled(values):
     return {name: in_dtype(value, torch.float64) for name, value in values.items()}
 
 
+def on_target():
+    """Return a context in which kernels run as the instructions of the TARGET, if there is one."""
+    return executed(TARGET) if TARGET else contextlib.nullcontext()
+
+
 def run_case(task, module, sizes, dtype):
     """Raise Wrong unless run() produces what the task defines for these sizes in this dtype."""
     originals = cast(task, task.inputs(**sizes), dtype)
@@ -182,7 +187,7 @@ def run_case(task, module, sizes, dtype):
     written = Written(outputs)
     watch = Watch(given, outputs) if INTERPRETED else None
     with (
-        executed(TARGET) if TARGET else contextlib.nullcontext(),
+        on_target(),
         launches(written.note, written.after_launch) as launched,
         watch or contextlib.nullcontext(),
     ):
@@ -326,7 +331,8 @@ def grade(folder, path):
                     print(f"   {case}", flush=True)  # it takes a while
                 run_case(task, module, sizes, dtype)
         case = None
-        note = task.then(module, pathlib.Path(path).read_text(encoding="utf-8"))
+        with on_target():
+            note = task.then(module, pathlib.Path(path).read_text(encoding="utf-8"))
         speed = check_speed(task, module, DeviceTimer(DEVICE)) if task.speed and DEVICE.type == "cuda" else None
         verdict |= {"passed": True, "speed": speed, "sentence": describe_pass(task, speed, note)}
     except Wrong as wrong:
