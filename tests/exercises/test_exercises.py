@@ -663,6 +663,21 @@ def test_exercise_13_looks_for_calls():
         check_base(None, "from triton.language import exp\np = exp(x)")
 
 
+def test_exercise_23_measures_the_memory_that_is_alive():
+    """Views share their tensor's memory, a tensor in a reference cycle is garbage, and a known one does not count."""
+    meter_of = grading.load_task(EXERCISES["23"]).then.__globals__["MemoryMeter"]
+    known = torch.ones(1000)
+    with meter_of(known) as meter:
+        first = torch.zeros(100)
+        cycle = [first]
+        cycle.append(cycle)
+        del first, cycle
+        second = torch.zeros(25)
+        views = [second.view(5, 5), known.view(10, 100)]
+        torch.zeros(50)
+    assert (meter.peak, meter.largest, len(views)) == (400, 400, 2)
+
+
 @pytest.mark.gpu
 def test_exercise_15_uses_the_graph_of_a_gpu():
     assert isinstance(graphs.new_graph(torch.device("cuda")), graphs.DeviceGraph)
