@@ -95,6 +95,11 @@ def swiglu(gate, up):
 # ---------------------------------------------------------------- tiles, launches, input checks, and the guard
 
 
+def cdiv(n, size):
+    """Return how many blocks of this size cover n. triton.cdiv, which kernels can call too, takes the host 2 us."""
+    return (n + size - 1) // size
+
+
 @functools.cache  # here and below: an eager step would ask the driver 150 times
 def gpu_architecture(device):
     """Return the GPU's architecture, such as "gfx942" or "sm_90"; "cpu" in Triton's interpreter."""
@@ -118,6 +123,11 @@ def tile_shape(columns, device, elements=4096, whole_row=False):
     """Return ROWS and BLOCK, powers of two, of a tile of about `elements` elements; BLOCK spans a row or part of it."""
     if gpu_architecture(device) == "cpu":
         elements = 65536  # the interpreter's time grows with the number of programs, not of elements
+    return tile_of(columns, elements, whole_row)
+
+
+@functools.cache
+def tile_of(columns, elements, whole_row):
     block = triton.next_power_of_2(columns)
     if not whole_row:
         block = min(block, elements)
@@ -127,7 +137,7 @@ def tile_shape(columns, device, elements=4096, whole_row=False):
 def launch_tiles(kernel, rows, columns, *arguments, elements=4096, whole_row=False, num_warps=4):
     """Launch kernel(*arguments, rows, columns, ROWS, BLOCK) with one program per tile of [rows, columns]."""
     tile = tile_shape(columns, arguments[0].device, elements, whole_row)
-    grid = (triton.cdiv(rows, tile["ROWS"]), triton.cdiv(columns, tile["BLOCK"]))
+    grid = (cdiv(rows, tile["ROWS"]), cdiv(columns, tile["BLOCK"]))
     kernel[grid](*arguments, rows, columns, **tile, num_warps=num_warps)
 
 
@@ -293,7 +303,7 @@ class AddRMSNormFunction(torch.autograd.Function):
             num_warps = 4 if C > 512 else 2
             programs *= 2
         tile = tile_shape(C, x.device, elements, whole_row=True)
-        programs = min(programs, triton.cdiv(rows, tile["ROWS"]))
+        programs = min(programs, cdiv(rows, tile["ROWS"]))
         dresidual = torch.empty_like(x)
         partial_dw = torch.empty(programs, C, dtype=torch.float32, device=x.device)
         rmsnorm_backward_kernel[(programs,)](
@@ -304,7 +314,7 @@ class AddRMSNormFunction(torch.autograd.Function):
             sum_tile = {"ROWS": 4, "BLOCK": tile["BLOCK"]}
         else:  # narrow tiles: more programs share this small sum
             sum_tile = {"ROWS": 128, "BLOCK": 8}
-        sum_grid = (triton.cdiv(C, sum_tile["BLOCK"]),)
+        sum_grid = (cdiv(C, sum_tile["BLOCK"]),)
         column_sum_kernel[sum_grid](partial_dw, dw, programs, C, **sum_tile, num_warps=8)
         dbranch = dresidual if ctx.add else None
         return dresidual, dbranch, dw.to(w.dtype), None
@@ -633,7 +643,7 @@ def launch_attention(attention, qkv, H, K, *tensors):
     programs = B * constants[attention.heads]
 
     def grid(meta):
-        return programs, triton.cdiv(T, meta[attention.block])
+        return programs, cdiv(T, meta[attention.block])
 
     kernel = attention.kernel
     if len(tiles) == 1:
@@ -793,8 +803,8 @@ def autotuned(kernel, tiles):
 # ---------------------------------------------------------------- cross-entropy
 # forward    loss = mean over rows of logsumexp(x) - x[label];  logsumexp is saved as the row maximum m and log(l),
 #            because their sum would round log(l) away where logits are large
-# backward   dx = (softmax(x) - onehot(label)) · scale,  scale = dloss / number of rows
-# Rows that are ignored have loss and dx 0, and do not count.
+# backward   dx = (softmax(x) - onehot(label)) · dloss / rows
+# Rows that are ignored have loss and dx 0, and are not counted in rows.
 
 
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
@@ -803,9 +813,12 @@ IGNORED = tl.constexpr(-100)  # label of rows that are ignored; PyTorch's defaul
 
 @triton.jit
 def cross_entropy_forward_kernel(
-    x_ptr, label_ptr, loss_ptr, m_ptr, log_l_ptr, rows, V, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr, label_ptr, loss_ptr, counted_ptr, m_ptr, log_l_ptr, rows, V, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Compute ROWS losses from x [rows, V] per program, looping over the vocabulary in tiles of BLOCK."""
+    """Compute ROWS losses from x [rows, V] per program, looping over the vocabulary in tiles of BLOCK.
+
+    counted is 1, and 0 in a row that is ignored.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     x_ptr += row.to(tl.int64)[:, None] * V
     m = tl.full([ROWS], LOWEST, tl.float32)  # not -inf: in a tile of -inf alone exp(m - m_new) must not be NaN
@@ -824,17 +837,17 @@ def cross_entropy_forward_kernel(
     x_label = tl.load(x_ptr + label[:, None], mask=valid[:, None], other=float("nan")).to(tl.float32)  # [ROWS, 1]
     x_label = tl.sum(x_label, 1)  # [ROWS]: drops the dimension of one
     log_l = tl.log(l)
-    loss = tl.where(label == IGNORED, 0.0, log_l - (x_label - m))
     store(m_ptr + row, m, row < rows)
     store(log_l_ptr + row, log_l, row < rows)
-    store(loss_ptr + row, loss, row < rows)
+    store(loss_ptr + row, tl.where(label == IGNORED, 0.0, log_l - (x_label - m)), row < rows)
+    store(counted_ptr + row, tl.where(label == IGNORED, 0.0, 1.0), row < rows)
 
 
 @triton.jit
 def cross_entropy_backward_kernel(
-    x_ptr, label_ptr, m_ptr, log_l_ptr, scale_ptr, dx_ptr, rows, V, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr, label_ptr, m_ptr, log_l_ptr, dloss_ptr, count_ptr, dx_ptr, rows, V, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Compute a tile [ROWS, BLOCK] of dx [rows, V] per program; dx may be x."""
+    """Compute a tile [ROWS, BLOCK] of dx [rows, V] per program; count rows are not ignored. dx may be x."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     mask = (row[:, None] < rows) & (column < V)
@@ -845,41 +858,34 @@ def cross_entropy_backward_kernel(
     label = tl.load(label_ptr + row, mask=row < rows, other=0)
     onehot = tl.where(column == label[:, None], 1.0, 0.0)  # a wrong label has none, but its loss is NaN
     softmax = tl.exp((x - m[:, None]) - log_l[:, None])
-    dx = tl.where(label[:, None] == IGNORED, 0.0, (softmax - onehot) * tl.load(scale_ptr))
-    store(dx_ptr + offsets, dx, mask)
+    scale = tl.load(dloss_ptr) / tl.load(count_ptr)
+    store(dx_ptr + offsets, tl.where(label[:, None] == IGNORED, 0.0, (softmax - onehot) * scale), mask)
 
 
-def launch_cross_entropy_forward(logits, labels, loss, m, log_l):
-    """Compute loss, m and log_l [rows] of logits [rows, V], one program per ROWS rows."""
+def launch_cross_entropy_forward(logits, labels, *of_rows):
+    """Compute loss, counted, m and log_l, [rows] each, of logits [rows, V]: one program per ROWS rows."""
     rows, V = logits.shape
     tile = tile_shape(V, logits.device)
-    grid = (triton.cdiv(rows, tile["ROWS"]),)
-    cross_entropy_forward_kernel[grid](logits, labels, loss, m, log_l, rows, V, **tile)
-
-
-def count_labels(labels):
-    """Return how many labels are not ignored, as a tensor: the host needs no synchronisation for it."""
-    return (labels != IGNORED.value).sum()
+    grid = (cdiv(rows, tile["ROWS"]),)
+    cross_entropy_forward_kernel[grid](logits, labels, *of_rows, rows, V, **tile)
 
 
 @guarded(twice_differentiable=False)
 class CrossEntropyFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, labels):
-        loss = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
-        m = torch.empty_like(loss)
-        log_l = torch.empty_like(loss)
-        launch_cross_entropy_forward(logits, labels, loss, m, log_l)
-        count = count_labels(labels)
+        loss_and_counted = torch.empty(2, logits.shape[0], dtype=torch.float32, device=logits.device)
+        m, log_l = torch.empty_like(loss_and_counted)
+        launch_cross_entropy_forward(logits, labels, *loss_and_counted, m, log_l)
+        loss, count = loss_and_counted.sum(1)
         ctx.save_for_backward(logits, labels, m, log_l, count)
-        return loss.sum() / count
+        return loss / count
 
     @staticmethod
     def backward(ctx, dloss):
         logits, labels, m, log_l, count = ctx.saved_tensors
         dx = torch.empty_like(logits)
-        scale = dloss / count
-        launch_tiles(cross_entropy_backward_kernel, *logits.shape, logits, labels, m, log_l, scale, dx)
+        launch_tiles(cross_entropy_backward_kernel, *logits.shape, logits, labels, m, log_l, dloss, count, dx)
         return dx, None
 
 
@@ -935,26 +941,28 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
     def forward(ctx, x, w, labels, chunk):
         rows = x.shape[0]
         V = w.shape[0]
-        loss = torch.empty(rows, dtype=torch.float32, device=x.device)
-        m = torch.empty_like(loss)
-        log_l = torch.empty_like(loss)
+        loss_and_counted = torch.empty(2, rows, dtype=torch.float32, device=x.device)
+        m, log_l = torch.empty_like(loss_and_counted)
         one = torch.ones((), device=x.device)
         dx = torch.empty_like(x)
         dw = torch.empty(w.shape, dtype=torch.float32, device=x.device)
         buffer = torch.empty(min(chunk, rows), V, dtype=x.dtype, device=x.device)
         for first in range(0, rows, chunk):
             part = slice(first, first + chunk)
-            saved = labels[part], m[part], log_l[part]
-            logits = buffer[: len(x[part])]  # [up to chunk, V]
+            of_rows = m[part], log_l[part]
+            logits = buffer[: len(x[part])]  # [chunk, V], the last one shorter
             torch.mm(x[part], w.t(), out=logits)
-            launch_cross_entropy_forward(logits, saved[0], loss[part], *saved[1:])
-            launch_tiles(cross_entropy_backward_kernel, *logits.shape, logits, *saved, one, logits)
-            torch.mm(logits, w, out=dx[part])
-            add_matmul(dw, logits.t(), x[part], first=first == 0)
-        count = count_labels(labels)
+            launch_cross_entropy_forward(logits, labels[part], *loss_and_counted[:, part], *of_rows)
+            dlogits = logits
+            launch_tiles(
+                cross_entropy_backward_kernel, *logits.shape, logits, labels[part], *of_rows, one, one, dlogits
+            )
+            torch.mm(dlogits, w, out=dx[part])
+            add_matmul(dw, dlogits.t(), x[part], first=first == 0)
+        loss, count = loss_and_counted.sum(1)
         ctx.dtype = w.dtype
         ctx.save_for_backward(dx, dw, count)
-        return loss.sum() / count
+        return loss / count
 
     @staticmethod
     def backward(ctx, dloss):
@@ -1082,7 +1090,7 @@ class FusedAdamW(torch.optim.Optimizer):
                 state["master"] = p.data
                 p.data = p.data.half()
             self.state[p] = state
-            parts = range(triton.cdiv(p.numel(), self.BLOCK))
+            parts = range(cdiv(p.numel(), self.BLOCK))
             chunks.setdefault(p.dtype, []).extend((i, part) for part in parts)
         self.chunks = {dtype: torch.tensor(pairs, dtype=torch.int32).to(device) for dtype, pairs in chunks.items()}
         self.aligned = all(p.numel() % 16 == 0 for p in parameters)
@@ -1289,7 +1297,7 @@ def transpose_fp8(q, x_scale=None, g_scale=None, c=None):
     BLOCK = 128
     rows, columns = q.shape
     out = torch.empty(columns, rows, dtype=q.dtype, device=q.device)
-    grid = (triton.cdiv(rows, ROWS), triton.cdiv(columns, BLOCK))
+    grid = (cdiv(rows, ROWS), cdiv(columns, BLOCK))
     transpose_kernel[grid](q, out, x_scale, g_scale, c, rows, columns, ROWS, BLOCK)
     return out
 
@@ -1476,7 +1484,7 @@ class FP8Weights:
         for layer in self.layers:
             layer.allocate()
             for row in layer.table_rows():
-                programs = triton.cdiv(row[MATRIX_ROWS.value], self.ROWS)
+                programs = cdiv(row[MATRIX_ROWS.value], self.ROWS)
                 most = max(most, programs)
                 chunks_before = len(chunks)
                 chunks += [(len(table), part) for part in range(programs)]
