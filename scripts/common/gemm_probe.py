@@ -13,7 +13,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.command_line import Failure, run_tool
+from common.command_line import Failure, Parser
 from common.gpus import GPUS, gpu_named, peak_tflops
 
 TOKENS, WIDTH, FEED_FORWARD = 16 * 512, 1024, 4096  # of the medium preset
@@ -101,12 +101,11 @@ def probe(precision, device="cuda"):
     print(f"{said}{times}")
 
 
-def main(argv):
-    if argv not in (["bfloat16"], ["tf32"]):
-        print("gemm_probe.py: the precision must be bfloat16 or tf32", file=sys.stderr)
-        return 2
-    return run_tool("gemm_probe.py", lambda: probe(*argv) or 0)
+def main(argv=None):
+    parser = Parser("gemm_probe.py", __doc__, with_json=False)
+    parser.add_argument("precision", choices=["bfloat16", "tf32"])
+    return parser.run(lambda options: probe(options.precision) or 0, argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
