@@ -904,7 +904,7 @@ class Trainer:
             if i == 0:
                 print_phase(f"step 1 of {steps}: compiles and tunes kernels, if any, which can take minutes")
             elif i == 1:
-                print_phase(f"steps 2 to {steps}: nothing is left to compile")
+                print_phase(f"steps 2 to {steps}: little or nothing is left to compile")
             self.step()
             if i == 0 and self.options.on_gpu:  # the first step allocates what compiling and tuning need
                 torch.cuda.reset_peak_memory_stats(self.options.device)
@@ -1297,7 +1297,7 @@ def print_configuration(trainer, data):
     print(f"  data       {data.description}")
     precision = options.precision
     if trainer.rounds_to_tf32 is False:
-        precision += ", but PyTorch's matmuls stay in float32 here"
+        precision += ", but PyTorch's matmuls keep float32's bits here"
         if torch.version.hip:
             precision += ": PyTorch 2.6 and 2.7 need HIPBLASLT_ALLOW_TF32=1"
     print(f"  precision  {precision}{', deterministic' if options.deterministic else ''}")

@@ -67,7 +67,7 @@ def describe_rounding(error, device):
 
     if multiply(torch.full((256, 256), 1 + 2**-12, device=device), torch.eye(256, device=device)).max() > 1:
         way_out = ": PyTorch 2.6 and 2.7 need HIPBLASLT_ALLOW_TF32=1" if torch.version.hip else ""
-        return f"TF32 has no effect, matmuls stay in float32{way_out}"
+        return f"no TF32, or an emulated one that keeps more bits{way_out}"
     if error < ROUNDS_DOWN:
         return f"TF32 rounds down: mean signed error {error:.1e}"
     return f"TF32 rounds to nearest: mean signed error {error:.1e}"
