@@ -1468,8 +1468,9 @@ def measured_steps():
     """Name the measured steps, a range that profilers can select; rocprofv3 --selected-regions records them alone."""
     selected = os.environ.get("ROCPROF_SELECTED_REGIONS", "0") != "0"
     if selected:
+        preloaded = re.search(r"[^:]*librocprofiler-sdk-roctx\.so[^:]*", os.environ.get("LD_PRELOAD", ""))
         try:
-            roctx = ctypes.CDLL("librocprofiler-sdk-roctx.so")
+            roctx = ctypes.CDLL(preloaded[0] if preloaded else "librocprofiler-sdk-roctx.so")
         except OSError as error:
             raise UserError(f"--selected-regions cannot begin to record: {error}") from None
         roctx.roctxProfilerResume(ctypes.c_uint64(0))  # 0: all threads
