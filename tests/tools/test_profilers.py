@@ -237,14 +237,15 @@ def test_the_python_of_the_training_has_its_whole_path(run, tmp_path):
     [
         ("no-region", 0, "get_hotspots.sh: warning: rocprofv3 recorded no kernel in the measured steps"),
         ("whole-run", 0, "get_hotspots.sh: the profile holds start-up and warm-up too: this rocprofv3 ignores"),
-        ("no-kernels", 1, "saw no kernel"),
+        ("no-kernels", 1, ""),
     ],
 )
+@pytest.mark.quick(2)
 def test_measured_steps_that_rocprofv3_does_not_record_alone(fault, status, says, run, tmp_path):
     """The wrapper records the whole run where it got nothing, and says what the profile holds."""
     result = run("get_hotspots.sh", "--output-dir", tmp_path / "results", profilers="rocm-7.1", STAND_IN_FAULT=fault)
     assert result.returncode == status, result.stdout + result.stderr
-    assert says in result.stdout + result.stderr or status
+    assert says in result.stdout + result.stderr
     commands = recorded(tmp_path)
     assert ["--selected-regions" in command for command in commands] == [True, False][: 1 + (fault != "whole-run")]
     if not status:
@@ -271,12 +272,11 @@ exec training_python "$@"
     assert result.returncode == 7 and "records the whole run" not in result.stderr
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_rocprof_compute_gets_a_folder_of_its_own(times, run, tmp_path):
+def test_rocprof_compute_gets_a_folder_of_its_own(run, tmp_path):
     """From ROCm 10.0 on it refuses one that is not empty; a kernel that nothing matches is named as the reason."""
     arguments = ("--output-dir", tmp_path / "results")
-    results = [run("get_rocprof_compute.sh", *arguments, profilers="rocm-10.0") for _ in range(times)]
-    assert [result.returncode for result in results] == [0] * times, results[-1].stderr
+    results = [run("get_rocprof_compute.sh", *arguments, profilers="rocm-10.0") for _ in range(2)]
+    assert [result.returncode for result in results] == [0, 0], results[-1].stderr
     result = run("get_rocprof_compute.sh", *arguments, "--kernel", "nothing", profilers="rocm-10.1")
     assert result.returncode == 1 and "no kernel's name has 'nothing' in it" in result.stderr
 
