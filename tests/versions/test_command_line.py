@@ -314,8 +314,8 @@ def test_an_interpreter_that_numpy_stops_is_named(triton, numpy, works, monkeypa
 STEP_KEYS = {"step", "loss", "forward_ms", "backward_ms", "optimizer_ms", "step_ms"}
 SUMMARY_KEYS = set(
     """parameters parameters_trained step_ms forward_ms backward_ms optimizer_ms samples_per_second tokens_per_second
-    peak_memory_mb first_loss final_loss best_loss_known flops_per_step tflops precision rounds_to_tf32 graph warmup_s parallel
-    world_size rank_step_ms""".split()
+    peak_memory_mb first_loss final_loss best_loss_known flops_per_step tflops precision graph warmup_s parallel
+    world_size rank_step_ms rounds_to_tf32""".split()
 )
 ENVIRONMENT_KEYS = set("device device_type python torch triton cuda hip date commit script_sha256".split())
 
