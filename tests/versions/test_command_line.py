@@ -353,6 +353,7 @@ def check_metrics(version, metrics):
         "parameters": count,
         "parameters_trained": count,
         "precision": "float32",
+        "rounds_to_tf32": None,
         "graph": {"captured": reason is None, "reason": reason},
     }
     assert {name: summary[name] for name in expected} == expected
