@@ -171,6 +171,8 @@ def guarded(twice_differentiable):
     def call(function, ctx, arguments):
         arguments = [x.contiguous() if isinstance(x, torch.Tensor) else x for x in arguments]
         first_tensor = next(x for x in arguments if isinstance(x, torch.Tensor))
+        if torch.compiler.is_compiling():  # the compiler launches on the device of the tensors
+            return function(ctx, *arguments)
         with torch.cuda.device_of(first_tensor):
             return function(ctx, *arguments)
 
@@ -193,7 +195,8 @@ def guarded(twice_differentiable):
     return decorate
 
 
-# Kernels compute in float32 and store in the dtype of the tensor. Offsets are int64: a tensor may have more than 2³¹
+# Kernels compute in float32 and store in the dtype of the tensor. torch.compile passes a Python float as float64: each
+# is cast where it is used. Offsets are int64: a tensor may have more than 2³¹
 # elements.
 
 
@@ -228,7 +231,7 @@ def rmsnorm_forward_kernel(
         x += load(branch_ptr + offsets, mask)
         store(x_ptr + offsets, x, mask)
         x = x.to(x_ptr.dtype.element_ty).to(tl.float32)  # normalize the sum as it was stored: the backward reads that
-    rstd = tl.rsqrt(tl.sum(x * x, 1) / C + eps)
+    rstd = tl.rsqrt(tl.sum(x * x, 1) / C + tl.cast(eps, tl.float32))
     store(rstd_ptr + row, rstd, row < rows)
     w = load(w_ptr + column, column < C)
     store(y_ptr + offsets, x * rstd[:, None] * w[None, :], mask)
@@ -350,7 +353,7 @@ def rope_kernel(
     position = row // heads % T
     entry = position * HALF + pair  # of the tables
     cos = tl.load(cos_ptr + entry, mask=rotated, other=1.0)
-    sin = tl.load(sin_ptr + entry, mask=rotated, other=0.0) * sign
+    sin = tl.load(sin_ptr + entry, mask=rotated, other=0.0) * tl.cast(sign, tl.float32)
     offsets = row.to(tl.int64) * (2 * HALF) + pair
     x1 = load(x_ptr + offsets, mask)
     x2 = load(x_ptr + offsets + HALF, mask)
@@ -497,6 +500,7 @@ def attention_forward_kernel(
     PRECISION: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_Q rows of o for one head per program: online softmax over the keys up to the diagonal."""
+    scale = tl.cast(scale, tl.float32)
     tl.static_assert(BLOCK_Q % BLOCK_K == 0)
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_Q  # the longest rows start first
@@ -539,6 +543,7 @@ def attention_backward_dq_kernel(
     K: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_Q rows of dq for one head per program, and their Δ for the dk/dv kernel."""
+    scale = tl.cast(scale, tl.float32)
     tl.static_assert(BLOCK_Q % BLOCK_K == 0)
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_Q
@@ -581,6 +586,7 @@ def attention_backward_dkdv_kernel(
     D: tl.constexpr, PRECISION: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_K rows of dk and dv of one key/value head per program: no atomics. Scores are transposed."""
+    scale = tl.cast(scale, tl.float32)
     SPAN: tl.constexpr = max(BLOCK_K, BLOCK_Q)  # queries of the tiles that the diagonal crosses
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = tl.program_id(1) * BLOCK_K
@@ -634,7 +640,10 @@ ATTENTION_DKDV = AttentionKernel(attention_backward_dkdv_kernel, "dkdv", heads="
 
 
 def launch_attention(attention, qkv, H, K, *tensors):
-    """Launch an AttentionKernel with its measured tile, or let triton.autotune choose one of its candidates."""
+    """Launch an AttentionKernel with its measured tile, or let triton.autotune choose one of its candidates.
+
+    Compiled, the first candidate is taken.
+    """
     B, T, _, D = qkv.shape
     architecture = gpu_architecture(qkv.device)
     precision = dot_precision(architecture, qkv.dtype)
@@ -646,7 +655,7 @@ def launch_attention(attention, qkv, H, K, *tensors):
         return programs, cdiv(T, meta[attention.block])
 
     kernel = attention.kernel
-    if len(tiles) == 1:
+    if len(tiles) == 1 or torch.compiler.is_compiling():  # the compiler's tracer cannot time candidates
         constants |= tiles[0]._asdict()
     else:
         kernel = autotuned(kernel, tiles)
@@ -1728,7 +1737,15 @@ KERNELS = ("rmsnorm", "rope", "swiglu", "attention", "loss", "optimizer")  # eac
 
 
 def make_model(options):
-    return TinyLlama(options.model)
+    """Return the model, compiled if asked to; under torchrun block by block, so DDP sends gradients during backward."""
+    model = TinyLlama(options.model)
+    if options.enable_torch_compile:
+        for look_up in (gpu_architecture.__wrapped__, program_count.__wrapped__, dot_precision):
+            torch.compiler.assume_constant_result(look_up)  # the tracer cannot look into them
+        torch._dynamo.config.optimize_ddp = not options.parallel  # False: do not split a block's graph at DDP's buckets
+        for module in model.layers if options.parallel else [model]:
+            module.compile()
+    return model
 
 
 def make_optimizer(model, options):
@@ -1777,6 +1794,10 @@ def add_version_options(add):
     meaning = f"output head and loss in chunks (on for vocabularies from {FUSED_LOSS_FROM}; --disable-fused-loss)"
     add("--enable-fused-loss", action="store_true", help=meaning, **switch)
     add("--disable-fused-loss", action="store_false", help=argparse.SUPPRESS, **switch)
+    meaning = "trace the kernels into one graph, and let torch.compile fuse the operations between them (off)"
+    switch = {"dest": "enable_torch_compile", "default": False}
+    add("--enable-torch-compile", action="store_true", help=meaning, **switch)
+    add("--disable-torch-compile", action="store_false", help=argparse.SUPPRESS, **switch)
     add("--fp8", action="store_true", help="with --use-amp: multiply in fp8 in the transformer blocks")
 
 
@@ -1838,6 +1859,10 @@ def complete_version_options(options):
         raise UserError("--device must be cuda unless TRITON_INTERPRET=1 runs the kernels on the CPU, got cpu")
     if interpreted and options.enable_attention_kernel and options.use_amp and options.amp_dtype == "bfloat16":
         raise UserError("--amp-dtype must be float16 in Triton's interpreter, which has no bfloat16 dot, got bfloat16")
+    if options.enable_torch_compile and not options.on_gpu:
+        raise UserError("--enable-torch-compile needs a GPU: the compiler cannot trace Triton's interpreter")
+    if options.enable_torch_compile and options.enable_fused_loss:
+        raise UserError("--enable-fused-loss must have no --enable-torch-compile, which cannot trace its matmuls")
     if options.fp8:
         check_fp8(options)
     kernels = [kernel for kernel in KERNELS if getattr(options, f"enable_{kernel}_kernel")]
@@ -1845,7 +1870,8 @@ def complete_version_options(options):
     if options.enable_fused_loss and not options.enable_loss_kernel:
         raise UserError("--enable-fused-loss must have the loss kernel, which computes each chunk, got it disabled")
     if options.enable_fused_loss is None:
-        completed["enable_fused_loss"] = options.enable_loss_kernel and options.vocab_size >= FUSED_LOSS_FROM
+        can = options.enable_loss_kernel and not options.enable_torch_compile
+        completed["enable_fused_loss"] = can and options.vocab_size >= FUSED_LOSS_FROM
     if options.parallel == "fsdp" and options.enable_optimizer_kernel:
         # After the check of --use-amp: FSDP2 keeps the float32 weights itself, and PyTorch's AdamW updates them.
         completed["enable_optimizer_kernel"] = False
@@ -1853,6 +1879,8 @@ def complete_version_options(options):
     if options.fp8:
         kernels.append("fp8")
     parts = f"Triton kernels for {', '.join(kernels) or 'nothing'}"
+    if options.enable_torch_compile:
+        parts += ", torch.compile"
     if interpreted:
         results = "its fp8 rounding is not a GPU's" if options.fp8 else "results are right"
         parts += f", in Triton's interpreter: {results}, times mean nothing"
