@@ -1743,6 +1743,8 @@ def make_model(options):
         for look_up in (gpu_architecture.__wrapped__, program_count.__wrapped__, dot_precision):
             torch.compiler.assume_constant_result(look_up)  # the tracer cannot look into them
         torch._dynamo.config.optimize_ddp = not options.parallel  # False: do not split a block's graph at DDP's buckets
+        # PyTorch 2.11 would write the embedding's one-hot matrix as integers (its replacement of zeros and scatter).
+        torch._inductor.config.optimize_scatter_upon_const_tensor = False
         for module in model.layers if options.parallel else [model]:
             module.compile()
     return model
