@@ -21,6 +21,7 @@ import dataclasses
 import functools
 import math
 import os
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -1742,6 +1743,7 @@ def make_model(options):
     if options.enable_torch_compile:
         for look_up in (gpu_architecture.__wrapped__, program_count.__wrapped__, dot_precision):
             torch.compiler.assume_constant_result(look_up)  # the tracer cannot look into them
+        warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")  # these are constants
         torch._dynamo.config.optimize_ddp = not options.parallel  # False: do not split a block's graph at DDP's buckets
         # PyTorch 2.11 would write the embedding's one-hot matrix as integers (its replacement of zeros and scatter).
         torch._inductor.config.optimize_scatter_upon_const_tensor = False
