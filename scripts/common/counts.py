@@ -306,8 +306,11 @@ def swiglu(s, version, e):
 def cross_entropy(s, version, e):
     n = s.B * s.T * s.V
     rows = s.B * s.T
-    if version == 3:  # the kernel reads labels and writes loss, maximum and log(l) of each row; mean. ones_like
-        return Part([e * n + 20 * rows, 4 * rows + 4], [4, 2 * e * n + 16 * rows + 4], e * n + 16 * rows)
+    if version == 3:
+        # The kernel reads labels, and writes loss, counted, maximum and log(l) of each row; two sums; loss / count.
+        forward = [e * n + 24 * rows, 8 * rows + 8, 12]
+        # ones_like; the kernel.
+        return Part(forward, [4, 2 * e * n + 16 * rows + 8], e * n + 16 * rows + 8)
     casts = [CAST * n] if e == 2 else []
     forward = [*casts, 8 * n, 4 * n + 8 * rows + 8]  # log_softmax, nll_loss
     return Part(forward, [4, 8 * n + 8 * rows + 8, 12 * n, *casts], 4 * n + 8 * rows + 4)
