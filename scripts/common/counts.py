@@ -333,7 +333,12 @@ def loss_launches(s, e, rows):
     """Return the bytes of version 3's launches for so many rows: forward kernel, mean, scale of dx, backward kernel."""
     n = rows * s.V
     forward = e * n + 20 * rows  # reads logits and labels, writes loss, maximum and log(l) of each row
-    mean = [9 * rows, rows + 8, 4 * rows + 4, 16]  # labels that are not ignored, their count, sum of the losses, / count
+    mean = [
+        9 * rows,
+        rows + 8,
+        4 * rows + 4,
+        16,
+    ]  # labels that are not ignored, their count, sum of the losses, / count
     return forward, mean, [4, 16], 2 * e * n + 16 * rows + 4  # ones_like, / count
 
 
