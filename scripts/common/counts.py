@@ -322,42 +322,47 @@ def cross_entropy(s, version, e):
     n = s.B * s.T * s.V
     rows = s.B * s.T
     if version == 3:
-        kernel, mean, dloss, backward = loss_launches(s, e, rows)
-        return Part([kernel, *mean], [*dloss, backward], e * n + 16 * rows + 8)
+        kernel, backward_kernel = loss_kernels(s, e, rows)
+        forward, backward = mean_of_losses(rows)
+        return Part([kernel, *forward], [*backward, backward_kernel], e * n + 16 * rows + 8)
     casts = [CAST * n] if e == 2 else []
     forward = [*casts, 8 * n, 4 * n + 8 * rows + 8]  # log_softmax, nll_loss
     return Part(forward, [4, 8 * n + 8 * rows + 8, 12 * n, *casts], 4 * n + 8 * rows + 4)
 
 
-def loss_launches(s, e, rows):
-    """Return the bytes of version 3's launches for so many rows: forward kernel, mean, scale of dx, backward kernel."""
+def loss_kernels(s, e, rows):
+    """Return the bytes of version 3's two loss kernels for so many rows, forward and backward."""
     n = rows * s.V
     forward = e * n + 20 * rows  # reads logits and labels, writes loss, maximum and log(l) of each row
-    mean = [
-        9 * rows,
-        rows + 8,
-        4 * rows + 4,
-        16,
-    ]  # labels that are not ignored, their count, sum of the losses, / count
-    return forward, mean, [4, 16], 2 * e * n + 16 * rows + 4  # ones_like, / count
+    return forward, 2 * e * n + 16 * rows + 4  # the last one is a scale
+
+
+def mean_of_losses(rows):
+    """Return the bytes of the launches that average the losses of rows: forward, and backward up to the scale."""
+    not_ignored = 9 * rows
+    count = rows + 8
+    loss = 4 * rows + 4
+    divide = 16
+    return [not_ignored, count, loss, divide], [4, divide]  # backward: ones_like first
 
 
 def fused_loss(s, e):
-    """Count output head and cross-entropy of version 3 in chunks: what they launch, and both gradients that are saved."""
+    """Count output head and cross-entropy of version 3 in chunks. What is saved are the gradients, dw in float32."""
     x = s.B * s.T * s.C
     w = s.V * s.C
     head = []
-    kernels = {"forward": [], "backward": []}
+    forward_kernels = []
+    backward_kernels = []
     for rows in s.loss_chunks:
-        forward, _, _, backward = loss_launches(s, e, rows)
-        kernels["forward"].append(forward)
-        kernels["backward"].append(backward)
-        one = matmul(rows, s.C, s.V, e)  # logits; dx; dw is float32, and the first chunk's is not added to anything
-        dw = e * rows * (s.V + s.C) + 4 * w * (2 if head else 1)
+        forward, backward = loss_kernels(s, e, rows)
+        forward_kernels.append(forward)
+        backward_kernels.append(backward)
+        one = matmul(rows, s.C, s.V, e)  # logits; dx
+        dw = e * rows * (s.V + s.C) + 4 * w * (2 if head else 1)  # the first chunk's is not added to anything
         head += [one, one, dw]
-    _, mean, dloss, _ = loss_launches(s, e, s.B * s.T)
-    scaled = [2 * e * x + 4, (4 + e) * w + 4]
-    loss = Part([*kernels["forward"], *kernels["backward"], *mean, 4], dloss, e * x + 4 * w + 8)
+    forward, backward = mean_of_losses(s.B * s.T)
+    scaled = [2 * e * x + 4, (4 + e) * w + 4]  # dx and dw
+    loss = Part([*forward_kernels, *backward_kernels, *forward, 4], backward, e * x + 4 * w + 8)
     return {"output head": Part(head, scaled), "cross-entropy": loss}
 
 
