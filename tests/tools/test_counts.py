@@ -139,6 +139,8 @@ def test_the_numbers_of_a_step(capsys):
     assert "down projection      8,388,608          17.18     34.36" in out  # GFLOP: 2 x 1024 tokens x 8,388,608, twice
     status, out = run(capsys, "--version", 3, "--preset", "tiny", "--precision", "float16")
     numbers, roofs = [line.split()[1:] for line in out.splitlines() if line.startswith("SwiGLU")]
+    assert "chunks" not in out
+    assert "in chunks\n" in run(capsys, "--version", 3, "--vocab-size", counts.FUSED_LOSS_FROM)[1]
     one = 4 * 8 * 128 * 512 * 2  # bytes of an operand, in all layers: three of them forward, five backward, two saved
     assert numbers[3:] == [f"{3 * one / 1e6:.2f}", f"{5 * one / 1e6:.2f}", f"{2 * one / 2**20:.2f}", "4", "+", "4"]
     assert roofs[1:3] == [f"{8 * one / 5.3e6:.1f}", "memory"]
