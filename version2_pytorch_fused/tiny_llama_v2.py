@@ -904,7 +904,7 @@ class Trainer:
             if i == 0:
                 print_phase(f"step 1 of {steps}: compiles and tunes kernels, if any, which can take minutes")
             elif i == 1:
-                print_phase(f"steps 2 to {steps}: nothing is left to compile")
+                print_phase(f"steps 2 to {steps}: little or nothing is left to compile")
             self.step()
             if i == 0 and self.options.on_gpu:  # the first step allocates what compiling and tuning need
                 torch.cuda.reset_peak_memory_stats(self.options.device)
@@ -1297,7 +1297,7 @@ def print_configuration(trainer, data):
     print(f"  data       {data.description}")
     precision = options.precision
     if trainer.rounds_to_tf32 is False:
-        precision += ", but PyTorch's matmuls stay in float32 here"
+        precision += ", but PyTorch's matmuls keep float32's bits here"
         if torch.version.hip:
             precision += ": PyTorch 2.6 and 2.7 need HIPBLASLT_ALLOW_TF32=1"
     print(f"  precision  {precision}{', deterministic' if options.deterministic else ''}")
@@ -1355,8 +1355,9 @@ def measured_steps():
     """Name the measured steps, a range that profilers can select; rocprofv3 --selected-regions records them alone."""
     selected = os.environ.get("ROCPROF_SELECTED_REGIONS", "0") != "0"
     if selected:
+        preloaded = re.search(r"[^:]*librocprofiler-sdk-roctx\.so[^:]*", os.environ.get("LD_PRELOAD", ""))
         try:
-            roctx = ctypes.CDLL("librocprofiler-sdk-roctx.so")
+            roctx = ctypes.CDLL(preloaded[0] if preloaded else "librocprofiler-sdk-roctx.so")
         except OSError as error:
             raise UserError(f"--selected-regions cannot begin to record: {error}") from None
         roctx.roctxProfilerResume(ctypes.c_uint64(0))  # 0: all threads

@@ -21,6 +21,7 @@ import dataclasses
 import functools
 import math
 import os
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -95,6 +96,11 @@ def swiglu(gate, up):
 # ---------------------------------------------------------------- tiles, launches, input checks, and the guard
 
 
+def cdiv(n, size):
+    """Return how many blocks of this size cover n. triton.cdiv, which kernels can call too, takes the host 2 us."""
+    return (n + size - 1) // size
+
+
 @functools.cache  # here and below: an eager step would ask the driver 150 times
 def gpu_architecture(device):
     """Return the GPU's architecture, such as "gfx942" or "sm_90"; "cpu" in Triton's interpreter."""
@@ -118,6 +124,11 @@ def tile_shape(columns, device, elements=4096, whole_row=False):
     """Return ROWS and BLOCK, powers of two, of a tile of about `elements` elements; BLOCK spans a row or part of it."""
     if gpu_architecture(device) == "cpu":
         elements = 65536  # the interpreter's time grows with the number of programs, not of elements
+    return tile_of(columns, elements, whole_row)
+
+
+@functools.cache
+def tile_of(columns, elements, whole_row):
     block = triton.next_power_of_2(columns)
     if not whole_row:
         block = min(block, elements)
@@ -127,7 +138,7 @@ def tile_shape(columns, device, elements=4096, whole_row=False):
 def launch_tiles(kernel, rows, columns, *arguments, elements=4096, whole_row=False, num_warps=4):
     """Launch kernel(*arguments, rows, columns, ROWS, BLOCK) with one program per tile of [rows, columns]."""
     tile = tile_shape(columns, arguments[0].device, elements, whole_row)
-    grid = (triton.cdiv(rows, tile["ROWS"]), triton.cdiv(columns, tile["BLOCK"]))
+    grid = (cdiv(rows, tile["ROWS"]), cdiv(columns, tile["BLOCK"]))
     kernel[grid](*arguments, rows, columns, **tile, num_warps=num_warps)
 
 
@@ -161,6 +172,8 @@ def guarded(twice_differentiable):
     def call(function, ctx, arguments):
         arguments = [x.contiguous() if isinstance(x, torch.Tensor) else x for x in arguments]
         first_tensor = next(x for x in arguments if isinstance(x, torch.Tensor))
+        if torch.compiler.is_compiling():  # the compiler launches on the device of the tensors
+            return function(ctx, *arguments)
         with torch.cuda.device_of(first_tensor):
             return function(ctx, *arguments)
 
@@ -183,7 +196,8 @@ def guarded(twice_differentiable):
     return decorate
 
 
-# Kernels compute in float32 and store in the dtype of the tensor. Offsets are int64: a tensor may have more than 2³¹
+# Kernels compute in float32 and store in the dtype of the tensor. torch.compile passes a Python float as float64: each
+# is cast where it is used. Offsets are int64: a tensor may have more than 2³¹
 # elements.
 
 
@@ -218,7 +232,7 @@ def rmsnorm_forward_kernel(
         x += load(branch_ptr + offsets, mask)
         store(x_ptr + offsets, x, mask)
         x = x.to(x_ptr.dtype.element_ty).to(tl.float32)  # normalize the sum as it was stored: the backward reads that
-    rstd = tl.rsqrt(tl.sum(x * x, 1) / C + eps)
+    rstd = tl.rsqrt(tl.sum(x * x, 1) / C + tl.cast(eps, tl.float32))
     store(rstd_ptr + row, rstd, row < rows)
     w = load(w_ptr + column, column < C)
     store(y_ptr + offsets, x * rstd[:, None] * w[None, :], mask)
@@ -293,7 +307,7 @@ class AddRMSNormFunction(torch.autograd.Function):
             num_warps = 4 if C > 512 else 2
             programs *= 2
         tile = tile_shape(C, x.device, elements, whole_row=True)
-        programs = min(programs, triton.cdiv(rows, tile["ROWS"]))
+        programs = min(programs, cdiv(rows, tile["ROWS"]))
         dresidual = torch.empty_like(x)
         partial_dw = torch.empty(programs, C, dtype=torch.float32, device=x.device)
         rmsnorm_backward_kernel[(programs,)](
@@ -304,7 +318,7 @@ class AddRMSNormFunction(torch.autograd.Function):
             sum_tile = {"ROWS": 4, "BLOCK": tile["BLOCK"]}
         else:  # narrow tiles: more programs share this small sum
             sum_tile = {"ROWS": 128, "BLOCK": 8}
-        sum_grid = (triton.cdiv(C, sum_tile["BLOCK"]),)
+        sum_grid = (cdiv(C, sum_tile["BLOCK"]),)
         column_sum_kernel[sum_grid](partial_dw, dw, programs, C, **sum_tile, num_warps=8)
         dbranch = dresidual if ctx.add else None
         return dresidual, dbranch, dw.to(w.dtype), None
@@ -340,7 +354,7 @@ def rope_kernel(
     position = row // heads % T
     entry = position * HALF + pair  # of the tables
     cos = tl.load(cos_ptr + entry, mask=rotated, other=1.0)
-    sin = tl.load(sin_ptr + entry, mask=rotated, other=0.0) * sign
+    sin = tl.load(sin_ptr + entry, mask=rotated, other=0.0) * tl.cast(sign, tl.float32)
     offsets = row.to(tl.int64) * (2 * HALF) + pair
     x1 = load(x_ptr + offsets, mask)
     x2 = load(x_ptr + offsets + HALF, mask)
@@ -487,6 +501,7 @@ def attention_forward_kernel(
     PRECISION: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_Q rows of o for one head per program: online softmax over the keys up to the diagonal."""
+    scale = tl.cast(scale, tl.float32)
     tl.static_assert(BLOCK_Q % BLOCK_K == 0)
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_Q  # the longest rows start first
@@ -529,6 +544,7 @@ def attention_backward_dq_kernel(
     K: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_Q rows of dq for one head per program, and their Δ for the dk/dv kernel."""
+    scale = tl.cast(scale, tl.float32)
     tl.static_assert(BLOCK_Q % BLOCK_K == 0)
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_Q
@@ -571,6 +587,7 @@ def attention_backward_dkdv_kernel(
     D: tl.constexpr, PRECISION: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_K rows of dk and dv of one key/value head per program: no atomics. Scores are transposed."""
+    scale = tl.cast(scale, tl.float32)
     SPAN: tl.constexpr = max(BLOCK_K, BLOCK_Q)  # queries of the tiles that the diagonal crosses
     STRIDE: tl.constexpr = (H + 2 * K) * D
     first = tl.program_id(1) * BLOCK_K
@@ -624,7 +641,10 @@ ATTENTION_DKDV = AttentionKernel(attention_backward_dkdv_kernel, "dkdv", heads="
 
 
 def launch_attention(attention, qkv, H, K, *tensors):
-    """Launch an AttentionKernel with its measured tile, or let triton.autotune choose one of its candidates."""
+    """Launch an AttentionKernel with its measured tile, or let triton.autotune choose one of its candidates.
+
+    Compiled, the first candidate is taken.
+    """
     B, T, _, D = qkv.shape
     architecture = gpu_architecture(qkv.device)
     precision = dot_precision(architecture, qkv.dtype)
@@ -633,10 +653,10 @@ def launch_attention(attention, qkv, H, K, *tensors):
     programs = B * constants[attention.heads]
 
     def grid(meta):
-        return programs, triton.cdiv(T, meta[attention.block])
+        return programs, cdiv(T, meta[attention.block])
 
     kernel = attention.kernel
-    if len(tiles) == 1:
+    if len(tiles) == 1 or torch.compiler.is_compiling():  # the compiler's tracer cannot time candidates
         constants |= tiles[0]._asdict()
     else:
         kernel = autotuned(kernel, tiles)
@@ -793,8 +813,8 @@ def autotuned(kernel, tiles):
 # ---------------------------------------------------------------- cross-entropy
 # forward    loss = mean over rows of logsumexp(x) - x[label];  logsumexp is saved as the row maximum m and log(l),
 #            because their sum would round log(l) away where logits are large
-# backward   dx = (softmax(x) - onehot(label)) · scale,  scale = dloss / number of rows
-# Rows that are ignored have loss and dx 0, and do not count.
+# backward   dx = (softmax(x) - onehot(label)) · dloss / rows
+# Rows that are ignored have loss and dx 0, and are not counted in rows.
 
 
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
@@ -803,9 +823,12 @@ IGNORED = tl.constexpr(-100)  # label of rows that are ignored; PyTorch's defaul
 
 @triton.jit
 def cross_entropy_forward_kernel(
-    x_ptr, label_ptr, loss_ptr, m_ptr, log_l_ptr, rows, V, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr, label_ptr, loss_ptr, counted_ptr, m_ptr, log_l_ptr, rows, V, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Compute ROWS losses from x [rows, V] per program, looping over the vocabulary in tiles of BLOCK."""
+    """Compute ROWS losses from x [rows, V] per program, looping over the vocabulary in tiles of BLOCK.
+
+    counted is 1, and 0 in a row that is ignored.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     x_ptr += row.to(tl.int64)[:, None] * V
     m = tl.full([ROWS], LOWEST, tl.float32)  # not -inf: in a tile of -inf alone exp(m - m_new) must not be NaN
@@ -824,17 +847,17 @@ def cross_entropy_forward_kernel(
     x_label = tl.load(x_ptr + label[:, None], mask=valid[:, None], other=float("nan")).to(tl.float32)  # [ROWS, 1]
     x_label = tl.sum(x_label, 1)  # [ROWS]: drops the dimension of one
     log_l = tl.log(l)
-    loss = tl.where(label == IGNORED, 0.0, log_l - (x_label - m))
     store(m_ptr + row, m, row < rows)
     store(log_l_ptr + row, log_l, row < rows)
-    store(loss_ptr + row, loss, row < rows)
+    store(loss_ptr + row, tl.where(label == IGNORED, 0.0, log_l - (x_label - m)), row < rows)
+    store(counted_ptr + row, tl.where(label == IGNORED, 0.0, 1.0), row < rows)
 
 
 @triton.jit
 def cross_entropy_backward_kernel(
-    x_ptr, label_ptr, m_ptr, log_l_ptr, scale_ptr, dx_ptr, rows, V, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr, label_ptr, m_ptr, log_l_ptr, dloss_ptr, count_ptr, dx_ptr, rows, V, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Compute a tile [ROWS, BLOCK] of dx [rows, V] per program; dx may be x."""
+    """Compute a tile [ROWS, BLOCK] of dx [rows, V] per program; count rows are not ignored. dx may be x."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     mask = (row[:, None] < rows) & (column < V)
@@ -845,41 +868,34 @@ def cross_entropy_backward_kernel(
     label = tl.load(label_ptr + row, mask=row < rows, other=0)
     onehot = tl.where(column == label[:, None], 1.0, 0.0)  # a wrong label has none, but its loss is NaN
     softmax = tl.exp((x - m[:, None]) - log_l[:, None])
-    dx = tl.where(label[:, None] == IGNORED, 0.0, (softmax - onehot) * tl.load(scale_ptr))
-    store(dx_ptr + offsets, dx, mask)
+    scale = tl.load(dloss_ptr) / tl.load(count_ptr)
+    store(dx_ptr + offsets, tl.where(label[:, None] == IGNORED, 0.0, (softmax - onehot) * scale), mask)
 
 
-def launch_cross_entropy_forward(logits, labels, loss, m, log_l):
-    """Compute loss, m and log_l [rows] of logits [rows, V], one program per ROWS rows."""
+def launch_cross_entropy_forward(logits, labels, *of_rows):
+    """Compute loss, counted, m and log_l, [rows] each, of logits [rows, V]: one program per ROWS rows."""
     rows, V = logits.shape
     tile = tile_shape(V, logits.device)
-    grid = (triton.cdiv(rows, tile["ROWS"]),)
-    cross_entropy_forward_kernel[grid](logits, labels, loss, m, log_l, rows, V, **tile)
-
-
-def count_labels(labels):
-    """Return how many labels are not ignored, as a tensor: the host needs no synchronisation for it."""
-    return (labels != IGNORED.value).sum()
+    grid = (cdiv(rows, tile["ROWS"]),)
+    cross_entropy_forward_kernel[grid](logits, labels, *of_rows, rows, V, **tile)
 
 
 @guarded(twice_differentiable=False)
 class CrossEntropyFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, labels):
-        loss = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
-        m = torch.empty_like(loss)
-        log_l = torch.empty_like(loss)
-        launch_cross_entropy_forward(logits, labels, loss, m, log_l)
-        count = count_labels(labels)
+        loss_and_counted = torch.empty(2, logits.shape[0], dtype=torch.float32, device=logits.device)
+        m, log_l = torch.empty_like(loss_and_counted)
+        launch_cross_entropy_forward(logits, labels, *loss_and_counted, m, log_l)
+        loss, count = loss_and_counted.sum(1)
         ctx.save_for_backward(logits, labels, m, log_l, count)
-        return loss.sum() / count
+        return loss / count
 
     @staticmethod
     def backward(ctx, dloss):
         logits, labels, m, log_l, count = ctx.saved_tensors
         dx = torch.empty_like(logits)
-        scale = dloss / count
-        launch_tiles(cross_entropy_backward_kernel, *logits.shape, logits, labels, m, log_l, scale, dx)
+        launch_tiles(cross_entropy_backward_kernel, *logits.shape, logits, labels, m, log_l, dloss, count, dx)
         return dx, None
 
 
@@ -935,26 +951,28 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
     def forward(ctx, x, w, labels, chunk):
         rows = x.shape[0]
         V = w.shape[0]
-        loss = torch.empty(rows, dtype=torch.float32, device=x.device)
-        m = torch.empty_like(loss)
-        log_l = torch.empty_like(loss)
+        loss_and_counted = torch.empty(2, rows, dtype=torch.float32, device=x.device)
+        m, log_l = torch.empty_like(loss_and_counted)
         one = torch.ones((), device=x.device)
         dx = torch.empty_like(x)
         dw = torch.empty(w.shape, dtype=torch.float32, device=x.device)
         buffer = torch.empty(min(chunk, rows), V, dtype=x.dtype, device=x.device)
         for first in range(0, rows, chunk):
             part = slice(first, first + chunk)
-            saved = labels[part], m[part], log_l[part]
-            logits = buffer[: len(x[part])]  # [up to chunk, V]
+            of_rows = m[part], log_l[part]
+            logits = buffer[: len(x[part])]  # [chunk, V], the last one shorter
             torch.mm(x[part], w.t(), out=logits)
-            launch_cross_entropy_forward(logits, saved[0], loss[part], *saved[1:])
-            launch_tiles(cross_entropy_backward_kernel, *logits.shape, logits, *saved, one, logits)
-            torch.mm(logits, w, out=dx[part])
-            add_matmul(dw, logits.t(), x[part], first=first == 0)
-        count = count_labels(labels)
+            launch_cross_entropy_forward(logits, labels[part], *loss_and_counted[:, part], *of_rows)
+            dlogits = logits
+            launch_tiles(
+                cross_entropy_backward_kernel, *logits.shape, logits, labels[part], *of_rows, one, one, dlogits
+            )
+            torch.mm(dlogits, w, out=dx[part])
+            add_matmul(dw, dlogits.t(), x[part], first=first == 0)
+        loss, count = loss_and_counted.sum(1)
         ctx.dtype = w.dtype
         ctx.save_for_backward(dx, dw, count)
-        return loss.sum() / count
+        return loss / count
 
     @staticmethod
     def backward(ctx, dloss):
@@ -1082,7 +1100,7 @@ class FusedAdamW(torch.optim.Optimizer):
                 state["master"] = p.data
                 p.data = p.data.half()
             self.state[p] = state
-            parts = range(triton.cdiv(p.numel(), self.BLOCK))
+            parts = range(cdiv(p.numel(), self.BLOCK))
             chunks.setdefault(p.dtype, []).extend((i, part) for part in parts)
         self.chunks = {dtype: torch.tensor(pairs, dtype=torch.int32).to(device) for dtype, pairs in chunks.items()}
         self.aligned = all(p.numel() % 16 == 0 for p in parameters)
@@ -1289,7 +1307,7 @@ def transpose_fp8(q, x_scale=None, g_scale=None, c=None):
     BLOCK = 128
     rows, columns = q.shape
     out = torch.empty(columns, rows, dtype=q.dtype, device=q.device)
-    grid = (triton.cdiv(rows, ROWS), triton.cdiv(columns, BLOCK))
+    grid = (cdiv(rows, ROWS), cdiv(columns, BLOCK))
     transpose_kernel[grid](q, out, x_scale, g_scale, c, rows, columns, ROWS, BLOCK)
     return out
 
@@ -1476,7 +1494,7 @@ class FP8Weights:
         for layer in self.layers:
             layer.allocate()
             for row in layer.table_rows():
-                programs = triton.cdiv(row[MATRIX_ROWS.value], self.ROWS)
+                programs = cdiv(row[MATRIX_ROWS.value], self.ROWS)
                 most = max(most, programs)
                 chunks_before = len(chunks)
                 chunks += [(len(table), part) for part in range(programs)]
@@ -1720,7 +1738,18 @@ KERNELS = ("rmsnorm", "rope", "swiglu", "attention", "loss", "optimizer")  # eac
 
 
 def make_model(options):
-    return TinyLlama(options.model)
+    """Return the model, compiled if asked to; under torchrun block by block, so DDP sends gradients during backward."""
+    model = TinyLlama(options.model)
+    if options.enable_torch_compile:
+        for look_up in (gpu_architecture.__wrapped__, program_count.__wrapped__, dot_precision):
+            torch.compiler.assume_constant_result(look_up)  # the tracer cannot look into them
+        warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")  # these are constants
+        torch._dynamo.config.optimize_ddp = not options.parallel  # False: do not split a block's graph at DDP's buckets
+        # PyTorch 2.11 would write the embedding's one-hot matrix as integers (its replacement of zeros and scatter).
+        torch._inductor.config.optimize_scatter_upon_const_tensor = False
+        for module in model.layers if options.parallel else [model]:
+            module.compile()
+    return model
 
 
 def make_optimizer(model, options):
@@ -1769,6 +1798,10 @@ def add_version_options(add):
     meaning = f"output head and loss in chunks (on for vocabularies from {FUSED_LOSS_FROM}; --disable-fused-loss)"
     add("--enable-fused-loss", action="store_true", help=meaning, **switch)
     add("--disable-fused-loss", action="store_false", help=argparse.SUPPRESS, **switch)
+    meaning = "trace the kernels into one graph, and let torch.compile fuse the operations between them (off)"
+    switch = {"dest": "enable_torch_compile", "default": False}
+    add("--enable-torch-compile", action="store_true", help=meaning, **switch)
+    add("--disable-torch-compile", action="store_false", help=argparse.SUPPRESS, **switch)
     add("--fp8", action="store_true", help="with --use-amp: multiply in fp8 in the transformer blocks")
 
 
@@ -1830,6 +1863,10 @@ def complete_version_options(options):
         raise UserError("--device must be cuda unless TRITON_INTERPRET=1 runs the kernels on the CPU, got cpu")
     if interpreted and options.enable_attention_kernel and options.use_amp and options.amp_dtype == "bfloat16":
         raise UserError("--amp-dtype must be float16 in Triton's interpreter, which has no bfloat16 dot, got bfloat16")
+    if options.enable_torch_compile and not options.on_gpu:
+        raise UserError("--enable-torch-compile needs a GPU: the compiler cannot trace Triton's interpreter")
+    if options.enable_torch_compile and options.enable_fused_loss:
+        raise UserError("--enable-fused-loss must have no --enable-torch-compile, which cannot trace its matmuls")
     if options.fp8:
         check_fp8(options)
     kernels = [kernel for kernel in KERNELS if getattr(options, f"enable_{kernel}_kernel")]
@@ -1837,7 +1874,8 @@ def complete_version_options(options):
     if options.enable_fused_loss and not options.enable_loss_kernel:
         raise UserError("--enable-fused-loss must have the loss kernel, which computes each chunk, got it disabled")
     if options.enable_fused_loss is None:
-        completed["enable_fused_loss"] = options.enable_loss_kernel and options.vocab_size >= FUSED_LOSS_FROM
+        can = options.enable_loss_kernel and not options.enable_torch_compile
+        completed["enable_fused_loss"] = can and options.vocab_size >= FUSED_LOSS_FROM
     if options.parallel == "fsdp" and options.enable_optimizer_kernel:
         # After the check of --use-amp: FSDP2 keeps the float32 weights itself, and PyTorch's AdamW updates them.
         completed["enable_optimizer_kernel"] = False
@@ -1845,6 +1883,8 @@ def complete_version_options(options):
     if options.fp8:
         kernels.append("fp8")
     parts = f"Triton kernels for {', '.join(kernels) or 'nothing'}"
+    if options.enable_torch_compile:
+        parts += ", torch.compile"
     if interpreted:
         results = "its fp8 rounding is not a GPU's" if options.fp8 else "results are right"
         parts += f", in Triton's interpreter: {results}, times mean nothing"
@@ -2444,7 +2484,7 @@ class Trainer:
             if i == 0:
                 print_phase(f"step 1 of {steps}: compiles and tunes kernels, if any, which can take minutes")
             elif i == 1:
-                print_phase(f"steps 2 to {steps}: nothing is left to compile")
+                print_phase(f"steps 2 to {steps}: little or nothing is left to compile")
             self.step()
             if i == 0 and self.options.on_gpu:  # the first step allocates what compiling and tuning need
                 torch.cuda.reset_peak_memory_stats(self.options.device)
@@ -2837,7 +2877,7 @@ def print_configuration(trainer, data):
     print(f"  data       {data.description}")
     precision = options.precision
     if trainer.rounds_to_tf32 is False:
-        precision += ", but PyTorch's matmuls stay in float32 here"
+        precision += ", but PyTorch's matmuls keep float32's bits here"
         if torch.version.hip:
             precision += ": PyTorch 2.6 and 2.7 need HIPBLASLT_ALLOW_TF32=1"
     print(f"  precision  {precision}{', deterministic' if options.deterministic else ''}")
@@ -2895,8 +2935,9 @@ def measured_steps():
     """Name the measured steps, a range that profilers can select; rocprofv3 --selected-regions records them alone."""
     selected = os.environ.get("ROCPROF_SELECTED_REGIONS", "0") != "0"
     if selected:
+        preloaded = re.search(r"[^:]*librocprofiler-sdk-roctx\.so[^:]*", os.environ.get("LD_PRELOAD", ""))
         try:
-            roctx = ctypes.CDLL("librocprofiler-sdk-roctx.so")
+            roctx = ctypes.CDLL(preloaded[0] if preloaded else "librocprofiler-sdk-roctx.so")
         except OSError as error:
             raise UserError(f"--selected-regions cannot begin to record: {error}") from None
         roctx.roctxProfilerResume(ctypes.c_uint64(0))  # 0: all threads

@@ -322,48 +322,43 @@ def cross_entropy(s, version, e):
     n = s.B * s.T * s.V
     rows = s.B * s.T
     if version == 3:
-        kernel, backward_kernel = loss_kernels(s, e, rows)
-        forward, backward = mean_of_losses(rows)
-        return Part([kernel, *forward], [*backward, backward_kernel], e * n + 16 * rows + 8)
+        forward, backward = loss_kernels(s, e, rows)
+        sums = 8 * rows + 8  # of losses, and of the rows that are counted
+        divide = 12
+        return Part([forward, sums, divide], [4, backward + 8], e * n + 16 * rows + 8)  # ones_like first
     casts = [CAST * n] if e == 2 else []
     forward = [*casts, 8 * n, 4 * n + 8 * rows + 8]  # log_softmax, nll_loss
     return Part(forward, [4, 8 * n + 8 * rows + 8, 12 * n, *casts], 4 * n + 8 * rows + 4)
 
 
 def loss_kernels(s, e, rows):
-    """Return the bytes of version 3's two loss kernels for so many rows, forward and backward."""
+    """Return the bytes of version 3's two loss kernels for so many rows, forward and backward, scale left out."""
     n = rows * s.V
-    forward = e * n + 20 * rows  # reads logits and labels, writes loss, maximum and log(l) of each row
-    return forward, 2 * e * n + 16 * rows + 4  # the last one is a scale
-
-
-def mean_of_losses(rows):
-    """Return the bytes of the launches that average the losses of rows: forward, and backward up to the scale."""
-    not_ignored = 9 * rows
-    count = rows + 8
-    loss = 4 * rows + 4
-    divide = 16
-    return [not_ignored, count, loss, divide], [4, divide]  # backward: ones_like first
+    forward = e * n + 24 * rows  # reads logits and labels; writes loss, counted, maximum and log(l) of each row
+    return forward, 2 * e * n + 16 * rows
 
 
 def fused_loss(s, e):
     """Count output head and cross-entropy of version 3 in chunks. What is saved are the gradients, dw in float32."""
-    x = s.B * s.T * s.C
+    rows = s.B * s.T
+    x = rows * s.C
     w = s.V * s.C
-    head = []
+    matmuls = []
     forward_kernels = []
     backward_kernels = []
-    for rows in s.loss_chunks:
-        forward, backward = loss_kernels(s, e, rows)
+    for chunk in s.loss_chunks:
+        forward, backward = loss_kernels(s, e, chunk)
         forward_kernels.append(forward)
-        backward_kernels.append(backward)
-        one = matmul(rows, s.C, s.V, e)  # logits; dx
-        dw = e * rows * (s.V + s.C) + 4 * w * (2 if head else 1)  # the first chunk's is not added to anything
-        head += [one, one, dw]
-    forward, backward = mean_of_losses(s.B * s.T)
+        backward_kernels.append(backward + 4)  # a scale of 1
+        one = matmul(chunk, s.C, s.V, e)  # logits; dx
+        dw = e * chunk * (s.V + s.C) + 4 * w * (2 if matmuls else 1)  # the first chunk's is not added to anything
+        matmuls += [one, one, dw]
     scaled = [2 * e * x + 4, (4 + e) * w + 4]  # dx and dw
-    loss = Part([*forward_kernels, *backward_kernels, *forward, 4], backward, e * x + 4 * w + 8)
-    return {"output head": Part(head, scaled), "cross-entropy": loss}
+    sums = 8 * rows + 8
+    divide = 12
+    forward = [*forward_kernels, *backward_kernels, 4, sums, divide]  # 4: the scale
+    loss = Part(forward, [4, divide], e * x + 4 * w + 8)
+    return {"output head": Part(matmuls, scaled), "cross-entropy": loss}
 
 
 def adamw(s, version, precision):
@@ -477,7 +472,7 @@ KERNELS = {
     "swiglu_forward_kernel": ("SwiGLU", "forward", slice(None)),
     "swiglu_backward_kernel": ("SwiGLU", "backward", slice(None)),
     "cross_entropy_forward_kernel": ("cross-entropy", "forward", slice(0, 1)),
-    "cross_entropy_backward_kernel": ("cross-entropy", "backward", slice(2, None)),
+    "cross_entropy_backward_kernel": ("cross-entropy", "backward", slice(1, None)),
     "adamw_kernel": ("AdamW", "backward", slice(2, None)),
 }
 KERNEL_MATMULS = {"attention_forward_kernel": 2, "attention_backward_dq_kernel": 3, "attention_backward_dkdv_kernel": 4}

@@ -13,7 +13,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.command_line import Failure, run_tool
+from common.command_line import Failure, Parser
 from common.gpus import GPUS, gpu_named, peak_tflops
 
 TOKENS, WIDTH, FEED_FORWARD = 16 * 512, 1024, 4096  # of the medium preset
@@ -67,7 +67,7 @@ def describe_rounding(error, device):
 
     if multiply(torch.full((256, 256), 1 + 2**-12, device=device), torch.eye(256, device=device)).max() > 1:
         way_out = ": PyTorch 2.6 and 2.7 need HIPBLASLT_ALLOW_TF32=1" if torch.version.hip else ""
-        return f"TF32 has no effect, matmuls stay in float32{way_out}"
+        return f"no TF32, or an emulated one that keeps more bits{way_out}"
     if error < ROUNDS_DOWN:
         return f"TF32 rounds down: mean signed error {error:.1e}"
     return f"TF32 rounds to nearest: mean signed error {error:.1e}"
@@ -101,12 +101,11 @@ def probe(precision, device="cuda"):
     print(f"{said}{times}")
 
 
-def main(argv):
-    if argv not in (["bfloat16"], ["tf32"]):
-        print("gemm_probe.py: the precision must be bfloat16 or tf32", file=sys.stderr)
-        return 2
-    return run_tool("gemm_probe.py", lambda: probe(*argv) or 0)
+def main(argv=None):
+    parser = Parser("gemm_probe.py", __doc__, with_json=False)
+    parser.add_argument("precision", choices=["bfloat16", "tf32"])
+    return parser.run(lambda options: probe(options.precision) or 0, argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -18,6 +18,7 @@ always the newest run's.
 Exit status: 0; 1 if a page differs, or without matplotlib; 2 for a bad option or a file that cannot be read.
 """
 
+import json
 import os
 import pathlib
 import re
@@ -357,7 +358,9 @@ def tested_on(recorded):
     rows = executed(recorded)
     devices = " ".join(device for _, device, _, _ in rows)
     sets = f"{versions_of('constraints-oldest.txt')} to {versions_of('constraints.txt')}"
-    stubs = sorted((path.name[5:] for path in (REPOSITORY / "tests" / "tools" / "stubs").glob("rocm-*")), key=numbers)
+    stubs = REPOSITORY / "tests" / "tools" / "stubs"
+    read = json.loads((stubs / "options.json").read_text())["read, not run"]["rocprofv3"]
+    ran = sorted({path.name[5:] for path in stubs.glob("rocm-*")} - {*read}, key=numbers)
     releases = ", ".join(f"{major}.{minor}" for major, minor in rocm_builds())
     amd = "" if re.search("AMD|Radeon", devices) else "any AMD GPU, "
     rows += [
@@ -369,7 +372,8 @@ def tested_on(recorded):
             "version 3's kernels, forward and backward, in float32, bfloat16 and float16; not fp8's",
         ),
         ("compiled", ", ".join(TARGETS), "", "version 3's kernels: registers, LDS, spills"),
-        ("run against stubs", f"profilers of ROCm {', '.join(stubs)}", "", "wrappers: command lines, result files"),
+        ("run against stubs", f"profilers of ROCm {', '.join(ran)}", "", "wrappers: command lines, result files"),
+        ("read, not run: stubs of sources and changelogs", f"profilers of ROCm {', '.join(read)}", "", "the same"),
         ("run against stubs", f"machines with ROCm {releases}", "", "quickstart's choice of a PyTorch build"),
         ("never", f"{amd}aarch64, macOS, Windows (in WSL it is Linux)", "", "anything"),
     ]

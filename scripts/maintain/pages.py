@@ -21,7 +21,7 @@ from common.versions import REPOSITORY, SCRIPTS
 
 FOLDERS = [script.parent for script in SCRIPTS.values()]
 # Pages whose commands start at the top of the repository; those of the others start in the page's own folder.
-AT_THE_TOP = "exercises/README.md scripts/SCALING.md scripts/YOUR_OWN_SCRIPT.md .github/CONTRIBUTING.md"
+AT_THE_TOP = "exercises/README.md scripts/SCALING.md scripts/YOUR_OWN_SCRIPT.md scripts/AMD.md .github/CONTRIBUTING.md"
 FROM_THE_TOP = [REPOSITORY / name for name in AT_THE_TOP.split()]
 STAGES = REPOSITORY / "version3_triton" / "exercises" / "performance_debugging"
 OTHERS = "version3_triton/README_WORKSHOP.md version3_triton/NOTEBOOK.md scripts/README.md TINY_LLAMA_ARCHITECTURE.md"
@@ -47,7 +47,7 @@ class Command(NamedTuple):
 
     def words(self):
         """Return the words of the command, without the variables that are set before it."""
-        return shlex.split(re.sub(r"^(?:[A-Z_]+=\S+ )+", "", self.text), comments=True)
+        return shlex.split(re.sub(r"^(?:[A-Z][A-Z0-9_]*=\S+ )+", "", self.text), comments=True)
 
 
 def start_of(page):

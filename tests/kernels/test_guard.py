@@ -35,6 +35,10 @@ FUNCTIONS = {
         [(2, 7, 4, 16)],
     ),
     "CrossEntropyFunction": (lambda x: V3.CrossEntropyFunction.apply(x, torch.arange(7, device=x.device)), [(7, 20)]),
+    "LinearCrossEntropyFunction": (
+        lambda x, w: V3.LinearCrossEntropyFunction.apply(x, w, torch.arange(7, device=x.device), 4),
+        [(7, 12), (20, 12)],
+    ),
     "EmbeddingFunction": (lambda w: V3.EmbeddingFunction.apply(torch.arange(6, device=w.device) % 4, w), [(5, 8)]),
     "FP8LinearFunction": (of_fp8(V3.FP8LinearFunction), [(2, 16, 32), (48, 32)]),
     "FP8FeedForwardFunction": (of_fp8(V3.FP8FeedForwardFunction), [(2, 16, 32), (96, 32), (32, 48)]),

@@ -47,7 +47,7 @@ class Mutant(NamedTuple):
     times: int = 1
 
 
-LAST_ROWS = Mutant("launch_tiles", "triton.cdiv(rows, tile['ROWS'])", "max(1, rows // tile['ROWS'])")
+LAST_ROWS = Mutant("launch_tiles", "cdiv(rows, tile['ROWS'])", "max(1, rows // tile['ROWS'])")
 PAST_THE_END = Mutant("store_tile", "first + row < T", "first + row < T + 1")
 # Mistakes that not every case shows: operation -> mistake -> mutant.
 MUTANTS = {
@@ -94,7 +94,7 @@ MUTANTS = {
     "packed_swiglu": {
         "last rows not launched": LAST_ROWS,
         "last columns not launched": Mutant(
-            "launch_tiles", "triton.cdiv(columns, tile['BLOCK'])", "max(1, columns // tile['BLOCK'])"
+            "launch_tiles", "cdiv(columns, tile['BLOCK'])", "max(1, columns // tile['BLOCK'])"
         ),
         "row runs into the next": Mutant("swiglu_forward_kernel", "column < width", "column < 2 * width"),
         "row runs into the next, backward": Mutant("swiglu_backward_kernel", "column < width", "column < 2 * width"),
@@ -187,16 +187,22 @@ MUTANTS = {
         "rounded to the logits' size": Mutant(
             "cross_entropy_backward_kernel", "x - m[:, None] - log_l[:, None]", "x - (m + log_l)[:, None]"
         ),
-        "gradient of the first tile alone": Mutant("launch_tiles", "triton.cdiv(columns, tile['BLOCK'])", "1"),
+        "gradient of the first tile alone": Mutant("launch_tiles", "cdiv(columns, tile['BLOCK'])", "1"),
         "last gradients not launched": LAST_ROWS,
         "last rows not launched": Mutant(
-            "launch_cross_entropy_forward", "triton.cdiv(rows, tile['ROWS'])", "max(1, rows // tile['ROWS'])"
+            "launch_cross_entropy_forward", "cdiv(rows, tile['ROWS'])", "max(1, rows // tile['ROWS'])"
         ),
-        "ignored rows have a loss": Mutant("cross_entropy_forward_kernel", "label == IGNORED", "label == label - 1"),
+        "ignored rows have a loss": Mutant(
+            "cross_entropy_forward_kernel",
+            "tl.where(label == IGNORED, 0.0, log_l - (x_label - m))",
+            "log_l - (x_label - m)",
+        ),
         "ignored rows have a gradient": Mutant(
             "cross_entropy_backward_kernel", "label[:, None] == IGNORED", "label[:, None] == label[:, None] - 1"
         ),
-        "ignored rows count": Mutant("count_labels", "labels != IGNORED.value", "labels == labels"),
+        "ignored rows count": Mutant(
+            "cross_entropy_forward_kernel", "tl.where(label == IGNORED, 0.0, 1.0)", "tl.where(row < rows, 1.0, 0.0)"
+        ),
     },
     "linear_cross_entropy": {
         "dw of the last chunk alone": Mutant("LinearCrossEntropyFunction.forward", "first == 0", "True"),
@@ -204,7 +210,7 @@ MUTANTS = {
             "LinearCrossEntropyFunction.forward", "range(0, rows, chunk)", "range(0, rows - chunk // 2, chunk)"
         ),
         "gradients not scaled": Mutant("LinearCrossEntropyFunction.backward", "dloss / count", "1 / count"),
-        "mean of all rows": Mutant("LinearCrossEntropyFunction.forward", "loss.sum() / count", "loss.mean()"),
+        "mean of a chunk": Mutant("LinearCrossEntropyFunction.forward", "loss / count", "loss / chunk"),
     },
     "adamw": {
         "epsilon under the root": Mutant("adamw_kernel", "tl.sqrt(v_hat) + eps", "tl.sqrt(v_hat + eps)"),
@@ -224,7 +230,7 @@ MUTANTS = {
         ),
         "low bits lost": Mutant("adamw_kernel", "bits - (upper << 16)", "bits - bits"),
         "last elements not launched": Mutant(
-            "FusedAdamW.__init__", "triton.cdiv(p.numel(), self.BLOCK)", "max(1, p.numel() // self.BLOCK)"
+            "FusedAdamW.__init__", "cdiv(p.numel(), self.BLOCK)", "max(1, p.numel() // self.BLOCK)"
         ),
         "an element past the end": Mutant("adamw_kernel", "offsets < count", "offsets < count + 1"),
     },

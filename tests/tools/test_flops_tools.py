@@ -276,9 +276,8 @@ def test_kernel_counts_of_the_fused_loss_are_those_of_a_chunk(monkeypatch):
     chunks = counts.kernel_counts("float32", sizes)
     monkeypatch.setattr(counts, "FUSED_LOSS_FROM", sizes.V + 1)
     whole = counts.kernel_counts("float32", sizes)
-    for name, again in (("cross_entropy_forward_kernel", 0), ("cross_entropy_backward_kernel", 4)):  # loads the scale
-        flops_of_one, moved = chunks[name]
-        assert (2 * flops_of_one, 2 * moved) == (whole[name][0], whole[name][1] + again)
+    for name in ("cross_entropy_forward_kernel", "cross_entropy_backward_kernel"):  # two numbers are a scale, or one
+        assert [2 * number for number in chunks[name]] == list(whole[name])
     assert chunks["rope_kernel"] == whole["rope_kernel"]
 
 

@@ -1,4 +1,4 @@
-"""The profiling wrappers, with stubs for the profilers of five ROCm releases and of NVIDIA, and for real on a CPU."""
+"""The profiling wrappers, with stubs for the profilers of ten ROCm releases and of NVIDIA, and for real on a CPU."""
 
 import concurrent.futures
 import functools
@@ -27,6 +27,7 @@ FOLDER = SCRIPTS[3].parent  # replays a graph by default
 WRAPPER_FILES = REPOSITORY / "scripts" / "common" / "wrappers"
 WRAPPERS = ("get_trace.sh", "get_counters.sh", "get_hotspots.sh", "get_rocprof_compute.sh", "get_rocprof_sys.sh")
 ROCM = ("6.2", "6.3", "6.4", "7.0", "7.1")  # whose front ends were run
+READ = ("7.13", "7.14", "10.0", "10.1", "10.2")  # read, not run: stubs of what sources and changelogs state
 SUCCESS = re.compile(r"^(open|read more|the whole table|every|these are)", re.MULTILINE)  # printed by a success alone
 
 
@@ -140,8 +141,12 @@ DELIVERED = {  # steps, files, and what the last lines say
 }
 
 
-@pytest.mark.parametrize("release", ROCM)
-@pytest.mark.parametrize("wrapper", WRAPPERS)
+# Each wrapper where its command changes, and rocprof-compute, whose files change from release to release.
+NEWER = [(w, release) for w, release, _ in COMMANDS if release in READ] + [("get_rocprof_sys.sh", "10.2")]
+NEWER = [*dict.fromkeys(NEWER + [("get_rocprof_compute.sh", release) for release in READ])]
+
+
+@pytest.mark.parametrize(("wrapper", "release"), [(w, release) for w in WRAPPERS for release in ROCM] + NEWER)
 @pytest.mark.quick(1, each="wrapper")
 def test_command_files_and_last_lines_of_every_release(wrapper, release, run, python, tmp_path):
     arguments = ("--output-dir", tmp_path / "results", "--use-amp")
@@ -149,15 +154,27 @@ def test_command_files_and_last_lines_of_every_release(wrapper, release, run, py
     assert result.returncode == 0, result.stdout + result.stderr
     steps, files, last = DELIVERED[wrapper]
     train = f"{python} tiny_llama_v3.py --batch-size 8 --seq-len 128 --no-graph --num-steps {steps} --use-amp"
-    since = max((r for w, r, _ in COMMANDS if w == wrapper and ROCM.index(r) <= ROCM.index(release)), key=ROCM.index)
+    at = (ROCM + READ).index
+    since = max((r for w, r, _ in COMMANDS if w == wrapper and at(r) <= at(release)), key=at)
     assert recorded(tmp_path) == [f"{command} -- {train}" for w, r, command in COMMANDS if (w, r) == (wrapper, since)]
     folder = result_of(tmp_path / "results")
-    assert all(len(list(folder.glob(file))) == 1 for file in files.split()) and not list(folder.rglob("*.db"))
+    from_database = release == "10.2" and "rocprof_" not in wrapper  # where csv is deprecated
+    if from_database:
+        files = files.replace("*_kernel_trace.csv", "*.db")
+    else:
+        assert bool(list(folder.rglob("*.db"))) == (wrapper == "get_rocprof_compute.sh" and release in READ[3:])
+    assert all(len(list(folder.glob(file))) == 1 for file in files.split())
     assert python in (folder / "command.txt").read_text() and "training" in (folder / "log.txt").read_text()
-    assert re.search(last, result.stdout.strip()), result.stdout
+    if from_database and wrapper == "get_trace.sh":
+        assert "trace_results.pftrace in http" in result.stdout and "answers SQL" in result.stdout
+    else:
+        assert re.search(last, result.stdout.strip()), result.stdout
     assert not missing_files(result.stdout, folder)
     assert "because a replayed graph may hide kernels" in result.stdout
-    assert "the profile holds start-up and warm-up too" in result.stdout
+    alone = at(release) >= at("7.0") and "rocprof_" not in wrapper
+    assert ("the profile holds start-up and warm-up too" in result.stdout) == (not alone)
+    assert ("the profile holds the measured steps alone\n" in result.stdout) == alone
+    assert ("counters are those of the whole run" in result.stdout) == (alone and wrapper == "get_counters.sh")
     assert ("warning: every call is recorded" in result.stderr) == (wrapper == "get_rocprof_sys.sh")
 
 
@@ -215,15 +232,65 @@ def test_the_python_of_the_training_has_its_whole_path(run, tmp_path):
     assert python.is_absolute() and python.samefile(tmp_path / "training_python")
 
 
+@pytest.mark.parametrize(
+    ("fault", "status", "says"),
+    [
+        ("no-region", 0, "get_hotspots.sh: warning: rocprofv3 recorded no kernel in the measured steps"),
+        ("whole-run", 0, "get_hotspots.sh: the profile holds start-up and warm-up too: this rocprofv3 ignores"),
+        ("no-kernels", 1, ""),
+    ],
+)
+@pytest.mark.quick(2)
+def test_measured_steps_that_rocprofv3_does_not_record_alone(fault, status, says, run, tmp_path):
+    """The wrapper records the whole run where it got nothing, and says what the profile holds."""
+    result = run("get_hotspots.sh", "--output-dir", tmp_path / "results", profilers="rocm-7.1", STAND_IN_FAULT=fault)
+    assert result.returncode == status, result.stdout + result.stderr
+    assert says in result.stdout + result.stderr
+    commands = recorded(tmp_path)
+    assert ["--selected-regions" in command for command in commands] == [True, False][: 1 + (fault != "whole-run")]
+    if not status:
+        assert len(list(result_of(tmp_path / "results").glob("kernels_*_kernel_trace.csv"))) == 1
+        assert "attention_forward_kernel" in result.stdout
+
+
+def test_a_script_that_cannot_begin_to_record_is_profiled_as_a_whole(run, tmp_path):
+    """Where the library is missing, the script says so and ends; any other failure of it is one."""
+    executable(
+        tmp_path / "without_library",
+        """#!/usr/bin/env bash
+if [[ $1 = *tiny_llama_v3.py && -n ${STAND_IN_REGIONS:-} ]]; then
+    echo "tiny_llama_v3.py: error: --selected-regions cannot begin to record: librocprofiler-sdk-roctx.so" >&2
+    exit 2
+fi
+exec training_python "$@"
+""",
+    )
+    machine = {"profilers": "rocm-7.0", "TINY_LLAMA_PYTHON": "without_library"}
+    result = run("get_hotspots.sh", "--output-dir", tmp_path / "results", **machine)
+    assert result.returncode == 0 and "it now records the whole run" in result.stderr, result.stdout + result.stderr
+    result = run("get_hotspots.sh", "--output-dir", tmp_path / "others", STAND_IN_STATUS="7", profilers="rocm-7.0")
+    assert result.returncode == 7 and "records the whole run" not in result.stderr
+
+
+def test_rocprof_compute_gets_a_folder_of_its_own(run, tmp_path):
+    """From ROCm 10.0 on it refuses one that is not empty; a kernel that nothing matches is named as the reason."""
+    arguments = ("--output-dir", tmp_path / "results")
+    results = [run("get_rocprof_compute.sh", *arguments, profilers="rocm-10.0") for _ in range(2)]
+    assert [result.returncode for result in results] == [0, 0], results[-1].stderr
+    result = run("get_rocprof_compute.sh", *arguments, "--kernel", "nothing", profilers="rocm-10.1")
+    assert result.returncode == 1 and "no kernel's name has 'nothing' in it" in result.stderr
+
+
 @pytest.mark.parametrize("release", ["6.2", "6.3", "6.4", "7.0", "7.1"])
 @pytest.mark.quick(2)
 def test_a_part_of_the_run_is_selected_by_time_where_the_release_can(release, run):
-    """No rocprofv3 knows the scripts' steps. From 6.4 on it measures a period, without start-up and warm-up."""
+    """From 6.4 on rocprofv3 measures a period that a user chooses, without start-up and warm-up."""
     offered = release not in ("6.2", "6.3")
     period = ("--", "--collection-period", "20:5:1") if offered else ()
     for wrapper in ("get_hotspots.sh", "get_trace.sh", "get_counters.sh"):
         result = run(wrapper, "--dry-run", *period, profilers=f"rocm-{release}")
         assert result.returncode == 0 and "cannot select the measured steps" in result.stdout
+        assert "--selected-regions" not in result.stdout
         assert ("--collection-period START:LENGTH:1 selects a part of the run" in result.stdout) == offered
         assert (" --collection-period 20:5:1 -- " in result.stdout) == offered
 
@@ -1010,7 +1077,7 @@ def test_the_profiler_is_chosen_by_what_is_here(run, tmp_path):
     text = run("get_trace.sh", "--dry-run", profilers="rocm-7.0", choose=False, TINY_LLAMA_CPU="1").stdout
     assert "uses PyTorch's profiler, because rocprofv3 is installed, but there is no AMD GPU" in text
     (tmp_path / "rocm" / "bin").mkdir()  # not on PATH
-    (tmp_path / "rocm" / "bin" / "rocprofv3").symlink_to(STUBS / "rocm-7.0" / "rocprofv3")
+    executable(tmp_path / "rocm" / "bin" / "rocprofv3", f'#!/bin/sh\nexec "{STUBS}/rocm-7.0/rocprofv3" "$@"\n')
     text = run("get_hotspots.sh", "--dry-run", "--profiler", "rocm", release="7.0").stdout
     assert "uses rocprofv3 of ROCm 7.0, because it was asked for" in text
 

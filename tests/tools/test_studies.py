@@ -298,7 +298,8 @@ def test_the_switches_are_those_of_the_scripts():
         names = {f"enable_{switch.replace('-', '_')}" for switch in switches}
         options = vars(load_version(version).parse_options(SIZES))
         # AdamW in one kernel is no fusion of the model: all combinations are sixteen, and it is on in all of them
-        others = {"enable_pytorch_profiler", "enable_all_fusion", "enable_fused_optimizer"}
+        # and the fused loss is one of memory.
+        others = {"enable_pytorch_profiler", "enable_all_fusion", "enable_fused_optimizer", "enable_fused_loss"}
         assert options.get("enable_fused_optimizer", True)
         assert names == {name for name in options if name.startswith("enable_")} - others
 

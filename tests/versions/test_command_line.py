@@ -315,7 +315,7 @@ STEP_KEYS = {"step", "loss", "forward_ms", "backward_ms", "optimizer_ms", "step_
 SUMMARY_KEYS = set(
     """parameters parameters_trained step_ms forward_ms backward_ms optimizer_ms samples_per_second tokens_per_second
     peak_memory_mb first_loss final_loss best_loss_known flops_per_step tflops precision graph warmup_s parallel
-    world_size rank_step_ms""".split()
+    world_size rank_step_ms rounds_to_tf32""".split()
 )
 ENVIRONMENT_KEYS = set("device device_type python torch triton cuda hip date commit script_sha256".split())
 
@@ -353,6 +353,7 @@ def check_metrics(version, metrics):
         "parameters": count,
         "parameters_trained": count,
         "precision": "float32",
+        "rounds_to_tf32": None,
         "graph": {"captured": reason is None, "reason": reason},
     }
     assert {name: summary[name] for name in expected} == expected

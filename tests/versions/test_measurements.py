@@ -345,7 +345,9 @@ def test_rocprofv3_records_the_measured_steps_alone_where_it_was_told_to(value, 
         roctxProfilerResume=lambda thread: pushed.append(f"resume {thread.value}"),
         roctxProfilerPause=lambda thread: pushed.append(f"pause {thread.value}"),
     )
-    monkeypatch.setattr("ctypes.CDLL", lambda name: {"librocprofiler-sdk-roctx.so": library}[name])
+    path = "/opt/rocm/lib/librocprofiler-sdk-roctx.so.1"  # there may be no file without the number
+    monkeypatch.setattr("ctypes.CDLL", lambda name: {path: library}[name])
+    monkeypatch.setenv("LD_PRELOAD", f"/opt/rocm/lib/librocprofiler-sdk.so.1:{path}")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("ROCP_TOOL_LIBRARIES", "librocprofiler-sdk-tool.so")
     if value:

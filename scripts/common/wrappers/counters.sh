@@ -109,7 +109,7 @@ take_counters() { # or go without those that nobody asked for, and say why
 }
 
 read_counters() { # MISSING_BEFORE: the table of what came
-    if [ -z "$(find "$OUT" -name '*counter_collection.csv' -o -name ncu.csv)" ]; then
+    if [ -z "$(find "$OUT" -name '*counter_collection.csv' -o -name ncu.csv -o -path '*/pass_*.db')" ]; then
         [ "$MISSING" != "$1" ] || lost 1 "no counters: $(why_no_counters)"
     elif read_result kernel_counters.py @OUT@ --top 15 --counters "${PASSES[*]}" --csv @OUT@/counters.csv; then
         name_missing "$FIRST/counters.csv"
@@ -139,7 +139,7 @@ sampling_options() { # pc or thread-trace: set SAMPLING, or refuse what the inst
 }
 
 sample_instructions() { # pc or thread-trace
-    local files="*pc_sampling*.csv" status=0
+    local files="*pc_sampling*.csv" status=0 FORMATS=(csv)
     [ "$1" = pc ] || files="*.att"
     sampling_options "$1"
     export ROCPROFILER_PC_SAMPLING_BETA_ENABLED=on # ROCm 6.4 asks for it

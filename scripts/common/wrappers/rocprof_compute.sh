@@ -31,10 +31,11 @@ analyse() { # WORKLOAD: write the speed-of-light table of each of the top kernel
 }
 
 profile_rocm() {
-    local work=$OUT/workloads/$WORKLOAD gpus=$PROCESSES place library=lib/librocprofiler-sdk.so
+    local work=$OUT/workloads/$WORKLOAD gpus=$PROCESSES place files library=lib/librocprofiler-sdk.so
     check_spaces
-    place=(--output-directory "$work")
-    tool_has --output-directory profile || place=(-p "$work") # up to ROCm 7.2
+    # A folder of this call alone: from ROCm 10.0 on one that is not empty needs --overwrite.
+    place=(--output-directory "$work") files=("results_*.csv" "pmc_perf_*.csv" "*.db")
+    tool_has --output-directory profile || place=(-p "$work") files=(pmc_perf.csv) # up to ROCm 7.2
     [ -n "$ROOF" ] || place+=(--no-roof)
     # ROCm 7.0 and 7.1 look for it in /opt/rocm alone.
     if [ -e "${ROCM_PATH:-}/$library" ] && [ ! -e "/opt/rocm/$library" ] && tool_has --rocprofiler-sdk-library-path profile; then
@@ -47,12 +48,12 @@ profile_rocm() {
     PROCESSES=""
     profile "$TOOL" profile -n "$WORKLOAD" "${place[@]}" ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
     # What a finished pass leaves: sysinfo.csv is written before.
-    find_largest pmc_perf.csv "results_*.csv" "*.db" || [ -n "$DRY_RUN" ] || {
+    find_largest "${files[@]}" || [ -n "$DRY_RUN" ] || {
         last_lines "$(log_text)"
-        give_up 1 "$TOOL left no pmc_perf.csv: $(reason 0 "$(log_text)")"
+        give_up 1 "$TOOL left no ${files[0]}: $(reason 0 "$(log_text)")"
     }
     [ -z "$DRY_RUN" ] || return 0
-    work=$(dirname "$FOUND")
+    [ "${place[0]}" != -p ] || work=$(dirname "$FOUND")
     analyse "$work"
     report common/limits.py @OUT@
     finish "" "read more of a kernel with: $(show "$TOOL" analyze -p "$work" -k 0 ${gpus:+--gpu-id 0})"

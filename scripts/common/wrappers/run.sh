@@ -139,7 +139,8 @@ reason() { # STATUS LOG: the sentence that explains a failure, with the way out 
         *"PC sampling configuration is not supported"*)
             echo "this GPU, or this ROCm release, does not sample instructions: Instinct GPUs from the MI200 series on do"
             ;;
-        *"due to no counter csv files"* | *FileNotFoundError*"/workloads/"*".csv'"*) # rocprof-compute 7 | 6
+        *"No GPU kernel data collected"* | *"due to no counter csv files"* | *FileNotFoundError*"/workloads/"*".csv'"*)
+            # rocprof-compute from 7.13 on | 7 | 6
             echo "no counters of any kernel were read$([ -z "$KERNEL" ] ||
                 echo ", perhaps because no kernel's name has '$KERNEL' in it: get_hotspots.sh prints the names")"
             ;;
@@ -286,8 +287,43 @@ run_ncu() { # OPTIONS...: a report of ncu on the first launch of each kernel, by
     export_report ncu.csv ncu --import @OUT@/report.ncu-rep --csv --page raw
 }
 
+choose_formats() { # set FORMATS to csv, or to rocpd where rocprofv3 calls csv deprecated: it may omit data, from ROCm 10.2
+    FORMATS=(csv)
+    [ "$TOOL" != rocprofv3 ] || ! rocprofv3 --help 2>&1 | grep -Eqi "direct csv.*deprecated" || FORMATS=(rocpd)
+}
+
+choose_regions() { # set REGIONS to the options with which rocprofv3 records the measured steps alone, from ROCm 7.0 on
+    local word
+    REGIONS=()
+    if [ "$TOOL" != rocprofv3 ] || [ -z "$STEPS" ] || ! tool_has --selected-regions; then return 0; fi
+    for word in ${EXTRA[@]+"${EXTRA[@]}"}; do
+        [[ $word != --selected-regions* && $word != --collection-period* && $word != -P* ]] || return 0
+    done
+    REGIONS=(--marker-trace --selected-regions) # up to ROCm 7.2 it hears the script only with --marker-trace
+}
+
 run_rocprofv3() { # FOLDER NAME OPTIONS...: one run of the script; %pid% keeps processes from overwriting each other's files
-    attempt rocprofv3 "${@:3}" --output-format csv -d "$PLACE$1" -o "$2_%pid%" ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
+    attempt rocprofv3 "${@:3}" --output-format "${FORMATS[@]}" -d "$PLACE$1" -o "$2_%pid%" \
+        ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
+}
+
+record_steps() { # NAME OPTIONS...: run rocprofv3 on the measured steps, or on the whole run if it records no kernel in them
+    local status=0 said kernels=1
+    run_rocprofv3 "" "$1" "${@:2}" ${REGIONS[@]+"${REGIONS[@]}"} || status=$?
+    if [ -n "$DRY_RUN" ] || [ ${#REGIONS[@]} = 0 ]; then
+        [ $status = 0 ] || failed $status
+        return 0
+    fi
+    if [ $status = 0 ]; then
+        said=$("$PYTHON" "$SCRIPTS/common/steps_alone.py" "$FIRST") || kernels=""
+        [ -z "$kernels" ] || { say "$said" && return 0; }
+    elif [[ $(log_text) != *"--selected-regions cannot begin"* ]]; then
+        failed $status
+    fi
+    warn "rocprofv3 recorded no kernel in the measured steps: it now records the whole run"
+    find "$OUT" -name "$1_*" -type f -delete # what the first run left has no kernel
+    REGIONS=()
+    run_rocprofv3 "" "$1" "${@:2}" || failed $?
 }
 
 profile_pytorch() { # a trace of PyTorch's own profiler, which sees the steps after the measured ones
@@ -296,7 +332,10 @@ profile_pytorch() { # a trace of PyTorch's own profiler, which sees the steps af
 
 take_kernels() { # OPTIONS OF ROCPROFV3...: the launches of the script
     case $PROFILER in
-        rocm) run_rocprofv3 "" kernels --kernel-trace "$@" || failed $? ;;
+        rocm)
+            [ "${FORMATS[0]}" != rocpd ] || set -- # --stats acts on csv and json
+            record_steps kernels --kernel-trace "$@"
+            ;;
         nsight) profile_nsys cuda,nvtx ;;
         pytorch) profile_pytorch ;;
     esac

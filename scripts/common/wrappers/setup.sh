@@ -188,13 +188,23 @@ setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL "DEFAULTS" OPTIONS...: the user's op
     [ "$PROCESSES" != 1 ] || PROCESSES=""
     find_python
     choose_profiler "$wanted" "$rocm" "$NSIGHT"
-    [ "$PROFILER" != rocm ] || prepare_rocm
+    if [ "$PROFILER" = rocm ]; then
+        prepare_rocm
+        choose_formats
+        choose_regions
+    fi
     say "uses $TOOL${RELEASE:+ of ROCm $RELEASE}, because $WHY"
     case $PROFILER in
         rocm)
-            say "the profile holds start-up and warm-up too: $TOOL cannot select the measured steps"
-            [[ $("$TOOL" --help 2>&1) != *--collection-period* ]] || # rocprofv3 of ROCm 6.4 and later
-                say "its option --collection-period START:LENGTH:1 selects a part of the run, in seconds"
+            if [ ${#REGIONS[@]} -gt 0 ]; then
+                say "asks for the measured steps alone (--selected-regions)$(
+                    [ -z "${COUNTERS_WANTED:-}" ] || echo "; counters are those of the whole run"
+                )"
+            else
+                say "the profile holds start-up and warm-up too: $TOOL cannot select the measured steps"
+                [[ $("$TOOL" --help 2>&1) != *--collection-period* ]] || # rocprofv3 of ROCm 6.4 and later
+                    say "its option --collection-period START:LENGTH:1 selects a part of the run, in seconds"
+            fi
             ;;
         nsight) say "the profile holds $([ -n "$STEPS" ] && echo "the measured steps alone" || echo "the whole run")" ;;
     esac

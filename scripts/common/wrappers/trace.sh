@@ -39,7 +39,6 @@ why_not_converted() {
 convert_rocpd() { # the database stays where this fails
     local place
     places
-    rocpd_commands
     [ -n "$DRY_RUN" ] || LOG_START=$(($(wc -l <"$OUT/log.txt") + 1))
     for place in "${PLACES[@]}"; do
         convert_database "$place" && continue
@@ -50,15 +49,19 @@ convert_rocpd() { # the database stays where this fails
 }
 
 trace_rocm() {
-    local domains=(--runtime-trace) formats=(pftrace csv) # the CSV files are for the table of kernels
+    local domains=(--runtime-trace)
     tool_has --runtime-trace || # ROCm 6.2
         domains=(--hip-runtime-trace --kernel-trace --memory-copy-trace --marker-trace)
+    rocpd_commands
     if [ -n "$ROCPD" ]; then
         tool_has rocpd || fail 2 "--rocpd needs ROCm 7 or later"
-        formats=(rocpd)
+        FORMATS=(rocpd)
+    elif [ "${FORMATS[0]}" = rocpd ] && [ ${#ROCPD_COMMANDS[@]} -gt 0 ]; then
+        ROCPD=1
+    else
+        FORMATS=(pftrace csv) # the CSV files are for the table of kernels
     fi
-    profile rocprofv3 "${domains[@]}" --output-format "${formats[@]}" -d "$PLACE" -o trace_%pid% \
-        ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
+    record_steps trace "${domains[@]}"
     [ -z "$ROCPD" ] || convert_rocpd
 }
 

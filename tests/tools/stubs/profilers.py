@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Stubs of the profilers of ROCm 6.2, 6.3, 6.4, 7.0 and 7.1, whose front ends were run, and of NVIDIA's.
 
+7.13, 7.14, 10.0, 10.1 and 10.2 were read, not run: options and files as their sources and changelogs state.
+
 Each accepts exactly the options of the real program of its release (options.json), refuses what that one refuses with
 its exit status, runs the application, and leaves files of the same names and layouts, filled from ../samples. The
 folder it is called from tells the release, its name the program: put rocm-7.0/ on PATH to have ROCm 7.0.
@@ -9,7 +11,8 @@ Environment: STAND_IN_RECORD=FILE appends each command line to FILE; STAND_IN_FA
 no-report, no-import, no-range, unsupported, no-permission, no-packages, no-locale, no-peaks, no-counters (a GPU whose
 counters the release does not know), no-decoder, no-library, no-interpreter, no-second-pass, no-sampling (a GPU
 that does not), no-space (a full disk, which rocprofv3 does not notice), no-pmc (as in the sources of October 2024,
-between ROCm 6.2 and 6.3).
+between ROCm 6.2 and 6.3), no-region (the application does not reach --selected-regions), whole-run (rocprofv3 ignores
+that option).
 """
 
 import csv
@@ -44,6 +47,16 @@ def newer_than(release):
     return tuple(map(int, RELEASE.split("."))) > tuple(map(int, release.split(".")))
 
 
+def options_of(program, release):
+    """Return the options of a release that was run, or those of one that was read: "BASE + new ones - those gone"."""
+    if release in OPTIONS[program]:
+        return OPTIONS[program][release]
+    base, _, changes = OPTIONS["read, not run"][program][release].partition(" +")
+    new, _, gone = changes.partition(" - ")
+    kept = [word for word in options_of(program, base).split() if word not in gone.split()]
+    return " ".join([*kept, *new.split()])
+
+
 def parse(arguments, accepted, status=2):
     """Return {option: values} and the application; refuse what the real parser does not take with this status."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
@@ -74,7 +87,8 @@ def run_application(command):
     if not command:
         raise Refused(1, "Fatal error: No application provided")
     signal.signal(signal.SIGINT, lambda *_: None)
-    return subprocess.run(command).returncode
+    regions = {"STAND_IN_REGIONS": "1"} if "--selected-regions" in sys.argv else {}
+    return subprocess.run(command, env=os.environ | regions).returncode
 
 
 def opened(path):
@@ -83,10 +97,10 @@ def opened(path):
     return path
 
 
-def database(sql, path):
+def database(sql, path, more=""):
     path.unlink(missing_ok=True)
     connection = sqlite3.connect(path)
-    connection.executescript((SAMPLES / sql).read_text())
+    connection.executescript((SAMPLES / sql).read_text() + more)
     connection.close()
 
 
@@ -113,6 +127,7 @@ def aborted(text):
     return Refused(134, text)
 
 
+FIRST_KERNEL = 1550151853000000  # its start in the samples of ROCm 7.0
 KNOWN_COUNTERS = re.compile(r"(SQ|GRBM|TCC|TCP|FETCH|WRITE)_[A-Za-z_]+$")
 SLOTS = {"SQ": 8, "GRBM": 2, "TCC": 4}  # counters of one hardware block that fit in one run
 DERIVED = {"FETCH_SIZE": ["TCC"] * 3, "WRITE_SIZE": ["TCC"] * 2}
@@ -187,7 +202,7 @@ def rocprofv3_files(given, formats, counters):
     if "-i" in given:
         base = base.parent / "pmc_1" / base.name
     base.parent.mkdir(parents=True, exist_ok=True)
-    samples = SAMPLES / f"rocm-{ {'7.1': '7.0', '6.3': '6.4'}.get(RELEASE, RELEASE) }"
+    samples = SAMPLES / f"rocm-{'7.0' if newer_than('6.4') else {'6.3': '6.4'}.get(RELEASE, RELEASE)}"
     kinds = ["kernel_trace"] * bool({"--kernel-trace", "--runtime-trace"} & given.keys())
     kinds += ["kernel_stats", "domain_stats"] * ("--stats" in given)
     others = ["hip_api", "memory_copy", "marker_api", "scratch_memory", *["memory_allocation"] * newer_than("6.3")]
@@ -195,12 +210,18 @@ def rocprofv3_files(given, formats, counters):
     def new(suffix):
         return opened(base.with_name(f"{base.name}_{suffix}"))
 
+    # Up to 7.2 the script's roctxProfilerResume is heard only with marker tracing.
+    heard = {"--marker-trace", "--runtime-trace"} & given.keys() or newer_than("7.2")
+    nothing = FAULT == "no-kernels" or ("--selected-regions" in given and (FAULT == "no-region" or not heard))
+    started = FIRST_KERNEL + 1 if FAULT == "whole-run" else FIRST_KERNEL - 1
     if "csv" in formats:
         new("agent_info.csv").write_text('"Node_Id","Agent_Type"\n4,"GPU"\n')
-        for kind in kinds if FAULT != "no-kernels" else ():
+        for kind in kinds if not nothing else ():
             shutil.copy(samples / f"{kind}.csv", new(f"{kind}.csv"))
         for kind in others if {"--runtime-trace", "--hip-runtime-trace"} & given.keys() else ():
             new(f"{kind}_trace.csv").write_text('"Start_Timestamp","End_Timestamp"\n100,200\n')
+        if heard and not nothing:
+            new("marker_api_trace.csv").write_text(f'"Function","Start_Timestamp"\n"measured steps",{started}\n')
         if counters and FAULT != "no-kernels":
             target = base.with_name(f"{base.name}_counter_collection.csv")
             write_counters(samples / "counter_collection.csv", counters, given, target)
@@ -211,7 +232,12 @@ def rocprofv3_files(given, formats, counters):
     if "pftrace" in formats and FAULT != "no-report":
         new("results.pftrace").write_bytes(b"\x0a\x07 a trace")
     if "rocpd" in formats:
-        database("rocm-7.0/results.sql", new("results.db"))
+        more = f'INSERT INTO regions VALUES (\'{{"message": "measured steps"}}\', {started});' * bool(heard)
+        more += "DELETE FROM kernels;" * nothing
+        for name in {*counters} - {"SQ_WAVES", "GRBM_GUI_ACTIVE"}:
+            values = f"id, dispatch_id, kernel_name, '{name}', value, duration FROM counters_collection"
+            more += f"INSERT INTO counters_collection SELECT {values} WHERE counter_name = 'SQ_WAVES';"
+        database("rocm-7.0/results.sql", new("results.db"), more)
     if FAULT == "no-space":
         for file in base.parent.glob(f"{base.name}_*"):
             file.write_bytes(b"")
@@ -232,7 +258,7 @@ def profile_application(command, given, formats, counters):
 
 
 def rocprofv3(arguments):
-    accepted = OPTIONS["rocprofv3"][RELEASE]
+    accepted = options_of("rocprofv3", RELEASE)
     if FAULT == "no-pmc" and RELEASE == "6.3":
         accepted = " ".join(word for word in accepted.split() if word not in ("--pmc", "-E", "--extra-counters"))
     if FAULT == "no-decoder" and RELEASE == "6.4":  # which offers --att only where it finds its decoder
@@ -244,7 +270,10 @@ def rocprofv3(arguments):
     formats = output_formats(given)
     if "--help" in given:
         print(f"usage: rocprofv3 [options] -- <application>\n{accepted}" + "\n formats: rocpd" * newer_than("6.4"))
+        print("Direct csv, pftrace, and otf2 output is deprecated; use rocpd and rocpd convert" * newer_than("10.1"))
         return 0
+    if newer_than("10.1") and {"csv", "pftrace"} & set(formats):
+        print("[rocprofv3] Warning: The following direct rocprofv3 output format(s) are deprecated", file=sys.stderr)
     kinds = "kernel runtime sys hip hip-runtime memory-copy".split()
     traced = any(f"--{kind}-trace" in given for kind in kinds) or ("--pmc" in given and newer_than("6.4"))
     if "--stats" in given and not traced:
@@ -295,7 +324,8 @@ def rocpd(arguments):
 def analyze(arguments):
     given, _ = parse(arguments, OPTIONS["rocprof-compute analyze"])
     folder = pathlib.Path(given["-p"][0])
-    if not list(folder.glob("pmc_perf.csv")):
+    measured = "*.db" if newer_than("10.0") else "results_*.csv" if newer_than("7.2") else "pmc_perf.csv"
+    if not list(folder.glob(measured)):
         raise Refused(1, f"ERROR no profiling data in {folder}")
     table = SAMPLES / "rocprof-compute-3" / f"analysis_{given['-k'][0]}.txt"
     if not table.is_file():
@@ -303,6 +333,10 @@ def analyze(arguments):
     text = table.read_text()
     if FAULT == "no-peaks":  # of a GPU whose peak bandwidth the release does not know
         text = re.sub(r"(BW +│[^│]*│[^│]*│)[^│]*│[^│]*│", r"\1       │             │", text)
+    if newer_than("7.2"):
+        text = text.replace(" Pct  │", " Percent │")
+    if newer_than("7.14"):
+        text = text.replace("Pct of Peak", "Percent of Peak")
     print(text)
     return 0
 
@@ -316,7 +350,7 @@ def rocprof_compute(arguments):
         return analyze(arguments[1:])
     if arguments[:1] != ["profile"]:
         raise Refused(2, f"{PROGRAM}: a mode is required")
-    accepted = OPTIONS["rocprof-compute"][RELEASE]
+    accepted = options_of("rocprof-compute", RELEASE)
     given, command = parse(arguments[1:], accepted)
     if "--help" in given:
         print(f"usage: profile [options] -- <application>\n{accepted}")
@@ -342,8 +376,11 @@ def check_profile(name, target, command):
 
 
 def compute_profile(given, command):
-    target = pathlib.Path(first(given, "-p") or f"workloads/{first(given, '-n')}/MI300X_A1")
+    explicit = first(given, "-p", "--output-directory")
+    target = pathlib.Path(explicit or f"workloads/{first(given, '-n')}/MI300X_A1")
     check_profile(first(given, "-n"), target, command)
+    if newer_than("7.14") and "--overwrite" not in given and target.is_dir() and any(target.iterdir()):
+        raise Refused(1, f"ERROR Workload directory {target} is not empty: pass --overwrite")
     command = " ".join(command).split()  # what was joined with spaces is split at spaces
     target.mkdir(parents=True, exist_ok=True)
     (target / "sysinfo.csv").write_text("workload_name,gpu_model\nx,MI300X_A1\n")
@@ -351,12 +388,18 @@ def compute_profile(given, command):
     for name in ("SQ_IFETCH_LEVEL.csv", "pmc_perf_0.csv"):  # it runs the application once for each
         if run_logged(command):
             raise Refused(1, "   ERROR Profiling execution failed.")
-        if not measured and newer_than("6.4"):
+        if not measured and newer_than("7.2"):
+            print(" WARNING No GPU kernel data collected. The workload may not have dispatched any GPU kernels.")
+        elif not measured and newer_than("6.4"):
             print(f" WARNING Cannot write results for {name} due to no counter csv files generated.", file=sys.stderr)
         elif not measured:
             missing = f"[Errno 2] No such file or directory: '{target.absolute()}/{name}'"
             raise Refused(1, f"Traceback (most recent call last):\nFileNotFoundError: {missing}")
-    if measured:
+        elif newer_than("10.0"):
+            database("rocm-7.0/results.sql", target / f"{pathlib.Path(name).stem}_4711.db")
+        elif newer_than("7.2"):
+            (target / f"results_{name}").write_text("Dispatch_ID,Kernel_Name,SQ_WAVES\n0,adamw_kernel,1024\n")
+    if measured and not newer_than("7.2"):
         (target / "pmc_perf.csv").write_text("Dispatch_ID,Kernel_Name,SQ_WAVES\n0,adamw_kernel,1024\n")
     return 0
 
@@ -373,7 +416,7 @@ def run_logged(command):
 
 
 def rocprof_sys(arguments):
-    given, command = parse(arguments, OPTIONS["rocprof-sys-run"][RELEASE], status=1)
+    given, command = parse(arguments, options_of("rocprof-sys-run", RELEASE), status=1)
     if "--output-format" in given and ("--trace" in given or "--profile" in given):
         raise Refused(1, "--output-format conflicts with --trace and --profile")
     prefix = "OMNITRACE" if PROGRAM.startswith("omnitrace") else "ROCPROFSYS"
