@@ -14,7 +14,7 @@ launches    operators that compute; PyTorch's may start more than one kernel, a 
 saved       bytes that the backward needs from the forward, each storage once, without parameters and RoPE tables
 
 Version 3's fused loss computes output head and cross-entropy, and their gradients, in chunks of rows in the forward. It
-is counted from FUSED_LOSS_FROM vocabulary entries on, or where fused_loss says so.
+is counted from FUSED_LOSS_FROM vocabulary entries on, unless the argument fused says otherwise.
 Gradient scaling (float16) is left out. Of version 4 the FLOPs alone are counted: the compiler chooses the rest.
 """
 
@@ -48,7 +48,7 @@ class Sizes(namedtuple("Sizes", "B T C H K D F V L")):
         return (self.V <= MAX_ONE_HOT) is not False
 
     @property
-    def fused_loss(self):
+    def fused(self):
         """Tell whether version 3's loss is the fused one by default; of the letter V assume that it is not."""
         return (self.V >= FUSED_LOSS_FROM) is True
 
@@ -414,7 +414,8 @@ def parts(version, precision, s, fused=None):
 
 
 def loss_is_fused(version, s, fused=None):
-    return version == 3 and (s.fused_loss if fused is None else fused)
+    """Tell whether output head and cross-entropy are counted in chunks; fused as in parts()."""
+    return version == 3 and (s.fused if fused is None else fused)
 
 
 def step_counts(version, precision, s, fused=None):

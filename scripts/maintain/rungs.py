@@ -290,9 +290,13 @@ def columns_of(recorded, kind):
 
 
 def columns_over_vocabulary(recorded):
-    """Return {vocabulary entries: the newest Column}."""
-    found = {V: all_columns(recorded, "vocabulary", f"{VOCABULARY_OPTION} {V}") for V in VOCABULARIES}
-    return {V: columns[-1] for V, columns in found.items() if columns}
+    """Return {vocabulary entries: the newest Column of medium in a graph}."""
+    found = {}
+    for V in VOCABULARIES:
+        for column in all_columns(recorded, "vocabulary", f"{VOCABULARY_OPTION} {V}"):
+            if column.content["preset"] == "medium" and column.content["graph"]:
+                found[V] = column
+    return found
 
 
 COLUMNS = ["", "idea", "builds on", "ms", "over its base (smallest to largest)", "peak MiB", "loss"]
