@@ -40,12 +40,14 @@ GAP_COLUMNS = "longest gaps after: {after} | before: {before} | us: {gap_us:,.1f
 def merged(calls):
     """Return the times [start, end] in which any of the calls ran; they are in order of their start."""
     found = []
+    last_end = float("-inf")
     for call in calls:
-        if found and call.start_ns <= found[-1][1]:
-            if call.end_ns > found[-1][1]:
-                found[-1][1] = call.end_ns
-        else:
-            found.append([call.start_ns, call.end_ns])
+        end = call.end_ns
+        if call.start_ns > last_end:
+            found.append([call.start_ns, end])
+        elif end > last_end:
+            found[-1][1] = end
+        last_end = max(last_end, end)
     return found
 
 
@@ -83,7 +85,9 @@ def windows_of(profile):
         launched = call.launch.start_ns if call.launch else call.start_ns
         part = bisect.bisect_right(starts, launched)
         begins.setdefault(part, call.start_ns)
-        ends[part] = max(ends.get(part, 0), call.end_ns)
+        end = call.end_ns
+        if end > ends.get(part, 0):
+            ends[part] = end
     windows = []
     pauses = []
     begin = first
@@ -107,13 +111,14 @@ def windows_of(profile):
     return windows, pauses
 
 
-def step_rows(profile):
-    """Return a row per step, the last one for all of them: how the GPU spent its time, in ms."""
-    calls = profile.calls
-    computing = [call for call in calls if call.kind == "kernel" and call.group != "communication"]
+def step_rows(calls, windows):
+    """Return a row per step, the last one for all of them: how the GPU spent its time, in ms.
+
+    windows: of the steps, as windows_of returns them.
+    """
     local = [call for call in calls if call.group != "communication"]
+    computing = [call for call in local if call.kind == "kernel"]
     busy, computed, local = (Clipped(merged(some)) for some in (calls, computing, local))
-    windows, _ = windows_of(profile)
     rows = []
     for name, start, end in windows:
         times = [one.inside(start, end) / 1e6 for one in (busy, local, computed)]
@@ -130,25 +135,27 @@ def step_rows(profile):
 # ---------------------------------------------------------------- gaps, and why they are there
 
 
-def gaps_of(profile):
+def gaps_of(calls, pauses):
     """Return a row per gap: its microseconds outside pauses, when it begins, and the calls after and before it."""
-    _, pauses = windows_of(profile)
-    last = profile.calls[0]  # to end, of the calls so far: queues overlap
+    last = calls[0]  # to end, of the calls so far: queues overlap
+    last_end = last.end_ns
     gaps = []
     at = 0
-    for call in profile.calls[1:]:
-        if call.start_ns > last.end_ns:
-            while at < len(pauses) and pauses[at][1] <= last.end_ns:
+    for call in calls[1:]:
+        start = call.start_ns
+        if start > last_end:
+            while at < len(pauses) and pauses[at][1] <= last_end:
                 at += 1
             paused = 0
-            if at < len(pauses) and pauses[at][0] < call.start_ns:
-                paused = min(pauses[at][1], call.start_ns) - max(pauses[at][0], last.end_ns)
-            gap = call.start_ns - last.end_ns - paused
-            if gap > 0:
-                start = call.start_ns - gap  # a pause comes first
-                gaps.append({"gap_us": gap / 1e3, "start_ns": start, "after": last, "before": call})
-        if call.end_ns > last.end_ns:
+            if at < len(pauses) and pauses[at][0] < start:
+                paused = min(pauses[at][1], start) - max(pauses[at][0], last_end)
+            gap = start - last_end - paused
+            if gap > 0:  # a pause comes first
+                gaps.append({"gap_us": gap / 1e3, "start_ns": start - gap, "after": last, "before": call})
+        end = call.end_ns
+        if end > last_end:
             last = call
+            last_end = end
     return gaps
 
 
@@ -245,9 +252,9 @@ def idle_results(profile):
 
     unsure_us: idle time in gaps that may be pauses between steps, because the profile marks none.
     """
-    rows = step_rows(profile)
-    gaps = gaps_of(profile)
-    _, pauses = windows_of(profile)
+    windows, pauses = windows_of(profile)
+    rows = step_rows(profile.calls, windows)
+    gaps = gaps_of(profile.calls, pauses)
     host = Host(profile)
     blind = clocks_differ(profile)
     for gap in gaps:

@@ -1,6 +1,7 @@
 """Count FLOPs and bytes of the operators in a trace from their recorded shapes, and relate them to ceilings."""
 
 import argparse
+import functools
 import itertools
 import math
 import re
@@ -31,6 +32,11 @@ UNTOLD = re.compile(
 )
 
 
+@functools.cache
+def is_untold(name):
+    return bool(UNTOLD.search(name))
+
+
 def tensor_bytes(dims, kind, strides):
     """Return the bytes of a tensor, or of a list of tensors; a dimension with stride 0 is one and the same memory."""
     if kind not in ELEMENT_BYTES or (kind == "TensorList" and not dims):
@@ -49,7 +55,7 @@ def work(name, dims, types, strides):
     """
     name = name.removeprefix("optimizer ")  # the mark of profiles.operators_that_compute
     tensors = [(size, kind) for size, kind in zip(dims, types, strict=False) if size]
-    if UNTOLD.search(name) or any(kind not in ELEMENT_BYTES for _, kind in tensors):
+    if is_untold(name) or any(kind not in ELEMENT_BYTES for _, kind in tensors):
         return None, None
     inputs = [tensor_bytes(*tensor) for tensor in zip(dims, types, strides, strict=False)]
     if tensors and not any(inputs):

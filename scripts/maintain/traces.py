@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import analyze_kernel_launches
 import kernel_times
-from common.idle import gaps_of
+from common.idle import gaps_of, windows_of
 from common.profiles import KINDS, Kernel, clean, group_table, read_file, short
 from common.ratios import counted
 from common.tables import markdown_table, rounded
@@ -54,7 +54,7 @@ def step_of(path):
     kernels = [call for call in calls if call.kind == "kernel"]
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     launches, waits = waits_of(events)
-    gaps_us = [gap["gap_us"] for gap in gaps_of(profile)]
+    gaps_us = [gap["gap_us"] for gap in gaps_of(calls, windows_of(profile)[1])]
     whole_us = (max(call.end_ns for call in calls) - calls[0].start_ns) / 1e3
     return Step(
         kernels=len(kernels),

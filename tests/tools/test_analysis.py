@@ -1,7 +1,6 @@
 """The tools that read traces: their numbers against cases known by hand, and the documented commands."""
 
 import csv
-import dataclasses
 import io
 import json
 import os
@@ -170,7 +169,7 @@ def test_ceilings_of_another_program_are_in_its_matmuls_precision(kind, precisio
 
 def test_an_operator_with_a_call_without_shapes_has_no_flops():
     known = Operation("aten::mm", "GEMM", 1.0, [[2, 3], [3, 4]], ["float", "float"], [[], []], ())
-    calls = [known, dataclasses.replace(known, dims=[], types=[], strides=[])]
+    calls = [known, known._replace(dims=[], types=[], strides=[])]
     (row,) = roofline.operator_table(Profile(None, [], calls), 1, None)
     assert (row["calls"], row["flops"], row["bytes"]) == (2, None, None)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from typing import NamedTuple
 
 from common.command_line import Failure, printable
 from common.profiles.groups import clean, group_of
@@ -9,8 +10,7 @@ from common.profiles.groups import clean, group_of
 PHASES = ("forward", "backward", "optimizer")
 
 
-@dataclasses.dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """The host's call that started a kernel, or all kernels of a graph. Times are in nanoseconds."""
 
     start_ns: float
@@ -21,8 +21,7 @@ class Launch:
     is_operator: bool = False  # the call itself was not recorded: these are the times of the operator around it
 
 
-@dataclasses.dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """One launch of a kernel. Times are in nanoseconds.
 
     kind is "kernel", "copy" (memory copies and fills outside kernels) or "operator" (work on the CPU).
@@ -48,8 +47,7 @@ class Kernel:
         return group_of(self.name)
 
 
-@dataclasses.dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """One call of a PyTorch operator: the time of all that it launched, and the shapes of its inputs if recorded.
 
     An operator outside aten, such as a compiled region, is one Operation per group of its kernels.

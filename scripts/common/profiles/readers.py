@@ -294,6 +294,7 @@ def without_collection():
     try:
         yield
     finally:
+        gc.freeze()  # what was read has none later either
         if was_enabled:
             gc.enable()
 
@@ -319,11 +320,12 @@ def read_file(path, linked=False, gpu=None):
             raise Failure(2, EMPTY)
         if content.startswith(SQLITE):
             return only_source(finished(path, *read_database(path)), gpu)
-        is_json = content.lstrip()[:1] in (b"{", b"[", b"")  # b"": blanks alone, damaged in any format
+        is_json = re.match(rb"\s*($|[{[])", content)  # blanks alone are damaged in any format
         # A Perfetto trace begins with a line feed; so do PyTorch 2.7's traces, which are JSON.
         if b"\0" in content or (content.startswith(b"\n") and not is_json):
             return finished(path, read_perfetto(content))
         text = content.decode("utf-8", errors="replace")
+        del content  # a trace can have a gigabyte
         if is_json:
             return only_source(read_json(path, text, linked, gpu), gpu)
         return only_source(finished(path, read_csv(text)), gpu)

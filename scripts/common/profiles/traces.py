@@ -428,7 +428,7 @@ def operation(event, launches):
 
 def are_sizes(value):
     """Return True for a list of sizes, or of lists of sizes."""
-    return isinstance(value, list) and all(are_sizes(one) or (type(one) is int and one >= 0) for one in value)
+    return isinstance(value, list) and all(one >= 0 if type(one) is int else are_sizes(one) for one in value)
 
 
 # ---------------------------------------------------------------- on a CPU
