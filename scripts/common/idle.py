@@ -166,14 +166,13 @@ class Host:
         self.events = profile.host
         self.waits = {}  # thread -> [(start, end)] of its calls that wait for the GPU
         self.collectives = []
-        kinds = {name: (WAITS.search(name), COLLECTIVES.search(name)) for name in {e["name"] for e in profile.host}}
-        special = {name for name, found in kinds.items() if any(found)}
-        for event in profile.host:
-            name = event["name"]
-            if name not in special:
-                continue
+        names = {event["name"] for event in profile.host}
+        waits = set(filter(WAITS.search, names))
+        collectives = set(filter(COLLECTIVES.search, names)) - waits
+        special = waits | collectives
+        for event in [event for event in profile.host if event["name"] in special]:
             span = (1e3 * event["ts"], 1e3 * (event["ts"] + event["dur"]))
-            if kinds[name][0]:
+            if event["name"] in waits:
                 self.waits.setdefault((event.get("pid"), event.get("tid")), []).append(span)
             else:
                 self.collectives.append(span)

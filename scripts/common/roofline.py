@@ -124,10 +124,11 @@ def work_of(one, known):
 
     known: the result of counted_kernels, empty for the trace of another program.
     """
-    names = [re.sub(r"^triton_tem_\w*?(flex_attention(_backward)?).*", r"\1", name) for name in one.launches]
-    if found := [known[name] for name in names if name in known]:
-        return tuple(map(sum, zip(*found, strict=True)))
-    if not known and (ATTENTION.fullmatch(one.name) or "TensorList" in one.types):
+    if known:
+        names = [re.sub(r"^triton_tem_\w*?(flex_attention(_backward)?).*", r"\1", name) for name in one.launches]
+        if found := [known[name] for name in names if name in known]:
+            return tuple(map(sum, zip(*found, strict=True)))
+    elif ATTENTION.fullmatch(one.name) or "TensorList" in one.types:
         return None, None  # another program's attention may be causal or not, and its lists of any type
     return work(one.name, one.dims, one.types, one.strides)
 

@@ -418,6 +418,11 @@ WHY = {
         idle.LATE,
         "nothing that was recorded",
     ),
+    "number": (  # nothing joins them
+        [host("cpu_op", "aten::mm", 380, 9), launched(1, 0), pair(390)[2], kernel("gemm", 400, 50)],
+        idle.UNKNOWN,
+        "not recorded",
+    ),
     "loader": (pair(390), idle.LATE, "nothing that was recorded"),
     "stream": (pair(5, second=("gemm", 2)), idle.STREAM, "it had launched already"),
     "event": (

@@ -256,12 +256,11 @@ def read_rocprof_json(content):
 # ---------------------------------------------------------------- any file
 
 
-def read_json(path, text, linked, gpu):
+def read_json(path, content, linked, gpu):
     """Return the profile in a trace, or in the trace that a profile_*.json of run_pytorch_profiler.py names.
 
-    linked: a profile_*.json named this file, which must be a trace.
+    content: what is parsed of the file. linked: a profile_*.json named this file, which must be a trace.
     """
-    content = parsed(path, text)
     if isinstance(content, list) and content and all(isinstance(one, dict) and "ph" in one for one in content):
         content = {"traceEvents": content}  # the short form of a Chrome trace
     if isinstance(content, dict) and "traceEvents" in content:
@@ -325,9 +324,11 @@ def read_file(path, linked=False, gpu=None):
         if b"\0" in content or (content.startswith(b"\n") and not is_json):
             return finished(path, read_perfetto(content))
         text = content.decode("utf-8", errors="replace")
-        del content  # a trace can have a gigabyte
+        del content  # a trace can have a gigabyte, and each copy of it takes memory and time
         if is_json:
-            return only_source(read_json(path, text, linked, gpu), gpu)
+            content = parsed(path, text)
+            del text
+            return only_source(read_json(path, content, linked, gpu), gpu)
         return only_source(finished(path, read_csv(text)), gpu)
 
 
