@@ -38,9 +38,9 @@ def busy_ms(launches):
 def rank_row(profile):
     """Return times in ms per step: communicating, of that exposed, and busy with anything."""
     steps = steps_needed(profile)
-    transfers = [kernel for kernel in profile.calls if kernel.group == "communication"]
-    others = [kernel for kernel in profile.calls if kernel.group != "communication"]
-    busy, communication, hiding = (busy_ms(some) / steps for some in (profile.calls, transfers, others))
+    transfers = [kernel for kernel in profile.step_calls if kernel.group == "communication"]
+    others = [kernel for kernel in profile.step_calls if kernel.group != "communication"]
+    busy, communication, hiding = (busy_ms(some) / steps for some in (profile.step_calls, transfers, others))
     row = {"trace": str(profile.path), "steps": steps, "transfers_per_step": len(transfers) / steps, "busy_ms": busy}
     exposed = busy - hiding
     return row | {"communication_ms": communication, "exposed_ms": exposed, "exposed_share": exposed / (busy or 1)}
@@ -110,7 +110,7 @@ def analyze(options):
     if len(files) < len(found):
         rows = [row | {"trace": f"{row['trace']} {name}"} for row, name in zip(rows, names_of(found), strict=True)]
     collectives, remarks = collective_rows(found, names_of(found))
-    remarks += dict.fromkeys(warning for profile in found for warning in profile.warnings)
+    remarks += dict.fromkeys(remark for profile in found for remark in profile.remarks)
     text = [text_table(*columns(COLUMNS, rows))]
     if collectives:
         text += ["", text_table(*columns(COLLECTIVE_COLUMNS, collectives)), MEANING]

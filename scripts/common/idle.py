@@ -73,7 +73,7 @@ def windows_of(profile):
 
     Without marks the whole profile is one window.
     """
-    calls = profile.calls
+    calls = profile.step_calls
     first = calls[0].start_ns
     last = max(call.end_ns for call in calls)
     if not profile.spans:
@@ -252,8 +252,9 @@ def idle_results(profile):
     unsure_us: idle time in gaps that may be pauses between steps, because the profile marks none.
     """
     windows, pauses = windows_of(profile)
-    rows = step_rows(profile.calls, windows)
-    gaps = gaps_of(profile.calls, pauses)
+    calls = profile.step_calls
+    rows = step_rows(calls, windows)
+    gaps = gaps_of(calls, pauses)
     host = Host(profile)
     blind = clocks_differ(profile)
     for gap in gaps:
@@ -273,9 +274,9 @@ def idle_results(profile):
             reasons.append(row | {"percent": 100 * sum(some) / idle})
     reasons.sort(key=lambda row: -row["ms"])
     found = {
-        "launches": len(profile.calls),
+        "launches": len(calls),
         "steps": profile.steps,
-        "launches_per_step": len(profile.calls) / profile.steps if profile.steps and not profile.warnings else None,
+        "launches_per_step": len(calls) / profile.steps if profile.steps and not profile.warnings else None,
         "busy_us": busy,
         "idle_us": idle,
         "idle_share": idle / (busy + idle) if busy else 0.0,
@@ -283,12 +284,13 @@ def idle_results(profile):
         "unsure_us": unsure,
         "long_us": sum(gap["gap_us"] for gap in gaps if gap["gap_us"] > PAUSE_US),
         "late_us": sum(gap["gap_us"] for gap in gaps if gap["gap_us"] > PAUSE_US and gap["reason"] == LATE),
-        "host_known": any(call.launch and not call.launch.is_operator for call in profile.calls),
+        "host_known": any(call.launch and not call.launch.is_operator for call in calls),
         "steps_marked": bool(profile.spans),
         "gaps": len(gaps),
         "per_step": rows,
         "reasons": reasons,
         "warnings": list(profile.warnings),
+        "remarks": [remark for remark in profile.remarks if remark not in profile.warnings],
     }
     if blind:
         found["warnings"].append("Kernels start before their launches: the clocks of host and GPU differ here.")
@@ -370,7 +372,7 @@ def idle_text(title, found):
     busy = f"busy {found['busy_us'] / 1e3:,.3f} ms, idle {found['idle_us'] / 1e3:,.3f} ms in {found['gaps']:,} gaps"
     if found["paused_us"]:
         busy += f"; not counted: {rounded(found['paused_us'] / 1e3)} ms in pauses over {PAUSE_US} us between steps"
-    lines = [f"{title}: {found['launches']:,} kernels and copies{per_step}", busy, found["verdict"], *found["warnings"]]
+    lines = [f"{title}: {found['launches']:,} kernels and copies{per_step}", busy, found["verdict"], *found["warnings"], *found["remarks"]]
     for _, header, rows, left in idle_tables(found):
         lines += ["", text_table(header, rows, left=left)]
     return "\n".join([*lines, "", EXPOSED])

@@ -185,7 +185,7 @@ def analyzed_trace(options):
     if above := [row["operator"] for row in operators if (row["of_roofline"] or 0) > 1]:
         cause = "their data was in a cache, or the ceilings are not those of this run"
         remarks.append(f"{len(above)} operators are above a ceiling ({above[0]}, ...): {cause}.")
-    remarks += profile.warnings
+    remarks += profile.remarks
     return profile, {
         "trace": profile.title,
         "device": profile.device or ("CPU" if profile.on_cpu else "GPU"),

@@ -124,6 +124,7 @@ def read_profile(path, steps=None, gpu=None):
         raise Failure(2, f"{first.path} marks {first.steps} steps, not {steps}: leave the number out")
     more = {}
     if len(launching) > 1:
+        more["early"] = 0
         more["warnings"] = tuple(dict.fromkeys(warning for profile in launching for warning in profile.warnings))
     return dataclasses.replace(first, calls=calls, steps=steps or first.steps, processes=len(launching), **more)
 

@@ -85,6 +85,7 @@ class Profile:
     host: list[dict] = dataclasses.field(default_factory=list)  # events of the host, in order of time, in us
     sources: tuple[str, ...] = ()  # the names of the GPUs, or of the processes on one GPU
     warnings: tuple[str, ...] = ()  # what shows that the profile is not complete
+    early: int = 0  # so many of the first calls were launched before the profile began, by none of its steps
 
     @property
     def on_cpu(self):
@@ -95,12 +96,21 @@ class Profile:
         return self.on_cpu and self.metadata.get("version") == 3
 
     @property
+    def step_calls(self):
+        """Return the calls that the steps launched."""
+        return self.calls[self.early :]
+
+    @property
     def remarks(self):
-        """Return what a table of all calls must say: several GPUs are added up, or the profile is not complete."""
+        """Return what a table of calls must say: several GPUs are added up, early calls, what is not complete."""
         told = []
         if len(self.sources) > 1:
             one = f"--gpu reads one of {', '.join(self.sources)}"
             told.append(f"This profile {several_sources(self)}, which are added up here: {one}.")
+        if self.early:
+            ms = sum(call.total_ns for call in self.calls[: self.early]) / 1e6
+            some = f"{self.early:,} of {len(self.calls):,} kernels and copies ({ms:,.3f} ms)"
+            told.append(f"{some} were launched before the profile began: steps and idle time leave them out.")
         return [*told, *self.warnings]
 
     @property
@@ -169,6 +179,17 @@ def several_sources(profile):
 
 
 # ---------------------------------------------------------------- complete or not
+
+
+def early_calls(calls):
+    """Return how many calls were launched before the profile began, and waited in the queue: they come first.
+
+    0 if launches are missing later too: then nobody knows which these are.
+    """
+    launched = [call.launch is not None and not call.launch.is_operator for call in calls]
+    early = launched.index(True) if True in launched else 0
+    return early if all(launched[early:]) else 0
+
 
 OVERRUN = 10  # so many later kernels of its own stream end before a kernel does: its time is wrong
 

@@ -16,6 +16,7 @@ from common.profiles.model import (
     Operation,
     Profile,
     checked_kernel,
+    early_calls,
     is_time,
     labels_of,
     overruns,
@@ -87,6 +88,7 @@ def read_trace(path, content, gpu=None):
     metadata = metadata_in(content)
     device = device_of(content, launches)
     warnings = ()
+    early = 0
     if launches:
         hosts = hosts_of(host, launches) if len(labels) > 1 else {}
         host_calls = launch_table(runtime, launches)
@@ -96,6 +98,9 @@ def read_trace(path, content, gpu=None):
         calls = [gpu_call(event, labels, hosts, host_calls, known) for event in launches]
         calls, warnings = without_twins(calls)
         warnings += (*lost_launches(runtime, launches), *overruns(calls))
+        if len(labels) == 1:
+            early = early_calls(calls)
+            launches = [event for event in launches if 1e3 * event["ts"] >= calls[early].start_ns]
         operations = operations_of_launches(launches, operator_of, owners)
     else:
         categories = {event.get("cat") for event in content["traceEvents"] if type(event.get("cat")) is str}
@@ -128,6 +133,7 @@ def read_trace(path, content, gpu=None):
         host=host,
         sources=tuple(labels.values()),
         warnings=warnings,
+        early=early,
     )
 
 
