@@ -16,7 +16,7 @@ import sys
 from common.collectives import COLUMNS as COLLECTIVE_COLUMNS
 from common.collectives import MEANING, collective_rows
 from common.command_line import Failure, Parser, add_gpu, add_steps
-from common.profiles import check_one_gpu, gpu_profile, read_profile, steps_needed, traces_in, unlike, whole_traces
+from common.profiles import read_ranks, steps_needed, traces_in, unlike, whole_traces
 from common.tables import columns, emit, text_table
 
 COLUMNS = (
@@ -63,19 +63,6 @@ def trace_files(path):
     return [newest[rank] for rank in sorted(newest)]
 
 
-def ranks_in(file, options):
-    """Return a profile per rank in a file: of a fused one each of its GPUs."""
-    profile = read_profile(file, options.steps, options.gpu)
-    if profile.on_cpu or len(profile.sources) < 2:
-        return [gpu_profile(file, options.steps, options.gpu)] if profile.on_cpu else [one_gpu(profile)]
-    return [read_profile(file, options.steps, source) for source in profile.sources]
-
-
-def one_gpu(profile):
-    check_one_gpu(profile)
-    return profile
-
-
 def differences(first, other):
     """Return what shows that two profiles are not of one run, in words: sizes, version, or time."""
     found = unlike(first.metadata, other.metadata)
@@ -101,7 +88,7 @@ def names_of(profiles):
 
 def analyze(options):
     files = trace_files(pathlib.Path(options.traces))
-    first, *others = found = [profile for file in files for profile in ranks_in(file, options)]
+    first, *others = found = [rank for file in files for rank in read_ranks(file, options.steps, options.gpu)]
     for profile in others:
         if unlike_in := differences(first, profile):
             where = f"{first.path} and {profile.path} are unlike ({'; '.join(unlike_in)})"

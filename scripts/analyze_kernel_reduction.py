@@ -22,7 +22,8 @@ SHOWN = 10  # kernels whose number changed
 def changes(before, after):
     """Return by how many calls per step each kernel's number changed, the largest change first."""
     before, after = (
-        {name: row["calls"] / one.steps for name, row in sums(one.step_calls, "name").items()} for one in (before, after)
+        {name: row["calls"] / one.steps for name, row in sums(one.step_calls, "name").items()}
+        for one in (before, after)
     )
     found = {name: after.get(name, 0) - before.get(name, 0) for name in before | after}
     return dict(sorted(found.items(), key=lambda change: -abs(change[1])))

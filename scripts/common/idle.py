@@ -372,7 +372,13 @@ def idle_text(title, found):
     busy = f"busy {found['busy_us'] / 1e3:,.3f} ms, idle {found['idle_us'] / 1e3:,.3f} ms in {found['gaps']:,} gaps"
     if found["paused_us"]:
         busy += f"; not counted: {rounded(found['paused_us'] / 1e3)} ms in pauses over {PAUSE_US} us between steps"
-    lines = [f"{title}: {found['launches']:,} kernels and copies{per_step}", busy, found["verdict"], *found["warnings"], *found["remarks"]]
+    lines = [
+        f"{title}: {found['launches']:,} kernels and copies{per_step}",
+        busy,
+        found["verdict"],
+        *found["warnings"],
+        *found["remarks"],
+    ]
     for _, header, rows, left in idle_tables(found):
         lines += ["", text_table(header, rows, left=left)]
     return "\n".join([*lines, "", EXPOSED])

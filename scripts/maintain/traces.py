@@ -49,7 +49,7 @@ def waits_of(events):
 
 def step_of(path):
     """Return what is in a trace of one step."""
-    profile = read_file(path)
+    (profile,) = read_file(path)
     calls = profile.calls
     kernels = [call for call in calls if call.kind == "kernel"]
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]

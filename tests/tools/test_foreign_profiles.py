@@ -20,7 +20,7 @@ import kernel_counters
 import kernel_times
 import memory_bandwidth_analyzer as bandwidth
 from common import idle, roofline
-from common.profiles import precision_of_kernel, read_profile, shown_names
+from common.profiles import precision_of_kernel, read_profile, readers, shown_names
 from in_process import refused
 
 GEMM = "Cijk_Alik_Bljk_BBS_BH"
@@ -179,7 +179,10 @@ def test_ranks_of_a_fused_trace_are_not_added_up(with_device, write, capsys, tmp
     assert kernel_times.main([str(path)]) == 0
     assert "holds the kernels of 2 GPUs, which are added up here: --gpu reads one of 0, 1" in capsys.readouterr().out
     refused(launches.main, ["--trace-file", path, "--gpu", 7], capsys, "has no GPU 7: it has 0, 1")
-    assert len(result_of(communication.main, [path, "--steps", 1], capsys)["processes"]) == 2
+    monkeypatch.setattr(readers, "LARGE", 0)
+    assert communication.main([str(path), "--steps", "1", "--json", "-"]) == 0
+    told = capsys.readouterr()
+    assert len(json.loads(told.out)["processes"]) == 2 and told.err.count("reading ") == 1
 
 
 CSV_HEADER = '"Guid","Kind","Agent_Id","Dispatch_Id","Kernel_Name","Start_Timestamp","End_Timestamp"\n'
@@ -372,7 +375,8 @@ def test_sums_of_rocprofv3_are_a_table_and_no_timeline(tmp_path, capsys):
     path.write_text(header + '"k",10,1000,100.0,100.0,90,110,1.0\n')
     (row,) = result_of(kernel_times.main, [path], capsys)["kernels"]
     assert [row[key] for key in ("calls", "total_us", "mean_us", "min_us", "max_us")] == [10, 1, 0.1, 0.09, 0.11]
-    refused(launches.main, ["--trace-file", path], capsys, "no table of kernels' times, only their sums")
+    for main, arguments in ((launches.main, ["--trace-file", path]), (communication.main, [path, "--steps", 1])):
+        refused(main, arguments, capsys, "no table of kernels' times, only their sums")
 
 
 def test_ranks_under_any_name_are_known_by_what_is_in_them(write, tmp_path, capsys):

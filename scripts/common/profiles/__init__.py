@@ -19,6 +19,7 @@ from common.profiles.files import (
     newest_alike,
     read_pair,
     read_profile,
+    read_ranks,
     traces_in,
     whole_traces,
 )

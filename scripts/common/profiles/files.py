@@ -8,7 +8,7 @@ import re
 import zlib
 
 from common.command_line import Failure
-from common.profiles.model import check_one_gpu, unlike
+from common.profiles.model import EACH, check_one_gpu, unlike
 from common.profiles.readers import read_file
 
 # A folder is searched for PyTorch's traces, then for these: of the first pattern found all files, one per process.
@@ -112,7 +112,20 @@ def read_profile(path, steps=None, gpu=None):
 
     steps: how many it holds, if the caller knows; otherwise the file may tell. gpu: the one to read, of several.
     """
-    profiles = [read_file(file, gpu=gpu) for file in files_of(pathlib.Path(path))]
+    return whole([one for file in files_of(pathlib.Path(path)) for one in read_file(file, gpu)], steps)
+
+
+def read_ranks(path, steps=None, gpu=None):
+    """Return the profile of each GPU in a file, or of the one that gpu names. Failure if it is no profile of a GPU."""
+    (file,) = files_of(path)
+    profiles = [whole([one], steps) for one in read_file(file, EACH if gpu is None else gpu)]
+    for profile in profiles:
+        check_timeline(profile)
+    return profiles
+
+
+def whole(profiles, steps):
+    """Return one profile of the launches of several processes, or raise Failure if there are none."""
     calls = sorted((call for profile in profiles for call in profile.calls), key=lambda call: call.start_ns)
     if not calls:
         raise Failure(2, f"{profiles[0].path} names no kernel: the profiler saw no work on a GPU")
@@ -167,8 +180,13 @@ def gpu_profile(path, steps, gpu=None):
     """Return a profile of single launches on one GPU, or raise Failure."""
     profile = read_profile(path, steps, gpu)
     check_one_gpu(profile)
+    check_timeline(profile)
+    return profile
+
+
+def check_timeline(profile):
+    """Raise Failure if a profile has no launches on a GPU, or only the sums of their times."""
     if any(call.bounds_ns for call in profile.calls):
         raise Failure(2, f"{profile.path} has no table of kernels' times, only their sums: give a kernel_trace file")
     if profile.on_cpu:
         raise Failure(2, f"{profile.path} holds no launches on a GPU: record it on a machine with one")
-    return profile

@@ -153,6 +153,16 @@ def labels_of(places):
     return {place: f"process-{place[0]}-{place[1]}" for place in places}
 
 
+EACH = object()  # for gpu: a profile of each GPU
+
+
+def parts_of(profile, gpu):
+    """Return the profiles of one GPU, of EACH or, with None, of all together."""
+    if gpu is EACH:
+        return [only_source(profile, source) for source in profile.sources or [None]]
+    return [only_source(profile, gpu)]
+
+
 def only_source(profile, wanted):
     """Return the profile of the GPU or process that --gpu names; all of it if wanted is None."""
     if wanted is None or not profile.sources:

@@ -19,7 +19,7 @@ import zlib
 from common import perfetto
 from common.command_line import Failure, printable, progress
 from common.profiles.groups import clean
-from common.profiles.model import Profile, checked_kernel, labels_of, only_source, overruns, without_twins
+from common.profiles.model import Profile, checked_kernel, labels_of, overruns, parts_of, without_twins
 from common.profiles.traces import read_trace
 
 # All that a reader raises if the contents do not have its format.
@@ -257,7 +257,7 @@ def read_rocprof_json(content):
 
 
 def read_json(path, content, linked, gpu):
-    """Return the profile in a trace, or in the trace that a profile_*.json of run_pytorch_profiler.py names.
+    """Return the profiles in a trace, or in the trace that a profile_*.json of run_pytorch_profiler.py names.
 
     content: what is parsed of the file. linked: a profile_*.json named this file, which must be a trace.
     """
@@ -266,10 +266,10 @@ def read_json(path, content, linked, gpu):
     if isinstance(content, dict) and "traceEvents" in content:
         return read_trace(path, content, gpu)
     if "rocprofiler-sdk-tool" in content:
-        return finished(path, read_rocprof_json(content))
+        return parts_of(finished(path, read_rocprof_json(content)), gpu)
     if "trace" in content and "steps_profiled" in content and not linked:
         try:
-            return read_file(path.with_name(content["trace"]), linked=True, gpu=gpu)
+            return read_file(path.with_name(content["trace"]), gpu, linked=True)
         except Failure as error:
             raise Failure(error.status, f"names another file: {error}") from None
     raise Failure(2, "is JSON, but no trace of a profiler (traceEvents)")
@@ -308,28 +308,28 @@ def finished(path, calls, warnings=()):
     return Profile(path, calls, sources=tuple(sorted(sources)), warnings=warnings)
 
 
-def read_file(path, linked=False, gpu=None):
-    """Return the profile in one file; tell its format by its content, not by its name.
+def read_file(path, gpu=None, linked=False):
+    """Return the profiles in one file; tell its format by its content, not by its name.
 
-    linked: as for read_json. gpu: the one to read, of several; None reads all.
+    gpu: the one to read, of several; EACH reads a profile of each, None one of all. linked: as for read_json.
     """
     with errors_of(path), without_collection():
         content = content_of(path)
         if not content:
             raise Failure(2, EMPTY)
         if content.startswith(SQLITE):
-            return only_source(finished(path, *read_database(path)), gpu)
+            return parts_of(finished(path, *read_database(path)), gpu)
         is_json = re.match(rb"\s*($|[{[])", content)  # blanks alone are damaged in any format
         # A Perfetto trace begins with a line feed; so do PyTorch 2.7's traces, which are JSON.
         if b"\0" in content or (content.startswith(b"\n") and not is_json):
-            return finished(path, read_perfetto(content))
+            return parts_of(finished(path, read_perfetto(content)), gpu)
         text = content.decode("utf-8", errors="replace")
         del content  # a trace can have a gigabyte, and each copy of it takes memory and time
         if is_json:
             content = parsed(path, text)
             del text
-            return only_source(read_json(path, content, linked, gpu), gpu)
-        return only_source(finished(path, read_csv(text)), gpu)
+            return read_json(path, content, linked, gpu)
+        return parts_of(finished(path, read_csv(text)), gpu)
 
 
 def read_perfetto(content):

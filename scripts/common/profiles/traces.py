@@ -11,6 +11,7 @@ from collections import Counter
 from common.command_line import PRECISIONS, Failure
 from common.profiles.groups import clean, group_of
 from common.profiles.model import (
+    EACH,
     PHASES,
     Launch,
     Operation,
@@ -58,9 +59,9 @@ LOST = 0.05  # of the launches without a kernel: fewer lie at the edges of the p
 
 
 def read_trace(path, content, gpu=None):
-    """Return the profile in a Chrome trace: kernels and copies on the GPU or, without one, operators that compute.
+    """Return the profiles in a Chrome trace: kernels and copies on the GPU or, without one, operators that compute.
 
-    gpu: the one to read, of several; None reads all.
+    gpu: the one to read, of several; EACH reads a profile of each, None one of all.
     """
     spans = timed_events(content["traceEvents"])
     origin_us = spans[0]["ts"] if spans else 0
@@ -73,14 +74,25 @@ def read_trace(path, content, gpu=None):
         else:
             host.append(event)
     labels = labels_of(map(place_of, launches)) if launches else {}
-    if gpu is not None and len(labels) > 1:
-        if gpu not in labels.values():
-            raise Failure(2, f"has no GPU {gpu}: it has {', '.join(labels.values())}")
-        process = hosts_of(host, launches).get
-        labels = {place: label for place, label in labels.items() if label == gpu}
-        (chosen,) = labels
-        launches = [event for event in launches if place_of(event) == chosen]
-        host = [event for event in host if event.get("pid") == process(chosen)]
+    if gpu is None or len(labels) < 2:
+        return [profile_of(path, content, origin_us, launches, host, labels)]
+    if gpu is not EACH and gpu not in labels.values():
+        raise Failure(2, f"has no GPU {gpu}: it has {', '.join(labels.values())}")
+    hosts = hosts_of(host, launches)
+    found = []
+    for place, label in labels.items():
+        if gpu in (EACH, label):
+            its_launches = [event for event in launches if place_of(event) == place]
+            its_host = [event for event in host if event.get("pid") == hosts.get(place)]
+            found.append(profile_of(path, content, origin_us, its_launches, its_host, {place: label}))
+    return found
+
+
+def profile_of(path, content, origin_us, launches, host, labels):
+    """Return the profile of launches and of events of the host, which are in order of time from the origin on.
+
+    labels: {place: name} of the GPUs that ran the launches.
+    """
     host = with_one_optimizer_mark_per_step(host)
     operators = [event for event in host if event["cat"] == "cpu_op"]
     runtime = [event for event in host if event["cat"] in RUNTIMES]
@@ -507,11 +519,10 @@ def calls_only(caller, callee):
 
 def memory_events(events, origin_us):
     """Return the events of --profile-memory by time, from the origin on; with a GPU, only those of its memory."""
-    found = [event for event in events if event.get("name") == "[memory]"]
+    found = [event | {"ts": event["ts"] - origin_us} for event in events if event.get("name") == "[memory]"]
     for event in found:
         if not is_time(event["ts"]) or not is_time(event["args"]["Total Allocated"]):
             raise ValueError(f"memory of {event['args']['Total Allocated']} bytes after {event['ts']} us")
-        event["ts"] -= origin_us
     found.sort(key=lambda event: event["ts"])
     on_gpu = [event for event in found if event["args"]["Device Type"] != 0]
     return on_gpu or found
