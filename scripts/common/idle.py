@@ -9,7 +9,7 @@ import re
 from common.profiles import shown_names
 from common.tables import columns, rounded, text_table
 
-NO_HOST = "the profile holds no calls of the host that tell why"
+NO_HOST = "the profile does not hold the host's calls that launched its kernels"
 PAUSE_US = 1000  # a gap between two steps that is longer is the profiler's or the script's pause
 AFTER_WAIT_US = 100  # within which a host that waited for a copy launches again
 SHORT_US = 10  # kernels that wait in one queue follow each other within this time
@@ -292,6 +292,8 @@ def idle_results(profile):
         "warnings": list(profile.warnings),
         "remarks": [remark for remark in profile.remarks if remark not in profile.warnings],
     }
+    if gaps and not found["host_known"]:
+        found["remarks"].append(f"Why the GPU idled cannot be told: {NO_HOST}.")
     if blind:
         found["warnings"].append("Kernels start before their launches: the clocks of host and GPU differ here.")
     found["launch_bound"], found["verdict"] = verdict(found)

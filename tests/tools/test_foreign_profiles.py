@@ -483,6 +483,73 @@ def test_why_the_gpu_idled(name, write, capsys):
     assert launches.main(["--trace-file", str(path)]) == 0 and reason in capsys.readouterr().out
 
 
+ON_GPU = "start, end, globalPid, deviceId, streamId, correlationId"
+DATABASES = {  # tables of GPU and host: as Nsight Systems exports them, and as rocpd's views look
+    "nsys": (
+        "CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)",
+        f"CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL ({ON_GPU}, demangledName)",
+        f"CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY ({ON_GPU}, copyKind)",
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start, end, globalTid, correlationId, nameId)",
+    ),
+    "rocpd": (
+        "CREATE TABLE kernels (start, end, pid, agent_absolute_index, stream_id, stack_id, name)",
+        "CREATE TABLE memory_copies (start, end, pid, dst_agent_absolute_index, stream_id, stack_id, name)",
+        "CREATE TABLE regions (start, end, pid, tid, stack_id, name)",
+    ),
+}
+
+
+def database_of(events, kind, path):
+    """Write kernels, copies and the host's launches of a trace, which begins 10 ms after the clock, into a database.
+
+    Another process called the same numbers at other times.
+    """
+    names = {}
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        for statement in DATABASES[kind]:
+            connection.execute(statement)
+        *_, kernels, copies, calls = [statement.split()[2] for statement in DATABASES[kind]]
+        runtime = [event for event in events if event["cat"] == "cuda_runtime"]
+        runtime += [event | {"pid": 8, "ts": event["ts"] - 5e3} for event in runtime]
+        for event in [event for event in events if event["cat"] in ("kernel", "gpu_memcpy")] + runtime:
+            times = (int(1e3 * (1e4 + event["ts"])), int(1e3 * (1e4 + event["ts"] + event["dur"])))
+            number = event["args"].get("correlation")
+            name = event["name"] + "_v7000" * (kind == "nsys" and event in runtime)
+            if kind == "nsys":
+                name = names.setdefault(name, len(names))
+            if event in runtime:
+                thread = (event["pid"] * 2**24 + 5, number) if kind == "nsys" else (event["pid"], 5, number)
+                row = (*times, *thread, name)
+            else:
+                process = 9 * 2**24 if kind == "nsys" else 9
+                row = (*times, process, 0, event["args"]["stream"], number, name)
+            table = calls if event in runtime else copies if event["cat"] == "gpu_memcpy" else kernels
+            connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+        if kind == "nsys":
+            connection.executemany("INSERT INTO StringIds VALUES (?, ?)", [(i, name) for name, i in names.items()])
+        connection.commit()
+    return path
+
+
+@pytest.mark.parametrize("name", ["loader", "stream", "event", "peer", "copy", "queue"])
+@pytest.mark.parametrize("kind", DATABASES)
+def test_why_the_gpu_idled_from_the_launches_in_a_database(kind, name, tmp_path, capsys):
+    events, reason, meanwhile = WHY[name]
+    found = idle_of(database_of(events, kind, tmp_path / "report.db"), capsys)
+    (gap,) = found["largest_gaps"]
+    assert (gap["gap_us"], gap["reason"], gap["host"]) == (300, reason, meanwhile)
+    assert found["host_known"] and not found["warnings"] and not found["remarks"]
+
+
+@pytest.mark.parametrize("kind", DATABASES)
+def test_without_the_hosts_calls_nobody_knows_why_the_gpu_idled(kind, tmp_path, capsys):
+    path = database_of([event for event in pair(5) if event["cat"] == "kernel"], kind, tmp_path / "report.db")
+    assert launches.main(["--trace-file", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert "Why the GPU idled cannot be told: the profile does not hold the host's calls" in told
+    assert "the GPU waited for" not in told
+
+
 @pytest.mark.parametrize(("us", "late"), [(2000, True), (200_000, False)])
 def test_a_host_that_loads_data_is_not_bound_by_launches(us, late, write, capsys):
     """Twenty gaps of 100 us are the launches' time, or of 10 ms: then the host does something else after its copy."""

@@ -19,8 +19,17 @@ import zlib
 from common import perfetto
 from common.command_line import Failure, printable, progress
 from common.profiles.groups import clean
-from common.profiles.model import Profile, checked_kernel, labels_of, overruns, parts_of, without_twins
-from common.profiles.traces import read_trace
+from common.profiles.model import (
+    Profile,
+    checked_kernel,
+    early_calls,
+    is_time,
+    labels_of,
+    overruns,
+    parts_of,
+    without_twins,
+)
+from common.profiles.traces import launch_table, read_trace
 
 # All that a reader raises if the contents do not have its format.
 DAMAGE = (
@@ -177,9 +186,20 @@ TABLES = [  # table, kind, SQL for the name; of rocpd the views, because the nam
     (f"{NSYS}MEMCPY", "copy", "'[CUDA memcpy]'"),
     (f"{NSYS}MEMSET", "copy", "'[CUDA memset]'"),
 ]
-GPU_COLUMNS = {"agent_abs_index", "deviceId"}  # of rocpd's kernels, and of nsys
+HOST_TABLES = [  # of the host's calls: table, SQL for name and process
+    ("regions", "name", "pid", "tid"),
+    (f"{NSYS}RUNTIME", "(SELECT value FROM StringIds WHERE id = nameId)", "globalTid & ~0xFFFFFF", "globalTid"),
+]
+GPU_COLUMNS = {"agent_abs_index", "agent_absolute_index", "deviceId"}  # of rocpd's kernels, old and new, and of nsys
 PROCESS_COLUMNS = {"pid", "globalPid"}
 STREAM_COLUMNS = {"stream_id", "streamId"}
+LAUNCH_COLUMNS = {"stack_id", "correlationId"}  # the number that a launch shares with its kernel
+
+
+def columns_of(connection, table, *alternatives):
+    """Return of each set of names the one that is a column of the table, "NULL" where none is."""
+    known = {name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")}
+    return [next(iter(wanted & known), "NULL") for wanted in alternatives]
 
 
 LONGEST_S = 600  # seconds that a query may take: a view can be endless
@@ -201,7 +221,7 @@ def database(path):
 
 
 def read_database(path):
-    """Return kernels and copies of a rocpd database or of an SQLite export of Nsight Systems, and warnings."""
+    """Return the profile in a rocpd database or in an SQLite export of Nsight Systems."""
     with database(path) as (connection, names):
         if f"{NSYS}GRAPH_TRACE" in names and f"{NSYS}KERNEL" not in names:
             raise Failure(2, "holds CUDA graphs as a whole: record it with nsys --cuda-graph-trace=node")
@@ -210,23 +230,43 @@ def read_database(path):
         rows = []
         for table, kind, column in TABLES:
             if table in names:
-                known = {name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")}
-                more = [next(iter(wanted & known), "NULL") for wanted in (PROCESS_COLUMNS, GPU_COLUMNS, STREAM_COLUMNS)]
-                found = connection.execute(f"SELECT {column}, start, end, {', '.join(more)} FROM {table}")
+                known = (PROCESS_COLUMNS, GPU_COLUMNS, STREAM_COLUMNS, LAUNCH_COLUMNS)
+                more = ", ".join(columns_of(connection, table, *known))
+                found = connection.execute(f"SELECT {column}, start, end, {more} FROM {table}")
                 rows += [(kind, *row) for row in found]
         lost = 0
         if {"kernels", "rocpd_kernel_dispatch"} <= names:
             (all_of_them,) = connection.execute("SELECT count(*) FROM rocpd_kernel_dispatch").fetchone()
             lost = all_of_them - sum(kind == "kernel" for kind, *_ in rows)
-    labels = labels_of((process, gpu) for kind, _, _, _, process, gpu, _ in rows if kind == "kernel")
+        host = calls_of_host(connection, names)
+    launches = launch_table(host, {number for *_, number in rows} - {None})
+    labels = labels_of((process, gpu) for kind, _, _, _, process, gpu, *_ in rows if kind == "kernel")
     calls = []
-    for kind, name, start, end, process, gpu, stream in rows:
+    for kind, name, start, end, process, gpu, stream, number in rows:
         label = labels.get((process, gpu)) if gpu is not None or process is not None else None
-        calls.append(checked_kernel(name, start, end - start, kind, label, stream=stream))
+        candidates = launches.get(number, {})
+        launch = candidates.get(process) if process is not None else next(iter(candidates.values()), None)
+        calls.append(checked_kernel(name, start, end - start, kind, label, stream=stream, launch=launch))
     warnings = ()
     if lost > 0:
         warnings = (f"The view of kernels leaves out {lost:,} of {all_of_them:,} dispatches: sums are too small.",)
-    return calls, warnings
+    return finished(path, calls, warnings, host)
+
+
+def calls_of_host(connection, names):
+    """Return the host's calls in a database as a trace has them, in order of time, in us."""
+    found = []
+    for table, name, process, thread in HOST_TABLES:
+        if table in names:
+            (number,) = columns_of(connection, table, LAUNCH_COLUMNS)
+            for words, start, end, pid, tid, launch in connection.execute(
+                f"SELECT {name}, start, end, {process}, {thread}, {number} FROM {table}"
+            ):
+                if not is_time(start) or not is_time(end):
+                    raise ValueError(f"{clean(words)} lasts from {start} to {end} ns")
+                event = {"name": re.sub(r"_v\d+$", "", clean(words)), "ts": start / 1e3, "dur": (end - start) / 1e3}
+                found.append(event | {"pid": pid, "tid": tid, "args": {"correlation": launch}})
+    return sorted(found, key=lambda event: event["ts"])
 
 
 # ---------------------------------------------------------------- JSON of rocprofv3
@@ -298,14 +338,15 @@ def without_collection():
             gc.enable()
 
 
-def finished(path, calls, warnings=()):
-    """Return the profile of kernels without operators."""
+def finished(path, calls, warnings=(), host=()):
+    """Return the profile of kernels without operators. host: events of the host."""
     sources = {call.gpu for call in calls if call.kind == "kernel" and call.gpu is not None}
     calls.sort(key=lambda call: call.start_ns)
     if calls:
         calls, twice = without_twins(calls)
         warnings = (*warnings, *twice, *overruns(calls))
-    return Profile(path, calls, sources=tuple(sorted(sources)), warnings=warnings)
+    early = early_calls(calls) if len(sources) < 2 else 0
+    return Profile(path, calls, sources=tuple(sorted(sources)), host=list(host), warnings=warnings, early=early)
 
 
 def read_file(path, gpu=None, linked=False):
@@ -318,7 +359,7 @@ def read_file(path, gpu=None, linked=False):
         if not content:
             raise Failure(2, EMPTY)
         if content.startswith(SQLITE):
-            return parts_of(finished(path, *read_database(path)), gpu)
+            return parts_of(read_database(path), gpu)
         is_json = re.match(rb"\s*($|[{[])", content)  # blanks alone are damaged in any format
         # A Perfetto trace begins with a line feed; so do PyTorch 2.7's traces, which are JSON.
         if b"\0" in content or (content.startswith(b"\n") and not is_json):

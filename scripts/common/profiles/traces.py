@@ -103,7 +103,8 @@ def profile_of(path, content, origin_us, launches, host, labels):
     early = 0
     if launches:
         hosts = hosts_of(host, launches) if len(labels) > 1 else {}
-        host_calls = launch_table(runtime, launches)
+        wanted = {event["args"].get("correlation") for event in launches if event.get("args")} - {None}
+        host_calls = launch_table(runtime, wanted)
         owners = hosts if len(set(hosts.values())) > 1 else {}
         operator_of = {operator_key(event, event.get("pid"), owners): event for event in operators}
         known = {} if hosts else operator_of
@@ -234,9 +235,8 @@ def hosts_of(host, launches):
 # ---------------------------------------------------------------- launches
 
 
-def launch_table(runtime, launches):
-    """Return {number: {process: the host's Launch}} of the calls that started these kernels and copies."""
-    wanted = {event["args"].get("correlation") for event in launches if event.get("args")} - {None}
+def launch_table(runtime, wanted):
+    """Return {number: {process: the host's Launch}} of the calls with these numbers, which kernels and copies name."""
     found = {}
     waited = set()  # threads whose last calls made a stream wait
     for event in runtime:
