@@ -99,8 +99,8 @@ def write_report(content, path):
         ("Operators by measured time", [operators]),
     ]
     if content["idle"]:
-        verdict = content["idle"]["verdict"]
-        sections.append(("Busy and idle time", [pages.text(f"{verdict}. {EXPOSED}")]))
+        told = [pages.text(f"{content['idle']['verdict']}. {EXPOSED}"), *map(pages.text, idle_remarks(content))]
+        sections.append(("Busy and idle time", told))
         for heading, header, cells, _ in idle_tables(content["idle"]):
             sections.append((heading, [pages.table(header, cells)]))
     matmuls = content["matmuls"]
@@ -109,6 +109,11 @@ def write_report(content, path):
     sections.append(("Matmuls by shape, the most time lost first", [*told, *table]))
     write = pages.page if path.suffix == ".html" else pages.markdown
     path.write_text(write(f"Bottlenecks of {content['trace']}", facts, notice, sections), encoding="utf-8")
+
+
+def idle_remarks(content):
+    """Return the remarks about idle time that the whole page does not make."""
+    return [remark for remark in content["idle"]["remarks"] if remark not in content["remarks"]]
 
 
 def as_text(content, files):
@@ -123,13 +128,12 @@ def as_text(content, files):
     if content["interpreted"]:
         lines.append(INTERPRETED)
     if content["idle"]:
-        lines += ["", content["idle"]["verdict"]]
-        for _, header, rows, left in idle_tables(content["idle"])[:2]:
+        lines += ["", content["idle"]["verdict"], *idle_remarks(content)]
+        for _, header, rows, left in idle_tables(content["idle"]):
             lines += [text_table(header, rows, left=left), ""]
     matmuls = content["matmuls"]
-    if matmuls["gemms"]:
-        header, rows = gemm_table(matmuls)
-        lines += [text_table(header, rows[:MATMULS_SHOWN], left=3), ""]
+    header, rows = gemm_table(matmuls)
+    lines += [text_table(header, rows[:MATMULS_SHOWN], left=3) if rows else NO_SHAPES, ""]
     return "\n".join([*lines, f"wrote {', '.join(map(str, files))}"])
 
 

@@ -203,12 +203,52 @@ def test_two_processes_in_one_csv_are_two(tmp_path, capsys):
     assert idle_of(path, capsys, "--gpu", "process-b")["idle_share"] == pytest.approx(450 / 950)
 
 
-def test_counters_of_two_processes_are_not_taken_together_in_silence(tmp_path, capsys):
-    path = tmp_path / "x_counter_collection.csv"
-    header = "Process_Id,Agent_Id,Kernel_Name,Counter_Name,Counter_Value\n"
-    path.write_text(header + "".join(f'{process},4,"k","SQ_WAVES",8\n' for process in (11, 12)))
+COUNTERS = {  # of two GPUs or processes; ncu's second row holds units
+    "processes.csv": (
+        'Process_Id,Agent_Id,Kernel_Name,Counter_Name,Counter_Value\n11,4,"k","W",8\n12,4,"k","W",2\n',
+        "2 processes, taken together: --gpu reads one of process-11, process-12",
+    ),
+    "ncu.csv": (
+        '"Process ID","Device","Kernel Name","m__w.sum"\n"","","",""\n"7","0","k","8"\n"7","1","k","2"\n',
+        "2 GPUs, taken together: --gpu reads one of 0, 1",
+    ),
+    "rocpd.db": (
+        "CREATE TABLE counters_collection AS SELECT 'k' kernel_name, 'W' counter_name, 8 value, 1 pid, "
+        "4 agent_abs_index UNION ALL SELECT 'k', 'W', 2, 1, 5",
+        "2 GPUs, taken together: --gpu reads one of 4, 5",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+def test_counters_of_two_gpus_are_not_taken_together_in_silence(name, tmp_path, capsys):
+    path = tmp_path / name
+    content, words = COUNTERS[name]
+    if name.endswith(".db"):
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute(content)
+            connection.commit()
+    else:
+        path.write_text(content)
     found = result_of(kernel_counters.main, [path], capsys)
-    assert found["remarks"] == ["These are the counters of 2 GPUs or processes, taken together."]
+    assert found["remarks"] == [f"These are the counters of {words}."] and found["counters"][0]["mean"] == 5
+    found = result_of(kernel_counters.main, [path, "--gpu", words.split()[-1]], capsys)
+    assert not found["remarks"] and found["counters"][0]["mean"] == 2
+    refused(kernel_counters.main, [path, "--gpu", "9"], capsys, f"has no GPU or process 9: it has {words.split()[-2]}")
+
+
+def test_passes_over_a_script_are_no_two_processes_of_a_run(tmp_path, capsys):
+    """Each pass runs it again: the first reads W, the second W and X."""
+    for i, counters in ((1, "W"), (2, "WX")):
+        (tmp_path / f"pmc_{i}").mkdir()
+        rows = [f'{10 + i},4,"k","{counter}",{8 * i}\n' for counter in counters]
+        header = "Process_Id,Agent_Id,Kernel_Name,Counter_Name,Counter_Value\n"
+        (tmp_path / f"pmc_{i}" / "x_counter_collection.csv").write_text(header + "".join(rows))
+    found = result_of(kernel_counters.main, [tmp_path], capsys)
+    assert not found["remarks"] and [(row["counter"], row["mean"]) for row in found["counters"]] == [
+        ("W", 8),
+        ("X", 16),
+    ]
 
 
 # ---------------------------------------------------------------- 3: compiled regions
@@ -599,13 +639,27 @@ def test_matmuls_by_shape_by_hand(write, capsys, tmp_path, monkeypatch):
     content = result_of(bottlenecks.main, ["--profile-data", path, "--output-report", "page.html"], capsys)
     assert content["matmuls"]["gemms"] == found and content["idle"]["steps"] == 1
     page = (tmp_path / "page.html").read_text()
-    assert "<html" in page and "1x4096x4096x4096" in page and "Why the GPU idled" not in page
+    assert "<html" in page and "1x4096x4096x4096" in page and "the GPU waited for" not in page
     (row, _) = result_of(gemm_operations.main, ["--trace-file", path, "--peak", "1000,5"], capsys)["gemms"]
     assert row["of_peak"] == pytest.approx(row["tflops"] / 1000)
 
 
+@pytest.mark.parametrize("name", ["page.html", "page.md"])
+def test_page_and_screen_show_time_reasons_gaps_and_matmuls(name, write, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    launch = matmul(5, [[64, 32], [32, 16]]) | {"ts": 389, "dur": 9}
+    path = write([*pair(390, between=[host("cpu_op", "aten::topk", 90, 300)]), launch])
+    assert bottlenecks.main(["--profile-data", str(path), "--steps", "1", "--output-report", name]) == 0
+    for told in (capsys.readouterr().out, (tmp_path / name).read_text()):
+        words = ["exposed copies", "the GPU waited for", "longest gaps after", "aten::topk (100 %)", "1x64x32x16"]
+        assert [word for word in words if word not in told] == []
+    path = write([kernel(GEMM, 0, 9), kernel(GEMM, 20, 9)])
+    assert bottlenecks.main(["--profile-data", str(path), "--steps", "1", "--output-report", name]) == 0
+    for told in (capsys.readouterr().out, (tmp_path / name).read_text()):
+        assert "Why the GPU idled cannot be told" in told and "No matmul has recorded shapes" in told
+
+
 def test_without_shapes_there_is_no_table(write, capsys):
-    refused(
-        gemm_operations.main, ["--trace-file", write([kernel(GEMM, 0, 9)])], capsys, "no matmul has recorded shapes"
-    )
+    path = write([kernel(GEMM, 0, 9)])
+    refused(gemm_operations.main, ["--trace-file", path], capsys, "no matmul has recorded shapes")
     refused(gemm_operations.main, [], capsys, "give --model-config YAML")

@@ -46,13 +46,18 @@ from common.profiles.model import (
     Operation,
     Profile,
     check_one_gpu,
+    count_of,
     is_time,
+    labels_of,
     several_sources,
     unlike,
 )
 from common.profiles.readers import (
     EMPTY,
+    GPU_COLUMNS,
+    PROCESS_COLUMNS,
     SQLITE,
+    columns_of,
     content_of,
     database,
     errors_of,

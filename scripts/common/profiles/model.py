@@ -184,8 +184,12 @@ def check_one_gpu(profile):
 
 def several_sources(profile):
     """Return the words for a profile with several GPUs or processes."""
-    unit = "processes" if profile.sources[0].startswith("process-") else "GPUs"
-    return f"holds the kernels of {len(profile.sources)} {unit}"
+    return f"holds the kernels of {count_of(profile.sources)}"
+
+
+def count_of(sources):
+    """Return the number of GPUs or processes in words."""
+    return f"{len(sources)} {'processes' if sources[0].startswith('process-') else 'GPUs'}"
 
 
 # ---------------------------------------------------------------- complete or not

@@ -119,6 +119,8 @@ CSV_NAMES = {  # a profiler's heading, in lower case -> our name
     "agent_id": "gpu",
     "guid": "process",
     "process_id": "process",
+    "process id": "process",
+    "device": "gpu",
     "pid": "process",
     "queue_id": "queue",
     "dispatch_id": "dispatch",
