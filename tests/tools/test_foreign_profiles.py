@@ -343,6 +343,16 @@ def test_dispatches_that_rocpds_view_leaves_out_are_counted(tmp_path, capsys):
     assert "leaves out 3 of 9 dispatches: sums are too small" in capsys.readouterr().out
 
 
+def test_a_query_that_does_not_end_is_ended(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(readers, "LONGEST_S", -1)
+    path = tmp_path / "endless.db"
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"CREATE VIEW kernels AS {endless} SELECT 'k' name, i start, i end FROM n WHERE i < 300000")
+        connection.commit()
+    refused(kernel_times.main, [path], capsys, "takes more than -1 s to read: export fewer steps")
+
+
 # ---------------------------------------------------------------- 6, 7: precision and names
 
 PRECISIONS = {
