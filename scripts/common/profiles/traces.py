@@ -102,19 +102,17 @@ def profile_of(path, content, origin_us, launches, host, labels):
     warnings = ()
     early = 0
     if launches:
-        hosts = hosts_of(host, launches) if len(labels) > 1 else {}
         wanted = {event["args"].get("correlation") for event in launches if event.get("args")} - {None}
         host_calls = launch_table(runtime, wanted)
-        owners = hosts if len(set(hosts.values())) > 1 else {}
-        operator_of = {operator_key(event, event.get("pid"), owners): event for event in operators}
-        known = {} if hosts else operator_of
-        calls = [gpu_call(event, labels, hosts, host_calls, known) for event in launches]
+        operator_of = {operator_number(event): event for event in operators}
+        calls = [gpu_call(event, labels, host_calls, operator_of) for event in launches]
         calls, warnings = without_twins(calls)
         warnings += (*lost_launches(runtime, launches), *overruns(calls))
+        operations = []  # of several GPUs no tool asks for operators, nor for steps
         if len(labels) == 1:
             early = early_calls(calls)
             launches = [event for event in launches if 1e3 * event["ts"] >= calls[early].start_ns]
-        operations = operations_of_launches(launches, operator_of, owners)
+            operations = operations_of_launches(launches, operator_of)
     else:
         categories = {event.get("cat") for event in content["traceEvents"] if type(event.get("cat")) is str}
         if others := sorted(name for name in categories if OTHER_ACCELERATORS.match(name)):
@@ -255,14 +253,13 @@ def launch_table(runtime, wanted):
     return found
 
 
-def gpu_call(event, labels, hosts, host_calls, operators):
-    """Return the Kernel of an event on the GPU. operators: by their number, for launches that were not recorded."""
+def gpu_call(event, labels, host_calls, operator_of):
+    """Return the Kernel of an event on the GPU. operator_of: {number: event}, for launches that were not recorded."""
     arguments = event.get("args") or {}
-    place = place_of(event)
     candidates = host_calls.get(arguments.get("correlation")) or {}
-    launch = next(iter(candidates.values())) if len(candidates) == 1 else candidates.get(hosts.get(place))
+    launch = next(iter(candidates.values())) if len(candidates) == 1 else None
     number = operator_number(event)
-    if launch is None and number and (caller := operators.get(number)):
+    if launch is None and number and (caller := operator_of.get(number)):
         start = 1e3 * caller["ts"]
         thread = (caller.get("pid"), caller.get("tid"))
         launch = Launch(start, start + 1e3 * caller["dur"], thread, is_operator=True)
@@ -274,7 +271,7 @@ def gpu_call(event, labels, hosts, host_calls, operators):
         1e3 * event["ts"],
         1e3 * event["dur"],
         KINDS[event["cat"]],
-        labels[place],
+        labels[place_of(event)],
         stream=arguments.get("stream", event.get("tid")),
         launch=launch,
         collective=collective,
@@ -389,31 +386,22 @@ def operator_number(event):
     return arguments.get("External id", arguments.get("external id"))
 
 
-def operator_key(event, process, owners):
-    """Return the number of an event's operator, with its process where GPUs of several are in the file.
-
-    owners: {place of a GPU: its process} if there are several processes, else {}.
-    """
-    number = operator_number(event)
-    return (process, number) if owners and number else number
-
-
-def operations_of_launches(launches, operator_of, owners):
+def operations_of_launches(launches, operator_of):
     """Return the Operations of each operator that launched kernels, and one for each kernel without an operator.
 
-    operator_of: {operator_key: event}. The kernels of a replayed graph have no operator. owners: as for operator_key.
+    operator_of: {number: event}. The kernels of a replayed graph have no operator.
     """
     launches_of = {}
     alone = []
     for event in launches:
-        key = operator_key(event, owners and owners.get(place_of(event)), owners)
-        if key and key in operator_of:
-            launches_of.setdefault(key, []).append(event)
+        number = operator_number(event)
+        if number and number in operator_of:
+            launches_of.setdefault(number, []).append(event)
         else:
             alone.append(event)
     found = []
-    for key, some in launches_of.items():
-        found += parts_by_group(operator_of[key], some)
+    for number, some in launches_of.items():
+        found += parts_by_group(operator_of[number], some)
     return found + [operation(event, [event]) for event in alone]
 
 
