@@ -19,8 +19,8 @@ import analyze_kernel_reduction as reduction
 import kernel_counters
 import kernel_times
 import memory_bandwidth_analyzer as bandwidth
-from common import idle, roofline
-from common.profiles import precision_of_kernel, read_profile, readers, shown_names
+from common import collectives, gemms, idle, roofline
+from common.profiles import Operation, precision_of_kernel, read_profile, readers, shown_names
 from in_process import refused
 
 GEMM = "Cijk_Alik_Bljk_BBS_BH"
@@ -144,6 +144,17 @@ def test_tools_take_the_steps_that_a_trace_names(write, capsys, tmp_path, monkey
     path = write([*MARKS["scheduler"], *(kernel(GEMM, 1e5 * i, 100) for i in range(3))])
     assert result_of(bottlenecks.main, ["--profile-data", path], capsys)["steps"] == 3
     assert result_of(communication.main, [path], capsys)["processes"][0]["steps"] == 3
+
+
+def test_between_n_steps_lie_at_most_n_minus_1_pauses(write, capsys):
+    """Nothing is marked: of gaps of 2 and 5 ms the longest may be pauses."""
+    path = write([kernel(GEMM, start, 1000) for start in (0, 3000, 9000)])
+    assert [idle_of(path, capsys, "--steps", steps)["unsure_us"] for steps in "123"] == [0, 5000, 7000]
+
+
+def test_processes_that_mark_other_numbers_of_steps_name_none(write):
+    marks = [host("user_annotation", f"ProfilerStep#{i}", 100 * i, 100, pid) for pid, i in ((8, 0), (8, 1), (9, 1))]
+    assert read_profile(write([*marks, kernel(GEMM, 0, 9)])).steps is None
 
 
 # ---------------------------------------------------------------- 2: several GPUs and processes
@@ -294,10 +305,11 @@ LOST = {
     "launches": (
         [
             *(host("cuda_runtime", "hipLaunchKernel", i, 1, correlation=i) for i in range(10)),
-            kernel(GEMM, 9, 5, correlation=3),
+            *(kernel(GEMM, 9 + 10 * i, 5, correlation=i) for i in range(9)),
         ],
-        "9 of 10 launches have no kernel",
+        "1 of 10 launches have no kernel",
     ),
+    "graphs": ([*graph_launches(10), kernel(GEMM, 100, 10, correlation=99)], "10 graph launches, and kernels of none"),
     "overrun": (
         [kernel(GEMM, 1000, 2e6), *(kernel(GEMM, 1020 + 20 * i, 10) for i in range(98))],
         "1 kernels have impossible times (one of 2,000.000 ms ends after 98 later ones",
@@ -323,6 +335,24 @@ def test_what_is_not_complete_is_said_by_every_tool(name, write, capsys, tmp_pat
         assert words in capsys.readouterr().out, main.__module__
     found = idle_of(path, capsys, "--steps", "10")
     assert found["launch_bound"] is None and found["launches_per_step"] is None
+
+
+WHOLE = {  # one launch of 40 at the edge; a long kernel beside short ones; all replays; two GPUs in step
+    "edge": [
+        *(host("cuda_runtime", "hipLaunchKernel", i, 1, correlation=i) for i in range(40)),
+        *(kernel(GEMM, 50 + 10 * i, 5, correlation=i) for i in range(39)),
+    ],
+    "streams": [kernel(GEMM, 0, 5000), *(kernel("k", 100 * i, 50, 2) for i in range(1, 20))],
+    "replays": [*graph_launches(3), *(kernel(GEMM, 1000 * i, 10, correlation=i + 1) for i in range(3))],
+    "gpus": [kernel(GEMM, 100 * i, 50, gpu=gpu) for i in range(3) for gpu in (0, 1)],
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_complete_profile_has_no_warnings(name, write):
+    profile = read_profile(write(WHOLE[name]))
+    assert not profile.warnings
+    assert len(profile.calls) == sum(event["cat"] == "kernel" for event in WHOLE[name])
 
 
 def test_the_same_dispatch_counts_once(tmp_path):
@@ -378,6 +408,25 @@ PRECISIONS = {
 @pytest.mark.parametrize("name", PRECISIONS)
 def test_the_precision_that_a_kernels_name_tells(name):
     assert precision_of_kernel(name) == PRECISIONS[name]
+
+
+OF_MATMULS = [  # type of the operands, kernels
+    ("c10::BFloat16", ["sgemm"], "bfloat16"),
+    ("c10::Float8_e4m3fn", ["gemm"], "float8"),
+    ("float", ["sm90_xmma_gemm_f32f32_tf32f32"], "tf32"),
+    ("float", ["gemm"], "float32"),
+    ("float", [GEMM], "float32"),  # the kernel is another one's
+    (None, [GEMM], "bfloat16"),
+    (None, [GEMM, "volta_sgemm"], None),
+    (None, ["gemm"], None),
+]
+
+
+@pytest.mark.parametrize(("kind", "names", "precision"), OF_MATMULS)
+def test_the_precision_of_a_matmul(kind, names, precision):
+    dims = [[8, 8], [8, 8]] if kind else []
+    types = [kind, kind] if kind else []
+    assert gemms.precision_of(Operation("aten::mm", "GEMM", 1.0, dims, types, dims, tuple(names))) == precision
 
 
 @pytest.mark.parametrize(
@@ -449,6 +498,36 @@ def test_ranks_under_any_name_are_known_by_what_is_in_them(write, tmp_path, caps
     )
 
 
+def collective(name, number, us, rank, group="0", size=2, sizes=(10**6, 10**6)):
+    said = {"Collective name": name, "In msg nelems": sizes[0], "Out msg nelems": sizes[1], "dtype": "Float"}
+    said |= {"Group size": size, "Process Group Name": group}
+    return kernel("ncclDevKernel", 1000 * number + 10 * rank, us, **said)
+
+
+def test_collectives_by_hand(write):
+    """Two groups, one with a rank that is not here; rank 1 came last to the second all-gather, rank 0 to all others."""
+    profiles = []
+    for rank in (0, 1):
+        events = [
+            collective("allgather", 1, 100 + 50 * rank, rank, sizes=(10**6, 4 * 10**6), size=2),
+            collective("allgather", 2, 150 - 50 * rank, rank, sizes=(10**6, 4 * 10**6), size=2),
+            collective("allgather", 3, 100 + 50 * rank, rank, sizes=(10**6, 4 * 10**6), size=2),
+        ]
+        if rank:
+            events.append(collective("allreduce", 4, 80, rank, group="1", size=4))
+        events.append(collective("allreduce", 5, 20 + rank, rank))
+        profiles.append(read_profile(write(events)))
+    rows, remarks = collectives.collective_rows(profiles, ["rank 0", "rank 1"])
+    gather, alone, reduce = rows
+    assert (gather["bytes"], gather["calls"], gather["us"], gather["last"]) == (16e6, 3, 100, "rank 0 (2 of 3)")
+    assert (gather["gb_s"], gather["bus_gb_s"], gather["waited_ms"]) == pytest.approx((160, 80, 0.15))
+    assert (alone["ranks"], alone["us"], alone["waited_ms"], alone["last"]) == (4, 80, None, "-")
+    assert (reduce["ranks"], reduce["us"], reduce["bus_gb_s"]) == (2, 20, pytest.approx(200))
+    assert remarks == ["1 collectives are not in all their ranks' traces: another rank may have come last."]
+    (remark,) = collectives.collective_rows(profiles[:1], ["rank 0"])[1]
+    assert remark.startswith("One rank's trace holds its waiting too")
+
+
 def test_counters_without_a_value_are_said_and_details_are_read(tmp_path, capsys):
     path = tmp_path / "ncu.csv"
     path.write_text('"Kernel Name","gpu__time_duration.sum","m__x.pct"\n"","us","%"\n"k","10","nan"\n"k","20","50"\n')
@@ -507,6 +586,7 @@ WHY = {
         "not recorded",
     ),
     "loader": (pair(390), idle.LATE, "nothing that was recorded"),
+    "begun": (pair(150), idle.LATE, "nothing that was recorded"),
     "stream": (pair(5, second=("gemm", 2)), idle.STREAM, "it had launched already"),
     "event": (
         pair(5, between=[host("cuda_runtime", "cudaStreamWaitEvent", 3, 1)]),
@@ -655,6 +735,38 @@ def test_matmuls_by_shape_by_hand(write, capsys, tmp_path, monkeypatch):
     assert "<html" in page and "1x4096x4096x4096" in page and "the GPU waited for" not in page
     (row, _) = result_of(gemm_operations.main, ["--trace-file", path, "--peak", "1000,5"], capsys)["gemms"]
     assert row["of_peak"] == pytest.approx(row["tflops"] / 1000)
+
+
+SIZES = [  # of operators: batch, m, k, n
+    ("aten::bmm", [[6, 2, 3], [6, 3, 4]], (6, 2, 3, 4)),
+    ("aten::addmm", [[4], [2, 3], [3, 4]], (1, 2, 3, 4)),
+    ("aten::linear", [[5, 2, 3], [4, 3], [4]], (1, 10, 3, 4)),
+    ("aten::mm", [[2, 3], [5, 4]], None),
+    ("aten::mm", [[0, 3], [3, 4]], None),
+    ("aten::mm", [], None),
+    ("aten::add", [[2, 3], [3, 4]], None),
+]
+
+
+@pytest.mark.parametrize(("name", "dims", "sizes"), SIZES)
+def test_the_sizes_of_a_matmul(name, dims, sizes):
+    assert gemms.sizes_of(Operation(name, "GEMM", 1.0, dims, ["float"] * 3, dims, ("gemm",))) == sizes
+
+
+def test_what_a_table_of_matmuls_cannot_tell_is_said(write):
+    """The small one loses most: 89 us of 90, the large one 60 of 165. One is too fast for its device."""
+    events = []
+    for number, (kind, size, us) in enumerate([("c10::BFloat16", 4096, 165), ("c10::Half", 1024, 90)], 1):
+        events += [matmul(number, [[size, size]] * 2, kind), kernel("g", 500 * number, us, **{"External id": number})]
+    events.append(kernel("gemm", 5000, 40))
+    found = gemms.gemm_results(read_profile(write(events)))
+    assert [row["m"] for row in found["gemms"]] == [1024, 4096]
+    assert found["remarks"] == ["0.040 ms of matmuls have no recorded shapes, and are not in this table."]
+    found = gemms.gemm_results(read_profile(write(events)), {"matmul_tflops": 100})
+    assert [row["peak_tflops"] for row in found["gemms"]] == [None, 100]  # --peak is that of the main precision
+    assert any(remark.startswith("A rate above the peak") for remark in found["remarks"])
+    found = gemms.gemm_results(read_profile(write(events, deviceProperties=[])))
+    assert any(remark.startswith("The peak of this device in these precisions") for remark in found["remarks"])
 
 
 @pytest.mark.parametrize("name", ["page.html", "page.md"])
