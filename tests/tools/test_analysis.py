@@ -243,7 +243,7 @@ def profile_of(times, steps=None):
 
 
 @pytest.mark.parametrize(
-    ("steps", "unsure", "words"), [(None, 5000, "marks none"), (2, 5000, "marks none"), (1, 0, "why")]
+    ("steps", "unsure", "words"), [(None, 5000, "marks none"), (2, 5000, "marks none"), (1, 0, "host's calls")]
 )
 def test_overlapping_queues_are_busy_once_and_every_gap_is_idle(steps, unsure, words):
     """Without marks a gap of 5 ms may lie between two steps. One step has no pause, but why it idled is not known."""

@@ -6,6 +6,7 @@ All times of the events are in us, of the databases and CSV files in ns.
 import contextlib
 import gzip
 import json
+import os
 import re
 import sqlite3
 
@@ -466,6 +467,8 @@ def test_other_forms_of_traces_are_read(write, tmp_path):
     ]
     part = {"kernel_symbols": symbols, "buffer_records": {"kernel_dispatch": dispatches}}
     (tmp_path / "x_results.json").write_text(json.dumps({"rocprofiler-sdk-tool": [part]}))
+    (tmp_path / "two.json").write_text(json.dumps({"rocprofiler-sdk-tool": [part, part | {"metadata": {"pid": 7}}]}))
+    assert read_profile(tmp_path / "two.json").sources == ("process-0", "process-7")
     found = {name: read_profile(tmp_path / name).calls for name in ("list.json", old.name, "x_results.json")}
     assert {name: len(calls) for name, calls in found.items()} == dict.fromkeys(found, 5)
     assert sum(call.total_ns for call in found["x_results.json"]) == 50
@@ -482,6 +485,7 @@ def test_sums_of_rocprofv3_are_a_table_and_no_timeline(tmp_path, capsys):
 
 
 def test_ranks_under_any_name_are_known_by_what_is_in_them(write, tmp_path, capsys):
+    os.utime(write([kernel("older", 0, 1)], "a.json.gz", distributedInfo={"rank": 0}), (1, 1))
     for rank, us in ((0, 90), (1, 40)):
         said = {"Collective name": "allreduce", "In msg nelems": 10**6, "Out msg nelems": 10**6, "dtype": "Float"}
         events = [mark("ProfilerStep#1", 0, 200), kernel(GEMM, 0, 50)]
@@ -548,8 +552,9 @@ def test_counters_without_a_value_are_said_and_details_are_read(tmp_path, capsys
 def test_microseconds_since_1970_lose_nothing(write):
     """Times are multiples of a quarter of a microsecond there; scaled first they would be multiples of 256 ns."""
     first = 1_690_000_000_000_000.25
-    calls = read_profile(write([kernel(GEMM, first + 0.25 * i, 0.25) for i in range(8)])).calls
-    assert [call.start_ns for call in calls] == [250 * i for i in range(8)]
+    profile = read_profile(write([kernel(GEMM, first + 0.25 * i, 0.25) for i in range(8)]))
+    assert [call.start_ns for call in profile.calls] == [250 * i for i in range(8)]
+    assert profile.origin_ns // 1000 == 1_690_000_000_000_000
 
 
 # ---------------------------------------------------------------- why the GPU idled
@@ -573,8 +578,20 @@ def pair(second_launch, first=("gemm", 1), second=("gemm", 1), between=()):
     ]
 
 
+GRAPH = ((1, 10), (2, 400))  # stream and start of its kernels
 WHY = {
-    "host": (pair(390, between=[host("cpu_op", "aten::topk", 90, 300)]), idle.LATE, "aten::topk (100 %)"),
+    "host": (  # the innermost operator of the thread that launches
+        pair(
+            390,
+            between=[
+                host("cpu_op", "outer", 80, 315),
+                host("cpu_op", "aten::topk", 90, 300),
+                host("cpu_op", "another thread's", 95, 295, tid=7),
+            ],
+        ),
+        idle.LATE,
+        "aten::topk (100 %)",
+    ),
     "operator": (  # its launch was not recorded
         [*pair(390)[2:], launched(1, 0), host("cpu_op", "aten::mm", 380, 9, **{"External id": 5})],
         idle.LATE,
@@ -599,6 +616,20 @@ WHY = {
         pair(390, first=("Memcpy DtoH", 1), between=[host("cuda_runtime", "cudaStreamSynchronize", 4, 300)]),
         idle.COPY,
         "cudaStreamSynchronize (70 %)",
+    ),
+    "item": (  # short calls begin inside the one that waits
+        pair(
+            390,
+            first=("Memcpy DtoH", 1),
+            between=[host("cpu_op", "aten::item", 3, 300), launched(3, 4, name="cudaMemcpyAsync")],
+        ),
+        idle.COPY,
+        "aten::item (70 %)",
+    ),
+    "graph": (  # its own launch started both
+        [launched(1, 0, name="cudaGraphLaunch"), *(kernel("gemm", start, 90, i, correlation=1) for i, start in GRAPH)],
+        idle.QUEUE,
+        "it had launched already",
     ),
     "queue": (pair(5), idle.UNKNOWN, "it had launched already"),
 }
@@ -681,6 +712,24 @@ def test_without_the_hosts_calls_nobody_knows_why_the_gpu_idled(kind, tmp_path, 
     told = capsys.readouterr().out
     assert "Why the GPU idled cannot be told: the profile does not hold the host's calls" in told
     assert "the GPU waited for" not in told
+
+
+@pytest.mark.parametrize(("us", "reason"), [(9, idle.QUEUE), (11, idle.UNKNOWN)])
+def test_kernels_of_a_queue_follow_each_other_at_once(us, reason, write, capsys):
+    events = [
+        launched(1, 0),
+        launched(2, 3),
+        kernel("a", 10, 90, correlation=1),
+        kernel("b", 100 + us, 9, correlation=2),
+    ]
+    (gap,) = idle_of(write(events), capsys)["largest_gaps"]
+    assert gap["reason"] == reason
+
+
+@pytest.mark.parametrize(("us", "bound"), [(900, True), (1100, None)])
+def test_without_the_host_long_gaps_are_no_launches(us, bound, write, capsys):
+    found = idle_of(write([kernel(GEMM, (100 + us) * i, 100) for i in range(3)]), capsys, "--steps", "1")
+    assert found["launch_bound"] is bound and ("over 1000 us" in found["verdict"]) == (bound is None)
 
 
 @pytest.mark.parametrize(("us", "late"), [(2000, True), (200_000, False)])

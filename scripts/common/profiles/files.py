@@ -39,9 +39,10 @@ def files_of(path):
     foreign = traces_in(path)
     if len(foreign) == 1:
         return [foreign[0][0]]
-    if len({rank for _, rank in foreign}) > 1:
+    ranks = {rank for _, rank in foreign}
+    if len(ranks) > 1:
         names = f"name the trace of one, such as {foreign[0][0].relative_to(path)}"
-        raise Failure(2, f"{path} holds the traces of {len(foreign)} ranks: {names}")
+        raise Failure(2, f"{path} holds the traces of {len(ranks)} ranks: {names}")
     packed = [file for file, _ in foreign] or matching(path, "*trace*.json.gz")
     if packed:
         raise Failure(
