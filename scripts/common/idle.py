@@ -42,12 +42,14 @@ def merged(calls):
     found = []
     last_end = float("-inf")
     for call in calls:
-        end = call.end_ns
-        if call.start_ns > last_end:
-            found.append([call.start_ns, end])
+        start = call.start_ns
+        end = start + call.total_ns
+        if start > last_end:
+            found.append([start, end])
         elif end > last_end:
             found[-1][1] = end
-        last_end = max(last_end, end)
+        if end > last_end:
+            last_end = end
     return found
 
 

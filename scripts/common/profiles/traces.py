@@ -73,9 +73,11 @@ def read_trace(path, content, gpu=None):
             launches.append(event)
         else:
             host.append(event)
+    memory = memory_events(content["traceEvents"], origin_us)
+    common = (path, content, origin_us, memory)
     labels = labels_of(map(place_of, launches)) if launches else {}
     if gpu is None or len(labels) < 2:
-        return [profile_of(path, content, origin_us, launches, host, labels)]
+        return [profile_of(*common, launches, host, labels)]
     if gpu is not EACH and gpu not in labels.values():
         raise Failure(2, f"has no GPU {gpu}: it has {', '.join(labels.values())}")
     hosts = hosts_of(host, launches)
@@ -84,12 +86,12 @@ def read_trace(path, content, gpu=None):
         if gpu in (EACH, label):
             its_launches = [event for event in launches if place_of(event) == place]
             its_host = [event for event in host if event.get("pid") == hosts.get(place)]
-            found.append(profile_of(path, content, origin_us, its_launches, its_host, {place: label}))
+            found.append(profile_of(*common, its_launches, its_host, {place: label}))
     return found
 
 
-def profile_of(path, content, origin_us, launches, host, labels):
-    """Return the profile of launches and of events of the host, which are in order of time from the origin on.
+def profile_of(path, content, origin_us, memory, launches, host, labels):
+    """Return the profile of events of memory, GPU and host, which are in order of time from the origin on.
 
     labels: {place: name} of the GPUs that ran the launches.
     """
@@ -136,7 +138,7 @@ def profile_of(path, content, origin_us, launches, host, labels):
         device=device,
         metadata=metadata,
         step_ms=step_times(phases, calls) if metadata else [],
-        memory=memory_events(content["traceEvents"], origin_us),
+        memory=memory,
         phases=phases,
         spans=step_spans,
         origin_ns=round(origin_us * 1000) + whole_number(content.get("baseTimeNanoseconds")),
@@ -507,10 +509,11 @@ def calls_only(caller, callee):
 
 def memory_events(events, origin_us):
     """Return the events of --profile-memory by time, from the origin on; with a GPU, only those of its memory."""
-    found = [event | {"ts": event["ts"] - origin_us} for event in events if event.get("name") == "[memory]"]
+    found = [event for event in events if event.get("name") == "[memory]"]
     for event in found:
         if not is_time(event["ts"]) or not is_time(event["args"]["Total Allocated"]):
             raise ValueError(f"memory of {event['args']['Total Allocated']} bytes after {event['ts']} us")
+        event["ts"] -= origin_us
     found.sort(key=lambda event: event["ts"])
     on_gpu = [event for event in found if event["args"]["Device Type"] != 0]
     return on_gpu or found
