@@ -402,6 +402,30 @@ PRECISIONS = {
     "volta_sgemm_128x32_nt": "float32",
     "ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_32x6_nn": "float16",
     "_matmul_ogs_NNT_bf16xbf16xmxfp4_128x128x128x1": "bfloat16",
+    "Cijk_Alik_Bljk_B8BS_BH": "float8",
+    "gemm_e4m3": "float8",
+    "gemm_e5m2": "float8",
+    "gemm_float8_x": "float8",
+    "fp8_gemm": "float8",
+    "gemm_f8f8bf16": "float8",
+    "gemm_f8_x": "float8",
+    "nvjet_qqtst_128": "float8",
+    "s1688gemm_f16_x": "float16",
+    "s1688gemm_fp16_x": "float16",
+    "gemm_xf32_x": "tf32",
+    "nvjet_sss_128": "tf32",
+    "Cijk_Alik_Bljk_BBS": "bfloat16",
+    "gemm_bfloat16": "bfloat16",
+    "Cijk_Alik_Bljk_HHS": "float16",
+    "gemm_f16_x": "float16",
+    "hgemm_128": "float16",
+    "h16816_kernel": "float16",
+    "h1688_kernel": "float16",
+    "gemm<half>": "float16",
+    "gemm_half2": "float16",
+    "Cijk_Alik_Bljk_SB": "float32",
+    "volta_scudnn_128x64": "float32",
+    "xmma_f32f32_f32f32_f32": "float32",
     "gemm_kernel": None,
 }
 
@@ -528,6 +552,8 @@ def test_collectives_by_hand(write):
     assert (alone["ranks"], alone["us"], alone["waited_ms"], alone["last"]) == (4, 80, None, "-")
     assert (reduce["ranks"], reduce["us"], reduce["bus_gb_s"]) == (2, 20, pytest.approx(200))
     assert remarks == ["1 collectives are not in all their ranks' traces: another rank may have come last."]
+    uneven = [read_profile(write([collective("alltoallv", 1, 9, 0, sizes=(n, n))])) for n in (10, 20)]
+    assert collectives.collective_rows(uneven, ["a", "b"])[0][0]["bytes"] is None  # no rate: ranks send other amounts
     (remark,) = collectives.collective_rows(profiles[:1], ["rank 0"])[1]
     assert remark.startswith("One rank's trace holds its waiting too")
 
