@@ -99,21 +99,21 @@ def write_report(content, path):
         ("Operators by measured time", [operators]),
     ]
     if content["idle"]:
-        told = [pages.text(f"{content['idle']['verdict']}. {EXPOSED}"), *map(pages.text, idle_remarks(content))]
+        told = [pages.text(f"{content['idle']['verdict']}. {EXPOSED}"), *map(pages.text, remarks_of("idle", content))]
         sections.append(("Busy and idle time", told))
         for heading, header, cells, _ in idle_tables(content["idle"]):
             sections.append((heading, [pages.table(header, cells)]))
     matmuls = content["matmuls"]
-    told = [pages.text(remark) for remark in matmuls["remarks"]]
+    told = [pages.text(remark) for remark in remarks_of("matmuls", content)]
     table = [pages.table(*gemm_table(matmuls))] if matmuls["gemms"] else [pages.text(NO_SHAPES)]
     sections.append(("Matmuls by shape, the most time lost first", [*told, *table]))
     write = pages.page if path.suffix == ".html" else pages.markdown
     path.write_text(write(f"Bottlenecks of {content['trace']}", facts, notice, sections), encoding="utf-8")
 
 
-def idle_remarks(content):
-    """Return the remarks about idle time that the whole page does not make."""
-    return [remark for remark in content["idle"]["remarks"] if remark not in content["remarks"]]
+def remarks_of(part, content):
+    """Return the remarks about a part of the page, "idle" or "matmuls", that the whole page does not make."""
+    return [remark for remark in content[part]["remarks"] if remark not in content["remarks"]]
 
 
 def as_text(content, files):
@@ -128,7 +128,7 @@ def as_text(content, files):
     if content["interpreted"]:
         lines.append(INTERPRETED)
     if content["idle"]:
-        lines += ["", content["idle"]["verdict"], *idle_remarks(content)]
+        lines += ["", content["idle"]["verdict"], *remarks_of("idle", content)]
         for _, header, rows, left in idle_tables(content["idle"]):
             lines += [text_table(header, rows, left=left), ""]
     matmuls = content["matmuls"]

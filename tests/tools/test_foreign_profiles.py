@@ -334,6 +334,7 @@ def test_what_is_not_complete_is_said_by_every_tool(name, write, capsys, tmp_pat
     ):
         assert main([str(word) for word in arguments]) == 0
         assert words in capsys.readouterr().out, main.__module__
+    assert (tmp_path / "bottlenecks.md").read_text().count(words) == 1
     found = idle_of(path, capsys, "--steps", "10")
     assert found["launch_bound"] is None and found["launches_per_step"] is None
 
