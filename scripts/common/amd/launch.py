@@ -85,9 +85,11 @@ def tensors_at(addresses):
 
 
 def tables_of_addresses(tensors):
-    """Return {address: tensor} of what tensors of int64 point to; most hold no addresses."""
-    addresses = {int(x) for tensor in tensors if tensor.dtype == torch.int64 for x in tensor.flatten().tolist()}
-    return tensors_at(addresses) if any(address >= 1 << 16 for address in addresses) else {}
+    """Return {address: tensor} of what tensors of int64 point to, in their order; most hold no addresses."""
+    tables = [tensor.flatten().tolist() for tensor in tensors if tensor.dtype == torch.int64]
+    addresses = [address for table in tables for address in table if address >= 1 << 16]
+    found = tensors_at(set(addresses)) if addresses else {}
+    return {address: found[address] for address in addresses if address in found}
 
 
 def arguments_of(kernel, signature, bound):
