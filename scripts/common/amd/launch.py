@@ -97,7 +97,8 @@ def arguments_of(kernel, signature, bound):
 
     A tensor of int64 may be a table of addresses: the tensors that begin there are allowed, too.
     """
-    given, tensors = [], []
+    given = []
+    tensors = []
     for parameter in kernel.params:
         kind = signature[parameter.name]
         value = bound[parameter.name]
@@ -134,7 +135,7 @@ def executed(target, order=1, seed=0, progress=None):
 
     def execute(kernel, *args, grid, warmup, **given):
         compiled = run(kernel, *args, grid=None, warmup=True, **given)
-        *_, bind = kernel.device_caches[driver.active.get_current_device()]
+        *_, bind = kernel.device_caches[driver.active.get_current_device()]  # gives arguments their parameters' names
         bound, _, _ = bind(*args, **given)
         if callable(grid):
             grid = grid(bound)

@@ -84,7 +84,8 @@ class Dpp:
     def __init__(self, modifiers, width):
         self.lanes, self.exists = moved_lanes(modifiers, width)
         lane = np.arange(width)
-        rows, banks = (int(modifiers.get(name, "0xf"), 0) for name in ("row_mask", "bank_mask"))
+        rows = int(modifiers.get("row_mask", "0xf"), 0)  # a bit for each row of 16 lanes
+        banks = int(modifiers.get("bank_mask", "0xf"), 0)  # a bit for each four lanes of a row
         self.enabled = (rows >> lane // 16 & 1 == 1) & (banks >> lane % 16 // 4 & 1 == 1)
         # bound_ctrl:1 in current assembly: a lane without a source reads zero. Without, it keeps its old result.
         self.zeros = modifiers.get("bound_ctrl") in ("0", "1")
@@ -104,7 +105,10 @@ class Dpp:
         """Return the writer that stores a result in those lanes alone that get one."""
 
         def put_some(wave, value):
-            put(wave, value, wave.active & self.enabled & (True if self.zeros else self.valid(wave)))
+            lanes = wave.active & self.enabled
+            if not self.zeros:
+                lanes = lanes & self.valid(wave)
+            put(wave, value, lanes)
 
         return put_some
 
@@ -130,7 +134,8 @@ def sdwa_put(modifiers, put, destination):
     mask = np.uint32(((1 << bits) - 1) << first)
 
     def put_part(wave, value, where=None):
-        whole = value.view(f"u{value.dtype.itemsize}").astype(np.uint32) << np.uint32(first) & mask
+        bits_of_value = value.view(f"u{value.dtype.itemsize}").astype(np.uint32)
+        whole = bits_of_value << np.uint32(first) & mask
         if unused == "UNUSED_PRESERVE":
             whole = whole | wave.vector["u32"][destination] & ~mask
         wave.put("u32", destination, whole, where)
@@ -152,7 +157,8 @@ def keeps_upper(name, kernel):
 
 def regular(instruction, kernel):
     """Translate an instruction of the tables."""
-    name, modifiers = instruction.name, instruction.modifiers
+    name = instruction.name
+    modifiers = instruction.modifiers
     kinds, result, function = VECTOR[name]
     destination, *texts = instruction.operands
     if kinds[-1:] == ("old",):
@@ -276,7 +282,8 @@ def packed(instruction, kernel):
     """Translate v_pk_*: the same operation on two numbers, of 32 or 16 bits."""
     operation, letter, bits = PACKED.match(instruction.name).groups()
     destination, *texts = instruction.operands
-    modifiers, count = instruction.modifiers, len(texts)
+    modifiers = instruction.modifiers
+    count = len(texts)
     kind = f"{letter.replace('b', 'u')}{bits}"
     scalar_name = f"v_{operation}_{letter}{bits}"
     if operation == "mov":  # the lower result is half of the first source, the upper one is half of the second
@@ -293,7 +300,8 @@ def packed(instruction, kernel):
             readers = [half_reader(t, kind, kernel, h, n) for t, h, n in zip(texts, halves, signs, strict=True)]
             return applied(function, readers, "clamp" in modifiers, kind)
 
-        low, high = half("op_sel", 0, "neg_lo"), half("op_sel_hi", 1, "neg_hi")
+        low = half("op_sel", 0, "neg_lo")
+        high = half("op_sel_hi", 1, "neg_hi")
     first = vector_register(destination, kernel)
     if bits == "32":
 
@@ -513,12 +521,22 @@ SPECIAL = {
 }  # fmt: skip
 
 
+def modifiers_of(instruction):
+    """Return the modifiers that an instruction may have."""
+    name = instruction.name
+    if name.startswith("v_dot"):
+        return set()
+    if name.startswith("v_bitop3"):
+        return {"bitop3"}
+    if PACKED.match(name) or name in MIXED:
+        return MODIFIERS["packed"]
+    return MODIFIERS[instruction.encoding]
+
+
 def translate(instruction, kernel):
     """Return (compute, put) of a vector instruction, or raise Fault if it is not known."""
     name = instruction.name
-    form = "packed" if PACKED.match(name) or name in MIXED else instruction.encoding
-    allowed = {"v_dot": set(), "v_bit": {"bitop3"}}.get(name[:5], MODIFIERS[form])
-    unknown = set(instruction.modifiers) - allowed
+    unknown = set(instruction.modifiers) - modifiers_of(instruction)
     if unknown:
         raise Fault(f"unknown modifier {', '.join(sorted(unknown))}")
     if name in SPECIAL:
