@@ -34,6 +34,7 @@ CASES = {
     "attention, two sequences": lambda: attention_case(2, 35, 4, 2, 64),
     "attention, D=16": lambda: attention_case(1, 37, 4, 2, 16, rotated=True),
     "attention, D=32": lambda: attention_case(1, 37, 4, 2, 32, rotated=True),
+    "attention, one token": lambda: attention_case(3, 1, 4, 1, 64),
     "attention, small values": lambda: attention_case(1, 33, 2, 1, 64, scale=1e-3, value_scale=1e-3),
 }
 # Where a target computes something else: (target, case, dtype) -> part of what the check says.

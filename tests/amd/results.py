@@ -1,6 +1,6 @@
 """Run version 3 on every AMD target in the interpreter, in several processes, and write RESULTS.md.
 
-    python tests/amd/results.py runs.jsonl --processes 15                 # all: five minutes on 16 cores
+    python tests/amd/results.py runs.jsonl --processes 15                 # all: two minutes on 16 cores
     python tests/amd/results.py runs.jsonl --only gfx942 D=64 bfloat16    # those with all of these words in their name
     python tests/amd/results.py runs.jsonl --write                        # write RESULTS.md from the file
 
@@ -36,14 +36,15 @@ PAGE = ROOT / "scripts" / "common" / "amd" / "RESULTS.md"
 TILES = 3  # at most, that attention may choose from
 # All combinations of these run, for each size of a head.
 EACH = {"target": amd_cases.TARGETS, "dtype": amd_cases.DTYPES, "tile": tuple(range(TILES)), "D": (16, 32, 64, 128)}
-# These take turns: lengths that Triton specializes for (1, multiples of 16), that a tile divides, and that none does.
+# These take turns. Triton compiles another kernel for a length that 16 divides.
 TURNS = {
-    "T": (1, 37, 64, 75, 150),
+    "T": (37, 64, 75, 150),
     "heads": ((1, 2, 2), (1, 2, 1), (2, 2, 1), (1, 4, 2), (1, 3, 1)),  # B, H, K
     "rotated": (True, False),
     "order": (1, -1),
 }
-OPERATIONS = [*(name for name in amd_cases.CASES if "attention" not in name or "small" in name), *amd_cases.OPTIMIZERS]
+OF_TILES = ("attention", "attention, two sequences", "attention, D=16", "attention, D=32")  # run with each tile anyway
+OPERATIONS = [*(name for name in amd_cases.CASES if name not in OF_TILES), *amd_cases.OPTIMIZERS]
 MUTANTS = 30  # of each kernel
 
 # ---------------------------------------------------------------- what is run
@@ -141,9 +142,9 @@ Wrong, and explained: small float16 values on gfx90a, whose matrix units take de
 
 ## Attention with each tile
 {attention} runs: each tile that version 3 may choose, on each target, in each precision and for each size D of a head.
-The number of tokens ({lengths}), the heads (sequences x query/key heads: {heads}), rotation by
-RoPE and the order of waves take turns: any two values of two factors meet in at least {meetings} runs. A cell is the
-worst error, in percent of what is allowed, on gfx90a, gfx942 and gfx950 (gfx9) or gfx1100 and gfx1201 (gfx1).
+The number of tokens ({lengths}), sequences x query/key heads ({heads}), rotation by RoPE and
+the order of waves take turns: any two values of two factors meet in at least {meetings} runs. A cell is the worst
+error, in percent of what is allowed, on gfx90a, gfx942 and gfx950 (gfx9) or gfx1100 and gfx1201 (gfx1).
 
 {tiles}
 
@@ -163,12 +164,12 @@ value), others change less than the bound. Waits are left out: the interpreter d
 
 {changed}
 """
-OUTPUTS = {"o": ("o",), "dq": ("dq", "dqkv"), "dkdv": ("dk", "dv", "dqkv")}  # of the kernel that computes it
+OUTPUTS = {"o": ["o"], "dq": ["dq"], "dkdv": ["dk", "dv"]}  # of the kernel that computes it
 
 
 def table(columns, rows):
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    head, *lines = (f"| {' | '.join(map(str, line))} |" for line in [columns, *rows])
+    return "\n".join([head, "|---" * len(columns) + "|", *lines])
 
 
 def nearest(errors):
@@ -191,6 +192,9 @@ def tiles_table(lines):
     """Return the table of attention's tiles: a row for each kernel, tile and precision."""
     import torch
 
+    def place(computes, family, dtype, tile):
+        return list(OUTPUTS).index(computes), family == "gfx1", -amd_cases.DTYPES.index(dtype), tile
+
     script = load_version(3)
     worst = {}
     for line in lines:
@@ -204,7 +208,7 @@ def tiles_table(lines):
             cells = worst.setdefault(row, {})
             cells[D] = max(cells.get(D, 0), error / bound)
     rows = []
-    for (computes, family, dtype, tile), cells in sorted(worst.items()):
+    for (computes, family, dtype, tile), cells in sorted(worst.items(), key=lambda item: place(*item[0])):
         size = f"{tile.BLOCK_Q}x{tile.BLOCK_K}, {tile.num_warps} waves"
         rows.append([computes, family, dtype, size, *(f"{100 * cells[D]:.0f}" for D in EACH["D"])])
     return table(["computes", "GPUs", "precision", "queries x keys", *(f"D={D}" for D in EACH["D"])], rows)
@@ -319,13 +323,15 @@ def report(options):
         options.file.write_text(json.dumps(here) + "\n")
     if any(lines[0][key] != here[key] for key in ("commit", "packages")) and not options.write:
         raise Failure(2, f"{options.file} is of another commit or other versions: name another file")
-    if options.write:
-        PAGE.write_text(page(lines[0], lines[1:]))
-        return 0
     have = [line["run"] for line in lines[1:]]
     chosen = [run for run in all_runs() if all(word in name_of(run) for word in options.only)]
-    left = [run for run in json.loads(json.dumps(chosen)) if run not in have]
+    left = [run for run in chosen if run not in have]
     progress(f"{len(chosen)} runs, {len(chosen) - len(left)} of them in {options.file}")
+    if options.write:
+        if left:
+            raise Failure(2, f"{options.file} lacks {len(left)} runs: make them first")
+        PAGE.write_text(page(lines[0], lines[1:]))
+        return 0
     count = perform_all(left, options)
     print(f"{len(chosen)} runs, {count} of them wrong, failed or left to do")
     return int(count > 0)
