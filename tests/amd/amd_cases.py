@@ -3,6 +3,7 @@
 In a process of its own: Triton decides when it is imported whether its kernels can be compiled.
 """
 
+import contextlib
 import time
 from collections import Counter
 from unittest import mock
@@ -37,11 +38,32 @@ CASES = {
     "attention, one token": lambda: attention_case(3, 1, 4, 1, 64),
     "attention, small values": lambda: attention_case(1, 33, 2, 1, 64, scale=1e-3, value_scale=1e-3),
 }
+# In bfloat16, on the targets that multiply in fp8.
+FP8_TARGETS = ("gfx942", "gfx950", "gfx1201")
+FP8_CASES = {
+    f"{operation}, {name}": case for operation, cases in kernel_cases.FP8_CASES.items() for name, case in cases.items()
+}
 # Where a target computes something else: (target, case, dtype) -> part of what the check says.
 KNOWN = {
     # Its matrix units take float16 below 6e-5 for zero.
     ("gfx90a", "attention, small values", "float16"): "0 instead of",
 }
+
+
+@contextlib.contextmanager
+def fp8_of(script, target):
+    """Multiply fp8 in float32, which PyTorch may be unable to on this CPU, and define it by the target's e4m3."""
+    dtype = script.fp8_dtype(target)
+
+    def fp8_matmul(x_q, x_scale, w_q, w_scale):
+        return ((x_q.float() @ w_q.float().t()) * x_scale * w_scale).bfloat16()
+
+    with (
+        mock.patch.object(script, "fp8_matmul", fp8_matmul),
+        mock.patch.object(kernel_cases, "FP8_LIMIT", torch.finfo(dtype).max),
+        mock.patch.object(kernel_cases, "to_fp8", lambda x: x.to(dtype).float()),
+    ):
+        yield
 
 
 def run(target, case, dtype, tile=0, order=1):
@@ -66,7 +88,10 @@ def run(target, case, dtype, tile=0, order=1):
     execution = executed_version(script, target, tile=tile, order=order)
     with mock.patch.object(kernel_cases, "judge", noting), execution as launches:
         try:
-            if case in OPTIMIZERS:
+            if case in FP8_CASES:
+                with fp8_of(script, target):
+                    kernel_cases.check(script, FP8_CASES[case](), dtype, cpu)
+            elif case in OPTIMIZERS:
                 kernel_cases.check_adamw(script, dtype, cpu, scaled=case == "adamw, scaled")
             else:
                 made = attention_case(**case) if isinstance(case, dict) else CASES[case]()

@@ -98,6 +98,39 @@ def half_bits(x):
     return np.asarray(x).astype(np.float16).view(np.uint16).astype(U32)
 
 
+def fp8_numbers(bias):
+    """Return the numbers of e4m3 from zero on, by their code; NaN, 127 in OCP's e4m3 (bias 7), is left out."""
+    codes = np.arange(127 if bias == 7 else 128)
+    exponents = np.maximum(codes >> 3, 1) - bias
+    return np.ldexp(np.where(codes < 8, codes, 8 + codes % 8) / 8, exponents)
+
+
+FP8_NUMBERS = {bias: fp8_numbers(bias) for bias in (7, 8)}
+FP8_NAN = {7: 0x7F, 8: 0x80}
+
+
+def fp8_bits(x, bias):
+    """Return the codes of float32 x rounded to e4m3, ties to even, and where x is beyond its largest number."""
+    numbers = FP8_NUMBERS[bias]
+    size = np.abs(x).astype(F64)
+    upper = np.minimum(np.searchsorted(numbers, size), len(numbers) - 1)
+    lower = np.maximum(upper - 1, 0)
+    middle = (numbers[lower] + numbers[upper]) / 2
+    is_lower = (size < middle) | (size == middle) & (lower % 2 == 0)
+    code = np.where(is_lower, lower, upper)
+    negative = np.signbit(x) & ((code > 0) | (bias == 7))  # with bias 8 there is no negative zero
+    largest = numbers[-1] + (numbers[-1] - numbers[-2]) / 2
+    return np.where(np.isnan(x), FP8_NAN[bias], code | negative << 7).astype(U32), size > largest
+
+
+def fp8_values(codes, bias):
+    """Return e4m3 as float32."""
+    numbers = np.append(FP8_NUMBERS[bias], [np.nan] if bias == 7 else []).astype(F32)
+    numbers = np.concatenate([numbers, -numbers])
+    numbers[FP8_NAN[bias]] = np.nan
+    return numbers[codes]
+
+
 def pack(low, high):
     return (low & U32(0xFFFF)) | high << U32(16)
 

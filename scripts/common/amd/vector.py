@@ -348,6 +348,61 @@ def mixed(instruction, kernel):
     return compute_half, put
 
 
+# ---------------------------------------------------------------- fp8
+
+
+def fp8_bias(kernel):
+    """Return the bias of a target's e4m3: gfx942 has one of its own, the others have OCP's."""
+    return 8 if kernel.target == "gfx942" else 7
+
+
+def check_scale(texts):
+    if texts not in ([], ["1.0"]):
+        raise Fault("a scale other than 1.0")
+
+
+def to_fp8(instruction, kernel):
+    """Translate v_cvt_pk_fp8_f32 and its kin with a scale: two numbers into half a register."""
+    destination, a, b, *scale = instruction.operands
+    check_scale(scale)
+    readers = [reader(text, "f32", kernel) for text in (a, b)]
+    upper = flags(instruction.modifiers, "op_sel", len(instruction.operands), 0)[-1]
+    bias = fp8_bias(kernel)
+
+    def compute(wave):
+        codes = []
+        for read in readers:
+            code, overflows = arithmetic.fp8_bits(read(wave), bias)
+            if (overflows & wave.active).any():
+                raise Fault("fp8 overflows, which is not modelled")
+            codes.append(code)
+        return np.broadcast_to(codes[0] | codes[1] << np.uint32(8), wave.width).astype(np.uint16)
+
+    return compute, writer(f"{destination}.{'h' if upper else 'l'}", "u16", kernel)
+
+
+def from_fp8(instruction, kernel):
+    """Translate v_cvt_pk_f32_fp8 and its kin with a scale: half a register into two registers."""
+    destination, source, *scale = instruction.operands
+    check_scale(scale)
+    upper = flags(instruction.modifiers, "op_sel", len(instruction.operands), 0)[0]
+    if instruction.encoding == "sdwa":
+        upper = instruction.modifiers.get("src0_sel") == "WORD_1"
+    read = reader(source, "u32", kernel, (16 * upper, 16, False))
+    first = vector_register(destination, kernel)
+    bias = fp8_bias(kernel)
+
+    def compute(wave):
+        codes = read(wave)
+        return [arithmetic.fp8_values(codes >> np.uint32(shift) & np.uint32(255), bias) for shift in (0, 8)]
+
+    def put(wave, values):
+        wave.put("f32", first, values[0])
+        wave.put("f32", first + 1, values[1])
+
+    return compute, put
+
+
 # ---------------------------------------------------------------- instructions with two results, or of several lanes
 
 
@@ -513,6 +568,8 @@ SPECIAL = {
     "v_readlane_b32": read_lane, "v_readfirstlane_b32": read_lane, "v_writelane_b32": write_lane,
     "v_permlane16_b32": permute_rows, "v_permlanex16_b32": permute_rows,
     "v_permlane16_swap_b32": swap_rows, "v_permlane32_swap_b32": swap_rows, "v_swap_b32": swap,
+    "v_cvt_pk_fp8_f32": to_fp8, "v_cvt_scalef32_pk_fp8_f32": to_fp8,
+    "v_cvt_pk_f32_fp8": from_fp8, "v_cvt_scalef32_pk_f32_fp8": from_fp8,
     "v_bitop3_b32": bit_operation, "v_bitop3_b16": bit_operation,
     **dict.fromkeys(MIXED, mixed),
     **dict.fromkeys("v_add_co_u32 v_sub_co_u32 v_subrev_co_u32".split(), with_carry),
