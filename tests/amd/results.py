@@ -84,6 +84,10 @@ def all_runs():
         {"work": "case", "case": name, "target": target, "dtype": dtype, "tile": 0}
         for target, name, dtype in itertools.product(amd_cases.TARGETS, OPERATIONS, amd_cases.DTYPES)
     ]
+    others += [
+        {"work": "case", "case": name, "target": target, "dtype": "bfloat16", "tile": 0}
+        for target, name in itertools.product(amd_cases.FP8_TARGETS, amd_cases.FP8_CASES)
+    ]
     return runs + attention + with_turns(others, {"order": TURNS["order"]})
 
 
@@ -134,7 +138,7 @@ kernels of commit {commit}. Nobody has run these kernels on an AMD GPU.
 ## Operations
 The worst relative error of a case's outputs and gradients, compared with float64. "Allowed" is twice the error of plain
 PyTorch in the same precision, plus 1e-6, of the tensor that came nearest to it on gfx942. The two orders of waves take
-turns.
+turns. Of fp8, only the conversions are executed: PyTorch multiplies, in float32.
 
 {operations}
 
@@ -180,11 +184,19 @@ def nearest(errors):
 def operations_table(cases):
     """Return the table of operations; cases: {(case, dtype, target): what was found}."""
     rows = []
-    for name, dtype in itertools.product(OPERATIONS, amd_cases.DTYPES):
-        found = [cases[name, dtype, target] for target in amd_cases.TARGETS]
-        pairs = [nearest(one["errors"].values()) for one in found]
-        cells = [f"{pair[0]:.1e}{' (wrong)' * bool(one['fault'])}" for pair, one in zip(pairs, found, strict=True)]
-        rows.append([name, dtype, f"{pairs[amd_cases.TARGETS.index('gfx942')][1]:.1e}", *cells])
+    labels = [*itertools.product(OPERATIONS, amd_cases.DTYPES), *((name, "bfloat16") for name in amd_cases.FP8_CASES)]
+    for name, dtype in labels:
+        cells = []
+        for target in amd_cases.TARGETS:
+            found = cases.get((name, dtype, target))
+            if found is None:  # it has no fp8
+                cells.append("-")
+                continue
+            error, bound = nearest(found["errors"].values())
+            cells.append(f"{error:.1e} (wrong)" if found["fault"] else f"{error:.1e}")
+            if target == "gfx942":
+                allowed = f"{bound:.1e}"
+        rows.append([name, dtype, allowed, *cells])
     return table(["case", "precision", "allowed", *amd_cases.TARGETS], rows)
 
 
