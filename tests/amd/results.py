@@ -205,7 +205,7 @@ def tiles_table(lines):
     import torch
 
     def place(computes, family, dtype, tile):
-        return list(OUTPUTS).index(computes), family == "gfx1", -amd_cases.DTYPES.index(dtype), tile
+        return list(OUTPUTS).index(computes), family == "gfx1", amd_cases.DTYPES.index(dtype), tile
 
     script = load_version(3)
     worst = {}
