@@ -73,7 +73,9 @@ def run(target, case, dtype, tile=0, order=1):
     case: the name of one of CASES or OPTIMIZERS, or the arguments of an attention_case. tile: number of the tile among
     those that attention may choose on the target. order: 1 or -1, the order of the waves of a workgroup.
     """
-    script, dtype, cpu = load_version(3), getattr(torch, dtype), torch.device("cpu")
+    script = load_version(3)
+    dtype = getattr(torch, dtype)
+    cpu = torch.device("cpu")
     torch.set_num_threads(1)
     errors = {}
     judge = kernel_cases.judge

@@ -71,6 +71,13 @@ def test_the_runs_of_the_page_have_every_tile_and_pair():
     assert results.fewest_meetings() >= 6
 
 
+def test_a_line_that_a_killed_run_left_unfinished_is_dropped(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    path.write_text('{"commit": "1"}\n{"run": 1}\n{"run": 2, "fou')
+    assert results.read(path) == [{"commit": "1"}, {"run": 1}]
+    assert path.read_text() == '{"commit": "1"}\n{"run": 1}\n'
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="compares with Triton's interpreter, which a GPU replaces")
 @pytest.mark.parametrize("name", wrong_kernels.WRONG_KERNELS)
 def test_faults_that_only_the_machine_code_shows(name, worker):
