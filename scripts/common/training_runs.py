@@ -1,0 +1,170 @@
+"""Start training scripts as children of compare_training.py, talk to them, and time them in rounds.
+
+The statistics of the rounds are those of common/ratios.py.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from common.command_line import Failure, progress
+from common.ratios import counted
+from common.runs import OutOfMemory, end, last_words
+
+CHILD = pathlib.Path(__file__).with_name("training_child.py")
+MODEL_S = 900  # seconds until a script calls its model
+STEP_S = 900  # seconds for a step, which may compile
+GRACE_S = 5
+PASSES = 5  # how often a round asks every script: the speed of a host drifts within seconds
+PASS_S = 0.1  # seconds of a pass, at least, unless ten steps are fewer
+STEPS = 10  # of a pass, at most
+SETTLED = 0.2  # relative difference between two passes of a script that is warm
+WARM_PASSES = 10  # at most
+
+
+class Run:
+    """Run one training script as a child process."""
+
+    def __init__(self, name, command, steps):
+        self.name = name
+        self.folder = tempfile.TemporaryDirectory(prefix="compare_training_")
+        self.log = pathlib.Path(self.folder.name) / "log.txt"
+        theirs_in, self.outbox = os.pipe()
+        self.inbox, theirs_out = os.pipe()
+        request = {"command": command, "folder": self.folder.name, "steps": steps}
+        request |= {"inbox": theirs_in, "outbox": theirs_out}
+        with open(self.log, "w") as log:
+            self.process = start_child(json.dumps(request), log, (theirs_in, theirs_out))
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self.unread = b""
+
+    def ask(self, **request):
+        with contextlib.suppress(BrokenPipeError):  # answer() says how it ended
+            os.write(self.outbox, (json.dumps(request) + "\n").encode())
+
+    def answer(self, seconds):
+        """Return the next message; Failure if the script ends, fails or takes too long."""
+        until = time.monotonic() + seconds
+        while b"\n" not in self.unread:
+            if not select.select([self.inbox], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise Failure(2, f"{self.name} did not come to its next step within {seconds:.0f} s")
+            found = os.read(self.inbox, 2**16)
+            if not found:
+                raise self.failure("it was ended")
+            self.unread += found
+        line, _, self.unread = self.unread.partition(b"\n")
+        message = json.loads(line)
+        if message["at"] == "ended":
+            raise self.failure(message["reason"], message["steps"])
+        return message
+
+    def failure(self, reason, steps=0):
+        """Return why the script ended; where it ended by itself its last words say more."""
+        self.process.wait()
+        words = last_words(self.log.read_text(errors="replace"))
+        if "out of memory" in reason or "out of memory" in words:
+            return OutOfMemory(2, f"{self.name}: out of memory")
+        if reason == "it ended":
+            return Short(2, f"{self.name} ended after {counted(steps, 'step')}")
+        if reason.startswith("it ") and words != "it printed nothing":
+            reason += f", and its last line is: {words}"
+        return Failure(2, f"{self.name}: {reason}")
+
+    def end(self):
+        end(self.process, GRACE_S)
+        os.close(self.inbox)
+        os.close(self.outbox)
+        self.folder.cleanup()
+
+
+class Short(Failure):
+    """A script that ended by itself, before there was enough of it."""
+
+
+def start_child(request, log, pipes):
+    """Start a child; tests fork one instead, which has imported PyTorch."""
+    command = [sys.executable, "-u", str(CHILD), request]
+    options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+    return subprocess.Popen(command, pass_fds=pipes, start_new_session=True, **options)
+
+
+class Children(contextlib.AbstractContextManager):
+    """Hold the runs that are alive, and end all of them with the block."""
+
+    def __init__(self):
+        self.alive = {}
+
+    def start(self, name, command, steps):
+        self.alive[name] = Run(name.split(",")[0], command, steps)
+        return self.alive[name]
+
+    def end(self, *names):
+        for name in names or list(self.alive):
+            self.alive.pop(name).end()
+
+    def __exit__(self, *_):
+        self.end()
+
+
+# ---------------------------------------------------------------- rounds
+
+
+class Clock:
+    """Say how long the rest will take, from what the same work took so far."""
+
+    def __init__(self, whole):
+        self.whole = whole
+        self.done = 0
+        self.began = time.monotonic()
+
+    def tell(self, what):
+        left = ""
+        if self.done:
+            seconds = (time.monotonic() - self.began) / self.done * (self.whole - self.done)
+            left = f", about {seconds / 60:.0f} min left" if seconds > 90 else f", about {seconds:.0f} s left"
+        progress(f"{what}{left}")
+        self.done += 1
+
+
+def ask_steps(run, steps, reset=False):
+    """Let a script run some steps of its loop; return the seconds of a step, and the peak of its GPU memory."""
+    run.ask(steps=steps, reset=reset)
+    found = run.answer(STEP_S * steps)
+    return found["seconds"] / steps, found["memory_mib"]
+
+
+def warm_up(run):
+    """Let a script run until two passes take equally long: the first ones compile, tune and capture. Return a time."""
+    last, _ = ask_steps(run, 2, reset=True)
+    for _ in range(WARM_PASSES):
+        now, _ = ask_steps(run, 2)
+        if abs(now - last) <= SETTLED * last:
+            break
+        last = now
+    return now
+
+
+def steps_of_pass(seconds):
+    """Return how many steps a pass has where a step takes so many seconds."""
+    return max(1, min(STEPS, round(PASS_S / max(seconds, 1e-9))))
+
+
+def one_round(runs, turn, steps):
+    """Ask every script several times, in rotated order; return {name: seconds of a step} and {name: peak memory}."""
+    names = list(runs)
+    times = {name: [] for name in names}
+    memory = {}
+    for number in range(PASSES):
+        first = (turn + number) % len(names)
+        for name in names[first:] + names[:first]:
+            seconds, memory[name] = ask_steps(runs[name], steps)
+            times[name].append(seconds)
+    return {name: statistics.median(found) for name, found in times.items()}, memory
