@@ -1,6 +1,6 @@
 """Run one training script under the control of compare_training.py: record its first steps, then time its own loop.
 
-    python training_child.py '{"command": ["train.py"], "folder": "/tmp/x", "steps": 3, "inbox": 5, "outbox": 6}'
+    python child.py '{"command": ["train.py"], "folder": "/tmp/x", "steps": 3, "inbox": 5, "outbox": 6}'
 
 The script runs unchanged. It is held at the first call of its model, where it takes other weights, then recorded for
 some steps of its optimizer, and held again. After that the hooks are gone but for the one that counts steps, and the
@@ -27,13 +27,14 @@ from torch import nn
 from torch.optim import optimizer as optimizer_hooks
 from torch.utils import _pytree as pytree
 
+OUTPUTS = 3  # of a model, whose gradients are compared
 SAMPLE = 4096  # elements kept of what a module takes and returns
 SETTINGS = "lr betas eps weight_decay momentum dampening nesterov amsgrad alpha rho".split()
 
 
 def load_check():
     """Return check_training.py as a module under a name that no script imports."""
-    path = pathlib.Path(__file__).resolve().parents[1] / "check_training.py"
+    path = pathlib.Path(__file__).resolve().parents[2] / "check_training.py"
     spec = importlib.util.spec_from_file_location("_check_training", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -284,7 +285,9 @@ class Child:
         if self.calls == 1:
             call["trace"] = self.trace
             self.trace = None
-        call["outputs"] = [sample(tensor) for tensor in check.tensors(output) if tensor.is_floating_point()]
+        outputs = [tensor for tensor in check.tensors(output) if tensor.is_floating_point()]
+        call["outputs"] = [sample(tensor) for tensor in outputs]
+        call["shapes"] = [list(tensor.shape) for tensor in outputs]
         return output
 
     def traced(self, run, module, args, kwargs):
@@ -356,7 +359,7 @@ class Child:
                 copy.copy_(value)
 
     def replay(self, module, args, kwargs, request):
-        """Run the model on given data; return outputs, and gradients under one fixed gradient of the outputs."""
+        """Run the model on given data; return outputs, and gradients under one fixed gradient of each output."""
         values = torch.load(request["file"], weights_only=True)["data"]
         while isinstance(module, nn.parallel.DistributedDataParallel):
             module = module.module
@@ -377,16 +380,14 @@ class Child:
             outputs = [item for item in check.tensors(output) if item.requires_grad and item.is_floating_point()]
             if not outputs:
                 raise TypeError("its output has no tensor that needs a gradient")
-            along = []
-            for number, item in enumerate(outputs):
-                generator = torch.Generator().manual_seed(number)
-                along.append(torch.randn(item.shape, generator=generator).to(item.device, item.dtype))
-            found = torch.autograd.grad(outputs, list(params.values()), along, allow_unused=True)
-            content = {
-                "outputs": [on_cpu(item) for item in outputs],
-                "gradients": {n: on_cpu(g) for n, g in zip(params, found, strict=True) if g is not None},
-                "trace": trace,
-            }
+            outputs = outputs[:OUTPUTS]
+            content = {"outputs": [on_cpu(item) for item in outputs], "gradients": [], "trace": trace}
+            for item in outputs:
+                generator = torch.Generator().manual_seed(item.numel())
+                along = torch.randn(item.shape, generator=generator).to(item.device, item.dtype)
+                found = torch.autograd.grad(item, list(params.values()), along, retain_graph=True, allow_unused=True)
+                found = {name: gradient for name, gradient in zip(params, found, strict=True) if gradient is not None}
+                content["gradients"].append({name: on_cpu(gradient) for name, gradient in found.items()})
             return {"file": self.save(content)}
         except Exception as error:
             return {"failed": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}

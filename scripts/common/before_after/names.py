@@ -209,7 +209,7 @@ def in_parts(pairs, values, shapes, side):
 
 
 def module_names(pairs):
-    """Return {module of old: module of new}, of the parameters that are paired one to one, and of what is around them."""
+    """Return {module of old: module of new} of parameters that are paired one to one, and of the modules around."""
     found = {"": ""}
     for pair in pairs:
         if len(pair.old) + len(pair.new) > 2:

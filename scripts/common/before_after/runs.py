@@ -1,32 +1,25 @@
-"""Start training scripts as children of compare_training.py, talk to them, and time them in rounds.
-
-The statistics of the rounds are those of common/ratios.py.
-"""
+"""Start training scripts as children of compare_training.py, and talk to them."""
 
 import contextlib
 import json
 import os
 import pathlib
 import select
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
-from common.command_line import Failure, progress
+import torch
+
+from common.command_line import Failure
 from common.ratios import counted
 from common.runs import OutOfMemory, end, last_words
 
-CHILD = pathlib.Path(__file__).with_name("training_child.py")
+CHILD = pathlib.Path(__file__).with_name("child.py")
 MODEL_S = 900  # seconds until a script calls its model
 STEP_S = 900  # seconds for a step, which may compile
 GRACE_S = 5
-PASSES = 5  # how often a round asks every script: the speed of a host drifts within seconds
-PASS_S = 0.1  # seconds of a pass, at least, unless ten steps are fewer
-STEPS = 10  # of a pass, at most
-SETTLED = 0.2  # relative difference between two passes of a script that is warm
-WARM_PASSES = 10  # at most
 
 
 class Run:
@@ -49,6 +42,12 @@ class Run:
     def ask(self, **request):
         with contextlib.suppress(BrokenPipeError):  # answer() says how it ended
             os.write(self.outbox, (json.dumps(request) + "\n").encode())
+
+    def write(self, name, content):
+        """Write tensors for the child; return the file's name."""
+        file = os.path.join(self.folder.name, f"{name}.pt")
+        torch.save(content, file)
+        return file
 
     def answer(self, seconds):
         """Return the next message; Failure if the script ends, fails or takes too long."""
@@ -103,7 +102,7 @@ class Children(contextlib.AbstractContextManager):
         self.alive = {}
 
     def start(self, name, command, steps):
-        self.alive[name] = Run(name.split(",")[0], command, steps)
+        self.alive[name] = Run(name, command, steps)
         return self.alive[name]
 
     def end(self, *names):
@@ -112,59 +111,3 @@ class Children(contextlib.AbstractContextManager):
 
     def __exit__(self, *_):
         self.end()
-
-
-# ---------------------------------------------------------------- rounds
-
-
-class Clock:
-    """Say how long the rest will take, from what the same work took so far."""
-
-    def __init__(self, whole):
-        self.whole = whole
-        self.done = 0
-        self.began = time.monotonic()
-
-    def tell(self, what):
-        left = ""
-        if self.done:
-            seconds = (time.monotonic() - self.began) / self.done * (self.whole - self.done)
-            left = f", about {seconds / 60:.0f} min left" if seconds > 90 else f", about {seconds:.0f} s left"
-        progress(f"{what}{left}")
-        self.done += 1
-
-
-def ask_steps(run, steps, reset=False):
-    """Let a script run some steps of its loop; return the seconds of a step, and the peak of its GPU memory."""
-    run.ask(steps=steps, reset=reset)
-    found = run.answer(STEP_S * steps)
-    return found["seconds"] / steps, found["memory_mib"]
-
-
-def warm_up(run):
-    """Let a script run until two passes take equally long: the first ones compile, tune and capture. Return a time."""
-    last, _ = ask_steps(run, 2, reset=True)
-    for _ in range(WARM_PASSES):
-        now, _ = ask_steps(run, 2)
-        if abs(now - last) <= SETTLED * last:
-            break
-        last = now
-    return now
-
-
-def steps_of_pass(seconds):
-    """Return how many steps a pass has where a step takes so many seconds."""
-    return max(1, min(STEPS, round(PASS_S / max(seconds, 1e-9))))
-
-
-def one_round(runs, turn, steps):
-    """Ask every script several times, in rotated order; return {name: seconds of a step} and {name: peak memory}."""
-    names = list(runs)
-    times = {name: [] for name in names}
-    memory = {}
-    for number in range(PASSES):
-        first = (turn + number) % len(names)
-        for name in names[first:] + names[:first]:
-            seconds, memory[name] = ask_steps(runs[name], steps)
-            times[name].append(seconds)
-    return {name: statistics.median(found) for name, found in times.items()}, memory

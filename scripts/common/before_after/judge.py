@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 import torch
 
+import check_training
 from common.accuracy import LAST_PLACE, allowed, loss_bound, rounding, same_loss
-from common.training_names import in_parts, module_names
+from common.before_after.names import in_parts, module_names
 
+RUNS = ("old", "new", "control", "nudged")
 CLEAR = 10  # times the allowed error of a gradient: a smaller one may have either sign, and so Adam's step
 
 
@@ -104,13 +106,15 @@ def difference_of(one, other):
             inside = torch.equal(more[: len(fewer)].double(), fewer.double())
             kind = "the first" if inside else "another batch of"
             return f"{kind} {len(other)} rows where old has {len(one)}"
-        if sorted(one.flatten(1).tolist() if one.dim() > 1 else one.tolist()) == sorted(
-            other.flatten(1).tolist() if other.dim() > 1 else other.tolist()
-        ):
+        if sorted_rows(one) == sorted_rows(other):
             return "the same rows in another order"
         differs = (one.double() != other.double()).double().mean().item()
         return f"another one: {100 * differs:.0f} % of its values differ"
     return f"{list(other.shape)} where old's is {list(one.shape)}"
+
+
+def sorted_rows(tensor):
+    return sorted(row.contiguous().numpy().tobytes() for row in tensor.double())
 
 
 # ---------------------------------------------------------------- the judge
@@ -131,20 +135,15 @@ class Judge:
         self.sizes = {name: rms(value) for name, value in self.parts(weights, "old").items() if value is not None}
         self.last_place = 2.0**-23 if not precision["use_amp"] else LAST_PLACE[precision["amp_dtype"]]
         self.clear = {}  # part -> where a gradient was clearly not zero
-        self.worst = {}  # kind -> Compared
-        self.compared = {}  # kind -> how many tensors, or losses, of each step
+        self.worst = {}  # kind -> (number in a step, Compared)
 
     def parts(self, values, side):
         return in_parts(self.pairs, values, self.shapes, side)
 
     def note(self, kind, found):
-        """Keep the worst of a kind, and how many there were."""
-        self.compared[kind] = len(found)
-        for item in found:
-            if kind not in self.worst or relative(item.error, item.bound) > relative(
-                self.worst[kind].error, self.worst[kind].bound
-            ):
-                self.worst[kind] = item
+        """Keep the worst of a kind, and how many there were in this step."""
+        _, worst = self.worst.get(kind, (0, found[0]))
+        self.worst[kind] = (len(found), max(worst, *found, key=lambda item: relative(item.error, item.bound)))
 
     # ------------------------------------------------------------ a step
     def step(self, number, runs):
@@ -175,15 +174,16 @@ class Judge:
         if number > 1:
             return None
         calls = {name: run["calls"][0] for name, run in runs.items()}
-        return self.call_outputs({name: call["outputs"] for name, call in calls.items()}, calls)
+        return self.call_outputs(calls, places_in_common(calls["old"]["shapes"], calls["new"]["shapes"]))
 
-    def call_outputs(self, outputs, calls):
-        """Compare outputs of equal shape, and find the module where they differ first."""
-        if [value.shape for value in outputs["old"]] != [value.shape for value in outputs["new"]]:
-            return None  # the loss inside or outside of the model
-        values = [dict(enumerate(outputs[name])) for name in ("old", "new", "control", "nudged")]
-        found = [self.compare(f"output {place + 1}", *(value[place] for value in values), 0.0) for place in values[0]]
-        self.note("outputs", found)
+    def call_outputs(self, calls, places):
+        """Compare outputs, at these places of old's and new's; the loss may stand inside or outside of the model."""
+        found = []
+        for old, new in places:
+            values = [calls[name]["outputs"][new if name == "new" else old].float() for name in RUNS]
+            found.append(self.compare(f"output {old + 1}", *values, 0.0))
+        if found:
+            self.note("outputs", found)
         if all(item.passed for item in found):
             return None
         worst = max(found, key=lambda item: item.error)
@@ -202,7 +202,9 @@ class Judge:
             new.setdefault((event["side"], event["name"]), []).append(event)
         seen = {}
         same = None  # the last module that returned the same
-        for event, control, nudge in zip(*(calls[name]["trace"] for name in ("old", "control", "nudged")), strict=False):
+        for event, control, nudge in zip(
+            *(calls[name]["trace"] for name in ("old", "control", "nudged")), strict=False
+        ):
             name = self.modules.get(event["name"])
             key = (event["side"], name)
             place = seen.get(key, 0)
@@ -267,7 +269,7 @@ class Judge:
             new = parts["new"][name]
             if old is None and new is None:
                 continue
-            shown = [parts[run][name] for run in ("old", "new", "control", "nudged")]
+            shown = [parts[run][name] for run in RUNS]
             like = old if new is None else new
             shown = [torch.zeros_like(like, dtype=torch.float32) if v is None else v.float() for v in shown]
             item = self.compare(name, *shown, whole)
@@ -323,7 +325,7 @@ class Judge:
             if old is None and new is None:
                 continue
             like = old if new is None else new
-            shown = [parts[run][name] for run in ("old", "new", "control", "nudged")]
+            shown = [parts[run][name] for run in RUNS]
             shown = [torch.zeros_like(like) if v is None else v for v in shown]
             if name in self.clear:
                 shown = [value[self.clear[name]] for value in shown]
@@ -347,13 +349,32 @@ class Judge:
     # ------------------------------------------------------------ a replay
     def replay(self, runs):
         """Compare outputs and gradients of one call on old's data; return a Difference or None."""
-        shapes = [[value.shape for value in runs[name]["outputs"]] for name in ("old", "new")]
-        if shapes[0] != shapes[1]:
-            old, new = ("; ".join(str(list(shape)) for shape in side) for side in shapes)
-            return Difference("shapes", f"on old's data the model returns {new} in new and {old} in old")
-        outputs = {name: [value.float() for value in run["outputs"]] for name, run in runs.items()}
-        difference = self.call_outputs(outputs, runs)
-        return difference or self.gradients(1, {name: run["gradients"] for name, run in runs.items()})
+        old, new = ([list(value.shape) for value in runs[name]["outputs"]] for name in ("old", "new"))
+        places = places_in_common(old, new)
+        if not places:
+            text = f"on old's data the models return {shapes_text(new)} in new and {shapes_text(old)} in old"
+            return Difference("shapes", text)
+        difference = self.call_outputs(runs, places)
+        for one, other in places:
+            gradients = {name: run["gradients"][other if name == "new" else one] for name, run in runs.items()}
+            difference = difference or self.gradients(1, gradients)
+        return difference
+
+
+def places_in_common(old, new):
+    """Return the places in old and new of outputs with equal shapes, each used once."""
+    left = list(enumerate(new))
+    found = []
+    for place, shape in enumerate(old):
+        match = next((item for item in left if item[1] == shape), None)
+        if match:
+            left.remove(match)
+            found.append((place, match[0]))
+    return found
+
+
+def shapes_text(shapes):
+    return "; ".join(map(str, shapes))
 
 
 def size_of(values):
@@ -379,6 +400,4 @@ def is_close(one, other):
 
 def folded(names):
     """Shorten a list of names."""
-    from check_training import folded as fold
-
-    return fold(names, 3)
+    return check_training.folded(names, 3)
