@@ -194,6 +194,8 @@ def compare(session, options):
         comparison.check()
     except Verdict as found:
         verdict, reason, module = found.kind, found.reason, found.module
+    except Failure as error:  # of a script
+        verdict, reason = NOT_COMPARABLE, str(error)
     status = STATUS.get(verdict, 0)
     if not options.no_speed and (status == 0 or (status == 1 and options.allow_different)):
         speed, none = measured(session, options.rounds)
@@ -230,8 +232,8 @@ def measured(session, rounds):
         return Rounds(session, rounds).measure(), None
     except Short as error:
         return None, f"{error}, before the rounds were done: let it train longer"
-    except Verdict as found:
-        return None, found.reason
+    except (Failure, Verdict) as error:
+        return None, str(error)
 
 
 # ---------------------------------------------------------------- main

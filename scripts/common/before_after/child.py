@@ -413,6 +413,10 @@ class Child:
             result = run(roots, *args, **kwargs)
         finally:
             self.in_backward = False
+        if self.phase == "recording" and not is_capturing():
+            scale = self.scale()
+            given = {self.names[id(p)]: p.grad for p in self.model.parameters() if p.grad is not None}
+            self.step["given"] = {name: on_cpu(gradient) / scale for name, gradient in given.items()}
         self.backwards += 1
         self.give_up()
         return result
@@ -427,11 +431,11 @@ class Child:
         if self.steps or self.lead or self.backwards % check.BACKWARDS:
             return
         if self.backwards >= check.MICRO_BATCHES or not check.existing(torch.optim.Optimizer):
-            self.end(f"no torch.optim optimizer stepped in {self.backwards} backward passes: updates by hand")
+            self.end(self.why_it_ended())
 
     # ------------------------------------------------------------ optimizers
     def new_step(self):
-        return {"calls": [], "losses": [], "gradients": {}, "before": {}, "updates": {}, "settings": {}}
+        return {"calls": [], "losses": [], "given": {}, "gradients": {}, "before": {}, "updates": {}, "settings": {}}
 
     def name_of(self, param):
         """Return the name of an optimizer's parameter; one that is a master of the model's has that one's."""
@@ -549,6 +553,15 @@ class Child:
         self.say("steps", seconds=seconds, memory_mib=memory)
         self.wait()
 
+    def why_it_ended(self):
+        """Return why a script's end came too early."""
+        if self.model is None:
+            return "no module with parameters was called with gradients"
+        if not self.steps:
+            passes = f"in {self.backwards} backward passes"
+            return f"no torch.optim optimizer stepped {passes}: updates by hand are not compared"
+        return "short"
+
     def end(self, reason):
         """End the script with a reason for the parent."""
         self.say("ended", reason=reason, steps=self.steps)
@@ -613,7 +626,7 @@ def run(request):
     sys.path[0] = os.getcwd() if module else os.path.dirname(os.path.realpath(arguments[0]))
     seed(0)  # for a script that sets no seed
     child.install()
-    reason = "it ended"
+    reason = None
     try:
         start(arguments[0] if module else os.path.abspath(arguments[0]), run_name="__main__")
     except Ended:
@@ -624,9 +637,9 @@ def run(request):
     except Exception as error:
         traceback.print_exc()
         reason = sentence_on(error)
-    if child.phase == "recording" and child.steps and reason == "it ended":
+    if child.phase == "recording" and child.steps and reason is None:
         child.say_recorded()
-    child.say("ended", reason=reason, steps=child.steps)
+    child.say("ended", reason=reason or child.why_it_ended(), steps=child.steps)
 
 
 def main(argument):

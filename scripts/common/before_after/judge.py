@@ -153,7 +153,8 @@ class Judge:
             self.data(number, old, new)
             or self.outputs(number, runs)
             or self.losses(number, old, new)
-            or self.gradients(number, {name: run["gradients"] for name, run in runs.items()})
+            or self.gradients(number, {name: run["given"] for name, run in runs.items()})
+            or self.stepped(number, {name: run["gradients"] for name, run in runs.items()})
             or self.settings(number, old, new)
             or self.updates(number, {name: run["updates"] for name, run in runs.items()})
         )
@@ -228,8 +229,9 @@ class Judge:
             if event["side"] == "out":
                 return event["name"], f", first inside {title}"
             around = event["name"].rpartition(".")[0]
-            if around == "":
-                around = "the model"
+            while around and ("in", self.modules.get(around)) not in seen:  # a list of modules is not called
+                around = around.rpartition(".")[0]
+            around = around or "the model"
             after = f", after {same}" if same else ""
             return around, f", first inside {around}{after} and before {title}"
         return None, ""
@@ -250,7 +252,8 @@ class Judge:
                 if number == 1 and "outputs" in self.worst:
                     text += "; the model's outputs are the same, so the loss is computed otherwise"
                 return Difference("loss", text)
-        self.note("losses", found)
+        if found:
+            self.note("losses", found)
         return None
 
     def compare(self, name, old, new, control, nudge, whole, last_place=0.0):
@@ -261,7 +264,41 @@ class Judge:
         return Compared(name, relative(rms(new - old), size), bound, relative(rms(new), size))
 
     def gradients(self, number, runs):
-        """Compare the gradients that the optimizer gets. None counts as zeros, which change nothing."""
+        """Compare the gradients that backward leaves."""
+        found, lacking = self.compare_gradients("gradients", runs)
+        failed = [item for item in found if not item.passed]
+        if not failed:
+            return None
+        text = f"step {number}: {len(failed)} of {len(found)} gradients differ"
+        if lacking:
+            text = f"step {number}: new lacks {len(lacking)} of {len(found)} gradients: {folded(lacking)}"
+        elif factor := common_factor(failed, found):
+            text += f", all by one factor, {factor:.4g}: the loss's divisor?"
+        else:
+            text += f": {folded([item.name for item in failed])}"
+        # backward meets the last module first
+        return Difference("gradients", text, failed[-1].name.rpartition(".")[0])
+
+    def stepped(self, number, runs):
+        """Compare the gradients that the optimizer gets."""
+        found, lacking = self.compare_gradients("stepped", runs)
+        failed = [item for item in found if not item.passed]
+        if not failed:
+            return None
+        text = (
+            f"step {number}: backward leaves the same gradients, and {len(failed)} of {len(found)} that the optimizer"
+        )
+        text += " gets differ"
+        if lacking:
+            text += f", new's optimizer lacks {folded(lacking)}"
+        elif factor := common_factor(failed, found):
+            text += f", all by one factor, {factor:.4g}: clipping?"
+        else:
+            text += f": {folded([item.name for item in failed])}"
+        return Difference("stepped", text)
+
+    def compare_gradients(self, kind, runs):
+        """Return what was compared, and the names that new lacks. None counts as zeros, which change nothing."""
         parts = {name: self.parts(run, "new" if name == "new" else "old") for name, run in runs.items()}
         whole = size_of(parts["old"].values())
         found, lacking = [], []
@@ -278,19 +315,9 @@ class Judge:
                 lacking.append(name)
             clear = shown[0].abs() > CLEAR * item.bound * rms(shown[0])
             self.clear[name] = clear | self.clear.get(name, clear)
-        self.note("gradients", found)
-        failed = [item for item in found if not item.passed]
-        if not failed:
-            return None
-        text = f"step {number}: {len(failed)} of {len(found)} gradients differ"
-        if lacking:
-            text = f"step {number}: new lacks {len(lacking)} of {len(found)} gradients: {folded(lacking)}"
-        elif factor := common_factor(failed, found):
-            text += f", all by one factor, {factor:.4g}: the loss's divisor, or clipping"
-        else:
-            text += f": {folded([item.name for item in failed])}"
-        # backward meets the last module first
-        return Difference("gradients", text, failed[-1].name.rpartition(".")[0])
+        if found:
+            self.note(kind, found)
+        return found, lacking
 
     def settings(self, number, old, new):
         """Compare what the optimizer's groups say of each parameter, if both have a setting."""
@@ -333,7 +360,8 @@ class Judge:
             found.append(item)
             if not item.passed and item.factor == 0:
                 still.append(name)
-        self.note("updates", found)
+        if found:
+            self.note("updates", found)
         failed = [item for item in found if not item.passed]
         if not failed:
             return None

@@ -4,7 +4,13 @@ from common.before_after.session import NEW, OLD
 from common.ratios import counted, median, noise_line
 from common.tables import markdown, markdown_table, rounded
 
-KINDS = {"outputs": "output", "losses": "loss", "gradients": "gradient", "updates": "update"}
+WORDS = {  # kind: one, several
+    "outputs": ("output", "outputs"),
+    "losses": ("loss", "losses"),
+    "gradients": ("gradient after backward", "gradients after backward"),
+    "stepped": ("gradient at the step", "gradients at the step"),
+    "updates": ("update", "updates"),
+}
 
 
 def number(value):
@@ -13,7 +19,7 @@ def number(value):
 
 def row_of(kind, count, worst):
     """Return the row on what was compared of a kind."""
-    what = f"{count} {kind if count != 1 else KINDS[kind]}"
+    what = f"{count} {WORDS[kind][count != 1]}"
     return f"{what}, off by at most {number(worst.error)} ({worst.name}), allowed {number(worst.bound)}"
 
 

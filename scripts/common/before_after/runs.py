@@ -71,7 +71,7 @@ class Run:
         words = last_words(self.log.read_text(errors="replace"))
         if "out of memory" in reason or "out of memory" in words:
             return OutOfMemory(2, f"{self.name}: out of memory")
-        if reason == "it ended":
+        if reason == "short":
             return Short(2, f"{self.name} ended after {counted(steps, 'step')}")
         if reason.startswith("it ") and words != "it printed nothing":
             reason += f", and its last line is: {words}"
