@@ -18,6 +18,7 @@ computation; not comparable. One model, one process per script, and a torch.opti
 Exit status: 0 the same computation, whatever the speed; 1 not the same, or other data; 2 not comparable, or bad input.
 """
 
+import argparse
 import re
 import sys
 
@@ -269,8 +270,11 @@ def rule(text):
     """Convert REGEX=REPLACEMENT."""
     pattern, equals, replacement = text.partition("=")
     if not equals or not pattern or not replacement:
-        raise ValueError(f"{text!r} is no REGEX=REPLACEMENT")
-    re.compile(pattern)
+        raise argparse.ArgumentTypeError(f"{text!r} is no REGEX=REPLACEMENT")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{pattern!r} is no regular expression: {error}") from None
     return pattern, replacement
 
 
@@ -279,7 +283,7 @@ def packing(text):
     packed, parts = rule(text)
     names = parts.split(",")
     if len(names) < 2:
-        raise ValueError(f"{text!r} names one part")
+        raise argparse.ArgumentTypeError(f"{text!r} names one part: give two or more, with commas")
     return packed, names
 
 

@@ -285,10 +285,8 @@ class Judge:
         failed = [item for item in found if not item.passed]
         if not failed:
             return None
-        text = (
-            f"step {number}: backward leaves the same gradients, and {len(failed)} of {len(found)} that the optimizer"
-        )
-        text += " gets differ"
+        count = f"{len(failed)} of {len(found)}"
+        text = f"step {number}: backward leaves the same gradients, and {count} that the optimizer gets differ"
         if lacking:
             text += f", new's optimizer lacks {folded(lacking)}"
         elif factor := common_factor(failed, found):

@@ -33,7 +33,9 @@ class Speed(NamedTuple):
     def verdict(self):
         """Return the verdict on two scripts that compute the same."""
         found = self.gain()
-        if found.missing or not found.shown:
+        if found.missing:
+            return f"the same computation, speed {found}"
+        if not found.shown:
             return str(found)
         return f"faster by {found}" if found.ratio > 1 else f"slower by {self.gain(NEW, OLD)}"
 
@@ -89,10 +91,10 @@ class Rounds:
 
     def measure(self):
         """Return the Speed: together, in three starts of all processes; or else each process of each round starts."""
-        starts = STARTS_NEEDED
+        starts = min(STARTS_NEEDED, self.rounds)
         if self.session.together:
             for start in range(starts):
-                self.start(start, len(range(start, self.rounds, starts)))
+                self.start(start, starts)
         else:
             starts = self.rounds
             for _ in range(starts):
@@ -114,15 +116,15 @@ class Rounds:
             self.seconds[name].append(times[name])
             self.memory[name] = max(filter(None, (self.memory[name], memory[name])), default=None)
 
-    def start(self, start, rounds):
+    def start(self, start, starts):
         """Measure the rounds of one start; the processes of the first were recorded, and are still there."""
         if start or not self.session.children.alive:
             self.session.record(TIMED, 1)
         runs = {name: self.session.children.alive[name] for name in TIMED}
         warm = [warm_up(run) for run in runs.values()]
         self.steps = self.steps or steps_of_pass(min(warm))
-        for _ in range(rounds):
-            self.tell(STARTS_NEEDED - 1 - start)
+        for _ in range(start, self.rounds, starts):
+            self.tell(starts - 1 - start)
             self.note(*passes(runs, len(self.seconds[OLD]), self.steps))
 
     def apart(self):
