@@ -329,7 +329,7 @@ class Child:
                 self.phase = "recording"
                 return
             if request["do"] == "load":
-                self.load(torch.load(request["file"], weights_only=True))
+                self.load(request["file"])
                 self.say("loaded")
             if request["do"] == "replay":
                 self.say("replayed", **self.replay(module, args, kwargs, request))
@@ -346,10 +346,11 @@ class Child:
         return {"device": kind, "use_amp": bool(low), "amp_dtype": amp, "tf32": bool(tf32)}
 
     @torch.no_grad()
-    def load(self, weights):
+    def load(self, file):
         """Overwrite parameters, and all copies of them elsewhere, in place."""
         params = list(self.model.parameters())
-        copies = copies_of(params)
+        copies = copies_of(params)  # before the file's tensors exist, which may have the same values
+        weights = torch.load(file, weights_only=True)
         for param in params:
             value = weights.get(self.names[id(param)])
             if value is None:
