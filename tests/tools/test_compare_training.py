@@ -95,7 +95,7 @@ VERDICTS = {  # ways of old, ways of new: verdict, and words of its reason
         "new's optimizer lacks blocks.1.mlp.up.weight",
     ),
     ("", "forgotten"): ("not the same computation", "new's optimizer lacks blocks.*.mlp.gate.weight"),
-    ("", "lr_zero"): ("not the same computation", "the optimizer's lr 0.0 in new and 0.001 in old"),
+    ("", "lr_zero"): ("not the same computation", "the optimizer's lr 0 in new and 0.001 in old for all parameters"),
     ("", "sgd"): ("not the same computation", "the optimizer is SGD in new and AdamW in old"),
     ("", "accumulation"): (
         "same model, data or loss not compared",

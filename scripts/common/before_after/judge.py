@@ -132,6 +132,8 @@ class Judge:
         self.modules = module_names(pairs)
         self.loss_bound = loss_bound(precision)
         self.rounding = rounding(precision)
+        # a gradient is a sum over the whole batch, and on a CPU too libraries add in another order
+        self.sum_rounding = rounding(precision | {"device": "cuda"})
         self.sizes = {name: rms(value) for name, value in self.parts(weights, "old").items() if value is not None}
         self.last_place = 2.0**-23 if not precision["use_amp"] else LAST_PLACE[precision["amp_dtype"]]
         self.clear = {}  # part -> where a gradient was clearly not zero
@@ -182,7 +184,7 @@ class Judge:
         found = []
         for old, new in places:
             values = [calls[name]["outputs"][new if name == "new" else old].float() for name in RUNS]
-            found.append(self.compare(f"output {old + 1}", *values, 0.0))
+            found.append(self.compare(f"output {old + 1}", *values, self.rounding))
         if found:
             self.note("outputs", found)
         if all(item.passed for item in found):
@@ -220,14 +222,14 @@ class Judge:
             if [v.shape for v in event["values"]] != [v.shape for v in other["values"]]:
                 continue
             values = zip(event["values"], other["values"], control["values"], nudge["values"], strict=True)
-            found = [self.compare("", *four, 0.0) for four in values]
+            found = [self.compare("", *four, self.rounding) for four in values]
             if all(item.error <= 2 * item.bound for item in found):
                 if found and event["side"] == "out":
                     same = event["name"]
                 continue
             title = f"{event['name'] or 'the model'} ({event['class']})"
             if event["side"] == "out":
-                return event["name"], f", first inside {title}"
+                return event["name"] or "the model", f", first inside {title}"
             around = event["name"].rpartition(".")[0]
             while around and ("in", self.modules.get(around)) not in seen:  # a list of modules is not called
                 around = around.rpartition(".")[0]
@@ -256,11 +258,11 @@ class Judge:
             self.note("losses", found)
         return None
 
-    def compare(self, name, old, new, control, nudge, whole, last_place=0.0):
-        """Return the comparison of one tensor; whole: size of all tensors of its kind."""
+    def compare(self, name, old, new, control, nudge, one, least=0.0):
+        """Return the comparison of one tensor; one: relative error of a rounding; least: absolute error allowed."""
         size = rms(old)
         noise = max(rms(control - old), rms(nudge - old))
-        bound = allowed(relative(noise, size), self.rounding) + relative(self.rounding * whole + last_place, size)
+        bound = allowed(relative(noise, size), one) + relative(least, size)
         return Compared(name, relative(rms(new - old), size), bound, relative(rms(new), size))
 
     def gradients(self, number, runs):
@@ -307,7 +309,7 @@ class Judge:
             shown = [parts[run][name] for run in RUNS]
             like = old if new is None else new
             shown = [torch.zeros_like(like, dtype=torch.float32) if v is None else v.float() for v in shown]
-            item = self.compare(name, *shown, whole)
+            item = self.compare(name, *shown, self.sum_rounding, self.sum_rounding * whole)
             found.append(item)
             if not item.passed and item.factor == 0:
                 lacking.append(name)
@@ -325,10 +327,15 @@ class Judge:
             other = parts["new"].get(name)
             for setting in (one or {}).keys() & (other or {}).keys():
                 if not is_close(one[setting], other[setting]):
-                    differ.setdefault((setting, str(one[setting]), str(other[setting])), []).append(name)
+                    differ.setdefault((setting, setting_text(one[setting]), setting_text(other[setting])), []).append(
+                        name
+                    )
         if not differ:
             return None
-        words = [f"{s} {b} in new and {a} in old for {folded(names)}" for (s, a, b), names in sorted(differ.items())]
+        words = []
+        for (setting, one, other), names in sorted(differ.items()):
+            which = "all parameters" if len(names) == len(parts["old"]) else folded(names)
+            words.append(f"{setting} {other} in new and {one} in old for {which}")
         return Difference("settings", f"step {number}: the optimizer's {'; '.join(words)}")
 
     def parts_of_settings(self, settings, side):
@@ -354,7 +361,8 @@ class Judge:
             shown = [torch.zeros_like(like) if v is None else v for v in shown]
             if name in self.clear:
                 shown = [value[self.clear[name]] for value in shown]
-            item = self.compare(name, *shown, whole, self.last_place * self.sizes.get(name, 0.0))
+            least = self.sum_rounding * whole + self.last_place * self.sizes.get(name, 0.0)
+            item = self.compare(name, *shown, self.sum_rounding, least)
             found.append(item)
             if not item.passed and item.factor == 0:
                 still.append(name)
@@ -416,6 +424,12 @@ def common_factor(failed, found):
     if len(failed) < len(found) or len(factors) < 2 or max(factors) > 1.01 * min(factors):
         return None
     return factors[0]
+
+
+def setting_text(value):
+    if isinstance(value, list):
+        return ", ".join(map(setting_text, value))
+    return f"{value:.6g}"
 
 
 def is_close(one, other):
