@@ -132,7 +132,7 @@ WAYS = sys.argv[1:]
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first = nn.Linear(6, 8)
+        self.first = nn.LazyLinear(8)
         if "packed" in WAYS:
             self.up_gate = nn.Linear(8, 24, bias=False)
         else:
@@ -157,6 +157,7 @@ class Model(nn.Module):
 
 torch.manual_seed(0)
 model = Model()
+model(torch.randn(2, 6))  # makes the first weight
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 torch.manual_seed(1)
 if "unseeded" in WAYS:

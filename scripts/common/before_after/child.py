@@ -242,7 +242,10 @@ class Child:
             return False
         if is_capturing():
             return False
-        return any(param.requires_grad and check.has_values(param) for param in check.params_of(module))
+        params = list(module.parameters())
+        if any(nn.parameter.is_lazy(param) for param in params):  # this call makes them
+            return False
+        return any(param.requires_grad and check.has_values(param) for param in params)
 
     def call(self, run, module, args, kwargs):
         """Run a module's call; hold, seed and record it if it is an outermost one."""
@@ -463,7 +466,7 @@ class Child:
     @torch.no_grad()
     def step_begins(self, optimizer, args, kwargs):
         """Record the gradients of an optimizer's step and the values before it."""
-        if self.phase != "recording":
+        if self.phase != "recording" or self.model is None:
             return
         if torch.compiler.is_compiling() or is_capturing():
             return

@@ -327,9 +327,8 @@ class Judge:
             other = parts["new"].get(name)
             for setting in (one or {}).keys() & (other or {}).keys():
                 if not is_close(one[setting], other[setting]):
-                    differ.setdefault((setting, setting_text(one[setting]), setting_text(other[setting])), []).append(
-                        name
-                    )
+                    key = (setting, setting_text(one[setting]), setting_text(other[setting]))
+                    differ.setdefault(key, []).append(name)
         if not differ:
             return None
         words = []
