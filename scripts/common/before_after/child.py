@@ -242,10 +242,7 @@ class Child:
             return False
         if is_capturing():
             return False
-        params = list(module.parameters())
-        if any(nn.parameter.is_lazy(param) for param in params):  # this call makes them
-            return False
-        return any(param.requires_grad and check.has_values(param) for param in params)
+        return any(param.requires_grad and check.has_values(param) for param in check.params_of(module))
 
     def call(self, run, module, args, kwargs):
         """Run a module's call; hold, seed and record it if it is an outermost one."""
@@ -260,6 +257,8 @@ class Child:
             return run(module, *args, **kwargs)
         self.running = True
         try:
+            if any(nn.parameter.is_lazy(param) for param in module.parameters()):  # this call makes them
+                return run(module, *args, **kwargs)
             if module not in self.tops:
                 self.tops[module] = check.top_of(module)
             if self.model is None:
