@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import compare_training
-from common.before_after import judge, runs, speed
+from common.before_after import child, judge, runs, speed
 from common.before_after.names import Pair, Unpaired, in_parts, orders, pair_names, to_new
 from common.before_after.session import CONTROL, NEW, OLD
 from in_process import refused
@@ -24,8 +25,6 @@ LOOPS = GPT.with_name("other_loops.py")
 
 def run_child(request, log, inbox, outbox):
     """Be a child of compare_training.py, in a fork."""
-    from common.before_after import child
-
     os.setsid()
     for number in (1, 2):
         os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), number)
@@ -304,6 +303,20 @@ def test_float32_masters_that_were_copied_before_the_first_call_get_old_s_weight
     status, report, printed = compare([script], [script, "masters"], "--no-speed")
     assert (status, report["verdict"]) == (0, SAME), printed
     assert "4 updates" in report["rows"]["updates"]
+
+
+def test_copies_of_parameters_are_found_among_all_tensors():
+    """Masters in float32 and averages; not tensors without values, which a compiler leaves, nor constants."""
+    param = torch.nn.Parameter(torch.randn(3, 5, dtype=torch.bfloat16))
+    ones = torch.nn.Parameter(torch.ones(5))
+    master = param.detach().float()
+    average = {"w": param.detach().clone()}
+    with FakeTensorMode():
+        empty = torch.empty(3, 5)
+    others = [torch.ones(5), torch.randn(3, 5), torch.zeros(3, 5).to_sparse(), empty]
+    found = child.copies_of([param, ones])
+    assert {id(tensor) for tensor in found[id(param)]} == {id(master), id(average["w"])}
+    assert id(ones) not in found and len(others) == 4
 
 
 # ---------------------------------------------------------------- names

@@ -27,6 +27,7 @@ from torch import nn
 from torch.optim import optimizer as optimizer_hooks
 from torch.utils import _pytree as pytree
 
+CALLERS = {"call", "recorded", "traced", "watched", "backward", "counted", "run"}  # run the script's code
 OUTPUTS = 3  # of a model, whose gradients are compared
 SAMPLE = 4096  # elements kept of what a module takes and returns
 SETTINGS = "lr betas eps weight_decay momentum dampening nesterov amsgrad alpha rho".split()
@@ -149,8 +150,9 @@ def copies_of(params):
     own = {id(param) for param in params}
     others = []
     for thing in check.existing(torch.Tensor, nn.Parameter):
-        plain = thing.layout is torch.strided and thing.is_floating_point()
-        if plain and id(thing) not in own and (thing.shape, thing.device) in dtypes:
+        if type(thing) not in (torch.Tensor, nn.Parameter) or not thing.is_floating_point():
+            continue  # a compiler's tensors have no values
+        if thing.layout is torch.strided and id(thing) not in own and (thing.shape, thing.device) in dtypes:
             others.append(thing)
     rounded = [thing.detach().to(dtypes[thing.shape, thing.device]) for thing in others]
     by_sum = {}
@@ -613,11 +615,16 @@ class Child:
 def sentence_on(error):
     """Say which error ended the script, and where in the user's code."""
     frames = traceback.extract_tb(error.__traceback__)
-    mine = [
-        f for f in frames if f.filename not in (__file__, check.__file__) and not check.LIBRARIES.search(f.filename)
-    ]
+    ours = (__file__, check.__file__)
+    what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    known = [frame for frame in frames if frame.filename in ours or not check.LIBRARIES.search(frame.filename)]
+    last = known[-1]
+    if last.filename in ours and last.name not in CALLERS:
+        where = f"{os.path.basename(last.filename)}, line {last.lineno}"
+        return f"compare_training itself failed, not the script: {what} ({where})"
+    mine = [frame for frame in known if frame.filename not in ours]
     place = f" ({os.path.basename(mine[-1].filename)}, line {mine[-1].lineno})" if mine else ""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}{place}"
+    return f"{what}{place}"
 
 
 def run(request):
