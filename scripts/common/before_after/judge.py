@@ -11,6 +11,7 @@ import torch
 
 import check_training
 from common.accuracy import LAST_PLACE, allowed, loss_bound, rounding, same_loss
+from common.ratios import counted
 from common.before_after.names import in_parts, module_names
 
 RUNS = ("old", "new", "control", "nudged")
@@ -20,9 +21,16 @@ CLEAR = 10  # times the allowed error of a gradient: a smaller one may have eith
 class Difference(NamedTuple):
     """Hold what differs first."""
 
-    kind: str  # data, outputs, loss, gradients, settings, updates
+    kind: str  # data, outputs, loss, gradients, stepped, settings, updates
     text: str
     module: str | None = None
+    lacking: bool = False  # does new lack gradients?
+
+    def with_lacking(self, gradients):
+        """Add the gradients that new lacks, which matter more than any difference before them."""
+        if gradients is None or not gradients.lacking:
+            return self
+        return self._replace(text=f"{self.text}; {gradients.text}", lacking=True)
 
 
 class Compared(NamedTuple):
@@ -82,7 +90,7 @@ def describe_data(old, new):
         found = all(any(is_equal(one, other) for other in more) for one in fewer)
         if fewer and found:
             return None
-        return f"new hands its model {len(new)} tensors, old {len(old)}"
+        return f"new hands its model {counted(len(new), 'tensor')}, old {len(old)}"
     for number, (one, other) in enumerate(zip(old, new, strict=True), 1):
         if not is_equal(one, other):
             return f"{ordinal(number, len(old))} is {difference_of(one, other)}"
@@ -151,11 +159,15 @@ class Judge:
     def step(self, number, runs):
         """Return the first Difference of a step, or None; runs: {"old", "new", "control", "nudged": recorded step}."""
         old, new = runs["old"], runs["new"]
+        difference = self.data(number, old, new)
+        if difference:
+            return difference
+        difference = self.outputs(number, runs) or self.losses(number, old, new)
+        gradients = self.gradients(number, {name: run["given"] for name, run in runs.items()})
+        if difference:
+            return difference.with_lacking(gradients)
         return (
-            self.data(number, old, new)
-            or self.outputs(number, runs)
-            or self.losses(number, old, new)
-            or self.gradients(number, {name: run["given"] for name, run in runs.items()})
+            gradients
             or self.stepped(number, {name: run["gradients"] for name, run in runs.items()})
             or self.settings(number, old, new)
             or self.updates(number, {name: run["updates"] for name, run in runs.items()})
@@ -279,7 +291,7 @@ class Judge:
         else:
             text += f": {folded([item.name for item in failed])}"
         # backward meets the last module first
-        return Difference("gradients", text, failed[-1].name.rpartition(".")[0])
+        return Difference("gradients", text, failed[-1].name.rpartition(".")[0], bool(lacking))
 
     def stepped(self, number, runs):
         """Compare the gradients that the optimizer gets."""
@@ -390,7 +402,8 @@ class Judge:
         difference = self.call_outputs(runs, places)
         for one, other in places:
             gradients = {name: run["gradients"][other if name == "new" else one] for name, run in runs.items()}
-            difference = difference or self.gradients(1, gradients)
+            found = self.gradients(1, gradients)
+            difference = difference.with_lacking(found) if difference else found
         return difference
 
 
