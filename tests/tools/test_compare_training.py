@@ -16,6 +16,7 @@ import compare_training
 from common.before_after import child, judge, runs, speed
 from common.before_after.names import Pair, Unpaired, in_parts, orders, pair_names, to_new
 from common.before_after.session import CONTROL, NEW, OLD
+from common.versions import REPOSITORY
 from in_process import refused
 from processes import FORKS, run_fork
 
@@ -303,6 +304,20 @@ def test_float32_masters_that_were_copied_before_the_first_call_get_old_s_weight
     status, report, printed = compare([script], [script, "masters"], "--no-speed")
     assert (status, report["verdict"]) == (0, SAME), printed
     assert "4 updates" in report["rows"]["updates"]
+
+
+@pytest.mark.slow
+def test_the_honest_and_the_false_optimization_of_the_page(compare):
+    page = (REPOSITORY / "scripts" / "YOUR_OWN_SCRIPT.md").read_text()
+    ways = REPOSITORY / "exercises" / "own_script" / "ways.py"
+    for way in re.findall(r"ways.py mended --versus exercises/own_script/ways.py (\w+)", page):
+        status, report, printed = compare([ways, "mended"], [ways, way], "--no-speed")
+        if way == "kept":
+            assert (status, report["verdict"]) == (0, SAME), printed
+        else:
+            assert status == 1, printed
+            told = [line for line in printed.splitlines() if line.startswith(("verdict", " " * 12))]
+            assert len(told) == 3 and "\n".join(told) in page
 
 
 def test_copies_of_parameters_are_found_among_all_tensors():

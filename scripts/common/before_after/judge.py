@@ -11,8 +11,8 @@ import torch
 
 import check_training
 from common.accuracy import LAST_PLACE, allowed, loss_bound, rounding, same_loss
-from common.ratios import counted
 from common.before_after.names import in_parts, module_names
+from common.ratios import counted
 
 RUNS = ("old", "new", "control", "nudged")
 CLEAR = 10  # times the allowed error of a gradient: a smaller one may have either sign, and so Adam's step
