@@ -63,11 +63,11 @@ def relative(size, whole):
 def nudged(weights, precision):
     """Return weights that differ by one rounding of the precision that the script computes in."""
     generator = torch.Generator().manual_seed(0)
-    size = 2.0**-23
+    size = 2.0**-23  # half of it would be rounded away
     if precision["use_amp"]:
-        size = LAST_PLACE[precision["amp_dtype"]]
+        size = LAST_PLACE[precision["amp_dtype"]] / 2
     elif precision["tf32"]:
-        size = LAST_PLACE["float16"]
+        size = LAST_PLACE["float16"] / 2
     found = {}
     for name, value in weights.items():
         if value.is_floating_point():
