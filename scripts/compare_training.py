@@ -100,6 +100,8 @@ class Comparison:
             if facts["models"] or facts["strays"]:
                 others = ", ".join(facts["models"]) or f"{counted(facts['strays'], 'tensor')} outside the first"
                 raise Verdict(NOT_COMPARABLE, f"{name} trains several models: also {others}")
+            if facts["steps_in_backward"]:
+                raise Verdict(NOT_COMPARABLE, f"{name} steps its optimizer inside backward: step after it")
         if not all(run.steps for run in self.recorded.values()):
             raise Verdict(NOT_COMPARABLE, "no whole step was recorded")
 

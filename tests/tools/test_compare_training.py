@@ -162,6 +162,8 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 torch.manual_seed(1)
 if "unseeded" in WAYS:
     torch.seed()
+if "inside" in WAYS:
+    model.first.weight.register_post_accumulate_grad_hook(lambda param: optimizer.step())
 for step in range(400):
     x = torch.randn(5, 6)
     if "half" in WAYS:
@@ -204,6 +206,7 @@ PAIRS = {  # ways of old, of new, options: verdict, words of the reason
     ("rows", "columns", ""): ("not comparable", "in evaluation mode they agree: compare with dropout set to 0"),
     ("rows", "columns relu", ""): ("not the same computation", "before last"),
     ("unseeded", "x", ""): ("not comparable", "old does not repeat itself, set all its seeds"),
+    ("inside", "x", ""): ("not comparable", "old steps its optimizer inside backward: step after it"),
     ("x", "fails", ""): ("not comparable", "new: KeyError: 'no such file' .packed.py, line"),
 }
 

@@ -212,6 +212,7 @@ class Child:
         self.step = self.new_step()
         self.kinds = set()  # classes of the optimizers
         self.strays = set()  # parameters of the optimizers that are not the model's
+        self.steps_in_backward = False
         self.captured = False  # is the optimizer's step in a GPU graph?
         self.left = 0  # steps until the next answer
         self.began = 0.0
@@ -322,9 +323,7 @@ class Child:
         }
         described = {
             "tied": {name: names for name, names in aliases.items() if len(names) > 1},
-            "class": type(module).__name__,
-            "compiled": hasattr(module, "_orig_mod") or module._compiled_call_impl is not None,
-            "precision": self.precision(args, kwargs),
+            "precision": self.precision(),
         }
         self.say("model", file=self.save(content), **described)
         while True:
@@ -338,7 +337,7 @@ class Child:
             if request["do"] == "replay":
                 self.say("replayed", **self.replay(module, args, kwargs, request))
 
-    def precision(self, args, kwargs):
+    def precision(self):
         """Return what decides the size of a rounding, as the options of a training script say it."""
         param = next(self.model.parameters())
         kind = param.device.type
@@ -472,6 +471,7 @@ class Child:
             return
         if torch.compiler.is_compiling() or is_capturing():
             return
+        self.steps_in_backward |= self.in_backward
         scale = getattr(optimizer, "grad_scale", None)  # a fused step that divides by the scaler's factor itself
         for group in optimizer.param_groups:
             for param in group["params"]:
@@ -536,7 +536,7 @@ class Child:
         self.phase = "recorded"
         models = {type(top).__name__ for top in self.tops.values() if top is not self.model}
         facts = {"optimizers": sorted(self.kinds), "models": sorted(models), "strays": len(self.strays)}
-        self.say("recorded", **facts)
+        self.say("recorded", steps_in_backward=self.steps_in_backward, **facts)
 
     def wait(self):
         """Wait for the parent to ask for steps."""

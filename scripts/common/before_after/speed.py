@@ -92,15 +92,13 @@ class Rounds:
     def measure(self):
         """Return the Speed: together, in three starts of all processes; or else each process of each round starts."""
         starts = min(STARTS_NEEDED, self.rounds)
-        if self.session.together:
-            for start in range(starts):
-                self.start(start, starts)
-        else:
-            starts = self.rounds
-            for _ in range(starts):
-                self.tell(0)
-                self.note(*self.apart())
-        return Speed(self.seconds, self.memory, starts, self.steps)
+        if self.session.together and all(self.start(start, starts) for start in range(starts)):
+            return Speed(self.seconds, self.memory, starts, self.steps)
+        self.seconds = {name: [] for name in TIMED}
+        for _ in range(self.rounds):
+            self.tell(0)
+            self.note(*self.apart())
+        return Speed(self.seconds, self.memory, self.rounds, self.steps)
 
     def tell(self, starts_left):
         done = len(self.seconds[OLD])
@@ -117,15 +115,21 @@ class Rounds:
             self.memory[name] = max(filter(None, (self.memory[name], memory[name])), default=None)
 
     def start(self, start, starts):
-        """Measure the rounds of one start; the processes of the first were recorded, and are still there."""
+        """Measure the rounds of one start, and return True; the processes of the first are there from the recording.
+
+        Return False if they do not fit into memory together.
+        """
         if start or not self.session.children.alive:
             self.session.record(TIMED, 1)
+        if not self.session.together:
+            return False
         runs = {name: self.session.children.alive[name] for name in TIMED}
         warm = [warm_up(run) for run in runs.values()]
         self.steps = self.steps or steps_of_pass(min(warm))
         for _ in range(start, self.rounds, starts):
             self.tell(starts - 1 - start)
             self.note(*passes(runs, len(self.seconds[OLD]), self.steps))
+        return True
 
     def apart(self):
         """Measure one round of scripts that do not fit into memory together."""
