@@ -19,6 +19,7 @@ Exit status: 0 the same computation, whatever the speed; 1 not the same, or othe
 """
 
 import argparse
+import os
 import re
 import sys
 
@@ -250,6 +251,8 @@ def run(options, words):
     new = words[place + 1 :]
     check_command(OLD, old)
     check_command(NEW, new)
+    check_result("--json", options.json, words)
+    check_result("--markdown", options.markdown, words)
     session = Session(old, new, options.map, options.fuse)
     with session.children:
         content = compare(session, options)
@@ -266,6 +269,16 @@ def check_command(side, command):
     except BadInput as error:
         sentence = str(error).partition(", and put a launcher")[0].partition(": check_training")[0]
         raise Failure(2, f"{side}: {sentence}") from None
+
+
+def check_result(option, file, words):
+    """Raise Failure where a file for results cannot be written, before minutes of work, or is a file of the command."""
+    if file is None:
+        return
+    if not os.path.isdir(os.path.dirname(os.path.abspath(file))):
+        raise Failure(2, f"{option} {file}: its folder does not exist")
+    if os.path.isfile(file) and any(os.path.isfile(word) and os.path.samefile(word, file) for word in words):
+        raise Failure(2, f"{option} {file} is a file of the command: choose another name")
 
 
 def rule(text):

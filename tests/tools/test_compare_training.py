@@ -434,6 +434,8 @@ def test_a_speed_is_shown_if_it_exceeds_the_noise_of_old_under_two_names(monkeyp
         (["--", GPT, "--versus", "torchrun", "x.py"], "new: torchrun is a program: name the Python script itself"),
         (["--fuse", "qkv", "--", GPT, "--versus", GPT], "'qkv' is no REGEX=REPLACEMENT"),
         (["--map", "(=x", "--", GPT, "--versus", GPT], "'(' is no regular expression: missing )"),
+        (["--markdown", "no/such.md", "--", GPT, "--versus", GPT], "--markdown no/such.md: its folder does not exist"),
+        (["--json", GPT, "--", GPT, "--versus", GPT], "char_gpt.py is a file of the command: choose another name"),
         (["--round", "3", "--", GPT, "--versus", GPT], "did you mean --rounds?"),
     ],
 )
