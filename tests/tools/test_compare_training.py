@@ -112,7 +112,7 @@ VERDICTS = {  # ways of old, ways of new: verdict, and words of its reason
 
 
 @pytest.mark.parametrize("ways", [*VERDICTS], ids=lambda ways: " - ".join(ways))
-@pytest.mark.quick(4)
+@pytest.mark.quick(3)
 def test_verdicts_on_a_gpt(compare, ways):
     old, new = ([GPT, *side.split()] for side in ways)
     verdict, words = VERDICTS[ways]
