@@ -190,13 +190,13 @@ def packed(write, monkeypatch, tmp_path):
 
 FUSE = "(.*)up_gate(.*)=\\1up\\2,\\1gate\\2"
 PAIRS = {  # ways of old, of new, options: verdict, words of the reason
+    ("x", "packed relu", FUSE): ("not the same computation", "before last"),
     ("x", "packed", ""): (SAME, ""),  # the order of the parts is found by trying
     ("packed", "x", ""): (SAME, ""),
     ("x", "packed relu", ""): (
         "not comparable",
         "no order of such parts gives old's outputs: pair the",
     ),
-    ("x", "packed relu", FUSE): ("not the same computation", "before last"),
     ("x", "half", ""): ("same model, data or loss not compared", "its input is the first 2 rows where old has 5"),
     ("x", "half relu", ""): ("not the same computation", "before last .* and step 1: its input is the first 2 rows"),
     ("x", "later", ""): (
@@ -268,6 +268,7 @@ def test_processes_that_do_not_fit_beside_each_other_take_turns(compare, packed)
     assert "they take turns" in printed
 
 
+@pytest.mark.slow
 def test_several_models_are_not_comparable(compare):
     status, report, printed = compare([LOOPS, "gan"], [LOOPS, "gan"], "--no-speed")
     assert status == 2 and "old trains several models: also Sequential" in report["reason"], printed
