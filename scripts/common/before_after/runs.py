@@ -20,6 +20,7 @@ CHILD = pathlib.Path(__file__).with_name("child.py")
 MODEL_S = 900  # seconds until a script calls its model
 STEP_S = 900  # seconds for a step, which may compile
 GRACE_S = 5
+TITLES = {"control": "old's second run", "nudged": "old with nudged weights"}
 
 
 class Run:
@@ -102,7 +103,7 @@ class Children(contextlib.AbstractContextManager):
         self.alive = {}
 
     def start(self, name, command, steps):
-        self.alive[name] = Run(name, command, steps)
+        self.alive[name] = Run(TITLES.get(name, name), command, steps)
         return self.alive[name]
 
     def end(self, *names):
