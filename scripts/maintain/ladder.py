@@ -353,6 +353,13 @@ def versions_of(name):
     return f"PyTorch {least['torch']} with Triton {least['triton']}"
 
 
+def executed_with():
+    """Return the versions that compiled the kernels of the interpreter's last manual run, from its page."""
+    page = (REPOSITORY / "scripts" / "common" / "amd" / "RESULTS.md").read_text()
+    triton, pytorch = re.search(r"Triton ([\d.]+), PyTorch ([\d.]+)", page).groups()
+    return f"PyTorch {pytorch} with Triton {triton}"
+
+
 def tested_on(recorded):
     """Return what ran on which platform, from the records below a folder."""
     rows = executed(recorded)
@@ -368,8 +375,9 @@ def tested_on(recorded):
         (
             "executed in our interpreter of AMD's instructions",
             ", ".join(name for name, target in TARGETS.items() if target.backend == "hip"),
-            versions_of("constraints.txt"),
-            "version 3's kernels, forward and backward, in float32, bfloat16 and float16; not fp8's",
+            f"{executed_with()}, {versions_of('constraints.txt')}",
+            "version 3's kernels, forward and backward, in float32, bfloat16 and float16, and those of fp8 on gfx942, "
+            "gfx950 and gfx1201 (PyTorch's fp8 matmuls are not executed)",
         ),
         ("compiled", ", ".join(TARGETS), "", "version 3's kernels: registers, LDS, spills"),
         ("run against stubs", f"profilers of ROCm {', '.join(ran)}", "", "wrappers: command lines, result files"),
