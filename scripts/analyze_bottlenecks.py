@@ -99,16 +99,21 @@ def write_report(content, path):
         ("Operators by measured time", [operators]),
     ]
     if content["idle"]:
-        verdict = content["idle"]["verdict"]
-        sections.append(("Busy and idle time", [pages.text(f"{verdict}. {EXPOSED}")]))
+        told = [pages.text(f"{content['idle']['verdict']}. {EXPOSED}"), *map(pages.text, remarks_of("idle", content))]
+        sections.append(("Busy and idle time", told))
         for heading, header, cells, _ in idle_tables(content["idle"]):
             sections.append((heading, [pages.table(header, cells)]))
     matmuls = content["matmuls"]
-    told = [pages.text(remark) for remark in matmuls["remarks"]]
+    told = [pages.text(remark) for remark in remarks_of("matmuls", content)]
     table = [pages.table(*gemm_table(matmuls))] if matmuls["gemms"] else [pages.text(NO_SHAPES)]
     sections.append(("Matmuls by shape, the most time lost first", [*told, *table]))
     write = pages.page if path.suffix == ".html" else pages.markdown
     path.write_text(write(f"Bottlenecks of {content['trace']}", facts, notice, sections), encoding="utf-8")
+
+
+def remarks_of(part, content):
+    """Return the remarks about a part of the page, "idle" or "matmuls", that the whole page does not make."""
+    return [remark for remark in content[part]["remarks"] if remark not in content["remarks"]]
 
 
 def as_text(content, files):
@@ -123,13 +128,12 @@ def as_text(content, files):
     if content["interpreted"]:
         lines.append(INTERPRETED)
     if content["idle"]:
-        lines += ["", content["idle"]["verdict"]]
-        for _, header, rows, left in idle_tables(content["idle"])[:2]:
+        lines += ["", content["idle"]["verdict"], *remarks_of("idle", content)]
+        for _, header, rows, left in idle_tables(content["idle"]):
             lines += [text_table(header, rows, left=left), ""]
     matmuls = content["matmuls"]
-    if matmuls["gemms"]:
-        header, rows = gemm_table(matmuls)
-        lines += [text_table(header, rows[:MATMULS_SHOWN], left=3), ""]
+    header, rows = gemm_table(matmuls)
+    lines += [text_table(header, rows[:MATMULS_SHOWN], left=3) if rows else NO_SHAPES, ""]
     return "\n".join([*lines, f"wrote {', '.join(map(str, files))}"])
 
 

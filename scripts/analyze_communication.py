@@ -16,7 +16,7 @@ import sys
 from common.collectives import COLUMNS as COLLECTIVE_COLUMNS
 from common.collectives import MEANING, collective_rows
 from common.command_line import Failure, Parser, add_gpu, add_steps
-from common.profiles import check_one_gpu, gpu_profile, read_profile, steps_needed, traces_in, unlike, whole_traces
+from common.profiles import read_ranks, steps_needed, traces_in, unlike, whole_traces
 from common.tables import columns, emit, text_table
 
 COLUMNS = (
@@ -38,9 +38,9 @@ def busy_ms(launches):
 def rank_row(profile):
     """Return times in ms per step: communicating, of that exposed, and busy with anything."""
     steps = steps_needed(profile)
-    transfers = [kernel for kernel in profile.calls if kernel.group == "communication"]
-    others = [kernel for kernel in profile.calls if kernel.group != "communication"]
-    busy, communication, hiding = (busy_ms(some) / steps for some in (profile.calls, transfers, others))
+    transfers = [kernel for kernel in profile.step_calls if kernel.group == "communication"]
+    others = [kernel for kernel in profile.step_calls if kernel.group != "communication"]
+    busy, communication, hiding = (busy_ms(some) / steps for some in (profile.step_calls, transfers, others))
     row = {"trace": str(profile.path), "steps": steps, "transfers_per_step": len(transfers) / steps, "busy_ms": busy}
     exposed = busy - hiding
     return row | {"communication_ms": communication, "exposed_ms": exposed, "exposed_share": exposed / (busy or 1)}
@@ -61,19 +61,6 @@ def trace_files(path):
     if not newest:
         raise Failure(2, f"{path} holds no trace of a rank: record with --enable-pytorch-profiler under torchrun")
     return [newest[rank] for rank in sorted(newest)]
-
-
-def ranks_in(file, options):
-    """Return a profile per rank in a file: of a fused one each of its GPUs."""
-    profile = read_profile(file, options.steps, options.gpu)
-    if profile.on_cpu or len(profile.sources) < 2:
-        return [gpu_profile(file, options.steps, options.gpu)] if profile.on_cpu else [one_gpu(profile)]
-    return [read_profile(file, options.steps, source) for source in profile.sources]
-
-
-def one_gpu(profile):
-    check_one_gpu(profile)
-    return profile
 
 
 def differences(first, other):
@@ -101,7 +88,7 @@ def names_of(profiles):
 
 def analyze(options):
     files = trace_files(pathlib.Path(options.traces))
-    first, *others = found = [profile for file in files for profile in ranks_in(file, options)]
+    first, *others = found = [rank for file in files for rank in read_ranks(file, options.steps, options.gpu)]
     for profile in others:
         if unlike_in := differences(first, profile):
             where = f"{first.path} and {profile.path} are unlike ({'; '.join(unlike_in)})"
@@ -110,7 +97,7 @@ def analyze(options):
     if len(files) < len(found):
         rows = [row | {"trace": f"{row['trace']} {name}"} for row, name in zip(rows, names_of(found), strict=True)]
     collectives, remarks = collective_rows(found, names_of(found))
-    remarks += dict.fromkeys(warning for profile in found for warning in profile.warnings)
+    remarks += dict.fromkeys(remark for profile in found for remark in profile.remarks)
     text = [text_table(*columns(COLUMNS, rows))]
     if collectives:
         text += ["", text_table(*columns(COLLECTIVE_COLUMNS, collectives)), MEANING]

@@ -22,7 +22,8 @@ SHOWN = 10  # kernels whose number changed
 def changes(before, after):
     """Return by how many calls per step each kernel's number changed, the largest change first."""
     before, after = (
-        {name: row["calls"] / one.steps for name, row in sums(one.calls, "name").items()} for one in (before, after)
+        {name: row["calls"] / one.steps for name, row in sums(one.step_calls, "name").items()}
+        for one in (before, after)
     )
     found = {name: after.get(name, 0) - before.get(name, 0) for name in before | after}
     return dict(sorted(found.items(), key=lambda change: -abs(change[1])))
@@ -36,7 +37,7 @@ def analyze(options):
     header = [f"{unit} per step", "baseline", "fused", "fewer", "baseline ms", "fused ms"]
     lines = [f"{name:<9} {one.title}, {one.steps} steps" for name, one in zip(NAMES, pair, strict=True)]
     lines += ["", text_table(header, group_cells(*groups))]
-    lines += dict.fromkeys(warning for one in pair for warning in one.warnings)
+    lines += dict.fromkeys(remark for one in pair for remark in one.remarks)
     if any(one.interpreted for one in pair):
         lines.append(INTERPRETED)
     lines += ["", f"{unit} whose number changed most, per step"]

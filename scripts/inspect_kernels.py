@@ -18,7 +18,8 @@ matrix      matrix instructions in the code: MFMA or WMMA on AMD, mma.sync, wgmm
 
 --execute runs the same kernels in the interpreter of AMD's instructions (scripts/common/amd/README.md), on a short
 sequence, and prints the relative error of what each one computes compared with Triton's interpreter, the instructions
-that its waves executed, by kind, and the bytes of memory that they loaded and stored. About a minute per precision.
+that its waves executed, by kind, and the bytes of memory that they loaded and stored. With --kernel only those kernels
+run, on what Triton's interpreter computed before them. Up to a minute per precision.
 
 Exit status: 0 when everything fits and is right, 1 when something does not (the last lines say what and why), 2 for bad
 input.
@@ -209,7 +210,8 @@ def training_step(script, argv):
     """
     import torch
 
-    def fp8_matmul(x, x_scale, w, w_scale):  # the script's own asks about this machine, and launches no Triton kernel
+    # The script's own matmuls ask about this machine, and launch no Triton kernel.
+    def fp8_matmul(x, x_scale, w, w_scale):
         return x.new_empty(len(x), len(w), dtype=torch.bfloat16)
 
     with mock.patch.object(script, "complete_version_options", lambda options: {}):  # asks about this machine
@@ -224,7 +226,8 @@ def training_step(script, argv):
         model = script.make_model(config)
         tokens = torch.zeros(config.batch_size, config.seq_len, dtype=torch.int64)
     script.make_optimizer(model, config)  # gives the model its 16-bit weights
-    with mock.patch.object(script, "fp8_matmul", fp8_matmul):
+    matmuls = {"fp8_matmul": fp8_matmul, "add_matmul": lambda *operands, first: None}
+    with mock.patch.multiple(script, **matmuls):
         script.compute_loss(model, tokens, tokens, config).backward()
     trainer = script.Trainer(small)
     for parameter in trainer.model.parameters():
@@ -316,39 +319,42 @@ def prepare_interpreter():
     os.environ.update(TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 
 
-def execute(target, label, argv):
-    """Return the launches of a step that was executed; "described": the row of what each compiles to."""
+def interpret(target, label, argv):
+    from common.amd.compare import interpret_step
+
+    return interpret_step(target, argv, f"Triton's interpreter, {label}")
+
+
+def execute(target, label, argv, interpreted, part):
+    """Return the launches of a step that were executed; "described": the row of what each compiles to."""
     from common.amd.compare import execute_step
 
     def row(kernel, args, given, compilation):
         constants, _ = describe(kernel, args, given)
         return {"constants": constants} | measurements(TARGETS[target], compilation)
 
-    return execute_step(target, argv, f"{target} {label}", row)
+    return execute_step(target, argv, f"{target} {label}", interpreted, part, row)
 
 
-def interpret(target, label, argv, entries):
-    from common.amd.compare import interpret_step
+def execution(target, label, argv, part=""):
+    """Return a row for each distinct kernel of a step: what it compiles to, what it executed, and the worst error.
 
-    return interpret_step(target, argv, f"Triton's interpreter, {label}", entries)
-
-
-def execution(target, label, argv):
-    """Return a row for each distinct kernel of a step: what it compiles to, what it executed, and the worst error."""
+    Only launches of kernels with `part` in their name are executed.
+    """
     from common.amd.assembly import Fault
 
+    interpreted = in_process(prepare_interpreter, interpret, target, label, argv)
     try:
-        entries = in_process(prepare_worker, execute, target, label, argv)
-        errors = in_process(prepare_interpreter, interpret, target, label, argv, entries)
+        launches = in_process(prepare_worker, execute, target, label, argv, interpreted, part)
     except Fault as fault:
         raise Failure(1, str(fault)) from None
     rows = {}
-    for entry, error in zip(entries, errors, strict=True):
-        totals = entry["launch"].totals
-        row = {"kernel": entry["kernel"], "target": target, "precisions": [label], **entry["described"]}
+    for one in launches:
+        totals = one["launch"].totals
+        row = {"kernel": one["kernel"], "target": target, "precisions": [label], **one["described"]}
         row |= {"instructions": totals.instructions, "loaded": totals.loaded, "stored": totals.stored, "error": 0.0}
         same = rows.setdefault((row["kernel"], row["hash"]), row)
-        same["error"] = max(same["error"], error)
+        same["error"] = max(same["error"], one["error"])
         same["problems"] = [] if same["error"] <= ALLOWED[label] else [f"error {same['error']:.1e} is too large"]
     return list(rows.values())
 
@@ -359,8 +365,9 @@ def execute_all(options):
     for target, label in itertools.product(options.execute, options.dtype):
         if label in ALLOWED:
             for preset in options.preset:
-                rows += execution(target, label, ["--preset", preset, *PRECISIONS[label], *options.sizes])
-    return [row for row in rows if options.kernel in row["kernel"]]
+                argv = ["--preset", preset, *PRECISIONS[label], *options.sizes]
+                rows += execution(target, label, argv, options.kernel)
+    return rows
 
 
 def execution_cells(row):
@@ -435,17 +442,13 @@ def report(options, sizes):
         raise Failure(2, too_old())
     if sizes and on_cpu(["--device", "cpu"]):  # a wrong option ends it here, before any process starts
         load_version(3).parse_options([*sizes, "--device", "cpu"])
-    if options.execute:
-        rows = execute_all(options)
-        emit({"kernels": rows}, execution_text(rows), options.json)
-        return int(any(row["problems"] for row in rows))
     try:
-        rows = inspect_all(options)
+        rows = execute_all(options) if options.execute else inspect_all(options)
     except concurrent.futures.process.BrokenProcessPool:
         raise Failure(1, "the compiler ended its process: try one --target and one --kernel at a time") from None
     if not rows:
         raise Failure(2, "none of these kernels is launched on these targets and in these precisions")
-    emit({"kernels": rows}, as_text(rows), options.json)
+    emit({"kernels": rows}, execution_text(rows) if options.execute else as_text(rows), options.json)
     return int(any(row["problems"] for row in rows))
 
 

@@ -10,16 +10,21 @@ import pathlib
 import re
 import sys
 
-from common.command_line import Failure, Parser, positive
+from common.command_line import Failure, Parser, add_gpu, positive
 from common.profiles import (
     EMPTY,
+    GPU_COLUMNS,
+    PROCESS_COLUMNS,
     SQLITE,
     check_one_result,
     clean,
+    columns_of,
     content_of,
+    count_of,
     database,
     errors_of,
     group_of,
+    labels_of,
     matching,
     number,
     read_table,
@@ -35,16 +40,21 @@ NOT_ASKED_FOR = ("launch__", "device__")  # Nsight Compute adds such metrics to 
 SHOWN = 6  # counters; the CSV holds all of them
 
 
-def read_file(path, places):
-    """Return [(kernel, counter, unit, value)] of every launch in a file; add (process, GPU) of each to places."""
+def read_file(path):
+    """Return [((process, GPU), kernel, counter, unit, value)] of every launch in a file."""
     content = content_of(path)
     if not content:
         raise Failure(2, EMPTY)
     if content.startswith(SQLITE):
         with database(path) as (connection, names):
-            query = "SELECT kernel_name, counter_name, '', value FROM counters_collection"
-            rows = connection.execute(query).fetchall() if "counters_collection" in names else []
-        return [(clean(kernel), clean(counter), unit, number(value)) for kernel, counter, unit, value in rows]
+            if "counters_collection" not in names:
+                return []
+            place = ", ".join(columns_of(connection, "counters_collection", PROCESS_COLUMNS, GPU_COLUMNS))
+            query = f"SELECT {place}, kernel_name, counter_name, value FROM counters_collection"
+            return [
+                ((process, gpu), clean(kernel), clean(counter), "", number(value))
+                for process, gpu, kernel, counter, value in connection.execute(query)
+            ]
     if content.lstrip()[:1] in (b"{", b"["):
         raise Failure(2, "is no table of counters but JSON: kernel_times.py reads traces")
     header, rows = read_table(content.decode("utf-8", errors="replace"))
@@ -52,19 +62,23 @@ def read_file(path, places):
     if {"name", "counter", "value"} <= set(header):
         found = []
         for row in rows:
-            places.add((row.get("process"), row.get("gpu")))
             if row["counter"] and ("unit" not in row or is_number(row["value"])):  # ncu's details hold words too
-                found.append((clean(row["name"]), clean(row["counter"]), row.get("unit", ""), value_of(row["value"])))
+                what = (clean(row["name"]), clean(row["counter"]), row.get("unit", ""))
+                found.append((place_of(row), *what, value_of(row["value"])))
         return found
     if "name" not in header or not metrics:
         raise Failure(2, "has no counters of kernels: give a counter_collection file of rocprofv3 or CSV of ncu")
     units = next(rows, {})  # ncu's first row; it writes 1,024, and some metrics are words
     return [
-        (clean(row["name"]), metric, units[metric], value_of(row[metric]))
+        (place_of(row), clean(row["name"]), metric, units[metric], value_of(row[metric]))
         for row in rows
         for metric in metrics
         if is_number(row[metric])
     ]
+
+
+def place_of(row):
+    return row.get("process"), row.get("gpu")
 
 
 NO_VALUE = re.compile(r"[+-]?nan|n/a", re.IGNORECASE)  # of a launch whose counter was not read
@@ -79,27 +93,37 @@ def value_of(text):
     return None if NO_VALUE.fullmatch(text) else number(text.replace(",", ""))
 
 
-def read_counters(path):
-    """Return a row per kernel and counter in a file or a folder, and remarks about launches without a value."""
+def read_counters(path, gpu=None):
+    """Return a row per kernel and counter in a file or a folder, and remarks about what the means hold.
+
+    gpu: the one to read, of several. Each pass over a script is a process of its own.
+    """
     choices = [[path]]
     if path.is_dir():
         check_one_result(path)
         choices = [matching(path, pattern) for pattern in FILES]
-    parts = {}
-    places = set()
-    pass_of = {}  # a counter that several passes over the script read is taken from the first
+    launches = {}  # pass: those of all its files
     for file in next(filter(None, choices), []):
-        this = PASS.findall(str(file.relative_to(path)))
         with errors_of(file):
-            for kernel, counter, unit, value in read_file(file, places):
-                if pass_of.setdefault(counter, this) == this:
-                    parts.setdefault((kernel, counter, unit), []).append(value)
+            launches.setdefault(tuple(PASS.findall(str(file.relative_to(path)))), []).extend(read_file(file))
+    parts = {}
+    pass_of = {}  # a counter that several passes over the script read is taken from the first
+    sources = []
+    for this, found in launches.items():
+        labels = labels_of(place for place, *_ in found)
+        sources = max(sources, list(labels.values()), key=len)
+        for place, kernel, counter, unit, value in found:
+            if gpu in (None, labels[place]) and pass_of.setdefault(counter, this) == this:
+                parts.setdefault((kernel, counter, unit), []).append(value)
+    if sources and gpu not in (None, *sources):
+        raise Failure(2, f"{path} has no GPU or process {gpu}: it has {', '.join(sources)}")
     if not parts:
         raise Failure(2, f"{path}: no counter of any kernel is there")
     rows = []
     remarks = []
-    if len(places) > 1:
-        remarks.append(f"These are the counters of {len(places)} GPUs or processes, taken together.")
+    if gpu is None and len(sources) > 1:
+        one = f"--gpu reads one of {', '.join(sources)}"
+        remarks.append(f"These are the counters of {count_of(sources)}, taken together: {one}.")
     for (kernel, counter, unit), part in parts.items():
         values = [value for value in part if value is not None]
         if len(values) < len(part):
@@ -137,7 +161,7 @@ def as_text(rows, top, named):
 
 
 def analyze(options):
-    rows, remarks = read_counters(options.path)
+    rows, remarks = read_counters(options.path, options.gpu)
     if options.csv:
         write_csv(rows, options.csv)
     text = "\n".join([as_text(rows, options.top, options.counters.split()), *remarks])
@@ -151,6 +175,7 @@ def main(argv=None):
     add("--top", type=positive, default=20, metavar="N", help="kernels to print (%(default)s)")
     add("--counters", default="", metavar="'A B'", help="print these counters (the first six)")
     add("--csv", metavar="FILE", help="write every counter of every kernel as CSV")
+    add_gpu(parser)
     return parser.run(analyze, argv)
 
 

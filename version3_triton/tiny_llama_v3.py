@@ -1335,11 +1335,12 @@ def store_quantized_weights(
         store(pointers_from(matrix_ptr, MATRIX_Q, row * columns + column, fp8), w / scale, mask)
 
 
-# table [matrices, QUANTIZE_COLUMNS]; chunk [programs, 2]: a matrix, and which ROWS of it; largest [programs]: the
-# largest magnitude in those rows. The programs of a matrix are neighbors, at most PROGRAMS of them.
+# table [matrices, QUANTIZE_COLUMNS]; chunk [programs, 2]: a matrix, and which ROWS of it; largest and smallest
+# [programs]: the largest magnitude in those rows, and their smallest scale. The programs of a matrix are neighbors, at
+# most PROGRAMS of them.
 @triton.jit
 def quantize_weights_kernel(
-    table_ptr, chunk_ptr, largest_ptr, FLOORED: tl.constexpr, PROGRAMS: tl.constexpr,
+    table_ptr, chunk_ptr, largest_ptr, smallest_ptr, FLOORED: tl.constexpr, PROGRAMS: tl.constexpr,
     dtype: tl.constexpr, fp8: tl.constexpr, LIMIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Quantize ROWS rows of one matrix per program.
@@ -1357,9 +1358,9 @@ def quantize_weights_kernel(
         of_matrix = other < tl.cdiv(rows, ROWS)
         largest = tl.max(load(largest_ptr + tl.load(matrix_ptr + MATRIX_PROGRAM) + other, of_matrix), 0)
         floor = tl.where(largest > SMALLEST, WEIGHT_FLOOR * largest, LIMIT) / LIMIT
-        scale_ptr = pointers_from(matrix_ptr, MATRIX_SCALE, row, tl.float32)
-        scale = tl.load(scale_ptr, mask=row < rows, other=float("inf"))
-        if tl.min(tl.min(scale, 1), 0) < floor:
+        # A warp may read scales that another warp has raised already. So they must not decide, but smallest does.
+        if tl.load(smallest_ptr + program) < floor:
+            scale = load(pointers_from(matrix_ptr, MATRIX_SCALE, row, tl.float32), row < rows)
             store_quantized_weights(matrix_ptr, row, rows, columns, tl.maximum(scale, floor), dtype, fp8, BLOCK)
     else:
         largest = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -1370,6 +1371,7 @@ def quantize_weights_kernel(
             largest = tl.maximum(largest, tl.abs(w))
         tl.store(largest_ptr + program, tl.max(tl.max(largest, 1), 0))
         scale = row_scale(largest, LIMIT)
+        tl.store(smallest_ptr + program, tl.min(tl.min(tl.where(row < rows, scale, float("inf")), 1), 0))
         store_quantized_weights(matrix_ptr, row, rows, columns, scale, dtype, fp8, BLOCK)
 
 
@@ -1504,13 +1506,14 @@ class FP8Weights:
         self.table = torch.tensor(table, dtype=torch.int64).to(weight.device)
         self.chunks = torch.tensor(chunks, dtype=torch.int32).to(weight.device)
         self.largest = torch.empty(len(chunks), dtype=torch.float32, device=weight.device)
+        self.smallest = torch.empty_like(self.largest)
         self.programs = triton.next_power_of_2(most)
         triton_fp8 = tl.float8e4b8 if fp8 == torch.float8_e4m3fnuz else tl.float8e4nv
         self.constants = (TRITON_DTYPES[weight.dtype], triton_fp8, torch.finfo(fp8).max)  # dtype, fp8 and LIMIT
 
     def update(self):
         """Quantize all weights, and transpose them."""
-        tensors = (self.table, self.chunks, self.largest)
+        tensors = (self.table, self.chunks, self.largest, self.smallest)
         tile = (self.ROWS, self.BLOCK)
         with torch.cuda.device_of(self.table):
             for floored in (False, True):

@@ -9,7 +9,7 @@ import re
 from common.profiles import shown_names
 from common.tables import columns, rounded, text_table
 
-NO_HOST = "the profile holds no calls of the host that tell why"
+NO_HOST = "the profile does not hold the host's calls that launched its kernels"
 PAUSE_US = 1000  # a gap between two steps that is longer is the profiler's or the script's pause
 AFTER_WAIT_US = 100  # within which a host that waited for a copy launches again
 SHORT_US = 10  # kernels that wait in one queue follow each other within this time
@@ -40,12 +40,16 @@ GAP_COLUMNS = "longest gaps after: {after} | before: {before} | us: {gap_us:,.1f
 def merged(calls):
     """Return the times [start, end] in which any of the calls ran; they are in order of their start."""
     found = []
+    last_end = float("-inf")
     for call in calls:
-        if found and call.start_ns <= found[-1][1]:
-            if call.end_ns > found[-1][1]:
-                found[-1][1] = call.end_ns
-        else:
-            found.append([call.start_ns, call.end_ns])
+        start = call.start_ns
+        end = start + call.total_ns
+        if start > last_end:
+            found.append([start, end])
+        elif end > last_end:
+            found[-1][1] = end
+        if end > last_end:
+            last_end = end
     return found
 
 
@@ -71,7 +75,7 @@ def windows_of(profile):
 
     Without marks the whole profile is one window.
     """
-    calls = profile.calls
+    calls = profile.step_calls
     first = calls[0].start_ns
     last = max(call.end_ns for call in calls)
     if not profile.spans:
@@ -83,7 +87,9 @@ def windows_of(profile):
         launched = call.launch.start_ns if call.launch else call.start_ns
         part = bisect.bisect_right(starts, launched)
         begins.setdefault(part, call.start_ns)
-        ends[part] = max(ends.get(part, 0), call.end_ns)
+        end = call.end_ns
+        if end > ends.get(part, 0):
+            ends[part] = end
     windows = []
     pauses = []
     begin = first
@@ -107,13 +113,14 @@ def windows_of(profile):
     return windows, pauses
 
 
-def step_rows(profile):
-    """Return a row per step, the last one for all of them: how the GPU spent its time, in ms."""
-    calls = profile.calls
-    computing = [call for call in calls if call.kind == "kernel" and call.group != "communication"]
+def step_rows(calls, windows):
+    """Return a row per step, the last one for all of them: how the GPU spent its time, in ms.
+
+    windows: of the steps, as windows_of returns them.
+    """
     local = [call for call in calls if call.group != "communication"]
+    computing = [call for call in local if call.kind == "kernel"]
     busy, computed, local = (Clipped(merged(some)) for some in (calls, computing, local))
-    windows, _ = windows_of(profile)
     rows = []
     for name, start, end in windows:
         times = [one.inside(start, end) / 1e6 for one in (busy, local, computed)]
@@ -130,25 +137,27 @@ def step_rows(profile):
 # ---------------------------------------------------------------- gaps, and why they are there
 
 
-def gaps_of(profile):
+def gaps_of(calls, pauses):
     """Return a row per gap: its microseconds outside pauses, when it begins, and the calls after and before it."""
-    _, pauses = windows_of(profile)
-    last = profile.calls[0]  # to end, of the calls so far: queues overlap
+    last = calls[0]  # to end, of the calls so far: queues overlap
+    last_end = last.end_ns
     gaps = []
     at = 0
-    for call in profile.calls[1:]:
-        if call.start_ns > last.end_ns:
-            while at < len(pauses) and pauses[at][1] <= last.end_ns:
+    for call in calls[1:]:
+        start = call.start_ns
+        if start > last_end:
+            while at < len(pauses) and pauses[at][1] <= last_end:
                 at += 1
             paused = 0
-            if at < len(pauses) and pauses[at][0] < call.start_ns:
-                paused = min(pauses[at][1], call.start_ns) - max(pauses[at][0], last.end_ns)
-            gap = call.start_ns - last.end_ns - paused
-            if gap > 0:
-                start = call.start_ns - gap  # a pause comes first
-                gaps.append({"gap_us": gap / 1e3, "start_ns": start, "after": last, "before": call})
-        if call.end_ns > last.end_ns:
+            if at < len(pauses) and pauses[at][0] < start:
+                paused = min(pauses[at][1], start) - max(pauses[at][0], last_end)
+            gap = start - last_end - paused
+            if gap > 0:  # a pause comes first
+                gaps.append({"gap_us": gap / 1e3, "start_ns": start - gap, "after": last, "before": call})
+        end = call.end_ns
+        if end > last_end:
             last = call
+            last_end = end
     return gaps
 
 
@@ -159,14 +168,13 @@ class Host:
         self.events = profile.host
         self.waits = {}  # thread -> [(start, end)] of its calls that wait for the GPU
         self.collectives = []
-        kinds = {name: (WAITS.search(name), COLLECTIVES.search(name)) for name in {e["name"] for e in profile.host}}
-        special = {name for name, found in kinds.items() if any(found)}
-        for event in profile.host:
-            name = event["name"]
-            if name not in special:
-                continue
+        names = {event["name"] for event in profile.host}
+        waits = set(filter(WAITS.search, names))
+        collectives = set(filter(COLLECTIVES.search, names)) - waits
+        special = waits | collectives
+        for event in [event for event in profile.host if event["name"] in special]:
             span = (1e3 * event["ts"], 1e3 * (event["ts"] + event["dur"]))
-            if kinds[name][0]:
+            if event["name"] in waits:
                 self.waits.setdefault((event.get("pid"), event.get("tid")), []).append(span)
             else:
                 self.collectives.append(span)
@@ -245,9 +253,10 @@ def idle_results(profile):
 
     unsure_us: idle time in gaps that may be pauses between steps, because the profile marks none.
     """
-    rows = step_rows(profile)
-    gaps = gaps_of(profile)
-    _, pauses = windows_of(profile)
+    windows, pauses = windows_of(profile)
+    calls = profile.step_calls
+    rows = step_rows(calls, windows)
+    gaps = gaps_of(calls, pauses)
     host = Host(profile)
     blind = clocks_differ(profile)
     for gap in gaps:
@@ -267,9 +276,9 @@ def idle_results(profile):
             reasons.append(row | {"percent": 100 * sum(some) / idle})
     reasons.sort(key=lambda row: -row["ms"])
     found = {
-        "launches": len(profile.calls),
+        "launches": len(calls),
         "steps": profile.steps,
-        "launches_per_step": len(profile.calls) / profile.steps if profile.steps and not profile.warnings else None,
+        "launches_per_step": len(calls) / profile.steps if profile.steps and not profile.warnings else None,
         "busy_us": busy,
         "idle_us": idle,
         "idle_share": idle / (busy + idle) if busy else 0.0,
@@ -277,13 +286,16 @@ def idle_results(profile):
         "unsure_us": unsure,
         "long_us": sum(gap["gap_us"] for gap in gaps if gap["gap_us"] > PAUSE_US),
         "late_us": sum(gap["gap_us"] for gap in gaps if gap["gap_us"] > PAUSE_US and gap["reason"] == LATE),
-        "host_known": any(call.launch and not call.launch.is_operator for call in profile.calls),
+        "host_known": any(call.launch and not call.launch.is_operator for call in calls),
         "steps_marked": bool(profile.spans),
         "gaps": len(gaps),
         "per_step": rows,
         "reasons": reasons,
         "warnings": list(profile.warnings),
+        "remarks": [remark for remark in profile.remarks if remark not in profile.warnings],
     }
+    if gaps and not found["host_known"]:
+        found["remarks"].append(f"Why the GPU idled cannot be told: {NO_HOST}.")
     if blind:
         found["warnings"].append("Kernels start before their launches: the clocks of host and GPU differ here.")
     found["launch_bound"], found["verdict"] = verdict(found)
@@ -364,7 +376,13 @@ def idle_text(title, found):
     busy = f"busy {found['busy_us'] / 1e3:,.3f} ms, idle {found['idle_us'] / 1e3:,.3f} ms in {found['gaps']:,} gaps"
     if found["paused_us"]:
         busy += f"; not counted: {rounded(found['paused_us'] / 1e3)} ms in pauses over {PAUSE_US} us between steps"
-    lines = [f"{title}: {found['launches']:,} kernels and copies{per_step}", busy, found["verdict"], *found["warnings"]]
+    lines = [
+        f"{title}: {found['launches']:,} kernels and copies{per_step}",
+        busy,
+        found["verdict"],
+        *found["warnings"],
+        *found["remarks"],
+    ]
     for _, header, rows, left in idle_tables(found):
         lines += ["", text_table(header, rows, left=left)]
     return "\n".join([*lines, "", EXPOSED])

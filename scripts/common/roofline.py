@@ -1,6 +1,7 @@
 """Count FLOPs and bytes of the operators in a trace from their recorded shapes, and relate them to ceilings."""
 
 import argparse
+import functools
 import itertools
 import math
 import re
@@ -31,6 +32,11 @@ UNTOLD = re.compile(
 )
 
 
+@functools.cache
+def is_untold(name):
+    return bool(UNTOLD.search(name))
+
+
 def tensor_bytes(dims, kind, strides):
     """Return the bytes of a tensor, or of a list of tensors; a dimension with stride 0 is one and the same memory."""
     if kind not in ELEMENT_BYTES or (kind == "TensorList" and not dims):
@@ -49,7 +55,7 @@ def work(name, dims, types, strides):
     """
     name = name.removeprefix("optimizer ")  # the mark of profiles.operators_that_compute
     tensors = [(size, kind) for size, kind in zip(dims, types, strict=False) if size]
-    if UNTOLD.search(name) or any(kind not in ELEMENT_BYTES for _, kind in tensors):
+    if is_untold(name) or any(kind not in ELEMENT_BYTES for _, kind in tensors):
         return None, None
     inputs = [tensor_bytes(*tensor) for tensor in zip(dims, types, strides, strict=False)]
     if tensors and not any(inputs):
@@ -118,10 +124,11 @@ def work_of(one, known):
 
     known: the result of counted_kernels, empty for the trace of another program.
     """
-    names = [re.sub(r"^triton_tem_\w*?(flex_attention(_backward)?).*", r"\1", name) for name in one.launches]
-    if found := [known[name] for name in names if name in known]:
-        return tuple(map(sum, zip(*found, strict=True)))
-    if not known and (ATTENTION.fullmatch(one.name) or "TensorList" in one.types):
+    if known:
+        names = [re.sub(r"^triton_tem_\w*?(flex_attention(_backward)?).*", r"\1", name) for name in one.launches]
+        if found := [known[name] for name in names if name in known]:
+            return tuple(map(sum, zip(*found, strict=True)))
+    elif ATTENTION.fullmatch(one.name) or "TensorList" in one.types:
         return None, None  # another program's attention may be causal or not, and its lists of any type
     return work(one.name, one.dims, one.types, one.strides)
 
@@ -178,7 +185,7 @@ def analyzed_trace(options):
     if above := [row["operator"] for row in operators if (row["of_roofline"] or 0) > 1]:
         cause = "their data was in a cache, or the ceilings are not those of this run"
         remarks.append(f"{len(above)} operators are above a ceiling ({above[0]}, ...): {cause}.")
-    remarks += profile.warnings
+    remarks += profile.remarks
     return profile, {
         "trace": profile.title,
         "device": profile.device or ("CPU" if profile.on_cpu else "GPU"),

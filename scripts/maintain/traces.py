@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import analyze_kernel_launches
 import kernel_times
-from common.idle import gaps_of
+from common.idle import gaps_of, windows_of
 from common.profiles import KINDS, Kernel, clean, group_table, read_file, short
 from common.ratios import counted
 from common.tables import markdown_table, rounded
@@ -49,12 +49,12 @@ def waits_of(events):
 
 def step_of(path):
     """Return what is in a trace of one step."""
-    profile = read_file(path)
+    (profile,) = read_file(path)
     calls = profile.calls
     kernels = [call for call in calls if call.kind == "kernel"]
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     launches, waits = waits_of(events)
-    gaps_us = [gap["gap_us"] for gap in gaps_of(profile)]
+    gaps_us = [gap["gap_us"] for gap in gaps_of(calls, windows_of(profile)[1])]
     whole_us = (max(call.end_ns for call in calls) - calls[0].start_ns) / 1e3
     return Step(
         kernels=len(kernels),

@@ -1,22 +1,13 @@
 """Run version 3's operations through the interpreter of AMD's instructions, and return how far they are from float64.
 
 In a process of its own: Triton decides when it is imported whether its kernels can be compiled.
-
-    python tests/amd/amd_cases.py gfx942 --dtype bfloat16 --case attention     # print errors, bounds and instructions
 """
 
-import argparse
-import os
-import pathlib
-import sys
+import contextlib
+import dataclasses
 import time
 from collections import Counter
 from unittest import mock
-
-if __name__ == "__main__":
-    root = pathlib.Path(__file__).resolve().parents[2]
-    sys.path[:0] = [str(root / "scripts"), str(root / "tests")]
-    os.environ.update(TRITON_INTERPRET="0", OMP_NUM_THREADS="1")
 
 import torch
 
@@ -40,14 +31,19 @@ CASES = {
     "swiglu": lambda: swiglu_case(19, width=50),
     "swiglu, exponential overflows": lambda: swiglu_case(3, 11, width=16, scale=60.0),
     "loss": lambda: loss_case(7, V=1500),
+    "loss, in place and with ignored rows": lambda: kernel_cases.linear_loss_case(7, C=8, V=1500, chunk=4, ignored=5),
     "loss, several tiles": lambda: loss_case(2, V=5000, first=200.0),
     "attention": lambda: attention_case(1, 43, 2, 1, 64, rotated=True),
     "attention, two sequences": lambda: attention_case(2, 35, 4, 2, 64),
-    "attention, long": lambda: attention_case(1, 150, 2, 1, 64),
     "attention, D=16": lambda: attention_case(1, 37, 4, 2, 16, rotated=True),
     "attention, D=32": lambda: attention_case(1, 37, 4, 2, 32, rotated=True),
-    "attention, D=128": lambda: attention_case(1, 37, 2, 1, 128, rotated=True),
+    "attention, one token": lambda: attention_case(3, 1, 4, 1, 64),
     "attention, small values": lambda: attention_case(1, 33, 2, 1, 64, scale=1e-3, value_scale=1e-3),
+}
+# In bfloat16, on the targets that multiply in fp8.
+FP8_TARGETS = ("gfx942", "gfx950", "gfx1201")
+FP8_CASES = {
+    f"{operation}, {name}": case for operation, cases in kernel_cases.FP8_CASES.items() for name, case in cases.items()
 }
 # Where a target computes something else: (target, case, dtype) -> part of what the check says.
 KNOWN = {
@@ -56,9 +52,31 @@ KNOWN = {
 }
 
 
-def run(target, name, dtype, tile=0, order=1):
-    """Return {"errors": {tensor: (error, bound)}, "fault": sentence or "", "instructions": {kind: number}, ...}."""
-    script, dtype, cpu = load_version(3), getattr(torch, dtype), torch.device("cpu")
+@contextlib.contextmanager
+def fp8_of(script, target):
+    """Multiply fp8 in float32, which PyTorch may be unable to on this CPU, and define it by the target's e4m3."""
+    dtype = script.fp8_dtype(target)
+
+    def fp8_matmul(x_q, x_scale, w_q, w_scale):
+        return ((x_q.float() @ w_q.float().t()) * x_scale * w_scale).bfloat16()
+
+    with (
+        mock.patch.object(script, "fp8_matmul", fp8_matmul),
+        mock.patch.object(kernel_cases, "FP8_LIMIT", torch.finfo(dtype).max),
+        mock.patch.object(kernel_cases, "to_fp8", lambda x: x.to(dtype).float()),
+    ):
+        yield
+
+
+def run(target, case, dtype, tile=0, order=1):
+    """Return {"errors": {tensor: (error, bound)}, "fault": sentence or "", "instructions": {kind: number}, ...}.
+
+    case: the name of one of CASES or OPTIMIZERS, or the arguments of an attention_case. tile: number of the tile among
+    those that attention may choose on the target. order: 1 or -1, the order of the waves of a workgroup.
+    """
+    script = load_version(3)
+    dtype = getattr(torch, dtype)
+    cpu = torch.device("cpu")
     torch.set_num_threads(1)
     errors = {}
     judge = kernel_cases.judge
@@ -74,10 +92,15 @@ def run(target, name, dtype, tile=0, order=1):
     execution = executed_version(script, target, tile=tile, order=order)
     with mock.patch.object(kernel_cases, "judge", noting), execution as launches:
         try:
-            if name in OPTIMIZERS:
-                kernel_cases.check_adamw(script, dtype, cpu, scaled=name == "adamw, scaled")
+            if case in FP8_CASES:
+                made = dataclasses.replace(FP8_CASES[case](), gpu_tiles=False)  # the target's own, and its e4m3
+                with fp8_of(script, target):
+                    kernel_cases.check(script, made, dtype, cpu)
+            elif case in OPTIMIZERS:
+                kernel_cases.check_adamw(script, dtype, cpu, scaled=case == "adamw, scaled")
             else:
-                kernel_cases.check(script, CASES[name](), dtype, cpu)
+                made = attention_case(**case) if isinstance(case, dict) else CASES[case]()
+                kernel_cases.check(script, made, dtype, cpu)
         except (Fault, kernel_cases.Wrong) as error:
             found["fault"] = f"{type(error).__name__}: {error}"
     instructions = sum((launch.totals.instructions for launch in launches), Counter())
@@ -86,38 +109,3 @@ def run(target, name, dtype, tile=0, order=1):
         "kernels": sorted({launch.kernel for launch in launches}),
         "seconds": time.perf_counter() - start,
     }
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    add = parser.add_argument
-    add("target", nargs="+", choices=TARGETS)
-    add("--dtype", nargs="+", choices=DTYPES, default=DTYPES)
-    add("--case", nargs="+", default=[""], help="parts of names of cases; a name with = in front is whole")
-    add("--tile", type=int, nargs="+", default=[0], help="which of the tiles that attention may choose on the target")
-    add("--order", type=int, nargs="+", choices=(1, -1), default=[1], help="order of the waves of a workgroup")
-    options = parser.parse_args()
-    names = [*CASES, *OPTIMIZERS]
-    chosen = [n for n in names if any(n == part[1:] if part[:1] == "=" else part in n for part in options.case)]
-    wrong = 0
-    for target in options.target:
-        for name in chosen:
-            for dtype in options.dtype:
-                for tile in options.tile if "attention" in name else options.tile[:1]:
-                    for order in options.order:
-                        found = run(target, name, dtype, tile, order)
-                        worst = max(found["errors"].values(), key=lambda pair: pair[0] / pair[1], default=(0, 1))
-                        verdict = found["fault"] or "right"
-                        wrong += verdict != "right"
-                        count = sum(found["instructions"].values())
-                        print(
-                            f"{target:8s} {dtype:9s} tile {tile} order {order:2d} {name:30s} "
-                            f"error {worst[0]:.1e} of {worst[1]:.1e} {count:8d} instructions "
-                            f"{found['seconds']:6.1f} s  {verdict}",
-                            flush=True,
-                        )
-    return int(wrong > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

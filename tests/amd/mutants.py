@@ -1,28 +1,16 @@
 """Delete or change single instructions of version 3's kernels, and count how many of these mutants the checks notice.
 
-    python tests/amd/mutants.py gfx942 --dtype bfloat16 --number 30
-
 Half of a kernel's mutants lack an instruction; in the others a source operand is another register or number. The draw
 leaves out waits and their like, which the interpreter does not model, the end of the program, and what the case does
 not execute. A mutant that changes nothing may be the same program: the result is not used here, or the other
 operand holds the same value.
 """
 
-import argparse
 import dataclasses
 import functools
-import os
-import pathlib
 import random
 import re
-import sys
-import time
 from unittest import mock
-
-if __name__ == "__main__":
-    root = pathlib.Path(__file__).resolve().parents[2]
-    sys.path[:0] = [str(root / "scripts"), str(root / "tests")]
-    os.environ.update(TRITON_INTERPRET="0", OMP_NUM_THREADS="1")
 
 import torch
 
@@ -147,37 +135,19 @@ def outcome(target, name, dtype, mutator):
     return ""
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    add = parser.add_argument
-    add("target", nargs="+")
-    add("--dtype", default="bfloat16")
-    add("--number", type=int, default=30)
-    add("--kernel", default="")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    dtype = getattr(torch, options.dtype)
-    for target in options.target:
-        for name in CASES:
-            if options.kernel not in name:
-                continue
-            mutator, draw, start = Mutator(name), random.Random(1), time.perf_counter()
-            if said := outcome(target, name, dtype, mutator):
-                raise SystemExit(f"{target} {name} without a mutant: {said}")
-            found = {"fault": 0, "wrong": 0, "": 0}
-            for _ in range(options.number):
-                words = mutator.draw(draw)
-                said = outcome(target, name, dtype, mutator)
-                found[said.partition(":")[0]] += 1
-                if not said:
-                    print(f"    not noticed: {words}", flush=True)
-            seconds = time.perf_counter() - start
-            print(
-                f"{target} {options.dtype} {name:32s} {options.number} mutants: {found['fault']} faults, "
-                f"{found['wrong']} wrong results, {found['']} not noticed, {seconds:.0f} s",
-                flush=True,
-            )
-
-
-if __name__ == "__main__":
-    main()
+def measure(target, name, dtype, number):
+    """Return how many mutants of a kernel were a "fault" or a "wrong" result, and those not noticed, in words."""
+    dtype = getattr(torch, dtype)
+    mutator = Mutator(name)
+    draw = random.Random(1)
+    if said := outcome(target, name, dtype, mutator):
+        raise RuntimeError(f"{target} {name} without a mutant: {said}")
+    found = {"fault": 0, "wrong": 0, "not noticed": []}
+    for _ in range(number):
+        words = mutator.draw(draw)
+        said = outcome(target, name, dtype, mutator)
+        if said:
+            found[said.partition(":")[0]] += 1
+        else:
+            found["not noticed"].append(words)
+    return found

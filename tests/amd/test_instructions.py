@@ -5,6 +5,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from amd.isa import Machine, floats, run
 from common.amd import arithmetic, machine, matrix, tables, vector
@@ -215,6 +216,38 @@ def test_division_is_right_everywhere():
         np.testing.assert_array_equal(found, wanted, str([(a, b) for a, b in zip(n, d, strict=True)]))
         known = ~np.isnan(wanted)
         np.testing.assert_array_equal(np.signbit(found[known]), np.signbit(wanted[known]))
+
+
+FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
+
+
+@pytest.mark.parametrize("target", FP8)
+def test_fp8_is_converted_as_pytorch_does(target):
+    """All numbers of e4m3, those halfway between two, and the nearest ones beside those."""
+    dtype = FP8[target]
+    numbers = torch.arange(256, dtype=torch.uint8).view(dtype).float().numpy()
+    finite = np.unique(numbers[np.isfinite(numbers)])
+    ties = (finite[1:] + finite[:-1]) / 2
+    infinity = np.float32(np.inf)
+    given = np.concatenate([numbers, ties, np.nextafter(ties, infinity), np.nextafter(ties, -infinity)])
+    scaled = ("v_cvt_scalef32_pk", ", 1.0", "op_sel:[0,0,0,1]", "op_sel:[1,0,0]")
+    plain = ("v_cvt_pk", "", "op_sel:[0,0,1]", "op_sel:[1,0]")
+    name, scale, to_upper, from_upper = scaled if target == "gfx950" else plain
+    code = f"""
+        {name}_fp8_f32 v2, v0, v1{scale}
+        {name}_fp8_f32 v2, v1, v0{scale} {to_upper}
+        {name}_f32_fp8 v[4:5], v2{scale}
+        {name}_f32_fp8 v[6:7], v2{scale} {from_upper}
+    """
+    for first in np.resize(given, (len(given) // 64 + 1, 64)):
+        second = first[::-1]
+        wave = run(target, code, {0: first, 1: second, 2: 0})
+        wanted = [torch.from_numpy(x.copy()).to(dtype).float().numpy() for x in (first, second)]
+        found = [floats(wave, register) for register in (4, 5, 6, 7)]
+        np.testing.assert_array_equal(found, [*wanted, *wanted[::-1]])
+        assert (np.signbit(found[0]) == np.signbit(wanted[0]))[~np.isnan(wanted[0])].all()
+    with pytest.raises(Fault, match="overflows"):
+        run(target, f"{name}_fp8_f32 v2, v0, v1{scale}", {0: np.full(64, 500.0), 1: np.ones(64)})
 
 
 @pytest.mark.parametrize("target", ["gfx942", "gfx1100"])
@@ -700,6 +733,12 @@ FAULTS = {
         "moved_lanes",
         lambda modifiers, width: ((np.arange(width) + 1) % width, np.ones(width, bool)),
         lambda: test_dpp_moves_lanes("row_shr:4"),
+    ),
+    "fp8 of another bias": (
+        vector,
+        "fp8_bias",
+        lambda kernel: 7,
+        lambda: test_fp8_is_converted_as_pytorch_does("gfx942"),
     ),
     "MFMA stores the transpose": (
         matrix,

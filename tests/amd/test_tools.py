@@ -2,13 +2,17 @@
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
+import torch
 
 pytest.importorskip("triton", minversion="3.6", reason="scripts/inspect_kernels.py needs it, too")
 
+import inspect_kernels
+from common.amd.launch import tables_of_addresses
 from common.versions import REPOSITORY
 
 EXERCISES = REPOSITORY / "exercises"
@@ -35,6 +39,43 @@ def test_an_answer_is_right_or_wrong_on_the_instructions(answers, tmp_path):
         and "a load outside every tensor" in stray["sentence"]
         and "exercise.py" in stray["sentence"]
     )
+
+
+SMALL = "--preset tiny --hidden-dim 32 --num-heads 2 --num-kv-heads 1 --intermediate-dim 48".split()
+
+
+@pytest.mark.slow
+def test_only_kernels_that_are_asked_for_are_executed(capfd):
+    argv = ["--execute", "gfx942", *SMALL, "--kernel", "rope", "--dtype"]
+    assert inspect_kernels.main([*argv, "fp32"]) == 0
+    out, err = capfd.readouterr()
+    assert re.findall(r"(\w+)_kernel, ", err) == ["rope"] and "1 kernels: all are right" in out
+    assert inspect_kernels.main([*argv, "fp8"]) == 2  # nothing is executed in it
+
+
+def prepare_worker_whose_stores_are_lost():
+    from common.amd.machine import Memory
+
+    prepare_worker()
+    Memory.store = lambda *_: None
+
+
+prepare_worker = inspect_kernels.prepare_worker
+
+
+@pytest.mark.slow
+def test_a_kernel_that_stores_nothing_is_wrong(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")  # the new process reads this file before it is prepared
+    monkeypatch.setattr(inspect_kernels, "prepare_worker", prepare_worker_whose_stores_are_lost)
+    rows = inspect_kernels.execution("gfx942", "fp32", SMALL)
+    assert len(rows) >= 12 and all(row["problems"] for row in rows)
+
+
+def test_tensors_behind_addresses_have_the_order_of_the_table():
+    made = [torch.zeros(3) for _ in range(8)]
+    tensors = [made[i] for i in (5, 2, 7, 0, 3, 1, 6, 4)]
+    found = tables_of_addresses([torch.tensor([x.data_ptr() for x in tensors]), torch.zeros(2)])
+    assert [x.data_ptr() for x in found.values()] == [x.data_ptr() for x in tensors]
 
 
 @pytest.mark.slow

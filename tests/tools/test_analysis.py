@@ -1,7 +1,6 @@
 """The tools that read traces: their numbers against cases known by hand, and the documented commands."""
 
 import csv
-import dataclasses
 import io
 import json
 import os
@@ -170,7 +169,7 @@ def test_ceilings_of_another_program_are_in_its_matmuls_precision(kind, precisio
 
 def test_an_operator_with_a_call_without_shapes_has_no_flops():
     known = Operation("aten::mm", "GEMM", 1.0, [[2, 3], [3, 4]], ["float", "float"], [[], []], ())
-    calls = [known, dataclasses.replace(known, dims=[], types=[], strides=[])]
+    calls = [known, known._replace(dims=[], types=[], strides=[])]
     (row,) = roofline.operator_table(Profile(None, [], calls), 1, None)
     assert (row["calls"], row["flops"], row["bytes"]) == (2, None, None)
 
@@ -244,7 +243,7 @@ def profile_of(times, steps=None):
 
 
 @pytest.mark.parametrize(
-    ("steps", "unsure", "words"), [(None, 5000, "marks none"), (2, 5000, "marks none"), (1, 0, "why")]
+    ("steps", "unsure", "words"), [(None, 5000, "marks none"), (2, 5000, "marks none"), (1, 0, "host's calls")]
 )
 def test_overlapping_queues_are_busy_once_and_every_gap_is_idle(steps, unsure, words):
     """Without marks a gap of 5 ms may lie between two steps. One step has no pause, but why it idled is not known."""

@@ -6,6 +6,7 @@ All times of the events are in us, of the databases and CSV files in ns.
 import contextlib
 import gzip
 import json
+import os
 import re
 import sqlite3
 
@@ -19,8 +20,8 @@ import analyze_kernel_reduction as reduction
 import kernel_counters
 import kernel_times
 import memory_bandwidth_analyzer as bandwidth
-from common import idle, roofline
-from common.profiles import precision_of_kernel, read_profile, shown_names
+from common import collectives, gemms, idle, roofline
+from common.profiles import Operation, precision_of_kernel, read_profile, readers, shown_names
 from in_process import refused
 
 GEMM = "Cijk_Alik_Bljk_BBS_BH"
@@ -113,6 +114,32 @@ def test_a_call_belongs_to_the_step_that_launched_it(write, capsys):
     assert [(row["whole_ms"], round(row["idle_ms"], 6)) for row in rows] == [(0.16, 0), (0.03, 0.01), (0.19, 0.01)]
 
 
+@pytest.mark.parametrize(("later", "early"), [(2, 2), (None, 0)])
+def test_kernels_of_the_step_before_the_profile_are_of_no_step(later, early, write, capsys, tmp_path, monkeypatch):
+    """They wait in the queue while the profile begins; without the launch of a later one nobody knows which these are.
+
+    TraceLens counts them neither: 29.744 instead of 43.063 ms busy in its trace of Qwen on MI300.
+    """
+    monkeypatch.chdir(tmp_path)
+    events = [mark("ProfilerStep#1", 0, 500), *(kernel(f"old{i}", 10 + 40 * i, 40) for i in range(2))]
+    events += [launched(1, 20), launched(2, 30), matmul(1, [[8, 8], [8, 8]])]
+    for i, number in ((0, 1), (1, later)):
+        events.append(kernel(GEMM, 100 + 60 * i, 50, correlation=number, **{"External id": 1}))
+    path = write(events)
+    found = idle_of(path, capsys)
+    assert (found["launches"], found["busy_us"]) == ((2, 100) if early else (4, 180))
+    assert bool(found["remarks"]) == bool(early)
+    assert launches.main(["--trace-file", str(path)]) == 0
+    said = "2 of 4 kernels and copies (0.080 ms) were launched before the profile began"
+    assert (said in capsys.readouterr().out) == bool(early)
+    content = result_of(bottlenecks.main, ["--profile-data", path], capsys)
+    assert sum(row["ms"] for row in content["operators"]) == pytest.approx(0.1 if early else 0.18)
+    pair = ["--baseline", path, "--fused", path]
+    assert result_of(reduction.main, pair, capsys)["baseline"]["all"]["calls"] == (2 if early else 4)
+    assert result_of(communication.main, [path], capsys)["processes"][0]["busy_ms"] == (0.1 if early else 0.18)
+    assert sum(row["calls"] for row in result_of(kernel_times.main, [path], capsys)["kernels"]) == 4
+
+
 def test_tools_take_the_steps_that_a_trace_names(write, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = write([*MARKS["scheduler"], *(kernel(GEMM, 1e5 * i, 100) for i in range(3))])
@@ -120,14 +147,25 @@ def test_tools_take_the_steps_that_a_trace_names(write, capsys, tmp_path, monkey
     assert result_of(communication.main, [path], capsys)["processes"][0]["steps"] == 3
 
 
+def test_between_n_steps_lie_at_most_n_minus_1_pauses(write, capsys):
+    """Nothing is marked: of gaps of 2 and 5 ms the longest may be pauses."""
+    path = write([kernel(GEMM, start, 1000) for start in (0, 3000, 9000)])
+    assert [idle_of(path, capsys, "--steps", steps)["unsure_us"] for steps in "123"] == [0, 5000, 7000]
+
+
+def test_processes_that_mark_other_numbers_of_steps_name_none(write):
+    marks = [host("user_annotation", f"ProfilerStep#{i}", 100 * i, 100, pid) for pid, i in ((8, 0), (8, 1), (9, 1))]
+    assert read_profile(write([*marks, kernel(GEMM, 0, 9)])).steps is None
+
+
 # ---------------------------------------------------------------- 2: several GPUs and processes
 
 
 def two_ranks(with_device):
-    """Return two ranks that were fused into one file: every number is there twice."""
+    """Return two ranks that were fused into one file: every number is there twice. The first one multiplies half."""
     events = []
     for gpu, pid in ((0, 100), (1, 101)):
-        events.append(matmul(1, [[4096, 4096], [4096, 4096]], pid=pid))
+        events.append(matmul(1, [[2048 * (gpu + 1), 4096], [4096, 4096]], pid=pid))
         events.append(kernel(GEMM, 1000, 200, gpu=gpu, **{"External id": 1}))
         if not with_device:
             del events[-1]["args"]["device"]
@@ -147,13 +185,17 @@ def test_ranks_of_a_fused_trace_are_not_added_up(with_device, write, capsys, tmp
         (reduction.main, pair),
     ):
         refused(main, arguments, capsys, "holds the kernels of 2 GPUs: choose one with --gpu, of 0, 1")
-    found = result_of(bottlenecks.main, ["--profile-data", path, "--steps", 1, "--gpu", 1], capsys)
-    (row,) = found["operators"]
-    assert (row["calls"], row["ms"], round(row["tflops"])) == (1, 0.2, 687)
+    for gpu, tflops in ((0, 344), (1, 687)):
+        found = result_of(bottlenecks.main, ["--profile-data", path, "--steps", 1, "--gpu", gpu], capsys)
+        (row,) = found["operators"]
+        assert (row["calls"], row["ms"], round(row["tflops"])) == (1, 0.2, tflops)
     assert kernel_times.main([str(path)]) == 0
     assert "holds the kernels of 2 GPUs, which are added up here: --gpu reads one of 0, 1" in capsys.readouterr().out
     refused(launches.main, ["--trace-file", path, "--gpu", 7], capsys, "has no GPU 7: it has 0, 1")
-    assert len(result_of(communication.main, [path, "--steps", 1], capsys)["processes"]) == 2
+    monkeypatch.setattr(readers, "LARGE", 0)
+    assert communication.main([str(path), "--steps", "1", "--json", "-"]) == 0
+    told = capsys.readouterr()
+    assert len(json.loads(told.out)["processes"]) == 2 and told.err.count("reading ") == 1
 
 
 CSV_HEADER = '"Guid","Kind","Agent_Id","Dispatch_Id","Kernel_Name","Start_Timestamp","End_Timestamp"\n'
@@ -174,12 +216,52 @@ def test_two_processes_in_one_csv_are_two(tmp_path, capsys):
     assert idle_of(path, capsys, "--gpu", "process-b")["idle_share"] == pytest.approx(450 / 950)
 
 
-def test_counters_of_two_processes_are_not_taken_together_in_silence(tmp_path, capsys):
-    path = tmp_path / "x_counter_collection.csv"
-    header = "Process_Id,Agent_Id,Kernel_Name,Counter_Name,Counter_Value\n"
-    path.write_text(header + "".join(f'{process},4,"k","SQ_WAVES",8\n' for process in (11, 12)))
+COUNTERS = {  # of two GPUs or processes; ncu's second row holds units
+    "processes.csv": (
+        'Process_Id,Agent_Id,Kernel_Name,Counter_Name,Counter_Value\n11,4,"k","W",8\n12,4,"k","W",2\n',
+        "2 processes, taken together: --gpu reads one of process-11, process-12",
+    ),
+    "ncu.csv": (
+        '"Process ID","Device","Kernel Name","m__w.sum"\n"","","",""\n"7","0","k","8"\n"7","1","k","2"\n',
+        "2 GPUs, taken together: --gpu reads one of 0, 1",
+    ),
+    "rocpd.db": (
+        "CREATE TABLE counters_collection AS SELECT 'k' kernel_name, 'W' counter_name, 8 value, 1 pid, "
+        "4 agent_abs_index UNION ALL SELECT 'k', 'W', 2, 1, 5",
+        "2 GPUs, taken together: --gpu reads one of 4, 5",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+def test_counters_of_two_gpus_are_not_taken_together_in_silence(name, tmp_path, capsys):
+    path = tmp_path / name
+    content, words = COUNTERS[name]
+    if name.endswith(".db"):
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute(content)
+            connection.commit()
+    else:
+        path.write_text(content)
     found = result_of(kernel_counters.main, [path], capsys)
-    assert found["remarks"] == ["These are the counters of 2 GPUs or processes, taken together."]
+    assert found["remarks"] == [f"These are the counters of {words}."] and found["counters"][0]["mean"] == 5
+    found = result_of(kernel_counters.main, [path, "--gpu", words.split()[-1]], capsys)
+    assert not found["remarks"] and found["counters"][0]["mean"] == 2
+    refused(kernel_counters.main, [path, "--gpu", "9"], capsys, f"has no GPU or process 9: it has {words.split()[-2]}")
+
+
+def test_passes_over_a_script_are_no_two_processes_of_a_run(tmp_path, capsys):
+    """Each pass runs it again: the first reads W, the second W and X."""
+    for i, counters in ((1, "W"), (2, "WX")):
+        (tmp_path / f"pmc_{i}").mkdir()
+        rows = [f'{10 + i},4,"k","{counter}",{8 * i}\n' for counter in counters]
+        header = "Process_Id,Agent_Id,Kernel_Name,Counter_Name,Counter_Value\n"
+        (tmp_path / f"pmc_{i}" / "x_counter_collection.csv").write_text(header + "".join(rows))
+    found = result_of(kernel_counters.main, [tmp_path], capsys)
+    assert not found["remarks"] and [(row["counter"], row["mean"]) for row in found["counters"]] == [
+        ("W", 8),
+        ("X", 16),
+    ]
 
 
 # ---------------------------------------------------------------- 3: compiled regions
@@ -224,10 +306,11 @@ LOST = {
     "launches": (
         [
             *(host("cuda_runtime", "hipLaunchKernel", i, 1, correlation=i) for i in range(10)),
-            kernel(GEMM, 9, 5, correlation=3),
+            *(kernel(GEMM, 9 + 10 * i, 5, correlation=i) for i in range(9)),
         ],
-        "9 of 10 launches have no kernel",
+        "1 of 10 launches have no kernel",
     ),
+    "graphs": ([*graph_launches(10), kernel(GEMM, 100, 10, correlation=99)], "10 graph launches, and kernels of none"),
     "overrun": (
         [kernel(GEMM, 1000, 2e6), *(kernel(GEMM, 1020 + 20 * i, 10) for i in range(98))],
         "1 kernels have impossible times (one of 2,000.000 ms ends after 98 later ones",
@@ -251,8 +334,27 @@ def test_what_is_not_complete_is_said_by_every_tool(name, write, capsys, tmp_pat
     ):
         assert main([str(word) for word in arguments]) == 0
         assert words in capsys.readouterr().out, main.__module__
+    assert (tmp_path / "bottlenecks.md").read_text().count(words) == 1
     found = idle_of(path, capsys, "--steps", "10")
     assert found["launch_bound"] is None and found["launches_per_step"] is None
+
+
+WHOLE = {  # one launch of 40 at the edge; a long kernel beside short ones; all replays; two GPUs in step
+    "edge": [
+        *(host("cuda_runtime", "hipLaunchKernel", i, 1, correlation=i) for i in range(40)),
+        *(kernel(GEMM, 50 + 10 * i, 5, correlation=i) for i in range(39)),
+    ],
+    "streams": [kernel(GEMM, 0, 5000), *(kernel("k", 100 * i, 50, 2) for i in range(1, 20))],
+    "replays": [*graph_launches(3), *(kernel(GEMM, 1000 * i, 10, correlation=i + 1) for i in range(3))],
+    "gpus": [kernel(GEMM, 100 * i, 50, gpu=gpu) for i in range(3) for gpu in (0, 1)],
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_complete_profile_has_no_warnings(name, write):
+    profile = read_profile(write(WHOLE[name]))
+    assert not profile.warnings
+    assert len(profile.calls) == sum(event["cat"] == "kernel" for event in WHOLE[name])
 
 
 def test_the_same_dispatch_counts_once(tmp_path):
@@ -274,6 +376,16 @@ def test_dispatches_that_rocpds_view_leaves_out_are_counted(tmp_path, capsys):
     assert "leaves out 3 of 9 dispatches: sums are too small" in capsys.readouterr().out
 
 
+def test_a_query_that_does_not_end_is_ended(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(readers, "LONGEST_S", -1)
+    path = tmp_path / "endless.db"
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"CREATE VIEW kernels AS {endless} SELECT 'k' name, i start, i end FROM n WHERE i < 300000")
+        connection.commit()
+    refused(kernel_times.main, [path], capsys, "takes more than -1 s to read: export fewer steps")
+
+
 # ---------------------------------------------------------------- 6, 7: precision and names
 
 PRECISIONS = {
@@ -291,6 +403,30 @@ PRECISIONS = {
     "volta_sgemm_128x32_nt": "float32",
     "ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_32x6_nn": "float16",
     "_matmul_ogs_NNT_bf16xbf16xmxfp4_128x128x128x1": "bfloat16",
+    "Cijk_Alik_Bljk_B8BS_BH": "float8",
+    "gemm_e4m3": "float8",
+    "gemm_e5m2": "float8",
+    "gemm_float8_x": "float8",
+    "fp8_gemm": "float8",
+    "gemm_f8f8bf16": "float8",
+    "gemm_f8_x": "float8",
+    "nvjet_qqtst_128": "float8",
+    "s1688gemm_f16_x": "float16",
+    "s1688gemm_fp16_x": "float16",
+    "gemm_xf32_x": "tf32",
+    "nvjet_sss_128": "tf32",
+    "Cijk_Alik_Bljk_BBS": "bfloat16",
+    "gemm_bfloat16": "bfloat16",
+    "Cijk_Alik_Bljk_HHS": "float16",
+    "gemm_f16_x": "float16",
+    "hgemm_128": "float16",
+    "h16816_kernel": "float16",
+    "h1688_kernel": "float16",
+    "gemm<half>": "float16",
+    "gemm_half2": "float16",
+    "Cijk_Alik_Bljk_SB": "float32",
+    "volta_scudnn_128x64": "float32",
+    "xmma_f32f32_f32f32_f32": "float32",
     "gemm_kernel": None,
 }
 
@@ -298,6 +434,25 @@ PRECISIONS = {
 @pytest.mark.parametrize("name", PRECISIONS)
 def test_the_precision_that_a_kernels_name_tells(name):
     assert precision_of_kernel(name) == PRECISIONS[name]
+
+
+OF_MATMULS = [  # type of the operands, kernels
+    ("c10::BFloat16", ["sgemm"], "bfloat16"),
+    ("c10::Float8_e4m3fn", ["gemm"], "float8"),
+    ("float", ["sm90_xmma_gemm_f32f32_tf32f32"], "tf32"),
+    ("float", ["gemm"], "float32"),
+    ("float", [GEMM], "float32"),  # the kernel is another one's
+    (None, [GEMM], "bfloat16"),
+    (None, [GEMM, "volta_sgemm"], None),
+    (None, ["gemm"], None),
+]
+
+
+@pytest.mark.parametrize(("kind", "names", "precision"), OF_MATMULS)
+def test_the_precision_of_a_matmul(kind, names, precision):
+    dims = [[8, 8], [8, 8]] if kind else []
+    types = [kind, kind] if kind else []
+    assert gemms.precision_of(Operation("aten::mm", "GEMM", 1.0, dims, types, dims, tuple(names))) == precision
 
 
 @pytest.mark.parametrize(
@@ -314,9 +469,11 @@ def test_no_two_kernels_share_a_printed_name(write, capsys):
     head = "void at::native::vectorized_elementwise_kernel<4, at::native::"
     names = [f"{head}{what}, std::array<char*, 3ul> >(int, at::native::(x), char)" for what in ("Add(int)", "Mul(int)")]
     names += [f"{names[0]} [{i}]" for i in range(3)]
+    names += [f"{head}PowPowPow{end}>" for end in ("y", "x" * 40 + "1", "x" * 40 + "2")]  # alike in any part that fits
     shown = shown_names(names, 44)
     assert len(set(shown.values())) == len(names) and max(map(len, shown.values())) <= 44
     assert "Add" in shown[names[0]] and "Mul" in shown[names[1]]
+    assert shown_names(["void k<at::native::f(int), a>(int, char*)"], 20).popitem()[1] == "k<f(int), a>"
     assert kernel_times.main([str(write([kernel(name, 10 * i, 5) for i, name in enumerate(names)]))]) == 0
     rows = re.findall(r"^(vector.{38,40}) ", capsys.readouterr().out, re.MULTILINE)
     assert len(set(rows)) == len(names)
@@ -335,6 +492,8 @@ def test_other_forms_of_traces_are_read(write, tmp_path):
     ]
     part = {"kernel_symbols": symbols, "buffer_records": {"kernel_dispatch": dispatches}}
     (tmp_path / "x_results.json").write_text(json.dumps({"rocprofiler-sdk-tool": [part]}))
+    (tmp_path / "two.json").write_text(json.dumps({"rocprofiler-sdk-tool": [part, part | {"metadata": {"pid": 7}}]}))
+    assert read_profile(tmp_path / "two.json").sources == ("process-0", "process-7")
     found = {name: read_profile(tmp_path / name).calls for name in ("list.json", old.name, "x_results.json")}
     assert {name: len(calls) for name, calls in found.items()} == dict.fromkeys(found, 5)
     assert sum(call.total_ns for call in found["x_results.json"]) == 50
@@ -346,10 +505,12 @@ def test_sums_of_rocprofv3_are_a_table_and_no_timeline(tmp_path, capsys):
     path.write_text(header + '"k",10,1000,100.0,100.0,90,110,1.0\n')
     (row,) = result_of(kernel_times.main, [path], capsys)["kernels"]
     assert [row[key] for key in ("calls", "total_us", "mean_us", "min_us", "max_us")] == [10, 1, 0.1, 0.09, 0.11]
-    refused(launches.main, ["--trace-file", path], capsys, "no table of kernels' times, only their sums")
+    for main, arguments in ((launches.main, ["--trace-file", path]), (communication.main, [path, "--steps", 1])):
+        refused(main, arguments, capsys, "no table of kernels' times, only their sums")
 
 
 def test_ranks_under_any_name_are_known_by_what_is_in_them(write, tmp_path, capsys):
+    os.utime(write([kernel("older", 0, 1)], "a.json.gz", distributedInfo={"rank": 0}), (1, 1))
     for rank, us in ((0, 90), (1, 40)):
         said = {"Collective name": "allreduce", "In msg nelems": 10**6, "Out msg nelems": 10**6, "dtype": "Float"}
         events = [mark("ProfilerStep#1", 0, 200), kernel(GEMM, 0, 50)]
@@ -364,6 +525,38 @@ def test_ranks_under_any_name_are_known_by_what_is_in_them(write, tmp_path, caps
     refused(
         kernel_times.main, [tmp_path], capsys, "holds the traces of 2 ranks: name the trace of one, such as host0_abc"
     )
+
+
+def collective(name, number, us, rank, group="0", size=2, sizes=(10**6, 10**6)):
+    said = {"Collective name": name, "In msg nelems": sizes[0], "Out msg nelems": sizes[1], "dtype": "Float"}
+    said |= {"Group size": size, "Process Group Name": group}
+    return kernel("ncclDevKernel", 1000 * number + 10 * rank, us, **said)
+
+
+def test_collectives_by_hand(write):
+    """Two groups, one with a rank that is not here; rank 1 came last to the second all-gather, rank 0 to all others."""
+    profiles = []
+    for rank in (0, 1):
+        events = [
+            collective("allgather", 1, 100 + 50 * rank, rank, sizes=(10**6, 4 * 10**6), size=2),
+            collective("allgather", 2, 150 - 50 * rank, rank, sizes=(10**6, 4 * 10**6), size=2),
+            collective("allgather", 3, 100 + 50 * rank, rank, sizes=(10**6, 4 * 10**6), size=2),
+        ]
+        if rank:
+            events.append(collective("allreduce", 4, 80, rank, group="1", size=4))
+        events.append(collective("allreduce", 5, 20 + rank, rank))
+        profiles.append(read_profile(write(events)))
+    rows, remarks = collectives.collective_rows(profiles, ["rank 0", "rank 1"])
+    gather, alone, reduce = rows
+    assert (gather["bytes"], gather["calls"], gather["us"], gather["last"]) == (16e6, 3, 100, "rank 0 (2 of 3)")
+    assert (gather["gb_s"], gather["bus_gb_s"], gather["waited_ms"]) == pytest.approx((160, 80, 0.15))
+    assert (alone["ranks"], alone["us"], alone["waited_ms"], alone["last"]) == (4, 80, None, "-")
+    assert (reduce["ranks"], reduce["us"], reduce["bus_gb_s"]) == (2, 20, pytest.approx(200))
+    assert remarks == ["1 collectives are not in all their ranks' traces: another rank may have come last."]
+    uneven = [read_profile(write([collective("alltoallv", 1, 9, 0, sizes=(n, n))])) for n in (10, 20)]
+    assert collectives.collective_rows(uneven, ["a", "b"])[0][0]["bytes"] is None  # no rate: ranks send other amounts
+    (remark,) = collectives.collective_rows(profiles[:1], ["rank 0"])[1]
+    assert remark.startswith("One rank's trace holds its waiting too")
 
 
 def test_counters_without_a_value_are_said_and_details_are_read(tmp_path, capsys):
@@ -386,8 +579,9 @@ def test_counters_without_a_value_are_said_and_details_are_read(tmp_path, capsys
 def test_microseconds_since_1970_lose_nothing(write):
     """Times are multiples of a quarter of a microsecond there; scaled first they would be multiples of 256 ns."""
     first = 1_690_000_000_000_000.25
-    calls = read_profile(write([kernel(GEMM, first + 0.25 * i, 0.25) for i in range(8)])).calls
-    assert [call.start_ns for call in calls] == [250 * i for i in range(8)]
+    profile = read_profile(write([kernel(GEMM, first + 0.25 * i, 0.25) for i in range(8)]))
+    assert [call.start_ns for call in profile.calls] == [250 * i for i in range(8)]
+    assert profile.origin_ns // 1000 == 1_690_000_000_000_000
 
 
 # ---------------------------------------------------------------- why the GPU idled
@@ -411,14 +605,32 @@ def pair(second_launch, first=("gemm", 1), second=("gemm", 1), between=()):
     ]
 
 
+GRAPH = ((1, 10), (2, 400))  # stream and start of its kernels
 WHY = {
-    "host": (pair(390, between=[host("cpu_op", "aten::topk", 90, 300)]), idle.LATE, "aten::topk (100 %)"),
+    "host": (  # the innermost operator of the thread that launches
+        pair(
+            390,
+            between=[
+                host("cpu_op", "outer", 80, 315),
+                host("cpu_op", "aten::topk", 90, 300),
+                host("cpu_op", "another thread's", 95, 295, tid=7),
+            ],
+        ),
+        idle.LATE,
+        "aten::topk (100 %)",
+    ),
     "operator": (  # its launch was not recorded
         [*pair(390)[2:], launched(1, 0), host("cpu_op", "aten::mm", 380, 9, **{"External id": 5})],
         idle.LATE,
         "nothing that was recorded",
     ),
+    "number": (  # nothing joins them
+        [host("cpu_op", "aten::mm", 380, 9), launched(1, 0), pair(390)[2], kernel("gemm", 400, 50)],
+        idle.UNKNOWN,
+        "not recorded",
+    ),
     "loader": (pair(390), idle.LATE, "nothing that was recorded"),
+    "begun": (pair(150), idle.LATE, "nothing that was recorded"),
     "stream": (pair(5, second=("gemm", 2)), idle.STREAM, "it had launched already"),
     "event": (
         pair(5, between=[host("cuda_runtime", "cudaStreamWaitEvent", 3, 1)]),
@@ -431,6 +643,20 @@ WHY = {
         pair(390, first=("Memcpy DtoH", 1), between=[host("cuda_runtime", "cudaStreamSynchronize", 4, 300)]),
         idle.COPY,
         "cudaStreamSynchronize (70 %)",
+    ),
+    "item": (  # short calls begin inside the one that waits
+        pair(
+            390,
+            first=("Memcpy DtoH", 1),
+            between=[host("cpu_op", "aten::item", 3, 300), launched(3, 4, name="cudaMemcpyAsync")],
+        ),
+        idle.COPY,
+        "aten::item (70 %)",
+    ),
+    "graph": (  # its own launch started both
+        [launched(1, 0, name="cudaGraphLaunch"), *(kernel("gemm", start, 90, i, correlation=1) for i, start in GRAPH)],
+        idle.QUEUE,
+        "it had launched already",
     ),
     "queue": (pair(5), idle.UNKNOWN, "it had launched already"),
 }
@@ -446,6 +672,91 @@ def test_why_the_gpu_idled(name, write, capsys):
     assert found["reasons"] == [{"reason": reason, "gaps": 1, "ms": 0.3, "percent": 100}]
     assert found["launch_bound"] is {idle.LATE: True, idle.UNKNOWN: None}.get(reason, False)
     assert launches.main(["--trace-file", str(path)]) == 0 and reason in capsys.readouterr().out
+
+
+ON_GPU = "start, end, globalPid, deviceId, streamId, correlationId"
+DATABASES = {  # tables of GPU and host: as Nsight Systems exports them, and as rocpd's views look
+    "nsys": (
+        "CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)",
+        f"CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL ({ON_GPU}, demangledName)",
+        f"CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY ({ON_GPU}, copyKind)",
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start, end, globalTid, correlationId, nameId)",
+    ),
+    "rocpd": (
+        "CREATE TABLE kernels (start, end, pid, agent_absolute_index, stream_id, stack_id, name)",
+        "CREATE TABLE memory_copies (start, end, pid, dst_agent_absolute_index, stream_id, stack_id, name)",
+        "CREATE TABLE regions (start, end, pid, tid, stack_id, name)",
+    ),
+}
+
+
+def database_of(events, kind, path):
+    """Write kernels, copies and the host's launches of a trace, which begins 10 ms after the clock, into a database.
+
+    Another process called the same numbers at other times.
+    """
+    names = {}
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        for statement in DATABASES[kind]:
+            connection.execute(statement)
+        *_, kernels, copies, calls = [statement.split()[2] for statement in DATABASES[kind]]
+        runtime = [event for event in events if event["cat"] == "cuda_runtime"]
+        runtime += [event | {"pid": 8, "ts": event["ts"] - 5e3} for event in runtime]
+        for event in [event for event in events if event["cat"] in ("kernel", "gpu_memcpy")] + runtime:
+            times = (int(1e3 * (1e4 + event["ts"])), int(1e3 * (1e4 + event["ts"] + event["dur"])))
+            number = event["args"].get("correlation")
+            name = event["name"] + "_v7000" * (kind == "nsys" and event in runtime)
+            if kind == "nsys":
+                name = names.setdefault(name, len(names))
+            if event in runtime:
+                thread = (event["pid"] * 2**24 + 5, number) if kind == "nsys" else (event["pid"], 5, number)
+                row = (*times, *thread, name)
+            else:
+                process = 9 * 2**24 if kind == "nsys" else 9
+                row = (*times, process, 0, event["args"]["stream"], number, name)
+            table = calls if event in runtime else copies if event["cat"] == "gpu_memcpy" else kernels
+            connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+        if kind == "nsys":
+            connection.executemany("INSERT INTO StringIds VALUES (?, ?)", [(i, name) for name, i in names.items()])
+        connection.commit()
+    return path
+
+
+@pytest.mark.parametrize("name", ["loader", "stream", "event", "peer", "copy", "queue"])
+@pytest.mark.parametrize("kind", DATABASES)
+def test_why_the_gpu_idled_from_the_launches_in_a_database(kind, name, tmp_path, capsys):
+    events, reason, meanwhile = WHY[name]
+    found = idle_of(database_of(events, kind, tmp_path / "report.db"), capsys)
+    (gap,) = found["largest_gaps"]
+    assert (gap["gap_us"], gap["reason"], gap["host"]) == (300, reason, meanwhile)
+    assert found["host_known"] and not found["warnings"] and not found["remarks"]
+
+
+@pytest.mark.parametrize("kind", DATABASES)
+def test_without_the_hosts_calls_nobody_knows_why_the_gpu_idled(kind, tmp_path, capsys):
+    path = database_of([event for event in pair(5) if event["cat"] == "kernel"], kind, tmp_path / "report.db")
+    assert launches.main(["--trace-file", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert "Why the GPU idled cannot be told: the profile does not hold the host's calls" in told
+    assert "the GPU waited for" not in told
+
+
+@pytest.mark.parametrize(("us", "reason"), [(9, idle.QUEUE), (11, idle.UNKNOWN)])
+def test_kernels_of_a_queue_follow_each_other_at_once(us, reason, write, capsys):
+    events = [
+        launched(1, 0),
+        launched(2, 3),
+        kernel("a", 10, 90, correlation=1),
+        kernel("b", 100 + us, 9, correlation=2),
+    ]
+    (gap,) = idle_of(write(events), capsys)["largest_gaps"]
+    assert gap["reason"] == reason
+
+
+@pytest.mark.parametrize(("us", "bound"), [(900, True), (1100, None)])
+def test_without_the_host_long_gaps_are_no_launches(us, bound, write, capsys):
+    found = idle_of(write([kernel(GEMM, (100 + us) * i, 100) for i in range(3)]), capsys, "--steps", "1")
+    assert found["launch_bound"] is bound and ("over 1000 us" in found["verdict"]) == (bound is None)
 
 
 @pytest.mark.parametrize(("us", "late"), [(2000, True), (200_000, False)])
@@ -497,13 +808,59 @@ def test_matmuls_by_shape_by_hand(write, capsys, tmp_path, monkeypatch):
     content = result_of(bottlenecks.main, ["--profile-data", path, "--output-report", "page.html"], capsys)
     assert content["matmuls"]["gemms"] == found and content["idle"]["steps"] == 1
     page = (tmp_path / "page.html").read_text()
-    assert "<html" in page and "1x4096x4096x4096" in page and "Why the GPU idled" not in page
+    assert "<html" in page and "1x4096x4096x4096" in page and "the GPU waited for" not in page
     (row, _) = result_of(gemm_operations.main, ["--trace-file", path, "--peak", "1000,5"], capsys)["gemms"]
     assert row["of_peak"] == pytest.approx(row["tflops"] / 1000)
 
 
+SIZES = [  # of operators: batch, m, k, n
+    ("aten::bmm", [[6, 2, 3], [6, 3, 4]], (6, 2, 3, 4)),
+    ("aten::addmm", [[4], [2, 3], [3, 4]], (1, 2, 3, 4)),
+    ("aten::linear", [[5, 2, 3], [4, 3], [4]], (1, 10, 3, 4)),
+    ("aten::mm", [[2, 3], [5, 4]], None),
+    ("aten::mm", [[0, 3], [3, 4]], None),
+    ("aten::mm", [], None),
+    ("aten::add", [[2, 3], [3, 4]], None),
+]
+
+
+@pytest.mark.parametrize(("name", "dims", "sizes"), SIZES)
+def test_the_sizes_of_a_matmul(name, dims, sizes):
+    assert gemms.sizes_of(Operation(name, "GEMM", 1.0, dims, ["float"] * 3, dims, ("gemm",))) == sizes
+
+
+def test_what_a_table_of_matmuls_cannot_tell_is_said(write):
+    """The small one loses most: 89 us of 90, the large one 60 of 165. One is too fast for its device."""
+    events = []
+    for number, (kind, size, us) in enumerate([("c10::BFloat16", 4096, 165), ("c10::Half", 1024, 90)], 1):
+        events += [matmul(number, [[size, size]] * 2, kind), kernel("g", 500 * number, us, **{"External id": number})]
+    events.append(kernel("gemm", 5000, 40))
+    found = gemms.gemm_results(read_profile(write(events)))
+    assert [row["m"] for row in found["gemms"]] == [1024, 4096]
+    assert found["remarks"] == ["0.040 ms of matmuls have no recorded shapes, and are not in this table."]
+    found = gemms.gemm_results(read_profile(write(events)), {"matmul_tflops": 100})
+    assert [row["peak_tflops"] for row in found["gemms"]] == [None, 100]  # --peak is that of the main precision
+    assert any(remark.startswith("A rate above the peak") for remark in found["remarks"])
+    found = gemms.gemm_results(read_profile(write(events, deviceProperties=[])))
+    assert any(remark.startswith("The peak of this device in these precisions") for remark in found["remarks"])
+
+
+@pytest.mark.parametrize("name", ["page.html", "page.md"])
+def test_page_and_screen_show_time_reasons_gaps_and_matmuls(name, write, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    launch = matmul(5, [[64, 32], [32, 16]]) | {"ts": 389, "dur": 9}
+    path = write([*pair(390, between=[host("cpu_op", "aten::topk", 90, 300)]), launch])
+    assert bottlenecks.main(["--profile-data", str(path), "--steps", "1", "--output-report", name]) == 0
+    for told in (capsys.readouterr().out, (tmp_path / name).read_text()):
+        words = ["exposed copies", "the GPU waited for", "longest gaps after", "aten::topk (100 %)", "1x64x32x16"]
+        assert [word for word in words if word not in told] == []
+    path = write([kernel(GEMM, 0, 9), kernel(GEMM, 20, 9)])
+    assert bottlenecks.main(["--profile-data", str(path), "--steps", "1", "--output-report", name]) == 0
+    for told in (capsys.readouterr().out, (tmp_path / name).read_text()):
+        assert "Why the GPU idled cannot be told" in told and "No matmul has recorded shapes" in told
+
+
 def test_without_shapes_there_is_no_table(write, capsys):
-    refused(
-        gemm_operations.main, ["--trace-file", write([kernel(GEMM, 0, 9)])], capsys, "no matmul has recorded shapes"
-    )
+    path = write([kernel(GEMM, 0, 9)])
+    refused(gemm_operations.main, ["--trace-file", path], capsys, "no matmul has recorded shapes")
     refused(gemm_operations.main, [], capsys, "give --model-config YAML")

@@ -153,39 +153,65 @@ GROUPED = {  # names between semicolons
         void cublasLt::splitKreduce_kernel<32, 16, int, float>;
         _matmul_ogs_NNT_bf16xbf16xmxfp4_128x128x128x1; bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2; fused_moe_kernel;
         miopenSp3AsmConv_v30_3_1_gfx9_fp16_dot2_edc_f2x3_stride1; cudnn_infer_volta_scudnn_128x64_relu_medium_nn_v1;
-        void wgrad_alg0_engine<float, 128, 6, 7, 3, 3, 5, false, 512>(int); aten::_scaled_mm; conv2d_wgrad_kernel""",
+        void wgrad_alg0_engine<float, 128, 6, 7, 3, 3, 5, false, 512>(int); aten::_scaled_mm; conv2d_wgrad_kernel;
+        gemvx::kernel<int>; cutlass::Kernel2<x>; cublasLt::epilogue_kernel; hipblaslt_kernel; rocblas_scal;
+        sm80_xmma_kernel; splitKreduce_kernel<32>; aten::bmm; aten::baddbmm; int8_mm_kernel; naive_conv_nonpacked_fwd;
+        winograd_fwd_kernel; convolve_common_engine_float_NHWC; dgrad_2d_kernel; wgrad_2d_kernel; fprop_2d_kernel;
+        conv_depthwise2d_forward_kernel""",
     "attention": """attention_backward_dkdv_kernel; attn_fwd; bwd_kernel_dk_dv; fmha_cutlassF_f32_aligned_64x64_rf;
         void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, cutlass::bfloat16_t>>;
         cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_6_128x128x64;
         void (anonymous namespace)::softmax_warp_forward<float, float, float, 7, false, false>;
-        sage_fwd; aiter::fmha_fwd_hd128_bf16_rtz; kernel_unified_attention_2d; mla_decode_kernel""",
+        sage_fwd; aiter::fmha_fwd_hd128_bf16_rtz; kernel_unified_attention_2d; mla_decode_kernel;
+        triton_red_fused__softmax_rsqrt_2; triton_poi_fused_flex_attention_rsqrt_0; cpp_fused__softmax_rsqrt_0;
+        bwd_kernel_dv; bwd_kernel_dq; bwd_kernel_fuse; sdpa_kernel; _bwd_preprocess; _ZN5aiter8mla_a8w8E;
+        aiter::fmla_fwd; pa_decode_v2; pa_fwd_bf16; mha_fwd_kernel; mha_bwd_kernel""",
     "other": """void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, true, false>;
         aten::_log_softmax; triton_per_fused__log_softmax_nll_loss_forward_2;
         void fbgemm_gpu::permute_2D_lengths_kernel<int>(int); create_flashinfer_kv_indices_triton;
         split_embedding_backward_codegen_unweighted_kernel<float>(fbgemm_gpu::x); void vllm::moe::topkGatingSoftmax<8>;
-        triton_per_fused_all_gather_into_tensor_wait_tensor_0""",
+        triton_per_fused_all_gather_into_tensor_wait_tensor_0;
+        cpp_fused_embedding_mean_0; triton_per_fused__log_softmax_0; triton_per_fused_nll_loss_forward_rsqrt_1;
+        triton_poi_fused_embedding_0; triton_per_fused_sigmoid_sum_0; triton_red_fused_sigmoid_0;
+        triton_unk_fused_sigmoid_0; softmax_topk_kernel""",
     "communication": """c10d::allreduce_; ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>);
         Memcpy PtoP (Device -> Device); ncclKernel_Generic_4; mscclKernel_Sum_half_Simple_false; rccl_main_kernel;
         void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*);
         void two_shot_all_reduce_kernel<c10::BFloat16>(unsigned long*); one_shot_all_reduce_kernel;
         void vllm::cross_device_reduce_2stage<__hip_bfloat16, 8>(vllm::RankData*); nvshmem_barrier; rocshmem_put;
         void quickreduce::allreduce_prototype_twoshot<quickreduce::x>; void deep_ep::intranode::dispatch<4>;
-        void tensorrt_llm::kernels::ar_fusion::allreduce_fusion_kernel_oneshot_lamport<0>(int); gloo:all_reduce""",
+        void tensorrt_llm::kernels::ar_fusion::allreduce_fusion_kernel_oneshot_lamport<0>(int); gloo:all_reduce;
+        userbuffers_fp16_sum_inplace<8>; multimem_all_reduce; one_shot_all_reduce; two_shot_all_reduce;
+        all_gather_kernel; reduce_scatter_kernel; all_to_all_kernel; all_reduce_sum_kernel; all_reduce_fusion<8>;
+        allreduce_2stage""",
     "normalisation": """rmsnorm_forward_kernel; add_rms_norm_backward_kernel; aten::_fused_rms_norm_backward;
         triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_3;
-        void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 128, true, 1>(float)""",
+        void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 128, true, 1>(float);
+        cpp_fused_rsqrt_0; triton_poi_fused_layer_norm_0; layer_norm_kernel; batch_norm_backward; group_norm_kernel;
+        aten::mean; aten::pow; MeanBackward1; PowBackward0; bn_fw_tr_1C11; GammaBetaBackwardCUDAKernel; aten::rsqrt;
+        reduce_kernel<512, 1, MeanOps<float>>; pow_tensor_scalar_kernel_impl; reduce_kernel<WelfordOps<float>>;
+        RowwiseMomentsCUDAKernel<float>""",
     "element-wise": """rope_kernel; swiglu_backward_kernel; swiglu_quantize_kernel; triton_poi_fused_mul_silu_0;
         void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>;
-        void vllm::act_and_mul_kernel<c10::BFloat16>; SubTensorOpWithScalar1d""",
+        void vllm::act_and_mul_kernel<c10::BFloat16>; SubTensorOpWithScalar1d;
+        triton_poi_fused_addcmul_0; cpp_fused_addcmul_0; my_elementwise; silu_kernel; rotary_kernel; sigmoid_kernel;
+        vectorized_kernel; unrolled_kernel; aten::add; aten::sub; aten::mul; aten::div_; aten::neg; aten::exp;
+        aten::sqrt; aten::sin; aten::cos; aten::where; aten::masked_fill; aten::triu; aten::tril""",
     "optimizer": """adamw_kernel; aten::_fused_adamw_; triton_for_fused__foreach_add__foreach_mul_2; triton_for_fused_2;
         triton_poi_fused__foreach_add__foreach_copy__foreach_div__foreach_mul_mul_unbind_0;
-        void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>""",
+        void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>;
+        cpp_fused__foreach_add_0; multi_tensor_apply_kernel<AxpbyFunctor>; aten::_foreach_add_; optimizer aten::mul;
+        aten::lerp_; aten::addcdiv_; aten::addcmul_; amp_update_scale_cuda_kernel;
+        amp_non_finite_check_and_unscale_cuda_kernel""",
     "copies": """__amd_rocclr_copyBuffer; __amd_rocclr_fillBuffer; Memcpy DtoH (Device -> Pinned); MEMORY_COPY_DTOH;
         void at::native::elementwise_kernel<128, 2, at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>;
         void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>; quantize_rows_kernel;
         transpose_kernel;
         void vllm::reshape_and_cache_flash_kernel<__hip_bfloat16>; void (anonymous namespace)::store_kvcache<2048l>;
-        batched_transpose_32x32_half; void cudnn::ops::nchwToNhwcKernel<float>; sage_quant_kernel; quantize_kernel""",
+        batched_transpose_32x32_half; void cudnn::ops::nchwToNhwcKernel<float>; sage_quant_kernel; quantize_kernel;
+        concat_and_cache_mla_kernel; copy_blocks_kernel; Memset (Device); CopyDeviceToHost; CatArrayBatchedCopy<float>;
+        fast_transpose_kernel; cudnn::ops::nhwcToNchwKernel<float>; aten::_to_copy; aten::to; aten::copy_; aten::clone;
+        aten::contiguous; aten::cat; aten::fill_; aten::zero_; aten::zeros; aten::ones_like""",
 }
 
 

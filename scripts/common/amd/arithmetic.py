@@ -6,9 +6,8 @@ last bit may differ; denormal inputs and results of these are zero, as in hardwa
 
 import numpy as np
 
-U32, I32, U64, F32, F64 = np.uint32, np.int32, np.uint64, np.float32, np.float64
+U32, I32, U64, I64, F32, F64 = np.uint32, np.int32, np.uint64, np.int64, np.float32, np.float64
 SMALLEST_NORMAL = 2.0**-126
-FP8 = {}
 
 
 def odd_sum(a, b):
@@ -17,20 +16,24 @@ def odd_sum(a, b):
     Where something was lost, the last bit of the sum becomes odd ("round to odd").
     """
     total = a + b
-    virtual = total - a
-    lost = (a - (total - virtual)) + (b - virtual)
-    bits = total.view(U64)
-    inexact = (lost != 0) & np.isfinite(total) & (bits & U64(1) == 0)
-    nearer_zero = (lost < 0) != (total < 0)
-    return (bits + np.where(inexact, np.where(nearer_zero, U64(0) - U64(1), U64(1)), U64(0))).view(F64)
+    # Knuth's TwoSum: total + lost is the exact sum.
+    rounded_b = total - a
+    rounded_a = total - rounded_b
+    lost = (a - rounded_a) + (b - rounded_b)
+    bits = total.view(I64)
+    must_change = (lost != 0) & np.isfinite(total) & (bits & 1 == 0)
+    towards_zero = (lost < 0) != (total < 0)
+    step = np.where(towards_zero, -1, 1)
+    return np.where(must_change, bits + step, bits).view(F64)
 
 
 def fma(a, b, c):
     """Return a · b + c of float32, rounded once."""
     product = np.asarray(a, F64) * b  # exact
     total = product + c
-    # total is rounded already. Rounding it again matters only if it is a tie, or the result is denormal.
-    tie = total.view(U64) << U64(35) == U64(1 << 63)
+    # total is rounded already. Rounding it again matters only if it is a tie, or the result is denormal. Of a tie, the
+    # 29 bits that float32 has not are a one and zeros.
+    tie = total.view(U64) << U64(64 - 29) == U64(1 << 63)
     if tie.any() or is_denormal(total).any():
         total = odd_sum(product, np.asarray(c, F64))
     return total.astype(F32)
@@ -73,7 +76,8 @@ def sqrt(x):
 
 def ldexp(x, exponent):
     """Return x · 2^exponent of float32, rounded once."""
-    return np.ldexp(np.asarray(x, F64), np.clip(exponent, -400, 400)).astype(F32)
+    exponent = np.clip(exponent, -400, 400)  # of float64, too: beyond, the result is zero or infinity anyway
+    return np.ldexp(np.asarray(x, F64), exponent).astype(F32)
 
 
 def to_integer(x, kind):
@@ -92,6 +96,39 @@ def bfloat16_bits(x):
 def half_bits(x):
     """Return the bits of x rounded to float16, in 32 bits."""
     return np.asarray(x).astype(np.float16).view(np.uint16).astype(U32)
+
+
+def fp8_numbers(bias):
+    """Return the numbers of e4m3 from zero on, by their code; NaN, 127 in OCP's e4m3 (bias 7), is left out."""
+    codes = np.arange(127 if bias == 7 else 128)
+    exponents = np.maximum(codes >> 3, 1) - bias
+    return np.ldexp(np.where(codes < 8, codes, 8 + codes % 8) / 8, exponents)
+
+
+FP8_NUMBERS = {bias: fp8_numbers(bias) for bias in (7, 8)}
+FP8_NAN = {7: 0x7F, 8: 0x80}
+
+
+def fp8_bits(x, bias):
+    """Return the codes of float32 x rounded to e4m3, ties to even, and where x is beyond its largest number."""
+    numbers = FP8_NUMBERS[bias]
+    size = np.abs(x).astype(F64)
+    upper = np.minimum(np.searchsorted(numbers, size), len(numbers) - 1)
+    lower = np.maximum(upper - 1, 0)
+    middle = (numbers[lower] + numbers[upper]) / 2
+    is_lower = (size < middle) | (size == middle) & (lower % 2 == 0)
+    code = np.where(is_lower, lower, upper)
+    negative = np.signbit(x) & ((code > 0) | (bias == 7))  # with bias 8 there is no negative zero
+    largest = numbers[-1] + (numbers[-1] - numbers[-2]) / 2
+    return np.where(np.isnan(x), FP8_NAN[bias], code | negative << 7).astype(U32), size > largest
+
+
+def fp8_values(codes, bias):
+    """Return e4m3 as float32."""
+    numbers = np.append(FP8_NUMBERS[bias], [np.nan] if bias == 7 else []).astype(F32)
+    numbers = np.concatenate([numbers, -numbers])
+    numbers[FP8_NAN[bias]] = np.nan
+    return numbers[codes]
 
 
 def pack(low, high):
@@ -117,11 +154,13 @@ def div_scale(x, d, n):
     are denormal; then the quotient would be NaN. Here it is 2^-64, with which all quotients are right.
     """
     x, d, n = np.broadcast_arrays(x, d, n)
-    up, down = x * F32(2.0**64), x * F32(2.0**-64)
-    is_d, is_n = x.view(U32) == d.view(U32), x.view(U32) == n.view(U32)
+    up = x * F32(2.0**64)
+    down = x * F32(2.0**-64)
+    is_d = x.view(U32) == d.view(U32)
+    is_n = x.view(U32) == n.view(U32)
     inverse = 1 / d.astype(F64)
     quotient = n.astype(F64) / d
-    cases = [
+    cases = [  # condition, value, flag; the first that holds counts
         ((n == 0) | (d == 0), np.full_like(x, np.nan), False),
         (exponent(n) - exponent(d) >= 96, np.where(is_d, up, x), True),
         (is_denormal(d), up, False),
@@ -131,8 +170,9 @@ def div_scale(x, d, n):
         (exponent(n) <= 23, up, False),
     ]
     conditions = [condition for condition, _, _ in cases]
+    values = [value for _, value, _ in cases]
     flags = [np.full(x.shape, flag) for _, _, flag in cases]
-    return np.select(conditions, [value for _, value, _ in cases], x), np.select(conditions, flags, False)
+    return np.select(conditions, values, x), np.select(conditions, flags, False)
 
 
 def div_fmas(a, b, c, flag):
@@ -172,10 +212,12 @@ def bit_field(x, first, width):
 
 
 def signed_bit_field(x, first, width):
+    """Return `width` bits of x from bit `first` on, as a signed number."""
     first = first.astype(U32) & U32(31)
     width = width.astype(U32) & U32(31)
-    left = np.where(first + width < 32, U32(32) - first - width, U32(0))  # a field that reaches over bit 31 ends there
-    right = np.where(first + width < 32, U32(32) - width, first)
+    ends_inside = first + width < 32  # a field that reaches over bit 31 ends there
+    left = np.where(ends_inside, U32(32) - first - width, U32(0))
+    right = np.where(ends_inside, U32(32) - width, first)
     found = (x.astype(U32) << left).view(I32) >> right.astype(I32)
     return np.where(width == 0, I32(0), found)
 
@@ -187,15 +229,17 @@ def reverse_bits(x):
 
 
 def permute_bytes(a, b, select):
-    """Return four bytes, each chosen by a byte of `select`: 0 to 3 from b, 4 to 7 from a, 12 is 0x00, above 0xFF.
+    """Return four bytes, each chosen by a byte of `select` from 14.
 
-    8 to 11 repeat the sign of a 16-bit half of b, then of a.
+    0 to 3 are the bytes of b, 4 to 7 those of a. 8 to 11 repeat the sign of a 16-bit half of b, then of a. 12 is 0x00,
+    and 13 and everything above are 0xFF.
     """
     lanes = max(len(a), len(b), len(select))
     pool = np.zeros((lanes, 4), U32)
     pool[:, 0] = b
     pool[:, 1] = a
-    choice = np.minimum(np.ascontiguousarray(select)[:, None].view(np.uint8), np.uint8(13)).astype(np.int64)
+    selectors = np.ascontiguousarray(select)[:, None].view(np.uint8)  # [lane, byte]
+    choice = np.minimum(selectors, np.uint8(13)).astype(np.int64)
     if (choice > 7).any():
         signs = [(x >> U32(shift) & U32(1)) * U32(255) for x in (b, a) for shift in (15, 31)]
         pool[:, 2] = signs[0] | signs[1] << U32(8) | signs[2] << U32(16) | signs[3] << U32(24)

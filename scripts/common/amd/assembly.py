@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 ENCODINGS = ("_e64_dpp", "_e32", "_e64", "_dpp", "_sdwa")
-NEVER_AN_INSTRUCTION = re.compile(r"\s*(\.|$)")
+DIRECTIVE_OR_NOTHING = re.compile(r"\.|$")
 LABEL = re.compile(r"(\.?\w+):")
 
 
@@ -49,7 +49,9 @@ class Kernel:
 
 def split_outside_brackets(text, separator):
     """Split at a separator (a regular expression) that stands outside of [] and ()."""
-    return [part.strip() for part in re.split(rf"(?:{separator})(?![^\[]*\])(?![^(]*\))", text) if part.strip()]
+    not_inside = r"(?![^\[]*\])(?![^(]*\))"  # the next bracket of each kind, if any, is not one that closes
+    parts = re.split(f"(?:{separator}){not_inside}", text)
+    return [part.strip() for part in parts if part.strip()]
 
 
 def parse_instruction(text, place=""):
@@ -93,11 +95,11 @@ def parse_kernel(text):
             place = f"{files.get(location[1], 'line')}:{location[2]}"
         elif label := LABEL.match(line):
             labels[label[1]] = len(code)
-        elif not NEVER_AN_INSTRUCTION.match(line):
+        elif not DIRECTIVE_OR_NOTHING.match(line):
             code.append(parse_line(line, place))
     registers = directive("next_free_vgpr")
-    vgprs = directive("accum_offset", registers)
-    sizes = {"private_segment_buffer": 4, "dispatch_ptr": 2, "queue_ptr": 2}
+    vgprs = directive("accum_offset", registers)  # CDNA: the AGPRs follow
+    before_kernarg = {"private_segment_buffer": 4, "dispatch_ptr": 2, "queue_ptr": 2}  # scalar registers, if asked for
     arguments = re.findall(r"\.offset:\s+(\d+)\n\s+\.size:\s+(\d+)\n\s+\.value_kind:\s+(\w+)", text)
     return Kernel(
         name=name,
@@ -110,7 +112,7 @@ def parse_kernel(text):
         scratch=directive("private_segment_fixed_size"),
         lds=directive("group_segment_fixed_size"),
         user_sgprs=directive("user_sgpr_count"),
-        kernarg_sgpr=sum(count * directive(f"user_sgpr_{name}") for name, count in sizes.items()),
+        kernarg_sgpr=sum(count * directive(f"user_sgpr_{name}") for name, count in before_kernarg.items()),
         workgroup_ids=tuple(bool(directive(f"system_sgpr_workgroup_id_{axis}")) for axis in "xyz"),
         kernarg_size=directive("kernarg_size"),
         arguments=tuple((int(offset), int(size), kind) for offset, size, kind in arguments),

@@ -1,11 +1,9 @@
-"""Run one training step of version 3 twice, as AMD's instructions and in Triton's interpreter, and compare each launch.
+"""Run one training step of version 3 twice, in Triton's interpreter and as AMD's instructions, and compare each launch.
 
 Both runs take the tiles of the target, the same weights and the same tokens. Each needs a process of its own, in which
-TRITON_INTERPRET is 0 or 1 before Triton is imported.
+TRITON_INTERPRET is 1 or 0 before Triton is imported.
 """
 
-import contextlib
-import functools
 from unittest import mock
 
 import numpy as np
@@ -25,28 +23,12 @@ def same(a, b):
     return (a == b) | (a.isnan() & b.isnan())
 
 
-@contextlib.contextmanager
-def recorded(owner, note):
-    """Call note(kernel, args, options, result, tensors, changed) after each launch, which owner.run() makes.
-
-    result: what run() returns. tensors: {name: tensor} of its arguments, and of what tables of addresses among them
-    point to. changed: {name: where a tensor changed}.
-    """
-    run = owner.run
-
-    def run_and_note(kernel, *args, grid, warmup, **options):
-        arguments = dict(zip(kernel.arg_names, args, strict=False)) | options
-        tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
-        tables = tables_of_addresses(tensors.values())
-        tensors |= {f"address {i}": tensor for i, tensor in enumerate(tables.values())}
-        before = {name: tensor.clone() for name, tensor in tensors.items()}
-        result = run(kernel, *args, grid=grid, warmup=warmup, **options)
-        changed = {name: ~same(tensor, before[name]) for name, tensor in tensors.items()}
-        note(kernel, args, options, result, tensors, {name: where for name, where in changed.items() if where.any()})
-        return result
-
-    with mock.patch.object(owner, "run", run_and_note):
-        yield
+def tensors_of(kernel, args, options):
+    """Return {name: tensor} of a launch's arguments, and of what tables of addresses among them point to."""
+    arguments = dict(zip(kernel.arg_names, args, strict=False)) | options
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+    tables = tables_of_addresses(tensors.values())
+    return tensors | {f"address {i}": tensor for i, tensor in enumerate(tables.values())}
 
 
 def with_bfloat16(create_dot):
@@ -72,6 +54,7 @@ def step(script, argv, label):
 
     options, narrow = parse([*SIZES, *argv]), parse([*SIZES, *argv, *OPTIMIZER_SIZES])
     script.set_up_backend(options)
+    torch.utils.deterministic.fill_uninitialized_memory = True  # with NaN: both runs begin with the same memory
     trainer = script.Trainer(options)
     tokens, labels = script.batch(script.load_data(options), 0, options)
     progress(f"{label}: forward and backward of a model {options.hidden_dim} wide, {options.seq_len} tokens")
@@ -85,8 +68,11 @@ def step(script, argv, label):
     trainer.scaler.step(trainer.optimizer)
 
 
-def error_of(found, wanted, where):
-    """Return the relative error of the elements of a tensor that a launch changed in either run."""
+def error_of(found, wanted, before):
+    """Return the relative error of the elements of a tensor that either run changed, None if neither changed any."""
+    where = ~same(found, before) | ~same(wanted, before)
+    if not where.any():
+        return None
     found = found[where].double()
     wanted = wanted[where].double()
     if not torch.equal(found.isnan(), wanted.isnan()):
@@ -94,58 +80,65 @@ def error_of(found, wanted, where):
     return relative_error(found.nan_to_num(0.0), wanted.nan_to_num(0.0))
 
 
-def execute_step(target, argv, label, describe):
-    """Return the launches of a step as AMD's instructions: {"kernel", "outputs", "changed", "launch", "described"}.
-
-    outputs: {name: tensor} of those that the launch changed; changed: where. describe(kernel, args, options, compiled):
-    what "described" is.
-    """
-    from triton.runtime.jit import JITFunction
-
-    script = load_version(3)
-    found = []
-
-    def note(kernel, args, options, compiled, tensors, changed):
-        launch = launches[-1]
-        outputs = {name: tensors[name].clone() for name in changed}
-        entry = {"kernel": launch.kernel, "outputs": outputs, "changed": changed, "launch": launch}
-        found.append(entry | {"described": describe(kernel, args, options, compiled)})
-        progress(f"{label}: {launch.kernel}, {launch.seconds:.1f} s")
-
-    with choices_of(script, target), executed(target) as launches, recorded(JITFunction, note):
-        step(script, argv, label)
-    return found
-
-
-def interpret_step(target, argv, label, entries):
-    """Return the worst relative error of each launch's outputs, compared with Triton's interpreter.
-
-    The outputs of execute_step then take the place of the interpreter's: the next launch has the same inputs.
-    """
+def interpret_step(target, argv, label):
+    """Return the launches of a step in Triton's interpreter: {"kernel", "outputs": {name: tensor} that it changed}."""
     from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
 
     script = load_version(3)
-    errors = []
+    run = InterpretedFunction.run
+    launches = []
 
-    def note(kernel, args, options, result, tensors, changed):
-        wanted = entries[len(errors)]
-        if wanted["kernel"] != kernel.fn.__name__:
-            raise ValueError(f"{kernel.fn.__name__} was launched in place of {wanted['kernel']}")
-        found = []
-        for name in {*changed, *wanted["outputs"]}:
-            where = [launch[name] for launch in (changed, wanted["changed"]) if name in launch]
-            output = wanted["outputs"].get(name, tensors[name])
-            found.append(error_of(output, tensors[name], functools.reduce(torch.logical_or, where)))
-        errors.append(max(found, default=float("inf")))
-        for name, tensor in wanted["outputs"].items():
-            tensors[name].copy_(tensor)
+    def launch(kernel, *args, **options):
+        tensors = tensors_of(kernel, args, options)
+        before = {name: tensor.clone() for name, tensor in tensors.items()}
+        run(kernel, *args, **options)
+        outputs = {name: tensor.clone() for name, tensor in tensors.items() if not same(tensor, before[name]).all()}
+        launches.append({"kernel": kernel.fn.__name__, "outputs": outputs})
 
     dot = with_bfloat16(InterpreterBuilder.create_dot)
     with (
         choices_of(script, target),
         mock.patch.object(InterpreterBuilder, "create_dot", dot),
-        recorded(InterpretedFunction, note),
+        mock.patch.object(InterpretedFunction, "run", launch),
         np.errstate(all="ignore"),
     ):
         step(script, argv, label)
-    return errors
+    return launches
+
+
+def execute_step(target, argv, label, interpreted, part, describe):
+    """Execute the launches of a step whose kernel has `part` in its name, and compare each with interpret_step's.
+
+    Return {"kernel", "error": worst of its outputs, "launch", "described"} of each; described: what describe(kernel,
+    args, options, compiled) returns. Every launch, executed or not, leaves what Triton's interpreter computed: the next
+    one has the same inputs.
+    """
+    from triton.runtime.jit import JITFunction
+
+    script = load_version(3)
+    left = iter(interpreted)
+    found = []
+
+    def launch(kernel, *args, **options):
+        wanted = next(left)
+        name = kernel.fn.__name__
+        if wanted["kernel"] != name:
+            raise ValueError(f"{name} was launched in place of {wanted['kernel']}")
+        tensors = tensors_of(kernel, args, options)
+        if part in name:
+            before = {key: tensor.clone() for key, tensor in tensors.items()}
+            compiled = run(kernel, *args, **options)
+            expected = before | wanted["outputs"]
+            errors = [error_of(tensor, expected[key], before[key]) for key, tensor in tensors.items()]
+            worst = max((error for error in errors if error is not None), default=float("inf"))
+            described = describe(kernel, args, options, compiled)
+            found.append({"kernel": name, "error": worst, "launch": launches[-1], "described": described})
+            progress(f"{label}: {name}, {launches[-1].seconds:.1f} s")
+        for key, output in wanted["outputs"].items():
+            tensors[key].copy_(output)
+
+    with choices_of(script, target), executed(target) as launches:
+        run = JITFunction.run
+        with mock.patch.object(JITFunction, "run", launch):
+            step(script, argv, label)
+    return found

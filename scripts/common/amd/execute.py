@@ -55,13 +55,15 @@ def translate_vector(instruction, kernel):
 
 def translate(pair, kernel):
     """Return a function of a wave for one instruction, or for two that execute at once."""
-    if len(pair) == 1 and (not pair[0].name.startswith("v_") or pair[0].name.startswith("v_s_")):
-        module = scalar if pair[0].name.startswith(("s_", "v_s_")) else memory
-        return located(pair[0], kernel, module.translate)
-    if pair[0].name == "v_nop":
-        return lambda wave: None
     if len(pair) == 1:
-        compute, put = located(pair[0], kernel, translate_vector)
+        (instruction,) = pair
+        if instruction.name == "v_nop":
+            return lambda wave: None
+        if instruction.name.startswith(("s_", "v_s_")):
+            return located(instruction, kernel, scalar.translate)
+        if not instruction.name.startswith("v_"):
+            return located(instruction, kernel, memory.translate)
+        compute, put = located(instruction, kernel, translate_vector)
         return lambda wave: put(wave, compute(wave))
     (compute1, put1), (compute2, put2) = (located(half, kernel, translate_vector) for half in pair)
 

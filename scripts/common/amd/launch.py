@@ -85,9 +85,11 @@ def tensors_at(addresses):
 
 
 def tables_of_addresses(tensors):
-    """Return {address: tensor} of what tensors of int64 point to; most hold no addresses."""
-    addresses = {int(x) for tensor in tensors if tensor.dtype == torch.int64 for x in tensor.flatten().tolist()}
-    return tensors_at(addresses) if any(address >= 1 << 16 for address in addresses) else {}
+    """Return {address: tensor} of what tensors of int64 point to, in their order; most hold no addresses."""
+    tables = [tensor.flatten().tolist() for tensor in tensors if tensor.dtype == torch.int64]
+    addresses = [address for table in tables for address in table if address >= 1 << 16]
+    found = tensors_at(set(addresses)) if addresses else {}
+    return {address: found[address] for address in addresses if address in found}
 
 
 def arguments_of(kernel, signature, bound):
@@ -95,7 +97,8 @@ def arguments_of(kernel, signature, bound):
 
     A tensor of int64 may be a table of addresses: the tensors that begin there are allowed, too.
     """
-    given, tensors = [], []
+    given = []
+    tensors = []
     for parameter in kernel.params:
         kind = signature[parameter.name]
         value = bound[parameter.name]
@@ -132,7 +135,7 @@ def executed(target, order=1, seed=0, progress=None):
 
     def execute(kernel, *args, grid, warmup, **given):
         compiled = run(kernel, *args, grid=None, warmup=True, **given)
-        *_, bind = kernel.device_caches[driver.active.get_current_device()]
+        *_, bind = kernel.device_caches[driver.active.get_current_device()]  # gives arguments their parameters' names
         bound, _, _ = bind(*args, **given)
         if callable(grid):
             grid = grid(bound)

@@ -70,48 +70,57 @@ def wmma_layout(target):
     return rows, k, d_rows, np.broadcast_to(lane % 16, d_rows.shape)
 
 
-def translate(instruction, kernel):
-    """Return (compute, put) of a matrix instruction, or raise Fault if it is not known."""
+def shape_of(instruction, kernel):
+    """Return size, depth, kind and layout of a matrix instruction, or raise Fault if it is not known."""
     if found := MFMA.match(instruction.name):
         size = int(found[1])
         depth = int(found[2])
-        kind = found[3]
-        layout = mfma_layout(size, depth)
-    elif found := WMMA.match(instruction.name):
-        size, depth, kind = 16, 16, found[1]
-        layout = wmma_layout(kernel.target)
-    else:
-        raise Fault("unknown matrix instruction")
+        return size, depth, found[3], mfma_layout(size, depth)
+    if found := WMMA.match(instruction.name):
+        return 16, 16, found[1], wmma_layout(kernel.target)
+    raise Fault("unknown matrix instruction")
+
+
+def translate(instruction, kernel):
+    """Return (compute, put) of a matrix instruction, or raise Fault if it is not known."""
+    size, depth, kind, layout = shape_of(instruction, kernel)
     if instruction.modifiers:
         raise Fault(f"unknown modifier {', '.join(instruction.modifiers)}")
     destination, a, b, c = instruction.operands
     first, a_first, b_first, c_first = (vector_register(text, kernel) for text in instruction.operands)
     rows, k, d_rows, d_columns = layout
     counts = [register_count(text) for text in (destination, a, b)]
-    expected = rows.shape[1] * (4 if kind.endswith("f32") else 2) // 4
-    if counts != [len(d_rows), expected, expected]:
+    per_register = 1 if kind.endswith("f32") else 2
+    sources = rows.shape[1] // per_register  # registers of A, and of B
+    if counts != [len(d_rows), sources, sources]:
         raise Fault(f"operands of {counts} registers")
     start = constant(c, "f32") if c_first is None else None
-    repeats = instruction.name.startswith("v_wmma") and rows.shape[1] == 16
+    is_wmma = instruction.name.startswith("v_wmma")
+    repeats = is_wmma and rows.shape[1] == 16
     flushes = kernel.target == "gfx90a" and kind in ("f16", "bf16")  # CDNA 2 alone
-    needs_all_lanes = instruction.name.startswith("v_wmma")
 
     def compute(wave):
-        if needs_all_lanes and wave.exec != wave.whole:
+        if is_wmma and wave.exec != wave.whole:
             raise Fault("WMMA with inactive lanes, which is undefined")
-        x = wave.v[a_first : a_first + counts[1]]
-        y = wave.v[b_first : b_first + counts[2]]
+        x = wave.v[a_first : a_first + sources]
+        y = wave.v[b_first : b_first + sources]
         if repeats and ((x[:, :16] != x[:, 16:]).any() or (y[:, :16] != y[:, 16:]).any()):
             raise Fault("WMMA whose lanes 16 to 31 do not repeat lanes 0 to 15")
-        x, y = elements(x, kind), elements(y, kind)
+        x = elements(x, kind)
+        y = elements(y, kind)
         if flushes:
-            x, y = without_denormals(x, kind), without_denormals(y, kind)
-        matrix_a, matrix_b = np.empty((size, depth)), np.empty((depth, size))
+            x = without_denormals(x, kind)
+            y = without_denormals(y, kind)
+        matrix_a = np.empty((size, depth))
+        matrix_b = np.empty((depth, size))
         matrix_a[rows, k] = x
         matrix_b[k, rows] = y
         added = start if c_first is None else wave.v[c_first : c_first + len(d_rows)].view(np.float32)
-        total = ((matrix_a @ matrix_b)[d_rows, d_columns] + added).astype(np.float32)
-        return np.where(np.abs(total) < SMALLEST_NORMAL, np.float32(0), total) if flushes else total
+        product = (matrix_a @ matrix_b)[d_rows, d_columns]  # [register, lane]
+        total = (product + added).astype(np.float32)
+        if flushes:
+            return np.where(np.abs(total) < SMALLEST_NORMAL, np.float32(0), total)
+        return total
 
     def put(wave, total):  # in all lanes: MFMA ignores EXEC
         wave.v[first : first + len(total)] = total.view(np.uint32)

@@ -11,12 +11,13 @@ from .assembly import Fault
 from .operands import scalar_reader, scalar_register, vector_register
 from .tables import NO_EFFECT
 
-# Bytes of what a name moves; a load of 8 or 16 bits is extended with zeros, or with its sign for an "s" or "i".
+# Bytes of what a name moves. A load of 8 or 16 bits is extended with zeros, or with its sign.
 SIZES = {
     "dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16, "b32": 4, "b64": 8, "b96": 12, "b128": 16,
     "ubyte": 1, "byte": 1, "u8": 1, "b8": 1, "ushort": 2, "short": 2, "u16": 2, "b16": 2,
-    "sbyte": -1, "i8": -1, "sshort": -2, "i16": -2,
+    "sbyte": 1, "i8": 1, "sshort": 2, "i16": 2,
 }  # fmt: skip
+SIGNED = {"sbyte", "i8", "sshort", "i16"}
 CACHE_HINTS = {"glc", "slc", "dlc", "sc0", "sc1", "nt", "th", "scope"}
 LDS_NAME = re.compile(r"ds_(read|write|load|store)(2|_2addr)?(st64|_stride64)?_(\w+?)(_d16|_d16_hi)?$")
 GLOBAL_NAME = re.compile(r"(buffer|global|scratch)_(load|store)_(?:(d16_hi|d16)_)?(\w+?)(?:_(d16_hi|d16))?$")
@@ -60,8 +61,7 @@ def stored_lanes(wave, size, lanes, first, half=None):
 def lds_access(instruction, kernel, load, pair, stride, kind, half):
     """Translate a load from or a store to the LDS; pair: two at two offsets."""
     size = size_of(kind)
-    signed = size < 0
-    size = abs(size)
+    signed = kind in SIGNED
     modifiers = instruction.modifiers
     operands = instruction.operands
     address = vector_register(operands[1 if load else 0], kernel)
@@ -111,7 +111,8 @@ def swizzled_lanes(pattern, width):
 
 def exchange(instruction, kernel):
     """Translate ds_bpermute, ds_permute and ds_swizzle: lanes exchange registers, and no LDS is used."""
-    name, modifiers = instruction.name, instruction.modifiers
+    name = instruction.name
+    modifiers = instruction.modifiers
     destination, first, *rest = (vector_register(text, kernel) for text in instruction.operands)
     if name == "ds_swizzle_b32":
         lanes = swizzled_lanes(modifiers["offset"], kernel.width)
@@ -167,6 +168,14 @@ def transfer(wave, address, lanes, size, first, load, signed, half):
         wave.memory.store(address, stored_lanes(wave, size, lanes, first, half))
 
 
+def data_and_address(instruction, load):
+    """Return the operands in the order of a load: data, address, base. A store names its address first."""
+    if load:
+        return instruction.operands
+    address, data, base = instruction.operands
+    return data, address, base
+
+
 def buffer_access(instruction, kernel, load, size, signed, half):
     """Translate a raw buffer: base + offsets, where loads out of range give zero and stores do nothing."""
     modifiers = instruction.modifiers
@@ -212,8 +221,9 @@ def global_access(instruction, kernel, load, size, signed, half):
     unknown = set(modifiers) - CACHE_HINTS - {"offset"}
     if unknown:
         raise Fault(f"unknown modifier {', '.join(unknown)}")
-    data, address, base = instruction.operands if load else [instruction.operands[i] for i in (1, 0, 2)]
-    first, address = vector_register(data, kernel), vector_register(address, kernel)
+    data, address, base = data_and_address(instruction, load)
+    first = vector_register(data, kernel)
+    address = vector_register(address, kernel)
     immediate = int(modifiers.get("offset", "0"), 0)
     base = None if base == "off" else scalar_reader(base, "u64")
 
@@ -231,7 +241,7 @@ def global_access(instruction, kernel, load, size, signed, half):
 
 def scratch_access(instruction, kernel, load, size, signed, half):
     """Translate a load from or a store to the memory of each lane, where a compiler spills registers."""
-    data, address, base = instruction.operands if load else [instruction.operands[i] for i in (1, 0, 2)]
+    data, address, base = data_and_address(instruction, load)
     if set(instruction.modifiers) - CACHE_HINTS - {"offset"}:
         raise Fault("unknown modifier")
     first = vector_register(data, kernel)
@@ -246,7 +256,7 @@ def scratch_access(instruction, kernel, load, size, signed, half):
             at += wave.v[offsets, lanes]
         if len(at) and not (at.min() >= 0 and at.max() + size <= kernel.scratch):
             raise Fault(f"an access outside the {kernel.scratch} bytes of scratch memory")
-        place = lanes[:, None], at[:, None] + np.arange(size)
+        place = (lanes[:, None], at[:, None] + np.arange(size))  # an index [lane, byte]
         if load:
             load_lanes(wave, wave.scratch[place], lanes, first, signed, half)
         else:
@@ -273,5 +283,5 @@ def translate(instruction, kernel):
     if found := GLOBAL_NAME.match(name):
         space, word, before, kind, after = found.groups()
         size = size_of(kind)
-        return ACCESS[space](instruction, kernel, word == "load", abs(size), size < 0, before or after)
+        return ACCESS[space](instruction, kernel, word == "load", size, kind in SIGNED, before or after)
     raise Fault("unknown memory instruction")

@@ -32,10 +32,12 @@ def vector_register(text, kernel):
     found = REGISTER.fullmatch(text)
     if not found or found[1] == "s":
         return None
-    first, last = int(found[2] or found[3]), int(found[2] or found[4])
-    if last >= (kernel.agprs if found[1] == "a" else kernel.vgprs):
+    first = int(found[2] or found[3])
+    last = int(found[2] or found[4])
+    is_agpr = found[1] == "a"
+    if last >= (kernel.agprs if is_agpr else kernel.vgprs):
         raise Fault(f"{text} is not allocated")
-    return first + kernel.vgprs * (found[1] == "a")
+    return kernel.vgprs + first if is_agpr else first
 
 
 def register_count(text):
@@ -50,9 +52,11 @@ def constant(text, kind):
         raise Fault(f"unknown operand {text}")
     dtype = np.dtype(DTYPES[kind])
     if "." in text:
-        # An integer instruction reads the bits of a float32.
-        value = np.array([float(text)], dtype if dtype.kind == "f" else np.float32)
-        return value.view(dtype) if value.dtype.itemsize == dtype.itemsize else value.view(np.uint32).astype(dtype)
+        if dtype.kind == "f":
+            return np.array([float(text)], dtype)
+        return (
+            np.array([float(text)], np.float32).view(np.uint32).astype(dtype)
+        )  # an integer instruction reads its bits
     value = int(text, 0)
     if kind == "f64" and "0x" in text:  # a literal has 32 bits: the upper half
         value <<= 32
@@ -94,8 +98,9 @@ def plain_reader(text, kind, kernel):
 
         return read_pair
     if BITS[kind] == 16:
-        registers, number = ("scalar", scalar) if scalar is not None else ("vector", vector)
-        return lambda wave: getattr(wave, registers)["u32"][number].astype(np.uint16).view(dtype)
+        if scalar is not None:
+            return lambda wave: wave.scalar["u32"][scalar].astype(np.uint16).view(dtype)
+        return lambda wave: wave.vector["u32"][vector].astype(np.uint16).view(dtype)
     if scalar is not None:
         return lambda wave: wave.scalar[kind][scalar]
     return lambda wave: wave.vector[kind][vector]
@@ -196,6 +201,6 @@ def scalar_reader(text, kind):
         value = int(constant(text, kind)[0]) if text != "null" else 0
         return lambda wave: value
     if signed:
-        sign = 1 << (bits - 1)
+        sign = 1 << (bits - 1)  # two's complement: (x ^ sign) - sign is x with its sign
         return lambda wave: (wave.get_scalar(i, bits // 32) ^ sign) - sign
     return lambda wave: wave.get_scalar(i, bits // 32)

@@ -200,6 +200,22 @@ def wait_for_barrier(wave):
     return PAUSE
 
 
+FP16_OVFL = re.compile(r"hwreg\(HW_REG_(WAVE_)?MODE, 23, 1\)")
+
+
+def set_mode(instruction, kernel):
+    """Accept a change of FP16_OVFL: float16 and fp8 that overflow become the largest number, not infinity or NaN.
+
+    It is not modelled: instructions that compute float16 are refused then, and fp8 that overflows.
+    """
+    if not FP16_OVFL.fullmatch(instruction.operands[0]):
+        raise Fault("unknown mode")
+    names = {half.name for pair in kernel.code for half in pair} - {"v_cvt_f32_f16"}
+    if any(re.search(r"_f16(_|$)", name) for name in names):
+        raise Fault("the mode FP16_OVFL with float16")
+    return lambda wave: None
+
+
 FIXED = {"s_endpgm": end, "s_barrier": barrier, "s_barrier_wait": wait_for_barrier}
 
 
@@ -214,6 +230,8 @@ def translate(instruction, kernel):
         return signal_barrier
     if name in FIXED:
         return FIXED[name]
+    if name == "s_setreg_imm32_b32":
+        return set_mode(instruction, kernel)
     if name in BRANCHES:
         return branch(instruction, kernel.labels)
     if found := COMPARE.match(name):

@@ -138,7 +138,6 @@ v_fma_f32          | f32 f32 f32 -> f32   | fma(a, b, c)
 v_fma_f16          | f16 f16 f16 -> f16   | f16(f64(a) * f64(b) + f64(c))
 v_add_f64          | f64 f64 -> f64       | a + b
 v_mul_f64          | f64 f64 -> f64       | a * b
-v_add_f64_e64      | f64 f64 -> f64       | a + b
 v_max3_f32         | f32 f32 f32 -> f32   | maximum(maximum(a, b), c)
 v_min3_f32         | f32 f32 f32 -> f32   | minimum(minimum(a, b), c)
 v_max3_num_f32     | f32 f32 f32 -> f32   | maximum(maximum(a, b), c)
@@ -192,7 +191,6 @@ v_xor_b16          | u16 u16 -> u16       | a ^ b
 """
 
 VECTOR = read_table(VOP1 + VOP2 + VOP3)
-VECTOR["v_lshlrev_b64_e32"] = VECTOR["v_lshlrev_b64"]
 
 # VOPC: v_cmp_<relation>_<kind>. Of floats, each relation has its negation, which is true for NaN.
 COMPARISONS = {

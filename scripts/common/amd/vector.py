@@ -84,7 +84,8 @@ class Dpp:
     def __init__(self, modifiers, width):
         self.lanes, self.exists = moved_lanes(modifiers, width)
         lane = np.arange(width)
-        rows, banks = (int(modifiers.get(name, "0xf"), 0) for name in ("row_mask", "bank_mask"))
+        rows = int(modifiers.get("row_mask", "0xf"), 0)  # a bit for each row of 16 lanes
+        banks = int(modifiers.get("bank_mask", "0xf"), 0)  # a bit for each four lanes of a row
         self.enabled = (rows >> lane // 16 & 1 == 1) & (banks >> lane % 16 // 4 & 1 == 1)
         # bound_ctrl:1 in current assembly: a lane without a source reads zero. Without, it keeps its old result.
         self.zeros = modifiers.get("bound_ctrl") in ("0", "1")
@@ -104,7 +105,10 @@ class Dpp:
         """Return the writer that stores a result in those lanes alone that get one."""
 
         def put_some(wave, value):
-            put(wave, value, wave.active & self.enabled & (True if self.zeros else self.valid(wave)))
+            lanes = wave.active & self.enabled
+            if not self.zeros:
+                lanes = lanes & self.valid(wave)
+            put(wave, value, lanes)
 
         return put_some
 
@@ -130,7 +134,8 @@ def sdwa_put(modifiers, put, destination):
     mask = np.uint32(((1 << bits) - 1) << first)
 
     def put_part(wave, value, where=None):
-        whole = value.view(f"u{value.dtype.itemsize}").astype(np.uint32) << np.uint32(first) & mask
+        bits_of_value = value.view(f"u{value.dtype.itemsize}").astype(np.uint32)
+        whole = bits_of_value << np.uint32(first) & mask
         if unused == "UNUSED_PRESERVE":
             whole = whole | wave.vector["u32"][destination] & ~mask
         wave.put("u32", destination, whole, where)
@@ -152,7 +157,8 @@ def keeps_upper(name, kernel):
 
 def regular(instruction, kernel):
     """Translate an instruction of the tables."""
-    name, modifiers = instruction.name, instruction.modifiers
+    name = instruction.name
+    modifiers = instruction.modifiers
     kinds, result, function = VECTOR[name]
     destination, *texts = instruction.operands
     if kinds[-1:] == ("old",):
@@ -276,7 +282,8 @@ def packed(instruction, kernel):
     """Translate v_pk_*: the same operation on two numbers, of 32 or 16 bits."""
     operation, letter, bits = PACKED.match(instruction.name).groups()
     destination, *texts = instruction.operands
-    modifiers, count = instruction.modifiers, len(texts)
+    modifiers = instruction.modifiers
+    count = len(texts)
     kind = f"{letter.replace('b', 'u')}{bits}"
     scalar_name = f"v_{operation}_{letter}{bits}"
     if operation == "mov":  # the lower result is half of the first source, the upper one is half of the second
@@ -293,7 +300,8 @@ def packed(instruction, kernel):
             readers = [half_reader(t, kind, kernel, h, n) for t, h, n in zip(texts, halves, signs, strict=True)]
             return applied(function, readers, "clamp" in modifiers, kind)
 
-        low, high = half("op_sel", 0, "neg_lo"), half("op_sel_hi", 1, "neg_hi")
+        low = half("op_sel", 0, "neg_lo")
+        high = half("op_sel_hi", 1, "neg_hi")
     first = vector_register(destination, kernel)
     if bits == "32":
 
@@ -338,6 +346,61 @@ def mixed(instruction, kernel):
         return (a.astype(np.float64) * b + c).astype(np.float16)
 
     return compute_half, put
+
+
+# ---------------------------------------------------------------- fp8
+
+
+def fp8_bias(kernel):
+    """Return the bias of a target's e4m3: gfx942 has one of its own, the others have OCP's."""
+    return 8 if kernel.target == "gfx942" else 7
+
+
+def check_scale(texts):
+    if texts not in ([], ["1.0"]):
+        raise Fault("a scale other than 1.0")
+
+
+def to_fp8(instruction, kernel):
+    """Translate v_cvt_pk_fp8_f32 and its kin with a scale: two numbers into half a register."""
+    destination, a, b, *scale = instruction.operands
+    check_scale(scale)
+    readers = [reader(text, "f32", kernel) for text in (a, b)]
+    upper = flags(instruction.modifiers, "op_sel", len(instruction.operands), 0)[-1]
+    bias = fp8_bias(kernel)
+
+    def compute(wave):
+        codes = []
+        for read in readers:
+            code, overflows = arithmetic.fp8_bits(read(wave), bias)
+            if (overflows & wave.active).any():
+                raise Fault("fp8 overflows, which is not modelled")
+            codes.append(code)
+        return np.broadcast_to(codes[0] | codes[1] << np.uint32(8), wave.width).astype(np.uint16)
+
+    return compute, writer(f"{destination}.{'h' if upper else 'l'}", "u16", kernel)
+
+
+def from_fp8(instruction, kernel):
+    """Translate v_cvt_pk_f32_fp8 and its kin with a scale: half a register into two registers."""
+    destination, source, *scale = instruction.operands
+    check_scale(scale)
+    upper = flags(instruction.modifiers, "op_sel", len(instruction.operands), 0)[0]
+    if instruction.encoding == "sdwa":
+        upper = instruction.modifiers.get("src0_sel") == "WORD_1"
+    read = reader(source, "u32", kernel, (16 * upper, 16, False))
+    first = vector_register(destination, kernel)
+    bias = fp8_bias(kernel)
+
+    def compute(wave):
+        codes = read(wave)
+        return [arithmetic.fp8_values(codes >> np.uint32(shift) & np.uint32(255), bias) for shift in (0, 8)]
+
+    def put(wave, values):
+        wave.put("f32", first, values[0])
+        wave.put("f32", first + 1, values[1])
+
+    return compute, put
 
 
 # ---------------------------------------------------------------- instructions with two results, or of several lanes
@@ -505,6 +568,8 @@ SPECIAL = {
     "v_readlane_b32": read_lane, "v_readfirstlane_b32": read_lane, "v_writelane_b32": write_lane,
     "v_permlane16_b32": permute_rows, "v_permlanex16_b32": permute_rows,
     "v_permlane16_swap_b32": swap_rows, "v_permlane32_swap_b32": swap_rows, "v_swap_b32": swap,
+    "v_cvt_pk_fp8_f32": to_fp8, "v_cvt_scalef32_pk_fp8_f32": to_fp8,
+    "v_cvt_pk_f32_fp8": from_fp8, "v_cvt_scalef32_pk_f32_fp8": from_fp8,
     "v_bitop3_b32": bit_operation, "v_bitop3_b16": bit_operation,
     **dict.fromkeys(MIXED, mixed),
     **dict.fromkeys("v_add_co_u32 v_sub_co_u32 v_subrev_co_u32".split(), with_carry),
@@ -513,12 +578,22 @@ SPECIAL = {
 }  # fmt: skip
 
 
+def modifiers_of(instruction):
+    """Return the modifiers that an instruction may have."""
+    name = instruction.name
+    if name.startswith("v_dot"):
+        return set()
+    if name.startswith("v_bitop3"):
+        return {"bitop3"}
+    if PACKED.match(name) or name in MIXED:
+        return MODIFIERS["packed"]
+    return MODIFIERS[instruction.encoding]
+
+
 def translate(instruction, kernel):
     """Return (compute, put) of a vector instruction, or raise Fault if it is not known."""
     name = instruction.name
-    form = "packed" if PACKED.match(name) or name in MIXED else instruction.encoding
-    allowed = {"v_dot": set(), "v_bit": {"bitop3"}}.get(name[:5], MODIFIERS[form])
-    unknown = set(instruction.modifiers) - allowed
+    unknown = set(instruction.modifiers) - modifiers_of(instruction)
     if unknown:
         raise Fault(f"unknown modifier {', '.join(sorted(unknown))}")
     if name in SPECIAL:

@@ -19,6 +19,7 @@ from common.profiles.files import (
     newest_alike,
     read_pair,
     read_profile,
+    read_ranks,
     traces_in,
     whole_traces,
 )
@@ -45,13 +46,18 @@ from common.profiles.model import (
     Operation,
     Profile,
     check_one_gpu,
+    count_of,
     is_time,
+    labels_of,
     several_sources,
     unlike,
 )
 from common.profiles.readers import (
     EMPTY,
+    GPU_COLUMNS,
+    PROCESS_COLUMNS,
     SQLITE,
+    columns_of,
     content_of,
     database,
     errors_of,

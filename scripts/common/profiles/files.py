@@ -8,7 +8,7 @@ import re
 import zlib
 
 from common.command_line import Failure
-from common.profiles.model import check_one_gpu, unlike
+from common.profiles.model import EACH, check_one_gpu, unlike
 from common.profiles.readers import read_file
 
 # A folder is searched for PyTorch's traces, then for these: of the first pattern found all files, one per process.
@@ -39,9 +39,10 @@ def files_of(path):
     foreign = traces_in(path)
     if len(foreign) == 1:
         return [foreign[0][0]]
-    if len({rank for _, rank in foreign}) > 1:
+    ranks = {rank for _, rank in foreign}
+    if len(ranks) > 1:
         names = f"name the trace of one, such as {foreign[0][0].relative_to(path)}"
-        raise Failure(2, f"{path} holds the traces of {len(foreign)} ranks: {names}")
+        raise Failure(2, f"{path} holds the traces of {len(ranks)} ranks: {names}")
     packed = [file for file, _ in foreign] or matching(path, "*trace*.json.gz")
     if packed:
         raise Failure(
@@ -112,7 +113,20 @@ def read_profile(path, steps=None, gpu=None):
 
     steps: how many it holds, if the caller knows; otherwise the file may tell. gpu: the one to read, of several.
     """
-    profiles = [read_file(file, gpu=gpu) for file in files_of(pathlib.Path(path))]
+    return whole([one for file in files_of(pathlib.Path(path)) for one in read_file(file, gpu)], steps)
+
+
+def read_ranks(path, steps=None, gpu=None):
+    """Return the profile of each GPU in a file, or of the one that gpu names. Failure if it is no profile of a GPU."""
+    (file,) = files_of(path)
+    profiles = [whole([one], steps) for one in read_file(file, EACH if gpu is None else gpu)]
+    for profile in profiles:
+        check_timeline(profile)
+    return profiles
+
+
+def whole(profiles, steps):
+    """Return one profile of the launches of several processes, or raise Failure if there are none."""
     calls = sorted((call for profile in profiles for call in profile.calls), key=lambda call: call.start_ns)
     if not calls:
         raise Failure(2, f"{profiles[0].path} names no kernel: the profiler saw no work on a GPU")
@@ -124,6 +138,7 @@ def read_profile(path, steps=None, gpu=None):
         raise Failure(2, f"{first.path} marks {first.steps} steps, not {steps}: leave the number out")
     more = {}
     if len(launching) > 1:
+        more["early"] = 0
         more["warnings"] = tuple(dict.fromkeys(warning for profile in launching for warning in profile.warnings))
     return dataclasses.replace(first, calls=calls, steps=steps or first.steps, processes=len(launching), **more)
 
@@ -166,8 +181,13 @@ def gpu_profile(path, steps, gpu=None):
     """Return a profile of single launches on one GPU, or raise Failure."""
     profile = read_profile(path, steps, gpu)
     check_one_gpu(profile)
+    check_timeline(profile)
+    return profile
+
+
+def check_timeline(profile):
+    """Raise Failure if a profile has no launches on a GPU, or only the sums of their times."""
     if any(call.bounds_ns for call in profile.calls):
         raise Failure(2, f"{profile.path} has no table of kernels' times, only their sums: give a kernel_trace file")
     if profile.on_cpu:
         raise Failure(2, f"{profile.path} holds no launches on a GPU: record it on a machine with one")
-    return profile

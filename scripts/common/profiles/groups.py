@@ -177,7 +177,7 @@ def group_table(calls):
 def groups_per_step(profile, option="--steps"):
     """Return {group: its calls and ms per step} of each group that occurs, in the order of GROUPS, and of "all"."""
     steps = steps_needed(profile, option)
-    rows = sums(profile.calls, "group")
+    rows = sums(profile.step_calls, "group")
     found = {}
     for group in GROUPS:
         if group in rows:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from typing import NamedTuple
 
 from common.command_line import Failure, printable
 from common.profiles.groups import clean, group_of
@@ -9,8 +10,7 @@ from common.profiles.groups import clean, group_of
 PHASES = ("forward", "backward", "optimizer")
 
 
-@dataclasses.dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """The host's call that started a kernel, or all kernels of a graph. Times are in nanoseconds."""
 
     start_ns: float
@@ -21,8 +21,7 @@ class Launch:
     is_operator: bool = False  # the call itself was not recorded: these are the times of the operator around it
 
 
-@dataclasses.dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """One launch of a kernel. Times are in nanoseconds.
 
     kind is "kernel", "copy" (memory copies and fills outside kernels) or "operator" (work on the CPU).
@@ -48,8 +47,7 @@ class Kernel:
         return group_of(self.name)
 
 
-@dataclasses.dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """One call of a PyTorch operator: the time of all that it launched, and the shapes of its inputs if recorded.
 
     An operator outside aten, such as a compiled region, is one Operation per group of its kernels.
@@ -87,6 +85,7 @@ class Profile:
     host: list[dict] = dataclasses.field(default_factory=list)  # events of the host, in order of time, in us
     sources: tuple[str, ...] = ()  # the names of the GPUs, or of the processes on one GPU
     warnings: tuple[str, ...] = ()  # what shows that the profile is not complete
+    early: int = 0  # so many of the first calls were launched before the profile began, by none of its steps
 
     @property
     def on_cpu(self):
@@ -97,12 +96,21 @@ class Profile:
         return self.on_cpu and self.metadata.get("version") == 3
 
     @property
+    def step_calls(self):
+        """Return the calls that the steps launched."""
+        return self.calls[self.early :]
+
+    @property
     def remarks(self):
-        """Return what a table of all calls must say: several GPUs are added up, or the profile is not complete."""
+        """Return what a table of calls must say: several GPUs are added up, early calls, what is not complete."""
         told = []
         if len(self.sources) > 1:
             one = f"--gpu reads one of {', '.join(self.sources)}"
             told.append(f"This profile {several_sources(self)}, which are added up here: {one}.")
+        if self.early:
+            ms = sum(call.total_ns for call in self.calls[: self.early]) / 1e6
+            some = f"{self.early:,} of {len(self.calls):,} kernels and copies ({ms:,.3f} ms)"
+            told.append(f"{some} were launched before the profile began: steps and idle time leave them out.")
         return [*told, *self.warnings]
 
     @property
@@ -145,6 +153,16 @@ def labels_of(places):
     return {place: f"process-{place[0]}-{place[1]}" for place in places}
 
 
+EACH = object()  # for gpu: a profile of each GPU
+
+
+def parts_of(profile, gpu):
+    """Return the profiles of one GPU, of EACH or, with None, of all together."""
+    if gpu is EACH:
+        return [only_source(profile, source) for source in profile.sources or [None]]
+    return [only_source(profile, gpu)]
+
+
 def only_source(profile, wanted):
     """Return the profile of the GPU or process that --gpu names; all of it if wanted is None."""
     if wanted is None or not profile.sources:
@@ -166,11 +184,26 @@ def check_one_gpu(profile):
 
 def several_sources(profile):
     """Return the words for a profile with several GPUs or processes."""
-    unit = "processes" if profile.sources[0].startswith("process-") else "GPUs"
-    return f"holds the kernels of {len(profile.sources)} {unit}"
+    return f"holds the kernels of {count_of(profile.sources)}"
+
+
+def count_of(sources):
+    """Return the number of GPUs or processes in words."""
+    return f"{len(sources)} {'processes' if sources[0].startswith('process-') else 'GPUs'}"
 
 
 # ---------------------------------------------------------------- complete or not
+
+
+def early_calls(calls):
+    """Return how many calls were launched before the profile began, and waited in the queue: they come first.
+
+    0 if launches are missing later too: then nobody knows which these are.
+    """
+    launched = [call.launch is not None and not call.launch.is_operator for call in calls]
+    early = launched.index(True) if True in launched else 0
+    return early if all(launched[early:]) else 0
+
 
 OVERRUN = 10  # so many later kernels of its own stream end before a kernel does: its time is wrong
 

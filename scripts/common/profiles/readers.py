@@ -19,8 +19,17 @@ import zlib
 from common import perfetto
 from common.command_line import Failure, printable, progress
 from common.profiles.groups import clean
-from common.profiles.model import Profile, checked_kernel, labels_of, only_source, overruns, without_twins
-from common.profiles.traces import read_trace
+from common.profiles.model import (
+    Profile,
+    checked_kernel,
+    early_calls,
+    is_time,
+    labels_of,
+    overruns,
+    parts_of,
+    without_twins,
+)
+from common.profiles.traces import launch_table, read_trace
 
 # All that a reader raises if the contents do not have its format.
 DAMAGE = (
@@ -110,6 +119,8 @@ CSV_NAMES = {  # a profiler's heading, in lower case -> our name
     "agent_id": "gpu",
     "guid": "process",
     "process_id": "process",
+    "process id": "process",
+    "device": "gpu",
     "pid": "process",
     "queue_id": "queue",
     "dispatch_id": "dispatch",
@@ -177,9 +188,20 @@ TABLES = [  # table, kind, SQL for the name; of rocpd the views, because the nam
     (f"{NSYS}MEMCPY", "copy", "'[CUDA memcpy]'"),
     (f"{NSYS}MEMSET", "copy", "'[CUDA memset]'"),
 ]
-GPU_COLUMNS = {"agent_abs_index", "deviceId"}  # of rocpd's kernels, and of nsys
+HOST_TABLES = [  # of the host's calls: table, SQL for name and process
+    ("regions", "name", "pid", "tid"),
+    (f"{NSYS}RUNTIME", "(SELECT value FROM StringIds WHERE id = nameId)", "globalTid & ~0xFFFFFF", "globalTid"),
+]
+GPU_COLUMNS = {"agent_abs_index", "agent_absolute_index", "deviceId"}  # of rocpd's kernels, old and new, and of nsys
 PROCESS_COLUMNS = {"pid", "globalPid"}
 STREAM_COLUMNS = {"stream_id", "streamId"}
+LAUNCH_COLUMNS = {"stack_id", "correlationId"}  # the number that a launch shares with its kernel
+
+
+def columns_of(connection, table, *alternatives):
+    """Return of each set of names the one that is a column of the table, "NULL" where none is."""
+    known = {name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")}
+    return [next(iter(wanted & known), "NULL") for wanted in alternatives]
 
 
 LONGEST_S = 600  # seconds that a query may take: a view can be endless
@@ -201,7 +223,7 @@ def database(path):
 
 
 def read_database(path):
-    """Return kernels and copies of a rocpd database or of an SQLite export of Nsight Systems, and warnings."""
+    """Return the profile in a rocpd database or in an SQLite export of Nsight Systems."""
     with database(path) as (connection, names):
         if f"{NSYS}GRAPH_TRACE" in names and f"{NSYS}KERNEL" not in names:
             raise Failure(2, "holds CUDA graphs as a whole: record it with nsys --cuda-graph-trace=node")
@@ -210,23 +232,43 @@ def read_database(path):
         rows = []
         for table, kind, column in TABLES:
             if table in names:
-                known = {name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")}
-                more = [next(iter(wanted & known), "NULL") for wanted in (PROCESS_COLUMNS, GPU_COLUMNS, STREAM_COLUMNS)]
-                found = connection.execute(f"SELECT {column}, start, end, {', '.join(more)} FROM {table}")
+                known = (PROCESS_COLUMNS, GPU_COLUMNS, STREAM_COLUMNS, LAUNCH_COLUMNS)
+                more = ", ".join(columns_of(connection, table, *known))
+                found = connection.execute(f"SELECT {column}, start, end, {more} FROM {table}")
                 rows += [(kind, *row) for row in found]
         lost = 0
         if {"kernels", "rocpd_kernel_dispatch"} <= names:
             (all_of_them,) = connection.execute("SELECT count(*) FROM rocpd_kernel_dispatch").fetchone()
             lost = all_of_them - sum(kind == "kernel" for kind, *_ in rows)
-    labels = labels_of((process, gpu) for kind, _, _, _, process, gpu, _ in rows if kind == "kernel")
+        host = calls_of_host(connection, names)
+    launches = launch_table(host, {number for *_, number in rows} - {None})
+    labels = labels_of((process, gpu) for kind, _, _, _, process, gpu, *_ in rows if kind == "kernel")
     calls = []
-    for kind, name, start, end, process, gpu, stream in rows:
+    for kind, name, start, end, process, gpu, stream, number in rows:
         label = labels.get((process, gpu)) if gpu is not None or process is not None else None
-        calls.append(checked_kernel(name, start, end - start, kind, label, stream=stream))
+        candidates = launches.get(number, {})
+        launch = candidates.get(process) if process is not None else next(iter(candidates.values()), None)
+        calls.append(checked_kernel(name, start, end - start, kind, label, stream=stream, launch=launch))
     warnings = ()
     if lost > 0:
         warnings = (f"The view of kernels leaves out {lost:,} of {all_of_them:,} dispatches: sums are too small.",)
-    return calls, warnings
+    return finished(path, calls, warnings, host)
+
+
+def calls_of_host(connection, names):
+    """Return the host's calls in a database as a trace has them, in order of time, in us."""
+    found = []
+    for table, name, process, thread in HOST_TABLES:
+        if table in names:
+            (number,) = columns_of(connection, table, LAUNCH_COLUMNS)
+            for words, start, end, pid, tid, launch in connection.execute(
+                f"SELECT {name}, start, end, {process}, {thread}, {number} FROM {table}"
+            ):
+                if not is_time(start) or not is_time(end):
+                    raise ValueError(f"{clean(words)} lasts from {start} to {end} ns")
+                event = {"name": re.sub(r"_v\d+$", "", clean(words)), "ts": start / 1e3, "dur": (end - start) / 1e3}
+                found.append(event | {"pid": pid, "tid": tid, "args": {"correlation": launch}})
+    return sorted(found, key=lambda event: event["ts"])
 
 
 # ---------------------------------------------------------------- JSON of rocprofv3
@@ -256,21 +298,20 @@ def read_rocprof_json(content):
 # ---------------------------------------------------------------- any file
 
 
-def read_json(path, text, linked, gpu):
-    """Return the profile in a trace, or in the trace that a profile_*.json of run_pytorch_profiler.py names.
+def read_json(path, content, linked, gpu):
+    """Return the profiles in a trace, or in the trace that a profile_*.json of run_pytorch_profiler.py names.
 
-    linked: a profile_*.json named this file, which must be a trace.
+    content: what is parsed of the file. linked: a profile_*.json named this file, which must be a trace.
     """
-    content = parsed(path, text)
     if isinstance(content, list) and content and all(isinstance(one, dict) and "ph" in one for one in content):
         content = {"traceEvents": content}  # the short form of a Chrome trace
     if isinstance(content, dict) and "traceEvents" in content:
         return read_trace(path, content, gpu)
     if "rocprofiler-sdk-tool" in content:
-        return finished(path, read_rocprof_json(content))
+        return parts_of(finished(path, read_rocprof_json(content)), gpu)
     if "trace" in content and "steps_profiled" in content and not linked:
         try:
-            return read_file(path.with_name(content["trace"]), linked=True, gpu=gpu)
+            return read_file(path.with_name(content["trace"]), gpu, linked=True)
         except Failure as error:
             raise Failure(error.status, f"names another file: {error}") from None
     raise Failure(2, "is JSON, but no trace of a profiler (traceEvents)")
@@ -294,39 +335,44 @@ def without_collection():
     try:
         yield
     finally:
+        gc.freeze()  # what was read has none later either
         if was_enabled:
             gc.enable()
 
 
-def finished(path, calls, warnings=()):
-    """Return the profile of kernels without operators."""
+def finished(path, calls, warnings=(), host=()):
+    """Return the profile of kernels without operators. host: events of the host."""
     sources = {call.gpu for call in calls if call.kind == "kernel" and call.gpu is not None}
     calls.sort(key=lambda call: call.start_ns)
     if calls:
         calls, twice = without_twins(calls)
         warnings = (*warnings, *twice, *overruns(calls))
-    return Profile(path, calls, sources=tuple(sorted(sources)), warnings=warnings)
+    early = early_calls(calls) if len(sources) < 2 else 0
+    return Profile(path, calls, sources=tuple(sorted(sources)), host=list(host), warnings=warnings, early=early)
 
 
-def read_file(path, linked=False, gpu=None):
-    """Return the profile in one file; tell its format by its content, not by its name.
+def read_file(path, gpu=None, linked=False):
+    """Return the profiles in one file; tell its format by its content, not by its name.
 
-    linked: as for read_json. gpu: the one to read, of several; None reads all.
+    gpu: the one to read, of several; EACH reads a profile of each, None one of all. linked: as for read_json.
     """
     with errors_of(path), without_collection():
         content = content_of(path)
         if not content:
             raise Failure(2, EMPTY)
         if content.startswith(SQLITE):
-            return only_source(finished(path, *read_database(path)), gpu)
-        is_json = content.lstrip()[:1] in (b"{", b"[", b"")  # b"": blanks alone, damaged in any format
+            return parts_of(read_database(path), gpu)
+        is_json = re.match(rb"\s*($|[{[])", content)  # blanks alone are damaged in any format
         # A Perfetto trace begins with a line feed; so do PyTorch 2.7's traces, which are JSON.
         if b"\0" in content or (content.startswith(b"\n") and not is_json):
-            return finished(path, read_perfetto(content))
+            return parts_of(finished(path, read_perfetto(content)), gpu)
         text = content.decode("utf-8", errors="replace")
+        del content  # a trace can have a gigabyte, and each copy of it takes memory and time
         if is_json:
-            return only_source(read_json(path, text, linked, gpu), gpu)
-        return only_source(finished(path, read_csv(text)), gpu)
+            content = parsed(path, text)
+            del text
+            return read_json(path, content, linked, gpu)
+        return parts_of(finished(path, read_csv(text)), gpu)
 
 
 def read_perfetto(content):

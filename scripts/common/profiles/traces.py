@@ -5,18 +5,19 @@ be in "device" or in "pid", an old profiler writes other categories, and several
 """
 
 import dataclasses
-import operator
 import re
 from collections import Counter
 
 from common.command_line import PRECISIONS, Failure
 from common.profiles.groups import clean, group_of
 from common.profiles.model import (
+    EACH,
     PHASES,
     Launch,
     Operation,
     Profile,
     checked_kernel,
+    early_calls,
     is_time,
     labels_of,
     overruns,
@@ -58,43 +59,62 @@ LOST = 0.05  # of the launches without a kernel: fewer lie at the edges of the p
 
 
 def read_trace(path, content, gpu=None):
-    """Return the profile in a Chrome trace: kernels and copies on the GPU or, without one, operators that compute.
+    """Return the profiles in a Chrome trace: kernels and copies on the GPU or, without one, operators that compute.
 
-    gpu: the one to read, of several; None reads all.
+    gpu: the one to read, of several; EACH reads a profile of each, None one of all.
     """
     spans = timed_events(content["traceEvents"])
     origin_us = spans[0]["ts"] if spans else 0
+    launches = []
+    host = []
     for event in spans:
         event["ts"] -= origin_us  # before any multiplication: a double holds a quarter of a microsecond since 1970
-    launches = [event for event in spans if event["cat"] in KINDS]
+        if event["cat"] in KINDS:
+            launches.append(event)
+        else:
+            host.append(event)
+    memory = memory_events(content["traceEvents"], origin_us)
+    common = (path, content, origin_us, memory)
     labels = labels_of(map(place_of, launches)) if launches else {}
-    if gpu is not None and len(labels) > 1:
-        if gpu not in labels.values():
-            raise Failure(2, f"has no GPU {gpu}: it has {', '.join(labels.values())}")
-        hosts = hosts_of(spans, launches)
-        labels = {place: label for place, label in labels.items() if label == gpu}
-        (chosen,) = labels
-        launches = [event for event in launches if place_of(event) == chosen]
-        spans = [
-            event
-            for event in spans
-            if (place_of(event) == chosen if event["cat"] in KINDS else event.get("pid") == hosts.get(chosen))
-        ]
-    spans = with_one_optimizer_mark_per_step(spans)
-    operators = [event for event in spans if event["cat"] == "cpu_op"]
-    runtime = [event for event in spans if event["cat"] in RUNTIMES]
+    if gpu is None or len(labels) < 2:
+        return [profile_of(*common, launches, host, labels)]
+    if gpu is not EACH and gpu not in labels.values():
+        raise Failure(2, f"has no GPU {gpu}: it has {', '.join(labels.values())}")
+    hosts = hosts_of(host, launches)
+    found = []
+    for place, label in labels.items():
+        if gpu in (EACH, label):
+            its_launches = [event for event in launches if place_of(event) == place]
+            its_host = [event for event in host if event.get("pid") == hosts.get(place)]
+            found.append(profile_of(*common, its_launches, its_host, {place: label}))
+    return found
+
+
+def profile_of(path, content, origin_us, memory, launches, host, labels):
+    """Return the profile of events of memory, GPU and host, which are in order of time from the origin on.
+
+    labels: {place: name} of the GPUs that ran the launches.
+    """
+    host = with_one_optimizer_mark_per_step(host)
+    operators = [event for event in host if event["cat"] == "cpu_op"]
+    runtime = [event for event in host if event["cat"] in RUNTIMES]
+    marks = [event for event in host if event["cat"] == "user_annotation"]
     metadata = metadata_in(content)
     device = device_of(content, launches)
     warnings = ()
+    early = 0
     if launches:
-        places = list(labels)
-        hosts = hosts_of(spans, launches) if len(places) > 1 else {}
-        host_calls = launch_table(runtime, launches)
-        known = {} if hosts else {operator_numbers(event): event for event in operators}
-        calls = [gpu_call(event, labels, hosts, host_calls, known) for event in launches]
+        wanted = {event["args"].get("correlation") for event in launches if event.get("args")} - {None}
+        host_calls = launch_table(runtime, wanted)
+        operator_of = {operator_number(event): event for event in operators}
+        calls = [gpu_call(event, labels, host_calls, operator_of) for event in launches]
         calls, warnings = without_twins(calls)
         warnings += (*lost_launches(runtime, launches), *overruns(calls))
-        operations = operations_of_launches(launches, operators, hosts)
+        operations = []  # of several GPUs no tool asks for operators, nor for steps
+        if len(labels) == 1:
+            early = early_calls(calls)
+            launches = [event for event in launches if 1e3 * event["ts"] >= calls[early].start_ns]
+            operations = operations_of_launches(launches, operator_of)
     else:
         categories = {event.get("cat") for event in content["traceEvents"] if type(event.get("cat")) is str}
         if others := sorted(name for name in categories if OTHER_ACCELERATORS.match(name)):
@@ -102,14 +122,14 @@ def read_trace(path, content, gpu=None):
         lost = sum(bool(LAUNCHES.match(event["name"])) for event in runtime)
         if lost:
             raise Failure(2, f"holds {lost:,} launches on {device or 'a GPU'} and none of their kernels: {LOST_ALL}")
-        computing = operators_that_compute(operators, optimizer_steps(spans))
+        computing = operators_that_compute(operators, optimizer_steps(host))
         calls = [checked_kernel(one["name"], 1e3 * one["ts"], 1e3 * one["dur"], "operator") for one in computing]
         operations = [operation(event, [event]) for event in computing]
     phases = []
-    for event in spans:
-        if event["cat"] == "user_annotation" and event["name"] in PHASES:
+    for event in marks:
+        if event["name"] in PHASES:
             phases.append((event["name"], event["ts"], event["ts"] + event["dur"]))
-    steps, step_spans = steps_in(spans, metadata)
+    steps, step_spans = steps_in(marks, runtime, metadata)
     return Profile(
         path,
         calls,
@@ -118,14 +138,15 @@ def read_trace(path, content, gpu=None):
         device=device,
         metadata=metadata,
         step_ms=step_times(phases, calls) if metadata else [],
-        memory=memory_events(content["traceEvents"], origin_us),
+        memory=memory,
         phases=phases,
         spans=step_spans,
         origin_ns=round(origin_us * 1000) + whole_number(content.get("baseTimeNanoseconds")),
         rank=rank_of(content),
-        host=[event for event in spans if event["cat"] not in KINDS],
+        host=host,
         sources=tuple(labels.values()),
         warnings=warnings,
+        early=early,
     )
 
 
@@ -169,8 +190,7 @@ def timed_events(events):
         dur = event.get("dur")
         if not (type(ts) in numbers and type(dur) in numbers and -limit < ts < limit and 0 <= dur < limit):
             raise ValueError(f"{clean(event['name'])} starts at {ts} us and takes {dur} us")
-    found.sort(key=operator.itemgetter("dur"), reverse=True)
-    found.sort(key=operator.itemgetter("ts"))
+    found.sort(key=lambda event: (event["ts"], -event["dur"]))
     return found
 
 
@@ -187,13 +207,13 @@ def place_of(event):
     return str(process), device
 
 
-def hosts_of(spans, launches):
+def hosts_of(host, launches):
     """Return {place of a GPU: the process that launched its kernels}.
 
     Ranks that were fused into one file may share every number: then processes and GPUs are paired in their order.
     """
     by_number = {}
-    for event in spans:
+    for event in host:
         if event["cat"] in RUNTIMES:
             by_number.setdefault((event.get("args") or {}).get("correlation"), set()).add(event.get("pid"))
     votes = {}
@@ -204,7 +224,7 @@ def hosts_of(spans, launches):
             count.update(found)
     hosts = {place: count.most_common(1)[0][0] for place, count in votes.items() if count}
     if len(hosts) < len(votes):
-        processes = sorted({event.get("pid") for event in spans if event["cat"] == "cpu_op"}, key=str)
+        processes = sorted({event.get("pid") for event in host if event["cat"] == "cpu_op"}, key=str)
         if len(processes) == 1:
             hosts = dict.fromkeys(votes, processes[0])
         elif len(processes) == len(votes):
@@ -215,9 +235,8 @@ def hosts_of(spans, launches):
 # ---------------------------------------------------------------- launches
 
 
-def launch_table(runtime, launches):
-    """Return {number: {process: the host's Launch}} of the calls that started these kernels and copies."""
-    wanted = {event["args"].get("correlation") for event in launches if event.get("args")} - {None}
+def launch_table(runtime, wanted):
+    """Return {number: {process: the host's Launch}} of the calls with these numbers, which kernels and copies name."""
     found = {}
     waited = set()  # threads whose last calls made a stream wait
     for event in runtime:
@@ -236,13 +255,13 @@ def launch_table(runtime, launches):
     return found
 
 
-def gpu_call(event, labels, hosts, host_calls, operators):
-    """Return the Kernel of an event on the GPU. operators: by their number, for launches that were not recorded."""
+def gpu_call(event, labels, host_calls, operator_of):
+    """Return the Kernel of an event on the GPU. operator_of: {number: event}, for launches that were not recorded."""
     arguments = event.get("args") or {}
-    place = place_of(event)
     candidates = host_calls.get(arguments.get("correlation")) or {}
-    launch = next(iter(candidates.values())) if len(candidates) == 1 else candidates.get(hosts.get(place))
-    if launch is None and (caller := operators.get(operator_numbers(event))):
+    launch = next(iter(candidates.values())) if len(candidates) == 1 else None
+    number = operator_number(event)
+    if launch is None and number and (caller := operator_of.get(number)):
         start = 1e3 * caller["ts"]
         thread = (caller.get("pid"), caller.get("tid"))
         launch = Launch(start, start + 1e3 * caller["dur"], thread, is_operator=True)
@@ -254,7 +273,7 @@ def gpu_call(event, labels, hosts, host_calls, operators):
         1e3 * event["ts"],
         1e3 * event["dur"],
         KINDS[event["cat"]],
-        labels[place],
+        labels[place_of(event)],
         stream=arguments.get("stream", event.get("tid")),
         launch=launch,
         collective=collective,
@@ -277,7 +296,8 @@ def lost_launches(runtime, launches):
         yield f"{len(graphs):,} graph launches, and kernels of {replayed:,} of them: the profiler lost the others."
     elif graphs and not replayed and len(launches) < len(graphs):
         yield f"{len(graphs):,} graph launches, and kernels of none of them: the profiler lost them."
-    single = [number for name, number in numbers if LAUNCHES.match(name)]
+    launching = {name for name in {name for name, _ in numbers} if LAUNCHES.match(name)}
+    single = [number for name, number in numbers if name in launching]
     lost = sum(number not in with_kernel for number in single)
     if lost > LOST * len(single):
         yield f"{lost:,} of {len(single):,} launches have no kernel: they were captured into a graph, or lost."
@@ -286,14 +306,13 @@ def lost_launches(runtime, launches):
 # ---------------------------------------------------------------- what is a step
 
 
-def steps_in(spans, metadata):
+def steps_in(marks, runtime, metadata):
     """Return the number of training steps, or None, and (start, end) of each step on the host in nanoseconds.
 
     A script of the workshop marks forward and optimizer, or launches the graph that holds a step: what lies between
     its steps is the profiler's. In another program's trace "ProfilerStep#N" of PyTorch's scheduler is a step from mark
     to mark; else a step ends where an optimizer does, and loading its data belongs to it.
     """
-    marks = [event for event in spans if event["cat"] == "user_annotation"]
     if metadata:
         forwards = [event["ts"] for event in marks if event["name"] == "forward"]
         ends = [*forwards[1:], float("inf")]
@@ -302,8 +321,8 @@ def steps_in(spans, metadata):
         for start, end in zip(forwards, ends, strict=False):
             inside = [update for update in updates if start < update <= end]
             found.append((1e3 * start, 1e3 * max(inside, default=start)))
-        names = Counter(event["name"] for event in spans if event["cat"] != "cpu_op")
-        graphs = names["cudaGraphLaunch"] + names["hipGraphLaunch"]
+        names = Counter(event["name"] for event in marks)
+        graphs = sum(event["name"] in GRAPH_LAUNCHES for event in runtime)
         return names["optimizer"] or graphs or names["attention"] or None, found if names["optimizer"] else []
     scheduled = {}
     for event in marks:
@@ -337,13 +356,13 @@ def step_times(phases, calls):
     return times
 
 
-def with_one_optimizer_mark_per_step(spans):
+def with_one_optimizer_mark_per_step(host):
     """Return the sorted events without the "optimizer" marks that count no step of their own.
 
     These are marks before the first forward, whose step began before the profile, and marks inside another one: our
     scripts mark their optimizer, and profile_script.py marks every optimizer again.
     """
-    marks = [event for event in spans if event["cat"] == "user_annotation"]
+    marks = [event for event in host if event["cat"] == "user_annotation"]
     first_forward = next((event["ts"] for event in marks if is_mark(event, "forward")), 0)
     last_end = first_forward
     dropped = set()
@@ -353,7 +372,7 @@ def with_one_optimizer_mark_per_step(spans):
                 dropped.add(id(event))
             else:
                 last_end = event["ts"] + event["dur"]
-    return [event for event in spans if id(event) not in dropped] if dropped else spans
+    return [event for event in host if id(event) not in dropped] if dropped else host
 
 
 def is_mark(event, name):
@@ -363,33 +382,28 @@ def is_mark(event, name):
 # ---------------------------------------------------------------- operators
 
 
-def operator_numbers(event):
+def operator_number(event):
     """Return the number that joins an operator with its kernels."""
     arguments = event.get("args") or {}
     return arguments.get("External id", arguments.get("external id"))
 
 
-def operations_of_launches(launches, operators, hosts):
+def operations_of_launches(launches, operator_of):
     """Return the Operations of each operator that launched kernels, and one for each kernel without an operator.
 
-    The kernels of a replayed graph have no operator. hosts: {place of a GPU: process}, where a file holds several.
+    operator_of: {number: event}. The kernels of a replayed graph have no operator.
     """
-    several = len(set(hosts.values())) > 1
-    operator_of = {}
-    for event in operators:
-        operator_of[(event.get("pid") if several else None, operator_numbers(event))] = event
     launches_of = {}
     alone = []
     for event in launches:
-        number = operator_numbers(event)
-        key = (hosts.get(place_of(event)) if several else None, number)
-        if number and key in operator_of:
-            launches_of.setdefault(key, []).append(event)
+        number = operator_number(event)
+        if number and number in operator_of:
+            launches_of.setdefault(number, []).append(event)
         else:
             alone.append(event)
     found = []
-    for key, some in launches_of.items():
-        found += parts_by_group(operator_of[key], some)
+    for number, some in launches_of.items():
+        found += parts_by_group(operator_of[number], some)
     return found + [operation(event, [event]) for event in alone]
 
 
@@ -414,29 +428,23 @@ def operation(event, launches):
     strides = arguments.get("Input Strides") or [[] for _ in dims]
     if not are_sizes(dims) or not are_sizes(strides):
         raise ValueError(f"{clean(event['name'])} has inputs of {dims}, strides {strides}")
-    longest = max(launches, key=lambda one: one["dur"])
-    return Operation(
-        name=clean(event["name"]),
-        group=group_of(clean(longest["name"])),
-        us=sum(one["dur"] for one in launches),
-        dims=dims,
-        types=types,
-        strides=strides,
-        launches=tuple(clean(one["name"]) for one in launches),
-    )
+    us = [one["dur"] for one in launches]
+    names = tuple(clean(one["name"]) for one in launches)
+    group = group_of(names[us.index(max(us))])  # of the longest
+    return Operation(clean(event["name"]), group, sum(us), dims, types, strides, names)
 
 
 def are_sizes(value):
     """Return True for a list of sizes, or of lists of sizes."""
-    return isinstance(value, list) and all(are_sizes(one) or (type(one) is int and one >= 0) for one in value)
+    return isinstance(value, list) and all(one >= 0 if type(one) is int else are_sizes(one) for one in value)
 
 
 # ---------------------------------------------------------------- on a CPU
 
 
-def optimizer_steps(spans):
+def optimizer_steps(host):
     """Return (start, end) of the steps that a training script or PyTorch marks as an optimizer's."""
-    marks = (event for event in spans if re.match(r"optimizer$|Optimizer\.step#", event["name"]))
+    marks = (event for event in host if re.match(r"optimizer$|Optimizer\.step#", event["name"]))
     return [(event["ts"], event["ts"] + event["dur"]) for event in marks]
 
 
