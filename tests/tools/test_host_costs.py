@@ -57,7 +57,10 @@ def counts_of_a_step(layers, monkeypatch):
 
 
 def test_the_page_counts_what_a_step_does(monkeypatch):
-    """Its table has a formula in L, the number of layers, and its value at small's eight, for each of four counts."""
+    """Its table has a formula in L, the number of layers, and its value at small's eight, for each of four counts.
+
+    The answer multiplies the values by the costs that the page shows.
+    """
     page = (REPOSITORY / "version3_triton" / "README_WORKSHOP.md").read_text()
     formulas = re.findall(r"\| (\d+) L \+ (\d+) \| (\d+) \|$", page, re.MULTILINE)
     found = counts_of_a_step(1, monkeypatch)
@@ -65,3 +68,9 @@ def test_the_page_counts_what_a_step_does(monkeypatch):
     more = counts_of_a_step(2, monkeypatch)
     assert [int(each) for each, _, _ in formulas] == [two - one for one, two in zip(found, more, strict=True)]
     assert [int(at_small) for _, _, at_small in formulas] == [8 * int(each) + int(rest) for each, rest, _ in formulas]
+    at_small = re.findall(r" L(?: \+ \d+)? \| (\d+) \|$", page, re.MULTILINE)
+    ((terms, total),) = re.findall(r"^(\d.* x .*) = (\d+) us$", page, re.MULTILINE)
+    factors = [term.split(" x ") for term in terms.split(" + ")]
+    assert [count for count, _ in factors] == at_small
+    assert all(f" {cost} " in page.split("**Predict**")[0] for _, cost in factors)
+    assert round(sum(int(count) * float(cost) for count, cost in factors)) == int(total)
