@@ -9,6 +9,7 @@ On a CPU an operator's time includes its work, and Triton's interpreter launches
 """
 
 import functools
+import itertools
 import sys
 import time
 
@@ -78,7 +79,7 @@ def calls_to_time(script, device):
         "operator: mm": repeated(torch.mm, x, x),
         "view: t": repeated(torch.t, x),
         "allocation: empty_like": repeated(torch.empty_like, x),
-        "Function of version 3, forward and backward": chained(node.apply, leaf, *[()] * CALLS),
+        "Function of version 3, forward and backward": chained(node.apply, leaf, *itertools.repeat((), CALLS)),
         "linear layer, forward and backward": chained(torch.nn.functional.linear, leaf, *weights),
         "region, nobody records": repeated(region),
         "region, PyTorch's profiler records": repeated(region),

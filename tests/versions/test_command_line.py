@@ -125,6 +125,8 @@ ODD_COMMAND_LINES = {
         --hidden-dim: --hidden-dim 65536 --num-heads 512
         --disable-attention-kernel: --hidden-dim 24 --num-heads 1
         optimizer: --use-amp --amp-dtype float16 --disable-optimizer-kernel
+        needs a GPU: --enable-torch-compile
+        loss kernel: --enable-fused-loss --disable-loss-kernel
         --compile-mode: --compile-mode default
         --use-amp: --fp8
         bfloat16: --fp8 --use-amp --amp-dtype float16
