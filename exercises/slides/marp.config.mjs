@@ -9,8 +9,5 @@ export default {
   allowLocalFiles: true, // the pictures of scripts/recorded
   engine: ({ marp }) => marp.use(withoutMarkers),
   html: true,
-  pdf: true,
-  pdfNotes: true,
-  pdfOutlines: true,
   themeSet: ["./workshop.css"],
 };
