@@ -421,7 +421,7 @@ def trace_in(folder):
 
 @pytest.mark.parametrize("part", ["whole", "attention"])
 @pytest.mark.parametrize("version", SCRIPTS)
-@pytest.mark.quick(1, each="version")
+@pytest.mark.quick(1, each="part")
 def test_a_trace_has_named_ranges_and_says_what_it_is_of(version, part, tmp_path, capsys):
     option = "--enable-pytorch-profiler" if part == "whole" else "--profile-attention-only"
     argv = [*SHORT, option, "--profile-dir", tmp_path / "new" / "folder", "--profile-steps", "1"]
