@@ -71,6 +71,13 @@ def of_file(record, part, name):
     return needed(record.holding(part).json(part, name))
 
 
+def warm_up(record, *words):
+    """Return the ms of warm-up, compilation and capture of a row that was timed eagerly and in a graph."""
+    case = row(record, *words)["case"]
+    found = [run["summary"] for run in record.holding("graph").suite("graph")["runs"] if run["case"] == case]
+    return 1000 * needed(found)[0]["warmup_s"]
+
+
 def on_gpus(record, part, processes):
     """Return the summaries of version 3's runs on so many GPUs."""
     found = of_file(record, part, "suite.json")["runs"]
@@ -354,6 +361,7 @@ FACTS = {  # r: the record
     },
     "time": {
         "step": lambda r, *words: row(r, *words)["step_ms"],
+        "warm_up": warm_up,
         "phases": lambda r, *words: [row(r, *words)[f"{phase}_ms"] for phase in ("forward", "backward", "optimizer")],
         "longer_backwards": lambda r: [
             two["backward_ms"] - one["backward_ms"]

@@ -124,6 +124,13 @@ def test_the_scores_in_the_picture_of_levels_are_those_of_medium():
     assert pictures.SIZES["scores of a layer"] == facts.values_of(RECORD, ["scores", "medium"])[0][0]
 
 
+def test_a_graph_of_the_whole_step_takes_no_memory():
+    rows = RECORD.suite("graph")["rows"]
+    peaks = {(row["model"], row["preset"], row["captured"]): row["peak_memory_mb"] for row in rows}
+    found = [(peaks[model, preset, True], eager) for (model, preset, captured), eager in peaks.items() if not captured]
+    assert len(found) >= 10 and all(abs(graph - eager) < 1 for graph, eager in found)
+
+
 # ---------------------------------------------------------------- markers
 
 KNOWN = {"two": (1.5, 2500), "none": (None,), "bytes": (3 * 2**20,)}
