@@ -233,6 +233,11 @@ def launch(record, name):
     return column_of(record, "small", "eager", name).step_ms(name) / launches(1, "bfloat16", "small")
 
 
+def lesson_lines(version):
+    """Return the lines of a script's lesson, which ends where the harness begins."""
+    return SCRIPTS[version].read_text(encoding="utf-8").split("# ============ The training")[0].count("\n")
+
+
 def patience():
     """Return the minutes that a rank waits for another one."""
     (minutes,) = re.findall(r"timedelta\(minutes=(\d+)\)", SCRIPTS[1].read_text(encoding="utf-8"))
@@ -340,6 +345,7 @@ FACTS = {  # r: the record
         "waves": lambda r, target, used: (
             occupancy.TARGETS[target].registers // occupancy.round_up(int(used), occupancy.TARGETS[target].granule)
         ),
+        "lesson_lines": lambda r, version: lesson_lines(int(version)),
         "exercises": lambda r: len(list(REPOSITORY.glob("exercises/[0-9][0-9]_*"))),
         # arithmetic
         "product": lambda r, word: number(word),

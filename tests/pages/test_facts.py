@@ -115,9 +115,7 @@ def test_versions_3_and_4_run_seven_times_as_fast_in_a_graph_on_two_hosts():
 
 
 def test_kernels_cost_more_than_four_times_as_many_lines_as_libraries():
-    """Lines of the lesson, which ends where the harness begins."""
-    lines = {v: SCRIPTS[v].read_text().split("# ============ The training")[0].count("\n") for v in (3, 4)}
-    assert 4 < lines[3] / lines[4] < 5
+    assert 4 < facts.lesson_lines(3) / facts.lesson_lines(4) < 5
 
 
 def test_the_scores_in_the_picture_of_levels_are_those_of_medium():
