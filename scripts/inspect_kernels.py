@@ -210,7 +210,8 @@ def training_step(script, argv):
     """
     import torch
 
-    def fp8_matmul(x, x_scale, w, w_scale):  # the script's own asks about this machine, and launches no Triton kernel
+    # The script's own matmuls ask about this machine, and launch no Triton kernel.
+    def fp8_matmul(x, x_scale, w, w_scale):
         return x.new_empty(len(x), len(w), dtype=torch.bfloat16)
 
     with mock.patch.object(script, "complete_version_options", lambda options: {}):  # asks about this machine
@@ -225,7 +226,8 @@ def training_step(script, argv):
         model = script.make_model(config)
         tokens = torch.zeros(config.batch_size, config.seq_len, dtype=torch.int64)
     script.make_optimizer(model, config)  # gives the model its 16-bit weights
-    with mock.patch.object(script, "fp8_matmul", fp8_matmul):
+    matmuls = {"fp8_matmul": fp8_matmul, "add_matmul": lambda *operands, first: None}
+    with mock.patch.multiple(script, **matmuls):
         script.compute_loss(model, tokens, tokens, config).backward()
     trainer = script.Trainer(small)
     for parameter in trainer.model.parameters():

@@ -44,9 +44,10 @@ def step_text(version, precision, sizes):
     autocast = ""
     if version < 3 and counts.ELEMENT_BYTES[precision] == 4:
         autocast = "\nwithout autocast: --precision bfloat16 counts the casts of --use-amp too"
+    chunks = ", output head and loss in chunks" if counts.loss_is_fused(version, sizes) else ""
     roofs = [f"{gpu}: {{{gpu}[0]:,.1f}} {{{gpu}[1]}}" for gpu in GPUS]
     return (
-        f"version {version}, {precision}, {', '.join(f'{x} {size}' for x, size in sizes._asdict().items())}\n\n"
+        f"version {version}, {precision}, {', '.join(f'{x} {size}' for x, size in sizes._asdict().items())}{chunks}\n\n"
         f"{text_table(*columns(STEP_COLUMNS, rows))}\n\n"
         f"{text_table(*columns(' | '.join([ROOF_COLUMNS, *roofs]), rows))}\n\n"
         f"step: {counts.parameter_count(sizes):,} parameters, {needed / 1e9:,.2f} GFLOP needed, "

@@ -93,7 +93,7 @@ def count(version, config, table):
     script = load_version(version)
     sizes = counts.sizes_of(config)
     # Counters see PyTorch's operators only.
-    fusions = [name for name in vars(config) if re.fullmatch(r"enable_(torch_compile|\w+_kernel)", name)]
+    fusions = [name for name in vars(config) if re.fullmatch(r"enable_(torch_compile|fused_loss|\w+_kernel)", name)]
     vars(config).update(dict.fromkeys(fusions, False), attention_backend="math")
     counted, modules = flop_counter(script, config)
     table.write_text(modules)

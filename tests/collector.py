@@ -35,10 +35,10 @@ ATTENTION = {
 }  # fmt: skip
 
 
-def toy_config(version, precision):
+def toy_config(version, precision, *switches):
     """Return the options of a toy model; the interpreter's refusal of bfloat16 does not matter to kernels not run."""
     replaced = precision == "bfloat16" and version == 3
-    config = load_version(version).parse_options([*TOY, *PRECISIONS["float16" if replaced else precision]])
+    config = load_version(version).parse_options([*TOY, *PRECISIONS["float16" if replaced else precision], *switches])
     config.amp_dtype = "bfloat16" if replaced else config.amp_dtype
     return config
 
@@ -61,7 +61,9 @@ def operator_bytes(function, args, kwargs, results):
         return size_of([args[1], *results, *results])
     if name == "scatter_":  # as many elements as there are indices
         return size_of([args[2]]) + args[2].numel() * args[0].element_size()
-    reads = [] if name in ALLOCATE else tensors_in((args[name == "copy_" :], kwargs))
+    overwritten = 1 if name == "copy_" or (name == "addmm" and kwargs.get("beta") == 0) else 0
+    read_by_name = {key: value for key, value in (kwargs or {}).items() if key != "out"}
+    reads = [] if name in ALLOCATE else tensors_in((args[overwritten:], read_by_name))
     written = []
     for declared, value in zip(function._schema.arguments, args, strict=False):
         if declared.alias_info is None or not declared.alias_info.is_write:
@@ -113,6 +115,8 @@ class Collector(TorchDispatchMode):
 
     def add(self, name, **quantities):
         part = self.part()
+        if part == "cross-entropy" and name in ("mm", "addmm", "mul"):  # of the fused loss
+            part = "output head"
         for quantity, number in {"launches": 1, **quantities}.items():
             self.counts[part, "forward" if self.phase == "forward" else "backward", quantity] += number
 
@@ -130,8 +134,8 @@ class Collector(TorchDispatchMode):
         if view or name in NO_LAUNCH or on_host or not tensors:
             return results
         quantities = {"bytes": operator_bytes(function, args, kwargs, outputs), "flops": self.attention_flops(name)}
-        if name in ("mm", "bmm"):
-            quantities["flops"] = 2 * outputs[0].numel() * args[0].shape[-1]
+        if name in ("mm", "bmm", "addmm"):
+            quantities["flops"] = 2 * outputs[0].numel() * args[-1].shape[-2]
         elif name not in MOVE and name not in ATTENTION:
             largest = args[0] if isinstance(args[0], (list, tuple)) else [max(tensors, key=torch.Tensor.numel)]
             quantities["operations"] = sum(t.numel() for t in largest)
@@ -160,6 +164,8 @@ class NotedKernel:
             return wide * sum(elements[row] for row in set(given["chunk_ptr"][:, 0].tolist()))
         tensors = {t.data_ptr(): t for t in given.values() if isinstance(t, torch.Tensor)}
         moved = size_of(list(tensors.values()))
+        if "dx_ptr" in given and given["dx_ptr"] is given.get("x_ptr"):  # of the fused loss: read and written
+            moved += size_of([given["dx_ptr"]])
         if "dqkv_ptr" in given:  # one backward kernel writes the gradient of H heads, the other that of 2K
             dqkv, H, K = given["dqkv_ptr"], given["H"], given["K"]
             moved -= size_of([dqkv]) * (2 * K if "_dq_" in self.name else H) // (H + 2 * K)
@@ -181,10 +187,10 @@ def saving(model, collector):
     return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
 
 
-def collect(version, precision, monkeypatch):
+def collect(version, precision, monkeypatch, *switches):
     """Return the counts of one step of a toy model."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # on a machine with a GPU version 3 would refuse the CPU
-    script, config = load_version(version), toy_config(version, precision)
+    script, config = load_version(version), toy_config(version, precision, *switches)
     collector = Collector(config)
     monkeypatch.setattr(script, "annotate", collector.region)
     for name, value in list(vars(script).items()):

@@ -62,9 +62,9 @@ def outcome(script, argv, steps):
     device = trainer.options.device
     logits = []
 
-    def model(tokens):
+    def model(tokens, *labels):
         logits.append(trainer.model(tokens))
-        return logits[0]
+        return trainer.model(tokens, *labels) if labels else logits[0]  # of labels, a loss that keeps no logits
 
     with torch.no_grad():
         script.compute_loss(model, tokens.to(device), labels.to(device), trainer.options)

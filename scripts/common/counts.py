@@ -13,6 +13,8 @@ bytes       each launch reads its operands once and writes its results once; a c
 launches    operators that compute; PyTorch's may start more than one kernel, a Triton kernel is one
 saved       bytes that the backward needs from the forward, each storage once, without parameters and RoPE tables
 
+Version 3's fused loss computes output head and cross-entropy, and their gradients, in chunks of rows in the forward. It
+is counted from FUSED_LOSS_FROM vocabulary entries on, unless the argument fused says otherwise.
 Gradient scaling (float16) is left out. Of version 4 the FLOPs alone are counted: the compiler chooses the rest.
 """
 
@@ -28,6 +30,8 @@ PHASES = ("forward", "backward")
 ELEMENT_BYTES = {"float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2}
 CAST = 6  # bytes: an element is read in float32 and written in 16 bits, or the other way round
 MAX_ONE_HOT = 4096  # vocabulary up to which version 3 computes the embedding's gradient as a matmul
+FUSED_LOSS_FROM = 16384  # vocabulary from which on version 3 computes output head and loss in chunks
+LOSS_CHUNK = 2048  # rows of such a chunk
 
 
 class Sizes(namedtuple("Sizes", "B T C H K D F V L")):
@@ -42,6 +46,17 @@ class Sizes(namedtuple("Sizes", "B T C H K D F V L")):
     def one_hot(self):
         """Tell whether version 3 computes the embedding's gradient as a matmul; of the letter V assume it."""
         return (self.V <= MAX_ONE_HOT) is not False
+
+    @property
+    def fused(self):
+        """Tell whether version 3's loss is the fused one by default; of the letter V assume that it is not."""
+        return (self.V >= FUSED_LOSS_FROM) is True
+
+    @property
+    def loss_chunks(self):
+        """Return the rows of each chunk of the fused loss."""
+        rows = self.B * self.T
+        return [min(LOSS_CHUNK, rows - first) for first in range(0, rows, LOSS_CHUNK)]
 
 
 def sizes_of(config):
@@ -307,13 +322,43 @@ def cross_entropy(s, version, e):
     n = s.B * s.T * s.V
     rows = s.B * s.T
     if version == 3:
-        # The kernel reads labels, and writes loss, counted, maximum and log(l) of each row; two sums; loss / count.
-        forward = [e * n + 24 * rows, 8 * rows + 8, 12]
-        # ones_like; the kernel.
-        return Part(forward, [4, 2 * e * n + 16 * rows + 8], e * n + 16 * rows + 8)
+        forward, backward = loss_kernels(s, e, rows)
+        sums = 8 * rows + 8  # of losses, and of the rows that are counted
+        divide = 12
+        return Part([forward, sums, divide], [4, backward + 8], e * n + 16 * rows + 8)  # ones_like first
     casts = [CAST * n] if e == 2 else []
     forward = [*casts, 8 * n, 4 * n + 8 * rows + 8]  # log_softmax, nll_loss
     return Part(forward, [4, 8 * n + 8 * rows + 8, 12 * n, *casts], 4 * n + 8 * rows + 4)
+
+
+def loss_kernels(s, e, rows):
+    """Return the bytes of version 3's two loss kernels for so many rows, forward and backward, scale left out."""
+    n = rows * s.V
+    forward = e * n + 24 * rows  # reads logits and labels; writes loss, counted, maximum and log(l) of each row
+    return forward, 2 * e * n + 16 * rows
+
+
+def fused_loss(s, e):
+    """Count output head and cross-entropy of version 3 in chunks. What is saved are the gradients, dw in float32."""
+    rows = s.B * s.T
+    x = rows * s.C
+    w = s.V * s.C
+    matmuls = []
+    forward_kernels = []
+    backward_kernels = []
+    for chunk in s.loss_chunks:
+        forward, backward = loss_kernels(s, e, chunk)
+        forward_kernels.append(forward)
+        backward_kernels.append(backward + 4)  # a scale of 1
+        one = matmul(chunk, s.C, s.V, e)  # logits; dx
+        dw = e * chunk * (s.V + s.C) + 4 * w * (2 if matmuls else 1)  # the first chunk's is not added to anything
+        matmuls += [one, one, dw]
+    scaled = [2 * e * x + 4, (4 + e) * w + 4]  # dx and dw
+    sums = 8 * rows + 8
+    divide = 12
+    forward = [*forward_kernels, *backward_kernels, 4, sums, divide]  # 4: the scale
+    loss = Part(forward, [4, divide], e * x + 4 * w + 8)
+    return {"output head": Part(matmuls, scaled), "cross-entropy": loss}
 
 
 def adamw(s, version, precision):
@@ -331,8 +376,11 @@ def adamw(s, version, precision):
     return Part([], [16, 40, *updates])  # t + 1, beta ** t
 
 
-def parts(version, precision, s):
-    """Return {part: Part} of each layer, and of what a step does outside the layers."""
+def parts(version, precision, s, fused=None):
+    """Return {part: Part} of each layer, and of what a step does outside the layers.
+
+    fused tells whether version 3's loss is the fused one, None that its default is.
+    """
     if version == 4:
         raise ValueError("version 4 launches what the compiler makes of it, which no formula counts")
     e = ELEMENT_BYTES[precision]
@@ -357,17 +405,27 @@ def parts(version, precision, s):
         "cross-entropy": cross_entropy(s, version, e),
         "AdamW": adamw(s, version, precision),
     }
+    if loss_is_fused(version, s, fused):
+        once |= fused_loss(s, e)
     return layer, once
 
 
 # ---------------------------------------------------------------- a whole step
 
 
-def step_counts(version, precision, s):
-    """Return {part: {phase: {quantity: number}}} of a training step."""
-    layer, once = parts(version, precision, s)
+def loss_is_fused(version, s, fused=None):
+    """Tell whether output head and cross-entropy are counted in chunks; fused as in parts()."""
+    return version == 3 and (s.fused if fused is None else fused)
+
+
+def step_counts(version, precision, s, fused=None):
+    """Return {part: {phase: {quantity: number}}} of a training step; fused as in parts()."""
+    layer, once = parts(version, precision, s, fused)
     flops = flops_done(version, s)
     elementwise = operations(s)
+    if loss_is_fused(version, s, fused):  # the forward computes the gradients too
+        flops["output head"] = (sum(flops["output head"]), 0)
+        elementwise["cross-entropy"] = (sum(elementwise["cross-entropy"]), 0)
     counts = {}
     for part in PARTS:
         counts[part] = {}
@@ -428,13 +486,18 @@ def kernel_counts(precision, s):
     """
     both = parts(3, precision, s)
     elementwise = operations(s)
+    places = dict(KERNELS)
+    if loss_is_fused(3, s):
+        chunks = len(s.loss_chunks)
+        places["cross_entropy_forward_kernel"] = ("cross-entropy", "forward", slice(0, chunks))
+        places["cross_entropy_backward_kernel"] = ("cross-entropy", "forward", slice(chunks, 2 * chunks))
     found = {}
-    for kernel, (part, phase, which) in KERNELS.items():
+    for kernel, (part, phase, which) in places.items():
         each, single = (getattr(place.get(part, Part()), phase)[which] for place in both)
         launches = s.L * len(each) + len(single)
         flops = s.L * KERNEL_MATMULS.get(kernel, 0) * s.B * s.T * s.T * s.C
         if kernel not in KERNEL_MATMULS and kernel != "column_sum_kernel":
-            flops = elementwise[part][PHASES.index(phase)]
+            flops = elementwise[part][PHASES.index(KERNELS[kernel][1])]
         found[kernel] = flops / launches, (s.L * sum(each) + sum(single)) / launches
     return found
 

@@ -3,10 +3,11 @@
     python scripts/common/peers.py --preset small --use-amp --enable-torch-compile
     python scripts/common/peers.py --preset small --use-amp --enable-torch-compile --fp8 --fp8-recipe rowwise
     python scripts/common/peers.py --library liger --preset small --use-amp
+    python scripts/common/peers.py --liger-loss --preset small --use-amp --enable-torch-compile --vocab-size 32000
 
 Attention is the fused causal kernel without a mask tensor, AdamW is PyTorch's fused one, and the step runs in a graph.
-Liger's kernels are those for RMSNorm, RoPE and SwiGLU; the loss stays PyTorch's, because Liger's reads a value back
-from the GPU and cannot be captured.
+With --library liger, Liger's kernels are those for RMSNorm, RoPE and SwiGLU. --liger-loss computes output head and loss
+in chunks, with Liger's fused linear cross-entropy.
 
 This is version 1's script with a library's model, loss and optimizer in place of its own. Weights, batches, options,
 the timed step, the graph, the printed summary and the metrics file are version 1's, so the numbers can be compared.
@@ -20,6 +21,7 @@ import sys
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -54,6 +56,40 @@ def causal_attention(module, query, key, value, attention_mask, dropout=0.0, sca
     return context.transpose(1, 2).contiguous(), None  # [B, T, H, D]
 
 
+class KnownCount(TorchFunctionMode):
+    """Answer Tensor.item() with a number that the host knows, instead of reading it back from the GPU."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.count = count
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.item:
+            return self.count
+        return function(*args, **(kwargs or {}))
+
+
+class LigerLoss(torch.autograd.Function):
+    """Compute the mean cross-entropy of x [rows, C] and w [V, C], and its gradients, by Liger in chunks of rows.
+
+    Liger's own Function cannot be captured in a graph, because it reads two values back from the GPU: the number of
+    labels that are not ignored, which are all of them here, and in the backward whether the loss was scaled.
+    """
+
+    @staticmethod
+    def forward(ctx, x, w, labels):
+        from liger_kernel.ops.fused_linear_cross_entropy import fused_linear_cross_entropy_forward
+
+        with KnownCount(labels.numel()), torch.autocast(x.device.type, enabled=False):
+            loss, *_, dx, dw, _ = fused_linear_cross_entropy_forward(x, w, labels, accum_dtype=torch.float32)
+        ctx.save_for_backward(dx, dw)
+        return loss
+
+    @staticmethod
+    def backward(ctx, dloss):
+        return *ctx.saved_tensors, None  # dloss is 1: only float16 scales the loss, which is refused
+
+
 class LibraryLlama(nn.Module):
     """Map tokens and labels [B, T] to the loss with LlamaForCausalLM; parameters carry version 1's names."""
 
@@ -77,8 +113,11 @@ class LibraryLlama(nn.Module):
 
             recipe = Float8LinearConfig.from_recipe_name(options.fp8_recipe)
             convert_to_float8_training(self.llama.model, config=recipe)  # not the head, as in version 3
+        self.dtype = options.dtype if options.use_amp else torch.float32
+        self.liger_loss = options.liger_loss
         if options.enable_torch_compile:
-            self.compile(mode=options.compile_mode)
+            compiled = self.llama.model if self.liger_loss else self
+            compiled.compile(mode=options.compile_mode)
 
     def named_parameters(self, *args, **kwargs):
         for name, parameter in super().named_parameters(*args, **kwargs):
@@ -86,6 +125,11 @@ class LibraryLlama(nn.Module):
             yield ".".join(CANONICAL.get(part, part) for part in parts), parameter
 
     def forward(self, tokens, labels):
+        if self.liger_loss:
+            x = self.llama.model(input_ids=tokens, use_cache=False).last_hidden_state  # [B, T, C]
+            x = x.flatten(0, 1).to(self.dtype)  # [rows, C]
+            w = self.llama.lm_head.weight.to(self.dtype)  # once, not for each chunk
+            return LigerLoss.apply(x, w, labels.flatten())
         # Labels are the next tokens already: shift_labels tells the library's loss not to shift them once more.
         return self.llama(input_ids=tokens, labels=labels, shift_labels=labels, use_cache=False).loss
 
@@ -103,7 +147,8 @@ def make_optimizer(model, options):
 
 def add_version_options(add):
     add("--library", choices=PACKAGES, default="transformers", help="whose model (%(default)s)")
-    add("--enable-torch-compile", action="store_true", help="compile model and loss")
+    add("--liger-loss", action="store_true", help="output head and loss by Liger's fused linear cross-entropy")
+    add("--enable-torch-compile", action="store_true", help="compile model and loss, without Liger's")
     modes = ["default", "max-autotune-no-cudagraphs"]
     add("--compile-mode", choices=modes, default="default", help="used by --enable-torch-compile (%(default)s)")
     add("--fp8", action="store_true", help="torchao's float8 linear layers, with --use-amp")
@@ -112,12 +157,21 @@ def add_version_options(add):
 
 def complete_version_options(options, user_error):
     """Check these options and import the packages; return parts: what the peer uses, in words."""
-    if (options.library == "liger" or options.fp8) and not options.on_gpu:
-        raise user_error(f"{'--fp8' if options.fp8 else '--library liger'} needs a GPU, got {options.device}")
+    for option, given in {
+        "--fp8": options.fp8,
+        "--library liger": options.library == "liger",
+        "--liger-loss": options.liger_loss,
+    }.items():
+        if given and not options.on_gpu:
+            raise user_error(f"{option} needs a GPU, got {options.device}")
+    if options.liger_loss and options.use_amp and options.amp_dtype == "float16":
+        raise user_error("--liger-loss must have --amp-dtype bfloat16, whose loss is not scaled, got float16")
     if options.fp8 and not options.use_amp:
         raise user_error("--fp8 needs --use-amp: the other operations run in 16 bits")
     names = []
     packages = [*PACKAGES[options.library]]
+    if options.liger_loss:
+        packages.append("liger_kernel.ops.fused_linear_cross_entropy")
     if options.fp8:
         packages.append("torchao")
     for package in packages:
@@ -132,6 +186,8 @@ def complete_version_options(options, user_error):
         parts.append(f"torch.compile ({options.compile_mode})")
     if options.fp8:
         parts.append(f"fp8 ({options.fp8_recipe})")
+    if options.liger_loss:
+        parts.append("fused linear cross-entropy")
     return {"parts": ", ".join(parts)}
 
 

@@ -104,6 +104,15 @@ def column_of(record, preset, way, *names, kind="ladder"):
     return found
 
 
+def over_vocabulary(record, entries, name):
+    """Return the column of a number of vocabulary entries, which measured a row of this name."""
+    one_of(map(str, rungs.VOCABULARIES), entries)
+    one_of(rungs.by_name(rungs.VOCABULARY), name)
+    found = needed(rungs.columns_over_vocabulary(record.holding("vocabulary")).get(int(entries)))
+    needed(name in found.rungs and found.step_ms(name))
+    return found
+
+
 def losses(record, preset, way, precision):
     """Return the smallest and the largest loss of the versions' rungs in a precision."""
     column = column_of(record, preset, way)
@@ -376,6 +385,7 @@ FACTS = {  # r: the record
         "backward_alone": lambda r: statistics.mean(summary["backward_ms"] for summary in on_gpus(r, "ddp", 1)),
         "alone_on_each_of_four": lambda r: [four_gpus(r, 1)[0], four_gpus(r, 1)[-1]],
         "rung": lambda r, preset, way, name: column_of(r, preset, way, name).step_ms(name),
+        "vocabulary_step": lambda r, entries, name: over_vocabulary(r, entries, name).step_ms(name),
         "peer_is_ready": lambda r, preset, way, name: (
             1000 * column_of(r.holding("peers"), preset, way, name, kind="peers").told[name]["warm_s"]
         ),
@@ -398,6 +408,10 @@ FACTS = {  # r: the record
     },
     "bytes": {
         "peak": lambda r, *words: 2**20 * row(r, *words)["peak_memory_mb"],
+        "vocabulary_peak": lambda r, entries, name: 2**20 * over_vocabulary(r, entries, name).told[name]["peak_mib"],
+        "logits": lambda r, preset, entries, each: (  # of so many bytes each
+            int(each) * sizes(preset).B * sizes(preset).T * int(entries)
+        ),
         "stage_peak": lambda r, stage_number: 2**20 * stage(r, stage_number, "peak"),
         "parameter_bytes": lambda r, preset, each: int(each) * parameters(preset),
         "moved_by": lambda r, one, other, *words: [moved(one, *words), moved(other, *words)],

@@ -5,10 +5,10 @@
     python scripts/maintain/ladder.py --draw         # draw the pictures, which needs matplotlib
 
 A recorded run is a folder that maintain/record.sh wrote. Each table comes from one of its parts: ladder and
-ladder_small from the parts whose names begin with ladder, peers likewise; v1 to v4 and v1_v3 from the headline; graph,
-kernels, ablation2, ablation3, losses and ddp from the part of that name; traces, traces_made and traces_read from
-trace; expected from all ladders of medium and the data sheets' numbers of common/counts.py. In the ladder "..." stands
-where nothing has been measured.
+ladder_small from the parts whose names begin with ladder, peers and vocabulary likewise; v1 to v4 and v1_v3 from the
+headline; graph, kernels, ablation2, ablation3, losses and ddp from the part of that name; traces, traces_made and
+traces_read from trace; expected from all ladders of medium and the data sheets' numbers of common/counts.py. In the
+ladder and in vocabulary "..." stands where nothing has been measured.
 tested_on says what was executed, compiled, run against stubs or never run: it comes from all recorded runs, the
 targets of inspect_kernels.py, the stubs of tests/tools/stubs and the sets of versions in common/constraints*.txt.
 A page has a table, or a number of maintain/facts.py, where it has its markers, see maintain/pages.py. A part that the
@@ -128,10 +128,10 @@ def ladder_table(recorded, preset):
     return "\n\n".join(texts)
 
 
-def span(rounds):
+def span(numbers, word="round"):
     """Return "6 rounds", or "6 to 12 rounds"."""
-    least = f"{min(rounds)} to " if min(rounds) < max(rounds) else ""
-    return least + counted(max(rounds), "round")
+    least = f"{min(numbers)} to " if min(numbers) < max(numbers) else ""
+    return least + counted(max(numbers), word)
 
 
 def told_of(column, recorded):
@@ -200,6 +200,38 @@ def peers_table(recorded):
         header = ["preset", "runs", "Hugging Face's LLaMA with", "step ms", "peak MiB"]
         texts.append(markdown_table(header, lines, left=3))
     return "\n\n".join(texts) or None
+
+
+def peak_cell(column, name):
+    """Return a row's peak memory in MiB, or what stands for its time where it has none."""
+    if column is None or not column.step_ms(name):
+        return step_cell(column, name)
+    return f"{column.told[name]['peak_mib']:,.0f}"
+
+
+def vocabulary_table(recorded):
+    """Return step, gains and peak memory over the number of vocabulary entries; "..." where nothing was measured."""
+    columns = rungs.columns_over_vocabulary(recorded)
+    across = [columns.get(V) for V in rungs.VOCABULARIES]
+    ideas = {rung.name: rung.idea for rung in rungs.VOCABULARY}
+    compared = [(rung.name, other) for rung in rungs.VOCABULARY for other in (rung.base, rung.peer) if other]
+    steps = [[idea, *(step_cell(column, name) for column in across)] for name, idea in ideas.items()]
+    peaks = [[idea, *(peak_cell(column, name) for column in across)] for name, idea in ideas.items()]
+    gains = []
+    for name, other in compared:
+        found = [column and column.gain(name, other) for column in across]
+        gains.append([f"{ideas[name]}, over {ideas[other]}", *(str(gain) if gain else EMPTY for gain in found)])
+    texts = []
+    for name, lines in (("step, ms", steps), ("speed-up (smallest to largest)", gains), ("peak, MiB", peaks)):
+        texts.append(markdown_table([name, *(f"V = {V:,}" for V in rungs.VOCABULARIES)], lines))
+    measured = columns.values()
+    if measured:
+        told = f"{span([column.turns() for column in measured])} of {span([c.starts() for c in measured], 'start')}"
+        pairs = [furthest(ratios(*pair)) for column in measured if (pair := column.pair())]
+        if pairs:
+            told += f". {noise_line(next(iter(measured)).content['again'], max(pairs))}"
+        texts.append(" ".join([f"{told}.", *dict.fromkeys(origin(c.content["record"], recorded) for c in measured)]))
+    return "\n\n".join(texts)
 
 
 def graph_table(recorded):
@@ -321,6 +353,13 @@ def versions_of(name):
     return f"PyTorch {least['torch']} with Triton {least['triton']}"
 
 
+def executed_with():
+    """Return the versions that compiled the kernels of the interpreter's last manual run, from its page."""
+    page = (REPOSITORY / "scripts" / "common" / "amd" / "RESULTS.md").read_text()
+    triton, pytorch = re.search(r"Triton ([\d.]+), PyTorch ([\d.]+)", page).groups()
+    return f"PyTorch {pytorch} with Triton {triton}"
+
+
 def tested_on(recorded):
     """Return what ran on which platform, from the records below a folder."""
     rows = executed(recorded)
@@ -336,8 +375,9 @@ def tested_on(recorded):
         (
             "executed in our interpreter of AMD's instructions",
             ", ".join(name for name, target in TARGETS.items() if target.backend == "hip"),
-            versions_of("constraints.txt"),
-            "version 3's kernels, forward and backward, in float32, bfloat16 and float16; not fp8's",
+            f"{executed_with()}, {versions_of('constraints.txt')}",
+            "version 3's kernels, forward and backward, in float32, bfloat16 and float16, and those of fp8 on gfx942, "
+            "gfx950 and gfx1201 (PyTorch's fp8 matmuls are not executed)",
         ),
         ("compiled", ", ".join(TARGETS), "", "version 3's kernels: registers, LDS, spills"),
         ("run against stubs", f"profilers of ROCm {', '.join(ran)}", "", "wrappers: command lines, result files"),
@@ -361,6 +401,7 @@ def tables_of(recorded):
     made |= {"v1_v3": suite_table(recorded, "headline", lambda model: model in ("v1", "v3"))}
     made |= {"ladder": ladder_table(recorded, "medium"), "ladder_small": ladder_table(recorded, "small")}
     made |= {"peers": peers_table(recorded.holding("peers")), "other_gpus": other_gpus_table(recorded)}
+    made |= {"vocabulary": vocabulary_table(recorded.holding("vocabulary"))}
     made |= {"graph": graph_table(recorded.holding("graph")), "kernels": kernels_table(recorded.holding("kernels"))}
     made |= {"ddp": suite_table(recorded.holding("ddp"), "ddp")}
     made |= {part: ablation_table(recorded.holding(part), part) for part in ("ablation2", "ablation3")}
@@ -376,8 +417,9 @@ def faults_of_record(recorded):
     ran = {(run["case"].script, run["script_sha256"]) for run in results["runs"]}
     faults = faults_of_commit(results["record"]["commit"], ran)
     columns = [column for record, column in ladders_of_gpus(recorded) if record is not recorded]
-    peers = rungs.all_columns(recorded.holding("peers"), "peers")
-    for column in [*rungs.all_columns(recorded, "ladder"), *peers, *columns]:
+    columns += rungs.all_columns(recorded.holding("peers"), "peers")
+    columns += rungs.columns_over_vocabulary(recorded.holding("vocabulary")).values()
+    for column in [*rungs.all_columns(recorded, "ladder"), *columns]:
         ran = {(rungs.script_of(rung), column.told[name]["script_sha256"]) for name, rung in column.rungs.items()}
         faults += faults_of_commit(column.content["record"]["commit"], ran)
     for run in (recorded_losses(recorded) or {}).values():

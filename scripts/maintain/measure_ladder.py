@@ -1,17 +1,21 @@
-"""Measure the ladder, or the ways to run the peer, in rounds of warm processes.
+"""Measure the ladder, the ways to run the peer, or output heads over the vocabulary, in rounds of warm processes.
 
     python scripts/maintain/measure_ladder.py --presets medium,small --graph on --results FOLDER
     python scripts/maintain/measure_ladder.py --peer-variants --presets medium --graph on --results FOLDER
+    python scripts/maintain/measure_ladder.py --vocabularies 1000,32000 --presets medium --graph on --results FOLDER
     python scripts/maintain/measure_ladder.py --results FOLDER --append --time-limit 500    # what is missing
 
 A rung of maintain/rungs.py is one idea away from the rung that it builds on. The processes of all rungs run at the same
 time and take turns. FOLDER/ladder.json keeps every step. --peer-variants times each way to run the peer, to choose the
-fastest, and writes FOLDER/peers.json. Options that are not listed go to all scripts.
+fastest, and writes FOLDER/peers.json. --vocabularies measures the rows of rungs.VOCABULARY, which compute the logits
+whole or in chunks, at each number of entries, and writes FOLDER/vocabulary.json. Options that are not listed go to all
+scripts.
 
 Exit status: 0; 1 if nothing was measured or --time-limit left some out; 2 for a bad option; 130 if interrupted.
 """
 
 import functools
+import itertools
 import pathlib
 import shlex
 import signal
@@ -20,7 +24,7 @@ import sys
 if __name__ == "__main__":
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.command_line import Parser, listed, on_cpu, positive, progress, run_tool
+from common.command_line import Parser, listed, numbers, on_cpu, positive, progress, run_tool
 from common.machine import SAME_RUN, describe, hash_of
 from common.runs import TimeLimit
 from common.versions import load_version
@@ -34,6 +38,7 @@ def build_parser():
     parser = Parser(PROGRAM, __doc__, with_json=False)
     add = parser.add_argument
     add("--peer-variants", action="store_true", help="measure the ways to run the peer instead of the ladder")
+    add("--vocabularies", type=numbers, metavar="V,V", help="measure output heads with so many entries instead")
     add("--presets", type=listed(["tiny", "small", "medium"]), help="tiny, small, medium (small; tiny on a CPU)")
     add("--graph", type=listed(["on", "off"]), default=["on", "off"], help="on, off (both)")
     add("--rungs", type=listed(), help="by name (all)")
@@ -54,7 +59,9 @@ def parse_arguments(argv):
     arguments.options = shlex.join(rest)
     arguments.presets = arguments.presets or ["tiny" if on_cpu(rest) else "small"]
     arguments.starts = arguments.starts or (1 if arguments.peer_variants else 3)
-    known_rungs = rungs.by_name([*rungs.PEERS, rungs.SLOW_PEER] if arguments.peer_variants else rungs.LADDER)
+    if arguments.peer_variants and arguments.vocabularies:
+        parser.error("--peer-variants and --vocabularies measure different rows: give one of them")
+    known_rungs = rungs.by_name(rows_of(arguments))
     for name in [*(arguments.rungs or []), *([arguments.again] if arguments.again else [])]:
         if name not in known_rungs:
             parser.error(f"--rungs, --again: {name} is none of {', '.join(known_rungs)}")
@@ -68,16 +75,32 @@ def parse_arguments(argv):
     return arguments
 
 
+def rows_of(arguments):
+    """Return the Rungs that may be measured."""
+    if arguments.peer_variants:
+        return [*rungs.PEERS, rungs.SLOW_PEER]
+    return rungs.VOCABULARY if arguments.vocabularies else rungs.LADDER
+
+
 def results_file(arguments):
-    return arguments.results / ("peers.json" if arguments.peer_variants else "ladder.json")
+    if arguments.peer_variants:
+        return arguments.results / "peers.json"
+    return arguments.results / ("vocabulary.json" if arguments.vocabularies else "ladder.json")
 
 
-def begin_column(arguments, preset, graph, record, columns):
+def options_of_columns(arguments):
+    """Return the options of the training scripts, a text for each column of a preset."""
+    if not arguments.vocabularies:
+        return [arguments.options]
+    return [f"{arguments.options} {rungs.VOCABULARY_OPTION} {V}".strip() for V in arguments.vocabularies]
+
+
+def begin_column(arguments, preset, graph, options, record, columns):
     """Return the column to go on with: of this machine, commit, text and choice of rungs; else a new one."""
     names = [rung.name for rung in arguments.rungs]
     way = "graph" if graph else "eager"
     again = arguments.again or next((rung.name for rung in arguments.rungs if rung.noisiest == way), names[-1])
-    wanted = {"preset": preset, "graph": graph, "options": arguments.options, "again": again}
+    wanted = {"preset": preset, "graph": graph, "options": options, "again": again}
     chosen = [rung.recorded() | {"script_sha256": hash_of(rungs.script_of(rung))} for rung in arguments.rungs]
     for content in (column.content for column in columns):
         here = all(content["record"].get(key) == record[key] for key in ("host", "commit", *SAME_RUN))
@@ -148,11 +171,11 @@ def measure(arguments, argv):
     left = 0
     measured = []
     try:
-        for preset in arguments.presets:
-            for choice in arguments.graph:
-                column = begin_column(arguments, preset, choice == "on", record, columns)
-                measured.append(column)
-                left += measure_column(column, arguments, limit, lambda: rungs.write_columns(columns, file))
+        wanted = itertools.product(arguments.presets, arguments.graph, options_of_columns(arguments))
+        for preset, choice, options in wanted:
+            column = begin_column(arguments, preset, choice == "on", options, record, columns)
+            measured.append(column)
+            left += measure_column(column, arguments, limit, lambda: rungs.write_columns(columns, file))
     except KeyboardInterrupt:
         progress("interrupted: the rounds that were measured are kept")
         status = 130

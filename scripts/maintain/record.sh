@@ -12,6 +12,7 @@
 # ladder-small         15               the same at small, in a graph
 # ladder-small-eager   15               without a graph
 # peers                15               the ways to run the peer, each started once
+# vocabulary           25               version 3's fused loss, the whole logits and Liger's, over the vocabulary, at medium
 # headline             30               versions, presets and precisions as they run by default, version 1 also not deterministic, and peers
 # graph                15               the same steps with and without a graph, in bfloat16
 # kernels              8                version 3's kernels alone
@@ -39,7 +40,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common/wrappers/setup.sh"
 root=${SCRIPTS%/*} limit=86400 only='' folder='' toy=()
 sizes=(--presets 'small,medium' --repeats 1 --compile-first 13) small=(--preset small --use-amp)
 medium=(--preset medium --use-amp) rounds=5
-long=medium short=small captured=on columns=()
+long=medium short=small captured=on columns=() vocabularies=1000,8192,16384,32000,128256
 lengths=(--preset medium --batch-size 4 --use-amp --seq-lengths '512,1024,2048,4096') stage=()
 while [[ $# -gt 0 ]]; do
     TAKEN=1
@@ -65,7 +66,7 @@ gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())') ||
     fail 2 "$PYTHON has no PyTorch: run scripts/quickstart.sh first, or set TINY_LLAMA_PYTHON"
 [[ $gpus -gt 0 || ${#toy[@]} -gt 0 ]] || fail 2 "PyTorch sees no GPU here, and times of a CPU are not recorded"
 parts=(ladder-medium ladder-medium-eager ladder-small ladder-small-eager peers headline graph kernels)
-parts+=(ablation2 ablation3 timeline trace stages memory losses)
+parts+=(vocabulary ablation2 ablation3 timeline trace stages memory losses)
 [[ $gpus -lt 2 ]] || parts+=(ddp)
 for name in ${only//,/ }; do
     [[ " ${parts[*]} " == *" $name "* ]] || fail 2 "--only: $name is none of ${parts[*]}"
@@ -75,6 +76,7 @@ if [[ ${#toy[@]} -gt 0 ]]; then
     lengths=("${toy[@]}" --batch-size 2 --seq-lengths '16,32') stage=("${toy[@]}" --batch-size 2 --seq-len 16)
     small=("${stage[@]}" --num-steps 3) medium=("${stage[@]}" --num-steps 3) rounds=1
     long=tiny short=tiny captured=off # a CPU has no graphs
+    vocabularies=64,128
     columns=(--starts 1 --rounds 1 --num-steps 3 "${stage[@]}")
 fi
 left=() # what failed or is left
@@ -133,6 +135,7 @@ rungs ladder-small 15 --presets "$short" --graph "$captured" "${columns[@]}"
 rungs ladder-small-eager 15 --presets "$short" --graph off "${columns[@]}"
 # The slowest compiler runs last, at medium, in the time that is left.
 rungs peers 15 --peer-variants --presets "$short,$long" --graph "$captured" "${columns[@]}"
+rungs vocabulary 25 --vocabularies "$vocabularies" --presets "$long" --graph "$captured" "${columns[@]}"
 suite headline 30 --models v1,v1+nodet,v2,v2+compile,v3,v4,hf+compile:float32:bfloat16:fp8,liger:bfloat16 \
     --precisions float32,tf32,bfloat16,fp8
 suite graph 15 --models v1+nodet,v2,v2+compile,v3,v4 --precisions bfloat16 --graph on,off \

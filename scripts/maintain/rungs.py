@@ -3,6 +3,8 @@
 A new rung is one row of LADDER: the measuring tool, tables, pictures and tests take everything from that row, and show
 "..." where a record lacks the rung.
 
+PEERS and VOCABULARY are measured the same way, into the files peers.json and vocabulary.json.
+
 A file ladder.json holds "columns": each one preset, eager or in a graph, measured on one machine. A column has its
 record (machine, commit, command), its rungs (options, status, loss, memory) and its rounds: the times of ten steps
 of every rung, or of several times ten. "again" names the rung of the A/A pair.
@@ -164,6 +166,18 @@ PEERS = [
 ]
 SLOW_PEER = Rung("autotuned", "torch.compile, max-autotune-no-cudagraphs", "peer", [*AMP, *AUTOTUNED])  # at medium
 
+# Output head and loss over the number of vocabulary entries: who writes the whole logits, and who does not.
+VOCABULARY_OPTION = "--vocab-size"
+VOCABULARIES = (1000, 8192, 16384, 32000, 128256)
+VOCABULARY = [
+    Rung("v2", "V2, compiled", 2, [*AMP, *COMPILED], noisiest="graph"),
+    Rung("v3 whole", "V3, whole logits", 3, [*AMP, "--disable-fused-loss"]),
+    Rung("v3", "V3, in chunks", 3, [*AMP, "--enable-fused-loss"], "v3 whole", peer="hf liger"),
+    Rung("v4", "V4", 4, AMP),
+    Rung("hf", "Hugging Face", "peer", [*AMP, *COMPILED]),
+    Rung("hf liger", "Hugging Face with Liger's fused loss", "peer", [*AMP, *COMPILED, "--liger-loss"], "hf"),
+]
+
 # Pages name these rungs already and show "..." for them. Who adds a row to LADDER takes its name away here.
 AWAITED = ("library",)  # the strongest stack that can be built from libraries
 
@@ -253,7 +267,7 @@ class Column:
 
     def over_peers(self):
         """Return (rung, peer) of the rungs that were measured with the peer of their precision."""
-        pairs = [(rung.name, rung.peer) for rung in LADDER if rung.peer]
+        pairs = [(rung.name, rung.peer) for rung in [*LADDER, *VOCABULARY] if rung.peer]
         return [pair for pair in pairs if self.rungs.keys() >= set(pair)]
 
     def noisiest(self):
@@ -262,17 +276,27 @@ class Column:
         return noisiest({name: times for name, times in medians.items() if times})
 
 
-def all_columns(recorded, kind):
-    """Return the Columns with enough rounds of the parts of a kind, ladder or peers, the oldest first."""
+def all_columns(recorded, kind, options=""):
+    """Return the Columns with enough rounds of the parts of a kind, ladder, peers or vocabulary, the oldest first."""
     found = [column for path in recorded.folder.glob(f"{kind}*/{kind}.json") for column in read_columns(path)]
     found.sort(key=lambda column: column.content["record"]["date"])
-    enough = ROUNDS_NEEDED if kind == "ladder" else 1
-    return [column for column in found if column.turns() >= enough and not column.content["options"]]
+    enough = 1 if kind == "peers" else ROUNDS_NEEDED
+    return [column for column in found if column.turns() >= enough and column.content["options"] == options]
 
 
 def columns_of(recorded, kind):
     """Return {(preset, in a graph): the newest Column}."""
     return {(column.content["preset"], column.content["graph"]): column for column in all_columns(recorded, kind)}
+
+
+def columns_over_vocabulary(recorded):
+    """Return {vocabulary entries: the newest Column of medium in a graph}."""
+    found = {}
+    for V in VOCABULARIES:
+        for column in all_columns(recorded, "vocabulary", f"{VOCABULARY_OPTION} {V}"):
+            if column.content["preset"] == "medium" and column.content["graph"]:
+                found[V] = column
+    return found
 
 
 COLUMNS = ["", "idea", "builds on", "ms", "over its base (smallest to largest)", "peak MiB", "loss"]

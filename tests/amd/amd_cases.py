@@ -31,6 +31,7 @@ CASES = {
     "swiglu": lambda: swiglu_case(19, width=50),
     "swiglu, exponential overflows": lambda: swiglu_case(3, 11, width=16, scale=60.0),
     "loss": lambda: loss_case(7, V=1500),
+    "loss, in place and with ignored rows": lambda: kernel_cases.linear_loss_case(7, C=8, V=1500, chunk=4, ignored=5),
     "loss, several tiles": lambda: loss_case(2, V=5000, first=200.0),
     "attention": lambda: attention_case(1, 43, 2, 1, 64, rotated=True),
     "attention, two sequences": lambda: attention_case(2, 35, 4, 2, 64),

@@ -24,7 +24,7 @@ RUNS = [
     ("gfx942", "norm", "float16", 1),
     ("gfx942", "adamw", "bfloat16", -1),
     ("gfx1100", "attention", "float16", -1),
-    ("gfx1100", "loss", "float32", 1),
+    ("gfx1100", "loss, in place and with ignored rows", "float32", 1),
     ("gfx1100", "swiglu", "bfloat16", -1),
     ("gfx1100", "norm, nothing added", "float32", 1),
     ("gfx90a", "attention", "bfloat16", 1),

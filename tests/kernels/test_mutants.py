@@ -52,7 +52,7 @@ PAST_THE_END = Mutant("store_tile", "first + row < T", "first + row < T + 1")
 # Mistakes that not every case shows: operation -> mistake -> mutant.
 MUTANTS = {
     "add_rms_norm": {
-        "epsilon forgotten": Mutant("rmsnorm_forward_kernel", "tl.sum(x * x, 1) / C + eps", "tl.sum(x * x, 1) / C"),
+        "epsilon forgotten": Mutant("rmsnorm_forward_kernel", "tl.cast(eps, tl.float32)", "0.0"),
         "mean over the tile": Mutant("rmsnorm_forward_kernel", "tl.sum(x * x, 1) / C", "tl.sum(x * x, 1) / BLOCK"),
         "rstd in 16 bits": Mutant(
             "rmsnorm_forward_kernel", "x * rstd[:, None]", "x * rstd[:, None].to(tl.float16).to(tl.float32)"

@@ -108,6 +108,16 @@ def test_bounds_follow_from_version_1s_own_errors(measured):
         assert blamed(reference, found | {"gradients": found["gradients"] | {name: near}}) is None
 
 
+def test_a_loss_that_keeps_no_logits_is_compared_with_logits(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with restored_settings():
+        script = load_version(3)
+        others = [f"--disable-{kernel}-kernel" for kernel in script.KERNELS if kernel != "loss"]
+        argv = [*TINY, "--vocab-size", "16", "--enable-fused-loss", *others]
+        reference = accuracy.Reference(argv)
+        assert blamed(reference, accuracy.outcome(script, argv, steps=0)) is None
+
+
 def test_options_that_version_1_does_not_know_are_left_out_of_its_own():
     """They choose how another version computes, not what."""
     script = load_version(1)

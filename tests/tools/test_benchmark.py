@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ import benchmark_suite
 from common import machine, peers, runs, suite_results
 from common.command_line import Failure
 from common.suite_results import Case, read_results, rows, write_results
-from common.versions import REPOSITORY, SCRIPTS, load_version, relative_error
+from common.versions import REPOSITORY, SCRIPTS, load_file, load_version, relative_error
 from in_process import refused
 from processes import run_file, run_fork, run_process_forked
 
@@ -469,6 +470,35 @@ def test_the_peer_s_compiled_attention_is_causal_and_has_no_mask(precision):
 # ---------------------------------------------------------------- peers, with a stub of the library
 
 
+def test_liger_s_loss_is_the_library_s_and_reads_nothing_back(monkeypatch):
+    """A graph cannot be captured while a value is read back; of a tensor on meta none can be."""
+
+    def fused_linear_cross_entropy_forward(x, w, labels, accum_dtype):
+        count = (labels != -100).sum().to("meta").item()
+        with torch.enable_grad():
+            x, w = (tensor.detach().requires_grad_() for tensor in (x, w))
+            loss = F.cross_entropy(x @ w.t(), labels, reduction="sum") / count
+        return loss.detach(), None, *torch.autograd.grad(loss, (x, w)), None
+
+    names = "liger_kernel", "liger_kernel.ops", "liger_kernel.ops.fused_linear_cross_entropy"
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules[names[-1]].fused_linear_cross_entropy_forward = fused_linear_cross_entropy_forward
+    stub = load_file(STUBS / "library" / "transformers" / "__init__.py", "transformers_stub")
+    monkeypatch.setitem(sys.modules, "transformers", stub)
+    script = peers.peer_script()
+    config = script.parse_options(["--batch-size", "2", "--seq-len", "16", "--device", "cpu", *TOY])
+    tokens, labels = (part.contiguous() for part in script.batch(script.load_data(config), 0, config))
+    found = []
+    for config.liger_loss in (False, True):
+        model = script.Trainer(config).model
+        loss = script.compute_loss(model, tokens, labels, config)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters())])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.slow
 def test_peers_train_the_same_model_from_the_same_weights(tmp_path):
     kept = ["--save-every", "3", "--checkpoint-dir"]
@@ -495,6 +525,7 @@ def test_peers_train_the_same_model_from_the_same_weights(tmp_path):
         ([], "transformers cannot be imported (import of transformers halted; None in sys.modules): install it"),
         (["--fp8", "--use-amp"], "--fp8 needs a GPU, got cpu"),
         (["--library", "liger"], "--library liger needs a GPU, got cpu"),
+        (["--liger-loss"], "--liger-loss needs a GPU, got cpu"),
     ],
 )
 def test_what_a_peer_cannot_do_is_one_sentence(options, said, capsys, monkeypatch):

@@ -23,8 +23,26 @@ from training import need_fused_attention_in_16_bits
 def test_every_part_is_what_the_script_runs(version, precision, monkeypatch):
     if version == 2 and precision != "float32":
         need_fused_attention_in_16_bits()
-    counted = collect(version, precision, monkeypatch)
-    expected = step_counts(version, precision, counts.sizes_of(toy_config(version, precision)))
+    compare(version, precision, collect(version, precision, monkeypatch))
+
+
+def test_the_fused_loss_is_what_the_script_runs(monkeypatch):
+    """Three chunks of 16, 16 and 8 rows. In 16 bits the CPU's PyTorch takes more launches than a GPU's."""
+    script = load_version(3)
+    assert (counts.FUSED_LOSS_FROM, counts.LOSS_CHUNK) == (script.FUSED_LOSS_FROM, script.LOSS_CHUNK)
+    assert script.linear_cross_entropy.__defaults__ == (script.LOSS_CHUNK,)
+    monkeypatch.setattr(script.linear_cross_entropy, "__defaults__", (16,))
+    monkeypatch.setattr(counts, "LOSS_CHUNK", 16)
+    compare(3, "float32", collect(3, "float32", monkeypatch, "--enable-fused-loss"), fused=True)
+    sizes = preset_sizes("small")
+    large = sizes._replace(V=counts.FUSED_LOSS_FROM)
+    assert step_counts(3, "bfloat16", large) == step_counts(3, "bfloat16", large, fused=True)
+    assert step_counts(3, "bfloat16", sizes) == step_counts(3, "bfloat16", sizes, fused=False)
+
+
+def compare(version, precision, counted, fused=None):
+    """Assert that what was counted is what the formulas count."""
+    expected = step_counts(version, precision, counts.sizes_of(toy_config(version, precision)), fused)
     quantities = ["flops", "bytes", "launches", "saved"] + ["operations"] * (version == 1 and precision == "float32")
     keys = [(part, phase, quantity) for part in PARTS for phase in PHASES for quantity in quantities]
     found = {key: counted[key] for key in keys}
@@ -121,6 +139,8 @@ def test_the_numbers_of_a_step(capsys):
     assert "down projection      8,388,608          17.18     34.36" in out  # GFLOP: 2 x 1024 tokens x 8,388,608, twice
     status, out = run(capsys, "--version", 3, "--preset", "tiny", "--precision", "float16")
     numbers, roofs = [line.split()[1:] for line in out.splitlines() if line.startswith("SwiGLU")]
+    assert "chunks" not in out
+    assert "in chunks\n" in run(capsys, "--version", 3, "--vocab-size", counts.FUSED_LOSS_FROM)[1]
     one = 4 * 8 * 128 * 512 * 2  # bytes of an operand, in all layers: three of them forward, five backward, two saved
     assert numbers[3:] == [f"{3 * one / 1e6:.2f}", f"{5 * one / 1e6:.2f}", f"{2 * one / 2**20:.2f}", "4", "+", "4"]
     assert roofs[1:3] == [f"{8 * one / 5.3e6:.1f}", "memory"]

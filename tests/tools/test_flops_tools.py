@@ -54,6 +54,12 @@ def test_a_step_counted_by_hand(version, tmp_path, without_training):
     assert deepspeed == ("DeepSpeed Flops Profiler" in (tmp_path / "model_profile.txt").read_text())
 
 
+def test_the_counters_see_the_head_of_a_large_vocabulary(tmp_path, without_training):
+    """Version 3's fused loss is a kernel's, and its default there."""
+    vocabulary = ["--vocab-size", str(counts.FUSED_LOSS_FROM)]
+    assert flops.main(["--version", "3", *BY_HAND, *vocabulary, "--profile-dir", str(tmp_path)]) == 0
+
+
 def test_a_wrong_formula_is_found(tmp_path, monkeypatch, without_training, capsys):
     right = counts.required_flops
     monkeypatch.setattr(counts, "required_flops", lambda sizes: {part: 2 * n for part, n in right(sizes).items()})
@@ -263,6 +269,16 @@ def test_kernel_counts_are_those_of_the_parts():
     assert moved(*backward) == step["attention"]["backward"]["bytes"]
     assert sum(2 * kernels[name][0] for name in backward) == step["attention"]["backward"]["flops"]
     assert all(hasattr(getattr(load_version(3), name), "fn") for name in counts.KERNELS)
+
+
+def test_kernel_counts_of_the_fused_loss_are_those_of_a_chunk(monkeypatch):
+    sizes = gemm_tool.sizes_of(CONFIG, 2, counts.LOSS_CHUNK)._replace(V=counts.FUSED_LOSS_FROM)  # two chunks
+    chunks = counts.kernel_counts("float32", sizes)
+    monkeypatch.setattr(counts, "FUSED_LOSS_FROM", sizes.V + 1)
+    whole = counts.kernel_counts("float32", sizes)
+    for name in ("cross_entropy_forward_kernel", "cross_entropy_backward_kernel"):  # two numbers are a scale, or one
+        assert [2 * number for number in chunks[name]] == list(whole[name])
+    assert chunks["rope_kernel"] == whole["rope_kernel"]
 
 
 @pytest.fixture

@@ -168,6 +168,7 @@ def test_launches_are_those_of_the_gpu_and_its_precision():
     assert [row.target for row in rows] == ["gfx942"] * 2  # its first launch, and its second with the floor
     rows = kernels(*argv, *"column_sum --target gfx942 --dtype fp32 --hidden-dim 512".split())[1]
     assert rows and all("ROWS=128 BLOCK=8" in row.constants for row in rows)
+    assert len(kernels(*argv, *"cross_entropy --target gfx942 --dtype bf16 --enable-fused-loss".split())[1]) == 2
 
 
 def intermediate_code(precision):

@@ -137,7 +137,7 @@ def test_the_suite_takes_the_options_that_it_is_given(toy, record, tmp_path, mon
 
 @pytest.mark.parametrize("toy", [[], ["--toy"]], ids=["whole", "toy"])
 def test_the_ladder_takes_the_options_that_it_is_given(toy, record, tmp_path, monkeypatch):
-    parts = "ladder-medium,ladder-medium-eager,ladder-small,ladder-small-eager,peers"
+    parts = "ladder-medium,ladder-medium-eager,ladder-small,ladder-small-eager,peers,vocabulary"
     assert record("--only", parts, *toy, gpus=1 - len(toy)).returncode == 0
     monkeypatch.setattr(measure_ladder, "on_cpu", lambda argv: bool(toy))
     found = []
@@ -145,12 +145,17 @@ def test_the_ladder_takes_the_options_that_it_is_given(toy, record, tmp_path, mo
         words = line.split("measure_ladder.py ")[1].split()
         given = measure_ladder.parse_arguments([*words, "--results", str(tmp_path / "new")])
         found.append((len(given.rungs), given.starts, given.presets, given.graph))
+        vocabularies = given.vocabularies
     all_rungs, all_peers = len(rungs.LADDER), len(rungs.PEERS) + 1
+    *found, over_vocabulary = found
     if toy:
         assert found == [(all_rungs, 1, ["tiny"], ["off"])] * 4 + [(all_peers, 1, ["tiny"], ["off"])]
+        assert over_vocabulary == (len(rungs.VOCABULARY), 1, ["tiny"], ["off"])
         return
     ladder = [(all_rungs, 3, [preset], [graph]) for preset in ("medium", "small") for graph in ("on", "off")]
     assert found == [*ladder, (all_peers, 1, ["small", "medium"], ["on"])]
+    assert over_vocabulary == (len(rungs.VOCABULARY), 3, ["medium"], ["on"])
+    assert tuple(vocabularies) == rungs.VOCABULARIES
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from common import machine, suite_results
 from common.command_line import Failure
 from common.suite_results import Case, read_results, rows, write_results
 from common.versions import REPOSITORY, SCRIPTS
-from maintain import ladder, pictures, provenance, records, rungs
+from maintain import facts, ladder, pictures, provenance, records, rungs
 from maintain.records import Record
 from maintain.rungs import Rung
 
@@ -286,9 +286,9 @@ def test_the_ladder_has_dots_where_nothing_was_measured(recorded):
     ]
 
 
-def measured(preset, graph, date, times, count=6):
+def measured(preset, graph, date, times, count=6, known=(*LADDER, *PEERS)):
     """Return a column: {name: times of the rounds in ms}, two rounds of each start."""
-    chosen = [rung for rung in (*LADDER, *PEERS) if rung.name in times]
+    chosen = [rung for rung in known if rung.name in times]
     told = {"status": "ok", "reason": None, "parts": "a library 1.2", "peak_mib": 77.0, "loss": 6.1}
     steps = [{name: [ms[i]] * 3 for name, ms in times.items()} for i in range(count)]
     found = [{"start": i // 2, "turn": i, "steps_ms": step} for i, step in enumerate(steps)]
@@ -322,6 +322,36 @@ def test_the_ladder_by_hand(recorded):
     ):
         assert line in text, text
     assert "9.000" not in text
+
+
+def test_steps_gains_and_memory_over_the_vocabulary(recorded):
+    """Of 1,000 entries nothing was measured, of 8,192 one round too few, and 32,000 was measured anew."""
+    times = {"v2": [9.0] * 6, "v2 again": [9.0, 9.09, 9.0, 9.0, 9.0, 9.0], "hf liger": [3.0] * 6}
+    times |= {"v3 whole": [1.0] * 6, "v3": [2.0] * 6}
+    columns = []
+    for V, date, faster, count in ((8192, 3, 1, 4), (16384, 2, 1, 6), (32000, 1, 1, 6), (32000, 4, 2, 5)):
+        faster = {name: [ms / faster for ms in each] for name, each in times.items()}
+        column = measured("medium", True, f"2026-01-0{date}", faster, count, rungs.VOCABULARY)
+        column.content |= {"options": f"--vocab-size {V}", "again": "v2"}
+        columns.append(column)
+    (recorded / "vocabulary").mkdir()
+    rungs.write_columns(columns, recorded / "vocabulary" / "vocabulary.json")
+    text = ladder.tables_of(Record(recorded))["vocabulary"]
+    for line in (
+        "| step, ms | V = 1,000 | V = 8,192 | V = 16,384 | V = 32,000 | V = 128,256 |",
+        "| V3, in chunks | ... | ... | 2.000 | 1.000 | ... |",
+        "| V4 | ... | ... | ... | ... | ... |",
+        "| V3, in chunks, over V3, whole logits | ... | ... | 0.50x (0.50 to 0.50) | 0.50x (0.50 to 0.50) | ... |",
+        "| V3, in chunks | ... | ... | 77 | 77 | ... |",
+        "5 to 6 rounds of 3 starts. A/A: v2 under two names differs by up to 1.0 % within a round. Toy GPU",
+    ):
+        assert line in text, text
+    words = "vocabulary_step 32000 v3; vocabulary_peak 16384 v3; vocabulary_step 8192 v3; vocabulary_peak 32000 v4"
+    found = [facts.values_of(Record(recorded), line.split())[0] for line in words.split("; ")]
+    assert found == [[1.0], [77 * 2**20], [None], [None]]
+    for line in ("vocabulary_step 1001 v3", "vocabulary_step 1000 h"):
+        with pytest.raises(ValueError, match="is none of"):
+            facts.values_of(Record(recorded), line.split())
 
 
 def test_the_ladder_says_that_memory_made_groups(recorded):

@@ -43,12 +43,15 @@ def options_of(rung):
     return {name: value for name, value in vars(parsed).items() if name != "parts"}
 
 
-@pytest.mark.parametrize("rung", [*rungs.LADDER, *rungs.PEERS, rungs.SLOW_PEER], ids=lambda rung: rung.name)
+MEASURED = [*rungs.LADDER, *rungs.PEERS, rungs.SLOW_PEER, *rungs.VOCABULARY]
+
+
+@pytest.mark.parametrize("rung", MEASURED, ids=lambda rung: rung.name)
 def test_a_rung_differs_from_its_base_in_one_idea(rung):
     found = options_of(rung)
     if rung.base is None:
         return
-    base = RUNGS[rung.base]
+    base = rungs.by_name(rungs.VOCABULARY if rung in rungs.VOCABULARY else rungs.LADDER)[rung.base]
     changed = {name for name, value in options_of(base).items() if found.get(name) != value}
     if base.version == rung.version:
         assert len(changed) == 1 or changed == PACKINGS
@@ -462,8 +465,8 @@ def test_a_column_goes_on_only_with_what_it_began_with(change, same, monkeypatch
     record = dict.fromkeys(("host", "commit", "device", "driver", "packages"), "one")
 
     def begin(record, names=("base", "fast"), options="", again="fast", **_):
-        arguments = SimpleNamespace(rungs=[SOME[name] for name in names], options=options, again=again)
-        return measure_ladder.begin_column(arguments, "tiny", True, record, columns)
+        arguments = SimpleNamespace(rungs=[SOME[name] for name in names], again=again)
+        return measure_ladder.begin_column(arguments, "tiny", True, options, record, columns)
 
     first = begin(record)
     assert first.told["base"]["status"] == "not run"
@@ -494,6 +497,21 @@ def test_the_peer_s_variants_run_once_and_the_slowest_compiler_last(limit, autot
     slow = rungs.SLOW_PEER.name
     assert column.step_ms(rungs.PEERS[-1].name) == 1.5 and (column.step_ms(slow) is None) != autotuned
     assert (f"{slow}: no time was left: it needs 240 s" in capsys.readouterr().out) != autotuned
+
+
+def test_a_column_for_each_vocabulary_and_a_second_call_completes_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(rounds, "WarmProcess", Any)
+    monkeypatch.setattr(Stub, "log", [])
+    assert ladder(tmp_path, "--graph", "on", "--vocabularies", "64,32") == 0
+    assert ladder(tmp_path, "--graph", "on", "--vocabularies", "32,96", "--append") == 0
+    options = " ".join(TOY)
+    columns = rungs.read_columns(tmp_path / "vocabulary.json")
+    assert [column.content["options"] for column in columns] == [f"{options} --vocab-size {V}" for V in (64, 32, 96)]
+    for column in columns:
+        assert [*column.rungs] == [rung.name for rung in rungs.VOCABULARY] and len(column.rounds) == 6
+        assert column.gain("v3", "hf liger").rounds == column.gain("hf liger", "hf").rounds == 6
+    assert "lead of v3 over hf liger" in capsys.readouterr().out
+    assert sum(line.startswith("start") for line in Stub.log) == 3 * 3 * 7  # six rows and the pair's second name
 
 
 @pytest.mark.slow
@@ -544,6 +562,9 @@ def workers(seed):
         (f"--rungs {NOISIEST.base} --again {NOISIEST.name}", f"--again: {NOISIEST.name} is not among the --rungs"),
         ("--graph maybe", "choose from on, off"),
         ("--starts 0", "--starts"),
+        ("--vocabularies 64,many", "separate whole numbers by commas"),
+        ("--vocabularies 64 --rungs h", "--rungs, --again: h is none of v2, v3 whole, v3, v4, hf, hf liger"),
+        ("--vocabularies 64 --peer-variants", "measure different rows: give one of them"),
         ("--hiden-dim 3", "unrecognized arguments: --hiden-dim 3"),
     ],
 )

@@ -19,13 +19,12 @@ ASKED_FOR = {
 }
 # The versions that share each text of a name that has several: the contract between the halves, and the lessons.
 LESSONS = {
-    "1 2 3 4": "VERSION Attention FeedForward make_optimizer add_version_options complete_version_options",
+    "1 2 3 4": "VERSION Attention FeedForward make_model make_optimizer add_version_options complete_version_options",
     "12 34": "GRAPH_BY_DEFAULT FSDP_GATHERS_AMP_DTYPE",
     "1 234": "DETERMINISTIC_BY_DEFAULT causal_attention",
     "12 4": "RMSNorm",
     "124 3": "Block TinyLlama",
     "14 2 3": "ModelConfig",
-    "13 2 4": "make_model",
     "12 3 4": "compute_loss get_weight set_weight",
 }
 

@@ -232,7 +232,9 @@ def rocprofv3_files(given, formats, counters):
     if "pftrace" in formats and FAULT != "no-report":
         new("results.pftrace").write_bytes(b"\x0a\x07 a trace")
     if "rocpd" in formats:
-        more = f'INSERT INTO regions VALUES (\'{{"message": "measured steps"}}\', {started});' * bool(heard)
+        message = '{"message": "measured steps"}'
+        region = f"('roctxRangePushA', 4321, 4321, {started}, {started}, 0, '{message}')"
+        more = f"INSERT INTO regions VALUES {region};" * bool(heard)
         more += "DELETE FROM kernels;" * nothing
         for name in {*counters} - {"SQ_WAVES", "GRBM_GUI_ACTIVE"}:
             values = f"id, dispatch_id, kernel_name, '{name}', value, duration FROM counters_collection"

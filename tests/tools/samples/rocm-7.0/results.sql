@@ -35,4 +35,4 @@ INSERT INTO counters_collection VALUES (13, 7, 'void at::native::vectorized_elem
 INSERT INTO counters_collection VALUES (14, 7, 'void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(int, at::native::FillFunctor<float>, std::array<char*, 1ul>)', 'GRBM_GUI_ACTIVE', 3000.0, 1500);
 INSERT INTO counters_collection VALUES (15, 8, 'adamw_kernel', 'SQ_WAVES', 1024.0, 3000);
 INSERT INTO counters_collection VALUES (16, 8, 'adamw_kernel', 'GRBM_GUI_ACTIVE', 6000.0, 3000);
-CREATE TABLE regions (extdata TEXT, "start" INTEGER);
+CREATE TABLE regions (name TEXT, pid INTEGER, tid INTEGER, "start" INTEGER, "end" INTEGER, stack_id INTEGER, extdata TEXT);

@@ -42,23 +42,30 @@ class Layer(nn.Module):
         return x + m["down_proj"](v1.swiglu(m["gate_proj"](h), m["up_proj"](h)))
 
 
+class LlamaModel(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.D = c.hidden_size // c.num_attention_heads
+        self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.layers = nn.ModuleList(Layer(c) for _ in range(c.num_hidden_layers))
+        self.norm = norm(c)
+
+    def forward(self, input_ids, use_cache):
+        tables = load_version(1).rope_tables(input_ids.shape[1], self.D, 10000.0, input_ids.device)
+        x = self.embed_tokens(input_ids)
+        for layer in self.layers:
+            x = layer(x, tables)
+        return SimpleNamespace(last_hidden_state=self.norm(x))
+
+
 class LlamaForCausalLM(nn.Module):
     def __init__(self, c):
         super().__init__()
-        self.c = c
-        self.model = nn.Module()
-        self.model.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.model.layers = nn.ModuleList(Layer(c) for _ in range(c.num_hidden_layers))
-        self.model.norm = norm(c)
+        self.model = LlamaModel(c)
         self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
         self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, input_ids, labels, shift_labels, use_cache):
-        D = self.c.hidden_size // self.c.num_attention_heads
-        tables = load_version(1).rope_tables(input_ids.shape[1], D, 10000.0, input_ids.device)
-        x = self.model.embed_tokens(input_ids)
-        for layer in self.model.layers:
-            x = layer(x, tables)
-        logits = self.lm_head(self.model.norm(x)).float()
+        logits = self.lm_head(self.model(input_ids, use_cache).last_hidden_state).float()
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), shift_labels.flatten())
         return SimpleNamespace(loss=loss)

@@ -1,0 +1,177 @@
+"""Start two training scripts, give both old's weights, and have them recorded or replayed.
+
+Four processes: old, new, control (old again) and nudged (old with weights that differ by one rounding).
+"""
+
+import time
+from typing import NamedTuple
+
+import torch
+
+from common.before_after.judge import nudged
+from common.before_after.names import Unpaired, orders, pair_names, to_new
+from common.before_after.runs import MODEL_S, STEP_S, Children
+from common.command_line import progress
+from common.runs import OutOfMemory
+
+OLD, NEW, CONTROL, NUDGED = "old", "new", "control", "nudged"
+SAME_MODEL = "same model, data or loss not compared"
+NOT_SAME = "not the same computation"
+NOT_COMPARABLE = "not comparable"
+
+
+class Verdict(Exception):
+    """End the comparison with a verdict, its reason, and the module where the difference begins."""
+
+    def __init__(self, kind, reason, module=None):
+        super().__init__(reason)
+        self.kind = kind
+        self.reason = reason
+        self.module = module
+
+
+class Held(NamedTuple):
+    """Hold what a script told at the first call of its model."""
+
+    weights: dict
+    data: list
+    tied: dict  # name -> all names of a tensor that has several
+    precision: dict
+
+    @property
+    def shapes(self):
+        return {name: tuple(value.shape) for name, value in self.weights.items()}
+
+
+class Recorded(NamedTuple):
+    steps: list
+    facts: dict
+
+
+class Session:
+    """Hold the commands of two scripts, their running processes, and how their names are paired."""
+
+    def __init__(self, old, new, maps, fuses):
+        self.commands = {OLD: old, NEW: new, CONTROL: old, NUDGED: old}
+        self.maps = maps
+        self.fuses = fuses
+        self.children = Children()
+        self.together = True  # do the processes fit into memory beside each other?
+        self.start_s = 0.0  # seconds that a start took
+        self.held = {}
+        self.pairs = []
+
+    @property
+    def guesses(self):
+        return [pair for pair in self.pairs if pair.guess]
+
+    def visit(self, names, steps, prepare, collect):
+        """Start these scripts anew, prepare all and collect from each; return {name: what was collected}.
+
+        Where they do not fit into memory together, each is started when the one before has ended.
+        """
+        began = time.monotonic()
+        self.children.end()
+        if self.together:
+            try:
+                for name in names:
+                    self.children.start(name, self.commands[name], steps)
+                for name in names:
+                    prepare(name, self.children.alive[name])
+                found = {name: collect(name, self.children.alive[name]) for name in names}
+                self.start_s = time.monotonic() - began
+                return found
+            except OutOfMemory:
+                progress("the processes do not fit into memory together: they take turns")
+                self.children.end()
+                self.together = False
+        found = {}
+        for name in names:
+            run = self.children.start(name, self.commands[name], steps)
+            prepare(name, run)
+            found[name] = collect(name, run)
+            self.children.end()
+        return found
+
+    def hold(self, name, run):
+        """Wait for the first call of a script's model, and give it old's weights."""
+        message = run.answer(MODEL_S)
+        content = read_tensors(message["file"])
+        self.held[name] = Held(content["weights"], content["data"], message["tied"], message["precision"])
+        if name == NEW and not self.pairs:
+            self.pair()
+        self.load(name, run)
+
+    def pair(self):
+        """Pair the names of the two models; raise a Verdict where they do not fit."""
+        old = self.held[OLD]
+        new = self.held[NEW]
+        for one, other, who in ((old, new, "old ties"), (new, old, "new ties")):
+            for name, aliases in one.tied.items():
+                apart = [alias for alias in aliases if alias != name and alias in other.weights]
+                if apart and name in other.weights:
+                    raise Verdict(NOT_SAME, f"{who} {apart[0]} to {name}, and the other script has two tensors")
+        try:
+            self.pairs = pair_names(old.shapes, new.shapes, self.maps, self.fuses)
+        except Unpaired as error:
+            raise Verdict(NOT_COMPARABLE, str(error)) from None
+
+    def load(self, name, run, pairs=None):
+        """Have a script overwrite its weights with old's."""
+        weights = self.held[OLD].weights
+        if name == OLD:
+            return
+        if name == NUDGED:
+            weights = nudged(weights, self.held[OLD].precision)
+        if name == NEW:
+            weights = to_new(pairs or self.pairs, weights, self.held[NEW].shapes)
+        run.ask(do="load", file=run.write("weights", {key: value.clone() for key, value in weights.items()}))
+        run.answer(STEP_S)
+
+    def record(self, names, steps):
+        """Record the first steps of these scripts; return {name: Recorded}."""
+
+        def prepare(name, run):
+            self.hold(name, run)
+            run.ask(do="record")
+
+        def collect(name, run):
+            found = []
+            while True:
+                message = run.answer(STEP_S)
+                if message["at"] == "recorded":
+                    return Recorded(found, message)
+                found.append(read_tensors(message["file"]))
+
+        return self.visit(names, steps, prepare, collect)
+
+    def replay(self, evaluate):
+        """Run all models on old's data; return {name: outputs and gradients}, for new a list with every order of parts.
+
+        evaluate: in evaluation mode, where no dropout draws.
+        """
+
+        def ask(name, run):
+            file = run.write("data", {"data": self.held[OLD].data})
+            run.ask(do="replay", file=file, evaluate=evaluate)
+            message = run.answer(STEP_S)
+            if "failed" in message:
+                raise Verdict(NOT_COMPARABLE, f"{name}'s model does not take old's data: {message['failed']}")
+            return read_tensors(message["file"])
+
+        def collect(name, run):
+            if name != NEW:
+                return ask(name, run)
+            found = []
+            for pairs in orders(self.pairs):
+                self.load(NEW, run, pairs)
+                found.append((pairs, ask(name, run)))
+            return found
+
+        found = self.visit([OLD, NEW, CONTROL, NUDGED], 1, self.hold, collect)
+        self.children.end()
+        return found
+
+
+def read_tensors(file):
+    return torch.load(file, weights_only=True, mmap=True)
