@@ -9,7 +9,6 @@ import re
 import pytest
 
 from common.ratios import furthest, ratios
-from common.versions import SCRIPTS
 from maintain import facts, pictures, rungs
 from maintain.losses import QUANTITIES, judged, recorded_losses
 from maintain.pages import fill_facts
