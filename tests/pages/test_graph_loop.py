@@ -27,7 +27,7 @@ def rate(i):
 def start(device):
     """Return a model with buffers, and batches of one shape."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 3)).to(device)
+    model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 3)).to(device)
     return model, [(torch.randn(5, 4, device=device), torch.randint(3, (5,), device=device)) for _ in range(4)]
 
 
