@@ -71,7 +71,7 @@ class Task:
     """Hold what run() of an exercise must compute.
 
     cases: name -> sizes, the smallest first.
-    inputs(**sizes): name -> float32 tensor or number, the arguments of run().
+    inputs(**sizes): name -> float32 or integer tensor, or number: the arguments of run().
     define(**inputs): name -> tensor that run() must produce, in the dtype of the inputs (float64 for the reference).
     names: result -> names of its dimensions.
     owner(module, result, index, inputs): the program that writes an element; () if no kernel does. Or words that say
@@ -155,14 +155,25 @@ class Written:
         return [name for name in self.outputs if name not in right]
 
 
+def in_dtype(value, dtype):
+    """Move a tensor to the device in a dtype; integers keep theirs, and a number stays what it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.to(DEVICE, dtype if value.is_floating_point() else value.dtype)
+
+
 def cast(task, values, dtype):
-    """Move inputs to the device in the dtype of a run; numbers and wide inputs keep theirs."""
-    dtypes = {name: torch.float32 if name in task.wide else dtype for name in values}
-    return {name: v.to(DEVICE, dtypes[name]) if isinstance(v, torch.Tensor) else v for name, v in values.items()}
+    """Move inputs to the device in the dtype of a run; wide inputs stay float32."""
+    return {name: in_dtype(value, torch.float32 if name in task.wide else dtype) for name, value in values.items()}
 
 
 def doubled(values):
-    return {name: v.double() if isinstance(v, torch.Tensor) else v for name, v in values.items()}
+    return {name: in_dtype(value, torch.float64) for name, value in values.items()}
+
+
+def on_target():
+    """Return a context in which kernels run as the instructions of the TARGET, if there is one."""
+    return executed(TARGET) if TARGET else contextlib.nullcontext()
 
 
 def run_case(task, module, sizes, dtype):
@@ -176,7 +187,7 @@ def run_case(task, module, sizes, dtype):
     written = Written(outputs)
     watch = Watch(given, outputs) if INTERPRETED else None
     with (
-        executed(TARGET) if TARGET else contextlib.nullcontext(),
+        on_target(),
         launches(written.note, written.after_launch) as launched,
         watch or contextlib.nullcontext(),
     ):
@@ -320,7 +331,8 @@ def grade(folder, path):
                     print(f"   {case}", flush=True)  # it takes a while
                 run_case(task, module, sizes, dtype)
         case = None
-        note = task.then(module, pathlib.Path(path).read_text(encoding="utf-8"))
+        with on_target():
+            note = task.then(module, pathlib.Path(path).read_text(encoding="utf-8"))
         speed = check_speed(task, module, DeviceTimer(DEVICE)) if task.speed and DEVICE.type == "cuda" else None
         verdict |= {"passed": True, "speed": speed, "sentence": describe_pass(task, speed, note)}
     except Wrong as wrong:

@@ -69,16 +69,17 @@ SESSIONS = {
         "Remove the launches first, then choose library, compiler or kernel by numbers.",
         [
             ("version 4", f"{V4}/README.md", 20),
-            ("exercise 1, steps 1 to 3", f"{V4}/exercises/exercise_1_graphs.md", 35),
-            ("kernel 15", "exercises/15_graph_capture/README.md", 35),
+            ("exercise 1, steps 1 to 3", f"{V4}/exercises/exercise_1_graphs.md", 30),
+            ("kernel 15", "exercises/15_graph_capture/README.md", 25),
             ("exercise 2, steps 1 to 3", f"{V4}/exercises/exercise_2_libraries_or_kernels.md", 30),
-            ("kernel 12", "exercises/12_occupancy/README.md", 15),
+            ("kernel 23", "exercises/23_largest_tensor/README.md", 30),
         ],
     ),
     7: (
         "deeper, optional",
         "Choose 90 minutes; the last 45 are for your own script.",
         [
+            ("kernel 12", "exercises/12_occupancy/README.md", 15),
             ("kernel 09", "exercises/09_causal_attention/README.md", 35),
             ("kernel 10", "exercises/10_attention_dq/README.md", 40),
             ("kernel 11", "exercises/11_attention_dkdv/README.md", 45),

@@ -1845,6 +1845,18 @@ def check_fp8(options):
     try_fp8_matmul(torch.device(options.device))
 
 
+def choose_fused_loss(options):
+    """Return if output head and loss are computed in chunks; raise UserError where that is asked for and cannot be."""
+    if options.enable_fused_loss and not options.enable_loss_kernel:
+        raise UserError("--enable-fused-loss must have the loss kernel, which computes each chunk, got it disabled")
+    if options.enable_fused_loss and options.enable_torch_compile:
+        raise UserError("--enable-fused-loss must have no --enable-torch-compile, which cannot trace its matmuls")
+    if options.enable_fused_loss is not None:
+        return options.enable_fused_loss
+    possible = options.enable_loss_kernel and not options.enable_torch_compile
+    return possible and options.vocab_size >= FUSED_LOSS_FROM
+
+
 def complete_version_options(options):
     """Check this version's options, raise UserError; return those to complete, and parts: what it uses, in words."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
@@ -1868,17 +1880,10 @@ def complete_version_options(options):
         raise UserError("--amp-dtype must be float16 in Triton's interpreter, which has no bfloat16 dot, got bfloat16")
     if options.enable_torch_compile and not options.on_gpu:
         raise UserError("--enable-torch-compile needs a GPU: the compiler cannot trace Triton's interpreter")
-    if options.enable_torch_compile and options.enable_fused_loss:
-        raise UserError("--enable-fused-loss must have no --enable-torch-compile, which cannot trace its matmuls")
     if options.fp8:
         check_fp8(options)
     kernels = [kernel for kernel in KERNELS if getattr(options, f"enable_{kernel}_kernel")]
-    completed = {}
-    if options.enable_fused_loss and not options.enable_loss_kernel:
-        raise UserError("--enable-fused-loss must have the loss kernel, which computes each chunk, got it disabled")
-    if options.enable_fused_loss is None:
-        can = options.enable_loss_kernel and not options.enable_torch_compile
-        completed["enable_fused_loss"] = can and options.vocab_size >= FUSED_LOSS_FROM
+    completed = {"enable_fused_loss": choose_fused_loss(options)}
     if options.parallel == "fsdp" and options.enable_optimizer_kernel:
         # After the check of --use-amp: FSDP2 keeps the float32 weights itself, and PyTorch's AdamW updates them.
         completed["enable_optimizer_kernel"] = False

@@ -350,10 +350,6 @@ FACTS = {  # r: the record
         ),
         "ridge": lambda r, gpu: GPUS[gpu].tflops["bfloat16"] / GPUS[gpu].tb_s,
         "units": lambda r, target: occupancy.TARGETS[target].units,
-        "registers": lambda r, target, used: occupancy.round_up(int(used), occupancy.TARGETS[target].granule),
-        "waves": lambda r, target, used: (
-            occupancy.TARGETS[target].registers // occupancy.round_up(int(used), occupancy.TARGETS[target].granule)
-        ),
         "lesson_lines": lambda r, version: lesson_lines(int(version)),
         "exercises": lambda r: len(list(REPOSITORY.glob("exercises/[0-9][0-9]_*"))),
         # arithmetic

@@ -79,6 +79,14 @@ def test_tensors_behind_addresses_have_the_order_of_the_table():
 
 
 @pytest.mark.slow
+def test_what_follows_the_cases_runs_on_the_instructions_too(answers):
+    """Exercise 23 launches its kernel once more, to measure memory."""
+    folder = answers.folder_of("23")
+    (verdict,) = answers.grade([(folder, folder / "solution.py")], timeout=600, target="gfx942")
+    assert verdict["passed"], verdict["sentence"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "dtype"), [("gfx942", "bf16"), ("gfx1201", "fp32")])
 def test_a_step_is_executed_and_compared(target, dtype, tmp_path):
     script = str(REPOSITORY / "scripts" / "inspect_kernels.py")

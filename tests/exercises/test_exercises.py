@@ -1,5 +1,6 @@
 """Hands-on kernels: stubs, solutions and wrong answers are in order, and the checker does what its help says."""
 
+import ast
 import dataclasses
 import difflib
 import json
@@ -37,7 +38,7 @@ from common.command_line import Failure
 EXERCISES = check.exercises()
 VERSION3 = verify.kernels(SCRIPTS[3])
 INTERPRETED = [number for number in EXERCISES if number != "12"]  # exercise 12 compiles
-QUICK = INTERPRETED[::6]
+QUICK = INTERPRETED[5::12]
 COMPILES = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5)  # for an absent AMD GPU, in exercise 12
 SLOW = [pytest.mark.slow, pytest.mark.skipif(not COMPILES, reason="Triton compiles for a GPU that it sees only")]
 
@@ -99,7 +100,19 @@ def test_timetable_shows_the_sessions(number):
     assert sessions.table_row(number) in timetable.splitlines()
 
 
-HOST_CODE = {"15", "16", "20"}  # exercises in which no kernel is written
+def lines_to_write(stub, solution):
+    """Return how many lines of kernels and how many of host code a solution adds to its stub."""
+    kernel = set()
+    for node in ast.parse(solution).body:
+        if isinstance(node, ast.FunctionDef) and any("triton.jit" in ast.unparse(each) for each in node.decorator_list):
+            kernel.update(range(node.lineno, node.end_lineno + 1))
+    counts = [0, 0]
+    number = 0
+    for change in difflib.ndiff(stub.splitlines(), solution.splitlines()):
+        number += change[:2] in ("  ", "+ ")
+        if change.startswith("+ ") and change[2:].strip():
+            counts[number not in kernel] += 1
+    return counts
 
 
 def needed_minutes(number):
@@ -109,10 +122,8 @@ def needed_minutes(number):
         (folder / name).read_text() if (folder / name).exists() else ""
         for name in ("README.md", "exercise.py", "solution.py")
     )
-    solution = solution or (folder / "answer.py").read_text()
-    changes = difflib.ndiff(stub.splitlines(), solution.splitlines())
-    lines = sum(change.startswith("+ ") and change[2:].strip() != "" for change in changes)
-    return len(page.split()) / 180 + 1 + (1 if number in HOST_CODE else 2) * lines + 5
+    kernel_lines, host_lines = lines_to_write(stub, solution or (folder / "answer.py").read_text())
+    return len(page.split()) / 180 + 1 + 2 * kernel_lines + host_lines + 5
 
 
 def test_a_kernel_has_the_minutes_that_its_words_and_lines_need():
@@ -650,6 +661,21 @@ def test_exercise_13_looks_for_calls():
     assert check_base(None, "# no tl.exp(x)\nscale = math.log(2)") is None
     with pytest.raises(judge.Wrong, match="exp is used: use tl.exp2"):
         check_base(None, "from triton.language import exp\np = exp(x)")
+
+
+def test_exercise_23_measures_the_memory_that_is_alive():
+    """Views share their tensor's memory, a tensor in a reference cycle is garbage, and a known one does not count."""
+    meter_of = grading.load_task(EXERCISES["23"]).then.__globals__["MemoryMeter"]
+    known = torch.ones(1000)
+    with meter_of(known) as meter:
+        first = torch.zeros(100)
+        cycle = [first]
+        cycle.append(cycle)
+        del first, cycle
+        second = torch.zeros(25)
+        views = [second.view(5, 5), known.view(10, 100)]
+        torch.zeros(50)
+    assert (meter.peak, meter.largest, len(views)) == (400, 400, 2)
 
 
 @pytest.mark.gpu

@@ -112,7 +112,7 @@ VERDICTS = {  # ways of old, ways of new: verdict, and words of its reason
 
 
 @pytest.mark.parametrize("ways", [*VERDICTS], ids=lambda ways: " - ".join(ways))
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_verdicts_on_a_gpt(compare, ways):
     old, new = ([GPT, *side.split()] for side in ways)
     verdict, words = VERDICTS[ways]
@@ -212,7 +212,7 @@ PAIRS = {  # ways of old, of new, options: verdict, words of the reason
 
 
 @pytest.mark.parametrize("case", PAIRS, ids=lambda case: " - ".join(case[:2]) + " fuse" * bool(case[2]))
-@pytest.mark.quick(2)
+@pytest.mark.slow
 def test_verdicts_on_packed_weights_other_data_and_chance(compare, packed, case):
     old, new = ([packed, *side.split()] for side in case[:2])
     options = ["--fuse", case[2]] if case[2] else []

@@ -254,7 +254,7 @@ def test_measured_steps_that_rocprofv3_does_not_record_alone(fault, status, says
 
 
 def test_a_script_that_cannot_begin_to_record_is_profiled_as_a_whole(run, tmp_path):
-    """Where the library is missing, the script says so and ends; any other failure of it is one."""
+    """The script ends with a sentence where the library is missing; any other failure of it is a failure."""
     executable(
         tmp_path / "without_library",
         """#!/usr/bin/env bash

@@ -125,6 +125,8 @@ ODD_COMMAND_LINES = {
         --hidden-dim: --hidden-dim 65536 --num-heads 512
         --disable-attention-kernel: --hidden-dim 24 --num-heads 1
         optimizer: --use-amp --amp-dtype float16 --disable-optimizer-kernel
+        needs a GPU: --enable-torch-compile
+        loss kernel: --enable-fused-loss --disable-loss-kernel
         --compile-mode: --compile-mode default
         --use-amp: --fp8
         bfloat16: --fp8 --use-amp --amp-dtype float16
@@ -421,7 +423,7 @@ def trace_in(folder):
 
 @pytest.mark.parametrize("part", ["whole", "attention"])
 @pytest.mark.parametrize("version", SCRIPTS)
-@pytest.mark.quick(1, each="version")
+@pytest.mark.quick(1, each="part")
 def test_a_trace_has_named_ranges_and_says_what_it_is_of(version, part, tmp_path, capsys):
     option = "--enable-pytorch-profiler" if part == "whole" else "--profile-attention-only"
     argv = [*SHORT, option, "--profile-dir", tmp_path / "new" / "folder", "--profile-steps", "1"]

@@ -158,7 +158,8 @@ class Judge:
     # ------------------------------------------------------------ a step
     def step(self, number, runs):
         """Return the first Difference of a step, or None; runs: {"old", "new", "control", "nudged": recorded step}."""
-        old, new = runs["old"], runs["new"]
+        old = runs["old"]
+        new = runs["new"]
         difference = self.data(number, old, new)
         if difference:
             return difference
@@ -251,7 +252,8 @@ class Judge:
         return None, ""
 
     def losses(self, number, old, new):
-        one, other = old["losses"], new["losses"]
+        one = old["losses"]
+        other = new["losses"]
         if len(one) != len(other):  # several backward passes, or one of their sum
             one = [sum(one)]
             other = [sum(other)]
