@@ -27,9 +27,9 @@ SESSIONS = {
         "Predict the launches and bytes that a fusion saves, then measure.",
         [
             ("version 2", f"{V2}/README.md", 25),
-            ("exercise 1", f"{V2}/exercises/exercise_1_fusion_analysis.md", 40),
-            ("exercise 2", f"{V2}/exercises/exercise_2_attention_memory.md", 35),
-            ("exercise 4", f"{V2}/exercises/exercise_4_ablation.md", 35),
+            ("exercise 1, steps 1 to 3", f"{V2}/exercises/exercise_1_fusion_analysis.md", 40),
+            ("exercise 2, steps 1 and 2", f"{V2}/exercises/exercise_2_attention_memory.md", 35),
+            ("exercise 4, steps 1 and 2", f"{V2}/exercises/exercise_4_ablation.md", 35),
         ],
     ),
     3: (
@@ -73,7 +73,7 @@ SESSIONS = {
             ("version 4", f"{V4}/README.md", 20),
             ("exercise 1, steps 1 to 3", f"{V4}/exercises/exercise_1_graphs.md", 30),
             ("kernel 15", "exercises/15_graph_capture/README.md", 25),
-            ("exercise 2", f"{V4}/exercises/exercise_2_libraries_or_kernels.md", 30),
+            ("exercise 2, steps 1 to 3", f"{V4}/exercises/exercise_2_libraries_or_kernels.md", 30),
             ("kernel 23", "exercises/23_largest_tensor/README.md", 30),
         ],
     ),
@@ -152,6 +152,16 @@ SHORT_WORKSHOPS = {
 def steps():
     """Return the pages of all sessions in working order."""
     return [page for _, _, work in SESSIONS.values() for _, page, _ in work]
+
+
+def header(page):
+    """Return how a guided page states its minutes in a session: "35 minutes in session 1 (steps 1 to 3)"."""
+    for number, (_, _, work) in SESSIONS.items():
+        for label, target, minutes in work:
+            if target == page:
+                _, _, part = label.partition(", ")
+                return f"{minutes} minutes in session {number}" + (f" ({part})" if part else "")
+    raise ValueError(f"{page} is in no session")
 
 
 def kernels(number):
