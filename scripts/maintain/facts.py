@@ -71,6 +71,13 @@ def of_file(record, part, name):
     return needed(record.holding(part).json(part, name))
 
 
+def warm_up(record, *words):
+    """Return the ms of warm-up, compilation and capture of a row that was timed eagerly and in a graph."""
+    case = row(record, *words)["case"]
+    found = [run["summary"] for run in record.holding("graph").suite("graph")["runs"] if run["case"] == case]
+    return 1000 * needed(found)[0]["warmup_s"]
+
+
 def on_gpus(record, part, processes):
     """Return the summaries of version 3's runs on so many GPUs."""
     found = of_file(record, part, "suite.json")["runs"]
@@ -235,6 +242,11 @@ def launch(record, name):
     return column_of(record, "small", "eager", name).step_ms(name) / launches(1, "bfloat16", "small")
 
 
+def lesson_lines(version):
+    """Return the lines of a script's lesson, which ends where the harness begins."""
+    return SCRIPTS[version].read_text(encoding="utf-8").split("# ============ The training")[0].count("\n")
+
+
 def patience():
     """Return the minutes that a rank waits for another one."""
     (minutes,) = re.findall(r"timedelta\(minutes=(\d+)\)", SCRIPTS[1].read_text(encoding="utf-8"))
@@ -338,6 +350,7 @@ FACTS = {  # r: the record
         ),
         "ridge": lambda r, gpu: GPUS[gpu].tflops["bfloat16"] / GPUS[gpu].tb_s,
         "units": lambda r, target: occupancy.TARGETS[target].units,
+        "lesson_lines": lambda r, version: lesson_lines(int(version)),
         "exercises": lambda r: len(list(REPOSITORY.glob("exercises/[0-9][0-9]_*"))),
         # arithmetic
         "product": lambda r, word: number(word),
@@ -359,6 +372,7 @@ FACTS = {  # r: the record
     },
     "time": {
         "step": lambda r, *words: row(r, *words)["step_ms"],
+        "warm_up": warm_up,
         "phases": lambda r, *words: [row(r, *words)[f"{phase}_ms"] for phase in ("forward", "backward", "optimizer")],
         "longer_backwards": lambda r: [
             two["backward_ms"] - one["backward_ms"]

@@ -155,23 +155,6 @@ def test_next_of_a_guided_exercise_leads_on():
             assert REPOSITORY / after in links, (page, after)
 
 
-def test_minutes_of_the_short_versions_add_up():
-    """The sum in brackets is that of the parts; of a part with a colon, that of its own parts."""
-    timetable = (REPOSITORY / "version3_triton" / "README_WORKSHOP.md").read_text()
-    short = re.findall(r"^\*\*([^*]+)\*\* \((\d+) minutes(.*?)\n\n", timetable, re.DOTALL | re.MULTILINE)
-    assert short
-    for name, total, text in short:
-        parts = text.split(". ", 1)[1].replace("\n", " ").rstrip(".").split(". ")
-        found = 0
-        for part in parts:
-            head, colon, detail = part.partition(": ")
-            minutes = [int(re.search(r"\((\d+)\)$", piece)[1]) for piece in re.split(r", | and (?=6)", detail or part)]
-            if colon:
-                assert sum(minutes) == int(re.search(r"\((\d+)\)$", head)[1]), part
-            found += sum(minutes)
-        assert found == int(total), name
-
-
 # ---------------------------------------------------------------- the way through an exercise
 
 

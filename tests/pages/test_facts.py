@@ -9,7 +9,6 @@ import re
 import pytest
 
 from common.ratios import furthest, ratios
-from common.versions import SCRIPTS
 from maintain import facts, pictures, rungs
 from maintain.losses import QUANTITIES, judged, recorded_losses
 from maintain.pages import fill_facts
@@ -115,13 +114,18 @@ def test_versions_3_and_4_run_seven_times_as_fast_in_a_graph_on_two_hosts():
 
 
 def test_kernels_cost_more_than_four_times_as_many_lines_as_libraries():
-    """Lines of the lesson, which ends where the harness begins."""
-    lines = {v: SCRIPTS[v].read_text().split("# ============ The training")[0].count("\n") for v in (3, 4)}
-    assert 4 < lines[3] / lines[4] < 5
+    assert 4 < facts.lesson_lines(3) / facts.lesson_lines(4) < 5
 
 
 def test_the_scores_in_the_picture_of_levels_are_those_of_medium():
     assert pictures.SIZES["scores of a layer"] == facts.values_of(RECORD, ["scores", "medium"])[0][0]
+
+
+def test_a_graph_of_the_whole_step_takes_no_memory():
+    rows = RECORD.suite("graph")["rows"]
+    peaks = {(row["model"], row["preset"], row["captured"]): row["peak_memory_mb"] for row in rows}
+    found = [(peaks[model, preset, True], eager) for (model, preset, captured), eager in peaks.items() if not captured]
+    assert len(found) >= 10 and all(abs(graph - eager) < 1 for graph, eager in found)
 
 
 # ---------------------------------------------------------------- markers
