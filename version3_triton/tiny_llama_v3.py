@@ -937,12 +937,12 @@ def add_matmul(total, a, b, first):
 def sums_in_float32(device, dtype):
     """Tell whether this PyTorch and device add a matmul of 16-bit numbers to float32 without rounding it to 16 bits."""
     ones = torch.ones(16, 16, dtype=dtype, device=device)
-    total = torch.ones(16, 16, device=device)
+    total = torch.full((16, 16), 2**-12, device=device)
     try:
         torch.addmm(total, ones, ones, out_dtype=torch.float32, out=total)
     except (TypeError, RuntimeError):  # PyTorch before 2.8, or a library without it
         return False
-    return bool((total == 17).all())
+    return bool((total == 16 + 2**-12).all())  # needs 16 bits behind the first
 
 
 @guarded(twice_differentiable=False)

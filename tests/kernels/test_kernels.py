@@ -321,6 +321,16 @@ def test_a_label_out_of_range_makes_the_loss_nan(label, device):
     assert V3.cross_entropy(logits, labels).isnan() and V3.linear_cross_entropy(logits, one, labels).isnan()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["in float32", "rounded to 16 bits"])
+def test_a_matmul_that_rounds_its_sum_is_not_taken(dtype, monkeypatch):
+    def addmm(total, a, b, out_dtype, out):
+        out.copy_((total + a.float() @ b.float()).to(dtype))
+
+    monkeypatch.setattr(torch, "addmm", addmm)
+    taken = V3.sums_in_float32.__wrapped__(torch.device("cpu"), torch.bfloat16)
+    assert taken == (dtype == torch.float32)
+
+
 def test_all_rows_ignored_have_no_loss(device):
     """As in PyTorch, the mean of nothing is NaN."""
     logits, labels = normal(4, 8).to(device), torch.full((4,), -100, device=device)
