@@ -61,11 +61,19 @@ def float64_throughout():
         yield
 
 
+def choose_plain_library(config):
+    """Set the peer's own options: Hugging Face's model as it is."""
+    config.library = "transformers"
+    config.fp8 = False
+    config.liger_loss = False
+    config.enable_torch_compile = False
+
+
 def outcome(case, dtype=torch.float32):
     """Return logits and gradients of the first batch, and losses and weights of five AdamW steps."""
     script = load_version(1)
     config = script.parse_options([*options(case), "--device", "cpu"])
-    config.library, config.fp8, config.enable_torch_compile = "transformers", False, False
+    choose_plain_library(config)
     model, data, losses, first = LibraryLlama(config).to(dtype), script.load_data(config), [], {}
     model.llama.set_attn_implementation("eager")
     initial = script.Trainer(config).initial["tensors"]
@@ -96,7 +104,7 @@ def mixed_precision(case, dtype, seed):
     """Return logits, loss and gradients of the first batch under autocast to a dtype; in float64 for "float64"."""
     script = load_version(1)
     config = script.parse_options([*options(case), "--device", "cpu"])
-    config.library, config.fp8, config.enable_torch_compile = "transformers", False, False
+    choose_plain_library(config)
     model, half = LibraryLlama(config), dtype != "float64"
     model.llama.set_attn_implementation("eager")
     for name, p in model.named_parameters():
