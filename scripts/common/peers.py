@@ -4,16 +4,22 @@
     python scripts/common/peers.py --preset small --use-amp --enable-torch-compile --fp8 --fp8-recipe rowwise
     python scripts/common/peers.py --library liger --preset small --use-amp
     python scripts/common/peers.py --liger-loss --preset small --use-amp --enable-torch-compile --vocab-size 32000
+    python scripts/common/peers.py --packed --master-weights --compile-optimizer --use-amp --enable-torch-compile
 
 Attention is the fused causal kernel without a mask tensor, AdamW is PyTorch's fused one, and the step runs in a graph.
 With --library liger, Liger's kernels are those for RMSNorm, RoPE and SwiGLU. --liger-loss computes output head and loss
 in chunks, with Liger's fused linear cross-entropy.
+
+What else a stack of libraries can do has an option each: --master-weights computes with 16-bit weights, and AdamW
+updates float32 masters of them. --compile-optimizer compiles that update. --packed multiplies q, k and v in one GEMM,
+gate and up in another. --attention-backend chooses SDPA's kernel. --compile-blocks compiles each layer by itself.
 
 This is version 1's script with a library's model, loss and optimizer in place of its own. Weights, batches, options,
 the timed step, the graph, the printed summary and the metrics file are version 1's, so the numbers can be compared.
 Exit status: as version 1's; 2 also if the library is not installed.
 """
 
+import contextlib
 import importlib
 import pathlib
 import sys
@@ -21,11 +27,12 @@ import sys
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.versions import SCRIPTS, load_file
+from common.versions import SCRIPTS, load_file, load_version
 
 PACKAGES = {"transformers": ["transformers"], "liger": ["transformers", "liger_kernel.transformers"]}
 LIGER = {"rope": True, "rms_norm": True, "swiglu": True, "cross_entropy": False, "fused_linear_cross_entropy": False}
@@ -90,6 +97,43 @@ class LigerLoss(torch.autograd.Function):
         return *ctx.saved_tensors, None  # dloss is 1: only float16 scales the loss, which is refused
 
 
+class PackedAttention(nn.Module):
+    """Replace the library's attention by one whose q, k and v come from one GEMM."""
+
+    def __init__(self, attention):
+        super().__init__()
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        self.sizes = [projection.out_features for projection in projections]
+        self.head_dim = attention.head_dim
+        self.qkv_proj = nn.Linear(projections[0].in_features, sum(self.sizes), bias=False)
+        self.o_proj = attention.o_proj
+
+    def forward(self, hidden_states, position_embeddings, attention_mask=None, **options):
+        from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+        q, k, v = self.qkv_proj(hidden_states).split(self.sizes, dim=-1)
+        q = q.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, H, T, D]
+        k = k.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, K, T, D]
+        v = v.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, K, T, D]
+        q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
+        context, _ = causal_attention(self, q, k, v, attention_mask)  # [B, T, H, D]
+        return self.o_proj(context.flatten(-2)), None
+
+
+class PackedFeedForward(nn.Module):
+    """Replace the library's SwiGLU by one whose gate and up come from one GEMM."""
+
+    def __init__(self, mlp):
+        super().__init__()
+        width, C = mlp.gate_proj.weight.shape
+        self.gate_up_proj = nn.Linear(C, 2 * width, bias=False)
+        self.down_proj = mlp.down_proj
+
+    def forward(self, x):
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
+
+
 class LibraryLlama(nn.Module):
     """Map tokens and labels [B, T] to the loss with LlamaForCausalLM; parameters carry version 1's names."""
 
@@ -108,6 +152,10 @@ class LibraryLlama(nn.Module):
         sizes |= {"max_position_embeddings": options.seq_len, "rms_norm_eps": options.norm_eps}
         settings = {"tie_word_embeddings": True, "attn_implementation": ATTENTION, "bos_token_id": None}
         self.llama = LlamaForCausalLM(LlamaConfig(**sizes, **settings, eos_token_id=None))
+        if options.packed:
+            for layer in self.layers:
+                layer.self_attn = PackedAttention(layer.self_attn)
+                layer.mlp = PackedFeedForward(layer.mlp)
         if options.fp8:
             from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
@@ -116,8 +164,14 @@ class LibraryLlama(nn.Module):
         self.dtype = options.dtype if options.use_amp else torch.float32
         self.liger_loss = options.liger_loss
         if options.enable_torch_compile:
-            compiled = self.llama.model if self.liger_loss else self
-            compiled.compile(mode=options.compile_mode)
+            whole = self.llama.model if self.liger_loss else self
+            by_blocks = options.compile_blocks or options.parallel  # then DDP sends gradients during the backward
+            for module in self.layers if by_blocks else [whole]:
+                module.compile(mode=options.compile_mode)
+
+    @property
+    def layers(self):
+        return self.llama.model.layers
 
     def named_parameters(self, *args, **kwargs):
         for name, parameter in super().named_parameters(*args, **kwargs):
@@ -136,11 +190,21 @@ class LibraryLlama(nn.Module):
 
 def compute_loss(model, tokens, labels, options):
     """Return the mean cross-entropy of predicting labels [B, T] from tokens [B, T], computed by the library."""
-    with torch.autocast(tokens.device.type, options.dtype, enabled=options.use_amp):
+    backend = load_version(4).SDPA_BACKENDS.get(options.attention_backend)
+    chosen = sdpa_kernel(backend) if backend else contextlib.nullcontext()
+    converts = options.use_amp and not options.master_weights
+    with chosen, torch.autocast(tokens.device.type, options.dtype, enabled=converts):
         return model(tokens, labels)
 
 
 def make_optimizer(model, options):
+    """Return PyTorch's fused AdamW, or version 4's, which is PyTorch's update on float32 masters."""
+    if options.master_weights:
+        made = load_version(4).MasterAdamW
+        optimizer = made(model.parameters(), options.learning_rate, options.dtype, options.compile_optimizer)
+        for p in model.parameters():  # norms too, which it leaves in float32: the library does not convert them
+            p.data = p.data.to(options.dtype)
+        return optimizer
     graph = options.graph and options.on_gpu
     return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, capturable=graph, fused=True)
 
@@ -148,9 +212,16 @@ def make_optimizer(model, options):
 def add_version_options(add):
     add("--library", choices=PACKAGES, default="transformers", help="whose model (%(default)s)")
     add("--liger-loss", action="store_true", help="output head and loss by Liger's fused linear cross-entropy")
+    add("--master-weights", action="store_true", help="16-bit weights and float32 masters, with --use-amp: no autocast")
+    add("--packed", action="store_true", help="one GEMM for q, k and v, and one for gate and up")
+    backends = ["auto", *load_version(4).SDPA_BACKENDS]
+    add("--attention-backend", choices=backends, default="auto", help="of SDPA (auto: PyTorch's choice)")
     add("--enable-torch-compile", action="store_true", help="compile model and loss, without Liger's")
     modes = ["default", "max-autotune-no-cudagraphs"]
     add("--compile-mode", choices=modes, default="default", help="used by --enable-torch-compile (%(default)s)")
+    blocks = "compile each layer by itself, with --enable-torch-compile (always so under torchrun)"
+    add("--compile-blocks", action="store_true", help=blocks)
+    add("--compile-optimizer", action="store_true", help="compile the update of --master-weights too")
     add("--fp8", action="store_true", help="torchao's float8 linear layers, with --use-amp")
     add("--fp8-recipe", choices=FP8_RECIPES, default="tensorwise", help="torchao's, used by --fp8 (%(default)s)")
 
@@ -168,6 +239,19 @@ def complete_version_options(options, user_error):
         raise user_error("--liger-loss must have --amp-dtype bfloat16, whose loss is not scaled, got float16")
     if options.fp8 and not options.use_amp:
         raise user_error("--fp8 needs --use-amp: the other operations run in 16 bits")
+    if options.master_weights and not options.use_amp:
+        raise user_error("--master-weights needs --use-amp, whose dtype the weights get")
+    if options.master_weights and options.parallel == "fsdp":
+        raise user_error("--master-weights must have no --parallel fsdp, which shards float32 weights")
+    if options.compile_optimizer and not options.master_weights:
+        raise user_error("--compile-optimizer needs --master-weights: PyTorch's fused AdamW is one kernel already")
+    if options.compile_blocks and not options.enable_torch_compile:
+        raise user_error("--compile-blocks needs --enable-torch-compile")
+    if options.packed and options.library == "liger":
+        raise user_error("--packed must have --library transformers: Liger's SwiGLU has two weights")
+    backend = options.attention_backend
+    if backend != "auto" and not load_version(4).can_run(backend, options):
+        raise user_error(f"--attention-backend {backend} cannot run this model in {options.precision}: use auto")
     names = []
     packages = [*PACKAGES[options.library]]
     if options.liger_loss:
@@ -181,9 +265,15 @@ def complete_version_options(options, user_error):
         except ImportError as error:
             raise user_error(f"{name.replace('_', '-')} cannot be imported ({error}): install it") from None
         names.append(f"{name} {getattr(sys.modules[name], '__version__', '')}".strip())
-    parts = [f"{' with '.join(names)}: causal SDPA", "fused AdamW"]
+    parts = [f"{' with '.join(names)}: causal SDPA" + (f" ({backend})" if backend != "auto" else "")]
+    if options.packed:
+        parts.append("packed projections")
+    if options.master_weights:
+        parts.append(f"{options.amp_dtype} weights with float32 masters")
+    parts.append("compiled AdamW" if options.compile_optimizer else "fused AdamW")
     if options.enable_torch_compile:
-        parts.append(f"torch.compile ({options.compile_mode})")
+        by_layer = ", layer by layer" if options.compile_blocks else ""
+        parts.append(f"torch.compile ({options.compile_mode}{by_layer})")
     if options.fp8:
         parts.append(f"fp8 ({options.fp8_recipe})")
     if options.liger_loss:
@@ -206,6 +296,7 @@ def peer_script():
     script.build_parser = described_parser
     script.make_model = LibraryLlama
     script.compute_loss, script.make_optimizer = compute_loss, make_optimizer
+    script.get_weight, script.set_weight = load_version(4).get_weight, load_version(4).set_weight
     script.add_version_options = add_version_options
     script.complete_version_options = lambda options: complete_version_options(options, script.UserError)
     return script

@@ -19,7 +19,16 @@ import benchmark_suite
 from common import machine, peers, runs, suite_results
 from common.command_line import Failure
 from common.suite_results import Case, read_results, rows, write_results
-from common.versions import REPOSITORY, SCRIPTS, load_file, load_version, relative_error
+from common.versions import (
+    REPOSITORY,
+    SCRIPTS,
+    batch_gradients,
+    load_file,
+    load_version,
+    loss_and_gradients,
+    prepare,
+    relative_error,
+)
 from in_process import refused
 from processes import run_file, run_fork, run_process_forked
 
@@ -467,6 +476,87 @@ def test_the_peer_s_compiled_attention_is_causal_and_has_no_mask(precision):
     assert loss.item() == pytest.approx(plain.item(), rel=2e-3 if precision else 1e-6)
 
 
+RAGGED = "--hidden-dim 96 --num-layers 2 --num-heads 3 --num-kv-heads 1 --intermediate-dim 71 --vocab-size 51".split()
+RAGGED += "--seq-len 19 --batch-size 2 --device cpu".split()
+MASTERS = ["--use-amp", "--master-weights"]
+
+
+def batch_of(script, data, step, options):
+    return [part.contiguous() for part in script.batch(data, step, options)]  # as Trainer.run copies it
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--packed"],
+        ["--use-amp"],
+        MASTERS,
+        [*MASTERS, "--packed"],
+        [*MASTERS, "--packed", "--attention-backend", "math"],
+    ],
+    ids=" ".join,
+)
+def test_the_peer_s_gradients_are_float32_s(options):
+    """In 16 bits they are as near to version 1's in float32 as version 1's under autocast are."""
+    pytest.importorskip("transformers")
+    loss, wanted = loss_and_gradients(1, RAGGED)
+    script = peers.peer_script()
+    trainer, data = prepare(script, [*RAGGED, *options])
+    found_loss, found = batch_gradients(script, trainer, *batch_of(script, data, 0, trainer.options))
+    assert found.keys() == wanted.keys()
+    allowed = 1e-5
+    if "--use-amp" in options:
+        _, rounded = loss_and_gradients(1, [*RAGGED, "--use-amp"])
+        allowed = 1.25 * max(relative_error(rounded[name], wanted[name]) for name in wanted)
+    assert max(relative_error(found[name], wanted[name]) for name in wanted) < allowed
+    assert found_loss == pytest.approx(loss, rel=allowed)
+
+
+def test_the_peer_s_masters_are_updated_as_version_3_updates_its_weights():
+    pytest.importorskip("transformers")
+    script = peers.peer_script()
+    trainer, data = prepare(script, [*RAGGED, *MASTERS, "--packed", "--learning-rate", "1e-2"])
+    version_3 = load_version(3)
+    ours = {name: torch.nn.Parameter(w.clone()) for name, w in trainer.initial["tensors"].items()}
+    optimizer = version_3.FusedAdamW(ours.values(), lr=1e-2, matrix_dtype=torch.bfloat16)
+    for step in range(3):
+        trainer.run(*script.batch(data, step, trainer.options))
+        for name, theirs in trainer.model.named_parameters():
+            ours[name].grad = theirs.grad.to(ours[name].dtype)
+        optimizer.step()
+    for name, theirs in trainer.model.named_parameters():
+        master = script.get_weight(theirs, trainer.optimizer.state[theirs])
+        wanted = version_3.get_weight(ours[name], optimizer.state[ours[name]])
+        torch.testing.assert_close(master, wanted, rtol=1e-5, atol=1e-7)
+        assert torch.equal(theirs, master.bfloat16())  # norms too
+
+
+@pytest.mark.parametrize(
+    ("options", "flash", "autocast"),
+    [(["--use-amp"], True, True), (MASTERS, True, False), ([*MASTERS, "--attention-backend", "math"], False, False)],
+)
+def test_the_peer_s_backend_and_dtypes_are_those_of_its_options(options, flash, autocast):
+    pytest.importorskip("transformers")
+
+    def model(tokens, labels):
+        return torch.backends.cuda.flash_sdp_enabled(), torch.is_autocast_enabled("cpu")
+
+    parsed = peers.peer_script().parse_options([*RAGGED, *options])
+    assert peers.compute_loss(model, torch.zeros(1), None, parsed) == (flash, autocast)
+
+
+@pytest.mark.parametrize("parallel", [[], ["--compile-blocks"]], ids=["whole", "layer by layer"])
+def test_what_of_the_peer_is_compiled(parallel, monkeypatch):
+    pytest.importorskip("transformers")
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, mode: compiled.append(type(module).__name__))
+    script = peers.peer_script()
+    options = script.parse_options([*RAGGED, "--enable-torch-compile", *parallel])
+    peers.LibraryLlama(options)
+    assert compiled == (["LlamaDecoderLayer"] * 2 if parallel else ["LibraryLlama"])
+
+
 # ---------------------------------------------------------------- peers, with a stub of the library
 
 
@@ -526,6 +616,10 @@ def test_peers_train_the_same_model_from_the_same_weights(tmp_path):
         (["--fp8", "--use-amp"], "--fp8 needs a GPU, got cpu"),
         (["--library", "liger"], "--library liger needs a GPU, got cpu"),
         (["--liger-loss"], "--liger-loss needs a GPU, got cpu"),
+        (["--master-weights"], "--master-weights needs --use-amp, whose dtype the weights get"),
+        (["--compile-optimizer"], "--compile-optimizer needs --master-weights: PyTorch's fused AdamW is one kernel"),
+        (["--compile-blocks"], "--compile-blocks needs --enable-torch-compile"),
+        (["--attention-backend", "cudnn"], "--attention-backend cudnn cannot run this model in float32: use auto"),
     ],
 )
 def test_what_a_peer_cannot_do_is_one_sentence(options, said, capsys, monkeypatch):
