@@ -5,9 +5,9 @@
     python scripts/benchmark_suite.py --results runs/h200 --append --time-limit 500    # what fits; again: the rest
 
 A model is v1 to v4, or a peer where its packages are installed: hf (Hugging Face's Llama) or liger (the same with
-Liger's kernels). +compile, +nodet and +fsdp switch torch.compile, determinism and FSDP2. hf+compile:bfloat16:fp8 runs
-in these precisions alone. Options that are not listed go to all scripts. The precision fp8 is version 3's and Hugging
-Face's (with torchao).
+Liger's kernels). +compile, +nodet and +fsdp switch torch.compile, determinism and FSDP2; +packed is hf's: packed
+projections, and 16-bit weights with float32 masters. hf+compile:bfloat16:fp8 runs in these precisions alone. Options
+that are not listed go to all scripts. The precision fp8 is version 3's and Hugging Face's (with torchao).
 
 Every case runs in a process of its own, or with --nproc under torchrun with the same batch per process. A repeat is a
 round over all cases, so that drift hits all alike. FOLDER/suite.json is written after every process. A case that
@@ -51,6 +51,7 @@ from common.versions import load_version, loss_and_gradients
 
 PEERS = {"hf": ["--library", "transformers"], "liger": ["--library", "liger"]}
 MODIFIERS = {"compile": ["--enable-torch-compile"], "nodet": ["--no-deterministic"], "fsdp": ["--parallel", "fsdp"]}
+MODIFIERS["packed"] = ["--packed", "--master-weights", "--compile-optimizer"]
 METRICS = ["throughput", "memory", "accuracy"]
 # Options of the training scripts that would overrule what a row is called -> the option of the suite to use instead.
 NAMED = {"--preset": "--presets", "--batch-size": "--batch-sizes", "--seq-len": "--seq-lengths"}
@@ -147,7 +148,7 @@ def grid(arguments):
         for model, precisions in arguments.models.items()
         if precision in precisions
         for graph in graph_choices(model, arguments.graph)
-        for processes in ([1] if is_peer(model) else arguments.nproc)
+        for processes in arguments.nproc
         if processes > 1 or "+fsdp" not in model
     ]
 

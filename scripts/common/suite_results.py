@@ -29,6 +29,8 @@ MODELS = {
     "v4": "V4",
     "hf": "Hugging Face",
     "hf+compile": "Hugging Face, torch.compile",
+    "hf+compile+packed": "Hugging Face, torch.compile, packed, 16-bit weights",
+    "hf+compile+fsdp": "Hugging Face, torch.compile, `--parallel fsdp`",
     "liger": "Hugging Face with Liger",
     "liger+compile": "Hugging Face with Liger, torch.compile",
 }

@@ -90,18 +90,28 @@ def four_gpus(record, processes):
 
 
 @functools.cache
-def columns(record, kind):
-    return rungs.columns_of(record, kind)
+def columns(record, kind, options=""):
+    return rungs.columns_of(record, kind, options)
 
 
 def column_of(record, preset, way, *names, kind="ladder"):
     """Return a column of the ladder, or of the peers, that measured rungs of these names."""
     graph = one_of(("eager", "graph"), way) == "graph"
     for name in names:
-        one_of([*rungs.by_name((*rungs.LADDER, *rungs.PEERS, rungs.SLOW_PEER)), *rungs.AWAITED], name)
-    found = needed(columns(record, kind).get((preset, graph)))
+        one_of(rungs.by_name((*rungs.LADDER, *rungs.PEERS, rungs.SLOW_PEER)), name)
+    preset, _, long = preset.partition(":")
+    one_of(("", "long"), long)
+    found = needed(columns(record, kind, rungs.LONG if long else "").get((preset, graph)))
     needed(all(name in found.rungs and found.step_ms(name) for name in names))
     return found
+
+
+def peer_of(record, preset, name):
+    """Return what a way to run the peer told of itself in a graph, the last time that it was timed."""
+    one_of(rungs.by_name((*rungs.PEERS, rungs.SLOW_PEER)), name)
+    found = [column for column in rungs.all_columns(record.holding("peers"), "peers") if column.content["graph"]]
+    found = [column for column in found if column.content["preset"] == preset and column.step_ms(name)]
+    return needed(found)[-1].told[name]
 
 
 def over_vocabulary(record, entries, name):
@@ -382,9 +392,7 @@ FACTS = {  # r: the record
         "alone_on_each_of_four": lambda r: [four_gpus(r, 1)[0], four_gpus(r, 1)[-1]],
         "rung": lambda r, preset, way, name: column_of(r, preset, way, name).step_ms(name),
         "vocabulary_step": lambda r, entries, name: over_vocabulary(r, entries, name).step_ms(name),
-        "peer_is_ready": lambda r, preset, way, name: (
-            1000 * column_of(r.holding("peers"), preset, way, name, kind="peers").told[name]["warm_s"]
-        ),
+        "peer_is_ready": lambda r, preset, name: 1000 * peer_of(r, preset, name)["warm_s"],
         "matmul_time": lambda r, preset, precision: flops(preset) / ceiling(r, precision) / 1e9,
         "copied": lambda r, elements, times: 2 * number(elements) * int(times) / rounded_copy(r) / 1e9,  # 16 bits
         "attention": attention,

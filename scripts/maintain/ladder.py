@@ -108,6 +108,16 @@ def parts_of(name, *columns):
     return next(filter(None, found), None)
 
 
+def tuning_of(name, *columns):
+    """Return how a tuned rung's options were found, in words; nothing for others."""
+    found = [column.told[name].get("tuning") for column in columns if column and name in column.told]
+    if not any(found):
+        return ""
+    tuning = next(filter(None, found))
+    variants = counted(len(tuning["steps_ms"]), "variant")
+    return f" (the fastest of {variants}, tuned in {known(tuning['seconds'], '.0f')} s)"
+
+
 def ladder_table(recorded, preset):
     """Return the ladder of a preset: each rung's gain over its base, and its steps with a graph and eager."""
     columns = rungs.columns_of(recorded, "ladder")
@@ -118,6 +128,7 @@ def ladder_table(recorded, preset):
         if rung is first_road:
             lines.append(["", ROADS, "", "", "", ""])
         told = f": {parts}" if rung.version == "peer" and (parts := parts_of(rung.name, graph, eager)) else ""
+        told += tuning_of(rung.name, graph, eager)
         steps = [step_cell(column, rung.name) for column in (graph, eager)]
         cell = gain_cell((graph, eager), rung) if rung.base else ""
         name = "" if rung.version == "peer" else rung.name
@@ -149,10 +160,11 @@ def told_of(column, recorded):
         lines.append(f"{noise_line('row ' + column.content['again'], furthest(ratios(*pair)))}.")
         name, percent = column.noisiest()
         lines.append(f"{noisiest_line(f'row {name}', percent)}.")
+    ideas = {rung.name: rung.idea for rung in rungs.LADDER}  # a record keeps the words of its time
     for name, peer in column.over_peers():
         found = column.gain(name, peer)
         if found:
-            lines.append(f"Row {name} over {column.rungs[peer].idea}: {found}.")
+            lines.append(f"Row {name} over {ideas.get(peer, column.rungs[peer].idea)}: {found}.")
     return " ".join(lines)
 
 
@@ -185,19 +197,21 @@ def other_gpus_table(recorded):
 def peers_table(recorded):
     """Return each way to run the peer, timed once: step, memory, or why there is none. A table for each measurement."""
     texts = []
-    for column in rungs.all_columns(recorded, "peers"):
+    for column in [*rungs.all_columns(recorded, "peers"), *rungs.all_columns(recorded, "peers", rungs.LONG)]:
         lines = []
         for name, rung in column.rungs.items():
             told = column.told[name]
-            if told["status"] == "not run" and not told["reason"]:  # the slowest compiler, at small
+            if told["status"] == "not run" and not told["reason"]:  # in an older record, the slowest compiler
                 continue
             memory = known(told.get("peak_mib"), ",.0f")
             step = step_cell(column, name)
             way = "graph" if column.content["graph"] else "eager"
             reason = told["reason"] or ""
-            lines.append([column.content["preset"], way, rung.idea, step, memory if column.step_ms(name) else reason])
+            sizes = " ".join([column.content["preset"], column.content["options"]]).strip()
+            ready = known(told.get("warm_s"), ".0f")
+            lines.append([sizes, way, rung.idea, step, memory if column.step_ms(name) else reason, ready])
         texts.append(origin(column.content["record"], recorded))
-        header = ["preset", "runs", "Hugging Face's LLaMA with", "step ms", "peak MiB"]
+        header = ["preset", "runs", "Hugging Face's LLaMA with", "step ms", "peak MiB", "ready after, s"]
         texts.append(markdown_table(header, lines, left=3))
     return "\n\n".join(texts) or None
 
@@ -214,7 +228,7 @@ def vocabulary_table(recorded):
     columns = rungs.columns_over_vocabulary(recorded)
     across = [columns.get(V) for V in rungs.VOCABULARIES]
     ideas = {rung.name: rung.idea for rung in rungs.VOCABULARY}
-    compared = [(rung.name, other) for rung in rungs.VOCABULARY for other in (rung.base, rung.peer) if other]
+    compared = [(rung.name, other) for rung in rungs.VOCABULARY for other in (rung.base, *rung.peers) if other]
     steps = [[idea, *(step_cell(column, name) for column in across)] for name, idea in ideas.items()]
     peaks = [[idea, *(peak_cell(column, name) for column in across)] for name, idea in ideas.items()]
     gains = []
@@ -419,6 +433,7 @@ def faults_of_record(recorded):
     columns = [column for record, column in ladders_of_gpus(recorded) if record is not recorded]
     columns += rungs.all_columns(recorded.holding("peers"), "peers")
     columns += rungs.columns_over_vocabulary(recorded.holding("vocabulary")).values()
+    columns += rungs.all_columns(recorded, "ladder", rungs.LONG)
     for column in [*rungs.all_columns(recorded, "ladder"), *columns]:
         ran = {(rungs.script_of(rung), column.told[name]["script_sha256"]) for name, rung in column.rungs.items()}
         faults += faults_of_commit(column.content["record"]["commit"], ran)

@@ -1,11 +1,11 @@
 """Read the losses of version 3 in several precisions, and judge their differences to bfloat16, seed by seed.
 
-train_precisions.py writes one file per run: a variant (a precision, or bfloat16 from nudged weights) and a seed. All
-variants of a seed start from the same weights and see the same batches, so their losses differ by the precision alone,
-and by chaos: training amplifies any rounding. The nudged runs show how far chaos alone takes two losses apart.
+The study is finished: its code is scripts/maintain/train_precisions.py of the commit that its record names. It wrote a
+file per run: a variant (a precision, or bfloat16 from nudged weights) and a seed. All variants of a seed start from the
+same weights and see the same batches, so their losses differ by the precision alone, and by chaos: training amplifies
+any rounding. The nudged runs show how far chaos alone takes two losses apart.
 """
 
-import json
 import math
 import pathlib
 import statistics
@@ -14,8 +14,7 @@ from typing import NamedTuple
 from common.command_line import SHORT_PRECISIONS, Failure
 from common.machine import SAME_RUN
 from common.profiles import errors_of, read_object
-from common.tables import markdown_table, write_whole
-from maintain.corpus import described
+from common.tables import markdown_table
 
 REFERENCE = "bfloat16"
 VARIANTS = {  # name -> precision; in the order of training
@@ -44,13 +43,6 @@ def path_of(folder, variant, seed):
     return pathlib.Path(folder) / f"{variant}_seed{seed}.json"
 
 
-def write_run(run, folder):
-    """Write the file of a run whole or not at all."""
-    path = path_of(folder, run["variant"], run["seed"])
-    write_whole(path, json.dumps(run) + "\n")
-    return path
-
-
 def check_loss(name, value):
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(f"{name} must be a finite number, got {value}")
@@ -59,7 +51,7 @@ def check_loss(name, value):
 def read_run(path):
     """Return the run in a file; Failure with one sentence where it is damaged or another's."""
     with errors_of(path):
-        run = read_object(path, "result of train_precisions.py")
+        run = read_object(path, "result of a long run")
         for name in NEEDED:
             run[name]  # a KeyError names what is missing
         if run["variant"] not in VARIANTS or path_of("", run["variant"], run["seed"]).name != path.name:
@@ -81,24 +73,24 @@ def check_same(run, wanted, path):
     """Raise Failure unless a run has the settings, text, commit and kind of machine of another."""
     for name in ("settings", "text", "script_sha256"):
         if run[name] != wanted[name]:
-            raise Failure(2, f"{path} has another {name} than the other runs: choose another folder")
+            raise Failure(2, f"{path} has another {name} than the other runs")
     for name in ("commit", *SAME_RUN):
         if run["record"].get(name) != wanted["record"].get(name):
-            raise Failure(2, f"{path} is of another {name} than the other runs: choose another folder")
+            raise Failure(2, f"{path} is of another {name} than the other runs")
 
 
 def read_complete(folder):
     """Return {(variant, seed): run} with every variant for every seed; Failure with one sentence otherwise."""
     runs = read_runs(folder)
     if not runs:
-        raise Failure(2, f"{folder} holds no results of train_precisions.py")
+        raise Failure(2, f"{folder} holds no results of long runs")
     first = next(iter(runs.values()))
     for (variant, seed), run in runs.items():
         check_same(run, first, path_of(folder, variant, seed))
     seeds = range(first["settings"]["seeds"])
     lacking = [f"{variant} with seed {seed}" for seed in seeds for variant in VARIANTS if (variant, seed) not in runs]
     if lacking:
-        raise Failure(2, f"{folder} lacks {', '.join(lacking)}: repeat the command of its record")
+        raise Failure(2, f"{folder} lacks {', '.join(lacking)}: take them from the commit that recorded them")
     for seed in seeds:
         if len({runs[variant, seed]["batches_sha256"] for variant in VARIANTS}) > 1:
             raise Failure(2, f"{folder}: the runs of seed {seed} had different batches and cannot be compared")
@@ -162,6 +154,17 @@ def verdict(runs, variant, quantity):
 
 
 # ---------------------------------------------------------------- the page
+
+
+def described(about):
+    """Return one sentence about the text."""
+    train = about["train"]
+    held_out = about["held_out"]
+    names = sorted({package.rsplit(" ", 1)[0] for package in about["packages"]})
+    return (
+        f"{about['what']}: {train['bytes']:,} bytes of {train['files']:,} files to train on, "
+        f"{held_out['bytes']:,} bytes of {held_out['files']:,} files held out, from {len(names)} packages"
+    )
 
 
 def recorded_losses(recorded):

@@ -1,15 +1,16 @@
 """Measure the ladder, the ways to run the peer, or output heads over the vocabulary, in rounds of warm processes.
 
-    python scripts/maintain/measure_ladder.py --presets medium,small --graph on --results FOLDER
-    python scripts/maintain/measure_ladder.py --peer-variants --presets medium --graph on --results FOLDER
-    python scripts/maintain/measure_ladder.py --vocabularies 1000,32000 --presets medium --graph on --results FOLDER
+    python scripts/maintain/measure_ladder.py --peer-variants --presets medium,small --graph on --results PEERS
+    python scripts/maintain/measure_ladder.py --tuned PEERS/peers.json --presets medium --graph on --results FOLDER
+    python scripts/maintain/measure_ladder.py --vocabularies 1000,32000 --tuned PEERS/peers.json --presets medium \\
+        --graph on --results FOLDER
     python scripts/maintain/measure_ladder.py --results FOLDER --append --time-limit 500    # what is missing
 
 A rung of maintain/rungs.py is one idea away from the rung that it builds on. The processes of all rungs run at the same
-time and take turns. FOLDER/ladder.json keeps every step. --peer-variants times each way to run the peer, to choose the
-fastest, and writes FOLDER/peers.json. --vocabularies measures the rows of rungs.VOCABULARY, which compute the logits
-whole or in chunks, at each number of entries, and writes FOLDER/vocabulary.json. Options that are not listed go to all
-scripts.
+time and take turns. FOLDER/ladder.json keeps every step. --peer-variants times each way to run the peer, and writes
+FOLDER/peers.json; a rung that is tuned takes the fastest of its precision from the file that --tuned names.
+--vocabularies measures the rows of rungs.VOCABULARY, which compute the logits whole or in chunks, at each number of
+entries, and writes FOLDER/vocabulary.json. Options that are not listed go to all scripts.
 
 Exit status: 0; 1 if nothing was measured or --time-limit left some out; 2 for a bad option; 130 if interrupted.
 """
@@ -20,18 +21,18 @@ import pathlib
 import shlex
 import signal
 import sys
+import time
 
 if __name__ == "__main__":
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.command_line import Parser, listed, numbers, on_cpu, positive, progress, run_tool
+from common.command_line import Failure, Parser, listed, numbers, on_cpu, positive, progress, run_tool
 from common.machine import SAME_RUN, describe, hash_of
 from common.runs import TimeLimit
 from common.versions import load_version
 from maintain import rounds, rungs
 
 PROGRAM = "measure_ladder.py"
-AUTOTUNE_S = 240  # seconds without which the slowest compiler is not begun
 
 
 def build_parser():
@@ -41,7 +42,11 @@ def build_parser():
     add("--vocabularies", type=numbers, metavar="V,V", help="measure output heads with so many entries instead")
     add("--presets", type=listed(["tiny", "small", "medium"]), help="tiny, small, medium (small; tiny on a CPU)")
     add("--graph", type=listed(["on", "off"]), default=["on", "off"], help="on, off (both)")
-    add("--rungs", type=listed(), help="by name (all)")
+    slow = rungs.SLOW_PEER.name
+    add(
+        "--rungs", type=listed(), help=f"by name (all; of --peer-variants all but {slow}, whose compiler takes minutes)"
+    )
+    add("--tuned", type=pathlib.Path, metavar="FILE", help="peers.json, from which tuned rungs take their options")
     add("--starts", type=positive, help="of every process (3; 1 for --peer-variants)")
     add("--rounds", type=positive, default=2, help="after each start (%(default)s)")
     add("--num-steps", type=positive, default=10, help="of a process whenever it is asked (%(default)s)")
@@ -65,7 +70,11 @@ def parse_arguments(argv):
     for name in [*(arguments.rungs or []), *([arguments.again] if arguments.again else [])]:
         if name not in known_rungs:
             parser.error(f"--rungs, --again: {name} is none of {', '.join(known_rungs)}")
-    arguments.rungs = [known_rungs[name] for name in known_rungs if name in (arguments.rungs or known_rungs)]
+    if not arguments.rungs:
+        arguments.rungs = default_rungs(known_rungs, arguments.tuned)
+    arguments.rungs = [known_rungs[name] for name in known_rungs if name in arguments.rungs]
+    if tuned := [rung.name for rung in arguments.rungs if rung.tuned and not arguments.tuned]:
+        parser.error(f"--tuned must name the peers.json of --peer-variants for {', '.join(tuned)}")
     if arguments.again and arguments.again not in rungs.by_name(arguments.rungs):
         parser.error(f"--again: {arguments.again} is not among the --rungs")
     file = results_file(arguments)
@@ -73,6 +82,14 @@ def parse_arguments(argv):
         parser.error(f"{file} exists already: add --append, or choose another --results folder")
     load_version(1).parse_options(rest)  # refuses an option that it does not know
     return arguments
+
+
+def default_rungs(known_rungs, tuned):
+    """Return the names of all rungs, without the slowest compiler and without those whose options nobody tuned."""
+    found = [name for name, rung in known_rungs.items() if rung != rungs.SLOW_PEER and (tuned or not rung.tuned)]
+    if left := [name for name, rung in known_rungs.items() if rung.tuned and not tuned]:
+        progress(f"without --tuned {', '.join(left)} is left out")
+    return found
 
 
 def rows_of(arguments):
@@ -95,34 +112,49 @@ def options_of_columns(arguments):
     return [f"{arguments.options} {rungs.VOCABULARY_OPTION} {V}".strip() for V in arguments.vocabularies]
 
 
+def choose_options(rung, arguments, preset):
+    """Return a rung as it runs at a preset, and what was tried to find its options; nothing unless it is tuned."""
+    if not rung.tuned:
+        return rung, {}
+    try:
+        tuned, tuning = rungs.tuned(rung, rungs.read_columns(arguments.tuned), preset, arguments.options)
+    except LookupError:
+        way = f"--peer-variants --presets {preset} {arguments.options}".rstrip()
+        raise Failure(2, f"{arguments.tuned} lacks the {rung.precision} peers for {rung.name}: measure {way}") from None
+    return tuned, {"tuning": tuning}
+
+
 def begin_column(arguments, preset, graph, options, record, columns):
     """Return the column to go on with: of this machine, commit, text and choice of rungs; else a new one."""
     names = [rung.name for rung in arguments.rungs]
     way = "graph" if graph else "eager"
     again = arguments.again or next((rung.name for rung in arguments.rungs if rung.noisiest == way), names[-1])
     wanted = {"preset": preset, "graph": graph, "options": options, "again": again}
-    chosen = [rung.recorded() | {"script_sha256": hash_of(rungs.script_of(rung))} for rung in arguments.rungs]
+    chosen = []
+    tuning = {}
+    for rung in arguments.rungs:
+        tuned, tuning[rung.name] = choose_options(rung, arguments, preset)
+        chosen.append(tuned.recorded() | {"script_sha256": hash_of(rungs.script_of(rung))})
     for content in (column.content for column in columns):
         here = all(content["record"].get(key) == record[key] for key in ("host", "commit", *SAME_RUN))
         asked = all(content[key] == value for key, value in wanted.items())
         texts = [{key: rung[key] for key in chosen[0]} for rung in content["rungs"]]
         if here and asked and texts == chosen:
             return rungs.Column(content)
-    told = [rung | {"status": "not run", "reason": None} for rung in chosen]
+    told = [rung | {"status": "not run", "reason": None} | tuning[rung["name"]] for rung in chosen]
     columns.append(rungs.Column(wanted | {"record": record, "rungs": told, "rounds": []}))
     return columns[-1]
 
 
 def pairs_of(column, with_again):
     """Return the names that are compared with each other: rung and base, rung and peer, the A/A pair."""
-    names = column.rungs.keys() - {rungs.SLOW_PEER.name}
     pairs = [(base, name) for name, base in column.over_bases()]
     pairs += column.over_peers()
     again = column.content["again"]
     if with_again:
         pairs.append((again, again + rounds.AGAIN))
     compared = set().union(*pairs)
-    return [*pairs, *((name,) for name in column.rungs if name in names - compared)]
+    return [*pairs, *((name,) for name in column.rungs if name not in compared)]
 
 
 def measure_column(column, arguments, limit, save):
@@ -139,25 +171,13 @@ def measure_column(column, arguments, limit, save):
             return arguments.starts - start
         turns = range(start * arguments.rounds, (start + 1) * arguments.rounds)
         progress(f"{column.title}: start {start + 1} of {arguments.starts}, {len(set().union(*pairs))} processes")
+        began = time.monotonic()
         try:
             limit.timed(functools.partial(work.measure, pairs, start, turns))
         finally:
+            content["seconds"] = round(content.get("seconds", 0) + time.monotonic() - began, 1)
             save()
-    slow = column.rungs.get(rungs.SLOW_PEER.name)
-    if slow and content["preset"] == "medium" and column.step_ms(slow.name) is None:
-        measure_slowly(slow.name, work, arguments, limit)
-        save()
     return 0
-
-
-def measure_slowly(name, work, arguments, limit):
-    """Measure the peer whose compiler takes minutes, alone and last."""
-    seconds = limit.bound(rounds.WARM_S)
-    if seconds < AUTOTUNE_S:
-        work.note(name, reason=f"no time was left: it needs {AUTOTUNE_S} s")
-        return
-    progress(f"{name}: at most {seconds:.0f} s")
-    work.start([name], 0, range(arguments.rounds), seconds)
 
 
 def measure(arguments, argv):

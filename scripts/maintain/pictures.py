@@ -45,13 +45,16 @@ GREY, OURS, THEIRS = "#8b949e", "#3b82c4", "#d9730d"  # GitHub shows them on whi
 
 
 def steps(recorded):
-    """Return the GPU and [(rung, ms)] of medium in a graph, the slowest first; None where a rung lacks."""
+    """Return the GPU and [(rung, ms)] of medium in a graph, the slowest first; None where one has no time.
+
+    Rungs that are newer than the record are left out.
+    """
     column = rungs.columns_of(recorded, "ladder").get(("medium", True))
-    wanted = [rung for rung in rungs.LADDER if rung.first_picture]
-    if not column or not {rung.name for rung in wanted} <= column.rungs.keys():
+    if not column:
         return None
+    wanted = [rung for rung in rungs.LADDER if rung.first_picture and rung.name in column.rungs]
     timed = [(rung, column.step_ms(rung.name)) for rung in wanted]
-    if not all(ms for _, ms in timed):
+    if not timed or not all(ms for _, ms in timed):
         return None
     return {"device": column.content["record"]["device"], "ms": sorted(timed, key=lambda pair: -pair[1])}
 
@@ -59,14 +62,14 @@ def steps(recorded):
 def color_of(rung):
     if rung.version == "peer":
         return THEIRS
-    return OURS if rung.peer else GREY
+    return OURS if rung.peers else GREY
 
 
 def draw_steps(axes, found):
     (ax,) = axes
     timed = found["ms"]
     for place, (rung, ms) in enumerate(timed):
-        weight = "bold" if rung.peer else "normal"
+        weight = "bold" if rung.peers else "normal"
         ax.barh(place, ms, 0.62, color=color_of(rung))
         ax.text(ms, place, f" {rounded(ms)} ms", va="center", weight=weight)
     name_rows(ax, [rung.first_picture for rung, _ in timed])
@@ -79,10 +82,11 @@ def draw_steps(axes, found):
 
 def tell_steps(found):
     slowest, fastest = (f"{rounded(found['ms'][place][1])} ms" for place in (0, -1))
-    theirs = next(f"{rounded(ms)} ms" for rung, ms in found["ms"] if rung.version == "peer")
+    theirs = {rung.name: f"{rounded(ms)} ms" for rung, ms in found["ms"] if rung.version == "peer"}
+    strongest = f", {theirs['library']} with the strongest stack of libraries" if "library" in theirs else ""
     return (
-        f"One training step takes {slowest} in plain PyTorch, {theirs} with Hugging Face's compiled LLaMA "
-        f"and {fastest} with our Triton kernels."
+        f"One training step takes {slowest} in plain PyTorch, {theirs['peer']} with Hugging Face's compiled LLaMA"
+        f"{strongest} and {fastest} with our Triton kernels."
     )
 
 
@@ -403,6 +407,7 @@ def efficiencies(recorded):
     suite = recorded.suite("ddp")
     rows = [row for row in suite["rows"] if row["efficiency"]] if suite else []
     titles = {"v3": "V3, DDP", "v3+fsdp": "V3, FSDP2", "v4": "V4, DDP"}
+    titles |= {"hf+compile+packed": "HF, DDP", "hf+compile+fsdp": "HF, FSDP2"}
     return [(f"{titles[row['model']]}, {row['processes']} GPUs", 100 * row["efficiency"].ratio) for row in rows] or None
 
 

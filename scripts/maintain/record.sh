@@ -6,28 +6,32 @@
 #   ./scripts/maintain/record.sh FOLDER --time-limit 560                         end after so many seconds; again: the rest
 #   ./scripts/maintain/record.sh FOLDER --toy                                    try it at toy sizes, on a CPU too
 #
-# part                 minutes at most  what
-# ladder-medium        15               the rungs of the ladder in rounds, in a graph
-# ladder-medium-eager  15               the same without a graph
-# ladder-small         15               the same at small, in a graph
-# ladder-small-eager   15               without a graph
-# peers                15               the ways to run the peer, each started once
-# vocabulary           25               version 3's fused loss, the whole logits and Liger's, over the vocabulary, at medium
-# headline             30               versions, presets and precisions as they run by default, version 1 also not deterministic, and peers
-# graph                15               the same steps with and without a graph, in bfloat16
-# kernels              8                version 3's kernels alone
-# ablation2            25               version 2's switches: each alone, taken away, all
-# ablation3            25               version 3's kernels likewise
-# timeline             5                when each kernel of a step runs, versions 1 and 4
-# trace                5                one step of versions 1 and 4 for Perfetto: the page "read a trace"
-# stages               10               the debugging exercise
-# memory               10               peak memory over the length of the sequences
-# losses               25               version 3's losses in bfloat16, fp8 and TF32; TINY_LLAMA_TEXT names a packed text
-# ddp                  10               several GPUs, on all of them: DDP and FSDP2
+# part                 minutes: at most, on an H100   what
+# peers                15    7   the ways to run the peer at medium, each started once; tuned rungs take the fastest
+# peers-small          15    4   the same at small
+# peers-long           15    7   medium with sequences of 4,096 tokens
+# peers-autotuned      15    8   the one whose compiler takes minutes, at medium
+# ladder-medium        25   10   the rungs of the ladder in rounds, in a graph
+# ladder-medium-eager  25   12   the same without a graph
+# ladder-small         15    3   the same at small, in a graph
+# ladder-small-eager   15    3   without a graph
+# ladder-long          15    6   versions 2 to 4 and peers with sequences of 4,096 tokens, in a graph
+# vocabulary           40   25   version 3's fused loss, the whole logits and Liger's, over the vocabulary, at medium
+# headline             30   25   versions, presets and precisions as they run by default, version 1 also not deterministic, and peers
+# graph                15    4   the same steps with and without a graph, in bfloat16
+# kernels               8    4   version 3's kernels alone
+# ablation2            25   10   version 2's switches: each alone, taken away, all
+# ablation3            25   13   version 3's kernels likewise
+# timeline              5    2   when each kernel of a step runs, versions 1 and 4
+# trace                 5    2   one step of versions 1 and 4 for Perfetto: the page "read a trace"
+# stages               10    3   the debugging exercise
+# memory               10    6   peak memory over the length of the sequences
+# ddp                  20   15   several GPUs, on all of them: DDP and FSDP2, version 3 and 4 and the peer
 #
-# headline and graph run each row once: ratios are the ladder's, which starts everything three times. They and ddp write
-# each row as it is measured, and take up what is missing if they were cut off, also on another machine of the kind. The
-# ladder keeps every start, and begins a column anew on another machine. An ablation that had no time for all its rounds
+# Several calls may measure a part: --time-limit ends one, and the next goes on. headline and graph run each row once, for
+# ratios are the ladder's, which starts everything three times. They and ddp write each row as it is measured, and take up
+# what is missing also on another machine of the kind. A column of the ladder keeps every start, and begins anew on
+# another machine; a vocabulary has a column for each number of entries. An ablation that had no time for all its rounds
 # begins anew. TINY_LLAMA_COMMIT names the commit if the files are a copy without Git's history.
 # Afterwards: python scripts/maintain/ladder.py --write
 # Exit status: 0 all is there; 1 something failed or is left; 2 a bad option.
@@ -41,6 +45,7 @@ root=${SCRIPTS%/*} limit=86400 only='' folder='' toy=()
 sizes=(--presets 'small,medium' --repeats 1 --compile-first 13) small=(--preset small --use-amp)
 medium=(--preset medium --use-amp) rounds=5
 long=medium short=small captured=on columns=() vocabularies=1000,8192,16384,32000,128256
+sequences=(--seq-len 4096 --batch-size 2)
 lengths=(--preset medium --batch-size 4 --use-amp --seq-lengths '512,1024,2048,4096') stage=()
 while [[ $# -gt 0 ]]; do
     TAKEN=1
@@ -65,8 +70,9 @@ find_python
 gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())') ||
     fail 2 "$PYTHON has no PyTorch: run scripts/quickstart.sh first, or set TINY_LLAMA_PYTHON"
 [[ $gpus -gt 0 || ${#toy[@]} -gt 0 ]] || fail 2 "PyTorch sees no GPU here, and times of a CPU are not recorded"
-parts=(ladder-medium ladder-medium-eager ladder-small ladder-small-eager peers headline graph kernels)
-parts+=(vocabulary ablation2 ablation3 timeline trace stages memory losses)
+parts=(peers peers-small peers-long peers-autotuned)
+parts+=(ladder-medium ladder-medium-eager ladder-small ladder-small-eager ladder-long)
+parts+=(vocabulary headline graph kernels ablation2 ablation3 timeline trace stages memory)
 [[ $gpus -lt 2 ]] || parts+=(ddp)
 for name in ${only//,/ }; do
     [[ " ${parts[*]} " == *" $name "* ]] || fail 2 "--only: $name is none of ${parts[*]}"
@@ -78,6 +84,7 @@ if [[ ${#toy[@]} -gt 0 ]]; then
     long=tiny short=tiny captured=off # a CPU has no graphs
     vocabularies=64,128
     columns=(--starts 1 --rounds 1 --num-steps 3 "${stage[@]}")
+    sequences=(--seq-len 32 --batch-size 2)
 fi
 left=() # what failed or is left
 
@@ -129,15 +136,22 @@ rungs() { # NAME MINUTES OPTION...
         --time-limit SECONDS_LEFT "${@:3}"
 }
 
-rungs ladder-medium 15 --presets "$long" --graph "$captured" "${columns[@]}"
-rungs ladder-medium-eager 15 --presets "$long" --graph off "${columns[@]}"
-rungs ladder-small 15 --presets "$short" --graph "$captured" "${columns[@]}"
-rungs ladder-small-eager 15 --presets "$short" --graph off "${columns[@]}"
-# The slowest compiler runs last, at medium, in the time that is left.
-rungs peers 15 --peer-variants --presets "$short,$long" --graph "$captured" "${columns[@]}"
-rungs vocabulary 25 --vocabularies "$vocabularies" --presets "$long" --graph "$captured" "${columns[@]}"
-suite headline 30 --models v1,v1+nodet,v2,v2+compile,v3,v4,hf+compile:float32:bfloat16:fp8,liger:bfloat16 \
-    --precisions float32,tf32,bfloat16,fp8
+rungs peers-small 15 --peer-variants --presets "$short" --graph "$captured" "${columns[@]}"
+rungs peers 15 --peer-variants --presets "$long" --graph "$captured" "${columns[@]}"
+rungs peers-long 15 --peer-variants --presets "$long" --graph "$captured" "${columns[@]}" "${sequences[@]}"
+rungs peers-autotuned 15 --peer-variants --rungs autotuned --presets "$long" --graph "$captured" "${columns[@]}"
+at_small=(--presets "$short" --tuned ../peers-small/peers.json)
+at_medium=(--presets "$long" --tuned ../peers/peers.json)
+at_length=(--presets "$long" --tuned ../peers-long/peers.json)
+rungs ladder-medium 25 "${at_medium[@]}" --graph "$captured" "${columns[@]}"
+rungs ladder-medium-eager 25 "${at_medium[@]}" --graph off "${columns[@]}"
+rungs ladder-small 15 "${at_small[@]}" --graph "$captured" "${columns[@]}"
+rungs ladder-small-eager 15 "${at_small[@]}" --graph off "${columns[@]}"
+rungs ladder-long 15 "${at_length[@]}" --graph "$captured" --rungs 'g,h,i,k,peer,peer fp8,library,library fp8' \
+    "${columns[@]}" "${sequences[@]}"
+rungs vocabulary 40 --vocabularies "$vocabularies" "${at_medium[@]}" --graph "$captured" "${columns[@]}"
+peers=hf+compile:float32:bfloat16:fp8,hf+compile+packed:bfloat16:fp8,liger:bfloat16
+suite headline 30 --models "v1,v1+nodet,v2,v2+compile,v3,v4,$peers" --precisions float32,tf32,bfloat16,fp8
 suite graph 15 --models v1+nodet,v2,v2+compile,v3,v4 --precisions bfloat16 --graph on,off \
     --metrics throughput,memory
 part kernels 8 "$PYTHON" "$SCRIPTS/maintain/benchmark_kernels.py" --json kernels.json
@@ -149,12 +163,10 @@ part trace 5 "$PYTHON" "$SCRIPTS/maintain/timeline.py" "${small[@]}" --traces .
 part stages 10 "$root/version3_triton/exercises/performance_debugging/run_all_stages.sh" \
     --output-dir "$folder/stages" "${stage[@]}"
 part memory 10 "$PYTHON" "$SCRIPTS/analyze_memory_scaling.py" "${lengths[@]}" --time-limit SECONDS_LEFT --json memory.json
-part losses 25 "$PYTHON" "$SCRIPTS/maintain/train_precisions.py" --results . --time-limit SECONDS_LEFT \
-    ${TINY_LLAMA_TEXT:+--text "$TINY_LLAMA_TEXT"} "${stage[@]}" ${toy[0]:+--num-steps=3}
 if [[ $gpus -gt 1 ]]; then
     counts=$(for n in 1 2 4 8; do [[ $n -gt $gpus ]] || echo "$n"; done | paste -sd, -)
     sizes=(--presets medium --repeats 2 --precisions bfloat16 --metrics 'throughput,memory' --nproc "$counts")
-    suite ddp 10 --models v3,v4,v3+fsdp
+    suite ddp 20 --models v3,v4,v3+fsdp,hf+compile+packed,hf+compile+fsdp
 fi
 
 if [[ ${#left[@]} -gt 0 ]]; then

@@ -3,7 +3,8 @@
 A new rung is one row of LADDER: the measuring tool, tables, pictures and tests take everything from that row, and show
 "..." where a record lacks the rung.
 
-PEERS and VOCABULARY are measured the same way, into the files peers.json and vocabulary.json.
+PEERS and VOCABULARY are measured the same way, into the files peers.json and vocabulary.json. A rung that is tuned runs
+with the options of the fastest row of PEERS in its precision, at its preset: what was tried stands beside its options.
 
 A file ladder.json holds "columns": each one preset, eager or in a graph, measured on one machine. A column has its
 record (machine, commit, command), its rungs (options, status, loss, memory) and its rounds: the times of ten steps
@@ -40,7 +41,8 @@ class Rung(NamedTuple):
     base: str | None = None  # the rung that it builds on
     shown: str = ""  # on pictures
     saves: str | None = None  # over its base: a key of pictures.SAVES
-    peer: str | None = None  # the rung with a library's model in the same precision
+    peers: tuple = ()  # the rungs with a library's model in the same precision
+    tuned: bool = False  # the fastest row of PEERS in its precision; its own options are added
     road: bool = False  # a bundle of ideas; the roads part after the rungs of single ideas
     noisiest: str | None = None  # "eager" or "graph": where it runs under two names, as the A/A pair
     first_picture: str = ""  # its words on README's picture, where few rungs stand
@@ -124,13 +126,29 @@ LADDER = [
         "f",
         shown="Triton kernels",
         saves="launches and bytes",
-        peer="peer",
+        peers=("peer", "library"),
         road=True,
         first_picture="V3  our Triton kernels",
         predicted=("bf16 V1 / V3", "b"),
     ),
     Rung(
-        "i", "8-bit matmuls (version 3, `--fp8`)", 3, [*AMP, "--fp8"], "h", shown="fp8", saves="bits", peer="peer fp8"
+        "i",
+        "8-bit matmuls (version 3, `--fp8`)",
+        3,
+        [*AMP, "--fp8"],
+        "h",
+        shown="fp8",
+        saves="bits",
+        peers=("peer fp8", "library fp8"),
+    ),
+    Rung(
+        "j",
+        "the kernels inside the compiler's graph (version 3, `--enable-torch-compile`)",
+        3,
+        [*AMP, *COMPILED],
+        "h",
+        shown="kernels, compiled",
+        saves="launches",
     ),
     Rung(
         "k",
@@ -145,26 +163,73 @@ LADDER = [
     ),
     Rung(
         "peer",
-        "Hugging Face's LLaMA at its best, bfloat16",
+        "Hugging Face's LLaMA as its users run it, bfloat16",
         "peer",
         [*AMP, *COMPILED],
         shown="HF, bf16",
         first_picture="Hugging Face, compiled",
     ),
-    Rung("peer fp8", "Hugging Face's LLaMA at its best, fp8", "peer", [*AMP, *COMPILED, "--fp8"], shown="HF, fp8"),
+    Rung(
+        "peer fp8",
+        "Hugging Face's LLaMA as its users run it, fp8",
+        "peer",
+        [*AMP, *COMPILED, "--fp8"],
+        shown="HF, fp8",
+    ),
+    Rung(
+        "library",
+        "the strongest stack that we could build from libraries, bfloat16",
+        "peer",
+        AMP,
+        shown="stack, bf16",
+        tuned=True,
+        first_picture="Strongest stack of libraries",
+    ),
+    Rung(
+        "library fp8",
+        "the strongest stack that we could build from libraries, fp8",
+        "peer",
+        [*AMP, "--fp8"],
+        shown="stack, fp8",
+        tuned=True,
+    ),
 ]
 
-AUTOTUNED = [*COMPILED, "--compile-mode", "max-autotune-no-cudagraphs"]
+MASTERS = [*COMPILED, "--master-weights"]
+UPDATED = [*MASTERS, "--compile-optimizer"]
+PACKED = [*UPDATED, "--packed"]
+CUDNN = ["--attention-backend", "cudnn"]
 FP8 = [*AMP, *COMPILED, "--fp8", "--fp8-recipe"]
-# How a good engineer might run the library. The fastest of each precision is the ladder's peer.
+# How a good engineer might run the library. A rung that is tuned takes the fastest of its precision.
 PEERS = [
     Rung("compiled", "torch.compile", "peer", [*AMP, *COMPILED]),
     Rung("liger", "Liger's RMSNorm, RoPE and SwiGLU", "peer", [*AMP, "--library", "liger"]),
+    Rung("masters", "torch.compile, 16-bit weights with float32 masters", "peer", [*AMP, *MASTERS]),
+    Rung("updated", "the same, compiled AdamW", "peer", [*AMP, *UPDATED]),
+    Rung("packed", "the same, packed projections", "peer", [*AMP, *PACKED]),
+    Rung("cudnn", "the same, cuDNN's attention", "peer", [*AMP, *PACKED, *CUDNN]),
+    Rung("layers", "the same, compiled layer by layer", "peer", [*AMP, *PACKED, *CUDNN, "--compile-blocks"]),
     Rung("fp8 tensorwise", "torch.compile, torchao's tensorwise", "peer", [*FP8, "tensorwise"]),
     Rung("fp8 rowwise", "torch.compile, torchao's rowwise", "peer", [*FP8, "rowwise"]),
     Rung("fp8 rowwise_with_gw_hp", "torch.compile, torchao's rowwise_with_gw_hp", "peer", [*FP8, "rowwise_with_gw_hp"]),
+    Rung(
+        "fp8 masters",
+        "tensorwise, 16-bit weights with float32 masters, compiled AdamW, cuDNN's attention",
+        "peer",
+        [*AMP, *UPDATED, *CUDNN, "--fp8"],
+    ),
+    Rung("fp8 packed", "the same, packed projections", "peer", [*AMP, *PACKED, *CUDNN, "--fp8"]),
 ]
-SLOW_PEER = Rung("autotuned", "torch.compile, max-autotune-no-cudagraphs", "peer", [*AMP, *AUTOTUNED])  # at medium
+# Its compiler takes minutes: it is measured only where it is named.
+SLOW_PEER = Rung(
+    "autotuned",
+    "packed, 16-bit weights, cuDNN's attention, max-autotune-no-cudagraphs",
+    "peer",
+    [*AMP, *PACKED, *CUDNN, "--compile-mode", "max-autotune-no-cudagraphs"],
+)
+
+# The same model over long sequences: options of the training scripts beside --preset medium.
+LONG = "--seq-len 4096 --batch-size 2"
 
 # Output head and loss over the number of vocabulary entries: who writes the whole logits, and who does not.
 VOCABULARY_OPTION = "--vocab-size"
@@ -172,14 +237,12 @@ VOCABULARIES = (1000, 8192, 16384, 32000, 128256)
 VOCABULARY = [
     Rung("v2", "V2, compiled", 2, [*AMP, *COMPILED], noisiest="graph"),
     Rung("v3 whole", "V3, whole logits", 3, [*AMP, "--disable-fused-loss"]),
-    Rung("v3", "V3, in chunks", 3, [*AMP, "--enable-fused-loss"], "v3 whole", peer="hf liger"),
+    Rung("v3", "V3, in chunks", 3, [*AMP, "--enable-fused-loss"], "v3 whole", peers=("hf liger", "library")),
     Rung("v4", "V4", 4, AMP),
     Rung("hf", "Hugging Face", "peer", [*AMP, *COMPILED]),
     Rung("hf liger", "Hugging Face with Liger's fused loss", "peer", [*AMP, *COMPILED, "--liger-loss"], "hf"),
+    Rung("library", "strongest stack, Liger's fused loss", "peer", [*AMP, "--liger-loss"], tuned=True),
 ]
-
-# Pages name these rungs already and show "..." for them. Who adds a row to LADDER takes its name away here.
-AWAITED = ("library",)  # the strongest stack that can be built from libraries
 
 
 def script_of(rung):
@@ -267,13 +330,35 @@ class Column:
 
     def over_peers(self):
         """Return (rung, peer) of the rungs that were measured with the peer of their precision."""
-        pairs = [(rung.name, rung.peer) for rung in [*LADDER, *VOCABULARY] if rung.peer]
+        pairs = [(rung.name, peer) for rung in [*LADDER, *VOCABULARY] for peer in rung.peers]
         return [pair for pair in pairs if self.rungs.keys() >= set(pair)]
 
     def noisiest(self):
         """Return the rung whose rounds differ most from their median, and by how many percent."""
         medians = {name: self.medians(name)[0] for name in self.rungs}
         return noisiest({name: times for name, times in medians.items() if times})
+
+
+def tuned(rung, columns, preset, options):
+    """Return a Rung that is tuned, with the options of the fastest way to run the peer, and what was tried for it.
+
+    columns: of a file peers.json; the last one of this preset and these options with rows of the rung's precision is
+    read, and LookupError raised without one. Where no such row could run, the rung keeps its own options.
+    """
+    for column in reversed(columns):
+        rows = {name: row for name, row in column.rungs.items() if row.precision == rung.precision}
+        if rows and (column.content["preset"], column.content["options"]) == (preset, options):
+            break
+    else:
+        raise LookupError
+    steps = {name: ms for name in rows if (ms := column.step_ms(name)) and name != SLOW_PEER.name}
+    tuning = {"chosen": min(steps, key=steps.get, default=None), "steps_ms": steps}
+    tuning["seconds"] = column.content.get("seconds")
+    if not steps:
+        return rung, tuning
+    chosen = rows[tuning["chosen"]].options
+    own = [option for option in rung.options if option not in chosen]
+    return rung._replace(options=[*chosen, *own]), tuning
 
 
 def all_columns(recorded, kind, options=""):
@@ -284,9 +369,10 @@ def all_columns(recorded, kind, options=""):
     return [column for column in found if column.turns() >= enough and column.content["options"] == options]
 
 
-def columns_of(recorded, kind):
+def columns_of(recorded, kind, options=""):
     """Return {(preset, in a graph): the newest Column}."""
-    return {(column.content["preset"], column.content["graph"]): column for column in all_columns(recorded, kind)}
+    found = all_columns(recorded, kind, options)
+    return {(column.content["preset"], column.content["graph"]): column for column in found}
 
 
 def columns_over_vocabulary(recorded):

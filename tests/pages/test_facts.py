@@ -190,9 +190,3 @@ def test_a_fact_whose_part_the_record_lacks_has_no_value(tmp_path):
     for words in "copy; attention 16 512; rung small graph a; stage 1 step; longer_backwards".split("; "):
         found, _ = facts.values_of(empty, words.split())
         assert {*found} == {None}, words
-
-
-@pytest.mark.parametrize("name", rungs.AWAITED)
-def test_a_rung_that_pages_await_has_no_value_until_it_has_a_row(name):
-    assert name not in rungs.by_name(rungs.LADDER)  # else it is awaited no more
-    assert facts.values_of(RECORD, ["gain", "medium", "graph", VERSION_3.name, name])[0] == [None]

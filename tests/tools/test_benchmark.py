@@ -356,14 +356,16 @@ def test_bad_options_are_answered_in_a_sentence(options, sentence, tmp_path, cap
     assert not (tmp_path / "results").exists()
 
 
-def test_fsdp_and_peers_run_with_the_processes_they_can(tmp_path):
-    words = "--models v3+nodet+fsdp,hf+compile --presets tiny --precisions bfloat16,fp8 --nproc 1,2,4 --results"
+def test_fsdp_needs_several_processes_and_peers_run_with_the_processes_they_can(tmp_path):
+    words = "--models v3+nodet+fsdp,hf+compile+packed --presets tiny --precisions bfloat16,fp8 --nproc 1,2,4 --results"
     cases = benchmark_suite.grid(benchmark_suite.parse_arguments([*words.split(), str(tmp_path)]))
-    wanted = [("v3+nodet+fsdp", 2), ("v3+nodet+fsdp", 4), ("hf+compile", 1)]
+    wanted = [("v3+nodet+fsdp", 2), ("v3+nodet+fsdp", 4), *(("hf+compile+packed", count) for count in (1, 2, 4))]
     assert [(case.model, case.processes) for case in cases] == 2 * wanted and all(case.graph for case in cases)
     sharded, peer = (" ".join(benchmark_suite.training_options(cases[place])) for place in (0, -1))
     assert sharded.endswith("--amp-dtype bfloat16 --no-deterministic --parallel fsdp")
-    assert peer.endswith("--use-amp --amp-dtype bfloat16 --fp8 --library transformers --enable-torch-compile")
+    start, end = peer.split(" --library transformers ")
+    assert start.endswith("--use-amp --amp-dtype bfloat16 --fp8")
+    assert end == "--enable-torch-compile --packed --master-weights --compile-optimizer"
 
 
 # ---------------------------------------------------------------- accuracy, and the real scripts

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import time
 
@@ -21,6 +22,7 @@ from processes import executable
 
 RECORD = REPOSITORY / "scripts" / "maintain" / "record.sh"
 SUITE = "benchmark_suite.py"
+LONG_RUNGS = "g,h,i,k,peer,peer fp8,library,library fp8"
 # Answers for the number of GPUs and for provenance.py; notes every other program and where it ran.
 PYTHON = """#!/bin/bash
 [[ $1 != -c ]] || { echo "$GPUS"; exit 0; }
@@ -49,7 +51,7 @@ def ran(tmp_path):
     return [(line.split()[0], re.findall(r"/(\w+\.py)", line)[-1]) for line in lines]
 
 
-def test_each_part_is_complete_in_itself_and_kept(record, tmp_path, monkeypatch):
+def test_each_part_is_complete_in_itself_and_kept(record, tmp_path):
     some = ["--only", "headline,kernels,ablation2,ablation3,memory"]
     first = record(*some)
     assert first.returncode == 0 and first.stdout.endswith(f"complete: {tmp_path / 're sults'}\n"), first.stdout
@@ -59,10 +61,6 @@ def test_each_part_is_complete_in_itself_and_kept(record, tmp_path, monkeypatch)
     kept = json.loads((tmp_path / "re sults" / "kernels" / "record.json").read_text())
     # what is published names no folder of the machine
     assert kept["command"] == "a python scripts/maintain/benchmark_kernels.py --json kernels.json"
-    monkeypatch.setenv("TINY_LLAMA_TEXT", str(tmp_path / "text.tar.xz"))
-    assert record("--only", "losses").returncode == 0
-    kept = json.loads((tmp_path / "re sults" / "losses" / "record.json").read_text())
-    assert " --text text.tar.xz" in kept["command"] and str(tmp_path) not in kept["command"]
     (tmp_path / "log").unlink()
     second = record(*some)
     assert second.returncode == 0 and second.stdout.count(": kept") == 5 and not (tmp_path / "log").exists()
@@ -99,21 +97,7 @@ def test_several_gpus_are_measured_where_there_are_some(gpus, counts, record, tm
     assert record("--only", "ddp", gpus=gpus).returncode == 0
     assert ran(tmp_path) == [("ddp", SUITE)]
     log = (tmp_path / "log").read_text()
-    assert f"--nproc {counts} " in log and "v3,v4,v3+fsdp" in log
-
-
-def test_the_losses_take_a_text_that_is_named(record, tmp_path, monkeypatch):
-    """Toy sizes and few steps go to version 3; whole runs are as the tool runs by default."""
-    assert record("--only", "losses").returncode == 0
-    monkeypatch.setenv("TINY_LLAMA_TEXT", "/a folder/text.tar.xz")
-    for again in ([], ["--toy"]):
-        (tmp_path / "re sults" / "losses" / "record.json").unlink()
-        assert record("--only", "losses", *again).returncode == 0
-    lines = (tmp_path / "log").read_text().splitlines()
-    given = [re.split(r"train_precisions\.py --results \. --time-limit \d+", line)[1].strip() for line in lines]
-    named = "--text /a folder/text.tar.xz"
-    assert given[:2] == ["", named]
-    assert given[2].startswith(f"{named} --hidden-dim 32") and given[2].endswith("--seq-len 16 --num-steps=3")
+    assert f"--nproc {counts} " in log and "v3,v4,v3+fsdp,hf+compile+packed,hf+compile+fsdp" in log
 
 
 @pytest.mark.parametrize("toy", [[], ["--toy"]], ids=["whole", "toy"])
@@ -129,33 +113,43 @@ def test_the_suite_takes_the_options_that_it_is_given(toy, record, tmp_path, mon
     headline, graph = cases
     presets = {"tiny"} if toy else {"small", "medium"}
     assert {preset for preset, *_ in headline} == presets
-    assert (len(headline), len(graph)) == (23 * len(presets), 10 * len(presets))
+    assert (len(headline), len(graph)) == (25 * len(presets), 10 * len(presets))
     assert len(set(headline)) == len(headline) and len(set(graph)) == len(graph)
     in_fp8 = [model for preset, model, precision, _ in headline if precision == "fp8"]
-    assert in_fp8 == ["v3", "hf+compile"] * len(presets)
+    assert in_fp8 == ["v3", "hf+compile", "hf+compile+packed"] * len(presets)
 
 
 @pytest.mark.parametrize("toy", [[], ["--toy"]], ids=["whole", "toy"])
 def test_the_ladder_takes_the_options_that_it_is_given(toy, record, tmp_path, monkeypatch):
-    parts = "ladder-medium,ladder-medium-eager,ladder-small,ladder-small-eager,peers,vocabulary"
-    assert record("--only", parts, *toy, gpus=1 - len(toy)).returncode == 0
+    """Ways to run the peer first: from them the tuned rungs of the same preset and length take their options."""
+    peers_of = {"medium": "peers", "small": "peers-small", "long": "peers-long"}
+    ladders = [f"ladder-{name}" for name in ("medium", "medium-eager", "small", "small-eager", "long")]
+    parts = [*peers_of.values(), "peers-autotuned", *ladders, "vocabulary"]
+    assert record("--only", ",".join(parts), *toy, gpus=1 - len(toy)).returncode == 0
     monkeypatch.setattr(measure_ladder, "on_cpu", lambda argv: bool(toy))
-    found = []
+    given = {}
     for line in (tmp_path / "log").read_text().splitlines():
-        words = line.split("measure_ladder.py ")[1].split()
-        given = measure_ladder.parse_arguments([*words, "--results", str(tmp_path / "new")])
-        found.append((len(given.rungs), given.starts, given.presets, given.graph))
-        vocabularies = given.vocabularies
-    all_rungs, all_peers = len(rungs.LADDER), len(rungs.PEERS) + 1
-    *found, over_vocabulary = found
-    if toy:
-        assert found == [(all_rungs, 1, ["tiny"], ["off"])] * 4 + [(all_peers, 1, ["tiny"], ["off"])]
-        assert over_vocabulary == (len(rungs.VOCABULARY), 1, ["tiny"], ["off"])
-        return
-    ladder = [(all_rungs, 3, [preset], [graph]) for preset in ("medium", "small") for graph in ("on", "off")]
-    assert found == [*ladder, (all_peers, 1, ["small", "medium"], ["on"])]
-    assert over_vocabulary == (len(rungs.VOCABULARY), 3, ["medium"], ["on"])
-    assert tuple(vocabularies) == rungs.VOCABULARIES
+        text = line.split("measure_ladder.py ")[1].replace(LONG_RUNGS, shlex.quote(LONG_RUNGS))
+        words = shlex.split(text)
+        given[line.split()[0]] = measure_ladder.parse_arguments([*words, "--results", str(tmp_path / "new")])
+    assert {*given} == {*parts} and [*given][:4] == ["peers-small", "peers", "peers-long", "peers-autotuned"]
+    for part, one in given.items():
+        preset = "small" if "small" in part else "medium"
+        graph = "off" if toy or "eager" in part else "on"
+        assert (one.presets, one.graph) == (["tiny"] if toy else [preset], [graph])
+        assert one.starts == (1 if toy or "peers" in part else 3)
+    for part in peers_of.values():
+        assert given[part].rungs == rungs.PEERS and not given[part].tuned
+    assert given["peers-autotuned"].rungs == [rungs.SLOW_PEER]
+    assert all(given[part].rungs == rungs.LADDER for part in ladders[:-1])
+    assert given["vocabulary"].rungs == rungs.VOCABULARY
+    for part in [*ladders, "vocabulary"]:
+        size = next((size for size in peers_of if size in part), "medium")
+        assert str(given[part].tuned) == f"../{peers_of[size]}/peers.json"
+        assert given[part].options == given[peers_of[size]].options
+    if not toy:
+        assert [given[part].options for part in ("peers", "peers-long")] == ["", rungs.LONG]
+        assert tuple(given["vocabulary"].vocabularies) == rungs.VOCABULARIES
 
 
 @pytest.mark.parametrize(
@@ -165,8 +159,8 @@ def test_the_ladder_takes_the_options_that_it_is_given(toy, record, tmp_path, mo
         (["--time-limit", "soon"], 1, "needs a positive number, got soon"),
         (["another"], 1, "one folder"),
         (["--only"], 1, "--only needs a value"),
-        (["--only", "suite"], 1, "suite is none of ladder-medium ladder-medium-eager"),
-        (["--only", "ddp"], 1, "ddp is none of ladder-medium"),
+        (["--only", "suite"], 1, "suite is none of peers peers-small"),
+        (["--only", "ddp"], 1, "ddp is none of peers"),
         ([], 0, "PyTorch sees no GPU here"),
     ],
 )

@@ -185,7 +185,7 @@ LADDER = [
     Rung("first", "plain (version 1)", 1, []),
     Rung("flag", "an idea", 2, [], "first"),
     Rung("compiled", "a compiler", 2, [], "flag", road=True),
-    Rung("written", "kernels (version 3)", 3, [], "flag", road=True, peer="peer"),
+    Rung("written", "kernels (version 3)", 3, [], "flag", road=True, peers=("peer",)),
     Rung("library", "operators (version 4)", 4, [], "flag", road=True),
     Rung("peer", "a library's model", "peer", []),
 ]
@@ -289,7 +289,7 @@ def test_the_ladder_has_dots_where_nothing_was_measured(recorded):
 def measured(preset, graph, date, times, count=6, known=(*LADDER, *PEERS)):
     """Return a column: {name: times of the rounds in ms}, two rounds of each start."""
     chosen = [rung for rung in known if rung.name in times]
-    told = {"status": "ok", "reason": None, "parts": "a library 1.2", "peak_mib": 77.0, "loss": 6.1}
+    told = {"status": "ok", "reason": None, "parts": "a library 1.2", "peak_mib": 77.0, "loss": 6.1, "warm_s": 12.3}
     steps = [{name: [ms[i]] * 3 for name, ms in times.items()} for i in range(count)]
     found = [{"start": i // 2, "turn": i, "steps_ms": step} for i, step in enumerate(steps)]
     content = {"preset": preset, "graph": graph, "options": "", "again": "flag", "record": RECORD | {"date": date}}
@@ -352,6 +352,15 @@ def test_steps_gains_and_memory_over_the_vocabulary(recorded):
     for line in ("vocabulary_step 1001 v3", "vocabulary_step 1000 h"):
         with pytest.raises(ValueError, match="is none of"):
             facts.values_of(Record(recorded), line.split())
+
+
+def test_the_ladder_says_how_a_tuned_rung_was_found(recorded):
+    column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"flag": [2.0] * 6, "peer": [3.0] * 6})
+    column.told["peer"]["tuning"] = {"chosen": "two", "steps_ms": {"one": 4.0, "two": 3.0}, "seconds": 61.4}
+    (recorded / "ladder").mkdir()
+    rungs.write_columns([column], recorded / "ladder" / "ladder.json")
+    text = ladder.tables_of(Record(recorded))["ladder"]
+    assert "|  | a library's model: a library 1.2 (the fastest of 2 variants, tuned in 61 s) |  | 3.000 | ... |" in text
 
 
 def test_the_ladder_says_that_memory_made_groups(recorded):
@@ -419,8 +428,8 @@ def test_the_peer_s_variants_by_hand(recorded):
     rungs.write_columns([column], recorded / "peers" / "peers.json")
     lines = ladder.tables_of(Record(recorded))["peers"].splitlines()
     assert lines[-2:] == [
-        "| medium | graph | a way to run the peer | 3.000 | 77 |",
-        "| medium | graph | another way | failed | no such kernel |",
+        "| medium | graph | a way to run the peer | 3.000 | 77 | 12 |",
+        "| medium | graph | another way | failed | no such kernel | 12 |",
     ]
 
 
@@ -431,7 +440,7 @@ def test_a_variant_that_is_not_for_this_preset_has_no_row(recorded):
     (recorded / "peers").mkdir()
     rungs.write_columns([column], recorded / "peers" / "peers.json")
     table = ladder.tables_of(Record(recorded))["peers"]
-    assert "| small | graph | a way to run the peer | 3.000 | 77 |" in table and "another" not in table
+    assert "| small | graph | a way to run the peer | 3.000 | 77 | 12 |" in table and "another" not in table
 
 
 def test_each_measurement_of_the_peer_s_variants_has_a_table(recorded):
@@ -441,8 +450,8 @@ def test_each_measurement_of_the_peer_s_variants_has_a_table(recorded):
         rungs.write_columns([column], recorded / part / "peers.json")
     lines = ladder.tables_of(Record(recorded))["peers"].splitlines()
     assert [line for line in lines if "a way" in line] == [
-        "| medium | graph | a way to run the peer | 3.000 | 77 |",
-        "| medium | graph | a way to run the peer | 2.000 | 77 |",
+        "| medium | graph | a way to run the peer | 3.000 | 77 | 12 |",
+        "| medium | graph | a way to run the peer | 2.000 | 77 | 12 |",
     ]
 
 

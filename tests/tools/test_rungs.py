@@ -68,7 +68,7 @@ def test_a_row_is_whole():
         assert rung.shown
         assert rung.base is None or names.index(rung.base) < names.index(rung.name)
         assert rung.saves is None or (rung.base and rung.saves in pictures.SAVES)
-        assert rung.peer is None or RUNGS[rung.peer].precision == rung.precision
+        assert all(RUNGS[peer].precision == rung.precision for peer in rung.peers)
     assert {"eager", "graph"} == {rung.noisiest for rung in rungs.LADDER if rung.noisiest}
 
 
@@ -183,10 +183,17 @@ def test_starts_that_lack_a_rung_do_not_count_for_its_ratios():
 
 
 def test_leads_over_the_peers_are_of_the_same_rounds():
-    led = next(rung for rung in rungs.LADDER if rung.peer)
-    steps = [{led.name: [4.0 + i], led.name + rounds.AGAIN: [4.0 + i], led.peer: [6.0 + i]} for i in range(6)]
-    (line,) = [line for line in rungs.lines_of(column(steps, led.name, RUNGS)) if line.startswith("lead")]
-    assert line == f"lead of {led.name} over {led.peer}: 1.31x (1.22 to 1.50)"
+    led = next(rung for rung in rungs.LADDER if rung.peers)
+    users, strongest = led.peers
+    steps = []
+    for i in range(6):
+        ours = {led.name: [4.0 + i], led.name + rounds.AGAIN: [4.0 + i]}
+        steps.append(ours | {users: [6.0 + i], strongest: [2 * (4.0 + i)]})
+    lines = [line for line in rungs.lines_of(column(steps, led.name, RUNGS)) if line.startswith("lead")]
+    assert lines == [
+        f"lead of {led.name} over {users}: 1.31x (1.22 to 1.50)",
+        f"lead of {led.name} over {strongest}: 2.00x (2.00 to 2.00)",
+    ]
 
 
 def test_a_file_of_columns_is_read_as_it_was_written(tmp_path):
@@ -327,9 +334,9 @@ def test_every_rung_is_measured_beside_what_it_is_compared_with():
     chosen = [rung.recorded() for rung in rungs.LADDER]
     pairs = measure_ladder.pairs_of(rungs.Column(content | {"rungs": chosen}), with_again=True)
     wanted = [(rung.base, rung.name) for rung in rungs.LADDER if rung.base]
-    wanted += [(rung.name, rung.peer) for rung in rungs.LADDER if rung.peer]
+    wanted += [(rung.name, peer) for rung in rungs.LADDER for peer in rung.peers]
     assert pairs == [*wanted, (NOISIEST.name, NOISIEST.name + rounds.AGAIN)]
-    peers = [rung.recorded() for rung in [*rungs.PEERS, rungs.SLOW_PEER]]
+    peers = [rung.recorded() for rung in rungs.PEERS]
     pairs = measure_ladder.pairs_of(rungs.Column(content | {"rungs": peers}), with_again=False)
     assert pairs == [(rung.name,) for rung in rungs.PEERS]
 
@@ -476,42 +483,92 @@ def test_a_column_goes_on_only_with_what_it_began_with(change, same, monkeypatch
     assert (second.content is first.content) == same and len(columns) == 2 - same
 
 
-class Peer(Stub):
-    def __init__(self, version, options, steps):
-        super().__init__(version, [" ".join(options)], steps)
-        assert version == "peer" and options[:3] == ["--preset", "medium", "--graph"] and steps == 10
+PEERS = ["--peer-variants", "--graph", "on"]
 
 
-@pytest.mark.parametrize(("limit", "autotuned"), [([], True), (["--time-limit", "200"], False)])
-def test_the_peer_s_variants_run_once_and_the_slowest_compiler_last(limit, autotuned, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(rounds, "WarmProcess", Peer)
+def test_the_peer_s_variants_run_once_and_the_slowest_compiler_where_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(rounds, "WarmProcess", Any)
     monkeypatch.setattr(Stub, "log", [])
-    words = ["--peer-variants", "--presets", "medium", "--graph", "on", "--results", str(tmp_path), *limit]
-    assert measure_ladder.main(words) == 0
-    starts = [line for line in Stub.log if line.startswith("start")]
-    ends = [place for place, line in enumerate(Stub.log) if line.startswith("end")]
-    assert len(starts) == 5 + autotuned and len(set(starts)) == len(starts)
-    if autotuned:  # alone: all others have ended
-        assert "max-autotune-no-cudagraphs" in starts[-1] and Stub.log.index(starts[-1]) > ends[4]
-    (column,) = rungs.read_columns(tmp_path / "peers.json")
     slow = rungs.SLOW_PEER.name
-    assert column.step_ms(rungs.PEERS[-1].name) == 1.5 and (column.step_ms(slow) is None) != autotuned
-    assert (f"{slow}: no time was left: it needs 240 s" in capsys.readouterr().out) != autotuned
+    assert ladder(tmp_path, *PEERS) == ladder(tmp_path, *PEERS, "--rungs", slow, "--append") == 0
+    starts = [line for line in Stub.log if line.startswith("start")]
+    assert len(starts) == len(set(starts)) == len(rungs.PEERS) + 1
+    assert all(("max-autotune" in line) == (line == starts[-1]) for line in starts)
+    first, second = rungs.read_columns(tmp_path / "peers.json")
+    assert [*first.rungs] == [rung.name for rung in rungs.PEERS] and first.step_ms(rungs.PEERS[-1].name) == 1.5
+    assert [*second.rungs] == [slow] and second.step_ms(slow) == 1.5
+
+
+VARIANTS = [
+    Rung("slow", "", "peer", ["--use-amp"]),
+    Rung("quick", "", "peer", ["--use-amp", "--packed"]),
+    Rung("autotuned", "", "peer", ["--use-amp", "--packed", "--compile-mode", "max"]),
+    Rung("fp8 one", "", "peer", ["--use-amp", "--fp8"]),
+]
+STACK = Rung("stack", "", "peer", ["--use-amp", "--liger-loss"], tuned=True)
+
+
+def variants(**ms):
+    found = column([ms], known=rungs.by_name(VARIANTS), seconds=12.5)
+    found.content |= {"preset": "tiny"}
+    return found
+
+
+def test_a_tuned_rung_takes_the_fastest_of_its_precision():
+    found = variants(slow=[4.0], quick=[3.0], autotuned=[2.0])
+    found.told["fp8 one"] = VARIANTS[-1].recorded()
+    found.rungs["fp8 one"] = VARIANTS[-1]  # of which no round was measured
+    older = variants(slow=[1.0])
+    tuned, told = rungs.tuned(STACK, [older, found], "tiny", "")
+    assert tuned == STACK._replace(options=["--use-amp", "--packed", "--liger-loss"])
+    assert told == {"chosen": "quick", "steps_ms": {"slow": 4.0, "quick": 3.0}, "seconds": 12.5}
+    in_fp8 = STACK._replace(options=["--use-amp", "--fp8"])
+    assert rungs.tuned(in_fp8, [found], "tiny", "") == (in_fp8, {"chosen": None, "steps_ms": {}, "seconds": 12.5})
+    for rung, columns, preset, options in (
+        (STACK, [], "tiny", ""),
+        (STACK, [found], "small", ""),
+        (STACK, [found], "tiny", "--seq-len 9"),
+        (in_fp8, [older], "tiny", ""),
+    ):
+        with pytest.raises(LookupError):
+            rungs.tuned(rung, columns, preset, options)
+
+
+def test_a_ladder_keeps_what_was_tuned(tmp_path, monkeypatch, capsys):
+    """Its column holds the options that ran, what was tried, and the seconds that its starts took."""
+    monkeypatch.setattr(rounds, "WarmProcess", Any)
+    monkeypatch.setattr(Stub, "log", [])
+    assert ladder(tmp_path, *PEERS) == 0
+    words = ["--graph", "on", "--rungs", "peer,library", "--tuned", str(tmp_path / "peers.json")]
+    assert ladder(tmp_path, *words) == 0
+    (found,) = rungs.read_columns(tmp_path / "ladder.json")
+    first = rungs.PEERS[0]  # all take as long
+    assert found.rungs["library"].options == first.options and "tuning" not in found.told["peer"]
+    tuning = found.told["library"]["tuning"]
+    assert tuning["chosen"] == first.name and len(tuning["steps_ms"]) > 5 and tuning["seconds"] >= 0
+    assert found.content["seconds"] >= 0
+    assert ladder(tmp_path, *words, "--append", "--seed", "1") == 2
+    said = f"lacks the bfloat16 peers for library: measure --peer-variants --presets tiny --seed 1 {' '.join(TOY)}"
+    assert said in capsys.readouterr().err
 
 
 def test_a_column_for_each_vocabulary_and_a_second_call_completes_them(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(rounds, "WarmProcess", Any)
     monkeypatch.setattr(Stub, "log", [])
-    assert ladder(tmp_path, "--graph", "on", "--vocabularies", "64,32") == 0
-    assert ladder(tmp_path, "--graph", "on", "--vocabularies", "32,96", "--append") == 0
+    assert ladder(tmp_path, *PEERS) == 0
+    tuned = ["--tuned", str(tmp_path / "peers.json")]
+    Stub.log.clear()
+    assert ladder(tmp_path, "--graph", "on", *tuned, "--vocabularies", "64,32") == 0
+    assert ladder(tmp_path, "--graph", "on", *tuned, "--vocabularies", "32,96", "--append") == 0
     options = " ".join(TOY)
     columns = rungs.read_columns(tmp_path / "vocabulary.json")
     assert [column.content["options"] for column in columns] == [f"{options} --vocab-size {V}" for V in (64, 32, 96)]
     for column in columns:
         assert [*column.rungs] == [rung.name for rung in rungs.VOCABULARY] and len(column.rounds) == 6
         assert column.gain("v3", "hf liger").rounds == column.gain("hf liger", "hf").rounds == 6
+        assert column.rungs["library"].options == [*rungs.PEERS[0].options, "--liger-loss"]
     assert "lead of v3 over hf liger" in capsys.readouterr().out
-    assert sum(line.startswith("start") for line in Stub.log) == 3 * 3 * 7  # six rows and the pair's second name
+    assert sum(line.startswith("start") for line in Stub.log) == 3 * 3 * 8  # seven rows and the pair's second name
 
 
 @pytest.mark.slow
@@ -563,8 +620,9 @@ def workers(seed):
         ("--graph maybe", "choose from on, off"),
         ("--starts 0", "--starts"),
         ("--vocabularies 64,many", "separate whole numbers by commas"),
-        ("--vocabularies 64 --rungs h", "--rungs, --again: h is none of v2, v3 whole, v3, v4, hf, hf liger"),
+        ("--vocabularies 64 --rungs h", "--rungs, --again: h is none of v2, v3 whole, v3, v4, hf, hf liger, library"),
         ("--vocabularies 64 --peer-variants", "measure different rows: give one of them"),
+        ("--rungs library", "--tuned must name the peers.json of --peer-variants for library"),
         ("--hiden-dim 3", "unrecognized arguments: --hiden-dim 3"),
     ],
 )
