@@ -81,12 +81,13 @@ def draw_steps(axes, found):
 
 
 def tell_steps(found):
-    slowest, fastest = (f"{rounded(found['ms'][place][1])} ms" for place in (0, -1))
-    theirs = {rung.name: f"{rounded(ms)} ms" for rung, ms in found["ms"] if rung.version == "peer"}
-    strongest = f", {theirs['library']} with the strongest stack of libraries" if "library" in theirs else ""
+    times = {rung.name: f"{rounded(ms)} ms" for rung, ms in found["ms"]}
+    slowest = next(iter(times.values()))
+    ours = next(times[rung.name] for rung, _ in found["ms"] if rung.peers)
+    strongest = f", {times['library']} with the strongest stack of libraries" if "library" in times else ""
     return (
-        f"One training step takes {slowest} in plain PyTorch, {theirs['peer']} with Hugging Face's compiled LLaMA"
-        f"{strongest} and {fastest} with our Triton kernels."
+        f"One training step takes {slowest} in plain PyTorch, {times['peer']} with Hugging Face's compiled LLaMA"
+        f"{strongest} and {ours} with our Triton kernels."
     )
 
 
