@@ -443,6 +443,32 @@ def test_a_variant_that_is_not_for_this_preset_has_no_row(recorded):
     assert "| small | graph | a way to run the peer | 3.000 | 77 | 12 |" in table and "another" not in table
 
 
+def test_long_sequences_have_columns_of_their_own(recorded):
+    """Facts and the table of variants name them; how long a variant takes to be ready is of the preset's own length."""
+    for part, kind, name, ms, options in (
+        ("ladder", "ladder", "flag", 2.0, ""),
+        ("ladder-long", "ladder", "flag", 4.0, rungs.LONG),
+        ("peers", "peers", "compiled", 3.0, ""),
+        ("peers-long", "peers", "compiled", 5.0, rungs.LONG),
+    ):
+        column = measured("medium", True, "2026-01-03T00:00:00+00:00", {name: [ms] * 6}, known=(*LADDER, *rungs.PEERS))
+        column.content["options"] = options
+        column.told[name]["warm_s"] = ms
+        (recorded / part).mkdir()
+        rungs.write_columns([column], recorded / part / f"{kind}.json")
+        (recorded / part / "record.json").write_text(json.dumps(RECORD))
+    record = Record(recorded)
+    words = (
+        "rung medium graph flag; rung medium:long graph flag; rung small:long graph flag; peer_is_ready medium compiled"
+    )
+    assert [facts.values_of(record, line.split())[0] for line in words.split("; ")] == [[2.0], [4.0], [None], [3000.0]]
+    with pytest.raises(ValueError, match="wide is none of"):
+        facts.values_of(record, "rung medium:wide graph flag".split())
+    text = ladder.tables_of(record)["peers"]
+    assert "| medium | graph | torch.compile | 3.000 | 77 | 3 |" in text
+    assert "| medium --seq-len 4096 --batch-size 2 | graph | torch.compile | 5.000 | 77 | 5 |" in text
+
+
 def test_each_measurement_of_the_peer_s_variants_has_a_table(recorded):
     for part, date, step_ms in (("peers-later", "2026-01-03", 2.0), ("peers", "2026-01-02", 3.0)):
         column = measured("medium", True, f"{date}T00:00:00+00:00", {"one": [step_ms]}, count=1)
