@@ -51,12 +51,12 @@ def origin(record, recorded):
 def explained(results):
     """Return what a row's numbers are, in one sentence."""
     repeats = sorted({row["repeats"] for row in results["rows"]})
-    count = "1 start" if repeats[-1] == 1 else f"{repeats[-1]} starts"
+    count = counted(repeats[-1], "run")
     if repeats[0] < repeats[-1]:
         count = f"{repeats[0]} to {count}"
-    gradients = " Gradient error: the worst of all parameters, relative to V1 in fp32." if results["accuracy"] else ""
+    gradients = " Gradient error: the worst parameter's, relative to V1 in fp32." if results["accuracy"] else ""
     return (
-        f"Step time: median and quartiles of all steps of {count} on one machine, in turns with the other rows. "
+        f"Step time: median and quartiles over {count} per row, interleaved with the other rows on one machine. "
         f"Peak memory: the largest.{gradients}"
     )
 
@@ -298,7 +298,7 @@ def kernels_table(recorded):
 
 
 def changes(study, switch, key):
-    """Return by how much a switch changes a value when it is added to none, and to all others, as text."""
+    """Return by how much a switch changes a value when it is added alone, and last, as text."""
     values = {frozenset(row["on"]): row[key] for row in study["combinations"]}
     every = frozenset(row["switch"] for row in study["switches"])
     pairs = [(frozenset(), frozenset([switch])), (every - {switch}, every)]
@@ -307,7 +307,7 @@ def changes(study, switch, key):
 
 
 def ablation_table(recorded, part):
-    """Return what each switch is worth when it is added to none, and when it is added to all others."""
+    """Return what each switch is worth alone, with all others off, and last, with all others on."""
     study = recorded.json(part, "ablation.json")
     if not study:
         return None
@@ -323,7 +323,7 @@ def ablation_table(recorded, part):
         cells = [gain_text(gain) for gain in gains]
         cells += [changes(study, row["switch"], key) for key in ("peak_memory_mb", "kernels")]
         lines.append([row["switch"], *cells])
-    told = f"Without any switch {rounded(none, 4)} ms, with all {rounded(every, 4)} ms per step. "
+    told = f"A step takes {rounded(none, 4)} ms without any switch, {rounded(every, 4)} ms with all. "
     if few:
         told += f"Not judged: {', '.join(sorted(few))}. "
     elif noise := ablation.pair_of(study["combinations"], switches, study.get("again_ms", ())):
@@ -331,10 +331,9 @@ def ablation_table(recorded, part):
         runs = {row["name"]: row["steps_ms"] for row in study["combinations"] if row["steps_ms"]}
         name, percent = noisiest(runs)
         told += f"{noisiest_line(repr(name), percent)}. "
-    told += "Speed-ups, and changes of memory and kernels:"
-    header = ["switch", "added to none", "added to all others"]
-    header += ["peak MiB (to none, to others)", "kernels per step (likewise)"]
-    return f"{origin(study['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
+    header = ["switch", "speed-up alone", "speed-up last"]
+    header += ["peak MiB (alone, last)", "kernels per step (alone, last)"]
+    return f"{origin(study['record'], recorded)} {told.strip()}\n\n{markdown_table(header, lines)}"
 
 
 # ---------------------------------------------------------------- what was tested where

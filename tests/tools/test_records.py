@@ -257,7 +257,10 @@ def recorded(tmp_path, monkeypatch):
         ("kernels", "| RoPE forward, 1 x 2 | 10.0 | 3,000 GB/s | 90% | SDPA | 2.00 |"),
         ("kernels", "copy 4,000 GB/s (read and written), 8192³ matmuls fp32 50, bf16 2 TFLOP/s. Kernels in bf16"),
         ("ablation3", "| a | 1.38 (1.25 to 1.50) | 2.25 (2.00 to 2.50) | -2,000, +1 | -4, -1 |"),
-        ("ablation3", "Without any switch 5.000 ms, with all 2.500 ms per step. Not judged: 2 rounds of the 5 needed."),
+        (
+            "ablation3",
+            "A step takes 5.000 ms without any switch, 2.500 ms with all. Not judged: 2 rounds of the 5 needed.",
+        ),
     ],
 )
 def test_tables_by_hand(table, line, recorded):
