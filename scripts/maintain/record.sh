@@ -6,7 +6,7 @@
 #   ./scripts/maintain/record.sh FOLDER --time-limit 560                         end after so many seconds; again: the rest
 #   ./scripts/maintain/record.sh FOLDER --toy                                    try it at toy sizes, on a CPU too
 #
-# part                 minutes: at most, on an H100   what
+# part                 minutes at most, and those that we expect on an H100 (from the record of 2026-11-25)
 # peers                15    7   the ways to run the peer at medium, each started once; tuned rungs take the fastest
 # peers-small          15    4   the same at small
 # peers-long           15    7   medium with sequences of 4,096 tokens
