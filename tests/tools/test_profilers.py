@@ -794,7 +794,7 @@ def says(text):
             ("get_rocprof_compute.sh", release, {"STAND_IN_FAULT": "no-locale"}, 1, "locale-gen en_US.UTF-8", False)
             for release in ("6.2", "6.3", "6.4")
         ),
-        ("get_rocprof_compute.sh", "6.4", {"STAND_IN_FAULT": "no-packages"}, 1, "pip install -r /opt/rocm", False),
+        ("get_rocprof_compute.sh", "6.4", {"STAND_IN_FAULT": "no-packages"}, 1, r"pip install -r /opt/my\ rocm", False),
         ("get_rocprof_compute.sh", "7.1", says("RuntimeError: no such kernel"), 1, "see the lines above", False),
         ("get_rocprof_compute.sh", "7.1", {"STAND_IN_FAULT": "no-kernels"}, 1, "left no pmc_perf.csv", False),
         ("get_rocprof_sys.sh", "7.0", {"STAND_IN_FAULT": "no-report"}, 3, "whether the disk is full", True),

@@ -124,7 +124,7 @@ reason() { # STATUS LOG: the sentence that explains a failure, with the way out 
         *"package was not found in the current execution environment"*)
             packages=$(sed -n "s/.*The '\([A-Za-z0-9_.-]*\).*' package was not found.*/\1/p" <<<"$2" | paste -sd ' ')
             echo "$TOOL misses the Python packages ${packages// /, }: install them with" \
-                "python3 -m pip install -r $(sed -n 's/^See: //p' <<<"$2")"
+                "$(show python3 -m pip install -r "$(sed -n 's/^See: //p' <<<"$2")")"
             ;;
         *"trace-decoder library path not found"*)
             echo "the decoder of thread traces is not installed: unpack a release of" \
