@@ -23,7 +23,7 @@ from common import counts
 from common.command_line import Failure, Parser, add_gpu, numbers, progress
 from common.gemms import NO_SHAPES, gemm_results, gemm_table
 from common.profiles import check_one_gpu, errors_of, read_profile
-from common.roofline import bound, ceilings_line, measure_ceilings, peak, shortest_s
+from common.roofline import bound, ceilings_line, measure_ceilings, peak, precision_here, shortest_s
 from common.tables import columns, emit, text_table
 from common.versions import load_version
 
@@ -155,10 +155,12 @@ def analyze(options):
     import torch
 
     config = read_config(pathlib.Path(options.model_config))
-    precision = options.precision
     steps = {sizes_of(config, *size): [] for size in itertools.product(options.batch_sizes, options.sequence_lengths)}
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     load_version(1).parse_options(["--device", device])  # it says what is wrong with it
+    precision = precision_here(options.precision, device)
+    if precision != options.precision:
+        progress(f"TF32 has no effect here: the matmuls are measured in {precision}")
     roofs = measure_ceilings(device, precision)  # allows TF32 where it is asked for
     for sizes, timed in steps.items():
         progress(f"batch {sizes.B}, {sizes.T} tokens ...")

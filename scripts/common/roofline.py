@@ -9,6 +9,7 @@ import time
 
 from common import counts
 from common.command_line import Failure, add_gpu, add_steps, finite, progress
+from common.gemm_probe import rounds_to_tf32
 from common.gemms import FACTORS
 from common.gemms import precision_of as precision_of_gemm
 from common.gpus import GPUS, gpu_named, peak_tflops
@@ -99,7 +100,8 @@ def bytes_without_products(name, dims, inputs, size):
 def operator_table(profile, steps, ceilings):
     """Return a row, per step, for each operator and group, longest first."""
     parts = {}
-    known = counted_kernels(profile.metadata)
+    fused = any(one.name == "LinearCrossEntropyFunction" for one in profile.operations)
+    known = counted_kernels(profile.metadata, fused)
     for one in profile.operations:
         parts.setdefault((one.name, one.group), []).append(one)
     rows = [operator_row(calls, steps, ceilings, known) for calls in parts.values()]
@@ -107,8 +109,11 @@ def operator_table(profile, steps, ceilings):
     return [row | {"share_percent": 100 * row["ms"] / (whole or 1)} for row in sorted(rows, key=lambda row: -row["ms"])]
 
 
-def counted_kernels(metadata):
-    """Return {kernel: (FLOPs, bytes) of a launch} of the kernels whose work the sizes in a trace tell."""
+def counted_kernels(metadata, fused=None):
+    """Return {kernel: (FLOPs, bytes) of a launch} of the kernels whose work the sizes in a trace tell.
+
+    fused tells whether version 3's loss was the fused one, None that it was its default.
+    """
     if not metadata:
         return {}
     config = argparse.Namespace(**metadata, head_dim=metadata["hidden_dim"] // metadata["num_heads"])
@@ -116,7 +121,8 @@ def counted_kernels(metadata):
     precision = metadata["precision"]
     attention = counts.step_counts(2, precision, sizes._replace(L=1))["attention"]
     forward, backward = ((phase["flops"], phase["bytes"]) for phase in attention.values())
-    return counts.kernel_counts(precision, sizes) | {"flex_attention": forward, "flex_attention_backward": backward}
+    flex = {"flex_attention": forward, "flex_attention_backward": backward}
+    return counts.kernel_counts(precision, sizes, fused) | flex
 
 
 def work_of(one, known):
@@ -231,9 +237,9 @@ def ceilings_for(profile):
     gpu = gpu_named(profile.device or "")
     here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     if profile.on_cpu or (precision and here and profile.device in (None, here)):
-        precision = precision or "float32"
-        found = measure_ceilings("cpu" if profile.on_cpu else "cuda", precision)
-        return found, f"measured here and now, matmuls in {precision}", doubts(profile)
+        device = "cpu" if profile.on_cpu else "cuda"
+        precision = precision_here(precision or "float32", device)
+        return measure_ceilings(device, precision), f"measured here and now, matmuls in {precision}", doubts(profile)
     if precision is None:
         way = "give a peak for it with --peak TFLOPS,TB/S"
         return None, f"the precision of the matmuls is not known from this profile: {way}", []
@@ -267,6 +273,16 @@ def precision_of(profile):
             continue
         us[precision] = us.get(precision, 0.0) + one.us
     return max(us, key=us.get) if us else "float32"
+
+
+def precision_here(precision, device):
+    """Return the precision that a device's matmuls have where this one is asked for: float32 if TF32 has no effect."""
+    import torch
+
+    if precision != "tf32":
+        return precision
+    torch.set_float32_matmul_precision("high")
+    return "tf32" if rounds_to_tf32(device) else "float32"
 
 
 def doubts(profile):

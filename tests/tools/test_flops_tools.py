@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -176,8 +177,9 @@ def test_the_fastest_gemm_of_all_steps_is_the_peak_where_the_square_one_is_slowe
     monkeypatch.setattr(gemm_tool, "measure_ceilings", lambda *_: {"matmul_tflops": 1e-6, "copy_tb_s": 1.0})
     monkeypatch.setattr(gemm_tool, "seconds", lambda *_: 1e-3)
     sizes = ["--batch-sizes", "1", "--sequence-lengths", "8,16", "--device", "cpu"]
-    assert gemm_tool.main(["--model-config", str(toy_config), *sizes, "--json", "-"]) == 0
+    assert gemm_tool.main(["--model-config", str(toy_config), *sizes, "--precision", "tf32", "--json", "-"]) == 0
     content = json.loads(capsys.readouterr().out)
+    assert content["precision"] == "float32"  # a CPU has no TF32
     assert [max(gemm["share_of_peak"] for gemm in step["gemms"]) for step in content["steps"]] == [0.5, 1.0]
     assert content["ceilings"]["matmul_tflops"] == pytest.approx(2 * 16 * 32 * 64 / 1e-3 / 1e12)
 
@@ -279,6 +281,22 @@ def test_kernel_counts_of_the_fused_loss_are_those_of_a_chunk(monkeypatch):
     for name in ("cross_entropy_forward_kernel", "cross_entropy_backward_kernel"):  # two numbers are a scale, or one
         assert [2 * number for number in chunks[name]] == list(whole[name])
     assert chunks["rope_kernel"] == whole["rope_kernel"]
+
+
+@pytest.mark.parametrize("vocabulary", [64, counts.FUSED_LOSS_FROM])
+def test_bytes_of_the_loss_kernel_are_those_of_the_loss_that_ran(vocabulary):
+    """--enable-fused-loss and --disable-fused-loss override the vocabulary's default; the operator's name shows it."""
+    sizes = gemm_tool.sizes_of(CONFIG, 2, counts.LOSS_CHUNK)  # two chunks
+    names = ("hidden_dim", "num_heads", "num_kv_heads", "intermediate_dim", "num_layers")
+    metadata = {name: CONFIG[name] for name in names} | {"vocab_size": vocabulary, "precision": "float32"}
+    metadata |= {"batch_size": sizes.B, "seq_len": sizes.T}
+
+    def moved(operator):
+        call = Operation(operator, "loss", 1.0, [], [], [], ("cross_entropy_forward_kernel",))
+        profile = SimpleNamespace(metadata=metadata, operations=[call])
+        return roofline.operator_table(profile, 1, None)[0]["bytes"]
+
+    assert moved("CrossEntropyFunction") == 2 * moved("LinearCrossEntropyFunction") > 0
 
 
 @pytest.fixture
