@@ -33,7 +33,7 @@ COMBINATION_COLUMNS = (
     "kernels: {kernels:,.0f}"
 )
 SWITCH_COLUMNS = (
-    "switch: {switch} | added to none: {alone} | added to all others: {last} | mean of all pairs: {speedup} | "
+    "switch: {switch} | alone: {alone} | as the last: {last} | mean of all pairs: {speedup} | "
     "pairs: {pairs} | mean MiB: {memory_mb:+,.1f} | mean kernels: {kernels:+,.1f}"
 )
 
@@ -150,7 +150,7 @@ def as_text(rows, found, again=()):
         lines.append(row | {"step": step, "rounds": f"{low} to {high}", "gain": over})
     text = [text_table(*columns(COMBINATION_COLUMNS, lines)), "", text_table(*columns(SWITCH_COLUMNS, found))]
     if noise:
-        text.append(noise_line("all switches on", furthest(ratios(*noise))))
+        text.append(noise_line("the step with all on", furthest(ratios(*noise))))
         name, percent = noisiest({row["name"]: row["steps_ms"] for row in measured})
         text.append(noisiest_line(repr(name), percent))
     text += [f"{row['name']}: {row['reason']}" for row in rows if row["reason"]]

@@ -388,12 +388,14 @@ def test_a_difference_is_shown_if_all_seeds_agree_and_chaos_is_smaller(folder):
 def test_a_page_says_that_nothing_is_measured_until_the_part_is_complete(folder):
     recorded = Record(folder)
     text = losses.losses_text(recorded, lambda record, _: f"Measured on {record['device']}.")
-    assert text.startswith("Measured on Toy GPU. Longer runs on real text: 40 steps of medium with 2 sequences of 8")
+    assert (
+        text.startswith("We trained medium for 40 steps of 2 sequences of 8 tokens") and "Measured on Toy GPU." in text
+    )
     assert "| fp8 | 1.5200 | 3.0400 | +0.0200 (+0.0100 to +0.0300) | +0.0400 (+0.0200 to +0.0600) |" in text
     assert "fp8: the training loss is 0.0200 higher; the held-out loss is 0.0400 higher. TF32: no diff" in text
     path = path_of(folder / "losses", "fp8", 2)
     path.write_text(json.dumps(made("fp8", 2) | {"record": {**RECORD, "host": "b"}}))
-    assert "The runs are of 2 hosts." in losses.losses_text(recorded, lambda record, _: "") and "hosts" not in text
+    assert " 2 machines." in losses.losses_text(recorded, lambda record, _: "") and "machines" not in text
     (folder / "losses" / "record.json").unlink()
     assert losses.losses_text(recorded, None) == losses.NOT_MEASURED
 
