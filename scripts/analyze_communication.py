@@ -3,10 +3,12 @@
 
 example: python analyze_communication.py pytorch_profiles/
 
-A kernel of NCCL or RCCL communicates, and so does a copy to or from another GPU. It is hidden while any other kernel or
-copy runs on the same GPU, and exposed while none does (HolisticTraceAnalysis takes it for exposed beside a copy too).
-Per collective it prints the bandwidth, and which rank came last. Record the traces with --enable-pytorch-profiler under
-torchrun; of a folder the newest trace of each rank is read, whatever its name. One file may hold several ranks.
+Communication is a kernel of NCCL or RCCL, or a copy to or from another GPU. While another kernel or copy runs on the
+same GPU it's hidden, otherwise it's exposed. (HolisticTraceAnalysis also calls it exposed while only a copy runs.) For
+each collective the tool prints the bandwidth and which rank came last.
+
+Record the traces with --enable-pytorch-profiler under torchrun. In a folder, the newest trace of each rank is read,
+whatever its name. One file may hold several ranks.
 """
 
 import pathlib

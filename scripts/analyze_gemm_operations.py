@@ -3,13 +3,13 @@
 
 example: python analyze_gemm_operations.py --model-config tiny_llama_v1_config.yaml --batch-sizes 4,8
 
-Print for each its shape, FLOPs, bytes if every operand moves once, FLOP per byte, the rate on this device, its fraction
-of the fastest rate seen (of a large square GEMM, or of one of these), and what limits it: "compute" or "memory" (too
-few FLOP per byte). Slower than half of what both allow, it is "too small" where it has fewer tiles of 128 x 128 than
-the GPU has processors (multiprocessors or compute units), else "slow".
+For each GEMM it prints the shape, the FLOPs, the bytes if every operand moves once, FLOP per byte, the rate on this
+device, and the fraction of the fastest rate seen. The last column says what limits it: "compute", or "memory" (too few
+FLOP per byte). A GEMM that reaches less than half of what these two allow is "too small" if it has fewer 128 x 128
+tiles than the GPU has processors (multiprocessors or compute units), otherwise it's "slow".
 
-With --trace-file it reads the matmuls of any PyTorch trace instead: per shape their number, time, rate and its
-quartiles, and the fraction of the peak of their precision, those that lose most time first.
+With --trace-file it reads the matmuls of any PyTorch trace instead. For each shape it prints their number, time, rate
+with quartiles, and the fraction of the peak in their precision. The shapes that lose the most time come first.
 """
 
 import contextlib
@@ -130,7 +130,7 @@ def enough_memory(sizes):
         yield
     except RuntimeError as error:
         if "out of memory" in str(error) or "can't allocate memory" in str(error):
-            raise Failure(1, f"batch {sizes.B}, {sizes.T} tokens do not fit into memory: choose smaller ones") from None
+            raise Failure(1, f"batch {sizes.B}, {sizes.T} tokens don't fit into memory: choose fewer") from None
         raise
 
 
@@ -178,9 +178,9 @@ def analyze(options):
 def main(argv=None):
     parser = Parser("analyze_gemm_operations.py", __doc__)
     add = parser.add_argument
-    add("--trace-file", metavar="FILE", help="PyTorch trace, or a folder with one, whose matmuls are read")
-    add("--peak", type=peak, metavar="TFLOPS,TB/S", help="of the GPU of the trace (its data sheet's)")
-    add("--model-config", metavar="YAML", help="sizes, as tiny_llama_v1_config.yaml")
+    add("--trace-file", metavar="FILE", help="read the matmuls of this PyTorch trace, or of the one in this folder")
+    add("--peak", type=peak, metavar="TFLOPS,TB/S", help="peaks of the trace's GPU (default: its data sheet's)")
+    add("--model-config", metavar="YAML", help="sizes, as in tiny_llama_v1_config.yaml")
     add("--batch-sizes", type=numbers, default=[8], metavar="B,..", help="(8)")
     add("--sequence-lengths", type=numbers, default=[128], metavar="T,..", help="(128)")
     add("--precision", choices=counts.ELEMENT_BYTES, default="float32", help="(%(default)s)")

@@ -4,15 +4,15 @@
     python scripts/benchmark_suite.py --presets small,medium --precisions float32,tf32,bfloat16 --nproc 1,2
     python scripts/benchmark_suite.py --results runs/h200 --append --time-limit 500    # what fits; again: the rest
 
-A model is v1 to v4, or a peer where its packages are installed: hf (Hugging Face's Llama) or liger (the same with
-Liger's kernels). +compile, +nodet and +fsdp switch torch.compile, determinism and FSDP2. hf+compile:bfloat16:fp8 runs
-in these precisions alone. Options that are not listed go to all scripts. The precision fp8 is version 3's and Hugging
-Face's (with torchao).
+A model is v1 to v4, or another library's if its packages are installed: hf (Hugging Face's Llama) or liger (the same
+with Liger's kernels). Add +compile for torch.compile, +nodet for no determinism, +fsdp for FSDP2. A model such as
+hf+compile:bfloat16:fp8 runs in these precisions only. fp8 exists for version 3 and Hugging Face (with torchao). Options
+that aren't listed here go to all scripts.
 
-Every case runs in a process of its own, or with --nproc under torchrun with the same batch per process. A repeat is a
-round over all cases, so that drift hits all alike. FOLDER/suite.json is written after every process. A case that
-fails, or that this machine cannot run, is reported and skipped. --append may go on with the same scripts on another
-machine of the same kind; a round is always of one machine.
+Every case runs in a process of its own; with --nproc under torchrun, with the same batch per process. A repeat is a
+round over all cases, so if the machine slows down, all cases slow down. FOLDER/suite.json is saved after every process.
+A case that fails, or that this machine can't run, is reported and skipped. With --append you may go on with the same
+scripts on another machine of the same kind; a round always stays on one machine.
 
 Exit status: 0; 1 if all cases of a model failed or --time-limit left some out; 2 for a bad option; 130 if interrupted.
 """
@@ -75,7 +75,7 @@ def add_options(parser):
     add = parser.add_argument_group("how").add_argument
     add("--repeats", type=positive, default=3, help="processes of each case (%(default)s)")
     add("--num-steps", type=positive, help="measured steps of a process (50; 20 for medium)")
-    add("--time-limit", type=positive, help="seconds after which all ends; --append does the rest")
+    add("--time-limit", type=positive, help="end after this many seconds; --append does the rest")
     add("--compile-first", type=positive, metavar="N", help="fill the compilers' caches first, N cases at a time")
     add("--spread", action="store_true", help="measure each preset on a GPU of its own, at the same time")
     add("--results", type=pathlib.Path, metavar="FOLDER", help="(benchmark_results/DATE_TIME)")

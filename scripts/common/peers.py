@@ -1,4 +1,4 @@
-"""Train Hugging Face's Llama like the four versions: as a good engineer would run it, so that a lead over it counts.
+"""Train Hugging Face's Llama as a good engineer would, with the data and options of the four versions.
 
     python scripts/common/peers.py --preset small --use-amp --enable-torch-compile
     python scripts/common/peers.py --preset small --use-amp --enable-torch-compile --fp8 --fp8-recipe rowwise
@@ -9,9 +9,9 @@ Attention is the fused causal kernel without a mask tensor, AdamW is PyTorch's f
 With --library liger, Liger's kernels are those for RMSNorm, RoPE and SwiGLU. --liger-loss computes output head and loss
 in chunks, with Liger's fused linear cross-entropy.
 
-This is version 1's script with a library's model, loss and optimizer in place of its own. Weights, batches, options,
-the timed step, the graph, the printed summary and the metrics file are version 1's, so the numbers can be compared.
-Exit status: as version 1's; 2 also if the library is not installed.
+This is version 1's script with a library's model, loss and optimizer. Weights, batches, options, the timed step, the
+graph, the printed summary and the metrics file are version 1's, so you can compare the numbers.
+Exit status: as version 1's; 2 also if the library isn't installed.
 """
 
 import importlib
@@ -146,7 +146,7 @@ def make_optimizer(model, options):
 
 
 def add_version_options(add):
-    add("--library", choices=PACKAGES, default="transformers", help="whose model (%(default)s)")
+    add("--library", choices=PACKAGES, default="transformers", help="library whose model is trained (%(default)s)")
     add("--liger-loss", action="store_true", help="output head and loss by Liger's fused linear cross-entropy")
     add("--enable-torch-compile", action="store_true", help="compile model and loss, without Liger's")
     modes = ["default", "max-autotune-no-cudagraphs"]
@@ -165,7 +165,7 @@ def complete_version_options(options, user_error):
         if given and not options.on_gpu:
             raise user_error(f"{option} needs a GPU, got {options.device}")
     if options.liger_loss and options.use_amp and options.amp_dtype == "float16":
-        raise user_error("--liger-loss must have --amp-dtype bfloat16, whose loss is not scaled, got float16")
+        raise user_error("--liger-loss needs --amp-dtype bfloat16, whose loss isn't scaled, got float16")
     if options.fp8 and not options.use_amp:
         raise user_error("--fp8 needs --use-amp: the other operations run in 16 bits")
     names = []

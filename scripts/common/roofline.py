@@ -163,7 +163,7 @@ def operator_row(calls, steps, ceilings, known):
 
 def add_trace_options(parser):
     parser.add_argument("--profile-data", required=True, metavar="DIR", help="PyTorch trace, or a folder with one")
-    words = "ceilings of the GPU that was profiled, as 989,4.8 (measured here, else its data sheet's)"
+    words = "ceilings of the GPU you profiled, as 989,4.8 (default: measured here, or else from its data sheet)"
     parser.add_argument("--peak", type=peak, metavar="TFLOPS,TB/S", help=words)
     add_steps(parser)
     add_gpu(parser)
@@ -182,14 +182,14 @@ def analyzed_trace(options):
     profile = read_profile(options.profile_data, options.steps, options.gpu)
     check_one_gpu(profile)
     if not profile.operations:
-        raise Failure(2, f"{profile.path} holds no operators: give a trace of --enable-pytorch-profiler")
+        raise Failure(2, f"{profile.path} has no operators: give a trace made with --enable-pytorch-profiler")
     steps = steps_needed(profile)
     ceilings, origin, remarks = (options.peak, "those of --peak", []) if options.peak else ceilings_for(profile)
     remarks = list(remarks)
     with errors_of(profile.path):  # shapes can be no matrix's
         operators = operator_table(profile, steps, ceilings)
     if above := [row["operator"] for row in operators if (row["of_roofline"] or 0) > 1]:
-        cause = "their data was in a cache, or the ceilings are not those of this run"
+        cause = "their data were in a cache, or the ceilings aren't those of this run"
         remarks.append(f"{len(above)} operators are above a ceiling ({above[0]}, ...): {cause}.")
     remarks += profile.remarks
     return profile, {
@@ -241,10 +241,10 @@ def ceilings_for(profile):
         precision = precision_here(precision or "float32", device)
         return measure_ceilings(device, precision), f"measured here and now, matmuls in {precision}", doubts(profile)
     if precision is None:
-        way = "give a peak for it with --peak TFLOPS,TB/S"
-        return None, f"the precision of the matmuls is not known from this profile: {way}", []
+        way = "give its peak with --peak TFLOPS,TB/S"
+        return None, f"this profile doesn't tell the precision of its matmuls: {way}", []
     if gpu is None:
-        way = "give its data sheet's, or those measured there, with --peak TFLOPS,TB/S"
+        way = "take them from its data sheet, or measure them there, and give them with --peak TFLOPS,TB/S"
         return None, f"the ceilings of {profile.device or 'the GPU'} are not known here: {way}", []
     if precision == "float64":
         return None, f"the peak of {gpu} in float64 is not in our table: give it with --peak TFLOPS,TB/S", []
@@ -290,9 +290,9 @@ def doubts(profile):
     found = []
     hours = (time.time() - profile.path.stat().st_mtime) / 3600
     if hours > OLD_HOURS:
-        found.append(f"The trace is {hours:,.0f} hours old: the device may have run at other clocks or loads than now.")
+        found.append(f"The trace is {hours:,.0f} hours old: back then the device may have had other clocks or loads.")
     if profile.on_cpu:
-        found.append("A CPU's trace names neither machine nor threads: fractions hold only if both are those of now.")
+        found.append("A CPU's trace names neither machine nor threads: the fractions hold only if neither has changed.")
     return found
 
 

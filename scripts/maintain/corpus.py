@@ -71,7 +71,7 @@ def split(files, enough=ENOUGH):
         size += len(text[1])
         (train if number % HELD_OUT_EVERY else held_out).append(text)
     if size < enough or not held_out:
-        raise Failure(1, f"the installed packages hold {size:,} bytes of text, {enough:,} are needed: install more")
+        raise Failure(1, f"the installed packages have {size:,} bytes of text, but {enough:,} are needed: install more")
     return train, held_out
 
 

@@ -292,7 +292,7 @@ def kernels_table(recorded):
 
 
 def changes(study, switch, key):
-    """Return by how much a switch changes a value when it is added to none, and to all others, as text."""
+    """Return by how much a switch changes a value alone, and as the last one switched on, as text."""
     values = {frozenset(row["on"]): row[key] for row in study["combinations"]}
     every = frozenset(row["switch"] for row in study["switches"])
     pairs = [(frozenset(), frozenset([switch])), (every - {switch}, every)]
@@ -301,7 +301,7 @@ def changes(study, switch, key):
 
 
 def ablation_table(recorded, part):
-    """Return what each switch is worth when it is added to none, and when it is added to all others."""
+    """Return what each switch is worth alone, and as the last one switched on."""
     study = recorded.json(part, "ablation.json")
     if not study:
         return None

@@ -5,13 +5,13 @@
 
 Each precision runs once per seed, and bfloat16 once more from nudged weights: every initial weight moves by one unit in
 the last place of bfloat16, in a random direction. All four runs of a seed start from that seed's weights and see the
-same batches, so their losses are compared in pairs. The nudged run shows what any rounding does in the long run.
+same batches, so you can compare their losses in pairs. The nudged run shows what any rounding does in the long run.
 
-Every run writes its own file: the curve, the training loss (mean of the last 100 steps) and the loss of the held-out
-text, in the precision of the run. After --time-limit the same command trains what is missing. Without --text the text
-is collected from the installed packages, as --make-text does. Other options go to version 3; by default 2,000 steps
-of --preset medium, on a CPU four steps of a very small model.
-Exit status: 0; 1 if a run fails or runs are left; 2 for a bad option or results that do not belong together.
+Every run writes its own file: the curve, the training loss (mean of the last 100 steps) and the loss on the held-out
+text, in the run's precision. If --time-limit ends it, the same command trains what is missing. Without --text it
+collects the text from the installed packages, as --make-text does. Other options go to version 3. By default it trains
+2,000 steps of --preset medium, or on a CPU four steps of a very small model.
+Exit status: 0; 1 if a run fails or runs are left; 2 for a bad option or results that don't belong together.
 """
 
 import contextlib

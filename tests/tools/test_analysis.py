@@ -288,7 +288,7 @@ def test_the_documented_launch_command_reads_results_csv(tmp_path, capsys):
     assert "8 kernels and copies, steps not known (--steps N)" in result.stdout
     assert "not counted" not in result.stdout and "launch-bound: the GPU waits 30.2 %" in result.stdout
     for name, words in (
-        ("rocm-6.2/kernel_stats.csv", "no table of kernels' times"),
+        ("rocm-6.2/kernel_stats.csv", "no kernel times"),
         ("pytorch/trace_cpu.json", "on a GPU"),
     ):
         refused(launches.main, ["--trace-file", SAMPLES / name], capsys, words)
@@ -343,7 +343,7 @@ def test_the_documented_scaling_command_by_hand(make_trace, tmp_path):
     assert content["best_batch_size"] == 32
     text = call(1, f"analyze_batch_scaling.py --profile-dirs {folders}", cwd=tmp_path).stdout
     assert "memory     10.0 MiB + 3.00 MiB per sequence" in text and "scaling_bs4/trace_2.json" in text
-    assert "makes no sense" not in text
+    assert "can't be negative" not in text
 
 
 def test_a_batch_s_step_is_the_median_of_its_steps():
@@ -357,7 +357,7 @@ def test_a_negative_cost_is_said_to_make_no_sense(make_trace, capsys):
         sizes = zip((10, 20, 30), times, strict=True)
         folders = [str(make_trace(f"{b}/trace.json", {"gemm": us}, batch_size=b).parent) for b, us in sizes]
         assert batches.main(["--profile-dirs", *folders]) == 0
-        assert f"ms per sequence: a negative {part} makes no sense as a cost" in capsys.readouterr().out
+        assert f"ms per sequence: a negative {part} a cost can't be negative" in capsys.readouterr().out
 
 
 def test_bad_input_of_the_scaling_analysis(make_trace, tmp_path, capsys):

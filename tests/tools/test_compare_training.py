@@ -99,7 +99,7 @@ VERDICTS = {  # ways of old, ways of new: verdict, and words of its reason
     ("", "sgd"): ("not the same computation", "the optimizer is SGD in new and AdamW in old"),
     ("", "accumulation"): (
         "same model, data or loss not compared",
-        "new calls its model 4 times where old calls it 1 ",
+        "new calls its model 4 times, old calls it 1 ",
     ),
     ("dropout", ""): ("not the same computation", "old draws random numbers in its model and new does not"),
     ("", "autocast"): ("not the same computation", "new computes in bfloat16 on cpu, old in float32 on cpu"),
@@ -197,7 +197,7 @@ PAIRS = {  # ways of old, of new, options: verdict, words of the reason
         "not comparable",
         "no order of such parts gives old's outputs: pair the",
     ),
-    ("x", "half", ""): ("same model, data or loss not compared", "its input is the first 2 rows where old has 5"),
+    ("x", "half", ""): ("same model, data or loss not compared", "its input is the first 2 rows, and old has 5"),
     ("x", "half relu", ""): ("not the same computation", "before last .* and step 1: its input is the first 2 rows"),
     ("x", "later", ""): (
         "same model, data or loss not compared",
@@ -388,11 +388,11 @@ def test_other_data_are_described():
     assert judge.describe_data([x, labels], [x]) is None  # labels outside of the call
     assert judge.describe_data([x], [labels, x + 1]) == "new hands its model 2 tensors, old 1"
     assert judge.describe_data([x], [x.flip(0)]) == "its input is the same rows in another order"
-    assert judge.describe_data([x], [x[:2]]) == "its input is the first 2 rows where old has 4"
+    assert judge.describe_data([x], [x[:2]]) == "its input is the first 2 rows, and old has 4"
     assert judge.describe_data([x, labels], [x, labels + 1]) == (
         "tensor 2 of its input is another one: 100 % of its values differ"
     )
-    assert judge.describe_data([x], [x.t()]) == "its input is [3, 4] where old's is [4, 3]"
+    assert judge.describe_data([x], [x.t()]) == "its input is [3, 4] and old's is [4, 3]"
 
 
 @pytest.mark.parametrize(

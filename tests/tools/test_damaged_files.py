@@ -281,7 +281,7 @@ def test_values_that_no_file_of_our_own_holds(text, tmp_path):
         ('{"traceEvents": [{"cat": "kernel", "name": "k", "ts": 1, "dur": 1, "args": null}]}', "no attribute 'get'"),
         ('{"traceEvents": [{"cat": "kernel", "name": "k", "ts": 1, "dur": 0}]}', "take 0 ns"),
         ("[" * 10**5, "cut off or damaged"),
-        ('{"trace": "damaged", "steps_profiled": 2}', "no trace of a profiler"),  # it names itself
+        ('{"trace": "damaged", "steps_profiled": 2}', "not a profiler's trace"),  # it names itself
         ('{"trace": "../damaged", "steps_profiled": 2}', "Invalid name"),
         ("Name,Start_Timestamp,End_Timestamp\nk,9,2\n", "takes -7 ns"),
         ("Name,Start_Timestamp,End_Timestamp\nk,1_0,20\n", "'1_0' is no number"),

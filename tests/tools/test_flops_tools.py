@@ -189,7 +189,7 @@ def test_a_device_or_a_size_that_is_not_there_ends_the_gemms_with_one_line(toy_c
     refused(gemm_tool.main, [*config, "--device", "tpu"], capsys, "--device must be cpu, cuda or cuda:N, got tpu")
     monkeypatch.setattr(gemm_tool, "measure_ceilings", lambda *_: {"matmul_tflops": 1.0, "copy_tb_s": 1.0})
     huge = ["--batch-sizes", str(2**24), "--sequence-lengths", str(2**16), "--device", "cpu"]
-    refused(gemm_tool.main, [*config, *huge], capsys, "65536 tokens do not fit into memory", status=1)
+    refused(gemm_tool.main, [*config, *huge], capsys, "65536 tokens don't fit into memory", status=1)
 
 
 def test_the_configuration_of_version_1_is_its_default():
@@ -380,10 +380,10 @@ def test_a_list_whose_quotes_were_escaped_for_the_shell_is_read(toy_config, caps
     words = shlex.split(r'--batch-sizes "\"4,8,16,32\"" --sequence-lengths \'64,128\'')
     assert [numbers(word) for word in words[1::2]] == [[4, 8, 16, 32], [64, 128]]
     given = ["--model-config", str(toy_config), "--batch-sizes", "4;8"]
-    refused(gemm_tool.main, given, capsys, "'4;8': separate whole numbers by commas, as in 4,8")
+    refused(gemm_tool.main, given, capsys, "'4;8': separate whole numbers with commas, as in 4,8")
 
 
 @pytest.mark.parametrize("text", ["1_0", "\uff14", "4.0", "4,1_0"])
 def test_a_number_is_written_in_plain_digits(text, capsys):
     """int alone reads 1_0 as 10, and a fullwidth digit as its number."""
-    refused(gemm_tool.main, ["--batch-sizes", text], capsys, "separate whole numbers by commas, as in 4,8")
+    refused(gemm_tool.main, ["--batch-sizes", text], capsys, "separate whole numbers with commas, as in 4,8")

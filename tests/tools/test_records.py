@@ -122,7 +122,7 @@ def test_results_survive_writing_and_reading(tmp_path):
         path.write_text(text)
         with pytest.raises(Failure, match="is cut off or damaged"):
             read_results(path)
-    with pytest.raises(Failure, match="is no regular file"):
+    with pytest.raises(Failure, match="isn't a regular file"):
         read_results(tmp_path)
     with pytest.raises(Failure, match="cannot be read: No such file"):
         read_results(tmp_path / "missing.json")

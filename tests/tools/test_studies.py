@@ -26,7 +26,7 @@ from in_process import call, refused
 @pytest.mark.parametrize("main", [ablation.main, batch_tool.main, benchmark_suite.parse_arguments])
 def test_a_metrics_file_is_refused_by_tools_that_name_their_own(main, written, capsys, monkeypatch):
     monkeypatch.setattr(runs, "run_process", None)  # nothing is started
-    refused(main, written.split(), capsys, "leave --metrics-file out")
+    refused(main, written.split(), capsys, "leave out --metrics-file")
 
 
 # ---------------------------------------------------------------- performance_regression_test.py
@@ -71,7 +71,7 @@ def judge(folder, before, after, *options):
         ([22] * 5, [25, 25, 25, 25, 22.5], "1.0", 1, "0.88x, in the rounds 0.88x to 0.98x\nFAILED"),
         ([22] * 5, [25, 25, 25, 25, 21.5], "1.0", 3, "0.88x, in the rounds 0.88x to 1.02x\ntoo close to tell"),
         ([20, 20], [10, 10], "2.0", 0, "judged by 2 rounds: 5 are better\nPASSED"),
-        ([22], [25], "1.0", 1, "judged by one pair of runs, which knows no noise: give 5 files of each"),
+        ([22], [25], "1.0", 1, "judged by one pair of runs, so the noise isn't known: give 5 files each"),
         ([20], [10], "2.0", 0, "PASSED: at least the 2.0x"),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_run_is_no_second_run(tmp_path, capsys):
     base, other = (metrics(tmp_path, name, [20.0] * 9) for name in ("base", "other"))
     (tmp_path / "link").symlink_to("other.json")
     arguments = ["--baseline-results", base, "--current-results"]
-    refused(regression.main, [*arguments, base], capsys, f"{base} is named twice: a run says nothing about itself")
+    refused(regression.main, [*arguments, base], capsys, f"{base} is named twice")
     more = metrics(tmp_path, "more", [20.0] * 9)
     rounds = ["--baseline-results", base, more, "--current-results", other, tmp_path / "link"]
     refused(regression.main, rounds, capsys, f"{other} is named twice")
@@ -191,8 +191,10 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path, capsys):
         refused(regression.main, ["--baseline-results", base, "--current-results", other], capsys, words)
     other, nothing = tmp_path / "other.json", json.dumps(json.loads(base.read_text()) | {"summary": {}})
     for content, words in (
-        *(("{", "cut off or damaged"), ('{"summary": {"a": 1}}', "is no metrics file"), ("[1]", "is no metrics file")),
-        (nothing, "holds no measured step"),
+        ("{", "cut off or damaged"),
+        ('{"summary": {"a": 1}}', "isn't a metrics file"),
+        ("[1]", "isn't a metrics file"),
+        (nothing, "has no measured step"),
     ):
         other.write_text(content)
         refused(regression.main, ["--baseline-results", base, "--current-results", other], capsys, words)

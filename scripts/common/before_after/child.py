@@ -565,7 +565,7 @@ class Child:
             return "no module with parameters was called with gradients"
         if not self.steps:
             passes = f"in {self.backwards} backward passes"
-            return f"no torch.optim optimizer stepped {passes}: updates by hand are not compared"
+            return f"no torch.optim optimizer stepped {passes}: updates by hand can't be compared"
         return "short"
 
     def end(self, reason):

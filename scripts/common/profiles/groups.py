@@ -125,7 +125,7 @@ def shown_names(names, width):
 def steps_needed(profile, option="--steps"):
     """Return the number of steps in a profile; Failure if neither the profile nor the option says it."""
     if profile.steps is None:
-        raise Failure(2, f"{profile.path} does not say how many steps it holds: give {option} N")
+        raise Failure(2, f"{profile.path} doesn't say how many steps it has: give {option} N")
     return profile.steps
 
 
