@@ -93,7 +93,7 @@ def analyze(options):
     first, *others = found = [rank for file in files for rank in read_ranks(file, options.steps, options.gpu)]
     for profile in others:
         if unlike_in := differences(first, profile):
-            where = f"{first.path} and {profile.path} are unlike ({'; '.join(unlike_in)})"
+            where = f"{first.path} and {profile.path} differ ({'; '.join(unlike_in)})"
             raise Failure(2, f"{where}: give the ranks of one run")
     rows = [rank_row(profile) for profile in found]
     if len(files) < len(found):

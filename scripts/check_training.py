@@ -2375,7 +2375,7 @@ def script_of(command):
     if not os.path.isfile(name):
         raise BadInput(f"{name} does not exist")
     if not name.endswith(".py"):
-        raise BadInput(f"{name} is no Python script: its name must end with .py")
+        raise BadInput(f"{name} isn't a Python script: its name must end with .py")
     return command, runpy.run_path
 
 

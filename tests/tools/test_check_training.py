@@ -1418,7 +1418,7 @@ def test_an_update_by_hand_is_not_observable(check):
         (["torchrun", "train.py"], "torchrun is a program"),
         (["bash", "train.sh"], "bash is a program"),
         ([__file__.replace(".py", ""), "x"], "does not exist"),
-        ([REPOSITORY / "README.md"], "is no Python script"),
+        ([REPOSITORY / "README.md"], "isn't a Python script"),
         ([], "name a script"),
         (["-m"], "name a module"),
         (["-m", "no_such_module"], "no_such_module"),

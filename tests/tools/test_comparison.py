@@ -409,7 +409,7 @@ def test_the_fusion_report_takes_the_newest_profiles_of_like_runs(two_profiles, 
     )
     (place / "profile_v2_0.json").unlink()
     (place / "profile_v2_1.json").unlink()
-    refused(fusion_report.main, both, capsys, "unlike (hidden_dim: 32, 64; device: CPU, MI300X)")
+    refused(fusion_report.main, both, capsys, "differ (hidden_dim: 32, 64; device: CPU, MI300X)")
 
 
 def test_bad_input_of_the_fusion_report(two_profiles, one_process, tmp_path, capsys):

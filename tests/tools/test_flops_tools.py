@@ -369,7 +369,7 @@ def test_bad_input_of_the_bandwidth_tool(known_trace, capsys, monkeypatch):
     data = ["--profile-data", "pytorch_profiles"]
     trace = known_trace / "pytorch_profiles" / "trace_v1.json"
     trace.write_text(trace.read_text().replace("MI300X", "GPU"))
-    refused(bandwidth.main, data, capsys, "are not known here: give its data sheet's")
+    refused(bandwidth.main, data, capsys, "are not known here: take them from its data sheet")
     refused(bandwidth.main, [*data, "--peak", "989"], capsys, "argument --peak")
     assert bandwidth.main([*data, "--peak", "989,4.8"]) == 0 and "989" in capsys.readouterr().out
     refused(bandwidth.main, ["--profile-data", "nowhere"], capsys, "does not exist")

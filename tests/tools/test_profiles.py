@@ -77,7 +77,7 @@ def test_perfetto_traces_of_rocprof_sys(tmp_path, capsys):
     assert [(k.name, k.total_ns) for k in kernels] == [("adamw_kernel", 4000), ("attention_forward_kernel", 9000)]
     content = (SAMPLES / "rocprof-sys/kernels.proto").read_bytes()
     (tmp_path / "unknown.pftrace").write_bytes(content[: content.index(b"adamw_kernel") + 40])
-    refused(kernel_times.main, [tmp_path / "unknown.pftrace"], capsys, "is no Perfetto trace, or a damaged one")
+    refused(kernel_times.main, [tmp_path / "unknown.pftrace"], capsys, "isn't a Perfetto trace, or is damaged")
     (tmp_path / "unknown.pftrace").write_bytes(b"\x0a\x18" + b"\xaa\x06\x15rocm_kernel_dispatch!")
     refused(kernel_times.main, [tmp_path / "unknown.pftrace"], capsys, "in a form that this tool can't read", 0)
 
@@ -439,7 +439,7 @@ def test_a_pair_is_the_newest_whose_runs_are_alike(make_trace):
     make_trace("v2/trace_3.json", {"fused large": 1}, batch_size=64, version=2)
     assert [p.calls[0].name for p in read_pair(first, second)] == ["large", "fused large"]
     other = make_trace("v3/trace_1.json", {"b": 1}, precision="bfloat16", batch_size=64).parent
-    with pytest.raises(Failure, match=r"unlike \(precision: float32, bfloat16\)"):
+    with pytest.raises(Failure, match=r"differ \(precision: float32, bfloat16\)"):
         read_pair(first, other)
 
 

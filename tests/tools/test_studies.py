@@ -91,8 +91,8 @@ def test_a_wanted_speed_up_that_is_none_is_refused(wanted, tmp_path, capsys):
     [
         ({"step_ms": {"median": 0.0}}, "step_ms median must be a finite, positive number, got 0.0"),
         ({"step_ms": {"median": -20.0}}, "step_ms median must be a finite, positive number, got -20.0"),
-        ({"step_ms": {"median": float("nan")}}, "'NaN' is no number"),
-        ({"step_ms": {"median": float("inf")}}, "'Infinity' is no number"),
+        ({"step_ms": {"median": float("nan")}}, "'NaN' isn't a number"),
+        ({"step_ms": {"median": float("inf")}}, "'Infinity' isn't a number"),
         ({"step_ms": {"median": None}}, "got None"),
         ({"step_ms": 3.0}, "step_ms median must be a finite, positive number, got None"),
         ({"parameters": None, "parameters_trained": None}, "parameters must be a finite, positive number, got None"),

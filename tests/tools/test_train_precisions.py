@@ -402,7 +402,7 @@ def test_a_page_says_that_nothing_is_measured_until_the_part_is_complete(folder)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"training_loss": float("nan")}, "fp8_seed1.json is cut off or damaged: 'NaN' is no number"),
+        ({"training_loss": float("nan")}, "fp8_seed1.json is cut off or damaged: 'NaN' isn't a number"),
         ({"held_out_loss": None}, "damaged: held_out_loss must be a finite number, got None"),
         ({"curve": [1.0, "low"]}, "damaged: the curve must be a finite number, got low"),
         ({"seed": 2}, "damaged: it is of fp8, seed 2"),

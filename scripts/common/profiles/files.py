@@ -161,7 +161,7 @@ def read_pair(first, second, steps=(None, None), gpu=None):
     if one.on_cpu != other.on_cpu or (one.device and other.device and one.device != other.device):
         found.append("device: " + ", ".join(p.device or ("CPU" if p.on_cpu else "GPU") for p in (one, other)))
     if found:
-        raise Failure(2, f"{one.path} and {other.path} don't compare ({'; '.join(found)}): profile both the same way")
+        raise Failure(2, f"{one.path} and {other.path} differ ({'; '.join(found)}): profile both the same way")
     return one, other
 
 

@@ -80,7 +80,7 @@ def precision_of_kernel(name):
 def clean(name):
     """Return the kernel's name without control characters and the mark of its code object that some tools append."""
     if not isinstance(name, str):
-        raise ValueError(f"{name!r} is no name")
+        raise ValueError(f"{name!r} isn't a name")
     return printable(re.sub(r"(\.kd| \[clone \.kd\])$", "", name.strip()))
 
 

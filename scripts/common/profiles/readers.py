@@ -89,7 +89,7 @@ def read_object(path, kind):
     whole = functools.partial(number, convert=int)
     content = json.loads(text, parse_constant=number, parse_float=number, parse_int=whole)
     if not isinstance(content, dict):
-        raise Failure(2, f"is no {kind}")
+        raise Failure(2, f"isn't a {kind}")
     text = json.dumps(content, ensure_ascii=False)
     text.encode()  # raises where a string is no text
     if CONTROL.search(text):
@@ -101,7 +101,7 @@ def number(text, convert=float):
     """Convert the text of a number; raise ValueError for forms that only Python reads, such as 1_000 and NaN."""
     value = convert(text)
     if not math.isfinite(value) or not str(text).isascii() or "_" in str(text):
-        raise ValueError(f"{text!r} is no number")
+        raise ValueError(f"{text!r} isn't a number")
     return value
 
 
@@ -384,7 +384,7 @@ def read_perfetto(content):
         kernels = [checked_kernel(name, start, end - start) for name, start, end in perfetto.kernels(content)]
     except DAMAGE as error:  # a number where a message belongs, for one
         export = "turn an .nsys-rep file into a database with nsys export --type sqlite"
-        raise Failure(2, f"is no Perfetto trace, or a damaged one ({error}): {export}") from None
+        raise Failure(2, f"isn't a Perfetto trace, or is damaged ({error}): {export}") from None
     if not kernels and any(category.encode() in content for category in perfetto.KERNEL_CATEGORIES):
         raise Failure(0, "has its kernels in a form that this tool can't read: open it in https://ui.perfetto.dev")
     return kernels
