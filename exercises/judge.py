@@ -94,10 +94,8 @@ class Judge:
             place = self.place(name, bad[0])
             found = f"{len(bad)} of {got[name].numel()} elements are NaN or infinite, the first at {place}"
             cause = self.find_infinite_suspect(name, got)
-            cause = (
-                cause
-                or "look for a load past the end of an input, a masked load without other, an overflow, or inf - inf"
-            )
+            places = "a load past the end of an input, a masked load without other, an overflow, or inf - inf"
+            cause = cause or f"look for {places}"
             raise Wrong("value", name, f"{name}: {found}: {cause}")
 
     def find_infinite_suspect(self, name, got):

@@ -3,12 +3,12 @@
     python check_training.py -- train.py --its --options
     torchrun --nproc-per-node 2 check_training.py -- train.py --its --options
 
-The script runs unchanged and computes the same numbers. Hooks of PyTorch watch its modules, gradients and optimizers.
-After eight optimizer steps the script is ended, its last batch is run again to see which parameters the output depends
-on, and a report is printed. Exit status: 0 sound, 1 findings, 2 bad input or not observable.
+The script runs unchanged and computes the same numbers. PyTorch's hooks watch its modules, gradients and optimizers.
+After eight optimizer steps the check stops the script, reruns its last batch to see which parameters the output depends
+on, and prints a report. Exit status: 0 sound, 1 findings, 2 bad input or not observable.
 
-This file needs PyTorch alone: copy it anywhere. Part 1 watches, part 2 judges, part 3 prints. A report, and who decides
-each line of it:
+This file needs only PyTorch, so you can copy it anywhere. Part 1 watches, part 2 judges, part 3 prints. This is a
+report, with the code that decides each line:
 
     check_training: train.py, 8 steps                           Watch.count: steps of one optimizer
 
@@ -1410,7 +1410,7 @@ class Finding:
         return NEXT.get(self.kind, "")
 
 
-BUILD_AFTER = "the optimizer was built before the model was copied, replaced or tied: build it after"
+BUILD_AFTER = "the optimizer was built before the model was copied, replaced or tied: build it afterwards"
 NEXT = {  # kind of a finding: what to do
     "no_gradient": "at that place, look for detach, .data, .item(), numpy, no_grad, or a kernel without a backward",
     "zero_gradient": "look for a mask, a backward that returns zeros, or float16 without a gradient scaler",
@@ -1426,10 +1426,10 @@ NEXT = {  # kind of a finding: what to do
     "waiting": "watch more steps (--steps) if this optimizer steps later",
     "updated_elsewhere": "nothing, if you update them by hand",
     "nothing_to_train": "look for requires_grad_(False) or requires_grad = False after the optimizer was built",
-    "frozen_held": "nothing, if they are to stay frozen; else requires_grad_(True)",
+    "frozen_held": "nothing, if they should stay frozen; otherwise call requires_grad_(True)",
     "zero_frozen": "requires_grad_(True), if they are adapters such as lora_B",
-    "frozen_between": "train them with requires_grad_(True), unless this layer is to stay frozen",
-    "copied_tie": "assign the Parameter itself, head.weight = embedding.weight, and build the optimizer after it",
+    "frozen_between": "train them with requires_grad_(True), unless this layer should stay frozen",
+    "copied_tie": "assign the Parameter itself, head.weight = embedding.weight, and build the optimizer afterwards",
     "empty_steps": "call backward on the loss of each new batch",
     "repeated": "look for a stored gradient, or for a loss of the same batch and the same weights",
     "never_cleared": "call optimizer.zero_grad() once per step",
@@ -1439,7 +1439,7 @@ NEXT = {  # kind of a finding: what to do
     "unchanged": "look at the learning rate, its schedule, and the scale of the loss",
     "put_back": "after the optimizer's step, look for load_state_dict, copy_ or an assignment to .data",
     "eval_mode": "call model.train() before the training loop and after each evaluation",
-    "same_input": "draw the batch inside the loop, if training is meant",
+    "same_input": "draw a new batch inside the loop, if this is meant to train",
     "loss_not_finite": "lower the learning rate, and look for a logarithm or a division by 0",
     "loss_constant": "look for a loss that does not use the model's output",
     "wrong_slope": "look for detach, .data or a wrong backward in what uses them, and compare with plain PyTorch",
@@ -1649,7 +1649,7 @@ def run_findings(watch):
     elif len(losses) > 2 and len(set(losses)) == 1:
         found.append(Finding("loss_constant", f"the loss is {losses[0]:.6g} in every step"))
     if watch.hidden.captured:
-        found.append(Finding("graph", "a GPU graph was captured, and what it replays was not seen", warning=True))
+        found.append(Finding("graph", "a GPU graph was captured, and its replays can't be watched", warning=True))
     return found
 
 
@@ -2128,7 +2128,7 @@ def speed_findings(facts, peak, rows):
     seconds = statistics.mean(sum(step.seconds.values()) for step in timed)  # as the work is a mean over the steps
     rows["work"] = f"at least {work.flops / 1e9:.4g} GFLOP, so {work.flops / seconds / 1e9:.4g} GFLOP/s"
     if peak is None:
-        rows["floor"] = "not checked: this device's peak is not known (--peak gives one)"
+        rows["floor"] = "not checked: this device's peak is not known (give one with --peak)"
         return found
     least, arithmetic = floor(work, peak)
     rows["floor"] = f"{1e3 * least:.4g} ms: {arithmetic}"
@@ -2465,7 +2465,7 @@ def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8, help="optimizer steps to watch (default: 8)")
     parser.add_argument("--go-on", action="store_true", help="let the script run to its end, and watch all steps")
-    parser.add_argument("--json", metavar="FILE", help="write the report to this file, too")
+    parser.add_argument("--json", metavar="FILE", help="write the report to this file too")
     parser.add_argument(
         "--peak", metavar="TFLOPS,TB/S", help="this device's peak at the narrowest dtype, and bandwidth"
     )
@@ -2478,8 +2478,10 @@ def parse(argv):
         default=[],
         help=f"count these warnings as findings; without a name, all of {', '.join(STRICT)}",
     )
-    parser.add_argument("--no-slopes", action="store_true", help=f"do not compare slopes, up to {SLOPE_SECONDS} s")
-    parser.add_argument("--causal", action="store_true", help="ask whether the last token changes earlier outputs")
+    parser.add_argument(
+        "--no-slopes", action="store_true", help=f"don't compare slopes (saves up to {SLOPE_SECONDS} s)"
+    )
+    parser.add_argument("--causal", action="store_true", help="check that the last token changes no earlier output")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- SCRIPT [ARGUMENTS]", help="or: -- -m MODULE")
     options, unknown = parser.parse_known_args(argv)
     if unknown:
