@@ -89,7 +89,7 @@ def parse_arguments(argv):
     arguments, rest = parser.parse_known_args(argv)
     for word in rest:
         if instead := NAMED.get(word.split("=")[0]):
-            parser.error(f"{word} would run another case than the tables name: use {instead}")
+            parser.error(f"{word} would run a case other than the one that the tables name: use {instead}")
     arguments.options = shlex.join(rest)
     cpu = on_cpu(rest)
     if cpu and not (arguments.presets or rest):
@@ -100,17 +100,17 @@ def parse_arguments(argv):
     arguments.presets = arguments.presets or ["tiny" if cpu else "small"]
     arguments.results = arguments.results or pathlib.Path(f"benchmark_results/{datetime.datetime.now():%Y%m%d_%H%M%S}")
     if (arguments.results / "suite.json").exists() and not arguments.append:
-        parser.error(f"{arguments.results} holds results already: add --append, or choose another --results folder")
+        parser.error(f"{arguments.results} already has results: add --append, or choose another --results folder")
     if arguments.spread and (max(arguments.nproc) > 1 or len(arguments.presets) > len(visible_gpus())):
         parser.error(f"--spread needs a GPU for each of {len(arguments.presets)} presets, and --nproc 1")
     models = (model.split(":") for model in arguments.models)
     arguments.models = {model: precisions or precisions_of(model) for model, *precisions in models}
     for model, precisions in arguments.models.items():
         if wrong := set(precisions) - set(PRECISIONS):
-            parser.error(f"--models: {wrong.pop()} is none of {', '.join(PRECISIONS)}")
+            parser.error(f"--models: {wrong.pop()} isn't one of {', '.join(PRECISIONS)}")
         name, *modifiers = model.split("+")
         if name not in SCRIPT_OF or set(modifiers) - set(MODIFIERS):
-            parser.error(f"--models: {model} is none of {', '.join(SCRIPT_OF)}, with +{', +'.join(MODIFIERS)}")
+            parser.error(f"--models: {model} isn't one of {', '.join(SCRIPT_OF)}, with +{', +'.join(MODIFIERS)}")
         if not is_peer(model):  # let the version's parser refuse an option that it does not know
             load_version(int(model[1])).parse_options(rest)
     return arguments

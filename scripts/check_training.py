@@ -968,16 +968,16 @@ FATES = {  # fate: its line in the report; a fate without a line is sound
     "no_gradient": "NO GRADIENT although the output depends on them",
     "zero_gradient": "a gradient of zeros although the output depends on them",
     "cleared": "a gradient in backward, and none at the optimizer's step",
-    "replaced": "a gradient, and the optimizer holds other tensors of their shapes",
-    "no_optimizer": "a gradient, and no optimizer",
-    "stray": "no gradient, in an optimizer and in no module",
+    "replaced": "a gradient, but the optimizer holds other tensors with their shapes",
+    "no_optimizer": "a gradient, but no optimizer",
+    "stray": "no gradient, and in an optimizer but in no module",
     "zero_bias": "a gradient of zeros, which may be right for a bias",
     "unused": "unused: no gradient, and the output does not depend on them",
     "not_reached": "no gradient reached the output of their module, which is unused or detached",
     "not_run": "unused: no gradient, and no module with them runs",
     "idle": "no gradient and no optimizer",
     "waiting": "in an optimizer that has not stepped yet",
-    "updated_elsewhere": "a gradient, and no optimizer: something else changes them",
+    "updated_elsewhere": "a gradient, but no optimizer: something else changes them",
 }
 HARMLESS = {"zero_bias", "unused", "not_reached", "not_run", "idle", "waiting", "updated_elsewhere"}  # warnings
 
@@ -1446,7 +1446,7 @@ NEXT = {  # kind of a finding: what to do
     "lost_rows": "look for detach or .data on this part of the output, such as k of a packed q, k, v",
     "causal": "look at the attention mask, at shifts and at norms over positions",
     "impossible": "look for work that the step leaves out",
-    "fast_backward": "count the parameters with a gradient, and measure forward and backward by themselves",
+    "fast_backward": "count the parameters with a gradient, and measure forward and backward separately",
     "apart": "call the DistributedDataParallel module itself",
     "graph": "switch graphs off for the check",
 }
@@ -1565,7 +1565,7 @@ def change_findings(facts):
     details = [f"learning rates: {', '.join(f'{rate:g}' for rate in rates)}"]
     if any(record.param.element_size() == 2 for record in unmoved):
         details.append("16 bits round a small update away: keep float32 weights for the optimizer")
-    return found + findings_on(facts, "unchanged", "a gradient, and no step changes them", unmoved, *details)
+    return found + findings_on(facts, "unchanged", "a gradient, but no step changes them", unmoved, *details)
 
 
 def mistakes_in_the_model(facts):
@@ -1573,7 +1573,7 @@ def mistakes_in_the_model(facts):
     text = "frozen, while the same tensor of an earlier layer trains"
     found = findings_on(facts, "frozen_between", text, frozen_between(facts), warning=True)
     for pair in copied_ties(facts):
-        text = "began equal and train apart, perhaps a copy in place of a tie"
+        text = "equal at first, then trained apart: perhaps a copy instead of a tie"
         found += findings_on(facts, "copied_tie", text, pair, warning=True)
     asleep = in_evaluation_mode(facts.watch)
     if asleep:
@@ -1808,12 +1808,12 @@ def slope_findings(facts, rows):
         rows["slopes"] += f", within {max(agree):.2g}"
     if len(known) < len(compared.errors):
         number = len(compared.errors) - len(known)
-        rows["slopes"] += f"; {number} without a verdict, their differences do not agree"
+        rows["slopes"] += f"; {number} without a verdict, because their differences don't agree"
     reasons = [f"{number} ({reason})" for reason, number in compared.reasons.items() if number]
     if reasons:
         rows["slopes"] += f"; not compared: {', '.join(reasons)}"
     worst = max((known[record] for record in wrong), default=0)
-    text = f"the gradient is not the slope of the output (error up to {worst:.2g}), unless a detach is meant"
+    text = f"the gradient is not the slope of the output (error up to {worst:.2g}), unless you meant to detach it"
     found = findings_on(facts, "wrong_slope", text, wrong, warning=True)
     blocks = [f"{record.name}: {first} to {last}" for record, (first, last) in compared.rows.items()]
     text = "rows of a packed weight have no gradient, although the output depends on them"
@@ -2370,7 +2370,7 @@ def script_of(command):
         return command[1:], functools.partial(runpy.run_module, alter_sys=True)
     if re.fullmatch(r"python[\d.]*|torchrun|accelerate|bash|sh|srun|mpirun", os.path.basename(name)):
         raise BadInput(
-            f"{name} is a program: name the Python script itself, and put a launcher before check_training.py"
+            f"{name} is a program: name the Python script itself, and put launchers before check_training.py"
         )
     if not os.path.isfile(name):
         raise BadInput(f"{name} does not exist")
@@ -2478,9 +2478,7 @@ def parse(argv):
         default=[],
         help=f"count these warnings as findings; without a name, all of {', '.join(STRICT)}",
     )
-    parser.add_argument(
-        "--no-slopes", action="store_true", help=f"don't compare slopes (saves up to {SLOPE_SECONDS} s)"
-    )
+    parser.add_argument("--no-slopes", action="store_true", help=f"don't compare slopes; saves up to {SLOPE_SECONDS} s")
     parser.add_argument("--causal", action="store_true", help="check that the last token changes no earlier output")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- SCRIPT [ARGUMENTS]", help="or: -- -m MODULE")
     options, unknown = parser.parse_known_args(argv)
@@ -2503,7 +2501,7 @@ def parse(argv):
     if options.json and os.path.isfile(options.json):
         files = [word for word in options.command if os.path.isfile(word)]
         if any(os.path.samefile(file, options.json) for file in files):
-            parser.error(f"--json {options.json} is a file of the command: choose another name")
+            parser.error(f"--json {options.json} is a file that the command uses: choose another name")
     return options
 
 

@@ -116,7 +116,7 @@ class Comparison:
             difference = judge.step(number, {OLD: old, NEW: control, CONTROL: old, NUDGED: nudge})
             if difference:
                 text = difference.text.replace("in old", "in its first run").replace("in new", "in its second")
-                raise Verdict(NOT_COMPARABLE, f"old does not repeat itself, set all its seeds: {text}")
+                raise Verdict(NOT_COMPARABLE, f"old doesn't repeat itself; set all its seeds: {text}")
 
     # ------------------------------------------------------------ on old's data
     def replayed(self, evaluate):
@@ -160,7 +160,7 @@ class Comparison:
         progress("both draw random numbers: running both models in evaluation mode")
         _, found = self.replayed(evaluate=True)
         if found is None or found.kind == "shapes":
-            reason = "both models draw random numbers, and not the same ones"
+            reason = "both models draw random numbers, but different ones"
             if found is None:
                 reason += "; in evaluation mode they agree"
             raise Verdict(NOT_COMPARABLE, f"{reason}: compare with dropout set to 0")
@@ -278,7 +278,7 @@ def check_result(option, file, words):
     if not os.path.isdir(os.path.dirname(os.path.abspath(file))):
         raise Failure(2, f"{option} {file}: its folder does not exist")
     if os.path.isfile(file) and any(os.path.isfile(word) and os.path.samefile(word, file) for word in words):
-        raise Failure(2, f"{option} {file} is a file of the command: choose another name")
+        raise Failure(2, f"{option} {file} is a file that the command uses: choose another name")
 
 
 def rule(text):

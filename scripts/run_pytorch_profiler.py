@@ -151,7 +151,7 @@ def write_results(trace, with_report, metrics=None):
         file.write_text(text, encoding="utf-8")
     print(f"\n{trace.title}\n{kernel_text(trace, 15)}\n\nwrote {', '.join(map(str, files))}")
     if not trace.memory:
-        print("no memory_timeline.html: the trace has no memory events, record them with --profile-memory")
+        print("no memory_timeline.html: the trace has no memory events, which --profile-memory records")
     print(f"open {trace.path} in https://ui.perfetto.dev")
 
 

@@ -4,18 +4,21 @@
     python scripts/maintain/ladder.py --write        # put tables, numbers and links to pictures into all pages
     python scripts/maintain/ladder.py --draw         # draw the pictures, which needs matplotlib
 
-A recorded run is a folder that maintain/record.sh wrote. Each table comes from one of its parts: ladder and
-ladder_small from the parts whose names begin with ladder, peers and vocabulary likewise; v1 to v4 and v1_v3 from the
-headline; graph, kernels, ablation2, ablation3, losses and ddp from the part of that name; traces, traces_made and
-traces_read from trace; expected from all ladders of medium and the data sheets' numbers of common/counts.py. In the
-ladder and in vocabulary "..." stands where nothing has been measured.
-tested_on says what was executed, compiled, run against stubs or never run: it comes from all recorded runs, the
-targets of inspect_kernels.py, the stubs of tests/tools/stubs and the sets of versions in common/constraints*.txt.
-A page has a table, or a number of maintain/facts.py, where it has its markers, see maintain/pages.py. A part that the
-run lacks comes from the newest other run that holds it, as the line above its table says; headline and ladder are
-always the newest run's.
+A recorded run is a folder that maintain/record.sh wrote. A table goes wherever a page has its markers, and so does a
+number of maintain/facts.py. In the ladder and in vocabulary, "..." means that nothing was measured.
 
-Exit status: 0; 1 if a page differs, or without matplotlib; 2 for a bad option or a file that cannot be read.
+    ladder, ladder_small, peers, vocabulary                the parts whose names begin like that
+    v1 to v4, v1_v3                                        the part headline
+    graph, kernels, ablation2, ablation3, losses, ddp      the part of that name
+    traces, traces_made, traces_read                       the part trace
+    expected                                               all ladders of medium, and the data sheets in common/gpus.py
+    tested_on                                              all recorded runs, inspect_kernels.py's targets,
+                                                           tests/tools/stubs, common/constraints*.txt
+
+If the newest run lacks a part, it comes from the newest run that has it, and the line above the table says so. Headline
+and ladder always come from the newest run.
+
+Exit status: 0; 1 if a page differs, or without matplotlib; 2 for a bad option or a file that can't be read.
 """
 
 import json

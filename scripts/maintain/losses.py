@@ -63,7 +63,7 @@ def read_run(path):
         for name in NEEDED:
             run[name]  # a KeyError names what is missing
         if run["variant"] not in VARIANTS or path_of("", run["variant"], run["seed"]).name != path.name:
-            raise ValueError(f"it is of {run['variant']}, seed {run['seed']}")
+            raise ValueError(f"it belongs to {run['variant']}, seed {run['seed']}")
         for name in QUANTITIES:
             check_loss(name, run[name])
         for value in run["curve"]:
@@ -81,10 +81,10 @@ def check_same(run, wanted, path):
     """Raise Failure unless a run has the settings, text, commit and kind of machine of another."""
     for name in ("settings", "text", "script_sha256"):
         if run[name] != wanted[name]:
-            raise Failure(2, f"{path} has another {name} than the other runs: choose another folder")
+            raise Failure(2, f"{path} differs from the other runs in its {name}: choose another folder")
     for name in ("commit", *SAME_RUN):
         if run["record"].get(name) != wanted["record"].get(name):
-            raise Failure(2, f"{path} is of another {name} than the other runs: choose another folder")
+            raise Failure(2, f"{path} differs from the other runs in its {name}: choose another folder")
 
 
 def read_complete(folder):

@@ -64,7 +64,7 @@ def parse_arguments(argv):
     known_rungs = rungs.by_name(rows_of(arguments))
     for name in [*(arguments.rungs or []), *([arguments.again] if arguments.again else [])]:
         if name not in known_rungs:
-            parser.error(f"--rungs, --again: {name} is none of {', '.join(known_rungs)}")
+            parser.error(f"--rungs, --again: {name} isn't one of {', '.join(known_rungs)}")
     arguments.rungs = [known_rungs[name] for name in known_rungs if name in (arguments.rungs or known_rungs)]
     if arguments.again and arguments.again not in rungs.by_name(arguments.rungs):
         parser.error(f"--again: {arguments.again} is not among the --rungs")

@@ -159,7 +159,7 @@ def write_trace(version, argv, folder):
     size = path.stat().st_size
     profile = read_profile(path)
     if size > LARGEST:
-        raise Failure(1, f"{path} has {size:,} bytes, allowed are {LARGEST:,}: fewer layers make it smaller")
+        raise Failure(1, f"{path} has {size:,} bytes, but may have {LARGEST:,}: use fewer layers")
     copies = sum(call.kind == "copy" for call in profile.calls)
     kernels = len(profile.calls) - copies
     return f"{path}: {kernels:,} {profile.unit} and {copies:,} copies of {profile.steps} step, {size:,} bytes"

@@ -887,12 +887,12 @@ MORE_FAULTS = {  # loop and fault: status, findings and warnings, words of the r
     "distilled teacher": (1, ["no_optimizer", "untested"], "teacher.*.weight"),
     "ppo constant_ratio": (1, ["no_gradient"], "actor.weight, actor.bias"),
     "slow_model cleared": (1, ["cleared"], "4 of 5 tensors"),
-    "masters forgotten": (1, ["no_optimizer", "updated_elsewhere"], "a gradient, and no optimizer: 1 of 7 tensors"),
+    "masters forgotten": (1, ["no_optimizer", "updated_elsewhere"], "a gradient, but no optimizer: 1 of 7 tensors"),
     "lazy same_batch": (0, ["same_input"], "every step has the same input"),
     "recurrent same_batch": (0, ["same_input"], "every step has the same input"),
     "simsiam wrong_side": (0, ["not_reached", "unchanged_bias"], "predictor.*.weight (x2), predictor.*.bias (x2)"),
     "first_order no_gradient": (0, ["not_run"], "4 of 60 tensors"),
-    "listed forgotten": (1, ["no_optimizer"], "a gradient, and no optimizer: 6 of 8 tensors"),
+    "listed forgotten": (1, ["no_optimizer"], "a gradient, but no optimizer: 6 of 8 tensors"),
     "listed cut": (1, ["no_gradient"], "the gradient ends between head (has one) and Sequential.0 (has none)"),
     "fullgraph cut": (2, ["untested"], "compiled code hides what uses them"),
 }
@@ -1526,7 +1526,7 @@ def test_the_report_is_not_written_over_the_script(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         check_training.main(["--json", str(script), "--", str(script)])
     printed = capsys.readouterr()
-    assert ended.value.code == 2 and "is a file of the command: choose another name" in printed.err
+    assert ended.value.code == 2 and "is a file that the command uses: choose another name" in printed.err
     assert script.read_text() == "print('ran')\n" and not printed.out
 
 

@@ -205,7 +205,7 @@ PAIRS = {  # ways of old, of new, options: verdict, words of the reason
     ),
     ("rows", "columns", ""): ("not comparable", "in evaluation mode they agree: compare with dropout set to 0"),
     ("rows", "columns relu", ""): ("not the same computation", "before last"),
-    ("unseeded", "x", ""): ("not comparable", "old does not repeat itself, set all its seeds"),
+    ("unseeded", "x", ""): ("not comparable", "old doesn't repeat itself; set all its seeds"),
     ("inside", "x", ""): ("not comparable", "old steps its optimizer inside backward: step after it"),
     ("x", "fails", ""): ("not comparable", "new: KeyError: 'no such file' .packed.py, line"),
 }

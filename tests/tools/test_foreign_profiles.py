@@ -301,7 +301,7 @@ def test_the_work_of_another_accelerator_is_no_work_of_a_cpu(write, capsys):
 LOST = {
     "replays": (
         [*graph_launches(10), *(kernel(GEMM, 100 + 12 * i, 10, correlation=1) for i in range(5))],
-        "10 graph launches, and kernels of 1 of them",
+        "10 graph launches, but kernels of only 1 of them",
     ),
     "launches": (
         [
@@ -310,7 +310,7 @@ LOST = {
         ],
         "1 of 10 launches have no kernel",
     ),
-    "graphs": ([*graph_launches(10), kernel(GEMM, 100, 10, correlation=99)], "10 graph launches, and kernels of none"),
+    "graphs": ([*graph_launches(10), kernel(GEMM, 100, 10, correlation=99)], "10 graph launches, but kernels of none"),
     "overrun": (
         [kernel(GEMM, 1000, 2e6), *(kernel(GEMM, 1020 + 20 * i, 10) for i in range(98))],
         "1 kernels have impossible times (one of 2,000.000 ms ends after 98 later ones",

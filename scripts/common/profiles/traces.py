@@ -293,9 +293,9 @@ def lost_launches(runtime, launches):
     graphs = [number for name, number in numbers if name in GRAPH_LAUNCHES]
     replayed = sum(number in with_kernel for number in graphs)
     if 0 < replayed < len(graphs):
-        yield f"{len(graphs):,} graph launches, and kernels of {replayed:,} of them: the profiler lost the others."
+        yield f"{len(graphs):,} graph launches, but kernels of only {replayed:,} of them: the profiler lost the others."
     elif graphs and not replayed and len(launches) < len(graphs):
-        yield f"{len(graphs):,} graph launches, and kernels of none of them: the profiler lost them."
+        yield f"{len(graphs):,} graph launches, but kernels of none of them: the profiler lost them."
     launching = {name for name in {name for name, _ in numbers} if LAUNCHES.match(name)}
     single = [number for name, number in numbers if name in launching]
     lost = sum(number not in with_kernel for number in single)
