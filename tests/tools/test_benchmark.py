@@ -256,7 +256,7 @@ def test_append_runs_what_is_missing_and_tries_again_what_failed(stubs, capsys):
     assert suite(stubs, "--models v1 --repeats 2 --append") == 0
     assert [line[0] for line in log_of(stubs)] == ["v1", "v3", "v1", "v3", "v3", "v1"]
     assert suite(stubs, "--models v1") == 2
-    assert "holds results already: add --append" in capsys.readouterr().err
+    assert "already has results: add --append" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("change", ["device", "driver", "packages", "script"])
