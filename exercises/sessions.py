@@ -8,7 +8,9 @@ V1, V2 = "version1_pytorch_baseline", "version2_pytorch_fused"
 V3, V4 = "version3_triton", "version4_pytorch_sdpa"
 
 # number: (name, idea, [(label, page, minutes), ...]). From session 7, choose what you like. Minutes are estimates that
-# nobody has measured in a room: README_WORKSHOP.md says from what, and a test holds kernels to it.
+# nobody has measured in a room. A kernel gets one for 180 words of its page, one for the check, two for each line of a
+# kernel that is written, one for a line of host code, five for the deliverable, and more where the idea is new: a test
+# holds it to that. The other pages share the rest of a session.
 SESSIONS = {
     1: (
         "measure",

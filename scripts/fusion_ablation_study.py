@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measure what each fusion of version 2, or kernel of version 3, is worth: alone, as the last one, and on average.
+"""Measure what each fusion of version 2, or kernel of version 3, is worth: alone, last, and on average.
 
 example: python fusion_ablation_study.py --all-combinations --preset small
 
 Every combination of switches trains in a process of its own, in rounds, so if the machine slows down, all combinations
 slow down. For a switch's worth, the step time without it is divided by the time with it, within a round, for two
-combinations that differ in nothing else. "Alone": all other switches are off. "As the last": all others are on. The
+combinations that differ in nothing else. "Alone": all other switches are off. "Last": all others are on. The
 combination with all switches on trains twice per round, and the difference between these two runs is the noise.
 Version 2's fused AdamW is on in all runs. Options that aren't listed here go to the training script.
 
@@ -34,7 +34,7 @@ COMBINATION_COLUMNS = (
     "kernels: {kernels:,.0f}"
 )
 SWITCH_COLUMNS = (
-    "switch: {switch} | alone: {alone} | as the last: {last} | mean of all pairs: {speedup} | "
+    "switch: {switch} | alone: {alone} | last: {last} | mean of all pairs: {speedup} | "
     "pairs: {pairs} | mean MiB: {memory_mb:+,.1f} | mean kernels: {kernels:+,.1f}"
 )
 

@@ -38,6 +38,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from concurrent.futures.process import BrokenProcessPool
 from types import SimpleNamespace
 from unittest import mock
 
@@ -236,13 +237,16 @@ def training_step(script, argv):
     trainer.scaler.step(trainer.optimizer)
 
 
-def inspect(target, label, options):
-    """Return a row for each distinct kernel that version 3 launches on the target in one precision."""
+def inspect(target, options):
+    """Return a row for each distinct kernel that version 3 launches on the target, in each precision."""
     script = load_version(3)
-    with compiled_launches(script, target, label, options) as rows:
-        for preset in options.preset:
-            training_step(script, ["--preset", preset, *PRECISIONS[label], *options.sizes])
-    return list(rows.values())
+    found = []
+    for label in options.dtype:
+        with compiled_launches(script, target, label, options) as rows:
+            for preset in options.preset:
+                training_step(script, ["--preset", preset, *PRECISIONS[label], *options.sizes])
+        found += rows.values()
+    return found
 
 
 # ---------------------------------------------------------------- many of them, in worker processes
@@ -285,17 +289,18 @@ def inspect_all(options):
     obstacles = {name: obstacle(name) for name in options.target}
     for target in filter(obstacles.get, obstacles):
         progress(f"leaving out {target}, because Triton can't compile for it here: {obstacles[target]}")
-    tasks = [(target, label) for target in obstacles if not obstacles[target] for label in options.dtype]
+    targets = [target for target in obstacles if not obstacles[target]]
     spawn = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(2, spawn, prepare_worker) as pool:
-        futures = [pool.submit(inspect, *task, options) for task in tasks]
-        for done, (task, future) in enumerate(zip(tasks, futures, strict=True), 1):
+    # Triton 3.6 aborts a process that compiled fp8 for gfx950 and then does so for gfx1201.
+    with concurrent.futures.ProcessPoolExecutor(2, spawn, prepare_worker, max_tasks_per_child=1) as pool:
+        futures = [pool.submit(inspect, target, options) for target in targets]
+        for done, (target, future) in enumerate(zip(targets, futures, strict=True), 1):
             for row in future.result():
                 row["problems"] = problems(row)
                 key = row["target"], row["kernel"], row.get("hash", row["constants"])
                 same = rows.setdefault(key, row)["precisions"]
                 same += [label for label in row["precisions"] if label not in same]
-            progress(f"{done} of {len(tasks)}: {' '.join(task)}, {len(future.result())} kernels")
+            progress(f"{done} of {len(targets)}: {target}, {len(future.result())} kernels")
     return list(rows.values())
 
 
@@ -444,7 +449,7 @@ def report(options, sizes):
         load_version(3).parse_options([*sizes, "--device", "cpu"])
     try:
         rows = execute_all(options) if options.execute else inspect_all(options)
-    except concurrent.futures.process.BrokenProcessPool:
+    except BrokenProcessPool:
         raise Failure(1, "the compiler ended its process: try one --target and one --kernel at a time") from None
     if not rows:
         raise Failure(2, "none of these kernels is launched on these targets and in these precisions")

@@ -872,22 +872,27 @@ def cross_entropy_backward_kernel(
     store(dx_ptr + offsets, tl.where(label[:, None] == IGNORED, 0.0, (softmax - onehot) * scale), mask)
 
 
-def launch_cross_entropy_forward(logits, labels, *of_rows):
+def empty_per_row(rows, device):
+    """Allocate [4, rows] in float32; each of the four begins at 16 bytes, else Triton compiles for other addresses."""
+    return torch.empty(4, 4 * cdiv(rows, 4), dtype=torch.float32, device=device)[:, :rows]
+
+
+def launch_cross_entropy_forward(logits, labels, loss, counted, m, log_l):
     """Compute loss, counted, m and log_l, [rows] each, of logits [rows, V]: one program per ROWS rows."""
     rows, V = logits.shape
     tile = tile_shape(V, logits.device)
     grid = (cdiv(rows, tile["ROWS"]),)
-    cross_entropy_forward_kernel[grid](logits, labels, *of_rows, rows, V, **tile)
+    cross_entropy_forward_kernel[grid](logits, labels, loss, counted, m, log_l, rows, V, **tile)
 
 
 @guarded(twice_differentiable=False)
 class CrossEntropyFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, labels):
-        loss_and_counted = torch.empty(2, logits.shape[0], dtype=torch.float32, device=logits.device)
-        m, log_l = torch.empty_like(loss_and_counted)
-        launch_cross_entropy_forward(logits, labels, *loss_and_counted, m, log_l)
-        loss, count = loss_and_counted.sum(1)
+        per_row = empty_per_row(logits.shape[0], logits.device)
+        loss, counted, m, log_l = per_row
+        launch_cross_entropy_forward(logits, labels, loss, counted, m, log_l)
+        loss, count = per_row[:2].sum(1)
         ctx.save_for_backward(logits, labels, m, log_l, count)
         return loss / count
 
@@ -951,25 +956,24 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
     def forward(ctx, x, w, labels, chunk):
         rows = x.shape[0]
         V = w.shape[0]
-        loss_and_counted = torch.empty(2, rows, dtype=torch.float32, device=x.device)
-        m, log_l = torch.empty_like(loss_and_counted)
+        per_row = empty_per_row(rows, x.device)
         one = torch.ones((), device=x.device)
         dx = torch.empty_like(x)
         dw = torch.empty(w.shape, dtype=torch.float32, device=x.device)
         buffer = torch.empty(min(chunk, rows), V, dtype=x.dtype, device=x.device)
         for first in range(0, rows, chunk):
             part = slice(first, first + chunk)
-            of_rows = m[part], log_l[part]
+            loss, counted, m, log_l = per_row[:, part]
             logits = buffer[: len(x[part])]  # [chunk, V], the last one shorter
             torch.mm(x[part], w.t(), out=logits)
-            launch_cross_entropy_forward(logits, labels[part], *loss_and_counted[:, part], *of_rows)
+            launch_cross_entropy_forward(logits, labels[part], loss, counted, m, log_l)
             dlogits = logits
             launch_tiles(
-                cross_entropy_backward_kernel, *logits.shape, logits, labels[part], *of_rows, one, one, dlogits
+                cross_entropy_backward_kernel, *logits.shape, logits, labels[part], m, log_l, one, one, dlogits
             )
             torch.mm(dlogits, w, out=dx[part])
             add_matmul(dw, dlogits.t(), x[part], first=first == 0)
-        loss, count = loss_and_counted.sum(1)
+        loss, count = per_row[:2].sum(1)
         ctx.dtype = w.dtype
         ctx.save_for_backward(dx, dw, count)
         return loss / count

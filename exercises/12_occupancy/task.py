@@ -65,9 +65,7 @@ def find_tile_fault(tile, registers, spills, shared):
     if tile[0] < LEAST_QUERIES:
         return f"it owns {tile[0]} queries, but it must own at least {LEAST_QUERIES}"
     if waves < LEAST_WAVES:
-        return (
-            f"{registers} registers per thread leave {waves:g} wave per SIMD ({limit}): it takes {LEAST_WAVES}"
-        )
+        return f"{registers} registers per thread leave {waves:g} wave per SIMD ({limit}): it takes {LEAST_WAVES}"
     return None
 
 

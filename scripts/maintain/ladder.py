@@ -54,12 +54,12 @@ def origin(record, recorded):
 def explained(results):
     """Return what a row's numbers are, in short sentences."""
     repeats = sorted({row["repeats"] for row in results["rows"]})
-    count = "1 start" if repeats[-1] == 1 else f"{repeats[-1]} starts"
+    count = counted(repeats[-1], "run")
     if repeats[0] < repeats[-1]:
         count = f"{repeats[0]} to {count}"
     gradients = " The gradient error is that of the worst parameter, compared with V1 in fp32."
     return (
-        f"Step times are the median and the quartiles of all steps of {count}. The rows took turns on one machine. "
+        f"Step times are medians with quartiles, over {count} per row. The rows took turns on one machine. "
         f"Peak memory is the largest that we saw.{gradients if results['accuracy'] else ''}"
     )
 
@@ -329,8 +329,8 @@ def ablation_table(recorded, part):
         name, percent = noisiest(runs)
         told += f"{noisiest_line(repr(name), percent)}. "
         told += f"We measured {counted(len(noise[0]), 'round')}. "
-    told += "What each switch is worth alone, and as the last one switched on:"
-    header = ["switch", "speed-up alone", "speed-up as the last"]
+    told += "Alone: all others are off. Last: all others are on."
+    header = ["switch", "speed-up alone", "speed-up last"]
     header += ["peak MiB (alone, last)", "kernels per step (alone, last)"]
     return f"{origin(study['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
 

@@ -277,7 +277,7 @@ def ablation(recorded):
 def draw_ablation(axes, found):
     """Draw a bar for each gain that is shown, with a line from its smallest to its largest round."""
     (ax,) = axes
-    for shift, color, key, label in ((-0.2, BLUE, "alone", "alone"), (0.2, RED, "last", "as the last")):
+    for shift, color, key, label in ((-0.2, BLUE, "alone", "alone"), (0.2, RED, "last", "last")):
         for y, row in enumerate(found):
             gain = row[key]
             if gain and (gain.shown or gain.missing):
@@ -295,7 +295,7 @@ def draw_ablation(axes, found):
 
 def tell_ablation(found):
     told = [f"{row['switch']} {gain_text(row['alone'])} and {gain_text(row['last'])}" for row in found]
-    return f"Speed-up by each switch, alone and as the last one switched on: {'; '.join(told)}."
+    return f"Speed-up by each switch, alone and last: {'; '.join(told)}."
 
 
 def stages(recorded):

@@ -92,15 +92,16 @@ def run(target, case, dtype, tile=0, order=1):
     execution = executed_version(script, target, tile=tile, order=order)
     with mock.patch.object(kernel_cases, "judge", noting), execution as launches:
         try:
-            if case in FP8_CASES:
+            if isinstance(case, dict):
+                kernel_cases.check(script, attention_case(**case), dtype, cpu)
+            elif case in FP8_CASES:
                 made = dataclasses.replace(FP8_CASES[case](), gpu_tiles=False)  # the target's own, and its e4m3
                 with fp8_of(script, target):
                     kernel_cases.check(script, made, dtype, cpu)
             elif case in OPTIMIZERS:
                 kernel_cases.check_adamw(script, dtype, cpu, scaled=case == "adamw, scaled")
             else:
-                made = attention_case(**case) if isinstance(case, dict) else CASES[case]()
-                kernel_cases.check(script, made, dtype, cpu)
+                kernel_cases.check(script, CASES[case](), dtype, cpu)
         except (Fault, kernel_cases.Wrong) as error:
             found["fault"] = f"{type(error).__name__}: {error}"
     instructions = sum((launch.totals.instructions for launch in launches), Counter())

@@ -20,7 +20,8 @@ def program_of(target, code, **given):
     lines.append(parse_line("s_endpgm"))
     options = {
         "name": "test", "target": target, "width": WIDTH[target], "code": tuple(lines), "labels": labels, "vgprs": 256,
-        "agprs": 256 if target.startswith("gfx9") else 0, "scratch": 0, "lds": 0, "user_sgprs": 2, "kernarg_sgpr": 0,
+        "agprs": 256 if target.startswith("gfx9") else 0, "scratch": 0, "lds": 0, "scratch_buffer": False,
+        "user_sgprs": 2, "kernarg_sgpr": 0,
         "workgroup_ids": (True, False, False), "kernarg_size": 0, "arguments": (),
     }  # fmt: skip
     return Program(Kernel(**options | given))

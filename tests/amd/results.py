@@ -12,6 +12,7 @@ Exit status: 0 if all is right, 1 if something is wrong or left to do, 2 for bad
 """
 
 import concurrent.futures
+import contextlib
 import itertools
 import json
 import multiprocessing
@@ -20,16 +21,18 @@ import pathlib
 import sys
 import time
 from collections import Counter
+from concurrent.futures.process import BrokenProcessPool
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
-    os.environ.update(TRITON_INTERPRET="0", OMP_NUM_THREADS="1")
+    os.environ.update(TRITON_INTERPRET="0", OMP_NUM_THREADS="1")  # a process that is started imports this file first
 
 from amd import amd_cases, mutants
 from common.command_line import Failure, Parser, positive, progress
 from common.machine import describe
 from common.versions import load_version
+from inspect_kernels import prepare_worker
 from maintain import execute_training
 
 PAGE = ROOT / "scripts" / "common" / "amd" / "RESULTS.md"
@@ -297,6 +300,29 @@ def read(path):
     return [json.loads(line) for line in whole.splitlines()]
 
 
+class Pools(contextlib.ExitStack):
+    """Perform runs in processes that compile for one target each.
+
+    Triton 3.6 aborts a process that compiled fp8 for gfx950 and then does so for gfx1201.
+    """
+
+    def __init__(self, processes):
+        super().__init__()
+        self.processes = processes
+        self.of_target = {}
+
+    def submit(self, run):
+        """Return the run's future; a pool whose process was aborted is replaced."""
+        target = run["target"]
+        try:
+            return self.of_target[target].submit(perform, run)
+        except (KeyError, BrokenProcessPool):
+            spawn = multiprocessing.get_context("spawn")
+            pool = concurrent.futures.ProcessPoolExecutor(self.processes, spawn, prepare_worker)
+            self.of_target[target] = self.enter_context(pool)
+            return pool.submit(perform, run)
+
+
 def perform_all(runs, options):
     """Perform runs and add each to the file; return how many are wrong, failed, or were not begun in time."""
     end = time.perf_counter() + 60 * (options.minutes or 1e9)
@@ -304,12 +330,11 @@ def perform_all(runs, options):
     begun = {}
     wrong = 0
     done = 0
-    spawn = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(options.processes, spawn)
-    with pool, options.file.open("a") as file:
+    pools = Pools(options.processes)
+    with pools, options.file.open("a") as file:
         while True:
             while len(begun) < options.processes and time.perf_counter() < end and (run := next(waiting, None)):
-                begun[pool.submit(perform, run)] = run
+                begun[pools.submit(run)] = run
             if not begun:
                 break
             for future in concurrent.futures.wait(begun, return_when="FIRST_COMPLETED").done:

@@ -7,19 +7,23 @@ some of the runs that results.py makes.
 
 import concurrent.futures
 import multiprocessing
+import os
+import signal
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 import torch
 
 pytest.importorskip("triton", minversion="3.6", reason="scripts/inspect_kernels.py needs it, too")
 
-from amd import amd_cases, results, wrong_kernels
+from amd import results, wrong_kernels
 from inspect_kernels import prepare_worker
 from marks import slow
 
 # target, case, dtype, order of the waves: every target, kernel and dtype, and both orders.
+HEADS = {"B": 1, "T": 37, "H": 2, "K": 1, "D": 32, "rotated": True}
 RUNS = [
-    ("gfx942", "attention", "bfloat16", 1),
+    ("gfx942", HEADS, "bfloat16", 1),
     ("gfx942", "attention, D=16", "float32", -1),
     ("gfx942", "norm", "float16", 1),
     ("gfx942", "adamw", "bfloat16", -1),
@@ -52,16 +56,36 @@ CASES = [case if number < 8 else slow(*case) for number, case in enumerate(RUNS)
 
 @pytest.fixture(scope="module")
 def worker():
-    """Return a process in which Triton compiles; it keeps what it compiled."""
+    """Return a process in which Triton compiles for one target."""
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, spawn, prepare_worker) as pool:
         yield pool
 
 
-@pytest.mark.parametrize(("target", "name", "dtype", "order"), CASES)
-def test_results_are_right(target, name, dtype, order, worker):
-    found = worker.submit(amd_cases.run, target, name, dtype, order=order).result()
-    assert not found["fault"] and found["instructions"]["vector"] > 1000
+@pytest.fixture(scope="module")
+def pools():
+    """Return a process for each target, in which Triton compiles; it keeps what it compiled."""
+    with results.Pools(1) as pools:
+        yield pools
+
+
+@pytest.mark.parametrize(("target", "case", "dtype", "order"), CASES)
+def test_results_are_right(target, case, dtype, order, pools):
+    run = {"work": "case", "target": target, "case": case, "dtype": dtype, "tile": 0, "order": order}
+    found = pools.submit(run).result()
+    assert not results.problem(run, found) and found["instructions"]["vector"] > 1000
+
+
+@pytest.mark.slow
+def test_a_pool_whose_process_was_aborted_is_replaced(pools):
+    run = {"work": "mutants", "target": "gfx90a", "kernel": "none", "dtype": "bfloat16"}
+    with pytest.raises(KeyError):
+        pools.submit(run).result()
+    os.kill(next(iter(pools.of_target["gfx90a"]._processes)), signal.SIGKILL)
+    with pytest.raises((KeyError, BrokenProcessPool)):
+        pools.submit(run).result()
+    with pytest.raises(KeyError):
+        pools.submit(run).result()
 
 
 def test_the_runs_of_the_page_have_every_tile_and_pair():

@@ -684,6 +684,22 @@ def test_scratch_is_of_each_lane():
         run("gfx942", code, {1: 0}, scratch=8)
 
 
+def test_scratch_as_a_buffer():
+    """Spilled registers on gfx90a: the compiler adds the wave's offset to the buffer that it is given."""
+    options = {"scratch_buffer": True, "user_sgprs": 6, "kernarg_sgpr": 4, "scratch": 12}
+    code = """
+        s_mov_b64 s[10:11], s[2:3]
+        s_mov_b64 s[8:9], s[0:1]
+        s_add_u32 s8, s8, s7
+        s_addc_u32 s9, s9, 0
+        buffer_store_dword v1, off, s[8:11], 0 offset:8
+        buffer_load_dword v2, off, s[8:11], 0 offset:8
+    """
+    assert run("gfx90a", code, {1: np.arange(64)}, **options).v[2].tolist() == list(range(64))
+    with pytest.raises(Fault, match="outside the 8 bytes of scratch"):
+        run("gfx90a", code, {1: 0}, **options | {"scratch": 8})
+
+
 def test_scalar_loads():
     values, address, allowed = memory_of(np.arange(16, dtype=np.uint32))
     code = "s_load_dwordx2 s[4:5], s[2:3], 0x8\ns_load_dword s6, s[2:3], s4"

@@ -116,7 +116,7 @@ def lines_to_write(stub, solution):
 
 
 def needed_minutes(number):
-    """Return the minutes that the timetable says a kernel takes: its words, the check, its lines, the deliverable."""
+    """Return the minutes that sessions.py says a kernel takes: its words, the check, its lines, the deliverable."""
     folder = EXERCISES[number]
     page, stub, solution = (
         (folder / name).read_text() if (folder / name).exists() else ""

@@ -40,6 +40,7 @@ class Kernel:
     agprs: int
     scratch: int  # bytes per lane
     lds: int  # bytes that are known at compile time; Triton's launches request more
+    scratch_buffer: bool  # the first four scalar registers describe scratch memory as a buffer
     user_sgprs: int
     kernarg_sgpr: int  # the first of the two that hold the address of the arguments
     workgroup_ids: tuple[bool, bool, bool]  # which of x, y and z the kernel is given
@@ -111,6 +112,7 @@ def parse_kernel(text):
         agprs=max(0, registers - vgprs),
         scratch=directive("private_segment_fixed_size"),
         lds=directive("group_segment_fixed_size"),
+        scratch_buffer=bool(directive("system_sgpr_private_segment_wavefront_offset")),
         user_sgprs=directive("user_sgpr_count"),
         kernarg_sgpr=sum(count * directive(f"user_sgpr_{name}") for name, count in before_kernarg.items()),
         workgroup_ids=tuple(bool(directive(f"system_sgpr_workgroup_id_{axis}")) for axis in "xyz"),

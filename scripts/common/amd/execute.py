@@ -117,6 +117,9 @@ class Program:
                 if enabled:
                     wave.s[at] = number
                     at += 1
+            if kernel.scratch_buffer:  # spilled registers on gfx90a
+                wave.set_scalar(0, memory.SCRATCH_BUFFER, 4)
+                wave.s[at] = 0  # where the wave's part begins
         if kernel.vgprs:
             wave.v[0] = wave.number * wave.width + np.arange(wave.width)
 

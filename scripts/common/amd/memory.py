@@ -19,6 +19,8 @@ SIZES = {
 }  # fmt: skip
 SIGNED = {"sbyte", "i8", "sshort", "i16"}
 CACHE_HINTS = {"glc", "slc", "dlc", "sc0", "sc1", "nt", "th", "scope"}
+# A buffer whose addresses include the lane's number (ADD_TID_ENABLE and swizzling): each lane has memory of its own.
+SCRATCH_BUFFER = 1 << 40 | 1 << 63 | 0xFFFFFFFF << 64 | 1 << 119
 LDS_NAME = re.compile(r"ds_(read|write|load|store)(2|_2addr)?(st64|_stride64)?_(\w+?)(_d16|_d16_hi)?$")
 GLOBAL_NAME = re.compile(r"(buffer|global|scratch)_(load|store)_(?:(d16_hi|d16)_)?(\w+?)(?:_(d16_hi|d16))?$")
 
@@ -190,9 +192,16 @@ def buffer_access(instruction, kernel, load, size, signed, half):
     immediate = int(modifiers.get("offset", "0"), 0)
 
     def run(wave):
+        extra = scalar_offset(wave)
+        if wave.get_scalar(resource, 4) == SCRATCH_BUFFER:
+            lanes = np.arange(wave.width)[wave.lanes]
+            at = np.full(len(lanes), immediate + extra)
+            if offsets is not None:
+                at += wave.v[offsets, lanes]
+            transfer_scratch(wave, kernel.scratch, at, lanes, size, first, load, signed, half)
+            return
         base = wave.get_scalar(resource) | (wave.get_scalar(resource + 1) & 0xFFFF) << 32
         records = wave.get_scalar(resource + 2)
-        extra = scalar_offset(wave)
         if wave.get_scalar(resource + 1) >> 16 & 0x3FFF:
             raise Fault("a buffer with a stride")
         lanes = wave.lanes
@@ -239,6 +248,17 @@ def global_access(instruction, kernel, load, size, signed, half):
     return run
 
 
+def transfer_scratch(wave, available, at, lanes, size, first, load, signed, half):
+    """Load or store at the bytes `at` of the lanes' own memory, of which each has `available` bytes."""
+    if len(at) and not (at.min() >= 0 and at.max() + size <= available):
+        raise Fault(f"an access outside the {available} bytes of scratch memory")
+    place = (lanes[:, None], at[:, None] + np.arange(size))  # an index [lane, byte]
+    if load:
+        load_lanes(wave, wave.scratch[place], lanes, first, signed, half)
+    else:
+        wave.scratch[place] = stored_lanes(wave, size, lanes, first, half).view(np.uint8)
+
+
 def scratch_access(instruction, kernel, load, size, signed, half):
     """Translate a load from or a store to the memory of each lane, where a compiler spills registers."""
     data, address, base = data_and_address(instruction, load)
@@ -254,13 +274,7 @@ def scratch_access(instruction, kernel, load, size, signed, half):
         at = np.full(len(lanes), base(wave) + immediate)
         if offsets is not None:
             at += wave.v[offsets, lanes]
-        if len(at) and not (at.min() >= 0 and at.max() + size <= kernel.scratch):
-            raise Fault(f"an access outside the {kernel.scratch} bytes of scratch memory")
-        place = (lanes[:, None], at[:, None] + np.arange(size))  # an index [lane, byte]
-        if load:
-            load_lanes(wave, wave.scratch[place], lanes, first, signed, half)
-        else:
-            wave.scratch[place] = stored_lanes(wave, size, lanes, first, half).view(np.uint8)
+        transfer_scratch(wave, kernel.scratch, at, lanes, size, first, load, signed, half)
 
     return run
 

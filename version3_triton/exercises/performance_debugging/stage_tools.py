@@ -36,8 +36,8 @@ def add_defaults(v3, argv):
 
 
 def explanation(stage):
-    """Return the folded part of the stage's section in WORKSHOP_GUIDE.md."""
-    guide = (HERE / "WORKSHOP_GUIDE.md").read_text(encoding="utf-8")
+    """Return the folded part of the stage's section in WORKSHOP_GUIDE.md, without the markers behind its numbers."""
+    guide = re.sub(r"<!-- .*? -->", "", (HERE / "WORKSHOP_GUIDE.md").read_text(encoding="utf-8"))
     section = re.search(rf"^## Stage {stage}\b.*?(?=^## |\Z)", guide, re.DOTALL | re.MULTILINE)[0]
     return re.search(r"</summary>\n+(.*?)</details>", section, re.DOTALL)[1].strip()
 
