@@ -1505,7 +1505,7 @@ def gradient_findings(facts):
     if len(repeated) > 0.9 * len(moving):
         found += findings_on(facts, "repeated", "the same gradient in every step, bit for bit", repeated)
     found += findings_on(facts, "never_cleared", "gradients add up over the steps, zero_grad() is missing", kept)
-    text = "each step has the gradient of its last backward only, those before it were cleared"
+    text = "each step has only its last backward's gradient, because earlier ones were cleared"
     return found + findings_on(facts, "overwritten", text, overwritten(facts), warning=True)
 
 
@@ -2196,7 +2196,7 @@ def apart_findings(weights):
         values = [others.get(name) for others in weights]
         if None not in values and len({start for start, _ in values}) == 1 and len(set(values)) > 1:
             apart.append(name)
-    text = f"equal in all processes at the start, and no longer: {len(apart)} tensors"
+    text = f"equal in all processes at the start, but no longer: {len(apart)} tensors"
     details = [folded(apart), "their gradients are not averaged, as if DDP's .module were called"]
     return [Finding("apart", text, apart, details)] if apart else []
 

@@ -98,7 +98,7 @@ def generate(options, rest):
     given = (options.baseline, options.fused)
     folders = []
     if rest and all(given):
-        raise Failure(2, f"{' '.join(rest)} means nothing where profiles are given")
+        raise Failure(2, f"{' '.join(rest)} has no effect if you give profiles: leave it out")
     for version, name in enumerate(given, 1):
         folders.append(pathlib.Path(name or folder / f"profile_v{version}"))
         if not name:

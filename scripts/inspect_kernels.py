@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compile version 3's kernels for GPUs that you don't need to have: registers, spills, LDS, occupancy, matrix units.
+"""Compile version 3's kernels for a GPU, without having one: registers, spills, LDS, occupancy, matrix units.
 
     python scripts/inspect_kernels.py                              what the presets launch, for every target
     python scripts/inspect_kernels.py --target gfx90a --preset small --hidden-dim 256 --num-heads 2     other sizes

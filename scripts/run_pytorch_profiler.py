@@ -161,7 +161,7 @@ def run(options, rest):
         write_results(trace, options.generate_report, metrics)
         return
     if rest:
-        raise Failure(2, f"{' '.join(rest)} means nothing with --analyze-existing")
+        raise Failure(2, f"{' '.join(rest)} has no effect with --analyze-existing: leave it out")
     for name in options.analyze_existing:
         path = pathlib.Path(name)
         if not path.exists() and "*" in path.name:  # the shell found nothing for the pattern

@@ -1066,7 +1066,7 @@ def test_the_exercise_of_the_page(check, write):
 PROCESSES = [
     ("sound", 0, "sound"),
     ("kernel", 1, "cut inside 2 (RMSNorm)"),
-    ("module", 1, "equal in all processes at the start, and no longer: 5 tensors"),
+    ("module", 1, "equal in all processes at the start, but no longer: 5 tensors"),
     ("sharded", 0, "its parameters are spread over processes"),
 ]
 
