@@ -265,7 +265,7 @@ def test_a_version_that_fails_or_computes_something_else_gets_no_speed_up(one_pr
     assert versions_tool.main([*arguments, *SIZES, "--num-steps", "2"]) == 1
     output = capsys.readouterr().out
     assert "v2: tiny_llama_v2.py failed: no room at all" in output and re.search(r"\n +v1 +v4\n", output)
-    said = r"v4: no speed-up, because it doesn't compute what version 1 does, gradient \S+ is off by \d.\de-0[23]"
+    said = r"v4: no speed-up, because it doesn't compute what version 1 does: gradient \S+ is off by \d.\de-0[23]"
     assert re.search(said, output), output
     assert line_of(output, "speed-up over v1") == ["-", "-"]
 

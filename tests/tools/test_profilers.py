@@ -133,7 +133,7 @@ DELIVERED = {  # steps, files, and what the last lines say
     "get_hotspots.sh": ("10", "hotspots.csv hotspots.json", r"attention +1 +0.004 +13.3[^#]*\nthe whole table is"),
     "get_rocprof_compute.sh": (
         *("1 --warmup-steps 1", "limits.csv workloads/tiny_llama_v3/sysinfo.csv"),
-        r"adamw_kernel .* 83.2 .*memory bandwidth[^#]*\nread more of a kernel with: \S+ analyze -p \S+ -k 0$",
+        r"adamw_kernel .* 83.2 .*memory bandwidth[^#]*\nread more about a kernel with: \S+ analyze -p \S+ -k 0$",
     ),
     "get_rocprof_sys.sh": (
         *("2 --warmup-steps 1", "*.proto wall_clock-*.txt", r"attention +1 +0.009[^#]*\nopen \S+\.proto in http"),
@@ -524,10 +524,10 @@ REFUSES = "lacks some of these counters: rocprofv3 -L"
 @pytest.mark.parametrize(
     ("release", "arguments", "fault", "status", "words"),
     [
-        ("7.1", "--pmc SQ_WAVES no_such", "", 3, "did not come: no_such ('rocprofv3 -L'"),
+        ("7.1", "--pmc SQ_WAVES no_such", "", 3, "are missing: no_such ('rocprofv3 -L'"),
         # its name begins that of one that came, or of one that did not
-        ("7.1", "--pmc SQ_WAVES SQ", "", 3, "did not come: SQ ('rocprofv3 -L'"),
-        ("7.1", "--pmc SQ_WAVES TCC --pmc TCC_HIT_sum", "no-second-pass", 3, "did not come: TCC ('rocprofv3 -L'"),
+        ("7.1", "--pmc SQ_WAVES SQ", "", 3, "are missing: SQ ('rocprofv3 -L'"),
+        ("7.1", "--pmc SQ_WAVES TCC --pmc TCC_HIT_sum", "no-second-pass", 3, "are missing: TCC ('rocprofv3 -L'"),
         *((release, "--pmc no_such", "", 1, REFUSES) for release in ("6.2", "6.4", "7.0", "7.1")),
         ("6.3", "--pmc no_such", "", 1, REFUSES),  # and not 134: rocprofv3 ended the script
         ("7.0", NINE, "", 1, "don't fit into one run: spread them over several --pmc"),
@@ -583,7 +583,7 @@ def test_counters_that_were_not_tried_are_not_called_unknown(run, tmp_path):
     result = run("get_counters.sh", *arguments, profilers="rocm-7.0", STAND_IN_STATUS="4")
     last = result.stderr.splitlines()[-1]
     assert result.returncode == 3 and "no FETCH_SIZE: the training script or rocprofv3 ended with exit status 4" in last
-    assert "not tried after that: WRITE_SIZE TCC_HIT_sum TCC_MISS_sum" in last and "did not come" not in last
+    assert "not tried after that: WRITE_SIZE TCC_HIT_sum TCC_MISS_sum" in last and "are missing" not in last
     assert len(recorded(tmp_path)) == 1
 
 
@@ -649,7 +649,7 @@ def test_empty_files_suggest_a_full_disk(wrapper, run, tmp_path):
     """The profiler does not notice it."""
     arguments = (*wrapper.split(), "--output-dir", tmp_path / "results")
     result = run(*arguments, profilers="rocm-7.0", STAND_IN_FAULT="no-space")
-    assert result.returncode == 1 and "csv is empty: the profiler was stopped, wrote nothing, or" in result.stderr
+    assert result.returncode == 1 and "csv is empty: the profiler was stopped or wrote nothing, or" in result.stderr
     assert "the line above says" in result.stderr.splitlines()[-1] and "profiler saw no" not in result.stderr
 
 
@@ -1055,7 +1055,7 @@ def test_times_without_counters_are_called_so(run):
     assert result.returncode == 0
     assert "warning: these are times only: hardware counters need rocprofv3 or ncu" in result.stderr
     result = run("get_counters.sh", "--dry-run", "--profiler", "pytorch", "--set", "memory")  # asked for: no warning
-    assert result.returncode == 1 and "need rocprofv3 or ncu: leave --pmc and --set out for times" in result.stderr
+    assert result.returncode == 1 and "need rocprofv3 or ncu: for times, leave out --pmc and --set" in result.stderr
 
 
 @pytest.mark.parametrize(("ranks", "status"), [(1, "0"), (1, "1"), slow(2, "0")])
@@ -1248,14 +1248,14 @@ def test_profiler_options_and_bad_input_of_any_command(run, python, script, tmp_
     options = ("--profiler-option", "--collection-period", "--profiler-option", "20:5:1", "--dry-run")
     assert " --collection-period 20:5:1 -- " in call("hotspots", *options, "--", python, "x.py").stdout
     for arguments, words in (
-        (("hotspot", "--", python), "must be hotspots, trace, counters, compute or system, not 'hotspot'"),
+        (("hotspot", "--", python), "must be hotspots, trace, counters, compute or system, got 'hotspot'"),
         (("hotspots", python, "x.py"), "the command is missing: profile.sh hotspots [options] -- python"),
         (("hotspots", "--"), "the command is missing"),
-        (("hotspots", "--num-steps", "3", "--", python, "x.py"), "there is no option --num-steps: the command"),
+        (("hotspots", "--num-steps", "3", "--", python, "x.py"), "there is no option --num-steps: "),
         (("hotspots", "--nproc-per-node", "2", "--", python, "x.py"), "write torchrun into the command"),
         (("hotspots", "--", "no-such-program", "x.py"), "there is no command no-such-program"),
         (("hotspots", "--warmup-steps", "two", "--", python, "x.py"), "--warmup-steps must be a number"),
-        (("hotspots", "--profile-steps", "00", "--", python, "x.py"), "--profile-steps must be at least 1, not 00"),
+        (("hotspots", "--profile-steps", "00", "--", python, "x.py"), "--profile-steps must be at least 1, got 00"),
     ):
         result = call(*arguments)
         assert result.returncode == 2 and words in result.stderr, (arguments, result.stderr)
