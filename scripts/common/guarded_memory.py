@@ -114,7 +114,7 @@ def stray_store(tensor):
         touched = (band != memory[0]).nonzero()  # no store goes as far as that one
         if len(touched):
             count = f"{len(touched)} element{'s' * (len(touched) > 1)}"
-            return f"{count} written outside the tensor, the nearest {int(touched[0]) + 1} {side}"
+            return f"{count} outside the tensor written, the nearest {int(touched[0]) + 1} {side}"
     return None
 
 

@@ -558,13 +558,13 @@ def workers(seed):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (f"--rungs {NOISIEST.name},none", f"--rungs, --again: none is none of {', '.join(RUNGS)}"),
-        ("--again none", f"--rungs, --again: none is none of {', '.join(RUNGS)}"),
+        (f"--rungs {NOISIEST.name},none", f"--rungs, --again: none isn't one of {', '.join(RUNGS)}"),
+        ("--again none", f"--rungs, --again: none isn't one of {', '.join(RUNGS)}"),
         (f"--rungs {NOISIEST.base} --again {NOISIEST.name}", f"--again: {NOISIEST.name} is not among the --rungs"),
         ("--graph maybe", "choose from on, off"),
         ("--starts 0", "--starts"),
         ("--vocabularies 64,many", "separate whole numbers with commas"),
-        ("--vocabularies 64 --rungs h", "--rungs, --again: h is none of v2, v3 whole, v3, v4, hf, hf liger"),
+        ("--vocabularies 64 --rungs h", "--rungs, --again: h isn't one of v2, v3 whole, v3, v4, hf, hf liger"),
         ("--vocabularies 64 --peer-variants", "measure different rows: give one of them"),
         ("--hiden-dim 3", "unrecognized arguments: --hiden-dim 3"),
     ],
