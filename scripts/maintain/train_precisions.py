@@ -295,7 +295,7 @@ def main(argv=None):
     parser.add_argument("--results", metavar="DIR", default=".", help="folder of the results (%(default)s)")
     parser.add_argument("--text", metavar="FILE", help="text that --make-text wrote (collect it now)")
     parser.add_argument("--make-text", metavar="FILE", help="collect the text, write it packed, and train nothing")
-    words = "size of a text that is collected (20,000,000; on a CPU 200,000 to train)"
+    words = "size of the text to collect (20,000,000; on a CPU 200,000 to train)"
     parser.add_argument("--text-bytes", type=positive, metavar="N", help=words)
     parser.add_argument("--seeds", type=positive, metavar="N", help="runs of each kind, from seed 0 on (5; on a CPU 2)")
     words = "batches of held-out windows (128; on a CPU 2)"
